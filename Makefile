@@ -1,0 +1,71 @@
+# One word per chore; `make help` lists them. Everything happens inside .venv.
+
+SHELL := /bin/bash
+BIN := .venv/bin
+WORKERS ?= 2
+TYPED := src tests benchmarks scripts docs $(wildcard examples/*.py)
+# Hypothesis draws the same examples each time under "ci"; see tests/conftest.py.
+export HYPOTHESIS_PROFILE ?= ci
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check lint types imports unit test-slow fuzz format bench docs sizes \
+	coverage clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: .venv/.dev ## make .venv with everything a developer needs
+
+demo: .venv/.core ## set up, then show the main job end to end
+	@PATH="$(CURDIR)/$(BIN):$$PATH" python examples/demo.py
+
+test: check unit docs ## set up, then lint, types, import rules, tests with coverage, docs
+
+check: lint types imports ## lint, types and import rules only
+
+lint: .venv/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: .venv/.dev
+	$(BIN)/mypy $(TYPED)
+
+imports: .venv/.dev
+	$(BIN)/lint-imports --no-logo
+
+unit: .venv/.dev
+	$(BIN)/pytest -q -n $(WORKERS) -m "not slow" --cov --cov-report=term
+
+test-slow: .venv/.dev ## the tests marked slow
+	$(BIN)/pytest -q -m slow
+
+fuzz: .venv/.dev ## the property tests with many more, random examples
+	HYPOTHESIS_PROFILE=fuzz $(BIN)/pytest -q -n $(WORKERS) -m "not slow"
+
+format: .venv/.dev ## mend what ruff can mend
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: .venv/.dev ## run benchmarks/, keep dated results, renew docs/numbers.md (ONLY=name, QUICK=1)
+	@$(BIN)/python -m benchmarks.run $(ONLY) $(if $(QUICK),--quick); ran=$$?; \
+		$(BIN)/python -m scripts.numbers_page && exit $$ran
+
+docs: .venv/.dev ## build the site into docs/_build/html, warnings are errors
+	$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build/html
+
+sizes: .venv/.dev ## lines per room, long modules, and what this change adds (BASE=commit)
+	@$(BIN)/python -m scripts.sizes $(if $(BASE),--base $(BASE))
+
+coverage: .venv/.dev ## tests, then which lines no test reached, as HTML in htmlcov/
+	$(BIN)/pytest -q -n $(WORKERS) -m "not slow" --cov --cov-report=term-missing --cov-report=html
+
+clean: ## remove everything that make can make again
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache \
+		.coverage .coverage.* coverage.xml htmlcov docs/_build build dist demo-out
+	find src tests benchmarks scripts docs examples -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.venv/.core: pyproject.toml constraints.txt
+	@scripts/setup.sh core
+
+.venv/.dev: pyproject.toml constraints.txt
+	@scripts/setup.sh dev
