@@ -1,0 +1,100 @@
+"""Tests that spec values share: each says what is wrong with one field, all are raised at once.
+
+The functions return problems; `Bounds` collects them for a value with many fields. They know
+numbers and names, not what a GPU or a workload is.
+"""
+
+import math
+from collections.abc import Collection, Iterable
+from typing import TypeGuard
+
+from meshwright.errors import InputError, Problem
+from meshwright.spec.names import nearest
+from meshwright.spec.read import shown
+
+LARGEST = 10**18
+"""No count in a spec is larger, so that no sum over counts can overflow a float."""
+
+
+def whole(name: str, value: object, least: int = 1, most: int = LARGEST) -> list[Problem]:
+    """Say what is wrong with a value that must be a whole number from `least` to `most`."""
+    if type(value) is int and least <= value <= most:
+        return []
+    fix = f"use {least} or more"
+    if type(value) is int or (isinstance(value, float) and math.isfinite(value)):
+        fix = f"use {min(max(round(value), least), most)}"
+    return [Problem(name, f"{shown(value)} is not a whole number from {least} to {most:,}", fix)]
+
+
+def real(name: str, value: object, least: float, most: float) -> list[Problem]:
+    """Say what is wrong with a value that must be a number from `least` to `most`."""
+    if _is_number(value) and least <= value <= most:
+        return []
+    return [Problem(name, f"{shown(value)} is not a number from {least:g} to {most:g}")]
+
+
+def word(name: str, value: object, allowed: Collection[str]) -> list[Problem]:
+    """Say what is wrong with a value that must be one of the allowed words."""
+    if isinstance(value, str) and value in allowed:
+        return []
+    close = nearest(value, allowed) if isinstance(value, str) else []
+    fix = f"did you mean {close[0]}?" if close else ""
+    return [Problem(name, f"{shown(value)} is not one of {', '.join(allowed)}", fix)]
+
+
+def require(*found: Iterable[Problem]) -> None:
+    """Raise one `InputError` with every problem found, or nothing where there is none."""
+    problems = [problem for group in found for problem in group]
+    if problems:
+        raise InputError(problems)
+
+
+class Bounds:
+    """Collects the problems of one value, field by field; a None is a figure that is not known."""
+
+    def __init__(self) -> None:
+        self.problems: list[Problem] = []
+
+    def add(self, where: str, what: str, fix: str = "") -> None:
+        """List a problem that no ready-made test covers."""
+        self.problems.append(Problem(where, what, fix))
+
+    def positive(self, **fields: object) -> None:
+        """Require finite numbers above zero."""
+        for name, value in fields.items():
+            if value is not None and not (_is_finite(value) and value > 0):
+                self.add(name, f"{shown(value)} is not a finite number above 0")
+
+    def not_negative(self, **fields: object) -> None:
+        """Require finite numbers from zero up."""
+        for name, value in fields.items():
+            if value is not None and not (_is_finite(value) and value >= 0):
+                self.add(name, f"{shown(value)} is not a finite number from 0 up")
+
+    def count(self, least: int = 1, **fields: object) -> None:
+        """Require whole numbers of at least `least`."""
+        for name, value in fields.items():
+            if value is not None:
+                self.problems += whole(name, value, least)
+
+    def named(self, **fields: object) -> None:
+        """Require texts that are not empty."""
+        for name, value in fields.items():
+            if not isinstance(value, str) or not value.strip():
+                self.add(name, f"{shown(value)} is not a name", "give it some text")
+
+    def one_of(self, name: str, value: object, allowed: Collection[str]) -> None:
+        """Require one of the allowed words."""
+        self.problems += word(name, value, allowed)
+
+    def require(self) -> None:
+        """Raise what was found, if anything was."""
+        require(self.problems)
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_finite(value: object) -> TypeGuard[float]:
+    return _is_number(value) and abs(value) <= 1e300

@@ -1,0 +1,39 @@
+"""Names that people type: the nearest known one, and the problem that says so."""
+
+from collections.abc import Iterable
+from difflib import SequenceMatcher
+
+from meshwright.errors import Problem
+
+CLOSE = 0.6
+"""Likeness from which a known name is worth suggesting."""
+
+
+def nearest(name: str, known: Iterable[str], most: int = 3) -> list[str]:
+    """Return the known names closest to `name`, best first."""
+    wanted = name.lower()
+    scored = [(_likeness(wanted, candidate.lower()), candidate) for candidate in known]
+    close = sorted((-score, candidate) for score, candidate in scored if score >= CLOSE)
+    return [candidate for _, candidate in close[:most]]
+
+
+def _likeness(wanted: str, candidate: str) -> float:
+    # People type the start of a long name ("h200" for h200-141g-sxm) or a word inside it, so a
+    # name is also compared by its beginning, at a small discount.
+    whole = SequenceMatcher(None, wanted, candidate).ratio()
+    start = SequenceMatcher(None, wanted, candidate[: len(wanted)]).ratio()
+    inside = 1.0 if len(wanted) > 2 and wanted in candidate else 0.0
+    return max(whole, 0.95 * start, 0.9 * inside)
+
+
+def unknown_name(kind: str, name: str, known: Iterable[str], where: str = "") -> Problem:
+    """Say that `name` is not one of `known`, with the closest matches as the fix."""
+    names = sorted(known)
+    close = nearest(name, names)
+    if close:
+        fix = "did you mean " + " or ".join(close) + "?"
+    elif len(names) <= 20:
+        fix = "use one of " + ", ".join(names)
+    else:
+        fix = f"there are {len(names)}, such as " + ", ".join(names[:5])
+    return Problem(where, f"there is no {kind} named {name!r}", fix)
