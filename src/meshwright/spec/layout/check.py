@@ -1,0 +1,221 @@
+"""Hold a layout against a model, a cluster and a workload: every violated constraint at once.
+
+Each rule returns its problems with a fix. What merely runs slowly is not a violation: the
+planner weighs it. Whether activations fit is predicted elsewhere; here only the states must.
+"""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from meshwright.errors import Problem
+from meshwright.spec.layout.kinds import ALLOWED
+from meshwright.spec.layout.ranks import pipelines_agree
+from meshwright.spec.layout.rules import largest_divisor
+from meshwright.spec.layout.stages import split_layers
+from meshwright.spec.layout.states import state_bytes
+from meshwright.spec.model import (
+    Attention,
+    Block,
+    Experts,
+    GatedDelta,
+    LatentAttention,
+    Mamba2,
+    Mlp,
+)
+from meshwright.spec.units import format_bytes
+
+if TYPE_CHECKING:
+    from meshwright.spec.cluster import Cluster
+    from meshwright.spec.layout.layout import Layout
+    from meshwright.spec.model import Model
+    from meshwright.spec.workload import Training
+
+
+def check(
+    layout: "Layout", model: "Model", cluster: "Cluster", workload: "Training | None" = None
+) -> tuple[Problem, ...]:
+    """Return every constraint the layout violates, each with a fix."""
+    found = [
+        *_tensor(layout, model),
+        *_experts(layout, model),
+        *_pipeline(layout, model),
+        *_recompute(layout, model),
+        *_batch(layout, workload),
+        *_sequence(layout, model, workload),
+        *_devices(layout, cluster),
+    ]
+    # Bytes mean nothing while the shapes do not divide.
+    if not any(p.where in {"tp", "ep", "expert_tp", "stage_layers", "pp"} for p in found):
+        found += _memory(layout, model, cluster)
+    return tuple(dict.fromkeys(found))
+
+
+def _splits(block: Block) -> Iterator[tuple[str, int]]:
+    """Yield what tensor parallelism must divide in a block, with its size."""
+    match block.mixer:
+        case Attention(heads=heads):
+            yield f"the {heads} attention heads", heads
+        case LatentAttention(heads=heads):
+            yield f"the {heads} attention heads", heads
+        case Mamba2(groups=groups):
+            yield f"the {groups} state groups", groups
+        case GatedDelta(key_heads=heads):
+            yield f"the {heads} key heads", heads
+    match block.mlp:
+        case Mlp(width=width):
+            yield f"the MLP width {width}", width
+        case Experts(shared_width=width) if width:
+            yield f"the shared experts' width {width}", width
+
+
+def _tensor(layout: "Layout", model: "Model") -> Iterator[Problem]:
+    tp = layout.tp
+    for block, _ in model.block_counts():
+        for what, size in _splits(block):
+            if size % tp:
+                fix = f"use tp={largest_divisor(size, tp)}"
+                yield Problem("tp", f"{tp} does not divide {what} of block {block.name!r}", fix)
+        if isinstance(block.mixer, Attention):
+            kv = block.mixer.kv_heads
+            if kv % tp and tp % kv:
+                fix = f"use tp={largest_divisor(kv, tp)}"
+                yield Problem("tp", f"{tp} and the {kv} key-value heads do not divide", fix)
+
+
+def _experts(layout: "Layout", model: "Model") -> Iterator[Problem]:
+    experts = [block.mlp for block, _ in model.block_counts() if isinstance(block.mlp, Experts)]
+    if not experts:
+        for name, value in (("ep", layout.ep), ("expert_tp", layout.expert_tp or 1)):
+            if value > 1:
+                yield Problem(name, f"{model.name} has no experts to spread", f"set {name}=1")
+        return
+    for part in experts:
+        if part.count % layout.ep:
+            fix = f"use ep={largest_divisor(part.count, layout.ep)}"
+            yield Problem("ep", f"{layout.ep} does not divide the {part.count} experts", fix)
+        if part.width % layout.experts_tp:
+            fix = f"use expert_tp={largest_divisor(part.width, layout.experts_tp)}"
+            what = f"{layout.experts_tp} does not divide the expert width {part.width}"
+            yield Problem("expert_tp", what, fix)
+    if not pipelines_agree(layout):
+        what = f"{layout.order} puts a rank's experts in another stage than its dense layers"
+        yield Problem("order", what, "name pp last, as in tp-cp-ep-dp-pp")
+
+
+def _pipeline(layout: "Layout", model: "Model") -> Iterator[Problem]:
+    layers, chunks = model.layers, layout.chunks
+    split = layout.stage_layers
+    if split is not None and sum(split) != layers:
+        fix = f"make the numbers sum to {layers}"
+        yield Problem("stage_layers", f"sums to {sum(split)}, {model.name} has {layers}", fix)
+    elif split is None and chunks > layers:
+        fix = f"use pp={largest_divisor(layers, layout.pp)}"
+        yield Problem("pp", f"{chunks} chunks are more than the {layers} layers", fix)
+    elif split is None and layers % chunks:
+        uneven = ", ".join(str(size) for size in split_layers(layout, layers))
+        yield Problem(
+            "stage_layers",
+            f"{layers} layers do not split evenly into {chunks} chunks",
+            f"set stage_layers=[{uneven}], or pp={largest_divisor(layers, layout.pp)}",
+        )
+
+
+def _recompute(layout: "Layout", model: "Model") -> Iterator[Problem]:
+    blocks = [block for block, _ in model.block_counts()]
+    has = {
+        "mla_up_proj": any(isinstance(block.mixer, LatentAttention) for block in blocks),
+        "mlp": any(isinstance(block.mlp, Mlp) for block in blocks),
+        "mlp_act": any(isinstance(block.mlp, Mlp) for block in blocks),
+        "moe": model.experts is not None,
+        "moe_act": model.experts is not None,
+        "shared_experts": model.experts is not None and model.experts.shared_width > 0,
+    }
+    for op in layout.recompute_ops:
+        if not has.get(op, True):
+            yield Problem("recompute_ops", f"{model.name} has no {op}", f"leave {op} out")
+    if layout.recompute_layers is not None and layout.chunks <= model.layers:
+        most = max(split_layers(layout, model.layers))
+        if layout.recompute_layers > most:
+            what = f"{layout.recompute_layers} is more than the {most} layers of a chunk"
+            yield Problem("recompute_layers", what, f"use {most}, or leave it out")
+
+
+def _batch(layout: "Layout", workload: "Training | None") -> Iterator[Problem]:
+    asked = workload.global_batch if workload is not None else None
+    batch = layout.global_batch or asked
+    if batch is None:
+        return
+    if layout.global_batch is not None and asked is not None and layout.global_batch != asked:
+        what = f"{layout.global_batch} is not the {asked} the workload asks for"
+        yield Problem("global_batch", what, f"use {asked}, or leave it out")
+    step = layout.dp * layout.microbatch
+    if batch % step:
+        what = f"{batch} is not a multiple of dp × microbatch = {step}"
+        yield Problem("global_batch", what, f"use {max(1, round(batch / step)) * step}")
+        return
+    count, pp = batch // step, layout.pp
+    if layout.schedule == "interleaved" and layout.virtual_stages > 1 and count % pp:
+        fix = f"use a global batch of {max(1, round(count / pp)) * pp * step}"
+        what = f"{count} microbatches per replica are not a multiple of pp={pp} (interleaved)"
+        yield Problem("global_batch", what, fix)
+    if layout.schedule in {"dualpipe", "dualpipe-v"} and pp > 1 and (count < 2 * pp or count % 2):
+        what = f"{count} microbatches are too few or odd: {layout.schedule} feeds both ends"
+        yield Problem("global_batch", what, f"use at least {2 * pp * step}, an even multiple")
+
+
+def _sequence(layout: "Layout", model: "Model", workload: "Training | None") -> Iterator[Problem]:
+    if layout.cp > 1 and "ulysses" in layout.cp_kind:
+        for block, _ in model.block_counts():
+            heads = getattr(block.mixer, "heads", layout.tp * layout.cp)
+            if layout.cp_kind == "ulysses" and heads % (layout.tp * layout.cp):
+                fix = "use cp_kind=ring, or a smaller cp"
+                what = f"tp × cp = {layout.tp * layout.cp} does not divide the {heads} heads"
+                yield Problem("cp", what, fix)
+    if workload is None:
+        return
+    length = workload.sequence_length
+    if model.positions == "learned" and length > model.max_positions:
+        what = f"{length} is beyond the {model.max_positions} learned positions"
+        yield Problem("sequence_length", what, f"use at most {model.max_positions}")
+    # Ring attention halves each rank's share so that early and late tokens balance.
+    parts = layout.cp * (2 if layout.cp > 1 else 1)
+    parts *= layout.tp if layout.sequence_parallel else 1
+    if length % parts:
+        what = f"{length} does not divide into the {parts} parts of cp and sequence parallel"
+        yield Problem("sequence_length", what, f"use {max(1, round(length / parts)) * parts}")
+
+
+def _devices(layout: "Layout", cluster: "Cluster") -> Iterator[Problem]:
+    if layout.gpus > cluster.gpus:
+        what = f"tp × cp × pp × dp = {layout.gpus} GPUs, {cluster.name} has {cluster.gpus}"
+        most = cluster.gpus // (layout.tp * layout.cp * layout.pp)
+        yield Problem("dp", what, f"use dp={most}" if most else "use a larger cluster")
+    gpu = cluster.gpu
+    if layout.precision not in gpu.precisions:
+        usable = ", ".join(name for name in gpu.precisions if name in ALLOWED["precision"])
+        yield Problem("precision", f"a {gpu.name} has no {layout.precision}", f"use {usable}")
+
+
+def _memory(layout: "Layout", model: "Model", cluster: "Cluster") -> Iterator[Problem]:
+    capacity = cluster.gpu.memory_bytes
+    stages = state_bytes(layout, model)
+    needed = [
+        states.total
+        - (states.optimizer if "optimizer" in layout.offload else 0)
+        - (states.parameters if "parameters" in layout.offload else 0)
+        - (states.gradients if "gradients" in layout.offload else 0)
+        for states in stages
+    ]
+    worst = max(range(len(needed)), key=needed.__getitem__)
+    if needed[worst] > capacity:
+        what = (
+            f"weights, gradients and optimizer states of stage {worst} need "
+            f"{format_bytes(needed[worst])}, a {cluster.gpu.name} has {format_bytes(capacity)}"
+        )
+        if layout.zero < 1 and layout.dp * layout.cp > 1:
+            fix = "set zero=1 to share optimizer states over data parallel"
+        elif layout.zero < 3 and layout.dp * layout.cp > 1:
+            fix = "raise zero, tp or pp"
+        else:
+            fix = "raise tp or pp, or use more GPUs"
+        yield Problem("memory", what, fix)

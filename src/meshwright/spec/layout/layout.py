@@ -1,0 +1,213 @@
+"""`Layout`: how a model lies on a cluster. It knows sizes and switches, no model and no cluster.
+
+Degrees follow Megatron's convention: `tp × cp × pp × dp` is the number of GPUs, and expert
+parallelism re-divides the `tp × cp × dp` GPUs of one pipeline stage into
+`expert_tp × ep × expert_dp`.
+"""
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from meshwright.errors import InputError, Problem
+from meshwright.spec.layout.check import check
+from meshwright.spec.layout.kinds import (
+    ALLOWED,
+    CHUNKED_SCHEDULES,
+    FOLDED_SCHEDULES,
+    MOST,
+    OFFLOADS,
+    ORDERS,
+    RECOMPUTE_OPS,
+    ContextKind,
+    Offload,
+    Optimizer,
+    Precision,
+    Recompute,
+    RecomputeOp,
+    ScheduleKind,
+    StatePrecision,
+)
+from meshwright.spec.layout.rules import explain
+
+if TYPE_CHECKING:
+    from meshwright.spec.cluster import Cluster
+    from meshwright.spec.model import Model
+    from meshwright.spec.workload import Training
+
+
+class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a model lies on a cluster: parallel degrees, batch split, precision, overlap.
+
+    Building one checks the values against each other; `check` holds it against a model and a
+    cluster as well and returns every violated constraint with a fix.
+    """
+
+    tp: int = 1
+    """Tensor parallel: GPUs that share each matrix product."""
+    sequence_parallel: bool = False
+    """Split norms, dropout and residuals along the sequence inside the tensor-parallel group."""
+    cp: int = 1
+    """Context parallel: GPUs that share one sequence."""
+    cp_kind: ContextKind = "ring"
+    """How context-parallel ranks see each other's keys and values."""
+    pp: int = 1
+    """Pipeline parallel: stages."""
+    virtual_stages: int = 1
+    """Model chunks per pipeline rank."""
+    stage_layers: tuple[int, ...] | None = None
+    """Layers of each of the `pp × virtual_stages` chunks, in model order; None splits evenly."""
+    dp: int = 1
+    """Data parallel: replicas of the model, sharded or not."""
+    shard: int | None = None
+    """Data-parallel GPUs (context-parallel ones included) that share one copy of the sharded
+    states; None shares it over all of them. Smaller is hybrid sharding."""
+    ep: int = 1
+    """Expert parallel: groups over which routed experts are spread."""
+    expert_tp: int | None = None
+    """Tensor parallel inside each expert; None means `tp`."""
+    zero: int = 0
+    """What is sharded over data parallel: 0 nothing, 1 optimizer states (Megatron's distributed
+    optimizer), 2 gradients too, 3 parameters too (FSDP)."""
+    recompute: Recompute = "none"
+    """Activations computed again in backward: none, those of `recompute_ops`, or whole layers."""
+    recompute_ops: tuple[RecomputeOp, ...] = ()
+    """The operations that selective recompute covers."""
+    recompute_layers: int | None = None
+    """Layers per chunk to which recompute applies; None applies it to all."""
+    precision: Precision = "bf16"
+    """Number format of the matrix products."""
+    optimizer: Optimizer = "adamw"
+    """The update rule; decides how many states each parameter carries."""
+    master_precision: StatePrecision = "fp32"
+    """Format of the optimizer's own copy of the weights; `none` updates the weights in place."""
+    gradient_precision: StatePrecision = "fp32"
+    """Format in which gradients are accumulated."""
+    moment_precision: StatePrecision = "fp32"
+    """Format of the optimizer's moments."""
+    microbatch: int = 1
+    """Sequences per data-parallel replica in one forward pass."""
+    global_batch: int | None = None
+    """Sequences per step over all replicas; None takes the workload's."""
+    schedule: ScheduleKind = "1f1b"
+    """Order of forward and backward passes in the pipeline."""
+    overlap_gradients: bool = True
+    """Reduce gradients while backward still runs."""
+    overlap_parameters: bool = True
+    """Gather sharded parameters ahead of their use."""
+    overlap_tp: bool = False
+    """Split tensor-parallel products so that their communication hides behind them."""
+    overlap_pp: bool = True
+    """Send pipeline activations while the next microbatch computes."""
+    overlap_ep: bool = False
+    """Hide the experts' all-to-all behind other microbatches' compute."""
+    offload: tuple[Offload, ...] = ()
+    """What is kept in host memory between uses."""
+    order: str = "tp-cp-ep-dp-pp"
+    """Axes from the fastest-changing (neighbouring GPUs) to the slowest, as Megatron writes it."""
+
+    def __post_init__(self) -> None:
+        # The planner builds millions, so one pass of cheap tests decides and only a layout that
+        # fails them pays for the explanation.
+        try:
+            sound = _degrees_fit(self) and _choices_known(self) and _extras_fit(self)
+        except TypeError:
+            sound = False
+        if not sound:
+            raise InputError(explain(self))
+
+    @property
+    def gpus(self) -> int:
+        """GPUs the layout occupies."""
+        return self.tp * self.cp * self.pp * self.dp
+
+    @property
+    def experts_tp(self) -> int:
+        """Tensor-parallel degree inside each expert."""
+        return self.expert_tp or self.tp
+
+    @property
+    def expert_dp(self) -> int:
+        """Replicas of each expert shard."""
+        return self.tp * self.cp * self.dp // (self.experts_tp * self.ep)
+
+    @property
+    def shard_degree(self) -> int:
+        """GPUs that share one copy of the states which `zero` shards."""
+        return self.shard or self.dp * self.cp
+
+    @property
+    def chunks(self) -> int:
+        """Model chunks over the whole pipeline."""
+        return self.pp * self.virtual_stages
+
+    def microbatches(self, global_batch: int) -> int:
+        """Return how many microbatches each replica runs in one step."""
+        return global_batch // (self.dp * self.microbatch)
+
+    def check(
+        self, model: "Model", cluster: "Cluster", workload: "Training | None" = None
+    ) -> tuple[Problem, ...]:
+        """Return every constraint that this layout violates, each with a fix."""
+        return check(self, model, cluster, workload)
+
+
+def _degrees_fit(layout: Layout) -> bool:
+    tp, cp, pp, dp, ep = layout.tp, layout.cp, layout.pp, layout.dp, layout.ep
+    microbatch, chunks, zero = layout.microbatch, layout.virtual_stages, layout.zero
+    return (
+        0 < tp <= MOST["tp"]
+        and 0 < cp <= MOST["cp"]
+        and 0 < pp <= MOST["pp"]
+        and 0 < dp <= MOST["dp"]
+        and 0 < ep <= MOST["ep"]
+        and 0 < microbatch <= MOST["microbatch"]
+        and 0 < chunks <= MOST["virtual_stages"]
+        and 0 <= zero <= 3
+        # A product of ints is an int: one test finds a float among the degrees.
+        and type(tp * cp * pp * dp * ep * microbatch * chunks * (zero + 1)) is int
+        and (chunks == 1 or pp > 1)
+        and (ep == 1 or tp * cp * dp % ((layout.expert_tp or tp) * ep) == 0)
+        and (not layout.sequence_parallel or tp > 1)
+    )
+
+
+def _choices_known(layout: Layout) -> bool:
+    return (
+        layout.precision in ALLOWED["precision"]
+        and layout.schedule in ALLOWED["schedule"]
+        and layout.recompute in ALLOWED["recompute"]
+        and layout.optimizer in ALLOWED["optimizer"]
+        and layout.cp_kind in ALLOWED["cp_kind"]
+        and layout.master_precision in ALLOWED["master_precision"]
+        and layout.gradient_precision in ALLOWED["gradient_precision"]
+        and layout.moment_precision in ALLOWED["moment_precision"]
+        and layout.order in ORDERS
+    )
+
+
+def _extras_fit(layout: Layout) -> bool:
+    batch, shard, split = layout.global_batch, layout.shard, layout.stage_layers
+    expert_tp, layers = layout.expert_tp, layout.recompute_layers
+    return (
+        (
+            batch is None
+            or (0 < batch <= MOST["global_batch"] and batch % (layout.dp * layout.microbatch) == 0)
+        )
+        and (shard is None or (0 < shard <= MOST["shard"] and layout.dp * layout.cp % shard == 0))
+        and (expert_tp is None or 0 < expert_tp <= MOST["expert_tp"])
+        and _schedule_fits(layout.schedule, layout.pp, layout.virtual_stages)
+        and (split is None or (len(split) == layout.chunks and min(split) >= 0))
+        and (not layout.recompute_ops or layout.recompute == "selective")
+        and RECOMPUTE_OPS.issuperset(layout.recompute_ops)
+        and (layers is None or (layers >= 0 and layout.recompute != "none"))
+        and OFFLOADS.issuperset(layout.offload)
+    )
+
+
+def _schedule_fits(schedule: ScheduleKind, pp: int, chunks: int) -> bool:
+    if pp == 1 or schedule == "1f1b":
+        return chunks == 1
+    if schedule in CHUNKED_SCHEDULES:
+        return chunks == 2 or schedule not in FOLDED_SCHEDULES
+    return chunks == 1 and (schedule != "dualpipe" or pp % 2 == 0)

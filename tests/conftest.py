@@ -1,0 +1,26 @@
+"""What every test may ask for: the Hypothesis profiles and the shared data folder."""
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# Deadlines are off: the test machines are shared, and a slow moment is not a fault.
+settings.register_profile("dev", deadline=None)
+settings.register_profile("ci", deadline=None, derandomize=True, database=None)
+settings.register_profile(
+    "fuzz", deadline=None, max_examples=2000, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder of real traces and published figures, which lies beside the repository."""
+    folder = ROOT.parent / "shared"
+    if not folder.is_dir():
+        pytest.skip("needs the shared data folder beside the repository (../shared)")
+    return folder
