@@ -1,0 +1,279 @@
+"""Read the topology that NCCL (or RCCL) writes with `NCCL_TOPO_DUMP_FILE` into a `LinkGraph`.
+
+The file is XML: CPUs hold PCI devices, bridges hold more of them, and GPUs and network cards sit
+at the ends. Files that clouds inject with `NCCL_TOPO_FILE` name only PCI devices; their class then
+tells GPUs from cards. NVSwitches are drawn as one vertex, since traffic spreads over all of them.
+"""
+
+import math
+import re
+from collections import defaultdict
+from typing import NamedTuple
+from xml.parsers import expat
+
+from meshwright.errors import InputError, Problem
+from meshwright.spec.cluster import link_speeds
+from meshwright.spec.cluster.links import Link, LinkGraph, LinkKind, Vertex, both_ways
+from meshwright.spec.read import shown
+
+_NVSWITCH_CLASS = "0x068000"
+_NVSWITCH = "nvswitch"
+# NCCL's own fallback for a PCI device whose link it cannot read: generation 3, 16 lanes.
+_DEFAULT_GT_PER_S = 8.0
+_DEFAULT_LANES = 16
+_DEEPEST = 64
+
+
+class _Element:
+    """One XML element with the line it began on."""
+
+    def __init__(self, tag: str, attributes: dict[str, str], line: int) -> None:
+        self.tag = tag
+        self.attributes = attributes
+        self.line = line
+        self.children: list[_Element] = []
+
+    def all(self, *tags: str) -> list["_Element"]:
+        return [child for child in self.children if child.tag in tags]
+
+    def get(self, name: str) -> str:
+        return self.attributes.get(name, "")
+
+
+def read_nccl_topology(
+    text: str, where: str = "topology", link_bytes_per_s: float | None = None
+) -> LinkGraph:
+    """Return the machine that an NCCL topology file describes.
+
+    `link_bytes_per_s` is what one NVLink or xGMI link carries; None takes it from the GPU's
+    architecture, which the file names.
+    """
+    root = _parse(text, where)
+    if root.tag != "system":
+        what = f"the file begins with <{root.tag[:40]}>, not with <system>"
+        fix = "give the file of NCCL_TOPO_DUMP_FILE, not of NCCL_GRAPH_DUMP_FILE"
+        raise InputError([Problem(f"{where}: line {root.line}", what, fix)])
+    reader = _Reader(where, link_bytes_per_s)
+    for cpu in root.all("cpu"):
+        reader.cpu(cpu)
+    if not reader.problems and not any(vertex.kind == "gpu" for vertex in reader.vertices):
+        reader.problem(root, "the file names no GPU", "dump one with NCCL_TOPO_DUMP_FILE")
+    reader.join_gpus()
+    reader.join_sockets()
+    if reader.problems:
+        raise InputError(reader.problems)
+    return LinkGraph(vertices=tuple(reader.vertices), links=tuple(reader.links.values()))
+
+
+def _parse(text: str, where: str) -> _Element:
+    parser = expat.ParserCreate()
+    top = _Element("", {}, 0)
+    stack = [top]
+
+    def refuse(what: str) -> InputError:
+        return InputError([Problem(f"{where}: line {parser.CurrentLineNumber}", what)])
+
+    def start(tag: str, attributes: dict[str, str]) -> None:
+        if len(stack) > _DEEPEST:
+            raise refuse("the elements are nested too deeply")
+        element = _Element(tag, attributes, parser.CurrentLineNumber)
+        stack[-1].children.append(element)
+        stack.append(element)
+
+    def end(_tag: str) -> None:
+        stack.pop()
+
+    def doctype(*_declaration: object) -> None:
+        # NCCL writes none, and entities are how small XML files grow without bound.
+        raise refuse("a document type is not accepted")
+
+    parser.StartElementHandler = start
+    parser.EndElementHandler = end
+    parser.StartDoctypeDeclHandler = doctype
+    try:
+        parser.Parse(text, True)
+    except (expat.ExpatError, UnicodeEncodeError) as error:
+        raise refuse(f"is not whole XML: {error}") from None
+    return top.children[0]
+
+
+class _Gpu(NamedTuple):
+    name: str
+    host: str
+    bus: str
+    cpu: str
+    element: _Element
+
+
+class _Reader:
+    """Walks the elements, collecting vertices, links and problems."""
+
+    def __init__(self, where: str, link_bytes_per_s: float | None) -> None:
+        self.where = where
+        self.link_bytes_per_s = link_bytes_per_s
+        self.problems: list[Problem] = []
+        self.vertices: list[Vertex] = []
+        self.links: dict[tuple[str, str, str], Link] = {}
+        self._hosts: dict[str, str] = {}
+        self._cpus: dict[str, list[tuple[str, float]]] = defaultdict(list)
+        self._gpus: list[_Gpu] = []
+        self._names: set[str] = {_NVSWITCH}
+
+    def problem(self, element: _Element, what: str, fix: str = "") -> None:
+        self.problems.append(Problem(f"{self.where}: line {element.line}", what, fix))
+
+    def cpu(self, element: _Element) -> None:
+        # Dumps of one host carry no hash, or the same one on every CPU.
+        host = self._hosts.setdefault(element.get("host_hash"), f"host{len(self._hosts)}")
+        name = self._vertex("cpu", host, f"cpu{element.get('numaid') or len(self._cpus[host])}")
+        model = int(self._number(element, "modelid", 0))
+        rate = link_speeds.between_sockets(element.get("arch"), element.get("vendor"), model)
+        self._cpus[host].append((name, rate))
+        for pci in element.all("pci"):
+            self._pci(pci, name, host, name)
+        for nic in element.all("nic"):
+            self._nets(nic, name, host, None)
+
+    def _vertex(
+        self, kind: str, host: str, name: str, label: str = "", port: float | None = None
+    ) -> str:
+        """Add a vertex under a name no other has; hosts from the second on prefix theirs."""
+        wanted = name if host == "host0" else f"{host}.{name}"
+        unique, again = wanted, 2
+        while unique in self._names:
+            unique, again = f"{wanted}#{again}", again + 1
+        self._names.add(unique)
+        data = {"name": unique, "kind": kind, "label": label, "node": host}
+        self.vertices.append(Vertex(**data, port_bytes_per_s=port))  # type: ignore[arg-type]
+        return unique
+
+    def _pci(self, element: _Element, parent: str, host: str, cpu: str) -> None:
+        bus = element.get("busid").lower()
+        if not bus:
+            self.problem(element, "a <pci> has no busid")
+            return
+        rate = _pcie_rate(element)
+        gpus, nics, kind = element.all("gpu"), element.all("nic"), element.get("class")
+        if gpus or (kind.startswith(("0x03", "0x12")) and not element.children):
+            name = self._gpu(gpus[0] if gpus else element, bus, host, cpu)
+            self._join(parent, name, "pcie", rate)
+        elif nics:
+            for nic in nics:
+                self._nets(nic, parent, host, rate)
+        elif kind.startswith("0x02"):
+            self._join(parent, self._vertex("nic", host, f"nic:{bus}", bus), "pcie", rate)
+        elif element.all("pci"):
+            name = self._vertex("pcie-switch", host, f"pci:{bus}", bus)
+            self._join(parent, name, "pcie", rate)
+            for child in element.all("pci"):
+                self._pci(child, name, host, cpu)
+
+    def _gpu(self, element: _Element, bus: str, host: str, cpu: str) -> str:
+        index = element.get("dev") if element.tag == "gpu" else str(len(self._gpus))
+        if not index.isdecimal():
+            self.problem(element, f"the GPU's dev {shown(index)} is not a number")
+        if any(gpu.host == host and gpu.bus == bus for gpu in self._gpus):
+            self.problem(element, f"the bus address {shown(bus)} is used twice")
+        name = self._vertex("gpu", host, f"gpu{index}", bus)
+        self._gpus.append(_Gpu(name, host, bus, cpu, element))
+        return name
+
+    def _nets(self, nic: _Element, parent: str, host: str, rate: float | None) -> None:
+        for net in nic.all("net"):
+            # NCCL writes megabits per second; 0 or nothing where it does not know.
+            port = self._number(net, "speed", 0.0) * 1e6 / 8 or None
+            label = net.get("name") or net.get("dev")
+            name = self._vertex("nic", host, f"nic:{label}", label, port)
+            # A card outside PCI (a socket of the host) is as near to its CPU as it is fast.
+            self._join(parent, name, "pcie", rate or port or _pcie_default())
+
+    def join_gpus(self) -> None:
+        """Draw NVLink, xGMI and C2C once every GPU is known."""
+        anywhere = {gpu.bus: gpu.name for gpu in self._gpus}
+        for gpu in self._gpus:
+            here = {other.bus: other.name for other in self._gpus if other.host == gpu.host}
+            for (target, kind), rate in self._wires(gpu, {**anywhere, **here}).items():
+                self._link(gpu.name, target, kind, rate)
+                # Both ends list their wires; until the other end's is met this stands for it.
+                if target == _NVSWITCH or (target, gpu.name, kind) not in self.links:
+                    self._link(target, gpu.name, kind, rate)
+            for wires in gpu.element.all("c2c"):
+                # NCCL writes megabytes per second and wire.
+                rate = self._number(wires, "bw", 0.0) * self._number(wires, "count", 1.0) * 1e6
+                if rate > 0:
+                    self._join(gpu.cpu, gpu.name, "c2c", rate)
+        if any(target == _NVSWITCH for _, target, _ in self.links):
+            self.vertices.append(Vertex(name=_NVSWITCH, kind="nvswitch"))
+
+    def _wires(self, gpu: _Gpu, by_bus: dict[str, str]) -> dict[tuple[str, LinkKind], float]:
+        """Return what one GPU's wires carry to each neighbour that the file knows."""
+        rates: dict[tuple[str, LinkKind], float] = defaultdict(float)
+        for wires in gpu.element.all("nvlink", "xgmi"):
+            count = self._number(wires, "count", 0.0)
+            if count <= 0:
+                self.problem(wires, f"count {shown(wires.get('count'))} is not a number above 0")
+                continue
+            kind: LinkKind = "xgmi" if wires.tag == "xgmi" else "nvlink"
+            target = by_bus.get(wires.get("target").lower())
+            if wires.get("tclass").startswith(_NVSWITCH_CLASS):
+                rates[_NVSWITCH, kind] += count * self._wire_rate(gpu.element, kind)
+            elif target not in (None, gpu.name):
+                rates[str(target), kind] += count * self._wire_rate(gpu.element, kind)
+            # Any other target is a CPU, or a GPU that the process could not see.
+        return rates
+
+    def _wire_rate(self, gpu: _Element, kind: LinkKind) -> float:
+        if self.link_bytes_per_s is not None:
+            return self.link_bytes_per_s
+        if kind == "xgmi":
+            arch = gpu.get("gcn") or gpu.get("arch")
+            rate = link_speeds.xgmi(arch)
+        else:
+            arch = gpu.get("sm")
+            rate = link_speeds.nvlink(int(self._number(gpu, "sm", 0)))
+        if rate is None:
+            what = f"no {kind} speed is known for the architecture {shown(arch)}"
+            self.problem(gpu, what, "give link_bytes_per_s")
+        return rate or 1.0
+
+    def join_sockets(self) -> None:
+        """Draw the links between the CPUs of each host."""
+        for cpus in self._cpus.values():
+            for index, (cpu, rate) in enumerate(cpus):
+                for other, other_rate in cpus[index + 1 :]:
+                    self._join(cpu, other, "socket", min(rate, other_rate))
+
+    def _number(self, element: _Element, name: str, default: float) -> float:
+        text = element.get(name).strip()
+        if not text:
+            return default
+        try:
+            number = float(int(text, 16)) if text.lower().startswith("0x") else float(text)
+        except (ValueError, OverflowError):
+            number = math.nan
+        # The bound keeps a damaged digit from becoming an endless bandwidth.
+        if not 0 <= number <= 1e12:
+            self.problem(element, f"{name} {shown(text)} of <{element.tag}> is not a usable number")
+            return default
+        return number
+
+    def _link(self, source: str, target: str, kind: LinkKind, rate: float) -> None:
+        self.links[source, target, kind] = both_ways(source, target, kind, rate)[0]
+
+    def _join(self, a: str, b: str, kind: LinkKind, rate: float) -> None:
+        self._link(a, b, kind, rate)
+        self._link(b, a, kind, rate)
+
+
+def _pcie_rate(element: _Element) -> float:
+    speed = re.match(r"\s*(\d+(?:\.\d+)?)\s*GT/s", element.get("link_speed"))
+    width = element.get("link_width").strip()
+    lanes = int(width) if re.fullmatch(r"\d{1,2}", width) and int(width) else _DEFAULT_LANES
+    rate = link_speeds.pcie(float(speed[1]), lanes) if speed else None
+    return rate or _pcie_default(lanes)
+
+
+def _pcie_default(lanes: int = _DEFAULT_LANES) -> float:
+    rate = link_speeds.pcie(_DEFAULT_GT_PER_S, lanes)
+    assert rate is not None
+    return rate
