@@ -1,0 +1,186 @@
+"""Read ServeGen's client models: `chunk-N-trace.csv` beside `chunk-N-dataset.json`.
+
+A row of the trace is a window: start, rate, variation, family of the gaps, its shape and scale (all
+empty or zero while the client is silent). The dataset maps the start of a longer span to
+histograms, each a Python dictionary written as text. See arXiv 2505.09999 and its repository.
+"""
+
+import csv
+import json
+from itertools import pairwise
+from pathlib import Path
+
+from meshwright.errors import DamagedFile, InputError, Problem
+from meshwright.spec.bounds import real
+from meshwright.spec.read import shown
+from meshwright.spec.workload.clients import Client, Clients, Habit, Part, Window
+from meshwright.spec.workload.lengths import Empirical
+
+# What a multimodal prompt holds beside its text: so many items, each of so many tokens.
+_MODALITIES = ("image", "audio", "video")
+_LAST_WINDOW_S = 600.0
+_SHOWN_PROBLEMS = 10
+
+
+def read_clients(path: str | Path) -> Clients:
+    """Read the client models of a folder, or of one `chunk-N-trace.csv`.
+
+    Clients without lengths (no dataset file, or nothing in it) cannot be drawn from and are left
+    out. A damaged file raises `DamagedFile`, which keeps the other clients.
+    """
+    path = Path(path)
+    traces = [path] if path.is_file() else sorted(path.glob("chunk-*-trace.csv"), key=_number)
+    if not traces:
+        raise InputError([Problem(str(path), "there is no client model (chunk-N-trace.csv)")])
+    clients: list[Client] = []
+    problems: list[Problem] = []
+    for trace in traces:
+        try:
+            client = _client(trace)
+        except InputError as error:
+            problems.extend(error.problems)
+        else:
+            clients.extend([client] if client else [])
+    kept = Clients(clients=tuple(clients))
+    if problems:
+        raise DamagedFile(problems, kept=kept)
+    if not clients:
+        raise InputError([Problem(str(path), "no client here has any lengths")])
+    return kept
+
+
+def _number(path: Path) -> tuple[int, str]:
+    """Sort chunk-5 before chunk-12."""
+    middle = path.name.split("-")[1]
+    return (int(middle) if middle.isdecimal() else 0, path.name)
+
+
+def _client(trace: Path) -> Client | None:
+    name = trace.name.removesuffix("-trace.csv")
+    dataset = trace.with_name(f"{name}-dataset.json")
+    if not dataset.is_file():
+        return None
+    windows = _windows(trace)
+    habits = _habits(dataset)
+    return Client(name=name, windows=windows, habits=habits) if habits else None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError([Problem(str(path), f"cannot be read as text: {error}")]) from None
+
+
+def _windows(path: Path) -> tuple[Window, ...]:
+    windows: list[Window] = []
+    problems: list[Problem] = []
+    for line, cells in enumerate(csv.reader(_text(path).splitlines()), start=1):
+        try:
+            windows.append(_window(cells))
+        except ValueError as error:
+            found = error.problems if isinstance(error, InputError) else [Problem("", str(error))]
+            problems += [Problem(f"{path}:{line}", str(problem)) for problem in found]
+    for before, after in pairwise(windows):
+        if after.start_s <= before.start_s:
+            what = f"the window at {after.start_s:g} follows the one at {before.start_s:g}"
+            problems.append(Problem(str(path), what, "sort the rows by their start"))
+    if not problems and not windows:
+        problems.append(Problem(str(path), "holds no windows"))
+    if problems:
+        raise InputError(problems[:_SHOWN_PROBLEMS])
+    starts = [window.start_s for window in windows]
+    lengths = [after - before for before, after in pairwise(starts)]
+    lengths.append(lengths[-1] if lengths else _LAST_WINDOW_S)
+    return tuple(
+        Window(
+            start_s=window.start_s,
+            length_s=length,
+            rate_per_s=window.rate_per_s,
+            family=window.family,
+            shape=window.shape,
+        )
+        for window, length in zip(windows, lengths, strict=True)
+    )
+
+
+def _window(cells: list[str]) -> Window:
+    """Read one row; how long its window lasts shows only in the next row."""
+    if len(cells) != 6:
+        what = f"{shown(','.join(cells))} is not start,rate,cv,family,shape,scale"
+        raise ValueError(what)
+    start, rate, _, family, shape, _ = cells
+    numbers = float(start), float(rate), float(shape or 0)
+    problems = [*real("start", numbers[0], 0, 1e12), *real("rate", numbers[1], 0, 1e6)]
+    if not family:
+        numbers = numbers[0], 0.0, 1.0
+    elif family not in ("Gamma", "Weibull"):
+        problems.append(Problem("family", f"{shown(family)} is not Gamma or Weibull"))
+    else:
+        problems += real("shape", numbers[2], 1e-4, 1e4)
+    if problems:
+        raise InputError(problems)
+    return Window(
+        start_s=numbers[0],
+        length_s=0.0,
+        rate_per_s=numbers[1],
+        family="Weibull" if family == "Weibull" else "Gamma",
+        shape=numbers[2],
+    )
+
+
+def _habits(path: Path) -> tuple[Habit, ...]:
+    try:
+        spans = json.loads(_text(path))
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError([Problem(str(path), f"is not valid JSON: {error}")]) from None
+    if not isinstance(spans, dict):
+        raise InputError([Problem(str(path), f"{shown(spans)} is not an object of time spans")])
+    habits: list[Habit] = []
+    problems: list[Problem] = []
+    for start, fields in spans.items():
+        try:
+            habit = _habit(start, fields)
+        except (TypeError, ValueError) as error:
+            problems.append(Problem(f"{path}: {start}", str(error)))
+        else:
+            habits.extend([habit] if habit else [])
+    if problems:
+        raise InputError(problems[:_SHOWN_PROBLEMS])
+    return tuple(sorted(habits, key=lambda habit: habit.start_s))
+
+
+def _habit(start: str, fields: dict[str, str]) -> Habit | None:
+    """Read one span; None where the client was silent."""
+    if not isinstance(fields, dict):
+        raise ValueError(f"{shown(fields)} is not an object of histograms")
+    start_s = float(start)
+    prompt = _histogram(fields, "text_tokens" if "text_tokens" in fields else "input_tokens")
+    output = _histogram(fields, "output_tokens")
+    if prompt is None or output is None:
+        return None
+    parts = []
+    for kind in _MODALITIES:
+        if f"{kind}_count" in fields:
+            count = _histogram(fields, f"{kind}_count")
+            tokens = _histogram(fields, f"{kind}_tokens")
+            if count and tokens and count.values != (0,):
+                parts.append(Part(count=count, tokens=tokens))
+    return Habit(start_s=start_s, prompt=prompt, output=output, parts=tuple(parts))
+
+
+def _histogram(fields: dict[str, str], name: str) -> Empirical | None:
+    """Read text such as `{12: 0.5, 40: 0.5}`; None where it is empty."""
+    if not isinstance(fields.get(name), str):
+        raise ValueError(f"has no histogram {name!r}, only {shown(', '.join(fields))}")
+    inside = fields[name].strip().removeprefix("{").removesuffix("}")
+    weights: dict[int, float] = {}
+    for item in filter(None, inside.split(",")):
+        length, _, weight = item.partition(":")
+        weights[int(length)] = float(weight)
+    if not weights:
+        return None
+    lengths = sorted(weights)
+    return Empirical(values=tuple(lengths), weights=tuple(weights[key] for key in lengths))

@@ -1,0 +1,117 @@
+"""`Training`: tokens to train on, in which sequences. It knows no model, cluster or layout."""
+
+import math
+from typing import Literal
+
+import msgspec
+
+from meshwright.errors import Problem
+from meshwright.spec.bounds import require, whole
+from meshwright.spec.names import nearest
+from meshwright.spec.workload.lengths import Fixed, Lengths
+from meshwright.spec.workload.limits import MOST_TOKENS
+
+Packing = Literal["none", "concat", "pack"]
+_PACKINGS = ("none", "concat", "pack")
+
+
+class Training(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    tag="training",
+    tag_field="kind",
+):
+    """A training run: how many tokens, in sequences of which length, how many to a step."""
+
+    tokens: int
+    """Tokens to train on in all; padding does not count."""
+    sequence_length: int
+    """Positions of one sequence as the model sees it."""
+    global_batch: int
+    """Sequences per optimizer step over all replicas."""
+    lengths: Lengths | None = None
+    """Lengths of the documents; None means that each fills one sequence."""
+    packing: Packing = "pack"
+    """How documents fill a sequence: `none` puts one in each, cut or padded to fit; `concat` lays
+    them end to end and attends across them; `pack` does so with a mask that keeps them apart."""
+
+    def __post_init__(self) -> None:
+        problems = [
+            *whole("tokens", self.tokens, most=MOST_TOKENS),
+            *whole("sequence_length", self.sequence_length),
+            *whole("global_batch", self.global_batch),
+        ]
+        if self.packing not in _PACKINGS:
+            close = nearest(str(self.packing), _PACKINGS)
+            fix = f"did you mean {close[0]}?" if close else ""
+            what = f"{self.packing!r} is not one of {', '.join(_PACKINGS)}"
+            problems.append(Problem("packing", what, fix))
+        if self.lengths is not None and self.lengths.mean() < 1:
+            what = f"average {self.lengths.mean():.3g} tokens"
+            problems.append(Problem("lengths", what, "documents hold at least one token"))
+        require(problems)
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Positions that the model computes in one step, padding included."""
+        return self.global_batch * self.sequence_length
+
+    @property
+    def padding_share(self) -> float:
+        """Expected share of the computed positions that hold no token."""
+        return max(0.0, 1.0 - self._kept() / self.sequence_length)
+
+    @property
+    def cut_share(self) -> float:
+        """Expected share of the documents' tokens that do not fit and are thrown away."""
+        if self.lengths is None or self.packing != "none":
+            return 0.0
+        return max(0.0, 1.0 - self._kept() / self.lengths.mean())
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps until every token was trained on."""
+        kept = self._kept()
+        if kept == self.sequence_length:  # in whole numbers, exact for any count of tokens
+            return -(-self.tokens // self.tokens_per_step)
+        return max(1, math.ceil(self.tokens / (self.global_batch * kept)))
+
+    def _kept(self) -> float:
+        """Expected tokens, padding left out, in one sequence."""
+        if self.lengths is None or self.packing != "none":
+            return self.sequence_length
+        return self.lengths.mean_at_most(self.sequence_length)
+
+    @property
+    def squared_length(self) -> float:
+        """Expected sum, over the spans of one sequence that attend within themselves, of length².
+
+        Attention cost grows with it (half of it for a causal mask). It is the squared sequence
+        length unless masks keep packed documents apart; padding attends like any other position.
+        """
+        whole_sequence = float(self.sequence_length**2)
+        if self.lengths is None or self.packing != "pack":
+            return whole_sequence
+        # The bounds hold by themselves, but for rounding where documents are a millionth as long.
+        squares = _packed_squares(self.lengths, self.sequence_length)
+        return min(whole_sequence, max(float(self.sequence_length), squares))
+
+
+def _packed_squares(lengths: Lengths, sequence: int) -> float:
+    """Expected sum of squared span lengths in a sequence cut out of an endless row of documents.
+
+    The squares of a document's spans count the pairs of its positions that share a sequence. Two
+    positions at distance d share one with probability max(0, 1 - d/S), as the cuts fall anywhere;
+    summing over the pairs of a document of length L gives L² - (L³ - L)/3S up to L = S, and
+    L·S - (S² - 1)/3 above. A sequence holds S/E[L] documents' worth of tokens.
+    """
+    # Documents of one length are cut only at multiples of the step they share with the sequence,
+    # which makes that step the unit of the sums.
+    step = math.gcd(lengths.tokens, sequence) if isinstance(lengths, Fixed) else 1
+    share, first, second, third = (lengths.moment(order, sequence) for order in range(4))
+    short = second - (third - step**2 * first) / (3 * sequence)
+    mean = lengths.mean()
+    long = (mean - first) * sequence - (1 - share) * (sequence**2 - step**2) / 3
+    return (short + long) * sequence / mean

@@ -1,0 +1,22 @@
+"""`Workload`: a training run or a stream of requests, told apart by `kind` in a file."""
+
+from pathlib import Path
+from typing import cast
+
+from meshwright.spec.files import load_data
+from meshwright.spec.read import read
+from meshwright.spec.workload.requests import Requests
+from meshwright.spec.workload.training import Training
+
+Workload = Training | Requests
+"""What is asked of a cluster."""
+
+
+def read_workload(data: object, where: str = "") -> Workload:
+    """Turn plain data into a workload; `kind` says which: `training` or `requests`."""
+    return read(cast(type[Workload], Workload), data, where)
+
+
+def load_workload(path: str | Path) -> Workload:
+    """Read a workload from a TOML, JSON or YAML file; problems name the file and the field."""
+    return read_workload(load_data(path), f"{Path(path)}: ")
