@@ -1,0 +1,303 @@
+"""A Parquet file that grows by whole segments and survives its writer.
+
+A Parquet file without its footer cannot be read, so one killed writer would cost everything it
+wrote. Here every flush ends with a footer of its own for the rows it added, and closing adds one
+footer for all of them:
+
+    PAR1 | rows | footer | rows | footer | ... | footer of all rows
+
+Readers go to the last footer and find an ordinary Parquet file. Until it is closed the file is
+named `.partial`; after a crash, or where a closed file was cut short, the footers inside it say
+where every whole segment lies, and only the last, half-written one is lost.
+
+Knows Parquet; does not know what the columns mean.
+"""
+
+import fcntl
+import mmap
+import os
+import struct
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple, Self
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from meshwright.errors import InputError, Problem
+from meshwright.timeline import footer
+from meshwright.timeline.footer import BadFooter, Fields
+
+MAGIC = b"PAR1"
+# In the footers of segments only: whoever finds it in the last footer holds an open or cut file.
+_UNFINISHED = b"meshwright.unfinished"
+
+
+def partial(path: Path) -> Path:
+    """The name of a file that is not closed yet."""
+    return path.with_name(path.name + ".partial")
+
+
+class SegmentedFile:
+    """Writes one Parquet file, segment by segment; it takes its name when it is published."""
+
+    def __init__(self, path: Path, schema: pa.Schema) -> None:
+        self.path = path
+        self._schema = schema
+        self._footers: list[bytes] = []
+        self._file: BinaryIO = _claim(partial(path))
+        self._begin(0)
+
+    @classmethod
+    def resume(cls, path: Path, schema: pa.Schema) -> Self:
+        """Continue a file that was closed, or that its writer left open; refuses any other."""
+        self = cls.__new__(cls)
+        self.path, self._schema = path, schema
+        if path.exists():
+            _check_continues(path, scan(path), schema)
+            path.replace(partial(path))
+        self._file = _claim(partial(path))
+        found = scan(partial(path))
+        _check_continues(path, found, schema)
+        self._footers = [footer.encode(fields)[:-8] for fields in found.footers]
+        self._begin(found.end if found.footers else 0)
+        return self
+
+    def _begin(self, end: int) -> None:
+        """Go on after the first `end` bytes."""
+        self._file.truncate(end)
+        self._file.seek(end)
+        if not end:
+            self._file.write(MAGIC)
+
+    def append(self, table: pa.Table) -> None:
+        """Add the rows as one segment; when this returns, a crash no longer loses them."""
+        sink = pa.BufferOutputStream()
+        pq.write_table(
+            table.cast(self._schema).replace_schema_metadata(self._schema.metadata),
+            sink,
+            row_group_size=max(table.num_rows, 1),
+            **_encoding(self._schema),
+        )
+        data = memoryview(sink.getvalue())
+        (length,) = struct.unpack("<I", data[-8:-4])
+        fields = footer.decode(bytes(data[-8 - length : -8]))
+        # The rows were encoded as if they came right after the opening magic.
+        moved = footer.shift(fields, self._file.tell() - len(MAGIC))
+        self._file.write(data[len(MAGIC) : -8 - length])
+        self._file.write(footer.encode_sealed(footer.with_pair(moved, _UNFINISHED, b"1")))
+        self._file.flush()
+        self._footers.append(footer.encode(moved)[:-8])
+
+    def finish(self) -> None:
+        """Write the footer of all rows and bring everything to the disk."""
+        if not self._footers:
+            self.append(self._schema.empty_table())
+        joined = footer.join([footer.decode(data) for data in self._footers])
+        self._file.write(footer.encode_sealed(joined))
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+
+    def publish(self) -> None:
+        """Give the finished file its name, replacing what had it before."""
+        partial(self.path).replace(self.path)
+
+    def abandon(self) -> None:
+        """Close without finishing; the segments stay where they are."""
+        self._file.close()
+
+
+class Scan(NamedTuple):
+    """What lies in a segmented file, found without its last footer."""
+
+    footers: list[Fields]
+    """One for each whole segment."""
+    end: int
+    """The first byte after the last whole segment."""
+
+
+class Opened(NamedTuple):
+    """A file that is ready to be read as far as it is whole."""
+
+    file: Any
+    """A `pyarrow.parquet.ParquetFile`; None where nothing can be read."""
+    fault: str
+    """What is wrong with it; empty where nothing is."""
+
+
+def scan(path: Path) -> Scan:
+    """Find the whole segments of a file that may be cut short or still be written."""
+    footers: list[Fields] = []
+    end = len(MAGIC)
+    if path.stat().st_size <= end:
+        return Scan(footers, path.stat().st_size)
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        if data[: len(MAGIC)] != MAGIC:
+            return Scan(footers, end)
+        at = data.find(MAGIC, end)
+        while at >= 0:
+            fields = _segment_footer(data, at, end)
+            if fields is not None:
+                footers.append(footer.without_pair(fields, _UNFINISHED))
+                end = at + len(MAGIC)
+            at = data.find(MAGIC, at + 1)
+    return Scan(footers, end)
+
+
+def open_file(path: Path, labels: list[str]) -> Opened:
+    """Open a Parquet file for reading; a damaged one as far as it is whole.
+
+    The columns named in `labels` are read dictionary-encoded.
+    """
+    why = "its last footer is missing or corrupt"
+    try:
+        if footer.seal_holds(_last_footer(path)) is not False:
+            metadata = pq.read_metadata(path)
+            if _UNFINISHED not in (metadata.metadata or {}):
+                return Opened(_open(path, metadata, labels), "")
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError) as error:
+        why = str(error).strip().splitlines()[0][:160]
+    found = scan(path)
+    if not found.footers:
+        return Opened(None, f"is cut short or no Parquet file, and nothing in it is whole: {why}")
+    metadata = _metadata(found.footers)
+    lost = path.stat().st_size - found.end
+    story = (
+        "was not closed: its writer still runs or was stopped"
+        if path.name.endswith(".partial")
+        else "is cut short, or its last footer is corrupt"
+    )
+    kept = f"kept {metadata.num_rows:,} rows of {len(found.footers)} whole segments"
+    fault = f"{story}; {kept}, {lost:,} bytes after them are lost"
+    return Opened(_open(path, metadata, labels), fault)
+
+
+def _last_footer(path: Path) -> bytes:
+    """The footer at the end of a file; empty where there is none."""
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(size - 8, 0))
+        end = file.read()
+        length = struct.unpack("<I", end[:4])[0] if end[4:] == MAGIC else size
+        if length > size - 8 - len(MAGIC):
+            return b""
+        file.seek(size - 8 - length)
+        return file.read(length)
+
+
+def _open(path: Path, metadata: Any, labels: list[str]) -> Any:
+    there = {metadata.schema.column(i).name for i in range(metadata.num_columns)}
+    return pq.ParquetFile(
+        path,
+        metadata=metadata,
+        read_dictionary=[name for name in labels if name in there],
+        page_checksum_verification=True,
+    )
+
+
+def is_whole(path: Path) -> bool:
+    """Whether a file is closed and its footer says so."""
+    opened = open_file(path, [])
+    if opened.file is not None:
+        opened.file.close()
+    return not opened.fault
+
+
+def complete_file(path: Path) -> int | None:
+    """Close a damaged or unclosed file as far as it is whole.
+
+    `path` is the name that the file has or should have once it is closed. Returns the rows it
+    keeps, or None where nothing is whole and the file is left as it is.
+    """
+    unfinished = path if path.exists() else partial(path)
+    found = scan(unfinished)
+    if not found.footers:
+        return None
+    if unfinished == path:
+        path.replace(partial(path))
+    joined = footer.encode_sealed(footer.join(found.footers))
+    with _claim(partial(path)) as file:
+        file.truncate(found.end)
+        file.seek(0, os.SEEK_END)
+        file.write(joined)
+        file.flush()
+        os.fsync(file.fileno())
+    partial(path).replace(path)
+    return int(pq.read_metadata(path).num_rows)
+
+
+def _claim(path: Path) -> BinaryIO:
+    """Open an unfinished file for writing, unless another process writes it."""
+    file = path.open("r+b" if path.exists() else "w+b")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        what = "is being written by another process"
+        raise InputError(
+            [Problem(str(path), what, "give each process a rank of its own")]
+        ) from None
+    except OSError:
+        pass  # Some network file systems have no locks; then nobody checks.
+    return file
+
+
+def _metadata(footers: list[Fields]) -> Any:
+    """Arrow's view of the footer of all these segments."""
+    return pq.read_metadata(pa.BufferReader(MAGIC + footer.encode(footer.join(footers))))
+
+
+def _check_continues(path: Path, found: Scan, schema: pa.Schema) -> None:
+    """Rows may only be added to a file that we wrote, with the same columns and source."""
+    fix = "write to another folder, or move the file away"
+    if not found.footers:
+        if path.exists():
+            what = "was not written by a timeline writer, so it cannot be continued"
+            raise InputError([Problem(str(path), what, fix)])
+        return
+    before = _metadata(found.footers)
+    if not before.schema.to_arrow_schema().equals(schema):
+        raise InputError([Problem(str(path), "has other columns than this version writes", fix)])
+    for key, value in (schema.metadata or {}).items():
+        was = (before.metadata or {}).get(key)
+        if key.endswith(b".source") and was != value:
+            what = f"holds a {str(was or b'', 'utf-8')} run, not a {str(value, 'utf-8')} one"
+            raise InputError([Problem(str(path), what, fix)])
+
+
+def _segment_footer(data: mmap.mmap, at: int, begin: int) -> Fields | None:
+    """The footer of the segment that starts at `begin` and whose closing magic is at `at`."""
+    if at - 4 < begin:
+        return None
+    (length,) = struct.unpack("<I", data[at - 4 : at])
+    first = at - 4 - length
+    if first < begin:
+        return None
+    try:
+        if not footer.seal_holds(data[first : at - 4]):
+            return None
+        fields = footer.decode(data[first : at - 4])
+        lies_from, lies_to = footer.extent(fields)
+    except BadFooter:
+        return None
+    # The footer of all rows lacks the mark; it is made anew, so nothing is lost by passing it by.
+    if _UNFINISHED not in footer.pairs(fields):
+        return None
+    empty = lies_from == lies_to
+    return fields if empty or (begin <= lies_from and lies_to <= first) else None
+
+
+def _encoding(schema: pa.Schema) -> dict[str, Any]:
+    """How columns are encoded: times and ids as differences, what repeats by dictionary.
+
+    Measured on 1.25 M spans: 11 MB and 0.31 s, against 20 MB and 0.35 s with Arrow's defaults.
+    """
+    wide = [field.name for field in schema if pa.types.is_int64(field.type)]
+    floats = [field.name for field in schema if pa.types.is_floating(field.type)]
+    return {
+        "compression": "zstd",
+        "compression_level": 1,
+        "use_dictionary": [name for name in schema.names if name not in {*wide, *floats}],
+        "column_encoding": dict.fromkeys(wide, "DELTA_BINARY_PACKED"),
+        "write_page_checksum": True,
+    }

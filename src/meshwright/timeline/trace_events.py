@@ -1,0 +1,273 @@
+"""Formats the events of one rank as Chrome trace-event JSON, column by column.
+
+Each function returns an Arrow array of strings, one per event, each opening with the comma that
+parts it from the one before. Knows the trace-event format; does not know files or other ranks.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from meshwright.timeline.columns import coded, numbers
+from meshwright.timeline.flows import Arrows
+from meshwright.timeline.nesting import Ints, Placed, place
+from meshwright.timeline.schema import COUNTERS, SPANS
+from meshwright.timeline.timeline import Timeline
+
+# Attributes that go together, so that each group has few combinations in a run: what it is, where
+# it belongs, how much it is.
+_GROUPS = (("collective", "group", "dtype"), ("stage", "microbatch", "layer"), ("bytes", "extra"))
+
+
+class Piece(NamedTuple):
+    """A part of each event that is equal in many of them."""
+
+    texts: Any
+    """The distinct texts, as an Arrow array."""
+    which: Ints
+    """Index into the texts, for each span."""
+
+
+class RankEvents(NamedTuple):
+    """The spans of one rank in drawing order, ready to be formatted."""
+
+    rank: int
+    thread_ids: list[int]
+    thread_names: list[str]
+    thread: Ints
+    """Index into the threads, for each span."""
+    since_ns: Ints
+    """Start of each span, counted from the trace's first moment."""
+    duration_ns: Ints
+    pieces: list[Piece]
+    """All that is written of a span before its times."""
+    arrows: Arrows | None
+    """The flow ends to draw."""
+
+
+def lanes_of(part: Timeline) -> tuple[Ints, list[str]]:
+    """A number for each span's lane, counted by first appearance, and the lanes' names."""
+    process, lane = part.strings("process"), part.strings("lane")
+    width = max(len(lane.values), 1)
+    found = pa.array(process.codes.astype(np.int64) * width + lane.codes).dictionary_encode()
+    pairs = [divmod(key, width) for key in found.dictionary.to_pylist()]
+    alone = len({first for first, _ in pairs}) <= 1
+    names = [
+        lane.values[second] if alone else f"{process.values[first]}: {lane.values[second]}"
+        for first, second in pairs
+    ]
+    return found.indices.to_numpy(), names
+
+
+def rank_events(
+    part: Timeline, base_ns: int, first_thread: int, arrows: Arrows | None
+) -> RankEvents:
+    """Lay out the spans of one rank; its threads are numbered from `first_thread`."""
+    (rank,) = part.ranks
+    lane, lane_names = lanes_of(part)
+    start, duration = part.column("start_ns"), part.column("duration_ns")
+    placed = place(lane, start, duration)
+    thread, thread_names = _threads(placed, lane_names)
+    thread_ids = [first_thread + number for number in range(len(thread_names))]
+    return RankEvents(
+        rank=rank,
+        thread_ids=thread_ids,
+        thread_names=thread_names,
+        thread=thread,
+        since_ns=start[placed.order] - base_ns,
+        duration_ns=duration[placed.order],
+        pieces=_pieces(part, placed.order, thread, thread_ids),
+        arrows=arrows,
+    )
+
+
+def name_lines(events: RankEvents) -> Any:
+    """Metadata events: the names and the order of the rank and its threads."""
+    pid = events.rank
+    lines = [
+        _meta("process_name", pid, None, {"name": f"rank {pid}"}),
+        _meta("process_sort_index", pid, None, {"sort_index": pid}),
+    ]
+    for number, (tid, name) in enumerate(zip(events.thread_ids, events.thread_names, strict=True)):
+        # Perfetto refuses an empty thread name.
+        lines.append(_meta("thread_name", pid, tid, {"name": name or "(no name)"}))
+        lines.append(_meta("thread_sort_index", pid, tid, {"sort_index": number}))
+    return pa.array(lines, pa.string())
+
+
+def span_lines(events: RankEvents, rows: slice) -> Any:
+    """Complete events of some spans, each followed by its flow events."""
+    since, duration = events.since_ns[rows], events.duration_ns[rows]
+    lines = pc.binary_join_element_wise(
+        *(piece.texts.take(pa.array(piece.which[rows])) for piece in events.pieces),
+        *_microseconds(since, _BEFORE_DURATION),
+        *_microseconds(duration, _END),
+        "",
+    )
+    if events.arrows is None:
+        return lines
+    first, last = np.searchsorted(events.arrows.position, [rows.start, rows.start + since.size])
+    if first == last:
+        return lines
+    flows = _flow_lines(events, slice(first, last))
+    # Flow events bind to the span that was read last, so each goes right after its own.
+    beside = 2 * (events.arrows.position[first:last] - rows.start) + 1
+    order = np.argsort(np.concatenate([2 * np.arange(since.size), beside]), kind="stable")
+    return pa.concat_arrays([lines, flows]).take(pa.array(order))
+
+
+def counter_lines(part: Timeline, events: RankEvents, base_ns: int) -> Any:
+    """Counter events; Perfetto names each track by the counter's name and unit."""
+    table = part.counters
+    name, unit = coded(table, COUNTERS["name"]), coded(table, COUNTERS["unit"])
+    since = numbers(table, COUNTERS["time_ns"]) - base_ns
+    tid = events.thread_ids[0] if events.thread_ids else events.rank
+    heads = [
+        _open({"ph": "C", "name": text, "pid": events.rank, "tid": tid}) + ',"ts":'
+        for text in name.values
+    ]
+    units = [f',"args":{{{msgspec.json.encode(text or "value").decode()}:' for text in unit.values]
+    return pc.binary_join_element_wise(
+        pa.array(heads, pa.string()).take(pa.array(name.codes)),
+        *_microseconds(since, _FRACTION),
+        pa.array(units, pa.string()).take(pa.array(unit.codes)),
+        pc.cast(table.column("value").combine_chunks(), pa.string()),
+        "}}",
+        "",
+    )
+
+
+def _meta(name: str, pid: int, tid: int | None, args: Mapping[str, object]) -> str:
+    event = {"ph": "M", "name": name, "pid": pid, "args": args}
+    return _open(event if tid is None else {**event, "tid": tid}) + "}"
+
+
+def _open(event: Mapping[str, object]) -> str:
+    """An event as JSON that more fields can follow."""
+    return ",\n" + msgspec.json.encode(event).decode()[:-1]
+
+
+def _threads(placed: Placed, lane_names: list[str]) -> tuple[Ints, list[str]]:
+    """A number for the thread of each span, and the threads' names."""
+    rows = int(placed.row.max(initial=0)) + 1
+    key = placed.lane.astype(np.int64) * rows + placed.row
+    is_used = np.bincount(key) > 0
+    thread = (np.cumsum(is_used) - 1)[key]
+    names = []
+    for lane, row in (divmod(int(used), rows) for used in np.flatnonzero(is_used)):
+        names.append(lane_names[lane] + (f" (overlap {row})" if row else ""))
+    return thread, names
+
+
+def _pieces(part: Timeline, order: Ints, thread: Ints, thread_ids: list[int]) -> list[Piece]:
+    """What is written of each span before its times: name and thread, then its attributes."""
+    which, example = _distinct([thread, _codes(part, "name")[order], _codes(part, "kind")[order]])
+    table = part.spans.take(pa.array(order[example]))
+    heads = [
+        _open({"ph": "X", "name": name, "cat": kind, "pid": rank, "tid": thread_ids[number]})
+        + ',"args":{'
+        for name, kind, rank, number in zip(
+            *(table.column(name).to_pylist() for name in ("name", "kind", "rank")),
+            thread[example],
+            strict=True,
+        )
+    ]
+    pieces = [Piece(pa.array(heads, pa.string()), which)]
+    follows = np.zeros(order.size, dtype=np.int64)  # Whether an attribute was written already.
+    for group in _GROUPS:
+        present = [name for name in group if name in part.spans.column_names]
+        if not present:
+            continue
+        codes = [_codes(part, name)[order] for name in present]
+        which, example = _distinct([follows, *codes])
+        table = part.spans.select(present).take(pa.array(order[example]))
+        texts = _attributes(table, follows[example])
+        pieces.append(Piece(pa.array(texts, pa.string()), which))
+        follows |= np.any([code > 0 for code in codes], axis=0)
+    return [*pieces, Piece(pa.array(['},"ts":']), np.zeros(order.size, dtype=np.int32))]
+
+
+def _attributes(table: pa.Table, follows: Ints) -> list[str]:
+    """The members of `args` for each row, opening with a comma where some were written before."""
+    texts = []
+    for row, comma in zip(table.to_pylist(), follows, strict=True):
+        args = {key: value for key, value in row.items() if value is not None}
+        if "extra" in args:
+            args = {**_object(args.pop("extra")), **args}
+        text = msgspec.json.encode(args).decode()[1:-1]
+        texts.append("," + text if text and comma else text)
+    return texts
+
+
+def _distinct(columns: list[Ints]) -> tuple[Ints, Ints]:
+    """A number for each combination of the codes in a row, and one row that has each."""
+    key = np.zeros(columns[0].size, dtype=np.int64)
+    size = 1
+    for codes in columns:
+        width = int(codes.max(initial=0)) + 1
+        if size * width > 2**62:
+            key = pa.array(key).dictionary_encode().indices.to_numpy().astype(np.int64)
+            size = int(key.max(initial=0)) + 1
+        key = key * width + codes
+        size *= width
+    which = pa.array(key).dictionary_encode().indices.to_numpy()
+    example = np.empty(int(which.max(initial=-1)) + 1, dtype=np.int64)
+    example[which[::-1]] = np.arange(which.size)[::-1]
+    return which, example
+
+
+def _codes(part: Timeline, name: str) -> Ints:
+    """Small numbers that differ where the column differs; 0 is no value."""
+    if SPANS[name].is_string:
+        return part.strings(name).codes.astype(np.int64) + 1
+    encoded = part.spans.column(name).combine_chunks().dictionary_encode()
+    indices = encoded.indices.fill_null(-1) if encoded.null_count else encoded.indices
+    codes: Ints = indices.to_numpy().astype(np.int64) + 1
+    return codes
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except msgspec.MsgspecError:
+        return {"extra": text}
+
+
+def _flow_lines(events: RankEvents, which: slice) -> Any:
+    """Flow events: `s` where an arrow begins, `f` where it ends."""
+    assert events.arrows is not None
+    position, ids, begins, turned = (column[which] for column in events.arrows)
+    kinds = [
+        _open({**phase, "name": name, "cat": "flow", "pid": events.rank, "tid": tid}) + ',"id":'
+        for tid in events.thread_ids
+        for name in ("flow", "flow that ends first")
+        for phase in ({"ph": "s"}, {"ph": "f", "bp": "e"})
+    ]
+    kind = events.thread[position] * 4 + 2 * turned + ~begins
+    return pc.binary_join_element_wise(
+        pa.array(kinds, pa.string()).take(pa.array(kind)),
+        pc.cast(pa.array(ids), pa.string()),
+        ',"ts":',
+        *_microseconds(events.since_ns[position], _END),
+        "",
+    )
+
+
+def _microseconds(times_ns: Ints, endings: Any) -> tuple[Any, Any]:
+    """Whole microseconds as text, and the part after the point with what follows it."""
+    whole, rest = np.divmod(times_ns, 1000)
+    return pc.cast(pa.array(whole), pa.string()), endings.take(pa.array(rest))
+
+
+def _endings(after: str) -> Any:
+    """For each number of nanoseconds below 1000, its digits after the point and `after`."""
+    return pa.array([(f".{rest:03d}" if rest else "") + after for rest in range(1000)], pa.string())
+
+
+_FRACTION = _endings("")
+_BEFORE_DURATION = _endings(',"dur":')
+_END = _endings("}")

@@ -1,0 +1,198 @@
+"""A segmented file is an ordinary Parquet file, and loses at most what was half-written."""
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from meshwright.errors import InputError
+from meshwright.timeline.segments import SegmentedFile, complete_file, open_file, partial, scan
+
+SCHEMA = pa.schema(
+    [
+        pa.field("n", pa.int64(), nullable=False),
+        pa.field("s", pa.dictionary(pa.int32(), pa.string())),
+        pa.field("x", pa.float64()),
+    ],
+    metadata={"meshwright.source": "measured", "note": "kept"},
+)
+SIZES = [5, 1, 30, 12]
+
+
+def rows(first: int, count: int) -> pa.Table:
+    numbers = list(range(first, first + count))
+    labels = [None if n % 7 == 0 else f"label {n % 3}" for n in numbers]
+    columns = [
+        pa.array(numbers, pa.int64()),
+        pa.array(labels, pa.string()).dictionary_encode(),
+        pa.array([n / 2 for n in numbers]),
+    ]
+    return pa.table(columns, schema=SCHEMA.remove_metadata())
+
+
+def write(path: Path, sizes: list[int] = SIZES) -> list[int]:
+    """Write a closed file; returns the file's length after each segment."""
+    file = SegmentedFile(path, SCHEMA)
+    ends = []
+    for number, size in enumerate(sizes):
+        file.append(rows(sum(sizes[:number]), size))
+        ends.append(partial(path).stat().st_size)
+    file.finish()
+    file.publish()
+    return ends
+
+
+def numbers(path: Path) -> list[int]:
+    opened = open_file(path, ["s"])
+    if opened.file is None:
+        return []
+    with opened.file:
+        found: list[int] = opened.file.read(columns=["n"]).column("n").to_pylist()
+    return found
+
+
+def test_closed_file_is_plain_parquet(tmp_path: Path) -> None:
+    write(tmp_path / "a.parquet")
+    table = pq.read_table(tmp_path / "a.parquet")
+    assert table.column("n").to_pylist() == list(range(48))
+    assert table.equals(rows(0, 48).cast(table.schema).combine_chunks()) or (
+        table.to_pydict() == rows(0, 48).to_pydict()
+    )
+
+
+def test_closed_file_keeps_the_schemas_metadata(tmp_path: Path) -> None:
+    write(tmp_path / "a.parquet")
+    pairs = pq.read_metadata(tmp_path / "a.parquet").metadata
+    assert pairs[b"note"] == b"kept"
+    assert not any(b"unfinished" in key for key in pairs)
+
+
+def test_each_segment_has_statistics_for_skipping_it(tmp_path: Path) -> None:
+    write(tmp_path / "a.parquet")
+    metadata = pq.read_metadata(tmp_path / "a.parquet")
+    starts = [
+        metadata.row_group(group).column(0).statistics.min
+        for group in range(metadata.num_row_groups)
+    ]
+    assert starts == [0, 5, 6, 36]
+
+
+def test_file_without_rows_is_valid(tmp_path: Path) -> None:
+    write(tmp_path / "a.parquet", [])
+    assert pq.read_table(tmp_path / "a.parquet").num_rows == 0
+
+
+def test_file_has_its_name_only_once_it_is_published(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    file = SegmentedFile(path, SCHEMA)
+    file.append(rows(0, 3))
+    assert not path.exists()
+    file.finish()
+    assert not path.exists()
+    file.publish()
+    assert [item.name for item in tmp_path.iterdir()] == ["a.parquet"]
+
+
+def test_unclosed_file_can_be_read_up_to_its_last_segment(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    file = SegmentedFile(path, SCHEMA)
+    file.append(rows(0, 3))
+    file.append(rows(3, 4))
+    assert numbers(partial(path)) == list(range(7))
+    assert "was not closed" in open_file(partial(path), []).fault
+    file.abandon()
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(share=st.floats(0, 1, exclude_max=True))
+def test_cut_file_keeps_every_whole_segment(tmp_path: Path, share: float) -> None:
+    path = tmp_path / "a.parquet"
+    ends = write(path)
+    size = int(share * path.stat().st_size)
+    path.write_bytes(path.read_bytes()[:size])
+    whole = sum(count for count, end in zip(SIZES, ends, strict=True) if end <= size)
+    assert open_file(path, []).fault
+    assert numbers(path) == list(range(whole))
+
+
+def test_cut_at_the_end_of_a_segment_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    ends = write(path)
+    path.write_bytes(path.read_bytes()[: ends[1]])
+    assert "kept 6 rows of 2 whole segments" in open_file(path, []).fault
+
+
+def test_text_that_looks_like_the_end_of_a_file_does_not_confuse(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    file = SegmentedFile(path, SCHEMA)
+    for first in (0, 2):
+        table = rows(first, 2).set_column(
+            1, SCHEMA.field("s"), pa.array(["\x08\0\0\0PAR1" * 9, "PAR1PAR1"]).dictionary_encode()
+        )
+        file.append(table)
+    assert len(scan(partial(path)).footers) == 2
+    file.abandon()
+
+
+def test_what_is_no_parquet_file_is_said_to_be_none(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    path.write_text("hello, I am not what my name says")
+    opened = open_file(path, [])
+    assert opened.file is None
+    assert "no Parquet file" in opened.fault
+
+
+def test_completing_a_cut_file_makes_it_readable_by_anyone(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    ends = write(path)
+    path.write_bytes(path.read_bytes()[: ends[2] + 10])
+    assert complete_file(path) == 36
+    assert pq.read_table(path).column("n").to_pylist() == list(range(36))
+    assert open_file(path, []).fault == ""
+
+
+def test_resuming_a_closed_file_adds_to_it(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    write(path)
+    file = SegmentedFile.resume(path, SCHEMA)
+    file.append(rows(48, 2))
+    file.finish()
+    file.publish()
+    assert pq.read_table(path).column("n").to_pylist() == list(range(50))
+
+
+def test_resuming_a_cut_file_drops_only_the_half_written_end(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    ends = write(path)
+    partial(path).write_bytes(path.read_bytes()[: ends[1] + 25])
+    path.unlink()
+    file = SegmentedFile.resume(path, SCHEMA)
+    file.append(rows(6, 4))
+    file.finish()
+    file.publish()
+    assert pq.read_table(path).column("n").to_pylist() == list(range(10))
+
+
+def test_resuming_refuses_a_file_of_someone_else(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    pq.write_table(rows(0, 3), path)
+    before = path.read_bytes()
+    with pytest.raises(InputError, match="not written by a timeline writer"):
+        SegmentedFile.resume(path, SCHEMA)
+    assert path.read_bytes() == before
+
+
+def test_resuming_refuses_other_columns(tmp_path: Path) -> None:
+    write(tmp_path / "a.parquet")
+    with pytest.raises(InputError, match="other columns"):
+        SegmentedFile.resume(tmp_path / "a.parquet", SCHEMA.remove(2))
+
+
+def test_resuming_refuses_another_source(tmp_path: Path) -> None:
+    write(tmp_path / "a.parquet")
+    simulated = SCHEMA.with_metadata({"meshwright.source": "simulated"})
+    with pytest.raises(InputError, match="holds a measured run, not a simulated one"):
+        SegmentedFile.resume(tmp_path / "a.parquet", simulated)
