@@ -1,0 +1,130 @@
+"""`Model`: an architecture as a value. It holds shapes and switches, never weights.
+
+Layers are named blocks laid out by a pattern, so dense, sparse, windowed and hybrid models are
+all said the same way. Counting lives in `parameters` and `flops`, foreign formats in
+`huggingface`.
+"""
+
+from collections import Counter
+from typing import Literal
+
+import msgspec
+
+from meshwright.errors import InputError, Problem
+from meshwright.spec.model.block import Block, Norm
+from meshwright.spec.model.feedforward import Experts
+from meshwright.spec.model.mixers import MOST, require_positive
+from meshwright.spec.model.pattern import expand
+from meshwright.spec.model.vision import VisionTower
+from meshwright.spec.names import nearest
+from meshwright.spec.read import shown
+
+Positions = Literal["rotary", "learned", "alibi", "none"]
+
+
+class MultiToken(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Heads that predict further tokens (DeepSeek-V3): each is a product, a block and norms."""
+
+    depth: int
+    """Tokens predicted beyond the next one."""
+    block: str
+    """Name of the block each head runs."""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "depth")
+
+
+class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An architecture: widths, blocks and their order, embeddings, towers."""
+
+    name: str
+    """Short name, as the catalog and the command line use it."""
+    family: str = "llama"
+    """The architecture's family, as `model_type` in a Hugging Face config."""
+    hidden: int
+    """Width of the residual stream."""
+    vocab: int
+    """Rows of the embedding table."""
+    blocks: tuple[Block, ...]
+    """The kinds of layer."""
+    pattern: str
+    """Their order, such as `3*dense 58*moe` or `8*(5*local global)`."""
+    norm: Norm = Norm()
+    """The norm used throughout."""
+    tied: bool = False
+    """The output head shares the embedding table."""
+    head_bias: bool = False
+    """The output head adds a bias."""
+    positions: Positions = "rotary"
+    """How order is told: inside attention, by a learned table, by a score slope, or not at all."""
+    max_positions: int = 4096
+    """Longest context the model was made for; the rows of a learned table."""
+    position_offset: int = 0
+    """Rows of a learned table that are never used (OPT keeps two)."""
+    embedding_norm: bool = False
+    """A norm follows the embedding (BLOOM)."""
+    final_norm: bool = True
+    """A norm stands before the output head."""
+    embedding_scale: float | None = None
+    """Embeddings are multiplied by this (Gemma: the square root of the width)."""
+    logit_scale: float | None = None
+    """Logits are multiplied by this (Cohere, Grok)."""
+    logit_softcap: float | None = None
+    """Logits are squashed by tanh to this range (Gemma 2)."""
+    multi_token: MultiToken | None = None
+    """Heads that predict further tokens, counted apart from the main model."""
+    vision: VisionTower | None = None
+    """The vision tower of a multimodal model."""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "hidden", "vocab", "max_positions")
+        problems = []
+        if not 0 <= self.position_offset <= MOST:
+            what = f"{shown(self.position_offset)} is not from 0 to {MOST:,}"
+            problems.append(Problem("position_offset", what, "use 0"))
+        names = [block.name for block in self.blocks]
+        for name, times in Counter(names).items():
+            if times > 1:
+                problems.append(Problem("blocks", f"{times} blocks are named {name!r}", "rename"))
+        wanted = dict.fromkeys(expand(self.pattern))
+        if self.multi_token is not None:
+            wanted[self.multi_token.block] = None
+        for name in wanted:
+            if name not in names:
+                close = nearest(name, names)
+                fix = f"did you mean {close[0]}?" if close else f"use one of {', '.join(names)}"
+                problems.append(Problem("pattern", f"there is no block named {name!r}", fix))
+        if problems:
+            raise InputError(problems)
+
+    @property
+    def layer_names(self) -> tuple[str, ...]:
+        """The block name of every layer, first to last."""
+        return expand(self.pattern)
+
+    @property
+    def layers(self) -> int:
+        """Number of layers."""
+        return len(self.layer_names)
+
+    def block(self, name: str) -> Block:
+        """Return the block of that name."""
+        return next(block for block in self.blocks if block.name == name)
+
+    def layer_blocks(self) -> tuple[Block, ...]:
+        """Return the block of every layer, first to last."""
+        by_name = {block.name: block for block in self.blocks}
+        return tuple(by_name[name] for name in self.layer_names)
+
+    def block_counts(self) -> tuple[tuple[Block, int], ...]:
+        """Return each block that is used with the number of layers that use it."""
+        counts = Counter(self.layer_names)
+        return tuple((block, counts[block.name]) for block in self.blocks if counts[block.name])
+
+    @property
+    def experts(self) -> Experts | None:
+        """The first routed feed-forward part in the model, None for a dense one."""
+        for block in self.blocks:
+            if isinstance(block.mlp, Experts):
+                return block.mlp
+        return None

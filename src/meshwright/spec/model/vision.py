@@ -1,0 +1,119 @@
+"""The vision half of a multimodal model: a tower of blocks over patches, and its projector."""
+
+from itertools import pairwise
+
+import msgspec
+
+from meshwright.errors import InputError, Problem
+from meshwright.spec.model.block import Block, Norm
+from meshwright.spec.model.feedforward import Activation
+from meshwright.spec.model.mixers import MOST, require_positive
+from meshwright.spec.model.weights import Weight, parameters
+
+
+class Projector(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What turns patch vectors into tokens of the language model."""
+
+    merge: int = 1
+    """Patches along each side that become one token (2 joins four patches)."""
+    pool: int = 1
+    """Patches along each side that are averaged into one token."""
+    inner_widths: tuple[int, ...] = ()
+    """Widths between the products; none for a single product."""
+    activation: Activation = "gelu"
+    """The non-linearity between the products."""
+    bias: bool = True
+    """The products add biases."""
+    norm: Norm | None = None
+    """A norm over the tower's width before projecting."""
+    feature_layer: int = -1
+    """Which layer of the tower is read, counted from the end as -1 (Llava takes -2)."""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "merge", "pool")
+        for index, width in enumerate(self.inner_widths):
+            if not 1 <= width <= MOST:
+                where = f"inner_widths[{index}]"
+                raise InputError(
+                    [Problem(where, f"{width!r} is not from 1 to {MOST:,}", "mend it")]
+                )
+
+    def weights(self, tower: int, hidden: int) -> tuple[Weight, ...]:
+        """List the projector's products from the tower's width to the model's."""
+        widths = (tower * self.merge * self.merge, *self.inner_widths, hidden)
+        return tuple(
+            Weight(f"project_{index}", fan_in, fan_out, "none", self.bias)
+            for index, (fan_in, fan_out) in enumerate(pairwise(widths))
+        )
+
+    def parameters(self, tower: int, hidden: int) -> int:
+        """Count the projector's parameters."""
+        norm = self.norm.parameters(tower) if self.norm is not None else 0
+        return parameters(self.weights(tower, hidden)) + norm
+
+
+class VisionTower(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A transformer over image patches."""
+
+    hidden: int
+    """Width of the tower."""
+    layers: int
+    """Number of blocks."""
+    block: Block
+    """The one block it repeats."""
+    patch: int
+    """Pixels along each side of a patch."""
+    projector: Projector
+    """The way into the language model."""
+    image: int | None = None
+    """Pixels along each side of the image; None takes any size."""
+    temporal_patch: int = 1
+    """Video frames per patch."""
+    channels: int = 3
+    """Colours."""
+    patch_bias: bool = False
+    """The patch embedding adds a bias."""
+    positions: int = 0
+    """Rows of the learned position table; 0 has none."""
+    class_token: bool = False
+    """One learned token stands before the patches."""
+    pre_norm: bool = False
+    """A norm before the first block."""
+    post_norm: bool = False
+    """A norm after the last block."""
+    window: int | None = None
+    """Pixels along each side of the windows attention stays in; None sees the whole image."""
+    full_layers: tuple[int, ...] = ()
+    """Layers, counted from 0, that see the whole image in spite of `window` (Qwen2.5-VL)."""
+    norm: Norm
+    """The norm used inside."""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "hidden", "layers", "patch", "temporal_patch", "channels")
+        for name in ("image", "window"):
+            if getattr(self, name) is not None:
+                require_positive(self, name)
+        if not 0 <= self.positions <= MOST:
+            raise InputError(
+                [Problem("positions", f"{self.positions!r} is not from 0 to {MOST:,}", "use 0")]
+            )
+        if self.image is not None and self.image % self.patch:
+            raise InputError(
+                [Problem("image", f"{self.image} is not a multiple of patch={self.patch}",
+                         f"use {self.image // self.patch * self.patch}")]
+            )  # fmt: skip
+
+    @property
+    def patches(self) -> int:
+        """Patches of one image of the fixed size."""
+        return (self.image // self.patch) ** 2 if self.image else 0
+
+    def parameters(self) -> int:
+        """Count the tower's parameters without the projector."""
+        pixels = self.channels * self.temporal_patch * self.patch * self.patch
+        embedding = pixels * self.hidden + (self.hidden if self.patch_bias else 0)
+        table = (self.positions + self.class_token) * self.hidden
+        norms = (self.pre_norm + self.post_norm) * self.norm.parameters(self.hidden)
+        layer = parameters(self.block.weights(self.hidden))
+        layer += self.block.vectors(self.hidden, self.norm)
+        return embedding + table + norms + self.layers * layer

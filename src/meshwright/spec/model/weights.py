@@ -1,0 +1,66 @@
+"""`Weight`: one matrix of a model. Counts, FLOPs, memory and shapes all come from these lists."""
+
+from collections.abc import Iterable
+from typing import Literal, NamedTuple
+
+Split = Literal["column", "row", "none"]
+
+
+class Weight(NamedTuple):
+    """A matrix that multiplies activations, or `copies` of it of which a token uses `active`."""
+
+    name: str
+    fan_in: int
+    fan_out: int
+    split: Split = "column"
+    """Which side tensor parallelism cuts: the outputs, the inputs, or nothing (replicated)."""
+    bias: bool = False
+    copies: int = 1
+    active: int = 1
+    most_shards: int | None = None
+    """Tensor-parallel ranks beyond this many hold duplicates (key and value heads run out)."""
+
+    @property
+    def matrix(self) -> int:
+        """Entries of one copy, without its bias."""
+        return self.fan_in * self.fan_out
+
+    @property
+    def parameters(self) -> int:
+        """Parameters of all copies with their biases."""
+        return self.copies * (self.matrix + (self.fan_out if self.bias else 0))
+
+    @property
+    def flops(self) -> int:
+        """FLOPs one token spends here in a forward pass; a multiply-add counts as two."""
+        return 2 * self.active * self.matrix
+
+    def shards(self, tp: int) -> int:
+        """Return into how many parts a tensor-parallel group of `tp` cuts one copy."""
+        if self.split == "none":
+            return 1
+        return min(tp, self.most_shards or tp)
+
+    def per_rank(self, tp: int, ep: int = 1) -> int:
+        """Return the parameters one rank holds under tensor and expert parallelism."""
+        shards = self.shards(tp)
+        bias = 0
+        if self.bias:
+            bias = self.fan_out // shards if self.split == "column" else self.fan_out
+        copies = self.copies // ep if self.copies > 1 else self.copies
+        return copies * (self.matrix // shards + bias)
+
+
+def parameters(weights: Iterable[Weight]) -> int:
+    """Sum the parameters of some weights."""
+    return sum(weight.parameters for weight in weights)
+
+
+def active_parameters(weights: Iterable[Weight]) -> int:
+    """Sum the parameters a single token touches, biases included."""
+    return sum(weight.parameters // weight.copies * weight.active for weight in weights)
+
+
+def flops(weights: Iterable[Weight]) -> int:
+    """Sum the forward FLOPs one token spends in some weights."""
+    return sum(weight.flops for weight in weights)

@@ -1,0 +1,56 @@
+"""Names that people mistype."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshwright.spec.names import nearest, unknown_name
+
+MODELS = ["llama3.1-8b", "llama3.1-70b", "llama3.1-405b", "mixtral-8x7b", "gpt-oss-20b"]
+
+
+def test_nearest_is_the_smallest_slip_first() -> None:
+    assert nearest("llama3.1-7b", MODELS)[0] in {"llama3.1-8b", "llama3.1-70b"}
+    assert nearest("mixtrl-8x7b", MODELS) == ["mixtral-8x7b"]
+
+
+def test_nearest_ignores_case() -> None:
+    assert nearest("GPT-OSS-20B", MODELS)[0] == "gpt-oss-20b"
+
+
+def test_nearest_keeps_the_known_spelling() -> None:
+    assert nearest("h100", ["H100", "A100"])[0] == "H100"
+
+
+def test_a_word_inside_a_long_name_finds_it() -> None:
+    assert nearest("oss", MODELS) == ["gpt-oss-20b"]
+
+
+def test_nothing_is_suggested_for_what_is_far_from_all() -> None:
+    assert nearest("zzzzzz", MODELS) == []
+
+
+def test_unknown_name_says_the_kind_the_name_and_the_nearest() -> None:
+    problem = unknown_name("model", "mixtrl-8x7b", MODELS, "model")
+    assert problem.where == "model"
+    assert problem.what == "there is no model named 'mixtrl-8x7b'"
+    assert problem.fix == "did you mean mixtral-8x7b?"
+
+
+def test_unknown_name_lists_a_short_catalog_and_counts_a_long_one() -> None:
+    assert unknown_name("thing", "zzz", ["b", "a"]).fix == "use one of a, b"
+    many = [f"name{index:03}" for index in range(100)]
+    assert unknown_name("thing", "zzz", many).fix.startswith("there are 100, such as name000")
+
+
+@given(st.text(max_size=30), st.lists(st.text(max_size=10), max_size=20))
+def test_any_name_gets_an_answer(name: str, known: list[str]) -> None:
+    close = nearest(name, known)
+    assert len(close) <= 3
+    assert set(close) <= set(known)
+    assert unknown_name("thing", name, known).fix or not known
+
+
+@given(st.text(min_size=1, max_size=20), st.lists(st.text(max_size=10), max_size=20))
+def test_exact_name_comes_first(name: str, others: list[str]) -> None:
+    best = nearest(name, [*others, name])[0]
+    assert best.lower() == name.lower() or name.lower() in best.lower()
