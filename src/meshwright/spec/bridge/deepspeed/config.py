@@ -1,0 +1,288 @@
+"""DeepSpeed's JSON configuration.
+
+The keys are in `keys`. Pipelines, checkpointing of activations and the architecture are the user's
+code there. The number of processes is the launcher's affair; the three batch sizes together tell
+it.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from meshwright.errors import InputError, Problem
+from meshwright.spec.bridge.deepspeed.keys import IGNORED, KEYS, NEIGHBOURS, REASONS
+from meshwright.spec.bridge.report import lost, plain_data
+from meshwright.spec.bridge.results import Exported, Imported
+from meshwright.spec.bridge.settings import Settings, flatten, nest, sort_out
+from meshwright.spec.files import parse
+from meshwright.spec.layout.layout import Layout
+from meshwright.spec.model.model import Model
+
+TITLE = "DeepSpeed JSON"
+
+_OPTIMIZERS = {"adamw": "AdamW", "muon": "Muon", "lion": "Lion", "sgd": "SGD"}
+_OPTIMIZERS_BACK = {
+    **{word.lower(): name for name, word in _OPTIMIZERS.items()},
+    "adam": "adamw",  # adam_w_mode is on unless the parameters say otherwise
+}
+_HALF = {"fp32": "fp32", "fp16": "fp16"}
+_TYPES = {
+    "fp32": "fp32", "float32": "fp32", "float": "fp32", "torch.float32": "fp32",
+    "bf16": "bf16", "bfloat16": "bf16", "torch.bfloat16": "bf16",
+    "fp16": "fp16", "float16": "fp16", "half": "fp16", "torch.float16": "fp16",
+}  # fmt: skip
+
+
+def export(
+    layout: Layout, model: Model | None = None, *, sequence_length: int | None = None
+) -> Exported:
+    """Return the JSON file; what needs code is listed."""
+    data = plain_data(nest(_write(layout)))
+    text = json.dumps(data, indent=2) + "\n"
+    back = import_(text, gpus=layout.gpus)
+    unexpressed = lost(back, layout, model, sequence_length, title=TITLE, reasons=REASONS)
+    said = {problem.where for problem in unexpressed}
+    unexpressed += tuple(p for p in _needs_code(layout) if p.where not in said)
+    return Exported(text=text, data=data, unexpressed=unexpressed)
+
+
+def _write(layout: Layout) -> dict[str, Any]:
+    batch = layout.global_batch
+    zero = _stage(layout)
+    half = _HALF.get(layout.precision, "bf16")
+    keys: dict[str, Any] = {
+        "train_batch_size": batch,
+        "train_micro_batch_size_per_gpu": layout.microbatch,
+        "gradient_accumulation_steps": layout.microbatches(batch) if batch is not None else None,
+        "zero_optimization.stage": zero,
+        "zero_optimization.overlap_comm": layout.overlap_gradients if zero else None,
+        "zero_optimization.mics_shard_size": layout.shard if zero == 3 else None,
+        "zero_optimization.stage3_prefetch_bucket_size": (
+            0 if zero == 3 and not layout.overlap_parameters else None
+        ),
+        "bf16.enabled": True if half == "bf16" else None,
+        "fp16.enabled": True if half == "fp16" else None,
+        "optimizer.type": _OPTIMIZERS[layout.optimizer],
+        # ZeRO takes optimizers that are not DeepSpeed's own only when told to.
+        "zero_allow_untested_optimizer": True if zero and layout.optimizer == "sgd" else None,
+        **_write_states(layout, zero, half),
+        **_write_parallel(layout),
+    }
+    if "optimizer" in layout.offload and zero:
+        keys["zero_optimization.offload_optimizer.device"] = "cpu"
+    if "parameters" in layout.offload and zero == 3:
+        keys["zero_optimization.offload_param.device"] = "cpu"
+    if "activations" in layout.offload and layout.recompute == "full":
+        keys["activation_checkpointing.cpu_checkpointing"] = True
+    return {key: value for key, value in keys.items() if value is not None}
+
+
+def _stage(layout: Layout) -> int:
+    """Return the ZeRO stage; a pipeline works with the optimizer's states only."""
+    return min(layout.zero, 1) if layout.pp > 1 else layout.zero
+
+
+def _write_states(layout: Layout, zero: int, half: str) -> dict[str, Any]:
+    if not zero or half == "fp32":
+        return {}
+    master = layout.master_precision == half
+    keys: dict[str, Any] = {}
+    if master:
+        keys[f"{half}.{half}_master_weights_and_grads"] = True
+    if master and half == "bf16" and layout.moment_precision == "bf16":
+        keys["bf16.bf16_optimizer_states"] = True
+    if layout.gradient_precision in {"fp32", half}:
+        keys["data_types.grad_accum_dtype"] = layout.gradient_precision
+    return keys
+
+
+def _write_parallel(layout: Layout) -> dict[str, Any]:
+    keys: dict[str, Any] = {}
+    if layout.tp > 1:
+        keys["tensor_parallel.autotp_size"] = layout.tp
+        keys["tensor_parallel.tp_overlap_comm"] = layout.overlap_tp
+    if layout.cp > 1:
+        keys |= {"sequence_parallel_size": layout.cp, "data_parallel_size": layout.dp}
+    if layout.ep > 1:
+        keys |= {
+            "expert_parallel.enabled": True,
+            "expert_parallel.autoep_size": layout.ep,
+            "expert_parallel.expert_tensor_parallel_size": layout.experts_tp,
+        }
+    if layout.pp > 1:
+        keys["pipeline.stages"] = layout.pp
+        if layout.recompute == "full":
+            keys["pipeline.activation_checkpoint_interval"] = 1
+    return keys
+
+
+def _needs_code(layout: Layout) -> tuple[Problem, ...]:
+    """List what the file says but only the user's code brings about, and what is refused."""
+    found = []
+    if layout.pp > 1:
+        found.append(
+            Problem("layout.pp", f"{layout.pp} cannot be said in {TITLE} alone: the number of "
+                    "stages is an argument of PipelineModule", f"pass num_stages={layout.pp}")
+        )  # fmt: skip
+    if layout.recompute == "full" and layout.pp == 1:
+        found.append(
+            Problem("layout.recompute", f"'full' cannot be said in {TITLE} alone: the model's code "
+                    "switches checkpointing on", "enable checkpointing in the model")
+        )  # fmt: skip
+    alone = layout.tp > 1 or layout.cp > 1 or layout.experts_tp > 1 or layout.shard is not None
+    if layout.ep > 1 and layout.zero == 3 and alone:
+        found.append(
+            Problem("layout.ep", f"{layout.ep} cannot be said in {TITLE} together with zero=3 and "
+                    "tensor, sequence or hybrid parallelism: the engine refuses it", "use zero=2")
+        )  # fmt: skip
+    return tuple(found)
+
+
+def import_(
+    given: str | Mapping[str, Any], *, gpus: int | None = None, name: str = "imported"
+) -> Imported:
+    """Read a configuration; it holds no model, so `name` has no use."""
+    del name
+    data = given if isinstance(given, Mapping) else parse(given, ".json", "config")
+    if not isinstance(data, Mapping) or not data:
+        raise InputError([Problem("", "there are no DeepSpeed keys in the text", "give JSON")])
+    flat = {key: value for key, value in flatten(data).items() if value != "auto"}
+    settings = Settings(flat, KEYS)
+    for key, value in flatten(data).items():
+        if value == "auto" and key in settings.known:
+            settings.note(key, "auto is filled in by the trainer and not known here")
+    ignored = sort_out(flat, settings, IGNORED, "DeepSpeed key", cutoff=0.88, real=NEIGHBOURS)
+    layout = _read(settings, gpus)
+    return Imported(layout=layout, ignored=ignored, unknown=tuple(settings.notes))
+
+
+def _read(settings: Settings, gpus: int | None) -> Layout:
+    zero = _read_stage(settings)
+    fields: dict[str, Any] = _read_degrees(settings, gpus)
+    fields |= _read_numbers(settings, zero)
+    fields |= _read_steps(settings, zero, fields["pp"])
+    shard = settings.whole("zero_optimization.mics_shard_size", -1, least=-1)
+    if shard > 0 and zero == 3:
+        fields["shard"] = shard
+    if settings.whole("zero_optimization.zero_hpz_partition_size", 1, least=0) > 1:
+        settings.note("zero_optimization.zero_hpz_partition_size", "a second copy of the "
+                      "parameters inside a node cannot be held")  # fmt: skip
+    settings.finish()
+    try:
+        return Layout(zero=zero, **fields)
+    except InputError as error:
+        raise InputError(
+            problem._replace(where=_ORIGIN.get(problem.where, f"layout.{problem.where}"))
+            for problem in error.problems
+        ) from None
+
+
+_ORIGIN = {
+    "global_batch": "train_batch_size",
+    "shard": "zero_optimization.mics_shard_size",
+    "ep": "expert_parallel.autoep_size",
+}
+
+
+def _read_stage(settings: Settings) -> int:
+    old = settings.raw("zero_optimization")
+    if isinstance(old, bool):
+        return int(old)  # the oldest form: true is stage 1
+    stage = settings.whole("zero_optimization.stage", 0, least=0)
+    if stage > 3:
+        settings.wrong("zero_optimization.stage", f"{stage} is not one of 0, 1, 2, 3")
+        return 0
+    return stage
+
+
+def _read_degrees(settings: Settings, gpus: int | None) -> dict[str, Any]:
+    tp = max(1, settings.whole("tensor_parallel.autotp_size", 1, least=0))
+    cp = settings.whole("sequence_parallel_size", 1)
+    pp = 1
+    if settings.raw("pipeline.stages") != "auto":
+        pp = settings.whole("pipeline.stages", 1)
+    fields: dict[str, Any] = {
+        "tp": tp,
+        "cp": cp,
+        "pp": pp,
+        "cp_kind": "ulysses" if cp > 1 else "ring",
+    }
+    spread = settings.flag("expert_parallel.enabled")
+    ep = settings.whole("expert_parallel.autoep_size", 1) if spread else 1
+    expert_tp = settings.whole("expert_parallel.expert_tensor_parallel_size", 1) if spread else tp
+    fields |= {"ep": ep, "expert_tp": None if expert_tp == tp else expert_tp}
+    batch = settings.optional_whole("train_batch_size")
+    micro = settings.optional_whole("train_micro_batch_size_per_gpu")
+    steps = settings.optional_whole("gradient_accumulation_steps")
+    dp = settings.optional_whole("data_parallel_size")
+    if dp is None and gpus is not None:
+        dp = _from_gpus(settings, gpus, tp * cp * pp)
+    if dp is None and batch and micro and steps and batch % (micro * steps) == 0:
+        dp = batch // (micro * steps)
+    if dp is None:
+        dp = 1
+        settings.notes.append(
+            Problem("gpus", "the number of GPUs is not given; dp=1 is read", "give gpus")
+        )
+    if micro is None:
+        micro = max(1, (batch or 1) // (dp * (steps or 1)))
+    if batch is None and steps is not None:
+        batch = micro * steps * dp
+    return fields | {"dp": dp, "microbatch": micro, "global_batch": batch}
+
+
+def _from_gpus(settings: Settings, gpus: int, others: int) -> int | None:
+    if gpus < 1 or gpus % others:
+        settings.wrong("tensor_parallel.autotp_size", f"the degrees, {others}, do not divide the "
+                       f"{gpus} GPUs")  # fmt: skip
+        return 1
+    return gpus // others
+
+
+def _read_numbers(settings: Settings, zero: int) -> dict[str, Any]:
+    bf16 = settings.flag("bf16.enabled") or settings.flag("bfloat16.enabled")
+    fp16 = settings.flag("fp16.enabled")
+    if bf16 and fp16:
+        settings.wrong("fp16.enabled", "cannot be on together with bf16", "switch one off")
+    half = "bf16" if bf16 else "fp16" if fp16 else "fp32"
+    low = half != "fp32" and settings.flag(f"{half}.{half}_master_weights_and_grads") and zero > 0
+    moments = half == "bf16" and low and settings.flag("bf16.bf16_optimizer_states")
+    name = (settings.text("optimizer.type") or "AdamW").lower()
+    if name not in _OPTIMIZERS_BACK:
+        settings.note("optimizer.type", f"{name!r} cannot be held; adamw is read")
+    return {
+        "precision": half,
+        "master_precision": "none" if half == "fp32" else half if low else "fp32",
+        # Gradients are summed in the format of the weights unless told otherwise.
+        "gradient_precision": settings.choice("data_types.grad_accum_dtype", _TYPES, half),
+        "moment_precision": "bf16" if moments else "fp32",
+        "optimizer": _OPTIMIZERS_BACK.get(name, "adamw"),
+    }
+
+
+def _read_steps(settings: Settings, zero: int, pp: int) -> dict[str, Any]:
+    prefetch = settings.raw("zero_optimization.stage3_prefetch_bucket_size")
+    if prefetch is None:
+        prefetch = settings.raw("zero_optimization.prefetch_bucket_size")
+    every = settings.whole("pipeline.activation_checkpoint_interval", 0, least=0)
+    offload = []
+    device = settings.raw("zero_optimization.offload_optimizer.device")
+    if zero and (device in {"cpu", "nvme"} or settings.flag("zero_optimization.cpu_offload")):
+        offload += ["gradients", "optimizer"]  # gradients follow the optimizer to the host
+    if zero == 3 and settings.raw("zero_optimization.offload_param.device") in {"cpu", "nvme"}:
+        offload.append("parameters")
+    hosted = settings.flag("activation_checkpointing.cpu_checkpointing")
+    if hosted:
+        offload.append("activations")
+    if every > 1:
+        settings.note("pipeline.activation_checkpoint_interval", f"units of {every} layers are "
+                      "read as every layer by itself")  # fmt: skip
+    return {
+        "overlap_gradients": bool(zero)
+        and settings.flag("zero_optimization.overlap_comm", zero == 3),
+        "overlap_parameters": zero in {0, 3} and prefetch != 0,
+        "overlap_tp": settings.flag("tensor_parallel.tp_overlap_comm"),
+        "overlap_pp": pp == 1,
+        "recompute": "full" if (every and pp > 1) or hosted else "none",
+        "offload": tuple(offload),
+    }

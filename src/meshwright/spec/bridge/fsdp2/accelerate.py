@@ -1,0 +1,114 @@
+"""Accelerate's YAML, where it sets up FSDP2 (`fsdp_config: {fsdp_version: 2}`): read only.
+
+Keys are those of src/accelerate/commands/config/cluster.py and src/accelerate/parallelism_config.py
+in the Accelerate repository, July 2026.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from meshwright.errors import InputError
+from meshwright.spec.bridge.results import Imported
+from meshwright.spec.bridge.settings import Settings, flatten, sort_out
+from meshwright.spec.files import parse
+from meshwright.spec.layout.kinds import Offload, Precision
+from meshwright.spec.layout.layout import Layout
+
+_KEYS = """
+    num_processes mixed_precision gradient_accumulation_steps
+    fsdp_config.fsdp_version fsdp_config.fsdp_reshard_after_forward
+    fsdp_config.fsdp_sharding_strategy fsdp_config.fsdp_offload_params
+    fsdp_config.fsdp_activation_checkpointing
+    parallelism_config.parallelism_config_dp_replicate_size
+    parallelism_config.parallelism_config_dp_shard_size
+    parallelism_config.parallelism_config_tp_size
+    parallelism_config.parallelism_config_cp_size
+    parallelism_config.parallelism_config_cp_comm_strategy
+"""
+KEYS = tuple(_KEYS.split())
+IGNORED = re.compile(
+    r"(?:compute_environment|debug|distributed_type|downcast_bf16|enable_cpu_affinity|"
+    r"machine_rank|main_\w+|num_machines|rdzv_\w+|same_network|tpu_\w+|use_cpu|gpu_ids|"
+    r"dynamo_config.*|fsdp_config\.\w+|parallelism_config\.\w+|fp8_config.*)"
+)
+_STATES: tuple[Offload, ...] = ("gradients", "optimizer", "parameters")
+_PRECISIONS: dict[str, Precision] = {
+    "no": "fp32",
+    "bf16": "bf16",
+    "fp16": "fp16",
+    "fp8": "fp8-tensorwise",
+}
+_STRATEGIES = {
+    "FULL_SHARD": 3,
+    "SHARD_GRAD_OP": 2,
+    "NO_SHARD": 0,
+    "HYBRID_SHARD": 3,
+    "HYBRID_SHARD_ZERO2": 2,
+    "true": 3,
+    "True": 3,
+    "false": 2,
+    "False": 2,
+}
+
+
+def is_config(given: str | Mapping[str, Any]) -> bool:
+    """Tell whether this is Accelerate's file rather than a snippet."""
+    if isinstance(given, Mapping):
+        return "fsdp_config" in given or "distributed_type" in given
+    return re.search(r"(?m)^\s*\"?(?:fsdp_config|distributed_type)\"?\s*:", given) is not None
+
+
+def import_(
+    given: str | Mapping[str, Any], *, gpus: int | None = None, name: str = "imported"
+) -> Imported:
+    """Read a configuration; it holds no model, so `name` has no use."""
+    del name
+    data = given if isinstance(given, Mapping) else parse(given, ".yaml", "config")
+    if not isinstance(data, Mapping):
+        raise InputError("the text is not Accelerate's YAML")
+    flat = flatten(data)
+    settings = Settings(flat, KEYS)
+    ignored = sort_out(flat, settings, IGNORED, "Accelerate key", cutoff=0.9, real=frozenset())
+    layout = _read(settings, gpus)
+    return Imported(layout=layout, ignored=ignored, unknown=tuple(settings.notes))
+
+
+def _read(settings: Settings, gpus: int | None) -> Layout:
+    part = "parallelism_config.parallelism_config_"
+    tp = settings.whole(f"{part}tp_size", 1)
+    cp = settings.whole(f"{part}cp_size", 1)
+    replicas = settings.whole(f"{part}dp_replicate_size", 1)
+    gpus = gpus if gpus is not None else settings.whole("num_processes", 1)
+    shard = settings.optional_whole(f"{part}dp_shard_size")
+    if shard is None:
+        shard = max(1, gpus // (tp * cp * replicas))
+    if shard * replicas * tp * cp != gpus:
+        settings.wrong(
+            "num_processes", f"the degrees make {shard * replicas * tp * cp} GPUs, not {gpus}"
+        )
+    strategy = settings.choice("fsdp_config.fsdp_sharding_strategy", _STRATEGIES, 3)
+    zero = settings.choice("fsdp_config.fsdp_reshard_after_forward", _STRATEGIES, strategy)
+    if settings.whole("fsdp_config.fsdp_version", 1) != 2:
+        settings.note("fsdp_config.fsdp_version", "FSDP1 is read as if it were FSDP2")
+    plain: Precision = "fp32"
+    precision = settings.choice("mixed_precision", _PRECISIONS, plain)
+    kinds = {"allgather": "allgather", "alltoall": "ring"}
+    kind = settings.choice(f"{part}cp_comm_strategy", kinds, "allgather")
+    recompute = settings.flag("fsdp_config.fsdp_activation_checkpointing")
+    offload = settings.flag("fsdp_config.fsdp_offload_params")
+    steps = settings.optional_whole("gradient_accumulation_steps")
+    settings.finish()
+    return Layout(
+        tp=tp,
+        cp=cp,
+        cp_kind="allgather" if cp > 1 and kind == "allgather" else "ring",
+        dp=replicas * shard,
+        shard=shard * cp if replicas > 1 and zero else None,
+        zero=zero,
+        recompute="full" if recompute else "none",
+        precision=precision,
+        master_precision="none" if precision == "fp32" else "fp32",
+        offload=_STATES if offload else (),
+        global_batch=replicas * shard * steps if steps is not None else None,
+    )

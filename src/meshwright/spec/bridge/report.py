@@ -1,0 +1,105 @@
+"""Close an export: read it back, and say whatever did not survive.
+
+The law of every bridge holds by construction: what reading the exported text gives differs from
+what was exported only in fields that are listed. A target adds the reasons.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from meshwright.errors import Problem
+from meshwright.spec.bridge.difference import Difference, layout_differences, model_differences
+from meshwright.spec.bridge.results import Imported
+from meshwright.spec.layout.layout import Layout
+from meshwright.spec.model.model import Model
+from meshwright.spec.read import shown
+
+Reasons = Mapping[str, tuple[str, str]]
+"""For a field, or the end of its path: why the target cannot say it, and what to do. `*` stands
+for every field without an entry."""
+
+NO_MODEL = "the settings hold no architecture: the user's model code builds it"
+
+
+def lost(
+    back: Imported,
+    layout: Layout,
+    model: Model | None,
+    sequence_length: int | None,
+    *,
+    title: str,
+    reasons: Reasons,
+) -> tuple[Problem, ...]:
+    """List every field that the exported text does not say as it was given."""
+    found = [
+        _problem(f"layout.{difference.path}", difference, title, reasons)
+        for difference in layout_differences(layout, back.layout)
+    ]
+    if model is not None and back.model is None:
+        why, fix = reasons.get("model", (NO_MODEL, "build the model in code"))
+        found.append(Problem("model", f"{model.name!r} cannot be said in {title}: {why}", fix))
+    elif model is not None and back.model is not None:
+        found += [
+            _problem(f"model.{difference.path}", difference, title, reasons)
+            for difference in model_differences(model, back.model)
+        ]
+    if sequence_length is not None and back.sequence_length != sequence_length:
+        why, fix = reasons.get("sequence_length", ("they have no place for it", ""))
+        found.append(
+            Problem("sequence_length", f"{sequence_length} cannot be said in {title}: {why}", fix)
+        )
+    return tuple(found)
+
+
+def _problem(where: str, difference: Difference, title: str, reasons: Reasons) -> Problem:
+    why, fix = _reason(difference.path, reasons)
+    said = f"{shown(difference.wanted)} cannot be said in {title}"
+    means = f"what is written means {shown(difference.got)}"
+    return Problem(where, f"{said}: {why}; {means}" if why else f"{said}; {means}", fix)
+
+
+def _reason(path: str, reasons: Reasons) -> tuple[str, str]:
+    """Find the reason of the longest known end of the path."""
+    parts = path.split(".")
+    for start in range(len(parts)):
+        end = ".".join(parts[start:])
+        if end in reasons:
+            return reasons[end]
+    return reasons.get("*", ("", ""))
+
+
+def comment(problems: tuple[Problem, ...], heading: str, mark: str = "#") -> list[str]:
+    """Write problems as comment lines."""
+    if not problems:
+        return []
+    lines = [f"{mark} {heading}"]
+    for problem in problems:
+        text = " ".join(str(problem).split())
+        lines.append(f"{mark}   {text}")
+    return lines
+
+
+def notes(
+    layout: Layout, unexpressed: tuple[Problem, ...], assumed: tuple[Problem, ...]
+) -> list[str]:
+    """Write the head of an exported file: the GPUs it is for and all that needs attention."""
+    degrees = f"tp {layout.tp} × cp {layout.cp} × pp {layout.pp} × dp {layout.dp}"
+    return [
+        f"# For {layout.gpus} GPU{'s' if layout.gpus > 1 else ''} ({degrees}); "
+        "the launcher starts as many processes.",
+        *comment(unexpressed, "Not said by these settings:"),
+        *comment(assumed, "Assumed, because the layout does not say it:"),
+    ]
+
+
+def plain_data(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return tables whose tuples are lists, as the file formats want them."""
+    return {key: _plain_value(value) for key, value in data.items()}
+
+
+def _plain_value(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return plain_data(value)
+    if isinstance(value, tuple | list):
+        return [_plain_value(item) for item in value]
+    return value

@@ -1,0 +1,306 @@
+"""Megatron-LM's flags: text that pastes, scripts that read."""
+
+import re
+import shlex
+from typing import Any
+
+import pytest
+
+from meshwright.errors import InputError
+from meshwright.spec.bridge.megatron import export, import_
+from meshwright.spec.bridge.megatron.flags import FLAGS, IGNORED, NOTED, READ_ONLY
+from meshwright.spec.layout.layout import Layout
+from meshwright.spec.model import Experts, Model, decoder, gpt
+
+SCRIPT = """\
+#!/bin/bash
+export CUDA_DEVICE_MAX_CONNECTIONS=1
+GPUS_PER_NODE=8
+NNODES=${SLURM_NNODES:-"4"}
+WORLD_SIZE=$(($GPUS_PER_NODE*$NNODES))
+TP=4  # two GPUs would do as well
+DISTRIBUTED_ARGS=(
+    --nproc_per_node $GPUS_PER_NODE
+    --nnodes $NNODES
+)
+MODEL_ARGS=(
+    --num-layers 32 --hidden-size 4096 --num-attention-heads 32
+    --group-query-attention --num-query-groups 8 --ffn-hidden-size=14336
+    --swiglu --disable-bias-linear --normalization RMSNorm --vocab-size 32000
+    --position-embedding-type rope --untie-embeddings-and-output-weights
+    --max-position-embeddings 4096 --seq-length 4096
+    --num-experts 8 --moe-router-topk 2
+)
+PARALLEL_ARGS=(
+    --tensor-model-parallel-size $TP --sequence-parallel
+    # --pipeline-model-parallel-size 8
+    --expert-model-parallel-size 8 --expert-tensor-parallel-size 1
+    "--use-distributed-optimizer" "--micro-batch-size 2"
+    --global-batch-size 256 --bf16 --overlap-grad-reduce --overlap-param-gather
+)
+TRAIN="--lr 1e-4 --min-lr 1e-5 --clip-grad 1.0"
+torchrun ${DISTRIBUTED_ARGS[@]} pretrain_gpt.py ${MODEL_ARGS[@]} ${PARALLEL_ARGS[@]} \\
+    $TRAIN --tokenizer-model ${TOKENIZER} 2>&1 | tee log.txt
+"""
+
+
+def flags(**changes: Any) -> str:
+    base = {"--micro-batch-size": 1, "--bf16": True, **changes}
+    return " ".join(key if value is True else f"{key} {value}" for key, value in base.items())
+
+
+def test_the_text_pastes_into_a_shell() -> None:
+    layout = Layout(tp=8, sequence_parallel=True, pp=4, dp=2, zero=1)
+    model = decoder("m", layers=8, hidden=512, heads=8, ffn=1024, vocab=1024)
+    lines = export(layout, model).text.splitlines()
+    body = [line for line in lines if not line.startswith("#")]
+    assert all(line.endswith("\\") for line in body[:-1])
+    assert not body[-1].endswith("\\")
+    assert all(len(line) <= 100 for line in body)
+    words = shlex.split("\n".join(body))
+    assert words[:2] == ["--tensor-model-parallel-size", "8"]
+
+
+def test_comments_stand_only_above_the_flags() -> None:
+    text = export(Layout(pp=4, schedule="zb-h1")).text
+    assert re.fullmatch(r"(#.*\n)+(--.*\n)+", text)
+    assert "layout.schedule" in text
+
+
+def test_a_whole_launch_script_is_read() -> None:
+    imported = import_(SCRIPT)
+    assert imported.layout == Layout(
+        tp=4, sequence_parallel=True, dp=8, ep=8, expert_tp=1, zero=1, microbatch=2,
+        global_batch=256,
+    )  # fmt: skip
+    expected = decoder(
+        "imported", layers=32, hidden=4096, heads=32, kv_heads=8, ffn=14336, vocab=32256,
+        experts=Experts(count=8, top_k=2, width=14336),
+    )  # fmt: skip
+    # 32,000 rows are padded to a multiple of 128 × tp.
+    assert imported.model == expected
+    assert imported.sequence_length == 4096
+    assert {"--lr", "--min-lr", "--nnodes"} <= set(imported.ignored)
+    assert imported.unknown == ()
+
+
+def test_the_number_of_gpus_may_be_given_and_decides() -> None:
+    assert import_(SCRIPT, gpus=64).layout.dp == 16
+    assert import_(flags(), gpus=8).layout.dp == 8
+
+
+def test_without_a_number_of_gpus_the_least_that_fits_is_read_and_said() -> None:
+    imported = import_(flags(**{"--expert-model-parallel-size": 8}))
+    assert imported.layout.dp == 8
+    assert imported.unknown[0].where == "gpus"
+
+
+def test_a_mistyped_flag_is_refused_with_the_right_one() -> None:
+    with pytest.raises(InputError, match="did you mean --tensor-model-parallel-size"):
+        import_("--tensor-model-paralel-size 8")
+
+
+def test_every_problem_is_listed_at_once() -> None:
+    text = "--tensor-model-parallel-size x --optimizer adm --micro-batch-size --pipeline-size 2"
+    with pytest.raises(InputError) as caught:
+        import_(text)
+    named = {problem.where for problem in caught.value.problems}
+    assert named >= {"--tensor-model-parallel-size", "--optimizer", "--micro-batch-size"}
+
+
+def test_a_variable_that_is_not_set_is_named() -> None:
+    with pytest.raises(InputError, match=re.escape("$TP")):
+        import_("--tensor-model-parallel-size $TP")
+
+
+def test_a_flag_of_a_fork_is_reported_and_not_refused() -> None:
+    imported = import_(flags(**{"--our-own-flag": 3}))
+    assert [problem.where for problem in imported.unknown if problem.where != "gpus"] == [
+        "--our-own-flag"
+    ]
+
+
+def test_a_flag_that_no_layout_holds_is_reported() -> None:
+    imported = import_(flags(**{"--hybrid-context-parallel": True}), gpus=1)
+    assert [problem.where for problem in imported.unknown] == ["--hybrid-context-parallel"]
+
+
+@pytest.mark.parametrize(
+    ("given", "virtual", "split"),
+    [
+        ("--num-layers-per-virtual-pipeline-stage 2", 4, None),
+        ("--num-virtual-stages-per-pipeline-rank 2", 2, None),
+        ("--decoder-first-pipeline-num-layers 7 --decoder-last-pipeline-num-layers 7", 1,
+         (7, 9, 9, 7)),
+        ("--decoder-first-pipeline-num-layers 4 --decoder-last-pipeline-num-layers 8 "
+         "--num-virtual-stages-per-pipeline-rank 2", 2, (2, 5, 5, 4, 2, 5, 5, 4)),
+        ("--pipeline-model-parallel-layout 'Et*7|(t*9|)*2,t*7mL'", 1, (7, 9, 9, 7)),
+        ("--pipeline-model-parallel-layout 'Ettt|(t*4|)*6,t*5,L'", 2, (3, 4, 4, 4, 4, 4, 4, 5)),
+    ],
+)  # fmt: skip
+def test_every_way_to_split_the_pipeline_is_read(
+    given: str, virtual: int, split: tuple[int, ...] | None
+) -> None:
+    text = f"--num-layers 32 --pipeline-model-parallel-size 4 {given}"
+    layout = import_(text, gpus=4).layout
+    assert (layout.virtual_stages, layout.stage_layers) == (virtual, split)
+
+
+def test_counting_embedding_and_loss_as_layers_makes_smaller_ends() -> None:
+    text = (
+        "--num-layers 30 --pipeline-model-parallel-size 4 "
+        "--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split"
+    )
+    assert import_(text, gpus=4).layout.stage_layers == (7, 8, 8, 7)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "--num-layers 30 --pipeline-model-parallel-size 4 --decoder-first-pipeline-num-layers 1",
+        "--pipeline-model-parallel-size 4 --num-layers-per-virtual-pipeline-stage 2",
+        "--pipeline-model-parallel-size 4 --pipeline-model-parallel-layout 'Et|tX'",
+        "--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout 'Et|t|tL'",
+        "--num-layers 8 --hidden-size 64 --num-attention-heads 4 --vocab-size 99 "
+        "--num-experts 4 --moe-layer-freq '[1]*9'",
+        "--num-layers 8 --hidden-size 64 --num-attention-heads 4 --vocab-size 99 "
+        "--num-experts 4 --moe-layer-freq '__import__(1)'",
+        "--hybrid-layer-pattern MxM --hidden-size 64 --vocab-size 99",
+        "--fp16 --bf16",
+        "--tensor-model-parallel-size 'unclosed",
+    ],
+)
+def test_what_megatron_would_refuse_is_refused(text: str) -> None:
+    with pytest.raises(InputError):
+        import_(text, gpus=8)
+
+
+SMALL = (
+    "--num-layers 8 --hidden-size 64 --num-attention-heads 4 --vocab-size 512 "
+    "--position-embedding-type rope "
+)
+
+
+@pytest.mark.parametrize(
+    ("flags_", "where"),
+    [
+        ("--group-query-attention --num-query-groups 3", "--num-query-groups"),
+        ("--num-experts 4 --moe-router-topk 8", "--moe-router-topk"),
+        ("--rotary-percent 2", "--rotary-percent"),
+        ("--window-size 4", "--window-size"),
+        ("--norm-epsilon -1", "--norm-epsilon"),
+        ("--position-embedding-type rpe", "--position-embedding-type"),
+        ("--rope-type x --multi-latent-attention", "--rope-type"),
+        ("--num-attention-heads 5", "--num-attention-heads"),
+        ("--no-rope-freq 0", "--no-rope-freq"),
+    ],
+)
+def test_a_wrong_size_of_the_model_names_its_flag(flags_: str, where: str) -> None:
+    with pytest.raises(InputError) as caught:
+        import_(SMALL + flags_)
+    assert where in {problem.where for problem in caught.value.problems}
+
+
+@pytest.mark.parametrize(
+    "flags_",
+    [
+        "--fp8-format hybrid --fp8-recipe custom",
+        "--optimizer soap",
+        "--softmax-type off-by-one",
+        "--recompute-granularity full --recompute-method uniform --recompute-num-layers 4",
+        "--recompute-granularity selective --recompute-modules core_attn mhc",
+        "--cp-comm-type p2p a2a",
+        "--rampup-batch-size 32 32 1000",
+        "--exp-avg-dtype bf16",
+        "--optimizer-cpu-offload --optimizer-offload-fraction 0.5",
+        "--window-size 4,4",
+        "--num-experts 4 --moe-router-score-function sqrtsoftplus",
+        "--activation-func-clamp-value 3",
+        "--multi-latent-attention",
+    ],
+)
+def test_what_a_layout_or_model_holds_only_in_part_is_said(flags_: str) -> None:
+    imported = import_(f"{SMALL} {flags_}", gpus=1)
+    assert imported.unknown
+
+
+def test_fp16_sums_gradients_in_fp16_and_bf16_in_fp32_unless_told_otherwise() -> None:
+    assert import_("--fp16").layout.gradient_precision == "fp16"
+    told = import_("--fp16 --accumulate-allreduce-grads-in-fp32")
+    assert told.layout.gradient_precision == "fp32"
+    assert import_("--bf16").layout.gradient_precision == "fp32"
+    assert import_("--bf16 --grad-reduce-in-bf16").layout.gradient_precision == "bf16"
+
+
+def test_a_gpt_without_any_switch_is_read_as_megatron_builds_it() -> None:
+    text = (
+        "--num-layers 24 --hidden-size 1024 --num-attention-heads 16 --seq-length 1024 "
+        "--max-position-embeddings 1024 --vocab-size 50257 --micro-batch-size 4"
+    )
+    expected = gpt(
+        "imported", layers=24, hidden=1024, heads=16, vocab=50304, max_positions=1024,
+        activation="gelu-tanh", family="llama",
+    )  # fmt: skip
+    assert import_(text).model == expected
+
+
+def test_a_window_counts_the_token_itself() -> None:
+    model = decoder("m", layers=2, hidden=64, heads=4, ffn=128, vocab=256)
+    attention = model.blocks[0].mixer
+    assert attention is not None
+    text = export(Layout(), with_window(model, 4096)).text
+    assert "--window-size 4095,0" in text
+    back = import_(text).model
+    assert back is not None
+    assert back.blocks[0].mixer == with_window(model, 4096).blocks[0].mixer
+
+
+def with_window(model: Model, window: int) -> Model:
+    import msgspec
+
+    block = model.blocks[0]
+    assert block.mixer is not None
+    mixer = msgspec.structs.replace(block.mixer, window=window)
+    return msgspec.structs.replace(model, blocks=(msgspec.structs.replace(block, mixer=mixer),))
+
+
+def test_a_padded_vocabulary_is_said() -> None:
+    model = decoder("m", layers=2, hidden=64, heads=4, ffn=128, vocab=50257)
+    exported = export(Layout(tp=2), model)
+    assert [problem.where for problem in exported.unexpressed] == ["model.vocab"]
+    assert "50258" in exported.unexpressed[0].what
+
+
+def test_sizes_that_the_layout_leaves_open_are_said() -> None:
+    exported = export(Layout(cp=8, cp_kind="ring+ulysses", dp=2))
+    assert exported.assumed[0].where == "layout.cp_kind"
+    assert "--hierarchical-context-parallel-sizes 2 4" in exported.text
+
+
+def test_activations_go_to_the_host_where_the_model_says_how_many_layers() -> None:
+    layout = Layout(offload=("activations",))
+    model = decoder("m", layers=8, hidden=64, heads=4, ffn=128, vocab=256)
+    assert export(layout).unexpressed
+    assert not export(layout, model).unexpressed
+
+
+def test_no_flag_is_both_read_and_passed_over() -> None:
+    names = {flag.name for flag in FLAGS} - {"--ckpt-format"}
+    assert not [name for name in {*names, *NOTED} if IGNORED.fullmatch(name)]
+    assert not names & set(NOTED)
+    assert names >= READ_ONLY
+
+
+def test_flags_may_come_as_a_table() -> None:
+    given = {"--tensor-model-parallel-size": 2, "bf16": True, "--fp16": False}
+    assert import_(given, gpus=2).layout == Layout(tp=2, overlap_gradients=False)
+
+
+def test_the_split_line_is_the_one_megatron_core_reads() -> None:
+    core = pytest.importorskip("megatron.core.transformer.pipeline_parallel_layer_layout")
+    layout = Layout(pp=4, virtual_stages=2, schedule="interleaved",
+                    stage_layers=(3, 4, 4, 4, 4, 0, 1, 0))  # fmt: skip
+    line = str(export(layout).data["--pipeline-model-parallel-layout"]).strip("'")
+    parsed = core.PipelineParallelLayerLayout.parse_str_to_list(line)
+    counts = [sum(kind.name == "decoder" for kind in chunk) for chunk in parsed]
+    assert tuple(counts) == layout.stage_layers

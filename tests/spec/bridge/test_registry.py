@@ -1,0 +1,39 @@
+"""The table of targets."""
+
+import subprocess
+import sys
+
+import pytest
+
+from meshwright.errors import InputError
+from meshwright.spec import bridge
+from meshwright.spec.bridge import TARGETS, find_bridge
+
+
+def test_every_target_is_found_by_its_name() -> None:
+    assert list(TARGETS) == ["megatron", "torchtitan", "deepspeed", "nemo", "fsdp2"]
+    assert all(find_bridge(name).name == name for name in TARGETS)
+
+
+def test_an_unknown_target_is_refused_with_the_nearest_name() -> None:
+    with pytest.raises(InputError, match="did you mean megatron"):
+        find_bridge("megatrom")
+
+
+def test_exported_names_exist() -> None:
+    assert all(hasattr(bridge, name) for name in bridge.__all__)
+
+
+def test_listing_the_targets_loads_none_of_them() -> None:
+    code = (
+        "import sys, meshwright.spec.bridge as b; "
+        "print([n for n in b.TARGETS if f'{b.__name__}.{n}' in sys.modules])"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_an_empty_text_is_refused(name: str) -> None:
+    with pytest.raises(InputError):
+        TARGETS[name].import_("")
