@@ -1,0 +1,125 @@
+"""`mw clusters [NAME]`: the catalog of clusters, or one in full."""
+
+import argparse
+
+from meshwright.cli.answer import Answer, Text, View, facts, table
+from meshwright.cli.parser import add_common
+from meshwright.cli.topology import add_topology, read_topology
+from meshwright.spec import catalog
+from meshwright.spec.cluster import Cluster
+from meshwright.spec.files import dump
+from meshwright.spec.read import plain
+from meshwright.spec.units import format_bytes, format_rate, format_seconds, parse_count
+from meshwright.spec.work import read_cluster
+
+EXAMPLES = (
+    "mw clusters",
+    "mw clusters h100-superpod --gpus 1024",
+    "mw clusters gb200-nvl72 --as toml > mine.toml",
+    "nvidia-smi topo -m > topo.txt; mw clusters --topology topo.txt --gpu h100 --nic 400Gb/s",
+)
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the flags."""
+    parser.add_argument("name", nargs="?", metavar="NAME", help="catalog name or TOML file")
+    parser.add_argument("--gpus", metavar="N", help="size the cluster for this many GPUs")
+    parser.add_argument(
+        "--as", dest="form", choices=("toml", "json", "yaml"), help="print the description itself"
+    )
+    add_topology(parser)
+    add_common(parser)
+
+
+def run(args: argparse.Namespace) -> Answer:
+    """Answer with the list, or with one cluster."""
+    if args.name is None and args.topology is None:
+        return _list()
+    cluster = read_topology(args) if args.topology else read_cluster(args.name)
+    if args.gpus is not None:
+        cluster = cluster.with_gpus(parse_count(args.gpus, "--gpus"))
+    if args.form is not None:
+        body = Text(dump(cluster, f".{args.form}"))
+        return Answer("cluster/1", {"cluster": plain(cluster)}, (body,), (cluster.name,))
+    return _one(cluster)
+
+
+def _scale_up(cluster: Cluster) -> str:
+    links = cluster.scale_up
+    return f"{links.kind} ×{links.gpus}, {format_rate(links.gpu_bytes_per_s)}"
+
+
+def _price(cluster: Cluster) -> str:
+    return "" if cluster.price_per_gpu_hour is None else f"${cluster.price_per_gpu_hour:.2f}"
+
+
+def _list() -> Answer:
+    clusters = list(catalog.clusters().values())
+    rows = [
+        (cluster.name, cluster.gpu.name, cluster.gpus_per_node, cluster.scale_up.gpus,
+         f"{cluster.scale_up.gpu_bytes_per_s / 1e9:g}",
+         f"{cluster.nic_bytes_per_s_per_gpu / 1e9:g}" if cluster.nics else "",
+         cluster.fabric.kind, _price(cluster).removeprefix("$"))
+        for cluster in clusters
+    ]  # fmt: skip
+    view = table(
+        "name, gpu, node, domain, link, nic, fabric, $/h", rows,
+        "node and domain count GPUs; link and nic are GB/s, $/h dollars, per GPU",
+        right="node, domain, link, nic, $/h", wide="gpu",
+    )  # fmt: skip
+    data = {"clusters": [plain(cluster) for cluster in clusters]}
+    return Answer("clusters/1", data, (view,), tuple(cluster.name for cluster in clusters))
+
+
+def _one(cluster: Cluster) -> Answer:
+    nics, storage = cluster.nics, cluster.storage
+    failures = cluster.failures_per_gpu_hour
+    head = {
+        "name": cluster.name,
+        "title": cluster.title,
+        "also called": ", ".join(cluster.aliases),
+        "devices": f"{cluster.gpus:,} × {cluster.gpu.title}, "
+        f"{cluster.nodes:,} nodes of {cluster.gpus_per_node}",
+        "scale-up": f"{_scale_up(cluster)} per GPU and direction, "
+        f"{format_seconds(cluster.scale_up.latency_s)}",
+        "network cards": nics
+        and f"{nics.per_node} per node at {format_rate(nics.nic_bytes_per_s)}, "
+        f"{nics.rail_count} rails, {format_seconds(nics.latency_s)}",
+        "fabric": cluster.fabric.kind + (", rail-optimised" * cluster.fabric.rail_optimised),
+        "host": f"{cluster.host.link}, {format_rate(cluster.host.gpu_bytes_per_s)} per GPU"
+        + (f", {format_bytes(cluster.host.memory_bytes)} RAM" if cluster.host.memory_bytes else ""),
+        "storage": storage and storage.kind,
+        "price": _price(cluster) and f"{_price(cluster)} per GPU-hour",
+        "failures": failures and f"one per {1 / failures:,.0f} GPU-hours",
+        "notes": cluster.notes,
+    }
+    tiers = [
+        (tier.name, "all" if tier.nodes is None else tier.nodes, f"{tier.oversubscription:g} : 1",
+         format_seconds(tier.latency_s))
+        for tier in cluster.fabric.tiers
+    ]  # fmt: skip
+    reach = [
+        (cluster.tier_between(0, other), f"0 to {other}",
+         format_rate(cluster.bandwidth_between(0, other)),
+         format_seconds(cluster.latency_between(0, other)))
+        for other in _examples(cluster)
+    ]  # fmt: skip
+    sources = [(", ".join(source.fields), source.text) for source in cluster.sources]
+    views: list[View] = [facts(head)]
+    if tiers:
+        views.append(table("layer, nodes, oversubscription, latency", tiers))
+    if reach:
+        views.append(table("over, ranks, bandwidth, latency", reach, "between two GPUs"))
+    if sources:
+        views.append(table("figures, source", sources, wide="figures, source"))
+    return Answer("cluster/1", {"cluster": plain(cluster)}, tuple(views), (cluster.name,))
+
+
+def _examples(cluster: Cluster) -> list[int]:
+    """Pick one rank at each distance from rank 0."""
+    found: dict[str, int] = {}
+    for step in range(1, cluster.gpus.bit_length() + 1):
+        other = min(2**step - 1, cluster.gpus - 1)
+        if other > 0:
+            found.setdefault(cluster.tier_between(0, other), other)
+    return list(found.values())

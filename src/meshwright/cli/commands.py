@@ -1,0 +1,43 @@
+"""The commands there are. Help needs only this table; a command's module loads when it is chosen.
+
+Every command module has the same shape: `EXAMPLES` (lines that run as typed),
+`configure(parser)` which adds its flags, and `run(args)` which returns an `Answer`.
+"""
+
+import argparse
+from collections.abc import Callable
+from importlib import import_module
+from typing import NamedTuple, Protocol, cast
+
+from meshwright.cli.answer import Answer
+
+
+class Command(NamedTuple):
+    """One word after `mw`."""
+
+    summary: str
+    group: str
+
+
+COMMANDS: dict[str, Command] = {
+    "models": Command("models of the catalog, or one in full", "Look up"),
+    "gpus": Command("GPUs of the catalog, or one in full", "Look up"),
+    "clusters": Command("clusters of the catalog, or one in full", "Look up"),
+    "layout": Command("check, size, export or import a parallel layout", "Describe"),
+    "timeline": Command("look into a recorded timeline, or open it in Perfetto", "Observe"),
+    "doctor": Command("what this machine has, for bug reports", "Help"),
+    "completion": Command("shell completion for bash, zsh or fish", "Help"),
+}
+
+
+class Module(Protocol):
+    """What a command module offers."""
+
+    EXAMPLES: tuple[str, ...]
+    configure: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], Answer]
+
+
+def module(name: str) -> Module:
+    """Import the module of a command."""
+    return cast(Module, import_module(f"meshwright.cli.{name}"))

@@ -1,0 +1,125 @@
+"""`mw doctor`: what this machine has, for bug reports. Names no host, user or path."""
+
+import argparse
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from importlib import metadata
+
+from meshwright import __version__
+from meshwright.cli.answer import Answer, facts, table
+from meshwright.cli.parser import add_common
+from meshwright.spec.units import format_bytes
+
+EXAMPLES = ("mw doctor", "mw doctor --json")
+
+_CORE = ("msgspec", "numpy", "pyarrow", "rich", "PyYAML", "tomli-w")
+_EXTRAS = {
+    "train": ("torch", "safetensors", "tokenizers"),
+    "serve": ("torch", "starlette", "uvicorn"),
+    "fleet": ("duckdb", "prometheus-client"),
+}
+_PROGRAMS = {
+    "nvidia-smi": "see GPUs",
+    "sinfo": "submit Slurm jobs",
+    "kubectl": "submit Kubernetes jobs",
+    "prometheus": "run fleet tests",
+    "mpirun": "compare with MPI",
+    "gcc": "compile extensions",
+}
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the flags."""
+    add_common(parser)
+
+
+def run(args: argparse.Namespace) -> Answer:
+    """Answer with the state of this machine."""
+    del args
+    machine = {
+        "meshwright": __version__,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "cpu": _cpu(),
+        "cores": len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count(),
+        "memory": _memory(),
+        "terminal": "yes" if sys.stdout.isatty() else "no",
+    }
+    packages = {name: _version(name) for name in _packages()}
+    extras = {
+        extra: [name for name in names if packages[name] is None]
+        for extra, names in _EXTRAS.items()
+    }
+    gpus = _gpus()
+    programs = {name: shutil.which(name) is not None for name in _PROGRAMS}
+    data = {
+        "machine": machine,
+        "packages": packages,
+        "extras_missing": extras,
+        "gpus": gpus,
+        "programs": programs,
+    }
+    rows = [(name, version or "not installed") for name, version in packages.items()]
+    rows += [
+        (f"[{extra}]", "ready" if not lacking else f"lacks {', '.join(lacking)}")
+        for extra, lacking in extras.items()
+    ]
+    found = [
+        (name, "found" if there else "not found", _PROGRAMS[name])
+        for name, there in programs.items()
+    ]
+    views = (
+        facts({**machine, "gpus": ", ".join(gpus) or "none seen"}),
+        table("package, version", rows, wide="version"),
+        table("program, here, needed to", found),
+    )
+    return Answer("doctor/1", data, views, (__version__,))
+
+
+def _packages() -> list[str]:
+    return list(
+        dict.fromkeys([*_CORE, "triton", *(name for names in _EXTRAS.values() for name in names)])
+    )
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _cpu() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:  # noqa: PTH123 - a kernel file
+            for line in lines:
+                if line.startswith("model name"):
+                    return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or "unknown"
+
+
+def _memory() -> str:
+    try:
+        return format_bytes(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    except (ValueError, OSError, AttributeError):
+        return "unknown"
+
+
+def _gpus() -> list[str]:
+    """Ask the driver; the question is bounded because a sick driver can hang."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return []
+    query = [program, "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(query, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ["nvidia-smi does not answer"]
+    return [line.strip() for line in done.stdout.splitlines() if line.strip()]

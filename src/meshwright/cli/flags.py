@@ -1,0 +1,119 @@
+"""Flags and environment variables made from the fields of a spec value.
+
+A field `global_batch` of a layout becomes `--global-batch` and `MESHWRIGHT_LAYOUT_GLOBAL_BATCH`;
+its documentation becomes the help, its type decides how text is read. Values stay text here: the
+strict reader turns them into numbers, so flags and files have the same errors.
+"""
+
+import argparse
+import types
+from collections.abc import Mapping
+from typing import Any, Literal, Union, get_args, get_origin
+
+import msgspec
+
+from meshwright.errors import InputError, Problem
+from meshwright.spec.fields import Field, fields
+
+_TRUE = frozenset({"1", "true", "yes", "on"})
+_FALSE = frozenset({"0", "false", "no", "off"})
+
+
+def add_fields(
+    parser: argparse.ArgumentParser,
+    kind: type[msgspec.Struct],
+    table: str,
+    only: tuple[str, ...] = (),
+) -> None:
+    """Add one flag for every field of `kind`; parsed values land under `table.field`."""
+    group = parser.add_argument_group(f"{table} (a file's [{table}] table, {variable(table, '*')})")
+    for field in fields(kind):
+        if only and field.name not in only:
+            continue
+        flag = "--" + field.name.replace("_", "-")
+        destination = f"{table}.{field.name}"
+        if field.kind is bool:
+            group.add_argument(
+                flag,
+                dest=destination,
+                default=None,
+                action=argparse.BooleanOptionalAction,
+                help=_help(field),
+            )
+        else:
+            group.add_argument(flag, dest=destination, metavar=_metavar(field), help=_help(field))
+
+
+def given(args: argparse.Namespace, table: str) -> dict[str, Any]:
+    """Return the fields of a table that were given as flags, as plain data."""
+    prefix = f"{table}."
+    return {
+        name.removeprefix(prefix): value
+        for name, value in vars(args).items()
+        if name.startswith(prefix) and value is not None
+    }
+
+
+def typed(kind: type[msgspec.Struct], data: Mapping[str, Any]) -> dict[str, Any]:
+    """Split lists and read switches that came as text; all else is left to the strict reader."""
+    kinds = {field.name: field.kind for field in fields(kind)}
+    return {name: _split(kinds.get(name), value, name) for name, value in data.items()}
+
+
+def from_environment(
+    kind: type[msgspec.Struct], table: str, environment: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return the fields of a table that environment variables set."""
+    found = {
+        field.name: environment[variable(table, field.name)]
+        for field in fields(kind)
+        if variable(table, field.name) in environment
+    }
+    return typed(kind, found)
+
+
+def variable(table: str, field: str) -> str:
+    """Return the environment variable that sets a field."""
+    return f"MESHWRIGHT_{table}_{field}".upper()
+
+
+def _plain_kind(kind: Any) -> Any:
+    if get_origin(kind) in (Union, types.UnionType):
+        return next(inner for inner in get_args(kind) if inner is not types.NoneType)
+    return kind
+
+
+def _split(kind: Any, value: Any, name: str) -> Any:
+    if not isinstance(value, str):
+        return value
+    kind = _plain_kind(kind)
+    if get_origin(kind) is tuple:
+        return [part.strip() for part in value.split(",") if part.strip()]
+    if kind is bool:
+        if value.lower() in _TRUE | _FALSE:
+            return value.lower() in _TRUE
+        raise InputError([Problem(name, f"{value!r} is neither true nor false", "use true")])
+    return value
+
+
+def _metavar(field: Field) -> str:
+    kind = _plain_kind(field.kind)
+    if get_origin(kind) is Literal:
+        return "WORD"
+    if get_origin(kind) is tuple:
+        return "A,B"
+    return {int: "N", float: "X", str: "TEXT"}.get(kind, "VALUE")
+
+
+def _help(field: Field) -> str:
+    text = field.doc.rstrip(".").replace("%", "%%").replace("`", "")
+    kind = _plain_kind(field.kind)
+    inner = get_args(kind)[0] if get_origin(kind) is tuple else kind
+    if get_origin(inner) is Literal:
+        text += f" [{', '.join(str(choice) for choice in get_args(inner))}]"
+    default = field.default
+    if default in (None, (), msgspec.NODEFAULT):
+        return text
+    switch = {True: "on", False: "off"}
+    shown = switch[default] if isinstance(default, bool) else default
+    return f"{text} (default: {shown})"

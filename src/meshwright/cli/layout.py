@@ -1,0 +1,223 @@
+"""`mw layout check|memory|export|import`: one layout held against model, cluster and frameworks."""
+
+import argparse
+import sys
+
+from meshwright.cli.answer import Answer, Note, Table, Text, View, facts, table
+from meshwright.cli.parser import add_common, verbs
+from meshwright.cli.work import Asked, add_work, asked, explain
+from meshwright.errors import InputError
+from meshwright.predict import MemoryPrediction, StageMemory, predict_memory
+from meshwright.spec import bridge
+from meshwright.spec.files import dump_data, read_text
+from meshwright.spec.model import count_parameters, flops_per_token
+from meshwright.spec.read import plain
+from meshwright.spec.units import format_bytes, format_count, format_flops, parse_count
+
+EXAMPLES = (
+    "mw layout check examples/llama3-70b.toml",
+    "mw layout memory examples/llama3-70b.toml --recompute full",
+    "mw layout export examples/llama3-70b.toml --to megatron",
+    "mw layout import --from megatron flags.txt --gpus 64",
+)
+
+_VERBS = (
+    (
+        "check",
+        "hold a layout against a model and a cluster; every violated constraint, with a fix",
+        (EXAMPLES[0], "mw layout check --model llama3.1-8b --cluster dgx-h100 --gpus 8 --tp 8"),
+    ),
+    (
+        "memory",
+        "memory of every pipeline stage and the FLOPs of a step",
+        (EXAMPLES[1], "mw layout memory --model gpt3-175b --cluster dgx-a100-80g --tp 8 --pp 8"),
+    ),
+    (
+        "export",
+        "write a layout in the words of another framework",
+        (EXAMPLES[2], "mw layout export examples/llama3-70b.toml --to torchtitan"),
+    ),
+    (
+        "import",
+        "read a layout from another framework's flags or file",
+        (EXAMPLES[3], "mw layout import --from deepspeed ds_config.json --gpus 16"),
+    ),
+)
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the verbs and their flags."""
+    found = verbs(parser, _VERBS)
+    for verb in ("check", "memory", "export"):
+        # Thirty-odd fields would make a wall of a usage line; the groups below list them.
+        found[verb].usage = f"mw layout {verb} [FILE ...] [flags]"
+        add_work(found[verb])
+    found["export"].add_argument(
+        "--to", required=True, metavar="NAME", help=f"one of {', '.join(bridge.TARGETS)}"
+    )
+    reader = found["import"]
+    reader.add_argument("file", metavar="FILE", help="file to read, or - for standard input")
+    reader.add_argument(
+        "--from", dest="source", required=True, metavar="NAME",
+        help=f"one of {', '.join(bridge.TARGETS)}",
+    )  # fmt: skip
+    reader.add_argument("--gpus", metavar="N", help="GPUs of the run, which set dp")
+    for sub in found.values():
+        add_common(sub)
+
+
+def run(args: argparse.Namespace) -> Answer:
+    """Answer one of the verbs."""
+    if args.verb == "import":
+        return _import(args)
+    resolved = asked(args)
+    if args.dry_run:
+        return explain(resolved)
+    if args.verb == "check":
+        return _check(resolved)
+    if args.verb == "memory":
+        return _memory(resolved)
+    return _export(resolved, args.to)
+
+
+def _check(resolved: Asked) -> Answer:
+    problems = resolved.work.check()
+    data = {"ok": not problems, "problems": [problem._asdict() for problem in problems]}
+    if problems:
+        view: View = table("field, violated, fix", problems, wide="violated, fix")
+        return Answer("layout.check/1", data, (view,), tuple(p.where for p in problems), 1)
+    work = resolved.work
+    line = f"ok: {work.model.name} on {work.layout.gpus} GPUs of {work.cluster.name}"
+    return Answer("layout.check/1", data, (Text(line),), ("ok",))
+
+
+def _sound(resolved: Asked) -> None:
+    """Refuse to size what cannot be laid out; memory itself is the question, not a fault."""
+    problems = [problem for problem in resolved.work.check() if problem.where != "memory"]
+    if problems:
+        raise InputError(problems)
+
+
+_PARTS = (
+    ("params", "█", "parameters_bytes"),
+    ("grads", "▓", "gradients_bytes"),
+    ("optim", "▒", "optimizer_bytes"),
+    ("acts", "░", "activations_bytes"),
+    ("logits", "·", "logits_bytes"),
+)
+_BAR_WIDTH = 12
+
+
+def _memory(resolved: Asked) -> Answer:
+    _sound(resolved)
+    work, asked_for = resolved.work, resolved.workload
+    length, batch = asked_for.sequence_length, asked_for.global_batch
+    predicted = predict_memory(
+        work.model, work.layout, work.cluster, sequence_length=length, global_batch=batch
+    )
+    per_token = flops_per_token(work.model, length)
+    step_flops = per_token * length * batch
+    worst = predicted.worst
+    stages = [
+        {
+            "stage": stage.stage,
+            "layers": stage.layers,
+            "in_flight": stage.in_flight,
+            **{field: getattr(stage, field) for _, _, field in _PARTS},
+            "total_bytes": stage.total_bytes,
+        }
+        for stage in predicted.stages
+    ]
+    data = {
+        "fits": predicted.fits,
+        "capacity_bytes": predicted.capacity_bytes,
+        "worst_stage": worst.stage,
+        "stages": stages,
+        "sequence_length": length,
+        "global_batch": batch,
+        "parameters": count_parameters(work.model).total,
+        "flops_per_token": per_token,
+        "flops_per_step": step_flops,
+    }
+    verdict = "fits" if predicted.fits else "does not fit"
+    size = format_count(count_parameters(work.model).total)
+    summary = {
+        "model": f"{work.model.name}, {size} parameters",
+        "layout": f"{work.layout.gpus} GPUs: tp {work.layout.tp}, cp {work.layout.cp}, "
+        f"pp {work.layout.pp}, dp {work.layout.dp}",
+        "step": f"{batch:,} × {length:,} tokens, {format_flops(step_flops)} "
+        f"({format_flops(per_token)} per token, forward and backward)",
+        "worst rank": f"stage {worst.stage}: {format_bytes(worst.total_bytes)} of "
+        f"{format_bytes(predicted.capacity_bytes)}, {verdict}",
+    }
+    legend = Note(
+        " ".join(f"{mark} {name}" for name, mark, _ in _PARTS)
+        + "; held: microbatches in flight; framework and NCCL buffers are not counted"
+    )
+    code = 0 if predicted.fits else 1
+    quiet = (str(worst.total_bytes),)
+    views = (facts(summary), _stage_table(predicted), legend)
+    return Answer("layout.memory/1", data, views, quiet, code)
+
+
+def _stage_table(predicted: MemoryPrediction) -> Table:
+    full = max(predicted.capacity_bytes, predicted.worst.total_bytes)
+    rows = [
+        (
+            stage.stage,
+            stage.layers,
+            stage.in_flight,
+            *(f"{getattr(stage, field) / 2**30:.1f}" for _, _, field in _PARTS),
+            f"{stage.total_bytes / 2**30:.1f}",
+            _bar(stage, full),
+        )
+        for stage in predicted.stages
+    ]
+    numbers = f"stage, layers, held, {', '.join(name for name, _, _ in _PARTS)}, total"
+    return table(f"{numbers}, of the GPU", rows, "GiB on one rank of each stage", right=numbers)
+
+
+def _bar(stage: StageMemory, full: int) -> str:
+    """Draw a stage's parts as a bar whose marks, not colours, tell them apart."""
+    drawn, done = "", 0
+    for _, mark, field in _PARTS:
+        done += getattr(stage, field)
+        drawn += mark * (round(_BAR_WIDTH * done / full) - len(drawn))
+    return f"{drawn:<{_BAR_WIDTH}}|"
+
+
+def _export(resolved: Asked, to: str) -> Answer:
+    work = resolved.work
+    exported = bridge.find_bridge(to).export(
+        work.layout, work.model, sequence_length=resolved.workload.sequence_length
+    )
+    notes = [Note(str(problem)) for problem in exported.unexpressed]
+    notes += [Note(f"assumed: {problem}") for problem in exported.assumed]
+    data = {
+        "target": to,
+        "text": exported.text,
+        "unexpressed": [problem._asdict() for problem in exported.unexpressed],
+        "assumed": [problem._asdict() for problem in exported.assumed],
+    }
+    return Answer("layout.export/1", data, (Text(exported.text), *notes), (exported.text.strip(),))
+
+
+def _import(args: argparse.Namespace) -> Answer:
+    text = sys.stdin.read() if args.file == "-" else read_text(args.file)
+    gpus = parse_count(args.gpus, "--gpus") if args.gpus else None
+    imported = bridge.find_bridge(args.source).import_(text, gpus=gpus)
+    described: dict[str, object] = {}
+    if imported.model is not None:
+        described["model"] = plain(imported.model)
+    described["layout"] = plain(imported.layout)
+    notes = [Note(f"not understood: {problem}") for problem in imported.unknown]
+    if imported.ignored:
+        notes.append(Note(f"no part of a layout, left out: {', '.join(imported.ignored)}"))
+    data = {
+        **described,
+        "sequence_length": imported.sequence_length,
+        "ignored": list(imported.ignored),
+        "unknown": [problem._asdict() for problem in imported.unknown],
+    }
+    body = dump_data(described, ".toml")
+    return Answer("layout.import/1", data, (Text(body), *notes), (body.strip(),))

@@ -1,0 +1,102 @@
+"""`main`: parse, run, print, and turn every ending into an exit code."""
+
+import os
+import sys
+from argparse import Namespace
+from collections.abc import Sequence
+
+from meshwright.cli.commands import COMMANDS, module
+from meshwright.cli.parser import Parser, build
+from meshwright.cli.render import show, show_error, silence_colour
+from meshwright.errors import MeshwrightError
+
+INTERRUPTED = 130
+OWN_FAULT = 70
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    mode = _mode(words)
+    try:
+        return _run(words, mode)
+    except MeshwrightError as error:
+        show_error(error, mode)
+        return error.exit_code
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader (head, less) has gone; there is no one left to tell.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        if "--debug" in words:
+            raise
+        return _own_fault(error)
+
+
+def _run(words: list[str], mode: str) -> int:
+    chosen = next((word for word in words if not word.startswith("-")), None)
+    parser = build(chosen if chosen in COMMANDS else None)
+    args = _parse(parser, words)
+    if args is None:
+        return 0
+    if args.version:
+        from meshwright import __version__
+
+        sys.stdout.write(f"meshwright {__version__}\n")
+        return 0
+    if args.command is None:
+        parser.print_help()
+        return 0
+    if getattr(args, "no_color", False):
+        silence_colour()
+    answer = module(args.command).run(args)
+    show(answer, mode)
+    sys.stdout.flush()
+    return answer.code
+
+
+def _parse(parser: Parser, words: list[str]) -> Namespace | None:
+    """Parse the words; None means that help was asked for and printed."""
+    try:
+        args, rest = parser.parse_known_args(words)
+    except SystemExit:
+        return None
+    if rest:
+        leaf = _leaf(parser, args)
+        leaf.error(f"unrecognized arguments: {' '.join(rest)}")
+    return args
+
+
+def _leaf(parser: Parser, args: Namespace) -> Parser:
+    """Return the parser of the command and verb that were given, which knows their flags."""
+    for word in (getattr(args, "command", None), getattr(args, "verb", None)):
+        for action in parser._actions:  # noqa: SLF001 - argparse has no public list
+            choices = getattr(action, "choices", None)
+            if isinstance(choices, dict) and word in choices:
+                parser = choices[word]
+    return parser
+
+
+def _mode(words: list[str]) -> str:
+    if "--json" in words:
+        return "json"
+    return "quiet" if {"-q", "--quiet"} & set(words) else "auto"
+
+
+def _own_fault(error: Exception) -> int:
+    """Keep the traceback in a file and say where: this is our bug, not the user's."""
+    import tempfile
+    import traceback
+
+    with tempfile.NamedTemporaryFile(
+        "w", prefix="meshwright-", suffix=".txt", delete=False, encoding="utf-8"
+    ) as file:
+        traceback.print_exception(error, file=file)
+    sys.stderr.write(
+        f"error: meshwright failed ({type(error).__name__}: {error}); this is a bug\n"
+        f"  hint: please report it with {file.name} and the output of mw doctor\n"
+    )
+    return OWN_FAULT

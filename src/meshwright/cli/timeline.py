@@ -1,0 +1,117 @@
+"""`mw timeline show|perfetto|repair`: look into a recorded timeline, open it in Perfetto."""
+
+import argparse
+from pathlib import Path
+
+from meshwright.cli.answer import Answer, Note, Text, View, facts, table
+from meshwright.cli.parser import add_common, verbs
+from meshwright.errors import DamagedFile, InputError, Problem
+from meshwright.spec.units import format_seconds
+from meshwright.timeline import Timeline, read, repair, write_perfetto
+
+EXAMPLES = (
+    "mw timeline show demo-out/timeline",
+    "mw timeline perfetto demo-out/timeline demo-out/trace.json.gz",
+)
+
+_VERBS = (
+    ("show", "how much time each kind of span takes on each rank", (EXAMPLES[0],)),
+    ("perfetto", "write a file that the Perfetto UI opens", (EXAMPLES[1],)),
+    (
+        "repair",
+        "close the files that a killed writer left open",
+        ("mw timeline repair run/timeline",),
+    ),
+)
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the verbs and their flags."""
+    found = verbs(parser, _VERBS)
+    for sub in found.values():
+        sub.add_argument("folder", metavar="FOLDER", help="folder of Parquet files, one per rank")
+    found["perfetto"].add_argument("out", metavar="OUT", help="file to write: .json or .json.gz")
+    for sub in found.values():
+        add_common(sub)
+
+
+def run(args: argparse.Namespace) -> Answer:
+    """Answer one of the verbs."""
+    if not Path(args.folder).exists():
+        raise InputError([Problem(args.folder, "there is no such folder")])
+    if args.verb == "perfetto":
+        return _perfetto(args.folder, args.out)
+    return _repair(args.folder) if args.verb == "repair" else _show(args.folder)
+
+
+def _show(folder: str) -> Answer:
+    notes: list[Note] = []
+    try:
+        timeline = read(folder, columns=["rank", "kind", "start_ns", "duration_ns"])
+    except DamagedFile as damage:
+        if not isinstance(damage.kept, Timeline):
+            raise
+        timeline = damage.kept
+        notes = [Note(str(problem)) for problem in damage.problems]
+    rows = _busy(timeline)
+    first, last = timeline.extent_ns
+    length_s = (last - first) / 1e9
+    head = {
+        "source": timeline.source.value,
+        "spans": f"{timeline.num_spans:,}",
+        "ranks": len(timeline.ranks),
+        "length": format_seconds(length_s),
+        **timeline.metadata,
+    }
+    shown = [(rank, kind, f"{count:,}", format_seconds(busy)) for rank, kind, count, busy in rows]
+    data = {
+        "source": timeline.source.value,
+        "spans": timeline.num_spans,
+        "ranks": list(timeline.ranks),
+        "length_s": length_s,
+        "metadata": dict(timeline.metadata),
+        "kinds": [
+            {"rank": rank, "kind": kind, "spans": count, "total_s": busy}
+            for rank, kind, count, busy in rows
+        ],
+        "damaged": [note.body for note in notes],
+    }
+    views: tuple[View, ...] = (
+        facts(head),
+        table("rank, kind, spans, summed time", shown, right="rank, spans, summed time"),
+        *notes,
+    )
+    return Answer("timeline/1", data, views, (str(timeline.num_spans),), 1 if notes else 0)
+
+
+def _busy(timeline: Timeline) -> list[tuple[int, str, int, float]]:
+    """Sum the spans of each rank by kind, in seconds; nested spans count again."""
+    rows = []
+    for part in timeline.by_rank():
+        (rank,) = part.ranks
+        kinds, duration = part.strings("kind"), part.column("duration_ns")
+        for code, kind in enumerate(kinds.values):
+            mine = duration[kinds.codes == code]
+            if mine.size:
+                rows.append((rank, str(kind), int(mine.size), float(mine.sum()) / 1e9))
+    return rows
+
+
+def _perfetto(folder: str, out: str) -> Answer:
+    if not out.endswith((".json", ".json.gz")):
+        fix = f"{out}.json.gz"
+        raise InputError([Problem(out, "is neither .json nor .json.gz", fix)])
+    notes: list[Note] = []
+    try:
+        write_perfetto(folder, out)
+    except DamagedFile as damage:
+        notes = [Note(str(problem)) for problem in damage.problems]
+    line = f"wrote {out}: open it at ui.perfetto.dev"
+    data = {"file": out, "damaged": [note.body for note in notes]}
+    return Answer("timeline.perfetto/1", data, (Text(line), *notes), (out,), 1 if notes else 0)
+
+
+def _repair(folder: str) -> Answer:
+    mended = repair(folder)
+    body = "\n".join(mended) if mended else "nothing to repair"
+    return Answer("timeline.repair/1", {"mended": mended}, (Text(body),), tuple(mended))

@@ -1,0 +1,55 @@
+"""A cluster from what a real machine prints: NCCL's dump or `nvidia-smi topo -m`, and Slurm."""
+
+import argparse
+from pathlib import Path
+
+from meshwright.errors import InputError, Problem
+from meshwright.spec import catalog
+from meshwright.spec.cluster import (
+    Cluster,
+    Fabric,
+    cluster_of,
+    read_nccl_topology,
+    read_nvidia_smi,
+    read_slurm_topology,
+)
+from meshwright.spec.files import read_text
+from meshwright.spec.units import parse_count, parse_rate
+
+FABRICS = ("infiniband", "roce", "efa", "omnipath", "slingshot", "ethernet")
+
+
+def add_topology(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that describe a machine by what it prints."""
+    group = parser.add_argument_group("from a real machine")
+    group.add_argument(
+        "--topology", metavar="FILE", help="NCCL_TOPO_DUMP_FILE (.xml) or nvidia-smi topo -m"
+    )
+    group.add_argument("--gpu", metavar="NAME", help="its GPU, a name of mw gpus")
+    group.add_argument("--nodes", metavar="N", default="1", help="machines like it (default: 1)")
+    group.add_argument("--nic", metavar="RATE", help="speed of a network card, such as 400Gb/s")
+    group.add_argument("--switches", metavar="FILE", help="Slurm's topology.conf")
+    group.add_argument(
+        "--fabric", choices=FABRICS, default="infiniband",
+        help="what joins the machines (default: infiniband)",
+    )  # fmt: skip
+
+
+def read_topology(args: argparse.Namespace) -> Cluster:
+    """Return the cluster that the files describe."""
+    if args.gpu is None:
+        raise InputError([Problem("--gpu", "is needed to read a topology", "--gpu h100")])
+    gpu = catalog.gpu(args.gpu)
+    text = read_text(args.topology)
+    if Path(args.topology).suffix == ".xml":
+        graph = read_nccl_topology(text, args.topology)
+    else:
+        graph = read_nvidia_smi(text, gpu, args.topology)
+    nodes = parse_count(args.nodes, "--nodes")
+    fabric: Fabric | None = None
+    if args.switches is not None:
+        fabric = read_slurm_topology(read_text(args.switches), args.switches).fabric(args.fabric)
+    return cluster_of(
+        graph, gpu, name=Path(args.topology).stem, nodes=nodes, fabric=fabric,
+        nic_bytes_per_s=parse_rate(args.nic, "--nic") if args.nic else None,
+    )  # fmt: skip

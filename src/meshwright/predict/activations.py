@@ -1,0 +1,127 @@
+"""Bytes a block keeps between forward and backward for each token, tensor by tensor.
+
+Formats: activations in two bytes (four under fp32), flash-style attention (no score matrix), no
+dropout masks. For a plain GPT block this is Korthikanti et al. 2022 (arXiv 2205.05198), equation 4
+without its masks and scores: 32 bytes per token and channel. Each tensor carries the recompute
+operation that would drop it and the axis that splits it.
+"""
+
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
+
+from meshwright.spec.layout import Layout, RecomputeOp
+from meshwright.spec.model import (
+    Attention,
+    Block,
+    Experts,
+    GatedDelta,
+    LatentAttention,
+    Mamba2,
+    Mixer,
+    Mlp,
+)
+
+
+class Saved(NamedTuple):
+    """One tensor that backward needs."""
+
+    name: str
+    width: float
+    """Numbers per token."""
+    split: Literal["tensor", "expert", "sequence", "none"]
+    """What cuts it: `tensor` or `expert` tensor parallelism, `sequence` parallelism, or `none`."""
+    dropped_by: frozenset[RecomputeOp] = frozenset()
+    """Recompute operations under which it is not kept."""
+
+
+def saved_tensors(block: Block, hidden: int) -> tuple[Saved, ...]:
+    """List what one block keeps for backward."""
+    found: list[Saved] = []
+    if block.mixer is not None:
+        found += _norm_pair("mixer", hidden)
+        found += _mixer(block.mixer)
+    if block.mlp is not None:
+        found += _norm_pair("mlp", hidden)
+        found += _mlp(block.mlp) if isinstance(block.mlp, Mlp) else _experts(block.mlp, hidden)
+    return tuple(found)
+
+
+def bytes_per_token(
+    layout: Layout, block: Block, hidden: int, recomputed: tuple[RecomputeOp, ...] = ()
+) -> float:
+    """Return the bytes one token leaves on one rank after a forward pass through a block."""
+    number = 4 if layout.precision == "fp32" else 2
+    dropped = frozenset(recomputed)
+    total = 0.0
+    for saved in saved_tensors(block, hidden):
+        if not saved.dropped_by & dropped:
+            total += number * saved.width / _ranks(layout, saved)
+    return total
+
+
+def boundary_bytes_per_token(layout: Layout, hidden: int) -> float:
+    """Return the bytes of a layer's input, all that full recompute keeps of a layer."""
+    number = 4 if layout.precision == "fp32" else 2
+    return number * hidden / (layout.tp if layout.sequence_parallel else 1)
+
+
+def _ranks(layout: Layout, saved: Saved) -> int:
+    if saved.split == "tensor":
+        return layout.tp
+    if saved.split == "expert":
+        return layout.experts_tp
+    return layout.tp if saved.split == "sequence" and layout.sequence_parallel else 1
+
+
+def _norm_pair(part: str, hidden: int) -> Iterator[Saved]:
+    yield Saved(f"{part}_residual", hidden, "sequence")
+    drops: frozenset[RecomputeOp] = frozenset({"layernorm"})
+    if part == "mlp":
+        drops |= {"mlp", "moe"}
+    yield Saved(f"{part}_norm_out", hidden, "sequence", drops)
+
+
+def _mixer(mixer: Mixer) -> Iterator[Saved]:
+    match mixer:
+        case Attention(heads=heads, kv_heads=kv_heads, head_dim=width):
+            yield Saved("qkv", (heads + 2 * kv_heads) * width, "tensor")
+            yield Saved("attention_out", heads * width, "tensor")
+        case LatentAttention():
+            up: frozenset[RecomputeOp] = frozenset({"mla_up_proj"})
+            key = mixer.nope_dim + mixer.rope_dim
+            down = (mixer.q_rank or 0) + mixer.kv_rank + mixer.rope_dim
+            yield Saved("latents", 2 * down, "sequence")
+            yield Saved("q", mixer.heads * key, "tensor", up)
+            yield Saved("kv", mixer.heads * (key + mixer.value_dim), "tensor", up)
+            yield Saved("attention_out", mixer.heads * mixer.value_dim, "tensor")
+        case GatedDelta():
+            keys = 2 * mixer.key_heads * mixer.key_dim
+            values = mixer.value_heads * mixer.value_dim
+            # The input and the output of the convolution, the gate, and the read-out.
+            yield Saved("mixed", 2 * (keys + values), "tensor")
+            yield Saved("gate_and_out", 3 * values, "tensor")
+        case Mamba2():
+            inner = mixer.heads * mixer.head_dim
+            yield Saved("mixed", 2 * (inner + 2 * mixer.groups * mixer.state_dim), "tensor")
+            yield Saved("gate_and_out", 3 * inner, "tensor")
+
+
+def _mlp(mlp: Mlp) -> Iterator[Saved]:
+    whole: frozenset[RecomputeOp] = frozenset({"mlp"})
+    yield Saved("mlp_in", (2 if mlp.gated else 1) * mlp.width, "tensor", whole)
+    yield Saved("mlp_act", mlp.width, "tensor", whole | {"mlp_act"})
+
+
+def _experts(experts: Experts, hidden: int) -> Iterator[Saved]:
+    whole: frozenset[RecomputeOp] = frozenset({"moe"})
+    width = (experts.latent or hidden) * experts.top_k
+    inner = experts.width * experts.top_k
+    # Router scores are kept in fp32: twice the width of a two-byte number.
+    yield Saved("router_scores", 2 * experts.count, "none", whole)
+    yield Saved("dispatched", width, "none", whole)
+    yield Saved("experts_in", (2 if experts.gated else 1) * inner, "expert", whole)
+    yield Saved("experts_act", inner, "expert", whole | {"moe_act"})
+    yield Saved("experts_out", width, "none", whole)
+    if experts.shared_width:
+        shared: frozenset[RecomputeOp] = whole | {"shared_experts"}
+        yield Saved("shared", (3 if experts.gated else 2) * experts.shared_width, "tensor", shared)
