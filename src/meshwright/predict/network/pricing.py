@@ -1,0 +1,98 @@
+"""What an algorithm really costs: NCCL's latencies and bandwidths with the fabric's corrections.
+
+A `Price` is three numbers, so that a size is priced in a few operations. NCCL's own estimate, which
+decides the algorithm, is in `tuning`; here its figures become seconds.
+"""
+
+from math import sqrt
+from typing import NamedTuple
+
+from meshwright.predict.network.constants import Release, by_sm, fixed, generation, release
+from meshwright.predict.network.fabric import Correction
+from meshwright.predict.network.graph import card_gbps, nvlink_gbps
+from meshwright.predict.network.placement import Placement
+from meshwright.predict.network.tuning import Entry, Op
+
+US = 1e-6
+
+
+class Price(NamedTuple):
+    """Seconds of a call: `latency_s + bytes · s_per_byte`, and what filling a pipeline adds."""
+
+    latency_s: float
+    s_per_byte: float
+    pipelined: bool
+    """Whether the message flows through its hops in chunks, rather than around a ring."""
+
+    def seconds(self, nbytes: float) -> float:
+        """Return the time of a message.
+
+        A stream cut into k chunks over h hops of start-up a takes (k + h)·(a + stream/k). With
+        the best k that is the sum of both parts and a cross term 2·√(latency · stream). Half of
+        it fits measured trees and NVLS on every fabric (0, 0.7, 1 and 1.5 were tried for the
+        factor); rings, whose steps are counted one by one, show none.
+        """
+        stream_s = nbytes * self.s_per_byte
+        if not self.pipelined:
+            return self.latency_s + stream_s
+        return self.latency_s + stream_s + sqrt(self.latency_s * stream_s)
+
+
+def price(
+    entry: Entry, op: Op, place: Placement, inside: Correction, between: Correction | None
+) -> Price:
+    """Return the price of one algorithm with one protocol."""
+    twice = 2 if entry.protocol == "simple" else 1
+    latency_us = entry.base_us
+    if between is None:
+        latency_us += entry.inside * entry.inside_us
+        latency_us += inside.delay_us if inside.per == "call" else 0.0
+    else:
+        latency_us += entry.inside * _step_us(entry, between)
+        # NCCL counts a card's latency twice for Simple, whose data needs a flush.
+        hop_us = entry.between_us + between.delay_us * twice
+        hop_us = max(hop_us, place.card_s / US) + place.switches_s / US
+        latency_us += entry.between * hop_us
+    gbps = _gbps(entry, op, place, inside, between)
+    return Price(latency_us * US, 1e-9 / gbps, entry.algorithm not in ("ring", "pat"))
+
+
+def _step_us(entry: Entry, between: Correction) -> float:
+    """Return one step inside a unit while others of the ring post to the network."""
+    if entry.algorithm != "ring" or between.per != "message":
+        return entry.inside_us
+    posts = fixed().net_overhead_simple if entry.protocol == "simple" else 1
+    return max(entry.inside_us, posts * (fixed().net_overhead_us["intel"] + between.delay_us))
+
+
+def _gbps(
+    entry: Entry, op: Op, place: Placement, inside: Correction, between: Correction | None
+) -> float:
+    """Return the bytes of the message per nanosecond, at the slower of the two kinds of link."""
+    if between is None:
+        found = entry.algbw_gbps
+        if entry.algorithm == "nvls" and op == "all_reduce":
+            found = nvls_gbps(place)
+        return found * inside.efficiency
+    network = between.efficiency / place.share
+    if entry.algorithm not in ("nvls", "nvls_tree"):
+        return entry.algbw_gbps * network
+    cards = min(place.cards, fixed().max_nvls_heads) * card_gbps(place)
+    # Two trees, each through half of the nodes: a unit of many sends and receives twice.
+    trees = entry.algorithm == "nvls_tree" and place.units > 2
+    return min(nvls_gbps(place) * inside.efficiency, cards / (2 if trees else 1) * network)
+
+
+def nvls_gbps(place: Placement) -> float:
+    """Return what an all-reduce through the switch reaches inside one unit.
+
+    The newest NCCL's model of it matches measurements of every release (8 H100: 476 GB/s bus
+    bandwidth, 473 to 481 measured; 8 B200: 829, 835 to 842), so it serves all of them.
+    """
+    newest: Release = release("2.30")
+    sm, heads = place.links.sm, min(place.per_unit, fixed().max_nvls_heads)
+    room = nvlink_gbps(place.links) / (heads + 1)
+    speeds: tuple[float, ...] = by_sm(newest.speeds_intra, sm)
+    speed = next((speed for speed in speeds if speed <= room + 1e-6), room)
+    bus = 2 * (heads - 1) * speed * newest.caps.nvls_efficiency[generation(sm)]
+    return bus * place.per_unit / (2 * (place.per_unit - 1))
