@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 BIN := .venv/bin
 WORKERS ?= 2
-TYPED := src tests benchmarks scripts docs $(wildcard examples/*.py)
+TYPED := src tests benchmarks scripts docs validation $(wildcard examples/*.py)
 # Hypothesis draws the same examples each time under "ci"; see tests/conftest.py.
 export HYPOTHESIS_PROFILE ?= ci
 
