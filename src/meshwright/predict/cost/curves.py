@@ -1,0 +1,212 @@
+"""The constants of the operator cost models, one struct per kind of work, and `Calibration`.
+
+Every number is physical: a share of a peak, a time, a length that some overhead is worth. The
+default values lie in `devices.toml`; a `Calibration` measured on a device replaces them curve by
+curve. Nothing here computes a time.
+"""
+
+from pathlib import Path
+from typing import Literal, get_args
+
+import msgspec
+
+from meshwright.errors import Problem
+from meshwright.spec.bounds import Bounds, real, require
+from meshwright.spec.files import dump, load
+
+Part = Literal["forward", "backward"]
+AttentionKernel = Literal["native", "flash2"]
+MemoryOp = Literal[
+    "copy",
+    "residual",
+    "norm",
+    "norm_backward",
+    "activation",
+    "activation_backward",
+    "rotary",
+    "softmax",
+    "cross_entropy",
+    "cross_entropy_backward",
+    "permute",
+    "unpermute",
+    "quantise",
+    "cast",
+    "optimizer",
+    "gradient_norm",
+]
+MEMORY_OPS: tuple[MemoryOp, ...] = get_args(MemoryOp)
+
+
+class ProductCurve(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How fast matrix products of one precision run on a device."""
+
+    precision: str
+    """Precision of the inputs, as a `Layout` names it."""
+    efficiency: float
+    """Share of the dense peak reached inside a full tile, with the chip cool."""
+    bandwidth: float
+    """Share of the memory bandwidth that operands and result move at."""
+    launch_s: float
+    """Time one product takes however small it is, the host not counted."""
+    fill_k: float
+    """Start and end of a tile with a 2-byte result, as extra elements of k."""
+    tail: float
+    """How far the last wave of tiles counts as full: 0 spreads it evenly, 1 rounds it up."""
+    tile_penalty: float
+    """Loss of efficiency as tiles shrink: 1 / (1 + penalty × (128/rows + 128/columns − 1.5))."""
+    split_penalty: float
+    """Cost of adding up a k split over several tiles, in passes over an fp32 result."""
+    accumulate_bytes: float = 8.0
+    """What adding into an fp32 gradient moves per element, in bytes that are not hidden."""
+    gradient_ratio: float = 1.0
+    """Efficiency of gradient products over forward ones, where they need wider accumulation."""
+    source: str = ""
+    """Where the constants come from."""
+    error: float | None = None
+    """Mean absolute relative error on rows that were not fitted."""
+    bias: float | None = None
+    """Mean signed relative error on the same rows."""
+
+    def __post_init__(self) -> None:
+        require(
+            _shares(efficiency=self.efficiency, bandwidth=self.bandwidth),
+            _shares(gradient_ratio=self.gradient_ratio),
+            _shares(0.0, tail=self.tail),
+            _not_negative(
+                launch_s=self.launch_s,
+                fill_k=self.fill_k,
+                tile_penalty=self.tile_penalty,
+                split_penalty=self.split_penalty,
+                accumulate_bytes=self.accumulate_bytes,
+            ),
+        )
+
+
+class AttentionCurve(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How fast flash-style attention runs in one direction, by one generation of kernels."""
+
+    kernel: AttentionKernel
+    """`native`: the best kernel made for the device; `flash2`: FlashAttention-2's."""
+    part: Part
+    """Forward or backward."""
+    efficiency: float
+    """Share of the dense bf16 peak that the two (backward: five) products reach."""
+    softmax_dims: float
+    """Softmax work per score, as if it were that many more head dimensions."""
+    fill_keys: float
+    """Start and end of a block of 128 queries, as extra keys."""
+    tail: float
+    """Share of the longest block's time that is left over when causal blocks run out."""
+    wave: float
+    """How far the last wave counts as full when all blocks are equal (no mask)."""
+    launch_s: float
+    """Time one call takes however small it is."""
+    pad_dims: int = 32
+    """Head dimensions are rounded up to a multiple of this."""
+    source: str = ""
+    """Where the constants come from."""
+    error: float | None = None
+    """Mean absolute relative error on rows that were not fitted."""
+    bias: float | None = None
+    """Mean signed relative error on the same rows."""
+
+    def __post_init__(self) -> None:
+        require(
+            _shares(efficiency=self.efficiency),
+            _shares(0.0, tail=self.tail, wave=self.wave),
+            _not_negative(
+                softmax_dims=self.softmax_dims, fill_keys=self.fill_keys, launch_s=self.launch_s
+            ),
+        )
+
+
+class MemoryCurve(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What share of the memory bandwidth one class of elementwise work reaches."""
+
+    op: MemoryOp
+    """Class of work."""
+    efficiency: float
+    """Bytes that must move, over the time and the peak bandwidth."""
+    source: str = ""
+    """Where the figure comes from."""
+
+    def __post_init__(self) -> None:
+        require(_shares(efficiency=self.efficiency))
+
+
+class LaunchCurve(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a kernel costs besides its work."""
+
+    kernel_s: float
+    """Start and end of an elementwise kernel on the GPU."""
+    host_s: float
+    """Time of the host to launch one kernel, without a CUDA graph."""
+    graph_s: float
+    """Time of the host to launch a whole CUDA graph."""
+    source: str = ""
+    """Where the figures come from."""
+
+    def __post_init__(self) -> None:
+        require(_not_negative(kernel_s=self.kernel_s, host_s=self.host_s, graph_s=self.graph_s))
+
+
+class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Measured efficiencies of one device, which replace the default curves one by one."""
+
+    gpu: str
+    """Catalog name of the device."""
+    source: str
+    """Where, when and with which software it was measured."""
+    products: tuple[ProductCurve, ...] = ()
+    """One curve per precision."""
+    attention: tuple[AttentionCurve, ...] = ()
+    """One curve per kernel and direction."""
+    memory: tuple[MemoryCurve, ...] = ()
+    """One figure per class of elementwise work."""
+    launch: LaunchCurve | None = None
+    """What launching costs."""
+    grouped_efficiency: float | None = None
+    """Efficiency of a grouped product over a dense one."""
+    grouped_launch_s: float | None = None
+    """Time a grouped product takes on top of a dense one's launch."""
+    sustained_slowdown: float | None = None
+    """How much longer large products take under lasting full load (power limit) than cool."""
+
+    def __post_init__(self) -> None:
+        problems = [
+            *_twice("products", [curve.precision for curve in self.products]),
+            *_twice("attention", [f"{c.kernel} {c.part}" for c in self.attention]),
+            *_twice("memory", [curve.op for curve in self.memory]),
+        ]
+        if self.grouped_efficiency is not None:
+            problems += _shares(grouped_efficiency=self.grouped_efficiency)
+        if self.grouped_launch_s is not None:
+            problems += _not_negative(grouped_launch_s=self.grouped_launch_s)
+        if self.sustained_slowdown is not None:
+            problems += real("sustained_slowdown", self.sustained_slowdown, 1.0, 10.0)
+        require(problems)
+
+
+def load_calibration(path: str | Path) -> Calibration:
+    """Read a calibration from a TOML, JSON or YAML file."""
+    return load(Calibration, path)
+
+
+def save_calibration(calibration: Calibration, path: str | Path) -> None:
+    """Write a calibration to a file that `load_calibration` reads back to an equal value."""
+    Path(path).write_text(dump(calibration, Path(path).suffix), encoding="utf-8")
+
+
+def _shares(least: float = 1e-6, **values: float) -> list[Problem]:
+    return [problem for name, value in values.items() for problem in real(name, value, least, 1.0)]
+
+
+def _not_negative(**values: float) -> list[Problem]:
+    bounds = Bounds()
+    bounds.not_negative(**values)
+    return bounds.problems
+
+
+def _twice(where: str, keys: list[str]) -> list[Problem]:
+    seen = {key for key in keys if keys.count(key) > 1}
+    return [Problem(where, f"{key} is given twice", "keep one") for key in sorted(seen)]

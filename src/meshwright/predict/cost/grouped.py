@@ -1,0 +1,54 @@
+"""Time of the experts' products: one grouped kernel, many small matrices of one shape.
+
+A grouped kernel keeps one tile shape for all its groups and does not split k, so the loss from
+few tokens per expert is that of a half-filled tile. Who sends how many tokens where is the
+caller's matter: pass the tokens of the busiest rank's average expert.
+"""
+
+from functools import lru_cache
+from math import ceil
+
+from meshwright.predict.cost.device import DeviceCosts
+from meshwright.predict.cost.matmul import LinearPart, alignment, smooth_max, waves_of
+
+ROWS, COLUMNS = 128, 256
+"""The tile of a grouped kernel: the largest of a dense one's."""
+
+
+@lru_cache(maxsize=1 << 16)
+def grouped_matmul_s(
+    device: DeviceCosts,
+    experts: int,
+    tokens: float,
+    out_features: int,
+    in_features: int,
+    *,
+    precision: str = "bf16",
+    part: LinearPart = "forward",
+    out_bytes: float | None = None,
+) -> float:
+    """Return the seconds of `experts` products, each of `tokens` rows with its own weights."""
+    if experts <= 0 or tokens <= 0:
+        return 0.0
+    rate = device.product(precision)
+    m, n, k = float(tokens), out_features, float(in_features)
+    contiguous = in_features
+    speed = rate.flops_per_sm * device.grouped_efficiency
+    stored = 2.0
+    if part == "input_gradient":
+        n, k = in_features, float(out_features)
+        contiguous = out_features
+    elif part == "weight_gradient":
+        m, n, k = float(out_features), in_features, float(tokens)
+        contiguous = out_features
+        stored = rate.accumulate_bytes
+    if part != "forward":
+        speed *= rate.gradient_ratio
+    if out_bytes is not None:
+        stored = out_bytes
+    speed *= alignment(rate.word, n, contiguous)
+    waves = experts * ceil(m / ROWS) * ceil(n / COLUMNS) / device.sms
+    depth = k + rate.fill_k * stored / 2.0
+    compute_s = waves_of(waves, rate.tail) * 2.0 * ROWS * COLUMNS * depth / speed
+    moved = experts * (rate.input_bytes * k * (m + n) + stored * m * n)
+    return rate.launch_s + device.grouped_launch_s + smooth_max(compute_s, moved / rate.bytes_per_s)

@@ -1,0 +1,121 @@
+"""Time of one matrix product: a roofline with tiles, waves, split k and awkward sizes.
+
+    t = launch + (t_compute⁴ + t_memory⁴)^¼
+    t_compute = waves × 2 × rows × columns × (k / split + fill) / (efficiency × peak of one SM)
+
+The kernel library tries tile shapes and splits of k; here the fastest of a few is taken. Layers,
+casts and communication are not known here, nor the slow-down of a chip that is hot.
+"""
+
+from functools import lru_cache
+from math import ceil
+from typing import Literal
+
+from meshwright.predict.cost.device import TILES, DeviceCosts, ProductRate
+
+Product = Literal["TN", "NN", "NT"]
+"""Forward, input gradient, and weight gradient that is added into an fp32 buffer."""
+LinearPart = Literal["forward", "input_gradient", "weight_gradient"]
+
+SPLITS = (2, 3, 4)
+"""Ways to split k that are tried where there are few tiles."""
+SPLIT_BELOW_WAVES = 1.0
+"""Libraries split k where the tiles do not fill the chip once."""
+HALF_ALIGNED = 0.33
+"""Share of the speed left where rows are not a multiple of 16 bytes (H200, bf16, measured)."""
+UNALIGNED = 0.15
+"""The same where they are not even a multiple of 4 bytes."""
+
+
+@lru_cache(maxsize=1 << 16)
+def matmul_s(
+    device: DeviceCosts,
+    m: int,
+    n: int,
+    k: int,
+    precision: str = "bf16",
+    *,
+    layout: Product = "TN",
+    batch: int = 1,
+    out_bytes: float | None = None,
+) -> float:
+    """Return the seconds of `batch` products m × k by k × n, each with its own result.
+
+    m, n and k are those of the very product: for a weight gradient k is the number of tokens.
+    `out_bytes` is what storing one element of the result moves; by default 2, or what adding into
+    an fp32 buffer moves for layout NT.
+    """
+    if m <= 0 or n <= 0 or k <= 0 or batch <= 0:
+        return 0.0
+    rate = device.product(precision)
+    if out_bytes is None:
+        out_bytes = rate.accumulate_bytes if layout == "NT" else 2.0
+    speed = rate.flops_per_sm * alignment(rate.word, n, m if layout == "NT" else k)
+    if layout != "TN":
+        speed *= rate.gradient_ratio
+    fill = rate.fill_k * out_bytes / 2.0
+    compute_s = _tile_flops(rate, (m, n, k, batch), device.sms, fill) / speed
+    moved = batch * (rate.input_bytes * k * (m + n) + out_bytes * m * n)
+    return rate.launch_s + smooth_max(compute_s, moved / rate.bytes_per_s)
+
+
+def linear_s(
+    device: DeviceCosts,
+    tokens: int,
+    out_features: int,
+    in_features: int,
+    precision: str = "bf16",
+    *,
+    part: LinearPart = "forward",
+) -> float:
+    """Return the seconds of one product of a linear layer, named by its part of the step."""
+    if part == "forward":
+        return matmul_s(device, tokens, out_features, in_features, precision)
+    if part == "input_gradient":
+        return matmul_s(device, tokens, in_features, out_features, precision, layout="NN")
+    return matmul_s(device, out_features, in_features, tokens, precision, layout="NT")
+
+
+def _tile_flops(
+    rate: ProductRate, shape: tuple[int, int, int, int], sms: int, fill: float
+) -> float:
+    """Return the FLOPs that the busiest SM works through with the best tile and split."""
+    m, n, k, batch = shape
+    short, long = (m, n) if m <= n else (n, m)
+    add = rate.split_flops_per_element * batch * m * n
+    best = float("inf")
+    for (rows, columns), tile_efficiency in zip(TILES, rate.tile_efficiency, strict=True):
+        waves = batch * ceil(short / rows) * ceil(long / columns) / sms
+        per_k = 2.0 * rows * columns / tile_efficiency
+        best = min(best, waves_of(waves, rate.tail) * per_k * (k + fill))
+        if waves < SPLIT_BELOW_WAVES:
+            for split in SPLITS:
+                work = waves_of(waves * split, rate.tail) * per_k * (k / split + fill)
+                best = min(best, work + split * add)
+    return best
+
+
+def waves_of(waves: float, tail: float) -> float:
+    """Return how many waves the tiles take, the last one counted in part."""
+    if waves <= 1.0:
+        return 1.0
+    return waves + tail * (ceil(waves) - waves)
+
+
+def alignment(word: int, n: int, depth: int) -> float:
+    """Return the share of the speed left by sizes that do not fill 16-byte words.
+
+    Both are sizes along which memory is contiguous: the result's rows, and an operand's, of which
+    `word` elements fill 16 bytes.
+    """
+    if n % 8 == 0 and depth % word == 0:
+        return 1.0
+    return HALF_ALIGNED if n % 2 == 0 and depth % (word // 4) == 0 else UNALIGNED
+
+
+def smooth_max(a: float, b: float) -> float:
+    """Return the larger of two overlapped times, rounded up where they meet."""
+    high, low = (a, b) if a >= b else (b, a)
+    ratio = low / high
+    ratio *= ratio
+    return high * float((1.0 + ratio * ratio) ** 0.25)
