@@ -33,6 +33,7 @@ STEPS = (
 def main() -> None:
     """Run the steps, and stop at the first that does not end as it should."""
     shutil.rmtree(OUT, ignore_errors=True)
+    OUT.mkdir()
     for title, command, expected in STEPS:
         print(f"\n# {title}\n$ {command}", flush=True)
         start_ns = time.time_ns()

@@ -28,7 +28,7 @@ def work(tmp_path: Path) -> str:
     return str(path)
 
 
-def sources(words: list[str], capsys: Captured) -> dict[str, tuple[str, str]]:
+def sources(words: list[str], capsys: Captured) -> dict[str, tuple[Any, str]]:
     assert main(["layout", "check", *words, "--dry-run", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["values"]
     return {row["field"]: (row["value"], row["source"]) for row in rows}
@@ -48,18 +48,63 @@ def test_flags_beat_the_environment_which_beats_files(
     monkeypatch.setenv("MESHWRIGHT_LAYOUT_MICROBATCH", "4")
     monkeypatch.setenv("MESHWRIGHT_LAYOUT_ZERO", "2")
     found = sources([work, str(overlay), "--zero", "3"], capsys)
-    assert found["layout.tp"] == ("2", work)
-    assert found["layout.pp"] == ("2", str(overlay))
-    assert found["layout.microbatch"] == ("4", "environment")
-    assert found["layout.zero"] == ("3", "flag")
-    assert found["layout.cp"] == ("1", "default")
+    assert found["layout.tp"] == (2, work)
+    assert found["layout.pp"] == (2, str(overlay))
+    assert found["layout.microbatch"] == (4, "environment")
+    assert found["layout.zero"] == (3, "flag")
+    assert found["layout.cp"] == (1, "default")
 
 
 def test_gpus_fill_in_data_parallel(work: str, capsys: Captured) -> None:
-    assert sources([work], capsys)["layout.dp"][0] == "32"
+    assert sources([work], capsys)["layout.dp"][0] == 32
     value, source = sources([work, "--gpus", "128"], capsys)["layout.dp"]
-    assert value == "64"
+    assert value == 64
     assert source == "from gpus (flag)"
+
+
+def test_a_batch_on_the_command_line_has_the_last_word(tmp_path: Path, capsys: Captured) -> None:
+    path = tmp_path / "batch.toml"
+    path.write_text(WORK + "global_batch = 64\n[workload]\nglobal_batch = 64\n")
+    found = sources([str(path), "--global-batch", "128"], capsys)
+    assert found["layout.global_batch"] == (128, "flag")
+    assert found["workload.global_batch"] == (128, "flag")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "hint"),
+    [
+        ("MESHWRIGHT_LAYOUT_TPP", "8", "MESHWRIGHT_LAYOUT_TP"),
+        ("MESHWRIGHT_LAYOUT_SEQUENCE_PARALLEL", "maybe", "use true"),
+        ("MESHWRIGHT_LAYOUT_TP", "x", "MESHWRIGHT_LAYOUT_TP"),
+    ],
+)
+def test_a_bad_variable_is_named(
+    work: str, name: str, value: str, hint: str, capsys: Captured
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(name, value)
+        assert main(["layout", "check", work]) == 2
+    printed = capsys.readouterr().err
+    assert name in printed
+    assert hint in printed
+
+
+def test_a_bad_value_names_the_file_it_stands_in(
+    work: str, tmp_path: Path, capsys: Captured
+) -> None:
+    overlay = tmp_path / "more.toml"
+    overlay.write_text("[layout]\nzero = 9\n[workload]\nsequence_length = -1\n")
+    assert main(["layout", "check", work, str(overlay)]) == 2
+    printed = capsys.readouterr().err
+    assert f"{overlay}: layout.zero" in printed
+    assert f"{overlay}: workload.sequence_length" in printed
+
+
+def test_paths_in_a_file_count_from_its_folder(work: str, tmp_path: Path, capsys: Captured) -> None:
+    main(["models", "qwen3-0.6b", "--as", "toml"])
+    (tmp_path / "mine.toml").write_text(capsys.readouterr().out)
+    Path(work).write_text(WORK.replace('"llama3.1-8b"', '"mine.toml"'))
+    assert main(["layout", "check", work]) == 0
 
 
 def test_switches_and_lists_come_from_the_environment(
@@ -68,8 +113,8 @@ def test_switches_and_lists_come_from_the_environment(
     monkeypatch.setenv("MESHWRIGHT_LAYOUT_SEQUENCE_PARALLEL", "no")
     monkeypatch.setenv("MESHWRIGHT_LAYOUT_OFFLOAD", "optimizer,activations")
     found = sources([work], capsys)
-    assert found["layout.sequence_parallel"] == ("False", "environment")
-    assert found["layout.offload"] == ("optimizer,activations", "environment")
+    assert found["layout.sequence_parallel"] == (False, "environment")
+    assert found["layout.offload"] == (["optimizer", "activations"], "environment")
 
 
 def test_a_sound_layout_is_ok(work: str, capsys: Captured) -> None:

@@ -91,7 +91,7 @@ def test_quiet_prints_less_but_something(words: list[str], capsys: Captured) -> 
             ["layout", "check", "--model", "llama3.1-8b", "--cluster", "dgx-h100", "--tp", "x"],
             "4096",
         ),
-        (["models", "llama3.1-8b", "--sequence-length", "0"], "1 or more"),
+        (["models", "llama3.1-8b", "--sequence-length", "0"], "use 1"),
         (["timeline", "show", "nowhere"], ""),
         (["completion", "tcsh"], "bash"),
     ],
@@ -167,7 +167,8 @@ def test_tables_fit_eighty_columns(words: list[str]) -> None:
 
 def test_a_pipe_gets_tab_separated_text(capsys: Captured) -> None:
     main(["gpus"])
-    header, *rows = capsys.readouterr().out.splitlines()
+    title, header, *rows = capsys.readouterr().out.splitlines()
+    assert title.startswith("# ")
     assert header.split("\t")[0] == "name"
     assert all(len(row.split("\t")) == len(header.split("\t")) for row in rows)
 

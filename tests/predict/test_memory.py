@@ -11,6 +11,7 @@ from meshwright.spec.layout import Layout
 from meshwright.spec.model import gpt
 
 CLUSTER = catalog.cluster("dgx-a100-80g").with_gpus(64)
+MOE = catalog.model("mixtral-8x7b")
 GPT = gpt("gpt-175b", layers=96, hidden=12288, heads=96, vocab=51200)
 
 
@@ -34,13 +35,52 @@ def test_without_sequence_parallel_the_norms_stay_whole() -> None:
     assert kept == (8 + 24 / 8) * GPT.hidden
 
 
+def test_routed_tokens_are_spread_over_all_ranks_of_a_stage() -> None:
+    # Tokens are conserved: eight ranks hold together what one rank would.
+    block = MOE.blocks[0]
+    alone = bytes_per_token(Layout(), block, MOE.hidden)
+    spread = Layout(tp=8, ep=8, expert_tp=1, sequence_parallel=True)
+    assert 8 * bytes_per_token(spread, block, MOE.hidden) == pytest.approx(alone)
+    cut = Layout(tp=8, sequence_parallel=True)
+    routed = 2 * 2 * MOE.hidden * 2  # each of the eight ranks of an expert sees all its tokens
+    kept = bytes_per_token(cut, block, MOE.hidden)
+    assert 8 * kept == pytest.approx(alone + 7 * routed)
+
+
+def test_key_value_heads_that_run_out_are_kept_by_every_rank() -> None:
+    block = catalog.model("gemma-2b").blocks[0]
+    hidden = catalog.model("gemma-2b").hidden
+    whole = bytes_per_token(Layout(), block, hidden)
+    cut = bytes_per_token(Layout(tp=8, sequence_parallel=True), block, hidden)
+    assert cut == pytest.approx((whole - 4 * 256) / 8 + 4 * 256)
+
+
+def test_multi_token_heads_weigh_on_the_last_stage() -> None:
+    model = catalog.model("deepseek-v3")
+    layout = Layout(pp=2, dp=64, ep=64, zero=1, stage_layers=(30, 31))
+    plain = msgspec.structs.replace(model, multi_token=None)
+    sizes = [
+        predict_memory(m, layout, CLUSTER, sequence_length=4096, global_batch=64).stages[1]
+        for m in (model, plain)
+    ]
+    assert sizes[0].parameters_bytes > sizes[1].parameters_bytes
+    assert sizes[0].activations_bytes > sizes[1].activations_bytes
+
+
+def test_offloaded_activations_leave_the_device() -> None:
+    base = Layout(tp=8, pp=8)
+    off = msgspec.structs.replace(base, offload=("activations",))
+    assert activations(off) < activations(base) / 4
+
+
 @pytest.mark.parametrize(
     ("schedule", "virtual", "expected"),
     [
         ("gpipe", 1, (16, 16, 16, 16)),
         ("1f1b", 1, (4, 3, 2, 1)),
         ("interleaved", 2, (11, 9, 7, 5)),
-        ("zb-h2", 1, (7, 5, 3, 1)),
+        ("zb-h1", 1, (4, 4, 4, 4)),
+        ("zb-h2", 1, (7, 7, 7, 7)),
     ],
 )
 def test_microbatches_in_flight_follow_the_schedule(

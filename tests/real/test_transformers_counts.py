@@ -43,7 +43,7 @@ def _built(config: Any) -> int:
 def _ours(described: Model) -> set[int]:
     """Return our count, with and without the balancing biases that transformers may buffer."""
     balance = sum(
-        layers * block.mlp.vectors(described.hidden)
+        layers * block.mlp.vectors()
         for block, layers in described.block_counts()
         if block.mlp is not None
     )

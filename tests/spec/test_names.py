@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.spec.names import nearest, unknown_name
+from meshwright.spec.names import nearest, suggestion, unknown_name
 
 MODELS = ["llama3.1-8b", "llama3.1-70b", "llama3.1-405b", "mixtral-8x7b", "gpt-oss-20b"]
 
@@ -42,12 +42,18 @@ def test_unknown_name_lists_a_short_catalog_and_counts_a_long_one() -> None:
     assert unknown_name("thing", "zzz", many).fix.startswith("there are 100, such as name000")
 
 
+def test_suggestion_for_what_is_no_text_is_the_list_in_its_order() -> None:
+    assert suggestion(3, ["pre", "post"]) == "use one of pre, post"
+    assert suggestion("prre", ["post", "pre"]) == "did you mean pre?"
+    assert suggestion("x", []) == "leave it out: there is none to choose"
+
+
 @given(st.text(max_size=30), st.lists(st.text(max_size=10), max_size=20))
 def test_any_name_gets_an_answer(name: str, known: list[str]) -> None:
     close = nearest(name, known)
     assert len(close) <= 3
     assert set(close) <= set(known)
-    assert unknown_name("thing", name, known).fix or not known
+    assert unknown_name("thing", name, known).fix
 
 
 @given(st.text(min_size=1, max_size=20), st.lists(st.text(max_size=10), max_size=20))

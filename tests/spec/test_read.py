@@ -1,5 +1,6 @@
 """Reading plain data into spec values: strict, and every problem at once."""
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 import msgspec
@@ -8,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.errors import InputError, Problem
-from meshwright.spec.catalog import model, models
+from meshwright.spec.bounds import Bounds
+from meshwright.spec.catalog import model, models, read_cluster
 from meshwright.spec.model import Attention, Mlp, Model, count_flops, count_parameters
-from meshwright.spec.read import plain, read, shown
+from meshwright.spec.read import UNREAD, plain, read, shown
 
 
 class Leaf(msgspec.Struct, frozen=True, kw_only=True, tag="leaf", tag_field="kind"):
@@ -88,6 +90,84 @@ def test_problem_in_a_file_is_set_off_from_its_name() -> None:
 def test_rule_of_a_value_gets_the_path_of_its_field() -> None:
     found = problems_of({"blocks": [{"name": "a b"}]}, Model)
     assert "blocks[0].name" in found
+
+
+class Bed(msgspec.Struct, frozen=True, kw_only=True):
+    rows: int
+    depth: int = 2
+    tree: Tree | None = None
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        bounds = Bounds()
+        bounds.count(rows=self.rows, depth=self.depth)
+        if bounds.sound("rows", "depth") and self.rows % self.depth:
+            bounds.add("rows", f"{self.rows} is odd for depth={self.depth}", "use an even number")
+        if self.note == "weeds":
+            bounds.add("note", "there are weeds", "pull them")
+        bounds.require()
+
+
+def test_rules_of_the_fields_that_read_well_are_checked_beside_those_that_did_not() -> None:
+    assert set(problems_of({"rows": -4, "depth": "deep", "tree": 3}, Bed)) == {
+        "rows", "depth", "tree",
+    }  # fmt: skip
+
+
+def test_rule_between_fields_waits_for_both() -> None:
+    assert set(problems_of({"rows": 3}, Bed)) == {"rows"}
+    assert set(problems_of({"rows": 3, "depth": "deep"}, Bed)) == {"depth"}
+    # The default of a mistyped field must not be judged in its place.
+    assert set(problems_of({"rows": 3, "dept": 3}, Bed)) == {"dept"}
+
+
+def test_rule_that_needs_what_was_not_read_says_nothing() -> None:
+    assert set(problems_of({"rows": 0, "note": 7}, Bed)) == {"note"}
+
+
+def test_faults_of_a_model_hide_none_of_the_others() -> None:
+    found = problems_of(
+        {
+            "name": "x", "hidden": "wide", "vocab": -5, "pattern": "2*(dense",
+            "blocks": [
+                {"name": "dense", "mlp": {"kind": "mlp", "widht": 4}},
+                {"name": "moe", "mlp": {"kind": "experts", "count": 0, "top_k": "x", "width": -1}},
+            ],
+        },
+        Model,
+        "mine.toml: ",
+    )  # fmt: skip
+    assert {where.removeprefix("mine.toml: ") for where in found} == {
+        "hidden", "vocab", "pattern", "blocks[0].mlp.widht", "blocks[0].mlp.width",
+        "blocks[1].mlp.count", "blocks[1].mlp.top_k", "blocks[1].mlp.width",
+    }  # fmt: skip
+
+
+def test_faults_of_a_cluster_hide_none_of_the_others() -> None:
+    table = {
+        "name": "lab", "title": "Lab", "gpu": "h10", "nodes": -4, "price_per_gpu_hour": "x",
+        "scale_up": {"kind": "nvlnk", "gpus": 0, "gpu_bytes_per_s": -1, "latency_s": 0},
+        "host": {"gpu_bytes_per_s": 1e9, "latency_s": "x", "sockets": 0},
+    }  # fmt: skip
+    with pytest.raises(InputError) as caught:
+        read_cluster(table)
+    assert {problem.where for problem in caught.value.problems} == {
+        "gpu", "nodes", "price_per_gpu_hour", "scale_up.kind", "scale_up.gpus",
+        "scale_up.gpu_bytes_per_s", "host.latency_s", "host.sockets",
+    }  # fmt: skip
+
+
+def test_what_was_not_read_answers_nothing() -> None:
+    uses: list[Callable[[Any], object]] = [
+        bool, hash, len, iter, lambda it: it == 1, lambda it: it < 1, lambda it: it.name,
+    ]  # fmt: skip
+    for use in uses:
+        with pytest.raises(TypeError):
+            use(UNREAD)
+
+
+def test_whole_value_of_the_wrong_kind_is_set_at_the_file() -> None:
+    assert set(problems_of(5, Model, "mine.toml: ")) == {"mine.toml"}
 
 
 def test_unknown_kind_of_a_union_is_refused_with_the_nearest() -> None:

@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 
 from meshwright.errors import InputError
 from meshwright.spec import catalog
-from meshwright.spec.files import load_data
+from meshwright.spec.files import dump, dump_data, load_data
+from meshwright.spec.model.huggingface import write_config
 from meshwright.spec.work import read_work
+from meshwright.spec.workload import Requests
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "llama3-70b.toml"
 
@@ -58,9 +60,6 @@ def test_parts_may_be_written_out() -> None:
 
 
 def test_a_folder_with_a_config_is_a_model(tmp_path: Path) -> None:
-    from meshwright.spec.files import dump_data
-    from meshwright.spec.model.huggingface import write_config
-
     config = write_config(catalog.model("qwen3-8b"))
     (tmp_path / "config.json").write_text(dump_data(config, ".json"))
     work = read_work({"model": str(tmp_path), "cluster": "h100-superpod"})
@@ -69,7 +68,32 @@ def test_a_folder_with_a_config_is_a_model(tmp_path: Path) -> None:
 
 def test_gpus_that_do_not_divide_are_refused_with_the_nearest() -> None:
     data = {"model": "llama3.1-8b", "cluster": "h100-superpod", "gpus": 100, "layout": {"tp": 8}}
-    assert "use 96 GPUs" in faults(data)["gpus"]
+    assert "use 96" in faults(data)["gpus"]
+
+
+def test_gpus_and_degrees_must_agree() -> None:
+    data = {"model": "llama3.1-8b", "cluster": "h100-superpod", "gpus": 64, "layout": {"dp": 8}}
+    assert "= 8" in faults(data)["gpus"]
+
+
+def test_a_cluster_of_ones_own_keeps_its_size(tmp_path: Path) -> None:
+    lab = tmp_path / "lab.toml"
+    lab.write_text(dump(catalog.cluster("h100-superpod").with_gpus(32)))
+    work = read_work(
+        {"model": "llama3.1-8b", "cluster": str(lab), "gpus": 64, "layout": {"zero": 1}}
+    )
+    assert "dp" in {problem.where for problem in work.check()}
+
+
+def test_a_request_stream_is_a_workload() -> None:
+    requests = {
+        "kind": "requests",
+        "arrival": {"kind": "poisson", "rate_per_s": 2.0},
+        "prompt": {"kind": "fixed", "tokens": 512},
+        "output": {"kind": "fixed", "tokens": 128},
+    }
+    work = read_work({"model": "llama3.1-8b", "cluster": "h100-superpod", "workload": requests})
+    assert isinstance(work.workload, Requests)
 
 
 def test_missing_parts_are_named() -> None:
@@ -99,7 +123,7 @@ def test_a_mutated_work_file_never_ends_in_a_traceback(path: list[int], value: A
         reasons = error.problems
     else:
         reasons = work.check()
-    assert all(problem.what for problem in reasons)
+    assert all(problem.what and problem.fix for problem in reasons)
 
 
 @given(
@@ -115,4 +139,4 @@ def test_no_data_ends_in_a_traceback(data: dict[str, Any]) -> None:
         reasons = error.problems
     else:
         reasons = ()
-    assert all(problem.what for problem in reasons)
+    assert all(problem.what and problem.fix for problem in reasons)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.errors import InputError
+from meshwright.errors import InputError, Problem
 from meshwright.timeline import Coded, Kind, Timeline
 
 
@@ -30,6 +30,7 @@ def made(**changes: Any) -> Timeline:
 def fault(**changes: Any) -> str:
     with pytest.raises(InputError) as caught:
         made(**changes)
+    assert all(problem.fix for problem in caught.value.problems)
     return str(caught.value)
 
 
@@ -141,9 +142,13 @@ anything = scalars | st.lists(scalars, max_size=4) | st.dictionaries(st.text(), 
     )
 )
 def test_any_input_makes_a_timeline_or_is_refused(columns: dict[str, Any]) -> None:
+    problems: tuple[Problem, ...] = ()
     try:
         timeline = Timeline.from_columns({**spans(), **columns}, source="measured")
-    except InputError:
+    except InputError as error:
+        problems = error.problems
+    assert all(problem.fix for problem in problems)
+    if problems:
         return
     assert set(timeline.strings("kind").values) <= set(Kind)
     assert (timeline.column("duration_ns") >= 0).all()

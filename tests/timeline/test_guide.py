@@ -24,6 +24,7 @@ def test_query_of_the_guide_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     duckdb = pytest.importorskip("duckdb")
     from meshwright.timeline import Timeline, write
 
+    (tmp_path / "run").mkdir()
     columns = {"rank": 0, "start_ns": [0], "duration_ns": 2_000_000, "kind": "wait", "name": "x"}
     write(
         Timeline.from_columns(columns | {"group": "tp"}, source="measured"),

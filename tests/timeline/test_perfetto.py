@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from meshwright.errors import DamagedFile
-from meshwright.timeline import Coded, Kind, Timeline, write, write_perfetto
+from meshwright.errors import DamagedFile, InputError
+from meshwright.timeline import Coded, Kind, Timeline, count_spans, write, write_perfetto
 
 EPOCH = 1_763_000_000_123_456_789
 
@@ -295,3 +295,63 @@ def test_damaged_folder_is_drawn_as_far_as_it_is_whole(tmp_path: Path) -> None:
         write_perfetto(folder, tmp_path / "trace.json")
     loaded = json.loads((tmp_path / "trace.json").read_text())
     assert [event["pid"] for event in loaded["traceEvents"] if event["ph"] == "X"] == [1]
+
+
+def test_progress_adds_up_to_the_spans_of_the_folder(tmp_path: Path) -> None:
+    number = np.arange(200_000)
+    write(made(rank=number // 150_000, start_ns=number * 10), tmp_path / "timeline")
+    told: list[int] = []
+    write_perfetto(tmp_path / "timeline", tmp_path / "trace.json", progress=told.append)
+    assert len(told) > 3
+    assert min(told) > 0
+    assert sum(told) == count_spans(tmp_path / "timeline") == 200_000
+
+
+def test_folder_of_the_file_is_not_made(tmp_path: Path) -> None:
+    with pytest.raises(InputError) as caught:
+        write_perfetto(made(start_ns=[0]), tmp_path / "no" / "trace.json")
+    (problem,) = caught.value.problems
+    assert problem.where == str(tmp_path / "no" / "trace.json")
+    assert problem.fix == f"create the folder {tmp_path / 'no'}"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["trace.json", "trace.json.gz"])
+def test_full_disk_is_named(tmp_path: Path, name: str) -> None:
+    (tmp_path / f"{name}.partial").symlink_to("/dev/full")
+    (tmp_path / name).write_text("before")
+    number = np.arange(30_000)
+    with pytest.raises(InputError, match="No space left on device") as caught:
+        write_perfetto(made(start_ns=number * 7919 % 1_000_003, layer=number), tmp_path / name)
+    (problem,) = caught.value.problems
+    assert (problem.where, problem.fix) == (
+        str(tmp_path / name),
+        "free some space there, or choose another place",
+    )
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert (tmp_path / name).read_text() == "before"
+
+
+@pytest.mark.parametrize("path", ["/proc/trace.json", "/proc/nope/trace.json"])
+def test_place_that_takes_no_file_is_named(path: str) -> None:
+    with pytest.raises(InputError) as caught:
+        write_perfetto(made(start_ns=[0]), path)
+    assert caught.value.problems[0].where == path
+    assert caught.value.problems[0].fix
+
+
+def test_folder_in_the_place_of_the_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="is a folder"):
+        write_perfetto(made(start_ns=[0]), tmp_path)
+
+
+def test_file_in_the_place_of_its_folder_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="which is a file, not a folder"):
+        write_perfetto(made(start_ns=[0]), tmp_path / "file" / "trace.json")
+
+
+def test_timeline_that_is_not_there_leaves_no_file(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="does not exist"):
+        write_perfetto(tmp_path / "nowhere", tmp_path / "trace.json.gz")
+    assert list(tmp_path.iterdir()) == []

@@ -1,5 +1,8 @@
 """A segmented file is an ordinary Parquet file, and loses at most what was half-written."""
 
+import contextlib
+import resource
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -103,7 +106,7 @@ def test_unclosed_file_can_be_read_up_to_its_last_segment(tmp_path: Path) -> Non
     file.append(rows(3, 4))
     assert numbers(partial(path)) == list(range(7))
     assert "was not closed" in open_file(partial(path), []).fault
-    file.abandon()
+    file.close()
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -134,7 +137,7 @@ def test_text_that_looks_like_the_end_of_a_file_does_not_confuse(tmp_path: Path)
         )
         file.append(table)
     assert len(scan(partial(path)).footers) == 2
-    file.abandon()
+    file.close()
 
 
 def test_what_is_no_parquet_file_is_said_to_be_none(tmp_path: Path) -> None:
@@ -191,8 +194,88 @@ def test_resuming_refuses_other_columns(tmp_path: Path) -> None:
         SegmentedFile.resume(tmp_path / "a.parquet", SCHEMA.remove(2))
 
 
-def test_resuming_refuses_another_source(tmp_path: Path) -> None:
-    write(tmp_path / "a.parquet")
-    simulated = SCHEMA.with_metadata({"meshwright.source": "simulated"})
-    with pytest.raises(InputError, match="holds a measured run, not a simulated one"):
-        SegmentedFile.resume(tmp_path / "a.parquet", simulated)
+def damaged_with_live_replacement(path: Path) -> SegmentedFile:
+    """A closed file that was cut short, while a writer is busy with its replacement."""
+    ends = write(path)
+    path.write_bytes(path.read_bytes()[: ends[1] + 10])
+    live = SegmentedFile(path, SCHEMA)
+    live.append(rows(100, 3))
+    return live
+
+
+@pytest.mark.parametrize("take", [complete_file, lambda path: SegmentedFile.resume(path, SCHEMA)])
+def test_file_with_a_live_writer_is_refused_and_its_writer_not_disturbed(
+    tmp_path: Path, take: Callable[[Path], object]
+) -> None:
+    path = tmp_path / "a.parquet"
+    live = damaged_with_live_replacement(path)
+    with pytest.raises(InputError, match="is being written by another process"):
+        take(path)
+    live.append(rows(103, 2))
+    live.finish()
+    live.publish()
+    assert numbers(path) == list(range(100, 105))
+
+
+def test_live_file_without_a_segment_is_refused_too(tmp_path: Path) -> None:
+    live = SegmentedFile(tmp_path / "a.parquet", SCHEMA)
+    with pytest.raises(InputError, match="is being written by another process"):
+        complete_file(tmp_path / "a.parquet")
+    live.close()
+
+
+def test_file_is_locked_until_it_has_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    file = SegmentedFile(path, SCHEMA)
+    file.append(rows(0, 3))
+    file.finish()
+    with pytest.raises(InputError, match="is being written by another process"):
+        SegmentedFile.resume(path, SCHEMA)
+    file.publish()
+    assert numbers(path) == [0, 1, 2]
+
+
+def test_refused_file_leaves_nothing_beside_it(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    pq.write_table(rows(0, 3), path)
+    with pytest.raises(InputError):
+        SegmentedFile.resume(path, SCHEMA)
+    assert [item.name for item in tmp_path.iterdir()] == ["a.parquet"]
+
+
+def test_completing_a_cut_file_leaves_an_unfinished_replacement_alone(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    damaged_with_live_replacement(path).close()
+    assert complete_file(path) == 6
+    assert numbers(path) == list(range(6))
+    assert numbers(partial(path)) == [100, 101, 102]
+
+
+@pytest.mark.parametrize("failing", ["append", "finish"])
+def test_full_disk_costs_only_what_did_not_fit(tmp_path: Path, failing: str) -> None:
+    path = tmp_path / "a.parquet"
+    file = SegmentedFile(path, SCHEMA)
+    file.append(rows(0, 5))
+    size = partial(path).stat().st_size
+    with file_size_limit(size + 100), pytest.raises(InputError) as caught:
+        file.append(rows(5, 5)) if failing == "append" else file.finish()
+    (problem,) = caught.value.problems
+    assert problem.where == str(partial(path))
+    assert "free some space" in problem.fix
+    assert partial(path).stat().st_size == size
+    file.append(rows(5, 2))
+    file.finish()
+    file.publish()
+    assert numbers(path) == list(range(7))
+    assert open_file(path, []).fault == ""
+
+
+@contextlib.contextmanager
+def file_size_limit(size: int) -> Iterator[None]:
+    """No file of this process may grow beyond this size: the nearest thing to a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)

@@ -1,10 +1,13 @@
 """A timeline that is written and read is the same, and damage costs only what is damaged."""
 
-import contextlib
+import os
+import resource
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -12,8 +15,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from meshwright.errors import DamagedFile, InputError
-from meshwright.timeline import Coded, Kind, Timeline, read, read_ranks, repair, store, write
+from meshwright.errors import DamagedFile, InputError, Problem
+from meshwright.timeline import (
+    Coded,
+    Kind,
+    Timeline,
+    TimelineWriter,
+    count_spans,
+    read,
+    read_ranks,
+    store,
+    write,
+)
 
 counts = st.integers(0, 2**31 - 1)
 big_counts = st.integers(0, 2**63 - 1)
@@ -271,21 +284,12 @@ def test_flipped_byte_never_passes_for_data(tmp_path: Path, where: float, flip: 
     data = bytearray(path.read_bytes())
     data[int(where * len(data))] ^= flip
     path.write_bytes(data)
-    with contextlib.suppress(DamagedFile):
+    faults: tuple[Problem, ...] = ()
+    try:
         assert read(folder).equals(timeline)
-
-
-def test_repair_closes_what_was_cut_and_leaves_the_rest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(store, "SEGMENT_ROWS", 10)
-    write(steps(), tmp_path)
-    path = tmp_path / "rank-00001.parquet"
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    (line,) = repair(tmp_path)
-    assert line.startswith(str(path))
-    assert 200 < read(tmp_path).num_spans < 300
-    assert repair(tmp_path) == []
+    except DamagedFile as damage:
+        faults = damage.problems
+    assert all(problem.fix for problem in faults)
 
 
 def test_file_of_a_newer_version_is_refused(tmp_path: Path) -> None:
@@ -330,10 +334,157 @@ def test_parquet_file_with_other_types_is_no_timeline(tmp_path: Path) -> None:
 def test_writing_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
     write(steps(), tmp_path)
     (tmp_path / "rank-00002.parquet.partial").mkdir()
-    with pytest.raises(OSError, match="directory"):
+    with pytest.raises(InputError, match="directory"):
         write(steps().select(window_ns=(0, 10)), tmp_path)
     assert read(tmp_path).equals(steps())
     assert [path.name for path in tmp_path.glob("*.partial")] == ["rank-00002.parquet.partial"]
+
+
+@pytest.mark.parametrize("is_done", [False, True])
+def test_interrupt_while_files_take_their_names_waits_for_the_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_done: bool
+) -> None:
+    write(steps(), tmp_path)
+    again = steps().select(window_ns=(600, 700))
+    rename = Path.replace
+    calls = 0
+
+    def interrupted(path: Path, target: Path) -> Path:
+        nonlocal calls
+        calls += 1
+        if calls == 2 and not is_done:
+            raise KeyboardInterrupt
+        moved = rename(path, target)
+        if calls == 2:
+            raise KeyboardInterrupt
+        return moved
+
+    monkeypatch.setattr(Path, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write(again, tmp_path)
+    assert read(tmp_path).equals(again)
+    assert list(tmp_path.glob("*.partial")) == []
+
+
+def test_interrupt_before_that_leaves_what_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(steps(), tmp_path)
+    sync = os.fsync
+    calls = 0
+
+    def interrupted(file: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise KeyboardInterrupt
+        sync(file)
+
+    monkeypatch.setattr(os, "fsync", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write(steps().select(window_ns=(600, 700)), tmp_path)
+    assert read(tmp_path).equals(steps())
+    assert list(tmp_path.glob("*.partial")) == []
+
+
+def test_many_ranks_need_few_open_files(tmp_path: Path) -> None:
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (100, limit[1]))
+    try:
+        write(steps(ranks=150, rows=1), tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limit)
+    assert count_spans(tmp_path) == 150
+
+
+def test_writing_over_a_live_writer_is_refused(tmp_path: Path) -> None:
+    with TimelineWriter(tmp_path, rank=0) as writer:
+        writer.span("mine", 0, 1)
+        writer.flush()
+        with pytest.raises(InputError, match="is being written by another process"):
+            write(steps(ranks=1), tmp_path)
+    assert read(tmp_path).num_spans == 1
+
+
+def refused(work: Callable[[], object]) -> Problem:
+    """The one problem that the work is refused with."""
+    with pytest.raises(InputError) as caught:
+        work()
+    (problem,) = caught.value.problems
+    assert problem.fix
+    return problem
+
+
+def test_folder_above_is_not_made(tmp_path: Path) -> None:
+    problem = refused(lambda: write(steps(), tmp_path / "no" / "timeline"))
+    assert problem.where == str(tmp_path / "no" / "timeline")
+    assert problem.fix == f"create the folder {tmp_path / 'no'}"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_file_in_the_place_of_the_folder_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert "is a file" in refused(lambda: write(steps(), tmp_path / "file")).what
+    assert "is a file" in refused(lambda: write(steps(), tmp_path / "file" / "t")).what
+    assert "Not a dir" in refused(lambda: write(steps(), tmp_path / "file" / "t" / "t")).what
+
+
+def test_place_that_takes_no_folder_is_named() -> None:
+    assert refused(lambda: write(steps(), "/proc/timeline")).where == "/proc/timeline"
+
+
+def test_folder_with_the_name_of_a_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "rank-00000.parquet").mkdir()
+    assert "is a folder" in refused(lambda: write(steps(), tmp_path)).what
+    assert "Is a directory" in refused(lambda: read(tmp_path)).what
+
+
+def test_name_that_is_too_long_is_named(tmp_path: Path) -> None:
+    assert refused(lambda: read(tmp_path / ("x" * 300))).fix == "choose a shorter name"
+    assert refused(lambda: write(steps(), tmp_path / ("x" * 300))).fix == "choose a shorter name"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="the administrator may read everything")
+def test_file_that_may_not_be_read_is_named_and_the_others_are_kept(tmp_path: Path) -> None:
+    write(steps(), tmp_path)
+    (tmp_path / "rank-00001.parquet").chmod(0)
+    with pytest.raises(DamagedFile, match="Permission denied") as caught:
+        read(tmp_path)
+    assert isinstance(caught.value.kept, Timeline)
+    assert caught.value.kept.num_spans == 200
+
+
+def test_metadata_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    bad: Any = {"run": 1}
+    problem = refused(lambda: write(msgspec.structs.replace(steps(), metadata=bad), tmp_path))
+    assert (problem.where, problem.fix) == ("metadata.run", "give '1'")
+
+
+def test_spans_are_counted_without_reading_them(tmp_path: Path) -> None:
+    write(steps(), tmp_path)
+    assert count_spans(tmp_path) == 300
+    assert count_spans(tmp_path / "rank-00001.parquet") == 100
+
+
+def test_damaged_files_are_counted_as_far_as_they_are_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "SEGMENT_ROWS", 10)
+    write(steps(), tmp_path)
+    for rank, size in ((1, 40), (2, 20_000)):
+        path = tmp_path / f"rank-{rank:05d}.parquet"
+        path.write_bytes(path.read_bytes()[:size])
+    with pytest.raises(DamagedFile) as caught:
+        read(tmp_path)
+    assert isinstance(caught.value.kept, Timeline)
+    assert 100 < count_spans(tmp_path) == caught.value.kept.num_spans < 200
+
+
+def test_reading_tells_its_progress(tmp_path: Path) -> None:
+    write(steps(), tmp_path)
+    told: list[int] = []
+    read(tmp_path, progress=told.append)
+    assert told == [100, 100, 100]
 
 
 def test_duckdb_reads_the_files_without_us(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,7 @@ def test_bad_span_is_refused_at_once_and_others_are_kept(
             writer.span(*span[:3], **(span[3] if len(span) > 3 else {}))
         writer.span("good", 1, 1)
     assert said in str(caught.value)
+    assert all(problem.fix for problem in caught.value.problems)
     assert read(tmp_path).column("start_ns").tolist() == [0, 1]
 
 
@@ -187,12 +189,107 @@ def test_resumed_run_adds_to_its_record(tmp_path: Path) -> None:
     assert timeline.counters.num_rows == 2
 
 
+def test_record_that_was_closed_without_a_span_is_continued(tmp_path: Path) -> None:
+    TimelineWriter(tmp_path, rank=0).close()
+    with TimelineWriter(tmp_path, rank=0) as writer:
+        writer.span("step", 0, 5)
+    assert read(tmp_path).num_spans == 1
+
+
+def test_metadata_of_a_resumed_run_is_added_to(tmp_path: Path) -> None:
+    for metadata in ({"run": "1"}, {"run": "1", "host": "a"}, None, {"gpus": "8"}):
+        with TimelineWriter(tmp_path, rank=0, metadata=metadata) as writer:
+            writer.span("step", 0, 5)
+            writer.counter("power", 0, 300)
+    assert read(tmp_path).metadata == {"run": "1", "host": "a", "gpus": "8"}
+
+
+def test_added_metadata_is_there_before_closing(tmp_path: Path) -> None:
+    TimelineWriter(tmp_path, rank=0, metadata={"run": "1"}).close()
+    with TimelineWriter(tmp_path, rank=0, metadata={"host": "a"}) as writer:
+        writer.span("step", 0, 5)
+        writer.flush()
+        with pytest.raises(DamagedFile) as caught:
+            read(tmp_path)
+    assert isinstance(caught.value.kept, Timeline)
+    assert caught.value.kept.metadata == {"run": "1", "host": "a"}
+
+
+def test_metadata_and_source_that_contradict_the_file_are_refused(tmp_path: Path) -> None:
+    with TimelineWriter(tmp_path, rank=0, metadata={"run": "1", "host": "a"}) as writer:
+        writer.span("step", 0, 5)
+    with pytest.raises(InputError) as caught:
+        TimelineWriter(tmp_path, rank=0, source="simulated", metadata={"run": "2", "host": "b"})
+    assert [problem.what for problem in caught.value.problems] == [
+        "is '1' in the file, not '2'",
+        "is 'a' in the file, not 'b'",
+        "holds a measured run, not a simulated one",
+    ]
+    assert all(problem.fix for problem in caught.value.problems)
+    assert [path.name for path in tmp_path.iterdir()] == ["rank-00000.parquet"]
+
+
 def test_closed_writer_takes_nothing_more(tmp_path: Path) -> None:
-    writer = TimelineWriter(tmp_path, rank=0, segment_spans=1)
+    writer = TimelineWriter(tmp_path, rank=0)
+    writer.span("in time", 0, 1)
     writer.close()
     writer.close()
-    with pytest.raises(InputError, match="was closed already"):
-        writer.span("late", 0, 1)
+    columns = {"start_ns": [1], "duration_ns": 1, "kind": "host", "name": "late"}
+    late: list[Callable[[], None]] = [
+        lambda: writer.span("late", 0, 1),
+        lambda: writer.counter("late", 0, 1),
+        lambda: writer.extend(columns),
+        writer.flush,
+    ]
+    for record in late:
+        with pytest.raises(InputError, match="was closed already") as caught:
+            record()
+        assert caught.value.problems[0].fix
+    assert read(tmp_path).num_spans == 1
+
+
+def test_folder_above_is_not_made(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="create the folder"):
+        TimelineWriter(tmp_path / "no" / "timeline", rank=0)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_file_in_the_place_of_the_folder_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="is a file, not a folder"):
+        TimelineWriter(tmp_path / "file", rank=0)
+
+
+def test_folder_with_the_name_of_the_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "rank-00000.parquet.partial").mkdir()
+    with pytest.raises(InputError, match="Is a directory"):
+        TimelineWriter(tmp_path, rank=0)
+
+
+FULL_DISK = """
+import os, resource, sys
+from meshwright.errors import InputError
+from meshwright.timeline import TimelineWriter
+writer = TimelineWriter(sys.argv[1], rank=0)
+writer.extend({"start_ns": range(10), "duration_ns": 1, "kind": "host", "name": "op"})
+resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, resource.RLIM_INFINITY))
+writer.span(os.urandom(20_000).hex(), 0, 1)
+for attempt in range(2):
+    try:
+        writer.close()
+    except InputError as error:
+        print(error.problems[0].where, error.problems[0].fix)
+"""
+
+
+def test_full_disk_on_closing_is_named_and_keeps_what_was_flushed(tmp_path: Path) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", FULL_DISK, str(tmp_path)], capture_output=True, text=True, check=True
+    )
+    path = tmp_path / "rank-00000.parquet.partial"
+    assert ran.stdout.splitlines() == [f"{path} free some space there, or choose another place"]
+    assert len(repair(tmp_path).mended) == 1
+    assert read(tmp_path).num_spans == 10
 
 
 def test_second_writer_of_a_rank_is_refused(tmp_path: Path) -> None:
@@ -256,7 +353,7 @@ def test_repair_makes_the_record_of_a_killed_writer_readable_by_anyone(
     killed: tuple[Path, int],
 ) -> None:
     folder, flushed = killed
-    assert len(repair(folder)) == 2
+    assert len(repair(folder).mended) == 2
     assert read(folder).num_spans >= flushed
     assert pq.read_table(folder / "rank-00003.parquet").num_rows >= flushed
 

@@ -5,6 +5,7 @@ import argparse
 from meshwright.cli.answer import Answer, Text, View, facts, table
 from meshwright.cli.parser import add_common
 from meshwright.cli.topology import add_topology, read_topology
+from meshwright.errors import InputError, Problem
 from meshwright.spec import catalog
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.files import dump
@@ -34,6 +35,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> Answer:
     """Answer with the list, or with one cluster."""
     if args.name is None and args.topology is None:
+        if args.gpus is not None or args.form is not None:
+            what = "--gpus and --as need one cluster"
+            raise InputError([Problem("", what, "name it: mw clusters NAME")])
         return _list()
     cluster = read_topology(args) if args.topology else read_cluster(args.name)
     if args.gpus is not None:

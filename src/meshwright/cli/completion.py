@@ -40,7 +40,9 @@ complete -c meshwright -f -a '(__mw_words)'
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
-    parser.add_argument("shell", choices=(*_SCRIPTS, "words"), help="the shell to write for")
+    parser.add_argument(
+        "shell", choices=(*_SCRIPTS, "words"), metavar="SHELL", help=f"one of {', '.join(_SCRIPTS)}"
+    )
     parser.add_argument("typed", nargs="*", help=argparse.SUPPRESS)
     add_common(parser)
 

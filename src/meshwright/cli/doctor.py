@@ -3,6 +3,7 @@
 import argparse
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -42,7 +43,7 @@ def run(args: argparse.Namespace) -> Answer:
     machine = {
         "meshwright": __version__,
         "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "system": f"{platform.system()} {_kernel()} {platform.machine()}",
         "cpu": _cpu(),
         "cores": len(os.sched_getaffinity(0))
         if hasattr(os, "sched_getaffinity")
@@ -79,6 +80,12 @@ def run(args: argparse.Namespace) -> Answer:
         table("program, here, needed to", found),
     )
     return Answer("doctor/1", data, views, (__version__,))
+
+
+def _kernel() -> str:
+    # The rest of a release can name a cloud's or a company's own build.
+    version = re.match(r"\d+(\.\d+)?", platform.release())
+    return version.group() if version else ""
 
 
 def _packages() -> list[str]:

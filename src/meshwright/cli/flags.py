@@ -14,6 +14,7 @@ import msgspec
 
 from meshwright.errors import InputError, Problem
 from meshwright.spec.fields import Field, fields
+from meshwright.spec.names import unknown_name
 
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
@@ -64,12 +65,21 @@ def from_environment(
     kind: type[msgspec.Struct], table: str, environment: Mapping[str, str]
 ) -> dict[str, Any]:
     """Return the fields of a table that environment variables set."""
-    found = {
-        field.name: environment[variable(table, field.name)]
-        for field in fields(kind)
-        if variable(table, field.name) in environment
-    }
-    return typed(kind, found)
+    names = {variable(table, field.name): field.name for field in fields(kind)}
+    problems = [
+        unknown_name("variable", name, names, "environment")
+        for name in environment
+        if name.startswith(variable(table, "")) and name not in names
+    ]
+    if problems:
+        raise InputError(problems)
+    found = {names[name]: text for name, text in environment.items() if name in names}
+    try:
+        return typed(kind, found)
+    except InputError as error:
+        raise InputError(
+            problem._replace(where=variable(table, problem.where)) for problem in error.problems
+        ) from None
 
 
 def variable(table: str, field: str) -> str:
@@ -88,7 +98,8 @@ def _split(kind: Any, value: Any, name: str) -> Any:
         return value
     kind = _plain_kind(kind)
     if get_origin(kind) is tuple:
-        return [part.strip() for part in value.split(",") if part.strip()]
+        # Brackets are what a file has around the same list.
+        return [part.strip() for part in value.strip("[] ").split(",") if part.strip()]
     if kind is bool:
         if value.lower() in _TRUE | _FALSE:
             return value.lower() in _TRUE

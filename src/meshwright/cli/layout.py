@@ -3,7 +3,7 @@
 import argparse
 import sys
 
-from meshwright.cli.answer import Answer, Note, Table, Text, View, facts, table
+from meshwright.cli.answer import Answer, Facts, Note, Table, Text, View, facts, table
 from meshwright.cli.parser import add_common, verbs
 from meshwright.cli.work import Asked, add_work, asked, explain
 from meshwright.errors import InputError
@@ -30,7 +30,10 @@ _VERBS = (
     (
         "memory",
         "memory of every pipeline stage and the FLOPs of a step",
-        (EXAMPLES[1], "mw layout memory --model gpt3-175b --cluster dgx-a100-80g --tp 8 --pp 8"),
+        (
+            EXAMPLES[1],
+            "mw layout memory --model gpt3-175b --cluster dgx-a100-80g --gpus 512 --tp 8 --pp 8",
+        ),
     ),
     (
         "export",
@@ -62,6 +65,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help=f"one of {', '.join(bridge.TARGETS)}",
     )  # fmt: skip
     reader.add_argument("--gpus", metavar="N", help="GPUs of the run, which set dp")
+    reader.add_argument("--vocab", metavar="N", help="vocabulary size, where the source has none")
     for sub in found.values():
         add_common(sub)
 
@@ -115,53 +119,58 @@ def _memory(resolved: Asked) -> Answer:
     predicted = predict_memory(
         work.model, work.layout, work.cluster, sequence_length=length, global_batch=batch
     )
-    per_token = flops_per_token(work.model, length)
-    step_flops = per_token * length * batch
-    worst = predicted.worst
-    stages = [
-        {
-            "stage": stage.stage,
-            "layers": stage.layers,
-            "in_flight": stage.in_flight,
-            **{field: getattr(stage, field) for _, _, field in _PARTS},
-            "total_bytes": stage.total_bytes,
-        }
-        for stage in predicted.stages
-    ]
+    # Documents that do not see each other cost attention as shorter sequences would.
+    attended = max(1, round(asked_for.squared_length / length))
+    per_token = flops_per_token(work.model, attended)
     data = {
         "fits": predicted.fits,
         "capacity_bytes": predicted.capacity_bytes,
-        "worst_stage": worst.stage,
-        "stages": stages,
+        "worst_stage": predicted.worst.stage,
+        "stages": [_stage_data(stage) for stage in predicted.stages],
         "sequence_length": length,
         "global_batch": batch,
         "parameters": count_parameters(work.model).total,
         "flops_per_token": per_token,
-        "flops_per_step": step_flops,
-    }
-    verdict = "fits" if predicted.fits else "does not fit"
-    size = format_count(count_parameters(work.model).total)
-    summary = {
-        "model": f"{work.model.name}, {size} parameters",
-        "layout": f"{work.layout.gpus} GPUs: tp {work.layout.tp}, cp {work.layout.cp}, "
-        f"pp {work.layout.pp}, dp {work.layout.dp}",
-        "step": f"{batch:,} × {length:,} tokens, {format_flops(step_flops)} "
-        f"({format_flops(per_token)} per token, forward and backward)",
-        "worst rank": f"stage {worst.stage}: {format_bytes(worst.total_bytes)} of "
-        f"{format_bytes(predicted.capacity_bytes)}, {verdict}",
+        "flops_per_step": per_token * length * batch,
     }
     legend = Note(
         " ".join(f"{mark} {name}" for name, mark, _ in _PARTS)
-        + "; held: microbatches in flight; framework and NCCL buffers are not counted"
+        + "; held: passes through a chunk in flight; framework and NCCL buffers are not counted"
     )
-    code = 0 if predicted.fits else 1
-    quiet = (str(worst.total_bytes),)
-    views = (facts(summary), _stage_table(predicted), legend)
-    return Answer("layout.memory/1", data, views, quiet, code)
+    views = (_summary(resolved, predicted, per_token), _stage_table(predicted), legend)
+    quiet = (str(predicted.worst.total_bytes),)
+    return Answer("layout.memory/1", data, views, quiet, 0 if predicted.fits else 1)
+
+
+def _stage_data(stage: StageMemory) -> dict[str, int]:
+    return {
+        "stage": stage.stage,
+        "layers": stage.layers,
+        "in_flight": stage.in_flight,
+        **{field: getattr(stage, field) for _, _, field in _PARTS},
+        "total_bytes": stage.total_bytes,
+    }
+
+
+def _summary(resolved: Asked, predicted: MemoryPrediction, per_token: float) -> Facts:
+    work, asked_for, worst = resolved.work, resolved.workload, predicted.worst
+    layout, tokens = work.layout, asked_for.tokens_per_step
+    verdict = "fits" if predicted.fits else "does not fit"
+    pairs = {
+        "model": f"{work.model.name}, "
+        f"{format_count(count_parameters(work.model).total)} parameters",
+        "layout": f"{layout.gpus} GPUs: tp {layout.tp}, cp {layout.cp}, pp {layout.pp}, "
+        f"dp {layout.dp}",
+        "step": f"{asked_for.global_batch:,} × {asked_for.sequence_length:,} tokens, "
+        f"{format_flops(per_token * tokens)} ({format_flops(per_token)} per token, "
+        "forward and backward)",
+        "worst rank": f"stage {worst.stage}: {format_bytes(worst.total_bytes)} of "
+        f"{format_bytes(predicted.capacity_bytes)}, {verdict}",
+    }
+    return facts(pairs)
 
 
 def _stage_table(predicted: MemoryPrediction) -> Table:
-    full = max(predicted.capacity_bytes, predicted.worst.total_bytes)
     rows = [
         (
             stage.stage,
@@ -169,7 +178,7 @@ def _stage_table(predicted: MemoryPrediction) -> Table:
             stage.in_flight,
             *(f"{getattr(stage, field) / 2**30:.1f}" for _, _, field in _PARTS),
             f"{stage.total_bytes / 2**30:.1f}",
-            _bar(stage, full),
+            _bar(stage, predicted.capacity_bytes),
         )
         for stage in predicted.stages
     ]
@@ -177,27 +186,36 @@ def _stage_table(predicted: MemoryPrediction) -> Table:
     return table(f"{numbers}, of the GPU", rows, "GiB on one rank of each stage", right=numbers)
 
 
-def _bar(stage: StageMemory, full: int) -> str:
+def _bar(stage: StageMemory, capacity: int) -> str:
     """Draw a stage's parts as a bar whose marks, not colours, tell them apart."""
     drawn, done = "", 0
     for _, mark, field in _PARTS:
         done += getattr(stage, field)
-        drawn += mark * (round(_BAR_WIDTH * done / full) - len(drawn))
-    return f"{drawn:<{_BAR_WIDTH}}|"
+        drawn += mark * (min(_BAR_WIDTH, round(_BAR_WIDTH * done / capacity)) - len(drawn))
+    over = f" {done / capacity:.1f}×" if done > capacity else ""
+    return f"{drawn:<{_BAR_WIDTH}}|{over}"
 
 
 def _export(resolved: Asked, to: str) -> Answer:
     work = resolved.work
+    asked_for = resolved.workload
     exported = bridge.find_bridge(to).export(
-        work.layout, work.model, sequence_length=resolved.workload.sequence_length
+        work.layout,
+        work.model,
+        sequence_length=asked_for.sequence_length,
+        global_batch=asked_for.global_batch,
     )
-    notes = [Note(str(problem)) for problem in exported.unexpressed]
+    violated = work.check()
+    notes = [Note(f"this layout is not sound: {problem}") for problem in violated]
+    # On a terminal the text's own comments say the rest; a pipe may drop them.
+    notes += [Note(str(problem)) for problem in exported.unexpressed]
     notes += [Note(f"assumed: {problem}") for problem in exported.assumed]
     data = {
         "target": to,
         "text": exported.text,
         "unexpressed": [problem._asdict() for problem in exported.unexpressed],
         "assumed": [problem._asdict() for problem in exported.assumed],
+        "problems": [problem._asdict() for problem in violated],
     }
     return Answer("layout.export/1", data, (Text(exported.text), *notes), (exported.text.strip(),))
 
@@ -205,11 +223,14 @@ def _export(resolved: Asked, to: str) -> Answer:
 def _import(args: argparse.Namespace) -> Answer:
     text = sys.stdin.read() if args.file == "-" else read_text(args.file)
     gpus = parse_count(args.gpus, "--gpus") if args.gpus else None
-    imported = bridge.find_bridge(args.source).import_(text, gpus=gpus)
+    vocab = parse_count(args.vocab, "--vocab") if args.vocab else None
+    imported = bridge.find_bridge(args.source).import_(text, gpus=gpus, vocab=vocab)
     described: dict[str, object] = {}
     if imported.model is not None:
         described["model"] = plain(imported.model)
     described["layout"] = plain(imported.layout)
+    if imported.sequence_length is not None:
+        described["workload"] = {"sequence_length": imported.sequence_length}
     notes = [Note(f"not understood: {problem}") for problem in imported.unknown]
     if imported.ignored:
         notes.append(Note(f"no part of a layout, left out: {', '.join(imported.ignored)}"))

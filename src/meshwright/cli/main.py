@@ -1,5 +1,6 @@
 """`main`: parse, run, print, and turn every ending into an exit code."""
 
+import io
 import os
 import sys
 from argparse import Namespace
@@ -8,7 +9,7 @@ from collections.abc import Sequence
 from meshwright.cli.commands import COMMANDS, module
 from meshwright.cli.parser import Parser, build
 from meshwright.cli.render import show, show_error, silence_colour
-from meshwright.errors import MeshwrightError
+from meshwright.errors import MeshwrightError, MissingPart
 
 INTERRUPTED = 130
 OWN_FAULT = 70
@@ -18,11 +19,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     mode = _mode(words)
+    _print_anything()
     try:
         return _run(words, mode)
     except MeshwrightError as error:
         show_error(error, mode)
         return error.exit_code
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("meshwright"):
+            raise
+        missing = MissingPart(
+            f"the package {error.name} is not installed", "install meshwright with its dependencies"
+        )
+        show_error(missing, mode)
+        return missing.exit_code
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         return INTERRUPTED
@@ -34,6 +44,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         if "--debug" in words:
             raise
         return _own_fault(error)
+
+
+def _print_anything() -> None:
+    """Let a terminal without Unicode show question marks rather than fail."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 def _run(words: list[str], mode: str) -> int:

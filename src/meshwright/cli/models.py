@@ -3,9 +3,11 @@
 import argparse
 import json
 
-from meshwright.cli.answer import Answer, Facts, Text, View, facts, table
+from meshwright.cli.answer import Answer, Facts, Note, Text, View, facts, table
 from meshwright.cli.parser import add_common
+from meshwright.errors import InputError, Problem
 from meshwright.spec import catalog
+from meshwright.spec.bounds import require, whole
 from meshwright.spec.files import dump
 from meshwright.spec.model import (
     CONVENTIONS,
@@ -53,11 +55,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> Answer:
     """Answer with the list, or with one model."""
     if args.name is None:
+        if args.form is not None:
+            raise InputError([Problem("--as", "prints one model", "name it: mw models NAME --as")])
         return _list(args.find or "")
     model = read_model(args.name)
     if args.form is not None:
         return _written(model, args.form)
-    return _one(model, parse_count(args.sequence_length, "--sequence-length"))
+    length = parse_count(args.sequence_length, "--sequence-length")
+    require(whole("--sequence-length", length))
+    return _one(model, length)
 
 
 def _list(find: str) -> Answer:
@@ -90,6 +96,9 @@ def _list(find: str) -> Answer:
         "name, params, active, layers, hidden, context, kind", rows,
         right="params, active, layers, hidden, context", wide="kind",
     )  # fmt: skip
+    if not rows:
+        none = Note(f"no name, title or family holds {find!r}: mw models lists them all")
+        return Answer("models/1", {"models": []}, (none,), (), 1)
     return Answer("models/1", {"models": data}, (view,), tuple(row[0] for row in rows))
 
 

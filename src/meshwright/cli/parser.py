@@ -65,6 +65,9 @@ def build(chosen: str | None) -> Parser:
     return parser
 
 
+COMMON = ("--json", "-q", "--quiet", "--no-color", "--debug")
+
+
 def add_common(parser: argparse.ArgumentParser) -> None:
     """Add the flags every command has."""
     group = parser.add_argument_group("output")
@@ -113,6 +116,8 @@ def _suggest(message: str, parser: argparse.ArgumentParser) -> tuple[str, str]:
     unknown = re.search(r"unrecognized arguments: (.*)", message)
     if unknown:
         given = unknown.group(1).split()[0].split("=")[0]
+        if given in COMMON and " " not in parser.prog:
+            return f"{given} stands before the command", f"write it last: mw COMMAND {given}"
         flags = list(parser._option_string_actions)  # noqa: SLF001 - argparse has no public list
         close = nearest(given, flags)
         fix = f"did you mean {close[0]}?" if close else f"see {parser.prog} --help"

@@ -68,9 +68,11 @@ def _plain(view: View, out: TextIO) -> None:
             sys.stderr.write(f"note: {body}\n")
         case Text(body):
             out.write(body if body.endswith("\n") else body + "\n")
-        case Facts(pairs, _):
+        case Facts(pairs, title):
+            out.write(f"# {title}\n" if title else "")
             out.writelines(f"{name}\t{value}\n" for name, value in pairs)
-        case Table(columns, rows):
+        case Table(columns, rows, title):
+            out.write(f"# {title}\n" if title else "")
             out.write("\t".join(columns) + "\n")
             out.writelines("\t".join(row) + "\n" for row in rows)
 

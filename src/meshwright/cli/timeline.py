@@ -5,9 +5,10 @@ from pathlib import Path
 
 from meshwright.cli.answer import Answer, Note, Text, View, facts, table
 from meshwright.cli.parser import add_common, verbs
+from meshwright.cli.progress import progress
 from meshwright.errors import DamagedFile, InputError, Problem
 from meshwright.spec.units import format_seconds
-from meshwright.timeline import Timeline, read, repair, write_perfetto
+from meshwright.timeline import Timeline, count_spans, read, repair, write_perfetto
 
 EXAMPLES = (
     "mw timeline show demo-out/timeline",
@@ -38,9 +39,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> Answer:
     """Answer one of the verbs."""
     if not Path(args.folder).exists():
-        raise InputError([Problem(args.folder, "there is no such folder")])
+        raise InputError(
+            [Problem(args.folder, "there is no such folder", "name a timeline folder")]
+        )
     if args.verb == "perfetto":
-        return _perfetto(args.folder, args.out)
+        return _perfetto(args.folder, args.out, quiet=args.quiet or args.json)
     return _repair(args.folder) if args.verb == "repair" else _show(args.folder)
 
 
@@ -61,6 +64,7 @@ def _show(folder: str) -> Answer:
         "spans": f"{timeline.num_spans:,}",
         "ranks": len(timeline.ranks),
         "length": format_seconds(length_s),
+        "counter values": f"{timeline.counters.num_rows:,}" if timeline.counters.num_rows else None,
         **timeline.metadata,
     }
     shown = [(rank, kind, f"{count:,}", format_seconds(busy)) for rank, kind, count, busy in rows]
@@ -97,13 +101,14 @@ def _busy(timeline: Timeline) -> list[tuple[int, str, int, float]]:
     return rows
 
 
-def _perfetto(folder: str, out: str) -> Answer:
+def _perfetto(folder: str, out: str, *, quiet: bool) -> Answer:
     if not out.endswith((".json", ".json.gz")):
         fix = f"{out}.json.gz"
         raise InputError([Problem(out, "is neither .json nor .json.gz", fix)])
     notes: list[Note] = []
     try:
-        write_perfetto(folder, out)
+        with progress("writing", count_spans(folder), quiet=quiet) as advance:
+            write_perfetto(folder, out, progress=advance)
     except DamagedFile as damage:
         notes = [Note(str(problem)) for problem in damage.problems]
     line = f"wrote {out}: open it at ui.perfetto.dev"
@@ -112,6 +117,11 @@ def _perfetto(folder: str, out: str) -> Answer:
 
 
 def _repair(folder: str) -> Answer:
-    mended = repair(folder)
-    body = "\n".join(mended) if mended else "nothing to repair"
-    return Answer("timeline.repair/1", {"mended": mended}, (Text(body),), tuple(mended))
+    repaired = repair(folder)
+    body = "\n".join(repaired.mended) or "nothing was mended"
+    notes = tuple(Note(f"still damaged: {line}") for line in repaired.damaged)
+    if not repaired.mended and not notes:
+        body = "nothing to repair"
+    data = {"mended": list(repaired.mended), "damaged": list(repaired.damaged)}
+    code = 1 if notes else 0
+    return Answer("timeline.repair/1", data, (Text(body), *notes), repaired.mended, code)

@@ -49,7 +49,14 @@ def read_topology(args: argparse.Namespace) -> Cluster:
     fabric: Fabric | None = None
     if args.switches is not None:
         fabric = read_slurm_topology(read_text(args.switches), args.switches).fabric(args.fabric)
-    return cluster_of(
-        graph, gpu, name=Path(args.topology).stem, nodes=nodes, fabric=fabric,
-        nic_bytes_per_s=parse_rate(args.nic, "--nic") if args.nic else None,
-    )  # fmt: skip
+    nic = parse_rate(args.nic, "--nic") if args.nic else None
+    name = Path(args.topology).stem
+    try:
+        return cluster_of(graph, gpu, name=name, nodes=nodes, fabric=fabric, nic_bytes_per_s=nic)
+    except InputError as error:
+        raise InputError(
+            problem._replace(fix="give their speed, such as --nic 400Gb/s")
+            if problem.where == "nics"
+            else problem
+            for problem in error.problems
+        ) from None

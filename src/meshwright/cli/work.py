@@ -3,22 +3,26 @@
 import argparse
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
-from meshwright.cli.answer import Answer, Table, table
-from meshwright.cli.flags import add_fields, from_environment, given, typed
+from meshwright.cli.answer import Answer, table
+from meshwright.cli.flags import add_fields, from_environment, given, typed, variable
+from meshwright.errors import InputError, Problem
 from meshwright.spec.fields import fields
-from meshwright.spec.files import load_data
+from meshwright.spec.files import FORMATS, load_data
 from meshwright.spec.layout import Layout
-from meshwright.spec.read import read
 from meshwright.spec.resolve import Resolved, Source, resolve
 from meshwright.spec.work import Work, read_work
 from meshwright.spec.workload import Training
 
+PARTS: tuple[tuple[str, type[msgspec.Struct]], ...] = (("layout", Layout), ("workload", Training))
+NAMES = ("model", "cluster", "gpus")
 WORKLOAD_FLAGS = ("sequence_length", "tokens")
 DEFAULT_LENGTH = 4096
+ENVIRONMENT, FLAG = "environment", "flag"
 
 
 class Asked(NamedTuple):
@@ -47,82 +51,133 @@ def add_work(parser: argparse.ArgumentParser) -> None:
 def asked(args: argparse.Namespace, environment: Mapping[str, str] = os.environ) -> Asked:
     """Resolve the work that files, environment and flags describe."""
     merged = resolve(_sources(args, environment))
-    work = read_work({k: v for k, v in merged.data.items() if k != "workload"})
-    workload, origins = _workload(work, merged)
+    filled, origins = _filled(merged)
+    try:
+        work = read_work(filled)
+    except InputError as error:
+        raise InputError(_located(problem, origins) for problem in error.problems) from None
+    if not isinstance(work.workload, Training):
+        what, fix = "is a stream of requests, not a training run", 'set kind = "training"'
+        raise InputError([Problem("workload", what, fix)])
+    workload = _fitted(work, work.workload, origins)
     return Asked(msgspec.structs.replace(work, workload=workload), workload, origins)
 
 
 def _sources(args: argparse.Namespace, environment: Mapping[str, str]) -> list[Source]:
-    sources = [Source(str(path), load_data(path)) for path in args.files]
-    names = ("model", "cluster", "gpus")
+    sources = [Source(str(path), _beside(path, load_data(path))) for path in args.files]
     variables: dict[str, Any] = {
         name: environment[f"MESHWRIGHT_{name.upper()}"]
-        for name in names
+        for name in NAMES
         if f"MESHWRIGHT_{name.upper()}" in environment
     }
     flags: dict[str, Any] = {
-        name: getattr(args, name) for name in names if getattr(args, name) is not None
+        name: getattr(args, name) for name in NAMES if getattr(args, name) is not None
     }
-    for kind, part in ((Layout, "layout"), (Training, "workload")):
-        from_variables = from_environment(kind, part, environment)
-        from_flags = typed(kind, given(args, part))
-        if from_variables:
-            variables[part] = from_variables
-        if from_flags:
-            flags[part] = from_flags
-    return [*sources, Source("environment", variables), Source("flag", flags)]
+    for part, kind in PARTS:
+        for into, values in (
+            (variables, from_environment(kind, part, environment)),
+            (flags, typed(kind, given(args, part))),
+        ):
+            if values:
+                into[part] = values
+    for into in (variables, flags):
+        # The batch of a step has two homes, the layout that splits it and the workload that asks
+        # for it; said on the command line, it is meant for both.
+        batch = into.get("layout", {}).get("global_batch")
+        if batch is not None:
+            into.setdefault("workload", {}).setdefault("global_batch", batch)
+    return [*sources, Source(ENVIRONMENT, variables), Source(FLAG, flags)]
 
 
-def _workload(work: Work, merged: Resolved) -> tuple[Training, dict[str, str]]:
-    """Read the workload, completing it to a single step where it was left open."""
-    origins = dict(merged.origins)
-    data = dict(merged.data.get("workload") or {})
-    layout = work.layout
-    filled = {
-        "sequence_length": DEFAULT_LENGTH,
-        "global_batch": layout.global_batch or layout.dp * layout.microbatch * layout.pp,
-    }
-    for name, value in filled.items():
-        if name not in data:
-            data[name] = value
-            origins[f"workload.{name}"] = (
-                "layout" if (name == "global_batch" and layout.global_batch) else "default"
-            )
-    data.setdefault("tokens", 1)
-    return read(Training, data, "workload"), origins
+def _beside(path: str, data: dict[str, Any]) -> dict[str, Any]:
+    """Let paths inside a file count from the file's own folder."""
+    folder = Path(path).parent
+    for name in ("model", "cluster"):
+        value = data.get(name)
+        if isinstance(value, str) and (folder / value).exists():
+            is_path = Path(value).suffix in FORMATS or "/" in value or (folder / value).is_dir()
+            data = {**data, name: str(folder / value)} if is_path else data
+    return data
+
+
+def _filled(merged: Resolved) -> tuple[dict[str, Any], dict[str, str]]:
+    """Complete the workload to a single step where it was left open, so it can be read."""
+    data, origins = dict(merged.data), dict(merged.origins)
+    workload = data.get("workload")
+    if workload is None or isinstance(workload, Mapping):
+        layout = data.get("layout")
+        batch = layout.get("global_batch") if isinstance(layout, Mapping) else None
+        defaults = {"sequence_length": DEFAULT_LENGTH, "global_batch": batch or 1, "tokens": 1}
+        given_ = dict(workload or {})
+        for name, value in defaults.items():
+            if name not in given_ and given_.get("kind", "training") == "training":
+                given_[name] = value
+                from_layout = name == "global_batch" and batch is not None
+                origins[f"workload.{name}"] = "layout" if from_layout else "default"
+        data["workload"] = given_
+    return data, origins
+
+
+def _fitted(work: Work, workload: Training, origins: dict[str, str]) -> Training:
+    """Replace defaults that can only be known with the model and the layout at hand."""
+    layout, model = work.layout, work.model
+    length, batch = workload.sequence_length, workload.global_batch
+    if origins.get("workload.sequence_length") == "default" and model.positions == "learned":
+        length = min(length, model.max_positions)
+    if origins.get("workload.global_batch") == "default":
+        batch = layout.dp * layout.microbatch * layout.pp
+    return msgspec.structs.replace(workload, sequence_length=length, global_batch=batch)
+
+
+def _located(problem: Problem, origins: Mapping[str, str]) -> Problem:
+    """Say where a bad value was written: the file, the variable or the flag."""
+    path = problem.where
+    origin = next((o for known, o in origins.items() if path == known), None)
+    if origin is None:
+        origin = next((o for known, o in origins.items() if path.startswith(f"{known}.")), None)
+    if origin in (None, "default", "layout"):
+        return problem
+    part, _, field = path.partition(".")
+    if origin == ENVIRONMENT:
+        name = variable(part, field) if field else f"MESHWRIGHT_{part.upper()}"
+        return problem._replace(where=f"{name} ({path})")
+    if origin == FLAG:
+        return problem._replace(where=f"--{(field or part).replace('_', '-')}")
+    return problem._replace(where=f"{origin}: {path}")
 
 
 def explain(resolved: Asked) -> Answer:
     """Show every value of the work with its origin, for `--dry-run`."""
     work = resolved.work
-    rows: list[tuple[str, str, str]] = [
+    rows: list[tuple[str, object, str]] = [
         ("model", work.model.name, _origin(resolved, "model")),
         ("cluster", work.cluster.name, _origin(resolved, "cluster")),
-        ("gpus", str(work.layout.gpus), _origin(resolved, "gpus")),
+        ("gpus", work.layout.gpus, resolved.origins.get("gpus", "from the layout")),
     ]
     for part, value in (("layout", work.layout), ("workload", resolved.workload)):
         for field in fields(type(value)):
             path = f"{part}.{field.name}"
             origin = _origin(resolved, path)
             if path == "layout.dp" and origin == "default" and "gpus" in resolved.origins:
-                origin = f"from gpus ({_origin(resolved, 'gpus')})"
-            rows.append((path, _text(getattr(value, field.name)), origin))
+                origin = f"from gpus ({resolved.origins['gpus']})"
+            rows.append((path, msgspec.to_builtins(getattr(value, field.name)), origin))
     data = {"values": [{"field": f, "value": v, "source": s} for f, v, s in rows]}
-    return Answer("work/1", data, (_table(rows),), tuple("=".join(row[:2]) for row in rows))
-
-
-def _table(rows: list[tuple[str, str, str]]) -> Table:
-    return table("field, value, source", rows, wide="value, source")
+    shown = [(field, _text(value), source) for field, value, source in rows]
+    view = table("field, value, source", shown, wide="value, source")
+    return Answer("work/1", data, (view,), tuple(f"{f}={v}" for f, v, _ in shown))
 
 
 def _origin(resolved: Asked, path: str) -> str:
-    for known, origin in resolved.origins.items():
-        if known == path or known.startswith(f"{path}."):
-            return origin
-    return "default"
+    """Name who set a value; a table that several sources filled in names them all."""
+    inside = [
+        origin
+        for known, origin in resolved.origins.items()
+        if known == path or known.startswith(f"{path}.")
+    ]
+    return ", ".join(dict.fromkeys(inside)) or "default"
 
 
 def _text(value: object) -> str:
-    if isinstance(value, tuple):
+    if isinstance(value, list | tuple):
         return ",".join(map(str, value))
     return "" if value is None else str(value)

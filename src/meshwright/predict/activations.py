@@ -28,10 +28,13 @@ class Saved(NamedTuple):
     name: str
     width: float
     """Numbers per token."""
-    split: Literal["tensor", "expert", "sequence", "none"]
-    """What cuts it: `tensor` or `expert` tensor parallelism, `sequence` parallelism, or `none`."""
+    split: Literal["tensor", "routed", "sequence", "none"]
+    """What cuts it: `tensor` parallelism, the spreading of `routed` tokens over tensor ranks,
+    `sequence` parallelism, or `none`."""
     dropped_by: frozenset[RecomputeOp] = frozenset()
     """Recompute operations under which it is not kept."""
+    most_shards: int | None = None
+    """Tensor ranks beyond this many hold duplicates."""
 
 
 def saved_tensors(block: Block, hidden: int) -> tuple[Saved, ...]:
@@ -41,7 +44,8 @@ def saved_tensors(block: Block, hidden: int) -> tuple[Saved, ...]:
         found += _norm_pair("mixer", hidden)
         found += _mixer(block.mixer)
     if block.mlp is not None:
-        found += _norm_pair("mlp", hidden)
+        if block.norms != "parallel-shared" or block.mixer is None:
+            found += _norm_pair("mlp", hidden)
         found += _mlp(block.mlp) if isinstance(block.mlp, Mlp) else _experts(block.mlp, hidden)
     return tuple(found)
 
@@ -65,11 +69,12 @@ def boundary_bytes_per_token(layout: Layout, hidden: int) -> float:
     return number * hidden / (layout.tp if layout.sequence_parallel else 1)
 
 
-def _ranks(layout: Layout, saved: Saved) -> int:
+def _ranks(layout: Layout, saved: Saved) -> float:
     if saved.split == "tensor":
-        return layout.tp
-    if saved.split == "expert":
-        return layout.experts_tp
+        return min(layout.tp, saved.most_shards or layout.tp)
+    if saved.split == "routed":
+        # A stage's tokens are spread over all its ranks; the ranks of one expert share theirs.
+        return layout.tp / layout.experts_tp
     return layout.tp if saved.split == "sequence" and layout.sequence_parallel else 1
 
 
@@ -84,7 +89,9 @@ def _norm_pair(part: str, hidden: int) -> Iterator[Saved]:
 def _mixer(mixer: Mixer) -> Iterator[Saved]:
     match mixer:
         case Attention(heads=heads, kv_heads=kv_heads, head_dim=width):
-            yield Saved("qkv", (heads + 2 * kv_heads) * width, "tensor")
+            queries = heads * width * (2 if mixer.gate else 1)
+            yield Saved("q", queries, "tensor")
+            yield Saved("kv", 2 * kv_heads * width, "tensor", most_shards=kv_heads)
             yield Saved("attention_out", heads * width, "tensor")
         case LatentAttention():
             up: frozenset[RecomputeOp] = frozenset({"mla_up_proj"})
@@ -117,11 +124,12 @@ def _experts(experts: Experts, hidden: int) -> Iterator[Saved]:
     width = (experts.latent or hidden) * experts.top_k
     inner = experts.width * experts.top_k
     # Router scores are kept in fp32: twice the width of a two-byte number.
-    yield Saved("router_scores", 2 * experts.count, "none", whole)
-    yield Saved("dispatched", width, "none", whole)
-    yield Saved("experts_in", (2 if experts.gated else 1) * inner, "expert", whole)
-    yield Saved("experts_act", inner, "expert", whole | {"moe_act"})
-    yield Saved("experts_out", width, "none", whole)
+    yield Saved("router_scores", 2 * experts.count, "sequence", whole)
+    yield Saved("dispatched", width, "routed", whole)
+    # A rank sees tp/expert_tp times fewer tokens and 1/expert_tp of each expert's width.
+    yield Saved("experts_in", (2 if experts.gated else 1) * inner, "tensor", whole)
+    yield Saved("experts_act", inner, "tensor", whole | {"moe_act"})
+    yield Saved("experts_out", width, "routed", whole)
     if experts.shared_width:
         shared: frozenset[RecomputeOp] = whole | {"shared_experts"}
         yield Saved("shared", (3 if experts.gated else 2) * experts.shared_width, "tensor", shared)

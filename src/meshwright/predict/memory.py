@@ -5,11 +5,22 @@ multiplied by the microbatches each rank holds in flight. Framework and communic
 fragmentation are not included here, so leave a few GiB of head-room.
 """
 
+from functools import lru_cache
+
 import msgspec
 
+from meshwright.policy.pipeline import build
+from meshwright.policy.pipeline import in_flight as schedule_peaks
 from meshwright.predict.activations import boundary_bytes_per_token, bytes_per_token
 from meshwright.spec.cluster import Cluster
-from meshwright.spec.layout import Chunk, Layout, StateBytes, rank_chunks, state_bytes
+from meshwright.spec.layout import (
+    Chunk,
+    Layout,
+    ScheduleKind,
+    StateBytes,
+    rank_chunks,
+    state_bytes,
+)
 from meshwright.spec.model import Model
 
 
@@ -73,26 +84,23 @@ def predict_memory(
     return MemoryPrediction(stages=stages, capacity_bytes=cluster.gpu.memory_bytes)
 
 
+@lru_cache(maxsize=1024)
+def _peaks(kind: ScheduleKind, pp: int, chunks: int, microbatches: int) -> tuple[int, ...]:
+    return schedule_peaks(build(kind, pp, microbatches, virtual_stages=chunks))
+
+
 def in_flight(layout: Layout, stage: int, microbatches: int) -> int:
     """Return the most chunk-microbatches whose activations a rank holds at once.
 
-    1F1B keeps one per later stage; interleaving adds a round of the pipeline per further chunk
-    (Narayanan et al. 2021); ZB-H2 lets warm-up run twice as deep and ZB-V fills both halves
-    (Qi et al. 2024); DualPipe feeds from both ends (DeepSeek-V3 report).
+    The schedule itself is asked. All but GPipe reach their peak within two rounds of the
+    pipeline, so no longer schedule is built.
     """
     pp, chunks = layout.pp, layout.virtual_stages
-    later = pp - stage
-    depth = {
-        "gpipe": microbatches * chunks,
-        "1f1b": later,
-        "interleaved": 2 * (later - 1) + (chunks - 1) * pp + 1,
-        "zb-h1": later,
-        "zb-h2": 2 * later - 1,
-        "zb-v": 2 * pp,
-        "dualpipe": pp + 1,
-        "dualpipe-v": 2 * pp + 1,
-    }[layout.schedule]
-    return max(1, min(depth if pp > 1 else 1, microbatches * chunks))
+    if pp == 1:
+        return 1
+    if layout.schedule == "gpipe":
+        return microbatches * chunks
+    return _peaks(layout.schedule, pp, chunks, min(microbatches, 2 * pp))[stage]
 
 
 def _stage(
@@ -105,21 +113,26 @@ def _stage(
     per_chunk = [_chunk_bytes(model, layout, names[chunk.first : chunk.last]) for chunk in held]
     kept = sum(bytes_ for bytes_, _ in per_chunk) / len(per_chunk)
     alive = max(bytes_ for _, bytes_ in per_chunk)
-    offloaded = set(layout.offload)
     logits = 0
     if any(chunk.has_head for chunk in held):
         # The head's output in the working format, and its softmax and gradient in fp32.
         logits = round(tokens * (2 + 4) * model.vocab / layout.tp)
+        if model.multi_token is not None:
+            block = model.block(model.multi_token.block)
+            extra = bytes_per_token(layout, block, model.hidden) * model.multi_token.depth
+            alive += extra
+    if "activations" in layout.offload:
+        # What is offloaded comes back a layer at a time, the next one on its way meanwhile.
+        widest = max(bytes_per_token(layout, block, model.hidden) for block in model.blocks)
+        kept, alive = 0.0, alive + 2 * widest
+    resident = states.on_device(layout.offload)
     return StageMemory(
         stage=stage,
         layers=sum(chunk.last - chunk.first for chunk in held),
-        parameters_bytes=0 if "parameters" in offloaded else states.parameters,
-        gradients_bytes=0 if "gradients" in offloaded else states.gradients,
-        optimizer_bytes=0 if "optimizer" in offloaded else states.optimizer,
-        # Offloaded activations come back one microbatch at a time.
-        activations_bytes=round(
-            tokens * ((1 if "activations" in offloaded else flying) * kept + alive)
-        ),
+        parameters_bytes=resident.parameters,
+        gradients_bytes=resident.gradients,
+        optimizer_bytes=resident.optimizer,
+        activations_bytes=round(tokens * (flying * kept + alive)),
         logits_bytes=logits,
         in_flight=flying,
     )

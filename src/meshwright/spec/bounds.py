@@ -5,12 +5,13 @@ numbers and names, not what a GPU or a workload is.
 """
 
 import math
+import re
 from collections.abc import Collection, Iterable
 from typing import TypeGuard
 
 from meshwright.errors import InputError, Problem
-from meshwright.spec.names import nearest
-from meshwright.spec.read import shown
+from meshwright.spec.names import suggestion
+from meshwright.spec.read import UNREAD, shown
 
 LARGEST = 10**18
 """No count in a spec is larger, so that no sum over counts can overflow a float."""
@@ -20,26 +21,34 @@ def whole(name: str, value: object, least: int = 1, most: int = LARGEST) -> list
     """Say what is wrong with a value that must be a whole number from `least` to `most`."""
     if type(value) is int and least <= value <= most:
         return []
+    # The general limit is no news to someone who wrote 0.
+    within = f"of at least {least}" if most == LARGEST else f"from {least} to {most:,}"
     fix = f"use {least} or more"
     if type(value) is int or (isinstance(value, float) and math.isfinite(value)):
         fix = f"use {min(max(round(value), least), most)}"
-    return [Problem(name, f"{shown(value)} is not a whole number from {least} to {most:,}", fix)]
+        within = within if value <= most else f"up to {most:,}"
+    return [Problem(name, f"{shown(value)} is not a whole number {within}", fix)]
 
 
 def real(name: str, value: object, least: float, most: float) -> list[Problem]:
     """Say what is wrong with a value that must be a number from `least` to `most`."""
     if _is_number(value) and least <= value <= most:
         return []
-    return [Problem(name, f"{shown(value)} is not a number from {least:g} to {most:g}")]
+    fix = f"use {most:g}" if _is_number(value) and value > most else f"use {least:g} or more"
+    return [Problem(name, f"{shown(value)} is not a number from {least:g} to {most:g}", fix)]
 
 
 def word(name: str, value: object, allowed: Collection[str]) -> list[Problem]:
     """Say what is wrong with a value that must be one of the allowed words."""
     if isinstance(value, str) and value in allowed:
         return []
-    close = nearest(value, allowed) if isinstance(value, str) else []
-    fix = f"did you mean {close[0]}?" if close else ""
-    return [Problem(name, f"{shown(value)} is not one of {', '.join(allowed)}", fix)]
+    what = f"{shown(value)} is not one of {', '.join(allowed)}"
+    return [Problem(name, what, suggestion(value, allowed))]
+
+
+def field_of(where: str) -> str:
+    """Return the field that the path of a problem begins with: `tiers` of `tiers[0].nodes`."""
+    return re.split(r"[.\[]", where, maxsplit=1)[0]
 
 
 def require(*found: Iterable[Problem]) -> None:
@@ -55,21 +64,35 @@ class Bounds:
     def __init__(self) -> None:
         self.problems: list[Problem] = []
 
-    def add(self, where: str, what: str, fix: str = "") -> None:
+    def add(self, where: str, what: str, fix: str) -> None:
         """List a problem that no ready-made test covers."""
         self.problems.append(Problem(where, what, fix))
+
+    def sound(self, *names: str) -> bool:
+        """Tell whether these fields have no problem so far: a rule between fields asks it first."""
+        faulty = {field_of(problem.where) for problem in self.problems}
+        return faulty.isdisjoint(names)
+
+    def readable(self, **fields: object) -> None:
+        """Note fields that their reader already refused, so that no rule between fields uses them.
+
+        Numbers and words need no such care: their own tests refuse what stands in for them.
+        """
+        for name, value in fields.items():
+            if value is UNREAD:
+                self.add(name, "could not be read", "mend it first")
 
     def positive(self, **fields: object) -> None:
         """Require finite numbers above zero."""
         for name, value in fields.items():
             if value is not None and not (_is_finite(value) and value > 0):
-                self.add(name, f"{shown(value)} is not a finite number above 0")
+                self.add(name, f"{shown(value)} is not a finite number above 0", _sign_fix(value))
 
     def not_negative(self, **fields: object) -> None:
         """Require finite numbers from zero up."""
         for name, value in fields.items():
             if value is not None and not (_is_finite(value) and value >= 0):
-                self.add(name, f"{shown(value)} is not a finite number from 0 up")
+                self.add(name, f"{shown(value)} is not a finite number from 0 up", _sign_fix(value))
 
     def count(self, least: int = 1, **fields: object) -> None:
         """Require whole numbers of at least `least`."""
@@ -94,6 +117,11 @@ class Bounds:
 
 def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _sign_fix(value: object) -> str:
+    """Say what to write for a number that must not be negative."""
+    return f"use {-value:g}" if _is_finite(value) and value < 0 else "give a number such as 1.5"
 
 
 def _is_finite(value: object) -> TypeGuard[float]:

@@ -13,6 +13,8 @@ from meshwright.spec.read import plain, read
 V = TypeVar("V", bound=msgspec.Struct)
 
 FORMATS = (".toml", ".json", ".yaml", ".yml")
+MOST_VALUES = 1_000_000
+"""A YAML file whose aliases stand for more than this is taken for a mistake."""
 
 
 def load(kind: type[V], path: str | Path) -> V:
@@ -41,8 +43,12 @@ def read_text(path: str | Path) -> str:
         return Path(path).read_text(encoding="utf-8")
     except FileNotFoundError:
         raise InputError([Problem(str(path), "there is no such file", "check the path")]) from None
-    except (OSError, ValueError) as error:
-        raise InputError([Problem(str(path), f"cannot be read as text: {error}")]) from None
+    except OSError as error:
+        what = f"cannot be read as text: {error.strerror or error}"
+        raise InputError([Problem(str(path), what, "give a file that you may read")]) from None
+    except ValueError as error:
+        what = f"cannot be read as text: {error}"
+        raise InputError([Problem(str(path), what, "save it as UTF-8 text")]) from None
 
 
 def parse(text: str, ending: str, where: str) -> object:
@@ -52,17 +58,53 @@ def parse(text: str, ending: str, where: str) -> object:
             return tomllib.loads(text)
         if ending == ".json":
             return json.loads(text)
-        return _yaml().safe_load(text)
+        return _parse_yaml(text, where)
     except RecursionError:
         raise InputError([Problem(where, "is nested too deeply", "write it flatter")]) from None
-    except ValueError as error:
-        raise InputError([Problem(where, f"is not valid {ending[1:].upper()}: {error}")]) from None
+    except InputError:
+        raise
     except Exception as error:
         # PyYAML's errors share no base with ValueError, and it leaks others on odd input.
-        if ending in (".yaml", ".yml"):
-            line = " ".join(str(error).split())
-            raise InputError([Problem(where, f"is not valid YAML: {line}")]) from None
-        raise
+        if not isinstance(error, ValueError) and ending not in (".yaml", ".yml"):
+            raise
+        kind = "YAML" if ending == ".yml" else ending[1:].upper()
+        what = f"is not valid {kind}: {' '.join(str(error).split())}"
+        fix = f"mend that place, or change the ending if the file is not {kind}"
+        raise InputError([Problem(where, what, fix)]) from None
+
+
+def _parse_yaml(text: str, where: str) -> object:
+    """Parse YAML whose aliases stand for a bounded amount of data."""
+    loader = _yaml().SafeLoader(text)
+    try:
+        top = loader.get_single_node()
+        if top is None:
+            return None
+        _size(top, {}, where)
+        return loader.construct_document(top)
+    finally:
+        loader.dispose()
+
+
+def _size(node: Any, sizes: dict[int, int], where: str) -> int:
+    """Count the values a node stands for with its aliases written out; each is counted once.
+
+    A node without a size yet, met again, holds itself.
+    """
+    key = id(node)
+    if key not in sizes:
+        sizes[key] = 0
+        inner = node.value if isinstance(node.value, list) else []
+        # A mapping holds pairs of nodes, a sequence nodes.
+        parts = [part for item in inner for part in (item if type(item) is tuple else (item,))]
+        sizes[key] = 1 + sum(_size(part, sizes, where) for part in parts)
+        if sizes[key] > MOST_VALUES:
+            what = f"holds more than {MOST_VALUES:,} values with its aliases written out"
+            raise InputError([Problem(where, what, "leave out what the aliases multiply")])
+    elif not sizes[key]:
+        what = f"line {node.start_mark.line + 1} holds itself through an alias"
+        raise InputError([Problem(where, what, "write the inner part out, without the alias")])
+    return sizes[key]
 
 
 def dump(value: msgspec.Struct, ending: str = ".toml") -> str:

@@ -1,4 +1,4 @@
-"""Names that people type: the nearest known one, and the problem that says so."""
+"""Names that people type: the nearest known ones, and the fix and problem that say so."""
 
 from collections.abc import Iterable
 from difflib import SequenceMatcher
@@ -7,6 +7,8 @@ from meshwright.errors import Problem
 
 CLOSE = 0.6
 """Likeness from which a known name is worth suggesting."""
+SHORT_LIST = 20
+"""So many known names are listed in full."""
 
 
 def nearest(name: str, known: Iterable[str], most: int = 3) -> list[str]:
@@ -26,14 +28,23 @@ def _likeness(wanted: str, candidate: str) -> float:
     return max(whole, 0.95 * start, 0.9 * inside)
 
 
+def suggestion(name: object, known: Iterable[str]) -> str:
+    """Return the fix for a name that is not known: the closest ones, or what there is.
+
+    What is no text is close to nothing, so it gets the list.
+    """
+    names = list(known)
+    close = nearest(name, names) if isinstance(name, str) else []
+    if close:
+        return "did you mean " + " or ".join(close) + "?"
+    if not names:
+        return "leave it out: there is none to choose"
+    if len(names) <= SHORT_LIST:
+        return "use one of " + ", ".join(names)
+    return f"there are {len(names)}, such as " + ", ".join(names[:5])
+
+
 def unknown_name(kind: str, name: str, known: Iterable[str], where: str = "") -> Problem:
     """Say that `name` is not one of `known`, with the closest matches as the fix."""
-    names = sorted(known)
-    close = nearest(name, names)
-    if close:
-        fix = "did you mean " + " or ".join(close) + "?"
-    elif len(names) <= 20:
-        fix = "use one of " + ", ".join(names)
-    else:
-        fix = f"there are {len(names)}, such as " + ", ".join(names[:5])
-    return Problem(where, f"there is no {kind} named {name!r}", fix)
+    what = f"there is no {kind} named {name!r}"
+    return Problem(where, what, suggestion(name, sorted(known)))

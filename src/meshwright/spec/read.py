@@ -11,12 +11,12 @@ import reprlib
 import types
 from collections.abc import Mapping
 from functools import cache
-from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin
+from typing import Any, Literal, NoReturn, TypeVar, Union, cast, get_args, get_origin
 
 import msgspec
 
 from meshwright.errors import InputError, Problem
-from meshwright.spec.names import nearest
+from meshwright.spec.names import nearest, suggestion
 from meshwright.spec.units import (
     parse_bytes,
     parse_count,
@@ -28,11 +28,19 @@ from meshwright.spec.units import (
 T = TypeVar("T")
 
 
-class _Wrong:
-    """Stands where a value could not be read; its problem is already listed."""
+class Unread:
+    """Stands where a value could not be read; its problem is already listed.
+
+    A rule that takes it for a value stops there, rather than judge what nobody wrote.
+    """
+
+    def _stop(self, *_: object) -> NoReturn:
+        raise TypeError("a value that could not be read")
+
+    __bool__ = __eq__ = __getattr__ = __hash__ = _stop
 
 
-_WRONG = _Wrong()
+UNREAD = Unread()
 
 
 def read(kind: type[T], data: object, where: str = "") -> T:
@@ -69,7 +77,9 @@ def _prune(value: object, data: object) -> object:
 
 def _join(where: str, name: str) -> str:
     # A leading file name is set off by a space: "mine.toml: layout.tp".
-    return f"{where}.{name}" if where and not where.endswith(": ") else where + name
+    if not where or not name:
+        return where.removesuffix(": ") or name
+    return f"{where}.{name}" if not where.endswith(": ") else where + name
 
 
 # Aliases let a few lines of YAML stand for more data than can be printed.
@@ -113,41 +123,60 @@ def _struct(
         return data
     if not isinstance(data, Mapping):
         problems.append(
-            Problem(where, f"{shown(data)} is not a table of fields", f"give a {kind.__name__}")
+            Problem(
+                _join(where, ""),
+                f"{shown(data)} is not a table of fields",
+                f"give a table of {kind.__name__}'s fields",
+            )
         )
-        return _WRONG
+        return UNREAD
     before = len(problems)
+    values = _fields_of(kind, data, where, problems)
+    faulty = len(problems) > before
+    unread = {name for name, value in values.items() if value is UNREAD}
+    try:
+        value = kind(**values)
+    except InputError as error:
+        problems.extend(
+            Problem(_join(where, p.where), p.what, p.fix)
+            for p in error.problems
+            if re.split(r"[.\[]", p.where, maxsplit=1)[0] not in unread
+        )
+        return UNREAD
+    except TypeError:
+        # A rule asked for a field that could not be read, whose problem is listed.
+        if not unread:
+            raise
+    return UNREAD if faulty else value
+
+
+def _fields_of(
+    kind: type[msgspec.Struct], data: Mapping[Any, Any], where: str, problems: list[Problem]
+) -> dict[str, object]:
+    """Read every field by itself; what is wrong or missing stands there as `UNREAD`."""
     fields = _fields(kind)
-    tag_field = kind.__struct_config__.tag_field
+    config = kind.__struct_config__
     values: dict[str, object] = {}
     for key, item in data.items():
-        if key == tag_field and item == kind.__struct_config__.tag:
-            continue
         field = fields.get(key) if isinstance(key, str) else None
-        if field is None:
-            close = nearest(key, fields) if isinstance(key, str) else []
-            fix = f"did you mean {close[0]}?" if close else "use one of " + ", ".join(fields)
-            problems.append(
-                Problem(
-                    _join(where, shown(key).strip("'")),
-                    f"{kind.__name__} has no field {shown(key)}",
-                    fix,
-                )
-            )
-        else:
-            values[field.name] = _value(field.type, item, _join(where, key), problems)
+        if field is not None:
+            before = len(problems)
+            value = _value(field.type, item, _join(where, key), problems)
+            values[field.name] = value if len(problems) == before else UNREAD
+        elif key != config.tag_field or item != config.tag:
+            place = _join(where, shown(key).strip("'"))
+            what = f"{kind.__name__} has no field {shown(key)}"
+            problems.append(Problem(place, what, suggestion(key, fields)))
+            # Its default must not stand in for the field that was meant.
+            for meant in nearest(key, fields, 1) if isinstance(key, str) else ():
+                values.setdefault(fields[meant].name, UNREAD)
     for name, field in fields.items():
-        if field.required and field.name not in values:
+        if field.required and name not in data:
+            values.setdefault(field.name, UNREAD)
             problems.append(
                 Problem(_join(where, name), f"{kind.__name__} needs {name!r}", f"add {name}")
             )
-    if len(problems) > before:
-        return _WRONG
-    try:
-        return kind(**values)
-    except InputError as error:
-        problems.extend(Problem(_join(where, p.where), p.what, p.fix) for p in error.problems)
-        return _WRONG
+    return values
 
 
 def _literal(
@@ -158,16 +187,15 @@ def _literal(
         if type(choice) is type(data) and choice == data:
             return choice
     choices = [str(choice) for choice in allowed]
-    close = nearest(data, choices) if isinstance(data, str) else []
-    fix = f"did you mean {close[0]}?" if close else f"such as {choices[0]}"
-    problems.append(Problem(where, f"{shown(data)} is not one of {', '.join(choices)}", fix))
-    return _WRONG
+    what = f"{shown(data)} is not one of {', '.join(choices)}"
+    problems.append(Problem(where, what, suggestion(data, choices)))
+    return UNREAD
 
 
 def _tuple(items: tuple[Any, ...], data: object, where: str, problems: list[Problem]) -> object:
     if not isinstance(data, list | tuple):
         problems.append(Problem(where, f"{shown(data)} is not a list", f"write [{shown(data)}]"))
-        return _WRONG
+        return UNREAD
     if len(items) == 2 and items[1] is ...:
         kinds = [items[0]] * len(data)
     elif len(items) == len(data):
@@ -176,7 +204,7 @@ def _tuple(items: tuple[Any, ...], data: object, where: str, problems: list[Prob
         problems.append(
             Problem(where, f"{shown(data)} has {len(data)} items", f"give {len(items)}")
         )
-        return _WRONG
+        return UNREAD
     return tuple(
         _value(kind, item, f"{where}[{index}]", problems)
         for index, (kind, item) in enumerate(zip(kinds, data, strict=True))
@@ -205,7 +233,7 @@ def _union(kinds: tuple[Any, ...], data: object, where: str, problems: list[Prob
             return value
         attempts.append(found)
     problems.extend(sorted(attempts, key=len)[0])
-    return _WRONG
+    return UNREAD
 
 
 def _tagged(
@@ -218,11 +246,9 @@ def _tagged(
     kind = tagged.get(tag) if isinstance(tag, str) else None
     if kind is not None:
         return _struct(kind, data, where, problems)
-    close = nearest(tag, tagged) if isinstance(tag, str) else []
-    fix = f"did you mean {close[0]}?" if close else f"set {tag_field} to one of {', '.join(tagged)}"
     what = f"{shown(tag)} is not a known {tag_field}" if tag is not None else f"no {tag_field}"
-    problems.append(Problem(_join(where, tag_field), what, fix))
-    return _WRONG
+    problems.append(Problem(_join(where, tag_field), what, suggestion(tag, tagged)))
+    return UNREAD
 
 
 _EXAMPLES: dict[Any, str] = {
@@ -243,15 +269,16 @@ def _scalar(kind: Any, data: object, where: str, problems: list[Problem]) -> obj
                 return _quantity(kind, data, where)
             except InputError as error:
                 problems.extend(error.problems)
-                return _WRONG
+                return UNREAD
         if isinstance(data, int):
             return _as_number(kind, data, where, problems)
         if isinstance(data, float) and (kind is float or data.is_integer()):
             return _as_number(kind, data, where, problems)
     words = {bool: "true or false", str: "text", int: "a whole number", float: "a number"}
     allowed = words.get(kind, getattr(kind, "__name__", str(kind)))
-    problems.append(Problem(where, f"{shown(data)} is not {allowed}", _EXAMPLES.get(kind, "")))
-    return _WRONG
+    fix = _EXAMPLES.get(kind, f"give {allowed}")
+    problems.append(Problem(where, f"{shown(data)} is not {allowed}", fix))
+    return UNREAD
 
 
 def _as_number(kind: Any, data: float, where: str, problems: list[Problem]) -> object:
@@ -263,7 +290,7 @@ def _as_number(kind: Any, data: float, where: str, problems: list[Problem]) -> o
     if finite:
         return value
     problems.append(Problem(where, f"{shown(data)} is not a finite number", _EXAMPLES[kind]))
-    return _WRONG
+    return UNREAD
 
 
 def _quantity(kind: Any, text: str, where: str) -> float:

@@ -16,11 +16,14 @@ from meshwright.spec.files import FORMATS, load
 from meshwright.spec.layout import Layout
 from meshwright.spec.model import Model
 from meshwright.spec.model.huggingface import load_config
-from meshwright.spec.names import nearest
+from meshwright.spec.names import unknown_name
 from meshwright.spec.read import read, shown
-from meshwright.spec.workload import Training
+from meshwright.spec.workload import Training, Workload, read_workload
 
 T = TypeVar("T")
+
+PARTS = ("model", "cluster", "layout", "workload", "gpus")
+"""What a work file may hold."""
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -32,77 +35,102 @@ class Work(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """The hardware."""
     layout: Layout = Layout()
     """How the one lies on the other."""
-    workload: Training | None = None
+    workload: Workload | None = None
     """What is asked of it."""
 
     def check(self) -> tuple[Problem, ...]:
         """Return every violated constraint, each with a fix."""
-        return self.layout.check(self.model, self.cluster, self.workload)
+        training = self.workload if isinstance(self.workload, Training) else None
+        return self.layout.check(self.model, self.cluster, training)
+
+
+class _Reader:
+    """Reads the parts of a work description, collecting the problems of all of them."""
+
+    def __init__(self, data: Mapping[str, Any], where: str) -> None:
+        self.data, self.where = data, where
+        self.problems: list[Problem] = []
+
+    def part(self, name: str, reader: Callable[[object, str], T]) -> T | None:
+        """Read one part where it is given."""
+        if self.data.get(name) is None:
+            return None
+        try:
+            return reader(self.data[name], f"{self.where}{name}")
+        except InputError as error:
+            self.problems += error.problems
+            return None
+
+    def add(self, name: str, what: str, fix: str) -> None:
+        """List a problem of one part."""
+        self.problems.append(Problem(f"{self.where}{name}", what, fix))
 
 
 def read_work(data: Mapping[str, Any], where: str = "") -> Work:
     """Read a work description, listing every problem of all four parts at once.
 
-    `gpus` beside them sizes the cluster, and fills in `layout.dp` where that is not given.
+    `gpus` beside them fills in `layout.dp` where that is not given. A catalog cluster is made
+    just large enough; one that is written out or in a file has the nodes it has.
     """
-    problems: list[Problem] = []
-
-    def part(name: str, reader: Callable[[object, str], T]) -> T | None:
-        try:
-            return reader(data[name], f"{where}{name}")
-        except InputError as error:
-            problems.extend(error.problems)
-            return None
-
-    problems += [
-        Problem(f"{where}{name}", "is missing", f"add {name}")
-        for name in ("model", "cluster")
-        if name not in data
-    ]
-    known = ("model", "cluster", "layout", "workload", "gpus")
+    reader = _Reader(data, where)
+    for name in ("model", "cluster"):
+        if data.get(name) is None:
+            reader.add(name, "is missing", f'add {name} = "…", a name of mw {name}s')
     for key in data:
-        if key not in known:
-            close = nearest(str(key), known)
-            fix = f"did you mean {close[0]}?" if close else f"use {', '.join(known)}"
-            problems.append(Problem(f"{where}{key}", "is not a part of a work file", fix))
-    gpus = part("gpus", lambda value, at: read(int, value, at)) if "gpus" in data else None
-    model = part("model", read_model) if "model" in data else None
-    cluster = part("cluster", read_cluster) if "cluster" in data else None
-    layout_data = _with_dp(data.get("layout", {}), gpus, where, problems)
-    workload = (
-        part("workload", lambda value, at: read(Training, value, at))
-        if (data.get("workload") is not None)
-        else None
-    )
-    layout = None
-    try:
-        layout = read(Layout, layout_data, f"{where}layout")
-    except InputError as error:
-        problems.extend(error.problems)
-    if cluster is not None and (gpus or layout):
-        try:
-            cluster = cluster.with_gpus(gpus or (layout.gpus if layout else cluster.gpus))
-        except InputError as error:
-            problems.extend(Problem(f"{where}gpus", p.what, p.fix) for p in error.problems)
-    if problems or model is None or cluster is None or layout is None:
-        raise InputError(problems)
+        if key not in PARTS:
+            reader.problems.append(unknown_name("part", str(key), PARTS, f"{where}{key}"))
+    gpus = reader.part("gpus", lambda value, at: read(int, value, at))
+    if gpus is not None and gpus < 1:
+        reader.add("gpus", f"{gpus} is not a number of GPUs", "use 1 or more")
+        gpus = None
+    model = reader.part("model", read_model)
+    cluster = reader.part("cluster", read_cluster)
+    workload = reader.part("workload", _read_workload)
+    layout = _read_layout(reader, gpus)
+    if cluster is not None and layout is not None and isinstance(data["cluster"], str):
+        cluster = _sized(reader, cluster, gpus or layout.gpus)
+    if reader.problems or model is None or cluster is None or layout is None:
+        raise InputError(reader.problems)
     return Work(model=model, cluster=cluster, layout=layout, workload=workload)
 
 
-def _with_dp(data: object, gpus: int | None, where: str, problems: list[Problem]) -> object:
-    """Fill in the data-parallel degree that the number of GPUs leaves."""
-    if gpus is None or not isinstance(data, Mapping) or "dp" in data:
-        return data
+def _read_workload(value: object, where: str) -> Workload:
+    """Read a workload; a training run need not name its kind."""
+    if isinstance(value, Mapping) and "kind" not in value:
+        value = {"kind": "training", **value}
+    return read_workload(value, where)
+
+
+def _sized(reader: _Reader, cluster: Cluster, gpus: int) -> Cluster:
+    if Path(reader.data["cluster"]).suffix in FORMATS:
+        return cluster
     try:
-        rest = read(Layout, {k: v for k, v in data.items() if k in ("tp", "cp", "pp")})
-    except InputError:
-        return data  # the layout's own problems are listed when it is read
-    if gpus % rest.gpus:
-        fix = f"use {max(1, round(gpus / rest.gpus)) * rest.gpus} GPUs"
-        what = f"{gpus} is not a multiple of tp × cp × pp = {rest.gpus}"
-        problems.append(Problem(f"{where}gpus", what, fix))
-        return data
-    return {**data, "dp": gpus // rest.gpus}
+        return cluster.with_gpus(gpus)
+    except InputError as error:
+        for problem in error.problems:
+            reader.add("gpus", problem.what, problem.fix)
+        return cluster
+
+
+def _read_layout(reader: _Reader, gpus: int | None) -> Layout | None:
+    """Read the layout; `gpus` gives the data-parallel degree that it leaves open."""
+    data = reader.data.get("layout") or {}
+    if gpus is not None and isinstance(data, Mapping) and "dp" not in data:
+        try:
+            rest = read(Layout, {k: v for k, v in data.items() if k in ("tp", "cp", "pp")})
+        except InputError:
+            pass  # the layout's own problems are listed below
+        else:
+            data = {**data, "dp": max(1, gpus // rest.gpus)}
+    try:
+        layout = read(Layout, data, f"{reader.where}layout")
+    except InputError as error:
+        reader.problems += error.problems
+        return None
+    if gpus is not None and layout.gpus != gpus:
+        what = f"{gpus} is not tp × cp × pp × dp = {layout.gpus}"
+        reader.add("gpus", what, f"use {layout.gpus}, or change a degree")
+    return layout
 
 
 def read_model(value: object, where: str = "model") -> Model:
@@ -126,7 +154,8 @@ def read_cluster(value: object, where: str = "cluster") -> Cluster:
     if isinstance(value, Mapping):
         return catalog.read_cluster(value, where)
     if not isinstance(value, str):
-        raise InputError([Problem(where, f"{shown(value)} is neither a name nor a table")])
+        fix = "use a name of mw clusters"
+        raise InputError([Problem(where, f"{shown(value)} is neither a name nor a table", fix)])
     if Path(value).suffix in FORMATS:
         return catalog.load_cluster(value)
     return catalog.cluster(value)

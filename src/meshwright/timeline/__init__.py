@@ -3,6 +3,8 @@
     Timeline          the value: spans and counters as columns
     TimelineWriter    records spans of one rank while they happen
     read, write       a folder of Parquet files, one per rank
+    count_spans       how many spans a folder has, without reading them
+    repair            closes what a killed writer left open
     write_perfetto    a file for the Perfetto UI
 
 Names load on first use, so that importing this package costs neither numpy nor Arrow.
@@ -14,9 +16,10 @@ from meshwright.lazy import lazy_names
 
 if TYPE_CHECKING:
     from meshwright.timeline.columns import Coded
+    from meshwright.timeline.mend import Repaired, repair
     from meshwright.timeline.perfetto import write_perfetto
     from meshwright.timeline.schema import COUNTER_COLUMNS, SPAN_COLUMNS, Kind, Source
-    from meshwright.timeline.store import read, read_ranks, repair, write
+    from meshwright.timeline.store import count_spans, read, read_ranks, write
     from meshwright.timeline.timeline import Timeline
     from meshwright.timeline.writer import TimelineWriter
 
@@ -25,12 +28,14 @@ _HOMES = {
     "SPAN_COLUMNS": "meshwright.timeline.schema",
     "Coded": "meshwright.timeline.columns",
     "Kind": "meshwright.timeline.schema",
+    "Repaired": "meshwright.timeline.mend",
     "Source": "meshwright.timeline.schema",
     "Timeline": "meshwright.timeline.timeline",
     "TimelineWriter": "meshwright.timeline.writer",
+    "count_spans": "meshwright.timeline.store",
     "read": "meshwright.timeline.store",
     "read_ranks": "meshwright.timeline.store",
-    "repair": "meshwright.timeline.store",
+    "repair": "meshwright.timeline.mend",
     "write": "meshwright.timeline.store",
     "write_perfetto": "meshwright.timeline.perfetto",
 }
@@ -40,9 +45,11 @@ __all__ = [
     "SPAN_COLUMNS",
     "Coded",
     "Kind",
+    "Repaired",
     "Source",
     "Timeline",
     "TimelineWriter",
+    "count_spans",
     "read",
     "read_ranks",
     "repair",

@@ -27,6 +27,7 @@ _ARROW: dict[Type, Any] = {
     Type.TEXT: pa.string(),
 }
 _JSON_OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_TEXT = "give strings that UTF-8 can hold"
 _INT64_MAX = int(np.iinfo(np.int64).max)
 
 
@@ -42,7 +43,7 @@ class Coded(NamedTuple):
 class _Bad(Exception):
     """A column cannot be used; carries what is wrong and what would mend it."""
 
-    def __init__(self, what: str, fix: str = "") -> None:
+    def __init__(self, what: str, fix: str) -> None:
         super().__init__(what)
         self.what = what
         self.fix = fix
@@ -164,7 +165,8 @@ def _common_length(given: Mapping[str, object], what: str) -> tuple[int, list[Pr
             problems.append(Problem(f"{what}.{name}", f"is a {type(value).__name__}", fix))
     if len(set(lengths.values())) > 1:
         listed = ", ".join(f"{name} {rows}" for name, rows in lengths.items())
-        problems.append(Problem(what, f"columns have unequal lengths: {listed}"))
+        fix = "give every column as many rows, or one value for all rows"
+        problems.append(Problem(what, f"columns have unequal lengths: {listed}", fix))
     return max(lengths.values(), default=0 if not given else 1), problems
 
 
@@ -176,7 +178,8 @@ def _array(column: Column, value: Any, rows: int) -> Any:
         array = _numbers(column, value, rows)
     if array.null_count and not column.nullable:
         first = int(np.flatnonzero(pc.is_null(array).to_numpy(zero_copy_only=False))[0])
-        raise _Bad(f"{array.null_count} rows have no value, first at row {first}")
+        fault = f"{array.null_count} rows have no value, first at row {first}"
+        raise _Bad(fault, f"give every row its {column.name}")
     return array
 
 
@@ -191,7 +194,7 @@ def _strings(column: Column, value: Any, rows: int) -> Any:
         try:
             array = _one_array(value, pa.string())
         except (pa.ArrowException, TypeError, ValueError) as error:
-            raise _Bad(f"holds something that is not text: {error}") from error
+            raise _Bad(f"holds something that is not text: {error}", _TEXT) from error
     if column.type is Type.TEXT:
         return array.cast(pa.string())
     if not pa.types.is_dictionary(array.type):
@@ -213,7 +216,7 @@ def _from_coded(value: Coded) -> Any:
     try:
         values = pa.array([str(text) for text in value.values], pa.string())
     except UnicodeEncodeError as error:
-        raise _Bad(f"holds something that is not text: {error}") from error
+        raise _Bad(f"holds something that is not text: {error}", _TEXT) from error
     absent = codes == ABSENT
     indices = pa.array(codes.astype(np.int32, copy=False), mask=absent if absent.any() else None)
     return pa.DictionaryArray.from_arrays(indices, values)
@@ -231,7 +234,8 @@ def _check_strings(column: Column, array: Any) -> None:
                 if text is not None:
                     _JSON_OBJECT.decode(text)
             except msgspec.MsgspecError as error:
-                raise _Bad(f"{text[:80]!r} is not a JSON object: {error}") from error
+                fault = f"{text[:80]!r} is not a JSON object: {error}"
+                raise _Bad(fault, 'give text such as {"peer": 3}') from error
 
 
 def _numbers(column: Column, value: Any, rows: int) -> Any:
@@ -296,7 +300,8 @@ def _check_least(column: Column, array: Any) -> None:
         where = np.flatnonzero(below.to_numpy(zero_copy_only=False))
         raise _Bad(
             f"{where.size} rows are below {column.least}, "
-            f"first {array[int(where[0])].as_py()} at row {where[0]}"
+            f"first {array[int(where[0])].as_py()} at row {where[0]}",
+            f"give {column.least} or more" + (", or -1 for no value" if column.nullable else ""),
         )
 
 
@@ -310,4 +315,4 @@ def _check_ends(arrays: Mapping[str, Any], what: str) -> list[Problem]:
         return []
     row = late[0]
     fault = f"start {start[row]} plus duration {duration[row]} at row {row} exceeds int64 ns"
-    return [Problem(f"{what}.duration_ns", fault)]
+    return [Problem(f"{what}.duration_ns", fault, "give times in ns that end before 2**63")]

@@ -237,12 +237,15 @@ def shift(fields: Fields, by: int) -> Fields:
 
 
 def join(footers: Sequence[Fields]) -> Fields:
-    """One footer for the row groups of all; schema and pairs are those of the first."""
+    """One footer for the row groups of all.
+
+    Schema and pairs are those of the last: who continues a file may add to what it says.
+    """
     groups = [group for fields in footers for group in _groups(fields)]
     rows = sum(int(fields[_NUM_ROWS][1]) for fields in footers)
     return {
-        **footers[0],
-        _NUM_ROWS: (footers[0][_NUM_ROWS][0], rows),
+        **footers[-1],
+        _NUM_ROWS: (footers[-1][_NUM_ROWS][0], rows),
         _ROW_GROUPS: (_LIST, (_STRUCT, groups)),
     }
 
@@ -274,6 +277,8 @@ def extent(fields: Fields) -> tuple[int, int]:
         for group in _groups(fields):
             for chunk in _chunks(group):
                 meta: Fields = chunk[_CHUNK_META][1]
+                if meta[7][1] == 0:  # A group without rows: some of its columns take no bytes.
+                    continue
                 # 9 and 11: the first data page and the dictionary page; 7: compressed size.
                 begins.append(min(meta[n][1] for n in (9, 11) if n in meta and meta[n][1] > 0))
                 ends.append(begins[-1] + meta[7][1])

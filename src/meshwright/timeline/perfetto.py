@@ -18,19 +18,21 @@ import gzip
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import msgspec
 import numpy as np
 
-from meshwright.errors import DamagedFile
+from meshwright.errors import DamagedFile, InputError, Problem
 from meshwright.timeline.columns import numbers
 from meshwright.timeline.flows import Arrows, ends_of, pair
 from meshwright.timeline.nesting import drawing_order
+from meshwright.timeline.paths import check_parent, refusals
 from meshwright.timeline.schema import COUNTERS, SCHEMA_VERSION
-from meshwright.timeline.store import read_ranks
+from meshwright.timeline.store import Progress, read_ranks
 from meshwright.timeline.timeline import Timeline
 from meshwright.timeline.trace_events import (
     counter_lines,
@@ -60,28 +62,59 @@ class _Survey(NamedTuple):
     """What the trace says about the run."""
 
 
-def write_perfetto(timeline: Timeline | str | Path, path: str | Path) -> None:
+def write_perfetto(
+    timeline: Timeline | str | Path, path: str | Path, *, progress: Progress | None = None
+) -> None:
     """Write a timeline, or a folder of one, as JSON that the Perfetto UI opens.
 
     A folder is read rank by rank, so memory holds one rank at a time. A path that ends in `.gz` is
     compressed. Where the folder is damaged, what could be read is written before `DamagedFile` is
-    raised.
+    raised. The folder of the file must be there. `progress` is told how many spans were written
+    since the last call; they add up to `count_spans` of a folder.
     """
     path = Path(path)
     by_rank = _ranks(timeline)
-    survey = _survey(_until_damage(by_rank(_SURVEYED), []))
     damages: list[DamagedFile] = []
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(path.name + ".partial")
-    packed = path.suffix == ".gz"
-    try:
-        with gzip.open(unfinished, "wb", 3) if packed else unfinished.open("wb") as file:
-            _write_events(file.write, _until_damage(by_rank(None), damages), survey)
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    with _output(path) as put:
+        survey = _survey(_until_damage(by_rank(_SURVEYED), []))
+        parts = _until_damage(by_rank(None), damages)
+        _write_events(put, parts, survey, progress or (lambda _: None))
     if damages:
         raise DamagedFile(damages[0].problems, kept=path)
+
+
+@contextmanager
+def _output(path: Path) -> Iterator[Put]:
+    """What writes the file, which has its name only once it is complete."""
+    check_parent(path)
+    unfinished = path.with_name(path.name + ".partial")
+    with refusals(path, "written"):
+        if path.is_dir():
+            what, fix = "is a folder", f"give a file in it, such as {path / 'trace.json.gz'}"
+            raise InputError([Problem(str(path), what, fix)])
+        file: IO[bytes] = unfinished.open("wb")
+    packed = gzip.GzipFile(path.stem, "wb", 3, file) if path.suffix == ".gz" else None
+
+    def put(data: bytes | memoryview) -> None:
+        # Only here: what else fails meanwhile has nothing to do with this file.
+        with refusals(path, "written"):
+            (packed or file).write(data)
+
+    try:
+        yield put
+        with refusals(path, "written"):
+            if packed is not None:
+                packed.close()
+            file.close()
+            unfinished.replace(path)
+    except BaseException:
+        with suppress(OSError, ValueError):
+            if packed is not None:
+                packed.close()
+        with suppress(OSError):
+            file.close()
+        unfinished.unlink(missing_ok=True)
+        raise
 
 
 def _ranks(
@@ -122,44 +155,56 @@ def _survey(parts: Iterable[Timeline]) -> _Survey:
     return _Survey(min(earliest, default=0), last_rank + 1, pair(ends), about)
 
 
-def _write_events(put: Put, parts: Iterable[Timeline], survey: _Survey) -> None:
+def _write_events(put: Put, parts: Iterable[Timeline], survey: _Survey, progress: Progress) -> None:
     """Write the whole file; two threads format while this one writes."""
     about = {**survey.about, "writer": "meshwright", "schema_version": SCHEMA_VERSION}
     head = {"metadata": about, "baseTimeNanoseconds": survey.base_ns}
     put(msgspec.json.encode(head)[:-1] + b',"traceEvents":[')
     is_first = True
-    for lines in _in_order(_jobs(parts, survey)):
+    for spans, lines in _in_order(_jobs(parts, survey)):
         if len(lines):
             # Every event opens with a comma, which the very first must not have.
             put(_text(lines)[is_first:])
             is_first = False
+        if spans:
+            progress(spans)
     put(b"\n]}\n")
 
 
-def _jobs(parts: Iterable[Timeline], survey: _Survey) -> Iterator[Callable[[], Any]]:
+class _Job(NamedTuple):
+    """Some formatting to be done."""
+
+    spans: int
+    """How many spans it formats."""
+    lines: Callable[[], Any]
+
+
+def _jobs(parts: Iterable[Timeline], survey: _Survey) -> Iterator[_Job]:
     """The formatting to be done, in the order of writing."""
     next_thread = survey.first_thread
     for part in parts:
         arrows = survey.arrows.get(part.ranks[0])
         events = rank_events(part, survey.base_ns, next_thread, arrows)
         next_thread += len(events.thread_ids)
-        yield partial(name_lines, events)
+        yield _Job(0, partial(name_lines, events))
         for begin in range(0, part.num_spans, _CHUNK_ROWS):
-            yield partial(span_lines, events, slice(begin, begin + _CHUNK_ROWS))
+            spans = min(_CHUNK_ROWS, part.num_spans - begin)
+            yield _Job(spans, partial(span_lines, events, slice(begin, begin + spans)))
         if part.counters.num_rows:
-            yield partial(counter_lines, part, events, survey.base_ns)
+            yield _Job(0, partial(counter_lines, part, events, survey.base_ns))
 
 
-def _in_order(jobs: Iterable[Callable[[], Any]]) -> Iterator[Any]:
-    """The results of the jobs in their order, with a few in work at a time."""
+def _in_order(jobs: Iterable[_Job]) -> Iterator[tuple[int, Any]]:
+    """The spans and lines of the jobs in their order, with a few in work at a time."""
     with ThreadPoolExecutor(2) as pool:
-        waiting: deque[Future[Any]] = deque()
+        waiting: deque[tuple[int, Future[Any]]] = deque()
         for job in jobs:
-            waiting.append(pool.submit(job))
+            waiting.append((job.spans, pool.submit(job.lines)))
             if len(waiting) > 4:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
+                spans, lines = waiting.popleft()
+                yield spans, lines.result()
+        for spans, lines in waiting:
+            yield spans, lines.result()
 
 
 def _text(lines: Any) -> memoryview:

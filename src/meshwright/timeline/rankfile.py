@@ -16,10 +16,13 @@ import pyarrow.compute as pc
 
 from meshwright.errors import InputError, Problem
 from meshwright.timeline.columns import arrow_schema, coded, conform, numbers
+from meshwright.timeline.paths import problem_of, refusals
 from meshwright.timeline.schema import SCHEMA_VERSION, SPANS, Column, Kind, Source, Type
 from meshwright.timeline.segments import open_file
 from meshwright.timeline.timeline import Window, has_kind, touches
 
+_LOST = "restore it from a copy, or read on with what is kept"
+_OTHER = "move it out of the timeline's folder"
 _VERSION, _SOURCE, _METADATA = (f"meshwright.{key}" for key in ("version", "source", "metadata"))
 
 
@@ -59,6 +62,14 @@ def file_schema(
     columns: Mapping[str, Column], source: Source, metadata: Mapping[str, str]
 ) -> pa.Schema:
     """The schema of a file with what its footer says about the run."""
+    pairs: Mapping[Any, Any] = metadata
+    problems = [
+        Problem(f"metadata.{key}", f"is {value!r}, not text", f"give {str(value)!r}")
+        for key, value in pairs.items()
+        if not (isinstance(key, str) and isinstance(value, str))
+    ]
+    if problems:
+        raise InputError(problems)
     about = {
         _VERSION: str(SCHEMA_VERSION),
         _SOURCE: source.value,
@@ -67,25 +78,73 @@ def file_schema(
     return arrow_schema(columns.values(), about)
 
 
+def agreed_metadata(path: Path, source: Source, metadata: Mapping[str, str]) -> Mapping[str, str]:
+    """What a file says about the run and what is given, together.
+
+    Raises `InputError` where one contradicts the other; a file of which nothing is whole says
+    nothing.
+    """
+    with refusals(path, "read"):
+        file = open_file(path, []).file
+    if file is None:
+        return metadata
+    with file:
+        pairs = file.metadata.metadata or {}
+    before = _about(pairs, path)
+    elsewhere = "or write to another folder"
+    problems = [
+        Problem(f"{path}: metadata.{key}", f"is {old!r} in the file, not {metadata[key]!r}", fix)
+        for key, old in before.metadata.items()
+        if metadata.get(key, old) != old
+        for fix in (f"give {old!r}, leave {key} out, {elsewhere}",)
+    ]
+    if _SOURCE.encode() in pairs and before.source != source:
+        what = f"holds a {before.source} run, not a {source} one"
+        problems.append(Problem(str(path), what, f"give source {before.source}, {elsewhere}"))
+    if problems:
+        raise InputError(problems)
+    return {**before.metadata, **metadata}
+
+
+def rows_in(path: Path) -> int:
+    """How many rows a file has as far as it is whole, by its footer."""
+    try:
+        file = open_file(path, []).file
+    except OSError:
+        return 0
+    if file is None:
+        return 0
+    with file:
+        return int(file.metadata.num_rows)
+
+
 def read_file(
     path: Path, columns: Mapping[str, Column], wanted: frozenset[str], chosen: Filter
 ) -> Part:
     """Read one file as far as it is whole."""
     nothing = arrow_schema(c for c in columns.values() if c.name in wanted and not c.nullable)
-    if not path.exists():
-        return Part(nothing.empty_table(), None, [])
+
+    def only(problem: Problem) -> Part:
+        return Part(nothing.empty_table(), None, [problem])
+
     labels = [column.name for column in columns.values() if column.type is Type.LABEL]
-    file, fault = open_file(path, labels)
-    faults = [Problem(str(path), fault, "run timeline.repair on its folder")] if fault else []
+    try:
+        if not path.exists():
+            return Part(nothing.empty_table(), None, [])
+        file, fault = open_file(path, labels)
+    except OSError as error:
+        return only(problem_of(error, path, "read"))
     if file is None:
-        return Part(nothing.empty_table(), None, [Problem(str(path), fault)])
+        return only(Problem(str(path), fault, _LOST))
+    mend = f"run mw timeline repair {path.parent}"
+    faults = [Problem(str(path), fault, mend)] if fault else []
     with file:
         about = _about(file.metadata.metadata or {}, path)
         lacking = [c.name for c in columns.values() if not c.nullable]
         lacking = [name for name in lacking if name not in file.schema_arrow.names]
         if lacking:
             what = f"is not a timeline: it has no column {', '.join(lacking)}"
-            return Part(nothing.empty_table(), None, [Problem(str(path), what)])
+            return only(Problem(str(path), what, _OTHER))
         at = _columns_at(file.metadata)
         groups = _groups_in(file.metadata, at, chosen.window_ns)
         needed = [n for n in columns if n in wanted | chosen.columns(columns)]
@@ -99,18 +158,18 @@ def read_file(
         table = conform(table, columns)
     except pa.ArrowException as error:
         what = f"is not a timeline: {error}"
-        return Part(nothing.empty_table(), None, [Problem(str(path), what)])
+        return only(Problem(str(path), what, _OTHER))
     table = _filter(table, columns, chosen).select([n for n in needed if n in wanted])
     return Part(table, about, faults + more)
 
 
 def _about(pairs: Mapping[bytes, bytes], path: Path) -> About:
     """What the footer says about the run."""
-    version = pairs.get(_VERSION.encode(), b"0").decode()
-    if not version.isdigit() or int(version) > SCHEMA_VERSION:
+    version = pairs.get(_VERSION.encode(), b"0").decode(errors="replace")
+    if not (version.isascii() and version.isdigit()) or int(version) > SCHEMA_VERSION:
         what = f"has schema version {version}, this program reads up to {SCHEMA_VERSION}"
         raise InputError([Problem(str(path), what, "read it with a newer meshwright")])
-    source = pairs.get(_SOURCE.encode(), Source.UNKNOWN.value.encode()).decode()
+    source = pairs.get(_SOURCE.encode(), Source.UNKNOWN.value.encode()).decode(errors="replace")
     try:
         metadata = msgspec.json.decode(pairs.get(_METADATA.encode(), b"{}"), type=dict[str, str])
     except msgspec.MsgspecError:
@@ -175,7 +234,7 @@ def _read_groups(
         except (pa.ArrowException, OSError) as error:
             rows = file.metadata.row_group(group).num_rows
             what = f"row group {group} is corrupt, its {rows:,} rows are lost: {error}"
-            problems.append(Problem(str(path), what))
+            problems.append(Problem(str(path), what, _LOST))
     whole = pa.concat_tables(tables) if tables else file.schema_arrow.empty_table().select(columns)
     return whole, problems
 

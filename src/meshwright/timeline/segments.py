@@ -17,8 +17,11 @@ import fcntl
 import mmap
 import os
 import struct
+from collections.abc import Iterable
+from contextlib import suppress
+from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -26,10 +29,12 @@ import pyarrow.parquet as pq
 from meshwright.errors import InputError, Problem
 from meshwright.timeline import footer
 from meshwright.timeline.footer import BadFooter, Fields
+from meshwright.timeline.paths import refusals
 
 MAGIC = b"PAR1"
 # In the footers of segments only: whoever finds it in the last footer holds an open or cut file.
 _UNFINISHED = b"meshwright.unfinished"
+_ELSEWHERE = "write to another folder, or move the file away"
 
 
 def partial(path: Path) -> Path:
@@ -37,40 +42,96 @@ def partial(path: Path) -> Path:
     return path.with_name(path.name + ".partial")
 
 
+def existing(path: Path) -> Path:
+    """The name that a file has now: a closed one wins over one that was to replace it."""
+    return partial(path) if not path.exists() and partial(path).exists() else path
+
+
 class SegmentedFile:
-    """Writes one Parquet file, segment by segment; it takes its name when it is published."""
+    """Writes one Parquet file, segment by segment; it takes its name when it is published.
+
+    While it is open no other process can write it.
+    """
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:
         self.path = path
         self._schema = schema
         self._footers: list[bytes] = []
-        self._file: BinaryIO = _claim(partial(path))
+        self._file = _claim(partial(path), os.O_CREAT)
         self._begin(0)
 
     @classmethod
     def resume(cls, path: Path, schema: pa.Schema) -> Self:
-        """Continue a file that was closed, or that its writer left open; refuses any other."""
+        """Continue a file that was closed or left open by its writer; begin it where none is.
+
+        Refuses a file that is being written, and one that someone else made.
+        """
         self = cls.__new__(cls)
         self.path, self._schema = path, schema
-        if path.exists():
-            _check_continues(path, scan(path), schema)
-            path.replace(partial(path))
-        self._file = _claim(partial(path))
-        found = scan(partial(path))
-        _check_continues(path, found, schema)
+        # Claimed before anything is renamed: a live writer would lose the file under its hands.
+        self._file = _claim(partial(path), os.O_CREAT)
+        try:
+            with refusals(path, "continued"):
+                found = self._take_closed() if path.exists() else self._look_into(partial(path))
+        except BaseException:
+            if not os.fstat(self._file.fileno()).st_size:
+                partial(path).unlink(missing_ok=True)
+            self.close()
+            raise
         self._footers = [footer.encode(fields)[:-8] for fields in found.footers]
         self._begin(found.end if found.footers else 0)
         return self
 
+    def _look_into(self, path: Path) -> "Scan":
+        """What lies in the file; rows may only be added to the same columns."""
+        found = scan(path)
+        there = _metadata(found.footers).schema.to_arrow_schema() if found.footers else self._schema
+        if not there.equals(self._schema):
+            what = "has other columns than this version writes"
+            raise InputError([Problem(str(path), what, _ELSEWHERE)])
+        return found
+
+    def _take_closed(self) -> "Scan":
+        """Give a closed file the name of an unfinished one again."""
+        closed = _claim(self.path)
+        try:
+            found = self._look_into(self.path)
+            if not found.footers:
+                what = "was not written by a timeline writer, so it cannot be continued"
+                raise InputError([Problem(str(self.path), what, _ELSEWHERE)])
+            self.path.replace(partial(self.path))
+        except BaseException:
+            closed.close()
+            raise
+        self._file.close()
+        self._file = closed
+        return found
+
     def _begin(self, end: int) -> None:
         """Go on after the first `end` bytes."""
-        self._file.truncate(end)
-        self._file.seek(end)
+        self._end = end
+        with refusals(partial(self.path), "written"):
+            self._file.truncate(end)
         if not end:
-            self._file.write(MAGIC)
+            self._write(MAGIC)
+
+    def _write(self, *pieces: bytes | memoryview) -> None:
+        """Add these bytes to the file, or leave it as it was."""
+        with refusals(partial(self.path), "written"):
+            try:
+                _put(self._file, self._end, pieces)
+            except BaseException:
+                with suppress(OSError):
+                    self._file.truncate(self._end)
+                raise
+        self._end += sum(map(len, pieces))
 
     def append(self, table: pa.Table) -> None:
-        """Add the rows as one segment; when this returns, a crash no longer loses them."""
+        """Add the rows as one segment.
+
+        Once this returns, the death of the process no longer loses them; a power cut may, until
+        the file is finished.
+        """
         sink = pa.BufferOutputStream()
         pq.write_table(
             table.cast(self._schema).replace_schema_metadata(self._schema.metadata),
@@ -82,28 +143,28 @@ class SegmentedFile:
         (length,) = struct.unpack("<I", data[-8:-4])
         fields = footer.decode(bytes(data[-8 - length : -8]))
         # The rows were encoded as if they came right after the opening magic.
-        moved = footer.shift(fields, self._file.tell() - len(MAGIC))
-        self._file.write(data[len(MAGIC) : -8 - length])
-        self._file.write(footer.encode_sealed(footer.with_pair(moved, _UNFINISHED, b"1")))
-        self._file.flush()
+        moved = footer.shift(fields, self._end - len(MAGIC))
+        sealed = footer.encode_sealed(footer.with_pair(moved, _UNFINISHED, b"1"))
+        self._write(data[len(MAGIC) : -8 - length], sealed)
         self._footers.append(footer.encode(moved)[:-8])
 
     def finish(self) -> None:
-        """Write the footer of all rows and bring everything to the disk."""
+        """Write the footer of all rows and bring everything to the disk, safe from a power cut."""
         if not self._footers:
             self.append(self._schema.empty_table())
         joined = footer.join([footer.decode(data) for data in self._footers])
-        self._file.write(footer.encode_sealed(joined))
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
+        self._write(footer.encode_sealed(joined))
+        with refusals(partial(self.path), "written"):
+            os.fsync(self._file.fileno())
 
     def publish(self) -> None:
-        """Give the finished file its name, replacing what had it before."""
-        partial(self.path).replace(self.path)
+        """Give the finished file its name, replacing what had it before, and close it."""
+        with refusals(partial(self.path), "renamed"):
+            partial(self.path).replace(self.path)
+        self.close()
 
-    def abandon(self) -> None:
-        """Close without finishing; the segments stay where they are."""
+    def close(self) -> None:
+        """Let go of the file; where it is not published, its segments stay where they are."""
         self._file.close()
 
 
@@ -207,62 +268,58 @@ def complete_file(path: Path) -> int | None:
     """Close a damaged or unclosed file as far as it is whole.
 
     `path` is the name that the file has or should have once it is closed. Returns the rows it
-    keeps, or None where nothing is whole and the file is left as it is.
+    keeps, or None where nothing is whole and the file is left as it is. Refuses a file that is
+    being written or replaced.
     """
-    unfinished = path if path.exists() else partial(path)
-    found = scan(unfinished)
-    if not found.footers:
-        return None
-    if unfinished == path:
-        path.replace(partial(path))
-    joined = footer.encode_sealed(footer.join(found.footers))
-    with _claim(partial(path)) as file:
-        file.truncate(found.end)
-        file.seek(0, os.SEEK_END)
-        file.write(joined)
-        file.flush()
-        os.fsync(file.fileno())
-    partial(path).replace(path)
-    return int(pq.read_metadata(path).num_rows)
+    with refusals(path, "mended"):
+        unfinished = existing(path)
+        if unfinished == path and partial(path).exists():
+            _claim(partial(path)).close()
+        with _claim(unfinished) as file:
+            found = scan(unfinished)
+            if not found.footers:
+                return None
+            joined = footer.join(found.footers)
+            # A crash in between leaves the same whole segments, so this can be done in place.
+            file.truncate(found.end)
+            _put(file, found.end, [footer.encode_sealed(joined)])
+            os.fsync(file.fileno())
+            unfinished.replace(path)
+        return int(pq.read_metadata(path).num_rows)
 
 
-def _claim(path: Path) -> BinaryIO:
-    """Open an unfinished file for writing, unless another process writes it."""
-    file = path.open("r+b" if path.exists() else "w+b")
+def _put(file: FileIO, at: int, pieces: Iterable[bytes | memoryview]) -> None:
+    """Write all of the bytes at a place; the system may take a large piece in parts."""
+    file.seek(at)
+    for piece in pieces:
+        rest = memoryview(piece)
+        while rest:
+            rest = rest[file.write(rest) :]
+
+
+def _claim(path: Path, flags: int = 0) -> FileIO:
+    """Open a file for writing as it is, unless another process writes it."""
+    with refusals(path, "written"):
+        file = FileIO(os.open(path, os.O_RDWR | os.O_CLOEXEC | flags, 0o666), "r+")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+        # The one who held it may have renamed it since we opened it.
+        is_ours = os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except (BlockingIOError, FileNotFoundError):
+        is_ours = False
+    except OSError:
+        is_ours = True  # Some network file systems have no locks; then nobody checks.
+    if not is_ours:
         file.close()
         what = "is being written by another process"
-        raise InputError(
-            [Problem(str(path), what, "give each process a rank of its own")]
-        ) from None
-    except OSError:
-        pass  # Some network file systems have no locks; then nobody checks.
+        fix = "wait until that one has closed it, or give each process a rank of its own"
+        raise InputError([Problem(str(path), what, fix)])
     return file
 
 
 def _metadata(footers: list[Fields]) -> Any:
     """Arrow's view of the footer of all these segments."""
     return pq.read_metadata(pa.BufferReader(MAGIC + footer.encode(footer.join(footers))))
-
-
-def _check_continues(path: Path, found: Scan, schema: pa.Schema) -> None:
-    """Rows may only be added to a file that we wrote, with the same columns and source."""
-    fix = "write to another folder, or move the file away"
-    if not found.footers:
-        if path.exists():
-            what = "was not written by a timeline writer, so it cannot be continued"
-            raise InputError([Problem(str(path), what, fix)])
-        return
-    before = _metadata(found.footers)
-    if not before.schema.to_arrow_schema().equals(schema):
-        raise InputError([Problem(str(path), "has other columns than this version writes", fix)])
-    for key, value in (schema.metadata or {}).items():
-        was = (before.metadata or {}).get(key)
-        if key.endswith(b".source") and was != value:
-            what = f"holds a {str(was or b'', 'utf-8')} run, not a {str(value, 'utf-8')} one"
-            raise InputError([Problem(str(path), what, fix)])
 
 
 def _segment_footer(data: mmap.mmap, at: int, begin: int) -> Fields | None:
@@ -290,7 +347,8 @@ def _segment_footer(data: mmap.mmap, at: int, begin: int) -> Fields | None:
 def _encoding(schema: pa.Schema) -> dict[str, Any]:
     """How columns are encoded: times and ids as differences, what repeats by dictionary.
 
-    Measured on 1.25 M spans: 11 MB and 0.31 s, against 20 MB and 0.35 s with Arrow's defaults.
+    1.25 M spans of benchmarks/timeline_io.py take 8.3 MB and 0.24 s, against 16 MB and 0.26 s with
+    Arrow's defaults, on 2 cores of an AMD EPYC virtual machine.
     """
     wide = [field.name for field in schema if pa.types.is_int64(field.type)]
     floats = [field.name for field in schema if pa.types.is_floating(field.type)]

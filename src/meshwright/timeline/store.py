@@ -8,7 +8,8 @@ source and the run's metadata. Knows files and columns; what a span means is not
 """
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,14 +18,16 @@ import pyarrow as pa
 from meshwright.errors import DamagedFile, InputError, Problem
 from meshwright.spec.names import unknown_name
 from meshwright.timeline.columns import complete
-from meshwright.timeline.rankfile import Filter, file_schema, read_file
+from meshwright.timeline.paths import make_folder, names_in, refusals, sync_folder
+from meshwright.timeline.rankfile import Filter, file_schema, read_file, rows_in
 from meshwright.timeline.schema import COUNTERS, SPANS, Column, Kind
-from meshwright.timeline.segments import SegmentedFile, complete_file, is_whole, partial
+from meshwright.timeline.segments import SegmentedFile, existing, partial
 from meshwright.timeline.timeline import Timeline, Window
 
 SEGMENT_ROWS = 1 << 20
 _SPANS_NAME = re.compile(r"rank-(\d+)\.parquet(\.partial)?")
-_ANY_NAME = re.compile(r"(rank|counters)-(\d+)\.parquet(\.partial)?")
+Progress = Callable[[int], None]
+"""Is told how many spans were done since the last call."""
 
 
 class RankFiles(NamedTuple):
@@ -45,32 +48,35 @@ def files_of(folder: Path, rank: int) -> RankFiles:
 def write(timeline: Timeline, folder: str | Path) -> None:
     """Write a timeline as one file per rank, replacing a timeline of the same ranks.
 
-    No file has its name before all are complete, so a crash leaves what was there before.
+    The folder is made where there is none; the one above it must be there. All files are complete
+    and on the disk before the first takes its name, so an error or an interrupt leaves either the
+    old timeline or the new one. Only a kill, a power cut or a failing disk in the moment when the
+    files take their names can leave some ranks old and some new. Unclosed files of the same ranks
+    are replaced too, unless their writer still runs.
     """
     folder = Path(folder)
     ranks = set(timeline.ranks)
     if not timeline.known.issuperset(SPANS):
         missing = ", ".join(sorted(SPANS.keys() - timeline.known))
         raise InputError([Problem("timeline", f"was read without {missing}", "read all columns")])
+    make_folder(folder)
     _refuse_to_mix(folder, ranks)
-    folder.mkdir(parents=True, exist_ok=True)
-    finished: list[SegmentedFile] = []
+    finished: list[Path] = []
     try:
         for part, rank in zip(timeline.by_rank(), sorted(ranks), strict=True):
             files = files_of(folder, rank)
-            finished.append(_write_file(files.spans, part.spans, SPANS, timeline))
+            _write_file(files.spans, part.spans, SPANS, timeline)
+            finished.append(files.spans)
             if part.counters.num_rows:
-                finished.append(_write_file(files.counters, part.counters, COUNTERS, timeline))
+                _write_file(files.counters, part.counters, COUNTERS, timeline)
+                finished.append(files.counters)
     except BaseException:
-        for file in finished:
-            partial(file.path).unlink(missing_ok=True)
+        for path in finished:
+            with suppress(OSError):
+                partial(path).unlink()
         raise
-    for file in finished:
-        file.publish()
-    for rank in ranks:
-        counters = files_of(folder, rank).counters
-        if counters not in {file.path for file in finished}:
-            counters.unlink(missing_ok=True)
+    _publish(finished, {files_of(folder, rank).counters for rank in ranks} - set(finished))
+    sync_folder(folder)
 
 
 def read(
@@ -80,17 +86,21 @@ def read(
     ranks: Collection[int] | None = None,
     kinds: Collection[Kind | str] | None = None,
     window_ns: Window | None = None,
+    progress: Progress | None = None,
 ) -> Timeline:
     """Read a timeline folder, or one rank's file; all columns unless fewer are named.
 
     Raises `DamagedFile` where a file is cut short or corrupt; its `kept` is the `Timeline` of
-    everything that could be read.
+    everything that could be read. `progress` is told after each rank how many of its spans were
+    read; `count_spans` says how many there are in all.
     """
     parts: list[Timeline] = []
     one_by_one = read_ranks(path, columns=columns, ranks=ranks, kinds=kinds, window_ns=window_ns)
     try:
         for part in one_by_one:
-            parts.append(part)  # noqa: PERF402 - what came before a damage is kept
+            parts.append(part)
+            if progress is not None:
+                progress(part.num_spans)
     except DamagedFile as damage:
         raise DamagedFile(damage.problems, kept=Timeline.concat(parts)) from None
     return Timeline.concat(parts)
@@ -130,52 +140,59 @@ def read_ranks(
         raise DamagedFile(faults)
 
 
-def repair(folder: str | Path) -> list[str]:
-    """Close the files that a killed writer left open or that were cut short, as far as whole.
+def count_spans(path: str | Path) -> int:
+    """How many spans a timeline folder or one rank's file has, by the footers alone.
 
-    Returns one line for each file that was mended; what cannot be mended is left as it is. Refuses
-    a file whose writer still runs.
+    Damaged files count as far as they are whole.
     """
-    mended = []
-    for name in sorted({_final(path) for path in Path(folder).iterdir() if _matches(path)}):
-        path = Path(folder) / name
-        if path.exists() and is_whole(path):
-            continue
-        rows = complete_file(path)
-        if rows is not None:
-            mended.append(f"{path}: closed with {rows:,} rows")
-    return mended
-
-
-def _matches(path: Path) -> bool:
-    return _ANY_NAME.fullmatch(path.name) is not None
-
-
-def _final(path: Path) -> str:
-    return path.name.removesuffix(".partial")
+    return sum(rows_in(files.spans) for files in _chosen(Path(path), None))
 
 
 def _write_file(
     path: Path, table: pa.Table, columns: Mapping[str, Column], timeline: Timeline
-) -> SegmentedFile:
+) -> None:
     """Write the rows under the name of an unfinished file, and finish it."""
+    with refusals(path, "written"):
+        if path.is_dir():
+            fix = "move it away, or choose another folder"
+            raise InputError([Problem(str(path), "is a folder", fix)])
     file = SegmentedFile(path, file_schema(columns, timeline.source, timeline.metadata))
     try:
         for begin in range(0, table.num_rows, SEGMENT_ROWS):
             file.append(complete(table.slice(begin, SEGMENT_ROWS), columns.values()))
         file.finish()
     except BaseException:
-        file.abandon()
-        partial(path).unlink(missing_ok=True)
+        with suppress(OSError):
+            partial(path).unlink()
         raise
-    return file
+    finally:
+        file.close()
+
+
+def _publish(finished: Sequence[Path], stale: Iterable[Path]) -> None:
+    """Give all finished files their names; an interrupt waits until the last one has its own."""
+
+    def publish() -> None:
+        for path in finished:
+            with refusals(path, "written"):
+                partial(path).replace(path)
+        for path in stale:
+            with refusals(path, "removed"):
+                path.unlink(missing_ok=True)
+
+    try:
+        publish()
+    except InputError:
+        raise
+    except BaseException:
+        finished = [path for path in finished if partial(path).exists()]
+        publish()
+        raise
 
 
 def _refuse_to_mix(folder: Path, ranks: set[int]) -> None:
     """A folder holds one timeline: leftover ranks of another would be read with it."""
-    if not folder.is_dir():
-        return
-    found = [_SPANS_NAME.fullmatch(path.name) for path in folder.iterdir()]
+    found = [_SPANS_NAME.fullmatch(name) for name in names_in(folder)]
     others = sorted({int(match[1]) for match in found if match} - ranks)
     if others:
         some = ", ".join(map(str, others[:8])) + (", ..." if len(others) > 8 else "")
@@ -186,17 +203,18 @@ def _refuse_to_mix(folder: Path, ranks: set[int]) -> None:
 def _chosen(path: Path, ranks: Collection[int] | None) -> list[RankFiles]:
     """The files to read, in the order of ranks."""
     expected = "a folder with files such as rank-00000.parquet, or one such file"
-    if not path.exists():
-        raise InputError([Problem(str(path), "does not exist", f"give {expected}")])
-    names = [path.name] if path.is_file() else sorted(item.name for item in path.iterdir())
-    folder = path.parent if path.is_file() else path
+    with refusals(path, "read"):
+        is_file = path.is_file()
+        if not path.exists():
+            raise InputError([Problem(str(path), "does not exist", f"give {expected}")])
+    names = [path.name] if is_file else names_in(path)
+    folder = path.parent if is_file else path
     found: dict[int, RankFiles] = {}
     for match in filter(None, map(_SPANS_NAME.fullmatch, names)):
         whole = folder / match[0].removesuffix(".partial")
         rank = int(match[1])
         counters = folder / whole.name.replace("rank-", "counters-")
-        # A closed file wins over an unfinished one that was to replace it.
-        found[rank] = RankFiles(rank, _existing(whole), _existing(counters))
+        found[rank] = RankFiles(rank, existing(whole), existing(counters))
     if not found:
         raise InputError([Problem(str(path), "holds no timeline", f"give {expected}")])
     missing = sorted(set(ranks or ()) - found.keys())
@@ -205,7 +223,3 @@ def _chosen(path: Path, ranks: Collection[int] | None) -> list[RankFiles]:
         what = f"has no rank {', '.join(map(str, missing))}"
         raise InputError([Problem(str(path), what, f"there are {there}")])
     return [found[rank] for rank in sorted(found) if ranks is None or rank in ranks]
-
-
-def _existing(path: Path) -> Path:
-    return partial(path) if not path.exists() and partial(path).exists() else path

@@ -105,6 +105,6 @@ def schedules(draw: st.DrawFn, most_ranks: int = 6, most_microbatches: int = 16)
     ranks = draw(st.integers(1, most_ranks))
     if kind == "dualpipe" and ranks > 1:
         ranks += ranks % 2
-    virtual = draw(st.integers(1, 4)) if kind == "interleaved" and ranks > 1 else None
+    virtual = draw(st.integers(2, 4)) if kind == "interleaved" and ranks > 1 else None
     microbatches = draw(st.integers(1, most_microbatches))
     return build(kind, ranks, microbatches, virtual_stages=virtual)

@@ -37,7 +37,7 @@ def test_gpipe_and_1f1b_idle_p_minus_1_forwards_and_backwards(
     assert bubble(build(kind, p, p + more), f, b, 0) == (p - 1) * (f + b)
 
 
-@given(p=RANKS, v=st.integers(1, 4), rounds=st.integers(1, 4), f=LENGTH, b=LENGTH)
+@given(p=RANKS, v=st.integers(2, 4), rounds=st.integers(1, 4), f=LENGTH, b=LENGTH)
 def test_interleaving_divides_the_bubble_by_the_chunks_per_rank(
     p: int, v: int, rounds: int, f: int, b: int
 ) -> None:
@@ -118,7 +118,7 @@ def test_gpipe_holds_every_microbatch(p: int, m: int) -> None:
     assert in_flight(build("gpipe", p, m)) == (m,) * p
 
 
-@given(p=RANKS, v=st.integers(1, 4), rounds=st.integers(1, 5))
+@given(p=RANKS, v=st.integers(2, 4), rounds=st.integers(1, 5))
 def test_interleaving_holds_a_round_more_per_further_chunk(p: int, v: int, rounds: int) -> None:
     # Megatron-Core's warm-up, 2(p - rank - 1) + (v - 1)p, and the forward in hand.
     schedule = build("interleaved", p, rounds * p, virtual_stages=v)

@@ -168,8 +168,8 @@ def test_a_group_means_nothing_to_other_kinds() -> None:
 
 
 def test_a_group_is_no_larger_than_the_step_and_no_smaller_than_the_pipeline() -> None:
-    assert refused("interleaved", 4, 8, group=3) == {"group": "use 4"}
-    assert refused("interleaved", 4, 8, group=9) == {"group": "use 4"}
+    assert refused("interleaved", 4, 8, virtual_stages=2, group=3) == {"group": "use 4"}
+    assert refused("interleaved", 4, 8, virtual_stages=2, group=9) == {"group": "use 4"}
 
 
 def test_a_schedule_too_large_to_write_is_refused() -> None:

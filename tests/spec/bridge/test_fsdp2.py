@@ -50,13 +50,25 @@ def test_fsdp1_is_said_to_be_read_as_fsdp2() -> None:
     assert "fsdp_config.fsdp_version" in {problem.where for problem in import_(text).unknown}
 
 
+@pytest.mark.parametrize("engine", ["DEEPSPEED", "MEGATRON_LM"])
+def test_accelerate_s_file_for_another_engine_is_refused(engine: str) -> None:
+    with pytest.raises(InputError, match=f"{engine} is set up there"):
+        import_(f"distributed_type: {engine}\nmixed_precision: bf16\nnum_processes: 8\n")
+
+
+def test_the_learning_rate_is_left_to_the_user() -> None:
+    text = export(Layout(dp=4, zero=3)).text
+    assert "lr=learning_rate" in text
+    assert "# learning_rate is yours to set" in text
+
+
 def test_a_mesh_of_other_gpus_is_refused() -> None:
     with pytest.raises(InputError, match="holds 8 GPUs, not 4"):
         import_(HAND_WRITTEN, gpus=4)
 
 
 def test_text_without_fsdp_is_refused() -> None:
-    with pytest.raises(InputError, match="no init_device_mesh or fully_shard"):
+    with pytest.raises(InputError, match="no FSDP2 settings"):
         import_("print('hello')")
     with pytest.raises(InputError, match="neither Python nor"):
         import_("for for for")
@@ -81,7 +93,7 @@ def test_the_snippet_runs_in_torch(layout: Layout) -> None:
     try:
         model = torch.nn.Module()
         model.layers = torch.nn.ModuleList([torch.nn.Linear(8, 8) for _ in range(2)])
-        names = {"model": model}
+        names = {"model": model, "learning_rate": 1e-3}
         exec(export(layout).text.replace('"cuda"', '"cpu"'), names)
         shards = {p.device_mesh.size() for p in names["model"].parameters()}
         assert shards == {layout.dp * layout.cp}

@@ -14,6 +14,7 @@ from meshwright.spec.bridge.fsdp2.accelerate import KEYS as ACCELERATE_KEYS
 from meshwright.spec.bridge.fsdp2.layout import KEYS as FSDP2_KEYS
 from meshwright.spec.bridge.megatron.flags import FLAGS
 from meshwright.spec.bridge.nemo.fields import PATHS
+from meshwright.spec.bridge.nemo.older import RENAMED
 from meshwright.spec.bridge.settings import nest
 from meshwright.spec.bridge.torchtitan.keys import KEYS as TORCHTITAN_KEYS
 from meshwright.spec.layout.layout import Layout
@@ -33,7 +34,7 @@ VALUES = st.recursive(
     SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner)
 )
 KEYS = {
-    "nemo": sorted(PATHS.values()),
+    "nemo": sorted({*PATHS.values(), *RENAMED, "trainer.precision", "model.optim.name"}),
     "torchtitan": sorted(TORCHTITAN_KEYS),
     "deepspeed": sorted(DEEPSPEED_KEYS),
     "fsdp2": sorted({*ACCELERATE_KEYS, *FSDP2_KEYS}),
@@ -42,12 +43,15 @@ KEYS = {
 
 
 def answers(name: str, given_: Any, gpus: int | None = None) -> None:
-    """Only an `InputError` with something to say may stand in for a layout."""
+    """Only an `InputError` that says what to do may stand in for a layout."""
     try:
         answer: Any = TARGETS[name].import_(given_, gpus=gpus).layout
     except InputError as error:
         answer = error
-    assert isinstance(answer, Layout) or (answer.problems and str(answer))
+    assert isinstance(answer, Layout) or answer.problems
+    for problem in getattr(answer, "problems", ()):
+        assert problem.what, problem
+        assert problem.fix, problem
 
 
 @pytest.mark.parametrize("name", TARGETS)

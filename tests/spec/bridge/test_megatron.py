@@ -244,6 +244,77 @@ def test_a_gpt_without_any_switch_is_read_as_megatron_builds_it() -> None:
     assert import_(text).model == expected
 
 
+UNSIZED = "--num-layers 4 --hidden-size 512 --num-attention-heads 8 --swiglu --bf16"
+
+
+def test_the_tokenizer_s_vocabulary_may_be_given_and_is_padded() -> None:
+    text = f"{UNSIZED} --tensor-model-parallel-size 8 --tokenizer-type HuggingFaceTokenizer"
+    model = import_(text, gpus=8, vocab=128256).model
+    assert model is not None
+    assert model.vocab == 129024  # a multiple of 128 × tp
+
+
+def test_a_vocabulary_in_the_flags_goes_before_the_one_given() -> None:
+    model = import_(f"{UNSIZED} --vocab-size 1024", vocab=128256).model
+    assert model is not None
+    assert model.vocab == 1024
+
+
+@pytest.mark.parametrize(
+    ("text", "missing"),
+    [
+        (UNSIZED, ["--vocab-size"]),
+        ("--num-layers 4 --hidden-size 512 --bf16", ["--num-attention-heads", "--vocab-size"]),
+        ("--num-layers 4 --num-attention-heads 8 --vocab-size 99", ["--hidden-size"]),
+        ("--hybrid-layer-pattern M-M- --vocab-size 99", ["--hidden-size"]),
+    ],
+)
+def test_a_model_in_part_names_the_flags_it_lacks_and_no_others(
+    text: str, missing: list[str]
+) -> None:
+    imported = import_(text, gpus=1)
+    assert imported.model is None
+    [problem] = imported.unknown
+    assert problem.where == missing[0]
+    assert re.findall(r"--[\w-]+", problem.what) == missing
+    assert set(re.findall(r"--[\w-]+", problem.fix)) == set(missing)
+
+
+def test_flags_of_a_layout_alone_lack_no_model() -> None:
+    assert import_("--bf16 --micro-batch-size 1", gpus=1).unknown == ()
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"tp": 2}, "export CUDA_DEVICE_MAX_CONNECTIONS=1"),
+        ({"cp": 2, "dp": 2, "zero": 1}, "export CUDA_DEVICE_MAX_CONNECTIONS=1"),
+        ({"tp": 2, "dp": 2, "zero": 3}, "Leave CUDA_DEVICE_MAX_CONNECTIONS unset"),
+        ({"dp": 4, "ep": 4, "overlap_ep": True}, "CUDA_DEVICE_MAX_CONNECTIONS above 1"),
+        ({"tp": 2, "dp": 4, "ep": 4, "overlap_ep": True}, "1 favours tp and cp"),
+    ],
+)
+def test_the_environment_that_megatron_asks_for_is_said(fields: dict[str, Any], said: str) -> None:
+    comments = [line for line in export(Layout(**fields)).text.splitlines() if line[0] == "#"]
+    assert said in comments[-1]
+
+
+def test_nothing_is_asked_of_the_environment_without_need() -> None:
+    assert "CUDA_DEVICE_MAX_CONNECTIONS" not in export(Layout(pp=2, dp=4, zero=1)).text
+
+
+def test_a_model_is_written_without_dropout_because_megatron_drops_a_tenth() -> None:
+    model = decoder("m", layers=2, hidden=64, heads=4, ffn=128, vocab=256)
+    data = export(Layout(), model).data
+    assert (data["--attention-dropout"], data["--hidden-dropout"]) == ("0.0", "0.0")
+    assert "--hidden-dropout" not in export(Layout()).data
+
+
+def test_a_dropout_is_said_not_to_be_held() -> None:
+    imported = import_(f"{SMALL} --hidden-dropout 0.1 --attention-dropout 0", gpus=1)
+    assert [problem.where for problem in imported.unknown] == ["--hidden-dropout"]
+
+
 def test_a_window_counts_the_token_itself() -> None:
     model = decoder("m", layers=2, hidden=64, heads=4, ffn=128, vocab=256)
     attention = model.blocks[0].mixer

@@ -6,6 +6,7 @@ import pytest
 import yaml
 
 from meshwright.errors import InputError
+from meshwright.spec.bridge.difference import model_differences
 from meshwright.spec.bridge.nemo import export, import_
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.model import decoder
@@ -110,3 +111,179 @@ def test_a_layer_list_is_a_list_and_not_an_expression() -> None:
     model = decoder("m", layers=3, hidden=64, heads=4, ffn=128, vocab=256, experts=experts,
                     dense_layers=1)  # fmt: skip
     assert export(Layout(), model).data["model"]["moe_layer_freq"] == [0, 1, 1]
+
+
+NEMO_1 = """
+name: megatron_llama
+trainer: {devices: 8, num_nodes: 4, precision: bf16, max_steps: 100000, gradient_clip_val: 1.0}
+exp_manager:
+  explicit_log_dir: null
+  checkpoint_callback_params:
+    model_parallel_size: ${multiply:${model.tensor_model_parallel_size}, 2}
+model:
+  mcore_gpt: True
+  micro_batch_size: 4
+  global_batch_size: 64
+  tensor_model_parallel_size: 4
+  pipeline_model_parallel_size: 2
+  virtual_pipeline_model_parallel_size: null
+  context_parallel_size: ???
+  encoder_seq_length: 4096
+  max_position_embeddings: ${.encoder_seq_length}
+  num_layers: 12
+  hidden_size: 768
+  ffn_hidden_size: 3072
+  num_attention_heads: 12
+  hidden_dropout: 0.0
+  attention_dropout: 0.0
+  ffn_dropout: 0.0
+  kv_channels: null
+  normalization: rmsnorm
+  layernorm_epsilon: 1e-6
+  make_vocab_size_divisible_by: 128
+  bias: False
+  activation: fast-swiglu
+  position_embedding_type: rope
+  rotary_percentage: 1.0
+  share_embeddings_and_output_weights: False
+  num_query_groups: null
+  tokenizer: {library: sentencepiece, model: "???"}
+  megatron_amp_O2: True
+  activations_checkpoint_granularity: full
+  activations_checkpoint_method: block
+  activations_checkpoint_num_layers: 3
+  sequence_parallel: True
+  transformer_engine: True
+  fp8: False
+  fp8_e4m3: False
+  fp8_hybrid: False
+  data: {data_impl: mmap, seq_length: "${model.encoder_seq_length}", num_workers: 2}
+  optim: {name: distributed_fused_adam, lr: 2e-4, overlap_grad_sync: False}
+"""
+NEMO_2 = """
+trainer:
+  _target_: nemo.lightning.Trainer
+  devices: 8
+  num_nodes: 8
+  strategy:
+    _target_: nemo.lightning.MegatronStrategy
+    tensor_model_parallel_size: 4
+    pipeline_model_parallel_size: 4
+    virtual_pipeline_model_parallel_size: 5
+    sequence_parallel: true
+    pipeline_dtype: torch.bfloat16
+    ddp: {grad_reduce_in_fp32: true, overlap_grad_reduce: true, overlap_param_gather: true}
+  plugins: {precision: bf16-mixed, params_dtype: torch.bfloat16}
+  callbacks:
+  - {_target_: MegatronCommOverlapCallback, tp_comm_overlap: true}
+data: {seq_length: 8192, global_batch_size: 512, micro_batch_size: 1}
+optim:
+  config: {optimizer: adam, lr: 0.0003, use_distributed_optimizer: true}
+"""
+
+
+def test_a_nemo_1_file_is_read_with_its_model() -> None:
+    imported = import_(NEMO_1, vocab=32000)
+    assert imported.layout == Layout(
+        tp=4, pp=2, dp=4, sequence_parallel=True, zero=1, microbatch=4, global_batch=64,
+        recompute="full", recompute_layers=3, overlap_gradients=False, overlap_parameters=False,
+        overlap_pp=False,
+    )  # fmt: skip
+    assert imported.sequence_length == 4096
+    # 32,000 rows are padded to a multiple of 128 × tp.
+    expected = decoder("imported", layers=12, hidden=768, heads=12, ffn=3072, vocab=32256)
+    assert imported.model is not None
+    assert [d.path for d in model_differences(expected, imported.model)] == ["norm.eps"]
+    assert imported.unknown == ()
+    assert "trainer.max_steps" in imported.ignored
+    assert not {"trainer.precision", "model.optim.name"} & set(imported.ignored)
+
+
+def test_a_nemo_1_file_without_a_vocabulary_says_what_its_model_lacks() -> None:
+    imported = import_(NEMO_1)
+    assert imported.model is None
+    assert [problem.where for problem in imported.unknown] == ["model.vocab_size"]
+
+
+def test_a_nemo_2_file_is_read() -> None:
+    imported = import_(NEMO_2)
+    assert imported.layout == Layout(
+        tp=4, pp=4, virtual_stages=5, schedule="interleaved", dp=4, sequence_parallel=True, zero=1,
+        global_batch=512, overlap_tp=True,
+    )  # fmt: skip
+    assert imported.sequence_length == 8192
+    assert imported.unknown == ()
+
+
+def test_batch_sizes_of_nemo_1_beside_degrees_of_nemo_2_are_read() -> None:
+    text = (
+        "trainer: {precision: bf16, strategy: {pipeline_model_parallel_size: 4}}\n"
+        "model: {global_batch_size: 32, micro_batch_size: 2}\n"
+    )
+    layout = import_(text, gpus=16).layout
+    assert (layout.pp, layout.dp, layout.global_batch, layout.microbatch) == (4, 4, 32, 2)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "python pretrain.py trainer.devices=8 model.tensor_model_parallel_size=2 "
+        "model.global_batch_size=64",
+        "recipe.trainer.strategy.tensor_model_parallel_size = 2\n"
+        "recipe.data.global_batch_size = 64\nrecipe.trainer.devices = 8\n",
+        "recipe.trainer.strategy = run.Config(MegatronStrategy, tensor_model_parallel_size=2)\n"
+        "recipe.data = run.Config(Mock, global_batch_size=64)\nrecipe.trainer.devices = 8\n",
+    ],
+)
+def test_older_settings_are_read_from_words_and_lines_too(text: str) -> None:
+    layout = import_(text).layout
+    assert (layout.tp, layout.dp, layout.global_batch) == (2, 4, 64)
+
+
+@pytest.mark.parametrize(
+    ("precision", "wanted"), [("bf16-mixed", "bf16"), ("16", "fp16"), (32, "fp32")]
+)
+def test_the_precision_of_an_older_trainer_is_read(precision: object, wanted: str) -> None:
+    data = {"trainer": {"precision": precision}, "model": {"micro_batch_size": 1}}
+    assert import_(data, gpus=1).layout.precision == wanted
+
+
+@pytest.mark.parametrize("said", [{}, {"trainer.precision": "transformer-engine"}])
+def test_an_older_file_without_a_known_precision_says_what_is_read(said: dict[str, str]) -> None:
+    imported = import_({"trainer.devices": 1, "model.micro_batch_size": 1, **said})
+    assert imported.layout.precision == "bf16"
+    assert [problem.where for problem in imported.unknown] == ["trainer.precision"]
+
+
+@pytest.mark.parametrize(
+    ("given", "name", "overlap"),
+    [({}, "distributed_fused_adam", True), ({}, "mcore_distributed_optim", False),
+     ({"overlap_grad_sync": True}, "mcore_distributed_optim", True)],
+)  # fmt: skip
+def test_the_optimizer_of_nemo_1_says_how_gradients_are_reduced(
+    given: dict[str, Any], name: str, overlap: bool
+) -> None:
+    optim = {"name": name, **given}
+    data = {"trainer": {"precision": "bf16"}, "model": {"micro_batch_size": 1, "optim": optim}}
+    layout = import_(data, gpus=2).layout
+    assert (layout.zero, layout.overlap_gradients) == (1, overlap)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "match"),
+    [
+        ("tensor_model_paralel_size: 2", r"did you mean trainer\.strategy\.tensor_model_parallel"),
+        ("tensor_model_parallel_size: x", r"trainer\.strategy\.tensor_model_parallel_size: 'x'"),
+    ],
+)
+def test_a_fault_in_an_older_file_names_the_field_as_it_stands_there(
+    strategy: str, match: str
+) -> None:
+    text = f"trainer:\n  strategy:\n    context_parallel_size: 1\n    {strategy}\n"
+    with pytest.raises(InputError, match=match):
+        import_(text)
+
+
+def test_a_file_without_a_field_that_is_known_is_refused() -> None:
+    with pytest.raises(InputError, match="no NeMo or Megatron-Bridge settings"):
+        import_("logger: {log_interval: 1}\n")

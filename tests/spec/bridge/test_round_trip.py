@@ -208,7 +208,7 @@ def test_every_layout_comes_back_but_for_what_is_listed(name: str, layout: Layou
 
 @pytest.mark.parametrize("name", TARGETS)
 @given(layout=layouts(), model=models())
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=120)
 def test_every_model_comes_back_but_for_what_is_listed(
     name: str, layout: Layout, model: Model
 ) -> None:
@@ -221,6 +221,7 @@ def test_every_model_comes_back_but_for_what_is_listed(
         different = {f"model.{d.path}" for d in model_differences(model, back.model)}
         assert different <= listed
     assert back.sequence_length == 4096 or "sequence_length" in listed
+    assert all(problem.fix for problem in exported.unexpressed)
 
 
 @pytest.mark.parametrize("name", TARGETS)
@@ -241,3 +242,4 @@ def test_every_unexpressed_field_says_what_and_why(name: str, layout: Layout) ->
         assert problem.where.startswith("layout.")
         assert "cannot be said" in problem.what
         assert ": " in problem.what, problem
+        assert problem.fix, problem

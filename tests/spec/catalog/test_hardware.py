@@ -204,4 +204,4 @@ def test_a_fuzzed_cluster_is_read_or_refused_with_a_place(
         read_cluster(table)
     except InputError as error:
         problems = error.problems
-    assert all(problem.where and problem.what for problem in problems)
+    assert all(problem.where and problem.what and problem.fix for problem in problems)

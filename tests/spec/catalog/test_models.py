@@ -51,7 +51,7 @@ def test_count_agrees_with_the_published_figure(name: str) -> None:
 def test_count_equals_that_of_transformers(name: str) -> None:
     described = model(name)
     balance = sum(
-        layers * block.mlp.vectors(described.hidden)
+        layers * block.mlp.vectors()
         for block, layers in described.block_counts()
         if block.mlp is not None
     )

@@ -103,6 +103,10 @@ def test_with_gpus_takes_just_enough_nodes(fat_tree: Cluster) -> None:
     assert fat_tree.with_gpus(16384).gpus == 16384
 
 
+def test_with_gpus_keeps_nodes_whole(fat_tree: Cluster) -> None:
+    assert fat_tree.with_gpus(2047).gpus == 2048
+
+
 def test_with_gpus_stops_at_the_largest_size(fat_tree: Cluster) -> None:
     small = msgspec.structs.replace(fat_tree, max_nodes=64)
     with pytest.raises(InputError, match="1 to 512"):
@@ -130,7 +134,7 @@ def test_every_fault_of_a_cluster_is_listed(fat_tree: Cluster) -> None:
             sources=(Source(fields=("nicks",), text="x"),),
         )
     places = [problem.where for problem in caught.value.problems]
-    assert places == ["scale_up.gpus", "nodes", "nics", "nics", "sources"]
+    assert places == ["nics", "nics", "scale_up.gpus", "nodes", "sources"]
 
 
 def test_nodes_without_cards_must_share_a_domain(fat_tree: Cluster) -> None:

@@ -62,7 +62,8 @@ def test_collapse_then_expand_gives_the_names_back(names: list[str]) -> None:
 def test_any_text_expands_or_is_refused(text: str) -> None:
     try:
         names = expand(text)
-    except InputError:
+    except InputError as refusal:
+        assert all(p.where and p.what and p.fix for p in refusal.problems)  # noqa: PT017
         return
     assert names
     assert expand(collapse(names)) == names or any(set("[], ") & set(name) for name in names)

@@ -1,11 +1,13 @@
 from collections.abc import Callable
 
+import msgspec
 import pytest
 
 from meshwright.errors import InputError
 from meshwright.spec.catalog import cluster, gpu
 from meshwright.spec.cluster import (
     Fabric,
+    Gpu,
     LinkGraph,
     Tier,
     Vertex,
@@ -88,6 +90,21 @@ def test_a_given_fabric_is_kept(text: Text) -> None:
     fabric = Fabric(kind="roce", tiers=(Tier(name="flat"),))
     machine = cluster_of(read_nccl_topology(text("hgx_h100.xml")), gpu("h100"), fabric=fabric)
     assert machine.fabric == fabric
+
+
+def test_a_topology_of_another_gpu_is_refused(text: Text) -> None:
+    with pytest.raises(
+        InputError, match=r"gpu\d of the topology is sm_80, h200.* is sm_90"
+    ) as caught:
+        cluster_of(read_nccl_topology(text("dgx_a100.xml")), gpu("h200"))
+    assert [problem.fix for problem in caught.value.problems] == ["name a GPU of sm_80"]
+    with pytest.raises(InputError, match="is gfx942, h200"):
+        cluster_of(read_nccl_topology(text("mi300x.xml")), gpu("h200"))
+
+
+def test_a_letter_of_the_architecture_makes_no_other_gpu(text: Text, hopper: Gpu) -> None:
+    with_letter = msgspec.structs.replace(hopper, arch="sm_90a")
+    assert cluster_of(read_nccl_topology(text("hgx_h100.xml")), with_letter).gpus == 8
 
 
 def test_a_graph_without_gpus_or_with_loose_ones_is_refused() -> None:

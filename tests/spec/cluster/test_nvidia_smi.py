@@ -108,7 +108,23 @@ def test_text_without_a_table_is_refused() -> None:
         read_nvidia_smi("NVIDIA-SMI has failed", gpu("h100"))
 
 
-@given(data=st.data(), name=st.sampled_from(["dgx_a100.txt", "hgx_h100.txt", "dgx1_v100.txt"]))
+def test_more_links_than_the_gpu_has_are_questioned(text: Text) -> None:
+    with pytest.raises(InputError, match="is NV18, but a100-80g-sxm has 12 NVLinks") as caught:
+        read_nvidia_smi(text("hgx_h100.txt"), gpu("a100"))
+    assert caught.value.problems[0].fix == "name the GPU of this machine"
+
+
+def test_links_of_a_gpu_without_a_known_figure_are_taken_as_printed(
+    text: Text, hopper: Gpu
+) -> None:
+    assert hopper.nvlink_bytes_per_s is None
+    assert read_nvidia_smi(text("hgx_h100.txt"), hopper).bandwidth("gpu0", "gpu7") == 450e9
+
+
+PRINTED = {"dgx_a100.txt": "a100", "hgx_h100.txt": "h100", "dgx1_v100.txt": "v100"}
+
+
+@given(data=st.data(), name=st.sampled_from(sorted(PRINTED)))
 def test_a_damaged_table_is_read_or_refused_but_never_crashes(
     data: st.DataObject, name: str
 ) -> None:
@@ -117,7 +133,8 @@ def test_a_damaged_table_is_read_or_refused_but_never_crashes(
         at = data.draw(st.integers(0, len(letters) - 1))
         letters[at] = data.draw(st.sampled_from(list("\t\nGPUNIXSYV0129 :-")))
     try:
-        graph = read_nvidia_smi("".join(letters), gpu("a100"))
-    except InputError:
-        return
-    assert graph.of_kind("gpu")
+        graph = read_nvidia_smi("".join(letters), gpu(PRINTED[name]))
+    except InputError as refusal:
+        assert all(p.where and p.what and p.fix for p in refusal.problems)  # noqa: PT017
+    else:
+        assert graph.of_kind("gpu")

@@ -68,7 +68,7 @@ def test_the_fast_test_and_the_explanation_agree(values: dict[str, Any]) -> None
     except InputError as error:
         refused = error
     assert explain(layout) == []
-    assert refused is None or all(problem.where for problem in refused.problems)
+    assert refused is None or all(p.where and p.fix for p in refused.problems)
     assert refused is None or refused.problems, "a refusal must say why"
 
 
@@ -105,6 +105,12 @@ def test_any_table_is_read_or_refused_with_reasons(data: dict[str, Any]) -> None
         ({"virtual_stages": 2}, "virtual_stages"),
         ({"pp": 4, "virtual_stages": 2}, "schedule"),
         ({"pp": 4, "schedule": "zb-v"}, "virtual_stages"),
+        ({"pp": 4, "schedule": "interleaved"}, "virtual_stages"),
+        ({"expert_tp": 8}, "expert_tp"),
+        ({"dp": 4, "shard": 2.0}, "shard"),
+        ({"tp": True}, "tp"),
+        ({"overlap_tp": "no"}, "overlap_tp"),
+        ({"order": []}, "order"),
         ({"pp": 3, "schedule": "dualpipe"}, "pp"),
         ({"pp": 2, "stage_layers": (1, 2, 3)}, "stage_layers"),
         ({"pp": 2, "stage_layers": 4}, "stage_layers"),

@@ -199,11 +199,6 @@ def test_a_coordinate_outside_the_layout_lists_every_wrong_axis() -> None:
     assert {problem.where for problem in caught.value.problems} == {"tp", "dp"}
 
 
-def test_expert_groups_need_an_expert_tp_that_fits() -> None:
-    with pytest.raises(InputError, match="expert_tp"):
-        groups(Layout(tp=2, expert_tp=3), "expert_tp")
-
-
 @pytest.mark.parametrize("name", NAMED_GROUPS)
 def test_named_groups_never_hold_a_rank_twice(name: str) -> None:
     members = [r for group in groups(Layout(tp=2, cp=2, dp=2, pp=3, shard=2), name) for r in group]

@@ -129,7 +129,7 @@ def test_recurrence_costs_the_same_at_any_length() -> None:
 
 
 def test_length_below_one_is_refused() -> None:
-    with pytest.raises(InputError, match="length: 0 is not at least 1"):
+    with pytest.raises(InputError, match="length: 0 is not a whole number of at least 1"):
         count_flops(model("gpt2"), 0)
 
 
@@ -137,6 +137,51 @@ def test_unknown_convention_is_refused_with_the_nearest() -> None:
     with pytest.raises(InputError, match="did you mean megatron"):
         flops_per_token(model("gpt2"), 8, "megatrn")
     assert set(CONVENTIONS) == {"6N", "exact", "megatron", "palm", "sc21"}
+
+
+@pytest.mark.parametrize("name", ["nemotron-h-8b", "qwen3-next-80b-a3b"])
+def test_megatron_halves_the_square_of_attention_and_no_recurrence(name: str) -> None:
+    described = model(name)
+    halves = sum(
+        layers * block.full_flops(8192) / 2
+        for block, layers in described.block_counts()
+        if isinstance(block.mixer, Attention)
+    )
+    palm = flops_per_token(described, 8192, "palm")
+    assert flops_per_token(described, 8192, "megatron") == pytest.approx(palm - 3 * halves)
+    # Half a square is a little less than the causal positions, which hold the diagonal too.
+    exact = flops_per_token(described, 8192)
+    assert flops_per_token(described, 8192, "megatron") == pytest.approx(exact, rel=1e-3)
+
+
+def test_multi_token_head_costs_its_block_its_join_and_the_output_head() -> None:
+    described = model("deepseek-v3")
+    assert described.multi_token is not None
+    block = described.block(described.multi_token.block)
+    alone = msgspec.structs.replace(described, multi_token=None)
+    matrices = sum(weight.flops for weight in block.weights(7168)) + 2 * (2 * 7168 * 7168)
+    head = 2 * described.vocab * 7168
+    counted = count_flops(described, 4096)
+    assert counted.multi_token == matrices + head + block.core_flops(4096)
+    assert counted.forward == count_flops(alone, 4096).forward + counted.multi_token
+    assert counted.backward == 2 * counted.forward
+    assert count_flops(alone, 4096).multi_token == 0
+    added = {
+        name: flops_per_token(described, 4096, name) - flops_per_token(alone, 4096, name)
+        for name in CONVENTIONS
+    }
+    assert added["6N"] == 3 * (matrices + head)
+    assert added["palm"] == pytest.approx(added["6N"] + 3 * block.full_flops(4096))
+    assert added["megatron"] == pytest.approx(added["6N"] + 1.5 * block.full_flops(4096))
+
+
+def test_further_multi_token_heads_cost_as_much_as_the_first() -> None:
+    one = model("deepseek-v3")
+    assert one.multi_token is not None
+    three = msgspec.structs.replace(
+        one, multi_token=msgspec.structs.replace(one.multi_token, depth=3)
+    )
+    assert count_flops(three, 512).multi_token == 3 * count_flops(one, 512).multi_token
 
 
 def _from_row(row: dict[str, Any]) -> Model:

@@ -58,7 +58,7 @@ def test_latent_attention_by_hand() -> None:
     keys = 7168 * (512 + 64) + 512 + 512 * 128 * 256
     out = 128 * 128 * 7168
     found = sum(weight.parameters for weight in block.mixer.weights(7168))
-    assert found + block.mixer.vectors(7168, norm_bias=False) == queries + keys + out
+    assert found + block.mixer.vectors(norm_bias=False) == queries + keys + out
 
 
 def test_router_bias_of_deepseek_counts_one_number_per_expert() -> None:
@@ -150,10 +150,10 @@ def test_recurrent_mixers_against_the_shapes_of_transformers() -> None:
     # Qwen3NextGatedDeltaNet and NemotronHMamba2Mixer, built on the meta device.
     delta = GatedDelta(key_heads=16, value_heads=32, key_dim=128, value_dim=128)
     shapes = 12288 * 2048 + 64 * 2048 + 2048 * 4096 + 8192 * 4 + 32 + 32 + 128
-    assert sum(w.parameters for w in delta.weights(2048)) + delta.vectors(2048, False) == shapes
+    assert sum(w.parameters for w in delta.weights(2048)) + delta.vectors(False) == shapes
     mamba = Mamba2(heads=128, head_dim=64, state_dim=128, groups=8)
     shapes = 4096 * 18560 + 8192 * 4096 + 10240 * 4 + 10240 + 128 * 3 + 8192
-    assert sum(w.parameters for w in mamba.weights(4096)) + mamba.vectors(4096, False) == shapes
+    assert sum(w.parameters for w in mamba.weights(4096)) + mamba.vectors(False) == shapes
 
 
 @pytest.mark.parametrize("name", models())

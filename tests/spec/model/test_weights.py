@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.spec.catalog import model, models
-from meshwright.spec.model import Weight
+from meshwright.spec.model import Block, Experts, Model, Norm, Weight, count_parameters
 
 
 def test_copies_and_biases_count() -> None:
@@ -35,3 +35,36 @@ def test_ranks_hold_no_less_than_the_whole_together(name: str, tp: int) -> None:
             # Rounding down loses less than one row per shard.
             held = weight.per_rank(tp) * tp + weight.copies * tp
             assert held >= weight.parameters
+
+
+def test_single_expert_is_an_expert() -> None:
+    lone = Experts(count=1, top_k=1, width=16, shared_width=8, shared_gate=True, latent=4)
+    parts = {weight.name: weight.part for weight in lone.weights(8)}
+    assert parts == {
+        "router": "router",
+        "shared_gate": "shared", "shared_up": "shared", "shared_down": "shared",
+        "shared_gate_scalar": "shared", "latent_down": "shared", "latent_up": "shared",
+        "expert_gate": "expert", "expert_up": "expert", "expert_down": "expert",
+    }  # fmt: skip
+    block = Block(name="moe", mlp=lone)
+    counted = count_parameters(
+        Model(name="x", hidden=8, vocab=8, blocks=(block,), pattern="moe", norm=Norm())
+    )
+    assert counted.experts == 3 * 4 * 16
+    assert counted.router == 8
+    assert counted.mlp == 3 * 8 * 8 + 8 + 2 * 8 * 4
+
+
+@pytest.mark.parametrize("name", models())
+def test_mixers_say_which_weights_are_theirs(name: str) -> None:
+    described = model(name)
+    for block in described.blocks:
+        mixer = block.mixer.weights(described.hidden) if block.mixer is not None else ()
+        assert {weight.part for weight in mixer} <= {"mixer"}
+        assert sum(w.part == "mixer" for w in block.weights(described.hidden)) == len(mixer)
+
+
+def test_expert_parallelism_spreads_experts_only() -> None:
+    weights = {w.name: w for w in Experts(count=8, top_k=2, width=16).weights(4)}
+    assert weights["expert_up"].per_rank(tp=2, ep=4) == 2 * 4 * 8
+    assert weights["router"].per_rank(tp=2, ep=4) == 4 * 8

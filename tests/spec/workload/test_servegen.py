@@ -4,8 +4,10 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from meshwright.errors import DamagedFile, InputError
+from meshwright.errors import DamagedFile, InputError, Problem
 from meshwright.spec.workload import Clients, read_clients
 
 ROWS = "0,2.0,1.0,Gamma,1.0,0.5\n600,0,0,,0,0\n1200,1.0,2.0,Weibull,0.6,0.5\n"
@@ -109,7 +111,7 @@ def test_clients_without_lengths_are_left_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rows", "says"),
     [
-        ("0,1.0,1.0,Pareto,1,1\n", "'Pareto' is not Gamma or Weibull"),
+        ("0,1.0,1.0,Pareto,1,1\n", "'Pareto' is not one of Gamma, Weibull"),
         ("0,1.0\n", "is not start,rate"),
         ("0,fast,1.0,Gamma,1,1\n", "fast"),
         ("0,-1,1.0,Gamma,1,1\n", "rate"),
@@ -158,3 +160,32 @@ def test_broken_json_is_named(tmp_path: Path) -> None:
 def test_a_folder_without_clients_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"chunk-N-trace\.csv"):
         read_clients(tmp_path)
+
+
+def problems_of(folder: Path) -> tuple[Problem, ...]:
+    try:
+        read_clients(folder)
+    except InputError as error:
+        return error.problems
+    return ()
+
+
+@given(st.data())
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_damaged_client_models_are_read_or_refused_with_a_fix(
+    tmp_path: Path, data: st.DataObject
+) -> None:
+    texts = {"chunk-1-trace.csv": ROWS, "chunk-1-dataset.json": json.dumps(SPANS)}
+    for name, text in texts.items():
+        letters = list(text)
+        for _ in range(data.draw(st.integers(0, 4))):
+            at = data.draw(st.integers(0, len(letters) - 1))
+            letters[at] = data.draw(st.sampled_from(list('",:{}[]\n\r\x00-e9anif ')))
+        (tmp_path / name).write_text("".join(letters))
+    problems = problems_of(tmp_path)
+    assert all(str(tmp_path) in p.where and p.what and p.fix for p in problems)
+
+
+def test_an_overlong_row_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, rows='"' + "9" * 200_000)
+    assert [problem.where for problem in problems_of(tmp_path)]

@@ -204,7 +204,7 @@ def test_no_bytes_make_the_reader_fail_otherwise(tmp_path: Path, data: bytes) ->
     path = tmp_path / "noise"
     for head in (b"", b"{", b"TIMESTAMP,ContextTokens,GeneratedTokens\n"):
         path.write_bytes(head + data)
-        assert all(str(path) in problem.where for problem in problems_of(path))
+        assert all(str(path) in p.where and p.what and p.fix for p in problems_of(path))
 
 
 def test_unknown_columns_list_the_known_ones(file: Path) -> None:

@@ -93,7 +93,7 @@ def test_counts_may_be_written_with_units() -> None:
 def test_the_kind_says_what_a_workload_is() -> None:
     with pytest.raises(InputError, match="did you mean training"):
         read_workload({"kind": "trainin", "tokens": 1})
-    with pytest.raises(InputError, match="set kind to one of training, requests"):
+    with pytest.raises(InputError, match="use one of training, requests"):
         read_workload({"tokens": 1})
 
 
@@ -142,7 +142,7 @@ def problems_of(data: object) -> tuple[Problem, ...]:
 
 @given(TABLES)
 def test_no_data_makes_reading_fail_otherwise_than_with_named_problems(data: object) -> None:
-    assert all(problem.where and problem.what for problem in problems_of(data))
+    assert all(p.where and p.what and p.fix for p in problems_of(data))
 
 
 def test_exported_names_are_sorted_and_exist() -> None:

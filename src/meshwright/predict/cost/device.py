@@ -162,6 +162,23 @@ def under_load(costs: DeviceCosts) -> DeviceCosts:
     return _ready(costs.gpu, loaded, f"{costs.basis}, under load")
 
 
+@lru_cache(maxsize=1024)
+def slowed(costs: DeviceCosts, products: float, elementwise: float = 1.0) -> DeviceCosts:
+    """Return the same device with products and attention, and elementwise work, taking longer.
+
+    The optimizer's one pass over its states is fused everywhere and keeps its speed.
+    """
+    changed = _scaled(costs.calibration, 1.0 / products)
+    memory = tuple(
+        curve
+        if curve.op == "optimizer"
+        else msgspec.structs.replace(curve, efficiency=curve.efficiency / elementwise)
+        for curve in changed.memory
+    )
+    changed = msgspec.structs.replace(changed, memory=memory, sustained_slowdown=1.0)
+    return _ready(costs.gpu, changed, costs.basis)
+
+
 @cache
 def measured_devices() -> Mapping[str, Calibration]:
     """Return the built-in calibrations by the name of the device they were measured on."""

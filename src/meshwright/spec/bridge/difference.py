@@ -18,7 +18,14 @@ from meshwright.spec.model.positions import Rotary
 DEFAULT_ORDER = "tp-cp-ep-dp-pp"
 
 _YARN_DEFAULTS = {"beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 0.0}
-_LLAMA3_DEFAULTS = {"low_frequency": 1.0, "high_frequency": 4.0, "original_positions": 8192}
+LLAMA3_ROTARY: Mapping[str, Any] = {
+    "low_frequency": 1.0,
+    "high_frequency": 4.0,
+    "original_positions": 8192,
+}
+"""What Llama 3.1's rotary rule has besides its factor. Megatron-Core fixes the same numbers
+(`_apply_scaling` in megatron/core/models/common/embeddings/rotary_pos_embedding.py)."""
+
 _LABELS = frozenset({"name", "family"})
 
 
@@ -147,7 +154,7 @@ def _with_implied(rotary: Rotary) -> Rotary:
     if rotary.scaling == "yarn":
         implied = _YARN_DEFAULTS
     elif rotary.scaling == "llama3":
-        implied = _LLAMA3_DEFAULTS
+        implied = LLAMA3_ROTARY
     missing = {name: value for name, value in implied.items() if getattr(rotary, name) is None}
     return msgspec.structs.replace(rotary, **missing)
 

@@ -1,4 +1,4 @@
-"""Close an export: read it back, and say whatever did not survive.
+"""What the two directions share: an export is read back, and whatever did not survive is said.
 
 The law of every bridge holds by construction: what reading the exported text gives differs from
 what was exported only in fields that are listed. A target adds the reasons.
@@ -7,7 +7,9 @@ what was exported only in fields that are listed. A target adds the reasons.
 from collections.abc import Mapping
 from typing import Any
 
-from meshwright.errors import Problem
+import msgspec
+
+from meshwright.errors import InputError, Problem
 from meshwright.spec.bridge.difference import Difference, layout_differences, model_differences
 from meshwright.spec.bridge.results import Imported
 from meshwright.spec.layout.layout import Layout
@@ -19,6 +21,24 @@ Reasons = Mapping[str, tuple[str, str]]
 for every field without an entry."""
 
 NO_MODEL = "the settings hold no architecture: the user's model code builds it"
+
+
+def with_batch(layout: Layout, global_batch: int | None) -> Layout:
+    """Return the layout with the workload's batch where it has none of its own."""
+    if layout.global_batch is not None or global_batch is None:
+        return layout
+    return msgspec.structs.replace(layout, global_batch=global_batch)
+
+
+def read_layout(fields: Mapping[str, Any], origin: Mapping[str, str]) -> Layout:
+    """Build the layout that was read; what is wrong with a field is said of its setting."""
+    try:
+        return Layout(**fields)
+    except InputError as error:
+        raise InputError(
+            problem._replace(where=origin.get(problem.where, f"layout.{problem.where}"))
+            for problem in error.problems
+        ) from None
 
 
 def lost(
@@ -45,9 +65,8 @@ def lost(
         ]
     if sequence_length is not None and back.sequence_length != sequence_length:
         why, fix = reasons.get("sequence_length", ("they have no place for it", ""))
-        found.append(
-            Problem("sequence_length", f"{sequence_length} cannot be said in {title}: {why}", fix)
-        )
+        what = f"{sequence_length} cannot be said in {title}: {why}"
+        found.append(Problem("sequence_length", what, fix or "set it where the data are read"))
     return tuple(found)
 
 
@@ -55,6 +74,8 @@ def _problem(where: str, difference: Difference, title: str, reasons: Reasons) -
     why, fix = _reason(difference.path, reasons)
     said = f"{shown(difference.wanted)} cannot be said in {title}"
     means = f"what is written means {shown(difference.got)}"
+    # Without a better remedy, the plan can follow what will run.
+    fix = fix or f"set {where} to {shown(difference.got)} to plan what will run"
     return Problem(where, f"{said}: {why}; {means}" if why else f"{said}; {means}", fix)
 
 

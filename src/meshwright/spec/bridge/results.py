@@ -45,12 +45,22 @@ class Target(Protocol):
     """What the package of a target offers."""
 
     def export(
-        self, layout: Layout, model: Model | None = None, *, sequence_length: int | None = None
+        self,
+        layout: Layout,
+        model: Model | None = None,
+        *,
+        sequence_length: int | None = None,
+        global_batch: int | None = None,
     ) -> Exported:
         """Write values in the target's words."""
 
     def import_(
-        self, given: str | Mapping[str, Any], *, gpus: int | None = None, name: str = "imported"
+        self,
+        given: str | Mapping[str, Any],
+        *,
+        gpus: int | None = None,
+        name: str = "imported",
+        vocab: int | None = None,
     ) -> Imported:
         """Read the target's words."""
 
@@ -70,21 +80,38 @@ class Bridge(msgspec.Struct, frozen=True, kw_only=True):
     """Ending of a file that holds them."""
 
     def export(
-        self, layout: Layout, model: Model | None = None, *, sequence_length: int | None = None
+        self,
+        layout: Layout,
+        model: Model | None = None,
+        *,
+        sequence_length: int | None = None,
+        global_batch: int | None = None,
     ) -> Exported:
-        """Return the values as text in the target's words, and everything it fails to say."""
-        return self._target().export(layout, model, sequence_length=sequence_length)
+        """Return the values as text in the target's words, and everything it fails to say.
+
+        `global_batch` is the batch of the workload; it is written where the layout has none.
+        """
+        return self._target().export(
+            layout, model, sequence_length=sequence_length, global_batch=global_batch
+        )
 
     def import_(
-        self, given: str | Mapping[str, Any], *, gpus: int | None = None, name: str = "imported"
+        self,
+        given: str | Mapping[str, Any],
+        *,
+        gpus: int | None = None,
+        name: str = "imported",
+        vocab: int | None = None,
     ) -> Imported:
         """Return the values that the text or data means.
 
         `gpus` is the number of processes the launcher starts, which most targets leave out of
         their settings; without it the data-parallel degree is read where the settings give it
-        and is the least that fits otherwise. `name` becomes the name of the model.
+        and is the least that fits otherwise. `name` becomes the name of the model. `vocab` is the
+        size of the tokenizer's vocabulary, for settings that describe a model and leave it out;
+        a target without a model has no use for it.
         """
-        return self._target().import_(given, gpus=gpus, name=name)
+        return self._target().import_(given, gpus=gpus, name=name, vocab=vocab)
 
     def _target(self) -> Target:
         module = import_module(f"meshwright.spec.bridge.{self.name}")

@@ -8,7 +8,7 @@ import difflib
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from meshwright.errors import InputError, Problem
 from meshwright.spec.names import nearest
@@ -56,7 +56,7 @@ class Settings:
         """Add settings that another setting stands for."""
         self._values |= {key: value for key, value in values.items() if value is not None}
 
-    def wrong(self, key: str, what: str, fix: str = "") -> None:
+    def wrong(self, key: str, what: str, fix: str) -> None:
         """Record that a setting is wrong; reading goes on and fails at the end."""
         self.problems.append(Problem(self.label(key), what, fix))
 
@@ -76,7 +76,11 @@ class Settings:
             return None
         number = _as_whole(value)
         if number is None or not least <= number <= MOST:
-            self.wrong(key, f"{shown(value)} is not a whole number of at least {least}")
+            within = (
+                f"of at least {least}" if number is None or number <= MOST else f"up to {MOST:,}"
+            )
+            fix = f"give a whole number such as {max(least, 1)}"
+            self.wrong(key, f"{shown(value)} is not a whole number {within}", fix)
             return None
         return number
 
@@ -95,7 +99,7 @@ class Settings:
         except (TypeError, ValueError, OverflowError):
             number = math.nan
         if not math.isfinite(number):
-            self.wrong(key, f"{shown(value)} is not a number")
+            self.wrong(key, f"{shown(value)} is not a number", "give a number such as 1.5")
             return None
         return number
 
@@ -109,7 +113,7 @@ class Settings:
         word = str(value).strip().lower()
         if word in _TRUE or word in _FALSE:
             return word in _TRUE
-        self.wrong(key, f"{shown(value)} is not true or false")
+        self.wrong(key, f"{shown(value)} is not true or false", "write true or false")
         return default
 
     def text(self, key: str) -> str | None:
@@ -117,7 +121,7 @@ class Settings:
         value = self.raw(key)
         if value is None or isinstance(value, str):
             return value
-        self.wrong(key, f"{shown(value)} is not text")
+        self.wrong(key, f"{shown(value)} is not text", "write a word")
         return None
 
     def choice(self, key: str, choices: Mapping[str, T], default: T) -> T:
@@ -129,7 +133,7 @@ class Settings:
         if word in choices:
             return choices[word]
         close = nearest(word, choices)
-        fix = f"did you mean {close[0]}?" if close else ""
+        fix = f"did you mean {close[0]}?" if close else f"use {next(iter(choices))}"
         self.wrong(key, f"{shown(value)} is not one of {', '.join(choices)}", fix)
         return default
 
@@ -141,7 +145,7 @@ class Settings:
         items = re.split(r"[,\s]+", value.strip()) if isinstance(value, str) else value
         if isinstance(items, list | tuple) and all(isinstance(item, str) for item in items):
             return tuple(item for item in items if item)
-        self.wrong(key, f"{shown(value)} is not a list of words")
+        self.wrong(key, f"{shown(value)} is not a list of words", "write words with spaces between")
         return None
 
     def finish(self) -> None:
@@ -165,6 +169,21 @@ def _as_whole(value: Any) -> int | None:
     return None
 
 
+class Sorted(NamedTuple):
+    """The settings of a text that are not read, sorted by whether the target has them."""
+
+    ignored: tuple[str, ...]
+    """Labels of settings that the target has and that have no bearing here."""
+    mistyped: int
+    """How many nearly have the name of a known one."""
+    strange: int
+    """How many the target does not have, as far as is known here."""
+
+
+LEAF_CUTOFF = 0.8
+"""Likeness that the last parts of two dotted names need: a long section name alone is no match."""
+
+
 def sort_out(
     given: Iterable[str],
     settings: Settings,
@@ -173,32 +192,46 @@ def sort_out(
     *,
     cutoff: float = 0.86,
     real: frozenset[str] | None = None,
-) -> tuple[str, ...]:
-    """Return the labels of settings that have no bearing here; report the ones nobody knows.
+    also: Iterable[str] = (),
+) -> Sorted:
+    """Sort the settings that are not read; report the mistyped ones and the ones nobody knows.
 
     A name that nearly is a known one is taken for a typing error, because passing over it would
     silently change the layout. Where `ignore` covers whole sections, `real` names the fields in
-    them that exist and only look like a typing error.
+    them that exist and only look like a typing error. `also` are further names to be mistyped.
     """
     ignored = []
-    labels = {settings.label(key): key for key in settings.known}
+    mistyped = strange = 0
+    labels = {*also, *(settings.label(key) for key in settings.known)}
     for key in given:
         label = settings.label(key)
         if key in settings.known:
             continue
         passed = ignore.fullmatch(key) is not None
-        close = []
+        close = None
         if not passed or (real is not None and key not in real):
-            close = difflib.get_close_matches(label, labels, n=1, cutoff=cutoff)
-        if close:
-            settings.problems.append(
-                Problem(label, f"is not a {what}", f"did you mean {close[0]}?")
-            )
+            close = _nearly(label, labels, cutoff)
+        if close is not None:
+            mistyped += 1
+            settings.problems.append(Problem(label, f"is not a {what}", f"did you mean {close}?"))
         elif passed:
             ignored.append(label)
         else:
-            settings.notes.append(Problem(label, f"is not a {what} this bridge knows"))
-    return tuple(ignored)
+            strange += 1
+            settings.notes.append(
+                Problem(label, f"is not a {what} this bridge knows", "check that it has no bearing")
+            )
+    return Sorted(tuple(ignored), mistyped, strange)
+
+
+def _nearly(label: str, labels: Iterable[str], cutoff: float) -> str | None:
+    """Return the known name that this one nearly is."""
+    leaf = label.rpartition(".")[2]
+    for close in difflib.get_close_matches(label, labels, n=3, cutoff=cutoff):
+        parts = difflib.SequenceMatcher(None, leaf, close.rpartition(".")[2])
+        if parts.ratio() >= LEAF_CUTOFF:
+            return close
+    return None
 
 
 def flatten(data: Mapping[str, Any], prefix: str = "", depth: int = 8) -> dict[str, Any]:

@@ -52,7 +52,9 @@ def _split(text: str) -> list[str]:
         return list(lexer)
     except ValueError as error:
         what = str(error).rstrip(".").lower()
-        raise InputError([Problem("", f"the text breaks shell rules: {what}")]) from None
+        raise InputError(
+            [Problem("", f"the text breaks shell rules: {what}", "close every quote")]
+        ) from None
 
 
 def _take(word: str, words: list[str], variables: dict[str, str], depth: int) -> None:

@@ -85,7 +85,7 @@ def _part(model: Model, counted: Parameters, part: Part) -> int:
     table = model.vocab * model.hidden
     depth = model.multi_token.depth if model.multi_token is not None else 0
     balanced = sum(
-        layers * block.mlp.vectors(model.hidden)
+        layers * block.mlp.vectors()
         for block, layers in model.block_counts()
         if block.mlp is not None
     )

@@ -63,11 +63,19 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             price_per_gpu_hour=self.price_per_gpu_hour,
             failures_per_gpu_hour=self.failures_per_gpu_hour,
         )
-        if not bounds.problems:
-            self._check_parts(bounds)
+        parts = {"scale_up": self.scale_up, "nics": self.nics, "fabric": self.fabric}
+        bounds.readable(gpu=self.gpu, host=self.host, sources=self.sources, **parts)
+        if bounds.sound("nodes", "gpus_per_node", *parts):
+            self._check_network(bounds)
+        if bounds.sound("gpus_per_node", "scale_up"):
+            self._check_domain(bounds)
+        if bounds.sound("nodes", "max_nodes"):
+            self._check_limit(bounds)
+        if bounds.sound("sources"):
+            self._check_sources(bounds)
         bounds.require()
 
-    def _check_parts(self, bounds: Bounds) -> None:
+    def _check_domain(self, bounds: Bounds) -> None:
         node, domain = self.gpus_per_node, self.scale_up.gpus
         if domain % node and node % domain:
             bounds.add(
@@ -75,13 +83,16 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
                 f"a domain of {domain} GPUs does not line up with nodes of {node}",
                 f"use a divisor or a multiple of {node}",
             )
+
+    def _check_limit(self, bounds: Bounds) -> None:
         if self.max_nodes is not None and self.nodes > self.max_nodes:
             bounds.add(
                 "nodes",
                 f"{self.nodes} is more than max_nodes ({self.max_nodes})",
                 f"use {self.max_nodes} or fewer",
             )
-        self._check_network(bounds)
+
+    def _check_sources(self, bounds: Bounds) -> None:
         for source in self.sources:
             for field in source.fields:
                 if field.partition(".")[0] not in self.__struct_fields__:
@@ -117,11 +128,15 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return self.nics.per_node * self.nics.nic_bytes_per_s / self.gpus_per_node
 
     def with_gpus(self, gpus: int) -> "Cluster":
-        """Return the same cluster with just enough nodes for `gpus`."""
+        """Return the same cluster with just enough nodes for `gpus`.
+
+        Nodes stay whole, so the result may have more GPUs than asked for: 2047 in nodes of 8 are
+        2048.
+        """
         most = None if self.max_nodes is None else self.max_nodes * self.gpus_per_node
         if gpus < 1 or (most is not None and gpus > most):
-            allowed = "1 or more" if most is None else f"1 to {most}"
-            raise InputError([Problem("gpus", f"{self.name} cannot have {gpus} GPUs", allowed)])
+            fix = "use 1 or more" if most is None else f"use 1 to {most}"
+            raise InputError([Problem("gpus", f"{self.name} cannot have {gpus} GPUs", fix)])
         return msgspec.structs.replace(self, nodes=-(-gpus // self.gpus_per_node))
 
     def node_of(self, rank: int) -> int:

@@ -44,7 +44,8 @@ class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def __post_init__(self) -> None:
         bounds = Bounds()
         bounds.named(text=self.text)
-        if not self.fields:
+        bounds.readable(fields=self.fields)
+        if bounds.sound("fields") and not self.fields:
             bounds.add("fields", "a source covers at least one field", "name the fields")
         bounds.require()
 
@@ -111,9 +112,10 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         bounds.one_of("kind", self.kind, get_args(DeviceKind))
         bounds.positive(**{name: getattr(self, name) for name in _FIGURES})
         bounds.count(memory_bytes=self.memory_bytes, l2_bytes=self.l2_bytes, sms=self.sms)
-        if not self.precisions:
+        bounds.readable(sources=self.sources)
+        if bounds.sound("arch") and not self.precisions:
             bounds.add("bf16_flops", "no peak is given in any precision", "give at least one")
-        for source in self.sources:
+        for source in self.sources if bounds.sound("sources") else ():
             for field in source.fields:
                 if field not in _FIGURES and field not in _COUNTS:
                     bounds.problems.append(

@@ -21,10 +21,11 @@ def expand(text: str, where: str = "hosts") -> tuple[str, ...]:
     names: list[str] = []
     for part in _split(text, where):
         if not part:
-            raise InputError([Problem(where, f"{_short(text)} has an empty entry")])
+            what = f"{_short(text)} has an empty entry"
+            raise InputError([Problem(where, what, "leave out the extra comma")])
         names.extend(_entry(part, where))
         if len(names) > MOST_HOSTS:
-            raise InputError([Problem(where, f"{_short(text)} names over {MOST_HOSTS:,} hosts")])
+            raise _too_many(text, where)
     return tuple(names)
 
 
@@ -75,7 +76,8 @@ def _split(text: str, where: str) -> list[str]:
     for index, letter in enumerate(text):
         depth += (letter == "[") - (letter == "]")
         if depth < 0:
-            raise InputError([Problem(where, f"{_short(text)} closes a bracket it did not open")])
+            what = f"{_short(text)} closes a bracket it did not open"
+            raise InputError([Problem(where, what, "add [ or leave out ]")])
         if letter == "," and depth == 0:
             parts.append(text[start:index].strip())
             start = index + 1
@@ -99,7 +101,7 @@ def _entry(text: str, where: str) -> list[str]:
             pieces.append(_inside(text[start + 1 : end - 1], where))
             count *= len(pieces[-1])
         if count > MOST_HOSTS:
-            raise InputError([Problem(where, f"{_short(text)} names over {MOST_HOSTS:,} hosts")])
+            raise _too_many(text, where)
         start = end
     return ["".join(parts) for parts in product(*pieces)]
 
@@ -125,11 +127,19 @@ def _inside(text: str, where: str) -> list[str]:
             found.extend(_entry(part, where))
             continue
         first, last = span.groups()
-        if int(first) > int(last) or int(last) - int(first) >= MOST_HOSTS:
-            raise InputError([Problem(where, f"the range {part!r} is backwards or too long")])
+        if int(first) > int(last):
+            fix = f"write {last}-{first}"
+            raise InputError([Problem(where, f"the range {_short(part)} is backwards", fix)])
+        if int(last) - int(first) >= MOST_HOSTS:
+            raise _too_many(part, where)
         # Slurm pads to the width of the first number.
         found.extend(str(number).zfill(len(first)) for number in range(int(first), int(last) + 1))
     return found
+
+
+def _too_many(text: str, where: str) -> InputError:
+    what = f"{_short(text)} names over {MOST_HOSTS:,} hosts"
+    return InputError([Problem(where, what, "shorten the ranges")])
 
 
 def _short(text: str) -> str:

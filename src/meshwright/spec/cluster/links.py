@@ -32,6 +32,8 @@ class Vertex(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """What else is known of it: a bus address, a device name."""
     node: str = ""
     """The node (host) it is part of; empty outside nodes."""
+    arch: str = ""
+    """Compute architecture of a GPU (sm_90, gfx942) where its source names it."""
     port_bytes_per_s: float | None = None
     """What a network card sends into its network, where that is known and not drawn as a link."""
 
@@ -63,7 +65,7 @@ class Link(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         bounds.positive(link_bytes_per_s=self.link_bytes_per_s)
         bounds.not_negative(latency_s=self.latency_s)
         if self.source == self.target:
-            bounds.add("target", f"{self.target!r} is linked to itself")
+            bounds.add("target", f"{self.target!r} is linked to itself", "name another vertex")
         bounds.require()
 
 
@@ -92,7 +94,8 @@ class LinkGraph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         known = set(names)
         if len(known) != len(names):
             twice = sorted(name for name, times in Counter(names).items() if times > 1)
-            problems.append(Problem("vertices", f"named more than once: {', '.join(twice)}"))
+            what = f"named more than once: {', '.join(twice)}"
+            problems.append(Problem("vertices", what, "give each a name of its own"))
         ends: set[tuple[str, str, str]] = set()
         for index, link in enumerate(self.links):
             problems.extend(

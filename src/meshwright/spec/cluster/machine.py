@@ -37,9 +37,12 @@ def cluster_of(
     problems: list[Problem] = []
     hosts = Counter(vertex.node for vertex in graph.of_kind("gpu"))
     if not hosts:
-        raise InputError([Problem("graph", "holds no GPU")])
+        fix = "read the topology of a machine with GPUs"
+        raise InputError([Problem("graph", "holds no GPU", fix)])
     if len(set(hosts.values())) > 1:
-        problems.append(Problem("graph", f"hosts with different GPU counts: {dict(hosts)}"))
+        what = f"hosts with different GPU counts: {dict(hosts)}"
+        problems.append(Problem("graph", what, "describe each kind of host by itself"))
+    problems += _other_architectures(graph, gpu)
     nics = _nics(graph, len(hosts), nic_bytes_per_s)
     if nodes > 1 and nics is None:
         fix = "give nic_bytes_per_s"
@@ -47,7 +50,8 @@ def cluster_of(
     domains = _domains(graph)
     if len({len(domain) for domain in domains}) > 1:
         sizes = ", ".join(str(len(domain)) for domain in domains)
-        problems.append(Problem("graph", f"NVLink joins groups of different sizes: {sizes}"))
+        what = f"NVLink joins groups of different sizes: {sizes}"
+        problems.append(Problem("graph", what, "leave out the GPUs that are not linked alike"))
     if problems:
         raise InputError(problems)
     host = _host(graph)
@@ -62,6 +66,21 @@ def cluster_of(
         nics=nics,
         fabric=_fabric(nics, fabric),
     )
+
+
+def _other_architectures(graph: LinkGraph, gpu: Gpu) -> list[Problem]:
+    """Say which architectures the graph names that are not the GPU's."""
+    found = {vertex.arch: vertex.name for vertex in graph.of_kind("gpu") if vertex.arch}
+    return [
+        Problem(
+            "gpu",
+            f"{name} of the topology is {arch}, {gpu.name} is {gpu.arch}",
+            f"name a GPU of {arch}",
+        )
+        for arch, name in found.items()
+        # The letter of sm_90a is about instructions, not about the device.
+        if arch != gpu.arch.rstrip("af" if gpu.arch.startswith("sm_") else "")
+    ]
 
 
 def nearest_nics(graph: LinkGraph) -> dict[str, tuple[str, ...]]:
@@ -139,7 +158,8 @@ def _host(graph: LinkGraph) -> Host:
     cpu_of = _cpu_of(graph)
     lost = [vertex.name for vertex in graph.of_kind("gpu") if vertex.name not in cpu_of]
     if lost:
-        raise InputError([Problem("graph", f"no CPU is linked to {', '.join(lost)}")])
+        what = f"no CPU is linked to {', '.join(lost)}"
+        raise InputError([Problem("graph", what, "add the links between these GPUs and a CPU")])
     hosts = {vertex.node for vertex in graph.of_kind("gpu")}
     across = [link.link_bytes_per_s for link in graph.links if link.kind == "socket"]
     return Host(

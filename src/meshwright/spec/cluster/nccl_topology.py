@@ -22,6 +22,9 @@ _NVSWITCH = "nvswitch"
 _DEFAULT_GT_PER_S = 8.0
 _DEFAULT_LANES = 16
 _DEEPEST = 64
+_DUMP_AGAIN = "dump the file again with NCCL_TOPO_DUMP_FILE"
+# RCCL numbered MI200 differently from its compiler.
+_GFX = {"910": "90a"}
 
 
 class _Element:
@@ -57,7 +60,7 @@ def read_nccl_topology(
     for cpu in root.all("cpu"):
         reader.cpu(cpu)
     if not reader.problems and not any(vertex.kind == "gpu" for vertex in reader.vertices):
-        reader.problem(root, "the file names no GPU", "dump one with NCCL_TOPO_DUMP_FILE")
+        reader.problem(root, "the file names no GPU", _DUMP_AGAIN)
     reader.join_gpus()
     reader.join_sockets()
     if reader.problems:
@@ -70,12 +73,12 @@ def _parse(text: str, where: str) -> _Element:
     top = _Element("", {}, 0)
     stack = [top]
 
-    def refuse(what: str) -> InputError:
-        return InputError([Problem(f"{where}: line {parser.CurrentLineNumber}", what)])
+    def refuse(what: str, fix: str) -> InputError:
+        return InputError([Problem(f"{where}: line {parser.CurrentLineNumber}", what, fix)])
 
     def start(tag: str, attributes: dict[str, str]) -> None:
         if len(stack) > _DEEPEST:
-            raise refuse("the elements are nested too deeply")
+            raise refuse("the elements are nested too deeply", _DUMP_AGAIN)
         element = _Element(tag, attributes, parser.CurrentLineNumber)
         stack[-1].children.append(element)
         stack.append(element)
@@ -85,7 +88,7 @@ def _parse(text: str, where: str) -> _Element:
 
     def doctype(*_declaration: object) -> None:
         # NCCL writes none, and entities are how small XML files grow without bound.
-        raise refuse("a document type is not accepted")
+        raise refuse("a document type is not accepted", "leave out the <!DOCTYPE> part")
 
     parser.StartElementHandler = start
     parser.EndElementHandler = end
@@ -93,7 +96,7 @@ def _parse(text: str, where: str) -> _Element:
     try:
         parser.Parse(text, True)
     except (expat.ExpatError, UnicodeEncodeError) as error:
-        raise refuse(f"is not whole XML: {error}") from None
+        raise refuse(f"is not whole XML: {error}", _DUMP_AGAIN) from None
     return top.children[0]
 
 
@@ -119,7 +122,7 @@ class _Reader:
         self._gpus: list[_Gpu] = []
         self._names: set[str] = {_NVSWITCH}
 
-    def problem(self, element: _Element, what: str, fix: str = "") -> None:
+    def problem(self, element: _Element, what: str, fix: str) -> None:
         self.problems.append(Problem(f"{self.where}: line {element.line}", what, fix))
 
     def cpu(self, element: _Element) -> None:
@@ -135,7 +138,14 @@ class _Reader:
             self._nets(nic, name, host, None)
 
     def _vertex(
-        self, kind: str, host: str, name: str, label: str = "", port: float | None = None
+        self,
+        kind: str,
+        host: str,
+        name: str,
+        label: str = "",
+        *,
+        port: float | None = None,
+        arch: str = "",
     ) -> str:
         """Add a vertex under a name no other has; hosts from the second on prefix theirs."""
         wanted = name if host == "host0" else f"{host}.{name}"
@@ -143,14 +153,14 @@ class _Reader:
         while unique in self._names:
             unique, again = f"{wanted}#{again}", again + 1
         self._names.add(unique)
-        data = {"name": unique, "kind": kind, "label": label, "node": host}
+        data = {"name": unique, "kind": kind, "label": label, "node": host, "arch": arch}
         self.vertices.append(Vertex(**data, port_bytes_per_s=port))  # type: ignore[arg-type]
         return unique
 
     def _pci(self, element: _Element, parent: str, host: str, cpu: str) -> None:
         bus = element.get("busid").lower()
         if not bus:
-            self.problem(element, "a <pci> has no busid")
+            self.problem(element, "a <pci> has no busid", 'add one, such as "0000:18:00.0"')
             return
         rate = _pcie_rate(element)
         gpus, nics, kind = element.all("gpu"), element.all("nic"), element.get("class")
@@ -171,10 +181,12 @@ class _Reader:
     def _gpu(self, element: _Element, bus: str, host: str, cpu: str) -> str:
         index = element.get("dev") if element.tag == "gpu" else str(len(self._gpus))
         if not index.isdecimal():
-            self.problem(element, f"the GPU's dev {shown(index)} is not a number")
+            what = f"the GPU's dev {shown(index)} is not a number"
+            self.problem(element, what, f'write dev="{len(self._gpus)}"')
         if any(gpu.host == host and gpu.bus == bus for gpu in self._gpus):
-            self.problem(element, f"the bus address {shown(bus)} is used twice")
-        name = self._vertex("gpu", host, f"gpu{index}", bus)
+            what = f"the bus address {shown(bus)} is used twice"
+            self.problem(element, what, "give each GPU the busid of its own device")
+        name = self._vertex("gpu", host, f"gpu{index}", bus, arch=_arch(element))
         self._gpus.append(_Gpu(name, host, bus, cpu, element))
         return name
 
@@ -183,7 +195,7 @@ class _Reader:
             # NCCL writes megabits per second; 0 or nothing where it does not know.
             port = self._number(net, "speed", 0.0) * 1e6 / 8 or None
             label = net.get("name") or net.get("dev")
-            name = self._vertex("nic", host, f"nic:{label}", label, port)
+            name = self._vertex("nic", host, f"nic:{label}", label, port=port)
             # A card outside PCI (a socket of the host) is as near to its CPU as it is fast.
             self._join(parent, name, "pcie", rate or port or _pcie_default())
 
@@ -211,7 +223,8 @@ class _Reader:
         for wires in gpu.element.all("nvlink", "xgmi"):
             count = self._number(wires, "count", 0.0)
             if count <= 0:
-                self.problem(wires, f"count {shown(wires.get('count'))} is not a number above 0")
+                what = f"count {shown(wires.get('count'))} is not a number above 0"
+                self.problem(wires, what, 'write how many links there are, such as count="1"')
                 continue
             kind: LinkKind = "xgmi" if wires.tag == "xgmi" else "nvlink"
             target = by_bus.get(wires.get("target").lower())
@@ -253,7 +266,8 @@ class _Reader:
             number = math.nan
         # The bound keeps a damaged digit from becoming an endless bandwidth.
         if not 0 <= number <= 1e12:
-            self.problem(element, f"{name} {shown(text)} of <{element.tag}> is not a usable number")
+            what = f"{name} {shown(text)} of <{element.tag}> is not a usable number"
+            self.problem(element, what, f'write a number from 0 to 1e12, such as {name}="1"')
             return default
         return number
 
@@ -263,6 +277,15 @@ class _Reader:
     def _join(self, a: str, b: str, kind: LinkKind, rate: float) -> None:
         self._link(a, b, kind, rate)
         self._link(b, a, kind, rate)
+
+
+def _arch(gpu: _Element) -> str:
+    """Return the architecture that a <gpu> states; files that clouds inject state none."""
+    # RCCL also fills in a compute capability, which means nothing there.
+    if gfx := (gpu.get("gcn") or gpu.get("arch")).strip().lower().removeprefix("gfx"):
+        return f"gfx{_GFX.get(gfx, gfx)}" if re.fullmatch(r"[0-9a-f]{3,4}", gfx) else ""
+    sm = gpu.get("sm").strip()
+    return f"sm_{sm}" if re.fullmatch(r"[1-9]\d{1,2}", sm) else ""
 
 
 def _pcie_rate(element: _Element) -> float:

@@ -22,6 +22,7 @@ _NVLINKS = re.compile(r"NV(\d{1,2})")
 _CELLS = ("X", "PIX", "PXB", "PHB", "NODE", "SYS", "SOC", "N/A")
 _SWITCH = ("PIX", "PXB")
 _SAME_NUMA = ("PIX", "PXB", "PHB", "NODE")
+_PRINT_AGAIN = "paste the whole output of nvidia-smi topo -m again"
 
 
 class _Table(NamedTuple):
@@ -46,13 +47,20 @@ def read_nvidia_smi(
     if linked and nvlink is None:
         what = f"there are NVLinks, but {gpu.name} ({gpu.arch}) has none"
         problems.append(Problem(where, what, "name the GPU of this machine"))
+    ports = _ports(gpu, nvlink)
+    widest = max(_nvlink_counts(table).items(), key=lambda item: item[1], default=None)
+    if nvlink is not None and widest is not None and widest[1] > ports:
+        (a, b), count = widest
+        what = f"{a} to {b} is NV{count}, but {gpu.name} has {ports} NVLinks"
+        problems.append(Problem(where, what, "name the GPU of this machine"))
     if gpu.pcie_bytes_per_s is None:
-        problems.append(Problem(where, f"{gpu.name} has no pcie_bytes_per_s", "add it"))
+        fix = "add it to the GPU: its link to the host, per direction"
+        problems.append(Problem(where, f"{gpu.name} has no pcie_bytes_per_s", fix))
     if problems or gpu.pcie_bytes_per_s is None:
         raise InputError(problems)
     vertices, links = _pcie(table, gpu.pcie_bytes_per_s, socket_bytes_per_s)
     if nvlink is not None:
-        switch, wires = _nvlinks(table, nvlink)
+        switch, wires = _nvlinks(table, nvlink, ports)
         vertices += switch
         links += wires
     return LinkGraph(vertices=tuple(vertices), links=tuple(links))
@@ -73,13 +81,14 @@ def _table(text: str, where: str) -> _Table:
         elif words and words[0] in devices:
             problem = _row(words, table)
             if problem:
-                problems.append(Problem(f"{where}: line {number}", problem))
+                problems.append(Problem(f"{where}: line {number}", problem, _PRINT_AGAIN))
     if not devices:
         what = "holds no table of nvidia-smi topo -m"
         raise InputError([Problem(where, what, "its header names GPU0, GPU1 and so on")])
     missing = [name for name in devices if (name, name) not in table.cells]
     if missing and not problems:
-        problems.append(Problem(where, f"the table has no row for {', '.join(missing)}"))
+        what = f"the table has no row for {', '.join(missing)}"
+        problems.append(Problem(where, what, _PRINT_AGAIN))
     if problems:
         raise InputError(problems)
     return table
@@ -118,7 +127,7 @@ def _row(words: list[str], table: _Table) -> str:
 
 def _disagreements(table: _Table, where: str) -> list[Problem]:
     return [
-        Problem(where, f"{a} to {b} is {cell}, but {b} to {a} is {table.cells[b, a]}")
+        Problem(where, f"{a} to {b} is {cell}, but {b} to {a} is {table.cells[b, a]}", _PRINT_AGAIN)
         for (a, b), cell in table.cells.items()
         if a < b and cell != table.cells[b, a]
     ]
@@ -177,16 +186,29 @@ def _join(links: dict[tuple[str, str], Link], a: str, b: str, kind: LinkKind, ra
     links |= {(link.source, link.target): link for link in both_ways(a, b, kind, rate)}
 
 
-def _nvlinks(table: _Table, nvlink_bytes_per_s: float) -> tuple[list[Vertex], list[Link]]:
-    counts = {
-        (a, b): int(match[1])
-        for (a, b), cell in table.cells.items()
+def _nvlink_counts(table: _Table) -> dict[tuple[str, str], int]:
+    return {
+        pair: int(match[1])
+        for pair, cell in table.cells.items()
         if (match := _NVLINKS.fullmatch(cell))
     }
+
+
+def _ports(gpu: Gpu, nvlink_bytes_per_s: float | None) -> int:
+    """Return how many NVLinks a GPU has, as many as any where its figures do not tell."""
+    if gpu.nvlink_bytes_per_s is None or nvlink_bytes_per_s is None:
+        return link_speeds.MOST_NVLINKS
+    return round(gpu.nvlink_bytes_per_s / nvlink_bytes_per_s)
+
+
+def _nvlinks(
+    table: _Table, nvlink_bytes_per_s: float, ports: int
+) -> tuple[list[Vertex], list[Link]]:
+    counts = _nvlink_counts(table)
     gpus = {a for a, _ in counts}
-    ports = {gpu: sum(count for (a, _), count in counts.items() if a == gpu) for gpu in gpus}
+    wires = {gpu: sum(count for (a, _), count in counts.items() if a == gpu) for gpu in gpus}
     # More wires than a GPU has ports means that all pairs share them through a switch.
-    if any(total > link_speeds.MOST_NVLINKS for total in ports.values()):
+    if any(total > ports for total in wires.values()):
         switch = [Vertex(name="nvswitch", kind="nvswitch")]
         widest = {gpu: max(n for (a, _), n in counts.items() if a == gpu) for gpu in sorted(gpus)}
         return switch, [

@@ -40,13 +40,16 @@ class ScaleUp(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             gpu_bytes_per_s=self.gpu_bytes_per_s, pair_bytes_per_s=self.pair_bytes_per_s
         )
         bounds.not_negative(latency_s=self.latency_s)
-        if not bounds.problems and self.pair_rate > self.gpu_bytes_per_s:
+        rates = bounds.sound("gpu_bytes_per_s", "pair_bytes_per_s")
+        if rates and self.pair_rate > self.gpu_bytes_per_s:
             bounds.add(
                 "pair_bytes_per_s",
                 f"{self.pair_rate:g} is more than one GPU's links carry ({self.gpu_bytes_per_s:g})",
                 f"use {self.gpu_bytes_per_s:g} or less",
             )
-        if self.in_network_reduction and not self.switched:
+        bounds.readable(in_network_reduction=self.in_network_reduction, switched=self.switched)
+        reduces = bounds.sound("in_network_reduction", "switched") and self.in_network_reduction
+        if reduces and not self.switched:
             bounds.add(
                 "in_network_reduction", "needs a switch in the domain", "set switched = true"
             )
@@ -108,7 +111,7 @@ class Nics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         bounds.count(per_node=self.per_node, rails=self.rails)
         bounds.positive(nic_bytes_per_s=self.nic_bytes_per_s)
         bounds.not_negative(latency_s=self.latency_s)
-        if not bounds.problems and self.per_node % (self.rails or 1):
+        if bounds.sound("per_node", "rails") and self.per_node % (self.rails or 1):
             bounds.add(
                 "rails",
                 f"{self.rails} rails do not share {self.per_node} cards evenly",
@@ -139,7 +142,7 @@ class Tier(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         bounds.named(name=self.name)
         bounds.count(nodes=self.nodes)
         bounds.positive(oversubscription=self.oversubscription)
-        if not bounds.problems and self.oversubscription < 1:
+        if bounds.sound("oversubscription") and self.oversubscription < 1:
             bounds.add(
                 "oversubscription",
                 f"{self.oversubscription:g} is below 1",
@@ -164,15 +167,23 @@ class Fabric(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def __post_init__(self) -> None:
         bounds = Bounds()
         bounds.one_of("kind", self.kind, get_args(FabricKind))
-        if self.kind == "none" and self.tiers:
-            bounds.add("tiers", "a fabric of kind none has no switches", "leave tiers out")
-        if self.kind != "none" and not self.tiers:
-            bounds.add("tiers", f"an {self.kind} fabric has no layer", "give at least one tier")
+        bounds.readable(tiers=self.tiers)
+        if bounds.sound("kind", "tiers"):
+            if self.kind == "none" and self.tiers:
+                bounds.add("tiers", "a fabric of kind none has no switches", "leave tiers out")
+            if self.kind != "none" and not self.tiers:
+                bounds.add("tiers", f"an {self.kind} fabric has no layer", "give at least one tier")
+        if bounds.sound("tiers"):
+            self._check_tiers(bounds)
+        bounds.require()
+
+    def _check_tiers(self, bounds: Bounds) -> None:
         beneath = 0
         for index, tier in enumerate(self.tiers):
             last = index == len(self.tiers) - 1
             if tier.nodes is None and not last:
-                bounds.add(f"tiers[{index}].nodes", "only the top layer may leave it out")
+                what = "only the top layer may leave it out"
+                bounds.add(f"tiers[{index}].nodes", what, "say how many nodes meet in this layer")
             elif tier.nodes is not None:
                 if tier.nodes <= beneath or (beneath and tier.nodes % beneath):
                     bounds.add(
@@ -183,8 +194,8 @@ class Fabric(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 beneath = tier.nodes
         names = [tier.name for tier in self.tiers]
         if len(set(names)) != len(names):
-            bounds.add("tiers", f"two layers share a name: {', '.join(names)}")
-        bounds.require()
+            what = f"two layers share a name: {', '.join(names)}"
+            bounds.add("tiers", what, "call them leaf, spine and core")
 
 
 class Storage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -14,7 +14,7 @@ import msgspec
 from meshwright.errors import InputError, Problem
 from meshwright.spec.cluster.hostlist import expand
 from meshwright.spec.cluster.parts import Fabric, FabricKind, Tier
-from meshwright.spec.names import nearest, unknown_name
+from meshwright.spec.names import suggestion, unknown_name
 from meshwright.spec.read import shown
 
 _PAIR = re.compile(r"(\w+)\s*=\s*(\S+)")
@@ -119,7 +119,8 @@ class SwitchTree(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         """
         levels = self.levels()
         if not levels:
-            raise InputError([Problem("switches", "the topology names no switch")])
+            fix = "add SwitchName= lines, or write the fabric by hand"
+            raise InputError([Problem("switches", "the topology names no switch", fix)])
         tiers: list[Tier] = []
         size = 0
         for index, layer in enumerate(levels):
@@ -172,7 +173,8 @@ def read_slurm_topology(text: str, where: str = "topology.conf") -> SwitchTree:
     for line in _lines(text, where, problems):
         name = line.values.get("switchname") or line.values.get("blockname") or ""
         if name in places:
-            problems.append(Problem(line.where, f"{shown(name)} is defined twice"))
+            what = f"{shown(name)} is defined twice"
+            problems.append(Problem(line.where, what, "rename one, or leave out one line"))
         if "[" in name:
             problems.append(Problem(line.where, f"{shown(name)} is not one name", "one per line"))
         places[name] = line.where
@@ -199,7 +201,8 @@ def read_slurm_topology(text: str, where: str = "topology.conf") -> SwitchTree:
 def _switch(name: str, line: _Line, problems: list[Problem]) -> Switch:
     if ("nodes" in line.values) == ("switches" in line.values):
         what = f"switch {shown(name)} needs either Nodes= or Switches="
-        problems.append(Problem(line.where, what))
+        fix = "say what hangs directly below it, nodes or switches"
+        problems.append(Problem(line.where, what, fix))
     return Switch(
         name=name,
         nodes=_hosts(line, "nodes", problems),
@@ -223,7 +226,8 @@ def _lines(text: str, where: str, problems: list[Problem]) -> list[_Line]:
         values = {key.lower(): value for key, value in _PAIR.findall(line)}
         rest = _PAIR.sub("", line).strip()
         if rest:
-            problems.append(Problem(place, f"{shown(rest)} is not Key=Value"))
+            fix = "write it like SwitchName=leaf1 Nodes=n[01-16]"
+            problems.append(Problem(place, f"{shown(rest)} is not Key=Value", fix))
         elif _keys_fit(values, place, problems):
             found.append(_Line(place, values))
     return found
@@ -234,12 +238,11 @@ def _keys_fit(values: dict[str, str], place: str, problems: list[Problem]) -> bo
     known = set.union(*_KEYS.values()) if kind is None else _KEYS[kind]
     unknown = [key for key in values if key not in known]
     for key in unknown:
-        close = nearest(key, known)
-        fix = f"did you mean {close[0]}?" if close else "use " + ", ".join(sorted(known))
+        fix = suggestion(key, sorted(known))
         problems.append(Problem(place, f"{key!r} is no key of such a line", fix))
     if kind is None and not unknown:
         what = "a line begins with SwitchName=, BlockName= or BlockSizes="
-        problems.append(Problem(place, what))
+        problems.append(Problem(place, what, "name the switch or the block first"))
     return kind is not None and not unknown
 
 
@@ -280,6 +283,8 @@ def _check_tree(
             children.difference_update(ready)
     if waiting and not problems:
         circle = shown(", ".join(sorted(waiting)))
-        problems.append(Problem(where, f"switches hang below themselves: {circle}"))
+        what = f"switches hang below themselves: {circle}"
+        problems.append(Problem(where, what, "take one of them out of the others' Switches="))
     if layers > _MOST_LAYERS:
-        problems.append(Problem(where, f"{layers} layers of switches are too many to be meant"))
+        what = f"{layers} layers of switches are too many to be meant"
+        problems.append(Problem(where, what, f"use at most {_MOST_LAYERS}"))

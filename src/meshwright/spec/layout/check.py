@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from meshwright.errors import Problem
 from meshwright.spec.layout.kinds import ALLOWED
 from meshwright.spec.layout.ranks import pipelines_agree
-from meshwright.spec.layout.rules import largest_divisor
+from meshwright.spec.layout.rules import largest_divisor, nearest_multiple
 from meshwright.spec.layout.stages import split_layers
 from meshwright.spec.layout.states import state_bytes
 from meshwright.spec.model import (
@@ -108,16 +108,17 @@ def _pipeline(layout: "Layout", model: "Model") -> Iterator[Problem]:
     if split is not None and sum(split) != layers:
         fix = f"make the numbers sum to {layers}"
         yield Problem("stage_layers", f"sums to {sum(split)}, {model.name} has {layers}", fix)
-    elif split is None and chunks > layers:
-        fix = f"use pp={largest_divisor(layers, layout.pp)}"
-        yield Problem("pp", f"{chunks} chunks are more than the {layers} layers", fix)
     elif split is None and layers % chunks:
-        uneven = ", ".join(str(size) for size in split_layers(layout, layers))
-        yield Problem(
-            "stage_layers",
-            f"{layers} layers do not split evenly into {chunks} chunks",
-            f"set stage_layers=[{uneven}], or pp={largest_divisor(layers, layout.pp)}",
-        )
+        # The nearest split that works keeps as many chunks per rank as it can.
+        per_rank = largest_divisor(layers, layout.virtual_stages)
+        ranks = largest_divisor(layers // per_rank, layout.pp)
+        fix = f"use pp={ranks} and virtual_stages={per_rank if ranks > 1 else 1}"
+        if chunks > layers:
+            yield Problem("pp", f"{chunks} chunks are more than the {layers} layers", fix)
+            return
+        uneven = ",".join(str(size) for size in split_layers(layout, layers))
+        what = f"{layers} layers do not split evenly into {chunks} chunks"
+        yield Problem("stage_layers", what, f"set stage_layers={uneven}, or {fix}")
 
 
 def _recompute(layout: "Layout", model: "Model") -> Iterator[Problem]:
@@ -151,11 +152,11 @@ def _batch(layout: "Layout", workload: "Training | None") -> Iterator[Problem]:
     step = layout.dp * layout.microbatch
     if batch % step:
         what = f"{batch} is not a multiple of dp × microbatch = {step}"
-        yield Problem("global_batch", what, f"use {max(1, round(batch / step)) * step}")
+        yield Problem("global_batch", what, f"use {nearest_multiple(batch, step)}")
         return
     count, pp = batch // step, layout.pp
     if layout.schedule == "interleaved" and layout.virtual_stages > 1 and count % pp:
-        fix = f"use a global batch of {max(1, round(count / pp)) * pp * step}"
+        fix = f"use a global batch of {nearest_multiple(count, pp) * step}"
         what = f"{count} microbatches per replica are not a multiple of pp={pp} (interleaved)"
         yield Problem("global_batch", what, fix)
     if layout.schedule in {"dualpipe", "dualpipe-v"} and pp > 1 and (count < 2 * pp or count % 2):
@@ -164,25 +165,29 @@ def _batch(layout: "Layout", workload: "Training | None") -> Iterator[Problem]:
 
 
 def _sequence(layout: "Layout", model: "Model", workload: "Training | None") -> Iterator[Problem]:
-    if layout.cp > 1 and "ulysses" in layout.cp_kind:
+    ring = layout.cp > 1 and "ring" in layout.cp_kind
+    if layout.cp > 1 and layout.cp_kind == "ulysses":
+        ranks = layout.tp * layout.cp
         for block, _ in model.block_counts():
-            heads = getattr(block.mixer, "heads", layout.tp * layout.cp)
-            if layout.cp_kind == "ulysses" and heads % (layout.tp * layout.cp):
-                fix = "use cp_kind=ring, or a smaller cp"
-                what = f"tp × cp = {layout.tp * layout.cp} does not divide the {heads} heads"
-                yield Problem("cp", what, fix)
+            heads = getattr(block.mixer, "heads", 0) if _is_attention(block) else 0
+            if heads % ranks:
+                what = f"tp × cp = {ranks} does not divide the {heads} heads"
+                yield Problem("cp", what, "use cp_kind=ring, or a smaller cp")
     if workload is None:
         return
     length = workload.sequence_length
     if model.positions == "learned" and length > model.max_positions:
         what = f"{length} is beyond the {model.max_positions} learned positions"
         yield Problem("sequence_length", what, f"use at most {model.max_positions}")
-    # Ring attention halves each rank's share so that early and late tokens balance.
-    parts = layout.cp * (2 if layout.cp > 1 else 1)
-    parts *= layout.tp if layout.sequence_parallel else 1
+    # A ring gives every rank an early and a late part, so that causal work balances.
+    parts = layout.cp * (2 if ring else 1) * (layout.tp if layout.sequence_parallel else 1)
     if length % parts:
         what = f"{length} does not divide into the {parts} parts of cp and sequence parallel"
-        yield Problem("sequence_length", what, f"use {max(1, round(length / parts)) * parts}")
+        yield Problem("sequence_length", what, f"use {nearest_multiple(length, parts)}")
+
+
+def _is_attention(block: Block) -> bool:
+    return isinstance(block.mixer, Attention | LatentAttention)
 
 
 def _devices(layout: "Layout", cluster: "Cluster") -> Iterator[Problem]:
@@ -198,14 +203,7 @@ def _devices(layout: "Layout", cluster: "Cluster") -> Iterator[Problem]:
 
 def _memory(layout: "Layout", model: "Model", cluster: "Cluster") -> Iterator[Problem]:
     capacity = cluster.gpu.memory_bytes
-    stages = state_bytes(layout, model)
-    needed = [
-        states.total
-        - (states.optimizer if "optimizer" in layout.offload else 0)
-        - (states.parameters if "parameters" in layout.offload else 0)
-        - (states.gradients if "gradients" in layout.offload else 0)
-        for states in stages
-    ]
+    needed = [states.on_device(layout.offload).total for states in state_bytes(layout, model)]
     worst = max(range(len(needed)), key=needed.__getitem__)
     if needed[worst] > capacity:
         what = (

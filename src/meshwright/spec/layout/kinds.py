@@ -69,3 +69,13 @@ MOST = {
     "global_batch": 10**9,
 }
 """The largest value of each degree: beyond any machine, and small enough for exact arithmetic."""
+
+SWITCHES = (
+    "sequence_parallel",
+    "overlap_gradients",
+    "overlap_parameters",
+    "overlap_tp",
+    "overlap_pp",
+    "overlap_ep",
+)
+"""The fields that are on or off."""

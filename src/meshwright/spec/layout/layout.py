@@ -28,7 +28,7 @@ from meshwright.spec.layout.kinds import (
     ScheduleKind,
     StatePrecision,
 )
-from meshwright.spec.layout.rules import explain
+from meshwright.spec.layout.rules import explain, split_problems
 
 if TYPE_CHECKING:
     from meshwright.spec.cluster import Cluster
@@ -156,7 +156,9 @@ def _degrees_fit(layout: Layout) -> bool:
     tp, cp, pp, dp, ep = layout.tp, layout.cp, layout.pp, layout.dp, layout.ep
     microbatch, chunks, zero = layout.microbatch, layout.virtual_stages, layout.zero
     return (
-        0 < tp <= MOST["tp"]
+        type(tp) is type(cp) is type(pp) is type(dp) is type(ep) is int
+        and type(microbatch) is type(chunks) is type(zero) is int
+        and 0 < tp <= MOST["tp"]
         and 0 < cp <= MOST["cp"]
         and 0 < pp <= MOST["pp"]
         and 0 < dp <= MOST["dp"]
@@ -164,10 +166,8 @@ def _degrees_fit(layout: Layout) -> bool:
         and 0 < microbatch <= MOST["microbatch"]
         and 0 < chunks <= MOST["virtual_stages"]
         and 0 <= zero <= 3
-        # A product of ints is an int: one test finds a float among the degrees.
-        and type(tp * cp * pp * dp * ep * microbatch * chunks * (zero + 1)) is int
         and (chunks == 1 or pp > 1)
-        and (ep == 1 or tp * cp * dp % ((layout.expert_tp or tp) * ep) == 0)
+        and tp * cp * dp % ((layout.expert_tp or tp) * ep) == 0
         and (not layout.sequence_parallel or tp > 1)
     )
 
@@ -183,31 +183,41 @@ def _choices_known(layout: Layout) -> bool:
         and layout.gradient_precision in ALLOWED["gradient_precision"]
         and layout.moment_precision in ALLOWED["moment_precision"]
         and layout.order in ORDERS
+        and _are_switches(layout.sequence_parallel, layout.overlap_gradients)
+        and _are_switches(layout.overlap_parameters, layout.overlap_tp)
+        and _are_switches(layout.overlap_pp, layout.overlap_ep)
     )
+
+
+def _are_switches(one: object, other: object) -> bool:
+    return type(one) is type(other) is bool
 
 
 def _extras_fit(layout: Layout) -> bool:
     batch, shard, split = layout.global_batch, layout.shard, layout.stage_layers
-    expert_tp, layers = layout.expert_tp, layout.recompute_layers
+    expert_tp, layers, spread = layout.expert_tp, layout.recompute_layers, layout.dp * layout.cp
     return (
-        (
-            batch is None
-            or (0 < batch <= MOST["global_batch"] and batch % (layout.dp * layout.microbatch) == 0)
-        )
-        and (shard is None or (0 < shard <= MOST["shard"] and layout.dp * layout.cp % shard == 0))
-        and (expert_tp is None or 0 < expert_tp <= MOST["expert_tp"])
+        (batch is None or _counts(batch, "global_batch"))
+        and (batch is None or batch % (layout.dp * layout.microbatch) == 0)
+        and (shard is None or (_counts(shard, "shard") and spread % shard == 0))
+        and (expert_tp is None or _counts(expert_tp, "expert_tp"))
         and _schedule_fits(layout.schedule, layout.pp, layout.virtual_stages)
-        and (split is None or (len(split) == layout.chunks and min(split) >= 0))
+        and (split is None or not split_problems(split, layout.chunks))
         and (not layout.recompute_ops or layout.recompute == "selective")
         and RECOMPUTE_OPS.issuperset(layout.recompute_ops)
-        and (layers is None or (layers >= 0 and layout.recompute != "none"))
+        and (layers is None or (type(layers) is int and layers >= 0))
+        and (layers is None or layout.recompute != "none")
         and OFFLOADS.issuperset(layout.offload)
     )
+
+
+def _counts(value: int, name: str) -> bool:
+    return type(value) is int and 0 < value <= MOST[name]
 
 
 def _schedule_fits(schedule: ScheduleKind, pp: int, chunks: int) -> bool:
     if pp == 1 or schedule == "1f1b":
         return chunks == 1
     if schedule in CHUNKED_SCHEDULES:
-        return chunks == 2 or schedule not in FOLDED_SCHEDULES
+        return chunks == 2 or (chunks > 2 and schedule not in FOLDED_SCHEDULES)
     return chunks == 1 and (schedule != "dualpipe" or pp % 2 == 0)

@@ -16,6 +16,7 @@ from meshwright.spec.layout.kinds import (
     OFFLOADS,
     ORDERS,
     RECOMPUTE_OPS,
+    SWITCHES,
 )
 from meshwright.spec.names import nearest
 from meshwright.spec.read import shown
@@ -38,19 +39,25 @@ def explain(layout: "Layout") -> list[Problem]:
             fix = f"use {min(max(value, 1), most)}" if type(value) is int else "use 1"
             problems.append(Problem(name, what, fix))
     if layout.zero not in (0, 1, 2, 3) or type(layout.zero) is not int:
-        problems.append(Problem("zero", f"{layout.zero!r} is not one of 0, 1, 2, 3"))
+        what = f"{shown(layout.zero)} is not one of 0, 1, 2, 3"
+        problems.append(Problem("zero", what, "use 1"))
     for name, allowed in ALLOWED.items():
         value = getattr(layout, name)
         if not isinstance(value, str) or value not in allowed:
             close = nearest(value, allowed) if isinstance(value, str) else []
-            fix = f"did you mean {close[0]}?" if close else ""
-            known = ", ".join(sorted(allowed))
-            problems.append(Problem(name, f"{value!r} is not one of {known}", fix))
-    if layout.order not in ORDERS:
-        problems.append(
-            Problem("order", f"{layout.order!r} does not name {', '.join(AXES)} once each",
-                    "tp-cp-ep-dp-pp")
-        )  # fmt: skip
+            known = sorted(allowed)
+            fix = f"did you mean {close[0]}?" if close else f"use {known[0]}"
+            what = f"{shown(value)} is not one of {', '.join(known)}"
+            problems.append(Problem(name, what, fix))
+    order: object = layout.order
+    if not isinstance(order, str) or order not in ORDERS:
+        what = f"{shown(order)} does not name {', '.join(AXES)} once each"
+        problems.append(Problem("order", what, "use tp-cp-ep-dp-pp"))
+    problems += [
+        Problem(name, f"{shown(getattr(layout, name))} is neither true nor false", "use true")
+        for name in SWITCHES
+        if type(getattr(layout, name)) is not bool
+    ]
     if problems:
         return problems  # the rules below compare values that must be sound by themselves
     for rule in _RULES:
@@ -60,10 +67,10 @@ def explain(layout: "Layout") -> list[Problem]:
 
 def _unknown_words(name: str, words: object, allowed: frozenset[str]) -> list[Problem]:
     if not isinstance(words, tuple):
-        return [Problem(name, f"{words!r} is not a list of words")]
+        return [Problem(name, f"{shown(words)} is not a list of words", "give a list")]
     known = ", ".join(sorted(allowed))
     return [
-        Problem(name, f"{word!r} is not one of {known}")
+        Problem(name, f"{shown(word)} is not one of them", f"use some of {known}")
         for word in words
         if not isinstance(word, str) or word not in allowed
     ]
@@ -81,7 +88,8 @@ def _recompute_rules(layout: "Layout") -> list[Problem]:
         )
     layers = layout.recompute_layers
     if layers is not None and (type(layers) is not int or layers < 0):
-        problems.append(Problem("recompute_layers", f"{layers!r} is not a whole number"))
+        what = f"{shown(layers)} is not a whole number from 0 up"
+        problems.append(Problem("recompute_layers", what, "use 1, or leave it out"))
     elif layers is not None and layout.recompute == "none":
         problems.append(
             Problem("recompute_layers", "has no meaning with recompute=none", "set recompute=full")
@@ -108,6 +116,9 @@ def _pipeline_rules(layout: "Layout") -> list[Problem]:
                 "set schedule to interleaved, or virtual_stages to 1",
             )
         )
+    if schedule == "interleaved" and layout.pp > 1 and chunks == 1:
+        what = "interleaved runs several chunks per rank, not one"
+        problems.append(Problem("virtual_stages", what, "set it to 2 or more, or schedule to 1f1b"))
     if schedule in FOLDED_SCHEDULES and layout.pp > 1 and chunks != 2:
         problems.append(
             Problem(
@@ -120,20 +131,20 @@ def _pipeline_rules(layout: "Layout") -> list[Problem]:
         problems.append(
             Problem("pp", f"{layout.pp} is odd, dualpipe pairs ranks", f"use pp={layout.pp + 1}")
         )
-    split = layout.stage_layers
-    if split is not None:
-        given: object = split
-        if not isinstance(given, tuple) or any(type(n) is not int or n < 0 for n in given):
-            problems.append(Problem("stage_layers", f"{split!r} is not a list of layer counts"))
-        elif len(split) != layout.chunks:
-            problems.append(
-                Problem(
-                    "stage_layers",
-                    f"has {len(split)} numbers for {layout.chunks} chunks",
-                    f"give pp × virtual_stages = {layout.chunks} numbers",
-                )
-            )
+    if layout.stage_layers is not None:
+        problems += split_problems(layout.stage_layers, layout.chunks)
     return problems
+
+
+def split_problems(split: object, chunks: int) -> list[Problem]:
+    """Say what is wrong with a list of layers per chunk."""
+    fix = f"give pp × virtual_stages = {chunks} numbers"
+    if not isinstance(split, tuple) or any(type(n) is not int or n < 0 for n in split):
+        return [Problem("stage_layers", f"{shown(split)} is not a list of layer counts", fix)]
+    if len(split) != chunks:
+        what = f"has {len(split)} numbers for {chunks} chunks"
+        return [Problem("stage_layers", what, fix)]
+    return []
 
 
 def _data_rules(layout: "Layout") -> list[Problem]:
@@ -144,25 +155,28 @@ def _data_rules(layout: "Layout") -> list[Problem]:
         )
     spread = layout.dp * layout.cp
     if layout.shard is not None and spread % layout.shard:
-        problems.append(
-            Problem("shard", f"{layout.shard} does not divide dp × cp = {spread}",
-                    f"use {largest_divisor(spread, layout.shard)}")
-        )  # fmt: skip
-    dense = layout.tp * spread
-    sparse = layout.experts_tp * layout.ep
-    if layout.ep > 1 and dense % sparse:
-        problems.append(
-            Problem("ep", f"expert_tp × ep = {sparse} does not divide tp × cp × dp = {dense}",
-                    f"use ep={largest_divisor(max(1, dense // layout.experts_tp), layout.ep)}")
-        )  # fmt: skip
-    batch = layout.global_batch
-    if batch is not None and batch % (layout.dp * layout.microbatch):
-        step = layout.dp * layout.microbatch
-        problems.append(
-            Problem("global_batch", f"{batch} is not a multiple of dp × microbatch = {step}",
-                    f"use {max(1, round(batch / step)) * step}")
-        )  # fmt: skip
+        what = f"{layout.shard} does not divide dp × cp = {spread}"
+        fix = f"use {largest_divisor(spread, layout.shard)}"
+        problems.append(Problem("shard", what, fix))
+    problems += _expert_rules(layout, layout.tp * spread)
+    step = layout.dp * layout.microbatch
+    if layout.global_batch is not None and layout.global_batch % step:
+        what = f"{layout.global_batch} is not a multiple of dp × microbatch = {step}"
+        fix = f"use {nearest_multiple(layout.global_batch, step)}"
+        problems.append(Problem("global_batch", what, fix))
     return problems + _unknown_words("offload", layout.offload, OFFLOADS)
+
+
+def _expert_rules(layout: "Layout", dense: int) -> list[Problem]:
+    sparse = layout.experts_tp * layout.ep
+    if dense % sparse == 0:
+        return []
+    what = f"expert_tp × ep = {sparse} does not divide tp × cp × dp = {dense}"
+    if dense % layout.experts_tp:
+        fix = f"use expert_tp={largest_divisor(dense, layout.experts_tp)}"
+        return [Problem("expert_tp", what, fix)]
+    fix = f"use ep={largest_divisor(dense // layout.experts_tp, layout.ep)}"
+    return [Problem("ep", what, fix)]
 
 
 _RULES: tuple[Callable[["Layout"], list[Problem]], ...] = (
@@ -175,3 +189,8 @@ _RULES: tuple[Callable[["Layout"], list[Problem]], ...] = (
 def largest_divisor(number: int, at_most: int) -> int:
     """Return the largest divisor of `number` that is not above `at_most`."""
     return next(d for d in range(min(number, at_most), 0, -1) if number % d == 0)
+
+
+def nearest_multiple(number: int, step: int) -> int:
+    """Return the multiple of `step` nearest to `number`, at least one step."""
+    return max(1, round(number / step)) * step

@@ -1,7 +1,8 @@
-"""Bytes of parameters, gradients and optimizer states on each pipeline rank: facts, no estimate.
+"""Bytes of parameters, gradients and optimizer states on each pipeline rank.
 
-Bytes follow from the formats a layout names. Activations, buffers and fragmentation are
-predictions and live in `predict.memory`.
+They follow from the formats a layout names and from how matrices are cut; vectors (norms, short
+convolutions) are small and counted whole on every tensor-parallel rank. Activations, buffers and
+fragmentation are predictions and live in `predict.memory`.
 """
 
 from typing import TYPE_CHECKING, NamedTuple
@@ -10,7 +11,7 @@ from meshwright.spec.layout.stages import Chunk, rank_chunks
 
 if TYPE_CHECKING:
     from meshwright.spec.layout.layout import Layout
-    from meshwright.spec.model import Model
+    from meshwright.spec.model import Block, Model
 
 STATE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int8": 1, "none": 0}
 """Bytes of one number in each state format."""
@@ -42,6 +43,14 @@ class StateBytes(NamedTuple):
     gradients: int
     optimizer: int
 
+    def on_device(self, offload: tuple[str, ...]) -> "StateBytes":
+        """Return what is left in device memory when some of it lives in the host's."""
+        return StateBytes(
+            0 if "parameters" in offload else self.parameters,
+            0 if "gradients" in offload else self.gradients,
+            0 if "optimizer" in offload else self.optimizer,
+        )
+
     @property
     def total(self) -> int:
         """All of them."""
@@ -59,40 +68,52 @@ def state_bytes(layout: "Layout", model: "Model") -> tuple[StateBytes, ...]:
 
 
 def _held(layout: "Layout", model: "Model", held: tuple[Chunk, ...]) -> RankParameters:
-    matrices = others = experts = 0
     names = model.layer_names
+    parts = [_ends(layout, model, held)]
     for block in model.blocks:
         layers = sum(names[chunk.first : chunk.last].count(block.name) for chunk in held)
-        if not layers:
-            continue
-        for weight in block.weights(model.hidden):
-            if weight.copies > 1:
-                experts += layers * weight.per_rank(layout.experts_tp, layout.ep)
-            else:
-                matrices += layers * weight.per_rank(layout.tp)
-        others += layers * block.vectors(model.hidden, model.norm)
-    return RankParameters(matrices, others + _ends(layout, model, held), experts)
+        parts.append(_block(layout, model, block, layers))
+    heads = model.multi_token
+    if heads is not None and any(chunk.has_head for chunk in held):
+        # Each head joins two normed streams by a product and runs a block and a norm of its own.
+        norms = 3 * heads.depth * model.norm.parameters(model.hidden)
+        join = 2 * model.hidden * model.hidden * heads.depth
+        parts.append(RankParameters(join, norms, 0))
+        parts.append(_block(layout, model, model.block(heads.block), heads.depth))
+    return RankParameters(*(sum(column) for column in zip(*parts, strict=True)))
 
 
-def _ends(layout: "Layout", model: "Model", held: tuple[Chunk, ...]) -> int:
-    """Count embedding, positions, head and the outer norms where a rank holds them."""
-    table = -(-model.vocab // layout.tp) * model.hidden
+def _block(layout: "Layout", model: "Model", block: "Block", layers: int) -> RankParameters:
+    """Count what one rank holds of so many layers of a block."""
+    matrices = experts = 0
+    for weight in block.weights(model.hidden) if layers else ():
+        if weight.part == "expert":
+            experts += layers * weight.per_rank(layout.experts_tp, layout.ep)
+        else:
+            matrices += layers * weight.per_rank(layout.tp)
+    return RankParameters(matrices, layers * block.vectors(model.hidden, model.norm), experts)
+
+
+def _ends(layout: "Layout", model: "Model", held: tuple[Chunk, ...]) -> RankParameters:
+    """Count embedding, positions, head, outer norms and towers where a rank holds them."""
+    rows = -(-model.vocab // layout.tp)
     norm = model.norm.parameters(model.hidden)
-    found = 0
+    matrices = others = 0
     first = any(chunk.has_embedding for chunk in held)
     last = any(chunk.has_head for chunk in held)
     if first:
-        rows = model.max_positions + model.position_offset
-        found += table + (rows * model.hidden if model.positions == "learned" else 0)
-        found += norm * model.embedding_norm
+        positions = model.max_positions + model.position_offset
+        others += rows * model.hidden + norm * model.embedding_norm
+        others += positions * model.hidden if model.positions == "learned" else 0
         if model.vision is not None:
-            tower = model.vision
-            found += tower.parameters() + tower.projector.parameters(tower.hidden, model.hidden)
+            tower, small = model.vision.per_rank(layout.tp)
+            project = model.vision.projector.parameters(model.vision.hidden, model.hidden)
+            matrices, others = tower, others + small + project
     if last:
-        found += norm * model.final_norm + (model.vocab if model.head_bias else 0)
+        others += norm * model.final_norm + (rows if model.head_bias else 0)
         # A tied head is the same tensor where one rank holds both ends, a copy where not.
-        found += 0 if model.tied and first else table
-    return found
+        others += 0 if model.tied and first else rows * model.hidden
+    return RankParameters(matrices, others, 0)
 
 
 def _states(layout: "Layout", parameters: RankParameters) -> StateBytes:

@@ -4,11 +4,12 @@ from typing import Literal
 
 import msgspec
 
-from meshwright.errors import InputError, Problem
+from meshwright.spec.bounds import Bounds
 from meshwright.spec.model.feedforward import FeedForward
 from meshwright.spec.model.mixers import Mixer
 from meshwright.spec.model.pattern import is_block_name
 from meshwright.spec.model.weights import Weight
+from meshwright.spec.read import shown
 
 NormKind = Literal["rms", "layer", "layer-plain"]
 NormPlace = Literal["pre", "post", "sandwich", "parallel", "parallel-shared"]
@@ -27,8 +28,9 @@ class Norm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Weights are stored as an offset from one (Gemma)."""
 
     def __post_init__(self) -> None:
-        if not self.eps >= 0:
-            raise InputError([Problem("eps", f"{self.eps!r} is negative", "use 1e-5")])
+        bounds = Bounds()
+        bounds.not_negative(eps=self.eps)
+        bounds.require()
 
     def parameters(self, width: int) -> int:
         """Count the weights of one norm over `width` channels."""
@@ -50,15 +52,13 @@ class Block(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Before each part, after it, both (sandwich), or before two parallel parts (own or shared)."""
 
     def __post_init__(self) -> None:
-        problems = []
-        if not is_block_name(self.name):
-            problems.append(
-                Problem("name", f"{self.name!r} is not a word", "use letters, digits, - and _")
-            )
+        bounds = Bounds()
+        bounds.readable(name=self.name)
+        if bounds.sound("name") and not is_block_name(self.name):
+            bounds.add("name", f"{shown(self.name)} is not a word", "use letters, digits, - and _")
         if self.mixer is None and self.mlp is None:
-            problems.append(Problem("mixer", "a block needs a mixer, an mlp, or both", "add one"))
-        if problems:
-            raise InputError(problems)
+            bounds.add("mixer", "a block needs a mixer, an mlp, or both", "add one")
+        bounds.require()
 
     def weights(self, hidden: int) -> tuple[Weight, ...]:
         """List every matrix of the block."""
@@ -75,8 +75,8 @@ class Block(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     def vectors(self, hidden: int, norm: Norm) -> int:
         """Count parameters that are not matrices: norms, sinks, convolutions, balance biases."""
-        mixer = self.mixer.vectors(hidden, norm.bias) if self.mixer is not None else 0
-        mlp = self.mlp.vectors(hidden) if self.mlp is not None else 0
+        mixer = self.mixer.vectors(norm.bias) if self.mixer is not None else 0
+        mlp = self.mlp.vectors() if self.mlp is not None else 0
         return self.norm_count() * norm.parameters(hidden) + mixer + mlp
 
     def core_flops(self, length: int) -> float:

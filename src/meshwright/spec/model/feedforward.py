@@ -1,13 +1,12 @@
 """The feed-forward half of a block: one MLP, or routed experts with shared ones beside them."""
 
+from functools import partial
 from typing import Literal
 
 import msgspec
 
-from meshwright.errors import InputError, Problem
-from meshwright.spec.model.mixers import MOST, require_positive
+from meshwright.spec.bounds import Bounds
 from meshwright.spec.model.weights import Weight
-from meshwright.spec.read import shown
 
 Activation = Literal["silu", "gelu", "gelu-tanh", "quick-gelu", "relu", "relu2", "swiglu-clamped"]
 RouterBias = Literal["none", "linear", "balance"]
@@ -34,7 +33,9 @@ class Mlp(
     """The products add biases."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "width")
+        bounds = Bounds()
+        bounds.count(width=self.width)
+        bounds.require()
 
     def weights(self, hidden: int) -> tuple[Weight, ...]:
         """List the up (and gate) and down products."""
@@ -42,9 +43,8 @@ class Mlp(
         down = Weight("down", self.width, hidden, "row", self.bias)
         return (up._replace(name="gate"), up, down) if self.gated else (up, down)
 
-    def vectors(self, hidden: int) -> int:
+    def vectors(self) -> int:
         """Count parameters that are not matrices: none."""
-        del hidden
         return 0
 
 
@@ -90,49 +90,49 @@ class Experts(
     """Routed experts work in this smaller width, reached by a shared down and up product."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "count", "top_k", "width", "groups", "groups_used")
-        if self.latent is not None:
-            require_positive(self, "latent")
-        problems = []
-        if self.top_k > self.count:
-            problems.append(
-                Problem("top_k", f"{self.top_k} is more than the {self.count} experts",
-                        f"use at most {self.count}")
-            )  # fmt: skip
-        if not 0 <= self.shared_width <= MOST:
-            what = f"{shown(self.shared_width)} is not from 0 to {MOST:,}"
-            problems.append(Problem("shared_width", what, "use 0"))
-        if self.groups_used > self.groups:
-            problems.append(
-                Problem("groups_used", f"{self.groups_used} is more than groups={self.groups}",
-                        f"use at most {self.groups}")
-            )  # fmt: skip
-        if problems:
-            raise InputError(problems)
+        bounds = Bounds()
+        bounds.count(
+            count=self.count,
+            top_k=self.top_k,
+            width=self.width,
+            groups=self.groups,
+            groups_used=self.groups_used,
+            latent=self.latent,
+        )
+        bounds.count(least=0, shared_width=self.shared_width)
+        if bounds.sound("count", "top_k") and self.top_k > self.count:
+            what = f"{self.top_k} is more than the {self.count} experts"
+            bounds.add("top_k", what, f"use at most {self.count}")
+        if bounds.sound("groups", "groups_used") and self.groups_used > self.groups:
+            what = f"{self.groups_used} is more than groups={self.groups}"
+            bounds.add("groups_used", what, f"use at most {self.groups}")
+        bounds.require()
 
     def weights(self, hidden: int) -> tuple[Weight, ...]:
         """List the router, the shared experts, and the routed ones with their copies."""
-        found = [Weight("router", hidden, self.count, "none", self.router_bias == "linear")]
+        routes = Weight("router", hidden, self.count, "none", self.router_bias == "linear")
+        found = [routes._replace(part="router")]
+        beside = partial(Weight, split="none", part="shared")
         if self.shared_width:
             shared = Mlp(width=self.shared_width, gated=self.gated, activation=self.activation)
-            found += [w._replace(name=f"shared_{w.name}") for w in shared.weights(hidden)]
+            found += [
+                w._replace(name=f"shared_{w.name}", part="shared") for w in shared.weights(hidden)
+            ]
             if self.shared_gate:
-                found.append(Weight("shared_gate_scalar", hidden, 1, "none"))
+                found.append(beside("shared_gate_scalar", hidden, 1))
         width = hidden
         if self.latent is not None:
             width = self.latent
-            found.append(Weight("latent_down", hidden, width, "none"))
-            found.append(Weight("latent_up", width, hidden, "none"))
+            found += [beside("latent_down", hidden, width), beside("latent_up", width, hidden)]
         routed = Mlp(width=self.width, gated=self.gated, bias=self.bias).weights(width)
         found += [
-            w._replace(name=f"expert_{w.name}", copies=self.count, active=self.top_k)
+            w._replace(name=f"expert_{w.name}", copies=self.count, active=self.top_k, part="expert")
             for w in routed
         ]
         return tuple(found)
 
-    def vectors(self, hidden: int) -> int:
+    def vectors(self) -> int:
         """Count the load-balancing bias, one number per expert."""
-        del hidden
         return self.count if self.router_bias == "balance" else 0
 
 

@@ -3,27 +3,33 @@
 Ours, `exact`: two FLOPs per multiply-add; matrix products and the mixer's core only (no norms,
 activations or softmax); causal, windowed and chunked attention counted exactly; the embedding
 look-up is free, the output head counts; routed experts count `top_k` times; backward is twice
-forward, and recompute is not counted. Vision towers and multi-token heads are not included.
+forward, and recompute is not counted. Multi-token heads count, as they run for every token that
+is trained on: each its block, the product that joins two streams, and the output head once more
+(Megatron-LM counts them so too). Vision towers are not included.
 """
 
 from collections.abc import Callable
 
 import msgspec
 
-from meshwright.errors import InputError, Problem
+from meshwright.errors import InputError
+from meshwright.spec.bounds import require, whole
+from meshwright.spec.model.block import Block
+from meshwright.spec.model.mixers import Attention, LatentAttention
 from meshwright.spec.model.model import Model
-from meshwright.spec.model.parameters import count_parameters
 from meshwright.spec.model.weights import flops as weight_flops
 from meshwright.spec.names import unknown_name
 
 
 class Flops(msgspec.Struct, frozen=True, kw_only=True):
-    """FLOPs one token costs."""
+    """FLOPs one token costs in training."""
 
     forward: float
-    """One forward pass."""
+    """One forward pass, multi-token heads included."""
     backward: float
     """One backward pass: gradients of activations and of weights."""
+    multi_token: float = 0.0
+    """What multi-token heads take of `forward`; serving without them costs that much less."""
 
     @property
     def total(self) -> float:
@@ -32,19 +38,35 @@ class Flops(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def count_flops(model: Model, length: int) -> Flops:
-    """Count the FLOPs one token costs on average in sequences of `length` tokens, exactly."""
-    if length < 1:
-        raise InputError([Problem("length", f"{length} is not at least 1", "use 1 or more")])
-    forward = float(2 * model.vocab * model.hidden)
-    for block, layers in model.block_counts():
-        matrices = weight_flops(block.weights(model.hidden))
-        forward += layers * (matrices + block.core_flops(length))
-    return Flops(forward=forward, backward=2 * forward)
+    """Count the FLOPs one token costs on average in sequences of `length` tokens, exactly.
+
+    The main model and its multi-token heads; `multi_token` tells these apart.
+    """
+    require(whole("length", length))
+    main, heads = _forward(model, lambda block: block.core_flops(length))
+    forward = main + heads
+    return Flops(forward=forward, backward=2 * forward, multi_token=heads)
 
 
-def _square(model: Model, length: int) -> float:
-    """Attention of the whole square, forward and backward: 12·layers·heads·head_dim·length."""
-    return 3 * sum(layers * block.full_flops(length) for block, layers in model.block_counts())
+def _forward(model: Model, core: Callable[[Block], float]) -> tuple[float, float]:
+    """Count one token's forward FLOPs in the main model and in its multi-token heads.
+
+    `core` says what a block spends between its mixer's matrices: where conventions differ.
+    """
+    table = 2 * model.vocab * model.hidden
+    main = table + sum(
+        layers * (weight_flops(block.weights(model.hidden)) + core(block))
+        for block, layers in model.block_counts()
+    )
+    heads = model.multi_token
+    if heads is None:
+        return main, 0.0
+    each = weight_flops(model.multi_token_weights()) + core(model.block(heads.block)) + table
+    return main, heads.depth * each
+
+
+def _trained(model: Model, core: Callable[[Block], float]) -> float:
+    return 3.0 * sum(_forward(model, core))
 
 
 def _exact(model: Model, length: int) -> float:
@@ -53,15 +75,20 @@ def _exact(model: Model, length: int) -> float:
 
 def _six_n(model: Model, length: int) -> float:
     del length
-    return 6.0 * count_parameters(model).matmul
+    return _trained(model, lambda _: 0)
 
 
 def _palm(model: Model, length: int) -> float:
-    return _six_n(model, length) + _square(model, length)
+    return _trained(model, lambda block: block.full_flops(length))
 
 
 def _megatron(model: Model, length: int) -> float:
-    return _six_n(model, length) + _square(model, length) / 2
+    # A recurrence has no square to halve.
+    halved = (Attention, LatentAttention)
+    return _trained(
+        model,
+        lambda block: block.full_flops(length) / (2 if isinstance(block.mixer, halved) else 1),
+    )
 
 
 def _sc21(model: Model, length: int) -> float:
@@ -79,8 +106,9 @@ CONVENTIONS: dict[str, Callable[[Model, int], float]] = {
 
 `exact` as above; `6N` weights only (Kaplan et al. 2020); `palm` 6N plus the full attention square
 (PaLM appendix B; torchtitan, llm-foundry, nanotron, Megatron until 2024); `megatron` 6N plus half
-the square (Megatron-Core and Megatron-Bridge since); `sc21` is `palm` × 4/3, hardware FLOPs with
-full recompute (Narayanan et al. 2021, BLOOM).
+the square of softmax attention (Megatron-Core and Megatron-Bridge since); `sc21` is `palm` × 4/3,
+hardware FLOPs with full recompute (Narayanan et al. 2021, BLOOM). Recurrences have no square and
+count alike in all but `6N`; multi-token heads count in all.
 """
 
 
@@ -88,4 +116,5 @@ def flops_per_token(model: Model, length: int, convention: str = "exact") -> flo
     """Return the FLOPs of training on one token in a named convention."""
     if convention not in CONVENTIONS:
         raise InputError([unknown_name("FLOP convention", convention, CONVENTIONS, "convention")])
+    require(whole("length", length))
     return CONVENTIONS[convention](model, length)

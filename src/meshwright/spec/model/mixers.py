@@ -5,35 +5,19 @@ between the matrices, for a given model width. None of them knows how it is para
 """
 
 import math
+from functools import partial
 from typing import Literal
 
 import msgspec
 
-from meshwright.errors import InputError, Problem
+from meshwright.spec.bounds import Bounds
 from meshwright.spec.model.positions import Rotary, Temperature, mean_context
 from meshwright.spec.model.weights import Weight
-from meshwright.spec.read import shown
 
 QkNorm = Literal["none", "head", "full", "l2"]
 
 
-MOST = 10**12
-"""Larger than any width, count or length; keeps products of sizes within a float's range."""
-
-
-def require_positive(value: msgspec.Struct, *names: str) -> None:
-    """Raise one error for every named field that is not a whole number above zero."""
-    problems = []
-    for name in names:
-        number = getattr(value, name)
-        if type(number) is not int or number < 1:
-            what = f"{number!r} is not a whole number of at least 1"
-            problems.append(Problem(name, what, "use 1 or more"))
-        elif number > MOST:
-            what = f"{shown(number)} is larger than in any model"
-            problems.append(Problem(name, what, f"use at most {MOST:,}"))
-    if problems:
-        raise InputError(problems)
+_matrix = partial(Weight, part="mixer")
 
 
 class Attention(
@@ -80,19 +64,18 @@ class Attention(
     """Tokens see only what came before; false in vision towers."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "heads", "kv_heads", "head_dim")
-        problems = []
-        if self.heads % self.kv_heads:
-            problems.append(
-                Problem("kv_heads", f"{self.kv_heads} does not divide heads={self.heads}",
-                        f"use {math.gcd(self.heads, self.kv_heads)}")
-            )  # fmt: skip
-        for name in ("window", "chunk"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                problems.append(Problem(name, f"{value!r} is not at least 1", "leave it out"))
-        if problems:
-            raise InputError(problems)
+        bounds = Bounds()
+        bounds.count(
+            heads=self.heads,
+            kv_heads=self.kv_heads,
+            head_dim=self.head_dim,
+            window=self.window,
+            chunk=self.chunk,
+        )
+        if bounds.sound("heads", "kv_heads") and self.heads % self.kv_heads:
+            what = f"{self.kv_heads} does not divide heads={self.heads}"
+            bounds.add("kv_heads", what, f"use {math.gcd(self.heads, self.kv_heads)}")
+        bounds.require()
 
     def weights(self, hidden: int) -> tuple[Weight, ...]:
         """List the four projections."""
@@ -100,15 +83,14 @@ class Attention(
         out_of_query = 2 * queries if self.gate else queries
         kv = self.kv_heads
         return (
-            Weight("q", hidden, out_of_query, "column", self.qkv_bias, most_shards=self.heads),
-            Weight("k", hidden, keys, "column", self.qkv_bias, most_shards=kv),
-            Weight("v", hidden, keys, "column", self.qkv_bias, most_shards=kv),
-            Weight("o", queries, hidden, "row", self.out_bias, most_shards=self.heads),
+            _matrix("q", hidden, out_of_query, "column", self.qkv_bias, most_shards=self.heads),
+            _matrix("k", hidden, keys, "column", self.qkv_bias, most_shards=kv),
+            _matrix("v", hidden, keys, "column", self.qkv_bias, most_shards=kv),
+            _matrix("o", queries, hidden, "row", self.out_bias, most_shards=self.heads),
         )
 
-    def vectors(self, hidden: int, norm_bias: bool) -> int:
+    def vectors(self, norm_bias: bool) -> int:
         """Count parameters that are not matrices: query and key norms, sinks."""
-        del hidden
         each = 2 if norm_bias else 1
         norms = {
             "none": 0,
@@ -158,31 +140,38 @@ class LatentAttention(
     """Tokens see only what came before."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "heads", "kv_rank", "nope_dim", "rope_dim", "value_dim")
-        if self.q_rank is not None:
-            require_positive(self, "q_rank")
+        bounds = Bounds()
+        bounds.count(
+            heads=self.heads,
+            kv_rank=self.kv_rank,
+            nope_dim=self.nope_dim,
+            rope_dim=self.rope_dim,
+            value_dim=self.value_dim,
+            q_rank=self.q_rank,
+        )
+        bounds.require()
 
     def weights(self, hidden: int) -> tuple[Weight, ...]:
         """List the down and up projections; the down ones are replicated under tensor parallel."""
         heads, key = self.heads, self.nope_dim + self.rope_dim
         if self.q_rank is None:
-            queries = [Weight("q", hidden, heads * key, most_shards=heads)]
+            queries = [_matrix("q", hidden, heads * key, most_shards=heads)]
         else:
             queries = [
-                Weight("q_down", hidden, self.q_rank, "none", self.bias),
-                Weight("q_up", self.q_rank, heads * key, most_shards=heads),
+                _matrix("q_down", hidden, self.q_rank, "none", self.bias),
+                _matrix("q_up", self.q_rank, heads * key, most_shards=heads),
             ]
         return (
             *queries,
-            Weight("kv_down", hidden, self.kv_rank + self.rope_dim, "none", self.bias),
-            Weight("kv_up", self.kv_rank, heads * (self.nope_dim + self.value_dim),
+            _matrix("kv_down", hidden, self.kv_rank + self.rope_dim, "none", self.bias),
+            _matrix("kv_up", self.kv_rank, heads * (self.nope_dim + self.value_dim),
                    most_shards=heads),
-            Weight("o", heads * self.value_dim, hidden, "row", self.bias, most_shards=heads),
+            _matrix("o", heads * self.value_dim, hidden, "row", self.bias, most_shards=heads),
         )  # fmt: skip
 
-    def vectors(self, hidden: int, norm_bias: bool) -> int:
+    def vectors(self, norm_bias: bool) -> int:
         """Count the weights of the norms of the two latents (always RMS norms)."""
-        del hidden, norm_bias
+        del norm_bias
         return self.kv_rank + (self.q_rank or 0)
 
     def core_flops(self, length: int) -> float:
@@ -216,21 +205,29 @@ class GatedDelta(
     """Taps of the short convolution over tokens."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "key_heads", "value_heads", "key_dim", "value_dim", "conv_width")
+        bounds = Bounds()
+        bounds.count(
+            key_heads=self.key_heads,
+            value_heads=self.value_heads,
+            key_dim=self.key_dim,
+            value_dim=self.value_dim,
+            conv_width=self.conv_width,
+        )
+        bounds.require()
 
     def weights(self, hidden: int) -> tuple[Weight, ...]:
         """List the fused input projection, the gates and the output."""
         keys, values = self.key_heads * self.key_dim, self.value_heads * self.value_dim
         most = self.key_heads
         return (
-            Weight("qkvz", hidden, 2 * keys + 2 * values, most_shards=most),
-            Weight("gates", hidden, 2 * self.value_heads, most_shards=most),
-            Weight("o", values, hidden, "row", most_shards=most),
+            _matrix("qkvz", hidden, 2 * keys + 2 * values, most_shards=most),
+            _matrix("gates", hidden, 2 * self.value_heads, most_shards=most),
+            _matrix("o", values, hidden, "row", most_shards=most),
         )
 
-    def vectors(self, hidden: int, norm_bias: bool) -> int:
+    def vectors(self, norm_bias: bool) -> int:
         """Count the convolution, the decay and step biases and the output norm."""
-        del hidden, norm_bias
+        del norm_bias
         mixed = 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
         return mixed * self.conv_width + 2 * self.value_heads + self.value_dim
 
@@ -270,7 +267,15 @@ class Mamba2(
     """The two projections add a bias."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "heads", "head_dim", "state_dim", "groups", "conv_width")
+        bounds = Bounds()
+        bounds.count(
+            heads=self.heads,
+            head_dim=self.head_dim,
+            state_dim=self.state_dim,
+            groups=self.groups,
+            conv_width=self.conv_width,
+        )
+        bounds.require()
 
     def _mixed(self) -> int:
         return self.heads * self.head_dim + 2 * self.groups * self.state_dim
@@ -280,13 +285,13 @@ class Mamba2(
         inner = self.heads * self.head_dim
         fused = inner + self._mixed() + self.heads
         return (
-            Weight("in", hidden, fused, bias=self.bias, most_shards=self.groups),
-            Weight("out", inner, hidden, "row", self.bias, most_shards=self.groups),
+            _matrix("in", hidden, fused, bias=self.bias, most_shards=self.groups),
+            _matrix("out", inner, hidden, "row", self.bias, most_shards=self.groups),
         )
 
-    def vectors(self, hidden: int, norm_bias: bool) -> int:
+    def vectors(self, norm_bias: bool) -> int:
         """Count the convolution, decay, step bias, skip and gated norm."""
-        del hidden, norm_bias
+        del norm_bias
         conv = self._mixed() * (self.conv_width + (1 if self.conv_bias else 0))
         return conv + 3 * self.heads + self.heads * self.head_dim
 

@@ -10,14 +10,14 @@ from typing import Literal
 
 import msgspec
 
-from meshwright.errors import InputError, Problem
+from meshwright.errors import InputError
+from meshwright.spec.bounds import Bounds
 from meshwright.spec.model.block import Block, Norm
 from meshwright.spec.model.feedforward import Experts
-from meshwright.spec.model.mixers import MOST, require_positive
 from meshwright.spec.model.pattern import expand
 from meshwright.spec.model.vision import VisionTower
-from meshwright.spec.names import nearest
-from meshwright.spec.read import shown
+from meshwright.spec.model.weights import Weight
+from meshwright.spec.names import suggestion
 
 Positions = Literal["rotary", "learned", "alibi", "none"]
 
@@ -31,7 +31,10 @@ class MultiToken(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Name of the block each head runs."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "depth")
+        bounds = Bounds()
+        bounds.count(depth=self.depth)
+        bounds.named(block=self.block)
+        bounds.require()
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -72,30 +75,37 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     logit_softcap: float | None = None
     """Logits are squashed by tanh to this range (Gemma 2)."""
     multi_token: MultiToken | None = None
-    """Heads that predict further tokens, counted apart from the main model."""
+    """Heads that predict further tokens; their parameters are counted apart."""
     vision: VisionTower | None = None
     """The vision tower of a multimodal model."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "hidden", "vocab", "max_positions")
-        problems = []
-        if not 0 <= self.position_offset <= MOST:
-            what = f"{shown(self.position_offset)} is not from 0 to {MOST:,}"
-            problems.append(Problem("position_offset", what, "use 0"))
+        bounds = Bounds()
+        bounds.named(name=self.name)
+        bounds.count(hidden=self.hidden, vocab=self.vocab, max_positions=self.max_positions)
+        bounds.count(least=0, position_offset=self.position_offset)
+        bounds.readable(pattern=self.pattern, blocks=self.blocks, multi_token=self.multi_token)
+        if bounds.sound("pattern"):
+            try:
+                expand(self.pattern)
+            except InputError as error:
+                bounds.problems += error.problems
+        if bounds.sound("pattern", "blocks", "multi_token"):
+            self._check_blocks(bounds)
+        bounds.require()
+
+    def _check_blocks(self, bounds: Bounds) -> None:
         names = [block.name for block in self.blocks]
         for name, times in Counter(names).items():
             if times > 1:
-                problems.append(Problem("blocks", f"{times} blocks are named {name!r}", "rename"))
-        wanted = dict.fromkeys(expand(self.pattern))
+                fix = f"call one of them {name}-2"
+                bounds.add("blocks", f"{times} blocks are named {name!r}", fix)
+        wanted = dict.fromkeys(self.layer_names, "pattern")
         if self.multi_token is not None:
-            wanted[self.multi_token.block] = None
-        for name in wanted:
+            wanted.setdefault(self.multi_token.block, "multi_token.block")
+        for name, where in wanted.items():
             if name not in names:
-                close = nearest(name, names)
-                fix = f"did you mean {close[0]}?" if close else f"use one of {', '.join(names)}"
-                problems.append(Problem("pattern", f"there is no block named {name!r}", fix))
-        if problems:
-            raise InputError(problems)
+                bounds.add(where, f"there is no block named {name!r}", suggestion(name, names))
 
     @property
     def layer_names(self) -> tuple[str, ...]:
@@ -120,6 +130,16 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         """Return each block that is used with the number of layers that use it."""
         counts = Counter(self.layer_names)
         return tuple((block, counts[block.name]) for block in self.blocks if counts[block.name])
+
+    def multi_token_weights(self) -> tuple[Weight, ...]:
+        """List the matrices of one multi-token head: its block, and the product that joins streams.
+
+        The tables of tokens and the output head are the main model's own.
+        """
+        if self.multi_token is None:
+            return ()
+        join = Weight("join", 2 * self.hidden, self.hidden, "none")
+        return (*self.block(self.multi_token.block).weights(self.hidden), join)
 
     @property
     def experts(self) -> Experts | None:

@@ -9,7 +9,7 @@ import msgspec
 
 from meshwright.spec.model.block import Block
 from meshwright.spec.model.model import Model
-from meshwright.spec.model.weights import Weight, active_parameters, parameters
+from meshwright.spec.model.weights import active_parameters, parameters
 
 
 class Parameters(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,19 +85,20 @@ def count_parameters(model: Model) -> Parameters:
     return msgspec.structs.replace(counted, active=counted.total - idle)
 
 
+_COUNTED_AS = {
+    "mixer": "mixer", "mlp": "mlp", "shared": "mlp", "router": "router", "expert": "experts",
+}  # fmt: skip
+
+
 def _block_parts(model: Model, block: Block) -> dict[str, int]:
-    hidden = model.hidden
-    parts = {"norms": block.norm_count() * model.norm.parameters(hidden)}
+    parts = dict.fromkeys(_COUNTED_AS.values(), 0)
+    parts["norms"] = block.norm_count() * model.norm.parameters(model.hidden)
+    for weight in block.weights(model.hidden):
+        parts[_COUNTED_AS[weight.part]] += weight.parameters
     if block.mixer is not None:
-        parts["mixer"] = parameters(block.mixer.weights(hidden))
-        parts["mixer"] += block.mixer.vectors(hidden, model.norm.bias)
+        parts["mixer"] += block.mixer.vectors(model.norm.bias)
     if block.mlp is not None:
-        weights = block.mlp.weights(hidden)
-        routed = [weight for weight in weights if weight.copies > 1]
-        router = [weight for weight in weights if weight.name == "router"]
-        parts["experts"] = parameters(routed)
-        parts["router"] = parameters(router) + block.mlp.vectors(hidden)
-        parts["mlp"] = parameters(weights) - parameters(routed) - parameters(router)
+        parts["router"] += block.mlp.vectors()
     return parts
 
 
@@ -105,8 +106,7 @@ def _multi_token(model: Model) -> int:
     heads = model.multi_token
     if heads is None:
         return 0
-    block = model.block(heads.block)
-    join = Weight("join", 2 * model.hidden, model.hidden, "none")
-    each = parameters(block.weights(model.hidden)) + block.vectors(model.hidden, model.norm)
-    each += join.parameters + 3 * model.norm.parameters(model.hidden)
-    return heads.depth * each
+    each = parameters(model.multi_token_weights())
+    each += model.block(heads.block).vectors(model.hidden, model.norm)
+    # One norm for each of the two streams that are joined, and one before the output head.
+    return heads.depth * (each + 3 * model.norm.parameters(model.hidden))

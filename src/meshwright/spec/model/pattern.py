@@ -4,6 +4,7 @@ import re
 from functools import lru_cache
 
 from meshwright.errors import InputError, Problem
+from meshwright.spec.read import shown
 
 _TOKEN = re.compile(r"\s*(?:(\d+)\s*\*|([A-Za-z_][\w-]*)|([()]))")
 
@@ -27,7 +28,7 @@ def expand(pattern: str, where: str = "pattern") -> tuple[str, ...]:
     names, rest = _sequence(tokens, 0, 0, where)
     if rest != len(tokens):
         raise InputError(
-            [Problem(where, f"{pattern!r} closes a bracket it never opened", "open it")]
+            [Problem(where, f"{shown(pattern)} closes a bracket it never opened", "open it")]
         )
     if not names:
         raise InputError([Problem(where, "names no layer", "write it like 32*dense")])
@@ -81,7 +82,7 @@ def _tokens(pattern: str, where: str) -> list[str]:
                 [
                     Problem(
                         where,
-                        f"{pattern!r} cannot be read at {text[position:][:12]!r}",
+                        f"{shown(pattern)} cannot be read at {text[position:][:12]!r}",
                         "write counts and block names, such as 3*dense 58*moe",
                     )
                 ]

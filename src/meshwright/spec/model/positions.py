@@ -4,7 +4,7 @@ from typing import Literal
 
 import msgspec
 
-from meshwright.errors import InputError, Problem
+from meshwright.spec.bounds import Bounds
 
 RotaryScaling = Literal["none", "linear", "dynamic", "llama3", "yarn", "longrope", "mrope"]
 
@@ -48,15 +48,12 @@ class Rotary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """`mrope`: dimensions that follow time, height and width."""
 
     def __post_init__(self) -> None:
-        problems = []
-        if not self.theta > 0:
-            problems.append(Problem("theta", f"{self.theta!r} is not above 0", "10000"))
-        if not 0 < self.fraction <= 1:
-            problems.append(Problem("fraction", f"{self.fraction!r} is not in (0, 1]", "1"))
-        if not self.factor > 0:
-            problems.append(Problem("factor", f"{self.factor!r} is not above 0", "1"))
-        if problems:
-            raise InputError(problems)
+        bounds = Bounds()
+        bounds.positive(theta=self.theta, fraction=self.fraction, factor=self.factor)
+        bounds.count(original_positions=self.original_positions)
+        if bounds.sound("fraction") and self.fraction > 1:
+            bounds.add("fraction", f"{self.fraction!r} is more than the whole head", "use 1")
+        bounds.require()
 
 
 class Temperature(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -68,8 +65,9 @@ class Temperature(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Growth per natural logarithm of the step."""
 
     def __post_init__(self) -> None:
-        if self.floor < 1:
-            raise InputError([Problem("floor", f"{self.floor!r} is not at least 1", "8192")])
+        bounds = Bounds()
+        bounds.count(floor=self.floor)
+        bounds.require()
 
 
 def mean_context(

@@ -4,10 +4,9 @@ from itertools import pairwise
 
 import msgspec
 
-from meshwright.errors import InputError, Problem
+from meshwright.spec.bounds import Bounds, whole
 from meshwright.spec.model.block import Block, Norm
 from meshwright.spec.model.feedforward import Activation
-from meshwright.spec.model.mixers import MOST, require_positive
 from meshwright.spec.model.weights import Weight, parameters
 
 
@@ -30,13 +29,12 @@ class Projector(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Which layer of the tower is read, counted from the end as -1 (Llava takes -2)."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "merge", "pool")
-        for index, width in enumerate(self.inner_widths):
-            if not 1 <= width <= MOST:
-                where = f"inner_widths[{index}]"
-                raise InputError(
-                    [Problem(where, f"{width!r} is not from 1 to {MOST:,}", "mend it")]
-                )
+        bounds = Bounds()
+        bounds.count(merge=self.merge, pool=self.pool)
+        bounds.readable(inner_widths=self.inner_widths)
+        for index, width in enumerate(self.inner_widths if bounds.sound("inner_widths") else ()):
+            bounds.problems += whole(f"inner_widths[{index}]", width)
+        bounds.require()
 
     def weights(self, tower: int, hidden: int) -> tuple[Weight, ...]:
         """List the projector's products from the tower's width to the model's."""
@@ -89,31 +87,53 @@ class VisionTower(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """The norm used inside."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "hidden", "layers", "patch", "temporal_patch", "channels")
-        for name in ("image", "window"):
-            if getattr(self, name) is not None:
-                require_positive(self, name)
-        if not 0 <= self.positions <= MOST:
-            raise InputError(
-                [Problem("positions", f"{self.positions!r} is not from 0 to {MOST:,}", "use 0")]
-            )
-        if self.image is not None and self.image % self.patch:
-            raise InputError(
-                [Problem("image", f"{self.image} is not a multiple of patch={self.patch}",
-                         f"use {self.image // self.patch * self.patch}")]
-            )  # fmt: skip
+        bounds = Bounds()
+        bounds.count(
+            hidden=self.hidden,
+            layers=self.layers,
+            patch=self.patch,
+            temporal_patch=self.temporal_patch,
+            channels=self.channels,
+            image=self.image,
+            window=self.window,
+        )
+        bounds.count(least=0, positions=self.positions)
+        sound = bounds.sound("image", "patch")
+        if sound and self.image is not None and self.image % self.patch:
+            what = f"{self.image} is not a multiple of patch={self.patch}"
+            # An image smaller than one patch is no image: the nearest one is a single patch.
+            fix = f"use {max(1, self.image // self.patch) * self.patch}"
+            bounds.add("image", what, fix)
+        bounds.require()
 
     @property
     def patches(self) -> int:
         """Patches of one image of the fixed size."""
         return (self.image // self.patch) ** 2 if self.image else 0
 
-    def parameters(self) -> int:
-        """Count the tower's parameters without the projector."""
+    def weights(self) -> tuple[Weight, ...]:
+        """List every matrix of the tower: the patch embedding once, each of the block's per layer.
+
+        Learned positions, the class token and norms are no matrices; the projector lists its own.
+        """
         pixels = self.channels * self.temporal_patch * self.patch * self.patch
-        embedding = pixels * self.hidden + (self.hidden if self.patch_bias else 0)
+        embedding = Weight("patches", pixels, self.hidden, "none", self.patch_bias)
+        return (embedding, *self.layers * self.block.weights(self.hidden))
+
+    def vectors(self) -> int:
+        """Count parameters that are not matrices: positions, the class token, norms."""
         table = (self.positions + self.class_token) * self.hidden
         norms = (self.pre_norm + self.post_norm) * self.norm.parameters(self.hidden)
-        layer = parameters(self.block.weights(self.hidden))
-        layer += self.block.vectors(self.hidden, self.norm)
-        return embedding + table + norms + self.layers * layer
+        return table + norms + self.layers * self.block.vectors(self.hidden, self.norm)
+
+    def parameters(self) -> int:
+        """Count the tower's parameters without the projector."""
+        return parameters(self.weights()) + self.vectors()
+
+    def per_rank(self, tp: int) -> tuple[int, int]:
+        """Return what one of `tp` ranks holds, without the projector: matrices, and the rest.
+
+        The block's matrices are cut as a decoder's are; the patch embedding and all that is no
+        matrix is whole on every rank.
+        """
+        return sum(weight.per_rank(tp) for weight in self.weights()), self.vectors()

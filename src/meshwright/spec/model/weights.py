@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
 Split = Literal["column", "row", "none"]
+Part = Literal["mixer", "mlp", "shared", "router", "expert"]
 
 
 class Weight(NamedTuple):
@@ -19,6 +20,9 @@ class Weight(NamedTuple):
     active: int = 1
     most_shards: int | None = None
     """Tensor-parallel ranks beyond this many hold duplicates (key and value heads run out)."""
+    part: Part = "mlp"
+    """What it belongs to: the mixer, a dense MLP, what every token uses beside routed experts
+    (`shared`), the router, or the routed experts, which expert parallelism spreads."""
 
     @property
     def matrix(self) -> int:
@@ -47,7 +51,7 @@ class Weight(NamedTuple):
         bias = 0
         if self.bias:
             bias = self.fan_out // shards if self.split == "column" else self.fan_out
-        copies = self.copies // ep if self.copies > 1 else self.copies
+        copies = self.copies // ep if self.part == "expert" else self.copies
         return copies * (self.matrix // shards + bias)
 
 

@@ -14,7 +14,6 @@ from meshwright.errors import InputError, Problem
 from meshwright.spec.bounds import real, require, whole
 from meshwright.spec.workload.arrivals import Arrivals, Concurrency, Times
 from meshwright.spec.workload.lengths import Lengths
-from meshwright.spec.workload.limits import MOST_TOKENS
 
 # Drawing many lengths at once costs half of drawing them one by one.
 _BATCH = 1024
@@ -114,7 +113,7 @@ class Requests(
     def _check_end(self, count: int | None, duration_s: float | None) -> None:
         problems = []
         if count is not None:
-            problems += whole("count", count, least=0, most=MOST_TOKENS)
+            problems += whole("count", count, least=0)
         if duration_s is not None:
             problems += real("duration_s", duration_s, 0, 1e12)
         if count is None and isinstance(self.arrival, Concurrency):

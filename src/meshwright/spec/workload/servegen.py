@@ -9,11 +9,13 @@ import csv
 import json
 from itertools import pairwise
 from pathlib import Path
+from typing import get_args
 
 from meshwright.errors import DamagedFile, InputError, Problem
-from meshwright.spec.bounds import real
+from meshwright.spec.bounds import real, word
+from meshwright.spec.files import read_text
 from meshwright.spec.read import shown
-from meshwright.spec.workload.clients import Client, Clients, Habit, Part, Window
+from meshwright.spec.workload.clients import Client, Clients, Family, Habit, Part, Window
 from meshwright.spec.workload.lengths import Empirical
 
 # What a multimodal prompt holds beside its text: so many items, each of so many tokens.
@@ -31,7 +33,8 @@ def read_clients(path: str | Path) -> Clients:
     path = Path(path)
     traces = [path] if path.is_file() else sorted(path.glob("chunk-*-trace.csv"), key=_number)
     if not traces:
-        raise InputError([Problem(str(path), "there is no client model (chunk-N-trace.csv)")])
+        what = "there is no client model (chunk-N-trace.csv)"
+        raise InputError([Problem(str(path), what, "give a folder of ServeGen's data")])
     clients: list[Client] = []
     problems: list[Problem] = []
     for trace in traces:
@@ -45,7 +48,9 @@ def read_clients(path: str | Path) -> Clients:
     if problems:
         raise DamagedFile(problems, kept=kept)
     if not clients:
-        raise InputError([Problem(str(path), "no client here has any lengths")])
+        what = "no client here has any lengths"
+        fix = "put each chunk-N-dataset.json beside its chunk-N-trace.csv"
+        raise InputError([Problem(str(path), what, fix)])
     return kept
 
 
@@ -65,28 +70,21 @@ def _client(trace: Path) -> Client | None:
     return Client(name=name, windows=windows, habits=habits) if habits else None
 
 
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError([Problem(str(path), f"cannot be read as text: {error}")]) from None
-
-
 def _windows(path: Path) -> tuple[Window, ...]:
     windows: list[Window] = []
     problems: list[Problem] = []
-    for line, cells in enumerate(csv.reader(_text(path).splitlines()), start=1):
+    for line, text in enumerate(read_text(path).splitlines(), start=1):
         try:
-            windows.append(_window(cells))
-        except ValueError as error:
-            found = error.problems if isinstance(error, InputError) else [Problem("", str(error))]
-            problems += [Problem(f"{path}:{line}", str(problem)) for problem in found]
+            windows.append(_window(next(csv.reader([text]))))
+        except (ValueError, csv.Error) as error:
+            problems += _at(f"{path}:{line}", error, "mend the row, or leave it out")
     for before, after in pairwise(windows):
         if after.start_s <= before.start_s:
             what = f"the window at {after.start_s:g} follows the one at {before.start_s:g}"
             problems.append(Problem(str(path), what, "sort the rows by their start"))
     if not problems and not windows:
-        problems.append(Problem(str(path), "holds no windows"))
+        fix = "give rows of start,rate,cv,family,shape,scale"
+        problems.append(Problem(str(path), "holds no windows", fix))
     if problems:
         raise InputError(problems[:_SHOWN_PROBLEMS])
     starts = [window.start_s for window in windows]
@@ -104,6 +102,16 @@ def _windows(path: Path) -> tuple[Window, ...]:
     )
 
 
+def _at(place: str, error: Exception, fix: str) -> list[Problem]:
+    """Return the problems of an error with the place they were found at."""
+    if isinstance(error, InputError):
+        return [
+            Problem(place, f"{problem.where}: {problem.what}", problem.fix)
+            for problem in error.problems
+        ]
+    return [Problem(place, str(error), fix)]
+
+
 def _window(cells: list[str]) -> Window:
     """Read one row; how long its window lasts shows only in the next row."""
     if len(cells) != 6:
@@ -114,8 +122,8 @@ def _window(cells: list[str]) -> Window:
     problems = [*real("start", numbers[0], 0, 1e12), *real("rate", numbers[1], 0, 1e6)]
     if not family:
         numbers = numbers[0], 0.0, 1.0
-    elif family not in ("Gamma", "Weibull"):
-        problems.append(Problem("family", f"{shown(family)} is not Gamma or Weibull"))
+    elif family not in get_args(Family):
+        problems += word("family", family, get_args(Family))
     else:
         problems += real("shape", numbers[2], 1e-4, 1e4)
     if problems:
@@ -131,20 +139,23 @@ def _window(cells: list[str]) -> Window:
 
 def _habits(path: Path) -> tuple[Habit, ...]:
     try:
-        spans = json.loads(_text(path))
+        spans = json.loads(read_text(path))
     except (ValueError, RecursionError) as error:
         if isinstance(error, InputError):
             raise
-        raise InputError([Problem(str(path), f"is not valid JSON: {error}")]) from None
+        what = f"is not valid JSON: {error}"
+        raise InputError([Problem(str(path), what, "fetch the file again")]) from None
     if not isinstance(spans, dict):
-        raise InputError([Problem(str(path), f"{shown(spans)} is not an object of time spans")])
+        what = f"{shown(spans)} is not an object of time spans"
+        fix = 'write it like {"0": {"input_tokens": "{12: 1.0}", "output_tokens": "{8: 1.0}"}}'
+        raise InputError([Problem(str(path), what, fix)])
     habits: list[Habit] = []
     problems: list[Problem] = []
     for start, fields in spans.items():
         try:
             habit = _habit(start, fields)
         except (TypeError, ValueError) as error:
-            problems.append(Problem(f"{path}: {start}", str(error)))
+            problems += _at(f"{path}: {start}", error, "mend the span, or leave it out")
         else:
             habits.extend([habit] if habit else [])
     if problems:

@@ -88,7 +88,7 @@ def fit(trace: RequestTrace, arrival: Arrivals | None = None, bins: int = 200) -
 
 def _some(trace: RequestTrace) -> tuple[Request, ...]:
     if not trace.requests:
-        raise InputError([Problem("trace", "holds no requests")])
+        raise InputError([Problem("trace", "holds no requests", "give at least one")])
     return trace.requests
 
 

@@ -26,6 +26,7 @@ from meshwright.spec.workload.requests import BLOCK_TOKENS, Request
 
 _SHOWN_PROBLEMS = 10
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_MEND_ROW = "mend the row, or leave it out"
 
 
 class RequestTrace(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,7 +41,8 @@ class RequestTrace(msgspec.Struct, frozen=True, kw_only=True):
         """Return the trace with its time stretched to a mean rate; bursts stay in proportion."""
         problems = real("rate_per_s", rate_per_s, 1e-9, 1e9)
         if not self.timed or len(self.requests) < 2 or not self._span_s() > 0:
-            problems.append(Problem("trace", "has no arrival times to stretch"))
+            fix = "draw arrival times with fit, or read a trace that records them"
+            problems.append(Problem("trace", "has no arrival times to stretch", fix))
         if problems:
             raise InputError(problems)
         factor = (len(self.requests) - 1) / (self._span_s() * rate_per_s)
@@ -79,9 +81,12 @@ def read_requests(path: str | Path) -> RequestTrace:
         with path.open(encoding="utf-8-sig", errors="replace", newline="") as text:
             return _collect(path, _csv_rows(path, text))
     except FileNotFoundError:
-        raise InputError([Problem(str(path), "there is no such file")]) from None
-    except OSError as error:
-        raise InputError([Problem(str(path), f"cannot be read: {error.strerror}")]) from None
+        raise InputError([Problem(str(path), "there is no such file", "check the path")]) from None
+    except (OSError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
+        what = f"cannot be read: {getattr(error, 'strerror', None) or error}"
+        raise InputError([Problem(str(path), what, "give a file that you may read")]) from None
 
 
 def write_requests(requests: Iterable[Request], path: str | Path) -> int:
@@ -100,7 +105,9 @@ def write_requests(requests: Iterable[Request], path: str | Path) -> int:
                 file.write(line_of(request) + b"\n")
                 written += 1
     except OSError as error:
-        raise InputError([Problem(str(path), f"cannot be written: {error.strerror}")]) from None
+        what = f"cannot be written: {error.strerror}"
+        fix = "give a path in a folder that exists and that you may write to"
+        raise InputError([Problem(str(path), what, fix)]) from None
     return written
 
 
@@ -124,18 +131,20 @@ def _collect(path: Path, rows: Iterable[_Row]) -> RequestTrace:
         if row.request is None or problem:
             bad += 1
             if bad <= _SHOWN_PROBLEMS:
-                problems.append(Problem(f"{path}:{row.line}", problem))
+                problems.append(Problem(f"{path}:{row.line}", problem, _MEND_ROW))
             continue
         timed = row.timed
         good.append(row.request)
     good.sort(key=lambda request: request.arrival_s)
     trace = RequestTrace(requests=tuple(_from_zero(good)), timed=timed is not False)
     if bad > _SHOWN_PROBLEMS:
-        problems.append(Problem(str(path), f"{bad - _SHOWN_PROBLEMS} more rows cannot be read"))
+        what = f"{bad - _SHOWN_PROBLEMS} more rows cannot be read"
+        problems.append(Problem(str(path), what, "mend the rows above first, and read it again"))
     if problems:
         raise DamagedFile(problems, kept=trace)
     if not good:
-        raise DamagedFile([Problem(str(path), "holds no requests")], kept=trace)
+        fix = "give a trace with at least one row"
+        raise DamagedFile([Problem(str(path), "holds no requests", fix)], kept=trace)
     return trace
 
 

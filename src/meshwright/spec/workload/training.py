@@ -1,18 +1,14 @@
 """`Training`: tokens to train on, in which sequences. It knows no model, cluster or layout."""
 
 import math
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
-from meshwright.errors import Problem
-from meshwright.spec.bounds import require, whole
-from meshwright.spec.names import nearest
+from meshwright.spec.bounds import Bounds
 from meshwright.spec.workload.lengths import Fixed, Lengths
-from meshwright.spec.workload.limits import MOST_TOKENS
 
 Packing = Literal["none", "concat", "pack"]
-_PACKINGS = ("none", "concat", "pack")
 
 
 class Training(
@@ -38,20 +34,18 @@ class Training(
     them end to end and attends across them; `pack` does so with a mask that keeps them apart."""
 
     def __post_init__(self) -> None:
-        problems = [
-            *whole("tokens", self.tokens, most=MOST_TOKENS),
-            *whole("sequence_length", self.sequence_length),
-            *whole("global_batch", self.global_batch),
-        ]
-        if self.packing not in _PACKINGS:
-            close = nearest(str(self.packing), _PACKINGS)
-            fix = f"did you mean {close[0]}?" if close else ""
-            what = f"{self.packing!r} is not one of {', '.join(_PACKINGS)}"
-            problems.append(Problem("packing", what, fix))
-        if self.lengths is not None and self.lengths.mean() < 1:
+        bounds = Bounds()
+        bounds.count(
+            tokens=self.tokens,
+            sequence_length=self.sequence_length,
+            global_batch=self.global_batch,
+        )
+        bounds.one_of("packing", self.packing, get_args(Packing))
+        bounds.readable(lengths=self.lengths)
+        if bounds.sound("lengths") and self.lengths is not None and self.lengths.mean() < 1:
             what = f"average {self.lengths.mean():.3g} tokens"
-            problems.append(Problem("lengths", what, "documents hold at least one token"))
-        require(problems)
+            bounds.add("lengths", what, "make documents hold one token or more")
+        bounds.require()
 
     @property
     def tokens_per_step(self) -> int:

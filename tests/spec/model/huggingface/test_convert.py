@@ -136,21 +136,29 @@ WITHOUT_DEFAULTS = {
 
 
 @pytest.mark.parametrize("family", sorted(set(families()) - set(WITHOUT_DEFAULTS)))
-def test_config_without_keys_is_the_default_of_its_class(family: str) -> None:
-    default = read_config({"model_type": family})
+def test_keys_left_out_take_the_defaults_of_the_class(family: str) -> None:
+    default = read_config({"model_type": family, "vocab_size": 1000})
+    assert default.vocab == 1000
     assert read_config(write_config(default)) == default
 
 
 @pytest.mark.parametrize("family", WITHOUT_DEFAULTS)
 def test_key_without_a_default_is_asked_for(family: str) -> None:
     with pytest.raises(InputError) as caught:
-        read_config({"model_type": family})
+        read_config({"model_type": family, "vocab_size": 1000, "text_config": {"vocab_size": 1}})
     assert [problem.where for problem in caught.value.problems] == [WITHOUT_DEFAULTS[family]]
+
+
+@pytest.mark.parametrize("family", families())
+def test_config_that_says_no_width_is_taken_for_damaged(family: str) -> None:
+    with pytest.raises(InputError, match="check that the file is whole"):
+        read_config({"model_type": family, "num_hidden_layers": 32, "n_layer": 2, "n_layers": 2})
 
 
 def test_rope_parameters_of_version_5_mean_the_same() -> None:
     old = {
         "model_type": "llama",
+        "hidden_size": 4096,
         "rope_theta": 500000.0,
         "rope_scaling": {
             "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -159,6 +167,7 @@ def test_rope_parameters_of_version_5_mean_the_same() -> None:
     }  # fmt: skip
     new = {
         "model_type": "llama",
+        "hidden_size": 4096,
         "dtype": "bfloat16",
         "rope_parameters": {**old["rope_scaling"], "rope_theta": 500000.0},  # type: ignore[dict-item]
     }
@@ -168,6 +177,7 @@ def test_rope_parameters_of_version_5_mean_the_same() -> None:
 def test_rope_parameters_by_kind_of_layer_mean_the_same() -> None:
     old = {
         "model_type": "gemma3_text",
+        "hidden_size": 2304,
         "rope_theta": 1e6,
         "rope_local_base_freq": 1e4,
         "rope_scaling": {"rope_type": "linear", "factor": 8.0},
@@ -175,6 +185,7 @@ def test_rope_parameters_by_kind_of_layer_mean_the_same() -> None:
     }
     new = {
         "model_type": "gemma3_text",
+        "hidden_size": 2304,
         "rope_parameters": {
             "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
             "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},

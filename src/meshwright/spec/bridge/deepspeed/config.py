@@ -9,16 +9,23 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from meshwright.errors import InputError, Problem
-from meshwright.spec.bridge.deepspeed.keys import IGNORED, KEYS, NEIGHBOURS, REASONS
-from meshwright.spec.bridge.report import lost, plain_data
+from meshwright.errors import Problem
+from meshwright.spec.bridge.deepspeed.keys import (
+    FILLED_FROM_MODEL,
+    IGNORED,
+    KEYS,
+    REASONS,
+    TRAINER_ARGUMENTS,
+)
+from meshwright.spec.bridge.kind import Wanted, read_table, require_own
+from meshwright.spec.bridge.report import lost, plain_data, read_layout, with_batch
 from meshwright.spec.bridge.results import Exported, Imported
 from meshwright.spec.bridge.settings import Settings, flatten, nest, sort_out
-from meshwright.spec.files import parse
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.model.model import Model
 
 TITLE = "DeepSpeed JSON"
+WANTED = Wanted("deepspeed", "DeepSpeed settings", "give DeepSpeed's configuration in JSON")
 
 _OPTIMIZERS = {"adamw": "AdamW", "muon": "Muon", "lion": "Lion", "sgd": "SGD"}
 _OPTIMIZERS_BACK = {
@@ -34,9 +41,14 @@ _TYPES = {
 
 
 def export(
-    layout: Layout, model: Model | None = None, *, sequence_length: int | None = None
+    layout: Layout,
+    model: Model | None = None,
+    *,
+    sequence_length: int | None = None,
+    global_batch: int | None = None,
 ) -> Exported:
     """Return the JSON file; what needs code is listed."""
+    layout = with_batch(layout, global_batch)
     data = plain_data(nest(_write(layout)))
     text = json.dumps(data, indent=2) + "\n"
     back = import_(text, gpus=layout.gpus)
@@ -139,27 +151,42 @@ def _needs_code(layout: Layout) -> tuple[Problem, ...]:
 
 
 def import_(
-    given: str | Mapping[str, Any], *, gpus: int | None = None, name: str = "imported"
+    given: str | Mapping[str, Any],
+    *,
+    gpus: int | None = None,
+    name: str = "imported",
+    vocab: int | None = None,
 ) -> Imported:
-    """Read a configuration; it holds no model, so `name` has no use."""
-    del name
-    data = given if isinstance(given, Mapping) else parse(given, ".json", "config")
-    if not isinstance(data, Mapping) or not data:
-        raise InputError([Problem("", "there are no DeepSpeed keys in the text", "give JSON")])
-    flat = {key: value for key, value in flatten(data).items() if value != "auto"}
-    settings = Settings(flat, KEYS)
-    for key, value in flatten(data).items():
-        if value == "auto" and key in settings.known:
-            settings.note(key, "auto is filled in by the trainer and not known here")
-    ignored = sort_out(flat, settings, IGNORED, "DeepSpeed key", cutoff=0.88, real=NEIGHBOURS)
-    layout = _read(settings, gpus)
-    return Imported(layout=layout, ignored=ignored, unknown=tuple(settings.notes))
+    """Read a configuration; it holds no model, so `name` and `vocab` have no use."""
+    del name, vocab
+    flat = flatten(read_table(given, ".json", "config", WANTED))
+    every = {key: value for key, value in flat.items() if value is not None}
+    # Hugging Face's Trainer fills in "auto" when it starts: here that is a key left out.
+    open_keys = frozenset(key for key, value in every.items() if value == "auto")
+    said = {key: None if key in open_keys else value for key, value in every.items()}
+    settings = Settings(said, KEYS)
+    found = sort_out(every, settings, IGNORED, "DeepSpeed key", cutoff=0.82)
+    read = sum(key in settings.known for key in every)
+    require_own(given, read + len(found.ignored), found, WANTED)
+    _note_open(settings, open_keys)
+    layout = _read(settings, gpus, open_keys)
+    return Imported(layout=layout, ignored=found.ignored, unknown=tuple(settings.notes))
 
 
-def _read(settings: Settings, gpus: int | None) -> Layout:
+def _note_open(settings: Settings, open_keys: frozenset[str]) -> None:
+    """Say who decides what the file leaves open."""
+    for key in sorted(open_keys & settings.known - FILLED_FROM_MODEL):
+        argument = TRAINER_ARGUMENTS.get(key)
+        who = f"Trainer's {argument}" if argument else "the program that reads the file"
+        fix = f"write here what is passed as {argument}" if argument else "write the value here"
+        settings.note(key, f"auto says nothing here, {who} will", fix)
+
+
+def _read(settings: Settings, gpus: int | None, open_keys: frozenset[str]) -> Layout:
     zero = _read_stage(settings)
-    fields: dict[str, Any] = _read_degrees(settings, gpus)
-    fields |= _read_numbers(settings, zero)
+    fields: dict[str, Any] = _read_degrees(settings)
+    fields |= _read_batch(settings, gpus, fields["tp"] * fields["cp"] * fields["pp"], open_keys)
+    fields |= _read_numbers(settings, zero, open_keys)
     fields |= _read_steps(settings, zero, fields["pp"])
     shard = settings.whole("zero_optimization.mics_shard_size", -1, least=-1)
     if shard > 0 and zero == 3:
@@ -167,14 +194,12 @@ def _read(settings: Settings, gpus: int | None) -> Layout:
     if settings.whole("zero_optimization.zero_hpz_partition_size", 1, least=0) > 1:
         settings.note("zero_optimization.zero_hpz_partition_size", "a second copy of the "
                       "parameters inside a node cannot be held")  # fmt: skip
+    for part in ("weights", "gradients"):
+        if settings.flag(f"zero_optimization.zero_quantized_{part}"):
+            settings.note(f"zero_optimization.zero_quantized_{part}", f"{part} that are sent in "
+                          "fewer bits cannot be held; they are read as whole")  # fmt: skip
     settings.finish()
-    try:
-        return Layout(zero=zero, **fields)
-    except InputError as error:
-        raise InputError(
-            problem._replace(where=_ORIGIN.get(problem.where, f"layout.{problem.where}"))
-            for problem in error.problems
-        ) from None
+    return read_layout(fields | {"zero": zero}, _ORIGIN)
 
 
 _ORIGIN = {
@@ -190,33 +215,37 @@ def _read_stage(settings: Settings) -> int:
         return int(old)  # the oldest form: true is stage 1
     stage = settings.whole("zero_optimization.stage", 0, least=0)
     if stage > 3:
-        settings.wrong("zero_optimization.stage", f"{stage} is not one of 0, 1, 2, 3")
+        settings.wrong("zero_optimization.stage", f"{stage} is not one of 0, 1, 2, 3", "use 3")
         return 0
     return stage
 
 
-def _read_degrees(settings: Settings, gpus: int | None) -> dict[str, Any]:
+def _read_degrees(settings: Settings) -> dict[str, Any]:
     tp = max(1, settings.whole("tensor_parallel.autotp_size", 1, least=0))
     cp = settings.whole("sequence_parallel_size", 1)
-    pp = 1
-    if settings.raw("pipeline.stages") != "auto":
-        pp = settings.whole("pipeline.stages", 1)
-    fields: dict[str, Any] = {
-        "tp": tp,
-        "cp": cp,
-        "pp": pp,
-        "cp_kind": "ulysses" if cp > 1 else "ring",
-    }
     spread = settings.flag("expert_parallel.enabled")
     ep = settings.whole("expert_parallel.autoep_size", 1) if spread else 1
     expert_tp = settings.whole("expert_parallel.expert_tensor_parallel_size", 1) if spread else tp
-    fields |= {"ep": ep, "expert_tp": None if expert_tp == tp else expert_tp}
+    return {
+        "tp": tp,
+        "cp": cp,
+        "pp": settings.whole("pipeline.stages", 1),
+        "cp_kind": "ulysses" if cp > 1 else "ring",
+        "ep": ep,
+        "expert_tp": None if expert_tp == tp else expert_tp,
+    }
+
+
+def _read_batch(
+    settings: Settings, gpus: int | None, others: int, open_keys: frozenset[str]
+) -> dict[str, Any]:
+    """Return the data-parallel degree and the batch, each from what is given of the other two."""
     batch = settings.optional_whole("train_batch_size")
     micro = settings.optional_whole("train_micro_batch_size_per_gpu")
     steps = settings.optional_whole("gradient_accumulation_steps")
     dp = settings.optional_whole("data_parallel_size")
     if dp is None and gpus is not None:
-        dp = _from_gpus(settings, gpus, tp * cp * pp)
+        dp = _from_gpus(settings, gpus, others)
     if dp is None and batch and micro and steps and batch % (micro * steps) == 0:
         dp = batch // (micro * steps)
     if dp is None:
@@ -224,27 +253,25 @@ def _read_degrees(settings: Settings, gpus: int | None) -> dict[str, Any]:
         settings.notes.append(
             Problem("gpus", "the number of GPUs is not given; dp=1 is read", "give gpus")
         )
-    if micro is None:
-        micro = max(1, (batch or 1) // (dp * (steps or 1)))
-    if batch is None and steps is not None:
+    if batch is None and micro is not None and steps is not None:
         batch = micro * steps * dp
-    return fields | {"dp": dp, "microbatch": micro, "global_batch": batch}
+    if micro is None and batch is not None:
+        # Steps that are left out are one; steps that are left to the Trainer are not known.
+        known = steps or (1 if "gradient_accumulation_steps" not in open_keys else None)
+        micro = max(1, batch // (dp * known)) if known is not None else None
+    return {"dp": dp, "microbatch": micro or 1, "global_batch": batch}
 
 
 def _from_gpus(settings: Settings, gpus: int, others: int) -> int | None:
     if gpus < 1 or gpus % others:
         settings.wrong("tensor_parallel.autotp_size", f"the degrees, {others}, do not divide the "
-                       f"{gpus} GPUs")  # fmt: skip
+                       f"{gpus} GPUs", "change a degree or the number of GPUs")  # fmt: skip
         return 1
     return gpus // others
 
 
-def _read_numbers(settings: Settings, zero: int) -> dict[str, Any]:
-    bf16 = settings.flag("bf16.enabled") or settings.flag("bfloat16.enabled")
-    fp16 = settings.flag("fp16.enabled")
-    if bf16 and fp16:
-        settings.wrong("fp16.enabled", "cannot be on together with bf16", "switch one off")
-    half = "bf16" if bf16 else "fp16" if fp16 else "fp32"
+def _read_numbers(settings: Settings, zero: int, open_keys: frozenset[str]) -> dict[str, Any]:
+    half = _read_half(settings, open_keys)
     low = half != "fp32" and settings.flag(f"{half}.{half}_master_weights_and_grads") and zero > 0
     moments = half == "bf16" and low and settings.flag("bf16.bf16_optimizer_states")
     name = (settings.text("optimizer.type") or "AdamW").lower()
@@ -260,16 +287,30 @@ def _read_numbers(settings: Settings, zero: int) -> dict[str, Any]:
     }
 
 
+def _read_half(settings: Settings, open_keys: frozenset[str]) -> str:
+    """Return the format of the products; one that is left open is not taken for off."""
+    bf16 = settings.flag("bf16.enabled") or settings.flag("bfloat16.enabled")
+    fp16 = settings.flag("fp16.enabled")
+    if bf16 and fp16:
+        settings.wrong("fp16.enabled", "cannot be on together with bf16", "switch one off")
+    if bf16 or (not fp16 and open_keys & {"bf16.enabled", "bfloat16.enabled"}):
+        return "bf16"  # where it is open, what a layout has by itself
+    return "fp16" if fp16 or "fp16.enabled" in open_keys else "fp32"
+
+
 def _read_steps(settings: Settings, zero: int, pp: int) -> dict[str, Any]:
     prefetch = settings.raw("zero_optimization.stage3_prefetch_bucket_size")
     if prefetch is None:
         prefetch = settings.raw("zero_optimization.prefetch_bucket_size")
     every = settings.whole("pipeline.activation_checkpoint_interval", 0, least=0)
     offload = []
-    device = settings.raw("zero_optimization.offload_optimizer.device")
-    if zero and (device in {"cpu", "nvme"} or settings.flag("zero_optimization.cpu_offload")):
+    if zero and _is_offloaded(settings, "offload_optimizer", "cpu_offload"):
         offload += ["gradients", "optimizer"]  # gradients follow the optimizer to the host
-    if zero == 3 and settings.raw("zero_optimization.offload_param.device") in {"cpu", "nvme"}:
+        part = settings.number("zero_optimization.offload_optimizer.ratio", 1.0)
+        if part != 1.0:
+            settings.note("zero_optimization.offload_optimizer.ratio", f"{part} of the optimizer "
+                          "on the host is read as all of it")  # fmt: skip
+    if zero == 3 and _is_offloaded(settings, "offload_param", "cpu_offload_param"):
         offload.append("parameters")
     hosted = settings.flag("activation_checkpointing.cpu_checkpointing")
     if hosted:
@@ -286,3 +327,12 @@ def _read_steps(settings: Settings, zero: int, pp: int) -> dict[str, Any]:
         "recompute": "full" if (every and pp > 1) or hosted else "none",
         "offload": tuple(offload),
     }
+
+
+def _is_offloaded(settings: Settings, section: str, old: str) -> bool:
+    """Tell whether a state is kept outside the GPU, in today's words or by the old switch."""
+    key = f"zero_optimization.{section}.device"
+    device = settings.raw(key)
+    if device == "nvme":
+        settings.note(key, "a disk cannot be held; the host's memory is read")
+    return device in {"cpu", "nvme"} or settings.flag(f"zero_optimization.{old}")

@@ -1,7 +1,9 @@
-"""The table of DeepSpeed's keys, and the reasons for what they cannot say.
+"""The tables of DeepSpeed's keys, and the reasons for what they cannot say.
 
-Keys are those of deepspeed/runtime/config.py, zero/config.py, precision_config.py,
-tensor_parallel/config.py and module_inject/auto_ep_config.py (DeepSpeed, August 2026).
+Keys are those of deepspeed/runtime/config.py and constants.py, zero/config.py,
+zero/offload_config.py, precision_config.py, activation_checkpointing/config.py,
+tensor_parallel/config.py and module_inject/auto_ep_config.py (DeepSpeed, August 2026), with those
+of zero/config.py from February 2025 that have gone since.
 """
 
 import re
@@ -12,8 +14,11 @@ _KEYS = """
     train_batch_size train_micro_batch_size_per_gpu gradient_accumulation_steps
     zero_optimization.stage zero_optimization.overlap_comm zero_optimization.mics_shard_size
     zero_optimization.stage3_prefetch_bucket_size zero_optimization.prefetch_bucket_size
-    zero_optimization.offload_optimizer.device zero_optimization.offload_param.device
-    zero_optimization.cpu_offload zero_optimization.zero_hpz_partition_size zero_optimization
+    zero_optimization.offload_optimizer.device zero_optimization.offload_optimizer.ratio
+    zero_optimization.offload_param.device
+    zero_optimization.cpu_offload zero_optimization.cpu_offload_param
+    zero_optimization.zero_hpz_partition_size zero_optimization.zero_quantized_weights
+    zero_optimization.zero_quantized_gradients zero_optimization
     bf16.enabled bf16.bf16_master_weights_and_grads bf16.bf16_optimizer_states bfloat16.enabled
     fp16.enabled fp16.fp16_master_weights_and_grads data_types.grad_accum_dtype
     optimizer.type zero_allow_untested_optimizer
@@ -25,27 +30,96 @@ _KEYS = """
     activation_checkpointing.cpu_checkpointing
 """
 KEYS = tuple(_KEYS.split())
-IGNORED = re.compile(
-    r"(?:optimizer\.(?:params.*|legacy_fusion)|scheduler.*|steps_per_print|wall_clock_breakdown|"
-    r"dump_state|gradient_clipping|prescale_gradients|gradient_predivide_factor|sparse_gradients|"
-    r"sparse_attention.*|communication_data_type|seq_parallel_communication_data_type|amp.*|"
-    r"disable_allgather|memory_breakdown|flops_profiler.*|comms_logger.*|tensorboard.*|wandb.*|"
-    r"csv_monitor.*|comet.*|monitor_config.*|autotuning.*|curriculum_learning.*|data_efficiency.*|"
-    r"progressive_layer_drop.*|eigenvalue.*|checkpoint.*|aio.*|nebula.*|datastates.*|elasticity.*|"
-    r"compression_training.*|quantize_training.*|weight_quantization.*|compile.*|timers.*|"
-    r"dataloader_drop_last|log_level|hybrid_engine.*|torch_autocast.*|graph_harvesting|"
-    r"zero_force_ds_cpu_optimizer|use_data_before_expert_parallelism|gradient_allreduce_op|"
-    r"managed_gradient_accumulation|vocabulary_size|train_args.*|dist_init.*)"
-    r"|zero_optimization\..*|(?:bf16|bfloat16|fp16|data_types|tensor_parallel|expert_parallel|"
-    r"pipeline|activation_checkpointing)\..*"
-)
-NEIGHBOURS = frozenset(
+"""Keys that bear on a layout."""
+
+# Sections that bear on a layout, with the keys in them that do not. A star marks a whole table.
+_PASSED = {
+    "zero_optimization": """
+        contiguous_gradients reduce_scatter reduce_bucket_size use_multi_rank_bucket_allreduce
+        allgather_partitions allgather_bucket_size elastic_checkpoint zenflow.* sub_group_size
+        cpu_offload_use_pin_memory stage3_param_persistence_threshold param_persistence_threshold
+        stage3_model_persistence_threshold model_persistence_threshold stage3_max_live_parameters
+        max_live_parameters stage3_max_reuse_distance max_reuse_distance
+        stage3_gather_16bit_weights_on_model_save gather_16bit_weights_on_model_save
+        stage3_gather_fp16_weights_on_model_save stage3_module_granularity_threshold
+        module_granularity_threshold stage3_use_all_reduce_for_fetch_params
+        use_all_reduce_for_fetch_params stage3_allgather_sequential allgather_sequential
+        ignore_unused_parameters round_robin_gradients zero_quantized_nontrainable_weights
+        zeropp_loco_param.* mics_hierarchical_params_gather memory_efficient_linear
+        pipeline_loading_checkpoint override_module_apply log_trace_cache_warnings
+        enable_sanity_checks save_muon_momentum_buffer_in_memory leaf_module.*
+        load_from_fp32_weights legacy_stage1 grad_hooks""",
+    "zero_optimization.offload_optimizer": """
+        nvme_path buffer_count pin_memory pipeline pipeline_read pipeline_write fast_init
+        super_offload cpuadam_cores_perc""",
+    "zero_optimization.offload_param": "nvme_path buffer_count buffer_size max_in_cpu pin_memory",
+    "bf16": "immediate_grad_update check_grad_overflow check_overflow auto_cast loss_scale",
+    "bfloat16": "immediate_grad_update check_grad_overflow check_overflow",
+    "fp16": """
+        auto_cast loss_scale initial_scale_power loss_scale_window hysteresis
+        consecutive_hysteresis min_loss_scale fp16_scale_tolerance""",
+    "data_types": "param_dtype buffer_dtype",
+    "optimizer": "params.* legacy_fusion",
+    "activation_checkpointing": """
+        partition_activations number_checkpoints contiguous_memory_optimization
+        synchronize_checkpoint_boundary profile""",
+    "pipeline": "partition seed_layers pipe_partitioned grad_partitioned use_reentrant",
+    "tensor_parallel": """
+        tp.* tensor_parallel.* tp_size tp_grain_size dtype injection_policy_tuple
+        partition_config.* preset_model keep_module_on_host replace_with_kernel_inject
+        kernel_inject""",
+    "expert_parallel": """
+        validate_folding_routing preset_model moe_layer_pattern expert_pattern router_pattern
+        use_grouped_mm disable_triton_grouped_mm route_norm route_scale score_apply combine_impl
+        num_expert_groups num_limited_groups score_func top_k load_balance_coeff
+        routed_scaling_factor num_experts_attr top_k_attr has_shared_experts
+        shared_experts_pattern shared_experts_gate_pattern expert_w1 expert_w2 expert_w3""",
+}
+_SECTIONS = """
+    scheduler amp torch_autocast flops_profiler comms_logger comms_config tensorboard wandb
+    csv_monitor comet monitor_config autotuning curriculum_learning data_efficiency
+    progressive_layer_drop eigenvalue checkpoint aio nebula datastates elasticity
+    compression_training quantize_training weight_quantization compile timers hybrid_engine
+    sparse_attention train_args dist_init
+"""
+_ALONE = """
+    steps_per_print wall_clock_breakdown memory_breakdown dump_state gradient_clipping
+    prescale_gradients gradient_predivide_factor gradient_allreduce_op sparse_gradients
+    communication_data_type seq_parallel_communication_data_type disable_allgather
+    dataloader_drop_last log_level graph_harvesting zero_force_ds_cpu_optimizer
+    use_data_before_expert_parallelism managed_gradient_accumulation vocabulary_size
+    allgather_size ddp_bf16 data_parallel_group global_rank
+"""
+
+
+def _ignored() -> re.Pattern[str]:
+    names = [f"{section}.{name}" for section, inside in _PASSED.items() for name in inside.split()]
+    names += _ALONE.split()
+    words = [re.escape(name).replace(r"\.\*", r"(?:\..*)?") for name in names]
+    words += [rf"{section}(?:\..*)?" for section in _SECTIONS.split()]
+    return re.compile("|".join(words))
+
+
+IGNORED = _ignored()
+"""Keys that DeepSpeed has and that have no bearing on a layout."""
+
+TRAINER_ARGUMENTS = {
+    "train_micro_batch_size_per_gpu": "per_device_train_batch_size",
+    "gradient_accumulation_steps": "gradient_accumulation_steps",
+    "train_batch_size": "per_device_train_batch_size and gradient_accumulation_steps",
+    "bf16.enabled": "bf16",
+    "fp16.enabled": "fp16",
+}
+"""What Hugging Face's `Trainer` puts in the place of "auto" (`HfTrainerDeepSpeedConfig` in
+src/transformers/integrations/deepspeed.py)."""
+
+FILLED_FROM_MODEL = frozenset(
     {
-        "zero_optimization.zero_quantized_weights",
-        "zero_optimization.offload_optimizer.device_id",
-        "zero_optimization.stage3_max_reuse_distance",
+        "zero_optimization.stage3_prefetch_bucket_size",
+        "zero_optimization.prefetch_bucket_size",
     }
 )
+"""Keys whose "auto" becomes a multiple of the squared width of the model: prefetching is on."""
 
 REASONS: Reasons = {
     "pp": ("the number of stages is an argument of PipelineModule", "pass num_stages"),

@@ -8,11 +8,13 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from meshwright.errors import InputError
+from meshwright.errors import InputError, Problem
+from meshwright.spec.bridge.fsdp2.layout import HOST_STATES
+from meshwright.spec.bridge.kind import Wanted, read_table
+from meshwright.spec.bridge.report import read_layout
 from meshwright.spec.bridge.results import Imported
 from meshwright.spec.bridge.settings import Settings, flatten, sort_out
-from meshwright.spec.files import parse
-from meshwright.spec.layout.kinds import Offload, Precision
+from meshwright.spec.layout.kinds import Precision
 from meshwright.spec.layout.layout import Layout
 
 _KEYS = """
@@ -32,7 +34,11 @@ IGNORED = re.compile(
     r"machine_rank|main_\w+|num_machines|rdzv_\w+|same_network|tpu_\w+|use_cpu|gpu_ids|"
     r"dynamo_config.*|fsdp_config\.\w+|parallelism_config\.\w+|fp8_config.*)"
 )
-_STATES: tuple[Offload, ...] = ("gradients", "optimizer", "parameters")
+WANTED = Wanted("fsdp2", "FSDP2 settings", "give Accelerate's YAML with an fsdp_config")
+_OTHERS = {
+    "DEEPSPEED": "import DeepSpeed's JSON with --from deepspeed",
+    "MEGATRON_LM": "import Megatron-LM's flags with --from megatron",
+}
 _PRECISIONS: dict[str, Precision] = {
     "no": "fp32",
     "bf16": "bf16",
@@ -59,19 +65,18 @@ def is_config(given: str | Mapping[str, Any]) -> bool:
     return re.search(r"(?m)^\s*\"?(?:fsdp_config|distributed_type)\"?\s*:", given) is not None
 
 
-def import_(
-    given: str | Mapping[str, Any], *, gpus: int | None = None, name: str = "imported"
-) -> Imported:
-    """Read a configuration; it holds no model, so `name` has no use."""
-    del name
-    data = given if isinstance(given, Mapping) else parse(given, ".yaml", "config")
-    if not isinstance(data, Mapping):
-        raise InputError("the text is not Accelerate's YAML")
+def import_(given: str | Mapping[str, Any], *, gpus: int | None = None) -> Imported:
+    """Read a configuration; it holds no model."""
+    data = read_table(given, ".yaml", "config", WANTED)
+    engine = str(data.get("distributed_type", "FSDP")).upper()
+    if engine in _OTHERS and "fsdp_config" not in data:
+        what = f"{engine} is set up there, not FSDP2"
+        raise InputError([Problem("distributed_type", what, _OTHERS[engine])])
     flat = flatten(data)
     settings = Settings(flat, KEYS)
-    ignored = sort_out(flat, settings, IGNORED, "Accelerate key", cutoff=0.9, real=frozenset())
+    found = sort_out(flat, settings, IGNORED, "Accelerate key", cutoff=0.9, real=frozenset())
     layout = _read(settings, gpus)
-    return Imported(layout=layout, ignored=ignored, unknown=tuple(settings.notes))
+    return Imported(layout=layout, ignored=found.ignored, unknown=tuple(settings.notes))
 
 
 def _read(settings: Settings, gpus: int | None) -> Layout:
@@ -85,8 +90,9 @@ def _read(settings: Settings, gpus: int | None) -> Layout:
         shard = max(1, gpus // (tp * cp * replicas))
     if shard * replicas * tp * cp != gpus:
         settings.wrong(
-            "num_processes", f"the degrees make {shard * replicas * tp * cp} GPUs, not {gpus}"
-        )
+            "num_processes", f"the degrees make {shard * replicas * tp * cp} GPUs, not {gpus}",
+            "change a size or the number of processes",
+        )  # fmt: skip
     strategy = settings.choice("fsdp_config.fsdp_sharding_strategy", _STRATEGIES, 3)
     zero = settings.choice("fsdp_config.fsdp_reshard_after_forward", _STRATEGIES, strategy)
     if settings.whole("fsdp_config.fsdp_version", 1) != 2:
@@ -99,16 +105,17 @@ def _read(settings: Settings, gpus: int | None) -> Layout:
     offload = settings.flag("fsdp_config.fsdp_offload_params")
     steps = settings.optional_whole("gradient_accumulation_steps")
     settings.finish()
-    return Layout(
-        tp=tp,
-        cp=cp,
-        cp_kind="allgather" if cp > 1 and kind == "allgather" else "ring",
-        dp=replicas * shard,
-        shard=shard * cp if replicas > 1 and zero else None,
-        zero=zero,
-        recompute="full" if recompute else "none",
-        precision=precision,
-        master_precision="none" if precision == "fp32" else "fp32",
-        offload=_STATES if offload else (),
-        global_batch=replicas * shard * steps if steps is not None else None,
-    )
+    fields = {
+        "tp": tp,
+        "cp": cp,
+        "cp_kind": "allgather" if cp > 1 and kind == "allgather" else "ring",
+        "dp": replicas * shard,
+        "shard": shard * cp if replicas > 1 and zero else None,
+        "zero": zero,
+        "recompute": "full" if recompute else "none",
+        "precision": precision,
+        "master_precision": "none" if precision == "fp32" else "fp32",
+        "offload": HOST_STATES if offload else (),
+        "global_batch": replicas * shard * steps if steps is not None else None,
+    }
+    return read_layout(fields, {})

@@ -3,9 +3,11 @@
 from typing import Any
 
 from meshwright.errors import Problem
-from meshwright.spec.bridge.report import NO_MODEL, Reasons
+from meshwright.spec.bridge.report import NO_MODEL, Reasons, read_layout
 from meshwright.spec.bridge.settings import Settings
+from meshwright.spec.layout.kinds import Offload
 from meshwright.spec.layout.layout import Layout
+from meshwright.spec.read import shown
 
 KEYS = (
     "mesh", "mesh_dim_names", "reshard_after_forward", "param_dtype", "reduce_dtype", "stored",
@@ -17,7 +19,8 @@ _DTYPES = {"bf16": "torch.bfloat16", "fp16": "torch.float16", "fp32": "torch.flo
 DTYPES_BACK = {word: name for name, word in _DTYPES.items()}
 _OPTIMIZERS = {"adamw": "AdamW", "sgd": "SGD", "muon": "Muon"}
 _ROTATE = {"ring": "alltoall", "allgather": "allgather"}
-_STATES = ("gradients", "optimizer", "parameters")
+HOST_STATES: tuple[Offload, ...] = ("gradients", "optimizer", "parameters")
+"""What `CPUOffloadPolicy` keeps on the host; it takes no part of it alone."""
 _AXES = ("dp_replicate", "dp_shard", "cp", "tp", "pp")
 
 
@@ -41,7 +44,7 @@ def write(layout: Layout) -> dict[str, Any]:
         "param_dtype": _DTYPES[half],
         "reduce_dtype": _DTYPES.get(reduced, _DTYPES["fp32"]),
         "stored": _DTYPES[stored],
-        "offload": set(layout.offload) >= set(_STATES),
+        "offload": set(layout.offload) >= set(HOST_STATES),
         "rotate": _ROTATE.get(layout.cp_kind, "alltoall") if layout.cp > 1 else None,
         "checkpoint": layout.recompute == "full",
         "optimizer": _OPTIMIZERS.get(layout.optimizer, "AdamW"),
@@ -100,11 +103,11 @@ def read(settings: Settings, gpus: int | None) -> Layout:
         "gradient_precision": settings.choice("reduce_dtype", DTYPES_BACK, precision),
         "microbatch": micro,
         "global_batch": micro * steps * dp if steps is not None else None,
-        "offload": _STATES if settings.flag("offload") else (),
+        "offload": HOST_STATES if settings.flag("offload") else (),
         "order": _order(list(mesh)),
     }
     settings.finish()
-    return Layout(**fields)
+    return read_layout(fields, {})
 
 
 def _mesh(settings: Settings) -> dict[str, int]:
@@ -126,7 +129,8 @@ def _mesh(settings: Settings) -> dict[str, int]:
         or len(sizes) != len(names)
         or not all(type(size) is int and 0 < size < 10**9 for size in sizes)
     ):
-        settings.wrong("mesh", f"{sizes!r} with {names!r} is not a mesh of sizes and names")
+        settings.wrong("mesh", f"{shown(sizes)} with {shown(names)} is not a mesh of sizes and "
+                       "names", 'write (2, 4) with ("dp_replicate", "dp_shard")')  # fmt: skip
         return {}
     mesh: dict[str, int] = {}
     for size, name in zip(sizes, names, strict=True):

@@ -7,6 +7,7 @@ mp_policy, offload_policy). Sharding covers the `dp_shard` and `cp` dimensions o
 """
 
 import ast
+import re
 import textwrap
 from collections.abc import Mapping
 from typing import Any
@@ -14,20 +15,32 @@ from typing import Any
 from meshwright.errors import InputError, Problem
 from meshwright.spec.bridge.fsdp2 import accelerate
 from meshwright.spec.bridge.fsdp2 import layout as mesh_layout
-from meshwright.spec.bridge.report import lost, notes
+from meshwright.spec.bridge.kind import Wanted, foreign, kind_of, require_flat, require_own
+from meshwright.spec.bridge.report import lost, notes, with_batch
 from meshwright.spec.bridge.results import Exported, Imported
-from meshwright.spec.bridge.settings import Settings
+from meshwright.spec.bridge.settings import Settings, sort_out
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.model.model import Model
 
 TITLE = "FSDP2 settings"
+WANTED = Wanted(
+    "fsdp2",
+    "FSDP2 settings",
+    "give the lines with init_device_mesh and fully_shard, or Accelerate's YAML",
+)
+_NOTHING = re.compile(r"(?!)")
 _ROTATE_HOME = "torch.distributed.tensor.experimental._attention"
 
 
 def export(
-    layout: Layout, model: Model | None = None, *, sequence_length: int | None = None
+    layout: Layout,
+    model: Model | None = None,
+    *,
+    sequence_length: int | None = None,
+    global_batch: int | None = None,
 ) -> Exported:
     """Return a snippet to put where the model is built."""
+    layout = with_batch(layout, global_batch)
     data = mesh_layout.write(layout)
     body = _text(data)
     back = import_(body)
@@ -75,7 +88,8 @@ def _text(data: dict[str, Any]) -> str:
         *["    checkpoint(block)"] * data["checkpoint"],
         "    fully_shard(block, **settings)",
         "fully_shard(model, **settings)",
-        f"optimizer = torch.optim.{data['optimizer']}(model.parameters(), lr=3e-4)",
+        "# learning_rate is yours to set: no layout decides it.",
+        f"optimizer = torch.optim.{data['optimizer']}(model.parameters(), lr=learning_rate)",
         f"local_batch_size = {data['local_batch_size']}",
     ]
     if "gradient_accumulation_steps" in data:
@@ -101,13 +115,21 @@ def _quoted(names: list[str]) -> str:
 
 
 def import_(
-    given: str | Mapping[str, Any], *, gpus: int | None = None, name: str = "imported"
+    given: str | Mapping[str, Any],
+    *,
+    gpus: int | None = None,
+    name: str = "imported",
+    vocab: int | None = None,
 ) -> Imported:
     """Read a snippet, its settings as data, or Accelerate's YAML; none of them holds a model."""
+    del name, vocab
     if accelerate.is_config(given):
-        return accelerate.import_(given, gpus=gpus, name=name)
+        return accelerate.import_(given, gpus=gpus)
+    require_flat(given, WANTED)
     values = dict(given) if isinstance(given, Mapping) else _values(given)
     settings = Settings(values, mesh_layout.KEYS)
+    found = sort_out(values, settings, _NOTHING, "setting of a snippet")
+    require_own(given, sum(key in settings.known for key in values), found, WANTED)
     layout = mesh_layout.read(settings, gpus)
     return Imported(layout=layout, unknown=tuple(settings.notes))
 
@@ -117,9 +139,12 @@ def _values(text: str) -> dict[str, Any]:
     try:
         tree = ast.parse(textwrap.dedent(text))
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
+        kind = kind_of(text)
+        if kind is not None and kind.target != WANTED.target:
+            raise foreign(text, WANTED) from None
         line = getattr(error, "lineno", None)
-        where = f"line {line}" if line else ""
-        raise InputError([Problem(where, "is neither Python nor Accelerate's YAML")]) from None
+        where, what = f"line {line}" if line else "", "is neither Python nor Accelerate's YAML"
+        raise InputError([Problem(where, what, WANTED.hint)]) from None
     values: dict[str, Any] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
@@ -129,10 +154,7 @@ def _values(text: str) -> dict[str, Any]:
             if target in {"local_batch_size", "gradient_accumulation_steps"}:
                 values[target] = _literal(node.value)
     if "mesh" not in values and "reshard_after_forward" not in values and "shards" not in values:
-        raise InputError(
-            [Problem("", "there is no init_device_mesh or fully_shard in the text",
-                     "give the lines that build the mesh and wrap the model")]
-        )  # fmt: skip
+        raise foreign(text, WANTED)
     values.pop("shards", None)
     return values
 

@@ -125,7 +125,8 @@ def read(settings: Settings, gpus: int | None, pp: int) -> dict[str, Any]:
     }
     if instances is not None and zero > 0:
         if dp * cp % instances:
-            settings.wrong(key, f"{instances} does not divide dp × cp = {dp * cp}")
+            settings.wrong(key, f"{instances} does not divide dp × cp = {dp * cp}",
+                           f"use a divisor of {dp * cp}")  # fmt: skip
         else:
             fields["shard"] = dp * cp // instances
     for key in ("rampup_batch_size", "step_batch_size_schedule"):
@@ -158,7 +159,9 @@ def _context_kind(settings: Settings) -> str:
         settings.note("cp_comm_type", f"differs from layer to layer; {words[0]} is read for all")
     unknown = [word for word in words if word not in _CONTEXT_BACK]
     if unknown:
-        settings.wrong("cp_comm_type", f"{unknown[0]!r} is not one of {', '.join(_CONTEXT_BACK)}")
+        settings.wrong(
+            "cp_comm_type", f"{unknown[0]!r} is not one of {', '.join(_CONTEXT_BACK)}", "use p2p"
+        )
         return "ring"
     return _CONTEXT_BACK[words[0]]
 

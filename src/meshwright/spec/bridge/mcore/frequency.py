@@ -9,7 +9,9 @@ from typing import Any
 
 from meshwright.errors import InputError, Problem
 from meshwright.spec.model.pattern import MOST_LAYERS
+from meshwright.spec.read import shown
 
+_SAMPLE = "([0]*3+[1]*58)"
 _TOKEN = re.compile(r"\s*(\d+|[\[\](),+*])")
 
 
@@ -44,16 +46,16 @@ def read(value: Any, where: str) -> int | tuple[int, ...]:
         if text.isdecimal() and len(text) < 10:
             return _interval(int(text), where)
         return _expression(text, where)
-    raise InputError([Problem(where, f"{value!r} is not a layer frequency", "1 or ([0]*3+[1]*58)")])
+    what = f"{shown(value)} is not a layer frequency"
+    raise InputError([Problem(where, what, f"write 1, or {_SAMPLE}")])
 
 
 def marks_of(value: int | tuple[int, ...], layers: int, first: bool, where: str) -> tuple[int, ...]:
     """Return one mark per layer; an interval marks its first layer, or all but its last."""
     if isinstance(value, tuple):
         if len(value) != layers:
-            raise InputError(
-                [Problem(where, f"marks {len(value)} layers of a model that has {layers}")]
-            )
+            what = f"marks {len(value)} layers of a model that has {layers}"
+            raise InputError([Problem(where, what, "mark every layer")])
         return value
     if first:
         return tuple(int(index % value == 0) for index in range(layers))
@@ -62,20 +64,25 @@ def marks_of(value: int | tuple[int, ...], layers: int, first: bool, where: str)
 
 def _interval(value: int, where: str) -> int:
     if value < 1:
-        raise InputError([Problem(where, f"{value} is not at least 1", "1")])
+        raise InputError([Problem(where, f"{value} is not at least 1", "use 1")])
     return value
 
 
 def _short_enough(marks: tuple[int, ...], where: str) -> tuple[int, ...]:
     if len(marks) > MOST_LAYERS:
-        raise InputError([Problem(where, f"marks more than {MOST_LAYERS} layers")])
+        raise _too_many(where)
     return marks
+
+
+def _too_many(where: str) -> InputError:
+    return InputError([Problem(where, f"marks more than {MOST_LAYERS} layers", "mark fewer")])
 
 
 def _expression(text: str, where: str) -> tuple[int, ...]:
     tokens = _TOKEN.findall(text)
     if "".join(tokens) != re.sub(r"\s", "", text) or not tokens:
-        raise InputError([Problem(where, f"{text!r} is not a list expression", "([0]*3+[1]*58)")])
+        what = f"{shown(text)} is not a list expression"
+        raise InputError([Problem(where, what, f"write it like {_SAMPLE}")])
     parser = _Parser(tokens, where)
     marks = parser.sum(0)
     if parser.tokens:
@@ -93,7 +100,7 @@ class _Parser:
     def error(self) -> InputError:
         at = self.tokens[0] if self.tokens else "the end"
         return InputError(
-            [Problem(self.where, f"cannot be read at {at!r}", "write it like ([0]*3+[1]*58)")]
+            [Problem(self.where, f"cannot be read at {at!r}", f"write it like {_SAMPLE}")]
         )
 
     def take(self, *wanted: str) -> str:
@@ -106,7 +113,8 @@ class _Parser:
 
     def sum(self, depth: int) -> tuple[int, ...]:
         if depth > 50:
-            raise InputError([Problem(self.where, "nests more than 50 brackets")])
+            what = "nests more than 50 brackets"
+            raise InputError([Problem(self.where, what, f"write it like {_SAMPLE}")])
         marks = self.product(depth)
         while self.next_is("+"):
             self.take("+")
@@ -119,7 +127,7 @@ class _Parser:
             self.take("*")
             times = self.number()
             if times * len(marks) > MOST_LAYERS:
-                raise InputError([Problem(self.where, f"marks more than {MOST_LAYERS} layers")])
+                raise _too_many(self.where)
             marks = marks * times
         return marks
 

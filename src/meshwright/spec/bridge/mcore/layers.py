@@ -215,7 +215,8 @@ class LayerReader:
     def _part(self, symbol: str) -> Block:
         settings, name = self.settings, PART_NAMES[symbol]
         if symbol == "E" and self.experts is None:
-            settings.wrong("num_experts", "is needed for the routed layers of the pattern")
+            settings.wrong("num_experts", "is needed for the routed layers of the pattern",
+                           f"give {settings.label('num_experts')}")  # fmt: skip
         if symbol in "-E":
             return Block(
                 name=name, mlp=self.experts if symbol == "E" and self.experts else self.mlp

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from meshwright.errors import InputError, Problem
+from meshwright.errors import Problem
 from meshwright.spec.bridge.mcore import degrees, model, numbers, stages, steps
-from meshwright.spec.bridge.report import Reasons
+from meshwright.spec.bridge.report import Reasons, read_layout
 from meshwright.spec.bridge.settings import Settings
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.model.model import Model
@@ -67,13 +67,8 @@ def read(settings: Settings, gpus: int | None) -> Layout:
     fields |= steps.read(settings, pp, virtual, fields["zero"])
     fields |= numbers.read(settings)
     settings.finish()
-    try:
-        return Layout(**fields)
-    except InputError as error:
-        raise InputError(
-            Problem(_origin(settings, problem.where), problem.what, problem.fix)
-            for problem in error.problems
-        ) from None
+    origin = {field: settings.label(key) for field, key in _ORIGIN.items()}
+    return read_layout(fields, origin)
 
 
 _ORIGIN = {
@@ -86,11 +81,6 @@ _ORIGIN = {
     "virtual_stages": "virtual_pipeline_model_parallel_size",
     "recompute_layers": "recompute_num_layers",
 }
-
-
-def _origin(settings: Settings, field: str) -> str:
-    key = _ORIGIN.get(field)
-    return settings.label(key) if key is not None else f"layout.{field}"
 
 
 REASONS: Reasons = {

@@ -140,7 +140,7 @@ def _window(settings: Settings) -> int | None:
     try:
         back, ahead = (int(part) for part in value or ())
     except (TypeError, ValueError):
-        settings.wrong("window_size", f"{value!r} is not a pair of numbers", "4095,0")
+        settings.wrong("window_size", f"{value!r} is not a pair of numbers", "write 4095,0")
         return None
     if ahead != 0:
         settings.note("window_size", f"looks {ahead} positions ahead, which is not held")

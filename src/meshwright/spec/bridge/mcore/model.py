@@ -1,7 +1,6 @@
 """A `Model` in Megatron-Core's settings, and back. Which layer is what stands in `layers`."""
 
 from collections.abc import Callable
-from itertools import groupby
 from typing import Any, TypeVar
 
 from meshwright.errors import InputError
@@ -28,6 +27,8 @@ SETTINGS = (
     "norm_epsilon",
     "apply_layernorm_1p",
     "mtp_num_layers",
+    "attention_dropout",
+    "hidden_dropout",
     "seq_length",
     *layers.SETTINGS,
     *mixers.SETTINGS,
@@ -61,6 +62,9 @@ def write(model: Model, layout: Layout) -> dict[str, Any]:
         "apply_layernorm_1p": model.norm.unit_offset,
         "add_bias_linear": biased,
         "mtp_num_layers": model.multi_token.depth if model.multi_token else None,
+        # Megatron-Core drops a tenth unless told otherwise; models here drop nothing.
+        "attention_dropout": 0.0,
+        "hidden_dropout": 0.0,
     }
     turning = _rotary_of(blocks)
     positions = _position_type(model, turning, latent is not None)
@@ -144,22 +148,25 @@ def _write_feedforward(blocks: tuple[Block, ...], biased: bool) -> dict[str, Any
     return settings
 
 
-def read(settings: Settings, tp: int, name: str) -> Model | None:
-    """Return the model that the settings describe, None where they describe none or a part."""
+def read(settings: Settings, tp: int, name: str, vocab: int | None) -> Model | None:
+    """Return the model that the settings describe, None where they describe none or a part.
+
+    `vocab` is the size of the tokenizer's vocabulary, used where the settings leave it out.
+    """
+    if not (settings.given("vocab_size") or settings.given("padded_vocab_size")):
+        settings.put({"vocab_size": vocab})
     pattern = settings.text("hybrid_layer_pattern")
+    missing = _missing(settings, pattern)
+    if missing:
+        _note_missing(settings, missing, pattern)
+        return None
     count = settings.optional_whole("num_layers")
     hidden = settings.optional_whole("hidden_size")
-    if hidden is None or (count is None and not pattern):
-        return None
-    vocab = _read_vocab(settings, tp)
-    if vocab is None:
-        settings.note(
-            "hidden_size", "the model is not read: the size of its vocabulary is not given",
-            f"give {settings.label('vocab_size')}",
-        )  # fmt: skip
-        return None
+    rows = _read_vocab(settings, tp)
+    if hidden is None or rows is None or (count is None and not pattern):
+        return None  # the fault is recorded
     if (count or 0) > MOST_LAYERS or len(pattern or "") > MOST_LAYERS:
-        settings.wrong("num_layers", f"is more than {MOST_LAYERS}")
+        settings.wrong("num_layers", f"is more than {MOST_LAYERS}", f"use at most {MOST_LAYERS}")
         return None
     reader = layers.LayerReader(settings, hidden)
     blocks = reader.blocks(count or 0, pattern)
@@ -169,14 +176,17 @@ def read(settings: Settings, tp: int, name: str) -> Model | None:
     kinds = dict.fromkeys(blocks)
     if depth:
         kinds[head] = None
+    for key in ("attention_dropout", "hidden_dropout"):
+        if (part := settings.number(key, 0.0)) != 0.0:
+            settings.note(key, f"a dropout of {part} cannot be held; a model here drops nothing")
     norm = settings.choice("normalization", {"LayerNorm": "layer", "RMSNorm": "rms"}, "layer")
     try:
         return Model(
             name=name,
             hidden=hidden,
-            vocab=vocab,
+            vocab=rows,
             blocks=tuple(kinds),
-            pattern=_pattern([block.name for block in blocks]),
+            pattern=compress(tuple(block.name for block in blocks)),
             norm=Norm(
                 kind="rms" if norm == "rms" else "layer",
                 eps=settings.number("norm_epsilon", 1e-5),
@@ -194,6 +204,30 @@ def read(settings: Settings, tp: int, name: str) -> Model | None:
         for problem in error.problems:
             settings.wrong("norm_epsilon", problem.what, problem.fix)
         return None
+
+
+def _missing(settings: Settings, pattern: str | None) -> list[str]:
+    """Return the settings without which there is no model and that are not given."""
+    attends = pattern is None or bool(set("*+") & set(pattern))
+    needed = {
+        "num_layers": pattern is None,
+        "hidden_size": True,
+        "num_attention_heads": attends,
+        "vocab_size": not settings.given("padded_vocab_size"),
+    }
+    return [key for key, asked in needed.items() if asked and not settings.given(key)]
+
+
+def _note_missing(settings: Settings, missing: list[str], pattern: str | None) -> None:
+    """Name what a model lacks, where the settings begin to describe one."""
+    if not (pattern or settings.given("num_layers") or settings.given("hidden_size")):
+        return
+    flags = " and ".join(settings.label(key) for key in missing)
+    fix = f"give {flags}"
+    if missing == ["vocab_size"]:
+        fix += ", or the size of the tokenizer's vocabulary (vocab)"
+    what = f"the model needs {flags}, which the settings leave out; only the layout is read"
+    settings.note(missing[0], what, fix)
 
 
 def _read_vocab(settings: Settings, tp: int) -> int | None:
@@ -217,11 +251,3 @@ def _read_heads(
     if head is None or len(set(words)) > 1:
         settings.note("hybrid_layer_pattern", "heads of several layers cannot be held")
     return len(words), head or last
-
-
-def _pattern(names: list[str]) -> str:
-    """Write the order of the blocks, as a repetition where the list is short enough to search."""
-    if len(names) <= 200 and len(set(names)) > 1:
-        return compress(tuple(names))
-    runs = [(name, len(list(group))) for name, group in groupby(names)]
-    return " ".join(f"{count}*{name}" if count > 1 else name for name, count in runs)

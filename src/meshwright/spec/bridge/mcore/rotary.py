@@ -3,8 +3,10 @@
 from typing import Any
 
 from meshwright.errors import InputError
+from meshwright.spec.bridge.difference import LLAMA3_ROTARY
 from meshwright.spec.bridge.settings import Settings
 from meshwright.spec.model.positions import Rotary
+from meshwright.spec.read import shown
 
 SETTINGS = (
     "rotary_base",
@@ -28,8 +30,6 @@ SETTINGS = (
     "mrope_section",
 )
 
-# megatron/core/models/common/embeddings/rotary_pos_embedding.py: `_apply_scaling` fixes these.
-_LLAMA3 = {"low_frequency": 1.0, "high_frequency": 4.0, "original_positions": 8192}
 # megatron/training/argument_utils.py, `_apply_yarn_config_from_args`, and `MLATransformerConfig`.
 _YARN_POSITIONS = 4096
 
@@ -94,7 +94,7 @@ def read(settings: Settings, kind: str, latent: bool) -> Rotary | None:
         fields |= {"scaling": "mrope", "sections": _sections(settings)}
     elif settings.flag("use_rope_scaling"):
         factor = settings.number("rope_scaling_factor", 8.0)
-        fields |= {"scaling": "llama3", "factor": factor, **_LLAMA3}
+        fields |= {"scaling": "llama3", "factor": factor, **LLAMA3_ROTARY}
     elif settings.given("rotary_seq_len_interpolation_factor"):
         factor = settings.number("rotary_seq_len_interpolation_factor", 1.0)
         fields |= {"scaling": "linear", "factor": factor}
@@ -133,5 +133,7 @@ def _sections(settings: Settings) -> tuple[int, ...]:
     try:
         return tuple(int(item) for item in items)
     except (TypeError, ValueError):
-        settings.wrong("mrope_section", f"{value!r} is not a list of whole numbers")
+        settings.wrong(
+            "mrope_section", f"{shown(value)} is not a list of whole numbers", "write 16 24 24"
+        )
         return ()

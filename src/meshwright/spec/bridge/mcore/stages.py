@@ -16,17 +16,19 @@ from meshwright.spec.model.model import Model
 from meshwright.spec.model.pattern import MOST_LAYERS
 from meshwright.spec.read import shown
 
+SIZE = "pipeline_model_parallel_size"
+VIRTUAL = "virtual_pipeline_model_parallel_size"
+CHUNK_LAYERS = "num_layers_per_virtual_pipeline_stage"
+SPLIT = "pipeline_model_parallel_layout"
+FIRST = "num_layers_in_first_pipeline_stage"
+LAST = "num_layers_in_last_pipeline_stage"
+COUNT_EMBEDDING = "account_for_embedding_in_pipeline_split"
+COUNT_LOSS = "account_for_loss_in_pipeline_split"
+PATTERN = "hybrid_layer_pattern"
+
 SETTINGS = (
-    "pipeline_model_parallel_size",
-    "virtual_pipeline_model_parallel_size",
-    "num_layers_per_virtual_pipeline_stage",
-    "pipeline_model_parallel_layout",
-    "num_layers_in_first_pipeline_stage",
-    "num_layers_in_last_pipeline_stage",
-    "account_for_embedding_in_pipeline_split",
-    "account_for_loss_in_pipeline_split",
-    "hybrid_layer_pattern",
-)
+    SIZE, VIRTUAL, CHUNK_LAYERS, SPLIT, FIRST, LAST, COUNT_EMBEDDING, COUNT_LOSS, PATTERN,
+)  # fmt: skip
 
 _LONG_NAMES = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
 
@@ -36,11 +38,9 @@ def write(layout: Layout, model: Model | None) -> dict[str, Any]:
     split = layout.stage_layers
     heads = model.multi_token.depth if model is not None and model.multi_token else 0
     return {
-        "pipeline_model_parallel_size": layout.pp,
-        "virtual_pipeline_model_parallel_size": (
-            layout.virtual_stages if layout.virtual_stages > 1 and split is None else None
-        ),
-        "pipeline_model_parallel_layout": _line(split, heads) if split is not None else None,
+        SIZE: layout.pp,
+        VIRTUAL: (layout.virtual_stages if layout.virtual_stages > 1 and split is None else None),
+        SPLIT: _line(split, heads) if split is not None else None,
     }
 
 
@@ -58,20 +58,21 @@ def _line(split: tuple[int, ...], heads: int) -> str:
 
 def read(settings: Settings) -> dict[str, Any]:
     """Return `pp`, `virtual_stages` and `stage_layers`."""
-    pp = settings.whole("pipeline_model_parallel_size", 1)
+    pp = settings.whole(SIZE, 1)
     chunks = _chunks(settings)
     if chunks is not None:
         return _from_chunks(settings, pp, chunks)
-    virtual = settings.whole("virtual_pipeline_model_parallel_size", 1)
+    virtual = settings.whole(VIRTUAL, 1)
     layers = settings.optional_whole("num_layers")
     virtual = _from_layers_per_chunk(settings, pp, virtual, layers)
     fields: dict[str, Any] = {"pp": pp, "virtual_stages": virtual}
-    uneven = any(settings.given(key) for key in SETTINGS[4:6])
-    if uneven or any(settings.flag(key) for key in SETTINGS[6:8]):
+    counted = (COUNT_EMBEDDING, COUNT_LOSS)
+    uneven = [key for key in (FIRST, LAST) if settings.given(key)]
+    uneven += [key for key in counted if settings.flag(key)]
+    if uneven:
         if layers is None:
-            key = next(key for key in SETTINGS[4:8] if settings.given(key))
             settings.note(
-                key, "splits the layers unevenly, and the number of layers is not given",
+                uneven[0], "splits the layers unevenly, and the number of layers is not given",
                 f"give {settings.label('num_layers')} too",
             )  # fmt: skip
         elif pp * virtual <= MOST_LAYERS:
@@ -81,34 +82,36 @@ def read(settings: Settings) -> dict[str, Any]:
 
 
 def _from_layers_per_chunk(settings: Settings, pp: int, virtual: int, layers: int | None) -> int:
-    key = "num_layers_per_virtual_pipeline_stage"
-    each = settings.optional_whole(key)
+    each = settings.optional_whole(CHUNK_LAYERS)
     if each is None:
         return virtual
     if layers is None:
         settings.wrong(
-            key, "says nothing without the number of layers",
+            CHUNK_LAYERS, "says nothing without the number of layers",
             f"give {settings.label('num_layers')} too",
         )  # fmt: skip
         return virtual
-    layers += settings.flag("account_for_embedding_in_pipeline_split")
-    layers += settings.flag("account_for_loss_in_pipeline_split")
+    layers += settings.flag(COUNT_EMBEDDING)
+    layers += settings.flag(COUNT_LOSS)
     if layers % (pp * each):
-        settings.wrong(key, f"{each} does not cut {layers} layers over {pp} stages evenly")
+        settings.wrong(
+            CHUNK_LAYERS, f"{each} does not cut {layers} layers over {pp} stages evenly",
+            "use a divisor of the layers of a stage",
+        )  # fmt: skip
         return virtual
     return max(1, layers // (pp * each))
 
 
 def _uneven(settings: Settings, pp: int, virtual: int, layers: int) -> tuple[int, ...] | None:
     """Return chunk sizes where the first and last stage are smaller than the rest."""
-    first = settings.optional_whole("num_layers_in_first_pipeline_stage")
-    last = settings.optional_whole("num_layers_in_last_pipeline_stage")
+    first = settings.optional_whole(FIRST)
+    last = settings.optional_whole(LAST)
     if first is not None or last is not None:
         rest = pp - (first is not None) - (last is not None)
         left = layers - (first or 0) - (last or 0)
         if left < 0 or (rest > 0 and left % rest) or (rest <= 0 and left):
             settings.wrong(
-                "num_layers_in_first_pipeline_stage" if first else SETTINGS[5],
+                FIRST if first else LAST,
                 f"leaves {left} layers for {max(rest, 0)} stages", "make it divide evenly",
             )  # fmt: skip
             return None
@@ -119,51 +122,55 @@ def _uneven(settings: Settings, pp: int, virtual: int, layers: int) -> tuple[int
         if last is not None:
             per_rank[-1] = last
         if any(count % virtual for count in per_rank):
-            settings.wrong(SETTINGS[1], f"{virtual} chunks do not divide {per_rank}")
+            settings.wrong(
+                VIRTUAL, f"{virtual} chunks do not divide the layers per stage, {shown(per_rank)}",
+                "use a number that divides all of them",
+            )  # fmt: skip
             return None
         return tuple(count // virtual for _ in range(virtual) for count in per_rank)
-    embedding = settings.flag("account_for_embedding_in_pipeline_split")
-    loss = settings.flag("account_for_loss_in_pipeline_split")
+    embedding = settings.flag(COUNT_EMBEDDING)
+    loss = settings.flag(COUNT_LOSS)
     total, chunks = layers + embedding + loss, pp * virtual
     if total % chunks:
         settings.wrong(
-            SETTINGS[6] if embedding else SETTINGS[7], f"{total} parts do not fill {chunks} chunks"
-        )
+            COUNT_EMBEDDING if embedding else COUNT_LOSS,
+            f"{total} parts do not fill {chunks} chunks", f"use a divisor of {total}",
+        )  # fmt: skip
         return None
     split = [total // chunks] * chunks
     split[0] -= embedding
     split[-1] -= loss
     if min(split) < 0:
-        settings.wrong(SETTINGS[6], "leaves a chunk without room for embedding and loss")
+        settings.wrong(COUNT_EMBEDDING, "leaves a chunk without room for embedding and loss",
+                       "use fewer stages")  # fmt: skip
         return None
     return tuple(split)
 
 
 def _from_chunks(settings: Settings, pp: int, chunks: tuple[int, ...]) -> dict[str, Any]:
     if len(chunks) % pp:
-        settings.wrong(
-            "pipeline_model_parallel_size", f"{pp} does not divide the {len(chunks)} chunks"
-        )
+        settings.wrong(SIZE, f"{pp} does not divide the {len(chunks)} chunks",
+                       f"use a divisor of {len(chunks)}")  # fmt: skip
         return {"pp": pp}
     return {"pp": pp, "virtual_stages": len(chunks) // pp, "stage_layers": chunks}
 
 
 def _chunks(settings: Settings) -> tuple[int, ...] | None:
     """Return the explicit chunk sizes, None where the split is left to Megatron."""
-    hybrid = settings.raw("hybrid_layer_pattern")
+    hybrid = settings.raw(PATTERN)
     if isinstance(hybrid, str) and "|" in hybrid.split("/")[0]:
         return tuple(len(part) for part in hybrid.split("/")[0].split("|"))
-    key = "pipeline_model_parallel_layout"
-    value = settings.raw(key)
+    value = settings.raw(SPLIT)
     if value is None:
         return None
     text = _as_line(value)
     if text is None:
-        settings.wrong(key, f"{shown(value)} is not a pipeline layout", "Et*3|(t*4|)*14m|L")
+        settings.wrong(SPLIT, f"{shown(value)} is not a pipeline layout",
+                       "write it like Et*3|(t*4|)*14m|L")  # fmt: skip
         return None
     unrolled = _unroll(text)
     if unrolled is None or set(unrolled) - set("EtmL|"):
-        settings.wrong(key, f"{shown(value)} holds something other than E, t, m, L and |",
+        settings.wrong(SPLIT, f"{shown(value)} holds something other than E, t, m, L and |",
                        "write it like Et*3|(t*4|)*14m|L")  # fmt: skip
         return None
     return tuple(chunk.count("t") for chunk in unrolled.split("|"))

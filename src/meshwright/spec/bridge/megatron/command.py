@@ -11,10 +11,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from meshwright.errors import InputError, Problem
+from meshwright.spec.bridge.kind import Wanted, foreign, kind_of, require_flat, require_own
 from meshwright.spec.bridge.mcore import layout as mcore
 from meshwright.spec.bridge.mcore import model as mcore_model
 from meshwright.spec.bridge.megatron import flags as table
-from meshwright.spec.bridge.report import lost, notes
+from meshwright.spec.bridge.report import lost, notes, with_batch
 from meshwright.spec.bridge.results import Exported, Imported
 from meshwright.spec.bridge.settings import Settings, sort_out
 from meshwright.spec.bridge.shell import CommandLine, read_command
@@ -22,6 +23,7 @@ from meshwright.spec.layout.layout import Layout
 from meshwright.spec.model.model import Model
 
 TITLE = "Megatron-LM flags"
+WANTED = Wanted("megatron", TITLE, "give Megatron-LM's --flags, or the script that has them")
 WIDTH = 96
 
 _FLAG_OF = {flag.setting: flag.name for flag in reversed(table.FLAGS)}
@@ -30,9 +32,14 @@ _KNOWN = (*mcore.SETTINGS, *(flag.setting for flag in table.FLAGS))
 
 
 def export(
-    layout: Layout, model: Model | None = None, *, sequence_length: int | None = None
+    layout: Layout,
+    model: Model | None = None,
+    *,
+    sequence_length: int | None = None,
+    global_batch: int | None = None,
 ) -> Exported:
     """Return flags that can be pasted behind `pretrain_gpt.py`."""
+    layout = with_batch(layout, global_batch)
     settings = mcore.write(layout, model, sequence_length)
     groups = _grouped(settings, layout)
     flags = [line for lines in groups.values() for line in lines]
@@ -41,12 +48,27 @@ def export(
     back = import_(f"# {world}{body}")
     unexpressed = lost(back, layout, model, sequence_length, title=TITLE, reasons=mcore.REASONS)
     assumed = mcore.assumed(layout, settings)
-    head = notes(layout, unexpressed, assumed)
+    head = [*notes(layout, unexpressed, assumed), *_environment(settings)]
     head[0] = head[0].replace(" (", f", {world.strip()} (", 1)
     data = {line.partition(" ")[0]: line.partition(" ")[2] or True for line in flags}
     return Exported(
         text="\n".join([*head, body]), data=data, unexpressed=unexpressed, assumed=assumed
     )
+
+
+def _environment(settings: dict[str, Any]) -> list[str]:
+    """Say what Megatron asks of the environment (megatron/training/arguments.py)."""
+    name = "CUDA_DEVICE_MAX_CONNECTIONS"
+    degrees = (settings["tensor_model_parallel_size"], settings["context_parallel_size"])
+    split = max(degrees) > 1
+    if settings["use_megatron_fsdp"]:
+        return [f"# Leave {name} unset: Megatron-FSDP refuses 1."]
+    if settings["overlap_moe_expert_parallel_comm"]:
+        larger = f"# Set {name} above 1, such as 32, to hide the experts' all-to-all"
+        return [f"{larger}; 1 favours tp and cp on Hopper and earlier." if split else f"{larger}."]
+    if split:
+        return [f"# On Hopper and earlier: export {name}=1, or Megatron refuses tp and cp."]
+    return []
 
 
 def _grouped(settings: dict[str, Any], layout: Layout) -> dict[str, list[str]]:
@@ -107,14 +129,14 @@ def _written(groups: dict[str, list[str]]) -> str:
 
 
 def import_(
-    given: str | Mapping[str, Any], *, gpus: int | None = None, name: str = "imported"
+    given: str | Mapping[str, Any],
+    *,
+    gpus: int | None = None,
+    name: str = "imported",
+    vocab: int | None = None,
 ) -> Imported:
     """Read flags, a launch line or a whole script."""
-    command = read_command(given) if isinstance(given, str) else _from_data(given)
-    if not command.flags:
-        raise InputError(
-            [Problem("", "there is no flag in the text", "give it Megatron-LM's --flags")]
-        )
+    command = _command(given)
     values, problems = _values(command)
     settings = Settings(values, _KNOWN, label=lambda key: _FLAG_OF.get(key, key))
     settings.problems += problems
@@ -124,18 +146,37 @@ def import_(
     others = [key for key in values if key not in settings.known and key not in table.NOTED]
     launcher = [key for key in others if table.LAUNCHER.fullmatch(key)]
     others = [key for key in others if key not in launcher]
-    ignored = sort_out(others, settings, table.IGNORED, "Megatron-LM flag")
+    found = sort_out(others, settings, table.IGNORED, "Megatron-LM flag")
+    own = len(command.flags) - len(launcher) - found.strange - found.mistyped
+    require_own(given, own, found, WANTED)
     layout = mcore.read(settings, gpus if gpus is not None else _world(command))
-    model = mcore_model.read(settings, layout.tp, name)
+    model = mcore_model.read(settings, layout.tp, name, vocab)
     length = settings.optional_whole("seq_length")
     settings.finish()
     return Imported(
         layout=layout,
         model=model,
         sequence_length=length,
-        ignored=tuple(sorted([*ignored, *launcher])),
+        ignored=tuple(sorted([*found.ignored, *launcher])),
         unknown=tuple(settings.notes),
     )
+
+
+def _command(given: str | Mapping[str, Any]) -> CommandLine:
+    """Return the flags of a text or a table."""
+    if not isinstance(given, str):
+        require_flat(given, WANTED)
+        return _from_data(given)
+    try:
+        command = read_command(given)
+    except InputError:
+        kind = kind_of(given)
+        if kind is not None and kind.target != WANTED.target:
+            raise foreign(given, WANTED) from None
+        raise
+    if not command.flags:
+        raise foreign(given, WANTED)
+    return command
 
 
 def _from_data(given: Mapping[str, Any]) -> CommandLine:
@@ -161,7 +202,7 @@ def _values(command: CommandLine) -> tuple[dict[str, Any], list[Problem]]:
         elif flag.form in {"on", "off"}:
             values[flag.setting] = flag.form == "on"
         elif not words:
-            problems.append(Problem(name, "needs a value and has none"))
+            problems.append(Problem(name, "needs a value and has none", "write one behind it"))
         elif words[0].startswith("$"):
             problems.append(
                 Problem(name, f"its value is {words[0]}, which the text does not set",

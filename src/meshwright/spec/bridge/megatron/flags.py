@@ -61,8 +61,7 @@ _GROUPS = {
         disable-pad-vocab-size~ max-position-embeddings untie-embeddings-and-output-weights!
         normalization norm-epsilon layernorm-epsilon apply-layernorm-1p! swiglu! quick-geglu!
         squared-relu! glu-linear-offset activation-func-clamp-value disable-bias-linear~
-        no-bias-gelu-fusion~
-        mtp-num-layers""",
+        no-bias-gelu-fusion~ mtp-num-layers attention-dropout hidden-dropout""",
     "attention": """
         num-attention-heads group-query-attention! num-query-groups kv-channels add-qkv-bias!
         qk-layernorm! qk-l2-norm! window-size window-attn-skip-freq softmax-type
@@ -210,7 +209,7 @@ NOTED = {
 
 _IGNORED_PREFIXES = """
     activation-offload adam adlr allow app-tag apply-query apply-wd async attention-backend
-    attention-dropout attention-softmax auto-detect batch-invariant bert biencoder block-data
+    attention-softmax auto-detect batch-invariant bert biencoder block-data
     cache-mla calc-ft calculate-per-token-loss chat-template check ckpt classes clip-grad
     config-logger cpu-offloading-retain create-all cross-entropy cuda-graph data-args data-cache
     data-parallel-random data-path data-per dataloader ddp decode-only decoupled decrease-batch
@@ -223,7 +222,7 @@ _IGNORED_PREFIXES = """
     evidence exit external-cuda fake-process fault-injector fim fine-grained-offloading finetune
     flash flight-recorder fp16-lm fp32-residual fp8-amax fp8-interval fp8-margin fp8-output
     freeze fsdp-db fsdp-double fsdp-manual ft-num full-validation fused-residual gdp gpu-sniff
-    grpo gtp head-lr help hidden-dropout high-priority hybrid-attention hybrid-mlp hysteresis
+    grpo gtp head-lr help high-priority hybrid-attention hybrid-mlp hysteresis
     ict img indexer inference init-method init-model initial-loss inprocess is-hybrid iter
     iterations keep-fp8 kitchen langrl lazy-mpu lion load local-rank log logging logits
     loss-scale lr mamba-inference mamba-training manual-gc mask max-tokens megatron-fsdp

@@ -3,8 +3,8 @@
 The fields are in `fields`, what they mean in `mcore`. Every field that a layout decides is
 written, also where it is off, because the file overrides a recipe that may have it on. Read are
 such files, `run_config.yaml`, Hydra-style `section.field=value` words and the assignments of a
-recipe function (`cfg.model.tensor_model_parallel_size = 8`). A field that is absent has the value
-of the common pretraining recipe.
+recipe function (`cfg.model.tensor_model_parallel_size = 8`); a field that is absent has the value
+of the common pretraining recipe. Older configurations, of NeMo 1 and 2, go through `older`.
 """
 
 import ast
@@ -13,20 +13,29 @@ import textwrap
 from collections.abc import Mapping
 from typing import Any
 
-from meshwright.errors import InputError, Problem
+from meshwright.errors import Problem
+from meshwright.spec.bridge.kind import Wanted, read_table, require_own
 from meshwright.spec.bridge.mcore import frequency
 from meshwright.spec.bridge.mcore import layout as mcore
 from meshwright.spec.bridge.mcore import model as mcore_model
 from meshwright.spec.bridge.megatron.flags import NOTED
 from meshwright.spec.bridge.nemo import fields as table
-from meshwright.spec.bridge.report import Reasons, lost, notes, plain_data
+from meshwright.spec.bridge.nemo import older
+from meshwright.spec.bridge.report import Reasons, lost, notes, plain_data, with_batch
 from meshwright.spec.bridge.results import Exported, Imported
-from meshwright.spec.bridge.settings import Settings, flatten, nest, sort_out
-from meshwright.spec.files import dump_data, parse
+from meshwright.spec.bridge.settings import Settings, Sorted, flatten, nest, sort_out
+from meshwright.spec.files import dump_data
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.model.model import Model
+from meshwright.spec.names import nearest
+from meshwright.spec.read import shown
 
 TITLE = "Megatron-Bridge recipe fields"
+WANTED = Wanted(
+    "nemo",
+    "NeMo or Megatron-Bridge settings",
+    "give YAML, section.field=value words, or cfg.section.field = value lines",
+)
 
 REASONS: Reasons = {
     **mcore.REASONS,
@@ -41,16 +50,26 @@ _DTYPES = {
     "fp8": "torch.uint8",
 }
 _SECTION = (
-    r"(?:model|train|ddp|optimizer|dist|dataset|checkpoint|mixed_precision|comm_overlap)(?:\.\w+)*"
+    r"(?:model|train|ddp|optimizer|dist|dataset|checkpoint|mixed_precision|comm_overlap|"
+    r"trainer|data|optim)(?:\.\w+)*"
 )
+_BUILT = frozenset(
+    {"mixed_precision", "comm_overlap", "trainer.strategy", "trainer.strategy.ddp", "data"}
+)
+"""Sections that a line may build by a call whose keywords are their fields."""
 _ASSIGNED = re.compile(rf"(?m)^[ \t]*\w+\.({_SECTION})[ \t]*=[ \t]*([^=\n][^\n]*)$")
 _HYDRA = re.compile(rf"(?:^|\s)\+{{0,2}}({_SECTION})=(\[[^\]]*\]|[^\s\\]+)")
 
 
 def export(
-    layout: Layout, model: Model | None = None, *, sequence_length: int | None = None
+    layout: Layout,
+    model: Model | None = None,
+    *,
+    sequence_length: int | None = None,
+    global_batch: int | None = None,
 ) -> Exported:
     """Return a YAML file that overrides a recipe."""
+    layout = with_batch(layout, global_batch)
     settings = mcore.write(layout, model, sequence_length)
     data = plain_data(nest(_fields(settings, layout)))
     body = dump_data(data, ".yaml")
@@ -126,25 +145,34 @@ def _mixed_precision(values: dict[str, Any], layout: Layout) -> dict[str, Any]:
 
 
 def import_(
-    given: str | Mapping[str, Any], *, gpus: int | None = None, name: str = "imported"
+    given: str | Mapping[str, Any],
+    *,
+    gpus: int | None = None,
+    name: str = "imported",
+    vocab: int | None = None,
 ) -> Imported:
-    """Read a file of overrides, a saved configuration, Hydra words or a recipe function."""
+    """Read a file of overrides, a saved configuration, Hydra words or a recipe function.
+
+    Configurations of NeMo 1 and NeMo 2 are read as well.
+    """
     flat = flatten(given if isinstance(given, Mapping) else _data(given))
-    values = _values(flat)
-    settings = Settings(values, mcore.SETTINGS, label=lambda key: table.PATHS.get(key, key))
-    _precision(flat, settings)
-    for flag in NOTED:
-        path = "model." + flag.strip("-").replace("-", "_")
-        if flat.get(path):
-            settings.notes.append(Problem(path, f"{NOTED[flag]}: cannot be held"))
-    read = {*table.PATHS.values(), *table.YARN_PATHS.values(), *table.OVERLAP_PATHS.values()}
-    read |= {"mixed_precision", "optimizer.use_distributed_optimizer", "model.bf16", "model.fp16"}
-    others = [path for path in flat if path not in read]
-    ignored = sort_out(
-        others, settings, table.IGNORED, "recipe field", cutoff=0.9, real=table.NEIGHBOURS
+    own = sum(path in _READ or path in older.RENAMED for path in flat)
+    old = older.modern(flat) if older.is_older(flat) else None
+    origin = old.origin if old is not None else {}
+    flat = old.flat if old is not None else flat
+    settings = Settings(
+        _values(flat),
+        mcore.SETTINGS,
+        label=lambda key: origin.get(table.PATHS.get(key, key), table.PATHS.get(key, key)),
     )
+    _precision(flat, settings)
+    if old is not None:
+        settings.notes += old.notes
+        gpus = gpus if gpus is not None else old.gpus
+    found = _sort_out(flat, settings, old is not None)
+    require_own(given, own, found, WANTED)
     layout = mcore.read(settings, gpus)
-    model = mcore_model.read(settings, layout.tp, name)
+    model = mcore_model.read(settings, layout.tp, name, vocab)
     length = settings.optional_whole("seq_length") or settings.optional_whole(
         "max_position_embeddings"
     )
@@ -153,8 +181,41 @@ def import_(
         layout=layout,
         model=model,
         sequence_length=length,
-        ignored=ignored,
+        ignored=found.ignored,
         unknown=tuple(settings.notes),
+    )
+
+
+_READ = frozenset(
+    {
+        *table.PATHS.values(),
+        *table.YARN_PATHS.values(),
+        *table.OVERLAP_PATHS.values(),
+        "mixed_precision",
+        "optimizer.use_distributed_optimizer",
+        "model.bf16",
+        "model.fp16",
+    }
+)
+"""Fields that are read."""
+
+
+def _sort_out(flat: Mapping[str, Any], settings: Settings, old: bool) -> Sorted:
+    """Sort the fields that are not read, and note those that neither layout nor model can hold."""
+    for flag, says in NOTED.items():
+        path = "model." + flag.strip("-").replace("-", "_")
+        if flat.get(path):
+            settings.notes.append(Problem(path, f"{says}: cannot be held"))
+    others = [path for path in flat if path not in _READ]
+    if not old:
+        return sort_out(
+            others, settings, table.IGNORED, "recipe field", cutoff=0.9, real=table.NEIGHBOURS
+        )
+    others = [path for path in others if path not in older.READ]
+    ignore = re.compile(f"{table.IGNORED.pattern}|{older.IGNORED.pattern}")
+    real = table.NEIGHBOURS | older.NEIGHBOURS
+    return sort_out(
+        others, settings, ignore, "NeMo field", cutoff=0.9, real=real, also=older.RENAMED
     )
 
 
@@ -188,8 +249,10 @@ def _precision(flat: Mapping[str, Any], settings: Settings) -> None:
         recipe = named.replace("-", "_")
         if recipe not in table.RECIPES:
             choices = ", ".join(table.RECIPES)
+            close = nearest(recipe, table.RECIPES)
+            fix = f"did you mean {close[0]}?" if close else "use bf16_mixed"
             settings.problems.append(
-                Problem("mixed_precision", f"{named!r} is not one of {choices}")
+                Problem("mixed_precision", f"{shown(named)} is not one of {choices}", fix)
             )
         says = dict(table.RECIPES.get(recipe, {}))
     elif any(path.startswith("mixed_precision.") for path in flat):
@@ -215,13 +278,7 @@ def _data(text: str) -> Mapping[str, Any]:
     hydra = _HYDRA.findall(text)
     if hydra and ": " not in text:
         return {path: _literal(value) for path, value in hydra}
-    data = parse(text, ".yaml", "recipe")
-    if not isinstance(data, Mapping):
-        raise InputError(
-            [Problem("", "there are no recipe fields in the text",
-                     "give YAML, section.field=value words, or cfg.section.field = value lines")]
-        )  # fmt: skip
-    return data
+    return read_table(text, ".yaml", "recipe", WANTED)
 
 
 def _assignments(text: str) -> dict[str, Any]:
@@ -237,7 +294,7 @@ def _assignments(text: str) -> dict[str, Any]:
         path = ast.unparse(node.targets[0]).partition(".")[2]
         if not re.fullmatch(_SECTION, path):
             continue
-        if isinstance(node.value, ast.Call) and path in {"mixed_precision", "comm_overlap"}:
+        if isinstance(node.value, ast.Call) and path in _BUILT:
             made = {f"{path}.{word.arg}": word.value for word in node.value.keywords if word.arg}
             fields |= {key: _literal(ast.unparse(value)) for key, value in made.items()}
             if not made:

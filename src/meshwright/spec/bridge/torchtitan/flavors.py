@@ -9,6 +9,7 @@ from functools import cache
 
 import msgspec
 
+from meshwright.spec.bridge.difference import LLAMA3_ROTARY
 from meshwright.spec.model.block import Block, Norm
 from meshwright.spec.model.build import decoder
 from meshwright.spec.model.feedforward import Experts, Mlp
@@ -16,14 +17,7 @@ from meshwright.spec.model.mixers import Attention, LatentAttention
 from meshwright.spec.model.model import Model
 from meshwright.spec.model.positions import Rotary
 
-_LLAMA3 = Rotary(
-    theta=500000.0,
-    scaling="llama3",
-    factor=8.0,
-    original_positions=8192,
-    low_frequency=1.0,
-    high_frequency=4.0,
-)
+_LLAMA3 = Rotary(theta=500000.0, scaling="llama3", factor=8.0, **LLAMA3_ROTARY)
 
 
 def _llama3(layers: int, hidden: int, heads: int, ffn: int) -> Model:

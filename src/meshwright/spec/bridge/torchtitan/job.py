@@ -12,25 +12,33 @@ from typing import Any
 
 import msgspec
 
-from meshwright.errors import InputError, Problem
-from meshwright.spec.bridge.report import lost, notes, plain_data
+from meshwright.spec.bridge.kind import Wanted, read_table, require_own
+from meshwright.spec.bridge.report import lost, notes, plain_data, with_batch
 from meshwright.spec.bridge.results import Exported, Imported
 from meshwright.spec.bridge.settings import Settings, flatten, nest, sort_out
 from meshwright.spec.bridge.shell import read_command
 from meshwright.spec.bridge.torchtitan import keys as table
 from meshwright.spec.bridge.torchtitan import layout as titan
 from meshwright.spec.bridge.torchtitan.flavors import flavor_model, flavor_of
-from meshwright.spec.files import dump_data, parse
+from meshwright.spec.files import dump_data
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.model.model import Model
 
 TITLE = "torchtitan TOML"
+WANTED = Wanted(
+    "torchtitan", "torchtitan settings", "give a job file in TOML, or --section.key value words"
+)
 
 
 def export(
-    layout: Layout, model: Model | None = None, *, sequence_length: int | None = None
+    layout: Layout,
+    model: Model | None = None,
+    *,
+    sequence_length: int | None = None,
+    global_batch: int | None = None,
 ) -> Exported:
     """Return the sections of a job file that a layout decides."""
+    layout = with_batch(layout, global_batch)
     keys = titan.write(layout, model)
     flavor = flavor_of(model) if model is not None else None
     if flavor is not None:
@@ -59,12 +67,19 @@ def _text(data: dict[str, Any]) -> str:
 
 
 def import_(
-    given: str | Mapping[str, Any], *, gpus: int | None = None, name: str = "imported"
+    given: str | Mapping[str, Any],
+    *,
+    gpus: int | None = None,
+    name: str = "imported",
+    vocab: int | None = None,
 ) -> Imported:
-    """Read a job file."""
-    flat = flatten(given if isinstance(given, Mapping) else _data(given))
+    """Read a job file; a flavor has its own vocabulary, so `vocab` has no use."""
+    del vocab
+    flat = flatten(_data(given))
     settings = Settings(flat, table.KEYS)
-    ignored = sort_out(flat, settings, table.IGNORED, "torchtitan key")
+    found = sort_out(flat, settings, table.IGNORED, "torchtitan key")
+    read = sum(key in settings.known for key in flat)
+    require_own(given, read + len(found.ignored), found, WANTED)
     model = _model(settings, name)
     layout = titan.read(settings, gpus, model.layers if model is not None else None)
     length = settings.optional_whole("training.seq_len")
@@ -73,7 +88,7 @@ def import_(
         layout=layout,
         model=model,
         sequence_length=length,
-        ignored=ignored,
+        ignored=found.ignored,
         unknown=tuple(settings.notes),
     )
 
@@ -89,12 +104,9 @@ def _model(settings: Settings, name: str) -> Model | None:
     return msgspec.structs.replace(model, name=name)
 
 
-def _data(text: str) -> Mapping[str, Any]:
-    if text.lstrip().startswith("--") or " --parallelism." in text:
-        flags = read_command(text).flags
+def _data(given: str | Mapping[str, Any]) -> Mapping[str, Any]:
+    if isinstance(given, str) and (given.lstrip().startswith("--") or " --parallelism." in given):
+        flags = read_command(given).flags
         words = {key.removeprefix("--"): value for key, value in flags.items()}
         return {key: value[0] if value else True for key, value in words.items() if "." in key}
-    data = parse(text, ".toml", "job")
-    if not isinstance(data, Mapping) or not data:
-        raise InputError([Problem("", "there are no torchtitan keys in the text", "give TOML")])
-    return data
+    return read_table(given, ".toml", "job", WANTED)

@@ -3,15 +3,15 @@
 import math
 from typing import Any
 
-from meshwright.errors import InputError, Problem
-from meshwright.spec.bridge.report import Reasons
+from meshwright.errors import Problem
+from meshwright.spec.bridge.fsdp2.layout import HOST_STATES
+from meshwright.spec.bridge.report import Reasons, read_layout
 from meshwright.spec.bridge.settings import Settings
 from meshwright.spec.bridge.torchtitan import stages
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.model.model import Model
 
 _ROTATE = {"ring": "alltoall", "allgather": "allgather"}
-_STATES = ("gradients", "optimizer", "parameters")
 # Per-operation checkpointing keeps attention and every second product and computes the rest again
 # (torchtitan/distributed/activation_checkpoint.py).
 _OP_POLICY = ("layernorm", "mlp_act")
@@ -64,7 +64,7 @@ def _write_numbers(layout: Layout) -> dict[str, Any]:
     keys: dict[str, Any] = {
         "training.dtype": "bfloat16" if half and states == ("none", "bf16", "bf16") else "float32",
         "training.mixed_precision_param": "bfloat16" if half else "float32",
-        "training.enable_cpu_offload": set(layout.offload) >= set(_STATES),
+        "training.enable_cpu_offload": set(layout.offload) >= set(HOST_STATES),
         "optimizer.name": "AdamW",
     }
     converter = _CONVERTERS.get(layout.precision)
@@ -93,13 +93,7 @@ def read(settings: Settings, gpus: int | None, layers: int | None) -> Layout:
     folded = settings.flag("parallelism.pipeline_parallel_expert_parallel_overlap", True)
     fields["overlap_ep"] = folded and fields["schedule"] == "dualpipe-v" and fields["ep"] > 1
     settings.finish()
-    try:
-        return Layout(**fields)
-    except InputError as error:
-        raise InputError(
-            problem._replace(where=_ORIGIN.get(problem.where, f"layout.{problem.where}"))
-            for problem in error.problems
-        ) from None
+    return read_layout(fields, _ORIGIN)
 
 
 _ORIGIN = {
@@ -144,7 +138,7 @@ def _shard(settings: Settings, gpus: int | None, others: int, experts: int, dens
     key = "parallelism.data_parallel_shard_degree"
     shard = settings.whole(key, -1, least=-1)
     if shard == 0:
-        settings.wrong(key, "0 is neither a degree nor -1", "-1")
+        settings.wrong(key, "0 is neither a degree nor -1", "use -1")
         return 1
     if shard > 0:
         if gpus is not None and shard * others != gpus:
@@ -159,7 +153,8 @@ def _shard(settings: Settings, gpus: int | None, others: int, experts: int, dens
         )  # fmt: skip
         return least
     if gpus % others or gpus < others:
-        settings.wrong(key, f"the other degrees, {others}, do not divide the {gpus} GPUs")
+        settings.wrong(key, f"the other degrees, {others}, do not divide the {gpus} GPUs",
+                       "change a degree or the number of GPUs")  # fmt: skip
         return 1
     return gpus // others
 
@@ -184,7 +179,7 @@ def _read_numbers(settings: Settings) -> dict[str, Any]:
         "master_precision": "none" if pure or precision == "fp32" else "fp32",
         "gradient_precision": "bf16" if pure else "fp32",
         "moment_precision": "bf16" if pure else "fp32",
-        "offload": _STATES if settings.flag("training.enable_cpu_offload") else (),
+        "offload": HOST_STATES if settings.flag("training.enable_cpu_offload") else (),
     }
 
 
@@ -202,7 +197,7 @@ def _read_recompute(settings: Settings, layers: int | None, chunks: int) -> dict
         settings.note(key, "every second matrix product is computed again too, which is not held")
         return {"recompute": "selective", "recompute_ops": _OP_POLICY}
     if not option.isdecimal() or len(option) > 9:
-        settings.wrong(key, f"{option!r} is neither a number of layers nor op", "op")
+        settings.wrong(key, f"{option!r} is neither a number of layers nor op", "use op")
         return {}
     every = int(option)
     if every <= 1:

@@ -124,7 +124,8 @@ def _read_parts(settings: Settings, parts: Any, pp: int) -> dict[str, Any]:
         isinstance(part, list | tuple) for part in parts
     )
     if not sound or not parts or len(parts) % pp:
-        settings.wrong(key, f"is not a list of module lists that {pp} stages can share")
+        settings.wrong(key, f"is not a list of module lists that {pp} stages can share",
+                       f"give {pp} lists of module names, or a multiple")  # fmt: skip
         return {}
     split = tuple(sum(str(name).startswith("layers.") for name in part) for part in parts)
     return {"virtual_stages": len(parts) // pp, "stage_layers": split}
@@ -138,7 +139,10 @@ def read_batch(settings: Settings, pp: int, dp: int) -> dict[str, Any]:
         return {"microbatch": local, "global_batch": batch if batch > 0 else None}
     micro = settings.whole("parallelism.pipeline_parallel_microbatch_size", 1)
     if local % micro:
-        settings.wrong("training.local_batch_size", f"{local} is not a multiple of {micro}")
+        settings.wrong(
+            "training.local_batch_size", f"{local} is not a multiple of {micro}",
+            f"use {-(-local // micro) * micro}",
+        )  # fmt: skip
     if batch > local * dp:
         settings.note(
             "training.global_batch_size",

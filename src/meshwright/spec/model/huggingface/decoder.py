@@ -59,6 +59,8 @@ def read_decoder(fields: Fields, t: Traits) -> Model:
 
 def _sizes(fields: Fields, t: Traits) -> dict[str, int]:
     keys = t.keys
+    # Any of them may rest on the class's default (Llava leaves out all but one), but not all.
+    fields.some_of(keys.hidden, keys.heads, keys.ffn, keys.vocab)
     hidden = fields.whole(keys.hidden, t.hidden)
     heads = fields.whole(keys.heads, t.heads)
     sizes = {

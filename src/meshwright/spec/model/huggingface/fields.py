@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from meshwright.errors import InputError, Problem
+from meshwright.spec.bounds import LARGEST, whole
 from meshwright.spec.model.feedforward import Activation
-from meshwright.spec.model.mixers import MOST
-from meshwright.spec.names import nearest
+from meshwright.spec.names import suggestion
 from meshwright.spec.read import shown
 
 W = TypeVar("W", bound=str)
@@ -99,7 +99,7 @@ class Fields:
         return default
 
     def whole(
-        self, key: str, default: int | Missing = MISSING, least: int = 1, most: int = MOST
+        self, key: str, default: int | Missing = MISSING, least: int = 1, most: int = LARGEST
     ) -> int:
         """Read a whole number."""
         data = self.get(key)
@@ -113,18 +113,17 @@ class Fields:
         data = self.get(key)
         if data is MISSING:
             data = default
-        return None if data is None else self._whole(key, data, least, MOST)
+        return None if data is None else self._whole(key, data, least, LARGEST)
 
     def _whole(self, key: str, data: object, least: int, most: int) -> int | None:
         if isinstance(data, float) and data.is_integer():
             data = int(data)
-        if isinstance(data, int) and not isinstance(data, bool) and least <= data <= most:
+        problems = whole(key, data, least, most)
+        if not problems and isinstance(data, int):
             return data
         if not isinstance(data, Missing):
-            limit = f"from {least} to {most:,}" if most < MOST else f"of at least {least}"
-            if isinstance(data, int) and data > most:
-                limit = f"up to {most:,}"
-            self.fault(key, f"{shown(data)} is not a whole number {limit}", f"such as {least}")
+            for problem in problems:
+                self.fault(key, problem.what, problem.fix)
         return None
 
     def number(self, key: str, default: float | Missing = MISSING) -> float:
@@ -182,9 +181,8 @@ class Fields:
         if text in words:
             return words[text]
         if text or self.get(key) == "":
-            close = nearest(text, words)
-            fix = f"did you mean {close[0]}?" if close else f"such as {next(iter(words))}"
-            self.fault(key, f"{shown(text)} is not one of {', '.join(words)}", fix)
+            what = f"{shown(text)} is not one of {', '.join(words)}"
+            self.fault(key, what, suggestion(text, words))
         return next(iter(words.values()))
 
     def activation(self, key: str, default: str | Missing = MISSING) -> Activation:
@@ -208,7 +206,7 @@ class Fields:
         data = self.items(key)
         if data is None:
             return None
-        found = [self._whole(f"{key}[{i}]", item, least, MOST) for i, item in enumerate(data)]
+        found = [self._whole(f"{key}[{i}]", item, least, LARGEST) for i, item in enumerate(data)]
         return tuple(item for item in found if item is not None)
 
     def numbers(self, key: str) -> tuple[float, ...]:
@@ -226,6 +224,14 @@ class Fields:
             return Fields(data, f"{self._where}{self._given(key)}.", self.problems)
         self.fault(key, f"{shown(data)} is not a table", "write it in {}")
         return None
+
+    def some_of(self, *keys: str) -> None:
+        """Note a fault where none of these keys is there: a config that says no size is damaged."""
+        keys = tuple(filter(None, keys))
+        if not any(self.has(key) for key in keys):
+            first, *others = (self._given(key) for key in keys)
+            what = f"is missing, and so are {', '.join(others)}"
+            self.fault(first, what, f"add {first}, or check that the file is whole")
 
     def fixed(self, key: str, value: object) -> None:
         """Note a fault unless the key is absent or has the one value that is understood."""

@@ -27,6 +27,7 @@ _AHEAD = "ahead"
 
 def read_nemotron_h(fields: Fields) -> Model:
     """Read a Nemotron-H config."""
+    fields.some_of("hidden_size", "num_attention_heads", "intermediate_size", "vocab_size")
     names = _layers(fields)
     eps = fields.number("layer_norm_epsilon|norm_eps|rms_norm_eps", 1e-5)
     if eps < 0:

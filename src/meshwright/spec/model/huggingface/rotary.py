@@ -8,7 +8,7 @@ from typing import Any
 
 from meshwright.spec.model.huggingface.fields import MISSING, Fields
 from meshwright.spec.model.positions import Rotary, RotaryScaling
-from meshwright.spec.names import nearest
+from meshwright.spec.names import suggestion
 
 SCALINGS: dict[str, RotaryScaling] = {
     "default": "none",
@@ -62,9 +62,7 @@ def read_rotary(
         table = Fields({} if fields.get("rope_scaling") is None else scaling or {})
     for key in table.names():
         if key not in _KNOWN:
-            close = nearest(key, _KNOWN)
-            table.fault(key, "is not a known rotary setting",
-                        f"did you mean {close[0]}?" if close else "leave it out")  # fmt: skip
+            table.fault(key, "is not a known rotary setting", suggestion(key, sorted(_KNOWN)))
     base = table.number("rope_theta", fields.number(*theta))
     share = table.number("partial_rotary_factor", fields.number(*fraction))
     rule = table.word("rope_type|type", SCALINGS, "default")
