@@ -26,6 +26,8 @@ ANSWERS = {
     "layout.check": ["layout", "check", "examples/llama3-70b.toml"],
     "layout.memory": ["layout", "memory", "examples/llama3-70b.toml"],
     "layout.export": ["layout", "export", "examples/llama3-70b.toml", "--to", "megatron"],
+    "simulate": ["simulate", "examples/llama3-70b.toml"],
+    "validate.training": ["validate", "training"],
     "doctor": ["doctor"],
     "completion": ["completion", "bash"],
 }

@@ -1,0 +1,113 @@
+"""`mw validate training`: predictions beside what other people published, row by row."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from meshwright.cli.answer import Answer, Note, View, facts, table
+from meshwright.cli.parser import add_common, verbs
+from meshwright.errors import MissingPart
+from meshwright.predict.published import Scored, read_rows, score, summary
+
+EXAMPLES = (
+    "mw validate training",
+    "mw validate training --runs mine.json --json",
+)
+_VERBS = (("training", "score predicted training steps against published runs", EXAMPLES),)
+RUNS = Path("validation/training/runs.json")
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the verbs and their flags."""
+    found = verbs(parser, _VERBS)
+    found["training"].add_argument(
+        "--runs", metavar="FILE", help=f"JSON list of runs (default: {RUNS} of the repository)"
+    )
+    add_common(found["training"])
+
+
+def run(args: argparse.Namespace) -> Answer:
+    """Answer with every row and the summary."""
+    path = Path(args.runs) if args.runs else _own_runs()
+    results = score(read_rows(path))
+    summed = summary(results)
+    data = {"rows": [_row(result) for result in results], "summary": summed}
+    views: tuple[View, ...] = (
+        facts(_headline(results, summed)),
+        *(
+            _table(title, summed[key])
+            for title, key in (
+                ("by grade", "by_grade"),
+                ("by kind of model", "by_kind"),
+                ("by GPU", "by_gpu"),
+                ("by source", "by_source"),
+            )
+        ),
+        Note("errors are predicted over measured step time, less one"),
+    )
+    return Answer("validate.training/1", data, views, (f"{summed['overall']['median_abs']:.4f}",))
+
+
+def _own_runs() -> Path:
+    for folder in (Path.cwd(), *Path(__file__).resolve().parents):
+        if (folder / RUNS).exists():
+            return folder / RUNS
+    raise MissingPart(
+        "the published runs are not installed with the package",
+        "run it in a clone of the repository, or give a file with --runs",
+    )
+
+
+def _row(result: Scored) -> dict[str, Any]:
+    return {
+        "id": result.id,
+        "source": result.source,
+        "gpu": result.gpu,
+        "grade": result.grade,
+        "predicted": {
+            "step_s": result.predicted_step_s,
+            "memory_gib": result.predicted_memory_gib,
+            "mfu": result.predicted_mfu,
+        },
+        "measured": {
+            "step_s": result.measured_step_s,
+            "memory_gib": result.measured_memory_gib,
+        },
+        "error": result.error,
+        "memory_error": result.memory_error,
+        "assumed": list(result.assumed),
+        "skipped": result.skipped,
+    }
+
+
+def _headline(results: list[Scored], summed: dict[str, Any]) -> dict[str, object]:
+    overall, memory = summed["overall"], summed["memory"]
+    skipped = sum(result.skipped is not None for result in results)
+    found: dict[str, object] = {"rows": f"{len(results):,}, {skipped} skipped with a reason"}
+    if overall["rows"]:
+        found["step time"] = (
+            f"median error {overall['median_abs']:.1%}, mean {overall['mean_abs']:.1%}, "
+            f"90th percentile {overall['p90_abs']:.1%}, {overall['within_10']:.0%} within 10%"
+        )
+    if memory["rows"]:
+        found["memory"] = (
+            f"median error {memory['median_abs']:.1%}, 90th percentile {memory['p90_abs']:.1%} "
+            f"over {memory['rows']} rows"
+        )
+    return found
+
+
+def _table(title: str, groups: dict[str, dict[str, Any]]) -> View:
+    rows = [
+        (
+            name,
+            figures["rows"],
+            f"{figures['median_abs']:.1%}",
+            f"{figures['p90_abs']:.1%}",
+            f"{figures['bias']:+.1%}",
+        )
+        for name, figures in sorted(groups.items(), key=lambda item: -item[1]["rows"])
+    ]
+    return table(
+        "group, rows, median, p90, bias", rows, title, right="rows, median, p90, bias", wide="group"
+    )

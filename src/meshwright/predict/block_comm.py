@@ -1,0 +1,128 @@
+"""Communication of one block for one microbatch on one rank, as far as compute cannot hide it."""
+
+from functools import lru_cache
+from itertools import pairwise
+from typing import NamedTuple
+
+from meshwright.predict.block_time import Passes, core_passes
+from meshwright.predict.network import Placement, collective_s, placement, strided
+from meshwright.predict.run import Run
+from meshwright.spec.cluster import Cluster
+from meshwright.spec.layout import Layout
+from meshwright.spec.layout.ranks import group_of
+from meshwright.spec.model import Attention, Block, Experts, LatentAttention
+
+
+class BlockComm(NamedTuple):
+    """Exposed seconds of a block's communication, forward and backward."""
+
+    tp_forward: float = 0.0
+    tp_backward: float = 0.0
+    cp_forward: float = 0.0
+    cp_backward: float = 0.0
+    ep_forward: float = 0.0
+    ep_backward: float = 0.0
+
+    @property
+    def forward(self) -> float:
+        """All that a forward pass waits for."""
+        return self.tp_forward + self.cp_forward + self.ep_forward
+
+    @property
+    def backward(self) -> float:
+        """All that a backward pass waits for."""
+        return self.tp_backward + self.cp_backward + self.ep_backward
+
+
+@lru_cache(maxsize=65536)
+def place(cluster: Cluster, layout: Layout, axes: str) -> Placement:
+    """Return where rank 0's group along some axes lies."""
+    ranks = group_of(layout, 0, axes)
+    steps = {b - a for a, b in pairwise(ranks)}
+    if len(steps) <= 1:
+        return strided(cluster, ranks[0], len(ranks), steps.pop() if steps else 1)
+    return placement(cluster, ranks)
+
+
+@lru_cache(maxsize=65536)
+def neighbours(cluster: Cluster, layout: Layout, axis: str) -> Placement:
+    """Return where rank 0 and the next rank along an axis lie."""
+    ranks = group_of(layout, 0, axis)
+    return strided(cluster, ranks[0], 2, ranks[1] - ranks[0])
+
+
+def block_comm(run: Run, block: Block, passes: Passes) -> BlockComm:
+    """Return the exposed communication of a block whose compute is `passes`."""
+    tp_forward, tp_backward = _tensor(run, block, passes)
+    if run.software.tp_overlap or run.layout.overlap_tp:
+        left = 1 - run.constants.tp_hidden
+        tp_forward, tp_backward = left * tp_forward, left * tp_backward
+    cp_forward, cp_backward = _context(run, block)
+    ep_forward, ep_backward = _experts(run, block, passes)
+    return BlockComm(tp_forward, tp_backward, cp_forward, cp_backward, ep_forward, ep_backward)
+
+
+def _tensor(run: Run, block: Block, passes: Passes) -> tuple[float, float]:
+    """One gather and one scatter (or a reduction) around each part; backward hides some."""
+    layout = run.layout
+    if layout.tp == 1:
+        return 0.0, 0.0
+    group = place(run.cluster, layout, "tp")
+    size = 2.0 * run.tokens * run.model.hidden
+    parts = (block.mixer is not None) + (block.mlp is not None)
+    if isinstance(block.mlp, Experts) and layout.experts_tp == 1:
+        parts -= 1  # routed tokens stay on their ranks
+    if not layout.sequence_parallel:
+        reduce_s = parts * collective_s(group, "all_reduce", size)
+        return reduce_s, max(0.0, reduce_s - passes.weight_gradient)
+    gather = parts * collective_s(group, "all_gather", size)
+    scatter = parts * collective_s(group, "reduce_scatter", size)
+    # Backward gathers its gradient, and its input again behind the input gradient; its scatter
+    # runs behind the weight gradient (Korthikanti et al. 2022, figure 5; Megatron-LM).
+    backward = gather + max(0.0, scatter - passes.weight_gradient)
+    return gather + scatter, backward + max(0.0, gather - passes.input_gradient)
+
+
+def _context(run: Run, block: Block) -> tuple[float, float]:
+    """Keys and values passed around a ring, or exchanged at once."""
+    mixer, layout = block.mixer, run.layout
+    if layout.cp == 1 or not isinstance(mixer, Attention | LatentAttention):
+        return 0.0, 0.0
+    queries, width = _widths(mixer, layout.tp)
+    keys = 2.0 * run.tokens * width
+    if layout.cp_kind == "ulysses":
+        group = place(run.cluster, layout, "cp")
+        once = collective_s(group, "all_to_all", keys + 4.0 * run.tokens * queries)
+        return once, once
+    if layout.cp_kind == "allgather":
+        group = place(run.cluster, layout, "cp")
+        gather = collective_s(group, "all_gather", keys * layout.cp)
+        return gather, gather + collective_s(group, "reduce_scatter", keys * layout.cp)
+    ring = (layout.cp - 1) * collective_s(neighbours(run.cluster, layout, "cp"), "send_recv", keys)
+    first = run.constants.ring_exposed * ring
+    core = core_passes(run, block)
+    forward = max(0.0, ring - core.forward) + first
+    return forward, max(0.0, 2 * ring - core.input_gradient) + 2 * first
+
+
+def _widths(mixer: Attention | LatentAttention, tp: int) -> tuple[int, int]:
+    """Return the widths of queries and of keys with values on one tensor rank."""
+    if isinstance(mixer, Attention):
+        keys = 2 * max(1, mixer.kv_heads // tp) * mixer.head_dim
+        return mixer.heads // tp * mixer.head_dim, keys
+    heads, key = mixer.heads // tp, mixer.nope_dim + mixer.rope_dim
+    return heads * key, heads * (key + mixer.value_dim)
+
+
+def _experts(run: Run, block: Block, passes: Passes) -> tuple[float, float]:
+    """Tokens to their experts and back, forward and backward."""
+    layout = run.layout
+    if not isinstance(block.mlp, Experts) or layout.ep == 1:
+        return 0.0, 0.0
+    width = block.mlp.latent or run.model.hidden
+    size = 2.0 * run.tokens / layout.tp * block.mlp.top_k * width
+    both = 2 * collective_s(place(run.cluster, layout, "ep"), "all_to_all", size)
+    if not layout.overlap_ep:
+        return both, both
+    hide = run.constants.expert_hidden
+    return max(0.0, both - hide * passes.forward), max(0.0, both - hide * passes.backward)

@@ -1,0 +1,157 @@
+"""The layout of a published run, and what had to be assumed where its row is silent."""
+
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from meshwright.errors import InputError
+from meshwright.predict.published.models import Unusable
+from meshwright.spec.layout import Layout, RecomputeOp
+from meshwright.spec.read import read
+
+_PRECISIONS = {
+    "bf16": "bf16",
+    "fp16": "fp16",
+    "fp8": "fp8-tensorwise",
+    "mxfp8": "mxfp8",
+    "nvfp4": "nvfp4",
+}
+_SCHEDULES = {
+    "interleaved-1f1b": "interleaved",
+    "1f1b": "1f1b",
+    "gpipe": "gpipe",
+    "afab": "gpipe",
+    "zb-1p": "zb-h1",
+    "zero-bubble": "zb-h1",
+    "zb-2p": "zb-h2",
+    "zbb": "zb-h1",
+    "zbv": "zb-v",
+    "zbv-formatted": "zb-v",
+    "v-half": "zb-v",
+    "v-min": "zb-v",
+    "dualpipe": "dualpipe",
+    "dualpipev": "dualpipe-v",
+}
+_OPS: dict[str, RecomputeOp] = {
+    "core_attn": "core_attn",
+    "layernorm": "layernorm",
+    "norm": "layernorm",
+    "mlp": "mlp",
+    "act": "mlp_act",
+    "moe": "moe",
+    "moe_act": "moe_act",
+    "mla_up_proj": "mla_up_proj",
+    "shared_expert": "shared_experts",
+    "shared_experts": "shared_experts",
+}
+
+
+class RowLayout(NamedTuple):
+    """A layout read from a row."""
+
+    layout: Layout
+    assumed: tuple[str, ...]
+    """What the row does not say and was filled in."""
+    recompute_known: bool
+
+
+def layout_of(row: Mapping[str, Any], layers: int) -> RowLayout:
+    """Return the layout of a row; what it leaves open is filled in and named."""
+    given, assumed = row["layout"], []
+    tp, pp, cp = (given.get(name) or 1 for name in ("tp", "pp", "cp"))
+    if given.get("tp") is None or given.get("pp") is None:
+        raise Unusable("the row does not say how the model is split")
+    gpus, batch = row["gpus"], row.get("global_batch")
+    if gpus % (tp * pp * cp):
+        raise Unusable(f"tp × pp × cp = {tp * pp * cp} does not divide {gpus} GPUs")
+    if batch is None:
+        raise Unusable("the row does not say the global batch")
+    dp = gpus // (tp * pp * cp)
+    microbatch = row.get("micro_batch")
+    if microbatch is None:
+        microbatch = 1
+        assumed.append("microbatch 1")
+    if batch % dp:
+        raise Unusable(f"{batch} sequences do not divide over {dp} replicas")
+    if batch // dp % microbatch:
+        microbatch = 1
+        assumed.append("microbatch 1: the printed one does not divide the batch")
+    schedule, chunks = _schedule(given, pp, layers)
+    zero = given.get("zero_norm")
+    if zero is None:
+        zero = 1 if pp * tp > 1 else 3
+        assumed.append(f"zero {zero}")
+    precision = row.get("precision_class")
+    if precision is None:
+        raise Unusable("the row does not say the precision")
+    data: dict[str, Any] = {
+        "tp": tp,
+        "pp": pp,
+        "cp": cp,
+        "dp": dp,
+        "sequence_parallel": bool(given.get("sp")) and tp > 1,
+        "virtual_stages": chunks,
+        "schedule": schedule,
+        "ep": given.get("ep") or 1,
+        "expert_tp": given.get("etp") or (1 if (given.get("ep") or 1) > 1 else None),
+        "zero": zero,
+        "shard": _shard(given, dp * cp),
+        "precision": _PRECISIONS[precision],
+        "microbatch": microbatch,
+        "global_batch": batch,
+        "stage_layers": _uneven(layers, pp * chunks),
+        "overlap_ep": bool(given.get("ep_overlap")),
+        "overlap_tp": bool(given.get("tp_overlap")),
+        "offload": ["activations"] if given.get("act_cpu_offload") else [],
+        **_recompute(given),
+    }
+    try:
+        layout = read(Layout, {name: value for name, value in data.items() if value is not None})
+    except InputError as error:
+        raise Unusable(f"the layout contradicts itself: {error}") from None
+    return RowLayout(layout, tuple(assumed), given.get("recompute") is not None)
+
+
+def _schedule(given: Mapping[str, Any], pp: int, layers: int) -> tuple[str, int]:
+    if pp == 1:
+        return "1f1b", 1
+    name = _SCHEDULES.get(str(given.get("schedule") or "1f1b").lower(), "1f1b")
+    chunks = given.get("vpp") or 1
+    if chunks > 1 and name == "1f1b":
+        name = "interleaved"
+    if name in {"zb-v", "dualpipe-v"}:
+        return name, 2
+    if name != "interleaved" or chunks * pp > layers:
+        return ("1f1b" if name == "interleaved" else name), 1
+    return (name, chunks) if chunks > 1 else ("1f1b", 1)
+
+
+def _uneven(layers: int, chunks: int) -> list[int] | None:
+    """Split layers as evenly as they go, the ends taking fewer for embedding and head."""
+    if layers % chunks == 0:
+        return None
+    each = -(-layers // chunks)
+    short = each * chunks - layers
+    sizes = [each] * chunks
+    # Megatron and its kin take missing layers from the last and the first stage in turn.
+    for step in range(short):
+        index = (chunks - 1 - step // 2) if step % 2 == 0 else step // 2
+        sizes[index] -= 1
+    return sizes
+
+
+def _shard(given: Mapping[str, Any], spread: int) -> int | None:
+    text = str(given.get("zero_stage_or_distopt") or "")
+    found = re.search(r"within (\d+)|FSDP=(\d+)", text)
+    group = given.get("fsdp_group")
+    size = int(next(filter(None, found.groups()))) if found else int(group) if group else None
+    return size if size is not None and size < spread and spread % size == 0 else None
+
+
+def _recompute(given: Mapping[str, Any]) -> dict[str, Any]:
+    kind = given.get("recompute") or "none"
+    if kind != "selective":
+        return {"recompute": kind}
+    words = re.split(r"[,+\s]+", str(given.get("recompute_detail") or "core_attn"))
+    ops = [_OPS[word] for word in words if word in _OPS]
+    return {"recompute": "selective", "recompute_ops": ops or ["core_attn"]}

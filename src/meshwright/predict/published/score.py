@@ -1,0 +1,196 @@
+"""Score predictions against published runs: one result per row, none dropped."""
+
+import json
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from meshwright.errors import InputError, Problem
+from meshwright.predict.memory import predict_memory
+from meshwright.predict.published.clusters import cluster_of_row
+from meshwright.predict.published.layouts import RowLayout, layout_of
+from meshwright.predict.published.models import Unusable, model_of
+from meshwright.predict.published.software import software_of
+from meshwright.predict.run import Run
+from meshwright.predict.step import predict_step
+from meshwright.spec.cluster import Cluster
+from meshwright.spec.files import read_text
+from meshwright.spec.layout import Layout, Recompute, RecomputeOp
+from meshwright.spec.model import Model
+
+MEMORY_SLACK = 1.3
+"""How far predicted memory may pass the device before a row that prints no recompute is taken to
+have used some: prediction and offload are both unsure."""
+
+
+class Scored(msgspec.Struct, frozen=True, kw_only=True):
+    """One row with its prediction."""
+
+    id: str
+    source: str
+    gpu: str
+    grade: str
+    moe: bool
+    predicted_step_s: float | None = None
+    predicted_memory_gib: float | None = None
+    predicted_mfu: float | None = None
+    measured_step_s: float | None = None
+    measured_memory_gib: float | None = None
+    error: float | None = None
+    """Predicted over measured step time, less one."""
+    memory_error: float | None = None
+    assumed: tuple[str, ...] = ()
+    """What the row does not say and was filled in."""
+    skipped: str | None = None
+    """Why there is no prediction."""
+
+
+def read_rows(path: str | Path) -> list[dict[str, Any]]:
+    """Read a file of published runs."""
+    try:
+        rows = json.loads(read_text(path))
+    except ValueError as error:
+        what = f"is not valid JSON: {error}"
+        raise InputError([Problem(str(path), what, "give a list of runs")]) from None
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise InputError([Problem(str(path), "is not a list of runs", "see docs/commands")])
+    return rows
+
+
+def score(rows: Iterable[Mapping[str, Any]]) -> list[Scored]:
+    """Score every row, in order."""
+    return [score_row(row, index) for index, row in enumerate(rows)]
+
+
+def score_row(row: Mapping[str, Any], index: int = 0) -> Scored:
+    """Predict one row; a row that cannot be predicted says why."""
+    measured = row.get("measured") or {}
+    derived = row.get("derived") or {}
+    model = row.get("model")
+    step_s = derived.get("step_time_s") or measured.get("step_time_s")
+    scored = Scored(
+        id=str(row.get("id", index)),
+        source=str(row.get("family") or row.get("source") or ""),
+        gpu=str(row.get("gpu", "")),
+        grade=str(row.get("grade") or ""),
+        moe=isinstance(model, Mapping) and bool(model.get("experts")),
+        measured_step_s=step_s,
+        measured_memory_gib=measured.get("memory_gb"),
+    )
+    try:
+        return _predicted(scored, row)
+    except Unusable as unusable:
+        reason = str(unusable)
+    except InputError as error:
+        reason = str(error.problems[0])
+    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
+        reason = f"the row lacks or garbles a field: {error!r}"
+    return msgspec.structs.replace(scored, skipped=reason)
+
+
+def _predicted(scored: Scored, row: Mapping[str, Any]) -> Scored:
+    for name in ("gpus", "seq", "global_batch"):
+        value = row.get(name)
+        if type(value) is not int or not 0 < value < 10**9:
+            raise Unusable(f"the row does not say {name}")
+    model, cluster = model_of(row), cluster_of_row(row)
+    read = layout_of(row, model.layers)
+    layout = _recompute(read, model, cluster, row)
+    run = Run(
+        model, cluster, layout, length=row["seq"], batch=row["global_batch"],
+        software=software_of(row, layout, cluster.gpu), frozen=row.get("task") == "lora",
+    )  # fmt: skip
+    step = predict_step(run)
+    memory = predict_memory(
+        model, layout, cluster, sequence_length=row["seq"], global_batch=row["global_batch"]
+    )
+    gib = memory.worst.total_bytes / 2**30
+    assumed = read.assumed
+    if not read.recompute_known:
+        assumed += (f"recompute {layout.recompute}",)
+    return msgspec.structs.replace(
+        scored,
+        predicted_step_s=step.step_s,
+        predicted_memory_gib=gib,
+        predicted_mfu=step.mfu,
+        error=_over(step.step_s, scored.measured_step_s),
+        memory_error=_over(gib, scored.measured_memory_gib),
+        assumed=assumed,
+    )
+
+
+def _over(predicted: float, measured: float | None) -> float | None:
+    return predicted / measured - 1 if measured else None
+
+
+def _recompute(read: RowLayout, model: Model, cluster: Cluster, row: Mapping[str, Any]) -> Layout:
+    """Take the least recompute that fits where the row does not say."""
+    if read.recompute_known:
+        return read.layout
+    tries: tuple[tuple[Recompute, tuple[RecomputeOp, ...]], ...] = (
+        ("none", ()), ("selective", ("layernorm", "mlp_act")), ("full", ()),
+    )  # fmt: skip
+    layout = read.layout
+    for kind, ops in tries:
+        layout = msgspec.structs.replace(read.layout, recompute=kind, recompute_ops=ops)
+        memory = predict_memory(
+            model, layout, cluster, sequence_length=row["seq"], global_batch=row["global_batch"]
+        )
+        if memory.worst.total_bytes <= MEMORY_SLACK * memory.capacity_bytes:
+            break
+    return layout
+
+
+def summary(results: Iterable[Scored]) -> dict[str, Any]:
+    """Sum up errors overall, by source, GPU, grade and kind of model, and name the worst rows."""
+    scored = [result for result in results if result.error is not None]
+    worst = sorted(scored, key=lambda result: -abs(result.error or 0.0))[:10]
+    groups: dict[str, Callable[[Scored], str]] = {
+        "by_source": lambda result: result.source,
+        "by_gpu": lambda result: result.gpu,
+        "by_grade": lambda result: result.grade,
+        "by_kind": lambda result: "moe" if result.moe else "dense",
+    }
+    return {
+        "overall": _figures(scored),
+        **{name: _grouped(scored, key) for name, key in groups.items()},
+        "memory": _memory_figures(scored),
+        "worst": [
+            {"id": result.id, "error": result.error, "assumed": list(result.assumed)}
+            for result in worst
+        ],
+    }
+
+
+def _grouped(scored: list[Scored], key: Callable[[Scored], str]) -> dict[str, Any]:
+    groups: dict[str, list[Scored]] = defaultdict(list)
+    for result in scored:
+        groups[key(result)].append(result)
+    return {name: _figures(group) for name, group in sorted(groups.items())}
+
+
+def _figures(scored: list[Scored]) -> dict[str, float | int | None]:
+    return _spread([result.error for result in scored if result.error is not None])
+
+
+def _memory_figures(scored: list[Scored]) -> dict[str, float | int | None]:
+    return _spread([r.memory_error for r in scored if r.memory_error is not None])
+
+
+def _spread(errors: list[float]) -> dict[str, float | int | None]:
+    sizes = sorted(abs(error) for error in errors)
+    if not sizes:
+        return {"rows": 0}
+    return {
+        "rows": len(sizes),
+        "median_abs": statistics.median(sizes),
+        "mean_abs": statistics.fmean(sizes),
+        "p90_abs": sizes[min(len(sizes) - 1, math.ceil(0.9 * len(sizes)) - 1)],
+        "within_10": sum(size <= 0.1 for size in sizes) / len(sizes),
+        "bias": statistics.median(errors),
+    }

@@ -1,0 +1,110 @@
+"""Published rows are read as the work they describe, predicted, and never dropped."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshwright.errors import InputError
+from meshwright.predict.published import read_rows, score, score_row, summary
+from meshwright.predict.published.clusters import cluster_of_row, nic_bytes_per_s
+from meshwright.predict.published.layouts import layout_of
+from meshwright.predict.published.models import Unusable, model_of
+from meshwright.spec.model import count_parameters
+
+RUNS = Path(__file__).parents[3] / "validation" / "training" / "runs.json"
+ROWS = read_rows(RUNS)
+BY_ID = {row["id"]: row for row in ROWS}
+KORTHIKANTI = [row for row in ROWS if row["family"] == "Korthikanti 2022"]
+
+
+def test_every_row_gets_a_result() -> None:
+    results = score(ROWS)
+    assert [result.id for result in results] == [row["id"] for row in ROWS]
+    for result in results:
+        assert (result.skipped is None) == (result.predicted_step_s is not None)
+
+
+def test_most_rows_can_be_predicted() -> None:
+    skipped = [result for result in score(ROWS) if result.skipped]
+    assert len(skipped) < 0.05 * len(ROWS)
+    assert all(result.skipped for result in skipped)
+
+
+def test_the_classic_rows_are_close() -> None:
+    errors = [abs(score_row(row).error or 9) for row in KORTHIKANTI]
+    assert sum(errors) / len(errors) < 0.10
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [("GPT 175B", 175e9), ("Llama3-70B", 70.6e9), ("DeepSeek-V3 671B", 671e9)],
+)
+def test_models_have_the_size_of_their_name(name: str, parameters: float) -> None:
+    row = next(row for row in ROWS if row["model"]["name"] == name)
+    assert count_parameters(model_of(row)).total == pytest.approx(parameters, rel=0.01)
+
+
+def test_layouts_use_all_gpus_of_their_row() -> None:
+    for row in ROWS[::10]:
+        try:
+            model = model_of(row)
+            layout = layout_of(row, model.layers).layout
+        except Unusable:
+            continue
+        assert layout.gpus == row["gpus"]
+        assert sum(layout.stage_layers or (model.layers,)) == model.layers
+
+
+@pytest.mark.parametrize(
+    ("text", "gigabytes"),
+    [
+        ("8x A100 NVLink3 per node, 4x Omni-Path 100 Gb/s per node (50 Gb/s per GPU)", 6.25),
+        ("NVLink3 + NVSwitch 600 GB/s/GPU total, 8x HDR InfiniBand 200 Gb/s per node", 25),
+        ("NVLink5 NVL8, 16 EFA NICs per node, 6.4 Tb/s per node", 100),
+        ("H100 NVLink4; InfiniBand 8x50 GB/s per node", 50),
+        ("8 GPUs/node NVLink; inter-node fabric not stated", 50),
+    ],
+)
+def test_network_words_are_understood(text: str, gigabytes: float) -> None:
+    assert nic_bytes_per_s(text, 8, "sm_90") == pytest.approx(gigabytes * 1e9)
+
+
+def test_racks_of_seventy_two_are_one_domain() -> None:
+    row = next(row for row in ROWS if "NVL72" in row["interconnect"])
+    assert cluster_of_row(row).scale_up.gpus == 72
+
+
+def test_the_summary_counts_what_was_scored() -> None:
+    results = score(ROWS)
+    summed = summary(results)
+    assert summed["overall"]["rows"] == sum(result.error is not None for result in results)
+    assert sum(group["rows"] for group in summed["by_gpu"].values()) == summed["overall"]["rows"]
+    assert len(summed["worst"]) == 10
+
+
+JUNK = st.recursive(
+    st.none() | st.booleans() | st.integers(-2, 10**6) | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=4), inner),
+    max_leaves=4,
+)
+
+
+@given(
+    row=st.sampled_from(ROWS[::50]),
+    key=st.sampled_from(["model", "layout", "gpus", "gpu", "seq", "global_batch", "interconnect"]),
+    value=JUNK,
+)
+def test_a_garbled_row_is_skipped_with_a_reason(row: dict[str, Any], key: str, value: Any) -> None:
+    result = score_row({**row, key: value})
+    assert result.skipped or result.predicted_step_s is not None
+
+
+def test_a_file_that_is_no_list_of_runs_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "runs.json"
+    path.write_text(json.dumps({"rows": []}))
+    with pytest.raises(InputError, match="list of runs"):
+        read_rows(path)
