@@ -10,25 +10,25 @@ import msgspec
 class StepConstants(msgspec.Struct, frozen=True, kw_only=True):
     """What a whole training step adds to its kernels and collectives taken one by one."""
 
-    sustained: float = 1.20
+    sustained: float = 1.25
     """How much longer products and attention take after seconds of full load than on a cool chip:
     power limits lower the clock, and neighbours in the stream leave gaps."""
-    partly_elementwise: float = 2.0
+    partly_elementwise: float = 1.25
     """Passes over memory of partly fused elementwise work with dropout, relative to fused kernels
     without."""
-    eager_elementwise: float = 3.0
+    eager_elementwise: float = 3.9
     """Passes over memory of unfused elementwise work, relative to fused kernels."""
-    tp_hidden: float = 0.7
+    tp_hidden: float = 0.55
     """Share of tensor-parallel communication hidden where products are split to overlap it."""
-    p2p_exposed: float = 0.3
+    p2p_exposed: float = 0.49
     """Share of pipeline transfers that a steady schedule fails to hide."""
-    bucket_exposed: float = 0.1
+    bucket_exposed: float = 0.32
     """Share of gradient and parameter exchange that never hides: the first or last bucket."""
-    overlap_share: float = 0.8
+    overlap_share: float = 1.0
     """Share of a backward (forward) pass that gradient (parameter) exchange can hide behind."""
-    ring_exposed: float = 0.05
+    ring_exposed: float = 0.0
     """Share of a context-parallel ring that never hides: its first step."""
-    expert_hidden: float = 0.5
+    expert_hidden: float = 0.75
     """Share of compute that can hide the experts' exchange where microbatches overlap it."""
 
 

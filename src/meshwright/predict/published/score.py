@@ -6,17 +6,19 @@ import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from meshwright.errors import InputError, Problem
+from meshwright.predict.constants import CONSTANTS, StepConstants
 from meshwright.predict.memory import predict_memory
 from meshwright.predict.published.clusters import cluster_of_row
 from meshwright.predict.published.layouts import RowLayout, layout_of
 from meshwright.predict.published.models import Unusable, model_of
 from meshwright.predict.published.software import software_of
 from meshwright.predict.run import Run
+from meshwright.predict.software import Software
 from meshwright.predict.step import predict_step
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.files import read_text
@@ -93,7 +95,37 @@ def score_row(row: Mapping[str, Any], index: int = 0) -> Scored:
     return msgspec.structs.replace(scored, skipped=reason)
 
 
-def _predicted(scored: Scored, row: Mapping[str, Any]) -> Scored:
+class Prepared(NamedTuple):
+    """A row read as work: all that a prediction needs but the constants."""
+
+    source: str
+    measured_step_s: float
+    model: Model
+    cluster: Cluster
+    layout: Layout
+    software: Software
+    assumed: tuple[str, ...]
+    length: int
+    batch: int
+    frozen: bool
+
+    def run(self, constants: StepConstants = CONSTANTS) -> Run:
+        """Return the run that the row describes."""
+        return Run(
+            self.model, self.cluster, self.layout, length=self.length, batch=self.batch,
+            software=self.software, frozen=self.frozen, constants=constants,
+        )  # fmt: skip
+
+
+def prepare(row: Mapping[str, Any]) -> Prepared | None:
+    """Read a row as work, or return None where it cannot be predicted or was not timed."""
+    scored = score_row(row)
+    if scored.skipped is not None or not scored.measured_step_s:
+        return None
+    return _prepared(scored, row)
+
+
+def _prepared(scored: Scored, row: Mapping[str, Any]) -> Prepared:
     for name in ("gpus", "seq", "global_batch"):
         value = row.get(name)
         if type(value) is not int or not 0 < value < 10**9:
@@ -101,18 +133,34 @@ def _predicted(scored: Scored, row: Mapping[str, Any]) -> Scored:
     model, cluster = model_of(row), cluster_of_row(row)
     read = layout_of(row, model.layers)
     layout = _recompute(read, model, cluster, row)
-    run = Run(
-        model, cluster, layout, length=row["seq"], batch=row["global_batch"],
-        software=software_of(row, layout, cluster.gpu), frozen=row.get("task") == "lora",
-    )  # fmt: skip
-    step = predict_step(run)
-    memory = predict_memory(
-        model, layout, cluster, sequence_length=row["seq"], global_batch=row["global_batch"]
-    )
-    gib = memory.worst.total_bytes / 2**30
     assumed = read.assumed
     if not read.recompute_known:
         assumed += (f"recompute {layout.recompute}",)
+    return Prepared(
+        source=scored.source,
+        measured_step_s=scored.measured_step_s or 0.0,
+        model=model,
+        cluster=cluster,
+        layout=layout,
+        software=software_of(row, layout, cluster.gpu),
+        assumed=assumed,
+        length=row["seq"],
+        batch=row["global_batch"],
+        frozen=row.get("task") == "lora",
+    )
+
+
+def _predicted(scored: Scored, row: Mapping[str, Any]) -> Scored:
+    ready = _prepared(scored, row)
+    step = predict_step(ready.run())
+    memory = predict_memory(
+        ready.model,
+        ready.layout,
+        ready.cluster,
+        sequence_length=ready.length,
+        global_batch=ready.batch,
+    )
+    gib = memory.worst.total_bytes / 2**30
     return msgspec.structs.replace(
         scored,
         predicted_step_s=step.step_s,
@@ -120,7 +168,7 @@ def _predicted(scored: Scored, row: Mapping[str, Any]) -> Scored:
         predicted_mfu=step.mfu,
         error=_over(step.step_s, scored.measured_step_s),
         memory_error=_over(gib, scored.measured_memory_gib),
-        assumed=assumed,
+        assumed=ready.assumed,
     )
 
 

@@ -1,0 +1,110 @@
+"""Fit the constants of the step model, and say how they do on sources they were not fitted to.
+
+    python -m validation.training.fit
+
+Half of the sources are fitted and the other half scored, both ways round; that error foretells
+how new sources will go. The constants that ship come from all rows; copy them by hand into
+`src/meshwright/predict/constants.py`. Each is bounded to what is physically possible.
+"""
+
+import hashlib
+import math
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from meshwright.predict.constants import StepConstants
+from meshwright.predict.published import read_rows
+from meshwright.predict.published.score import Prepared, prepare
+from meshwright.predict.step import predict_step
+
+RUNS = Path(__file__).with_name("runs.json")
+GRADES = frozenset("AB")
+CAP = 0.4
+"""Errors beyond this count as this: one broken row must not steer a constant."""
+
+BOUNDS: dict[str, tuple[float, float]] = {
+    "sustained": (1.0, 1.4),
+    "partly_elementwise": (1.0, 4.0),
+    "eager_elementwise": (1.0, 6.0),
+    "tp_hidden": (0.0, 0.95),
+    "p2p_exposed": (0.0, 1.0),
+    "bucket_exposed": (0.0, 0.5),
+    "overlap_share": (0.3, 1.0),
+    "ring_exposed": (0.0, 0.5),
+    "expert_hidden": (0.0, 1.0),
+}
+
+
+def prepared_rows() -> list[Prepared]:
+    """Return the rows that can be predicted and are well enough described to fit to."""
+    ready = [prepare(row) for row in read_rows(RUNS) if row.get("grade") in GRADES]
+    return [row for row in ready if row is not None]
+
+
+def loss(rows: Sequence[Prepared], constants: StepConstants) -> float:
+    """Return the mean capped error, every source weighing as the root of its rows."""
+    by_source: dict[str, list[float]] = defaultdict(list)
+    for row in rows:
+        by_source[row.source].append(min(CAP, abs(log_error(row, constants))))
+    weights = {source: math.sqrt(len(errors)) for source, errors in by_source.items()}
+    means = {source: sum(errors) / len(errors) for source, errors in by_source.items()}
+    return sum(weights[s] * means[s] for s in means) / sum(weights.values())
+
+
+def log_error(row: Prepared, constants: StepConstants) -> float:
+    """Return the logarithm of predicted over measured."""
+    return math.log(predict_step(row.run(constants)).step_s / row.measured_step_s)
+
+
+def fit(rows: Sequence[Prepared], rounds: int = 3) -> StepConstants:
+    """Walk down one constant at a time, with steps that halve each round."""
+    best = StepConstants()
+    best_loss = loss(rows, best)
+    for turn in range(rounds):
+        for name, (low, high) in BOUNDS.items():
+            step = (high - low) / 8 / 2**turn
+            for direction in (step, -step):
+                value = min(high, max(low, getattr(best, name) + direction))
+                tried = msgspec.structs.replace(best, **{name: round(value, 4)})
+                tried_loss = loss(rows, tried)
+                if tried_loss < best_loss - 1e-5:
+                    best, best_loss = tried, tried_loss
+                    break
+    return best
+
+
+def half_of(source: str) -> int:
+    """Put a source into one of two halves, the same one every time."""
+    return hashlib.sha256(source.encode()).digest()[0] % 2
+
+
+def spread(rows: Iterable[Prepared], constants: StepConstants) -> dict[str, Any]:
+    """Return the median and the 90th percentile of the relative error."""
+    errors = sorted(abs(math.expm1(log_error(row, constants))) for row in rows)
+    return {
+        "rows": len(errors),
+        "median": errors[len(errors) // 2],
+        "p90": errors[min(len(errors) - 1, math.ceil(0.9 * len(errors)) - 1)],
+    }
+
+
+def main() -> None:
+    """Fit, cross-validate and print."""
+    rows = prepared_rows()
+    halves = [[row for row in rows if half_of(row.source) == half] for half in (0, 1)]
+    out = sys.stdout
+    for here, there in ((0, 1), (1, 0)):
+        constants = fit(halves[here])
+        inside, outside = spread(halves[here], constants), spread(halves[there], constants)
+        out.write(f"fitted half {here}: {inside}\nheld-out half {there}: {outside}\n")
+    constants = fit(rows)
+    out.write(f"all: {spread(rows, constants)}\n{constants}\n")
+
+
+if __name__ == "__main__":
+    main()
