@@ -8,8 +8,10 @@ from meshwright.cli.work import Asked, add_work, asked, explain
 from meshwright.errors import InputError
 from meshwright.predict.memory import MemoryPrediction, predict_memory
 from meshwright.predict.run import Run
+from meshwright.predict.simulate import simulate_step
 from meshwright.predict.step import StepPrediction, predict_step
 from meshwright.spec.units import format_bytes, format_count, format_seconds
+from meshwright.timeline import write_perfetto
 
 EXAMPLES = (
     "mw simulate examples/llama3-70b.toml",
@@ -35,6 +37,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
     parser.usage = "mw simulate [FILE ...] [flags]"
     add_work(parser)
+    parser.add_argument(
+        "--timeline", metavar="FILE",
+        help="write the simulated step for the Perfetto UI: .json or .json.gz",
+    )  # fmt: skip
     add_common(parser)
 
 
@@ -48,21 +54,28 @@ def run(args: argparse.Namespace) -> Answer:
         raise InputError(problems)
     work, wanted = resolved.work, resolved.workload
     length, batch = wanted.sequence_length, wanted.global_batch
-    step = predict_step(Run(work.model, work.cluster, work.layout, length=length, batch=batch))
+    described = Run(work.model, work.cluster, work.layout, length=length, batch=batch)
+    step, simulated = predict_step(described), simulate_step(described)
+    notes = [Note("the step model is young: mw validate training shows how far to trust it")]
+    if args.timeline:
+        write_perfetto(simulated.timeline(), args.timeline)
+        notes.append(Note(f"wrote {args.timeline}: open it at ui.perfetto.dev"))
     memory = predict_memory(
         work.model, work.layout, work.cluster, sequence_length=length, global_batch=batch
     )
     price = _price_per_trillion(resolved, step)
     data = {
         **{name: getattr(step, name) for name in step.__struct_fields__},
+        "simulated_step_s": simulated.step_s,
         "memory_bytes": memory.worst.total_bytes,
         "fits": memory.fits,
         "dollars_per_trillion_tokens": price,
     }
     views: tuple[View, ...] = (
         _summary(resolved, step, memory, price),
+        facts({"the schedule, executed event by event": format_seconds(simulated.step_s)}),
         _breakdown(step),
-        Note("the step model is young: mw validate training shows how far to trust it"),
+        *notes,
     )
     code = 0 if memory.fits else 1
     return Answer("simulate/1", data, views, (f"{step.step_s:.6g}",), code)

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from meshwright.errors import InputError, Problem
-from meshwright.policy.pipeline.schedule import Action, Schedule
+from meshwright.policy.pipeline.schedule import Action, Schedule, groups
 from meshwright.predict.run import Run
 from meshwright.predict.stage_time import ChunkTime, StageTime, chunk_times
 from meshwright.predict.step import sharded_exchange
@@ -118,9 +118,7 @@ def _passes(
 ) -> Iterator[tuple[tuple[str, int], Pieces]]:
     """Cut a chunk's time into its passes; `late` is exposed sharding per second of pass."""
     whole, tp, cp, ep = times[chunk]
-    forward = Pieces(
-        0.0, whole.forward - tp - cp - ep, tp, cp, ep, late * whole.forward
-    )
+    forward = Pieces(0.0, whole.forward - tp - cp - ep, tp, cp, ep, late * whole.forward)
     waits = whole.tp - tp, whole.cp - cp, whole.ep - ep
     compute = whole.backward - whole.recompute - sum(waits)
     backward = Pieces(whole.recompute, compute, *waits, late * whole.backward)
@@ -133,17 +131,13 @@ def _passes(
 
 def _rows(run: Run, table: Table, lane: tuple[Action, ...]) -> Iterator[Pieces]:
     """Give every action of a rank its pieces, joined pairs theirs."""
-    joined = [action.joined for action in lane[1:]] + [False]
-    beside: Pieces | None = None
-    for action, with_next in zip(lane, joined, strict=True):
-        own = table[action.op, action.chunk]
-        if action.joined and beside is not None:
-            yield Pieces(compute=beside.recompute + beside.compute)
-            continue
-        if with_next:
-            other = lane[lane.index(action) + 1]
-            own = beside = _overlapped(run, own, table[other.op, other.chunk])
+    for group in groups(lane):
+        own = table[group[0].op, group[0].chunk]
+        for other in group[1:]:
+            own = _overlapped(run, own, table[other.op, other.chunk])
         yield own
+        for _ in group[1:]:
+            yield Pieces(compute=own.recompute + own.compute)
 
 
 def _overlapped(run: Run, one: Pieces, other: Pieces) -> Pieces:

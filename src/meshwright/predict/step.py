@@ -48,17 +48,18 @@ class StepPrediction(msgspec.Struct, frozen=True, kw_only=True):
 
 def predict_step(run: Run) -> StepPrediction:
     """Predict one training step in closed form."""
-    stages = stage_times(run)
     layout, count = run.layout, run.microbatches
+    stages = _per_microbatch(run, stage_times(run))
     parameters = rank_parameters(layout, run.model)
-    gather = _sharded_exchange(run, stages[0], parameters[0]) if layout.zero == 3 else 0.0
     slowest = max(range(len(stages)), key=lambda rank: stages[rank].total)
     stage = stages[slowest]
     bubble, transfers = _pipeline(run, stages, stage)
-    exchange = gather * count
-    if layout.zero < 3:
-        exchange += _gradient_exchange(run, stage, parameters[slowest])
-    update = _optimizer(run, parameters[slowest])
+    if layout.zero == 3:
+        # What a pass waits for lengthens every pass, those that fill the pipeline included.
+        exchange = sharded_exchange(run, stage, parameters[slowest]) * (count + layout.pp - 1)
+    else:
+        exchange = gradient_exchange(run, stage, parameters[slowest])
+    update = optimizer_update(run, parameters[slowest])
     step_s = count * stage.total + bubble + transfers + exchange + update
     tokens = run.batch * run.length
     flops = flops_per_token(run.model, run.length) * tokens
@@ -79,36 +80,74 @@ def predict_step(run: Run) -> StepPrediction:
     )
 
 
+def _per_microbatch(run: Run, stages: tuple[StageTime, ...]) -> tuple[StageTime, ...]:
+    """Return what a microbatch costs a rank on average.
+
+    DualPipe feeds from both ends: a rank holds two chunks, and each sees half of the microbatches.
+    """
+    if run.layout.schedule != "dualpipe" or run.layout.pp == 1:
+        return stages
+    return tuple(StageTime(*(part / 2 for part in stage)) for stage in stages)
+
+
 def _pipeline(run: Run, stages: tuple[StageTime, ...], slowest: StageTime) -> tuple[float, float]:
     """Return the bubble and the exposed transfers of the layout's schedule."""
     layout, count = run.layout, run.microbatches
-    ranks = layout.pp
+    ranks, chunks = layout.pp, layout.virtual_stages
     if ranks == 1:
         return 0.0, 0.0
     sent = 2.0 * run.local_tokens * run.model.hidden
     hop = collective_s(neighbours(run.cluster, layout, "pp"), "send_recv", sent)
     mean = sum(stage.total for stage in stages) / ranks
     fill = 2 * (ranks - 1) * hop
-    exposed = run.constants.p2p_exposed
-    if layout.schedule in ("gpipe", "1f1b"):
-        # Unequal stages: each passes its own pair once, then all keep the slowest one's pace.
-        bubble = sum(stage.total for stage in stages) - slowest.total
-        return bubble, fill + exposed * 2 * (count - 1) * hop
-    if layout.schedule == "interleaved":
-        chunks = layout.virtual_stages
-        return (ranks - 1) * mean / chunks, fill + exposed * 2 * count * chunks * hop
-    # Zero-bubble kinds fill the wait with weight gradients: F + I − W is left per stage (Qi et
-    # al. 2024), nothing where warm-up runs deep enough, and half the pipeline's for DualPipe.
-    left = max(0.0, mean - 2 * slowest.weight_gradient)
-    share = {"zb-h1": 1.0, "dualpipe": 0.5, "dualpipe-v": 0.5}.get(layout.schedule, 0.0)
-    return share * (ranks - 1) * left, fill
+    forward, backward = slowest.forward, slowest.backward
+    weight = slowest.weight_gradient
+    match layout.schedule:
+        case "gpipe":
+            # Every stage is passed once each way around the slowest one's microbatches.
+            return ranks * mean - slowest.total, fill
+        case "1f1b":
+            steady = run.constants.p2p_exposed * 2 * (count - 1) * hop
+            return _uneven_bubble(stages, count), fill + steady
+        case "interleaved":
+            return (ranks - 1) * mean / chunks, 2 * (chunks * ranks - 1) * hop
+        case "zb-h1":
+            left = mean - 2 * weight  # F + I − W (Qi et al. 2024)
+        case "zb-h2":
+            deep = count >= 2 * ranks - 1
+            left = mean - (3 if deep else 2) * weight
+        case "zb-v":
+            left = (mean - 3 * weight) / 2
+        case _:
+            # DualPipe and its folded form; chunks are half a rank's work.
+            left = (forward + 2 * backward - 3 * weight) / 2
+    return (ranks - 1) * max(0.0, left), fill
+
+
+def _uneven_bubble(stages: tuple[StageTime, ...], count: int) -> float:
+    """Return the idle time of the slowest rank under 1F1B with stages of any length.
+
+    The step ends when some stage has done its microbatches, those before it have filled, and the
+    round trip through those behind it, as far as its own passes do not cover it, is over.
+    """
+    totals = [stage.total for stage in stages]
+    slowest = max(totals)
+    longest = 0.0
+    for rank, stage in enumerate(stages):
+        behind = sum(totals[rank + 1 :])
+        covered = min(len(stages) - 1 - rank, count - 1)
+        down = max(0.0, behind - covered * stage.forward)
+        back = max(0.0, behind - covered * stage.backward)
+        round_trip = down + back if count > len(stages) - rank else max(down, back)
+        longest = max(longest, count * stage.total + sum(totals[:rank]) + round_trip)
+    return longest - count * slowest
 
 
 def _gradient_bytes(run: Run) -> float:
     return float(STATE_BYTES[run.layout.gradient_precision])
 
 
-def _gradient_exchange(run: Run, stage: StageTime, held: RankParameters) -> float:
+def gradient_exchange(run: Run, stage: StageTime, held: RankParameters) -> float:
     """Return the exposed exchange after the last microbatch and before the first one."""
     layout, constants = run.layout, run.constants
     if layout.dp * layout.cp == 1 or run.frozen:
@@ -133,7 +172,7 @@ def _gradient_exchange(run: Run, stage: StageTime, held: RankParameters) -> floa
     return reduce_s + gather_s
 
 
-def _sharded_exchange(run: Run, stage: StageTime, held: RankParameters) -> float:
+def sharded_exchange(run: Run, stage: StageTime, held: RankParameters) -> float:
     """Return the exposed gathers and scatters of fully sharded parameters per microbatch."""
     layout = run.layout
     if layout.dp * layout.cp == 1:
@@ -150,7 +189,7 @@ def _sharded_exchange(run: Run, stage: StageTime, held: RankParameters) -> float
     return layers * late + gather_s + scatter_s
 
 
-def _optimizer(run: Run, held: RankParameters) -> float:
+def optimizer_update(run: Run, held: RankParameters) -> float:
     """Return the update: states read and written once, and the norm of the gradients."""
     layout = run.layout
     if run.frozen:

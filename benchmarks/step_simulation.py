@@ -1,0 +1,103 @@
+"""How fast one training step is simulated event by event, and how near the closed form is."""
+
+import resource
+import statistics
+import sys
+import time
+from typing import NamedTuple
+
+from meshwright.predict.run import Run
+from meshwright.predict.simulate import SimulatedStep, simulate_step
+from meshwright.predict.step import predict_step
+from meshwright.spec import catalog
+from meshwright.spec.layout import Layout
+
+NAME = "step_simulation"
+QUESTION = "How long does the event simulation of a training step take?"
+
+MIB = 2**20
+REPEATS = 5
+
+
+class Case(NamedTuple):
+    """A Llama-3.1-405B step to simulate."""
+
+    title: str
+    layout: Layout
+    batch: int
+    target: str
+
+
+CASES = (
+    Case(
+        "16,384 GPUs",
+        Layout(tp=8, pp=16, dp=128, sequence_parallel=True, zero=1, stage_layers=(7, *[8] * 14, 7)),
+        2048,
+        "< 1",
+    ),
+    Case(
+        "131,072 GPUs",
+        Layout(tp=8, pp=64, dp=256, sequence_parallel=True, zero=1, stage_layers=(1, *[2] * 62, 1)),
+        256 * 512,
+        "< 5",
+    ),
+)
+
+
+def fresh_run(case: Case) -> Run:
+    """Return the run of a case, with nothing computed yet."""
+    cluster = catalog.cluster("h100-superpod").with_gpus(case.layout.gpus)
+    return Run(catalog.model("llama3.1-405b"), cluster, case.layout, length=8192, batch=case.batch)
+
+
+def timed(case: Case, repeats: int) -> tuple[list[float], SimulatedStep]:
+    """Return the times of some simulations, schedule included, and one outcome."""
+    times = []
+    for _ in range(repeats):
+        run = fresh_run(case)
+        start = time.perf_counter()
+        step = simulate_step(run)
+        _ = step.step_s
+        times.append(time.perf_counter() - start)
+    return times, step
+
+
+def peak_memory_mib() -> float:
+    """Return the most memory this process has held."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / MIB if sys.platform == "darwin" else peak * 1024 / MIB
+
+
+def measure(quick: bool) -> dict[str, object]:
+    """Measure and return the figures."""
+    figures: list[dict[str, object]] = []
+    for case in CASES[:1] if quick else CASES:
+        times, step = timed(case, 1 if quick else REPEATS)
+        figures += [
+            {"name": case.title, "value": times[0], "unit": "s", "target": case.target},
+            {"name": f"{case.title}, again", "value": statistics.median(times), "unit": "s"},
+        ]
+        start = time.perf_counter()
+        spans = step.timeline().num_spans
+        drawn = time.perf_counter() - start
+        apart = abs(step.step_s / predict_step(step.run).step_s - 1)
+        figures += [
+            {"name": f"{case.title}, timeline", "value": drawn, "unit": "s"},
+            {"name": f"{case.title}, spans", "value": spans, "unit": "spans"},
+            {
+                "name": f"{case.title}, apart from the closed form",
+                "value": 100 * apart,
+                "unit": "%",
+                "target": "< 2",
+            },
+        ]
+    figures.append(
+        {"name": "peak memory", "value": peak_memory_mib(), "unit": "MiB", "target": "< 1024"}
+    )
+    return {
+        "figures": figures,
+        "peers": [],
+        "notes": "Llama-3.1-405B on H100, tp 8, 1F1B with uneven stages: 16 stages with 16 "
+        "microbatches, and 64 stages with 512. One core, schedule included: the first time in a "
+        "process, and the median of five. The peak covers simulations and timelines of all cases.",
+    }

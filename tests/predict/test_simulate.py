@@ -1,0 +1,311 @@
+"""The event simulation keeps the schedule's order, conserves work and meets the closed form."""
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from meshwright.errors import InputError
+from meshwright.policy.pipeline import build, with_transfers
+from meshwright.predict.run import Run
+from meshwright.predict.simulate import PASSES, Actions, SimulatedStep, simulate_step
+from meshwright.predict.stage_time import chunk_times, stage_times
+from meshwright.predict.step import predict_step
+from meshwright.spec import catalog
+from meshwright.spec.layout import Layout, ScheduleKind
+from meshwright.spec.model import gpt
+from meshwright.timeline import Timeline, write_perfetto
+from meshwright.timeline.nesting import drawing_order, nests
+
+CLUSTER = catalog.cluster("h100-superpod")
+# A tiny vocabulary makes all stages equal but for some microseconds.
+EQUAL = gpt("equal", layers=48, hidden=4096, heads=32, vocab=8)
+KINDS: tuple[ScheduleKind, ...] = (
+    "gpipe",
+    "1f1b",
+    "interleaved",
+    "zb-h1",
+    "zb-h2",
+    "zb-v",
+    "dualpipe",
+    "dualpipe-v",
+)
+CHUNKED = ("interleaved", "zb-v", "dualpipe-v")
+
+
+def run_of(kind: ScheduleKind = "1f1b", *, batch: int = 8, model: Any = EQUAL, **more: Any) -> Run:
+    given_pp = more.pop("pp", 4)
+    chunks = more.pop("virtual_stages", 2 if kind in CHUNKED and given_pp > 1 else 1)
+    layout = Layout(pp=given_pp, virtual_stages=chunks, schedule=kind, **more)
+    cluster = CLUSTER.with_gpus(max(8, layout.gpus))
+    return Run(model, cluster, layout, length=4096, batch=batch)
+
+
+def hop_s(step: SimulatedStep) -> float:
+    return float(step.sends.end_s[0] - step.sends.start_s[0])
+
+
+def ends_of(actions: Actions) -> dict[tuple[str, int, int], tuple[float, float]]:
+    rows = zip(
+        actions.op, actions.chunk, actions.microbatch, actions.start_s, actions.end_s, strict=True
+    )
+    return {(PASSES[op], int(c), int(m)): (float(s), float(e)) for op, c, m, s, e in rows}
+
+
+schedules = st.builds(
+    run_of,
+    st.sampled_from(KINDS),
+    batch=st.integers(1, 20),
+    pp=st.sampled_from([2, 4, 6]),
+    overlap_pp=st.booleans(),
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(schedules, st.sampled_from([0.0, 0.3]))
+def test_no_action_starts_before_what_it_needs(run: Run, jitter_cv: float) -> None:
+    step = simulate_step(run, jitter_cv=jitter_cv)
+    found, hop = ends_of(step.actions), hop_s(step)
+    last = step.schedule.chunks - 1
+    for (op, chunk, microbatch), (start, _) in found.items():
+        source = None
+        if op == "F" and chunk:
+            source = "F", chunk - 1
+        elif op in ("B", "I") and chunk < last:
+            source = "B" if ("B", chunk + 1, microbatch) in found else "I", chunk + 1
+        if source is not None:
+            ranks = step.schedule.route_of(microbatch)
+            there = found[(*source, microbatch)][1]
+            assert start >= there + (hop if ranks[source[1]] != ranks[chunk] else 0) - 1e-12
+        if op in ("B", "I"):
+            assert start >= found["F", chunk, microbatch][1] - 1e-12
+        if op == "W":
+            assert start >= found["I", chunk, microbatch][1] - 1e-12
+
+
+@settings(max_examples=40, deadline=None)
+@given(schedules)
+def test_every_rank_runs_its_actions_one_after_the_other(run: Run) -> None:
+    actions = simulate_step(run).actions
+    own = ~actions.joined
+    for rank in range(run.layout.pp):
+        some = own & (actions.rank == rank)
+        assert np.all(actions.start_s[some][1:] >= actions.end_s[some][:-1])
+
+
+@settings(max_examples=40, deadline=None)
+@given(schedules)
+def test_work_is_conserved(run: Run) -> None:
+    # Dense layers exchange nothing that joined passes could hide, so every order does the same.
+    step = simulate_step(run)
+    each = sum(one.whole.total for one in chunk_times(run))
+    assert sum(step.busy_s) == pytest.approx(run.microbatches * each)
+
+
+def test_busy_exchange_update_and_idle_fill_the_step() -> None:
+    step = simulate_step(run_of(tp=2, sequence_parallel=True, dp=4, zero=1, batch=32))
+    for parts in zip(step.busy_s, step.exchange_s, step.optimizer_s, step.idle_s, strict=True):
+        assert sum(parts) == pytest.approx(step.step_s)
+
+
+@pytest.mark.parametrize("pp", [2, 4, 8])
+@pytest.mark.parametrize("rounds", [1, 2, 4])
+def test_1f1b_idles_one_pass_of_every_other_stage(pp: int, rounds: int) -> None:
+    run = run_of(pp=pp, batch=pp * rounds)
+    step = simulate_step(run)
+    other = sum(one.total for one in stage_times(run)[1:])
+    # Transfers: both ways once, and in the steady state at most two per microbatch.
+    hops = 2 * (pp - 1) + 2 * run.microbatches
+    assert other <= step.idle_s[0] + 1e-4 <= other + hops * hop_s(step) + 2e-4
+
+
+def test_chunks_add_up_to_stages() -> None:
+    run = run_of("interleaved", virtual_stages=3, tp=2, sequence_parallel=True)
+    times, stages = chunk_times(run), stage_times(run)
+    for rank, stage in enumerate(stages):
+        held = [times[chunk].whole for chunk in range(rank, 12, 4)]
+        for name in stage._fields:
+            assert sum(getattr(one, name) for one in held) == pytest.approx(getattr(stage, name))
+
+
+@pytest.mark.parametrize("name", ["llama3.1-8b", "mixtral-8x7b"])
+@pytest.mark.parametrize("kind", ["gpipe", "1f1b", "interleaved"])
+@pytest.mark.parametrize("pp", [1, 2, 4])
+@pytest.mark.parametrize("rounds", [1, 2, 8])
+@pytest.mark.parametrize("zero", [0, 1])
+def test_the_closed_form_agrees(
+    name: str, kind: ScheduleKind, pp: int, rounds: int, zero: int
+) -> None:
+    run = run_of(
+        kind,
+        model=catalog.model(name),
+        pp=pp,
+        tp=2,
+        sequence_parallel=True,
+        dp=4,
+        zero=zero,
+        batch=4 * pp * rounds,
+    )
+    assert simulate_step(run).step_s == pytest.approx(predict_step(run).step_s, rel=0.02)
+
+
+UNEVEN = [(8, 16, 16, 8), (16, 8, 8, 16), (6, 14, 14, 14), (20, 10, 10, 8)]
+
+
+@pytest.mark.parametrize("layers", UNEVEN)
+def test_the_closed_form_agrees_on_uneven_stages_under_gpipe(layers: tuple[int, ...]) -> None:
+    run = run_of("gpipe", stage_layers=layers, batch=16, tp=4, sequence_parallel=True)
+    assert simulate_step(run).step_s == pytest.approx(predict_step(run).step_s, rel=0.02)
+
+
+@pytest.mark.parametrize("layers", UNEVEN)
+def test_uneven_stages_under_1f1b_wait_for_the_longest_path(layers: tuple[int, ...]) -> None:
+    run = run_of(stage_layers=layers, batch=16, tp=4, sequence_parallel=True)
+    stages, paths = stage_times(run), []
+    for rank, stage in enumerate(stages):
+        # A stage stands still until the first microbatch is back from those behind it, less what
+        # it warms up meanwhile, and again at the end, less the backwards it still has.
+        behind = sum(one.total for one in stages[rank + 1 :])
+        later = len(stages) - 1 - rank
+        before = max(0.0, behind - later * stage.forward)
+        after = max(0.0, behind - later * stage.backward)
+        ahead = sum(one.total for one in stages[:rank])
+        paths.append(ahead + run.microbatches * stage.total + before + after)
+    step = simulate_step(run)
+    assert max(paths) <= max(step.done_s) + 1e-9
+    assert max(step.done_s) == pytest.approx(max(paths), rel=0.02)
+
+
+@pytest.mark.parametrize(("pp", "chunks"), [(2, 2), (4, 2), (4, 4), (8, 3)])
+def test_interleaving_exposes_each_hop_of_one_microbatch_once(pp: int, chunks: int) -> None:
+    run = run_of("interleaved", pp=pp, virtual_stages=chunks, batch=4 * pp)
+    step = simulate_step(run)
+    mean = sum(one.total for one in stage_times(run)) / pp
+    bubble = (pp - 1) * mean / chunks
+    exposed = (step.idle_s[0] - bubble) / hop_s(step)
+    assert exposed == pytest.approx(2 * (pp * chunks - 1), rel=0.1)
+
+
+def test_transfers_that_block_their_sender_cost_time() -> None:
+    assert simulate_step(run_of(overlap_pp=False)).step_s > simulate_step(run_of()).step_s
+
+
+def test_fully_sharded_parameters_lengthen_every_pass() -> None:
+    run = run_of(pp=1, dp=8, zero=3, batch=16)
+    assert simulate_step(run).step_s == pytest.approx(predict_step(run).step_s)
+
+
+def test_cost_does_not_depend_on_replicas() -> None:
+    few, many = (simulate_step(run_of(dp=dp, batch=8 * dp)) for dp in (1, 512))
+    assert len(few.actions.rank) == len(many.actions.rank)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.sampled_from(KINDS), st.integers(0, 3), st.floats(1, 3))
+def test_a_straggler_slows_the_step_by_at_most_its_factor(
+    kind: ScheduleKind, rank: int, factor: float
+) -> None:
+    run = run_of(kind)
+    usual, slow = simulate_step(run), simulate_step(run, slowdown={rank: factor})
+    extra = slow.step_s - usual.step_s
+    assert -1e-9 <= extra <= (factor - 1) * usual.step_s + 1e-9
+    # Its own work is what grows, so no more than that is lost.
+    assert extra <= (factor - 1) * usual.busy_s[rank] + 1e-9
+
+
+def test_the_same_seed_gives_the_same_step() -> None:
+    run = run_of()
+    one, same, other = (simulate_step(run, jitter_cv=0.1, seed=seed) for seed in (1, 1, 2))
+    assert np.array_equal(one.actions.end_s, same.actions.end_s)
+    assert one.step_s != other.step_s
+
+
+def test_jitter_keeps_the_mean_work_and_lengthens_the_step() -> None:
+    run = run_of(batch=64)
+    usual = simulate_step(run)
+    noisy = [simulate_step(run, jitter_cv=0.2, seed=seed) for seed in range(8)]
+    assert np.mean([sum(one.busy_s) for one in noisy]) == pytest.approx(sum(usual.busy_s), rel=0.01)
+    assert all(one.step_s > usual.step_s for one in noisy)
+
+
+def test_bad_options_are_all_named() -> None:
+    with pytest.raises(InputError) as caught:
+        simulate_step(run_of(), slowdown={9: 1.5, 1: 0.0}, jitter_cv=-1)
+    assert [one.where for one in caught.value.problems] == ["slowdown", "slowdown.1", "jitter_cv"]
+
+
+def test_a_given_schedule_is_executed() -> None:
+    run = run_of("1f1b")
+    given_order = with_transfers(build("gpipe", 4, run.microbatches))
+    usual = simulate_step(run_of("gpipe"))
+    assert simulate_step(run, schedule=given_order).step_s == pytest.approx(usual.step_s)
+
+
+def lanes_nest(timeline: Timeline) -> bool:
+    lane, ranks = timeline.strings("lane"), timeline.column("rank")
+    start, length = timeline.column("start_ns"), timeline.column("duration_ns")
+    for rank in timeline.ranks:
+        for code in np.unique(lane.codes[ranks == rank]):
+            some = (ranks == rank) & (lane.codes == code)
+            order = drawing_order(lane.codes[some], start[some], length[some])
+            first = start[some][order]
+            last = first + length[some][order]
+            if not nests(first, last) or np.any(first[1:] < last[:-1]):
+                return False
+    return True
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_spans_of_a_lane_do_not_overlap(kind: ScheduleKind) -> None:
+    run = run_of(kind, tp=2, sequence_parallel=True, dp=2, zero=1, batch=24, recompute="full")
+    assert lanes_nest(simulate_step(run, jitter_cv=0.1).timeline())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_send_has_one_receive(kind: ScheduleKind) -> None:
+    run = run_of(kind, batch=12)
+    timeline = simulate_step(run).timeline()
+    out, into = timeline.column("flow_out"), timeline.column("flow_in")
+    out, into = out[out >= 0], into[into >= 0]
+    assert np.array_equal(np.sort(out), np.sort(into))
+    assert len(np.unique(out)) == len(out)
+    routes = simulate_step(run).schedule.route_by_microbatch()
+    moves = sum(sum(a != b for a, b in pairwise(r)) for r in routes)
+    assert len(out) == 2 * moves
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_timeline_lasts_as_long_as_the_step(kind: ScheduleKind) -> None:
+    step = simulate_step(run_of(kind, dp=2, zero=1, batch=16))
+    first, last = step.timeline().extent_ns
+    assert first == 0
+    assert last == pytest.approx(step.step_s * 1e9, abs=1)
+
+
+def test_ranks_are_the_first_gpus_of_their_stages() -> None:
+    timeline = simulate_step(run_of(tp=2, dp=4, batch=16)).timeline()
+    assert timeline.ranks == (0, 8, 16, 24)
+    assert timeline.source == "simulated"
+
+
+def test_spans_say_what_they_are() -> None:
+    run = run_of("zb-v", tp=2, sequence_parallel=True, dp=2, zero=1, batch=16, recompute="full")
+    timeline = simulate_step(run).timeline()
+    names = set(timeline.strings("name").values)
+    assert names >= {"forward", "backward-input", "backward-weight", "recompute", "optimizer"}
+    assert names >= {"tensor parallel", "gradient exchange", "send activations"}
+    table = timeline.spans.to_pylist()
+    forward = next(row for row in table if row["name"] == "forward" and row["stage"] == 3)
+    assert forward["extra"] == '{"chunk":3,"layers":[18,24]}'
+    assert (forward["microbatch"], forward["layer"]) == (0, 18)
+    sent = next(row for row in table if row["name"] == "send activations")
+    assert sent["bytes"] == 2 * 4096 * 4096 // 2
+
+
+def test_a_simulated_step_opens_in_perfetto(tmp_path: Any) -> None:
+    path = tmp_path / "step.perfetto"
+    write_perfetto(simulate_step(run_of("dualpipe")).timeline(), path)
+    assert path.stat().st_size > 1000
