@@ -6,6 +6,7 @@ import pytest
 from meshwright.predict import predict_memory
 from meshwright.predict.activations import bytes_per_token
 from meshwright.predict.memory import in_flight
+from meshwright.predict.software import EAGER, MEGATRON_2021
 from meshwright.spec import catalog
 from meshwright.spec.layout import Layout
 from meshwright.spec.model import gpt
@@ -23,6 +24,22 @@ def activations(layout: Layout) -> int:
 def test_a_gpt_block_keeps_the_korthikanti_bytes_without_masks() -> None:
     # 34·s·b·h of the paper less two one-byte dropout masks.
     assert bytes_per_token(Layout(), GPT.blocks[0], GPT.hidden) == 32 * GPT.hidden
+
+
+def test_unfused_attention_keeps_its_scores_unless_recomputed() -> None:
+    # 34·s·b·h + 5·a·s²·b of the paper, per token; recomputing the core leaves 34.
+    block, hidden, old = GPT.blocks[0], GPT.hidden, MEGATRON_2021
+    whole = bytes_per_token(Layout(), block, hidden, software=old, length=2048)
+    assert whole == 34 * hidden + 5 * 96 * 2048
+    kept = bytes_per_token(Layout(), block, hidden, ("core_attn",), software=old, length=2048)
+    assert kept == 34 * hidden
+
+
+def test_eager_software_keeps_more() -> None:
+    block, hidden = catalog.model("llama3.1-8b").blocks[0], 4096
+    assert bytes_per_token(Layout(), block, hidden, software=EAGER) > bytes_per_token(
+        Layout(), block, hidden
+    )
 
 
 def test_sequence_parallel_divides_all_of_it() -> None:

@@ -108,8 +108,9 @@ _PARTS = (
     ("optim", "▒", "optimizer_bytes"),
     ("acts", "░", "activations_bytes"),
     ("logits", "·", "logits_bytes"),
+    ("other", ":", "framework_bytes"),
 )
-_BAR_WIDTH = 12
+_BAR_WIDTH = 8
 
 
 def _memory(resolved: Asked) -> Answer:
@@ -135,7 +136,7 @@ def _memory(resolved: Asked) -> Answer:
     }
     legend = Note(
         " ".join(f"{mark} {name}" for name, mark, _ in _PARTS)
-        + "; held: passes through a chunk in flight; framework and NCCL buffers are not counted"
+        + "; held: passes through a chunk in flight; other: framework and NCCL buffers"
     )
     views = (_summary(resolved, predicted, per_token), _stage_table(predicted), legend)
     quiet = (str(predicted.worst.total_bytes),)
@@ -183,7 +184,7 @@ def _stage_table(predicted: MemoryPrediction) -> Table:
         for stage in predicted.stages
     ]
     numbers = f"stage, layers, held, {', '.join(name for name, _, _ in _PARTS)}, total"
-    return table(f"{numbers}, of the GPU", rows, "GiB on one rank of each stage", right=numbers)
+    return table(f"{numbers}, of GPU", rows, "GiB on one rank of each stage", right=numbers)
 
 
 def _bar(stage: StageMemory, capacity: int) -> str:

@@ -9,6 +9,7 @@ operation that would drop it and the axis that splits it.
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
+from meshwright.predict.software import MEGATRON, Software
 from meshwright.spec.layout import Layout, RecomputeOp
 from meshwright.spec.model import (
     Attention,
@@ -37,9 +38,11 @@ class Saved(NamedTuple):
     """Tensor ranks beyond this many hold duplicates."""
 
 
-def saved_tensors(block: Block, hidden: int) -> tuple[Saved, ...]:
-    """List what one block keeps for backward."""
-    found: list[Saved] = []
+def saved_tensors(
+    block: Block, hidden: int, software: Software = MEGATRON, length: int = 0
+) -> tuple[Saved, ...]:
+    """List what one block keeps for backward in sequences of `length` tokens."""
+    found = [*_unfused(block, hidden, software, length)]
     if block.mixer is not None:
         found += _norm_pair("mixer", hidden)
         found += _mixer(block.mixer)
@@ -51,13 +54,19 @@ def saved_tensors(block: Block, hidden: int) -> tuple[Saved, ...]:
 
 
 def bytes_per_token(
-    layout: Layout, block: Block, hidden: int, recomputed: tuple[RecomputeOp, ...] = ()
+    layout: Layout,
+    block: Block,
+    hidden: int,
+    recomputed: tuple[RecomputeOp, ...] = (),
+    *,
+    software: Software = MEGATRON,
+    length: int = 0,
 ) -> float:
     """Return the bytes one token leaves on one rank after a forward pass through a block."""
     number = 4 if layout.precision == "fp32" else 2
     dropped = frozenset(recomputed)
     total = 0.0
-    for saved in saved_tensors(block, hidden):
+    for saved in saved_tensors(block, hidden, software, length):
         if not saved.dropped_by & dropped:
             total += number * saved.width / _ranks(layout, saved)
     return total
@@ -76,6 +85,21 @@ def _ranks(layout: Layout, saved: Saved) -> float:
         # A stage's tokens are spread over all its ranks; the ranks of one expert share theirs.
         return layout.tp / layout.experts_tp
     return layout.tp if saved.split == "sequence" and layout.sequence_parallel else 1
+
+
+def _unfused(block: Block, hidden: int, software: Software, length: int) -> Iterator[Saved]:
+    """What less fused software keeps on top."""
+    if software.attention is None and isinstance(block.mixer, Attention):
+        # Softmax output, dropout mask and dropout output, 5 bytes a score (Korthikanti et al.).
+        core: frozenset[RecomputeOp] = frozenset({"core_attn"})
+        yield Saved("scores", 2.5 * block.mixer.heads * length, "tensor", core)
+        yield Saved("dropout_masks", hidden, "sequence")
+    if software.fusion == "eager":
+        # Norms work on a copy in fp32, and a gate's activation is stored apart from its product.
+        parts = (block.mixer is not None) + (block.mlp is not None)
+        yield Saved("norm_copies", 2.0 * parts * hidden, "sequence", frozenset({"layernorm"}))
+        if isinstance(block.mlp, Mlp) and block.mlp.gated:
+            yield Saved("gate_act", block.mlp.width, "tensor", frozenset({"mlp", "mlp_act"}))
 
 
 def _norm_pair(part: str, hidden: int) -> Iterator[Saved]:

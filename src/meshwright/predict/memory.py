@@ -1,27 +1,34 @@
 """Memory per pipeline rank: exact states, plus what a forward pass leaves behind.
 
 States come from `spec.layout.states` and are facts. Activations are counted tensor by tensor and
-multiplied by the microbatches each rank holds in flight. Framework and communication buffers and
-fragmentation are not included here, so leave a few GiB of head-room.
+multiplied by the microbatches each rank holds in flight; less fused software keeps more. Framework
+and communication buffers are one constant. Temporary copies and fragmentation are not included.
 """
 
 from functools import lru_cache
+from typing import NamedTuple
 
 import msgspec
 
 from meshwright.policy.pipeline import build
 from meshwright.policy.pipeline import in_flight as schedule_peaks
 from meshwright.predict.activations import boundary_bytes_per_token, bytes_per_token
+from meshwright.predict.software import MEGATRON, Software
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.layout import (
     Chunk,
     Layout,
+    RecomputeOp,
     ScheduleKind,
     StateBytes,
     rank_chunks,
     state_bytes,
 )
-from meshwright.spec.model import Model
+from meshwright.spec.model import Block, Model
+
+FRAMEWORK_BYTES = round(3.5 * 2**30)
+"""CUDA context, communicators' buffers, library workspaces and the allocator's slack on one GPU.
+aiconfigurator reserves as much for them; published runs put it between 2 and 6 GiB."""
 
 
 class StageMemory(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,6 +45,8 @@ class StageMemory(msgspec.Struct, frozen=True, kw_only=True):
     """Activations of all microbatches in flight."""
     logits_bytes: int
     """Logits and their gradient on the rank that holds the head."""
+    framework_bytes: int = FRAMEWORK_BYTES
+    """What the framework and its libraries take whatever the layout."""
     in_flight: int
     """Microbatches (of one chunk each) whose activations are held at once, at the most."""
 
@@ -50,6 +59,7 @@ class StageMemory(msgspec.Struct, frozen=True, kw_only=True):
             + self.optimizer_bytes
             + self.activations_bytes
             + self.logits_bytes
+            + self.framework_bytes
         )
 
 
@@ -71,17 +81,52 @@ class MemoryPrediction(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def predict_memory(
-    model: Model, layout: Layout, cluster: Cluster, *, sequence_length: int, global_batch: int
+    model: Model,
+    layout: Layout,
+    cluster: Cluster,
+    *,
+    sequence_length: int,
+    global_batch: int,
+    software: Software = MEGATRON,
 ) -> MemoryPrediction:
     """Predict the memory one rank of every pipeline stage needs."""
-    tokens = layout.microbatch * -(-sequence_length // layout.cp)
+    asked = _Asked(
+        model=model,
+        layout=layout,
+        software=software,
+        length=sequence_length,
+        tokens=layout.microbatch * -(-sequence_length // layout.cp),
+        microbatches=max(1, layout.microbatches(global_batch)),
+    )
     held = rank_chunks(layout, model.layers)
-    microbatches = max(1, layout.microbatches(global_batch))
     stages = tuple(
-        _stage(model, layout, states, chunks, tokens=tokens, microbatches=microbatches)
+        _stage(asked, states, chunks)
         for states, chunks in zip(state_bytes(layout, model), held, strict=True)
     )
     return MemoryPrediction(stages=stages, capacity_bytes=cluster.gpu.memory_bytes)
+
+
+class _Asked(NamedTuple):
+    """What the activations of a run depend on."""
+
+    model: Model
+    layout: Layout
+    software: Software
+    length: int
+    tokens: int
+    """Tokens of one microbatch on one rank."""
+    microbatches: int
+
+    def per_token(self, block: Block, recomputed: tuple[RecomputeOp, ...] = ()) -> float:
+        """Return the bytes one token leaves behind in a block."""
+        return bytes_per_token(
+            self.layout,
+            block,
+            self.model.hidden,
+            recomputed,
+            software=self.software,
+            length=self.length,
+        )
 
 
 @lru_cache(maxsize=1024)
@@ -103,27 +148,24 @@ def in_flight(layout: Layout, stage: int, microbatches: int) -> int:
     return _peaks(layout.schedule, pp, chunks, min(microbatches, 2 * pp))[stage]
 
 
-def _stage(
-    model: Model, layout: Layout, states: StateBytes, held: tuple[Chunk, ...], *,
-    tokens: int, microbatches: int,
-) -> StageMemory:  # fmt: skip
+def _stage(asked: _Asked, states: StateBytes, held: tuple[Chunk, ...]) -> StageMemory:
+    model, layout = asked.model, asked.layout
     names = model.layer_names
     stage = held[0].rank
-    flying = in_flight(layout, stage, microbatches)
-    per_chunk = [_chunk_bytes(model, layout, names[chunk.first : chunk.last]) for chunk in held]
+    flying = in_flight(layout, stage, asked.microbatches)
+    per_chunk = [_chunk_bytes(asked, names[chunk.first : chunk.last]) for chunk in held]
     kept = sum(bytes_ for bytes_, _ in per_chunk) / len(per_chunk)
     alive = max(bytes_ for _, bytes_ in per_chunk)
     logits = 0
     if any(chunk.has_head for chunk in held):
         # The head's output in the working format, and its softmax and gradient in fp32.
-        logits = round(tokens * (2 + 4) * model.vocab / layout.tp)
+        logits = round(asked.tokens * (2 + 4) * model.vocab / layout.tp)
         if model.multi_token is not None:
-            block = model.block(model.multi_token.block)
-            extra = bytes_per_token(layout, block, model.hidden) * model.multi_token.depth
-            alive += extra
+            extra = asked.per_token(model.block(model.multi_token.block))
+            alive += extra * model.multi_token.depth
     if "activations" in layout.offload:
         # What is offloaded comes back a layer at a time, the next one on its way meanwhile.
-        widest = max(bytes_per_token(layout, block, model.hidden) for block in model.blocks)
+        widest = max(asked.per_token(block) for block in model.blocks)
         kept, alive = 0.0, alive + 2 * widest
     resident = states.on_device(layout.offload)
     return StageMemory(
@@ -132,15 +174,16 @@ def _stage(
         parameters_bytes=resident.parameters,
         gradients_bytes=resident.gradients,
         optimizer_bytes=resident.optimizer,
-        activations_bytes=round(tokens * (flying * kept + alive)),
+        activations_bytes=round(asked.tokens * (flying * kept + alive)),
         logits_bytes=logits,
         in_flight=flying,
     )
 
 
-def _chunk_bytes(model: Model, layout: Layout, names: tuple[str, ...]) -> tuple[float, float]:
+def _chunk_bytes(asked: _Asked, names: tuple[str, ...]) -> tuple[float, float]:
     """Return the bytes per token a chunk keeps, and those alive while it computes again."""
-    whole = {block.name: bytes_per_token(layout, block, model.hidden) for block in model.blocks}
+    model, layout = asked.model, asked.layout
+    whole = {block.name: asked.per_token(block) for block in model.blocks}
     covered = len(names) if layout.recompute_layers is None else layout.recompute_layers
     under, rest = names[:covered], names[covered:]
     beyond = sum(whole[name] for name in rest)
@@ -149,8 +192,6 @@ def _chunk_bytes(model: Model, layout: Layout, names: tuple[str, ...]) -> tuple[
         kept = len(under) * boundary_bytes_per_token(layout, model.hidden)
         return kept + beyond, max((whole[name] for name in under), default=0.0)
     dropped = layout.recompute_ops if layout.recompute == "selective" else ()
-    part = {
-        block.name: bytes_per_token(layout, block, model.hidden, dropped) for block in model.blocks
-    }
+    part = {block.name: asked.per_token(block, dropped) for block in model.blocks}
     kept = sum(part[name] for name in under)
     return kept + beyond, max((whole[name] - part[name] for name in under), default=0.0)

@@ -159,6 +159,7 @@ def _predicted(scored: Scored, row: Mapping[str, Any]) -> Scored:
         ready.cluster,
         sequence_length=ready.length,
         global_batch=ready.batch,
+        software=ready.software,
     )
     gib = memory.worst.total_bytes / 2**30
     return msgspec.structs.replace(
@@ -187,7 +188,12 @@ def _recompute(read: RowLayout, model: Model, cluster: Cluster, row: Mapping[str
     for kind, ops in tries:
         layout = msgspec.structs.replace(read.layout, recompute=kind, recompute_ops=ops)
         memory = predict_memory(
-            model, layout, cluster, sequence_length=row["seq"], global_batch=row["global_batch"]
+            model,
+            layout,
+            cluster,
+            sequence_length=row["seq"],
+            global_batch=row["global_batch"],
+            software=software_of(row, layout, cluster.gpu),
         )
         if memory.worst.total_bytes <= MEMORY_SLACK * memory.capacity_bytes:
             break
