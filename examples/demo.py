@@ -14,6 +14,7 @@ from meshwright.timeline import TimelineWriter
 
 OUT = Path("demo-out")
 WORK = "examples/llama3-70b.toml"
+STEP = OUT / "step.json.gz"
 
 
 # Title, command, and the exit code it should have: 1 is "the answer is no".
@@ -24,6 +25,7 @@ STEPS = (
     ("Does this layout fit this model on this cluster?", f"mw layout check {WORK}", 0),
     ("What does it say to a wrong one?", f"mw layout check {WORK} --ep 4 --precision nvfp4", 1),
     ("How much memory and how many FLOPs does it take?", f"mw layout memory {WORK}", 0),
+    ("How long is a step, and where does it go?", f"mw simulate {WORK} --timeline {STEP}", 0),
     ("The same layout as Megatron-LM flags", f"mw layout export {WORK} --to megatron", 0),
     ("Where did the demo spend its time?", f"mw timeline show {OUT}/timeline", 0),
     ("Open that in the Perfetto UI", f"mw timeline perfetto {OUT}/timeline {OUT}/demo.json.gz", 0),
