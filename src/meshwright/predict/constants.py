@@ -18,11 +18,11 @@ class StepConstants(msgspec.Struct, frozen=True, kw_only=True):
     without."""
     eager_elementwise: float = 3.9
     """Passes over memory of unfused elementwise work, relative to fused kernels."""
-    tp_hidden: float = 0.55
+    tp_hidden: float = 0.43
     """Share of tensor-parallel communication hidden where products are split to overlap it."""
-    p2p_exposed: float = 0.49
+    p2p_exposed: float = 0.6
     """Share of pipeline transfers that a steady schedule fails to hide."""
-    bucket_exposed: float = 0.32
+    bucket_exposed: float = 0.4
     """Share of gradient and parameter exchange that never hides: the first or last bucket."""
     overlap_share: float = 1.0
     """Share of a backward (forward) pass that gradient (parameter) exchange can hide behind."""
