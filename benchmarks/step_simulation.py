@@ -11,6 +11,8 @@ from meshwright.predict.simulate import SimulatedStep, simulate_step
 from meshwright.predict.step import predict_step
 from meshwright.spec import catalog
 from meshwright.spec.layout import Layout
+from meshwright.spec.work import Work
+from meshwright.spec.workload import Training
 
 NAME = "step_simulation"
 QUESTION = "How long does the event simulation of a training step take?"
@@ -47,7 +49,9 @@ CASES = (
 def fresh_run(case: Case) -> Run:
     """Return the run of a case, with nothing computed yet."""
     cluster = catalog.cluster("h100-superpod").with_gpus(case.layout.gpus)
-    return Run(catalog.model("llama3.1-405b"), cluster, case.layout, length=8192, batch=case.batch)
+    model = catalog.model("llama3.1-405b")
+    step = Training(tokens=8192 * case.batch, sequence_length=8192, global_batch=case.batch)
+    return Run(Work(model=model, cluster=cluster, layout=case.layout, workload=step))
 
 
 def timed(case: Case, repeats: int) -> tuple[list[float], SimulatedStep]:

@@ -17,6 +17,8 @@ from meshwright.predict.step import predict_step
 from meshwright.spec import catalog
 from meshwright.spec.layout import Layout, ScheduleKind
 from meshwright.spec.model import gpt
+from meshwright.spec.work import Work
+from meshwright.spec.workload import Training
 from meshwright.timeline import Timeline, write_perfetto
 from meshwright.timeline.nesting import drawing_order, nests
 
@@ -41,7 +43,8 @@ def run_of(kind: ScheduleKind = "1f1b", *, batch: int = 8, model: Any = EQUAL, *
     chunks = more.pop("virtual_stages", 2 if kind in CHUNKED and given_pp > 1 else 1)
     layout = Layout(pp=given_pp, virtual_stages=chunks, schedule=kind, **more)
     cluster = CLUSTER.with_gpus(max(8, layout.gpus))
-    return Run(model, cluster, layout, length=4096, batch=batch)
+    step = Training(tokens=4096 * batch, sequence_length=4096, global_batch=batch)
+    return Run(Work(model=model, cluster=cluster, layout=layout, workload=step))
 
 
 def hop_s(step: SimulatedStep) -> float:
@@ -306,6 +309,6 @@ def test_spans_say_what_they_are() -> None:
 
 
 def test_a_simulated_step_opens_in_perfetto(tmp_path: Any) -> None:
-    path = tmp_path / "step.perfetto"
+    path = tmp_path / "step.json"
     write_perfetto(simulate_step(run_of("dualpipe")).timeline(), path)
     assert path.stat().st_size > 1000

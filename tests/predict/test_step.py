@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from meshwright.errors import InputError
 from meshwright.predict.block_time import block_passes
 from meshwright.predict.run import Run
 from meshwright.predict.software import EAGER, MEGATRON, MEGATRON_2021, Software
@@ -15,6 +16,8 @@ from meshwright.predict.step import StepPrediction, predict_step
 from meshwright.spec import catalog
 from meshwright.spec.layout import Layout
 from meshwright.spec.model import count_flops
+from meshwright.spec.work import Work
+from meshwright.spec.workload import Training
 
 LLAMA = catalog.model("llama3.1-8b")
 MIXTRAL = catalog.model("mixtral-8x7b")
@@ -22,9 +25,11 @@ POD = catalog.cluster("h100-superpod").with_gpus(1024)
 
 
 def run_of(layout: Layout, **values: Any) -> Run:
-    given_ = {"model": LLAMA, "cluster": POD, "length": 8192, "batch": 512, **values}
-    model, cluster = given_.pop("model"), given_.pop("cluster")
-    return Run(model, cluster, layout, **given_)
+    given_ = {"model": LLAMA, "cluster": POD, "batch": 512, **values}
+    model, cluster, batch = (given_.pop(name) for name in ("model", "cluster", "batch"))
+    training = Training(tokens=8192 * batch, sequence_length=8192, global_batch=batch)
+    work = Work(model=model, cluster=cluster, layout=layout, workload=training)
+    return Run(work, **given_)
 
 
 def step_of(layout: Layout, **values: Any) -> StepPrediction:
@@ -130,6 +135,11 @@ def test_hiding_tensor_parallel_communication_pays() -> None:
     layout = Layout(tp=8, dp=8, sequence_parallel=True, zero=1)
     hidden = msgspec.structs.replace(layout, overlap_tp=True)
     assert step_of(hidden).tp_s < step_of(layout).tp_s
+
+
+def test_a_stream_of_requests_has_no_training_step() -> None:
+    with pytest.raises(InputError, match="training workload"):
+        Run(Work(model=LLAMA, cluster=POD))
 
 
 def test_the_stage_with_the_head_does_more() -> None:

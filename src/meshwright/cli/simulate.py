@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> Answer:
         raise InputError(problems)
     work, wanted = resolved.work, resolved.workload
     length, batch = wanted.sequence_length, wanted.global_batch
-    described = Run(work.model, work.cluster, work.layout, length=length, batch=batch)
+    described = Run(work)
     step, simulated = predict_step(described), simulate_step(described)
     notes = [Note("the step model is young: mw validate training shows how far to trust it")]
     if args.timeline:

@@ -102,9 +102,6 @@ def _busy(timeline: Timeline) -> list[tuple[int, str, int, float]]:
 
 
 def _perfetto(folder: str, out: str, *, quiet: bool) -> Answer:
-    if not out.endswith((".json", ".json.gz")):
-        fix = f"{out}.json.gz"
-        raise InputError([Problem(out, "is neither .json nor .json.gz", fix)])
     notes: list[Note] = []
     try:
         with progress("writing", count_spans(folder), quiet=quiet) as advance:

@@ -2,6 +2,7 @@
 
 import argparse
 from pathlib import Path
+from typing import get_args
 
 from meshwright.errors import InputError, Problem
 from meshwright.spec import catalog
@@ -13,10 +14,11 @@ from meshwright.spec.cluster import (
     read_nvidia_smi,
     read_slurm_topology,
 )
+from meshwright.spec.cluster.parts import FabricKind
 from meshwright.spec.files import read_text
 from meshwright.spec.units import parse_count, parse_rate
 
-FABRICS = ("infiniband", "roce", "efa", "omnipath", "slingshot", "ethernet")
+FABRICS = tuple(kind for kind in get_args(FabricKind) if kind != "none")
 
 
 def add_topology(parser: argparse.ArgumentParser) -> None:

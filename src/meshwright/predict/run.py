@@ -1,34 +1,34 @@
-"""`Run`: everything the cost functions need to know of one training step."""
+"""`Run`: a `Work` as the cost functions see it: one training step on one kind of software."""
 
 from functools import cached_property
 
+from meshwright.errors import InputError, Problem
 from meshwright.predict.constants import CONSTANTS, StepConstants
 from meshwright.predict.cost import Calibration, DeviceCosts, costs_for
 from meshwright.predict.cost.device import slowed
 from meshwright.predict.software import MEGATRON, Software
-from meshwright.spec.cluster import Cluster
-from meshwright.spec.layout import Layout
-from meshwright.spec.model import Model
+from meshwright.spec.work import Work
+from meshwright.spec.workload import Training
 
 
 class Run:
-    """One training step: model, cluster, layout, sequence length and batch, and the software."""
+    """One training step of some work, and what the software makes of the hardware."""
 
     def __init__(
         self,
-        model: Model,
-        cluster: Cluster,
-        layout: Layout,
+        work: Work,
         *,
-        length: int,
-        batch: int,
         software: Software = MEGATRON,
         constants: StepConstants = CONSTANTS,
         calibration: Calibration | None = None,
         frozen: bool = False,
     ) -> None:
-        self.model, self.cluster, self.layout = model, cluster, layout
-        self.length, self.batch = length, batch
+        if not isinstance(work.workload, Training):
+            what, fix = "a training step needs a training workload", "give a Training"
+            raise InputError([Problem("workload", what, fix)])
+        self.model, self.cluster, self.layout = work.model, work.cluster, work.layout
+        self.length = work.workload.sequence_length
+        self.batch = work.workload.global_batch
         self.software, self.constants = software, constants
         self.frozen = frozen
         """Whether the model's own weights are frozen (LoRA): no weight gradients."""
@@ -38,7 +38,7 @@ class Run:
             "eager": constants.eager_elementwise,
         }[software.fusion]
         self.costs: DeviceCosts = slowed(
-            costs_for(cluster.gpu, calibration), constants.sustained, passes
+            costs_for(work.cluster.gpu, calibration), constants.sustained, passes
         )
 
     @cached_property

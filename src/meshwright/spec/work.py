@@ -14,6 +14,7 @@ from meshwright.spec import catalog
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.files import FORMATS, load
 from meshwright.spec.layout import Layout
+from meshwright.spec.layout.rules import nearest_multiple
 from meshwright.spec.model import Model
 from meshwright.spec.model.huggingface import load_config
 from meshwright.spec.names import unknown_name
@@ -121,13 +122,16 @@ def _read_layout(reader: _Reader, gpus: int | None) -> Layout | None:
         except InputError:
             pass  # the layout's own problems are listed below
         else:
+            if gpus % rest.gpus:
+                what = f"{gpus} is not a multiple of tp × cp × pp = {rest.gpus}"
+                reader.add("gpus", what, f"use {nearest_multiple(gpus, rest.gpus)}")
             data = {**data, "dp": max(1, gpus // rest.gpus)}
     try:
         layout = read(Layout, data, f"{reader.where}layout")
     except InputError as error:
         reader.problems += error.problems
         return None
-    if gpus is not None and layout.gpus != gpus:
+    if gpus is not None and layout.gpus != gpus and "dp" in (reader.data.get("layout") or {}):
         what = f"{gpus} is not tp × cp × pp × dp = {layout.gpus}"
         reader.add("gpus", what, f"use {layout.gpus}, or change a degree")
     return layout

@@ -92,6 +92,9 @@ def _output(path: Path) -> Iterator[Put]:
         if path.is_dir():
             what, fix = "is a folder", f"give a file in it, such as {path / 'trace.json.gz'}"
             raise InputError([Problem(str(path), what, fix)])
+        if not path.name.endswith((".json", ".json.gz")):
+            fix = f"use {path}.json.gz"
+            raise InputError([Problem(str(path), "ends in neither .json nor .json.gz", fix)])
         file: IO[bytes] = unfinished.open("wb")
     packed = gzip.GzipFile(path.stem, "wb", 3, file) if path.suffix == ".gz" else None
 

@@ -157,9 +157,7 @@ def under_load(costs: DeviceCosts) -> DeviceCosts:
 
     Products and attention slow down by `sustained_slowdown`; work bound by memory does not.
     """
-    loaded = _scaled(costs.calibration, 1.0 / costs.sustained_slowdown)
-    loaded = msgspec.structs.replace(loaded, sustained_slowdown=1.0)
-    return _ready(costs.gpu, loaded, f"{costs.basis}, under load")
+    return slowed(costs, costs.sustained_slowdown)
 
 
 @lru_cache(maxsize=1024)

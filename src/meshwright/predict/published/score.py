@@ -24,6 +24,8 @@ from meshwright.spec.cluster import Cluster
 from meshwright.spec.files import read_text
 from meshwright.spec.layout import Layout, Recompute, RecomputeOp
 from meshwright.spec.model import Model
+from meshwright.spec.work import Work
+from meshwright.spec.workload import Training
 
 MEMORY_SLACK = 1.3
 """How far predicted memory may pass the device before a row that prints no recompute is taken to
@@ -54,8 +56,9 @@ class Scored(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_rows(path: str | Path) -> list[dict[str, Any]]:
     """Read a file of published runs."""
+    text = read_text(path)
     try:
-        rows = json.loads(read_text(path))
+        rows = json.loads(text)
     except ValueError as error:
         what = f"is not valid JSON: {error}"
         raise InputError([Problem(str(path), what, "give a list of runs")]) from None
@@ -100,21 +103,14 @@ class Prepared(NamedTuple):
 
     source: str
     measured_step_s: float
-    model: Model
-    cluster: Cluster
-    layout: Layout
+    work: Work
     software: Software
     assumed: tuple[str, ...]
-    length: int
-    batch: int
     frozen: bool
 
     def run(self, constants: StepConstants = CONSTANTS) -> Run:
         """Return the run that the row describes."""
-        return Run(
-            self.model, self.cluster, self.layout, length=self.length, batch=self.batch,
-            software=self.software, frozen=self.frozen, constants=constants,
-        )  # fmt: skip
+        return Run(self.work, software=self.software, frozen=self.frozen, constants=constants)
 
 
 def prepare(row: Mapping[str, Any]) -> Prepared | None:
@@ -136,29 +132,31 @@ def _prepared(scored: Scored, row: Mapping[str, Any]) -> Prepared:
     assumed = read.assumed
     if not read.recompute_known:
         assumed += (f"recompute {layout.recompute}",)
+    training = Training(
+        tokens=row["seq"] * row["global_batch"],
+        sequence_length=row["seq"],
+        global_batch=row["global_batch"],
+    )
     return Prepared(
         source=scored.source,
         measured_step_s=scored.measured_step_s or 0.0,
-        model=model,
-        cluster=cluster,
-        layout=layout,
+        work=Work(model=model, cluster=cluster, layout=layout, workload=training),
         software=software_of(row, layout, cluster.gpu),
         assumed=assumed,
-        length=row["seq"],
-        batch=row["global_batch"],
         frozen=row.get("task") == "lora",
     )
 
 
 def _predicted(scored: Scored, row: Mapping[str, Any]) -> Scored:
     ready = _prepared(scored, row)
-    step = predict_step(ready.run())
+    run = ready.run()
+    step = predict_step(run)
     memory = predict_memory(
-        ready.model,
-        ready.layout,
-        ready.cluster,
-        sequence_length=ready.length,
-        global_batch=ready.batch,
+        run.model,
+        run.layout,
+        run.cluster,
+        sequence_length=run.length,
+        global_batch=run.batch,
         software=ready.software,
     )
     gib = memory.worst.total_bytes / 2**30

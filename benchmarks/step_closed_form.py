@@ -1,0 +1,73 @@
+"""How many training steps the closed form predicts per second, as a planner would ask it."""
+
+import itertools
+import statistics
+import time
+
+from meshwright.predict import Run, predict_step
+from meshwright.predict.network.curve import curve
+from meshwright.spec import Layout, Training, Work, catalog
+from meshwright.spec.layout import Recompute
+
+NAME = "step_closed_form"
+QUESTION = "How many training steps does one core predict per second in closed form?"
+
+GPUS = 16_384
+
+
+def works(count: int) -> list[Work]:
+    """List layouts of Llama 3.1 405B on 16,384 H100s."""
+    model = catalog.model("llama3.1-405b")
+    cluster = catalog.cluster("h100-superpod").with_gpus(GPUS)
+    step = Training(tokens=10**12, sequence_length=8192, global_batch=4 * GPUS)
+    recomputes: tuple[Recompute, ...] = ("none", "full")
+    grid = itertools.product(
+        (1, 2, 4, 8), (1, 2), (1, 2), (0, 1, 3), (1, 2, 4), recomputes, (1, 2, 4, 8)
+    )
+    found = [
+        Work(
+            model=model,
+            cluster=cluster,
+            workload=step,
+            layout=Layout(
+                tp=tp, pp=pp, cp=cp, dp=GPUS // (tp * pp * cp * spare), zero=zero,
+                microbatch=micro, recompute=recompute, sequence_parallel=tp > 1,
+            ),
+        )
+        for tp, pp, cp, zero, micro, recompute, spare in grid
+    ]  # fmt: skip
+    return found[:: max(1, len(found) // count)][:count]
+
+
+def rate(asked: list[Work]) -> float:
+    """Return predictions per second over a list of works."""
+    start = time.perf_counter()
+    for work in asked:
+        predict_step(Run(work))
+    return len(asked) / (time.perf_counter() - start)
+
+
+def measure(quick: bool) -> dict[str, object]:
+    """Measure and return the figures."""
+    asked = works(100 if quick else 1000)
+    curve.cache_clear()
+    cold = rate(asked)
+    warm = statistics.median(rate(asked) for _ in range(5))
+    return {
+        "figures": [
+            {
+                "name": "steps predicted, shapes and groups seen before",
+                "value": warm,
+                "unit": "1/s",
+                "target": ">= 3_000",
+            },
+            {
+                "name": "steps predicted, each for the first time",
+                "value": cold,
+                "unit": "1/s",
+            },
+        ],
+        "peers": [],
+        "notes": f"One core, {len(asked)} layouts of Llama 3.1 405B on up to 16,384 H100s. A search "
+        "meets most products and groups many times, so the first figure is its steady pace.",
+    }
