@@ -3,22 +3,28 @@
 import msgspec
 import pytest
 
-from meshwright.predict import predict_memory
+from meshwright.predict import MemoryPrediction, Run, predict_memory
 from meshwright.predict.activations import bytes_per_token
 from meshwright.predict.memory import in_flight
 from meshwright.predict.software import EAGER, MEGATRON_2021
 from meshwright.spec import catalog
 from meshwright.spec.layout import Layout
-from meshwright.spec.model import gpt
+from meshwright.spec.model import Model, gpt
+from meshwright.spec.work import Work
+from meshwright.spec.workload import Training
 
 CLUSTER = catalog.cluster("dgx-a100-80g").with_gpus(64)
 MOE = catalog.model("mixtral-8x7b")
 GPT = gpt("gpt-175b", layers=96, hidden=12288, heads=96, vocab=51200)
 
 
+def predicted(layout: Layout, model: Model = GPT, length: int = 2048) -> MemoryPrediction:
+    workload = Training(tokens=1, sequence_length=length, global_batch=64)
+    return predict_memory(Run(Work(model=model, cluster=CLUSTER, layout=layout, workload=workload)))
+
+
 def activations(layout: Layout) -> int:
-    predicted = predict_memory(GPT, layout, CLUSTER, sequence_length=2048, global_batch=64)
-    return predicted.stages[0].activations_bytes
+    return predicted(layout).stages[0].activations_bytes
 
 
 def test_a_gpt_block_keeps_the_korthikanti_bytes_without_masks() -> None:
@@ -76,10 +82,7 @@ def test_multi_token_heads_weigh_on_the_last_stage() -> None:
     model = catalog.model("deepseek-v3")
     layout = Layout(pp=2, dp=64, ep=64, zero=1, stage_layers=(30, 31))
     plain = msgspec.structs.replace(model, multi_token=None)
-    sizes = [
-        predict_memory(m, layout, CLUSTER, sequence_length=4096, global_batch=64).stages[1]
-        for m in (model, plain)
-    ]
+    sizes = [predicted(layout, m, length=4096).stages[1] for m in (model, plain)]
     assert sizes[0].parameters_bytes > sizes[1].parameters_bytes
     assert sizes[0].activations_bytes > sizes[1].activations_bytes
 
@@ -126,16 +129,11 @@ def test_context_parallel_halves_the_tokens_of_a_rank() -> None:
 
 
 def test_the_head_rank_carries_the_logits() -> None:
-    predicted = predict_memory(
-        GPT, Layout(tp=8, pp=8), CLUSTER, sequence_length=2048, global_batch=64
-    )
-    assert [stage.logits_bytes > 0 for stage in predicted.stages] == [False] * 7 + [True]
-    assert predicted.stages[-1].logits_bytes == 2048 * 6 * 51200 // 8
+    stages = predicted(Layout(tp=8, pp=8)).stages
+    assert [stage.logits_bytes > 0 for stage in stages] == [False] * 7 + [True]
+    assert stages[-1].logits_bytes == 2048 * 6 * 51200 // 8
 
 
 def test_the_worst_stage_decides_whether_it_fits() -> None:
-    small = predict_memory(GPT, Layout(tp=8, pp=8), CLUSTER, sequence_length=2048, global_batch=64)
-    large = predict_memory(GPT, Layout(tp=8), CLUSTER, sequence_length=2048, global_batch=64)
-    assert small.fits
-    assert not large.fits
-    assert large.worst.total_bytes > large.capacity_bytes
+    assert predicted(Layout(tp=8, pp=8)).fits
+    assert not predicted(Layout(tp=8)).fits

@@ -7,7 +7,7 @@ from meshwright.cli.answer import Answer, Facts, Note, Table, Text, View, facts,
 from meshwright.cli.parser import add_common, verbs
 from meshwright.cli.work import Asked, add_work, asked, explain
 from meshwright.errors import InputError
-from meshwright.predict import MemoryPrediction, StageMemory, predict_memory
+from meshwright.predict import MemoryPrediction, Run, StageMemory, predict_memory
 from meshwright.spec import bridge
 from meshwright.spec.files import dump_data, read_text
 from meshwright.spec.model import count_parameters, flops_per_token
@@ -117,9 +117,7 @@ def _memory(resolved: Asked) -> Answer:
     _sound(resolved)
     work, asked_for = resolved.work, resolved.workload
     length, batch = asked_for.sequence_length, asked_for.global_batch
-    predicted = predict_memory(
-        work.model, work.layout, work.cluster, sequence_length=length, global_batch=batch
-    )
+    predicted = predict_memory(Run(work))
     # Documents that do not see each other cost attention as shorter sequences would.
     attended = max(1, round(asked_for.squared_length / length))
     per_token = flops_per_token(work.model, attended)

@@ -52,17 +52,13 @@ def run(args: argparse.Namespace) -> Answer:
     problems = [problem for problem in resolved.work.check() if problem.where != "memory"]
     if problems:
         raise InputError(problems)
-    work, wanted = resolved.work, resolved.workload
-    length, batch = wanted.sequence_length, wanted.global_batch
-    described = Run(work)
+    described = Run(resolved.work)
     step, simulated = predict_step(described), simulate_step(described)
     notes = [Note("the step model is young: mw validate training shows how far to trust it")]
     if args.timeline:
         write_perfetto(simulated.timeline(), args.timeline)
         notes.append(Note(f"wrote {args.timeline}: open it at ui.perfetto.dev"))
-    memory = predict_memory(
-        work.model, work.layout, work.cluster, sequence_length=length, global_batch=batch
-    )
+    memory = predict_memory(described)
     price = _price_per_trillion(resolved, step)
     data = {
         **{name: getattr(step, name) for name in step.__struct_fields__},

@@ -6,15 +6,13 @@ and communication buffers are one constant. Temporary copies and fragmentation a
 """
 
 from functools import lru_cache
-from typing import NamedTuple
 
 import msgspec
 
 from meshwright.policy.pipeline import build
 from meshwright.policy.pipeline import in_flight as schedule_peaks
 from meshwright.predict.activations import boundary_bytes_per_token, bytes_per_token
-from meshwright.predict.software import MEGATRON, Software
-from meshwright.spec.cluster import Cluster
+from meshwright.predict.run import Run
 from meshwright.spec.layout import (
     Chunk,
     Layout,
@@ -24,7 +22,7 @@ from meshwright.spec.layout import (
     rank_chunks,
     state_bytes,
 )
-from meshwright.spec.model import Block, Model
+from meshwright.spec.model import Block
 
 FRAMEWORK_BYTES = round(3.5 * 2**30)
 """CUDA context, communicators' buffers, library workspaces and the allocator's slack on one GPU.
@@ -80,53 +78,27 @@ class MemoryPrediction(msgspec.Struct, frozen=True, kw_only=True):
         return self.worst.total_bytes <= self.capacity_bytes
 
 
-def predict_memory(
-    model: Model,
-    layout: Layout,
-    cluster: Cluster,
-    *,
-    sequence_length: int,
-    global_batch: int,
-    software: Software = MEGATRON,
-) -> MemoryPrediction:
+def predict_memory(run: Run) -> MemoryPrediction:
     """Predict the memory one rank of every pipeline stage needs."""
-    asked = _Asked(
-        model=model,
-        layout=layout,
-        software=software,
-        length=sequence_length,
-        tokens=layout.microbatch * -(-sequence_length // layout.cp),
-        microbatches=max(1, layout.microbatches(global_batch)),
-    )
+    layout, model = run.layout, run.model
     held = rank_chunks(layout, model.layers)
     stages = tuple(
-        _stage(asked, states, chunks)
+        _stage(run, states, chunks)
         for states, chunks in zip(state_bytes(layout, model), held, strict=True)
     )
-    return MemoryPrediction(stages=stages, capacity_bytes=cluster.gpu.memory_bytes)
+    return MemoryPrediction(stages=stages, capacity_bytes=run.cluster.gpu.memory_bytes)
 
 
-class _Asked(NamedTuple):
-    """What the activations of a run depend on."""
-
-    model: Model
-    layout: Layout
-    software: Software
-    length: int
-    tokens: int
-    """Tokens of one microbatch on one rank."""
-    microbatches: int
-
-    def per_token(self, block: Block, recomputed: tuple[RecomputeOp, ...] = ()) -> float:
-        """Return the bytes one token leaves behind in a block."""
-        return bytes_per_token(
-            self.layout,
-            block,
-            self.model.hidden,
-            recomputed,
-            software=self.software,
-            length=self.length,
-        )
+def _per_token(run: Run, block: Block, recomputed: tuple[RecomputeOp, ...] = ()) -> float:
+    """Return the bytes one token leaves behind in a block."""
+    return bytes_per_token(
+        run.layout,
+        block,
+        run.model.hidden,
+        recomputed,
+        software=run.software,
+        length=run.length,
+    )
 
 
 @lru_cache(maxsize=1024)
@@ -148,24 +120,24 @@ def in_flight(layout: Layout, stage: int, microbatches: int) -> int:
     return _peaks(layout.schedule, pp, chunks, min(microbatches, 2 * pp))[stage]
 
 
-def _stage(asked: _Asked, states: StateBytes, held: tuple[Chunk, ...]) -> StageMemory:
-    model, layout = asked.model, asked.layout
+def _stage(run: Run, states: StateBytes, held: tuple[Chunk, ...]) -> StageMemory:
+    model, layout = run.model, run.layout
     names = model.layer_names
     stage = held[0].rank
-    flying = in_flight(layout, stage, asked.microbatches)
-    per_chunk = [_chunk_bytes(asked, names[chunk.first : chunk.last]) for chunk in held]
+    flying = in_flight(layout, stage, run.microbatches)
+    per_chunk = [_chunk_bytes(run, names[chunk.first : chunk.last]) for chunk in held]
     kept = sum(bytes_ for bytes_, _ in per_chunk) / len(per_chunk)
     alive = max(bytes_ for _, bytes_ in per_chunk)
     logits = 0
     if any(chunk.has_head for chunk in held):
         # The head's output in the working format, and its softmax and gradient in fp32.
-        logits = round(asked.tokens * (2 + 4) * model.vocab / layout.tp)
+        logits = round(run.tokens * (2 + 4) * model.vocab / layout.tp)
         if model.multi_token is not None:
-            extra = asked.per_token(model.block(model.multi_token.block))
+            extra = _per_token(run, model.block(model.multi_token.block))
             alive += extra * model.multi_token.depth
     if "activations" in layout.offload:
         # What is offloaded comes back a layer at a time, the next one on its way meanwhile.
-        widest = max(asked.per_token(block) for block in model.blocks)
+        widest = max(_per_token(run, block) for block in model.blocks)
         kept, alive = 0.0, alive + 2 * widest
     resident = states.on_device(layout.offload)
     return StageMemory(
@@ -174,16 +146,16 @@ def _stage(asked: _Asked, states: StateBytes, held: tuple[Chunk, ...]) -> StageM
         parameters_bytes=resident.parameters,
         gradients_bytes=resident.gradients,
         optimizer_bytes=resident.optimizer,
-        activations_bytes=round(asked.tokens * (flying * kept + alive)),
+        activations_bytes=round(run.tokens * (flying * kept + alive)),
         logits_bytes=logits,
         in_flight=flying,
     )
 
 
-def _chunk_bytes(asked: _Asked, names: tuple[str, ...]) -> tuple[float, float]:
+def _chunk_bytes(run: Run, names: tuple[str, ...]) -> tuple[float, float]:
     """Return the bytes per token a chunk keeps, and those alive while it computes again."""
-    model, layout = asked.model, asked.layout
-    whole = {block.name: asked.per_token(block) for block in model.blocks}
+    model, layout = run.model, run.layout
+    whole = {block.name: _per_token(run, block) for block in model.blocks}
     covered = len(names) if layout.recompute_layers is None else layout.recompute_layers
     under, rest = names[:covered], names[covered:]
     beyond = sum(whole[name] for name in rest)
@@ -192,6 +164,6 @@ def _chunk_bytes(asked: _Asked, names: tuple[str, ...]) -> tuple[float, float]:
         kept = len(under) * boundary_bytes_per_token(layout, model.hidden)
         return kept + beyond, max((whole[name] for name in under), default=0.0)
     dropped = layout.recompute_ops if layout.recompute == "selective" else ()
-    part = {block.name: asked.per_token(block, dropped) for block in model.blocks}
+    part = {block.name: _per_token(run, block, dropped) for block in model.blocks}
     kept = sum(part[name] for name in under)
     return kept + beyond, max((whole[name] - part[name] for name in under), default=0.0)

@@ -32,14 +32,18 @@ class Run:
         self.software, self.constants = software, constants
         self.frozen = frozen
         """Whether the model's own weights are frozen (LoRA): no weight gradients."""
+        self._calibration = calibration
+
+    @cached_property
+    def costs(self) -> DeviceCosts:
+        """What operations cost on this device under load."""
         passes = {
             "fused": 1.0,
-            "partly": constants.partly_elementwise,
-            "eager": constants.eager_elementwise,
-        }[software.fusion]
-        self.costs: DeviceCosts = slowed(
-            costs_for(work.cluster.gpu, calibration), constants.sustained, passes
-        )
+            "partly": self.constants.partly_elementwise,
+            "eager": self.constants.eager_elementwise,
+        }[self.software.fusion]
+        known = costs_for(self.cluster.gpu, self._calibration)
+        return slowed(known, self.constants.sustained, passes)
 
     @cached_property
     def tokens(self) -> int:

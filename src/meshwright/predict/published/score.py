@@ -9,21 +9,20 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from meshwright.errors import InputError, Problem
 from meshwright.predict.constants import CONSTANTS, StepConstants
 from meshwright.predict.memory import predict_memory
 from meshwright.predict.published.clusters import cluster_of_row
-from meshwright.predict.published.layouts import RowLayout, layout_of
+from meshwright.predict.published.layouts import layout_of
 from meshwright.predict.published.models import Unusable, model_of
 from meshwright.predict.published.software import software_of
 from meshwright.predict.run import Run
 from meshwright.predict.software import Software
 from meshwright.predict.step import predict_step
-from meshwright.spec.cluster import Cluster
 from meshwright.spec.files import read_text
-from meshwright.spec.layout import Layout, Recompute, RecomputeOp
-from meshwright.spec.model import Model
+from meshwright.spec.layout import Recompute, RecomputeOp
 from meshwright.spec.work import Work
 from meshwright.spec.workload import Training
 
@@ -95,7 +94,7 @@ def score_row(row: Mapping[str, Any], index: int = 0) -> Scored:
         reason = str(error.problems[0])
     except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
         reason = f"the row lacks or garbles a field: {error!r}"
-    return msgspec.structs.replace(scored, skipped=reason)
+    return replace(scored, skipped=reason)
 
 
 class Prepared(NamedTuple):
@@ -128,39 +127,29 @@ def _prepared(scored: Scored, row: Mapping[str, Any]) -> Prepared:
             raise Unusable(f"the row does not say {name}")
     model, cluster = model_of(row), cluster_of_row(row)
     read = layout_of(row, model.layers)
-    layout = _recompute(read, model, cluster, row)
-    assumed = read.assumed
-    if not read.recompute_known:
-        assumed += (f"recompute {layout.recompute}",)
     training = Training(
         tokens=row["seq"] * row["global_batch"],
         sequence_length=row["seq"],
         global_batch=row["global_batch"],
     )
-    return Prepared(
+    ready = Prepared(
         source=scored.source,
         measured_step_s=scored.measured_step_s or 0.0,
-        work=Work(model=model, cluster=cluster, layout=layout, workload=training),
-        software=software_of(row, layout, cluster.gpu),
-        assumed=assumed,
+        work=Work(model=model, cluster=cluster, layout=read.layout, workload=training),
+        software=software_of(row, read.layout, cluster.gpu),
+        assumed=read.assumed,
         frozen=row.get("task") == "lora",
     )
+    return ready if read.recompute_known else _with_recompute(ready)
 
 
 def _predicted(scored: Scored, row: Mapping[str, Any]) -> Scored:
     ready = _prepared(scored, row)
     run = ready.run()
     step = predict_step(run)
-    memory = predict_memory(
-        run.model,
-        run.layout,
-        run.cluster,
-        sequence_length=run.length,
-        global_batch=run.batch,
-        software=ready.software,
-    )
+    memory = predict_memory(run)
     gib = memory.worst.total_bytes / 2**30
-    return msgspec.structs.replace(
+    return replace(
         scored,
         predicted_step_s=step.step_s,
         predicted_memory_gib=gib,
@@ -175,27 +164,21 @@ def _over(predicted: float, measured: float | None) -> float | None:
     return predicted / measured - 1 if measured else None
 
 
-def _recompute(read: RowLayout, model: Model, cluster: Cluster, row: Mapping[str, Any]) -> Layout:
+def _with_recompute(ready: Prepared) -> Prepared:
     """Take the least recompute that fits where the row does not say."""
-    if read.recompute_known:
-        return read.layout
     tries: tuple[tuple[Recompute, tuple[RecomputeOp, ...]], ...] = (
         ("none", ()), ("selective", ("layernorm", "mlp_act")), ("full", ()),
     )  # fmt: skip
-    layout = read.layout
     for kind, ops in tries:
-        layout = msgspec.structs.replace(read.layout, recompute=kind, recompute_ops=ops)
-        memory = predict_memory(
-            model,
-            layout,
-            cluster,
-            sequence_length=row["seq"],
-            global_batch=row["global_batch"],
-            software=software_of(row, layout, cluster.gpu),
+        layout = replace(ready.work.layout, recompute=kind, recompute_ops=ops)
+        tried = ready._replace(
+            work=replace(ready.work, layout=layout),
+            assumed=(*ready.assumed, f"recompute {kind}"),
         )
+        memory = predict_memory(tried.run())
         if memory.worst.total_bytes <= MEMORY_SLACK * memory.capacity_bytes:
             break
-    return layout
+    return tried
 
 
 def summary(results: Iterable[Scored]) -> dict[str, Any]:
