@@ -65,7 +65,7 @@ def test_routed_tokens_are_spread_over_all_ranks_of_a_stage() -> None:
     spread = Layout(tp=8, ep=8, expert_tp=1, sequence_parallel=True)
     assert 8 * bytes_per_token(spread, block, MOE.hidden) == pytest.approx(alone)
     cut = Layout(tp=8, sequence_parallel=True)
-    routed = 2 * 2 * MOE.hidden * 2  # each of the eight ranks of an expert sees all its tokens
+    routed = 2 * MOE.hidden * 2  # each of the eight ranks of an expert sees all its tokens
     kept = bytes_per_token(cut, block, MOE.hidden)
     assert 8 * kept == pytest.approx(alone + 7 * routed)
 
@@ -135,5 +135,20 @@ def test_the_head_rank_carries_the_logits() -> None:
 
 
 def test_the_worst_stage_decides_whether_it_fits() -> None:
-    assert predicted(Layout(tp=8, pp=8)).fits
-    assert not predicted(Layout(tp=8)).fits
+    fitting, failing = predicted(Layout(tp=8, pp=8)), predicted(Layout(tp=8))
+    assert fitting.fits
+    assert fitting.spare_bytes == fitting.capacity_bytes - fitting.worst.total_bytes
+    assert not failing.fits
+    assert failing.spare_bytes < 0
+
+
+def test_the_parts_of_a_stage_add_up() -> None:
+    for stage in predicted(Layout(tp=8, pp=8)).stages:
+        states = stage.parameters_bytes + stage.gradients_bytes + stage.optimizer_bytes
+        rest = stage.activations_bytes + stage.logits_bytes + stage.framework_bytes
+        assert stage.total_bytes == states + rest
+
+
+def test_each_reading_holds_the_one_before() -> None:
+    stage = predicted(Layout(tp=8, pp=8)).worst
+    assert stage.counted_bytes < stage.allocated_bytes < stage.reserved_bytes < stage.total_bytes

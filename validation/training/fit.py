@@ -28,15 +28,24 @@ CAP = 0.4
 """Errors beyond this count as this: one broken row must not steer a constant."""
 
 BOUNDS: dict[str, tuple[float, float]] = {
-    "sustained": (1.0, 1.4),
+    "gap": (1.0, 1.3),
+    "attention_gap": (1.0, 1.5),
+    "power_exponent": (0.2, 0.6),
+    "first_flash": (1.0, 2.0),
+    "scan_efficiency": (0.03, 0.3),
+    "fused_elementwise": (1.0, 3.0),
+    "native_elementwise": (1.0, 4.0),
     "partly_elementwise": (1.0, 4.0),
     "eager_elementwise": (1.0, 6.0),
+    "expert_host_s": (0.0, 5e-3),
+    "host_overlap": (0.0, 1.0),
     "tp_hidden": (0.0, 0.95),
     "p2p_exposed": (0.0, 1.0),
     "bucket_exposed": (0.0, 0.5),
     "overlap_share": (0.3, 1.0),
     "ring_exposed": (0.0, 0.5),
     "expert_hidden": (0.0, 1.0),
+    "sm_share": (0.0, 0.6),
 }
 
 
@@ -70,7 +79,7 @@ def fit(rows: Sequence[Prepared], rounds: int = 3) -> StepConstants:
             step = (high - low) / 8 / 2**turn
             for direction in (step, -step):
                 value = min(high, max(low, getattr(best, name) + direction))
-                tried = msgspec.structs.replace(best, **{name: round(value, 4)})
+                tried = msgspec.structs.replace(best, **{name: round(value, 5)})
                 tried_loss = loss(rows, tried)
                 if tried_loss < best_loss - 1e-5:
                     best, best_loss = tried, tried_loss

@@ -14,6 +14,8 @@ class Table(NamedTuple):
     """Columns of numbers, aligned to the right."""
     wide: frozenset[str] = frozenset()
     """Columns of prose, which wrap first where the terminal is narrow."""
+    bars: frozenset[str] = frozenset()
+    """Columns drawn with marks, each coloured by its kind on a terminal."""
 
 
 class Facts(NamedTuple):
@@ -29,13 +31,20 @@ class Text(NamedTuple):
     body: str
 
 
+class Bar(NamedTuple):
+    """One line drawn with marks, each coloured by its kind on a terminal."""
+
+    marks: str
+    title: str = ""
+
+
 class Note(NamedTuple):
     """A remark for people that is no part of the answer; goes to stderr."""
 
     body: str
 
 
-View = Table | Facts | Text | Note
+View = Table | Facts | Text | Bar | Note
 
 
 class Answer(NamedTuple):
@@ -60,6 +69,7 @@ def table(
     *,
     right: str = "",
     wide: str = "",
+    bars: str = "",
 ) -> Table:
     """Make a table from comma-separated column names and rows of anything."""
     return Table(
@@ -68,6 +78,7 @@ def table(
         title,
         _words(right),
         _words(wide),
+        _words(bars),
     )
 
 

@@ -25,6 +25,7 @@ COMMANDS: dict[str, Command] = {
     "clusters": Command("clusters of the catalog, or one in full", "Look up"),
     "layout": Command("check, size, export or import a parallel layout", "Describe"),
     "simulate": Command("predict one training step and where its time goes", "Predict"),
+    "whatif": Command("change one thing and see what the step makes of it", "Predict"),
     "validate": Command("score predictions against published measurements", "Predict"),
     "timeline": Command("look into a recorded timeline, or open it in Perfetto", "Observe"),
     "doctor": Command("what this machine has, for bug reports", "Help"),

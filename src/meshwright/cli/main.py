@@ -81,6 +81,9 @@ def _parse(parser: Parser, words: list[str]) -> Namespace | None:
         args, rest = parser.parse_known_args(words)
     except SystemExit:
         return None
+    if hasattr(args, "files") and not any(word.startswith("-") for word in rest):
+        # argparse stops at the first flag after a list of words; the rest belongs to it too.
+        args.files, rest = [*args.files, *rest], []
     if rest:
         leaf = _leaf(parser, args)
         leaf.error(f"unrecognized arguments: {' '.join(rest)}")

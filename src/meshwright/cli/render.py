@@ -8,11 +8,25 @@ import os
 import sys
 from typing import TYPE_CHECKING, Literal, TextIO
 
-from meshwright.cli.answer import Answer, Facts, Note, Table, Text, View
+from meshwright.cli.answer import Answer, Bar, Facts, Note, Table, Text, View
 from meshwright.errors import InputError, MeshwrightError, MissingPart
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
+    from rich.text import Text as RichText
+
+COLOURS = {
+    "█": "blue",
+    "▓": "cyan",
+    "▒": "yellow",
+    "░": "magenta",
+    "◆": "green",
+    "▸": "bright_cyan",
+    "═": "bright_yellow",
+    "·": "red",
+    "○": "white",
+}
+"""The colour of each mark that bars are drawn with; the mark alone already tells them apart."""
 
 
 def show(answer: Answer, mode: str) -> None:
@@ -26,7 +40,7 @@ def show(answer: Answer, mode: str) -> None:
         _pretty(answer.views)
     else:
         for index, view in enumerate(answer.views):
-            if index and not isinstance(view, Note):
+            if _stands_apart(answer.views, index):
                 sys.stdout.write("\n")
             _plain(view, sys.stdout)
 
@@ -62,12 +76,22 @@ def _error_lines(error: MeshwrightError) -> list[str]:
     return lines
 
 
+def _stands_apart(views: tuple[View, ...], index: int) -> bool:
+    """Tell whether an empty line comes before a view; what follows a bar explains it."""
+    return (
+        index > 0 and not isinstance(views[index], Note) and not isinstance(views[index - 1], Bar)
+    )
+
+
 def _plain(view: View, out: TextIO) -> None:
     match view:
         case Note(body):
             sys.stderr.write(f"note: {body}\n")
         case Text(body):
             out.write(body if body.endswith("\n") else body + "\n")
+        case Bar(marks, title):
+            out.write(f"# {title}\n" if title else "")
+            out.write(f"{marks}\n")
         case Facts(pairs, title):
             out.write(f"# {title}\n" if title else "")
             out.writelines(f"{name}\t{value}\n" for name, value in pairs)
@@ -83,7 +107,7 @@ def _pretty(views: tuple[View, ...]) -> None:
     # Rich honours NO_COLOR by itself; --no-color sets it.
     console = Console(highlight=False, markup=False)
     for index, view in enumerate(views):
-        if index and not isinstance(view, Note):
+        if _stands_apart(views, index):
             console.print()
         title = getattr(view, "title", "")
         if title:
@@ -94,6 +118,8 @@ def _pretty(views: tuple[View, ...]) -> None:
             case Text(body):
                 # Things to paste must not be wrapped.
                 console.print(body.rstrip("\n"), soft_wrap=True)
+            case Bar(marks):
+                console.print(_coloured(marks))
             case Facts():
                 console.print(_grid(view))
             case Table():
@@ -108,7 +134,7 @@ def _grid(view: Facts) -> "RichTable":
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(overflow="fold")
     for name, value in view.pairs:
-        grid.add_row(RichText(name), RichText(value))
+        grid.add_row(_coloured(name), RichText(value))
     return grid
 
 
@@ -120,10 +146,19 @@ def _rows(view: Table) -> "RichTable":
     drawn = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
     for column in view.columns:
         justify: Literal["left", "right"] = "right" if column in view.right else "left"
-        drawn.add_column(column, justify=justify, overflow="fold", no_wrap=column not in view.wide)
+        header = _coloured(column) if view.bars else column
+        drawn.add_column(header, justify=justify, overflow="fold", no_wrap=column not in view.wide)
+    drawing = [column in view.bars for column in view.columns]
     for row in view.rows:
-        drawn.add_row(*(RichText(cell) for cell in row))
+        cells = zip(row, drawing, strict=True)
+        drawn.add_row(*(_coloured(cell) if bar else RichText(cell) for cell, bar in cells))
     return drawn
+
+
+def _coloured(marks: str) -> "RichText":
+    from rich.text import Text as RichText
+
+    return RichText.assemble(*((mark, COLOURS.get(mark, "")) for mark in marks))
 
 
 def silence_colour() -> None:

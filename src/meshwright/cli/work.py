@@ -9,12 +9,14 @@ from typing import Any, NamedTuple
 import msgspec
 
 from meshwright.cli.answer import Answer, table
-from meshwright.cli.flags import add_fields, from_environment, given, typed, variable
+from meshwright.cli.faults import ARGUMENT, ENVIRONMENT, FLAG, located, violations
+from meshwright.cli.flags import add_fields, from_environment, given, typed
 from meshwright.errors import InputError, Problem
 from meshwright.spec.fields import fields
 from meshwright.spec.files import FORMATS, load_data
 from meshwright.spec.layout import Layout
 from meshwright.spec.resolve import Resolved, Source, resolve
+from meshwright.spec.work import PARTS as WORK_PARTS
 from meshwright.spec.work import Work, read_work
 from meshwright.spec.workload import Training
 
@@ -22,7 +24,6 @@ PARTS: tuple[tuple[str, type[msgspec.Struct]], ...] = (("layout", Layout), ("wor
 NAMES = ("model", "cluster", "gpus")
 WORKLOAD_FLAGS = ("sequence_length", "tokens")
 DEFAULT_LENGTH = 4096
-ENVIRONMENT, FLAG = "environment", "flag"
 
 
 class Asked(NamedTuple):
@@ -36,7 +37,10 @@ class Asked(NamedTuple):
 
 def add_work(parser: argparse.ArgumentParser) -> None:
     """Add what describes the work: files, the four parts, and every field of a layout."""
-    parser.add_argument("files", nargs="*", metavar="FILE", help="work files, later ones win")
+    parser.add_argument(
+        "files", nargs="*", metavar="WORK",
+        help="work files, later ones win; or a model: catalog name, TOML file, folder",
+    )  # fmt: skip
     group = parser.add_argument_group("work")
     group.add_argument("--model", help="catalog name, TOML file, or a folder with config.json")
     group.add_argument("--cluster", help="catalog name or TOML file")
@@ -55,7 +59,8 @@ def asked(args: argparse.Namespace, environment: Mapping[str, str] = os.environ)
     try:
         work = read_work(filled)
     except InputError as error:
-        raise InputError(_located(problem, origins) for problem in error.problems) from None
+        found = (*error.problems, *violations(filled, error.problems))
+        raise InputError(located(problem, origins) for problem in found) from None
     if not isinstance(work.workload, Training):
         what, fix = "is a stream of requests, not a training run", 'set kind = "training"'
         raise InputError([Problem("workload", what, fix)])
@@ -63,8 +68,15 @@ def asked(args: argparse.Namespace, environment: Mapping[str, str] = os.environ)
     return Asked(msgspec.structs.replace(work, workload=workload), workload, origins)
 
 
+def sound(resolved: Asked) -> None:
+    """Refuse to predict what cannot be laid out; memory itself is the question, not a fault."""
+    problems = [problem for problem in resolved.work.check() if problem.where != "memory"]
+    if problems:
+        raise InputError(located(problem, resolved.origins) for problem in problems)
+
+
 def _sources(args: argparse.Namespace, environment: Mapping[str, str]) -> list[Source]:
-    sources = [Source(str(path), _beside(path, load_data(path))) for path in args.files]
+    sources, models = _positional(args.files, args.model)
     variables: dict[str, Any] = {
         name: environment[f"MESHWRIGHT_{name.upper()}"]
         for name in NAMES
@@ -86,7 +98,28 @@ def _sources(args: argparse.Namespace, environment: Mapping[str, str]) -> list[S
         batch = into.get("layout", {}).get("global_batch")
         if batch is not None:
             into.setdefault("workload", {}).setdefault("global_batch", batch)
-    return [*sources, Source(ENVIRONMENT, variables), Source(FLAG, flags)]
+    return [*sources, Source(ENVIRONMENT, variables), *models, Source(FLAG, flags)]
+
+
+def _positional(words: list[str], model: str | None) -> tuple[list[Source], list[Source]]:
+    """Tell work files from models among the words given without a flag."""
+    files, models = [], []
+    for word in words:
+        path = Path(word)
+        if path.suffix.lower() not in FORMATS or path.name == "config.json":
+            models.append(word)
+            continue
+        data = load_data(path)
+        # A model's file has fields of its own, and none of the parts of a work.
+        if "blocks" in data and not set(data) & set(WORK_PARTS):
+            models.append(word)
+        else:
+            files.append(Source(str(path), _beside(word, data)))
+    if len(models) + (model is not None) > 1:
+        names = [*models, *([model] if model is not None else [])]
+        what = f"{len(names)} models are named: {', '.join(names)}"
+        raise InputError([Problem("model", what, "name one; files of a work end in .toml")])
+    return files, [Source(ARGUMENT, {"model": word}) for word in models]
 
 
 def _beside(path: str, data: dict[str, Any]) -> dict[str, Any]:
@@ -127,23 +160,6 @@ def _fitted(work: Work, workload: Training, origins: dict[str, str]) -> Training
     if origins.get("workload.global_batch") == "default":
         batch = layout.dp * layout.microbatch * layout.pp
     return msgspec.structs.replace(workload, sequence_length=length, global_batch=batch)
-
-
-def _located(problem: Problem, origins: Mapping[str, str]) -> Problem:
-    """Say where a bad value was written: the file, the variable or the flag."""
-    path = problem.where
-    origin = next((o for known, o in origins.items() if path == known), None)
-    if origin is None:
-        origin = next((o for known, o in origins.items() if path.startswith(f"{known}.")), None)
-    if origin in (None, "default", "layout"):
-        return problem
-    part, _, field = path.partition(".")
-    if origin == ENVIRONMENT:
-        name = variable(part, field) if field else f"MESHWRIGHT_{part.upper()}"
-        return problem._replace(where=f"{name} ({path})")
-    if origin == FLAG:
-        return problem._replace(where=f"--{(field or part).replace('_', '-')}")
-    return problem._replace(where=f"{origin}: {path}")
 
 
 def explain(resolved: Asked) -> Answer:

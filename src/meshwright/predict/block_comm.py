@@ -5,7 +5,15 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from meshwright.predict.block_time import Passes, core_passes
-from meshwright.predict.network import Placement, collective_s, placement, strided
+from meshwright.predict.network import (
+    ExpertTraffic,
+    Placement,
+    collective_s,
+    expert_exchange,
+    placement,
+    strided,
+)
+from meshwright.predict.network.experts import Style
 from meshwright.predict.run import Run
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.layout import Layout
@@ -72,9 +80,10 @@ def _tensor(run: Run, block: Block, passes: Passes) -> tuple[float, float]:
     parts = (block.mixer is not None) + (block.mlp is not None)
     if isinstance(block.mlp, Experts) and layout.experts_tp == 1:
         parts -= 1  # routed tokens stay on their ranks
+    beside = passes.weight_gradient if run.software.tp_async else 0.0
     if not layout.sequence_parallel:
         reduce_s = parts * collective_s(group, "all_reduce", size)
-        return reduce_s, max(0.0, reduce_s - passes.weight_gradient)
+        return reduce_s, _left(reduce_s, beside, run.constants.sm_share)
     gather = parts * collective_s(group, "all_gather", size)
     scatter = parts * collective_s(group, "reduce_scatter", size)
     # Backward gathers its gradient, and its input again behind the input gradient; its scatter
@@ -99,10 +108,10 @@ def _context(run: Run, block: Block) -> tuple[float, float]:
         gather = collective_s(group, "all_gather", keys * layout.cp)
         return gather, gather + collective_s(group, "reduce_scatter", keys * layout.cp)
     ring = (layout.cp - 1) * collective_s(neighbours(run.cluster, layout, "cp"), "send_recv", keys)
-    first = run.constants.ring_exposed * ring
+    first, share = run.constants.ring_exposed * ring, run.constants.sm_share
     core = core_passes(run, block)
-    forward = max(0.0, ring - core.forward) + first
-    return forward, max(0.0, 2 * ring - core.input_gradient) + 2 * first
+    forward = _left(ring, core.forward, share) + first
+    return forward, _left(2 * ring, core.input_gradient, share) + 2 * first
 
 
 def _widths(mixer: Attention | LatentAttention, tp: int) -> tuple[int, int]:
@@ -119,10 +128,28 @@ def _experts(run: Run, block: Block, passes: Passes) -> tuple[float, float]:
     layout = run.layout
     if not isinstance(block.mlp, Experts) or layout.ep == 1:
         return 0.0, 0.0
-    width = block.mlp.latent or run.model.hidden
-    size = 2.0 * run.tokens / layout.tp * block.mlp.top_k * width
-    both = 2 * collective_s(place(run.cluster, layout, "ep"), "all_to_all", size)
+    traffic = ExpertTraffic(
+        tokens=max(1, run.tokens // layout.tp),
+        token_bytes=2.0 * (block.mlp.latent or run.model.hidden),
+        top_k=block.mlp.top_k,
+    )
+    group = place(run.cluster, layout, "ep")
+    both = 2 * _exchange_s(group, traffic, run.software.dispatcher)
     if not layout.overlap_ep:
         return both, both
-    hide = run.constants.expert_hidden
-    return max(0.0, both - hide * passes.forward), max(0.0, both - hide * passes.backward)
+    hide, share = run.constants.expert_hidden, run.constants.sm_share
+    return (
+        _left(both, hide * passes.forward, share),
+        _left(both, hide * passes.backward, share),
+    )
+
+
+@lru_cache(maxsize=65536)
+def _exchange_s(group: Placement, traffic: ExpertTraffic, style: Style) -> float:
+    return expert_exchange(group, traffic, style=style).seconds
+
+
+def _left(communication_s: float, behind_s: float, share: float) -> float:
+    """Return what communication adds where it can hide behind compute that it slows down."""
+    hidden = min(communication_s, behind_s)
+    return communication_s - hidden + share * hidden

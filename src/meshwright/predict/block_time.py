@@ -17,7 +17,9 @@ from meshwright.predict.cost import (
     unfused_attention_s,
 )
 from meshwright.predict.cost.curves import MemoryOp
+from meshwright.predict.network.constants import sm_number
 from meshwright.predict.run import Run
+from meshwright.spec.layout.states import STATE_BYTES
 from meshwright.spec.model import (
     Attention,
     Block,
@@ -61,28 +63,29 @@ def block_passes(run: Run, block: Block) -> Passes:
     total = Passes()
     if block.mixer is not None:
         total += _around(run)
-        total += _products(run, block.mixer.weights(hidden))
+        total += product_passes(run, block.mixer.weights(hidden))
         total += core_passes(run, block)
     if isinstance(block.mlp, Mlp):
         total += _around(run)
-        total += _products(run, block.mlp.weights(hidden))
+        total += product_passes(run, block.mlp.weights(hidden))
         width = block.mlp.width / run.layout.tp * run.tokens
-        total += _activation(run.costs, width, block.mlp.gated)
+        total += activation_passes(run.costs, width, block.mlp.gated)
     elif isinstance(block.mlp, Experts):
         total += _around(run)
-        total += _experts(run, block.mlp)
+        total += expert_passes(run, block.mlp)
     return total._replace(weight_gradient=0.0) if run.frozen else total
 
 
-def _moved(costs: DeviceCosts, op: MemoryOp, elements: float) -> float:
+def moved_s(costs: DeviceCosts, op: MemoryOp, elements: float) -> float:
+    """Return the time of one pass of a kind over so many numbers."""
     return memory_s(costs, op, bytes_moved(op, elements))
 
 
 def _around(run: Run) -> Passes:
     """Norm before a part and residual after it."""
     costs, elements = run.costs, float(run.local_tokens * run.model.hidden)
-    forward = _moved(costs, "norm", elements) + _moved(costs, "residual", elements)
-    backward = _moved(costs, "norm_backward", elements) + _moved(costs, "residual", elements)
+    forward = moved_s(costs, "norm", elements) + moved_s(costs, "residual", elements)
+    backward = moved_s(costs, "norm_backward", elements) + moved_s(costs, "residual", elements)
     return Passes(forward, backward, 0.0, 2)
 
 
@@ -104,24 +107,52 @@ def _fused(weights: tuple[Weight, ...], tp: int) -> list[tuple[int, int, Weight]
     return found
 
 
-def _products(run: Run, weights: tuple[Weight, ...]) -> Passes:
+def product_passes(run: Run, weights: tuple[Weight, ...]) -> Passes:
+    """Return the time of some weights' products, routed experts apart."""
     costs, layout = run.costs, run.layout
     total = Passes()
-    low = layout.precision.startswith(("fp8", "mxfp8", "nvfp4"))
+    casts = cast_passes(run)
     for out, into, weight in _fused(weights, layout.tp):
         tokens = run.local_tokens if weight.split == "none" else run.tokens
         precision = layout.precision
         forward = linear_s(costs, tokens, out, into, precision)
         inputs = linear_s(costs, tokens, out, into, precision, part="input_gradient")
         gradient = linear_s(costs, tokens, out, into, precision, part="weight_gradient")
+        gradient += accumulation_s(run, out * into)
         kernels = 1
-        if low:
+        if casts:
             # Inputs are quantised forward, output gradients backward, each for two products.
-            forward += _moved(costs, "quantise", float(tokens * into))
-            inputs += _moved(costs, "quantise", float(tokens * out))
+            forward += casts * moved_s(costs, "quantise", float(tokens * into))
+            inputs += casts * moved_s(costs, "quantise", float(tokens * out))
             kernels += 1
         total += Passes(forward, inputs, gradient, kernels)
     return total
+
+
+def accumulation_s(run: Run, weights: int) -> float:
+    """Return what adding gradients into their buffer takes where no product does it on the way."""
+    if run.software.fused_accumulation or run.layout.zero == 3 or run.microbatches == 1:
+        return 0.0
+    # Reads the new gradient, and reads and writes the buffer.
+    buffer = STATE_BYTES[run.layout.gradient_precision]
+    return memory_s(run.costs, "optimizer", float(weights * (2 + 2 * buffer)))
+
+
+def cast_passes(run: Run) -> float:
+    """Return what quantising a tensor for two products moves, over reading two bytes, writing one.
+
+    A scale of a whole tensor or row needs its maximum first, unless it is taken from the step
+    before; blocks find theirs on the way. Hopper's products want a transposed copy, and blocks
+    run along either side.
+    """
+    precision = run.layout.precision
+    if precision in ("mxfp8", "nvfp4", "fp8-blockwise"):
+        return (2 + 1 + 1) / 3
+    if not precision.startswith("fp8"):
+        return 0.0
+    search = 0 if run.software.delayed_scaling else 2
+    transposed = 1 if (sm_number(run.cluster.gpu.arch) or 90) < 100 else 0
+    return (search + 2 + 1 + transposed) / 3
 
 
 def core_passes(run: Run, block: Block) -> Passes:
@@ -135,18 +166,15 @@ def core_passes(run: Run, block: Block) -> Passes:
             # (inputs, states and outputs of every chunk) adds to it.
             flops = mixer.core_flops(run.length) * run.tokens / layout.tp
             width = sum(w.fan_out for w in mixer.weights(1) if w.split == "column")
-            traffic = _moved(run.costs, "copy", 2.0 * width * run.tokens / layout.tp)
-            forward = flops / (SCAN_EFFICIENCY * run.costs.attention_peak_flops) + traffic
+            traffic = moved_s(run.costs, "copy", 2.0 * width * run.tokens / layout.tp)
+            rate = run.constants.scan_efficiency * run.costs.attention_peak_flops
+            forward = flops / rate + traffic
             return Passes(forward, 2.5 * forward, 0.0, 8)
     return Passes()
 
 
-SCAN_EFFICIENCY = 0.25
-"""Share of the bf16 peak that chunked state-space scans reach (assumed; Mamba-2's paper, §9)."""
-
-
 def _attention(run: Run, mixer: Attention | LatentAttention) -> Passes:
-    costs, layout, kernel = run.costs, run.layout, run.software.attention
+    costs, layout, software = run.costs, run.layout, run.software.attention
     heads = max(1, mixer.heads // layout.tp)
     window = None
     if isinstance(mixer, Attention):
@@ -159,10 +187,10 @@ def _attention(run: Run, mixer: Attention | LatentAttention) -> Passes:
     # Under context parallelism each rank does a balanced share of the whole triangle.
     share = 1.0 / layout.cp
     rotary = float(run.tokens * (heads + kv_heads) * head_dim)
-    turn = _moved(costs, "rotary", rotary) if mixer.rotary is not None else 0.0
+    turn = moved_s(costs, "rotary", rotary) if mixer.rotary is not None else 0.0
     times = []
     for part in ("forward", "backward"):
-        if kernel is None:
+        if software == "unfused":
             seconds = unfused_attention_s(
                 costs, batch=layout.microbatch, heads=heads, head_dim=head_dim, seq=run.length,
                 part=part, precision="bf16",
@@ -170,22 +198,38 @@ def _attention(run: Run, mixer: Attention | LatentAttention) -> Passes:
         else:
             seconds = attention_s(
                 costs, batch=layout.microbatch, heads=heads, kv_heads=kv_heads, head_dim=head_dim,
-                seq=run.length, value_dim=value_dim, window=window, part=part, kernel=kernel,
+                seq=run.length, value_dim=value_dim, window=window, part=part,
+                kernel="native" if software == "native" else "flash2",
             )  # fmt: skip
         times.append(share * seconds + turn)
     return Passes(times[0], times[1], 0.0, 2)
 
 
-def _activation(costs: DeviceCosts, width: float, gated: bool) -> Passes:
+def _expert_biases(run: Run, first: float, second: float) -> Passes:
+    """Biases that grouped products do not add, and an activation that no kernel fuses with them."""
+    added = moved_s(run.costs, "residual", first) + moved_s(run.costs, "residual", second)
+    apart = 2 * moved_s(run.costs, "copy", first)
+    return Passes(added + apart, added + 2 * apart, 0.0, 6)
+
+
+def _casts(run: Run, *elements: float) -> Passes:
+    """Quantising what the experts' products read: two inputs forward, two gradients backward."""
+    passes = cast_passes(run)
+    first, second, third = (passes * moved_s(run.costs, "quantise", count) for count in elements)
+    return Passes(first + second, first + third, 0.0, 2 if passes else 0)
+
+
+def activation_passes(costs: DeviceCosts, width: float, gated: bool) -> Passes:
+    """Return the time of the activation over so many numbers."""
     elements = width * (2 if gated else 1)
-    forward = _moved(costs, "activation", elements)
-    return Passes(forward, _moved(costs, "activation_backward", elements), 0.0, 1)
+    forward = moved_s(costs, "activation", elements)
+    return Passes(forward, moved_s(costs, "activation_backward", elements), 0.0, 1)
 
 
-def _experts(run: Run, experts: Experts) -> Passes:
+def expert_passes(run: Run, experts: Experts) -> Passes:
     """Router, permutation, grouped products, activation, and the shared experts beside them."""
     costs, layout, hidden = run.costs, run.layout, run.model.hidden
-    total = _products(run, experts.weights(hidden))
+    total = product_passes(run, experts.weights(hidden))
     width = experts.latent or hidden
     etp = layout.experts_tp
     routed = run.tokens * experts.top_k * etp / layout.tp
@@ -205,13 +249,25 @@ def _experts(run: Run, experts: Experts) -> Passes:
             ),
             1,
         )
-    total += _activation(costs, inner * routed, experts.gated)
+    plain = experts.gated and experts.activation == "silu" and not experts.bias
+    fused = run.software.fused_experts and plain
+    if not fused:
+        total += activation_passes(costs, inner * routed, experts.gated)
+        if experts.bias:
+            total += _expert_biases(run, routed * wide, routed * width)
+        total += _casts(run, routed * width, routed * inner, routed * wide)
     if experts.shared_width:
-        total += _activation(costs, experts.shared_width / layout.tp * run.tokens, experts.gated)
+        total += activation_passes(
+            costs, experts.shared_width / layout.tp * run.tokens, experts.gated
+        )
     router = linear_s(costs, run.local_tokens, experts.count, hidden, "bf16")
-    scores = _moved(costs, "softmax", float(run.local_tokens * experts.count * 2))
+    scores = moved_s(costs, "softmax", float(run.local_tokens * experts.count * 2))
     moved = float(run.tokens * experts.top_k * width / layout.tp)
-    # Tokens are permuted by expert before the exchange and again by local expert after it.
-    permute = 2 * _moved(costs, "permute", moved) + 2 * _moved(costs, "unpermute", moved)
+    permute = moved_s(costs, "permute", moved) + moved_s(costs, "unpermute", moved)
+    if fused:
+        permute = 0.0
+    elif run.software.dispatcher == "pairwise":
+        # Copies are sorted by rank before the exchange, and by local expert after it.
+        permute *= 2
     total += Passes(router + scores + permute, 2 * router + scores + permute, 0.0, 10)
     return total

@@ -1,7 +1,7 @@
 """Every fitted constant of the step model, in one place, each with its physical meaning.
 
-They hold for all models, sources and GPUs; none is keyed by any of these. How they were found
-and what they give on sources left out of the fit stands in `docs/guide/step-model.md`.
+They hold for all models and sources; those that say so belong to a generation of GPUs. How they
+were found and what they give on sources left out of the fit stands in `docs/guide/step-model.md`.
 """
 
 import msgspec
@@ -10,26 +10,44 @@ import msgspec
 class StepConstants(msgspec.Struct, frozen=True, kw_only=True):
     """What a whole training step adds to its kernels and collectives taken one by one."""
 
-    sustained: float = 1.25
-    """How much longer products and attention take after seconds of full load than on a cool chip:
-    power limits lower the clock, and neighbours in the stream leave gaps."""
-    partly_elementwise: float = 1.25
-    """Passes over memory of partly fused elementwise work with dropout, relative to fused kernels
-    without."""
-    eager_elementwise: float = 3.9
-    """Passes over memory of unfused elementwise work, relative to fused kernels."""
-    tp_hidden: float = 0.43
+    gap: float = 1.133
+    """How much longer a product takes inside a step than alone: neighbours in the stream leave
+    gaps and cold caches. What power limits cost comes on top, from the device's own curve."""
+    attention_gap: float = 1.183
+    """The same for attention."""
+    power_exponent: float = 0.494
+    """How the sustained clock follows the power limit where a chip has less than its kind."""
+    first_flash: float = 1.531
+    """Time of the flash kernels of 2022 over those of FlashAttention-2."""
+    scan_efficiency: float = 0.085
+    """Share of the dense peak that chunked scans (Mamba, gated delta rule) reach."""
+    fused_elementwise: float = 1.3
+    """Passes over memory of a fused training step, relative to the fewest possible."""
+    native_elementwise: float = 2
+    """The same with PyTorch's own kernels for norm and activation."""
+    partly_elementwise: float = 1.906
+    """The same where only some of the work is fused, with dropout between."""
+    eager_elementwise: float = 3.672
+    """The same where PyTorch runs one kernel per operation."""
+    expert_host_s: float = 0.0037
+    """What the host takes to launch one layer of experts forward (routing, permutation, exchange,
+    with the waits for token counts between) where no CUDA graph does it; backward takes twice."""
+    host_overlap: float = 0.558
+    """Share of the experts' exchange that goes on while the GPU waits for the host."""
+    tp_hidden: float = 0.46
     """Share of tensor-parallel communication hidden where products are split to overlap it."""
-    p2p_exposed: float = 0.6
+    p2p_exposed: float = 0.537
     """Share of pipeline transfers that a steady schedule fails to hide."""
-    bucket_exposed: float = 0.4
+    bucket_exposed: float = 0.494
     """Share of gradient and parameter exchange that never hides: the first or last bucket."""
-    overlap_share: float = 1.0
+    overlap_share: float = 1
     """Share of a backward (forward) pass that gradient (parameter) exchange can hide behind."""
-    ring_exposed: float = 0.0
+    ring_exposed: float = 0
     """Share of a context-parallel ring that never hides: its first step."""
-    expert_hidden: float = 0.75
+    expert_hidden: float = 0.531
     """Share of compute that can hide the experts' exchange where microbatches overlap it."""
+    sm_share: float = 0.265
+    """Share of the chip that communication takes from the compute it hides behind."""
 
 
 CONSTANTS = StepConstants()

@@ -5,8 +5,10 @@ from functools import cached_property
 from meshwright.errors import InputError, Problem
 from meshwright.predict.constants import CONSTANTS, StepConstants
 from meshwright.predict.cost import Calibration, DeviceCosts, costs_for
-from meshwright.predict.cost.device import slowed
+from meshwright.predict.cost.device import relative_of, slowed
 from meshwright.predict.software import MEGATRON, Software
+from meshwright.spec import catalog
+from meshwright.spec.cluster import Gpu
 from meshwright.spec.work import Work
 from meshwright.spec.workload import Training
 
@@ -36,14 +38,21 @@ class Run:
 
     @cached_property
     def costs(self) -> DeviceCosts:
-        """What operations cost on this device under load."""
-        passes = {
-            "fused": 1.0,
-            "partly": self.constants.partly_elementwise,
-            "eager": self.constants.eager_elementwise,
-        }[self.software.fusion]
-        known = costs_for(self.cluster.gpu, self._calibration)
-        return slowed(known, self.constants.sustained, passes)
+        """What operations cost on this device under load, in this software."""
+        gpu, constants = self.cluster.gpu, self.constants
+        known = costs_for(gpu, self._calibration)
+        heat = _power(gpu, constants.power_exponent)
+        elementwise: float = getattr(constants, f"{self.software.fusion}_elementwise")
+        attention = constants.attention_gap
+        if self.software.attention == "flash1":
+            attention *= constants.first_flash
+        return slowed(
+            known,
+            products=heat * constants.gap * known.sustained_slowdown,
+            low=heat * constants.gap,
+            attention=heat * attention,
+            elementwise=elementwise,
+        )
 
     @cached_property
     def tokens(self) -> int:
@@ -61,3 +70,13 @@ class Run:
     def microbatches(self) -> int:
         """Microbatches of one replica in a step."""
         return max(1, self.layout.microbatches(self.batch))
+
+
+def _power(gpu: Gpu, exponent: float) -> float:
+    """Return how much slower a chip runs than its measured kind for want of power."""
+    kind = catalog.gpu(relative_of(gpu))
+    watts, usual = gpu.tdp_w, kind.tdp_w
+    if gpu.arch != kind.arch or not (watts and usual and gpu.bf16_flops and kind.bf16_flops):
+        return 1.0
+    lack = usual / kind.bf16_flops * gpu.bf16_flops / watts
+    return float(max(1.0, lack) ** exponent)

@@ -4,27 +4,44 @@ from typing import Literal
 
 import msgspec
 
-from meshwright.predict.cost.curves import AttentionKernel
+from meshwright.predict.network.experts import Style
 
-Fusion = Literal["fused", "partly", "eager"]
+AttentionSoftware = Literal["native", "flash2", "flash1", "unfused"]
+Fusion = Literal["fused", "native", "partly", "eager"]
 
 
 class Software(msgspec.Struct, frozen=True, kw_only=True):
     """How a framework runs the operations between the matrix products."""
 
-    attention: AttentionKernel | None = "native"
-    """Flash-style kernel of the day, FlashAttention-2 on newer GPUs, or None: the score matrix is
-    stored, as everywhere before 2022."""
+    attention: AttentionSoftware = "native"
+    """Flash-style kernel of the day, FlashAttention-2 or the first ones on newer GPUs; or unfused:
+    the score matrix is stored, as everywhere before 2022."""
     fusion: Fusion = "fused"
-    """Norms, activations and residuals in fused kernels; some of them, with dropout between; or one
-    PyTorch kernel per operation."""
+    """Norms, activations and residuals in fused kernels; in PyTorch's own (a layer norm and a GELU
+    are one each); some fused, with dropout between; or one kernel per arithmetic operation."""
     tp_overlap: bool = False
     """Products are split so that tensor-parallel communication hides, whatever the layout says."""
+    delayed_scaling: bool = False
+    """Eight-bit scales of a whole tensor come from the step before, not from the tensor itself."""
+    tp_async: bool = True
+    """Backward's tensor-parallel communication runs beside the weight gradients."""
+    fused_accumulation: bool = True
+    """Weight gradients are added into their buffer by the product itself."""
+    graphs: bool = False
+    """CUDA graphs launch the layers, so that the host never sets the pace."""
+    dispatcher: Style = "pairwise"
+    """How tokens reach their experts: NCCL's all-to-all, or kernels that cross the network once."""
+    fused_experts: bool = False
+    """The experts' activation, casts and permutation happen inside their products and exchanges."""
+    early_stop: bool = False
+    """Recompute ends once every kept tensor is back: a layer's last product does not run again."""
+    overlap_sharded: bool = True
+    """Gathers of sharded parameters run ahead behind compute."""
 
 
 MEGATRON = Software()
 """Megatron-Core with Transformer Engine and its kin."""
-EAGER = Software(attention="flash2", fusion="eager")
+EAGER = Software(attention="flash2", fusion="eager", fused_accumulation=False, early_stop=True)
 """Plain PyTorch with FSDP and FlashAttention-2."""
-MEGATRON_2021 = Software(attention=None, fusion="partly")
+MEGATRON_2021 = Software(attention="unfused", fusion="partly")
 """Megatron-LM before flash kernels."""

@@ -2,13 +2,13 @@
 
 from typing import NamedTuple
 
-from meshwright.predict.activations import saved_tensors
 from meshwright.predict.block_comm import BlockComm, block_comm
 from meshwright.predict.block_time import Passes, block_passes
-from meshwright.predict.cost import bytes_moved, eager_s, linear_s, memory_s
+from meshwright.predict.cost import bytes_moved, linear_s, memory_s
+from meshwright.predict.recompute_time import recompute_s
 from meshwright.predict.run import Run
 from meshwright.spec.layout import Chunk, chunks, rank_chunks
-from meshwright.spec.model import Block
+from meshwright.spec.model import Block, Experts
 
 
 class StageTime(NamedTuple):
@@ -72,36 +72,28 @@ def _chunk(run: Run, chunk: Chunk, layers: dict[str, _Layer]) -> ChunkTime:
 
 def _layer(run: Run, block: Block) -> _Layer:
     passes = block_passes(run, block)
-    costs = run.costs
-    # Where kernels are short, launching them sets the pace.
-    passes = passes._replace(
-        forward=eager_s(costs, passes.kernels, passes.forward),
-        input_gradient=max(
-            passes.input_gradient,
-            eager_s(costs, 2 * passes.kernels, passes.backward) - passes.weight_gradient,
-        ),
-    )
     comm = block_comm(run, block, passes)
-    return _Layer(passes, comm, _recompute(run, block, passes, comm))
+    if not run.software.graphs:
+        passes, comm = _launched(run, block, passes, comm)
+    return _Layer(passes, comm, recompute_s(run, block, passes, comm))
 
 
-def _recompute(run: Run, block: Block, passes: Passes, comm: BlockComm) -> float:
-    layout = run.layout
-    if layout.recompute == "full":
-        return passes.forward + comm.forward
-    if layout.recompute == "none":
-        return 0.0
-    # The forward work that stands behind the dropped tensors, by their share of what is kept.
-    dropped = set(layout.recompute_ops)
-    tensors = saved_tensors(block, run.model.hidden)
-    lost = sum(saved.width for saved in tensors if saved.dropped_by & dropped)
-    whole = sum(saved.width for saved in tensors)
-    heavy = {"mlp", "moe", "shared_experts", "mla_up_proj"} & dropped
-    return (passes.forward if heavy else SELECTIVE_WORK * passes.forward) * lost / whole
-
-
-SELECTIVE_WORK = 0.2
-"""Forward work behind activations and norms, relative to that behind products of equal size."""
+def _launched(run: Run, block: Block, passes: Passes, comm: BlockComm) -> tuple[Passes, BlockComm]:
+    """Let the host set the pace where kernels are short; exchanges go on while the GPU waits."""
+    host_s = passes.kernels * run.costs.launch.host_s
+    if isinstance(block.mlp, Experts):
+        host_s += run.constants.expert_host_s
+    late = max(0.0, host_s - passes.forward)
+    late_back = max(0.0, 2 * host_s - passes.backward)
+    share = run.constants.host_overlap
+    comm = comm._replace(
+        ep_forward=comm.ep_forward - share * min(comm.ep_forward, late),
+        ep_backward=comm.ep_backward - share * min(comm.ep_backward, late_back),
+    )
+    slower = passes._replace(
+        forward=passes.forward + late, input_gradient=passes.input_gradient + late_back
+    )
+    return slower, comm
 
 
 def _used(run: Run, held: tuple[Chunk, ...], layers: dict[str, _Layer]) -> list[_Layer]:
@@ -145,10 +137,15 @@ def _stage(run: Run, held: tuple[Chunk, ...], layers: dict[str, _Layer]) -> Stag
     )
 
 
+VOCAB_MULTIPLE = 128
+"""What Megatron pads a rank's rows of the vocabulary to."""
+
+
 def _head(run: Run) -> Passes:
     """The output head in bf16, and the loss over fp32 logits."""
     costs, tokens, hidden = run.costs, run.tokens, run.model.hidden
-    rows = -(-run.model.vocab // run.layout.tp)
+    # Trainers pad the vocabulary, so that each rank's share makes whole tiles.
+    rows = VOCAB_MULTIPLE * -(-run.model.vocab // (VOCAB_MULTIPLE * run.layout.tp))
     logits = float(tokens * rows)
     loss = memory_s(costs, "cross_entropy", bytes_moved("cross_entropy", logits, 4.0))
     back = memory_s(

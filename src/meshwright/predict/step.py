@@ -8,6 +8,7 @@ The event simulation executes the same stages under the schedule itself; this is
 import msgspec
 
 from meshwright.predict.block_comm import neighbours, place
+from meshwright.predict.constants import StepConstants
 from meshwright.predict.cost import memory_s, optimizer_s
 from meshwright.predict.network import collective_s
 from meshwright.predict.run import Run
@@ -164,12 +165,18 @@ def gradient_exchange(run: Run, stage: StageTime, held: RankParameters) -> float
         replicas = place(run.cluster, layout, "expert_dp")
         reduce_s += collective_s(replicas, "reduce_scatter", held.experts * number)
         gather_s += collective_s(replicas, "all_gather", held.experts * 2.0)
-    window, least = constants.overlap_share, constants.bucket_exposed
     if layout.overlap_gradients:
-        reduce_s = max(least * reduce_s, reduce_s - window * stage.backward)
+        reduce_s = _exposed(reduce_s, stage.backward, constants)
     if layout.overlap_parameters:
-        gather_s = max(least * gather_s, gather_s - window * stage.forward)
+        gather_s = _exposed(gather_s, stage.forward, constants)
     return reduce_s + gather_s
+
+
+def _exposed(exchange_s: float, pass_s: float, constants: StepConstants) -> float:
+    """Return what an exchange adds to the pass that it hides behind and slows down."""
+    window = constants.overlap_share * pass_s
+    left = max(constants.bucket_exposed * exchange_s, exchange_s - window)
+    return left + constants.sm_share * (exchange_s - left)
 
 
 def sharded_exchange(run: Run, stage: StageTime, held: RankParameters) -> float:
@@ -184,9 +191,13 @@ def sharded_exchange(run: Run, stage: StageTime, held: RankParameters) -> float:
     scatter_s = (
         0.0 if run.frozen else collective_s(group, "reduce_scatter", _gradient_bytes(run) * each)
     )
+    both = gather_s + gather_s + scatter_s
+    if not run.software.overlap_sharded:
+        return layers * both
     forward, backward = stage.forward / layers, stage.backward / layers
     late = max(0.0, gather_s - forward) + max(0.0, gather_s + scatter_s - backward)
-    return layers * late + gather_s + scatter_s
+    hidden = run.constants.sm_share * (both - late)
+    return layers * (late + hidden) + gather_s + scatter_s
 
 
 def optimizer_update(run: Run, held: RankParameters) -> float:

@@ -52,7 +52,7 @@ def test_layouts_use_all_gpus_of_their_row() -> None:
     for row in ROWS[::10]:
         try:
             model = model_of(row)
-            layout = layout_of(row, model.layers).layout
+            layout = layout_of(row, model).layout
         except Unusable:
             continue
         assert layout.gpus == row["gpus"]

@@ -9,6 +9,7 @@ import tomllib
 from collections.abc import Mapping
 from functools import cache, lru_cache
 from importlib.resources import files
+from typing import TypeVar
 
 import msgspec
 
@@ -24,6 +25,8 @@ from meshwright.predict.cost.curves import (
 from meshwright.spec.catalog.hardware import gpus
 from meshwright.spec.cluster import Gpu
 from meshwright.spec.read import read
+
+Curve = TypeVar("Curve", ProductCurve, AttentionCurve)
 
 INPUT_BYTES = {
     "fp32": 4.0,
@@ -157,24 +160,41 @@ def under_load(costs: DeviceCosts) -> DeviceCosts:
 
     Products and attention slow down by `sustained_slowdown`; work bound by memory does not.
     """
-    return slowed(costs, costs.sustained_slowdown)
+    slowdown = costs.sustained_slowdown
+    return slowed(costs, products=slowdown, low=slowdown, attention=slowdown)
 
 
 @lru_cache(maxsize=1024)
-def slowed(costs: DeviceCosts, products: float, elementwise: float = 1.0) -> DeviceCosts:
-    """Return the same device with products and attention, and elementwise work, taking longer.
+def slowed(
+    costs: DeviceCosts,
+    *,
+    products: float = 1.0,
+    low: float = 1.0,
+    attention: float = 1.0,
+    elementwise: float = 1.0,
+) -> DeviceCosts:
+    """Return the same device with some kinds of work taking longer by a factor.
 
-    The optimizer's one pass over its states is fused everywhere, and the loss was measured as
-    PyTorch runs it: both keep their speed.
+    `low` is for products of eight bits or fewer, `products` for all others. The optimizer's one
+    pass over its states is fused everywhere, and the loss was measured as PyTorch runs it: both
+    keep their speed.
     """
-    changed = _scaled(costs.calibration, 1.0 / products)
-    memory = tuple(
-        curve
-        if curve.op in ("optimizer", "cross_entropy", "cross_entropy_backward")
-        else msgspec.structs.replace(curve, efficiency=curve.efficiency / elementwise)
-        for curve in changed.memory
+    found = costs.calibration
+    changed = msgspec.structs.replace(
+        found,
+        products=tuple(
+            _faster(curve, 1 / (low if INPUT_BYTES[curve.precision] < 2 else products))
+            for curve in found.products
+        ),
+        attention=tuple(_faster(curve, 1 / attention) for curve in found.attention),
+        memory=tuple(
+            curve
+            if curve.op in ("optimizer", "cross_entropy", "cross_entropy_backward")
+            else msgspec.structs.replace(curve, efficiency=curve.efficiency / elementwise)
+            for curve in found.memory
+        ),
+        sustained_slowdown=1.0,
     )
-    changed = msgspec.structs.replace(changed, memory=memory, sustained_slowdown=1.0)
     return _ready(costs.gpu, changed, costs.basis)
 
 
@@ -224,22 +244,18 @@ def _share_reached(gpu: Gpu) -> float:
 
 
 def _scaled(found: Calibration, ratio: float) -> Calibration:
-    """Return the same curves with every product and attention faster by a ratio, errors unknown."""
+    """Return the same curves with every product and attention faster by a ratio."""
     return msgspec.structs.replace(
         found,
-        products=tuple(
-            msgspec.structs.replace(
-                curve, efficiency=min(1.0, curve.efficiency * ratio), error=None, bias=None
-            )
-            for curve in found.products
-        ),
-        attention=tuple(
-            msgspec.structs.replace(
-                curve, efficiency=min(1.0, curve.efficiency * ratio), error=None, bias=None
-            )
-            for curve in found.attention
-        ),
+        products=tuple(_faster(curve, ratio) for curve in found.products),
+        attention=tuple(_faster(curve, ratio) for curve in found.attention),
     )
+
+
+def _faster(curve: Curve, ratio: float) -> Curve:
+    """Return a curve faster by a ratio, its errors unknown."""
+    efficiency = min(1.0, curve.efficiency * ratio)
+    return msgspec.structs.replace(curve, efficiency=efficiency, error=None, bias=None)
 
 
 def _merged(defaults: Calibration, new: Calibration) -> Calibration:

@@ -27,8 +27,15 @@ Style = Literal["pairwise", "hierarchical"]
 # 498 on 24 for 140 MB of fp8 dispatch; 3897, 983 and 961 for 272 MB of bf16 combine. So one
 # multiprocessor moves 17 GB/s, and all of them 0.78 of what rings reach. Source: the measured
 # operator tables of ai-dynamo/aiconfigurator (Apache-2.0).
-MULTIPROCESSOR_GBPS = 17.0
-REACHED = 0.78
+MULTIPROCESSOR_GBPS, REACHED = 17.0, 0.78
+# HybridEP on 8 B200 moves 536 GB/s of bf16 dispatch and 531 of combine on 16 multiprocessors; on
+# GB200 550 and 538 over 8 ranks, 479 and 448 on 32 multiprocessors over 36 (its README, the calls
+# timed from PyTorch): 33 GB/s each, and 0.6 of what rings reach.
+NVLINK5_MULTIPROCESSOR_GBPS, NVLINK5_REACHED = 33.0, 0.6
+# Hierarchical kernels send a token as a message of its own, and cards differ in how many they can
+# post. Raw RDMA between two p5 nodes along the rails moves 13.8 GB/s in messages of 8 KiB and 21.1
+# in messages of 16 KiB, 43.7 at best (UCCL's microbenchmark): 0.42 µs a message beside its bytes.
+MESSAGE_US = {"efa": 0.42}
 
 
 class ExpertTraffic(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,7 +80,7 @@ def expert_exchange(
     to_ranks = distinct(place.ranks, traffic.top_k)
     to_units = min(distinct(place.units, traffic.top_k), float(traffic.most_units or place.units))
     inside_s, inside_bound_s = _inside(place, load * to_ranks, multiprocessors)
-    between_s, between_bound_s = _between(place, load * to_units)
+    between_s, between_bound_s = _between(place, load * to_units, traffic.token_bytes)
     bound_s = max(inside_bound_s, between_bound_s)
     seconds = max(_latency_s(place, nccl) + max(inside_s, between_s), bound_s)
     return CollectiveCost(
@@ -91,20 +98,25 @@ def _inside(place: Placement, nbytes: float, multiprocessors: int) -> tuple[floa
     if place.per_unit == 1:
         return 0.0, 0.0
     passed_on = nbytes * (1 - 1 / place.per_unit)
-    efficiency = corrections()[kinds(place)[0]].efficiency
-    rate = ring_capacity_gbps(place) * efficiency * REACHED
-    rate = min(rate, multiprocessors * MULTIPROCESSOR_GBPS)
+    kind = kinds(place)[0]
+    each, reached = MULTIPROCESSOR_GBPS, REACHED
+    if kind == "nvlink5":
+        each, reached = NVLINK5_MULTIPROCESSOR_GBPS, NVLINK5_REACHED
+    rate = ring_capacity_gbps(place) * corrections()[kind].efficiency * reached
+    rate = min(rate, multiprocessors * each)
     return passed_on / (rate * 1e9), passed_on / inside_bytes_per_s(place)
 
 
-def _between(place: Placement, nbytes: float) -> tuple[float, float]:
+def _between(place: Placement, nbytes: float, message_bytes: float) -> tuple[float, float]:
     """Return the time of what network cards carry, and the least it can be."""
     if place.units == 1:
         return 0.0, 0.0
     crossing = nbytes * (1 - 1 / place.units)
+    posting_s = crossing / message_bytes * MESSAGE_US.get(kinds(place)[1], 0.0) * US
     rate = place.cards * card_gbps(place) / place.per_unit
     rate *= corrections()[kinds(place)[1]].efficiency / place.sharers / place.spread_thinning
-    return crossing / (rate * 1e9), crossing * place.per_unit / unit_bytes_per_s(place)
+    bound_s = crossing * place.per_unit / unit_bytes_per_s(place)
+    return posting_s + crossing / (rate * 1e9), bound_s
 
 
 def _latency_s(place: Placement, nccl: str) -> float:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from meshwright.predict.network.constants import sm_number
 from meshwright.predict.published.models import Unusable
 from meshwright.spec import catalog
 from meshwright.spec.cluster import Cluster, Fabric, Host, Nics, ScaleUp, Tier
@@ -45,7 +46,7 @@ def cluster_of_row(row: Mapping[str, Any]) -> Cluster:
             gpu_bytes_per_s=links,
             latency_s=0.6e-6,
             switched=gpu.vendor == "nvidia",
-            in_network_reduction=gpu.arch >= "sm_90" and gpu.vendor == "nvidia",
+            in_network_reduction=(sm_number(gpu.arch) or 0) >= 90,
         ),
         host=Host(gpu_bytes_per_s=gpu.pcie_bytes_per_s or 32e9, latency_s=1e-6),
         nics=Nics(

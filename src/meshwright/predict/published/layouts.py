@@ -5,8 +5,10 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from meshwright.errors import InputError
+from meshwright.predict.published.habits import head_layers, with_habits
 from meshwright.predict.published.models import Unusable
 from meshwright.spec.layout import Layout, RecomputeOp
+from meshwright.spec.model import Experts, LatentAttention, Model
 from meshwright.spec.read import read
 
 _PRECISIONS = {
@@ -55,9 +57,9 @@ class RowLayout(NamedTuple):
     recompute_known: bool
 
 
-def layout_of(row: Mapping[str, Any], layers: int) -> RowLayout:
+def layout_of(row: Mapping[str, Any], model: Model) -> RowLayout:
     """Return the layout of a row; what it leaves open is filled in and named."""
-    given, assumed = row["layout"], []
+    given, assumed, layers = row["layout"], list[str](), model.layers
     tp, pp, cp = (given.get(name) or 1 for name in ("tp", "pp", "cp"))
     if given.get("tp") is None or given.get("pp") is None:
         raise Unusable("the row does not say how the model is split")
@@ -99,16 +101,17 @@ def layout_of(row: Mapping[str, Any], layers: int) -> RowLayout:
         "precision": _PRECISIONS[precision],
         "microbatch": microbatch,
         "global_batch": batch,
-        "stage_layers": _uneven(layers, pp * chunks),
+        "stage_layers": _uneven(model, pp, chunks),
         "overlap_ep": bool(given.get("ep_overlap")),
         "overlap_tp": bool(given.get("tp_overlap")),
         "offload": ["activations"] if given.get("act_cpu_offload") else [],
-        **_recompute(given),
+        **_recompute(row, model),
     }
     try:
         layout = read(Layout, {name: value for name, value in data.items() if value is not None})
     except InputError as error:
         raise Unusable(f"the layout contradicts itself: {error}") from None
+    layout = with_habits(row, layout, model)
     return RowLayout(layout, tuple(assumed), given.get("recompute") is not None)
 
 
@@ -116,7 +119,7 @@ def _schedule(given: Mapping[str, Any], pp: int, layers: int) -> tuple[str, int]
     if pp == 1:
         return "1f1b", 1
     name = _SCHEDULES.get(str(given.get("schedule") or "1f1b").lower(), "1f1b")
-    chunks = given.get("vpp") or 1
+    chunks = given.get("vpp") or (2 if name == "interleaved" and 2 * pp <= layers else 1)
     if chunks > 1 and name == "1f1b":
         name = "interleaved"
     if name in {"zb-v", "dualpipe-v"}:
@@ -126,18 +129,25 @@ def _schedule(given: Mapping[str, Any], pp: int, layers: int) -> tuple[str, int]
     return (name, chunks) if chunks > 1 else ("1f1b", 1)
 
 
-def _uneven(layers: int, chunks: int) -> list[int] | None:
-    """Split layers as evenly as they go, the ends taking fewer for embedding and head."""
-    if layers % chunks == 0:
+def _uneven(model: Model, pp: int, chunks: int) -> list[int] | None:
+    """Split layers that do not divide so that every stage has as much to do, head included."""
+    layers = model.layers
+    if layers % (pp * chunks) == 0:
         return None
-    each = -(-layers // chunks)
-    short = each * chunks - layers
-    sizes = [each] * chunks
-    # Megatron and its kin take missing layers from the last and the first stage in turn.
-    for step in range(short):
-        index = (chunks - 1 - step // 2) if step % 2 == 0 else step // 2
-        sizes[index] -= 1
-    return sizes
+    head = head_layers(model)
+    last = min(
+        range(chunks, layers - pp + 2),
+        key=lambda count: max(-(-(layers - count) // (pp - 1)), count + head),
+    )
+    ranks = [*_shares(layers - last, pp - 1), last]
+    # Chunks go round the ranks; a rank's later ones take what does not divide.
+    held = [_shares(count, chunks) for count in ranks]
+    sizes = [held[rank][chunk] for chunk in range(chunks) for rank in range(pp)]
+    return sizes if min(sizes) > 0 else None
+
+
+def _shares(count: int, parts: int) -> list[int]:
+    return [(count * (part + 1)) // parts - (count * part) // parts for part in range(parts)]
 
 
 def _shard(given: Mapping[str, Any], spread: int) -> int | None:
@@ -148,10 +158,24 @@ def _shard(given: Mapping[str, Any], spread: int) -> int | None:
     return size if size is not None and size < spread and spread % size == 0 else None
 
 
-def _recompute(given: Mapping[str, Any]) -> dict[str, Any]:
+def _recompute(row: Mapping[str, Any], model: Model) -> dict[str, Any]:
+    given = row["layout"]
     kind = given.get("recompute") or "none"
     if kind != "selective":
         return {"recompute": kind}
+    if given.get("recompute_detail") is None and row.get("precision_class") != "fp16":
+        # Flash kernels left little to gain from attention's core; recipes since drop these.
+        return {"recompute": "selective", "recompute_ops": ["layernorm", *cheap_ops(model)]}
     words = re.split(r"[,+\s]+", str(given.get("recompute_detail") or "core_attn"))
     ops = [_OPS[word] for word in words if word in _OPS]
     return {"recompute": "selective", "recompute_ops": ops or ["core_attn"]}
+
+
+def cheap_ops(model: Model) -> list[RecomputeOp]:
+    """What else is large and cheap to compute again in a model's layers."""
+    found: set[RecomputeOp] = set()
+    for block in model.blocks:
+        found.add("moe_act" if isinstance(block.mlp, Experts) else "mlp_act")
+        if isinstance(block.mixer, LatentAttention):
+            found.add("mla_up_proj")
+    return sorted(found)

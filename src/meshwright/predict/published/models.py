@@ -41,8 +41,33 @@ def model_of(row: Mapping[str, Any]) -> Model:
     if not given.get("layers") or not given.get("hidden") or not given.get("heads"):
         return _named(given["name"])
     blocks = _blocks(given)
-    names = _layer_names(given, blocks)
-    return _model(given, blocks, names)
+    described = _model(given, blocks, _layer_names(given, blocks))
+    return _known(described) or described
+
+
+def _known(described: Model) -> Model | None:
+    """Return the catalog's model of that name where its sizes are those of the row."""
+    try:
+        known = _named(described.name)
+    except Unusable:
+        return None
+    same = _sizes(known) == _sizes(described)
+    return known if same and known.multi_token == described.multi_token else None
+
+
+def _sizes(model: Model) -> tuple[object, ...]:
+    """Return what a row prints of a model."""
+    mixers = {
+        (block.mixer.heads, block.mixer.kv_heads, block.mixer.head_dim, block.mixer.window)
+        for block in model.blocks
+        if isinstance(block.mixer, Attention)
+    }
+    experts = {
+        (block.mlp.count, block.mlp.top_k, block.mlp.width, block.mlp.shared_width)
+        for block in model.blocks
+        if isinstance(block.mlp, Experts)
+    }
+    return model.layers, model.hidden, model.vocab, mixers, experts
 
 
 def _named(name: str) -> Model:

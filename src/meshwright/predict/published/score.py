@@ -15,7 +15,8 @@ from meshwright.errors import InputError, Problem
 from meshwright.predict.constants import CONSTANTS, StepConstants
 from meshwright.predict.memory import predict_memory
 from meshwright.predict.published.clusters import cluster_of_row
-from meshwright.predict.published.layouts import layout_of
+from meshwright.predict.published.layouts import cheap_ops, layout_of
+from meshwright.predict.published.memory_kind import measured_bytes, memory_kind, read_as
 from meshwright.predict.published.models import Unusable, model_of
 from meshwright.predict.published.software import software_of
 from meshwright.predict.run import Run
@@ -26,7 +27,7 @@ from meshwright.spec.layout import Recompute, RecomputeOp
 from meshwright.spec.work import Work
 from meshwright.spec.workload import Training
 
-MEMORY_SLACK = 1.3
+MEMORY_SLACK = 1.0
 """How far predicted memory may pass the device before a row that prints no recompute is taken to
 have used some: prediction and offload are both unsure."""
 
@@ -77,6 +78,7 @@ def score_row(row: Mapping[str, Any], index: int = 0) -> Scored:
     derived = row.get("derived") or {}
     model = row.get("model")
     step_s = derived.get("step_time_s") or measured.get("step_time_s")
+    held = measured_bytes(row)
     scored = Scored(
         id=str(row.get("id", index)),
         source=str(row.get("family") or row.get("source") or ""),
@@ -84,7 +86,7 @@ def score_row(row: Mapping[str, Any], index: int = 0) -> Scored:
         grade=str(row.get("grade") or ""),
         moe=isinstance(model, Mapping) and bool(model.get("experts")),
         measured_step_s=step_s,
-        measured_memory_gib=measured.get("memory_gb"),
+        measured_memory_gib=None if held is None else held / 2**30,
     )
     try:
         return _predicted(scored, row)
@@ -126,7 +128,7 @@ def _prepared(scored: Scored, row: Mapping[str, Any]) -> Prepared:
         if type(value) is not int or not 0 < value < 10**9:
             raise Unusable(f"the row does not say {name}")
     model, cluster = model_of(row), cluster_of_row(row)
-    read = layout_of(row, model.layers)
+    read = layout_of(row, model)
     training = Training(
         tokens=row["seq"] * row["global_batch"],
         sequence_length=row["seq"],
@@ -148,7 +150,7 @@ def _predicted(scored: Scored, row: Mapping[str, Any]) -> Scored:
     run = ready.run()
     step = predict_step(run)
     memory = predict_memory(run)
-    gib = memory.worst.total_bytes / 2**30
+    gib = read_as(memory.worst, memory_kind(row).reading) / 2**30
     return replace(
         scored,
         predicted_step_s=step.step_s,
@@ -166,8 +168,9 @@ def _over(predicted: float, measured: float | None) -> float | None:
 
 def _with_recompute(ready: Prepared) -> Prepared:
     """Take the least recompute that fits where the row does not say."""
+    cheap = ("layernorm", *cheap_ops(ready.work.model))
     tries: tuple[tuple[Recompute, tuple[RecomputeOp, ...]], ...] = (
-        ("none", ()), ("selective", ("layernorm", "mlp_act")), ("full", ()),
+        ("none", ()), ("selective", cheap), ("selective", (*cheap, "mlp", "moe")), ("full", ()),
     )  # fmt: skip
     for kind, ops in tries:
         layout = replace(ready.work.layout, recompute=kind, recompute_ops=ops)

@@ -6,10 +6,15 @@ of Transformer Engine or a compiler; a distributed optimizer (or none) is Megatr
 which since Hopper hide tensor-parallel communication where the sequence is split.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
-from meshwright.predict.software import EAGER, MEGATRON, MEGATRON_2021, Software
+from msgspec.structs import replace
+
+from meshwright.predict.network.constants import sm_number
+from meshwright.predict.network.experts import Style
+from meshwright.predict.software import EAGER, MEGATRON_2021, Software
 from meshwright.spec.cluster import Gpu
 from meshwright.spec.layout import Layout
 
@@ -17,10 +22,45 @@ from meshwright.spec.layout import Layout
 def software_of(row: Mapping[str, Any], layout: Layout, gpu: Gpu) -> Software:
     """Return the software that a row most likely ran."""
     sharding = str(row["layout"].get("zero_stage_or_distopt") or "").lower()
-    plain = sharding.startswith(("fsdp", "zero"))
-    if row.get("precision_class") == "fp16":
-        return Software(attention=None, fusion="eager") if plain else MEGATRON_2021
-    if plain and row.get("precision_class") == "bf16":
+    plain = sharding.startswith(("fsdp ", "fsdp2", "zero")) or sharding == "fsdp"
+    ungated = not (row.get("model") or {}).get("ffn_gated")
+    if row.get("precision_class") == "fp16" or (plain and ungated and layout.zero < 2):
+        if plain and layout.zero == 3:
+            return Software(attention="unfused", fusion="eager", overlap_sharded=False)
+        return replace(MEGATRON_2021, **DEEPSPEED) if plain else MEGATRON_2021
+    if plain and ungated:
+        return replace(EAGER, attention="flash1", fusion="native")
+    if plain and row.get("precision_class") == "bf16" and not row["model"].get("experts"):
         return EAGER
-    overlaps = layout.sequence_parallel and gpu.arch >= "sm_90"
-    return Software(tp_overlap=True) if overlaps else MEGATRON
+    return Software(
+        tp_overlap=layout.sequence_parallel and _is_recent(gpu),
+        graphs=gpu.name.startswith("gb"),
+        dispatcher=_dispatcher(row, gpu),
+        fused_experts=_release(row) >= FUSED_EXPERTS,
+        # Current scaling is named where it is used; before, Transformer Engine delayed it.
+        delayed_scaling=not re.search("cs|wise", str(row.get("precision"))),
+    )
+
+
+DEEPSPEED: dict[str, Any] = {"fusion": "eager", "tp_async": False, "fused_accumulation": False}
+"""What Megatron under DeepSpeed's engine lacks."""
+FUSED_EXPERTS = (26, 6)
+"""Release of NVIDIA's containers from which experts run in fused kernels (year and month)."""
+
+
+def _release(row: Mapping[str, Any]) -> tuple[int, int]:
+    """Return the year and month of the software, where the row's source prints them."""
+    found = re.search(r"\b(2\d)\.(0[1-9]|1[0-2])\b", str(row.get("source") or ""))
+    return (int(found[1]), int(found[2])) if found else (0, 0)
+
+
+def _is_recent(gpu: Gpu) -> bool:
+    """Hopper or newer."""
+    return (sm_number(gpu.arch) or 0) >= 90
+
+
+def _dispatcher(row: Mapping[str, Any], gpu: Gpu) -> Style:
+    named = row["layout"].get("dispatcher")
+    if named is None:
+        return "hierarchical" if _is_recent(gpu) else "pairwise"
+    return "pairwise" if "alltoall" in str(named) else "hierarchical"

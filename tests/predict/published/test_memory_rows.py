@@ -1,0 +1,115 @@
+"""Predicted memory meets what published runs measured, each read as its source meant it."""
+
+import math
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshwright.predict import MemoryPrediction, predict_memory
+from meshwright.predict.published import read_rows
+from meshwright.predict.published.memory_kind import measured_bytes, memory_kind, read_as
+from meshwright.predict.published.score import prepare
+
+RUNS = Path(__file__).parents[3] / "validation" / "training" / "runs.json"
+ROWS = read_rows(RUNS)
+
+OFFLOADED = "its recipe sends activations of half the layers to the host, which the row leaves out"
+CONTRADICTORY = "no recompute, and a batch whose activations alone take several times the GPU"
+UNSAID = "optimizer or activations were most likely offloaded; the source does not say"
+FULL = "it took 79 of the GPU's 80 GiB, and is predicted 0.4 GiB above them"
+DO_NOT_FIT = {
+    "bloom-02-28-h12288-l106-a96-tp4-pp12-mb4-b2048": FULL,
+    "dsazure-1T-g1024": UNSAID,
+    "sc21-t2-zero3-529.6B-g640": UNSAID,
+    "titan-llama4-scout-gb200-bf16": CONTRADICTORY,
+    "titan-llama4-scout-gb200-mxfp8": CONTRADICTORY,
+    "zoo-qwen3-235b-GB200-s4096-mxfp8-g256": OFFLOADED,
+    **{
+        f"mbridge-{release}-pretrain-Llama3-70B-{gpu}-fp8-cs-g64-b256": OFFLOADED
+        for release in ("26.02", "26.02.01", "26.04", "26.04.01")
+        for gpu in ("GB200", "GB300")
+    },
+}
+"""Runs that are predicted not to fit though they ran, and why."""
+FITS_ALL_THE_SAME = {"bloom-02-28-h14336-l82-a128-tp4-pp12-mb2-b2048"}
+"""An out-of-memory row no larger than one that the same source ran in 67 GB (13,312 × 94)."""
+
+
+def memory_of(row: dict[str, Any]) -> MemoryPrediction | None:
+    # A row that ran out of memory has no time, and `prepare` leaves out what was not timed.
+    ready = prepare({**row, "derived": {"step_time_s": 1.0}})
+    if ready is None:
+        return None
+    return predict_memory(ready.run())
+
+
+def is_told(row: dict[str, Any]) -> bool:
+    """Whether the row says exactly what was computed again."""
+    layout = row["layout"]
+    named = layout.get("recompute_detail") or layout.get("zero_norm") == 3
+    return layout.get("recompute") in {"none", "full"} or (
+        layout.get("recompute") == "selective" and bool(named)
+    )
+
+
+@pytest.fixture(scope="module")
+def errors() -> list[float]:
+    found = []
+    for row in ROWS:
+        measured = measured_bytes(row)
+        memory = memory_of(row) if measured else None
+        if measured and memory is not None:
+            found.append(read_as(memory.worst, memory_kind(row).reading) / measured - 1)
+    return found
+
+
+def test_nearly_every_row_with_memory_is_scored(errors: list[float]) -> None:
+    assert len(errors) > 0.9 * sum(measured_bytes(row) is not None for row in ROWS)
+
+
+def test_memory_is_close_to_what_was_measured(errors: list[float]) -> None:
+    sizes = sorted(abs(error) for error in errors)
+    assert statistics.median(sizes) <= 0.07
+    assert sizes[math.ceil(0.9 * len(sizes)) - 1] <= 0.15
+    assert abs(statistics.median(errors)) < 0.03
+
+
+def test_what_ran_fits() -> None:
+    told = [row for row in ROWS if is_told(row) and not row.get("oom")]
+    verdicts = {row["id"]: memory_of(row) for row in told}
+    too_large = {name for name, memory in verdicts.items() if memory and not memory.fits}
+    assert len(told) > 600
+    assert too_large <= DO_NOT_FIT.keys()
+
+
+def test_what_ran_out_of_memory_does_not_fit() -> None:
+    out = {row["id"]: memory_of(row) for row in ROWS if row.get("oom")}
+    assert len(out) == 6
+    assert {name for name, memory in out.items() if memory and memory.fits} <= FITS_ALL_THE_SAME
+
+
+@pytest.mark.parametrize(
+    ("row", "reading", "unit"),
+    [
+        (
+            {"family": "x", "notes": "memory = max over ranks, GiB (peak reserved)"},
+            "reserved",
+            2**30,
+        ),
+        ({"family": "x", "notes": "Memory from nvidia-smi snapshots"}, "device", 2**30),
+        ({"family": "x", "notes": "GiB, analytic, not nvidia-smi"}, "counted", 2**30),
+        ({"family": "Megatron-LM CI", "notes": "mem-max-allocated-bytes=6e10"}, "allocated", 1e9),
+        ({"family": "Zero Bubble PP", "notes": "memory GB max over stages"}, "allocated", 1e9),
+        ({"family": "ColossalAI", "notes": "peak 119040.02 MiB"}, "allocated", 2**30),
+        ({"family": "unheard of"}, "reserved", 2**30),
+    ],
+)
+def test_words_say_what_memory_means(row: dict[str, Any], reading: str, unit: float) -> None:
+    assert memory_kind(row) == (reading, unit)
+
+
+def test_a_row_without_memory_measures_none() -> None:
+    assert measured_bytes({"measured": {}}) is None
+    assert measured_bytes({"measured": {"memory_gb": 2}, "notes": "GiB"}) == 2 * 2**30

@@ -1,0 +1,179 @@
+"""What software does with memory beside states and activations shows in the prediction."""
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from meshwright.predict import Run, Software, StageMemory, predict_memory
+from meshwright.predict.activations import (
+    backward_bytes_per_token,
+    bytes_per_token,
+    recomputed,
+)
+from meshwright.predict.buffers import MEMORY_CONSTANTS
+from meshwright.predict.software import EAGER, MEGATRON
+from meshwright.spec import catalog
+from meshwright.spec.layout import Layout, rank_parameters
+from meshwright.spec.work import Work
+from meshwright.spec.workload import Training
+
+LLAMA = catalog.model("llama3.1-8b")
+BLOCK = LLAMA.blocks[0]
+H100 = catalog.cluster("h100-superpod").with_gpus(8)
+B200 = catalog.cluster("b200-superpod").with_gpus(8)
+
+
+def stage(layout: Layout, software: Software = MEGATRON, **fields: Any) -> StageMemory:
+    cluster = fields.pop("cluster", H100)
+    batch, frozen = fields.pop("batch", 8), fields.pop("frozen", False)
+    training = Training(tokens=1, sequence_length=fields.pop("length", 4096), global_batch=batch)
+    work = Work(model=LLAMA, cluster=cluster, layout=layout, workload=training)
+    assert not fields
+    return predict_memory(Run(work, software=software, frozen=frozen)).worst
+
+
+def parameters(layout: Layout) -> int:
+    return rank_parameters(layout, LLAMA)[0].total
+
+
+def test_sharded_weights_are_their_own_master_copy() -> None:
+    layout = Layout(dp=8, zero=3)
+    held = stage(layout)
+    share = parameters(layout) / 8
+    assert held.parameters_bytes == pytest.approx(4 * share, rel=1e-6)
+    assert held.optimizer_bytes == pytest.approx(8 * share, rel=1e-6)
+
+
+def test_a_single_microbatch_makes_its_sharded_gradients_after_the_peak() -> None:
+    layout = Layout(dp=8, zero=3)
+    assert stage(layout).gradients_bytes == 0
+    assert stage(layout, batch=16).gradients_bytes == pytest.approx(parameters(layout) / 2)
+
+
+def test_beside_a_pipeline_sharded_weights_stay_gathered() -> None:
+    layout = Layout(dp=4, pp=2, zero=3)
+    held = stage(layout)
+    # Two bytes of weights and four of summed gradients.
+    assert held.buffers_bytes == 6 * rank_parameters(layout, LLAMA)[held.stage].total
+
+
+def test_gathered_layers_are_few() -> None:
+    assert stage(Layout(dp=8, zero=3)).buffers_bytes < 0.5 * 2 * parameters(Layout())
+
+
+def test_plain_software_holds_gradients_beside_their_sum() -> None:
+    layout = Layout(dp=8, zero=1)
+    assert stage(layout, EAGER).buffers_bytes == 2 * parameters(layout)
+    assert stage(layout, MEGATRON).buffers_bytes == 0
+
+
+def test_sums_in_two_bytes_need_no_copy_but_buckets() -> None:
+    layout = Layout(dp=8, zero=1, gradient_precision="bf16")
+    assert stage(layout, EAGER).buffers_bytes == MEMORY_CONSTANTS.bucket_bytes
+
+
+def test_the_update_of_two_byte_gradients_can_be_the_peak() -> None:
+    layout = Layout(dp=8, zero=0, gradient_precision="bf16")
+    held = stage(layout, length=64)
+    moment = held.activations_bytes + held.working_bytes + held.logits_bytes + held.buffers_bytes
+    assert moment == pytest.approx(4 * parameters(layout), rel=1e-6)
+
+
+def test_frozen_weights_have_neither_gradients_nor_moments() -> None:
+    layout = Layout(dp=8, zero=3)
+    held = stage(layout, frozen=True, batch=16)
+    assert (held.gradients_bytes, held.optimizer_bytes) == (0, 0)
+    assert held.parameters_bytes == pytest.approx(2 * parameters(layout) / 8, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("layout", "software", "each"),
+    [
+        (Layout(dp=8), MEGATRON, MEMORY_CONSTANTS.sharded_logit_bytes),
+        (Layout(dp=8), EAGER, MEMORY_CONSTANTS.plain_logit_bytes),
+        (Layout(dp=8, zero=3), MEGATRON, MEMORY_CONSTANTS.plain_logit_bytes),
+        (Layout(dp=8), replace(EAGER, attention="flash1"), MEMORY_CONSTANTS.inplace_logit_bytes),
+    ],
+)
+def test_logits_weigh_what_the_loss_makes_of_them(
+    layout: Layout, software: Software, each: int
+) -> None:
+    assert stage(layout, software).logits_bytes == 4096 * each * LLAMA.vocab
+
+
+def test_eight_bit_products_keep_their_inputs_in_eight_bits() -> None:
+    wide = bytes_per_token(Layout(), BLOCK, LLAMA.hidden)
+    low = bytes_per_token(Layout(precision="fp8-tensorwise"), BLOCK, LLAMA.hidden)
+    # Two norms and the activation shrink to one byte; the projection adds a cast of its input.
+    width = 14336
+    assert wide - low == 2 * LLAMA.hidden + width - LLAMA.hidden
+
+
+def test_pytorch_keeps_what_products_read_in_two_bytes() -> None:
+    fp8 = Layout(precision="fp8-tensorwise", zero=3)
+    assert bytes_per_token(fp8, BLOCK, LLAMA.hidden) == bytes_per_token(
+        replace(fp8, precision="bf16"), BLOCK, LLAMA.hidden
+    )
+
+
+def test_eight_bit_weights_take_one_byte_on_blackwell_only() -> None:
+    layout = Layout(dp=8, zero=1, precision="fp8-tensorwise")
+    wide = stage(replace(layout, precision="bf16")).parameters_bytes
+    assert stage(layout).parameters_bytes == wide
+    # Embedding, head and norms stay in two bytes.
+    assert wide / 2 < stage(layout, cluster=B200).parameters_bytes < 0.6 * wide
+
+
+def test_autograd_keeps_gathered_inputs_where_megatron_gathers_again() -> None:
+    split = Layout(tp=8, sequence_parallel=True)
+    ours = bytes_per_token(split, BLOCK, LLAMA.hidden)
+    gate_act = 2 * 14336 / 8
+    plain = bytes_per_token(split, BLOCK, LLAMA.hidden, software=EAGER)
+    assert plain - ours == pytest.approx(gate_act + 2 * 2 * LLAMA.hidden * 7 / 8)
+
+
+def test_pytorchs_selective_recompute_keeps_every_second_product() -> None:
+    layout = Layout(zero=3, recompute="selective", recompute_ops=("core_attn",))
+    assert recomputed(layout, EAGER) == "alternate"
+    kept = bytes_per_token(layout, BLOCK, LLAMA.hidden, "alternate", software=EAGER)
+    # The layer's input, queries, values, attention's output, one half of the MLP, its output.
+    assert kept == 2 * (4 * LLAMA.hidden + 1024 + 14336)
+
+
+def test_named_operations_mean_themselves() -> None:
+    layout = Layout(zero=3, recompute="selective", recompute_ops=("mlp",))
+    assert recomputed(layout, EAGER) == ("mlp",)
+    assert recomputed(replace(layout, zero=1), MEGATRON) == ("mlp",)
+
+
+def test_full_recompute_works_on_one_layer_at_a_time() -> None:
+    layout = Layout(dp=8, zero=1, recompute="full")
+    none = replace(layout, recompute="none")
+    full = stage(layout)
+    whole = stage(none).activations_bytes / LLAMA.layers
+    assert full.activations_bytes == 4096 * 2 * LLAMA.hidden * LLAMA.layers
+    assert full.working_bytes + full.logits_bytes >= whole - full.activations_bytes / LLAMA.layers
+
+
+def test_a_pool_without_room_wastes_less() -> None:
+    roomy, tight = stage(Layout(dp=8, zero=3)), stage(Layout(dp=8, zero=1), length=16384)
+    shares = [held.fragmentation_bytes / held.allocated_bytes for held in (roomy, tight)]
+    assert shares[0] == pytest.approx(MEMORY_CONSTANTS.fragmentation, rel=1e-3)
+    assert shares[1] == pytest.approx(MEMORY_CONSTANTS.squeezed, rel=1e-3)
+
+
+def test_every_group_has_buffers_of_its_own() -> None:
+    alone, both = stage(Layout(dp=8)), stage(Layout(dp=4, tp=2))
+    assert both.runtime_bytes - alone.runtime_bytes == MEMORY_CONSTANTS.communicator_bytes
+
+
+def test_context_parallel_ranks_hold_keys_of_others() -> None:
+    alone, ring = Layout(), Layout(cp=4)
+    gathered = replace(ring, cp_kind="allgather")
+    sizes = [
+        backward_bytes_per_token(layout, BLOCK, LLAMA.hidden) for layout in (alone, ring, gathered)
+    ]
+    keys_and_values = 2 * 2 * 1024
+    assert sizes[1] - sizes[0] == 2 * keys_and_values
+    assert sizes[2] - sizes[0] == 4 * keys_and_values
