@@ -22,7 +22,7 @@ def works(count: int) -> list[Work]:
     step = Training(tokens=10**12, sequence_length=8192, global_batch=4 * GPUS)
     recomputes: tuple[Recompute, ...] = ("none", "full")
     grid = itertools.product(
-        (1, 2, 4, 8), (1, 2), (1, 2), (0, 1, 3), (1, 2, 4), recomputes, (1, 2, 4, 8)
+        (1, 2, 4, 8), (1, 2, 7, 14), (1, 2), (0, 1, 3), (1, 2, 4), recomputes, (1, 2)
     )
     found = [
         Work(
@@ -30,8 +30,8 @@ def works(count: int) -> list[Work]:
             cluster=cluster,
             workload=step,
             layout=Layout(
-                tp=tp, pp=pp, cp=cp, dp=GPUS // (tp * pp * cp * spare), zero=zero,
-                microbatch=micro, recompute=recompute, sequence_parallel=tp > 1,
+                tp=tp, pp=pp, cp=cp, dp=GPUS // (tp * cp * spare * 2 ** (pp - 1).bit_length()),
+                zero=zero, microbatch=micro, recompute=recompute, sequence_parallel=tp > 1,
             ),
         )
         for tp, pp, cp, zero, micro, recompute, spare in grid

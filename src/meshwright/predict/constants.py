@@ -10,43 +10,43 @@ import msgspec
 class StepConstants(msgspec.Struct, frozen=True, kw_only=True):
     """What a whole training step adds to its kernels and collectives taken one by one."""
 
-    gap: float = 1.133
+    gap: float = 1.128
     """How much longer a product takes inside a step than alone: neighbours in the stream leave
     gaps and cold caches. What power limits cost comes on top, from the device's own curve."""
-    attention_gap: float = 1.183
+    attention_gap: float = 1.175
     """The same for attention."""
-    power_exponent: float = 0.494
+    power_exponent: float = 0.6
     """How the sustained clock follows the power limit where a chip has less than its kind."""
     first_flash: float = 1.531
     """Time of the flash kernels of 2022 over those of FlashAttention-2."""
     scan_efficiency: float = 0.085
     """Share of the dense peak that chunked scans (Mamba, gated delta rule) reach."""
-    fused_elementwise: float = 1.3
+    fused_elementwise: float = 1.363
     """Passes over memory of a fused training step, relative to the fewest possible."""
     native_elementwise: float = 2
     """The same with PyTorch's own kernels for norm and activation."""
     partly_elementwise: float = 1.906
     """The same where only some of the work is fused, with dropout between."""
-    eager_elementwise: float = 3.672
+    eager_elementwise: float = 3.047
     """The same where PyTorch runs one kernel per operation."""
-    expert_host_s: float = 0.0037
+    expert_host_s: float = 0.0035
     """What the host takes to launch one layer of experts forward (routing, permutation, exchange,
     with the waits for token counts between) where no CUDA graph does it; backward takes twice."""
-    host_overlap: float = 0.558
+    checkpoint_wait_s: float = 0.0069
+    """What a layer waits for the host per microbatch where checkpointing stops for it."""
+    host_overlap: float = 0.011
     """Share of the experts' exchange that goes on while the GPU waits for the host."""
-    tp_hidden: float = 0.46
+    tp_hidden: float = 0.519
     """Share of tensor-parallel communication hidden where products are split to overlap it."""
-    p2p_exposed: float = 0.537
-    """Share of pipeline transfers that a steady schedule fails to hide."""
-    bucket_exposed: float = 0.494
+    bucket_exposed: float = 0.5
     """Share of gradient and parameter exchange that never hides: the first or last bucket."""
     overlap_share: float = 1
     """Share of a backward (forward) pass that gradient (parameter) exchange can hide behind."""
     ring_exposed: float = 0
     """Share of a context-parallel ring that never hides: its first step."""
-    expert_hidden: float = 0.531
+    expert_hidden: float = 0.406
     """Share of compute that can hide the experts' exchange where microbatches overlap it."""
-    sm_share: float = 0.265
+    sm_share: float = 0.424
     """Share of the chip that communication takes from the compute it hides behind."""
 
 

@@ -20,7 +20,8 @@ def recompute_s(run: Run, block: Block, passes: Passes, comm: BlockComm) -> floa
     layout = run.layout
     if layout.recompute == "full":
         last = _last_product_s(run, block) if run.software.early_stop else 0.0
-        return passes.forward - last + comm.forward
+        wait = run.constants.checkpoint_wait_s if run.software.checkpoint_waits else 0.0
+        return passes.forward - last + comm.forward + wait
     if layout.recompute == "none":
         return 0.0
     again = recomputed(layout, run.software)

@@ -1,8 +1,8 @@
 """One training step, event by event: the schedule's own actions with predicted durations.
 
 Every rank runs its actions in the order the schedule gives, each as soon as the rank is free and
-its inputs are there. Transfers leave on a lane of their own. After its last backward a rank
-exchanges gradients; the optimizer waits for all ranks, because the gradient norm does.
+its inputs are there. Transfers leave on a lane of their own, parameters and gradients travel on
+another. The optimizer waits for all ranks, because the gradient norm does.
 
 Ranks that do the same are folded: one rank stands for each pipeline stage, so the cost does not
 depend on tensor, context, expert or data parallelism.
@@ -10,31 +10,37 @@ depend on tensor, context, expert or data parallelism.
 
 from collections.abc import Mapping
 from functools import cached_property
-from itertools import accumulate, chain
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from meshwright.errors import InputError, Problem
+from meshwright.errors import InputError
 from meshwright.policy.pipeline import Schedule, for_layout
 from meshwright.policy.pipeline.earliest import without_transfers
-from meshwright.policy.pipeline.walk import Rules, walk
-from meshwright.predict.block_comm import neighbours
-from meshwright.predict.network import collective_s
+from meshwright.predict.bubble import ends_apart, hop_s, sent_bytes
+from meshwright.predict.buckets import exchange_of
 from meshwright.predict.run import Run
-from meshwright.predict.simulate_passes import Floats, pieces_of_actions
-from meshwright.predict.stage_time import stage_times
-from meshwright.predict.step import gradient_exchange, optimizer_update
+from meshwright.predict.simulate_exchange import Bucket, gathers_of, parts_of, reductions_of
+from meshwright.predict.simulate_noise import QUIET, Floats, Noise
+from meshwright.predict.simulate_passes import (
+    PASSES,
+    Ints,
+    Listed,
+    listed,
+    noisy_pieces,
+    pass_costs,
+    slowdown_problems,
+)
+from meshwright.predict.simulate_plan import Clocked, Message, Plan, clock, plan_of
+from meshwright.predict.step import optimizer_update
 from meshwright.spec.layout import rank_parameters
 
 if TYPE_CHECKING:
     from meshwright.timeline import Timeline
 
-Ints = npt.NDArray[np.int64]
-PASSES = ("F", "B", "I", "W")
-"""Forward, full backward, and the input and weight parts of a split one."""
+__all__ = ["PASSES", "Actions", "Sends", "SimulatedStep", "simulate_step"]
 
 
 class Actions(NamedTuple):
@@ -51,11 +57,12 @@ class Actions(NamedTuple):
     start_s: Floats
     end_s: Floats
     pieces_s: Floats
-    """Row by row the `Pieces` that an action's time is spent on."""
+    """Row by row the `Pieces` that an action's time is spent on; of two joined actions, the first
+    row has what both take."""
 
 
 class Sends(NamedTuple):
-    """Every transfer between pipeline ranks, sender by sender in the order they leave."""
+    """Every transfer between pipeline ranks."""
 
     rank: Ints
     """The sending pipeline rank."""
@@ -83,8 +90,10 @@ class SimulatedStep(msgspec.Struct, frozen=True, kw_only=True, eq=False, dict=Tr
     """The transfers between stages."""
     sent_bytes: int
     """Payload of one transfer."""
-    exchange_s: tuple[float, ...]
-    """Exposed exchange of gradients and parameters after the last backward, per rank."""
+    buckets: tuple[Bucket, ...]
+    """Gathers of parameters and reductions of gradients, unless they are fully sharded."""
+    gathered_s: tuple[float, ...]
+    """How long after its gathers start a rank may begin its first pass."""
     optimizer_s: tuple[float, ...]
     """Gradient norm and update, per rank."""
 
@@ -96,14 +105,33 @@ class SimulatedStep(msgspec.Struct, frozen=True, kw_only=True, eq=False, dict=Tr
         return tuple(ends.tolist())
 
     @cached_property
-    def update_start_s(self) -> float:
-        """When the last rank has its gradients, so that all may update."""
-        return max(map(sum, zip(self.done_s, self.exchange_s, strict=True)))
+    def exchange_s(self) -> tuple[float, ...]:
+        """Exposed reduction of gradients after the last pass, per rank."""
+        late = [0.0] * self.schedule.ranks
+        for bucket in self.buckets:
+            late[bucket.rank] = max(late[bucket.rank], bucket.end_s - self.done_s[bucket.rank])
+        return tuple(late)
+
+    @cached_property
+    def begun_s(self) -> tuple[float, ...]:
+        """When every rank begins with the step, its first gathers included."""
+        if not ends_apart(self.run):
+            return (0.0,) * self.schedule.ranks
+        starts = np.full(self.schedule.ranks, np.inf)
+        np.minimum.at(starts, self.actions.rank, self.actions.start_s)
+        return tuple((starts - np.array(self.gathered_s)).tolist())
+
+    @cached_property
+    def update_start_s(self) -> tuple[float, ...]:
+        """When every rank updates: all once the last has its gradients, or each by itself."""
+        own = tuple(map(sum, zip(self.done_s, self.exchange_s, strict=True)))
+        return own if ends_apart(self.run) else (max(own),) * len(own)
 
     @cached_property
     def step_s(self) -> float:
-        """Seconds of the step."""
-        return self.update_start_s + max(self.optimizer_s)
+        """Seconds of the step; where ranks end apart, the longest round of one rank."""
+        rounds = zip(self.update_start_s, self.optimizer_s, self.begun_s, strict=True)
+        return max(start + update - begun for start, update, begun in rounds)
 
     @cached_property
     def busy_s(self) -> tuple[float, ...]:
@@ -116,15 +144,19 @@ class SimulatedStep(msgspec.Struct, frozen=True, kw_only=True, eq=False, dict=Tr
 
     @cached_property
     def idle_s(self) -> tuple[float, ...]:
-        """Seconds every rank waits for others: bubble, late transfers, slower peers."""
+        """Seconds every rank waits for others: bubble, late transfers, slower peers, parameters."""
         spent = zip(self.busy_s, self.exchange_s, self.optimizer_s, strict=True)
         return tuple(max(0.0, self.step_s - sum(one)) for one in spent)
 
-    def timeline(self) -> "Timeline":
-        """Return the step as a timeline, one rank per pipeline stage."""
+    def timeline(self, *, most_layer_spans: int = 400_000) -> "Timeline":
+        """Return the step as a timeline, one rank per pipeline stage.
+
+        Passes are drawn layer by layer; where that takes more than `most_layer_spans`, a pass is
+        one kernel and each kind of communication in it one span.
+        """
         from meshwright.predict.simulate_timeline import timeline_of
 
-        return timeline_of(self)
+        return timeline_of(self, most_layer_spans)
 
 
 def simulate_step(
@@ -133,6 +165,7 @@ def simulate_step(
     schedule: Schedule | None = None,
     slowdown: Mapping[int, float] | None = None,
     jitter_cv: float = 0.0,
+    noise: Noise | None = None,
     seed: int = 0,
 ) -> SimulatedStep:
     """Execute one training step in virtual time.
@@ -141,107 +174,79 @@ def simulate_step(
         run: Model, cluster, layout and batch.
         schedule: The order to execute; None takes the layout's.
         slowdown: For single pipeline ranks, how many times longer their passes take.
-        jitter_cv: Coefficient of variation of a random factor on every pass. It describes one
-            replica; a job of many waits for its slowest one, the largest of that many seeds.
+        jitter_cv: Short for a noise of jitter alone.
+        noise: How passes differ from their predicted length. It describes one replica; a job of
+            many waits for its slowest one, see `simulate_replicas`.
         seed: Where the random factors start; the same seed gives the same step.
 
     Raises:
         InputError: where an option does not fit, or the schedule cannot finish.
     """
+    noise = _noise(run, slowdown or {}, jitter_cv, noise)
     if schedule is None:
         schedule = for_layout(run.layout, run.microbatches)
     elif schedule.has_transfers:
         schedule = without_transfers(schedule)
-    pieces = pieces_of_actions(run, schedule, slowdown=slowdown, jitter_cv=jitter_cv, seed=seed)
-    sent = 2.0 * run.local_tokens * run.model.hidden
-    hop_s = 0.0
-    if run.layout.pp > 1:
-        hop_s = collective_s(neighbours(run.cluster, run.layout, "pp"), "send_recv", sent)
-    actions, sends = _execute(schedule, pieces, hop_s, blocking=not run.layout.overlap_pp)
-    stages, held = stage_times(run), rank_parameters(run.layout, run.model)
-    exchange = [0.0] * run.layout.pp
-    if run.layout.zero < 3:
-        exchange = [gradient_exchange(run, *one) for one in zip(stages, held, strict=True)]
+    plan, order = plan_of(schedule), listed(schedule)
+    costs = pass_costs(run, plan, order)
+    pieces = noisy_pieces(run, order, costs, noise=noise, slowdown=slowdown or {}, seed=seed)
+    held = rank_parameters(run.layout, run.model)
+    clocked, buckets, gathered = _clocked(run, plan, order, pieces.sum(axis=1))
     return SimulatedStep(
         run=run,
         schedule=schedule,
-        actions=actions,
-        sends=sends,
-        sent_bytes=round(sent),
-        exchange_s=tuple(exchange),
+        actions=Actions(*order, np.array(clocked.start_s), np.array(clocked.end_s), pieces),
+        sends=_sends(plan.messages, clocked),
+        sent_bytes=round(sent_bytes(run)),
+        buckets=buckets,
+        gathered_s=tuple(gathered),
         optimizer_s=tuple(optimizer_update(run, one) for one in held),
     )
 
 
-def _execute(
-    schedule: Schedule, pieces: list[Floats], hop_s: float, *, blocking: bool
-) -> tuple[Actions, Sends]:
-    """Let every rank run its actions in order, each once its inputs are there."""
-    rules = Rules(schedule)
-    walked = walk(rules)
-    if walked.stuck:
-        what = f"rank {min(walked.stuck)} waits for ever, so nothing can be simulated"
-        raise InputError([Problem("schedule", what, "see what verify says about it")])
-    lengths = [rows.sum(axis=1).tolist() for rows in pieces]
-    offsets = [0, *accumulate(len(lane) for lane in schedule.actions)]
-    starts, ends = [0.0] * offsets[-1], [0.0] * offsets[-1]
-    at = [0] * schedule.ranks
-    free = [0.0] * schedule.ranks
-    line_free = [0.0] * schedule.ranks
-    # When a result exists, when it has reached the rank that needs it next, and where it was made.
-    made, arrived, maker = ([0.0] * rules.keys, [0.0] * rules.keys, [-1] * rules.keys)
-    routes, last = schedule.route_by_microbatch(), schedule.chunks - 1
-    sent: list[list[tuple[int, int, int, int, bool, float, float]]] = [[] for _ in at]
-    for rank, index in walked.order:
-        group = rules.cut[rank][index]
-        _, needs, gives = rules.step(group)
-        start = free[rank]
-        for key in needs:
-            there = made[key] if maker[key] == rank else arrived[key]
-            start = max(start, there)
-        first = at[rank]
-        end = start + lengths[rank][first]
-        at[rank] = first + len(group)
-        for place in range(offsets[rank] + first, offsets[rank] + first + len(group)):
-            starts[place], ends[place] = start, end
-        for key in gives:
-            made[key], maker[key] = end, rank
-        free[rank] = end
-        for action in group:
-            op, chunk, microbatch, _ = action
-            step = 1 if op == "F" else -1
-            if op == "W" or not 0 <= chunk + step <= last:
-                continue
-            to = routes[microbatch][chunk + step]
-            if to == rank:
-                continue
-            leaves = max(end, line_free[rank])
-            line_free[rank] = comes = leaves + hop_s
-            arrived[rules.step((action,))[2][0]] = comes
-            sent[rank].append((rank, to, chunk, microbatch, op == "F", leaves, comes))
-            if blocking:
-                free[rank] = comes
-    return _columns(schedule, pieces, starts, ends), _sends(list(chain.from_iterable(sent)))
+def _noise(run: Run, slowdown: Mapping[int, float], jitter_cv: float, noise: Noise | None) -> Noise:
+    """Return the noise asked for; raise with all that is wrong with the options."""
+    problems = slowdown_problems(slowdown, run.layout.pp)
+    found = noise or QUIET
+    try:
+        found = msgspec.structs.replace(found, jitter_cv=jitter_cv or found.jitter_cv)
+    except InputError as error:
+        problems += error.problems
+    if problems:
+        raise InputError(problems)
+    return found
 
 
-def _columns(
-    schedule: Schedule, pieces: list[Floats], starts: list[float], ends: list[float]
-) -> Actions:
-    every = list(chain.from_iterable(schedule.actions))
-    return Actions(
-        rank=np.repeat(np.arange(schedule.ranks), [len(lane) for lane in schedule.actions]),
-        op=np.array([PASSES.index(action.op) for action in every], dtype=np.int64),
-        chunk=np.array([action.chunk for action in every], dtype=np.int64),
-        microbatch=np.array([action.microbatch for action in every], dtype=np.int64),
-        joined=np.array([action.joined for action in every], dtype=np.bool_),
-        start_s=np.array(starts),
-        end_s=np.array(ends),
-        pieces_s=np.concatenate(pieces),
+def _clocked(
+    run: Run, plan: Plan, order: Listed, lengths: Floats
+) -> tuple[Clocked[float], tuple[Bucket, ...], list[float]]:
+    """Run the passes, gathers ahead of them and reductions behind them."""
+    exchanges = [exchange_of(run, held) for held in rank_parameters(run.layout, run.model)]
+    parts = parts_of(run, order)
+    gathers, floors = gathers_of(run, parts, exchanges, lengths)
+    clocked = clock(
+        plan,
+        lengths.tolist(),
+        hop_s(run),
+        blocking=not run.layout.overlap_pp,
+        not_before_s=floors,
+        zero=0.0,
+        later=max,
     )
+    passes = np.array(clocked.start_s), np.array(clocked.end_s)
+    gathered = [floors.get(own[0].first, 0.0) for own in parts]
+    return clocked, (*gathers, *reductions_of(run, parts, exchanges, passes)), gathered
 
 
-def _sends(sent: list[tuple[int, int, int, int, bool, float, float]]) -> Sends:
-    table = np.array(sent, dtype=np.float64).reshape(len(sent), len(Sends._fields))
-    rank, to, chunk, microbatch = table[:, :4].astype(np.int64).T
-    forward = table[:, 4].astype(np.bool_)
-    return Sends(rank, to, chunk, microbatch, forward, table[:, 5].copy(), table[:, 6].copy())
+def _sends(messages: list[Message], clocked: Clocked[float]) -> Sends:
+    table = np.array(messages, dtype=np.int64).reshape(len(messages), len(Message._fields))
+    rank, to, chunk, microbatch, forward = table.T
+    return Sends(
+        rank,
+        to,
+        chunk,
+        microbatch,
+        forward.astype(np.bool_),
+        np.array(clocked.leaves_s),
+        np.array(clocked.comes_s),
+    )

@@ -1,80 +1,150 @@
-"""How long every action of a schedule takes, and what that time is spent on.
+"""How long every action of a plan takes, and what that time is spent on, noise included.
 
-The pieces are those of the closed form (`stage_time`, `step`), cut by chunk and by pass. Nothing
-here knows when an action runs.
+Nothing here knows when an action runs.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from meshwright.errors import InputError, Problem
-from meshwright.policy.pipeline.schedule import Action, Schedule, groups
+from meshwright.errors import Problem
+from meshwright.policy.pipeline.schedule import Schedule
+from meshwright.predict.bubble import rank_times
+from meshwright.predict.pass_time import PassTable, Pieces, pass_table, together
 from meshwright.predict.run import Run
-from meshwright.predict.stage_time import ChunkTime, StageTime, chunk_times
-from meshwright.predict.step import sharded_exchange
-from meshwright.spec.layout import rank_parameters
+from meshwright.predict.simulate_experts import chunk_growth, expert_layers
+from meshwright.predict.simulate_noise import (
+    Floats,
+    Noise,
+    expert_loads,
+    pass_factors,
+    rank_factors,
+    tied_replicas,
+)
+from meshwright.predict.simulate_plan import Plan
+from meshwright.predict.stage_time import chunk_times
+from meshwright.predict.step import sharded_waits
+from meshwright.spec.layout import chunks, rank_parameters
 
-Floats = npt.NDArray[np.float64]
-
-
-class Pieces(NamedTuple):
-    """Seconds of one action by what they are spent on, in the order they are spent."""
-
-    recompute: float = 0.0
-    compute: float = 0.0
-    tp: float = 0.0
-    cp: float = 0.0
-    ep: float = 0.0
-    dp: float = 0.0
-    """Exposed gathers and scatters of fully sharded parameters."""
-
-    @property
-    def waits(self) -> float:
-        """The exposed communication."""
-        return self.tp + self.cp + self.ep + self.dp
-
-    @property
-    def total(self) -> float:
-        """The whole action."""
-        return self.recompute + self.compute + self.waits
+Ints = npt.NDArray[np.int64]
+PASSES = ("F", "B", "I", "W")
+"""Forward, full backward, and the input and weight parts of a split one."""
 
 
-def pieces_of_actions(
-    run: Run,
-    schedule: Schedule,
-    *,
-    slowdown: Mapping[int, float] | None = None,
-    jitter_cv: float = 0.0,
-    seed: int = 0,
-) -> list[Floats]:
-    """Return for every rank the pieces of each of its actions, a row per action.
+class Listed(NamedTuple):
+    """The actions of a schedule, rank by rank in the order they run."""
 
-    Where two actions are joined, the first row holds what both take together and the second only
-    how long it computes beside the first.
+    rank: Ints
+    """The pipeline rank."""
+    op: Ints
+    """Index into `PASSES`."""
+    chunk: Ints
+    microbatch: Ints
+    joined: npt.NDArray[np.bool_]
+    """Runs beside the action before it."""
+
+
+def listed(schedule: Schedule) -> Listed:
+    """Return a schedule's actions as columns."""
+    every = [action for lane in schedule.actions for action in lane]
+    return Listed(
+        np.repeat(np.arange(schedule.ranks), [len(lane) for lane in schedule.actions]),
+        np.array([PASSES.index(action.op) for action in every], dtype=np.int64),
+        np.array([action.chunk for action in every], dtype=np.int64),
+        np.array([action.microbatch for action in every], dtype=np.int64),
+        np.array([action.joined for action in every], dtype=np.bool_),
+    )
+
+
+class PassCosts(NamedTuple):
+    """Seconds of every action, a row each and a column for each of `Pieces`.
+
+    Where two actions are joined, the first row holds what both take together.
     """
-    slow = dict(slowdown or {})
-    _check(slow, jitter_cv, schedule.ranks)
-    tables = _tables(run, schedule)
+
+    usual_s: Floats
+    growth_s: Floats
+    """What an action adds where the busiest expert rank has twice the mean tokens."""
+
+
+def table_of(run: Run) -> PassTable:
+    """Return the pieces of every pass over every chunk of a run."""
+    times = chunk_times(run)
+    late = sharded_waits(run, rank_times(run, times), rank_parameters(run.layout, run.model))
+    of_chunk = {chunk.position: late[chunk.rank] for chunk in chunks(run.layout, run.model.layers)}
+    return pass_table(times, tuple(of_chunk[chunk] for chunk in range(len(times))))
+
+
+def pass_costs(run: Run, plan: Plan, actions: Listed) -> PassCosts:
+    """Price every action of a plan without noise."""
+    table = table_of(run)
+    groups = np.array([together(run, table, passes) for passes in plan.groups])
+    rows = np.array([row[1:3] for row in plan.rows], dtype=np.int64)
+    usual = np.zeros((plan.actions, len(Pieces._fields)))
+    usual[rows[:, 1]] = groups[rows[:, 0]]
+    return PassCosts(usual, _growth(run, table, actions, usual))
+
+
+def _growth(run: Run, table: PassTable, actions: Listed, usual: Floats) -> Floats:
+    known = chunk_growth(run)
+    each = np.zeros((len(PASSES), 1 + int(actions.chunk.max()), len(Pieces._fields)))
+    for (op, chunk), pieces in table.items():
+        # The exchange stretches with the load, as far as it is exposed.
+        each[PASSES.index(op), chunk] = Pieces(*known[op, chunk], ep=pieces.ep)
+    growth: Floats = each[actions.op, actions.chunk]
+    second = np.flatnonzero(actions.joined)
+    apart = growth[second - 1, _EP] + growth[second, _EP]
+    left = np.divide(usual[second - 1, _EP], apart, out=np.zeros(len(second)), where=apart > 0)
+    growth[second - 1, _EP] *= left
+    growth[second, _EP] *= left
+    return growth
+
+
+_EP = Pieces._fields.index("ep")
+
+
+def noisy_pieces(
+    run: Run,
+    actions: Listed,
+    costs: PassCosts,
+    *,
+    noise: Noise,
+    slowdown: Mapping[int, float],
+    seed: int,
+) -> Floats:
+    """Return the pieces of every action of one replica."""
+    ranks = run.layout.pp
     draw = np.random.default_rng(seed)
-    # A log-normal factor with mean 1 and this coefficient of variation.
-    sigma = float(np.sqrt(np.log1p(jitter_cv * jitter_cv)))
-    found = []
-    for rank, lane in enumerate(schedule.actions):
-        rows = np.array(list(_rows(run, tables[rank], lane)), dtype=np.float64)
-        rows = rows.reshape(len(lane), len(Pieces._fields)) * slow.get(rank, 1.0)
-        if jitter_cv:
-            factor = draw.lognormal(-sigma * sigma / 2, sigma, len(lane))
-            joined = np.flatnonzero([action.joined for action in lane])
-            factor[joined] = factor[joined - 1]  # both run side by side
-            rows *= factor[:, None]
-        found.append(rows)
-    return found
+    stretch, load = draw_replicas(run, actions, draw, noise, 1)
+    pieces: Floats = costs.usual_s + costs.growth_s * (load - 1)
+    second = np.flatnonzero(actions.joined)
+    pieces[second - 1] += pieces[second]
+    pieces[second] = 0.0
+    fixed = np.array([slowdown.get(rank, 1.0) for rank in range(ranks)])
+    pieces *= stretch * fixed[actions.rank, None]
+    return pieces
 
 
-def _check(slowdown: Mapping[int, float], jitter_cv: float, ranks: int) -> None:
+def draw_replicas(
+    run: Run, actions: Listed, draw: np.random.Generator, noise: Noise, replicas: int
+) -> tuple[Floats, Floats]:
+    """Draw for every action and replica how its time stretches, and the load of its experts."""
+    count, layout = len(actions.rank), run.layout
+    stretch = pass_factors(draw, noise, (count, replicas), tied_replicas(run))
+    second = np.flatnonzero(actions.joined)
+    stretch[second] = stretch[second - 1]  # both run side by side
+    gpus = layout.tp * layout.cp * tied_replicas(run)
+    stretch *= rank_factors(draw, noise, (layout.pp, replicas), gpus)[actions.rank]
+    layers = expert_layers(run)
+    shape = len(layers), int(actions.microbatch.max()) + 1, replicas
+    load = expert_loads(draw, noise, shape, layers)[actions.chunk, actions.microbatch]
+    return stretch, load
+
+
+def slowdown_problems(slowdown: Mapping[int, float], ranks: int) -> list[Problem]:
+    """Return what is wrong with the factors of single pipeline ranks."""
     problems = []
     for rank, factor in slowdown.items():
         if not 0 <= rank < ranks:
@@ -83,66 +153,4 @@ def _check(slowdown: Mapping[int, float], jitter_cv: float, ranks: int) -> None:
         if not 0 < factor < float("inf"):
             what = f"{factor!r} is not a factor"
             problems.append(Problem(f"slowdown.{rank}", what, "use 1.1 for a tenth slower"))
-    if not 0 <= jitter_cv < float("inf"):
-        what = f"{jitter_cv!r} is not a coefficient of variation"
-        problems.append(Problem("jitter_cv", what, "use a number from 0"))
-    if problems:
-        raise InputError(problems)
-
-
-Table = dict[tuple[str, int], Pieces]
-"""The pieces of a pass over a chunk."""
-
-
-def _tables(run: Run, schedule: Schedule) -> list[Table]:
-    """Return for every rank what each of its passes takes."""
-    times = chunk_times(run)
-    held_parameters = rank_parameters(run.layout, run.model) if run.layout.zero == 3 else ()
-    found = []
-    for rank in range(schedule.ranks):
-        held = schedule.chunks_of(rank)
-        late = 0.0
-        if held_parameters:
-            whole = _together([times[chunk].whole for chunk in held])
-            late = sharded_exchange(run, whole, held_parameters[rank]) / whole.total
-        found.append({key: one for chunk in held for key, one in _passes(times, chunk, late)})
-    return found
-
-
-def _together(some: list[StageTime]) -> StageTime:
-    return StageTime(*(sum(column) for column in zip(*some, strict=True)))
-
-
-def _passes(
-    times: tuple[ChunkTime, ...], chunk: int, late: float
-) -> Iterator[tuple[tuple[str, int], Pieces]]:
-    """Cut a chunk's time into its passes; `late` is exposed sharding per second of pass."""
-    whole, tp, cp, ep = times[chunk]
-    forward = Pieces(0.0, whole.forward - tp - cp - ep, tp, cp, ep, late * whole.forward)
-    waits = whole.tp - tp, whole.cp - cp, whole.ep - ep
-    compute = whole.backward - whole.recompute - sum(waits)
-    backward = Pieces(whole.recompute, compute, *waits, late * whole.backward)
-    weight = whole.weight_gradient
-    yield ("F", chunk), forward
-    yield ("B", chunk), backward
-    yield ("I", chunk), backward._replace(compute=compute - weight)
-    yield ("W", chunk), Pieces(compute=weight)
-
-
-def _rows(run: Run, table: Table, lane: tuple[Action, ...]) -> Iterator[Pieces]:
-    """Give every action of a rank its pieces, joined pairs theirs."""
-    for group in groups(lane):
-        own = table[group[0].op, group[0].chunk]
-        for other in group[1:]:
-            own = _overlapped(run, own, table[other.op, other.chunk])
-        yield own
-        for _ in group[1:]:
-            yield Pieces(compute=own.recompute + own.compute)
-
-
-def _overlapped(run: Run, one: Pieces, other: Pieces) -> Pieces:
-    """A forward and a backward together: each hides the other's exchange between experts."""
-    both = Pieces(*(a + b for a, b in zip(one, other, strict=True)))
-    if run.layout.overlap_ep:
-        return both  # the layout hides it in every pass already
-    return both._replace(ep=max(0.0, both.ep - run.constants.expert_hidden * both.compute))
+    return problems

@@ -1,83 +1,43 @@
-"""Draws a simulated step as a `Timeline`: passes, exposed communication, transfers, update.
+"""Draws a simulated step as a `Timeline`: kernels, collectives, transfers, waits, the update.
 
-One rank stands for each pipeline stage: the stage's first GPU, by its global number. A pass shows
-its compute on the lane `compute` and then what it waits for on a lane per kind of communication;
-transfers are a send on one rank and a receive on the other, tied by a flow.
+One rank stands for each pipeline stage: the stage's first GPU, by its global number. Its lane
+`compute` has a kernel or a wait for every moment of the step. Collectives run on a lane per kind of
+parallelism with their full length, beside compute where they hide; transfers are a send on one
+rank and a receive on the other, tied by a flow. The host's lane names the passes.
 """
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
-from meshwright.predict.simulate_passes import Pieces
+from meshwright.predict.bubble import ends_apart
+from meshwright.predict.pass_time import Passes, PassTable, Pieces, together
+from meshwright.predict.simulate_beats import COMPUTE, LANES, Beat, lay_out, merged
+from meshwright.predict.simulate_layers import NAMES, Layers
+from meshwright.predict.simulate_passes import PASSES, table_of
+from meshwright.predict.simulate_sheet import Floats, Ints, Sheet
 from meshwright.spec.layout import chunks, rank_parameters
 from meshwright.spec.layout.ranks import Coordinate, rank_of
 from meshwright.spec.layout.states import STATE_BYTES
-from meshwright.timeline import Coded, Kind, Timeline
+from meshwright.timeline import Kind, Timeline
 
 if TYPE_CHECKING:
     from meshwright.predict.simulate import SimulatedStep
 
-NAMES = ("forward", "backward", "backward-input", "backward-weight")
-"""What a pass is called, in the order of `PASSES`."""
 
-_WAITS = {
-    "tp": "tensor parallel",
-    "cp": "context parallel",
-    "ep": "expert exchange",
-    "dp": "parameter sharding",
-}
-_MISSING = -1
+def timeline_of(step: "SimulatedStep", most_layer_spans: int) -> Timeline:
+    """Return every span of a simulated step.
 
-
-class _Spans(NamedTuple):
-    """Some spans of one kind: columns of equal length, or one value for all."""
-
-    lane: Any
-    kind: Kind
-    name: Any
-    stage: Any
-    start_s: npt.NDArray[np.float64]
-    end_s: npt.NDArray[np.float64]
-    microbatch: Any = _MISSING
-    layer: Any = _MISSING
-    extra: Any = None
-    flow_out: Any = _MISSING
-    flow_in: Any = _MISSING
-    nbytes: Any = _MISSING
-    collective: str = ""
-    group: str = ""
-
-
-def timeline_of(step: "SimulatedStep") -> Timeline:
-    """Return every span of a simulated step."""
-    parts = [
-        part for part in (*_passes(step), *_transfers(step), *_ends(step)) if len(part.start_s)
-    ]
+    Passes are drawn layer by layer unless that takes more spans than allowed.
+    """
+    sheet = Sheet()
+    _add_host(step, sheet)
+    _add_passes(step, sheet, most_layer_spans)
+    _add_waits(step, sheet)
+    _add_exchange(step, sheet)
+    _add_transfers(step, sheet)
     layout = step.run.layout
     first_gpu = np.array([rank_of(layout, Coordinate(0, 0, 0, pp)) for pp in range(layout.pp)])
-    stage = _column(parts, "stage")
-    start = np.rint(_column(parts, "start_s") * 1e9).astype(np.int64)
-    end = np.rint(_column(parts, "end_s") * 1e9).astype(np.int64)
-    columns = {
-        "rank": first_gpu[stage],
-        "process": "gpu",
-        "lane": _labels(parts, "lane"),
-        "start_ns": start,
-        "duration_ns": end - start,
-        "kind": _labels(parts, "kind"),
-        "name": _labels(parts, "name"),
-        "flow_out": _column(parts, "flow_out"),
-        "flow_in": _column(parts, "flow_in"),
-        "bytes": _column(parts, "nbytes"),
-        "collective": _labels(parts, "collective"),
-        "group": _labels(parts, "group"),
-        "stage": stage,
-        "microbatch": _column(parts, "microbatch"),
-        "layer": _column(parts, "layer"),
-        "extra": [one for part in parts for one in _texts(part)],
-    }
     metadata = {
         "model": step.run.model.name,
         "cluster": step.run.cluster.name,
@@ -87,128 +47,232 @@ def timeline_of(step: "SimulatedStep") -> Timeline:
         "ranks": "one per pipeline stage, its first GPU; all others of the stage do the same",
         "stages": str(layout.pp),
     }
-    return Timeline.from_columns(columns, source="simulated", metadata=metadata)
-
-
-def _passes(step: "SimulatedStep") -> list[_Spans]:
-    """Recompute, compute and waits of every pass, one after the other."""
-    actions = step.actions
-    held = {one.position: one for one in chunks(step.run.layout, step.run.model.layers)}
-    first = np.array([held[position].first for position in sorted(held)])
-    texts = np.array(
-        [
-            f'{{"chunk":{one},"layers":[{held[one].first},{held[one].last}]}}'
-            for one in sorted(held)
-        ],
-        dtype=object,
+    return Timeline.from_columns(
+        sheet.columns(first_gpu), _in_flight(step, first_gpu), source="simulated", metadata=metadata
     )
-    moments = actions.start_s[:, None] + np.cumsum(actions.pieces_s, axis=1)
-    moments = np.minimum(np.column_stack([actions.start_s, moments]), actions.end_s[:, None])
-    spans = []
-    for column, piece in enumerate(Pieces._fields):
-        some = np.flatnonzero(actions.pieces_s[:, column] > 0)
-        chunk = actions.chunk[some]
-        wait = _WAITS.get(piece)
-        beside = np.where(actions.joined[some], "compute beside", "compute")
-        name: Any = wait or np.array(NAMES)[actions.op[some]]
-        spans.append(
-            _Spans(
-                lane=beside if wait is None else wait,
-                kind=Kind.COMPUTE if wait is None else Kind.COMMUNICATION,
-                name="recompute" if piece == "recompute" else name,
-                stage=actions.rank[some],
-                start_s=moments[some, column],
-                end_s=moments[some, column + 1],
-                microbatch=actions.microbatch[some],
-                layer=first[chunk],
-                extra=texts[chunk],
-                group="" if wait is None else piece,
-            )
-        )
-    return spans
 
 
-def _transfers(step: "SimulatedStep") -> list[_Spans]:
+def _add_host(step: "SimulatedStep", sheet: Sheet) -> None:
+    """The passes by name, as a trainer would mark them."""
+    actions, model = step.actions, step.run.model
+    held = {one.position: one for one in chunks(step.run.layout, model.layers)}
+    texts = [f'{{"chunk":{at},"layers":[{held[at].first},{held[at].last}]}}' for at in sorted(held)]
+    first = np.array([held[at].first for at in sorted(held)])
+    lanes = sheet.codes("lane", ["passes", "passes beside"])
+    sheet.add(
+        actions.start_s,
+        actions.end_s,
+        process="host",
+        lane=lanes[actions.joined.astype(np.int64)],
+        kind=Kind.HOST.value,
+        name=sheet.codes("name", [NAMES[op] for op in PASSES])[actions.op],
+        stage=actions.rank,
+        microbatch=actions.microbatch,
+        layer=first[actions.chunk],
+        extra=sheet.codes("extra", texts)[actions.chunk],
+    )
+
+
+def _add_passes(step: "SimulatedStep", sheet: Sheet, most_layer_spans: int) -> None:
+    """What passes consist of: the beats of their kind, stretched to their length."""
+    actions = step.actions
+    first = np.flatnonzero(~actions.joined)
+    second = np.minimum(first + 1, len(actions.rank) - 1)
+    paired = actions.joined[second] & (second > first)
+    keys = np.column_stack(
+        [
+            actions.op[first],
+            actions.chunk[first],
+            np.where(paired, actions.op[second], -1),
+            np.where(paired, actions.chunk[second], -1),
+        ]
+    )
+    kinds, which = np.unique(keys, axis=0, return_inverse=True)
+    book = _Book(step)
+    beats = [book.beats(kind) for kind in kinds.tolist()]
+    counts = np.bincount(which.ravel(), minlength=len(kinds))
+    if sum(len(one) * n for one, n in zip(beats, counts, strict=True)) > most_layer_spans:
+        beats = [book.beats(kind, merge=True) for kind in kinds.tolist()]
+    for kind, some in enumerate(beats):
+        _stamp(step, sheet, first[which.ravel() == kind], some)
+
+
+class _Book:
+    """The beats of every kind of pass."""
+
+    def __init__(self, step: "SimulatedStep") -> None:
+        self._run, self._layers = step.run, Layers(step.run)
+        self._table: PassTable = table_of(step.run)
+        self._chunks = {one.position: one for one in chunks(step.run.layout, step.run.model.layers)}
+
+    def beats(self, kind: list[int], *, merge: bool = False) -> list[Beat]:
+        """Return the beats of a pass, or of two that start together; numbers as in `Actions`."""
+        op, chunk, other_op, other_chunk = kind
+        passes: Passes = ((PASSES[op], chunk),)
+        if other_op >= 0:
+            passes = (*passes, (PASSES[other_op], other_chunk))
+        both = together(self._run, self._table, passes)
+        apart = sum(self._table[one].ep for one in passes)
+        left = both.ep / apart if apart else 0.0
+        found = []
+        for name, at in passes:
+            own: Pieces = self._table[name, at]
+            segments = self._layers.segments(name, self._chunks[at], own._replace(ep=own.ep * left))
+            found.append(merged(name, segments) if merge else segments)
+        return lay_out(found)
+
+
+def _stamp(step: "SimulatedStep", sheet: Sheet, places: Ints, beats: list[Beat]) -> None:
+    """Put the beats of one kind of pass wherever such a pass runs."""
+    actions = step.actions
+    beats = [beat for beat in beats if beat.end > beat.start]
+    if not beats:
+        return
+    whole = max(beat.end for beat in beats if beat.lane == COMPUTE)
+    start, end = actions.start_s[places, None], actions.end_s[places, None]
+
+    def moments(of_beats: list[float]) -> Floats:
+        share = np.minimum(1.0, np.array(of_beats) / whole)
+        found: Floats = np.where(share < 1, start + share * (end - start), end).ravel()
+        return found
+
+    times = len(places)
+    member = np.array([beat.member for beat in beats])
+    words = {
+        column: np.tile(sheet.codes(column, [str(getattr(beat, column)) for beat in beats]), times)
+        for column in ("lane", "kind", "name", "group", "collective")
+    }
+    sheet.add(
+        moments([beat.start for beat in beats]),
+        moments([beat.end for beat in beats]),
+        process="gpu",
+        stage=np.repeat(actions.rank[places], len(beats)),
+        microbatch=actions.microbatch[places[:, None] + member].ravel(),
+        layer=np.tile([beat.layer for beat in beats], times),
+        bytes=np.tile([beat.nbytes for beat in beats], times),
+        **words,
+    )
+
+
+def _add_waits(step: "SimulatedStep", sheet: Sheet) -> None:
+    """What the compute lane does between passes, before them and after them."""
+    actions = step.actions
+    own = np.flatnonzero(~actions.joined)
+    rank, start, end = actions.rank[own], actions.start_s[own], actions.end_s[own]
+    fresh = np.append(True, rank[1:] != rank[:-1])
+    before = np.where(fresh, 0.0, np.append(0.0, end[:-1]))
+    # A rank that has its input and still does not start waits for parameters.
+    there = np.full(step.schedule.ranks, np.inf)
+    np.minimum.at(there, step.sends.to, step.sends.end_s)
+    there[[route[0] for route in step.schedule.routes]] = 0.0
+    ready = np.where(fresh, np.minimum(start, there[rank]), start)
+    _wait(sheet, rank, before, ready, "wait for pipeline")
+    _wait(sheet, rank, ready, start, f"wait for {LANES['dp']}")
+    every = np.arange(step.schedule.ranks)
+    done = np.array(step.done_s)
+    reduced, update = done + np.array(step.exchange_s), np.array(step.optimizer_s)
+    update_start = np.array(step.update_start_s)
+    _wait(sheet, every, done, reduced, f"wait for {LANES['dp']}")
+    _wait(sheet, every, reduced, update_start, "wait for other ranks")
+    sheet.add(
+        update_start,
+        update_start + update,
+        process="gpu",
+        lane=COMPUTE,
+        kind=Kind.COMPUTE.value,
+        name="optimizer",
+        stage=every,
+    )
+    if not ends_apart(step.run):
+        end = np.full(len(every), step.step_s)
+        _wait(sheet, every, update_start + update, end, "wait for other ranks")
+
+
+def _wait(sheet: Sheet, stage: Ints, start: Floats, end: Floats, name: str) -> None:
+    some = np.flatnonzero(end - start > 1e-9)
+    sheet.add(
+        start[some],
+        end[some],
+        process="gpu",
+        lane=COMPUTE,
+        kind=Kind.WAIT.value,
+        name=name,
+        stage=stage[some],
+    )
+
+
+def _add_exchange(step: "SimulatedStep", sheet: Sheet) -> None:
+    """Gathers of parameters and reductions of gradients."""
+    layout = step.run.layout
+    if not step.buckets:
+        return
+    rank, layer, gathers, share, start, end = (
+        np.array(column) for column in zip(*step.buckets, strict=True)
+    )
+    held = np.array([one.total for one in rank_parameters(layout, step.run.model)])
+    number = np.where(gathers, 2, STATE_BYTES[layout.gradient_precision])
+    scattered = layout.zero > 0 and step.run.software.overlap_exchange
+    reduction = "reduce_scatter" if scattered else "all_reduce"
+    words = {
+        column: sheet.codes(column, [reduction, "all_gather"])[gathers.astype(np.int64)]
+        for column in ("name", "collective")
+    }
+    sheet.add(
+        start,
+        end,
+        process="gpu",
+        lane=LANES["dp"],
+        kind=Kind.COMMUNICATION.value,
+        stage=rank,
+        layer=layer,
+        bytes=np.rint(share * held[rank] * number).astype(np.int64),
+        group="dp",
+        **words,
+    )
+
+
+def _add_transfers(step: "SimulatedStep", sheet: Sheet) -> None:
     """A send and a receive for every transfer."""
     sends = step.sends
     flows = np.arange(len(sends.rank))
-    way = np.where(sends.forward, "activations", "gradients")
-    shared: dict[str, Any] = {
-        "kind": Kind.COMMUNICATION,
-        "start_s": sends.start_s,
-        "end_s": sends.end_s,
-        "microbatch": sends.microbatch,
-        "nbytes": step.sent_bytes,
-        "group": "pp",
-    }
-    source = np.array([f"pipeline receive from {rank}" for rank in range(step.schedule.ranks)])
-    return [
-        _Spans(
-            lane="pipeline send",
-            name=np.char.add("send ", way),
-            stage=sends.rank,
-            flow_out=flows,
-            collective="send",
-            **shared,
-        ),
-        _Spans(
-            lane=source[sends.rank],
-            name=np.char.add("receive ", way),
-            stage=sends.to,
-            flow_in=flows,
-            collective="recv",
-            **shared,
-        ),
-    ]
-
-
-def _ends(step: "SimulatedStep") -> list[_Spans]:
-    """The exchange of gradients after the last backward, and the update."""
-    layout, every = step.run.layout, np.arange(step.schedule.ranks)
-    exchange, done = np.array(step.exchange_s), np.array(step.done_s)
-    update = np.array(step.optimizer_s)
-    held = rank_parameters(layout, step.run.model)
-    number = STATE_BYTES[layout.gradient_precision]
-    size = np.array([round(one.total * number) for one in held])
-    some, updated = np.flatnonzero(exchange > 0), np.flatnonzero(update > 0)
-    start = np.full(len(updated), step.update_start_s)
-    return [
-        _Spans(
-            lane="data parallel",
-            kind=Kind.COMMUNICATION,
-            name="gradient exchange",
-            stage=every[some],
-            start_s=done[some],
-            end_s=done[some] + exchange[some],
-            nbytes=size[some],
-            collective="all_reduce" if layout.zero == 0 else "reduce_scatter",
-            group="dp-cp",
-        ),
-        _Spans(
-            lane="compute",
-            kind=Kind.COMPUTE,
-            name="optimizer",
-            stage=every[updated],
-            start_s=start,
-            end_s=start + update[updated],
-        ),
-    ]
-
-
-def _column(parts: list[_Spans], name: str) -> npt.NDArray[Any]:
-    return np.concatenate(
-        [np.broadcast_to(getattr(part, name), part.start_s.shape) for part in parts]
+    way = 1 - sends.forward.astype(np.int64)
+    source = sheet.codes(
+        "lane", [f"pipeline receive from {rank}" for rank in range(step.schedule.ranks)]
     )
+    for verb, stage, lane, flow in (
+        ("send", sends.rank, "pipeline send", "flow_out"),
+        ("receive", sends.to, source[sends.rank], "flow_in"),
+    ):
+        names = [f"{verb} activations", f"{verb} gradients"]
+        columns = {flow: flows, "lane": lane, "stage": stage}
+        sheet.add(
+            sends.start_s,
+            sends.end_s,
+            process="gpu",
+            kind=Kind.COMMUNICATION.value,
+            name=sheet.codes("name", names)[way],
+            microbatch=sends.microbatch,
+            bytes=step.sent_bytes,
+            collective="send" if verb == "send" else "recv",
+            group="pp",
+            **columns,
+        )
 
 
-def _labels(parts: list[_Spans], name: str) -> Coded:
-    """Code the strings of one column; an empty one is no value."""
-    values, codes = np.unique(_column(parts, name).astype(str), return_inverse=True)
-    texts = [str(value) for value in values]
-    if "" in texts:
-        codes = np.where(codes == texts.index(""), _MISSING, codes)
-    return Coded(codes, texts)
-
-
-def _texts(part: _Spans) -> list[str | None]:
-    return [None] * len(part.start_s) if part.extra is None else list(part.extra)
+def _in_flight(step: "SimulatedStep", first_gpu: Ints) -> dict[str, object]:
+    """Chunk-microbatches every rank holds for its backwards, over time."""
+    actions = step.actions
+    held = actions.op == PASSES.index("F")
+    freed = np.isin(actions.op, [PASSES.index("B"), PASSES.index("W")])
+    rank = np.concatenate([actions.rank[held], actions.rank[freed]])
+    time = np.concatenate([actions.start_s[held], actions.end_s[freed]])
+    change = np.repeat([1.0, -1.0], [held.sum(), freed.sum()])
+    order = np.lexsort((change, time, rank))
+    return {
+        "rank": first_gpu[rank[order]],
+        "name": "chunk-microbatches in flight",
+        "unit": "",
+        "time_ns": np.rint(time[order] * 1e9).astype(np.int64),
+        # Every rank ends with none, so the sum may run on over all ranks.
+        "value": np.cumsum(change[order]),
+    }

@@ -27,12 +27,17 @@ class Software(msgspec.Struct, frozen=True, kw_only=True):
     """Backward's tensor-parallel communication runs beside the weight gradients."""
     fused_accumulation: bool = True
     """Weight gradients are added into their buffer by the product itself."""
+    overlap_exchange: bool = True
+    """Gradients are exchanged while backward runs, and scattered where their states are; without,
+    all are reduced everywhere after the last pass."""
     graphs: bool = False
     """CUDA graphs launch the layers, so that the host never sets the pace."""
     dispatcher: Style = "pairwise"
     """How tokens reach their experts: NCCL's all-to-all, or kernels that cross the network once."""
     fused_experts: bool = False
     """The experts' activation, casts and permutation happen inside their products and exchanges."""
+    checkpoint_waits: bool = False
+    """Every recomputed layer waits for the host, which saves and restores random states."""
     early_stop: bool = False
     """Recompute ends once every kept tensor is back: a layer's last product does not run again."""
     overlap_sharded: bool = True

@@ -1,4 +1,4 @@
-"""Time of one microbatch on one pipeline rank: blocks, embedding, head, recompute."""
+"""Time of one microbatch in one chunk of a pipeline: blocks, embedding, head, recompute."""
 
 from typing import NamedTuple
 
@@ -7,7 +7,7 @@ from meshwright.predict.block_time import Passes, block_passes
 from meshwright.predict.cost import bytes_moved, linear_s, memory_s
 from meshwright.predict.recompute_time import recompute_s
 from meshwright.predict.run import Run
-from meshwright.spec.layout import Chunk, chunks, rank_chunks
+from meshwright.spec.layout import Chunk, chunks
 from meshwright.spec.model import Block, Experts
 
 
@@ -47,27 +47,58 @@ class _Layer(NamedTuple):
     recompute: float
 
 
-def stage_times(run: Run) -> tuple[StageTime, ...]:
-    """Return the time of a microbatch on one rank of every pipeline stage."""
-    layers = {block.name: _layer(run, block) for block in run.model.blocks}
-    return tuple(_stage(run, held, layers) for held in rank_chunks(run.layout, run.model.layers))
-
-
 def chunk_times(run: Run) -> tuple[ChunkTime, ...]:
     """Return the time of a microbatch in every chunk, in the order a token meets them."""
     layers = {block.name: _layer(run, block) for block in run.model.blocks}
     by_position = {chunk.position: chunk for chunk in chunks(run.layout, run.model.layers)}
-    return tuple(_chunk(run, chunk, layers) for chunk in by_position.values())
+    names, known = run.model.layer_names, dict[tuple[object, ...], ChunkTime]()
+    found = []
+    for chunk in by_position.values():
+        # Most chunks of a model are alike.
+        key = (names[chunk.first : chunk.last], chunk.has_embedding, chunk.has_head)
+        if key not in known:
+            known[key] = _chunk(run, chunk, layers)
+        found.append(known[key])
+    return tuple(found)
 
 
 def _chunk(run: Run, chunk: Chunk, layers: dict[str, _Layer]) -> ChunkTime:
-    used = _used(run, (chunk,), layers)
-    return ChunkTime(
-        _stage(run, (chunk,), layers),
-        sum(layer.comm.tp_forward for layer in used),
-        sum(layer.comm.cp_forward for layer in used),
-        sum(layer.comm.ep_forward for layer in used),
+    names = run.model.layer_names[chunk.first : chunk.last]
+    used = [(layer, names.count(name)) for name, layer in layers.items() if name in names]
+    ends, heads = Passes(), run.model.multi_token
+    if chunk.has_embedding:
+        moved = memory_s(run.costs, "copy", 4.0 * run.tokens * run.model.hidden)
+        ends += Passes(moved, moved)
+    if chunk.has_head:
+        for _ in range(1 + (heads.depth if heads is not None else 0)):
+            ends += _head(run)
+        if heads is not None:
+            used.append((layers[heads.block], heads.depth))
+    covered, count = run.layout.recompute_layers, sum(often for _, often in used)
+    share = 1.0 if covered is None or not used else min(1.0, covered / count)
+    return _sum(ends, used, share)
+
+
+def _sum(ends: Passes, used: list[tuple[_Layer, int]], recomputed: float) -> ChunkTime:
+    """Add up embedding, head and layers, so many of each kind, some of them computed again."""
+    passes, comm = ends, BlockComm()
+    recompute = 0.0
+    for layer, often in used:
+        forward, inputs, weights, _ = layer.passes
+        passes += Passes(often * forward, often * inputs, often * weights)
+        comm = BlockComm(*(a + often * b for a, b in zip(comm, layer.comm, strict=True)))
+        recompute += often * recomputed * layer.recompute
+    whole = StageTime(
+        forward=passes.forward + comm.forward,
+        backward=passes.backward + recompute + comm.backward,
+        weight_gradient=passes.weight_gradient,
+        compute=passes.forward + passes.backward,
+        recompute=recompute,
+        tp=comm.tp_forward + comm.tp_backward,
+        cp=comm.cp_forward + comm.cp_backward,
+        ep=comm.ep_forward + comm.ep_backward,
     )
+    return ChunkTime(whole, comm.tp_forward, comm.cp_forward, comm.ep_forward)
 
 
 def _layer(run: Run, block: Block) -> _Layer:
@@ -94,47 +125,6 @@ def _launched(run: Run, block: Block, passes: Passes, comm: BlockComm) -> tuple[
         forward=passes.forward + late, input_gradient=passes.input_gradient + late_back
     )
     return slower, comm
-
-
-def _used(run: Run, held: tuple[Chunk, ...], layers: dict[str, _Layer]) -> list[_Layer]:
-    """The layers of some chunks, those of multi-token heads last."""
-    names = run.model.layer_names
-    used = [layers[name] for chunk in held for name in names[chunk.first : chunk.last]]
-    heads = run.model.multi_token
-    if heads is not None and any(chunk.has_head for chunk in held):
-        used += [layers[heads.block]] * heads.depth
-    return used
-
-
-def _stage(run: Run, held: tuple[Chunk, ...], layers: dict[str, _Layer]) -> StageTime:
-    used = _used(run, held, layers)
-    heads = run.model.multi_token
-    ends = Passes()
-    if any(chunk.has_embedding for chunk in held):
-        moved = memory_s(run.costs, "copy", 4.0 * run.tokens * run.model.hidden)
-        ends += Passes(moved, moved)
-    if any(chunk.has_head for chunk in held):
-        ends += _head(run)
-        if heads is not None:
-            for _ in range(heads.depth):
-                ends += _head(run)
-    covered = run.layout.recompute_layers
-    share = 1.0 if covered is None or not used else min(1.0, covered * len(held) / len(used))
-    recompute = share * sum(layer.recompute for layer in used)
-    compute = ends.forward + ends.backward
-    compute += sum(layer.passes.forward + layer.passes.backward for layer in used)
-    return StageTime(
-        forward=ends.forward + sum(layer.passes.forward + layer.comm.forward for layer in used),
-        backward=ends.backward
-        + recompute
-        + sum(layer.passes.backward + layer.comm.backward for layer in used),
-        weight_gradient=ends.weight_gradient + sum(layer.passes.weight_gradient for layer in used),
-        compute=compute,
-        recompute=recompute,
-        tp=sum(layer.comm.tp_forward + layer.comm.tp_backward for layer in used),
-        cp=sum(layer.comm.cp_forward + layer.comm.cp_backward for layer in used),
-        ep=sum(layer.comm.ep_forward + layer.comm.ep_backward for layer in used),
-    )
 
 
 VOCAB_MULTIPLE = 128

@@ -7,12 +7,14 @@ The event simulation executes the same stages under the schedule itself; this is
 
 import msgspec
 
-from meshwright.predict.block_comm import neighbours, place
-from meshwright.predict.constants import StepConstants
+from meshwright.predict.block_comm import place
+from meshwright.predict.bubble import per_microbatch, pipeline, rank_times
+from meshwright.predict.buckets import around_passes
 from meshwright.predict.cost import memory_s, optimizer_s
+from meshwright.predict.interval import bounds
 from meshwright.predict.network import collective_s
 from meshwright.predict.run import Run
-from meshwright.predict.stage_time import StageTime, stage_times
+from meshwright.predict.stage_time import StageTime, chunk_times
 from meshwright.spec.layout import RankParameters, rank_parameters
 from meshwright.spec.layout.states import MOMENTS, STATE_BYTES
 from meshwright.spec.model import flops_per_token
@@ -23,6 +25,10 @@ class StepPrediction(msgspec.Struct, frozen=True, kw_only=True):
 
     step_s: float
     """Seconds of the step."""
+    low_s: float
+    """Nine of ten published steps lie between this and `high_s`."""
+    high_s: float
+    """The upper end."""
     compute_s: float
     """Forward and backward kernels of all microbatches."""
     recompute_s: float
@@ -50,133 +56,56 @@ class StepPrediction(msgspec.Struct, frozen=True, kw_only=True):
 def predict_step(run: Run) -> StepPrediction:
     """Predict one training step in closed form."""
     layout, count = run.layout, run.microbatches
-    stages = _per_microbatch(run, stage_times(run))
-    parameters = rank_parameters(layout, run.model)
-    slowest = max(range(len(stages)), key=lambda rank: stages[rank].total)
-    stage = stages[slowest]
-    bubble, transfers = _pipeline(run, stages, stage)
-    if layout.zero == 3:
-        # What a pass waits for lengthens every pass, those that fill the pipeline included.
-        exchange = sharded_exchange(run, stage, parameters[slowest]) * (count + layout.pp - 1)
-    else:
-        exchange = gradient_exchange(run, stage, parameters[slowest])
-    update = optimizer_update(run, parameters[slowest])
-    step_s = count * stage.total + bubble + transfers + exchange + update
+    times = chunk_times(run)
+    stages, parameters = rank_times(run, times), rank_parameters(layout, run.model)
+    late = sharded_waits(run, stages, parameters)
+    pipe = pipeline(run, times, late)
+    stage, wait = per_microbatch(run, stages[pipe.busiest]), late[pipe.busiest]
+    # Passes side by side hide exchange that they would wait for one by one.
+    apart = count * stage.total * (1 + wait)
+    hidden = min(max(0.0, apart - pipe.busy_s), count * stage.ep)
+    bubble = max(0.0, pipe.end_s - (apart - hidden) - pipe.transfers_s)
+    updates = {held: optimizer_update(run, held) for held in set(parameters)}
+    around = around_passes(run, parameters, tuple(updates[held] for held in parameters), pipe)
+    exchange = count * stage.total * wait + around.exchange_s
+    passes = count * stage.total - hidden
+    step_s = passes + bubble + pipe.transfers_s + exchange + around.update_s
+    exposed = count * (stage.tp + stage.cp) + pipe.transfers_s + exchange
+    low_s, high_s = bounds(run, step_s, exposed)
     tokens = run.batch * run.length
     flops = flops_per_token(run.model, run.length) * tokens
     peak = run.cluster.gpu.peak_flops(layout.precision) * layout.gpus
     return StepPrediction(
         step_s=step_s,
+        low_s=low_s,
+        high_s=high_s,
         compute_s=count * stage.compute,
         recompute_s=count * stage.recompute,
         tp_s=count * stage.tp,
         cp_s=count * stage.cp,
-        ep_s=count * stage.ep,
-        pp_s=transfers,
+        ep_s=count * stage.ep - hidden,
+        pp_s=pipe.transfers_s,
         dp_s=exchange,
         bubble_s=bubble,
-        optimizer_s=update,
+        optimizer_s=around.update_s,
         tokens_per_s=tokens / step_s,
         mfu=flops / (peak * step_s),
     )
-
-
-def _per_microbatch(run: Run, stages: tuple[StageTime, ...]) -> tuple[StageTime, ...]:
-    """Return what a microbatch costs a rank on average.
-
-    DualPipe feeds from both ends: a rank holds two chunks, and each sees half of the microbatches.
-    """
-    if run.layout.schedule != "dualpipe" or run.layout.pp == 1:
-        return stages
-    return tuple(StageTime(*(part / 2 for part in stage)) for stage in stages)
-
-
-def _pipeline(run: Run, stages: tuple[StageTime, ...], slowest: StageTime) -> tuple[float, float]:
-    """Return the bubble and the exposed transfers of the layout's schedule."""
-    layout, count = run.layout, run.microbatches
-    ranks, chunks = layout.pp, layout.virtual_stages
-    if ranks == 1:
-        return 0.0, 0.0
-    sent = 2.0 * run.local_tokens * run.model.hidden
-    hop = collective_s(neighbours(run.cluster, layout, "pp"), "send_recv", sent)
-    mean = sum(stage.total for stage in stages) / ranks
-    fill = 2 * (ranks - 1) * hop
-    forward, backward = slowest.forward, slowest.backward
-    weight = slowest.weight_gradient
-    match layout.schedule:
-        case "gpipe":
-            # Every stage is passed once each way around the slowest one's microbatches.
-            return ranks * mean - slowest.total, fill
-        case "1f1b":
-            steady = run.constants.p2p_exposed * 2 * (count - 1) * hop
-            return _uneven_bubble(stages, count), fill + steady
-        case "interleaved":
-            return (ranks - 1) * mean / chunks, 2 * (chunks * ranks - 1) * hop
-        case "zb-h1":
-            left = mean - 2 * weight  # F + I − W (Qi et al. 2024)
-        case "zb-h2":
-            deep = count >= 2 * ranks - 1
-            left = mean - (3 if deep else 2) * weight
-        case "zb-v":
-            left = (mean - 3 * weight) / 2
-        case _:
-            # DualPipe and its folded form; chunks are half a rank's work.
-            left = (forward + 2 * backward - 3 * weight) / 2
-    return (ranks - 1) * max(0.0, left), fill
-
-
-def _uneven_bubble(stages: tuple[StageTime, ...], count: int) -> float:
-    """Return the idle time of the slowest rank under 1F1B with stages of any length.
-
-    The step ends when some stage has done its microbatches, those before it have filled, and the
-    round trip through those behind it, as far as its own passes do not cover it, is over.
-    """
-    totals = [stage.total for stage in stages]
-    slowest = max(totals)
-    longest = 0.0
-    for rank, stage in enumerate(stages):
-        behind = sum(totals[rank + 1 :])
-        covered = min(len(stages) - 1 - rank, count - 1)
-        down = max(0.0, behind - covered * stage.forward)
-        back = max(0.0, behind - covered * stage.backward)
-        round_trip = down + back if count > len(stages) - rank else max(down, back)
-        longest = max(longest, count * stage.total + sum(totals[:rank]) + round_trip)
-    return longest - count * slowest
 
 
 def _gradient_bytes(run: Run) -> float:
     return float(STATE_BYTES[run.layout.gradient_precision])
 
 
-def gradient_exchange(run: Run, stage: StageTime, held: RankParameters) -> float:
-    """Return the exposed exchange after the last microbatch and before the first one."""
-    layout, constants = run.layout, run.constants
-    if layout.dp * layout.cp == 1 or run.frozen:
-        return 0.0
-    number = _gradient_bytes(run)
-    group = place(run.cluster, layout, "dp-cp")
-    dense = float(held.matrices + held.others)
-    if layout.zero == 0:
-        reduce_s, gather_s = collective_s(group, "all_reduce", dense * number), 0.0
-    else:
-        reduce_s = collective_s(group, "reduce_scatter", dense * number)
-        gather_s = collective_s(group, "all_gather", dense * 2.0)
-    if held.experts and layout.expert_dp > 1:
-        replicas = place(run.cluster, layout, "expert_dp")
-        reduce_s += collective_s(replicas, "reduce_scatter", held.experts * number)
-        gather_s += collective_s(replicas, "all_gather", held.experts * 2.0)
-    if layout.overlap_gradients:
-        reduce_s = _exposed(reduce_s, stage.backward, constants)
-    if layout.overlap_parameters:
-        gather_s = _exposed(gather_s, stage.forward, constants)
-    return reduce_s + gather_s
-
-
-def _exposed(exchange_s: float, pass_s: float, constants: StepConstants) -> float:
-    """Return what an exchange adds to the pass that it hides behind and slows down."""
-    window = constants.overlap_share * pass_s
-    left = max(constants.bucket_exposed * exchange_s, exchange_s - window)
-    return left + constants.sm_share * (exchange_s - left)
+def sharded_waits(
+    run: Run, stages: tuple[StageTime, ...], parameters: tuple[RankParameters, ...]
+) -> tuple[float, ...]:
+    """Return, by rank, how long a pass waits for sharded parameters per second it runs."""
+    if run.layout.zero < 3:
+        return (0.0,) * run.layout.pp
+    return tuple(
+        sharded_exchange(run, *one) / one[0].total for one in zip(stages, parameters, strict=True)
+    )
 
 
 def sharded_exchange(run: Run, stage: StageTime, held: RankParameters) -> float:

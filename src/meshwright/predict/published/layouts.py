@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from meshwright.errors import InputError
-from meshwright.predict.published.habits import head_layers, with_habits
+from meshwright.predict.published.habits import with_habits
 from meshwright.predict.published.models import Unusable
 from meshwright.spec.layout import Layout, RecomputeOp
 from meshwright.spec.model import Experts, LatentAttention, Model
@@ -101,7 +101,7 @@ def layout_of(row: Mapping[str, Any], model: Model) -> RowLayout:
         "precision": _PRECISIONS[precision],
         "microbatch": microbatch,
         "global_batch": batch,
-        "stage_layers": _uneven(model, pp, chunks),
+        "stage_layers": _uneven(layers, pp * chunks),
         "overlap_ep": bool(given.get("ep_overlap")),
         "overlap_tp": bool(given.get("tp_overlap")),
         "offload": ["activations"] if given.get("act_cpu_offload") else [],
@@ -129,25 +129,23 @@ def _schedule(given: Mapping[str, Any], pp: int, layers: int) -> tuple[str, int]
     return (name, chunks) if chunks > 1 else ("1f1b", 1)
 
 
-def _uneven(model: Model, pp: int, chunks: int) -> list[int] | None:
-    """Split layers that do not divide so that every stage has as much to do, head included."""
-    layers = model.layers
-    if layers % (pp * chunks) == 0:
+def _uneven(layers: int, chunks: int) -> list[int] | None:
+    """Split layers that do not divide: what is missing is taken from the chunk with the head.
+
+    Recipes do it so, because the head and the layers that predict further tokens weigh as much.
+    Where the last chunk would be left with none, the chunks at both ends give one each in turn.
+    """
+    if layers % chunks == 0:
         return None
-    head = head_layers(model)
-    last = min(
-        range(chunks, layers - pp + 2),
-        key=lambda count: max(-(-(layers - count) // (pp - 1)), count + head),
-    )
-    ranks = [*_shares(layers - last, pp - 1), last]
-    # Chunks go round the ranks; a rank's later ones take what does not divide.
-    held = [_shares(count, chunks) for count in ranks]
-    sizes = [held[rank][chunk] for chunk in range(chunks) for rank in range(pp)]
-    return sizes if min(sizes) > 0 else None
-
-
-def _shares(count: int, parts: int) -> list[int]:
-    return [(count * (part + 1)) // parts - (count * part) // parts for part in range(parts)]
+    each = -(-layers // chunks)
+    sizes = [each] * chunks
+    missing = each * chunks - layers
+    if missing < each:
+        sizes[-1] -= missing
+        return sizes
+    for turn in range(missing):
+        sizes[-1 - turn // 2 if turn % 2 == 0 else turn // 2] -= 1
+    return sizes
 
 
 def _shard(given: Mapping[str, Any], spread: int) -> int | None:

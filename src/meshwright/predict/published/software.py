@@ -42,7 +42,13 @@ def software_of(row: Mapping[str, Any], layout: Layout, gpu: Gpu) -> Software:
     )
 
 
-DEEPSPEED: dict[str, Any] = {"fusion": "eager", "tp_async": False, "fused_accumulation": False}
+DEEPSPEED: dict[str, Any] = {
+    "fusion": "eager",
+    "tp_async": False,
+    "fused_accumulation": False,
+    "overlap_exchange": False,
+    "checkpoint_waits": True,
+}
 """What Megatron under DeepSpeed's engine lacks."""
 FUSED_EXPERTS = (26, 6)
 """Release of NVIDIA's containers from which experts run in fused kernels (year and month)."""

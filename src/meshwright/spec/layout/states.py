@@ -59,7 +59,15 @@ class StateBytes(NamedTuple):
 
 def rank_parameters(layout: "Layout", model: "Model") -> tuple[RankParameters, ...]:
     """Count the parameters of one rank of every pipeline stage, first stage first."""
-    return tuple(_held(layout, model, held) for held in rank_chunks(layout, model.layers))
+    names, known = model.layer_names, dict[tuple[object, ...], RankParameters]()
+    found = []
+    for held in rank_chunks(layout, model.layers):
+        # Most ranks of a pipeline hold the same.
+        key = tuple((names[c.first : c.last], c.has_embedding, c.has_head) for c in held)
+        if key not in known:
+            known[key] = _held(layout, model, held)
+        found.append(known[key])
+    return tuple(found)
 
 
 def state_bytes(layout: "Layout", model: "Model") -> tuple[StateBytes, ...]:

@@ -1,0 +1,86 @@
+"""What of an exchange is exposed follows from when its buckets are ready."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshwright.predict.buckets import Held, exchange_of, gathered_s, reduced_s
+from meshwright.predict.simulate import simulate_step
+from meshwright.predict.step import predict_step
+from meshwright.spec.layout import ScheduleKind, rank_parameters
+from tests.predict.runs import KINDS, LLAMA, run_of
+
+
+def held(layers: int, pass_s: float) -> list[Held]:
+    return [Held(1.0, layers, 0.0, pass_s)]
+
+
+RUN = run_of(model=LLAMA, dp=8, zero=1)
+LATE = RUN.constants.bucket_exposed
+SHARE = RUN.constants.sm_share
+
+layers = st.integers(1, 40)
+seconds = st.floats(1e-4, 10)
+
+
+@given(layers, seconds, seconds)
+def test_at_least_the_last_bucket_is_exposed_and_at_most_everything(
+    count: int, exchange_s: float, pass_s: float
+) -> None:
+    late = reduced_s(RUN, exchange_s, held(count, pass_s)) - pass_s
+    assert exchange_s * max(LATE, 1 / count) - 1e-9 <= late <= exchange_s + 1e-9
+
+
+@given(layers, seconds, seconds)
+def test_gathers_ahead_cost_what_reductions_behind_do(
+    count: int, exchange_s: float, pass_s: float
+) -> None:
+    before = gathered_s(RUN, exchange_s, held(count, pass_s))[0]
+    after = reduced_s(RUN, exchange_s, held(count, pass_s)) - pass_s
+    assert before == pytest.approx(after, rel=0.3)
+    assert max(LATE, 1 / count) * exchange_s - 1e-9 <= before <= exchange_s + 1e-9
+
+
+def test_a_long_exchange_is_exposed_as_far_as_the_pass_is_short() -> None:
+    late = reduced_s(RUN, 10.0, held(1000, 1.0)) - 1.0
+    assert late == pytest.approx(9.0 + SHARE * 1.0, rel=0.01)
+
+
+def test_what_hides_slows_down_compute() -> None:
+    late = reduced_s(RUN, 1.0, held(1000, 100.0)) - 100.0
+    assert late == pytest.approx(LATE + SHARE * (1 - LATE))
+
+
+def test_chunks_that_are_done_early_are_reduced_early() -> None:
+    together = [Held(0.5, 4, 9.0, 9.5), Held(0.5, 4, 9.5, 10.0)]
+    spread = [Held(0.5, 4, 1.0, 1.5), Held(0.5, 4, 9.5, 10.0)]
+    assert reduced_s(RUN, 3.0, spread) < reduced_s(RUN, 3.0, together)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("more", [{}, {"overlap_gradients": False}, {"overlap_parameters": False}])
+def test_lanes_end_when_the_formula_says(kind: ScheduleKind, more: dict[str, Any]) -> None:
+    run = run_of(kind, model=LLAMA, dp=64, zero=1, batch=64 * 6, **more)
+    step = simulate_step(run)
+    assert predict_step(run).step_s == pytest.approx(step.step_s, rel=0.002)
+    for rank, parameters in enumerate(rank_parameters(run.layout, run.model)):
+        own = [bucket for bucket in step.buckets if bucket.rank == rank]
+        for gathers, whole in zip((False, True), exchange_of(run, parameters), strict=True):
+            some = [bucket for bucket in own if bucket.gathers == gathers]
+            assert sum(bucket.share for bucket in some) == pytest.approx(1)
+            spent = sum(bucket.end_s - bucket.start_s for bucket in some)
+            assert whole - 1e-9 <= spent <= (1 + SHARE) * whole + 1e-9
+
+
+def test_frozen_weights_exchange_nothing() -> None:
+    run = run_of(model=LLAMA, dp=8, zero=1, batch=64, frozen=True)
+    assert not simulate_step(run).buckets
+    assert predict_step(run).dp_s == 0
+
+
+def test_a_bubble_hides_the_reductions_of_later_stages() -> None:
+    step = simulate_step(run_of(model=LLAMA, dp=64, zero=1, batch=64 * 16))
+    ends = [max(b.end_s for b in step.buckets if b.rank == rank) for rank in range(4)]
+    assert ends[3] < step.done_s[0] < ends[0] == step.update_start_s[3]

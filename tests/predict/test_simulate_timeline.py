@@ -1,0 +1,217 @@
+"""A simulated step drawn as a timeline reads like a profile and accounts for every moment."""
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+
+from meshwright.predict.bubble import ends_apart
+from meshwright.predict.simulate import SimulatedStep, simulate_step
+from meshwright.predict.simulate_beats import COMPUTE, lay_out, merged
+from meshwright.predict.simulate_layers import Layers
+from meshwright.predict.simulate_passes import table_of
+from meshwright.spec import catalog
+from meshwright.spec.layout import ScheduleKind, chunks
+from meshwright.timeline import Kind, Timeline, write_perfetto
+from meshwright.timeline.nesting import drawing_order, nests
+from tests.predict.runs import KINDS, LLAMA, MIXTRAL, run_of
+
+
+def lanes_nest(timeline: Timeline) -> bool:
+    lane, ranks = timeline.strings("lane"), timeline.column("rank")
+    start, length = timeline.column("start_ns"), timeline.column("duration_ns")
+    for rank in timeline.ranks:
+        for code in np.unique(lane.codes[ranks == rank]):
+            some = (ranks == rank) & (lane.codes == code)
+            order = drawing_order(lane.codes[some], start[some], length[some])
+            first = start[some][order]
+            last = first + length[some][order]
+            if not nests(first, last) or np.any(first[1:] < last[:-1]):
+                return False
+    return True
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_spans_of_a_lane_do_not_overlap(kind: ScheduleKind) -> None:
+    run = run_of(kind, tp=2, sequence_parallel=True, dp=2, zero=1, batch=24, recompute="full")
+    assert lanes_nest(simulate_step(run, jitter_cv=0.1).timeline())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_send_has_one_receive(kind: ScheduleKind) -> None:
+    run = run_of(kind, batch=12)
+    timeline = simulate_step(run).timeline()
+    out, into = timeline.column("flow_out"), timeline.column("flow_in")
+    out, into = out[out >= 0], into[into >= 0]
+    assert np.array_equal(np.sort(out), np.sort(into))
+    assert len(np.unique(out)) == len(out)
+    routes = simulate_step(run).schedule.route_by_microbatch()
+    moves = sum(sum(a != b for a, b in pairwise(r)) for r in routes)
+    assert len(out) == 2 * moves
+
+
+def ends_of(step: SimulatedStep) -> list[float]:
+    return [a + b for a, b in zip(step.update_start_s, step.optimizer_s, strict=True)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_timeline_lasts_as_long_as_the_step(kind: ScheduleKind) -> None:
+    step = simulate_step(run_of(kind, dp=2, zero=1, batch=16))
+    first, last = step.timeline().extent_ns
+    assert first == 0
+    assert last == pytest.approx(max(ends_of(step)) * 1e9, abs=1)
+    if not ends_apart(step.run):
+        assert max(ends_of(step)) == step.step_s
+
+
+def test_ranks_are_the_first_gpus_of_their_stages() -> None:
+    timeline = simulate_step(run_of(tp=2, dp=4, batch=16)).timeline()
+    assert timeline.ranks == (0, 8, 16, 24)
+    assert timeline.source == "simulated"
+
+
+def rows_of(timeline: Timeline, **wanted: Any) -> list[dict[str, Any]]:
+    return [
+        row
+        for row in timeline.spans.to_pylist()
+        if all(row[name] == value for name, value in wanted.items())
+    ]
+
+
+def test_spans_say_what_they_are() -> None:
+    run = run_of("zb-v", tp=2, sequence_parallel=True, dp=2, zero=1, batch=16, recompute="full")
+    timeline = simulate_step(run).timeline()
+    names = set(timeline.strings("name").values)
+    assert names >= {"attention forward", "mlp backward-input", "attention backward-weight"}
+    assert names >= {"recompute", "head forward", "embedding backward-input", "optimizer"}
+    forward = rows_of(timeline, process="host", name="forward", stage=3)[0]
+    assert forward["extra"] == '{"chunk":3,"layers":[18,24]}'
+    assert (forward["microbatch"], forward["layer"], forward["kind"]) == (0, 18, "host")
+    sent = rows_of(timeline, name="send activations")[0]
+    assert (sent["bytes"], sent["group"]) == (2 * 4096 * 4096 // 2, "pp")
+    gather = rows_of(timeline, name="all_gather", group="tp")[0]
+    assert (gather["bytes"], gather["collective"]) == (2 * 4096 * 4096, "all_gather")
+    reduction = rows_of(timeline, name="reduce_scatter", group="dp")[0]
+    assert reduction["layer"] >= 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("zero", [1, 3])
+def test_the_compute_lane_accounts_for_every_moment(kind: ScheduleKind, zero: int) -> None:
+    run = run_of(
+        kind, model=MIXTRAL, tp=2, expert_tp=1, ep=4, sequence_parallel=True, dp=4, zero=zero,
+        batch=32, recompute="full",
+    )  # fmt: skip
+    step = simulate_step(run, jitter_cv=0.1)
+    timeline = step.timeline()
+    for rank, end_s in zip(timeline.ranks, ends_of(step), strict=True):
+        lane = sorted(
+            (row["start_ns"], row["start_ns"] + row["duration_ns"])
+            for row in rows_of(timeline, rank=rank, lane=COMPUTE)
+        )
+        assert lane[0][0] == 0
+        assert lane[-1][1] == round((end_s if ends_apart(run) else step.step_s) * 1e9)
+        assert all(abs(one[1] - other[0]) <= 1 for one, other in pairwise(lane))
+
+
+def busy_ns(timeline: Timeline, **wanted: Any) -> int:
+    return sum(row["duration_ns"] for row in rows_of(timeline, **wanted))
+
+
+def test_collectives_that_hide_run_beside_compute() -> None:
+    run = run_of(model=LLAMA, tp=4, sequence_parallel=True, overlap_tp=True, batch=8)
+    timeline = simulate_step(run).timeline()
+    waits = busy_ns(timeline, name="wait for tensor parallel", lane=COMPUTE)
+    whole = busy_ns(timeline, lane="tensor parallel")
+    assert 0 < waits < 0.8 * whole
+
+
+def test_forward_waits_for_tensor_parallel_collectives_that_cannot_hide() -> None:
+    run = run_of("gpipe", model=LLAMA, tp=4, sequence_parallel=True, batch=8)
+    timeline = simulate_step(run).timeline()
+    # Layers 1 to 7 of the first stage in the forward of one microbatch.
+    rows = [row for row in rows_of(timeline, rank=0, microbatch=0) if 1 <= (row["layer"] or 0) <= 7]
+    last = max(row["start_ns"] for row in rows if row["name"] == "attention forward")
+    rows = [row for row in rows if row["start_ns"] <= last and row["process"] == "gpu"]
+    waits = sum(row["duration_ns"] for row in rows if row["kind"] == Kind.WAIT)
+    collectives = sum(row["duration_ns"] for row in rows if row["group"] == "tp")
+    assert waits == pytest.approx(collectives, rel=0.01)
+
+
+def test_every_layer_shows_its_collectives() -> None:
+    run = run_of(model=MIXTRAL, tp=2, sequence_parallel=True, expert_tp=1, ep=8, dp=4, batch=16)
+    timeline = simulate_step(run).timeline()
+    own = rows_of(timeline, rank=0, microbatch=0, layer=3)
+    exchanges = [row for row in own if row["group"] == "ep"]
+    # To the experts and back, forward and backward.
+    assert [row["name"] for row in exchanges] == ["all_to_all"] * 4
+    # A gather and a scatter around attention forward; backward gathers twice.
+    assert len([row for row in own if row["group"] == "tp"]) == 5
+
+
+def test_rings_show_what_attention_hides() -> None:
+    run = run_of(model=LLAMA, cp=4, batch=8)
+    timeline = simulate_step(run).timeline()
+    ring = busy_ns(timeline, lane="context parallel")
+    assert ring > busy_ns(timeline, name="wait for context parallel")
+    assert {row["collective"] for row in rows_of(timeline, group="cp")} == {"send_recv"}
+
+
+def test_sharded_parameters_travel_with_every_layer() -> None:
+    run = run_of(pp=2, model=LLAMA, dp=8, zero=3, batch=16)
+    timeline = simulate_step(run).timeline()
+    own = rows_of(timeline, rank=0, microbatch=0, layer=3, group="dp")
+    assert [row["name"] for row in own] == ["all_gather", "all_gather", "reduce_scatter"]
+
+
+def test_gradients_are_reduced_while_the_last_backward_runs() -> None:
+    timeline = simulate_step(run_of(model=LLAMA, dp=4, zero=1, batch=16)).timeline()
+    last = max(row["start_ns"] for row in rows_of(timeline, rank=0, process="host"))
+    starts = [row["start_ns"] for row in rows_of(timeline, rank=0, name="reduce_scatter")]
+    ends = max(
+        row["start_ns"] + row["duration_ns"] for row in rows_of(timeline, rank=0, process="host")
+    )
+    assert len(starts) == 8
+    assert min(starts) > last
+    assert sum(start < ends for start in starts) == 7
+
+
+def test_what_is_in_flight_is_counted() -> None:
+    timeline = simulate_step(run_of(batch=16)).timeline()
+    rank = timeline.counters.column("rank").to_numpy()
+    value = timeline.counters.column("value").to_numpy()
+    assert [value[rank == one].max() for one in timeline.ranks] == [4, 3, 2, 1]
+    assert all(value[rank == one][-1] == 0 for one in timeline.ranks)
+
+
+@pytest.mark.parametrize("op", ["F", "B", "I", "W"])
+@pytest.mark.parametrize("at", [0, 1, 3])
+def test_a_pass_in_layers_is_as_long_as_predicted(op: str, at: int) -> None:
+    run = run_of(
+        model=catalog.model("deepseek-v3"), tp=2, sequence_parallel=True, expert_tp=1, ep=8, dp=8,
+        zero=3, batch=64, recompute="full",
+    )  # fmt: skip
+    pieces = table_of(run)[op, at]
+    chunk = chunks(run.layout, run.model.layers)[at]
+    in_full = Layers(run).segments(op, chunk, pieces)
+    for passes in (in_full, merged(op, in_full)):
+        lane = [beat for beat in lay_out([passes]) if beat.lane == COMPUTE]
+        assert max(beat.end for beat in lane) == pytest.approx(pieces.total)
+        computes = sum(beat.end - beat.start for beat in lane if beat.kind == Kind.COMPUTE)
+        assert computes == pytest.approx(pieces.compute + pieces.recompute)
+
+
+def test_passes_too_many_to_draw_in_full_become_one_kernel_each() -> None:
+    step = simulate_step(run_of(model=LLAMA, tp=4, sequence_parallel=True, batch=8))
+    in_full, short = step.timeline(), step.timeline(most_layer_spans=100)
+    kernels = rows_of(short, stage=1, lane=COMPUTE, kind="compute", microbatch=5)
+    assert [row["name"] for row in kernels] == ["forward", "backward"]
+    for wanted in ({"lane": COMPUTE, "kind": "compute"}, {"lane": "tensor parallel"}):
+        assert busy_ns(short, **wanted) == pytest.approx(busy_ns(in_full, **wanted), rel=1e-4)
+
+
+def test_a_simulated_step_opens_in_perfetto(tmp_path: Any) -> None:
+    path = tmp_path / "step.json"
+    write_perfetto(simulate_step(run_of("dualpipe")).timeline(), path)
+    assert path.stat().st_size > 1000
