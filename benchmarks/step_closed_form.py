@@ -69,5 +69,5 @@ def measure(quick: bool) -> dict[str, object]:
         ],
         "peers": [],
         "notes": f"One core, {len(asked)} layouts of Llama 3.1 405B on up to 16,384 H100s. A "
-        "search meets most products and groups many times, so the first is its steady pace.",
+        "search meets most products and groups many times, so the first figure is its steady pace.",
     }

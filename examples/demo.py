@@ -1,4 +1,4 @@
-"""The main job, end to end: look up, describe, check, size, hand over, record.
+"""The main job, end to end: look up, describe, check, size, predict, hand over, record.
 
 Each command is printed before it runs. The demo times itself: every command becomes a span of a
 measured `Timeline`, which the last two commands read and write for the Perfetto UI.
@@ -26,6 +26,7 @@ STEPS = (
     ("What does it say to a wrong one?", f"mw layout check {WORK} --ep 4 --precision nvfp4", 1),
     ("How much memory and how many FLOPs does it take?", f"mw layout memory {WORK}", 0),
     ("How long is a step, and where does it go?", f"mw simulate {WORK} --timeline {STEP}", 0),
+    ("What if one thing were different?", f"mw whatif {WORK} nic=x2 precision=fp8", 0),
     ("The same layout as Megatron-LM flags", f"mw layout export {WORK} --to megatron", 0),
     ("Where did the demo spend its time?", f"mw timeline show {OUT}/timeline", 0),
     ("Open that in the Perfetto UI", f"mw timeline perfetto {OUT}/timeline {OUT}/demo.json.gz", 0),

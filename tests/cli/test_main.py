@@ -27,6 +27,7 @@ ANSWERS = {
     "layout.memory": ["layout", "memory", "examples/llama3-70b.toml"],
     "layout.export": ["layout", "export", "examples/llama3-70b.toml", "--to", "megatron"],
     "simulate": ["simulate", "examples/llama3-70b.toml"],
+    "whatif": ["whatif", "examples/llama3-70b.toml", "nic=x2"],
     "validate.training": ["validate", "training"],
     "doctor": ["doctor"],
     "completion": ["completion", "bash"],

@@ -1,5 +1,6 @@
 """`mw simulate`: one screen, the same as data, and every fault of bad input named at once."""
 
+import gzip
 import json
 import re
 import sys
@@ -143,7 +144,7 @@ def test_a_model_that_is_nearly_right_is_suggested(capsys: Captured) -> None:
 def test_layers_that_do_not_divide_get_the_flag_that_divides_them(capsys: Captured) -> None:
     said = faults(LLAMA_405B, capsys)
     assert "126 layers do not split evenly into 16 chunks" in said
-    assert re.search(r"--stage-layers (\d,){15}\d\b", said)
+    assert f"--stage-layers 7,{'8,' * 14}7" in said
     assert "--pp 14" in said
 
 
@@ -212,6 +213,28 @@ def test_jitter_follows_its_seed(capsys: Captured) -> None:
     assert one["simulated_step_s"] == same["simulated_step_s"] != other["simulated_step_s"]
 
 
+def test_a_job_waits_for_its_slowest_replica(
+    capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = [WORK, "--slow-gpus", "0.02=1.5"]
+    found = answer(words, capsys)
+    assert found["replicas_step_s"] > 1.3 * found["undisturbed_step_s"]
+    assert answer([WORK, "--straggler", "2=1.5"], capsys)["replicas_step_s"] is None
+    (line,) = [one for one in screen(words, capsys, monkeypatch) if one.startswith("executed")]
+    assert "slowest of 32 uneven replicas" in line
+
+
+def test_a_busy_expert_rank_makes_the_executed_step_longer(capsys: Captured) -> None:
+    even, busy = answer(EVERY_PART, capsys), answer([*EVERY_PART, "--expert-load", "2"], capsys)
+    assert busy["simulated_step_s"] > even["simulated_step_s"]
+
+
+def test_the_interval_holds_the_step(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = answer([WORK], capsys)
+    assert found["low_s"] < found["step_s"] < found["high_s"]
+    assert any(line.startswith("interval ") for line in screen([WORK], capsys, monkeypatch))
+
+
 @pytest.mark.parametrize(
     ("words", "fault"),
     [
@@ -220,6 +243,11 @@ def test_jitter_follows_its_seed(capsys: Captured) -> None:
         (["--straggler", "1=x"], "--straggler: '1=x' is not a rank and a factor"),
         (["--jitter", "-1"], "--jitter: -1.0"),
         (["--jitter", "much", "--seed", "x"], "--seed: 'x'"),
+        (["--slow-gpus", "0.1"], "--slow-gpus: '0.1' is not a share and a factor"),
+        (["--slow-gpus", "2=1.2"], "--slow-gpus: 2.0 is not a share of the GPUs"),
+        (["--slow-gpus", "0.1=0.5", "--jitter", "x"], "--slow-gpus: 0.5"),
+        (["--expert-load", "1.5"], "--expert-load: experts are not spread"),
+        (["--expert-load", "nan"], "--expert-load: 'nan'"),
     ],
 )
 def test_a_disturbance_that_cannot_be_is_named(
@@ -237,8 +265,20 @@ def test_tokens_on_the_command_line_show_the_whole_run(
     assert answer(["qwen3-0.6b", "--cluster", "dgx-h100"], capsys)["long_run"] is None
 
 
-def test_the_executed_step_is_written_for_perfetto(tmp_path: Path, capsys: Captured) -> None:
-    out = tmp_path / "step.json"
+@pytest.mark.parametrize("name", ["step.json", "step.json.gz", "step.perfetto"])
+def test_the_executed_step_is_written_for_perfetto(
+    name: str, tmp_path: Path, capsys: Captured
+) -> None:
+    out = tmp_path / name
     assert main(["simulate", WORK, "--timeline", str(out)]) == 0
-    assert json.loads(out.read_text())
+    data = out.read_bytes()
+    assert json.loads(data if name.endswith(".json") else gzip.decompress(data))
+    assert list(tmp_path.iterdir()) == [out]
     assert str(out) in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["no/step.perfetto", "no/step.json", "step.txt"])
+def test_a_timeline_that_cannot_be_written_is_named(
+    name: str, tmp_path: Path, capsys: Captured
+) -> None:
+    assert str(tmp_path) in faults([WORK, "--timeline", str(tmp_path / name)], capsys)

@@ -83,6 +83,16 @@ def test_every_problem_is_listed_with_its_path_value_and_fix() -> None:
     assert all(problem.fix for problem in found.values())
 
 
+@pytest.mark.parametrize(
+    ("field", "example"),
+    [("speed_bytes_per_s", "450GB/s"), ("age_s", "2us"), ("share", "0.5")],
+)
+def test_a_number_that_is_none_gets_an_example_in_its_unit(field: str, example: str) -> None:
+    found = problems_of({"name": "oak", "height": 1, field: float("nan")})[field]
+    assert "nan is not a finite number" in found.what
+    assert example in found.fix
+
+
 def test_problem_in_a_file_is_set_off_from_its_name() -> None:
     assert set(problems_of({"name": 3}, where="tree.toml: ")) == {"tree.toml: name"}
 

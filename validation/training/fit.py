@@ -38,11 +38,8 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "eager_elementwise": (1.0, 6.0),
     "expert_host_s": (0.0, 5e-3),
     "checkpoint_wait_s": (0.0, 0.02),
-    "host_overlap": (0.0, 1.0),
     "tp_hidden": (0.0, 0.95),
     "bucket_exposed": (0.0, 0.5),
-    "overlap_share": (0.3, 1.0),
-    "ring_exposed": (0.0, 0.5),
     "expert_hidden": (0.0, 1.0),
     "sm_share": (0.0, 0.6),
 }

@@ -1,4 +1,4 @@
-"""Bars drawn with marks: the parts of a step, and the memory of a rank.
+"""The parts of a step and the memory of a rank, as bars drawn with marks and as data.
 
 Marks, not colours, tell parts apart, so a bar reads the same in a pipe.
 """
@@ -60,6 +60,12 @@ def held(stage: StageMemory) -> Held:
     return Held(
         states, stage.activations_bytes, stage.total_bytes - states - stage.activations_bytes
     )
+
+
+def stage_data(stage: StageMemory) -> dict[str, int]:
+    """Return the memory of a stage for the JSON form."""
+    fields = {name: getattr(stage, name) for name in stage.__struct_fields__}
+    return {**fields, "total_bytes": stage.total_bytes}
 
 
 def memory_bar(stage: StageMemory, capacity_bytes: int, width: int) -> str:

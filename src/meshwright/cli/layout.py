@@ -4,10 +4,10 @@ import argparse
 import sys
 
 from meshwright.cli.answer import Answer, Facts, Note, Table, Text, View, facts, table
+from meshwright.cli.bars import memory_bar, stage_data
 from meshwright.cli.parser import add_common, verbs
-from meshwright.cli.work import Asked, add_work, asked, explain
-from meshwright.errors import InputError
-from meshwright.predict import MemoryPrediction, Run, StageMemory, predict_memory
+from meshwright.cli.work import Asked, add_work, asked, explain, sound
+from meshwright.predict import MemoryPrediction, Run, predict_memory
 from meshwright.spec import bridge
 from meshwright.spec.files import dump_data, read_text
 from meshwright.spec.model import count_parameters, flops_per_token
@@ -95,26 +95,22 @@ def _check(resolved: Asked) -> Answer:
     return Answer("layout.check/1", data, (Text(line),), ("ok",))
 
 
-def _sound(resolved: Asked) -> None:
-    """Refuse to size what cannot be laid out; memory itself is the question, not a fault."""
-    problems = [problem for problem in resolved.work.check() if problem.where != "memory"]
-    if problems:
-        raise InputError(problems)
-
-
 _PARTS = (
-    ("params", "█", "parameters_bytes"),
-    ("grads", "▓", "gradients_bytes"),
-    ("optim", "▒", "optimizer_bytes"),
-    ("acts", "░", "activations_bytes"),
-    ("logits", "·", "logits_bytes"),
-    ("other", ":", "framework_bytes"),
+    ("params", "parameters_bytes"),
+    ("grads", "gradients_bytes"),
+    ("optim", "optimizer_bytes"),
+    ("acts", "activations_bytes"),
+    ("logits", "logits_bytes"),
+    ("other", "framework_bytes"),
 )
-_BAR_WIDTH = 8
+_LEGEND = (
+    "█ states ▒ acts · rest; held: passes through a chunk in flight; "
+    "other: backward of a layer, buffers, fragmentation, CUDA, NCCL"
+)
 
 
 def _memory(resolved: Asked) -> Answer:
-    _sound(resolved)
+    sound(resolved)
     work, asked_for = resolved.work, resolved.workload
     length, batch = asked_for.sequence_length, asked_for.global_batch
     predicted = predict_memory(Run(work))
@@ -125,30 +121,19 @@ def _memory(resolved: Asked) -> Answer:
         "fits": predicted.fits,
         "capacity_bytes": predicted.capacity_bytes,
         "worst_stage": predicted.worst.stage,
-        "stages": [_stage_data(stage) for stage in predicted.stages],
+        "stages": [
+            {**stage_data(stage), "framework_bytes": stage.framework_bytes}
+            for stage in predicted.stages
+        ],
         "sequence_length": length,
         "global_batch": batch,
         "parameters": count_parameters(work.model).total,
         "flops_per_token": per_token,
         "flops_per_step": per_token * length * batch,
     }
-    legend = Note(
-        " ".join(f"{mark} {name}" for name, mark, _ in _PARTS)
-        + "; held: passes through a chunk in flight; other: framework and NCCL buffers"
-    )
-    views = (_summary(resolved, predicted, per_token), _stage_table(predicted), legend)
+    views = (_summary(resolved, predicted, per_token), _stage_table(predicted), Note(_LEGEND))
     quiet = (str(predicted.worst.total_bytes),)
     return Answer("layout.memory/1", data, views, quiet, 0 if predicted.fits else 1)
-
-
-def _stage_data(stage: StageMemory) -> dict[str, int]:
-    return {
-        "stage": stage.stage,
-        "layers": stage.layers,
-        "in_flight": stage.in_flight,
-        **{field: getattr(stage, field) for _, _, field in _PARTS},
-        "total_bytes": stage.total_bytes,
-    }
 
 
 def _summary(resolved: Asked, predicted: MemoryPrediction, per_token: float) -> Facts:
@@ -175,24 +160,15 @@ def _stage_table(predicted: MemoryPrediction) -> Table:
             stage.stage,
             stage.layers,
             stage.in_flight,
-            *(f"{getattr(stage, field) / 2**30:.1f}" for _, _, field in _PARTS),
+            *(f"{getattr(stage, field) / 2**30:.1f}" for _, field in _PARTS),
             f"{stage.total_bytes / 2**30:.1f}",
-            _bar(stage, predicted.capacity_bytes),
+            memory_bar(stage, predicted.capacity_bytes, 8),
         )
         for stage in predicted.stages
     ]
-    numbers = f"stage, layers, held, {', '.join(name for name, _, _ in _PARTS)}, total"
-    return table(f"{numbers}, of GPU", rows, "GiB on one rank of each stage", right=numbers)
-
-
-def _bar(stage: StageMemory, capacity: int) -> str:
-    """Draw a stage's parts as a bar whose marks, not colours, tell them apart."""
-    drawn, done = "", 0
-    for _, mark, field in _PARTS:
-        done += getattr(stage, field)
-        drawn += mark * (min(_BAR_WIDTH, round(_BAR_WIDTH * done / capacity)) - len(drawn))
-    over = f" {done / capacity:.1f}×" if done > capacity else ""
-    return f"{drawn:<{_BAR_WIDTH}}|{over}"
+    numbers = f"stage, layers, held, {', '.join(name for name, _ in _PARTS)}, total"
+    title = "GiB on one rank of each stage"
+    return table(f"{numbers}, of GPU", rows, title, right=numbers, bars="of GPU")
 
 
 def _export(resolved: Asked, to: str) -> Answer:

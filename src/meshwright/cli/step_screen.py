@@ -31,7 +31,7 @@ class Predicted(NamedTuple):
     work: Work
     workload: Training
     step: StepPrediction
-    simulated: str
+    executed: str
     """What executing the schedule event by event gave, in words."""
     memory: MemoryPrediction
     dollars: float | None
@@ -65,7 +65,9 @@ def _summary(predicted: Predicted) -> Facts:
             "work": f"{work.model.name} on {gpus:,} × {work.cluster.gpu.title}",
             "layout": layout_words(work.layout),
             "step": f"{format_seconds(step.step_s)} for {batch}",
-            "executed": predicted.simulated,
+            "interval": f"{format_seconds(step.low_s)} to {format_seconds(step.high_s)}; "
+            "nine of ten published steps lie in theirs",
+            "executed": predicted.executed,
             "throughput": f"{format_count(step.tokens_per_s)} tokens/s, "
             f"{format_count(step.tokens_per_s / gpus)} per GPU",
             "MFU": f"{step.mfu:.1%} of the {work.layout.precision} peak",

@@ -43,6 +43,7 @@ def run(args: argparse.Namespace) -> Answer:
                 ("by source", "by_source"),
             )
         ),
+        _worst(summed["worst"]),
         Note("errors are predicted over measured step time, less one"),
     )
     return Answer("validate.training/1", data, views, (f"{summed['overall']['median_abs']:.4f}",))
@@ -66,16 +67,21 @@ def _row(result: Scored) -> dict[str, Any]:
         "grade": result.grade,
         "predicted": {
             "step_s": result.predicted_step_s,
+            "low_s": result.low_s,
+            "high_s": result.high_s,
+            "fits": result.fits,
             "memory_gib": result.predicted_memory_gib,
             "mfu": result.predicted_mfu,
         },
         "measured": {
             "step_s": result.measured_step_s,
             "memory_gib": result.measured_memory_gib,
+            "mfu": result.measured_mfu,
         },
         "error": result.error,
         "memory_error": result.memory_error,
         "assumed": list(result.assumed),
+        "doubts": list(result.doubts),
         "skipped": result.skipped,
     }
 
@@ -89,12 +95,24 @@ def _headline(results: list[Scored], summed: dict[str, Any]) -> dict[str, object
             f"median error {overall['median_abs']:.1%}, mean {overall['mean_abs']:.1%}, "
             f"90th percentile {overall['p90_abs']:.1%}, {overall['within_10']:.0%} within 10%"
         )
+        found["interval"] = f"holds for {overall['inside_interval']:.1%} of them"
     if memory["rows"]:
         found["memory"] = (
             f"median error {memory['median_abs']:.1%}, 90th percentile {memory['p90_abs']:.1%} "
             f"over {memory['rows']} rows"
         )
+    ranks = summed["ranking"]
+    if ranks["groups"]:
+        found["ranking"] = (
+            f"{ranks['groups']} groups of layouts: median Spearman {ranks['median_spearman']:.2f}, "
+            f"the best in our top 2 in {ranks['best_in_top_2']}"
+        )
     return found
+
+
+def _worst(rows: list[dict[str, Any]]) -> View:
+    shown = [(row["id"], f"{row['error']:+.0%}", row["reason"]) for row in rows]
+    return table("row, error, reason", shown, "worst rows", right="error", wide="row, reason")
 
 
 def _table(title: str, groups: dict[str, dict[str, Any]]) -> View:

@@ -8,7 +8,6 @@ from meshwright.cli.bars import STEP_PARTS, step_bar
 from meshwright.cli.chart_svg import Row, write_chart
 from meshwright.cli.parser import add_common
 from meshwright.cli.work import add_work, asked, explain, sound
-from meshwright.predict.changes import TRUSTED
 from meshwright.predict.step import StepPrediction
 from meshwright.predict.things import THINGS
 from meshwright.predict.whatif import Ask, Case, read_asks, what_if
@@ -70,8 +69,6 @@ def run(args: argparse.Namespace) -> Answer:
         rows = [_picture(case, baseline.step) for case in (baseline, *cases)]
         write_chart(args.svg, _heading(resolved.work), rows)
         views.append(Note(f"wrote {args.svg}"))
-    if any(case.thing == "schedule" and case.value not in TRUSTED for case in cases):
-        views.append(Note("closed form; mw simulate executes a schedule, which is surer here"))
     data = {
         "baseline": _data(baseline, baseline.step),
         "cases": [_data(case, baseline.step) for case in cases],

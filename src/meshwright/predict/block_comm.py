@@ -107,11 +107,15 @@ def _context(run: Run, block: Block) -> tuple[float, float]:
         group = place(run.cluster, layout, "cp")
         gather = collective_s(group, "all_gather", keys * layout.cp)
         return gather, gather + collective_s(group, "reduce_scatter", keys * layout.cp)
-    ring = (layout.cp - 1) * collective_s(neighbours(run.cluster, layout, "cp"), "send_recv", keys)
-    first, share = run.constants.ring_exposed * ring, run.constants.sm_share
-    core = core_passes(run, block)
-    forward = _left(ring, core.forward, share) + first
-    return forward, _left(2 * ring, core.input_gradient, share) + 2 * first
+    ring, core, share = ring_s(run, mixer), core_passes(run, block), run.constants.sm_share
+    return _left(ring, core.forward, share), _left(2 * ring, core.input_gradient, share)
+
+
+def ring_s(run: Run, mixer: Attention | LatentAttention) -> float:
+    """Return how long keys and values go round; their gradients take as long again."""
+    keys = 2.0 * run.tokens * _widths(mixer, run.layout.tp)[1]
+    hop = collective_s(neighbours(run.cluster, run.layout, "cp"), "send_recv", keys)
+    return (run.layout.cp - 1) * hop
 
 
 def _widths(mixer: Attention | LatentAttention, tp: int) -> tuple[int, int]:

@@ -195,7 +195,7 @@ def gathered_s(run: Run, gather_s: float, chunks: list[Held]) -> list[float]:
         usual = chunk.bucket * rest
         first = there + (edge if chunk is chunks[0] else usual) * gather_s
         there = first + (chunk.buckets - 1) * usual * gather_s
-        window = run.constants.overlap_share * (chunk.end_s - chunk.start_s)
+        window = chunk.end_s - chunk.start_s
         floors.append(max(first, there - window * (1 - 1 / chunk.buckets)))
     floors[0] += run.constants.sm_share * max(0.0, gather_s - floors[0])
     return floors
@@ -215,7 +215,7 @@ def reduced_s(run: Run, reduce_s: float, chunks: list[Held]) -> float:
     for chunk in chunks:
         usual = chunk.bucket * rest * reduce_s
         count = chunk.buckets - (chunk is chunks[-1])
-        window = run.constants.overlap_share * (chunk.end_s - chunk.start_s)
+        window = chunk.end_s - chunk.start_s
         first = chunk.end_s - window * (1 - 1 / chunk.buckets)
         last = chunk.end_s - window * (1 - count / chunk.buckets)
         if count:

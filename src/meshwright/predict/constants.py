@@ -34,16 +34,10 @@ class StepConstants(msgspec.Struct, frozen=True, kw_only=True):
     with the waits for token counts between) where no CUDA graph does it; backward takes twice."""
     checkpoint_wait_s: float = 0.0069
     """What a layer waits for the host per microbatch where checkpointing stops for it."""
-    host_overlap: float = 0.011
-    """Share of the experts' exchange that goes on while the GPU waits for the host."""
     tp_hidden: float = 0.519
     """Share of tensor-parallel communication hidden where products are split to overlap it."""
     bucket_exposed: float = 0.5
     """Share of gradient and parameter exchange that never hides: the first or last bucket."""
-    overlap_share: float = 1
-    """Share of a backward (forward) pass that gradient (parameter) exchange can hide behind."""
-    ring_exposed: float = 0
-    """Share of a context-parallel ring that never hides: its first step."""
     expert_hidden: float = 0.406
     """Share of compute that can hide the experts' exchange where microbatches overlap it."""
     sm_share: float = 0.424

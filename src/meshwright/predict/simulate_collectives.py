@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from meshwright.predict.block_comm import BlockComm, block_comm, place
+from meshwright.predict.block_comm import BlockComm, block_comm, place, ring_s
 from meshwright.predict.block_time import Passes
 from meshwright.predict.bubble import rank_times
 from meshwright.predict.network import collective_s
@@ -19,7 +19,7 @@ from meshwright.predict.stage_time import chunk_times
 from meshwright.predict.step import sharded_exchange
 from meshwright.spec.layout import rank_chunks, rank_parameters
 from meshwright.spec.layout.states import STATE_BYTES
-from meshwright.spec.model import Block, Experts
+from meshwright.spec.model import Attention, Block, Experts, LatentAttention
 
 _CONTEXT = {"ulysses": "all_to_all", "allgather": "all_gather"}
 """The collective of each kind of context parallelism; rings send and receive."""
@@ -57,15 +57,14 @@ def _full(run: Run, block: Block) -> BlockComm:
     apart = copy.copy(run)
     apart.layout = msgspec.structs.replace(run.layout, overlap_tp=False, overlap_ep=False)
     apart.software = msgspec.structs.replace(run.software, tp_overlap=False)
-    comm = []
-    for share in (0.0, 1.0):
-        apart.constants = msgspec.structs.replace(run.constants, ring_exposed=share)
-        comm.append(block_comm(apart, block, Passes()))
-    # A ring always has attention to hide behind; what its first step would expose tells its length.
-    ring = [after - before for before, after in zip(comm[0][2:4], comm[1][2:4], strict=True)]
-    if not any(ring):
-        return comm[0]
-    return comm[0]._replace(cp_forward=ring[0], cp_backward=ring[1])
+    comm = block_comm(apart, block, Passes())
+    mixer = block.mixer
+    rings = run.layout.cp > 1 and run.layout.cp_kind not in ("ulysses", "allgather")
+    if not rings or not isinstance(mixer, Attention | LatentAttention):
+        return comm
+    # A ring always has attention to hide behind.
+    ring = ring_s(run, mixer)
+    return comm._replace(cp_forward=ring, cp_backward=2 * ring)
 
 
 def _tensor(run: Run, block: Block, way: str, seconds: float) -> Iterator[Collective]:

@@ -124,7 +124,7 @@ def _floors(
     floors: dict[int, float] = {}
     ends = iter(gathers)
     for part in parts:
-        window = run.constants.overlap_share * float(lengths_s[part.first])
+        window = float(lengths_s[part.first])
         count = max(1, part.layers)
         waits = [next(ends).end_s - window * index / count for index in range(count)]
         floors[part.first] = max(waits)
@@ -146,7 +146,7 @@ def _reduce_lane(
     buckets: list[Bucket] = []
     free = 0.0
     for part, start, end in zip(parts, starts, ends, strict=True):
-        count, window = max(1, part.layers), run.constants.overlap_share * (end - start)
+        count, window = max(1, part.layers), end - start
         for index in range(count):
             ready = end - window * (1 - (index + 1) / count)
             begin = max(free, ready if reductions_overlap(run) else ends[-1])

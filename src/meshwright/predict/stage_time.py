@@ -105,26 +105,20 @@ def _layer(run: Run, block: Block) -> _Layer:
     passes = block_passes(run, block)
     comm = block_comm(run, block, passes)
     if not run.software.graphs:
-        passes, comm = _launched(run, block, passes, comm)
+        passes = _launched(run, block, passes)
     return _Layer(passes, comm, recompute_s(run, block, passes, comm))
 
 
-def _launched(run: Run, block: Block, passes: Passes, comm: BlockComm) -> tuple[Passes, BlockComm]:
-    """Let the host set the pace where kernels are short; exchanges go on while the GPU waits."""
+def _launched(run: Run, block: Block, passes: Passes) -> Passes:
+    """Let the host set the pace where kernels are short."""
     host_s = passes.kernels * run.costs.launch.host_s
     if isinstance(block.mlp, Experts):
         host_s += run.constants.expert_host_s
     late = max(0.0, host_s - passes.forward)
     late_back = max(0.0, 2 * host_s - passes.backward)
-    share = run.constants.host_overlap
-    comm = comm._replace(
-        ep_forward=comm.ep_forward - share * min(comm.ep_forward, late),
-        ep_backward=comm.ep_backward - share * min(comm.ep_backward, late_back),
-    )
-    slower = passes._replace(
+    return passes._replace(
         forward=passes.forward + late, input_gradient=passes.input_gradient + late_back
     )
-    return slower, comm
 
 
 VOCAB_MULTIPLE = 128

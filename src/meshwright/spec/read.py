@@ -9,9 +9,9 @@ import math
 import re
 import reprlib
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Any, Literal, NoReturn, TypeVar, Union, cast, get_args, get_origin
+from typing import Any, Literal, NamedTuple, NoReturn, TypeVar, Union, cast, get_args, get_origin
 
 import msgspec
 
@@ -289,17 +289,34 @@ def _as_number(kind: Any, data: float, where: str, problems: list[Problem]) -> o
         finite = False
     if finite:
         return value
-    problems.append(Problem(where, f"{shown(data)} is not a finite number", _EXAMPLES[kind]))
+    unit = _unit(where)
+    fix = _EXAMPLES[kind] if unit is None else f'such as "{unit.example}"'
+    problems.append(Problem(where, f"{shown(data)} is not a finite number", fix))
     return UNREAD
 
 
-def _quantity(kind: Any, text: str, where: str) -> float:
-    """Read a number written with a unit; the unit is known from the end of the field's name."""
+class _Unit(NamedTuple):
+    """How the quantity of a field is written."""
+
+    parse: Callable[[str, str], float]
+    example: str
+
+
+def _unit(where: str) -> _Unit | None:
+    """Return the unit of a field, known from the end of its name; None for a plain number."""
     field = re.sub(r"\[\d+\]$", "", where)
     if field.endswith("bytes_per_s"):
-        return cast(float, kind(parse_rate(text, where)))
+        return _Unit(parse_rate, "450GB/s")
     if field.endswith("_bytes"):
-        return cast(float, kind(parse_bytes(text, where)))
+        return _Unit(parse_bytes, "80GB")
     if field.endswith("_s") and not field.endswith("_per_s"):
-        return cast(float, kind(parse_seconds(text, where)))
+        return _Unit(parse_seconds, "2us")
+    return None
+
+
+def _quantity(kind: Any, text: str, where: str) -> float:
+    """Read a number written with the unit of its field."""
+    unit = _unit(where)
+    if unit is not None:
+        return cast(float, kind(unit.parse(text, where)))
     return parse_count(text, where) if kind is int else parse_number(text, where)

@@ -66,6 +66,7 @@ def test_a_sound_layout_violates_nothing() -> None:
     [
         (DENSE, {"tp": 48, "zero": 3}, "tp", "tp=32"),
         (DENSE, {"tp": 8, "pp": 3, "dp": 8, "zero": 1}, "stage_layers", "27,27,26"),
+        (DENSE, {"tp": 8, "pp": 6, "dp": 4, "zero": 1}, "stage_layers", "13,13,14,14,13,13"),
         (DENSE, {"tp": 8, "pp": 4, "dp": 8, "ep": 2, "zero": 1}, "ep", "ep=1"),
         (DENSE, {"tp": 8, "pp": 64, "virtual_stages": 2, "schedule": "interleaved"}, "pp", "pp="),
         (DENSE, {"tp": 8, "pp": 2, "stage_layers": (40, 41), "dp": 8}, "stage_layers", "80"),

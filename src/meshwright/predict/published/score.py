@@ -1,10 +1,7 @@
 """Score predictions against published runs: one result per row, none dropped."""
 
 import json
-import math
-import statistics
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,15 +18,12 @@ from meshwright.predict.published.models import Unusable, model_of
 from meshwright.predict.published.software import software_of
 from meshwright.predict.run import Run
 from meshwright.predict.software import Software
-from meshwright.predict.step import predict_step
+from meshwright.predict.step import StepPrediction, predict_step
 from meshwright.spec.files import read_text
 from meshwright.spec.layout import Recompute, RecomputeOp
+from meshwright.spec.model import Experts
 from meshwright.spec.work import Work
 from meshwright.spec.workload import Training
-
-MEMORY_SLACK = 1.0
-"""How far predicted memory may pass the device before a row that prints no recompute is taken to
-have used some: prediction and offload are both unsure."""
 
 
 class Scored(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,15 +35,27 @@ class Scored(msgspec.Struct, frozen=True, kw_only=True):
     grade: str
     moe: bool
     predicted_step_s: float | None = None
+    low_s: float | None = None
+    """Lower end of the prediction's interval."""
+    high_s: float | None = None
+    """Upper end."""
     predicted_memory_gib: float | None = None
     predicted_mfu: float | None = None
+    fits: bool | None = None
+    """Whether it is predicted to fit in memory."""
     measured_step_s: float | None = None
     measured_memory_gib: float | None = None
+    measured_mfu: float | None = None
+    """As the source prints it, in its own way of counting."""
     error: float | None = None
     """Predicted over measured step time, less one."""
     memory_error: float | None = None
     assumed: tuple[str, ...] = ()
     """What the row does not say and was filled in."""
+    doubts: tuple[str, ...] = ()
+    """What makes the comparison unsure, the heaviest first."""
+    layout_key: tuple[object, ...] = ()
+    """What rows have in common that differ in their layout only."""
     skipped: str | None = None
     """Why there is no prediction."""
 
@@ -87,6 +93,7 @@ def score_row(row: Mapping[str, Any], index: int = 0) -> Scored:
         moe=isinstance(model, Mapping) and bool(model.get("experts")),
         measured_step_s=step_s,
         measured_memory_gib=None if held is None else held / 2**30,
+        measured_mfu=measured.get("mfu"),
     )
     try:
         return _predicted(scored, row)
@@ -154,12 +161,58 @@ def _predicted(scored: Scored, row: Mapping[str, Any]) -> Scored:
     return replace(
         scored,
         predicted_step_s=step.step_s,
+        low_s=step.low_s,
+        high_s=step.high_s,
         predicted_memory_gib=gib,
         predicted_mfu=step.mfu,
+        fits=memory.fits,
         error=_over(step.step_s, scored.measured_step_s),
         memory_error=_over(gib, scored.measured_memory_gib),
         assumed=ready.assumed,
+        doubts=tuple(_doubts(row, ready, step)),
+        layout_key=_layout_key(row, scored),
     )
+
+
+_CAUSES = (
+    ("tp_s", "tensor-parallel communication"),
+    ("cp_s", "context-parallel communication"),
+    ("ep_s", "the experts' exchange"),
+    ("pp_s", "pipeline transfers"),
+    ("dp_s", "the exchange of gradients and parameters"),
+    ("bubble_s", "the pipeline's bubble"),
+)
+_HEAVY = 0.15
+"""Share of a step from which on a cause other than compute is worth naming."""
+
+
+def _doubts(row: Mapping[str, Any], ready: Prepared, step: StepPrediction) -> Iterator[str]:
+    """Say what makes a row hard to compare with."""
+    measured = row.get("measured") or {}
+    if not measured.get("step_time_s") and not measured.get("tokens_per_s_per_gpu"):
+        yield "its step is derived from printed TFLOP/s, whose count of attention is a guess"
+    if ready.assumed:
+        yield f"assumed: {', '.join(ready.assumed)}"
+    if _paced_by_host(ready):
+        yield "its layers of experts may be paced by the host"
+    parts = sorted(((getattr(step, name), text) for name, text in _CAUSES), reverse=True)
+    for seconds, text in parts:
+        if seconds > _HEAVY * step.step_s:
+            yield f"{text} is {seconds / step.step_s:.0%} of the prediction"
+
+
+def _paced_by_host(ready: Prepared) -> bool:
+    experts = any(isinstance(block.mlp, Experts) for block in ready.work.model.blocks)
+    return experts and not ready.software.graphs
+
+
+def _layout_key(row: Mapping[str, Any], scored: Scored) -> tuple[object, ...]:
+    model = row["model"]
+    sizes = tuple(str(model.get(name)) for name in ("name", "layers", "hidden", "heads", "vocab"))
+    asked = tuple(row.get(name) for name in ("gpus", "global_batch", "seq", "precision_class"))
+    # Tables of one source differ in their software as well, so a group stays within one.
+    table = str(row.get("source"))
+    return scored.source, scored.gpu, sizes, asked, str(row.get("task")), table
 
 
 def _over(predicted: float, measured: float | None) -> float | None:
@@ -178,57 +231,6 @@ def _with_recompute(ready: Prepared) -> Prepared:
             work=replace(ready.work, layout=layout),
             assumed=(*ready.assumed, f"recompute {kind}"),
         )
-        memory = predict_memory(tried.run())
-        if memory.worst.total_bytes <= MEMORY_SLACK * memory.capacity_bytes:
+        if predict_memory(tried.run()).fits:
             break
     return tried
-
-
-def summary(results: Iterable[Scored]) -> dict[str, Any]:
-    """Sum up errors overall, by source, GPU, grade and kind of model, and name the worst rows."""
-    scored = [result for result in results if result.error is not None]
-    worst = sorted(scored, key=lambda result: -abs(result.error or 0.0))[:10]
-    groups: dict[str, Callable[[Scored], str]] = {
-        "by_source": lambda result: result.source,
-        "by_gpu": lambda result: result.gpu,
-        "by_grade": lambda result: result.grade,
-        "by_kind": lambda result: "moe" if result.moe else "dense",
-    }
-    return {
-        "overall": _figures(scored),
-        **{name: _grouped(scored, key) for name, key in groups.items()},
-        "memory": _memory_figures(scored),
-        "worst": [
-            {"id": result.id, "error": result.error, "assumed": list(result.assumed)}
-            for result in worst
-        ],
-    }
-
-
-def _grouped(scored: list[Scored], key: Callable[[Scored], str]) -> dict[str, Any]:
-    groups: dict[str, list[Scored]] = defaultdict(list)
-    for result in scored:
-        groups[key(result)].append(result)
-    return {name: _figures(group) for name, group in sorted(groups.items())}
-
-
-def _figures(scored: list[Scored]) -> dict[str, float | int | None]:
-    return _spread([result.error for result in scored if result.error is not None])
-
-
-def _memory_figures(scored: list[Scored]) -> dict[str, float | int | None]:
-    return _spread([r.memory_error for r in scored if r.memory_error is not None])
-
-
-def _spread(errors: list[float]) -> dict[str, float | int | None]:
-    sizes = sorted(abs(error) for error in errors)
-    if not sizes:
-        return {"rows": 0}
-    return {
-        "rows": len(sizes),
-        "median_abs": statistics.median(sizes),
-        "mean_abs": statistics.fmean(sizes),
-        "p90_abs": sizes[min(len(sizes) - 1, math.ceil(0.9 * len(sizes)) - 1)],
-        "within_10": sum(size <= 0.1 for size in sizes) / len(sizes),
-        "bias": statistics.median(errors),
-    }

@@ -116,9 +116,16 @@ def _pipeline(layout: "Layout", model: "Model") -> Iterator[Problem]:
         if chunks > layers:
             yield Problem("pp", f"{chunks} chunks are more than the {layers} layers", fix)
             return
-        uneven = ",".join(str(size) for size in split_layers(layout, layers))
+        uneven = ",".join(map(str, _lighter_ends(layers, chunks)))
         what = f"{layers} layers do not split evenly into {chunks} chunks"
         yield Problem("stage_layers", what, f"set stage_layers={uneven}, or {fix}")
+
+
+def _lighter_ends(layers: int, chunks: int) -> list[int]:
+    """Split layers as evenly as they go; the ends, with embedding and head, take fewer."""
+    each, more = divmod(layers, chunks)
+    fewer = chunks - more
+    return [each] * (fewer // 2) + [each + 1] * more + [each] * (fewer - fewer // 2)
 
 
 def _recompute(layout: "Layout", model: "Model") -> Iterator[Problem]:

@@ -1,0 +1,72 @@
+"""Recompute costs the forward work that it does again, no more and no less."""
+
+import msgspec
+import pytest
+
+from meshwright.predict import Run
+from meshwright.predict.block_comm import block_comm
+from meshwright.predict.block_time import block_passes, core_passes
+from meshwright.predict.recompute_time import recompute_s
+from meshwright.predict.software import EAGER, MEGATRON, Software
+from meshwright.spec import Layout, Training, Work, catalog
+from meshwright.spec.layout import Recompute, RecomputeOp
+
+LLAMA, MIXTRAL = catalog.model("llama3.1-8b"), catalog.model("mixtral-8x7b")
+NODE = catalog.cluster("dgx-h100")
+
+
+def seconds(
+    kind: Recompute, *ops: RecomputeOp, software: Software = MEGATRON, model: str = "llama3.1-8b"
+) -> tuple[float, Run]:
+    layout = Layout(dp=8, recompute=kind, recompute_ops=ops)
+    step = Training(tokens=1, sequence_length=4096, global_batch=8)
+    run = Run(
+        Work(model=catalog.model(model), cluster=NODE, layout=layout, workload=step),
+        software=software,
+    )
+    block = run.model.blocks[0]
+    passes = block_passes(run, block)
+    return recompute_s(run, block, passes, block_comm(run, block, passes)), run
+
+
+def test_none_costs_nothing() -> None:
+    assert seconds("none")[0] == 0
+
+
+def test_full_is_the_forward_pass_again() -> None:
+    found, run = seconds("full")
+    assert found == pytest.approx(block_passes(run, run.model.blocks[0]).forward)
+
+
+def test_the_core_alone_is_attention_again() -> None:
+    found, run = seconds("selective", "core_attn")
+    assert found == pytest.approx(core_passes(run, run.model.blocks[0]).forward)
+
+
+def test_pytorch_stops_before_the_last_product() -> None:
+    whole, _ = seconds("full", software=msgspec.structs.replace(EAGER, early_stop=False))
+    early, _ = seconds("full", software=EAGER)
+    assert 0.7 * whole < early < 0.95 * whole
+
+
+def test_checkpointing_that_waits_for_the_host_costs_that_on_top() -> None:
+    waits = msgspec.structs.replace(MEGATRON, checkpoint_waits=True)
+    slow, run = seconds("full", software=waits)
+    assert slow - seconds("full")[0] == pytest.approx(run.constants.checkpoint_wait_s)
+
+
+def test_more_operations_cost_more_and_less_than_all() -> None:
+    act, _ = seconds("selective", "mlp_act")
+    both, _ = seconds("selective", "mlp_act", "layernorm")
+    mlp, _ = seconds("selective", "mlp")
+    assert 0 < act < both < mlp < seconds("full")[0]
+
+
+def test_experts_are_computed_again_with_their_exchange() -> None:
+    act, _ = seconds("selective", "moe_act", model="mixtral-8x7b")
+    whole, _ = seconds("selective", "moe", model="mixtral-8x7b")
+    assert 0 < act < whole < seconds("full", model="mixtral-8x7b")[0]
+
+
+def test_operations_that_a_block_lacks_cost_nothing() -> None:
+    assert seconds("selective", "moe", "moe_act", "shared_experts", "mla_up_proj")[0] == 0
