@@ -7,10 +7,10 @@ import sys
 import time
 from typing import NamedTuple
 
+from meshwright.predict.replicas import simulate_replicas
 from meshwright.predict.run import Run
 from meshwright.predict.simulate import SimulatedStep, simulate_step
 from meshwright.predict.simulate_noise import Noise
-from meshwright.predict.simulate_replicas import simulate_replicas
 from meshwright.predict.step import predict_step
 from meshwright.spec import catalog
 from meshwright.spec.layout import Layout, ScheduleKind

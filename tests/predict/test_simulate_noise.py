@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from meshwright.errors import InputError
+from meshwright.predict.replicas import simulate_replicas
 from meshwright.predict.simulate import simulate_step
 from meshwright.predict.simulate_experts import expert_passes
 from meshwright.predict.simulate_noise import Noise
-from meshwright.predict.simulate_replicas import simulate_replicas
 from meshwright.predict.stage_time import chunk_times
 from meshwright.spec.layout import ScheduleKind
 from tests.predict.runs import KINDS, LLAMA, MIXTRAL, run_of

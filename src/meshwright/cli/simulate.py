@@ -1,8 +1,6 @@
 """`mw simulate WORK`: one training step before a GPU is rented, and where its time goes."""
 
 import argparse
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from meshwright.cli.answer import Answer, Note, View
@@ -13,13 +11,12 @@ from meshwright.cli.parser import add_common
 from meshwright.cli.step_screen import Predicted, screen
 from meshwright.cli.uneven import add_uneven, execute, read_uneven
 from meshwright.cli.work import Asked, add_work, asked, explain, sound
-from meshwright.errors import InputError, Problem
+from meshwright.errors import InputError
 from meshwright.predict.changes import Change, best_changes
 from meshwright.predict.memory import predict_memory
 from meshwright.predict.price import dollars_per_trillion_tokens
 from meshwright.predict.reliability import Reliability
 from meshwright.predict.run import Run
-from meshwright.predict.simulate import SimulatedStep
 from meshwright.predict.step import predict_step
 from meshwright.spec.units import format_count, format_seconds
 from meshwright.timeline import write_perfetto
@@ -54,7 +51,7 @@ def run(args: argparse.Namespace) -> Answer:
     executed = execute(described, uneven)
     notes = [Note("mw validate training holds such predictions against published runs")]
     if args.timeline:
-        _write_timeline(executed.uneven, args.timeline)
+        write_perfetto(executed.uneven.timeline(), args.timeline)
         notes.append(Note(f"wrote {args.timeline}: open it at ui.perfetto.dev"))
     dollars = dollars_per_trillion_tokens(work, step.tokens_per_s)
     weeks = _weeks(resolved, step.step_s, assumed)
@@ -116,21 +113,6 @@ def _weeks(resolved: Asked, step_s: float, assumed: Reliability) -> _Weeks:
     line += f"{format_seconds(found.data['calendar_s'])}, failures included"
     line += "" if price is None else f", and ${format_count(price)}"
     return _Weeks(found.data, line=line)
-
-
-def _write_timeline(step: SimulatedStep, file: str) -> None:
-    if not file.endswith(".perfetto"):
-        write_perfetto(step.timeline(), file)
-        return
-    # The Perfetto UI looks at what a file holds, so a packed trace may have any name.
-    try:
-        with TemporaryDirectory(dir=Path(file).parent) as folder:
-            packed = Path(folder) / "step.json.gz"
-            write_perfetto(step.timeline(), packed)
-            packed.replace(file)
-    except OSError as error:
-        what = f"cannot be written: {error.strerror or error}"
-        raise InputError([Problem(file, what, "name a file in a folder that exists")]) from None
 
 
 def _change_data(change: Change) -> dict[str, Any]:

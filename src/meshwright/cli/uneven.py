@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from meshwright.errors import InputError, Problem
+from meshwright.predict.replicas import simulate_replicas
 from meshwright.predict.run import Run
 from meshwright.predict.simulate import SimulatedStep, simulate_step
 from meshwright.predict.simulate_noise import QUIET, Noise
-from meshwright.predict.simulate_replicas import simulate_replicas
 from meshwright.spec.units import format_seconds, parse_count, parse_number
 
 MOST_DRAWN = 20_000_000

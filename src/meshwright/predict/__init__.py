@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from meshwright.predict.long_run import LongRun, predict_long_run
     from meshwright.predict.memory import MemoryPrediction, StageMemory, predict_memory
     from meshwright.predict.reliability import Reliability
+    from meshwright.predict.replicas import simulate_replicas
     from meshwright.predict.run import Run
     from meshwright.predict.simulate import SimulatedStep, simulate_step
     from meshwright.predict.simulate_noise import Noise
@@ -30,6 +31,7 @@ _HOMES = {
     "predict_long_run": "meshwright.predict.long_run",
     "predict_memory": "meshwright.predict.memory",
     "predict_step": "meshwright.predict.step",
+    "simulate_replicas": "meshwright.predict.replicas",
     "simulate_step": "meshwright.predict.simulate",
     "what_if": "meshwright.predict.whatif",
 }
@@ -48,6 +50,7 @@ __all__ = [
     "predict_long_run",
     "predict_memory",
     "predict_step",
+    "simulate_replicas",
     "simulate_step",
     "what_if",
 ]

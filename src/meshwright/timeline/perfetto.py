@@ -83,6 +83,10 @@ def write_perfetto(
         raise DamagedFile(damages[0].problems, kept=path)
 
 
+NAMES = (".json", ".json.gz", ".perfetto")
+"""How a file may end; all but the first are packed, which the Perfetto UI finds out by itself."""
+
+
 @contextmanager
 def _output(path: Path) -> Iterator[Put]:
     """What writes the file, which has its name only once it is complete."""
@@ -92,11 +96,12 @@ def _output(path: Path) -> Iterator[Put]:
         if path.is_dir():
             what, fix = "is a folder", f"give a file in it, such as {path / 'trace.json.gz'}"
             raise InputError([Problem(str(path), what, fix)])
-        if not path.name.endswith((".json", ".json.gz")):
+        if not path.name.endswith(NAMES):
             fix = f"use {path}.json.gz"
-            raise InputError([Problem(str(path), "ends in neither .json nor .json.gz", fix)])
+            what = "ends in none of .json, .json.gz and .perfetto"
+            raise InputError([Problem(str(path), what, fix)])
         file: IO[bytes] = unfinished.open("wb")
-    packed = gzip.GzipFile(path.stem, "wb", 3, file) if path.suffix == ".gz" else None
+    packed = gzip.GzipFile(path.stem, "wb", 3, file) if path.suffix != ".json" else None
 
     def put(data: bytes | memoryview) -> None:
         # Only here: what else fails meanwhile has nothing to do with this file.
