@@ -50,6 +50,11 @@ def run(args: argparse.Namespace) -> Answer:
     step, memory, advice = predict_step(described), predict_memory(described), best_changes(work)
     executed = execute(described, uneven)
     notes = [Note("mw validate training holds such predictions against published runs")]
+    filled = [name for name in ("global_batch", "sequence_length") if _is_default(resolved, name)]
+    if filled:
+        # Advice that changes dp would change a batch that is only filled in.
+        flags = " ".join(flag_of(name, getattr(resolved.workload, name)) for name in filled)
+        notes.append(Note(f"filled in as nothing was said: {flags}; keep them with any change"))
     if args.timeline:
         write_perfetto(executed.uneven.timeline(), args.timeline)
         notes.append(Note(f"wrote {args.timeline}: open it at ui.perfetto.dev"))
@@ -113,6 +118,10 @@ def _weeks(resolved: Asked, step_s: float, assumed: Reliability) -> _Weeks:
     line += f"{format_seconds(found.data['calendar_s'])}, failures included"
     line += "" if price is None else f", and ${format_count(price)}"
     return _Weeks(found.data, line=line)
+
+
+def _is_default(resolved: Asked, name: str) -> bool:
+    return resolved.origins.get(f"workload.{name}") == "default"
 
 
 def _change_data(change: Change) -> dict[str, Any]:

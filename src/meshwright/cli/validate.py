@@ -43,10 +43,12 @@ def run(args: argparse.Namespace) -> Answer:
                 ("by source", "by_source"),
             )
         ),
-        _worst(summed["worst"]),
+        *((_worst(summed["worst"]),) if summed["worst"] else ()),
         Note("errors are predicted over measured step time, less one"),
     )
-    return Answer("validate.training/1", data, views, (f"{summed['overall']['median_abs']:.4f}",))
+    overall = summed["overall"]
+    quiet = (f"{overall['median_abs']:.4f}",) if overall["rows"] else ()
+    return Answer("validate.training/1", data, views, quiet)
 
 
 def _own_runs() -> Path:

@@ -62,6 +62,8 @@ def run(args: argparse.Namespace) -> Answer:
         _chart(baseline, cases),
         _legend([baseline, *cases]),
     ]
+    if any(case.thing == "nic" for case in cases) and _host_limits(resolved.work):
+        views.append(Note("the host link is no faster than the cards: faster ones change nothing"))
     failed = [case for case in cases if case.step is None]
     if failed:
         views.append(_reasons(failed))
@@ -77,6 +79,15 @@ def run(args: argparse.Namespace) -> Answer:
         f"{case.thing}={case.value}\t{case.step.step_s:.6g}" for case in cases if case.step
     )
     return Answer("whatif/1", data, tuple(views), quiet, 0 if quiet else 1)
+
+
+def _host_limits(work: Work) -> bool:
+    """Whether a GPU's way to its network card is no faster than its share of the cards."""
+    cluster = work.cluster
+    if cluster.nics is None:
+        return False
+    cards = cluster.nics.per_node * cluster.nics.nic_bytes_per_s / cluster.gpus_per_node
+    return cluster.host.gpu_bytes_per_s <= 1.3 * cards
 
 
 def usual(work: Work) -> tuple[Ask, ...]:

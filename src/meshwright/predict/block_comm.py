@@ -53,10 +53,19 @@ def place(cluster: Cluster, layout: Layout, axes: str) -> Placement:
 
 
 @lru_cache(maxsize=65536)
-def neighbours(cluster: Cluster, layout: Layout, axis: str) -> Placement:
-    """Return where rank 0 and the next rank along an axis lie."""
+def neighbours(cluster: Cluster, layout: Layout, axis: str) -> tuple[tuple[Placement, int], ...]:
+    """Return where ranks next to each other along an axis lie, and how many pairs lie so."""
     ranks = group_of(layout, 0, axis)
-    return strided(cluster, ranks[0], 2, ranks[1] - ranks[0])
+    domain = cluster.scale_up.gpus
+    # Pairs inside one fast domain are alike, and so are those that leave it.
+    pairs = list(pairwise(ranks))
+    inside = [pair for pair in pairs if pair[0] // domain == pair[1] // domain]
+    across = [pair for pair in pairs if pair[0] // domain != pair[1] // domain]
+    return tuple(
+        (strided(cluster, some[0][0], 2, some[0][1] - some[0][0]), len(some))
+        for some in (inside, across)
+        if some
+    )
 
 
 def block_comm(run: Run, block: Block, passes: Passes) -> BlockComm:
@@ -78,18 +87,23 @@ def _tensor(run: Run, block: Block, passes: Passes) -> tuple[float, float]:
     group = place(run.cluster, layout, "tp")
     size = 2.0 * run.tokens * run.model.hidden
     parts = (block.mixer is not None) + (block.mlp is not None)
-    if isinstance(block.mlp, Experts) and layout.experts_tp == 1:
+    experts = block.mlp if isinstance(block.mlp, Experts) else None
+    if experts is not None and layout.experts_tp == 1 and not experts.shared_width:
         parts -= 1  # routed tokens stay on their ranks
-    beside = passes.weight_gradient if run.software.tp_async else 0.0
+    share = run.constants.sm_share
+    beside, ahead = passes.weight_gradient, passes.input_gradient
+    if not run.software.tp_async:
+        beside = ahead = 0.0
     if not layout.sequence_parallel:
         reduce_s = parts * collective_s(group, "all_reduce", size)
-        return reduce_s, _left(reduce_s, beside, run.constants.sm_share)
+        return reduce_s, _left(reduce_s, beside, share)
     gather = parts * collective_s(group, "all_gather", size)
     scatter = parts * collective_s(group, "reduce_scatter", size)
     # Backward gathers its gradient, and its input again behind the input gradient; its scatter
     # runs behind the weight gradient (Korthikanti et al. 2022, figure 5; Megatron-LM).
-    backward = gather + max(0.0, scatter - passes.weight_gradient)
-    return gather + scatter, backward + max(0.0, gather - passes.input_gradient)
+    backward = gather + _left(scatter, beside, share)
+    again = 0.0 if run.frozen else _left(gather, ahead, share)
+    return gather + scatter, backward + again
 
 
 def _context(run: Run, block: Block) -> tuple[float, float]:
@@ -114,8 +128,9 @@ def _context(run: Run, block: Block) -> tuple[float, float]:
 def ring_s(run: Run, mixer: Attention | LatentAttention) -> float:
     """Return how long keys and values go round; their gradients take as long again."""
     keys = 2.0 * run.tokens * _widths(mixer, run.layout.tp)[1]
-    hop = collective_s(neighbours(run.cluster, run.layout, "cp"), "send_recv", keys)
-    return (run.layout.cp - 1) * hop
+    # All ranks send at once, so the slowest link sets the pace.
+    pairs = neighbours(run.cluster, run.layout, "cp")
+    return (run.layout.cp - 1) * max(collective_s(pair, "send_recv", keys) for pair, _ in pairs)
 
 
 def _widths(mixer: Attention | LatentAttention, tp: int) -> tuple[int, int]:

@@ -81,10 +81,12 @@ def sent_bytes(run: Run) -> float:
 
 
 def hop_s(run: Run) -> float:
-    """Return how long that takes."""
+    """Return how long that takes, on the mean over all stages."""
     if run.layout.pp == 1:
         return 0.0
-    return collective_s(neighbours(run.cluster, run.layout, "pp"), "send_recv", sent_bytes(run))
+    pairs, size = neighbours(run.cluster, run.layout, "pp"), sent_bytes(run)
+    whole = sum(often * collective_s(pair, "send_recv", size) for pair, often in pairs)
+    return whole / (run.layout.pp - 1)
 
 
 def rank_times(run: Run, times: tuple[ChunkTime, ...]) -> tuple[StageTime, ...]:

@@ -14,7 +14,6 @@ import msgspec
 from meshwright.predict.block_comm import place
 from meshwright.predict.bubble import Edge, Pipeline, begun_s, done_s, ends_apart
 from meshwright.predict.network import collective_s
-from meshwright.predict.network.tuning import Op
 from meshwright.predict.run import Run
 from meshwright.spec.layout import RankParameters, rank_parameters, split_layers
 from meshwright.spec.layout.states import STATE_BYTES
@@ -32,21 +31,34 @@ class Exchange(NamedTuple):
 def exchange_of(run: Run, held: RankParameters) -> Exchange:
     """Return how long a rank's gradients and parameters travel, if nothing hides them."""
     layout = run.layout
-    if layout.dp * layout.cp == 1 or run.frozen or layout.zero == 3:
+    if layout.dp * layout.cp == 1 or run.frozen:
         return Exchange()
-    number = float(STATE_BYTES[layout.gradient_precision])
-    group = place(run.cluster, layout, "dp-cp")
-    dense = float(held.matrices + held.others)
-    if layout.zero == 0:
-        reduce_s, gather_s = collective_s(group, "all_reduce", dense * number), 0.0
-    else:
-        way: Op = "reduce_scatter" if run.software.overlap_exchange else "all_reduce"
-        reduce_s = collective_s(group, way, dense * number)
-        gather_s = collective_s(group, "all_gather", dense * 2.0)
+    found = _exchange(run, "dp-cp", float(held.matrices + held.others))
     if held.experts and layout.expert_dp > 1:
-        replicas = place(run.cluster, layout, "expert_dp")
-        reduce_s += collective_s(replicas, "reduce_scatter", held.experts * number)
-        gather_s += collective_s(replicas, "all_gather", held.experts * 2.0)
+        more = _exchange(run, "expert_dp", float(held.experts))
+        found = Exchange(*map(add, found, more))
+    return found
+
+
+def _exchange(run: Run, axes: str, parameters: float) -> Exchange:
+    """Exchange some parameters within the group along some axes."""
+    layout, cluster = run.layout, run.cluster
+    gradients = parameters * STATE_BYTES[layout.gradient_precision]
+    reduce_s = gather_s = 0.0
+    if layout.shard is not None and axes == "dp-cp" and layout.zero:
+        # Copies of the sharded states add up their shards among each other.
+        copies = place(cluster, layout, "replicate")
+        reduce_s = collective_s(copies, "all_reduce", gradients / layout.shard_degree)
+        axes = "shard"
+    if layout.zero == 3:
+        return Exchange(reduce_s)  # the rest travels with every pass
+    group = place(cluster, layout, axes)
+    if layout.zero == 0 or not run.software.overlap_exchange:
+        reduce_s += collective_s(group, "all_reduce", gradients)
+    else:
+        reduce_s += collective_s(group, "reduce_scatter", gradients)
+    if layout.zero:
+        gather_s = collective_s(group, "all_gather", parameters * 2.0)
     return Exchange(reduce_s, gather_s)
 
 

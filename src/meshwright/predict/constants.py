@@ -15,7 +15,7 @@ class StepConstants(msgspec.Struct, frozen=True, kw_only=True):
     gaps and cold caches. What power limits cost comes on top, from the device's own curve."""
     attention_gap: float = 1.175
     """The same for attention."""
-    power_exponent: float = 0.6
+    power_exponent: float = 0.5
     """How the sustained clock follows the power limit where a chip has less than its kind."""
     first_flash: float = 1.531
     """Time of the flash kernels of 2022 over those of FlashAttention-2."""
@@ -34,7 +34,7 @@ class StepConstants(msgspec.Struct, frozen=True, kw_only=True):
     with the waits for token counts between) where no CUDA graph does it; backward takes twice."""
     checkpoint_wait_s: float = 0.0069
     """What a layer waits for the host per microbatch where checkpointing stops for it."""
-    tp_hidden: float = 0.519
+    tp_hidden: float = 0.638
     """Share of tensor-parallel communication hidden where products are split to overlap it."""
     bucket_exposed: float = 0.5
     """Share of gradient and parameter exchange that never hides: the first or last bucket."""

@@ -29,7 +29,15 @@ def recompute_s(run: Run, block: Block, passes: Passes, comm: BlockComm) -> floa
         weights = block.weights(run.model.hidden)
         kept = core_passes(run, block).forward + product_passes(run, weights).forward / 2
         return max(0.0, passes.forward - kept)
-    return sum(_operation_s(run, block, comm, op) for op in again)
+    implied = {small for op in again for small in _IMPLIED.get(op, ())}
+    return sum(_operation_s(run, block, comm, op) for op in again if op not in implied)
+
+
+_IMPLIED: dict[RecomputeOp, tuple[RecomputeOp, ...]] = {
+    "mlp": ("mlp_act",),
+    "moe": ("moe_act", "shared_experts"),
+}
+"""Operations that are part of a larger one."""
 
 
 def _last_product_s(run: Run, block: Block) -> float:
@@ -59,7 +67,7 @@ def _operation_s(run: Run, block: Block, comm: BlockComm, op: RecomputeOp) -> fl
             return activation + product_passes(run, mlp.weights(hidden)[:-1]).forward
         case "moe" if isinstance(mlp, Experts):
             return expert_passes(run, mlp).forward + comm.ep_forward
-        case "moe_act" if isinstance(mlp, Experts):
+        case "moe_act" if isinstance(mlp, Experts) and not run.software.fused_experts:
             width = mlp.width * mlp.top_k * run.tokens / layout.tp
             return activation_passes(costs, width, mlp.gated).forward
         case "shared_experts" if isinstance(mlp, Experts) and mlp.shared_width:

@@ -42,7 +42,12 @@ class Run:
         gpu, constants = self.cluster.gpu, self.constants
         known = costs_for(gpu, self._calibration)
         heat = _power(gpu, constants.power_exponent)
-        elementwise: float = getattr(constants, f"{self.software.fusion}_elementwise")
+        elementwise = {
+            "fused": constants.fused_elementwise,
+            "native": constants.native_elementwise,
+            "partly": constants.partly_elementwise,
+            "eager": constants.eager_elementwise,
+        }[self.software.fusion]
         attention = constants.attention_gap
         if self.software.attention == "flash1":
             attention *= constants.first_flash

@@ -1,6 +1,6 @@
 """One training step in closed form: fast enough for a search, and split by cause.
 
-    step = microbatches × slowest stage + bubble + exposed transfers and exchanges + optimizer
+    step = passes of the slowest rank + bubble + exposed transfers and exchanges + optimizer
 
 The event simulation executes the same stages under the schedule itself; this is its quick twin.
 """
@@ -110,23 +110,36 @@ def sharded_waits(
 
 def sharded_exchange(run: Run, stage: StageTime, held: RankParameters) -> float:
     """Return the exposed gathers and scatters of fully sharded parameters per microbatch."""
-    layout = run.layout
+    layout, software = run.layout, run.software
     if layout.dp * layout.cp == 1:
         return 0.0
-    group = place(run.cluster, layout, "dp-cp" if layout.shard is None else "shard")
     layers = max(1, run.model.layers // layout.pp)
-    each = (held.matrices + held.others + held.experts) / layers
-    gather_s = collective_s(group, "all_gather", 2.0 * each)
-    scatter_s = (
-        0.0 if run.frozen else collective_s(group, "reduce_scatter", _gradient_bytes(run) * each)
-    )
-    both = gather_s + gather_s + scatter_s
-    if not run.software.overlap_sharded:
-        return layers * both
-    forward, backward = stage.forward / layers, stage.backward / layers
-    late = max(0.0, gather_s - forward) + max(0.0, gather_s + scatter_s - backward)
-    hidden = run.constants.sm_share * (both - late)
-    return layers * (late + hidden) + gather_s + scatter_s
+    gather_s, scatter_s = _layer_exchange(run, held, layers)
+    early = software.overlap_sharded and layout.overlap_parameters
+    behind = software.overlap_sharded and layout.overlap_gradients
+    forward = stage.forward / layers if early else 0.0
+    backward = stage.backward / layers
+    late = max(0.0, gather_s - forward)
+    late += max(0.0, early * gather_s + behind * scatter_s - backward)
+    late += (not early) * gather_s + (not behind) * scatter_s
+    hidden = run.constants.sm_share * (gather_s + gather_s + scatter_s - late)
+    return layers * (late + hidden) + early * gather_s + behind * scatter_s
+
+
+def _layer_exchange(run: Run, held: RankParameters, layers: int) -> tuple[float, float]:
+    """Return how long one layer's parameters are gathered and its gradients scattered."""
+    layout = run.layout
+    dense = (held.matrices + held.others) / layers
+    parts = [("dp-cp" if layout.shard is None else "shard", dense)]
+    if held.experts and layout.expert_dp > 1:
+        parts.append(("expert_dp", held.experts / layers))
+    gather_s = scatter_s = 0.0
+    for axes, each in parts:
+        group = place(run.cluster, layout, axes)
+        gather_s += collective_s(group, "all_gather", 2.0 * each)
+        if not run.frozen:
+            scatter_s += collective_s(group, "reduce_scatter", _gradient_bytes(run) * each)
+    return gather_s, scatter_s
 
 
 def optimizer_update(run: Run, held: RankParameters) -> float:

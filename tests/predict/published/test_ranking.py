@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from meshwright.predict.published import Scored, ranking, read_rows, score, summary
 from meshwright.predict.published.ranking import spearman
+from meshwright.predict.software import MEGATRON
+from meshwright.spec import Layout
 
 RUNS = Path(__file__).parents[3] / "validation" / "training" / "runs.json"
 NAMED = ("AWS EFA MoE A/B", "BLOOM chronicles", "Zero Bubble PP", "vTrain ground truth")
@@ -18,10 +20,11 @@ def results() -> list[Scored]:
     return score(read_rows(RUNS))
 
 
-def one(predicted: float, measured: float, key: str = "a") -> Scored:
+def one(predicted: float, measured: float, key: str = "a", tp: int | None = None) -> Scored:
     return Scored(
         id="x", source="s", gpu="g", grade="A", moe=False, predicted_step_s=predicted,
         measured_step_s=measured, error=predicted / measured - 1,
+        setup=(Layout(tp=tp or round(predicted)), MEGATRON),
         layout_key=("s", "g", (key, "", "", "8", ""), (8, 64, 1, "bf16"), "None", "t"),
     )  # fmt: skip
 
@@ -43,7 +46,7 @@ def test_a_group_names_where_the_measured_best_stands() -> None:
     assert group.spearman == pytest.approx(0.5)
 
 
-def test_rows_that_cannot_be_told_apart_are_one_layout() -> None:
+def test_rows_of_one_layout_are_one() -> None:
     assert ranking([one(1, 5), one(1, 7), one(2, 9)]) == []
 
 

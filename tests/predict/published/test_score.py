@@ -108,3 +108,12 @@ def test_a_file_that_is_no_list_of_runs_is_refused(tmp_path: Path) -> None:
     path.write_text(json.dumps({"rows": []}))
     with pytest.raises(InputError, match="list of runs"):
         read_rows(path)
+
+
+def test_a_batch_that_nearly_divides_is_rounded_and_said() -> None:
+    row = {**KORTHIKANTI[0], "gpus": 32, "global_batch": 1537, "micro_batch": 1}
+    row["layout"] = {**row["layout"], "tp": 8, "pp": 1, "vpp": None, "dp": 4}
+    assert any("1536" in text for text in score_row(row).assumed)
+    odd = score_row({**row, "global_batch": 6})
+    assert odd.skipped is not None
+    assert "do not divide" in odd.skipped

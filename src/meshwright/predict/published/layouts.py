@@ -48,6 +48,10 @@ _OPS: dict[str, RecomputeOp] = {
 }
 
 
+_NEAR = 0.02
+"""How far a batch may be rounded so that it divides."""
+
+
 class RowLayout(NamedTuple):
     """A layout read from a row."""
 
@@ -72,9 +76,7 @@ def layout_of(row: Mapping[str, Any], model: Model) -> RowLayout:
     microbatch = row.get("micro_batch")
     if microbatch is None:
         microbatch = 1
-        assumed.append("microbatch 1")
-    if batch % dp:
-        raise Unusable(f"{batch} sequences do not divide over {dp} replicas")
+    batch = _dividing(batch, dp, assumed)
     if batch // dp % microbatch:
         microbatch = 1
         assumed.append("microbatch 1: the printed one does not divide the batch")
@@ -112,7 +114,21 @@ def layout_of(row: Mapping[str, Any], model: Model) -> RowLayout:
     except InputError as error:
         raise Unusable(f"the layout contradicts itself: {error}") from None
     layout = with_habits(row, layout, model)
+    if row.get("micro_batch") is None:
+        assumed.append(f"microbatch {layout.microbatch}")
+    if layout.virtual_stages > 1 and not given.get("vpp"):
+        assumed.append(f"{layout.virtual_stages} chunks per rank")
     return RowLayout(layout, tuple(assumed), given.get("recompute") is not None)
+
+
+def _dividing(batch: int, replicas: int, assumed: list[str]) -> int:
+    """Return the batch, or the nearest one that divides over the replicas."""
+    near = round(batch / replicas) * replicas
+    if abs(near - batch) > _NEAR * batch:
+        raise Unusable(f"{batch} sequences do not divide over {replicas} replicas")
+    if near != batch:
+        assumed.append(f"a batch of {near}, which divides over the replicas")
+    return near
 
 
 def _schedule(given: Mapping[str, Any], pp: int, layers: int) -> tuple[str, int]:

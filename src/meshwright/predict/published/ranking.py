@@ -1,7 +1,7 @@
 """Whether predictions order layouts as measurements do: what a planner lives on.
 
-Rows that have model, GPUs and batch in common and differ in their layout make a group. Rows that
-cannot be told apart are one layout, measured more than once.
+Rows that have model, GPUs and batch in common and differ in their layout make a group; those of
+one layout and software are one, measured more than once.
 """
 
 import statistics
@@ -34,18 +34,23 @@ class Ranked(msgspec.Struct, frozen=True, kw_only=True):
 
 def ranking(results: Iterable[Scored]) -> list[Ranked]:
     """Rank every group with enough layouts."""
-    groups: dict[tuple[object, ...], dict[float, list[float]]] = defaultdict(
+    groups: dict[tuple[object, ...], dict[object, list[Scored]]] = defaultdict(
         lambda: defaultdict(list)
     )
     for result in results:
-        if result.error is not None and result.predicted_step_s and result.measured_step_s:
-            same = groups[result.layout_key]
-            same[round(result.predicted_step_s, 9)].append(result.measured_step_s)
+        if result.predicted_step_s and result.measured_step_s:
+            groups[result.layout_key][result.setup].append(result)
     return [
-        _ranked(key, {predicted: statistics.median(times) for predicted, times in group.items()})
+        _ranked(key, [_times(same) for same in group.values()])
         for key, group in sorted(groups.items(), key=str)
         if len(group) >= FEWEST
     ]
+
+
+def _times(same: list[Scored]) -> tuple[float, float]:
+    """Return the predicted and the median measured time of rows with one layout."""
+    measured = statistics.median(result.measured_step_s or 0.0 for result in same)
+    return same[0].predicted_step_s or 0.0, measured
 
 
 def ranking_summary(ranked: Sequence[Ranked]) -> dict[str, Any]:
@@ -62,16 +67,16 @@ def ranking_summary(ranked: Sequence[Ranked]) -> dict[str, Any]:
     }
 
 
-def _ranked(key: tuple[Any, ...], times: dict[float, float]) -> Ranked:
+def _ranked(key: tuple[Any, ...], times: list[tuple[float, float]]) -> Ranked:
     source, gpu, sizes, (gpus, batch, *_), *_ = key
-    predicted = sorted(times)
-    measured = [times[one] for one in predicted]
+    predicted, measured = zip(*times, strict=True)
+    best = predicted[measured.index(min(measured))]
     return Ranked(
         source=source,
         name=f"{sizes[0]} ({sizes[3]} heads), {gpus} × {gpu}, batch {batch}",
         layouts=len(predicted),
         spearman=spearman(predicted, measured),
-        best_at=1 + measured.index(min(measured)),
+        best_at=1 + sum(other < best * (1 - 1e-9) for other in predicted),
     )
 
 

@@ -1,6 +1,7 @@
 """Score predictions against published runs: one result per row, none dropped."""
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +21,7 @@ from meshwright.predict.run import Run
 from meshwright.predict.software import Software
 from meshwright.predict.step import StepPrediction, predict_step
 from meshwright.spec.files import read_text
-from meshwright.spec.layout import Recompute, RecomputeOp
+from meshwright.spec.layout import Layout, Recompute, RecomputeOp
 from meshwright.spec.model import Experts
 from meshwright.spec.work import Work
 from meshwright.spec.workload import Training
@@ -56,30 +57,36 @@ class Scored(msgspec.Struct, frozen=True, kw_only=True):
     """What makes the comparison unsure, the heaviest first."""
     layout_key: tuple[object, ...] = ()
     """What rows have in common that differ in their layout only."""
+    setup: tuple[Layout, Software] | None = None
+    """The layout and the software of the prediction."""
     skipped: str | None = None
     """Why there is no prediction."""
 
 
-def read_rows(path: str | Path) -> list[dict[str, Any]]:
-    """Read a file of published runs."""
+def read_rows(path: str | Path) -> list[Any]:
+    """Read a file of published runs; entries that are none are scored as such."""
     text = read_text(path)
     try:
         rows = json.loads(text)
     except ValueError as error:
         what = f"is not valid JSON: {error}"
         raise InputError([Problem(str(path), what, "give a list of runs")]) from None
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise InputError([Problem(str(path), "is not a list of runs", "see docs/commands")])
+    if not isinstance(rows, list):
+        fix = "give a JSON list with one object per run, as validation/training/runs.json has"
+        raise InputError([Problem(str(path), "is not a list of runs", fix)])
     return rows
 
 
-def score(rows: Iterable[Mapping[str, Any]]) -> list[Scored]:
+def score(rows: Iterable[Any]) -> list[Scored]:
     """Score every row, in order."""
     return [score_row(row, index) for index, row in enumerate(rows)]
 
 
-def score_row(row: Mapping[str, Any], index: int = 0) -> Scored:
+def score_row(row: Any, index: int = 0) -> Scored:
     """Predict one row; a row that cannot be predicted says why."""
+    if not isinstance(row, Mapping):
+        what = f"{row!r:.40} is no run: a run is an object with model, gpu, layout and so on"
+        return Scored(id=str(index), source="", gpu="", grade="", moe=False, skipped=what)
     measured = row.get("measured") or {}
     derived = row.get("derived") or {}
     model = row.get("model")
@@ -101,8 +108,10 @@ def score_row(row: Mapping[str, Any], index: int = 0) -> Scored:
         reason = str(unusable)
     except InputError as error:
         reason = str(error.problems[0])
-    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
-        reason = f"the row lacks or garbles a field: {error!r}"
+    except KeyError as error:
+        reason = f"the row lacks {error.args[0]!r}"
+    except (ArithmeticError, AttributeError, TypeError, ValueError) as error:
+        reason = f"the row garbles a field: {error}"
     return replace(scored, skipped=reason)
 
 
@@ -130,17 +139,20 @@ def prepare(row: Mapping[str, Any]) -> Prepared | None:
 
 
 def _prepared(scored: Scored, row: Mapping[str, Any]) -> Prepared:
+    for name in ("model", "layout"):
+        if not isinstance(row.get(name), Mapping):
+            raise Unusable(f"the row has no {name}")
+    step_s = scored.measured_step_s
+    if step_s is not None and not 0 < step_s < math.inf:
+        raise Unusable(f"a step of {step_s!r} s cannot be")
     for name in ("gpus", "seq", "global_batch"):
         value = row.get(name)
         if type(value) is not int or not 0 < value < 10**9:
             raise Unusable(f"the row does not say {name}")
     model, cluster = model_of(row), cluster_of_row(row)
     read = layout_of(row, model)
-    training = Training(
-        tokens=row["seq"] * row["global_batch"],
-        sequence_length=row["seq"],
-        global_batch=row["global_batch"],
-    )
+    batch = read.layout.global_batch or row["global_batch"]
+    training = Training(tokens=row["seq"] * batch, sequence_length=row["seq"], global_batch=batch)
     ready = Prepared(
         source=scored.source,
         measured_step_s=scored.measured_step_s or 0.0,
@@ -171,6 +183,7 @@ def _predicted(scored: Scored, row: Mapping[str, Any]) -> Scored:
         assumed=ready.assumed,
         doubts=tuple(_doubts(row, ready, step)),
         layout_key=_layout_key(row, scored),
+        setup=(run.layout, run.software),
     )
 
 
