@@ -15,7 +15,6 @@ from meshwright.predict.published.score import prepare
 RUNS = Path(__file__).parents[3] / "validation" / "training" / "runs.json"
 ROWS = read_rows(RUNS)
 
-OFFLOADED = "its recipe sends activations of half the layers to the host, which the row leaves out"
 CONTRADICTORY = "no recompute, and a batch whose activations alone take several times the GPU"
 UNSAID = "optimizer or activations were most likely offloaded; the source does not say"
 FULL = "it took 79 of the GPU's 80 GiB, and is predicted 0.4 GiB above them"
@@ -25,12 +24,6 @@ DO_NOT_FIT = {
     "sc21-t2-zero3-529.6B-g640": UNSAID,
     "titan-llama4-scout-gb200-bf16": CONTRADICTORY,
     "titan-llama4-scout-gb200-mxfp8": CONTRADICTORY,
-    "zoo-qwen3-235b-GB200-s4096-mxfp8-g256": OFFLOADED,
-    **{
-        f"mbridge-{release}-pretrain-Llama3-70B-{gpu}-fp8-cs-g64-b256": OFFLOADED
-        for release in ("26.02", "26.02.01", "26.04", "26.04.01")
-        for gpu in ("GB200", "GB300")
-    },
 }
 """Runs that are predicted not to fit though they ran, and why."""
 FITS_ALL_THE_SAME = {"bloom-02-28-h14336-l82-a128-tp4-pp12-mb2-b2048"}
