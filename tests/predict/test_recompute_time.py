@@ -62,7 +62,7 @@ def test_more_operations_cost_more_and_less_than_all() -> None:
     assert 0 < act < both < mlp < seconds("full")[0]
 
 
-def test_experts_are_computed_again_with_their_exchange() -> None:
+def test_experts_are_more_than_their_activation() -> None:
     act, _ = seconds("selective", "moe_act", model="mixtral-8x7b")
     whole, _ = seconds("selective", "moe", model="mixtral-8x7b")
     assert 0 < act < whole < seconds("full", model="mixtral-8x7b")[0]
@@ -70,3 +70,9 @@ def test_experts_are_computed_again_with_their_exchange() -> None:
 
 def test_operations_that_a_block_lacks_cost_nothing() -> None:
     assert seconds("selective", "moe", "moe_act", "shared_experts", "mla_up_proj")[0] == 0
+
+
+def test_an_operation_inside_another_is_counted_once() -> None:
+    assert seconds("selective", "mlp", "mlp_act")[0] == seconds("selective", "mlp")[0]
+    both, _ = seconds("selective", "moe", "moe_act", model="mixtral-8x7b")
+    assert both == seconds("selective", "moe", model="mixtral-8x7b")[0]

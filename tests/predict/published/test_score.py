@@ -31,7 +31,7 @@ def test_every_row_gets_a_result() -> None:
 def test_most_rows_can_be_predicted() -> None:
     skipped = [result for result in score(ROWS) if result.skipped]
     assert len(skipped) < 0.05 * len(ROWS)
-    assert all(result.skipped for result in skipped)
+    assert all(result.predicted_step_s is None and result.error is None for result in skipped)
 
 
 def test_the_classic_rows_are_close() -> None:
@@ -117,3 +117,16 @@ def test_a_batch_that_nearly_divides_is_rounded_and_said() -> None:
     odd = score_row({**row, "global_batch": 6})
     assert odd.skipped is not None
     assert "do not divide" in odd.skipped
+
+
+@pytest.mark.parametrize("entry", [None, 5, "x", [], {}, {"id": "only"}])
+def test_an_entry_that_is_no_run_keeps_its_place(entry: Any) -> None:
+    (result,) = score([entry])
+    assert result.skipped
+    assert summary([result])["overall"] == {"rows": 0}
+
+
+def test_a_step_that_cannot_be_is_not_scored() -> None:
+    result = score_row({**KORTHIKANTI[0], "derived": {"step_time_s": -1.0}})
+    assert result.error is None
+    assert "cannot be" in (result.skipped or "")

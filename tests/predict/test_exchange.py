@@ -1,0 +1,50 @@
+"""Every field of a layout that decides who talks to whom shows in the step."""
+
+from typing import Any
+
+import pytest
+
+from meshwright.predict import Run, StepPrediction, predict_step
+from meshwright.predict.block_comm import ring_s
+from meshwright.spec import Layout, Training, Work, catalog
+from meshwright.spec.model import Attention
+
+POD = catalog.cluster("h100-superpod")
+
+
+def run_of(model: str = "llama3.1-70b", batch: int = 512, **fields: Any) -> Run:
+    layout = Layout(**fields)
+    step = Training(tokens=1, sequence_length=8192, global_batch=batch)
+    cluster = POD.with_gpus(layout.gpus)
+    return Run(Work(model=catalog.model(model), cluster=cluster, layout=layout, workload=step))
+
+
+def step_of(**fields: Any) -> StepPrediction:
+    return predict_step(run_of(**fields))
+
+
+def test_a_ring_that_leaves_the_node_runs_at_the_pace_of_its_slowest_link() -> None:
+    inside, across = run_of(cp=8, dp=4), run_of(cp=16, dp=2)
+    mixer = across.model.blocks[0].mixer
+    assert isinstance(mixer, Attention)
+    # Half the keys per rank, about twice the hops: only the link makes the difference.
+    assert ring_s(across, mixer) > 4 * ring_s(inside, mixer)
+
+
+def test_copies_of_sharded_states_add_up_among_each_other() -> None:
+    for zero in (1, 2):
+        whole, hybrid = step_of(dp=512, zero=zero), step_of(dp=512, zero=zero, shard=8)
+        assert hybrid.dp_s != pytest.approx(whole.dp_s, rel=1e-3)
+        assert hybrid.dp_s > 0
+
+
+def test_experts_that_no_other_rank_holds_are_not_gathered() -> None:
+    spread = {"model": "deepseek-v3", "dp": 256, "expert_tp": 1}
+    alone, shared = step_of(**spread, ep=256, zero=3), step_of(**spread, ep=64, zero=3)
+    assert alone.dp_s < shared.dp_s / 2
+
+
+@pytest.mark.parametrize("switch", ["overlap_gradients", "overlap_parameters"])
+def test_fully_sharded_exchange_hides_only_where_it_may(switch: str) -> None:
+    fields = {"dp": 64, "zero": 3, "batch": 64}
+    assert step_of(**fields, **{switch: False}).dp_s > step_of(**fields).dp_s
