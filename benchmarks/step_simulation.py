@@ -15,7 +15,7 @@ from meshwright.predict.step import predict_step
 from meshwright.spec import catalog
 from meshwright.spec.layout import Layout, ScheduleKind
 from meshwright.spec.work import Work
-from meshwright.spec.workload import Training
+from meshwright.spec.workload import Adapter, Training
 
 NAME = "step_simulation"
 QUESTION = "How long does the event simulation of a training step take?"
@@ -65,14 +65,14 @@ SPLITS: dict[ScheduleKind, tuple[tuple[int, ...] | None, ...]] = {
 
 
 def small_runs(quick: bool) -> list[Run]:
-    """List small pipelines of every schedule: splits, ZeRO stages, frozen weights, batches."""
+    """List small pipelines of every schedule: splits, ZeRO stages, adapters, batches."""
     model, cluster = catalog.model("llama3.1-8b"), catalog.cluster("h100-superpod").with_gpus(32)
     found = []
     for kind, splits in SPLITS.items():
         grid = itertools.product(
-            splits, (1, 3) if quick else (0, 1, 2, 3), (False, True), (2, 4, 9, 32)
+            splits, (1, 3) if quick else (0, 1, 2, 3), (None, Adapter(rank=16)), (2, 4, 9, 32)
         )
-        for split, zero, frozen, microbatches in grid:
+        for split, zero, adapter, microbatches in grid:
             layout = Layout(
                 pp=4,
                 tp=2,
@@ -84,9 +84,11 @@ def small_runs(quick: bool) -> list[Run]:
                 stage_layers=split,
             )
             batch = 4 * microbatches
-            step = Training(tokens=4096 * batch, sequence_length=4096, global_batch=batch)
+            step = Training(
+                tokens=4096 * batch, sequence_length=4096, global_batch=batch, adapter=adapter
+            )
             work = Work(model=model, cluster=cluster, layout=layout, workload=step)
-            found.append(Run(work, frozen=frozen))
+            found.append(Run(work))
     return found
 
 
@@ -159,5 +161,5 @@ def measure(quick: bool) -> dict[str, object]:
         "notes": "Llama-3.1-405B on H100, tp 8, 1F1B with uneven stages: 16 stages with 16 "
         "microbatches, and 64 stages with 512. One core, schedule included: the first time in a "
         "process, and the median of five. The peak covers simulations and timelines of all cases. "
-        "Small pipelines: all eight schedules, even and uneven, ZeRO 0 to 3, frozen or not.",
+        "Small pipelines: all eight schedules, even and uneven, ZeRO 0 to 3, with adapters or not.",
     }

@@ -170,3 +170,30 @@ def test_every_fault_of_a_file_is_listed_at_once(tmp_path: Path, capsys: Capture
     printed = capsys.readouterr().err
     for word in ("llama9", "cluster", "color", "tpp", "zero"):
         assert word in printed
+
+
+def test_the_fields_of_an_adapter_are_flags_of_their_own(work: str, capsys: Captured) -> None:
+    words = [work, "--adapter-rank", "16", "--adapter-targets", "qkv,out"]
+    value, source = sources(words, capsys)["workload.adapter"]
+    assert (value, source) == ({"rank": 16, "targets": ["qkv", "out"]}, "flag")
+
+
+def test_flags_and_variables_fill_in_an_adapter_that_a_file_begins(
+    work: str, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    overlay = tmp_path / "tune.toml"
+    overlay.write_text("[workload]\nadapter = {rank = 16}\nexpert_imbalance = 1.5\n")
+    monkeypatch.setenv("MESHWRIGHT_WORKLOAD_ADAPTER_RANK", "32")
+    found = sources([work, str(overlay), "--adapter-targets", "up"], capsys)
+    assert found["workload.adapter"] == ({"rank": 32, "targets": ["up"]}, "environment, flag")
+    assert found["workload.expert_imbalance"] == (1.5, str(overlay))
+
+
+def test_a_bad_field_of_an_adapter_is_named_by_its_flag(work: str, capsys: Captured) -> None:
+    assert main(["layout", "memory", work, "--adapter-rank", "0"]) == 2
+    assert "--adapter-rank" in capsys.readouterr().err
+
+
+def test_an_adapter_needs_a_rank(work: str, capsys: Captured) -> None:
+    assert main(["layout", "memory", work, "--adapter-targets", "up"]) == 2
+    assert "workload.adapter.rank" in capsys.readouterr().err

@@ -7,7 +7,7 @@ from meshwright.spec import catalog
 from meshwright.spec.layout import Layout, ScheduleKind
 from meshwright.spec.model import gpt
 from meshwright.spec.work import Work
-from meshwright.spec.workload import Training
+from meshwright.spec.workload import Adapter, Training
 
 CLUSTER = catalog.cluster("h100-superpod")
 # A tiny vocabulary makes all stages equal but for some microseconds.
@@ -40,6 +40,11 @@ def run_of(
     chunks = more.pop("virtual_stages", 2 if kind in CHUNKED and pp > 1 else 1)
     layout = Layout(pp=pp, virtual_stages=chunks, schedule=kind, **more)
     cluster = CLUSTER.with_gpus(max(8, layout.gpus))
-    step = Training(tokens=4096 * batch, sequence_length=4096, global_batch=batch)
+    step = Training(
+        tokens=4096 * batch,
+        sequence_length=4096,
+        global_batch=batch,
+        adapter=Adapter(rank=16) if frozen else None,
+    )
     work = Work(model=model, cluster=cluster, layout=layout, workload=step)
-    return Run(work, frozen=frozen)
+    return Run(work)

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.predict.bubble import pipeline, rank_times
+from meshwright.predict.pass_time import NO_WAITS
 from meshwright.predict.simulate import simulate_step
 from meshwright.predict.stage_time import chunk_times
 from meshwright.predict.step import predict_step
@@ -42,6 +43,32 @@ def test_the_closed_form_is_within_two_percent_of_the_events(
             assert abs(gap) < 0.02, (split, microbatches, gap)
 
 
+OFFLOADS: tuple[tuple[str, ...], ...] = (
+    ("activations",),
+    ("gradients",),
+    ("optimizer",),
+    ("parameters",),
+    ("activations", "gradients", "optimizer", "parameters"),
+)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("zero", "offload"), [(2, ()), *((z, o) for z in (1, 3) for o in OFFLOADS)]
+)
+def test_it_is_within_one_percent_for_host_memory_and_scattered_gradients(
+    kind: ScheduleKind, zero: int, offload: tuple[str, ...]
+) -> None:
+    for split in SPLITS[4, 2 if kind in CHUNKED else 1]:
+        for microbatches in (2, 4, 9, 32):
+            run = run_of(
+                kind, model=LLAMA, tp=2, sequence_parallel=True, dp=4, zero=zero,
+                offload=offload, stage_layers=split, batch=4 * microbatches,
+            )  # fmt: skip
+            gap = predict_step(run).step_s / simulate_step(run).step_s - 1
+            assert abs(gap) < 0.01, (split, microbatches, gap)
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     st.sampled_from(KINDS),
@@ -57,6 +84,7 @@ def test_the_closed_form_is_within_two_percent_of_the_events(
             "zero": st.integers(0, 3),
             "dp": st.sampled_from([8, 64]),
             "recompute": st.sampled_from(["none", "full"]),
+            "offload": st.sampled_from([(), *OFFLOADS]),
         }
     ),
 )
@@ -120,7 +148,7 @@ def test_ranks_hold_what_their_chunks_take() -> None:
 def test_edges_say_when_ranks_begin_and_end() -> None:
     run = run_of(model=LLAMA, batch=64)
     step = simulate_step(run)
-    found = pipeline(run, chunk_times(run), (0.0,) * 4)
+    found = pipeline(run, chunk_times(run), (NO_WAITS,) * 4)
     assert found.end_s == pytest.approx(max(step.done_s))
     for rank, (edge,) in enumerate(found.edges):
         own = step.actions.rank == rank

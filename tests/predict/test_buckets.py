@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from meshwright.predict.adapters import trained_parameters
 from meshwright.predict.buckets import Held, exchange_of, gathered_s, reduced_s
 from meshwright.predict.simulate import simulate_step
 from meshwright.predict.step import predict_step
@@ -74,10 +75,14 @@ def test_lanes_end_when_the_formula_says(kind: ScheduleKind, more: dict[str, Any
             assert whole - 1e-9 <= spent <= (1 + SHARE) * whole + 1e-9
 
 
-def test_frozen_weights_exchange_nothing() -> None:
-    run = run_of(model=LLAMA, dp=8, zero=1, batch=64, frozen=True)
-    assert not simulate_step(run).buckets
-    assert predict_step(run).dp_s == 0
+@pytest.mark.parametrize("zero", [1, 3])
+def test_of_frozen_weights_only_adapters_are_exchanged(zero: int) -> None:
+    whole, tuned = (
+        run_of(model=LLAMA, dp=8, zero=zero, batch=64, frozen=frozen) for frozen in (False, True)
+    )
+    number = sum(rank.total for rank in trained_parameters(tuned))
+    assert number < 0.01 * sum(rank.total for rank in trained_parameters(whole))
+    assert 0 < predict_step(tuned).dp_s < predict_step(whole).dp_s
 
 
 def test_a_bubble_hides_the_reductions_of_later_stages() -> None:

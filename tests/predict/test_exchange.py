@@ -44,6 +44,32 @@ def test_experts_that_no_other_rank_holds_are_not_gathered() -> None:
     assert alone.dp_s < shared.dp_s / 2
 
 
+@pytest.mark.parametrize("fields", [{}, {"shard": 8}, {"pp": 4, "overlap_gradients": False}])
+def test_zero_2_is_zero_1_where_there_is_one_microbatch(fields: dict[str, Any]) -> None:
+    dp = 512 // fields.get("pp", 1)
+    one, two = (step_of(dp=dp, zero=zero, batch=dp, **fields) for zero in (1, 2))
+    assert two == one
+
+
+def test_zero_2_scatters_gradients_after_every_microbatch() -> None:
+    one, two = ([step_of(dp=64, zero=z, batch=64 * n).dp_s for n in (4, 5, 6)] for z in (1, 2))
+    assert one[2] == pytest.approx(one[0])
+    each = two[1] - two[0]
+    assert two[2] - two[1] == pytest.approx(each)
+    assert two[0] - one[0] == pytest.approx(3 * each)
+    assert each > 0
+
+
+def test_scatters_hide_behind_long_backwards_but_for_the_last_layer_and_the_chip_they_take() -> (
+    None
+):
+    short, long = (step_of(dp=8, zero=2, batch=8 * 4 * micro, microbatch=micro) for micro in (1, 8))
+    assert long.dp_s <= short.dp_s
+    assert long.dp_s > 0
+    apart = step_of(dp=8, zero=2, batch=8 * 4 * 8, microbatch=8, overlap_gradients=False)
+    assert apart.dp_s > 1.5 * long.dp_s
+
+
 @pytest.mark.parametrize("switch", ["overlap_gradients", "overlap_parameters"])
 def test_fully_sharded_exchange_hides_only_where_it_may(switch: str) -> None:
     fields = {"dp": 64, "zero": 3, "batch": 64}

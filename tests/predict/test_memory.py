@@ -93,6 +93,29 @@ def test_offloaded_activations_leave_the_device() -> None:
     assert activations(off) < activations(base) / 4
 
 
+def test_only_the_activations_of_offloaded_layers_leave_the_device() -> None:
+    base = Layout(tp=8, pp=8)  # 12 layers a stage
+    sizes = [
+        activations(msgspec.structs.replace(base, offload=("activations",), offload_layers=layers))
+        for layers in range(13)
+    ]
+    whole = activations(base)
+    assert sizes == pytest.approx([whole * (1 - layers / 12) for layers in range(13)], abs=1)
+
+
+def test_what_is_offloaded_needs_room_for_at_most_two_layers_on_its_way() -> None:
+    base = Layout(tp=8, pp=8)
+    work = [
+        predicted(
+            msgspec.structs.replace(base, offload=("activations",), offload_layers=layers)
+        ).stages[0].working_bytes
+        for layers in (0, 1, 2, 3)
+    ]  # fmt: skip
+    assert work[0] == predicted(base).stages[0].working_bytes
+    assert work[1] - work[0] == work[2] - work[1] > 0
+    assert work[3] == work[2]
+
+
 @pytest.mark.parametrize(
     ("schedule", "virtual", "expected"),
     [

@@ -16,9 +16,10 @@ from meshwright.predict.software import EAGER, MEGATRON
 from meshwright.spec import catalog
 from meshwright.spec.layout import Layout, rank_parameters
 from meshwright.spec.work import Work
-from meshwright.spec.workload import Training
+from meshwright.spec.workload import Adapter, Training
 
 LLAMA = catalog.model("llama3.1-8b")
+ADAPTER = Adapter(rank=16)
 BLOCK = LLAMA.blocks[0]
 H100 = catalog.cluster("h100-superpod").with_gpus(8)
 B200 = catalog.cluster("b200-superpod").with_gpus(8)
@@ -26,11 +27,15 @@ B200 = catalog.cluster("b200-superpod").with_gpus(8)
 
 def stage(layout: Layout, software: Software = MEGATRON, **fields: Any) -> StageMemory:
     cluster = fields.pop("cluster", H100)
-    batch, frozen = fields.pop("batch", 8), fields.pop("frozen", False)
-    training = Training(tokens=1, sequence_length=fields.pop("length", 4096), global_batch=batch)
+    training = Training(
+        tokens=1,
+        sequence_length=fields.pop("length", 4096),
+        global_batch=fields.pop("batch", 8),
+        adapter=fields.pop("adapter", None),
+    )
     work = Work(model=LLAMA, cluster=cluster, layout=layout, workload=training)
     assert not fields
-    return predict_memory(Run(work, software=software, frozen=frozen)).worst
+    return predict_memory(Run(work, software=software)).worst
 
 
 def parameters(layout: Layout) -> int:
@@ -80,11 +85,22 @@ def test_the_update_of_two_byte_gradients_can_be_the_peak() -> None:
     assert moment == pytest.approx(4 * parameters(layout), rel=1e-6)
 
 
-def test_frozen_weights_have_neither_gradients_nor_moments() -> None:
+def test_frozen_weights_have_neither_gradients_nor_moments_but_their_adapters_have() -> None:
     layout = Layout(dp=8, zero=3)
-    held = stage(layout, frozen=True, batch=16)
-    assert (held.gradients_bytes, held.optimizer_bytes) == (0, 0)
-    assert held.parameters_bytes == pytest.approx(2 * parameters(layout) / 8, rel=1e-6)
+    held = stage(layout, adapter=Adapter(rank=1, targets=("qkv",)), software=EAGER, batch=16)
+    # Queries, keys and values of Llama-3.1-8B: 4096 in, 4096 + 1024 + 1024 out, 32 layers.
+    adapters = 32 * (3 * 4096 + 6144)
+    assert held.gradients_bytes == 4 * adapters / 8
+    assert held.optimizer_bytes == 8 * adapters / 8
+    assert held.parameters_bytes == pytest.approx((2 * parameters(layout) + 4 * adapters) / 8)
+
+
+def test_frozen_weights_leave_no_gradients_to_reduce() -> None:
+    layout = Layout(dp=8, zero=3)
+    trained, frozen = stage(layout, batch=16), stage(layout, adapter=ADAPTER, batch=16)
+    # Weights gathered one layer ahead stay; two bytes and four of the widest gradient go.
+    fewer = trained.buffers_bytes - frozen.buffers_bytes
+    assert fewer == pytest.approx(6 * LLAMA.vocab * LLAMA.hidden, rel=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -77,9 +77,12 @@ def test_work_is_conserved(run: Run) -> None:
     assert sum(step.busy_s) == pytest.approx(run.microbatches * each)
 
 
-def test_busy_exchange_update_and_idle_fill_the_step() -> None:
-    step = simulate_step(run_of(tp=2, sequence_parallel=True, dp=4, zero=1, batch=32))
-    for parts in zip(step.busy_s, step.exchange_s, step.optimizer_s, step.idle_s, strict=True):
+@pytest.mark.parametrize("offload", [(), ("activations", "optimizer")])
+def test_busy_exchange_update_and_idle_fill_the_step(offload: tuple[str, ...]) -> None:
+    run = run_of(tp=2, sequence_parallel=True, dp=4, zero=1, batch=32, offload=offload)
+    step = simulate_step(run)
+    around = step.exchange_s, step.offload_s, step.optimizer_s
+    for parts in zip(step.busy_s, *around, step.idle_s, strict=True):
         assert sum(parts) == pytest.approx(step.step_s)
 
 
@@ -203,12 +206,27 @@ def test_a_schedule_that_cannot_finish_is_refused() -> None:
 
 
 def test_fully_sharded_parameters_lengthen_every_pass() -> None:
-    sharded, whole = (simulate_step(run_of(dp=8, zero=zero, batch=64)) for zero in (3, 2))
+    sharded, whole = (simulate_step(run_of(dp=8, zero=zero, batch=64)) for zero in (3, 1))
     assert np.all(
         (sharded.actions.end_s - sharded.actions.start_s)
         > (whole.actions.end_s - whole.actions.start_s)
     )
     assert not sharded.buckets
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_zero_2_lengthens_every_backward_but_the_last_of_each_chunk(kind: ScheduleKind) -> None:
+    scattered, once = (
+        simulate_step(run_of(kind, dp=8, zero=zero, batch=64)).actions for zero in (2, 1)
+    )
+    longer = scattered.end_s - scattered.start_s > once.end_s - once.start_s + 1e-9
+    for rank, chunk in set(zip(once.rank.tolist(), once.chunk.tolist(), strict=True)):
+        own = (once.rank == rank) & (once.chunk == chunk)
+        backward = np.flatnonzero(own & np.isin(once.op, [PASSES.index("B"), PASSES.index("I")]))
+        assert np.all(longer[backward[:-1]])
+        assert not np.any(longer[own & (once.op == PASSES.index("W"))])
+        if not once.joined[backward[-1]]:
+            assert not longer[backward[-1]]
 
 
 @pytest.mark.parametrize("kind", ["zb-h1", "zb-h2", "zb-v"])

@@ -6,13 +6,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from meshwright.predict.adapters import trained_parameters
 from meshwright.predict.bubble import ends_apart
+from meshwright.predict.pass_time import Pieces
 from meshwright.predict.simulate import SimulatedStep, simulate_step
 from meshwright.predict.simulate_beats import COMPUTE, lay_out, merged
 from meshwright.predict.simulate_layers import Layers
 from meshwright.predict.simulate_passes import table_of
 from meshwright.spec import catalog
-from meshwright.spec.layout import ScheduleKind, chunks
+from meshwright.spec.layout import ScheduleKind, chunks, rank_parameters
 from meshwright.timeline import Kind, Timeline, write_perfetto
 from meshwright.timeline.nesting import drawing_order, nests
 from tests.predict.runs import KINDS, LLAMA, MIXTRAL, run_of
@@ -33,8 +35,11 @@ def lanes_nest(timeline: Timeline) -> bool:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_spans_of_a_lane_do_not_overlap(kind: ScheduleKind) -> None:
-    run = run_of(kind, tp=2, sequence_parallel=True, dp=2, zero=1, batch=24, recompute="full")
+@pytest.mark.parametrize(
+    "more", [{"zero": 1}, {"zero": 2}, {"zero": 1, "offload": ("activations", "optimizer")}]
+)
+def test_spans_of_a_lane_do_not_overlap(kind: ScheduleKind, more: dict[str, Any]) -> None:
+    run = run_of(kind, tp=2, sequence_parallel=True, dp=2, batch=24, recompute="full", **more)
     assert lanes_nest(simulate_step(run, jitter_cv=0.1).timeline())
 
 
@@ -52,7 +57,8 @@ def test_every_send_has_one_receive(kind: ScheduleKind) -> None:
 
 
 def ends_of(step: SimulatedStep) -> list[float]:
-    return [a + b for a, b in zip(step.update_start_s, step.optimizer_s, strict=True)]
+    parts = step.update_start_s, step.offload_s, step.optimizer_s
+    return [sum(one) for one in zip(*parts, strict=True)]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -96,12 +102,25 @@ def test_spans_say_what_they_are() -> None:
     assert reduction["layer"] >= 0
 
 
+@pytest.mark.parametrize(("zero", "number"), [(1, 4 + 2), (3, 4)])
+def test_the_exchange_of_adapters_is_drawn_with_their_bytes(zero: int, number: int) -> None:
+    run = run_of(model=LLAMA, pp=1, dp=8, zero=zero, batch=8, frozen=True)
+    (held,), (adapters,) = rank_parameters(run.layout, LLAMA), trained_parameters(run)
+    drawn = sum(row["bytes"] for row in rows_of(simulate_step(run).timeline(), group="dp"))
+    gathered = 2 * 2 * held.total if zero == 3 else 0  # for both passes
+    assert drawn == pytest.approx(gathered + number * adapters.total, rel=1e-4)
+
+
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("zero", [1, 3])
-def test_the_compute_lane_accounts_for_every_moment(kind: ScheduleKind, zero: int) -> None:
+@pytest.mark.parametrize(
+    ("zero", "offload"), [(1, ()), (2, ()), (3, ()), (2, ("activations", "gradients", "optimizer"))]
+)
+def test_the_compute_lane_accounts_for_every_moment(
+    kind: ScheduleKind, zero: int, offload: tuple[str, ...]
+) -> None:
     run = run_of(
         kind, model=MIXTRAL, tp=2, expert_tp=1, ep=4, sequence_parallel=True, dp=4, zero=zero,
-        batch=32, recompute="full",
+        batch=32, recompute="full", offload=offload,
     )  # fmt: skip
     step = simulate_step(run, jitter_cv=0.1)
     timeline = step.timeline()
@@ -163,6 +182,30 @@ def test_sharded_parameters_travel_with_every_layer() -> None:
     timeline = simulate_step(run).timeline()
     own = rows_of(timeline, rank=0, microbatch=0, layer=3, group="dp")
     assert [row["name"] for row in own] == ["all_gather", "all_gather", "reduce_scatter"]
+
+
+def test_scattered_gradients_travel_with_every_layer_but_in_the_last_backward() -> None:
+    run = run_of(pp=2, model=LLAMA, dp=8, zero=2, batch=32)
+    timeline = simulate_step(run).timeline()
+    for microbatch in range(4):
+        own = rows_of(timeline, rank=0, microbatch=microbatch, layer=3, group="dp")
+        assert [row["name"] for row in own] == ["reduce_scatter"] * (microbatch < 3)
+    last = rows_of(timeline, rank=0, layer=3, lane="data parallel, once a step")
+    assert sorted(row["name"] for row in last) == ["all_gather", "reduce_scatter"]
+
+
+def test_copies_to_and_from_the_host_are_drawn_with_what_waits_for_them() -> None:
+    run = run_of(model=LLAMA, dp=2, zero=1, batch=16, offload=("activations", "optimizer"))
+    step = simulate_step(run)
+    timeline = step.timeline()
+    copies = rows_of(timeline, rank=0, lane="host memory", microbatch=0, layer=3)
+    assert [row["name"] for row in copies] == ["copy to host", "copy from host"]
+    assert {row["kind"] for row in copies} == {Kind.MEMORY_COPY}
+    waits = busy_ns(timeline, rank=0, name="wait for host memory") / 1e9
+    exposed = step.actions.pieces_s[step.actions.rank == 0, Pieces._fields.index("offload")].sum()
+    assert exposed > 0
+    assert waits == pytest.approx(exposed + step.offload_s[0], rel=1e-4)
+    assert rows_of(timeline, name="wait for the optimizer on the host")
 
 
 def test_gradients_are_reduced_while_the_last_backward_runs() -> None:

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.errors import InputError
-from meshwright.predict.block_time import block_passes
 from meshwright.predict.run import Run
 from meshwright.predict.software import EAGER, MEGATRON, MEGATRON_2021, Software
 from meshwright.predict.stage_time import chunk_times
@@ -17,7 +16,7 @@ from meshwright.spec import catalog
 from meshwright.spec.layout import Layout
 from meshwright.spec.model import count_flops
 from meshwright.spec.work import Work
-from meshwright.spec.workload import Training
+from meshwright.spec.workload import Adapter, Training, trained_flops
 
 LLAMA = catalog.model("llama3.1-8b")
 MIXTRAL = catalog.model("mixtral-8x7b")
@@ -27,7 +26,12 @@ POD = catalog.cluster("h100-superpod").with_gpus(1024)
 def run_of(layout: Layout, **values: Any) -> Run:
     given_ = {"model": LLAMA, "cluster": POD, "batch": 512, **values}
     model, cluster, batch = (given_.pop(name) for name in ("model", "cluster", "batch"))
-    training = Training(tokens=8192 * batch, sequence_length=8192, global_batch=batch)
+    training = Training(
+        tokens=8192 * batch,
+        sequence_length=8192,
+        global_batch=batch,
+        adapter=given_.pop("adapter", None),
+    )
     work = Work(model=model, cluster=cluster, layout=layout, workload=training)
     return Run(work, **given_)
 
@@ -45,17 +49,18 @@ def parts_of(step: StepPrediction) -> float:
 
 
 LAYOUTS = st.builds(
-    lambda tp, pp, cp, dp, micro, zero, recompute: Layout(
+    lambda tp, pp, cp, dp, micro, zero, recompute, offload: Layout(
         tp=tp, pp=pp, cp=cp, dp=dp, microbatch=micro, zero=zero, recompute=recompute,
-        sequence_parallel=tp > 1,
+        sequence_parallel=tp > 1, offload=tuple(sorted(offload)),
     ),
     tp=st.sampled_from([1, 2, 4, 8]),
     pp=st.sampled_from([1, 2, 4]),
     cp=st.sampled_from([1, 2]),
     dp=st.sampled_from([1, 4, 16]),
     micro=st.sampled_from([1, 2]),
-    zero=st.sampled_from([0, 1, 3]),
+    zero=st.sampled_from([0, 1, 2, 3]),
     recompute=st.sampled_from(["none", "full"]),
+    offload=st.sets(st.sampled_from(["activations", "gradients", "optimizer", "parameters"])),
 )  # fmt: skip
 
 
@@ -118,11 +123,22 @@ def test_experts_over_nodes_cost_an_exchange() -> None:
     assert none.ep_s == 0
 
 
-def test_frozen_weights_need_no_weight_gradients() -> None:
-    block = LLAMA.blocks[0]
-    assert block_passes(run_of(Layout(), frozen=True), block).weight_gradient == 0
-    assert block_passes(run_of(Layout()), block).weight_gradient > 0
-    assert step_of(Layout(dp=8), frozen=True).step_s < step_of(Layout(dp=8)).step_s
+def test_a_step_is_faster_where_only_adapters_are_trained() -> None:
+    frozen = step_of(Layout(dp=8), adapter=Adapter(rank=16))
+    assert frozen.step_s < step_of(Layout(dp=8)).step_s
+
+
+def test_frozen_weights_have_no_gradients_that_count_as_useful_work() -> None:
+    adapter = Adapter(rank=16)
+    whole, tuned = step_of(Layout(dp=8)), step_of(Layout(dp=8), adapter=adapter)
+    useful = [
+        step.mfu * step.step_s / count
+        for step, count in (
+            (whole, trained_flops(LLAMA, 8192, None)), (tuned, trained_flops(LLAMA, 8192, adapter)),
+        )
+    ]  # fmt: skip
+    assert useful[0] == pytest.approx(useful[1])
+    assert trained_flops(LLAMA, 8192, adapter) < trained_flops(LLAMA, 8192, None)
 
 
 @pytest.mark.parametrize("slower", [EAGER, MEGATRON_2021])

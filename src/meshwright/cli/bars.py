@@ -26,6 +26,7 @@ STEP_PARTS = (
     Part("◆", "exposed experts", "ep_s"),
     Part("▸", "exposed pipeline sends", "pp_s"),
     Part("═", "exposed data parallel", "dp_s"),
+    Part("▼", "exposed host memory", "offload_s"),
     Part("·", "pipeline bubble", "bubble_s"),
     Part("○", "optimizer", "optimizer_s"),
 )

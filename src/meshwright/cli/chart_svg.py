@@ -10,8 +10,8 @@ from meshwright.errors import InputError, Problem
 from meshwright.predict.step import StepPrediction
 
 COLOURS = (
-    "#4c78a8", "#9ecae9", "#f58518", "#ffbf79", "#54a24b", "#88d27a", "#b79a20", "#e45756",
-    "#79706e",
+    "#4c78a8", "#9ecae9", "#f58518", "#ffbf79", "#54a24b", "#88d27a", "#b79a20", "#b279a2",
+    "#e45756", "#79706e",
 )  # fmt: skip
 """One for each part of a step, in their order."""
 _PLOT, _ROW, _TOP, _REST = 520, 30, 76, 180

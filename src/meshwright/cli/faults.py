@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from meshwright.cli.flags import variable
+from meshwright.cli.flags import flag_name, variable
 from meshwright.errors import InputError, Problem
 from meshwright.spec.layout import Layout
 from meshwright.spec.work import read_cluster, read_work
@@ -36,8 +36,7 @@ def located(problem: Problem, origins: Mapping[str, str]) -> Problem:
         name = variable(part, field) if field else f"MESHWRIGHT_{part.upper()}"
         return problem._replace(where=f"{name} ({path})")
     if origin == FLAG:
-        flag = f"--{(field or part).replace('_', '-')}"
-        return problem._replace(where=flag, fix=as_flags(problem.fix))
+        return problem._replace(where=flag_name(field or part), fix=as_flags(problem.fix))
     return problem._replace(where=f"{origin}: {path}")
 
 
@@ -61,7 +60,7 @@ def as_flags(text: str) -> str:
 
 def flag_of(name: str, value: object) -> str:
     """Return the flag that sets a field of a layout, or says that it must go."""
-    flag = "--" + name.replace("_", "-")
+    flag = flag_name(name)
     if value is None or value == ():
         return f"(no {flag})"
     if value is True or value == "true":

@@ -1,11 +1,14 @@
 """Flags and environment variables made from the fields of a spec value.
 
 A field `global_batch` of a layout becomes `--global-batch` and `MESHWRIGHT_LAYOUT_GLOBAL_BATCH`;
-its documentation becomes the help, its type decides how text is read. Values stay text here: the
-strict reader turns them into numbers, so flags and files have the same errors.
+its documentation becomes the help, its type decides how text is read. A field that is a table of
+its own, such as `adapter` of a training run, becomes a flag for each field of it: `--adapter-rank`.
+Values stay text here: the strict reader turns them into numbers, so flags and files have the same
+errors.
 """
 
 import argparse
+import re
 import types
 from collections.abc import Mapping
 from typing import Any, Literal, Union, get_args, get_origin
@@ -28,10 +31,10 @@ def add_fields(
 ) -> None:
     """Add one flag for every field of `kind`; parsed values land under `table.field`."""
     group = parser.add_argument_group(f"{table} (a file's [{table}] table, {variable(table, '*')})")
-    for field in fields(kind):
-        if only and field.name not in only:
+    for field in leaves(kind):
+        if only and field.name.partition(".")[0] not in only:
             continue
-        flag = "--" + field.name.replace("_", "-")
+        flag = flag_name(field.name)
         destination = f"{table}.{field.name}"
         if field.kind is bool:
             group.add_argument(
@@ -43,6 +46,32 @@ def add_fields(
             )
         else:
             group.add_argument(flag, dest=destination, metavar=_metavar(field), help=_help(field))
+
+
+def leaves(kind: type[msgspec.Struct]) -> tuple[Field, ...]:
+    """Return the fields of a struct, and those of a table inside it as `table.field`."""
+    found: list[Field] = []
+    for field in fields(kind):
+        inner = _table(field.kind)
+        if inner is None:
+            found.append(field)
+        else:
+            found += (one._replace(name=f"{field.name}.{one.name}") for one in fields(inner))
+    return tuple(found)
+
+
+def flag_name(field: str) -> str:
+    """Return the flag that sets a field: `--adapter-rank` sets `adapter.rank`."""
+    return "--" + re.sub(r"[._]", "-", field)
+
+
+def _table(kind: Any) -> type[msgspec.Struct] | None:
+    """Return the struct that a field holds where it can hold no other kind of one."""
+    if get_origin(kind) not in (Union, types.UnionType):
+        return None
+    inner = [one for one in get_args(kind) if one is not types.NoneType]
+    is_struct = isinstance(inner[0], type) and issubclass(inner[0], msgspec.Struct)
+    return inner[0] if len(inner) == 1 and is_struct else None
 
 
 def given(args: argparse.Namespace, table: str) -> dict[str, Any]:
@@ -57,15 +86,20 @@ def given(args: argparse.Namespace, table: str) -> dict[str, Any]:
 
 def typed(kind: type[msgspec.Struct], data: Mapping[str, Any]) -> dict[str, Any]:
     """Split lists and read switches that came as text; all else is left to the strict reader."""
-    kinds = {field.name: field.kind for field in fields(kind)}
-    return {name: _split(kinds.get(name), value, name) for name, value in data.items()}
+    kinds = {field.name: field.kind for field in leaves(kind)}
+    found: dict[str, Any] = {}
+    for name, value in data.items():
+        outer, _, inner = name.rpartition(".")
+        into = found.setdefault(outer, {}) if outer else found
+        into[inner] = _split(kinds.get(name), value, name)
+    return found
 
 
 def from_environment(
     kind: type[msgspec.Struct], table: str, environment: Mapping[str, str]
 ) -> dict[str, Any]:
     """Return the fields of a table that environment variables set."""
-    names = {variable(table, field.name): field.name for field in fields(kind)}
+    names = {variable(table, field.name): field.name for field in leaves(kind)}
     problems = [
         unknown_name("variable", name, names, "environment")
         for name in environment
@@ -84,7 +118,7 @@ def from_environment(
 
 def variable(table: str, field: str) -> str:
     """Return the environment variable that sets a field."""
-    return f"MESHWRIGHT_{table}_{field}".upper()
+    return f"MESHWRIGHT_{table}_{field.replace('.', '_')}".upper()
 
 
 def _plain_kind(kind: Any) -> Any:
@@ -127,4 +161,6 @@ def _help(field: Field) -> str:
         return text
     switch = {True: "on", False: "off"}
     shown = switch[default] if isinstance(default, bool) else default
+    if isinstance(shown, tuple):
+        shown = ",".join(map(str, shown))
     return f"{text} (default: {shown})"

@@ -10,9 +10,10 @@ from meshwright.cli.work import Asked, add_work, asked, explain, sound
 from meshwright.predict import MemoryPrediction, Run, predict_memory
 from meshwright.spec import bridge
 from meshwright.spec.files import dump_data, read_text
-from meshwright.spec.model import count_parameters, flops_per_token
+from meshwright.spec.model import count_parameters
 from meshwright.spec.read import plain
 from meshwright.spec.units import format_bytes, format_count, format_flops, parse_count
+from meshwright.spec.workload import trained_flops
 
 EXAMPLES = (
     "mw layout check examples/llama3-70b.toml",
@@ -116,7 +117,7 @@ def _memory(resolved: Asked) -> Answer:
     predicted = predict_memory(Run(work))
     # Documents that do not see each other cost attention as shorter sequences would.
     attended = max(1, round(asked_for.squared_length / length))
-    per_token = flops_per_token(work.model, attended)
+    per_token = trained_flops(work.model, attended, asked_for.adapter)
     data = {
         "fits": predicted.fits,
         "capacity_bytes": predicted.capacity_bytes,

@@ -22,7 +22,7 @@ from meshwright.spec.workload import Training
 
 PARTS: tuple[tuple[str, type[msgspec.Struct]], ...] = (("layout", Layout), ("workload", Training))
 NAMES = ("model", "cluster", "gpus")
-WORKLOAD_FLAGS = ("sequence_length", "tokens")
+WORKLOAD_FLAGS = ("sequence_length", "tokens", "adapter", "expert_imbalance")
 DEFAULT_LENGTH = 4096
 
 
@@ -194,6 +194,8 @@ def _origin(resolved: Asked, path: str) -> str:
 
 
 def _text(value: object) -> str:
+    if isinstance(value, Mapping):
+        return " ".join(f"{name}={_text(inner)}" for name, inner in value.items())
     if isinstance(value, list | tuple):
         return ",".join(map(str, value))
     return "" if value is None else str(value)

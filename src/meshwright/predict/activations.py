@@ -1,27 +1,17 @@
-"""Bytes a block keeps between forward and backward for each token, tensor by tensor.
+"""Bytes a block keeps between forward and backward for each token on one rank.
 
-Formats: activations in two bytes (four under fp32), flash-style attention (no score matrix), no
-dropout masks. For a plain GPT block this is Korthikanti et al. 2022 (arXiv 2205.05198), equation 4
-without its masks and scores: 32 bytes per token and channel. Each tensor carries the recompute
-operation that would drop it and the axis that splits it. It does not know how many are in flight.
+Formats: activations in two bytes (four under fp32), inputs of products below two bytes in their
+own. Which tensors a block keeps is `saved_tensors`' to say; for a plain GPT block they make 32
+bytes per token and channel. It does not know how many are in flight.
 """
 
-from collections.abc import Iterator
-from functools import lru_cache
-from typing import Literal, NamedTuple
+from typing import Literal
 
+from meshwright.predict.saved_tensors import Saved, adapter_tensors, saved_tensors
 from meshwright.predict.software import MEGATRON, Software
 from meshwright.spec.layout import Layout, RecomputeOp
-from meshwright.spec.model import (
-    Attention,
-    Block,
-    Experts,
-    GatedDelta,
-    LatentAttention,
-    Mamba2,
-    Mixer,
-    Mlp,
-)
+from meshwright.spec.model import Block
+from meshwright.spec.workload import Adapter
 
 Recomputed = tuple[RecomputeOp, ...] | Literal["alternate"]
 """The operations computed again, or all but every second product (PyTorch's selective way)."""
@@ -34,27 +24,6 @@ LOW_BYTES = {
     "nvfp4": 0.5 + 1 / 16,
 }
 """Bytes of one number with its share of scales, in the formats of products below two bytes."""
-
-
-class Saved(NamedTuple):
-    """One tensor that backward needs."""
-
-    name: str
-    width: float
-    """Numbers per token."""
-    split: Literal["tensor", "routed", "sequence", "none"]
-    """What cuts it: `tensor` parallelism, the spreading of `routed` tokens over tensor ranks,
-    `sequence` parallelism, or `none`."""
-    dropped_by: frozenset[RecomputeOp] = frozenset()
-    """Recompute operations under which it is not kept."""
-    most_shards: int | None = None
-    """Tensor ranks beyond this many hold duplicates."""
-    part: Literal["stream", "mixer", "mlp"] = "stream"
-    """The part of the block that makes it."""
-    feeds: bool = False
-    """Only products read it, so that it may lie in their format."""
-    alternate: float = 1.0
-    """The share kept where every second product's output is kept and all else computed again."""
 
 
 def is_native(layout: Layout, software: Software) -> bool:
@@ -76,24 +45,6 @@ def recomputed(layout: Layout, software: Software) -> Recomputed:
     return "alternate" if native and flash and not named else layout.recompute_ops
 
 
-@lru_cache(maxsize=4096)
-def saved_tensors(
-    block: Block, hidden: int, software: Software = MEGATRON, length: int = 0
-) -> tuple[Saved, ...]:
-    """List what one block keeps for backward in sequences of `length` tokens."""
-    found = [*_unfused(block, hidden, software, length)]
-    if block.mixer is not None:
-        found += _norm_pair("mixer", hidden)
-        found += (saved._replace(part="mixer") for saved in _mixer(block.mixer))
-    if block.mlp is not None:
-        dense = isinstance(block.mlp, Mlp)
-        if block.norms != "parallel-shared" or block.mixer is None:
-            found += _norm_pair("mlp", hidden, feeds=dense)
-        tensors = _mlp(block.mlp) if isinstance(block.mlp, Mlp) else _experts(block.mlp, hidden)
-        found += (saved._replace(part="mlp") for saved in tensors)
-    return tuple(found)
-
-
 def bytes_per_token(
     layout: Layout,
     block: Block,
@@ -102,20 +53,43 @@ def bytes_per_token(
     *,
     software: Software = MEGATRON,
     length: int = 0,
+    adapter: Adapter | None = None,
+    expert_load: float = 1.0,
 ) -> float:
-    """Return the bytes one token leaves on one rank after a forward pass through a block."""
+    """Return the bytes one token leaves on one rank after a forward pass through a block.
+
+    `adapter` is what is trained beside frozen weights, `expert_load` what the busiest rank's
+    experts get over the mean.
+    """
     total = 0.0
-    for saved in saved_tensors(block, hidden, software, length):
+    tensors = saved_tensors(block, hidden, software, length)
+    if adapter is not None:
+        tensors += adapter_tensors(block, hidden, adapter, software)
+    for saved in tensors:
+        share = 1.0
         if recomputed == "alternate":
-            total += saved.alternate * saved_bytes(layout, saved, software)
-        elif not saved.dropped_by.intersection(recomputed):
-            total += saved_bytes(layout, saved, software)
+            share = saved.alternate
+        elif saved.dropped_by.intersection(recomputed):
+            continue
+        if adapter is None:
+            size = saved_bytes(layout, saved, software)
+        elif saved.read_by and not adapter_reads(adapter, saved):
+            share = min(share, saved.frozen)
+            size = _number(layout) * saved.width / _ranks(layout, saved)
+        else:
+            size = _adapted_bytes(layout, saved, software)
+        total += share * size * (expert_load if saved.routed else 1.0)
     return total
+
+
+def adapter_reads(adapter: Adapter, saved: Saved) -> bool:
+    """Return whether some adapter's gradient needs a tensor."""
+    return not set(adapter.targets).isdisjoint(saved.read_by)
 
 
 def saved_bytes(layout: Layout, saved: Saved, software: Software = MEGATRON) -> float:
     """Return the bytes per token of one tensor on one rank."""
-    number = 4.0 if layout.precision == "fp32" else 2.0
+    number = _number(layout)
     if is_native(layout, software):
         # Autograd keeps what a product read, which is gathered over tensor ranks by then.
         gathered = saved.feeds and saved.split == "sequence"
@@ -129,6 +103,21 @@ def saved_bytes(layout: Layout, saved: Saved, software: Software = MEGATRON) -> 
     return number * saved.width / _ranks(layout, saved)
 
 
+def _number(layout: Layout) -> float:
+    return 4.0 if layout.precision == "fp32" else 2.0
+
+
+def _adapted_bytes(layout: Layout, saved: Saved, software: Software) -> float:
+    """Return the bytes per token of a tensor that adapters read, or no product at all.
+
+    Adapters read two-byte numbers, and whole where tensor ranks split the sequence: Megatron's
+    norms then return their output gathered, and plain autograd keeps what it gathered.
+    """
+    if not saved.read_by:
+        return saved_bytes(layout, saved, software)
+    return _number(layout) * saved.width / (1 if saved.gathered else _ranks(layout, saved))
+
+
 def backward_bytes_per_token(
     layout: Layout,
     block: Block,
@@ -136,6 +125,7 @@ def backward_bytes_per_token(
     *,
     software: Software = MEGATRON,
     length: int = 0,
+    expert_load: float = 1.0,
 ) -> float:
     """Return the bytes alive inside a block only while its backward runs, per token.
 
@@ -146,19 +136,18 @@ def backward_bytes_per_token(
     parts = {"mixer": 0.0, "mlp": 0.0, "stream": 0.0}
     foreign = 0.0
     for saved in saved_tensors(block, hidden, software, length):
-        size = saved_bytes(layout, saved, software)
+        size = saved_bytes(layout, saved, software) * (expert_load if saved.routed else 1.0)
         parts[saved.part] += size
         if saved.name == "kv" and layout.cp > 1:
             foreign = size * (layout.cp if layout.cp_kind == "allgather" else 2)
-    number = 4 if layout.precision == "fp32" else 2
+    number = _number(layout)
     widest = max(parts["mlp"], parts["mixer"] - parts["mlp"])
     return widest + foreign + 2 * number * hidden
 
 
 def boundary_bytes_per_token(layout: Layout, hidden: int) -> float:
     """Return the bytes of a layer's input, all that full recompute keeps of a layer."""
-    number = 4 if layout.precision == "fp32" else 2
-    return number * hidden / (layout.tp if layout.sequence_parallel else 1)
+    return _number(layout) * hidden / (layout.tp if layout.sequence_parallel else 1)
 
 
 def _ranks(layout: Layout, saved: Saved) -> float:
@@ -168,82 +157,3 @@ def _ranks(layout: Layout, saved: Saved) -> float:
         # A stage's tokens are spread over all its ranks; the ranks of one expert share theirs.
         return layout.tp / layout.experts_tp
     return layout.tp if saved.split == "sequence" and layout.sequence_parallel else 1
-
-
-def _unfused(block: Block, hidden: int, software: Software, length: int) -> Iterator[Saved]:
-    """What less fused software keeps on top."""
-    if software.attention == "unfused" and isinstance(block.mixer, Attention):
-        # Softmax output, dropout mask and dropout output, 5 bytes a score (Korthikanti et al.).
-        core: frozenset[RecomputeOp] = frozenset({"core_attn"})
-        scores = 2.5 * block.mixer.heads * length
-        yield Saved("scores", scores, "tensor", core, part="mixer")
-        yield Saved("dropout_masks", hidden, "sequence")
-    if software.fusion == "eager" and isinstance(block.mlp, Mlp) and block.mlp.gated:
-        # A gate's activation is stored apart from its product with the other half.
-        drops: frozenset[RecomputeOp] = frozenset({"mlp", "mlp_act"})
-        yield Saved("gate_act", block.mlp.width, "tensor", drops, part="mlp", alternate=0.0)
-
-
-def _norm_pair(part: str, hidden: int, *, feeds: bool = True) -> Iterator[Saved]:
-    yield Saved(f"{part}_residual", hidden, "sequence")
-    drops: frozenset[RecomputeOp] = frozenset({"layernorm"})
-    if part == "mlp":
-        drops |= {"mlp", "moe"}
-    yield Saved(f"{part}_norm_out", hidden, "sequence", drops, feeds=feeds, alternate=0.0)
-
-
-def _mixer(mixer: Mixer) -> Iterator[Saved]:
-    match mixer:
-        case Attention(heads=heads, kv_heads=kv_heads, head_dim=width):
-            queries = heads * width * (2 if mixer.gate else 1)
-            yield Saved("q", queries, "tensor")
-            yield Saved("kv", 2 * kv_heads * width, "tensor", most_shards=kv_heads, alternate=0.5)
-            yield Saved("attention_out", heads * width, "tensor")
-        case LatentAttention():
-            up: frozenset[RecomputeOp] = frozenset({"mla_up_proj"})
-            key = mixer.nope_dim + mixer.rope_dim
-            down = (mixer.q_rank or 0) + mixer.kv_rank + mixer.rope_dim
-            values = mixer.heads * (key + mixer.value_dim)
-            yield Saved("latents", 2 * down, "sequence", alternate=0.5)
-            yield Saved("q", mixer.heads * key, "tensor", up, alternate=0.5)
-            yield Saved("kv", values, "tensor", up, alternate=0.5)
-            yield Saved("attention_out", mixer.heads * mixer.value_dim, "tensor")
-        case GatedDelta():
-            keys = 2 * mixer.key_heads * mixer.key_dim
-            values = mixer.value_heads * mixer.value_dim
-            # The input and the output of the convolution, the gate, and the read-out.
-            yield Saved("mixed", 2 * (keys + values), "tensor", alternate=0.5)
-            yield Saved("gate_and_out", 3 * values, "tensor", alternate=0.5)
-        case Mamba2():
-            inner = mixer.heads * mixer.head_dim
-            states = 2 * mixer.groups * mixer.state_dim
-            yield Saved("mixed", 2 * (inner + states), "tensor", alternate=0.5)
-            yield Saved("gate_and_out", 3 * inner, "tensor", alternate=0.5)
-
-
-def _mlp(mlp: Mlp) -> Iterator[Saved]:
-    whole: frozenset[RecomputeOp] = frozenset({"mlp"})
-    halves = 2 if mlp.gated else 1
-    yield Saved("mlp_in", halves * mlp.width, "tensor", whole, alternate=1 / halves)
-    drops: frozenset[RecomputeOp] = whole | {"mlp_act"}
-    yield Saved("mlp_act", mlp.width, "tensor", drops, feeds=True, alternate=0.0)
-
-
-def _experts(experts: Experts, hidden: int) -> Iterator[Saved]:
-    whole: frozenset[RecomputeOp] = frozenset({"moe"})
-    halves = 2 if experts.gated else 1
-    inner = experts.width * experts.top_k
-    # Router scores are kept in fp32: twice the width of a two-byte number.
-    yield Saved("router_scores", 2 * experts.count, "sequence", whole)
-    # Their weights are applied inside the experts, so that backward needs no expert's output.
-    width = (experts.latent or hidden) * experts.top_k
-    yield Saved("dispatched", width, "routed", whole, feeds=True)
-    # A rank sees tp/expert_tp times fewer tokens and 1/expert_tp of each expert's width.
-    yield Saved("experts_in", halves * inner, "tensor", whole, alternate=1 / halves)
-    acts: frozenset[RecomputeOp] = whole | {"moe_act"}
-    yield Saved("experts_act", inner, "tensor", acts, feeds=True, alternate=0.0)
-    if experts.shared_width:
-        shared: frozenset[RecomputeOp] = whole | {"shared_experts"}
-        width = experts.shared_width
-        yield Saved("shared_in", halves * width, "tensor", shared, alternate=1 / halves)
-        yield Saved("shared_act", width, "tensor", shared, feeds=True, alternate=0.0)

@@ -42,23 +42,54 @@ class BlockComm(NamedTuple):
         return self.tp_backward + self.cp_backward + self.ep_backward
 
 
-@lru_cache(maxsize=65536)
+class _Degrees(NamedTuple):
+    """All of a layout that decides where its groups lie."""
+
+    order: str
+    tp: int
+    cp: int
+    pp: int
+    dp: int
+    ep: int
+    expert_tp: int
+    shard: int | None
+
+    @classmethod
+    def of(cls, layout: Layout, axes: str) -> "_Degrees":
+        shard = layout.shard if axes in {"shard", "replicate"} else None
+        sizes = layout.tp, layout.cp, layout.pp, layout.dp, layout.ep, layout.experts_tp
+        return cls(layout.order, *sizes, shard)
+
+    def group(self, axes: str) -> tuple[int, ...]:
+        return group_of(Layout(**self._asdict()), 0, axes)
+
+
 def place(cluster: Cluster, layout: Layout, axes: str) -> Placement:
     """Return where rank 0's group along some axes lies."""
-    ranks = group_of(layout, 0, axes)
+    return _place(cluster, _Degrees.of(layout, axes), axes)
+
+
+@lru_cache(maxsize=65536)
+def _place(cluster: Cluster, degrees: _Degrees, axes: str) -> Placement:
+    ranks = degrees.group(axes)
     steps = {b - a for a, b in pairwise(ranks)}
     if len(steps) <= 1:
         return strided(cluster, ranks[0], len(ranks), steps.pop() if steps else 1)
     return placement(cluster, ranks)
 
 
-@lru_cache(maxsize=65536)
 def neighbours(cluster: Cluster, layout: Layout, axis: str) -> tuple[tuple[Placement, int], ...]:
     """Return where ranks next to each other along an axis lie, and how many pairs lie so."""
-    ranks = group_of(layout, 0, axis)
+    return _neighbours(cluster, _Degrees.of(layout, axis), axis)
+
+
+@lru_cache(maxsize=65536)
+def _neighbours(
+    cluster: Cluster, degrees: _Degrees, axis: str
+) -> tuple[tuple[Placement, int], ...]:
     domain = cluster.scale_up.gpus
     # Pairs inside one fast domain are alike, and so are those that leave it.
-    pairs = list(pairwise(ranks))
+    pairs = list(pairwise(degrees.group(axis)))
     inside = [pair for pair in pairs if pair[0] // domain == pair[1] // domain]
     across = [pair for pair in pairs if pair[0] // domain != pair[1] // domain]
     return tuple(
@@ -102,6 +133,7 @@ def _tensor(run: Run, block: Block, passes: Passes) -> tuple[float, float]:
     # Backward gathers its gradient, and its input again behind the input gradient; its scatter
     # runs behind the weight gradient (Korthikanti et al. 2022, figure 5; Megatron-LM).
     backward = gather + _left(scatter, beside, share)
+    # Frozen weights need no input, and adapters keep theirs gathered.
     again = 0.0 if run.frozen else _left(gather, ahead, share)
     return gather + scatter, backward + again
 
@@ -151,6 +183,7 @@ def _experts(run: Run, block: Block, passes: Passes) -> tuple[float, float]:
         tokens=max(1, run.tokens // layout.tp),
         token_bytes=2.0 * (block.mlp.latent or run.model.hidden),
         top_k=block.mlp.top_k,
+        imbalance=run.expert_load(block.mlp),
     )
     group = place(run.cluster, layout, "ep")
     both = 2 * _exchange_s(group, traffic, run.software.dispatcher)

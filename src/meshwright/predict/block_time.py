@@ -7,6 +7,7 @@ step. Pipelines, data parallelism and the optimizer are not known here.
 
 from typing import NamedTuple
 
+from meshwright.predict.adapters import adapter_passes, expert_adapter_passes
 from meshwright.predict.cost import (
     DeviceCosts,
     attention_s,
@@ -18,6 +19,7 @@ from meshwright.predict.cost import (
 )
 from meshwright.predict.cost.curves import MemoryOp
 from meshwright.predict.network.constants import sm_number
+from meshwright.predict.products import dense_products
 from meshwright.predict.run import Run
 from meshwright.spec.layout.states import STATE_BYTES
 from meshwright.spec.model import (
@@ -73,7 +75,7 @@ def block_passes(run: Run, block: Block) -> Passes:
     elif isinstance(block.mlp, Experts):
         total += _around(run)
         total += expert_passes(run, block.mlp)
-    return total._replace(weight_gradient=0.0) if run.frozen else total
+    return total
 
 
 def moved_s(costs: DeviceCosts, op: MemoryOp, elements: float) -> float:
@@ -89,36 +91,20 @@ def _around(run: Run) -> Passes:
     return Passes(forward, backward, 0.0, 2)
 
 
-def _fused(weights: tuple[Weight, ...], tp: int) -> list[tuple[int, int, Weight]]:
-    """Return outputs and inputs of each product on one rank, those with one input together."""
-    found: list[tuple[int, int, Weight]] = []
-    joined = {"k": "q", "v": "q", "up": "gate", "shared_up": "shared_gate"}
-    for weight in weights:
-        if weight.part in ("expert", "router"):
-            continue
-        shards = weight.shards(tp)
-        out = weight.fan_out // shards if weight.split == "column" else weight.fan_out
-        into = weight.fan_in // shards if weight.split == "row" else weight.fan_in
-        partner = joined.get(weight.name)
-        if partner and found and found[-1][2].name == partner:
-            found[-1] = (found[-1][0] + out, into, found[-1][2])
-        else:
-            found.append((out, into, weight))
-    return found
-
-
 def product_passes(run: Run, weights: tuple[Weight, ...]) -> Passes:
-    """Return the time of some weights' products, routed experts apart."""
+    """Return the time of some weights' products and of their adapters, routed experts apart."""
     costs, layout = run.costs, run.layout
     total = Passes()
     casts = cast_passes(run)
-    for out, into, weight in _fused(weights, layout.tp):
+    for out, into, weight in dense_products(weights, layout.tp):
         tokens = run.local_tokens if weight.split == "none" else run.tokens
         precision = layout.precision
         forward = linear_s(costs, tokens, out, into, precision)
         inputs = linear_s(costs, tokens, out, into, precision, part="input_gradient")
-        gradient = linear_s(costs, tokens, out, into, precision, part="weight_gradient")
-        gradient += accumulation_s(run, out * into)
+        gradient = 0.0
+        if not run.frozen:
+            gradient = linear_s(costs, tokens, out, into, precision, part="weight_gradient")
+            gradient += accumulation_s(run, out * into)
         kernels = 1
         if casts:
             # Inputs are quantised forward, output gradients backward, each for two products.
@@ -126,7 +112,7 @@ def product_passes(run: Run, weights: tuple[Weight, ...]) -> Passes:
             inputs += casts * moved_s(costs, "quantise", float(tokens * out))
             kernels += 1
         total += Passes(forward, inputs, gradient, kernels)
-    return total
+    return total + Passes(*adapter_passes(run, weights)) if run.frozen else total
 
 
 def accumulation_s(run: Run, weights: int) -> float:
@@ -231,8 +217,9 @@ def expert_passes(run: Run, experts: Experts) -> Passes:
     costs, layout, hidden = run.costs, run.layout, run.model.hidden
     total = product_passes(run, experts.weights(hidden))
     width = experts.latent or hidden
-    etp = layout.experts_tp
-    routed = run.tokens * experts.top_k * etp / layout.tp
+    etp, load = layout.experts_tp, run.expert_load(experts)
+    # The busiest rank sets the pace; its tokens spread evenly over its experts.
+    routed = run.tokens * experts.top_k * etp / layout.tp * load
     local = max(1, experts.count // layout.ep)
     each = routed / local
     inner = experts.width // etp
@@ -244,11 +231,15 @@ def expert_passes(run: Run, experts: Experts) -> Passes:
             grouped_matmul_s(
                 costs, local, each, out, into, precision=precision, part="input_gradient"
             ),
-            grouped_matmul_s(
+            0.0
+            if run.frozen
+            else grouped_matmul_s(
                 costs, local, each, out, into, precision=precision, part="weight_gradient"
             ),
             1,
         )
+    if run.frozen:
+        total += Passes(*expert_adapter_passes(run, experts, routed))
     plain = experts.gated and experts.activation == "silu" and not experts.bias
     fused = run.software.fused_experts and plain
     if not fused:
@@ -268,6 +259,10 @@ def expert_passes(run: Run, experts: Experts) -> Passes:
         permute = 0.0
     elif run.software.dispatcher == "pairwise":
         # Copies are sorted by rank before the exchange, and by local expert after it.
-        permute *= 2
-    total += Passes(router + scores + permute, 2 * router + scores + permute, 0.0, 10)
+        permute *= 1 + load
+    else:
+        permute *= load
+    gradients = 1 if run.frozen else 2
+    back = gradients * router + scores + permute
+    total += Passes(router + scores + permute, back, 0.0, 10)
     return total

@@ -14,11 +14,11 @@ from meshwright.policy.pipeline import build
 from meshwright.policy.pipeline.interleaved import default_group
 from meshwright.predict.block_comm import neighbours
 from meshwright.predict.network import collective_s
-from meshwright.predict.pass_time import Passes, lengths_s
+from meshwright.predict.pass_time import LAST, Passes, Waits, lengths_s
 from meshwright.predict.run import Run
-from meshwright.predict.simulate_plan import NOWHERE, plan_of
+from meshwright.predict.simulate_plan import NOWHERE, lasts_apart, plan_of
 from meshwright.predict.stage_time import ChunkTime, StageTime
-from meshwright.spec.layout import ScheduleKind, chunks, rank_chunks
+from meshwright.spec.layout import ScheduleKind, rank_chunks
 
 _ROUNDS = {"zb-h2": 4}
 """Microbatches per rank that are worked out: three, more where the warm-up is twice as long."""
@@ -26,7 +26,7 @@ _ROUNDS = {"zb-h2": 4}
 _SMALL = 0.01
 """Share of a step below which it is not worked out exactly how much of it transfers cost."""
 
-_ENDS_APART = frozenset({"zb-h1", "zb-h2", "zb-v"})
+ENDS_APART = frozenset({"zb-h1", "zb-h2", "zb-v"})
 """Schedules whose ranks update without waiting for each other, because the gradient norm is
 validated afterwards (Qi et al. 2024, arXiv 2401.10241, section 4)."""
 
@@ -62,7 +62,7 @@ class Pipeline(NamedTuple):
 
 def ends_apart(run: Run) -> bool:
     """Whether ranks update their weights without waiting for all others."""
-    return run.layout.schedule in _ENDS_APART and run.layout.pp > 1
+    return run.layout.schedule in ENDS_APART and run.layout.pp > 1
 
 
 def begun_s(edges: tuple[Edge, ...]) -> float:
@@ -91,13 +91,13 @@ def hop_s(run: Run) -> float:
 
 def rank_times(run: Run, times: tuple[ChunkTime, ...]) -> tuple[StageTime, ...]:
     """Return what one pass each way over all chunks of a rank costs."""
-    if not _several(run):
+    if not hold_several(run):
         return tuple(time.whole for time in times)
     held = rank_chunks(run.layout, run.model.layers)
     return tuple(_sum([times[chunk.position].whole for chunk in some]) for some in held)
 
 
-def _several(run: Run) -> bool:
+def hold_several(run: Run) -> bool:
     """Whether ranks hold more than one chunk."""
     layout = run.layout
     return layout.virtual_stages > 1 or (layout.schedule == "dualpipe" and layout.pp > 1)
@@ -117,17 +117,20 @@ def per_microbatch(run: Run, stage: StageTime) -> StageTime:
     return StageTime(*(part / 2 for part in stage))
 
 
-def pipeline(run: Run, times: tuple[ChunkTime, ...], late: tuple[float, ...]) -> Pipeline:
+def pipeline(run: Run, times: tuple[ChunkTime, ...], waits: tuple[Waits, ...]) -> Pipeline:
     """Return what the layout's schedule adds to the passes of its busiest rank.
 
-    `late` is, by rank, how long a pass waits for sharded parameters per second it runs.
+    `waits` is, by chunk, what passes wait for beside their own communication.
     """
     layout, count = run.layout, run.microbatches
     if layout.pp == 1:
-        forward, backward = ((1 + late[0]) * one for one in times[0].whole[:2])
-        end = count * (forward + backward)
-        return Pipeline(0, end, end, 0.0, ((Edge(0, 0.0, forward, -backward, 0.0),),))
-    passes = _Passes(run, times, late)
+        late, (forward, backward) = waits[0], times[0].whole[:2]
+        forward += late.forward_dp + late.forward_offload
+        last = backward + late.last_dp + late.backward_offload
+        backward += late.backward_dp + late.backward_offload
+        end = count * forward + (count - 1) * backward + last
+        return Pipeline(0, end, end, 0.0, ((Edge(0, 0.0, forward, -last, 0.0),),))
+    passes = _Passes(run, times, waits)
     end, edges = passes.step()
     busy = passes.busy()
     busiest = max(range(layout.pp), key=busy.__getitem__)
@@ -154,12 +157,9 @@ def _few(kind: ScheduleKind, pp: int, count: int) -> tuple[int, int]:
 class _Passes:
     """The passes of a run, and what the schedule makes of them for some microbatches."""
 
-    def __init__(self, run: Run, times: tuple[ChunkTime, ...], late: tuple[float, ...]) -> None:
-        self._run, self._times, self._late = run, times, late
-        if _several(run):
-            # A chunk that two ranks hold (DualPipe) is held beside the same other one by both.
-            of_chunk = {c.position: late[c.rank] for c in chunks(run.layout, run.model.layers)}
-            self._late = tuple(of_chunk[chunk] for chunk in range(len(times)))
+    def __init__(self, run: Run, times: tuple[ChunkTime, ...], waits: tuple[Waits, ...]) -> None:
+        self._run, self._times, self._waits = run, times, waits
+        self._apart = run.layout.zero == 2 and any(one.last_dp != one.backward_dp for one in waits)
         self.hop = hop_s(run)
         self._few, self._round = _few(run.layout.schedule, run.layout.pp, run.microbatches)
         self._left = run.microbatches - self._few
@@ -169,12 +169,13 @@ class _Passes:
         layout, group = self._run.layout, None
         if layout.schedule == "interleaved":
             group = default_group(layout.pp, self._run.microbatches)
-        return _order(layout.schedule, layout.pp, layout.virtual_stages, microbatches, group)
+        kind, chunks = layout.schedule, layout.virtual_stages
+        return _order(kind, layout.pp, chunks, microbatches, group=group, apart=self._apart)
 
     def _lengths_s(self, order: "_Order") -> tuple[float, ...]:
         known = self._lengths.get(id(order.groups))
         if known is None:
-            known = lengths_s(self._run, self._times, self._late, order.groups)
+            known = lengths_s(self._run, self._times, self._waits, order.groups)
             self._lengths[id(order.groups)] = known
         return known
 
@@ -223,9 +224,18 @@ class _Order:
     """What runs after what, and how often; hashed as itself, so that outcomes can be kept."""
 
     def __init__(
-        self, kind: ScheduleKind, pp: int, per_rank: int, count: int, group: int | None
+        self,
+        kind: ScheduleKind,
+        pp: int,
+        per_rank: int,
+        count: int,
+        *,
+        group: int | None,
+        apart: bool,
     ) -> None:
         plan = plan_of(build(kind, pp, count, virtual_stages=per_rank, group=group))
+        if apart:
+            plan = lasts_apart(plan)
         self.ranks, self.messages, self.groups = pp, len(plan.messages), _one(plan.groups)
         self.rows = [(row[0], row[1], *row[3:]) for row in plan.rows]
         """Rank, group, two messages waited for, two sent."""
@@ -233,14 +243,14 @@ class _Order:
         self.counts = [(rank, group, number) for (rank, group), number in often.items()]
         """Rank, group, how often the one runs the other."""
         sends = {row[1]: sum(key != NOWHERE for key in row[5:]) for row in plan.rows}
-        self.sends = tuple(sends[group] for group in range(len(plan.groups)))
+        self.sends = tuple(sends.get(group, 0) for group in range(len(plan.groups)))
         """Messages a group sends."""
         first: dict[tuple[int, int], int] = {}
         last: dict[tuple[int, int], int] = {}
         for index, row in enumerate(plan.rows):
             for op, chunk in plan.groups[row[1]]:
                 first.setdefault((row[0], chunk), index)
-                if op in ("B", "W"):
+                if op in _COMPLETING:
                     last[row[0], chunk] = index
         self.edges = [
             [(chunk, first[rank, chunk], last[rank, chunk]) for rank, chunk in first if rank == own]
@@ -248,6 +258,9 @@ class _Order:
         ]
         """For every rank its chunks, with the rows of the first and the last pass."""
 
+
+_COMPLETING = frozenset({"B", LAST["B"], "W"})
+"""Passes that add the last to a chunk's gradients."""
 
 _order = lru_cache(maxsize=256)(_Order)
 

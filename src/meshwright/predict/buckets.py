@@ -2,8 +2,9 @@
 
 A stage's gradients are ready layer by layer while its last backward runs; its parameters are
 gathered layer by layer ahead of its first forward. A bucket is one layer here. What does not fit
-behind the pass is exposed: at least the last (or first) bucket, which nothing can hide. Fully
-sharded parameters travel with every pass and are not known here.
+behind the pass is exposed: at least the last (or first) bucket, which nothing can hide. What
+travels with every pass is not known here: fully sharded parameters, and the gradients that ZeRO 2
+scatters after all microbatches but the last.
 """
 
 from operator import add, attrgetter
@@ -29,9 +30,9 @@ class Exchange(NamedTuple):
 
 
 def exchange_of(run: Run, held: RankParameters) -> Exchange:
-    """Return how long a rank's gradients and parameters travel, if nothing hides them."""
+    """Return how long gradients and parameters that a rank trains travel, if nothing hides them."""
     layout = run.layout
-    if layout.dp * layout.cp == 1 or run.frozen:
+    if layout.dp * layout.cp == 1:
         return Exchange()
     found = _exchange(run, "dp-cp", float(held.matrices + held.others))
     if held.experts and layout.expert_dp > 1:
@@ -90,7 +91,7 @@ class Around(NamedTuple):
     exchange_s: float
     """Waiting for parameters and gradients."""
     update_s: float
-    """Gradient norm and update."""
+    """Gradient norm and update, with the transfers to and from host memory around them."""
 
 
 def around_passes(
@@ -98,8 +99,8 @@ def around_passes(
 ) -> Around:
     """Return what a step waits for parameters before its passes, for gradients and for the update.
 
-    `parameters` and `updates` (seconds) are those of every rank. Who would idle anyway waits for
-    nothing.
+    `parameters`, those that are trained, and `updates` (seconds) are those of every rank. Who would
+    idle anyway waits for nothing.
     """
     exchanges = {held: exchange_of(run, held) for held in set(parameters)}
     if any(map(any, exchanges.values())):

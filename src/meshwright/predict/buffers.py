@@ -81,7 +81,7 @@ def _gathered_bytes(run: Run, parameters: RankParameters, layers: int) -> int:
     layout = run.layout
     accumulated = STATE_BYTES[layout.gradient_precision]
     if layout.pp > 1:
-        return parameters.total * (2 + accumulated)
+        return parameters.total * (2 if run.frozen else 2 + accumulated)
     piece = _layer_parameters(parameters, layers)
     if run.software.attention == "unfused":
         weights = (
@@ -90,7 +90,9 @@ def _gathered_bytes(run: Run, parameters: RankParameters, layers: int) -> int:
         piece = max(weight.per_rank(layout.tp, layout.ep) for weight in weights)
     ends = parameters.others
     head = ends if run.model.tied else ends // 2
-    return 2 * 2 * piece + 2 * ends + (2 + accumulated) * max(piece, head)
+    # Frozen weights have no gradients, and those of adapters are small.
+    unreduced = 0 if run.frozen else (2 + accumulated) * max(piece, head)
+    return 2 * 2 * piece + 2 * ends + unreduced
 
 
 def stores_eight_bits(run: Run) -> bool:

@@ -7,7 +7,7 @@ what the allocator has reserved, and what the device reports.
 """
 
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -21,6 +21,7 @@ from meshwright.predict.activations import (
     bytes_per_token,
     recomputed,
 )
+from meshwright.predict.adapters import adapter_states, trained_parameters
 from meshwright.predict.buffers import (
     MEMORY_CONSTANTS,
     MemoryConstants,
@@ -40,9 +41,13 @@ from meshwright.spec.layout import (
     StateBytes,
     rank_chunks,
     rank_parameters,
-    state_bytes,
+    states_of,
 )
-from meshwright.spec.model import Block
+from meshwright.spec.model import Block, Experts
+
+
+Numbers = TypeVar("Numbers", bound=Any)
+"""A number, or an array of them."""
 
 
 class StageMemory(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,7 +126,7 @@ class MemoryPrediction(msgspec.Struct, frozen=True, kw_only=True):
         return self.spare_bytes >= 0
 
 
-class _Layer(NamedTuple):
+class LayerBytes(NamedTuple):
     """Bytes per token of one layer."""
 
     whole: float
@@ -132,40 +137,78 @@ class _Layer(NamedTuple):
     """Alive only while its backward runs, where nothing is computed again."""
 
 
-class _Rank(NamedTuple):
+class Rank(NamedTuple):
     """What one rank of a stage holds."""
 
     parameters: RankParameters
-    states: StateBytes
+    trained: RankParameters
+    """Its adapters where the weights are frozen, else all."""
     chunks: tuple[Chunk, ...]
 
     @property
     def layers(self) -> int:
+        """Layers of all its chunks."""
         return sum(chunk.last - chunk.first for chunk in self.chunks)
 
     @property
     def has_head(self) -> bool:
+        """Whether it computes the logits."""
         return any(chunk.has_head for chunk in self.chunks)
+
+
+class Resident(NamedTuple):
+    """What a rank holds whatever its activations are."""
+
+    states: StateBytes
+    logits: int
+    """Logits and their gradient, where it has the head."""
+    buffers: int
+    """Weights gathered and gradients copied for a while."""
+    update: int
+    """What the optimizer's step makes for itself when the passes are over."""
+    runtime: int
+    """CUDA context and communicators."""
+    releases: bool
+    """Whether gradients take the place of activations as backward goes."""
+
+    def peak(self, kept: int, working: int) -> "Peak":
+        """Return what the rank holds at its peak with so many bytes of activations."""
+        # The logits are gone before the last layer's backward begins.
+        working = max(0, working - self.logits)
+        moment = kept + working + self.logits + self.buffers
+        states = self.states
+        if self.releases:
+            states = states._replace(gradients=max(0, states.gradients - moment))
+        buffers = self.buffers + max(0, self.update - moment)
+        tensors = states.total + kept + working + self.logits + buffers
+        return Peak(states, working, buffers, tensors)
+
+
+class Peak(NamedTuple):
+    """What a rank holds when it holds most."""
+
+    states: StateBytes
+    working: int
+    buffers: int
+    tensors: int
+    """All bytes in tensors."""
 
 
 def predict_memory(run: Run, constants: MemoryConstants = MEMORY_CONSTANTS) -> MemoryPrediction:
     """Predict the memory one rank of every pipeline stage needs."""
-    layout, model = run.layout, run.model
-    formats = layout
-    if layout.zero == 3 and not run.frozen:
-        # Sharded weights are kept in fp32 and cast as they are gathered: no second copy of them.
-        formats = replace(layout, precision="fp32")
-    ranks = zip(
-        rank_parameters(layout, model),
-        state_bytes(formats, model),
-        rank_chunks(layout, model.layers),
-        strict=True,
-    )
-    layers = _layers(run)
+    layers = layer_bytes(run)
     return MemoryPrediction(
-        stages=tuple(_stage(run, constants, layers, _Rank(*rank)) for rank in ranks),
+        stages=tuple(_stage(run, constants, layers, rank) for rank in ranks_of(run)),
         capacity_bytes=run.cluster.gpu.memory_bytes,
     )
+
+
+def ranks_of(run: Run) -> tuple[Rank, ...]:
+    """Return what one rank of every stage holds, first stage first."""
+    parameters = rank_parameters(run.layout, run.model)
+    trained = trained_parameters(run) if run.frozen else parameters
+    held = rank_chunks(run.layout, run.model.layers)
+    return tuple(Rank(*rank) for rank in zip(parameters, trained, held, strict=True))
 
 
 @lru_cache(maxsize=1024)
@@ -188,54 +231,68 @@ def in_flight(layout: Layout, stage: int, microbatches: int) -> int:
 
 
 def _stage(
-    run: Run, constants: MemoryConstants, layers: dict[str, _Layer], rank: _Rank
+    run: Run, constants: MemoryConstants, layers: dict[str, LayerBytes], rank: Rank
 ) -> StageMemory:
-    layout, stage = run.layout, rank.chunks[0].rank
-    states = _resident(run, rank)
-    flying = in_flight(layout, stage, run.microbatches)
+    stage = rank.chunks[0].rank
+    flying = in_flight(run.layout, stage, run.microbatches)
     kept, working = _activations(run, layers, rank, flying)
-    logits = logits_bytes(run, constants) if rank.has_head else 0
-    # The logits are gone before the last layer's backward begins.
-    working = max(0, working - logits)
-    buffers = weight_buffer_bytes(run, rank.parameters, rank.layers, constants)
-    moment = kept + working + logits + buffers
-    if layout.zero == 3 and layout.pp == 1 and run.microbatches == 1:
-        # Backward makes gradients while it lets activations go: the peak holds none, or the rest.
-        states = states._replace(gradients=max(0, states.gradients - moment))
-    buffers += max(0, update_bytes(run, states.optimizer) - moment)
-    tensors = states.total + kept + working + logits + buffers
-    runtime = runtime_bytes(run, constants)
-    room = run.cluster.gpu.memory_bytes - runtime - tensors
-    waste = max(constants.squeezed * tensors, min(constants.fragmentation * tensors, room))
+    held = resident(run, rank, constants)
+    peak = held.peak(kept, working)
+    room = run.cluster.gpu.memory_bytes - held.runtime - peak.tensors
+    waste = min(constants.fragmentation * peak.tensors, room)
     return StageMemory(
         stage=stage,
         layers=rank.layers,
-        parameters_bytes=states.parameters,
-        gradients_bytes=states.gradients,
-        optimizer_bytes=states.optimizer,
+        parameters_bytes=peak.states.parameters,
+        gradients_bytes=peak.states.gradients,
+        optimizer_bytes=peak.states.optimizer,
         activations_bytes=kept,
-        working_bytes=working,
-        logits_bytes=logits,
-        buffers_bytes=buffers,
-        fragmentation_bytes=round(waste),
-        runtime_bytes=runtime,
+        working_bytes=peak.working,
+        logits_bytes=held.logits,
+        buffers_bytes=peak.buffers,
+        fragmentation_bytes=round(max(constants.squeezed * peak.tensors, waste)),
+        runtime_bytes=held.runtime,
         in_flight=flying,
     )
 
 
-def _resident(run: Run, rank: _Rank) -> StateBytes:
+def resident(run: Run, rank: Rank, constants: MemoryConstants = MEMORY_CONSTANTS) -> Resident:
+    """Return what a rank holds whatever its activations are."""
+    layout, states = run.layout, _states(run, rank)
+    return Resident(
+        states,
+        logits_bytes(run, constants) if rank.has_head else 0,
+        weight_buffer_bytes(run, rank.parameters, rank.layers, constants),
+        update_bytes(run, states.optimizer),
+        runtime_bytes(run, constants),
+        # With one microbatch the peak holds no gradients, or those that outgrow the activations.
+        layout.zero == 3 and layout.pp == 1 and run.microbatches == 1,
+    )
+
+
+def room_bytes(run: Run, runtime: int, constants: MemoryConstants = MEMORY_CONSTANTS) -> float:
+    """Return the bytes of tensors that just fit: the allocator wastes little where it must."""
+    return (run.cluster.gpu.memory_bytes - runtime) / (1 + constants.squeezed)
+
+
+def _states(run: Run, rank: Rank) -> StateBytes:
     """Return the states that stay on the device, in the formats the software keeps them in."""
-    states = rank.states
+    formats = run.layout
+    if formats.zero == 3 and not run.frozen:
+        # Sharded weights are kept in fp32 and cast as they are gathered: no second copy of them.
+        formats = replace(formats, precision="fp32")
+    states = states_of(formats, rank.parameters)
     if run.frozen:
-        # Adapters are small; the model's own weights have neither gradients nor moments.
-        states = StateBytes(states.parameters, 0, 0)
+        # The model's own weights have neither gradients nor moments; its adapters have both.
+        added = adapter_states(run.layout, rank.trained)
+        states = added._replace(parameters=states.parameters + added.parameters)
     if stores_eight_bits(run):
         saved = rank.parameters.matrices + rank.parameters.experts
         states = states._replace(parameters=states.parameters - saved)
     return states.on_device(run.layout.offload)
 
 
-def _layers(run: Run) -> dict[str, _Layer]:
+def layer_bytes(run: Run) -> dict[str, LayerBytes]:
     """Return every kind of layer."""
     layout, hidden = run.layout, run.model.hidden
     again = recomputed(layout, run.software)
@@ -248,37 +305,68 @@ def _layers(run: Run) -> dict[str, _Layer]:
             kept = boundary_bytes_per_token(layout, hidden)
         elif again:
             kept = _per_token(run, block, again)
+        load = run.expert_load(block.mlp) if isinstance(block.mlp, Experts) else 1.0
         working = backward_bytes_per_token(
-            layout, block, hidden, software=run.software, length=run.length
+            layout, block, hidden, software=run.software, length=run.length, expert_load=load
         )
-        found[block.name] = _Layer(whole, kept, working)
+        found[block.name] = LayerBytes(whole, kept, working)
     return found
 
 
 def _per_token(run: Run, block: Block, again: Recomputed = ()) -> float:
     """Return the bytes one token leaves behind in a block."""
     return bytes_per_token(
-        run.layout, block, run.model.hidden, again, software=run.software, length=run.length
+        run.layout,
+        block,
+        run.model.hidden,
+        again,
+        software=run.software,
+        length=run.length,
+        adapter=run.adapter,
+        expert_load=run.expert_load(block.mlp) if isinstance(block.mlp, Experts) else 1.0,
     )
 
 
-def _activations(run: Run, layers: dict[str, _Layer], rank: _Rank, flying: int) -> tuple[int, int]:
+def _activations(
+    run: Run, layers: dict[str, LayerBytes], rank: Rank, flying: int
+) -> tuple[int, int]:
     """Return the bytes kept for backward, and those alive only in the layer that runs it."""
-    model, names = run.model, run.model.layer_names
-    covered = run.layout.recompute_layers
+    names, covered = run.model.layer_names, run.layout.recompute_layers
+    away = run.layout.offload_layers or 0
     kept = working = 0.0
     for chunk in rank.chunks:
         for index, name in enumerate(names[chunk.first : chunk.last]):
             layer = layers[name]
             under = covered is None or index < covered
             size = layer.kept if under else layer.whole
-            kept += size
+            if index >= away:
+                kept += size
             working = max(working, layer.whole - size + layer.working)
+    kept, working = activation_bytes(run, layers, rank, flying, (kept, working))
+    return round(kept), round(working)
+
+
+def activation_bytes(
+    run: Run,
+    layers: dict[str, LayerBytes],
+    rank: Rank,
+    flying: int,
+    per_token: tuple[Numbers, Numbers],
+) -> tuple[Numbers, Numbers]:
+    """Return what a rank keeps and works with, given its layers' bytes per token.
+
+    The pair is what one pass over all its chunks keeps, without the `offload_layers` of each, and
+    what the widest layer works with: numbers, or arrays of them.
+    """
+    kept, working = per_token
+    heads = run.model.multi_token
     kept = flying * (kept / len(rank.chunks) + sent_bytes_per_token(run))
-    if model.multi_token is not None and rank.has_head:
-        kept += model.multi_token.depth * layers[model.multi_token.block].whole
+    if heads is not None and rank.has_head:
+        kept = kept + heads.depth * layers[heads.block].whole
     if "activations" in run.layout.offload:
         # What is offloaded comes back a layer at a time, the next one on its way meanwhile.
-        widest = max(layer.whole for layer in layers.values())
-        kept, working = 0.0, working + 2 * widest
-    return round(run.tokens * kept), round(run.tokens * working)
+        widest, away = max(layer.whole for layer in layers.values()), run.layout.offload_layers
+        working = working + widest * (2 if away is None else min(2, away))
+        if away is None:
+            kept = 0.0 * kept
+    return run.tokens * kept, run.tokens * working

@@ -10,7 +10,27 @@ from meshwright.predict.run import Run
 from meshwright.predict.stage_time import ChunkTime, StageTime
 
 Passes = tuple[tuple[str, int], ...]
-"""What starts together: each pass by its kind (F, B, I or W) and its chunk."""
+"""What starts together: each pass by its kind (F, B, I or W, or of `LAST`) and its chunk."""
+
+LAST = {"B": "last B", "I": "last I"}
+"""The backward that ends a chunk's step, where it waits for other things than those before it."""
+
+
+class Waits(NamedTuple):
+    """Seconds that each pass over one chunk waits on top of its own time."""
+
+    forward_dp: float = 0.0
+    """For sharded parameters."""
+    backward_dp: float = 0.0
+    """For sharded parameters, and for gradients to be scattered."""
+    last_dp: float = 0.0
+    """The same in the backward that ends the step."""
+    forward_offload: float = 0.0
+    """For transfers to and from host memory."""
+    backward_offload: float = 0.0
+
+
+NO_WAITS = Waits()
 
 
 class Pieces(NamedTuple):
@@ -22,43 +42,44 @@ class Pieces(NamedTuple):
     cp: float = 0.0
     ep: float = 0.0
     dp: float = 0.0
-    """Exposed gathers and scatters of fully sharded parameters."""
+    """Exposed gathers of sharded parameters and scatters of their gradients."""
+    offload: float = 0.0
+    """Exposed transfers to and from host memory."""
 
     @property
     def total(self) -> float:
         """The whole pass."""
-        return self.recompute + self.compute + self.tp + self.cp + self.ep + self.dp
+        return self.recompute + self.compute + self.tp + self.cp + self.ep + self.dp + self.offload
 
 
 PassTable = dict[tuple[str, int], Pieces]
 """The pieces of every pass over some chunks."""
 
 
-def pass_table(times: tuple[ChunkTime, ...], late: tuple[float, ...]) -> PassTable:
-    """Return the pieces of every kind of pass over every chunk.
-
-    `late` is, by chunk, how long a pass waits for sharded parameters per second it runs.
-    """
+def pass_table(times: tuple[ChunkTime, ...], waits: tuple[Waits, ...]) -> PassTable:
+    """Return the pieces of every kind of pass over every chunk."""
     return {
         key: pieces
         for chunk, time in enumerate(times)
-        for key, pieces in _passes(time, chunk, late[chunk])
+        for key, pieces in _passes(time, chunk, waits[chunk])
     }
 
 
-def _passes(time: ChunkTime, chunk: int, late: float) -> Iterator[tuple[tuple[str, int], Pieces]]:
+def _passes(time: ChunkTime, chunk: int, late: Waits) -> Iterator[tuple[tuple[str, int], Pieces]]:
     whole, tp, cp, ep = time
-    yield (
-        ("F", chunk),
-        Pieces(0.0, whole.forward - tp - cp - ep, tp, cp, ep, late * whole.forward),
-    )
+    own = whole.forward - tp - cp - ep
+    yield ("F", chunk), Pieces(0.0, own, tp, cp, ep, late.forward_dp, late.forward_offload)
     waits = whole.tp - tp, whole.cp - cp, whole.ep - ep
     compute = whole.backward - whole.recompute - sum(waits)
-    backward = Pieces(whole.recompute, compute, *waits, late * whole.backward)
+    backward = Pieces(whole.recompute, compute, *waits, late.backward_dp, late.backward_offload)
     weight = whole.weight_gradient
+    inputs = backward._replace(compute=compute - weight)
     yield ("B", chunk), backward
-    yield ("I", chunk), backward._replace(compute=compute - weight)
+    yield ("I", chunk), inputs
     yield ("W", chunk), Pieces(compute=weight)
+    if late.last_dp != late.backward_dp:
+        yield (LAST["B"], chunk), backward._replace(dp=late.last_dp)
+        yield (LAST["I"], chunk), inputs._replace(dp=late.last_dp)
 
 
 def together(run: Run, table: PassTable, passes: Passes) -> Pieces:
@@ -77,23 +98,29 @@ def together(run: Run, table: PassTable, passes: Passes) -> Pieces:
 
 
 def lengths_s(
-    run: Run, times: tuple[ChunkTime, ...], late: tuple[float, ...], groups: tuple[Passes, ...]
+    run: Run, times: tuple[ChunkTime, ...], waits: tuple[Waits, ...], groups: tuple[Passes, ...]
 ) -> tuple[float, ...]:
     """Return how long each of some groups takes: the totals of `together`, without the pieces."""
     table: PassTable = {}
     if not run.layout.overlap_ep and any(time.whole.ep for time in times):
-        table = pass_table(times, late)
+        table = pass_table(times, waits)
     return tuple(
         together(run, table, passes).total
         if table and len(passes) > 1
-        else sum([_length_s(times[chunk].whole, op, late[chunk]) for op, chunk in passes])
+        else sum([_length_s(times[chunk].whole, op, waits[chunk]) for op, chunk in passes])
         for passes in groups
     )
 
 
-def _length_s(whole: StageTime, op: str, late: float) -> float:
+def _length_s(whole: StageTime, op: str, late: Waits) -> float:
     if op == "F":
-        return whole.forward * (1 + late)
+        return whole.forward + late.forward_dp + late.forward_offload
     if op == "W":
         return whole.weight_gradient
-    return whole.backward * (1 + late) - (whole.weight_gradient if op == "I" else 0.0)
+    length = whole.backward + late.backward_offload
+    length += late.last_dp if op in _LASTS else late.backward_dp
+    return length - (whole.weight_gradient if op in _INPUTS else 0.0)
+
+
+_LASTS = frozenset(LAST.values())
+_INPUTS = frozenset({"I", LAST["I"]})

@@ -68,7 +68,7 @@ def _operation_s(run: Run, block: Block, comm: BlockComm, op: RecomputeOp) -> fl
         case "moe" if isinstance(mlp, Experts):
             return expert_passes(run, mlp).forward + comm.ep_forward
         case "moe_act" if isinstance(mlp, Experts) and not run.software.fused_experts:
-            width = mlp.width * mlp.top_k * run.tokens / layout.tp
+            width = mlp.width * mlp.top_k * run.tokens / layout.tp * run.expert_load(mlp)
             return activation_passes(costs, width, mlp.gated).forward
         case "shared_experts" if isinstance(mlp, Experts) and mlp.shared_width:
             shared = tuple(weight for weight in mlp.weights(hidden) if weight.part == "shared")

@@ -12,15 +12,16 @@ import msgspec
 import numpy as np
 
 from meshwright.policy.pipeline import for_layout
-from meshwright.predict.bubble import ends_apart, hop_s
+from meshwright.predict.adapters import trained_parameters
+from meshwright.predict.bubble import ends_apart, hop_s, rank_times
 from meshwright.predict.buckets import exchange_of
 from meshwright.predict.run import Run
 from meshwright.predict.simulate_exchange import gathers_of, parts_of, reductions_of
 from meshwright.predict.simulate_noise import Floats, Noise, tied_replicas
 from meshwright.predict.simulate_passes import Listed, PassCosts, draw_replicas, listed, pass_costs
 from meshwright.predict.simulate_plan import clock, plan_of
-from meshwright.predict.step import optimizer_update
-from meshwright.spec.layout import rank_parameters
+from meshwright.predict.stage_time import chunk_times
+from meshwright.predict.step import update_phases
 
 _AT_ONCE = 2_000_000
 """Passes of all replicas that are run at a time: about a hundred megabytes."""
@@ -48,7 +49,7 @@ def simulate_replicas(run: Run, noise: Noise, *, seed: int = 0) -> Replicas:
     schedule = for_layout(run.layout, run.microbatches)
     plan, order = plan_of(schedule), listed(schedule)
     costs = pass_costs(run, plan, order)
-    held = rank_parameters(run.layout, run.model)
+    held = trained_parameters(run)
     exchanges, parts = [exchange_of(run, one) for one in held], parts_of(run, order)
     _, floors = gathers_of(run, parts, exchanges, costs.usual_s.sum(axis=1))
     draw = np.random.default_rng(seed)
@@ -76,7 +77,7 @@ def simulate_replicas(run: Run, noise: Noise, *, seed: int = 0) -> Replicas:
     done = [max(float(ends[part.last]) for part in own) for own in parts]
     for bucket in reductions_of(run, parts, exchanges, (starts, ends)):
         done[bucket.rank] = max(done[bucket.rank], bucket.end_s)
-    updates = [optimizer_update(run, one) for one in held]
+    updates = update_phases(run, rank_times(run, chunk_times(run)), held).wholes
     step_s = max(done) + max(updates)
     if ends_apart(run):
         begun = [float(begins[own[0].first]) - floors.get(own[0].first, 0.0) for own in parts]

@@ -9,8 +9,9 @@ from meshwright.predict.cost.device import relative_of, slowed
 from meshwright.predict.software import MEGATRON, Software
 from meshwright.spec import catalog
 from meshwright.spec.cluster import Gpu
+from meshwright.spec.model import Experts, Model
 from meshwright.spec.work import Work
-from meshwright.spec.workload import Training
+from meshwright.spec.workload import Adapter, Training
 
 
 class Run:
@@ -23,7 +24,6 @@ class Run:
         software: Software = MEGATRON,
         constants: StepConstants = CONSTANTS,
         calibration: Calibration | None = None,
-        frozen: bool = False,
     ) -> None:
         if not isinstance(work.workload, Training):
             what, fix = "a training step needs a training workload", "give a Training"
@@ -32,9 +32,29 @@ class Run:
         self.length = work.workload.sequence_length
         self.batch = work.workload.global_batch
         self.software, self.constants = software, constants
-        self.frozen = frozen
-        """Whether the model's own weights are frozen (LoRA): no weight gradients."""
+        self.adapter = work.workload.adapter
+        """What is trained beside frozen weights, where they are."""
+        self._imbalance = work.workload.expert_imbalance
         self._calibration = calibration
+        if self.adapter is not None:
+            _require_targets(self.adapter, self.model)
+
+    @property
+    def frozen(self) -> bool:
+        """Whether the model's own weights are frozen (LoRA): only adapters have gradients."""
+        return self.adapter is not None
+
+    def expert_load(self, experts: Experts) -> float:
+        """Return the tokens that the busiest rank's experts get, over the mean of all ranks.
+
+        A token visits an expert once, so a rank gets at most one copy of it for each of its
+        experts: the busiest of few ranks, or of ranks with few experts, cannot get more.
+        """
+        ep = self.layout.ep
+        if self._imbalance == 1 or ep == 1:
+            return 1.0
+        local = max(1, experts.count // ep)
+        return max(1.0, min(self._imbalance, ep * min(experts.top_k, local) / experts.top_k))
 
     @cached_property
     def costs(self) -> DeviceCosts:
@@ -75,6 +95,13 @@ class Run:
     def microbatches(self) -> int:
         """Microbatches of one replica in a step."""
         return max(1, self.layout.microbatches(self.batch))
+
+
+def _require_targets(adapter: Adapter, model: Model) -> None:
+    weights = (weight for block in model.blocks for weight in block.weights(model.hidden))
+    if not any(map(adapter.trains, weights)):
+        what = f"{model.name} has no matrix called {' or '.join(adapter.targets)}"
+        raise InputError([Problem("workload.adapter.targets", what, "name qkv, or leave it out")])
 
 
 def _power(gpu: Gpu, exponent: float) -> float:

@@ -2,7 +2,8 @@
 
 Every rank runs its actions in the order the schedule gives, each as soon as the rank is free and
 its inputs are there. Transfers leave on a lane of their own, parameters and gradients travel on
-another. The optimizer waits for all ranks, because the gradient norm does.
+another. The optimizer waits for all ranks, because the gradient norm does. Copies to and from host
+memory lengthen the passes that wait for them.
 
 Ranks that do the same are folded: one rank stands for each pipeline stage, so the cost does not
 depend on tensor, context, expert or data parallelism.
@@ -10,6 +11,7 @@ depend on tensor, context, expert or data parallelism.
 
 from collections.abc import Mapping
 from functools import cached_property
+from operator import sub
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -19,7 +21,8 @@ import numpy.typing as npt
 from meshwright.errors import InputError
 from meshwright.policy.pipeline import Schedule, for_layout
 from meshwright.policy.pipeline.earliest import without_transfers
-from meshwright.predict.bubble import ends_apart, hop_s, sent_bytes
+from meshwright.predict.adapters import trained_parameters
+from meshwright.predict.bubble import ends_apart, hop_s, rank_times, sent_bytes
 from meshwright.predict.buckets import exchange_of
 from meshwright.predict.run import Run
 from meshwright.predict.simulate_exchange import Bucket, gathers_of, parts_of, reductions_of
@@ -34,8 +37,8 @@ from meshwright.predict.simulate_passes import (
     slowdown_problems,
 )
 from meshwright.predict.simulate_plan import Clocked, Message, Plan, clock, plan_of
-from meshwright.predict.step import optimizer_update
-from meshwright.spec.layout import rank_parameters
+from meshwright.predict.stage_time import chunk_times
+from meshwright.predict.step import update_phases
 
 if TYPE_CHECKING:
     from meshwright.timeline import Timeline
@@ -91,11 +94,13 @@ class SimulatedStep(msgspec.Struct, frozen=True, kw_only=True, eq=False, dict=Tr
     sent_bytes: int
     """Payload of one transfer."""
     buckets: tuple[Bucket, ...]
-    """Gathers of parameters and reductions of gradients, unless they are fully sharded."""
+    """Gathers of parameters and reductions of gradients that do not travel with every pass."""
     gathered_s: tuple[float, ...]
     """How long after its gathers start a rank may begin its first pass."""
     optimizer_s: tuple[float, ...]
     """Gradient norm and update, per rank."""
+    offload_s: tuple[float, ...]
+    """Exposed transfers to and from host memory around the update, per rank."""
 
     @cached_property
     def done_s(self) -> tuple[float, ...]:
@@ -130,12 +135,12 @@ class SimulatedStep(msgspec.Struct, frozen=True, kw_only=True, eq=False, dict=Tr
     @cached_property
     def step_s(self) -> float:
         """Seconds of the step; where ranks end apart, the longest round of one rank."""
-        rounds = zip(self.update_start_s, self.optimizer_s, self.begun_s, strict=True)
-        return max(start + update - begun for start, update, begun in rounds)
+        ends = map(sum, zip(self.update_start_s, self.offload_s, self.optimizer_s, strict=True))
+        return float(max(map(sub, ends, self.begun_s)))
 
     @cached_property
     def busy_s(self) -> tuple[float, ...]:
-        """Seconds every rank spends on its passes, their exposed communication included."""
+        """Seconds every rank spends on its passes, their exposed transfers included."""
         own = ~self.actions.joined
         spent = (self.actions.end_s - self.actions.start_s)[own]
         return tuple(
@@ -145,7 +150,8 @@ class SimulatedStep(msgspec.Struct, frozen=True, kw_only=True, eq=False, dict=Tr
     @cached_property
     def idle_s(self) -> tuple[float, ...]:
         """Seconds every rank waits for others: bubble, late transfers, slower peers, parameters."""
-        spent = zip(self.busy_s, self.exchange_s, self.optimizer_s, strict=True)
+        around = self.exchange_s, self.offload_s, self.optimizer_s
+        spent = zip(self.busy_s, *around, strict=True)
         return tuple(max(0.0, self.step_s - sum(one)) for one in spent)
 
     def timeline(self, *, most_layer_spans: int = 400_000) -> "Timeline":
@@ -190,7 +196,7 @@ def simulate_step(
     plan, order = plan_of(schedule), listed(schedule)
     costs = pass_costs(run, plan, order)
     pieces = noisy_pieces(run, order, costs, noise=noise, slowdown=slowdown or {}, seed=seed)
-    held = rank_parameters(run.layout, run.model)
+    update = update_phases(run, rank_times(run, chunk_times(run)), trained_parameters(run))
     clocked, buckets, gathered = _clocked(run, plan, order, pieces.sum(axis=1))
     return SimulatedStep(
         run=run,
@@ -200,7 +206,8 @@ def simulate_step(
         sent_bytes=round(sent_bytes(run)),
         buckets=buckets,
         gathered_s=tuple(gathered),
-        optimizer_s=tuple(optimizer_update(run, one) for one in held),
+        optimizer_s=update.updates,
+        offload_s=update.transfers or (0.0,) * run.layout.pp,
     )
 
 
@@ -221,7 +228,7 @@ def _clocked(
     run: Run, plan: Plan, order: Listed, lengths: Floats
 ) -> tuple[Clocked[float], tuple[Bucket, ...], list[float]]:
     """Run the passes, gathers ahead of them and reductions behind them."""
-    exchanges = [exchange_of(run, held) for held in rank_parameters(run.layout, run.model)]
+    exchanges = [exchange_of(run, held) for held in trained_parameters(run)]
     parts = parts_of(run, order)
     gathers, floors = gathers_of(run, parts, exchanges, lengths)
     clocked = clock(

@@ -16,8 +16,9 @@ LANES = {
     "cp": "context parallel",
     "ep": "expert exchange",
     "dp": "data parallel",
+    "host": "host memory",
 }
-"""The lane of each process group."""
+"""The lane of each process group, and of copies between device and host."""
 
 COMPUTE = "compute"
 
@@ -80,16 +81,17 @@ def lay_out(passes: Sequence[list[list[Segment]]]) -> list[Beat]:
             now += exposed
         own = lanes.setdefault(lane, [])
         start = max(own[-1].end if own else 0.0, now - max(seconds, exposed))
+        copies = collective.group == "host"
         own.append(
             Beat(
                 lane,
-                Kind.COMMUNICATION,
+                Kind.MEMORY_COPY if copies else Kind.COMMUNICATION,
                 name,
                 start,
                 start + max(seconds, exposed),
                 layer,
-                collective.group,
-                collective.name,
+                "" if copies else collective.group,
+                "" if copies else collective.name,
                 collective.nbytes,
                 member,
             )

@@ -10,14 +10,14 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from meshwright.predict.adapters import trained_parameters
 from meshwright.predict.block_comm import BlockComm, block_comm, place, ring_s
 from meshwright.predict.block_time import Passes
-from meshwright.predict.bubble import rank_times
 from meshwright.predict.network import collective_s
+from meshwright.predict.offload import Moved, pass_traffic, transfer_s
 from meshwright.predict.run import Run
-from meshwright.predict.stage_time import chunk_times
-from meshwright.predict.step import sharded_exchange
-from meshwright.spec.layout import rank_chunks, rank_parameters
+from meshwright.predict.step import layer_exchange
+from meshwright.spec.layout import rank_chunks, rank_parameters, split_layers
 from meshwright.spec.layout.states import STATE_BYTES
 from meshwright.spec.model import Attention, Block, Experts, LatentAttention
 
@@ -26,10 +26,10 @@ _CONTEXT = {"ulysses": "all_to_all", "allgather": "all_gather"}
 
 
 class Collective(NamedTuple):
-    """One collective of a layer."""
+    """One collective of a layer, or one copy between device and host."""
 
     group: str
-    """The process group: tp, cp, ep or dp."""
+    """The process group: tp, cp, ep or dp; `host` for a copy."""
     name: str
     part: Literal["mixer", "mlp", "layer"]
     """What it belongs to."""
@@ -109,26 +109,49 @@ def _others(run: Run, block: Block, full: BlockComm, way: str) -> Iterator[Colle
 
 
 def sharded_collectives(run: Run) -> list[LayerCollectives]:
-    """Return, by rank, the gathers and scatters of one layer of fully sharded parameters."""
+    """Return, by rank, the gathers and scatters of one layer of sharded states in every pass."""
     layout = run.layout
-    if layout.zero < 3 or layout.dp * layout.cp == 1:
+    if layout.zero < 2 or layout.dp * layout.cp == 1:
         return [{"F": (), "B": ()} for _ in range(layout.pp)]
-    apart = copy.copy(run)
-    apart.software = msgspec.structs.replace(run.software, overlap_sharded=False)
-    number = 0 if run.frozen else STATE_BYTES[layout.gradient_precision]
+    mean = max(1, run.model.layers // layout.pp)
+    number = STATE_BYTES[layout.gradient_precision]
     found: list[LayerCollectives] = []
     held = zip(
-        rank_times(run, chunk_times(run)),
         rank_parameters(layout, run.model),
+        trained_parameters(run),
         rank_chunks(layout, run.model.layers),
         strict=True,
     )
-    for stage, parameters, some in held:
+    for parameters, trained, some in held:
         layers = max(1, sum(chunk.last - chunk.first for chunk in some))
-        # Two gathers of two bytes a parameter, and a scatter of its gradient.
-        each = sharded_exchange(apart, stage, parameters) / layers / (4 + number)
-        size = parameters.total // layers
-        gather = Collective("dp", "all_gather", "layer", True, 2 * each, 2 * size)
-        scatter = Collective("dp", "reduce_scatter", "layer", False, number * each, number * size)
-        found.append({"F": (gather,), "B": (gather, scatter) if number else (gather,)})
+        # The closed form cuts every rank into as many layers as ranks have on the mean.
+        gather_s, scatter_s = (
+            mean / layers * seconds for seconds in layer_exchange(run, parameters, mean, trained)
+        )
+        size = 2 * parameters.total // layers
+        gather = Collective("dp", "all_gather", "layer", True, gather_s, size)
+        size = number * trained.total // layers
+        scatter = Collective("dp", "reduce_scatter", "layer", False, scatter_s, size)
+        before = (gather,) if layout.zero == 3 else ()
+        found.append({"F": before, "B": (*before, scatter)})
     return found
+
+
+def host_copies(run: Run) -> list[LayerCollectives]:
+    """Return, by chunk, what one layer's passes copy between device and host."""
+    layout, names = run.layout, {(True, False): "to host", (False, True): "from host"}
+    if not layout.offload:
+        return [{"F": (), "B": ()} for _ in range(layout.chunks)]
+
+    def copies(moved: Moved, layers: int) -> tuple[Collective, ...]:
+        if not any(moved):
+            return ()
+        name = f"copy {names.get((moved.down > 0, moved.up > 0), 'to and from host')}"
+        seconds, size = transfer_s(run, moved) / layers, round(sum(moved) / layers)
+        return (Collective("host", name, "layer", moved.up > 0, seconds, size),)
+
+    layers = [max(1, count) for count in split_layers(layout, run.model.layers)]
+    return [
+        {"F": copies(each.forward, count), "B": copies(each.backward, count)}
+        for each, count in zip(pass_traffic(run), layers, strict=True)
+    ]

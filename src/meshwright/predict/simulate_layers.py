@@ -10,11 +10,12 @@ from typing import NamedTuple
 import msgspec
 
 from meshwright.predict.block_time import block_passes
-from meshwright.predict.pass_time import PassTable, Pieces, pass_table
+from meshwright.predict.pass_time import NO_WAITS, PassTable, Pieces, pass_table
 from meshwright.predict.run import Run
 from meshwright.predict.simulate_collectives import (
     Collective,
     block_collectives,
+    host_copies,
     sharded_collectives,
 )
 from meshwright.predict.stage_time import chunk_times
@@ -42,7 +43,7 @@ class Layers:
         self._run, self._names = run, run.model.layer_names
         self._tables = _layer_tables(run)
         self._collectives = {one.name: block_collectives(run, one) for one in run.model.blocks}
-        self._sharded = sharded_collectives(run)
+        self._sharded, self._copies = sharded_collectives(run), host_copies(run)
         self._parts = {one.name: _parts(run, one) for one in run.model.blocks}
 
     def segments(self, op: str, chunk: Chunk, pieces: Pieces) -> list[list[Segment]]:
@@ -55,11 +56,12 @@ class Layers:
         # A difference in the last digits is rounding, not an embedding.
         fits = ends and pieces.compute - whole.compute > 1e-9 * pieces.compute
         factor = Pieces(*(a / b if b else 0.0 for a, b in zip(pieces, whole, strict=True)))
-        factor = factor._replace(dp=pieces.dp / max(1, len(order)))
+        each = 1 / max(1, len(order))
+        factor = factor._replace(dp=pieces.dp * each, offload=pieces.offload * each)
         if fits:
             factor = factor._replace(compute=1.0)
         found = [
-            self._layer(op, layer, chunk.rank, own, factor)
+            self._layer(op, layer, chunk, own, factor)
             for layer, own in zip(order, known, strict=True)
         ]
         if fits:
@@ -69,12 +71,18 @@ class Layers:
             return [*found, end] if chunk.has_head == (op == "F") else [end, *found]
         return found
 
-    def _layer(self, op: str, layer: int, rank: int, own: Pieces, factor: Pieces) -> list[Segment]:
+    def _layer(
+        self, op: str, layer: int, chunk: Chunk, own: Pieces, factor: Pieces
+    ) -> list[Segment]:
         name = self._names[layer]
         way = "F" if op == "F" else "B"
-        some = () if op == "W" else (*self._collectives[name][way], *self._sharded[rank][way])
+        some: tuple[Collective, ...] = ()
+        if op != "W":
+            some = (*self._collectives[name][way], *self._copies[chunk.position][way])
+            if factor.dp:  # the backward that ends a step may leave them to the buckets
+                some += self._sharded[chunk.rank][way]
         waits = {"tp": own.tp * factor.tp, "cp": own.cp * factor.cp, "ep": own.ep * factor.ep}
-        waits["dp"] = factor.dp
+        waits |= {"dp": factor.dp, "host": factor.offload}
         around: dict[tuple[str, bool], list[Segment]] = {}
         last = {one.group: index for index, one in enumerate(some)}
         for index, one in enumerate(some):
@@ -109,7 +117,7 @@ def _layer_tables(run: Run) -> dict[str, PassTable]:
     # The first and the last stage have embedding and head beside their layer.
     inner = list(range(1, len(names) - 1))
     at = {names[layer]: layer for layer in (0, len(names) - 1, *inner)}
-    return {name: pass_table((times[layer],), (0.0,)) for name, layer in at.items()}
+    return {name: pass_table((times[layer],), (NO_WAITS,)) for name, layer in at.items()}
 
 
 def _parts(run: Run, block: Block) -> dict[str, list[tuple[str, str, float]]]:

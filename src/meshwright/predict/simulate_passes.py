@@ -11,8 +11,9 @@ import numpy.typing as npt
 
 from meshwright.errors import Problem
 from meshwright.policy.pipeline.schedule import Schedule
+from meshwright.predict.adapters import trained_parameters
 from meshwright.predict.bubble import rank_times
-from meshwright.predict.pass_time import PassTable, Pieces, pass_table, together
+from meshwright.predict.pass_time import LAST, PassTable, Pieces, pass_table, together
 from meshwright.predict.run import Run
 from meshwright.predict.simulate_experts import chunk_growth, expert_layers
 from meshwright.predict.simulate_noise import (
@@ -23,10 +24,10 @@ from meshwright.predict.simulate_noise import (
     rank_factors,
     tied_replicas,
 )
-from meshwright.predict.simulate_plan import Plan
+from meshwright.predict.simulate_plan import Plan, lasts_apart
 from meshwright.predict.stage_time import chunk_times
-from meshwright.predict.step import sharded_waits
-from meshwright.spec.layout import chunks, rank_parameters
+from meshwright.predict.step import pass_waits
+from meshwright.spec.layout import rank_parameters
 
 Ints = npt.NDArray[np.int64]
 PASSES = ("F", "B", "I", "W")
@@ -72,14 +73,21 @@ class PassCosts(NamedTuple):
 def table_of(run: Run) -> PassTable:
     """Return the pieces of every pass over every chunk of a run."""
     times = chunk_times(run)
-    late = sharded_waits(run, rank_times(run, times), rank_parameters(run.layout, run.model))
-    of_chunk = {chunk.position: late[chunk.rank] for chunk in chunks(run.layout, run.model.layers)}
-    return pass_table(times, tuple(of_chunk[chunk] for chunk in range(len(times))))
+    stages, parameters = rank_times(run, times), rank_parameters(run.layout, run.model)
+    waits = pass_waits(run, times, stages, parameters, trained_parameters(run))
+    return pass_table(times, waits)
+
+
+def ends_differ(table: PassTable) -> bool:
+    """Whether the backward that ends a chunk's step takes another time than those before it."""
+    return any(op in LAST.values() for op, _ in table)
 
 
 def pass_costs(run: Run, plan: Plan, actions: Listed) -> PassCosts:
     """Price every action of a plan without noise."""
     table = table_of(run)
+    if ends_differ(table):
+        plan = lasts_apart(plan)
     groups = np.array([together(run, table, passes) for passes in plan.groups])
     rows = np.array([row[1:3] for row in plan.rows], dtype=np.int64)
     usual = np.zeros((plan.actions, len(Pieces._fields)))
@@ -91,6 +99,8 @@ def _growth(run: Run, table: PassTable, actions: Listed, usual: Floats) -> Float
     known = chunk_growth(run)
     each = np.zeros((len(PASSES), 1 + int(actions.chunk.max()), len(Pieces._fields)))
     for (op, chunk), pieces in table.items():
+        if op not in PASSES:
+            continue
         # The exchange stretches with the load, as far as it is exposed.
         each[PASSES.index(op), chunk] = Pieces(*known[op, chunk], ep=pieces.ep)
     growth: Floats = each[actions.op, actions.chunk]

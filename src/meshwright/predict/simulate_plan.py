@@ -15,7 +15,7 @@ import numpy.typing as npt
 from meshwright.errors import InputError, Problem
 from meshwright.policy.pipeline.schedule import Action, Schedule
 from meshwright.policy.pipeline.walk import Rules, walk
-from meshwright.predict.pass_time import Passes
+from meshwright.predict.pass_time import LAST, Passes
 
 Time = TypeVar("Time", float, npt.NDArray[np.float64])
 """Seconds of one replica, or of many at once."""
@@ -80,6 +80,24 @@ def plan_of(schedule: Schedule) -> Plan:
         rows.append((rank, kind, at[rank], needs[0], needs[1], gives[0], gives[1]))
         at[rank] += len(group)
     return Plan(schedule.ranks, rows, tuple(groups), post.messages, at[-1])
+
+
+def lasts_apart(plan: Plan) -> Plan:
+    """Return the plan with the backward that ends a rank's work on a chunk as a kind of its own."""
+    last: dict[tuple[int, int], int] = {}
+    for index, row in enumerate(plan.rows):
+        last |= {(row[0], chunk): index for op, chunk in plan.groups[row[1]] if op in LAST}
+    groups = {group: index for index, group in enumerate(plan.groups)}
+    rows = list(plan.rows)
+    for index in sorted(set(last.values())):
+        rank, kind, place, need, other_need, give, other_give = plan.rows[index]
+        marked = tuple(
+            (LAST[op] if op in LAST and last[rank, chunk] == index else op, chunk)
+            for op, chunk in plan.groups[kind]
+        )
+        kind = groups.setdefault(marked, len(groups))
+        rows[index] = (rank, kind, place, need, other_need, give, other_give)
+    return plan._replace(rows=rows, groups=tuple(groups))
 
 
 def _groups(rules: Rules) -> dict[Passes, int]:

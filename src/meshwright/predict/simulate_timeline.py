@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from meshwright.predict.adapters import trained_parameters
 from meshwright.predict.bubble import ends_apart
-from meshwright.predict.pass_time import Passes, PassTable, Pieces, together
+from meshwright.predict.pass_time import LAST, Passes, PassTable, Pieces, together
 from meshwright.predict.simulate_beats import COMPUTE, LANES, Beat, lay_out, merged
 from meshwright.predict.simulate_layers import NAMES, Layers
-from meshwright.predict.simulate_passes import PASSES, table_of
-from meshwright.predict.simulate_sheet import Floats, Ints, Sheet
-from meshwright.spec.layout import chunks, rank_parameters
+from meshwright.predict.simulate_passes import PASSES, Ints, ends_differ, table_of
+from meshwright.predict.simulate_sheet import Floats, Sheet
+from meshwright.spec.layout import chunks
 from meshwright.spec.layout.ranks import Coordinate, rank_of
 from meshwright.spec.layout.states import STATE_BYTES
 from meshwright.timeline import Kind, Timeline
@@ -73,22 +74,40 @@ def _add_host(step: "SimulatedStep", sheet: Sheet) -> None:
     )
 
 
+_KINDS = (*PASSES, *LAST.values())
+"""What passes are told apart by."""
+
+
+def _kinds_of(step: "SimulatedStep", table: PassTable) -> Ints:
+    """Return every action's index into `_KINDS`."""
+    actions, kinds = step.actions, step.actions.op.copy()
+    if ends_differ(table):
+        for op, last in LAST.items():
+            some = np.flatnonzero(actions.op == PASSES.index(op))
+            # Later ones of the same rank and chunk take the place of those before them.
+            ends = dict(
+                zip(zip(actions.rank[some], actions.chunk[some], strict=True), some, strict=True)
+            )
+            kinds[list(ends.values())] = _KINDS.index(last)
+    return kinds
+
+
 def _add_passes(step: "SimulatedStep", sheet: Sheet, most_layer_spans: int) -> None:
     """What passes consist of: the beats of their kind, stretched to their length."""
-    actions = step.actions
+    actions, book = step.actions, _Book(step)
+    ops = _kinds_of(step, book.table)
     first = np.flatnonzero(~actions.joined)
     second = np.minimum(first + 1, len(actions.rank) - 1)
     paired = actions.joined[second] & (second > first)
     keys = np.column_stack(
         [
-            actions.op[first],
+            ops[first],
             actions.chunk[first],
-            np.where(paired, actions.op[second], -1),
+            np.where(paired, ops[second], -1),
             np.where(paired, actions.chunk[second], -1),
         ]
     )
     kinds, which = np.unique(keys, axis=0, return_inverse=True)
-    book = _Book(step)
     beats = [book.beats(kind) for kind in kinds.tolist()]
     counts = np.bincount(which.ravel(), minlength=len(kinds))
     if sum(len(one) * n for one, n in zip(beats, counts, strict=True)) > most_layer_spans:
@@ -102,21 +121,22 @@ class _Book:
 
     def __init__(self, step: "SimulatedStep") -> None:
         self._run, self._layers = step.run, Layers(step.run)
-        self._table: PassTable = table_of(step.run)
+        self.table: PassTable = table_of(step.run)
         self._chunks = {one.position: one for one in chunks(step.run.layout, step.run.model.layers)}
 
     def beats(self, kind: list[int], *, merge: bool = False) -> list[Beat]:
-        """Return the beats of a pass, or of two that start together; numbers as in `Actions`."""
+        """Return the beats of a pass, or of two that start together; by place in `_KINDS`."""
         op, chunk, other_op, other_chunk = kind
-        passes: Passes = ((PASSES[op], chunk),)
+        passes: Passes = ((_KINDS[op], chunk),)
         if other_op >= 0:
-            passes = (*passes, (PASSES[other_op], other_chunk))
-        both = together(self._run, self._table, passes)
-        apart = sum(self._table[one].ep for one in passes)
+            passes = (*passes, (_KINDS[other_op], other_chunk))
+        both = together(self._run, self.table, passes)
+        apart = sum(self.table[one].ep for one in passes)
         left = both.ep / apart if apart else 0.0
         found = []
-        for name, at in passes:
-            own: Pieces = self._table[name, at]
+        for kind_of, at in passes:
+            own: Pieces = self.table[kind_of, at]
+            name = kind_of[-1]
             segments = self._layers.segments(name, self._chunks[at], own._replace(ep=own.ep * left))
             found.append(merged(name, segments) if merge else segments)
         return lay_out(found)
@@ -174,18 +194,21 @@ def _add_waits(step: "SimulatedStep", sheet: Sheet) -> None:
     update_start = np.array(step.update_start_s)
     _wait(sheet, every, done, reduced, f"wait for {LANES['dp']}")
     _wait(sheet, every, reduced, update_start, "wait for other ranks")
+    moved = update_start + np.array(step.offload_s)
+    _wait(sheet, every, update_start, moved, f"wait for {LANES['host']}")
+    on_host = "optimizer" in step.run.layout.offload
     sheet.add(
-        update_start,
-        update_start + update,
+        moved,
+        moved + update,
         process="gpu",
         lane=COMPUTE,
-        kind=Kind.COMPUTE.value,
-        name="optimizer",
+        kind=(Kind.WAIT if on_host else Kind.COMPUTE).value,
+        name="wait for the optimizer on the host" if on_host else "optimizer",
         stage=every,
     )
     if not ends_apart(step.run):
         end = np.full(len(every), step.step_s)
-        _wait(sheet, every, update_start + update, end, "wait for other ranks")
+        _wait(sheet, every, moved + update, end, "wait for other ranks")
 
 
 def _wait(sheet: Sheet, stage: Ints, start: Floats, end: Floats, name: str) -> None:
@@ -209,7 +232,7 @@ def _add_exchange(step: "SimulatedStep", sheet: Sheet) -> None:
     rank, layer, gathers, share, start, end = (
         np.array(column) for column in zip(*step.buckets, strict=True)
     )
-    held = np.array([one.total for one in rank_parameters(layout, step.run.model)])
+    held = np.array([one.total for one in trained_parameters(step.run)])
     number = np.where(gathers, 2, STATE_BYTES[layout.gradient_precision])
     scattered = layout.zero > 0 and step.run.software.overlap_exchange
     reduction = "reduce_scatter" if scattered else "all_reduce"
@@ -221,7 +244,8 @@ def _add_exchange(step: "SimulatedStep", sheet: Sheet) -> None:
         start,
         end,
         process="gpu",
-        lane=LANES["dp"],
+        # Where gradients are scattered in every backward, those of the last have their own lane.
+        lane=LANES["dp"] if layout.zero != 2 else f"{LANES['dp']}, once a step",
         kind=Kind.COMMUNICATION.value,
         stage=rank,
         layer=layer,

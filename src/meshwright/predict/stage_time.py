@@ -41,15 +41,24 @@ class ChunkTime(NamedTuple):
     ep_forward: float
 
 
-class _Layer(NamedTuple):
+class Layer(NamedTuple):
+    """Seconds of one microbatch in one layer."""
+
     passes: Passes
+    """Its kernels, and the host's pace where that is slower."""
     comm: BlockComm
+    """Communication that does not hide."""
     recompute: float
+    """Forward work that its backward does a second time."""
 
 
-def chunk_times(run: Run) -> tuple[ChunkTime, ...]:
-    """Return the time of a microbatch in every chunk, in the order a token meets them."""
-    layers = {block.name: _layer(run, block) for block in run.model.blocks}
+def chunk_times(run: Run, layers: dict[str, Layer] | None = None) -> tuple[ChunkTime, ...]:
+    """Return the time of a microbatch in every chunk, in the order a token meets them.
+
+    `layers` gives one layer of every kind where they are known already.
+    """
+    if layers is None:
+        layers = layer_times(run)
     by_position = {chunk.position: chunk for chunk in chunks(run.layout, run.model.layers)}
     names, known = run.model.layer_names, dict[tuple[object, ...], ChunkTime]()
     found = []
@@ -62,16 +71,14 @@ def chunk_times(run: Run) -> tuple[ChunkTime, ...]:
     return tuple(found)
 
 
-def _chunk(run: Run, chunk: Chunk, layers: dict[str, _Layer]) -> ChunkTime:
+def _chunk(run: Run, chunk: Chunk, layers: dict[str, Layer]) -> ChunkTime:
     names = run.model.layer_names[chunk.first : chunk.last]
     used = [(layer, names.count(name)) for name, layer in layers.items() if name in names]
     ends, heads = Passes(), run.model.multi_token
     if chunk.has_embedding:
-        moved = memory_s(run.costs, "copy", 4.0 * run.tokens * run.model.hidden)
-        ends += Passes(moved, moved)
+        ends += embedding_passes(run)
     if chunk.has_head:
-        for _ in range(1 + (heads.depth if heads is not None else 0)):
-            ends += _head(run)
+        ends += head_passes(run)
         if heads is not None:
             used.append((layers[heads.block], heads.depth))
     covered, count = run.layout.recompute_layers, sum(often for _, often in used)
@@ -79,7 +86,7 @@ def _chunk(run: Run, chunk: Chunk, layers: dict[str, _Layer]) -> ChunkTime:
     return _sum(ends, used, share)
 
 
-def _sum(ends: Passes, used: list[tuple[_Layer, int]], recomputed: float) -> ChunkTime:
+def _sum(ends: Passes, used: list[tuple[Layer, int]], recomputed: float) -> ChunkTime:
     """Add up embedding, head and layers, so many of each kind, some of them computed again."""
     passes, comm = ends, BlockComm()
     recompute = 0.0
@@ -101,16 +108,23 @@ def _sum(ends: Passes, used: list[tuple[_Layer, int]], recomputed: float) -> Chu
     return ChunkTime(whole, comm.tp_forward, comm.cp_forward, comm.ep_forward)
 
 
-def _layer(run: Run, block: Block) -> _Layer:
-    passes = block_passes(run, block)
+def layer_times(run: Run) -> dict[str, Layer]:
+    """Return one layer of every kind."""
+    return {
+        block.name: layer_time(run, block, block_passes(run, block)) for block in run.model.blocks
+    }
+
+
+def layer_time(run: Run, block: Block, passes: Passes) -> Layer:
+    """Return one layer of a block whose kernels take `passes`."""
     comm = block_comm(run, block, passes)
     if not run.software.graphs:
-        passes = _launched(run, block, passes)
-    return _Layer(passes, comm, recompute_s(run, block, passes, comm))
+        passes = launched(run, block, passes)
+    return Layer(passes, comm, recompute_s(run, block, passes, comm))
 
 
-def _launched(run: Run, block: Block, passes: Passes) -> Passes:
-    """Let the host set the pace where kernels are short."""
+def launched(run: Run, block: Block, passes: Passes) -> Passes:
+    """Return a block's passes with the host's pace where kernels are short."""
     host_s = passes.kernels * run.costs.launch.host_s
     if isinstance(block.mlp, Experts):
         host_s += run.constants.expert_host_s
@@ -123,6 +137,19 @@ def _launched(run: Run, block: Block, passes: Passes) -> Passes:
 
 VOCAB_MULTIPLE = 128
 """What Megatron pads a rank's rows of the vocabulary to."""
+
+
+def embedding_passes(run: Run) -> Passes:
+    """Return the time of the embedding: rows copied out, and their gradients back in."""
+    moved = memory_s(run.costs, "copy", 4.0 * run.tokens * run.model.hidden)
+    return Passes(moved, moved)
+
+
+def head_passes(run: Run) -> Passes:
+    """Return the time of all output heads, without the layers of those that look further ahead."""
+    heads = run.model.multi_token
+    each, more = _head(run), heads.depth if heads is not None else 0
+    return sum((each for _ in range(more)), each)
 
 
 def _head(run: Run) -> Passes:

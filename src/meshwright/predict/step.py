@@ -2,22 +2,30 @@
 
     step = passes of the slowest rank + bubble + exposed transfers and exchanges + optimizer
 
+Exposed transfers are those between stages and those to and from host memory.
+
 The event simulation executes the same stages under the schedule itself; this is its quick twin.
 """
 
+from operator import add, itemgetter
+from typing import NamedTuple
+
 import msgspec
 
+from meshwright.predict.adapters import trained_parameters
 from meshwright.predict.block_comm import place
-from meshwright.predict.bubble import per_microbatch, pipeline, rank_times
-from meshwright.predict.buckets import around_passes
+from meshwright.predict.bubble import hold_several, per_microbatch, pipeline, rank_times
+from meshwright.predict.buckets import around_passes, reductions_overlap
 from meshwright.predict.cost import memory_s, optimizer_s
 from meshwright.predict.interval import bounds
 from meshwright.predict.network import collective_s
+from meshwright.predict.offload import host_update_s, offload_waits, update_waits
+from meshwright.predict.pass_time import NO_WAITS, Waits
 from meshwright.predict.run import Run
-from meshwright.predict.stage_time import StageTime, chunk_times
-from meshwright.spec.layout import RankParameters, rank_parameters
+from meshwright.predict.stage_time import ChunkTime, StageTime, chunk_times
+from meshwright.spec.layout import RankParameters, chunks, rank_chunks, rank_parameters
 from meshwright.spec.layout.states import MOMENTS, STATE_BYTES
-from meshwright.spec.model import flops_per_token
+from meshwright.spec.workload import trained_flops
 
 
 class StepPrediction(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,6 +51,8 @@ class StepPrediction(msgspec.Struct, frozen=True, kw_only=True):
     """Exposed pipeline transfers."""
     dp_s: float
     """Exposed exchange of gradients and parameters."""
+    offload_s: float
+    """Exposed transfers to and from host memory."""
     bubble_s: float
     """Waiting for other pipeline stages."""
     optimizer_s: float
@@ -50,7 +60,8 @@ class StepPrediction(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_s: float
     """Tokens of the whole job per second."""
     mfu: float
-    """Useful FLOPs, exactly counted, over the peak of the layout's precision."""
+    """Useful FLOPs, exactly counted, over the peak of the layout's precision; gradients of frozen
+    weights are not among them."""
 
 
 def predict_step(run: Run) -> StepPrediction:
@@ -58,22 +69,28 @@ def predict_step(run: Run) -> StepPrediction:
     layout, count = run.layout, run.microbatches
     times = chunk_times(run)
     stages, parameters = rank_times(run, times), rank_parameters(layout, run.model)
-    late = sharded_waits(run, stages, parameters)
-    pipe = pipeline(run, times, late)
-    stage, wait = per_microbatch(run, stages[pipe.busiest]), late[pipe.busiest]
+    trained = trained_parameters(run) if run.frozen else parameters
+    waits = pass_waits(run, times, stages, parameters, trained)
+    pipe = pipeline(run, times, waits)
+    stage = per_microbatch(run, stages[pipe.busiest])
+    waited_dp, waited_offload = _waited(run, waits, pipe.busiest)
     # Passes side by side hide exchange that they would wait for one by one.
-    apart = count * stage.total * (1 + wait)
+    apart = count * stage.total + waited_dp + waited_offload
     hidden = min(max(0.0, apart - pipe.busy_s), count * stage.ep)
     bubble = max(0.0, pipe.end_s - (apart - hidden) - pipe.transfers_s)
-    updates = {held: optimizer_update(run, held) for held in set(parameters)}
-    around = around_passes(run, parameters, tuple(updates[held] for held in parameters), pipe)
-    exchange = count * stage.total * wait + around.exchange_s
+    update = update_phases(run, stages, trained)
+    around = around_passes(run, trained, update.wholes, pipe)
+    exchange = waited_dp + around.exchange_s
+    moving = around.update_s * update.share_moving
+    offload, updating = waited_offload + moving, around.update_s - moving
     passes = count * stage.total - hidden
-    step_s = passes + bubble + pipe.transfers_s + exchange + around.update_s
-    exposed = count * (stage.tp + stage.cp) + pipe.transfers_s + exchange
+    step_s = passes + bubble + pipe.transfers_s + exchange + offload + updating
+    exposed = count * (stage.tp + stage.cp) + pipe.transfers_s + exchange + offload
+    if "optimizer" in layout.offload:
+        exposed += updating
     low_s, high_s = bounds(run, step_s, exposed)
     tokens = run.batch * run.length
-    flops = flops_per_token(run.model, run.length) * tokens
+    flops = trained_flops(run.model, run.length, run.adapter) * tokens
     peak = run.cluster.gpu.peak_flops(layout.precision) * layout.gpus
     return StepPrediction(
         step_s=step_s,
@@ -86,37 +103,102 @@ def predict_step(run: Run) -> StepPrediction:
         ep_s=count * stage.ep - hidden,
         pp_s=pipe.transfers_s,
         dp_s=exchange,
+        offload_s=offload,
         bubble_s=bubble,
-        optimizer_s=around.update_s,
+        optimizer_s=updating,
         tokens_per_s=tokens / step_s,
         mfu=flops / (peak * step_s),
     )
+
+
+def _waited(run: Run, waits: tuple[Waits, ...], rank: int) -> tuple[float, float]:
+    """Return how long the passes of a rank wait for exchange and for host memory in all."""
+    if waits[0] is NO_WAITS:
+        return 0.0, 0.0
+    count = float(run.microbatches)
+    own: tuple[Waits, ...] = (waits[rank],)
+    if hold_several(run):
+        held = rank_chunks(run.layout, run.model.layers)[rank]
+        own = tuple(waits[chunk.position] for chunk in held)
+        # Of DualPipe's two chunks, each sees half of the microbatches.
+        count /= len(held) // run.layout.virtual_stages
+    last = min(1.0, count)
+    exchange = offload = 0.0
+    for one in own:
+        exchange += count * one.forward_dp + (count - last) * one.backward_dp + last * one.last_dp
+        offload += count * (one.forward_offload + one.backward_offload)
+    return exchange, offload
 
 
 def _gradient_bytes(run: Run) -> float:
     return float(STATE_BYTES[run.layout.gradient_precision])
 
 
-def sharded_waits(
-    run: Run, stages: tuple[StageTime, ...], parameters: tuple[RankParameters, ...]
-) -> tuple[float, ...]:
-    """Return, by rank, how long a pass waits for sharded parameters per second it runs."""
-    if run.layout.zero < 3:
-        return (0.0,) * run.layout.pp
-    return tuple(
-        sharded_exchange(run, *one) / one[0].total for one in zip(stages, parameters, strict=True)
-    )
+def pass_waits(
+    run: Run,
+    times: tuple[ChunkTime, ...],
+    stages: tuple[StageTime, ...],
+    parameters: tuple[RankParameters, ...],
+    trained: tuple[RankParameters, ...],
+) -> tuple[Waits, ...]:
+    """Return, by chunk, what passes wait for beside their own communication.
+
+    `stages`, `parameters` and what is `trained` of these are those of every rank.
+    """
+    layout = run.layout
+    waits: tuple[Waits, ...] = (NO_WAITS,) * len(times)
+    scatters = layout.zero == 3 or (layout.zero == 2 and run.microbatches > 1)
+    if scatters and layout.dp * layout.cp > 1:
+        ranks = list(zip(stages, parameters, trained, strict=True))
+        each = {one: sharded_share(run, *one) for one in set(ranks)}  # most are alike
+        shares = [each[one] for one in ranks]
+        if hold_several(run):
+            # A chunk that two ranks hold (DualPipe) is held beside the same other one by both.
+            rank = {chunk.position: chunk.rank for chunk in chunks(layout, run.model.layers)}
+            shares = [shares[rank[position]] for position in range(len(times))]
+        waits = tuple(_sharded(run, *one) for one in zip(times, shares, strict=True))
+    return offload_waits(run, times, waits) if layout.offload else waits
 
 
-def sharded_exchange(run: Run, stage: StageTime, held: RankParameters) -> float:
-    """Return the exposed gathers and scatters of fully sharded parameters per microbatch."""
+def sharded_share(
+    run: Run, stage: StageTime, held: RankParameters, trained: RankParameters | None = None
+) -> float:
+    """Return how long passes wait for sharded states per second they run.
+
+    ZeRO 2 shards no parameters, so that only its backwards wait.
+    """
+    over = stage.backward if run.layout.zero == 2 else stage.total
+    return sharded_exchange(run, stage, held, trained) / over
+
+
+def _sharded(run: Run, time: ChunkTime, share: float) -> Waits:
+    """Return the waits of one chunk's passes for sharded states.
+
+    The gradients of ZeRO 2's last microbatch are reduced as those of ZeRO 1, see `buckets`.
+    """
+    forward, backward = share * time.whole.forward, share * time.whole.backward
+    if run.layout.zero == 2:
+        return Waits(backward_dp=backward)
+    return Waits(forward, backward, backward)
+
+
+def sharded_exchange(
+    run: Run, stage: StageTime, held: RankParameters, trained: RankParameters | None = None
+) -> float:
+    """Return the exposed gathers and scatters of sharded states per microbatch.
+
+    Fully sharded parameters are gathered for both passes; gradients that are kept in shards are
+    scattered in every backward. `trained` is what has gradients, all that is held where it is None.
+    """
     layout, software = run.layout, run.software
     if layout.dp * layout.cp == 1:
         return 0.0
     layers = max(1, run.model.layers // layout.pp)
-    gather_s, scatter_s = _layer_exchange(run, held, layers)
+    gather_s, scatter_s = layer_exchange(run, held, layers, trained)
     early = software.overlap_sharded and layout.overlap_parameters
     behind = software.overlap_sharded and layout.overlap_gradients
+    if layout.zero == 2:
+        early, behind = False, reductions_overlap(run)
     forward = stage.forward / layers if early else 0.0
     backward = stage.backward / layers
     late = max(0.0, gather_s - forward)
@@ -126,33 +208,83 @@ def sharded_exchange(run: Run, stage: StageTime, held: RankParameters) -> float:
     return layers * (late + hidden) + early * gather_s + behind * scatter_s
 
 
-def _layer_exchange(run: Run, held: RankParameters, layers: int) -> tuple[float, float]:
+def layer_exchange(
+    run: Run, held: RankParameters, layers: int, trained: RankParameters | None = None
+) -> tuple[float, float]:
     """Return how long one layer's parameters are gathered and its gradients scattered."""
     layout = run.layout
-    dense = (held.matrices + held.others) / layers
-    parts = [("dp-cp" if layout.shard is None else "shard", dense)]
+    graded = trained or held
+    parts = [("dp-cp" if layout.shard is None else "shard", _dense(held), _dense(graded))]
     if held.experts and layout.expert_dp > 1:
-        parts.append(("expert_dp", held.experts / layers))
+        parts.append(("expert_dp", held.experts, graded.experts))
     gather_s = scatter_s = 0.0
-    for axes, each in parts:
+    for axes, parameters, gradients in parts:
         group = place(run.cluster, layout, axes)
-        gather_s += collective_s(group, "all_gather", 2.0 * each)
-        if not run.frozen:
-            scatter_s += collective_s(group, "reduce_scatter", _gradient_bytes(run) * each)
+        if layout.zero == 3:
+            gather_s += collective_s(group, "all_gather", 2.0 * (parameters / layers))
+        if gradients:
+            size = _gradient_bytes(run) * (gradients / layers)
+            scatter_s += collective_s(group, "reduce_scatter", size)
     return gather_s, scatter_s
+
+
+def _dense(held: RankParameters) -> int:
+    return held.matrices + held.others
+
+
+class UpdatePhases(NamedTuple):
+    """What every rank does between its last backward and its next step."""
+
+    updates: tuple[float, ...]
+    """Seconds of gradient norm and update."""
+    transfers: tuple[float, ...] = ()
+    """Exposed seconds of transfers to and from host memory; empty where there are none."""
+
+    @property
+    def wholes(self) -> tuple[float, ...]:
+        """Both."""
+        if not self.transfers:
+            return self.updates
+        return tuple(map(add, self.updates, self.transfers))
+
+    @property
+    def share_moving(self) -> float:
+        """The transfers' share on the rank that takes longest."""
+        if not self.transfers:
+            return 0.0
+        moving, whole = max(zip(self.transfers, self.wholes, strict=True), key=itemgetter(1))
+        return moving / whole if whole else 0.0
+
+
+def update_phases(
+    run: Run, stages: tuple[StageTime, ...], parameters: tuple[RankParameters, ...]
+) -> UpdatePhases:
+    """Return the update of every rank; `parameters` is what each trains."""
+    each = {held: optimizer_update(run, held) for held in set(parameters)}
+    updates = tuple(each[held] for held in parameters)
+    if not run.layout.offload:
+        return UpdatePhases(updates)
+    updated = tuple(_updated(run, held) for held in parameters)
+    return UpdatePhases(updates, update_waits(run, stages, updated, updates))
+
+
+def _updated(run: Run, held: RankParameters) -> float:
+    """Return how many parameters one rank updates."""
+    layout = run.layout
+    shard = layout.shard_degree if layout.zero else 1
+    replicas = layout.dp * layout.cp // layout.shard_degree
+    experts = max(1, layout.expert_dp // replicas) if layout.zero else 1
+    return _dense(held) / shard + held.experts / experts
 
 
 def optimizer_update(run: Run, held: RankParameters) -> float:
     """Return the update: states read and written once, and the norm of the gradients."""
     layout = run.layout
-    if run.frozen:
-        return 0.0
-    shard = layout.shard_degree if layout.zero else 1
-    replicas = layout.dp * layout.cp // layout.shard_degree
-    experts = max(1, layout.expert_dp // replicas) if layout.zero else 1
-    number = (held.matrices + held.others) / shard + held.experts / experts
+    number = _updated(run, held)
     moments = 2 * MOMENTS[layout.optimizer] * STATE_BYTES[layout.moment_precision]
     master = 2 * (STATE_BYTES[layout.master_precision] or 2)
     gradient = _gradient_bytes(run)
     moved = (moments + master + gradient + 2) * number
-    return optimizer_s(run.costs, moved) + memory_s(run.costs, "gradient_norm", gradient * number)
+    away = "optimizer" in layout.offload
+    update_s = host_update_s(run, moved) if away else optimizer_s(run.costs, moved)
+    return update_s + memory_s(run.costs, "gradient_norm", gradient * number)

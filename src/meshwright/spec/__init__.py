@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     from meshwright.spec.model import Model, count_flops, count_parameters
     from meshwright.spec.read import read
     from meshwright.spec.work import Work, read_work
-    from meshwright.spec.workload import Requests, Training, Workload
+    from meshwright.spec.workload import Adapter, Requests, Training, Workload
 
 _HOMES = {
+    "Adapter": "meshwright.spec.workload",
     "Cluster": "meshwright.spec.cluster",
     "Gpu": "meshwright.spec.cluster",
     "Layout": "meshwright.spec.layout",
@@ -38,6 +39,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "Adapter",
     "Cluster",
     "Gpu",
     "Layout",

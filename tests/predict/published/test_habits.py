@@ -33,9 +33,11 @@ def test_gradients_are_summed_as_the_program_does(
     assert with_habits(row(source), layout, LLAMA).gradient_precision == expected
 
 
-def test_an_offload_in_the_notes_counts() -> None:
-    noted = row(notes="Recipe X (activation CPU-offload of 40 layers)")
-    assert with_habits(noted, Layout(dp=8), LLAMA).offload == ("activations",)
+@pytest.mark.parametrize(("words", "layers"), [(" of 40 layers", 40), ("", None)])
+def test_an_offload_in_the_notes_counts(words: str, layers: int | None) -> None:
+    noted = row(notes=f"Recipe X (activation CPU-offload{words})")
+    layout = with_habits(noted, Layout(dp=8), LLAMA)
+    assert (layout.offload, layout.offload_layers) == (("activations",), layers)
 
 
 @pytest.mark.parametrize(("layers", "pp", "chunks"), [(46, 16, 3), (62, 32, 2), (105, 35, 3)])

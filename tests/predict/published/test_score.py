@@ -4,16 +4,21 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.errors import InputError
+from meshwright.predict.memory import predict_memory
 from meshwright.predict.published import read_rows, score, score_row, summary
 from meshwright.predict.published.clusters import cluster_of_row, nic_bytes_per_s
 from meshwright.predict.published.layouts import layout_of
 from meshwright.predict.published.models import Unusable, model_of
+from meshwright.predict.run import Run
 from meshwright.spec.model import count_parameters
+from meshwright.spec.work import Work
+from meshwright.spec.workload import Training
 
 RUNS = Path(__file__).parents[3] / "validation" / "training" / "runs.json"
 ROWS = read_rows(RUNS)
@@ -46,6 +51,27 @@ def test_the_classic_rows_are_close() -> None:
 def test_models_have_the_size_of_their_name(name: str, parameters: float) -> None:
     row = next(row for row in ROWS if row["model"]["name"] == name)
     assert count_parameters(model_of(row)).total == pytest.approx(parameters, rel=0.01)
+
+
+def test_an_unsaid_number_of_offloaded_layers_is_the_fewest_that_fit() -> None:
+    scored = score_row(BY_ID["mbridge-26.04.01-pretrain-Llama3-70B-GB200-fp8-cs-g64-b256"])
+    assert scored.setup is not None
+    layout, software = scored.setup
+    layers = layout.offload_layers or 0
+    assert f"activations of {layers} layers per chunk offloaded" in scored.assumed
+    row = BY_ID[scored.id]
+    step = Training(tokens=1, sequence_length=row["seq"], global_batch=row["global_batch"])
+    for count, fits in ((layers - 1, False), (layers, True)):
+        fewer = msgspec.structs.replace(layout, offload_layers=count)
+        work = Work(model=model_of(row), cluster=cluster_of_row(row), layout=fewer, workload=step)
+        assert predict_memory(Run(work, software=software)).fits == fits
+
+
+@pytest.mark.parametrize(("gpu", "link", "rate"), [("GB200", "c2c", 225e9), ("B200", "pcie", 63e9)])
+def test_grace_parts_have_no_pcie_link_to_their_host(gpu: str, link: str, rate: float) -> None:
+    row = {"gpu": gpu, "gpus": 16, "gpus_per_node": 4}
+    host = cluster_of_row(row).host
+    assert (host.link, host.gpu_bytes_per_s, host.sockets) == (link, rate, 2)
 
 
 def test_layouts_use_all_gpus_of_their_row() -> None:

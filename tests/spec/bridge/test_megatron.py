@@ -355,6 +355,22 @@ def test_activations_go_to_the_host_where_the_model_says_how_many_layers() -> No
     assert not export(layout, model).unexpressed
 
 
+def test_a_number_of_offloaded_layers_is_a_flag() -> None:
+    layout = Layout(offload=("activations",), offload_layers=3)
+    exported = export(layout)
+    assert exported.data["--cpu-offloading-num-layers"] == "3"
+    assert not exported.unexpressed
+    assert not exported.assumed
+    assert import_(exported.text).layout == layout
+
+
+def test_activations_of_the_last_layer_cannot_be_offloaded() -> None:
+    model = decoder("m", layers=8, hidden=64, heads=4, ffn=128, vocab=256)
+    exported = export(Layout(offload=("activations",), offload_layers=8), model)
+    assert exported.data["--cpu-offloading-num-layers"] == "7"
+    assert [problem.where for problem in exported.unexpressed] == ["layout.offload_layers"]
+
+
 def test_no_flag_is_both_read_and_passed_over() -> None:
     names = {flag.name for flag in FLAGS} - {"--ckpt-format"}
     assert not [name for name in {*names, *NOTED} if IGNORED.fullmatch(name)]

@@ -55,6 +55,7 @@ def layouts(draw: st.DrawFn) -> Layout:
         virtual = 2 if schedule in FOLDED_SCHEDULES else draw(st.sampled_from([1, 2, 3]))
     microbatch = draw(st.sampled_from([1, 2, 4]))
     recompute = draw(choices("recompute"))
+    offload = draw(subsets(OFFLOADS))
     divisors = [d for d in range(1, dp * cp + 1) if dp * cp % d == 0]
     fields: dict[str, Any] = {
         "tp": tp, "cp": cp, "pp": pp, "dp": dp, "virtual_stages": virtual, "schedule": schedule,
@@ -70,7 +71,8 @@ def layouts(draw: st.DrawFn) -> Layout:
         "recompute_layers": draw(st.none() | st.integers(0, 4)) if recompute != "none" else None,
         "microbatch": microbatch,
         "global_batch": draw(st.none() | st.integers(1, 8).map(lambda k: k * dp * microbatch)),
-        "offload": draw(subsets(OFFLOADS)),
+        "offload": offload,
+        "offload_layers": draw(st.none() | st.integers(0, 4)) if "activations" in offload else None,
         "order": draw(st.just("tp-cp-ep-dp-pp") | st.sampled_from(sorted(ORDERS))),
     }  # fmt: skip
     for field in ("precision", "optimizer", "cp_kind", "master_precision", "gradient_precision",

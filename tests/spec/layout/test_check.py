@@ -21,7 +21,7 @@ from meshwright.spec.model import (
     decoder,
     gpt,
 )
-from meshwright.spec.workload import Training
+from meshwright.spec.workload import Adapter, Training
 
 DENSE = decoder("dense", layers=80, hidden=8192, heads=64, kv_heads=8, ffn=28672, vocab=128256)
 SPARSE = decoder(
@@ -123,6 +123,23 @@ def test_recompute_of_what_a_model_lacks_is_refused(op: str) -> None:
 def test_offloaded_states_need_no_device_memory() -> None:
     assert "memory" in violated(tp=8)
     assert "memory" not in violated(tp=8, offload=("optimizer",))
+
+
+@pytest.mark.parametrize("name", ["recompute_layers", "offload_layers"])
+def test_a_chunk_has_only_so_many_layers(name: str) -> None:
+    fields: dict[str, Any] = {"tp": 8, "pp": 4, "dp": 8, "zero": 1, "offload": ("activations",)}
+    assert violated(**fields | {"recompute": "full", name: 21})[name].fix.startswith("use 20")
+    assert name not in violated(**fields | {"recompute": "full", name: 20})
+
+
+def test_frozen_weights_need_no_other_states() -> None:
+    step: dict[str, Any] = {"tokens": 10**9, "sequence_length": 4096, "global_batch": 64}
+    tuned = Training(adapter=Adapter(rank=16), **step)
+    assert "memory" in violated(tp=4, workload=Training(**step))
+    assert "memory" not in violated(tp=4, workload=tuned)
+    found = violated(dp=2, workload=tuned)["memory"]
+    assert "frozen" in found.what
+    assert "zero=3" in found.fix
 
 
 def test_uneven_key_value_heads_are_found() -> None:

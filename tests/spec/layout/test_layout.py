@@ -30,6 +30,7 @@ SOME_LAYOUT: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
             st.sampled_from([*sorted(RECOMPUTE_OPS), "nope"]), max_size=2
         ).map(tuple),
         "recompute_layers": st.one_of(st.none(), st.integers(-1, 4)),
+        "offload_layers": st.one_of(st.none(), st.integers(-1, 4)),
         "offload": st.lists(st.sampled_from([*sorted(OFFLOADS), "disk"]), max_size=2).map(tuple),
         "order": st.sampled_from([*sorted(ORDERS)[:3], "tp-pp"]),
     },
@@ -121,6 +122,8 @@ def test_any_table_is_read_or_refused_with_reasons(data: dict[str, Any]) -> None
         ({"recompute": "selective", "recompute_ops": ([],)}, "recompute_ops"),
         ({"recompute_layers": 2}, "recompute_layers"),
         ({"offload": ("disk",)}, "offload"),
+        ({"offload_layers": 2}, "offload_layers"),
+        ({"offload": ("activations",), "offload_layers": -1}, "offload_layers"),
     ],
 )
 def test_each_rule_names_its_field(values: dict[str, Any], field: str) -> None:

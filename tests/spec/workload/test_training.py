@@ -115,3 +115,9 @@ def test_every_wrong_field_is_listed() -> None:
 def test_documents_without_tokens_are_refused() -> None:
     with pytest.raises(InputError, match="lengths"):
         run(lengths=Empirical(values=(0, 1), weights=(9.0, 1.0)))
+
+
+@pytest.mark.parametrize("value", [0.99, 0, -1.0, float("nan"), float("inf")])
+def test_the_busiest_rank_has_no_less_than_the_mean(value: float) -> None:
+    with pytest.raises(InputError, match="expert_imbalance"):
+        run(expert_imbalance=value)

@@ -1,4 +1,5 @@
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from hypothesis import given
@@ -9,6 +10,7 @@ from meshwright.errors import InputError, Problem
 from meshwright.spec.files import dump
 from meshwright.spec.read import plain
 from meshwright.spec.workload import (
+    Adapter,
     Concurrency,
     Constant,
     Empirical,
@@ -18,6 +20,7 @@ from meshwright.spec.workload import (
     Poisson,
     Prefixes,
     Requests,
+    Target,
     Times,
     Training,
     Uniform,
@@ -49,6 +52,11 @@ prefixes = st.builds(
     skew=st.floats(0, 10),
     block_tokens=tokens,
 )
+adapters = st.builds(
+    Adapter,
+    rank=tokens,
+    targets=st.lists(st.sampled_from(get_args(Target)), min_size=1, unique=True).map(tuple),
+)
 workloads = st.one_of(
     st.builds(
         Training,
@@ -57,6 +65,8 @@ workloads = st.one_of(
         global_batch=tokens,
         lengths=st.none() | lengths,
         packing=st.sampled_from(["none", "concat", "pack"]),
+        adapter=st.none() | adapters,
+        expert_imbalance=st.floats(1, 100),
     ),
     st.builds(
         Requests, arrival=arrivals, prompt=lengths, output=lengths, prefix=st.none() | prefixes
@@ -116,7 +126,8 @@ junk = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
     max_leaves=5,
 )
-NAMES = ("tokens", "sequence_length", "global_batch", "lengths", "packing", "arrival", "prompt")
+NAMES = ("tokens", "sequence_length", "global_batch", "lengths", "packing", "arrival", "prompt",
+         "adapter", "expert_imbalance")  # fmt: skip
 TABLES = st.fixed_dictionaries(
     {"kind": st.sampled_from(["training", "requests"])},
     optional=dict.fromkeys((*NAMES, "output", "prefix"), junk)

@@ -16,7 +16,7 @@ from meshwright.predict.cost.device import (
     measured_devices,
     under_load,
 )
-from meshwright.predict.cost.grouped import grouped_matmul_s
+from meshwright.predict.cost.grouped import grouped_least_s, grouped_matmul_s
 from meshwright.predict.cost.launch import eager_s, exposed_launch_s, graphed_s
 from meshwright.predict.cost.matmul import linear_s, matmul_s
 from meshwright.predict.cost.memory_bound import bytes_moved, memory_s, optimizer_s
@@ -35,6 +35,7 @@ __all__ = [
     "eager_s",
     "exposed_launch_s",
     "graphed_s",
+    "grouped_least_s",
     "grouped_matmul_s",
     "linear_s",
     "load_calibration",

@@ -52,3 +52,10 @@ def grouped_matmul_s(
     compute_s = waves_of(waves, rate.tail) * 2.0 * ROWS * COLUMNS * depth / speed
     moved = experts * (rate.input_bytes * k * (m + n) + stored * m * n)
     return rate.launch_s + device.grouped_launch_s + smooth_max(compute_s, moved / rate.bytes_per_s)
+
+
+def grouped_least_s(device: DeviceCosts, flops: float, *, precision: str, gradient: bool) -> float:
+    """Return the least that grouped products with so many FLOPs take, whatever their shapes."""
+    rate = device.product(precision)
+    speed = rate.flops_per_sm * device.grouped_efficiency * device.sms
+    return flops / (speed * rate.gradient_ratio if gradient else speed)

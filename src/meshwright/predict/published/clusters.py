@@ -4,15 +4,19 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from msgspec.structs import replace
+
 from meshwright.predict.network.constants import sm_number
 from meshwright.predict.published.models import Unusable
 from meshwright.spec import catalog
-from meshwright.spec.cluster import Cluster, Fabric, Host, Nics, ScaleUp, Tier
+from meshwright.spec.cluster import Cluster, Fabric, Gpu, Host, Nics, ScaleUp, Tier
 
 # Where a row does not print its network, the maker's reference design for the GPU is taken:
 # bytes per second and GPU.
 _DESIGN_NIC = {"sm_70": 12.5e9, "sm_80": 25e9, "sm_90": 50e9, "sm_100": 50e9, "sm_103": 100e9}
 _DEFAULT_NIC = 50e9
+_GRACE = {"gb200": "gb200-nvl72", "gb300": "gb300-nvl72"}
+"""Parts that come with a CPU of their own: the catalog's cluster that says how they are joined."""
 
 _FABRICS = (
     ("omni-path", "omnipath"),
@@ -48,13 +52,22 @@ def cluster_of_row(row: Mapping[str, Any]) -> Cluster:
             switched=gpu.vendor == "nvidia",
             in_network_reduction=(sm_number(gpu.arch) or 0) >= 90,
         ),
-        host=Host(gpu_bytes_per_s=gpu.pcie_bytes_per_s or 32e9, latency_s=1e-6),
+        host=_host(gpu, per_node),
         nics=Nics(
             per_node=per_node, nic_bytes_per_s=nic_bytes_per_s(text, per_node, gpu.arch),
             latency_s=5e-6,
         ),
         fabric=Fabric(kind=_fabric(text), tiers=(Tier(name="leaf"),)),
     )  # fmt: skip
+
+
+def _host(gpu: Gpu, per_node: int) -> Host:
+    """Return the CPU side of a node: Grace beside the parts that come with it, PCIe elsewhere."""
+    if gpu.name not in _GRACE:
+        return Host(gpu_bytes_per_s=gpu.pcie_bytes_per_s or 32e9, latency_s=1e-6)
+    usual = catalog.cluster(_GRACE[gpu.name])
+    sockets = max(1, usual.host.sockets * per_node // usual.gpus_per_node)
+    return replace(usual.host, sockets=sockets, memory_bytes=None, cores=None)
 
 
 def _multiple(size: int, of: int) -> int:

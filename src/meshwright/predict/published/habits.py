@@ -31,9 +31,10 @@ def with_habits(row: Mapping[str, Any], layout: Layout, model: Model) -> Layout:
     """Return the layout of a row as its software runs it; doing so twice changes nothing."""
     named = f"{row.get('family') or ''} {row.get('source') or ''}".lower()
     layout = _changed(layout, gradient_precision=_sums(named, layout))
-    offloads = re.search(r"activation (cpu-)?offload", str(row.get("notes") or "").lower())
-    if offloads and "activations" not in layout.offload:
-        layout = _changed(layout, offload=(*layout.offload, "activations"))
+    notes = str(row.get("notes") or "").lower()
+    offloads = re.search(r"activation (?:cpu-)?offload(?:ing)?(?: of (\d+) layers)?", notes)
+    if offloads:
+        layout = _offloaded(layout, offloads[1])
     if layout.zero == 3 and _names_nothing(row["layout"]):
         # PyTorch's way: the output of every second product is kept.
         nothing: dict[str, Any] = {"recompute_ops": (), "recompute_layers": None}
@@ -86,6 +87,14 @@ def split_by_cost(model: Model, stages: int) -> tuple[int, ...]:
         if passed > whole * (stage + 1) / stages and stage < stages - 1:
             stage += 1
     return tuple(counts)
+
+
+def _offloaded(layout: Layout, layers: str | None) -> Layout:
+    """Offload activations, of so many layers per chunk where the row says it."""
+    away = layout.offload
+    if "activations" not in away:
+        away = (*away, "activations")
+    return _changed(layout, offload=away, offload_layers=int(layers) if layers else None)
 
 
 def _sums(named: str, layout: Layout) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import math
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,6 +13,7 @@ from msgspec.structs import replace
 from meshwright.errors import InputError, Problem
 from meshwright.predict.constants import CONSTANTS, StepConstants
 from meshwright.predict.memory import predict_memory
+from meshwright.predict.published.adapters import adapter_of
 from meshwright.predict.published.clusters import cluster_of_row
 from meshwright.predict.published.layouts import cheap_ops, layout_of
 from meshwright.predict.published.memory_kind import measured_bytes, memory_kind, read_as
@@ -21,7 +23,7 @@ from meshwright.predict.run import Run
 from meshwright.predict.software import Software
 from meshwright.predict.step import StepPrediction, predict_step
 from meshwright.spec.files import read_text
-from meshwright.spec.layout import Layout, Recompute, RecomputeOp
+from meshwright.spec.layout import Layout, Recompute, RecomputeOp, split_layers
 from meshwright.spec.model import Experts
 from meshwright.spec.work import Work
 from meshwright.spec.workload import Training
@@ -123,11 +125,10 @@ class Prepared(NamedTuple):
     work: Work
     software: Software
     assumed: tuple[str, ...]
-    frozen: bool
 
     def run(self, constants: StepConstants = CONSTANTS) -> Run:
         """Return the run that the row describes."""
-        return Run(self.work, software=self.software, frozen=self.frozen, constants=constants)
+        return Run(self.work, software=self.software, constants=constants)
 
 
 def prepare(row: Mapping[str, Any]) -> Prepared | None:
@@ -152,16 +153,24 @@ def _prepared(scored: Scored, row: Mapping[str, Any]) -> Prepared:
     model, cluster = model_of(row), cluster_of_row(row)
     read = layout_of(row, model)
     batch = read.layout.global_batch or row["global_batch"]
-    training = Training(tokens=row["seq"] * batch, sequence_length=row["seq"], global_batch=batch)
+    adapter, guessed = adapter_of(row)
+    training = Training(
+        tokens=row["seq"] * batch,
+        sequence_length=row["seq"],
+        global_batch=batch,
+        adapter=adapter,
+    )
     ready = Prepared(
         source=scored.source,
         measured_step_s=scored.measured_step_s or 0.0,
         work=Work(model=model, cluster=cluster, layout=read.layout, workload=training),
         software=software_of(row, read.layout, cluster.gpu),
-        assumed=read.assumed,
-        frozen=row.get("task") == "lora",
+        assumed=(*read.assumed, *guessed),
     )
-    return ready if read.recompute_known else _with_recompute(ready)
+    if not read.recompute_known:
+        ready = _with_recompute(ready)
+    unsaid = "activations" in read.layout.offload and read.layout.offload_layers is None
+    return _with_offload(ready) if unsaid else ready
 
 
 def _predicted(scored: Scored, row: Mapping[str, Any]) -> Scored:
@@ -247,3 +256,17 @@ def _with_recompute(ready: Prepared) -> Prepared:
         if predict_memory(tried.run()).fits:
             break
     return tried
+
+
+def _with_offload(ready: Prepared) -> Prepared:
+    """Offload the activations of the fewest layers that fit where the row does not say how many."""
+    work = ready.work
+
+    def on(layers: int) -> Prepared:
+        layout = replace(work.layout, offload_layers=layers)
+        said = f"activations of {layers} layers per chunk offloaded"
+        return ready._replace(work=replace(work, layout=layout), assumed=(*ready.assumed, said))
+
+    some = range(1, max(split_layers(work.layout, work.model.layers)))
+    fewest = bisect_left(some, True, key=lambda layers: predict_memory(on(layers).run()).fits)
+    return on(1 + fewest)

@@ -48,6 +48,9 @@ def effective(layout: Layout) -> Layout:
         "offload": tuple(sorted(set(layout.offload))),
         "recompute_ops": tuple(sorted(set(layout.recompute_ops))),
     }
+    if layout.offload_layers == 0:
+        kept = set(layout.offload) - {"activations"}
+        changes |= {"offload": tuple(sorted(kept)), "offload_layers": None}
     zero = layout.zero if layout.shard_degree > 1 else 0
     changes["zero"] = zero
     changes["shard"] = layout.shard_degree if zero else None

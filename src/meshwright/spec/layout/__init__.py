@@ -12,7 +12,13 @@ from meshwright.spec.layout.kinds import (
 )
 from meshwright.spec.layout.layout import Layout
 from meshwright.spec.layout.stages import Chunk, chunks, rank_chunks, split_layers
-from meshwright.spec.layout.states import RankParameters, StateBytes, rank_parameters, state_bytes
+from meshwright.spec.layout.states import (
+    RankParameters,
+    StateBytes,
+    rank_parameters,
+    state_bytes,
+    states_of,
+)
 
 __all__ = [
     "Chunk",
@@ -32,4 +38,5 @@ __all__ = [
     "rank_parameters",
     "split_layers",
     "state_bytes",
+    "states_of",
 ]

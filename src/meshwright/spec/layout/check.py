@@ -40,13 +40,14 @@ def check(
         *_experts(layout, model),
         *_pipeline(layout, model),
         *_recompute(layout, model),
+        *_layers(layout, model),
         *_batch(layout, workload),
         *_sequence(layout, model, workload),
         *_devices(layout, cluster),
     ]
     # Bytes mean nothing while the shapes do not divide.
     if not any(p.where in {"tp", "ep", "expert_tp", "stage_layers", "pp"} for p in found):
-        found += _memory(layout, model, cluster)
+        found += _memory(layout, model, cluster, workload)
     return tuple(dict.fromkeys(found))
 
 
@@ -141,11 +142,21 @@ def _recompute(layout: "Layout", model: "Model") -> Iterator[Problem]:
     for op in layout.recompute_ops:
         if not has.get(op, True):
             yield Problem("recompute_ops", f"{model.name} has no {op}", f"leave {op} out")
-    if layout.recompute_layers is not None and layout.chunks <= model.layers:
-        most = max(split_layers(layout, model.layers))
-        if layout.recompute_layers > most:
-            what = f"{layout.recompute_layers} is more than the {most} layers of a chunk"
-            yield Problem("recompute_layers", what, f"use {most}, or leave it out")
+
+
+def _layers(layout: "Layout", model: "Model") -> Iterator[Problem]:
+    """Hold counts of layers per chunk against the largest chunk."""
+    counts = {
+        "recompute_layers": layout.recompute_layers,
+        "offload_layers": layout.offload_layers,
+    }
+    if layout.chunks > model.layers or not any(counts.values()):
+        return
+    most = max(split_layers(layout, model.layers))
+    for name, count in counts.items():
+        if count is not None and count > most:
+            what = f"{count} is more than the {most} layers of a chunk"
+            yield Problem(name, what, f"use {most}, or leave it out")
 
 
 def _batch(layout: "Layout", workload: "Training | None") -> Iterator[Problem]:
@@ -208,18 +219,27 @@ def _devices(layout: "Layout", cluster: "Cluster") -> Iterator[Problem]:
         yield Problem("precision", f"a {gpu.name} has no {layout.precision}", f"use {usable}")
 
 
-def _memory(layout: "Layout", model: "Model", cluster: "Cluster") -> Iterator[Problem]:
+def _memory(
+    layout: "Layout", model: "Model", cluster: "Cluster", workload: "Training | None"
+) -> Iterator[Problem]:
     capacity = cluster.gpu.memory_bytes
-    needed = [states.on_device(layout.offload).total for states in state_bytes(layout, model)]
+    states = [held.on_device(layout.offload) for held in state_bytes(layout, model)]
+    # Frozen weights have no other states, and those of adapters are small.
+    frozen = workload is not None and workload.adapter is not None
+    needed = [held.parameters if frozen else held.total for held in states]
     worst = max(range(len(needed)), key=needed.__getitem__)
     if needed[worst] > capacity:
+        named = "frozen weights" if frozen else "weights, gradients and optimizer states"
         what = (
-            f"weights, gradients and optimizer states of stage {worst} need "
-            f"{format_bytes(needed[worst])}, a {cluster.gpu.name} has {format_bytes(capacity)}"
+            f"{named} of stage {worst} need {format_bytes(needed[worst])}, "
+            f"a {cluster.gpu.name} has {format_bytes(capacity)}"
         )
-        if layout.zero < 1 and layout.dp * layout.cp > 1:
+        shared = layout.dp * layout.cp > 1
+        if frozen and layout.zero < 3 and shared:
+            fix = "set zero=3, or raise tp or pp"
+        elif layout.zero < 1 and shared:
             fix = "set zero=1 to share optimizer states over data parallel"
-        elif layout.zero < 3 and layout.dp * layout.cp > 1:
+        elif layout.zero < 3 and shared:
             fix = "raise zero, tp or pp"
         else:
             fix = "raise tp or pp, or use more GPUs"

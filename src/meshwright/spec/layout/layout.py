@@ -103,6 +103,8 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Hide the experts' all-to-all behind other microbatches' compute."""
     offload: tuple[Offload, ...] = ()
     """What is kept in host memory between uses."""
+    offload_layers: int | None = None
+    """Layers per chunk whose activations are offloaded; None offloads all."""
     order: str = "tp-cp-ep-dp-pp"
     """Axes from the fastest-changing (neighbouring GPUs) to the slowest, as Megatron writes it."""
 
@@ -196,6 +198,7 @@ def _are_switches(one: object, other: object) -> bool:
 def _extras_fit(layout: Layout) -> bool:
     batch, shard, split = layout.global_batch, layout.shard, layout.stage_layers
     expert_tp, layers, spread = layout.expert_tp, layout.recompute_layers, layout.dp * layout.cp
+    away = layout.offload_layers
     return (
         (batch is None or _counts(batch, "global_batch"))
         and (batch is None or batch % (layout.dp * layout.microbatch) == 0)
@@ -208,6 +211,8 @@ def _extras_fit(layout: Layout) -> bool:
         and (layers is None or (type(layers) is int and layers >= 0))
         and (layers is None or layout.recompute != "none")
         and OFFLOADS.issuperset(layout.offload)
+        and (away is None or (type(away) is int and away >= 0))
+        and (away is None or "activations" in layout.offload)
     )
 
 

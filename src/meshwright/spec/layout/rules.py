@@ -86,15 +86,29 @@ def _recompute_rules(layout: "Layout") -> list[Problem]:
                 "set recompute to selective or leave recompute_ops out",
             )
         )
-    layers = layout.recompute_layers
+    without, fix = "with recompute=none", "set recompute=full"
+    return problems + _some_layers(
+        layout, "recompute_layers", layout.recompute != "none", without, fix
+    )
+
+
+def _offload_rules(layout: "Layout") -> list[Problem]:
+    problems = _unknown_words("offload", layout.offload, OFFLOADS)
+    if problems:
+        return problems
+    without, fix = "where activations stay on the device", "add activations to offload"
+    return _some_layers(layout, "offload_layers", "activations" in layout.offload, without, fix)
+
+
+def _some_layers(layout: "Layout", name: str, meant: bool, without: str, fix: str) -> list[Problem]:
+    """Say what is wrong with a number of layers per chunk."""
+    layers = getattr(layout, name)
     if layers is not None and (type(layers) is not int or layers < 0):
         what = f"{shown(layers)} is not a whole number from 0 up"
-        problems.append(Problem("recompute_layers", what, "use 1, or leave it out"))
-    elif layers is not None and layout.recompute == "none":
-        problems.append(
-            Problem("recompute_layers", "has no meaning with recompute=none", "set recompute=full")
-        )
-    return problems
+        return [Problem(name, what, "use 1, or leave it out")]
+    if layers is not None and not meant:
+        return [Problem(name, f"has no meaning {without}", fix)]
+    return []
 
 
 def _pipeline_rules(layout: "Layout") -> list[Problem]:
@@ -164,7 +178,7 @@ def _data_rules(layout: "Layout") -> list[Problem]:
         what = f"{layout.global_batch} is not a multiple of dp × microbatch = {step}"
         fix = f"use {nearest_multiple(layout.global_batch, step)}"
         problems.append(Problem("global_batch", what, fix))
-    return problems + _unknown_words("offload", layout.offload, OFFLOADS)
+    return problems
 
 
 def _expert_rules(layout: "Layout", dense: int) -> list[Problem]:
@@ -183,6 +197,7 @@ _RULES: tuple[Callable[["Layout"], list[Problem]], ...] = (
     _pipeline_rules,
     _recompute_rules,
     _data_rules,
+    _offload_rules,
 )
 
 

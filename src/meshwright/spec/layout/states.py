@@ -72,7 +72,7 @@ def rank_parameters(layout: "Layout", model: "Model") -> tuple[RankParameters, .
 
 def state_bytes(layout: "Layout", model: "Model") -> tuple[StateBytes, ...]:
     """Return the bytes of states on one rank of every pipeline stage, first stage first."""
-    return tuple(_states(layout, parameters) for parameters in rank_parameters(layout, model))
+    return tuple(states_of(layout, parameters) for parameters in rank_parameters(layout, model))
 
 
 def _held(layout: "Layout", model: "Model", held: tuple[Chunk, ...]) -> RankParameters:
@@ -124,7 +124,8 @@ def _ends(layout: "Layout", model: "Model", held: tuple[Chunk, ...]) -> RankPara
     return RankParameters(matrices, others, 0)
 
 
-def _states(layout: "Layout", parameters: RankParameters) -> StateBytes:
+def states_of(layout: "Layout", parameters: RankParameters) -> StateBytes:
+    """Return the bytes of states of one rank with such parameters."""
     dense = _sharded(layout, parameters.matrices, parameters.others, layout.shard_degree)
     copies = layout.dp * layout.cp // layout.shard_degree
     expert_shard = max(1, layout.expert_dp // copies)

@@ -1,5 +1,6 @@
 """What is asked of a cluster: tokens to train on, or requests to serve."""
 
+from meshwright.spec.workload.adapter import Adapter, Target, target_of, trained_flops
 from meshwright.spec.workload.arrivals import (
     Arrivals,
     Concurrency,
@@ -25,6 +26,7 @@ from meshwright.spec.workload.training import Packing, Training
 from meshwright.spec.workload.workload import Workload, load_workload, read_workload
 
 __all__ = [
+    "Adapter",
     "Arrivals",
     "Client",
     "Clients",
@@ -43,6 +45,7 @@ __all__ = [
     "Requests",
     "Spread",
     "Summary",
+    "Target",
     "Times",
     "Training",
     "Uniform",
@@ -54,5 +57,7 @@ __all__ = [
     "read_requests",
     "read_workload",
     "summarise",
+    "target_of",
+    "trained_flops",
     "write_requests",
 ]

@@ -5,10 +5,14 @@ from typing import Literal, get_args
 
 import msgspec
 
-from meshwright.spec.bounds import Bounds
+from meshwright.spec.bounds import Bounds, real
+from meshwright.spec.workload.adapter import Adapter
 from meshwright.spec.workload.lengths import Fixed, Lengths
 
 Packing = Literal["none", "concat", "pack"]
+
+MOST_IMBALANCE = 10_000.0
+"""No rank gets more than all tokens, and no model has more experts to spread."""
 
 
 class Training(
@@ -32,6 +36,11 @@ class Training(
     packing: Packing = "pack"
     """How documents fill a sequence: `none` puts one in each, cut or padded to fit; `concat` lays
     them end to end and attends across them; `pack` does so with a mask that keeps them apart."""
+    adapter: Adapter | None = None
+    """What is trained beside frozen weights (LoRA); None trains every weight."""
+    expert_imbalance: float = 1.0
+    """Tokens of the busiest expert-parallel rank over the mean; the others wait for it. 1 is
+    forced balance, as most benchmarks run."""
 
     def __post_init__(self) -> None:
         bounds = Bounds()
@@ -41,7 +50,8 @@ class Training(
             global_batch=self.global_batch,
         )
         bounds.one_of("packing", self.packing, get_args(Packing))
-        bounds.readable(lengths=self.lengths)
+        bounds.readable(lengths=self.lengths, adapter=self.adapter)
+        bounds.problems += real("expert_imbalance", self.expert_imbalance, 1.0, MOST_IMBALANCE)
         if bounds.sound("lengths") and self.lengths is not None and self.lengths.mean() < 1:
             what = f"average {self.lengths.mean():.3g} tokens"
             bounds.add("lengths", what, "make documents hold one token or more")

@@ -150,6 +150,7 @@ REASONS: Reasons = {
     "offload": (
         "the optimizer goes to the host together with the gradients (with ZeRO), parameters in "
         "stage 3, activations where they are checkpointed", ""),
+    "offload_layers": ("checkpointed activations are offloaded in every layer", "leave it out"),
     "order": ("ranks are ordered tp-cp-ep-dp-pp", "use that order"),
     "dp": ("it follows from the number of processes", "start as many processes"),
     "sequence_length": ("the data decide it", ""),

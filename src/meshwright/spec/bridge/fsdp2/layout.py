@@ -190,6 +190,7 @@ REASONS: Reasons = {
     "overlap_ep": ("there is no expert parallelism", ""),
     "offload": (
         "parameters, gradients and optimizer go to the host together", "name all three, or none"),
+    "offload_layers": ("activations stay on the device", "leave it out"),
     "order": (
         "a mesh has no place for the experts, and cp stands next to dp to be sharded together",
         "use tp-cp-ep-dp-pp"),

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from msgspec.structs import replace
+
 from meshwright.errors import Problem
 from meshwright.spec.bridge.mcore import degrees, model, numbers, stages, steps
 from meshwright.spec.bridge.report import Reasons, read_layout
@@ -43,6 +45,14 @@ def write(
     return settings
 
 
+def with_offload(layout: Layout, architecture: Model | None) -> Layout:
+    """Return the layout with a number of offloaded layers where it means as many as can be."""
+    layers = numbers.offloaded_layers(layout, architecture)
+    if layout.offload_layers is not None or layers is None:
+        return layout
+    return replace(layout, offload_layers=layers)
+
+
 def assumed(layout: Layout, settings: dict[str, Any]) -> tuple[Problem, ...]:
     """List what Megatron-Core wants to be told and the layout leaves open."""
     found = []
@@ -52,7 +62,7 @@ def assumed(layout: Layout, settings: dict[str, Any]) -> tuple[Problem, ...]:
             Problem("layout.cp_kind", f"all-to-all over {sizes[0]} and a ring over {sizes[1]} GPUs",
                     "change the two sizes to fit the nodes")
         )  # fmt: skip
-    if settings.get("cpu_offloading_num_layers"):
+    if settings.get("cpu_offloading_num_layers") and layout.offload_layers is None:
         count = settings["cpu_offloading_num_layers"]
         found.append(Problem("layout.offload", f"activations of {count} layers go to the host"))
     return tuple(found)
@@ -80,6 +90,7 @@ _ORIGIN = {
     "stage_layers": "pipeline_model_parallel_layout",
     "virtual_stages": "virtual_pipeline_model_parallel_size",
     "recompute_layers": "recompute_num_layers",
+    "offload_layers": "cpu_offloading_num_layers",
 }
 
 
@@ -121,7 +132,11 @@ REASONS: Reasons = {
         "moments other than fp32 need adamw and zero of at least 1; int8 is not known", "use fp32"),
     "offload": (
         "only the optimizer (adamw, zero of at least 1) and, without pipeline and recompute, the "
-        "activations of a given model can be kept on the host", ""),
+        "activations of offload_layers, or of all but the last layer of a given model, can be "
+        "kept on the host", ""),
+    "offload_layers": (
+        "activations are offloaded without pipeline and recompute, and never those of the last "
+        "layer", ""),
     # The model.
     "*": ("all layers of a kind are built from one set of sizes, of which this is not one", ""),
     "vocab": ("the table is padded so that tensor parallelism divides it", "use a divisible size"),

@@ -67,7 +67,7 @@ def write(layout: Layout, model: Model | None) -> dict[str, Any]:
         "exp_avg_dtype": moments,
         "exp_avg_sq_dtype": moments,
         "optimizer_cpu_offload": offload,
-        "cpu_offloading_num_layers": _offloaded_layers(layout, model),
+        "cpu_offloading_num_layers": offloaded_layers(layout, model),
     }
 
 
@@ -76,16 +76,14 @@ def _gradients_in_fp32(layout: Layout) -> bool | None:
     return None if layout.precision == "fp32" else layout.gradient_precision == "fp32"
 
 
-def _offloaded_layers(layout: Layout, model: Model | None) -> int | None:
-    """Return how many layers keep activations on the host: all but the last, Megatron's most."""
-    possible = (
-        "activations" in layout.offload
-        and model is not None
-        and model.layers > 1
-        and layout.pp == 1
-        and layout.recompute == "none"
-    )
-    return model.layers - 1 if possible and model is not None else None
+def offloaded_layers(layout: Layout, model: Model | None) -> int | None:
+    """Return how many layers keep activations on the host: all but the last at Megatron's most."""
+    if "activations" not in layout.offload or layout.pp > 1 or layout.recompute != "none":
+        return None
+    if model is None:
+        return layout.offload_layers or None
+    most = model.layers - 1
+    return (most if layout.offload_layers is None else min(most, layout.offload_layers)) or None
 
 
 def read(settings: Settings) -> dict[str, Any]:
@@ -102,7 +100,7 @@ def read(settings: Settings) -> dict[str, Any]:
         "master_precision": "none" if half == "fp32" else _dtype(settings, "main_params_dtype"),
         "moment_precision": moments,
         "optimizer": _optimizer(settings),
-        "offload": _offload(settings),
+        **_offload(settings),
     }
 
 
@@ -157,9 +155,9 @@ def _optimizer(settings: Settings) -> str:
     return settings.choice("optimizer", _OPTIMIZERS_BACK, "adamw")
 
 
-def _offload(settings: Settings) -> tuple[str, ...]:
+def _offload(settings: Settings) -> dict[str, Any]:
     found = []
-    layers = settings.whole("cpu_offloading_num_layers", 0, least=0)
+    layers = settings.whole("cpu_offloading_num_layers", 0, least=0) or None
     if layers or settings.flag("fine_grained_activation_offloading"):
         found.append("activations")
     if settings.flag("optimizer_cpu_offload"):
@@ -167,4 +165,4 @@ def _offload(settings: Settings) -> tuple[str, ...]:
         fraction = settings.number("optimizer_offload_fraction", 1.0)
         if fraction != 1.0:
             settings.note("optimizer_offload_fraction", f"{fraction} is read as all of it")
-    return tuple(found)
+    return {"offload": tuple(found), "offload_layers": layers}

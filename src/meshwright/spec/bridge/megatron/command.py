@@ -46,7 +46,8 @@ def export(
     body = _written(groups)
     world = f"WORLD_SIZE={layout.gpus}\n"
     back = import_(f"# {world}{body}")
-    unexpressed = lost(back, layout, model, sequence_length, title=TITLE, reasons=mcore.REASONS)
+    meant = mcore.with_offload(layout, model)
+    unexpressed = lost(back, meant, model, sequence_length, title=TITLE, reasons=mcore.REASONS)
     assumed = mcore.assumed(layout, settings)
     head = [*notes(layout, unexpressed, assumed), *_environment(settings)]
     head[0] = head[0].replace(" (", f", {world.strip()} (", 1)

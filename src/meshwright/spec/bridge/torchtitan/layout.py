@@ -252,6 +252,7 @@ REASONS: Reasons = {
     "overlap_ep": ("only DualPipeV hides the experts' all-to-all", "use schedule=dualpipe-v"),
     "offload": (
         "parameters, gradients and optimizer go to the host together", "name all three, or none"),
+    "offload_layers": ("activations stay on the device", "leave it out"),
     "order": ("ranks are ordered tp-cp-ep-dp-pp", "use that order"),
     "model": (
         "architectures are flavors in torchtitan's code, and none has this shape",

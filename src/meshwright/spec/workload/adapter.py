@@ -1,0 +1,79 @@
+"""`Adapter`: small matrices trained beside frozen ones (LoRA). It knows no layout and no software.
+
+A matrix W of `fan_out` × `fan_in` gets B × A beside it, `fan_out` × rank by rank × `fan_in`
+(Hu et al. 2021, arXiv 2106.09685). Only A and B are trained.
+"""
+
+from typing import Literal, get_args
+
+import msgspec
+
+from meshwright.spec.bounds import Bounds
+from meshwright.spec.model import Model, count_flops
+from meshwright.spec.model.weights import Weight
+
+Target = Literal["qkv", "out", "up", "down", "experts"]
+
+
+class Adapter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which matrices carry adapters, and of which rank; all else is frozen.
+
+    By default every linear layer of attention and MLP carries one, as with PEFT's all-linear.
+    Routed experts do only where they are named; routers, embeddings, the head and vision towers
+    never.
+    """
+
+    rank: int
+    """Rank of the adapters (LoRA)."""
+    targets: tuple[Target, ...] = ("qkv", "out", "up", "down")
+    """Matrices that carry them: `qkv` and `out` of attention (or what stands in its place), `up`
+    (with the gate) and `down` of MLPs and shared experts, those of routed `experts`."""
+
+    def __post_init__(self) -> None:
+        bounds = Bounds()
+        bounds.count(rank=self.rank)
+        bounds.readable(targets=self.targets)
+        if bounds.sound("targets"):
+            for index, target in enumerate(self.targets):
+                bounds.one_of(f"targets[{index}]", target, get_args(Target))
+            if not self.targets:
+                bounds.add("targets", "names no matrix", "name one, such as qkv")
+            elif len(set(self.targets)) < len(self.targets):
+                bounds.add("targets", "names a matrix twice", "name each once")
+        bounds.require()
+
+    def trains(self, weight: Weight) -> bool:
+        """Return whether a matrix carries an adapter."""
+        return target_of(weight) in self.targets
+
+
+def target_of(weight: Weight) -> Target | None:
+    """Return the word for a matrix among the targets of adapters; routers have none."""
+    match weight.part:
+        case "router":
+            return None
+        case "expert":
+            return "experts"
+        case "mixer":
+            return "out" if weight.name in ("o", "out") else "qkv"
+    # The shared products into and out of a smaller width stand around the experts as up and down.
+    return "down" if weight.name in ("down", "shared_down", "latent_up") else "up"
+
+
+def trained_flops(model: Model, length: int, adapter: Adapter | None) -> float:
+    """Count the FLOPs of training on one token: with an adapter, no gradients of frozen weights.
+
+    Counted exactly, as `count_flops` does. Every adapted matrix counts a pair of its own.
+    """
+    whole = count_flops(model, length)
+    if adapter is None:
+        return whole.total
+    heads = model.multi_token
+    layers = [*model.block_counts(), *([(model.block(heads.block), heads.depth)] if heads else [])]
+    core = added = 0.0
+    for block, count in layers:
+        core += count * block.core_flops(length)
+        for weight in filter(adapter.trains, block.weights(model.hidden)):
+            added += count * 2 * weight.active * adapter.rank * (weight.fan_in + weight.fan_out)
+    # Forward and input gradients; what lies between the mixer's matrices has two inputs.
+    return 2 * whole.forward + core + 3 * added
