@@ -27,6 +27,7 @@ def shown(command: str, columns: int = 96) -> tuple[int, str]:
     """Run `mw command` as on a terminal of that width; return its exit code and what it prints."""
     terminal, child = pty.openpty()
     environment = {**os.environ, "COLUMNS": str(columns), "NO_COLOR": "1", "TERM": "xterm"}
+    environment["MESHWRIGHT_NO_PROGRESS"] = "1"  # a bar on stderr is no part of the answer
     process = subprocess.Popen(
         [sys.executable, "-m", "meshwright", *command.split()],
         stdin=subprocess.DEVNULL, stdout=child, stderr=child, cwd=ROOT, env=environment,

@@ -24,6 +24,7 @@ COMMANDS: dict[str, Command] = {
     "gpus": Command("GPUs of the catalog, or one in full", "Look up"),
     "clusters": Command("clusters of the catalog, or one in full", "Look up"),
     "layout": Command("check, size, export or import a parallel layout", "Describe"),
+    "plan": Command("find the fastest layout there is, and say why it wins", "Predict"),
     "simulate": Command("predict one training step and where its time goes", "Predict"),
     "whatif": Command("change one thing and see what the step makes of it", "Predict"),
     "validate": Command("score predictions against published measurements", "Predict"),

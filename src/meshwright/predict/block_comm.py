@@ -7,6 +7,7 @@ from typing import NamedTuple
 from meshwright.predict.block_time import Passes, core_passes
 from meshwright.predict.network import (
     ExpertTraffic,
+    Op,
     Placement,
     collective_s,
     expert_exchange,
@@ -111,31 +112,41 @@ def block_comm(run: Run, block: Block, passes: Passes) -> BlockComm:
 
 
 def _tensor(run: Run, block: Block, passes: Passes) -> tuple[float, float]:
-    """One gather and one scatter (or a reduction) around each part; backward hides some."""
-    layout = run.layout
-    if layout.tp == 1:
-        return 0.0, 0.0
-    group = place(run.cluster, layout, "tp")
-    size = 2.0 * run.tokens * run.model.hidden
-    parts = (block.mixer is not None) + (block.mlp is not None)
+    """Gathers and scatters around split products, or sums after them."""
+    layout, share = run.layout, run.constants.sm_share
     experts = block.mlp if isinstance(block.mlp, Experts) else None
-    if experts is not None and layout.experts_tp == 1 and not experts.shared_width:
-        parts -= 1  # routed tokens stay on their ranks
-    share = run.constants.sm_share
+    parts = (block.mixer is not None) + (block.mlp is not None)
+    if experts is not None and (layout.experts_tp > 1 or not experts.shared_width):
+        parts -= 1  # routed tokens stay on their ranks, or are shared by the ranks of an expert
     beside, ahead = passes.weight_gradient, passes.input_gradient
     if not run.software.tp_async:
         beside = ahead = 0.0
     if not layout.sequence_parallel:
-        reduce_s = parts * collective_s(group, "all_reduce", size)
+        reduce_s = _shared_s(run, experts, parts, "all_reduce")
         return reduce_s, _left(reduce_s, beside, share)
-    gather = parts * collective_s(group, "all_gather", size)
-    scatter = parts * collective_s(group, "reduce_scatter", size)
+    gather = _shared_s(run, experts, parts, "all_gather")
+    scatter = _shared_s(run, experts, parts, "reduce_scatter")
     # Backward gathers its gradient, and its input again behind the input gradient; its scatter
     # runs behind the weight gradient (Korthikanti et al. 2022, figure 5; Megatron-LM).
     backward = gather + _left(scatter, beside, share)
     # Frozen weights need no input, and adapters keep theirs gathered.
     again = 0.0 if run.frozen else _left(gather, ahead, share)
     return gather + scatter, backward + again
+
+
+def _shared_s(run: Run, experts: Experts | None, parts: int, op: Op) -> float:
+    """Return one collective around each part of a block that ranks share.
+
+    The ranks of one expert see each other's tokens, which are fewer where they are more.
+    """
+    layout, size = run.layout, 2.0 * run.tokens * run.model.hidden
+    seconds = 0.0
+    if layout.tp > 1:
+        seconds += parts * collective_s(place(run.cluster, layout, "tp"), op, size)
+    if experts is not None and layout.experts_tp > 1:
+        tokens = size * layout.experts_tp / layout.tp
+        seconds += collective_s(place(run.cluster, layout, "expert_tp"), op, tokens)
+    return seconds
 
 
 def _context(run: Run, block: Block) -> tuple[float, float]:
@@ -179,14 +190,7 @@ def _experts(run: Run, block: Block, passes: Passes) -> tuple[float, float]:
     layout = run.layout
     if not isinstance(block.mlp, Experts) or layout.ep == 1:
         return 0.0, 0.0
-    traffic = ExpertTraffic(
-        tokens=max(1, run.tokens // layout.tp),
-        token_bytes=2.0 * (block.mlp.latent or run.model.hidden),
-        top_k=block.mlp.top_k,
-        imbalance=run.expert_load(block.mlp),
-    )
-    group = place(run.cluster, layout, "ep")
-    both = 2 * _exchange_s(group, traffic, run.software.dispatcher)
+    both = 2 * exchange_s(run, block.mlp, place(run.cluster, layout, "ep"))
     if not layout.overlap_ep:
         return both, both
     hide, share = run.constants.expert_hidden, run.constants.sm_share
@@ -194,6 +198,17 @@ def _experts(run: Run, block: Block, passes: Passes) -> tuple[float, float]:
         _left(both, hide * passes.forward, share),
         _left(both, hide * passes.backward, share),
     )
+
+
+def exchange_s(run: Run, experts: Experts, group: Placement) -> float:
+    """Return how long tokens take to their experts, or back from them."""
+    traffic = ExpertTraffic(
+        tokens=max(1, run.tokens // run.layout.tp),
+        token_bytes=2.0 * (experts.latent or run.model.hidden),
+        top_k=experts.top_k,
+        imbalance=run.expert_load(experts),
+    )
+    return _exchange_s(group, traffic, run.software.dispatcher)
 
 
 @lru_cache(maxsize=65536)

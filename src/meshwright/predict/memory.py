@@ -7,7 +7,7 @@ what the allocator has reserved, and what the device reports.
 """
 
 from functools import lru_cache
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 from msgspec.structs import replace
@@ -45,8 +45,7 @@ from meshwright.spec.layout import (
 )
 from meshwright.spec.model import Block, Experts
 
-
-Numbers = TypeVar("Numbers", bound=Any)
+Numbers: TypeAlias = Any
 """A number, or an array of them."""
 
 
@@ -217,17 +216,22 @@ def _peaks(kind: ScheduleKind, pp: int, chunks: int, microbatches: int) -> tuple
 
 
 def in_flight(layout: Layout, stage: int, microbatches: int) -> int:
-    """Return the most chunk-microbatches whose activations a rank holds at once.
+    """Return the most chunk-microbatches whose activations a rank holds at once."""
+    return schedule_in_flight(layout, microbatches)[stage]
+
+
+def schedule_in_flight(layout: Layout, microbatches: int) -> tuple[int, ...]:
+    """Return the same of every rank.
 
     The schedule itself is asked. All but GPipe reach their peak within two rounds of the
     pipeline, so no longer schedule is built.
     """
     pp, chunks = layout.pp, layout.virtual_stages
     if pp == 1:
-        return 1
+        return (1,)
     if layout.schedule == "gpipe":
-        return microbatches * chunks
-    return _peaks(layout.schedule, pp, chunks, min(microbatches, 2 * pp))[stage]
+        return (microbatches * chunks,) * pp
+    return _peaks(layout.schedule, pp, chunks, min(microbatches, 2 * pp))
 
 
 def _stage(

@@ -1,0 +1,285 @@
+"""`mw plan MODEL`: the fastest layout there is, proved, with why it wins and what to paste."""
+
+import argparse
+from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
+from inspect import signature
+from typing import Any
+
+from meshwright.cli.answer import Answer, Note, Text, View
+from meshwright.cli.long_run import add_reliability, long_run, reliability
+from meshwright.cli.parser import add_common
+from meshwright.cli.plan_curves import heading
+from meshwright.cli.plan_paste import command, exported, folded
+from meshwright.cli.plan_progress import searching
+from meshwright.cli.plan_question import (
+    Request,
+    add_question,
+    filled_words,
+    read_request,
+)
+from meshwright.cli.plan_screen import Explained, answer_data, screen, space_table, unfit
+from meshwright.cli.plan_target import settled
+from meshwright.cli.work import add_work
+from meshwright.errors import InputError, MissingPart, Problem
+from meshwright.predict import plan as planning
+from meshwright.predict.plan.binding import bindings
+from meshwright.predict.plan.front import needed_bytes
+from meshwright.predict.plan.search import Report, narrowed
+from meshwright.predict.plan.why import explain
+from meshwright.predict.reliability import Reliability
+from meshwright.spec.units import format_count, format_seconds, parse_count
+
+EXAMPLES = (
+    "mw plan llama3.1-70b --cluster h100-superpod --gpus 1024 --tokens 15T",
+    "mw plan examples/llama3-70b.toml --for megatron",
+    "mw plan llama3.1-8b --cluster dgx-h100 --gpus 8 --fix tp=1,2 --precision bf16,fp8",
+    "mw plan llama3.1-70b --cluster h100-superpod --sweep gpus=256..4096 --plot scaling.png",
+    "mw plan llama3.1-70b --cluster h100-superpod --tokens 15T --deadline 30d",
+)
+RAYS = "meshwright.predict.plan.rays"
+USUAL = "of the usual ones"
+"""What a narrowed search says its proof is about."""
+TIGHT = 0.03
+"""Free share of the memory below which a plan is called tight: memory is predicted to a few per
+cent (`mw validate training`)."""
+_MANY = ("sweep", "front", "sensitivity", "deadline", "budget", "largest")
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the flags."""
+    parser.usage = "mw plan [WORK ...] [flags]"
+    add_question(parser)
+    _add_search(parser)
+    _add_many(parser)
+    add_work(parser)
+    add_reliability(parser)
+    add_common(parser)
+
+
+def _add_search(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("the search")
+    group.add_argument(
+        "--top", metavar="K", default="5", help="how many families to show (default: 5)"
+    )
+    group.add_argument(
+        "--quick", action="store_true", help="only layouts that most people would try first"
+    )
+    group.add_argument(
+        "--beam", metavar="N",
+        help="keep the N most promising nodes of each level: for spaces too large to prove",
+    )  # fmt: skip
+    group.add_argument(
+        "--ray", action="store_true",
+        help="search on the Ray cluster of RAY_ADDRESS, or on all cores (needs meshwright[ray])",
+    )  # fmt: skip
+    group.add_argument(
+        "--plot",
+        metavar="FILE",
+        help="draw the answer: .png, .svg or .html (needs meshwright[plots])",
+    )
+
+
+def _add_many(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group(
+        "many questions at once", "Usual layouts only, unless --exact asks for the whole space."
+    )
+    group.add_argument(
+        "--sweep", metavar="THING=A..B",
+        help="gpus=256..16384 (doubling), batch=512,1024 or sequence-length=4Ki..64Ki",
+    )  # fmt: skip
+    group.add_argument(
+        "--front", action="store_true",
+        help="the plans that none beats in time, memory, price and GPUs at once",
+    )  # fmt: skip
+    group.add_argument(
+        "--sensitivity", action="store_true",
+        help="how the winner hangs on batch, sequence length, GPUs and failures",
+    )  # fmt: skip
+    group.add_argument(
+        "--deadline", metavar="TIME", help="the fewest GPUs that train --tokens in so long: 30d"
+    )
+    group.add_argument(
+        "--cheapest", action="store_true", help="with --deadline: the cheapest number of GPUs"
+    )
+    group.add_argument(
+        "--budget", metavar="DOLLARS", help="the most tokens that so much money buys: 2M$"
+    )
+    group.add_argument(
+        "--largest", action="store_true",
+        help="the largest model of this shape that trains on these GPUs at --min-mfu",
+    )  # fmt: skip
+    group.add_argument("--min-mfu", metavar="SHARE", help="for --largest (default: 0.4)")
+    group.add_argument(
+        "--family", action="store_true",
+        help="with --largest: models of the catalog's family instead of scaled ones",
+    )  # fmt: skip
+    group.add_argument("--exact", action="store_true", help="search the whole space each time")
+
+
+def run(args: argparse.Namespace) -> Answer:
+    """Answer with the best layouts, or one of the questions that need many searches."""
+    asked_for = [name for name in _MANY if getattr(args, name)]
+    beside = {"deadline", "budget"}
+    if len(asked_for) > 1 and set(asked_for) != beside:
+        flags = " and ".join(f"--{name}" for name in asked_for)
+        raise InputError([Problem(flags, "are different questions", "ask one at a time")])
+    if args.plot:
+        from meshwright.cli.plan_plot import require_plot
+
+        require_plot(args.plot)
+    if asked_for:
+        return _many(args, asked_for[-1])
+    request, assumed = read_request(args), reliability(args)
+    if args.dry_run:
+        return dry_run(request)
+    search, most = _searcher(args), _most(args)
+    try:
+        found = _found(request, args, search, most)
+    except InputError as error:
+        return unfit(error, "plan/1")
+    return shown(request, found, args, assumed)
+
+
+def _many(args: argparse.Namespace, asked_for: str) -> Answer:
+    """Answer a question that needs many searches."""
+    if args.dry_run:
+        what = "shows the space of one question, and these are many"
+        raise InputError([Problem("--dry-run", what, f"leave out --{asked_for}")])
+    if args.plot and asked_for not in ("sweep", "front"):
+        what = f"--{asked_for} has no picture"
+        raise InputError([Problem("--plot", what, "use it with --sweep, --front, or neither")])
+    from meshwright.cli import plan_curves, plan_goals
+
+    return {
+        "sweep": plan_curves.answer_sweep,
+        "front": plan_curves.answer_front,
+        "sensitivity": plan_curves.answer_sensitivity,
+        "deadline": plan_goals.answer_deadline,
+        "budget": plan_goals.answer_budget,
+        "largest": plan_goals.answer_largest,
+    }[asked_for](args)
+
+
+def dry_run(request: Request) -> Answer:
+    """Answer with what would be searched."""
+    view = space_table(request)
+    data = {"space": [dict(zip(view.columns, row, strict=True)) for row in view.rows]}
+    return Answer("plan.space/1", data, (view,), tuple("=".join(row) for row in view.rows))
+
+
+def _most(args: argparse.Namespace) -> int:
+    most = parse_count(args.top, "--top")
+    if most < 1:
+        raise InputError([Problem("--top", f"{most} plans cannot be shown", "use 1 or more")])
+    return most
+
+
+Searcher = Callable[[planning.Question, int, Report | None], planning.Answer]
+
+
+def _found(
+    request: Request, args: argparse.Namespace, search: Searcher, most: int
+) -> planning.Answer:
+    """Search as the flags say, with a line on stderr that tells how far it is."""
+    question = narrowed(request.question) if args.quick else request.question
+    with searching("searching", quiet=args.quiet or args.json) as (report, _):
+        answer = search(question, most, report)
+    return answer if request.target is None else settled(answer, request.target)
+
+
+def _searcher(args: argparse.Namespace) -> Searcher:
+    """Return the search that the flags choose."""
+    more: dict[str, Any] = {}
+    if args.beam is not None:
+        more["beam"] = parse_count(args.beam, "--beam")
+    if not args.ray:
+        _require_keywords(planning.find_plans, more)
+        return lambda question, most, report: planning.find_plans(
+            question, most=most, report=report, **more
+        )
+    try:
+        import ray  # noqa: F401
+    except ModuleNotFoundError:
+        raise MissingPart(
+            "--ray needs Ray, which is not installed",
+            "pip install 'meshwright[ray]', or leave --ray out to search in this process",
+        ) from None
+    if find_spec(RAYS) is None:
+        raise InputError([Problem("--ray", "is not there yet", "leave it out")])
+    find: Callable[..., planning.Answer] = import_module(RAYS).find_plans_with_ray
+    _require_keywords(find, more)
+    return lambda question, most, report: find(question, most=most, report=report, **more)
+
+
+def _require_keywords(function: Callable[..., object], more: dict[str, Any]) -> None:
+    unknown = [name for name in more if name not in signature(function).parameters]
+    if unknown:
+        raise InputError([Problem(f"--{unknown[0]}", "is not there yet", "leave it out")])
+
+
+def shown(
+    request: Request, found: planning.Answer, args: argparse.Namespace, assumed: Reliability
+) -> Answer:
+    """Lay an answer out."""
+    weeks, weeks_data = _weeks(request, found.best, assumed)
+    among = USUAL if args.quick else ""
+    if request.target is not None:
+        among = f"{among} that {request.target.name} can run".strip()
+    explained = Explained(found, explain(found), bindings(found), among, weeks)
+    lines = [command(request, plan, args) for plan in found.plans]
+    views: list[View] = [*screen(explained), Text(folded(lines[0]))]
+    settings = exported(request, found.best)
+    if settings is not None:
+        views.append(Text(settings.text))
+    remarks = [explained.why.note, *_remarks(request, found.best)]
+    views += [Note(text) for text in remarks if text]
+    if settings is not None:
+        views += [Note(str(problem)) for problem in settings.unexpressed]
+        views += [Note(f"assumed: {problem}") for problem in settings.assumed]
+    if args.plot:
+        from meshwright.cli.plan_plot import draw_plans
+
+        draw_plans(args.plot, heading(request.question), found.plans, views)
+        views.append(Note(f"wrote {args.plot}"))
+    data = {
+        **answer_data(explained, lines),
+        "filled": request.filled,
+        "long_run": weeks_data,
+        "export": None if settings is None else {"target": args.target, "text": settings.text},
+    }
+    return Answer("plan/1", data, tuple(views), (lines[0],))
+
+
+def _weeks(
+    request: Request, best: planning.Plan, assumed: Reliability
+) -> tuple[str, dict[str, Any] | None]:
+    """Say what all tokens take, where somebody said how many."""
+    if not request.names_tokens:
+        return "", None
+    try:
+        data = long_run(best.work, best.step.step_s, assumed).data
+    except InputError as error:
+        return f"cannot be predicted: {error.problems[0].what}", None
+    price = data["price"]
+    line = f"{format_count(request.question.workload.tokens)} tokens take "
+    line += f"{format_seconds(data['calendar_s'])}, failures included"
+    return line + ("" if price is None else f", and ${format_count(price)}"), data
+
+
+def _remarks(request: Request, best: planning.Plan) -> list[str]:
+    found = []
+    if request.filled:
+        found.append(filled_words(request))
+    for name, values in request.question.space.fixed.items():
+        value = getattr(best.layout, name)
+        if request.target is None and value not in values:
+            found.append(f"fixing {name} did not decide: the winner has {name} {value}")
+    if needed_bytes(best.memory) > (1 - TIGHT) * best.memory.capacity_bytes:
+        found.append(
+            "the memory is nearly full: --max-memory 0.95 leaves room for what is not seen"
+        )
+    if request.target is None:
+        found.append("--for megatron prints its flags, of what it can run")
+    return found

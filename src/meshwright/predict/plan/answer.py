@@ -1,0 +1,109 @@
+"""`Plan` and `Answer`: the layouts that answer a question best, with what they cost.
+
+`find_plans` searches in closed form, proves the fastest layout, and then executes the finalists
+event by event. Ctrl-C ends the search and leaves the best so far, with how much better another
+layout could be.
+"""
+
+import time
+
+import msgspec
+
+from meshwright.predict.memory import MemoryPrediction, predict_memory
+from meshwright.predict.plan.question import Question
+from meshwright.predict.plan.search import Candidate, Report, Search, narrowed
+from meshwright.predict.plan.unfit import nothing_fits
+from meshwright.predict.simulate import simulate_step
+from meshwright.predict.step import StepPrediction
+from meshwright.spec.layout import Layout
+from meshwright.spec.work import Work
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """A layout with its predicted cost."""
+
+    work: Work
+    """The model on the cluster in this layout."""
+    step: StepPrediction
+    """Its step in closed form, split by cause."""
+    memory: MemoryPrediction
+    """What its ranks hold, of the memory that may be used."""
+    executed_s: float | None = None
+    """Its step executed event by event; None where it was not."""
+
+    @property
+    def layout(self) -> Layout:
+        """The layout itself."""
+        return self.work.layout
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """What a search found."""
+
+    question: Question
+    plans: tuple[Plan, ...]
+    """The fastest layout of each family, the fastest first."""
+    proved: bool
+    """Whether no layout of the space is faster than the first."""
+    bound_s: float
+    """No layout of the space takes less; the first plan's step where it is proved."""
+    opened: int
+    """Nodes of the search tree looked into."""
+    judged: int
+    """Layouts whose memory and lower bound were worked out one by one."""
+    evaluated: int
+    """Layouts predicted in full."""
+    seconds: float
+    """How long the search took."""
+
+    @property
+    def best(self) -> Plan:
+        """The winner."""
+        return self.plans[0]
+
+    @property
+    def gap(self) -> float:
+        """How much less time any other layout could take, as a share of the winner's."""
+        return max(0.0, 1 - self.bound_s / self.best.step.step_s)
+
+
+def find_plans(
+    question: Question, *, most: int = 5, report: Report | None = None, execute: bool = True
+) -> Answer:
+    """Find the fastest layouts of a question, one of each of the `most` fastest families.
+
+    Raises:
+        InputError: where no layout fits, saying what is missing and what would help.
+    """
+    start, proved = time.monotonic(), False
+    quick = Search(narrowed(question), most=most)
+    search = Search(question, most=most)
+    try:
+        quick.run(report=report)
+        search = Search(question, most=most, known=quick.best)
+        proved = search.run(report=report)
+    except KeyboardInterrupt:
+        search.best = search.best or quick.best
+    if not search.best:
+        raise nothing_fits(question)
+    plans = tuple(_plan(question, one, execute) for one in search.best)
+    return Answer(
+        question=question,
+        plans=plans,
+        proved=proved,
+        bound_s=search.bound_s,
+        opened=quick.opened + search.opened,
+        judged=quick.leaves.tried + search.leaves.tried,
+        evaluated=quick.evaluated + search.evaluated,
+        seconds=time.monotonic() - start,
+    )
+
+
+def _plan(question: Question, candidate: Candidate, execute: bool) -> Plan:
+    run = question.run(candidate.layout)
+    return Plan(
+        work=question.work(candidate.layout),
+        step=candidate.step,
+        memory=predict_memory(run),
+        executed_s=simulate_step(run).step_s if execute else None,
+    )

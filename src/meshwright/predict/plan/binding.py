@@ -1,0 +1,246 @@
+"""What binds a plan: memory, the bubble, links, kernels, the host.
+
+All costs are seconds of one step. Those of a part of the step are all that it takes, which is more
+than any cure could save; those of a limit (memory, the host's pace, imbalance) are what the step
+would take less without it, everything else being predicted anew.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from meshwright.errors import InputError
+from meshwright.predict.block_comm import neighbours, place
+from meshwright.predict.network import Placement
+from meshwright.predict.plan.answer import Answer, Plan
+from meshwright.predict.plan.front import needed_bytes
+from meshwright.predict.plan.question import Question
+from meshwright.predict.plan.search import Candidate, Search, narrowed
+from meshwright.predict.plan.why import short
+from meshwright.predict.relayout import differences
+from meshwright.predict.run import Run
+from meshwright.predict.software import Software
+from meshwright.predict.step import StepPrediction, predict_step
+from meshwright.predict.things import THINGS
+from meshwright.spec.layout import Layout
+from meshwright.spec.units import format_bytes, format_seconds
+from meshwright.spec.work import Work
+from meshwright.spec.workload import Training
+
+MORE = 1.1
+"""How much more memory is tried."""
+LEAST = 0.002
+"""Share of the step below which a cost is not worth a line."""
+HARDLY = 0.05
+"""Share of an exchange below which what twice the bandwidth saves is hardly anything."""
+_EXCHANGES = {
+    "tp": "tensor",
+    "cp": "context",
+    "ep": "expert",
+    "pp": "pipeline",
+    "dp": "data",
+}
+
+
+class Binding(NamedTuple):
+    """Something that keeps a plan from being faster."""
+
+    what: str
+    """compute, recompute, memory, bubble, network, nvlink (or the cluster's other fast links),
+    host, host pace, expert imbalance, optimizer."""
+    evidence: str
+    """One sentence with figures."""
+    costs_s: float
+    """Seconds of a step it costs; for memory what a tenth more would save."""
+
+
+def bindings(answer: Answer, *, exact: bool = False) -> tuple[Binding, ...]:
+    """Return what binds the winner of an answer, the costliest first.
+
+    What a tenth more memory would save is searched for, among usual layouts and the winner's own
+    choices unless `exact`; then the saving is no more than a lower bound.
+    """
+    question, plan = answer.question, answer.best
+    found = [
+        *_parts(plan),
+        *_links(plan, question.software),
+        *_limits(plan, question.software),
+    ]
+    worth = [one for one in found if one.costs_s >= LEAST * plan.step.step_s]
+    worth.append(_memory(question, plan, exact))
+    return tuple(sorted(worth, key=lambda one: -one.costs_s))
+
+
+def _parts(plan: Plan) -> Iterator[Binding]:
+    """Yield what the step spends on its own rank."""
+    step, layout, training = plan.step, plan.layout, plan.work.workload
+    assert isinstance(training, Training)
+    ideal_s = step.mfu * step.step_s
+    yield Binding(
+        "compute",
+        f"kernels take {_of(step.compute_s, step.step_s)}; at the {layout.precision} peak all "
+        f"useful FLOPs would take {format_seconds(ideal_s)}",
+        step.compute_s,
+    )
+    yield Binding(
+        "recompute",
+        f"forward work done again takes {_of(step.recompute_s, step.step_s)}, to save memory",
+        step.recompute_s,
+    )
+    count = layout.microbatches(layout.global_batch or training.global_batch)
+    yield Binding(
+        "bubble",
+        f"ranks wait for other stages for {_of(step.bubble_s, step.step_s)}: {count} microbatches "
+        f"on {layout.pp} stages under {layout.schedule}",
+        step.bubble_s,
+    )
+    yield Binding(
+        "optimizer",
+        f"gradient norm and update take {_of(step.optimizer_s, step.step_s)}",
+        step.optimizer_s,
+    )
+    yield Binding(
+        "host",
+        f"transfers to and from host memory that do not hide take "
+        f"{_of(step.offload_s, step.step_s)}",
+        step.offload_s,
+    )
+
+
+def _of(part_s: float, whole_s: float) -> str:
+    return f"{format_seconds(part_s)} ({part_s / whole_s:.1%} of the step)"
+
+
+def _links(plan: Plan, software: Software) -> Iterator[Binding]:
+    """Yield exposed communication by the link that holds it up."""
+    step, by_link = plan.step, defaultdict[str, dict[str, float]](dict)
+    faster = {link: _with_twice(plan.work, link, software) for link in ("network", "fast links")}
+    for axis in _EXCHANGES:
+        seconds = getattr(step, f"{axis}_s")
+        if seconds > 0:
+            by_link[_holding_up(plan, axis, faster)][axis] = seconds
+    for link, exposed in by_link.items():
+        total_s = sum(exposed.values())
+        said = ", ".join(
+            f"{_EXCHANGES[axis]} {format_seconds(seconds)}"
+            for axis, seconds in sorted(exposed.items(), key=lambda one: -one[1])
+        )
+        evidence = f"exposed exchange takes {_of(total_s, step.step_s)}: {said}"
+        better = faster.get(link)
+        if better is not None:
+            left_s = sum(getattr(better, f"{axis}_s") for axis in exposed)
+            saved_s = max(0.0, total_s - left_s)
+            evidence += f"; twice the bandwidth would save this layout {format_seconds(saved_s)}"
+        name = plan.work.cluster.scale_up.kind if link == "fast links" else link
+        yield Binding(name, evidence, total_s)
+
+
+def _holding_up(plan: Plan, axis: str, faster: dict[str, StepPrediction | None]) -> str:
+    """Return the link whose bandwidth shortens an axis' exposed exchange most.
+
+    A ring that leaves its node may still be held up by the links inside. Where bandwidth hardly
+    matters, it is the slowest link that the axis' groups cross.
+    """
+    name = f"{axis}_s"
+    now_s = getattr(plan.step, name)
+    saved = {link: now_s - getattr(step, name) for link, step in faster.items() if step is not None}
+    best = max(saved, key=lambda link: saved[link], default=None)
+    if best is not None and saved[best] >= HARDLY * now_s:
+        return best
+    return link_of(plan.work, axis)
+
+
+def link_of(work: Work, axis: str) -> str:
+    """Return the slowest link that an axis' groups cross: network, host or fast links."""
+    cluster, layout = work.cluster, work.layout
+    groups: list[Placement]
+    if axis == "pp":
+        groups = [pair for pair, _ in neighbours(cluster, layout, "pp")]
+    else:
+        groups = [place(cluster, layout, "dp-cp" if axis == "dp" else axis)]
+    if any(group.units > 1 for group in groups):
+        return "network"
+    return "host" if any(group.inside == "host" for group in groups) else "fast links"
+
+
+def _with_twice(work: Work, link: str, software: Software) -> StepPrediction | None:
+    """Return the step of the same layout with a link of twice the bandwidth.
+
+    Cards double together with the links to the host, through which GPUs reach them.
+    """
+    try:
+        work = THINGS["nic" if link == "network" else "nvlink"].apply(work, "x2").work
+    except InputError:
+        return None  # there is no such link
+    if link == "network":
+        host = work.cluster.host
+        host = replace(host, gpu_bytes_per_s=2 * host.gpu_bytes_per_s)
+        work = replace(work, cluster=replace(work.cluster, host=host))
+    return predict_step(Run(work, software=software))
+
+
+def _limits(plan: Plan, software: Software) -> Iterator[Binding]:
+    """Yield what the step would take less without the host's pace and without imbalance."""
+    work, step_s = plan.work, plan.step.step_s
+    assert isinstance(work.workload, Training)
+    if not software.graphs:
+        launched = predict_step(Run(work, software=replace(software, graphs=True))).step_s
+        evidence = (
+            f"kernels wait for the host to launch them; CUDA graphs would save "
+            f"{_of(step_s - launched, step_s)}"
+        )
+        yield Binding("host pace", evidence, step_s - launched)
+    imbalance = work.workload.expert_imbalance
+    if imbalance > 1:
+        level = replace(work, workload=replace(work.workload, expert_imbalance=1.0))
+        saved_s = step_s - predict_step(Run(level, software=software)).step_s
+        evidence = (
+            f"the busiest rank's experts get {imbalance:g} times the mean; balance would save "
+            f"{_of(saved_s, step_s)}"
+        )
+        yield Binding("expert imbalance", evidence, saved_s)
+
+
+def _memory(question: Question, plan: Plan, exact: bool) -> Binding:
+    """Return how full the fullest GPU is, and what a tenth more memory would save."""
+    room, need = question.limited.gpu.memory_bytes, needed_bytes(plan.memory)
+    better = with_more_memory(question, plan, exact=exact)
+    saved_s = plan.step.step_s - better.step.step_s
+    if saved_s > 0:
+        changes = differences(plan.layout, better.layout)
+        said = short(better.layout, tuple(changes))
+        then = f"a tenth more would save {_of(saved_s, plan.step.step_s)} with {said}"
+    else:
+        then = "a tenth more would save nothing"
+        then += "" if exact else " among usual layouts"
+    evidence = (
+        f"{format_bytes(need)} of {format_bytes(room)} ({need / room:.0%}) are needed; {then}"
+    )
+    return Binding("memory", evidence, saved_s)
+
+
+def with_more_memory(question: Question, plan: Plan, *, exact: bool = False) -> Candidate:
+    """Return the fastest layout where GPUs have a tenth more memory; the plan's own at the worst.
+
+    It is searched for among usual layouts and the plan's own choices unless `exact`.
+    """
+    gpu = question.cluster.gpu
+    larger = replace(gpu, memory_bytes=round(MORE * gpu.memory_bytes))
+    roomy = replace(question, cluster=replace(question.cluster, gpu=larger))
+    space = roomy if exact else _around(roomy, plan.layout)
+    known = Candidate(plan.layout, plan.step)  # more memory does not change its step
+    search = Search(space, most=1, known=[known])
+    search.run()
+    return search.best[0]
+
+
+def _around(question: Question, layout: Layout) -> Question:
+    """Return the question with usual layouts and those that share choices with one layout."""
+    few = narrowed(question)
+    fixed = {
+        name: tuple(dict.fromkeys((*values, getattr(layout, name))))
+        for name, values in few.space.fixed.items()
+    }
+    return replace(few, space=replace(few.space, fixed=fixed))

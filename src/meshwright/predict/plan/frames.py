@@ -1,0 +1,217 @@
+"""A frame: a split of the GPUs with its microbatch, and the schedules whose memory it allows.
+
+Memory depends on the degrees, the microbatch and the schedule, not on where groups lie, so what has
+to be computed again is found once for all shapes of a frame.
+"""
+
+from collections.abc import Iterator
+from functools import cached_property
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from meshwright.predict.memory import Resident
+from meshwright.predict.plan.burdens import Ways
+from meshwright.predict.plan.holdings import Holdings, Stages
+from meshwright.predict.plan.meshes import Core, Spread
+from meshwright.predict.plan.pipes import Cuts, Floor, Pipe, Pipes, chunk_times, floors
+from meshwright.predict.plan.question import Question
+from meshwright.predict.plan.recomputes import Option, Recomputes, Useful
+from meshwright.predict.plan.room import Needs, fewest_layers, needs_of
+from meshwright.predict.plan.shapes import Shape, Shapes, quickest
+from meshwright.predict.plan.sharing import Sharings
+from meshwright.spec.layout import StateBytes
+
+
+class Staged:
+    """A schedule on the ranks of a frame."""
+
+    def __init__(self, frames: "Frames", shape: Shape, pipe: Pipe) -> None:
+        self.frames, self.shape, self.run, self.pipe = frames, shape, shape.run, pipe
+        self._rooms: dict[bool, _Rooms] = {}
+
+    @cached_property
+    def stages(self) -> Stages:
+        """What its ranks hold."""
+        return self.frames.holdings.of(self.shape, self.pipe)
+
+    def _room(self, sharded: bool) -> "_Rooms":
+        known = self._rooms.get(sharded)
+        if known is None:
+            run = self.run
+            if sharded:
+                run = self.frames.question.run(replace(run.layout, zero=3))
+            useful = self.frames.recomputes.useful(run)
+            needs = needs_of(run, useful.sizes, self.stages)
+            lightest = fewest_layers(needs, self.lightest(sharded), useful.nothing)
+            known = self._rooms[sharded] = _Rooms(useful, needs, lightest)
+        return known
+
+    def least(self, sharded: bool) -> list[int | None]:
+        """Return on how few layers every option has to run where states are shared most."""
+        return self._room(sharded).lightest
+
+    def fewest(self, sharded: bool, residents: tuple[Resident, ...]) -> list[int | None]:
+        """Return on how few layers every option has to run beside what ranks hold."""
+        room = self._room(sharded)
+        return fewest_layers(room.needs, residents, room.useful.nothing)
+
+    def lightest(self, sharded: bool) -> tuple[Resident, ...]:
+        """Return what each kind of rank holds where states are shared most."""
+        layout, space = self.run.layout, self.frames.question.space
+        zeros = [zero for zero in space.allowed("zero") or () if (zero == 3) == sharded]
+        zeros = zeros if layout.dp * layout.cp > 1 else [0]
+        some = [self.frames.ways.of(layout, zero, None, (), layout.order) for zero in zeros]
+        return tuple(
+            [
+                _lightest([way.resident(one.rank, layout.microbatch) for way in some])
+                for one in self.stages.holdings
+            ]
+        )
+
+
+def _lightest(every: list[Resident]) -> Resident:
+    """Return what holds no more of anything than any of some."""
+    if len(every) == 1:
+        return every[0]
+    return Resident(
+        StateBytes(*map(min, zip(*(one.states for one in every), strict=True))),
+        min(one.logits for one in every),
+        min(one.buffers for one in every),
+        min(one.update for one in every),
+        min(one.runtime for one in every),
+        any(one.releases for one in every),
+    )
+
+
+class _Rooms(NamedTuple):
+    """What fits where parameters are kept whole, or sharded fully."""
+
+    useful: Useful
+    needs: tuple[Needs, ...]
+    lightest: list[int | None]
+
+
+class Frame:
+    """Degrees, microbatch and sequence parallelism, with the shapes that have them."""
+
+    def __init__(self, question: Question, core: Core, shapes: list[Shape]) -> None:
+        self.question, self.core, self.shapes = question, core, shapes
+        self.shape = quickest(shapes)
+        """One that is nowhere slower than any of them."""
+        self.staged: list[Staged] = []
+
+
+class Frames:
+    """The frames of one question."""
+
+    def __init__(self, question: Question, shapes: Shapes, pipes: Pipes) -> None:
+        self.question, self.shapes, self.pipes = question, shapes, pipes
+        self.recomputes = Recomputes(question, shapes.kernels)
+        self.holdings, self.cuts = Holdings(question), Cuts(question.model.layer_names)
+        self.ways = Ways(question)
+        self.sharings = Sharings(question, self.ways)
+
+    def of(self, core: Core, spread: Spread, limit_s: float) -> Iterator[Frame]:
+        """Yield the frames of a mesh that may stay below a limit."""
+        kinds: dict[tuple[bool, bool], list[str]] = {}
+        for split, kind in self.shapes.meshes.contexts(core.tp, core.cp):
+            # Those that gather all keys and values at once hold more of them.
+            kinds.setdefault((split, kind == "allgather"), []).append(kind)
+        plain = self.shapes.layout(core, spread)
+        for (split, _), some in kinds.items():
+            layout = replace(plain, sequence_parallel=split)
+            shapes = [one for one in self.shapes.of(layout, some) if one.least_s() < limit_s]
+            if shapes:
+                yield Frame(self.question, core, shapes)
+
+    def stage(self, frame: Frame, limit_s: float) -> float:
+        """Find the schedules of a frame that fit and may stay below a limit; return the least."""
+        best = float("inf")
+        for pipe in self.pipes.of(frame.core, frame.shape.run):
+            staged = Staged(self, frame.shape, pipe)
+            least = self.least_s(frame.shape, staged, limit_s)
+            if least < limit_s:
+                frame.staged.append(staged)
+                best = min(best, least)
+        return best
+
+    def least_s(self, shape: Shape, staged: Staged, limit_s: float) -> float:
+        """Return the least a step takes with the recompute that memory forces on it.
+
+        What is not below a limit is not looked at closely.
+        """
+        chunks = chunk_times(shape, self.cuts, staged.pipe.split)
+        easiest = floors(shape, staged.pipe, chunks, None, staged.stages.flying)
+        if max(map(sum, easiest)) >= limit_s:
+            return limit_s
+        best = limit_s
+        for sharded in self.families(shape):
+            bound = self._with_tail(shape, staged, easiest, sharded)
+            if bound >= best:
+                continue
+            least = staged.least(sharded)
+            for option in self.options(shape, sharded):
+                layers = least[option.row]
+                if layers is None:
+                    continue
+                if layers:
+                    more = self.more(option, staged.pipe.split, layers)
+                    low = floors(shape, staged.pipe, chunks, more, staged.stages.flying)
+                    bound = self._with_tail(shape, staged, low, sharded)
+                best = min(best, bound)
+                if not layers:
+                    break
+        return best
+
+    def _with_tail(self, shape: Shape, staged: Staged, low: list[Floor], sharded: bool) -> float:
+        """Return the least that the slowest and the first rank take with their exchange."""
+        kinds = self.sharings.kinds(shape.layout, sharded=sharded)
+        slowest = max(range(len(low)), key=lambda rank: sum(low[rank]))
+        share = shape.run.constants.sm_share
+        layers = max(1, self.question.model.layers // shape.layout.pp)
+        most = sum(low[slowest])
+        for rank in {0, slowest}:
+            fill, busy, drain = low[rank]
+            some = self.ways.tails(shape.layout, kinds, shape.orders, staged.stages.ranks[rank])
+            pace = busy / shape.microbatches / layers
+            least = float("inf")
+            for before, after, update, carried in some:
+                # What travels with a layer takes a share of the chip, and time where it is longer.
+                wait = share * carried + (1 - share) * max(0.0, carried - pace)
+                passes = busy + wait * layers * shape.microbatches
+                whole = max(fill, before) + passes + max(drain, after) + update
+                least = min(least, whole)
+            most = max(most, least)
+        return most
+
+    def families(self, shape: Shape) -> list[bool]:
+        """Return whether parameters may be kept whole, and sharded fully."""
+        zeros = self.question.space.allowed("zero") or ()
+        spread = shape.layout.dp * shape.layout.cp
+        whole = any(zero < 3 for zero in zeros) if spread > 1 else 0 in zeros
+        return [False] * whole + [True] * (3 in zeros and spread > 1)
+
+    def options(self, shape: Shape, sharded: bool) -> tuple[Option, ...]:
+        """Return what may be computed again, parameters fully sharded or not."""
+        known = shape.options.get(sharded)
+        if known is None:
+            run = shape.run
+            if sharded:
+                run = self.question.run(replace(shape.layout, zero=3))
+            known = shape.options[sharded] = self.recomputes.of(run, shape.layers)
+        return known
+
+    def more(self, option: Option, split: tuple[int, ...], layers: int) -> list[float] | None:
+        """Return what the backward of every chunk takes longer."""
+        if not layers:
+            return None
+        heads, sizes = self.question.model.multi_token, split
+        whole = self.cuts.sums(split, option.seconds)
+        if heads is not None:
+            sizes = (*split[:-1], split[-1] + heads.depth)
+            whole[-1] += heads.depth * option.seconds[heads.block]
+        return [
+            one if layers >= size else layers / size * one
+            for size, one in zip(sizes, whole, strict=True)
+        ]

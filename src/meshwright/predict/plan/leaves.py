@@ -1,0 +1,146 @@
+"""Whole layouts of a shape with a schedule: recompute and sharing, each with a lower bound."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from meshwright.predict.plan.burdens import exposed_share
+from meshwright.predict.plan.frames import Frames, Staged
+from meshwright.predict.plan.holdings import Stages
+from meshwright.predict.plan.pipes import Chunks, Floor, chunk_times, floors
+from meshwright.predict.plan.question import Question
+from meshwright.predict.plan.recomputes import Option
+from meshwright.predict.plan.shapes import Shape
+from meshwright.predict.plan.sharing import Shared, Sharing
+from meshwright.predict.run import Run
+from meshwright.predict.stage_time import StageTime
+from meshwright.predict.step import sharded_share
+from meshwright.spec.layout import Layout
+
+
+class Leaf(NamedTuple):
+    """A whole layout with a lower bound of its step."""
+
+    bound_s: float
+    layout: Layout
+
+
+class Leaves:
+    """Finds the layouts of one question that fit."""
+
+    def __init__(self, question: Question, frames: Frames) -> None:
+        self.question, self.frames = question, frames
+        self.sharings = frames.sharings
+        self.tried = 0
+
+    def of(self, shape: Shape, staged: Staged, limit_s: float) -> Iterator[Leaf]:
+        """Yield the layouts that fit and may take less than a limit."""
+        pipe, stages, frames = staged.pipe, staged.stages, self.frames
+        layout = pipe.on(shape.layout)
+        chunks = chunk_times(shape, frames.cuts, pipe.split)
+        options = {
+            sharded: [
+                _Eased(option, least, floors(shape, pipe, chunks, more, stages.flying))
+                for option in frames.options(shape, sharded)
+                if (least := staged.least(sharded)[option.row]) is not None
+                for more in (frames.more(option, pipe.split, least),)
+            ]
+            for sharded in frames.families(shape)
+        }
+        for way in self.sharings.of(layout, shape.orders, stages):
+            sharded, done = way.sharing.zero == 3, list[list[float]]()
+            fewest: list[int | None] | None = None
+            for option, least, easiest in options[sharded]:
+                if _with_exchange(shape, way, easiest) >= limit_s:
+                    continue
+                self.tried += 1
+                if fewest is None:
+                    fewest = staged.fewest(sharded, way.residents)
+                layers = fewest[option.row]
+                if layers is None:
+                    continue
+                more = frames.more(option, pipe.split, layers)
+                if more is not None:
+                    if any(all(a <= b for a, b in zip(one, more, strict=True)) for one in done):
+                        continue
+                    done.append(more)
+                low = easiest
+                if layers > least:
+                    low = floors(shape, pipe, chunks, more, stages.flying)
+                bound = _with_exchange(shape, way, low)
+                if bound < limit_s:
+                    again = option.again.on(layout, self._covered(stages.deepest, layers))
+                    known = _Least(bound, low, chunks, more)
+                    yield from self._variants(again, way.sharing, stages, known, limit_s)
+                if not layers:
+                    break  # whatever computes something again is slower
+
+    def _covered(self, deepest: int, layers: int) -> int | None:
+        """Return the layers of a chunk to name; heads that look ahead have layers of their own."""
+        whole = layers == deepest and self.question.model.multi_token is None
+        return None if whole or not layers else layers
+
+    def _variants(
+        self, layout: Layout, sharing: Sharing, stages: Stages, least: "_Least", limit_s: float
+    ) -> Iterator[Leaf]:
+        """Yield one layout with every sound choice of overlap."""
+        for one in self.sharings.variants(sharing):
+            whole, bound = one.on(layout), least.bound_s
+            if one.zero > 1:
+                bound = max(bound, _carried(self.question.run(whole), stages, least))
+            if bound < limit_s:
+                for overlap in self._overlaps_sends(layout):
+                    yield Leaf(bound, replace(whole, overlap_pp=overlap))
+
+    def _overlaps_sends(self, layout: Layout) -> tuple[bool, ...]:
+        """Return whether sends may run beside compute, where there are any."""
+        if layout.pp == 1:
+            return (layout.overlap_pp,)
+        return self.question.space.allowed("overlap_pp") or ()
+
+
+class _Least(NamedTuple):
+    """What a layout takes at the least, whatever it overlaps."""
+
+    bound_s: float
+    low: list[Floor]
+    chunks: Chunks
+    more: list[float] | None
+
+
+class _Eased(NamedTuple):
+    """A recompute option on as few layers as any way to share allows."""
+
+    option: Option
+    layers: int
+    low: list[Floor]
+
+
+def _with_exchange(shape: Shape, shared: Shared, low: list[Floor]) -> float:
+    """Return the least a step takes with its exchange of gradients and parameters."""
+    run, sharing, most = shape.run, shared.sharing, 0.0
+    exposed = exposed_share(run)
+    first = exposed if sharing.overlap_parameters else 1.0
+    last = exposed if sharing.overlap_gradients else 1.0
+    for (reduce_s, gather_s), (fill, busy, drain) in zip(shared.exchanges, low, strict=True):
+        begin, end = first * gather_s, last * reduce_s
+        whole = (begin if begin > fill else fill) + busy + (end if end > drain else drain)
+        most = max(most, whole)
+    return most + shared.update_s
+
+
+def _carried(run: Run, stages: Stages, least: _Least) -> float:
+    """Return the least the busiest rank takes where passes wait for sharded states."""
+    low, chunks, more = least.low, least.chunks, least.more
+    rank = max(range(len(low)), key=lambda index: low[index].busy_s)
+    own = stages.chunks[rank]
+    forward = sum([chunks.forward[chunk] for chunk in own])
+    backward = sum([chunks.backward[chunk] + (more[chunk] if more else 0.0) for chunk in own])
+    stage = StageTime(forward, backward, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    wait = sharded_share(run, stage, *stages.ranks[rank])
+    fill, busy, drain = low[rank]
+    if run.layout.zero == 2:
+        # The last microbatch's gradients are reduced as if none had been scattered before.
+        wait *= backward / (forward + backward) * (1 - 1 / run.microbatches)
+    return fill + busy * (1 + wait) + drain

@@ -1,0 +1,78 @@
+"""Orders of the axes on the fabric that differ in what they cost.
+
+Most of the 120 orders put every group in the same places as another one: an axis of one rank has
+no place, and a group that leaves the node leaves it in any order. Orders are told apart first by
+the groups that talk inside a pass, then by those that exchange gradients and parameters.
+"""
+
+from itertools import permutations
+
+from msgspec.structs import replace
+
+from meshwright.predict.block_comm import neighbours, place
+from meshwright.predict.plan.question import Question
+from meshwright.spec.layout import Layout
+from meshwright.spec.layout.kinds import AXES
+from meshwright.spec.layout.ranks import pipelines_agree
+
+
+def places(question: Question, layout: Layout) -> tuple[tuple[str, ...], ...]:
+    """Return the orders worth telling apart for the degrees of a layout.
+
+    Orders of one group put the groups that talk inside a pass in the same places.
+    """
+    cluster, experts = question.limited, question.model.experts is not None
+    found: dict[object, dict[object, str]] = {}
+    for order in orders_of(question, layout):
+        ordered = replace(layout, order=order)
+        inside = (
+            place(cluster, ordered, "tp"),
+            place(cluster, ordered, "cp"),
+            neighbours(cluster, ordered, "cp"),
+            neighbours(cluster, ordered, "pp"),
+            place(cluster, ordered, "ep") if layout.ep > 1 else None,
+        )
+        outside = (_strides(ordered), place(cluster, ordered, "expert_dp") if experts else None)
+        found.setdefault(inside, {}).setdefault(outside, order)
+    return tuple(tuple(orders.values()) for orders in found.values())
+
+
+def orders_of(question: Question, layout: Layout) -> list[str]:
+    """Return the allowed orders, axes without a place last in their usual order.
+
+    The usual order of Megatron comes first, so that it stands for those that cost the same. Experts
+    and dense layers of a rank have to lie in the same stage.
+    """
+    experts = question.model.experts is not None
+    orders = question.space.fixed.get("order")
+    if orders is None:
+        # Expert groups use the places of tp and dp even where the dense part has none.
+        active = [
+            axis for axis in AXES if getattr(layout, axis) > 1 or (experts and axis in ("tp", "dp"))
+        ]
+        idle = [axis for axis in AXES if axis not in active]
+        orders = tuple("-".join((*some, *idle)) for some in permutations(active))
+    every = (replace(layout, order=order) for order in orders)
+    return [one.order for one in every if _sound(question, one)]
+
+
+def _sound(question: Question, layout: Layout) -> bool:
+    experts = question.model.experts is not None
+    if experts and not pipelines_agree(layout):
+        return False
+    if not question.space.must_fit_node:
+        return True
+    axes = ("tp", "cp", "expert_tp", "ep") if experts else ("tp", "cp")
+    return all(place(question.limited, layout, axis).units == 1 for axis in axes)
+
+
+def _strides(layout: Layout) -> tuple[tuple[str, int], ...]:
+    """Return the strides of the axes that share gradients, which decide every group of them."""
+    stride, found = 1, []
+    for axis in layout.order.split("-"):
+        if axis == "ep":
+            continue
+        if axis in ("cp", "dp") and getattr(layout, axis) > 1:
+            found.append((axis, stride))
+        stride *= getattr(layout, axis)
+    return tuple(found)

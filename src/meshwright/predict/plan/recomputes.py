@@ -1,0 +1,232 @@
+"""What may be computed again instead of kept, and which of it is worth a try.
+
+An option that takes longer than another and keeps no less is never better, whatever the pipeline
+and the memory, and is left out. What is left is used on as few layers as fit.
+"""
+
+from collections.abc import Iterator
+from itertools import product
+from typing import NamedTuple
+
+import numpy as np
+from msgspec.structs import replace
+
+from meshwright.predict.memory import LayerBytes, layer_bytes
+from meshwright.predict.plan.question import Question
+from meshwright.predict.plan.room import Sizes
+from meshwright.predict.plan.shapes import Kernels, Key, Layers
+from meshwright.predict.recompute_time import recompute_s
+from meshwright.predict.run import Run
+from meshwright.spec.layout import Layout, Recompute, RecomputeOp
+from meshwright.spec.model import Experts, LatentAttention, Mlp, Model
+
+
+class Again(NamedTuple):
+    """What every layer computes again."""
+
+    recompute: Recompute = "none"
+    ops: tuple[RecomputeOp, ...] = ()
+
+    def on(self, layout: Layout, layers: int | None = None) -> Layout:
+        """Return a layout that does so on some layers of each chunk."""
+        return replace(
+            layout, recompute=self.recompute, recompute_ops=self.ops, recompute_layers=layers
+        )
+
+
+NOTHING = Again()
+
+
+class Option(NamedTuple):
+    """What is computed again, with its cost for every kind of layer."""
+
+    again: Again
+    row: int
+    """Its place among all options of a shape."""
+    seconds: dict[str, float]
+    """Of one layer and microbatch."""
+
+
+class Prices(NamedTuple):
+    """What saving activations costs at the least."""
+
+    whole: dict[str, float]
+    """Bytes that each kind of layer keeps per token where nothing is computed again."""
+    hulls: dict[str, list[tuple[float, float]]]
+    """Bytes saved with the seconds that takes, in steps of rising price."""
+
+
+class Useful(NamedTuple):
+    """The sets of operations that save bytes, and what a layer keeps under each."""
+
+    agains: tuple[Again, ...]
+    sizes: Sizes
+    nothing: int | None
+    """The place of the empty set."""
+
+
+def choices(question: Question) -> tuple[Again, ...]:
+    """Return every set of operations that may be computed again, the empty one first."""
+    space, model = question.space, question.model
+    kinds = space.allowed("recompute") or ()
+    found = [NOTHING] if "none" in kinds else []
+    if "selective" in kinds:
+        sets = space.fixed.get("recompute_ops") or tuple(_sets(model))
+        found += [Again("selective", ops) for ops in sets]
+    if "full" in kinds:
+        found.append(Again("full"))
+    return tuple(found)
+
+
+def _sets(model: Model) -> Iterator[tuple[RecomputeOp, ...]]:
+    """Yield the sets of operations that a model has, none with a part of another."""
+    blocks = [block for block, _ in model.block_counts()]
+    groups: list[tuple[tuple[RecomputeOp, ...], ...]] = [((), ("core_attn",)), ((), ("layernorm",))]
+    if any(isinstance(block.mixer, LatentAttention) for block in blocks):
+        groups.append(((), ("mla_up_proj",)))
+    if any(isinstance(block.mlp, Mlp) for block in blocks):
+        groups.append(((), ("mlp_act",), ("mlp",)))
+    if any(isinstance(block.mlp, Experts) for block in blocks):
+        shared = any(isinstance(b.mlp, Experts) and b.mlp.shared_width for b in blocks)
+        groups.append(((), ("moe_act",), ("moe",)))
+        groups += [((), ("shared_experts",))] if shared else []
+    for some in product(*groups):
+        ops = tuple(op for group in some for op in group)
+        if ops and not {"moe", "shared_experts"} <= set(ops):
+            yield ops
+
+
+class Recomputes:
+    """The options of one question, and what they cost on a shape."""
+
+    def __init__(self, question: Question, kernels: Kernels) -> None:
+        self.question, self.kernels = question, kernels
+        self.choices = choices(question)
+        self._useful: dict[Key, Useful] = {}
+        self._seconds: dict[Key, dict[str, float]] = {}
+        self._options: dict[Key, tuple[Option, ...]] = {}
+
+    def of(self, run: Run, layers: Layers) -> tuple[Option, ...]:
+        """Return the options of a run that no other beats, the quickest first."""
+        layout = run.layout
+        useful = self.useful(run)
+        # Only whole layers and whole experts repeat their communication.
+        whole = tuple([layer.comm.forward for layer in layers.values()])
+        experts = tuple([layer.comm.ep_forward for layer in layers.values()])
+        base = (*self.kernels.key(run), layout.zero == 3, layout.ep, layout.expert_tp)
+        key = (*base, layout.cp_kind, whole, experts)
+        known = self._options.get(key)
+        if known is None:
+            options = []
+            for row, again in enumerate(useful.agains):
+                comm = whole if again.recompute == "full" else ()
+                comm = experts if "moe" in again.ops else comm
+                at = (*base, again, comm)
+                seconds = self._seconds.get(at)
+                if seconds is None:
+                    seconds = self._seconds[at] = self._each(run, again, layers)
+                options.append(Option(again, row, seconds))
+            known = self._options[key] = _unbeaten(options, useful.sizes)
+        return known
+
+    def prices(self, run: Run, layers: Layers) -> "Prices":
+        """Return what saving activations costs at the least, wherever experts lie.
+
+        Whatever a layer computes again, and however many layers do, what it saves and what that
+        takes lie on or above the lower hull of all options.
+        """
+        useful = self.useful(run)
+        single = {op: self._single(run, op, layers) for op in _ops(useful.agains)}
+        names, saved = useful.sizes.names, useful.sizes.saved
+        hulls = {}
+        for column, name in enumerate(names):
+            points = [(0.0, 0.0)]
+            for row, again in enumerate(useful.agains):
+                seconds = sum([single[op][name] for op in again.ops])
+                if again.recompute == "full" or not again.ops:
+                    seconds = self._each(run, again, layers)[name]
+                points.append((float(saved[row, column]), seconds))
+            hulls[name] = _hull(points)
+        return Prices(dict(zip(names, useful.sizes.whole.tolist(), strict=True)), hulls)
+
+    def _single(self, run: Run, op: RecomputeOp, layers: Layers) -> dict[str, float]:
+        """Return what one operation takes at the least."""
+        if op != "moe":
+            return self._each(run, Again("selective", (op,)), layers)
+        return {
+            block.name: self.kernels.least_experts(run, block.mlp)[0]
+            if isinstance(block.mlp, Experts)
+            else 0.0
+            for block in run.model.blocks
+        }
+
+    def _each(self, run: Run, again: Again, layers: Layers) -> dict[str, float]:
+        run = self.question.run(again.on(run.layout))
+        return {
+            block.name: recompute_s(run, block, layers[block.name].passes, layers[block.name].comm)
+            for block in run.model.blocks
+            if block.name in layers
+        }
+
+    def useful(self, run: Run) -> Useful:
+        """Return the sets of operations worth a try in the layers of a run."""
+        layout = run.layout
+        # Only those that gather all keys and values hold more of them with more ranks.
+        foreign = layout.cp if layout.cp_kind == "allgather" else layout.cp > 1
+        spread = layout.ep if self.question.workload.expert_imbalance > 1 else 1
+        key = (
+            layout.tp, foreign, layout.cp_kind == "allgather", layout.sequence_parallel,
+            layout.experts_tp, spread, layout.precision, layout.zero == 3,
+        )  # fmt: skip
+        known = self._useful.get(key)
+        if known is None:
+            every = {
+                again: layer_bytes(self.question.run(again.on(layout))) for again in self.choices
+            }
+            agains = tuple(again for again in every if _saves(again, every))
+            nothing = agains.index(NOTHING) if NOTHING in agains else None
+            known = Useful(agains, Sizes([every[again] for again in agains]), nothing)
+            self._useful[key] = known
+        return known
+
+
+def _saves(again: Again, every: dict[Again, dict[str, LayerBytes]]) -> bool:
+    """Tell whether a set keeps less than each set with one operation fewer."""
+    parts = (
+        Again("selective", tuple(op for op in again.ops if op != left))
+        for left in again.ops
+        if len(again.ops) > 1
+    )
+    return not any(part in every and _kept(every[part]) == _kept(every[again]) for part in parts)
+
+
+def _kept(sizes: dict[str, LayerBytes]) -> tuple[float, ...]:
+    return tuple([size.kept for size in sizes.values()])
+
+
+def _unbeaten(options: list[Option], sizes: Sizes) -> tuple[Option, ...]:
+    """Leave out what another option beats: nowhere slower, nowhere more kept."""
+    options.sort(key=lambda one: (sum(one.seconds.values()), len(one.again.ops)))
+    seconds = np.array([list(one.seconds.values()) for one in options])
+    costs = np.concatenate([seconds, -sizes.saved[[one.row for one in options]]], axis=1)
+    no_more = (costs[:, None, :] <= costs[None, :, :]).all(axis=2)
+    # Of options that cost the same everywhere the first stays.
+    beaten = np.triu(no_more, 1).any(axis=0) | (np.tril(no_more, -1) & ~no_more.T).any(axis=0)
+    return tuple([options[index] for index in np.flatnonzero(~beaten)])
+
+
+def _ops(agains: tuple[Again, ...]) -> set[RecomputeOp]:
+    return {op for again in agains for op in again.ops}
+
+
+def _hull(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return the lower hull of points from the origin, as steps of rising slope."""
+    steps: list[tuple[float, float]] = []
+    at = (0.0, 0.0)
+    points = [point for point in points if point[0] > 0]
+    while points:
+        slope, wide = min(((y - at[1]) / (x - at[0]), -x) for x, y in points)
+        steps.append((-wide - at[0], slope * (-wide - at[0])))
+        at = (-wide, at[1] + slope * (-wide - at[0]))
+        points = [point for point in points if point[0] > at[0]]
+    return steps

@@ -1,0 +1,236 @@
+"""Branch and bound: the fastest layouts of a question, proved.
+
+Nodes are opened in the order of their lower bounds: splits of the GPUs, then frames with their
+microbatch, shapes with a schedule, and whole layouts. A node whose bound is no better than what is
+known holds nothing better, and neither does any after it: then the answer is proved. A quick search
+among usual layouts comes first, so that there is an answer at any time, and a bound on how much
+better any other could be.
+"""
+
+import heapq
+import time
+from collections.abc import Callable, Iterable
+from itertools import count
+from typing import Any, NamedTuple
+
+from msgspec.structs import replace
+
+from meshwright.predict.memory import predict_memory
+from meshwright.predict.plan.bounds import Bounds
+from meshwright.predict.plan.frames import Frame, Frames, Staged
+from meshwright.predict.plan.leaves import Leaf, Leaves
+from meshwright.predict.plan.loads import Loads
+from meshwright.predict.plan.meshes import Core, Meshes, Spread
+from meshwright.predict.plan.pipes import PAIRED, Pipes
+from meshwright.predict.plan.question import Question
+from meshwright.predict.plan.shapes import Shape, Shapes
+from meshwright.predict.step import StepPrediction, predict_step
+from meshwright.spec.layout import Layout
+
+_REPORT_S = 0.2
+"""How often a search says how far it is."""
+
+
+class Candidate(NamedTuple):
+    """A layout that fits, with its prediction."""
+
+    layout: Layout
+    step: StepPrediction
+
+    @property
+    def family(self) -> tuple[object, ...]:
+        """What makes two layouts more than variants of each other."""
+        layout = self.layout
+        return (
+            layout.tp, layout.cp, layout.pp, layout.ep, layout.expert_tp, layout.microbatch,
+            layout.schedule, layout.zero == 3, layout.precision,
+        )  # fmt: skip
+
+
+class Progress(NamedTuple):
+    """How far a search is."""
+
+    best_s: float | None
+    """The fastest step found."""
+    bound_s: float
+    """No layout is faster than this."""
+    opened: int
+    """Nodes looked into."""
+    waiting: int
+    """Nodes still to be looked into."""
+
+
+Report = Callable[[Progress], None]
+
+
+class Mesh(NamedTuple):
+    """A split of the GPUs with the places of experts."""
+
+    core: Core
+    spread: Spread
+
+
+class Opened(NamedTuple):
+    """A shape with a schedule."""
+
+    shape: Shape
+    staged: Staged
+
+
+Node = Core | Mesh | Frame | Opened | Leaf
+
+
+class Search:
+    """One search; it can be stopped at any time and says how far it got."""
+
+    def __init__(
+        self, question: Question, *, most: int = 1, known: Iterable[Candidate] = ()
+    ) -> None:
+        self.question, self.most = question, most
+        self.meshes = Meshes(question)
+        self.shapes = Shapes(question, self.meshes)
+        pipes = Pipes(self.meshes, self.shapes.kernels)
+        self.frames = Frames(question, self.shapes, pipes)
+        loads = Loads(question, pipes, self.frames.recomputes)
+        self.bounds = Bounds(question, self.meshes, self.shapes, loads)
+        self.leaves = Leaves(question, self.frames)
+        self.best: list[Candidate] = []
+        """The fastest of each family, the fastest first."""
+        self.bound_s, self.opened, self.evaluated = 0.0, 0, 0
+        self._heap: list[tuple[float, int, Node]] = []
+        self._count, self._said_s, self._opened_s = count(), 0.0, 0.0
+        for candidate in known:
+            self._keep(candidate)
+
+    @property
+    def cutoff_s(self) -> float:
+        """What a layout has to beat."""
+        return self.best[-1].step.step_s if len(self.best) >= self.most else float("inf")
+
+    def run(self, cores: Iterable[Core] | None = None, *, report: Report | None = None) -> bool:
+        """Search all splits of the GPUs, or some; return whether the answer is proved."""
+        for core in self.meshes.cores() if cores is None else cores:
+            self._push(self.bounds.kernels_s(core), core)
+        while self._heap:
+            bound_s, _, node = heapq.heappop(self._heap)
+            if bound_s >= self.cutoff_s:
+                break
+            self.bound_s = self._opened_s = bound_s
+            if self.best:
+                self._open(node)
+            else:
+                self._dive(node)
+            self.opened += 1
+            if report is not None and time.monotonic() > self._said_s + _REPORT_S:
+                self._said_s = time.monotonic()
+                report(self.progress())
+        self.bound_s = self.best[0].step.step_s if self.best else float("inf")
+        return True
+
+    def progress(self) -> Progress:
+        """Return how far the search is."""
+        best = self.best[0].step.step_s if self.best else None
+        return Progress(best, self.bound_s, self.opened, len(self._heap))
+
+    def _push(self, bound_s: float, node: Node) -> None:
+        # No part of a node is better than the whole of it.
+        bound_s = max(bound_s, self._opened_s)
+        if bound_s < self.cutoff_s:
+            heapq.heappush(self._heap, (bound_s, next(self._count), node))
+
+    def _dive(self, node: Node) -> None:
+        """Follow the most promising way down to a first answer."""
+        outer, below = self._heap, [(self._opened_s, 0, node)]
+        while below:
+            self._heap = []
+            self._opened_s = below[0][0]
+            self._open(below[0][2])
+            below = self._heap
+            heapq.heapify(below)
+            outer.extend(below[1:])
+        heapq.heapify(outer)
+        self._heap = outer
+
+    def _open(self, node: Node) -> None:
+        match node:
+            case Core():
+                bound_s = self.bounds.core_s(node, self.cutoff_s)
+                if bound_s < self.cutoff_s:
+                    for spread in self.meshes.spreads(node):
+                        mesh = Mesh(node, spread)
+                        self._push(max(bound_s, self.bounds.mesh_s(node, spread)), mesh)
+            case Mesh(core, spread):
+                for frame in self.frames.of(core, spread, self.cutoff_s):
+                    self._push(frame.shape.least_s(), frame)
+            case Frame():
+                self._stage(node)
+            case Opened(shape, staged):
+                for leaf in self.leaves.of(shape, staged, self.cutoff_s):
+                    self._push(leaf.bound_s, leaf)
+            case Leaf(_, layout):
+                self._evaluate(layout)
+
+    def _stage(self, frame: Frame) -> None:
+        if self.frames.stage(frame, self.cutoff_s) >= self.cutoff_s:
+            return
+        allowed = self.question.space.allowed("overlap_ep") or ()
+        switched = frame.shape.layout.ep > 1 and True in allowed
+        for shape in frame.shapes:
+            if shape.least_s() >= self.cutoff_s:
+                continue
+            for staged in frame.staged:
+                # Only passes that run side by side may hide more than a switch for it does.
+                if switched and not shape.layout.overlap_ep and staged.pipe.schedule not in PAIRED:
+                    continue
+                bound_s = self.frames.least_s(shape, staged, self.cutoff_s)
+                self._push(bound_s, Opened(shape, staged))
+
+    def _evaluate(self, layout: Layout) -> None:
+        run = self.question.run(layout)
+        step = predict_step(run)
+        self.evaluated += 1
+        if step.step_s < self.cutoff_s and predict_memory(run).fits:
+            self._keep(Candidate(layout, step))
+
+    def _keep(self, candidate: Candidate) -> None:
+        """Keep the fastest of each family, and no more families than asked for."""
+        rivals = [one for one in self.best if one.family == candidate.family]
+        if any(one.step.step_s <= candidate.step.step_s for one in rivals):
+            return
+        self.best = [one for one in self.best if one not in rivals]
+        self.best.append(candidate)
+        self.best.sort(key=lambda one: one.step.step_s)
+        del self.best[self.most :]
+
+
+_USUAL: dict[str, tuple[Any, ...]] = {
+    "tp": (1, 2, 4, 8),
+    "cp": (1, 2, 4, 8, 16),
+    "microbatch": (1, 2, 4, 8),
+    "expert_tp": (1,),
+    "order": ("tp-cp-ep-dp-pp",),
+    "schedule": ("1f1b", "interleaved"),
+    "sequence_parallel": (True,),
+    "cp_kind": ("ring",),
+    "zero": (1, 3),
+    "shard": (None,),
+    "overlap_gradients": (True,),
+    "overlap_parameters": (True,),
+    "overlap_tp": (True,),
+    "overlap_pp": (True,),
+    "overlap_ep": (True,),
+    "offload": ((),),
+    "stage_layers": (None,),
+}
+"""What most people would try first."""
+
+
+def narrowed(question: Question) -> Question:
+    """Return a question with few layouts, to have a good answer soon."""
+    space, fixed = question.space, dict(question.space.fixed)
+    for name, values in _USUAL.items():
+        allowed = space.allowed(name)
+        both = tuple(value for value in values if allowed is None or value in allowed)
+        if both:
+            fixed[name] = both
+    return replace(question, space=replace(space, fixed=fixed))
