@@ -6,61 +6,55 @@ from random import Random
 import pytest
 
 from meshwright.predict.memory import predict_memory
-from meshwright.predict.plan.frames import Frame, Staged
+from meshwright.predict.plan.frames import Frame
 from meshwright.predict.plan.leaves import Leaf
-from meshwright.predict.plan.meshes import Core, Spread
+from meshwright.predict.plan.meshes import Core
 from meshwright.predict.plan.question import Question
-from meshwright.predict.plan.search import Search
-from meshwright.predict.plan.shapes import Shape
+from meshwright.predict.plan.search import Mesh, Node, Opened, Search
 from meshwright.predict.step import predict_step
 from meshwright.spec.layout import Layout
 from tests.predict.plan.exhaustive import Every
 from tests.predict.plan.small import question_of
 
 CLOSE = 1 + 1e-9
-NO_LIMIT = float("inf")
 
 
-class Way:
-    """The nodes of the search tree that stand for one layout."""
+class Way(Search):
+    """The nodes of the search tree that stand for one layout, level by level."""
 
     def __init__(self, question: Question, layout: Layout) -> None:
-        self.search, self.layout = Search(question), layout
-        self.core = Core(
-            layout.tp, layout.cp, layout.pp, layout.dp, layout.microbatch, layout.precision
-        )
-        self.spread = Spread(layout.ep, layout.expert_tp)
-        self.frame = self._frame()
-        self.shapes = [
-            shape for shape in self.frame.shapes if shape.layout.cp_kind == layout.cp_kind
-        ]
-        self.search.frames.stage(self.frame, NO_LIMIT)
-        self.staged = self._staged()
+        super().__init__(question)
+        self.layout = layout
+        core = Core(layout.tp, layout.cp, layout.pp, layout.dp, layout.microbatch, layout.precision)
+        assert core in set(self.meshes.cores())
+        self.levels: list[list[tuple[float, Node]]] = [[(self.bounds.kernels_s(core), core)]]
+        """Cores, meshes, frames, shapes with a schedule, leaves: each with its bound."""
+        for _ in range(4):
+            self.levels.append([one for _, node in self.levels[-1] for one in self._below(node)])
 
-    def _frame(self) -> Frame:
-        gathers = self.layout.cp_kind == "allgather"
-        for frame in self.search.frames.of(self.core, self.spread, NO_LIMIT):
-            shape = frame.shape.layout
-            if shape.sequence_parallel != self.layout.sequence_parallel:
-                continue
-            if self.layout.cp == 1 or gathers == (shape.cp_kind == "allgather"):
-                return frame
-        raise AssertionError("no frame stands for the layout")
+    def _below(self, node: Node) -> list[tuple[float, Node]]:
+        self._heap = []
+        self._open(node)
+        return [(bound_s, below) for bound_s, _, below in self._heap if self._stands_for_it(below)]
 
-    def _staged(self) -> list[Staged]:
+    def _stands_for_it(self, node: Node) -> bool:
         layout = self.layout
-        split = layout.stage_layers or (sum(self.frame.staged[0].pipe.split),)
-        wanted = (layout.schedule, layout.virtual_stages, split)
-        return [staged for staged in self.frame.staged if staged.pipe[:3] == wanted]
+        match node:
+            case Mesh(_, spread):
+                return spread == (layout.ep, layout.expert_tp)
+            case Frame():
+                some = {shape.layout.cp_kind for shape in node.shapes}
+                split = node.shape.layout.sequence_parallel
+                return split == layout.sequence_parallel and layout.cp_kind in some
+            case Opened(shape, staged):
+                layers = layout.stage_layers or (self.question.model.layers,)
+                wanted = (layout.schedule, layout.virtual_stages, layers)
+                return shape.layout.cp_kind == layout.cp_kind and staged.pipe[:3] == wanted
+        return True
 
-    def opened(self) -> list[tuple[Shape, Staged]]:
-        """Return its shapes with its schedule."""
-        return [(shape, staged) for shape in self.shapes for staged in self.staged]
-
-    def leaves(self) -> list[Leaf]:
-        """Return the whole layouts below them."""
-        leaves, opened = self.search.leaves, self.opened()
-        return [leaf for one in opened for leaf in leaves.of(*one, NO_LIMIT)]
+    def whole_layouts(self) -> list[Leaf]:
+        """Return the whole layouts below."""
+        return [node for _, node in self.levels[-1] if isinstance(node, Leaf)]
 
 
 def some_layouts(seed: int, most: int = 4) -> tuple[Question, list[Layout]]:
@@ -79,18 +73,8 @@ def test_no_bound_on_the_way_to_a_layout_is_above_its_step(seed: int) -> None:
     question, layouts = some_layouts(seed)
     for layout in layouts:
         step_s = predict_step(question.run(layout)).step_s * CLOSE
-        way = Way(question, layout)
-        bounds = way.search.bounds
-        assert way.core in set(way.search.meshes.cores())
-        assert way.spread in way.search.meshes.spreads(way.core)
-        assert bounds.kernels_s(way.core) <= step_s
-        assert bounds.core_s(way.core, NO_LIMIT) <= step_s
-        assert bounds.mesh_s(way.core, way.spread) <= step_s
-        assert way.frame.shape.least_s() <= step_s
-        assert min(shape.least_s() for shape in way.shapes) <= step_s
-        frames = way.search.frames
-        assert min(frames.least_s(*one, NO_LIMIT) for one in way.opened()) <= step_s
-        assert min(leaf.bound_s for leaf in way.leaves()) <= step_s
+        for level in Way(question, layout).levels:
+            assert min(bound_s for bound_s, _ in level) <= step_s
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -98,7 +82,7 @@ def test_some_leaf_is_no_slower_than_any_layout_it_stands_for(seed: int) -> None
     question, layouts = some_layouts(seed, most=2)
     for layout in layouts:
         step_s = predict_step(question.run(layout)).step_s * CLOSE
-        leaves = Way(question, layout).leaves()
+        leaves = Way(question, layout).whole_layouts()
         assert min(predict_step(question.run(leaf.layout)).step_s for leaf in leaves) <= step_s
 
 
@@ -106,7 +90,7 @@ def test_some_leaf_is_no_slower_than_any_layout_it_stands_for(seed: int) -> None
 def test_leaves_fit_and_take_no_less_than_their_bounds(seed: int) -> None:
     question, layouts = some_layouts(seed, most=1)
     for layout in layouts:
-        for leaf in Way(question, layout).leaves():
+        for leaf in Way(question, layout).whole_layouts():
             run = question.run(leaf.layout)
             assert leaf.bound_s <= predict_step(run).step_s * CLOSE
             assert predict_memory(run).fits

@@ -11,7 +11,7 @@ from meshwright.predict.plan.question import Question
 from meshwright.predict.plan.recomputes import Option
 from meshwright.predict.plan.search import Search
 from meshwright.predict.plan.shapes import Shape
-from meshwright.predict.plan.sharing import Sharing
+from meshwright.spec.layout import Layout
 from tests.predict.plan.small import question_of
 
 NO_LIMIT = float("inf")
@@ -32,12 +32,9 @@ def some_opened(search: Search, random: Random) -> list[tuple[Shape, Staged]]:
     return found
 
 
-def fits(
-    question: Question, staged: Staged, shape: Shape, sharing: Sharing, option: Option, layers: int
-) -> bool:
+def fits(question: Question, layout: Layout, option: Option, layers: int) -> bool:
     """Ask the memory prediction itself."""
-    layout = option.again.on(sharing.on(staged.pipe.on(shape.layout)), layers or None)
-    return predict_memory(question.run(layout)).fits
+    return predict_memory(question.run(option.again.on(layout, layers or None))).fits
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -48,14 +45,15 @@ def test_one_layer_fewer_does_not_fit(seed: int) -> None:
     for shape, staged in some_opened(search, random):
         layout = staged.pipe.on(shape.layout)
         for way in search.leaves.sharings.of(layout, shape.orders, staged.stages):
+            shared = way.sharing.on(layout)
             fewest = staged.fewest(way.sharing.zero == 3, way.residents)
             for option in search.frames.options(shape, way.sharing.zero == 3):
                 layers = fewest[option.row]
-                asked = (question, staged, shape, way.sharing, option)
                 if option.again.recompute == "none":
-                    assert fits(*asked, 0) == (layers == 0)
+                    assert fits(question, shared, option, 0) == (layers == 0)
                     continue
-                every = [fits(*asked, count + 1) for count in range(staged.stages.deepest)]
+                counts = range(1, staged.stages.deepest + 1)
+                every = [fits(question, shared, option, count) for count in counts]
                 assert (layers is None) == (not any(every))
                 if layers is not None:
                     assert every.index(True) + 1 == layers

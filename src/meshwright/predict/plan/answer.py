@@ -5,7 +5,10 @@ event by event. Ctrl-C ends the search and leaves the best so far, with how much
 layout could be.
 """
 
+import gc
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import msgspec
 
@@ -76,14 +79,15 @@ def find_plans(
         InputError: where no layout fits, saying what is missing and what would help.
     """
     start, proved = time.monotonic(), False
-    quick = Search(narrowed(question), most=most)
-    search = Search(question, most=most)
+    quick = search = Search(narrowed(question), most=most)
     try:
-        quick.run(report=report)
-        search = Search(question, most=most, known=quick.best)
-        proved = search.run(report=report)
+        with _without_collector():
+            quick.run(report=report)
+            search = Search(question, most=most, known=quick.best)
+            proved = search.run(report=report)
     except KeyboardInterrupt:
-        search.best = search.best or quick.best
+        if not search.best:
+            raise
     if not search.best:
         raise nothing_fits(question)
     plans = tuple(_plan(question, one, execute) for one in search.best)
@@ -91,12 +95,25 @@ def find_plans(
         question=question,
         plans=plans,
         proved=proved,
-        bound_s=search.bound_s,
-        opened=quick.opened + search.opened,
-        judged=quick.leaves.tried + search.leaves.tried,
-        evaluated=quick.evaluated + search.evaluated,
+        # A search among usual layouts bounds nothing but them.
+        bound_s=0.0 if search is quick else search.bound_s,
+        opened=sum(one.opened for one in {quick, search}),
+        judged=sum(one.leaves.tried for one in {quick, search}),
+        evaluated=sum(one.evaluated for one in {quick, search}),
         seconds=time.monotonic() - start,
     )
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Hold back the garbage collector: a search keeps what it makes, and makes millions."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 def _plan(question: Question, candidate: Candidate, execute: bool) -> Plan:

@@ -12,9 +12,9 @@ from msgspec.structs import replace
 from meshwright.predict.block_comm import BlockComm, block_comm, exchange_s, neighbours, place
 from meshwright.predict.block_time import Passes
 from meshwright.predict.network import Placement, strided
-from meshwright.predict.plan.loads import Loads
 from meshwright.predict.plan.meshes import Core, Meshes, Spread
 from meshwright.predict.plan.orders import orders_of
+from meshwright.predict.plan.profiles import Profiles
 from meshwright.predict.plan.question import Question
 from meshwright.predict.plan.shapes import Key, Layers, Shapes
 from meshwright.predict.run import Run
@@ -31,8 +31,10 @@ _BEHIND = Passes(0.0, float("inf"), float("inf"))
 class Bounds:
     """Lower bounds of one question's splits."""
 
-    def __init__(self, question: Question, meshes: Meshes, shapes: Shapes, loads: Loads) -> None:
-        self.question, self.meshes, self.shapes, self.loads = question, meshes, shapes, loads
+    def __init__(
+        self, question: Question, meshes: Meshes, shapes: Shapes, profiles: Profiles
+    ) -> None:
+        self.question, self.meshes, self.shapes, self.profiles = question, meshes, shapes, profiles
         self._calm: dict[Key, dict[str, float]] = {}
         self._orders: dict[Key, list[str]] = {}
         self._exchange: dict[Key, float] = {}
@@ -49,9 +51,12 @@ class Bounds:
             for split in self._splits(core)
         )
 
-    def mesh_s(self, core: Core, spread: Spread) -> float:
-        """Return the least a core takes with its experts in some places."""
-        return min(self._least_s(core, spread, split, comm=True) for split in self._splits(core))
+    def mesh_s(self, core: Core, spread: Spread, limit_s: float) -> float:
+        """Return the same with its experts in some places."""
+        return min(
+            self._least_s(core, spread, split, comm=True, limit_s=limit_s)
+            for split in self._splits(core)
+        )
 
     def _splits(self, core: Core) -> set[bool]:
         return {split for split, _ in self.meshes.contexts(core.tp, core.cp)}
@@ -72,34 +77,30 @@ class Bounds:
         found = kernels.least if spread is None else kernels.paced
         waits = self._comm(core, split) if comm else {}
         whole = trip = 0.0
-        ahead = model.multi_token
+        ahead, counts = model.multi_token, Counter(model.layer_names)
         layers: Layers = {}
-        counts = Counter(model.layer_names)
         for block in model.blocks:
             often = counts[block.name]
             if ahead is not None and ahead.block == block.name:
                 often += ahead.depth
             passes = found(run, block)
-            one = passes.forward + passes.backward
+            wait = waits.get(block.name, 0.0)
             if spread is not None and isinstance(block.mlp, Experts) and spread.ep > 1:
-                exchange = self._experts(run, block.mlp)
-                one += max(0.0, 4 * exchange - run.constants.expert_hidden * one)
-            one += waits.get(block.name, 0.0)
-            layers[block.name] = Layer(Passes(0.0, one), _SILENT, 0.0)
-            whole += often * one
-            trip += often * (one - passes.weight_gradient)
+                hidden = run.constants.expert_hidden * (passes.forward + passes.backward)
+                wait += max(0.0, 4 * self._experts(run, block.mlp) - hidden)
+            passes = passes._replace(input_gradient=passes.input_gradient + wait)
+            layers[block.name] = Layer(passes, _SILENT, 0.0)
+            whole += often * (passes.forward + passes.backward)
+            trip += often * (passes.forward + passes.input_gradient)
         for end in kernels.ends(run):
             whole += end.forward + end.backward
             trip += end.forward + end.input_gradient
         even = run.microbatches * whole / core.pp
         least = max(even, trip) if core.pp > 1 else even
-        if spread is not None or not comm or least >= limit_s:
+        if not comm or least >= limit_s:
             return least
-        for block in model.blocks:
-            # What is computed again is the forward pass alone.
-            whole_s, forward = layers[block.name].passes.backward, found(run, block).forward
-            layers[block.name] = Layer(Passes(forward, whole_s - forward), _SILENT, 0.0)
-        return max(least, self.loads.least_s(core, run, layers))
+        known = spread is not None
+        return max(least, self.profiles.least_s(core, run, layers, experts=known))
 
     def _comm(self, core: Core, split: bool) -> dict[str, float]:
         """Return what each kind of layer waits for tensor and context parallelism at the least."""

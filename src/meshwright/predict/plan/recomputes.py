@@ -52,6 +52,8 @@ class Prices(NamedTuple):
 
     whole: dict[str, float]
     """Bytes that each kind of layer keeps per token where nothing is computed again."""
+    working: dict[str, float]
+    """Bytes per token alive in its backward beside what it keeps."""
     hulls: dict[str, list[tuple[float, float]]]
     """Bytes saved with the seconds that takes, in steps of rising price."""
 
@@ -140,6 +142,8 @@ class Recomputes:
         names, saved = useful.sizes.names, useful.sizes.saved
         hulls = {}
         for column, name in enumerate(names):
+            if name not in layers:
+                continue
             points = [(0.0, 0.0)]
             for row, again in enumerate(useful.agains):
                 seconds = sum([single[op][name] for op in again.ops])
@@ -147,7 +151,10 @@ class Recomputes:
                     seconds = self._each(run, again, layers)[name]
                 points.append((float(saved[row, column]), seconds))
             hulls[name] = _hull(points)
-        return Prices(dict(zip(names, useful.sizes.whole.tolist(), strict=True)), hulls)
+        whole, working = useful.sizes.whole.tolist(), useful.sizes.working.tolist()
+        return Prices(
+            dict(zip(names, whole, strict=True)), dict(zip(names, working, strict=True)), hulls
+        )
 
     def _single(self, run: Run, op: RecomputeOp, layers: Layers) -> dict[str, float]:
         """Return what one operation takes at the least."""

@@ -19,9 +19,9 @@ from meshwright.predict.memory import predict_memory
 from meshwright.predict.plan.bounds import Bounds
 from meshwright.predict.plan.frames import Frame, Frames, Staged
 from meshwright.predict.plan.leaves import Leaf, Leaves
-from meshwright.predict.plan.loads import Loads
 from meshwright.predict.plan.meshes import Core, Meshes, Spread
 from meshwright.predict.plan.pipes import PAIRED, Pipes
+from meshwright.predict.plan.profiles import Profiles
 from meshwright.predict.plan.question import Question
 from meshwright.predict.plan.shapes import Shape, Shapes
 from meshwright.predict.step import StepPrediction, predict_step
@@ -91,8 +91,8 @@ class Search:
         self.shapes = Shapes(question, self.meshes)
         pipes = Pipes(self.meshes, self.shapes.kernels)
         self.frames = Frames(question, self.shapes, pipes)
-        loads = Loads(question, pipes, self.frames.recomputes)
-        self.bounds = Bounds(question, self.meshes, self.shapes, loads)
+        profiles = Profiles(question, pipes, self.frames.recomputes)
+        self.bounds = Bounds(question, self.meshes, self.shapes, profiles)
         self.leaves = Leaves(question, self.frames)
         self.best: list[Candidate] = []
         """The fastest of each family, the fastest first."""
@@ -158,7 +158,8 @@ class Search:
                 if bound_s < self.cutoff_s:
                     for spread in self.meshes.spreads(node):
                         mesh = Mesh(node, spread)
-                        self._push(max(bound_s, self.bounds.mesh_s(node, spread)), mesh)
+                        mesh_s = self.bounds.mesh_s(node, spread, self.cutoff_s)
+                        self._push(max(bound_s, mesh_s), mesh)
             case Mesh(core, spread):
                 for frame in self.frames.of(core, spread, self.cutoff_s):
                     self._push(frame.shape.least_s(), frame)

@@ -67,12 +67,21 @@ class Shape:
         """A microbatch through the whole model and back."""
         self.trip_s = self.whole_s - sum([often * part.weight_gradient for part, often in every])
         """The same where weight gradients can wait."""
+        self.exchange_s = sum([often * part.experts for part, often in every])
+        """What of it the experts' exchange takes."""
         self.options: dict[bool, Any] = {}
 
     def least_s(self) -> float:
-        """Return the least a step takes: passes spread evenly, or one microbatch there and back."""
-        even = self.microbatches * self.whole_s / self.layout.pp
-        return max(even, self.trip_s) if self.layout.pp > 1 else even
+        """Return the least a step takes: passes spread evenly, or one microbatch there and back.
+
+        Passes side by side may hide the experts' exchange, where no switch does.
+        """
+        hidden = 0.0
+        if self.exchange_s and not self.layout.overlap_ep:
+            compute = self.whole_s - self.exchange_s
+            hidden = min(self.exchange_s, self.run.constants.expert_hidden * compute)
+        even = self.microbatches * (self.whole_s - hidden) / self.layout.pp
+        return max(even, self.trip_s - hidden) if self.layout.pp > 1 else even
 
 
 def _part(layer: Layer) -> Part:
@@ -90,18 +99,20 @@ def quickest(shapes: list[Shape]) -> Shape:
     first = shapes[0]
     if len(shapes) == 1:
         return first
-    layers = {}
-    for name, layer in first.layers.items():
-        every = [shape.layers[name] for shape in shapes]
-        passes = Passes(*map(min, zip(*(one.passes for one in every), strict=True)))
-        comm = BlockComm(*map(min, zip(*(one.comm for one in every), strict=True)))
-        layers[name] = layer._replace(passes=passes, comm=comm)
+    layers = {name: _quicker([shape.layers[name] for shape in shapes]) for name in first.layers}
     run = first.run
     if run.layout.overlap_ep and not all(shape.layout.overlap_ep for shape in shapes):
         run = next(shape.run for shape in shapes if not shape.layout.overlap_ep)
     hop_s = min(shape.hop_s for shape in shapes)
     orders = dict.fromkeys(order for shape in shapes for order in shape.orders)
     return Shape(run, tuple(orders), layers, first.ends, hop_s)
+
+
+def _quicker(layers: list[Layer]) -> Layer:
+    """Return a layer that is in nothing slower than any of some."""
+    passes = Passes(*map(min, zip(*(one.passes for one in layers), strict=True)))
+    comm = BlockComm(*map(min, zip(*(one.comm for one in layers), strict=True)))
+    return Layer(passes, comm, min(one.recompute for one in layers))
 
 
 class Kernels:
@@ -229,15 +240,16 @@ class Shapes:
                             overlap_ep=experts,
                         )
                     )
-                    ends, layers = self.kernels.ends(run), self.kernels.layers(self._lighter(run))
+                    ends, layers = self.kernels.ends(run), self._layers(run)
                     yield Shape(run, orders, layers, ends, hop_s(run))
 
-    def _lighter(self, run: Run) -> Run:
-        """Return the run whose kernels are fewest: sharded gradients need not be summed up."""
-        zeros = self.question.space.allowed("zero") or ()
+    def _layers(self, run: Run) -> Layers:
+        """Return the least that layers take, gradients summed up by kernels of their own or not."""
+        zeros, layers = self.question.space.allowed("zero") or (), self.kernels.layers(run)
         if self.question.software.fused_accumulation or 3 not in zeros:
-            return run
-        return self.question.run(replace(run.layout, zero=3))
+            return layers
+        sharded = self.kernels.layers(self.question.run(replace(run.layout, zero=3)))
+        return {name: _quicker([layer, sharded[name]]) for name, layer in layers.items()}
 
     def _switch(self, name: str, applies: bool) -> tuple[bool, ...]:
         """Return the values of a switch worth a try: off where it has no effect."""
