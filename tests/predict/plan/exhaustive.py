@@ -1,7 +1,9 @@
 """Every layout of a small question, one by one: what the planner's answers are held against.
 
 Nothing here prunes, bounds or shares work; the only thing it takes from the planner is which splits
-of layers the space holds (`Pipes.splits`), because that is part of the question.
+of layers the space holds (`Pipes.splits`), because that is part of the question. So are four rules:
+experts' products do not cross the network, tensor-parallel overlap needs sequence parallelism (as
+in Megatron), states are shared only among replicas, and shard sizes only where they are.
 """
 
 from collections.abc import Iterator
@@ -80,7 +82,7 @@ class Every:
                 if (batch // dp) % microbatch or (tp * cp * dp) % (ep * (width or tp)):
                     continue
                 if (width or 1) > unit_gpus(self.question.cluster):
-                    continue  # the space holds no expert whose products cross the network
+                    continue
                 yield {
                     "tp": tp, "cp": cp, "pp": pp, "dp": dp, "microbatch": microbatch, "ep": ep,
                     "sequence_parallel": split, "cp_kind": kind, "precision": precision,

@@ -10,7 +10,17 @@ from tests.predict.plan.exhaustive import Every
 from tests.predict.plan.small import question_of
 
 FAMILIES = 3
-ONCE_WRONG: tuple[int, ...] = ()
+"""The fastest of each family is compared, so that slower ones are tested as well."""
+ONCE_WRONG = (
+    158,  # the highest ZeRO stage was taken to hold least, buckets and all
+    187,  # groups were held inside a node by their size, whatever the order of the axes
+    311,  # idle time was taken to wait for sharded states, too
+    494,  # a bound was not a number where nothing has to be computed again
+    504,  # DualPipe's two chunks were taken to see every microbatch
+    603,  # ranks that end apart were taken to wait for the longest update
+    955,  # only the first group of each kind was held inside a node
+    641,  # orders were not told apart by where the ranks of one expert lie
+)
 
 
 def planned(question: Question) -> list[float]:
@@ -29,7 +39,7 @@ def assert_exact(seed: int, most: int) -> None:
     assert planned(question) == pytest.approx(wanted, rel=1e-9)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(24))
 def test_the_fastest_of_each_family_are_those_of_all_layouts(seed: int) -> None:
     assert_exact(seed, most=1000)
 

@@ -92,15 +92,20 @@ class Bounds:
             layers[block.name] = Layer(passes, _SILENT, 0.0)
             whole += often * (passes.forward + passes.backward)
             trip += often * (passes.forward + passes.input_gradient)
-        for end in kernels.ends(run):
+        ends = kernels.ends(run)
+        for end in ends:
             whole += end.forward + end.backward
             trip += end.forward + end.input_gradient
         even = run.microbatches * whole / core.pp
         least = max(even, trip) if core.pp > 1 else even
         if not comm or least >= limit_s:
             return least
+        first, last = (end.forward + end.backward for end in ends)
+        if ahead is not None:
+            passes = layers[ahead.block].passes
+            last += ahead.depth * (passes.forward + passes.backward)
         known = spread is not None
-        return max(least, self.profiles.least_s(core, run, layers, experts=known))
+        return max(least, self.profiles.least_s(core, run, layers, (first, last), experts=known))
 
     def _comm(self, core: Core, split: bool) -> dict[str, float]:
         """Return what each kind of layer waits for tensor and context parallelism at the least."""

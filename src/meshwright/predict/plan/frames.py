@@ -170,16 +170,18 @@ class Frames:
         slowest = max(range(len(low)), key=lambda rank: sum(low[rank]))
         share = shape.run.constants.sm_share
         layers = max(1, self.question.model.layers // shape.layout.pp)
+        # Of DualPipe's two chunks each sees half of the microbatches.
+        count = shape.microbatches / (2 if staged.pipe.schedule == "dualpipe" else 1)
         most = sum(low[slowest])
         for rank in {0, slowest}:
             fill, busy, drain = low[rank]
             some = self.ways.tails(shape.layout, kinds, shape.orders, staged.stages.ranks[rank])
-            pace = busy / shape.microbatches / layers
+            pace = busy / count / layers
             least = float("inf")
             for before, after, update, carried in some:
                 # What travels with a layer takes a share of the chip, and time where it is longer.
                 wait = share * carried + (1 - share) * max(0.0, carried - pace)
-                passes = busy + wait * layers * shape.microbatches
+                passes = busy + wait * layers * count
                 whole = max(fill, before) + passes + max(drain, after) + update
                 least = min(least, whole)
             most = max(most, least)

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from meshwright.predict.bubble import ENDS_APART
 from meshwright.predict.plan.burdens import exposed_share
 from meshwright.predict.plan.frames import Frames, Staged
 from meshwright.predict.plan.holdings import Stages
@@ -52,7 +53,7 @@ class Leaves:
             sharded, done = way.sharing.zero == 3, list[list[float]]()
             fewest: list[int | None] | None = None
             for option, least, easiest in options[sharded]:
-                if _with_exchange(shape, way, easiest) >= limit_s:
+                if _with_exchange(layout, shape, way, easiest) >= limit_s:
                     continue
                 self.tried += 1
                 if fewest is None:
@@ -68,7 +69,7 @@ class Leaves:
                 low = easiest
                 if layers > least:
                     low = floors(shape, pipe, chunks, more, stages.flying)
-                bound = _with_exchange(shape, way, low)
+                bound = _with_exchange(layout, shape, way, low)
                 if bound < limit_s:
                     again = option.again.on(layout, self._covered(stages.deepest, layers))
                     known = _Least(bound, low, chunks, more)
@@ -117,17 +118,20 @@ class _Eased(NamedTuple):
     low: list[Floor]
 
 
-def _with_exchange(shape: Shape, shared: Shared, low: list[Floor]) -> float:
+def _with_exchange(layout: Layout, shape: Shape, shared: Shared, low: list[Floor]) -> float:
     """Return the least a step takes with its exchange of gradients and parameters."""
     run, sharing, most = shape.run, shared.sharing, 0.0
+    # Ranks that end apart update by themselves; others wait for the longest update.
+    apart, longest = layout.schedule in ENDS_APART and layout.pp > 1, shared.update_s
     exposed = exposed_share(run)
     first = exposed if sharing.overlap_parameters else 1.0
     last = exposed if sharing.overlap_gradients else 1.0
-    for (reduce_s, gather_s), (fill, busy, drain) in zip(shared.exchanges, low, strict=True):
+    ranks = zip(shared.exchanges, low, shared.updates, strict=True)
+    for (reduce_s, gather_s), (fill, busy, drain), update_s in ranks:
         begin, end = first * gather_s, last * reduce_s
         whole = (begin if begin > fill else fill) + busy + (end if end > drain else drain)
-        most = max(most, whole)
-    return most + shared.update_s
+        most = max(most, whole + (update_s if apart else longest))
+    return most
 
 
 def _carried(run: Run, stages: Stages, least: _Least) -> float:
@@ -143,4 +147,5 @@ def _carried(run: Run, stages: Stages, least: _Least) -> float:
     if run.layout.zero == 2:
         # The last microbatch's gradients are reduced as if none had been scattered before.
         wait *= backward / (forward + backward) * (1 - 1 / run.microbatches)
-    return fill + busy * (1 + wait) + drain
+    times = run.microbatches / (2 if run.layout.schedule == "dualpipe" else 1)
+    return fill + busy + wait * times * (forward + backward) + drain

@@ -10,10 +10,11 @@ from itertools import permutations
 from msgspec.structs import replace
 
 from meshwright.predict.block_comm import neighbours, place
+from meshwright.predict.network.placement import unit_gpus
 from meshwright.predict.plan.question import Question
 from meshwright.spec.layout import Layout
 from meshwright.spec.layout.kinds import AXES
-from meshwright.spec.layout.ranks import pipelines_agree
+from meshwright.spec.layout.ranks import group_of, pipelines_agree
 
 
 def places(question: Question, layout: Layout) -> tuple[tuple[str, ...], ...]:
@@ -31,6 +32,7 @@ def places(question: Question, layout: Layout) -> tuple[tuple[str, ...], ...]:
             neighbours(cluster, ordered, "cp"),
             neighbours(cluster, ordered, "pp"),
             place(cluster, ordered, "ep") if layout.ep > 1 else None,
+            place(cluster, ordered, "expert_tp") if experts else None,
         )
         outside = (_strides(ordered), place(cluster, ordered, "expert_dp") if experts else None)
         found.setdefault(inside, {}).setdefault(outside, order)
@@ -63,7 +65,15 @@ def _sound(question: Question, layout: Layout) -> bool:
     if not question.space.must_fit_node:
         return True
     axes = ("tp", "cp", "expert_tp", "ep") if experts else ("tp", "cp")
-    return all(place(question.limited, layout, axis).units == 1 for axis in axes)
+    return all(_stays_inside(question, layout, axis) for axis in axes)
+
+
+def _stays_inside(question: Question, layout: Layout, axis: str) -> bool:
+    """Tell whether every group along an axis lies in one unit: blocks of them divide it evenly."""
+    ranks, unit = group_of(layout, 0, axis), unit_gpus(question.cluster)
+    if len(ranks) == 1 or question.gpus <= unit:
+        return True
+    return unit % ((ranks[1] - ranks[0]) * len(ranks)) == 0
 
 
 def _strides(layout: Layout) -> tuple[tuple[str, int], ...]:

@@ -206,7 +206,7 @@ def floors(
                 busy[rank] -= min(exchange, hide * (busy[rank] - exchange))
             passes = [a - b for a, b in zip(passes, chunks.experts, strict=True)]
         idle = _idle_s(shape, chunks, passes, held, flying)
-        return [Floor(0.0, one + wait, 0.0) for one, wait in zip(busy, idle, strict=True)]
+        return [Floor(wait, one, 0.0) for one, wait in zip(busy, idle, strict=True)]
     hop, found = shape.hop_s, []
     before = after = 0.0
     for rank, own in enumerate(held):

@@ -1,6 +1,6 @@
 """The least that each schedule takes on a split of the GPUs, memory included, for all at once.
 
-What a schedule does with the first rank and with one in the middle does not depend on how long
+What a schedule does with the first and last rank and one between does not depend on how long
 layers take, so it is worked out once: layers run and held, layers that come before, a microbatch's
 trip to the end and back. A bound for all schedules is then a few products of arrays. Where the
 layers held do not fit, some are computed again, and that takes at least what the lower hull of all
@@ -43,6 +43,8 @@ class Profile(NamedTuple):
     """On the way back to its last chunk."""
     meanwhile: Array
     """In the forward passes that it may run meanwhile."""
+    ends: Array
+    """Embedding and heads instead of kinds of layers: those that it runs."""
 
 
 class Profiles:
@@ -59,11 +61,13 @@ class Profiles:
         self._prices: dict[Key, Prices] = {}
         self._weights: dict[Key, Array] = {}
 
-    def least_s(self, core: Core, run: Run, layers: Layers, *, experts: bool) -> float:
+    def least_s(
+        self, core: Core, run: Run, layers: Layers, ends: tuple[float, float], *, experts: bool
+    ) -> float:
         """Return the least that any schedule takes.
 
-        `layers` is the least that one layer of every kind takes; `experts` says whether the run
-        knows where its experts lie.
+        `layers` is the least that one layer of every kind takes, `ends` what embedding and heads
+        do; `experts` says whether the run knows where its experts lie.
         """
         profile = self._profile(core, run)
         passes = [layers[name].passes for name in self.names]
@@ -71,7 +75,7 @@ class Profiles:
         backward = np.array([one.backward for one in passes])
         inputs = np.array([one.input_gradient for one in passes])
         both = forward + backward
-        own = profile.run @ both
+        own = profile.run @ both + profile.ends @ np.array(ends)
         # Forward passes may take longer than here, so idling counts where they are no more.
         ahead = profile.there - profile.meanwhile
         idle = np.where((ahead >= 0).all(axis=2), ahead @ forward + profile.back @ inputs, 0.0)
@@ -125,21 +129,25 @@ class Profiles:
         known = self._profiles.get(key)
         if known is None:
             every = [self._one(run, pipe) for pipe in self.pipes.of(core, run)]
-            shape = (len(every), len({0, core.pp // 2}), len(self.names))
+            ranks = len(_watched(core.pp))
+            widths = [len(self.names)] * 6 + [2]
             known = self._profiles[key] = Profile(
-                *(np.array([one[part] for one in every]).reshape(shape) for part in range(6))
+                *(
+                    np.array([one[part] for one in every]).reshape((len(every), ranks, width))
+                    for part, width in enumerate(widths)
+                )
             )
         return known
 
     def _one(self, run: Run, pipe: Pipe) -> tuple[Array, ...]:
-        """Return the profile of one schedule, a row for each of its two ranks."""
+        """Return the profile of one schedule, a row for each rank that is watched."""
         pp = run.layout.pp
         cuts = self._cuts.of(pipe.split)
         kinds = np.array([[dict(cut).get(name, 0) for name in self.names] for cut in cuts], float)
         peaks = schedule_in_flight(pipe.on(run.layout), run.microbatches)
         ranks, rows = pipe.ranks(pp), []
         alone = pipe.schedule in ENDS_APART or pipe.schedule in PAIRED
-        for rank in dict.fromkeys((0, pp // 2)):
+        for rank in _watched(pp):
             own, nothing = ranks[rank], np.zeros(len(self.names))
             whole = kinds[own].sum(axis=0)
             # Of DualPipe's two chunks each sees half of the microbatches.
@@ -151,8 +159,9 @@ class Profiles:
                 widest = kinds[own].max(axis=0) * peaks[rank]
                 there, back = kinds[own[0] :].sum(axis=0), kinds[own[-1] + 1 :].sum(axis=0)
                 row += [nothing, there, back, widest]
+            row.append(np.array([0 in own, len(cuts) - 1 in own]) / halves)
             rows.append(row)
-        return tuple(np.array([row[part] for row in rows]) for part in range(6))
+        return tuple(np.array([row[part] for row in rows]) for part in range(7))
 
     def _price(self, run: Run, layers: Layers, sharded: bool) -> Prices:
         layout = run.layout
@@ -197,3 +206,8 @@ class Profiles:
                 for block in question.model.blocks
             ]
         )
+
+
+def _watched(pp: int) -> tuple[int, ...]:
+    """Return the ranks that bounds look at: both ends, and one in the middle."""
+    return tuple(dict.fromkeys((0, pp // 2, pp - 1)))

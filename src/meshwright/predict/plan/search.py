@@ -210,7 +210,7 @@ _USUAL: dict[str, tuple[Any, ...]] = {
     "microbatch": (1, 2, 4, 8),
     "expert_tp": (1,),
     "order": ("tp-cp-ep-dp-pp",),
-    "schedule": ("1f1b", "interleaved"),
+    "schedule": ("1f1b", "interleaved", "zb-v"),
     "sequence_parallel": (True,),
     "cp_kind": ("ring",),
     "zero": (1, 3),

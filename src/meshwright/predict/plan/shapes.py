@@ -186,6 +186,7 @@ class Kernels:
             layout.overlap_ep, place(cluster, layout, "tp"), place(cluster, layout, "cp"),
             neighbours(cluster, layout, "cp"),
             place(cluster, layout, "ep") if layout.ep > 1 else None,
+            place(cluster, layout, "expert_tp") if layout.experts_tp > 1 else None,
         )  # fmt: skip
         known = self._layers.get(key)
         if known is None:

@@ -46,7 +46,13 @@ class Shared(NamedTuple):
     """Of every rank."""
     carried: tuple[float, float]
     """What every pass gathers and scatters of a layer, on the rank that holds most."""
-    update_s: float
+    updates: tuple[float, ...]
+    """Seconds of every rank."""
+
+    @property
+    def update_s(self) -> float:
+        """The longest update."""
+        return max(self.updates)
 
 
 class Sharings:
@@ -132,7 +138,7 @@ class Sharings:
             tuple([way.resident(holding.rank, microbatch) for holding in stages.holdings]),
             tuple([way.exchange(trained) for _, trained in stages.ranks]),
             way.carried(*largest),
-            max([way.update_s(trained) for _, trained in different]),
+            tuple([way.update_s(trained) for _, trained in stages.ranks]),
         )
 
 

@@ -1,0 +1,122 @@
+"""What a search promises: proof, anytime answers, parts that make a whole, and kept constraints."""
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from meshwright.predict.memory import predict_memory
+from meshwright.predict.network.placement import unit_gpus
+from meshwright.predict.plan import Question, Space, find_plans
+from meshwright.predict.plan.search import Progress, Search, narrowed
+from meshwright.spec import catalog
+from meshwright.spec.layout.ranks import groups
+from meshwright.spec.workload import Training
+
+
+def question(model: str = "llama3.1-8b", *, gpus: int = 32, **fixed: tuple[Any, ...]) -> Question:
+    return Question(
+        model=catalog.model(model),
+        cluster=catalog.cluster("h100-superpod").with_gpus(gpus),
+        workload=Training(tokens=10**9, sequence_length=4096, global_batch=64),
+        space=Space(fixed=fixed),
+    )
+
+
+SMALL = question(cp=(1,), microbatch=(1, 2))
+SPARSE = question("mixtral-8x7b", microbatch=(1,), cp=(1,), zero=(1,), recompute=("none", "full"))
+
+
+def steps(search: Search) -> list[float]:
+    return [one.step.step_s for one in search.best]
+
+
+def test_parts_of_the_splits_have_the_answer_of_all_together() -> None:
+    whole = Search(SMALL, most=1)
+    assert whole.run()
+    cores = list(whole.meshes.cores())
+    found = []
+    for part in (cores[::2], cores[1::2]):
+        search = Search(SMALL, most=1)
+        assert search.run(part)
+        found += steps(search)
+    assert min(found) == steps(whole)[0]
+
+
+def test_what_is_known_before_does_not_change_the_answer() -> None:
+    alone = Search(SMALL, most=2)
+    alone.run()
+    quick = Search(narrowed(SMALL), most=2)
+    quick.run()
+    told = Search(SMALL, most=2, known=quick.best)
+    told.run()
+    assert steps(told) == steps(alone)
+    assert told.opened <= alone.opened + quick.opened
+
+
+def test_usual_layouts_are_never_better_than_all() -> None:
+    quick = Search(narrowed(SMALL), most=1)
+    quick.run()
+    assert find_plans(SMALL, most=1, execute=False).best.step.step_s <= steps(quick)[0]
+
+
+def test_plans_are_of_different_families_and_rise() -> None:
+    search = Search(SMALL, most=4)
+    search.run()
+    assert len({one.family for one in search.best}) == 4
+    assert steps(search) == sorted(steps(search))
+
+
+def test_reports_never_promise_more_than_the_answer_keeps() -> None:
+    reports: list[Progress] = []
+    search = Search(SPARSE, most=1)
+    search.run(report=reports.append)
+    assert reports
+    for progress in reports:
+        assert progress.bound_s <= steps(search)[0]
+        assert progress.best_s is None or progress.best_s >= steps(search)[0]
+
+
+def test_a_search_that_is_stopped_keeps_its_best_and_says_how_much_is_open() -> None:
+    def stop(progress: Progress) -> None:
+        if progress.best_s is not None:
+            raise KeyboardInterrupt
+
+    answer = find_plans(SPARSE, most=1, report=stop, execute=False)
+    assert not answer.proved
+    assert 0 <= answer.gap <= 1
+    assert answer.bound_s <= find_plans(SPARSE, most=1, execute=False).best.step.step_s
+
+
+def test_fixed_fields_stay_as_they_are_told() -> None:
+    asked = question(tp=(4,), pp=(2,), schedule=("interleaved",), zero=(1,), recompute=("full",))
+    layout = find_plans(asked, most=1, execute=False).best.layout
+    assert (layout.tp, layout.pp, layout.schedule) == (4, 2, "interleaved")
+    assert (layout.zero, layout.recompute) == (1, "full")
+
+
+def test_groups_stay_in_one_node_where_they_must() -> None:
+    orders = ("dp-tp-cp-ep-pp", "tp-cp-ep-dp-pp")
+    asked = question("mixtral-8x7b", tp=(4,), ep=(1, 2, 4, 8), microbatch=(1,), order=orders)
+    asked = replace(asked, space=replace(asked.space, must_fit_node=True))
+    layout = find_plans(asked, most=1, execute=False).best.layout
+    unit = unit_gpus(asked.cluster)
+    for axes in ("tp", "cp", "ep", "expert_tp"):
+        for group in groups(layout, axes):
+            assert len({rank // unit for rank in group}) == 1
+
+
+@pytest.mark.parametrize("share", [1.0, 0.6])
+def test_no_plan_uses_more_memory_than_it_may(share: float) -> None:
+    asked = replace(SMALL, space=replace(SMALL.space, max_memory=share))
+    for plan in find_plans(asked, most=3, execute=False).plans:
+        needed = predict_memory(asked.run(plan.layout)).worst.total_bytes
+        assert needed <= share * asked.cluster.gpu.memory_bytes
+
+
+def test_less_memory_never_makes_a_step_faster() -> None:
+    found = []
+    for share in (1.0, 0.7, 0.5):
+        asked = replace(SMALL, space=replace(SMALL.space, max_memory=share))
+        found.append(find_plans(asked, most=1, execute=False).best.step.step_s)
+    assert found == sorted(found)
