@@ -115,7 +115,7 @@ def _suggest(message: str, parser: argparse.ArgumentParser) -> tuple[str, str]:
         return what, fix
     unknown = re.search(r"unrecognized arguments: (.*)", message)
     if unknown:
-        given = unknown.group(1).split()[0].split("=")[0]
+        given = (unknown.group(1).split() or [""])[0].split("=")[0]
         if given in COMMON and " " not in parser.prog:
             return f"{given} stands before the command", f"write it last: mw COMMAND {given}"
         flags = list(parser._option_string_actions)  # noqa: SLF001 - argparse has no public list
