@@ -151,10 +151,11 @@ def _answer(question: Question, settings: Settings, wanted_s: float) -> tuple[An
 
     try:
         answer = find_plans(question, most=1, report=stop, execute=False)
-    except InputError as error:
+    except KeyboardInterrupt:
         # A search that is stopped before it has any answer cannot say that there is none.
-        late = passed_s() > settings.longest_s
-        return None, f"no answer in {passed_s():.0f} s" if late else str(error.problems[0])
+        return None, f"no answer in {passed_s():.0f} s"
+    except InputError as error:
+        return None, str(error.problems[0])
     return answer, "" if answer.proved else f"stopped after {passed_s():.0f} s"
 
 
