@@ -2,9 +2,6 @@
 
 import argparse
 from collections.abc import Callable
-from importlib import import_module
-from importlib.util import find_spec
-from inspect import signature
 from typing import Any
 
 from meshwright.cli.answer import Answer, Note, Text, View
@@ -38,7 +35,6 @@ EXAMPLES = (
     "mw plan llama3.1-70b --cluster h100-superpod --sweep gpus=256..4096 --plot scaling.png",
     "mw plan llama3.1-70b --cluster h100-superpod --tokens 15T --deadline 30d",
 )
-RAYS = "meshwright.predict.plan.rays"
 USUAL = "of the usual ones"
 """What a narrowed search says its proof is about."""
 TIGHT = 0.03
@@ -66,10 +62,6 @@ def _add_search(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--quick", action="store_true", help="only layouts that most people would try first"
     )
-    group.add_argument(
-        "--beam", metavar="N",
-        help="keep the N most promising nodes of each level: for spaces too large to prove",
-    )  # fmt: skip
     group.add_argument(
         "--ray", action="store_true",
         help="search on the Ray cluster of RAY_ADDRESS, or on all cores (needs meshwright[ray])",
@@ -191,13 +183,9 @@ def _found(
 
 def _searcher(args: argparse.Namespace) -> Searcher:
     """Return the search that the flags choose."""
-    more: dict[str, Any] = {}
-    if args.beam is not None:
-        more["beam"] = parse_count(args.beam, "--beam")
     if not args.ray:
-        _require_keywords(planning.find_plans, more)
         return lambda question, most, report: planning.find_plans(
-            question, most=most, report=report, **more
+            question, most=most, report=report
         )
     try:
         import ray  # noqa: F401
@@ -206,17 +194,9 @@ def _searcher(args: argparse.Namespace) -> Searcher:
             "--ray needs Ray, which is not installed",
             "pip install 'meshwright[ray]', or leave --ray out to search in this process",
         ) from None
-    if find_spec(RAYS) is None:
-        raise InputError([Problem("--ray", "is not there yet", "leave it out")])
-    find: Callable[..., planning.Answer] = import_module(RAYS).find_plans_with_ray
-    _require_keywords(find, more)
-    return lambda question, most, report: find(question, most=most, report=report, **more)
+    from meshwright.predict.plan.rays import find_plans_with_ray
 
-
-def _require_keywords(function: Callable[..., object], more: dict[str, Any]) -> None:
-    unknown = [name for name in more if name not in signature(function).parameters]
-    if unknown:
-        raise InputError([Problem(f"--{unknown[0]}", "is not there yet", "leave it out")])
+    return lambda question, most, report: find_plans_with_ray(question, most=most, report=report)
 
 
 def shown(

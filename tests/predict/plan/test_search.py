@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from meshwright.errors import InputError
 from meshwright.predict.memory import predict_memory
 from meshwright.predict.network.placement import unit_gpus
 from meshwright.predict.plan import Question, Space, find_plans
@@ -120,3 +121,11 @@ def test_less_memory_never_makes_a_step_faster() -> None:
         asked = replace(SMALL, space=replace(SMALL.space, max_memory=share))
         found.append(find_plans(asked, most=1, execute=False).best.step.step_s)
     assert found == sorted(found)
+
+
+@pytest.mark.parametrize(
+    ("name", "values"), [("offload", (("optimizer",),)), ("recompute_layers", (2,))]
+)
+def test_what_is_not_searched_is_refused(name: str, values: tuple[Any, ...]) -> None:
+    with pytest.raises(InputError, match=name):
+        find_plans(replace(SMALL, space=Space(fixed={name: values})), execute=False)

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 
 import msgspec
 
+from meshwright.errors import InputError, Problem
 from meshwright.predict.memory import MemoryPrediction, predict_memory
 from meshwright.predict.plan.question import Question
 from meshwright.predict.plan.search import Candidate, Report, Search, narrowed
@@ -78,10 +79,11 @@ def find_plans(
     Raises:
         InputError: where no layout fits, saying what is missing and what would help.
     """
+    _refuse_what_is_not_searched(question)
     start, proved = time.monotonic(), False
     quick = search = Search(narrowed(question), most=most)
     try:
-        with _without_collector():
+        with without_collector():
             quick.run(report=report)
             search = Search(question, most=most, known=quick.best)
             proved = search.run(report=report)
@@ -90,7 +92,7 @@ def find_plans(
             raise
     if not search.best:
         raise nothing_fits(question)
-    plans = tuple(_plan(question, one, execute) for one in search.best)
+    plans = tuple(plan_of(question, one, execute) for one in search.best)
     return Answer(
         question=question,
         plans=plans,
@@ -104,8 +106,23 @@ def find_plans(
     )
 
 
+def _refuse_what_is_not_searched(question: Question) -> None:
+    """Refuse fixed values that no layout of the search has, rather than not to heed them."""
+    fixed = question.space.fixed
+    problems = []
+    if () not in fixed.get("offload", ((),)):
+        what, fix = "is not searched yet", "leave it out, and try it with mw simulate"
+        problems.append(Problem("offload", what, fix))
+    for name in ("recompute_layers", "offload_layers"):
+        if name in fixed:
+            what = "is not for fixing: a search takes the fewest layers that fit"
+            problems.append(Problem(name, what, "leave it out"))
+    if problems:
+        raise InputError(problems)
+
+
 @contextmanager
-def _without_collector() -> Iterator[None]:
+def without_collector() -> Iterator[None]:
     """Hold back the garbage collector: a search keeps what it makes, and makes millions."""
     was = gc.isenabled()
     gc.disable()
@@ -116,7 +133,8 @@ def _without_collector() -> Iterator[None]:
             gc.enable()
 
 
-def _plan(question: Question, candidate: Candidate, execute: bool) -> Plan:
+def plan_of(question: Question, candidate: Candidate, execute: bool) -> Plan:
+    """Return a candidate as a plan: with its memory, and executed where that is asked for."""
     run = question.run(candidate.layout)
     return Plan(
         work=question.work(candidate.layout),

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from meshwright.predict.bubble import ENDS_APART, Pipeline
 from meshwright.predict.buckets import chunk_sizes
 from meshwright.predict.memory import predict_memory
-from meshwright.predict.plan.answer import _without_collector
+from meshwright.predict.plan.answer import without_collector
 from meshwright.predict.plan.burdens import Way
 from meshwright.predict.plan.flows import Flow, pipelines
 from meshwright.predict.plan.holdings import Stages
@@ -76,7 +76,7 @@ def try_everything(question: Question) -> Tally:
     """Score every layout of a question, and return how many there are and the fastest."""
     tried = fitting = 0
     best, every = None, Everything(question)
-    with _without_collector():
+    with without_collector():
         for one in every:
             tried += 1
             if one.step_s != _NEVER:

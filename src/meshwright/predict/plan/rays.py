@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from meshwright.errors import MissingPart
-from meshwright.predict.plan.answer import Answer, _plan
+from meshwright.predict.plan.answer import Answer, plan_of
 from meshwright.predict.plan.meshes import Core
 from meshwright.predict.plan.question import Question
 from meshwright.predict.plan.search import Candidate, Progress, Report, Search, narrowed
@@ -121,7 +121,7 @@ def find_plans_with_ray(
         raise nothing_fits(question)
     return Answer(
         question=question,
-        plans=tuple(_plan(question, one, execute) for one in best),
+        plans=tuple(plan_of(question, one, execute) for one in best),
         proved=proved,
         bound_s=best[0].step.step_s if proved else far.bound_s,
         opened=quick.opened + far.opened,
