@@ -10,6 +10,7 @@ from meshwright.predict.network.collective import (
     collective,
     collective_s,
     compute_share,
+    least_s_per_byte,
 )
 from meshwright.predict.network.experts import ExpertTraffic, expert_exchange
 from meshwright.predict.network.placement import Placement, crowded, placement, strided
@@ -26,6 +27,7 @@ __all__ = [
     "compute_share",
     "crowded",
     "expert_exchange",
+    "least_s_per_byte",
     "placement",
     "strided",
 ]

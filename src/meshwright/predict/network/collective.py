@@ -77,6 +77,14 @@ def collective_s(place: Placement, op: Op, nbytes: float, nccl: str = DEFAULT_NC
     return _line(place, op, nccl).seconds(nbytes)
 
 
+def least_s_per_byte(place: Placement, op: Op, nccl: str = DEFAULT_NCCL) -> float:
+    """Return the least that a byte of a collective takes on a group, in messages of any size."""
+    if place.ranks == 1:
+        return 0.0
+    line = _line(place, op, nccl)
+    return max(line.bound_s_per_byte, min(piece.price.s_per_byte for piece in line.pieces))
+
+
 @lru_cache(maxsize=16384)
 def _line(place: Placement, op: Op, nccl: str) -> Curve:
     _check(op, 0.0, None)

@@ -6,24 +6,26 @@ the least that their exchange can cost.
 """
 
 from collections import Counter
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 from msgspec.structs import replace
 
-from meshwright.predict.block_comm import BlockComm, block_comm, exchange_s, neighbours, place
+from meshwright.predict.block_comm import block_comm, exchange_s, neighbours, place
 from meshwright.predict.block_time import Passes
-from meshwright.predict.network import Placement, strided
+from meshwright.predict.network import Placement
 from meshwright.predict.plan.meshes import Core, Meshes, Spread
-from meshwright.predict.plan.orders import orders_of
-from meshwright.predict.plan.profiles import Profiles
+from meshwright.predict.plan.orders import expert_places, orders_of
+from meshwright.predict.plan.profiles import Loads, Profiles
 from meshwright.predict.plan.question import Question
-from meshwright.predict.plan.shapes import Key, Layers, Shapes
+from meshwright.predict.plan.shapes import Key, Shapes
 from meshwright.predict.run import Run
-from meshwright.predict.stage_time import Layer
 from meshwright.spec.layout import Layout
 from meshwright.spec.model import Experts
 
+Array = npt.NDArray[Any]
 _ANYWHERE = Spread(1, 1)
-_SILENT = BlockComm()
 _BEHIND = Passes(0.0, float("inf"), float("inf"))
 """Gradients that hide all communication that they can hide."""
 
@@ -35,6 +37,11 @@ class Bounds:
         self, question: Question, meshes: Meshes, shapes: Shapes, profiles: Profiles
     ) -> None:
         self.question, self.meshes, self.shapes, self.profiles = question, meshes, shapes, profiles
+        counts, ahead = Counter(question.model.layer_names), question.model.multi_token
+        if ahead is not None:
+            counts[ahead.block] += ahead.depth
+        self._often = np.array([counts[block.name] for block in question.model.blocks], float)
+        """Layers of every kind."""
         self._calm: dict[Key, dict[str, float]] = {}
         self._orders: dict[Key, list[str]] = {}
         self._exchange: dict[Key, float] = {}
@@ -42,70 +49,82 @@ class Bounds:
 
     def kernels_s(self, core: Core) -> float:
         """Return the least that the kernels of a core take, wherever its experts lie."""
-        return min(self._least_s(core, None, split) for split in self._splits(core))
+        kernels, least = self.shapes.kernels, float("inf")
+        for split in self._splits(core):
+            run = self._run(core, _ANYWHERE, split)
+            passes = [kernels.least(run, block) for block in run.model.blocks]
+            least = min(least, float(self._evenly(run, _columns([passes]))[0]))
+        return least
 
     def core_s(self, core: Core, limit_s: float) -> float:
         """Return the same with communication and with what memory forces on it, below a limit."""
-        return min(
-            self._least_s(core, None, split, comm=True, limit_s=limit_s)
-            for split in self._splits(core)
-        )
+        every = [self._with_memory(core, None, split, limit_s) for split in self._splits(core)]
+        return float(np.min(every))
 
-    def mesh_s(self, core: Core, spread: Spread, limit_s: float) -> float:
-        """Return the same with its experts in some places."""
-        return min(
-            self._least_s(core, spread, split, comm=True, limit_s=limit_s)
-            for split in self._splits(core)
-        )
+    def meshes_s(self, core: Core, limit_s: float) -> list[tuple[Spread, float]]:
+        """Return the same for every place of its experts."""
+        spreads = self.meshes.spreads(core)
+        every = [self._with_memory(core, spreads, split, limit_s) for split in self._splits(core)]
+        return list(zip(spreads, np.min(every, axis=0).tolist(), strict=True))
 
     def _splits(self, core: Core) -> set[bool]:
         return {split for split, _ in self.meshes.contexts(core.tp, core.cp)}
 
-    def _least_s(
-        self,
-        core: Core,
-        spread: Spread | None,
-        split: bool,
-        *,
-        comm: bool = False,
-        limit_s: float = float("inf"),
-    ) -> float:
-        kernels, model = self.shapes.kernels, self.question.model
-        layout = self.shapes.layout(core, spread or _ANYWHERE)
-        layout = replace(layout, sequence_parallel=split, zero=3)
-        run = self.question.run(layout)
-        found = kernels.least if spread is None else kernels.paced
-        waits = self._comm(core, split) if comm else {}
-        whole = trip = 0.0
-        ahead, counts = model.multi_token, Counter(model.layer_names)
-        layers: Layers = {}
-        for block in model.blocks:
-            often = counts[block.name]
-            if ahead is not None and ahead.block == block.name:
-                often += ahead.depth
-            passes = found(run, block)
-            wait = waits.get(block.name, 0.0)
-            if spread is not None and isinstance(block.mlp, Experts) and spread.ep > 1:
-                hidden = run.constants.expert_hidden * (passes.forward + passes.backward)
-                wait += max(0.0, 4 * self._experts(run, block.mlp) - hidden)
-            passes = passes._replace(input_gradient=passes.input_gradient + wait)
-            layers[block.name] = Layer(passes, _SILENT, 0.0)
-            whole += often * (passes.forward + passes.backward)
-            trip += often * (passes.forward + passes.input_gradient)
-        ends = kernels.ends(run)
-        for end in ends:
-            whole += end.forward + end.backward
-            trip += end.forward + end.input_gradient
-        even = run.microbatches * whole / core.pp
-        least = max(even, trip) if core.pp > 1 else even
-        if not comm or least >= limit_s:
-            return least
-        first, last = (end.forward + end.backward for end in ends)
+    def _run(self, core: Core, spread: Spread, split: bool) -> Run:
+        layout = self.shapes.layout(core, spread)
+        return self.question.run(replace(layout, sequence_parallel=split, zero=3))
+
+    def _evenly(self, run: Run, columns: Array) -> Array:
+        """Return what variants take where passes are spread evenly, or one goes there and back."""
+        ends, pp = self.shapes.kernels.ends(run), run.layout.pp
+        whole = self._often @ columns.sum(axis=1) + sum(end.forward + end.backward for end in ends)
+        even = run.microbatches * whole / pp
+        if pp == 1:
+            return even  # type: ignore[no-any-return]
+        trip = self._often @ columns[:, :2].sum(axis=1)
+        there = trip + sum(end.forward + end.input_gradient for end in ends)
+        return np.maximum(even, there)  # type: ignore[no-any-return]
+
+    def _with_memory(
+        self, core: Core, spreads: list[Spread] | None, split: bool, limit_s: float
+    ) -> Array:
+        """Return the least of each place of experts; None knows none, and takes the best."""
+        kernels, blocks = self.shapes.kernels, self.question.model.blocks
+        runs = [self._run(core, spread, split) for spread in spreads or (_ANYWHERE,)]
+        found = kernels.least if spreads is None else kernels.paced
+        waits = self._comm(core, split)
+        every = []
+        for run in runs:
+            row = [found(run, block) for block in blocks]
+            for kind, (block, passes) in enumerate(zip(blocks, row, strict=True)):
+                wait = waits.get(block.name, 0.0)
+                if spreads is not None and isinstance(block.mlp, Experts) and run.layout.ep > 1:
+                    hidden = run.constants.expert_hidden * (passes.forward + passes.backward)
+                    wait += max(0.0, 4 * self._experts(run, block.mlp) - hidden)
+                row[kind] = passes._replace(input_gradient=passes.input_gradient + wait)
+            every.append(row)
+        columns = _columns(every)
+        least = self._evenly(runs[0], columns)
+        near = np.flatnonzero(least < limit_s)
+        if near.size:
+            loads = self._loads(runs[0], columns[:, :, near])
+            layouts = None if spreads is None else [runs[one].layout for one in near]
+            found_s = self.profiles.least_s(core, runs[0], loads, layouts).min(
+                axis=0, initial=np.inf
+            )
+            least[near] = np.maximum(least[near], found_s)
+        return least
+
+    def _loads(self, run: Run, columns: Array) -> Loads:
+        forward, inputs, weights = columns[:, 0], columns[:, 1], columns[:, 2]
+        ends = np.array([[end.forward + end.backward] for end in self.shapes.kernels.ends(run)])
+        ends = np.repeat(ends, columns.shape[2], axis=1)
+        ahead = self.question.model.multi_token
         if ahead is not None:
-            passes = layers[ahead.block].passes
-            last += ahead.depth * (passes.forward + passes.backward)
-        known = spread is not None
-        return max(least, self.profiles.least_s(core, run, layers, (first, last), experts=known))
+            row = [block.name for block in self.question.model.blocks].index(ahead.block)
+            ends[1] += ahead.depth * columns[row].sum(axis=0)
+        nothing = np.zeros_like(forward)
+        return Loads(forward, inputs + weights, inputs, nothing, ends, np.zeros_like(ends))
 
     def _comm(self, core: Core, split: bool) -> dict[str, float]:
         """Return what each kind of layer waits for tensor and context parallelism at the least."""
@@ -157,31 +176,14 @@ class Bounds:
         key = (layout.tp, layout.cp, layout.pp, layout.dp, layout.ep, layout.expert_tp, run.tokens)
         known = self._exchange.get((key, experts))
         if known is None:
-            known = min(exchange_s(run, experts, group) for group in self._groups(layout))
+            places = self._placed.get(key[:-1])
+            if places is None:
+                places = self._placed[key[:-1]] = expert_places(self.question, layout, "ep")
+            known = min(exchange_s(run, experts, group) for group in places)
             self._exchange[key, experts] = known
         return known
 
-    def _groups(self, layout: Layout) -> set[Placement]:
-        """Return every place that a group of experts may have."""
-        sizes = {
-            "tp": layout.experts_tp,
-            "ep": layout.ep,
-            "dp": layout.expert_dp,
-            "pp": layout.pp,
-            "cp": 1,
-        }
-        key = tuple(sizes.values())
-        known = self._placed.get(key)
-        if known is None:
-            strides = set()
-            for order in self.question.space.allowed("order") or ():
-                stride = 1
-                for axis in order.split("-"):
-                    if axis == "ep":
-                        break
-                    stride *= sizes[axis]
-                strides.add(stride)
-            known = self._placed[key] = {
-                strided(self.question.limited, 0, layout.ep, stride) for stride in strides
-            }
-        return known
+
+def _columns(every: list[list[Passes]]) -> Array:
+    """Return passes of variants by kind of layer, part and variant."""
+    return np.array([[passes[:3] for passes in row] for row in every]).transpose(1, 2, 0)

@@ -149,10 +149,9 @@ def _degrees(layout: Layout) -> Key:
 
 def _tail(way: Way, rank: tuple[RankParameters, RankParameters]) -> Tail:
     exposed = exposed_share(way.run)
-    exchange, carried = way.exchange(rank[1]), 0.0
-    if way.run.layout.zero == 3:
-        gather_s, scatter_s = way.carried(*rank)
-        carried = 2 * gather_s + scatter_s
+    exchange = way.exchange(rank[1])
+    gather_s, scatter_s = way.carried(*rank)
+    carried = 2 * gather_s + scatter_s
     return Tail(
         exposed * exchange.gather_s, exposed * exchange.reduce_s, way.update_s(rank[1]), carried
     )

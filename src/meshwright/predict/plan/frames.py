@@ -6,21 +6,27 @@ to be computed again is found once for all shapes of a frame.
 
 from collections.abc import Iterator
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 from msgspec.structs import replace
 
 from meshwright.predict.memory import Resident
 from meshwright.predict.plan.burdens import Ways
+from meshwright.predict.plan.families import Family, families
 from meshwright.predict.plan.holdings import Holdings, Stages
 from meshwright.predict.plan.meshes import Core, Spread
 from meshwright.predict.plan.pipes import Cuts, Floor, Pipe, Pipes, chunk_times, floors
+from meshwright.predict.plan.profiles import Loads, Profiles
 from meshwright.predict.plan.question import Question
 from meshwright.predict.plan.recomputes import Option, Recomputes, Useful
 from meshwright.predict.plan.room import Needs, fewest_layers, needs_of
 from meshwright.predict.plan.shapes import Shape, Shapes, quickest
 from meshwright.predict.plan.sharing import Sharings
 from meshwright.spec.layout import StateBytes
+
+Array = npt.NDArray[Any]
 
 
 class Staged:
@@ -29,6 +35,7 @@ class Staged:
     def __init__(self, frames: "Frames", shape: Shape, pipe: Pipe) -> None:
         self.frames, self.shape, self.run, self.pipe = frames, shape, shape.run, pipe
         self._rooms: dict[bool, _Rooms] = {}
+        self._least: dict[Family, list[int | None]] = {}
 
     @cached_property
     def stages(self) -> Stages:
@@ -42,26 +49,25 @@ class Staged:
             if sharded:
                 run = self.frames.question.run(replace(run.layout, zero=3))
             useful = self.frames.recomputes.useful(run)
-            needs = needs_of(run, useful.sizes, self.stages)
-            lightest = fewest_layers(needs, self.lightest(sharded), useful.nothing)
-            known = self._rooms[sharded] = _Rooms(useful, needs, lightest)
+            known = self._rooms[sharded] = _Rooms(useful, needs_of(run, useful.sizes, self.stages))
         return known
 
-    def least(self, sharded: bool) -> list[int | None]:
+    def least(self, family: Family) -> list[int | None]:
         """Return on how few layers every option has to run where states are shared most."""
-        return self._room(sharded).lightest
+        known = self._least.get(family)
+        if known is None:
+            known = self._least[family] = self.fewest(family, self.lightest(family))
+        return known
 
-    def fewest(self, sharded: bool, residents: tuple[Resident, ...]) -> list[int | None]:
+    def fewest(self, family: Family, residents: tuple[Resident, ...]) -> list[int | None]:
         """Return on how few layers every option has to run beside what ranks hold."""
-        room = self._room(sharded)
+        room = self._room(family.sharded)
         return fewest_layers(room.needs, residents, room.useful.nothing)
 
-    def lightest(self, sharded: bool) -> tuple[Resident, ...]:
+    def lightest(self, family: Family) -> tuple[Resident, ...]:
         """Return what each kind of rank holds where states are shared most."""
-        layout, space = self.run.layout, self.frames.question.space
-        zeros = [zero for zero in space.allowed("zero") or () if (zero == 3) == sharded]
-        zeros = zeros if layout.dp * layout.cp > 1 else [0]
-        some = [self.frames.ways.of(layout, zero, None, (), layout.order) for zero in zeros]
+        layout, ways = self.run.layout, self.frames.ways
+        some = [ways.of(layout, zero, None, (), layout.order) for zero in family.stages]
         return tuple(
             [
                 _lightest([way.resident(one.rank, layout.microbatch) for way in some])
@@ -85,21 +91,26 @@ def _lightest(every: list[Resident]) -> Resident:
 
 
 class _Rooms(NamedTuple):
-    """What fits where parameters are kept whole, or sharded fully."""
+    """What activations need where parameters are kept whole, or sharded fully."""
 
     useful: Useful
     needs: tuple[Needs, ...]
-    lightest: list[int | None]
 
 
 class Frame:
     """Degrees, microbatch and sequence parallelism, with the shapes that have them."""
 
-    def __init__(self, question: Question, core: Core, shapes: list[Shape]) -> None:
-        self.question, self.core, self.shapes = question, core, shapes
-        self.shape = quickest(shapes)
-        """One that is nowhere slower than any of them."""
+    def __init__(self, core: Core, shapes: list[Shape], low: Array) -> None:
+        self.core, self.shapes = core, shapes
+        self.low = low
+        """What every schedule (a row) takes at the least on every shape (a column)."""
+        self.least_s = float(low.min(initial=np.inf))
         self.staged: list[Staged] = []
+
+    @cached_property
+    def shape(self) -> Shape:
+        """One that is nowhere slower than any of them."""
+        return quickest(self.shapes)
 
 
 class Frames:
@@ -111,6 +122,7 @@ class Frames:
         self.holdings, self.cuts = Holdings(question), Cuts(question.model.layer_names)
         self.ways = Ways(question)
         self.sharings = Sharings(question, self.ways)
+        self.profiles = Profiles(question, pipes, self.recomputes)
 
     def of(self, core: Core, spread: Spread, limit_s: float) -> Iterator[Frame]:
         """Yield the frames of a mesh that may stay below a limit."""
@@ -123,12 +135,22 @@ class Frames:
             layout = replace(plain, sequence_parallel=split)
             shapes = [one for one in self.shapes.of(layout, some) if one.least_s() < limit_s]
             if shapes:
-                yield Frame(self.question, core, shapes)
+                yield self._frame(core, shapes, limit_s)
+
+    def _frame(self, core: Core, shapes: list[Shape], limit_s: float) -> Frame:
+        loads, run = Loads.of(shapes, self.profiles.names), shapes[0].run
+        low = self.profiles.least_s(core, run, loads, [shape.layout for shape in shapes])
+        low = np.maximum(low, [shape.least_s() for shape in shapes])
+        near = np.flatnonzero(low.min(axis=0, initial=np.inf) < limit_s)
+        return Frame(core, [shapes[one] for one in near], low[:, near])
 
     def stage(self, frame: Frame, limit_s: float) -> float:
         """Find the schedules of a frame that fit and may stay below a limit; return the least."""
         best = float("inf")
-        for pipe in self.pipes.of(frame.core, frame.shape.run):
+        pipes = self.pipes.of(frame.core, frame.shape.run)
+        for pipe, low in zip(pipes, frame.low.min(axis=1), strict=True):
+            if low >= limit_s:
+                continue
             staged = Staged(self, frame.shape, pipe)
             least = self.least_s(frame.shape, staged, limit_s)
             if least < limit_s:
@@ -146,32 +168,34 @@ class Frames:
         if max(map(sum, easiest)) >= limit_s:
             return limit_s
         best = limit_s
-        for sharded in self.families(shape):
-            bound = self._with_tail(shape, staged, easiest, sharded)
+        for family in families(self.question, shape.layout):
+            bound = self._with_tail(shape, staged, easiest, family)
             if bound >= best:
                 continue
-            least = staged.least(sharded)
-            for option in self.options(shape, sharded):
+            least = staged.least(family)
+            for option in self.options(shape, family.sharded):
                 layers = least[option.row]
                 if layers is None:
                     continue
                 if layers:
                     more = self.more(option, staged.pipe.split, layers)
                     low = floors(shape, staged.pipe, chunks, more, staged.stages.flying)
-                    bound = self._with_tail(shape, staged, low, sharded)
+                    bound = self._with_tail(shape, staged, low, family)
                 best = min(best, bound)
                 if not layers:
                     break
         return best
 
-    def _with_tail(self, shape: Shape, staged: Staged, low: list[Floor], sharded: bool) -> float:
+    def _with_tail(self, shape: Shape, staged: Staged, low: list[Floor], family: Family) -> float:
         """Return the least that the slowest and the first rank take with their exchange."""
-        kinds = self.sharings.kinds(shape.layout, sharded=sharded)
+        kinds = self.sharings.kinds(shape.layout, family)
         slowest = max(range(len(low)), key=lambda rank: sum(low[rank]))
         share = shape.run.constants.sm_share
         layers = max(1, self.question.model.layers // shape.layout.pp)
         # Of DualPipe's two chunks each sees half of the microbatches.
         count = shape.microbatches / (2 if staged.pipe.schedule == "dualpipe" else 1)
+        # ZeRO 2 reduces the gradients of the last microbatch as ZeRO 1 does.
+        often = 1 - 1 / shape.microbatches if family.most == 2 else 1.0
         most = sum(low[slowest])
         for rank in {0, slowest}:
             fill, busy, drain = low[rank]
@@ -181,18 +205,11 @@ class Frames:
             for before, after, update, carried in some:
                 # What travels with a layer takes a share of the chip, and time where it is longer.
                 wait = share * carried + (1 - share) * max(0.0, carried - pace)
-                passes = busy + wait * layers * count
+                passes = busy + wait * layers * count * often
                 whole = max(fill, before) + passes + max(drain, after) + update
                 least = min(least, whole)
             most = max(most, least)
         return most
-
-    def families(self, shape: Shape) -> list[bool]:
-        """Return whether parameters may be kept whole, and sharded fully."""
-        zeros = self.question.space.allowed("zero") or ()
-        spread = shape.layout.dp * shape.layout.cp
-        whole = any(zero < 3 for zero in zeros) if spread > 1 else 0 in zeros
-        return [False] * whole + [True] * (3 in zeros and spread > 1)
 
     def options(self, shape: Shape, sharded: bool) -> tuple[Option, ...]:
         """Return what may be computed again, parameters fully sharded or not."""

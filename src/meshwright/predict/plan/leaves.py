@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from meshwright.predict.bubble import ENDS_APART
 from meshwright.predict.plan.burdens import exposed_share
+from meshwright.predict.plan.families import families
 from meshwright.predict.plan.frames import Frames, Staged
 from meshwright.predict.plan.holdings import Stages
 from meshwright.predict.plan.pipes import Chunks, Floor, chunk_times, floors
@@ -41,23 +42,24 @@ class Leaves:
         layout = pipe.on(shape.layout)
         chunks = chunk_times(shape, frames.cuts, pipe.split)
         options = {
-            sharded: [
+            family: [
                 _Eased(option, least, floors(shape, pipe, chunks, more, stages.flying))
-                for option in frames.options(shape, sharded)
-                if (least := staged.least(sharded)[option.row]) is not None
+                for option in frames.options(shape, family.sharded)
+                if (least := staged.least(family)[option.row]) is not None
                 for more in (frames.more(option, pipe.split, least),)
             ]
-            for sharded in frames.families(shape)
+            for family in families(self.question, layout)
         }
+        families_of = {zero: family for family in options for zero in family.stages}
         for way in self.sharings.of(layout, shape.orders, stages):
-            sharded, done = way.sharing.zero == 3, list[list[float]]()
+            family, done = families_of[way.sharing.zero], list[list[float]]()
             fewest: list[int | None] | None = None
-            for option, least, easiest in options[sharded]:
+            for option, least, easiest in options[family]:
                 if _with_exchange(layout, shape, way, easiest) >= limit_s:
                     continue
                 self.tried += 1
                 if fewest is None:
-                    fewest = staged.fewest(sharded, way.residents)
+                    fewest = staged.fewest(family, way.residents)
                 layers = fewest[option.row]
                 if layers is None:
                     continue

@@ -6,10 +6,12 @@ the groups that talk inside a pass, then by those that exchange gradients and pa
 """
 
 from itertools import permutations
+from math import prod
 
 from msgspec.structs import replace
 
 from meshwright.predict.block_comm import neighbours, place
+from meshwright.predict.network import Placement, strided
 from meshwright.predict.network.placement import unit_gpus
 from meshwright.predict.plan.question import Question
 from meshwright.spec.layout import Layout
@@ -56,6 +58,18 @@ def orders_of(question: Question, layout: Layout) -> list[str]:
         orders = tuple("-".join((*some, *idle)) for some in permutations(active))
     every = (replace(layout, order=order) for order in orders)
     return [one.order for one in every if _sound(question, one)]
+
+
+def expert_places(question: Question, layout: Layout, axis: str) -> set[Placement]:
+    """Return every place that a group of experts along an axis may have, in any order."""
+    sizes = {
+        "tp": layout.experts_tp, "ep": layout.ep, "dp": layout.expert_dp, "pp": layout.pp, "cp": 1,
+    }  # fmt: skip
+    orders = question.space.allowed("order") or ()
+    strides = {
+        prod(sizes[one] for one in order.split(f"{axis}")[0].split("-") if one) for order in orders
+    }
+    return {strided(question.limited, 0, sizes[axis], stride) for stride in strides}
 
 
 def _sound(question: Question, layout: Layout) -> bool:

@@ -13,17 +13,20 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
+from meshwright.predict.block_comm import BlockComm
 from meshwright.predict.bubble import ENDS_APART
 from meshwright.predict.buffers import MEMORY_CONSTANTS, runtime_bytes
 from meshwright.predict.memory import room_bytes, schedule_in_flight
+from meshwright.predict.plan.families import Family, families
+from meshwright.predict.plan.layer_states import LayerStates
 from meshwright.predict.plan.meshes import Core
 from meshwright.predict.plan.pipes import PAIRED, Cuts, Pipe, Pipes
 from meshwright.predict.plan.question import Question
 from meshwright.predict.plan.recomputes import Prices, Recomputes
-from meshwright.predict.plan.shapes import Key, Layers
+from meshwright.predict.plan.shapes import Key, Shape
 from meshwright.predict.run import Run
+from meshwright.predict.stage_time import Layer
 from meshwright.spec.layout import Layout
-from meshwright.spec.layout.states import STATE_BYTES
 
 Array = npt.NDArray[Any]
 
@@ -33,6 +36,8 @@ class Profile(NamedTuple):
 
     run: Array
     """Run for every microbatch."""
+    layers: Array
+    """Whose states it keeps."""
     held: Array
     """Held at once, each microbatch in flight counted."""
     before: Array
@@ -45,6 +50,41 @@ class Profile(NamedTuple):
     """In the forward passes that it may run meanwhile."""
     ends: Array
     """Embedding and heads instead of kinds of layers: those that it runs."""
+    paired: Array
+    """Whether a schedule runs passes side by side."""
+
+
+class Loads(NamedTuple):
+    """The least that layers take: a row for each kind of them, a column for each variant."""
+
+    forward: Array
+    backward: Array
+    inputs: Array
+    """What of backward the stage before waits for."""
+    exchange: Array
+    """What of both passes that run side by side may hide."""
+    ends: Array
+    """Embedding and heads instead of kinds of layers, both passes."""
+    ends_exchange: Array
+    """What of them may be hidden so, too."""
+
+    @classmethod
+    def of(cls, shapes: list[Shape], names: list[str]) -> "Loads":
+        """Return what the layers of shapes take."""
+        every = np.array([[shape.parts[name] for name in names] for shape in shapes])
+        forward, backward, weights, exchange = every.transpose(2, 1, 0)
+        ends = np.array([[shape.first, shape.last] for shape in shapes]).transpose(2, 1, 0)
+        # Where a switch hides the exchange, passes side by side hide no more of it.
+        shown = np.array([not shape.layout.overlap_ep for shape in shapes])
+        return cls(
+            forward, backward, backward - weights, exchange * shown,
+            ends[0] + ends[1], ends[3] * shown,
+        )  # fmt: skip
+
+    @property
+    def variants(self) -> int:
+        """How many there are."""
+        return int(self.forward.shape[1])
 
 
 class Profiles:
@@ -53,73 +93,111 @@ class Profiles:
     def __init__(self, question: Question, pipes: Pipes, recomputes: Recomputes) -> None:
         self.question, self.pipes, self.recomputes = question, pipes, recomputes
         self.names = [block.name for block in question.model.blocks]
+        self.states = LayerStates(question)
         self._cuts = Cuts(question.model.layer_names)
         counts = [question.model.layer_names.count(name) for name in self.names]
         self._main = counts.index(max(counts))
         """The kind of which there are most layers."""
         self._profiles: dict[Key, Profile] = {}
         self._prices: dict[Key, Prices] = {}
-        self._weights: dict[Key, Array] = {}
 
-    def least_s(
-        self, core: Core, run: Run, layers: Layers, ends: tuple[float, float], *, experts: bool
-    ) -> float:
-        """Return the least that any schedule takes.
+    def least_s(self, core: Core, run: Run, loads: Loads, layouts: list[Layout] | None) -> Array:
+        """Return the least that every schedule (a row) takes with every variant (a column).
 
-        `layers` is the least that one layer of every kind takes, `ends` what embedding and heads
-        do; `experts` says whether the run knows where its experts lie.
+        `layouts` are those of the variants, None where nobody knows where their experts lie.
         """
-        profile = self._profile(core, run)
-        passes = [layers[name].passes for name in self.names]
-        forward = np.array([one.forward for one in passes])
-        backward = np.array([one.backward for one in passes])
-        inputs = np.array([one.input_gradient for one in passes])
-        both = forward + backward
-        own = profile.run @ both + profile.ends @ np.array(ends)
+        profile, count = self._profile(core, run), run.microbatches
+        both = loads.forward + loads.backward
+        own = profile.run @ both + profile.ends @ loads.ends
+        inputs = profile.back @ loads.inputs
+        if loads.exchange.any():
+            paired = profile.paired[:, None, None]
+            exchange = profile.run @ loads.exchange + profile.ends @ loads.ends_exchange
+            hidden = np.minimum(exchange, run.constants.expert_hidden * (own - exchange))
+            own = own - paired * hidden
+            inputs = inputs - paired * (profile.back @ loads.exchange)
         # Forward passes may take longer than here, so idling counts where they are no more.
         ahead = profile.there - profile.meanwhile
-        idle = np.where((ahead >= 0).all(axis=2), ahead @ forward + profile.back @ inputs, 0.0)
-        once = profile.before @ both + idle
-        least = float("inf")
-        for sharded in self._families(run.layout):
-            again = self._again(run, layers, profile, sharded=sharded, experts=experts)
-            whole = (once + run.microbatches * (own + again)).max(axis=1)
-            least = min(least, float(whole.min(initial=np.inf)))
+        idles = np.all(ahead >= 0, axis=2, keepdims=True)
+        once = profile.before @ both + np.where(idles, ahead @ loads.forward + inputs, 0.0)
+        least = np.full((len(own), loads.variants), np.inf)
+        share = run.constants.sm_share
+        for family in families(self.question, run.layout):
+            kept, travels = self._states(run, family, layouts)
+            busy = own + self._again(run, profile, kept, layouts, family.sharded)
+            if travels is not None:
+                # What travels with a layer takes a share of the chip, and time where it is longer.
+                carried = profile.run @ travels
+                wait = share * carried + (1 - share) * np.maximum(0.0, carried - busy)
+                # ZeRO 2 reduces the gradients of the last microbatch as ZeRO 1 does.
+                busy = busy + wait * (1 - 1 / count if family.most == 2 else 1)
+            least = np.minimum(least, (once + count * busy).max(axis=1))
         return least
 
+    def _states(
+        self, run: Run, family: Family, layouts: list[Layout] | None
+    ) -> tuple[Array, Array | None]:
+        """Return what states of a layer keep, and how long they travel if they do."""
+        if layouts is None:
+            return self.states.kept(run.layout, family, experts=False)[:, None], None
+        kept = [self.states.kept(layout, family, experts=True) for layout in layouts]
+        if family.most < 2:
+            return np.array(kept).T, None
+        travels = [self.states.travels_s(layout, family) for layout in layouts]
+        return np.array(kept).T, np.array(travels).T
+
     def _again(
-        self, run: Run, layers: Layers, profile: Profile, *, sharded: bool, experts: bool
+        self,
+        run: Run,
+        profile: Profile,
+        states: Array,
+        layouts: list[Layout] | None,
+        sharded: bool,
     ) -> Array:
-        """Return the recompute per microbatch that memory forces on every schedule and rank.
+        """Return the recompute per microbatch that memory forces on schedules, ranks and variants.
+
+        What layers keep depends on the places of their experts.
+        """
+        if layouts is None:
+            return self._forced(run, profile, states, sharded)
+        places = [self.recomputes.places(layout) for layout in layouts]
+        again = np.empty((*profile.run.shape[:2], len(layouts)))
+        for one in set(places):
+            some = [index for index, place in enumerate(places) if place == one]
+            alike = self.question.run(replace(layouts[some[0]], zero=run.layout.zero))
+            again[:, :, some] = self._forced(alike, profile, states[:, some], sharded)
+        return again
+
+    def _forced(self, run: Run, profile: Profile, states: Array, sharded: bool) -> Array:
+        """Return the same for variants that keep the same.
 
         Kinds of layers that are few are taken to save all they can for nothing.
         """
-        prices, main = self._price(run, layers, sharded), self._main
-        weights = self._weight_bytes(run.layout, sharded=sharded, experts=experts)
+        prices, main = self._price(run, sharded), self._main
         room = room_bytes(run, runtime_bytes(run, MEMORY_CONSTANTS))
-        budget = (room - profile.run @ weights) / run.tokens
+        budget = (room - profile.layers @ states) / run.tokens
         hulls = [prices.hulls[name] for name in self.names]
         kept = np.array([prices.whole[name] for name in self.names])
         saved = np.array([sum(step[0] for step in hull) for hull in hulls])
         saved[main] = 0.0
         # The layer in backward has back what it did not keep, at least what layers save on average.
-        lack = profile.held @ (kept - saved) + prices.working[self.names[main]] - budget
-        spare = np.maximum(profile.held[:, :, main] - 1, 0.0)
+        needs = profile.held @ (kept - saved) + prices.working[self.names[main]]
+        lack = needs[:, :, None] - budget
         short = lack > 0
+        if not short.any():
+            return np.zeros(lack.shape)
+        spare = np.broadcast_to(
+            np.maximum(profile.held[:, :, main] - 1, 0.0)[:, :, None], lack.shape
+        )
         each = np.full(lack.shape, np.inf)
         np.divide(lack, spare, out=each, where=short & (spare > 0))
         each[~short] = 0.0
         steps = np.cumsum([(0.0, 0.0), *hulls[main]], axis=0)
         seconds = np.interp(each, steps[:, 0], steps[:, 1], right=np.inf)
         again = np.full(lack.shape, np.inf)
-        np.multiply(seconds, profile.run[:, :, main], out=again, where=np.isfinite(seconds))
+        runs = np.broadcast_to(profile.run[:, :, main, None], lack.shape)
+        np.multiply(seconds, runs, out=again, where=np.isfinite(seconds))
         return again
-
-    def _families(self, layout: Layout) -> list[bool]:
-        zeros = self.question.space.allowed("zero") or ()
-        if layout.dp * layout.cp == 1:
-            return [False]
-        return [False] * any(zero < 3 for zero in zeros) + [True] * (3 in zeros)
 
     def _profile(self, core: Core, run: Run) -> Profile:
         flying = min(run.microbatches, 2 * core.pp)
@@ -130,13 +208,13 @@ class Profiles:
         if known is None:
             every = [self._one(run, pipe) for pipe in self.pipes.of(core, run)]
             ranks = len(_watched(core.pp))
-            widths = [len(self.names)] * 6 + [2]
-            known = self._profiles[key] = Profile(
-                *(
-                    np.array([one[part] for one in every]).reshape((len(every), ranks, width))
-                    for part, width in enumerate(widths)
-                )
-            )
+            widths = [len(self.names)] * 7 + [2]
+            parts = [
+                np.array([one[part] for one in every]).reshape((len(every), ranks, width))
+                for part, width in enumerate(widths)
+            ]
+            parts.append(np.array([pipe.schedule in PAIRED for pipe in self.pipes.of(core, run)]))
+            known = self._profiles[key] = Profile(*parts)
         return known
 
     def _one(self, run: Run, pipe: Pipe) -> tuple[Array, ...]:
@@ -152,7 +230,7 @@ class Profiles:
             whole = kinds[own].sum(axis=0)
             # Of DualPipe's two chunks each sees half of the microbatches.
             halves = len(own) // pipe.virtual_stages
-            row = [whole / halves, whole * peaks[rank] / len(own)]
+            row = [whole / halves, whole, whole * peaks[rank] / len(own)]
             if pp == 1 or not alone:
                 row += [kinds[: own[0]].sum(axis=0), nothing, nothing, nothing]
             else:
@@ -161,51 +239,22 @@ class Profiles:
                 row += [nothing, there, back, widest]
             row.append(np.array([0 in own, len(cuts) - 1 in own]) / halves)
             rows.append(row)
-        return tuple(np.array([row[part] for row in rows]) for part in range(7))
+        return tuple(np.array([row[part] for row in rows]) for part in range(8))
 
-    def _price(self, run: Run, layers: Layers, sharded: bool) -> Prices:
+    def _price(self, run: Run, sharded: bool) -> Prices:
         layout = run.layout
         if (layout.zero == 3) != sharded:
             run = self.question.run(replace(layout, zero=3 if sharded else 0))
-        key = (*self.recomputes.kernels.key(run), layout.cp_kind, sharded)
+        kernels = self.recomputes.kernels
+        key = (*kernels.key(run), layout.cp_kind, self.recomputes.places(layout), sharded)
         known = self._prices.get(key)
         if known is None:
+            layers = {
+                block.name: Layer(kernels.least(run, block), BlockComm(), 0.0)
+                for block in run.model.blocks
+            }
             known = self._prices[key] = self.recomputes.prices(run, layers)
         return known
-
-    def _weight_bytes(self, layout: Layout, *, sharded: bool, experts: bool) -> Array:
-        """Return what the states of one layer of every kind take at the least."""
-        places = (layout.ep, layout.expert_tp) if experts else ()
-        key = (layout.tp, layout.precision, layout.pp == 1, sharded, places)
-        known = self._weights.get(key)
-        if known is None:
-            known = self._weights[key] = self._states(layout, sharded=sharded, experts=experts)
-        return known
-
-    def _states(self, layout: Layout, *, sharded: bool, experts: bool) -> Array:
-        question, zeros = self.question, self.question.space.allowed("zero") or ()
-        frozen = question.workload.adapter is not None
-        # One byte where products are in eight bits, as some devices keep no more.
-        number = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0}.get(layout.precision, 1.0)
-        gradients = 0.0 if frozen else float(STATE_BYTES[layout.gradient_precision])
-        if sharded:
-            # Beside a pipeline gathered weights and gradients stay whole through the step.
-            number = 2.0 + gradients if layout.pp > 1 else 0.0
-        elif max(zeros) < 2:
-            number += gradients
-        return np.array(
-            [
-                number
-                * sum(
-                    weight.per_rank(layout.experts_tp, layout.ep)
-                    if weight.part == "expert"
-                    else weight.per_rank(layout.tp)
-                    for weight in block.weights(question.model.hidden)
-                    if experts or weight.part != "expert"
-                )
-                for block in question.model.blocks
-            ]
-        )
 
 
 def _watched(pp: int) -> tuple[int, ...]:

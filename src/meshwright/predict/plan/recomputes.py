@@ -175,15 +175,19 @@ class Recomputes:
             if block.name in layers
         }
 
+    def places(self, layout: Layout) -> tuple[int, int]:
+        """Return what decides how much the experts of a layout keep."""
+        spread = layout.ep if self.question.workload.expert_imbalance > 1 else 1
+        return layout.experts_tp, spread
+
     def useful(self, run: Run) -> Useful:
         """Return the sets of operations worth a try in the layers of a run."""
         layout = run.layout
         # Only those that gather all keys and values hold more of them with more ranks.
         foreign = layout.cp if layout.cp_kind == "allgather" else layout.cp > 1
-        spread = layout.ep if self.question.workload.expert_imbalance > 1 else 1
         key = (
             layout.tp, foreign, layout.cp_kind == "allgather", layout.sequence_parallel,
-            layout.experts_tp, spread, layout.precision, layout.zero == 3,
+            *self.places(layout), layout.precision, layout.zero == 3,
         )  # fmt: skip
         known = self._useful.get(key)
         if known is None:

@@ -21,7 +21,6 @@ from meshwright.predict.plan.frames import Frame, Frames, Staged
 from meshwright.predict.plan.leaves import Leaf, Leaves
 from meshwright.predict.plan.meshes import Core, Meshes, Spread
 from meshwright.predict.plan.pipes import PAIRED, Pipes
-from meshwright.predict.plan.profiles import Profiles
 from meshwright.predict.plan.question import Question
 from meshwright.predict.plan.shapes import Shape, Shapes
 from meshwright.predict.step import StepPrediction, predict_step
@@ -91,8 +90,7 @@ class Search:
         self.shapes = Shapes(question, self.meshes)
         pipes = Pipes(self.meshes, self.shapes.kernels)
         self.frames = Frames(question, self.shapes, pipes)
-        profiles = Profiles(question, pipes, self.frames.recomputes)
-        self.bounds = Bounds(question, self.meshes, self.shapes, profiles)
+        self.bounds = Bounds(question, self.meshes, self.shapes, self.frames.profiles)
         self.leaves = Leaves(question, self.frames)
         self.best: list[Candidate] = []
         """The fastest of each family, the fastest first."""
@@ -156,13 +154,11 @@ class Search:
             case Core():
                 bound_s = self.bounds.core_s(node, self.cutoff_s)
                 if bound_s < self.cutoff_s:
-                    for spread in self.meshes.spreads(node):
-                        mesh = Mesh(node, spread)
-                        mesh_s = self.bounds.mesh_s(node, spread, self.cutoff_s)
-                        self._push(max(bound_s, mesh_s), mesh)
+                    for spread, mesh_s in self.bounds.meshes_s(node, self.cutoff_s):
+                        self._push(max(bound_s, mesh_s), Mesh(node, spread))
             case Mesh(core, spread):
                 for frame in self.frames.of(core, spread, self.cutoff_s):
-                    self._push(frame.shape.least_s(), frame)
+                    self._push(frame.least_s, frame)
             case Frame():
                 self._stage(node)
             case Opened(shape, staged):
@@ -208,9 +204,9 @@ _USUAL: dict[str, tuple[Any, ...]] = {
     "tp": (1, 2, 4, 8),
     "cp": (1, 2, 4, 8, 16),
     "microbatch": (1, 2, 4, 8),
-    "expert_tp": (1,),
-    "order": ("tp-cp-ep-dp-pp",),
-    "schedule": ("1f1b", "interleaved", "zb-v"),
+    "expert_tp": (1, 2, 4),
+    "order": ("tp-cp-ep-dp-pp", "cp-ep-tp-dp-pp", "tp-ep-cp-dp-pp"),
+    "schedule": ("1f1b", "interleaved", "zb-v", "dualpipe", "dualpipe-v"),
     "sequence_parallel": (True,),
     "cp_kind": ("ring",),
     "zero": (1, 3),
@@ -219,7 +215,6 @@ _USUAL: dict[str, tuple[Any, ...]] = {
     "overlap_parameters": (True,),
     "overlap_tp": (True,),
     "overlap_pp": (True,),
-    "overlap_ep": (True,),
     "offload": ((),),
     "stage_layers": (None,),
 }

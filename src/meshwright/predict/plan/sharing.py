@@ -14,6 +14,7 @@ from meshwright.errors import InputError
 from meshwright.predict.buckets import Exchange
 from meshwright.predict.memory import Resident
 from meshwright.predict.plan.burdens import Way, Ways
+from meshwright.predict.plan.families import Family, families
 from meshwright.predict.plan.holdings import Stages
 from meshwright.predict.plan.meshes import divisors
 from meshwright.predict.plan.question import Question
@@ -71,10 +72,10 @@ class Sharings:
         )  # fmt: skip
         known = self._known.get(key)
         if known is None:
-            kinds = (*self.kinds(layout, sharded=False), *self.kinds(layout, sharded=True))
             every = [
                 self._shared(way, order, layout.microbatch, stages)
-                for way, order in self.known.every(layout, kinds, orders)
+                for family in families(self.question, layout)
+                for way, order in self.known.every(layout, self.kinds(layout, family), orders)
             ]
             known = self._known[key] = _unbeaten(every)
         return known
@@ -97,19 +98,13 @@ class Sharings:
             for one, other in product(*self.overlaps())
         ]
 
-    def kinds(self, layout: Layout, *, sharded: bool) -> tuple[tuple[int, int | None], ...]:
-        """Return the ZeRO stages that shard parameters, or do not, with the sizes of a shard."""
-        key = (layout.dp, layout.cp, layout.tp, layout.pp, layout.order, sharded)
+    def kinds(self, layout: Layout, family: Family) -> tuple[tuple[int, int | None], ...]:
+        """Return the ZeRO stages of a family with the sizes of a shard."""
+        key = (layout.dp, layout.cp, layout.tp, layout.pp, layout.order, family)
         known = self._kinds.get(key)
         if known is None:
-            zeros = (
-                (self.question.space.allowed("zero") or ()) if layout.dp * layout.cp > 1 else (0,)
-            )
             known = self._kinds[key] = tuple(
-                (zero, shard)
-                for zero in zeros
-                if (zero == 3) == sharded
-                for shard in self._shards(layout, zero)
+                (zero, shard) for zero in family.stages for shard in self._shards(layout, zero)
             )
         return known
 

@@ -80,18 +80,20 @@ def _held(layout: "Layout", model: "Model", held: tuple[Chunk, ...]) -> RankPara
     parts = [_ends(layout, model, held)]
     for block in model.blocks:
         layers = sum(names[chunk.first : chunk.last].count(block.name) for chunk in held)
-        parts.append(_block(layout, model, block, layers))
+        parts.append(block_parameters(layout, model, block, layers))
     heads = model.multi_token
     if heads is not None and any(chunk.has_head for chunk in held):
         # Each head joins two normed streams by a product and runs a block and a norm of its own.
         norms = 3 * heads.depth * model.norm.parameters(model.hidden)
         join = 2 * model.hidden * model.hidden * heads.depth
         parts.append(RankParameters(join, norms, 0))
-        parts.append(_block(layout, model, model.block(heads.block), heads.depth))
+        parts.append(block_parameters(layout, model, model.block(heads.block), heads.depth))
     return RankParameters(*(sum(column) for column in zip(*parts, strict=True)))
 
 
-def _block(layout: "Layout", model: "Model", block: "Block", layers: int) -> RankParameters:
+def block_parameters(
+    layout: "Layout", model: "Model", block: "Block", layers: int
+) -> RankParameters:
     """Count what one rank holds of so many layers of a block."""
     matrices = experts = 0
     for weight in block.weights(model.hidden) if layers else ():

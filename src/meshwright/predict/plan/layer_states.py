@@ -1,0 +1,100 @@
+"""The states of one layer: the bytes that a rank keeps of them, the seconds that they travel.
+
+Both at the least, as bounds need them: whatever the order of the axes and the size of a shard.
+"""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from msgspec.structs import replace
+
+from meshwright.predict.network import least_s_per_byte
+from meshwright.predict.plan.families import Family
+from meshwright.predict.plan.orders import expert_places
+from meshwright.predict.plan.question import Question
+from meshwright.spec.layout import Layout, RankParameters, states_of
+from meshwright.spec.layout.states import STATE_BYTES, block_parameters
+
+Array = npt.NDArray[Any]
+_ROUNDED = 8
+"""Bytes that rounding up shards of a layer may add."""
+
+
+class LayerStates:
+    """The states of one question's kinds of layers, kept by what they depend on."""
+
+    def __init__(self, question: Question) -> None:
+        self.question = question
+        self._bytes: dict[object, Array] = {}
+        self._seconds: dict[object, Array] = {}
+        self._rates: dict[object, float] = {}
+
+    def kept(self, layout: Layout, family: Family, *, experts: bool) -> Array:
+        """Return the bytes that one layer of every kind keeps on a rank at the least.
+
+        `experts` says whether the layout knows where its experts lie; they count nothing if not.
+        """
+        key = (
+            layout.tp, layout.dp * layout.cp, layout.precision, layout.pp == 1, family,
+            (layout.ep, layout.expert_tp) if experts else None,
+        )  # fmt: skip
+        known = self._bytes.get(key)
+        if known is None:
+            held = self._parameters(layout, experts=experts)
+            known = np.array([self._kept(layout, family, one) for one in held])
+            self._bytes[key] = known
+        return known
+
+    def _parameters(self, layout: Layout, *, experts: bool) -> list[RankParameters]:
+        model = self.question.model
+        every = [block_parameters(layout, model, block, 1) for block in model.blocks]
+        return every if experts else [one._replace(experts=0) for one in every]
+
+    def _kept(self, layout: Layout, family: Family, held: RankParameters) -> float:
+        frozen = self.question.workload.adapter is not None
+        gradients = 0.0 if frozen else float(STATE_BYTES[layout.gradient_precision])
+        if family.sharded:
+            # Beside a pipeline gathered weights and gradients stay whole through the step.
+            return held.total * (2.0 + gradients) if layout.pp > 1 else 0.0
+        # One byte where products are in eight bits, as some devices keep no more.
+        number = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0}.get(layout.precision, 1.0)
+        if frozen:
+            return held.total * number
+        shared = states_of(replace(layout, zero=family.most), held)
+        whole = number * held.total + shared.gradients + shared.optimizer
+        return max(0.0, whole - _ROUNDED)
+
+    def travels_s(self, layout: Layout, family: Family) -> Array:
+        """Return the seconds that one layer of every kind travels for a microbatch at the least.
+
+        Only experts count: dense layers may be sharded in groups as small as two.
+        """
+        key = (*_degrees(layout), layout.precision, family)
+        known = self._seconds.get(key)
+        if known is None:
+            known = np.zeros(len(self.question.model.blocks))
+            frozen = self.question.workload.adapter is not None
+            if layout.expert_dp > 1 and family.most > 1 and not frozen:
+                number = [one.experts for one in self._parameters(layout, experts=True)]
+                known = np.array(number) * self._seconds_each(layout, family)
+            self._seconds[key] = known
+        return known
+
+    def _seconds_each(self, layout: Layout, family: Family) -> float:
+        """Return the seconds for one parameter of an expert."""
+        key = (*_degrees(layout), layout.gradient_precision, family)
+        known = self._rates.get(key)
+        if known is None:
+            places = expert_places(self.question, layout, "dp")
+            gradients = STATE_BYTES[layout.gradient_precision]
+            known = gradients * min(least_s_per_byte(one, "reduce_scatter") for one in places)
+            if family.sharded:
+                # Both passes gather two bytes.
+                known += 4.0 * min(least_s_per_byte(one, "all_gather") for one in places)
+            self._rates[key] = known
+        return known
+
+
+def _degrees(layout: Layout) -> tuple[object, ...]:
+    return (layout.tp, layout.cp, layout.pp, layout.dp, layout.ep, layout.expert_tp)
