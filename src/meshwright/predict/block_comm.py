@@ -1,5 +1,6 @@
 """Communication of one block for one microbatch on one rank, as far as compute cannot hide it."""
 
+from collections.abc import Callable
 from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
@@ -103,9 +104,6 @@ def _neighbours(
 def block_comm(run: Run, block: Block, passes: Passes) -> BlockComm:
     """Return the exposed communication of a block whose compute is `passes`."""
     tp_forward, tp_backward = _tensor(run, block, passes)
-    if run.software.tp_overlap or run.layout.overlap_tp:
-        left = 1 - run.constants.tp_hidden
-        tp_forward, tp_backward = left * tp_forward, left * tp_backward
     cp_forward, cp_backward = _context(run, block)
     ep_forward, ep_backward = _experts(run, block, passes)
     return BlockComm(tp_forward, tp_backward, cp_forward, cp_backward, ep_forward, ep_backward)
@@ -113,25 +111,38 @@ def block_comm(run: Run, block: Block, passes: Passes) -> BlockComm:
 
 def _tensor(run: Run, block: Block, passes: Passes) -> tuple[float, float]:
     """Gathers and scatters around split products, or sums after them."""
-    layout, share = run.layout, run.constants.sm_share
+    layout = run.layout
     experts = block.mlp if isinstance(block.mlp, Experts) else None
     parts = (block.mixer is not None) + (block.mlp is not None)
     if experts is not None and (layout.experts_tp > 1 or not experts.shared_width):
         parts -= 1  # routed tokens stay on their ranks, or are shared by the ranks of an expert
+    return around_products(run, passes, lambda op: _shared_s(run, experts, parts, op))
+
+
+def around_products(
+    run: Run, passes: Passes, seconds: Callable[[Op], float]
+) -> tuple[float, float]:
+    """Return what ranks that share products wait for each other, forward and backward.
+
+    `seconds` says how long their collectives take.
+    """
+    layout, share = run.layout, run.constants.sm_share
     beside, ahead = passes.weight_gradient, passes.input_gradient
     if not run.software.tp_async:
         beside = ahead = 0.0
+    left = 1.0
+    if run.software.tp_overlap or layout.overlap_tp:
+        left -= run.constants.tp_hidden
     if not layout.sequence_parallel:
-        reduce_s = _shared_s(run, experts, parts, "all_reduce")
-        return reduce_s, _left(reduce_s, beside, share)
-    gather = _shared_s(run, experts, parts, "all_gather")
-    scatter = _shared_s(run, experts, parts, "reduce_scatter")
+        reduce_s = seconds("all_reduce")
+        return left * reduce_s, left * _left(reduce_s, beside, share)
+    gather, scatter = seconds("all_gather"), seconds("reduce_scatter")
     # Backward gathers its gradient, and its input again behind the input gradient; its scatter
     # runs behind the weight gradient (Korthikanti et al. 2022, figure 5; Megatron-LM).
     backward = gather + _left(scatter, beside, share)
     # Frozen weights need no input, and adapters keep theirs gathered.
     again = 0.0 if run.frozen else _left(gather, ahead, share)
-    return gather + scatter, backward + again
+    return left * (gather + scatter), left * (backward + again)
 
 
 def _shared_s(run: Run, experts: Experts | None, parts: int, op: Op) -> float:
@@ -139,14 +150,20 @@ def _shared_s(run: Run, experts: Experts | None, parts: int, op: Op) -> float:
 
     The ranks of one expert see each other's tokens, which are fewer where they are more.
     """
-    layout, size = run.layout, 2.0 * run.tokens * run.model.hidden
-    seconds = 0.0
+    layout, seconds = run.layout, 0.0
     if layout.tp > 1:
+        size = 2.0 * run.tokens * run.model.hidden
         seconds += parts * collective_s(place(run.cluster, layout, "tp"), op, size)
     if experts is not None and layout.experts_tp > 1:
-        tokens = size * layout.experts_tp / layout.tp
-        seconds += collective_s(place(run.cluster, layout, "expert_tp"), op, tokens)
+        size = expert_bytes(run)
+        seconds += collective_s(place(run.cluster, layout, "expert_tp"), op, size)
     return seconds
+
+
+def expert_bytes(run: Run) -> float:
+    """Return what the ranks of one expert show each other of their tokens."""
+    layout = run.layout
+    return 2.0 * run.tokens * run.model.hidden * layout.experts_tp / layout.tp
 
 
 def _context(run: Run, block: Block) -> tuple[float, float]:

@@ -6,6 +6,7 @@ import pytest
 
 from meshwright.predict.memory import predict_memory
 from meshwright.predict.plan.frames import Staged
+from meshwright.predict.plan.keepings import keepings
 from meshwright.predict.plan.meshes import Core
 from meshwright.predict.plan.question import Question
 from meshwright.predict.plan.recomputes import Option
@@ -46,8 +47,9 @@ def test_one_layer_fewer_does_not_fit(seed: int) -> None:
         layout = staged.pipe.on(shape.layout)
         for way in search.leaves.sharings.of(layout, shape.orders, staged.stages):
             shared = way.sharing.on(layout)
-            fewest = staged.fewest(way.sharing.zero == 3, way.residents)
-            for option in search.frames.options(shape, way.sharing.zero == 3):
+            keeping = next(f for f in keepings(question, layout) if way.sharing.zero in f.stages)
+            fewest = staged.fewest(keeping, way.residents)
+            for option in search.frames.options(shape, keeping.sharded):
                 layers = fewest[option.row]
                 if option.again.recompute == "none":
                     assert fits(question, shared, option, 0) == (layers == 0)

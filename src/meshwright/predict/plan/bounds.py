@@ -6,15 +6,23 @@ the least that their exchange can cost.
 """
 
 from collections import Counter
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
-from meshwright.predict.block_comm import block_comm, exchange_s, neighbours, place
+from meshwright.predict.block_comm import (
+    around_products,
+    block_comm,
+    exchange_s,
+    expert_bytes,
+    neighbours,
+    place,
+)
 from meshwright.predict.block_time import Passes
-from meshwright.predict.network import Placement
+from meshwright.predict.network import Op, Placement, collective_s
 from meshwright.predict.plan.meshes import Core, Meshes, Spread
 from meshwright.predict.plan.orders import expert_places, orders_of
 from meshwright.predict.plan.profiles import Loads, Profiles
@@ -44,8 +52,7 @@ class Bounds:
         """Layers of every kind."""
         self._calm: dict[Key, dict[str, float]] = {}
         self._orders: dict[Key, list[str]] = {}
-        self._exchange: dict[Key, float] = {}
-        self._placed: dict[Key, set[Placement]] = {}
+        self._placed: dict[Key, set[tuple[Placement, ...]]] = {}
 
     def kernels_s(self, core: Core) -> float:
         """Return the least that the kernels of a core take, wherever its experts lie."""
@@ -64,6 +71,8 @@ class Bounds:
     def meshes_s(self, core: Core, limit_s: float) -> list[tuple[Spread, float]]:
         """Return the same for every place of its experts."""
         spreads = self.meshes.spreads(core)
+        if not spreads:
+            return []
         every = [self._with_memory(core, spreads, split, limit_s) for split in self._splits(core)]
         return list(zip(spreads, np.min(every, axis=0).tolist(), strict=True))
 
@@ -72,7 +81,13 @@ class Bounds:
 
     def _run(self, core: Core, spread: Spread, split: bool) -> Run:
         layout = self.shapes.layout(core, spread)
-        return self.question.run(replace(layout, sequence_parallel=split, zero=3))
+        return self.question.run(
+            replace(layout, sequence_parallel=split, overlap_tp=self._overlaps(split), zero=3)
+        )
+
+    def _overlaps(self, split: bool) -> bool:
+        """Tell whether tensor-parallel communication may run beside products."""
+        return split and max(self.question.space.allowed("overlap_tp") or (False,))
 
     def _evenly(self, run: Run, columns: Array) -> Array:
         """Return what variants take where passes are spread evenly, or one goes there and back."""
@@ -93,21 +108,22 @@ class Bounds:
         runs = [self._run(core, spread, split) for spread in spreads or (_ANYWHERE,)]
         found = kernels.least if spreads is None else kernels.paced
         waits = self._comm(core, split)
-        every = []
-        for run in runs:
-            row = [found(run, block) for block in blocks]
-            for kind, (block, passes) in enumerate(zip(blocks, row, strict=True)):
-                wait = waits.get(block.name, 0.0)
-                if spreads is not None and isinstance(block.mlp, Experts) and run.layout.ep > 1:
-                    hidden = run.constants.expert_hidden * (passes.forward + passes.backward)
-                    wait += max(0.0, 4 * self._experts(run, block.mlp) - hidden)
-                row[kind] = passes._replace(input_gradient=passes.input_gradient + wait)
-            every.append(row)
-        columns = _columns(every)
-        least = self._evenly(runs[0], columns)
+        columns = _columns([[found(run, block) for block in blocks] for run in runs])
+        hides = np.zeros((len(blocks), len(runs)))
+        for kind, block in enumerate(blocks):
+            columns[kind, 1] += waits.get(block.name, 0.0)
+            if spreads is not None and isinstance(block.mlp, Experts):
+                for place, run in enumerate(runs):
+                    own = columns[kind, :, place].sum() - waits.get(block.name, 0.0)
+                    wait, hidden = self._experts(run, block.mlp, own)
+                    columns[kind, 1, place] += wait
+                    hides[kind, place] = hidden
+        fewest = columns.copy()
+        fewest[:, 1] -= hides
+        least = self._evenly(runs[0], fewest)
         near = np.flatnonzero(least < limit_s)
         if near.size:
-            loads = self._loads(runs[0], columns[:, :, near])
+            loads = self._loads(runs[0], columns[:, :, near], hides[:, near])
             layouts = None if spreads is None else [runs[one].layout for one in near]
             found_s = self.profiles.least_s(core, runs[0], loads, layouts).min(
                 axis=0, initial=np.inf
@@ -115,16 +131,17 @@ class Bounds:
             least[near] = np.maximum(least[near], found_s)
         return least
 
-    def _loads(self, run: Run, columns: Array) -> Loads:
+    def _loads(self, run: Run, columns: Array, hides: Array) -> Loads:
         forward, inputs, weights = columns[:, 0], columns[:, 1], columns[:, 2]
         ends = np.array([[end.forward + end.backward] for end in self.shapes.kernels.ends(run)])
         ends = np.repeat(ends, columns.shape[2], axis=1)
+        hidden = np.zeros_like(ends)
         ahead = self.question.model.multi_token
         if ahead is not None:
             row = [block.name for block in self.question.model.blocks].index(ahead.block)
             ends[1] += ahead.depth * columns[row].sum(axis=0)
-        nothing = np.zeros_like(forward)
-        return Loads(forward, inputs + weights, inputs, nothing, ends, np.zeros_like(ends))
+            hidden[1] += ahead.depth * hides[row]
+        return Loads(forward, inputs + weights, inputs, hides, ends, hidden)
 
     def _comm(self, core: Core, split: bool) -> dict[str, float]:
         """Return what each kind of layer waits for tensor and context parallelism at the least."""
@@ -136,7 +153,6 @@ class Bounds:
 
     def _waits(self, core: Core, split: bool) -> dict[str, float]:
         plain = self.shapes.layout(core, Spread())
-        tensor = split and max(self.question.space.allowed("overlap_tp") or (False,))
         kinds = [kind for one, kind in self.meshes.contexts(core.tp, core.cp) if one == split]
         least: dict[str, tuple[float, float]] = {}
         # Expert layers may do without communication after their experts.
@@ -147,7 +163,11 @@ class Bounds:
         for order in self._distinct(plain):
             for kind in kinds:
                 layout = replace(
-                    plain, order=order, sequence_parallel=split, cp_kind=kind, overlap_tp=tensor
+                    plain,
+                    order=order,
+                    sequence_parallel=split,
+                    cp_kind=kind,
+                    overlap_tp=self._overlaps(split),
                 )
                 run = self.question.run(layout)
                 for block in blocks:
@@ -170,18 +190,31 @@ class Bounds:
             known = self._orders[key] = list(found.values())
         return known
 
-    def _experts(self, run: Run, experts: Experts) -> float:
-        """Return the least that one exchange between experts takes in any order."""
+    def _experts(self, run: Run, experts: Experts, own_s: float) -> tuple[float, float]:
+        """Return what a layer waits for its experts, and what of it passes side by side may hide.
+
+        The least of any order, where the layer itself takes `own_s`.
+        """
         layout = run.layout
-        key = (layout.tp, layout.cp, layout.pp, layout.dp, layout.ep, layout.expert_tp, run.tokens)
-        known = self._exchange.get((key, experts))
-        if known is None:
-            places = self._placed.get(key[:-1])
-            if places is None:
-                places = self._placed[key[:-1]] = expert_places(self.question, layout, "ep")
-            known = min(exchange_s(run, experts, group) for group in places)
-            self._exchange[key, experts] = known
-        return known
+        key = (layout.experts_tp, layout.ep, layout.expert_dp, layout.pp)
+        places = self._placed.get(key)
+        if places is None:
+            places = self._placed[key] = expert_places(self.question, layout, "tp", "ep")
+        behind, share = run.constants.expert_hidden * own_s, run.constants.sm_share
+        size, alone, paired = expert_bytes(run), float("inf"), float("inf")
+        for shared, spread in places:
+            wait = 0.0
+            if layout.experts_tp > 1:
+                wait = sum(around_products(run, _BEHIND, partial(_collective_s, shared, size)))
+            exchange = 4 * exchange_s(run, experts, spread) if layout.ep > 1 else 0.0
+            hidden = min(exchange, behind)
+            alone = min(alone, wait + exchange - (1 - share) * hidden)
+            paired = min(paired, wait + exchange - hidden)
+        return alone, alone - paired
+
+
+def _collective_s(place: Placement, size: float, op: Op) -> float:
+    return collective_s(place, op, size)
 
 
 def _columns(every: list[list[Passes]]) -> Array:

@@ -14,8 +14,8 @@ from msgspec.structs import replace
 
 from meshwright.predict.memory import Resident
 from meshwright.predict.plan.burdens import Ways
-from meshwright.predict.plan.families import Family, families
 from meshwright.predict.plan.holdings import Holdings, Stages
+from meshwright.predict.plan.keepings import Keeping, keepings
 from meshwright.predict.plan.meshes import Core, Spread
 from meshwright.predict.plan.pipes import Cuts, Floor, Pipe, Pipes, chunk_times, floors
 from meshwright.predict.plan.profiles import Loads, Profiles
@@ -35,7 +35,7 @@ class Staged:
     def __init__(self, frames: "Frames", shape: Shape, pipe: Pipe) -> None:
         self.frames, self.shape, self.run, self.pipe = frames, shape, shape.run, pipe
         self._rooms: dict[bool, _Rooms] = {}
-        self._least: dict[Family, list[int | None]] = {}
+        self._least: dict[Keeping, list[int | None]] = {}
 
     @cached_property
     def stages(self) -> Stages:
@@ -52,22 +52,22 @@ class Staged:
             known = self._rooms[sharded] = _Rooms(useful, needs_of(run, useful.sizes, self.stages))
         return known
 
-    def least(self, family: Family) -> list[int | None]:
+    def least(self, keeping: Keeping) -> list[int | None]:
         """Return on how few layers every option has to run where states are shared most."""
-        known = self._least.get(family)
+        known = self._least.get(keeping)
         if known is None:
-            known = self._least[family] = self.fewest(family, self.lightest(family))
+            known = self._least[keeping] = self.fewest(keeping, self.lightest(keeping))
         return known
 
-    def fewest(self, family: Family, residents: tuple[Resident, ...]) -> list[int | None]:
+    def fewest(self, keeping: Keeping, residents: tuple[Resident, ...]) -> list[int | None]:
         """Return on how few layers every option has to run beside what ranks hold."""
-        room = self._room(family.sharded)
+        room = self._room(keeping.sharded)
         return fewest_layers(room.needs, residents, room.useful.nothing)
 
-    def lightest(self, family: Family) -> tuple[Resident, ...]:
+    def lightest(self, keeping: Keeping) -> tuple[Resident, ...]:
         """Return what each kind of rank holds where states are shared most."""
         layout, ways = self.run.layout, self.frames.ways
-        some = [ways.of(layout, zero, None, (), layout.order) for zero in family.stages]
+        some = [ways.of(layout, zero, None, (), layout.order) for zero in keeping.stages]
         return tuple(
             [
                 _lightest([way.resident(one.rank, layout.microbatch) for way in some])
@@ -134,15 +134,17 @@ class Frames:
         for (split, _), some in kinds.items():
             layout = replace(plain, sequence_parallel=split)
             shapes = [one for one in self.shapes.of(layout, some) if one.least_s() < limit_s]
-            if shapes:
-                yield self._frame(core, shapes, limit_s)
+            frame = self._frame(core, shapes, limit_s) if shapes else None
+            if frame is not None:
+                yield frame
 
-    def _frame(self, core: Core, shapes: list[Shape], limit_s: float) -> Frame:
+    def _frame(self, core: Core, shapes: list[Shape], limit_s: float) -> Frame | None:
+        """Return those of some shapes that may stay below a limit."""
         loads, run = Loads.of(shapes, self.profiles.names), shapes[0].run
         low = self.profiles.least_s(core, run, loads, [shape.layout for shape in shapes])
         low = np.maximum(low, [shape.least_s() for shape in shapes])
         near = np.flatnonzero(low.min(axis=0, initial=np.inf) < limit_s)
-        return Frame(core, [shapes[one] for one in near], low[:, near])
+        return Frame(core, [shapes[one] for one in near], low[:, near]) if near.size else None
 
     def stage(self, frame: Frame, limit_s: float) -> float:
         """Find the schedules of a frame that fit and may stay below a limit; return the least."""
@@ -168,34 +170,34 @@ class Frames:
         if max(map(sum, easiest)) >= limit_s:
             return limit_s
         best = limit_s
-        for family in families(self.question, shape.layout):
-            bound = self._with_tail(shape, staged, easiest, family)
+        for keeping in keepings(self.question, shape.layout):
+            bound = self._with_tail(shape, staged, easiest, keeping)
             if bound >= best:
                 continue
-            least = staged.least(family)
-            for option in self.options(shape, family.sharded):
+            least = staged.least(keeping)
+            for option in self.options(shape, keeping.sharded):
                 layers = least[option.row]
                 if layers is None:
                     continue
                 if layers:
                     more = self.more(option, staged.pipe.split, layers)
                     low = floors(shape, staged.pipe, chunks, more, staged.stages.flying)
-                    bound = self._with_tail(shape, staged, low, family)
+                    bound = self._with_tail(shape, staged, low, keeping)
                 best = min(best, bound)
                 if not layers:
                     break
         return best
 
-    def _with_tail(self, shape: Shape, staged: Staged, low: list[Floor], family: Family) -> float:
+    def _with_tail(self, shape: Shape, staged: Staged, low: list[Floor], keeping: Keeping) -> float:
         """Return the least that the slowest and the first rank take with their exchange."""
-        kinds = self.sharings.kinds(shape.layout, family)
+        kinds = self.sharings.kinds(shape.layout, keeping)
         slowest = max(range(len(low)), key=lambda rank: sum(low[rank]))
         share = shape.run.constants.sm_share
         layers = max(1, self.question.model.layers // shape.layout.pp)
         # Of DualPipe's two chunks each sees half of the microbatches.
         count = shape.microbatches / (2 if staged.pipe.schedule == "dualpipe" else 1)
         # ZeRO 2 reduces the gradients of the last microbatch as ZeRO 1 does.
-        often = 1 - 1 / shape.microbatches if family.most == 2 else 1.0
+        often = 1 - 1 / shape.microbatches if keeping.most == 2 else 1.0
         most = sum(low[slowest])
         for rank in {0, slowest}:
             fill, busy, drain = low[rank]

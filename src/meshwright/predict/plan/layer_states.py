@@ -10,7 +10,7 @@ import numpy.typing as npt
 from msgspec.structs import replace
 
 from meshwright.predict.network import least_s_per_byte
-from meshwright.predict.plan.families import Family
+from meshwright.predict.plan.keepings import Keeping
 from meshwright.predict.plan.orders import expert_places
 from meshwright.predict.plan.question import Question
 from meshwright.spec.layout import Layout, RankParameters, states_of
@@ -30,19 +30,19 @@ class LayerStates:
         self._seconds: dict[object, Array] = {}
         self._rates: dict[object, float] = {}
 
-    def kept(self, layout: Layout, family: Family, *, experts: bool) -> Array:
+    def kept(self, layout: Layout, keeping: Keeping, *, experts: bool) -> Array:
         """Return the bytes that one layer of every kind keeps on a rank at the least.
 
         `experts` says whether the layout knows where its experts lie; they count nothing if not.
         """
         key = (
-            layout.tp, layout.dp * layout.cp, layout.precision, layout.pp == 1, family,
+            layout.tp, layout.dp * layout.cp, layout.precision, layout.pp == 1, keeping,
             (layout.ep, layout.expert_tp) if experts else None,
         )  # fmt: skip
         known = self._bytes.get(key)
         if known is None:
             held = self._parameters(layout, experts=experts)
-            known = np.array([self._kept(layout, family, one) for one in held])
+            known = np.array([self._kept(layout, keeping, one) for one in held])
             self._bytes[key] = known
         return known
 
@@ -51,45 +51,45 @@ class LayerStates:
         every = [block_parameters(layout, model, block, 1) for block in model.blocks]
         return every if experts else [one._replace(experts=0) for one in every]
 
-    def _kept(self, layout: Layout, family: Family, held: RankParameters) -> float:
+    def _kept(self, layout: Layout, keeping: Keeping, held: RankParameters) -> float:
         frozen = self.question.workload.adapter is not None
         gradients = 0.0 if frozen else float(STATE_BYTES[layout.gradient_precision])
-        if family.sharded:
+        if keeping.sharded:
             # Beside a pipeline gathered weights and gradients stay whole through the step.
             return held.total * (2.0 + gradients) if layout.pp > 1 else 0.0
         # One byte where products are in eight bits, as some devices keep no more.
         number = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0}.get(layout.precision, 1.0)
         if frozen:
             return held.total * number
-        shared = states_of(replace(layout, zero=family.most), held)
+        shared = states_of(replace(layout, zero=keeping.most), held)
         whole = number * held.total + shared.gradients + shared.optimizer
         return max(0.0, whole - _ROUNDED)
 
-    def travels_s(self, layout: Layout, family: Family) -> Array:
+    def travels_s(self, layout: Layout, keeping: Keeping) -> Array:
         """Return the seconds that one layer of every kind travels for a microbatch at the least.
 
         Only experts count: dense layers may be sharded in groups as small as two.
         """
-        key = (*_degrees(layout), layout.precision, family)
+        key = (*_degrees(layout), layout.precision, keeping)
         known = self._seconds.get(key)
         if known is None:
             known = np.zeros(len(self.question.model.blocks))
             frozen = self.question.workload.adapter is not None
-            if layout.expert_dp > 1 and family.most > 1 and not frozen:
+            if layout.expert_dp > 1 and keeping.most > 1 and not frozen:
                 number = [one.experts for one in self._parameters(layout, experts=True)]
-                known = np.array(number) * self._seconds_each(layout, family)
+                known = np.array(number) * self._seconds_each(layout, keeping)
             self._seconds[key] = known
         return known
 
-    def _seconds_each(self, layout: Layout, family: Family) -> float:
+    def _seconds_each(self, layout: Layout, keeping: Keeping) -> float:
         """Return the seconds for one parameter of an expert."""
-        key = (*_degrees(layout), layout.gradient_precision, family)
+        key = (*_degrees(layout), layout.gradient_precision, keeping)
         known = self._rates.get(key)
         if known is None:
-            places = expert_places(self.question, layout, "dp")
+            places = [one for (one,) in expert_places(self.question, layout, "dp")]
             gradients = STATE_BYTES[layout.gradient_precision]
             known = gradients * min(least_s_per_byte(one, "reduce_scatter") for one in places)
-            if family.sharded:
+            if keeping.sharded:
                 # Both passes gather two bytes.
                 known += 4.0 * min(least_s_per_byte(one, "all_gather") for one in places)
             self._rates[key] = known

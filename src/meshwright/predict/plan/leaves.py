@@ -7,9 +7,9 @@ from msgspec.structs import replace
 
 from meshwright.predict.bubble import ENDS_APART
 from meshwright.predict.plan.burdens import exposed_share
-from meshwright.predict.plan.families import families
 from meshwright.predict.plan.frames import Frames, Staged
 from meshwright.predict.plan.holdings import Stages
+from meshwright.predict.plan.keepings import keepings
 from meshwright.predict.plan.pipes import Chunks, Floor, chunk_times, floors
 from meshwright.predict.plan.question import Question
 from meshwright.predict.plan.recomputes import Option
@@ -42,24 +42,24 @@ class Leaves:
         layout = pipe.on(shape.layout)
         chunks = chunk_times(shape, frames.cuts, pipe.split)
         options = {
-            family: [
+            keeping: [
                 _Eased(option, least, floors(shape, pipe, chunks, more, stages.flying))
-                for option in frames.options(shape, family.sharded)
-                if (least := staged.least(family)[option.row]) is not None
+                for option in frames.options(shape, keeping.sharded)
+                if (least := staged.least(keeping)[option.row]) is not None
                 for more in (frames.more(option, pipe.split, least),)
             ]
-            for family in families(self.question, layout)
+            for keeping in keepings(self.question, layout)
         }
-        families_of = {zero: family for family in options for zero in family.stages}
+        keeping_of = {zero: keeping for keeping in options for zero in keeping.stages}
         for way in self.sharings.of(layout, shape.orders, stages):
-            family, done = families_of[way.sharing.zero], list[list[float]]()
+            keeping, done = keeping_of[way.sharing.zero], list[list[float]]()
             fewest: list[int | None] | None = None
-            for option, least, easiest in options[family]:
+            for option, least, easiest in options[keeping]:
                 if _with_exchange(layout, shape, way, easiest) >= limit_s:
                     continue
                 self.tried += 1
                 if fewest is None:
-                    fewest = staged.fewest(family, way.residents)
+                    fewest = staged.fewest(keeping, way.residents)
                 layers = fewest[option.row]
                 if layers is None:
                     continue

@@ -6,7 +6,6 @@ the groups that talk inside a pass, then by those that exchange gradients and pa
 """
 
 from itertools import permutations
-from math import prod
 
 from msgspec.structs import replace
 
@@ -60,16 +59,23 @@ def orders_of(question: Question, layout: Layout) -> list[str]:
     return [one.order for one in every if _sound(question, one)]
 
 
-def expert_places(question: Question, layout: Layout, axis: str) -> set[Placement]:
-    """Return every place that a group of experts along an axis may have, in any order."""
+def expert_places(question: Question, layout: Layout, *axes: str) -> set[tuple[Placement, ...]]:
+    """Return the places that groups of experts along some axes may have together."""
     sizes = {
         "tp": layout.experts_tp, "ep": layout.ep, "dp": layout.expert_dp, "pp": layout.pp, "cp": 1,
     }  # fmt: skip
-    orders = question.space.allowed("order") or ()
-    strides = {
-        prod(sizes[one] for one in order.split(f"{axis}")[0].split("-") if one) for order in orders
+    found = set()
+    for order in question.space.allowed("order") or ():
+        stride, strides = 1, dict[str, int]()
+        for axis in order.split("-"):
+            strides[axis] = stride
+            stride *= sizes[axis]
+        found.add(tuple([strides[axis] for axis in axes]))
+    cluster = question.limited
+    return {
+        tuple([strided(cluster, 0, sizes[axis], one) for axis, one in zip(axes, some, strict=True)])
+        for some in found
     }
-    return {strided(question.limited, 0, sizes[axis], stride) for stride in strides}
 
 
 def _sound(question: Question, layout: Layout) -> bool:

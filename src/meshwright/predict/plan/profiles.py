@@ -17,7 +17,7 @@ from meshwright.predict.block_comm import BlockComm
 from meshwright.predict.bubble import ENDS_APART
 from meshwright.predict.buffers import MEMORY_CONSTANTS, runtime_bytes
 from meshwright.predict.memory import room_bytes, schedule_in_flight
-from meshwright.predict.plan.families import Family, families
+from meshwright.predict.plan.keepings import Keeping, keepings
 from meshwright.predict.plan.layer_states import LayerStates
 from meshwright.predict.plan.meshes import Core
 from meshwright.predict.plan.pipes import PAIRED, Cuts, Pipe, Pipes
@@ -122,28 +122,28 @@ class Profiles:
         once = profile.before @ both + np.where(idles, ahead @ loads.forward + inputs, 0.0)
         least = np.full((len(own), loads.variants), np.inf)
         share = run.constants.sm_share
-        for family in families(self.question, run.layout):
-            kept, travels = self._states(run, family, layouts)
-            busy = own + self._again(run, profile, kept, layouts, family.sharded)
+        for keeping in keepings(self.question, run.layout):
+            kept, travels = self._states(run, keeping, layouts)
+            busy = own + self._again(run, profile, kept, layouts, keeping.sharded)
             if travels is not None:
                 # What travels with a layer takes a share of the chip, and time where it is longer.
                 carried = profile.run @ travels
                 wait = share * carried + (1 - share) * np.maximum(0.0, carried - busy)
                 # ZeRO 2 reduces the gradients of the last microbatch as ZeRO 1 does.
-                busy = busy + wait * (1 - 1 / count if family.most == 2 else 1)
+                busy = busy + wait * (1 - 1 / count if keeping.most == 2 else 1)
             least = np.minimum(least, (once + count * busy).max(axis=1))
         return least
 
     def _states(
-        self, run: Run, family: Family, layouts: list[Layout] | None
+        self, run: Run, keeping: Keeping, layouts: list[Layout] | None
     ) -> tuple[Array, Array | None]:
         """Return what states of a layer keep, and how long they travel if they do."""
         if layouts is None:
-            return self.states.kept(run.layout, family, experts=False)[:, None], None
-        kept = [self.states.kept(layout, family, experts=True) for layout in layouts]
-        if family.most < 2:
+            return self.states.kept(run.layout, keeping, experts=False)[:, None], None
+        kept = [self.states.kept(layout, keeping, experts=True) for layout in layouts]
+        if keeping.most < 2:
             return np.array(kept).T, None
-        travels = [self.states.travels_s(layout, family) for layout in layouts]
+        travels = [self.states.travels_s(layout, keeping) for layout in layouts]
         return np.array(kept).T, np.array(travels).T
 
     def _again(

@@ -39,11 +39,15 @@ class Candidate(NamedTuple):
     @property
     def family(self) -> tuple[object, ...]:
         """What makes two layouts more than variants of each other."""
-        layout = self.layout
-        return (
-            layout.tp, layout.cp, layout.pp, layout.ep, layout.expert_tp, layout.microbatch,
-            layout.schedule, layout.zero == 3, layout.precision,
-        )  # fmt: skip
+        return family_of(self.layout)
+
+
+def family_of(layout: Layout) -> tuple[object, ...]:
+    """Return what variants of a layout have in common."""
+    return (
+        layout.tp, layout.cp, layout.pp, layout.ep, layout.expert_tp, layout.microbatch,
+        layout.schedule, layout.zero == 3, layout.precision,
+    )  # fmt: skip
 
 
 class Progress(NamedTuple):
@@ -105,6 +109,17 @@ class Search:
         """What a layout has to beat."""
         return self.best[-1].step.step_s if len(self.best) >= self.most else float("inf")
 
+    def _to_beat_s(self, layout: Layout) -> float:
+        """Return what a layout has to beat: another of its family, where that is among the best."""
+        family = family_of(layout)
+        rivals = [one.step.step_s for one in self.best if one.family == family]
+        return min([self.cutoff_s, *rivals])
+
+    def _any_to_beat_s(self, opened: "Opened") -> float:
+        """Return the same for layouts whose sharing is still open."""
+        layout = opened.staged.pipe.on(opened.shape.layout)
+        return max(self._to_beat_s(replace(layout, zero=zero)) for zero in (0, 3))
+
     def run(self, cores: Iterable[Core] | None = None, *, report: Report | None = None) -> bool:
         """Search all splits of the GPUs, or some; return whether the answer is proved."""
         for core in self.meshes.cores() if cores is None else cores:
@@ -162,10 +177,12 @@ class Search:
             case Frame():
                 self._stage(node)
             case Opened(shape, staged):
-                for leaf in self.leaves.of(shape, staged, self.cutoff_s):
-                    self._push(leaf.bound_s, leaf)
-            case Leaf(_, layout):
-                self._evaluate(layout)
+                for leaf in self.leaves.of(shape, staged, self._any_to_beat_s(node)):
+                    if leaf.bound_s < self._to_beat_s(leaf.layout):
+                        self._push(leaf.bound_s, leaf)
+            case Leaf(bound_s, layout):
+                if bound_s < self._to_beat_s(layout):
+                    self._evaluate(layout)
 
     def _stage(self, frame: Frame) -> None:
         if self.frames.stage(frame, self.cutoff_s) >= self.cutoff_s:
@@ -179,8 +196,11 @@ class Search:
                 # Only passes that run side by side may hide more than a switch for it does.
                 if switched and not shape.layout.overlap_ep and staged.pipe.schedule not in PAIRED:
                     continue
-                bound_s = self.frames.least_s(shape, staged, self.cutoff_s)
-                self._push(bound_s, Opened(shape, staged))
+                opened = Opened(shape, staged)
+                limit_s = self._any_to_beat_s(opened)
+                bound_s = self.frames.least_s(shape, staged, limit_s)
+                if bound_s < limit_s:
+                    self._push(bound_s, opened)
 
     def _evaluate(self, layout: Layout) -> None:
         run = self.question.run(layout)

@@ -14,8 +14,8 @@ from meshwright.errors import InputError
 from meshwright.predict.buckets import Exchange
 from meshwright.predict.memory import Resident
 from meshwright.predict.plan.burdens import Way, Ways
-from meshwright.predict.plan.families import Family, families
 from meshwright.predict.plan.holdings import Stages
+from meshwright.predict.plan.keepings import Keeping, keepings
 from meshwright.predict.plan.meshes import divisors
 from meshwright.predict.plan.question import Question
 from meshwright.spec.layout import Layout, Offload
@@ -74,8 +74,8 @@ class Sharings:
         if known is None:
             every = [
                 self._shared(way, order, layout.microbatch, stages)
-                for family in families(self.question, layout)
-                for way, order in self.known.every(layout, self.kinds(layout, family), orders)
+                for keeping in keepings(self.question, layout)
+                for way, order in self.known.every(layout, self.kinds(layout, keeping), orders)
             ]
             known = self._known[key] = _unbeaten(every)
         return known
@@ -98,13 +98,13 @@ class Sharings:
             for one, other in product(*self.overlaps())
         ]
 
-    def kinds(self, layout: Layout, family: Family) -> tuple[tuple[int, int | None], ...]:
-        """Return the ZeRO stages of a family with the sizes of a shard."""
-        key = (layout.dp, layout.cp, layout.tp, layout.pp, layout.order, family)
+    def kinds(self, layout: Layout, keeping: Keeping) -> tuple[tuple[int, int | None], ...]:
+        """Return the ZeRO stages of a keeping with the sizes of a shard."""
+        key = (layout.dp, layout.cp, layout.tp, layout.pp, layout.order, keeping)
         known = self._kinds.get(key)
         if known is None:
             known = self._kinds[key] = tuple(
-                (zero, shard) for zero in family.stages for shard in self._shards(layout, zero)
+                (zero, shard) for zero in keeping.stages for shard in self._shards(layout, zero)
             )
         return known
 

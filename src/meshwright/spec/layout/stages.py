@@ -5,6 +5,7 @@ under the folded schedules, which turn around at the last rank, and under `dualp
 rank holds its own chunk and its mirror image's.
 """
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from meshwright.spec.layout.kinds import FOLDED_SCHEDULES
@@ -38,28 +39,40 @@ def split_layers(layout: "Layout", layers: int) -> tuple[int, ...]:
 
 def chunks(layout: "Layout", layers: int) -> tuple[Chunk, ...]:
     """Return every chunk with its layers and the rank that holds it."""
+    return _chunks(layout.schedule, layout.pp, split_layers(layout, layers))
+
+
+def rank_chunks(layout: "Layout", layers: int) -> tuple[tuple[Chunk, ...], ...]:
+    """Return the chunks of every pipeline rank, rank 0 first."""
+    return _rank_chunks(layout.schedule, layout.pp, split_layers(layout, layers))
+
+
+@lru_cache(maxsize=4096)
+def _chunks(schedule: str, pp: int, sizes: tuple[int, ...]) -> tuple[Chunk, ...]:
     found, first = [], 0
-    sizes = split_layers(layout, layers)
     for index, size in enumerate(sizes):
         ends = index == 0, index == len(sizes) - 1
         found += [
-            Chunk(index, rank, first, first + size, *ends) for rank in _ranks_of(layout, index)
+            Chunk(index, rank, first, first + size, *ends)
+            for rank in _ranks_of(schedule, pp, index)
         ]
         first += size
     return tuple(found)
 
 
-def rank_chunks(layout: "Layout", layers: int) -> tuple[tuple[Chunk, ...], ...]:
-    """Return the chunks of every pipeline rank, rank 0 first."""
-    every = chunks(layout, layers)
-    return tuple(tuple(c for c in every if c.rank == rank) for rank in range(layout.pp))
+@lru_cache(maxsize=4096)
+def _rank_chunks(schedule: str, pp: int, sizes: tuple[int, ...]) -> tuple[tuple[Chunk, ...], ...]:
+    found: list[list[Chunk]] = [[] for _ in range(pp)]
+    for chunk in _chunks(schedule, pp, sizes):
+        found[chunk.rank].append(chunk)
+    return tuple(map(tuple, found))
 
 
-def _ranks_of(layout: "Layout", index: int) -> tuple[int, ...]:
-    turn, rank = divmod(index, layout.pp)
-    mirror = layout.pp - 1 - rank
-    if layout.schedule == "dualpipe" and layout.pp > 1:
+def _ranks_of(schedule: str, pp: int, index: int) -> tuple[int, ...]:
+    turn, rank = divmod(index, pp)
+    mirror = pp - 1 - rank
+    if schedule == "dualpipe" and pp > 1:
         return (rank, mirror)
-    if layout.schedule in FOLDED_SCHEDULES and turn % 2:
+    if schedule in FOLDED_SCHEDULES and turn % 2:
         return (mirror,)
     return (rank,)

@@ -1,8 +1,8 @@
-"""Families of ways to share states: what each of them keeps whole on every rank.
+"""What ways to share states keep whole on every rank.
 
 ZeRO stages 0 and 1 keep parameters and gradients whole, stage 2 parameters, stage 3 neither. What
-is sharded travels with every microbatch, so families differ in memory and in time, and bounds are
-worked out for each of them.
+is sharded travels with every microbatch, so memory and time differ between them, and bounds are
+worked out for each by itself.
 """
 
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from meshwright.predict.plan.question import Question
 from meshwright.spec.layout import Layout
 
 
-class Family(NamedTuple):
+class Keeping(NamedTuple):
     """Ways to share that keep the same whole."""
 
     stages: tuple[int, ...]
@@ -31,10 +31,10 @@ class Family(NamedTuple):
 _TOGETHER = ((0, 1), (2,), (3,))
 
 
-def families(question: Question, layout: Layout) -> tuple[Family, ...]:
-    """Return the families of a question on the replicas of a layout."""
+def keepings(question: Question, layout: Layout) -> tuple[Keeping, ...]:
+    """Return what the ways to share of a question may keep on the replicas of a layout."""
     zeros = question.space.allowed("zero") or ()
     if layout.dp * layout.cp == 1:
-        return (Family((0,)),) if 0 in zeros else ()
+        return (Keeping((0,)),) if 0 in zeros else ()
     both = (tuple(zero for zero in some if zero in zeros) for some in _TOGETHER)
-    return tuple(Family(stages) for stages in both if stages)
+    return tuple(Keeping(stages) for stages in both if stages)
