@@ -28,8 +28,8 @@ class Way(Search):
         core = Core(layout.tp, layout.cp, layout.pp, layout.dp, layout.microbatch, layout.precision)
         assert core in set(self.meshes.cores())
         self.levels: list[list[tuple[float, Node]]] = [[(self.bounds.kernels_s(core), core)]]
-        """Cores, meshes, frames, shapes with a schedule, leaves: each with its bound."""
-        for _ in range(4):
+        """Cores, splits, meshes, frames, shapes with a schedule, leaves: each with its bound."""
+        for _ in range(5):
             self.levels.append([one for _, node in self.levels[-1] for one in self._below(node)])
 
     def _below(self, node: Node) -> list[tuple[float, Node]]:

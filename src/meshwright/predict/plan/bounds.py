@@ -51,7 +51,7 @@ class Bounds:
         self._often = np.array([counts[block.name] for block in question.model.blocks], float)
         """Layers of every kind."""
         self._calm: dict[Key, dict[str, float]] = {}
-        self._orders: dict[Key, list[str]] = {}
+        self._orders: dict[Key, dict[object, str]] = {}
         self._placed: dict[Key, set[tuple[Placement, ...]]] = {}
 
     def kernels_s(self, core: Core) -> float:
@@ -145,22 +145,24 @@ class Bounds:
 
     def _comm(self, core: Core, split: bool) -> dict[str, float]:
         """Return what each kind of layer waits for tensor and context parallelism at the least."""
-        key = (core, split)
+        plain = self.shapes.layout(core, Spread())
+        places = self._distinct(plain)
+        # Splits of other ranks may put these groups in the same places.
+        key = (core.tp, core.cp, core.microbatch, split, tuple(places))
         known = self._calm.get(key)
         if known is None:
-            known = self._calm[key] = self._waits(core, split)
+            known = self._calm[key] = self._waits(plain, split, list(places.values()))
         return known
 
-    def _waits(self, core: Core, split: bool) -> dict[str, float]:
-        plain = self.shapes.layout(core, Spread())
-        kinds = [kind for one, kind in self.meshes.contexts(core.tp, core.cp) if one == split]
+    def _waits(self, plain: Layout, split: bool, orders: list[str]) -> dict[str, float]:
+        kinds = [kind for one, kind in self.meshes.contexts(plain.tp, plain.cp) if one == split]
         least: dict[str, tuple[float, float]] = {}
         # Expert layers may do without communication after their experts.
         blocks = [
             replace(block, mlp=None) if isinstance(block.mlp, Experts) else block
             for block in self.question.model.blocks
         ]
-        for order in self._distinct(plain):
+        for order in orders:
             for kind in kinds:
                 layout = replace(
                     plain,
@@ -177,17 +179,16 @@ class Bounds:
                     least[block.name] = tp, min(cp, found.cp_forward + found.cp_backward)
         return {name: sum(both) for name, both in least.items()}
 
-    def _distinct(self, layout: Layout) -> list[str]:
-        """Return orders that put tensor and context parallel groups in different places."""
+    def _distinct(self, layout: Layout) -> dict[object, str]:
+        """Return the places of tensor and context parallel groups, each with an order."""
         key = (layout.tp, layout.cp, layout.pp, layout.dp)
         known = self._orders.get(key)
         if known is None:
-            found: dict[object, str] = {}
+            known = self._orders[key] = {}
             for order in orders_of(self.question, layout):
                 ordered, cluster = replace(layout, order=order), self.question.limited
                 groups = place(cluster, ordered, "tp"), place(cluster, ordered, "cp")
-                found.setdefault((groups, neighbours(cluster, ordered, "cp")), order)
-            known = self._orders[key] = list(found.values())
+                known.setdefault((groups, neighbours(cluster, ordered, "cp")), order)
         return known
 
     def _experts(self, run: Run, experts: Experts, own_s: float) -> tuple[float, float]:

@@ -18,7 +18,7 @@ from meshwright.predict.memory import layer_bytes
 from meshwright.predict.plan.burdens import Way, Ways
 from meshwright.predict.plan.holdings import Holdings, Stages
 from meshwright.predict.plan.meshes import Core, Meshes, divisors
-from meshwright.predict.plan.orders import orders_of
+from meshwright.predict.plan.orders import inside_of, orders_of
 from meshwright.predict.plan.pipes import Pipe, Pipes
 from meshwright.predict.plan.question import Question
 from meshwright.predict.plan.recomputes import Again, choices
@@ -118,7 +118,8 @@ class Jobs:
             for order in orders:
                 layout = replace(plain, order=order, overlap_tp=tensor, overlap_ep=experts)
                 run = self.question.run(layout)
-                layers, hop = kernels.layers(run), hop_s(run)
+                inside = kernels.number(inside_of(self.question, run.layout))
+                layers, hop = kernels.layers(run, inside), hop_s(run)
                 alike.setdefault((id(layers), hop), (run, layers, []))[2].append(order)
             for (_, hop), (run, layers, some) in alike.items():
                 yield Shape(run, tuple(some), layers, kernels.ends(run), hop)

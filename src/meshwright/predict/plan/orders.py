@@ -6,6 +6,7 @@ the groups that talk inside a pass, then by those that exchange gradients and pa
 """
 
 from itertools import permutations
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -18,26 +19,44 @@ from meshwright.spec.layout.kinds import AXES
 from meshwright.spec.layout.ranks import group_of, pipelines_agree
 
 
-def places(question: Question, layout: Layout) -> tuple[tuple[str, ...], ...]:
+class Inside(NamedTuple):
+    """Where the groups lie that talk inside a layer."""
+
+    tp: Placement
+    cp: Placement
+    ring: tuple[tuple[Placement, int], ...]
+    """Neighbours along cp."""
+    ep: Placement | None
+    expert_tp: Placement | None
+
+
+def inside_of(question: Question, layout: Layout) -> Inside:
+    """Return where the groups of a layout lie that talk inside a layer."""
+    cluster, experts = question.limited, question.model.experts is not None
+    return Inside(
+        place(cluster, layout, "tp"),
+        place(cluster, layout, "cp"),
+        neighbours(cluster, layout, "cp"),
+        place(cluster, layout, "ep") if layout.ep > 1 else None,
+        place(cluster, layout, "expert_tp") if experts else None,
+    )
+
+
+def places(question: Question, layout: Layout) -> dict[tuple[Inside, object], tuple[str, ...]]:
     """Return the orders worth telling apart for the degrees of a layout.
 
-    Orders of one group put the groups that talk inside a pass in the same places.
+    Orders of one group put the groups that talk inside a pass in the same places: those of a
+    layer, and neighbours along the pipeline.
     """
     cluster, experts = question.limited, question.model.experts is not None
-    found: dict[object, dict[object, str]] = {}
+    found: dict[tuple[Inside, object], dict[object, str]] = {}
     for order in orders_of(question, layout):
         ordered = replace(layout, order=order)
-        inside = (
-            place(cluster, ordered, "tp"),
-            place(cluster, ordered, "cp"),
-            neighbours(cluster, ordered, "cp"),
-            neighbours(cluster, ordered, "pp"),
-            place(cluster, ordered, "ep") if layout.ep > 1 else None,
-            place(cluster, ordered, "expert_tp") if experts else None,
-        )
+        inside = inside_of(question, ordered)
         outside = (_strides(ordered), place(cluster, ordered, "expert_dp") if experts else None)
-        found.setdefault(inside, {}).setdefault(outside, order)
-    return tuple(tuple(orders.values()) for orders in found.values())
+        group = found.setdefault((inside, neighbours(cluster, ordered, "pp")), {})
+        group.setdefault(outside, order)
+    return {one: tuple(orders.values()) for one, orders in found.items()}
 
 
 def orders_of(question: Question, layout: Layout) -> list[str]:

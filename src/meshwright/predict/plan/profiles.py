@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
-from meshwright.predict.block_comm import BlockComm
 from meshwright.predict.bubble import ENDS_APART
 from meshwright.predict.buffers import MEMORY_CONSTANTS, runtime_bytes
 from meshwright.predict.memory import room_bytes, schedule_in_flight
@@ -25,7 +24,6 @@ from meshwright.predict.plan.question import Question
 from meshwright.predict.plan.recomputes import Prices, Recomputes
 from meshwright.predict.plan.shapes import Key, Shape
 from meshwright.predict.run import Run
-from meshwright.predict.stage_time import Layer
 from meshwright.spec.layout import Layout
 
 Array = npt.NDArray[Any]
@@ -176,12 +174,8 @@ class Profiles:
         prices, main = self._price(run, sharded), self._main
         room = room_bytes(run, runtime_bytes(run, MEMORY_CONSTANTS))
         budget = (room - profile.layers @ states) / run.tokens
-        hulls = [prices.hulls[name] for name in self.names]
-        kept = np.array([prices.whole[name] for name in self.names])
-        saved = np.array([sum(step[0] for step in hull) for hull in hulls])
-        saved[main] = 0.0
         # The layer in backward has back what it did not keep, at least what layers save on average.
-        needs = profile.held @ (kept - saved) + prices.working[self.names[main]]
+        needs = profile.held @ prices.kept + prices.working
         lack = needs[:, :, None] - budget
         short = lack > 0
         if not short.any():
@@ -192,8 +186,7 @@ class Profiles:
         each = np.full(lack.shape, np.inf)
         np.divide(lack, spare, out=each, where=short & (spare > 0))
         each[~short] = 0.0
-        steps = np.cumsum([(0.0, 0.0), *hulls[main]], axis=0)
-        seconds = np.interp(each, steps[:, 0], steps[:, 1], right=np.inf)
+        seconds = np.interp(each, prices.steps[:, 0], prices.steps[:, 1], right=np.inf)
         again = np.full(lack.shape, np.inf)
         runs = np.broadcast_to(profile.run[:, :, main, None], lack.shape)
         np.multiply(seconds, runs, out=again, where=np.isfinite(seconds))
@@ -245,15 +238,12 @@ class Profiles:
         layout = run.layout
         if (layout.zero == 3) != sharded:
             run = self.question.run(replace(layout, zero=3 if sharded else 0))
-        kernels = self.recomputes.kernels
-        key = (*kernels.key(run), layout.cp_kind, self.recomputes.places(layout), sharded)
+        places = self.recomputes.places(layout)
+        key = (*self.recomputes.kernels.key(run), layout.cp_kind, places, sharded)
         known = self._prices.get(key)
         if known is None:
-            layers = {
-                block.name: Layer(kernels.least(run, block), BlockComm(), 0.0)
-                for block in run.model.blocks
-            }
-            known = self._prices[key] = self.recomputes.prices(run, layers)
+            main = run.model.blocks[self._main]
+            known = self._prices[key] = self.recomputes.prices(run, main)
         return known
 
 

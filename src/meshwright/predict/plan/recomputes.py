@@ -11,14 +11,15 @@ from typing import NamedTuple
 import numpy as np
 from msgspec.structs import replace
 
+from meshwright.predict.block_comm import BlockComm
 from meshwright.predict.memory import LayerBytes, layer_bytes
 from meshwright.predict.plan.question import Question
-from meshwright.predict.plan.room import Sizes
+from meshwright.predict.plan.room import Array, Sizes
 from meshwright.predict.plan.shapes import Kernels, Key, Layers
 from meshwright.predict.recompute_time import recompute_s
 from meshwright.predict.run import Run
 from meshwright.spec.layout import Layout, Recompute, RecomputeOp
-from meshwright.spec.model import Experts, LatentAttention, Mlp, Model
+from meshwright.spec.model import Block, Experts, LatentAttention, Mlp, Model
 
 
 class Again(NamedTuple):
@@ -48,14 +49,14 @@ class Option(NamedTuple):
 
 
 class Prices(NamedTuple):
-    """What saving activations costs at the least."""
+    """What saving activations of one kind of layer costs at the least, of others nothing."""
 
-    whole: dict[str, float]
-    """Bytes that each kind of layer keeps per token where nothing is computed again."""
-    working: dict[str, float]
-    """Bytes per token alive in its backward beside what it keeps."""
-    hulls: dict[str, list[tuple[float, float]]]
-    """Bytes saved with the seconds that takes, in steps of rising price."""
+    kept: Array
+    """Bytes per token that each kind keeps: this one all, others no more than they must."""
+    working: float
+    """Bytes per token alive in this kind's backward beside what it keeps."""
+    steps: Array
+    """Bytes saved with the seconds that takes, from nothing up."""
 
 
 class Useful(NamedTuple):
@@ -131,41 +132,36 @@ class Recomputes:
             known = self._options[key] = _unbeaten(options, useful.sizes)
         return known
 
-    def prices(self, run: Run, layers: Layers) -> "Prices":
-        """Return what saving activations costs at the least, wherever experts lie.
+    def prices(self, run: Run, block: Block) -> Prices:
+        """Return what saving activations of a kind of layer costs, wherever experts lie.
 
         Whatever a layer computes again, and however many layers do, what it saves and what that
         takes lie on or above the lower hull of all options.
         """
-        useful = self.useful(run)
-        single = {op: self._single(run, op, layers) for op in _ops(useful.agains)}
-        names, saved = useful.sizes.names, useful.sizes.saved
-        hulls = {}
-        for column, name in enumerate(names):
-            if name not in layers:
-                continue
-            points = [(0.0, 0.0)]
-            for row, again in enumerate(useful.agains):
-                seconds = sum([single[op][name] for op in again.ops])
-                if again.recompute == "full" or not again.ops:
-                    seconds = self._each(run, again, layers)[name]
-                points.append((float(saved[row, column]), seconds))
-            hulls[name] = _hull(points)
-        whole, working = useful.sizes.whole.tolist(), useful.sizes.working.tolist()
-        return Prices(
-            dict(zip(names, whole, strict=True)), dict(zip(names, working, strict=True)), hulls
-        )
+        agains, sizes, _ = self.useful(run)
+        column = sizes.names.index(block.name)
+        single = {op: self._single(run, op, block) for op in _ops(agains)}
+        points = []
+        for again, saved in zip(agains, sizes.saved[:, column].tolist(), strict=True):
+            seconds = sum([single[op] for op in again.ops])
+            if again.recompute == "full":
+                seconds = self._one(run, again, block)
+            points.append((saved, seconds))
+        least = sizes.whole - sizes.saved.max(axis=0)
+        least[column] = sizes.whole[column]
+        return Prices(least, float(sizes.working[column]), np.array(_hull(points)))
 
-    def _single(self, run: Run, op: RecomputeOp, layers: Layers) -> dict[str, float]:
+    def _single(self, run: Run, op: RecomputeOp, block: Block) -> float:
         """Return what one operation takes at the least."""
         if op != "moe":
-            return self._each(run, Again("selective", (op,)), layers)
-        return {
-            block.name: self.kernels.least_experts(run, block.mlp)[0]
-            if isinstance(block.mlp, Experts)
-            else 0.0
-            for block in run.model.blocks
-        }
+            return self._one(run, Again("selective", (op,)), block)
+        if not isinstance(block.mlp, Experts):
+            return 0.0
+        return self.kernels.least_experts(run, block.mlp)[0]
+
+    def _one(self, run: Run, again: Again, block: Block) -> float:
+        run = self.question.run(again.on(run.layout))
+        return recompute_s(run, block, self.kernels.least(run, block), BlockComm())
 
     def _each(self, run: Run, again: Again, layers: Layers) -> dict[str, float]:
         run = self.question.run(again.on(run.layout))
@@ -231,13 +227,12 @@ def _ops(agains: tuple[Again, ...]) -> set[RecomputeOp]:
 
 
 def _hull(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return the lower hull of points from the origin, as steps of rising slope."""
-    steps: list[tuple[float, float]] = []
-    at = (0.0, 0.0)
+    """Return the corners of the lower hull of points, from the origin on, slopes rising."""
+    corners = [(0.0, 0.0)]
     points = [point for point in points if point[0] > 0]
     while points:
-        slope, wide = min(((y - at[1]) / (x - at[0]), -x) for x, y in points)
-        steps.append((-wide - at[0], slope * (-wide - at[0])))
-        at = (-wide, at[1] + slope * (-wide - at[0]))
-        points = [point for point in points if point[0] > at[0]]
-    return steps
+        left, low = corners[-1]
+        _, wide = min(((y - low) / (x - left), -x) for x, y in points)
+        corners.append((-wide, min(y for x, y in points if x == -wide)))
+        points = [point for point in points if point[0] > -wide]
+    return corners

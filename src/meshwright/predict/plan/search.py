@@ -66,6 +66,12 @@ class Progress(NamedTuple):
 Report = Callable[[Progress], None]
 
 
+class Split(NamedTuple):
+    """A split of the GPUs whose memory is known to suffice."""
+
+    core: Core
+
+
 class Mesh(NamedTuple):
     """A split of the GPUs with the places of experts."""
 
@@ -80,7 +86,7 @@ class Opened(NamedTuple):
     staged: Staged
 
 
-Node = Core | Mesh | Frame | Opened | Leaf
+Node = Core | Split | Mesh | Frame | Opened | Leaf
 
 
 class Search:
@@ -167,10 +173,10 @@ class Search:
     def _open(self, node: Node) -> None:
         match node:
             case Core():
-                bound_s = self.bounds.core_s(node, self.cutoff_s)
-                if bound_s < self.cutoff_s:
-                    for spread, mesh_s in self.bounds.meshes_s(node, self.cutoff_s):
-                        self._push(max(bound_s, mesh_s), Mesh(node, spread))
+                self._push(self.bounds.core_s(node, self.cutoff_s), Split(node))
+            case Split(core):
+                for spread, bound_s in self.bounds.meshes_s(core, self.cutoff_s):
+                    self._push(bound_s, Mesh(core, spread))
             case Mesh(core, spread):
                 for frame in self.frames.of(core, spread, self.cutoff_s):
                     self._push(frame.least_s, frame)

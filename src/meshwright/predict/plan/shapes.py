@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from meshwright.predict.block_comm import BlockComm, neighbours, place
+from meshwright.predict.block_comm import BlockComm
 from meshwright.predict.block_time import Passes, block_passes
 from meshwright.predict.bubble import hop_s
 from meshwright.predict.cost import grouped_least_s
 from meshwright.predict.plan.meshes import Core, Meshes, Spread
-from meshwright.predict.plan.orders import places
+from meshwright.predict.plan.orders import Inside, places
 from meshwright.predict.plan.question import Question
 from meshwright.predict.run import Run
 from meshwright.predict.stage_time import Layer, embedding_passes, head_passes, launched, layer_time
@@ -123,6 +123,7 @@ class Kernels:
         self._blocks: dict[Key, Passes] = {}
         self._layers: dict[Key, Layers] = {}
         self._ends: dict[Key, tuple[Passes, Passes]] = {}
+        self._numbers: dict[Inside, int] = {}
 
     def key(self, run: Run) -> Key:
         """Return what the kernels of dense layers depend on."""
@@ -178,15 +179,19 @@ class Kernels:
     def _paced(run: Run, block: Block, passes: Passes) -> Passes:
         return passes if run.software.graphs else launched(run, block, passes)
 
-    def layers(self, run: Run) -> Layers:
-        """Return one layer of every kind with its communication."""
-        layout, cluster = run.layout, run.cluster
+    def number(self, inside: Inside) -> int:
+        """Return the number of some places: hashing them each time takes long."""
+        return self._numbers.setdefault(inside, len(self._numbers))
+
+    def layers(self, run: Run, inside: int) -> Layers:
+        """Return one layer of every kind with its communication.
+
+        `inside` numbers the places of the groups that talk in it.
+        """
+        layout = run.layout
         key = (
             *self.key(run), layout.ep, layout.expert_tp, layout.cp_kind, layout.overlap_tp,
-            layout.overlap_ep, place(cluster, layout, "tp"), place(cluster, layout, "cp"),
-            neighbours(cluster, layout, "cp"),
-            place(cluster, layout, "ep") if layout.ep > 1 else None,
-            place(cluster, layout, "expert_tp") if layout.experts_tp > 1 else None,
+            layout.overlap_ep, inside,
         )  # fmt: skip
         known = self._layers.get(key)
         if known is None:
@@ -212,7 +217,7 @@ class Shapes:
     def __init__(self, question: Question, meshes: Meshes) -> None:
         self.question, self.meshes = question, meshes
         self.kernels = Kernels(question)
-        self._places: dict[Key, tuple[tuple[str, ...], ...]] = {}
+        self._places: dict[Key, list[tuple[int, tuple[str, ...]]]] = {}
 
     def layout(self, core: Core, spread: Spread) -> Layout:
         """Return a layout with the degrees of a core, all else as the question's own."""
@@ -227,7 +232,7 @@ class Shapes:
 
     def of(self, layout: Layout, kinds: list[str]) -> Iterator[Shape]:
         """Yield every shape with the degrees of a layout and some kinds of context parallelism."""
-        for orders in self._orders(layout):
+        for inside, orders in self._orders(layout):
             for kind in kinds:
                 # Products split for overlap never take longer, so waiting is only for who must.
                 tensor = max(self._switch("overlap_tp", layout.sequence_parallel))
@@ -241,15 +246,16 @@ class Shapes:
                             overlap_ep=experts,
                         )
                     )
-                    ends, layers = self.kernels.ends(run), self._layers(run)
+                    ends, layers = self.kernels.ends(run), self._layers(run, inside)
                     yield Shape(run, orders, layers, ends, hop_s(run))
 
-    def _layers(self, run: Run) -> Layers:
+    def _layers(self, run: Run, inside: int) -> Layers:
         """Return the least that layers take, gradients summed up by kernels of their own or not."""
-        zeros, layers = self.question.space.allowed("zero") or (), self.kernels.layers(run)
+        zeros = self.question.space.allowed("zero") or ()
+        layers = self.kernels.layers(run, inside)
         if self.question.software.fused_accumulation or 3 not in zeros:
             return layers
-        sharded = self.kernels.layers(self.question.run(replace(run.layout, zero=3)))
+        sharded = self.kernels.layers(self.question.run(replace(run.layout, zero=3)), inside)
         return {name: _quicker([layer, sharded[name]]) for name, layer in layers.items()}
 
     def _switch(self, name: str, applies: bool) -> tuple[bool, ...]:
@@ -258,9 +264,13 @@ class Shapes:
             return (False,)
         return self.question.space.allowed(name) or ()
 
-    def _orders(self, layout: Layout) -> tuple[tuple[str, ...], ...]:
+    def _orders(self, layout: Layout) -> list[tuple[int, tuple[str, ...]]]:
+        """Return groups of orders, each with the number of its places inside a layer."""
         key = (layout.tp, layout.cp, layout.pp, layout.dp, layout.ep, layout.expert_tp)
         known = self._places.get(key)
         if known is None:
-            known = self._places[key] = places(self.question, layout)
+            known = self._places[key] = [
+                (self.kernels.number(inside), orders)
+                for (inside, _), orders in places(self.question, layout).items()
+            ]
         return known
