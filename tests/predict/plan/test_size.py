@@ -116,4 +116,4 @@ def test_the_largest_spaces_are_counted() -> None:
         cluster=catalog.cluster("h100-superpod").with_gpus(16384),
         workload=Training(tokens=10**12, sequence_length=8192, global_batch=2048),
     )
-    assert space_size(question) > 10**13
+    assert space_size(question) > 10**11

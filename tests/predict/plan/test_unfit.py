@@ -39,7 +39,7 @@ def mended(question: Question, problem: Problem) -> Question:
 
 
 TIGHT = asked(
-    memory_gb=3.5, fixed=("tp=1", "cp=1", "pp=1", "zero=1", "recompute=none", "offload=none")
+    memory_gb=3.5, fixed=("tp=1", "cp=1", "pp=1", "zero=1", "recompute=none")
 )
 
 
@@ -67,12 +67,12 @@ def test_the_cause_names_what_to_try() -> None:
     "question",
     [
         TIGHT,
-        asked(memory_gb=2.3, fixed=("offload=none",)),
+        asked(memory_gb=2.3, fixed=()),
         asked(fixed=("tp=3",)),
         asked(fixed=("tp=2", "cp=1", "pp=2", "dp=8")),
         asked(24, fixed=("tp=2", "cp=1", "pp=4")),
         asked(batch=8, fixed=("pp=4", "tp=1", "cp=1", "schedule=dualpipe")),
-        asked(model=SPARSE, memory_gb=2.8, fixed=("ep=1", "tp=1", "zero=1", "offload=none")),
+        asked(model=SPARSE, memory_gb=2.8, fixed=("ep=1", "tp=1", "zero=1")),
     ],
     ids=["memory", "gpus", "tp", "dp", "batch", "schedule", "experts"],
 )
@@ -85,7 +85,7 @@ def test_every_fix_makes_the_question_answerable(question: Question) -> None:
 
 
 def test_what_is_to_go_to_the_host_makes_a_layout_fit() -> None:
-    question = asked(memory_gb=2.3, fixed=("offload=none",))
+    question = asked(memory_gb=2.3, fixed=())
     found = nearest(mended(question, about(told(question), "offload")), tries=300)
     assert found is not None
     assert found.fits
@@ -93,7 +93,7 @@ def test_what_is_to_go_to_the_host_makes_a_layout_fit() -> None:
 
 
 def test_a_limit_on_memory_is_raised_to_what_the_nearest_needs() -> None:
-    free = asked(fixed=("offload=none", "tp=1", "pp=1"))
+    free = asked(fixed=("tp=1", "pp=1"))
     question = replace(free, space=replace(free.space, max_memory=0.02))
     problem = about(told(question), "max_memory")
     share = float(problem.fix.removeprefix("use max_memory="))
@@ -103,14 +103,14 @@ def test_a_limit_on_memory_is_raised_to_what_the_nearest_needs() -> None:
 
 
 def test_the_value_named_is_the_nearest_that_fits() -> None:
-    rest = ("pp=1", "cp=1", "zero=0", "recompute=full", "offload=none")
+    rest = ("pp=1", "cp=1", "zero=0", "recompute=full")
     problem = about(told(asked(memory_gb=3.5, fixed=("tp=1", *rest))), "tp")
     assert problem.fix == "use tp=4"
     assert told(asked(memory_gb=3.5, fixed=("tp=2", *rest)))[0].where == "memory"
 
 
 def test_where_no_single_field_is_the_cause_several_are_opened() -> None:
-    degrees = ("tp=1", "cp=1", "pp=1", "dp=8", "zero=0", "recompute=none", "offload=none")
+    degrees = ("tp=1", "cp=1", "pp=1", "dp=8", "zero=0", "recompute=none")
     problem = told(asked(memory_gb=2.4, fixed=degrees))[1]
     assert "no single one of" in problem.what
     assert "tp" in problem.where.split(", ")

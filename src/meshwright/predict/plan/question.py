@@ -2,7 +2,7 @@
 
 A `Space` says for every field of a `Layout` which values may be chosen. Fields that change results
 and not just speed (precision, optimizer, formats of states) stay as the user's own layout has them
-unless more is allowed.
+unless more is allowed, and so does what is kept in host memory.
 """
 
 from collections.abc import Iterable
@@ -35,6 +35,11 @@ FIXED_BY_USER = (
 )
 """Fields that change what is trained; a search leaves them alone unless told."""
 
+CLOSED = (*FIXED_BY_USER, "offload")
+"""Fields that stay as the question's own layout has them unless more is allowed. What goes to the
+host is one of them: whether all of it has room there, and what else uses the links, is not known
+(`predict.offload`)."""
+
 OFFLOADS: tuple[tuple[Offload, ...], ...] = (
     (),
     ("activations",),
@@ -58,7 +63,6 @@ _OPEN: dict[str, tuple[Any, ...]] = {
     "overlap_tp": (True, False),
     "overlap_pp": (True, False),
     "overlap_ep": (True, False),
-    "offload": OFFLOADS,
     "order": tuple(sorted(ORDERS)),
 }
 """The choices of fields that take words or switches. `ring+ulysses` is left out: it is priced as a
@@ -81,7 +85,7 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
         """Return the values a field may take; None where every sound number may be tried."""
         if name in self.fixed:
             return self.fixed[name]
-        if name in FIXED_BY_USER:
+        if name in CLOSED:
             return (getattr(self.base, name),)
         return _OPEN.get(name)
 

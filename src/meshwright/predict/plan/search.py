@@ -89,6 +89,10 @@ class Opened(NamedTuple):
 Node = Core | Split | Mesh | Frame | Opened | Leaf
 
 
+_WIDER: dict[type, int] = {Core: 1024, Split: 16, Mesh: 4}
+"""How much wider than asked a beam is where bounds say little yet."""
+
+
 class Search:
     """One search; it can be stopped at any time and says how far it got."""
 
@@ -140,11 +144,37 @@ class Search:
             else:
                 self._dive(node)
             self.opened += 1
-            if report is not None and time.monotonic() > self._said_s + _REPORT_S:
-                self._said_s = time.monotonic()
-                report(self.progress())
+            self._say(report)
         self.bound_s = self.best[0].step.step_s if self.best else float("inf")
         return True
+
+    def run_beam(self, width: int, *, report: Report | None = None) -> bool:
+        """Search level by level, of each only the `width` most promising nodes; return as `run`.
+
+        What is left out may hold something better: `bound_s` says how much at the most.
+        """
+        left_out = float("inf")
+        for core in self.meshes.cores():
+            self._push(self.bounds.kernels_s(core), core)
+        while self._heap:
+            level, self._heap = sorted(self._heap), []
+            most = width * _WIDER.get(type(level[0][2]), 1)
+            left_out = min([left_out, *(bound_s for bound_s, _, _ in level[most:])])
+            for bound_s, _, node in level[:most]:
+                if bound_s < self.cutoff_s:
+                    self._opened_s = bound_s
+                    self._open(node)
+                    self.opened += 1
+                    self.bound_s = min(left_out, level[0][0])
+                    self._say(report)
+        best_s = self.best[0].step.step_s if self.best else float("inf")
+        self.bound_s = min(left_out, best_s)
+        return left_out >= self.cutoff_s
+
+    def _say(self, report: Report | None) -> None:
+        if report is not None and time.monotonic() > self._said_s + _REPORT_S:
+            self._said_s = time.monotonic()
+            report(self.progress())
 
     def progress(self) -> Progress:
         """Return how far the search is."""

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from meshwright.errors import InputError, Problem
 from meshwright.predict.plan.meshes import divisors
 from meshwright.predict.plan.nearest import Nearest, nearest, plainest
-from meshwright.predict.plan.question import Question, Space
+from meshwright.predict.plan.question import CLOSED, OFFLOADS, Question, Space
 from meshwright.predict.plan.refusals import last_refusal
 from meshwright.spec.layout import Layout
 from meshwright.spec.layout.rules import nearest_multiple
@@ -173,9 +173,9 @@ def _opened(question: Question) -> Iterator[Help]:
     """Open one field after the other, and name the value nearest to the given ones that fits."""
     space = question.space
     for name in _LIFTED:
-        if name not in space.fixed:
+        if name not in space.fixed and name not in CLOSED:
             continue
-        found = _fits(_in(question, _without(space, (name,))))
+        found = _fits(_in(question, _wider(space, name)))
         if found is None:
             continue
         values = [*islice(_near(question, name), _CLOSE), getattr(found.layout, name)]
@@ -183,7 +183,8 @@ def _opened(question: Question) -> Iterator[Help]:
             nearer = _in(question, replace(space, fixed={**space.fixed, name: (value,)}))
             closer = _fits(nearer)
             if closer is not None:
-                given = " or ".join(_set(name, one) for one in space.fixed[name][:4])
+                allowed = space.allowed(name) or ()
+                given = " or ".join(_set(name, one) for one in allowed[:4])
                 what = f"{given or 'nothing'} is all that is allowed; "
                 what += f"{_shown(nearer, closer)} fits"
                 change = f"no {name}" if value is None else _set(name, value)
@@ -191,19 +192,27 @@ def _opened(question: Question) -> Iterator[Help]:
                 break
 
 
+def _wider(space: Space, name: str) -> Space:
+    """Return a space in which a field may take any value."""
+    if name == "offload":
+        return replace(space, fixed={**space.fixed, name: OFFLOADS})
+    return _without(space, (name,))
+
+
 def _near(question: Question, name: str) -> Iterator[Any]:
     """Yield values of a field that were not given, those nearest to the given ones first."""
-    given = question.space.fixed[name]
+    given = question.space.allowed(name) or ()
     if name in _DEGREES:
-        every = question.workload.global_batch if name == "microbatch" else question.gpus
+        whole = question.workload.global_batch if name == "microbatch" else question.gpus
         apart = {
             value: min((abs(log(value / one)) for one in given if one), default=0.0)
-            for value in divisors(every)
+            for value in divisors(whole)
             if value not in given
         }
         yield from sorted(apart, key=lambda value: (apart[value], -value))
     elif name in _RISING:
-        yield from (value for value in Space().allowed(name) or () if value not in given)
+        every = _wider(Space(), name).allowed(name) or ()
+        yield from (value for value in every if value not in given)
 
 
 def _together(question: Question) -> Iterator[Help]:
