@@ -9,6 +9,7 @@ import pytest
 from meshwright.predict.memory import predict_memory
 from meshwright.predict.plan import Question, Space, find_plans
 from meshwright.predict.plan.meshes import Meshes
+from meshwright.predict.plan.question import OFFLOADS
 from meshwright.predict.plan.sample import Draws, Sample, feasible_layout, sample, wilson
 from meshwright.spec import catalog
 from meshwright.spec.layout import Layout

@@ -38,9 +38,7 @@ def mended(question: Question, problem: Problem) -> Question:
     return replace(question, space=replace(space, fixed={**space.fixed, **fixed}))
 
 
-TIGHT = asked(
-    memory_gb=3.5, fixed=("tp=1", "cp=1", "pp=1", "zero=1", "recompute=none")
-)
+TIGHT = asked(memory_gb=3.5, fixed=("tp=1", "cp=1", "pp=1", "zero=1", "recompute=none"))
 
 
 def test_the_cause_comes_first_with_the_nearest_layout_and_what_it_lacks() -> None:
