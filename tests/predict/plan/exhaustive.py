@@ -52,9 +52,9 @@ class Every:
         for degrees in self._degrees():
             for pipe in self._pipelines(degrees):
                 for again, shared in product(self._again(pipe), self._shared(degrees)):
-                    for switches in self._switches(degrees):
+                    for switches, moved in product(self._switches(degrees), self._moved(pipe)):
                         for order in self._values("order", sorted(ORDERS)):
-                            yield {**pipe, **again, **shared, **switches, "order": order}
+                            yield {**pipe, **again, **shared, **switches, **moved, "order": order}
 
     def _values(self, name: str, usual: Any) -> Any:
         return self.question.space.fixed.get(name, usual)
@@ -121,6 +121,14 @@ class Every:
             sets = self._values("recompute_ops", subsets) if kind == "selective" else [()]
             for ops, layers in product(sets, range(1, deepest + 1)):
                 yield {"recompute": kind, "recompute_ops": ops, "recompute_layers": layers}
+
+    def _moved(self, pipe: Fields) -> Iterator[Fields]:
+        """Yield what goes to the host, activations of every number of layers."""
+        deepest = max(pipe.get("stage_layers") or (self.model.layers,))
+        for kind in self._values("offload", ((),)):
+            counts = (*range(1, deepest), None) if "activations" in kind else (None,)
+            for layers in counts:
+                yield {"offload": kind, "offload_layers": layers}
 
     def _shared(self, degrees: Fields) -> Iterator[Fields]:
         spread = degrees["dp"] * degrees["cp"]

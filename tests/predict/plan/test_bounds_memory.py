@@ -49,7 +49,7 @@ def test_one_layer_fewer_does_not_fit(seed: int) -> None:
             shared = way.sharing.on(layout)
             keeping = next(f for f in keepings(question, layout) if way.sharing.zero in f.stages)
             fewest = staged.fewest(keeping, way.residents)
-            for option in search.frames.options(shape, keeping.sharded):
+            for option in search.frames.options(shape, keeping):
                 layers = fewest[option.row]
                 if option.again.recompute == "none":
                     assert fits(question, shared, option, 0) == (layers == 0)

@@ -3,9 +3,11 @@
 from random import Random
 
 import pytest
+from msgspec.structs import replace
 
 from meshwright.errors import InputError
 from meshwright.predict.plan import Question, find_plans
+from meshwright.predict.plan.question import OFFLOADS
 from tests.predict.plan.exhaustive import Every
 from tests.predict.plan.small import question_of
 
@@ -33,8 +35,12 @@ def planned(question: Question) -> list[float]:
     return [plan.step.step_s for plan in answer.plans]
 
 
-def assert_exact(seed: int, most: int) -> None:
-    question = question_of(Random(seed), most)
+def assert_exact(seed: int, most: int, *, offload: bool = False) -> None:
+    random = Random(seed)
+    question = question_of(random, most)
+    if offload:
+        fixed = {**question.space.fixed, "offload": tuple(random.sample(OFFLOADS, 3))}
+        question = replace(question, space=replace(question.space, fixed=fixed))
     wanted = [one.step.step_s for one in Every(question).fastest(FAMILIES)]
     assert planned(question) == pytest.approx(wanted, rel=1e-9)
 
@@ -49,11 +55,23 @@ def test_what_was_once_missed_is_found(seed: int) -> None:
     assert_exact(seed, most=1000)
 
 
+@pytest.mark.parametrize("seed", range(100, 106))
+def test_the_same_where_some_of_it_may_go_to_the_host(seed: int) -> None:
+    assert_exact(seed, most=100, offload=True)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(10_000, 10_500, 10))
 def test_the_same_for_many_questions(first: int) -> None:
     for seed in range(first, first + 10):
         assert_exact(seed, most=1000)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(30_000, 30_200, 10))
+def test_the_same_for_many_that_use_the_host(first: int) -> None:
+    for seed in range(first, first + 10):
+        assert_exact(seed, most=100, offload=True)
 
 
 @pytest.mark.slow

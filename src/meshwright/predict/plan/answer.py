@@ -110,9 +110,6 @@ def _refuse_what_is_not_searched(question: Question) -> None:
     """Refuse fixed values that no layout of the search has, rather than not to heed them."""
     fixed = question.space.fixed
     problems = []
-    if () not in fixed.get("offload", ((),)):
-        what, fix = "is not searched yet", "leave it out, and try it with mw simulate"
-        problems.append(Problem("offload", what, fix))
     for name in ("recompute_layers", "offload_layers"):
         if name in fixed:
             what = "is not for fixing: a search takes the fewest layers that fit"

@@ -106,16 +106,20 @@ class Ways:
         return known
 
     def every(
-        self, layout: Layout, sharings: tuple[tuple[int, int | None], ...], orders: tuple[str, ...]
+        self,
+        layout: Layout,
+        sharings: tuple[tuple[int, int | None], ...],
+        offload: tuple[Offload, ...],
+        orders: tuple[str, ...],
     ) -> tuple[tuple[Way, str], ...]:
         """Return the different ways to share of some kinds, each with an order that makes it."""
-        key = (*_degrees(layout), sharings, orders)
+        key = (*_degrees(layout), sharings, offload, orders)
         known = self._every.get(key)
         if known is None:
             found: dict[Way, str] = {}
             for zero, shard in sharings:
                 for order in orders:
-                    found.setdefault(self.of(layout, zero, shard, (), order), order)
+                    found.setdefault(self.of(layout, zero, shard, offload, order), order)
             known = self._every[key] = tuple(found.items())
         return known
 
@@ -123,6 +127,7 @@ class Ways:
         self,
         layout: Layout,
         sharings: tuple[tuple[int, int | None], ...],
+        offload: tuple[Offload, ...],
         orders: tuple[str, ...],
         rank: tuple[RankParameters, RankParameters],
     ) -> tuple[Tail, ...]:
@@ -130,10 +135,11 @@ class Ways:
 
         `sharings` are ZeRO stages with the size of a shard, `rank` is what it holds and trains.
         """
-        key = (*_degrees(layout), sharings, orders, rank)
+        key = (*_degrees(layout), sharings, offload, orders, rank)
         known = self._tails.get(key)
         if known is None:
-            every = {_tail(way, rank) for way, _ in self.every(layout, sharings, orders)}
+            ways = self.every(layout, sharings, offload, orders)
+            every = {_tail(way, rank) for way, _ in ways}
             known = self._tails[key] = tuple(
                 tail
                 for tail in every

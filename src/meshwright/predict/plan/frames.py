@@ -21,7 +21,7 @@ from meshwright.predict.plan.pipes import Cuts, Floor, Pipe, Pipes, chunk_times,
 from meshwright.predict.plan.profiles import Loads, Profiles
 from meshwright.predict.plan.question import Question
 from meshwright.predict.plan.recomputes import Option, Recomputes, Useful
-from meshwright.predict.plan.room import Needs, fewest_layers, needs_of
+from meshwright.predict.plan.room import Needs, fewest_layers, fewest_of, fitting, needs_of
 from meshwright.predict.plan.shapes import Shape, Shapes, quickest
 from meshwright.predict.plan.sharing import Sharings
 from meshwright.spec.layout import StateBytes
@@ -36,6 +36,7 @@ class Staged:
         self.frames, self.shape, self.run, self.pipe = frames, shape, shape.run, pipe
         self._rooms: dict[bool, _Rooms] = {}
         self._least: dict[Keeping, list[int | None]] = {}
+        self._away: dict[bool, list[tuple[Needs, ...]]] = {}
 
     @cached_property
     def stages(self) -> Stages:
@@ -62,12 +63,50 @@ class Staged:
     def fewest(self, keeping: Keeping, residents: tuple[Resident, ...]) -> list[int | None]:
         """Return on how few layers every option has to run beside what ranks hold."""
         room = self._room(keeping.sharded)
+        if keeping.moves_activations:
+            fits = np.logical_or.reduce(self._moved(keeping, residents))
+            return fewest_of(fits, room.useful.nothing)
         return fewest_layers(room.needs, residents, room.useful.nothing)
+
+    def away(self, keeping: Keeping, residents: tuple[Resident, ...]) -> list[list[int | None]]:
+        """Return for every option and number of layers the fewest whose activations have to go.
+
+        The number of layers of the longest chunk stands for all; None says that none are enough.
+        """
+        fits = np.array(self._moved(keeping, residents))
+        first: list[list[int]] = (fits.argmax(axis=0) + 1).tolist()
+        possible: list[list[bool]] = np.logical_or.reduce(fits).tolist()
+        return [
+            [number if fit else None for number, fit in zip(*row, strict=True)]
+            for row in zip(first, possible, strict=True)
+        ]
+
+    def _moved(self, keeping: Keeping, residents: tuple[Resident, ...]) -> list[Array]:
+        """Tell what fits, by on how many layers activations go to the host.
+
+        A row for every option, a column for every number of layers it covers.
+        """
+        return [fitting(needs, residents) for needs in self._needs_away(keeping)]
+
+    def _needs_away(self, keeping: Keeping) -> list[tuple[Needs, ...]]:
+        """Return what activations need, by on how many layers they go to the host."""
+        known = self._away.get(keeping.sharded)
+        if known is None:
+            sizes, deepest = self._room(keeping.sharded).useful.sizes, self.stages.deepest
+            layout = replace(self.run.layout, offload=("activations",))
+            layout = replace(layout, zero=3) if keeping.sharded else layout
+            known = self._away[keeping.sharded] = [
+                needs_of(self.frames.question.run(one), sizes, self.stages)
+                for number in range(1, deepest + 1)
+                for one in (replace(layout, offload_layers=number if number < deepest else None),)
+            ]
+        return known
 
     def lightest(self, keeping: Keeping) -> tuple[Resident, ...]:
         """Return what each kind of rank holds where states are shared most."""
         layout, ways = self.run.layout, self.frames.ways
-        some = [ways.of(layout, zero, None, (), layout.order) for zero in keeping.stages]
+        away = keeping.offload
+        some = [ways.of(layout, zero, None, away, layout.order) for zero in keeping.stages]
         return tuple(
             [
                 _lightest([way.resident(one.rank, layout.microbatch) for way in some])
@@ -175,7 +214,7 @@ class Frames:
             if bound >= best:
                 continue
             least = staged.least(keeping)
-            for option in self.options(shape, keeping.sharded):
+            for option in self.options(shape, keeping):
                 layers = least[option.row]
                 if layers is None:
                     continue
@@ -185,7 +224,7 @@ class Frames:
                     bound = self._with_tail(shape, staged, low, keeping)
                 best = min(best, bound)
                 if not layers:
-                    break
+                    break  # whatever computes something again is slower
         return best
 
     def _with_tail(self, shape: Shape, staged: Staged, low: list[Floor], keeping: Keeping) -> float:
@@ -201,7 +240,8 @@ class Frames:
         most = sum(low[slowest])
         for rank in {0, slowest}:
             fill, busy, drain = low[rank]
-            some = self.ways.tails(shape.layout, kinds, shape.orders, staged.stages.ranks[rank])
+            held = staged.stages.ranks[rank]
+            some = self.ways.tails(shape.layout, kinds, keeping.offload, shape.orders, held)
             pace = busy / count / layers
             least = float("inf")
             for before, after, update, carried in some:
@@ -213,14 +253,17 @@ class Frames:
             most = max(most, least)
         return most
 
-    def options(self, shape: Shape, sharded: bool) -> tuple[Option, ...]:
-        """Return what may be computed again, parameters fully sharded or not."""
-        known = shape.options.get(sharded)
+    def options(self, shape: Shape, keeping: Keeping) -> tuple[Option, ...]:
+        """Return what may be computed again."""
+        key = keeping.sharded, keeping.moves_activations
+        known = shape.options.get(key)
         if known is None:
             run = shape.run
-            if sharded:
+            if keeping.sharded:
                 run = self.question.run(replace(shape.layout, zero=3))
-            known = shape.options[sharded] = self.recomputes.of(run, shape.layers)
+            # Where activations go to the host, an option that keeps more may need less at once.
+            whole = keeping.moves_activations
+            known = shape.options[key] = self.recomputes.of(run, shape.layers, whole=whole)
         return known
 
     def more(self, option: Option, split: tuple[int, ...], layers: int) -> list[float] | None:

@@ -52,16 +52,19 @@ class LayerStates:
         return every if experts else [one._replace(experts=0) for one in every]
 
     def _kept(self, layout: Layout, keeping: Keeping, held: RankParameters) -> float:
-        frozen = self.question.workload.adapter is not None
+        frozen, away = self.question.workload.adapter is not None, keeping.offload
         gradients = 0.0 if frozen else float(STATE_BYTES[layout.gradient_precision])
         if keeping.sharded:
+            if away:
+                return 0.0
             # Beside a pipeline gathered weights and gradients stay whole through the step.
             return held.total * (2.0 + gradients) if layout.pp > 1 else 0.0
         # One byte where products are in eight bits, as some devices keep no more.
         number = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0}.get(layout.precision, 1.0)
+        number = 0.0 if "parameters" in away else number
         if frozen:
             return held.total * number
-        shared = states_of(replace(layout, zero=keeping.most), held)
+        shared = states_of(replace(layout, zero=keeping.most), held).on_device(away)
         whole = number * held.total + shared.gradients + shared.optimizer
         return max(0.0, whole - _ROUNDED)
 

@@ -9,10 +9,10 @@ from meshwright.predict.bubble import ENDS_APART
 from meshwright.predict.plan.burdens import exposed_share
 from meshwright.predict.plan.frames import Frames, Staged
 from meshwright.predict.plan.holdings import Stages
-from meshwright.predict.plan.keepings import keepings
+from meshwright.predict.plan.keepings import Keeping, keepings
 from meshwright.predict.plan.pipes import Chunks, Floor, chunk_times, floors
 from meshwright.predict.plan.question import Question
-from meshwright.predict.plan.recomputes import Option
+from meshwright.predict.plan.recomputes import NOTHING, Option
 from meshwright.predict.plan.shapes import Shape
 from meshwright.predict.plan.sharing import Shared, Sharing
 from meshwright.predict.run import Run
@@ -44,15 +44,19 @@ class Leaves:
         options = {
             keeping: [
                 _Eased(option, least, floors(shape, pipe, chunks, more, stages.flying))
-                for option in frames.options(shape, keeping.sharded)
+                for option in frames.options(shape, keeping)
                 if (least := staged.least(keeping)[option.row]) is not None
                 for more in (frames.more(option, pipe.split, least),)
             ]
             for keeping in keepings(self.question, layout)
         }
-        keeping_of = {zero: keeping for keeping in options for zero in keeping.stages}
+        keeping_of = {(zero, one.offload): one for one in options for zero in one.stages}
         for way in self.sharings.of(layout, shape.orders, stages):
-            keeping, done = keeping_of[way.sharing.zero], list[list[float]]()
+            keeping = keeping_of[way.sharing.zero, way.sharing.offload]
+            if keeping.moves_activations:
+                yield from self._away(shape, staged, way, keeping, limit_s)
+                continue
+            done = list[list[float]]()
             fewest: list[int | None] | None = None
             for option, least, easiest in options[keeping]:
                 if _with_exchange(layout, shape, way, easiest) >= limit_s:
@@ -78,6 +82,42 @@ class Leaves:
                     yield from self._variants(again, way.sharing, stages, known, limit_s)
                 if not layers:
                     break  # whatever computes something again is slower
+
+    def _away(
+        self,
+        shape: Shape,
+        staged: Staged,
+        way: Shared,
+        keeping: Keeping,
+        limit_s: float,
+    ) -> Iterator[Leaf]:
+        """Yield the same where activations go to the host, of as few layers as fit.
+
+        Computing more of them again may pay, as that much less has to move.
+        """
+        pipe, stages, frames = staged.pipe, staged.stages, self.frames
+        layout, every = pipe.on(shape.layout), staged.away(keeping, way.residents)
+        chunks = chunk_times(shape, frames.cuts, pipe.split)
+        for option in frames.options(shape, keeping):
+            counts = (0,) if option.again == NOTHING else range(1, stages.deepest + 1)
+            for layers in counts:
+                moved = every[option.row][layers]
+                self.tried += 1
+                if moved is None:
+                    continue
+                more = frames.more(option, pipe.split, layers)
+                low = floors(shape, pipe, chunks, more, stages.flying)
+                bound = _with_exchange(layout, shape, way, low)
+                if bound >= limit_s:
+                    break  # and more so with more layers
+                again = option.again.on(layout, self._covered(stages.deepest, layers))
+                again = replace(
+                    again,
+                    offload=keeping.offload,
+                    offload_layers=moved if moved < stages.deepest else None,
+                )
+                known = _Least(bound, low, chunks, more)
+                yield from self._variants(again, way.sharing, stages, known, limit_s)
 
     def _covered(self, deepest: int, layers: int) -> int | None:
         """Return the layers of a chunk to name; heads that look ahead have layers of their own."""

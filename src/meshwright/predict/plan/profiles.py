@@ -122,7 +122,11 @@ class Profiles:
         share = run.constants.sm_share
         for keeping in keepings(self.question, run.layout):
             kept, travels = self._states(run, keeping, layouts)
-            busy = own + self._again(run, profile, kept, layouts, keeping.sharded)
+            if keeping.moves_activations:
+                room = room_bytes(run, runtime_bytes(run, MEMORY_CONSTANTS))
+                busy = np.where(profile.layers @ kept <= room, own, np.inf)
+            else:
+                busy = own + self._again(run, profile, kept, layouts, keeping.sharded)
             if travels is not None:
                 # What travels with a layer takes a share of the chip, and time where it is longer.
                 carried = profile.run @ travels

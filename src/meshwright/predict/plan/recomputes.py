@@ -109,27 +109,29 @@ class Recomputes:
         self._seconds: dict[Key, dict[str, float]] = {}
         self._options: dict[Key, tuple[Option, ...]] = {}
 
-    def of(self, run: Run, layers: Layers) -> tuple[Option, ...]:
-        """Return the options of a run that no other beats, the quickest first."""
+    def of(self, run: Run, layers: Layers, *, whole: bool = False) -> tuple[Option, ...]:
+        """Return the options of a run that no other beats, the quickest first, or all of them."""
         layout = run.layout
         useful = self.useful(run)
         # Only whole layers and whole experts repeat their communication.
-        whole = tuple([layer.comm.forward for layer in layers.values()])
+        passes = tuple([layer.comm.forward for layer in layers.values()])
         experts = tuple([layer.comm.ep_forward for layer in layers.values()])
         base = (*self.kernels.key(run), layout.zero == 3, layout.ep, layout.expert_tp)
-        key = (*base, layout.cp_kind, whole, experts)
+        key = (*base, layout.cp_kind, passes, experts, whole)
         known = self._options.get(key)
         if known is None:
             options = []
             for row, again in enumerate(useful.agains):
-                comm = whole if again.recompute == "full" else ()
+                comm = passes if again.recompute == "full" else ()
                 comm = experts if "moe" in again.ops else comm
                 at = (*base, again, comm)
                 seconds = self._seconds.get(at)
                 if seconds is None:
                     seconds = self._seconds[at] = self._each(run, again, layers)
                 options.append(Option(again, row, seconds))
-            known = self._options[key] = _unbeaten(options, useful.sizes)
+            options.sort(key=lambda one: (sum(one.seconds.values()), len(one.again.ops)))
+            kept = tuple(options) if whole else _unbeaten(options, useful.sizes)
+            known = self._options[key] = kept
         return known
 
     def prices(self, run: Run, block: Block) -> Prices:
@@ -212,8 +214,7 @@ def _kept(sizes: dict[str, LayerBytes]) -> tuple[float, ...]:
 
 
 def _unbeaten(options: list[Option], sizes: Sizes) -> tuple[Option, ...]:
-    """Leave out what another option beats: nowhere slower, nowhere more kept."""
-    options.sort(key=lambda one: (sum(one.seconds.values()), len(one.again.ops)))
+    """Leave out of sorted options what another beats: nowhere slower, nowhere more kept."""
     seconds = np.array([list(one.seconds.values()) for one in options])
     costs = np.concatenate([seconds, -sizes.saved[[one.row for one in options]]], axis=1)
     no_more = (costs[:, None, :] <= costs[None, :, :]).all(axis=2)

@@ -41,7 +41,10 @@ class Needs:
         counts += [counts[-1]] * (deepest + 1 - len(counts))
         covered = np.array(counts)
         every = covered[-1]
-        kept = every @ sizes.whole - sizes.saved @ covered.T
+        # Activations of the first layers of each chunk go to the host, if any do.
+        gone = covered[min(run.layout.offload_layers or 0, deepest)]
+        left = np.maximum(covered - gone, 0)
+        kept = (every - gone) @ sizes.whole - sizes.saved @ left.T
         backward = np.where(covered > 0, 1.0, -np.inf)
         again = (sizes.saved + sizes.working)[:, None, :] * backward
         kind = np.where(every - covered > 0, sizes.working, -np.inf).max(axis=1)
@@ -77,9 +80,19 @@ def fewest_layers(
 
     `nothing` is the row of the option that computes nothing again.
     """
+    return fewest_of(fitting(needs, residents), nothing)
+
+
+def fitting(needs: tuple[Needs, ...], residents: tuple[Resident, ...]) -> Array:
+    """Tell of every option and number of layers whether it fits on all ranks."""
     fits = needs[0].fits(residents[0])
     for one, held in zip(needs[1:], residents[1:], strict=True):
         fits = fits & one.fits(held)
+    return fits
+
+
+def fewest_of(fits: Array, nothing: int | None) -> list[int | None]:
+    """Return of every option the fewest layers that fit."""
     first = fits[:, 1:].argmax(axis=1) + 1
     possible = fits[:, 1:].any(axis=1)
     found: list[int | None] = [

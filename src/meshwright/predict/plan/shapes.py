@@ -69,7 +69,7 @@ class Shape:
         """The same where weight gradients can wait."""
         self.exchange_s = sum([often * part.experts for part, often in every])
         """What of it the experts' exchange takes."""
-        self.options: dict[bool, Any] = {}
+        self.options: dict[tuple[bool, bool], Any] = {}
 
     def least_s(self) -> float:
         """Return the least a step takes: passes spread evenly, or one microbatch there and back.

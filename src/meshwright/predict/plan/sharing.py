@@ -75,7 +75,9 @@ class Sharings:
             every = [
                 self._shared(way, order, layout.microbatch, stages)
                 for keeping in keepings(self.question, layout)
-                for way, order in self.known.every(layout, self.kinds(layout, keeping), orders)
+                for way, order in self.known.every(
+                    layout, self.kinds(layout, keeping), keeping.offload, orders
+                )
             ]
             known = self._known[key] = _unbeaten(every)
         return known
@@ -141,15 +143,18 @@ def _unbeaten(ways: list[Shared]) -> tuple[Shared, ...]:
     """Keep those that are better than every other in something.
 
     Ways that keep parameters whole are not held against those that shard them: these keep other
-    activations.
+    activations. What goes to the host takes time that is not known here, so that such ways are held
+    against their like only.
     """
     ways.sort(key=_time)
-    kept: tuple[list[Shared], list[Shared]] = [], []
+    kept: dict[object, list[Shared]] = {}
     for way in ways:
-        rivals = kept[way.sharing.zero == 3]
+        sharing = way.sharing
+        alike = (sharing.zero, sharing.shard, sharing.offload) if sharing.offload else ()
+        rivals = kept.setdefault((sharing.zero == 3, alike), [])
         if not any(_beats(other, way) for other in rivals):
             rivals.append(way)
-    return (*kept[0], *kept[1])
+    return tuple([way for rivals in kept.values() for way in rivals])
 
 
 def _time(way: Shared) -> float:

@@ -71,8 +71,6 @@ def nothing_fits(question: Question) -> InputError:
         # A search that stopped early or left something out gives no reason to blame the question.
         what = f"the search kept no layout, though {_shown(question, closest)} is predicted to fit"
         fix = "let it run to its end, or fix these fields"
-        if closest.layout.offload:
-            fix = "the search does not try offload yet: look at it with mw simulate"
         return InputError([Problem("layout", what, fix)])
     helps = tuple(islice(_helps(question, refused, closest), _PROBLEMS - 1))
     changes = " or ".join(dict.fromkeys(one.change for one in helps[:3]))
