@@ -141,10 +141,15 @@ def offload_waits(
     return tuple(found)
 
 
-def pass_traffic(run: Run) -> tuple[PassTraffic, ...]:
-    """Return what the passes over every chunk move, in the order a token meets them."""
+def pass_traffic(run: Run, activations: tuple[float, ...] | None = None) -> tuple[PassTraffic, ...]:
+    """Return what the passes over every chunk move, in the order a token meets them.
+
+    `activations` says what one chunk of each rank moves of them, where that is known.
+    """
     layout, size = run.layout, chunk_sizes(run)
-    states, activations = _states(run), _activation_bytes(run)
+    states = _states(run)
+    if activations is None:
+        activations = _activation_bytes(run)
     whole = [0] * layout.pp
     every = chunks(layout, run.model.layers)
     for chunk in every:

@@ -27,6 +27,8 @@ from meshwright.predict.plan.sharing import Sharings
 from meshwright.spec.layout import StateBytes
 
 Array = npt.NDArray[Any]
+_ROUNDED = 2
+"""Bytes that rounding two sizes may add to their difference."""
 
 
 class Staged:
@@ -80,6 +82,17 @@ class Staged:
             [number if fit else None for number, fit in zip(*row, strict=True)]
             for row in zip(first, possible, strict=True)
         ]
+
+    def moved_bytes(
+        self, keeping: Keeping, option: Option, layers: int, away: int
+    ) -> tuple[float, ...]:
+        """Return what one chunk of every rank sends to the host for a microbatch."""
+        whole, left = self._room(keeping.sharded).needs, self._needs_away(keeping)[away - 1]
+        kinds = [
+            float(a.kept[option.row, layers] - b.kept[option.row, layers] - _ROUNDED) / one.flying
+            for a, b, one in zip(whole, left, self.stages.holdings, strict=True)
+        ]
+        return tuple([max(0.0, kinds[kind]) for kind in self.stages.kinds])
 
     def _moved(self, keeping: Keeping, residents: tuple[Resident, ...]) -> list[Array]:
         """Tell what fits, by on how many layers activations go to the host.

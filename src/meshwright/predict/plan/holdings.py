@@ -31,6 +31,8 @@ class Stages(NamedTuple):
     """What every rank holds, and what of it is trained."""
     holdings: tuple[Holding, ...]
     """One for every different kind of rank."""
+    kinds: tuple[int, ...]
+    """Which of them stands for every rank."""
     chunks: tuple[tuple[int, ...], ...]
     """The chunks of every rank, by their place along the model."""
     flying: tuple[int, ...]
@@ -61,10 +63,11 @@ class Holdings:
         names = model.layer_names
         ranks = ranks_of(self.question.run(layout))
         most: dict[object, Holding] = {}
-        deepest, every = 0, list[int]()
+        deepest, every, keys = 0, list[int](), list[object]()
         for number, rank in enumerate(ranks):
             chunks = rank.chunks
             key = tuple((names[c.first : c.last], c.has_embedding, c.has_head) for c in chunks)
+            keys.append(key)
             flying = in_flight(layout, number, microbatches)
             every.append(flying)
             deepest = max(deepest, *(chunk.last - chunk.first for chunk in chunks))
@@ -81,4 +84,6 @@ class Holdings:
                 most[key] = known._replace(flying=flying)
         held = tuple((rank.parameters, rank.trained) for rank in ranks)
         places = tuple(tuple(chunk.position for chunk in rank.chunks) for rank in ranks)
-        return Stages(held, tuple(most.values()), places, tuple(every), deepest)
+        row = list(most)
+        kinds = tuple(row.index(key) for key in keys)
+        return Stages(held, tuple(most.values()), kinds, places, tuple(every), deepest)

@@ -15,6 +15,7 @@ from meshwright.predict.plan.question import Question
 from meshwright.predict.plan.recomputes import NOTHING, Option
 from meshwright.predict.plan.shapes import Shape
 from meshwright.predict.plan.sharing import Shared, Sharing
+from meshwright.predict.plan.transfers import Transfers
 from meshwright.predict.run import Run
 from meshwright.predict.stage_time import StageTime
 from meshwright.predict.step import sharded_share
@@ -53,7 +54,7 @@ class Leaves:
         keeping_of = {(zero, one.offload): one for one in options for zero in one.stages}
         for way in self.sharings.of(layout, shape.orders, stages):
             keeping = keeping_of[way.sharing.zero, way.sharing.offload]
-            if keeping.moves_activations:
+            if keeping.offload:
                 yield from self._away(shape, staged, way, keeping, limit_s)
                 continue
             done = list[list[float]]()
@@ -84,40 +85,57 @@ class Leaves:
                     break  # whatever computes something again is slower
 
     def _away(
-        self,
-        shape: Shape,
-        staged: Staged,
-        way: Shared,
-        keeping: Keeping,
-        limit_s: float,
+        self, shape: Shape, staged: Staged, way: Shared, keeping: Keeping, limit_s: float
     ) -> Iterator[Leaf]:
-        """Yield the same where activations go to the host, of as few layers as fit.
-
-        Computing more of them again may pay, as that much less has to move.
-        """
+        """Yield the same where something goes to the host."""
         pipe, stages, frames = staged.pipe, staged.stages, self.frames
-        layout, every = pipe.on(shape.layout), staged.away(keeping, way.residents)
+        layout = pipe.on(shape.layout)
         chunks = chunk_times(shape, frames.cuts, pipe.split)
-        for option in frames.options(shape, keeping):
-            counts = (0,) if option.again == NOTHING else range(1, stages.deepest + 1)
-            for layers in counts:
-                moved = every[option.row][layers]
-                self.tried += 1
-                if moved is None:
-                    continue
-                more = frames.more(option, pipe.split, layers)
-                low = floors(shape, pipe, chunks, more, stages.flying)
-                bound = _with_exchange(layout, shape, way, low)
-                if bound >= limit_s:
-                    break  # and more so with more layers
+        transfers = Transfers(self.question.run(way.sharing.on(layout)))
+        over = set[int]()
+        for option, layers, moved in self._covers(shape, staged, way, keeping):
+            if option.row in over:
+                continue
+            self.tried += 1
+            more = frames.more(option, pipe.split, layers)
+            low = floors(shape, pipe, chunks, more, stages.flying)
+            if _with_exchange(layout, shape, way, low) >= limit_s:
+                over.add(option.row)  # the more so on more layers
+                continue
+            moves = moved and staged.moved_bytes(keeping, option, layers, moved)
+            late = transfers.delayed(chunks, more, moves or None)
+            delayed = floors(shape, pipe, late, more, stages.flying)
+            bound = _with_exchange(layout, shape, way, delayed)
+            if bound < limit_s:
                 again = option.again.on(layout, self._covered(stages.deepest, layers))
-                again = replace(
-                    again,
-                    offload=keeping.offload,
-                    offload_layers=moved if moved < stages.deepest else None,
-                )
+                some = moved if moved is not None and moved < stages.deepest else None
+                again = replace(again, offload=keeping.offload, offload_layers=some)
                 known = _Least(bound, low, chunks, more)
                 yield from self._variants(again, way.sharing, stages, known, limit_s)
+
+    def _covers(
+        self, shape: Shape, staged: Staged, way: Shared, keeping: Keeping
+    ) -> Iterator[tuple[Option, int, int | None]]:
+        """Yield what fits: options, on how many layers, and of how many activations go.
+
+        As few as fit, but where activations go: computing more of them again may pay, as that much
+        less has to move.
+        """
+        options = self.frames.options(shape, keeping)
+        if not keeping.moves_activations:
+            fewest = staged.fewest(keeping, way.residents)
+            for option in options:
+                layers = fewest[option.row]
+                if layers is not None:
+                    yield option, layers, None
+            return
+        every = staged.away(keeping, way.residents)
+        for option in options:
+            counts = (0,) if option.again == NOTHING else range(1, staged.stages.deepest + 1)
+            for layers in counts:
+                moved = every[option.row][layers]
+                if moved is not None:
+                    yield option, layers, moved
 
     def _covered(self, deepest: int, layers: int) -> int | None:
         """Return the layers of a chunk to name; heads that look ahead have layers of their own."""
