@@ -124,7 +124,7 @@ def test_less_memory_never_makes_a_step_faster() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "values"), [("offload", (("optimizer",),)), ("recompute_layers", (2,))]
+    ("name", "values"), [("offload_layers", (2,)), ("recompute_layers", (2,))]
 )
 def test_what_is_not_searched_is_refused(name: str, values: tuple[Any, ...]) -> None:
     with pytest.raises(InputError, match=name):
