@@ -35,6 +35,8 @@ WELL_TUNED = frozenset(
 correctness are not among them: nobody tuned those for speed."""
 
 TOP = 0.05
+_RETUNED = 1.2
+"""How many times longer a layout takes than another of its source before that is said."""
 _SLACK = 1e-9
 """Rounding between two ways to the same number."""
 _NAMED = 12
@@ -139,6 +141,7 @@ def _notes(result: Result, whole: list[Stood]) -> list[str]:
         _named("Predicted not to fit, and left out", [one for one in whole if not one.row.fits]),
         _named("Of NVIDIA's tables outside the top 5 %", [one for one in fit if _missed(one)]),
     ]
+    notes += [_retuned(one) for one in fit if _missed(one)]
     if result.missing:
         notes.append(f"{result.missing} questions were not asked yet.")
     return [note for note in notes if note]
@@ -147,6 +150,18 @@ def _notes(result: Result, whole: list[Stood]) -> list[str]:
 def _missed(one: Stood) -> bool:
     rank = one.row.rank
     return one.row.source in WELL_TUNED and rank is not None and rank.share > TOP
+
+
+def _retuned(one: Stood) -> str:
+    """Say where the source itself measured another layout that is much faster."""
+    other = min(one.answer.rows, key=lambda row: row.measured_step_s)
+    if one.row.measured_step_s < _RETUNED * other.measured_step_s or other.rank is None:
+        return ""
+    return (
+        f"`{one.row.id}` was measured at {one.row.measured_step_s:.3g} s. For the same question "
+        f"`{other.id}` was measured at {other.measured_step_s:.3g} s in another layout, which "
+        f"ranks at {other.rank.share:.1%}."
+    )
 
 
 def _named(what: str, some: Sequence[Stood]) -> str:

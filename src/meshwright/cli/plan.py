@@ -63,6 +63,10 @@ def _add_search(parser: argparse.ArgumentParser) -> None:
         "--quick", action="store_true", help="only layouts that most people would try first"
     )
     group.add_argument(
+        "--beam", metavar="WIDTH",
+        help="keep only so many nodes of each level of the search: sooner, and rarely proved",
+    )  # fmt: skip
+    group.add_argument(
         "--ray", action="store_true",
         help="search on the Ray cluster of RAY_ADDRESS, or on all cores (needs meshwright[ray])",
     )  # fmt: skip
@@ -126,7 +130,7 @@ def run(args: argparse.Namespace) -> Answer:
     request, assumed = read_request(args), reliability(args)
     if args.dry_run:
         return dry_run(request)
-    search, most = _searcher(args), _most(args)
+    search, most = _searcher(args), _at_least_one(args.top, "--top")
     try:
         found = _found(request, args, search, most)
     except InputError as error:
@@ -139,6 +143,9 @@ def _many(args: argparse.Namespace, asked_for: str) -> Answer:
     if args.dry_run:
         what = "shows the space of one question, and these are many"
         raise InputError([Problem("--dry-run", what, f"leave out --{asked_for}")])
+    if args.beam is not None:
+        what = "is for one question, and these are many"
+        raise InputError([Problem("--beam", what, f"leave out --beam or --{asked_for}")])
     if args.plot and asked_for not in ("sweep", "front"):
         what = f"--{asked_for} has no picture"
         raise InputError([Problem("--plot", what, "use it with --sweep, --front, or neither")])
@@ -161,11 +168,11 @@ def dry_run(request: Request) -> Answer:
     return Answer("plan.space/1", data, (view,), tuple("=".join(row) for row in view.rows))
 
 
-def _most(args: argparse.Namespace) -> int:
-    most = parse_count(args.top, "--top")
-    if most < 1:
-        raise InputError([Problem("--top", f"{most} plans cannot be shown", "use 1 or more")])
-    return most
+def _at_least_one(text: str, flag: str) -> int:
+    number = parse_count(text, flag)
+    if number < 1:
+        raise InputError([Problem(flag, f"{number} is too few", "use 1 or more")])
+    return number
 
 
 Searcher = Callable[[planning.Question, int, Report | None], planning.Answer]
@@ -183,10 +190,14 @@ def _found(
 
 def _searcher(args: argparse.Namespace) -> Searcher:
     """Return the search that the flags choose."""
+    beam = None if args.beam is None else _at_least_one(args.beam, "--beam")
     if not args.ray:
         return lambda question, most, report: planning.find_plans(
-            question, most=most, report=report
+            question, most=most, beam=beam, report=report
         )
+    if beam is not None:
+        what = "is for a search in this process"
+        raise InputError([Problem("--beam", what, "leave out --beam or --ray")])
     try:
         import ray  # noqa: F401
     except ModuleNotFoundError:

@@ -6,8 +6,11 @@ import pytest
 from msgspec.structs import replace
 
 from meshwright.errors import InputError
-from meshwright.predict.plan import Question, find_plans
+from meshwright.predict.plan import Question, Space, find_plans, read_fixed
 from meshwright.predict.plan.question import OFFLOADS
+from meshwright.spec import catalog
+from meshwright.spec.model import Attention, Block, Experts, Model
+from meshwright.spec.workload import Training
 from tests.predict.plan.exhaustive import Every
 from tests.predict.plan.small import question_of
 
@@ -58,6 +61,38 @@ def test_what_was_once_missed_is_found(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(100, 106))
 def test_the_same_where_some_of_it_may_go_to_the_host(seed: int) -> None:
     assert_exact(seed, most=100, offload=True)
+
+
+def test_layers_may_have_experts_alone() -> None:
+    mixer = Attention(heads=8, kv_heads=8, head_dim=64)
+    experts = Experts(count=8, top_k=2, width=512)
+    blocks = (Block(name="mixer", mixer=mixer), Block(name="experts", mlp=experts))
+    model = Model(
+        name="hybrid", hidden=512, vocab=32000, blocks=blocks, pattern="2*(mixer experts)"
+    )
+    question = Question(
+        model=model,
+        cluster=catalog.cluster("dgx-h100").with_gpus(4),
+        workload=Training(tokens=10**9, sequence_length=2048, global_batch=8),
+        space=Space(
+            fixed=read_fixed(
+                [
+                    "order=tp-cp-ep-dp-pp",
+                    "cp=1",
+                    "tp=1,2",
+                    "zero=1",
+                    "shard=none",
+                    "microbatch=1",
+                    "schedule=1f1b,zb-h1",
+                    "recompute=none",
+                    "overlap_gradients=on",
+                    "overlap_parameters=on",
+                ]
+            )
+        ),
+    )
+    wanted = [one.step.step_s for one in Every(question).fastest(FAMILIES)]
+    assert planned(question) == pytest.approx(wanted, rel=1e-9)
 
 
 @pytest.mark.slow

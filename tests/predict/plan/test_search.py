@@ -123,9 +123,36 @@ def test_less_memory_never_makes_a_step_faster() -> None:
     assert found == sorted(found)
 
 
-@pytest.mark.parametrize(
-    ("name", "values"), [("offload_layers", (2,)), ("recompute_layers", (2,))]
-)
+@pytest.mark.parametrize(("name", "values"), [("offload_layers", (2,)), ("recompute_layers", (2,))])
 def test_what_is_not_searched_is_refused(name: str, values: tuple[Any, ...]) -> None:
     with pytest.raises(InputError, match=name):
         find_plans(replace(SMALL, space=Space(fixed={name: values})), execute=False)
+
+
+@pytest.mark.parametrize("width", [1, 16, 10**6])
+def test_a_beam_finds_nothing_better_than_the_proved_answer(width: int) -> None:
+    proved = find_plans(SMALL, most=1, execute=False)
+    found = find_plans(SMALL, most=1, beam=width, execute=False)
+    assert found.best.step.step_s >= proved.best.step.step_s
+    assert found.bound_s <= proved.best.step.step_s
+    assert found.proved == (found.bound_s == found.best.step.step_s)
+
+
+def test_a_beam_as_wide_as_the_space_proves_its_answer() -> None:
+    found = find_plans(SPARSE, most=2, beam=10**6, execute=False)
+    wanted = find_plans(SPARSE, most=2, execute=False)
+    assert found.proved
+    assert [one.step.step_s for one in found.plans] == [one.step.step_s for one in wanted.plans]
+
+
+def test_what_may_go_to_the_host_makes_a_large_model_fit() -> None:
+    large = replace(
+        question("llama3.1-70b", gpus=8, cp=(1,), microbatch=(1,), offload=(("optimizer",),)),
+        cluster=catalog.cluster("dgx-h100").with_gpus(8),
+    )
+    best = find_plans(large, most=1, execute=False).best
+    assert best.layout.offload == ("optimizer",)
+    assert best.memory.fits
+    on_device = replace(large, space=replace(large.space, fixed={"cp": (1,), "microbatch": (1,)}))
+    with pytest.raises(InputError, match="offload=optimizer"):
+        find_plans(on_device, most=1, execute=False)

@@ -72,9 +72,17 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_plans(
-    question: Question, *, most: int = 5, report: Report | None = None, execute: bool = True
+    question: Question,
+    *,
+    most: int = 5,
+    beam: int | None = None,
+    report: Report | None = None,
+    execute: bool = True,
 ) -> Answer:
     """Find the fastest layouts of a question, one of each of the `most` fastest families.
+
+    `beam` keeps only so many nodes of each level of the search, for spaces too large to go through:
+    the answer is then rarely proved, but says how much better another could be.
 
     Raises:
         InputError: where no layout fits, saying what is missing and what would help.
@@ -84,9 +92,9 @@ def find_plans(
     quick = search = Search(narrowed(question), most=most)
     try:
         with without_collector():
-            quick.run(report=report)
+            _run(quick, beam, report)
             search = Search(question, most=most, known=quick.best)
-            proved = search.run(report=report)
+            proved = _run(search, beam, report)
     except KeyboardInterrupt:
         if not search.best:
             raise
@@ -104,6 +112,12 @@ def find_plans(
         evaluated=sum(one.evaluated for one in {quick, search}),
         seconds=time.monotonic() - start,
     )
+
+
+def _run(search: Search, beam: int | None, report: Report | None) -> bool:
+    if beam is None:
+        return search.run(report=report)
+    return search.run_beam(beam, report=report)
 
 
 def _refuse_what_is_not_searched(question: Question) -> None:

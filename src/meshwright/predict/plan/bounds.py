@@ -161,6 +161,7 @@ class Bounds:
         blocks = [
             replace(block, mlp=None) if isinstance(block.mlp, Experts) else block
             for block in self.question.model.blocks
+            if block.mixer is not None or not isinstance(block.mlp, Experts)
         ]
         for order in orders:
             for kind in kinds:

@@ -123,9 +123,12 @@ _LISTS = frozenset({"stage_layers", "recompute_ops", "offload"})
 
 
 def _values(name: str, text: str) -> tuple[Any, ...]:
-    found = []
+    found: list[Any] = []
     for word in (part.strip() for part in text.split(",")):
         value: Any = word
+        if name == "shard" and word == "none":
+            found.append(None)  # all replicas share one copy
+            continue
         if name in _LISTS:
             value = [part for part in word.split("+") if part not in ("", "none")]
         elif word.lower() in ("on", "true", "yes", "off", "false", "no"):

@@ -153,7 +153,9 @@ class Kernels:
         known = self._blocks.get(key)
         if known is None:
             forward, gradient = self.least_experts(run, block.mlp)
-            known = block_passes(run, replace(block, mlp=None))
+            known = Passes()
+            if block.mixer is not None:
+                known = block_passes(run, replace(block, mlp=None))
             weights = 0.0 if run.frozen else gradient
             known = self._paced(run, block, known + Passes(forward, gradient, weights))
             self._blocks[key] = known
