@@ -290,13 +290,27 @@ def test_quiet_prints_the_command_alone(capsys: Captured) -> None:
         ([*SMALL, "--max-memory", "1.2"], "--max-memory: 1.2"),
         ([*SMALL, "--for", "megatorn"], "--for: there is no target named 'megatorn'"),
         ([*SMALL, "--for", "deepspeed", "--fix", "schedule=zb-v"], "schedule zb-v cannot be said"),
-        ([*SMALL, "--top", "0"], "--top: 0 plans"),
+        ([*SMALL, "--top", "0"], "--top: 0 is too few"),
+        ([*SMALL, "--beam", "0"], "--beam: 0 is too few"),
+        ([*SMALL, "--beam", "8", "--ray"], "--beam: is for a search in this process"),
+        ([*SMALL, "--beam", "8", "--front"], "--beam: is for one question"),
         ([*SMALL, "--adapter-rank", "8", "--adapter-targets", "conv"], "conv"),
         ([*SMALL, "--front", "--sensitivity"], "are different questions"),
     ],
 )
 def test_bad_input_is_named_with_a_fix(words: list[str], fault: str, capsys: Captured) -> None:
     assert fault in faults(words, capsys)
+
+
+def test_a_beam_says_what_it_may_have_missed(capsys: Captured) -> None:
+    proved, found = answer(SMALL, capsys), answer([*SMALL, "--beam", "1"], capsys)
+    assert found["bound_s"] <= proved["plans"][0]["step_s"] <= found["plans"][0]["step_s"]
+    assert found["proved"] is (found["gap"] == 0.0)
+
+
+def test_what_goes_to_the_host_is_searched_where_it_is_allowed(capsys: Captured) -> None:
+    found = answer([*SMALL, "--fix", "offload=optimizer", "--top", "1"], capsys)
+    assert found["plans"][0]["layout"]["offload"] == ["optimizer"]
 
 
 def test_a_clusters_file_has_the_gpus_it_has(tmp_path: Path, capsys: Captured) -> None:

@@ -8,11 +8,14 @@ import pytest
 from meshwright.predict.memory import predict_memory
 from meshwright.predict.plan.frames import Frame
 from meshwright.predict.plan.leaves import Leaf
-from meshwright.predict.plan.meshes import Core
-from meshwright.predict.plan.question import Question
+from meshwright.predict.plan.meshes import Core, Spread
+from meshwright.predict.plan.question import Question, Space, read_fixed
+from meshwright.predict.plan.sample import Draws, feasible_layout
 from meshwright.predict.plan.search import Mesh, Node, Opened, Search
 from meshwright.predict.step import predict_step
+from meshwright.spec import catalog
 from meshwright.spec.layout import Layout
+from meshwright.spec.workload import Training
 from tests.predict.plan.exhaustive import Every
 from tests.predict.plan.small import question_of
 
@@ -95,3 +98,30 @@ def test_leaves_fit_and_take_no_less_than_their_bounds(seed: int) -> None:
             assert leaf.bound_s <= predict_step(run).step_s * CLOSE
             assert predict_memory(run).fits
             assert not leaf.layout.check(question.model, question.limited, question.workload)
+
+
+LARGE = Question(
+    model=catalog.model("deepseek-v3"),
+    cluster=catalog.cluster("h100-superpod").with_gpus(2048),
+    workload=Training(tokens=10**12, sequence_length=4096, global_batch=15360),
+    space=Space(
+        fixed=read_fixed(
+            ["tp=1,2,4", "pp=8,16", "microbatch=1", "ep=8,16", "zero=1,2,3", "recompute=selective"]
+        )
+    ),
+)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_bound_of_a_large_question_is_above_a_layout_drawn_from_it(seed: int) -> None:
+    draws, search = Draws(LARGE, Random(seed)), Search(LARGE)
+    drawn = (layout for layout in (draws.layout() for _ in range(2000)) if layout is not None)
+    for layout in islice((one for one in drawn if feasible_layout(LARGE, one)), 4):
+        step_s = predict_step(LARGE.run(layout)).step_s * CLOSE
+        core = Core(layout.tp, layout.cp, layout.pp, layout.dp, layout.microbatch, layout.precision)
+        spread = Spread(layout.ep, layout.expert_tp)
+        assert search.bounds.kernels_s(core) <= step_s
+        assert search.bounds.core_s(core, float("inf")) <= step_s
+        assert dict(search.bounds.meshes_s(core, float("inf")))[spread] <= step_s
+        frames = list(search.frames.of(core, spread, float("inf")))
+        assert min(frame.least_s for frame in frames) <= step_s
