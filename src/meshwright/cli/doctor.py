@@ -21,6 +21,8 @@ _EXTRAS = {
     "train": ("torch", "safetensors", "tokenizers"),
     "serve": ("torch", "starlette", "uvicorn"),
     "fleet": ("duckdb", "prometheus-client"),
+    "plots": ("matplotlib",),
+    "ray": ("ray",),
 }
 _PROGRAMS = {
     "nvidia-smi": "see GPUs",

@@ -56,7 +56,8 @@ def add_question(parser: argparse.ArgumentParser) -> None:
         "the space",
         "Every field of a layout is searched unless it is fixed. A layout's own flags fix it to\n"
         "one value (--tp 8), --fix to one of some. Precision, optimizer and formats of states\n"
-        "stay as they are, as they change results: --precision bf16,fp8 allows others.",
+        "stay as they are, as they change results: --precision bf16,fp8 allows others. Nothing\n"
+        "goes to host memory unless --fix offload=none,optimizer allows it.",
     )
     group.add_argument(
         "--fix", metavar="FIELD=V,V", action="append", default=[],
