@@ -26,7 +26,7 @@ def question(*fixed: str, model: str = "llama3.1-8b") -> Question:
         ("megatron", "schedule", {"1f1b", "interleaved"}),
         ("megatron", "cp_kind", {"ring", "allgather", "ulysses"}),
         ("megatron", "order", {"tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp"}),
-        ("megatron", "offload", {(), ("optimizer",)}),
+        ("megatron", "offload", {()}),
         ("nemo", "schedule", {"1f1b", "interleaved"}),
         ("torchtitan", "schedule", {"gpipe", "1f1b", "interleaved", "zb-v", "dualpipe-v"}),
         ("torchtitan", "zero", {0, 2, 3}),
@@ -51,6 +51,14 @@ def test_megatron_has_no_module_for_a_dense_activation() -> None:
     sets = restricted(question(), find_bridge("megatron")).space.fixed["recompute_ops"]
     assert sets
     assert not any("mlp_act" in ops for ops in sets)
+
+
+def test_a_framework_keeps_on_the_host_what_it_can() -> None:
+    asked = question("offload=none,optimizer,activations+optimizer")
+    assert set(restricted(asked, find_bridge("megatron")).space.fixed["offload"]) == {
+        (),
+        ("optimizer",),
+    }
 
 
 def test_what_the_user_fixed_stays_fixed() -> None:

@@ -146,6 +146,11 @@ def _fixed(args: argparse.Namespace, said: dict[str, Any]) -> dict[str, tuple[An
     if "global_batch" in fixed:
         what = "the batch is part of the question, not of the layout"
         problems.append(Problem("--fix global_batch", what, "use --global-batch"))
+    for name in fixed:
+        if name in FORMATS:
+            what = "formats of states are not searched, as they change results"
+            fix = f"use --{name.replace('_', '-')}"
+            problems.append(Problem(f"--fix {name}", what, fix))
     if problems:
         raise InputError(problems)
     return {**fixed, **own}

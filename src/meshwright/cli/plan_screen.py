@@ -144,6 +144,7 @@ def brief_words(layout: Layout) -> str:
         words.append(f"expert tp {layout.experts_tp}")
     words += [f"ZeRO {layout.zero}"] if layout.zero else []
     words += {"selective": ["sel. rec."], "full": ["full rec."]}.get(layout.recompute, [])
+    words += [f"{'+'.join(layout.offload)} on host"] if layout.offload else []
     words += [layout.precision] if layout.precision != "bf16" else []
     return ", ".join([*filter(None, words), f"mb {layout.microbatch}"])
 
@@ -244,6 +245,14 @@ def unfit(error: InputError, schema: str) -> Shown:
     return Shown(schema, {"plans": [], "problems": problems}, (view,), quiet, 1)
 
 
+_OPEN = {
+    "stage_layers": "even, or balanced by time",
+    "recompute_layers": "as few as fit",
+    "offload_layers": "as few as fit",
+}
+"""Fields whose values a search works out itself."""
+
+
 def space_table(request: Request) -> Table:
     """Show what is asked and which layouts may answer, for `--dry-run`."""
     question, space = request.question, request.question.space
@@ -261,7 +270,7 @@ def space_table(request: Request) -> Table:
             continue
         allowed = space.allowed(name)
         if allowed is None:
-            rows.append((name, "all that are sound"))
+            rows.append((name, _OPEN.get(name, "all that are sound")))
         elif len(allowed) > 12:
             rows.append((name, f"{len(allowed)} values"))
         else:

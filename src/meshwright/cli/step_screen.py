@@ -96,6 +96,7 @@ def layout_words(layout: Layout) -> str:
             words.append(f"{axis} {degree}")
     words += [f"ZeRO {layout.zero}"] if layout.zero else []
     words += [f"{layout.recompute} recompute"] if layout.recompute != "none" else []
+    words += [f"{' + '.join(layout.offload)} in host memory"] if layout.offload else []
     return ", ".join([*words, layout.precision, f"microbatch {layout.microbatch}"])
 
 

@@ -14,7 +14,7 @@ import msgspec
 
 from meshwright.errors import InputError, Problem
 from meshwright.predict.memory import MemoryPrediction, predict_memory
-from meshwright.predict.plan.question import Question
+from meshwright.predict.plan.question import FIXED_BY_USER, Question
 from meshwright.predict.plan.search import Candidate, Report, Search, narrowed
 from meshwright.predict.plan.unfit import nothing_fits
 from meshwright.predict.simulate import simulate_step
@@ -87,7 +87,7 @@ def find_plans(
     Raises:
         InputError: where no layout fits, saying what is missing and what would help.
     """
-    _refuse_what_is_not_searched(question)
+    refuse_what_is_not_searched(question)
     start, proved = time.monotonic(), False
     quick = search = Search(narrowed(question), most=most)
     try:
@@ -120,10 +120,14 @@ def _run(search: Search, beam: int | None, report: Report | None) -> bool:
     return search.run_beam(beam, report=report)
 
 
-def _refuse_what_is_not_searched(question: Question) -> None:
+def refuse_what_is_not_searched(question: Question) -> None:
     """Refuse fixed values that no layout of the search has, rather than not to heed them."""
     fixed = question.space.fixed
-    problems = []
+    problems = [
+        Problem(name, "is not searched, as it changes results", "set it in the space's base layout")
+        for name in FIXED_BY_USER
+        if name in fixed and name != "precision"
+    ]
     for name in ("recompute_layers", "offload_layers"):
         if name in fixed:
             what = "is not for fixing: a search takes the fewest layers that fit"

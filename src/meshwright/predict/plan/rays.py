@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from meshwright.errors import MissingPart
-from meshwright.predict.plan.answer import Answer, plan_of
+from meshwright.predict.plan.answer import Answer, plan_of, refuse_what_is_not_searched
 from meshwright.predict.plan.meshes import Core
 from meshwright.predict.plan.question import Question
 from meshwright.predict.plan.search import Candidate, Progress, Report, Search, narrowed
@@ -99,6 +99,7 @@ def find_plans_with_ray(
         InputError: where no layout fits, saying what is missing and what would help.
     """
     ray = _ray()
+    refuse_what_is_not_searched(question)
     start, proved = time.monotonic(), False
     quick = Search(narrowed(question), most=most)
     best, far, found = quick.best, Progress(None, 0.0, 0, 0), list[Found]()

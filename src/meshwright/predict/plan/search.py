@@ -21,7 +21,7 @@ from meshwright.predict.plan.frames import Frame, Frames, Staged
 from meshwright.predict.plan.leaves import Leaf, Leaves
 from meshwright.predict.plan.meshes import Core, Meshes, Spread
 from meshwright.predict.plan.pipes import PAIRED, Pipes
-from meshwright.predict.plan.question import Question
+from meshwright.predict.plan.question import CLOSED, Question
 from meshwright.predict.plan.shapes import Shape, Shapes
 from meshwright.predict.step import StepPrediction, predict_step
 from meshwright.spec.layout import Layout
@@ -281,6 +281,8 @@ def narrowed(question: Question) -> Question:
     """Return a question with few layouts, to have a good answer soon."""
     space, fixed = question.space, dict(question.space.fixed)
     for name, values in _USUAL.items():
+        if name in CLOSED and name in fixed:
+            continue  # somebody asked for it
         allowed = space.allowed(name)
         both = tuple(value for value in values if allowed is None or value in allowed)
         if both:
