@@ -291,6 +291,10 @@ def test_quiet_prints_the_command_alone(capsys: Captured) -> None:
         ([*SMALL, "--for", "megatorn"], "--for: there is no target named 'megatorn'"),
         ([*SMALL, "--for", "deepspeed", "--fix", "schedule=zb-v"], "schedule zb-v cannot be said"),
         ([*SMALL, "--top", "0"], "--top: 0 is too few"),
+        ([*SMALL, "--fix", "zero=5"], "there is no ZeRO stage 5"),
+        ([*SMALL, "--fix", "microbatch=0"], "--fix microbatch: 0 is too few"),
+        ([*SMALL, "--fix", "optimizer=muon"], "--fix optimizer: formats of states"),
+        ([*SMALL, "--max-memory", "70GiB"], "'70GiB' is not a share"),
         ([*SMALL, "--beam", "0"], "--beam: 0 is too few"),
         ([*SMALL, "--beam", "8", "--ray"], "--beam: is for a search in this process"),
         ([*SMALL, "--beam", "8", "--front"], "--beam: is for one question"),
@@ -300,6 +304,23 @@ def test_quiet_prints_the_command_alone(capsys: Captured) -> None:
 )
 def test_bad_input_is_named_with_a_fix(words: list[str], fault: str, capsys: Captured) -> None:
     assert fault in faults(words, capsys)
+
+
+def test_advice_can_be_pasted(capsys: Captured) -> None:
+    words = ["llama3.1-8b", "--cluster", "dgx-h100", "--gpus", "8", "--max-memory", "0.1"]
+    problems = answer([*words, "--quick"], capsys, code=1)["problems"]
+    advice = {problem["where"]: problem["fix"].removeprefix("use ") for problem in problems[1:]}
+    for where in ("max_memory", "offload"):
+        found = answer([*words, *shlex.split(advice[where]), "--quick", "--top", "1"], capsys)
+        assert found["plans"]
+
+
+def test_what_a_framework_runs_best_does_not_hang_on_how_much_is_shown(capsys: Captured) -> None:
+    words = ["llama3.1-8b", "--cluster", "dgx-h100", "--gpus", "8", "--for", "fsdp2", "--tp", "4"]
+    steps = [
+        answer([*words, "--quick", "--top", top], capsys)["plans"][0]["step_s"] for top in "13"
+    ]
+    assert steps[0] == steps[1]
 
 
 def test_a_beam_says_what_it_may_have_missed(capsys: Captured) -> None:

@@ -4,6 +4,8 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
+from msgspec.structs import replace
+
 from meshwright.cli.answer import Answer, Note, Text, View
 from meshwright.cli.long_run import add_reliability, long_run, reliability
 from meshwright.cli.parser import add_common
@@ -40,6 +42,8 @@ USUAL = "of the usual ones"
 TIGHT = 0.03
 """Free share of the memory below which a plan is called tight: memory is predicted to a few per
 cent (`mw validate training`)."""
+_RIVALS = 12
+"""Families that are found before a framework's own way to run them decides."""
 _MANY = ("sweep", "front", "sensitivity", "deadline", "budget", "largest")
 
 
@@ -184,8 +188,11 @@ def _found(
     """Search as the flags say, with a line on stderr that tells how far it is."""
     question = narrowed(request.question) if args.quick else request.question
     with searching("searching", quiet=args.quiet or args.json) as (report, _):
-        answer = search(question, most, report)
-    return answer if request.target is None else settled(answer, request.target)
+        if request.target is None:
+            return search(question, most, report)
+        # The fastest may be another one as the framework runs it, so that more are looked at.
+        answer = settled(search(question, max(most, _RIVALS), report), request.target)
+    return replace(answer, plans=answer.plans[:most])
 
 
 def _searcher(args: argparse.Namespace) -> Searcher:

@@ -45,6 +45,9 @@ _GIB = 2.0**30
 
 def answer_deadline(args: argparse.Namespace) -> Answer:
     """Answer with the fewest, or the cheapest, GPUs that end in time."""
+    if args.gpus is not None:
+        what = "--deadline finds how many GPUs it takes"
+        raise InputError([Problem("--gpus", what, "leave one of them out")])
     request, assumed = _any_size(args), reliability(args)
     require_tokens(request, "--deadline")
     deadline_s = _positive(parse_seconds(args.deadline, "--deadline"), "--deadline", "30d")

@@ -21,7 +21,7 @@ from meshwright.spec.cluster import Cluster, Gpu
 from meshwright.spec.layout import Layout
 from meshwright.spec.layout.kinds import ALLOWED
 from meshwright.spec.model import Model, count_parameters
-from meshwright.spec.units import format_count, parse_count, parse_number
+from meshwright.spec.units import format_count, parse_count
 from meshwright.spec.workload import Training
 
 FORMATS = ("optimizer", "master_precision", "gradient_precision", "moment_precision")
@@ -87,7 +87,7 @@ def read_request(
     divides by three as well, for the sizes between doublings.
     """
     said = given(args, "layout")
-    resolved = asked(_withheld(args))
+    resolved = _asked(args)
     fixed = _fixed(args, said)
     if args.gpus is not None and gpus is None:
         gpus = parse_count(args.gpus, "--gpus")
@@ -116,6 +116,15 @@ def read_request(
     if target is not None:
         question = restricted(question, target)
     return Request(question, resolved, target, filled)
+
+
+def _asked(args: argparse.Namespace) -> Asked:
+    """Read files and flags; whether the layout of a file fits is not asked here."""
+    try:
+        return asked(_withheld(args))
+    except InputError as error:
+        own = [problem for problem in error.problems if problem.where != "memory"]
+        raise InputError(own or error.problems) from None
 
 
 def _withheld(args: argparse.Namespace) -> argparse.Namespace:
@@ -254,9 +263,13 @@ def read_precisions(text: str, gpu: Gpu) -> tuple[Any, ...]:
 def _share(text: str | None) -> float:
     if text is None:
         return 1.0
-    if text.strip().endswith("%"):
-        return parse_number(text.strip().removesuffix("%"), "--max-memory") / 100
-    return parse_number(text, "--max-memory")
+    percent = text.strip().endswith("%")
+    try:
+        number = float(text.strip().removesuffix("%"))
+    except ValueError:
+        what = f"{text!r} is not a share of a GPU's memory"
+        raise InputError([Problem("--max-memory", what, "use one like 0.92 or 92%")]) from None
+    return number / 100 if percent else number
 
 
 def _sound(space: Space, model: Model, cluster: Cluster, workload: Training) -> Question:

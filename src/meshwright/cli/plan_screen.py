@@ -3,6 +3,7 @@
 It fits 80 columns. It draws; the search and its explanation come from outside.
 """
 
+import re
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -103,7 +104,12 @@ def proof_words(answer: Answer, among: str = "") -> str:
         return f"proved: no layout{where} is faster ({looked})"
     if answer.bound_s <= 0:
         return f"ended before anything was proved: this is the best so far ({looked})"
-    return f"not proved: another layout{where} may be {answer.gap:.1%} faster ({looked})"
+    gap = f"{answer.gap:.1%}" if answer.gap >= _SMALL_GAP else "less than 0.1%"
+    return f"not proved: another layout{where} may be {gap} faster ({looked})"
+
+
+_SMALL_GAP = 0.0005
+"""Gaps below are not worth a number."""
 
 
 def _plans(explained: Explained) -> Table:
@@ -239,10 +245,25 @@ def answer_data(explained: Explained, commands: Iterable[str]) -> dict[str, Any]
 
 def unfit(error: InputError, schema: str) -> Shown:
     """Answer that nothing does what was asked, and what would."""
-    problems = [problem._asdict() for problem in error.problems]
-    view = table("where, what, try", error.problems, wide="what, try")
+    told = [problem._replace(fix=_as_flags(problem.fix)) for problem in error.problems]
+    problems = [problem._asdict() for problem in told]
+    view = table("where, what, try", told, wide="what, try")
     quiet = tuple(problem.what for problem in error.problems)
     return Shown(schema, {"plans": [], "problems": problems}, (view,), quiet, 1)
+
+
+_FLAGS = ("max_memory", "gpus", "global_batch", "sequence_length", "precision")
+"""What a question has beside the fields that `--fix` takes."""
+
+
+def _as_flags(fix: str) -> str:
+    """Write the settings that a fix names as they are typed."""
+
+    def typed(found: re.Match[str]) -> str:
+        name, value = found.groups()
+        return f"--{name.replace('_', '-')} {value}" if name in _FLAGS else f"--fix {name}={value}"
+
+    return re.sub(r"(?<![-\w])([a-z_]+)=(\S+)", typed, fix)
 
 
 _OPEN = {

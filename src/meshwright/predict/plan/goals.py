@@ -156,8 +156,13 @@ class _Deadline:
             if now_s >= before_s < float("inf"):
                 break  # more do not help, or the batch does not divide over them
             before_s = now_s
-        self._runnable(nodes)  # so that there is a best to name
+        self._fastest(self._runnable(nodes))  # so that there is a best to name
         raise self._missed()
+
+    def _fastest(self, nodes: int) -> None:
+        """Halve nodes as long as that is faster: too many only wait for each other."""
+        while nodes > 1 and self._calendar_s(nodes // 2) < self._calendar_s(nodes):
+            nodes //= 2
 
     def _calendar_s(self, nodes: int) -> float:
         run = self.trials.on(nodes * self.node).run

@@ -111,11 +111,30 @@ def read_fixed(texts: Iterable[str]) -> dict[str, tuple[Any, ...]]:
         else:
             try:
                 found[name] = _values(name, values)
+                problems += _out_of_range(name, found[name])
             except InputError as error:
                 problems += (p._replace(where=f"--fix {text}") for p in error.problems)
     if problems:
         raise InputError(problems)
     return found
+
+
+_COUNTS = frozenset(
+    {"tp", "cp", "pp", "dp", "ep", "expert_tp", "microbatch", "virtual_stages", "shard"}
+)
+_STAGES = range(4)
+
+
+def _out_of_range(name: str, values: tuple[Any, ...]) -> list[Problem]:
+    """Return what is wrong with numbers that no layout may have."""
+    where = f"--fix {name}"
+    if name == "zero":
+        wrong = [value for value in values if value not in _STAGES]
+        return [Problem(where, f"there is no ZeRO stage {one}", "use 0 to 3") for one in wrong]
+    if name not in _COUNTS:
+        return []
+    wrong = [value for value in values if value is not None and value < 1]
+    return [Problem(where, f"{one} is too few", "use 1 or more") for one in wrong]
 
 
 _LISTS = frozenset({"stage_layers", "recompute_ops", "offload"})

@@ -108,7 +108,7 @@ def _named(layout: Layout) -> str:
 
 def _set(name: str, value: object) -> str:
     if isinstance(value, tuple):
-        value = ",".join(map(str, value)) or "none"
+        value = "+".join(map(str, value)) or "none"
     if isinstance(value, bool):
         value = "on" if value else "off"
     return f"{name}={value}"
