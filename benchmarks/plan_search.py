@@ -41,6 +41,7 @@ WHOLE = {
     "GPT-3 175B, 4,096 A100": ("gpt3-175b", "dgx-a100-80g", 4096, 4096, 2048, ""),
     "Llama 3.1 405B, 16,384 H100": ("llama3.1-405b", "h100-superpod", 16384, 2048, 8192, "< 60"),
     "Llama 3.1 70B, 1,024 H100": ("llama3.1-70b", "h100-superpod", 1024, 1024, 8192, "< 10"),
+    "DeepSeek-V3, 2,048 H100": ("deepseek-v3", "h100-superpod", 2048, 15360, 4096, "< 60"),
 }
 """Model, cluster, GPUs, sequences in a batch and their length, seconds promised for the proof."""
 
@@ -216,8 +217,8 @@ def _notes(every: dict[str, float], proved: dict[str, float], other: dict[str, f
         f" {every['fit']:,.0f} layouts that fit, the same to 1e-9 as one by one. The fastest of all"
         f" takes {every['best_s']:.2f} s; the proved search, which may also recompute some layers"
         f" only, finds {proved['best_s']:.2f} s. Pruned unseen are layouts that no bound was worked"
-        " out for one by one. The other three questions leave every field open but precision,"
-        " optimizer and formats of states."
+        " out for one by one. The other questions leave every field open but precision,"
+        " optimizer, formats of states and what goes to the host."
     )
     if isinstance(other, str):
         return f"{notes} {other}"
