@@ -1,5 +1,7 @@
 """What computing activations again costs a backward pass, operation by operation."""
 
+from collections.abc import Iterable
+
 from meshwright.predict.activations import recomputed
 from meshwright.predict.block_comm import BlockComm
 from meshwright.predict.block_time import (
@@ -29,8 +31,14 @@ def recompute_s(run: Run, block: Block, passes: Passes, comm: BlockComm) -> floa
         weights = block.weights(run.model.hidden)
         kept = core_passes(run, block).forward + product_passes(run, weights).forward / 2
         return max(0.0, passes.forward - kept)
-    implied = {small for op in again for small in _IMPLIED.get(op, ())}
-    return sum(_operation_s(run, block, comm, op) for op in again if op not in implied)
+    return sum(operation_s(run, block, comm, op) for op in distinct(again))
+
+
+def distinct(ops: Iterable[RecomputeOp]) -> list[RecomputeOp]:
+    """Return some operations without those that are part of another."""
+    every = list(ops)
+    implied = {small for op in every for small in _IMPLIED.get(op, ())}
+    return [op for op in every if op not in implied]
 
 
 _IMPLIED: dict[RecomputeOp, tuple[RecomputeOp, ...]] = {
@@ -46,7 +54,8 @@ def _last_product_s(run: Run, block: Block) -> float:
     return product_passes(run, block.mlp.weights(run.model.hidden)[-1:]).forward
 
 
-def _operation_s(run: Run, block: Block, comm: BlockComm, op: RecomputeOp) -> float:
+def operation_s(run: Run, block: Block, comm: BlockComm, op: RecomputeOp) -> float:
+    """Return what computing one operation again takes."""
     costs, layout, hidden = run.costs, run.layout, run.model.hidden
     mixer, mlp = block.mixer, block.mlp
     match op:

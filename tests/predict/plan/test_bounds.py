@@ -4,6 +4,7 @@ from itertools import islice
 from random import Random
 
 import pytest
+from msgspec.structs import replace
 
 from meshwright.predict.memory import predict_memory
 from meshwright.predict.plan.frames import Frame
@@ -125,3 +126,64 @@ def test_no_bound_of_a_large_question_is_above_a_layout_drawn_from_it(seed: int)
         assert dict(search.bounds.meshes_s(core, float("inf")))[spread] <= step_s
         frames = list(search.frames.of(core, spread, float("inf")))
         assert min(frame.least_s for frame in frames) <= step_s
+
+
+def least_below(search: Search, bound_s: float, node: Node) -> float:
+    """Return the fastest layout below a node, having checked that no bound is above it."""
+    if isinstance(node, Leaf):
+        run = search.question.run(node.layout)
+        least = predict_step(run).step_s if predict_memory(run).fits else float("inf")
+    else:
+        search._heap, search._opened_s = [], 0.0
+        search._open(node)
+        below = [(bound, child) for bound, _, child in search._heap]
+        least = min([least_below(search, *one) for one in below], default=float("inf"))
+    assert bound_s <= least * CLOSE, node
+    return least
+
+
+def apart(schedule: str, zero: int, model: str) -> Question:
+    """Return a question about one schedule, with memory for all of it."""
+    cluster = catalog.cluster("aws-p4d").with_gpus(64)
+    gpu = replace(cluster.gpu, memory_bytes=10**12)
+    fixed = [
+        f"schedule={schedule}", f"zero={zero}", "tp=1", "cp=1", "pp=2,4", "ep=8,16",
+        "expert_tp=1,2", "microbatch=1", "shard=none", "recompute=none",
+        "stage_layers=none", "overlap_ep=off,on",
+        "order=tp-cp-ep-dp-pp,ep-tp-cp-dp-pp", "overlap_gradients=on", "overlap_parameters=on",
+        "overlap_pp=on",
+    ]  # fmt: skip
+    return Question(
+        model=catalog.model(model),
+        cluster=replace(cluster, gpu=gpu),
+        workload=Training(tokens=10**12, sequence_length=2048, global_batch=128),
+        space=Space(fixed=read_fixed(fixed)),
+    )
+
+
+@pytest.mark.parametrize("model", ["qwen3-30b-a3b", "nemotron-3-nano-30b-a3b"])
+@pytest.mark.parametrize("zero", [1, 2, 3])
+@pytest.mark.parametrize("schedule", ["dualpipe", "dualpipe-v", "zb-v"])
+def test_no_node_is_bounded_above_what_lies_below_it(schedule: str, zero: int, model: str) -> None:
+    search = Search(apart(schedule, zero, model))
+    found = [
+        least_below(search, search.bounds.kernels_s(core), core) for core in search.meshes.cores()
+    ]
+    assert min(found) < float("inf")
+
+
+def test_all_passes_of_a_rank_hide_the_exchange_of_its_experts() -> None:
+    fixed = [
+        "pp=4", "ep=16", "expert_tp=1", "tp=1", "cp=1", "schedule=dualpipe", "overlap_ep=off",
+        "zero=1", "shard=none", "recompute=none,full", "order=tp-cp-ep-dp-pp", "microbatch=1,2,4",
+        "overlap_gradients=on", "overlap_parameters=on", "overlap_pp=on",
+    ]  # fmt: skip
+    question = Question(
+        model=catalog.model("nemotron-3-nano-30b-a3b"),
+        cluster=catalog.cluster("dgx-a100-80g").with_gpus(64),
+        workload=Training(tokens=10**12, sequence_length=4096, global_batch=8192),
+        space=Space(fixed=read_fixed(fixed)),
+    )
+    search = Search(question)
+    for core in search.meshes.cores():
+        least_below(search, search.bounds.kernels_s(core), core)

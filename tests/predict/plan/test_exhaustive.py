@@ -63,33 +63,25 @@ def test_the_same_where_some_of_it_may_go_to_the_host(seed: int) -> None:
     assert_exact(seed, most=100, offload=True)
 
 
-def test_layers_may_have_experts_alone() -> None:
+@pytest.mark.parametrize("memory_gb", [80.0, 7.0, 6.5, 6.0])
+@pytest.mark.parametrize("pattern", ["3*(mixer experts)", "3*(experts mixer)", "2*mixer 4*experts"])
+def test_layers_may_have_a_mixer_or_experts_alone(pattern: str, memory_gb: float) -> None:
     mixer = Attention(heads=8, kv_heads=8, head_dim=64)
-    experts = Experts(count=8, top_k=2, width=512)
+    experts = Experts(count=8, top_k=2, width=1024)
     blocks = (Block(name="mixer", mixer=mixer), Block(name="experts", mlp=experts))
-    model = Model(
-        name="hybrid", hidden=512, vocab=32000, blocks=blocks, pattern="2*(mixer experts)"
-    )
+    model = Model(name="hybrid", hidden=512, vocab=32000, blocks=blocks, pattern=pattern)
+    cluster = catalog.cluster("dgx-h100").with_gpus(4)
+    gpu = replace(cluster.gpu, memory_bytes=round(memory_gb * 1e9))
+    fixed = [
+        "order=tp-cp-ep-dp-pp", "cp=1", "tp=1", "zero=1", "shard=none", "microbatch=2",
+        "schedule=1f1b,zb-h1", "overlap_gradients=on", "overlap_parameters=on", "overlap_ep=off",
+        "overlap_pp=on", "recompute_ops=layernorm,moe_act,moe,layernorm+moe_act",
+    ]  # fmt: skip
     question = Question(
         model=model,
-        cluster=catalog.cluster("dgx-h100").with_gpus(4),
-        workload=Training(tokens=10**9, sequence_length=2048, global_batch=8),
-        space=Space(
-            fixed=read_fixed(
-                [
-                    "order=tp-cp-ep-dp-pp",
-                    "cp=1",
-                    "tp=1,2",
-                    "zero=1",
-                    "shard=none",
-                    "microbatch=1",
-                    "schedule=1f1b,zb-h1",
-                    "recompute=none",
-                    "overlap_gradients=on",
-                    "overlap_parameters=on",
-                ]
-            )
-        ),
+        cluster=replace(cluster, gpu=gpu),
+        workload=Training(tokens=10**9, sequence_length=8192, global_batch=16),
+        space=Space(fixed=read_fixed(fixed)),
     )
     wanted = [one.step.step_s for one in Every(question).fastest(FAMILIES)]
     assert planned(question) == pytest.approx(wanted, rel=1e-9)

@@ -7,7 +7,7 @@ the least that their exchange can cost.
 
 from collections import Counter
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -81,67 +81,93 @@ class Bounds:
 
     def _run(self, core: Core, spread: Spread, split: bool) -> Run:
         layout = self.shapes.layout(core, spread)
+        kinds = [kind for one, kind in self.meshes.contexts(core.tp, core.cp) if one == split]
+        # Whoever gathers all keys and values at once keeps more of them.
+        kind = min(kinds, key=lambda one: one == "allgather")
         return self.question.run(
-            replace(layout, sequence_parallel=split, overlap_tp=self._overlaps(split), zero=3)
+            replace(
+                layout,
+                sequence_parallel=split,
+                cp_kind=kind,
+                overlap_tp=self._overlaps(split),
+                zero=3,
+            )
         )
 
     def _overlaps(self, split: bool) -> bool:
         """Tell whether tensor-parallel communication may run beside products."""
         return split and max(self.question.space.allowed("overlap_tp") or (False,))
 
-    def _evenly(self, run: Run, columns: Array) -> Array:
+    def _evenly(self, run: Run, columns: Array, exchanges: "_Exchanges | None" = None) -> Array:
         """Return what variants take where passes are spread evenly, or one goes there and back."""
         ends, pp = self.shapes.kernels.ends(run), run.layout.pp
         whole = self._often @ columns.sum(axis=1) + sum(end.forward + end.backward for end in ends)
-        even = run.microbatches * whole / pp
-        if pp == 1:
-            return even  # type: ignore[no-any-return]
         trip = self._often @ columns[:, :2].sum(axis=1)
-        there = trip + sum(end.forward + end.input_gradient for end in ends)
-        return np.maximum(even, there)  # type: ignore[no-any-return]
+        trip = trip + sum(end.forward + end.input_gradient for end in ends)
+        if exchanges is not None:
+            # Side by side with others, all passes of a rank hide the exchange together.
+            together, hides = self._often @ exchanges.more, self._often @ exchanges.hides
+            behind = run.constants.expert_hidden * (whole + together - hides)
+            whole = np.minimum(whole, whole + together - np.minimum(hides, behind))
+            trip = np.minimum(trip, trip + together - hides)
+        even = run.microbatches * whole / pp
+        return even if pp == 1 else np.maximum(even, trip)  # type: ignore[no-any-return]
 
     def _with_memory(
         self, core: Core, spreads: list[Spread] | None, split: bool, limit_s: float
     ) -> Array:
         """Return the least of each place of experts; None knows none, and takes the best."""
-        kernels, blocks = self.shapes.kernels, self.question.model.blocks
         runs = [self._run(core, spread, split) for spread in spreads or (_ANYWHERE,)]
-        found = kernels.least if spreads is None else kernels.paced
+        columns, exchanges, owner = self._variants(runs, known=spreads is not None)
         waits = self._comm(core, split)
-        columns = _columns([[found(run, block) for block in blocks] for run in runs])
-        hides = np.zeros((len(blocks), len(runs)))
-        for kind, block in enumerate(blocks):
+        for kind, block in enumerate(self.question.model.blocks):
             columns[kind, 1] += waits.get(block.name, 0.0)
-            if spreads is not None and isinstance(block.mlp, Experts):
-                for place, run in enumerate(runs):
-                    own = columns[kind, :, place].sum() - waits.get(block.name, 0.0)
-                    wait, hidden = self._experts(run, block.mlp, own)
-                    columns[kind, 1, place] += wait
-                    hides[kind, place] = hidden
-        fewest = columns.copy()
-        fewest[:, 1] -= hides
-        least = self._evenly(runs[0], fewest)
+        least = self._evenly(runs[0], columns, exchanges)
         near = np.flatnonzero(least < limit_s)
         if near.size:
-            loads = self._loads(runs[0], columns[:, :, near], hides[:, near])
-            layouts = None if spreads is None else [runs[one].layout for one in near]
-            found_s = self.profiles.least_s(core, runs[0], loads, layouts).min(
-                axis=0, initial=np.inf
-            )
-            least[near] = np.maximum(least[near], found_s)
-        return least
+            loads = self._loads(runs[0], columns[:, :, near], exchanges.of(near))
+            layouts = None if spreads is None else [runs[owner[one]].layout for one in near]
+            every = self.profiles.least_s(core, runs[0], loads, layouts)
+            least[near] = np.maximum(least[near], every.min(axis=0, initial=np.inf))
+        best = np.full(len(runs), np.inf)
+        np.minimum.at(best, owner, least)
+        return best
 
-    def _loads(self, run: Run, columns: Array, hides: Array) -> Loads:
+    def _variants(
+        self, runs: list[Run], *, known: bool
+    ) -> tuple[Array, "_Exchanges", npt.NDArray[np.intp]]:
+        """Return the passes of runs in every order that matters to experts, and whose they are."""
+        kernels, blocks = self.shapes.kernels, self.question.model.blocks
+        found = kernels.paced if known else kernels.least
+        passes, exchanges, owner = list[list[Passes]](), list[tuple[_Exchange, ...]](), list[int]()
+        for number, run in enumerate(runs):
+            row = [found(run, block) for block in blocks]
+            every = self._experts(run) if known else [(_NOTHING,) * len(blocks)]
+            passes += [row] * len(every)
+            exchanges += every
+            owner += [number] * len(every)
+        columns = _columns(passes)
+        wait, exchange = np.array(exchanges).transpose(2, 1, 0)
+        constants = runs[0].constants
+        own = constants.expert_hidden * columns.sum(axis=1)
+        alone = wait + exchange - (1 - constants.sm_share) * np.minimum(exchange, own)
+        columns[:, 1] += alone
+        return columns, _Exchanges(wait + exchange - alone, exchange), np.array(owner)
+
+    def _loads(self, run: Run, columns: Array, exchanges: "_Exchanges") -> Loads:
         forward, inputs, weights = columns[:, 0], columns[:, 1], columns[:, 2]
         ends = np.array([[end.forward + end.backward] for end in self.shapes.kernels.ends(run)])
         ends = np.repeat(ends, columns.shape[2], axis=1)
-        hidden = np.zeros_like(ends)
+        more, hides = np.zeros_like(ends), np.zeros_like(ends)
         ahead = self.question.model.multi_token
         if ahead is not None:
             row = [block.name for block in self.question.model.blocks].index(ahead.block)
             ends[1] += ahead.depth * columns[row].sum(axis=0)
-            hidden[1] += ahead.depth * hides[row]
-        return Loads(forward, inputs + weights, inputs, hides, ends, hidden)
+            more[1] += ahead.depth * exchanges.more[row]
+            hides[1] += ahead.depth * exchanges.hides[row]
+        return Loads(
+            forward, inputs + weights, inputs, ends, exchanges.hides, hides, exchanges.more, more
+        )
 
     def _comm(self, core: Core, split: bool) -> dict[str, float]:
         """Return what each kind of layer waits for tensor and context parallelism at the least."""
@@ -192,27 +218,64 @@ class Bounds:
                 known.setdefault((groups, neighbours(cluster, ordered, "cp")), order)
         return known
 
-    def _experts(self, run: Run, experts: Experts, own_s: float) -> tuple[float, float]:
-        """Return what a layer waits for its experts, and what of it passes side by side may hide.
-
-        The least of any order, where the layer itself takes `own_s`.
-        """
+    def _experts(self, run: Run) -> list[tuple["_Exchange", ...]]:
+        """Return what layers of every kind exchange for their experts, in all orders worth it."""
         layout = run.layout
         key = (layout.experts_tp, layout.ep, layout.expert_dp, layout.pp)
         places = self._placed.get(key)
         if places is None:
             places = self._placed[key] = expert_places(self.question, layout, "tp", "ep")
-        behind, share = run.constants.expert_hidden * own_s, run.constants.sm_share
-        size, alone, paired = expert_bytes(run), float("inf"), float("inf")
+        size, every = expert_bytes(run), set[tuple[_Exchange, ...]]()
         for shared, spread in places:
             wait = 0.0
             if layout.experts_tp > 1:
                 wait = sum(around_products(run, _BEHIND, partial(_collective_s, shared, size)))
-            exchange = 4 * exchange_s(run, experts, spread) if layout.ep > 1 else 0.0
-            hidden = min(exchange, behind)
-            alone = min(alone, wait + exchange - (1 - share) * hidden)
-            paired = min(paired, wait + exchange - hidden)
-        return alone, alone - paired
+            every.add(
+                tuple(
+                    [
+                        _Exchange(
+                            wait, 4 * exchange_s(run, block.mlp, spread) if layout.ep > 1 else 0.0
+                        )
+                        if isinstance(block.mlp, Experts)
+                        else _NOTHING
+                        for block in run.model.blocks
+                    ]
+                )
+            )
+        return [one for one in every if not any(_no_more(other, one) for other in every - {one})]
+
+
+class _Exchange(NamedTuple):
+    """What one layer exchanges for its experts in both passes."""
+
+    shared_s: float
+    """Between the ranks of one expert."""
+    spread_s: float
+    """Between experts."""
+
+
+_NOTHING = _Exchange(0.0, 0.0)
+
+
+def _no_more(one: tuple[_Exchange, ...], other: tuple[_Exchange, ...]) -> bool:
+    """Tell whether one order takes no more time for anything than another."""
+    return all(
+        a.shared_s <= b.shared_s and a.spread_s <= b.spread_s
+        for a, b in zip(one, other, strict=True)
+    )
+
+
+class _Exchanges(NamedTuple):
+    """What layers wait for their experts where passes run side by side, by kind and variant."""
+
+    more: Array
+    """Longer than each by itself, nothing hidden."""
+    hides: Array
+    """What of it all passes together may hide."""
+
+    def of(self, some: Array) -> "_Exchanges":
+        """Return those of some variants."""
+        return _Exchanges(self.more[:, some], self.hides[:, some])
 
 
 def _collective_s(place: Placement, size: float, op: Op) -> float:

@@ -15,6 +15,7 @@ from meshwright.predict.plan.question import Question
 from meshwright.predict.run import Run
 from meshwright.predict.step import layer_exchange, optimizer_update
 from meshwright.spec.layout import Layout, Offload, RankParameters
+from meshwright.spec.layout.kinds import ScheduleKind
 
 Key = tuple[object, ...]
 
@@ -161,6 +162,19 @@ def _tail(way: Way, rank: tuple[RankParameters, RankParameters]) -> Tail:
     return Tail(
         exposed * exchange.gather_s, exposed * exchange.reduce_s, way.update_s(rank[1]), carried
     )
+
+
+def scattered_share(microbatches: int, schedule: ScheduleKind) -> float:
+    """Return for what share of microbatches ZeRO 2 scatters gradients.
+
+    Those of every chunk's last are reduced as ZeRO 1 does.
+    """
+    return max(0.0, 1 - lasts_of(schedule) / microbatches)
+
+
+def lasts_of(schedule: ScheduleKind) -> int:
+    """Return how many microbatches are the last of a chunk: DualPipe's two have one each."""
+    return 2 if schedule == "dualpipe" else 1
 
 
 def exposed_share(run: Run) -> float:

@@ -13,11 +13,11 @@ import numpy.typing as npt
 from msgspec.structs import replace
 
 from meshwright.predict.memory import Resident
-from meshwright.predict.plan.burdens import Ways
+from meshwright.predict.plan.burdens import Ways, scattered_share
 from meshwright.predict.plan.holdings import Holdings, Stages
 from meshwright.predict.plan.keepings import Keeping, keepings
 from meshwright.predict.plan.meshes import Core, Spread
-from meshwright.predict.plan.pipes import Cuts, Floor, Pipe, Pipes, chunk_times, floors
+from meshwright.predict.plan.pipes import PAIRED, Cuts, Floor, Pipe, Pipes, chunk_times, floors
 from meshwright.predict.plan.profiles import Loads, Profiles
 from meshwright.predict.plan.question import Question
 from meshwright.predict.plan.recomputes import Option, Recomputes, Useful
@@ -248,8 +248,11 @@ class Frames:
         layers = max(1, self.question.model.layers // shape.layout.pp)
         # Of DualPipe's two chunks each sees half of the microbatches.
         count = shape.microbatches / (2 if staged.pipe.schedule == "dualpipe" else 1)
-        # ZeRO 2 reduces the gradients of the last microbatch as ZeRO 1 does.
-        often = 1 - 1 / shape.microbatches if keeping.most == 2 else 1.0
+        often = 1.0
+        if keeping.most == 2:
+            often = scattered_share(shape.microbatches, staged.pipe.schedule)
+        # Passes side by side are shorter here than what hides the transfers of states.
+        longer = 0.0 if staged.pipe.schedule in PAIRED else 1 - share
         most = sum(low[slowest])
         for rank in {0, slowest}:
             fill, busy, drain = low[rank]
@@ -259,7 +262,7 @@ class Frames:
             least = float("inf")
             for before, after, update, carried in some:
                 # What travels with a layer takes a share of the chip, and time where it is longer.
-                wait = share * carried + (1 - share) * max(0.0, carried - pace)
+                wait = share * carried + longer * max(0.0, carried - pace)
                 passes = busy + wait * layers * count * often
                 whole = max(fill, before) + passes + max(drain, after) + update
                 least = min(least, whole)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from meshwright.predict.bubble import ENDS_APART
-from meshwright.predict.plan.burdens import exposed_share
+from meshwright.predict.plan.burdens import exposed_share, scattered_share
 from meshwright.predict.plan.frames import Frames, Staged
 from meshwright.predict.plan.holdings import Stages
 from meshwright.predict.plan.keepings import Keeping, keepings
@@ -205,7 +205,7 @@ def _carried(run: Run, stages: Stages, least: _Least) -> float:
     wait = sharded_share(run, stage, *stages.ranks[rank])
     fill, busy, drain = low[rank]
     if run.layout.zero == 2:
-        # The last microbatch's gradients are reduced as if none had been scattered before.
-        wait *= backward / (forward + backward) * (1 - 1 / run.microbatches)
+        wait *= backward / (forward + backward)
+        wait *= scattered_share(run.microbatches, run.layout.schedule)
     times = run.microbatches / (2 if run.layout.schedule == "dualpipe" else 1)
     return fill + busy + wait * times * (forward + backward) + drain

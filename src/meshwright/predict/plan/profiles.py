@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from meshwright.predict.bubble import ENDS_APART
 from meshwright.predict.buffers import MEMORY_CONSTANTS, runtime_bytes
 from meshwright.predict.memory import room_bytes, schedule_in_flight
+from meshwright.predict.plan.burdens import lasts_of
 from meshwright.predict.plan.keepings import Keeping, keepings
 from meshwright.predict.plan.layer_states import LayerStates
 from meshwright.predict.plan.meshes import Core
@@ -48,8 +49,13 @@ class Profile(NamedTuple):
     """In the forward passes that it may run meanwhile."""
     ends: Array
     """Embedding and heads instead of kinds of layers: those that it runs."""
+    first: Array
+    """What covering all layers of the commonest kind costs at the least, as a share of what they
+    cost by themselves: layers behind them share the price, which goes by numbers of layers."""
     paired: Array
     """Whether a schedule runs passes side by side."""
+    lasts: Array
+    """Last microbatches of a schedule's chunks, whose gradients ZeRO 2 does not scatter."""
 
 
 class Loads(NamedTuple):
@@ -59,12 +65,16 @@ class Loads(NamedTuple):
     backward: Array
     inputs: Array
     """What of backward the stage before waits for."""
-    exchange: Array
-    """What of both passes that run side by side may hide."""
     ends: Array
     """Embedding and heads instead of kinds of layers, both passes."""
+    exchange: Array
+    """What of both passes those that run side by side may hide."""
     ends_exchange: Array
-    """What of them may be hidden so, too."""
+    """The same of embedding and heads."""
+    more: Array
+    """What both passes take longer before that, where they run side by side."""
+    ends_more: Array
+    """The same of embedding and heads."""
 
     @classmethod
     def of(cls, shapes: list[Shape], names: list[str]) -> "Loads":
@@ -74,9 +84,10 @@ class Loads(NamedTuple):
         ends = np.array([[shape.first, shape.last] for shape in shapes]).transpose(2, 1, 0)
         # Where a switch hides the exchange, passes side by side hide no more of it.
         shown = np.array([not shape.layout.overlap_ep for shape in shapes])
+        exchange, ends_exchange = exchange * shown, ends[3] * shown
         return cls(
-            forward, backward, backward - weights, exchange * shown,
-            ends[0] + ends[1], ends[3] * shown,
+            forward, backward, backward - weights, ends[0] + ends[1], exchange, ends_exchange,
+            np.zeros_like(exchange), np.zeros_like(ends_exchange),
         )  # fmt: skip
 
     @property
@@ -111,15 +122,18 @@ class Profiles:
         if loads.exchange.any():
             paired = profile.paired[:, None, None]
             exchange = profile.run @ loads.exchange + profile.ends @ loads.ends_exchange
-            hidden = np.minimum(exchange, run.constants.expert_hidden * (own - exchange))
-            own = own - paired * hidden
-            inputs = inputs - paired * (profile.back @ loads.exchange)
+            more = profile.run @ loads.more + profile.ends @ loads.ends_more
+            behind = run.constants.expert_hidden * (own + more - exchange)
+            own = own + paired * (more - np.minimum(exchange, behind))
+            inputs = inputs + paired * (profile.back @ (loads.more - loads.exchange))
         # Forward passes may take longer than here, so idling counts where they are no more.
         ahead = profile.there - profile.meanwhile
         idles = np.all(ahead >= 0, axis=2, keepdims=True)
         once = profile.before @ both + np.where(idles, ahead @ loads.forward + inputs, 0.0)
         least = np.full((len(own), loads.variants), np.inf)
         share = run.constants.sm_share
+        # Passes side by side are shorter here than what hides the transfers of states.
+        longer = (1 - share) * ~profile.paired[:, None, None]
         for keeping in keepings(self.question, run.layout):
             kept, travels = self._states(run, keeping, layouts)
             if keeping.moves_activations:
@@ -130,9 +144,11 @@ class Profiles:
             if travels is not None:
                 # What travels with a layer takes a share of the chip, and time where it is longer.
                 carried = profile.run @ travels
-                wait = share * carried + (1 - share) * np.maximum(0.0, carried - busy)
-                # ZeRO 2 reduces the gradients of the last microbatch as ZeRO 1 does.
-                busy = busy + wait * (1 - 1 / count if keeping.most == 2 else 1)
+                pace = np.where(np.isfinite(busy), busy, 0.0)
+                wait = share * carried + longer * np.maximum(0.0, carried - pace)
+                if keeping.most == 2:
+                    wait = wait * np.maximum(0.0, 1 - profile.lasts[:, None, None] / count)
+                busy = busy + wait
             least = np.minimum(least, (once + count * busy).max(axis=1))
         return least
 
@@ -179,7 +195,8 @@ class Profiles:
         room = room_bytes(run, runtime_bytes(run, MEMORY_CONSTANTS))
         budget = (room - profile.layers @ states) / run.tokens
         # The layer in backward has back what it did not keep, at least what layers save on average.
-        needs = profile.held @ prices.kept + prices.working
+        has = profile.layers[:, :, main] > 0
+        needs = profile.held @ prices.kept + prices.working * has
         lack = needs[:, :, None] - budget
         short = lack > 0
         if not short.any():
@@ -192,25 +209,30 @@ class Profiles:
         each[~short] = 0.0
         seconds = np.interp(each, prices.steps[:, 0], prices.steps[:, 1], right=np.inf)
         again = np.full(lack.shape, np.inf)
-        runs = np.broadcast_to(profile.run[:, :, main, None], lack.shape)
+        runs = (profile.run[:, :, main] * profile.first[:, :, 0])[:, :, None]
+        runs = np.broadcast_to(runs, lack.shape)
         np.multiply(seconds, runs, out=again, where=np.isfinite(seconds))
         return again
 
     def _profile(self, core: Core, run: Run) -> Profile:
-        flying = min(run.microbatches, 2 * core.pp)
+        if run.layout.zero:
+            run = self.question.run(replace(run.layout, zero=0))  # as shapes find their splits
         schedules = tuple(self.pipes.interleavings(core))
+        flying = min(run.microbatches, 2 * core.pp)
         exact = run.microbatches if any(one.schedule == "gpipe" for one in schedules) else flying
         key = (core.pp, exact, schedules, self.pipes.costs(run))
         known = self._profiles.get(key)
         if known is None:
-            every = [self._one(run, pipe) for pipe in self.pipes.of(core, run)]
+            pipes = self.pipes.of(core, run)
+            every = [self._one(run, pipe) for pipe in pipes]
             ranks = len(_watched(core.pp))
-            widths = [len(self.names)] * 7 + [2]
+            widths = [len(self.names)] * 7 + [2, 1]
             parts = [
                 np.array([one[part] for one in every]).reshape((len(every), ranks, width))
                 for part, width in enumerate(widths)
             ]
-            parts.append(np.array([pipe.schedule in PAIRED for pipe in self.pipes.of(core, run)]))
+            parts.append(np.array([pipe.schedule in PAIRED for pipe in pipes], bool))
+            parts.append(np.array([lasts_of(pipe.schedule) for pipe in pipes], float))
             known = self._profiles[key] = Profile(*parts)
         return known
 
@@ -235,8 +257,18 @@ class Profiles:
                 there, back = kinds[own[0] :].sum(axis=0), kinds[own[-1] + 1 :].sum(axis=0)
                 row += [nothing, there, back, widest]
             row.append(np.array([0 in own, len(cuts) - 1 in own]) / halves)
+            row.append(np.array([min(self._first(pipe.split, chunk) for chunk in own)]))
             rows.append(row)
-        return tuple(np.array([row[part] for row in rows]) for part in range(8))
+        return tuple(np.array([row[part] for row in rows]) for part in range(9))
+
+    def _first(self, split: tuple[int, ...], chunk: int) -> float:
+        """Return the share of the commonest layers in a chunk where others come after one."""
+        start = sum(split[:chunk])
+        names = self.question.model.layer_names[start : start + split[chunk]]
+        main = self.names[self._main]
+        if main not in names or set(names[names.index(main) :]) == {main}:
+            return 1.0
+        return names.count(main) / len(names)
 
     def _price(self, run: Run, sharded: bool) -> Prices:
         layout = run.layout

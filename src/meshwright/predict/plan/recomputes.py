@@ -11,12 +11,13 @@ from typing import NamedTuple
 import numpy as np
 from msgspec.structs import replace
 
+from meshwright.predict.activations import recomputed
 from meshwright.predict.block_comm import BlockComm
 from meshwright.predict.memory import LayerBytes, layer_bytes
 from meshwright.predict.plan.question import Question
 from meshwright.predict.plan.room import Array, Sizes
 from meshwright.predict.plan.shapes import Kernels, Key, Layers
-from meshwright.predict.recompute_time import recompute_s
+from meshwright.predict.recompute_time import distinct, operation_s, recompute_s
 from meshwright.predict.run import Run
 from meshwright.spec.layout import Layout, Recompute, RecomputeOp
 from meshwright.spec.model import Block, Experts, LatentAttention, Mlp, Model
@@ -145,9 +146,11 @@ class Recomputes:
         single = {op: self._single(run, op, block) for op in _ops(agains)}
         points = []
         for again, saved in zip(agains, sizes.saved[:, column].tolist(), strict=True):
-            seconds = sum([single[op] for op in again.ops])
-            if again.recompute == "full":
+            ops = recomputed(again.on(run.layout), run.software)
+            if again.recompute == "full" or ops == "alternate":
                 seconds = self._one(run, again, block)
+            else:
+                seconds = sum([single[op] for op in distinct(again.ops)])
             points.append((saved, seconds))
         least = sizes.whole - sizes.saved.max(axis=0)
         least[column] = sizes.whole[column]
@@ -156,7 +159,7 @@ class Recomputes:
     def _single(self, run: Run, op: RecomputeOp, block: Block) -> float:
         """Return what one operation takes at the least."""
         if op != "moe":
-            return self._one(run, Again("selective", (op,)), block)
+            return operation_s(run, block, BlockComm(), op)
         if not isinstance(block.mlp, Experts):
             return 0.0
         return self.kernels.least_experts(run, block.mlp)[0]

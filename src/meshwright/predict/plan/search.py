@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from meshwright.predict.memory import predict_memory
 from meshwright.predict.plan.bounds import Bounds
 from meshwright.predict.plan.frames import Frame, Frames, Staged
+from meshwright.predict.plan.keepings import keepings
 from meshwright.predict.plan.leaves import Leaf, Leaves
 from meshwright.predict.plan.meshes import Core, Meshes, Spread
 from meshwright.predict.plan.pipes import PAIRED, Pipes
@@ -128,7 +129,8 @@ class Search:
     def _any_to_beat_s(self, opened: "Opened") -> float:
         """Return the same for layouts whose sharing is still open."""
         layout = opened.staged.pipe.on(opened.shape.layout)
-        return max(self._to_beat_s(replace(layout, zero=zero)) for zero in (0, 3))
+        stages = {keeping.most for keeping in keepings(self.question, layout)}
+        return max(self._to_beat_s(replace(layout, zero=zero)) for zero in stages)
 
     def run(self, cores: Iterable[Core] | None = None, *, report: Report | None = None) -> bool:
         """Search all splits of the GPUs, or some; return whether the answer is proved."""
