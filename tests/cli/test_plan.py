@@ -293,6 +293,7 @@ def test_quiet_prints_the_command_alone(capsys: Captured) -> None:
         ([*SMALL, "--top", "0"], "--top: 0 is too few"),
         ([*SMALL, "--fix", "zero=5"], "there is no ZeRO stage 5"),
         ([*SMALL, "--fix", "microbatch=0"], "--fix microbatch: 0 is too few"),
+        ([*SMALL, "--fix", "recompute_layers=2"], "recompute_layers: is not for fixing"),
         ([*SMALL, "--fix", "optimizer=muon"], "--fix optimizer: formats of states"),
         ([*SMALL, "--max-memory", "70GiB"], "'70GiB' is not a share"),
         ([*SMALL, "--beam", "0"], "--beam: 0 is too few"),

@@ -23,6 +23,7 @@ from meshwright.cli.plan_target import settled
 from meshwright.cli.work import add_work
 from meshwright.errors import InputError, MissingPart, Problem
 from meshwright.predict import plan as planning
+from meshwright.predict.plan.answer import refuse_what_is_not_searched
 from meshwright.predict.plan.binding import bindings
 from meshwright.predict.plan.front import needed_bytes
 from meshwright.predict.plan.search import Report, narrowed
@@ -132,6 +133,7 @@ def run(args: argparse.Namespace) -> Answer:
     if asked_for:
         return _many(args, asked_for[-1])
     request, assumed = read_request(args), reliability(args)
+    refuse_what_is_not_searched(request.question)
     if args.dry_run:
         return dry_run(request)
     search, most = _searcher(args), _at_least_one(args.top, "--top")
