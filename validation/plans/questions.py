@@ -10,22 +10,13 @@ from msgspec.structs import replace
 
 import meshwright
 from meshwright.predict.plan import Question, Space
+from meshwright.predict.plan.question import FIXED_BY_USER
 from meshwright.predict.published.score import Prepared, prepare
 from meshwright.spec.layout import Layout
 from meshwright.spec.model import Model
 from meshwright.spec.workload import Training
 
 RUNS = Path(__file__).parents[1] / "training" / "runs.json"
-
-_KEPT = (
-    "precision",
-    "optimizer",
-    "master_precision",
-    "gradient_precision",
-    "moment_precision",
-    "global_batch",
-)
-"""What a plan has to leave as published: what is trained, and in which formats."""
 
 _LAYOUT = ("recompute", "zero", "microbatch", "activations")
 """How assumptions about a layout begin; chunks per rank begin with their number."""
@@ -77,7 +68,7 @@ def published(row: Mapping[str, Any]) -> Published | None:
         model=model,
         cluster=work.cluster,
         workload=training,
-        space=Space(base=Layout(**{name: getattr(layout, name) for name in _KEPT})),
+        space=Space(base=Layout(**{name: getattr(layout, name) for name in FIXED_BY_USER})),
         software=ready.software,
     )
     return Published(

@@ -15,6 +15,7 @@ from meshwright.cli.plan_target import restricted
 from meshwright.cli.work import Asked, asked
 from meshwright.errors import InputError, Problem
 from meshwright.predict.plan import Question, Space, read_fixed
+from meshwright.predict.plan.question import FIXED_BY_USER
 from meshwright.spec import catalog
 from meshwright.spec.bridge import TARGETS, Bridge, find_bridge
 from meshwright.spec.cluster import Cluster, Gpu
@@ -24,7 +25,7 @@ from meshwright.spec.model import Model, count_parameters
 from meshwright.spec.units import format_count, parse_count
 from meshwright.spec.workload import Training
 
-FORMATS = ("optimizer", "master_precision", "gradient_precision", "moment_precision")
+FORMATS = tuple(name for name in FIXED_BY_USER if name not in ("precision", "global_batch"))
 """Fields that a search leaves as the user's layout has them."""
 BATCH_TOKENS = ((10e9, 2**22), (100e9, 2**23), (float("inf"), 2**24))
 """Tokens of a step for models of up to so many parameters. Llama 3 went from 4M tokens a step to

@@ -7,7 +7,7 @@ the least that their exchange can cost.
 
 from collections import Counter
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -27,12 +27,12 @@ from meshwright.predict.plan.meshes import Core, Meshes, Spread
 from meshwright.predict.plan.orders import expert_places, orders_of
 from meshwright.predict.plan.profiles import Loads, Profiles
 from meshwright.predict.plan.question import Question
+from meshwright.predict.plan.room import Array
 from meshwright.predict.plan.shapes import Key, Shapes
 from meshwright.predict.run import Run
 from meshwright.spec.layout import Layout
 from meshwright.spec.model import Experts
 
-Array = npt.NDArray[Any]
 _ANYWHERE = Spread(1, 1)
 _BEHIND = Passes(0.0, float("inf"), float("inf"))
 """Gradients that hide all communication that they can hide."""

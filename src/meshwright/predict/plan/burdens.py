@@ -100,7 +100,7 @@ class Ways:
         if self.question.model.experts is not None:
             axes += ("expert_dp",)
         places = tuple([place(self.question.limited, shared, axis) for axis in axes])
-        key = (*_degrees(layout), zero, shard, offload, places)
+        key = (*degrees(layout), zero, shard, offload, places)
         known = self._known.get(key)
         if known is None:
             known = self._known[key] = Way(self.question, shared)
@@ -114,7 +114,7 @@ class Ways:
         orders: tuple[str, ...],
     ) -> tuple[tuple[Way, str], ...]:
         """Return the different ways to share of some kinds, each with an order that makes it."""
-        key = (*_degrees(layout), sharings, offload, orders)
+        key = (*degrees(layout), sharings, offload, orders)
         known = self._every.get(key)
         if known is None:
             found: dict[Way, str] = {}
@@ -136,7 +136,7 @@ class Ways:
 
         `sharings` are ZeRO stages with the size of a shard, `rank` is what it holds and trains.
         """
-        key = (*_degrees(layout), sharings, offload, orders, rank)
+        key = (*degrees(layout), sharings, offload, orders, rank)
         known = self._tails.get(key)
         if known is None:
             ways = self.every(layout, sharings, offload, orders)
@@ -149,7 +149,8 @@ class Ways:
         return known
 
 
-def _degrees(layout: Layout) -> Key:
+def degrees(layout: Layout) -> Key:
+    """Return what decides the groups that share states, and the format of weights."""
     sizes = (layout.tp, layout.cp, layout.pp, layout.dp, layout.ep, layout.expert_tp)
     return (*sizes, layout.precision)
 

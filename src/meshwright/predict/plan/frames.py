@@ -6,10 +6,9 @@ to be computed again is found once for all shapes of a frame.
 
 from collections.abc import Iterator
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from msgspec.structs import replace
 
 from meshwright.predict.memory import Resident
@@ -21,12 +20,11 @@ from meshwright.predict.plan.pipes import PAIRED, Cuts, Floor, Pipe, Pipes, chun
 from meshwright.predict.plan.profiles import Loads, Profiles
 from meshwright.predict.plan.question import Question
 from meshwright.predict.plan.recomputes import Option, Recomputes, Useful
-from meshwright.predict.plan.room import Needs, fewest_layers, fewest_of, fitting, needs_of
+from meshwright.predict.plan.room import Array, Needs, fewest_layers, fewest_of, fitting, needs_of
 from meshwright.predict.plan.shapes import Shape, Shapes, quickest
 from meshwright.predict.plan.sharing import Sharings
 from meshwright.spec.layout import StateBytes
 
-Array = npt.NDArray[Any]
 _ROUNDED = 2
 """Bytes that rounding two sizes may add to their difference."""
 

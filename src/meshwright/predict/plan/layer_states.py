@@ -3,20 +3,18 @@
 Both at the least, as bounds need them: whatever the order of the axes and the size of a shard.
 """
 
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 from msgspec.structs import replace
 
 from meshwright.predict.network import least_s_per_byte
+from meshwright.predict.plan.burdens import degrees
 from meshwright.predict.plan.keepings import Keeping
 from meshwright.predict.plan.orders import expert_places
 from meshwright.predict.plan.question import Question
+from meshwright.predict.plan.room import Array
 from meshwright.spec.layout import Layout, RankParameters, states_of
 from meshwright.spec.layout.states import STATE_BYTES, block_parameters
 
-Array = npt.NDArray[Any]
 _ROUNDED = 8
 """Bytes that rounding up shards of a layer may add."""
 
@@ -73,7 +71,7 @@ class LayerStates:
 
         Only experts count: dense layers may be sharded in groups as small as two.
         """
-        key = (*_degrees(layout), layout.precision, keeping)
+        key = (*degrees(layout), keeping)
         known = self._seconds.get(key)
         if known is None:
             known = np.zeros(len(self.question.model.blocks))
@@ -86,7 +84,7 @@ class LayerStates:
 
     def _seconds_each(self, layout: Layout, keeping: Keeping) -> float:
         """Return the seconds for one parameter of an expert."""
-        key = (*_degrees(layout), layout.gradient_precision, keeping)
+        key = (*degrees(layout), layout.gradient_precision, keeping)
         known = self._rates.get(key)
         if known is None:
             places = [one for (one,) in expert_places(self.question, layout, "dp")]
@@ -97,7 +95,3 @@ class LayerStates:
                 known += 4.0 * min(least_s_per_byte(one, "all_gather") for one in places)
             self._rates[key] = known
         return known
-
-
-def _degrees(layout: Layout) -> tuple[object, ...]:
-    return (layout.tp, layout.cp, layout.pp, layout.dp, layout.ep, layout.expert_tp)

@@ -7,10 +7,9 @@ layers held do not fit, some are computed again, and that takes at least what th
 recompute options says.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from msgspec.structs import replace
 
 from meshwright.predict.bubble import ENDS_APART
@@ -23,11 +22,10 @@ from meshwright.predict.plan.meshes import Core
 from meshwright.predict.plan.pipes import PAIRED, Cuts, Pipe, Pipes
 from meshwright.predict.plan.question import Question
 from meshwright.predict.plan.recomputes import Prices, Recomputes
+from meshwright.predict.plan.room import Array
 from meshwright.predict.plan.shapes import Key, Shape
 from meshwright.predict.run import Run
 from meshwright.spec.layout import Layout
-
-Array = npt.NDArray[Any]
 
 
 class Profile(NamedTuple):
