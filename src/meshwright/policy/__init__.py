@@ -1,5 +1,6 @@
 """Who goes when: decisions as plain values, without torch and without a clock.
 
+    collective  algorithms of collectives: which chunk goes from where to where
     pipeline    the order in which pipeline ranks run forwards, backwards and transfers
 
 The trainer carries these values out; the predictor gives each step of them a duration.
@@ -10,8 +11,13 @@ from typing import TYPE_CHECKING
 from meshwright.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from meshwright.policy import pipeline
+    from meshwright.policy import collective, pipeline
 
-__all__ = ["pipeline"]
+__all__ = ["collective", "pipeline"]
 
-__getattr__, __dir__ = lazy_names(__name__, {"pipeline": "meshwright.policy.pipeline"})
+_HOMES = {
+    "collective": "meshwright.policy.collective",
+    "pipeline": "meshwright.policy.pipeline",
+}
+
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

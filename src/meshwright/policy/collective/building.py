@@ -1,0 +1,179 @@
+"""`Builder`: write an algorithm the way a textbook states it.
+
+ring = Builder("ring", "all_reduce", ranks=n, chunks=n)
+with ring.sweep(n - 1, shift=-1):
+for rank in range(n):
+ring.add(rank, (rank + 1) % n, chunk=rank)
+with ring.sweep(n - 1, shift=-1):
+for rank in range(n):
+ring.copy(rank, (rank + 1) % n, chunk=(rank + 1) % n)
+ring.done()
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+
+from meshwright.errors import InputError, Problem
+from meshwright.policy.collective.collective import Collective, Moves, Op, Shift, Sweep
+from meshwright.policy.collective.contract import input_slots
+
+Row = tuple[int, int, int, int, int, int, int, int]
+
+
+class Builder:
+    """Collects the moves of a collective, step by step."""
+
+    def __init__(
+        self,
+        name: str,
+        op: Op,
+        *,
+        ranks: int,
+        chunks: int,
+        root: int = 0,
+        switches: Sequence[str] = (),
+        counts: Sequence[Sequence[int]] = (),
+        peers: Sequence[int] = (),
+    ) -> None:
+        self._plain = Collective(
+            name=name,
+            op=op,
+            ranks=ranks,
+            chunks=chunks,
+            slots=chunks,
+            sweeps=(),
+            root=root,
+            switches=tuple(switches),
+            counts=tuple(tuple(row) for row in counts),
+            peers=tuple(peers),
+        )
+        self.output = input_slots(self._plain)[1]
+        """The first slot of the output, where it has slots of its own."""
+        held = chunks
+        if op == "all_to_all_v":
+            held = self.output + max(
+                (sum(column) for column in zip(*counts, strict=True)), default=0
+            )
+        elif self.output:
+            held = 2 * chunks
+        self._slots = held
+        self._sweeps: list[Sweep] = []
+        self._rows: list[Row] = []
+
+    def scratch(self, slots: int) -> int:
+        """Ask for slots beside the message, in every place; return the first."""
+        first = self._slots
+        self._slots += slots
+        return first
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Collect the moves of one step."""
+        with self.sweep(1):
+            yield
+
+    @contextmanager
+    def sweep(
+        self,
+        span: int,
+        *,
+        shift: int = 0,
+        dst_shift: int = 0,
+        dst_wrap: int = 0,
+        wrap: int | None = None,
+        arrival_shift: int | None = None,
+    ) -> Iterator[None]:
+        """Collect the moves of a step that is made `span` times.
+
+        From one time to the next `shift` is added to the chunks, in blocks of `wrap` (the chunks
+        of the message, where not given; 0 lets them run on), and `dst_shift` to the receivers, in
+        blocks of `dst_wrap` (all ranks, where 0). `arrival_shift` moves the slot that is written
+        where that differs from the slot that is read.
+        """
+        if self._rows:
+            raise ValueError("a step cannot be opened inside another")
+        yield
+        if self._rows and span > 0:
+            table = np.array(self._rows, dtype=np.int32).reshape(-1, 8)
+            change = Shift(
+                src_slot=shift,
+                dst_slot=shift if arrival_shift is None else arrival_shift,
+                dst=dst_shift,
+                slot_wrap=(self._plain.chunks if wrap is None else wrap),
+                dst_wrap=dst_wrap or self._plain.ranks,
+            )
+            steady = not (change.src_slot or change.dst_slot or change.dst)
+            sweep = Sweep(moves=Moves(table), span=span, shift=Shift() if steady else change)
+            self._sweeps.append(sweep)
+        self._rows = []
+
+    def copy(
+        self,
+        src: int,
+        dst: int,
+        *,
+        chunk: int,
+        to: int | None = None,
+        count: int = 1,
+        channel: int = 0,
+        phase: int = 0,
+    ) -> None:
+        """Put chunks of one place into another (into the slots from `to` on, where given)."""
+        self._move(src, dst, chunk, to, count, 0, channel, phase)
+
+    def add(
+        self,
+        src: int,
+        dst: int,
+        *,
+        chunk: int,
+        to: int | None = None,
+        count: int = 1,
+        channel: int = 0,
+        phase: int = 0,
+    ) -> None:
+        """Add chunks of one place to what another holds."""
+        self._move(src, dst, chunk, to, count, 1, channel, phase)
+
+    def _move(
+        self,
+        src: int,
+        dst: int,
+        chunk: int,
+        to: int | None,
+        count: int,
+        adds: int,
+        channel: int,
+        phase: int,
+    ) -> None:
+        if count > 0:
+            arrives = chunk if to is None else to
+            self._rows.append((src, dst, chunk, arrives, count, adds, channel, phase))
+
+    def done(self) -> Collective:
+        """Return the collective."""
+        plain = self._plain
+        return Collective(
+            name=plain.name,
+            op=plain.op,
+            ranks=plain.ranks,
+            chunks=plain.chunks,
+            slots=self._slots,
+            sweeps=tuple(self._sweeps),
+            root=plain.root,
+            switches=plain.switches,
+            counts=plain.counts,
+            peers=plain.peers,
+        )
+
+
+def ring_order(order: Sequence[int] | None, ranks: int) -> tuple[int, ...]:
+    """Return the order of ranks around a ring, checked: 0, 1, 2, … where none is given."""
+    if order is None:
+        return tuple(range(ranks))
+    if sorted(order) != list(range(ranks)):
+        what = f"{list(order)[:8]} does not name each of {ranks} ranks once"
+        raise InputError([Problem("order", what, f"name the ranks 0 to {ranks - 1} in some order")])
+    return tuple(order)

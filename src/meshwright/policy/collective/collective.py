@@ -1,0 +1,231 @@
+"""`Collective`: an algorithm as moves of chunks between ranks. It knows no sizes, links or clock.
+
+Every rank has a row of numbered slots, each large enough for one chunk. A *move* copies slots from
+one place to another, or adds them to what lies there. Moves happen in *steps*: those of one step do
+not depend on each other, and a later step sees what earlier ones wrote. Only that data dependence
+orders moves; nobody waits for a step to end.
+
+A *sweep* is one step written down once and repeated with shifted slots or peers, so that a ring of
+4,096 ranks is two sweeps and not 33 million moves. Rows of a sweep may join late (their phase),
+which is how chunks stream through a tree.
+
+A *switch* is a place beside the ranks that can hold slots: moves into it that add are reductions in
+the network, moves out of it are multicast.
+"""
+
+from collections.abc import Iterator
+from typing import Literal, get_args
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+Op = Literal[
+    "all_reduce",
+    "reduce_scatter",
+    "all_gather",
+    "broadcast",
+    "reduce",
+    "all_to_all",
+    "all_to_all_v",
+    "gather",
+    "scatter",
+    "send_recv",
+]
+OPS: tuple[Op, ...] = get_args(Op)
+REDUCING: frozenset[str] = frozenset({"all_reduce", "reduce_scatter", "reduce"})
+ROOTED: frozenset[str] = frozenset({"broadcast", "reduce", "gather", "scatter"})
+SPLIT: frozenset[str] = frozenset(
+    {"reduce_scatter", "all_gather", "all_to_all", "gather", "scatter"}
+)
+"""Collectives whose message consists of one equal part per rank."""
+
+Ints = NDArray[np.int32]
+SRC, DST, SRC_SLOT, DST_SLOT, COUNT, ADDS, CHANNEL, PHASE = range(8)
+COLUMNS = ("src", "dst", "src_slot", "dst_slot", "count", "adds", "channel", "phase")
+
+
+class Moves:
+    """Moves of one step, column by column."""
+
+    __slots__ = ("table",)
+
+    def __init__(self, table: Ints) -> None:
+        self.table = table
+        """One row per move, columns as in `COLUMNS`."""
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Moves) and np.array_equal(self.table, other.table)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @property
+    def src(self) -> Ints:
+        """Where the chunks come from: a rank, or a switch numbered after the ranks."""
+        return self.table[:, SRC]
+
+    @property
+    def dst(self) -> Ints:
+        """Where they go."""
+        return self.table[:, DST]
+
+    @property
+    def src_slot(self) -> Ints:
+        """The first slot that is read."""
+        return self.table[:, SRC_SLOT]
+
+    @property
+    def dst_slot(self) -> Ints:
+        """The first slot that is written."""
+        return self.table[:, DST_SLOT]
+
+    @property
+    def count(self) -> Ints:
+        """How many slots in a row."""
+        return self.table[:, COUNT]
+
+    @property
+    def adds(self) -> Ints:
+        """1 where what arrives is added to what lies there, 0 where it replaces it."""
+        return self.table[:, ADDS]
+
+    @property
+    def channel(self) -> Ints:
+        """Which of the parallel lanes between two places carries it."""
+        return self.table[:, CHANNEL]
+
+    @property
+    def phase(self) -> Ints:
+        """The repetition of the sweep from which on the row takes part."""
+        return self.table[:, PHASE]
+
+    def one_slot_each(self) -> "Moves":
+        """Return the same moves, slot by slot."""
+        counts = self.count
+        if (counts == 1).all():
+            return self
+        table = np.repeat(self.table, counts, axis=0)
+        firsts = np.repeat(np.cumsum(counts) - counts, counts)
+        offsets = np.arange(len(table), dtype=np.int32) - firsts.astype(np.int32)
+        table[:, SRC_SLOT] += offsets
+        table[:, DST_SLOT] += offsets
+        table[:, COUNT] = 1
+        return Moves(table)
+
+
+class Shift(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the moves of a sweep change from one repetition to the next."""
+
+    src_slot: int = 0
+    """Added to the slot that is read."""
+    dst_slot: int = 0
+    """Added to the slot that is written."""
+    dst: int = 0
+    """Added to the place that is written."""
+    slot_wrap: int = 0
+    """Slots go around in blocks of this many; 0 lets them run on."""
+    dst_wrap: int = 0
+    """Places go around in blocks of this many."""
+
+
+class Sweep(msgspec.Struct, frozen=True, kw_only=True):
+    """One step, repeated."""
+
+    moves: Moves
+    """The moves as they are the first time each takes part."""
+    span: int = 1
+    """How often each move is made."""
+    shift: Shift = Shift()
+    """What changes from one time to the next."""
+
+    @property
+    def steps(self) -> int:
+        """Steps of the sweep: the repetitions, and the wait of the row that joins last."""
+        return self.span + (int(self.moves.phase.max()) if len(self.moves) else 0)
+
+    def at(self, step: int) -> Moves:
+        """Return the moves of one of its steps."""
+        table = self.moves.table
+        times = step - table[:, PHASE]
+        active = (times >= 0) & (times < self.span)
+        if active.all():
+            table = table.copy()
+        else:
+            table, times = table[active], times[active]
+        shift = self.shift
+        table[:, SRC_SLOT] = _moved(table[:, SRC_SLOT], times * shift.src_slot, shift.slot_wrap)
+        table[:, DST_SLOT] = _moved(table[:, DST_SLOT], times * shift.dst_slot, shift.slot_wrap)
+        table[:, DST] = _moved(table[:, DST], times * shift.dst, shift.dst_wrap)
+        return Moves(table)
+
+
+class Collective(msgspec.Struct, frozen=True, kw_only=True):
+    """A collective operation carried out by one algorithm."""
+
+    name: str
+    """The algorithm."""
+    op: Op
+    """What it achieves."""
+    ranks: int
+    """Ranks that take part."""
+    chunks: int
+    """Equal parts that the message is cut into. The message is the larger of what one rank gives
+    and what it gets."""
+    slots: int
+    """Slots of every place: those of the message first, then room for what passes through."""
+    sweeps: tuple[Sweep, ...]
+    """What happens, in order."""
+    root: int = 0
+    """The rank that gives or gets, where one does."""
+    switches: tuple[str, ...] = ()
+    """Places in the network that hold slots, numbered after the ranks."""
+    counts: tuple[tuple[int, ...], ...] = ()
+    """For all_to_all_v: the chunks that each rank (row) sends to each rank (column)."""
+    peers: tuple[int, ...] = ()
+    """For send_recv: the rank that each rank sends to; -1 for none."""
+
+    @property
+    def places(self) -> int:
+        """Ranks and switches."""
+        return self.ranks + len(self.switches)
+
+    @property
+    def steps(self) -> int:
+        """Steps from beginning to end."""
+        return sum(sweep.steps for sweep in self.sweeps)
+
+    @property
+    def channels(self) -> int:
+        """Parallel lanes between two places."""
+        return 1 + max((int(s.moves.channel.max()) for s in self.sweeps if len(s.moves)), default=0)
+
+    @property
+    def moves(self) -> int:
+        """Moves in all steps together."""
+        return sum(sweep.span * len(sweep.moves) for sweep in self.sweeps)
+
+    def walk(self) -> Iterator[tuple[int, Moves]]:
+        """Go through the steps in order."""
+        step = 0
+        for sweep in self.sweeps:
+            for index in range(sweep.steps):
+                yield step, sweep.at(index)
+                step += 1
+
+    def place_name(self, place: int) -> str:
+        """Return what people call a place."""
+        if 0 <= place < self.ranks:
+            return f"rank {place}"
+        index = place - self.ranks
+        return self.switches[index] if 0 <= index < len(self.switches) else f"place {place}"
+
+
+def _moved(values: Ints, by: Ints, wrap: int) -> Ints:
+    if not wrap:
+        return values + by
+    # numpy's remainder takes the sign of the divisor, so shifts to the left wrap as well.
+    inside = (values % wrap + by) % wrap
+    return values - values % wrap + inside
