@@ -87,6 +87,27 @@ def test_an_injected_file_counts_gpus_by_their_class(text: Text) -> None:
     assert len(graph.of_kind("nic")) == 4
 
 
+def test_cards_keep_what_their_plugin_states() -> None:
+    net = (
+        '<net name="mlx5_0" dev="0" latency="1.5" speed="400000" port="2" rail="3" plane="1" '
+        'guid="0xAB00"/><net name="mlx5_1" dev="1" speed="400000" rail="-1" guid="0x0"/>'
+    )
+    card = f'<pci busid="0000:03:00.0" class="0x020000"><nic>{net}</nic></pci>'
+    full, bare = read_nccl_topology(_small(_gpu("0000:01:00.0") + card)).of_kind("nic")
+    assert (full.rail, full.plane, full.port, full.guid) == (3, 1, 2, "0xab00")
+    assert full.port_latency_s == pytest.approx(1.5e-6)
+    assert full.port_bytes_per_s == 50e9
+    assert (bare.rail, bare.plane, bare.port, bare.guid) == (None, None, None, "")
+    assert bare.port_latency_s is None
+
+
+@pytest.mark.parametrize("fact", ['rail="first"', 'plane="-2"', 'port="1.5"', 'latency="slow"'])
+def test_a_faulty_fact_of_a_card_is_named(fact: str) -> None:
+    card = f'<pci busid="0000:03:00.0"><nic><net name="a" {fact}/></nic></pci>'
+    with pytest.raises(InputError, match=f"line 4: {fact.partition('=')[0]} .* of <net>"):
+        read_nccl_topology(_small(_gpu("0000:01:00.0") + "\n" + card))
+
+
 def test_links_to_gpus_the_process_did_not_see_are_left_out() -> None:
     wires = '<nvlink target="0000:99:00.0" count="4" tclass="0x030200"/>'
     graph = read_nccl_topology(_small(_gpu("0000:01:00.0", wires)))

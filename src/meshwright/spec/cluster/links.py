@@ -36,12 +36,24 @@ class Vertex(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Compute architecture of a GPU (sm_90, gfx942) where its source names it."""
     port_bytes_per_s: float | None = None
     """What a network card sends into its network, where that is known and not drawn as a link."""
+    port_latency_s: float | None = None
+    """What NCCL adds to each hop through a network card, where its plugin states it."""
+    port: int | None = None
+    """Which port of its device a network card is."""
+    guid: str = ""
+    """The network card's device: ports with the same one share its way to the host."""
+    rail: int | None = None
+    """Rail of the fabric that a network card is wired to, where its source names it."""
+    plane: int | None = None
+    """Plane of the fabric, in networks built several times over, where its source names it."""
 
     def __post_init__(self) -> None:
         bounds = Bounds()
         bounds.named(name=self.name)
         bounds.one_of("kind", self.kind, get_args(VertexKind))
         bounds.positive(port_bytes_per_s=self.port_bytes_per_s)
+        bounds.not_negative(port_latency_s=self.port_latency_s)
+        bounds.count(0, port=self.port, rail=self.rail, plane=self.plane)
         bounds.require()
 
 

@@ -5,15 +5,14 @@ at the ends. Files that clouds inject with `NCCL_TOPO_FILE` name only PCI device
 tells GPUs from cards. NVSwitches are drawn as one vertex, since traffic spreads over all of them.
 """
 
-import math
 import re
 from collections import defaultdict
-from typing import NamedTuple
-from xml.parsers import expat
+from typing import Any, NamedTuple
 
 from meshwright.errors import InputError, Problem
 from meshwright.spec.cluster import link_speeds
-from meshwright.spec.cluster.links import Link, LinkGraph, LinkKind, Vertex, both_ways
+from meshwright.spec.cluster.links import Link, LinkGraph, LinkKind, Vertex, VertexKind, both_ways
+from meshwright.spec.cluster.xml_elements import Element, Faults, read_elements
 from meshwright.spec.read import shown
 
 _NVSWITCH_CLASS = "0x068000"
@@ -21,26 +20,9 @@ _NVSWITCH = "nvswitch"
 # NCCL's own fallback for a PCI device whose link it cannot read: generation 3, 16 lanes.
 _DEFAULT_GT_PER_S = 8.0
 _DEFAULT_LANES = 16
-_DEEPEST = 64
 _DUMP_AGAIN = "dump the file again with NCCL_TOPO_DUMP_FILE"
 # RCCL numbered MI200 differently from its compiler.
 _GFX = {"910": "90a"}
-
-
-class _Element:
-    """One XML element with the line it began on."""
-
-    def __init__(self, tag: str, attributes: dict[str, str], line: int) -> None:
-        self.tag = tag
-        self.attributes = attributes
-        self.line = line
-        self.children: list[_Element] = []
-
-    def all(self, *tags: str) -> list["_Element"]:
-        return [child for child in self.children if child.tag in tags]
-
-    def get(self, name: str) -> str:
-        return self.attributes.get(name, "")
 
 
 def read_nccl_topology(
@@ -51,7 +33,7 @@ def read_nccl_topology(
     `link_bytes_per_s` is what one NVLink or xGMI link carries; None takes it from the GPU's
     architecture, which the file names.
     """
-    root = _parse(text, where)
+    root = read_elements(text, where, _DUMP_AGAIN)
     if root.tag != "system":
         what = f"the file begins with <{root.tag[:40]}>, not with <system>"
         fix = "give the file of NCCL_TOPO_DUMP_FILE, not of NCCL_GRAPH_DUMP_FILE"
@@ -59,45 +41,12 @@ def read_nccl_topology(
     reader = _Reader(where, link_bytes_per_s)
     for cpu in root.all("cpu"):
         reader.cpu(cpu)
-    if not reader.problems and not any(vertex.kind == "gpu" for vertex in reader.vertices):
-        reader.problem(root, "the file names no GPU", _DUMP_AGAIN)
+    if not reader.faults.problems and not any(vertex.kind == "gpu" for vertex in reader.vertices):
+        reader.faults.add(root, "the file names no GPU", _DUMP_AGAIN)
     reader.join_gpus()
     reader.join_sockets()
-    if reader.problems:
-        raise InputError(reader.problems)
+    reader.faults.require()
     return LinkGraph(vertices=tuple(reader.vertices), links=tuple(reader.links.values()))
-
-
-def _parse(text: str, where: str) -> _Element:
-    parser = expat.ParserCreate()
-    top = _Element("", {}, 0)
-    stack = [top]
-
-    def refuse(what: str, fix: str) -> InputError:
-        return InputError([Problem(f"{where}: line {parser.CurrentLineNumber}", what, fix)])
-
-    def start(tag: str, attributes: dict[str, str]) -> None:
-        if len(stack) > _DEEPEST:
-            raise refuse("the elements are nested too deeply", _DUMP_AGAIN)
-        element = _Element(tag, attributes, parser.CurrentLineNumber)
-        stack[-1].children.append(element)
-        stack.append(element)
-
-    def end(_tag: str) -> None:
-        stack.pop()
-
-    def doctype(*_declaration: object) -> None:
-        # NCCL writes none, and entities are how small XML files grow without bound.
-        raise refuse("a document type is not accepted", "leave out the <!DOCTYPE> part")
-
-    parser.StartElementHandler = start
-    parser.EndElementHandler = end
-    parser.StartDoctypeDeclHandler = doctype
-    try:
-        parser.Parse(text, True)
-    except (expat.ExpatError, UnicodeEncodeError) as error:
-        raise refuse(f"is not whole XML: {error}", _DUMP_AGAIN) from None
-    return top.children[0]
 
 
 class _Gpu(NamedTuple):
@@ -105,16 +54,15 @@ class _Gpu(NamedTuple):
     host: str
     bus: str
     cpu: str
-    element: _Element
+    element: Element
 
 
 class _Reader:
     """Walks the elements, collecting vertices, links and problems."""
 
     def __init__(self, where: str, link_bytes_per_s: float | None) -> None:
-        self.where = where
+        self.faults = Faults(where)
         self.link_bytes_per_s = link_bytes_per_s
-        self.problems: list[Problem] = []
         self.vertices: list[Vertex] = []
         self.links: dict[tuple[str, str, str], Link] = {}
         self._hosts: dict[str, str] = {}
@@ -122,14 +70,11 @@ class _Reader:
         self._gpus: list[_Gpu] = []
         self._names: set[str] = {_NVSWITCH}
 
-    def problem(self, element: _Element, what: str, fix: str) -> None:
-        self.problems.append(Problem(f"{self.where}: line {element.line}", what, fix))
-
-    def cpu(self, element: _Element) -> None:
+    def cpu(self, element: Element) -> None:
         # Dumps of one host carry no hash, or the same one on every CPU.
         host = self._hosts.setdefault(element.get("host_hash"), f"host{len(self._hosts)}")
         name = self._vertex("cpu", host, f"cpu{element.get('numaid') or len(self._cpus[host])}")
-        model = int(self._number(element, "modelid", 0))
+        model = int(self.faults.number(element, "modelid", 0))
         rate = link_speeds.between_sockets(element.get("arch"), element.get("vendor"), model)
         self._cpus[host].append((name, rate))
         for pci in element.all("pci"):
@@ -137,30 +82,20 @@ class _Reader:
         for nic in element.all("nic"):
             self._nets(nic, name, host, None)
 
-    def _vertex(
-        self,
-        kind: str,
-        host: str,
-        name: str,
-        label: str = "",
-        *,
-        port: float | None = None,
-        arch: str = "",
-    ) -> str:
+    def _vertex(self, kind: VertexKind, host: str, name: str, label: str = "", **facts: Any) -> str:
         """Add a vertex under a name no other has; hosts from the second on prefix theirs."""
         wanted = name if host == "host0" else f"{host}.{name}"
         unique, again = wanted, 2
         while unique in self._names:
             unique, again = f"{wanted}#{again}", again + 1
         self._names.add(unique)
-        data = {"name": unique, "kind": kind, "label": label, "node": host, "arch": arch}
-        self.vertices.append(Vertex(**data, port_bytes_per_s=port))  # type: ignore[arg-type]
+        self.vertices.append(Vertex(name=unique, kind=kind, label=label, node=host, **facts))
         return unique
 
-    def _pci(self, element: _Element, parent: str, host: str, cpu: str) -> None:
+    def _pci(self, element: Element, parent: str, host: str, cpu: str) -> None:
         bus = element.get("busid").lower()
         if not bus:
-            self.problem(element, "a <pci> has no busid", 'add one, such as "0000:18:00.0"')
+            self.faults.add(element, "a <pci> has no busid", 'add one, such as "0000:18:00.0"')
             return
         rate = _pcie_rate(element)
         gpus, nics, kind = element.all("gpu"), element.all("nic"), element.get("class")
@@ -178,26 +113,50 @@ class _Reader:
             for child in element.all("pci"):
                 self._pci(child, name, host, cpu)
 
-    def _gpu(self, element: _Element, bus: str, host: str, cpu: str) -> str:
+    def _gpu(self, element: Element, bus: str, host: str, cpu: str) -> str:
         index = element.get("dev") if element.tag == "gpu" else str(len(self._gpus))
         if not index.isdecimal():
             what = f"the GPU's dev {shown(index)} is not a number"
-            self.problem(element, what, f'write dev="{len(self._gpus)}"')
+            self.faults.add(element, what, f'write dev="{len(self._gpus)}"')
         if any(gpu.host == host and gpu.bus == bus for gpu in self._gpus):
             what = f"the bus address {shown(bus)} is used twice"
-            self.problem(element, what, "give each GPU the busid of its own device")
+            self.faults.add(element, what, "give each GPU the busid of its own device")
         name = self._vertex("gpu", host, f"gpu{index}", bus, arch=_arch(element))
         self._gpus.append(_Gpu(name, host, bus, cpu, element))
         return name
 
-    def _nets(self, nic: _Element, parent: str, host: str, rate: float | None) -> None:
+    def _nets(self, nic: Element, parent: str, host: str, rate: float | None) -> None:
         for net in nic.all("net"):
             # NCCL writes megabits per second; 0 or nothing where it does not know.
-            port = self._number(net, "speed", 0.0) * 1e6 / 8 or None
+            port = self.faults.number(net, "speed", 0.0) * 1e6 / 8 or None
             label = net.get("name") or net.get("dev")
-            name = self._vertex("nic", host, f"nic:{label}", label, port=port)
+            facts = self._card_facts(net)
+            name = self._vertex("nic", host, f"nic:{label}", label, port_bytes_per_s=port, **facts)
             # A card outside PCI (a socket of the host) is as near to its CPU as it is fast.
             self._join(parent, name, "pcie", rate or port or _pcie_default())
+
+    def _card_facts(self, net: Element) -> dict[str, Any]:
+        """Return what a <net> states beside its speed; NCCL writes rail and plane since 2.30."""
+        latency_us = self.faults.number(net, "latency", 0.0) if net.get("latency") else None
+        return {
+            "port_latency_s": None if latency_us is None else latency_us * 1e-6,
+            "port": self._index(net, "port"),
+            # All zeros is how plugins without an identifier fill it in.
+            "guid": "" if not net.get("guid").strip("0x ") else net.get("guid").strip().lower(),
+            "rail": self._index(net, "rail"),
+            "plane": self._index(net, "plane"),
+        }
+
+    def _index(self, element: Element, name: str) -> int | None:
+        """Return a number that counts from 0; None where it is missing or -1, NCCL's unknown."""
+        text = element.get(name).strip()
+        if text in ("", "-1"):
+            return None
+        if not re.fullmatch(r"[0-9]{1,9}", text):
+            what = f"{name} {shown(text)} of <{element.tag}> is not a whole number from 0 up"
+            self.faults.add(element, what, f'write {name}="0" or leave it out')
+            return None
+        return int(text)
 
     def join_gpus(self) -> None:
         """Draw NVLink, xGMI and C2C once every GPU is known."""
@@ -211,7 +170,8 @@ class _Reader:
                     self._link(target, gpu.name, kind, rate)
             for wires in gpu.element.all("c2c"):
                 # NCCL writes megabytes per second and wire.
-                rate = self._number(wires, "bw", 0.0) * self._number(wires, "count", 1.0) * 1e6
+                count = self.faults.number(wires, "count", 1.0)
+                rate = self.faults.number(wires, "bw", 0.0) * count * 1e6
                 if rate > 0:
                     self._join(gpu.cpu, gpu.name, "c2c", rate)
         if any(target == _NVSWITCH for _, target, _ in self.links):
@@ -221,10 +181,10 @@ class _Reader:
         """Return what one GPU's wires carry to each neighbour that the file knows."""
         rates: dict[tuple[str, LinkKind], float] = defaultdict(float)
         for wires in gpu.element.all("nvlink", "xgmi"):
-            count = self._number(wires, "count", 0.0)
+            count = self.faults.number(wires, "count", 0.0)
             if count <= 0:
                 what = f"count {shown(wires.get('count'))} is not a number above 0"
-                self.problem(wires, what, 'write how many links there are, such as count="1"')
+                self.faults.add(wires, what, 'write how many links there are, such as count="1"')
                 continue
             kind: LinkKind = "xgmi" if wires.tag == "xgmi" else "nvlink"
             target = by_bus.get(wires.get("target").lower())
@@ -235,7 +195,7 @@ class _Reader:
             # Any other target is a CPU, or a GPU that the process could not see.
         return rates
 
-    def _wire_rate(self, gpu: _Element, kind: LinkKind) -> float:
+    def _wire_rate(self, gpu: Element, kind: LinkKind) -> float:
         if self.link_bytes_per_s is not None:
             return self.link_bytes_per_s
         if kind == "xgmi":
@@ -243,10 +203,10 @@ class _Reader:
             rate = link_speeds.xgmi(arch)
         else:
             arch = gpu.get("sm")
-            rate = link_speeds.nvlink(int(self._number(gpu, "sm", 0)))
+            rate = link_speeds.nvlink(int(self.faults.number(gpu, "sm", 0)))
         if rate is None:
             what = f"no {kind} speed is known for the architecture {shown(arch)}"
-            self.problem(gpu, what, "give link_bytes_per_s")
+            self.faults.add(gpu, what, "give link_bytes_per_s")
         return rate or 1.0
 
     def join_sockets(self) -> None:
@@ -256,21 +216,6 @@ class _Reader:
                 for other, other_rate in cpus[index + 1 :]:
                     self._join(cpu, other, "socket", min(rate, other_rate))
 
-    def _number(self, element: _Element, name: str, default: float) -> float:
-        text = element.get(name).strip()
-        if not text:
-            return default
-        try:
-            number = float(int(text, 16)) if text.lower().startswith("0x") else float(text)
-        except (ValueError, OverflowError):
-            number = math.nan
-        # The bound keeps a damaged digit from becoming an endless bandwidth.
-        if not 0 <= number <= 1e12:
-            what = f"{name} {shown(text)} of <{element.tag}> is not a usable number"
-            self.problem(element, what, f'write a number from 0 to 1e12, such as {name}="1"')
-            return default
-        return number
-
     def _link(self, source: str, target: str, kind: LinkKind, rate: float) -> None:
         self.links[source, target, kind] = both_ways(source, target, kind, rate)[0]
 
@@ -279,7 +224,7 @@ class _Reader:
         self._link(b, a, kind, rate)
 
 
-def _arch(gpu: _Element) -> str:
+def _arch(gpu: Element) -> str:
     """Return the architecture that a <gpu> states; files that clouds inject state none."""
     # RCCL also fills in a compute capability, which means nothing there.
     if gfx := (gpu.get("gcn") or gpu.get("arch")).strip().lower().removeprefix("gfx"):
@@ -288,7 +233,7 @@ def _arch(gpu: _Element) -> str:
     return f"sm_{sm}" if re.fullmatch(r"[1-9]\d{1,2}", sm) else ""
 
 
-def _pcie_rate(element: _Element) -> float:
+def _pcie_rate(element: Element) -> float:
     speed = re.match(r"\s*(\d+(?:\.\d+)?)\s*GT/s", element.get("link_speed"))
     width = element.get("link_width").strip()
     lanes = int(width) if re.fullmatch(r"\d{1,2}", width) and int(width) else _DEFAULT_LANES
