@@ -1,12 +1,11 @@
 """A picture of steps side by side: one stacked bar for each, as a self-contained SVG file."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 from xml.sax.saxutils import escape
 
 from meshwright.cli.bars import STEP_PARTS
-from meshwright.errors import InputError, Problem
+from meshwright.cli.files import write_text
 from meshwright.predict.step import StepPrediction
 
 COLOURS = (
@@ -55,11 +54,7 @@ def chart(title: str, rows: Sequence[Row]) -> str:
 
 def write_chart(path: str, title: str, rows: Sequence[Row]) -> None:
     """Write the chart to a file."""
-    try:
-        Path(path).write_text(chart(title, rows), encoding="utf-8")
-    except OSError as error:
-        what = f"cannot be written: {error.strerror or error}"
-        raise InputError([Problem(path, what, "name a file in a folder that exists")]) from None
+    write_text(path, chart(title, rows))
 
 
 def _legend(rows: Sequence[Row]) -> list[str]:

@@ -1,0 +1,87 @@
+"""`mw collective export`: an algorithm for MSCCL or MSCCL++, or a tuner file for NCCL itself."""
+
+import argparse
+
+from meshwright.cli.answer import Answer, Note, Text, View
+from meshwright.cli.collective_explain import add_nccl, only_of, whole
+from meshwright.cli.collective_source import add_algorithm, add_cluster, collective_of, target
+from meshwright.cli.files import write_text
+from meshwright.cli.parser import add_common
+from meshwright.errors import InputError, Problem
+from meshwright.predict.network.sweep import read_training_csv
+from meshwright.predict.network.tuner_csv import check_tuner_rows, write_tuner_csv
+from meshwright.predict.network.tuner_rows import measured_rows, predicted_rows
+from meshwright.spec.files import read_text
+
+EXAMPLES = (
+    "mw collective export ring --ranks 8 --to msccl-xml > ring.xml",
+    "mw collective export two_shot --ranks 8 --to mscclpp-json --out direct.json",
+    "mw collective export --to nccl-tuner --cluster h100-superpod --gpus 16 --out tuner.csv",
+    "mw collective export --to nccl-tuner --measured sweep.csv --out tuner.csv",
+)
+TARGETS = ("msccl-xml", "mscclpp-json", "json", "nccl-tuner")
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the flags."""
+    add_algorithm(parser, optional=True)
+    parser.add_argument("--to", choices=TARGETS, required=True, help="what to write")
+    parser.add_argument("--out", metavar="FILE", help="where to write it (default: print it)")
+    parser.add_argument("--measured", metavar="FILE", help="for nccl-tuner: measured sweeps in the "
+                        "training format of NCCL's tuner")  # fmt: skip
+    add_nccl(parser)
+    add_cluster(parser)
+    add_common(parser)
+
+
+def run(args: argparse.Namespace) -> Answer:
+    """Answer with the file, or write it."""
+    if args.to == "nccl-tuner":
+        text, notes = _tuner(args)
+    elif args.name is None:
+        fix = f"mw collective export ring --to {args.to}"
+        raise InputError([Problem("ALGORITHM", f"{args.to} needs an algorithm", fix)])
+    else:
+        text, notes = _algorithm(args)
+    data = {"target": args.to, "file": args.out, "text": text}
+    if args.out is None:
+        return Answer("collective.export/1", data, (Text(text), *notes), (text.rstrip("\n"),))
+    write_text(args.out, text)
+    shown: View = Text(f"wrote {args.out}")
+    return Answer("collective.export/1", data, (shown, *notes), (args.out,))
+
+
+def _algorithm(args: argparse.Namespace) -> tuple[str, tuple[View, ...]]:
+    from meshwright.policy.collective.formats import (
+        write_msccl_xml,
+        write_mscclpp_json,
+        write_plain,
+    )
+
+    on = target(args, needed=False)
+    found = collective_of(args, on)
+    if args.to == "json":
+        return write_plain(found), ()
+    if args.to == "msccl-xml":
+        note = Note("run it with the MSCCL executor: MSCCL_ALGO_DIR is the folder it lies in")
+        return write_msccl_xml(found), (note,)
+    return write_mscclpp_json(found), ()
+
+
+def _tuner(args: argparse.Namespace) -> tuple[str, tuple[View, ...]]:
+    if args.measured is not None:
+        rows = measured_rows(read_training_csv(read_text(args.measured), args.measured))
+        remark = f"fastest of the measurements in {args.measured}"
+    else:
+        on = target(args)
+        assert on is not None
+        place = whole(on)
+        only = only_of(args)
+        rows = predicted_rows([place], nccl=args.nccl, collnet=args.collnet, only=only)
+        remark = f"predicted for {on.gpus} GPUs of {on.cluster.name}, NCCL {args.nccl}"
+    text = write_tuner_csv(rows, [remark])
+    notes: list[View] = [Note(str(problem)) for problem in check_tuner_rows(rows)]
+    notes.append(
+        Note("load it with NCCL_TUNER_PLUGIN=libnccl-tuner-example.so NCCL_TUNER_CONFIG_FILE=FILE")
+    )
+    return text, tuple(notes)

@@ -1,0 +1,172 @@
+"""Which collective a command is about, and on what: the flags that all verbs share."""
+
+import argparse
+import ast
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from meshwright.cli.topology import add_topology, read_topology
+from meshwright.errors import InputError, Problem
+from meshwright.policy.collective import ALGORITHMS, Algorithm, Collective, build
+from meshwright.policy.collective.collective import OPS, Op
+from meshwright.spec.cluster import Cluster
+from meshwright.spec.names import unknown_name
+from meshwright.spec.units import parse_bytes, parse_count
+from meshwright.spec.work import read_cluster
+
+ALIASES = {
+    "allreduce": "all_reduce",
+    "allgather": "all_gather",
+    "reducescatter": "reduce_scatter",
+    "alltoall": "all_to_all",
+    "alltoallv": "all_to_all_v",
+    "sendrecv": "send_recv",
+}
+DEFAULT_RANKS = 8
+
+
+def add_algorithm(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
+    """Add the flags that name a collective."""
+    parser.add_argument(
+        "name", metavar="ALGORITHM", nargs="?" if optional else None,
+        help="one of mw collective list, or a file (.json of this program, .xml of MSCCL)",
+    )  # fmt: skip
+    group = parser.add_argument_group("the collective")
+    group.add_argument("--op", metavar="OP", help="what it achieves (default: what it does first)")
+    group.add_argument("--ranks", metavar="N", help=f"ranks that take part (default: "
+                       f"{DEFAULT_RANKS}, or the cluster's GPUs)")  # fmt: skip
+    group.add_argument("--per-node", metavar="N", help="ranks of a node, for what is node-aware")
+    group.add_argument("--nodes-per-pod", metavar="N", help="nodes of a pod, for three levels")
+    group.add_argument("--channels", metavar="N", default="1", help="parallel lanes (default: 1)")
+    group.add_argument("--pieces", metavar="N", help="chunks that stream through a tree or chain")
+    group.add_argument("--root", metavar="RANK", default="0", help="who gives or gets (default: 0)")
+    group.add_argument("--counts", metavar="MATRIX", help="for all_to_all_v: chunks from each rank "
+                       "(row) to each, such as [[0,2],[1,0]]")  # fmt: skip
+
+
+def add_cluster(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that say what it runs on."""
+    group = parser.add_argument_group("the cluster")
+    group.add_argument("--cluster", metavar="NAME", help="catalog name or TOML file")
+    group.add_argument("--gpus", metavar="N", help="GPUs of it that take part")
+    add_topology(parser)
+
+
+def add_size(parser: argparse.ArgumentParser, default: str | None = "64MiB") -> None:
+    """Add the size of a message."""
+    said = "" if default is None else f" (default: {default})"
+    parser.add_argument("--size", metavar="BYTES", default=default,
+                        help=f"message as nccl-tests counts it, such as 64MiB{said}")  # fmt: skip
+
+
+def op_of(text: str) -> Op:
+    """Return an operation by any usual spelling of its name."""
+    plain = text.lower().replace("-", "_")
+    name = ALIASES.get(plain.replace("_", ""), plain)
+    if name not in OPS:
+        raise InputError([unknown_name("operation", text, OPS, "--op")])
+    return next(op for op in OPS if op == name)
+
+
+def size_of(args: argparse.Namespace) -> int:
+    """Return the message's bytes."""
+    size = parse_bytes(args.size, "--size")
+    if size < 1:
+        raise InputError([Problem("--size", f"{args.size} is no message", "use 1 byte or more")])
+    return size
+
+
+class Target(NamedTuple):
+    """The cluster that a command is about, and how many of its GPUs take part."""
+
+    cluster: Cluster
+    gpus: int
+
+
+def target(args: argparse.Namespace, *, needed: bool = True) -> Target | None:
+    """Return the cluster that the flags describe."""
+    if args.topology:
+        cluster = read_topology(args)
+    elif args.cluster:
+        cluster = read_cluster(args.cluster)
+    elif needed:
+        raise InputError([Problem("--cluster", "is needed", "--cluster h100-superpod --gpus 16")])
+    else:
+        return None
+    gpus = cluster.gpus_per_node if args.gpus is None else parse_count(args.gpus, "--gpus")
+    if not args.topology:
+        cluster = cluster.with_gpus(gpus)
+    if not 2 <= gpus <= cluster.gpus:
+        what = f"{gpus} GPUs of {cluster.gpus} cannot hold a collective"
+        raise InputError([Problem("--gpus", what, f"use 2 to {cluster.gpus}")])
+    return Target(cluster, gpus)
+
+
+def algorithm(name: str) -> Algorithm:
+    """Return an algorithm of the library by name."""
+    known = {found.name: found for found in ALGORITHMS}
+    name = name.lower().replace("-", "_")
+    if name not in known:
+        raise InputError([unknown_name("algorithm", name, known, "ALGORITHM")])
+    return known[name]
+
+
+def collective_of(args: argparse.Namespace, on: Target | None = None) -> Collective:
+    """Return the collective that the flags name: from the library, or from a file."""
+    if Path(args.name).suffix in (".json", ".xml"):
+        return read_collective(args.name)
+    found = algorithm(args.name)
+    op = found.ops[0] if args.op is None else op_of(args.op)
+    if op not in found.ops:
+        what = f"{found.name} does no {op}"
+        raise InputError([Problem("--op", what, f"use {', '.join(found.ops)}")])
+    return build(
+        found.name,
+        op,
+        ranks_of(args, on),
+        per_node=_per_node(args, on),
+        nodes_per_pod=_number(args.nodes_per_pod, "--nodes-per-pod"),
+        channels=parse_count(args.channels, "--channels"),
+        pieces=_number(args.pieces, "--pieces"),
+        root=int(parse_count(args.root, "--root")),
+        counts=_matrix(args.counts),
+    )
+
+
+def read_collective(path: str) -> Collective:
+    """Read a collective from a file of ours or of MSCCL."""
+    from meshwright.policy.collective.formats import read_msccl_xml, read_plain
+    from meshwright.spec.files import read_text
+
+    text = read_text(path)
+    return read_msccl_xml(text, path) if path.endswith(".xml") else read_plain(text, path)
+
+
+def ranks_of(args: argparse.Namespace, on: Target | None = None) -> int:
+    """Return the ranks that take part."""
+    if args.ranks is not None:
+        return parse_count(args.ranks, "--ranks")
+    return DEFAULT_RANKS if on is None else on.gpus
+
+
+def _per_node(args: argparse.Namespace, on: Target | None) -> int | None:
+    if args.per_node is not None or on is None:
+        return _number(args.per_node, "--per-node")
+    unit = max(on.cluster.gpus_per_node, on.cluster.scale_up.gpus)
+    return min(unit, on.gpus)
+
+
+def _number(text: str | None, flag: str) -> int | None:
+    return None if text is None else parse_count(text, flag)
+
+
+def _matrix(text: str | None) -> Sequence[Sequence[int]] | None:
+    if text is None:
+        return None
+    try:
+        found = ast.literal_eval(text)
+        return [[int(cell) for cell in row] for row in found]
+    except (ValueError, TypeError, SyntaxError):
+        fix = "write rows of whole numbers, such as [[0,2],[1,0]]"
+        raise InputError([Problem("--counts", f"{text!r} is no matrix", fix)]) from None

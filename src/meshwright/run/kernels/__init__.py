@@ -1,0 +1,3 @@
+"""Triton kernels, one folder each: the kernel, what feeds it, the same with plain torch."""
+
+__all__: list[str] = []

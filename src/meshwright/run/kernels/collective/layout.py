@@ -1,0 +1,111 @@
+"""`Layout`: where each chunk of a message lies in the buffer that holds all virtual ranks.
+
+The buffer has a row per place (ranks, then switches) and in it equally wide slots. A slot begins at
+a multiple of `ALIGN` elements, so that a kernel moves 16 bytes per thread; the chunk in it may be
+shorter, and nobody reads what lies behind it. Knows sizes, no device.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.errors import InputError, Problem
+from meshwright.policy.collective.collective import SPLIT, Collective
+from meshwright.policy.collective.contract import contract
+
+Longs = NDArray[np.int64]
+
+ALIGN = 16
+"""Elements: 32 bytes for the narrowest type, so two full-width accesses of a thread."""
+
+
+class Piece(NamedTuple):
+    """A run of elements that lies in a rank's own tensor and in the buffer."""
+
+    rank: int
+    slot: int
+    tensor_start: int
+    elements: int
+
+
+class Layout(NamedTuple):
+    """Sizes of a message that is cut into chunks."""
+
+    elements: int
+    """Elements of the message: the larger of what one rank gives and what it gets."""
+    room: int
+    """Elements from the start of one slot to the start of the next."""
+    part_elements: Longs
+    """Elements of each chunk of the message; the last ones may be shorter, or empty."""
+
+
+def layout(collective: Collective, elements: int, *, room: int | None = None) -> Layout:
+    """Cut a message into the chunks of a collective; `room` where slots are wider than needed."""
+    problems = []
+    if elements < 1:
+        problems.append(Problem("elements", f"a message of {elements} elements", "use 1 or more"))
+    ranks, chunks = collective.ranks, collective.chunks
+    if collective.op in SPLIT and elements % ranks:
+        what = f"{collective.op} cannot share {elements} elements among {ranks} ranks evenly"
+        fix = f"use a multiple of {ranks}, such as {-(-elements // ranks) * ranks}"
+        problems.append(Problem("elements", what, fix))
+    if collective.op == "all_to_all_v" and elements % chunks:
+        what = f"all_to_all_v counts whole chunks, and {elements} elements are not {chunks} of them"
+        fix = f"use a multiple of {chunks}, such as {-(-elements // chunks) * chunks}"
+        problems.append(Problem("elements", what, fix))
+    if problems:
+        raise InputError(problems)
+    # The parts of different ranks are equal, so it is in each of them that the last chunks shrink.
+    shares = ranks if collective.op in SPLIT else 1
+    per_share = chunks // shares
+    share = elements // shares
+    longest = -(-share // per_share)
+    starts = np.arange(per_share, dtype=np.int64) * longest
+    lengths = np.tile(np.clip(share - starts, 0, longest), shares)
+    needed = -(-longest // ALIGN) * ALIGN
+    if room is None:
+        room = needed
+    elif room < needed or room % ALIGN:
+        what = f"slots of {room} elements for chunks of {longest}"
+        fix = f"use {needed} or a larger multiple of {ALIGN}"
+        raise InputError([Problem("buffer", what, fix)])
+    return Layout(elements, room, lengths)
+
+
+def given_pieces(collective: Collective, sizes: Layout) -> list[Piece]:
+    """Return what each rank brings, in the order of its own tensor."""
+    given = contract(collective).given
+    return _pieces(given[:, 0], given[:, 1], _lengths(collective, sizes, given[:, 3]))
+
+
+def wanted_pieces(collective: Collective, sizes: Layout) -> list[Piece]:
+    """Return what each rank gets, in the order of its own tensor."""
+    wanted = contract(collective).wanted
+    return _pieces(wanted[:, 0], wanted[:, 1], _lengths(collective, sizes, wanted[:, 3]))
+
+
+def given_elements(collective: Collective, sizes: Layout) -> Longs:
+    """Return how many elements lie in each cell (place · slots + slot) at the start; -1 in none."""
+    given = contract(collective).given
+    held = np.full(collective.places * collective.slots, -1, dtype=np.int64)
+    cells = given[:, 0].astype(np.int64) * collective.slots + given[:, 1]
+    held[cells] = _lengths(collective, sizes, given[:, 3])
+    return held
+
+
+def _lengths(collective: Collective, sizes: Layout, parts: NDArray[np.int32]) -> Longs:
+    if collective.op == "all_to_all_v":
+        # A rank may give more chunks than the message has, and all of them are whole.
+        return np.full(len(parts), sizes.part_elements[0], dtype=np.int64)
+    return sizes.part_elements[parts]
+
+
+def _pieces(ranks: NDArray[np.int32], slots: NDArray[np.int32], lengths: Longs) -> list[Piece]:
+    pieces, start_of = [], dict.fromkeys(ranks.tolist(), 0)
+    for index in np.lexsort((slots, ranks)).tolist():
+        rank, elements = int(ranks[index]), int(lengths[index])
+        if elements:
+            pieces.append(Piece(rank, int(slots[index]), start_of[rank], elements))
+            start_of[rank] += elements
+    return pieces
