@@ -12,9 +12,12 @@ from meshwright.lazy import lazy_names
 if TYPE_CHECKING:
     from meshwright.policy.collective.building import Builder
     from meshwright.policy.collective.collective import Collective, Moves, Op, Shift, Sweep
+    from meshwright.policy.collective.library import ALGORITHMS, Algorithm, build
     from meshwright.policy.collective.soundness import Proof, verify
 
 _HOMES = {
+    "ALGORITHMS": "meshwright.policy.collective.library",
+    "Algorithm": "meshwright.policy.collective.library",
     "Builder": "meshwright.policy.collective.building",
     "Collective": "meshwright.policy.collective.collective",
     "Moves": "meshwright.policy.collective.collective",
@@ -22,9 +25,22 @@ _HOMES = {
     "Proof": "meshwright.policy.collective.soundness",
     "Shift": "meshwright.policy.collective.collective",
     "Sweep": "meshwright.policy.collective.collective",
+    "build": "meshwright.policy.collective.library",
     "verify": "meshwright.policy.collective.soundness",
 }
 
-__all__ = ["Builder", "Collective", "Moves", "Op", "Proof", "Shift", "Sweep", "verify"]
+__all__ = [
+    "ALGORITHMS",
+    "Algorithm",
+    "Builder",
+    "Collective",
+    "Moves",
+    "Op",
+    "Proof",
+    "Shift",
+    "Sweep",
+    "build",
+    "verify",
+]
 
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)

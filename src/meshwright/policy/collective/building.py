@@ -2,11 +2,11 @@
 
 ring = Builder("ring", "all_reduce", ranks=n, chunks=n)
 with ring.sweep(n - 1, shift=-1):
-for rank in range(n):
-ring.add(rank, (rank + 1) % n, chunk=rank)
+    for rank in range(n):
+        ring.add(rank, (rank + 1) % n, chunk=rank)
 with ring.sweep(n - 1, shift=-1):
-for rank in range(n):
-ring.copy(rank, (rank + 1) % n, chunk=(rank + 1) % n)
+    for rank in range(n):
+        ring.copy(rank, (rank + 1) % n, chunk=(rank + 1) % n)
 ring.done()
 """
 
@@ -75,6 +75,12 @@ class Builder:
             yield
 
     @contextmanager
+    def step_along(self, order: Sequence[int]) -> Iterator[None]:
+        """Collect the moves of one step whose slots are numbered along an order."""
+        with self.sweep(1, order=order):
+            yield
+
+    @contextmanager
     def sweep(
         self,
         span: int,
@@ -84,13 +90,15 @@ class Builder:
         dst_wrap: int = 0,
         wrap: int | None = None,
         arrival_shift: int | None = None,
+        order: Sequence[int] = (),
     ) -> Iterator[None]:
         """Collect the moves of a step that is made `span` times.
 
         From one time to the next `shift` is added to the chunks, in blocks of `wrap` (the chunks
         of the message, where not given; 0 lets them run on), and `dst_shift` to the receivers, in
         blocks of `dst_wrap` (all ranks, where 0). `arrival_shift` moves the slot that is written
-        where that differs from the slot that is read.
+        where that differs from the slot that is read. With an `order`, chunk v stands for
+        `order[v]`, and shifts go along the order.
         """
         if self._rows:
             raise ValueError("a step cannot be opened inside another")
@@ -103,8 +111,9 @@ class Builder:
                 dst=dst_shift,
                 slot_wrap=(self._plain.chunks if wrap is None else wrap),
                 dst_wrap=dst_wrap or self._plain.ranks,
+                slot_order=() if list(order) == list(range(len(order))) else tuple(order),
             )
-            steady = not (change.src_slot or change.dst_slot or change.dst)
+            steady = not (change.src_slot or change.dst_slot or change.dst or change.slot_order)
             sweep = Sweep(moves=Moves(table), span=span, shift=Shift() if steady else change)
             self._sweeps.append(sweep)
         self._rows = []
@@ -121,7 +130,8 @@ class Builder:
         phase: int = 0,
     ) -> None:
         """Put chunks of one place into another (into the slots from `to` on, where given)."""
-        self._move(src, dst, chunk, to, count, 0, channel, phase)
+        arrives = chunk if to is None else to
+        self._move((src, dst, chunk, arrives, count, 0, channel, phase))
 
     def add(
         self,
@@ -135,22 +145,12 @@ class Builder:
         phase: int = 0,
     ) -> None:
         """Add chunks of one place to what another holds."""
-        self._move(src, dst, chunk, to, count, 1, channel, phase)
+        arrives = chunk if to is None else to
+        self._move((src, dst, chunk, arrives, count, 1, channel, phase))
 
-    def _move(
-        self,
-        src: int,
-        dst: int,
-        chunk: int,
-        to: int | None,
-        count: int,
-        adds: int,
-        channel: int,
-        phase: int,
-    ) -> None:
-        if count > 0:
-            arrives = chunk if to is None else to
-            self._rows.append((src, dst, chunk, arrives, count, adds, channel, phase))
+    def _move(self, row: Row) -> None:
+        if row[4] > 0:
+            self._rows.append(row)
 
     def done(self) -> Collective:
         """Return the collective."""

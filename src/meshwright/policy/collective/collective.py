@@ -129,6 +129,20 @@ class Shift(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Slots go around in blocks of this many; 0 lets them run on."""
     dst_wrap: int = 0
     """Places go around in blocks of this many."""
+    slot_order: tuple[int, ...] = ()
+    """Where given, rows number slots along this order: v stands for slot `slot_order[v]`, and both
+    counts and shifts run along it. So a ring through the ranks in any order is still one sweep,
+    and slots at equal distances are one row. Slots beyond it stand for themselves."""
+
+    def named(self, moves: Moves) -> Moves:
+        """Return moves by the slots they stand for, one slot each where there is an order."""
+        if not self.slot_order:
+            return moves
+        order = np.array(self.slot_order, dtype=np.int32)
+        table = moves.one_slot_each().table.copy(order="F")
+        for column in (SRC_SLOT, DST_SLOT):
+            table[:, column] = _named(table[:, column], order)
+        return Moves(table)
 
 
 class Sweep(msgspec.Struct, frozen=True, kw_only=True):
@@ -148,17 +162,44 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
 
     def at(self, step: int) -> Moves:
         """Return the moves of one of its steps."""
-        table = self.moves.table
-        times = step - table[:, PHASE]
-        active = (times >= 0) & (times < self.span)
-        if active.all():
-            table = table.copy()
-        else:
-            table, times = table[active], times[active]
-        shift = self.shift
-        table[:, SRC_SLOT] = _moved(table[:, SRC_SLOT], times * shift.src_slot, shift.slot_wrap)
-        table[:, DST_SLOT] = _moved(table[:, DST_SLOT], times * shift.dst_slot, shift.slot_wrap)
-        table[:, DST] = _moved(table[:, DST], times * shift.dst, shift.dst_wrap)
+        return _Unrolled(self).at(step)
+
+    def walk(self) -> Iterator[Moves]:
+        """Go through the moves of its steps in order."""
+        unrolled = _Unrolled(self)
+        for step in range(self.steps):
+            yield unrolled.at(step)
+
+
+class _Unrolled:
+    """A sweep made ready to be taken apart: columns lie in one piece each."""
+
+    def __init__(self, sweep: Sweep) -> None:
+        self.span, self.shift = sweep.span, sweep.shift
+        self.order = np.array(sweep.shift.slot_order, dtype=np.int32)
+        moves = sweep.moves.one_slot_each() if len(self.order) else sweep.moves
+        self.table = np.asfortranarray(moves.table)
+        self.late = len(moves) > 0 and bool(moves.phase.any())
+
+    def at(self, step: int) -> Moves:
+        """Return the moves of a step."""
+        shift, table = self.shift, self.table
+        times: Ints | np.int32 = np.int32(step)
+        if self.late:
+            since = np.int32(step) - table[:, PHASE]
+            active = np.flatnonzero((since >= 0) & (since < self.span))
+            table, times = table[active], since[active]
+        table = table.copy(order="F")
+        for column, by, wrap in (
+            (SRC_SLOT, shift.src_slot, shift.slot_wrap),
+            (DST_SLOT, shift.dst_slot, shift.slot_wrap),
+            (DST, shift.dst, shift.dst_wrap),
+        ):
+            if by:
+                table[:, column] = _moved(table[:, column], times * np.int32(by), wrap)
+        if len(self.order):
+            for column in (SRC_SLOT, DST_SLOT):
+                table[:, column] = _named(table[:, column], self.order)
         return Moves(table)
 
 
@@ -211,8 +252,8 @@ class Collective(msgspec.Struct, frozen=True, kw_only=True):
         """Go through the steps in order."""
         step = 0
         for sweep in self.sweeps:
-            for index in range(sweep.steps):
-                yield step, sweep.at(index)
+            for moves in sweep.walk():
+                yield step, moves
                 step += 1
 
     def place_name(self, place: int) -> str:
@@ -223,9 +264,17 @@ class Collective(msgspec.Struct, frozen=True, kw_only=True):
         return self.switches[index] if 0 <= index < len(self.switches) else f"place {place}"
 
 
-def _moved(values: Ints, by: Ints, wrap: int) -> Ints:
+def _named(slots: Ints, order: Ints) -> Ints:
+    """Return the slots that numbers along an order stand for; beyond it they are slots."""
+    inside = (slots >= 0) & (slots < len(order))
+    if inside.all():
+        return order[slots]
+    return np.where(inside, order[np.where(inside, slots, 0)], slots)
+
+
+def _moved(values: Ints, by: Ints | np.int32, wrap: int) -> Ints:
     if not wrap:
         return values + by
     # numpy's remainder takes the sign of the divisor, so shifts to the left wrap as well.
-    inside = (values % wrap + by) % wrap
-    return values - values % wrap + inside
+    inside = values % wrap
+    return values - inside + (inside + by) % wrap

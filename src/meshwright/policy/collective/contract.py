@@ -1,14 +1,14 @@
-"""What a collective promises: which chunk lies where at the start, and what must lie where at the end.
+"""What a collective promises: which chunk lies where at the start, and which where at the end.
 
 It knows operations, no algorithm. All-reduce, reduce-scatter, all-gather, broadcast, reduce, gather
 and scatter work in place: slot c is chunk c of the message. All-to-all and send-receive have their
 input in the first slots and their output in those that follow.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from meshwright.errors import Problem
 from meshwright.policy.collective.collective import OPS, ROOTED, SPLIT, Collective, Ints
@@ -28,35 +28,72 @@ class Contract(NamedTuple):
     """Columns: rank, slot, number of the input (or `SUM`), and the part of the message."""
 
 
+class Wanted(NamedTuple):
+    """What a rank must hold in the end: one entry per slot."""
+
+    slots: Ints
+    numbers: Ints
+    """The number of the input that must lie there, or `SUM`."""
+    parts: Ints
+    """Which part of the message it is."""
+
+
 def contract(collective: Collective) -> Contract:
-    """Return what the operation of a collective promises."""
-    op, ranks, chunks, root = collective.op, collective.ranks, collective.chunks, collective.root
-    everyone, all_chunks = np.arange(ranks), np.arange(chunks)
-    whole = _table(everyone, all_chunks)
-    if op == "all_reduce":
-        return Contract(chunks, _own(whole), _sums(whole))
-    if op == "reduce":
-        return Contract(chunks, _own(whole), _sums(whole[whole[:, 0] == root]))
-    if op == "broadcast":
-        return Contract(chunks, _own(whole[whole[:, 0] == root]), _from(whole, root, chunks))
-    if op in ("all_to_all_v", "send_recv"):
-        return _uneven(collective) if op == "all_to_all_v" else _sent(collective)
-    part = chunks // ranks
-    mine = whole[whole[:, 1] // part == whole[:, 0]]
-    if op == "reduce_scatter":
-        return Contract(chunks, _own(whole), _sums(mine))
-    if op == "scatter":
-        return Contract(chunks, _own(whole[whole[:, 0] == root]), _from(mine, root, chunks))
-    if op == "all_to_all":
-        owner, index = whole[:, 1] // part, whole[:, 1] % part
-        number = owner * chunks + whole[:, 0] * part + index
-        out = np.column_stack((whole[:, 0], chunks + whole[:, 1], number, whole[:, 1]))
-        return Contract(chunks, _own(whole), out.astype(np.int32))
-    receivers = whole if op == "all_gather" else whole[whole[:, 0] == root]
-    owner = receivers[:, 1] // part
-    number = owner * chunks + receivers[:, 1]
-    out = np.column_stack((receivers, number, receivers[:, 1]))
-    return Contract(chunks, _own(mine), out.astype(np.int32))
+    """Return what the operation of a collective promises, as tables of all ranks."""
+    given, wanted = [], []
+    for rank in range(collective.ranks):
+        own, ends = given_slots(collective, rank), wanted_of(collective, rank)
+        given.append(np.column_stack((np.full_like(own, rank), own, own, own)))
+        wanted.append(np.column_stack((np.full_like(ends.slots, rank), *ends)))
+    return Contract(input_width(collective), np.concatenate(given), np.concatenate(wanted))
+
+
+def input_width(collective: Collective) -> int:
+    """Return how many inputs one rank can have."""
+    if collective.op == "all_to_all_v":
+        return max(1, *(sum(row) for row in collective.counts))
+    return collective.chunks
+
+
+def given_slots(collective: Collective, rank: int) -> Ints:
+    """Return the slots that hold a rank's input; slot c holds input c, part c of the message."""
+    op, chunks = collective.op, collective.chunks
+    if op in ("broadcast", "scatter"):
+        return _ints(0, chunks if rank == collective.root else 0)
+    if op in ("all_gather", "gather"):
+        part = chunks // collective.ranks
+        return _ints(rank * part, (rank + 1) * part)
+    return _ints(0, sum(collective.counts[rank]) if op == "all_to_all_v" else chunks)
+
+
+def wanted_of(collective: Collective, rank: int) -> Wanted:
+    """Return what a rank must hold in the end."""
+    op, chunks, root = collective.op, collective.chunks, collective.root
+    part = chunks // collective.ranks
+    every, mine = _ints(0, chunks), _ints(rank * part, (rank + 1) * part)
+    nothing = _ints(0, 0)
+    match op:
+        case "all_reduce":
+            return Wanted(every, np.full_like(every, SUM), every)
+        case "reduce":
+            slots = every if rank == root else nothing
+            return Wanted(slots, np.full_like(slots, SUM), slots)
+        case "reduce_scatter":
+            return Wanted(mine, np.full_like(mine, SUM), mine)
+        case "broadcast":
+            return Wanted(every, root * chunks + every, every)
+        case "scatter":
+            return Wanted(mine, root * chunks + mine, mine)
+        case "all_gather" | "gather":
+            slots = every if op == "all_gather" or rank == root else nothing
+            return Wanted(slots, slots // part * chunks + slots, slots)
+        case "all_to_all":
+            number = every // part * chunks + rank * part + every % part
+            return Wanted(chunks + every, number, every)
+        case "all_to_all_v":
+            return _uneven(collective, rank)
+        case "send_recv":
+            return _sent(collective, rank)
 
 
 def input_slots(collective: Collective) -> tuple[int, int]:
@@ -87,9 +124,9 @@ def shape_problems(collective: Collective) -> list[Problem]:
         what = f"there is no rank {collective.root} among {ranks}"
         problems.append(Problem("root", what, f"use 0 to {ranks - 1}"))
     if op == "all_to_all_v":
-        problems += _count_problems(collective)
+        problems += count_problems(collective.counts, ranks)
     if op == "send_recv":
-        problems += _peer_problems(collective)
+        problems += peer_problems(collective.peers, ranks)
     if not problems:
         least = _least_slots(collective)
         if collective.slots < least:
@@ -100,13 +137,14 @@ def shape_problems(collective: Collective) -> list[Problem]:
 
 def _least_slots(collective: Collective) -> int:
     if collective.op == "all_to_all_v":
-        sent = max(sum(row) for row in collective.counts)
-        return sent + max(sum(column) for column in zip(*collective.counts, strict=True))
+        _, output = input_slots(collective)
+        columns = zip(*collective.counts, strict=True)
+        return output + max((sum(column) for column in columns), default=0)
     return collective.chunks * (2 if collective.op in ("all_to_all", "send_recv") else 1)
 
 
-def _count_problems(collective: Collective) -> list[Problem]:
-    counts, ranks = collective.counts, collective.ranks
+def count_problems(counts: Sequence[Sequence[int]], ranks: int) -> list[Problem]:
+    """Return what is wrong with the counts of an all_to_all_v."""
     if len(counts) != ranks or any(len(row) != ranks for row in counts):
         shape = f"{len(counts)} × {len(counts[0]) if counts else 0}"
         return [Problem("counts", f"{shape} counts for {ranks} ranks", f"give {ranks} × {ranks}")]
@@ -115,8 +153,8 @@ def _count_problems(collective: Collective) -> list[Problem]:
     return []
 
 
-def _peer_problems(collective: Collective) -> list[Problem]:
-    peers, ranks = collective.peers, collective.ranks
+def peer_problems(peers: Sequence[int], ranks: int) -> list[Problem]:
+    """Return what is wrong with the peers of a send_recv."""
     if len(peers) != ranks:
         return [Problem("peers", f"{len(peers)} peers for {ranks} ranks", f"give {ranks}")]
     strange = [peer for peer in peers if not -1 <= peer < ranks]
@@ -130,56 +168,24 @@ def _peer_problems(collective: Collective) -> list[Problem]:
     return []
 
 
-def _table(ranks: NDArray[np.int64], chunks: NDArray[np.int64]) -> Ints:
-    """Return every (rank, chunk)."""
-    pairs = np.empty((len(ranks) * len(chunks), 2), dtype=np.int32)
-    pairs[:, 0] = np.repeat(ranks, len(chunks))
-    pairs[:, 1] = np.tile(chunks, len(ranks))
-    return pairs
+def _uneven(collective: Collective, rank: int) -> Wanted:
+    counts = np.array(collective.counts, dtype=np.int32)
+    firsts = np.arange(collective.ranks) * input_width(collective) + counts[:, :rank].sum(axis=1)
+    lengths = counts[:, rank]
+    before = np.repeat(np.cumsum(lengths) - lengths, lengths)
+    index = np.arange(len(before)) - before
+    numbers = (np.repeat(firsts, lengths) + index).astype(np.int32)
+    output = input_slots(collective)[1]
+    return Wanted(_ints(output, output + len(numbers)), numbers, np.zeros_like(numbers))
 
 
-def _own(pairs: Ints) -> Ints:
-    """Slot c holds input c, which is part c of the message."""
-    return pairs[:, [0, 1, 1, 1]]
-
-
-def _sums(pairs: Ints) -> Ints:
-    sums = np.full(len(pairs), SUM, dtype=np.int32)
-    return np.column_stack((pairs, sums, pairs[:, 1])).astype(np.int32)
-
-
-def _from(pairs: Ints, root: int, width: int) -> Ints:
-    return np.column_stack((pairs, root * width + pairs[:, 1], pairs[:, 1])).astype(np.int32)
-
-
-def _uneven(collective: Collective) -> Contract:
-    counts = np.array(collective.counts, dtype=np.int64)
-    width = int(max(1, counts.sum(axis=1).max()))
-    sends = np.cumsum(counts, axis=1) - counts
-    lands = np.cumsum(counts, axis=0) - counts
-    given, wanted = [], []
-    _, output = input_slots(collective)
-    for source in range(collective.ranks):
-        given += [(source, slot, slot, slot) for slot in range(int(counts[source].sum()))]
-        for target in range(collective.ranks):
-            for index in range(int(counts[source, target])):
-                number = source * width + int(sends[source, target]) + index
-                slot = output + int(lands[source, target]) + index
-                wanted.append((target, slot, number, 0))
-    return Contract(width, _rows(given), _rows(wanted))
-
-
-def _sent(collective: Collective) -> Contract:
+def _sent(collective: Collective, rank: int) -> Wanted:
     chunks = collective.chunks
-    given = [(rank, c, c, c) for rank in range(collective.ranks) for c in range(chunks)]
-    wanted = [
-        (peer, chunks + c, rank * chunks + c, c)
-        for rank, peer in enumerate(collective.peers)
-        if peer >= 0
-        for c in range(chunks)
-    ]
-    return Contract(chunks, _rows(given), _rows(wanted))
+    if rank not in collective.peers:
+        return Wanted(_ints(0, 0), _ints(0, 0), _ints(0, 0))
+    every = _ints(0, chunks)
+    return Wanted(chunks + every, collective.peers.index(rank) * chunks + every, every)
 
 
-def _rows(rows: list[tuple[int, int, int, int]]) -> Ints:
-    return np.array(rows, dtype=np.int32).reshape(-1, 4)
+def _ints(first: int, end: int) -> Ints:
+    return np.arange(first, end, dtype=np.int32)

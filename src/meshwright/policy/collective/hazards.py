@@ -1,84 +1,97 @@
-"""What can go wrong inside one step: slots outside the buffer, and moves that disturb each other."""
+"""What can go wrong inside one step: slots outside the buffer, moves that disturb each other."""
 
 import numpy as np
 
 from meshwright.errors import Problem
-from meshwright.policy.collective.collective import Collective, Ints, Moves
+from meshwright.policy.collective.cells import Cells
+from meshwright.policy.collective.collective import Collective, Moves
 
 
 class Hazards:
-    """Looks at steps in order; remembers which step wrote a cell last."""
+    """Looks at the steps of a collective."""
 
     def __init__(self, collective: Collective) -> None:
         self.collective = collective
-        cells = collective.places * collective.slots
-        self._step_of = np.full(cells, -1, dtype=np.int32)
-        self._row_of = np.zeros(cells, dtype=np.int32)
+        # Who wrote a cell last. Entries of earlier steps are never mistaken for new ones, because
+        # what an entry says is held against the writes of the step.
+        self._writer = np.zeros(collective.places * collective.slots, dtype=np.int32)
 
-    def find(self, step: int, moves: Moves) -> Problem | None:
-        """Return the first fault of a step."""
-        return self._outside(step, moves) or self._clash(step, moves)
-
-    def _outside(self, step: int, moves: Moves) -> Problem | None:
+    def outside(self, step: int, moves: Moves) -> Problem | None:
+        """Return the first move that leaves the places or their slots."""
         places, slots = self.collective.places, self.collective.slots
+        if moves.count.min() < 1:
+            row = int(np.argmin(moves.count))
+            what = f"a move from place {moves.src[row]} has {moves.count[row]} slots"
+            return Problem(f"step {step}", what, "use 1 or more, or leave the move out")
         for what, place, slot in (
             ("reads", moves.src, moves.src_slot),
             ("writes", moves.dst, moves.dst_slot),
         ):
-            strange = (place < 0) | (place >= places)
-            if strange.any():
-                row = int(np.argmax(strange))
+            if place.min() < 0 or place.max() >= places:
+                row = int(np.argmax((place < 0) | (place >= places)))
                 return Problem(
                     f"step {step}",
                     f"a move {what} place {place[row]}, but there are {places}",
                     f"use 0 to {places - 1}",
                 )
-            beyond = (slot < 0) | (slot >= slots)
-            if beyond.any():
-                row = int(np.argmax(beyond))
+            end = slot + moves.count
+            if slot.min() < 0 or end.max() > slots:
+                row = int(np.argmax((slot < 0) | (end > slots)))
+                beyond = slot[row] if slot[row] < 0 else max(int(slot[row]), slots)
                 return Problem(
-                    self._at(step, place[row]),
-                    f"{what} slot {slot[row]} of a buffer of {slots}",
+                    f"{self._name(place[row])}, step {step}",
+                    f"{what} slot {beyond} of a buffer of {slots}",
                     f"use 0 to {slots - 1}",
                 )
         return None
 
-    def _clash(self, step: int, moves: Moves) -> Problem | None:
-        slots = self.collective.slots
-        reads = moves.src * slots + moves.src_slot
-        writes = moves.dst * slots + moves.dst_slot
-        rows = np.arange(len(moves), dtype=np.int32)
-        self._row_of[writes] = rows
-        twice = self._row_of[writes] != rows
-        # A switch adds up whatever arrives together; a rank has to take one after the other.
-        twice &= (moves.dst < self.collective.ranks) | (moves.adds == 0)
-        if twice.any():
-            row = int(np.argmax(twice))
-            other = int(self._row_of[writes[row]])
-            return self._two_writers(step, moves, row, other)
-        self._step_of[writes] = step
-        read_too = self._step_of[reads] == step
-        if read_too.any():
-            row = int(np.argmax(read_too))
-            return self._read_and_written(step, moves, row, int(self._row_of[reads[row]]))
+    def clash(self, step: int, cells: Cells) -> Problem | None:
+        """Return the first pair of moves that touch the same slot, one of them writing."""
+        reads, writes, writer = cells.reads, cells.writes, self._writer
+        entries = np.arange(len(writes), dtype=np.int32)
+        writer[writes] = entries
+        last = writer[writes]
+        if (last != entries).any():
+            problem = self._two_writers(step, cells, last)
+            if problem is not None:
+                return problem
+        suspect = np.minimum(writer[reads], len(writes) - 1)
+        both = writes[suspect] == reads
+        if both.any():
+            reader = int(np.argmax(both))
+            return self._read_and_written(step, cells, reader, int(suspect[reader]))
         return None
 
-    def _two_writers(self, step: int, moves: Moves, row: int, other: int) -> Problem:
+    def _two_writers(self, step: int, cells: Cells, last: np.ndarray) -> Problem | None:
+        """A switch adds up whatever arrives together; a rank has to take one after the other."""
+        moves = cells.moves
+        entries = np.arange(len(last), dtype=np.int32)
+        alone = (moves.dst < self.collective.ranks) | (moves.adds == 0)
+        strict = np.repeat(alone, moves.count)
+        # Two of them clash if either of the two is not an addition in a switch.
+        twice = (last != entries) & (strict | strict[last])
+        if not twice.any():
+            return None
+        entry = int(np.argmax(twice))
+        row, offset = cells.origin(entry)
+        other, _ = cells.origin(int(last[entry]))
         first, second = self._name(moves.src[row]), self._name(moves.src[other])
-        what = f"slot {moves.dst_slot[row]} is written by {first} and by {second} in the same step"
-        return Problem(self._at(step, moves.dst[row]), what, "put one of them into a later step")
+        slot = moves.dst_slot[row] + offset
+        what = f"slot {slot} is written by {first} and by {second} in the same step"
+        where = f"{self._name(moves.dst[row])}, step {step}"
+        return Problem(where, what, "put one of them into a later step")
 
-    def _read_and_written(self, step: int, moves: Moves, row: int, other: int) -> Problem:
-        reader, writer = self._name(moves.dst[row]), self._name(moves.src[other])
+    def _read_and_written(self, step: int, cells: Cells, reader: int, writer: int) -> Problem:
+        moves = cells.moves
+        row, offset = cells.origin(reader)
+        other, _ = cells.origin(writer)
+        taker, giver = self._name(moves.dst[row]), self._name(moves.src[other])
         what = (
-            f"slot {moves.src_slot[row]} is sent to {reader} and overwritten by {writer} in the "
-            "same step, so it can be overwritten before it is read"
+            f"slot {moves.src_slot[row] + offset} is sent to {taker} and overwritten by {giver} in "
+            "the same step, so it can be overwritten before it is read"
         )
         fix = "write to another slot, or in a later step"
-        return Problem(self._at(step, moves.src[row]), what, fix)
+        return Problem(f"{self._name(moves.src[row])}, step {step}", what, fix)
 
-    def _at(self, step: int, place: Ints) -> str:
-        return f"{self._name(place)}, step {step}"
-
-    def _name(self, place: Ints) -> str:
+    def _name(self, place: int) -> str:
         return self.collective.place_name(int(place))

@@ -1,0 +1,176 @@
+"""`Values`: which value lies in every slot while a collective runs, and the sums that made it.
+
+Inputs have the first numbers, `rank · width + slot`; every sum of two values gets the next one. The
+same two values added in the same step are one value, wherever that happens.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from meshwright.errors import Problem
+from meshwright.policy.collective.cells import Cells, Numbers
+from meshwright.policy.collective.collective import Collective, Ints
+from meshwright.policy.collective.contract import given_slots, input_width
+
+EMPTY = -1
+
+
+class _Sums(NamedTuple):
+    """Sums with numbers in a row: value = low + high."""
+
+    first: int
+    low: Ints
+    high: Ints
+    apart: bool
+    """Whether none of the values occurs in two of the sums."""
+
+
+class Values:
+    """The values in every slot."""
+
+    def __init__(self, collective: Collective) -> None:
+        self.collective = collective
+        slots, self.width = collective.slots, input_width(collective)
+        self.inputs = collective.ranks * self.width
+        self.count = self.inputs
+        """Values so far."""
+        self.held = np.full(collective.places * slots, EMPTY, dtype=np.int32)
+        for rank in range(collective.ranks):
+            own = given_slots(collective, rank)
+            if len(own):
+                begin = rank * slots + int(own[0])
+                self.held[begin : begin + len(own)] = rank * self.width + own
+        sums = sum(
+            sweep.span * int(sweep.moves.count[sweep.moves.adds != 0].sum())
+            for sweep in collective.sweeps
+        )
+        # Which part of the message a value is: different parts must not be added to each other.
+        self.part = np.empty(self.inputs + sums if sums else 0, dtype=np.int32)
+        if sums:
+            each = self.part[: self.inputs].reshape(collective.ranks, self.width)
+            each[:] = np.arange(self.width, dtype=np.int32)
+        self._row_of_part = np.zeros(self.width, dtype=np.int32)
+        self._row_of_value = np.zeros(len(self.part), dtype=np.int32)
+        self._sums: list[_Sums] = []
+
+    def step(self, step: int, cells: Cells) -> Problem | None:
+        """Carry out one step, or say why it cannot be."""
+        incoming = self.held[cells.reads]
+        if incoming.min() < 0:
+            row, offset = cells.origin(int(np.argmin(incoming)))
+            moves = cells.moves
+            target, slot = self._name(moves.dst[row]), moves.src_slot[row] + offset
+            what = f"sends slot {slot} to {target}, but the slot holds nothing yet"
+            return Problem(self._at(step, moves.src[row]), what)
+        adding = cells.adding()
+        if adding is None:
+            return self._add(step, cells, np.arange(len(incoming)), incoming)
+        if len(adding):
+            problem = self._add(step, cells, adding, incoming[adding])
+            if problem is not None:
+                return problem
+            plain = np.ones(len(incoming), dtype=bool)
+            plain[adding] = False
+            self.held[cells.writes[plain]] = incoming[plain]
+        else:
+            self.held[cells.writes] = incoming
+        return None
+
+    def _add(self, step: int, cells: Cells, entries: Numbers, incoming: Ints) -> Problem | None:
+        targets = cells.writes[entries]
+        switches = self.collective.ranks * self.collective.slots
+        for wave in _waves(targets) if targets.max() >= switches else [slice(None)]:
+            now, values = targets[wave], incoming[wave]
+            resting = self.held[now]
+            if resting.min() < 0:
+                # The first value to come to a switch is the sum so far.
+                empty = resting < 0
+                if now[empty].min() < switches:
+                    entry = entries[wave][int(np.argmax(empty & (now < switches)))]
+                    row, offset = cells.origin(int(entry))
+                    slot = cells.moves.dst_slot[row] + offset
+                    what = f"adds to slot {slot}, which holds nothing yet"
+                    return Problem(self._at(step, cells.moves.dst[row]), what, "copy there first")
+                self.held[now[empty]] = values[empty]
+                now, resting, values = now[~empty], resting[~empty], values[~empty]
+                if not len(now):
+                    continue
+            parts = self.part[resting]
+            mixed = parts != self.part[values]
+            if mixed.any():
+                return self._mixed(step, cells, int(now[int(np.argmax(mixed))]))
+            self.held[now] = self._sum(resting, values, parts)
+        return None
+
+    def _sum(self, resting: Ints, incoming: Ints, parts: Ints) -> Ints:
+        """Return the numbers of sums; equal ones get one number."""
+        low, high = np.minimum(resting, incoming), np.maximum(resting, incoming)
+        rows = np.arange(len(low), dtype=np.int32)
+        # Equal sums have equal parts and equal low values. Where nothing occurs twice among those
+        # (told by who comes last), all sums differ and need not be sorted.
+        apart = _last_is_own(self._row_of_part, parts, rows)
+        if not apart and not _last_is_own(self._row_of_value, low, rows):
+            keys = low.astype(np.int64) << 32 | high
+            distinct, first_rows, inverse = np.unique(keys, return_index=True, return_inverse=True)
+            rows, parts = inverse.astype(np.int32), parts[first_rows]
+            low = (distinct >> 32).astype(np.int32)
+            high = (distinct & 0xFFFFFFFF).astype(np.int32)
+        self._sums.append(_Sums(self.count, low, high, apart))
+        self.part[self.count : self.count + len(low)] = parts
+        rows += np.int32(self.count)
+        self.count += len(low)
+        return rows
+
+    def ways(self, values: Ints) -> Ints:
+        """Return on how many ways sums lead from values to each input; 2 stands for more."""
+        counts = np.zeros(self.count, dtype=np.int32)
+        counts[values] = 1
+        for first, low, high, apart in reversed(self._sums):
+            here = counts[first : first + len(low)].copy()  # numpy copies all of it otherwise
+            if not here.any():
+                continue
+            for side in (low.astype(np.intp), high.astype(np.intp)):
+                if apart:
+                    counts[side] = np.minimum(counts[side] + here, 2)
+                else:
+                    np.add.at(counts, side, here)
+                    counts[side] = np.minimum(counts[side], 2)
+        return counts[: self.inputs]
+
+    def _mixed(self, step: int, cells: Cells, cell: int) -> Problem:
+        """Say which chunks are added to each other in a cell."""
+        entries = np.flatnonzero(cells.writes == cell)
+        held = self.part[self.held[cell]]
+        sent = self.part[self.held[cells.reads[entries]]]
+        entry = int(np.argmax(sent != held))
+        row, _ = cells.origin(int(entries[entry]))
+        source = self._name(cells.moves.src[row])
+        what = f"adds chunk {sent[entry]} of {source} to chunk {held}"
+        return Problem(self._at(step, cells.moves.dst[row]), what, "add chunks of the same number")
+
+    def _at(self, step: int, place: int) -> str:
+        return f"{self._name(place)}, step {step}"
+
+    def _name(self, place: int) -> str:
+        return self.collective.place_name(int(place))
+
+
+def _last_is_own(last: Ints, keys: Ints, rows: Ints) -> bool:
+    """Return whether no key occurs twice; `last` is room for one entry per key."""
+    last[keys] = rows
+    return bool((last[keys] == rows).all())
+
+
+def _waves(targets: Numbers) -> Iterator[Numbers]:
+    """Go through entries so that each wave has every target at most once."""
+    order = np.argsort(targets, kind="stable")
+    ranked = targets[order]
+    begins = np.flatnonzero(np.concatenate(([True], ranked[1:] != ranked[:-1])))
+    lengths = np.diff(np.append(begins, len(ranked)))
+    turn = np.arange(len(ranked)) - np.repeat(begins, lengths)
+    by_turn = np.argsort(turn, kind="stable")
+    ends = np.cumsum(np.bincount(turn))
+    for first, end in zip([0, *ends], ends, strict=False):
+        yield order[by_turn[first:end]]
