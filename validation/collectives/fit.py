@@ -1,9 +1,9 @@
-"""Fit the two constants of each kind of link, and say how they do on systems they never saw.
+"""Fit the two constants of each kind of link, and say how they do on what they never saw.
 
     python -m validation.collectives.fit [--runs FILE] [--write]
 
-Half of the systems of each kind fit the constants, the other half is scored with them, and the
-other way around. `--write` then fits all rows and renews `fabrics.toml`. Nothing but `delay_us` and
+Every system, and then every source, is left out in turn and scored with constants that were fitted
+to all others. `--write` fits all rows and renews `fabrics.toml`. Nothing but `delay_us` and
 `efficiency` is fitted, and no system has a constant of its own.
 """
 
@@ -11,134 +11,130 @@ import argparse
 import hashlib
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from math import log, sqrt
+from collections.abc import Iterable, Sequence
+from math import log
 from pathlib import Path
-from typing import Literal, NamedTuple, get_args
+from statistics import geometric_mean, median
+from typing import Literal, get_args
 
-import msgspec
+from msgspec.structs import replace
 
 from meshwright.predict.network import fabric
-from meshwright.predict.network.curve import Choice, choices, priced
 from meshwright.predict.network.fabric import Correction, corrections, kinds
-from meshwright.predict.network.placement import Placement
-from meshwright.predict.network.tuning import Op
-from validation.collectives.rows import RUNS, Row, read_rows
-from validation.collectives.score import (
-    MIB,
+from meshwright.predict.published.collectives import (
+    Row,
     Scored,
-    fabric_name,
+    Summary,
     grouped,
-    measured_us,
-    only,
+    read_rows,
     score,
     summary,
-    tables,
-    version,
 )
-from validation.collectives.systems import system
+from meshwright.predict.published.collectives.summary import MIB
+from validation.collectives.pack import RUNS
+from validation.collectives.samples import Sample, Table, price_s, rescored, samples
 
-# What a constant must save to leave NCCL's own figure, for its whole range: rows that cannot tell a
-# delay (messages of gigabytes alone) then leave it at nothing.
+# What a constant must save to leave what is expected of it, for its whole range: rows that cannot
+# tell a delay (messages of gigabytes alone) then leave it there.
 _STAY_DELAY, _STAY_EFFICIENCY = 0.06, 0.012
 # A row further off than this factor counts as this far: a fit follows the many, not the odd ones.
 _CLIP = log(2.5)
 _DELAYS = {"call": 40.0, "hop": 80.0, "message": 20.0}
-_EFFICIENCIES = (0.5, 1.25)
+_EFFICIENCIES = (0.04, 1.25)
+_LEAST_US = 0.5
+"""Delays below this are alike."""
 By = Literal["system", "source"]
 TABLE = Path(fabric.__file__).with_name("fabrics.toml")
 
 
-class Sample(NamedTuple):
-    """One measured row with everything about it that the constants do not change."""
-
-    system: str
-    source: str
-    """The page's site, owner and repository."""
-    kind: str
-    place: Placement
-    op: Op
-    nccl: str
-    nbytes: float
-    seconds: float
-    found: tuple[Choice, ...]
-    weight: float
-
-
-def samples(rows: Sequence[Row], scored: Sequence[Scored]) -> list[Sample]:
-    """Return the rows that can be fitted; a system weighs the root of its number of rows."""
-    usable = [(rows[item.row], item) for item in scored if item.error is not None]
-    count = Counter(item.system for _, item in usable)
-    result = []
-    for row, item in usable:
-        place, op = system(row).place, row["collective"]
-        found = choices(place, op, version(row), False, only(row))
-        nbytes = float(row["size_bytes"])
-        # Only the last choice that starts at or below the size prices it.
-        taken = [choice for choice in found if choice.start_bytes <= nbytes][-1:]
-        time_us = measured_us(row, op, place.ranks)
-        assert time_us is not None
-        result.append(
-            Sample(
-                system=item.system,
-                source="/".join(str(row.get("source")).split("/")[2:5]),
-                kind=fabric_name(place),
-                place=place,
-                op=op,
-                nccl=version(row),
-                nbytes=nbytes,
-                seconds=time_us * 1e-6,
-                found=tuple(taken),
-                weight=1 / sqrt(count[item.system]),
-            )
-        )
-    return result
-
-
-def predicted_s(sample: Sample, table: Mapping[str, Correction]) -> float:
-    """Return the time of a sample under some constants."""
-    inside, between = kinds(sample.place)
-    across = table[between] if sample.place.units > 1 else None
-    links = table[inside], across
-    raw = priced(sample.found, sample.place, sample.op, sample.nccl, links)
-    price = [part for part in raw if part[0] <= sample.nbytes][-1][1]
-    return price.seconds(sample.nbytes)
-
-
-def loss(group: Sequence[Sample], table: Mapping[str, Correction]) -> float:
+def loss(group: Sequence[Sample], table: Table) -> float:
     """Return the weighted mean of |log(predicted / measured)|, each row clipped."""
     total = sum(sample.weight for sample in group)
     off = (
-        sample.weight * min(_CLIP, abs(log(predicted_s(sample, table) / sample.seconds)))
+        sample.weight * min(_CLIP, abs(log(price_s(sample, table) / sample.seconds)))
         for sample in group
     )
     return sum(off) / total
 
 
-def fitted(data: Sequence[Sample], start: Mapping[str, Correction]) -> dict[str, Correction]:
-    """Return the constants that fit the samples best; kinds without samples keep none."""
-    table = {
-        name: msgspec.structs.replace(old, delay_us=0.0, efficiency=1.0, rows=0)
-        for name, old in start.items()
-    }
-    # Links inside a unit first: groups that span units build on them.
-    for name in sorted(table, key=lambda name: table[name].per != "call"):
-        group = [sample for sample in data if sample.kind == name]
-        if group:
-            table[name] = _best(name, group, table)
-    return table
+class Fitter:
+    """Fits constants to any part of the samples, and remembers what it has fitted before."""
+
+    def __init__(self, start: Table) -> None:
+        self.start = start
+        self.known: dict[tuple[object, ...], Correction] = {}
+
+    def fitted(self, data: Sequence[Sample]) -> dict[str, Correction]:
+        """Return the constants that fit the samples best.
+
+        Each kind is fitted twice: first from NCCL's own figures, then from what the other kinds
+        make likely, so that a kind with few rows ends near its kin. A network without any rows
+        takes its kin's figures as they are.
+        """
+        table = {
+            name: replace(old, delay_us=0.0, efficiency=1.0, rows=0)
+            for name, old in self.start.items()
+        }
+        groups = {name: [sample for sample in data if sample.kind == name] for name in table}
+        # Links inside a unit first: groups that span units build on them.
+        order = sorted(table, key=lambda name: table[name].per != "call")
+        for name in order:
+            if groups[name]:
+                table[name] = self._best(name, groups[name], table, 0.0)
+        first = dict(table)
+        for name in order:
+            delay_us = _expected_us(name, first)
+            if groups[name]:
+                table[name] = self._best(name, groups[name], table, delay_us)
+            elif table[name].per != "call":
+                table[name] = _unseen(name, first)
+        return table
+
+    def _best(
+        self, name: str, group: Sequence[Sample], table: Table, expected_us: float
+    ) -> Correction:
+        used = {kinds(sample.place)[0] for sample in group} - {name}
+        beneath = tuple((kind, table[kind].delay_us, table[kind].efficiency) for kind in used)
+        key = name, expected_us, tuple(sample.number for sample in group), beneath
+        if key not in self.known:
+            self.known[key] = _best(name, group, table, expected_us)
+        return self.known[key]
 
 
-def _best(name: str, group: Sequence[Sample], table: dict[str, Correction]) -> Correction:
+def _kin(name: str, table: Table) -> list[Correction]:
+    """Return the other kinds with rows: fast links for a fast link, networks for a network."""
+    fast = table[name].per == "call"
+    found = (value for other, value in table.items() if other != name and value.rows)
+    return [value for value in found if (value.per == "call") == fast]
+
+
+def _expected_us(name: str, table: Table) -> float:
+    """Return the delay that kinds which delay in the same place make likely, in whole µs."""
+    alike = [value.delay_us for value in _kin(name, table) if value.per == table[name].per]
+    return float(round(geometric_mean(max(_LEAST_US, delay) for delay in alike))) if alike else 0.0
+
+
+def _unseen(name: str, table: Table) -> Correction:
+    """Return what is to be expected of a network that no row is about."""
+    kin = _kin(name, table)
+    hops = [max(_LEAST_US, value.delay_us) for value in kin if value.per == "hop"]
+    if not hops:
+        return table[name]
+    share = median(value.efficiency for value in kin)
+    return replace(table[name], per="hop", delay_us=geometric_mean(hops), efficiency=share)
+
+
+def _best(name: str, group: Sequence[Sample], table: Table, expected_us: float) -> Correction:
     """Search one kind's two constants by turns, on ever finer grids."""
-    now = msgspec.structs.replace(table[name], rows=len(group))
+    now = replace(table[name], rows=len(group))
 
     def cost(delay_us: float, efficiency: float) -> float:
-        trial = msgspec.structs.replace(now, delay_us=delay_us, efficiency=efficiency)
-        moved = _STAY_DELAY * delay_us / _DELAYS[now.per] + _STAY_EFFICIENCY * abs(efficiency - 1)
+        trial = replace(now, delay_us=delay_us, efficiency=efficiency)
+        moved = _STAY_DELAY * abs(delay_us - expected_us) / _DELAYS[now.per]
+        moved += _STAY_EFFICIENCY * abs(efficiency - 1)
         return loss(group, {**table, name: trial}) + moved
 
-    delay, share = 0.0, 1.0
+    delay, share = expected_us, 1.0
     low, high = _EFFICIENCIES
     for turn in range(4):
         fine = 1 / 4**turn
@@ -146,63 +142,51 @@ def _best(name: str, group: Sequence[Sample], table: dict[str, Correction]) -> C
         delay = min(delays, key=lambda value, at=share: cost(value, at))  # type: ignore[misc]
         shares = _around(share, (high - low) * fine, low)
         share = min(shares, key=lambda value, at=delay: cost(at, value))  # type: ignore[misc]
-    return msgspec.structs.replace(now, delay_us=round(delay, 1), efficiency=round(share, 2))
+    return replace(now, delay_us=round(delay, 1), efficiency=round(share, 2))
 
 
 def _around(middle: float, reach: float, floor: float) -> list[float]:
     return sorted({max(floor, middle + reach * (step / 12 - 1)) for step in range(25)})
 
 
-def halves(data: Iterable[Sample], by: By) -> dict[str, int]:
-    """Return which half each system (or source) falls into: by turns, the longest sweeps first.
+def held_out(rows: Sequence[Row], start: Table, by: By, parts: int | None = None) -> list[Scored]:
+    """Return errors on systems (or sources) by constants that never saw them.
+
+    Each is left out alone, or with others in one of so many parts.
+    """
+    data = samples(rows, score(rows))
+    fitter = Fitter(start)
+    part_of = _parts(data, by, parts)
+    result = []
+    for part in sorted(set(part_of.values())):
+        seen = [sample for sample in data if part_of[getattr(sample, by)] != part]
+        table = fitter.fitted(seen)
+        unseen = (sample for sample in data if part_of[getattr(sample, by)] == part)
+        result += [rescored(sample, table) for sample in unseen]
+    return result
+
+
+def _parts(data: Iterable[Sample], by: By, parts: int | None) -> dict[str, int]:
+    """Return the part of each system (or source): dealt out by turns, the longest sweeps first.
 
     Those of one length come in an order of no meaning.
     """
     by_kind: dict[str, Counter[str]] = {}
     for sample in data:
         by_kind.setdefault(sample.kind, Counter())[getattr(sample, by)] += 1
-    sides: dict[str, int] = {}
+    dealt: dict[str, int] = {}
     for found in by_kind.values():
         order = sorted(found, key=lambda name: (-found[name], _scrambled(name)))
         for index, name in enumerate(order):
-            sides.setdefault(name, index % 2)
-    return sides
+            dealt.setdefault(name, len(dealt) if parts is None else index % parts)
+    return dealt
 
 
 def _scrambled(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def rescored(
-    scored: Sequence[Scored], data: Sequence[Sample], table: Mapping[str, Correction]
-) -> list[Scored]:
-    """Return the scored rows with the predictions of other constants."""
-    good = [item for item in scored if item.error is not None]
-    return [
-        msgspec.structs.replace(item, error=predicted_s(sample, table) / sample.seconds - 1)
-        for item, sample in zip(good, data, strict=True)
-    ]
-
-
-def cross_validation(
-    rows: Sequence[Row], start: Mapping[str, Correction], by: By = "system"
-) -> dict[str, list[Scored]]:
-    """Return errors on the half that was fitted and on the half that was not, both ways added."""
-    scored = score(rows)
-    data = samples(rows, scored)
-    sides = halves(data, by)
-    result: dict[str, list[Scored]] = {"fitted half": [], "held-out half": []}
-    side_of = [sides[getattr(sample, by)] for sample in data]
-    for side in (0, 1):
-        part = [sample for sample, own in zip(data, side_of, strict=True) if own == side]
-        table = fitted(part, start)
-        for item, own in zip(rescored(scored, data, table), side_of, strict=True):
-            seen = own == side
-            result["fitted half" if seen else "held-out half"].append(item)
-    return result
-
-
-def as_toml(table: Mapping[str, Correction], old: str) -> str:
+def as_toml(table: Table, old: str) -> str:
     """Return the text of `fabrics.toml` with new figures under its old head."""
     head = old[: old.index("\n[")].rstrip()
     likes = [block for block in old.split("\n\n") if "like = " in block]
@@ -217,30 +201,44 @@ def as_toml(table: Mapping[str, Correction], old: str) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def markdown(found: Summary) -> str:
+    """Write errors as a table."""
+    lines = [
+        "| rows of | ≥ 1 MiB | median error | < 1 MiB | median error | within 25 % |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for name, group in {"all": found.overall, **found.by_fabric, **found.by_collective}.items():
+        large = "–" if group.large_median is None else f"{group.large_median:.1%}"
+        small = "–" if group.small_median is None else f"{group.small_median:.1%}"
+        counts = f"| {name} | {group.large} | {large} | {group.small} | {small}"
+        lines.append(f"{counts} | {group.within_25:.0%} |")
+    return "\n".join(lines)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the cross-validated errors; renew the constants where asked."""
+    """Print the errors on what was left out; renew the constants where asked."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--runs", type=Path, default=RUNS, help="rows in the format of the data")
     parser.add_argument("--write", action="store_true", help="fit all rows, write fabrics.toml")
     given = parser.parse_args(arguments)
     rows = read_rows(given.runs)
     start = corrections()
-    for by in get_args(By):
-        for name, found in cross_validation(rows, start, by).items():
-            sys.stdout.write(f"{name}, split by {by}\n\n{tables(summary(found))}\n\n")
     data = samples(rows, score(rows))
-    table = fitted(data, start)
+    table = Fitter(start).fitted(data)
+    if given.write:
+        TABLE.write_text(as_toml(table, TABLE.read_text(encoding="utf-8")), encoding="utf-8")
     for kind, value in table.items():
         sys.stdout.write(
             f"{kind:14} {value.delay_us:6.1f} µs per {value.per:8} × {value.efficiency:.2f}"
             f"  ({value.rows} rows)\n"
         )
-    everything = rescored(score(rows), data, table)
+    everything = [rescored(sample, table) for sample in data]
     large = grouped(everything).large_median or 0.0
     small = grouped(everything).small_median or 0.0
     sys.stdout.write(f"all rows: {large:.1%} from {MIB} bytes on, {small:.1%} below\n")
-    if given.write:
-        TABLE.write_text(as_toml(table, TABLE.read_text(encoding="utf-8")), encoding="utf-8")
+    for by in get_args(By):
+        found = summary(held_out(rows, start, by))
+        sys.stdout.write(f"\neach {by} left out in turn\n\n{markdown(found)}\n")
     return 0
 
 

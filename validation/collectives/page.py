@@ -10,13 +10,26 @@ import re
 import sys
 from functools import cache
 from pathlib import Path
+from statistics import median
 from typing import get_args
 
+from meshwright.predict.network.collective import OPS
 from meshwright.predict.network.fabric import corrections
-from validation.collectives.fit import By, cross_validation
-from validation.collectives.rows import RUNS, read_rows
-from validation.collectives.score import Scored, grouped, score, summary, tables
+from meshwright.predict.published.collectives import (
+    Group,
+    Scored,
+    Summary,
+    compare,
+    grouped,
+    read_log,
+    read_rows,
+    score,
+    summary,
+)
+from validation.collectives.fit import By, held_out, markdown
+from validation.collectives.pack import RUNS
 
+LOG = Path(__file__).with_name("nccl_tuning_h100_2_27_5.json")
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "guide" / "communication-costs.md"
 _WHERE = {
     "call": "once per call",
@@ -39,43 +52,74 @@ def constants() -> str:
     return "\n".join(lines)
 
 
-def halves() -> str:
-    """Write the errors of the half that was fitted and of the half that was not."""
+def left_out() -> str:
+    """Write the errors of the constants in use beside those on what constants never saw."""
     lines = [
-        "| constants fitted to half of the | scored on | ≥ 1 MiB | < 1 MiB | within 25 % |",
-        "| --- | --- | ---: | ---: | ---: |",
+        "| constants fitted to | ≥ 1 MiB | < 1 MiB | within 25 % |",
+        "| --- | ---: | ---: | ---: |",
+        _line("all rows", grouped(_scored())),
     ]
-    for by in get_args(By):
-        for name, found in _crossed(by).items():
-            group = grouped(found)
-            large, small = group.large_median or 0.0, group.small_median or 0.0
-            half = f"{by}s | the {name}"
-            lines.append(f"| {half} | {large:.1%} | {small:.1%} | {group.within_25:.0%} |")
+    lines += [_line(f"all other {by}s", grouped(_held_out(by))) for by in get_args(By)]
     return "\n".join(lines)
 
 
-def held_out() -> str:
-    """Write the errors on systems that the constants never saw, by fabric and collective."""
-    return tables(summary(_crossed("system")["held-out half"]))
+def _line(name: str, group: Group) -> str:
+    large, small = group.large_median or 0.0, group.small_median or 0.0
+    return f"| {name} | {large:.1%} | {small:.1%} | {group.within_25:.0%} |"
+
+
+def left_out_by(by: By) -> str:
+    """Write the errors on systems (or sources) left out, by kind of link and by collective."""
+    return markdown(summary(_held_out(by)))
 
 
 def errors() -> str:
     """Write the errors of the constants in use."""
-    return tables(summary(score(read_rows(RUNS))))
+    return markdown(_summed())
+
+
+def beside() -> str:
+    """Write the errors of what is no collective of NCCL, and how much of NCCL's log is repeated."""
+    log = compare(read_log(LOG))
+    experts = [row for row in score(read_rows(RUNS)) if row.collective.startswith("ep_")]
+    off = [abs(row.error) for row in experts if row.error is not None]
+    return "\n".join(
+        [
+            f"- NCCL 2.27.5's tuning log: {sum(entry.exact for entry in log)} of {len(log)} entries"
+            " agree (0.1 µs; 1.2 %).",
+            f"- Dispatch and combine of experts (DeepEP, UCCL-EP): median error {median(off):.1%}"
+            f" over {len(off)} rows.",
+        ]
+    )
 
 
 @cache
-def _crossed(by: By) -> dict[str, list[Scored]]:
-    return cross_validation(read_rows(RUNS), corrections(), by)
+def _summed() -> Summary:
+    return summary(_scored())
+
+
+@cache
+def _scored() -> list[Scored]:
+    """Return the rows of NCCL's collectives: those that the constants are about."""
+    return [
+        row for row in score(read_rows(RUNS)) if row.collective in OPS and row.error is not None
+    ]
+
+
+@cache
+def _held_out(by: By) -> list[Scored]:
+    return held_out(read_rows(RUNS), corrections(), by)
 
 
 def renewed(page: str) -> str:
     """Return a page with its tables written anew."""
     parts = {
         "constants": constants(),
-        "halves": halves(),
-        "held-out": held_out(),
+        "left-out": left_out(),
+        "left-out-systems": left_out_by("system"),
+        "left-out-sources": left_out_by("source"),
         "errors": errors(),
+        "beside": beside(),
     }
     for name, text in parts.items():
         pattern = re.compile(rf"<!-- {name} -->\n.*?<!-- end -->", re.DOTALL)

@@ -60,8 +60,10 @@ class Curve(NamedTuple):
     def seconds(self, nbytes: float) -> float:
         """Return the time of a message."""
         piece = self.pieces[bisect_right(self.starts, nbytes) - 1]
-        latency_s, s_per_byte, pipelined = piece.price
+        latency_s, s_per_byte, pipelined, channels, channel_bytes = piece.price
         stream_s = nbytes * s_per_byte
+        if nbytes < channels * channel_bytes:
+            stream_s = channels * min(nbytes, channel_bytes) * s_per_byte
         seconds = latency_s + stream_s
         if pipelined:
             seconds += (latency_s * stream_s) ** 0.5
@@ -81,6 +83,11 @@ def curve(
     between = corrections()[fabric] if place.units > 1 else None
     found = choices(place, op, nccl, collnet, only)
     raw = priced(found, place, op, nccl, (corrections()[inside], between))
+    return joined(raw, bound_s_per_byte(op, place))
+
+
+def joined(raw: Sequence[tuple[float, Price, Entry | None, int]], bound: float) -> Curve:
+    """Join priced choices into a curve that never falls with size."""
     pieces: list[Piece] = []
     floor_s = 0.0
     for start, cost, entry, channels in raw:
@@ -88,7 +95,7 @@ def curve(
             floor_s = max(floor_s, pieces[-1].price.seconds(start))
         pieces.append(Piece(start, cost, floor_s, entry, channels))
     starts = tuple(piece.start_bytes for piece in pieces)
-    return Curve(starts, tuple(pieces), bound_s_per_byte(op, place))
+    return Curve(starts, tuple(pieces), bound)
 
 
 class Choice(NamedTuple):
@@ -138,7 +145,7 @@ def priced(
     raw: list[tuple[float, Price, Entry | None, int]] = []
     for start, entry, channels in found:
         if entry not in known:
-            known[entry] = price(entry, op, place, *links)
+            known[entry] = price(entry, op, place, links, channels)
         cost = known[entry]
         if entry.algorithm == "tree":
             factor = tree_factor(entry.protocol, start)

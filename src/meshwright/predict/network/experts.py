@@ -32,9 +32,9 @@ MULTIPROCESSOR_GBPS, REACHED = 17.0, 0.78
 # GB200 550 and 538 over 8 ranks, 479 and 448 on 32 multiprocessors over 36 (its README, the calls
 # timed from PyTorch): 33 GB/s each, and 0.6 of what rings reach.
 NVLINK5_MULTIPROCESSOR_GBPS, NVLINK5_REACHED = 33.0, 0.6
-# Hierarchical kernels send a token as a message of its own, and cards differ in how many they can
-# post. Raw RDMA between two p5 nodes along the rails moves 13.8 GB/s in messages of 8 KiB and 21.1
-# in messages of 16 KiB, 43.7 at best (UCCL's microbenchmark): 0.42 µs a message beside its bytes.
+# Cards differ in how many messages they can post. Raw RDMA between two p5 nodes along the rails
+# moves 13.8 GB/s in messages of 8 KiB and 21.1 in messages of 16 KiB, 43.7 at best (UCCL's
+# microbenchmark): 0.42 µs a message beside its bytes.
 MESSAGE_US = {"efa": 0.42}
 
 
@@ -51,10 +51,14 @@ class ExpertTraffic(msgspec.Struct, frozen=True, kw_only=True):
     """Units that one token may go to at most, where the router limits them."""
     imbalance: float = 1.0
     """Tokens of the busiest rank over the mean."""
+    message_tokens: int = 1
+    """Tokens that hierarchical kernels put into one message over the network. Training runs on EFA
+    fit one; benchmarks, which search for the best chunk, fit DeepEP's 8."""
 
     def __post_init__(self) -> None:
         bounds = Bounds()
         bounds.count(tokens=self.tokens, top_k=self.top_k, most_units=self.most_units)
+        bounds.count(message_tokens=self.message_tokens)
         bounds.positive(token_bytes=self.token_bytes, imbalance=self.imbalance)
         if not bounds.problems and self.imbalance < 1:
             bounds.add("imbalance", f"{self.imbalance:g} is below 1", "the busiest rank is at 1")
@@ -80,7 +84,8 @@ def expert_exchange(
     to_ranks = distinct(place.ranks, traffic.top_k)
     to_units = min(distinct(place.units, traffic.top_k), float(traffic.most_units or place.units))
     inside_s, inside_bound_s = _inside(place, load * to_ranks, multiprocessors)
-    between_s, between_bound_s = _between(place, load * to_units, traffic.token_bytes)
+    message_bytes = traffic.message_tokens * traffic.token_bytes
+    between_s, between_bound_s = _between(place, load * to_units, message_bytes)
     bound_s = max(inside_bound_s, between_bound_s)
     seconds = max(_latency_s(place, nccl) + max(inside_s, between_s), bound_s)
     return CollectiveCost(
@@ -112,11 +117,18 @@ def _between(place: Placement, nbytes: float, message_bytes: float) -> tuple[flo
     if place.units == 1:
         return 0.0, 0.0
     crossing = nbytes * (1 - 1 / place.units)
-    posting_s = crossing / message_bytes * MESSAGE_US.get(kinds(place)[1], 0.0) * US
-    rate = place.cards * card_gbps(place) / place.per_unit
-    rate *= corrections()[kinds(place)[1]].efficiency / place.sharers / place.spread_thinning
     bound_s = crossing * place.per_unit / unit_bytes_per_s(place)
-    return posting_s + crossing / (rate * 1e9), bound_s
+    return crossing / message_bytes * message_s(place, message_bytes), bound_s
+
+
+def message_s(place: Placement, nbytes: float) -> float:
+    """Return what one message of a stream of them costs a rank: to its card, or to a neighbour."""
+    inside, fabric = kinds(place)
+    if place.units == 1:
+        return nbytes / (ring_capacity_gbps(place) * corrections()[inside].efficiency * 1e9)
+    rate = place.cards * card_gbps(place) / place.per_unit
+    rate *= corrections()[fabric].efficiency / place.sharers / place.spread_thinning
+    return MESSAGE_US.get(fabric, 0.0) * US + nbytes / (rate * 1e9)
 
 
 def _latency_s(place: Placement, nccl: str) -> float:

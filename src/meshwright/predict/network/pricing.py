@@ -1,6 +1,6 @@
 """What an algorithm really costs: NCCL's latencies and bandwidths with the fabric's corrections.
 
-A `Price` is three numbers, so that a size is priced in a few operations. NCCL's own estimate, which
+A `Price` is a few numbers, so that a size is priced in a few operations. NCCL's own estimate, which
 decides the algorithm, is in `tuning`; here its figures become seconds.
 """
 
@@ -11,7 +11,7 @@ from meshwright.predict.network.constants import Release, by_sm, fixed, generati
 from meshwright.predict.network.fabric import Correction
 from meshwright.predict.network.graph import card_gbps, nvlink_gbps
 from meshwright.predict.network.placement import Placement
-from meshwright.predict.network.tuning import Entry, Op
+from meshwright.predict.network.tuning import Entry, Op, channel_bytes
 
 US = 1e-6
 
@@ -23,6 +23,10 @@ class Price(NamedTuple):
     s_per_byte: float
     pipelined: bool
     """Whether the message flows through its hops in chunks, rather than around a ring."""
+    channels: int = 1
+    """Channels that share the stream; a message too small for all of them takes fewer."""
+    channel_bytes: float = 0.0
+    """What a channel must get before NCCL takes the next one."""
 
     def seconds(self, nbytes: float) -> float:
         """Return the time of a message.
@@ -30,18 +34,35 @@ class Price(NamedTuple):
         A stream cut into k chunks over h hops of start-up a takes (k + h)·(a + stream/k). With
         the best k that is the sum of both parts and a cross term 2·√(latency · stream). Half of
         it fits measured trees and NVLS on every fabric (0, 0.7, 1 and 1.5 were tried for the
-        factor); rings, whose steps are counted one by one, show none.
+        factor); rings, whose steps are counted one by one, show none. A message on one channel
+        in many streams at that part of the rate, and stays that long until all have their share.
         """
-        stream_s = nbytes * self.s_per_byte
+        widest = max(nbytes, self.channels * min(nbytes, self.channel_bytes))
+        stream_s = widest * self.s_per_byte
         if not self.pipelined:
             return self.latency_s + stream_s
         return self.latency_s + stream_s + sqrt(self.latency_s * stream_s)
 
 
+# Rings that gather or scatter inside a unit also copy each rank's own block from one buffer to the
+# other, which takes part of a step. Bus bandwidth over 2 GPUs is 0.78 of that over 8 on H100
+# (meta-pytorch/autoparallel's table) and 0.70 on B200 (dranet), over 4 H100 0.92 (xxrjun): 0.28,
+# 0.43 and 0.3 of a step.
+OWN_BLOCK_STEPS = 0.4
+
+
 def price(
-    entry: Entry, op: Op, place: Placement, inside: Correction, between: Correction | None
+    entry: Entry,
+    op: Op,
+    place: Placement,
+    links: tuple[Correction, Correction | None],
+    channels: int = 1,
 ) -> Price:
-    """Return the price of one algorithm with one protocol."""
+    """Return the price of one algorithm with one protocol on up to `channels` channels.
+
+    `links` corrects what is inside units and, where there are several, what is between them.
+    """
+    inside, between = links
     twice = 2 if entry.protocol == "simple" else 1
     latency_us = entry.base_us
     if between is None:
@@ -54,7 +75,11 @@ def price(
         hop_us = max(hop_us, place.card_s / US) + place.switches_s / US
         latency_us += entry.between * hop_us
     gbps = _gbps(entry, op, place, inside, between)
-    return Price(latency_us * US, 1e-9 / gbps, entry.algorithm not in ("ring", "pat"))
+    pipelined = entry.algorithm not in ("ring", "pat")
+    if entry.algorithm != "ring" or entry.protocol != "ll":
+        # Other protocols get more channels so early that it does not show.
+        return Price(latency_us * US, 1e-9 / gbps, pipelined)
+    return Price(latency_us * US, 1e-9 / gbps, pipelined, channels, channel_bytes(entry, place))
 
 
 def _step_us(entry: Entry, between: Correction) -> float:
@@ -73,6 +98,8 @@ def _gbps(
         found = entry.algbw_gbps
         if entry.algorithm == "nvls" and op == "all_reduce":
             found = nvls_gbps(place)
+        if entry.algorithm == "ring" and op in ("all_gather", "reduce_scatter"):
+            found *= (place.ranks - 1) / (place.ranks - 1 + OWN_BLOCK_STEPS)
         return found * inside.efficiency
     network = between.efficiency / place.share
     if entry.algorithm not in ("nvls", "nvls_tree"):

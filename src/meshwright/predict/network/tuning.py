@@ -127,11 +127,16 @@ def kernel_channels(entry: Entry, place: Placement, nbytes: float, most: int) ->
     """Return the channels (thread blocks) that one call runs on: fewer for small messages."""
     if entry.algorithm in ("nvls", "nvls_tree"):
         return most
+    return max(1, min(most, int(nbytes // channel_bytes(entry, place))))
+
+
+def channel_bytes(entry: Entry, place: Placement) -> int:
+    """Return the size from which on NCCL gives a message one more channel."""
     index = PROTOCOLS.index(entry.protocol)
-    bytes_per_channel = fixed().threads[index] * fixed().thread_threshold[index]
+    threshold = fixed().threads[index] * fixed().thread_threshold[index]
     if entry.algorithm == "ring" and entry.protocol == "ll":
-        bytes_per_channel *= place.ranks
-    return max(1, min(most, int(nbytes // bytes_per_channel)))
+        return threshold * place.ranks
+    return threshold
 
 
 def post_us(protocol: int) -> float:

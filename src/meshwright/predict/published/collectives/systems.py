@@ -6,14 +6,16 @@ systems. What a row does not say is taken from the GPU's year, and the reader sa
 
 import re
 from functools import lru_cache
+from itertools import islice
 
 import msgspec
 
 from meshwright.errors import InputError
 from meshwright.predict.network import Placement, placement
+from meshwright.predict.published.collectives.fields import Unreadable, count, words
+from meshwright.predict.published.collectives.rows import Row
 from meshwright.spec.catalog import gpu as catalog_gpu
 from meshwright.spec.cluster import Cluster, Fabric, Gpu, Host, Nics, ScaleUp, Tier
-from validation.collectives.rows import Row
 
 GBIT = 1e9 / 8
 # Network speed per GPU of the machines sold in a GPU's year, for rows that do not state it.
@@ -21,10 +23,13 @@ _USUAL_GBIT = {"sm_70": 100, "sm_80": 200, "sm_90": 400, "sm_100": 400, "sm_103"
 _FABRICS = (
     ("efa", r"\bEFA"),
     ("slingshot", r"Slingshot"),
-    ("ethernet", r"TCPX|\bTCP\b"),
+    ("ethernet", r"TCPX"),
     ("roce", r"RoCE|Pollara|Thor"),
     ("infiniband", r"\bIB\b|InfiniBand|NDR|HDR"),
+    ("ethernet", r"\bTCP\b|[Ee]thernet|GbE\b"),
 )
+# TCP through the host's sockets: in a note even over wires that could do better.
+_SOCKETS = r"\(TCP\)|\bsockets?\b"
 
 
 class System(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,31 +41,44 @@ class System(msgspec.Struct, frozen=True, kw_only=True):
     """What the row did not say."""
 
 
-class Unreadable(Exception):
-    """A row that does not say what it was measured on."""
-
-
 def system(row: Row) -> System:
     """Return the cluster and the group of a row."""
-    if not row.get("gpu"):
+    name = words(row, "gpu")
+    if not name:
         raise Unreadable("the row does not name its GPU")
-    if not row.get("gpus") or not row.get("nodes"):
-        raise Unreadable("the row does not say how many GPUs")
-    used = max(row.get("gpus_per_node") or 1, -(-row["gpus"] // row["nodes"]))
-    words = row.get("intra") or "", row.get("inter") or "", row.get("note") or ""
+    nodes, gpus, used = _counts(row)
+    said = words(row, "intra"), words(row, "inter"), words(row, "note")
     try:
-        return _system(row["gpu"], (row["nodes"], row["gpus"], used), words)
+        return _system(name, (nodes, gpus, used), said)
     except InputError as error:
         raise Unreadable(f"the row describes no possible cluster: {error}") from None
 
 
+def _counts(row: Row) -> tuple[int, int, int]:
+    """Return the nodes, the GPUs, and how many of a node's GPUs take part."""
+    nodes, gpus, each = (count(row, name) for name in ("nodes", "gpus", "gpus_per_node"))
+    if gpus is None and nodes is not None and each is not None:
+        gpus = nodes * each
+    if nodes is None and gpus is not None and each is not None:
+        nodes = -(-gpus // each)
+    if gpus is None or nodes is None:
+        raise Unreadable("the row does not say how many GPUs on how many nodes")
+    if nodes > gpus:
+        raise Unreadable(f"{gpus} GPUs cannot lie on {nodes} nodes")
+    if gpus == 1:
+        raise Unreadable("a single GPU has nobody to talk to")
+    return nodes, gpus, max(each or 1, -(-gpus // nodes))
+
+
 @lru_cache(maxsize=4096)
-def _system(name: str, counts: tuple[int, int, int], words: tuple[str, str, str]) -> System:
+def _system(name: str, counts: tuple[int, int, int], said: tuple[str, str, str]) -> System:
     nodes, gpus, used = counts
-    intra, inter, note = words
+    intra, inter, note = said
     gpu = _gpu(name)
     node, domain = _node(gpu, used, intra, gpus)
-    count, speed, assumed = _cards(gpu, node, inter) if nodes > 1 else (0, 0.0, ())
+    cards, speed, assumed = _cards(gpu, node, inter) if nodes > 1 else (0, 0.0, ())
+    if cards and _fabric_kind(inter) is None:
+        assumed = ("InfiniBand", *assumed)
     cluster = Cluster(
         name="row",
         title=name,
@@ -69,11 +87,15 @@ def _system(name: str, counts: tuple[int, int, int], words: tuple[str, str, str]
         gpus_per_node=node,
         scale_up=_scale_up(gpu, node, domain, intra),
         host=Host(gpu_bytes_per_s=_host(gpu, domain > node), latency_s=1e-6),
-        nics=Nics(per_node=count, nic_bytes_per_s=speed, latency_s=2.7e-6) if count else None,
-        fabric=_fabric(inter, note) if count else Fabric(kind="none"),
+        nics=Nics(per_node=cards, nic_bytes_per_s=speed, latency_s=2.7e-6) if cards else None,
+        fabric=_fabric(inter) if cards else Fabric(kind="none"),
     )
-    ranks = [index * node + local for index in range(nodes) for local in range(used)]
-    place = placement(cluster, ranks[:gpus], sharers=1)
+    ranks = (index * node + local for index in range(nodes) for local in range(used))
+    place = placement(cluster, tuple(islice(ranks, gpus)), sharers=1)
+    if cards and _on_sockets(cluster.fabric, inter, note):
+        # A cluster says what its wires are; that NCCL did not use them as such is the run's own.
+        links = msgspec.structs.replace(place.links, fabric="sockets")
+        place = msgspec.structs.replace(place, links=links)
     return System(cluster=cluster, place=place, assumed=assumed)
 
 
@@ -142,9 +164,16 @@ def _cards(gpu: Gpu, node: int, inter: str) -> tuple[int, float, tuple[str, ...]
     return node, usual * GBIT, (assumed,)
 
 
-def _fabric(inter: str, note: str) -> Fabric:
-    text = f"{note} {inter}" if "(TCP)" in note else inter
-    kind = next((kind for kind, words in _FABRICS if re.search(words, text)), "infiniband")
-    if "(TCP)" in note:
-        kind = "ethernet"
+def _fabric_kind(inter: str) -> str | None:
+    return next((kind for kind, words in _FABRICS if re.search(words, inter)), None)
+
+
+def _fabric(inter: str) -> Fabric:
+    kind = _fabric_kind(inter) or "infiniband"
     return Fabric(kind=kind, tiers=(Tier(name="fabric"),))  # type: ignore[arg-type]
+
+
+def _on_sockets(fabric: Fabric, inter: str, note: str) -> bool:
+    """Say whether messages went through the host's sockets, whatever the wires are."""
+    plain = fabric.kind == "ethernet" and "TCPX" not in inter
+    return plain or re.search(_SOCKETS, f"{note} {inter}") is not None

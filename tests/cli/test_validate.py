@@ -1,0 +1,76 @@
+"""`mw validate` holds predictions against published measurements."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from meshwright.cli import main
+
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(Path(__file__).parents[2])
+
+
+ROWS = [
+    {
+        "system": "a node",
+        "gpu": "H100",
+        "nodes": 1,
+        "gpus": 8,
+        "gpus_per_node": 8,
+        "intra": "NVLink4 (H100/H200 NVSwitch)",
+        "collective": "allreduce",
+        "size_bytes": 1 << 26,
+        "time_us": 330.0,
+    },
+    {"gpu": None, "size_bytes": 8},
+    "damaged",
+]
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> str:
+    path = tmp_path / "runs.json"
+    path.write_text(json.dumps(ROWS), encoding="utf-8")
+    return str(path)
+
+
+def test_collectives_answer_each_row_in_order(runs: str, capsys: Captured) -> None:
+    assert main(["validate", "collectives", "--runs", runs, "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["schema"] == "meshwright.validate.collectives/1"
+    first, second, third = answer["rows"]
+    assert first["predicted_us"] == pytest.approx(330, rel=0.3)
+    assert first["error"] == pytest.approx(first["predicted_us"] / 330 - 1)
+    assert (first["algorithm"], first["protocol"]) == ("nvls", "simple")
+    assert {"measured_us", "assumed", "skipped"} <= set(first)
+    assert second["predicted_us"] is None
+    assert "GPU" in second["skipped"]
+    assert "damaged" in third["skipped"]
+
+
+def test_collectives_print_how_much_of_nccls_log_is_repeated(runs: str, capsys: Captured) -> None:
+    assert main(["validate", "collectives", "--runs", runs]) == 0
+    assert "70 of 70" in capsys.readouterr().out
+    assert main(["validate", "collectives", "--runs", runs, "--json"]) == 0
+    tuning = json.loads(capsys.readouterr().out)["tuning"]
+    assert tuning["share"] >= 0.95
+    assert tuning["missed"] == []
+
+
+def test_rows_without_any_measurement_have_no_median(tmp_path: Path, capsys: Captured) -> None:
+    path = tmp_path / "none.json"
+    path.write_text("[]", encoding="utf-8")
+    assert main(["validate", "collectives", "--runs", str(path)]) == 0
+    assert main(["validate", "collectives", "--runs", str(path), "-q"]) == 0
+    assert "rows" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("verb", ["training", "collectives"])
+def test_missing_file_is_named(verb: str, capsys: Captured) -> None:
+    assert main(["validate", verb, "--runs", "nowhere.json"]) == 2
+    assert "nowhere.json" in capsys.readouterr().err
