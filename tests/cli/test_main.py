@@ -29,6 +29,7 @@ ANSWERS = {
     "simulate": ["simulate", "examples/llama3-70b.toml"],
     "whatif": ["whatif", "examples/llama3-70b.toml", "nic=x2"],
     "validate.training": ["validate", "training"],
+    "validate.collectives": ["validate", "collectives"],
     "doctor": ["doctor"],
     "completion": ["completion", "bash"],
 }

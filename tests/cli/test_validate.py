@@ -74,3 +74,13 @@ def test_rows_without_any_measurement_have_no_median(tmp_path: Path, capsys: Cap
 def test_missing_file_is_named(verb: str, capsys: Captured) -> None:
     assert main(["validate", verb, "--runs", "nowhere.json"]) == 2
     assert "nowhere.json" in capsys.readouterr().err
+
+
+def test_collectives_can_be_simulated_move_by_move(runs: str, capsys: Captured) -> None:
+    assert main(["validate", "collectives", "--runs", runs, "--by", "simulation", "--json"]) == 0
+    simulated = json.loads(capsys.readouterr().out)
+    assert simulated["by"] == "simulation"
+    assert simulated["rows"][0]["predicted_us"] == pytest.approx(330, rel=0.3)
+    assert main(["validate", "collectives", "--runs", runs, "--json"]) == 0
+    formula = json.loads(capsys.readouterr().out)
+    assert formula["rows"][0]["predicted_us"] != simulated["rows"][0]["predicted_us"]

@@ -29,7 +29,9 @@ _SUMMARIES = {
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the verbs and their flags."""
-    found = verbs(parser, [(verb, text, _module(verb).EXAMPLES) for verb, text in _SUMMARIES.items()])
+    found = verbs(
+        parser, [(verb, text, _module(verb).EXAMPLES) for verb, text in _SUMMARIES.items()]
+    )
     for verb, sub in found.items():
         _module(verb).configure(sub)
 

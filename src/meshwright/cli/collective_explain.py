@@ -89,5 +89,5 @@ def only_of(args: argparse.Namespace) -> tuple[str, ...] | None:
     names = tuple(name.strip().lower() for name in args.only.split(",") if name.strip())
     strange = [name for name in names if name not in ALGORITHMS]
     if strange:
-        raise InputError([unknown_name("algorithm", name, ALGORITHMS, "--only") for name in strange])
+        raise InputError(unknown_name("algorithm", n, ALGORITHMS, "--only") for n in strange)
     return names

@@ -8,10 +8,15 @@ from meshwright.cli.collective_source import add_algorithm, add_cluster, collect
 from meshwright.cli.files import write_text
 from meshwright.cli.parser import add_common
 from meshwright.errors import InputError, Problem
+from meshwright.policy.collective.formats.msccl_xml import write_msccl_xml
+from meshwright.policy.collective.formats.mscclpp_json import write_mscclpp_json
+from meshwright.policy.collective.formats.plain import write_plain
+from meshwright.policy.collective.threadblocks.lowering import lowered
 from meshwright.predict.network.sweep import read_training_csv
 from meshwright.predict.network.tuner_csv import check_tuner_rows, write_tuner_csv
 from meshwright.predict.network.tuner_rows import measured_rows, predicted_rows
 from meshwright.spec.files import read_text
+from meshwright.spec.units import parse_count
 
 EXAMPLES = (
     "mw collective export ring --ranks 8 --to msccl-xml > ring.xml",
@@ -52,20 +57,15 @@ def run(args: argparse.Namespace) -> Answer:
 
 
 def _algorithm(args: argparse.Namespace) -> tuple[str, tuple[View, ...]]:
-    from meshwright.policy.collective.formats import (
-        write_msccl_xml,
-        write_mscclpp_json,
-        write_plain,
-    )
-
     on = target(args, needed=False)
     found = collective_of(args, on)
     if args.to == "json":
         return write_plain(found), ()
     if args.to == "msccl-xml":
         note = Note("run it with the MSCCL executor: MSCCL_ALGO_DIR is the folder it lies in")
-        return write_msccl_xml(found), (note,)
-    return write_mscclpp_json(found), ()
+        return write_msccl_xml(lowered(found)), (note,)
+    per_node = None if args.per_node is None else parse_count(args.per_node, "--per-node")
+    return write_mscclpp_json(found, per_node=per_node), ()
 
 
 def _tuner(args: argparse.Namespace) -> tuple[str, tuple[View, ...]]:

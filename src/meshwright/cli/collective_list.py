@@ -29,11 +29,12 @@ def run(args: argparse.Namespace) -> Answer:
     op = None if args.op is None else op_of(args.op)
     ranks = parse_count(args.ranks, "--ranks")
     per_node = max(1, ranks // 2) if args.per_node is None else parse_count(args.per_node)
-    rows = []
-    for found in ALGORITHMS:
-        for does in found.ops:
-            if op in (None, does):
-                rows.append(_row(found, does, ranks, per_node))
+    rows = [
+        _row(found, does, ranks, per_node)
+        for found in ALGORITHMS
+        for does in found.ops
+        if op in (None, does)
+    ]
     view = _library() if op is None else _figures(rows, ranks, per_node)
     note = Note("--op OP shows steps and traffic; mw collective show NAME draws one")
     names = tuple(dict.fromkeys(str(row["name"]) for row in rows))

@@ -21,7 +21,9 @@ def plot(path: str, rows: Sequence["Row"]) -> None:
     lines: dict[str, list[tuple[int, float]]] = defaultdict(list)
     for row in rows:
         if not row.in_place:
-            name = row.algorithm if row.transport != "shared" else f"{row.algorithm} (shared memory)"
+            name = (
+                row.algorithm if row.transport != "shared" else f"{row.algorithm} (shared memory)"
+            )
             lines[name].append((row.size_bytes, row.busbw_gbps))
     figure = Figure(figsize=(8, 5), layout="constrained")
     axes = figure.subplots()

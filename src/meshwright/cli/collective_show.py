@@ -7,8 +7,14 @@ from meshwright.cli import collective_svg
 from meshwright.cli.answer import Answer, Note, View, facts, table
 from meshwright.cli.collective_list import most_sent
 from meshwright.cli.collective_loads import link_loads, loads_view, write_loads
-from meshwright.cli.collective_source import add_algorithm, add_cluster, add_size, collective_of
-from meshwright.cli.collective_source import size_of, target
+from meshwright.cli.collective_source import (
+    add_algorithm,
+    add_cluster,
+    add_size,
+    collective_of,
+    size_of,
+    target,
+)
 from meshwright.cli.files import write_text
 from meshwright.cli.parser import add_common
 from meshwright.policy.collective import Collective, Moves

@@ -4,19 +4,32 @@ import argparse
 from typing import Any
 
 from meshwright.cli.answer import Answer, Note, View, facts, table
+from meshwright.cli.collective_explain import nccl_op
 from meshwright.cli.collective_loads import loads_of, loads_view, write_loads
 from meshwright.cli.collective_source import (
     Target,
     add_algorithm,
     add_cluster,
+    add_kill,
     add_size,
     collective_of,
     op_of,
     size_of,
     target,
 )
+from meshwright.cli.files import write_text
 from meshwright.cli.parser import add_common
-from meshwright.predict.collective import Replan, Simulated, best, replan, simulate
+from meshwright.errors import InputError, Problem
+from meshwright.policy.collective.formats.plain import write_plain
+from meshwright.predict.collective import (
+    Ranked,
+    Simulated,
+    predict_nccl,
+    rank,
+    replan,
+    simulate,
+    without,
+)
 from meshwright.spec.units import format_bytes, format_rate, format_seconds
 from meshwright.timeline import write_perfetto
 
@@ -32,8 +45,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
     add_algorithm(parser, optional=True)
     add_size(parser)
-    parser.add_argument("--kill", metavar="PART", action="append", default=[],
-                        help="a broken part: gpu3, node0.nic2, or a link such as gpu0-gpu1")  # fmt: skip
+    add_kill(parser)
+    parser.add_argument("--out", metavar="FILE", help="with --kill: write the new schedule (.json)")
     parser.add_argument("--timeline", metavar="FILE", help="write every move for Perfetto")
     parser.add_argument("--loads", metavar="FILE", help="write what each link carries as a picture")
     add_cluster(parser)
@@ -48,6 +61,8 @@ def run(args: argparse.Namespace) -> Answer:
         return _broken(args, on, size)
     if args.name is None:
         return _compared(args, on, size)
+    if args.name == "nccl":
+        return _nccl(args, on, size)
     found = collective_of(args, on)
     result = simulate(found, on.cluster, size, keep_moves=args.timeline is not None)
     notes: list[View] = []
@@ -60,6 +75,15 @@ def run(args: argparse.Namespace) -> Answer:
         notes.append(Note(f"wrote {args.loads}"))
     views = (facts(_figures(result)), loads_view(loads), *notes)
     data = {**_data(result), "links": [load._asdict() for load in loads]}
+    return Answer("collective.simulate/1", data, views, (f"{result.seconds:.6g}",))
+
+
+def _nccl(args: argparse.Namespace, on: Target, size: int) -> Answer:
+    """Simulate what NCCL would run."""
+    op = nccl_op(args.op or "all_reduce")
+    result = predict_nccl(on.cluster, op, size, range(on.gpus))
+    data = {**_data(result), "costs": result.costs}
+    views = (facts({"NCCL's choice": result.costs, **_figures(result)}),)
     return Answer("collective.simulate/1", data, views, (f"{result.seconds:.6g}",))
 
 
@@ -98,26 +122,71 @@ def _data(result: Simulated) -> dict[str, Any]:
 def _compared(args: argparse.Namespace, on: Target, size: int) -> Answer:
     """Compare every algorithm of the library that does the operation."""
     op = op_of(args.op or "all_reduce")
-    results = best(on.cluster, op, size, members=range(on.gpus))
+    found = rank(on.cluster, op, size, members=range(on.gpus))
     rows = [
-        (result.algorithm, format_seconds(result.seconds), format_rate(result.busbw_bytes_per_s),
-         f"{result.bound_s / result.seconds:.0%}" if result.bound_s else "",
-         result.steps, result.bottleneck.link if result.bottleneck else "")
-        for result in results
+        (one.name, one.channels, one.parts, format_seconds(one.seconds),
+         format_rate(one.result.busbw_bytes_per_s), _of_bound(one.result), one.result.steps,
+         one.result.bottleneck.link if one.result.bottleneck else "")
+        for one in found
     ]  # fmt: skip
     title = f"{op} of {format_bytes(size)} over {on.gpus} GPUs of {on.cluster.name}, fastest first"
     view = table(
-        "algorithm, time, bus bandwidth, of the bound, steps, busiest link", rows, title,
-        right="time, bus bandwidth, of the bound, steps",
+        "algorithm, channels, parts, time, busbw, of bound, steps, busiest link", rows, title,
+        right="channels, parts, time, busbw, of bound, steps",
     )  # fmt: skip
-    note = Note("wires and their latencies alone; mw collective explain says what NCCL picks")
-    quiet = tuple(f"{result.algorithm}\t{result.seconds:.6g}" for result in results)
-    data = {"results": [_data(result) for result in results]}
+    note = Note("wires and their latencies alone; ALGORITHM nccl simulates what NCCL would run")
+    quiet = tuple(f"{one.name}\t{one.seconds:.6g}" for one in found)
+    data = {"results": [_ranked(one) for one in found]}
     return Answer("collective.compare/1", data, (view, note), quiet)
+
+
+def _of_bound(result: Simulated) -> str:
+    return f"{result.bound_s / result.seconds:.0%}" if result.bound_s else ""
+
+
+def _ranked(one: Ranked) -> dict[str, Any]:
+    return {**_data(one.result), "channels": one.channels, "parts": one.parts}
 
 
 def _broken(args: argparse.Namespace, on: Target, size: int) -> Answer:
     """Plan around what is broken, and say what it costs."""
+    if args.name is not None:
+        what = "with --kill the best algorithm is looked for"
+        raise InputError([Problem("ALGORITHM", what, "leave the name out")])
     op = op_of(args.op or "all_reduce")
-    found: Replan = replan(on.cluster, op, size, args.kill, members=range(on.gpus))
-    raise NotImplementedError(found)
+    graph = on.cluster.link_graph()
+    spare = [f"gpu{index}" for index in range(on.gpus, on.cluster.gpus)]
+    found = replan(without(graph, spare) if spare else graph, op, size, args.kill)
+    rows = [("before", *_way(found.before))]
+    if found.kept is not None:
+        rows.append(("the same, led around it", *_way(found.kept)))
+    rows.append(("planned anew", *_way(found.after)))
+    notes: list[View] = []
+    if args.out:
+        write_text(args.out, write_plain(found.after.collective))
+        notes.append(Note(f"wrote {args.out}: mw collective show {args.out} reads it"))
+    lost = [rank for rank in range(on.gpus) if rank not in found.ranks]
+    head = {
+        "broken": ", ".join(found.dead),
+        "ranks left": f"{len(found.ranks)} of {on.gpus}" if lost else None,
+        "loss": f"{found.loss:+.1%} of the time of {op} of {format_bytes(size)}",
+        "schedule": f"{found.after.name}, {found.after.collective.steps} steps",
+    }
+    view = table("when, algorithm, time, busbw, busiest link", rows, right="time, busbw")
+    data = {
+        "broken": list(found.dead),
+        "ranks": list(found.ranks),
+        "loss": found.loss,
+        "before": _ranked(found.before),
+        "kept": None if found.kept is None else _ranked(found.kept),
+        "after": _ranked(found.after),
+    }
+    quiet = (f"{found.loss:.6g}",)
+    return Answer("collective.replan/1", data, (facts(head), view, *notes), quiet)
+
+
+def _way(one: Ranked) -> tuple[str, ...]:
+    result = one.result
+    busiest = result.bottleneck.link if result.bottleneck else ""
+    rate = format_rate(result.busbw_bytes_per_s)
+    return one.name, format_seconds(one.seconds), rate, busiest

@@ -10,7 +10,11 @@ from meshwright.cli.topology import add_topology, read_topology
 from meshwright.errors import InputError, Problem
 from meshwright.policy.collective import ALGORITHMS, Algorithm, Collective, build
 from meshwright.policy.collective.collective import OPS, Op
+from meshwright.policy.collective.formats.msccl_xml import read_msccl_xml
+from meshwright.policy.collective.formats.plain import read_plain
+from meshwright.policy.collective.threadblocks.lifting import lifted
 from meshwright.spec.cluster import Cluster
+from meshwright.spec.files import read_text
 from meshwright.spec.names import unknown_name
 from meshwright.spec.units import parse_bytes, parse_count
 from meshwright.spec.work import read_cluster
@@ -58,6 +62,12 @@ def add_size(parser: argparse.ArgumentParser, default: str | None = "64MiB") -> 
     said = "" if default is None else f" (default: {default})"
     parser.add_argument("--size", metavar="BYTES", default=default,
                         help=f"message as nccl-tests counts it, such as 64MiB{said}")  # fmt: skip
+
+
+def add_kill(parser: argparse.ArgumentParser) -> None:
+    """Add the flag that takes parts of the cluster away."""
+    said = "a broken part: gpu3, node0.nic2, or a link such as gpu0~gpu1 (several times)"
+    parser.add_argument("--kill", metavar="PART", action="append", default=[], help=said)
 
 
 def op_of(text: str) -> Op:
@@ -136,11 +146,8 @@ def collective_of(args: argparse.Namespace, on: Target | None = None) -> Collect
 
 def read_collective(path: str) -> Collective:
     """Read a collective from a file of ours or of MSCCL."""
-    from meshwright.policy.collective.formats import read_msccl_xml, read_plain
-    from meshwright.spec.files import read_text
-
     text = read_text(path)
-    return read_msccl_xml(text, path) if path.endswith(".xml") else read_plain(text, path)
+    return lifted(read_msccl_xml(text, path)) if path.endswith(".xml") else read_plain(text, path)
 
 
 def ranks_of(args: argparse.Namespace, on: Target | None = None) -> int:

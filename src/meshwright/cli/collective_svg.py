@@ -1,7 +1,7 @@
 """Pictures of a collective: its moves in space and time, and what each link carries.
 
-Both are self-contained SVG files. Ranks are lines, steps run to the right, a move is an arrow in the
-colour of its chunk: solid where it adds, dashed where it copies.
+Both are self-contained SVG files. Ranks are lines, steps run to the right, a move is an arrow in
+the colour of its chunk: solid where it adds, dashed where it copies.
 """
 
 from collections.abc import Sequence
@@ -36,16 +36,14 @@ def schedule(collective: Collective) -> tuple[str, str]:
     title = f"{collective.name} {collective.op.replace('_', '-')}, {collective.ranks} ranks"
     drawn = [
         *_frame(width, height, title),
-        '<text x="16" y="46" font-size="12" fill="#555">steps to the right; colour is the chunk; '
-        "solid adds, dashed copies</text>",
+        '<text x="16" y="46" font-size="12" fill="#555">steps to the right; colour is the chunk, '
+        "grey several; solid adds, dashed copies</text>",
         *_lines(collective, places, steps),
     ]
-    hidden = 0
     for step, moves in collective.walk():
         if step >= steps:
             break
         seen = (moves.src < places) & (moves.dst < places)
-        hidden += int((~seen).sum())
         drawn += _arrows(Moves(moves.table[seen]), step, collective)
     left_out = []
     if collective.places > places:
@@ -93,15 +91,11 @@ def _lines(collective: Collective, places: int, steps: int) -> list[str]:
             f'<text x="{_LEFT - 12}" y="{y + 4}" text-anchor="end" font-size="12">'
             f"{escape(collective.place_name(place))}</text>"
         )
-        drawn.append(
-            f'<line x1="{_LEFT}" x2="{_LEFT + steps * _STEP}" y1="{y}" y2="{y}" {look}/>'
-        )
+        drawn.append(f'<line x1="{_LEFT}" x2="{_LEFT + steps * _STEP}" y1="{y}" y2="{y}" {look}/>')
     bottom = _TOP + (places - 1) * _LINE
     for step in range(steps + 1):
         x = _LEFT + step * _STEP
-        drawn.append(
-            f'<line x1="{x}" x2="{x}" y1="{_TOP - 8}" y2="{bottom + 8}" stroke="#eee"/>'
-        )
+        drawn.append(f'<line x1="{x}" x2="{x}" y1="{_TOP - 8}" y2="{bottom + 8}" stroke="#eee"/>')
         if step < steps:
             drawn.append(
                 f'<text x="{x + _STEP / 2}" y="{bottom + 26}" text-anchor="middle" '
@@ -120,8 +114,9 @@ def _arrows(moves: Moves, step: int, collective: Collective) -> list[str]:
         key = (int(moves.src[row]), int(moves.dst[row]), int(moves.adds[row]))
         groups.setdefault(key, []).append((int(moves.src_slot[row]), int(moves.count[row])))
     for (src, dst, adds), slots in groups.items():
-        first = slots[0][0]
-        hue = round(360 * (first % max(1, chunks)) / max(1, chunks))
+        several = len(slots) > 1 or slots[0][1] > 1
+        hue = round(360 * (slots[0][0] % chunks) / chunks)
+        colour, width = ("#666", 2.4) if several else (f"hsl({hue},65%,42%)", 1.6)
         x1, y1 = _LEFT + step * _STEP + 6, _TOP + src * _LINE
         x2, y2 = _LEFT + (step + 1) * _STEP - 6, _TOP + dst * _LINE
         dash = "" if adds else ' stroke-dasharray="5 3"'
@@ -133,7 +128,7 @@ def _arrows(moves: Moves, step: int, collective: Collective) -> list[str]:
         if src == dst:
             path = f"M{x1},{y1} C{x1 + 10},{y1 - 16} {x2 - 10},{y2 - 16} {x2},{y2}"
         drawn.append(
-            f'<path d="{path}" fill="none" stroke="hsl({hue},65%,42%)" stroke-width="1.6"'
+            f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="{width}"'
             f'{dash} marker-end="url(#head)"><title>'
             f"{escape(tip + collective.place_name(dst))}</title></path>"
         )

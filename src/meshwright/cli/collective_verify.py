@@ -11,6 +11,9 @@ from meshwright.cli.collective_source import add_algorithm, collective_of, op_of
 from meshwright.cli.parser import add_common
 from meshwright.errors import InputError
 from meshwright.policy.collective import ALGORITHMS, Collective, Proof, verify
+from meshwright.policy.collective.formats.msccl_xml import read_msccl_xml
+from meshwright.policy.collective.threadblocks.soundness import verify_lanes
+from meshwright.spec.files import read_text
 from meshwright.spec.units import format_seconds, parse_count
 
 EXAMPLES = (
@@ -132,4 +135,28 @@ def _remark(row: dict[str, Any]) -> str:
 
 def _program(path: str) -> Answer:
     """Judge a program of MSCCL: deadlocks, races, sizes, and then the result."""
-    raise NotImplementedError
+    program = read_msccl_xml(read_text(path), path)
+    start = time.perf_counter()
+    proof = verify_lanes(program)
+    seconds = time.perf_counter() - start
+    head = {"algorithm": program.name, "op": program.op, "ranks": len(program.ranks)}
+    data = {
+        **head,
+        "sound": proof.sound,
+        "problems": [problem._asdict() for problem in proof.problems],
+        "thread_blocks": proof.lanes,
+        "steps": proof.steps,
+        "seconds": seconds,
+    }
+    shown: dict[str, object] = {**head, "sound": "yes" if proof.sound else "no"}
+    if proof.sound:
+        shown |= {
+            "proved": f"{_SHOWN}, no two thread blocks race for a slot",
+            "thread blocks": f"{proof.lanes} of a rank at most, {proof.steps:,} steps in all",
+            "took": format_seconds(seconds),
+        }
+    else:
+        first = proof.problems[0]
+        shown |= {"where": first.where, "what": first.what, "fix": first.fix}
+    word = "sound" if proof.sound else "refuted"
+    return Answer("collective.verify/1", data, (facts(shown),), (word,), 0 if proof.sound else 1)

@@ -28,6 +28,7 @@ COMMANDS: dict[str, Command] = {
     "simulate": Command("predict one training step and where its time goes", "Predict"),
     "whatif": Command("change one thing and see what the step makes of it", "Predict"),
     "validate": Command("score predictions against published measurements", "Predict"),
+    "collective": Command("collective algorithms: prove, draw, simulate, run, export", "Predict"),
     "timeline": Command("look into a recorded timeline, or open it in Perfetto", "Observe"),
     "doctor": Command("what this machine has, for bug reports", "Help"),
     "completion": Command("shell completion for bash, zsh or fish", "Help"),

@@ -37,6 +37,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="NCCL's tuning log as JSON (default: the repository's, where there is one)",
     )
+    found["collectives"].add_argument(
+        "--by",
+        choices=("formula", "simulation"),
+        default="formula",
+        help="predict in closed form, or simulate NCCL's algorithm move by move",
+    )
     for parser_of_verb in found.values():
         add_common(parser_of_verb)
 
@@ -51,7 +57,8 @@ def run(args: argparse.Namespace) -> Answer:
         )
     if args.verb == "training":
         return validate_training.answer(runs)
-    return validate_collectives.answer(runs, Path(args.tuning) if args.tuning else _own(TUNING))
+    tuning = Path(args.tuning) if args.tuning else _own(TUNING)
+    return validate_collectives.answer(runs, tuning, args.by)
 
 
 def _own(path: Path) -> Path | None:

@@ -8,6 +8,7 @@ import msgspec
 
 from meshwright.cli.answer import Answer, Note, View, facts, table
 from meshwright.predict.published.collectives import (
+    By,
     Compared,
     Group,
     Scored,
@@ -22,16 +23,18 @@ from meshwright.predict.published.collectives import (
 EXAMPLES = (
     "mw validate collectives",
     "mw validate collectives --runs mine.json --json",
+    "mw validate collectives --by simulation",
 )
 _WORST = 10
 
 
-def answer(runs: Path, tuning: Path | None) -> Answer:
+def answer(runs: Path, tuning: Path | None, by: By) -> Answer:
     """Answer with every row, the summary, and NCCL's cost model beside its own log."""
-    results = score(read_rows(runs))
+    results = score(read_rows(runs), by)
     summed = summary(results)
     log = None if tuning is None else compare(read_log(tuning))
     data: dict[str, Any] = {
+        "by": by,
         "rows": msgspec.to_builtins(results),
         "summary": {**msgspec.to_builtins(summed), "worst": _worst(results)},
         "tuning": None if log is None else _tuning(log),

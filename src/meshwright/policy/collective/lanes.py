@@ -98,9 +98,10 @@ def programs(collective: Collective) -> tuple[Program, ...]:
 def moves_of(collective: Collective, place: int) -> tuple[NDArray[np.int64], Ints]:
     """Return all moves that a place takes part in, with the step of each, sorted by step."""
     first, steps, tables = 0, [np.zeros(0, dtype=np.int64)], [np.zeros((0, 8), dtype=np.int32)]
-    for sweep in collective.sweeps:
+    for stated in collective.sweeps:
+        sweep = stated
         if sweep.shift.slot_order:  # slots in a row there need not be so in memory
-            sweep = msgspec.structs.replace(sweep, moves=sweep.moves.one_slot_each())
+            sweep = msgspec.structs.replace(stated, moves=stated.moves.one_slot_each())
         rows, times = _times_of(sweep, place)
         steps.append(first + times + sweep.moves.phase[rows])
         tables.append(sweep.shift.named(Moves(_at(sweep, rows, times))).table)

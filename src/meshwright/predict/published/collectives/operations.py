@@ -6,8 +6,9 @@ prediction, which says what it assumes.
 
 import re
 from collections.abc import Callable
-from typing import NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
+from meshwright.predict.collective import simulated_us
 from meshwright.predict.network import (
     ExpertTraffic,
     Op,
@@ -20,6 +21,9 @@ from meshwright.predict.network.constants import ALGORITHMS, DEFAULT_NCCL
 from meshwright.predict.network.experts import Style, distinct, message_s
 from meshwright.predict.published.collectives.fields import Unreadable, measured, size_bytes, words
 from meshwright.predict.published.collectives.rows import Row
+
+By = Literal["formula", "simulation"]
+"""How NCCL's collectives are predicted: in closed form, or move by move."""
 
 _SPELLINGS: dict[str, Op] = {
     **{name.replace("_", ""): name for name in get_args(Op)},
@@ -53,12 +57,12 @@ def spelled(name: str) -> Op | None:
     return _SPELLINGS.get(plain)
 
 
-def priced(row: Row, place: Placement) -> Priced:
-    """Predict what a row measured on a group."""
+def priced(row: Row, place: Placement, by: By = "formula") -> Priced:
+    """Predict what a row measured on a group; what NCCL does not have is always a formula."""
     name = words(row, "collective")
     op = spelled(name)
     if op is not None:
-        return _collective(row, place, op)
+        return _collective(row, place, op, by)
     for start, price in _OTHERS.items():
         if name.startswith(start):
             return price(row, place)
@@ -93,10 +97,14 @@ def measured_us(row: Row, op: Op, ranks: int) -> float | None:
     return None
 
 
-def _collective(row: Row, place: Placement, op: Op) -> Priced:
-    cost = collective(place, op, size_bytes(row), nccl=version(row), only=only(row))
+def _collective(row: Row, place: Placement, op: Op, by: By) -> Priced:
+    size, release, kept = size_bytes(row), version(row), only(row)
+    cost = collective(place, op, size, nccl=release, only=kept)
+    predicted_us = cost.seconds * 1e6
+    if by == "simulation":
+        predicted_us = simulated_us(place, op, size, nccl=release, only=kept)
     return Priced(
-        predicted_us=cost.seconds * 1e6,
+        predicted_us=predicted_us,
         measured_us=measured_us(row, op, place.ranks),
         algorithm=cost.algorithm,
         protocol=cost.protocol,

@@ -10,7 +10,7 @@ from meshwright.errors import InputError
 from meshwright.predict.network import Placement
 from meshwright.predict.network.fabric import kinds
 from meshwright.predict.published.collectives.fields import Unreadable
-from meshwright.predict.published.collectives.operations import priced, spelled
+from meshwright.predict.published.collectives.operations import By, priced, spelled
 from meshwright.predict.published.collectives.rows import Row
 from meshwright.predict.published.collectives.systems import system
 
@@ -37,12 +37,12 @@ class Scored(msgspec.Struct, frozen=True, kw_only=True):
     """Why there is no prediction."""
 
 
-def score(rows: Iterable[Any]) -> list[Scored]:
+def score(rows: Iterable[Any], by: By = "formula") -> list[Scored]:
     """Return one scored row per row, in order."""
-    return [score_row(row, index) for index, row in enumerate(rows)]
+    return [score_row(row, index, by) for index, row in enumerate(rows)]
 
 
-def score_row(row: Any, index: int = 0) -> Scored:
+def score_row(row: Any, index: int = 0, by: By = "formula") -> Scored:
     """Predict one row; a row that cannot be predicted says why."""
     if not isinstance(row, Mapping):
         what = f"{row!r:.40} is no row: a row is an object with gpu, collective, size_bytes, …"
@@ -56,7 +56,7 @@ def score_row(row: Any, index: int = 0) -> Scored:
         size_bytes=size if isinstance(size, int | float) else None,
     )
     try:
-        return _predicted(plain, row)
+        return _predicted(plain, row, by)
     except Unreadable as unreadable:
         reason = str(unreadable)
     except InputError as error:
@@ -66,9 +66,9 @@ def score_row(row: Any, index: int = 0) -> Scored:
     return replace(plain, skipped=reason)
 
 
-def _predicted(plain: Scored, row: Row) -> Scored:
+def _predicted(plain: Scored, row: Row, by: By) -> Scored:
     found = system(row)
-    price = priced(row, found.place)
+    price = priced(row, found.place, by)
     time_us = price.measured_us
     return replace(
         plain,

@@ -1,0 +1,144 @@
+"""Our own file of a collective: JSON that states every field of the value, one move per line.
+
+{"format": "meshwright.collective/1", "name": …, "op": …, "ranks": …, "chunks": …, "slots": …,
+ "sweeps": [{"span": …, "shift": {…}, "moves": [
+   [src, dst, src_slot, dst_slot, count, adds, channel, phase], …]}]}
+
+Fields that have a default may be left out. What is read is a collective, not a proof: `verify`
+judges what it does.
+"""
+
+import json
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+
+from meshwright.errors import InputError, Problem
+from meshwright.policy.collective.collective import COLUMNS, Collective, Moves, Op, Shift, Sweep
+from meshwright.policy.collective.contract import shape_problems
+from meshwright.spec.files import parse
+from meshwright.spec.read import plain, read
+
+FORMAT = "meshwright.collective/1"
+_MOST = (1 << 31) - 1
+"""Columns of moves have 32 bits."""
+_MOST_STEPS = 10_000_000
+"""A misprint in `span` should be told, not walked through for hours."""
+
+Row = tuple[int, int, int, int, int, int, int, int]
+
+
+class SweepOfFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A sweep as the file states it."""
+
+    moves: tuple[Row, ...]
+    span: int = 1
+    shift: Shift = Shift()
+
+
+class CollectiveFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A collective as the file states it."""
+
+    format: Literal["meshwright.collective/1"]
+    name: str
+    op: Op
+    ranks: int
+    chunks: int
+    slots: int
+    sweeps: tuple[SweepOfFile, ...]
+    root: int = 0
+    switches: tuple[str, ...] = ()
+    counts: tuple[tuple[int, ...], ...] = ()
+    peers: tuple[int, ...] = ()
+
+
+def write_plain(collective: Collective) -> str:
+    """Return a collective as the text of a file."""
+    head: dict[str, Any] = {
+        "format": FORMAT,
+        "name": collective.name,
+        "op": collective.op,
+        "ranks": collective.ranks,
+        "chunks": collective.chunks,
+        "slots": collective.slots,
+        "root": collective.root,
+        "switches": list(collective.switches),
+        "counts": [list(row) for row in collective.counts],
+        "peers": list(collective.peers),
+    }
+    lines = [f" {json.dumps(key)}: {json.dumps(value)}" for key, value in head.items()]
+    sweeps = ",\n".join(_sweep_text(sweep) for sweep in collective.sweeps)
+    lines.append(f' "sweeps": [\n{sweeps}\n ]' if sweeps else ' "sweeps": []')
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def _sweep_text(sweep: Sweep) -> str:
+    rows = ",\n".join(f"   {row}" for row in sweep.moves.table.tolist())
+    shift = json.dumps(plain(sweep.shift))
+    moves = f"[\n{rows}\n  ]" if rows else "[]"
+    return f'  {{"span": {sweep.span}, "shift": {shift}, "moves": {moves}}}'
+
+
+def read_plain(text: str, where: str = "collective.json") -> Collective:
+    """Return the collective that a file states, or raise all that is wrong with its fields."""
+    file = read(CollectiveFile, parse(text, ".json", where), f"{where}: ")
+    problems: list[Problem] = []
+    for number, sweep in enumerate(file.sweeps):
+        problems += _sweep_problems(sweep, f"{where}: sweeps[{number}]")
+    if problems:
+        raise InputError(problems)
+    collective = Collective(
+        name=file.name,
+        op=file.op,
+        ranks=file.ranks,
+        chunks=file.chunks,
+        slots=file.slots,
+        sweeps=tuple(_sweep(sweep) for sweep in file.sweeps),
+        root=file.root,
+        switches=file.switches,
+        counts=file.counts,
+        peers=file.peers,
+    )
+    shape = shape_problems(collective)
+    if shape:
+        raise InputError([Problem(f"{where}: {at}", what, fix) for at, what, fix in shape])
+    return collective
+
+
+def _sweep(sweep: SweepOfFile) -> Sweep:
+    table = np.array(sweep.moves, dtype=np.int32).reshape(-1, len(COLUMNS))
+    return Sweep(moves=Moves(table), span=sweep.span, shift=sweep.shift)
+
+
+def _sweep_problems(sweep: SweepOfFile, at: str) -> list[Problem]:
+    problems = []
+    if not 1 <= sweep.span <= _MOST_STEPS:
+        fix = f"use 1 to {_MOST_STEPS}"
+        problems.append(Problem(f"{at}.span", f"{sweep.span} repetitions", fix))
+    problems += _shift_problems(sweep.shift, f"{at}.shift")
+    for number, row in enumerate(sweep.moves):
+        for column, value in zip(COLUMNS, row, strict=True):
+            least, most = (1 if column == "count" else 0), _MOST
+            if column == "adds":
+                most = 1
+            if column == "phase":
+                most = _MOST_STEPS
+            if not least <= value <= most:
+                fix = f"use {least} to {most}"
+                problems.append(Problem(f"{at}.moves[{number}]", f"{column} {value}", fix))
+    return problems
+
+
+def _shift_problems(shift: Shift, at: str) -> list[Problem]:
+    problems = []
+    for name in ("src_slot", "dst_slot", "dst", "slot_wrap", "dst_wrap"):
+        value = getattr(shift, name)
+        if abs(value) > _MOST or (name.endswith("_wrap") and value < 0):
+            fix = "use 0 for none, or the size of a block"
+            problems.append(Problem(f"{at}.{name}", f"{value} is out of range", fix))
+    strange = next((slot for slot in shift.slot_order if not 0 <= slot <= _MOST), None)
+    if strange is not None:
+        fix = "name slots, from 0 on"
+        problems.append(Problem(f"{at}.slot_order", f"there is no slot {strange}", fix))
+    return problems

@@ -1,0 +1,107 @@
+"""`grow`: the trees that carry most over the ways that a network gives to transfers.
+
+The bound lets data take any way. Where trees need ways that transfers do not get, they collide and
+carry less than planned; so several networks and lower plans are tried, and what each would really
+carry decides.
+"""
+
+from itertools import product
+
+from meshwright.policy.collective.collective import Op
+from meshwright.policy.collective.synthesis.bound import Bound, network_bound
+from meshwright.policy.collective.synthesis.loads import loads_on
+from meshwright.policy.collective.synthesis.narrowing import narrowed
+from meshwright.policy.collective.synthesis.network import Network
+from meshwright.policy.collective.synthesis.packing import Grown, pack
+from meshwright.policy.collective.synthesis.scaling import NEAR, scale
+from meshwright.policy.collective.synthesis.splitting import without_relays
+from meshwright.policy.collective.synthesis.streaming import stream
+
+_LEAST_PLAN = 0.5
+"""The part of a network's own bound below which plans are not lowered any more."""
+
+Trees = list[Grown]
+
+
+def grow(network: Network, bound: Bound, root: int) -> tuple[Trees, Trees | None]:
+    """Return the trees, and others for the sums where those take trees of their own."""
+    op = bound.op
+    best, rate = _best(network, bound, root)
+    one_way = any(network.rate_back(arc) != speed for arc, speed in network.capacity.items())
+    if op == "all_reduce" and (one_way or not best):
+        spread, _ = _best(network, network_bound(network, "all_gather", root), root)
+        summed, _ = _best(network, network_bound(network, "reduce_scatter", root), root)
+        spread, summed = _times(spread, _each(summed)), _times(summed, _each(spread))
+        plain = stream(spread, op, network.gpus, pieces=1, summing=summed)
+        if loads_on(network.routes, plain).rate_bytes_per_s > rate:
+            return spread, summed
+    return best, None
+
+
+def _best(network: Network, bound: Bound, root: int) -> tuple[Trees, float]:
+    op = bound.op
+    # Shares summed by all-gather's trees, then spread by them, are an all-reduce too.
+    ways_to: tuple[Op, ...] = ("all_gather", "all_reduce") if op == "all_reduce" else (op,)
+    best: Trees = []
+    best_rate = 0.0
+    for part, planned in product(narrowed(network), ways_to):
+        passes = 2 if planned != op else 1
+        most = network_bound(part, planned, root).rate_bytes_per_s
+        plan = most
+        while plan / passes > best_rate * (1 + NEAR / 2) and plan > _LEAST_PLAN * most:
+            trees = _plan(part, planned, root, plan)
+            rate = _steady(network, trees, op, root)
+            if rate > best_rate:
+                best, best_rate = trees, rate
+            if not trees or rate >= plan / passes * (1 - 1.5 * NEAR):
+                break
+            plan *= 1 - 2 * NEAR
+        if best_rate >= bound.rate_bytes_per_s * (1 - 1.5 * NEAR):
+            break
+    if not best and op != "all_reduce":
+        best = _shortest(network, op, root)
+        best_rate = _steady(network, best, op, root)
+    return best, best_rate
+
+
+def _plan(network: Network, op: Op, root: int, rate_bytes_per_s: float) -> Trees:
+    """Return trees that would carry a rate if each had the ways it was given; none if they fail."""
+    scaled = scale(network, op, root, rate_bytes_per_s)
+    if scaled is None:
+        return []
+    uses = network.uses(op in ("reduce_scatter", "reduce"))
+    between = without_relays(scaled, network.gpus, uses)
+    return [] if between is None else pack(between, scaled.roots)
+
+
+def _steady(network: Network, trees: Trees, op: Op, root: int) -> float:
+    if not trees:
+        return 0.0
+    plain = stream(trees, op, network.gpus, root=root, pieces=1)
+    return loads_on(network.routes, plain).rate_bytes_per_s
+
+
+def _shortest(network: Network, op: Op, root: int) -> Trees:
+    """Return for each root the tree of fewest hops: for networks too lopsided for anything else."""
+    routes, gpus = network.routes, network.gpus
+    backwards = op in ("reduce_scatter", "reduce")
+    trees = []
+    for start in range(gpus) if op in ("all_gather", "reduce_scatter") else (root,):
+        reached = [start]
+        edges = []
+        for u in reached:
+            for t in range(gpus):
+                if t not in reached and (routes.width(t, u) if backwards else routes.width(u, t)):
+                    reached.append(t)
+                    edges.append((u, t))
+        trees.append(Grown(start, tuple(edges), 1))
+    return trees
+
+
+def _each(trees: Trees) -> int:
+    """Return how many trees begin at each GPU, it being the same for all."""
+    return sum(tree.weight for tree in trees if tree.root == trees[0].root)
+
+
+def _times(trees: Trees, factor: int) -> Trees:
+    return [tree._replace(weight=tree.weight * factor) for tree in trees]

@@ -1,0 +1,83 @@
+"""`steady_rate`: what a schedule reaches once it streams, from the bytes that each link carries.
+
+A message of one byte puts some bytes on every link; the link that needs longest for its own sets
+the rate. Waiting for steps and latency are not counted, so this flatters a schedule that does not
+pipeline; `predict` knows those.
+"""
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.errors import InputError, Problem
+from meshwright.policy.collective.collective import Collective
+from meshwright.policy.collective.synthesis.network import chosen_gpus
+from meshwright.policy.collective.synthesis.routes import Arc, Routes
+from meshwright.spec.cluster.links import LinkGraph
+
+
+class Loads(msgspec.Struct, frozen=True, kw_only=True):
+    """What a collective puts on the links of a graph."""
+
+    rate_bytes_per_s: float
+    """Message bytes over seconds that the busiest link allows; 0 where a move has no way."""
+    busiest: tuple[str, str]
+    """The ends of that link, or of the move that has no way."""
+    bytes_per_byte: dict[tuple[str, str], float]
+    """Bytes on each link for every byte of the message."""
+
+
+def steady_rate(
+    graph: LinkGraph, collective: Collective, members: tuple[str, ...] | None = None
+) -> Loads:
+    """Return what a collective over some GPUs reaches when only bandwidth counts."""
+    gpus = chosen_gpus(graph, members)
+    if len(gpus) != collective.ranks:
+        what = f"{len(gpus)} GPUs for a collective of {collective.ranks} ranks"
+        raise InputError([Problem("members", what, f"name {collective.ranks} GPUs")])
+    return loads_on(Routes(graph, gpus), collective)
+
+
+def loads_on(routes: Routes, collective: Collective) -> Loads:
+    """Return what a collective reaches over ways that are known."""
+    places = [*range(collective.ranks), *(_switch(routes, name) for name in collective.switches)]
+    sent = traffic(collective)
+    loads: dict[Arc, float] = {}
+    for src, dst in zip(*np.nonzero(sent), strict=True):
+        a, b = places[src], places[dst]
+        way = routes.way(a, b)
+        if not way:
+            ends = routes.names[a], routes.names[b]
+            return Loads(rate_bytes_per_s=0.0, busiest=ends, bytes_per_byte={})
+        for arc, share in way:
+            loads[arc] = loads.get(arc, 0.0) + share * float(sent[src, dst])
+    if not loads:
+        return Loads(rate_bytes_per_s=float("inf"), busiest=("", ""), bytes_per_byte={})
+    worst = max(loads, key=lambda arc: loads[arc] / routes.bandwidth[arc])
+    names = routes.names
+    return Loads(
+        rate_bytes_per_s=routes.bandwidth[worst] / loads[worst],
+        busiest=(names[worst[0]], names[worst[1]]),
+        bytes_per_byte={(names[u], names[t]): load for (u, t), load in loads.items()},
+    )
+
+
+def traffic(collective: Collective) -> NDArray[np.float64]:
+    """Return the share of the message that goes from each place (row) to each place (column)."""
+    sent = np.zeros((collective.places, collective.places))
+    for sweep in collective.sweeps:
+        if not sweep.shift.dst:
+            np.add.at(sent, (sweep.moves.src, sweep.moves.dst), sweep.span * sweep.moves.count)
+            continue
+        for step in range(sweep.steps):
+            moves = sweep.at(step)
+            np.add.at(sent, (moves.src, moves.dst), moves.count)
+    np.fill_diagonal(sent, 0.0)
+    return sent / collective.chunks
+
+
+def _switch(routes: Routes, name: str) -> int:
+    if name not in routes.names:
+        what = f"the collective reduces in {name}, which the graph does not draw"
+        raise InputError([Problem("graph", what, "use a graph with that switch")])
+    return routes.names.index(name)

@@ -1,0 +1,154 @@
+"""`narrowed`: networks with less in them, on which trees collide less.
+
+The network decides which way a transfer takes. Trees that were planned over other ways meet on
+links where they were not expected. Networks from which such ways are missing allow less on paper
+and often more in truth; whoever plans tries them in turn.
+"""
+
+from collections.abc import Iterator
+from itertools import permutations
+
+from meshwright.policy.collective.synthesis.network import Network
+from meshwright.policy.collective.synthesis.routes import Arc
+from meshwright.spec.cluster.links import Groups
+
+
+def narrowed(whole: Network) -> Iterator[Network]:
+    """Yield what is left without the worst ways between GPUs, the least that holds first.
+
+    Ways are better the wider they are, then the fewer links they have: rails of a pod are ways of
+    six links, from rail to rail takes eight. Each comes with its switches tangled (data may turn
+    any way in them) and untangled; what lies between two vertices only is left out.
+    """
+    routes = whole.routes
+    classes: dict[tuple[float, int], set[Arc]] = {}
+    for a, b in permutations(range(whole.gpus), 2):
+        if routes.width(a, b):
+            classes.setdefault((-routes.width(a, b), routes.hops(a, b)), set()).add((a, b))
+    ordered = [classes[key] for key in sorted(classes)]
+    every: set[Arc] = set().union(*ordered)
+    kept: set[Arc] = set()
+    tried: list[set[Arc]] = []
+    for pairs in ordered:
+        kept = kept | pairs
+        for choice in (kept, _needed(ordered, whole.gpus)):
+            if choice in tried:
+                continue
+            tried.append(choice)
+            part = whole if choice == every else Network.of_pairs(routes, choice)
+            if part.cut_off():
+                continue
+            even, plain = _evened(part), _untangled(part)
+            if not even.cut_off():
+                yield _joined_up(even)
+            if plain.names != part.names and not plain.cut_off():
+                yield _joined_up(plain)
+
+
+def _needed(ordered: list[set[Arc]], gpus: int) -> set[Arc]:
+    """Return the best pairs, and for each GPU the best ones that lead out of where those end.
+
+    A GPU whose rail is down keeps its way over its neighbour's card; those neighbours do not need
+    the like.
+    """
+    islands = Groups(str(gpu) for gpu in range(gpus))
+    for a, b in ordered[0]:
+        islands.join(str(a), str(b))
+    kept = set(ordered[0])
+    out: set[int] = set()
+    into: set[int] = set()
+    for pairs in ordered:
+        across = {(a, b) for a, b in pairs if islands.of(str(a)) != islands.of(str(b))}
+        new = {(a, b) for a, b in across if a not in out or b not in into}
+        kept |= new
+        out |= {a for a, _ in new}
+        into |= {b for _, b in new}
+    return kept
+
+
+def _evened(network: Network) -> Network:
+    """Cut what comes into a switch and cannot leave it, or the reverse."""
+    rates = _even(network.capacity, network.gpus)
+    uses = {arc: pairs for arc, pairs in network.uses().items() if arc in rates}
+    return Network(network.routes, list(network.names), rates, uses)
+
+
+def _untangled(network: Network) -> Network:
+    """Make one switch into several where what comes in on some links never leaves on others.
+
+    The parts then have more in than out or the reverse, and the larger side is cut to the smaller
+    in proportion.
+    """
+    uses = network.uses()
+    names = list(network.names[: network.gpus])
+    end: dict[tuple[Arc, int], int] = {}
+    for w in range(network.gpus, network.size):
+        arcs = [arc for arc in network.capacity if w in arc]
+        turns = Groups(str(arc) for arc in arcs)
+        for one in arcs:
+            for other in arcs:
+                if one[1] == w == other[0] and uses[one] & uses[other]:
+                    turns.join(str(one), str(other))
+        groups = turns.all()
+        for index, group in enumerate(groups):
+            name = network.names[w]
+            names.append(name if len(groups) == 1 else f"{name}/{index}")
+            end.update({(arc, w): len(names) - 1 for arc in arcs if str(arc) in group})
+    renamed = {
+        (u, t): (end.get(((u, t), u), u), end.get(((u, t), t), t)) for u, t in network.capacity
+    }
+    capacity = {renamed[arc]: rate for arc, rate in network.capacity.items()}
+    rates = _even(capacity, network.gpus)
+    untangled = {renamed[arc]: pairs for arc, pairs in uses.items() if renamed[arc] in rates}
+    returns = {renamed[u, t]: renamed[t, u] for u, t in renamed if (t, u) in renamed}
+    return Network(network.routes, names, rates, untangled, returns)
+
+
+def _joined_up(network: Network) -> Network:
+    """Leave out what only passes data on between two others, such as network cards."""
+    capacity, uses = dict(network.capacity), dict(network.uses())
+    returns = {arc: network.back(arc) for arc in capacity}
+    for w in range(network.gpus, network.size):
+        senders = [u for u, t in capacity if t == w]
+        receivers = [t for u, t in capacity if u == w]
+        if len({*senders, *receivers}) > 2:
+            continue
+        new = [(u, t) for u in senders for t in receivers if u != t]
+        for u, t in new:
+            rate = min(capacity[u, w], capacity[w, t])
+            capacity[u, t] = capacity.get((u, t), 0.0) + rate
+            uses[u, t] = uses.get((u, t), 0) | uses[u, w] & uses[w, t]
+            returns[u, t] = returns[w, t][0], returns[u, w][1]
+        for arc in [arc for arc in capacity if w in arc]:
+            del capacity[arc], uses[arc], returns[arc]
+    kept = sorted({*range(network.gpus), *(end for arc in capacity for end in arc)})
+    place = {old: new for new, old in enumerate(kept)}
+
+    def moved(arc: Arc) -> Arc:
+        return place[arc[0]], place[arc[1]]
+
+    return Network(
+        network.routes,
+        [network.names[old] for old in kept],
+        {moved(arc): rate for arc, rate in capacity.items()},
+        {moved(arc): pairs for arc, pairs in uses.items()},
+        {moved(arc): moved(back) for arc, back in returns.items() if back in capacity},
+    )
+
+
+def _even(capacity: dict[Arc, float], gpus: int) -> dict[Arc, float]:
+    """Cut links in proportion until every switch has as much in as out, the worst one first."""
+    rates = dict(capacity)
+    ends = {end for arc in rates for end in arc if end >= gpus}
+    into = {w: [arc for arc in rates if arc[1] == w] for w in ends}
+    out = {w: [arc for arc in rates if arc[0] == w] for w in ends}
+    for _ in range(100 * len(ends)):
+        sums = {w: [sum(rates[arc] for arc in side[w]) for side in (into, out)] for w in ends}
+        ratio = {w: min(both) / max(both) if max(both) else 1.0 for w, both in sums.items()}
+        worst = min(ratio, key=lambda w: (ratio[w], w))
+        if ratio[worst] > 1 - 1e-9:
+            break
+        larger = into if sums[worst][0] > sums[worst][1] else out
+        for arc in larger[worst]:
+            rates[arc] *= ratio[worst]
+    return {arc: rate for arc, rate in rates.items() if rate > 1e-6 * capacity[arc]}

@@ -1,0 +1,168 @@
+"""`in_rounds`: schedules with few rounds, for messages so small that only waiting counts.
+
+In one round each link of a GPU carries one transfer out and one in, of as many chunks as there are
+to tell. Transfers are chosen greedily by what they tell that is new and how late it arrives; of
+many tries with different tastes the one whose rounds take least time is kept. Summing is the same
+in reverse.
+"""
+
+from collections.abc import Callable
+from random import Random
+from typing import NamedTuple
+
+from meshwright.policy.collective.building import Builder
+from meshwright.policy.collective.collective import Collective, Op
+from meshwright.policy.collective.synthesis.flow import bits
+from meshwright.policy.collective.synthesis.routes import Arc, Routes
+
+TRIES = 24
+_INSTANT_S = 1e-9
+
+
+class Told(NamedTuple):
+    """A transfer of a round."""
+
+    src: int
+    dst: int
+    shares: int
+    """The ranks whose data it carries, as bits."""
+
+
+Rounds = list[list[Told]]
+
+
+class _Way(NamedTuple):
+    src: int
+    dst: int
+    leaves: Arc
+    arrives: Arc
+    latency_s: float
+
+
+def in_rounds(routes: Routes, op: Op, root: int) -> tuple[Collective, str]:
+    """Return a schedule of few rounds, and what to say about it."""
+    backwards = op in ("reduce_scatter", "reduce")
+    ways = _ways(routes, backwards)
+    if op in ("broadcast", "reduce"):
+        chunks, begin = 1, [int(rank == root) for rank in range(routes.gpus)]
+    else:
+        chunks, begin = routes.gpus, [1 << rank for rank in range(routes.gpus)]
+    time_s, rounds = _best(ways, begin)
+    if op == "all_reduce":
+        time_s *= 2
+    builder = Builder("synthesised-rounds", op, ranks=routes.gpus, chunks=chunks, root=root)
+    if op in ("reduce_scatter", "reduce", "all_reduce"):
+        for together in reversed(rounds):
+            _emit(builder, builder.add, [Told(t.dst, t.src, t.shares) for t in together])
+    if op in ("all_gather", "broadcast", "all_reduce"):
+        for together in rounds:
+            _emit(builder, builder.copy, together)
+    count = len(rounds) * (2 if op == "all_reduce" else 1)
+    late = f"; links alone delay it by {time_s * 1e6:.3g} us" if time_s > count * _INSTANT_S else ""
+    rounds_said = "1 round" if count == 1 else f"{count} rounds"
+    return builder.done(), f"{rounds_said}, one transfer per link of a GPU in each{late}"
+
+
+def _ways(routes: Routes, backwards: bool) -> list[_Way]:
+    found = []
+    for a in range(routes.gpus):
+        for b in range(routes.gpus):
+            arcs = routes.arcs(b, a) if backwards else routes.arcs(a, b)
+            if a != b and arcs:
+                latency_s = routes.latency(b, a) if backwards else routes.latency(a, b)
+                first, last = (arcs[-1], arcs[0]) if backwards else (arcs[0], arcs[-1])
+                found.append(_Way(a, b, first, last, max(latency_s, _INSTANT_S)))
+    return found
+
+
+def _best(ways: list[_Way], begin: list[int]) -> tuple[float, Rounds]:
+    random = Random(0)
+    late = {way[:2]: way.latency_s for way in ways}
+    limits = sorted({round(latency_s, 9) for latency_s in late.values()})
+    best: tuple[float, Rounds] | None = None
+    for attempt in range(TRIES):
+        noise = 0.2 if attempt >= 2 * len(limits) else 0.0
+        taste = {way[:2]: 1 + noise * random.random() for way in ways}
+        limit_s = limits[attempt // 2 % len(limits)] + _INSTANT_S
+        rounds = _tell(ways, begin, taste, limit_s, late_first=attempt % 2 == 0)
+        time_s = sum(max(late[told[:2]] for told in together) for together in rounds)
+        if best is None or time_s < best[0] * (1 - 1e-9):
+            best = time_s, rounds
+    assert best is not None
+    return best
+
+
+def _tell(
+    ways: list[_Way],
+    begin: list[int],
+    taste: dict[tuple[int, int], float],
+    limit_s: float,
+    *,
+    late_first: bool,
+) -> Rounds:
+    """Fill rounds until all know all; ways slower than the limit serve where nothing else can.
+
+    A round takes as long as its slowest way, so those are best used together: at once, where
+    `late_first`, or else when the quick ones have told what they can.
+    """
+    held = list(begin)
+    every = 0
+    for shares in begin:
+        every |= shares
+    quick = [way for way in ways if way.latency_s <= limit_s]
+    rounds: Rounds = []
+    while any(shares != every for shares in held):
+        together = [] if late_first and not rounds else _round(quick, held, taste)
+        together = together or _round(ways, held, taste)
+        rounds.append(together)
+        for told in together:
+            held[told.dst] |= told.shares
+    return rounds
+
+
+def _round(ways: list[_Way], held: list[int], taste: dict[tuple[int, int], float]) -> list[Told]:
+    """Choose transfers by what they tell, until no link of a GPU is free for another."""
+    coming = [0] * len(held)
+    busy: set[tuple[str, Arc]] = set()
+    together: list[Told] = []
+    offers = [
+        (taste[way[:2]] * new.bit_count(), -((way.dst - way.src) % len(held)), way)
+        for way in ways
+        if (new := held[way.src] & ~held[way.dst])
+    ]
+    for _, _, way in sorted(offers, reverse=True):
+        new = held[way.src] & ~held[way.dst] & ~coming[way.dst]
+        ports = {("out", way.leaves), ("in", way.arrives)}
+        if new and not ports & busy:
+            busy |= ports
+            coming[way.dst] |= new
+            together.append(Told(way.src, way.dst, new))
+    return together
+
+
+def _emit(builder: Builder, move: Callable[..., None], together: list[Told]) -> None:
+    """Write one round; sums that meet in one slot take turns."""
+    left = [(told.src, told.dst, run) for told in together for run in _runs(told.shares)]
+    while left:
+        written: set[tuple[int, int]] = set()
+        later = []
+        with builder.step():
+            for src, dst, (first, count) in left:
+                cells = {(dst, slot) for slot in range(first, first + count)}
+                if cells & written:
+                    later.append((src, dst, (first, count)))
+                    continue
+                written |= cells
+                move(src, dst, chunk=first, count=count)
+        left = later
+
+
+def _runs(shares: int) -> list[tuple[int, int]]:
+    """Return runs of neighbouring bits as first and count."""
+    runs: list[tuple[int, int]] = []
+    for bit in bits(shares):
+        if runs and sum(runs[-1]) == bit:
+            runs[-1] = runs[-1][0], runs[-1][1] + 1
+        else:
+            runs.append((bit, 1))
+    return runs

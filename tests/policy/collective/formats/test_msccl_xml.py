@@ -1,0 +1,181 @@
+"""Programs survive MSCCL's XML, and a file that is broken says where and what would mend it."""
+
+import pytest
+from msgspec.structs import replace
+
+from meshwright.errors import InputError
+from meshwright.policy.collective import Collective, build, verify
+from meshwright.policy.collective.formats import read_msccl_xml, write_msccl_xml
+from meshwright.policy.collective.formats.msccl_limits import (
+    MSCCL_EXECUTOR,
+    RCCL,
+    limit_problems,
+)
+from meshwright.policy.collective.placement import Spot
+from meshwright.policy.collective.threadblocks import LaneProgram, lifted, lowered, verify_lanes
+from meshwright.policy.collective.threadblocks.program import Lane, RankLanes, Step, Wait
+from meshwright.policy.collective.threadblocks.shape import LANE_OPS
+from tests.policy.collective.gallery import gallery, label
+from tests.policy.collective.threadblocks.lane_interpreter import right
+
+GALLERY = [collective for collective in gallery((3, 4)) if collective.op in LANE_OPS]
+
+SWAP = """<!-- as msccl-tools writes it: unused ends of a step name the peer's chunk -->
+<algo name="swap" proto="LL" nchannels="1" nchunksperloop="2" ngpus="2" coll="alltoall" inplace="0">
+  <gpu id="0" i_chunks="2" o_chunks="2" s_chunks="0">
+    <tb id="0" send="-1" recv="-1" chan="0">
+      <step s="0" type="cpy" srcbuf="i" srcoff="0" dstbuf="o" dstoff="0" cnt="1" depid="-1" deps="-1" hasdep="0"/>
+    </tb>
+    <tb id="1" send="1" recv="1" chan="0">
+      <step s="0" type="s" srcbuf="i" srcoff="1" dstbuf="o" dstoff="0" cnt="1" depid="-1" deps="-1" hasdep="0"/>
+      <step s="1" type="r" srcbuf="i" srcoff="0" dstbuf="o" dstoff="1" cnt="1" depid="-1" deps="-1" hasdep="0"/>
+    </tb>
+  </gpu>
+  <gpu id="1" i_chunks="2" o_chunks="2" s_chunks="0">
+    <tb id="0" send="-1" recv="-1" chan="0">
+      <step s="0" type="cpy" srcbuf="i" srcoff="1" dstbuf="o" dstoff="1" cnt="1" depid="-1" deps="-1" hasdep="0"/>
+    </tb>
+    <tb id="1" send="0" recv="0" chan="0">
+      <step s="0" type="s" srcbuf="i" srcoff="0" dstbuf="o" dstoff="1" cnt="1" depid="-1" deps="-1" hasdep="0"/>
+      <step s="1" type="r" srcbuf="i" srcoff="1" dstbuf="o" dstoff="0" cnt="1" depid="-1" deps="-1" hasdep="0"/>
+    </tb>
+  </gpu>
+</algo>
+"""  # noqa: E501
+
+
+@pytest.mark.parametrize("collective", GALLERY, ids=label)
+def test_a_collective_survives_the_file(collective: Collective) -> None:
+    text = write_msccl_xml(collective)
+    program = read_msccl_xml(text, root=collective.root)
+    assert program == lowered(collective, most_steps=RCCL.steps)
+    assert verify_lanes(program).problems == ()
+    assert right(program, seed=0)
+
+
+def test_a_file_as_others_write_it_is_read() -> None:
+    program = read_msccl_xml(SWAP)
+    assert (program.op, program.protocol, program.chunks) == ("all_to_all", "LL", 2)
+    assert (program.in_place, program.out_of_place) == (False, True)
+    assert verify_lanes(program).sound
+    assert verify(lifted(program)).sound
+
+
+def test_the_file_states_the_sizes_it_is_for() -> None:
+    program = lowered(
+        build("ring", "all_gather", 2), protocol="LL128", min_bytes=1024, max_bytes=1 << 20
+    )
+    text = write_msccl_xml(program)
+    assert 'proto="LL128"' in text
+    assert 'minBytes="1024" maxBytes="1048576"' in text
+    assert read_msccl_xml(text) == program
+
+
+def test_the_message_of_a_gather_is_the_part_of_one_rank() -> None:
+    text = write_msccl_xml(build("direct", "gather", 4, root=2))
+    assert 'nchunksperloop="1" ngpus="4" coll="gather"' in text
+    assert verify_lanes(read_msccl_xml(text, root=2)).sound
+    assert not verify_lanes(read_msccl_xml(text, root=1)).sound
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "said"),
+    [
+        ('coll="alltoall"', 'coll="dance"', 2, "coll 'dance'"),
+        ('proto="LL"', "", 2, "no proto"),
+        ('ngpus="2"', 'ngpus="3"', 2, 'ngpus="3" but 2 <gpu>'),
+        ('<gpu id="1"', '<gpu id="0"', 2, "id of <gpu> does not run from 0 to 1"),
+        ('type="cpy"', 'type="fly"', 5, "type 'fly'"),
+        ('srcbuf="i"', 'srcbuf="x"', 5, "srcbuf 'x'"),
+        ('cnt="1"', 'cnt="many"', 5, "cnt 'many'"),
+        ('cnt="1"', 'cnt="-1"', 5, "cnt '-1'"),
+        ('srcoff="0"', f'srcoff="{9**40}"', 5, "srcoff"),
+        ('<step s="1"', '<step s="2"', 7, "s of <step> does not run from 0 to 1"),
+        ('hasdep="0"', 'hasdep="2"', 5, "hasdep '2'"),
+    ],
+)
+def test_a_broken_file_says_where_and_what(old: str, new: str, line: int, said: str) -> None:
+    with pytest.raises(InputError) as caught:
+        read_msccl_xml(SWAP.replace(old, new, 1), "mine.xml")
+    (first, *_) = caught.value.problems
+    assert first.where == f"mine.xml: line {line}"
+    assert said in first.what
+    assert first.fix
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "not whole XML"),
+        ("<algo", "not whole XML"),
+        ("<plan/>", "not an MSCCL algorithm"),
+        ('<!DOCTYPE a [<!ENTITY b "c">]><algo name="&b;"/>', "document type"),
+    ],
+)
+def test_what_is_no_algorithm_is_refused(text: str, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        read_msccl_xml(text)
+
+
+def test_a_root_outside_the_ranks_is_refused() -> None:
+    text = write_msccl_xml(build("chain", "broadcast", 3))
+    with pytest.raises(InputError, match="root 3"):
+        read_msccl_xml(text, root=3)
+
+
+def test_further_waits_are_steps_of_their_own() -> None:
+    program = lowered(build("one_shot", "all_reduce", 4))
+    nops = [
+        (own, lane, number)
+        for own in program.ranks
+        for lane in own.lanes
+        for number, step in enumerate(lane.steps)
+        if step.kind == "nop"
+    ]
+    assert nops
+    assert all(lane.steps[number + 1].wait for _, lane, number in nops)
+
+
+def test_an_unsound_program_is_not_written() -> None:
+    ring = lowered(build("ring", "all_reduce", 2))
+    wrong = LaneProgram(name="half", op="all_reduce", chunks=2, ranks=(ring.ranks[0],) * 2)
+    with pytest.raises(InputError):
+        write_msccl_xml(wrong)
+
+
+def one_lane(*steps: Step, channel: int = 0, copies: int = 1) -> LaneProgram:
+    lanes = tuple(Lane(channel=channel, steps=steps) for _ in range(copies))
+    own = RankLanes(input_chunks=1, output_chunks=1, scratch_chunks=1, lanes=lanes)
+    return LaneProgram(name="mine", op="all_reduce", chunks=1, ranks=(own,))
+
+
+COPY = Step(kind="cpy", src=Spot("input", 0), dst=Spot("output", 0), count=1)
+ADD = Step(kind="re", src=Spot("scratch", 0), dst=Spot("output", 0), count=1)
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        (one_lane(COPY, copies=65), "65 lanes, more than the 64 of RCCL"),
+        (one_lane(*[COPY] * 65), "65 steps, more than the 64 of RCCL"),
+        (one_lane(COPY, channel=128), "channel 128"),
+        (one_lane(replace(COPY, count=72)), "72 chunks at once"),
+        (one_lane(Step(kind="nop", wait=Wait(0, 0)), COPY), "a nop only waits together"),
+        (one_lane(ADD, replace(ADD, count=2)), "are fused"),
+        (one_lane(*[COPY] * 64, copies=64), "XML elements"),
+        (one_lane(replace(COPY, src=Spot("input", 40_000))), "chunk 40000"),
+    ],
+)
+def test_programs_beyond_the_limits_are_refused_with_a_fix(program: LaneProgram, said: str) -> None:
+    problems = list(limit_problems(program, RCCL))
+    assert any(said in problem.what and problem.fix for problem in problems), problems
+    with pytest.raises(InputError):
+        write_msccl_xml(program)
+
+
+def test_the_other_interpreter_takes_more_lanes() -> None:
+    direct = build("direct", "all_gather", 40)
+    with pytest.raises(InputError, match="lanes, more than the 64"):
+        write_msccl_xml(direct)
+    problems = list(limit_problems(lowered(direct), MSCCL_EXECUTOR))
+    assert [problem for problem in problems if "lanes, more than the 128" in problem.what] == []

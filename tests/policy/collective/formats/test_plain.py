@@ -1,0 +1,72 @@
+"""Our own file keeps every field of a collective, and names what is wrong in it."""
+
+import json
+from typing import Any
+
+import pytest
+
+from meshwright.errors import InputError
+from meshwright.policy.collective import Collective, build
+from meshwright.policy.collective.formats import read_plain, write_plain
+from tests.policy.collective.gallery import gallery, label
+
+
+@pytest.mark.parametrize("collective", list(gallery((2, 3, 8))), ids=label)
+def test_a_collective_survives_the_file(collective: Collective) -> None:
+    assert read_plain(write_plain(collective)) == collective
+
+
+def test_a_ring_of_many_ranks_is_a_small_file() -> None:
+    ring = build("ring", "all_reduce", 256)
+    text = write_plain(ring)
+    assert len(text) < 30_000
+    assert read_plain(text) == ring
+
+
+def test_fields_with_a_default_may_be_left_out() -> None:
+    data = json.loads(write_plain(build("ring", "all_gather", 3)))
+    for name in ("root", "switches", "counts", "peers"):
+        del data[name]
+    assert read_plain(json.dumps(data)) == build("ring", "all_gather", 3)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "where", "said"),
+    [
+        (("format",), "other/2", "format", "not one of"),
+        (("op",), "dance", "op", "not one of"),
+        (("ranks",), 0, "ranks", "0 ranks"),
+        (("chunks",), 5, "chunks", "cannot be cut"),
+        (("slots",), 1, "slots", "do not hold"),
+        (("extra",), 1, "extra", "no field"),
+        (("sweeps", 0, "span"), 0, "sweeps[0].span", "0 repetitions"),
+        (("sweeps", 0, "span"), 10**9, "sweeps[0].span", "repetitions"),
+        (("sweeps", 0, "moves", 1), [1, 2], "sweeps[0].moves[1]", "2 items"),
+        (("sweeps", 0, "moves", 1, 4), 0, "sweeps[0].moves[1]", "count 0"),
+        (("sweeps", 0, "moves", 1, 5), 2, "sweeps[0].moves[1]", "adds 2"),
+        (("sweeps", 0, "moves", 1, 0), -1, "sweeps[0].moves[1]", "src -1"),
+        (("sweeps", 0, "moves", 1, 0), "one", "sweeps[0].moves[1][0]", "'one'"),
+        (("sweeps", 0, "shift", "slot_wrap"), -1, "sweeps[0].shift.slot_wrap", "out of range"),
+        (("sweeps", 0, "shift", "slot_order"), [-1], "sweeps[0].shift.slot_order", "no slot -1"),
+    ],
+)
+def test_a_broken_file_says_where_and_what(
+    path: tuple[Any, ...], value: object, where: str, said: str
+) -> None:
+    data = json.loads(write_plain(build("ring", "all_gather", 3)))
+    inner = data
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = value
+    with pytest.raises(InputError) as caught:
+        read_plain(json.dumps(data), "mine.json")
+    (first, *_) = caught.value.problems
+    assert first.where == f"mine.json: {where}"
+    assert said in first.what
+    assert first.fix
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", "null", '{"format": "meshwright.collective/1"}'])
+def test_what_is_no_such_file_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match=r"mine\.json"):
+        read_plain(text, "mine.json")

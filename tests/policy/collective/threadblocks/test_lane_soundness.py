@@ -1,0 +1,308 @@
+"""What is wrong with a lane program is found, with the shortest counter-example."""
+
+import random
+
+import msgspec
+import pytest
+
+from meshwright.errors import InputError
+from meshwright.policy.collective import build, verify
+from meshwright.policy.collective.placement import Spot
+from meshwright.policy.collective.threadblocks import LaneProgram, lifted, lowered, verify_lanes
+from meshwright.policy.collective.threadblocks.program import Lane, RankLanes, Step, Wait
+from tests.policy.collective.threadblocks.lane_interpreter import right
+
+replace = msgspec.structs.replace
+
+
+def spot(text: str) -> Spot:
+    names = {"i": "input", "o": "output", "s": "scratch"}
+    return Spot(names[text[0]], int(text[1:]))  # type: ignore[arg-type]
+
+
+def step(kind: str, src: str = "", dst: str = "", count: int = 1, **more: object) -> Step:
+    return Step(
+        kind=kind,  # type: ignore[arg-type]
+        src=spot(src) if src else None,
+        dst=spot(dst) if dst else None,
+        count=count,
+        **more,  # type: ignore[arg-type]
+    )
+
+
+def exchange(*lanes_of_ranks: list[Lane], chunks: int = 2, scratch: int = 0) -> LaneProgram:
+    """An all-gather in place; every rank gives `chunks / ranks` chunks."""
+    part = chunks // len(lanes_of_ranks)
+    return LaneProgram(
+        name="mine",
+        op="all_gather",
+        chunks=chunks,
+        in_place=False,
+        ranks=tuple(
+            RankLanes(
+                input_chunks=part, output_chunks=chunks, scratch_chunks=scratch, lanes=tuple(lanes)
+            )
+            for lanes in lanes_of_ranks
+        ),
+    )
+
+
+def swap(rank: int, count: int = 1, first: str = "s") -> list[Lane]:
+    """Lanes of one of two ranks: keep the own part, send it, take the other's."""
+    other = 1 - rank
+    own, theirs = rank * count, other * count
+    send, take = step("s", "i0", count=count), step("r", dst=f"o{theirs}", count=count)
+    order = (send, take) if first == "s" else (take, send)
+    return [
+        Lane(steps=(step("cpy", "i0", f"o{own}", count=count),)),
+        Lane(send=other, receive=other, steps=order),
+    ]
+
+
+def problem(program: LaneProgram, **more: int) -> str:
+    proof = verify_lanes(program, **more)
+    assert not proof.sound
+    (found,) = proof.problems
+    return str(found)
+
+
+def test_a_swap_is_sound() -> None:
+    assert verify_lanes(exchange(swap(0), swap(1))).sound
+
+
+def test_receives_that_wait_for_each_other_are_a_circle() -> None:
+    said = problem(exchange(swap(0, first="r"), swap(1, first="r")))
+    assert "deadlock" in said
+    assert "rank 0, lane 1, step 0 (takes output 1 from rank 1) waits for rank 1, lane 1" in said
+    assert "rank 1, lane 1, step 0 (takes output 0 from rank 0) waits for rank 0, lane 1" in said
+
+
+def test_the_shortest_circle_is_told() -> None:
+    # Ranks 2, 3 and 4 wait in a circle of three; ranks 0 and 1 for each other.
+    def wait(rank: int, giver: int, taker: int) -> list[Lane]:
+        takes = step("r", dst=f"o{giver}")
+        return [Lane(send=taker, receive=giver, steps=(takes, step("s", "i0")))]
+
+    program = exchange(
+        wait(0, 1, 1), wait(1, 0, 0), wait(2, 4, 3), wait(3, 2, 4), wait(4, 3, 2), chunks=5
+    )
+    said = problem(program)
+    assert "rank 0" in said
+    assert "rank 1" in said
+    assert "rank 2" not in said
+
+
+def test_sends_hang_where_more_is_sent_than_fits_in_between() -> None:
+    program = exchange(swap(0, count=3), swap(1, count=3), chunks=6)
+    said = problem(program, in_flight=2, at_once=1)
+    assert "2 pieces of 1 chunks in flight" in said
+    assert "send fewer chunks at once" in said
+    assert verify_lanes(program, in_flight=3, at_once=1).sound
+    assert verify_lanes(program, in_flight=1, at_once=3).sound
+
+
+def test_small_messages_fit_where_large_ones_hang() -> None:
+    program = exchange(swap(0, count=3), swap(1, count=3), chunks=6)
+    assert not verify_lanes(program).sound
+    assert verify_lanes(replace(program, max_bytes=1 << 20)).sound
+
+
+def test_a_message_that_is_never_received_is_named() -> None:
+    lanes = swap(1)
+    quiet = [lanes[0], replace(lanes[1], steps=lanes[1].steps[:1])]
+    said = problem(exchange(swap(0), quiet))
+    assert said.startswith("rank 0, lane 1, step 0 (sends input 0 to rank 1): is never received")
+
+
+def test_a_message_that_is_never_sent_is_named() -> None:
+    lanes = swap(1)
+    quiet = [lanes[0], replace(lanes[1], steps=lanes[1].steps[1:])]
+    assert "waits for a message that is never sent" in problem(exchange(swap(0), quiet))
+
+
+def test_messages_of_different_sizes_are_named() -> None:
+    short = swap(1, count=2)
+    short[1] = replace(short[1], steps=(short[1].steps[0], step("r", dst="o0")))
+    said = problem(exchange(swap(0, count=2), short, chunks=4))
+    assert "message 0 from rank 0 to rank 1 on channel 0" in said
+    assert "sends 2 chunks" in said
+    assert "expects 1" in said
+
+
+def test_a_send_of_what_another_lane_receives_must_wait_for_it() -> None:
+    line = lowered(build("ring", "broadcast", 3), style="apart")
+    sender = next(
+        (index, lane)
+        for index, lane in enumerate(line.ranks[1].lanes)
+        if lane.send == 2 and lane.steps[0].wait
+    )
+    lane = replace(sender[1], steps=tuple(replace(s, wait=None) for s in sender[1].steps))
+    lanes = list(line.ranks[1].lanes)
+    lanes[sender[0]] = lane
+    ranks = (line.ranks[0], replace(line.ranks[1], lanes=tuple(lanes)), line.ranks[2])
+    said = problem(replace(line, ranks=ranks))
+    assert "race" in said or "holds nothing yet" in said
+
+
+def test_a_race_names_both_steps_and_the_chunk() -> None:
+    both = [
+        Lane(steps=(step("cpy", "i0", "o0"),)),
+        Lane(send=1, steps=(step("s", "o0"),)),
+        Lane(receive=1, steps=(step("r", dst="o1"),)),
+    ]
+    other = [
+        Lane(steps=(step("cpy", "i0", "o1"),)),
+        Lane(send=0, steps=(step("s", "i0"),)),
+        Lane(receive=0, steps=(step("r", dst="o0"),)),
+    ]
+    said = problem(exchange(both, other))
+    assert said.startswith("rank 0, lane 1, step 0")
+    assert "race on output chunk 0: written by lane 0, step 0 and read by lane 1, step 0" in said
+    told = [replace(both[0], steps=(step("cpy", "i0", "o0", told=True),)), *both[1:]]
+    told[1] = Lane(send=1, steps=(step("s", "o0", wait=Wait(0, 0)),))
+    assert verify_lanes(exchange(told, other)).sound
+
+
+def test_a_wait_for_a_step_that_never_tells_is_refused() -> None:
+    lanes = swap(0)
+    lanes[1] = replace(lanes[1], steps=(step("s", "i0", wait=Wait(0, 0)), lanes[1].steps[1]))
+    assert "never told" in problem(exchange(lanes, swap(1)))
+
+
+def test_a_wait_passes_at_the_next_step_that_tells() -> None:
+    lanes = [
+        Lane(steps=(step("cpy", "i0", "o0"), step("cpy", "o0", "s0", told=True))),
+        Lane(send=1, receive=1, steps=(step("s", "o0", wait=Wait(0, 0)), step("r", dst="o1"))),
+    ]
+    assert verify_lanes(exchange(lanes, swap(1), scratch=1)).sound
+
+
+@pytest.mark.parametrize(
+    ("broken", "said"),
+    [
+        (Wait(7, 0), "waits for lane 7"),
+        (Wait(0, 9), "waits for step 9"),
+    ],
+)
+def test_a_wait_for_something_that_is_not_there_is_refused(broken: Wait, said: str) -> None:
+    lanes = swap(0)
+    lanes[1] = replace(lanes[1], steps=(step("s", "i0", wait=broken), lanes[1].steps[1]))
+    assert said in problem(exchange(lanes, swap(1)))
+
+
+def test_a_lane_that_waits_for_itself_is_a_circle_of_one() -> None:
+    lanes = swap(0)
+    waits = step("cpy", "i0", "o0", wait=Wait(0, 0), told=True)
+    assert "deadlock" in problem(exchange([Lane(steps=(waits,)), lanes[1]], swap(1)))
+
+
+def test_chunks_outside_a_buffer_are_named() -> None:
+    lanes = swap(0)
+    lanes[0] = Lane(steps=(step("cpy", "i1", "o0"),))
+    said = problem(exchange(lanes, swap(1)))
+    assert "rank 0, lane 0, step 0" in said
+    assert "input 1 to 1, but there are 1 chunks" in said
+
+
+def test_two_lanes_on_one_connection_are_refused() -> None:
+    lanes = [*swap(0), Lane(send=1, steps=(step("s", "i0"),))]
+    assert "lane 1 too has send peer 1 on channel 0" in problem(exchange(lanes, swap(1)))
+
+
+def test_a_lost_contribution_is_named() -> None:
+    lanes = swap(0)
+    program = exchange([lanes[1]], swap(1))
+    assert "rank 0, output chunk 0: holds nothing at the end" in problem(program)
+
+
+def test_a_chunk_in_the_wrong_place_is_named() -> None:
+    lanes = swap(0)
+    wrong = [Lane(steps=(step("cpy", "i0", "o1"),)), lanes[1]]
+    swapped = replace(lanes[1], steps=(lanes[1].steps[0], step("r", dst="o0")))
+    said = problem(exchange([wrong[0], swapped], swap(1)))
+    assert "rank 0, output chunk 0: holds chunk 1 of the message, not chunk 0" in said
+
+
+def test_a_contribution_counted_twice_is_named() -> None:
+    ring = lowered(build("ring", "all_reduce", 2))
+    own = ring.ranks[0]
+    lane = own.lanes[0]
+    twice = replace(lane, steps=(*lane.steps, step("re", "i0", "o0")))
+    said = problem(replace(ring, ranks=(replace(own, lanes=(twice,)), ring.ranks[1])))
+    assert "counts chunk 0 of rank 0 more than once" in said
+
+
+def test_a_program_may_be_right_out_of_place_and_wrong_in_place() -> None:
+    # The sum goes to the output while the input is still to be sent.
+    lanes = [
+        [
+            Lane(receive=1 - rank, steps=(step("rrc", "i0", "o0"),)),
+            Lane(send=1 - rank, steps=(step("s", "i0"),)),
+        ]
+        for rank in range(2)
+    ]
+    ranks = tuple(
+        RankLanes(input_chunks=1, output_chunks=1, scratch_chunks=0, lanes=tuple(own))
+        for own in lanes
+    )
+    apart = LaneProgram(name="mine", op="all_reduce", chunks=1, ranks=ranks, in_place=False)
+    assert verify_lanes(apart).sound
+    assert "run in place" in problem(replace(apart, in_place=True))
+
+
+def test_room_for_no_piece_is_refused() -> None:
+    with pytest.raises(InputError, match="1 or more"):
+        verify_lanes(exchange(swap(0), swap(1)), in_flight=0)
+
+
+def test_an_overwritten_source_does_not_change_a_message_on_its_way() -> None:
+    # Both send their scratch, then overwrite it with what arrives: a buffered swap.
+    def rotate(rank: int) -> list[Lane]:
+        other = 1 - rank
+        steps = (
+            step("cpy", "i0", "s0"),
+            step("s", "s0"),
+            step("r", dst="s0"),
+            step("cpy", "s0", f"o{other}"),
+            step("cpy", "i0", f"o{rank}"),
+        )
+        return [Lane(send=other, receive=other, steps=steps)]
+
+    program = exchange(rotate(0), rotate(1), scratch=1)
+    assert verify_lanes(program).sound
+    assert verify(lifted(program)).problems == ()
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_damaged_program_that_is_called_sound_runs_right(seed: int) -> None:
+    chance = random.Random(seed)
+    names = [("ring", "all_reduce"), ("two_shot", "all_reduce"), ("bruck", "all_gather")]
+    name, op = chance.choice(names)
+    program = lowered(build(name, op, 3), style=chance.choice(["fused", "apart"]))  # type: ignore[arg-type]
+    damaged = _damaged(program, chance)
+    if verify_lanes(damaged).sound:
+        assert all(right(damaged, run) for run in range(5))
+
+
+def _damaged(program: LaneProgram, chance: random.Random) -> LaneProgram:
+    rank = chance.randrange(len(program.ranks))
+    own = program.ranks[rank]
+    index = chance.randrange(len(own.lanes))
+    lane = own.lanes[index]
+    steps = list(lane.steps)
+    number = chance.randrange(len(steps))
+    other = chance.randrange(len(steps))
+    kind = chance.choice(["swap", "drop_wait", "move", "untold"])
+    if kind == "swap":
+        steps[number], steps[other] = steps[other], steps[number]
+    elif kind == "drop_wait":
+        steps = [replace(entry, wait=None) for entry in steps]
+    elif kind == "move" and steps[number].dst is not None:
+        steps[number] = replace(steps[number], dst=Spot("output", chance.randrange(3)))
+    else:
+        steps[number] = replace(steps[number], told=not steps[number].told)
+    lanes = list(own.lanes)
+    lanes[index] = replace(lane, steps=tuple(steps))
+    ranks = list(program.ranks)
+    ranks[rank] = replace(own, lanes=tuple(lanes))
+    return replace(program, ranks=tuple(ranks))
