@@ -8,10 +8,12 @@ from meshwright.cli.collective_source import add_algorithm, add_cluster, collect
 from meshwright.cli.files import write_text
 from meshwright.cli.parser import add_common
 from meshwright.errors import InputError, Problem
-from meshwright.policy.collective.formats.msccl_xml import write_msccl_xml
-from meshwright.policy.collective.formats.mscclpp_json import write_mscclpp_json
-from meshwright.policy.collective.formats.plain import write_plain
-from meshwright.policy.collective.threadblocks.lowering import lowered
+from meshwright.policy.collective.formats import (
+    write_msccl_xml,
+    write_mscclpp_json,
+    write_plain,
+)
+from meshwright.policy.collective.formats.mscclpp_json import Buffers
 from meshwright.predict.network.sweep import read_training_csv
 from meshwright.predict.network.tuner_csv import check_tuner_rows, write_tuner_csv
 from meshwright.predict.network.tuner_rows import measured_rows, predicted_rows
@@ -24,6 +26,7 @@ EXAMPLES = (
     "mw collective export --to nccl-tuner --cluster h100-superpod --gpus 16 --out tuner.csv",
     "mw collective export --to nccl-tuner --measured sweep.csv --out tuner.csv",
 )
+EXCHANGES = ("all_to_all", "send_recv")
 TARGETS = ("msccl-xml", "mscclpp-json", "json", "nccl-tuner")
 
 
@@ -34,6 +37,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", metavar="FILE", help="where to write it (default: print it)")
     parser.add_argument("--measured", metavar="FILE", help="for nccl-tuner: measured sweeps in the "
                         "training format of NCCL's tuner")  # fmt: skip
+    parser.add_argument("--buffers", choices=("same", "apart"), default="same",
+                        help="for mscclpp-json: are input and output one buffer?")  # fmt: skip
     add_nccl(parser)
     add_cluster(parser)
     add_common(parser)
@@ -63,9 +68,11 @@ def _algorithm(args: argparse.Namespace) -> tuple[str, tuple[View, ...]]:
         return write_plain(found), ()
     if args.to == "msccl-xml":
         note = Note("run it with the MSCCL executor: MSCCL_ALGO_DIR is the folder it lies in")
-        return write_msccl_xml(lowered(found)), (note,)
+        return write_msccl_xml(found), (note,)
     per_node = None if args.per_node is None else parse_count(args.per_node, "--per-node")
-    return write_mscclpp_json(found, per_node=per_node), ()
+    apart = args.buffers == "apart" or found.op in EXCHANGES
+    buffers: Buffers = "out_of_place" if apart else "in_place"
+    return write_mscclpp_json(found, per_node=per_node, buffers=buffers), ()
 
 
 def _tuner(args: argparse.Namespace) -> tuple[str, tuple[View, ...]]:

@@ -74,7 +74,7 @@ def outline(found: Collective) -> dict[str, object]:
         "ranks": found.ranks,
         "switches": ", ".join(found.switches) or None,
         "chunks": found.chunks,
-        "scratch_slots": found.slots,
+        "slots_of_a_rank": found.slots,
         "channels": found.channels,
         "steps": found.steps,
         "moves": found.moves,

@@ -20,7 +20,7 @@ from meshwright.cli.collective_source import (
 from meshwright.cli.files import write_text
 from meshwright.cli.parser import add_common
 from meshwright.errors import InputError, Problem
-from meshwright.policy.collective.formats.plain import write_plain
+from meshwright.policy.collective.formats import write_plain
 from meshwright.predict.collective import (
     Ranked,
     Simulated,
@@ -28,9 +28,10 @@ from meshwright.predict.collective import (
     rank,
     replan,
     simulate,
+    streamed,
     without,
 )
-from meshwright.spec.units import format_bytes, format_rate, format_seconds
+from meshwright.spec.units import format_bytes, format_rate, format_seconds, parse_count
 from meshwright.timeline import write_perfetto
 
 EXAMPLES = (
@@ -45,6 +46,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
     add_algorithm(parser, optional=True)
     add_size(parser)
+    parser.add_argument("--parts", metavar="N", help="cut the message into parts that follow on")
     add_kill(parser)
     parser.add_argument("--out", metavar="FILE", help="with --kill: write the new schedule (.json)")
     parser.add_argument("--timeline", metavar="FILE", help="write every move for Perfetto")
@@ -64,6 +66,8 @@ def run(args: argparse.Namespace) -> Answer:
     if args.name == "nccl":
         return _nccl(args, on, size)
     found = collective_of(args, on)
+    if args.parts is not None:
+        found = streamed(found, parse_count(args.parts, "--parts"))
     result = simulate(found, on.cluster, size, keep_moves=args.timeline is not None)
     notes: list[View] = []
     if args.timeline:

@@ -10,8 +10,7 @@ from meshwright.cli.topology import add_topology, read_topology
 from meshwright.errors import InputError, Problem
 from meshwright.policy.collective import ALGORITHMS, Algorithm, Collective, build
 from meshwright.policy.collective.collective import OPS, Op
-from meshwright.policy.collective.formats.msccl_xml import read_msccl_xml
-from meshwright.policy.collective.formats.plain import read_plain
+from meshwright.policy.collective.formats import read_msccl_xml, read_plain
 from meshwright.policy.collective.threadblocks.lifting import lifted
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.files import read_text

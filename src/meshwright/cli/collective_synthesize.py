@@ -9,7 +9,7 @@ from meshwright.cli.collective_source import add_cluster, add_kill, op_of, targe
 from meshwright.cli.files import write_text
 from meshwright.cli.parser import add_common
 from meshwright.policy.collective import verify
-from meshwright.policy.collective.formats.plain import write_plain
+from meshwright.policy.collective.formats import write_plain
 from meshwright.policy.collective.synthesis import Synthesis, synthesize
 from meshwright.policy.collective.synthesis.synthesis import Aim
 from meshwright.predict.collective import without

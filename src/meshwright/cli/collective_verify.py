@@ -11,7 +11,7 @@ from meshwright.cli.collective_source import add_algorithm, collective_of, op_of
 from meshwright.cli.parser import add_common
 from meshwright.errors import InputError
 from meshwright.policy.collective import ALGORITHMS, Collective, Proof, verify
-from meshwright.policy.collective.formats.msccl_xml import read_msccl_xml
+from meshwright.policy.collective.formats import read_msccl_xml
 from meshwright.policy.collective.threadblocks.soundness import verify_lanes
 from meshwright.spec.files import read_text
 from meshwright.spec.units import format_seconds, parse_count
@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> Answer:
     if args.name is None:
         return _library(args)
     if Path(args.name).suffix == ".xml":
-        return _program(args.name)
+        return _program(args.name, parse_count(args.root, "--root"))
     found = collective_of(args)
     proof, seconds = _timed(found)
     data = {**_head(found), **_proof_data(proof, seconds)}
@@ -133,9 +133,9 @@ def _remark(row: dict[str, Any]) -> str:
     return str(row.get("refused", ""))
 
 
-def _program(path: str) -> Answer:
+def _program(path: str, root: int) -> Answer:
     """Judge a program of MSCCL: deadlocks, races, sizes, and then the result."""
-    program = read_msccl_xml(read_text(path), path)
+    program = read_msccl_xml(read_text(path), path, root=root)
     start = time.perf_counter()
     proof = verify_lanes(program)
     seconds = time.perf_counter() - start
