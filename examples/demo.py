@@ -28,6 +28,16 @@ STEPS = (
     ("How long is a step, and where does it go?", f"mw simulate {WORK} --timeline {STEP}", 0),
     ("What if one thing were different?", f"mw whatif {WORK} nic=x2 precision=fp8", 0),
     ("The same layout as Megatron-LM flags", f"mw layout export {WORK} --to megatron", 0),
+    (
+        "Which all-reduce is fastest on two nodes?",
+        "mw collective simulate --cluster h100-superpod --gpus 16 --size 64MiB",
+        0,
+    ),
+    (
+        "What will NCCL pick there, and why?",
+        "mw collective explain --cluster h100-superpod --gpus 16",
+        0,
+    ),
     ("Where did the demo spend its time?", f"mw timeline show {OUT}/timeline", 0),
     ("Open that in the Perfetto UI", f"mw timeline perfetto {OUT}/timeline {OUT}/demo.json.gz", 0),
 )

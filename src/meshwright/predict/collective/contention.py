@@ -1,0 +1,160 @@
+"""Who waits for whom on a link: the moves of one step share it, steps follow each other on it.
+
+A `Crossing` is the moves of one step sorted by link. `Clocks` knows until when every link is busy
+and how much of that time it had nothing to do. A move may begin before earlier steps are through
+with a link as far as the link was idle since: steps are logical order, not a queue.
+"""
+
+import numpy as np
+
+from meshwright.predict.collective.network import NONE, Floats, Longs
+
+
+class Crossing:
+    """The moves of one step, by the links they cross."""
+
+    def __init__(self, routes: Longs, nbytes: Floats, rates: Floats) -> None:
+        self.moves, self.columns = routes.shape
+        move, column = np.nonzero(routes != NONE)
+        link = routes[move, column]
+        order = np.argsort(link, kind="stable")
+        self.move, self.link = move[order], link[order]
+        self.spot = self.move * self.columns + column[order]
+        self.spent = nbytes[self.move] / rates[self.link]
+        """Seconds that each move keeps each of its links busy."""
+        self._sum(nbytes)
+
+    def _sum(self, nbytes: Floats) -> None:
+        changes = np.flatnonzero(np.diff(self.link)) + 1
+        self.first = np.concatenate(([0], changes)) if len(self.link) else changes
+        self.links = self.link[self.first]
+        self.group = np.repeat(
+            np.arange(len(self.first)), np.diff(np.append(self.first, len(self.link)))
+        )
+        empty = not len(self.first)
+        self.work = np.zeros(0) if empty else np.add.reduceat(self.spent, self.first)
+        self.load = np.zeros(0) if empty else np.add.reduceat(nbytes[self.move], self.first)
+
+    def only(self, active: np.ndarray, nbytes: Floats) -> "Crossing":
+        """Return the crossing of some of the moves; `nbytes` are those of all of them."""
+        some = object.__new__(Crossing)
+        number = np.cumsum(active) - 1
+        keep = active[self.move]
+        old = self.move[keep]
+        some.moves, some.columns = int(active.sum()), self.columns
+        some.move, some.link, some.spent = number[old], self.link[keep], self.spent[keep]
+        some.spot = self.spot[keep] - (old - some.move) * self.columns
+        some._sum(nbytes[active])
+        return some
+
+
+class Clocks:
+    """Until when each link is busy, and for how long it worked until then."""
+
+    def __init__(self, links: int) -> None:
+        self.until_s = np.zeros(links)
+        self.since_s = np.zeros(links)
+        """When each link began what it has been doing without a pause."""
+        self.worked_s = np.zeros(links)
+        self.carried_bytes = np.zeros(links)
+
+    def cross(self, plan: Crossing, start_s: Floats) -> Floats:
+        """Let the moves of one step cross; return when the last byte of each has left its links.
+
+        Moves that meet on a link share it, and one that comes when the others are through has it
+        to itself.
+        """
+        if not len(plan.links):
+            return start_s.copy()
+        links = plan.links
+        until = self.until_s[links]
+        left, ends, run = _shared(plan, self._queued(plan, start_s[plan.move]))
+        paused = run > until
+        self.since_s[links[paused]] = run[paused]
+        self.until_s[links] = np.maximum(until, ends)
+        self.worked_s[links] += plan.work
+        self.carried_bytes[links] += plan.load
+        table = np.full(plan.moves * plan.columns, -np.inf)
+        table[plan.spot] = left
+        by_move: Floats = table.reshape(plan.moves, plan.columns).max(axis=1)
+        return np.maximum(by_move, start_s)
+
+    def _queued(self, plan: Crossing, begins: Floats) -> Floats:
+        """Return when moves begin behind those of earlier steps, move and link by move and link.
+
+        What comes after the last pause of a link queues behind what it is doing. What comes before
+        takes of the time that the link was idle; what does not fit in there queues as well.
+        """
+        links, group = plan.links, plan.group
+        until, since = self.until_s[links], self.since_s[links]
+        early = begins < since[group]
+        if not early.any():
+            return np.maximum(begins, until[group])
+        early_work = np.add.reduceat(np.where(early, plan.spent, 0.0), plan.first)
+        first = np.minimum.reduceat(np.where(early, begins, np.inf), plan.first)
+        idle = np.minimum(until - self.worked_s[links], np.maximum(since - first, 0.0))
+        idle = np.maximum(idle, 0.0)
+        rest = np.maximum(early_work - idle, 0.0)
+        fits = np.where(rest > 0, until - np.minimum(idle, early_work), -np.inf)
+        return np.maximum(begins, np.where(early, fits[group], (until + rest)[group]))
+
+    def settle(self, plan: Crossing, times: int, left_s: Floats) -> None:
+        """Note that the same moves crossed so many times, the last ones until `left_s`."""
+        links = plan.links
+        if len(links):
+            ends = np.maximum.reduceat(left_s[plan.move], plan.first)
+            self.since_s[links] = np.maximum(self.since_s[links], ends - plan.work)
+            self.until_s[links] = np.maximum(self.until_s[links], ends)
+            self.worked_s[links] += times * plan.work
+            self.carried_bytes[links] += times * plan.load
+
+
+def _shared(plan: Crossing, begins: Floats) -> tuple[Floats, Floats, Floats]:
+    """Return when each move has left each of its links, and when each link ends its last run.
+
+    The third is when it began that run.
+    """
+    first = np.minimum.reduceat(begins, plan.first)
+    last = np.maximum.reduceat(begins, plan.first)
+    ends, since = first + plan.work, first
+    left = ends[plan.group]
+    # Where all begin together, all end together. The others are sorted.
+    apart = last - first > 1e-12 * last
+    if apart.any():
+        some = np.flatnonzero(apart[plan.group])
+        times = _staggered(plan.group[some], begins[some], plan.spent[some])
+        left[some], ends[apart], since[apart] = times
+    return left, ends, since
+
+
+def _staggered(group: Longs, begins: Floats, spent: Floats) -> tuple[Floats, Floats, Floats]:
+    """Return the same for moves that begin at different times; groups are sorted.
+
+    A link works through a run of moves without a pause; a move that finds it idle begins the next
+    run. Inside a run a move ends with the run, or once it has shared with all of it.
+    """
+    order = np.lexsort((begins, group))
+    group, start, own = group[order], begins[order], spent[order]
+    heads = np.flatnonzero(np.concatenate(([True], group[1:] != group[:-1])))
+    many = np.diff(np.append(heads, len(group)))
+    total = np.cumsum(own)
+    before = total - own
+    before = before - np.repeat(before[heads], many)
+    # When the link is through with a move: max over those up to it of begin + all work since.
+    slack = start - before
+    # Little more than needed: what is added here is lost in precision.
+    room = 1.001 * float(slack.max() - slack.min()) + 1e-12
+    lift = np.repeat(np.arange(len(heads)) * room, many)
+    busiest = np.maximum.accumulate(slack + lift) - lift
+    through = busiest + before + own
+    fresh = np.concatenate(([True], start[1:] >= through[:-1] - 1e-15))
+    fresh[heads] = True
+    runs = np.flatnonzero(fresh)
+    sizes = np.diff(np.append(runs, len(group)))
+    run_work = np.repeat(np.add.reduceat(own, runs), sizes)
+    run_end = np.repeat(through[runs + sizes - 1], sizes)
+    left = np.empty(len(group))
+    left[order] = np.minimum(run_end, start + run_work)
+    last = heads + many - 1
+    began = np.repeat(start[runs], sizes)
+    return left, through[last], began[last]

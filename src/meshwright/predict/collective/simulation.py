@@ -1,0 +1,170 @@
+"""`simulate`: how long a `Collective` takes on a network, what loads it, and what holds it up."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from meshwright.errors import InputError, Problem
+from meshwright.policy.collective.collective import Collective, Op
+from meshwright.policy.collective.contract import shape_problems
+from meshwright.predict.collective.costs import Costs
+from meshwright.predict.collective.network import Ask, Floats, Network
+from meshwright.predict.collective.of_cluster import cluster_network
+from meshwright.predict.collective.of_graph import graph_network
+from meshwright.predict.collective.stepping import Run, Wave
+from meshwright.predict.network.collective import bus_factor
+from meshwright.spec.cluster import Cluster, LinkGraph
+
+if TYPE_CHECKING:
+    from meshwright.timeline import Timeline
+
+MOST_SPANS = 2_000_000
+"""Above this a timeline is too large to draw."""
+
+
+class LinkLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """What one link carried."""
+
+    link: str
+    """What it joins, such as `gpu0→nvswitch0`."""
+    carried_bytes: float
+    busy_s: float
+    """Time it needs for them at its full rate."""
+    utilisation: float
+    """The same over the whole time."""
+
+
+class Simulated(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """A collective, carried out on a virtual clock."""
+
+    algorithm: str
+    op: Op
+    ranks: int
+    nbytes: float
+    network: str
+    costs: str
+    seconds: float
+    bound_s: float
+    """The least time that the wires allow, whatever the algorithm; 0 where none is known."""
+    steps: int
+    moves: int
+    finish_s: tuple[float, ...]
+    """When each rank has nothing more to do."""
+    bottleneck: LinkLoad | None
+    """The link that is busy longest; None where no link is used."""
+    link_bytes: Floats
+    """By link of the network, what it carried."""
+    busy_s: Floats
+    """By link, the time it needs for that at its full rate."""
+    wires: Network
+    """What it ran on: `wires.link_name(index)` names a link."""
+    waves: tuple[Wave, ...] | None = None
+    """Every move with its times, where they were asked for."""
+    chunk_bytes: float = 0.0
+    """Size of one chunk."""
+    base_s: float = 0.0
+    """What the call costs before its first move."""
+
+    @property
+    def algbw_bytes_per_s(self) -> float:
+        """Message size over time, as nccl-tests prints it."""
+        return self.nbytes / self.seconds if self.seconds else 0.0
+
+    @property
+    def busbw_bytes_per_s(self) -> float:
+        """The same, comparable between numbers of ranks."""
+        # Operations that nccl-tests does not know have the factor 1.
+        return self.algbw_bytes_per_s * bus_factor(self.op, self.ranks)  # type: ignore[arg-type]
+
+    def loads(self, most: int | None = None) -> tuple[LinkLoad, ...]:
+        """Return the links that carried something, the busiest first."""
+        used = np.flatnonzero(self.link_bytes > 0)
+        order = used[np.argsort(-self.busy_s[used], kind="stable")][:most]
+        return tuple(_load(self.wires, self, int(link)) for link in order)
+
+    def timeline(self) -> "Timeline":
+        """Return every move as a span, one lane per channel and peer."""
+        from meshwright.predict.collective.drawing import timeline_of
+
+        if self.waves is None:
+            what = "no moves were kept"
+            raise InputError([Problem("timeline", what, "simulate with keep_moves=True")])
+        return timeline_of(self)
+
+
+def _load(network: Network, result: Simulated, link: int) -> LinkLoad:
+    busy_s = float(result.busy_s[link])
+    return LinkLoad(
+        link=network.link_name(link),
+        carried_bytes=float(result.link_bytes[link]),
+        busy_s=busy_s,
+        utilisation=busy_s / result.seconds if result.seconds else 0.0,
+    )
+
+
+def network_of(system: Cluster | LinkGraph | Network) -> Network:
+    """Return the links and ways of a cluster or graph."""
+    if isinstance(system, Cluster):
+        return cluster_network(system)
+    return graph_network(system) if isinstance(system, LinkGraph) else system
+
+
+def simulate(
+    collective: Collective,
+    system: Cluster | LinkGraph | Network,
+    nbytes: float,
+    *,
+    members: Sequence[int] | None = None,
+    costs: Costs | None = None,
+    keep_moves: bool = False,
+) -> Simulated:
+    """Carry out a collective of `nbytes` on a virtual clock.
+
+    `members` are the GPUs of its ranks; rank r is GPU r where they are left out. `keep_moves`
+    keeps every move, for a timeline.
+    """
+    network, costs = network_of(system), costs or Costs.physical()
+    problems = shape_problems(collective)
+    if not 0 <= nbytes < float("inf"):
+        problems.append(Problem("nbytes", f"{nbytes!r} is not a size", "use 0 or more bytes"))
+    if keep_moves and collective.moves > MOST_SPANS:
+        what = f"{collective.moves:,} moves are too many for a timeline"
+        problems.append(Problem("keep_moves", what, "use fewer ranks, channels or pieces"))
+    if problems:
+        raise InputError(problems)
+    ends = network.ends(members, collective.ranks, collective.switches)
+    waves: list[Wave] | None = [] if keep_moves else None
+    chunk_bytes = nbytes / collective.chunks
+    run = Run(collective, network, ends, chunk_bytes=chunk_bytes, costs=costs, waves=waves)
+    run.go()
+    finish = run.finish_s[: collective.ranks] + costs.base_s
+    gpus = tuple(int(end) for end in ends[: collective.ranks])
+    reduces = bool(collective.switches)
+    busy = run.clocks.worked_s
+    ask = Ask(collective.op, gpus, nbytes, gpus[collective.root], reduces)
+    result = Simulated(
+        algorithm=collective.name,
+        op=collective.op,
+        ranks=collective.ranks,
+        nbytes=float(nbytes),
+        network=network.name,
+        costs=costs.name,
+        seconds=float(run.finish_s.max(initial=0.0)) + costs.base_s,
+        bound_s=network.bound_s(ask),
+        steps=collective.steps,
+        moves=collective.moves,
+        finish_s=tuple(finish.tolist()),
+        bottleneck=None,
+        link_bytes=run.clocks.carried_bytes,
+        busy_s=busy,
+        wires=network,
+        waves=None if waves is None else tuple(waves),
+        chunk_bytes=chunk_bytes,
+        base_s=costs.base_s,
+    )
+    if not len(busy) or not busy.max():
+        return result
+    slowest = _load(network, result, int(np.argmax(busy)))
+    return msgspec.structs.replace(result, bottleneck=slowest)
