@@ -11,6 +11,14 @@ import pytest
 from meshwright.cli import main
 
 Captured = pytest.CaptureFixture[str]
+PRINTED = """
+# Collective test starting: all_reduce_perf
+#  Rank  0 Group  0 Pid  7 on  a device  0 [0000:8d:00] NVIDIA H100
+#  Rank  1 Group  0 Pid  7 on  a device  1 [0000:91:00] NVIDIA H100
+#       size         count      type   redop    root     time   algbw   busbw  #wrong
+        1024           256     float     sum      -1    {}    0.10    0.10       0
+     1048576        262144     float     sum      -1    {}   34.95   34.95       0
+"""
 NODE = ["--cluster", "h100-superpod", "--gpus", "8"]
 
 
@@ -70,8 +78,8 @@ def test_a_file_that_loses_a_contribution_is_refuted(tmp_path: Path, capsys: Cap
     path.write_text(json.dumps(data), encoding="utf-8")
     found = answer(capsys, "verify", str(path), code=1)
     problem = found["problems"][0]
-    assert "rank" in problem["where"]
-    assert "chunk" in problem["where"] + problem["what"]
+    assert problem["where"].startswith("rank 0, after step 5")
+    assert "lacks chunk" in problem["what"]
 
 
 def test_msccl_programs_are_written_and_judged(tmp_path: Path, capsys: Captured) -> None:
@@ -95,7 +103,10 @@ def test_an_msccl_program_that_deadlocks_shows_the_circle(tmp_path: Path, capsys
             block.append(step)
     tree.write(path)
     found = answer(capsys, "verify", str(path), code=1)
-    assert "rank 0" in found["problems"][0]["where"] + found["problems"][0]["what"]
+    said = found["problems"][0]["what"]
+    assert "deadlock" in said
+    assert "rank 0, lane 0, step 0" in said
+    assert "waits for rank 1, lane 0, step 0" in said
 
 
 def test_mscclpp_plans_name_every_gpu(capsys: Captured) -> None:
@@ -150,12 +161,53 @@ def test_explain_says_why(capsys: Captured) -> None:
     assert found["candidates"][0]["algorithm"] == "ring"
 
 
+def test_rings_come_from_a_graph_dump(tmp_path: Path, capsys: Captured) -> None:
+    path = tmp_path / "graph.xml"
+    gpus = "".join(f'<gpu dev="{gpu}" rank="{gpu}"/>' for gpu in (0, 2, 1, 3))
+    path.write_text(
+        '<graphs version="1"><graph id="0" pattern="4" crossnic="0" nchannels="1" '
+        'speedintra="20" speedinter="20" latencyinter="0" typeintra="NVL" typeinter="PIX" '
+        f'samechannels="1"><channel>{gpus}</channel></graph></graphs>',
+        encoding="utf-8",
+    )
+    found = answer(capsys, "show", "ring", "--graph", str(path))
+    assert found["ranks"] == 4
+    assert "0⊕→2" in found["shown_steps"][0]["what"]
+
+
+def test_tuner_files_come_from_nccl_tests(tmp_path: Path, capsys: Captured) -> None:
+    given = []
+    for name, times in (("ring/simple/16", (20, 30)), ("tree/ll/8", (10, 45))):
+        path = tmp_path / f"{name[:4]}.log"
+        path.write_text(PRINTED.format(*times), encoding="utf-8")
+        given += ["--measured", f"{name}={path}"]
+    text = answer(capsys, "export", "--to", "nccl-tuner", *given)["text"]
+    rows = [line.split(",")[:6] for line in text.splitlines() if line[0] != "#"]
+    assert rows[0][3:] == ["tree", "ll", "8"]
+    assert ["ring", "simple", "16"] in [row[3:] for row in rows]
+
+
+@pytest.mark.parametrize("name", ["ring", "one_shot"])
+def test_bench_runs_and_counts_wrong_elements(name: str, tmp_path: Path, capsys: Captured) -> None:
+    pytest.importorskip("torch", reason="running collectives needs torch")
+    picture = tmp_path / "bench.svg"
+    sizes = ["--begin", "4KiB", "--end", "16KiB", "--iterations", "2"]
+    found = answer(capsys, "bench", name, "--ranks", "2", *sizes, "--plot", str(picture))
+    assert found["wrong"] == 0
+    assert {row["algorithm"] for row in found["rows"]} == {"native", name}
+    assert {row["size_bytes"] for row in found["rows"]} == {4096, 16384}
+    assert all(row["busbw_gbps"] > 0 for row in found["rows"])
+    assert "bus bandwidth" in picture.read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize(
     ("words", "fault"),
     [
         (("show", "rign"), "did you mean ring"),
         (("show", "ring", "--op", "all_to_all"), "ring does no all_to_all"),
-        (("verify", "ring", "--ranks", "0"), "rank"),
+        (("verify", "ring", "--ranks", "0"), "use 1 or more"),
+        (("show", "direct", "--op", "send_recv", "--peers", "1,x"), "no list of ranks"),
+        (("export", "--to", "nccl-tuner", "--measured", "ring=x.log"), "ring/simple/16"),
         (("simulate", "ring"), "--cluster"),
         (("simulate", *NODE, "--size", "0"), "no message"),
         (("simulate", *NODE, "--kill", "gpu9"), "gpu9"),

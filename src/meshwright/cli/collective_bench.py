@@ -1,7 +1,9 @@
 """`mw collective bench`: run collectives here and measure them, in the manner of nccl-tests."""
 
 import argparse
+import io
 import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -16,7 +18,7 @@ from meshwright.spec.names import unknown_name
 from meshwright.spec.units import format_bytes, parse_bytes, parse_count
 
 if TYPE_CHECKING:
-    from meshwright.run.parallel.collective.bench import Row
+    from meshwright.run.parallel.collective.bench import Backend, Row
 
 EXAMPLES = (
     "mw collective bench --ranks 2 --begin 64KiB --end 16MiB",
@@ -39,7 +41,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--iterations", metavar="N", default="10", help="default: 10")
     parser.add_argument("--warmup", metavar="N", default="2", help="default: 2")
     parser.add_argument("--dtype", metavar="TYPE", default="float32", help="default: float32")
-    parser.add_argument("--backend", choices=("gloo", "nccl"), default="gloo", help="default: gloo")
+    parser.add_argument("--backend", choices=("auto", "gloo", "nccl"), default="auto",
+                        help="auto: nccl under torchrun with GPUs, else gloo")  # fmt: skip
     parser.add_argument("--transport", choices=("auto", "shared", "torch"), default="auto",
                         help="what carries chunks: memory that processes share, or torch's "
                         "point-to-point (default: auto)")  # fmt: skip
@@ -56,6 +59,8 @@ def run(args: argparse.Namespace) -> Answer:
     chosen = [_built(name, op, ranks) for name in _names(args, op)]
     rows = measured(args, chosen)
     if int(os.environ.get("RANK", "0")):
+        # All ranks have all rows; one of them speaks.
+        sys.stdout = io.StringIO()
         return Answer("collective.bench/1", {"rows": []}, ())
     notes: list[View] = []
     if args.plot:
@@ -87,11 +92,20 @@ def measured(args: argparse.Namespace, chosen: list[Collective]) -> list["Row"]:
         dtype=args.dtype,
         warmup=parse_count(args.warmup, "--warmup"),
         iterations=parse_count(args.iterations, "--iterations"),
-        backend=args.backend,
+        backend=_backend(args.backend),
         transport=args.transport,
         native=not args.no_native,
     )
     return bench(chosen, sweep)
+
+
+def _backend(asked: str) -> "Backend":
+    """Return the backend to run on: NCCL where a launcher gave every process a GPU."""
+    if asked == "auto":
+        import torch
+
+        return "nccl" if "RANK" in os.environ and torch.cuda.is_available() else "gloo"
+    return "nccl" if asked == "nccl" else "gloo"
 
 
 def _names(args: argparse.Namespace, op: Op) -> list[str]:

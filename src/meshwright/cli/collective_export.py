@@ -14,7 +14,9 @@ from meshwright.policy.collective.formats import (
     write_plain,
 )
 from meshwright.policy.collective.formats.mscclpp_json import Buffers
-from meshwright.predict.network.sweep import read_training_csv
+from meshwright.predict.network.constants import ALGORITHMS, PROTOCOLS
+from meshwright.predict.network.nccl_tests import as_sweep, read_nccl_tests
+from meshwright.predict.network.sweep import Measurement, read_training_csv
 from meshwright.predict.network.tuner_csv import check_tuner_rows, write_tuner_csv
 from meshwright.predict.network.tuner_rows import measured_rows, predicted_rows
 from meshwright.spec.files import read_text
@@ -24,7 +26,8 @@ EXAMPLES = (
     "mw collective export ring --ranks 8 --to msccl-xml > ring.xml",
     "mw collective export two_shot --ranks 8 --to mscclpp-json --out direct.json",
     "mw collective export --to nccl-tuner --cluster h100-superpod --gpus 16 --out tuner.csv",
-    "mw collective export --to nccl-tuner --measured sweep.csv --out tuner.csv",
+    "mw collective export --to nccl-tuner --measured ring/simple/16=ring.log "
+    "--measured tree/ll/16=tree.log",
 )
 EXCHANGES = ("all_to_all", "send_recv")
 TARGETS = ("msccl-xml", "mscclpp-json", "json", "nccl-tuner")
@@ -35,8 +38,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_algorithm(parser, optional=True)
     parser.add_argument("--to", choices=TARGETS, required=True, help="what to write")
     parser.add_argument("--out", metavar="FILE", help="where to write it (default: print it)")
-    parser.add_argument("--measured", metavar="FILE", help="for nccl-tuner: measured sweeps in the "
-                        "training format of NCCL's tuner")  # fmt: skip
+    parser.add_argument("--measured", metavar="FILE", action="append", default=[],
+                        help="for nccl-tuner: a sweep in the training format of NCCL's tuner, or "
+                        "ring/simple/16=FILE: what nccl-tests printed with that algorithm, "
+                        "protocol and channels (several times)")  # fmt: skip
     parser.add_argument("--buffers", choices=("same", "apart"), default="same",
                         help="for mscclpp-json: are input and output one buffer?")  # fmt: skip
     add_nccl(parser)
@@ -76,9 +81,9 @@ def _algorithm(args: argparse.Namespace) -> tuple[str, tuple[View, ...]]:
 
 
 def _tuner(args: argparse.Namespace) -> tuple[str, tuple[View, ...]]:
-    if args.measured is not None:
-        rows = measured_rows(read_training_csv(read_text(args.measured), args.measured))
-        remark = f"fastest of the measurements in {args.measured}"
+    if args.measured:
+        rows = measured_rows([one for given in args.measured for one in _sweep(given)])
+        remark = f"fastest of the measurements in {', '.join(args.measured)}"
     else:
         on = target(args)
         assert on is not None
@@ -92,3 +97,20 @@ def _tuner(args: argparse.Namespace) -> tuple[str, tuple[View, ...]]:
         Note("load it with NCCL_TUNER_PLUGIN=libnccl-tuner-example.so NCCL_TUNER_CONFIG_FILE=FILE")
     )
     return text, tuple(notes)
+
+
+def _sweep(given: str) -> tuple[Measurement, ...]:
+    """Read one sweep: a training file, or a log of nccl-tests with what it was restricted to."""
+    setting, _, path = given.rpartition("=")
+    if not setting:
+        return read_training_csv(read_text(path), path)
+    words = [word.strip().lower() for word in setting.split("/")]
+    algorithm = next((name for name in ALGORITHMS if words[0] == name), None)
+    protocol = next((name for name in PROTOCOLS if len(words) > 1 and words[1] == name), None)
+    if len(words) != 3 or algorithm is None or protocol is None:
+        what = f"{setting!r} does not say algorithm, protocol and channels"
+        fix = "write them as in ring/simple/16=ring.log"
+        raise InputError([Problem("--measured", what, fix)])
+    run = read_nccl_tests(read_text(path), path)
+    channels = parse_count(words[2], "--measured")
+    return as_sweep([run], algorithm=algorithm, protocol=protocol, channels=channels)

@@ -22,6 +22,7 @@ from meshwright.policy.collective import Collective, Moves
 EXAMPLES = (
     "mw collective show ring --ranks 4",
     "mw collective show double_tree --ranks 8 --svg tree.svg",
+    "mw collective show ring --graph nccl_graph.xml --svg rings.svg",
     "mw collective show two_level --cluster h100-superpod --gpus 16 --svg moves.svg --loads l.svg",
 )
 _MOST_STEPS, _MOST_MOVES = 24, 10
@@ -51,7 +52,7 @@ def run(args: argparse.Namespace) -> Answer:
     data = {**outline(found), "shown_steps": steps}
     rows = [(step["step"], step["moves"], step["what"]) for step in steps]
     views: list[View] = [
-        facts({key.replace("_", " "): value for key, value in outline(found).items()}),
+        facts(_words(found)),
         table("step, moves, what happens", rows, right="step, moves", wide="what happens"),
     ]
     if found.steps > len(steps):
@@ -78,8 +79,14 @@ def outline(found: Collective) -> dict[str, object]:
         "channels": found.channels,
         "steps": found.steps,
         "moves": found.moves,
-        "sent_by_the_busiest_rank": f"{most_sent(found):.3f} × the message",
+        "most_sent_messages": round(most_sent(found), 6),
     }
+
+
+def _words(found: Collective) -> dict[str, object]:
+    plain = {key.replace("_", " "): value for key, value in outline(found).items()}
+    plain["sent by the busiest rank"] = f"{plain.pop('most sent messages')} × the message"
+    return plain
 
 
 def _first(found: Collective) -> list[tuple[int, Moves]]:

@@ -13,6 +13,7 @@ from meshwright.policy.collective.collective import OPS, Op
 from meshwright.policy.collective.formats import read_msccl_xml, read_plain
 from meshwright.policy.collective.threadblocks.lifting import lifted
 from meshwright.spec.cluster import Cluster
+from meshwright.spec.cluster.nccl_graph import read_nccl_graphs
 from meshwright.spec.files import read_text
 from meshwright.spec.names import unknown_name
 from meshwright.spec.units import parse_bytes, parse_count
@@ -44,6 +45,11 @@ def add_algorithm(parser: argparse.ArgumentParser, *, optional: bool = False) ->
     group.add_argument("--channels", metavar="N", default="1", help="parallel lanes (default: 1)")
     group.add_argument("--pieces", metavar="N", help="chunks that stream through a tree or chain")
     group.add_argument("--root", metavar="RANK", default="0", help="who gives or gets (default: 0)")
+    group.add_argument("--aggregate", metavar="N", help="for pat: ranks' chunks in one message")
+    group.add_argument("--peers", metavar="RANKS", help="for send_recv: whom each rank sends to, "
+                       "such as 1,0,-1 (default: the next one)")  # fmt: skip
+    group.add_argument("--graph", metavar="FILE", help="for ring: take the orders of NCCL's own "
+                       "rings from its NCCL_GRAPH_DUMP_FILE")  # fmt: skip
     group.add_argument("--counts", metavar="MATRIX", help="for all_to_all_v: chunks from each rank "
                        "(row) to each, such as [[0,2],[1,0]]")  # fmt: skip
 
@@ -130,13 +136,20 @@ def collective_of(args: argparse.Namespace, on: Target | None = None) -> Collect
     if op not in found.ops:
         what = f"{found.name} does no {op}"
         raise InputError([Problem("--op", what, f"use {', '.join(found.ops)}")])
+    ranks, channels = ranks_of(args, on), parse_count(args.channels, "--channels")
+    orders = None if args.graph is None else ring_orders(args.graph)
+    if orders:
+        ranks, channels = len(orders[0]), len(orders)
     return build(
         found.name,
         op,
-        ranks_of(args, on),
+        ranks,
         per_node=_per_node(args, on),
         nodes_per_pod=_number(args.nodes_per_pod, "--nodes-per-pod"),
-        channels=parse_count(args.channels, "--channels"),
+        channels=channels,
+        orders=orders,
+        peers=_peers(args.peers, ranks) if op == "send_recv" else None,
+        aggregate=_number(args.aggregate, "--aggregate"),
         pieces=_number(args.pieces, "--pieces"),
         root=int(parse_count(args.root, "--root")),
         counts=_matrix(args.counts),
@@ -147,6 +160,30 @@ def read_collective(path: str) -> Collective:
     """Read a collective from a file of ours or of MSCCL."""
     text = read_text(path)
     return lifted(read_msccl_xml(text, path)) if path.endswith(".xml") else read_plain(text, path)
+
+
+def ring_orders(path: str) -> list[list[int]]:
+    """Return the rings that NCCL found, as it dumped them: the ranks of each channel in order."""
+    graphs = read_nccl_graphs(read_text(path), path)
+    ring = next((graph for graph in graphs if graph.kind == "ring"), None)
+    if ring is None:
+        fix = "dump it with NCCL_GRAPH_DUMP_FILE from a run that uses rings"
+        raise InputError([Problem(path, "the dump holds no ring", fix)])
+    orders = []
+    for channel in ring.channels:
+        numbers = [gpu.device if gpu.rank is None else gpu.rank for gpu in channel.gpus]
+        orders.append([sorted(numbers).index(number) for number in numbers])
+    return orders
+
+
+def _peers(text: str | None, ranks: int) -> list[int]:
+    if text is None:
+        return [(rank + 1) % ranks for rank in range(ranks)]
+    try:
+        return [int(word) for word in text.split(",")]
+    except ValueError:
+        fix = "write one rank for each, such as 1,0,-1"
+        raise InputError([Problem("--peers", f"{text!r} is no list of ranks", fix)]) from None
 
 
 def ranks_of(args: argparse.Namespace, on: Target | None = None) -> int:

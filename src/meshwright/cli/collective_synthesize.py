@@ -17,7 +17,7 @@ from meshwright.spec.units import format_rate, format_seconds, parse_count
 
 EXAMPLES = (
     "mw collective synthesize --cluster h100-superpod --gpus 16",
-    "mw collective synthesize --cluster dgx-1 --op all_gather --kill gpu0~gpu1 --out mine.json",
+    "mw collective synthesize --cluster azure-nd-mi300x-v5 --kill gpu0~gpu1 --out mine.json",
 )
 _SHOWN = 8
 

@@ -1,7 +1,7 @@
 """The real world: what torch executes on real processes and devices.
 
-    kernels     Triton kernels
-    parallel    what several processes do together
+kernels     Triton kernels
+parallel    what several processes do together
 """
 
 from typing import TYPE_CHECKING
