@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from meshwright.errors import InputError, MissingPart, Problem
+from meshwright.spec.units import format_bytes
 
 if TYPE_CHECKING:
     from meshwright.run.parallel.collective.bench import Row
@@ -28,11 +29,15 @@ def plot(path: str, rows: Sequence["Row"]) -> None:
     figure = Figure(figsize=(8, 5), layout="constrained")
     axes = figure.subplots()
     for name, points in lines.items():
-        sizes, rates = zip(*points, strict=True)
-        axes.plot(sizes, rates, marker="o", label=name)
+        across, rates = zip(*points, strict=True)
+        axes.plot(across, rates, marker="o", label=name)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
-    axes.set_xlabel("message in bytes")
+    sizes = sorted({row.size_bytes for row in rows})
+    shown = sizes[:: max(1, len(sizes) // 8)]
+    axes.set_xticks(shown, [format_bytes(size) for size in shown])
+    axes.set_xticks([], minor=True)
+    axes.set_xlabel("message")
     axes.set_ylabel("bus bandwidth in GB/s")
     first = rows[0]
     axes.set_title(f"{first.op}, {first.ranks} ranks, {first.dtype}")

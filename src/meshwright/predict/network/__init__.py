@@ -4,9 +4,9 @@ NCCL's cost model restated (`tuning`), what measurements add to it (`fabric`), a
 that wires allow (`bounds`). Placements come from clusters and rank numbers.
 """
 
+from meshwright.policy.collective.bus import bus_factor
 from meshwright.predict.network.collective import (
     CollectiveCost,
-    bus_factor,
     collective,
     collective_s,
     compute_share,

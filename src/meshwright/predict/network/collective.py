@@ -11,6 +11,7 @@ from typing import get_args
 import msgspec
 
 from meshwright.errors import InputError, Problem
+from meshwright.policy.collective.bus import bus_factor
 from meshwright.predict.network.constants import ALGORITHMS, DEFAULT_NCCL
 from meshwright.predict.network.curve import Curve, blocks, curve
 from meshwright.predict.network.placement import Placement
@@ -89,15 +90,6 @@ def least_s_per_byte(place: Placement, op: Op, nccl: str = DEFAULT_NCCL) -> floa
 def _line(place: Placement, op: Op, nccl: str) -> Curve:
     _check(op, 0.0, None)
     return curve(place, op, nccl)
-
-
-def bus_factor(op: Op, ranks: int) -> float:
-    """Return bus bandwidth over algorithm bandwidth, as nccl-tests defines them."""
-    if op == "all_reduce":
-        return 2 * (ranks - 1) / ranks
-    if op in ("all_gather", "reduce_scatter", "all_to_all"):
-        return (ranks - 1) / ranks
-    return 1.0
 
 
 def compute_share(channels: int, multiprocessors: int) -> float:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import msgspec
 
 from meshwright.errors import InputError, Problem
-from meshwright.predict.network.collective import bus_factor
+from meshwright.policy.collective.bus import bus_factor
 from meshwright.predict.network.constants import Algorithm, Protocol
 from meshwright.predict.network.sweep import Measurement
 from meshwright.predict.network.tuner_csv import TUNED

@@ -1,0 +1,134 @@
+"""`launch`: run a function on several processes of this machine that form a process group."""
+
+import multiprocessing as mp
+import os
+import pickle
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from multiprocessing.connection import Connection, wait
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
+
+from meshwright.errors import MeshwrightError
+
+_LOOPBACK = "127.0.0.1"
+
+
+class Outcome(NamedTuple):
+    """How one rank ended."""
+
+    value: Any = None
+    """What the function returned."""
+    error: BaseException | None = None
+    """What it raised; None where it returned."""
+    exit_code: int | None = 0
+    """What its process ended with; negative for a signal, None where it had to be ended."""
+    wall_s: float = 0.0
+    """When it ended, from the start of all."""
+
+
+class RanksFailed(MeshwrightError):
+    """Some ranks of a launch raised, died or took too long."""
+
+    def __init__(self, outcomes: Sequence[Outcome]) -> None:
+        self.outcomes = tuple(outcomes)
+        lines = [
+            f"rank {rank}: {one.error or f'ended with exit code {one.exit_code}'}"
+            for rank, one in enumerate(outcomes)
+            if one.error is not None or one.exit_code != 0
+        ]
+        super().__init__("\n".join(lines))
+
+
+def launch(
+    ranks: int, function: Callable[..., Any], *args: Any, timeout_s: float = 120.0
+) -> list[Any]:
+    """Run `function(*args)` on each of so many gloo ranks; return what each returned."""
+    outcomes = launch_all(ranks, function, *args, timeout_s=timeout_s)
+    if any(one.error is not None or one.exit_code != 0 for one in outcomes):
+        raise RanksFailed(outcomes)
+    return [one.value for one in outcomes]
+
+
+def launch_all(
+    ranks: int, function: Callable[..., Any], *args: Any, timeout_s: float = 120.0
+) -> list[Outcome]:
+    """Run as `launch` does; return how each rank ended, well or not."""
+    context = mp.get_context("forkserver")
+    # The server loads torch once; processes forked from it start in milliseconds.
+    context.set_forkserver_preload(["torch.distributed", __name__])
+    # The store lives here, so that it outlives any rank.
+    store = TCPStore(_LOOPBACK, 0, is_master=True, wait_for_workers=False)
+    pairs = [context.Pipe(duplex=False) for _ in range(ranks)]
+    processes = [
+        context.Process(target=_rank, args=(_Place(rank, ranks, store.port), end, function, args))
+        for rank, (_, end) in enumerate(pairs)
+    ]
+    began = time.monotonic()
+    for process in processes:
+        process.start()
+    for _, end in pairs:
+        end.close()
+    return _collect(processes, [reader for reader, _ in pairs], began, timeout_s)
+
+
+def _collect(
+    processes: Sequence[Any], readers: list[Connection], began: float, timeout_s: float
+) -> list[Outcome]:
+    outcomes = [Outcome(exit_code=None) for _ in processes]
+    running = set(range(len(readers)))
+    while running and (left := began + timeout_s - time.monotonic()) > 0:
+        spoke = wait([readers[rank] for rank in running], timeout=left)
+        now = time.monotonic() - began
+        for rank in [rank for rank in running if readers[rank] in spoke]:
+            running.discard(rank)
+            try:
+                value, error = pickle.loads(readers[rank].recv_bytes())
+                outcomes[rank] = Outcome(value, error, 0, now)
+            except EOFError:
+                outcomes[rank] = Outcome(exit_code=None, wall_s=now)
+    for rank, process in enumerate(processes):
+        process.join(timeout=5)
+        if process.is_alive():
+            process.kill()
+            process.join()
+        elif outcomes[rank].exit_code is None:
+            outcomes[rank] = outcomes[rank]._replace(exit_code=process.exitcode)
+    return outcomes
+
+
+class _Place(NamedTuple):
+    rank: int
+    ranks: int
+    port: int
+
+
+def _rank(place: _Place, end: Connection, function: Callable[..., Any], args: Any) -> None:
+    """Live the life of one rank."""
+    torch.set_num_threads(1)  # ranks share the cores of this machine
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    value, error = None, None
+    try:
+        store = TCPStore(_LOOPBACK, place.port, is_master=False, timeout=timedelta(seconds=60))
+        dist.init_process_group("gloo", store=store, rank=place.rank, world_size=place.ranks)
+        value = function(*args)
+    except BaseException as raised:  # noqa: BLE001 - whatever it was, the parent is told
+        error = _sendable(raised)
+    end.send_bytes(pickle.dumps((value, error)))
+    end.close()
+    # Groups that lost a rank can hang in their destructors; this process has said all it had to.
+    os._exit(0)
+
+
+def _sendable(error: BaseException) -> BaseException:
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:  # noqa: BLE001 - exceptions may refuse in any way
+        return RuntimeError("".join(traceback.format_exception(error)))
+    error.add_note("".join(traceback.format_exception(error)))
+    return error
