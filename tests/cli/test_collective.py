@@ -218,11 +218,41 @@ def test_bench_runs_and_counts_wrong_elements(name: str, tmp_path: Path, capsys:
         (("list", "--op", "allredcue"), "all_reduce"),
         (("show", "pairwise", "--op", "all_to_all_v", "--counts", "[[1"), "no matrix"),
         (("bench", "rign"), "did you mean ring"),
+        (("list", "--per-node", "0"), "--per-node"),
+        (("verify", "--per-node", "x"), "--per-node"),
+        (("verify", "--ranks", "0"), "use 1 or more"),
+        (("simulate", "ring", *NODE, "--parts", "0"), "--parts"),
+        (("simulate", "ring", *NODE, "--out", "x.json"), "goes with --kill"),
+        (("simulate", "nccl", *NODE, "--timeline", "x.json"), "mw collective list"),
+        (("show", "pairwise", "--op", "all_to_all_v", "--counts", "[[0,1.7],[1,0]]"), "no matrix"),
+        (("verify", "ring", "--peers", "1,0"), "peers"),
         (("bench", "--op", "all_to_all_v"), "all_to_all instead"),
     ],
 )
 def test_bad_input_names_the_fault(words: tuple[str, ...], fault: str, capsys: Captured) -> None:
     assert fault in refused(capsys, *words)
+
+
+def test_flags_beside_a_file_are_refused(tmp_path: Path, capsys: Captured) -> None:
+    path = tmp_path / "ring.json"
+    answer(capsys, "export", "ring", "--ranks", "4", "--to", "json", "--out", str(path))
+    assert "--ranks" in refused(capsys, "verify", str(path), "--ranks", "99")
+
+
+def test_an_unsound_file_is_not_simulated(tmp_path: Path, capsys: Captured) -> None:
+    path = tmp_path / "ring.json"
+    answer(capsys, "export", "ring", "--ranks", "4", "--to", "json", "--out", str(path))
+    data = json.loads(path.read_text(encoding="utf-8"))
+    data["sweeps"][0]["moves"].pop()
+    path.write_text(json.dumps(data), encoding="utf-8")
+    assert "lacks chunk" in refused(capsys, "simulate", str(path), *NODE)
+
+
+def test_the_root_of_an_msccl_program_is_given(tmp_path: Path, capsys: Captured) -> None:
+    path = tmp_path / "binomial.xml"
+    words = ["--op", "broadcast", "--root", "2", "--ranks", "4"]
+    answer(capsys, "export", "binomial", *words, "--to", "msccl-xml", "--out", str(path))
+    assert answer(capsys, "show", str(path), "--root", "2")["op"] == "broadcast"
 
 
 def test_a_gpu_cut_off_is_named(capsys: Captured) -> None:

@@ -8,6 +8,7 @@ from meshwright.cli.collective_source import add_algorithm, add_cluster, collect
 from meshwright.cli.files import write_text
 from meshwright.cli.parser import add_common
 from meshwright.errors import InputError, Problem
+from meshwright.policy.collective.collective import EXCHANGED
 from meshwright.policy.collective.formats import (
     write_msccl_xml,
     write_mscclpp_json,
@@ -29,7 +30,6 @@ EXAMPLES = (
     "mw collective export --to nccl-tuner --measured ring/simple/16=ring.log "
     "--measured tree/ll/16=tree.log",
 )
-EXCHANGES = ("all_to_all", "send_recv")
 TARGETS = ("msccl-xml", "mscclpp-json", "json", "nccl-tuner")
 
 
@@ -75,7 +75,7 @@ def _algorithm(args: argparse.Namespace) -> tuple[str, tuple[View, ...]]:
         note = Note("run it with the MSCCL executor: MSCCL_ALGO_DIR is the folder it lies in")
         return write_msccl_xml(found), (note,)
     per_node = None if args.per_node is None else parse_count(args.per_node, "--per-node")
-    apart = args.buffers == "apart" or found.op in EXCHANGES
+    apart = args.buffers == "apart" or found.op in EXCHANGED
     buffers: Buffers = "out_of_place" if apart else "in_place"
     return write_mscclpp_json(found, per_node=per_node, buffers=buffers), ()
 

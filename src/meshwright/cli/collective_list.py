@@ -7,7 +7,7 @@ import numpy as np
 from meshwright.cli.answer import Answer, Note, View, table
 from meshwright.cli.collective_source import DEFAULT_RANKS, op_of
 from meshwright.cli.parser import add_common
-from meshwright.errors import InputError
+from meshwright.errors import InputError, Problem
 from meshwright.policy.collective import ALGORITHMS, Algorithm, Collective, build
 from meshwright.policy.collective.collective import Op
 from meshwright.spec.units import parse_count
@@ -28,7 +28,7 @@ def run(args: argparse.Namespace) -> Answer:
     """Answer with the library."""
     op = None if args.op is None else op_of(args.op)
     ranks = parse_count(args.ranks, "--ranks")
-    per_node = max(1, ranks // 2) if args.per_node is None else parse_count(args.per_node)
+    per_node = node_of(args, ranks)
     rows = [
         _row(found, does, ranks, per_node)
         for found in ALGORITHMS
@@ -39,6 +39,15 @@ def run(args: argparse.Namespace) -> Answer:
     note = Note("--op OP shows steps and traffic; mw collective show NAME draws one")
     names = tuple(dict.fromkeys(str(row["name"]) for row in rows))
     return Answer("collective.list/1", {"ranks": ranks, "algorithms": rows}, (view, note), names)
+
+
+def node_of(args: argparse.Namespace, ranks: int) -> int:
+    """Return the ranks of a node: what was asked for, or half of them."""
+    asked = None if args.per_node is None else parse_count(args.per_node, "--per-node")
+    if ranks < 1 or asked == 0:
+        flag = "--ranks" if ranks < 1 else "--per-node"
+        raise InputError([Problem(flag, "is 0", "use 1 or more")])
+    return max(1, ranks // 2) if asked is None else asked
 
 
 def _library() -> View:

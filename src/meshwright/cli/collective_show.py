@@ -12,6 +12,7 @@ from meshwright.cli.collective_source import (
     add_cluster,
     add_size,
     collective_of,
+    proved,
     size_of,
     target,
 )
@@ -58,7 +59,7 @@ def run(args: argparse.Namespace) -> Answer:
     if found.steps > len(steps):
         notes.append(Note(f"{found.steps - len(steps)} more steps are not shown"))
     if on is not None:
-        loads = link_loads(found, on, size_of(args))
+        loads = link_loads(proved(args, found), on, size_of(args))
         views.append(loads_view(loads))
         data["links"] = [load._asdict() for load in loads]
         if args.loads:

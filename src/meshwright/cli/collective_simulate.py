@@ -14,6 +14,7 @@ from meshwright.cli.collective_source import (
     add_size,
     collective_of,
     op_of,
+    proved,
     size_of,
     target,
 )
@@ -21,6 +22,7 @@ from meshwright.cli.files import write_text
 from meshwright.cli.parser import add_common
 from meshwright.errors import InputError, Problem
 from meshwright.policy.collective.formats import write_plain
+from meshwright.policy.collective.streaming import streamed
 from meshwright.predict.collective import (
     Ranked,
     Simulated,
@@ -28,7 +30,6 @@ from meshwright.predict.collective import (
     rank,
     replan,
     simulate,
-    streamed,
     without,
 )
 from meshwright.spec.units import format_bytes, format_rate, format_seconds, parse_count
@@ -40,6 +41,9 @@ EXAMPLES = (
     "mw collective simulate --cluster h100-superpod --gpus 16 --kill node0.nic3",
     "mw collective simulate two_level --cluster h100-superpod --gpus 16 --timeline moves.json.gz",
 )
+
+MOST_PARTS = 4096
+"""Parts of a message beyond which nothing is gained and the moves become too many."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -65,9 +69,14 @@ def run(args: argparse.Namespace) -> Answer:
         return _compared(args, on, size)
     if args.name == "nccl":
         return _nccl(args, on, size)
-    found = collective_of(args, on)
+    found = proved(args, collective_of(args, on))
+    if args.out:
+        raise InputError([Problem("--out", "goes with --kill", "use mw collective export")])
     if args.parts is not None:
-        found = streamed(found, parse_count(args.parts, "--parts"))
+        parts = parse_count(args.parts, "--parts")
+        if not 1 <= parts <= MOST_PARTS:
+            raise InputError([Problem("--parts", f"is {parts}", f"use 1 to {MOST_PARTS}")])
+        found = streamed(found, parts)
     result = simulate(found, on.cluster, size, keep_moves=args.timeline is not None)
     notes: list[View] = []
     if args.timeline:
@@ -84,6 +93,10 @@ def run(args: argparse.Namespace) -> Answer:
 
 def _nccl(args: argparse.Namespace, on: Target, size: int) -> Answer:
     """Simulate what NCCL would run."""
+    if args.timeline or args.loads or args.parts:
+        what = "what NCCL would run is simulated as a whole"
+        fix = "name an algorithm of mw collective list for --timeline, --loads and --parts"
+        raise InputError([Problem("ALGORITHM", what, fix)])
     op = nccl_op(args.op or "all_reduce")
     result = predict_nccl(on.cluster, op, size, range(on.gpus))
     data = {**_data(result), "costs": result.costs}

@@ -1,14 +1,14 @@
 """Which collective a command is about, and on what: the flags that all verbs share."""
 
 import argparse
-import ast
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from meshwright.cli.topology import add_topology, read_topology
 from meshwright.errors import InputError, Problem
-from meshwright.policy.collective import ALGORITHMS, Algorithm, Collective, build
+from meshwright.policy.collective import ALGORITHMS, Algorithm, Collective, build, verify
 from meshwright.policy.collective.collective import OPS, Op
 from meshwright.policy.collective.formats import read_msccl_xml, read_plain
 from meshwright.policy.collective.threadblocks.lifting import lifted
@@ -129,8 +129,8 @@ def algorithm(name: str) -> Algorithm:
 
 def collective_of(args: argparse.Namespace, on: Target | None = None) -> Collective:
     """Return the collective that the flags name: from the library, or from a file."""
-    if Path(args.name).suffix in (".json", ".xml"):
-        return read_collective(args.name)
+    if is_file(args.name):
+        return read_collective(args)
     found = algorithm(args.name)
     op = found.ops[0] if args.op is None else op_of(args.op)
     if op not in found.ops:
@@ -138,7 +138,9 @@ def collective_of(args: argparse.Namespace, on: Target | None = None) -> Collect
         raise InputError([Problem("--op", what, f"use {', '.join(found.ops)}")])
     ranks, channels = ranks_of(args, on), parse_count(args.channels, "--channels")
     orders = None if args.graph is None else ring_orders(args.graph)
-    if orders:
+    if orders is not None:
+        if args.ranks is not None:
+            raise InputError([Problem("--ranks", "the graph says how many", "leave it out")])
         ranks, channels = len(orders[0]), len(orders)
     return build(
         found.name,
@@ -148,7 +150,7 @@ def collective_of(args: argparse.Namespace, on: Target | None = None) -> Collect
         nodes_per_pod=_number(args.nodes_per_pod, "--nodes-per-pod"),
         channels=channels,
         orders=orders,
-        peers=_peers(args.peers, ranks) if op == "send_recv" else None,
+        peers=_peers(args.peers, ranks) if op == "send_recv" or args.peers else None,
         aggregate=_number(args.aggregate, "--aggregate"),
         pieces=_number(args.pieces, "--pieces"),
         root=int(parse_count(args.root, "--root")),
@@ -156,17 +158,50 @@ def collective_of(args: argparse.Namespace, on: Target | None = None) -> Collect
     )
 
 
-def read_collective(path: str) -> Collective:
+def is_file(name: str) -> bool:
+    """Tell whether a collective is named by the file it lies in."""
+    return Path(name).suffix in (".json", ".xml")
+
+
+def refuse_beside_file(args: argparse.Namespace) -> None:
+    """Refuse flags that a file has already decided."""
+    decided = {
+        "--op": args.op, "--ranks": args.ranks, "--per-node": args.per_node,
+        "--nodes-per-pod": args.nodes_per_pod, "--pieces": args.pieces, "--counts": args.counts,
+        "--aggregate": args.aggregate, "--peers": args.peers, "--graph": args.graph,
+        "--channels": None if args.channels == "1" else args.channels,
+    }  # fmt: skip
+    given = [flag for flag, value in decided.items() if value is not None]
+    if given:
+        what = f"{args.name} says that already"
+        raise InputError(Problem(flag, what, "leave it out") for flag in given)
+
+
+def read_collective(args: argparse.Namespace) -> Collective:
     """Read a collective from a file of ours or of MSCCL."""
+    refuse_beside_file(args)
+    path = args.name
     text = read_text(path)
-    return lifted(read_msccl_xml(text, path)) if path.endswith(".xml") else read_plain(text, path)
+    if path.endswith(".xml"):
+        root = parse_count(args.root, "--root")
+        return lifted(read_msccl_xml(text, path, root=root))
+    return read_plain(text, path)
+
+
+def proved(args: argparse.Namespace, found: Collective) -> Collective:
+    """Refuse a collective from a file that does not do what it promises."""
+    if args.name.endswith(".json"):
+        proof = verify(found)
+        if not proof.sound:
+            raise InputError(proof.problems)
+    return found
 
 
 def ring_orders(path: str) -> list[list[int]]:
     """Return the rings that NCCL found, as it dumped them: the ranks of each channel in order."""
     graphs = read_nccl_graphs(read_text(path), path)
     ring = next((graph for graph in graphs if graph.kind == "ring"), None)
-    if ring is None:
+    if ring is None or not ring.channels:
         fix = "dump it with NCCL_GRAPH_DUMP_FILE from a run that uses rings"
         raise InputError([Problem(path, "the dump holds no ring", fix)])
     orders = []
@@ -208,8 +243,10 @@ def _matrix(text: str | None) -> Sequence[Sequence[int]] | None:
     if text is None:
         return None
     try:
-        found = ast.literal_eval(text)
-        return [[int(cell) for cell in row] for row in found]
-    except (ValueError, TypeError, SyntaxError):
+        found = json.loads(text)
+        if all(type(cell) is int for row in found for cell in row):
+            return [list(row) for row in found]
+        raise ValueError
+    except (ValueError, TypeError):
         fix = "write rows of whole numbers, such as [[0,2],[1,0]]"
         raise InputError([Problem("--counts", f"{text!r} is no matrix", fix)]) from None

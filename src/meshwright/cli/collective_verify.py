@@ -6,8 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.cli.answer import Answer, Note, View, facts, table
-from meshwright.cli.collective_list import sample
-from meshwright.cli.collective_source import add_algorithm, collective_of, op_of, ranks_of
+from meshwright.cli.collective_list import node_of, sample
+from meshwright.cli.collective_source import (
+    add_algorithm,
+    collective_of,
+    op_of,
+    ranks_of,
+    refuse_beside_file,
+)
 from meshwright.cli.parser import add_common
 from meshwright.errors import InputError
 from meshwright.policy.collective import ALGORITHMS, Collective, Proof, verify
@@ -38,6 +44,7 @@ def run(args: argparse.Namespace) -> Answer:
     if args.name is None:
         return _library(args)
     if Path(args.name).suffix == ".xml":
+        refuse_beside_file(args)
         return _program(args.name, parse_count(args.root, "--root"))
     found = collective_of(args)
     proof, seconds = _timed(found)
@@ -85,13 +92,17 @@ def _proof_data(proof: Proof, seconds: float) -> dict[str, Any]:
 def _equal(found: Collective, proof: Proof) -> str | None:
     if found.op != "all_reduce":
         return None
-    return "bit for bit on all ranks" if proof.same_everywhere else "in another order on some ranks"
+    return (
+        "bit for bit on all ranks"
+        if proof.same_everywhere
+        else "not shown to be equal on all ranks"
+    )
 
 
 def _library(args: argparse.Namespace) -> Answer:
     op = None if args.op is None else op_of(args.op)
     ranks = ranks_of(args)
-    per_node = max(1, ranks // 2) if args.per_node is None else parse_count(args.per_node)
+    per_node = node_of(args, ranks)
     rows: list[dict[str, Any]] = []
     for found in ALGORITHMS:
         for does in found.ops:
@@ -119,7 +130,8 @@ def _library(args: argparse.Namespace) -> Answer:
         Note(f"sound: {_SHOWN}"),
     )  # fmt: skip
     data = {"ranks": ranks, "per_node": per_node, "proved": proved, "rows": rows}
-    return Answer("collective.verify_all/1", data, views, (str(proved),), 1 if refuted else 0)
+    code = 1 if refuted or not proved else 0
+    return Answer("collective.verify_all/1", data, views, (str(proved),), code)
 
 
 def _word(row: dict[str, Any]) -> str:
