@@ -11,11 +11,13 @@ from itertools import groupby
 from pathlib import Path
 
 from benchmarks.machine import Machine
-from benchmarks.result import Figure, Result, met, pretty, read_all
+from benchmarks.result import Figure, Measured, Result, met, pretty, read_all
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "numbers.md"
 RESULTS = ROOT / "benchmarks" / "results"
+LONGEST = 40
+"""Rows of one table beyond which a reader is lost."""
 
 _HEAD = """\
 # The numbers
@@ -56,10 +58,24 @@ def _table(newest: Result, before: Result | None) -> list[str]:
     columns = ["what", "value", "unit", "target", "met"]
     if before is not None:
         columns.append(before.date)
-    rows = [_row(figure, "", before) for figure in newest.measured.figures]
-    rows += [_row(figure, "peer: ", before) for figure in newest.measured.peers]
+    figures, peers = _headlines(newest.measured)
+    rows = [_row(figure, "", before) for figure in figures]
+    rows += [_row(figure, "peer: ", before) for figure in peers]
     rule = ["---", "---:", "---", "---", "---", "---:"][: len(columns)]
-    return [_markdown(cells) for cells in (columns, rule, *rows)]
+    lines = [_markdown(cells) for cells in (columns, rule, *rows)]
+    rest = len(newest.measured.figures) + len(newest.measured.peers) - len(rows)
+    if rest:
+        file = f"benchmarks/results/{newest.date}-{newest.name}.json"
+        lines += ["", f"{rest} more figures are in `{file}`."]
+    return lines
+
+
+def _headlines(measured: Measured) -> tuple[list[Figure], list[Figure]]:
+    """Return what is shown: of a long result only the figures that something was promised for."""
+    figures, peers = list(measured.figures), list(measured.peers)
+    if len(figures) + len(peers) <= LONGEST:
+        return figures, peers
+    return [figure for figure in figures if figure.target], []
 
 
 def _row(figure: Figure, prefix: str, before: Result | None) -> list[str]:
