@@ -14,7 +14,9 @@ from meshwright.policy.collective import ALGORITHMS, build
 from meshwright.policy.collective.collective import Collective, Op
 from meshwright.policy.collective.synthesis import steady_rate
 from meshwright.spec import catalog
+from meshwright.spec.cluster.damage import without
 from meshwright.spec.cluster.links import Link, LinkGraph, LinkKind, Vertex, both_ways
+from meshwright.spec.cluster.ways import Ways
 
 IN_SWITCHES = {"nvls", "nvls_tree", "sharp"}
 
@@ -56,19 +58,6 @@ def dgx1() -> LinkGraph:
     return LinkGraph(vertices=tuple(vertices), links=tuple(links))
 
 
-def without(graph: LinkGraph, *dead: str | tuple[str, str]) -> LinkGraph:
-    """Return a graph without the links of some vertices, and without those between some pairs."""
-    kept = [
-        link
-        for link in graph.links
-        if link.source not in dead
-        and link.target not in dead
-        and (link.source, link.target) not in dead
-        and (link.target, link.source) not in dead
-    ]
-    return LinkGraph(vertices=graph.vertices, links=tuple(kept))
-
-
 def only(graph: LinkGraph, kind: LinkKind) -> LinkGraph:
     """Return a graph with links of one kind, where GPUs are no peers through their host."""
     kept = tuple(link for link in graph.links if link.kind == kind)
@@ -90,10 +79,10 @@ def machines() -> list[Machine]:
         Machine("4 rail-optimised nodes", pod.link_graph(4), None, 8, True),
         Machine("DGX-1, 8 V100", dgx1(), None, 8, True),
         Machine("DGX-1, 6 of 8 V100", dgx1(), six, 6),
-        Machine("xGMI mesh, one link failed", without(mi300x, ("gpu0", "gpu1")), None, 8),
-        Machine("2 nodes with 8 and 4 cards", without(azure, *half), None, 8),
-        Machine("2 nodes, a rail down", without(pod.link_graph(2), "leaf0.rail3"), None, 8),
-        Machine("4 nodes, a rail down", without(pod.link_graph(4), "leaf0.rail3"), None, 8),
+        Machine("xGMI mesh, one link failed", without(mi300x, ["gpu0~gpu1"]), None, 8),
+        Machine("2 nodes with 8 and 4 cards", without(azure, half), None, 8),
+        Machine("2 nodes, a rail down", without(pod.link_graph(2), ["leaf0.rail3"]), None, 8),
+        Machine("4 nodes, a rail down", without(pod.link_graph(4), ["leaf0.rail3"]), None, 8),
         Machine("8 A100 PCIe bridged in pairs", bridged, None, 8),
     ]
 
@@ -137,11 +126,9 @@ def _candidates(machine: Machine, op: Op) -> Iterator[tuple[str, Collective]]:
 
 def _ring_sets(machine: Machine) -> list[list[tuple[int, ...]]]:
     """Return sets of up to six rings, for rings of several widths and two tastes."""
-    names = machine.members
-    ranks = range(len(names))
-    widths = {
-        (a, b): machine.graph.bandwidth(names[a], names[b]) for a in ranks for b in ranks if a != b
-    }
+    ways = Ways(machine.graph, machine.members)
+    legs = {pair: ways.leg(*pair) for pair in permutations(range(ways.gpus), 2)}
+    widths = {pair: 0.0 if leg is None else leg.width_bytes_per_s for pair, leg in legs.items()}
     steps = {width / part for width in widths.values() if width for part in (1, 2)}
     return [_rings(widths, step, taste) for step in sorted(steps) for taste in (-1, 1)]
 

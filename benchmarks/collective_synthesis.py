@@ -78,7 +78,7 @@ def measure(quick: bool) -> dict[str, object]:
             }
             for each in outcomes
         ],
-        "notes": "Rates from the bytes on the busiest link, transfers on their widest ways; "
+        "notes": "Rates from the bytes on the busiest link, transfers on their best ways; "
         "waiting for steps is not counted, for either side. The library has all algorithms that "
         "reduce in GPUs, on 1 to 8 channels, and up to 8 GPUs with rings searched for the machine. "
         "The bound lets data take any way; every schedule is verified. Two cores shared with "

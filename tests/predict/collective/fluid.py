@@ -7,12 +7,14 @@ the simulation it checks, except for the ways of the network.
 
 from collections import defaultdict
 
+import numpy as np
+
 from meshwright.policy.collective.collective import Collective
 from meshwright.predict.collective.network import NONE, Network
 
 
 class _Flow:
-    def __init__(self, step: int, nbytes: float, links: list[int], latency_s: float):
+    def __init__(self, step: int, nbytes: float, links: dict[int, float], latency_s: float):
         self.step, self.left = step, nbytes
         self.links, self.latency_s = links, latency_s
         self.waits: set[int] = set()
@@ -61,9 +63,14 @@ def _flows(collective: Collective, network: Network, chunk_bytes: float) -> list
         step = []
         for row in moves.table.tolist():
             src, dst, src_slot, dst_slot, count, _, channel, _ = row
-            route = network.routes(ends[[src]], ends[[dst]])[0]
-            links = [int(link) for link in route if link != NONE]
-            latency = float(sum(network.latency_s[link] for link in links))
+            route = network.routes(ends[[src]], ends[[dst]])
+            shares = np.ones(route.links.shape) if route.shares is None else route.shares
+            links = {
+                int(link): float(share)
+                for link, share in zip(route.links[0], shares[0], strict=True)
+                if link != NONE
+            }
+            latency = sum(share * float(network.latency_s[link]) for link, share in links.items())
             flow = _Flow(number, count * chunk_bytes, links, latency)
             for offset in range(count):
                 flow.waits |= writers[src, src_slot + offset]
@@ -135,17 +142,17 @@ def _fair(flows: list[_Flow], some: set[int], room: dict[int, float]) -> dict[in
     """Fill up links progressively; take what the flows get from the room that is left."""
     rates: dict[int, float] = {}
     while some:
-        users: dict[int, int] = defaultdict(int)
+        users: dict[int, float] = defaultdict(float)
         for one in some:
-            for link in flows[one].links:
-                users[link] += 1
+            for link, part in flows[one].links.items():
+                users[link] += part
         tightest = min(users, key=lambda link: room[link] / users[link])
         share = room[tightest] / users[tightest]
         for one in [one for one in some if tightest in flows[one].links]:
             rates[one] = share
             some.discard(one)
-            for link in flows[one].links:
-                left = room[link] - share
+            for link, part in flows[one].links.items():
+                left = room[link] - share * part
                 # What is left after rounding is nothing.
                 room[link] = left if left > 1e-9 * share else 0.0
     return rates

@@ -146,7 +146,13 @@ def test_no_algorithm_beats_the_bound(op: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "gpus"),
-    [("h100-superpod", 16), ("aws-p4d", 16), ("meta-llama3", 24), ("azure-nd-mi300x-v5", 8)],
+    [
+        ("h100-superpod", 16),
+        ("aws-p4d", 16),
+        ("aws-p5", 16),
+        ("meta-llama3", 24),
+        ("azure-nd-mi300x-v5", 8),
+    ],
 )
 def test_a_cluster_and_its_graph_give_the_same_time(name: str, gpus: int) -> None:
     system = cluster(name).with_gpus(gpus)

@@ -12,7 +12,7 @@ from meshwright.lazy import lazy_names
 
 if TYPE_CHECKING:
     from meshwright.predict.collective.costs import Costs
-    from meshwright.predict.collective.failures import Replanned, replan, without
+    from meshwright.predict.collective.failures import Replanned, replan
     from meshwright.predict.collective.nccl import predict_nccl, simulate_nccl, simulated_us
     from meshwright.predict.collective.network import Network
     from meshwright.predict.collective.of_cluster import cluster_network
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from meshwright.predict.collective.ranking import Ranked, best, rank
     from meshwright.predict.collective.simulation import LinkLoad, Simulated, simulate
     from meshwright.predict.collective.streaming import streamed
+    from meshwright.spec.cluster.damage import without
 
 _PACKAGE = "meshwright.predict.collective"
 _HOMES = {
@@ -39,7 +40,7 @@ _HOMES = {
     "simulate_nccl": f"{_PACKAGE}.nccl",
     "simulated_us": f"{_PACKAGE}.nccl",
     "streamed": f"{_PACKAGE}.streaming",
-    "without": f"{_PACKAGE}.failures",
+    "without": "meshwright.spec.cluster.damage",
 }
 
 __all__ = [

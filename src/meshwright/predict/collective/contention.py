@@ -7,24 +7,27 @@ with a link as far as the link was idle since: steps are logical order, not a qu
 
 import numpy as np
 
-from meshwright.predict.collective.network import NONE, Floats, Longs
+from meshwright.predict.collective.network import NONE, Floats, Longs, Routed
 
 
 class Crossing:
     """The moves of one step, by the links they cross."""
 
-    def __init__(self, routes: Longs, nbytes: Floats, rates: Floats) -> None:
-        self.moves, self.columns = routes.shape
-        move, column = np.nonzero(routes != NONE)
-        link = routes[move, column]
+    def __init__(self, routes: Routed, nbytes: Floats, rates: Floats) -> None:
+        self.moves, self.columns = routes.links.shape
+        move, column = np.nonzero(routes.links != NONE)
+        link = routes.links[move, column]
         order = np.argsort(link, kind="stable")
         self.move, self.link = move[order], link[order]
         self.spot = self.move * self.columns + column[order]
-        self.spent = nbytes[self.move] / rates[self.link]
+        part = 1.0 if routes.shares is None else routes.shares[self.move, column[order]]
+        self.held = nbytes[self.move] * part
+        """Bytes that each move puts on each of its links."""
+        self.spent = self.held / rates[self.link]
         """Seconds that each move keeps each of its links busy."""
-        self._sum(nbytes)
+        self._sum()
 
-    def _sum(self, nbytes: Floats) -> None:
+    def _sum(self) -> None:
         changes = np.flatnonzero(np.diff(self.link)) + 1
         self.first = np.concatenate(([0], changes)) if len(self.link) else changes
         self.links = self.link[self.first]
@@ -33,18 +36,19 @@ class Crossing:
         )
         empty = not len(self.first)
         self.work = np.zeros(0) if empty else np.add.reduceat(self.spent, self.first)
-        self.load = np.zeros(0) if empty else np.add.reduceat(nbytes[self.move], self.first)
+        self.load = np.zeros(0) if empty else np.add.reduceat(self.held, self.first)
 
-    def only(self, active: np.ndarray, nbytes: Floats) -> "Crossing":
-        """Return the crossing of some of the moves; `nbytes` are those of all of them."""
+    def only(self, active: np.ndarray) -> "Crossing":
+        """Return the crossing of some of the moves."""
         some = object.__new__(Crossing)
         number = np.cumsum(active) - 1
         keep = active[self.move]
         old = self.move[keep]
         some.moves, some.columns = int(active.sum()), self.columns
-        some.move, some.link, some.spent = number[old], self.link[keep], self.spent[keep]
+        some.move, some.link = number[old], self.link[keep]
+        some.held, some.spent = self.held[keep], self.spent[keep]
         some.spot = self.spot[keep] - (old - some.move) * self.columns
-        some._sum(nbytes[active])
+        some._sum()
         return some
 
 

@@ -1,17 +1,35 @@
 """Draws a simulated collective as a `Timeline`: a send and a receive for every move.
 
 A rank has one lane per peer, channel and direction; moves that share a lane follow each other, as
-they do on the wire. Switches that hold data are drawn as ranks behind the last one.
+they do on the wire. What a rank copies or adds within its own memory is one span. Switches that
+hold data are drawn as ranks behind the last one. Names are those of measured collectives.
 """
 
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from meshwright.policy.collective.collective import (
+    ADDS,
+    CHANNEL,
+    COUNT,
+    DST,
+    DST_SLOT,
+    SRC,
+    SRC_SLOT,
+)
+from meshwright.policy.collective.spans import CALLS, NAMES, Way, lane_name, span_details
 from meshwright.timeline import Coded, Kind, Timeline
 
 if TYPE_CHECKING:
     from meshwright.predict.collective.simulation import Simulated
+
+_WAYS: tuple[Way, ...] = ("send", "receive", "local")
+_KINDS = {
+    "send": Kind.COMMUNICATION.value,
+    "receive": Kind.COMMUNICATION.value,
+    "local": Kind.MEMORY_COPY.value,
+}
 
 
 def timeline_of(result: "Simulated") -> Timeline:
@@ -21,45 +39,34 @@ def timeline_of(result: "Simulated") -> Timeline:
     if not waves:
         return Timeline.empty("simulated")
     table = np.concatenate([wave.moves.table for wave in waves]).astype(np.int64)
-    source, target, slot, _, count, adds, channel, _ = table.T
     step = np.repeat([wave.step for wave in waves], [len(wave.moves) for wave in waves])
     start = np.concatenate([wave.start_s for wave in waves]) + result.base_s
     end = np.concatenate([wave.end_s for wave in waves]) + result.base_s
     start_ns = np.rint(start * 1e9).astype(np.int64)
     length_ns = np.maximum(np.rint(end * 1e9).astype(np.int64) - start_ns, 0)
-    chunk_bytes = _chunk_bytes(result, count)
-    flow = np.arange(len(table))
-    none = np.full(len(table), -1)
-    extra = _extras(step, slot, count)
-    names = {"copy": 0, "add": 1}
-    sides = (
-        ("send", source, target, flow, none),
-        ("receive", target, source, none, flow),
-    )
-    columns: dict[str, list[np.ndarray]] = {}
-    lanes: dict[str, int] = {}
-    for verb, rank, peer, flow_out, flow_in in sides:
-        lane = _lanes(lanes, verb, peer, channel)
-        parts = {
-            "rank": rank,
-            "lane": lane,
-            "start_ns": start_ns,
-            "duration_ns": length_ns,
-            "name": adds,
-            "bytes": chunk_bytes,
-            "flow_out": flow_out,
-            "flow_in": flow_in,
-            "collective": np.full(len(table), 0 if verb == "send" else 1),
-            "extra": np.arange(len(table)),
-        }
-        for name, values in parts.items():
-            columns.setdefault(name, []).append(values)
-    joined: dict[str, object] = {name: np.concatenate(parts) for name, parts in columns.items()}
-    joined["lane"] = Coded(np.concatenate(columns["lane"]), list(lanes))
-    joined["name"] = Coded(np.concatenate(columns["name"]), list(names))
-    joined["collective"] = Coded(np.concatenate(columns["collective"]), ["send", "recv"])
-    joined["extra"] = Coded(np.concatenate(columns["extra"]), extra)
-    joined |= {"process": "gpu", "kind": Kind.COMMUNICATION.value, "group": result.op}
+    inside = table[:, SRC] == table[:, DST]
+    moved, stayed = np.flatnonzero(~inside), np.flatnonzero(inside)
+    # A row of the timeline is one end of a move: which move, and which way.
+    row = np.concatenate((moved, moved, stayed))
+    way = np.repeat(np.arange(3), (len(moved), len(moved), len(stayed)))
+    ends, receives = table[row], way == _WAYS.index("receive")
+    slot = np.where(receives, ends[:, DST_SLOT], ends[:, SRC_SLOT])
+    peer = np.where(receives, ends[:, SRC], ends[:, DST])
+    columns: dict[str, object] = {
+        "rank": np.where(receives, ends[:, DST], ends[:, SRC]),
+        "lane": _lanes(way, peer, ends[:, CHANNEL]),
+        "start_ns": start_ns[row],
+        "duration_ns": length_ns[row],
+        "name": Coded(ends[:, ADDS], NAMES),
+        "bytes": np.rint(ends[:, COUNT] * result.chunk_bytes).astype(np.int64),
+        "flow_out": np.where(way == _WAYS.index("send"), row, -1),
+        "flow_in": np.where(receives, row, -1),
+        "collective": _by_way([CALLS[each] for each in _WAYS], way),
+        "extra": _details(step[row], slot, ends[:, COUNT]),
+        "process": "gpu",
+        "kind": _by_way([_KINDS[each] for each in _WAYS], way),
+        "group": result.op,
+    }
     metadata = {
         "collective": result.op,
         "algorithm": result.algorithm,
@@ -68,24 +75,26 @@ def timeline_of(result: "Simulated") -> Timeline:
         "bytes": repr(result.nbytes),
         "seconds": repr(result.seconds),
     }
-    return Timeline.from_columns(joined, source="simulated", metadata=metadata)
+    return Timeline.from_columns(columns, source="simulated", metadata=metadata)
 
 
-def _chunk_bytes(result: "Simulated", count: np.ndarray) -> np.ndarray:
-    return np.rint(count * result.chunk_bytes).astype(np.int64)
+def _by_way(words: list[str | None], way: np.ndarray) -> Coded:
+    known = list(dict.fromkeys(word for word in words if word is not None))
+    codes = np.array([-1 if word is None else known.index(word) for word in words])
+    return Coded(codes[way], known)
 
 
-def _lanes(known: dict[str, int], verb: str, peer: np.ndarray, channel: np.ndarray) -> np.ndarray:
-    """Return the numbers of the lanes' names, made for each distinct peer and channel once."""
-    word = "to" if verb == "send" else "from"
-    pairs, which = np.unique(np.column_stack((peer, channel)), axis=0, return_inverse=True)
+def _lanes(way: np.ndarray, peer: np.ndarray, channel: np.ndarray) -> Coded:
+    """Return the names of lanes, made for each distinct way, peer and channel once."""
+    kinds, which = np.unique(np.column_stack((way, peer, channel)), axis=0, return_inverse=True)
+    known: dict[str, int] = {}
     numbers = [
-        known.setdefault(f"{verb} {word} {one}, channel {lane}", len(known))
-        for one, lane in pairs.tolist()
+        known.setdefault(lane_name(_WAYS[one], place, lane), len(known))
+        for one, place, lane in kinds.tolist()
     ]
-    return np.array(numbers)[which.reshape(-1)]
+    return Coded(np.array(numbers)[which.reshape(-1)], list(known))
 
 
-def _extras(step: np.ndarray, slot: np.ndarray, count: np.ndarray) -> list[str]:
-    rows = zip(step.tolist(), slot.tolist(), count.tolist(), strict=True)
-    return [f'{{"step":{one},"slot":{first},"chunks":{many}}}' for one, first, many in rows]
+def _details(step: np.ndarray, slot: np.ndarray, count: np.ndarray) -> Coded:
+    kinds, which = np.unique(np.column_stack((step, slot, count)), axis=0, return_inverse=True)
+    return Coded(which.reshape(-1), [span_details(*each) for each in kinds.tolist()])

@@ -1,7 +1,6 @@
-"""Failures: take a link, card, switch port or GPU away, and plan around it.
+"""Failures: what ran best before a part failed, what runs best now, and how much longer it takes.
 
-`without` gives the network that is left and refuses one in which a GPU is cut off. `replan` says
-what ran best before, what runs best now, and how much longer it takes.
+`spec.cluster.damage` takes the parts away and refuses a graph in which a GPU is cut off.
 """
 
 from collections.abc import Sequence
@@ -11,17 +10,14 @@ import numpy as np
 
 from meshwright.errors import InputError, Problem
 from meshwright.policy.collective import Op
-from meshwright.policy.collective.synthesis import synthesize
+from meshwright.policy.collective.synthesis import SUPPORTED, synthesize
 from meshwright.predict.collective.costs import Costs
 from meshwright.predict.collective.network import NONE, Network
-from meshwright.predict.collective.of_graph import gpu_names, graph_network, refuse_isolated
+from meshwright.predict.collective.of_graph import gpu_names, graph_network
 from meshwright.predict.collective.ranking import Ranked, rank
 from meshwright.predict.collective.simulation import simulate
 from meshwright.spec.cluster import Cluster, LinkGraph
-from meshwright.spec.names import unknown_name
-
-_ARROWS = ("→", "->")
-_BOTH = "~"
+from meshwright.spec.cluster.damage import without
 
 
 class Replanned(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -45,56 +41,6 @@ class Replanned(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return self.after.seconds / self.before.seconds - 1 if self.before.seconds else 0.0
 
 
-def without(graph: LinkGraph, dead: Sequence[str]) -> LinkGraph:
-    """Return a graph without some of its parts; every GPU that is left must reach every other.
-
-    A part is a vertex (a GPU, card or switch) or a link: `a→b` in that direction, `a~b` (a switch
-    port, a cable) in both.
-    """
-    names = {vertex.name for vertex in graph.vertices}
-    gone: set[str] = set()
-    cut: set[tuple[str, str]] = set()
-    problems = []
-    for part in dead:
-        ends = _ends(part)
-        if ends is None:
-            gone.add(part)
-            problems += [] if part in names else [unknown_name("part", part, names, "dead")]
-            continue
-        source, target, both = ends
-        links = {(source, target), (target, source)} if both else {(source, target)}
-        known = {(link.source, link.target) for link in graph.links}
-        if not links & known:
-            what = f"{source} and {target} are not linked"
-            near = sorted(b for a, b in known if a == source) or sorted(names)[:8]
-            fix = f"{source} is linked to {', '.join(near[:8])}"
-            problems.append(Problem("dead", what, fix))
-        cut |= links
-    if problems:
-        raise InputError(problems)
-    left = LinkGraph(
-        vertices=tuple(vertex for vertex in graph.vertices if vertex.name not in gone),
-        links=tuple(
-            link
-            for link in graph.links
-            if (link.source, link.target) not in cut and not {link.source, link.target} & gone
-        ),
-    )
-    refuse_isolated(left)
-    return left
-
-
-def _ends(part: str) -> tuple[str, str, bool] | None:
-    for arrow in _ARROWS:
-        if arrow in part:
-            source, _, target = part.partition(arrow)
-            return source.strip(), target.strip(), False
-    if _BOTH in part:
-        source, _, target = part.partition(_BOTH)
-        return source.strip(), target.strip(), True
-    return None
-
-
 def replan(
     system: Cluster | LinkGraph,
     op: Op,
@@ -110,31 +56,43 @@ def replan(
     left = without(graph, dead)
     names, alive = list(gpu_names(graph)), set(gpu_names(left))
     ranks = tuple(index for index, name in enumerate(names) if name in alive)
-    before = rank(graph_network(graph), op, nbytes, costs=costs)[0]
+    before = min(_options(graph, graph_network(graph), op, nbytes, costs), key=_seconds)
     network = graph_network(left)
-    order = ring_around(network)
-    options = rank(network, op, nbytes, costs=costs, orders=[order, order[::-1]])
-    options += _synthesized(left, network, op, nbytes, costs)
+    options = _options(left, network, op, nbytes, costs)
     kept = None
     if len(ranks) == len(names):
         result = simulate(before.collective, network, nbytes, costs=costs)
         kept = msgspec.structs.replace(before, result=result)
         options.append(kept)
-    after = min(options, key=lambda one: one.seconds)
+    after = min(options, key=_seconds)
     return Replanned(
         dead=tuple(dead), before=before, after=after, kept=kept, ranks=ranks, graph=left
     )
 
 
+def _seconds(ranked: Ranked) -> float:
+    return ranked.seconds
+
+
+def _options(
+    graph: LinkGraph, network: Network, op: Op, nbytes: float, costs: Costs | None
+) -> list[Ranked]:
+    """Return the library's algorithms, rings led around narrow ways, and a schedule made for this.
+
+    Before and after a failure have the same choice, so that the loss is that of the failure alone.
+    """
+    order = ring_around(network)
+    found = rank(network, op, nbytes, costs=costs, orders=[order, order[::-1]])
+    return found + _synthesized(graph, network, op, nbytes, costs)
+
+
 def _synthesized(
     graph: LinkGraph, network: Network, op: Op, nbytes: float, costs: Costs | None
 ) -> list[Ranked]:
-    """Return a schedule made for this very graph, where one can be made."""
-    try:
-        collective = synthesize(graph, op).collective
-    except InputError:
-        # It refuses operations that it has no schedules for.
+    """Return a schedule made for this very graph, where the operation is made of trees."""
+    if op not in SUPPORTED or network.gpus < 2:
         return []
+    collective = synthesize(graph, op).collective
     result = simulate(collective, network, nbytes, costs=costs)
     return [Ranked(name=collective.name, channels=1, parts=1, result=result, collective=collective)]
 
@@ -148,9 +106,9 @@ def ring_around(network: Network) -> list[int]:
     n = network.gpus
     source, target = np.repeat(np.arange(n), n), np.tile(np.arange(n), n)
     routes = network.routes(source, target)
-    rates = np.append(network.link_bytes_per_s, np.inf)
-    narrow = rates[routes].min(axis=1, initial=np.inf)
-    many = (routes != NONE).sum(axis=1)
+    rates = np.append(network.link_bytes_per_s, np.inf)[routes.links]
+    narrow = (rates if routes.shares is None else rates / routes.shares).min(axis=1, initial=np.inf)
+    many = (routes.links != NONE).sum(axis=1)
     cost = (1 / narrow * (1 + 0.01 * many)).reshape(n, n)
     # A narrow way holds up the whole ring, so wide ones cannot make up for it.
     cost = cost**2

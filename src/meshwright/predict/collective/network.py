@@ -33,6 +33,24 @@ class Ask(NamedTuple):
     """Whether switches may add up what passes through them."""
 
 
+class Routed(NamedTuple):
+    """Ways, one row per pair of ends."""
+
+    links: Longs
+    """Their links, filled up with `NONE`."""
+    shares: Floats | None = None
+    """The part of a message on each link, where ways divide; None where each carries all of it."""
+
+    def late_s(self, latency_s: Floats) -> Floats:
+        """Return the latency of each way, from that of all links.
+
+        Paths over which a way divides are equally late, so the mean over the links is exact.
+        """
+        parts = np.where(self.links != NONE, latency_s[self.links], 0.0)
+        total: Floats = (parts if self.shares is None else parts * self.shares).sum(axis=1)
+        return total
+
+
 class Network:
     """Links with a rate and a latency, and the links of the way between any two ends."""
 
@@ -46,7 +64,7 @@ class Network:
         link_bytes_per_s: Floats,
         latency_s: Floats,
         link_name: Callable[[int], str],
-        routes: Callable[[Longs, Longs], Longs],
+        routes: Callable[[Longs, Longs], Routed],
         bound_s: "Callable[[Ask], float] | None" = None,
     ) -> None:
         self.name = name
@@ -66,8 +84,8 @@ class Network:
         """Return what joins what, such as `gpu0→nvswitch0`."""
         return self._link_name(int(link))
 
-    def routes(self, source: Longs, target: Longs) -> Longs:
-        """Return the links of each way, one row per pair, filled up with `NONE`."""
+    def routes(self, source: Longs, target: Longs) -> Routed:
+        """Return the links of each way, one row per pair."""
         return self._routes(source, target)
 
     def ends(self, members: Sequence[int] | None, ranks: int, switches: Sequence[str]) -> Longs:

@@ -2,7 +2,9 @@
 
 The links are those that `spec.cluster.wiring` draws, with two of them in a row that no other way
 joins (PCIe switch to network card, card to leaf) taken as one. On rail-optimised fabrics a message
-to another rail first crosses the scale-up links to the GPU on that rail, as NCCL's PXN does.
+to another rail first crosses the scale-up links to the GPU on that rail, as NCCL's PXN does. Ways
+are those of `spec.cluster.ways`, but for two things that arithmetic does not ask: a GPU on that
+rail is taken to pass data on whether it takes part or not, and several cards of one GPU are one.
 """
 
 from math import gcd
@@ -11,14 +13,12 @@ from typing import NamedTuple
 import numpy as np
 from msgspec.structs import replace
 
-from meshwright.predict.collective.network import NONE, Ask, Floats, Longs, Network
+from meshwright.policy.collective.in_network import FABRIC
+from meshwright.predict.collective.network import NONE, Ask, Floats, Longs, Network, Routed
 from meshwright.predict.network.bounds import bound_s_per_byte
 from meshwright.predict.network.placement import placement, unit_gpus
 from meshwright.predict.network.tuning import Op
 from meshwright.spec.cluster import Cluster
-
-FABRIC = "fabric"
-"""The switch that joins all nodes, for reductions in the network (SHARP)."""
 
 
 def cluster_network(cluster: Cluster) -> Network:
@@ -203,7 +203,7 @@ class _Wires:
         name = f"{self.cluster.fabric.tiers[level].name}{place}"
         return f"{name}.rail{rail}" if rails > 1 else name
 
-    def routes(self, source: Longs, target: Longs) -> Longs:
+    def routes(self, source: Longs, target: Longs) -> Routed:
         """Return the links of each way."""
         columns: list[Longs] = []
         gpu_to_gpu = (source < self.gpus) & (target < self.gpus)
@@ -217,8 +217,8 @@ class _Wires:
         if self.cluster.nics is not None:
             columns += self._across(source, target, apart & ~inside)
         if not columns:
-            return np.empty((len(source), 0), dtype=np.int64)
-        return _compact(np.column_stack(columns))
+            return Routed(np.empty((len(source), 0), dtype=np.int64))
+        return Routed(_compact(np.column_stack(columns)))
 
     def _near(self, source: Longs, target: Longs, some: np.ndarray) -> list[Longs]:
         if not self.linked or not some.any():

@@ -7,7 +7,8 @@ a unit has one to the network and one back.
 
 import numpy as np
 
-from meshwright.predict.collective.network import NONE, Floats, Longs, Network
+from meshwright.policy.collective.in_network import FABRIC
+from meshwright.predict.collective.network import NONE, Floats, Longs, Network, Routed
 from meshwright.predict.network.placement import Placement
 
 
@@ -35,12 +36,12 @@ def placement_network(
     post = 2 * ranks + 2 * units
     unit_of = np.concatenate([np.arange(ranks) // width, np.arange(units), [-1]])
 
-    def routes(source: Longs, target: Longs) -> Longs:
+    def routes(source: Longs, target: Longs) -> Routed:
         unit_a, unit_b = unit_of[source], unit_of[target]
         crosses = unit_a != unit_b
         near = (source != target) & ~crosses
         out, into = near & (source < ranks), near & (target < ranks)
-        return np.column_stack(
+        links = np.column_stack(
             [
                 np.where(out, source, NONE),
                 np.where(into, ranks + target, NONE),
@@ -49,6 +50,7 @@ def placement_network(
                 np.where(crosses & (source < ranks), post + source, NONE),
             ]
         )
+        return Routed(links)
 
     def link_name(link: int) -> str:
         if link < 2 * ranks:
@@ -61,7 +63,7 @@ def placement_network(
     return Network(
         name=f"{units} × {width} ranks",
         gpus=ranks,
-        switches=[*(f"nvswitch{unit}" for unit in range(units)), "fabric"],
+        switches=[*(f"nvswitch{unit}" for unit in range(units)), FABRIC],
         units=unit_of,
         link_bytes_per_s=rates,
         latency_s=np.zeros(len(rates)),

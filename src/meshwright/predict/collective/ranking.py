@@ -46,6 +46,7 @@ class Group(NamedTuple):
     per_node: int | None
     """Ranks of each node, where all have as many and follow each other."""
     nodes_per_pod: int | None
+    """Nodes of each pod, where they fill pods."""
     in_network: tuple[str, ...]
     """Algorithms whose switches there are."""
 
@@ -121,19 +122,15 @@ def _tried(
         return []
     found = []
     for order in (None, *((orders,) if orders and algorithm.name == "ring" else ())):
-        try:
-            plain = build(
-                algorithm.name,
-                op,
-                len(group.members),
-                per_node=group.per_node,
-                nodes_per_pod=group.nodes_per_pod if "nodes_per_pod" in algorithm.needs else None,
-                channels=channels,
-                orders=order,
-            )
-        except InputError:
-            # The library refuses shapes that an algorithm cannot have, such as a lone node.
-            continue
+        plain = build(
+            algorithm.name,
+            op,
+            len(group.members),
+            per_node=group.per_node,
+            nodes_per_pod=group.nodes_per_pod if "nodes_per_pod" in algorithm.needs else None,
+            channels=channels,
+            orders=order,
+        )
         regular = algorithm.name == "ring"
         if plain.moves > MOST_MOVES and not regular:
             continue
@@ -158,17 +155,23 @@ def _tried(
 
 
 def _group(system: Cluster | LinkGraph | Network, members: Sequence[int] | None) -> Group:
-    network = network_of(system)
+    network = network_of(system, members)
     gpus = tuple(range(network.gpus)) if members is None else tuple(int(gpu) for gpu in members)
     network.ends(gpus, len(gpus), ())
     able: tuple[str, ...] = ()
-    pods = None
+    per_node, pods = _per_node(network, gpus), None
     if isinstance(system, Cluster):
         inside = system.scale_up.in_network_reduction
         able += ("nvls", "nvls_tree") if inside else ()
         able += ("sharp",) if inside and system.fabric.in_network_reduction else ()
-        pods = system.fabric.tiers[0].nodes if system.fabric.tiers else None
-    return Group(network, gpus, _per_node(network, gpus), pods, able)
+        pods = _per_pod(system, len(gpus) // (per_node or 1))
+    return Group(network, gpus, per_node, pods, able)
+
+
+def _per_pod(cluster: Cluster, nodes: int) -> int | None:
+    """Return the nodes of a pod (what one leaf joins), where the group's nodes fill pods."""
+    size = cluster.fabric.tiers[0].nodes if cluster.fabric.tiers else None
+    return size if size and nodes % size == 0 else None
 
 
 def _per_node(network: Network, members: tuple[int, ...]) -> int | None:

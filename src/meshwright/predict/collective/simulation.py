@@ -7,14 +7,15 @@ import msgspec
 import numpy as np
 
 from meshwright.errors import InputError, Problem
+from meshwright.policy.collective.bus import bus_factor
 from meshwright.policy.collective.collective import Collective, Op
 from meshwright.policy.collective.contract import shape_problems
+from meshwright.policy.collective.hazards import first_outside
 from meshwright.predict.collective.costs import Costs
 from meshwright.predict.collective.network import Ask, Floats, Network
 from meshwright.predict.collective.of_cluster import cluster_network
 from meshwright.predict.collective.of_graph import graph_network
 from meshwright.predict.collective.stepping import Run, Wave
-from meshwright.predict.network.collective import bus_factor
 from meshwright.spec.cluster import Cluster, LinkGraph
 
 if TYPE_CHECKING:
@@ -75,8 +76,7 @@ class Simulated(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     @property
     def busbw_bytes_per_s(self) -> float:
         """The same, comparable between numbers of ranks."""
-        # Operations that nccl-tests does not know have the factor 1.
-        return self.algbw_bytes_per_s * bus_factor(self.op, self.ranks)  # type: ignore[arg-type]
+        return self.algbw_bytes_per_s * bus_factor(self.op, self.ranks)
 
     def loads(self, most: int | None = None) -> tuple[LinkLoad, ...]:
         """Return the links that carried something, the busiest first."""
@@ -104,11 +104,13 @@ def _load(network: Network, result: Simulated, link: int) -> LinkLoad:
     )
 
 
-def network_of(system: Cluster | LinkGraph | Network) -> Network:
-    """Return the links and ways of a cluster or graph."""
+def network_of(
+    system: Cluster | LinkGraph | Network, members: Sequence[int] | None = None
+) -> Network:
+    """Return the links and ways of a cluster or graph, for some of its GPUs (all, where None)."""
     if isinstance(system, Cluster):
         return cluster_network(system)
-    return graph_network(system) if isinstance(system, LinkGraph) else system
+    return graph_network(system, members=members) if isinstance(system, LinkGraph) else system
 
 
 def simulate(
@@ -125,13 +127,16 @@ def simulate(
     `members` are the GPUs of its ranks; rank r is GPU r where they are left out. `keep_moves`
     keeps every move, for a timeline.
     """
-    network, costs = network_of(system), costs or Costs.physical()
+    network, costs = network_of(system, members), costs or Costs.physical()
     problems = shape_problems(collective)
     if not 0 <= nbytes < float("inf"):
         problems.append(Problem("nbytes", f"{nbytes!r} is not a size", "use 0 or more bytes"))
     if keep_moves and collective.moves > MOST_SPANS:
         what = f"{collective.moves:,} moves are too many for a timeline"
         problems.append(Problem("keep_moves", what, "use fewer ranks, channels or pieces"))
+    outside = None if problems else first_outside(collective)
+    if outside is not None:
+        problems.append(outside)
     if problems:
         raise InputError(problems)
     ends = network.ends(members, collective.ranks, collective.switches)

@@ -16,7 +16,7 @@ from meshwright.predict.collective import repeating
 from meshwright.predict.collective.cells import Cells
 from meshwright.predict.collective.contention import Clocks, Crossing
 from meshwright.predict.collective.costs import Costs
-from meshwright.predict.collective.network import NONE, Floats, Longs, Network
+from meshwright.predict.collective.network import Floats, Longs, Network
 
 MOST_LANES = 1 << 26
 """Lanes up to which each that could be has a number."""
@@ -35,7 +35,6 @@ class Legs(NamedTuple):
     """What a set of moves needs, whatever the slots: its ways, lanes, latencies and limits."""
 
     plan: Crossing
-    nbytes: Floats
     lane: Longs
     lane_s: Floats
     """Seconds that a lane's own limit asks for, all moves of the step on it together."""
@@ -130,7 +129,7 @@ class Run:
         routes = network.routes(source, target)
         nbytes = moves.count.astype(np.float64) * self.chunk_bytes
         crosses = network.units[source] != network.units[target]
-        latency = np.where(routes != NONE, network.latency_s[routes], 0.0).sum(axis=1)
+        latency = routes.late_s(network.latency_s)
         for hop_s, some in ((costs.inside_hop_s, ~crosses), (costs.between_hop_s, crosses)):
             if hop_s is not None:
                 latency = np.where(some & (source != target), hop_s, latency)
@@ -143,7 +142,7 @@ class Run:
             lane_bytes = np.bincount(which, weights=nbytes).astype(np.float64)[which]
         lane_s = np.where(source != target, lane_bytes / rate, 0.0)
         plan = Crossing(routes, nbytes, network.link_bytes_per_s)
-        return Legs(plan, nbytes, lane, lane_s, latency, shared)
+        return Legs(plan, lane, lane_s, latency, shared)
 
 
 class _Messages:
@@ -177,8 +176,7 @@ def some_legs(legs: Legs, active: np.ndarray) -> Legs:
     some of them have not begun.
     """
     return Legs(
-        legs.plan.only(active, legs.nbytes),
-        legs.nbytes[active],
+        legs.plan.only(active),
         legs.lane[active],
         legs.lane_s[active],
         legs.latency_s[active],

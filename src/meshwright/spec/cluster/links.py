@@ -138,7 +138,7 @@ class LinkGraph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     def widest_path(self, source: str, target: str) -> Route | None:
         """Return the path with the most bandwidth (then the fewest links); None if there is none.
 
-        GPUs end paths but do not pass data on.
+        GPUs end paths but do not pass data on. What a transfer takes is another question: `ways`.
         """
         return self._search(source, target, _by_width)
 

@@ -1,5 +1,6 @@
 import random
 
+import msgspec
 import pytest
 
 from benchmarks.collective_machines import Machine, dgx1, machines, rival
@@ -202,7 +203,19 @@ def test_steady_rate_of_a_ring_is_that_of_one_link() -> None:
     assert len(loads.bytes_per_byte) == 4
 
 
-def test_a_move_without_a_way_has_no_rate() -> None:
+def test_a_dead_link_is_led_around_over_a_neighbour() -> None:
     loads = steady_rate(mesh(3, missing={(0, 1)}), build("ring", "all_gather", 3))
+    # The ring crosses gpu0 to gpu2 for rank 1 and, in the other direction, from gpu2 to gpu0.
+    assert set(loads.bytes_per_byte) == {
+        ("gpu0", "gpu2"), ("gpu2", "gpu1"), ("gpu1", "gpu2"), ("gpu2", "gpu0")
+    }  # fmt: skip
+
+
+def test_a_move_without_a_way_has_no_rate() -> None:
+    cables = mesh(3, missing={(0, 1)})
+    slow = tuple(msgspec.structs.replace(link, kind="pcie") for link in cables.links)
+    loads = steady_rate(
+        LinkGraph(vertices=cables.vertices, links=slow), build("ring", "all_gather", 3)
+    )
     assert loads.rate_bytes_per_s == 0
     assert loads.busiest == ("gpu0", "gpu1")

@@ -15,8 +15,8 @@ from meshwright.errors import InputError, Problem
 from meshwright.policy.collective.collective import Op
 from meshwright.policy.collective.synthesis.flow import Residual, bits
 from meshwright.policy.collective.synthesis.network import Network, chosen_gpus, joined
-from meshwright.policy.collective.synthesis.routes import Arc
 from meshwright.spec.cluster.links import LinkGraph
+from meshwright.spec.cluster.ways import Arc
 
 SUPPORTED: tuple[Op, ...] = ("all_gather", "reduce_scatter", "all_reduce", "broadcast", "reduce")
 _CLOSE = 1e-9
@@ -186,19 +186,20 @@ def least_roots(
     roots: list[float] = [rate] * gpus
     tight = []
     size = len(half)
+    unfed = Residual(with_source(half, roots), tolerance)
     for gpu in range(gpus):
         # What is rooted below zero is owed: it counts for every set that leaves it out.
-        rows = with_source(half, [max(held, 0) for held in roots])
+        fed = unfed.copy()
         owed: float = 0
         for other, held in enumerate(roots):
             if held < 0:
-                rows[other][gpu] -= held
+                fed.change(other, gpu, -held)
                 owed -= held
-        fed = Residual(rows, tolerance)
         spare = fed.flow(size, gpu, (2 * gpus + 1) * rate + owed) - owed - rate
         if spare < roots[gpu] - floor:
             tight.append(fed.reaching(gpu))
         roots[gpu] = max(roots[gpu] - max(spare, 0), floor)
+        unfed.change(size, gpu, max(roots[gpu], 0) - rate)
     return roots, tight
 
 

@@ -5,7 +5,8 @@ that a breadth-first search is a handful of integer operations. Numbers may be i
 floats (with a tolerance). It knows no GPUs and no links.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 
 Matrix = list[list[float]]
 
@@ -35,6 +36,24 @@ class Residual:
         twin.out, twin.into, twin.tolerance = self.out[:], self.into[:], self.tolerance
         return twin
 
+    def widened(self, more: int) -> "Residual":
+        """Return a copy with so many more vertices, which nothing leads to yet."""
+        twin = Residual.__new__(Residual)
+        size = len(self.rest) + more
+        twin.rest = [[*row, *([0] * more)] for row in self.rest]
+        twin.rest += [[0] * size for _ in range(more)]
+        twin.out, twin.into = [*self.out, *([0] * more)], [*self.into, *([0] * more)]
+        twin.tolerance = self.tolerance
+        return twin
+
+    def lead(self, u: int, ends: Iterable[int], amount: float) -> None:
+        """Give a vertex that leads nowhere as much to each of several others."""
+        row, mark = self.rest[u], 1 << u
+        for t in ends:
+            row[t] = amount
+            self.out[u] |= 1 << t
+            self.into[t] |= mark
+
     def change(self, u: int, t: int, by: float) -> None:
         """Give a pair more, or less, to carry."""
         value = self.rest[u][t] + by
@@ -55,15 +74,19 @@ class Residual:
         """Send up to `most` from source to sink along shortest ways; return what got through."""
         sent: float = 0
         while most - sent > self.tolerance:
-            way = self._way(source, sink)
-            if way is None:
+            levels = self._levels(source, sink)
+            if levels is None:
                 break
-            amount = most - sent
-            for u, t in way:
-                amount = min(amount, self.rest[u][t])
-            for u, t in way:
-                self.push(u, t, amount)
-            sent += amount
+            while most - sent > self.tolerance:
+                way = self._way(levels, sink)
+                if way is None:
+                    break
+                amount = most - sent
+                for u, t in way:
+                    amount = min(amount, self.rest[u][t])
+                for u, t in way:
+                    self.push(u, t, amount)
+                sent += amount
         return sent
 
     def reached(self, source: int) -> int:
@@ -93,7 +116,8 @@ class Residual:
             frontier ^= low
         return step
 
-    def _way(self, source: int, sink: int) -> list[tuple[int, int]] | None:
+    def _levels(self, source: int, sink: int) -> list[int] | None:
+        """Return, as bits, what is met after each number of hops, up to where the sink is met."""
         target = 1 << sink
         seen = frontier = 1 << source
         levels = [frontier]
@@ -103,13 +127,26 @@ class Residual:
                 return None
             seen |= frontier
             levels.append(frontier)
-        way = []
-        here = sink
-        for level in reversed(levels[:-1]):
-            before = (self.into[here] & level).bit_length() - 1
-            way.append((before, here))
-            here = before
-        return way
+        return levels
+
+    def _way(self, levels: list[int], sink: int) -> list[tuple[int, int]] | None:
+        """Return a way through levels, from its end; vertices that turn out dead ends leave them.
+
+        All ways of one length are used up before levels are made anew (Dinic 1970).
+        """
+        met = [sink]
+        depth = len(levels) - 1
+        while depth > 0:
+            before = self.into[met[-1]] & levels[depth - 1]
+            if before:
+                met.append(before.bit_length() - 1)
+                depth -= 1
+                continue
+            levels[depth] &= ~(1 << met.pop())
+            depth += 1
+            if not met:
+                return None
+        return [(u, t) for t, u in pairwise(met)]
 
 
 def bits(mask: int) -> Iterator[int]:

@@ -27,15 +27,24 @@ def grow(network: Network, bound: Bound, root: int) -> tuple[Trees, Trees | None
     """Return the trees, and others for the sums where those take trees of their own."""
     op = bound.op
     best, rate = _best(network, bound, root)
-    one_way = any(network.rate_back(arc) != speed for arc, speed in network.capacity.items())
-    if op == "all_reduce" and (one_way or not best):
+    if op == "all_reduce" and not _near(rate, bound.rate_bytes_per_s) and _lopsided(network, best):
         spread, _ = _best(network, network_bound(network, "all_gather", root), root)
         summed, _ = _best(network, network_bound(network, "reduce_scatter", root), root)
         spread, summed = _times(spread, _each(summed)), _times(summed, _each(spread))
         plain = stream(spread, op, network.gpus, pieces=1, summing=summed)
-        if loads_on(network.routes, plain).rate_bytes_per_s > rate:
+        if loads_on(network.ways, plain).rate_bytes_per_s > rate:
             return spread, summed
     return best, None
+
+
+def _near(rate: float, most: float) -> bool:
+    return rate >= most * (1 - 1.5 * NEAR)
+
+
+def _lopsided(network: Network, trees: Trees) -> bool:
+    """Say whether trees used in both directions may waste links, or there are none."""
+    rates = network.capacity.items()
+    return not trees or any(network.rate_back(arc) != rate for arc, rate in rates)
 
 
 def _best(network: Network, bound: Bound, root: int) -> tuple[Trees, float]:
@@ -53,10 +62,10 @@ def _best(network: Network, bound: Bound, root: int) -> tuple[Trees, float]:
             rate = _steady(network, trees, op, root)
             if rate > best_rate:
                 best, best_rate = trees, rate
-            if not trees or rate >= plan / passes * (1 - 1.5 * NEAR):
+            if not trees or _near(rate, plan / passes):
                 break
             plan *= 1 - 2 * NEAR
-        if best_rate >= bound.rate_bytes_per_s * (1 - 1.5 * NEAR):
+        if _near(best_rate, bound.rate_bytes_per_s):
             break
     if not best and op != "all_reduce":
         best = _shortest(network, op, root)
@@ -78,12 +87,12 @@ def _steady(network: Network, trees: Trees, op: Op, root: int) -> float:
     if not trees:
         return 0.0
     plain = stream(trees, op, network.gpus, root=root, pieces=1)
-    return loads_on(network.routes, plain).rate_bytes_per_s
+    return loads_on(network.ways, plain).rate_bytes_per_s
 
 
 def _shortest(network: Network, op: Op, root: int) -> Trees:
     """Return for each root the tree of fewest hops: for networks too lopsided for anything else."""
-    routes, gpus = network.routes, network.gpus
+    ways, gpus = network.ways, network.gpus
     backwards = op in ("reduce_scatter", "reduce")
     trees = []
     for start in range(gpus) if op in ("all_gather", "reduce_scatter") else (root,):
@@ -91,7 +100,7 @@ def _shortest(network: Network, op: Op, root: int) -> Trees:
         edges = []
         for u in reached:
             for t in range(gpus):
-                if t not in reached and (routes.width(t, u) if backwards else routes.width(u, t)):
+                if t not in reached and (ways.leg(t, u) if backwards else ways.leg(u, t)):
                     reached.append(t)
                     edges.append((u, t))
         trees.append(Grown(start, tuple(edges), 1))

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from meshwright.errors import InputError, Problem
 from meshwright.policy.collective.collective import Collective
 from meshwright.policy.collective.synthesis.network import chosen_gpus
-from meshwright.policy.collective.synthesis.routes import Arc, Routes
 from meshwright.spec.cluster.links import LinkGraph
+from meshwright.spec.cluster.ways import Arc, Ways
 
 
 class Loads(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,28 +35,28 @@ def steady_rate(
     if len(gpus) != collective.ranks:
         what = f"{len(gpus)} GPUs for a collective of {collective.ranks} ranks"
         raise InputError([Problem("members", what, f"name {collective.ranks} GPUs")])
-    return loads_on(Routes(graph, gpus), collective)
+    return loads_on(Ways(graph, gpus), collective)
 
 
-def loads_on(routes: Routes, collective: Collective) -> Loads:
+def loads_on(ways: Ways, collective: Collective) -> Loads:
     """Return what a collective reaches over ways that are known."""
-    places = [*range(collective.ranks), *(_switch(routes, name) for name in collective.switches)]
+    places = [*range(collective.ranks), *(_switch(ways, name) for name in collective.switches)]
     sent = traffic(collective)
     loads: dict[Arc, float] = {}
     for src, dst in zip(*np.nonzero(sent), strict=True):
         a, b = places[src], places[dst]
-        way = routes.way(a, b)
-        if not way:
-            ends = routes.names[a], routes.names[b]
+        way = ways.way(a, b)
+        if way is None:
+            ends = ways.names[a], ways.names[b]
             return Loads(rate_bytes_per_s=0.0, busiest=ends, bytes_per_byte={})
-        for arc, share in way:
+        for arc, share in way.shares:
             loads[arc] = loads.get(arc, 0.0) + share * float(sent[src, dst])
     if not loads:
         return Loads(rate_bytes_per_s=float("inf"), busiest=("", ""), bytes_per_byte={})
-    worst = max(loads, key=lambda arc: loads[arc] / routes.bandwidth[arc])
-    names = routes.names
+    worst = max(loads, key=lambda arc: loads[arc] / ways.bandwidth[arc])
+    names = ways.names
     return Loads(
-        rate_bytes_per_s=routes.bandwidth[worst] / loads[worst],
+        rate_bytes_per_s=ways.bandwidth[worst] / loads[worst],
         busiest=(names[worst[0]], names[worst[1]]),
         bytes_per_byte={(names[u], names[t]): load for (u, t), load in loads.items()},
     )
@@ -76,8 +76,8 @@ def traffic(collective: Collective) -> NDArray[np.float64]:
     return sent / collective.chunks
 
 
-def _switch(routes: Routes, name: str) -> int:
-    if name not in routes.names:
+def _switch(ways: Ways, name: str) -> int:
+    if name not in ways.names:
         what = f"the collective reduces in {name}, which the graph does not draw"
         raise InputError([Problem("graph", what, "use a graph with that switch")])
-    return routes.names.index(name)
+    return ways.names.index(name)

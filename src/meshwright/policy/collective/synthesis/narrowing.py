@@ -9,22 +9,23 @@ from collections.abc import Iterator
 from itertools import permutations
 
 from meshwright.policy.collective.synthesis.network import Network
-from meshwright.policy.collective.synthesis.routes import Arc
 from meshwright.spec.cluster.links import Groups
+from meshwright.spec.cluster.ways import Arc
 
 
 def narrowed(whole: Network) -> Iterator[Network]:
     """Yield what is left without the worst ways between GPUs, the least that holds first.
 
-    Ways are better the wider they are, then the fewer links they have: rails of a pod are ways of
-    six links, from rail to rail takes eight. Each comes with its switches tangled (data may turn
-    any way in them) and untangled; what lies between two vertices only is left out.
+    Ways are ranked as transfers rank them (`spec.cluster.ways`). Those through other GPUs count for
+    nothing: their legs are ways of their own. Each network comes with its switches tangled (data
+    may turn any way in them) and untangled; what lies between two vertices only is left out.
     """
-    routes = whole.routes
-    classes: dict[tuple[float, int], set[Arc]] = {}
+    ways = whole.ways
+    classes: dict[tuple[float, ...], set[Arc]] = {}
     for a, b in permutations(range(whole.gpus), 2):
-        if routes.width(a, b):
-            classes.setdefault((-routes.width(a, b), routes.hops(a, b)), set()).add((a, b))
+        way = ways.leg(a, b)
+        if way is not None:
+            classes.setdefault(way.rank, set()).add((a, b))
     ordered = [classes[key] for key in sorted(classes)]
     every: set[Arc] = set().union(*ordered)
     kept: set[Arc] = set()
@@ -35,7 +36,7 @@ def narrowed(whole: Network) -> Iterator[Network]:
             if choice in tried:
                 continue
             tried.append(choice)
-            part = whole if choice == every else Network.of_pairs(routes, choice)
+            part = whole if choice == every else Network.of_pairs(ways, choice)
             if part.cut_off():
                 continue
             even, plain = _evened(part), _untangled(part)
@@ -70,7 +71,7 @@ def _evened(network: Network) -> Network:
     """Cut what comes into a switch and cannot leave it, or the reverse."""
     rates = _even(network.capacity, network.gpus)
     uses = {arc: pairs for arc, pairs in network.uses().items() if arc in rates}
-    return Network(network.routes, list(network.names), rates, uses)
+    return Network(network.ways, list(network.names), rates, uses)
 
 
 def _untangled(network: Network) -> Network:
@@ -101,7 +102,7 @@ def _untangled(network: Network) -> Network:
     rates = _even(capacity, network.gpus)
     untangled = {renamed[arc]: pairs for arc, pairs in uses.items() if renamed[arc] in rates}
     returns = {renamed[u, t]: renamed[t, u] for u, t in renamed if (t, u) in renamed}
-    return Network(network.routes, names, rates, untangled, returns)
+    return Network(network.ways, names, rates, untangled, returns)
 
 
 def _joined_up(network: Network) -> Network:
@@ -128,7 +129,7 @@ def _joined_up(network: Network) -> Network:
         return place[arc[0]], place[arc[1]]
 
     return Network(
-        network.routes,
+        network.ways,
         [network.names[old] for old in kept],
         {moved(arc): rate for arc, rate in capacity.items()},
         {moved(arc): pairs for arc, pairs in uses.items()},
@@ -139,16 +140,26 @@ def _joined_up(network: Network) -> Network:
 def _even(capacity: dict[Arc, float], gpus: int) -> dict[Arc, float]:
     """Cut links in proportion until every switch has as much in as out, the worst one first."""
     rates = dict(capacity)
-    ends = {end for arc in rates for end in arc if end >= gpus}
-    into = {w: [arc for arc in rates if arc[1] == w] for w in ends}
-    out = {w: [arc for arc in rates if arc[0] == w] for w in ends}
-    for _ in range(100 * len(ends)):
-        sums = {w: [sum(rates[arc] for arc in side[w]) for side in (into, out)] for w in ends}
-        ratio = {w: min(both) / max(both) if max(both) else 1.0 for w, both in sums.items()}
-        worst = min(ratio, key=lambda w: (ratio[w], w))
-        if ratio[worst] > 1 - 1e-9:
+    sides: dict[int, tuple[list[Arc], list[Arc]]] = {}
+    for u, t in rates:
+        for end, side in ((t, 0), (u, 1)):
+            if end >= gpus:
+                sides.setdefault(end, ([], []))[side].append((u, t))
+    uneven = {w: _unevenness(rates, both) for w, both in sorted(sides.items())}
+    for _ in range(100 * len(sides)):
+        worst = min(uneven, key=lambda w: uneven[w][0])
+        ratio, larger = uneven[worst]
+        if ratio > 1 - 1e-9:
             break
-        larger = into if sums[worst][0] > sums[worst][1] else out
-        for arc in larger[worst]:
-            rates[arc] *= ratio[worst]
+        for arc in sides[worst][larger]:
+            rates[arc] *= ratio
+        for w in {end for arc in sides[worst][larger] for end in arc if end >= gpus}:
+            uneven[w] = _unevenness(rates, sides[w])
     return {arc: rate for arc, rate in rates.items() if rate > 1e-6 * capacity[arc]}
+
+
+def _unevenness(rates: dict[Arc, float], sides: tuple[list[Arc], list[Arc]]) -> tuple[float, int]:
+    """Return the smaller side of a switch over the larger, and which one that is."""
+    into, out = (sum(rates[arc] for arc in side) for side in sides)
+    larger = max(into, out)
+    return (min(into, out) / larger if larger else 1.0), int(out >= into)

@@ -1,8 +1,8 @@
 """`Network`: what a collective can count on between its GPUs, as capacities of numbered vertices.
 
-Only links on the best way of some pair of GPUs count (see `routes`): a library that has NVLink does
-not send beside it through the CPUs. GPUs that take no part are left out, for a GPU that runs no
-program of the collective relays nothing.
+Only links on the way of some pair of GPUs count (`spec.cluster.ways`): a library that has NVLink
+does not send beside it through the CPUs. GPUs that take no part are left out, for a GPU that runs
+no program of the collective relays nothing.
 """
 
 from collections.abc import Iterable
@@ -10,8 +10,9 @@ from itertools import permutations
 
 from meshwright.errors import InputError, Problem
 from meshwright.policy.collective.synthesis.flow import bits
-from meshwright.policy.collective.synthesis.routes import Arc, Routes
+from meshwright.spec.cluster.damage import refuse_cut_off
 from meshwright.spec.cluster.links import LinkGraph
+from meshwright.spec.cluster.ways import Arc, Ways
 from meshwright.spec.names import unknown_name
 
 
@@ -20,14 +21,14 @@ class Network:
 
     def __init__(
         self,
-        routes: Routes,
+        ways: Ways,
         names: list[str],
         capacity: dict[Arc, float],
         uses: dict[Arc, int],
         returns: dict[Arc, Arc] | None = None,
     ) -> None:
-        self.routes = routes
-        self.gpus = routes.gpus
+        self.ways = ways
+        self.gpus = ways.gpus
         self.names = tuple(names)
         self.capacity = capacity
         """Bytes per second from one vertex to the next."""
@@ -35,18 +36,19 @@ class Network:
         self._returns = returns or {}
 
     @classmethod
-    def of_pairs(cls, routes: Routes, pairs: Iterable[Arc]) -> "Network":
+    def of_pairs(cls, ways: Ways, pairs: Iterable[Arc]) -> "Network":
         """Draw what the best ways between some pairs of GPUs give."""
         uses: dict[Arc, int] = {}
         for a, b in sorted(pairs):
-            for arc in routes.arcs(a, b):
-                uses[arc] = uses.get(arc, 0) | 1 << a * routes.gpus + b
-        met = {end for arc in uses for end in arc} - set(range(routes.gpus))
-        kept = [*range(routes.gpus), *sorted(met)]
+            way = ways.way(a, b)
+            for arc in way.arcs if way is not None else ():
+                uses[arc] = uses.get(arc, 0) | 1 << a * ways.gpus + b
+        met = {end for arc in uses for end in arc} - set(range(ways.gpus))
+        kept = [*range(ways.gpus), *sorted(met)]
         place = {old: new for new, old in enumerate(kept)}
         renamed = {(place[u], place[t]): pairs for (u, t), pairs in uses.items()}
-        capacity = {(place[u], place[t]): routes.bandwidth[u, t] for u, t in uses}
-        return cls(routes, [routes.names[old] for old in kept], capacity, renamed)
+        capacity = {(place[u], place[t]): ways.bandwidth[u, t] for u, t in uses}
+        return cls(ways, [ways.names[old] for old in kept], capacity, renamed)
 
     @property
     def size(self) -> int:
@@ -132,16 +134,5 @@ def chosen_gpus(graph: LinkGraph, gpus: tuple[str, ...] | None) -> tuple[str, ..
 
 def joined(graph: LinkGraph, gpus: tuple[str, ...]) -> Network:
     """Return the network of some GPUs, refusing one where data cannot get everywhere."""
-    network = Network.of_pairs(Routes(graph, gpus), permutations(range(len(gpus)), 2))
-    apart = network.cut_off()
-    if apart:
-        names = network.named(apart)
-        some = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-        rest = network.gpus - len(names)
-        verb = "is" if len(names) == 1 else "are"
-        what = (
-            f"{some} {verb} cut off from the other {rest} GPUs: no link leads across in one of "
-            "the two directions"
-        )
-        raise InputError([Problem("graph", what, "mend a link, or leave these GPUs out")])
-    return network
+    refuse_cut_off(graph, gpus)
+    return Network.of_pairs(Ways(graph, gpus), permutations(range(len(gpus)), 2))

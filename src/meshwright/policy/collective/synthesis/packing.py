@@ -43,7 +43,7 @@ def pack(capacity: Whole, roots: list[int]) -> list[Grown]:
     All trees grow in turns, and level by level, so that none is left with long detours only.
     """
     gpus = len(capacity)
-    rest = [row[:] for row in capacity]
+    rest = Residual(capacity)
     trees = [_Growing(root, count) for root, count in enumerate(roots) if count]
     level = 0
     while any(len(tree.depth) < gpus for tree in trees):
@@ -60,7 +60,7 @@ def pack(capacity: Whole, roots: list[int]) -> list[Grown]:
                 trees.append(other)
                 turns.append(other)
                 tree.weight = times
-            rest[u][t] -= times
+            rest.change(u, t, -times)
             tree.edges.append((u, t))
             tree.depth[t] = tree.depth[u] + 1
             turns.append(tree)
@@ -69,17 +69,17 @@ def pack(capacity: Whole, roots: list[int]) -> list[Grown]:
 
 
 def _grow(
-    rest: Whole, tree: _Growing, level: int, others: list[_Growing]
+    rest: Residual, tree: _Growing, level: int, others: list[_Growing]
 ) -> tuple[tuple[int, int], int] | None:
     """Return an edge from this level of a tree, and for how many trees like it it can be taken."""
     best: tuple[tuple[int, int], int] | None = None
-    size = len(rest)
+    size = len(rest.rest)
     edges = [
-        (-rest[u][t], (t - u) % size, u, t)
+        (-rest.rest[u][t], (t - u) % size, u, t)
         for u, depth in tree.depth.items()
         if depth == level
         for t in range(size)
-        if rest[u][t] and t not in tree.depth and (u, t) not in tree.refused
+        if rest.rest[u][t] and t not in tree.depth and (u, t) not in tree.refused
     ]
     for _, _, u, t in sorted(edges):
         times = _spare(rest, (u, t), tree, others)
@@ -92,7 +92,7 @@ def _grow(
     return best
 
 
-def _spare(rest: Whole, edge: tuple[int, int], tree: _Growing, others: list[_Growing]) -> int:
+def _spare(rest: Residual, edge: tuple[int, int], tree: _Growing, others: list[_Growing]) -> int:
     """Return how often an edge can be taken so that all other trees can still be completed.
 
     Every set of GPUs that a tree has not met needs one more edge into it. The least surplus over
@@ -100,21 +100,18 @@ def _spare(rest: Whole, edge: tuple[int, int], tree: _Growing, others: list[_Gro
     the vertices that it has as a way to them from u.
     """
     u, t = edge
-    size = len(rest)
-    most = min(rest[u][t], tree.weight)
+    size = len(rest.rest)
+    most = min(rest.rest[u][t], tree.weight)
     # A tree that already has t asks nothing of a set around t.
     asking = [other for other in others if t not in other.depth]
     grown = [other for other in asking if len(other.depth) > 1]
-    rows: list[list[float]] = [[*row, *([0] * len(grown))] for row in rest]
-    rows += [[0] * (size + len(grown)) for _ in grown]
-    unbounded = sum(map(sum, rest)) + sum(other.weight for other in others) + 1
-    for other in asking:
-        if len(other.depth) == 1:
-            rows[u][other.root] += other.weight if other.root != u else 0
-    for index, other in enumerate(grown):
-        rows[u][size + index] = other.weight
-        for vertex in other.depth:
-            rows[size + index][vertex] = unbounded
+    fed = rest.widened(len(grown))
     asked = sum(other.weight for other in asking)
-    surplus = Residual(rows).flow(u, t, asked + most) - asked
+    for other in asking:
+        if len(other.depth) == 1 and other.root != u:
+            fed.change(u, other.root, other.weight)
+    for index, other in enumerate(grown, size):
+        fed.change(u, index, other.weight)
+        fed.lead(index, other.depth, asked + most)  # as much as anybody could want
+    surplus = fed.flow(u, t, asked + most) - asked
     return int(min(most, max(surplus, 0)))

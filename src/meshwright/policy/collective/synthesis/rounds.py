@@ -13,7 +13,7 @@ from typing import NamedTuple
 from meshwright.policy.collective.building import Builder
 from meshwright.policy.collective.collective import Collective, Op
 from meshwright.policy.collective.synthesis.flow import bits
-from meshwright.policy.collective.synthesis.routes import Arc, Routes
+from meshwright.spec.cluster.ways import Arc, Ways
 
 TRIES = 24
 _INSTANT_S = 1e-9
@@ -39,18 +39,18 @@ class _Way(NamedTuple):
     latency_s: float
 
 
-def in_rounds(routes: Routes, op: Op, root: int) -> tuple[Collective, str]:
+def in_rounds(ways: Ways, op: Op, root: int) -> tuple[Collective, str]:
     """Return a schedule of few rounds, and what to say about it."""
     backwards = op in ("reduce_scatter", "reduce")
-    ways = _ways(routes, backwards)
+    offers = _ways(ways, backwards)
     if op in ("broadcast", "reduce"):
-        chunks, begin = 1, [int(rank == root) for rank in range(routes.gpus)]
+        chunks, begin = 1, [int(rank == root) for rank in range(ways.gpus)]
     else:
-        chunks, begin = routes.gpus, [1 << rank for rank in range(routes.gpus)]
-    time_s, rounds = _best(ways, begin)
+        chunks, begin = ways.gpus, [1 << rank for rank in range(ways.gpus)]
+    time_s, rounds = _best(offers, begin)
     if op == "all_reduce":
         time_s *= 2
-    builder = Builder("synthesised-rounds", op, ranks=routes.gpus, chunks=chunks, root=root)
+    builder = Builder("synthesised-rounds", op, ranks=ways.gpus, chunks=chunks, root=root)
     if op in ("reduce_scatter", "reduce", "all_reduce"):
         for together in reversed(rounds):
             _emit(builder, builder.add, [Told(t.dst, t.src, t.shares) for t in together])
@@ -63,15 +63,15 @@ def in_rounds(routes: Routes, op: Op, root: int) -> tuple[Collective, str]:
     return builder.done(), f"{rounds_said}, one transfer per link of a GPU in each{late}"
 
 
-def _ways(routes: Routes, backwards: bool) -> list[_Way]:
+def _ways(ways: Ways, backwards: bool) -> list[_Way]:
     found = []
-    for a in range(routes.gpus):
-        for b in range(routes.gpus):
-            arcs = routes.arcs(b, a) if backwards else routes.arcs(a, b)
-            if a != b and arcs:
-                latency_s = routes.latency(b, a) if backwards else routes.latency(a, b)
+    for a in range(ways.gpus):
+        for b in range(ways.gpus):
+            way = ways.leg(b, a) if backwards else ways.leg(a, b)
+            if way is not None:
+                arcs = way.arcs
                 first, last = (arcs[-1], arcs[0]) if backwards else (arcs[0], arcs[-1])
-                found.append(_Way(a, b, first, last, max(latency_s, _INSTANT_S)))
+                found.append(_Way(a, b, first, last, max(way.latency_s, _INSTANT_S)))
     return found
 
 

@@ -108,8 +108,9 @@ def feeds(capacity: Whole, roots: list[int], gpus: int) -> list[Residual] | None
     size, demand = len(capacity), sum(roots)
     rows = with_source([[*row] for row in capacity], [*roots])
     found = []
+    unfed = Residual(rows)
     for sink in range(gpus):
-        fed = Residual(rows)
+        fed = unfed.copy()
         if fed.flow(size, sink, demand) < demand:
             return None
         found.append(fed)

@@ -10,8 +10,8 @@ from collections import Counter
 from itertools import product
 
 from meshwright.policy.collective.synthesis.flow import Residual
-from meshwright.policy.collective.synthesis.routes import Arc
 from meshwright.policy.collective.synthesis.scaling import Scaled, Whole, feeds
+from meshwright.spec.cluster.ways import Arc
 
 
 def without_relays(scaled: Scaled, gpus: int, uses: dict[Arc, int]) -> Whole | None:

@@ -79,8 +79,8 @@ def _chunks(trees: list[Grown], first: list[int]) -> list[int]:
 
 
 def usual_pieces(levels: int) -> int:
-    """Return how often to cut a tree's part so that filling its levels costs about a tenth."""
-    return 1 if levels <= 1 else min(64, 8 * (levels - 1))
+    """Return how often to cut a tree's part so that filling its levels costs a few percent."""
+    return 1 if levels <= 1 else min(96, 12 * (levels - 1))
 
 
 def _waits(tree: Grown) -> tuple[int, dict[tuple[int, int], int]]:

@@ -86,13 +86,13 @@ def synthesize(
     network = joined(graph, members)
     bound = network_bound(network, op, root)
     if aim == "latency":
-        collective, note = in_rounds(network.routes, op, root)
+        collective, note = in_rounds(network.ways, op, root)
         trees: list[Grown] = []
     else:
         trees, summing = grow(network, bound, root)
         collective = stream(trees, op, len(members), root=root, pieces=pieces, summing=summing)
         note = f"{len(trees)} trees, {max(depth(tree) for tree in trees)} hops deep"
-    loads = loads_on(network.routes, collective)
+    loads = loads_on(network.ways, collective)
     return Synthesis(
         collective=collective,
         members=members,
@@ -128,6 +128,6 @@ def _notes(network: Network, bound: Bound, loads: Loads) -> Iterator[str]:
         yield f"{idle} of {len(network.capacity)} links on best ways carry nothing"
     if loads.rate_bytes_per_s < bound.rate_bytes_per_s * (1 - 2 * NEAR):
         yield (
-            "the bound lets data take any way; transfers take their widest, and meet on "
+            "the bound lets data take any way; transfers take their best, and meet on "
             f"{loads.busiest[0]} to {loads.busiest[1]}"
         )
