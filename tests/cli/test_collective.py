@@ -227,6 +227,11 @@ def test_bench_runs_and_counts_wrong_elements(name: str, tmp_path: Path, capsys:
         (("show", "pairwise", "--op", "all_to_all_v", "--counts", "[[0,1.7],[1,0]]"), "no matrix"),
         (("verify", "ring", "--peers", "1,0"), "peers"),
         (("bench", "--op", "all_to_all_v"), "all_to_all instead"),
+        (("bench", "ring", "--ranks", "1000"), "use 2 to 64"),
+        (("bench", "ring", "--op", "all_to_all"), "ring does no all_to_all"),
+        (("simulate", *NODE, "--op", "send_recv"), "name an algorithm"),
+        (("export", "ring", "--to", "nccl-tuner", *NODE), "--only"),
+        (("show", "ring", "--svg", "x.pdf"), "end it in .svg"),
     ],
 )
 def test_bad_input_names_the_fault(words: tuple[str, ...], fault: str, capsys: Captured) -> None:
@@ -258,3 +263,30 @@ def test_the_root_of_an_msccl_program_is_given(tmp_path: Path, capsys: Captured)
 def test_a_gpu_cut_off_is_named(capsys: Captured) -> None:
     parts = ["--kill", "gpu2~nvswitch0", "--kill", "gpu2~node0.pcie2"]
     assert "gpu2" in refused(capsys, "simulate", *NODE, *parts)
+
+
+def test_a_dead_node_leaves_the_others(capsys: Captured) -> None:
+    words = ["--cluster", "h100-superpod", "--gpus", "16", "--size", "1MiB"]
+    found = answer(capsys, "simulate", *words, "--kill", "node1")
+    assert found["ranks"] == list(range(8))
+
+
+def test_an_algorithm_runs_on_what_is_left(capsys: Captured) -> None:
+    words = ["simulate", "two_shot", "--cluster", "azure-nd-mi300x-v5", "--gpus", "8"]
+    whole = answer(capsys, *words)
+    damaged = answer(capsys, *words, "--kill", "gpu0~gpu1")
+    assert damaged["seconds"] > 1.5 * whole["seconds"]
+
+
+def test_a_file_of_ones_own_is_benched(tmp_path: Path, capsys: Captured) -> None:
+    pytest.importorskip("torch", reason="running collectives needs torch")
+    path = tmp_path / "mine.json"
+    answer(capsys, "export", "ring", "--ranks", "2", "--to", "json", "--out", str(path))
+    sizes = ["--begin", "4KiB", "--end", "4KiB", "--iterations", "1", "--no-native"]
+    assert answer(capsys, "bench", str(path), "--ranks", "2", *sizes)["wrong"] == 0
+    assert "--ranks 2" in refused(capsys, "bench", str(path), "--ranks", "3")
+
+
+def test_nccls_own_spelling_is_understood(capsys: Captured) -> None:
+    found = answer(capsys, "explain", *NODE, "--only", "Ring,NVLSTree")
+    assert {part["algorithm"] for part in found["segments"]} == {"ring"}

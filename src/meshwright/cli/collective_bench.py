@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from meshwright.cli.answer import Answer, Note, View, table
-from meshwright.cli.collective_source import op_of
+from meshwright.cli.collective_source import is_file, op_of, read_file
 from meshwright.cli.parser import add_common
 from meshwright.errors import InputError, MissingPart, Problem
 from meshwright.policy.collective import ALGORITHMS, Collective, build
@@ -25,13 +25,14 @@ EXAMPLES = (
     "mw collective bench ring,halving_doubling --ranks 4 --plot bench.svg",
     "torchrun --nproc-per-node 8 -m meshwright collective bench ring --backend nccl",
 )
+MOST_PROCESSES = 64
 _DEFAULT = {"all_reduce": "ring,two_shot", "all_to_all": "pairwise"}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
     parser.add_argument("names", metavar="ALGORITHMS", nargs="?",
-                        help="names of mw collective list, comma-separated")  # fmt: skip
+                        help="names of mw collective list or files, comma-separated")  # fmt: skip
     parser.add_argument("--op", metavar="OP", default="all_reduce", help="default: all_reduce")
     parser.add_argument("--ranks", metavar="N", default="2",
                         help="processes to start here (default: 2)")  # fmt: skip
@@ -55,7 +56,11 @@ def run(args: argparse.Namespace) -> Answer:
     """Answer with one row per size, algorithm and place of the result."""
     op = op_of(args.op)
     # Under torchrun the launcher says how many take part.
-    ranks = int(os.environ.get("WORLD_SIZE") or parse_count(args.ranks, "--ranks"))
+    launched = os.environ.get("WORLD_SIZE")
+    ranks = int(launched or parse_count(args.ranks, "--ranks"))
+    if not launched and not 2 <= ranks <= MOST_PROCESSES:
+        what = f"{ranks} processes on one machine"
+        raise InputError([Problem("--ranks", what, f"use 2 to {MOST_PROCESSES}")])
     chosen = [_built(name, op, ranks) for name in _names(args, op)]
     rows = measured(args, chosen)
     if int(os.environ.get("RANK", "0")):
@@ -111,14 +116,26 @@ def _backend(asked: str) -> "Backend":
 def _names(args: argparse.Namespace, op: Op) -> list[str]:
     known = [found.name for found in ALGORITHMS if op in found.ops]
     words = args.names or _DEFAULT.get(op, known[0])
-    names = [word.strip().lower().replace("-", "_") for word in words.split(",") if word.strip()]
-    strange = [name for name in names if name not in known]
+    given = [word.strip() for word in words.split(",") if word.strip()]
+    names = [n if is_file(n) else n.lower().replace("-", "_") for n in given]
+    other = [name for name in names if name in {found.name for found in ALGORITHMS} - set(known)]
+    if other:
+        what = f"{other[0]} does no {op}"
+        raise InputError([Problem("ALGORITHMS", what, f"use {', '.join(known)}")])
+    strange = [name for name in names if name not in known and not is_file(name)]
     if strange:
         raise InputError([unknown_name("algorithm", name, known, "ALGORITHMS") for name in strange])
     return names
 
 
 def _built(name: str, op: Op, ranks: int) -> Collective:
+    if is_file(name):
+        found = read_file(name)
+        if (found.op, found.ranks) != (op, ranks):
+            what = f"{name} is {found.op} over {found.ranks} ranks"
+            fix = f"--op {found.op} --ranks {found.ranks}"
+            raise InputError([Problem("ALGORITHMS", what, fix)])
+        return found
     if op == "all_to_all_v":
         what = "all_to_all_v has no size of its own"
         raise InputError([Problem("--op", what, "measure all_to_all instead")])

@@ -5,7 +5,7 @@ from typing import get_args
 
 import msgspec
 
-from meshwright.cli.answer import Answer, Text, View, table
+from meshwright.cli.answer import Answer, Note, Text, View, table
 from meshwright.cli.collective_source import Target, add_cluster, op_of, target
 from meshwright.cli.parser import add_common
 from meshwright.errors import InputError, Problem
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> Answer:
     place, op, only = whole(on), nccl_op(args.op), only_of(args)
     if args.size is None:
         found = explain(place, op, nccl=args.nccl, collnet=args.collnet, only=only)
-        shown: tuple[View, ...] = tuple(Text(line) for line in sentences(found))
+        shown: tuple[View, ...] = (*(Text(line) for line in sentences(found)), *_doubts(place))
         quiet = tuple(
             f"{part.start_bytes}\t{part.algorithm}\t{part.protocol}" for part in found.segments
         )
@@ -60,10 +60,23 @@ def run(args: argparse.Namespace) -> Answer:
     views: tuple[View, ...] = (
         *(Text(line) for line in size_sentences(costs)),
         table(", ".join(named), rows, right=numbers, wide="remark"),
+        *_doubts(place),
     )
     winner = costs.candidates[0] if costs.candidates else None
     brief = () if winner is None else (f"{winner.algorithm}\t{winner.protocol}",)
     return Answer("collective.explain_size/1", msgspec.to_builtins(costs), views, brief)
+
+
+def _doubts(place: Placement) -> tuple[View, ...]:
+    """Return what makes the answer unsure on some machines."""
+    notes: list[View] = []
+    if not place.links.nccl:
+        notes.append(Note("these are no NVIDIA GPUs: NCCL's model stands in for their own library"))
+    elif place.inside == "host":
+        notes.append(Note("without NVLink, NCCL leaves LL128 out unless NCCL_PROTO names it"))
+    if place.units > 1 and place.links.fabric == "efa":
+        notes.append(Note("the EFA plugin brings a tuner of its own, which may choose otherwise"))
+    return tuple(notes)
 
 
 def whole(on: Target) -> Placement:
@@ -86,7 +99,10 @@ def only_of(args: argparse.Namespace) -> tuple[str, ...] | None:
     """Return the algorithms that NCCL may use; None for all."""
     if args.only is None:
         return None
-    names = tuple(name.strip().lower() for name in args.only.split(",") if name.strip())
+    # NCCL_ALGO writes NVLSTree and CollnetDirect.
+    known = {name.replace("_", ""): name for name in ALGORITHMS}
+    words = [word.strip().lower() for word in args.only.split(",") if word.strip()]
+    names = tuple(known.get(word.replace("_", ""), word) for word in words)
     strange = [name for name in names if name not in ALGORITHMS]
     if strange:
         raise InputError(unknown_name("algorithm", n, ALGORITHMS, "--only") for n in strange)

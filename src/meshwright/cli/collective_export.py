@@ -3,7 +3,7 @@
 import argparse
 
 from meshwright.cli.answer import Answer, Note, Text, View
-from meshwright.cli.collective_explain import add_nccl, only_of, whole
+from meshwright.cli.collective_explain import add_nccl, nccl_op, only_of, whole
 from meshwright.cli.collective_source import add_algorithm, add_cluster, collective_of, target
 from meshwright.cli.files import write_text
 from meshwright.cli.parser import add_common
@@ -52,6 +52,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> Answer:
     """Answer with the file, or write it."""
     if args.to == "nccl-tuner":
+        if args.name is not None:
+            what = "a tuner file chooses among NCCL's own algorithms"
+            raise InputError([Problem("ALGORITHM", what, "leave it out, or restrict with --only")])
         text, notes = _tuner(args)
     elif args.name is None:
         fix = f"mw collective export ring --to {args.to}"
@@ -73,7 +76,8 @@ def _algorithm(args: argparse.Namespace) -> tuple[str, tuple[View, ...]]:
         return write_plain(found), ()
     if args.to == "msccl-xml":
         note = Note("run it with the MSCCL executor: MSCCL_ALGO_DIR is the folder it lies in")
-        return write_msccl_xml(found), (note,)
+        hosted = Note("sums in switches become sums on ranks here") if found.switches else None
+        return write_msccl_xml(found), (note, *([hosted] if hosted else []))
     per_node = None if args.per_node is None else parse_count(args.per_node, "--per-node")
     apart = args.buffers == "apart" or found.op in EXCHANGED
     buffers: Buffers = "out_of_place" if apart else "in_place"
@@ -82,7 +86,7 @@ def _algorithm(args: argparse.Namespace) -> tuple[str, tuple[View, ...]]:
 
 def _tuner(args: argparse.Namespace) -> tuple[str, tuple[View, ...]]:
     if args.measured:
-        rows = measured_rows([one for given in args.measured for one in _sweep(given)])
+        rows = measured_rows([one for given in args.measured for one in _sweep(given, args)])
         remark = f"fastest of the measurements in {', '.join(args.measured)}"
     else:
         on = target(args)
@@ -99,7 +103,7 @@ def _tuner(args: argparse.Namespace) -> tuple[str, tuple[View, ...]]:
     return text, tuple(notes)
 
 
-def _sweep(given: str) -> tuple[Measurement, ...]:
+def _sweep(given: str, args: argparse.Namespace) -> tuple[Measurement, ...]:
     """Read one sweep: a training file, or a log of nccl-tests with what it was restricted to."""
     setting, _, path = given.rpartition("=")
     if not setting:
@@ -112,5 +116,18 @@ def _sweep(given: str) -> tuple[Measurement, ...]:
         fix = "write them as in ring/simple/16=ring.log"
         raise InputError([Problem("--measured", what, fix)])
     run = read_nccl_tests(read_text(path), path)
-    channels = parse_count(words[2], "--measured")
-    return as_sweep([run], algorithm=algorithm, protocol=protocol, channels=channels)
+    try:
+        return as_sweep(
+            [run],
+            algorithm=algorithm,
+            protocol=protocol,
+            channels=parse_count(words[2], "--measured"),
+            op=None if args.op is None else nccl_op(args.op),
+            nodes=None if args.nodes is None else parse_count(args.nodes, "--nodes"),
+            ranks=None if args.ranks is None else parse_count(args.ranks, "--ranks"),
+        )
+    except InputError as error:
+        raise InputError(
+            problem._replace(where=path, fix=problem.fix.replace("give ", "give it with --"))
+            for problem in error.problems
+        ) from None

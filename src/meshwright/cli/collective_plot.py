@@ -40,7 +40,7 @@ def plot(path: str, rows: Sequence["Row"]) -> None:
     axes.set_xlabel("message")
     axes.set_ylabel("bus bandwidth in GB/s")
     first = rows[0]
-    axes.set_title(f"{first.op}, {first.ranks} ranks, {first.dtype}")
+    axes.set_title(f"{first.op}, {first.ranks} ranks, {first.dtype}, out of place")
     axes.grid(alpha=0.3)
     axes.legend()
     try:

@@ -18,6 +18,7 @@ from meshwright.cli.collective_source import (
 )
 from meshwright.cli.files import write_text
 from meshwright.cli.parser import add_common
+from meshwright.errors import InputError, Problem
 from meshwright.policy.collective import Collective, Moves
 
 EXAMPLES = (
@@ -44,6 +45,9 @@ def run(args: argparse.Namespace) -> Answer:
     on = target(args, needed=bool(args.loads))
     found = collective_of(args, on)
     notes: list[View] = []
+    for flag, path in (("--svg", args.svg), ("--loads", args.loads)):
+        if path and not path.lower().endswith(".svg"):
+            raise InputError([Problem(flag, f"{path} is no .svg file", "end it in .svg")])
     if args.svg:
         picture, left_out = collective_svg.schedule(found)
         write_text(args.svg, picture)

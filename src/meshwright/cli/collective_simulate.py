@@ -12,7 +12,10 @@ from meshwright.cli.collective_source import (
     add_cluster,
     add_kill,
     add_size,
+    broken,
     collective_of,
+    is_file,
+    is_link,
     op_of,
     proved,
     size_of,
@@ -30,13 +33,13 @@ from meshwright.predict.collective import (
     rank,
     replan,
     simulate,
-    without,
 )
 from meshwright.spec.units import format_bytes, format_rate, format_seconds, parse_count
 from meshwright.timeline import write_perfetto
 
 EXAMPLES = (
     "mw collective simulate --cluster h100-superpod --gpus 16 --size 64MiB",
+    "mw collective simulate nccl --cluster h100-superpod --gpus 128 --size 64MiB",
     "mw collective simulate ring --channels 8 --cluster h100-superpod --gpus 1024 --size 1GiB",
     "mw collective simulate --cluster h100-superpod --gpus 16 --kill node0.nic3",
     "mw collective simulate two_level --cluster h100-superpod --gpus 16 --timeline moves.json.gz",
@@ -63,7 +66,7 @@ def run(args: argparse.Namespace) -> Answer:
     """Answer with one collective, with all that would do, or with what is left of them."""
     on, size = target(args), size_of(args)
     assert on is not None
-    if args.kill:
+    if args.kill and args.name is None:
         return _broken(args, on, size)
     if args.name is None:
         return _compared(args, on, size)
@@ -77,8 +80,11 @@ def run(args: argparse.Namespace) -> Answer:
         if not 1 <= parts <= MOST_PARTS:
             raise InputError([Problem("--parts", f"is {parts}", f"use 1 to {MOST_PARTS}")])
         found = streamed(found, parts)
-    result = simulate(found, on.cluster, size, keep_moves=args.timeline is not None)
+    system = broken(on, args.kill) if args.kill else on.cluster
+    result = simulate(found, system, size, keep_moves=args.timeline is not None)
     notes: list[View] = []
+    if args.parts is None and args.channels == "1" and not is_file(args.name):
+        notes.append(Note("without a name, more channels (--channels) and --parts are tried too"))
     if args.timeline:
         write_perfetto(result.timeline(), args.timeline)
         notes.append(Note(f"wrote {args.timeline}: open it at ui.perfetto.dev"))
@@ -93,15 +99,17 @@ def run(args: argparse.Namespace) -> Answer:
 
 def _nccl(args: argparse.Namespace, on: Target, size: int) -> Answer:
     """Simulate what NCCL would run."""
-    if args.timeline or args.loads or args.parts:
+    if args.timeline or args.loads or args.parts or args.kill:
         what = "what NCCL would run is simulated as a whole"
-        fix = "name an algorithm of mw collective list for --timeline, --loads and --parts"
+        fix = "name an algorithm of mw collective list for --timeline, --loads, --parts and --kill"
         raise InputError([Problem("ALGORITHM", what, fix)])
     op = nccl_op(args.op or "all_reduce")
     result = predict_nccl(on.cluster, op, size, range(on.gpus))
     data = {**_data(result), "costs": result.costs}
-    views = (facts({"NCCL's choice": result.costs, **_figures(result)}),)
-    return Answer("collective.simulate/1", data, views, (f"{result.seconds:.6g}",))
+    views: list[View] = [facts({"NCCL's choice": result.costs, **_figures(result)})]
+    if op in ("broadcast", "reduce"):
+        views.append(Note(f"{op} counts every hop of the ring, far later than NCCL's own model"))
+    return Answer("collective.simulate/1", data, tuple(views), (f"{result.seconds:.6g}",))
 
 
 def _figures(result: Simulated) -> dict[str, object]:
@@ -139,6 +147,10 @@ def _data(result: Simulated) -> dict[str, Any]:
 def _compared(args: argparse.Namespace, on: Target, size: int) -> Answer:
     """Compare every algorithm of the library that does the operation."""
     op = op_of(args.op or "all_reduce")
+    if op in ("send_recv", "all_to_all_v"):
+        what = f"{op} depends on who sends what to whom"
+        fix = f"name an algorithm: mw collective list --op {op} shows them"
+        raise InputError([Problem("--op", what, fix)])
     found = rank(on.cluster, op, size, members=range(on.gpus))
     rows = [
         (one.name, one.channels, one.parts, format_seconds(one.seconds),
@@ -151,7 +163,10 @@ def _compared(args: argparse.Namespace, on: Target, size: int) -> Answer:
         "algorithm, channels, parts, time, busbw, of bound, steps, busiest link", rows, title,
         right="channels, parts, time, busbw, of bound, steps",
     )  # fmt: skip
-    note = Note("wires and their latencies alone; ALGORITHM nccl simulates what NCCL would run")
+    note = Note(
+        "wires and their latencies alone (ALGORITHM nccl: what NCCL would run); of bound: the "
+        "least time that these wires allow, less where switches can add"
+    )
     quiet = tuple(f"{one.name}\t{one.seconds:.6g}" for one in found)
     data = {"results": [_ranked(one) for one in found]}
     return Answer("collective.compare/1", data, (view, note), quiet)
@@ -167,24 +182,23 @@ def _ranked(one: Ranked) -> dict[str, Any]:
 
 def _broken(args: argparse.Namespace, on: Target, size: int) -> Answer:
     """Plan around what is broken, and say what it costs."""
-    if args.name is not None:
-        what = "with --kill the best algorithm is looked for"
-        raise InputError([Problem("ALGORITHM", what, "leave the name out")])
     op = op_of(args.op or "all_reduce")
-    graph = on.cluster.link_graph()
-    spare = [f"gpu{index}" for index in range(on.gpus, on.cluster.gpus)]
-    found = replan(without(graph, spare) if spare else graph, op, size, args.kill)
+    whole = broken(on, ())
+    left = {vertex.name for vertex in broken(on, args.kill).vertices}
+    # A whole node is many parts; a link is itself.
+    gone = [vertex.name for vertex in whole.vertices if vertex.name not in left]
+    found = replan(whole, op, size, [*gone, *(part for part in args.kill if is_link(part))])
     rows = [("before", *_way(found.before))]
     if found.kept is not None:
         rows.append(("the same, led around it", *_way(found.kept)))
     rows.append(("planned anew", *_way(found.after)))
-    notes: list[View] = []
+    notes: list[View] = [Note("sums inside switches (nvls, sharp) are not tried around failures")]
     if args.out:
         write_text(args.out, write_plain(found.after.collective))
         notes.append(Note(f"wrote {args.out}: mw collective show {args.out} reads it"))
     lost = [rank for rank in range(on.gpus) if rank not in found.ranks]
     head = {
-        "broken": ", ".join(found.dead),
+        "broken": ", ".join(args.kill),
         "ranks left": f"{len(found.ranks)} of {on.gpus}" if lost else None,
         "loss": f"{found.loss:+.1%} of the time of {op} of {format_bytes(size)}",
         "schedule": f"{found.after.name}, {found.after.collective.steps} steps",

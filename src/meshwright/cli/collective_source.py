@@ -12,7 +12,8 @@ from meshwright.policy.collective import ALGORITHMS, Algorithm, Collective, buil
 from meshwright.policy.collective.collective import OPS, Op
 from meshwright.policy.collective.formats import read_msccl_xml, read_plain
 from meshwright.policy.collective.threadblocks.lifting import lifted
-from meshwright.spec.cluster import Cluster
+from meshwright.predict.collective import without
+from meshwright.spec.cluster import Cluster, LinkGraph
 from meshwright.spec.cluster.nccl_graph import read_nccl_graphs
 from meshwright.spec.files import read_text
 from meshwright.spec.names import unknown_name
@@ -71,8 +72,30 @@ def add_size(parser: argparse.ArgumentParser, default: str | None = "64MiB") -> 
 
 def add_kill(parser: argparse.ArgumentParser) -> None:
     """Add the flag that takes parts of the cluster away."""
-    said = "a broken part: gpu3, node0.nic2, or a link such as gpu0~gpu1 (several times)"
+    said = "a broken part: gpu3, node0.nic2, node1, or a link such as gpu0~gpu1 (several times)"
     parser.add_argument("--kill", metavar="PART", action="append", default=[], help=said)
+
+
+def broken(on: "Target", kills: Sequence[str]) -> LinkGraph:
+    """Return the links of the GPUs that take part, without what is broken."""
+    graph = on.cluster.link_graph()
+    spare = [f"gpu{index}" for index in range(on.gpus, on.cluster.gpus)]
+    dead: list[str] = []
+    for part in kills:
+        of_node = [vertex.name for vertex in graph.vertices if part and vertex.node == part]
+        dead += of_node or [part]
+    try:
+        return without(graph, [*spare, *dead]) if spare or dead else graph
+    except InputError as error:
+        raise InputError(
+            problem._replace(where="--kill") if problem.where == "dead" else problem
+            for problem in error.problems
+        ) from None
+
+
+def is_link(part: str) -> bool:
+    """Tell whether a broken part is a link rather than what it joins."""
+    return any(sign in part for sign in ("~", "→", "->"))
 
 
 def op_of(text: str) -> Op:
@@ -180,10 +203,13 @@ def refuse_beside_file(args: argparse.Namespace) -> None:
 def read_collective(args: argparse.Namespace) -> Collective:
     """Read a collective from a file of ours or of MSCCL."""
     refuse_beside_file(args)
-    path = args.name
+    return read_file(args.name, parse_count(args.root, "--root"))
+
+
+def read_file(path: str, root: int = 0) -> Collective:
+    """Read a collective; a program of MSCCL does not say which rank is the root."""
     text = read_text(path)
     if path.endswith(".xml"):
-        root = parse_count(args.root, "--root")
         return lifted(read_msccl_xml(text, path, root=root))
     return read_plain(text, path)
 

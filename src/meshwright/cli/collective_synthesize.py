@@ -5,14 +5,13 @@ import time
 from typing import Any, cast
 
 from meshwright.cli.answer import Answer, Note, View, facts, table
-from meshwright.cli.collective_source import add_cluster, add_kill, op_of, target
+from meshwright.cli.collective_source import add_cluster, add_kill, broken, op_of, target
 from meshwright.cli.files import write_text
 from meshwright.cli.parser import add_common
 from meshwright.policy.collective import verify
 from meshwright.policy.collective.formats import write_plain
 from meshwright.policy.collective.synthesis import Synthesis, synthesize
 from meshwright.policy.collective.synthesis.synthesis import Aim
-from meshwright.predict.collective import without
 from meshwright.spec.units import format_rate, format_seconds, parse_count
 
 EXAMPLES = (
@@ -39,10 +38,7 @@ def run(args: argparse.Namespace) -> Answer:
     """Answer with the schedule, its rate and the cut that bounds it."""
     on = target(args)
     assert on is not None
-    spare = [f"gpu{index}" for index in range(on.gpus, on.cluster.gpus)]
-    graph = on.cluster.link_graph()
-    if spare or args.kill:
-        graph = without(graph, [*spare, *args.kill])
+    graph = broken(on, args.kill)
     start = time.perf_counter()
     found = synthesize(
         graph,

@@ -1,10 +1,12 @@
 """A collective is sweeps of moves; a sweep is one step repeated with what changes."""
 
+import pickle
+
 import numpy as np
 import pytest
 
 from meshwright.errors import InputError
-from meshwright.policy.collective import Builder, Collective, Moves, Shift
+from meshwright.policy.collective import Builder, Collective, Moves, Shift, build
 from meshwright.policy.collective.building import ring_order
 
 
@@ -97,3 +99,26 @@ def test_a_step_cannot_be_opened_inside_another() -> None:
 def test_an_order_that_leaves_a_rank_out_is_refused() -> None:
     with pytest.raises(InputError, match="name the ranks 0 to 2"):
         ring_order([0, 1, 1], 3)
+
+
+def test_moves_of_a_finished_collective_cannot_be_changed() -> None:
+    ring = build("ring", "all_reduce", 4)
+    for made in (ring, pickle.loads(pickle.dumps(ring))):
+        with pytest.raises(ValueError, match="read-only"):
+            made.sweeps[0].moves.table[0, 0] = 1
+
+
+def test_a_value_of_too_many_moves_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("meshwright.policy.collective.building.MOST_ROWS", 2)
+    flow = Builder("mine", "broadcast", ranks=4, chunks=1)
+    with flow.step():
+        flow.copy(0, 1, chunk=0)
+        flow.copy(0, 2, chunk=0)
+    with pytest.raises(InputError, match="mine over 4 ranks takes more than 2"), flow.step():
+        flow.copy(0, 3, chunk=0)
+
+
+def test_a_slot_beyond_32_bits_is_refused() -> None:
+    flow = Builder("mine", "broadcast", ranks=2, chunks=1)
+    with pytest.raises(InputError, match="which 32 bits do not hold"), flow.step():
+        flow.copy(0, 1, chunk=2**31)

@@ -136,7 +136,7 @@ def test_a_run_of_slots_that_ends_outside_is_refused() -> None:
 def test_a_move_of_no_slots_is_refused(ring: Collective) -> None:
     tables = steps_of(ring)
     tables[1][0, COUNT] = 0
-    assert refused(ring, tables).startswith("step 1: a move from place 0 has 0 slots")
+    assert refused(ring, tables).startswith("sweeps[1].moves[0]: count 0")
 
 
 def test_a_slot_is_not_read_and_written_in_one_step(ring: Collective) -> None:
@@ -220,6 +220,54 @@ def test_sums_in_another_order_are_sound_but_not_the_same() -> None:
     proof = verify(flow.done())
     assert proof.sound
     assert not proof.same_everywhere
+
+
+def test_chunks_of_one_rank_in_the_wrong_order_are_refused() -> None:
+    """Nothing is added here, so all values are inputs: they still have to be the right ones."""
+    flow = Builder("mine", "all_reduce", ranks=1, chunks=2)
+    room = flow.scratch(2)
+    with flow.step():
+        flow.copy(0, 0, chunk=0, to=room + 1)
+        flow.copy(0, 0, chunk=1, to=room)
+    with flow.step():
+        flow.copy(0, 0, chunk=room, to=0, count=2)
+    why = str(verify(flow.done()).problems[0])
+    assert why == (
+        "rank 0, after step 1, chunk 0: slot 0 lacks chunk 0 of rank 0; holds chunk 1 of rank 0, "
+        "which belongs elsewhere"
+    )
+
+
+def _through_switches(ranks: int, *, switches: int, at_once: bool) -> Collective:
+    """Every switch adds up all ranks, and gives its sum to the ranks whose turn it is."""
+    names = [f"nvswitch{number}" for number in range(switches)]
+    flow = Builder("mine", "all_reduce", ranks=ranks, chunks=1, switches=names)
+    for group in [range(ranks)] if at_once else [[rank] for rank in range(ranks)]:
+        with flow.step():
+            for rank in group:
+                for switch in range(switches):
+                    flow.add(rank, ranks + switch, chunk=0)
+    with flow.step():
+        for rank in range(ranks):
+            flow.copy(ranks + rank % switches, rank, chunk=0)
+    return flow.done()
+
+
+@pytest.mark.parametrize(
+    ("ranks", "switches", "at_once", "same"),
+    [
+        (3, 1, True, True),  # one sum, sent to all
+        (3, 2, True, False),  # each switch adds in the order in which values come
+        (2, 2, True, True),  # a + b is b + a
+        (3, 2, False, True),  # one after the other: the order is known
+    ],
+)
+def test_sums_of_two_switches_are_not_shown_to_be_the_same(
+    ranks: int, switches: int, at_once: bool, same: bool
+) -> None:
+    proof = verify(_through_switches(ranks, switches=switches, at_once=at_once))
+    assert proof.sound
+    assert proof.same_everywhere == same
 
 
 def test_a_message_that_cannot_be_cut_is_refused_before_any_move_is_looked_at() -> None:

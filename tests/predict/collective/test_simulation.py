@@ -9,7 +9,8 @@ import pytest
 
 from meshwright.errors import InputError
 from meshwright.policy.collective import Builder, Collective, build
-from meshwright.predict.collective import Costs, cluster_network, simulate, streamed
+from meshwright.policy.collective.streaming import streamed
+from meshwright.predict.collective import Costs, cluster_network, simulate
 from meshwright.predict.collective.network import Network
 from meshwright.spec.catalog import cluster
 from meshwright.spec.cluster import Cluster, LinkGraph, Vertex

@@ -10,6 +10,7 @@ with ring.sweep(n - 1, shift=-1):
 ring.done()
 """
 
+from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -20,6 +21,8 @@ from meshwright.policy.collective.collective import Collective, Moves, Op, Shift
 from meshwright.policy.collective.contract import input_slots
 
 Row = tuple[int, int, int, int, int, int, int, int]
+MOST_ROWS = 1 << 24
+"""Moves that a value may state. More would not fit into memory; sweeps state them in fewer."""
 
 
 class Builder:
@@ -60,7 +63,9 @@ class Builder:
             held = 2 * chunks
         self._slots = held
         self._sweeps: list[Sweep] = []
-        self._rows: list[Row] = []
+        self._rows = array("i")
+        self._made = 0
+        """Moves stated so far, in all sweeps."""
 
     def scratch(self, slots: int) -> int:
         """Ask for slots beside the message, in every place; return the first."""
@@ -105,6 +110,7 @@ class Builder:
         yield
         if self._rows and span > 0:
             table = np.array(self._rows, dtype=np.int32).reshape(-1, 8)
+            self._made += len(table)
             change = Shift(
                 src_slot=shift,
                 dst_slot=shift if arrival_shift is None else arrival_shift,
@@ -116,7 +122,7 @@ class Builder:
             steady = not (change.src_slot or change.dst_slot or change.dst or change.slot_order)
             sweep = Sweep(moves=Moves(table), span=span, shift=Shift() if steady else change)
             self._sweeps.append(sweep)
-        self._rows = []
+        self._rows = array("i")
 
     def copy(
         self,
@@ -149,8 +155,17 @@ class Builder:
         self._move((src, dst, chunk, arrives, count, 1, channel, phase))
 
     def _move(self, row: Row) -> None:
-        if row[4] > 0:
-            self._rows.append(row)
+        if row[4] <= 0:
+            return
+        if self._made + len(self._rows) // 8 >= MOST_ROWS:
+            what = f"{self._plain.name} over {self._plain.ranks} ranks takes more than "
+            fix = "use fewer ranks, channels or pieces, or another algorithm"
+            raise InputError([Problem("ranks", f"{what}{MOST_ROWS:,} stated moves", fix)])
+        try:
+            self._rows.extend(row)
+        except OverflowError:
+            what = f"{self._plain.name} moves {list(row)}, which 32 bits do not hold"
+            raise InputError([Problem("chunks", what, "use fewer ranks or chunks")]) from None
 
     def done(self) -> Collective:
         """Return the collective."""

@@ -35,6 +35,8 @@ Op = Literal[
 OPS: tuple[Op, ...] = get_args(Op)
 REDUCING: frozenset[str] = frozenset({"all_reduce", "reduce_scatter", "reduce"})
 ROOTED: frozenset[str] = frozenset({"broadcast", "reduce", "gather", "scatter"})
+EXCHANGED: frozenset[str] = frozenset({"all_to_all", "all_to_all_v", "send_recv"})
+"""Collectives whose output has slots of its own, behind those of the input."""
 SPLIT: frozenset[str] = frozenset(
     {"reduce_scatter", "all_gather", "all_to_all", "gather", "scatter"}
 )
@@ -155,6 +157,10 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
     shift: Shift = Shift()
     """What changes from one time to the next."""
 
+    def __post_init__(self) -> None:
+        # A sweep is shared: by proofs, plans and caches that would not notice a change.
+        self.moves.table.flags.writeable = False
+
     @property
     def steps(self) -> int:
         """Steps of the sweep: the repetitions, and the wait of the row that joins last."""
@@ -184,9 +190,9 @@ class _Unrolled:
     def at(self, step: int) -> Moves:
         """Return the moves of a step."""
         shift, table = self.shift, self.table
-        times: Ints | np.int32 = np.int32(step)
+        times: NDArray[np.int64] | int = step
         if self.late:
-            since = np.int32(step) - table[:, PHASE]
+            since = step - table[:, PHASE].astype(np.int64)
             active = np.flatnonzero((since >= 0) & (since < self.span))
             table, times = table[active], since[active]
         table = table.copy(order="F")
@@ -196,7 +202,9 @@ class _Unrolled:
             (DST, shift.dst, shift.dst_wrap),
         ):
             if by:
-                table[:, column] = _moved(table[:, column], times * np.int32(by), wrap)
+                # Only what is left of a shift in a block is sure to fit into 32 bits.
+                passed = times * by % wrap if wrap else times * by
+                table[:, column] = _moved(table[:, column], passed, wrap)
         if len(self.order):
             for column in (SRC_SLOT, DST_SLOT):
                 table[:, column] = _named(table[:, column], self.order)
@@ -272,7 +280,8 @@ def _named(slots: Ints, order: Ints) -> Ints:
     return np.where(inside, order[np.where(inside, slots, 0)], slots)
 
 
-def _moved(values: Ints, by: Ints | np.int32, wrap: int) -> Ints:
+def _moved(values: Ints, passed: NDArray[np.int64] | int, wrap: int) -> Ints:
+    by = np.asarray(passed).astype(np.int32)
     if not wrap:
         return values + by
     # numpy's remainder takes the sign of the divisor, so shifts to the left wrap as well.

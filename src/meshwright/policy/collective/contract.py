@@ -5,13 +5,23 @@ and scatter work in place: slot c is chunk c of the message. All-to-all and send
 input in the first slots and their output in those that follow.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from meshwright.errors import Problem
-from meshwright.policy.collective.collective import OPS, ROOTED, SPLIT, Collective, Ints
+from meshwright.policy.collective.collective import (
+    EXCHANGED,
+    OPS,
+    REDUCING,
+    ROOTED,
+    SPLIT,
+    Collective,
+    Ints,
+)
+from meshwright.policy.collective.ranges import MOST, sweep_problems
 
 SUM = -1
 """Wanted in a slot where the contributions of all ranks are to be added up."""
@@ -42,7 +52,7 @@ def contract(collective: Collective) -> Contract:
     """Return what the operation of a collective promises, as tables of all ranks."""
     given, wanted = [], []
     for rank in range(collective.ranks):
-        own, ends = given_slots(collective, rank), wanted_of(collective, rank)
+        own, ends = _ints(given_slots(collective, rank)), wanted_of(collective, rank)
         given.append(np.column_stack((np.full_like(own, rank), own, own, own)))
         wanted.append(np.column_stack((np.full_like(ends.slots, rank), *ends)))
     return Contract(input_width(collective), np.concatenate(given), np.concatenate(wanted))
@@ -55,58 +65,63 @@ def input_width(collective: Collective) -> int:
     return collective.chunks
 
 
-def given_slots(collective: Collective, rank: int) -> Ints:
+def given_slots(collective: Collective, rank: int) -> range:
     """Return the slots that hold a rank's input; slot c holds input c, part c of the message."""
     op, chunks = collective.op, collective.chunks
     if op in ("broadcast", "scatter"):
-        return _ints(0, chunks if rank == collective.root else 0)
+        return range(chunks if rank == collective.root else 0)
     if op in ("all_gather", "gather"):
-        part = chunks // collective.ranks
-        return _ints(rank * part, (rank + 1) * part)
-    return _ints(0, sum(collective.counts[rank]) if op == "all_to_all_v" else chunks)
+        return _own_part(collective, rank)
+    return range(sum(collective.counts[rank]) if op == "all_to_all_v" else chunks)
+
+
+def wanted_slots(collective: Collective, rank: int) -> range:
+    """Return the slots that must hold a rank's output in the end."""
+    op, chunks = collective.op, collective.chunks
+    first = input_slots(collective)[1]
+    if op == "all_to_all_v":
+        return range(first, first + sum(row[rank] for row in collective.counts))
+    if op == "send_recv":
+        return range(first, first + (chunks if rank in collective.peers else 0))
+    if op in ("reduce_scatter", "scatter"):
+        return _own_part(collective, rank)
+    if op in ("reduce", "gather") and rank != collective.root:
+        return range(0)
+    return range(first, first + chunks)
 
 
 def wanted_of(collective: Collective, rank: int) -> Wanted:
     """Return what a rank must hold in the end."""
-    op, chunks, root = collective.op, collective.chunks, collective.root
+    op, chunks = collective.op, collective.chunks
+    slots = _ints(wanted_slots(collective, rank))
+    if op == "all_to_all_v":
+        return Wanted(slots, _uneven(collective, rank), np.zeros_like(slots))
+    parts = slots - np.int32(input_slots(collective)[1])
+    if op in REDUCING:
+        return Wanted(slots, np.full_like(slots, SUM), parts)
+    if op in ("broadcast", "scatter"):
+        return Wanted(slots, collective.root * chunks + parts, parts)
+    if op == "send_recv":
+        giver = collective.peers.index(rank) if len(slots) else 0
+        return Wanted(slots, giver * chunks + parts, parts)
     part = chunks // collective.ranks
-    every, mine = _ints(0, chunks), _ints(rank * part, (rank + 1) * part)
-    nothing = _ints(0, 0)
-    match op:
-        case "all_reduce":
-            return Wanted(every, np.full_like(every, SUM), every)
-        case "reduce":
-            slots = every if rank == root else nothing
-            return Wanted(slots, np.full_like(slots, SUM), slots)
-        case "reduce_scatter":
-            return Wanted(mine, np.full_like(mine, SUM), mine)
-        case "broadcast":
-            return Wanted(every, root * chunks + every, every)
-        case "scatter":
-            return Wanted(mine, root * chunks + mine, mine)
-        case "all_gather" | "gather":
-            slots = every if op == "all_gather" or rank == root else nothing
-            return Wanted(slots, slots // part * chunks + slots, slots)
-        case "all_to_all":
-            number = every // part * chunks + rank * part + every % part
-            return Wanted(chunks + every, number, every)
-        case "all_to_all_v":
-            return _uneven(collective, rank)
-        case "send_recv":
-            return _sent(collective, rank)
+    giver_of = parts // part
+    if op == "all_to_all":
+        return Wanted(slots, giver_of * chunks + rank * part + parts % part, parts)
+    return Wanted(slots, giver_of * chunks + parts, parts)
 
 
 def input_slots(collective: Collective) -> tuple[int, int]:
     """Return where a rank's own input begins and where its output begins, for separate buffers."""
     if collective.op == "all_to_all_v":
         return 0, max((sum(row) for row in collective.counts), default=0)
-    if collective.op in ("all_to_all", "send_recv"):
+    if collective.op in EXCHANGED:
         return 0, collective.chunks
     return 0, 0
 
 
 def shape_problems(collective: Collective) -> list[Problem]:
-    """Return what is wrong with the numbers of a collective, before any move is looked at."""
+    """Return what is wrong with the numbers of a collective, before any step is made."""
     op, ranks, chunks = collective.op, collective.ranks, collective.chunks
     problems = []
     if op not in OPS:
@@ -116,6 +131,13 @@ def shape_problems(collective: Collective) -> list[Problem]:
     if ranks < 1 or chunks < 1:
         what = f"{ranks} ranks and {chunks} chunks"
         return [*problems, Problem("ranks", what, "use 1 or more of each")]
+    large = [
+        Problem(name, f"{value} is too large a number", f"use {MOST} or fewer")
+        for name, value in (("ranks", ranks), ("chunks", chunks), ("slots", collective.slots))
+        if value > MOST
+    ]
+    if large:
+        return problems + large
     if op in SPLIT and chunks % ranks:
         what = f"{op} over {ranks} ranks cannot be cut into {chunks} chunks"
         fix = f"use a multiple of {ranks}, such as {max(1, round(chunks / ranks)) * ranks}"
@@ -132,7 +154,7 @@ def shape_problems(collective: Collective) -> list[Problem]:
         if collective.slots < least:
             what = f"{collective.slots} slots do not hold the {least} chunks of {op}"
             problems.append(Problem("slots", what, f"use {least} or more"))
-    return problems
+    return problems + sweep_problems(collective)
 
 
 def _least_slots(collective: Collective) -> int:
@@ -140,7 +162,7 @@ def _least_slots(collective: Collective) -> int:
         _, output = input_slots(collective)
         columns = zip(*collective.counts, strict=True)
         return output + max((sum(column) for column in columns), default=0)
-    return collective.chunks * (2 if collective.op in ("all_to_all", "send_recv") else 1)
+    return collective.chunks * (2 if collective.op in EXCHANGED else 1)
 
 
 def count_problems(counts: Sequence[Sequence[int]], ranks: int) -> list[Problem]:
@@ -150,6 +172,9 @@ def count_problems(counts: Sequence[Sequence[int]], ranks: int) -> list[Problem]
         return [Problem("counts", f"{shape} counts for {ranks} ranks", f"give {ranks} × {ranks}")]
     if any(count < 0 for row in counts for count in row):
         return [Problem("counts", "a count is negative", "use 0 or more")]
+    total = sum(sum(row) for row in counts)
+    if total > MOST:
+        return [Problem("counts", f"{total} chunks in all", f"use {MOST} or fewer")]
     return []
 
 
@@ -161,31 +186,27 @@ def peer_problems(peers: Sequence[int], ranks: int) -> list[Problem]:
     if strange:
         what = f"there is no rank {strange[0]} among {ranks}"
         return [Problem("peers", what, f"use 0 to {ranks - 1}, or -1 for none")]
-    taken = [peer for peer in peers if peer >= 0]
-    twice = next((peer for peer in taken if taken.count(peer) > 1), None)
+    takes = Counter(peer for peer in peers if peer >= 0)
+    twice = next((peer for peer, times in takes.items() if times > 1), None)
     if twice is not None:
         return [Problem("peers", f"rank {twice} receives from two ranks", "name each rank once")]
     return []
 
 
-def _uneven(collective: Collective, rank: int) -> Wanted:
+def _uneven(collective: Collective, rank: int) -> Ints:
+    """Return the numbers of the inputs that a rank gets in an all_to_all_v."""
     counts = np.array(collective.counts, dtype=np.int32)
     firsts = np.arange(collective.ranks) * input_width(collective) + counts[:, :rank].sum(axis=1)
     lengths = counts[:, rank]
     before = np.repeat(np.cumsum(lengths) - lengths, lengths)
     index = np.arange(len(before)) - before
-    numbers = (np.repeat(firsts, lengths) + index).astype(np.int32)
-    output = input_slots(collective)[1]
-    return Wanted(_ints(output, output + len(numbers)), numbers, np.zeros_like(numbers))
+    return (np.repeat(firsts, lengths) + index).astype(np.int32)
 
 
-def _sent(collective: Collective, rank: int) -> Wanted:
-    chunks = collective.chunks
-    if rank not in collective.peers:
-        return Wanted(_ints(0, 0), _ints(0, 0), _ints(0, 0))
-    every = _ints(0, chunks)
-    return Wanted(chunks + every, collective.peers.index(rank) * chunks + every, every)
+def _own_part(collective: Collective, rank: int) -> range:
+    part = collective.chunks // collective.ranks
+    return range(rank * part, (rank + 1) * part)
 
 
-def _ints(first: int, end: int) -> Ints:
-    return np.arange(first, end, dtype=np.int32)
+def _ints(numbers: range) -> Ints:
+    return np.arange(numbers.start, numbers.stop, dtype=np.int32)

@@ -5,6 +5,42 @@ import numpy as np
 from meshwright.errors import Problem
 from meshwright.policy.collective.cells import Cells
 from meshwright.policy.collective.collective import Collective, Moves
+from meshwright.policy.collective.ranges import stays_inside
+
+
+def outside(collective: Collective, step: int, moves: Moves) -> Problem | None:
+    """Return the first move that leaves the places or their slots."""
+    places, slots = collective.places, collective.slots
+    for what, place, slot in (
+        ("reads", moves.src, moves.src_slot),
+        ("writes", moves.dst, moves.dst_slot),
+    ):
+        if place.min() < 0 or place.max() >= places:
+            row = int(np.argmax((place < 0) | (place >= places)))
+            return Problem(
+                f"step {step}",
+                f"a move {what} place {place[row]}, but there are {places}",
+                f"use 0 to {places - 1}",
+            )
+        end = slot + moves.count.astype(np.int64)
+        if slot.min() < 0 or end.max() > slots:
+            row = int(np.argmax((slot < 0) | (end > slots)))
+            beyond = slot[row] if slot[row] < 0 else max(int(slot[row]), slots)
+            return Problem(
+                f"{collective.place_name(int(place[row]))}, step {step}",
+                f"{what} slot {beyond} of a buffer of {slots}",
+                f"use 0 to {slots - 1}",
+            )
+    return None
+
+
+def first_outside(collective: Collective) -> Problem | None:
+    """Return the first move of all that leaves the places or their slots."""
+    if stays_inside(collective):
+        return None
+    steps = ((step, moves) for step, moves in collective.walk() if len(moves))
+    found = (outside(collective, step, moves) for step, moves in steps)
+    return next((problem for problem in found if problem is not None), None)
 
 
 class Hazards:
@@ -15,35 +51,6 @@ class Hazards:
         # Who wrote a cell last. Entries of earlier steps are never mistaken for new ones, because
         # what an entry says is held against the writes of the step.
         self._writer = np.zeros(collective.places * collective.slots, dtype=np.int32)
-
-    def outside(self, step: int, moves: Moves) -> Problem | None:
-        """Return the first move that leaves the places or their slots."""
-        places, slots = self.collective.places, self.collective.slots
-        if moves.count.min() < 1:
-            row = int(np.argmin(moves.count))
-            what = f"a move from place {moves.src[row]} has {moves.count[row]} slots"
-            return Problem(f"step {step}", what, "use 1 or more, or leave the move out")
-        for what, place, slot in (
-            ("reads", moves.src, moves.src_slot),
-            ("writes", moves.dst, moves.dst_slot),
-        ):
-            if place.min() < 0 or place.max() >= places:
-                row = int(np.argmax((place < 0) | (place >= places)))
-                return Problem(
-                    f"step {step}",
-                    f"a move {what} place {place[row]}, but there are {places}",
-                    f"use 0 to {places - 1}",
-                )
-            end = slot + moves.count
-            if slot.min() < 0 or end.max() > slots:
-                row = int(np.argmax((slot < 0) | (end > slots)))
-                beyond = slot[row] if slot[row] < 0 else max(int(slot[row]), slots)
-                return Problem(
-                    f"{self._name(place[row])}, step {step}",
-                    f"{what} slot {beyond} of a buffer of {slots}",
-                    f"use 0 to {slots - 1}",
-                )
-        return None
 
     def clash(self, step: int, cells: Cells) -> Problem | None:
         """Return the first pair of moves that touch the same slot, one of them writing."""

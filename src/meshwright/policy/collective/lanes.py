@@ -54,6 +54,8 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
     """Own slots whose chunks are sent, copied or added, in the order of the message."""
     writes: tuple[Span, ...]
     """Own slots that chunks are put into or added to, in the order of the message."""
+    adds: bool
+    """Whether chunks are added to what lies where they arrive; a send knows of its peer."""
     after: tuple[int, ...]
     """Earlier actions of the program that must be over before this one begins."""
 
@@ -193,6 +195,7 @@ def _action(step: int, rows: Ints, rank: int, order: "SlotOrder") -> Action:
         channel=int(rows[0, CHANNEL]),
         reads=reads,
         writes=writes,
+        adds=adds,
         after=order.take(reads, writes),
     )
 

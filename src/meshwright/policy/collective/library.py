@@ -21,6 +21,7 @@ from meshwright.policy.collective import (
     uneven,
 )
 from meshwright.policy.collective.collective import Collective, Op
+from meshwright.policy.collective.contract import shape_problems
 from meshwright.policy.collective.shape import Shape, checked
 
 
@@ -265,7 +266,7 @@ def build(
             ranks=ranks,
             per_node=per_node,
             nodes_per_pod=nodes_per_pod,
-            channels=max(channels, len(orders or ())),
+            channels=channels if channels < 1 else max(channels, len(orders or ())),
             pieces=pieces,
             aggregate=aggregate,
             root=root,
@@ -275,4 +276,8 @@ def build(
         ),
         (*entry.algorithm.needs, *_OF_OP.get(op, ())),
     )
-    return make(shape)
+    made = make(shape)
+    problems = shape_problems(made)
+    if problems:
+        raise InputError(problems)
+    return made

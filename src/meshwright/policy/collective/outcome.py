@@ -22,8 +22,10 @@ def outcome(values: Values) -> tuple[Problem | None, bool]:
             where = _end(collective, rank, int(wanted.parts[entry]))
             return Problem(where, f"slot {wanted.slots[entry]} holds nothing"), False
         if wanted.numbers[0] == SUM:
-            strange = values.part[held] != wanted.parts if len(values.part) else None
-            if strange is not None and strange.any():
+            # Where nothing was added, every value is an input.
+            parts = values.part[held] if len(values.part) else held % values.width
+            strange = parts != wanted.parts
+            if strange.any():
                 return _explain(values, rank, wanted, int(np.argmax(strange))), False
             sums.hold(rank, wanted.parts, held)
         elif not np.array_equal(held, wanted.numbers):

@@ -8,11 +8,8 @@ the same actions come out right too, for all collectives whose slots are the chu
 
 from typing import Literal, NamedTuple
 
-import msgspec
-
 from meshwright.policy.collective.collective import Collective
-from meshwright.policy.collective.contract import input_slots
-from meshwright.policy.collective.lanes import Action, Program, slots_of
+from meshwright.policy.collective.contract import given_slots, wanted_slots
 
 Buffer = Literal["input", "output", "scratch"]
 
@@ -22,69 +19,6 @@ class Spot(NamedTuple):
 
     buffer: Buffer
     chunk: int
-
-
-class Region(NamedTuple):
-    """Chunks of a buffer in a row."""
-
-    buffer: Buffer
-    first: int
-    length: int
-
-
-class PlacedAction(msgspec.Struct, frozen=True, kw_only=True):
-    """An action with its slots turned into regions of buffers."""
-
-    action: Action
-    reads: tuple[Region, ...]
-    """Where the chunks that are sent, copied or added lie."""
-    adds_to: tuple[Region, ...]
-    """Where the other addend lies, for `receive_add` and `add`; same order as `writes`."""
-    writes: tuple[Region, ...]
-    """Where the result goes."""
-
-
-class PlacedProgram(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank does with separate buffers."""
-
-    rank: int
-    input_chunks: int
-    output_chunks: int
-    scratch_chunks: int
-    copies: tuple[tuple[Region, Region], ...]
-    """From input to output, at any time: promised slots that no action writes."""
-    actions: tuple[PlacedAction, ...]
-
-
-def given_slots(collective: Collective, rank: int) -> range:
-    """Return the slots that hold the input of a rank."""
-    op, chunks = collective.op, collective.chunks
-    if op == "all_to_all_v":
-        return range(sum(collective.counts[rank]))
-    if op in ("all_gather", "gather"):
-        part = chunks // collective.ranks
-        return range(rank * part, (rank + 1) * part)
-    if op in ("broadcast", "scatter") and rank != collective.root:
-        return range(0)
-    return range(chunks)
-
-
-def wanted_slots(collective: Collective, rank: int) -> range:
-    """Return the slots that must hold the output of a rank at the end."""
-    op, chunks = collective.op, collective.chunks
-    first = input_slots(collective)[1]
-    if op == "all_to_all_v":
-        return range(first, first + sum(row[rank] for row in collective.counts))
-    if op == "all_to_all":
-        return range(first, first + chunks)
-    if op == "send_recv":
-        return range(first, first + (chunks if rank in collective.peers else 0))
-    if op in ("reduce_scatter", "scatter"):
-        part = chunks // collective.ranks
-        return range(rank * part, (rank + 1) * part)
-    if op in ("reduce", "gather") and rank != collective.root:
-        return range(0)
-    return range(chunks)
 
 
 class Places:
@@ -123,40 +57,3 @@ class Places:
             (Spot("input", slot - self.given.start), self.later(slot))
             for slot in self.never_written
         )
-
-
-def placed(collective: Collective, program: Program) -> PlacedProgram:
-    """Return the program of a rank over separate input, output and scratch buffers."""
-    written = {slot for action in program.actions for slot in slots_of(action.writes)}
-    places = Places(collective, program.rank, written)
-    actions = []
-    for action in program.actions:
-        adds = action.kind in ("receive_add", "add")
-        reads = _regions([places.now(slot) for slot in slots_of(action.reads)])
-        base = _regions([places.now(slot) for slot in slots_of(action.writes)]) if adds else ()
-        for slot in slots_of(action.writes):
-            places.write(slot)
-        writes = _regions([places.later(slot) for slot in slots_of(action.writes)])
-        actions.append(PlacedAction(action=action, reads=reads, adds_to=base, writes=writes))
-    pairs = places.copies()
-    copies = zip(_regions([a for a, _ in pairs]), _regions([b for _, b in pairs]), strict=True)
-    return PlacedProgram(
-        rank=program.rank,
-        input_chunks=len(places.given),
-        output_chunks=len(places.wanted),
-        scratch_chunks=len(places.scratch),
-        copies=tuple(copies),
-        actions=tuple(actions),
-    )
-
-
-def _regions(spots: list[Spot]) -> tuple[Region, ...]:
-    regions: list[Region] = []
-    for buffer, chunk in spots:
-        if regions:
-            last = regions[-1]
-            if last.buffer == buffer and last.first + last.length == chunk:
-                regions[-1] = Region(buffer, last.first, last.length + 1)
-                continue
-        regions.append(Region(buffer, chunk, 1))
-    return tuple(regions)

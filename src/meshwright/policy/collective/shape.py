@@ -1,11 +1,12 @@
 """`Shape`: what a collective algorithm is built for. Every builder of the library takes one."""
 
 from collections.abc import Iterator, Sequence
+from math import prod
 
 import msgspec
 
 from meshwright.errors import InputError, Problem
-from meshwright.policy.collective.building import ring_order
+from meshwright.policy.collective.building import MOST_ROWS, ring_order
 from meshwright.policy.collective.collective import ROOTED, Op
 from meshwright.policy.collective.contract import count_problems, peer_problems
 
@@ -132,6 +133,8 @@ def checked(name: str, op: Op, shape: Shape, needs: Sequence[str]) -> Shape:
         )
         if value is not None and value < 1
     ]
+    if not problems:
+        problems += _size_problems(shape)
     if op in ROOTED and not 0 <= shape.root < shape.ranks:
         what = f"there is no rank {shape.root} among {shape.ranks}"
         problems.append(Problem("root", what, f"use 0 to {shape.ranks - 1}"))
@@ -149,3 +152,16 @@ def checked(name: str, op: Op, shape: Shape, needs: Sequence[str]) -> Shape:
     if problems:
         raise InputError(problems)
     return shape
+
+
+def _size_problems(shape: Shape) -> list[Problem]:
+    """Return what makes a shape too large: every rank states a move for each of its lanes."""
+    sizes = {"ranks": shape.ranks, "channels": shape.channels, "pieces": shape.pieces_or(1)}
+    together = prod(sizes.values())
+    if together <= MOST_ROWS:
+        return []
+    largest = max(sizes, key=lambda name: sizes[name])
+    rest = together // sizes[largest]
+    what = " × ".join(f"{value:,} {name}" for name, value in sizes.items() if value > 1)
+    fix = f"use {max(1, MOST_ROWS // rest):,} or fewer"
+    return [Problem(largest, f"{what} are more than {MOST_ROWS:,}", fix)]

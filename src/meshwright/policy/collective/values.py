@@ -1,13 +1,15 @@
 """`Values`: which value lies in every slot while a collective runs, and the sums that made it.
 
 Inputs have the first numbers, `rank · width + slot`; every sum of two values gets the next one. The
-same two values added in the same step are one value, wherever that happens.
+same two values added in the same step are one value, wherever that happens. What arrives together
+in a switch is added in any order, so the sum of three values or more is one of its own there.
 """
 
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from meshwright.errors import Problem
 from meshwright.policy.collective.cells import Cells, Numbers
@@ -15,6 +17,27 @@ from meshwright.policy.collective.collective import Collective, Ints
 from meshwright.policy.collective.contract import given_slots, input_width
 
 EMPTY = -1
+_MOST_NUMBERS = (1 << 31) - 1
+"""Cells and values are numbered with 32 bits."""
+
+
+def too_many_values(collective: Collective) -> list[Problem]:
+    """Return what a collective has too many of to be numbered."""
+    cells = collective.places * collective.slots
+    values = collective.ranks * input_width(collective) + _most_sums(collective)
+    fix = "use fewer ranks, channels or pieces: a proof numbers them with 32 bits"
+    return [
+        Problem(where, f"{many:,} {what} are more than can be told apart", fix)
+        for where, many, what in (("slots", cells, "slots"), ("sweeps", values, "values"))
+        if many > _MOST_NUMBERS
+    ]
+
+
+def _most_sums(collective: Collective) -> int:
+    return sum(
+        sweep.span * int(sweep.moves.count[sweep.moves.adds != 0].sum(dtype=np.int64))
+        for sweep in collective.sweeps
+    )
 
 
 class _Sums(NamedTuple):
@@ -40,12 +63,10 @@ class Values:
         for rank in range(collective.ranks):
             own = given_slots(collective, rank)
             if len(own):
-                begin = rank * slots + int(own[0])
-                self.held[begin : begin + len(own)] = rank * self.width + own
-        sums = sum(
-            sweep.span * int(sweep.moves.count[sweep.moves.adds != 0].sum())
-            for sweep in collective.sweeps
-        )
+                begin = rank * slots + own.start
+                inputs = np.arange(own.start, own.stop, dtype=np.int32)
+                self.held[begin : begin + len(own)] = rank * self.width + inputs
+        sums = _most_sums(collective)
         # Which part of the message a value is: different parts must not be added to each other.
         self.part = np.empty(self.inputs + sums if sums else 0, dtype=np.int32)
         if sums:
@@ -81,8 +102,11 @@ class Values:
     def _add(self, step: int, cells: Cells, entries: Numbers, incoming: Ints) -> Problem | None:
         targets = cells.writes[entries]
         switches = self.collective.ranks * self.collective.slots
-        for wave in _waves(targets) if targets.max() >= switches else [slice(None)]:
+        networked = targets.max() >= switches
+        crowded = self._crowded(targets, switches) if networked else None
+        for wave in _waves(targets) if networked else [slice(None)]:
             now, values = targets[wave], incoming[wave]
+            apart = None if crowded is None else crowded[wave]
             resting = self.held[now]
             if resting.min() < 0:
                 # The first value to come to a switch is the sum so far.
@@ -97,21 +121,34 @@ class Values:
                 now, resting, values = now[~empty], resting[~empty], values[~empty]
                 if not len(now):
                     continue
+                apart = None if apart is None else apart[~empty]
             parts = self.part[resting]
             mixed = parts != self.part[values]
             if mixed.any():
                 return self._mixed(step, cells, int(now[int(np.argmax(mixed))]))
-            self.held[now] = self._sum(resting, values, parts)
+            if apart is None or not apart.any():
+                self.held[now] = self._sum(resting, values, parts)
+                continue
+            for some, own in ((~apart, False), (apart, True)):
+                if some.any():
+                    sums = self._sum(resting[some], values[some], parts[some], own=own)
+                    self.held[now[some]] = sums
         return None
 
-    def _sum(self, resting: Ints, incoming: Ints, parts: Ints) -> Ints:
-        """Return the numbers of sums; equal ones get one number."""
+    def _crowded(self, targets: Numbers, switches: int) -> NDArray[np.bool_]:
+        """Return which entries belong to a sum of three values or more in a switch."""
+        _, which, arriving = np.unique(targets, return_inverse=True, return_counts=True)
+        values = arriving[which] + (self.held[targets] != EMPTY)
+        return np.asarray((targets >= switches) & (values > 2))
+
+    def _sum(self, resting: Ints, incoming: Ints, parts: Ints, *, own: bool = False) -> Ints:
+        """Return the numbers of sums; equal ones get one number, unless each is to have its own."""
         low, high = np.minimum(resting, incoming), np.maximum(resting, incoming)
         rows = np.arange(len(low), dtype=np.int32)
         # Equal sums have equal parts and equal low values. Where nothing occurs twice among those
         # (told by who comes last), all sums differ and need not be sorted.
         apart = _last_is_own(self._row_of_part, parts, rows)
-        if not apart and not _last_is_own(self._row_of_value, low, rows):
+        if not own and not apart and not _last_is_own(self._row_of_value, low, rows):
             keys = low.astype(np.int64) << 32 | high
             distinct, first_rows, inverse = np.unique(keys, return_index=True, return_inverse=True)
             rows, parts = inverse.astype(np.int32), parts[first_rows]

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from meshwright.predict.collective.of_graph import graph_network
     from meshwright.predict.collective.ranking import Ranked, best, rank
     from meshwright.predict.collective.simulation import LinkLoad, Simulated, simulate
-    from meshwright.predict.collective.streaming import streamed
     from meshwright.spec.cluster.damage import without
 
 _PACKAGE = "meshwright.predict.collective"
@@ -39,7 +38,6 @@ _HOMES = {
     "simulate": f"{_PACKAGE}.simulation",
     "simulate_nccl": f"{_PACKAGE}.nccl",
     "simulated_us": f"{_PACKAGE}.nccl",
-    "streamed": f"{_PACKAGE}.streaming",
     "without": "meshwright.spec.cluster.damage",
 }
 
@@ -59,7 +57,6 @@ __all__ = [
     "simulate",
     "simulate_nccl",
     "simulated_us",
-    "streamed",
     "without",
 ]
 

@@ -85,16 +85,24 @@ def _by_way(words: list[str | None], way: np.ndarray) -> Coded:
 
 
 def _lanes(way: np.ndarray, peer: np.ndarray, channel: np.ndarray) -> Coded:
-    """Return the names of lanes, made for each distinct way, peer and channel once."""
-    kinds, which = np.unique(np.column_stack((way, peer, channel)), axis=0, return_inverse=True)
+    kinds, which = _distinct(way, peer, channel)
     known: dict[str, int] = {}
     numbers = [
         known.setdefault(lane_name(_WAYS[one], place, lane), len(known))
         for one, place, lane in kinds.tolist()
     ]
-    return Coded(np.array(numbers)[which.reshape(-1)], list(known))
+    return Coded(np.array(numbers)[which], list(known))
 
 
 def _details(step: np.ndarray, slot: np.ndarray, count: np.ndarray) -> Coded:
-    kinds, which = np.unique(np.column_stack((step, slot, count)), axis=0, return_inverse=True)
-    return Coded(which.reshape(-1), [span_details(*each) for each in kinds.tolist()])
+    kinds, which = _distinct(step, slot, count)
+    return Coded(which, [span_details(*each) for each in kinds.tolist()])
+
+
+def _distinct(*columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the distinct rows, and which of them each row is: text is made once for each."""
+    key = np.zeros(len(columns[0]), dtype=np.int64)
+    for column in columns:
+        key = key * (int(column.max()) + 1) + column
+    _, first, which = np.unique(key, return_index=True, return_inverse=True)
+    return np.column_stack(columns)[first], which

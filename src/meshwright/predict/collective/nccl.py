@@ -12,6 +12,7 @@ from functools import lru_cache
 from msgspec.structs import replace
 
 from meshwright.policy.collective import Collective, build
+from meshwright.policy.collective.streaming import streamed
 from meshwright.predict.collective.costs import Costs
 from meshwright.predict.collective.nccl_chunks import pieces
 from meshwright.predict.collective.nccl_exchange import (
@@ -23,7 +24,6 @@ from meshwright.predict.collective.nccl_exchange import (
     stream_s,
 )
 from meshwright.predict.collective.simulation import Simulated, simulate
-from meshwright.predict.collective.streaming import streamed
 from meshwright.predict.network.bounds import bound_s_per_byte, inside_bytes_per_s
 from meshwright.predict.network.collective import collective as priced
 from meshwright.predict.network.constants import DEFAULT_NCCL

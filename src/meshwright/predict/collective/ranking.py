@@ -7,10 +7,10 @@ import msgspec
 
 from meshwright.errors import InputError, Problem
 from meshwright.policy.collective import ALGORITHMS, Algorithm, Collective, Op, build
+from meshwright.policy.collective.streaming import WHOLE, streamed
 from meshwright.predict.collective.costs import Costs
 from meshwright.predict.collective.network import Network
 from meshwright.predict.collective.simulation import Simulated, network_of, simulate
-from meshwright.predict.collective.streaming import WHOLE, streamed
 from meshwright.spec.cluster import Cluster, LinkGraph
 
 MOST_MOVES = 4_000_000
@@ -163,7 +163,10 @@ def _group(system: Cluster | LinkGraph | Network, members: Sequence[int] | None)
     if isinstance(system, Cluster):
         inside = system.scale_up.in_network_reduction
         able += ("nvls", "nvls_tree") if inside else ()
-        able += ("sharp",) if inside and system.fabric.in_network_reduction else ()
+        several = len({int(network.units[gpu]) for gpu in gpus}) > 1
+        reduces = inside and system.fabric.in_network_reduction
+        # Inside one unit nothing goes through the fabric.
+        able += ("sharp",) if reduces and several else ()
         pods = _per_pod(system, len(gpus) // (per_node or 1))
     return Group(network, gpus, per_node, pods, able)
 

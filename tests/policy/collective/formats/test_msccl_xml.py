@@ -143,6 +143,27 @@ def test_an_unsound_program_is_not_written() -> None:
         write_msccl_xml(wrong)
 
 
+def test_an_unsound_collective_is_refused_with_its_counter_example() -> None:
+    ring = build("ring", "all_reduce", 3)
+    half = replace(ring, sweeps=ring.sweeps[:1])
+    with pytest.raises(InputError, match=r"rank \d, after step 1, chunk \d: slot \d lacks chunk"):
+        write_msccl_xml(half)
+    moves = ring.sweeps[0].moves
+    stray = moves.table.copy()
+    stray[0, 1] = 9
+    outside = replace(ring, sweeps=(replace(ring.sweeps[0], moves=type(moves)(stray)),))
+    with pytest.raises(InputError, match="writes place 9, but there are 3"):
+        write_msccl_xml(outside)
+
+
+def test_a_file_of_too_many_chunks_is_refused() -> None:
+    text = write_msccl_xml(build("ring", "all_reduce", 2))
+    large = text.replace('nchunksperloop="2"', 'nchunksperloop="300000000"')
+    (problem,) = verify_lanes(read_msccl_xml(large)).problems
+    assert problem.where == "chunks"
+    assert "600,000,000 chunks of all ranks together" in problem.what
+
+
 def one_lane(*steps: Step, channel: int = 0, copies: int = 1) -> LaneProgram:
     lanes = tuple(Lane(channel=channel, steps=steps) for _ in range(copies))
     own = RankLanes(input_chunks=1, output_chunks=1, scratch_chunks=1, lanes=lanes)

@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from meshwright.errors import InputError
 from meshwright.policy.collective import Collective, build
@@ -46,6 +47,9 @@ def test_fields_with_a_default_may_be_left_out() -> None:
         (("sweeps", 0, "moves", 1, 5), 2, "sweeps[0].moves[1]", "adds 2"),
         (("sweeps", 0, "moves", 1, 0), -1, "sweeps[0].moves[1]", "src -1"),
         (("sweeps", 0, "moves", 1, 0), "one", "sweeps[0].moves[1][0]", "'one'"),
+        (("sweeps", 0, "moves", 1, 2), 10**30, "sweeps[0].moves[1]", "src_slot 1000000000000"),
+        (("sweeps", 0, "moves", 1, 4), 2**31 - 1, "sweeps[0].moves[1]", "count 2147483647"),
+        (("slots",), 10**12, "slots", "too large"),
         (("sweeps", 0, "shift", "slot_wrap"), -1, "sweeps[0].shift.slot_wrap", "out of range"),
         (("sweeps", 0, "shift", "slot_order"), [-1], "sweeps[0].shift.slot_order", "no slot -1"),
     ],
@@ -70,3 +74,17 @@ def test_a_broken_file_says_where_and_what(
 def test_what_is_no_such_file_is_refused(text: str) -> None:
     with pytest.raises(InputError, match=r"mine\.json"):
         read_plain(text, "mine.json")
+
+
+def test_what_could_not_be_read_again_is_not_written() -> None:
+    ring = build("ring", "all_gather", 3)
+    idle = replace(ring, sweeps=(replace(ring.sweeps[0], span=0),))
+    with pytest.raises(InputError, match="0 repetitions"):
+        write_plain(idle)
+
+
+def test_the_steps_of_a_whole_file_are_bounded() -> None:
+    data = json.loads(write_plain(build("ring", "all_gather", 3)))
+    data["sweeps"] = [data["sweeps"][0] | {"span": 600_000}] * 2
+    with pytest.raises(InputError, match="1,200,000 steps in all"):
+        read_plain(json.dumps(data))

@@ -6,7 +6,8 @@ It shares nothing with the proof but the meaning of steps and buffers.
 import random
 from collections import Counter, deque
 
-from meshwright.policy.collective.placement import Spot, given_slots
+from meshwright.policy.collective.contract import given_slots
+from meshwright.policy.collective.placement import Spot
 from meshwright.policy.collective.threadblocks.program import IN_FLIGHT, Lane, LaneProgram, Step
 
 Value = Counter[tuple[int, int]]

@@ -204,6 +204,54 @@ def test_chunks_outside_a_buffer_are_named() -> None:
     assert "input 1 to 1, but there are 1 chunks" in said
 
 
+def alone(*steps: Step, scratch: int = 3, in_place: bool = False) -> LaneProgram:
+    """An all-reduce of three chunks of one rank."""
+    own = RankLanes(
+        input_chunks=3, output_chunks=3, scratch_chunks=scratch, lanes=(Lane(steps=steps),)
+    )
+    return LaneProgram(name="mine", op="all_reduce", chunks=3, ranks=(own,), in_place=in_place)
+
+
+@pytest.mark.parametrize("kind", ["cpy", "re"])
+def test_a_step_does_not_read_half_of_what_it_writes(kind: str) -> None:
+    first = step("cpy", "i0", "s0", count=3)
+    said = problem(alone(first, step(kind, "s1", "s0", count=2)))
+    assert said.startswith(
+        f"rank 0, lane 0, step 1: {kind} reads scratch 1 and writes scratch 0, 2 chunks each, "
+        "which overlap"
+    )
+    assert "move 1 chunks at a time" in said
+
+
+def test_a_step_that_adds_what_arrives_does_not_overlap_either() -> None:
+    ring = lowered(build("ring", "all_reduce", 2, channels=2), style="apart")
+    adds = step("rrc", "o1", "o0", count=2)
+    takes = Lane(receive=1, steps=(adds,))
+    ranks = (replace(ring.ranks[0], lanes=(takes,)), ring.ranks[1])
+    assert "rrc reads output 1 and writes output 0" in problem(replace(ring, ranks=ranks))
+
+
+def test_input_and_output_overlap_where_they_share_memory() -> None:
+    shifted = step("cpy", "i1", "o0", count=2)
+    assert "holds chunk 1 of the message" in problem(alone(shifted))
+    assert "which overlap (run in place)" in problem(alone(shifted, in_place=True))
+
+
+def test_a_step_may_work_on_the_very_same_chunks() -> None:
+    assert verify_lanes(alone(step("cpy", "i0", "o0", count=3), in_place=True)).sound
+    halves = (step("cpy", "i0", "s0", count=3), step("cpy", "s0", "o0", count=3))
+    assert verify_lanes(alone(*halves, scratch=3)).sound
+
+
+def test_more_chunks_than_can_be_followed_are_refused() -> None:
+    whole = step("cpy", "i0", "o0", count=3)
+    assert "chunks of scratch memory" in problem(alone(whole, scratch=2**31))
+    assert "chunks in all steps" in problem(alone(step("nop", count=2**31)))
+    lane = replace(alone(whole).ranks[0].lanes[0], channel=2**31)
+    far = replace(alone(whole), ranks=(replace(alone(whole).ranks[0], lanes=(lane,)),))
+    assert "channel 2147483648" in problem(far)
+
+
 def test_two_lanes_on_one_connection_are_refused() -> None:
     lanes = [*swap(0), Lane(send=1, steps=(step("s", "i0"),))]
     assert "lane 1 too has send peer 1 on channel 0" in problem(exchange(lanes, swap(1)))

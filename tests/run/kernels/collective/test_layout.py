@@ -7,15 +7,20 @@ from meshwright.policy.collective import Builder, build
 from meshwright.run.kernels.collective.layout import ALIGN, given_pieces, layout, wanted_pieces
 
 
-def test_last_chunks_are_shorter_and_may_be_empty() -> None:
+def test_chunks_differ_by_an_element_and_may_be_empty() -> None:
     ring = build("ring", "all_reduce", 4)
-    assert layout(ring, 10).part_elements.tolist() == [3, 3, 3, 1]
-    assert layout(ring, 5).part_elements.tolist() == [2, 2, 1, 0]
+    assert layout(ring, 10).part_elements.tolist() == [3, 2, 3, 2]
+    assert layout(ring, 2).part_elements.tolist() == [1, 0, 1, 0]
 
 
-def test_parts_of_ranks_are_equal_and_shrink_each_for_itself() -> None:
+def test_parts_of_ranks_are_equal_and_are_cut_each_for_itself() -> None:
     halves = Builder("halves", "reduce_scatter", ranks=2, chunks=4).done()
     assert layout(halves, 10).part_elements.tolist() == [3, 2, 3, 2]
+
+
+def test_chunks_of_an_uneven_exchange_are_whole() -> None:
+    uneven = build("pairwise", "all_to_all_v", 2, counts=[[1, 2], [2, 1]])
+    assert layout(uneven, 3 * 300).part_elements.tolist() == [300, 300, 300]
 
 
 def test_slots_begin_at_full_width_accesses() -> None:

@@ -2,13 +2,18 @@
 
 from pathlib import Path
 
+import pytest
 import torch
 
-from meshwright.policy.collective import build
+from meshwright.policy.collective import Collective, build
+from meshwright.predict.collective import simulate
 from meshwright.run.parallel.collective import Executor, Team
 from meshwright.run.parallel.collective.launch import launch
 from meshwright.run.parallel.collective.team import Transport
-from meshwright.timeline import TimelineWriter, read
+from meshwright.spec.catalog import cluster
+from meshwright.timeline import Timeline, TimelineWriter, read
+
+SPAN = ("rank", "lane", "name", "kind", "collective", "group", "extra")
 
 
 def recorded(folder: Path, transport: Transport) -> None:
@@ -28,3 +33,27 @@ def test_every_frame_is_a_span_on_the_lane_of_its_link(tmp_path: Path) -> None:
         sent = sorted(flow for flow in spans["flow_out"].to_pylist() if flow is not None)
         taken = sorted(flow for flow in spans["flow_in"].to_pylist() if flow is not None)
         assert sent == taken, "every send is tied to the receive of the same frame"
+
+
+def once(folder: Path, collective: Collective) -> None:
+    team = Team(transport="shared", patience_s=10.0)
+    with TimelineWriter(folder, rank=team.rank) as timeline:
+        Executor(collective, team, timeline=timeline).run(torch.zeros(3000))
+
+
+def spans_of(timeline: Timeline) -> set[tuple[object, ...]]:
+    return set(zip(*(timeline.spans[column].to_pylist() for column in SPAN), strict=True))
+
+
+@pytest.mark.parametrize(
+    "collective",
+    [build("ring", "all_reduce", 2, channels=2), build("pairwise", "all_to_all", 2)],
+    ids=lambda one: one.op,
+)
+def test_simulated_and_measured_spans_are_named_alike(
+    tmp_path: Path, collective: Collective
+) -> None:
+    launch(2, once, tmp_path, collective, timeout_s=60)
+    system = cluster("h100-superpod").with_gpus(2)
+    simulated = simulate(collective, system, 12_000, keep_moves=True).timeline()
+    assert spans_of(read(tmp_path)) == spans_of(simulated)

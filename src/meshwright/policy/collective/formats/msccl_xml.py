@@ -17,6 +17,7 @@ from meshwright.errors import InputError, Problem
 from meshwright.policy.collective.collective import ROOTED, Collective, Op
 from meshwright.policy.collective.formats.msccl_limits import RCCL, Limits, limit_problems
 from meshwright.policy.collective.placement import Buffer, Spot
+from meshwright.policy.collective.soundness import verify
 from meshwright.policy.collective.threadblocks.lowering import lowered
 from meshwright.policy.collective.threadblocks.program import (
     PROTOCOLS,
@@ -57,6 +58,9 @@ def write_msccl_xml(given: Collective | LaneProgram, *, limits: Limits = RCCL) -
     """
     program = given
     if isinstance(program, Collective):
+        refuted = verify(program).problems
+        if refuted:
+            raise InputError(refuted)
         program = lowered(program, most_steps=limits.steps)
     min_bytes, max_bytes = program.min_bytes, program.max_bytes
     problems = list(limit_problems(program, limits)) or list(verify_lanes(program).problems)

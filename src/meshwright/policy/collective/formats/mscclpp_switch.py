@@ -8,8 +8,8 @@ reductions between nodes are left to sends.
 from typing import Any
 
 from meshwright.policy.collective.collective import Collective
+from meshwright.policy.collective.contract import given_slots
 from meshwright.policy.collective.formats.mscclpp_blocks import NOP, Json, Plan
-from meshwright.policy.collective.placement import given_slots
 
 _MOST_CHANNELS = 16
 """Channels of a thread block (MAX_CHANNEL)."""

@@ -17,14 +17,11 @@ import numpy as np
 from meshwright.errors import InputError, Problem
 from meshwright.policy.collective.collective import COLUMNS, Collective, Moves, Op, Shift, Sweep
 from meshwright.policy.collective.contract import shape_problems
+from meshwright.policy.collective.ranges import MOST
 from meshwright.spec.files import parse
 from meshwright.spec.read import plain, read
 
 FORMAT = "meshwright.collective/1"
-_MOST = (1 << 31) - 1
-"""Columns of moves have 32 bits."""
-_MOST_STEPS = 10_000_000
-"""A misprint in `span` should be told, not walked through for hours."""
 
 Row = tuple[int, int, int, int, int, int, int, int]
 
@@ -54,7 +51,10 @@ class CollectiveFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def write_plain(collective: Collective) -> str:
-    """Return a collective as the text of a file."""
+    """Return a collective as the text of a file; one that could not be read again is refused."""
+    problems = shape_problems(collective)
+    if problems:
+        raise InputError(problems)
     head: dict[str, Any] = {
         "format": FORMAT,
         "name": collective.name,
@@ -85,7 +85,7 @@ def read_plain(text: str, where: str = "collective.json") -> Collective:
     file = read(CollectiveFile, parse(text, ".json", where), f"{where}: ")
     problems: list[Problem] = []
     for number, sweep in enumerate(file.sweeps):
-        problems += _sweep_problems(sweep, f"{where}: sweeps[{number}]")
+        problems += _number_problems(sweep, f"{where}: sweeps[{number}]")
     if problems:
         raise InputError(problems)
     collective = Collective(
@@ -111,34 +111,11 @@ def _sweep(sweep: SweepOfFile) -> Sweep:
     return Sweep(moves=Moves(table), span=sweep.span, shift=sweep.shift)
 
 
-def _sweep_problems(sweep: SweepOfFile, at: str) -> list[Problem]:
-    problems = []
-    if not 1 <= sweep.span <= _MOST_STEPS:
-        fix = f"use 1 to {_MOST_STEPS}"
-        problems.append(Problem(f"{at}.span", f"{sweep.span} repetitions", fix))
-    problems += _shift_problems(sweep.shift, f"{at}.shift")
+def _number_problems(sweep: SweepOfFile, at: str) -> list[Problem]:
+    """Return the first row with a number that no column of moves can hold."""
     for number, row in enumerate(sweep.moves):
-        for column, value in zip(COLUMNS, row, strict=True):
-            least, most = (1 if column == "count" else 0), _MOST
-            if column == "adds":
-                most = 1
-            if column == "phase":
-                most = _MOST_STEPS
-            if not least <= value <= most:
-                fix = f"use {least} to {most}"
-                problems.append(Problem(f"{at}.moves[{number}]", f"{column} {value}", fix))
-    return problems
-
-
-def _shift_problems(shift: Shift, at: str) -> list[Problem]:
-    problems = []
-    for name in ("src_slot", "dst_slot", "dst", "slot_wrap", "dst_wrap"):
-        value = getattr(shift, name)
-        if abs(value) > _MOST or (name.endswith("_wrap") and value < 0):
-            fix = "use 0 for none, or the size of a block"
-            problems.append(Problem(f"{at}.{name}", f"{value} is out of range", fix))
-    strange = next((slot for slot in shift.slot_order if not 0 <= slot <= _MOST), None)
-    if strange is not None:
-        fix = "name slots, from 0 on"
-        problems.append(Problem(f"{at}.slot_order", f"there is no slot {strange}", fix))
-    return problems
+        if min(row) < 0 or max(row) > MOST:
+            column = next(index for index, value in enumerate(row) if not 0 <= value <= MOST)
+            what = f"{COLUMNS[column]} {row[column]}"
+            return [Problem(f"{at}.moves[{number}]", what, f"use 0 to {MOST}")]
+    return []

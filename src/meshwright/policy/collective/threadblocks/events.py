@@ -3,10 +3,9 @@
 from itertools import groupby
 from typing import Literal, NamedTuple
 
-from meshwright.policy.collective.collective import Collective
 from meshwright.policy.collective.lanes import SlotOrder, Span
 from meshwright.policy.collective.placement import Places
-from meshwright.policy.collective.threadblocks.pieces import Piece, pieces
+from meshwright.policy.collective.threadblocks.pieces import Piece
 
 Role = Literal["send", "receive", "local", "fill"]
 """`fill` copies an input to the output that nobody writes otherwise."""
@@ -31,10 +30,10 @@ class Event(NamedTuple):
 
 
 def events_of(
-    collective: Collective, places: list[Places], *, most: int, most_count: int
+    whole: list[Piece], places: list[Places], *, channels: int, most: int, most_count: int
 ) -> list[list[Event]]:
     """Return the events of every rank; no lane gets more than `most` of them."""
-    cut = _spread(list(pieces(collective, places, most_count)), collective.channels, most)
+    cut = _spread(whole, channels, most)
     events = [_fills(rank, own, most_count) for rank, own in enumerate(places)]
     orders = [SlotOrder() for _ in places]
     for order, own in zip(orders, events, strict=True):

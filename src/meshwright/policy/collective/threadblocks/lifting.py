@@ -13,7 +13,8 @@ import numpy as np
 
 from meshwright.errors import InputError
 from meshwright.policy.collective.collective import Collective, Moves, Sweep
-from meshwright.policy.collective.placement import Spot, given_slots, wanted_slots
+from meshwright.policy.collective.contract import given_slots, wanted_slots
+from meshwright.policy.collective.placement import Spot
 from meshwright.policy.collective.threadblocks.program import (
     RECEIVING,
     SENDING,

@@ -15,7 +15,7 @@ from meshwright.policy.collective.hosting import hosted
 from meshwright.policy.collective.placement import Places
 from meshwright.policy.collective.threadblocks.events import Event, LaneKey, events_of
 from meshwright.policy.collective.threadblocks.fusing import Item, Lanes, apart_lanes, fused_lanes
-from meshwright.policy.collective.threadblocks.pieces import places_of
+from meshwright.policy.collective.threadblocks.pieces import pieces, places_of
 from meshwright.policy.collective.threadblocks.program import (
     IN_FLIGHT,
     Lane,
@@ -64,9 +64,12 @@ def lowered(
         max_bytes=max_bytes,
     )
     plain = hosted(collective)
+    places = places_of(plain)
+    cut = list(pieces(plain, places, MOST_COUNT))
     most = 1 << 30 if most_steps is None else max(1, most_steps)
     while True:
-        program = _program(plain, frame, most, style)
+        events = events_of(cut, places, channels=plain.channels, most=most, most_count=MOST_COUNT)
+        program = _program(frame, places, events, style)
         longest = max((len(lane.steps) for own in program.ranks for lane in own.lanes), default=0)
         if most_steps is None or longest <= most_steps or most == 1:
             return program
@@ -74,19 +77,19 @@ def lowered(
         most = max(1, most * most_steps // longest if longest < 2 * most else most // 2)
 
 
-def _program(plain: Collective, frame: LaneProgram, most: int, style: Style) -> LaneProgram:
-    places = places_of(plain)
-    events = events_of(plain, places, most=most, most_count=MOST_COUNT)
+def _program(
+    frame: LaneProgram, places: list[Places], events: list[list[Event]], style: Style
+) -> LaneProgram:
+    if style == "fused":
+        lanes = [fused_lanes(own, places[rank]) for rank, own in enumerate(events)]
+        fused = _assembled(frame, places, lanes, events)
+        if fused is not None:
+            room = Room(IN_FLIGHT[frame.protocol], fused.at_once)
+            if not walk(fused, room).stuck:
+                return fused
     apart = _assembled(frame, places, [apart_lanes(own) for own in events], events)
     assert apart is not None, "lanes for one direction never wait in a circle"
-    if style == "apart":
-        return apart
-    lanes = [fused_lanes(own, places[rank]) for rank, own in enumerate(events)]
-    fused = _assembled(frame, places, lanes, events)
-    if fused is None:
-        return apart
-    room = Room(IN_FLIGHT[frame.protocol], fused.at_once)
-    return apart if walk(fused, room).stuck else fused
+    return apart
 
 
 def _assembled(

@@ -1,11 +1,12 @@
 """What can be wrong with a lane program before anything runs: bounds, peers, waits, messages."""
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from meshwright.errors import Problem
 from meshwright.policy.collective.collective import REDUCING
-from meshwright.policy.collective.contract import shape_problems
-from meshwright.policy.collective.placement import Spot, given_slots, wanted_slots
+from meshwright.policy.collective.contract import given_slots, shape_problems, wanted_slots
+from meshwright.policy.collective.placement import Spot
 from meshwright.policy.collective.threadblocks.program import (
     READS_SRC,
     RECEIVING,
@@ -15,10 +16,14 @@ from meshwright.policy.collective.threadblocks.program import (
     LaneProgram,
     Step,
     described,
+    spot_name,
     step_name,
 )
 from meshwright.policy.collective.threadblocks.walk import Link, announced
 
+MOST_CHUNKS = 1 << 24
+"""Chunks of all buffers, and of all steps, that a program is followed through: each is looked at
+by itself. MSCCL's offsets have 16 bits, so programs that run anywhere stay far below."""
 LANE_OPS = frozenset(
     {
         "all_reduce",
@@ -47,6 +52,7 @@ def lane_problems(program: LaneProgram) -> Iterator[Problem]:
         what = "the program may run neither in place nor out of place"
         yield Problem("in_place", what, "allow one of them")
     shape = shape_problems(program.task)
+    shape += _size_problems(program)
     yield from shape
     if shape:
         return
@@ -58,8 +64,44 @@ def lane_problems(program: LaneProgram) -> Iterator[Problem]:
             for number, step in enumerate(lane.steps):
                 at = step_name(rank, index, number)
                 yield from _step_problems(program, lane, step, at, sizes)
+                yield from _overlap_problems(program, rank, step, at)
                 yield from _wait_problems(program, rank, step, at)
     yield from _message_problems(program)
+
+
+def _size_problems(program: LaneProgram) -> list[Problem]:
+    lanes = (lane for own in program.ranks for lane in own.lanes)
+    moved = sum(max(0, step.count) for lane in lanes for step in lane.steps)
+    scratch = max((own.scratch_chunks for own in program.ranks), default=0)
+    return [
+        Problem(where, f"{many:,} chunks {what}", f"use {MOST_CHUNKS:,} or fewer")
+        for where, many, what in (
+            ("chunks", program.chunks * len(program.ranks), "of all ranks together"),
+            ("scratch", scratch, "of scratch memory"),
+            ("steps", moved, "in all steps together"),
+        )
+        if many > MOST_CHUNKS
+    ]
+
+
+class MemoryChunk(NamedTuple):
+    """A chunk of memory of one rank."""
+
+    memory: str
+    chunk: int
+
+
+def memory_of(program: LaneProgram, rank: int, spot: Spot, *, shared: bool) -> MemoryChunk:
+    """Return the memory behind a chunk of a buffer; `shared` where input and output are one."""
+    if not shared or spot.buffer == "scratch":
+        return MemoryChunk(spot.buffer, spot.chunk)
+    # NCCL's rule: the smaller buffer lies inside the larger one, at the rank's own part.
+    op, part = program.op, program.chunks // len(program.ranks)
+    inner = "input" if op in ("all_gather", "gather") else "output"
+    split = op in ("all_gather", "gather", "reduce_scatter", "scatter")
+    return MemoryChunk(
+        "memory", spot.chunk + (rank * part if split and spot.buffer == inner else 0)
+    )
 
 
 def buffer_sizes(program: LaneProgram, rank: int) -> dict[str, int]:
@@ -76,6 +118,9 @@ def _peer_problems(
     program: LaneProgram, rank: int, index: int, lane: Lane, taken: dict[tuple[str, int, int], int]
 ) -> Iterator[Problem]:
     at, ranks = f"rank {rank}, lane {index}", len(program.ranks)
+    alone = lane.send < 0 and lane.receive < 0
+    if not (-1 if alone else 0) <= lane.channel < MOST_CHUNKS:
+        yield Problem(at, f"channel {lane.channel}", f"use 0 to {MOST_CHUNKS - 1}")
     for way, peer in (("send", lane.send), ("receive", lane.receive)):
         if not -1 <= peer < ranks or peer == rank:
             fix = f"use another rank from 0 to {ranks - 1}, or -1 for none"
@@ -103,6 +148,22 @@ def _step_problems(
     for used, spot in ((READS_SRC, step.src), (WRITES_DST, step.dst)):
         if step.kind in used:
             yield from _bound_problems(program, step, spot, at, sizes)
+
+
+def _overlap_problems(program: LaneProgram, rank: int, step: Step, at: str) -> Iterator[Problem]:
+    """A step reads and writes in pieces, in no order: it may work in place, but not half so."""
+    if step.kind not in READS_SRC & WRITES_DST or step.src is None or step.dst is None:
+        return
+    for shared, allowed in ((False, program.out_of_place), (True, program.in_place)):
+        source = memory_of(program, rank, step.src, shared=shared)
+        target = memory_of(program, rank, step.dst, shared=shared)
+        apart = abs(source.chunk - target.chunk)
+        if allowed and source.memory == target.memory and 0 < apart < step.count:
+            mode = " (run in place)" if shared else ""
+            what = f"{step.kind} reads {spot_name(step.src)} and writes {spot_name(step.dst)}"
+            fix = f"move {apart} chunks at a time, or go through scratch chunks"
+            yield Problem(at, f"{what}, {step.count} chunks each, which overlap{mode}", fix)
+            return
 
 
 def _bound_problems(

@@ -3,6 +3,9 @@
 Sound means: sends and receives match in number and size, every lane comes to its end with the room
 there is between ranks, no two accesses race, nothing lies outside its buffer, and every output
 holds each contribution once. It is asked of any program, whoever wrote it.
+
+It is strict in one respect: in an operation that adds nothing up, a step that adds is refused even
+where nobody reads its result.
 """
 
 import msgspec

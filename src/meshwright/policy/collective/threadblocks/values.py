@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.errors import Problem
-from meshwright.policy.collective.contract import SUM, contract
-from meshwright.policy.collective.placement import Spot, given_slots, wanted_slots
+from meshwright.policy.collective.contract import SUM, contract, given_slots, wanted_slots
+from meshwright.policy.collective.placement import Spot
 from meshwright.policy.collective.threadblocks.program import (
     READS_SRC,
     RECEIVING,
@@ -24,6 +24,7 @@ from meshwright.policy.collective.threadblocks.program import (
     Step,
     step_name,
 )
+from meshwright.policy.collective.threadblocks.shape import memory_of
 from meshwright.policy.collective.threadblocks.walk import Link, Unit, announced
 
 Clock = NDArray[np.int32]
@@ -81,14 +82,8 @@ class LaneRun:
 
     def cell(self, rank: int, spot: Spot, offset: int = 0) -> Cell:
         """Return the memory behind a chunk of a buffer."""
-        buffer, chunk = spot.buffer, spot.chunk + offset
-        if self.shared and buffer != "scratch":
-            # NCCL's rule: the smaller buffer lies inside the larger one, at the rank's own part.
-            part = self.task.chunks // len(self.program.ranks)
-            inner = {"all_gather": "input", "gather": "input"}.get(self.task.op, "output")
-            split = self.task.op in ("all_gather", "gather", "reduce_scatter", "scatter")
-            return rank, "memory", chunk + (rank * part if split and buffer == inner else 0)
-        return rank, buffer, chunk
+        memory, chunk = memory_of(self.program, rank, spot, shared=self.shared)
+        return rank, memory, chunk + offset
 
     def step(self, unit: Unit) -> Problem | None:
         """Carry out one piece of a step, or say why it must not be."""

@@ -11,12 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.errors import InputError, Problem
+from meshwright.policy.collective.chunking import LINE, equal_parts, part_edges
 from meshwright.policy.collective.collective import SPLIT, Collective
 from meshwright.policy.collective.contract import contract
 
 Longs = NDArray[np.int64]
 
-ALIGN = 16
+ALIGN = LINE
 """Elements: 32 bytes for the narrowest type, so two full-width accesses of a thread."""
 
 
@@ -37,7 +38,7 @@ class Layout(NamedTuple):
     room: int
     """Elements from the start of one slot to the start of the next."""
     part_elements: Longs
-    """Elements of each chunk of the message; the last ones may be shorter, or empty."""
+    """Elements of each chunk of the message; some are empty where chunks outnumber elements."""
 
 
 def layout(collective: Collective, elements: int, *, room: int | None = None) -> Layout:
@@ -56,13 +57,8 @@ def layout(collective: Collective, elements: int, *, room: int | None = None) ->
         problems.append(Problem("elements", what, fix))
     if problems:
         raise InputError(problems)
-    # The parts of different ranks are equal, so it is in each of them that the last chunks shrink.
-    shares = ranks if collective.op in SPLIT else 1
-    per_share = chunks // shares
-    share = elements // shares
-    longest = -(-share // per_share)
-    starts = np.arange(per_share, dtype=np.int64) * longest
-    lengths = np.tile(np.clip(share - starts, 0, longest), shares)
+    lengths = _chunk_lengths(collective, elements)
+    longest = int(lengths.max())
     needed = -(-longest // ALIGN) * ALIGN
     if room is None:
         room = needed
@@ -92,6 +88,13 @@ def given_elements(collective: Collective, sizes: Layout) -> Longs:
     cells = given[:, 0].astype(np.int64) * collective.slots + given[:, 1]
     held[cells] = _lengths(collective, sizes, given[:, 3])
     return held
+
+
+def _chunk_lengths(collective: Collective, elements: int) -> Longs:
+    if collective.op == "all_to_all_v":
+        return np.full(collective.chunks, elements // collective.chunks, dtype=np.int64)
+    edges = np.array(part_edges(collective, elements), dtype=np.int64)
+    return np.tile(np.diff(edges), equal_parts(collective))
 
 
 def _lengths(collective: Collective, sizes: Layout, parts: NDArray[np.int32]) -> Longs:

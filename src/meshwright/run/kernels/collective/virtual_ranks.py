@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from meshwright.errors import InputError, MissingPart, Problem
+from meshwright.policy.collective.chunking import message_elements
 from meshwright.policy.collective.collective import Collective
 from meshwright.policy.collective.soundness import verify
 from meshwright.run.kernels.collective.launch import TILE_BYTES, Launcher
@@ -64,7 +65,7 @@ class VirtualRanks:
         problems = verify(collective).problems or _input_problems(collective, inputs)
         if problems:
             raise InputError(problems)
-        elements = message_elements(collective, [len(each) for each in inputs])
+        elements = _elements(collective, [len(each) for each in inputs])
         sizes = layout(collective, elements)
         shape = collective.places, collective.slots * sizes.room
         buffer = torch.zeros(shape, dtype=inputs[0].dtype, device=inputs[0].device)
@@ -135,18 +136,15 @@ class VirtualRanks:
         return self.buffer[piece.rank, start : start + piece.elements]
 
 
-def message_elements(collective: Collective, given: Sequence[int]) -> int:
+def _elements(collective: Collective, given: Sequence[int]) -> int:
     """Return the elements of the message, from those that each rank brings."""
-    op = collective.op
-    if op in ("all_gather", "gather"):
-        return given[0] * collective.ranks
-    if op in ("broadcast", "scatter"):
-        return given[collective.root]
-    if op == "all_to_all_v":
+    if collective.op == "all_to_all_v":
         rows = [sum(row) for row in collective.counts]
         fullest = rows.index(max(rows))
-        return given[fullest] // max(1, rows[fullest]) * collective.chunks
-    return given[0]
+        chunk = message_elements(collective, fullest, given=given[fullest], chunk=0)
+        return chunk * collective.chunks
+    giver = collective.root if collective.op in ("broadcast", "scatter") else 0
+    return message_elements(collective, giver, given=given[giver])
 
 
 def _buffer_problems(collective: Collective, buffer: torch.Tensor) -> list[Problem]:

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from meshwright.errors import InputError, MissingPart, Problem
 from meshwright.policy.collective.bus import bus_factor
-from meshwright.policy.collective.collective import SPLIT, Collective
+from meshwright.policy.collective.collective import EXCHANGED, SPLIT, Collective
 from meshwright.run.parallel.collective.cuts import Cuts
 from meshwright.run.parallel.collective.executor import Executor
 from meshwright.run.parallel.collective.launch import launch
@@ -27,8 +27,6 @@ from meshwright.run.parallel.collective.team import Team, Transport
 NATIVE = "native"
 """Stands for the backend's own algorithm."""
 Backend = Literal["gloo", "nccl", "mpi"]
-
-_EXCHANGES = ("all_to_all", "all_to_all_v", "send_recv")
 
 
 class SizeSweep(msgspec.Struct, frozen=True, kw_only=True):
@@ -212,7 +210,7 @@ class _Case:
         mine = given(collective, rank, cuts, self._dtype)
         mine = None if mine is None else mine.to(self._device)
         out = None if sizes.wanted is None else whole.new_empty(sizes.wanted)
-        if in_place and collective.op not in _EXCHANGES:
+        if in_place and collective.op not in EXCHANGED:
             # The part of a rank lies in the whole message, as in nccl-tests.
             mine = _own(whole, sizes.given, rank)
             out = _own(whole, sizes.wanted, rank)
@@ -226,7 +224,7 @@ class _Case:
         if executor is None:
             group, elements = self._team.group, cuts.elements
             return lambda: run_native(collective, group, mine, out, elements=elements), wrong
-        if in_place and collective.op not in _EXCHANGES:
+        if in_place and collective.op not in EXCHANGED:
             return lambda: executor.run_in_place(whole), wrong
         some = whole if mine is None and out is None else mine
         return lambda: executor.run(some, out, chunk_elements=cuts.elements), wrong

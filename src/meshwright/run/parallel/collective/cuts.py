@@ -1,16 +1,12 @@
 """`Cuts`: where the chunks of a collective lie in tensors of a given size.
 
-Parts of a message differ by few elements where the chunks do not divide it. What belongs to one
-rank is always the same number of elements, as in `torch.distributed`.
+The rule by which a message is cut is that of `chunking`; here chunks get lengths and places.
 """
 
 from typing import NamedTuple
 
-from meshwright.errors import InputError, Problem
-from meshwright.policy.collective.collective import SPLIT, Collective
-
-_WHOLE_LINE = 64
-"""Elements that cuts keep together in long messages: one or more cache lines of any type."""
+from meshwright.policy.collective.chunking import equal_parts, part_edges
+from meshwright.policy.collective.collective import Collective
 
 
 class Sizes(NamedTuple):
@@ -26,13 +22,12 @@ class Cuts:
     def __init__(self, collective: Collective, elements: int) -> None:
         """For all_to_all_v `elements` is the size of one chunk, elsewhere that of the message."""
         self.collective, self.elements = collective, elements
-        op, ranks, chunks = collective.op, collective.ranks, collective.chunks
-        self.parts = ranks if op in SPLIT else 1
+        self.parts = equal_parts(collective)
         """Equal parts, one per rank, that the message consists of."""
         self.part_elements = elements // self.parts
-        self.part_chunks = chunks // self.parts
-        self._uneven = op == "all_to_all_v"
-        self._edges = () if self._uneven else cut(self.part_elements, self.part_chunks)
+        self.part_chunks = collective.chunks // self.parts
+        self._uneven = collective.op == "all_to_all_v"
+        self._edges = () if self._uneven else part_edges(collective, elements)
 
     def length(self, chunk: int) -> int:
         """Return the elements of a chunk."""
@@ -73,62 +68,3 @@ class Cuts:
                 return Sizes(whole if sends else None, whole if gets else None)
             case _:
                 return Sizes(whole, whole)
-
-
-def cut(elements: int, parts: int) -> tuple[int, ...]:
-    """Return the edges of nearly equal parts, on whole lines where the parts are long."""
-    unit = _WHOLE_LINE if elements >= 16 * _WHOLE_LINE * parts else 1
-    inner = [part * elements // (parts * unit) * unit for part in range(parts)]
-    return (*inner, elements)
-
-
-def message_elements(
-    collective: Collective, rank: int, given: int | None, wanted: int | None, chunk: int | None
-) -> int:
-    """Return the elements of the message (of a chunk, for all_to_all_v) from a rank's tensors.
-
-    Either may be None; `in_place_elements` is for tensors that hold the whole message.
-    """
-    op, ranks = collective.op, collective.ranks
-    if op == "all_to_all_v":
-        return _chunk_elements(collective, rank, given, wanted, chunk)
-    if op in ("all_gather", "gather") and given is not None:
-        return given * ranks
-    if op == "scatter" and wanted is not None:
-        return wanted * ranks
-    if given is not None and not (op == "scatter" and rank != collective.root):
-        return in_place_elements(collective, rank, given)
-    if wanted is not None:
-        return wanted * (ranks if op == "reduce_scatter" else 1)
-    raise InputError([Problem("out", f"rank {rank} gave no tensor for its result", "give one")])
-
-
-def in_place_elements(collective: Collective, rank: int, given: int) -> int:
-    """Return the elements of a message that one tensor holds."""
-    ranks = collective.ranks
-    if collective.op in SPLIT and given % ranks:
-        what = f"{given:,} elements on rank {rank} are not {ranks} equal parts"
-        fix = f"use a multiple of {ranks}, such as {-(-given // ranks) * ranks:,}"
-        raise InputError([Problem("tensor", what, fix)])
-    return given
-
-
-def _chunk_elements(
-    collective: Collective, rank: int, given: int | None, wanted: int | None, chunk: int | None
-) -> int:
-    counts = collective.counts
-    for elements, chunks, name in (
-        (given, sum(counts[rank]), "tensor"),
-        (wanted, sum(row[rank] for row in counts), "out"),
-    ):
-        if elements is None or not chunks:
-            continue
-        if elements % chunks:
-            what = f"{elements:,} elements on rank {rank} are not {chunks} equal chunks"
-            raise InputError([Problem(name, what, f"use a multiple of {chunks}")])
-        chunk = elements // chunks
-        break
-    if chunk is None:
-        what = f"rank {rank} neither sends nor gets a chunk, so their size is not known"
-        raise InputError([Problem("chunk_elements", what, "give chunk_elements")])
-    return chunk

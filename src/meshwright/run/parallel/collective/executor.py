@@ -7,20 +7,19 @@ from typing import NamedTuple
 import torch
 
 from meshwright.errors import InputError, Problem
-from meshwright.policy.collective.collective import REDUCING, Collective
+from meshwright.policy.collective.chunking import in_place_elements, message_elements
+from meshwright.policy.collective.collective import EXCHANGED, REDUCING, Collective
 from meshwright.policy.collective.hosting import hosted
 from meshwright.policy.collective.soundness import verify
 from meshwright.run.parallel.collective.agreement import Call, digest
 from meshwright.run.parallel.collective.combine import Reduce, combiner
-from meshwright.run.parallel.collective.cuts import Cuts, Sizes, in_place_elements, message_elements
+from meshwright.run.parallel.collective.cuts import Cuts, Sizes
 from meshwright.run.parallel.collective.ledger import Spot
 from meshwright.run.parallel.collective.plan import Plan, plan
 from meshwright.run.parallel.collective.record import Record
 from meshwright.run.parallel.collective.team import Team
 from meshwright.run.parallel.collective.turn import turn
 from meshwright.timeline import TimelineWriter
-
-_EXCHANGES = ("all_to_all", "all_to_all_v", "send_recv")
 
 
 class _Key(NamedTuple):
@@ -85,7 +84,9 @@ class Executor:
         some = _checked(tensor, out, rank)
         given = None if tensor is None else tensor.numel()
         wanted = None if out is None else out.numel()
-        elements = message_elements(self._hosted, rank, given, wanted, chunk_elements)
+        elements = message_elements(
+            self._hosted, rank, given=given, wanted=wanted, chunk=chunk_elements
+        )
         ready = self._prepared(_Key(elements, some.dtype, False))
         sizes = ready.cuts.sizes(rank)
         _check_sizes(sizes, rank, given, wanted)
@@ -95,7 +96,7 @@ class Executor:
         if out is None:
             out = some.new_empty(sizes.wanted)
         target = out
-        if tensor is not None and self.collective.op in _EXCHANGES and _overlap(tensor, out):
+        if tensor is not None and self.collective.op in EXCHANGED and _overlap(tensor, out):
             target = torch.empty_like(out)  # what is sent later must not be overwritten
         self._carry_out(ready, some, tensor, target)
         if target is not out:
@@ -108,7 +109,7 @@ class Executor:
         Of the message a rank gives and gets its part; what else lies there may be overwritten.
         """
         rank, op = self.team.rank, self.collective.op
-        if op in _EXCHANGES:
+        if op in EXCHANGED:
             return self.run(message, message)
         _checked(message, None, rank)
         elements = in_place_elements(self._hosted, rank, message.numel())

@@ -6,7 +6,7 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from meshwright.policy.collective.collective import Collective
+from meshwright.policy.collective.collective import EXCHANGED, Collective
 from meshwright.policy.collective.contract import contract, input_slots
 from meshwright.run.parallel.collective.cuts import Cuts
 
@@ -30,7 +30,7 @@ class Homes:
 
     def __init__(self, collective: Collective, rank: int, cuts: Cuts, *, in_place: bool) -> None:
         self._cuts, self._in_place = cuts, in_place
-        self._exchange = collective.op in ("all_to_all", "all_to_all_v", "send_recv")
+        self._exchange = collective.op in EXCHANGED
         self._message = 0 if self._exchange else collective.chunks
         promise = contract(collective)
         _, output = input_slots(collective)

@@ -1,8 +1,11 @@
 """`launch`: run a function on several processes of this machine that form a process group."""
 
+import ctypes
 import multiprocessing as mp
 import os
 import pickle
+import signal
+import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -110,6 +113,7 @@ class _Place(NamedTuple):
 
 def _rank(place: _Place, end: Connection, function: Callable[..., Any], args: Any) -> None:
     """Live the life of one rank."""
+    _end_with_parent()
     torch.set_num_threads(1)  # ranks share the cores of this machine
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     value, error = None, None
@@ -123,6 +127,13 @@ def _rank(place: _Place, end: Connection, function: Callable[..., Any], args: An
     end.close()
     # Groups that lost a rank can hang in their destructors; this process has said all it had to.
     os._exit(0)
+
+
+def _end_with_parent() -> None:
+    """Ask Linux to end this process when whoever forked it is gone, however it went."""
+    if sys.platform == "linux":
+        death_signal = 1  # PR_SET_PDEATHSIG of <linux/prctl.h>
+        ctypes.CDLL(None, use_errno=True).prctl(death_signal, signal.SIGKILL)
 
 
 def _sendable(error: BaseException) -> BaseException:

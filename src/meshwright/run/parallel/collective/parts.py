@@ -8,7 +8,7 @@ import numpy as np
 
 from meshwright.policy.collective.collective import Collective, Ints
 from meshwright.policy.collective.contract import contract
-from meshwright.policy.collective.lanes import Program, Span
+from meshwright.policy.collective.lanes import Program, slots_of
 
 
 def parts_carried(collective: Collective, program: Program) -> tuple[tuple[int, ...], ...]:
@@ -31,11 +31,6 @@ def parts_carried(collective: Collective, program: Program) -> tuple[tuple[int, 
             number, action = next(waiting, (None, None))
     assert number is None, "the program has steps that the collective has not"
     return tuple(carried)
-
-
-def slots_of(spans: tuple[Span, ...]) -> tuple[int, ...]:
-    """Return the slots of spans one by one."""
-    return tuple(s for span in spans for s in range(span.first, span.first + span.length))
 
 
 def _held(collective: Collective) -> Ints:

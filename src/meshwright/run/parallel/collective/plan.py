@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 from meshwright.policy.collective.collective import Collective
-from meshwright.policy.collective.lanes import Action, program
+from meshwright.policy.collective.lanes import Action, program, slots_of
 from meshwright.run.parallel.collective.cuts import Cuts
 from meshwright.run.parallel.collective.homes import Homes, Run
 from meshwright.run.parallel.collective.ledger import Spot
-from meshwright.run.parallel.collective.parts import parts_carried, slots_of
+from meshwright.run.parallel.collective.parts import parts_carried
 
 TaskKind = Literal["receive", "local", "send"]
 _KINDS: tuple[TaskKind, ...] = ("receive", "local", "send")
@@ -31,7 +31,10 @@ class Task(NamedTuple):
     """The first chunk of the message in it."""
     slot: int
     """The first slot that is read, or written by a receive."""
+    chunks: int
+    """Chunks in it, whole or in part."""
     adds: bool
+    """Whether it is added to what lies where it arrives."""
     reads: tuple[Run, ...]
     """Where a send or a local task takes its elements from."""
     writes: tuple[Run, ...]
@@ -135,9 +138,8 @@ def _pieces(action: Action, chunks: tuple[int, ...], cuts: Cuts, frame: int) -> 
                 room = frame if count == 1 else 0
             frames[-1].append((index, edges[number], edges[number + 1], number))
             room -= min(room, size)
-    adds = int(action.kind in ("add", "receive_add"))
     for number, slots in enumerate(frames):
-        order = (action.step, number, rank_of_kind, action.peer, action.channel, adds)
+        order = (action.step, number, rank_of_kind, action.peer, action.channel, int(action.adds))
         yield _Piece(order, action, chunks[slots[0][0]], tuple(slots))
 
 
@@ -155,7 +157,6 @@ def _steady_slots(
 
 def _task(piece: _Piece, homes: Homes, order: "_Order") -> Task:
     action = piece.action
-    adds = action.kind in ("add", "receive_add")
     kind = _KINDS[piece.order[2]]
     reads, writes = slots_of(action.reads), slots_of(action.writes)
     taken = [(reads[index], number) for index, _, _, number in piece.slots] if reads else []
@@ -167,7 +168,7 @@ def _task(piece: _Piece, homes: Homes, order: "_Order") -> Task:
     bases = [
         homes.read(slot, action.step, begin, end)
         for (slot, _), (_, begin, end, _) in zip(put, piece.slots, strict=bool(put))
-        if adds
+        if action.adds
     ]
     targets = [
         homes.write(slot, action.step, begin, end)
@@ -182,7 +183,8 @@ def _task(piece: _Piece, homes: Homes, order: "_Order") -> Task:
         channel=action.channel,
         chunk=piece.chunk,
         slot=(taken or put)[0][0],
-        adds=adds,
+        adds=action.adds,
+        chunks=len(piece.slots),
         reads=next(columns) if sources else (),
         writes=next(columns) if targets else (),
         bases=next(columns) if bases else (),
@@ -202,6 +204,7 @@ def _keeping(rank: int, slot: int, source: Run, target: Run, order: "_Order") ->
         chunk=slot,
         slot=slot,
         adds=False,
+        chunks=1,
         reads=(source,),
         writes=(target,),
         bases=(),
