@@ -122,3 +122,9 @@ def test_a_slot_beyond_32_bits_is_refused() -> None:
     flow = Builder("mine", "broadcast", ranks=2, chunks=1)
     with pytest.raises(InputError, match="which 32 bits do not hold"), flow.step():
         flow.copy(0, 1, chunk=2**31)
+
+
+def test_a_move_outside_a_step_is_refused() -> None:
+    builder = Builder("mine", "all_reduce", ranks=2, chunks=1)
+    with pytest.raises(ValueError, match="belong to a step"):
+        builder.add(1, 0, chunk=0)

@@ -64,6 +64,7 @@ class Builder:
         self._slots = held
         self._sweeps: list[Sweep] = []
         self._rows = array("i")
+        self._open = False
         self._made = 0
         """Moves stated so far, in all sweeps."""
 
@@ -105,9 +106,11 @@ class Builder:
         where that differs from the slot that is read. With an `order`, chunk v stands for
         `order[v]`, and shifts go along the order.
         """
-        if self._rows:
+        if self._open:
             raise ValueError("a step cannot be opened inside another")
+        self._open = True
         yield
+        self._open = False
         if self._rows and span > 0:
             table = np.array(self._rows, dtype=np.int32).reshape(-1, 8)
             self._made += len(table)
@@ -155,6 +158,8 @@ class Builder:
         self._move((src, dst, chunk, arrives, count, 1, channel, phase))
 
     def _move(self, row: Row) -> None:
+        if not self._open:
+            raise ValueError("moves belong to a step: put them into `with builder.step():`")
         if row[4] <= 0:
             return
         if self._made + len(self._rows) // 8 >= MOST_ROWS:
