@@ -1,7 +1,6 @@
 """Simulated collectives: textbook times, contention, pipelining, and an exact reference."""
 
 import statistics
-import time
 from itertools import pairwise
 
 import numpy as np
@@ -205,17 +204,13 @@ def test_adding_up_even_steps_gives_what_carrying_them_out_gives() -> None:
     assert np.array(fast.finish_s) == pytest.approx(np.array(slow.finish_s), rel=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "channels"), [("ring", 8), ("double_tree", 4), ("two_level", 1)]
-)
-def test_a_thousand_gpus_are_simulated_within_a_second(algorithm: str, channels: int) -> None:
-    system = H100.with_gpus(1024)
-    collective = build(algorithm, "all_reduce", 1024, per_node=8, channels=channels)
-    simulate(collective, system, 1e6)
-    begin = time.process_time()
-    simulate(collective, system, 1e8)
-    # Processor time, since other tests may run beside this one; with room for slow machines.
-    assert time.process_time() - begin < 2.0
+def test_a_thousand_gpus_take_what_their_cards_need() -> None:
+    # How long the simulation itself takes is measured in benchmarks/collective_proof.py.
+    ring = build("ring", "all_reduce", 1024, per_node=8, channels=8)
+    found = simulate(ring, H100.with_gpus(1024), 1e9)
+    assert found.bottleneck is not None
+    assert "nic" in found.bottleneck.link
+    assert found.bound_s < found.seconds < 1.3 * found.bottleneck.busy_s
 
 
 def test_parts_that_follow_each_other_hide_phases() -> None:
