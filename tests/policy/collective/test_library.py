@@ -123,9 +123,7 @@ def test_proved_for_whatever_is_asked(data: st.DataObject) -> None:
         ({"channels": 10**30}, "channels", "channels are more than 16,777,216"),
         ({"name": "chain", "pieces": 10**12}, "pieces", "4 ranks × 1,000,000,000,000 pieces"),
         ({"ranks": 10**12}, "ranks", "1,000,000,000,000 ranks are more than 16,777,216"),
-        pytest.param(
-            *({"ranks": 10**6}, "sweeps", "1,999,998 steps in all"), marks=pytest.mark.slow
-        ),
+        pytest.param({"ranks": 10**6}, "sweeps", "1,999,998 steps in all", marks=pytest.mark.slow),
         (
             {"name": "pairwise", "op": "all_to_all_v", "ranks": 1, "counts": [[2**31]]},
             "counts",
