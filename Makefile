@@ -19,7 +19,7 @@ setup: .venv/.dev ## make .venv with everything a developer needs
 demo: .venv/.core ## set up, then show the main job end to end
 	@PATH="$(CURDIR)/$(BIN):$$PATH" python examples/demo.py
 
-test: check unit docs ## set up, then lint, types, import rules, tests with coverage, docs
+test: check unit docs ## set up, then lint, types, import rules, tests, docs
 
 check: lint types imports ## lint, types and import rules only
 
@@ -34,7 +34,7 @@ imports: .venv/.dev
 	$(BIN)/lint-imports --no-logo
 
 unit: .venv/.dev
-	$(BIN)/pytest -q -n $(WORKERS) -m "not slow" --cov --cov-report=term
+	$(BIN)/pytest -q -n $(WORKERS) -m "not slow"
 
 test-slow: .venv/.dev ## the tests marked slow
 	$(BIN)/pytest -q -m slow

@@ -29,6 +29,8 @@ COMMANDS: dict[str, Command] = {
     "whatif": Command("change one thing and see what the step makes of it", "Predict"),
     "validate": Command("score predictions against published measurements", "Predict"),
     "collective": Command("collective algorithms: prove, draw, simulate, run, export", "Predict"),
+    "train": Command("train a model as one TOML file says, or go on training", "Run"),
+    "data": Command("tokenise text, look into tokens, train a tokenizer", "Run"),
     "timeline": Command("look into a recorded timeline, or open it in Perfetto", "Observe"),
     "doctor": Command("what this machine has, for bug reports", "Help"),
     "completion": Command("shell completion for bash, zsh or fish", "Help"),

@@ -26,6 +26,12 @@ T = TypeVar("T")
 PARTS = ("model", "cluster", "layout", "workload", "gpus")
 """What a work file may hold."""
 
+TRAINER_PARTS = (
+    "data", "optimizer", "evaluation", "checkpoint", "output", "guards", "machine", "start_from",
+    "seed",
+)  # fmt: skip
+"""What else a file of `mw train` holds: it tells nothing of the work, and is passed over."""
+
 
 class Work(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What is to be done: this model on this cluster, laid out so, for this workload."""
@@ -78,7 +84,7 @@ def read_work(data: Mapping[str, Any], where: str = "") -> Work:
         if data.get(name) is None:
             reader.add(name, "is missing", f'add {name} = "…", a name of mw {name}s')
     for key in data:
-        if key not in PARTS:
+        if key not in PARTS and key not in TRAINER_PARTS:
             reader.problems.append(unknown_name("part", str(key), PARTS, f"{where}{key}"))
     gpus = reader.part("gpus", lambda value, at: read(int, value, at))
     if gpus is not None and gpus < 1:

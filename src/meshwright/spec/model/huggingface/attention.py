@@ -268,6 +268,9 @@ def _write_latent(config: dict[str, Any], t: Traits, main: LatentAttention) -> N
 def _write_rotary(config: dict[str, Any], t: Traits, rotary: Rotary) -> None:
     put(config, t.keys.theta, rotary.theta)
     put(config, "rope_scaling", write_scaling(rotary))
+    if rotary.scaling == "longrope" and rotary.original_positions is not None:
+        # Phi-3's class takes it from here alone, and falls back to a number of its own.
+        put(config, "original_max_position_embeddings", rotary.original_positions)
     write_switch(config, t.interleaved, rotary.interleaved)
     if t.fraction is not None:
         put(config, t.keys.fraction, rotary.fraction)

@@ -1,0 +1,142 @@
+"""Curves over steps as a self-contained SVG: a loss with its held-out points, a rate, a share."""
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+from xml.sax.saxutils import escape
+
+_WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 760, 250, 64, 150, 34, 34
+_FONT = 'font-family="system-ui, sans-serif" font-size="12" fill="#222"'
+COLOURS = ("#4c78a8", "#f58518", "#54a24b", "#e45756", "#b279a2", "#79706e")
+_MOST_POINTS = 600
+"""More than a screen shows; longer curves are drawn by their mean over equal stretches."""
+
+
+class Curve(NamedTuple):
+    """One line of a chart."""
+
+    name: str
+    points: Sequence[tuple[float, float]]
+    """Step and value, by step."""
+    dots: bool = False
+    """Mark each point: for curves of a few points."""
+
+
+class Chart(NamedTuple):
+    """Curves that share their axes."""
+
+    title: str
+    curves: Sequence[Curve]
+    unit: str = ""
+    across: str = "step"
+
+
+def draw(charts: Sequence[Chart]) -> str:
+    """Draw charts below each other in one picture."""
+    shown = [chart for chart in charts if any(curve.points for curve in chart.curves)]
+    height = _HEIGHT * max(1, len(shown))
+    drawn = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" '
+        f'width="{_WIDTH}" height="{height}" {_FONT}>',
+        f'<rect width="{_WIDTH}" height="{height}" fill="white"/>',
+    ]
+    for index, chart in enumerate(shown):
+        drawn += _chart(chart, _HEIGHT * index)
+    return "\n".join([*drawn, "</svg>", ""])
+
+
+def _chart(chart: Chart, top: float) -> list[str]:
+    curves = [curve._replace(points=_finite(curve.points)) for curve in chart.curves]
+    everything = [point for curve in curves for point in curve.points]
+    if not everything:
+        return []
+    first, last = (edge(x for x, _ in everything) for edge in (min, max))
+    low, high, ticks = _scale([y for _, y in everything])
+    plot_w, plot_h = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
+
+    def across(x: float) -> float:
+        return _LEFT + plot_w * ((x - first) / (last - first) if last > first else 0.5)
+
+    def down(y: float) -> float:
+        return top + _TOP + plot_h * (1 - (y - low) / (high - low))
+
+    unit = f" ({chart.unit})" if chart.unit else ""
+    drawn = [
+        f'<text x="{_LEFT}" y="{top + 20}" font-size="14" font-weight="600">'
+        f"{escape(chart.title + unit)}</text>"
+    ]
+    for tick in ticks:
+        y = down(tick)
+        drawn.append(
+            f'<line x1="{_LEFT}" x2="{_LEFT + plot_w}" y1="{y:.1f}" y2="{y:.1f}" stroke="#e5e5e5"/>'
+        )
+        drawn.append(
+            f'<text x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{_short(tick)}</text>'
+        )
+    bottom = top + _HEIGHT - _BOTTOM + 18
+    drawn += [
+        f'<text x="{across(x):.1f}" y="{bottom}" text-anchor="middle">{_short(x)}</text>'
+        for x in dict.fromkeys((first, (first + last) / 2, last))
+    ]
+    drawn.append(f'<text x="{_LEFT + plot_w + 10}" y="{bottom}">{escape(chart.across)}</text>')
+    ends = []
+    for curve, colour in zip(curves, COLOURS * (1 + len(curves) // len(COLOURS)), strict=False):
+        if not curve.points:
+            continue
+        places = [(across(x), down(y)) for x, y in _thinned(curve.points)]
+        line = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+        drawn.append(
+            f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="1.6"/>'
+        )
+        if curve.dots:
+            drawn += [
+                f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in places
+            ]
+        ends.append((places[-1][1], f"{curve.name} {_short(curve.points[-1][1])}", colour))
+    for y, text, colour in _apart(ends):
+        drawn.append(
+            f'<text x="{_LEFT + plot_w + 10}" y="{y + 4:.1f}" fill="{colour}">{escape(text)}</text>'
+        )
+    return drawn
+
+
+def _apart(ends: list[tuple[float, str, str]]) -> list[tuple[float, str, str]]:
+    """Move labels down until none lies on another."""
+    placed: list[tuple[float, str, str]] = []
+    for y, text, colour in sorted(ends):
+        place = y if not placed else max(y, placed[-1][0] + 15)
+        placed.append((place, text, colour))
+    return placed
+
+
+def _finite(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    return [(x, y) for x, y in points if math.isfinite(y)]
+
+
+def _thinned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    if len(points) <= _MOST_POINTS:
+        return list(points)
+    cuts = [len(points) * index // _MOST_POINTS for index in range(_MOST_POINTS + 1)]
+    parts = [points[a:b] for a, b in pairwise(cuts)]
+    return [(sum(x for x, _ in p) / len(p), sum(y for _, y in p) / len(p)) for p in parts]
+
+
+def _scale(values: Sequence[float]) -> tuple[float, float, list[float]]:
+    """Return round ends around the values, and round places between them."""
+    low, high = min(values), max(values)
+    if high == low:
+        low, high = low - abs(low or 1) / 2, high + abs(high or 1) / 2
+    rough = (high - low) / 4
+    power = 10.0 ** math.floor(math.log10(rough))
+    each = next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor >= rough)
+    first, last = math.floor(low / each), math.ceil(high / each)
+    ticks = [each * count for count in range(first, last + 1)]
+    return ticks[0], ticks[-1], ticks
+
+
+def _short(value: float) -> str:
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if abs(value) >= size:
+            return f"{value / (1e3 if letter == 'k' else size):.4g}{letter}"
+    return f"{value:.4g}"

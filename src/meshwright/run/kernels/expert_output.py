@@ -1,0 +1,125 @@
+"""The experts' last product and the weighted sum of what it gives, without keeping the product.
+
+    y[r] = down[g] · act[r]                        for the rows r of expert g
+    out[n] = Σ_j weights[n, j] · y[row[n, j]]
+
+A weight's gradient is the product of out's gradient with y. Formed as (downᵀ · d(out)) · act it
+needs what backward has anyway, so y, k rows as wide as the model for each token, is not kept. With
+g[r] = d(out) of r's token and t[r] = down[g]ᵀ · g[r]:
+
+    d(weight of r) = t[r] · act[r],   d(act)[r] = weight · t[r],
+    d(down) = Σ_r g[r] ⊗ (weight · act[r])
+
+Bytes moved, the floor, beside the products' own: forward as `combine`; backward N·D + N·k·D for g
+and 4·N·k·F for what lies between the products (t and act read, d(act) and weight · act written).
+
+Letters: N tokens, k experts per token, R = N·k sorted rows, X experts, D width, F inner width.
+"""
+
+# Triton compiles some of these functions itself: their arguments are its own values, not Python's.
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
+# ruff: noqa: PLR0917
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from meshwright.run.kernels.grouped_matmul import (
+    forward_product,
+    grouped_matmul,
+    input_gradient,
+    kernel_for,
+    plain_grouped_matmul,
+    weight_gradient,
+)
+from meshwright.run.kernels.language import Backend, on_triton, tl, triton
+from meshwright.run.kernels.permute import Order, combine, dispatch, launch, plain_combine
+
+
+def expert_output(
+    act_RF: Tensor,
+    down_XDF: Tensor,
+    order: Order,
+    weights_Nk: Tensor,
+    *,
+    bias_XD: Tensor | None = None,
+    backend: Backend = "auto",
+) -> Tensor:
+    """Return out_ND, differentiable; with a bias the product is kept after all."""
+    if not on_triton(backend, act_RF):
+        return plain_expert_output(act_RF, down_XDF, order, weights_Nk, bias_XD=bias_XD)
+    if bias_XD is not None:
+        y_RD = grouped_matmul(act_RF, down_XDF, order.ends_X, bias_XO=bias_XD, backend=backend)
+        return combine(y_RD, order, weights_Nk, backend=backend)
+    out: Tensor = _ExpertOutput.apply(act_RF, down_XDF, *order, weights_Nk, backend)
+    return out
+
+
+def plain_expert_output(
+    act_RF: Tensor,
+    down_XDF: Tensor,
+    order: Order,
+    weights_Nk: Tensor,
+    *,
+    bias_XD: Tensor | None = None,
+) -> Tensor:
+    """Compute the same with torch operations."""
+    y_RD = plain_grouped_matmul(act_RF, down_XDF, order.ends_X, bias_XD)
+    return plain_combine(y_RD, order, weights_Nk)
+
+
+class _ExpertOutput(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        act_RF: Tensor,
+        down_XDF: Tensor,
+        row_Nk: Tensor,
+        ends_X: Tensor,
+        weights_Nk: Tensor,
+        backend: Backend,
+    ) -> Tensor:
+        act_RF, weights_Nk = act_RF.contiguous(), weights_Nk.contiguous()
+        ctx.save_for_backward(act_RF, down_XDF, row_Nk, ends_X, weights_Nk)
+        ctx.backend = backend
+        kernel = kernel_for("forward", backend, act_RF, down_XDF)
+        y_RD = forward_product(kernel, act_RF, down_XDF, ends_X)
+        return combine(y_RD, Order(row_Nk, ends_X), weights_Nk, backend="triton")
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any, dout_ND: Tensor
+    ) -> tuple[Tensor, Tensor | None, None, None, Tensor, None]:
+        act_RF, down_XDF, row_Nk, ends_X, weights_Nk = ctx.saved_tensors
+        g_RD = dispatch(dout_ND, Order(row_Nk, ends_X), backend="triton")
+        kernel = kernel_for("input gradient", ctx.backend, act_RF, down_XDF)
+        t_RF = input_gradient(kernel, g_RD, down_XDF, ends_X)
+        weighted_RF, dweights_Nk = torch.empty_like(act_RF), torch.empty_like(weights_Nk)
+        launch(_weigh_kernel, row_Nk, t_RF, act_RF, weights_Nk, weighted_RF, dweights_Nk)
+        ddown = None
+        if ctx.needs_input_grad[1]:
+            kernel = kernel_for("weight gradient", ctx.backend, act_RF, down_XDF)
+            ddown = weight_gradient(kernel, g_RD, weighted_RF, ends_X)
+        return t_RF, ddown, None, None, dweights_Nk, None
+
+
+@triton.jit
+def _weigh_kernel(
+    rows, t, act, weights, weighted, dweights, width, CHOICES: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Finish a token's rows between the two products; t becomes the gradient of act in place."""
+    token = tl.program_id(0).to(tl.int64)
+    lane = tl.arange(0, BLOCK)
+    inside = lane < width
+    for choice in tl.static_range(CHOICES):
+        here = tl.load(rows + token * CHOICES + choice).to(tl.int64) * width + lane
+        slope = tl.load(t + here, mask=inside, other=0.0).to(tl.float32)
+        value = tl.load(act + here, mask=inside, other=0.0).to(tl.float32)
+        weight = tl.load(weights + token * CHOICES + choice).to(tl.float32)
+        tl.store(t + here, (weight * slope).to(t.dtype.element_ty), mask=inside)
+        tl.store(weighted + here, (weight * value).to(weighted.dtype.element_ty), mask=inside)
+        dweight = tl.sum(slope * value, 0).to(dweights.dtype.element_ty)
+        tl.store(dweights + token * CHOICES + choice, dweight)

@@ -1,0 +1,224 @@
+"""Matrix products of rows that belong to groups, each with weights of its own: experts' products.
+
+    y[r] = weight[g] · x[r] + bias[g]     for the rows r of group g
+
+Rows are sorted by group; `ends_X` holds the row after each group's last (int32, on the device), so
+nothing waits for the host. Weights lie as [X, out, in] like those of a linear layer. All three
+products then read both factors as they lie, and contiguous along the sum (forward) or along the
+output (both gradients), which are the layouts that tensor cores take 16-bit numbers in.
+
+Floor: 2·N·O·I operations each for the product, the rows' gradient and the weights' gradient.
+
+`choose` says which kernel computes a product and why: `triton` (grouped_matmul_triton), `library`
+(torch's own CUTLASS kernels) or `plain` (a loop over groups, which waits for the host).
+
+Letters: N rows, X groups (experts), O fan out, I fan in.
+"""
+
+# Autograd's own functions are untyped, and take their arguments by position.
+# mypy: allow-untyped-calls
+# ruff: noqa: PLR0917
+
+from collections.abc import Iterator
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+from meshwright.errors import InputError, Problem
+from meshwright.run.kernels import grouped_matmul_triton as kernels
+from meshwright.run.kernels.language import HAS_TRITON, Backend
+
+Product = Literal["forward", "input gradient", "weight gradient"]
+Kernel = Literal["plain", "library", "triton"]
+
+PREFERRED: dict[Product, Kernel] = {
+    "forward": "library",
+    "input gradient": "library",
+    "weight gradient": "library",
+}
+"""Which of the two is faster on an H200; see benchmarks/grouped_matmul.py."""
+
+
+class Case(NamedTuple):
+    """What decides which kernel computes a product."""
+
+    product: Product
+    dtype: torch.dtype
+    groups: int
+    fan_in: int
+    fan_out: int
+    bias: bool = False
+    capability: tuple[int, int] | None = None
+    """The GPU's; None away from one."""
+
+
+class Choice(NamedTuple):
+    """A kernel, and why it was chosen."""
+
+    kernel: Kernel
+    why: str
+
+
+def choose(case: Case) -> Choice:
+    """Pick a kernel; nothing is measured here, so equal cases always compute equal bits."""
+    if case.capability is None:
+        return Choice("plain", "no GPU")
+    obstacle = _library_obstacle(case)
+    if not HAS_TRITON:
+        if obstacle is None and not case.bias:
+            return Choice("library", "Triton is not installed")
+        return Choice("plain", "Triton is not installed")
+    if obstacle is not None:
+        return Choice("triton", f"torch's grouped_mm {obstacle}")
+    if case.bias and case.product == "forward":
+        return Choice("triton", "adds the bias without a second pass")
+    return Choice(PREFERRED[case.product], "measured faster on an H200")
+
+
+def _library_obstacle(case: Case) -> str | None:
+    """Say what keeps torch's grouped_mm from this product; it has the rules of its TMA copies."""
+    if case.dtype != torch.bfloat16:
+        return "takes nothing but bfloat16"
+    if case.capability is None or case.capability[0] not in {9, 10}:
+        return "waits for the host on GPUs other than Hopper and Blackwell"
+    if case.fan_in % 8 or case.fan_out % 8:
+        return "needs widths that are multiples of 8"
+    if case.groups >= 1024:
+        return "takes fewer than 1024 groups"
+    return None
+
+
+def grouped_matmul(
+    x_NI: Tensor,
+    weight_XOI: Tensor,
+    ends_X: Tensor,
+    *,
+    bias_XO: Tensor | None = None,
+    backend: Backend = "auto",
+) -> Tensor:
+    """Return y_NO, differentiable; the last group ends with the last row.
+
+    `backend="torch"` takes the loop over groups, "triton" the Triton kernels for all products.
+    """
+    _check(x_NI, weight_XOI, ends_X, bias_XO)
+    if backend == "torch" or (backend == "auto" and not x_NI.is_cuda):
+        return plain_grouped_matmul(x_NI, weight_XOI, ends_X, bias_XO)
+    y: Tensor = _GroupedMatmul.apply(x_NI, weight_XOI, ends_X, bias_XO, backend)
+    return y
+
+
+def plain_grouped_matmul(
+    x_NI: Tensor, weight_XOI: Tensor, ends_X: Tensor, bias_XO: Tensor | None = None
+) -> Tensor:
+    """Compute the same with one torch product per group."""
+    parts = []
+    for group, rows in enumerate(_groups(ends_X)):
+        bias = None if bias_XO is None else bias_XO[group]
+        parts.append(functional.linear(x_NI[rows], weight_XOI[group], bias))
+    return torch.cat(parts)
+
+
+def forward_product(
+    kernel: Kernel, x_NI: Tensor, weight_XOI: Tensor, ends_X: Tensor, bias_XO: Tensor | None = None
+) -> Tensor:
+    """Return y_NO by a kernel of the caller's choice."""
+    if kernel == "plain":
+        return plain_grouped_matmul(x_NI, weight_XOI, ends_X, bias_XO)
+    if kernel == "triton":
+        return kernels.times_weights(x_NI, weight_XOI, ends_X, bias_XO)
+    assert bias_XO is None, "torch's grouped_mm adds no bias"
+    return functional.grouped_mm(x_NI, weight_XOI.transpose(1, 2), offs=ends_X)
+
+
+def input_gradient(kernel: Kernel, dy_NO: Tensor, weight_XOI: Tensor, ends_X: Tensor) -> Tensor:
+    """Return dx_NI by a kernel of the caller's choice."""
+    if kernel == "plain":
+        parts = [dy_NO[rows] @ weight_XOI[group] for group, rows in enumerate(_groups(ends_X))]
+        return torch.cat(parts)
+    if kernel == "triton":
+        return kernels.times_transposed_weights(dy_NO, weight_XOI, ends_X)
+    return functional.grouped_mm(dy_NO, weight_XOI, offs=ends_X)
+
+
+def weight_gradient(kernel: Kernel, dy_NO: Tensor, x_NI: Tensor, ends_X: Tensor) -> Tensor:
+    """Return dw_XOI by a kernel of the caller's choice; an empty group's part is zero."""
+    if kernel == "plain":
+        return torch.stack([dy_NO[rows].t() @ x_NI[rows] for rows in _groups(ends_X)])
+    if kernel == "triton":
+        return kernels.weight_gradients(dy_NO, x_NI, ends_X)
+    return functional.grouped_mm(dy_NO.t(), x_NI, offs=ends_X)
+
+
+class _GroupedMatmul(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x_NI: Tensor,
+        weight_XOI: Tensor,
+        ends_X: Tensor,
+        bias_XO: Tensor | None,
+        backend: Backend,
+    ) -> Tensor:
+        x_NI, weight_XOI = x_NI.contiguous(), weight_XOI.contiguous()
+        ctx.save_for_backward(x_NI, weight_XOI, ends_X)
+        ctx.backend = backend
+        kernel = kernel_for("forward", backend, x_NI, weight_XOI, bias_XO is not None)
+        return forward_product(kernel, x_NI, weight_XOI, ends_X, bias_XO)
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any, dy_NO: Tensor
+    ) -> tuple[Tensor | None, Tensor | None, None, Tensor | None, None]:
+        x_NI, weight_XOI, ends_X = ctx.saved_tensors
+        dy_NO = dy_NO.contiguous()
+        wants_dx, wants_dw, _, wants_db, _ = ctx.needs_input_grad
+        dx = dw = db = None
+        if wants_dx:
+            kernel = kernel_for("input gradient", ctx.backend, x_NI, weight_XOI)
+            dx = input_gradient(kernel, dy_NO, weight_XOI, ends_X)
+        if wants_dw:
+            kernel = kernel_for("weight gradient", ctx.backend, x_NI, weight_XOI)
+            dw = weight_gradient(kernel, dy_NO, x_NI, ends_X)
+        if wants_db:
+            db = _bias_gradient(ctx.backend, dy_NO, ends_X)
+        return dx, dw, None, db, None
+
+
+def kernel_for(
+    product: Product, backend: Backend, x_NI: Tensor, weight_XOI: Tensor, bias: bool = False
+) -> Kernel:
+    """Return the kernel for a product of these tensors: the one asked for, or the chosen one."""
+    if backend == "triton":
+        return "triton"
+    groups, fan_out, fan_in = weight_XOI.shape
+    capability = torch.cuda.get_device_capability(x_NI.device) if x_NI.is_cuda else None
+    return choose(Case(product, x_NI.dtype, groups, fan_in, fan_out, bias, capability)).kernel
+
+
+def _bias_gradient(backend: Backend, dy_NO: Tensor, ends_X: Tensor) -> Tensor:
+    if backend == "triton" or HAS_TRITON:
+        return kernels.bias_gradients(dy_NO, ends_X)
+    return torch.stack([dy_NO[rows].sum(0) for rows in _groups(ends_X)])
+
+
+def _groups(ends_X: Tensor) -> Iterator[slice]:
+    begin = 0
+    for end in ends_X.tolist():
+        yield slice(begin, end)
+        begin = end
+
+
+def _check(x_NI: Tensor, weight_XOI: Tensor, ends_X: Tensor, bias_XO: Tensor | None) -> None:
+    if x_NI.ndim != 2 or weight_XOI.ndim != 3 or x_NI.shape[1] != weight_XOI.shape[2]:
+        what = f"rows {tuple(x_NI.shape)} do not fit weights {tuple(weight_XOI.shape)}"
+        raise InputError([Problem("x_NI", what, "give rows [N, I] and weights [X, O, I]")])
+    if ends_X.shape != weight_XOI.shape[:1] or ends_X.dtype != torch.int32:
+        what = f"{tuple(ends_X.shape)} of {ends_X.dtype} for {weight_XOI.shape[0]} groups"
+        raise InputError([Problem("ends_X", what, "give one int32 end for each group")])
+    if bias_XO is not None and bias_XO.shape != weight_XOI.shape[:2]:
+        what = f"{tuple(bias_XO.shape)} for weights {tuple(weight_XOI.shape)}"
+        raise InputError([Problem("bias_XO", what, f"use {tuple(weight_XOI.shape[:2])}")])

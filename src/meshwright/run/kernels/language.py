@@ -1,0 +1,48 @@
+"""Triton where it is installed, a stand-in where it is not, and which of the two worlds runs.
+
+Every kernel module imports `triton` and `tl` from here, so that it can be imported (and its plain
+torch version used) on a machine without Triton.
+"""
+
+from typing import Any, Literal
+
+import torch
+
+from meshwright.errors import MissingPart
+
+__all__ = ["HAS_TRITON", "Backend", "on_triton", "tl", "triton"]
+
+Backend = Literal["auto", "triton", "torch"]
+"""`auto` takes Triton for tensors on a GPU and plain torch elsewhere."""
+
+
+class _Absent:
+    """Stands for Triton in decorators and annotations; using a kernel says what is missing."""
+
+    def __getattr__(self, name: str) -> "_Absent":
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self
+
+    def __call__(self, *_: Any, **__: Any) -> "_Absent":
+        return self
+
+    def __getitem__(self, key: object) -> Any:
+        hint = "pip install triton, or give plain torch the work with backend='torch'"
+        raise MissingPart("this kernel needs Triton, which is not installed", hint)
+
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:
+    triton = tl = _Absent()
+
+HAS_TRITON = not isinstance(triton, _Absent)
+
+
+def on_triton(backend: Backend, tensor: torch.Tensor) -> bool:
+    """Say whether a Triton kernel shall do this work, rather than plain torch."""
+    if backend == "auto":
+        return HAS_TRITON and tensor.is_cuda
+    return backend == "triton"

@@ -1,0 +1,196 @@
+"""Queries and keys of a fused projection normed head by head, then rotated, in one kernel each way.
+
+What `rms_norm` and `rotary` do one after the other, for models that norm queries and keys (Qwen3,
+Gemma 3, GLM): each element travels once where separate kernels would take it out and back twice,
+and backward writes the fused projection's gradient directly. Rounded once.
+
+Bytes moved, the floor, per element of q and k: forward 2 accesses, backward 3 (itself, the incoming
+and the outgoing gradient), and 2 for v.
+
+Letters: B batch, T positions, H query heads, K key/value heads, E elements of a head, and
+C = (H + 2K)·E the width of a fused projection (all q, then all k, then all v).
+"""
+
+# Autograd hands over arguments by position; so do calls that name a projection's sizes.
+# ruff: noqa: PLR0917
+
+from typing import Any, NamedTuple
+
+import torch
+
+from meshwright.errors import InputError, Problem
+from meshwright.run.kernels.language import Backend, on_triton
+from meshwright.run.kernels.norm_rotate_kernel import gradients, norm_turn_tokens
+from meshwright.run.kernels.rms_norm import plain_rms_norm, rms_norm
+from meshwright.run.kernels.rms_norm_kernel import add_parts
+from meshwright.run.kernels.rotary import QkvSizes, Three, check_qkv, plain_rotate, rotate
+from meshwright.run.kernels.rotary_kernel import power_of_two, warps_for
+
+WIDEST = 8192
+"""Elements of a token's query heads that leave the backward pass enough registers (sm_90: 128 a
+thread, none spilled where whole heads turn); wider ones are normed and rotated by two kernels."""
+
+
+class HeadNorms(NamedTuple):
+    """How heads are normed: what `rms_norm` is told, for queries and for keys."""
+
+    q_weight: torch.Tensor
+    k_weight: torch.Tensor
+    eps: float
+    unit_offset: bool = False
+
+
+def split_norm_rotate(
+    qkv_BTC: torch.Tensor,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    norms: HeadNorms,
+    *,
+    interleaved: bool = False,
+    backend: Backend = "auto",
+) -> Three:
+    """Return q (B,T,H,E), k and v (B,T,K,E) of a fused projection, q and k normed and rotated.
+
+    With Triton q and k are new and v lies in the memory of qkv, which is kept for backward.
+    """
+    sizes = QkvSizes(heads, kv_heads, head_dim)
+    check_qkv(qkv_BTC, sizes, cos, sin)
+    _check_weights(norms, head_dim)
+    if not on_triton(backend, qkv_BTC):
+        return plain_split_norm_rotate(qkv_BTC, sizes, cos, sin, norms, interleaved=interleaved)
+    if power_of_two(heads) * head_dim > WIDEST:
+        return _one_after_the_other(qkv_BTC, sizes, cos, sin, norms, interleaved, backend)
+    three: Three = _SplitNormRotate.apply(  # type: ignore[no-untyped-call]
+        qkv_BTC, norms.q_weight, norms.k_weight, sizes, cos, sin, norms, interleaved
+    )
+    return three
+
+
+def plain_split_norm_rotate(
+    qkv_BTC: torch.Tensor,
+    sizes: QkvSizes,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    norms: HeadNorms,
+    *,
+    interleaved: bool = False,
+) -> Three:
+    """Do the same with torch operations."""
+    q, k, v = sizes.split(qkv_BTC)
+    q = plain_rms_norm(q, norms.q_weight, norms.eps, unit_offset=norms.unit_offset)
+    k = plain_rms_norm(k, norms.k_weight, norms.eps, unit_offset=norms.unit_offset)
+    q, k = (plain_rotate(x, cos, sin, interleaved=interleaved) for x in (q, k))
+    return q, k, v
+
+
+def _one_after_the_other(
+    qkv_BTC: torch.Tensor,
+    sizes: QkvSizes,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    norms: HeadNorms,
+    interleaved: bool,
+    backend: Backend,
+) -> Three:
+    every = qkv_BTC.view(*qkv_BTC.shape[:-1], -1, sizes.head_dim)
+    # One operation, whose gradient is put together in one pass.
+    q, k, v = torch.split(every, [sizes.heads, sizes.kv_heads, sizes.kv_heads], dim=-2)
+    offset = norms.unit_offset
+    q = rms_norm(q, norms.q_weight, norms.eps, unit_offset=offset, backend=backend)
+    k = rms_norm(k, norms.k_weight, norms.eps, unit_offset=offset, backend=backend)
+    q, k = (rotate(x, cos, sin, interleaved=interleaved, backend=backend) for x in (q, k))
+    return q, k, v
+
+
+def _check_weights(norms: HeadNorms, head_dim: int) -> None:
+    problems = [
+        Problem(where, f"shape {tuple(weight.shape)} for heads of {head_dim} elements", fix)
+        for where, weight in (("q_weight", norms.q_weight), ("k_weight", norms.k_weight))
+        for fix in (f"give it shape ({head_dim},)",)
+        if tuple(weight.shape) != (head_dim,)
+    ]
+    if problems:
+        raise InputError(problems)
+
+
+class _SplitNormRotate(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        qkv_BTC: torch.Tensor,
+        q_weight: torch.Tensor,
+        k_weight: torch.Tensor,
+        sizes: QkvSizes,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        norms: HeadNorms,
+        interleaved: bool,
+    ) -> Three:
+        qkv_BTC, cos, sin = qkv_BTC.contiguous(), cos.contiguous(), sin.contiguous()
+        ctx.save_for_backward(qkv_BTC, q_weight, k_weight, cos, sin)
+        # No tensor outside of what is saved: it would never be let go.
+        ctx.sizes, ctx.interleaved = sizes, interleaved
+        ctx.eps, ctx.unit_offset = norms.eps, norms.unit_offset
+        batch, positions, _ = qkv_BTC.shape
+        turning = sizes.heads + sizes.kv_heads
+        out = qkv_BTC.new_empty(batch, positions, turning, sizes.head_dim)
+        if out.numel():
+            options = _options(sizes, cos, interleaved, norms.unit_offset)
+            angle_batch = cos.stride(0) if cos.dim() == 3 else 0
+            norm_turn_tokens[(batch * positions,)](
+                qkv_BTC, out, q_weight, k_weight, cos, sin, positions, angle_batch, norms.eps,
+                **options,
+            )  # fmt: skip
+        v = sizes.split(qkv_BTC.detach())[2]
+        return out[:, :, : sizes.heads], out[:, :, sizes.heads :], v
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        qkv_BTC, q_weight, k_weight, cos, sin = ctx.saved_tensors
+        sizes = ctx.sizes
+        dq, dk, dv = (each if each.stride(-1) == 1 else each.contiguous() for each in grads)
+        tokens = qkv_BTC.shape[0] * qkv_BTC.shape[1]
+        options = _options(sizes, cos, ctx.interleaved, ctx.unit_offset)
+        programs = max(1, min(tokens, _programs(qkv_BTC.device, options["num_warps"])))
+        dqkv = torch.empty_like(qkv_BTC)
+        width = 2 * sizes.head_dim
+        parts = torch.empty(programs, width, dtype=torch.float32, device=dqkv.device)
+        dweights = torch.empty(width, dtype=q_weight.dtype, device=dqkv.device)
+        gradients[(programs,)](
+            qkv_BTC, dq, dk, dv, dqkv, q_weight, k_weight, cos, sin, parts, tokens,
+            qkv_BTC.shape[1], *dq.stride()[:3], *dk.stride()[:3], *dv.stride()[:3],
+            cos.stride(0) if cos.dim() == 3 else 0, ctx.eps, **options,
+        )  # fmt: skip
+        add_parts[(-(-width // 32),)](parts, dweights, programs, D=width, num_warps=4)
+        dq_weight, dk_weight = dweights[: sizes.head_dim], dweights[sizes.head_dim :]
+        return dqkv, dq_weight, dk_weight.to(k_weight.dtype), None, None, None, None, None
+
+
+def _options(
+    sizes: QkvSizes, cos: torch.Tensor, interleaved: bool, unit_offset: bool
+) -> dict[str, Any]:
+    half = cos.shape[-1]
+    return {
+        "H": sizes.heads,
+        "K": sizes.kv_heads,
+        "E": sizes.head_dim,
+        "HALF": half,
+        "HEADS": power_of_two(sizes.heads),
+        "KV_HEADS": power_of_two(sizes.kv_heads),
+        "HALF_COLUMNS": power_of_two(half),
+        "COLUMNS": power_of_two(sizes.head_dim),
+        "INTERLEAVED": interleaved,
+        "UNIT_OFFSET": unit_offset,
+        "num_warps": max(4, warps_for(2 * sizes.width)),
+    }
+
+
+def _programs(device: torch.device, warps: int) -> int:
+    """Count programs of the backward pass: 16 warps on each multiprocessor, as registers allow."""
+    if device.type != "cuda":
+        return 3  # interpreted: more than one, so that parts have to be added up
+    each = max(1, 16 // warps)
+    return each * int(torch.cuda.get_device_properties(device).multi_processor_count)

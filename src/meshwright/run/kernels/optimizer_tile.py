@@ -1,0 +1,183 @@
+"""One tile of an optimizer update: what the kernel of `adamw` does with a stretch of one tensor."""
+
+# Triton compiles these functions itself: their arguments are its own values, not Python's.
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
+# ruff: noqa: PLR0917
+
+from meshwright.run.kernels.block_codes import (
+    BLOCK_ELEMENTS,
+    SIGNED_LEVELS,
+    UNSIGNED_LEVELS,
+    decode,
+    encode,
+)
+from meshwright.run.kernels.language import tl, triton
+from meshwright.run.kernels.stochastic_rounding import more_bits, random_bits, round_to_bfloat16
+
+_BLOCK = tl.constexpr(BLOCK_ELEMENTS)
+_SIGNED = tl.constexpr(SIGNED_LEVELS)
+_UNSIGNED = tl.constexpr(UNSIGNED_LEVELS)
+
+
+@triton.jit
+def update_tile(
+    places,
+    numbers,
+    chance,
+    begin,
+    length,
+    RULE: tl.constexpr,
+    NESTEROV: tl.constexpr,
+    WRITES: tl.constexpr,
+    MASTER: tl.constexpr,
+    MOMENT: tl.constexpr,
+    TILE: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """Update up to `TILE` elements from `begin` on, all of them unless `MASKED`.
+
+    `places` point at the chunk: weight, gradient, master, two moments and their scales. `numbers`
+    are the gradients' scale, size of the step, share of the weight to keep, 1 / √(1 - β₂ᵗ), β₁,
+    1 - β₁, β₂, 1 - β₂ and ε. `chance` has two keys and the index of the chunk's first element.
+    """
+    weight, grad, master, first, second, first_scale, second_scale = places
+    # Blocks are rows where codes share a scale: a row is then reduced within one warp.
+    block = begin // _BLOCK + tl.arange(0, TILE // _BLOCK)[:, None]
+    if MOMENT == "int8":
+        lane = (
+            begin + tl.arange(0, TILE // _BLOCK)[:, None] * _BLOCK + tl.arange(0, _BLOCK)[None, :]
+        )
+    else:
+        lane = begin + tl.arange(0, TILE)
+    inside = lane < length
+    there = block * _BLOCK < length
+
+    g = _load(grad + lane, inside, MASKED).to(tl.float32) * numbers[0]
+    w = g
+    m = g
+    v = g
+    if WRITES:
+        if MASTER:
+            w = _load(master + lane, inside, MASKED)
+        else:
+            w = _load(weight + lane, inside, MASKED).to(tl.float32)
+    if RULE != "apply":
+        m = _load_moment(first + lane, first_scale + block, inside, there, MOMENT, _SIGNED, MASKED)
+    if RULE == "adamw":
+        v = _load_moment(
+            second + lane, second_scale + block, inside, there, MOMENT, _UNSIGNED, MASKED
+        )
+
+    update, m, v = _follow(g, m, v, numbers, RULE, NESTEROV)
+
+    bits = random_bits(chance[0], chance[1], chance[2] + lane.to(tl.uint32))
+    # Weights are stored first: otherwise ptxas delays loading them until the moments are done.
+    if WRITES:
+        w = w * numbers[2] - update * numbers[1]
+        _store_weight(weight + lane, master + lane, w, bits, inside, MASTER, MASKED)
+    if RULE != "apply":
+        _store_moment(
+            first + lane, first_scale + block, m, bits >> 16, inside, there, MOMENT, _SIGNED, MASKED
+        )
+    if RULE == "adamw":
+        _store_moment(
+            second + lane, second_scale + block, v, more_bits(bits), inside, there,
+            MOMENT, _UNSIGNED, MASKED,
+        )  # fmt: skip
+    if RULE == "direction":
+        _store(grad + lane, update.to(grad.dtype.element_ty), inside, MASKED)
+
+
+@triton.jit
+def _follow(g, m, v, numbers, RULE: tl.constexpr, NESTEROV: tl.constexpr):
+    """Return the update and the next moments."""
+    _, _, _, root_correction, beta1, rest1, beta2, rest2, eps = numbers
+    update = g
+    if RULE == "adamw":
+        m = m + (g - m) * rest1
+        v = v * beta2 + g * g * rest2
+        update = m / (tl.sqrt(v) * root_correction + eps)
+    elif RULE == "lion":
+        towards = m + (g - m) * rest1
+        update = tl.where(towards > 0, 1.0, tl.where(towards < 0, -1.0, 0.0))
+        m = m + (g - m) * rest2
+    elif RULE == "sgd":
+        m = m * beta1 + g
+        update = m
+        if NESTEROV:
+            update = g + m * beta1
+    elif RULE != "apply":
+        m = m + (g - m) * rest1
+        update = m
+        if NESTEROV:
+            update = g + (m - g) * beta1
+    return update, m, v
+
+
+@triton.jit
+def _load_moment(
+    pointer,
+    scale_pointer,
+    inside,
+    there,
+    MOMENT: tl.constexpr,
+    LEVELS: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    value = _load(pointer, inside, MASKED)
+    if MOMENT == "int8":
+        value = decode(value, _load(scale_pointer, there, MASKED), LEVELS)
+    return value.to(tl.float32)
+
+
+@triton.jit
+def _store_weight(
+    pointer, master_pointer, value, bits, inside, MASTER: tl.constexpr, MASKED: tl.constexpr
+):
+    if MASTER:
+        _store(master_pointer, value, inside, MASKED)
+    elif pointer.dtype.element_ty == tl.bfloat16:
+        value = round_to_bfloat16(value, bits)
+    _store(pointer, value.to(pointer.dtype.element_ty), inside, MASKED)
+
+
+@triton.jit
+def _store_moment(
+    pointer,
+    scale_pointer,
+    value,
+    bits,
+    inside,
+    there,
+    MOMENT: tl.constexpr,
+    LEVELS: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    if MOMENT == "int8":
+        if MASKED:
+            value = tl.where(inside, value, 0.0)
+        scale = tl.max(tl.abs(value), axis=1, keep_dims=True)
+        _store(scale_pointer, scale, there, MASKED)
+        code = encode(value, scale, bits, LEVELS).to(tl.int32)
+        _store(pointer, code.to(pointer.dtype.element_ty), inside, MASKED)
+    elif MOMENT == "bf16":
+        _store(pointer, round_to_bfloat16(value, bits), inside, MASKED)
+    else:
+        _store(pointer, value, inside, MASKED)
+
+
+@triton.jit
+def _load(pointer, inside, MASKED: tl.constexpr):
+    if MASKED:
+        value = tl.load(pointer, mask=inside, other=0)
+    else:
+        value = tl.load(pointer)
+    return value
+
+
+@triton.jit
+def _store(pointer, value, inside, MASKED: tl.constexpr):
+    if MASKED:
+        tl.store(pointer, value, mask=inside)
+    else:
+        tl.store(pointer, value)

@@ -1,0 +1,106 @@
+"""The optimizer update with torch operations, number for number what the Triton kernel computes.
+
+On a CPU both give the same bits. On a GPU the kernel's division, root and fused multiply-add may
+differ from torch's in the last place.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from meshwright.run.kernels.block_codes import plain_decode, plain_encode, plain_scales
+from meshwright.run.kernels.optimizer_tensors import Moment, OptimizerTensors, Pace, Rule
+from meshwright.run.kernels.stochastic_rounding import (
+    plain_more_bits,
+    plain_random_bits,
+    plain_round_to_bfloat16,
+    plain_step_keys,
+)
+
+
+@torch.no_grad()
+def plain_update_(
+    tensors: OptimizerTensors, grads: Sequence[torch.Tensor], pace: Pace, rule: Rule
+) -> None:
+    """Update every parameter in place, one after the other; waits to learn whether to."""
+    if not bool(pace.numbers[0]):
+        return
+    for index, grad in enumerate(grads):
+        _update_one(tensors, index, grad, pace, rule)
+
+
+def _update_one(
+    tensors: OptimizerTensors, index: int, grad: torch.Tensor, pace: Pace, rule: Rule
+) -> None:
+    _, grad_scale, lr, correction, root_correction = pace.numbers
+    g = grad.float() * grad_scale
+    moments = [_read(moment, index) for moment in tensors.moments]
+    update = _follow_(g, moments, rule, root_correction)
+
+    bits = _bits(tensors, index, pace)
+    for moment, value, chance in zip(tensors.moments, moments, bits[1:], strict=False):
+        _write(moment, index, value, chance)
+    if rule.writes_weights:
+        size = lr * tensors.shares[index] * correction
+        keep = 1 - lr * tensors.decays[index]
+        param = tensors.params[index]
+        held = tensors.masters[index] if tensors.masters else param
+        w = held.float().mul_(keep).sub_(update.mul_(size))
+        if held.dtype == torch.bfloat16:
+            param.copy_(plain_round_to_bfloat16(w, bits[0]))
+        elif w is not param:
+            param.copy_(w)
+    elif rule.name == "direction":
+        grad.copy_(update)
+
+
+def _follow_(
+    g: torch.Tensor, moments: list[torch.Tensor], rule: Rule, root_correction: torch.Tensor
+) -> torch.Tensor:
+    """Bring the moments to their next values and return the update, which may take g's place."""
+    rest1, rest2 = 1 - rule.beta1, 1 - rule.beta2
+    if rule.name == "apply":
+        return g
+    m = moments[0]
+    if rule.name == "adamw":
+        m.add_((g - m).mul_(rest1))
+        v = moments[1].mul_(rule.beta2).add_(g.mul_(g).mul_(rest2))
+        return torch.div(m, v.sqrt().mul_(root_correction).add_(rule.eps), out=g)
+    if rule.name == "lion":
+        away = g.sub_(m)
+        update = (m + away * rest1).sign_()
+        m.add_(away.mul_(rest2))
+        return update
+    if rule.name == "sgd":
+        m.mul_(rule.beta1).add_(g)
+        return g.add_(m * rule.beta1) if rule.nesterov else g.copy_(m)
+    m.add_((g - m).mul_(rest1))
+    return g.add_((m - g).mul_(rule.beta1)) if rule.nesterov else g.copy_(m)
+
+
+def _bits(tensors: OptimizerTensors, index: int, pace: Pace) -> list[torch.Tensor]:
+    """Return the random bits for the weight and the two moments; nothing where none are needed."""
+    param = tensors.params[index]
+    precisions = {moment.precision for moment in tensors.moments}
+    if precisions <= {"fp32"} and (tensors.masters or param.dtype != torch.bfloat16):
+        return [torch.empty(0)] * 3
+    low, high = plain_step_keys(tensors.keys[index], int(pace.step))
+    places = torch.arange(param.numel(), device=param.device).view(param.shape)
+    bits = plain_random_bits(low, high, places + tensors.origins[index])
+    return [bits, bits >> 16, plain_more_bits(bits)]
+
+
+def _read(moment: Moment, index: int) -> torch.Tensor:
+    """Return a moment in float32, which is the moment itself where it is kept so."""
+    if moment.scales:
+        return plain_decode(moment.values[index], moment.scales[index])
+    return moment.values[index].float()
+
+
+def _write(moment: Moment, index: int, value: torch.Tensor, bits: torch.Tensor) -> None:
+    into = moment.values[index]
+    if moment.scales:
+        moment.scales[index].copy_(plain_scales(value))
+        into.copy_(plain_encode(value, moment.scales[index], bits, into.dtype))
+    elif into.dtype == torch.bfloat16:
+        into.copy_(plain_round_to_bfloat16(value, bits))

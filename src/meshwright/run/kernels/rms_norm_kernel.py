@@ -1,0 +1,177 @@
+"""The kernels of root-mean-square normalisation; `rms_norm` says what they compute.
+
+`INNER`, `outer_stride` and `inner_stride` tell how the rows of x lie; all other tensors are dense.
+"""
+
+# Triton compiles these functions itself: their arguments are its own values, not Python's.
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
+# ruff: noqa: PLR0917
+
+from meshwright.run.kernels.language import tl, triton
+
+
+@triton.jit
+def normalise(
+    x,
+    residual,
+    weight,
+    normed,
+    total,
+    rstd,
+    number,
+    outer_stride,
+    inner_stride,
+    eps,
+    INNER: tl.constexpr,
+    D: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    UNIT_OFFSET: tl.constexpr,
+):
+    """Normalise a tile of rows, after adding those of `residual` where there is one."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, COLUMNS)
+    inside = (row < number)[:, None] & (column < D)[None, :]
+    dense = row.to(tl.int64)[:, None] * D + column[None, :]
+    here = _starts(row, outer_stride, inner_stride, INNER)[:, None] + column[None, :]
+    value = tl.load(x + here, mask=inside, other=0.0)
+    if residual is not None:
+        value = value.to(tl.float32) + tl.load(residual + dense, mask=inside, other=0.0)
+        # What goes on is the rounded sum, and the backward pass sees only that one.
+        value = value.to(total.dtype.element_ty)
+        tl.store(total + dense, value, mask=inside)
+    value = value.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(value * value, axis=1) / D + eps)
+    tl.store(rstd + row, scale, mask=row < number)
+    value *= scale[:, None]
+    if weight is not None:
+        value *= _factor(weight, column, D, UNIT_OFFSET)
+    tl.store(normed + dense, value.to(normed.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def gradients(
+    x,
+    dnormed,
+    dtotal,
+    weight,
+    rstd,
+    dx,
+    parts,
+    number,
+    outer_stride,
+    inner_stride,
+    INNER: tl.constexpr,
+    D: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    UNIT_OFFSET: tl.constexpr,
+    AHEAD: tl.constexpr,
+):
+    """Work through every so many tiles of rows; leave dx, and this program's part of d(weight).
+
+    With `AHEAD` the rows of the next round are asked for before those of this one are worked on,
+    so that the memory is never without requests.
+    """
+    first = tl.program_id(0) * ROWS
+    step = tl.num_programs(0) * ROWS
+    column = tl.arange(0, COLUMNS)
+    if weight is not None:
+        part = tl.zeros((ROWS, COLUMNS), tl.float32)
+    if AHEAD:
+        next_x, next_dy, next_through, next_scale = _fetch(
+            x, dnormed, dtotal, rstd, first, number, outer_stride, inner_stride,
+            INNER, D, ROWS, COLUMNS,
+        )  # fmt: skip
+    for begin in range(first, number, step):
+        if AHEAD:
+            raw_x, raw_dy, raw_through, scale = next_x, next_dy, next_through, next_scale
+            next_x, next_dy, next_through, next_scale = _fetch(
+                x, dnormed, dtotal, rstd, begin + step, number, outer_stride, inner_stride,
+                INNER, D, ROWS, COLUMNS,
+            )  # fmt: skip
+        else:
+            raw_x, raw_dy, raw_through, scale = _fetch(
+                x, dnormed, dtotal, rstd, begin, number, outer_stride, inner_stride,
+                INNER, D, ROWS, COLUMNS,
+            )  # fmt: skip
+        value = raw_x.to(tl.float32) * scale[:, None]
+        gradient = raw_dy.to(tl.float32)
+        if weight is not None:
+            part += gradient * value
+            gradient *= _factor(weight, column, D, UNIT_OFFSET)
+        along = tl.sum(gradient * value, axis=1) / D
+        gradient = (gradient - value * along[:, None]) * scale[:, None]
+        if dtotal is not None:
+            gradient += raw_through.to(tl.float32)
+        row = begin + tl.arange(0, ROWS)
+        inside = (row < number)[:, None] & (column < D)[None, :]
+        dense = row.to(tl.int64)[:, None] * D + column[None, :]
+        tl.store(dx + dense, gradient.to(dx.dtype.element_ty), mask=inside)
+    if weight is not None:
+        place = parts + tl.program_id(0) * D + column
+        tl.store(place, tl.sum(part, axis=0), mask=column < D)
+
+
+@triton.jit
+def add_parts(parts, dweight, programs, D: tl.constexpr):
+    """Add up the programs' parts of d(weight), 32 columns each."""
+    column = tl.program_id(0) * 32 + tl.arange(0, 32)
+    lane = tl.arange(0, 64)
+    total = tl.zeros((64, 32), tl.float32)
+    for first in range(0, programs, 64):
+        row = first + lane
+        inside = (row < programs)[:, None] & (column < D)[None, :]
+        total += tl.load(parts + row[:, None] * D + column[None, :], mask=inside, other=0.0)
+    value = tl.sum(total, axis=0).to(dweight.dtype.element_ty)
+    tl.store(dweight + column, value, mask=column < D)
+
+
+@triton.jit
+def _starts(row, outer_stride, inner_stride, INNER: tl.constexpr):
+    """Return where rows of x begin, in elements."""
+    if INNER == 1:
+        start = row.to(tl.int64) * outer_stride
+    else:
+        start = (row // INNER).to(tl.int64) * outer_stride + (row % INNER) * inner_stride
+    return start
+
+
+@triton.jit
+def _factor(weight, column, D: tl.constexpr, UNIT_OFFSET: tl.constexpr):
+    """Load what normalised rows are multiplied with."""
+    factor = tl.load(weight + column, mask=column < D, other=0.0).to(tl.float32)
+    if UNIT_OFFSET:
+        factor += 1.0
+    return factor[None, :]
+
+
+@triton.jit
+def _fetch(
+    x,
+    dnormed,
+    dtotal,
+    rstd,
+    begin,
+    number,
+    outer_stride,
+    inner_stride,
+    INNER: tl.constexpr,
+    D: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """Load all that a tile of rows needs, as it lies in memory."""
+    row = begin + tl.arange(0, ROWS)
+    column = tl.arange(0, COLUMNS)
+    inside = (row < number)[:, None] & (column < D)[None, :]
+    dense = row.to(tl.int64)[:, None] * D + column[None, :]
+    here = _starts(row, outer_stride, inner_stride, INNER)[:, None] + column[None, :]
+    scale = tl.load(rstd + row, mask=row < number, other=0.0)
+    value = tl.load(x + here, mask=inside, other=0.0)
+    gradient = tl.load(dnormed + dense, mask=inside, other=0.0)
+    if dtotal is not None:
+        through = tl.load(dtotal + dense, mask=inside, other=0.0)
+    else:
+        through = gradient
+    return value, gradient, through, scale

@@ -1,0 +1,169 @@
+"""`Attention`: softmax attention with grouped keys and values, between two products.
+
+The path of a Llama block is exactly: one product for queries, keys and values, one kernel that
+turns queries and keys in place, attention on strided views of the same memory, one product out.
+Every other feature (norms of queries and keys, clipping, gates, sinks, slopes, …) adds its own
+step where a model has it.
+
+`qkv.weight` stacks the rows of q, k, v and, where the output is gated, of the gate, heads in order.
+The number of heads held is read from the weights, so that a slice of them works alone.
+
+Shapes: B sequences, T positions, D hidden, C columns of the fused product, H query heads, K key
+and value heads, E head width.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from meshwright.run.kernels.attention import Kernel, attention
+from meshwright.run.kernels.norm_rotate import HeadNorms, split_norm_rotate
+from meshwright.run.kernels.rms_norm import rms_norm
+from meshwright.run.kernels.rotary import rotate, split_rotate
+from meshwright.run.nn.linear import Linear
+from meshwright.run.nn.norm import Norm
+from meshwright.run.nn.positions import Places, query_growth
+from meshwright.run.nn.recompute import NOTHING, Op, Replay, dropped
+from meshwright.spec.model import block, mixers
+
+
+class Attention(nn.Module):
+    """Attention as a model's `Attention` describes it."""
+
+    def __init__(
+        self,
+        spec: mixers.Attention,
+        hidden: int,
+        norm: block.Norm,
+        *,
+        alibi: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.spec, self.eps, self.alibi = spec, norm.eps, alibi
+        self.recompute: frozenset[Op] = NOTHING
+        self.prefer: Kernel | None = None
+        """The kernel to use in place of the fastest."""
+        self.first_head = 0
+        """Where the query heads held here start in the whole model's."""
+        queries, keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
+        columns = queries * (2 if spec.gate else 1) + 2 * keys
+        where: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.qkv = Linear(hidden, columns, bias=spec.qkv_bias, **where)
+        self.o = Linear(queries, hidden, bias=spec.out_bias, **where)
+        if spec.qk_norm in {"head", "full"}:
+            whole = spec.qk_norm == "full"
+            self.q_norm = Norm(queries if whole else spec.head_dim, norm, **where)
+            self.k_norm = Norm(keys if whole else spec.head_dim, norm, **where)
+        self.sinks: nn.Parameter | None
+        sinks = nn.Parameter(torch.empty(spec.heads, **where)) if spec.sinks else None
+        self.register_parameter("sinks", sinks)
+
+    def first_values(self) -> dict[str, float]:
+        """Return the value each vector starts from: sinks weigh as much as a score of nought."""
+        return {"sinks": 0.0}
+
+    def forward(self, x_BTD: Tensor, places: Places) -> Tensor:
+        """Mix the tokens of each sequence."""
+        qkv_BTC = self.qkv(x_BTD)
+        if self.spec.clip is not None and self.spec.qk_norm != "full":
+            qkv_BTC = qkv_BTC.clamp(-self.spec.clip, self.spec.clip)
+        q, k, v, gate = self._heads(qkv_BTC, places)
+        if "core_attn" not in self.recompute:
+            return self._out(self._core(q, k, v, gate, places))
+        replay = Replay(self._core)
+        mixed = replay(q, k, v, gate, places)
+        with dropped((mixed, replay.output)):
+            return self._out(mixed)
+
+    def _out(self, mixed_BTHE: Tensor) -> Tensor:
+        out: Tensor = self.o(mixed_BTHE.flatten(2))
+        return out
+
+    def _core(
+        self, q: Tensor, k: Tensor, v: Tensor, gate_BTHE: Tensor | None, places: Places
+    ) -> Tensor:
+        spec, slopes = self.spec, None
+        if self.alibi:
+            slopes = places.slopes(spec.heads)[self.first_head : self.first_head + q.shape[2]]
+        mixed = attention(
+            q,
+            k,
+            v,
+            causal=spec.causal,
+            window=spec.window,
+            chunk=spec.chunk,
+            scale=spec.scale,
+            softcap=spec.softcap,
+            sinks=self.sinks,
+            documents=places.documents,
+            alibi=slopes,
+            prefer=self.prefer,
+        )
+        return mixed if gate_BTHE is None else mixed * torch.sigmoid(gate_BTHE)
+
+    def _heads(
+        self, qkv_BTC: Tensor, places: Places
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Cut the fused product into heads, norm and turn them."""
+        spec = self.spec
+        shared = spec.heads // spec.kv_heads
+        each = (2 * shared if spec.gate else shared) + 2
+        kv_heads = qkv_BTC.shape[-1] // (each * spec.head_dim)
+        sizes = (kv_heads * shared, kv_heads, spec.head_dim)
+        gate = None
+        if self._is_fused and spec.rotary is not None:
+            turns = places.turns(spec.rotary, spec.head_dim)
+            angles = (turns.cos, turns.sin)
+            turned = spec.rotary.interleaved
+            if spec.qk_norm == "head":
+                norms = self._head_norms()
+                q, k, v = split_norm_rotate(qkv_BTC, *sizes, *angles, norms, interleaved=turned)
+            else:
+                q, k, v = split_rotate(qkv_BTC, *sizes, *angles, interleaved=turned)
+        else:
+            q, k, v, gate = self._heads_apart(qkv_BTC, sizes, places)
+        if spec.qk_norm == "l2":
+            # After the turn, as Llama 4 does; a turn changes no length.
+            q, k = rms_norm(q, None, self.eps), rms_norm(k, None, self.eps)
+        if spec.temperature is not None:
+            growth = query_growth(spec.temperature, places.positions_BT())
+            q = q * growth[..., None, None].to(q.dtype)
+        return q, k, v, gate
+
+    @property
+    def _is_fused(self) -> bool:
+        """One kernel makes queries, keys and values of the product."""
+        spec = self.spec
+        if spec.rotary is None or spec.gate or spec.qk_norm == "full":
+            return False
+        return spec.qk_norm != "head" or (self.q_norm.kind == "rms" and self.q_norm.bias is None)
+
+    def _head_norms(self) -> HeadNorms:
+        q_weight, k_weight = self.q_norm.weight, self.k_norm.weight
+        assert q_weight is not None
+        assert k_weight is not None
+        return HeadNorms(q_weight, k_weight, self.q_norm.eps, self.q_norm.unit_offset)
+
+    def _heads_apart(
+        self, qkv_BTC: Tensor, sizes: tuple[int, int, int], places: Places
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Cut, norm and turn one after the other."""
+        (heads, kv_heads, width), rotary = sizes, self.spec.rotary
+        parts = [heads, kv_heads, kv_heads] + ([heads] if self.spec.gate else [])
+        q, k, v, *gates = torch.split(qkv_BTC.view(*places.shape, -1, width), parts, 2)
+        if self.spec.qk_norm == "head":
+            q, k = self.q_norm(q), self.k_norm(k)
+        elif self.spec.qk_norm == "full":
+            q = self.q_norm(q.flatten(2)).view(q.shape)
+            k = self.k_norm(k.flatten(2)).view(k.shape)
+            if (clip := self.spec.clip) is not None:
+                # Behind the norms, as OLMoE's code has it.
+                q, k, v = q.clamp(-clip, clip), k.clamp(-clip, clip), v.clamp(-clip, clip)
+        if rotary is not None:
+            turns = places.turns(rotary, width)
+            q = rotate(q, turns.cos, turns.sin, interleaved=rotary.interleaved)
+            k = rotate(k, turns.cos, turns.sin, interleaved=rotary.interleaved)
+        return q, k, v, gates[0] if gates else None

@@ -1,0 +1,66 @@
+"""`Chunks`: sequences cut into chunks, as linear recurrences compute them.
+
+Within a chunk they are products of matrices, from chunk to chunk a state is carried.
+
+Shapes: B sequences, T positions, C chunks, L positions of a chunk.
+"""
+
+# Some of torch's own methods are untyped.
+# mypy: allow-untyped-calls
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+class Chunks(NamedTuple):
+    """How one batch of sequences is cut, and which of its tokens may see which state."""
+
+    length: int
+    """Positions of a sequence, T."""
+    chunk: int
+    """Positions of a chunk, L; the last chunk is padded."""
+    visible: Tensor
+    """Token l sees token m of its chunk: m is not later, and of the same document (…LL)."""
+    entering: Tensor | None
+    """Token l belongs to the document that ended the chunk before (BCL); None: it always does."""
+    leaving: Tensor | None
+    """Token l belongs to the document that ends its chunk (BCL); None: it always does."""
+
+    def cut(self, x: Tensor) -> Tensor:
+        """Cut `x_BT…` into `x_BCL…`, padded with zeros."""
+        short = -self.length % self.chunk
+        if short:
+            x = functional.pad(x, [0, 0] * (x.dim() - 2) + [0, short])
+        cut: Tensor = x.unflatten(1, (-1, self.chunk))
+        return cut
+
+    def join(self, x: Tensor) -> Tensor:
+        """Put `x_BCL…` together again as `x_BT…`."""
+        return x.flatten(1, 2)[:, : self.length]
+
+
+def make_chunks(
+    length: int, chunk: int, documents_BT: Tensor | None, device: torch.device
+) -> Chunks:
+    """Cut sequences of `length` into chunks; `documents_BT` numbers the document of each token."""
+    chunk = min(chunk, length)
+    visible = torch.ones(chunk, chunk, dtype=torch.bool, device=device).tril()
+    if documents_BT is None:
+        return Chunks(length, chunk, visible, None, None)
+    short = -length % chunk
+    # Padding continues the last document, so that it changes no state that anyone reads.
+    padded = torch.cat([documents_BT, documents_BT[:, -1:].expand(-1, short)], 1)
+    documents_BCL = padded.unflatten(1, (-1, chunk))
+    ends_BC = documents_BCL[..., -1]
+    # The chunk before the first ends no document.
+    before_BC = functional.pad(ends_BC[:, :-1], (1, 0), value=-1)
+    return Chunks(
+        length,
+        chunk,
+        visible & (documents_BCL[..., :, None] == documents_BCL[..., None, :]),
+        documents_BCL == before_BC[..., None],
+        documents_BCL == ends_BC[..., None],
+    )

@@ -1,0 +1,215 @@
+"""`Decoder`: a language model made of modules, from tokens to logits or to their loss.
+
+Training asks for `loss`, which never holds all logits; `forward` gives them. A vision tower is no
+part of it: of a multimodal model the text part is built.
+
+Shapes: B sequences, T positions, D hidden, V vocabulary, N = B·T tokens.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from meshwright.run.kernels.documents import Documents
+from meshwright.run.kernels.linear_cross_entropy import LossSums, linear_cross_entropy
+from meshwright.run.kernels.products import TORCH, Products
+from meshwright.run.nn.block import Block, Stream
+from meshwright.run.nn.experts import Experts
+from meshwright.run.nn.multi_token import MultiToken, later
+from meshwright.run.nn.norm import Norm
+from meshwright.run.nn.positions import Places, Tables
+from meshwright.spec.model import Model
+
+IGNORED = -100
+"""The label of a token that does not count."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """What a batch costs, as sums over its tokens: divide by the count for means."""
+
+    nats_sum: Tensor
+    """fp32 scalar: cross-entropy of the next tokens."""
+    count: Tensor
+    """int64 scalar: tokens that count."""
+    auxiliary: Tensor
+    """fp32 scalar: what training adds, in the same units: further tokens' and balancing losses."""
+
+    @property
+    def total(self) -> Tensor:
+        """What training differentiates, still to be divided by a count."""
+        return self.nats_sum + self.auxiliary
+
+
+class Table(nn.Module):
+    """Rows of vectors, looked up by number."""
+
+    def __init__(self, rows: int, width: int, **where: Any) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(rows, width, **where))
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        """Return the row of each number."""
+        return functional.embedding(numbers, self.weight)
+
+
+class Head(nn.Module):
+    """The product that makes logits; without a weight of its own where it is tied."""
+
+    def __init__(self, hidden: int, vocab: int, *, tied: bool, bias: bool, **where: Any) -> None:
+        super().__init__()
+        self.weight: nn.Parameter | None
+        self.bias: nn.Parameter | None
+        self.products: Products = TORCH
+        weight = None if tied else nn.Parameter(torch.empty(vocab, hidden, **where))
+        self.register_parameter("weight", weight)
+        self.register_parameter("bias", nn.Parameter(torch.empty(vocab, **where)) if bias else None)
+
+
+class Decoder(nn.Module):
+    """A model's modules, in the order a token meets them. `build` makes them."""
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        multi_token: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.model, self.tables = model, Tables(model.max_positions)
+        self.z_loss, self.multi_token_weight, self.balance_weight = 0.0, 0.1, 0.0
+        where: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.embedding = Table(model.vocab, model.hidden, **where)
+        if model.positions == "learned":
+            rows = model.max_positions + model.position_offset
+            self.positions = Table(rows, model.hidden, **where)
+        if model.embedding_norm:
+            self.norm_embedding = Norm(model.hidden, model.norm, **where)
+        alibi = model.positions == "alibi"
+        self.layers = nn.ModuleList(
+            Block(block, model.hidden, model.norm, alibi=alibi, **where)
+            for block in model.layer_blocks()
+        )
+        if model.final_norm:
+            self.final_norm = Norm(model.hidden, model.norm, **where)
+        self.head = Head(model.hidden, model.vocab, tied=model.tied, bias=model.head_bias, **where)
+        depth = model.multi_token.depth if multi_token and model.multi_token is not None else 0
+        self.multi_token = nn.ModuleList(MultiToken(model, **where) for _ in range(depth))
+
+    def forward(
+        self,
+        tokens_BT: Tensor,
+        *,
+        positions: Tensor | None = None,
+        documents: Documents | None = None,
+    ) -> Tensor:
+        """Return the logits of every token's successor, (B, T, V)."""
+        return self.logits(self.hidden(tokens_BT, positions=positions, documents=documents))
+
+    def hidden(
+        self,
+        tokens_BT: Tensor,
+        *,
+        positions: Tensor | None = None,
+        documents: Documents | None = None,
+    ) -> Tensor:
+        """Return what the output head reads, (B, T, D): the stream after the final norm."""
+        places = Places(self.tables, tokens_BT, positions=positions, documents=documents)
+        return self.run(tokens_BT, places)
+
+    def run(self, tokens_BT: Tensor, places: Places) -> Tensor:
+        """Do the same for tokens whose places are known."""
+        stream: Stream = (self.embed(tokens_BT, places), None)
+        for layer in self.layers:
+            stream = layer(*stream, places)
+        return self.finish(*stream)
+
+    def embed(self, tokens_BT: Tensor, places: Places) -> Tensor:
+        """Return the vectors that enter the first layer."""
+        x_BTD: Tensor = self.embedding(tokens_BT)
+        if self.model.embedding_scale is not None:
+            x_BTD = x_BTD * self.model.embedding_scale
+        if self.model.positions == "learned":
+            rows = places.positions_BT() + self.model.position_offset
+            x_BTD = x_BTD + self.positions(rows)
+        return self.norm_embedding(x_BTD) if self.model.embedding_norm else x_BTD
+
+    def finish(self, branch: Tensor, residual: Tensor | None) -> Tensor:
+        """Return what the output head reads of the stream behind the last layer."""
+        if self.model.final_norm:
+            normed, _ = self.final_norm.add(branch, residual)
+            return normed
+        return branch if residual is None else branch + residual
+
+    def logits(self, x_BTD: Tensor) -> Tensor:
+        """Return the logits of hidden vectors."""
+        logits = functional.linear(x_BTD, self.head_weight, self.head.bias)
+        if self.model.logit_scale is not None:
+            logits = logits * self.model.logit_scale
+        cap = self.model.logit_softcap
+        return logits if cap is None else cap * torch.tanh(logits / cap)
+
+    @property
+    def head_weight(self) -> Tensor:
+        """The weight of the output head, which may be the embedding's."""
+        return self.embedding.weight if self.head.weight is None else self.head.weight
+
+    def loss(
+        self,
+        tokens_BT: Tensor,
+        labels_BT: Tensor,
+        *,
+        positions: Tensor | None = None,
+        documents: Documents | None = None,
+    ) -> Loss:
+        """Return the cross-entropy of labels (`IGNORED` does not count), without all logits."""
+        places = Places(self.tables, tokens_BT, positions=positions, documents=documents)
+        x_BTD = self.run(tokens_BT, places)
+        sums = self.head_loss(x_BTD, labels_BT)
+        auxiliary = self._further_loss(x_BTD, tokens_BT, labels_BT, places)
+        if self.balance_weight and self.training:
+            auxiliary = auxiliary + self.balance_weight * sums.count * self._balance_loss()
+        return Loss(sums.nats, sums.count, auxiliary)
+
+    def _further_loss(
+        self, x_BTD: Tensor, tokens_BT: Tensor, labels_BT: Tensor, places: Places
+    ) -> Tensor:
+        """Return the weighted mean over the multi-token heads of their summed cross-entropy."""
+        total = torch.zeros((), device=x_BTD.device)
+        for steps, head in enumerate(self.multi_token, start=1):
+            tokens = later(tokens_BT, steps, 0, places)
+            x_BTD = head(x_BTD, self.embed(tokens, places), places)
+            total = total + self.head_loss(x_BTD, later(labels_BT, steps, IGNORED, places)).nats
+        return total * (self.multi_token_weight / max(1, len(self.multi_token)))
+
+    def _balance_loss(self) -> Tensor:
+        """Return the sum of what the routed layers lose by unequal use of their experts."""
+        total = torch.zeros((), device=self.embedding.weight.device)
+        for part in self.experts():
+            if part.balance_loss is not None:
+                total, part.balance_loss = total + part.balance_loss, None
+        return total
+
+    def experts(self) -> Iterator[Experts]:
+        """Go through the routed feed-forward parts, those of multi-token heads included."""
+        return (part for part in self.modules() if isinstance(part, Experts))
+
+    def head_loss(self, x_BTD: Tensor, labels_BT: Tensor) -> LossSums:
+        """Return the summed cross-entropy of hidden vectors against labels."""
+        return linear_cross_entropy(
+            x_BTD.flatten(0, 1),
+            self.head_weight,
+            labels_BT.flatten(),
+            bias=self.head.bias,
+            ignore=IGNORED,
+            softcap=self.model.logit_softcap,
+            scale=self.model.logit_scale,
+            z_loss=self.z_loss,
+            products=self.head.products,
+        )

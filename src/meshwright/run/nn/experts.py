@@ -1,0 +1,212 @@
+"""`Experts`: a mixture of experts; tokens are sorted by expert and multiplied group by group.
+
+Parameters (X experts, D hidden or latent width, F an expert's width):
+
+    router.weight [X, hidden], router.bias [X]      which experts a token visits
+    balance [X]                                     float32, moved by `update_balance` alone
+    gate_up [X, 2·F, D] or up [X, F, D]             with a gate its rows come first
+    down [X, D, F]
+    gate_up_bias [X, 2·F] or up_bias, down_bias     where the experts have biases
+    shared.*, shared_gate.weight [1, hidden]        experts that every token visits
+    latent_down.weight, latent_up.weight            around routed experts that work in fewer numbers
+
+The load of each expert is counted on the device; nothing here waits for the host, and equal inputs
+give equal bits.
+
+Letters: B sequences, T positions, N = B·T tokens, R = N·k sorted rows, X experts, D width.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from meshwright.run.kernels.expert_output import expert_output
+from meshwright.run.kernels.glu import glu
+from meshwright.run.kernels.grouped_matmul import grouped_matmul
+from meshwright.run.kernels.language import Backend
+from meshwright.run.kernels.permute import dispatch, sort_by_expert
+from meshwright.run.nn.linear import Linear
+from meshwright.run.nn.mlp import Mlp, activate
+from meshwright.run.nn.recompute import NOTHING, Op, Replay, dropped
+from meshwright.run.nn.router import Router, Routes
+from meshwright.spec.model import feedforward
+
+
+class Experts(nn.Module):
+    """Routed experts, and shared ones beside them, as a model's `Experts` describes them."""
+
+    balance: nn.Parameter | None
+    gate_up: nn.Parameter
+    gate_up_bias: nn.Parameter | None
+    up: nn.Parameter
+    up_bias: nn.Parameter | None
+    down: nn.Parameter
+    down_bias: nn.Parameter | None
+    load: Tensor | None
+    """int64 [X]: tokens that each expert got since the last `update_balance`, when training."""
+
+    def __init__(
+        self,
+        spec: feedforward.Experts,
+        hidden: int,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.spec = spec
+        self.recompute: frozenset[Op] = NOTHING
+        self.backend: Backend = "auto"
+        self.keeps_balance_loss = False
+        """Each forward leaves a loss in `balance_loss` that is least when all experts are equal."""
+        self.balance_loss: Tensor | None = None
+        where: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.router = Router(spec, hidden, **where)
+        balance = None
+        if spec.router_bias == "balance":
+            # Steps of 0.001 would vanish in bfloat16.
+            shape = torch.empty(spec.count, device=device, dtype=torch.float32)
+            balance = nn.Parameter(shape, requires_grad=False)
+        self.register_parameter("balance", balance)
+        self.register_buffer("load", None, persistent=False)
+        self._add_routed(hidden if spec.latent is None else spec.latent, where)
+        self._add_beside(hidden, where)
+
+    def _add_routed(self, width: int, where: dict[str, Any]) -> None:
+        spec = self.spec
+        inner = 2 * spec.width if spec.gated else spec.width
+        first = "gate_up" if spec.gated else "up"
+        shapes = {first: (spec.count, inner, width), "down": (spec.count, width, spec.width)}
+        for name, shape in shapes.items():
+            self.register_parameter(name, nn.Parameter(torch.empty(shape, **where)))
+            bias = nn.Parameter(torch.empty(shape[:2], **where)) if spec.bias else None
+            self.register_parameter(f"{name}_bias", bias)
+
+    def _add_beside(self, hidden: int, where: dict[str, Any]) -> None:
+        spec = self.spec
+        self.shared: Mlp | None = None
+        self.shared_gate: Linear | None = None
+        self.latent_down: Linear | None = None
+        self.latent_up: Linear | None = None
+        if spec.shared_width:
+            beside = feedforward.Mlp(
+                width=spec.shared_width, gated=spec.gated, activation=spec.activation
+            )
+            self.shared = Mlp(beside, hidden, **where)
+            if spec.shared_gate:
+                self.shared_gate = Linear(hidden, 1, bias=False, **where)
+        if spec.latent is not None:
+            self.latent_down = Linear(hidden, spec.latent, bias=False, **where)
+            self.latent_up = Linear(spec.latent, hidden, bias=False, **where)
+
+    def first_values(self) -> dict[str, float]:
+        """Return the value that parameters which are not drawn at random start from."""
+        names = ("balance", "gate_up_bias", "up_bias", "down_bias")
+        return dict.fromkeys(names, 0.0)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        """Send each token to its experts and add up what they make of it."""
+        x_ND = x_BTD.flatten(0, -2)
+        out_ND = self._routed(x_ND)
+        if self.shared is not None:
+            out_ND = out_ND + self._beside(self.shared, x_ND)
+        return out_ND.view(x_BTD.shape)
+
+    @torch.no_grad()
+    def update_balance(self, rate: float) -> None:
+        """Make experts with more than their share of tokens harder to choose, others easier.
+
+        Each bias moves by `rate` (DeepSeek-V3 trains with 0.001), and counting begins anew. Over
+        many ranks, add up `load` first.
+        """
+        if self.load is None:
+            return
+        if self.balance is not None:
+            load = self.load.to(self.balance.dtype)
+            self.balance.add_(torch.sign(load.mean() - load), alpha=rate)
+        self.load.zero_()
+
+    def _routed(self, x_ND: Tensor) -> Tensor:
+        spec = self.spec
+        routes: Routes = self.router(x_ND, self.balance)
+        order = sort_by_expert(routes.experts_Nk, spec.count)
+        load_X = torch.diff(order.ends_X, prepend=order.ends_X.new_zeros(1))
+        self._note(load_X, routes.scores_NX)
+        if self.latent_down is not None:
+            x_ND = self.latent_down(x_ND)
+        rows_RD = dispatch(x_ND, order, backend=self.backend)
+        first = "gate_up" if spec.gated else "up"
+        raw = grouped_matmul(
+            rows_RD,
+            getattr(self, first),
+            order.ends_X,
+            bias_XO=getattr(self, f"{first}_bias"),
+            backend=self.backend,
+        )
+        act_RF = self._activate(raw)
+
+        def output() -> Tensor:
+            return expert_output(
+                act_RF,
+                self.down,
+                order,
+                routes.weights_Nk,
+                bias_XD=self.down_bias,
+                backend=self.backend,
+            )
+
+        if "moe_act" in self.recompute:
+            with dropped((act_RF, lambda: self._activate(raw.detach()))):
+                out_ND = output()
+        else:
+            out_ND = output()
+        if self.latent_up is not None:
+            out_ND = self.latent_up(out_ND)
+        return out_ND
+
+    def _activate(self, raw: Tensor) -> Tensor:
+        if self.spec.gated:
+            return glu(raw, self.spec.activation, backend=self.backend)
+        return activate(raw, self.spec.activation)
+
+    def _beside(self, shared: Mlp, x_ND: Tensor) -> Tensor:
+        run = Replay(shared) if "shared_experts" in self.recompute else shared
+        out_ND: Tensor = run(x_ND)
+        if self.shared_gate is not None:
+            out_ND = out_ND * self.shared_gate(x_ND).sigmoid()
+        return out_ND
+
+    def _note(self, load_X: Tensor, scores_NX: Tensor) -> None:
+        """Count tokens and form the balance loss; a recomputation in backward counts nothing."""
+        if not self.training:
+            return
+        loss = balance_loss(scores_NX, load_X) if self.keeps_balance_loss else None
+        # As torch's own checkpointing does: there is a graph task while backward runs.
+        if torch._C._current_graph_task_id() != -1:  # noqa: SLF001
+            return
+        self.balance_loss = loss
+        if self.load is None or self.load.device != load_X.device:
+            self.load = torch.zeros_like(load_X, dtype=torch.int64)
+        self.load += load_X
+
+
+def balance_loss(scores_NX: Tensor, load_X: Tensor) -> Tensor:
+    """Return the experts' shares of tokens times their shares of scores: one when all are equal.
+
+    This is Σ f·P of the Switch Transformer (arXiv 2101.03961, eq. 4), with f counted over all
+    choices of a token as in DeepSeek-V2 (arXiv 2405.04434, eq. 23–25). Only scores get gradients.
+    """
+    shares_NX = scores_NX / scores_NX.sum(-1, keepdim=True)
+    tokens_X = load_X.to(scores_NX.dtype)
+    return load_X.numel() * (tokens_X / tokens_X.sum() * shares_NX.mean(0)).sum()
+
+
+def take_balance_loss(model: nn.Module) -> Tensor | None:
+    """Return the sum of what all layers of experts in a model left, and let go of it."""
+    losses = []
+    for layer in model.modules():
+        if isinstance(layer, Experts) and layer.balance_loss is not None:
+            losses.append(layer.balance_loss)
+            layer.balance_loss = None
+    return torch.stack(losses).sum() if losses else None

@@ -1,0 +1,257 @@
+"""Linear layers whose three products run in fp8.
+
+    forward   y = x · Wᵀ       sums over the width K: x and W as they are
+    dgrad     dx = dy · W      sums over the outputs M: dy as it is, W transposed
+    wgrad     dw = dyᵀ · x     sums over the tokens N: dy and x transposed
+
+Each of x, dy and W is written in fp8 once, in both directions. For backward a layer keeps the
+transposed fp8 x (half of the bf16 x) and refers to the weight's copies, which all microbatches
+and recomputations of a step share: they are renewed when the weight has changed.
+
+Recipes differ in what shares a scale: a tensor, a row (for each product, of the matrix as that
+product sums over it), or blocks of 128 (as DeepSeek-V3 trains, arXiv 2412.19437 §3.3).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+from meshwright.run.kernels.gradient_format import gradient_format
+from meshwright.run.kernels.multiply_fp8 import multiply_fp8
+from meshwright.run.kernels.products import TORCH
+from meshwright.run.kernels.quantize_fp8 import (
+    E4M3,
+    E5M2,
+    Fp8,
+    Quantized,
+    Scaling,
+    quantize_blockwise,
+    quantize_rowwise,
+    quantize_tensorwise,
+)
+from meshwright.run.nn.linear import flat, weight_gradient
+
+ProductName = Literal["forward", "dgrad", "wgrad"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fp8Recipe:
+    """How a layer is computed in fp8."""
+
+    name: str
+    scaling: Literal["tensorwise", "rowwise", "blockwise"]
+    gradient_dtype: torch.dtype = E4M3
+    """Format of dy; e5m2 has the wider range, e4m3 one bit more."""
+    wgrad: Literal["fp8", "bf16"] = "fp8"
+    """bf16 computes the weight's gradient from x and dy as they are, and keeps x for it."""
+    fast: frozenset[ProductName] = frozenset({"forward"})
+    """Products summed in the tensor cores' 14 bits; others go to float32 every 128 terms."""
+    power_of_two: bool = False
+    """Scales are powers of two, so that only the cast rounds."""
+    keeps_weights: bool = True
+    """Keep the weights' copies (2 bytes per parameter) between microbatches and for backward."""
+
+    @property
+    def multiple(self) -> int:
+        """What every side of an operand is a multiple of."""
+        return 128 if self.scaling == "blockwise" else 16
+
+
+RECIPES: Mapping[str, Fp8Recipe] = {
+    recipe.name: recipe
+    for recipe in (
+        Fp8Recipe(name="fp8-tensorwise", scaling="tensorwise", gradient_dtype=E5M2),
+        Fp8Recipe(name="fp8-rowwise", scaling="rowwise"),
+        Fp8Recipe(name="fp8-blockwise", scaling="blockwise"),
+    )
+}
+"""The recipes by the names that a layout's precision has for them."""
+
+
+_LINES: Mapping[str, Scaling] = {"tensorwise": "tensor", "rowwise": "row", "blockwise": "1x128"}
+"""How activations and gradients are scaled."""
+
+
+class _Kept(NamedTuple):
+    """A weight's copies, and what it was when they were made."""
+
+    state: tuple[int, int, torch.dtype]
+    copies: Quantized
+
+
+class Fp8Linear:
+    """Computes one linear layer by a recipe, and keeps its weight's copies."""
+
+    def __init__(self, recipe: Fp8Recipe) -> None:
+        self.recipe = recipe
+        self._kept: _Kept | None = None
+
+    @property
+    def name(self) -> str:
+        """The recipe's name."""
+        return self.recipe.name
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        *,
+        amax: torch.Tensor | None = None,
+        input_dropped: bool = False,
+    ) -> torch.Tensor:
+        """Return x · weightᵀ + bias."""
+        call = _Call(self, amax, torch.is_grad_enabled(), input_dropped)
+        y: torch.Tensor = _Product.apply(x, weight, bias, call)  # type: ignore[no-untyped-call]
+        return y
+
+    def copies(self, weight: torch.Tensor, *, transpose: bool) -> Quantized:
+        """Return the weight in fp8: what is kept if it is still the same weight, else anew."""
+        if weight.is_inference():  # such tensors do not tell when they change
+            return self._weight(weight, transpose=transpose)
+        state = (weight.data_ptr(), weight._version, weight.dtype)  # noqa: SLF001
+        kept = self._kept
+        if kept and kept.state == state and (kept.copies.transposed or not transpose):
+            return kept.copies
+        self._kept = None  # its memory is free for what follows
+        copies = self._weight(weight, transpose=transpose)
+        if self.recipe.keeps_weights:
+            self._kept = _Kept(state, copies)
+        return copies
+
+    def activation(
+        self, x_NK: torch.Tensor, *, transpose: bool, amax: torch.Tensor | None = None
+    ) -> Quantized:
+        """Return a layer's input in fp8."""
+        return self._lines(x_NK, E4M3, transpose=transpose, amax=amax)
+
+    def gradient(self, dy_NM: torch.Tensor, *, transpose: bool) -> Quantized:
+        """Return the gradient of a layer's output in fp8."""
+        return self._lines(dy_NM, self.recipe.gradient_dtype, transpose=transpose)
+
+    def turned_input(self, saved: torch.Tensor, scale: torch.Tensor | None) -> Fp8:
+        """Return xᵀ from what was saved: its fp8 copy, or x itself."""
+        if scale is not None:
+            return Fp8(saved, scale, _LINES[self.recipe.scaling])
+        copies = self.activation(flat(saved), transpose=True)
+        assert copies.transposed is not None
+        return copies.transposed
+
+    def turned_weight(self, saved: torch.Tensor, scale: torch.Tensor | None) -> Fp8:
+        """Return Wᵀ from what was saved: its fp8 copy, or W itself."""
+        if scale is not None:
+            blockwise = self.recipe.scaling == "blockwise"
+            return Fp8(saved, scale, "128x128" if blockwise else _LINES[self.recipe.scaling])
+        copies = self.copies(saved, transpose=True)
+        assert copies.transposed is not None
+        return copies.transposed
+
+    def _lines(
+        self,
+        x: torch.Tensor,
+        dtype: torch.dtype,
+        *,
+        transpose: bool,
+        amax: torch.Tensor | None = None,
+    ) -> Quantized:
+        x = _padded(x, self.recipe.multiple)
+        even = self.recipe.power_of_two
+        if self.recipe.scaling == "tensorwise":
+            return quantize_tensorwise(
+                x, dtype=dtype, transpose=transpose, power_of_two=even, amax=amax
+            )
+        if self.recipe.scaling == "rowwise":
+            return quantize_rowwise(x, dtype=dtype, transpose=transpose, power_of_two=even)
+        return quantize_blockwise(x, "1x128", dtype=dtype, transpose=transpose, power_of_two=even)
+
+    def _weight(self, weight: torch.Tensor, *, transpose: bool) -> Quantized:
+        if self.recipe.scaling != "blockwise":
+            return self._lines(weight, E4M3, transpose=transpose)
+        even = self.recipe.power_of_two
+        return quantize_blockwise(weight, "128x128", transpose=transpose, power_of_two=even)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Copies of a model make copies of their own.
+        return {"recipe": self.recipe, "_kept": None}
+
+
+class _Call(NamedTuple):
+    """What one call of a layer says besides its tensors."""
+
+    layer: Fp8Linear
+    amax: torch.Tensor | None
+    training: bool
+    input_dropped: bool
+
+
+class _Product(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        call: _Call,
+    ) -> torch.Tensor:
+        layer, recipe = call.layer, call.layer.recipe
+        needs_dx, needs_dw = (call.training and each for each in ctx.needs_input_grad[:2])
+        keeps_copy = needs_dw and recipe.wgrad == "fp8" and not call.input_dropped
+        narrow = layer.activation(flat(x), transpose=keeps_copy, amax=call.amax)
+        weights = layer.copies(weight, transpose=needs_dx and recipe.keeps_weights)
+        y_NM = multiply_fp8(
+            narrow.direct,
+            weights.direct,
+            dtype=x.dtype,
+            bias=None if bias is None else bias.to(x.dtype),
+            fast="forward" in recipe.fast,
+        )
+        of_x = _saved(x if needs_dw else None, narrow.transposed)
+        keeps_w = needs_dx and recipe.keeps_weights
+        of_w = _saved(weight if needs_dx else None, weights.transposed if keeps_w else None)
+        ctx.save_for_backward(*of_x, *of_w)
+        ctx.layer, ctx.shape = layer, x.shape
+        of_bias = None if bias is None else gradient_format(bias)
+        ctx.dtypes = (x.dtype, gradient_format(weight), of_bias)
+        return y_NM[: x.numel() // x.shape[-1]].view(*x.shape[:-1], weight.shape[0])
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        layer: Fp8Linear = ctx.layer
+        recipe = layer.recipe
+        x_dtype, w_dtype, b_dtype = ctx.dtypes
+        x, x_scale, w, w_scale = ctx.saved_tensors
+        needs_dx, needs_dw, needs_db = ctx.needs_input_grad[:3]
+        dy_NM, dx, dw, db = flat(dy), None, None, None
+        in_fp8 = needs_dw and recipe.wgrad == "fp8"
+        if needs_dx or in_fp8:
+            narrow = layer.gradient(dy_NM, transpose=in_fp8)
+        if needs_dx:
+            w_KM = layer.turned_weight(w, w_scale)
+            dx_NK = multiply_fp8(narrow.direct, w_KM, dtype=x_dtype, fast="dgrad" in recipe.fast)
+            dx = dx_NK[: len(dy_NM)].view(ctx.shape)
+        if in_fp8:
+            assert narrow.transposed is not None
+            x_KN = layer.turned_input(x, x_scale)
+            fast = "wgrad" in recipe.fast
+            dw = multiply_fp8(narrow.transposed, x_KN, dtype=w_dtype, fast=fast)
+        elif needs_dw:
+            dw = weight_gradient(dy_NM, flat(x), w_dtype, TORCH)
+        if needs_db:
+            db = dy_NM.sum(0, dtype=torch.float32).to(b_dtype)
+        return dx, dw, db, None
+
+
+def _saved(
+    whole: torch.Tensor | None, copy: Fp8 | None
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Return what backward gets: the fp8 copy and its scale, or the tensor itself, or nothing."""
+    return (whole, None) if copy is None else (copy.data, copy.scale)
+
+
+def _padded(x: torch.Tensor, multiple: int) -> torch.Tensor:
+    """Add rows of zeros up to a multiple: the weight's gradient sums over rows, zeros add none."""
+    short = -x.shape[0] % multiple if x.shape[0] else multiple
+    return torch.nn.functional.pad(x, (0, 0, 0, short)) if short else x

@@ -1,0 +1,123 @@
+"""Fill a decoder from a Hugging Face checkpoint.
+
+All names and shapes are compared before the first number is copied. Then each file's tensors are
+copied one by one into their places, straight from the mapped file to the decoder's device: host
+memory holds at most one tensor beside the decoder.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import torch
+from msgspec.structs import replace
+
+from meshwright.errors import InputError, Problem
+from meshwright.run.nn.build import build
+from meshwright.run.nn.decoder import Decoder
+from meshwright.run.nn.huggingface.checkpoint import Checkpoint
+from meshwright.run.nn.huggingface.families import family_of
+from meshwright.run.nn.huggingface.family import Family, Linked, link_all
+from meshwright.spec.model import Model
+from meshwright.spec.model.huggingface import load_config
+
+
+def load(
+    target: Decoder | Model | None,
+    folder: str | Path,
+    *,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype = torch.bfloat16,
+) -> Decoder:
+    """Fill a decoder, or build and fill one, from a folder of safetensors.
+
+    A `Model` is built on `device` in `dtype`; None stands for the model of the folder's
+    `config.json`, whose multi-token heads are built only if the folder holds them. A decoder keeps
+    its own type, and its device unless it has no memory yet.
+    """
+    with Checkpoint(folder) as checkpoint:
+        if target is None:
+            target = _model_of(checkpoint)
+        decoder = target
+        if isinstance(decoder, Model):
+            decoder = build(decoder, device="meta", dtype=dtype)
+        links = _compare(decoder, checkpoint)
+        if any(parameter.is_meta for parameter in decoder.parameters()):
+            decoder.to_empty(device=device or "cpu")
+        _copy(decoder, checkpoint, links)
+    return decoder
+
+
+def _model_of(checkpoint: Checkpoint) -> Model:
+    model = load_config(checkpoint.folder)
+    if model.multi_token is None:
+        return model
+    after = family_of(model).layer(model.layers)
+    held = any(name.startswith(after) for name in checkpoint.shapes)
+    return model if held else replace(model, multi_token=None)
+
+
+def _compare(decoder: Decoder, checkpoint: Checkpoint) -> dict[str, list[Linked]]:
+    """Match their tensors, by name, with the links that read them; list everything amiss."""
+    model = decoder.model
+    family = family_of(model)
+    shapes = {name: tuple(value.shape) for name, value in decoder.named_parameters()}
+    wanted: dict[str, list[Linked]] = {}
+    for linked in link_all(family, model, shapes):
+        wanted.setdefault(linked.link.theirs, []).append(linked)
+    stored = _rooted(family, checkpoint.shapes)
+    problems = []
+    for name, links in wanted.items():
+        where, shape = f"{checkpoint.folder}: {name}", links[0].link.shape
+        if name not in stored:
+            problems.append(Problem(where, f"is missing; it fills {links[0].ours}",
+                                    "complete the checkpoint, or mend the model"))  # fmt: skip
+        elif checkpoint.shapes[stored[name]] != shape:
+            what = f"has shape {list(checkpoint.shapes[stored[name]])}, not {list(shape)}"
+            problems.append(Problem(where, what, "use the model the checkpoint was made of"))
+        elif why := checkpoint.unreadable(stored[name]):
+            problems.append(Problem(where, why, "use a checkpoint in bf16, fp16, fp32 or fp8"))
+    problems += [
+        Problem(f"{checkpoint.folder}: {name}", f"a {model.family} model of this shape has no such"
+                " tensor", "use the model the checkpoint was made of")
+        for name in stored if name not in wanted and not _spare(name, family, decoder)
+    ]  # fmt: skip
+    if problems:
+        raise InputError(problems)
+    return {stored[name]: links for name, links in wanted.items()}
+
+
+def _rooted(family: Family, names: Iterable[str]) -> dict[str, str]:
+    """Give each stored name the family's root where the checkpoint leaves it out."""
+    found = {name: name for name in names}
+    if not family.root or any(name.startswith(family.root) for name in found):
+        return found
+    return {
+        name if name.startswith(f"{family.head}.") else family.root + name: name for name in found
+    }
+
+
+def _spare(name: str, family: Family, decoder: Decoder) -> bool:
+    """Tell whether a tensor may stand in a checkpoint without being read."""
+    model = decoder.model
+    tied = model.tied and name == f"{family.head}.weight"
+    ahead = False
+    if model.multi_token is not None:
+        # The heads' copies of the tables; all of the heads, where the decoder was built without.
+        layers = range(model.layers, model.layers + model.multi_token.depth)
+        ahead = name.startswith(tuple(family.layer(layer) for layer in layers)) and (
+            not decoder.multi_token or name.endswith(tuple(family.repeated))
+        )
+    return tied or ahead or re.search(family.spare, name) is not None
+
+
+@torch.no_grad()
+def _copy(decoder: Decoder, checkpoint: Checkpoint, links: Mapping[str, list[Linked]]) -> None:
+    parameters = dict(decoder.named_parameters())
+    for _, names in checkpoint.files():
+        for name in names:
+            if name not in links:
+                continue
+            tensor = checkpoint.read(name, parameters[links[name][0].ours].device)
+            for ours, link in links[name]:
+                link.in_ours(parameters[ours]).copy_(link.in_theirs(tensor))

@@ -1,0 +1,102 @@
+"""Weights that checkpoints hold in eight or four bits, back to numbers one can multiply with.
+
+fp8    DeepSeek-V3 (arXiv 2412.19437, section 3.3): e4m3 with one fp32 scale per 128×128 block, kept
+       beside the weight as `weight_scale_inv`; the weight is the product of the two. Others keep
+       `weight_scale`, one number for the tensor or for each row.
+mxfp4  OCP Microscaling Formats 1.0: 32 e2m1 numbers share a power of two. gpt-oss packs two
+       numbers in a byte, the first in the low half, as `…_blocks`, with the biased exponents in
+       `…_scales`.
+"""
+
+# Some of torch's own methods are untyped.
+# mypy: allow-untyped-calls
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+BLOCK = 128
+"""Side of a square block that shares one scale, unless the config says otherwise."""
+
+E4M3_MOST = 448.0
+"""Largest number of e4m3 without infinities (OCP 8-bit floating point, table 1)."""
+
+_E4M3_AS_HALF = 2.0**8
+_E2M1_AS_HALF = 2.0**14
+"""The same bits read as fp16 are smaller by this: the exponents' biases are 7 and 1, not 15."""
+_EXPONENT_BIAS = 127
+
+
+def dequantise_fp8(
+    weight: Tensor, scale: Tensor, block: tuple[int, int] = (BLOCK, BLOCK)
+) -> Tensor:
+    """Multiply an fp8 weight with its scales: one per block, one per row, or one in all."""
+    scale = scale.float()
+    if tuple(scale.shape) != block_scales(weight.shape, block):
+        return weight.float().mul_(scale.reshape(-1, *[1] * (weight.dim() - 1)))
+    rows, columns = block
+    numbers = torch.empty(weight.shape, device=weight.device)
+    # Row by row of blocks, so that what passes stays in a processor's caches.
+    for index, each in enumerate(scale.repeat_interleave(columns, 1)[:, : weight.shape[1]]):
+        part = slice(index * rows, (index + 1) * rows)
+        numbers[part].copy_(_widened(weight[part])).mul_(each * _E4M3_AS_HALF)
+    return numbers
+
+
+def _widened(weight: Tensor) -> Tensor:
+    """Return fp8 numbers over 256 as fp16, by moving bits: torch's own cast takes 20 times as long.
+
+    Of e4m3's sign, exponent and fraction, s eeee mmm, fp16 makes s 0eeee mmm0000000.
+    """
+    if weight.dtype != torch.float8_e4m3fn:
+        return weight.float() / _E4M3_AS_HALF
+    # Widened as a signed integer, the sign fills all bits above; the second of them is cleared.
+    bits = weight.view(torch.int8).to(torch.int16).bitwise_left_shift_(7).bitwise_and_(~0x4000)
+    half = bits.view(torch.float16)
+    # All bits set is no number; it would read as 480.
+    return half.masked_fill_(half.abs() == 480 / _E4M3_AS_HALF, torch.nan)
+
+
+def block_scales(shape: Sequence[int], block: tuple[int, int]) -> tuple[int, ...]:
+    """Return the shape of the scales of a matrix cut into blocks; the last blocks may be short."""
+    return tuple(-(-size // side) for size, side in zip(shape, block, strict=False))
+
+
+def scales_fit(shape: Sequence[int], scale: Sequence[int], block: tuple[int, int]) -> bool:
+    """Tell whether scales are one per block, one per row, or one in all."""
+    return tuple(scale) == block_scales(shape, block) or math.prod(scale) in {1, shape[0]}
+
+
+def quantise_fp8(weight: Tensor, block: tuple[int, int] = (BLOCK, BLOCK)) -> tuple[Tensor, Tensor]:
+    """Round a matrix to e4m3, the largest of each block to the largest there is; add the scales."""
+    rows, columns = block
+    height, width = weight.shape
+    padded = torch.nn.functional.pad(weight.float(), (0, -width % columns, 0, -height % rows))
+    blocks = padded.unflatten(1, (-1, columns)).unflatten(0, (-1, rows))
+    most = blocks.abs().amax(dim=(1, 3), keepdim=True)
+    # A block of zeros takes any scale; one keeps the quotient finite.
+    scale = torch.where(most > 0, most / E4M3_MOST, torch.ones_like(most))
+    small = (blocks / scale).to(torch.float8_e4m3fn)
+    whole = small.view(torch.uint8).flatten(2, 3).flatten(0, 1)[:height, :width].contiguous()
+    return whole.view(torch.float8_e4m3fn), scale[:, 0, :, 0].contiguous()
+
+
+def dequantise_mxfp4(blocks: Tensor, scales: Tensor) -> Tensor:
+    """Unpack `blocks[expert, out, in/32, 16]` into `[expert, in, out]`, as gpt-oss stores bf16.
+
+    Every result is exact in bf16: a one-bit fraction times a power of two.
+    """
+    experts, out, groups, half = blocks.shape
+    shape = (experts, groups * half * 2, out)
+    numbers = torch.empty(shape, dtype=torch.bfloat16, device=blocks.device)
+    for expert in range(experts):
+        # One expert at a time, as fp32 takes eight times the room of what is stored.
+        packed = blocks[expert].to(torch.int16)
+        low = (packed & 7) << 9 | (packed & 8) << 12
+        high = (packed & 0x70) << 5 | (packed & 0x80) << 8
+        pairs = torch.stack([low, high], -1).view(torch.float16).flatten(-2).float()
+        power = torch.exp2((scales[expert].int() - _EXPONENT_BIAS).float())
+        numbers[expert] = (pairs * _E2M1_AS_HALF * power[..., None]).flatten(-2).t()
+    return numbers

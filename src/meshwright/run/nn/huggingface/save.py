@@ -1,0 +1,195 @@
+"""Write a decoder as a Hugging Face checkpoint.
+
+Shards are planned from shapes alone, then made and written one at a time, so host memory holds one
+shard beside the decoder. They are written under other names and moved into place once all are
+whole.
+"""
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from msgspec.structs import replace
+from safetensors.torch import save_file
+from torch import Tensor
+
+from meshwright.errors import InputError, Problem
+from meshwright.run.nn.decoder import Decoder
+from meshwright.run.nn.huggingface.checkpoint import CONFIG, INDEX, SINGLE
+from meshwright.run.nn.huggingface.families import family_of
+from meshwright.run.nn.huggingface.family import Family, Linked, link_all
+from meshwright.run.nn.huggingface.links import Link, whole
+from meshwright.run.nn.huggingface.quantised import BLOCK, quantise_fp8
+from meshwright.spec.model import Model
+from meshwright.spec.model.huggingface import write_config
+
+SHARD_BYTES = 5_000_000_000
+"""A file is no larger than this, unless one tensor is."""
+
+FP8 = torch.float8_e4m3fn
+
+_WORDS = {
+    torch.float32: "float32",
+    torch.bfloat16: "bfloat16",
+    torch.float16: "float16",
+    FP8: "bfloat16",
+}
+_KEPT = (".balance", ".decay_log", ".step_bias", ".skip")
+"""Vectors that are written in fp32 always: small steps in them vanish in bf16."""
+_NOT_PRODUCTS = (".router.weight", ".shared_gate.weight", ".conv.weight", ".join.weight")
+"""Matrices that stay in bf16 beside fp8 ones."""
+
+
+class Planned(NamedTuple):
+    """A tensor that will be written."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    links: list[Linked]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes in the file, with the scales of an fp8 tensor."""
+        size = math.prod(self.shape) * self.dtype.itemsize
+        return size + size // BLOCK if self.dtype == FP8 else size
+
+
+def save(
+    decoder: Decoder,
+    folder: str | Path,
+    *,
+    shard_bytes: int = SHARD_BYTES,
+    dtype: torch.dtype | None = None,
+) -> None:
+    """Write a decoder's weights and `config.json` into a folder, which is made if need be.
+
+    `dtype` is bf16, fp16 or fp32, or None for the parameters' own. With `torch.float8_e4m3fn` the
+    products of the layers are rounded to fp8 in blocks of 128×128, as DeepSeek-V3 stores them, and
+    the rest is bf16.
+    """
+    if dtype is not None and dtype not in _WORDS:
+        known = ", ".join(str(kind) for kind in _WORDS)
+        raise InputError([Problem("dtype", f"{dtype} cannot be written", f"use one of {known}")])
+    if any(parameter.is_meta for parameter in decoder.parameters()):
+        raise InputError([Problem("decoder", "has no weights yet", "materialise or load it")])
+    model = decoder.model if decoder.multi_token else replace(decoder.model, multi_token=None)
+    config = _config(model, dtype or decoder.embedding.weight.dtype)
+    planned = _plan(decoder, model, dtype)
+    _write(Path(folder), planned, dict(decoder.named_parameters()), shard_bytes, config)
+
+
+def _config(model: Model, dtype: torch.dtype) -> dict[str, Any]:
+    config = {**write_config(model), "dtype": _WORDS[dtype]}
+    if dtype == FP8:
+        config["quantization_config"] = {
+            "quant_method": "fp8",
+            "fmt": "e4m3",
+            "activation_scheme": "dynamic",
+            "weight_block_size": [BLOCK, BLOCK],
+        }
+    return config
+
+
+def _plan(decoder: Decoder, model: Model, dtype: torch.dtype | None) -> list[Planned]:
+    family = family_of(model)
+    parameters = dict(decoder.named_parameters())
+    shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
+    planned: dict[str, Planned] = {}
+    for linked in (*link_all(family, model, shapes), *_repeated(family, model, shapes)):
+        ours, link = linked
+        kind = dtype or parameters[ours].dtype
+        if ours.endswith(_KEPT):
+            kind = torch.float32
+        elif kind == FP8 and not _is_product(ours, link):
+            kind = torch.bfloat16
+        made = Planned(link.theirs, link.shape, kind, [])
+        planned.setdefault(link.theirs, made).links.append(linked)
+    return list(planned.values())
+
+
+def _is_product(ours: str, link: Link) -> bool:
+    """Tell whether a matrix multiplies activations inside a layer, which fp8 is for."""
+    inside = ours.startswith(("layers.", "multi_token."))
+    return inside and len(link.shape) == 2 and not ours.endswith(_NOT_PRODUCTS)
+
+
+def _repeated(
+    family: Family, model: Model, shapes: Mapping[str, tuple[int, ...]]
+) -> Iterator[Linked]:
+    """Yield the tables that each multi-token head stores once more."""
+    for head in range(model.multi_token.depth if model.multi_token is not None else 0):
+        for theirs, ours in family.repeated.items():
+            source = "embedding.weight" if ours not in shapes else ours
+            name = family.layer(model.layers + head) + theirs
+            yield Linked(source, Link(name, shapes[source], whole, whole))
+
+
+def _write(
+    folder: Path,
+    planned: list[Planned],
+    parameters: Mapping[str, Tensor],
+    shard_bytes: int,
+    config: Mapping[str, Any],
+) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    shards = list(_shards(planned, shard_bytes))
+    names = [SINGLE]
+    if len(shards) > 1:
+        names = [f"model-{i + 1:05}-of-{len(shards):05}.safetensors" for i in range(len(shards))]
+    homes: dict[str, str] = {}
+    total = 0
+    for file, shard in zip(names, shards, strict=True):
+        tensors: dict[str, Tensor] = {}
+        for item in shard:
+            tensors |= _make(item, parameters)
+        homes |= dict.fromkeys(tensors, file)
+        total += sum(tensor.nbytes for tensor in tensors.values())
+        save_file(tensors, folder / f".{file}", metadata={"format": "pt"})
+    _remove_others(folder)
+    for file in names:
+        (folder / f".{file}").replace(folder / file)
+    if len(names) > 1:
+        index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(homes.items()))}
+        _write_json(folder / INDEX, index)
+    _write_json(folder / CONFIG, config)
+
+
+def _shards(planned: list[Planned], shard_bytes: int) -> Iterator[list[Planned]]:
+    shard: list[Planned] = []
+    filled = 0
+    for item in planned:
+        if shard and filled + item.size_bytes > shard_bytes:
+            yield shard
+            shard, filled = [], 0
+        shard.append(item)
+        filled += item.size_bytes
+    yield shard
+
+
+@torch.no_grad()
+def _make(item: Planned, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Put a tensor of theirs together from ours, with its scales where it has some."""
+    kind = torch.float32 if item.dtype == FP8 else item.dtype
+    made = torch.empty(item.shape, dtype=kind)
+    for ours, link in item.links:
+        link.in_theirs(made).copy_(link.in_ours(parameters[ours]))
+    if item.dtype != FP8:
+        return {item.name: made}
+    small, scale = quantise_fp8(made)
+    return {item.name: small, f"{item.name}_scale_inv": scale}
+
+
+def _remove_others(folder: Path) -> None:
+    """Remove an older checkpoint's files: a reader would take them for part of this one."""
+    for path in (folder / SINGLE, folder / INDEX, *folder.glob("model-*-of-*.safetensors")):
+        path.unlink(missing_ok=True)
+
+
+def _write_json(path: Path, data: Mapping[str, Any]) -> None:
+    written = path.with_name(f".{path.name}")
+    written.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+    written.replace(path)

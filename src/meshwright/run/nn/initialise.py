@@ -1,0 +1,89 @@
+"""First values of parameters: a pure function of seed, name and place in the tensor.
+
+Each number is hashed from its parameter's name and its index, so any slice of any sharding, on any
+kind of device, starts from the same weights. Matrices are normal(0, 0.02), products that end a
+branch smaller by 1/sqrt(2 · layers) (GPT-2's rule); norms start at one, biases at nought; a module
+may say otherwise by `first_values`, a dict from its parameters' own names to numbers or tensors.
+"""
+
+import hashlib
+import math
+
+import torch
+from torch import Tensor, nn
+
+DEVIATION = 0.02
+"""Standard deviation of first weights (GPT-2, Llama and most since)."""
+OUTPUTS = {("mixer", "o"), ("mixer", "out"), ("mlp", "down"), ("shared", "down")}
+"""Products that end a branch: the part of a layer, and their name in it."""
+_PIECES = {"cpu": 1 << 18, "cuda": 1 << 25}
+"""Numbers hashed at once: what fits a processor's caches, what fills a GPU."""
+
+
+def materialise(decoder: nn.Module, device: torch.device | str, seed: int = 0) -> None:
+    """Give a decoder built without memory its memory on a device, and its first weights."""
+    decoder.to_empty(device=device)
+    initialise(decoder, seed)
+
+
+@torch.no_grad()
+def initialise(decoder: nn.Module, seed: int = 0) -> None:
+    """Set every parameter to its first value, in place."""
+    layers = getattr(getattr(decoder, "model", None), "layers", 1)
+    for path, module in decoder.named_modules():
+        given = module.first_values() if hasattr(module, "first_values") else {}
+        for name, parameter in module.named_parameters(recurse=False):
+            full = f"{path}.{name}" if path else name
+            value = given.get(name)
+            if isinstance(value, Tensor):
+                parameter.copy_(value)
+            elif value is not None:
+                parameter.fill_(value)
+            elif name == "bias" or parameter.dim() < 2:
+                parameter.zero_()
+            else:
+                fill_normal(parameter, full, seed, deviation(full, layers))
+
+
+def deviation(name: str, layers: int) -> float:
+    """Return the standard deviation of a matrix's first values."""
+    parts = name.removesuffix(".weight").split(".")
+    ends_branch = tuple(parts[-2:]) in OUTPUTS
+    return DEVIATION / math.sqrt(2 * layers) if ends_branch else DEVIATION
+
+
+@torch.no_grad()
+def fill_normal(tensor: Tensor, name: str, seed: int, deviation: float, offset: int = 0) -> None:
+    """Fill a tensor with normal numbers; `offset` is where it starts in its whole parameter."""
+    key = int.from_bytes(hashlib.sha256(f"{seed}:{name}".encode()).digest()[:8], "little") >> 1
+    flat = tensor.view(-1)
+    size = _PIECES.get(tensor.device.type, 1 << 20)
+    for start in range(0, flat.numel(), size):
+        piece = flat[start : start + size]
+        index = torch.arange(offset + start, offset + start + piece.numel(), device=tensor.device)
+        piece.copy_(_normal(_hash(index, key)).mul_(deviation))
+
+
+def _hash(index: Tensor, key: int) -> Tensor:
+    """Mix 64-bit integers thoroughly: SplitMix64's output function (Steele et al., OOPSLA 2014)."""
+    mixed = index.mul_(_signed(0x9E3779B97F4A7C15)).add_(key)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        mixed ^= _shifted(mixed, shift)
+        mixed *= _signed(factor)
+    return mixed ^ _shifted(mixed, 31)
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >> 63 else value
+
+
+def _shifted(value: Tensor, bits: int) -> Tensor:
+    """Shift right and fill with noughts: torch's own shift repeats the sign."""
+    return (value >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _normal(bits: Tensor) -> Tensor:
+    """Make one normal number of each 64 bits (Box and Muller, 1958)."""
+    radius = ((bits & 0xFFFFFFFF).double() + 1) * 2.0**-32
+    angle = _shifted(bits, 32).double() * (2 * math.pi * 2.0**-32)
+    return radius.log_().mul_(-2).sqrt_().mul_(angle.cos_())

@@ -1,0 +1,128 @@
+"""`LatentAttention`: multi-head latent attention (DeepSeek-V2, arXiv 2405.04434), for training.
+
+Products: `down` makes the latents of queries and of keys and values and the shared rotary key in
+one go (rows q | kv | rope; without a query latent, `q` makes queries and `down` has kv | rope);
+`q_up` and `kv_up` make heads of them. A query head lies as rope | nope, so that the rotary kernel
+turns its first part in place of the whole; a row of `kv_up` lies as nope | value per head.
+
+Shapes: B sequences, T positions, D hidden, H heads, R rotary width, E key width (rope and nope),
+V value width, L latent width of keys and values, Q that of queries.
+"""
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from meshwright.run.kernels.attention import Kernel, attention
+from meshwright.run.kernels.rotary import rotate
+from meshwright.run.nn.linear import Linear
+from meshwright.run.nn.norm import Norm
+from meshwright.run.nn.positions import Places, yarn_growth
+from meshwright.run.nn.recompute import NOTHING, Op, Replay, dropped
+from meshwright.spec.model import block, mixers
+
+
+class LatentAttention(nn.Module):
+    """Latent attention as a model's `LatentAttention` describes it."""
+
+    def __init__(
+        self,
+        spec: mixers.LatentAttention,
+        hidden: int,
+        norm: block.Norm,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.spec, self.scale = spec, score_scale(spec)
+        self.recompute: frozenset[Op] = NOTHING
+        self.prefer: Kernel | None = None
+        where: dict[str, Any] = {"device": device, "dtype": dtype}
+        rms = block.Norm(kind="rms", eps=norm.eps)
+        queries = spec.heads * (spec.nope_dim + spec.rope_dim)
+        latents = spec.kv_rank + spec.rope_dim
+        if spec.q_rank is None:
+            self.q = Linear(hidden, queries, bias=False, **where)
+        else:
+            latents += spec.q_rank
+            self.q_norm = Norm(spec.q_rank, rms, **where)
+            self.q_up = Linear(spec.q_rank, queries, bias=False, **where)
+        self.down = Linear(hidden, latents, bias=spec.bias, **where)
+        self.kv_norm = Norm(spec.kv_rank, rms, **where)
+        values = spec.heads * (spec.nope_dim + spec.value_dim)
+        self.kv_up = Linear(spec.kv_rank, values, bias=False, **where)
+        self.o = Linear(spec.heads * spec.value_dim, hidden, bias=spec.bias, **where)
+
+    def forward(self, x_BTD: Tensor, places: Places) -> Tensor:
+        """Mix the tokens of each sequence."""
+        spec = self.spec
+        down = self.down(x_BTD)
+        if spec.q_rank is None:
+            q_latent, rest = self.q(x_BTD), down
+        else:
+            q_latent, rest = down.split((spec.q_rank, spec.kv_rank + spec.rope_dim), -1)
+        latent, k_rope = rest.split((spec.kv_rank, spec.rope_dim), -1)
+        parts = (q_latent, latent, k_rope)
+        if "mla_up_proj" not in self.recompute:
+            return self._mix(*self._up(*parts, places), places)
+        replay = Replay(self._up)
+        q, k, v = replay(*parts, places)
+        return self._mix(q, k, v, places, replay)
+
+    def _up(
+        self, q_latent: Tensor, latent: Tensor, k_rope: Tensor, places: Places
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Make queries, keys and values of the latents."""
+        spec = self.spec
+        q = q_latent if spec.q_rank is None else self.q_up(self.q_norm(q_latent))
+        q_BTHE = q.view(*places.shape, -1, spec.rope_dim + spec.nope_dim)
+        k_BT1R = k_rope.unsqueeze(2)
+        if spec.rotary is not None:
+            turns = places.turns(spec.rotary, spec.rope_dim)
+            kind = spec.rotary.interleaved
+            q_BTHE = rotate(q_BTHE, turns.cos, turns.sin, interleaved=kind)
+            k_BT1R = rotate(k_BT1R, turns.cos, turns.sin, interleaved=kind)
+        kv = self.kv_up(self.kv_norm(latent))
+        kv = kv.view(*places.shape, -1, spec.nope_dim + spec.value_dim)
+        k_nope, v_BTHV = kv.split((spec.nope_dim, spec.value_dim), -1)
+        k_BTHE = torch.cat((k_BT1R.expand(-1, -1, kv.shape[2], -1), k_nope), -1)
+        return q_BTHE, k_BTHE, v_BTHV
+
+    def _mix(
+        self, q: Tensor, k: Tensor, v: Tensor, places: Places, up: Replay | None = None
+    ) -> Tensor:
+        """Attend and project out; with `up`, what it made is dropped until backward."""
+        core = Replay(self._core) if "core_attn" in self.recompute else None
+        run = self._core if core is None else core
+        if up is None:
+            mixed = run(q, k, v, places)
+        else:
+            pairs = ((made, partial(up.output, i)) for i, made in enumerate((q, k, v)))
+            with dropped(*pairs):
+                mixed = run(q, k, v, places)
+        if core is None:
+            return self._out(mixed)
+        with dropped((mixed, core.output)):
+            return self._out(mixed)
+
+    def _core(self, q: Tensor, k: Tensor, v: Tensor, places: Places) -> Tensor:
+        return attention(
+            q, k, v, causal=self.spec.causal, scale=self.scale, documents=places.documents,
+            prefer=self.prefer,
+        )  # fmt: skip
+
+    def _out(self, mixed_BTHV: Tensor) -> Tensor:
+        out: Tensor = self.o(mixed_BTHV.flatten(2))
+        return out
+
+
+def score_scale(spec: mixers.LatentAttention) -> float:
+    """Return the multiplier of the scores: yarn's temperature, squared, grows it (DeepSeek-V2)."""
+    scale: float = (spec.nope_dim + spec.rope_dim) ** -0.5
+    rotary = spec.rotary
+    if rotary is not None and rotary.scaling == "yarn" and rotary.mscale_all_dim:
+        scale *= yarn_growth(rotary.factor, rotary.mscale_all_dim) ** 2
+    return scale

@@ -1,0 +1,222 @@
+"""`Writing`: one save on its way to the disk, in threads of its own.
+
+Pieces come in over a queue from the thread that trains. Worker threads compute their checksums
+and write them; one more thread talks to the other ranks. The first rank commits once every rank
+has written and synced its file. The threads start with the save and end with it, and a process
+that ends meanwhile waits for them.
+"""
+
+import os
+import threading
+import zlib
+from pathlib import Path
+from queue import SimpleQueue
+
+import msgspec
+
+from meshwright.errors import DamagedFile, MeshwrightError
+from meshwright.run.train.checkpoint.folder import Folder, Found
+from meshwright.run.train.checkpoint.peers import Peers
+from meshwright.run.train.checkpoint.plan import Planned
+from meshwright.run.train.checkpoint.record import FORMAT, Record, SavedFile
+from meshwright.run.train.checkpoint.settings import CheckpointSettings
+from meshwright.run.train.checkpoint.staging import Filled, Pieces
+from meshwright.run.train.checkpoint.verify import verify_files
+
+
+class CheckpointFailed(MeshwrightError):
+    """A save did not come to its end; what was there before it is untouched."""
+
+
+class Writing:
+    """A save in flight."""
+
+    def __init__(
+        self,
+        step: int,
+        planned: Planned,
+        extra: msgspec.Raw,
+        *,
+        folder: Folder,
+        peers: Peers,
+        pieces: Pieces,
+        settings: CheckpointSettings,
+    ) -> None:
+        self.step = step
+        self._planned, self._extra = planned, extra
+        self._folder, self._peers, self._pieces = folder, peers, pieces
+        self._settings = settings
+        self._block_bytes = pieces.piece_bytes
+        self._file = _OpenFile()
+        self._arrivals: SimpleQueue[Filled | None] = SimpleQueue()
+        # Where the pieces hold everything, writing starts after the last copy: until then
+        # somebody waits for the copies, and the writers would take memory bandwidth from them.
+        self._may_write = threading.Event()
+        if pieces.total_bytes < planned.image.data_bytes:
+            self._may_write.set()
+        self._error: BaseException | None = None
+        self._found: Found | None = None
+        self._workers = [
+            threading.Thread(target=self._work, name=f"checkpoint-{step}-{number}")
+            for number in range(settings.threads)
+        ]
+        self._leader = threading.Thread(target=self._lead, name=f"checkpoint-{step}")
+        for thread in (*self._workers, self._leader):
+            thread.start()
+
+    def send(self, filled: Filled) -> None:
+        """Take a piece; it is given back once it is written."""
+        self._arrivals.put(filled)
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Say that no more pieces come, and what went wrong with them, if anything did."""
+        if error is not None:
+            self._fail(error)
+        for _ in self._workers:
+            self._arrivals.put(None)
+        self._may_write.set()
+
+    def wait(self) -> Found:
+        """Wait for the end; return the checkpoint, or raise what kept it from being saved."""
+        self._leader.join()
+        if self._error is not None:
+            what = f"the checkpoint of step {self.step} was not saved: {self._error}"
+            raise CheckpointFailed(what) from self._error
+        assert self._found is not None
+        return self._found
+
+    def _fail(self, error: BaseException) -> None:
+        if self._error is None:
+            self._error = error
+
+    def _work(self) -> None:
+        self._may_write.wait()
+        while (filled := self._arrivals.get()) is not None:
+            try:
+                file = self._file.wait()
+                # After a failure the pieces are only handed back, so that nobody waits for one.
+                if self._error is None and file is not None:
+                    data = filled.data()
+                    self._folder.disk.write(
+                        file, data, len(self._planned.image.header) + filled.start
+                    )
+                    self._file.sums[filled.start] = zlib.crc32(data)
+            except BaseException as error:  # noqa: BLE001 - the next save or wait raises it
+                self._fail(error)
+            finally:
+                self._pieces.give(filled.memory)
+
+    def _lead(self) -> None:
+        partial: Path | None = None
+        try:
+            serial, partial = self._peers.combine(
+                lambda: None, lambda _: self._folder.open_partial(self.step)
+            )
+            opened = partial
+            self._found = self._peers.combine(
+                lambda: self._write(opened),
+                lambda files: self._commit(opened, serial, files),
+            )
+        except BaseException as error:  # noqa: BLE001 - the next save or wait raises it
+            self._fail(error)
+            self._abandon(partial)
+        finally:
+            self._file.give_up()
+            for worker in self._workers:
+                worker.join()
+
+    def _abandon(self, partial: Path | None) -> None:
+        if partial is not None and self._peers.first:
+            try:
+                self._folder.discard(partial)
+            except BaseException as error:  # noqa: BLE001 - told along with what came before it
+                if self._error is not None:
+                    self._error.add_note(f"its partial folder could not be deleted: {error}")
+
+    def _write(self, partial: Path) -> SavedFile | None:
+        """Write this rank's file and wait until it is on the disk."""
+        image, disk = self._planned.image, self._folder.disk
+        if not image.boxes:
+            self._file.give_up()
+            self._join()
+            return None
+        file = disk.create(partial / image.name)
+        try:
+            disk.write(file, memoryview(image.header), 0)
+            self._file.open(file)
+            self._join()
+            disk.sync(file)
+            saved = SavedFile(
+                name=image.name,
+                header_bytes=len(image.header),
+                data_bytes=image.data_bytes,
+                block_bytes=self._block_bytes,
+                checksums=(zlib.crc32(image.header), *self._file.in_order()),
+            )
+            if self._settings.verify == "save-and-load":
+                self._read_back(partial, file, saved)
+        finally:
+            disk.close(file)
+        return saved
+
+    def _join(self) -> None:
+        """Wait until every piece is written."""
+        for worker in self._workers:
+            worker.join()
+        if self._error is not None:
+            raise self._error
+
+    def _read_back(self, partial: Path, file: int, saved: SavedFile) -> None:
+        if hasattr(os, "posix_fadvise"):
+            # Else the check would read the copy that the system still holds in memory.
+            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+        problems = verify_files(partial, [saved], self._settings.threads)
+        if problems:
+            raise DamagedFile(problems)
+
+    def _commit(self, partial: Path, serial: int, files: list[SavedFile | None]) -> Found:
+        written = tuple(file for file in files if file is not None)
+        for file in written:
+            path = partial / file.name
+            if not path.is_file() or path.stat().st_size != file.header_bytes + file.data_bytes:
+                raise CheckpointFailed(
+                    f"the first rank does not see all of {path}: "
+                    "the folder has to lie on storage that all nodes share"
+                )
+        found = self._folder.commit(
+            partial,
+            Record(
+                format=FORMAT,
+                serial=serial,
+                step=self.step,
+                ranks=self._peers.ranks,
+                files=written,
+                tensors=self._planned.tensors,
+                extra=self._extra,
+            ),
+        )
+        self._folder.prune(keep_last=self._settings.keep_last, keep_every=self._settings.keep_every)
+        return found
+
+
+class _OpenFile:
+    """A file that workers wait for, and the checksums of what they wrote."""
+
+    def __init__(self) -> None:
+        self._settled = threading.Event()
+        self._file: int | None = None
+        self.sums: dict[int, int] = {}
+
+    def open(self, file: int) -> None:
+        self._file = file
+        self._settled.set()
+
+    def give_up(self) -> None:
+        self._settled.set()
+
+    def wait(self) -> int | None:
+        self._settled.wait()
+        return self._file
+
+    def in_order(self) -> tuple[int, ...]:
+        return tuple(self.sums[start] for start in sorted(self.sums))

@@ -1,0 +1,77 @@
+"""`WeightAverage`: an exponential moving average of the weights, to evaluate or to keep."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Literal
+
+import torch
+
+from meshwright.run.kernels.adamw import FusedUpdate
+from meshwright.run.kernels.language import Backend
+from meshwright.run.kernels.optimizer_tensors import Moment, OptimizerTensors, Pace, Rule
+from meshwright.run.kernels.stochastic_rounding import tensor_key
+from meshwright.run.train.optimizer.state import ParameterState
+
+
+class WeightAverage:
+    """The average of each parameter, beginning with its first value.
+
+    It follows masters where there are any. In bf16 it is rounded by chance: a step that keeps
+    0.999 of it would otherwise never change it.
+    """
+
+    def __init__(
+        self,
+        states: Sequence[ParameterState],
+        keep: float,
+        precision: Literal["fp32", "bf16"],
+        *,
+        seed: int = 0,
+        backend: Backend = "auto",
+    ) -> None:
+        kind = torch.float32 if precision == "fp32" else torch.bfloat16
+        self.averages = {
+            each.name: each.weight.to(kind, copy=True, memory_format=torch.contiguous_format)
+            for each in states
+        }
+        self._updates: list[tuple[FusedUpdate, list[torch.Tensor]]] = []
+        rule = Rule("average", beta1=keep)
+        for weights in _by_type(states):
+            values = tuple(each.weight for each in weights)
+            tensors = OptimizerTensors(
+                params=values,
+                masters=(),
+                moments=(Moment(tuple(self.averages[each.name] for each in weights)),),
+                keys=tuple(tensor_key(f"average.{each.name}", seed) for each in weights),
+                shares=(1.0,) * len(values),
+                decays=(0.0,) * len(values),
+                origins=(0,) * len(values),
+            )
+            self._updates.append((FusedUpdate(tensors, rule, backend=backend), list(values)))
+
+    def update_(self, pace: Pace) -> None:
+        """Move towards the weights, unless the step did not happen."""
+        unscaled = pace.numbers.clone()
+        unscaled[1] = 1.0
+        for update, weights in self._updates:
+            update(weights, Pace(pace.step, unscaled))
+
+    @contextmanager
+    def in_place_of(self, parameters: Mapping[str, torch.Tensor]) -> Iterator[None]:
+        """Let parameters hold their averages for a while, such as for an evaluation."""
+        with torch.no_grad():
+            held = {name: parameters[name].detach().clone() for name in self.averages}
+            try:
+                for name, average in self.averages.items():
+                    parameters[name].copy_(average)
+                yield
+            finally:
+                for name, value in held.items():
+                    parameters[name].copy_(value)
+
+
+def _by_type(states: Sequence[ParameterState]) -> list[list[ParameterState]]:
+    alike: dict[torch.dtype, list[ParameterState]] = {}
+    for each in states:
+        alike.setdefault(each.weight.dtype, []).append(each)
+    return list(alike.values())

@@ -1,0 +1,130 @@
+"""`Bar` and `Lines`: how far a run is, on stderr, for a person who watches or for a log."""
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TextIO
+
+from meshwright.run.train.outputs.output import Figures, Output
+from meshwright.run.train.outputs.settings import OutputSettings
+from meshwright.spec.units import format_bytes, format_count, format_seconds
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_SHOWN: tuple[tuple[str, Callable[[float], str]], ...] = (
+    ("loss", lambda value: f"loss {value:.4f}"),
+    ("tokens_per_s", lambda value: f"{format_count(value)} tokens/s"),
+    ("mfu", lambda value: f"MFU {value:.1%}"),
+    ("memory_bytes", lambda value: f"memory {format_bytes(value)}"),
+    ("data_wait_share", lambda value: f"data wait {value:.1%}"),
+)
+
+Clock = Callable[[], float]
+
+
+def open_progress(
+    settings: OutputSettings, steps: int | None, begun_at: int, stream: TextIO | None = None
+) -> Output | None:
+    """Return what shows progress on this stream, where anything does."""
+    stream = stream or sys.stderr
+    kind = settings.progress
+    if kind == "auto":
+        watched = stream.isatty() and os.environ.get("TERM") != "dumb"
+        kind = "bar" if watched else "lines"
+    if kind == "none" or os.environ.get("MESHWRIGHT_NO_PROGRESS"):
+        return None
+    if kind == "lines":
+        return Lines(steps, begun_at, stream, every_s=settings.lines_every_s)
+    from rich.console import Console
+
+    return Bar(steps, begun_at, Console(file=stream))
+
+
+def line(figures: Figures) -> str:
+    """Return the figures that a person looks at, in words."""
+    return "  ".join(show(figures[name]) for name, show in _SHOWN if name in figures)
+
+
+class Lines:
+    """Prints a line now and then: the first row, the last, and one after each pause."""
+
+    def __init__(
+        self,
+        steps: int | None,
+        begun_at: int,
+        stream: TextIO,
+        *,
+        every_s: float = 10.0,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self._steps, self._begun_at = steps, begun_at
+        self._stream, self._every_s, self._clock = stream, every_s, clock
+        self._began_s = clock()
+        self._said_s: float | None = None
+        self._unsaid = ""
+
+    def write(self, step: int, figures: Figures) -> None:
+        """Print the figures, or keep them where a line was printed just before."""
+        text = line(figures)
+        if not text:
+            return
+        now_s = self._clock()
+        self._unsaid = f"{self._place(step)}  {text}{self._left(step, now_s)}"
+        if self._said_s is None or now_s - self._said_s >= self._every_s or step == self._steps:
+            self._said_s = now_s
+            self._say()
+
+    def close(self) -> None:
+        """Print the last row, where it was not printed yet."""
+        self._say()
+
+    def _say(self) -> None:
+        if self._unsaid:
+            print(self._unsaid, file=self._stream, flush=True)
+            self._unsaid = ""
+
+    def _place(self, step: int) -> str:
+        return f"step {step:,}" + (f" of {self._steps:,}" if self._steps else "")
+
+    def _left(self, step: int, now_s: float) -> str:
+        done = step - self._begun_at
+        if self._steps is None or done < 1 or step >= self._steps:
+            return ""
+        left_s = (now_s - self._began_s) / done * (self._steps - step)
+        return f"  {format_seconds(left_s)} left" if left_s > 0 else ""
+
+
+class Bar:
+    """Draws a bar in a terminal; colours are left to rich, which honours NO_COLOR."""
+
+    def __init__(self, steps: int | None, begun_at: int, console: "Console") -> None:
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
+        )
+
+        self._bar = Progress(
+            TextColumn("step"),
+            MofNCompleteColumn(),
+            BarColumn(bar_width=20),
+            TextColumn("{task.fields[figures]}", markup=False),
+            TimeRemainingColumn(),
+            console=console,
+        )
+        self._task = self._bar.add_task("", total=steps, completed=begun_at, figures="")
+        self._bar.start()
+
+    def write(self, step: int, figures: Figures) -> None:
+        """Move the bar and show the figures."""
+        self._bar.update(self._task, completed=step)
+        if text := line(figures):
+            self._bar.update(self._task, figures=text)
+
+    def close(self) -> None:
+        """Leave the bar as it is."""
+        self._bar.stop()

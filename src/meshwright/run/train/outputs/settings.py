@@ -1,0 +1,73 @@
+"""`OutputSettings`: where the figures of a run go."""
+
+from typing import Literal, get_args
+
+import msgspec
+
+from meshwright.spec.bounds import Bounds, whole
+
+Progress = Literal["auto", "bar", "lines", "none"]
+
+
+class Wandb(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Weights & Biases, offline: the run is written to its folder and nothing leaves the machine.
+
+    `wandb sync` uploads it later, where that is wanted.
+    """
+
+    project: str = "meshwright"
+    name: str | None = None
+    """What the run is called there; None takes the name of its folder."""
+
+    def __post_init__(self) -> None:
+        bounds = Bounds()
+        bounds.named(project=self.project)
+        if self.name is not None:
+            bounds.named(name=self.name)
+        bounds.require()
+
+
+class Prometheus(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An HTTP page that a Prometheus server reads the newest figures from."""
+
+    port: int = 9400
+    """0 takes any free one."""
+    host: str = "127.0.0.1"
+    """Address to listen on. The page has no password: give another one only in a closed network."""
+
+    def __post_init__(self) -> None:
+        bounds = Bounds()
+        bounds.problems += whole("port", self.port, 0, 65_535)
+        bounds.named(host=self.host)
+        bounds.require()
+
+
+class OutputSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which outputs a run writes, and how often."""
+
+    every_steps: int = 1
+    """Steps between two rows."""
+    jsonl: bool = True
+    """Write `metrics.jsonl`: one JSON object for each row."""
+    tensorboard: bool = False
+    """Write `tensorboard/` for TensorBoard."""
+    wandb: Wandb | None = None
+    """Write `wandb/` for Weights & Biases."""
+    prometheus: Prometheus | None = None
+    """Show the newest figures to Prometheus."""
+    progress: Progress = "auto"
+    """On stderr: a bar where a person watches and lines elsewhere, or one of them always."""
+    lines_every_s: float = 10.0
+    """Time between two lines of progress."""
+
+    def __post_init__(self) -> None:
+        bounds = Bounds()
+        bounds.readable(wandb=self.wandb, prometheus=self.prometheus)
+        bounds.count(every_steps=self.every_steps)
+        bounds.not_negative(lines_every_s=self.lines_every_s)
+        bounds.one_of("progress", self.progress, get_args(Progress))
+        bounds.require()
+
+    def due(self, step: int) -> bool:
+        """Tell whether a row is written after this step."""
+        return step % self.every_steps == 0

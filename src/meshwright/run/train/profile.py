@@ -1,0 +1,128 @@
+"""Chosen steps, recorded kernel by kernel into the run's `Timeline`.
+
+torch's profiler watches the host and the GPU; what it saw becomes spans: one lane per host thread
+and per GPU stream, the trainer's own phases around them, and a flow from each launch to its
+kernel. Times count from the Unix epoch, as everywhere in a measured timeline.
+"""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from meshwright.errors import InputError, Problem
+from meshwright.timeline import Kind, TimelineWriter
+
+_SPELLING = re.compile(r"(\d+)(?:-(\d+))?")
+
+
+class ChosenSteps(NamedTuple):
+    """The steps to record, both ends included."""
+
+    first: int
+    last: int
+
+    @classmethod
+    def parse(cls, text: str, where: str = "--profile") -> "ChosenSteps":
+        """Read `10` or `10-12`."""
+        match = _SPELLING.fullmatch(text.strip())
+        if match is None:
+            raise InputError([Problem(where, f"{text!r} names no steps", "write it like 10-12")])
+        first = int(match[1])
+        last = int(match[2] or first)
+        if not 1 <= first <= last:
+            what = f"steps {first} to {last} do not follow each other"
+            raise InputError([Problem(where, what, f"use {max(1, last)}-{max(1, first)}")])
+        return cls(first, last)
+
+
+class StepProfiler:
+    """Records the chosen steps, and writes them when the last one has ended."""
+
+    def __init__(self, chosen: ChosenSteps, folder: Path, *, rank: int = 0) -> None:
+        self.chosen, self.folder, self.rank = chosen, folder, rank
+        self._running: Any = None
+
+    @contextmanager
+    def step(self, number: int) -> Iterator[None]:
+        """Surround one step of the loop."""
+        if self._running is None and self.chosen.first <= number <= self.chosen.last:
+            self._running = _profiler()
+            self._running.__enter__()
+        with torch.profiler.record_function(f"step {number}"):
+            yield
+        if self._running is not None and number >= self.chosen.last:
+            self.close()
+
+    def close(self) -> None:
+        """Write what was recorded so far."""
+        running, self._running = self._running, None
+        if running is None:
+            return
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        running.__exit__(None, None, None)
+        with TimelineWriter(self.folder, rank=self.rank) as timeline:
+            _write(running.profiler.kineto_results.events(), timeline)
+
+
+def _profiler() -> Any:
+    activities = [ProfilerActivity.CPU]
+    if torch.cuda.is_available():
+        activities.append(ProfilerActivity.CUDA)
+    return profile(activities=activities, acc_events=True)
+
+
+def _write(events: Any, timeline: TimelineWriter) -> None:
+    """Turn the profiler's events into spans."""
+    found = [event for event in events if event.duration_ns() >= 0]
+    on_device = [event for event in found if _is_device(event) and not event.is_user_annotation()]
+    launched = {event.correlation_id() for event in on_device}
+    started: set[int] = set()
+    host_kind = Kind.HOST if on_device else Kind.COMPUTE
+    for event in found:
+        name, start_ns, duration_ns = event.name(), event.start_ns(), event.duration_ns()
+        flow = event.correlation_id() or None
+        if _is_device(event):
+            if event.is_user_annotation():
+                continue  # the host's phase again, stretched over its kernels
+            timeline.span(
+                name,
+                start_ns,
+                duration_ns,
+                kind=_kind(name),
+                process=f"gpu {event.device_index()}",
+                lane=f"stream {event.device_resource_id()}",
+                flow_in=flow,
+            )
+            continue
+        # torch numbers its operators too, from another range than launches: one span may start it.
+        starts = flow in launched and flow not in started and name.startswith("cu")
+        if starts and flow is not None:
+            started.add(flow)
+        timeline.span(
+            name,
+            start_ns,
+            duration_ns,
+            kind=Kind.HOST if event.is_user_annotation() else host_kind,
+            process="host",
+            lane=f"thread {event.device_resource_id()}",
+            flow_out=flow if starts else None,
+        )
+
+
+def _is_device(event: Any) -> bool:
+    return not str(event.device_type()).endswith("CPU")
+
+
+def _kind(name: str) -> Kind:
+    lowered = name.lower()
+    if "nccl" in lowered:
+        return Kind.COMMUNICATION
+    if lowered.startswith(("memcpy", "memset")):
+        return Kind.MEMORY_COPY
+    return Kind.COMPUTE

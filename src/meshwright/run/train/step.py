@@ -1,0 +1,138 @@
+"""One training step: forward and backward of each microbatch, clipping, the update.
+
+Nothing here waits for the device: losses and norms stay tensors, and a step whose gradients are
+not finite leaves the weights alone on the device itself. A loss is divided by the number of tokens
+that are trained in the whole step, so microbatches of unequal padding weigh as one batch would.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.profiler import record_function
+
+from meshwright.run.kernels.products import Products
+from meshwright.run.nn.build import DEFAULTS, Options, build
+from meshwright.run.nn.decoder import Decoder, Loss
+from meshwright.run.nn.fp8 import use_precision
+from meshwright.run.nn.initialise import materialise
+from meshwright.run.nn.linear import use_products
+from meshwright.run.nn.recompute import use_recompute
+from meshwright.run.train.data.batch import Batch
+from meshwright.run.train.optimizer.optimizer import Optimizer, StepReport
+from meshwright.spec.layout import Layout
+from meshwright.spec.model import Model
+
+WEIGHT_FORMATS = {"fp32": torch.float32, "fp16": torch.float16}
+"""Formats of the weights that products read; every other precision keeps them in bfloat16."""
+
+
+class Losses(NamedTuple):
+    """What the tokens of one step cost, still on the device."""
+
+    nats: Tensor
+    """Cross-entropy of the trained tokens, summed."""
+    auxiliary: Tensor
+    """What training adds to it, summed."""
+    tokens: int
+    """Trained tokens."""
+
+    @property
+    def mean(self) -> Tensor:
+        """Mean cross-entropy of a trained token, in nats."""
+        return self.nats / self.tokens
+
+
+class StepFigures(NamedTuple):
+    """What one step tells, still on the device."""
+
+    losses: Losses
+    update: StepReport
+    """The gradient's norm, and whether it was used."""
+
+
+def make_decoder(
+    model: Model,
+    layout: Layout,
+    *,
+    device: torch.device,
+    seed: int = 0,
+    products: Products | None = None,
+    options: Options = DEFAULTS,
+) -> Decoder:
+    """Return a model with its first weights on a device, computing as a layout says."""
+    decoder = build(model, dtype=weight_format(layout), options=options)
+    materialise(decoder, device, seed)
+    use_recompute(decoder.layers, layout)
+    if products is not None:
+        use_products(decoder, products)
+    use_precision(decoder, layout.precision)
+    return decoder
+
+
+def weight_format(layout: Layout) -> torch.dtype:
+    """Return the format of the weights that products read."""
+    return WEIGHT_FORMATS.get(layout.precision, torch.bfloat16)
+
+
+class TrainStep:
+    """Runs the steps of a decoder and its optimizer, one batch at a time."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        optimizer: Optimizer,
+        *,
+        microbatch: int,
+        balance_rate: float = 0.0,
+    ) -> None:
+        """`balance_rate` moves the bias that balances experts without a loss, after each step."""
+        self.decoder, self.optimizer = decoder, optimizer
+        self.microbatch, self.balance_rate = microbatch, balance_rate
+
+    def __call__(self, batch: Batch, step: int) -> StepFigures:
+        """Train on one batch, as step number `step`, counted from 0."""
+        return self.update(self.gradients(batch), step)
+
+    def gradients(self, batch: Batch) -> Losses:
+        """Run every microbatch forward and backward; gradients of their mean loss are left."""
+        tokens = max(1, batch.targets)
+        losses = [self._backward(part, tokens) for part in batch.split(self.microbatch)]
+        return Losses(
+            _sum([loss.nats_sum.detach() for loss in losses]),
+            _sum([loss.auxiliary.detach() for loss in losses]),
+            tokens,
+        )
+
+    def update(self, losses: Losses, step: int) -> StepFigures:
+        """Update the weights by the gradients that are there, and drop them."""
+        with record_function("optimizer"):
+            report = self.optimizer.step(self.optimizer.learning_rate(step))
+            self.optimizer.zero_grad()
+            if self.balance_rate:
+                for part in self.decoder.experts():
+                    part.update_balance(self.balance_rate)
+        return StepFigures(losses, report)
+
+    def drop(self) -> None:
+        """Drop the gradients of a step that shall not happen."""
+        self.optimizer.zero_grad()
+
+    def _backward(self, part: Batch, tokens: int) -> Loss:
+        with record_function("forward"):
+            loss = self.decoder.loss(
+                part.tokens_BT,
+                part.labels_BT,
+                positions=part.positions_BT,
+                documents=part.documents,
+            )
+            mean = loss.total / tokens
+            if self.optimizer.loss_scale is not None:
+                mean = mean * self.optimizer.loss_scale.scale
+        with record_function("backward"):
+            mean.backward()  # type: ignore[no-untyped-call]
+        return loss
+
+
+def _sum(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.stack(parts).sum()

@@ -1,0 +1,143 @@
+"""Compiles kernels for Hopper on a machine that need not have a GPU, and says what came out.
+
+Triton's interpreter accepts what its compiler refuses, and knows nothing of registers or of how
+wide accesses are. This runs in a process of its own (`python -m tests.run.kernels.hopper`), since a
+process either interprets or compiles, and prints one JSON object per kernel.
+"""
+
+import json
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+BF16, FP32, INT = "*bf16", "*fp32", "i32"
+
+
+class Kernel(NamedTuple):
+    """A kernel as it is launched: types of its arguments, its constants, its warps."""
+
+    name: str
+    function: Any
+    types: dict[str, str]
+    constants: dict[str, Any]
+    warps: int
+
+
+def kernels() -> Iterator[Kernel]:
+    """List the kernels of this folder at the sizes of a 1B or an 8B model."""
+    yield from _norms()
+    yield from _rotations()
+    from meshwright.run.kernels import glu, gradient_norm
+
+    for name in ("silu", "gelu", "gelu-tanh", "swiglu-clamped"):
+        constants = {"ACTIVATION": name, "F": 14336, "TILE": glu.TILE}
+        types = {"gate_up": BF16, "gated": BF16, "limit": "fp32"}
+        yield Kernel(f"glu {name}", glu._gate, types, constants, glu.WARPS)
+        types = {"gate_up": BF16, "dgated": BF16, "dgate_up": BF16, "limit": "fp32"}
+        yield Kernel(f"glu {name} backward", glu._ungate, types, constants, glu.WARPS)
+    tables = {"addresses": "*i64", "kinds": "*i32", "chunk_tensors": "*i32", "chunk_starts": "*i64"}
+    types = tables | {"chunk_lengths": "*i32", "squares": FP32, "counts": "*i32"}
+    constants = {"KIND": -1, "ALIGNED": True, "CHUNK": 16384, "TILE": gradient_norm.TILE}
+    yield Kernel(
+        "gradient_norm", gradient_norm._square_chunks, types, constants, gradient_norm.WARPS
+    )
+
+
+def _norms() -> Iterator[Kernel]:
+    from meshwright.run.kernels import rms_norm_kernel
+    from meshwright.run.kernels.rms_norm import _launch
+
+    lie = {"number": INT, "outer_stride": INT, "inner_stride": INT}
+    for width in (128, 2048, 4096, 8192):
+        shape = _launch(width)
+        sizes = {"D": width, "ROWS": shape.rows, "COLUMNS": shape.width, "UNIT_OFFSET": False}
+        constants = sizes | {"INNER": 32 if width == 128 else 1}
+        every = dict.fromkeys(("x", "residual", "weight", "normed", "total"), BF16)
+        types = every | {"rstd": FP32} | lie | {"eps": "fp32"}
+        yield Kernel(f"rms_norm {width}", rms_norm_kernel.normalise, types, constants, shape.warps)
+        every = dict.fromkeys(("x", "dnormed", "dtotal", "weight", "dx"), BF16)
+        types = every | {"rstd": FP32, "parts": FP32} | lie
+        constants |= {"AHEAD": True}
+        name = f"rms_norm {width} backward"
+        yield Kernel(name, rms_norm_kernel.gradients, types, constants, shape.warps)
+
+
+def _rotations() -> Iterator[Kernel]:
+    import torch
+
+    from meshwright.run.kernels import norm_rotate_kernel, rotary_kernel
+    from meshwright.run.kernels.norm_rotate import _options
+    from meshwright.run.kernels.rotary import QkvSizes
+
+    strides = {f"{x}_{axis}": INT for x in "qkv" for axis in ("batch", "token", "head")}
+    angles = {"cos": FP32, "sin": FP32, "T": INT, "angle_batch": INT}
+    for head_dim in (64, 128):
+        for interleaved in (False, True):
+            sizes = QkvSizes(32, 8, head_dim)
+            options = _options(sizes, torch.empty(1, head_dim // 2), interleaved, False)
+            label = f"{head_dim} {'neighbours' if interleaved else 'halves'}"
+            warps = options.pop("num_warps")
+            every = dict.fromkeys(("qkv", "out", "q_weight", "k_weight"), BF16)
+            types = every | angles | {"eps": "fp32"}
+            function = norm_rotate_kernel.norm_turn_tokens
+            yield Kernel(f"norm_rotate {label}", function, types, options, warps)
+            every = dict.fromkeys(("qkv", "dq", "dk", "dv", "dqkv", "q_weight", "k_weight"), BF16)
+            types = every | angles | strides | {"parts": FP32, "tokens": INT, "eps": "fp32"}
+            function = norm_rotate_kernel.gradients
+            yield Kernel(f"norm_rotate {label} backward", function, types, options, warps)
+            del options["UNIT_OFFSET"]
+            warps = rotary_kernel.warps_for(sizes.width)
+            every = dict.fromkeys(("q", "k", "out"), BF16)
+            types = every | angles | strides | {"out_token": INT, "angle_token": INT}
+            constants = options | {"v": None, "BACKWARD": False, "IN_PLACE": True}
+            function = rotary_kernel.rotate_tokens
+            yield Kernel(f"rotary {label}", function, types, constants, warps)
+            constants = options | {"BACKWARD": True, "IN_PLACE": False}
+            types = types | {"v": BF16}
+            yield Kernel(f"rotary {label} backward", function, types, constants, warps)
+
+
+def compiled(kernel: Kernel) -> dict[str, Any]:
+    """Compile for sm_90 with all addresses and strides multiples of 16; count what it takes."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    names = kernel.function.arg_names
+    whole = [name for name in names if kernel.types.get(name, "fp32") != "fp32"]
+    source = ASTSource(
+        fn=kernel.function,
+        signature={name: kernel.types.get(name, "constexpr") for name in names},
+        constexprs={name: value for name, value in kernel.constants.items() if name in names},
+        attrs={(names.index(name),): [["tt.divisibility", 16]] for name in whole},
+    )
+    made = triton.compile(
+        source, target=GPUTarget("cuda", 90, 32), options={"num_warps": kernel.warps}
+    )
+    accesses = re.findall(r"\b(?:ld|st)\.global\.(?:v(\d)\.)?b(\d+)", made.asm["ptx"])
+    return {
+        "name": kernel.name,
+        "bytes_of_accesses": [int(many or 1) * int(bits) // 8 for many, bits in accesses],
+        **_taken(made.asm["cubin"]),
+    }
+
+
+def _taken(cubin: bytes) -> dict[str, int]:
+    """Ask cuobjdump, which comes with Triton, for registers and for what did not fit into them."""
+    import triton
+
+    program = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        Path(file.name).write_bytes(cubin)
+        command = [str(program), "--dump-resource-usage", file.name]
+        answer = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    registers, stack = re.findall(r"REG:(\d+) STACK:(\d+)", answer)[-1]
+    return {"registers": int(registers), "stack_bytes": int(stack)}
+
+
+if __name__ == "__main__":
+    for each in kernels():
+        print(json.dumps(compiled(each)), flush=True)

@@ -1,0 +1,135 @@
+"""Every shape of the catalog, made small, trains: packed, recomputed, and without looking ahead."""
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="modules are torch's")
+
+import torch
+from msgspec.structs import replace
+from torch import Tensor
+
+from meshwright.run.kernels.documents import Documents
+from meshwright.run.nn.build import Options, build
+from meshwright.run.nn.decoder import Decoder
+from meshwright.run.nn.initialise import materialise
+from meshwright.run.nn.recompute import use_recompute
+from meshwright.spec import catalog
+from meshwright.spec.layout import Layout
+from meshwright.spec.model import (
+    Attention,
+    Experts,
+    FeedForward,
+    GatedDelta,
+    LatentAttention,
+    Mamba2,
+    Mixer,
+    Mlp,
+    Model,
+)
+
+pytestmark = pytest.mark.slow
+
+VOCAB, LENGTH, FIRST = 64, 20, 7
+
+
+def small_mixer(mixer: Mixer | None) -> Mixer | None:
+    match mixer:
+        case Attention():
+            kv_heads = 4 if mixer.heads == mixer.kv_heads else 2
+            near: dict[str, Any] = {"window": mixer.window and 6, "chunk": mixer.chunk and 8}
+            return replace(mixer, heads=4, kv_heads=kv_heads, head_dim=16, **near)
+        case LatentAttention():
+            sizes = {"kv_rank": 16, "nope_dim": 8, "rope_dim": 8, "value_dim": 12}
+            return replace(mixer, heads=4, q_rank=mixer.q_rank and 16, **sizes)
+        case GatedDelta():
+            return replace(mixer, key_heads=2, value_heads=4, key_dim=8, value_dim=8)
+        case Mamba2():
+            return replace(mixer, heads=4, head_dim=8, state_dim=8, groups=2)
+    return None
+
+
+def small_mlp(mlp: FeedForward | None) -> FeedForward | None:
+    match mlp:
+        case Mlp():
+            return replace(mlp, width=48)
+        case Experts():
+            grouped = mlp.groups > 1
+            sizes: dict[str, Any] = {"shared_width": mlp.shared_width and 24, "width": 16}
+            sizes |= {"groups": 4 if grouped else 1, "groups_used": 2 if grouped else 1}
+            sizes |= {"latent": mlp.latent and 16}
+            return replace(mlp, count=8, top_k=min(mlp.top_k, 3), **sizes)
+    return None
+
+
+def small(model: Model) -> Model:
+    """Keep one layer of each kind, and every switch."""
+    blocks = tuple(
+        replace(block, mixer=small_mixer(block.mixer), mlp=small_mlp(block.mlp))
+        for block in model.blocks
+    )
+    pattern = " ".join(dict.fromkeys(model.layer_names))
+    sizes: dict[str, Any] = {"hidden": 32, "vocab": VOCAB, "max_positions": 64, "vision": None}
+    return replace(model, blocks=blocks, pattern=pattern, **sizes)
+
+
+def shapes() -> dict[str, Model]:
+    """Return the distinct small shapes, by the first model that has each."""
+    found: dict[Model, str] = {}
+    for name in catalog.models():
+        shape = replace(small(catalog.model(name)), name="small", family="any")
+        found.setdefault(shape, name)
+    return {name: shape for shape, name in found.items()}
+
+
+SHAPES = shapes()
+
+
+def made(name: str, dtype: torch.dtype) -> Decoder:
+    built = build(SHAPES[name], dtype=dtype, options=Options(balance_weight=0.01))
+    materialise(built, "cpu")
+    return built
+
+
+def tokens(seed: int) -> Tensor:
+    torch.manual_seed(seed)
+    return torch.randint(0, VOCAB, (2, LENGTH))
+
+
+def gradients(built: Decoder, layout: Layout) -> dict[str, Tensor]:
+    use_recompute(built.layers, layout)
+    built.zero_grad()
+    documents = Documents.of_lengths([[FIRST, LENGTH - FIRST], [LENGTH]])
+    torch.autograd.backward(built.loss(tokens(0), tokens(1), documents=documents).total)
+    grads = {name: weight.grad for name, weight in built.named_parameters() if weight.requires_grad}
+    assert None not in grads.values()
+    return {name: grad for name, grad in grads.items() if grad is not None}
+
+
+INSIDE: Any = ("core_attn", "layernorm", "mlp_act", "mla_up_proj", "moe_act", "shared_experts")
+LAYOUTS = (
+    Layout(recompute="full"),
+    Layout(recompute="selective", recompute_ops=INSIDE),
+    Layout(recompute="selective", recompute_ops=(*INSIDE, "mlp", "moe")),
+)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_every_parameter_learns_and_recompute_changes_no_bit(name: str) -> None:
+    built = made(name, torch.float32)
+    expected = gradients(built, Layout())
+    assert all(grad.isfinite().all() and grad.any() for grad in expected.values())
+    for layout in LAYOUTS:
+        found = gradients(built, layout)
+        assert all(torch.equal(found[key], expected[key]) for key in expected)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_documents_are_alone_and_the_future_unseen(name: str) -> None:
+    built = made(name, torch.float64).eval()
+    x = tokens(0)[:1]
+    packed = built(x, documents=Documents.of_lengths([[FIRST, LENGTH - FIRST]]))
+    # Rotary angles are fp32, and experts are chosen by scores that may lie close together.
+    torch.testing.assert_close(packed[:, :FIRST], built(x[:, :FIRST]), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(packed[:, FIRST:], built(x[:, FIRST:]), rtol=1e-5, atol=1e-5)

@@ -1,0 +1,91 @@
+"""First weights depend on seed, name and place alone, so any sharding starts from the same."""
+
+import math
+
+import pytest
+
+pytest.importorskip("torch", reason="modules are torch's")
+
+import torch
+
+from meshwright.run.nn.build import build
+from meshwright.run.nn.decoder import Decoder
+from meshwright.run.nn.initialise import DEVIATION, deviation, fill_normal, materialise
+from meshwright.spec.model import Norm, decoder, gpt
+
+
+def made(seed: int = 0, *, layers: int = 2, dtype: torch.dtype = torch.float32) -> Decoder:
+    model = decoder("small", layers=layers, hidden=64, heads=4, ffn=96, vocab=101)
+    built = build(model, dtype=dtype)
+    materialise(built, "cpu", seed)
+    return built
+
+
+def test_the_same_seed_gives_the_same_weights_and_another_gives_others() -> None:
+    first, second, other = made(3), made(3), made(4)
+    for name, weight in first.named_parameters():
+        assert torch.equal(weight, second.get_parameter(name))
+    assert not torch.equal(first.embedding.weight, other.embedding.weight)
+
+
+def test_a_slice_of_a_parameter_is_filled_as_in_the_whole() -> None:
+    whole, part = torch.empty(40, 8), torch.empty(10, 8)
+    fill_normal(whole, "name", 0, 0.02)
+    fill_normal(part, "name", 0, 0.02, offset=20 * 8)
+    assert torch.equal(part, whole[20:30])
+
+
+def test_a_parameter_does_not_depend_on_what_else_the_model_has() -> None:
+    weight = "layers.1.mixer.qkv.weight"
+    assert torch.equal(made(layers=2).get_parameter(weight), made(layers=5).get_parameter(weight))
+
+
+def test_matrices_are_normal_and_those_that_end_a_branch_smaller() -> None:
+    built = made(layers=8)
+    into = torch.cat([built.get_parameter(f"layers.{i}.mlp.gate_up.weight") for i in range(8)])
+    out = torch.cat([built.get_parameter(f"layers.{i}.mlp.down.weight") for i in range(8)])
+    assert into.std().item() == pytest.approx(0.02, rel=0.01)
+    assert out.std().item() == pytest.approx(0.02 / math.sqrt(16), rel=0.01)
+    assert into.mean().item() == pytest.approx(0, abs=2e-4)
+    # The fourth moment of a normal distribution is three times its variance squared.
+    assert (into / 0.02).pow(4).mean().item() == pytest.approx(3, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("name", "ends_branch"),
+    [
+        ("layers.0.mixer.o.weight", True),
+        ("layers.0.mixer.out.weight", True),
+        ("layers.0.mlp.down.weight", True),
+        ("layers.0.mlp.down", True),  # of experts, one parameter
+        ("layers.0.mlp.shared.down.weight", True),
+        ("multi_token.0.block.mlp.down.weight", True),
+        ("layers.0.mixer.down.weight", False),  # of latent attention
+        ("layers.0.mixer.qkv.weight", False),
+        ("embedding.weight", False),
+    ],
+)
+def test_a_product_ends_a_branch_by_its_place(name: str, ends_branch: bool) -> None:
+    assert (deviation(name, 8) < DEVIATION) == ends_branch
+
+
+def test_numbers_of_one_parameter_do_not_follow_those_of_another() -> None:
+    one, two = torch.empty(100_000), torch.empty(100_000)
+    fill_normal(one, "layers.0.mlp.down.weight", 0, 1.0)
+    fill_normal(two, "layers.1.mlp.down.weight", 0, 1.0)
+    assert abs((one * two).mean().item()) < 0.015
+    assert abs((one[1:] * one[:-1]).mean().item()) < 0.015
+
+
+def test_norms_start_as_nothing_and_biases_at_nought() -> None:
+    built = build(gpt("g", layers=1, hidden=8, heads=2, vocab=5), dtype=torch.float32)
+    materialise(built, "cpu")
+    assert torch.equal(built.get_parameter("final_norm.weight"), torch.ones(8))
+    assert torch.equal(built.get_parameter("layers.0.mixer.qkv.bias"), torch.zeros(24))
+    offset = Norm(unit_offset=True)
+    gemma = decoder("m", layers=1, hidden=8, heads=2, ffn=8, vocab=5, norm=offset)
+    built = build(gemma)
+    materialise(built, "cpu")
+    assert torch.equal(
+        built.get_parameter("final_norm.weight"), torch.zeros(8, dtype=torch.bfloat16)
+    )

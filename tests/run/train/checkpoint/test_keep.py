@@ -1,0 +1,47 @@
+"""Which checkpoints a policy lets go."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshwright.run.train.checkpoint.keep import Kept, superseded
+
+
+def _sound(*steps: int) -> list[Kept]:
+    return [Kept(serial, step, True) for serial, step in enumerate(steps, 1)]
+
+
+def test_the_newest_stay() -> None:
+    assert superseded(_sound(10, 20, 30, 40), keep_last=2, keep_every=None) == (2, 1)
+
+
+def test_round_steps_stay_for_good() -> None:
+    assert superseded(_sound(10, 20, 30, 40, 50), keep_last=1, keep_every=20) == (3, 1)
+
+
+def test_only_the_newest_save_of_a_round_step_stays() -> None:
+    assert superseded(_sound(20, 20, 50), keep_last=1, keep_every=20) == (1,)
+
+
+def test_newer_means_saved_later_not_a_higher_step() -> None:
+    assert superseded(_sound(300, 100, 200), keep_last=2, keep_every=None) == (1,)
+
+
+def test_damaged_ones_stay_until_enough_sound_ones_are_newer() -> None:
+    present = [Kept(1, 10, True), Kept(2, 20, False), Kept(3, 30, True)]
+    assert superseded(present, keep_last=2, keep_every=None) == ()
+    assert superseded([*present, Kept(4, 40, True)], keep_last=2, keep_every=None) == (2, 1)
+
+
+PRESENT = st.lists(st.tuples(st.integers(0, 9), st.booleans()), max_size=12).map(
+    lambda rows: [Kept(serial, step * 10, sound) for serial, (step, sound) in enumerate(rows)]
+)
+
+
+@given(PRESENT, st.integers(1, 4), st.none() | st.integers(1, 50))
+def test_the_newest_sound_ones_never_go(
+    present: list[Kept], keep_last: int, keep_every: int | None
+) -> None:
+    gone = superseded(present, keep_last=keep_last, keep_every=keep_every)
+    sound = [one.serial for one in present if one.sound]
+    assert not set(gone) & set(sound[-keep_last:])
+    assert bool(gone) <= bool(sound)

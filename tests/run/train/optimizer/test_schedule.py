@@ -1,0 +1,60 @@
+"""Learning rates follow from the step alone."""
+
+import pytest
+
+from meshwright.run.train.optimizer.schedule import learning_rate
+from meshwright.run.train.optimizer.settings import OptimizerSettings, ScheduleShape
+
+SHAPES: tuple[ScheduleShape, ...] = ("constant", "linear", "cosine", "wsd")
+
+
+def _rates(total: int, **settings: object) -> list[float]:
+    chosen = OptimizerSettings(lr=1.0, **settings)  # type: ignore[arg-type]
+    return [learning_rate(step, total, chosen) for step in range(total)]
+
+
+@pytest.mark.parametrize("schedule", SHAPES)
+def test_rate_rises_in_a_line_and_is_full_at_the_end_of_warmup(schedule: ScheduleShape) -> None:
+    rates = _rates(100, schedule=schedule, warmup_steps=4)
+    assert rates[:4] == [0.25, 0.5, 0.75, 1.0]
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine", "wsd"])
+def test_rate_falls_to_the_final_share_at_the_last_step(schedule: ScheduleShape) -> None:
+    rates = _rates(50, schedule=schedule, warmup_steps=5, final_share=0.2)
+    assert rates[-1] == pytest.approx(0.2)
+    assert rates[5:] == sorted(rates[5:], reverse=True)
+
+
+def test_constant_rate_stays() -> None:
+    assert set(_rates(50, schedule="constant", warmup_steps=0)) == {1.0}
+
+
+def test_cosine_is_half_way_in_the_middle() -> None:
+    rates = _rates(100, schedule="cosine", warmup_steps=0, final_share=0.0)
+    assert rates[49] == pytest.approx(0.5)
+
+
+def test_wsd_stays_until_its_last_share() -> None:
+    rates = _rates(100, schedule="wsd", warmup_steps=10, decay_share=0.2, final_share=0.0)
+    assert rates[9:80] == [1.0] * 71
+    assert rates[89] == pytest.approx(0.5)
+
+
+def test_wsd_may_fall_as_one_minus_the_root() -> None:
+    rates = _rates(
+        100, schedule="wsd", warmup_steps=0, decay_share=0.5, decay_shape="sqrt", final_share=0.0
+    )
+    # A quarter of 50 steps is not a whole number; 0.16 of them is.
+    assert rates[57] == pytest.approx(1 - 0.4)
+
+
+@pytest.mark.parametrize("schedule", SHAPES)
+def test_runs_shorter_than_their_warmup_work(schedule: ScheduleShape) -> None:
+    assert _rates(2, schedule=schedule, warmup_steps=100) == [0.5, 1.0]
+
+
+@pytest.mark.parametrize("schedule", SHAPES)
+def test_steps_after_the_planned_end_keep_the_last_rate(schedule: ScheduleShape) -> None:
+    settings = OptimizerSettings(lr=1.0, schedule=schedule, warmup_steps=1)
+    assert learning_rate(500, 20, settings) == learning_rate(19, 20, settings)
