@@ -16,7 +16,10 @@ help: ## list the targets
 
 setup: .venv/.dev ## make .venv with everything a developer needs
 
-demo: .venv/.core ## set up, then show the main job end to end
+demo: ## set up, then show the main job end to end, a training included
+	@$(MAKE) -s --no-print-directory .venv/.train || { \
+		echo "demo: torch cannot be installed here, so training is left out" >&2; \
+		$(MAKE) -s --no-print-directory .venv/.core; }
 	@PATH="$(CURDIR)/$(BIN):$$PATH" python examples/demo.py
 
 test: check unit docs ## set up, then lint, types, import rules, tests, docs
@@ -66,6 +69,9 @@ clean: ## remove everything that make can make again
 
 .venv/.core: pyproject.toml constraints.txt
 	@scripts/setup.sh core
+
+.venv/.train: pyproject.toml constraints.txt
+	@scripts/setup.sh train
 
 .venv/.dev: pyproject.toml constraints.txt
 	@scripts/setup.sh dev

@@ -161,8 +161,8 @@ def _head_norm(*, backward: bool) -> Callable[[Place], Work]:
     def make(place: Place) -> Work:
         from meshwright.run.kernels.rms_norm import plain_rms_norm, rms_norm
 
-        # Query heads of a fused projection with 32 + 2·8 heads of 128.
-        rows, weight = place.rows(48 * 128), place.draw(128)
+        # Query heads of a fused projection with 32 + 2·8 heads of 128, of a model 4096 wide.
+        rows, weight = place.rows(4096), place.draw(128)
         qkv = place.draw(1, rows, 48, 128)
         q = qkv[:, :, :32].detach()
         job = Differentiated(
@@ -184,8 +184,9 @@ def _split_rotate(head_dim: int, *, backward: bool) -> Callable[[Place], Work]:
 
         from meshwright.run.kernels.rotary import plain_split_rotate, split_rotate
 
-        heads, kv_heads, positions = 32, 8, min(4096, place.rows(48 * head_dim))
-        batch = max(1, place.rows(48 * head_dim) // positions)
+        # As many tokens as make an activation of a model that is as wide as its query heads.
+        heads, kv_heads, positions = 32, 8, min(4096, place.rows(32 * head_dim))
+        batch = max(1, place.rows(32 * head_dim) // positions)
         angle = place.draw(positions, head_dim // 2, dtype=torch.float32)
         sizes = heads, kv_heads, head_dim, angle.cos(), angle.sin()
         qkv = place.draw(batch, positions, 48 * head_dim)
@@ -194,9 +195,9 @@ def _split_rotate(head_dim: int, *, backward: bool) -> Callable[[Place], Work]:
             lambda qkv: split_rotate(qkv * 1, *sizes, backend=place.backend),
             lambda qkv: plain_split_rotate(qkv, *sizes),
             (qkv,),
-            # Attention's dq, dk and dv come with heads before positions.
+            # Attention allocates dq, dk and dv like q, k and v, without the gaps between tokens.
             tuple(
-                place.draw(batch, number, positions, head_dim).transpose(1, 2)
+                place.draw(batch, positions, number, head_dim)
                 for number in (heads, kv_heads, kv_heads)
             ),
         )
@@ -220,8 +221,7 @@ def _split_norm_rotate(*, backward: bool) -> Callable[[Place], Work]:
         )
         from meshwright.run.kernels.rotary import QkvSizes
 
-        sizes = QkvSizes(32, 4, 128)  # Qwen3-30B-A3B
-        positions = place.rows(sizes.width)
+        sizes, positions = QkvSizes(32, 4, 128), place.rows(2048)  # Qwen3-30B-A3B
         angle = place.draw(positions, 64, dtype=torch.float32)
         turns = angle.cos(), angle.sin()
         grads = (place.draw(1, positions, each, 128) for each in (32, 4, 4))
@@ -258,6 +258,26 @@ def _glu(activation: "Activation", width: int, *, backward: bool) -> Callable[[P
     return make
 
 
+def _glu_again(width: int) -> Callable[[Place], Work]:
+    def make(place: Place) -> Work:
+        from meshwright.run.kernels.glu import LIMIT, plain_glu, ungate
+
+        rows = place.rows(width)
+        gate_up, dgated = place.draw(rows, 2 * width), place.draw(rows, width)
+
+        def call() -> "tuple[torch.Tensor, torch.Tensor | None]":
+            return ungate(gate_up, dgated, "silu", LIMIT, again=True)
+
+        def error() -> float:
+            gated = call()[1]
+            assert gated is not None
+            return largest_error((gated,), (plain_glu(gate_up.double(), "silu"),))
+
+        return Work(6 * 2 * rows * width, call, error)
+
+    return make
+
+
 MODEL_ROWS = (
     *(
         Row(f"rms_norm {way}, rows of {width}", _rms_norm(width, backward=way == "backward"))
@@ -285,5 +305,6 @@ MODEL_ROWS = (
         for kind, width in GLUS
         for way in ("forward", "backward")
     ),
+    Row("glu silu backward and its result again, 14336 wide", _glu_again(14336)),
 )
 """Kernels of a model's forward and backward pass."""

@@ -7,6 +7,7 @@ Each contender runs in a process of its own, so that its peak memory is its own.
 import json
 import os
 import resource
+import shutil
 import statistics
 import subprocess
 import sys
@@ -20,10 +21,10 @@ from typing import Any, Protocol
 NAME = "train_checkpoint"
 QUESTION = "How long does a checkpoint hold up training, and how long until it is on the disk?"
 
-LAYERS, HIDDEN = 8, 1024
-SAVES = 4
+LAYERS, HIDDEN = 6, 1024
+SAVES = 5
 """The first of each process is told apart: it pays for fresh memory."""
-ROUNDS = 3
+ROUNDS = 2
 OURS = "ours"
 PEERS = {
     "dcp": "torch dcp.async_save",
@@ -69,6 +70,9 @@ class Contender(Protocol):
     def wait(self) -> None:
         """Wait until it is on the disk."""
 
+    def tidy(self, step: int, /) -> None:
+        """Delete all but the last two; not timed."""
+
     def load(self, tensors: dict[str, Any]) -> None:
         """Load the newest into these tensors."""
 
@@ -88,6 +92,9 @@ class Ours:
     def wait(self) -> None:
         """Wait until it is on the disk."""
         self._checkpoints.wait()
+
+    def tidy(self, _: int, /) -> None:
+        """Do nothing: a save deletes what is too old itself, in its own time."""
 
     def load(self, tensors: dict[str, Any]) -> None:
         """Load the newest, checksums included."""
@@ -118,6 +125,10 @@ class Dcp:
     def wait(self) -> None:
         """Wait until it is on the disk."""
         self._saving.result()
+
+    def tidy(self, step: int, /) -> None:
+        """Delete the save before the last."""
+        shutil.rmtree(self._folder / str(step - 2), ignore_errors=True)
 
     def load(self, tensors: dict[str, Any]) -> None:
         """Load the newest; torch keeps no checksums."""
@@ -151,26 +162,31 @@ class TorchSave:
     """One file, written while training waits."""
 
     def __init__(self, folder: Path) -> None:
-        self._path = folder / "state.pt"
+        self._folder = folder
+        self._newest = folder / "none"
 
     def save(self, step: int, tensors: dict[str, Any]) -> None:
         """Write everything."""
         import torch
 
-        with self._path.with_suffix(f".{step}").open("wb") as file:
+        self._newest = self._folder / f"{step}.pt"
+        with self._newest.open("wb") as file:
             torch.save(tensors, file)
             file.flush()
             os.fsync(file.fileno())
-        self._path.with_suffix(f".{step}").replace(self._path)
 
     def wait(self) -> None:
         """Do nothing: it is on the disk."""
+
+    def tidy(self, step: int, /) -> None:
+        """Delete the save before the last."""
+        (self._folder / f"{step - 2}.pt").unlink(missing_ok=True)
 
     def load(self, tensors: dict[str, Any]) -> None:
         """Load it, in place."""
         import torch
 
-        for name, tensor in torch.load(self._path, weights_only=True, mmap=True).items():
+        for name, tensor in torch.load(self._newest, weights_only=True, mmap=True).items():
             tensors[name].copy_(tensor)
 
 
@@ -197,6 +213,7 @@ def contend(name: str, layers: int, folder: Path) -> dict[str, Any]:
         blocked.append(time.perf_counter() - began)
         contender.wait()
         whole.append(time.perf_counter() - began)
+        contender.tidy(step)
     grown = _peak_bytes() - before
     expected = {key: tensor.clone() for key, tensor in tensors.items()}
     for tensor in tensors.values():
@@ -252,10 +269,11 @@ def measure(quick: bool) -> dict[str, object]:
         "peers": peers,
         "notes": f"A state of {gib:.2f} GiB in {len(state(1)) * layers} tensors of float32, one "
         "process, on the GPU where there is one. Held up: from the call until training may change "
-        "the tensors; on disk: until it is synced. Ours also computes and checks checksums and "
-        "commits by a rename; torch's peers do neither, and unpickle. Medians over processes in "
-        "turn; the first save of each process is apart, as it pays for fresh memory. Times of the "
-        "disk depend on who else writes; loads come from the page cache.",
+        "the tensors; on disk: until it is synced. Ours also computes and checks checksums, "
+        "commits by a rename and deletes what is too old; torch's peers do none of that. Medians "
+        "over processes in turn; the first save of each is apart, as it pays for fresh memory. "
+        "Copies and disks suffer from whatever else runs: measure on an idle machine. Loads come "
+        "from the page cache.",
     }
 
 

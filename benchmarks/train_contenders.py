@@ -17,6 +17,7 @@ import sys
 import time
 import types
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -24,6 +25,7 @@ from typing import Any, NamedTuple
 import msgspec
 import torch
 
+from meshwright.spec import catalog
 from meshwright.spec.layout import Layout
 from meshwright.spec.model import Model, Rotary, decoder, flops_per_token
 
@@ -38,6 +40,9 @@ SHAPES: dict[str, Model] = {
     "8b": decoder(
         "llama3.1-8b", layers=32, hidden=4096, heads=32, kv_heads=8, ffn=14336,
         vocab=128256, rotary=Rotary(theta=5e5), max_positions=8192,
+    ),
+    "moe": msgspec.structs.replace(
+        catalog.model("qwen3-30b-a3b"), name="qwen3-30b-a3b cut to 6 layers", pattern="6*moe"
     ),
     "tiny": decoder(
         "tiny", layers=2, hidden=128, heads=4, kv_heads=2, ffn=256, vocab=512, max_positions=128,
@@ -104,7 +109,8 @@ def ours(asked: Asked) -> Step:
     settings = OptimizerSettings(lr=1e-4, betas=(0.9, 0.95), schedule="constant", warmup_steps=0)
     optimizer = make_optimizer(module.named_parameters(), layout, settings, total_steps=1000)
     train = TrainStep(module, optimizer, microbatch=asked.batch)
-    rows = (Sequence(1, asked.length, asked.length),) * asked.batch
+    whole = Sequence(documents=1, longest=asked.length, targets=asked.length, filled=asked.length)
+    rows = (whole,) * asked.batch
     done = 0
 
     def step(tokens: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -221,18 +227,14 @@ def timed(contender: str, asked: Asked, *, warm_up: int, steps: int) -> Timed:
     if asked.device.type == "cuda":
         torch.set_float32_matmul_precision("high")
     step = CONTENDERS[contender](asked)
-    rows = torch.randint(
-        0, asked.model.vocab, (asked.batch, asked.length + 1), device=asked.device
-    )
+    rows = torch.randint(0, asked.model.vocab, (asked.batch, asked.length + 1), device=asked.device)
     tokens, labels = rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
     losses = [step(tokens, labels) for _ in range(warm_up)]
-    taken = []
-    _wait(asked.device)
+    clock = _GpuClock() if asked.device.type == "cuda" else _HostClock()
     for _ in range(steps):
-        start = time.perf_counter()
         losses.append(step(tokens, labels))
-        _wait(asked.device)
-        taken.append(time.perf_counter() - start)
+        clock.mark()
+    taken = clock.intervals_s()
     step_s, count = median(taken), asked.batch * asked.length
     flops = count * flops_per_token(asked.model, asked.length, "megatron")
     on_gpu = asked.device.type == "cuda"
@@ -248,9 +250,39 @@ def timed(contender: str, asked: Asked, *, warm_up: int, steps: int) -> Timed:
     )
 
 
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
+class _HostClock:
+    """Times what the host does itself."""
+
+    def __init__(self) -> None:
+        self.marks = [time.perf_counter()]
+
+    def mark(self) -> None:
+        """Note the time after a step."""
+        self.marks.append(time.perf_counter())
+
+    def intervals_s(self) -> list[float]:
+        """Return the time of each step."""
+        return [after - before for before, after in pairwise(self.marks)]
+
+
+class _GpuClock:
+    """Times steps on the device, which the host need not wait for: no trainer waits either."""
+
+    def __init__(self) -> None:
         torch.cuda.synchronize()
+        self.marks: list[torch.cuda.Event] = []
+        self.mark()
+
+    def mark(self) -> None:
+        """Have the device note the time after what was queued so far."""
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        self.marks.append(event)
+
+    def intervals_s(self) -> list[float]:
+        """Return the time of each step."""
+        torch.cuda.synchronize()
+        return [before.elapsed_time(after) / 1e3 for before, after in pairwise(self.marks)]
 
 
 def main() -> None:

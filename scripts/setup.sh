@@ -1,14 +1,16 @@
 #!/usr/bin/env bash
-# Makes .venv and installs Meshwright into it: "core" for using it, "dev" for working on it.
+# Makes .venv and installs Meshwright into it: "core" for using it, "train" for using it with torch,
+# "dev" for working on it.
 # Run through make, which skips it while pyproject.toml and constraints.txt are unchanged.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-part="${1:?usage: scripts/setup.sh core|dev}"
+part="${1:?usage: scripts/setup.sh core|train|dev}"
 case "$part" in
-  core) target="." ;;
-  dev) target=".[dev,train]" ;;
-  *) echo "setup: unknown part '$part'; use core or dev" >&2; exit 2 ;;
+  core) target="." parts="core" ;;
+  train) target=".[train]" parts="core train" ;;
+  dev) target=".[dev,train]" parts="core train dev" ;;
+  *) echo "setup: unknown part '$part'; use core, train or dev" >&2; exit 2 ;;
 esac
 
 new_enough() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; }
@@ -36,4 +38,5 @@ echo "setup: installing $target" >&2
 export PIP_DISABLE_PIP_VERSION_CHECK=1
 # -qq leaves errors and hides pip's warnings about where it looked for packages.
 .venv/bin/python -m pip install -qq --constraint constraints.txt --editable "$target"
-touch ".venv/.$part"
+# A larger part has the smaller ones in it.
+for part in $parts; do touch ".venv/.$part"; done

@@ -31,6 +31,7 @@ COMMANDS: dict[str, Command] = {
     "collective": Command("collective algorithms: prove, draw, simulate, run, export", "Predict"),
     "train": Command("train a model as one TOML file says, or go on training", "Run"),
     "data": Command("tokenise text, look into tokens, train a tokenizer", "Run"),
+    "export": Command("a training run's weights as a Hugging Face folder", "Run"),
     "timeline": Command("look into a recorded timeline, or open it in Perfetto", "Observe"),
     "doctor": Command("what this machine has, for bug reports", "Help"),
     "completion": Command("shell completion for bash, zsh or fish", "Help"),

@@ -30,6 +30,8 @@ class Chart(NamedTuple):
     curves: Sequence[Curve]
     unit: str = ""
     across: str = "step"
+    floor: float | None = None
+    """Where the values' axis begins at the latest; None begins near the lowest of them."""
 
 
 def draw(charts: Sequence[Chart]) -> str:
@@ -52,7 +54,8 @@ def _chart(chart: Chart, top: float) -> list[str]:
     if not everything:
         return []
     first, last = (edge(x for x, _ in everything) for edge in (min, max))
-    low, high, ticks = _scale([y for _, y in everything])
+    floor = [] if chart.floor is None else [chart.floor]
+    low, high, ticks = _scale([*floor, *(y for _, y in everything)])
     plot_w, plot_h = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
 
     def across(x: float) -> float:
@@ -77,9 +80,9 @@ def _chart(chart: Chart, top: float) -> list[str]:
     bottom = top + _HEIGHT - _BOTTOM + 18
     drawn += [
         f'<text x="{across(x):.1f}" y="{bottom}" text-anchor="middle">{_short(x)}</text>'
-        for x in dict.fromkeys((first, (first + last) / 2, last))
+        for x in _places(first, last)
     ]
-    drawn.append(f'<text x="{_LEFT + plot_w + 10}" y="{bottom}">{escape(chart.across)}</text>')
+    drawn.append(f'<text x="{_LEFT + plot_w + 24}" y="{bottom}">{escape(chart.across)}</text>')
     ends = []
     for curve, colour in zip(curves, COLOURS * (1 + len(curves) // len(COLOURS)), strict=False):
         if not curve.points:
@@ -133,6 +136,13 @@ def _scale(values: Sequence[float]) -> tuple[float, float, list[float]]:
     first, last = math.floor(low / each), math.ceil(high / each)
     ticks = [each * count for count in range(first, last + 1)]
     return ticks[0], ticks[-1], ticks
+
+
+def _places(first: float, last: float) -> list[float]:
+    """Return round places between two ends, or the one there is."""
+    if first == last:
+        return [first]
+    return [place for place in _scale([first, last])[2] if first <= place <= last]
 
 
 def _short(value: float) -> str:

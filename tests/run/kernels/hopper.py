@@ -36,8 +36,9 @@ def kernels() -> Iterator[Kernel]:
         constants = {"ACTIVATION": name, "F": 14336, "TILE": glu.TILE}
         types = {"gate_up": BF16, "gated": BF16, "limit": "fp32"}
         yield Kernel(f"glu {name}", glu._gate, types, constants, glu.WARPS)
-        types = {"gate_up": BF16, "dgated": BF16, "dgate_up": BF16, "limit": "fp32"}
+        types = dict.fromkeys(("gate_up", "dgated", "dgate_up", "gated"), BF16) | {"limit": "fp32"}
         yield Kernel(f"glu {name} backward", glu._ungate, types, constants, glu.WARPS)
+    yield from _losses()
     tables = {"addresses": "*i64", "kinds": "*i32", "chunk_tensors": "*i32", "chunk_starts": "*i64"}
     types = tables | {"chunk_lengths": "*i32", "squares": FP32, "counts": "*i32"}
     constants = {"KIND": -1, "ALIGNED": True, "CHUNK": 16384, "TILE": gradient_norm.TILE}
@@ -65,39 +66,62 @@ def _norms() -> Iterator[Kernel]:
         yield Kernel(name, rms_norm_kernel.gradients, types, constants, shape.warps)
 
 
+def _losses() -> Iterator[Kernel]:
+    from meshwright.run.kernels import cross_entropy_rows
+
+    types = {"logits": BF16, "labels": "*i64", "nats": FP32, "lse": FP32}
+    types |= {"stride": INT, "vocab": INT, "ignore": INT}
+    types |= dict.fromkeys(("scale", "softcap", "z_loss"), "fp32")
+    shape = {"GRADIENT": True, "GROUPS": cross_entropy_rows.BLOCK // 8}
+    for shaped in (False, True):
+        constants = dict.fromkeys(("SCALED", "CAPPED", "STEEP"), shaped) | shape
+        name = "cross_entropy_rows shaped" if shaped else "cross_entropy_rows"
+        function = cross_entropy_rows._turn_row
+        yield Kernel(name, function, types, constants, cross_entropy_rows.WARPS)
+
+
 def _rotations() -> Iterator[Kernel]:
     import torch
 
-    from meshwright.run.kernels import norm_rotate_kernel, rotary_kernel
-    from meshwright.run.kernels.norm_rotate import _options
+    from meshwright.run.kernels import (
+        norm_rotate,
+        norm_rotate_gradient,
+        norm_rotate_kernel,
+        rotary_kernel,
+    )
     from meshwright.run.kernels.rotary import QkvSizes
 
     strides = {f"{x}_{axis}": INT for x in "qkv" for axis in ("batch", "token", "head")}
     angles = {"cos": FP32, "sin": FP32, "T": INT, "angle_batch": INT}
     for head_dim in (64, 128):
         for interleaved in (False, True):
-            sizes = QkvSizes(32, 8, head_dim)
-            options = _options(sizes, torch.empty(1, head_dim // 2), interleaved, False)
             label = f"{head_dim} {'neighbours' if interleaved else 'halves'}"
+            cos = torch.empty(1, head_dim // 2)
+            given = QkvSizes(32, 8, head_dim), cos, interleaved, False
+            options = norm_rotate._options(*given, norm_rotate.TILE)
             warps = options.pop("num_warps")
             every = dict.fromkeys(("qkv", "out", "q_weight", "k_weight"), BF16)
             types = every | angles | {"eps": "fp32"}
             function = norm_rotate_kernel.norm_turn_tokens
             yield Kernel(f"norm_rotate {label}", function, types, options, warps)
+            back = norm_rotate._options(*given, norm_rotate.TILE_BACK)
+            warps = back.pop("num_warps")
+            back |= {"AHEAD": norm_rotate.AHEAD and not interleaved}
             every = dict.fromkeys(("qkv", "dq", "dk", "dv", "dqkv", "q_weight", "k_weight"), BF16)
-            types = every | angles | strides | {"parts": FP32, "tokens": INT, "eps": "fp32"}
-            function = norm_rotate_kernel.gradients
-            yield Kernel(f"norm_rotate {label} backward", function, types, options, warps)
-            del options["UNIT_OFFSET"]
-            warps = rotary_kernel.warps_for(sizes.width)
+            types = every | angles | strides | {"parts": FP32, "blocks": INT, "eps": "fp32"}
+            function = norm_rotate_gradient.gradients
+            yield Kernel(f"norm_rotate {label} backward", function, types, back, warps)
+            tile = rotary_kernel.tile_of(32, 8, head_dim, rotary_kernel.TILE)
+            options |= {"TOKENS": tile.tokens, "HEADS": tile.heads}
             every = dict.fromkeys(("q", "k", "out"), BF16)
-            types = every | angles | strides | {"out_token": INT, "angle_token": INT}
-            constants = options | {"v": None, "BACKWARD": False, "IN_PLACE": True}
+            types = every | angles | strides | {"out_token": INT}
+            ways = {"v": None, "PARTS": 40 // tile.heads, "BACKWARD": False, "IN_PLACE": True}
             function = rotary_kernel.rotate_tokens
-            yield Kernel(f"rotary {label}", function, types, constants, warps)
-            constants = options | {"BACKWARD": True, "IN_PLACE": False}
+            warps = rotary_kernel.WARPS
+            yield Kernel(f"rotary {label}", function, types, options | ways, warps)
+            ways = {"PARTS": 48 // tile.heads, "BACKWARD": True, "IN_PLACE": False}
             types = types | {"v": BF16}
-            yield Kernel(f"rotary {label} backward", function, types, constants, warps)
+            yield Kernel(f"rotary {label} backward", function, types, options | ways, warps)
 
 
 def compiled(kernel: Kernel) -> dict[str, Any]:

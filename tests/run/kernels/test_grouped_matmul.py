@@ -143,6 +143,9 @@ HOPPER = Case("forward", torch.bfloat16, 128, 2048, 1536, capability=(9, 0))
         (HOPPER._replace(fan_out=1531), "triton", "multiples of 8"),
         (HOPPER._replace(groups=1024), "triton", "1024 groups"),
         (HOPPER._replace(bias=True), "triton", "bias"),
+        (HOPPER, "triton", "measured faster on an H200"),
+        (HOPPER._replace(product="weight gradient"), "triton", "measured faster on an H200"),
+        (HOPPER._replace(capability=(10, 0)), "library", "not measured there"),
     ],
 )
 def test_the_choice_says_why(case: Case, kernel: Kernel, reason: str) -> None:

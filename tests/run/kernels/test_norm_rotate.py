@@ -57,6 +57,30 @@ def test_heads_and_gradients_are_exact_to_the_last_place(
         assert_near(one, two)
 
 
+def test_sequences_of_many_tiles_and_a_part_of_one_are_exact() -> None:
+    # Tiles of two tokens and two heads: each of five shares of the heads has four programs.
+    sizes, positions = QkvSizes(6, 2, 512), 11
+    angles = drawn(positions, 256, seed=9)
+    qkv = drawn(1, positions, sizes.width).requires_grad_()
+    weights = [drawn(512, seed=seed).requires_grad_() for seed in range(1, 3)]
+    three = split_norm_rotate(
+        qkv,
+        *sizes,
+        angles.cos(),
+        angles.sin(),
+        HeadNorms(weights[0], weights[1], EPS),
+        backend="triton",
+    )
+    grads = [drawn(1, positions, number, 512, seed=4) for number in (6, 2, 2)]
+    got = torch.autograd.grad(three, (qkv, *weights), grads)
+    exact_inputs = [doubled(each) for each in (qkv, *weights)]
+    exact_norms = HeadNorms(exact_inputs[1], exact_inputs[2], EPS)
+    exact = plain_split_norm_rotate(exact_inputs[0], sizes, angles.cos(), angles.sin(), exact_norms)
+    wanted = torch.autograd.grad(exact, exact_inputs, [each.double() for each in grads])
+    for one, two in zip((*three, *got), (*exact, *wanted), strict=True):
+        assert_near(one, two)
+
+
 def test_heads_too_wide_for_registers_give_the_same() -> None:
     sizes = QkvSizes(3, 1, 4096)
     qkv = drawn(1, 1, sizes.width).requires_grad_()

@@ -21,6 +21,7 @@ from meshwright.run.kernels.quantize_fp8 import (
     quantize_blockwise,
     quantize_rowwise,
     quantize_tensorwise,
+    quantize_transposed,
 )
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -151,12 +152,47 @@ def test_a_given_amax_is_used(backend: str) -> None:
     torch.testing.assert_close(dequantize(made.direct).abs().max(), amax[0])
 
 
-def test_amax_is_found_where_programs_take_several_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quantize_fp8_triton, "AMAX_PROGRAMS", 2)
-    x = torch.zeros(7, 16384, device=DEVICE, dtype=torch.bfloat16)
-    x[6, -1] = -7.0
+def test_amax_is_found_in_the_last_and_shorter_stretch() -> None:
+    x = torch.zeros(3, 2 * quantize_fp8_triton.AMAX_BLOCK // 5, device=DEVICE, dtype=torch.bfloat16)
+    x[2, -1] = -7.0
     scale = quantize_tensorwise(x, backend="triton").direct.scale
     torch.testing.assert_close(scale * 448, torch.tensor([7.0], device=DEVICE))
+
+
+@every_way
+@every_backend
+@pytest.mark.parametrize("shape", [(128, 256), (37, 50)], ids=str)
+def test_the_transposed_copy_alone_is_the_one_beside_a_direct_copy(
+    way: str, backend: Any, shape: tuple[int, int]
+) -> None:
+    x = _made(*shape)
+    beside = WAYS[way](x, transpose=True, backend=backend).transposed
+    alone = quantize_transposed(x, way, backend=backend)  # type: ignore[arg-type]
+    assert torch.equal(alone.data.float(), beside.data.float())
+    assert torch.equal(alone.scale, beside.scale)
+    assert (alone.scaling, alone.scale.stride()) == (beside.scaling, beside.scale.stride())
+
+
+@every_backend
+def test_a_transposed_copy_takes_the_scale_of_an_earlier_copy(backend: Any) -> None:
+    x = _made(48, 64)
+    scale = torch.tensor([0.5], device=DEVICE)
+    made = quantize_transposed(x.clamp(-9, 9), "tensor", scale=scale, backend=backend)
+    assert made.scale is scale
+    assert _largest_error(x.clamp(-9, 9).t(), made) <= 1
+    with pytest.raises(InputError, match="leave it out"):
+        quantize_transposed(x, "row", scale=scale, backend=backend)
+
+
+@every_way
+@every_backend
+@pytest.mark.parametrize("power_of_two", [False, True])
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # interpreted
+def test_nan_reaches_all_that_shares_its_scale(way: str, backend: Any, power_of_two: bool) -> None:
+    x = torch.ones(4, 16, device=DEVICE, dtype=torch.bfloat16)
+    x[1, 3] = float("nan")
+    made = WAYS[way](x, backend=backend, power_of_two=power_of_two)
+    assert dequantize(made.direct)[1].isnan().all()
 
 
 @every_backend

@@ -15,6 +15,7 @@ from meshwright.run.kernels.rotary import (
     rotate_qkv_,
     split_rotate,
 )
+from meshwright.run.kernels.rotary_kernel import TILE, tile_of
 from tests.run.kernels.exactness import assert_near, doubled, drawn
 
 B, T = 2, 3
@@ -60,6 +61,25 @@ def test_split_queries_and_keys_and_their_fused_gradient_are_exact(
         assert_near(got, wanted)
     assert dqkv.is_contiguous()
     assert_near(dqkv, exact_dqkv)
+
+
+def test_sequences_longer_than_a_tile_and_no_multiple_of_it_are_exact() -> None:
+    heads, kv_heads, head_dim, positions = 6, 2, 512, 9
+    tile = tile_of(heads, kv_heads, head_dim, TILE)
+    assert tile == (4, 2)
+    angles = drawn(2, positions, 256, seed=9)
+    qkv = drawn(2, positions, 10 * 512).requires_grad_()
+    given = heads, kv_heads, head_dim, angles.cos(), angles.sin()
+    three = split_rotate(qkv * 1, *given, backend="triton")
+    grads = [
+        drawn(2, number, positions, head_dim, seed=1).transpose(1, 2) for number in (heads, 2, 2)
+    ]
+    (dqkv,) = torch.autograd.grad(three, qkv, grads)
+    exact_qkv = doubled(qkv)
+    exact = plain_split_rotate(exact_qkv, *given)
+    (exact_dqkv,) = torch.autograd.grad(exact, exact_qkv, [each.double() for each in grads])
+    for got, wanted in zip((*three, dqkv), (*exact, exact_dqkv), strict=True):
+        assert_near(got, wanted)
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -164,6 +184,14 @@ def test_results_that_are_not_used_have_no_gradient(backend: str) -> None:
     (dqkv,) = torch.autograd.grad(v.sum(), qkv)
     assert not dqkv[..., : 6 * 16].any()
     assert bool((dqkv[..., 6 * 16 :] == 1).all())
+
+
+def test_a_tile_holds_heads_that_divide_those_of_queries_and_of_keys() -> None:
+    assert tile_of(32, 8, 128, 4096) == (4, 8)
+    assert tile_of(36, 4, 128, 4096) == (8, 4)
+    assert tile_of(28, 0, 128, 4096) == (8, 4)
+    assert tile_of(71, 1, 64, 4096) == (64, 1)
+    assert tile_of(64, 64, 128, 4096) == (1, 32)
 
 
 def test_angles_of_another_length_are_refused() -> None:

@@ -23,7 +23,7 @@ from meshwright.run.kernels.quantize_fp8 import (
     quantize_rowwise,
     quantize_tensorwise,
 )
-from meshwright.run.nn.fp8 import KEEP, use_precision
+from meshwright.run.nn.fp8 import KEEP, keep_fp8_weights, use_precision
 from meshwright.run.nn.fp8_linear import RECIPES, Fp8Linear, Fp8Recipe
 from meshwright.run.nn.linear import Linear, linear
 
@@ -118,21 +118,45 @@ def test_backward_keeps_x_transposed_in_fp8_and_not_in_bf16(recipe: Fp8Recipe) -
     assert kept == [((256, tokens), E4M3), ((256, 128), E4M3)]
 
 
-def test_backward_keeps_x_itself_where_wgrad_is_in_bf16_or_recompute_drops_it() -> None:
+def test_backward_keeps_x_itself_where_wgrad_is_in_bf16_or_x_is_at_hand() -> None:
     x, weight = _made(64, 256), _made(128, 256)
     wanted = [((64, 256), torch.bfloat16), ((256, 128), E4M3)]
     in_bf16 = Fp8Linear(EXTREMES["rowwise, wgrad in bf16"])
     assert _kept(in_bf16, x, weight) == wanted
     plain = Fp8Linear(RECIPES["fp8-rowwise"])
-    assert _kept(plain, x, weight, input_dropped=True) == wanted
+    assert _kept(plain, x, weight, input_at_hand=True) == wanted
 
 
 @each_scaling
-def test_a_dropped_input_changes_nothing(recipe: Fp8Recipe) -> None:
+def test_an_input_at_hand_changes_nothing(recipe: Fp8Recipe) -> None:
     x, weight = _made(48, 128), _made(128, 128)
     one = _run(Fp8Linear(recipe), x, weight)
-    other = _run(Fp8Linear(recipe), x, weight, input_dropped=True)
+    other = _run(Fp8Linear(recipe), x, weight, input_at_hand=True)
     assert all(torch.equal(*each) for each in zip(one, other, strict=True))
+
+
+@each_scaling
+def test_weights_that_are_not_kept_change_nothing_and_leave_no_copy(recipe: Fp8Recipe) -> None:
+    x, weight = _made(48, 128), _made(128, 128)
+    keeping, forgetting = Fp8Linear(recipe), Fp8Linear(recipe)
+    forgetting.keep_weights(False)
+    one, other = _run(keeping, x, weight), _run(forgetting, x, weight)
+    assert all(torch.equal(*each) for each in zip(one, other, strict=True))
+    wanted = [((48, 128), torch.bfloat16), ((128, 128), torch.bfloat16)]
+    assert _kept(forgetting, x, weight, input_at_hand=True) == wanted
+
+
+def test_layers_are_told_together_whether_to_keep_their_weights_copies() -> None:
+    model = _Model().to(DEVICE, torch.bfloat16)
+    use_precision(model, "fp8-tensorwise")
+    layer: Any = model.layers[0]["qkv"]  # type: ignore[index]
+    before = layer.low_precision.copies(layer.weight, transpose=True)
+    assert layer.low_precision.copies(layer.weight, transpose=True) is before
+    keep_fp8_weights(model, False)
+    again = layer.low_precision.copies(layer.weight, transpose=True)
+    assert layer.low_precision.copies(layer.weight, transpose=True) is not again
+    keep_fp8_weights(model, True)
+    assert layer.low_precision.keeps_weights
 
 
 def test_the_weights_copies_are_renewed_only_when_the_weight_has_changed() -> None:

@@ -2,9 +2,12 @@
 
 Facts used, all about torch 2.11 and newer:
 - cuDNN is the fastest on Hopper (measured on an H200 at 4,096 positions: 600 to 634 TFLOP/s
-  forward and 428 to 529 backward, torch's flash kernel about half), but torch gives it neither
-  windows nor documents. It takes heads up to 128 wide, and 192 with values of 128 since cuDNN 9.11
+  forward and 428 to 529 backward, torch's flash kernel about half), but torch gives it no windows.
+  It takes heads up to 128 wide, and 192 with values of 128 since cuDNN 9.11
   (`check_cudnn_tensor_shapes` in torch's sdp_utils.cpp).
+- Documents it takes in its ragged form. torch 2.11 looks its plans for that up in a cache which it
+  never fills (`run_cudnn_SDP_fprop_nestedtensor` in MHA.cpp), so each call plans anew: 42 ms on a
+  GB200 (pytorch/pytorch pull request 191576). It is taken where it is asked for, not by default.
 - The flash kernel takes windows and documents (its variable-length form), heads up to 256 wide and
   values as wide as keys; narrower values are padded.
 - Neither has a soft cap or position slopes in backward: flex attention compiles a kernel for those.
@@ -73,8 +76,8 @@ def choose(case: AttentionCase, prefer: Kernel | None = None) -> Choice:
             raise InputError([Problem("prefer", what, f"use one of {able}")])
         return Choice(prefer, "asked for")
     refused: list[str] = []
-    for kernel in ("cudnn", "flash", "cpu-flash"):
-        reason = refusal(case, kernel)
+    for kernel in _FUSED:
+        reason = refusal(case, kernel) or _drawback(case, kernel)
         if reason is None:
             return Choice(kernel, "; ".join((*refused, _PRAISE[kernel])))
         refused.append(f"not {kernel}: {reason}")
@@ -84,11 +87,19 @@ def choose(case: AttentionCase, prefer: Kernel | None = None) -> Choice:
     return Choice("plain", "; ".join((*refused, "written out it takes everything")))
 
 
+_FUSED: tuple[Kernel, ...] = ("cudnn", "flash", "cpu-flash")
 _PRAISE: dict[str, str] = {
     "cudnn": "the fastest on this device",
     "flash": "fused, in the layout the products leave",
     "cpu-flash": "the fused kernel for the processor",
 }
+
+
+def _drawback(case: AttentionCase, kernel: Kernel) -> str | None:
+    """Say why a kernel that can compute a case is left for when it is asked for."""
+    if kernel == "cudnn" and case.documents:
+        return "documents, for which torch plans its kernel anew at every call"
+    return None
 
 
 def refusal(case: AttentionCase, kernel: Kernel) -> str | None:
@@ -131,8 +142,12 @@ def _beyond_cudnn(case: AttentionCase) -> str | None:
     assert case.capability is not None
     if case.capability < (8, 0) or not case.cudnn:
         return "cuDNN's attention needs compute capability 8.0 and cuDNN"
-    if case.window or case.documents:
-        return "a window" if case.window else "documents"
+    if case.window:
+        return "a window"
+    if case.documents and not hasattr(torch.ops.aten, "_cudnn_attention_backward"):
+        return "documents, of which this torch has no backward"
+    if case.documents and (case.sinks or case.value_dim != case.head_dim):
+        return "documents with sinks" if case.sinks else "documents, values narrower than keys"
     widths = (case.head_dim, case.value_dim)
     latent = widths == (192, 128) and case.cudnn >= 91100 and case.capability[0] in {9, 10}
     if any(width % 8 for width in widths) or (max(widths) > 128 and not latent):

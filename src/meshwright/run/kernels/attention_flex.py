@@ -12,9 +12,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
 from meshwright.run.kernels.documents import Documents
+
+BLOCK = 128
+"""Positions of a block of the mask, what flex attention's kernels are made for."""
 
 
 def flexible_attention(
@@ -34,8 +37,8 @@ def flexible_attention(
     batch, length, heads, _ = q_BTHE.shape
     mask = None
     if causal or window is not None or documents is not None:
-        sight = _Sight(causal, window)
-        mask = _mask(batch, length, q_BTHE.device, sight, documents)
+        sight = Sight(causal, window)
+        mask = flex_mask(batch, length, q_BTHE.device, sight, documents)
     run = _compiled() if q_BTHE.is_cuda else _as_written
     out, aux = run(
         q_BTHE.transpose(1, 2),
@@ -81,7 +84,7 @@ def _scores(softcap: float | None, alibi: Tensor | None) -> Callable[..., Tensor
     return change
 
 
-class _Sight(NamedTuple):
+class Sight(NamedTuple):
     """What a token sees of its own sequence; positions are numbers of tokens in it."""
 
     causal: bool
@@ -97,40 +100,67 @@ class _Sight(NamedTuple):
         return seen & (near if self.causal else near & (behind > -self.window))
 
 
-def _mask(
-    batch: int, length: int, device: torch.device, sight: _Sight, documents: Documents | None
-) -> Any:
+def flex_mask(
+    batch: int, length: int, device: torch.device, sight: Sight, documents: Documents | None
+) -> BlockMask:
+    """Return what flex attention skips and masks; made once for a length or a batch's documents."""
     if documents is None:
         return _sequence_mask(length, device, sight)
     made, key = documents.made, ("mask", sight)
     if key not in made:
-        ids = documents.ids(batch, length)
+        ids_BT = documents.ids(batch, length)
 
         def together(b: Tensor, h: Tensor, q: Tensor, s: Tensor) -> Tensor:
             del h
-            return sight.sees(q, s) & (ids[b, q] == ids[b, s])
+            return sight.sees(q, s) & (ids_BT[b, q] == ids_BT[b, s])
 
-        made[key] = _blocks(together, batch, length, device)
-    return made[key]
+        made[key] = _blocks(together, ids_BT, sight)
+    mask: BlockMask = made[key]
+    return mask
 
 
 @lru_cache(maxsize=32)
-def _sequence_mask(length: int, device: torch.device, sight: _Sight) -> Any:
+def _sequence_mask(length: int, device: torch.device, sight: Sight) -> BlockMask:
     def near(b: Tensor, h: Tensor, q: Tensor, s: Tensor) -> Tensor:
         del b, h
         return sight.sees(q, s)
 
-    return _blocks(near, None, length, device)
+    return _blocks(near, torch.zeros(1, length, dtype=torch.int64, device=device), sight)
 
 
-def _blocks(
-    sees: Callable[..., Tensor], batch: int | None, length: int, device: torch.device
-) -> Any:
-    """Find the blocks a mask leaves; compiled, as otherwise it holds all T² answers."""
-    make = _compiled_mask() if device.type == "cuda" else create_block_mask
-    return make(sees, batch, None, length, length, device=str(device))
+def _blocks(sees: Callable[..., Tensor], ids_BT: Tensor, sight: Sight) -> BlockMask:
+    """Find the blocks of the score matrix that a mask leaves, and those it leaves whole.
+
+    torch's own `create_block_mask` looks at all T² pairs, or has to be compiled. Here two pairs of
+    a block tell: documents lie in one piece and windows show what is near, so a block below the
+    diagonal shows something if its nearest pair does, and everything if its farthest pair does.
+    """
+    length, device = ids_BT.shape[1], ids_BT.device
+    first = torch.arange(0, length, BLOCK, device=device)
+    last = (first + BLOCK - 1).clamp(max=length - 1)
+    low = _see(first[:, None], last[None], ids_BT, sight)
+    high = _see(last[:, None], first[None], ids_BT, sight)
+    below, above = first[:, None] > last, last[:, None] < first
+    shown = (below & low) | (above & high) | ~(below | above)
+    # A block that reaches beyond the end is cut by its mask.
+    inside = first + BLOCK <= length
+    whole = low & high & inside[:, None] & inside
+    return BlockMask.from_kv_blocks(
+        *_listed(shown & ~whole),
+        *_listed(whole),
+        BLOCK_SIZE=BLOCK,
+        mask_mod=sees,
+        seq_lengths=(length, length),
+    )
 
 
-@lru_cache(maxsize=1)
-def _compiled_mask() -> Callable[..., Any]:
-    return torch.compile(create_block_mask)
+def _see(q: Tensor, s: Tensor, ids_BT: Tensor, sight: Sight) -> Tensor:
+    """Say for each pair of positions whether it is seen, in each sequence."""
+    return sight.sees(q, s) & (ids_BT[:, q] == ids_BT[:, s])
+
+
+def _listed(blocks_BQK: Tensor) -> tuple[Tensor, Tensor]:
+    """Return how many blocks each row of blocks has, and their numbers, those first."""
+    count = blocks_BQK.sum(-1, dtype=torch.int32)
+    order = blocks_BQK.to(torch.int8).argsort(dim=-1, descending=True, stable=True)
+    return count[:, None], order.to(torch.int32)[:, None]

@@ -43,16 +43,19 @@ def fused_attention(q: Tensor, k: Tensor, v: Tensor, ask: Ask, sinks: Tensor | N
     if ask.kernel == "flash" and width < q.shape[-1]:
         v = functional.pad(v, (0, q.shape[-1] - width))
     if sinks is None:
-        out: Tensor = _forward(q, k, v, ask)[0]
+        out: Tensor = fused_forward(q, k, v, ask)[0]
     else:
         out = _WithSinks.apply(q, k, v, sinks, ask)  # type: ignore[no-untyped-call]
     return out if out.shape[-1] == width else out[..., :width]
 
 
-def _forward(q: Tensor, k: Tensor, v: Tensor, ask: Ask) -> tuple[Any, ...]:
+def fused_forward(q: Tensor, k: Tensor, v: Tensor, ask: Ask) -> tuple[Any, ...]:
     """Return the output in (B, T, H, E), and what the kernel's backward wants."""
     if ask.kernel == "flash":
         return _flash_forward(q, k, v, ask)
+    if ask.kernel == "cudnn" and ask.documents is not None:
+        out: Tensor = _Ragged.apply(q, k, v, ask)  # type: ignore[no-untyped-call]
+        return (out,)
     heads_first = (q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
     if ask.kernel == "cpu-flash":
         out, lse = aten._scaled_dot_product_flash_attention_for_cpu.default(
@@ -125,15 +128,51 @@ def _flash_backward(
     return dq, dk, dv
 
 
+class _Ragged(torch.autograd.Function):
+    """cuDNN's kernel for documents of any length, laid end to end.
+
+    Causal it counts from a document's first token, which is right where queries and keys are the
+    same tokens. Its offsets count tokens that lie close together, so strided heads are copied.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, ask: Ask) -> Tensor:
+        assert ask.documents is not None
+        bound = ask.documents.rounded()
+        flat = [tensor.flatten(0, 1).contiguous() for tensor in (q, k, v)]
+        lengths = (bound.starts, bound.starts, bound.longest, bound.longest)
+        found = aten._cudnn_attention_forward.default(
+            *flat, None, *lengths, True, 0.0, ask.causal, False, scale=ask.scale
+        )
+        out: Tensor = found[0]
+        ctx.ask, ctx.lengths, ctx.random = ask, lengths, found[6:8]
+        ctx.save_for_backward(*flat, out, found[1])
+        return out.view(*q.shape[:2], *out.shape[1:])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Any) -> Any:
+        *flat, out, lse = ctx.saved_tensors
+        shape = grads[0].shape[:2]
+        grad = grads[0].flatten(0, 1).contiguous()
+        found = aten._cudnn_attention_backward.default(
+            grad, *flat, out, lse, *ctx.random, None, *ctx.lengths, 0.0, ctx.ask.causal,
+            scale=ctx.ask.scale,
+        )  # fmt: skip
+        dq, dk, dv = (each.view(*shape, *each.shape[1:]) for each in found)
+        return dq, dk, dv, None
+
+
 class _WithSinks(torch.autograd.Function):
     """A fused kernel whose softmax has one more, learned, entry per head."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, ask: Ask) -> Tensor:
-        raw, lse, *rest = _forward(q, k, v, ask)
+        raw, lse, *rest = fused_forward(q, k, v, ask)
         lse_BTH = _heads_last(lse, q.shape[:3], ask)
         total = torch.logaddexp(lse_BTH, sinks.to(lse.dtype))
-        out: Tensor = raw * (lse_BTH - total).exp()[..., None].to(raw.dtype)
+        # Multiplied in fp32 and rounded once.
+        out = torch.mul(raw, (lse_BTH - total).exp()[..., None], out=torch.empty_like(raw))
         ctx.ask, ctx.rest, ctx.lse_shape = ask, rest, lse.shape
         ctx.save_for_backward(q, k, v, sinks, out, total)
         return out

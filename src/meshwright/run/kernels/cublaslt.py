@@ -5,6 +5,7 @@ times them. The library is the one torch has already loaded; numbers are those o
 """
 
 import ctypes
+from collections.abc import Sequence
 from statistics import median
 from typing import NamedTuple
 
@@ -17,6 +18,19 @@ _PROPOSALS = 16
 _COMPUTE_FP32 = 68  # CUBLAS_COMPUTE_32F
 _FP32, _BF16 = 0, 14  # CUDA_R_32F, CUDA_R_16BF
 _TURN_FIRST, _TURN_SECOND = 3, 4  # CUBLASLT_MATMUL_DESC_TRANSA, _TRANSB
+_STATUSES = {
+    1: "NOT_INITIALIZED",
+    3: "ALLOC_FAILED",
+    7: "INVALID_VALUE",
+    8: "ARCH_MISMATCH",
+    13: "EXECUTION_FAILED",
+    14: "INTERNAL_ERROR",
+    15: "NOT_SUPPORTED",
+}  # cublasStatus_t of cublas_api.h, without its prefix
+_ROUNDS = 5
+"""Timed runs of each proposal, after one that is not."""
+_NEAR = 1.01
+"""Times within this factor are alike: which is shorter is then chance, and changes by the run."""
 _MOST_WORKSPACE = 1  # CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES
 
 
@@ -103,7 +117,7 @@ class CublasLt:
             return candidates[0]
         times_ms: list[list[float]] = [[] for _ in candidates]
         # Rounds, rather than one candidate after the other: the clock drifts with the power drawn.
-        for _ in range(6):
+        for _ in range(1 + _ROUNDS):
             for candidate, taken in zip(candidates, times_ms, strict=True):
                 start, end = _event(), _event()
                 start.record()
@@ -111,8 +125,7 @@ class CublasLt:
                 end.record()
                 end.synchronize()
                 taken.append(start.elapsed_time(end))
-        best = min(range(len(candidates)), key=lambda index: median(times_ms[index][1:]))
-        return candidates[best]
+        return candidates[first_of_the_fastest([taken[1:] for taken in times_ms])]
 
     def _proposed(self, order: Order) -> list[_Prepared]:
         description = ctypes.c_void_p()
@@ -159,6 +172,8 @@ class CublasLt:
         )
         self._call("cublasLtMatmulPreferenceDestroy", preference)
         good = [each for each in found[: count.value] if each.state == 0]
+        if not good:
+            raise RuntimeError(f"cuBLASLt has no algorithm for {order}")
         return [_Prepared(description, layouts, each) for each in good]
 
     def _layout(self, rows: int, columns: int) -> ctypes.c_void_p:
@@ -176,7 +191,19 @@ class CublasLt:
     def _call(self, name: str, *arguments: object) -> None:
         status = getattr(self._library, name)(*arguments)
         if status:
-            raise RuntimeError(f"{name} failed with status {status}")
+            meaning = _STATUSES.get(status, "an unknown status")
+            raise RuntimeError(f"{name} of cuBLASLt failed: {meaning} ({status})")
+
+
+def first_of_the_fastest(times_ms: Sequence[Sequence[float]]) -> int:
+    """Return the first proposal whose median time is within a hundredth of the shortest.
+
+    Proposals come in the order of the library's own estimate, so that near ties fall to the same
+    one in every run.
+    """
+    medians = [median(taken) for taken in times_ms]
+    limit = min(medians) * _NEAR
+    return next(index for index, taken in enumerate(medians) if taken <= limit)
 
 
 def _event() -> torch.cuda.Event:

@@ -10,7 +10,7 @@ All arithmetic is float32, rounded once. Backward computes the activation again 
 the argument alone, and writes both halves' gradients in one pass.
 
 Bytes moved, the floor, per element of the result: forward 3 accesses (gate, up, result), backward
-5 (gate, up, gradient, and the gradients of both).
+5 (gate, up, gradient, and the gradients of both), and one more where the result is wanted again.
 
 Letters: F the width of the result; the argument has 2F columns, gate first.
 """
@@ -54,7 +54,7 @@ def glu(
 
     `limit` belongs to `swiglu-clamped` alone and is 7 there if not given.
     """
-    _check(gate_up, activation, limit)
+    check(gate_up, activation, limit)
     if not on_triton(backend, gate_up):
         return plain_glu(gate_up, activation, limit=limit)
     bound = LIMIT if limit is None else limit
@@ -90,7 +90,8 @@ def _activate(x: torch.Tensor, activation: Activation) -> torch.Tensor:
             return x * torch.sigmoid(QUICK * x)
 
 
-def _check(gate_up: torch.Tensor, activation: str, limit: float | None) -> None:
+def check(gate_up: torch.Tensor, activation: str, limit: float | None) -> None:
+    """Refuse an activation that is not known, a limit it does not have, and an odd width."""
     problems = []
     if activation not in get_args(Activation):
         known = ", ".join(get_args(Activation))
@@ -115,24 +116,41 @@ class _Glu(torch.autograd.Function):
         gate_up = gate_up.contiguous()
         ctx.save_for_backward(gate_up)
         ctx.activation, ctx.limit = activation, limit
-        *leading, both = gate_up.shape
-        gated = torch.empty(*leading, both // 2, dtype=gate_up.dtype, device=gate_up.device)
-        if gated.numel():
-            grid, options = _launch(gated)
-            _gate[grid](gate_up, gated, limit, ACTIVATION=activation, **options)
-        return gated
+        return gate(gate_up, activation, limit)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         (gate_up,) = ctx.saved_tensors
-        dgated = grads[0].contiguous()
-        dgate_up = torch.empty_like(gate_up)
-        if dgated.numel():
-            grid, options = _launch(dgated)
-            _ungate[grid](
-                gate_up, dgated, dgate_up, ctx.limit, ACTIVATION=ctx.activation, **options
-            )
+        dgate_up, _ = ungate(gate_up, grads[0], ctx.activation, ctx.limit, again=False)
         return dgate_up, None, None
+
+
+def gate(gate_up: torch.Tensor, activation: Activation, limit: float) -> torch.Tensor:
+    """Run the kernel of the forward pass on a contiguous tensor."""
+    *leading, both = gate_up.shape
+    gated = torch.empty(*leading, both // 2, dtype=gate_up.dtype, device=gate_up.device)
+    if gated.numel():
+        grid, options = _launch(gated)
+        _gate[grid](gate_up, gated, limit, ACTIVATION=activation, **options)
+    return gated
+
+
+def ungate(
+    gate_up: torch.Tensor,
+    dgated: torch.Tensor,
+    activation: Activation,
+    limit: float,
+    *,
+    again: bool,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return d(gate_up) and, where it is wanted again, what `gate` returned, from one pass."""
+    dgated = dgated.contiguous()
+    dgate_up = torch.empty_like(gate_up)
+    gated = torch.empty_like(dgated, dtype=gate_up.dtype) if again else None
+    if dgated.numel():
+        grid, options = _launch(dgated)
+        _ungate[grid](gate_up, dgated, dgate_up, gated, limit, ACTIVATION=activation, **options)
+    return dgate_up, gated
 
 
 def _launch(gated: torch.Tensor) -> tuple[tuple[int], dict[str, int]]:
@@ -163,12 +181,13 @@ def _ungate(
     gate_up,
     dgated,
     dgate_up,
+    gated,
     limit,
     ACTIVATION: tl.constexpr,
     F: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Write the gradients of both halves."""
+    """Write the gradients of both halves and, where there is room for it, the result again."""
     row, column = _place(F, TILE)
     inside = column < F
     here = row * (2 * F) + column
@@ -186,6 +205,9 @@ def _ungate(
     kind = dgate_up.dtype.element_ty
     tl.store(dgate_up + here, (gradient * up * slope).to(kind), mask=inside)
     tl.store(dgate_up + here + F, (through * value).to(kind), mask=inside)
+    if gated is not None:
+        value = (value * up).to(gated.dtype.element_ty)
+        tl.store(gated + row * F + column, value, mask=inside)
 
 
 @triton.jit

@@ -20,15 +20,30 @@ import torch
 
 from meshwright.errors import InputError, Problem
 from meshwright.run.kernels.language import Backend, on_triton
-from meshwright.run.kernels.norm_rotate_kernel import gradients, norm_turn_tokens
+from meshwright.run.kernels.norm_rotate_gradient import gradients
+from meshwright.run.kernels.norm_rotate_kernel import norm_turn_tokens
 from meshwright.run.kernels.rms_norm import plain_rms_norm, rms_norm
 from meshwright.run.kernels.rms_norm_kernel import add_parts
 from meshwright.run.kernels.rotary import QkvSizes, Three, check_qkv, plain_rotate, rotate
-from meshwright.run.kernels.rotary_kernel import power_of_two, warps_for
+from meshwright.run.kernels.rotary_kernel import power_of_two, tile_of
 
-WIDEST = 8192
-"""Elements of a token's query heads that leave the backward pass enough registers (sm_90: 128 a
-thread, none spilled where whole heads turn); wider ones are normed and rotated by two kernels."""
+TILE = 2048
+"""Elements of a program of the forward pass: four accesses of 16 bytes per thread, in bfloat16.
+The fastest of those tried on an H200 (2048 to 8192, 2 to 8 warps): 89 % of copy, others 71–87."""
+TILE_BACK = 2048
+"""The same of the backward pass, where a thread also holds weights, their gradients, and what
+comes next."""
+WARPS = 2
+WARPS_BACK = 4
+WARPS_EACH = 20
+"""Warps of the backward pass on each multiprocessor: as many as registers allow (87 % of copy on
+an H200, with 16 of them 83 %)."""
+AHEAD = True
+"""Whether the backward pass asks for its next tile before it works on one; not where neighbours
+turn, for to sort them takes the registers."""
+WIDEST = TILE_BACK
+"""Elements of a head that leave the backward pass enough registers; wider ones are normed and
+rotated by two kernels."""
 
 
 class HeadNorms(NamedTuple):
@@ -59,9 +74,7 @@ def split_norm_rotate(
     sizes = QkvSizes(heads, kv_heads, head_dim)
     check_qkv(qkv_BTC, sizes, cos, sin)
     _check_weights(norms, head_dim)
-    if not on_triton(backend, qkv_BTC):
-        return plain_split_norm_rotate(qkv_BTC, sizes, cos, sin, norms, interleaved=interleaved)
-    if power_of_two(heads) * head_dim > WIDEST:
+    if not on_triton(backend, qkv_BTC) or power_of_two(head_dim) > WIDEST:
         return _one_after_the_other(qkv_BTC, sizes, cos, sin, norms, interleaved, backend)
     three: Three = _SplitNormRotate.apply(  # type: ignore[no-untyped-call]
         qkv_BTC, norms.q_weight, norms.k_weight, sizes, cos, sin, norms, interleaved
@@ -138,9 +151,10 @@ class _SplitNormRotate(torch.autograd.Function):
         turning = sizes.heads + sizes.kv_heads
         out = qkv_BTC.new_empty(batch, positions, turning, sizes.head_dim)
         if out.numel():
-            options = _options(sizes, cos, interleaved, norms.unit_offset)
+            options = _options(sizes, cos, interleaved, norms.unit_offset, TILE, WARPS)
             angle_batch = cos.stride(0) if cos.dim() == 3 else 0
-            norm_turn_tokens[(batch * positions,)](
+            blocks = batch * -(-positions // options["TOKENS"])
+            norm_turn_tokens[(blocks * (turning // options["HEADS"]),)](
                 qkv_BTC, out, q_weight, k_weight, cos, sin, positions, angle_batch, norms.eps,
                 **options,
             )  # fmt: skip
@@ -152,45 +166,54 @@ class _SplitNormRotate(torch.autograd.Function):
         qkv_BTC, q_weight, k_weight, cos, sin = ctx.saved_tensors
         sizes = ctx.sizes
         dq, dk, dv = (each if each.stride(-1) == 1 else each.contiguous() for each in grads)
-        tokens = qkv_BTC.shape[0] * qkv_BTC.shape[1]
-        options = _options(sizes, cos, ctx.interleaved, ctx.unit_offset)
-        programs = max(1, min(tokens, _programs(qkv_BTC.device, options["num_warps"])))
+        options = _options(sizes, cos, ctx.interleaved, ctx.unit_offset, TILE_BACK, WARPS_BACK)
+        blocks = qkv_BTC.shape[0] * -(-qkv_BTC.shape[1] // options["TOKENS"])
+        # Each program keeps to a share of the heads, so that all shares have as many programs.
+        shares = sizes.width // (options["HEADS"] * sizes.head_dim)
+        programs = shares * max(1, min(blocks, _programs(qkv_BTC.device) // shares))
         dqkv = torch.empty_like(qkv_BTC)
         width = 2 * sizes.head_dim
         parts = torch.empty(programs, width, dtype=torch.float32, device=dqkv.device)
         dweights = torch.empty(width, dtype=q_weight.dtype, device=dqkv.device)
         gradients[(programs,)](
-            qkv_BTC, dq, dk, dv, dqkv, q_weight, k_weight, cos, sin, parts, tokens,
+            qkv_BTC, dq, dk, dv, dqkv, q_weight, k_weight, cos, sin, parts, blocks,
             qkv_BTC.shape[1], *dq.stride()[:3], *dk.stride()[:3], *dv.stride()[:3],
-            cos.stride(0) if cos.dim() == 3 else 0, ctx.eps, **options,
+            cos.stride(0) if cos.dim() == 3 else 0, ctx.eps,
+            AHEAD=AHEAD and not ctx.interleaved, **options,
         )  # fmt: skip
-        add_parts[(-(-width // 32),)](parts, dweights, programs, D=width, num_warps=4)
+        add_parts(parts, dweights)
         dq_weight, dk_weight = dweights[: sizes.head_dim], dweights[sizes.head_dim :]
         return dqkv, dq_weight, dk_weight.to(k_weight.dtype), None, None, None, None, None
 
 
 def _options(
-    sizes: QkvSizes, cos: torch.Tensor, interleaved: bool, unit_offset: bool
+    sizes: QkvSizes,
+    cos: torch.Tensor,
+    interleaved: bool,
+    unit_offset: bool,
+    elements: int,
+    warps: int,
 ) -> dict[str, Any]:
     half = cos.shape[-1]
+    tile = tile_of(*sizes, elements)
     return {
         "H": sizes.heads,
         "K": sizes.kv_heads,
         "E": sizes.head_dim,
         "HALF": half,
-        "HEADS": power_of_two(sizes.heads),
-        "KV_HEADS": power_of_two(sizes.kv_heads),
+        "TOKENS": tile.tokens,
+        "HEADS": tile.heads,
         "HALF_COLUMNS": power_of_two(half),
         "COLUMNS": power_of_two(sizes.head_dim),
         "INTERLEAVED": interleaved,
         "UNIT_OFFSET": unit_offset,
-        "num_warps": max(4, warps_for(2 * sizes.width)),
+        "num_warps": warps,
     }
 
 
-def _programs(device: torch.device, warps: int) -> int:
-    """Count programs of the backward pass: 16 warps on each multiprocessor, as registers allow."""
+def _programs(device: torch.device) -> int:
+    """Count programs of the backward pass that run at a time."""
     if device.type != "cuda":
-        return 3  # interpreted: more than one, so that parts have to be added up
-    each = max(1, 16 // warps)
+        return 24  # interpreted: more than one for the same heads, so that parts are added up
+    each = WARPS_EACH // WARPS_BACK
     return each * int(torch.cuda.get_device_properties(device).multi_processor_count)

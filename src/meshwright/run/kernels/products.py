@@ -98,6 +98,22 @@ def fastest_products(device: torch.device) -> Products:
     return TORCH if library is None else TunedProducts(library)
 
 
+def flat(x: torch.Tensor) -> torch.Tensor:
+    """See a tensor as a contiguous matrix of its last axis; copies only what is not contiguous."""
+    return x.reshape(-1, x.shape[-1]).contiguous()
+
+
+def weight_gradient(
+    dy_NM: torch.Tensor, x_NK: torch.Tensor, dtype: torch.dtype, products: Products
+) -> torch.Tensor:
+    """Return dyᵀ · x in a format at least as wide as theirs, with no rounding in between."""
+    if dtype == x_NK.dtype:
+        return products.weight_gradient(dy_NM, x_NK)
+    if dtype == torch.float32 and x_NK.is_cuda:
+        return torch.mm(dy_NM.t(), x_NK, out_dtype=dtype)
+    return dy_NM.t().to(dtype) @ x_NK.to(dtype)
+
+
 def _fits(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Say whether both are contiguous bfloat16 matrices, aligned as the fast kernels want them."""
     return all(

@@ -11,41 +11,57 @@ weight's gradient) is therefore needed twice, as it is and transposed; one read 
     blockwise    one scale per 1×128 elements (along what is contiguous) or per 128×128. One pass
 
 Bytes moved, the floor: the input once per pass, one byte per element and copy.
-Scales are float32 and reciprocal: data · scale is the number that was meant.
+Scales are float32 and reciprocal: data · scale is the number that was meant. A NaN makes all that
+shares a scale with it NaN.
 """
 
-from typing import Literal, NamedTuple
+from typing import TypedDict
 
 import torch
 
 from meshwright.errors import InputError, Problem
 from meshwright.run.kernels import quantize_fp8_triton as kernels
+from meshwright.run.kernels.fp8_matrix import (
+    BLOCK,
+    E4M3,
+    E5M2,
+    Block,
+    Fp8,
+    Quantized,
+    Scaling,
+    block_scale,
+    dequantize,
+    pair,
+    plain_quantize_blockwise,
+    plain_quantize_rowwise,
+    plain_quantize_tensorwise,
+    plain_quantize_transposed,
+)
 from meshwright.run.kernels.language import Backend, on_triton
 
-Block = Literal["1x128", "128x128"]
-Scaling = Literal["tensor", "row"] | Block
+__all__ = [
+    "BLOCK",
+    "E4M3",
+    "E5M2",
+    "Block",
+    "Fp8",
+    "Quantized",
+    "Scaling",
+    "dequantize",
+    "plain_quantize_blockwise",
+    "plain_quantize_rowwise",
+    "plain_quantize_tensorwise",
+    "plain_quantize_transposed",
+    "quantize_blockwise",
+    "quantize_rowwise",
+    "quantize_tensorwise",
+    "quantize_transposed",
+]
 
-BLOCK = kernels.SIDE
-E4M3 = torch.float8_e4m3fn
-E5M2 = torch.float8_e5m2
 
-
-class Fp8(NamedTuple):
-    """One operand of a product: a contiguous matrix [outer, inner] that is summed over `inner`."""
-
-    data: torch.Tensor
-    scale: torch.Tensor
-    """By `scaling`: tensor [1]; row [outer, 1]; 1x128 [outer, inner/128] with outer contiguous;
-    128x128 [inner/128 up to a multiple of 4, outer/128] with inner contiguous."""
-    scaling: Scaling
-
-
-class Quantized(NamedTuple):
-    """A matrix in fp8."""
-
-    direct: Fp8
-    transposed: Fp8 | None
-    """The same matrix with its axes exchanged, where it was asked for."""
+class _Options(TypedDict):
+    largest: float
+    power_of_two: bool
 
 
 def quantize_tensorwise(
@@ -63,14 +79,12 @@ def quantize_tensorwise(
         return plain_quantize_tensorwise(
             x, dtype=dtype, transpose=transpose, power_of_two=power_of_two, amax=amax
         )
-    if amax is None:
-        amax = torch.zeros(1, dtype=torch.float32, device=x.device)
-        kernels.find_amax(x, amax)
+    amax = _found_amax(x) if amax is None else amax
     scale = torch.empty(1, dtype=torch.float32, device=x.device)
     data, turned = _room(x, dtype, transpose=transpose)
     kernels.cast(
         x,
-        (amax, amax),
+        (amax, None),
         data,
         scale,
         turned,
@@ -79,22 +93,7 @@ def quantize_tensorwise(
         largest=torch.finfo(dtype).max,
         power_of_two=power_of_two,
     )
-    return _pair(data.to(dtype), scale, _to(turned, dtype), scale, "tensor")
-
-
-def plain_quantize_tensorwise(
-    x: torch.Tensor,
-    *,
-    dtype: torch.dtype,
-    transpose: bool,
-    power_of_two: bool = False,
-    amax: torch.Tensor | None = None,
-) -> Quantized:
-    """Do with torch what `quantize_tensorwise` does."""
-    amax = x.abs().amax().float() if amax is None else amax
-    scale = _scale_for(amax.reshape(1), dtype, power_of_two)
-    data = _narrow(x, scale, dtype)
-    return _pair(data, scale, data.t().contiguous() if transpose else None, scale, "tensor")
+    return pair(data.to(dtype), scale, _to(turned, dtype), scale, "tensor")
 
 
 def quantize_rowwise(
@@ -120,7 +119,8 @@ def quantize_rowwise(
         kernels.cast_rows(x, data, scale, largest=largest, power_of_two=power_of_two)
     else:
         amax = torch.zeros(height + width, dtype=torch.float32, device=x.device)
-        rows, columns = amax[:height], amax[height:]
+        rows = amax[:height]
+        columns = None if turned is None else amax[height:]
         kernels.find_amax_of_lines(x, rows, columns)
         kernels.cast(
             x,
@@ -133,18 +133,7 @@ def quantize_rowwise(
             largest=largest,
             power_of_two=power_of_two,
         )
-    return _pair(data.to(dtype), scale, _to(turned, dtype), turned_scale, "row")
-
-
-def plain_quantize_rowwise(
-    x: torch.Tensor, *, dtype: torch.dtype, transpose: bool, power_of_two: bool = False
-) -> Quantized:
-    """Do with torch what `quantize_rowwise` does."""
-    copies = []
-    for each in (x, x.t()) if transpose else (x,):
-        scale = _scale_for(each.abs().amax(1, keepdim=True).float(), dtype, power_of_two)
-        copies.append(Fp8(_narrow(each, scale, dtype), scale, "row"))
-    return Quantized(copies[0], copies[1] if transpose else None)
+    return pair(data.to(dtype), scale, _to(turned, dtype), turned_scale, "row")
 
 
 def quantize_blockwise(
@@ -163,8 +152,8 @@ def quantize_blockwise(
             x, block, dtype=dtype, transpose=transpose, power_of_two=power_of_two
         )
     height, width = x.shape
-    scale = _block_scale(height, width, block, x.device)
-    turned_scale = _block_scale(width, height, block, x.device)
+    scale = block_scale(height, width, block, x.device)
+    turned_scale = block_scale(width, height, block, x.device)
     data, turned = _room(x, dtype, transpose=transpose)
     kernels.cast_blocks(
         x,
@@ -176,43 +165,46 @@ def quantize_blockwise(
         largest=torch.finfo(dtype).max,
         power_of_two=power_of_two,
     )
-    return _pair(data.to(dtype), scale, _to(turned, dtype), turned_scale, block)
+    return pair(data.to(dtype), scale, _to(turned, dtype), turned_scale, block)
 
 
-def plain_quantize_blockwise(
+def quantize_transposed(
     x: torch.Tensor,
-    block: Block,
+    scaling: Scaling,
     *,
-    dtype: torch.dtype,
-    transpose: bool,
+    dtype: torch.dtype = E4M3,
     power_of_two: bool = False,
-) -> Quantized:
-    """Do with torch what `quantize_blockwise` does."""
-    tall, copies = (BLOCK if block == "128x128" else 1), []
-    for each in (x, x.t()) if transpose else (x,):
-        outer, inner = each.shape
-        whole = torch.nn.functional.pad(each.abs(), (0, -inner % BLOCK, 0, -outer % tall))
-        tiles = whole.view(whole.shape[0] // tall, tall, whole.shape[1] // BLOCK, BLOCK)
-        found = _scale_for(tiles.amax((1, 3)).float(), dtype, power_of_two)
-        scale = _block_scale(outer, inner, block, each.device)
-        if block == "128x128":
-            scale[: found.shape[1]] = found.t()
-        else:
-            scale.copy_(found)
-        spread = found.repeat_interleave(tall, 0)[:outer].repeat_interleave(BLOCK, 1)[:, :inner]
-        copies.append(Fp8(_narrow(each, spread, dtype), scale, block))
-    return Quantized(copies[0], copies[1] if transpose else None)
+    scale: torch.Tensor | None = None,
+    backend: Backend = "auto",
+) -> Fp8:
+    """Write the transposed copy alone, the same numbers as beside a direct one.
 
-
-def dequantize(operand: Fp8) -> torch.Tensor:
-    """Return the float32 matrix that an operand stands for."""
-    outer, inner = operand.data.shape
-    scale = operand.scale
-    if operand.scaling == "128x128":
-        scale = scale.t()[:, : -(-inner // BLOCK)].repeat_interleave(BLOCK, 0)[:outer]
-    if operand.scaling in {"1x128", "128x128"}:
-        scale = scale.repeat_interleave(BLOCK, 1)[:, :inner]
-    return operand.data.float() * scale
+    `scale`, of a `tensor` scaling, is what an earlier copy of the same matrix was written with; it
+    spares the pass that finds the largest magnitude.
+    """
+    x = _matrix(x)
+    if scale is not None and scaling != "tensor":
+        what = f"{scaling} scales of a transposed copy are not those of another copy"
+        raise InputError([Problem("scale", what, "leave it out")])
+    if not on_triton(backend, x):
+        return plain_quantize_transposed(x, scaling, dtype, power_of_two, scale)
+    height, width = x.shape
+    turned = torch.empty(width, height, dtype=_written(x, dtype), device=x.device)
+    options: _Options = {"largest": torch.finfo(dtype).max, "power_of_two": power_of_two}
+    if scaling == "tensor":
+        amax = None if scale is not None else _found_amax(x)
+        scale = torch.empty(1, dtype=torch.float32, device=x.device) if scale is None else scale
+        kernels.cast(x, (amax, None), None, scale, turned, None, by_line=False, **options)
+    elif scaling == "row":
+        scale = torch.empty(width, 1, dtype=torch.float32, device=x.device)
+        columns = torch.zeros(width, dtype=torch.float32, device=x.device)
+        kernels.find_amax_of_lines(x, None, columns)
+        kernels.cast(x, (None, columns), None, None, turned, scale, by_line=True, **options)
+    else:
+        scale = block_scale(width, height, scaling, x.device)
+        square = scaling == "128x128"
+        kernels.cast_blocks(x, None, None, turned, scale, square=square, **options)
+    return Fp8(turned.to(dtype), scale, scaling)
 
 
 def _matrix(x: torch.Tensor) -> torch.Tensor:
@@ -227,49 +219,27 @@ def _matrix(x: torch.Tensor) -> torch.Tensor:
 def _room(
     x: torch.Tensor, dtype: torch.dtype, *, transpose: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Allocate the copies: in float32 where the kernels are interpreted.
-
-    The interpreter of Triton 3.9 rounds to fp8 wrongly (it loses the carry into the exponent), so
-    there torch rounds, after the kernel has scaled, saturated and transposed.
-    """
-    dtype = dtype if x.is_cuda else torch.float32
+    """Allocate the copies."""
+    dtype = _written(x, dtype)
     height, width = x.shape
     turned = torch.empty(width, height, dtype=dtype, device=x.device) if transpose else None
     return torch.empty(height, width, dtype=dtype, device=x.device), turned
 
 
+def _written(x: torch.Tensor, dtype: torch.dtype) -> torch.dtype:
+    """Return the format that kernels write: float32 where they are interpreted.
+
+    The interpreter of Triton 3.9 rounds to fp8 wrongly (it loses the carry into the exponent), so
+    there torch rounds, after the kernel has scaled, saturated and transposed.
+    """
+    return dtype if x.is_cuda else torch.float32
+
+
+def _found_amax(x: torch.Tensor) -> torch.Tensor:
+    amax = torch.zeros(1, dtype=torch.float32, device=x.device)
+    kernels.find_amax(x, amax)
+    return amax
+
+
 def _to(x: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
     return None if x is None else x.to(dtype)
-
-
-def _pair(
-    data: torch.Tensor,
-    scale: torch.Tensor,
-    turned: torch.Tensor | None,
-    turned_scale: torch.Tensor,
-    scaling: Scaling,
-) -> Quantized:
-    transposed = None if turned is None else Fp8(turned, turned_scale, scaling)
-    return Quantized(Fp8(data, scale, scaling), transposed)
-
-
-def _block_scale(outer: int, inner: int, block: str, device: torch.device) -> torch.Tensor:
-    """Allocate scales in the order the products read them in; padding is zero."""
-    blocks = -(-inner // BLOCK)
-    if block == "1x128":
-        return torch.empty(blocks, outer, dtype=torch.float32, device=device).t()
-    padded = -(-blocks // 4) * 4
-    return torch.zeros(-(-outer // BLOCK), padded, dtype=torch.float32, device=device).t()
-
-
-def _scale_for(amax: torch.Tensor, dtype: torch.dtype, power_of_two: bool) -> torch.Tensor:
-    scale = amax.clamp_min(kernels.LEAST_AMAX) * (1.0 / torch.finfo(dtype).max)
-    if power_of_two:
-        bits = scale.contiguous().view(torch.int32)
-        scale = ((bits + 0x007FFFFF) & 0x7F800000).view(torch.float32)
-    return scale
-
-
-def _narrow(x: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    largest = torch.finfo(dtype).max
-    return (x.float() * (1.0 / scale)).clamp(-largest, largest).to(dtype).contiguous()

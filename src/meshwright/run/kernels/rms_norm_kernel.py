@@ -3,9 +3,11 @@
 `INNER`, `outer_stride` and `inner_stride` tell how the rows of x lie; all other tensors are dense.
 """
 
-# Triton compiles these functions itself: their arguments are its own values, not Python's.
+# Triton compiles some of these functions itself: their arguments are its own values, not Python's.
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 # ruff: noqa: PLR0917
+
+import torch
 
 from meshwright.run.kernels.language import tl, triton
 
@@ -78,6 +80,9 @@ def gradients(
     column = tl.arange(0, COLUMNS)
     if weight is not None:
         part = tl.zeros((ROWS, COLUMNS), tl.float32)
+        if ROWS > 1:
+            # Threads share the weight of short rows: once is cheaper. A wide one fills registers.
+            factor = _factor(weight, column, D, UNIT_OFFSET)
     if AHEAD:
         next_x, next_dy, next_through, next_scale = _fetch(
             x, dnormed, dtotal, rstd, first, number, outer_stride, inner_stride,
@@ -99,7 +104,10 @@ def gradients(
         gradient = raw_dy.to(tl.float32)
         if weight is not None:
             part += gradient * value
-            gradient *= _factor(weight, column, D, UNIT_OFFSET)
+            if ROWS > 1:
+                gradient *= factor
+            else:
+                gradient *= _factor(weight, column, D, UNIT_OFFSET)
         along = tl.sum(gradient * value, axis=1) / D
         gradient = (gradient - value * along[:, None]) * scale[:, None]
         if dtotal is not None:
@@ -113,13 +121,20 @@ def gradients(
         tl.store(place, tl.sum(part, axis=0), mask=column < D)
 
 
+def add_parts(parts: torch.Tensor, dweight: torch.Tensor) -> None:
+    """Add up the programs' parts of d(weight), a row each, in a fixed order."""
+    programs, width = parts.shape
+    # All rows of a few columns at a time: a loop would wait for the memory in every round.
+    rows = min(1024, triton.next_power_of_2(programs))
+    _add_parts[(-(-width // 16),)](parts, dweight, programs, D=width, ROWS=rows, num_warps=16)
+
+
 @triton.jit
-def add_parts(parts, dweight, programs, D: tl.constexpr):
-    """Add up the programs' parts of d(weight), 32 columns each."""
-    column = tl.program_id(0) * 32 + tl.arange(0, 32)
-    lane = tl.arange(0, 64)
-    total = tl.zeros((64, 32), tl.float32)
-    for first in range(0, programs, 64):
+def _add_parts(parts, dweight, programs, D: tl.constexpr, ROWS: tl.constexpr):
+    column = tl.program_id(0) * 16 + tl.arange(0, 16)
+    lane = tl.arange(0, ROWS)
+    total = tl.zeros((ROWS, 16), tl.float32)
+    for first in range(0, programs, ROWS):
         row = first + lane
         inside = (row < programs)[:, None] & (column < D)[None, :]
         total += tl.load(parts + row[:, None] * D + column[None, :], mask=inside, other=0.0)

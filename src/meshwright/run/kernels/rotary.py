@@ -26,6 +26,7 @@ import torch
 from torch.autograd.graph import increment_version
 
 from meshwright.errors import InputError, Problem
+from meshwright.run.kernels.cpu_rows import cpu_rotate, cpu_split_rotate
 from meshwright.run.kernels.language import Backend, on_triton
 from meshwright.run.kernels.rotary_kernel import turn_tokens
 
@@ -47,7 +48,8 @@ def rotate(
     """
     _check_angles(x_BTHE.shape[:2], x_BTHE.shape[-1], cos, sin)
     if not on_triton(backend, x_BTHE):
-        return plain_rotate(x_BTHE, cos, sin, interleaved=interleaved)
+        alone = cpu_rotate if x_BTHE.device.type == "cpu" else plain_rotate
+        return alone(x_BTHE, cos, sin, interleaved=interleaved)
     turned: torch.Tensor = _Rotate.apply(x_BTHE, cos, sin, interleaved)  # type: ignore[no-untyped-call]
     return turned
 
@@ -106,6 +108,8 @@ def split_rotate(
     sizes = QkvSizes(heads, kv_heads, head_dim)
     check_qkv(qkv_BTC, sizes, cos, sin)
     if not on_triton(backend, qkv_BTC):
+        if qkv_BTC.device.type == "cpu":
+            return cpu_split_rotate(qkv_BTC, heads, kv_heads, cos, sin, interleaved=interleaved)
         return plain_split_rotate(qkv_BTC, heads, kv_heads, head_dim, cos, sin, interleaved)
     three: Three = _SplitRotate.apply(  # type: ignore[no-untyped-call]
         qkv_BTC, sizes, cos, sin, interleaved

@@ -131,28 +131,31 @@ def rotate_tokens(
     the same tokens.
     """
     program = tl.program_id(0)
-    batch, place, head = rows_of(program // PARTS, T, TOKENS, HEADS)
-    first = program % PARTS * HEADS
-    head += first
-    inside = place < T
-    target = out + (batch * T + place) * out_token + head * E
-    angles = batch * angle_batch + place * HALF
+    first = (program % PARTS * HEADS).to(tl.int64)
+    batch, place = block_of(program // PARTS, T, TOKENS)
+    inside = place + tl.arange(0, TOKENS * HEADS) // HEADS < T
+    out += (batch * T + place) * out_token + first * E
+    target = out + offsets(out_token, E, TOKENS, HEADS)
+    angles = batch * angle_batch + place * HALF + offsets(HALF, 0, TOKENS, HEADS)
     if first < H:
+        here = batch * q_batch + place * q_token + first * q_head
         _rotate(
-            q + (batch * q_batch + place * q_token + head * q_head),
+            q + here + offsets(q_token, q_head, TOKENS, HEADS),
             target, cos + angles, sin + angles, inside,
             E, HALF, HALF_COLUMNS, COLUMNS, INTERLEAVED, BACKWARD, IN_PLACE,
         )  # fmt: skip
     elif first < H + K:
         if k is not None:
+            here = batch * k_batch + place * k_token + (first - H) * k_head
             _rotate(
-                k + (batch * k_batch + place * k_token + (head - H) * k_head),
+                k + here + offsets(k_token, k_head, TOKENS, HEADS),
                 target, cos + angles, sin + angles, inside,
                 E, HALF, HALF_COLUMNS, COLUMNS, INTERLEAVED, BACKWARD, IN_PLACE,
             )  # fmt: skip
     elif v is not None:
-        here = batch * v_batch + place * v_token + (head - (H + K)) * v_head
-        copy_columns(v + here, target, inside, 0, E, COLUMNS)
+        here = batch * v_batch + place * v_token + (first - (H + K)) * v_head
+        rows = v + here + offsets(v_token, v_head, TOKENS, HEADS)
+        copy_columns(rows, target, inside, 0, E, COLUMNS)
 
 
 @triton.jit
@@ -184,13 +187,17 @@ def _rotate(
 
 
 @triton.jit
-def rows_of(block, T, TOKENS: tl.constexpr, HEADS: tl.constexpr):
-    """Return the sequence of a block of tokens and, for each row of a tile, its place and head."""
+def block_of(block, T, TOKENS: tl.constexpr):
+    """Return the sequence of a block of tokens and the place of the first of them."""
     blocks = tl.cdiv(T, TOKENS)
-    row = tl.arange(0, TOKENS * HEADS)
-    batch = (block // blocks).to(tl.int64)
-    place = (block % blocks * TOKENS + row // HEADS).to(tl.int64)
-    return batch, place, row % HEADS
+    return (block // blocks).to(tl.int64), (block % blocks * TOKENS).to(tl.int64)
+
+
+@triton.jit
+def offsets(token_stride, head_stride, TOKENS: tl.constexpr, HEADS: tl.constexpr):
+    """Return how far the rows of a tile lie from the first one."""
+    row = tl.arange(0, TOKENS * HEADS).to(tl.int64)
+    return row // HEADS * token_stride + row % HEADS * head_stride
 
 
 @triton.jit
@@ -248,9 +255,7 @@ def store_pairs(
 
 
 @triton.jit
-def load_columns(
-    x, inside, FIRST: tl.constexpr, LAST: tl.constexpr, COLUMNS: tl.constexpr
-):
+def load_columns(x, inside, FIRST: tl.constexpr, LAST: tl.constexpr, COLUMNS: tl.constexpr):
     """Load columns FIRST to LAST of each row as float32; 0 elsewhere."""
     column = tl.arange(0, COLUMNS)
     within = inside[:, None] & ((column >= FIRST) & (column < LAST))[None, :]
@@ -268,8 +273,6 @@ def store_columns(
 
 
 @triton.jit
-def copy_columns(
-    x, out, inside, FIRST: tl.constexpr, LAST: tl.constexpr, COLUMNS: tl.constexpr
-):
+def copy_columns(x, out, inside, FIRST: tl.constexpr, LAST: tl.constexpr, COLUMNS: tl.constexpr):
     """Copy columns FIRST to LAST of each row."""
     store_columns(out, load_columns(x, inside, FIRST, LAST, COLUMNS), inside, FIRST, LAST, COLUMNS)

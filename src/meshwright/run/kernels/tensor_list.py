@@ -123,7 +123,6 @@ class TensorList(NamedTuple):
             return self
         return self.alongside(tensors)
 
-
     def letting_go(self) -> "TensorList":
         """Return the list without its tensors, so that their memory is free until the next ones.
 

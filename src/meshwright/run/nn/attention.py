@@ -44,6 +44,8 @@ class Attention(nn.Module):
         super().__init__()
         self.spec, self.eps, self.alibi = spec, norm.eps, alibi
         self.recompute: frozenset[Op] = NOTHING
+        self.reads_norm = True
+        """Whether the input is a norm's output, which recompute can drop."""
         self.prefer: Kernel | None = None
         """The kernel to use in place of the fastest."""
         self.first_head = 0
@@ -67,19 +69,21 @@ class Attention(nn.Module):
 
     def forward(self, x_BTD: Tensor, places: Places) -> Tensor:
         """Mix the tokens of each sequence."""
-        qkv_BTC = self.qkv(x_BTD)
+        dropped_input = self.reads_norm and "layernorm" in self.recompute
+        qkv_BTC = self.qkv(x_BTD, input_at_hand=dropped_input)
         if self.spec.clip is not None and self.spec.qk_norm != "full":
             qkv_BTC = qkv_BTC.clamp(-self.spec.clip, self.spec.clip)
         q, k, v, gate = self._heads(qkv_BTC, places)
         if "core_attn" not in self.recompute:
-            return self._out(self._core(q, k, v, gate, places))
+            # Backward of the attention itself keeps its output, unless that is gated.
+            return self._out(self._core(q, k, v, gate, places), at_hand=gate is None)
         replay = Replay(self._core)
         mixed = replay(q, k, v, gate, places)
         with dropped((mixed, replay.output)):
-            return self._out(mixed)
+            return self._out(mixed, at_hand=True)
 
-    def _out(self, mixed_BTHE: Tensor) -> Tensor:
-        out: Tensor = self.o(mixed_BTHE.flatten(2))
+    def _out(self, mixed_BTHE: Tensor, *, at_hand: bool) -> Tensor:
+        out: Tensor = self.o(mixed_BTHE.flatten(2), input_at_hand=at_hand)
         return out
 
     def _core(

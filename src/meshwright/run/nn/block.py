@@ -49,6 +49,9 @@ class Block(nn.Module):
         self.mixer = _mixer(spec.mixer, hidden, norm, alibi, where)
         self.mlp = _feed_forward(spec.mlp, hidden, where)
         parts = {"mixer": self.mixer, "mlp": self.mlp}
+        for part in parts.values():
+            if isinstance(part, Attention | Mlp):
+                part.reads_norm = spec.norms != "post"
         for name in (name for name, part in parts.items() if part is not None):
             before = spec.norms != "post" and (name, spec.norms) != ("mlp", "parallel-shared")
             if before:
@@ -69,7 +72,7 @@ class Block(nn.Module):
         replay = Replay(self._to_last)
         inner, total = replay(self.mlp, total, places)
         with dropped((inner, replay.output)):
-            return self.mlp.end(inner), total
+            return self.mlp.end(inner, at_hand=True), total
 
     def _to_last(self, mlp: Mlp, total: Tensor, places: Places) -> tuple[Tensor, Tensor]:
         """Run the layer up to its last product; return what that reads, and the stream."""

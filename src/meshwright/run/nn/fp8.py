@@ -65,6 +65,17 @@ def use_precision(
     )
 
 
+def keep_fp8_weights(module: nn.Module, keep: bool) -> None:
+    """Let fp8 layers keep their weights' copies from one microbatch to the next, or not.
+
+    Kept, they take 2 bytes per parameter and each weight is read once for both copies; otherwise
+    once more, in backward. That is no more than once per step where a step has one microbatch.
+    """
+    for each in module.modules():
+        if isinstance(each, Linear) and isinstance(each.low_precision, Fp8Linear):
+            each.low_precision.keep_weights(keep)
+
+
 def _recipe(precision: str | Fp8Recipe) -> Fp8Recipe | None:
     if isinstance(precision, Fp8Recipe) or precision in RECIPES:
         return precision if isinstance(precision, Fp8Recipe) else RECIPES[precision]

@@ -8,6 +8,11 @@ Each of x, dy and W is written in fp8 once, in both directions. For backward a l
 transposed fp8 x (half of the bf16 x) and refers to the weight's copies, which all microbatches
 and recomputations of a step share: they are renewed when the weight has changed.
 
+Two things save memory for one more read of a bf16 tensor each. An x that backward has at hand
+anyway, since another operation keeps it or recompute makes it anew, is transposed there; so is a
+weight whose copies are not kept (2 bytes per parameter), which is right where a step has one
+microbatch. A tensor's one scale is kept from forward; scales of columns and blocks are found then.
+
 Recipes differ in what shares a scale: a tensor, a row (for each product, of the matrix as that
 product sums over it), or blocks of 128 (as DeepSeek-V3 trains, arXiv 2412.19437 §3.3).
 """
@@ -20,7 +25,7 @@ import torch
 
 from meshwright.run.kernels.gradient_format import gradient_format
 from meshwright.run.kernels.multiply_fp8 import multiply_fp8
-from meshwright.run.kernels.products import TORCH
+from meshwright.run.kernels.products import TORCH, flat, weight_gradient
 from meshwright.run.kernels.quantize_fp8 import (
     E4M3,
     E5M2,
@@ -30,8 +35,8 @@ from meshwright.run.kernels.quantize_fp8 import (
     quantize_blockwise,
     quantize_rowwise,
     quantize_tensorwise,
+    quantize_transposed,
 )
-from meshwright.run.nn.linear import flat, weight_gradient
 
 ProductName = Literal["forward", "dgrad", "wgrad"]
 
@@ -51,7 +56,7 @@ class Fp8Recipe:
     power_of_two: bool = False
     """Scales are powers of two, so that only the cast rounds."""
     keeps_weights: bool = True
-    """Keep the weights' copies (2 bytes per parameter) between microbatches and for backward."""
+    """Keep the weights' copies (2 bytes per parameter) where a step has several microbatches."""
 
     @property
     def multiple(self) -> int:
@@ -86,12 +91,24 @@ class Fp8Linear:
 
     def __init__(self, recipe: Fp8Recipe) -> None:
         self.recipe = recipe
+        self._keeps = recipe.keeps_weights
         self._kept: _Kept | None = None
 
     @property
     def name(self) -> str:
         """The recipe's name."""
         return self.recipe.name
+
+    @property
+    def keeps_weights(self) -> bool:
+        """Whether the weight's copies outlive the product they were made for."""
+        return self._keeps
+
+    def keep_weights(self, keep: bool) -> None:
+        """Keep the weight's copies from now on, if the recipe does, or let go of them."""
+        self._keeps = keep and self.recipe.keeps_weights
+        if not self._keeps:
+            self._kept = None
 
     def __call__(
         self,
@@ -100,10 +117,10 @@ class Fp8Linear:
         bias: torch.Tensor | None,
         *,
         amax: torch.Tensor | None = None,
-        input_dropped: bool = False,
+        input_at_hand: bool = False,
     ) -> torch.Tensor:
         """Return x · weightᵀ + bias."""
-        call = _Call(self, amax, torch.is_grad_enabled(), input_dropped)
+        call = _Call(self, amax, torch.is_grad_enabled(), input_at_hand)
         y: torch.Tensor = _Product.apply(x, weight, bias, call)  # type: ignore[no-untyped-call]
         return y
 
@@ -117,7 +134,7 @@ class Fp8Linear:
             return kept.copies
         self._kept = None  # its memory is free for what follows
         copies = self._weight(weight, transpose=transpose)
-        if self.recipe.keeps_weights:
+        if self._keeps:
             self._kept = _Kept(state, copies)
         return copies
 
@@ -132,21 +149,21 @@ class Fp8Linear:
         return self._lines(dy_NM, self.recipe.gradient_dtype, transpose=transpose)
 
     def turned_input(self, saved: torch.Tensor, scale: torch.Tensor | None) -> Fp8:
-        """Return xᵀ from what was saved: its fp8 copy, or x itself."""
-        if scale is not None:
-            return Fp8(saved, scale, _LINES[self.recipe.scaling])
-        copies = self.activation(flat(saved), transpose=True)
-        assert copies.transposed is not None
-        return copies.transposed
+        """Return xᵀ from what `saved` returned: its fp8 copy, or x itself."""
+        return self._turned(saved, scale, _LINES[self.recipe.scaling])
 
     def turned_weight(self, saved: torch.Tensor, scale: torch.Tensor | None) -> Fp8:
-        """Return Wᵀ from what was saved: its fp8 copy, or W itself."""
-        if scale is not None:
-            blockwise = self.recipe.scaling == "blockwise"
-            return Fp8(saved, scale, "128x128" if blockwise else _LINES[self.recipe.scaling])
-        copies = self.copies(saved, transpose=True)
-        assert copies.transposed is not None
-        return copies.transposed
+        """Return Wᵀ from what `saved` returned: its fp8 copy, or W itself."""
+        blockwise = self.recipe.scaling == "blockwise"
+        return self._turned(saved, scale, "128x128" if blockwise else _LINES[self.recipe.scaling])
+
+    def _turned(self, saved: torch.Tensor, scale: torch.Tensor | None, scaling: Scaling) -> Fp8:
+        if saved.dtype == E4M3:
+            assert scale is not None
+            return Fp8(saved, scale, scaling)
+        whole = _padded(flat(saved), self.recipe.multiple)
+        even = self.recipe.power_of_two
+        return quantize_transposed(whole, scaling, power_of_two=even, scale=scale)
 
     def _lines(
         self,
@@ -174,7 +191,7 @@ class Fp8Linear:
 
     def __getstate__(self) -> dict[str, Any]:
         # Copies of a model make copies of their own.
-        return {"recipe": self.recipe, "_kept": None}
+        return {"recipe": self.recipe, "_keeps": self._keeps, "_kept": None}
 
 
 class _Call(NamedTuple):
@@ -183,7 +200,7 @@ class _Call(NamedTuple):
     layer: Fp8Linear
     amax: torch.Tensor | None
     training: bool
-    input_dropped: bool
+    input_at_hand: bool
 
 
 class _Product(torch.autograd.Function):
@@ -197,9 +214,9 @@ class _Product(torch.autograd.Function):
     ) -> torch.Tensor:
         layer, recipe = call.layer, call.layer.recipe
         needs_dx, needs_dw = (call.training and each for each in ctx.needs_input_grad[:2])
-        keeps_copy = needs_dw and recipe.wgrad == "fp8" and not call.input_dropped
+        keeps_copy = needs_dw and recipe.wgrad == "fp8" and not call.input_at_hand
         narrow = layer.activation(flat(x), transpose=keeps_copy, amax=call.amax)
-        weights = layer.copies(weight, transpose=needs_dx and recipe.keeps_weights)
+        weights = layer.copies(weight, transpose=needs_dx and layer.keeps_weights)
         y_NM = multiply_fp8(
             narrow.direct,
             weights.direct,
@@ -207,9 +224,8 @@ class _Product(torch.autograd.Function):
             bias=None if bias is None else bias.to(x.dtype),
             fast="forward" in recipe.fast,
         )
-        of_x = _saved(x if needs_dw else None, narrow.transposed)
-        keeps_w = needs_dx and recipe.keeps_weights
-        of_w = _saved(weight if needs_dx else None, weights.transposed if keeps_w else None)
+        of_x = saved(x, narrow) if needs_dw else (None, None)
+        of_w = saved(weight, weights) if needs_dx else (None, None)
         ctx.save_for_backward(*of_x, *of_w)
         ctx.layer, ctx.shape = layer, x.shape
         of_bias = None if bias is None else gradient_format(bias)
@@ -244,11 +260,14 @@ class _Product(torch.autograd.Function):
         return dx, dw, db, None
 
 
-def _saved(
-    whole: torch.Tensor | None, copy: Fp8 | None
-) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """Return what backward gets: the fp8 copy and its scale, or the tensor itself, or nothing."""
-    return (whole, None) if copy is None else (copy.data, copy.scale)
+def saved(whole: torch.Tensor, copies: Quantized) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return what backward gets: the transposed fp8 copy and its scale, or the tensor itself.
+
+    With that goes the one scale of its copies, where they have one.
+    """
+    if copies.transposed is not None:
+        return copies.transposed.data, copies.transposed.scale
+    return whole, copies.direct.scale if copies.direct.scaling == "tensor" else None
 
 
 def _padded(x: torch.Tensor, multiple: int) -> torch.Tensor:

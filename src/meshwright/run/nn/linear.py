@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from meshwright.run.kernels.gradient_format import gradient_format
-from meshwright.run.kernels.products import TORCH, Products
+from meshwright.run.kernels.products import TORCH, Products, flat, weight_gradient
 
 
 class LowPrecision(Protocol):
@@ -28,12 +28,13 @@ class LowPrecision(Protocol):
         bias: torch.Tensor | None,
         *,
         amax: torch.Tensor | None = None,
-        input_dropped: bool = False,
+        input_at_hand: bool = False,
     ) -> torch.Tensor:
         """Return x · weightᵀ + bias.
 
-        `amax` is the largest magnitude in x where it is known. `input_dropped` says that recompute
-        makes x anew for backward: x is then what is saved, rather than a copy of it.
+        `amax` is the largest magnitude in x where it is known. `input_at_hand` says that x costs
+        backward no memory, since recompute makes it anew or another operation keeps it: x is then
+        what is saved, rather than a copy of it.
         """
 
 
@@ -67,12 +68,12 @@ class Linear(nn.Module):
         x: torch.Tensor,
         *,
         amax: torch.Tensor | None = None,
-        input_dropped: bool = False,
+        input_at_hand: bool = False,
     ) -> torch.Tensor:
         """Return x · weightᵀ + bias; see `LowPrecision` for what else can be said about x."""
         if self.low_precision is None:
             return linear(x, self.weight, self.bias, products=self.products)
-        return self.low_precision(x, self.weight, self.bias, amax=amax, input_dropped=input_dropped)
+        return self.low_precision(x, self.weight, self.bias, amax=amax, input_at_hand=input_at_hand)
 
     def extra_repr(self) -> str:
         """Say the sizes and the recipe, as torch prints modules."""
@@ -134,19 +135,3 @@ class _Linear(torch.autograd.Function):
         if ctx.needs_input_grad[2]:
             db = dy_NM.sum(0, dtype=torch.float32).to(ctx.bias_dtype)
         return dx, dw, db, None
-
-
-def flat(x: torch.Tensor) -> torch.Tensor:
-    """See a tensor as a contiguous matrix of its last axis; copies only what is not contiguous."""
-    return x.reshape(-1, x.shape[-1]).contiguous()
-
-
-def weight_gradient(
-    dy_NM: torch.Tensor, x_NK: torch.Tensor, dtype: torch.dtype, products: Products
-) -> torch.Tensor:
-    """Return dyᵀ · x in a format at least as wide as theirs, with no rounding in between."""
-    if dtype == x_NK.dtype:
-        return products.weight_gradient(dy_NM, x_NK)
-    if dtype == torch.float32 and x_NK.is_cuda:
-        return torch.mm(dy_NM.t(), x_NK, out_dtype=dtype)
-    return dy_NM.t().to(dtype) @ x_NK.to(dtype)

@@ -13,9 +13,16 @@ from torch.nn import functional
 
 from meshwright.errors import InputError, Problem
 from meshwright.run.kernels.glu import glu
+from meshwright.run.kernels.glu_linear import glu_linear
+from meshwright.run.kernels.language import on_triton
+from meshwright.run.nn.fp8_glu import fp8_glu_linear
+from meshwright.run.nn.fp8_linear import Fp8Linear
 from meshwright.run.nn.linear import Linear
 from meshwright.run.nn.recompute import NOTHING, Op, Replay, dropped
 from meshwright.spec.model import feedforward
+
+_DROP_INPUT: frozenset[Op] = frozenset({"layernorm", "mlp"})
+"""Operations whose recomputation makes the norm before a layer anew."""
 
 
 class Mlp(nn.Module):
@@ -32,6 +39,8 @@ class Mlp(nn.Module):
         super().__init__()
         self.gated, self.activation = spec.gated, spec.activation
         self.recompute: frozenset[Op] = NOTHING
+        self.reads_norm = True
+        """Whether the input is a norm's output, which recompute can drop."""
         where: dict[str, Any] = {"device": device, "dtype": dtype}
         if spec.gated:
             self.gate_up = Linear(hidden, 2 * spec.width, bias=spec.bias, **where)
@@ -46,26 +55,40 @@ class Mlp(nn.Module):
             replay = Replay(lambda x: self.activate(self.raw(x)))
             inner_BTF = replay(x_BTD)
             with dropped((inner_BTF, replay.output)):
-                return self.end(inner_BTF)
+                return self.end(inner_BTF, at_hand=True)
         raw = self.raw(x_BTD)
-        inner_BTF = self.activate(raw)
         if "mlp_act" not in self.recompute:
-            return self.end(inner_BTF)
+            return self.end(self.activate(raw))
+        return self._end_again(raw)
+
+    def _end_again(self, raw: Tensor) -> Tensor:
+        """Activate and return the last product; backward makes the activation again."""
+        down = self.down
+        if self.gated and down.bias is None:
+            # It does so on its way through the activation, for one more write.
+            if down.low_precision is None:
+                return glu_linear(raw, down.weight, self.activation, products=down.products)
+            low = down.low_precision
+            if isinstance(low, Fp8Linear) and low.recipe.wgrad == "fp8" and on_triton("auto", raw):
+                return fp8_glu_linear(raw, down.weight, self.activation, low)
+        inner_BTF = self.activate(raw)
         with dropped((inner_BTF, lambda: self.activate(raw.detach()))):
-            return self.end(inner_BTF)
+            return self.end(inner_BTF, at_hand=True)
 
     def raw(self, x_BTD: Tensor) -> Tensor:
         """Return what the activation reads: gate and up, or up."""
-        raw: Tensor = self.gate_up(x_BTD) if self.gated else self.up(x_BTD)
+        first = self.gate_up if self.gated else self.up
+        dropped_input = self.reads_norm and bool(_DROP_INPUT & self.recompute)
+        raw: Tensor = first(x_BTD, input_at_hand=dropped_input)
         return raw
 
     def activate(self, raw: Tensor) -> Tensor:
         """Return what the last product reads."""
         return glu(raw, self.activation) if self.gated else activate(raw, self.activation)
 
-    def end(self, inner_BTF: Tensor) -> Tensor:
-        """Return the last product."""
-        out: Tensor = self.down(inner_BTF)
+    def end(self, inner_BTF: Tensor, *, at_hand: bool = False) -> Tensor:
+        """Return the last product; `at_hand` says that backward has what it reads anyway."""
+        out: Tensor = self.down(inner_BTF, input_at_hand=at_hand)
         return out
 
 

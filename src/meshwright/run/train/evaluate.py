@@ -1,5 +1,6 @@
 """The loss on held-out text: the same sequences every time, nothing trained."""
 
+import math
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -15,26 +16,27 @@ def held_out_loss(
     batches: Batches,
     *,
     sequences: int,
-    microbatch: int,
     device: torch.device,
     average: WeightAverage | None = None,
 ) -> float:
     """Return the mean cross-entropy of a token over the first held-out sequences, in nats.
 
-    With `average`, the averaged weights stand in for the decoder's own.
+    They are no more than the text has, and the same whatever the size of a batch. With `average`,
+    the averaged weights stand in for the decoder's own.
     """
-    steps = -(-min(sequences, batches.sequences) // batches.shape.batch)
+    count, each = min(sequences, batches.sequences), batches.shape.batch
     nats, tokens = torch.zeros((), dtype=torch.float64, device=device), 0
     instead: AbstractContextManager[None] = nullcontext()
     if average is not None:
         instead = average.in_place_of(dict(decoder.named_parameters()))
     was_training = decoder.training
     decoder.eval()
-    with instead:
-        for step in range(max(1, steps)):
-            batch = batches.at(step)
-            for part in batch.split(microbatch):
-                there = part.to(device)
+    try:
+        with instead:
+            for step, first in enumerate(range(0, count, each)):
+                # The last batch may reach beyond what was asked for.
+                batch = batches.at(step).split(min(each, count - first))[0]
+                there = batch.to(device)
                 loss = decoder.loss(
                     there.tokens_BT,
                     there.labels_BT,
@@ -42,6 +44,7 @@ def held_out_loss(
                     documents=there.documents,
                 )
                 nats += loss.nats_sum
-                tokens += part.targets
-    decoder.train(was_training)
-    return float(nats) / max(1, tokens)
+                tokens += batch.targets
+    finally:
+        decoder.train(was_training)
+    return float(nats) / tokens if tokens else math.nan

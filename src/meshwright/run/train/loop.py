@@ -1,23 +1,25 @@
 """The loop: steps, evaluations and checkpoints, until the tokens are trained.
 
 A run that is asked to stop (SIGINT, SIGTERM) finishes its step, saves, and can go on later as if
-it had never stopped. Every run writes one folder: config.toml, metrics.jsonl, checkpoints/, and
-timeline/ where steps were profiled.
+it had never stopped. `run_folder` tells what a run writes.
 """
 
 import gc
-from collections.abc import Callable
+import os
+import warnings
+from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
 
-from meshwright.errors import InputError
+from meshwright.errors import InputError, Problem
 from meshwright.run.train.job import Job
+from meshwright.run.train.outcome import Outcome, outcome_of
 from meshwright.run.train.outputs import open_outputs
 from meshwright.run.train.profile import ChosenSteps, StepProfiler
-from meshwright.run.train.sitting import Outcome, Sitting
-from meshwright.run.train.stopping import asked_to_stop, quiet_collector
+from meshwright.run.train.run_folder import claimed, set_rows_aside, write_config
+from meshwright.run.train.sitting import Sitting
+from meshwright.run.train.stopping import Asked, asked_to_stop, quiet_collector
 from meshwright.run.train.trainer import Trainer
-from meshwright.spec.files import dump
 from meshwright.spec.read import plain
 
 COLLECT_EVERY = 200
@@ -30,67 +32,128 @@ def train(
     *,
     profile: ChosenSteps | None = None,
     until: int | None = None,
+    environment: Mapping[str, str] = os.environ,
 ) -> Outcome:
     """Train a job in its folder, from its newest checkpoint where there is one.
 
     `until` ends this sitting when so many steps of the run are done.
     """
-    found = job.check()
-    if found:
-        raise InputError(found)
-    trainer = Trainer(job, folder)
-    try:
-        resumed_at = trainer.step_number if trainer.resume() else None
-        _write_config(job, folder)
-        with open_outputs(
-            job.output, folder, steps=trainer.steps, resumed_at=resumed_at, config=plain(job)
-        ) as outputs:
-            sitting = Sitting(trainer, outputs)
-            profiler = StepProfiler(profile, folder / "timeline") if profile is not None else None
-            with asked_to_stop() as asked, quiet_collector():
-                _steps(sitting, profiler, min(trainer.steps, until or trainer.steps), asked)
-            if trainer.step_number == trainer.steps:
-                sitting.evaluate()
-            trainer.save_once()
-            return sitting.outcome(resumed_at)
-    finally:
-        trainer.close()
+    problems = [*job.check(), *_problems(job, profile, until, environment)]
+    if problems:
+        raise InputError(problems)
+    with claimed(folder):
+        trainer = Trainer(job, folder)
+        try:
+            return _sit(trainer, profile, until)
+        finally:
+            trainer.close()
 
 
-def _steps(
-    sitting: Sitting, profiler: StepProfiler | None, last: int, asked: Callable[[], bool]
-) -> None:
+def _problems(
+    job: Job, profile: ChosenSteps | None, until: int | None, environment: Mapping[str, str]
+) -> list[Problem]:
+    found = []
+    if until is not None and until < 1:
+        found.append(Problem("until", f"there is no step {until}", "use 1 or more"))
+    if profile is not None and profile.first > job.workload.steps:
+        what = f"the run has {job.workload.steps:,} steps, and none from {profile.first:,} on"
+        found.append(Problem("profile", what, "choose earlier ones"))
+    processes = environment.get("WORLD_SIZE", "1")
+    if processes not in {"", "1"}:
+        what = f"{processes} processes were started, and this version trains on one device"
+        found.append(Problem("WORLD_SIZE", what, "start mw train alone, without torchrun"))
+    return found
+
+
+def _sit(trainer: Trainer, profile: ChosenSteps | None, until: int | None) -> Outcome:
+    """Go on with a run until it ends, or this sitting does."""
+    job, folder = trainer.job, trainer.folder
+    resumed_at = trainer.step_number if trainer.resume() else None
+    aside = set_rows_aside(folder) if resumed_at is None else None
+    if aside is not None:
+        what = "an earlier try here ended before its first checkpoint; this one begins anew"
+        warnings.warn(f"{what}, and the figures of that one are in {aside}", stacklevel=3)
+    write_config(job, folder)
+    with open_outputs(
+        job.output,
+        folder,
+        steps=trainer.steps,
+        # From 0 on also after a try without a checkpoint: curves are to forget its steps.
+        resumed_at=0 if aside is not None else resumed_at,
+        config=plain(job),
+    ) as outputs:
+        sitting = Sitting(trainer, outputs)
+        profiler = StepProfiler(profile, folder / "timeline") if profile is not None else None
+        if trainer.device.type == "cuda":
+            trainer.checkpoints.prepare(trainer.tensors())
+        with asked_to_stop() as asked, quiet_collector():
+            _steps(sitting, profiler, min(trainer.steps, until or trainer.steps), asked)
+            _end(sitting)
+        if profiler is not None and not profiler.written:
+            warnings.warn(f"this sitting had none of the steps {profiler.chosen}", stacklevel=3)
+        return outcome_of(sitting, resumed_at, asked())
+
+
+def _steps(sitting: Sitting, profiler: StepProfiler | None, last: int, asked: Asked) -> None:
     """Run the steps up to `last`, or until asked to stop."""
     trainer = sitting.trainer
-    with trainer.batches.iterate(trainer.step_number, until=last, device=trainer.device) as loader:
-        for batch in loader:
-            number = trainer.step_number + 1
-            with profiler.step(number) if profiler is not None else nullcontext():
-                sitting.step(batch, loader.wait_s)
-            _between(sitting)
-            if asked():
-                break
-    sitting.catch_up()
-    if profiler is not None:
-        profiler.close()
+    try:
+        with trainer.batches.iterate(
+            trainer.step_number, until=last, device=trainer.device
+        ) as loader:
+            sitting.mark()
+            for batch in loader:
+                number = trainer.step_number + 1
+                with profiler.step(number) if profiler is not None else nullcontext():
+                    sitting.step(batch, loader.wait_s)
+                _between(sitting)
+                if asked() is not None:
+                    break
+        sitting.catch_up()
+    finally:
+        if profiler is not None:
+            profiler.close()
 
 
 def _between(sitting: Sitting) -> None:
     """Evaluate and save where it is time to, with the figures of all steps read first."""
     trainer, number = sitting.trainer, sitting.trainer.step_number
     every = trainer.job.evaluation.every_steps
-    if every and number % every == 0 and number < trainer.steps:
+    if trainer.finished:  # the end has its own evaluation and checkpoint
+        return
+    if every and number % every == 0:
         sitting.catch_up()
-        sitting.evaluate()
+        _evaluate(sitting)
+        sitting.mark()
     if trainer.checkpoints.due(number):
         sitting.catch_up()
-        trainer.save_once()
+        # While steps are left out, the weights may be what is wrong: good checkpoints shall stay.
+        if not trainer.guard.state.skipped_in_row:
+            _save(sitting)
     if number % COLLECT_EVERY == 0:
         gc.collect()
 
 
-def _write_config(job: Job, folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    new = folder / ".config.toml.new"
-    new.write_text(dump(job), encoding="utf-8")
-    new.replace(folder / "config.toml")
+def _evaluate(sitting: Sitting) -> None:
+    figures = sitting.evaluate()
+    if figures:
+        sitting.outputs.write(sitting.trainer.step_number, figures)
+
+
+def _save(sitting: Sitting) -> None:
+    staged = sitting.trainer.save()
+    held_up_s = staged.waited_s + staged.planned_s + staged.copied_s
+    sitting.outputs.write(staged.step, {"save_s": held_up_s})
+    sitting.mark()
+
+
+def _end(sitting: Sitting) -> None:
+    """Evaluate a run that is at its end, and save what is not saved yet."""
+    trainer = sitting.trainer
+    if trainer.finished and trainer.saved:
+        sitting.evaluate()  # it was finished before: the figure is written down already
+        return
+    if trainer.finished:
+        _evaluate(sitting)
+    if not trainer.saved:
+        _save(sitting)

@@ -26,6 +26,9 @@ class ChosenSteps(NamedTuple):
     first: int
     last: int
 
+    def __str__(self) -> str:
+        return f"{self.first}-{self.last}"
+
     @classmethod
     def parse(cls, text: str, where: str = "--profile") -> "ChosenSteps":
         """Read `10` or `10-12`."""
@@ -45,17 +48,23 @@ class StepProfiler:
 
     def __init__(self, chosen: ChosenSteps, folder: Path, *, rank: int = 0) -> None:
         self.chosen, self.folder, self.rank = chosen, folder, rank
+        self.written = False
         self._running: Any = None
 
     @contextmanager
     def step(self, number: int) -> Iterator[None]:
         """Surround one step of the loop."""
         if self._running is None and self.chosen.first <= number <= self.chosen.last:
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()  # what was queued before is no part of these steps
             self._running = _profiler()
             self._running.__enter__()
+        if self._running is None:
+            yield
+            return
         with torch.profiler.record_function(f"step {number}"):
             yield
-        if self._running is not None and number >= self.chosen.last:
+        if number >= self.chosen.last:
             self.close()
 
     def close(self) -> None:
@@ -68,6 +77,7 @@ class StepProfiler:
         running.__exit__(None, None, None)
         with TimelineWriter(self.folder, rank=self.rank) as timeline:
             _write(running.profiler.kineto_results.events(), timeline)
+        self.written = True
 
 
 def _profiler() -> Any:

@@ -4,18 +4,20 @@ The host queues a step before it reads the figures of the one before, so reading
 device without work.
 """
 
+import math
 import time
 import warnings
-from pathlib import Path
+from functools import cache
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
+from meshwright.run.kernels.gradient_norm import gradient_norm
 from meshwright.run.train.data.batch import Batch
 from meshwright.run.train.evaluate import held_out_loss
-from meshwright.run.train.guards import Verdict
+from meshwright.run.train.guards import TrainingStopped, Verdict
 from meshwright.run.train.optimizer.average import WeightAverage
-from meshwright.run.train.optimizer.optimizer import StepReport
 from meshwright.run.train.outputs import Outputs
 from meshwright.run.train.peak import device_gpu
 from meshwright.run.train.step import Losses
@@ -23,31 +25,15 @@ from meshwright.run.train.trainer import Trainer
 from meshwright.spec.model import flops_per_token
 
 AVERAGED = 20
-"""Steps whose mean loss an outcome tells."""
+"""Steps whose mean loss a sitting tells."""
 
 
-class Outcome(NamedTuple):
-    """How a run ended, or where it stands."""
+class Judged(NamedTuple):
+    """What the guard said of a step."""
 
-    folder: Path
-    device: str
-    steps: int
-    """Steps done, of all there are to do."""
-    all_steps: int
-    tokens: int
-    """Tokens trained on, in all sittings."""
-    loss: float | None
-    """Mean loss of the last steps, as many as `AVERAGED`."""
-    held_out_loss: float | None
-    """On held-out text, at the end."""
-    tokens_per_s: float | None
-    """Median over the steps of this sitting."""
-    mfu: float | None
-    """Of the device's peak in the layout's precision; None where the catalog has no such device."""
-    memory_bytes: int | None
-    data_wait_share: float | None
-    """Share of this sitting's time in which steps waited for data."""
-    resumed_at: int | None
+    verdict: Verdict
+    stop: TrainingStopped | None
+    """Why the run ends here, where it does."""
 
 
 class _Queued(NamedTuple):
@@ -56,11 +42,12 @@ class _Queued(NamedTuple):
     number: int
     """Counted from 1: how many steps are done after it."""
     losses: Losses
-    update: StepReport | None
-    """None where the step was judged first, and dropped."""
+    norm: Tensor
+    """Length of the gradients before clipping."""
     learning_rate: float
     wait_s: float
-    verdict: Verdict | None
+    flops: float
+    judged: Judged | None
     """What the guard said, where it was asked before the update."""
 
 
@@ -70,22 +57,29 @@ class Sitting:
     def __init__(self, trainer: Trainer, outputs: Outputs) -> None:
         self.trainer, self.outputs = trainer, outputs
         job = trainer.job
-        self.flops_per_token = flops_per_token(job.model, job.workload.sequence_length)
+        self.flops_per_token = cache(lambda length: flops_per_token(job.model, length))
         gpu = device_gpu(trainer.device)
         self.peak_flops = gpu.peak_flops(job.layout.precision) if gpu is not None else None
         self.losses: list[float] = []
         self.rates: list[float] = []
+        """Tokens per second of each step but the first, which the device warms up in."""
+        self.used: list[float] = []
+        """FLOPs per second of the same steps."""
+        self.stepped_s = self.waited_s = 0.0
+        """Time of the same steps, and how much of it they waited for data."""
         self.held_out: float | None = None
-        self.began_s = self.marked_s = time.perf_counter()
-        self.waited_s = 0.0
+        self._read_any = False
+        self._marked_s = time.perf_counter()
         self._unread: _Queued | None = None
 
     def step(self, batch: Batch, wait_s: float) -> None:
         """Queue the next step, then read the figures of the one before."""
-        before, self._unread = self._unread, self._queue(batch, wait_s)
+        queued = self._queue(batch, wait_s)
+        before, self._unread = self._unread, queued
         if before is not None:
             self._read(before)
-        if self.trainer.device.type == "cpu":  # nothing is queued there: the step is done
+        # On a CPU nothing is queued: the step is done.
+        if self.trainer.device.type == "cpu" or (queued.judged and queued.judged.stop):
             self.catch_up()
 
     def catch_up(self) -> None:
@@ -94,64 +88,112 @@ class Sitting:
         if queued is not None:
             self._read(queued)
 
+    def mark(self) -> None:
+        """Let the next step's time begin now, and not with the end of the step before."""
+        self._marked_s = time.perf_counter()
+
     def _queue(self, batch: Batch, wait_s: float) -> _Queued:
         """Start a step; only a job that skips spikes waits for the loss before the update."""
         trainer, index = self.trainer, self.trainer.step_number
         rate = trainer.optimizer.learning_rate(index)
         losses = trainer.step.gradients(batch)
-        verdict, update = None, None
+        judged, norm = None, torch.zeros(())
         if trainer.job.guards.spike_action == "skip":
-            verdict = self._judge(index + 1, float(losses.mean), 0.0)
-        if verdict is not None and verdict.action == "skip":
+            norm = gradient_norm(trainer.optimizer.gradients().values()).norm
+            judged = self._judge(index + 1, float(losses.mean), float(norm))
+        if judged is not None and judged.verdict.action == "skip" and torch.isfinite(norm):
             trainer.step.drop()
-        else:
-            update = trainer.step.update(losses, index).update
+        else:  # the device itself leaves out gradients that are not finite
+            norm = trainer.step.update(losses, index).update.norm
         trainer.step_number = index + 1
         trainer.tokens_seen += batch.targets
-        return _Queued(index + 1, losses, update, rate, wait_s, verdict)
+        flops = batch.targets * self.flops_per_token(self._length(batch))
+        return _Queued(index + 1, losses, norm, rate, wait_s, flops, judged)
+
+    def _length(self, batch: Batch) -> int:
+        """Return how many positions attention spans, at least on average, in a batch.
+
+        Packed documents attend to themselves alone. Their mean length gives too few FLOPs where
+        lengths differ, never too many.
+        """
+        if batch.documents is None:
+            return self.trainer.job.workload.sequence_length
+        documents = sum(sequence.documents for sequence in batch.sequences)
+        return max(1, sum(sequence.filled for sequence in batch.sequences) // documents)
 
     def _read(self, queued: _Queued) -> None:
         """Fetch the figures of a step, judge them, and write them where they are due."""
-        trainer, tokens = self.trainer, queued.losses.tokens
-        loss = float(queued.losses.mean)
-        norm = 0.0 if queued.update is None else float(queued.update.norm)
+        trainer = self.trainer
+        loss, norm = float(queued.losses.mean), float(queued.norm)
         now_s = time.perf_counter()
-        taken_s, self.marked_s = now_s - self.marked_s, now_s
-        self.losses = [*self.losses, loss][-AVERAGED:]
-        self.rates.append(tokens / taken_s)
-        self.waited_s += queued.wait_s
-        if trainer.job.output.due(queued.number) or queued.number == trainer.steps:
-            row = {
-                "loss": loss,
-                "auxiliary_loss": float(queued.losses.auxiliary) / tokens,
-                "gradient_norm": norm,
-                "learning_rate": queued.learning_rate,
-                "tokens_per_s": tokens / taken_s,
-                "step_s": taken_s,
-                "data_wait_share": min(1.0, queued.wait_s / taken_s),
-            }
-            if self.peak_flops:
-                row["mfu"] = tokens / taken_s * self.flops_per_token / self.peak_flops
-            if trainer.device.type == "cuda":
-                row["memory_bytes"] = float(torch.cuda.max_memory_allocated(trainer.device))
+        taken_s, self._marked_s = now_s - self._marked_s, now_s
+        if math.isfinite(loss):
+            self.losses = [*self.losses, loss][-AVERAGED:]
+        judged = queued.judged or self._judge(queued.number, loss, norm)
+        row = {
+            "loss": loss,
+            "gradient_norm": norm,
+            "learning_rate": queued.learning_rate,
+            "step_s": taken_s,
+        }
+        if self._read_any:
+            row |= self._speed(queued, taken_s)
+        self._read_any = True
+        row |= self._extras(queued)
+        last = queued.number == trainer.steps or judged.stop is not None
+        if last or trainer.job.output.due(queued.number):
             self.outputs.write(queued.number, row)
-        if queued.verdict is None:
-            self._judge(queued.number, loss, norm)
+        if judged.stop is not None:
+            raise judged.stop
+        if judged.verdict.action != "go":
+            warnings.warn(judged.verdict.why, stacklevel=3)
 
-    def _judge(self, number: int, loss: float, norm: float) -> Verdict:
-        good = self.trainer.checkpoints.latest()
-        verdict = self.trainer.guard.judge(
-            number, loss, norm, last_good=None if good is None else good.path
-        )
-        if verdict.action != "go":
-            warnings.warn(verdict.why, stacklevel=3)
-        return verdict
+    def _speed(self, queued: _Queued, taken_s: float) -> dict[str, float]:
+        rate, used = queued.losses.tokens / taken_s, queued.flops / taken_s
+        self.rates.append(rate)
+        self.used.append(used)
+        self.stepped_s += taken_s
+        self.waited_s += min(queued.wait_s, taken_s)
+        row = {"tokens_per_s": rate, "data_wait_share": min(1.0, queued.wait_s / taken_s)}
+        if self.peak_flops:
+            row["mfu"] = used / self.peak_flops
+        return row
 
-    def evaluate(self) -> None:
-        """Measure the loss on held-out text, where there is any."""
+    def _extras(self, queued: _Queued) -> dict[str, float]:
+        """Return the figures that only some runs have."""
+        trainer, row = self.trainer, {}
+        auxiliary = float(queued.losses.auxiliary)
+        if auxiliary:
+            row["auxiliary_loss"] = auxiliary / queued.losses.tokens
+        if trainer.optimizer.loss_scale is not None:
+            row["loss_scale"] = float(trainer.optimizer.loss_scale.scale)
+        if trainer.guard.state.skipped:
+            row["skipped_steps"] = float(trainer.guard.state.skipped)
+        if trainer.device.type == "cuda":
+            row["memory_bytes"] = float(torch.cuda.max_memory_allocated(trainer.device))
+        return row
+
+    def _judge(self, number: int, loss: float, norm: float) -> Judged:
+        trainer = self.trainer
+        if self._scale_too_large(loss, norm):
+            norm = 0.0
+        try:
+            verdict = trainer.guard.judge(number, loss, norm, last_good=_Newest(trainer))
+        except TrainingStopped as stop:
+            return Judged(Verdict("skip"), stop)
+        return Judged(verdict, None)
+
+    def _scale_too_large(self, loss: float, norm: float) -> bool:
+        """Tell whether fp16 gradients overflowed for their scale, which then halves: no fault."""
+        scale = self.trainer.optimizer.loss_scale
+        overflowed = math.isfinite(loss) and not math.isfinite(norm)
+        return scale is not None and overflowed and float(scale.scale) > 1.0
+
+    def evaluate(self) -> dict[str, float]:
+        """Measure the loss on held-out text; nothing where there is none."""
         trainer = self.trainer
         if trainer.held_out is None:
-            return
+            return {}
         averages: dict[str, WeightAverage | None] = {"held_out_loss": None}
         if trainer.optimizer.average is not None:
             averages["held_out_loss_average"] = trainer.optimizer.average
@@ -160,33 +202,23 @@ class Sitting:
                 trainer.decoder,
                 trainer.held_out,
                 sequences=trainer.job.evaluation.sequences,
-                microbatch=trainer.job.layout.microbatch,
                 device=trainer.device,
                 average=average,
             )
             for name, average in averages.items()
         }
         self.held_out = figures["held_out_loss"]
-        self.outputs.write(trainer.step_number, figures)
-        self.marked_s = time.perf_counter()
+        return figures
 
-    def outcome(self, resumed_at: int | None) -> Outcome:
-        """Sum it up."""
-        trainer = self.trainer
-        spent_s = time.perf_counter() - self.began_s
-        rate = sorted(self.rates)[len(self.rates) // 2] if self.rates else None
-        on_gpu = trainer.device.type == "cuda"
-        return Outcome(
-            folder=trainer.folder,
-            device=torch.cuda.get_device_name(trainer.device) if on_gpu else "CPU",
-            steps=trainer.step_number,
-            all_steps=trainer.steps,
-            tokens=trainer.tokens_seen,
-            loss=sum(self.losses) / len(self.losses) if self.losses else None,
-            held_out_loss=self.held_out,
-            tokens_per_s=rate,
-            mfu=rate * self.flops_per_token / self.peak_flops if rate and self.peak_flops else None,
-            memory_bytes=torch.cuda.max_memory_allocated(trainer.device) if on_gpu else None,
-            data_wait_share=self.waited_s / spent_s if self.rates else None,
-            resumed_at=resumed_at,
-        )
+
+class _Newest:
+    """The newest checkpoint, looked for only where an error names it."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+
+    def __bool__(self) -> bool:
+        return self._trainer.last_good() is not None
+
+    def __str__(self) -> str:
+        return str(self._trainer.last_good())

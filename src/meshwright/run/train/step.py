@@ -14,11 +14,12 @@ from torch.profiler import record_function
 from meshwright.run.kernels.products import Products
 from meshwright.run.nn.build import DEFAULTS, Options, build
 from meshwright.run.nn.decoder import Decoder, Loss
-from meshwright.run.nn.fp8 import use_precision
+from meshwright.run.nn.fp8 import keep_fp8_weights, use_precision
 from meshwright.run.nn.initialise import materialise
 from meshwright.run.nn.linear import use_products
 from meshwright.run.nn.recompute import use_recompute
 from meshwright.run.train.data.batch import Batch
+from meshwright.run.train.graph import GraphedBackward
 from meshwright.run.train.optimizer.optimizer import Optimizer, StepReport
 from meshwright.spec.layout import Layout
 from meshwright.spec.model import Model
@@ -85,10 +86,20 @@ class TrainStep:
         *,
         microbatch: int,
         balance_rate: float = 0.0,
+        graph: bool = False,
     ) -> None:
-        """`balance_rate` moves the bias that balances experts without a loss, after each step."""
+        """Make the steps of a decoder.
+
+        `balance_rate` moves the bias that balances experts without a loss, after each step;
+        `graph` replays microbatches of one shape from a CUDA graph (see `choose_graph`).
+        """
         self.decoder, self.optimizer = decoder, optimizer
         self.microbatch, self.balance_rate = microbatch, balance_rate
+        self._several: bool | None = None
+        self._graphed: GraphedBackward | None = None
+        if graph:
+            trained = [each for each in decoder.parameters() if each.requires_grad]
+            self._graphed = GraphedBackward(self._backward, trained)
 
     def __call__(self, batch: Batch, step: int) -> StepFigures:
         """Train on one batch, as step number `step`, counted from 0."""
@@ -97,7 +108,14 @@ class TrainStep:
     def gradients(self, batch: Batch) -> Losses:
         """Run every microbatch forward and backward; gradients of their mean loss are left."""
         tokens = max(1, batch.targets)
-        losses = [self._backward(part, tokens) for part in batch.split(self.microbatch)]
+        parts = batch.split(self.microbatch)
+        if self._several != (len(parts) > 1):
+            self._several = len(parts) > 1
+            keep_fp8_weights(self.decoder, self._several)
+        if self._graphed is not None:
+            losses = self._graphed(parts, 1 / tokens)
+        else:
+            losses = [self._backward(part, 1 / tokens) for part in parts]
         return Losses(
             _sum([loss.nats_sum.detach() for loss in losses]),
             _sum([loss.auxiliary.detach() for loss in losses]),
@@ -118,7 +136,7 @@ class TrainStep:
         """Drop the gradients of a step that shall not happen."""
         self.optimizer.zero_grad()
 
-    def _backward(self, part: Batch, tokens: int) -> Loss:
+    def _backward(self, part: Batch, share: float | Tensor) -> Loss:
         with record_function("forward"):
             loss = self.decoder.loss(
                 part.tokens_BT,
@@ -126,7 +144,7 @@ class TrainStep:
                 positions=part.positions_BT,
                 documents=part.documents,
             )
-            mean = loss.total / tokens
+            mean = loss.total * share
             if self.optimizer.loss_scale is not None:
                 mean = mean * self.optimizer.loss_scale.scale
         with record_function("backward"):

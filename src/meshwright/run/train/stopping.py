@@ -1,23 +1,35 @@
 """When a run stops: on request, between two steps, and without Python's collector in the way."""
 
 import gc
+import os
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
+Asked = Callable[[], str | None]
+"""Returns the name of the signal that asked a run to stop, None while none did."""
+
 
 @contextmanager
-def asked_to_stop() -> Iterator[Callable[[], bool]]:
-    """Take the first SIGINT or SIGTERM as a request; a second one ends the program as usual."""
-    asked = False
+def asked_to_stop() -> Iterator[Asked]:
+    """Take the first SIGINT or SIGTERM as a request; a second of either ends the program."""
+    asked: str | None = None
     before: dict[signal.Signals, Any] = {}
+
+    def restore() -> None:
+        for each, handler in before.items():
+            signal.signal(each, handler)
 
     def note(number: int, _: FrameType | None) -> None:
         nonlocal asked
-        asked = True
-        signal.signal(number, before[signal.Signals(number)])
+        asked = signal.Signals(number).name
+        restore()
+        text = f"\nnote: {asked}: saves after this step and ends; once more ends at once\n"
+        # Not through `sys.stderr`, which the signal may have interrupted in the midst of a line.
+        with suppress(OSError):
+            os.write(2, text.encode())
 
     try:
         for each in (signal.SIGINT, signal.SIGTERM):
@@ -27,8 +39,7 @@ def asked_to_stop() -> Iterator[Callable[[], bool]]:
     try:
         yield lambda: asked
     finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
+        restore()
 
 
 @contextmanager

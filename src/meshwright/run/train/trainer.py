@@ -5,23 +5,28 @@ number of steps done: the data is a function of the step, and so is the learning
 """
 
 import warnings
-from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import torch
 from torch import Tensor
+from torch.nn.utils import get_total_norm
 
 from meshwright.errors import InputError, MissingPart, Problem
-from meshwright.run.kernels.products import Products, fastest_products
-from meshwright.run.train.checkpoint import Checkpoints
+from meshwright.run.kernels.products import fastest_products
+from meshwright.run.nn.decoder import Decoder
+from meshwright.run.nn.huggingface import load
+from meshwright.run.train.checkpoint import Checkpoints, Staged
+from meshwright.run.train.checkpoint.folder import read_record
+from meshwright.run.train.checkpoint.record import decode_extra
 from meshwright.run.train.data.batches import Batches
 from meshwright.run.train.data.opening import open_data
-from meshwright.run.train.guards import Guard
+from meshwright.run.train.graph import choose_graph
+from meshwright.run.train.guards import Guard, TrainingStopped
 from meshwright.run.train.job import Job
 from meshwright.run.train.optimizer.optimizer import make_optimizer
 from meshwright.run.train.optimizer.parts import matrix_parts
+from meshwright.run.train.run_state import BEGIN_ANEW, RunState, changes, kept_of, state_of
 from meshwright.run.train.step import TrainStep, make_decoder
 from meshwright.spec.workload import Training
 
@@ -40,20 +45,12 @@ class Trainer:
         self.step_number = 0
         self.tokens_seen = 0
         self._saved_at: int | None = None
+        self.checkpoints = Checkpoints(folder / "checkpoints", job.checkpoint)
         self.batches = open_data(
             job.data, job.workload, seed=job.seed, vocabulary_size=job.model.vocab
         )
         self.held_out = _held_out(job)
-        products: Products | None = None
-        if job.machine.tuned_products:
-            products = fastest_products(self.device)
-        self.decoder = make_decoder(
-            job.model, job.layout, device=self.device, seed=job.seed, products=products
-        )
-        if job.start_from is not None:
-            from meshwright.run.nn.huggingface import load
-
-            load(self.decoder, Path(job.start_from))
+        self.decoder = self._first_weights()
         self.optimizer = make_optimizer(
             self.decoder.named_parameters(),
             job.layout,
@@ -63,14 +60,32 @@ class Trainer:
             parts=matrix_parts(self.decoder),
         )
         balanced = any(part.balance is not None for part in self.decoder.experts())
+        self.graph = choose_graph(
+            job.machine.graph,
+            job.model,
+            job.layout,
+            length=job.workload.sequence_length,
+            device=self.device,
+        )
         self.step = TrainStep(
             self.decoder,
             self.optimizer,
             microbatch=job.layout.microbatch,
             balance_rate=BALANCE_RATE if balanced else 0.0,
+            graph=self.graph.record,
         )
         self.guard = Guard(job.guards)
-        self.checkpoints = Checkpoints(folder / "checkpoints", job.checkpoint)
+
+    def _first_weights(self) -> Decoder:
+        job = self.job
+        products = fastest_products(self.device) if job.machine.tuned_products else None
+        decoder = make_decoder(
+            job.model, job.layout, device=self.device, seed=job.seed, products=products
+        )
+        # A run that goes on has no more need of what it began with, which may be gone.
+        if job.start_from is not None and not self.checkpoints.list():
+            load(decoder, job.start_from)
+        return decoder
 
     def tensors(self) -> dict[str, Tensor]:
         """Return every tensor that a resumed run needs: the run's own, not copies."""
@@ -78,42 +93,65 @@ class Trainer:
         kept = self.optimizer.state_dict()
         return state | {f"optimizer.{name}": value for name, value in kept.items()}
 
-    def save_once(self) -> None:
-        """Save the state after the steps done so far, unless that was the last thing saved."""
-        if self._saved_at == self.step_number:
-            return
+    @property
+    def finished(self) -> bool:
+        """Whether every step of the job is done."""
+        return self.step_number >= self.steps
+
+    @property
+    def saved(self) -> bool:
+        """Whether the state after the steps done so far is the last that was saved."""
+        return self._saved_at == self.step_number
+
+    def save(self) -> Staged:
+        """Save the state after the steps done so far; weights that are no numbers are refused."""
+        weights = [value.detach() for value in self.decoder.parameters()]
+        # The largest of them: unlike a sum of squares it overflows only where one of them did.
+        if not torch.isfinite(get_total_norm(weights, norm_type=torch.inf)):
+            raise TrainingStopped(
+                f"stopped after step {self.step_number}: the weights are not finite any more; the "
+                f"last good checkpoint is {self.last_good() or 'none'}. Go back to it with a lower "
+                "learning rate"
+            )
+        state = RunState(
+            tokens_seen=self.tokens_seen,
+            guard=self.guard.to_save(),
+            data=self.batches.fingerprint,
+            kept=kept_of(self.job),
+        )
+        staged = self.checkpoints.save(self.step_number, self.tensors(), msgspec.to_builtins(state))
         self._saved_at = self.step_number
-        extra = {
-            "tokens_seen": self.tokens_seen,
-            "guard": self.guard.to_save(),
-            "data": self.batches.fingerprint,
-            "kept": _kept(self.job),
-        }
-        self.checkpoints.save(self.step_number, self.tensors(), extra)
+        return staged
+
+    def last_good(self) -> Path | None:
+        """Return the newest checkpoint, once what is being written is on the disk."""
+        self.checkpoints.wait()
+        newest = self.checkpoints.latest()
+        return None if newest is None else newest.path
 
     def resume(self) -> bool:
-        """Go on from the newest checkpoint that is whole; False where there is none."""
-        if self.checkpoints.latest() is None:
+        """Go on from the newest checkpoint that is whole; False where there never was one.
+
+        Where all of them are damaged, that is an error: to begin anew is for the user to say.
+        """
+        if not self.checkpoints.list():
             return False
+        newest = self.checkpoints.latest()
+        if newest is not None:  # another job is told apart before any tensor is compared
+            self._compare(state_of(decode_extra(read_record(newest.path)), newest.path))
         loaded = self.checkpoints.load(self.tensors())
-        self._compare(loaded.extra)
+        state = state_of(loaded.extra, loaded.found.path)
         self.step_number = self._saved_at = loaded.step
-        self.tokens_seen = int(loaded.extra["tokens_seen"])
-        self.guard = Guard(self.job.guards, loaded.extra["guard"])
+        self.tokens_seen = state.tokens_seen
+        self.guard = Guard(self.job.guards, state.guard)
         return True
 
-    def _compare(self, extra: Mapping[str, Any]) -> None:
+    def _compare(self, state: RunState) -> None:
         """Refuse to go on with a job that would not be the same run."""
-        now, then = dict(_leaves(_kept(self.job))), dict(_leaves(extra["kept"]))
-        fix = "change it back, or begin anew with --fresh"
-        problems = [
-            Problem(name, f"is {now.get(name)!r}, and the run began with {then.get(name)!r}", fix)
-            for name in dict.fromkeys((*now, *then))
-            if now.get(name) != then.get(name)
-        ]
-        if extra["data"] != self.batches.fingerprint:
+        problems = changes(self.job, state)
+        if state.data != self.batches.fingerprint and not problems:
             what = "tokens, their order or their blend are not those the run began with"
-            problems.append(Problem("data", what, fix))
+            problems.append(Problem("data", what, BEGIN_ANEW))
         if problems:
             raise InputError(problems)
 
@@ -149,28 +187,3 @@ def _held_out(job: Job) -> Batches | None:
     return open_data(
         job.data, asked, seed=job.seed, split="validation", vocabulary_size=job.model.vocab
     )
-
-
-def _kept(job: Job) -> dict[str, Any]:
-    """Return what makes a run the run it is; everything else may change when it goes on."""
-    return {
-        "model": msgspec.to_builtins(job.model),
-        "workload": {
-            "sequence_length": job.workload.sequence_length,
-            "global_batch": job.workload.global_batch,
-        },
-        "seed": job.seed,
-        "start_from": job.start_from,
-    }
-
-
-def _leaves(data: Any, path: str = "") -> Iterator[tuple[str, object]]:
-    """Go through the values of nested data with the path of each."""
-    if isinstance(data, Mapping):
-        for name, value in data.items():
-            yield from _leaves(value, f"{path}.{name}" if path else name)
-    elif isinstance(data, list | tuple):
-        for index, value in enumerate(data):
-            yield from _leaves(value, f"{path}[{index}]")
-    else:
-        yield path, data

@@ -367,6 +367,20 @@ def _mpt(random: Random) -> Config:
     return {"d_model": 32, "n_layers": 2, "n_heads": heads, "vocab_size": 96, "max_seq_len": 64}
 
 
+def _dbrx(random: Random) -> Config:
+    attention = {"kv_n_heads": random.choice((1, 2)), "clip_qkv": random.choice((0.5, 8.0))}
+    experts = {"ffn_hidden_size": 24, "moe_num_experts": 4, "moe_top_k": random.choice((1, 2))}
+    return {
+        "d_model": 32,
+        "n_layers": 2,
+        "n_heads": 4,
+        "vocab_size": 96,
+        "max_seq_len": 64,
+        "attn_config": {**attention, "rope_theta": 500.0},
+        "ffn_config": experts,
+    }
+
+
 def _nemotron(random: Random) -> Config:
     return {**_sizes(random), "attention_bias": _flag(random), "partial_rotary_factor": 0.5}
 
@@ -412,6 +426,7 @@ DRAWS: dict[str, Callable[[Random], Config]] = {
     "bloom": _bloom,
     "mpt": _mpt,
     "nemotron": _nemotron,
+    "dbrx": _dbrx,
     "stablelm": _stablelm,
 }
 

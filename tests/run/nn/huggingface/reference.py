@@ -20,10 +20,10 @@ LENGTH = 37
 """Positions of a test's sequences: more than any window, and than the context most are made for."""
 
 
-def reference(family: str, config: dict[str, Any]) -> Any:
+def reference(family: str, config: dict[str, Any], auto: str = "AutoModelForCausalLM") -> Any:
     """Build a model of transformers with random weights, deterministically."""
     torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(
+    model = getattr(transformers, auto).from_config(
         transformers.AutoConfig.for_model(family, **config),
         dtype=torch.float32,
         # The others leave out what they cannot do, such as caps of the scores.

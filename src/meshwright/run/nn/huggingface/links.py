@@ -232,3 +232,20 @@ class PerExpert(NamedTuple):
 
 def _expert(index: int) -> View:
     return lambda tensor: tensor[index]
+
+
+class ExpertsInRows(NamedTuple):
+    """Ours stacks all experts on its first axis, theirs puts one's rows below another's."""
+
+    within: Entry
+
+    def links(self, shape: Shape, site: Site) -> Iterator[Link]:
+        """Link every expert's rows to its slice of ours."""
+        for expert in range(shape[0]):
+            for link in self.within.links(shape[1:], site):
+                rows = link.shape[0]
+                yield link._replace(
+                    shape=(shape[0] * rows, *link.shape[1:]),
+                    in_ours=_after(link.in_ours, _expert(expert)),
+                    in_theirs=_after(link.in_theirs, _rows(expert * rows, rows)),
+                )

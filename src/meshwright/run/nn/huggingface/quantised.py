@@ -23,10 +23,11 @@ BLOCK = 128
 E4M3_MOST = 448.0
 """Largest number of e4m3 without infinities (OCP 8-bit floating point, table 1)."""
 
-_E4M3_AS_HALF = 2.0**8
-_E2M1_AS_HALF = 2.0**14
-"""The same bits read as fp16 are smaller by this: the exponents' biases are 7 and 1, not 15."""
+_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+"""The numbers of e2m1 without sign (OCP Microscaling Formats 1.0, table 5)."""
 _EXPONENT_BIAS = 127
+_ROWS = 128
+"""Rows unpacked at once: few enough for a processor's caches."""
 
 
 def dequantise_fp8(
@@ -41,22 +42,8 @@ def dequantise_fp8(
     # Row by row of blocks, so that what passes stays in a processor's caches.
     for index, each in enumerate(scale.repeat_interleave(columns, 1)[:, : weight.shape[1]]):
         part = slice(index * rows, (index + 1) * rows)
-        numbers[part].copy_(_widened(weight[part])).mul_(each * _E4M3_AS_HALF)
+        numbers[part].copy_(weight[part]).mul_(each)
     return numbers
-
-
-def _widened(weight: Tensor) -> Tensor:
-    """Return fp8 numbers over 256 as fp16, by moving bits: torch's own cast takes 20 times as long.
-
-    Of e4m3's sign, exponent and fraction, s eeee mmm, fp16 makes s 0eeee mmm0000000.
-    """
-    if weight.dtype != torch.float8_e4m3fn:
-        return weight.float() / _E4M3_AS_HALF
-    # Widened as a signed integer, the sign fills all bits above; the second of them is cleared.
-    bits = weight.view(torch.int8).to(torch.int16).bitwise_left_shift_(7).bitwise_and_(~0x4000)
-    half = bits.view(torch.float16)
-    # All bits set is no number; it would read as 480.
-    return half.masked_fill_(half.abs() == 480 / _E4M3_AS_HALF, torch.nan)
 
 
 def block_scales(shape: Sequence[int], block: tuple[int, int]) -> tuple[int, ...]:
@@ -89,14 +76,23 @@ def dequantise_mxfp4(blocks: Tensor, scales: Tensor) -> Tensor:
     Every result is exact in bf16: a one-bit fraction times a power of two.
     """
     experts, out, groups, half = blocks.shape
-    shape = (experts, groups * half * 2, out)
+    shape = (experts * out, groups, half * 2)
     numbers = torch.empty(shape, dtype=torch.bfloat16, device=blocks.device)
-    for expert in range(experts):
-        # One expert at a time, as fp32 takes eight times the room of what is stored.
-        packed = blocks[expert].to(torch.int16)
-        low = (packed & 7) << 9 | (packed & 8) << 12
-        high = (packed & 0x70) << 5 | (packed & 0x80) << 8
-        pairs = torch.stack([low, high], -1).view(torch.float16).flatten(-2).float()
-        power = torch.exp2((scales[expert].int() - _EXPONENT_BIAS).float())
-        numbers[expert] = (pairs * _E2M1_AS_HALF * power[..., None]).flatten(-2).t()
-    return numbers
+    pairs = _pairs().to(blocks.device)
+    for rows, packed, exponents in zip(
+        numbers.split(_ROWS),
+        blocks.flatten(0, 1).split(_ROWS),
+        scales.flatten(0, 1).split(_ROWS),
+        strict=True,
+    ):
+        found = pairs.index_select(0, packed.flatten().int()).view(torch.bfloat16)
+        power = torch.exp2((exponents.int() - _EXPONENT_BIAS).float()).bfloat16()
+        torch.mul(found.view(rows.shape), power[..., None], out=rows)
+    return numbers.view(experts, out, -1).transpose(1, 2)
+
+
+def _pairs() -> Tensor:
+    """Return the two bf16 numbers each byte stands for, side by side in 32 bits."""
+    numbers = torch.tensor((*_E2M1, *(-number for number in _E2M1)), dtype=torch.bfloat16)
+    codes = torch.arange(256)
+    return torch.stack([numbers[codes & 0xF], numbers[codes >> 4]], -1).view(torch.int32).flatten()

@@ -74,6 +74,10 @@ def save(
     if dtype is not None and dtype not in _WORDS:
         known = ", ".join(str(kind) for kind in _WORDS)
         raise InputError([Problem("dtype", f"{dtype} cannot be written", f"use one of {known}")])
+    if decoder.model.vision is not None:
+        what = f"a {decoder.model.family} checkpoint needs a vision tower, which a decoder lacks"
+        fix = "give the decoder a model of the text part alone: its text family, vision=None"
+        raise InputError([Problem("decoder.model.vision", what, fix)])
     if any(parameter.is_meta for parameter in decoder.parameters()):
         raise InputError([Problem("decoder", "has no weights yet", "materialise or load it")])
     model = decoder.model if decoder.multi_token else replace(decoder.model, multi_token=None)

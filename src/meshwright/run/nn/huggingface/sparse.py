@@ -7,6 +7,7 @@ from meshwright.run.nn.huggingface.family import Family, Table, joined
 from meshwright.run.nn.huggingface.links import (
     Chosen,
     Entry,
+    ExpertsInRows,
     Grouped,
     PerExpert,
     Same,
@@ -121,6 +122,20 @@ _DEEPSEEK = LLAMA._replace(
     inside={**INSIDE, **_SHARED, **_LATENT}, ahead=_AHEAD, repeated=_REPEATED
 )
 
+_DBRX = Family(
+    {"embedding.*": "transformer.wte.*", "final_norm.*": "transformer.norm_f.*"},
+    {
+        "norm_mixer.*": "norm_attn_norm.norm_1.*",
+        "mixer.qkv.*": "norm_attn_norm.attn.Wqkv.*",
+        "mixer.o.*": "norm_attn_norm.attn.out_proj.*",
+        "norm_mlp.*": "norm_attn_norm.norm_2.*",
+        "mlp.router.*": "ffn.router.layer.*",
+        "mlp.gate_up": ExpertsInRows(joined("ffn.experts.mlp.w1", "ffn.experts.mlp.v1")),
+        "mlp.down": ExpertsInRows(Turned(Same("ffn.experts.mlp.w2"))),
+    },
+    layers="transformer.blocks.#.",
+)
+
 SPARSE: dict[str, Family] = {
     "mixtral": LLAMA._replace(inside={**INSIDE, **_MIXTRAL}),
     **dict.fromkeys(
@@ -128,5 +143,6 @@ SPARSE: dict[str, Family] = {
     ),
     **dict.fromkeys(("deepseek_v2", "deepseek_v3", "kimi_k2"), _DEEPSEEK),
     "glm4_moe": LLAMA._replace(inside={**INSIDE, **_SHARED}, ahead=_AHEAD, repeated=_REPEATED),
+    "dbrx": _DBRX,
     "gpt_oss": LLAMA._replace(inside={**INSIDE, **_GPT_OSS}),
 }

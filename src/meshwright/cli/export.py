@@ -1,0 +1,109 @@
+"""`mw export RUN FOLDER`: a training run's newest checkpoint as a Hugging Face folder."""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from meshwright.cli.answer import Answer, facts
+from meshwright.cli.parser import add_common
+from meshwright.errors import InputError, Problem
+from meshwright.spec.units import format_bytes, format_count, parse_count
+
+if TYPE_CHECKING:
+    from meshwright.run.train.data.tokenizer import Tokenizer
+    from meshwright.run.train.job import Job
+
+EXAMPLES = (
+    "mw export runs/train-tiny exported",
+    "mw export runs/train-tiny exported --average --format fp32",
+)
+
+FORMATS = ("own", "bf16", "fp16", "fp32", "fp8")
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the flags."""
+    parser.add_argument("run", metavar="RUN", help="folder of a run of mw train")
+    parser.add_argument("folder", metavar="FOLDER", help="folder to write, made if need be")
+    parser.add_argument(
+        "--average", action="store_true",
+        help="the moving average of the weights (optimizer.average) in place of the weights",
+    )  # fmt: skip
+    parser.add_argument("--step", metavar="N", help="a checkpoint other than the newest")
+    parser.add_argument(
+        "--format", default="own", choices=FORMATS,
+        help="format of the weights; own is the run's, fp8 is in blocks of 128×128 (default: own)",
+    )  # fmt: skip
+    add_common(parser)
+
+
+def run(args: argparse.Namespace) -> Answer:
+    """Answer with what was written."""
+    import torch
+
+    from meshwright.run.nn.huggingface import save
+    from meshwright.run.train.job_file import load_job
+    from meshwright.run.train.trained import load_trained
+
+    source, folder = Path(args.run), Path(args.folder)
+    if not (source / "config.toml").exists():
+        what = "holds no config.toml, so it is no run of mw train"
+        raise InputError([Problem(args.run, what, "name a folder that mw train wrote")])
+    formats = {
+        "own": None,
+        "bf16": torch.bfloat16,
+        "fp16": torch.float16,
+        "fp32": torch.float32,
+        "fp8": torch.float8_e4m3fn,
+    }
+    job = load_job(source / "config.toml")
+    trained = load_trained(
+        source,
+        job,
+        which="average" if args.average else "weights",
+        step=None if args.step is None else parse_count(args.step, "--step"),
+    )
+    kind = formats[args.format] or trained.format
+    save(trained.decoder, folder, dtype=kind)
+    tokenizer = _tokenizer(job)
+    if tokenizer is not None:
+        (folder / "tokenizer.json").write_text(tokenizer.json, encoding="utf-8")
+    files = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+    written_bytes = sum(path.stat().st_size for path in files)
+    parameters = sum(one.numel() for one in trained.decoder.parameters())
+    head = {
+        "wrote": folder,
+        "model": f"{job.model.name}, {format_count(parameters)} parameters",
+        "weights": f"{'averaged, ' if args.average else ''}after step {trained.step:,}",
+        "format": str(kind).removeprefix("torch."),
+        "files": f"{', '.join(path.name for path in files)}: {format_bytes(written_bytes)}",
+        "tokenizer": "not known" if tokenizer is None else tokenizer.vocabulary.name,
+    }
+    data = {
+        "folder": args.folder,
+        "run": args.run,
+        "step": trained.step,
+        "average": args.average,
+        "format": str(kind).removeprefix("torch."),
+        "parameters": parameters,
+        "files": [path.name for path in files],
+        "bytes": written_bytes,
+    }
+    return Answer("export/1", data, (facts(head),), (args.folder,))
+
+
+def _tokenizer(job: "Job") -> "Tokenizer | None":
+    """Return the tokenizer that a run's text was cut with, where the run still knows it."""
+    from meshwright.run.train.data.settings import as_sources
+    from meshwright.run.train.data.tokenizer import open_tokenizer
+
+    places = [job.data.tokenizer, *(source.path for source in as_sources(job.data.sources))]
+    for place in places:
+        # A folder of tokens keeps the tokenizer that made it.
+        if place == "bytes" or Path(place, "tokenizer.json").is_file() or _is_json(place):
+            return open_tokenizer(place)
+    return None
+
+
+def _is_json(place: str) -> bool:
+    return place.endswith(".json") and Path(place).is_file()

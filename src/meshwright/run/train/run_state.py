@@ -1,0 +1,81 @@
+"""`RunState`: what a checkpoint holds beside tensors, and what of a job may not change in a run."""
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from meshwright.errors import Problem
+from meshwright.run.train.job import Job
+from meshwright.run.train.step import WEIGHT_FORMATS
+from meshwright.spec.read import read
+
+BEGIN_ANEW = "change it back, or begin anew with --fresh"
+
+
+class RunState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a checkpoint holds beside tensors."""
+
+    tokens_seen: int
+    guard: Any
+    data: str
+    """Fingerprint of the tokens and their order."""
+    kept: Any
+    """What of the job may not change."""
+
+
+def state_of(extra: Mapping[str, Any], path: Path) -> RunState:
+    """Read what a checkpoint holds beside tensors."""
+    return read(RunState, extra, f"{path}: ")
+
+
+def kept_of(job: Job) -> dict[str, Any]:
+    """Return what makes a run the run it is; everything else may change when it goes on."""
+    start = job.start_from and os.path.abspath(job.start_from)  # noqa: PTH100 - links stay
+    kept = {
+        "model": msgspec.to_builtins(job.model),
+        "layout": {
+            "precision": "bf16",  # of the weights: fp8 products read them in bf16 too
+            "optimizer": job.layout.optimizer,
+            "master_precision": job.layout.master_precision,
+            "moment_precision": job.layout.moment_precision,
+        },
+        "workload": {
+            "sequence_length": job.workload.sequence_length,
+            "global_batch": job.workload.global_batch,
+        },
+        "optimizer": {
+            "average": None if job.optimizer.average is None else job.optimizer.average_precision
+        },
+        "seed": job.seed,
+        "start_from": start,
+    }
+    if job.layout.precision in WEIGHT_FORMATS:
+        kept["layout"]["precision"] = job.layout.precision
+    return kept
+
+
+def changes(job: Job, state: RunState) -> list[Problem]:
+    """Return what of a job is not as the run began with it."""
+    now, then = dict(_leaves(kept_of(job))), dict(_leaves(state.kept))
+    return [
+        Problem(
+            name, f"is {now.get(name)!r}, and the run began with {then.get(name)!r}", BEGIN_ANEW
+        )
+        for name in dict.fromkeys((*now, *then))
+        if now.get(name) != then.get(name)
+    ]
+
+
+def _leaves(data: Any, path: str = "") -> Iterator[tuple[str, object]]:
+    """Go through the values of nested data with the path of each."""
+    if isinstance(data, Mapping):
+        for name, value in data.items():
+            yield from _leaves(value, f"{path}.{name}" if path else name)
+    elif isinstance(data, list | tuple):
+        for index, value in enumerate(data):
+            yield from _leaves(value, f"{path}[{index}]")
+    else:
+        yield path, data

@@ -1,0 +1,74 @@
+"""`mw export`: what a run has learnt, for everything that reads Hugging Face folders."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from meshwright.cli import main
+from meshwright.run.nn.huggingface import load
+from meshwright.run.train.loop import train
+from tests.run.train.tiny import saved_tensors, tiny_job, write_corpus
+
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run in bf16 with fp32 masters and an average, after three steps."""
+    folder = tmp_path_factory.mktemp("export")
+    changes = {"layout": {"precision": "bf16"}, "optimizer": {"average": 0.5}}
+    train(tiny_job(write_corpus(folder), changes), folder / "run", until=3)
+    return folder / "run"
+
+
+def test_the_weights_come_back_as_they_were(run: Path, tmp_path: Path, capsys: Captured) -> None:
+    assert main(["export", str(run), str(tmp_path), "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["schema"] == "meshwright.export/1"
+    assert (answer["step"], answer["format"]) == (3, "bfloat16")
+    assert answer["files"] == ["config.json", "model.safetensors", "tokenizer.json"]
+    decoder, saved = load(None, tmp_path), saved_tensors(run)
+    for name, value in decoder.named_parameters():
+        assert torch.equal(value, saved[f"model.{name}"])
+
+
+@pytest.mark.parametrize(("flag", "kind"), [((), "master"), (("--average",), "average")])
+def test_fp32_has_every_digit_there_is(
+    run: Path, tmp_path: Path, flag: tuple[str, ...], kind: str
+) -> None:
+    assert main(["export", str(run), str(tmp_path), "--format", "fp32", *flag]) == 0
+    found = load_file(tmp_path / "model.safetensors")["model.embed_tokens.weight"]
+    assert torch.equal(found, saved_tensors(run)[f"optimizer.{kind}.embedding.weight"])
+
+
+def test_transformers_reads_it(run: Path, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    assert main(["export", str(run), str(tmp_path), "--format", "fp32"]) == 0
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    ours = load(None, tmp_path, dtype=torch.float32)
+    tokens = torch.arange(8)[None]
+    with torch.no_grad():
+        assert torch.allclose(theirs(tokens).logits, ours(tokens), atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["nowhere", "out"], "no run of mw train"),
+        (["RUN", "out", "--step", "2"], "no checkpoint of step 2"),
+        (["RUN", "out", "--format", "int3"], "'int3' is not a choice"),
+    ],
+)
+def test_mistakes_are_named(words: list[str], text: str, run: Path, capsys: Captured) -> None:
+    assert main(["export", *(str(run) if word == "RUN" else word for word in words)]) == 2
+    assert text in capsys.readouterr().err
+    assert not Path("out").exists()
+
+
+def test_a_run_without_an_average_says_so(tmp_path: Path, capsys: Captured) -> None:
+    train(tiny_job(write_corpus(tmp_path)), tmp_path / "run", until=1)
+    assert main(["export", str(tmp_path / "run"), str(tmp_path / "out"), "--average"]) == 2
+    assert "keeps no average" in capsys.readouterr().err

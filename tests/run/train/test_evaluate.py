@@ -1,0 +1,48 @@
+"""The held-out loss: the same sequences whatever the batch, and nothing changed by it."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from meshwright.run.train.data.opening import open_data
+from meshwright.run.train.evaluate import held_out_loss
+from meshwright.run.train.step import make_decoder
+from tests.run.train.tiny import tiny_job
+
+CPU = torch.device("cpu")
+
+
+def loss_with(tokens: Path, batch: int, sequences: int, packing: str = "concat") -> float:
+    job = tiny_job(tokens, {"workload": {"global_batch": batch, "packing": packing},
+                            "layout": {"microbatch": 1}})  # fmt: skip
+    held = open_data(job.data, job.workload, split="validation")
+    decoder = make_decoder(job.model, job.layout, device=CPU)
+    assert decoder.training
+    loss = held_out_loss(decoder, held, sequences=sequences, device=CPU)
+    assert decoder.training
+    return loss
+
+
+@pytest.mark.parametrize("packing", ["none", "concat", "pack"])
+def test_the_size_of_a_batch_does_not_matter(tokens: Path, packing: str) -> None:
+    alone = loss_with(tokens, 1, 5, packing)
+    assert loss_with(tokens, 3, 5, packing) == pytest.approx(alone, rel=1e-6)
+    assert loss_with(tokens, 8, 5, packing) == pytest.approx(alone, rel=1e-6)
+
+
+def test_no_more_is_read_than_the_text_has(tokens: Path) -> None:
+    job = tiny_job(tokens)
+    held = open_data(job.data, job.workload, split="validation")
+    assert loss_with(tokens, 4, 10**9) == pytest.approx(loss_with(tokens, 4, held.sequences))
+
+
+def test_it_is_the_mean_over_tokens(tokens: Path) -> None:
+    job = tiny_job(tokens)
+    held = open_data(job.data, job.workload, split="validation")
+    decoder = make_decoder(job.model, job.layout, device=CPU)
+    batch = held.at(0)
+    logits = decoder(batch.tokens_BT).detach()
+    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch.labels_BT.flatten())
+    found = held_out_loss(decoder, held, sequences=4, device=CPU)
+    assert found == pytest.approx(float(expected), rel=1e-5)

@@ -1,0 +1,160 @@
+"""Job files: one file says all, every problem of it is listed, and other commands read it too."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshwright.errors import InputError
+from meshwright.run.train.job import Job
+from meshwright.run.train.job_file import PARTS, ask_job, beside, dump_job, load_job, read_job
+from meshwright.spec.files import load_data
+from meshwright.spec.work import TRAINER_PARTS, read_work
+from tests.run.train.tiny import STEPS, job_data, tiny_job, write_job
+
+NOWHERE = Path("nowhere")
+
+
+def problems(data: dict[str, Any]) -> dict[str, str]:
+    with pytest.raises(InputError) as refused:
+        read_job(data)
+    return {problem.where: problem.what for problem in refused.value.problems}
+
+
+def test_a_job_says_how_long_it_is() -> None:
+    assert tiny_job(NOWHERE).workload.steps == STEPS
+
+
+def test_every_problem_of_a_file_is_listed_with_the_file_and_its_path(tmp_path: Path) -> None:
+    path = tmp_path / "bad.toml"
+    path.write_text("""
+seed = -1
+colour = "blue"
+model = "llama3.1-8c"
+[layout]
+precison = "bf16"
+[workload]
+tokens = 100
+sequence_length = 0
+global_batch = 8
+[data]
+sources = []
+[optimizer]
+lr = "fast"
+[machine]
+threads = 0
+""")
+    with pytest.raises(InputError) as refused:
+        load_job(path, {"optimizer": {"eps": -1}})
+    assert [problem.where for problem in refused.value.problems] == [
+        f"{path}: seed",
+        f"{path}: colour",
+        f"{path}: model",
+        f"{path}: layout.precison",
+        f"{path}: workload.sequence_length",
+        f"{path}: data.sources",
+        f"{path}: optimizer.lr",
+        "command line: optimizer.eps",
+        f"{path}: machine.threads",
+    ]
+
+
+def test_what_is_missing_is_said() -> None:
+    assert problems({}) == dict.fromkeys(("model", "workload", "data"), "is missing")
+
+
+@pytest.mark.parametrize(
+    ("changes", "where"),
+    [
+        ({"layout": {"tp": 2}}, "layout"),
+        ({"layout": {"microbatch": 3}}, "layout.microbatch"),
+        ({"layout": {"global_batch": 8}}, "layout.global_batch"),
+        ({"layout": {"precision": "nvfp4"}}, "layout.precision"),
+        ({"layout": {"offload": ["optimizer"]}}, "layout.offload"),
+        ({"layout": {"moment_precision": "fp8"}}, "layout.moment_precision"),
+        ({"layout": {"recompute": "selective", "recompute_ops": ["moe_act"]}},
+         "layout.recompute_ops"),
+        ({"workload": {"adapter": {"rank": 4}}}, "workload.adapter"),
+        ({"workload": {"kind": "requests"}}, "workload.kind"),
+        ({"model": {"positions": "learned"}, "workload": {"sequence_length": 64}},
+         "workload.sequence_length"),
+        ({"evaluation": {"sequences": 0}}, "evaluation.sequences"),
+    ],
+)  # fmt: skip
+def test_what_one_device_cannot_do_is_refused(changes: dict[str, Any], where: str) -> None:
+    assert where in problems(job_data(NOWHERE, changes))
+
+
+def test_parts_that_can_be_read_are_judged_beside_those_that_cannot() -> None:
+    found = problems(job_data(NOWHERE, {"layout": {"microbatch": 3}, "optimizer": {"lr": "x"}}))
+    assert set(found) == {"optimizer.lr", "layout.microbatch"}
+
+
+def test_changes_win_over_the_file_and_are_known_as_such(tmp_path: Path) -> None:
+    path = write_job(tmp_path / "job.toml", NOWHERE)
+    asked = ask_job(path, {"optimizer": {"lr": 0.5}})
+    assert asked.job.optimizer.lr == 0.5
+    assert asked.origin("optimizer.lr") == "command line"
+    assert asked.origin("optimizer.warmup_steps") == str(path)
+    assert asked.origin("optimizer.eps") == "default"
+
+
+def test_paths_count_from_the_folder_of_the_file(tmp_path: Path) -> None:
+    (tmp_path / "model.toml").touch()
+    data = {
+        "model": "model.toml",
+        "start_from": "weights",
+        "data": {
+            "sources": ["tokens", {"path": "/whole/tokens"}, "standard", "standard:1MB"],
+            "validation_sources": [{"path": "held", "weight": 2}],
+            "tokenizer": "tokenizer.json",
+            "cache": "cache",
+        },
+    }
+    assert beside(tmp_path, data) == {
+        "model": str(tmp_path / "model.toml"),
+        "start_from": str(tmp_path / "weights"),
+        "data": {
+            "sources": [str(tmp_path / "tokens"), {"path": "/whole/tokens"}, "standard",
+                        "standard:1MB"],
+            "validation_sources": [{"path": str(tmp_path / "held"), "weight": 2}],
+            "tokenizer": str(tmp_path / "tokenizer.json"),
+            "cache": str(tmp_path / "cache"),
+        },
+    }  # fmt: skip
+
+
+def test_names_are_no_paths(tmp_path: Path) -> None:
+    data = {"model": "llama3.1-8b", "data": {"tokenizer": "bytes", "cache": ""}}
+    assert beside(tmp_path, data) == data
+
+
+def test_a_written_job_reads_back_from_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = tiny_job(Path("tokens"), {"data": {"cache": "cache"}})
+    monkeypatch.chdir(tmp_path)
+    written = tmp_path / "run" / "config.toml"
+    written.parent.mkdir()
+    written.write_text(dump_job(job))
+    again = load_job(written)
+    assert again.data.sources == (str(tmp_path / "tokens"),)
+    assert again.data.cache == str(tmp_path / "cache")
+    assert (again.model, again.layout, again.workload) == (job.model, job.layout, job.workload)
+
+
+def test_other_commands_read_the_same_file(tmp_path: Path) -> None:
+    path = write_job(tmp_path / "job.toml", NOWHERE)
+    work = read_work({**load_data(path), "cluster": "h100-superpod"})
+    job = load_job(path)
+    assert (work.model, work.layout, work.workload) == (job.model, job.layout, job.workload)
+
+
+def test_a_cluster_beside_a_job_is_passed_over() -> None:
+    data = {**job_data(NOWHERE), "cluster": "h100-superpod", "gpus": 1}
+    assert read_job(data) == tiny_job(NOWHERE)
+
+
+def test_predictions_pass_over_every_part_that_only_training_reads() -> None:
+    assert set(TRAINER_PARTS) == set(PARTS) - {"model", "layout", "workload"}
+    assert set(PARTS) == set(Job.__struct_fields__)

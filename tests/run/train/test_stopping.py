@@ -1,0 +1,55 @@
+"""Requests to stop, and the collector that keeps out of the way."""
+
+import gc
+import signal
+import threading
+
+import pytest
+
+from meshwright.run.train.stopping import asked_to_stop, quiet_collector
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_signal_is_a_request(
+    number: signal.Signals, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with asked_to_stop() as asked:
+        assert asked() is None
+        signal.raise_signal(number)
+        assert asked() == number.name
+    assert f"{number.name}: saves after this step" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_ends_the_program(first: signal.Signals) -> None:
+    with asked_to_stop():
+        signal.raise_signal(first)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_handlers_are_as_before_afterwards() -> None:
+    before = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
+    with asked_to_stop():
+        assert signal.getsignal(signal.SIGTERM) != before[1]
+    assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+def test_a_thread_trains_without_signals() -> None:
+    found: list[str | None] = []
+
+    def work() -> None:
+        with asked_to_stop() as asked:
+            found.append(asked())
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert found == [None]
+
+
+def test_the_collector_is_off_inside_and_as_before_afterwards() -> None:
+    assert gc.isenabled()
+    with quiet_collector():
+        assert not gc.isenabled()
+    assert gc.isenabled()

@@ -1,0 +1,48 @@
+"""A run put together: its state, its device, what it refuses."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from meshwright.errors import InputError, MissingPart
+from meshwright.run.train.trainer import Trainer, pick_device
+from tests.run.train.tiny import tiny_job
+
+
+def test_the_state_is_weights_and_what_the_optimizer_keeps(tokens: Path, tmp_path: Path) -> None:
+    trainer = Trainer(tiny_job(tokens), tmp_path)
+    tensors = trainer.tensors()
+    assert tensors["model.embedding.weight"].data_ptr() == (
+        trainer.decoder.embedding.weight.data_ptr()
+    )
+    assert "optimizer.first.embedding.weight" in tensors
+    assert "optimizer.steps" in tensors
+    trainer.close()
+
+
+def test_the_same_seed_gives_the_same_first_weights(tokens: Path, tmp_path: Path) -> None:
+    one, two, three = (
+        Trainer(tiny_job(tokens, {"seed": seed}), tmp_path).tensors() for seed in (1, 1, 2)
+    )
+    name = "model.embedding.weight"
+    assert torch.equal(one[name], two[name])
+    assert not torch.equal(one[name], three[name])
+
+
+def test_a_missing_gpu_is_named(tokens: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(MissingPart, match="CUDA"):
+        pick_device(tiny_job(tokens, {"machine": {"device": "cuda"}}))
+    assert pick_device(tiny_job(tokens, {"machine": {"device": "auto"}})).type == "cpu"
+
+
+def test_a_vocabulary_too_small_for_the_tokens_is_refused(tokens: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="the model knows 100"):
+        Trainer(tiny_job(tokens, {"model": {"vocab": 100}}), tmp_path)
+
+
+def test_evaluation_without_held_out_text_is_told(tokens: Path, tmp_path: Path) -> None:
+    job = tiny_job(tokens, {"data": {"validation": 0.0}, "evaluation": {"every_steps": 2}})
+    with pytest.warns(UserWarning, match="nothing is held out"):
+        assert Trainer(job, tmp_path).held_out is None
