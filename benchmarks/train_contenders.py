@@ -171,10 +171,11 @@ def titan(asked: Asked) -> Step:
     return step
 
 
-def _peer_folder(name: str) -> None:
+def _peer_folders() -> None:
+    """Let Python find the unpacked wheels of peers, each in a folder of its own."""
     folder = os.environ.get("MESHWRIGHT_PEERS")
-    if folder and str(Path(folder) / name) not in sys.path:
-        sys.path.insert(0, str(Path(folder) / name))
+    if folder:
+        sys.path += [str(path) for path in sorted(Path(folder).iterdir()) if path.is_dir()]
 
 
 def _titan_model() -> tuple[Any, Any]:
@@ -182,7 +183,7 @@ def _titan_model() -> tuple[Any, Any]:
 
     What those packages would give the model file is its base class and a type of tokenizer.
     """
-    _peer_folder("torchtitan")
+    _peer_folders()
     root = next(
         Path(each) / "torchtitan"
         for each in sys.path
@@ -209,7 +210,6 @@ def _titan_model() -> tuple[Any, Any]:
 
 
 def _torchao_fp8(module: torch.nn.Module, recipe: str) -> None:
-    _peer_folder("torchao")
     float8 = importlib.import_module("torchao.float8")
     float8.convert_to_float8_training(
         module,
@@ -294,8 +294,8 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--length", type=int, default=4096)
     parser.add_argument("--recompute", default="")
-    parser.add_argument("--warm-up", type=int, default=6)
-    parser.add_argument("--steps", type=int, default=15)
+    parser.add_argument("--warm-up", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=12)
     given = parser.parse_args()
     asked = Asked(
         model=SHAPES[given.shape],

@@ -12,7 +12,7 @@ import torch
 from meshwright.errors import InputError
 from meshwright.run.kernels.glu import glu, plain_glu
 from meshwright.spec.model.feedforward import Activation
-from tests.run.kernels.exactness import assert_near, doubled, drawn
+from tests.run.kernels.exactness import DEVICE, assert_near, doubled, drawn
 
 ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
 
@@ -56,7 +56,7 @@ def test_clamped_swiglu_is_that_of_gpt_oss() -> None:
 
 @pytest.mark.parametrize("activation", ["relu", "swiglu-clamped"])
 def test_a_number_that_is_none_stays_none(activation: Activation) -> None:
-    gate_up = torch.tensor([float("nan"), 1.0, 2.0, float("nan")])
+    gate_up = torch.tensor([float("nan"), 1.0, 2.0, float("nan")], device=DEVICE)
     assert glu(gate_up, activation, backend="triton").isnan().all()
 
 

@@ -21,7 +21,7 @@ from meshwright.run.kernels import quantize_fp8_kernel as kernels
 from meshwright.run.kernels.language import triton
 from meshwright.run.kernels.quantize_fp8_kernel import SIDE
 
-AMAX_BLOCK = 8192
+AMAX_BLOCK = 16384
 AMAX_WARPS = 4
 LONGEST_ROW = 65536
 """Elements of a row that one program can hold in registers."""
@@ -36,7 +36,7 @@ class Launch(NamedTuple):
     none, as compiled by Triton 3.6 for Hopper."""
 
 
-AMAX_OF_LINES = Launch(16, 40)
+AMAX_OF_LINES = Launch(8, None)
 CAST = Launch(8, 64)
 CAST_BY_LINE = Launch(8, 80)
 CAST_SQUARES = Launch(8, 64)

@@ -135,8 +135,8 @@ class Replay:
             _Tensor(item.requires_grad) if isinstance(item, Tensor) else item for item in inputs
         )
         mark = torch.empty((), requires_grad=True)
-        held: Tensor = _Hold.apply(mark, *tensors)  # type: ignore[no-untyped-call]
-        self._held = held.grad_fn
+        # The tensor, not only its node: where torch drops the one, it drops what the other saved.
+        self._held = _Hold.apply(mark, *tensors)  # type: ignore[no-untyped-call]
         with saved_tensors_hooks(self._pack, self._unpack):
             return self.function(*inputs)
 
@@ -173,7 +173,7 @@ class Replay:
             return None
 
         self._made = {}
-        tensors = iter(self._held.saved_tensors)
+        tensors = iter(self._held.grad_fn.saved_tensors)
         inputs = [
             next(tensors).detach().requires_grad_(item.requires_grad)
             if isinstance(item, _Tensor)
