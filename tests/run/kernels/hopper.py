@@ -98,13 +98,13 @@ def _rotations() -> Iterator[Kernel]:
             label = f"{head_dim} {'neighbours' if interleaved else 'halves'}"
             cos = torch.empty(1, head_dim // 2)
             given = QkvSizes(32, 8, head_dim), cos, interleaved, False
-            options = norm_rotate._options(*given, norm_rotate.TILE)
+            options = norm_rotate._options(*given, norm_rotate.TILE, norm_rotate.WARPS)
             warps = options.pop("num_warps")
             every = dict.fromkeys(("qkv", "out", "q_weight", "k_weight"), BF16)
             types = every | angles | {"eps": "fp32"}
             function = norm_rotate_kernel.norm_turn_tokens
             yield Kernel(f"norm_rotate {label}", function, types, options, warps)
-            back = norm_rotate._options(*given, norm_rotate.TILE_BACK)
+            back = norm_rotate._options(*given, norm_rotate.TILE_BACK, norm_rotate.WARPS_BACK)
             warps = back.pop("num_warps")
             back |= {"AHEAD": norm_rotate.AHEAD and not interleaved}
             every = dict.fromkeys(("qkv", "dq", "dk", "dv", "dqkv", "q_weight", "k_weight"), BF16)
