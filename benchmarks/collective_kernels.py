@@ -12,6 +12,7 @@ import statistics
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
+from benchmarks.result import figure
 from meshwright.errors import MissingPart
 from meshwright.policy.collective import Collective, Op, build
 
@@ -82,7 +83,7 @@ def _measure_gpu(sizes_mib: tuple[int, ...]) -> dict[str, object]:
     copy_per_s = _torch_copy_bytes_per_s(4096 * MIB)
     figures, peers = (
         [],
-        [_figure("torch copy_ of 4 GiB, read and written", copy_per_s / 1e9, "GB/s")],
+        [figure("torch copy_ of 4 GiB, read and written", copy_per_s / 1e9, "GB/s")],
     )
     for kind, case in KERNELS.items():
         for dtype in (torch.float32, torch.bfloat16):
@@ -90,9 +91,9 @@ def _measure_gpu(sizes_mib: tuple[int, ...]) -> dict[str, object]:
             word = str(dtype).removeprefix("torch.")
             name = f"{kind} kernel, {word}, {max(sizes_mib)} MiB"
             share = times.bytes_moved / min(times.steps_s, times.at_once_s) / copy_per_s
-            figures.append(_figure(name, 100 * share, "% of copy_", TARGET))
+            figures.append(figure(name, 100 * share, "% of copy_", TARGET))
             torch_share = times.bytes_moved / times.torch_s / copy_per_s
-            peers.append(_figure(f"torch, {name}", 100 * torch_share, "% of copy_"))
+            peers.append(figure(f"torch, {name}", 100 * torch_share, "% of copy_"))
     checked = 0
     for case in CASES:
         checked += _check(case)
@@ -122,16 +123,16 @@ def _case_figures(
     name = f"{case.name} {case.op}, {size_mib} MiB"
     if size_mib < LARGE_MIB:
         figures = [
-            _figure(f"{name}, a launch per step", times.steps_s * 1e6, "µs"),
-            _figure(f"{name}, one launch", times.at_once_s * 1e6, "µs"),
+            figure(f"{name}, a launch per step", times.steps_s * 1e6, "µs"),
+            figure(f"{name}, one launch", times.at_once_s * 1e6, "µs"),
         ]
-        return figures, [_figure(f"torch, {name}", times.torch_s * 1e6, "µs")]
+        return figures, [figure(f"torch, {name}", times.torch_s * 1e6, "µs")]
     share = 100 * times.bytes_moved / copy_per_s
     figures = [
-        _figure(f"{name}, a launch per step", share / times.steps_s, "% of copy_", TARGET),
-        _figure(f"{name}, one launch", share / times.at_once_s, "% of copy_"),
+        figure(f"{name}, a launch per step", share / times.steps_s, "% of copy_", TARGET),
+        figure(f"{name}, one launch", share / times.at_once_s, "% of copy_"),
     ]
-    return figures, [_figure(f"torch, {name}", share / times.torch_s, "% of copy_")]
+    return figures, [figure(f"torch, {name}", share / times.torch_s, "% of copy_")]
 
 
 def _unrecorded_figures(case: Case, size_mib: int) -> list[dict[str, object]]:
@@ -142,7 +143,7 @@ def _unrecorded_figures(case: Case, size_mib: int) -> list[dict[str, object]]:
     name = f"{case.name} {case.op}, {size_mib} MiB, not recorded"
     runs = {"a launch per step": ranks.run_step_by_step, "one launch": ranks.run_at_once}
     return [
-        _figure(f"{name}, {how}", _median_s(run, lambda: _fill(ranks.buffer)) * 1e6, "µs")
+        figure(f"{name}, {how}", _median_s(run, lambda: _fill(ranks.buffer)) * 1e6, "µs")
         for how, run in runs.items()
     ]
 
@@ -264,9 +265,4 @@ def _measure_interpreted() -> dict[str, object]:
             inputs = [each[:20] for each in inputs]
         compared += _agree(case.built(), inputs, 64)
     notes = "Triton's interpreter on the CPU: correctness only."
-    return {"figures": [_figure("results equal to torch's", compared, "results")], "notes": notes}
-
-
-def _figure(name: str, value: float, unit: str, target: str = "") -> dict[str, object]:
-    short = float(f"{value:.4g}")
-    return {"name": name, "value": short, "unit": unit} | ({"target": target} if target else {})
+    return {"figures": [figure("results equal to torch's", compared, "results")], "notes": notes}

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import msgspec
 
+from benchmarks.result import figure
 from meshwright.errors import MissingPart
 
 if TYPE_CHECKING:
@@ -164,7 +165,7 @@ def _measure_products(found: Found, tokens: int, shape: Shape, *, sweep: bool) -
         name = f"{shape.name} {product}, {tokens // 1024}k tokens"
         dense_s = _median_s(partial(given.run_dense, product))
         rate = given.operations / dense_s / 1e12
-        found.peers.append(_figure(f"dense, {name}", rate, "TFLOP/s"))
+        found.peers.append(figure(f"dense, {name}", rate, "TFLOP/s"))
         case = Case(product, given.x.dtype, EXPERTS, shape.fan_in, shape.fan_out)
         picked = choose(case._replace(capability=(9, 0))).kernel
         for kernel in KERNELS:
@@ -192,7 +193,7 @@ def _add_share(
 ) -> None:
     seconds = _attempt(found, label, partial(_median_s, run))
     if seconds is not None:
-        found.figures.append(_figure(label, 100 * dense_s / seconds, "% of dense", target))
+        found.figures.append(figure(label, 100 * dense_s / seconds, "% of dense", target))
 
 
 def _measure_moves(found: Found, tokens: int) -> None:
@@ -221,9 +222,9 @@ def _measure_moves(found: Found, tokens: int) -> None:
     for name, (moved, run) in moves.items():
         share = 100 * moved * row_bytes / _median_s(run) / copy_per_s
         label = f"{name}, {tokens // 1024}k tokens"
-        found.figures.append(_figure(label, share, "% of copy_", COPY_TARGET))
+        found.figures.append(figure(label, share, "% of copy_", COPY_TARGET))
     seconds = _median_s(lambda: sort_by_expert(experts, EXPERTS))
-    found.figures.append(_figure(f"sort by expert, {tokens // 1024}k tokens", seconds * 1e6, "µs"))
+    found.figures.append(figure(f"sort by expert, {tokens // 1024}k tokens", seconds * 1e6, "µs"))
 
 
 def _measure_layer(found: Found, tokens: int) -> None:
@@ -244,8 +245,8 @@ def _measure_layer(found: Found, tokens: int) -> None:
     if seconds is not None:
         operations = 18 * tokens * CHOICES * HIDDEN * WIDTH
         label = f"experts layer, forward and backward, {tokens // 1024}k tokens"
-        found.figures.append(_figure(label, seconds * 1e3, "ms"))
-        found.figures.append(_figure(label, operations / seconds / 1e12, "TFLOP/s"))
+        found.figures.append(figure(label, seconds * 1e3, "ms"))
+        found.figures.append(figure(label, operations / seconds / 1e12, "TFLOP/s"))
 
 
 def _grad(out: "Tensor", leaves: "tuple[Tensor, ...]", slope: "Tensor") -> object:
@@ -276,7 +277,7 @@ def _check_errors(found: Found) -> None:
     for name, error in worst.items():
         target = f"<= {LARGEST_ERROR}"
         label = f"error of {name} against float64"
-        found.figures.append(_figure(label, error, "roundings", target))
+        found.figures.append(figure(label, error, "roundings", target))
 
 
 def _operands(tokens: int, shape: Shape, skew: float = 0.0) -> Operands:
@@ -370,12 +371,7 @@ def _measure_interpreted() -> dict[str, object]:
     if worst > 1e-4:
         raise AssertionError(f"Triton's products are off by {worst}")
     notes = "Triton's interpreter on the CPU: correctness only."
-    return {"figures": [_figure("largest difference from torch", worst, "")], "notes": notes}
-
-
-def _figure(name: str, value: float, unit: str, target: str = "") -> dict[str, object]:
-    short = float(f"{value:.4g}")
-    return {"name": name, "value": short, "unit": unit} | ({"target": target} if target else {})
+    return {"figures": [figure("largest difference from torch", worst, "")], "notes": notes}
 
 
 def main() -> None:

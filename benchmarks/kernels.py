@@ -26,7 +26,7 @@ import msgspec
 from benchmarks.kernel_rows import ELEMENTS, MODEL_ROWS, Place, Row, Work
 from benchmarks.kernel_rows_training import TRAINING_ROWS
 from benchmarks.machine import describe
-from benchmarks.result import Measured, Result, met
+from benchmarks.result import Measured, Result, figure, met
 from meshwright.errors import MissingPart
 
 NAME = "kernels"
@@ -158,15 +158,15 @@ def _print_row(row: Timed) -> None:
 def _report(timed: list[Timed], absent: list[str], copy_per_s: float) -> dict[str, object]:
     import triton
 
-    figures = [_figure(row.name, 100 * row.share, "% of copy_", TARGET) for row in timed]
+    figures = [figure(row.name, 100 * row.share, "% of copy_", TARGET) for row in timed]
     errors = [row.error for row in timed if row.error is not None]
     if errors:
         figures.append(
-            _figure("largest error against float64", max(errors), "of largest", ERROR_TARGET)
+            figure("largest error against float64", max(errors), "of largest", ERROR_TARGET)
         )
-    peers = [_figure("torch copy_ of 2 GiB, read and written", copy_per_s / 1e9, "GB/s")]
+    peers = [figure("torch copy_ of 2 GiB, read and written", copy_per_s / 1e9, "GB/s")]
     peers += [
-        _figure(f"torch, {row.name}", 100 * row.torch_share, "% of copy_")
+        figure(f"torch, {row.name}", 100 * row.torch_share, "% of copy_")
         for row in timed
         if row.torch_share is not None
     ]
@@ -193,15 +193,10 @@ def _measure_interpreted() -> dict[str, object]:
         if work.error is not None:
             errors.append(work.error())
     figures = [
-        _figure("rows that ran", calls, "rows"),
-        _figure("largest error against float64", max(errors), "of largest"),
+        figure("rows that ran", calls, "rows"),
+        figure("largest error against float64", max(errors), "of largest"),
     ]
     return {"figures": figures, "notes": "Triton's interpreter on the CPU: correctness only."}
-
-
-def _figure(name: str, value: float, unit: str, target: str = "") -> dict[str, object]:
-    short = float(f"{value:.4g}")
-    return {"name": name, "value": short, "unit": unit} | ({"target": target} if target else {})
 
 
 def main() -> int:
@@ -230,7 +225,7 @@ def main() -> int:
             measured=measured,
         )
         arguments.out.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=2))
-    missed = [figure.name for figure in measured.figures if met(figure) is False]
+    missed = [each.name for each in measured.figures if met(each) is False]
     print("\n".join(f"missed: {name}" for name in missed) or "all targets met")
     return 1 if missed else 0
 

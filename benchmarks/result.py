@@ -44,6 +44,12 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             )
 
 
+def figure(name: str, value: float, unit: str, target: str = "") -> dict[str, object]:
+    """Return a figure as `measure` hands it back, its value in four digits."""
+    short = float(f"{value:.4g}")
+    return {"name": name, "value": short, "unit": unit} | ({"target": target} if target else {})
+
+
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
     """What a benchmark's `measure` hands back."""
 

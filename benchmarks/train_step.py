@@ -1,8 +1,10 @@
 """How fast a full training step is on one GPU, beside torchtitan in the same run.
 
 Contenders take turns, each in a process of its own, and each at its own best batch of those
-listed. The last rows are ceilings measured between them: a copy, a large product, and products of
-the shapes these models have. See `train_contenders` for what a step is and how FLOPs are counted.
+listed. The last rows are ceilings, measured when all are done: a copy, a large product, products of
+the shapes these models have, and attention. See `train_contenders` for what a step is and how FLOPs
+are counted. MESHWRIGHT_BENCH_S in the environment is how many seconds may pass before the last case
+begins; cases that come too late are named in the notes.
 """
 
 import os
@@ -74,11 +76,11 @@ def measure(quick: bool) -> dict[str, object]:
     if not quick and not torch.cuda.is_available():
         raise MissingPart("training steps of real models are timed on a GPU", "use --quick here")
     results: dict[Case, Timed] = {}
-    failed = []
+    failed, late = [], []
     last_s = float(os.environ.get("MESHWRIGHT_BENCH_S", "inf")) + time.monotonic()
     for case in QUICK if quick else CASES:
         if time.monotonic() > last_s:
-            failed.append(f"{case.title} (no time left)")
+            late.append(case.title)
             continue
         try:
             results[case] = run(case)
@@ -86,7 +88,7 @@ def measure(quick: bool) -> dict[str, object]:
             failed.append(case.title)
             print(error, file=sys.stderr, flush=True)
     limits = {} if quick else ceilings()
-    return report(results, limits, failed)
+    return report(results, limits, failed, late)
 
 
 def ceilings() -> dict[str, float]:
@@ -119,7 +121,7 @@ def run(case: Case) -> Timed:
 
 
 def report(
-    results: dict[Case, Timed], limits: dict[str, float], failed: list[str]
+    results: dict[Case, Timed], limits: dict[str, float], failed: list[str], late: list[str]
 ) -> dict[str, object]:
     """Return the figures, peers and ceilings beside ours, with what was promised."""
     figures: list[dict[str, object]] = []
@@ -151,6 +153,8 @@ def report(
     )
     if failed:
         notes += f" Failed: {', '.join(failed)}."
+    if late:
+        notes += f" Not measured, as time was up: {', '.join(late)}."
     return {"figures": figures, "peers": peers, "notes": notes}
 
 

@@ -1,4 +1,4 @@
-"""What every test may ask for: the Hypothesis profiles and the shared data folder."""
+"""What every test may ask for: Hypothesis profiles, interpreted kernels, the shared data."""
 
 import os
 from pathlib import Path
@@ -7,6 +7,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).resolve().parent.parent
+
+# Where there is no GPU, Triton interprets the kernels: it has to know before any test imports one.
+if not Path("/dev/nvidiactl").exists():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 # Deadlines are off: the test machines are shared, and a slow moment is not a fault.
 settings.register_profile("dev", deadline=None)

@@ -71,7 +71,7 @@ def test_ids_are_shown_where_no_tokenizer_is_known(text: Path, capsys: Captured)
     ("words", "hint"),
     [
         ("data tokenize nowhere --out x", "no such file"),
-        ("data tokenize text.jsonl --field body --out x", "name another field"),
+        ("data tokenize text.jsonl --field body --out x", "name another field (text holds text)"),
         ("data tokenize text.jsonl --out a/b/c", "create the folder"),
         ("data inspect text.jsonl", "mw data tokenize text.jsonl"),
         ("data train-tokenizer text.jsonl --size 5 --out t.json", "use 259 or more"),

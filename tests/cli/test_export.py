@@ -9,6 +9,9 @@ from safetensors.torch import load_file
 
 from meshwright.cli import main
 from meshwright.run.nn.huggingface import load
+from meshwright.run.train.data.byte_pairs import save_tokenizer, train_tokenizer
+from meshwright.run.train.data.tokenising import tokenise
+from meshwright.run.train.data.tokenizer import open_tokenizer
 from meshwright.run.train.loop import train
 from tests.run.train.tiny import saved_tensors, tiny_job, write_corpus
 
@@ -29,7 +32,13 @@ def test_the_weights_come_back_as_they_were(run: Path, tmp_path: Path, capsys: C
     answer = json.loads(capsys.readouterr().out)
     assert answer["schema"] == "meshwright.export/1"
     assert (answer["step"], answer["format"]) == (3, "bfloat16")
-    assert answer["files"] == ["config.json", "model.safetensors", "tokenizer.json"]
+    assert answer["files"] == [
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ]
     decoder, saved = load(None, tmp_path), saved_tensors(run)
     for name, value in decoder.named_parameters():
         assert torch.equal(value, saved[f"model.{name}"])
@@ -52,6 +61,23 @@ def test_transformers_reads_it(run: Path, tmp_path: Path) -> None:
     tokens = torch.arange(8)[None]
     with torch.no_grad():
         assert torch.allclose(theirs(tokens).logits, ours(tokens), atol=1e-4)
+    assert theirs.generation_config.eos_token_id == 257
+    assert transformers.AutoTokenizer.from_pretrained(tmp_path).eos_token_id == 257
+
+
+def test_the_token_that_ended_documents_ends_generation(tmp_path: Path) -> None:
+    made = tmp_path / "mine.json"
+    save_tokenizer(train_tokenizer(["some text"], 260, special=["<stop>"]), made)
+    (tmp_path / "text.txt").write_text("some text " * 200)
+    tokenizer = open_tokenizer(str(made), end="<stop>")
+    tokenise([str(tmp_path / "text.txt")], tmp_path / "tokens", tokenizer, workers=1)
+    changes = {"model": {"vocab": 264}, "data": {"validation": 0.0}}
+    train(tiny_job(tmp_path / "tokens", changes), tmp_path / "run", until=1)
+    assert main(["export", str(tmp_path / "run"), str(tmp_path / "out")]) == 0
+    stops = json.loads((tmp_path / "out" / "generation_config.json").read_text())
+    assert stops["eos_token_id"] == tokenizer.vocabulary.end
+    about = json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())
+    assert about["eos_token"] == "<stop>"
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def test_json_and_quiet_answers(job: str, capsys: Captured) -> None:
 
 def test_the_same_command_goes_on(job: str, capsys: Captured) -> None:
     main(["train", job, "--until", "3"])
-    assert "the same command goes on from here" in said(capsys)
+    assert "the same command without --until" in said(capsys)
     main(["train", job])
     assert f"{STEPS} of {STEPS}, from 3 on" in capsys.readouterr().out
     assert main(["train", job]) == 0
@@ -73,6 +73,51 @@ def test_the_configuration_of_a_run_goes_on_with_it(job: str, capsys: Captured) 
     assert main(["train", "runs/tiny/config.toml"]) == 0
     assert "from 3 on" in capsys.readouterr().out
     assert [path.name for path in Path("runs").iterdir()] == ["tiny"]
+
+
+def test_a_run_is_named_by_its_folder_too(job: str, capsys: Captured) -> None:
+    main(["train", job, "--until", "3"])
+    assert main(["train", "runs/tiny", "--until", "5"]) == 0
+    assert f"5 of {STEPS}, from 3 on" in said(capsys)
+    assert not Path("runs/config").exists()
+
+
+def test_a_sitting_that_had_no_step_to_do_says_so(job: str, capsys: Captured) -> None:
+    main(["train", job, "--until", "3"])
+    said(capsys)
+    assert main(["train", job, "--until", "2"]) == 0
+    assert "step 2 was done before" in said(capsys)
+
+
+def test_fresh_leaves_a_folder_that_is_no_run_where_it_is(job: str) -> None:
+    Path("mine").mkdir()
+    Path("mine/notes.txt").write_text("keep")
+    assert main(["train", job, "--folder", "mine", "--fresh", "--until", "1"]) == 0
+    assert Path("mine/notes.txt").read_text() == "keep"
+    assert not Path("mine.1").exists()
+
+
+def test_a_folder_of_tokens_is_no_place_for_a_run(job: str, tokens: Path, capsys: Captured) -> None:
+    assert main(["train", job, "--folder", str(tokens)]) == 2
+    assert "holds tokenised text" in said(capsys)
+    assert not (tokens / "checkpoints").exists()
+
+
+def test_a_job_that_never_began_leaves_no_folder(job: str) -> None:
+    assert main(["train", job, "data.sources=nowhere", "--folder", "new"]) == 2
+    assert not Path("new").exists()
+
+
+def test_what_is_hardly_meant_is_told(job: str, capsys: Captured) -> None:
+    main(["train", job, "--dry-run", "optimizer.warmup_steps=500", "model.max_positions=8"])
+    told = said(capsys)
+    assert "learning rate only ever rises" in told
+    assert "model.max_positions 8" in told
+
+
+def test_products_too_small_for_fp8_are_told(job: str, capsys: Captured) -> None:
+    main(["train", job, "layout.precision=fp8-rowwise", "--until", "1"])
+    assert "no product of this model is in fp8" in said(capsys)
 
 
 def test_fresh_moves_an_earlier_run_aside(job: str, capsys: Captured) -> None:

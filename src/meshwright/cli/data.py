@@ -52,8 +52,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         )
     for verb in ("tokenize", "sample"):
         found[verb].add_argument(
-            "--tokenizer", metavar="FILE", help="tokenizer's JSON file or folder, or bytes"
-        )
+            "--tokenizer", metavar="FILE",
+            help="tokenizer's JSON file or folder, or bytes (default: bytes, or the one that is "
+            "kept with tokens)" if verb == "sample" else
+            "tokenizer's JSON file or folder, or bytes (default: bytes)",
+        )  # fmt: skip
     _configure_tokenize(found["tokenize"])
     found["inspect"].add_argument("--check", action="store_true", help="read every byte")
     train = found["train-tokenizer"]
@@ -161,6 +164,9 @@ def _inspect(args: argparse.Namespace) -> Answer:
         "documents": f"{corpus.documents:,}",
         "tokens": f"{corpus.tokens:,}",
         "text": format_bytes(corpus.text_bytes) if corpus.text_bytes else None,
+        "bytes per token": f"{corpus.text_bytes / corpus.tokens:.2f}"
+        if corpus.text_bytes
+        else None,
         "on disk": format_bytes(corpus.tokens * corpus.dtype.itemsize),
         "tokenizer": vocabulary and f"{vocabulary.name}, {vocabulary.size:,} tokens",
         "length": f"mean {spread.mean:,.0f}, half up to {spread.p50:,}, 90 % up to {spread.p90:,}, "
@@ -229,7 +235,9 @@ def _train_tokenizer(args: argparse.Namespace) -> Answer:
         "ends documents with": vocabulary.end,
     }
     data = {"out": args.out, "text_bytes": read, "vocabulary": plain(vocabulary)}
-    return Answer("data.train-tokenizer/1", data, (facts(head),), (str(vocabulary.size),))
+    short = f"the text has no more than {vocabulary.size:,} of the {size:,} tokens asked for"
+    notes = (Note(f"{short}: give more of it for more"),) if vocabulary.size < size else ()
+    return Answer("data.train-tokenizer/1", data, (facts(head), *notes), (str(vocabulary.size),))
 
 
 def _sample(args: argparse.Namespace) -> Answer:

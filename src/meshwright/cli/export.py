@@ -1,6 +1,7 @@
 """`mw export RUN FOLDER`: a training run's newest checkpoint as a Hugging Face folder."""
 
 import argparse
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -67,7 +68,7 @@ def run(args: argparse.Namespace) -> Answer:
     save(trained.decoder, folder, dtype=kind)
     tokenizer = _tokenizer(job)
     if tokenizer is not None:
-        (folder / "tokenizer.json").write_text(tokenizer.json, encoding="utf-8")
+        _write_tokenizer(tokenizer, folder)
     files = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
     written_bytes = sum(path.stat().st_size for path in files)
     parameters = sum(one.numel() for one in trained.decoder.parameters())
@@ -95,14 +96,32 @@ def run(args: argparse.Namespace) -> Answer:
 def _tokenizer(job: "Job") -> "Tokenizer | None":
     """Return the tokenizer that a run's text was cut with, where the run still knows it."""
     from meshwright.run.train.data.settings import as_sources
-    from meshwright.run.train.data.tokenizer import open_tokenizer
+    from meshwright.run.train.data.shards import is_shards, open_shards
+    from meshwright.run.train.data.tokenizer import kept_tokenizer, open_tokenizer
 
     places = [job.data.tokenizer, *(source.path for source in as_sources(job.data.sources))]
     for place in places:
-        # A folder of tokens keeps the tokenizer that made it.
-        if place == "bytes" or Path(place, "tokenizer.json").is_file() or _is_json(place):
+        if is_shards(Path(place)):  # tokens keep the tokenizer that made them, with its ends
+            vocabulary = open_shards(Path(place)).vocabulary
+            if vocabulary is not None:
+                return kept_tokenizer(Path(place), vocabulary)
+        elif place == "bytes" or Path(place, "tokenizer.json").is_file() or _is_json(place):
             return open_tokenizer(place)
     return None
+
+
+def _write_tokenizer(tokenizer: "Tokenizer", folder: Path) -> None:
+    """Write a tokenizer, and what its special tokens are for, as `transformers` reads them."""
+    known = tokenizer.vocabulary
+    ids = {"bos": known.begin, "eos": known.end, "pad": known.pad}
+    used = {role: number for role, number in ids.items() if number is not None}
+    names = {f"{role}_token": tokenizer.decode([number]) for role, number in used.items()}
+    about = {"tokenizer_class": "PreTrainedTokenizerFast", **names}
+    # Where generation ends is read from a file of its own.
+    stops = {f"{role}_token_id": number for role, number in used.items()}
+    (folder / "tokenizer.json").write_text(tokenizer.json, encoding="utf-8")
+    for name, data in (("tokenizer_config.json", about), ("generation_config.json", stops)):
+        (folder / name).write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
 
 
 def _is_json(place: str) -> bool:

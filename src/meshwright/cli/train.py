@@ -38,10 +38,14 @@ _NEEDED = {"torch", "safetensors", "tokenizers"}
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
     parser.usage = "mw train JOB [KEY=VALUE ...] [flags]"
-    parser.add_argument("job", metavar="JOB", help="TOML file: model, layout, workload, data, …")
+    parser.add_argument(
+        "job",
+        metavar="JOB",
+        help="TOML file: model, layout, workload, data, …; or a run to go on with",
+    )
     # Of this name, the words after a flag are added to it too.
     parser.add_argument(
-        "files", nargs="*", metavar="KEY=VALUE", help="values in place of the file's"
+        "files", nargs="*", default=[], metavar="KEY=VALUE", help="values in place of the file's"
     )
     parser.add_argument("--folder", metavar="RUN", help="the run's folder (default: runs/JOB)")
     parser.add_argument(
@@ -63,7 +67,10 @@ def run(args: argparse.Namespace) -> Answer:
     _set_up(os.environ)
     with _notes_for_people(), _needs_torch():
         from meshwright.run.train.job_file import ask_job
+        from meshwright.run.train.run_folder import holds_run
 
+        if holds_run(Path(args.job)):
+            args.job = str(Path(args.job) / "config.toml")
         asked = ask_job(args.job, changed(args.files))
         return _explained(asked) if args.dry_run else _trained(args, asked)
 
@@ -80,6 +87,7 @@ def _trained(args: argparse.Namespace, asked: "AskedJob") -> Answer:
     from meshwright.run.train.guards import TrainingStopped
     from meshwright.run.train.loop import train
     from meshwright.run.train.profile import ChosenSteps
+    from meshwright.run.train.run_folder import holds_run
 
     chosen = ChosenSteps.parse(args.profile) if args.profile else None
     until = None if args.until is None else _step(args.until)
@@ -88,7 +96,7 @@ def _trained(args: argparse.Namespace, asked: "AskedJob") -> Answer:
         output = msgspec.structs.replace(job.output, progress="none")
         job = msgspec.structs.replace(job, output=output)
     notes = []
-    if args.fresh and folder.exists():
+    if args.fresh and holds_run(folder):
         notes.append(Note(f"moved the earlier run to {_moved_aside(folder)}"))
     try:
         outcome = train(job, folder, profile=chosen, until=until)
@@ -96,7 +104,7 @@ def _trained(args: argparse.Namespace, asked: "AskedJob") -> Answer:
         report = write_report(folder, job, "stopped", facts({"stopped": stop}))
         print(f"note: wrote {report}", file=sys.stderr)
         raise
-    notes += [Note(text) for text in _remarks(outcome, chosen is not None)]
+    notes += [Note(text) for text in _remarks(outcome, until, chosen is not None)]
     if outcome.resumed_at != outcome.steps:  # else the page of the last sitting has more to say
         title = f"{outcome.steps:,} of {outcome.all_steps:,} steps"
         notes.append(Note(f"wrote {write_report(folder, job, title, summary(outcome))}"))
@@ -110,12 +118,17 @@ def _trained(args: argparse.Namespace, asked: "AskedJob") -> Answer:
     return Answer("train/1", data, (summary(outcome), *notes), quiet)
 
 
-def _remarks(outcome: "Outcome", profiled: bool) -> Iterator[str]:
+def _remarks(outcome: "Outcome", until: int | None, profiled: bool) -> Iterator[str]:
     timeline = outcome.folder / "timeline"
     if outcome.stopped_by is not None:
         yield f"stopped by {outcome.stopped_by} after step {outcome.steps:,}, which is saved"
     if outcome.resumed_at is not None and outcome.resumed_at >= outcome.all_steps:
         yield "the run was finished before; --fresh begins anew, more workload.tokens go on"
+    elif until is not None and outcome.steps >= until:
+        if outcome.resumed_at == outcome.steps:
+            yield f"step {until:,} was done before, so nothing was trained"
+        if outcome.steps < outcome.all_steps:
+            yield "the same command without --until, or with a later step, goes on from here"
     elif outcome.steps < outcome.all_steps:
         yield "the same command goes on from here"
     if profiled and timeline.exists():
@@ -213,7 +226,8 @@ def _explained(asked: "AskedJob") -> Answer:
     rows = [(path, value, asked.origin(path)) for path, value in _values(job)]
     data = {"values": [{"field": f, "value": v, "source": s} for f, v, s in rows]}
     shown = [(field, _text(value), source) for field, value, source in rows]
-    views: tuple[View, ...] = (about, table("field, value, source", shown, wide="value, source"))
+    values = table("field, value, source", shown, wide="value, source")
+    views: tuple[View, ...] = (about, values, *(Note(text) for text in job.remarks()))
     return Answer("train.job/1", data, views, tuple(f"{f}={v}" for f, v, _ in shown))
 
 

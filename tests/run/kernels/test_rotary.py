@@ -12,7 +12,6 @@ from meshwright.run.kernels.rotary import (
     plain_rotate,
     plain_split_rotate,
     rotate,
-    rotate_qkv_,
     split_rotate,
 )
 from meshwright.run.kernels.rotary_kernel import TILE, tile_of
@@ -80,32 +79,6 @@ def test_sequences_longer_than_a_tile_and_no_multiple_of_it_are_exact() -> None:
     (exact_dqkv,) = torch.autograd.grad(exact, exact_qkv, [each.double() for each in grads])
     for got, wanted in zip((*three, dqkv), (*exact, exact_dqkv), strict=True):
         assert_near(got, wanted)
-
-
-@pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("interleaved", [False, True])
-def test_rotation_in_place_and_its_gradient_are_exact(
-    dtype: torch.dtype, interleaved: bool
-) -> None:
-    heads, kv_heads, head_dim, half = SIZES[1]
-    cos, sin = _angles(half)
-    qkv = _qkv(SIZES[1], dtype)
-    dout = drawn(*qkv.shape, dtype=dtype, seed=1)
-    given = dout.clone()
-    room = qkv * 1
-    out = rotate_qkv_(
-        room, heads, kv_heads, head_dim, cos, sin, interleaved=interleaved, backend="triton"
-    )
-    assert out.data_ptr() == room.data_ptr()
-    (dqkv,) = torch.autograd.grad(out, qkv, dout)
-    exact_qkv = doubled(qkv)
-    exact = rotate_qkv_(
-        exact_qkv * 1, heads, kv_heads, head_dim, cos, sin, interleaved=interleaved, backend="torch"
-    )
-    (exact_dqkv,) = torch.autograd.grad(exact, exact_qkv, dout.double())
-    assert_near(out, exact)
-    assert_near(dqkv, exact_dqkv)
-    assert torch.equal(dout, given), "the incoming gradient may belong to others"
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -209,8 +182,3 @@ def test_more_pairs_than_a_head_has_are_refused() -> None:
 def test_a_projection_of_another_width_is_refused() -> None:
     with pytest.raises(InputError, match=r"give it shape \(batch, positions, 128\)"):
         split_rotate(drawn(B, T, 96), 4, 2, 16, *_angles(8))
-
-
-def test_a_strided_projection_cannot_be_rotated_in_place() -> None:
-    with pytest.raises(InputError, match="contiguous"):
-        rotate_qkv_(drawn(T, B, 128).transpose(0, 1), 4, 2, 16, *_angles(8), backend="triton")

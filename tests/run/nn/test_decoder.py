@@ -16,8 +16,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from meshwright.run.kernels.documents import Documents
+from meshwright.run.kernels.labels import IGNORED
 from meshwright.run.nn.build import Options, build
-from meshwright.run.nn.decoder import IGNORED, Decoder
+from meshwright.run.nn.decoder import Decoder
 from meshwright.run.nn.initialise import materialise
 from meshwright.spec.model import Attention, Block, Experts, Mlp, Model, MultiToken, Norm, Rotary
 from meshwright.spec.model import decoder as llama

@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from meshwright.run.nn.experts import Experts, balance_loss, take_balance_loss
+from meshwright.run.nn.experts import Experts, balance_loss
 from meshwright.run.nn.recompute import Replay
-from meshwright.run.nn.router import Router
 from meshwright.spec.model import feedforward
 
 HIDDEN = 24
@@ -175,28 +174,27 @@ def test_the_balance_loss_is_one_when_all_is_even_and_more_when_not() -> None:
     assert balance_loss(skewed, torch.tensor([6, 2, 2, 2])).item() == pytest.approx(1.6)
 
 
-def test_balance_losses_of_all_layers_are_taken_once_and_reach_the_routers() -> None:
-    layers = nn.Sequential(made(SPECS["plain"]), made(SPECS["shared"], seed=8))
-    assert take_balance_loss(layers) is None
-    for layer in layers:
-        assert isinstance(layer, Experts)
-        layer.keeps_balance_loss = True
-    layers(tokens())
-    loss = take_balance_loss(layers)
+def test_a_balance_loss_is_kept_where_asked_for_and_reaches_the_router() -> None:
+    def kept(layer: Experts) -> Tensor | None:
+        layer(tokens())
+        return layer.balance_loss
+
+    experts = made(SPECS["shared"])
+    assert kept(experts) is None
+    experts.keeps_balance_loss = True
+    loss = kept(experts)
     assert loss is not None
-    routers = [each.weight for each in layers.modules() if isinstance(each, Router)]
-    assert all(slope.abs().max() > 0 for slope in torch.autograd.grad(loss, routers))
-    assert take_balance_loss(layers) is None
+    (slope,) = torch.autograd.grad(loss, [experts.router.weight])
+    assert slope.abs().max() > 0
 
 
 def test_a_layer_that_is_run_again_in_backward_has_the_same_gradients() -> None:
     def gradients(run: Callable[[Tensor], Tensor], experts: Experts) -> list[Tensor]:
         experts.keeps_balance_loss = True
         out = run(tokens().requires_grad_())
-        loss = take_balance_loss(experts)
-        assert loss is not None
+        assert experts.balance_loss is not None
         leaves = [each for each in experts.parameters() if each.requires_grad]
-        return list(torch.autograd.grad(out.square().sum() + loss, leaves))
+        return list(torch.autograd.grad(out.square().sum() + experts.balance_loss, leaves))
 
     once, twice = made(SPECS["shared"]), made(SPECS["shared"])
     for one, other in zip(gradients(once, once), gradients(Replay(twice), twice), strict=True):

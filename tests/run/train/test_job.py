@@ -13,12 +13,26 @@ from meshwright.spec.work import TRAINER_PARTS, read_work
 from tests.run.train.tiny import STEPS, job_data, tiny_job, write_job
 
 NOWHERE = Path("nowhere")
+EXAMPLES = sorted((Path(__file__).parents[3] / "examples").glob("train-*.toml"))
 
 
 def problems(data: dict[str, Any]) -> dict[str, str]:
     with pytest.raises(InputError) as refused:
         read_job(data)
     return {problem.where: problem.what for problem in refused.value.problems}
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_the_examples_are_sound(path: Path) -> None:
+    assert load_job(path).check() == ()
+
+
+@pytest.mark.parametrize("text", ["a,b", "[a, b]", "[a,b]"])
+def test_a_list_can_be_written_as_a_shell_leaves_it(tmp_path: Path, text: str) -> None:
+    path = write_job(tmp_path / "job.toml", NOWHERE)
+    assert load_job(path, {"data": {"sources": text}}).data.sources == ("a", "b")
+    one = load_job(path, {"layout": {"recompute": "selective", "recompute_ops": "mlp_act"}})
+    assert one.layout.recompute_ops == ("mlp_act",)
 
 
 def test_a_job_says_how_long_it_is() -> None:

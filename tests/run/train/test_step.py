@@ -7,7 +7,9 @@ pytest.importorskip("torch", reason="steps work on torch tensors")
 
 import torch
 
-from meshwright.run.train.data.batch import IGNORED, Batch, Sequence
+from meshwright.run.kernels.labels import IGNORED
+from meshwright.run.nn.experts import Experts
+from meshwright.run.train.data.batch import Batch, Sequence
 from meshwright.run.train.optimizer import OptimizerSettings, make_optimizer
 from meshwright.run.train.step import TrainStep, make_decoder, weight_format
 from meshwright.spec.layout import Layout
@@ -99,11 +101,16 @@ def test_a_batch_without_a_trained_token_leaves_weights_finite() -> None:
     assert all(parameter.isfinite().all() for parameter in step.decoder.parameters())
 
 
-def test_experts_with_more_than_their_share_become_harder_to_choose() -> None:
+def routed_step() -> tuple[TrainStep, Experts]:
     experts = feedforward.Experts(count=4, top_k=1, width=16, router_bias="balance")
     blocks = tuple(msgspec.structs.replace(each, mlp=experts) for each in MODEL.blocks)
     step = train_step(2, model=msgspec.structs.replace(MODEL, blocks=blocks), balance_rate=0.01)
     (part,) = step.decoder.experts()
+    return step, part
+
+
+def test_experts_with_more_than_their_share_become_harder_to_choose() -> None:
+    step, part = routed_step()
     step.gradients(batch(12, 12))
     assert part.load is not None
     load = part.load.clone()
@@ -112,6 +119,27 @@ def test_experts_with_more_than_their_share_become_harder_to_choose() -> None:
     wanted = 0.01 * torch.sign(load.float().mean() - load)
     torch.testing.assert_close(part.balance.detach(), wanted)
     assert part.load.count_nonzero() == 0
+
+
+def test_a_step_whose_gradient_is_no_number_balances_no_expert() -> None:
+    step, part = routed_step()
+    losses = step.gradients(batch(12, 12))
+    weight = step.decoder.embedding.weight
+    assert weight.grad is not None
+    weight.grad[0, 0] = float("nan")
+    assert step.update(losses, 0).update.skipped
+    assert part.balance is not None
+    assert part.load is not None
+    assert part.balance.count_nonzero() == part.load.count_nonzero() == 0
+
+
+def test_what_a_dropped_step_counted_is_forgotten() -> None:
+    step, part = routed_step()
+    step.gradients(batch(12, 12))
+    step.drop()
+    assert part.balance is not None
+    assert part.load is not None
+    assert part.balance.count_nonzero() == part.load.count_nonzero() == 0
 
 
 @pytest.mark.parametrize(

@@ -1,3 +1,8 @@
-"""Triton kernels, one folder each: the kernel, what feeds it, the same with plain torch."""
+"""Kernels, one module each: what it computes and its floor, its gradient, the same in plain torch.
+
+Import from the modules (`rms_norm`, `attention`, …): most are called like the function they hold.
+A kernel that is too long for one module has `…_kernel` or `…_triton` beside it. `language` says
+whether Triton or torch runs; `collective` moves chunks between ranks on one GPU.
+"""
 
 __all__: list[str] = []

@@ -1,9 +1,8 @@
 """Rows of logits turned into their losses and, in place, into the gradients of those losses.
 
 One program takes one row: it reads it once for log Σ exp, and a second time, from a cache, to write
-the gradient over it. The second time it goes backwards, for what was read last is nearest: some of
-the row is still in registers, some in the first-level cache. Bytes moved, the floor: each logit in,
-each gradient out.
+the gradient over it. What is left of a row behind its last whole pair of tiles stays in registers
+meanwhile. Bytes moved, the floor: each logit in, each gradient out.
 """
 
 # Triton compiles some of these functions itself: their arguments are its own values, not Python's.

@@ -67,8 +67,11 @@ class _Prepared(NamedTuple):
 class CublasLt:
     """A handle of the library on one device, and the algorithm chosen for each product so far."""
 
-    def __init__(self, library: ctypes.CDLL, device: torch.device) -> None:
-        self._library = library
+    def __init__(
+        self, library: ctypes.CDLL, device: torch.device, *, stretch_ms: float = 0.0
+    ) -> None:
+        """`stretch_ms` is how long a proposal runs each time it is timed; 0 runs it once."""
+        self._library, self.stretch_ms = library, stretch_ms
         self._handle = ctypes.c_void_p()
         self._call("cublasLtCreate", ctypes.byref(self._handle))
         self._scratch = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
@@ -119,12 +122,15 @@ class CublasLt:
         # Rounds, rather than one candidate after the other: the clock drifts with the power drawn.
         for _ in range(1 + _ROUNDS):
             for candidate, taken in zip(candidates, times_ms, strict=True):
+                # Long enough for the power limit to tell algorithms apart, once a time is known.
+                count = max(1, round(self.stretch_ms / taken[0])) if taken else 1
                 start, end = _event(), _event()
                 start.record()
-                self._run(candidate, first, second, out)
+                for _ in range(count):
+                    self._run(candidate, first, second, out)
                 end.record()
                 end.synchronize()
-                taken.append(start.elapsed_time(end))
+                taken.append(start.elapsed_time(end) / count)
         return candidates[first_of_the_fastest([taken[1:] for taken in times_ms])]
 
     def _proposed(self, order: Order) -> list[_Prepared]:

@@ -71,10 +71,11 @@ def plain_glu(
     if activation == "swiglu-clamped":
         bound = LIMIT if limit is None else limit
         gate, up = gate.clamp(max=bound), up.clamp(-bound, bound) + 1
-    return (_activate(gate, activation) * up).to(gate_up.dtype)
+    return (plain_activate(gate, activation) * up).to(gate_up.dtype)
 
 
-def _activate(x: torch.Tensor, activation: Activation) -> torch.Tensor:
+def plain_activate(x: torch.Tensor, activation: Activation) -> torch.Tensor:
+    """Apply an activation by itself; of `swiglu-clamped`, what multiplies up."""
     match activation:
         case "silu":
             return functional.silu(x)

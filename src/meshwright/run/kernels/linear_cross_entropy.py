@@ -22,8 +22,10 @@ from meshwright.run.kernels.gradient_format import gradient_format
 from meshwright.run.kernels.language import Backend, on_triton
 from meshwright.run.kernels.products import TORCH, Products
 
-CHUNK_BYTES = 4 << 30
-"""Most the buffer of logits takes: 16k tokens at 128k words in bfloat16, one full-speed product."""
+MOST_CHUNK_BYTES = 8 << 30
+"""Most the buffer of logits takes by default: 32k tokens at 128k words in bfloat16."""
+_CHUNK_SHARE = 16
+"""A device's memory over that of the buffer, where the device is smaller."""
 _ALIGN = 64
 """Elements by which rows of a loose buffer are aligned: a cache line of bfloat16."""
 
@@ -50,15 +52,16 @@ def linear_cross_entropy(
     softcap: float | None = None,
     scale: float | None = None,
     z_loss: float = 0.0,
-    chunk_bytes: int = CHUNK_BYTES,
+    chunk_bytes: int | None = None,
     products: Products = TORCH,
     backend: Backend = "auto",
 ) -> LossSums:
     """Return the summed cross-entropy of `softcap(scale · (x · weightᵀ + bias))`.
 
     `z_loss` adds that multiple of log²Σexp to what is differentiated (PaLM, arXiv 2204.02311 §5).
-    `chunk_bytes` bounds the buffer of logits; it is exceeded, up to twice, where smaller chunks
-    would take as much memory for their float32 sum of the weight's gradient.
+    `chunk_bytes` bounds the buffer of logits (None: by the device's memory); it is exceeded, up to
+    twice, where smaller chunks would take as much memory for their float32 sum of the weight's
+    gradient.
     A label outside the vocabulary that is not `ignore` makes the sum NaN on a GPU, an error else.
     """
     grad = torch.is_grad_enabled()
@@ -85,7 +88,7 @@ def token_losses(
     ignore: int = -100,
     softcap: float | None = None,
     scale: float | None = None,
-    chunk_bytes: int = CHUNK_BYTES,
+    chunk_bytes: int | None = None,
     products: Products = TORCH,
     backend: Backend = "auto",
 ) -> torch.Tensor:
@@ -125,6 +128,14 @@ def plain_linear_cross_entropy(
     valid = labels_N != ignore
     z = z_loss * torch.logsumexp(logits, dim=-1)[valid].square().sum()
     return LossSums(nats + (z - z.detach()), valid.sum(), z.detach())
+
+
+def default_chunk_bytes(device: torch.device) -> int:
+    """Return how large the buffer of logits may be: the larger, the fewer sums of chunks."""
+    if device.type != "cuda":
+        return MOST_CHUNK_BYTES
+    memory_bytes = torch.cuda.get_device_properties(device).total_memory
+    return min(MOST_CHUNK_BYTES, int(memory_bytes) // _CHUNK_SHARE)
 
 
 def _check(
@@ -192,7 +203,7 @@ class _Work:
         *,
         rule: LossRule,
         needs: tuple[bool, ...],
-        chunk_bytes: int,
+        chunk_bytes: int | None,
         products: Products,
         backend: Backend,
     ) -> None:
@@ -201,8 +212,10 @@ class _Work:
         self.weight_VD = weight_VD.detach().to(x_ND.dtype).contiguous()
         self.bias = None if bias is None else bias.detach().to(x_ND.dtype)
         self.labels_N, self.rule, self.needs = labels_N.contiguous(), rule, needs
-        self.chunk_bytes, self.products, self.backend = chunk_bytes, products, backend
-        self.rounds_weight = gradient_format(weight_VD) == x_ND.dtype
+        self.chunk_bytes = default_chunk_bytes(x_ND.device) if chunk_bytes is None else chunk_bytes
+        self.products, self.backend = products, backend
+        # Half precision would overflow: this is a sum over tokens that `backward` scales down.
+        self.rounds_weight = gradient_format(weight_VD) == x_ND.dtype != torch.float16
         self.nats_N = x_ND.new_zeros(x_ND.shape[0], dtype=torch.float32)
         self.lse_N = torch.zeros_like(self.nats_N)
         self.dx_ND: torch.Tensor | None = None

@@ -4,7 +4,7 @@
     input_gradient    dx_NK = dy_NM · w_MK
     weight_gradient   dw_MK = dyᵀ_MN · x_NK
 
-cuBLAS picks an algorithm by a heuristic. On an H200 the best of the eight it proposes is 2–4 %
+cuBLAS picks an algorithm by a heuristic. On an H200 the best of its first eight proposals is 2–4 %
 faster for the shapes of 1B and 8B decoders (2026-11-15: 667 → 696 TFLOP/s for 32768×16384×2048,
 652 → 695 for the input gradient of 32768×2048×8192), and a training step is three quarters such
 products. `TunedProducts` times the proposals once per shape, on the first operands it sees.

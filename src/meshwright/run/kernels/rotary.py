@@ -6,8 +6,8 @@ Pairs are (i, i + R/2) of the first R elements of a head, or neighbours with `in
 from R on stay as they are. The gradient is turned back by the same angles.
 
     rotate         of one tensor, into a new one
-    rotate_qkv_    of a fused projection's queries and keys, in place
-    split_rotate   the same, handed on as q, k, v; backward fuses their gradients in the same pass
+    split_rotate   of a fused projection's queries and keys, in place, handed on as q, k and v;
+                   backward fuses their gradients in the same pass
 
 Bytes moved, the floor: every element that turns is read and written once, also in place. Backward
 of `split_rotate` reads dq, dk, dv once and writes d(qkv) once, where separate operations would
@@ -52,38 +52,6 @@ def rotate(
         return alone(x_BTHE, cos, sin, interleaved=interleaved)
     turned: torch.Tensor = _Rotate.apply(x_BTHE, cos, sin, interleaved)  # type: ignore[no-untyped-call]
     return turned
-
-
-def rotate_qkv_(
-    qkv_BTC: torch.Tensor,
-    heads: int,
-    kv_heads: int,
-    head_dim: int,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
-    *,
-    interleaved: bool = False,
-    backend: Backend = "auto",
-) -> torch.Tensor:
-    """Rotate queries and keys of a fused projection in place, and return it.
-
-    Backward turns a copy of the gradient: autograd may have handed the same tensor to others.
-    """
-    sizes = QkvSizes(heads, kv_heads, head_dim)
-    check_qkv(qkv_BTC, sizes, cos, sin)
-    if not on_triton(backend, qkv_BTC):
-        q, k, _ = sizes.split(qkv_BTC)
-        q_turned, k_turned = (plain_rotate(x, cos, sin, interleaved=interleaved) for x in (q, k))
-        q.copy_(q_turned)
-        k.copy_(k_turned)
-        return qkv_BTC
-    if not qkv_BTC.is_contiguous():
-        what = f"strides {qkv_BTC.stride()} of shape {tuple(qkv_BTC.shape)}"
-        raise InputError([Problem("qkv", what, "give a contiguous tensor to work in place")])
-    out: torch.Tensor = _RotateInPlace.apply(  # type: ignore[no-untyped-call]
-        qkv_BTC, sizes, cos, sin, interleaved
-    )
-    return out
 
 
 def split_rotate(
@@ -215,29 +183,6 @@ class _Rotate(torch.autograd.Function):
         cos, sin = ctx.saved_tensors
         dx = _rotated(grads[0], cos, sin, ctx.interleaved, backward=True)
         return dx, None, None, None
-
-
-class _RotateInPlace(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        qkv_BTC: torch.Tensor,
-        sizes: QkvSizes,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
-        interleaved: bool,
-    ) -> torch.Tensor:
-        ctx.save_for_backward(cos, sin)
-        ctx.sizes, ctx.interleaved = sizes, interleaved
-        ctx.mark_dirty(qkv_BTC)
-        _rotate_in_place(qkv_BTC, sizes, cos, sin, interleaved)
-        return qkv_BTC
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        cos, sin = ctx.saved_tensors
-        three = ctx.sizes.split(grads[0])
-        return _fused_gradient(three, cos, sin, ctx.interleaved), None, None, None, None
 
 
 class _SplitRotate(torch.autograd.Function):

@@ -2,17 +2,32 @@
 
 Within a chunk they are products of matrices, from chunk to chunk a state is carried.
 
-Shapes: B sequences, T positions, C chunks, L positions of a chunk.
+Shapes: B sequences, T positions, C chunks, L positions of a chunk, H heads.
 """
 
 # Some of torch's own methods are untyped.
 # mypy: allow-untyped-calls
+# ruff: noqa: N815
 
+import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+
+class Decays(NamedTuple):
+    """What is left of what, given how fast each head forgets."""
+
+    within_BCHLL: Tensor
+    """Of token m's write when token l of its chunk reads it; 0 where l does not see m."""
+    kept_BCHL: Tensor
+    """Of a token's write at the end of its chunk."""
+    reads_BCHL: Tensor
+    """Of the state that enters the chunk, when a token reads it."""
+    carried_BCH: Tensor
+    """Of the state that enters the chunk, at its end."""
 
 
 class Chunks(NamedTuple):
@@ -36,6 +51,20 @@ class Chunks(NamedTuple):
             x = functional.pad(x, [0, 0] * (x.dim() - 2) + [0, short])
         cut: Tensor = x.unflatten(1, (-1, self.chunk))
         return cut
+
+    def decays(self, sums_BCHL: Tensor) -> Decays:
+        """Return the decays that follow from their logarithms, summed from each chunk's start."""
+        visible = self.visible if self.entering is None else self.visible[:, :, None]
+        gaps = sums_BCHL[..., :, None] - sums_BCHL[..., None, :]
+        kept_BCHL = (sums_BCHL[..., -1:] - sums_BCHL).exp()
+        reads_BCHL = sums_BCHL.exp()
+        carried_BCH = reads_BCHL[..., -1]
+        if self.entering is not None and self.leaving is not None:
+            kept_BCHL = kept_BCHL * self.leaving[:, :, None]
+            reads_BCHL = reads_BCHL * self.entering[:, :, None]
+            carried_BCH = carried_BCH * self.entering[..., -1:]
+        within_BCHLL = gaps.masked_fill(~visible, -math.inf).exp()
+        return Decays(within_BCHLL, kept_BCHL, reads_BCHL, carried_BCH)
 
     def join(self, x: Tensor) -> Tensor:
         """Put `x_BCL…` together again as `x_BT…`."""

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from meshwright.run.kernels.documents import Documents
+from meshwright.run.kernels.labels import IGNORED
 from meshwright.run.kernels.linear_cross_entropy import LossSums, linear_cross_entropy
 from meshwright.run.kernels.products import TORCH, Products
 from meshwright.run.nn.block import Block, Stream
@@ -23,9 +24,6 @@ from meshwright.run.nn.multi_token import MultiToken, later
 from meshwright.run.nn.norm import Norm
 from meshwright.run.nn.positions import Places, Tables
 from meshwright.spec.model import Model
-
-IGNORED = -100
-"""The label of a token that does not count."""
 
 
 @dataclass(frozen=True, slots=True)

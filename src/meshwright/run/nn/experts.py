@@ -114,17 +114,17 @@ class Experts(nn.Module):
         return out_ND.view(x_BTD.shape)
 
     @torch.no_grad()
-    def update_balance(self, rate: float) -> None:
+    def update_balance(self, rate: float | Tensor) -> None:
         """Make experts with more than their share of tokens harder to choose, others easier.
 
         Each bias moves by `rate` (DeepSeek-V3 trains with 0.001), and counting begins anew. Over
-        many ranks, add up `load` first.
+        many ranks, add up `load` first. A rate of nought only forgets what was counted.
         """
         if self.load is None:
             return
         if self.balance is not None:
             load = self.load.to(self.balance.dtype)
-            self.balance.add_(torch.sign(load.mean() - load), alpha=rate)
+            self.balance.add_(torch.sign(load.mean() - load) * rate)
         self.load.zero_()
 
     def _routed(self, x_ND: Tensor) -> Tensor:
@@ -200,13 +200,3 @@ def balance_loss(scores_NX: Tensor, load_X: Tensor) -> Tensor:
     shares_NX = scores_NX / scores_NX.sum(-1, keepdim=True)
     tokens_X = load_X.to(scores_NX.dtype)
     return load_X.numel() * (tokens_X / tokens_X.sum() * shares_NX.mean(0)).sum()
-
-
-def take_balance_loss(model: nn.Module) -> Tensor | None:
-    """Return the sum of what all layers of experts in a model left, and let go of it."""
-    losses = []
-    for layer in model.modules():
-        if isinstance(layer, Experts) and layer.balance_loss is not None:
-            losses.append(layer.balance_loss)
-            layer.balance_loss = None
-    return torch.stack(losses).sum() if losses else None

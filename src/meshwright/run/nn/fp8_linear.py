@@ -116,11 +116,10 @@ class Fp8Linear:
         weight: torch.Tensor,
         bias: torch.Tensor | None,
         *,
-        amax: torch.Tensor | None = None,
         input_at_hand: bool = False,
     ) -> torch.Tensor:
         """Return x · weightᵀ + bias."""
-        call = _Call(self, amax, torch.is_grad_enabled(), input_at_hand)
+        call = _Call(self, torch.is_grad_enabled(), input_at_hand)
         y: torch.Tensor = _Product.apply(x, weight, bias, call)  # type: ignore[no-untyped-call]
         return y
 
@@ -138,11 +137,9 @@ class Fp8Linear:
             self._kept = _Kept(state, copies)
         return copies
 
-    def activation(
-        self, x_NK: torch.Tensor, *, transpose: bool, amax: torch.Tensor | None = None
-    ) -> Quantized:
+    def activation(self, x_NK: torch.Tensor, *, transpose: bool) -> Quantized:
         """Return a layer's input in fp8."""
-        return self._lines(x_NK, E4M3, transpose=transpose, amax=amax)
+        return self._lines(x_NK, E4M3, transpose=transpose)
 
     def gradient(self, dy_NM: torch.Tensor, *, transpose: bool) -> Quantized:
         """Return the gradient of a layer's output in fp8."""
@@ -165,20 +162,11 @@ class Fp8Linear:
         even = self.recipe.power_of_two
         return quantize_transposed(whole, scaling, power_of_two=even, scale=scale)
 
-    def _lines(
-        self,
-        x: torch.Tensor,
-        dtype: torch.dtype,
-        *,
-        transpose: bool,
-        amax: torch.Tensor | None = None,
-    ) -> Quantized:
+    def _lines(self, x: torch.Tensor, dtype: torch.dtype, *, transpose: bool) -> Quantized:
         x = _padded(x, self.recipe.multiple)
         even = self.recipe.power_of_two
         if self.recipe.scaling == "tensorwise":
-            return quantize_tensorwise(
-                x, dtype=dtype, transpose=transpose, power_of_two=even, amax=amax
-            )
+            return quantize_tensorwise(x, dtype=dtype, transpose=transpose, power_of_two=even)
         if self.recipe.scaling == "rowwise":
             return quantize_rowwise(x, dtype=dtype, transpose=transpose, power_of_two=even)
         return quantize_blockwise(x, "1x128", dtype=dtype, transpose=transpose, power_of_two=even)
@@ -198,7 +186,6 @@ class _Call(NamedTuple):
     """What one call of a layer says besides its tensors."""
 
     layer: Fp8Linear
-    amax: torch.Tensor | None
     training: bool
     input_at_hand: bool
 
@@ -215,7 +202,7 @@ class _Product(torch.autograd.Function):
         layer, recipe = call.layer, call.layer.recipe
         needs_dx, needs_dw = (call.training and each for each in ctx.needs_input_grad[:2])
         keeps_copy = needs_dw and recipe.wgrad == "fp8" and not call.input_at_hand
-        narrow = layer.activation(flat(x), transpose=keeps_copy, amax=call.amax)
+        narrow = layer.activation(flat(x), transpose=keeps_copy)
         weights = layer.copies(weight, transpose=needs_dx and layer.keeps_weights)
         y_NM = multiply_fp8(
             narrow.direct,

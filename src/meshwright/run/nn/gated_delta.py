@@ -16,7 +16,6 @@ C chunks of L positions.
 # Some of torch's own methods are untyped.
 # mypy: allow-untyped-calls
 
-import math
 from typing import Any
 
 import torch
@@ -127,17 +126,7 @@ def gated_delta_rule(
     q, k, v = (cuts.cut(part.float()).transpose(2, 3) for part in (q_BTHE, k_BTHE, v_BTHV))
     beta_BCHL = cuts.cut(beta_BTH.float()).transpose(2, 3)
     sums_BCHL = cuts.cut(log_a_BTH.float()).transpose(2, 3).cumsum(-1)
-
-    visible = cuts.visible if cuts.entering is None else cuts.visible[:, :, None]
-    gaps = sums_BCHL[..., :, None] - sums_BCHL[..., None, :]
-    decay_BCHLL = gaps.masked_fill(~visible, -math.inf).exp()
-    kept_BCHL = (sums_BCHL[..., -1:] - sums_BCHL).exp()
-    reads_BCHL = sums_BCHL.exp()
-    carried_BCH = reads_BCHL[..., -1]
-    if cuts.entering is not None and cuts.leaving is not None:
-        kept_BCHL = kept_BCHL * cuts.leaving[:, :, None]
-        reads_BCHL = reads_BCHL * cuts.entering[:, :, None]
-        carried_BCH = carried_BCH * cuts.entering[..., -1:]
+    decay_BCHLL, kept_BCHL, reads_BCHL, carried_BCH = cuts.decays(sums_BCHL)
 
     # The solve is linear in its right side, so the part that the state multiplies is solved apart,
     # for all chunks at once. The diagonal of M is read as ones by `unitriangular`.

@@ -27,14 +27,12 @@ class LowPrecision(Protocol):
         weight: torch.Tensor,
         bias: torch.Tensor | None,
         *,
-        amax: torch.Tensor | None = None,
         input_at_hand: bool = False,
     ) -> torch.Tensor:
         """Return x · weightᵀ + bias.
 
-        `amax` is the largest magnitude in x where it is known. `input_at_hand` says that x costs
-        backward no memory, since recompute makes it anew or another operation keeps it: x is then
-        what is saved, rather than a copy of it.
+        `input_at_hand` says that x costs backward no memory, since recompute makes it anew or
+        another operation keeps it: x is then what is saved, rather than a copy of it.
         """
 
 
@@ -63,17 +61,11 @@ class Linear(nn.Module):
         """How the products are computed: in the format of the operands, or as fp8 names it."""
         return "bf16" if self.low_precision is None else self.low_precision.name
 
-    def forward(
-        self,
-        x: torch.Tensor,
-        *,
-        amax: torch.Tensor | None = None,
-        input_at_hand: bool = False,
-    ) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, *, input_at_hand: bool = False) -> torch.Tensor:
         """Return x · weightᵀ + bias; see `LowPrecision` for what else can be said about x."""
         if self.low_precision is None:
             return linear(x, self.weight, self.bias, products=self.products)
-        return self.low_precision(x, self.weight, self.bias, amax=amax, input_at_hand=input_at_hand)
+        return self.low_precision(x, self.weight, self.bias, input_at_hand=input_at_hand)
 
     def extra_repr(self) -> str:
         """Say the sizes and the recipe, as torch prints modules."""

@@ -13,7 +13,6 @@ and `c`, N columns of the state, C chunks of L positions.
 # Some of torch's own methods are untyped.
 # mypy: allow-untyped-calls
 
-import math
 from typing import Any
 
 import torch
@@ -130,25 +129,17 @@ def state_space_scan(
     cuts = make_chunks(x_BTHP.shape[1], chunk, documents_BT, x_BTHP.device)
     step_BCLH = cuts.cut(step_BTH.float())
     sums_BCHL = (step_BCLH * rate_H.float()).transpose(2, 3).cumsum(-1)
+    decay_BCHLL, kept_BCHL, reads_BCHL, carried_BCH = cuts.decays(sums_BCHL)
     b_BCGLN = cuts.cut(b_BTGN).transpose(2, 3)
     c_BCGLN = cuts.cut(c_BTGN).transpose(2, 3)
     x_BCHLP = (cuts.cut(x_BTHP) * step_BCLH[..., None].to(kind)).transpose(2, 3)
 
     # Within a chunk: scores of token l on token m, times the decay between them.
-    visible = cuts.visible if cuts.entering is None else cuts.visible[:, :, None]
-    decay = (sums_BCHL[..., :, None] - sums_BCHL[..., None, :]).masked_fill(~visible, -math.inf)
     scores_BCGLL = c_BCGLN @ b_BCGLN.transpose(-1, -2)
-    mixing = decay.exp().unflatten(2, (groups, -1)) * scores_BCGLL[:, :, :, None]
+    mixing = decay_BCHLL.unflatten(2, (groups, -1)) * scores_BCGLL[:, :, :, None]
     y_BCHLP = mixing.flatten(2, 3).to(kind) @ x_BCHLP
 
     # What each chunk adds to the state, decayed to the chunk's end.
-    kept_BCHL = (sums_BCHL[..., -1:] - sums_BCHL).exp()
-    reads_BCHL = sums_BCHL.exp()
-    carried_BCH = reads_BCHL[..., -1]
-    if cuts.entering is not None and cuts.leaving is not None:
-        kept_BCHL = kept_BCHL * cuts.leaving[:, :, None]
-        reads_BCHL = reads_BCHL * cuts.entering[:, :, None]
-        carried_BCH = carried_BCH * cuts.entering[..., -1:]
     gained_BCGLRP = (x_BCHLP * kept_BCHL[..., None].to(kind)).unflatten(2, (groups, -1))
     gained_BCGLRP = gained_BCGLRP.transpose(3, 4)
     states = b_BCGLN.transpose(-1, -2) @ gained_BCGLRP.flatten(4)

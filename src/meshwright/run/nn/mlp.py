@@ -9,10 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from meshwright.errors import InputError, Problem
-from meshwright.run.kernels.glu import glu
+from meshwright.run.kernels.glu import glu, plain_activate
 from meshwright.run.kernels.glu_linear import glu_linear
 from meshwright.run.kernels.language import on_triton
 from meshwright.run.nn.fp8_glu import fp8_glu_linear
@@ -94,19 +93,7 @@ class Mlp(nn.Module):
 
 def activate(x: Tensor, activation: feedforward.Activation) -> Tensor:
     """Apply a non-linearity that gates nothing."""
-    match activation:
-        case "silu":
-            return functional.silu(x)
-        case "gelu":
-            return functional.gelu(x)
-        case "gelu-tanh":
-            return functional.gelu(x, approximate="tanh")
-        case "quick-gelu":
-            return x * torch.sigmoid(1.702 * x)
-        case "relu":
-            return functional.relu(x)
-        case "relu2":
-            return functional.relu(x).square()
-        case "swiglu-clamped":
-            what = "swiglu-clamped needs a gate"
-            raise InputError([Problem("mlp.activation", what, "set mlp.gated = true")])
+    if activation == "swiglu-clamped":
+        what = "swiglu-clamped needs a gate"
+        raise InputError([Problem("mlp.activation", what, "set mlp.gated = true")])
+    return plain_activate(x, activation)

@@ -13,7 +13,8 @@ from meshwright.errors import Problem
 from meshwright.run.train.checkpoint.settings import CheckpointSettings
 from meshwright.run.train.data.settings import DataSettings
 from meshwright.run.train.guards import GuardSettings
-from meshwright.run.train.job_check import problems_of
+from meshwright.run.train.job_check import problems_of, remarks_of
+from meshwright.run.train.loss import LossSettings
 from meshwright.run.train.optimizer.settings import OptimizerSettings
 from meshwright.run.train.outputs.settings import OutputSettings
 from meshwright.spec.bounds import Bounds
@@ -70,6 +71,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Where the tokens come from."""
     optimizer: OptimizerSettings = OptimizerSettings()
     """Learning rate and its schedule, decay, clipping."""
+    loss: LossSettings = LossSettings()
+    """What is added to the cross-entropy of the next token."""
     evaluation: EvaluationSettings = EvaluationSettings()
     """When to evaluate."""
     checkpoint: CheckpointSettings = CheckpointSettings()
@@ -88,3 +91,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     def check(self) -> tuple[Problem, ...]:
         """Return everything that keeps this job from running on one device, with fixes."""
         return tuple(problems_of(self.model, self.layout, self.workload))
+
+    def remarks(self) -> tuple[str, ...]:
+        """Return what can run and is hardly meant."""
+        return tuple(remarks_of(self.model, self.workload, self.optimizer))

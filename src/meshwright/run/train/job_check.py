@@ -1,7 +1,10 @@
 """What keeps a job from running on one device, each with a fix. It knows no files."""
 
+from collections.abc import Iterator
+
 from meshwright.errors import InputError, Problem
 from meshwright.run.train.optimizer.precision import state_formats
+from meshwright.run.train.optimizer.settings import OptimizerSettings
 from meshwright.spec import catalog
 from meshwright.spec.layout import Layout
 from meshwright.spec.layout.rules import largest_divisor
@@ -32,6 +35,22 @@ def problems_of(
         if model is not None:
             found += _fit(layout, model, workload)
     return found
+
+
+def remarks_of(model: Model, workload: Training, optimizer: OptimizerSettings) -> Iterator[str]:
+    """Say what of a job can run and is hardly meant."""
+    warmup, steps = optimizer.warmup_steps, workload.steps
+    if warmup >= steps > 0:
+        yield (
+            f"optimizer.warmup_steps is {warmup:,} and the run has {steps:,} steps, so the "
+            "learning rate only ever rises"
+        )
+    positions, length = model.max_positions, workload.sequence_length
+    if positions and length > positions:
+        yield (
+            f"workload.sequence_length is {length:,} and model.max_positions {positions:,}, which "
+            "an exported config.json will say"
+        )
 
 
 def _alone(layout: Layout) -> list[Problem]:

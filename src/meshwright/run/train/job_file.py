@@ -17,6 +17,7 @@ from meshwright.run.train.data.settings import DataSettings
 from meshwright.run.train.guards import GuardSettings
 from meshwright.run.train.job import EvaluationSettings, Job, MachineSettings
 from meshwright.run.train.job_check import problems_of
+from meshwright.run.train.loss import LossSettings
 from meshwright.run.train.optimizer.settings import OptimizerSettings
 from meshwright.run.train.outputs.settings import OutputSettings
 from meshwright.spec.bounds import require, whole
@@ -62,6 +63,7 @@ _KINDS: dict[str, type[msgspec.Struct]] = {
     "workload": Training,
     "data": DataSettings,
     "optimizer": OptimizerSettings,
+    "loss": LossSettings,
     "evaluation": EvaluationSettings,
     "checkpoint": CheckpointSettings,
     "output": OutputSettings,
@@ -84,7 +86,7 @@ def ask_job(path: str | Path, changes: Mapping[str, Any] | None = None) -> Asked
     path = Path(path)
     sources = [
         Source(str(path), beside(path.parent, load_data(path))),
-        Source(COMMAND_LINE, changes or {}),
+        Source(COMMAND_LINE, listed(changes or {})),
     ]
     merged = resolve(sources)
     try:
@@ -162,6 +164,25 @@ def _located(problem: Problem, origins: Mapping[str, str], file: str) -> Problem
         inside = (origin for known, origin in origins.items() if known.startswith(f"{path}."))
         origin = next(inside, file)
     return problem._replace(where=f"{origin}: {path}")
+
+
+def listed(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Let text stand for a list where one belongs, as a shell leaves it: `a,b` and `[a, b]`."""
+    found = dict(changes)
+    for part, kind in _KINDS.items():
+        if not isinstance(values := found.get(part), Mapping):
+            continue
+        lists = {one.name for one in msgspec.structs.fields(kind) if "tuple" in str(one.type)}
+        found[part] = {
+            name: _words(value) if name in lists and isinstance(value, str) else value
+            for name, value in values.items()
+        }
+    return found
+
+
+def _words(text: str) -> list[str]:
+    inner = text[1:-1] if text.startswith("[") and text.endswith("]") else text
+    return [word.strip() for word in inner.split(",") if word.strip()]
 
 
 def beside(folder: Path, data: dict[str, Any]) -> dict[str, Any]:

@@ -14,19 +14,28 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from meshwright.errors import InputError, Problem
+from meshwright.run.train.data.shards import is_shards
 from meshwright.run.train.job import Job
 from meshwright.run.train.job_file import dump_job
 from meshwright.timeline.paths import refusals
 
 ROWS = "metrics.jsonl"
+_LOCK = ".lock"
 
 
 @contextmanager
 def claimed(folder: Path) -> Iterator[None]:
-    """Hold a run's folder for this process; another one that trains there is refused."""
+    """Hold a run's folder for this process; another one that trains there is refused.
+
+    So is a folder of tokens. A folder made here in which nothing was begun is removed.
+    """
+    if is_shards(folder):
+        what = "holds tokenised text, which a run is kept apart from"
+        raise InputError([Problem(str(folder), what, "give this run a folder of its own")])
     with refusals(folder, "written"):
+        is_new = not folder.exists()
         folder.mkdir(parents=True, exist_ok=True)
-        lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+        lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -38,7 +47,19 @@ def claimed(folder: Path) -> Iterator[None]:
             pass  # a file system without locks
         yield
     finally:
+        if is_new and folder.is_dir() and _names(folder) == {_LOCK}:
+            (folder / _LOCK).unlink()
+            folder.rmdir()
         os.close(lock)
+
+
+def holds_run(folder: Path) -> bool:
+    """Tell whether a folder holds a run, or what a try left of one."""
+    return folder.is_dir() and bool(_names(folder) & {"config.toml", ROWS, "checkpoints"})
+
+
+def _names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
 
 
 def set_rows_aside(folder: Path) -> Path | None:

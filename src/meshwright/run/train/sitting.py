@@ -20,6 +20,7 @@ from meshwright.run.train.guards import TrainingStopped, Verdict
 from meshwright.run.train.optimizer.average import WeightAverage
 from meshwright.run.train.outputs import Outputs
 from meshwright.run.train.peak import device_gpu
+from meshwright.run.train.readback import Readback
 from meshwright.run.train.step import Losses
 from meshwright.run.train.trainer import Trainer
 from meshwright.spec.model import flops_per_token
@@ -41,9 +42,11 @@ class _Queued(NamedTuple):
 
     number: int
     """Counted from 1: how many steps are done after it."""
-    losses: Losses
-    norm: Tensor
-    """Length of the gradients before clipping."""
+    tokens: int
+    """Trained tokens."""
+    figures: Readback
+    """Mean loss, auxiliary loss, length of the gradients before clipping, and the scale of the
+    loss where there is one."""
     learning_rate: float
     wait_s: float
     flops: float
@@ -97,7 +100,7 @@ class Sitting:
         trainer, index = self.trainer, self.trainer.step_number
         rate = trainer.optimizer.learning_rate(index)
         losses = trainer.step.gradients(batch)
-        judged, norm = None, torch.zeros(())
+        judged, norm = None, torch.zeros((), device=trainer.device)
         if trainer.job.guards.spike_action == "skip":
             norm = gradient_norm(trainer.optimizer.gradients().values()).norm
             judged = self._judge(index + 1, float(losses.mean), float(norm))
@@ -108,7 +111,14 @@ class Sitting:
         trainer.step_number = index + 1
         trainer.tokens_seen += batch.targets
         flops = batch.targets * self.flops_per_token(self._length(batch))
-        return _Queued(index + 1, losses, norm, rate, wait_s, flops, judged)
+        figures = self._figures(losses, norm)
+        return _Queued(index + 1, losses.tokens, figures, rate, wait_s, flops, judged)
+
+    def _figures(self, losses: Losses, norm: Tensor) -> Readback:
+        auxiliary = losses.auxiliary / losses.tokens
+        scalars = {"loss": losses.mean, "auxiliary_loss": auxiliary, "gradient_norm": norm}
+        scale = self.trainer.optimizer.loss_scale
+        return Readback(scalars if scale is None else scalars | {"loss_scale": scale.scale})
 
     def _length(self, batch: Batch) -> int:
         """Return how many positions attention spans, at least on average, in a batch.
@@ -124,7 +134,8 @@ class Sitting:
     def _read(self, queued: _Queued) -> None:
         """Fetch the figures of a step, judge them, and write them where they are due."""
         trainer = self.trainer
-        loss, norm = float(queued.losses.mean), float(queued.norm)
+        figures = queued.figures.read()
+        loss, norm = figures["loss"], figures["gradient_norm"]
         now_s = time.perf_counter()
         taken_s, self._marked_s = now_s - self._marked_s, now_s
         if math.isfinite(loss):
@@ -139,7 +150,7 @@ class Sitting:
         if self._read_any:
             row |= self._speed(queued, taken_s)
         self._read_any = True
-        row |= self._extras(queued)
+        row |= self._extras(figures)
         last = queued.number == trainer.steps or judged.stop is not None
         if last or trainer.job.output.due(queued.number):
             self.outputs.write(queued.number, row)
@@ -149,7 +160,7 @@ class Sitting:
             warnings.warn(judged.verdict.why, stacklevel=3)
 
     def _speed(self, queued: _Queued, taken_s: float) -> dict[str, float]:
-        rate, used = queued.losses.tokens / taken_s, queued.flops / taken_s
+        rate, used = queued.tokens / taken_s, queued.flops / taken_s
         self.rates.append(rate)
         self.used.append(used)
         self.stepped_s += taken_s
@@ -159,14 +170,13 @@ class Sitting:
             row["mfu"] = used / self.peak_flops
         return row
 
-    def _extras(self, queued: _Queued) -> dict[str, float]:
+    def _extras(self, figures: dict[str, float]) -> dict[str, float]:
         """Return the figures that only some runs have."""
         trainer, row = self.trainer, {}
-        auxiliary = float(queued.losses.auxiliary)
-        if auxiliary:
-            row["auxiliary_loss"] = auxiliary / queued.losses.tokens
-        if trainer.optimizer.loss_scale is not None:
-            row["loss_scale"] = float(trainer.optimizer.loss_scale.scale)
+        if figures["auxiliary_loss"]:
+            row["auxiliary_loss"] = figures["auxiliary_loss"]
+        if "loss_scale" in figures:
+            row["loss_scale"] = figures["loss_scale"]
         if trainer.guard.state.skipped:
             row["skipped_steps"] = float(trainer.guard.state.skipped)
         if trainer.device.type == "cuda":

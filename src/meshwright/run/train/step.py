@@ -128,13 +128,18 @@ class TrainStep:
             report = self.optimizer.step(self.optimizer.learning_rate(step))
             self.optimizer.zero_grad()
             if self.balance_rate:
-                for part in self.decoder.experts():
-                    part.update_balance(self.balance_rate)
+                # Where nothing is updated, what was counted may come from scores of NaN.
+                self._balance(self.balance_rate * ~report.skipped)
         return StepFigures(losses, report)
 
     def drop(self) -> None:
-        """Drop the gradients of a step that shall not happen."""
+        """Drop the gradients of a step that shall not happen, and what it counted."""
         self.optimizer.zero_grad()
+        self._balance(0.0)
+
+    def _balance(self, rate: float | Tensor) -> None:
+        for part in self.decoder.experts():
+            part.update_balance(rate)
 
     def _backward(self, part: Batch, share: float | Tensor) -> Loss:
         with record_function("forward"):

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 from torch.nn.utils import get_total_norm
 
-from meshwright.errors import InputError, MissingPart, Problem
+from meshwright.errors import DamagedFile, InputError, MissingPart, Problem
 from meshwright.run.kernels.products import fastest_products
 from meshwright.run.nn.decoder import Decoder
 from meshwright.run.nn.huggingface import load
+from meshwright.run.nn.linear import Linear
 from meshwright.run.train.checkpoint import Checkpoints, Staged
 from meshwright.run.train.checkpoint.folder import read_record
 from meshwright.run.train.checkpoint.record import decode_extra
@@ -30,9 +31,6 @@ from meshwright.run.train.run_state import BEGIN_ANEW, RunState, changes, kept_o
 from meshwright.run.train.step import TrainStep, make_decoder
 from meshwright.spec.workload import Training
 
-BALANCE_RATE = 0.001
-"""How far a step moves the bias that balances experts (DeepSeek-V3, arXiv 2412.19437 §4.2)."""
-
 
 class Trainer:
     """A run's decoder, optimizer, data, guard and checkpoints."""
@@ -40,6 +38,8 @@ class Trainer:
     def __init__(self, job: Job, folder: Path) -> None:
         """Put a run together; nothing of an earlier one is loaded yet."""
         self.job, self.folder = job, folder
+        for remark in job.remarks():
+            warnings.warn(remark, stacklevel=2)
         self.device = pick_device(job)
         self.steps = job.workload.steps
         self.step_number = 0
@@ -71,7 +71,7 @@ class Trainer:
             self.decoder,
             self.optimizer,
             microbatch=job.layout.microbatch,
-            balance_rate=BALANCE_RATE if balanced else 0.0,
+            balance_rate=job.loss.balance_rate if balanced else 0.0,
             graph=self.graph.record,
         )
         self.guard = Guard(job.guards)
@@ -80,11 +80,19 @@ class Trainer:
         job = self.job
         products = fastest_products(self.device) if job.machine.tuned_products else None
         decoder = make_decoder(
-            job.model, job.layout, device=self.device, seed=job.seed, products=products
+            job.model,
+            job.layout,
+            device=self.device,
+            seed=job.seed,
+            products=products,
+            options=job.loss.options(job.model),
         )
         # A run that goes on has no more need of what it began with, which may be gone.
         if job.start_from is not None and not self.checkpoints.list():
             load(decoder, job.start_from)
+        if job.layout.precision.startswith("fp8") and not _uses_fp8(decoder):
+            what = "no product of this model is in fp8: all are too small for it, or of odd sizes"
+            warnings.warn(f"{what}; they are computed in bf16", stacklevel=3)
         return decoder
 
     def tensors(self) -> dict[str, Tensor]:
@@ -139,7 +147,12 @@ class Trainer:
         newest = self.checkpoints.latest()
         if newest is not None:  # another job is told apart before any tensor is compared
             self._compare(state_of(decode_extra(read_record(newest.path)), newest.path))
-        loaded = self.checkpoints.load(self.tensors())
+        try:
+            loaded = self.checkpoints.load(self.tensors())
+        except DamagedFile as error:
+            if self.job.checkpoint.damaged != "fall-back":
+                raise
+            raise DamagedFile([*error.problems, self._all_damaged()]) from None
         state = state_of(loaded.extra, loaded.found.path)
         self.step_number = self._saved_at = loaded.step
         self.tokens_seen = state.tokens_seen
@@ -155,9 +168,18 @@ class Trainer:
         if problems:
             raise InputError(problems)
 
+    def _all_damaged(self) -> Problem:
+        what = "none of its checkpoints is whole, so the run cannot go on"
+        return Problem(str(self.folder), what, "begin anew with --fresh, which keeps this folder")
+
     def close(self) -> None:
         """Wait for what is being written, and let go."""
         self.checkpoints.close()
+
+
+def _uses_fp8(decoder: Decoder) -> bool:
+    linears = (part for part in decoder.modules() if isinstance(part, Linear))
+    return any(part.low_precision is not None for part in linears)
 
 
 def pick_device(job: Job) -> torch.device:

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from meshwright.errors import InputError
+from meshwright.run.kernels.labels import IGNORED
 from meshwright.run.train.data import (
     Batch,
     Batches,
@@ -20,7 +21,6 @@ from meshwright.run.train.data import (
     open_tokenizer,
     tokenise,
 )
-from meshwright.run.train.data.batch import IGNORED
 from meshwright.spec.workload import Packing, Training
 from tests.run.train.data.conftest import Write, write_shards
 

@@ -3,11 +3,13 @@
 import gc
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from meshwright.errors import InputError, Problem
+from meshwright.run.train.data import prefetch
 from meshwright.run.train.data.batch import Batch, Buffers, Sequence
 from meshwright.run.train.data.prefetch import Loader
 
@@ -67,18 +69,26 @@ def test_a_fault_reaches_the_consumer_at_its_step_and_says_which() -> None:
         next(loader)
 
 
-def test_waiting_is_measured() -> None:
-    def slow(step: int, into: Buffers | None = None) -> Batch:
-        time.sleep(0.05)
+def test_waiting_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s, asked = [0.0], threading.Event()
+
+    def clock() -> float:
+        read_s = now_s[0]
+        asked.set()
+        return read_s
+
+    def slow_at_first(step: int, into: Buffers | None = None) -> Batch:
+        assert asked.wait(60)
+        now_s[0] += 5.0 if step == 0 else 0.0
         return made(step)
 
-    with Loader(slow, memory, ahead=1) as loader:
+    monkeypatch.setattr(prefetch, "time", SimpleNamespace(perf_counter=clock))
+    with Loader(slow_at_first, memory, ahead=1) as loader:
         next(loader)
-        assert loader.wait_s > 0.03
-        time.sleep(0.2)
+        assert loader.wait_s == 5.0
         next(loader)
-        assert loader.wait_s < 0.03
-        assert loader.total_wait_s > 0.03
+        assert loader.wait_s == 0.0
+        assert loader.total_wait_s == 5.0
 
 
 def test_closing_ends_the_threads_whatever_they_wait_for() -> None:

@@ -104,6 +104,20 @@ def test_unfinished_work_with_other_text_is_refused(
         tokenise([text], tmp_path / "out", BYTES, workers=1)
 
 
+def test_a_fault_can_be_mended_with_another_flag(text: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="name another field"):
+        tokenise([text], tmp_path / "out", BYTES, field="body", workers=1)
+    assert tokenise([text], tmp_path / "out", BYTES, workers=1).documents == len(DOCUMENTS)
+
+
+def test_files_without_text_are_refused(tmp_path: Path) -> None:
+    empty = tmp_path / "empty.txt"
+    empty.write_text("")
+    with pytest.raises(InputError, match="hold no text"):
+        tokenise([str(empty)], tmp_path / "out", BYTES)
+    assert list(tmp_path.iterdir()) == [empty]
+
+
 def test_a_folder_that_is_there_is_never_written_over(text: str, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     with pytest.raises(InputError, match="is there already"):

@@ -13,11 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from meshwright.run.kernels.documents import Documents
+from meshwright.run.kernels.labels import IGNORED
 from meshwright.run.train.data.corpus import Ints, Tokens
 from meshwright.run.train.data.pieces import Pieces
-
-IGNORED = -100
-"""Label of a position that is not trained."""
 
 
 class Sequence(NamedTuple):

@@ -18,7 +18,6 @@ WORDS = (
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 SPECIAL = (BEGIN, END, PAD)
-LEAST = 256 + len(SPECIAL)
 
 
 def train_tokenizer(texts: Iterable[str], size: int, *, special: Iterable[str] = ()) -> str:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import msgspec
 
-from meshwright.run.train.data.batch import IGNORED, Batch
+from meshwright.run.kernels.labels import IGNORED
+from meshwright.run.train.data.batch import Batch
 from meshwright.run.train.data.batches import Batches
 from meshwright.run.train.data.shards import is_shards
 from meshwright.run.train.data.tokenizer import kept_tokenizer, open_tokenizer

@@ -146,7 +146,7 @@ def _lines(opened: BinaryIO, part: Slice, field: str) -> Iterator[str | Problem]
                 yield found.text
             except (msgspec.MsgspecError, UnicodeDecodeError) as error:
                 what = f"the line at byte {at:,} is not an object with a text {field!r}: {error}"
-                yield Problem(part.path, what, "mend or remove the line, or name another field")
+                yield Problem(part.path, what, _mended(line))
         at += len(line)
 
 
@@ -165,6 +165,20 @@ def _row_groups(path: Path, most_bytes: int) -> list[Slice]:
             found.append(Slice(path=str(path), start=first, stop=number + 1, bytes=held))
             first, held = number + 1, 0
     return found
+
+
+def _mended(line: bytes) -> str:
+    """Say what to do about a line without the field asked for: which others hold text."""
+    try:
+        found = msgspec.json.decode(line)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        found = None
+    values = found.items() if isinstance(found, dict) else ()
+    names = [name for name, value in values if isinstance(value, str)][:8]
+    if not names:
+        return "mend or remove the line, or name another field"
+    hold = "holds" if len(names) == 1 else "hold"
+    return f"name another field ({', '.join(names)} {hold} text), or mend or remove the line"
 
 
 def _rows(part: Slice, field: str) -> Iterator[str | Problem]:

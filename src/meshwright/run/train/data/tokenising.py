@@ -155,21 +155,25 @@ def _resume_or_begin(
         if not resumed:  # nothing was begun, so nothing is left behind
             shutil.rmtree(work, ignore_errors=True)
         raise
+    if resumed and not _same(work, plan):
+        if any(work.glob("[0-9]*.json")):
+            what = "holds the beginnings of other work: the text, tokenizer or flags have changed"
+            raise InputError([Problem(str(work), what, f"remove {work.name} and begin again")])
+        resumed = False  # no part of it was done, so nothing is lost
     if not resumed:
         with refusals(work, "written"):
             (work / "tokenizer.json").write_text(tokenizer.json, encoding="utf-8")
             partial = work / f"{PLAN}.partial"
             partial.write_bytes(msgspec.json.encode(plan))
             partial.replace(work / PLAN)
-        return plan
-    try:
-        same = read_plan(work) == plan
-    except msgspec.MsgspecError:
-        same = False
-    if not same:
-        what = "holds the beginnings of other work: the text, tokenizer or flags have changed"
-        raise InputError([Problem(str(work), what, f"remove {work.name} and begin again")])
     return plan
+
+
+def _same(work: Path, plan: Plan) -> bool:
+    try:
+        return read_plan(work) == plan
+    except msgspec.MsgspecError:
+        return False
 
 
 def _plan(
@@ -231,6 +235,11 @@ def _finish(work: Path, out: Path, plan: Plan) -> Tokenised:
             lengths = np.fromfile(lengths_file(work, part), "<i8")
             crc32 = _write(opened, np.cumsum(lengths) + at, crc32)
             at += int(lengths.sum())
+    if not at:
+        shutil.rmtree(work, ignore_errors=True)
+        left_out = sum(one.skipped for one in done)
+        what = "hold no text" + (f": {left_out:,} damaged documents were left out" * bool(left_out))
+        raise InputError([Problem("texts", what, "name files with text in them")])
     index = Index(
         dtype=plan.vocabulary.dtype,
         documents=sum(one.shard.documents for one in done),

@@ -14,6 +14,7 @@ from typing import Any
 
 from meshwright.errors import InputError, Problem
 from meshwright.run.train.outputs.output import Figures
+from meshwright.timeline.paths import sync_folder
 
 
 class JsonLines:
@@ -73,11 +74,7 @@ def cut(path: Path, step: int) -> None:
         new.unlink()
         return
     new.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    sync_folder(path.parent)
 
 
 def _row(line: bytes) -> dict[str, Any] | None:

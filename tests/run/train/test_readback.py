@@ -1,0 +1,31 @@
+"""Figures travel with the step they belong to."""
+
+import pytest
+import torch
+
+from meshwright.run.train.readback import Readback
+
+
+def test_scalars_come_back_by_name_and_exactly() -> None:
+    figures = Readback({"loss": torch.tensor(0.1), "count": torch.tensor(2**40 + 1)})
+    assert figures.read() == {"loss": float(torch.tensor(0.1)), "count": 2.0**40 + 1}
+
+
+def test_numbers_that_are_none_stay_none() -> None:
+    read = Readback({"loss": torch.tensor(float("nan"))}).read()
+    assert read["loss"] != read["loss"]
+
+
+def test_later_changes_do_not_reach_what_was_queued() -> None:
+    loss = torch.tensor(1.0)
+    figures = Readback({"loss": loss})
+    loss.zero_()
+    assert figures.read() == {"loss": 1.0}
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_reading_waits_for_its_own_step_only() -> None:
+    first = Readback({"loss": torch.tensor(3.0, device="cuda")})
+    torch.cuda._sleep(2_000_000_000)  # type: ignore[no-untyped-call]
+    assert first.read() == {"loss": 3.0}
+    assert not torch.cuda.current_stream().query()
