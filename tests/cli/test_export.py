@@ -18,6 +18,13 @@ from tests.run.train.tiny import saved_tensors, tiny_job, write_corpus
 Captured = pytest.CaptureFixture[str]
 
 
+EXPERTS = {
+    "name": "moe",
+    "mixer": {"kind": "attention", "heads": 2, "kv_heads": 2, "head_dim": 8, "rotary": {}},
+    "mlp": {"kind": "experts", "count": 4, "top_k": 2, "width": 16},
+}
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run in bf16 with fp32 masters and an average, after three steps."""
@@ -63,6 +70,19 @@ def test_transformers_reads_it(run: Path, tmp_path: Path) -> None:
         assert torch.allclose(theirs(tokens).logits, ours(tokens), atol=1e-4)
     assert theirs.generation_config.eos_token_id == 257
     assert transformers.AutoTokenizer.from_pretrained(tmp_path).eos_token_id == 257
+
+
+def test_a_model_that_its_family_cannot_say_can_be_given_another(
+    tmp_path: Path, capsys: Captured
+) -> None:
+    changes = {"model": {"tied": False, "blocks": [EXPERTS], "pattern": "2*moe"}}
+    train(tiny_job(write_corpus(tmp_path), changes), tmp_path / "run", until=1)
+    words = ["export", str(tmp_path / "run"), str(tmp_path / "out")]
+    assert main(words) == 2
+    assert "name a family that has it" in capsys.readouterr().err
+    config = tmp_path / "run" / "config.toml"
+    config.write_text(config.read_text().replace("[model]", '[model]\nfamily = "mixtral"', 1))
+    assert main(words) == 0
 
 
 def test_the_token_that_ended_documents_ends_generation(tmp_path: Path) -> None:

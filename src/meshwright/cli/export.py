@@ -65,7 +65,10 @@ def run(args: argparse.Namespace) -> Answer:
         step=None if args.step is None else parse_count(args.step, "--step"),
     )
     kind = formats[args.format] or trained.format
-    save(trained.decoder, folder, dtype=kind)
+    try:
+        save(trained.decoder, folder, dtype=kind)
+    except InputError as error:
+        raise InputError([*error.problems, *_family(error, job, source)]) from None
     tokenizer = _tokenizer(job)
     if tokenizer is not None:
         _write_tokenizer(tokenizer, folder)
@@ -91,6 +94,15 @@ def run(args: argparse.Namespace) -> Answer:
         "bytes": written_bytes,
     }
     return Answer("export/1", data, (facts(head),), (args.folder,))
+
+
+def _family(error: InputError, job: "Job", source: Path) -> list[Problem]:
+    """Say how to name another family, where it is the config of this one that lacks something."""
+    if not any("config cannot say" in problem.what for problem in error.problems):
+        return []
+    what = f"is {job.model.family!r}, whose config.json has no word for this model"
+    fix = f"name a family that has it in {source / 'config.toml'}, such as mixtral or qwen3"
+    return [Problem("model.family", what, fix)]
 
 
 def _tokenizer(job: "Job") -> "Tokenizer | None":

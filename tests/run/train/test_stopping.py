@@ -3,10 +3,19 @@
 import gc
 import signal
 import threading
+from collections.abc import Iterator
 
 import pytest
 
 from meshwright.run.train.stopping import asked_to_stop, quiet_collector
+
+
+@pytest.fixture(autouse=True)
+def _python_handles_interrupts() -> Iterator[None]:
+    """A shell lets programs in its background ignore SIGINT; here Python's own handler counts."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -103,7 +103,10 @@ class Sitting:
         judged, norm = None, torch.zeros((), device=trainer.device)
         if trainer.job.guards.spike_action == "skip":
             norm = gradient_norm(trainer.optimizer.gradients().values()).norm
-            judged = self._judge(index + 1, float(losses.mean), float(norm))
+            scale = trainer.optimizer.loss_scale
+            if scale is not None:
+                norm = norm / scale.scale
+            judged = self._judge(index + 1, self._figures(losses, norm).read())
         if judged is not None and judged.verdict.action == "skip" and torch.isfinite(norm):
             trainer.step.drop()
         else:  # the device itself leaves out gradients that are not finite
@@ -140,7 +143,7 @@ class Sitting:
         taken_s, self._marked_s = now_s - self._marked_s, now_s
         if math.isfinite(loss):
             self.losses = [*self.losses, loss][-AVERAGED:]
-        judged = queued.judged or self._judge(queued.number, loss, norm)
+        judged = queued.judged or self._judge(queued.number, figures)
         row = {
             "loss": loss,
             "gradient_norm": norm,
@@ -183,21 +186,15 @@ class Sitting:
             row["memory_bytes"] = float(torch.cuda.max_memory_allocated(trainer.device))
         return row
 
-    def _judge(self, number: int, loss: float, norm: float) -> Judged:
-        trainer = self.trainer
-        if self._scale_too_large(loss, norm):
-            norm = 0.0
+    def _judge(self, number: int, figures: dict[str, float]) -> Judged:
+        trainer, loss, norm = self.trainer, figures["loss"], figures["gradient_norm"]
+        if figures.get("loss_scale", 1.0) > 1.0 and math.isfinite(loss) and not math.isfinite(norm):
+            norm = 0.0  # fp16 gradients overflowed for their scale, which halves: no fault
         try:
             verdict = trainer.guard.judge(number, loss, norm, last_good=_Newest(trainer))
         except TrainingStopped as stop:
             return Judged(Verdict("skip"), stop)
         return Judged(verdict, None)
-
-    def _scale_too_large(self, loss: float, norm: float) -> bool:
-        """Tell whether fp16 gradients overflowed for their scale, which then halves: no fault."""
-        scale = self.trainer.optimizer.loss_scale
-        overflowed = math.isfinite(loss) and not math.isfinite(norm)
-        return scale is not None and overflowed and float(scale.scale) > 1.0
 
     def evaluate(self) -> dict[str, float]:
         """Measure the loss on held-out text; nothing where there is none."""
