@@ -1,11 +1,14 @@
 """A run put together: its state, its device, what it refuses."""
 
+import errno
 from pathlib import Path
 
 import pytest
 import torch
 
 from meshwright.errors import InputError, MissingPart
+from meshwright.run.train.checkpoint import CheckpointFailed, Checkpoints
+from meshwright.run.train.checkpoint.disk import Disk
 from meshwright.run.train.trainer import Trainer, pick_device
 from tests.run.train.tiny import tiny_job
 
@@ -46,3 +49,46 @@ def test_evaluation_without_held_out_text_is_told(tokens: Path, tmp_path: Path) 
     job = tiny_job(tokens, {"data": {"validation": 0.0}, "evaluation": {"every_steps": 2}})
     with pytest.warns(UserWarning, match="nothing is held out"):
         assert Trainer(job, tmp_path).held_out is None
+
+
+class FullDisk(Disk):
+    """Has no room for the first few files."""
+
+    def __init__(self, failures: int) -> None:
+        self.failures = failures
+
+    def create(self, path: Path) -> int:
+        if self.failures:
+            self.failures -= 1
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return super().create(path)
+
+
+def _saving_to(disk: Disk, tokens: Path, folder: Path) -> Trainer:
+    trainer = Trainer(tiny_job(tokens), folder)
+    trainer.checkpoints.close()
+    trainer.checkpoints = Checkpoints(folder / "checkpoints", trainer.job.checkpoint, disk=disk)
+    return trainer
+
+
+def test_a_save_that_failed_is_warned_of_and_the_next_one_made(
+    tokens: Path, tmp_path: Path
+) -> None:
+    trainer = _saving_to(FullDisk(1), tokens, tmp_path)
+    trainer.save()
+    with pytest.warns(UserWarning, match="No space left"):
+        trainer.save()
+    assert trainer.last_good() is not None
+    trainer.close()
+
+
+def test_a_disk_that_stays_full_ends_the_run(tokens: Path, tmp_path: Path) -> None:
+    trainer = _saving_to(FullDisk(9), tokens, tmp_path)
+    trainer.save()
+    with pytest.warns(UserWarning, match="training goes on"):
+        trainer.save()
+    with pytest.warns(UserWarning, match="training goes on"):
+        trainer.save()
+    with pytest.raises(CheckpointFailed, match="look at the space") as failed:
+        trainer.save()
+    assert failed.value.exit_code == 3

@@ -17,7 +17,7 @@ from meshwright.run.kernels.products import fastest_products
 from meshwright.run.nn.decoder import Decoder
 from meshwright.run.nn.huggingface import load
 from meshwright.run.nn.linear import Linear
-from meshwright.run.train.checkpoint import Checkpoints, Staged
+from meshwright.run.train.checkpoint import CheckpointFailed, Checkpoints, Staged
 from meshwright.run.train.checkpoint.folder import read_record
 from meshwright.run.train.checkpoint.record import decode_extra
 from meshwright.run.train.data.batches import Batches
@@ -30,6 +30,9 @@ from meshwright.run.train.optimizer.parts import matrix_parts
 from meshwright.run.train.run_state import BEGIN_ANEW, RunState, changes, kept_of, state_of
 from meshwright.run.train.step import TrainStep, make_decoder
 from meshwright.spec.workload import Training
+
+MOST_FAILED_SAVES = 3
+"""Saves that fail in a row before a run ends: a full disk may be a matter of minutes."""
 
 
 class Trainer:
@@ -45,6 +48,7 @@ class Trainer:
         self.step_number = 0
         self.tokens_seen = 0
         self._saved_at: int | None = None
+        self._failed_saves = 0
         self.checkpoints = Checkpoints(folder / "checkpoints", job.checkpoint)
         self.batches = open_data(
             job.data, job.workload, seed=job.seed, vocabulary_size=job.model.vocab
@@ -121,6 +125,7 @@ class Trainer:
                 f"last good checkpoint is {self.last_good() or 'none'}. Go back to it with a lower "
                 "learning rate"
             )
+        self._settle()
         state = RunState(
             tokens_seen=self.tokens_seen,
             guard=self.guard.to_save(),
@@ -130,6 +135,18 @@ class Trainer:
         staged = self.checkpoints.save(self.step_number, self.tensors(), msgspec.to_builtins(state))
         self._saved_at = self.step_number
         return staged
+
+    def _settle(self) -> None:
+        """Wait for the save before; a failed one is warned of, several in a row end the run."""
+        try:
+            self.checkpoints.wait()
+        except CheckpointFailed as error:
+            self._failed_saves += 1
+            if self._failed_saves >= MOST_FAILED_SAVES:
+                raise
+            warnings.warn(f"{error}; training goes on, and this checkpoint is next", stacklevel=4)
+        else:
+            self._failed_saves = 0
 
     def last_good(self) -> Path | None:
         """Return the newest checkpoint, once what is being written is on the disk."""

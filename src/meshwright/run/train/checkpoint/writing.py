@@ -11,6 +11,7 @@ import threading
 import zlib
 from pathlib import Path
 from queue import SimpleQueue
+from typing import ClassVar
 
 import msgspec
 
@@ -26,6 +27,8 @@ from meshwright.run.train.checkpoint.verify import verify_files
 
 class CheckpointFailed(MeshwrightError):
     """A save did not come to its end; what was there before it is untouched."""
+
+    exit_code: ClassVar[int] = 3
 
 
 class Writing:
@@ -80,7 +83,10 @@ class Writing:
         """Wait for the end; return the checkpoint, or raise what kept it from being saved."""
         self._leader.join()
         if self._error is not None:
-            what = f"the checkpoint of step {self.step} was not saved: {self._error}"
+            what = (
+                f"the checkpoint of step {self.step} was not saved: {self._error}; look at the "
+                f"space and the rights in {self._folder.path}"
+            )
             raise CheckpointFailed(what) from self._error
         assert self._found is not None
         return self._found
