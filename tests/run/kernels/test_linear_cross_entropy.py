@@ -10,12 +10,10 @@ pytest.importorskip("triton", reason="the kernels are written in Triton")
 import torch
 
 from meshwright.errors import InputError
-from meshwright.run.kernels.language import Backend
 from meshwright.run.kernels.linear_cross_entropy import (
     LossSums,
     linear_cross_entropy,
     plain_linear_cross_entropy,
-    token_losses,
 )
 from meshwright.run.kernels.products import TorchProducts
 
@@ -164,16 +162,6 @@ def test_without_gradients_the_loss_is_the_same_and_final() -> None:
         sums = linear_cross_entropy(**given, chunk_bytes=8 * 64 * 4, backend="triton")
     assert not sums.nats.requires_grad
     _assert_close(sums.nats, _exact(given)[0].nats, 1e-5)
-
-
-@pytest.mark.parametrize("backend", ["triton", "torch"])
-def test_token_losses_are_each_tokens_own(backend: Backend) -> None:
-    given = _made(10, 8, 70, torch.float32)
-    losses = token_losses(**given, softcap=5.0, chunk_bytes=4 * 70 * 4, backend=backend)
-    logits = 5.0 * torch.tanh((given["x_ND"] @ given["weight_VD"].t()).double() / 5.0)
-    exact = torch.nn.functional.cross_entropy(logits, given["labels_N"], reduction="none")
-    torch.testing.assert_close(losses.double(), exact.detach(), rtol=1e-5, atol=1e-5)
-    assert not losses.requires_grad
 
 
 def test_a_label_outside_the_vocabulary_is_not_passed_over() -> None:

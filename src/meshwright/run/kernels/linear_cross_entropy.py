@@ -19,6 +19,7 @@ import torch
 from meshwright.errors import InputError, Problem
 from meshwright.run.kernels.cross_entropy_rows import LossRule, plain_turn_rows, turn_rows
 from meshwright.run.kernels.gradient_format import gradient_format
+from meshwright.run.kernels.labels import IGNORED
 from meshwright.run.kernels.language import Backend, on_triton
 from meshwright.run.kernels.products import TORCH, Products
 
@@ -48,7 +49,7 @@ def linear_cross_entropy(
     labels_N: torch.Tensor,
     *,
     bias: torch.Tensor | None = None,
-    ignore: int = -100,
+    ignore: int = IGNORED,
     softcap: float | None = None,
     scale: float | None = None,
     z_loss: float = 0.0,
@@ -79,43 +80,13 @@ def linear_cross_entropy(
     return LossSums(nats, (labels_N != ignore).sum(), z)
 
 
-def token_losses(
-    x_ND: torch.Tensor,
-    weight_VD: torch.Tensor,
-    labels_N: torch.Tensor,
-    *,
-    bias: torch.Tensor | None = None,
-    ignore: int = -100,
-    softcap: float | None = None,
-    scale: float | None = None,
-    chunk_bytes: int | None = None,
-    products: Products = TORCH,
-    backend: Backend = "auto",
-) -> torch.Tensor:
-    """Return each token's cross-entropy in nats, 0 where its label is ignored; no gradient."""
-    work = _Work(
-        x_ND,
-        weight_VD,
-        bias,
-        labels_N,
-        rule=LossRule(ignore, softcap, scale, 0.0),
-        needs=(False, False, False),
-        chunk_bytes=chunk_bytes,
-        products=products,
-        backend=backend,
-    )
-    with torch.no_grad():
-        work.run()
-    return work.nats_N
-
-
 def plain_linear_cross_entropy(
     x_ND: torch.Tensor,
     weight_VD: torch.Tensor,
     labels_N: torch.Tensor,
     *,
     bias: torch.Tensor | None = None,
-    ignore: int = -100,
+    ignore: int = IGNORED,
     softcap: float | None = None,
     scale: float | None = None,
     z_loss: float = 0.0,
