@@ -30,8 +30,12 @@ def kernels() -> Iterator[Kernel]:
     """List the kernels of this folder at the sizes of a 1B or an 8B model."""
     yield from _norms()
     yield from _rotations()
-    from meshwright.run.kernels import glu, gradient_norm
+    from meshwright.run.kernels import embedding, glu, gradient_norm
 
+    types = {"grad": BF16, "table": BF16, "width": INT}
+    types |= dict.fromkeys(("ordered", "order", "ends"), "*i64")
+    constants: dict[str, Any] = {"COLUMNS": embedding.COLUMNS}
+    yield Kernel("embedding backward", embedding._add_equal, types, constants, embedding.WARPS)
     for name in ("silu", "gelu", "gelu-tanh", "swiglu-clamped"):
         constants = {"ACTIVATION": name, "F": 14336, "TILE": glu.TILE}
         types = {"gate_up": BF16, "gated": BF16, "limit": "fp32"}

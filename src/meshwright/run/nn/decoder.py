@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from meshwright.run.kernels.documents import Documents
+from meshwright.run.kernels.embedding import embedding
 from meshwright.run.kernels.labels import IGNORED
 from meshwright.run.kernels.linear_cross_entropy import LossSums, linear_cross_entropy
 from meshwright.run.kernels.products import TORCH, Products
@@ -52,7 +53,7 @@ class Table(nn.Module):
 
     def forward(self, numbers: Tensor) -> Tensor:
         """Return the row of each number."""
-        return functional.embedding(numbers, self.weight)
+        return embedding(numbers, self.weight)
 
 
 class Head(nn.Module):
