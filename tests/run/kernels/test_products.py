@@ -1,7 +1,7 @@
 """Whoever computes a linear layer's products, they are those of autograd."""
 
 import ctypes
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -10,8 +10,8 @@ pytest.importorskip("torch", reason="kernels work on torch tensors")
 import torch
 from torch import Tensor
 
-from meshwright.run.kernels import cublaslt
-from meshwright.run.kernels.cublaslt import Order, find_cublaslt, first_of_the_fastest
+from meshwright.run.kernels import cublaslt, products
+from meshwright.run.kernels.cublaslt import CublasLt, Order, find_cublaslt, first_of_the_fastest
 from meshwright.run.kernels.products import TORCH, TunedProducts, fastest_products, weight_gradient
 
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -128,3 +128,27 @@ class TestOnGpu:
         x.copy_(torch.randn(64, 64, device="cuda"))
         graph.replay()
         torch.testing.assert_close(y, TORCH.forward(x, w))
+
+
+class ColumnMajor:
+    """Stands for cuBLASLt: computes an order as its documentation reads."""
+
+    def product(
+        self, order: Order, first: torch.Tensor, second: torch.Tensor, out: torch.Tensor
+    ) -> None:
+        one = first if order.first_turned else first.t()
+        two = second if order.second_turned else second.t()
+        assert (one.shape, two.shape) == (
+            (order.rows, order.inner),
+            (order.inner, order.columns),
+        )
+        out.copy_((one @ two).t())
+
+
+def test_orders_name_the_products_they_stand_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "_fits", lambda *_: True)
+    tuned = products.TunedProducts(cast(CublasLt, ColumnMajor()))
+    x_NK, w_MK, dy_NM = torch.randn(5, 3), torch.randn(4, 3), torch.randn(5, 4)
+    torch.testing.assert_close(tuned.forward(x_NK, w_MK), x_NK @ w_MK.t())
+    torch.testing.assert_close(tuned.input_gradient(dy_NM, w_MK), dy_NM @ w_MK)
+    torch.testing.assert_close(tuned.weight_gradient(dy_NM, x_NK), dy_NM.t() @ x_NK)

@@ -61,30 +61,30 @@ class TunedProducts:
         """Return x · wᵀ."""
         if not _fits(x_NK, w_MK):
             return TORCH.forward(x_NK, w_MK)
-        (rows, inner), columns = x_NK.shape, w_MK.shape[0]
-        out = x_NK.new_empty(rows, columns)
-        order = Order(columns, rows, inner, first_turned=True, second_turned=False)
-        self.library.product(order, w_MK, x_NK, out)
-        return out
+        columns, inner = x_NK.shape
+        order = Order(len(w_MK), columns, inner, first_turned=True, second_turned=False)
+        return self._product(order, w_MK, x_NK)
 
     def input_gradient(self, dy_NM: torch.Tensor, w_MK: torch.Tensor) -> torch.Tensor:
         """Return dy · w."""
         if not _fits(dy_NM, w_MK):
             return TORCH.input_gradient(dy_NM, w_MK)
-        (rows, inner), columns = dy_NM.shape, w_MK.shape[1]
-        out = dy_NM.new_empty(rows, columns)
-        order = Order(columns, rows, inner, first_turned=False, second_turned=False)
-        self.library.product(order, w_MK, dy_NM, out)
-        return out
+        columns, inner = dy_NM.shape
+        order = Order(w_MK.shape[1], columns, inner, first_turned=False, second_turned=False)
+        return self._product(order, w_MK, dy_NM)
 
     def weight_gradient(self, dy_NM: torch.Tensor, x_NK: torch.Tensor) -> torch.Tensor:
         """Return dyᵀ · x."""
         if not _fits(dy_NM, x_NK):
             return TORCH.weight_gradient(dy_NM, x_NK)
-        (inner, rows), columns = dy_NM.shape, x_NK.shape[1]
-        out = dy_NM.new_empty(rows, columns)
-        order = Order(columns, rows, inner, first_turned=False, second_turned=True)
-        self.library.product(order, x_NK, dy_NM, out)
+        inner, columns = dy_NM.shape
+        order = Order(x_NK.shape[1], columns, inner, first_turned=False, second_turned=True)
+        return self._product(order, x_NK, dy_NM)
+
+    def _product(self, order: Order, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+        """Return a product; a column-major matrix is the transpose of a row-major one."""
+        out = second.new_empty(order.columns, order.rows)
+        self.library.product(order, first, second, out)
         return out
 
 
