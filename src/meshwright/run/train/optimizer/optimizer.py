@@ -37,8 +37,6 @@ class StepReport(NamedTuple):
     """int64 scalar: how many of their elements are infinite or NaN."""
     skipped: torch.Tensor
     """bool scalar: whether nothing was updated, as a gradient was not finite."""
-    skipped_in_a_row: torch.Tensor
-    """int64 scalar: how many steps did so up to and including this one."""
 
 
 def make_optimizer(
@@ -99,7 +97,6 @@ class Optimizer:
         self.settings, self.rules, self.total_steps, self.seed = settings, rules, total_steps, seed
         self.states = {each.name: each for each in states}
         self.steps = torch.zeros((), dtype=torch.int64, device=device)
-        self.skipped_in_a_row = torch.zeros((), dtype=torch.int64, device=device)
         self.loss_scale = LossScale.start(settings.loss_scale, device) if loss_scaled else None
         self.average = None
         if settings.average is not None:
@@ -148,7 +145,6 @@ class Optimizer:
             grad_scale = unscale if grad_scale is None else grad_scale * unscale
         ready = readiness(norm.norm, grad_scale, self.settings.clip)
         self.steps.add_(ready.go)
-        self.skipped_in_a_row.add_(1).mul_(~ready.go)
         if self.loss_scale is not None:
             self.loss_scale.update_(ready.go)
 
@@ -159,12 +155,11 @@ class Optimizer:
             self.average.update_(now)
         # Gradients are the parameters': their memory is free for forward once those drop them.
         self._bound = bound._replace(all_gradients=bound.all_gradients.letting_go())
-        in_a_row = self.skipped_in_a_row.clone()
-        return StepReport(ready.norm, norm.nonfinite, ~ready.go, in_a_row)
+        return StepReport(ready.norm, norm.nonfinite, ~ready.go)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Return everything that has to be saved: the tensors themselves, not copies."""
-        state = {"steps": self.steps, "skipped_in_a_row": self.skipped_in_a_row}
+        state = {"steps": self.steps}
         for each in self.states.values():
             state.update(each.tensors())
         if self.loss_scale is not None:
