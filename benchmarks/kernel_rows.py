@@ -191,8 +191,8 @@ def _split_rotate(head_dim: int, *, backward: bool) -> Callable[[Place], Work]:
         sizes = heads, kv_heads, head_dim, angle.cos(), angle.sin()
         qkv = place.draw(batch, positions, 48 * head_dim)
         job = Differentiated(
-            # A leaf would be copied first.
-            lambda qkv: split_rotate(qkv * 1, *sizes, backend=place.backend),
+            # A leaf would be copied first; the gradient of a clone is passed on as it is.
+            lambda qkv: split_rotate(qkv.clone(), *sizes, backend=place.backend),
             lambda qkv: plain_split_rotate(qkv, *sizes),
             (qkv,),
             # Attention allocates dq, dk and dv like q, k and v, without the gaps between tokens.

@@ -43,10 +43,10 @@ class Case(NamedTuple):
 CASES = (
     Case("torchtitan", "1b", "bf16", 8),
     Case("ours", "1b", "bf16", 8),
-    Case("ours", "1b", "bf16", 24),
+    Case("ours", "1b", "bf16", 16),
     Case("torchtitan", "8b", "bf16", 4),
     Case("ours", "8b", "bf16", 4),
-    Case("ours", "8b", "bf16", 6, 4096, "mlp_act"),
+    Case("ours", "8b", "bf16", 5),
     Case("torchtitan", "8b", "fp8-tensorwise", 4),
     Case("ours", "8b", "fp8-tensorwise", 4),
     Case("ours", "8b", "fp8-tensorwise", 4, 4096, "layernorm,mlp_act"),

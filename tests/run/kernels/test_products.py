@@ -90,7 +90,7 @@ class TestNearTies:
 
 @GPU
 class TestOnGpu:
-    @pytest.fixture(scope="class")
+    @pytest.fixture
     def tuned(self) -> TunedProducts:
         library = find_cublaslt(torch.device("cuda"))
         assert library is not None, "torch on CUDA comes with cuBLASLt"

@@ -1,9 +1,11 @@
 """Figures travel with the step they belong to."""
 
+import time
+
 import pytest
 import torch
 
-from meshwright.run.train.readback import Readback
+from meshwright.run.train.readback import Moment, Readback
 
 
 def test_scalars_come_back_by_name_and_exactly() -> None:
@@ -29,3 +31,24 @@ def test_reading_waits_for_its_own_step_only() -> None:
     torch.cuda._sleep(2_000_000_000)  # type: ignore[no-untyped-call]
     assert first.read() == {"loss": 3.0}
     assert not torch.cuda.current_stream().query()
+
+
+def test_moments_are_as_far_apart_as_what_was_done_between() -> None:
+    first = Moment(torch.device("cpu"))
+    time.sleep(0.02)
+    figures = Readback({"loss": torch.tensor(0.0)})
+    time.sleep(0.1)  # the host looks late
+    figures.read()
+    looked = Moment(torch.device("cpu"))
+    taken_s = figures.done.seconds_after(first)
+    assert 0.02 <= taken_s <= looked.seconds_after(first) - 0.1
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_moments_of_a_gpu_are_its_own() -> None:
+    first = Moment(torch.device("cuda"))
+    torch.cuda._sleep(20_000_000)  # type: ignore[no-untyped-call]
+    last = Moment(torch.device("cuda"))
+    time.sleep(0.3)
+    last.wait()
+    assert 0.005 < last.seconds_after(first) < 0.2

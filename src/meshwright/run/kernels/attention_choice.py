@@ -5,9 +5,8 @@ Facts used, all about torch 2.11 and newer:
   forward and 428 to 529 backward, torch's flash kernel about half), but torch gives it no windows.
   It takes heads up to 128 wide, and 192 with values of 128 since cuDNN 9.11
   (`check_cudnn_tensor_shapes` in torch's sdp_utils.cpp).
-- Documents it takes in its ragged form. torch 2.11 looks its plans for that up in a cache which it
-  never fills (`run_cudnn_SDP_fprop_nestedtensor` in MHA.cpp), so each call plans anew: 42 ms on a
-  GB200 (pytorch/pytorch pull request 191576). It is taken where it is asked for, not by default.
+- Its ragged form, for documents, is of no use yet: torch 2.11 plans it anew at every call (61 ms
+  measured; pytorch/pytorch pull request 191576), and its gradients come out wrong (measured).
 - The flash kernel takes windows and documents (its variable-length form), heads up to 256 wide and
   values as wide as keys; narrower values are padded.
 - Neither has a soft cap or position slopes in backward: flex attention compiles a kernel for those.
@@ -77,7 +76,7 @@ def choose(case: AttentionCase, prefer: Kernel | None = None) -> Choice:
         return Choice(prefer, "asked for")
     refused: list[str] = []
     for kernel in _FUSED:
-        reason = refusal(case, kernel) or _drawback(case, kernel)
+        reason = refusal(case, kernel)
         if reason is None:
             return Choice(kernel, "; ".join((*refused, _PRAISE[kernel])))
         refused.append(f"not {kernel}: {reason}")
@@ -93,13 +92,6 @@ _PRAISE: dict[str, str] = {
     "flash": "fused, in the layout the products leave",
     "cpu-flash": "the fused kernel for the processor",
 }
-
-
-def _drawback(case: AttentionCase, kernel: Kernel) -> str | None:
-    """Say why a kernel that can compute a case is left for when it is asked for."""
-    if kernel == "cudnn" and case.documents:
-        return "documents, for which torch plans its kernel anew at every call"
-    return None
 
 
 def refusal(case: AttentionCase, kernel: Kernel) -> str | None:
@@ -142,12 +134,8 @@ def _beyond_cudnn(case: AttentionCase) -> str | None:
     assert case.capability is not None
     if case.capability < (8, 0) or not case.cudnn:
         return "cuDNN's attention needs compute capability 8.0 and cuDNN"
-    if case.window:
-        return "a window"
-    if case.documents and not hasattr(torch.ops.aten, "_cudnn_attention_backward"):
-        return "documents, of which this torch has no backward"
-    if case.documents and (case.sinks or case.value_dim != case.head_dim):
-        return "documents with sinks" if case.sinks else "documents, values narrower than keys"
+    if case.window or case.documents:
+        return "a window" if case.window else "documents"
     widths = (case.head_dim, case.value_dim)
     latent = widths == (192, 128) and case.cudnn >= 91100 and case.capability[0] in {9, 10}
     if any(width % 8 for width in widths) or (max(widths) > 128 and not latent):

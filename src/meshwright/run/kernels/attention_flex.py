@@ -59,7 +59,16 @@ def flexible_attention(
 
 @lru_cache(maxsize=1)
 def _compiled() -> Callable[..., Any]:
-    return torch.compile(flex_attention)
+    compiled = torch.compile(flex_attention)
+
+    def run(*args: Any, **options: Any) -> Any:
+        with warnings.catch_warnings():
+            # While it compiles, torch 2.11 warns of its own doings: that it looks at .grad of q, k
+            # and v, and that it instantiates a class it means to abolish.
+            warnings.simplefilter("ignore")
+            return compiled(*args, **options)
+
+    return run
 
 
 def _as_written(*args: Any, **options: Any) -> Any:

@@ -53,9 +53,6 @@ def fused_forward(q: Tensor, k: Tensor, v: Tensor, ask: Ask) -> tuple[Any, ...]:
     """Return the output in (B, T, H, E), and what the kernel's backward wants."""
     if ask.kernel == "flash":
         return _flash_forward(q, k, v, ask)
-    if ask.kernel == "cudnn" and ask.documents is not None:
-        out: Tensor = _Ragged.apply(q, k, v, ask)  # type: ignore[no-untyped-call]
-        return (out,)
     heads_first = (q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
     if ask.kernel == "cpu-flash":
         out, lse = aten._scaled_dot_product_flash_attention_for_cpu.default(
@@ -126,41 +123,6 @@ def _flash_backward(
     if ask.documents is not None:
         dq, dk, dv = (each.reshape(*shape, *each.shape[1:]) for each in (dq, dk, dv))
     return dq, dk, dv
-
-
-class _Ragged(torch.autograd.Function):
-    """cuDNN's kernel for documents of any length, laid end to end.
-
-    Causal it counts from a document's first token, which is right where queries and keys are the
-    same tokens. Its offsets count tokens that lie close together, so strided heads are copied.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, ask: Ask) -> Tensor:
-        assert ask.documents is not None
-        bound = ask.documents.rounded()
-        flat = [tensor.flatten(0, 1).contiguous() for tensor in (q, k, v)]
-        lengths = (bound.starts, bound.starts, bound.longest, bound.longest)
-        found = aten._cudnn_attention_forward.default(
-            *flat, None, *lengths, True, 0.0, ask.causal, False, scale=ask.scale
-        )
-        out: Tensor = found[0]
-        ctx.ask, ctx.lengths, ctx.random = ask, lengths, found[6:8]
-        ctx.save_for_backward(*flat, out, found[1])
-        return out.view(*q.shape[:2], *out.shape[1:])
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Any) -> Any:
-        *flat, out, lse = ctx.saved_tensors
-        shape = grads[0].shape[:2]
-        grad = grads[0].flatten(0, 1).contiguous()
-        found = aten._cudnn_attention_backward.default(
-            grad, *flat, out, lse, *ctx.random, None, *ctx.lengths, 0.0, ctx.ask.causal,
-            scale=ctx.ask.scale,
-        )  # fmt: skip
-        dq, dk, dv = (each.view(*shape, *each.shape[1:]) for each in found)
-        return dq, dk, dv, None
 
 
 class _WithSinks(torch.autograd.Function):

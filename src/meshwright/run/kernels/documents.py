@@ -64,20 +64,6 @@ class Documents:
         positions: Tensor = self.made["positions"]
         return positions
 
-    def rounded(self) -> "Documents":
-        """Return the same documents with empty ones behind them, and a larger bound.
-
-        Their number and the bound are powers of two, so that few plans serve all batches.
-        """
-        if "rounded" not in self.made:
-            count = len(self.starts) - 1
-            spare = (1 << (count - 1).bit_length()) - count
-            starts = torch.cat((self.starts, self.starts[-1:].expand(spare)))
-            longest = max(128, 1 << (self.longest - 1).bit_length())
-            self.made["rounded"] = Documents(starts, longest)
-        rounded: Documents = self.made["rounded"]
-        return rounded
-
     def cut(self, chunk: int, batch: int, length: int) -> "Documents":
         """Return the same documents, each cut into pieces of `chunk` tokens."""
         if ("cut", chunk) not in self.made:

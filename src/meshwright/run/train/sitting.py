@@ -5,7 +5,6 @@ device without work.
 """
 
 import math
-import time
 import warnings
 from functools import cache
 from typing import NamedTuple
@@ -20,7 +19,7 @@ from meshwright.run.train.guards import TrainingStopped, Verdict
 from meshwright.run.train.optimizer.average import WeightAverage
 from meshwright.run.train.outputs import Outputs
 from meshwright.run.train.peak import device_gpu
-from meshwright.run.train.readback import Readback
+from meshwright.run.train.readback import Moment, Readback
 from meshwright.run.train.step import Losses
 from meshwright.run.train.trainer import Trainer
 from meshwright.spec.model import flops_per_token
@@ -72,7 +71,7 @@ class Sitting:
         """Time of the same steps, and how much of it they waited for data."""
         self.held_out: float | None = None
         self._read_any = False
-        self._marked_s = time.perf_counter()
+        self._marked = Moment(trainer.device)
         self._unread: _Queued | None = None
 
     def step(self, batch: Batch, wait_s: float) -> None:
@@ -93,7 +92,7 @@ class Sitting:
 
     def mark(self) -> None:
         """Let the next step's time begin now, and not with the end of the step before."""
-        self._marked_s = time.perf_counter()
+        self._marked = Moment(self.trainer.device)
 
     def _queue(self, batch: Batch, wait_s: float) -> _Queued:
         """Start a step; only a job that skips spikes waits for the loss before the update."""
@@ -139,8 +138,8 @@ class Sitting:
         trainer = self.trainer
         figures = queued.figures.read()
         loss, norm = figures["loss"], figures["gradient_norm"]
-        now_s = time.perf_counter()
-        taken_s, self._marked_s = now_s - self._marked_s, now_s
+        done = queued.figures.done
+        taken_s, self._marked = done.seconds_after(self._marked), done
         if math.isfinite(loss):
             self.losses = [*self.losses, loss][-AVERAGED:]
         judged = queued.judged or self._judge(queued.number, figures)
