@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
-from benchmarks.kernel_rows import Place, Row, Work
+from benchmarks.kernel_rows import Place, Row, Work, largest_error
 
 if TYPE_CHECKING:
     import torch
@@ -100,6 +100,31 @@ def _softmax_rows(place: Place) -> Work:
     )
 
 
+def _scaled(kind: str) -> Callable[[Place], Work]:
+    def make(place: Place) -> Work:
+        import torch
+
+        from meshwright.run.kernels.scaled import scaled
+
+        dtype = getattr(torch, kind)
+        x = place.draw(place.elements * 4, dtype=dtype)
+        factor = torch.full((), 1 / 3, device=place.device)
+
+        def error() -> float:
+            few = x[:4099]
+            got = scaled(few, factor, torch.bfloat16, backend=place.backend)
+            return largest_error((got,), (few.double() * factor.double(),))
+
+        return Work(
+            (x.element_size() + 2) * x.numel(),
+            lambda: scaled(x, factor, torch.bfloat16, backend=place.backend),
+            error,
+            lambda: torch.mul(x, factor, out=torch.empty_like(x, dtype=torch.bfloat16)),
+        )
+
+    return make
+
+
 def _quantize(
     scaling: Literal["tensor", "row", "1x128", "128x128"], *, transpose: bool
 ) -> Callable[[Place], Work]:
@@ -165,6 +190,8 @@ TRAINING_ROWS = (
     Row("adamw, bfloat16 throughout", _adamw("bfloat16", master=False, moments="bf16")),
     Row("adamw, bfloat16, 8-bit moments", _adamw("bfloat16", master=False, moments="int8")),
     Row("linear_cross_entropy, its softmax", _softmax_rows),
+    Row("scaled, bfloat16", _scaled("bfloat16")),
+    Row("scaled, float32 to bfloat16", _scaled("float32")),
     Row("quantize_fp8 tensorwise", _quantize("tensor", transpose=False)),
     Row("quantize_fp8 tensorwise, both ways", _quantize("tensor", transpose=True)),
     Row("quantize_fp8 rowwise", _quantize("row", transpose=False)),

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 BF16, FP32, INT = "*bf16", "*fp32", "i32"
+E4M3 = "*fp8e4nv"
 
 
 class Kernel(NamedTuple):
@@ -24,6 +25,7 @@ class Kernel(NamedTuple):
     types: dict[str, str]
     constants: dict[str, Any]
     warps: int
+    registers: int | None = None
 
 
 def kernels() -> Iterator[Kernel]:
@@ -43,6 +45,7 @@ def kernels() -> Iterator[Kernel]:
         types = dict.fromkeys(("gate_up", "dgated", "dgate_up", "gated"), BF16) | {"limit": "fp32"}
         yield Kernel(f"glu {name} backward", glu._ungate, types, constants, glu.WARPS)
     yield from _losses()
+    yield from _fp8()
     tables = {"addresses": "*i64", "kinds": "*i32", "chunk_tensors": "*i32", "chunk_starts": "*i64"}
     types = tables | {"chunk_lengths": "*i32", "squares": FP32, "counts": "*i32"}
     constants = {"KIND": -1, "ALIGNED": True, "CHUNK": 16384, "TILE": gradient_norm.TILE}
@@ -82,6 +85,30 @@ def _losses() -> Iterator[Kernel]:
         name = "cross_entropy_rows shaped" if shaped else "cross_entropy_rows"
         function = cross_entropy_rows._turn_row
         yield Kernel(name, function, types, constants, cross_entropy_rows.WARPS)
+
+
+def _fp8() -> Iterator[Kernel]:
+    from meshwright.run.kernels import quantize_fp8_kernel, quantize_fp8_whole
+    from meshwright.run.kernels import quantize_fp8_triton as launches
+
+    lines = dict.fromkeys(("row_amax", "column_amax"), "*i32")
+    tile = {"HEIGHT": launches.PAIRS_HEIGHT, "WIDTH": launches.PAIRS_WIDTH}
+    function = quantize_fp8_kernel.amax_of_lines_of_pairs
+    types = {"x": "*i32", "width": INT} | lines
+    yield Kernel("fp8 amax of lines", function, types, tile, launches.AMAX_OF_PAIRS.warps)
+    types = {"x": BF16, "height": INT, "width": INT} | dict.fromkeys(("data", "turned"), E4M3)
+    types |= dict.fromkeys(("scale", "turned_scale"), FP32)
+    for power in (False, True):
+        options = {"LARGEST": 448.0, "POWER_OF_TWO": power}
+        given = types | dict.fromkeys(("row_amax", "column_amax"), FP32)
+        function, launch = quantize_fp8_whole.cast_tile, launches.CAST_WHOLE_BY_LINE
+        yield Kernel(f"fp8 cast by line {power}", function, given, options, *launch)
+        given = types | dict.fromkeys(("scale_stride", "turned_stride"), INT)
+        function, launch = (
+            quantize_fp8_whole.cast_lines_of_tile,
+            launches.CAST_WHOLE_LINES_OF_BLOCKS,
+        )
+        yield Kernel(f"fp8 cast lines of blocks {power}", function, given, options, *launch)
 
 
 def _rotations() -> Iterator[Kernel]:
@@ -133,18 +160,19 @@ def compiled(kernel: Kernel) -> dict[str, Any]:
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
+    from triton.experimental.gluon._runtime import GluonASTSource
 
     names = kernel.function.arg_names
     whole = [name for name in names if kernel.types.get(name, "fp32") != "fp32"]
-    source = ASTSource(
+    kind = GluonASTSource if kernel.function.is_gluon() else ASTSource
+    source = kind(
         fn=kernel.function,
         signature={name: kernel.types.get(name, "constexpr") for name in names},
         constexprs={name: value for name, value in kernel.constants.items() if name in names},
         attrs={(names.index(name),): [["tt.divisibility", 16]] for name in whole},
     )
-    made = triton.compile(
-        source, target=GPUTarget("cuda", 90, 32), options={"num_warps": kernel.warps}
-    )
+    options = {"num_warps": kernel.warps, "maxnreg": kernel.registers}
+    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     accesses = re.findall(r"\b(?:ld|st)\.global\.(?:v(\d)\.)?b(\d+)", made.asm["ptx"])
     return {
         "name": kernel.name,

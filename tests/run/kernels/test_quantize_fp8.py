@@ -61,7 +61,7 @@ def _largest_error(x: torch.Tensor, operand: Fp8) -> float:
 @every_way
 @every_backend
 @pytest.mark.parametrize("dtype", [E4M3, E5M2], ids=["e4m3", "e5m2"])
-@pytest.mark.parametrize("shape", [(48, 64), (37, 50), (130, 272)], ids=str)
+@pytest.mark.parametrize("shape", [(48, 64), (37, 50), (130, 272), (256, 384)], ids=str)
 def test_numbers_are_rounded_to_the_nearest_of_the_format(
     way: str, backend: str, dtype: torch.dtype, shape: tuple[int, int]
 ) -> None:
@@ -132,8 +132,11 @@ def test_constant_matrices_come_back(way: str, backend: str, number: float) -> N
 @pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # interpreted
 @every_way
 @every_backend
-def test_nan_stays_nan_and_infinity_is_not_hidden(way: str, backend: str) -> None:
-    x = _made(20, 30)
+@pytest.mark.parametrize("shape", [(20, 30), (128, 128)], ids=str)  # part of a tile, and whole
+def test_nan_stays_nan_and_infinity_is_not_hidden(
+    way: str, backend: str, shape: tuple[int, int]
+) -> None:
+    x = _made(*shape)
     x[3, 4], x[5, 6] = float("nan"), float("inf")
     made = WAYS[way](x, transpose=True, backend=backend)
     for operand, (a, b) in zip(made, ((3, 4), (4, 3)), strict=True):

@@ -13,8 +13,8 @@ Bytes per parameter, the floor (read + written, gradient in bfloat16):
     bfloat16 weights and moments                     8 +  6
     bfloat16 weights, 8-bit moments                  6 +  4     (and 1/16 for scales)
 
-Compiled for Hopper, a parameter in bfloat16 throughout takes 55 instructions, where an H200 issues
-96 while its 14 bytes pass; with 8-bit moments 93 and 69, so that instructions are the bound there.
+Compiled for Hopper, a parameter in bfloat16 throughout takes 43 instructions, where an H200 issues
+96 while its 14 bytes pass; with 8-bit moments 58 and 69.
 """
 
 # Triton compiles some of these functions itself: their arguments are its own values, not Python's.
@@ -34,6 +34,7 @@ from meshwright.run.kernels.plain_update import plain_update_
 from meshwright.run.kernels.stochastic_rounding import step_keys
 from meshwright.run.kernels.tensor_list import (
     ALIGNMENT_BYTES,
+    CHUNK_ELEMENTS,
     MIXED,
     TensorList,
     find_chunk,
@@ -41,6 +42,12 @@ from meshwright.run.kernels.tensor_list import (
 )
 
 WARPS = 8
+CODED_WARPS = 1
+"""With 8-bit moments a warp is a program of its own: storing the scales of several warps would make
+them wait for one another."""
+CODED_CHUNK = 8192
+"""Elements of a chunk then: a single warp takes long for as many as others have, and most of the
+GPU would idle while the last ones end."""
 _BLOCK = tl.constexpr(BLOCK_ELEMENTS)
 
 
@@ -92,7 +99,8 @@ class _Tables(NamedTuple):
 
 
 def _tables(tensors: OptimizerTensors, grads: Sequence[torch.Tensor]) -> _Tables:
-    params = TensorList.of(tensors.params)
+    coded = any(each.scales for each in tensors.moments)
+    params = TensorList.of(tensors.params, chunk_elements=CODED_CHUNK if coded else CHUNK_ELEMENTS)
     device = params.addresses.device
 
     def addresses(held: tuple[torch.Tensor, ...]) -> torch.Tensor:
@@ -123,6 +131,7 @@ def _launch(tables: _Tables, tensors: OptimizerTensors, rule: Rule, pace: Pace) 
     if not chunks.number:
         return
     moment = tensors.moments[0].precision if tensors.moments else "fp32"
+    warps = CODED_WARPS if moment == "int8" else WARPS
     _update_chunks[(chunks.number,)](
         params.addresses,
         grads.addresses,
@@ -147,20 +156,21 @@ def _launch(tables: _Tables, tensors: OptimizerTensors, rule: Rule, pace: Pace) 
         MASTER=bool(tensors.masters),
         MOMENT=moment,
         ALIGNED=params.aligned and grads.aligned and tables.others_aligned,
-        TILE=_tile(tensors, grads),
-        num_warps=WARPS,
+        TILE=_tile(tensors, grads, warps),
+        num_warps=warps,
     )
 
 
-def _tile(tensors: OptimizerTensors, grads: TensorList) -> int:
+def _tile(tensors: OptimizerTensors, grads: TensorList, warps: int) -> int:
     """Return the elements a program works on at a time.
 
     Each thread moves 16 bytes of the widest type. With more, Triton would pass results between
-    threads before it stores them.
+    threads before it stores them. Elements that share a scale stay together.
     """
     widest = [tensors.params[0], grads.held[0], *tensors.masters[:1]]
     widest += [each.values[0] for each in tensors.moments]
-    return WARPS * 32 * 16 // max(each.element_size() for each in widest)
+    tile = warps * 32 * 16 // max(each.element_size() for each in widest)
+    return max(tile, BLOCK_ELEMENTS)
 
 
 def _triton_type(kind: torch.dtype) -> Any:
@@ -225,8 +235,8 @@ def _update_chunks(
     size = lr * tl.load(shares + tensor) * tl.load(pace + 3)
     keep = 1 - lr * tl.load(decays + tensor)
     numbers = (tl.load(pace + 1), size, keep, tl.load(pace + 4), beta1, rest1, beta2, rest2, eps)
-    low, high = step_keys(tl.load(keys + tensor), tl.load(step))
-    chance = (low, high, (tl.load(origins + tensor) + start).to(tl.uint32))
+    of_step = step_keys(tl.load(keys + tensor), tl.load(step))
+    chance = (of_step, (tl.load(origins + tensor) + start).to(tl.uint32))
     for begin in range(0, length, TILE):
         # A mask that may change within 16 bytes would make every access a single element.
         if length - begin >= TILE:

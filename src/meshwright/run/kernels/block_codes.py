@@ -1,18 +1,24 @@
 """Eight bits for each optimizer moment: a code per element, a float32 scale per 256 elements.
 
-The scale is the largest magnitude of the block, and a code c stands for scale × (c / levels)⁸: 127
-levels and a sign for the first moment, 255 for the second, which is never negative. The eighth root
-spends codes on small values as well as on large ones, as Adam divides one moment by the root of the
-other: an element whose gradients are a thousandth of its neighbours' must keep both. Two more rules
-keep that quotient sane:
+The scale is the largest magnitude of the block. A code is a float of eight bits, cut out of the
+bits of value / scale, so that coding takes a few integer operations, and no root or logarithm:
+
+- first moment: a sign, four bits of exponent, three of mantissa; the smallest go evenly to zero;
+- second moment, which is never negative: five bits of exponent and three of mantissa, no zero.
+
+Both reach down to gradients 2⁻¹⁵ of the block's largest in eight steps per power of two, as Adam
+divides one moment by the root of the other: an element whose gradients are a thousandth of its
+neighbours' must keep both. Two more rules keep that quotient sane:
 
 - Codes are rounded by chance. Rounded to the nearest, a second moment that changes by 0.1 % in a
   step would never leave its code.
-- A second moment that is not zero never becomes code 0, which would divide by (almost) nothing.
+- A second moment that is not zero never becomes zero, which would divide by (almost) nothing. What
+  is below 2⁻³¹ of the largest counts as that, zero too unless the whole block is zero: elements
+  that far below their neighbours move less than they should, never more.
 
 With gradient scales spread log-normally by a factor of e within a block, updates differ from those
 with float32 moments by 10 % (root mean square, β₂ 0.95) to 13 % (β₂ 0.999); where they spread by
-e^2.5, by 21 to 25 %. bitsandbytes' dynamic code, a table of the same purpose (Dettmers et al. 2021,
+e^2.5, by 22 to 24 %. bitsandbytes' dynamic code, a table of the same purpose (Dettmers et al. 2021,
 arXiv 2110.02861), gives 9 and 13 % in the first case and divides by zero in the second. Adam's own
 estimate from 1 / (1 - β₂) gradients is off by 22 % and 3 %. The simulation is a test.
 """
@@ -26,33 +32,62 @@ from meshwright.run.kernels.language import tl, triton
 
 BLOCK_ELEMENTS = 256
 """Elements that share a scale."""
-SIGNED_LEVELS = 127
-UNSIGNED_LEVELS = 255
+LARGEST = 1.875
+"""What the highest code stands for: all bits of the mantissa set."""
+BELOW = LARGEST * (1 - 2**-20)
+"""What the largest value of a block becomes: less by more than a GPU's root is off (2⁻²²), as what
+is above would run over into the sign."""
+LEAST = 2.0**-126
+"""The smallest number that a GPU does not take for 0."""
+SHRINK = 2.0**-112
+"""Makes the largest share 1.875 times the fifteenth power of two that float32 has: the code's four
+bits of exponent are then the lowest of float32's, and both run out into even steps together."""
+FLOOR = 2.0**-31
+"""The smallest second moment, as a share."""
+SIGN_AND_CODE = 0x87F00000
+"""The sign and the seven bits above the cut."""
+FLOOR_BITS = 96 << 23
+"""`FLOOR` as the bits of a float32."""
+_BELOW = tl.constexpr(BELOW)
+_LEAST = tl.constexpr(LEAST)
+_SHRINK = tl.constexpr(SHRINK)
+_GROW = tl.constexpr(1 / SHRINK)
+_UNIT = tl.constexpr(1 / LARGEST)
+_FLOOR = tl.constexpr(FLOOR)
+_SIGN_AND_CODE = tl.constexpr(SIGN_AND_CODE)
+_FLOOR_BITS = tl.constexpr(FLOOR_BITS)
 
 
 @triton.jit
-def decode(code, scale, LEVELS: tl.constexpr):
-    """Return what codes stand for."""
-    value = code.to(tl.float32) * (1.0 / LEVELS)
-    root = value * value
-    root = root * root
-    magnitude = root * root * scale
-    return tl.where(value < 0, -magnitude, magnitude)
-
-
-@triton.jit
-def encode(value, scale, bits, LEVELS: tl.constexpr):
-    """Return the code of each value as float32, rounded by the low 16 bits of chance."""
-    # A block of zeros has scale 0; this is the smallest number a GPU does not take for 0.
-    share = tl.abs(value) * (1.0 / tl.maximum(scale, 1.2e-38))
-    root = tl.sqrt(tl.sqrt(tl.sqrt(share)))
-    chance = (bits & 0xFFFF).to(tl.float32) * (1.0 / 65536)
-    code = tl.minimum(tl.floor(root * LEVELS + chance), LEVELS)
-    if LEVELS == 127:
-        code = tl.where(value < 0, -code, code)
+def decode(code, scale):
+    """Return what codes stand for: int8 ones are signed, uint8 ones are not."""
+    unit = scale * _UNIT
+    if code.dtype == tl.int8:
+        bits = (code.to(tl.int32) << 20).to(tl.uint32, bitcast=True) & _SIGN_AND_CODE
+        value = bits.to(tl.float32, bitcast=True) * _GROW * unit
     else:
-        code = tl.where(value > 0, tl.maximum(code, 1.0), code)
-    return code
+        bits = (code.to(tl.uint32) << 20) + _FLOOR_BITS
+        value = bits.to(tl.float32, bitcast=True) * unit
+    return value
+
+
+@triton.jit
+def encode(value, scale, chance, SIGNED: tl.constexpr):
+    """Return the code of each value in the low byte of a uint32, rounded by 24 bits of chance."""
+    # A block of zeros has scale 0.
+    root = tl.rsqrt(tl.maximum(scale, _LEAST))
+    share = value * (root * root * _BELOW)
+    if SIGNED:
+        share = share * _SHRINK
+    else:
+        share = tl.maximum(share, _FLOOR)
+    exact = share.to(tl.uint32, bitcast=True)
+    # The code's bits go to the top, those of the exponent that are always the same fall off, and
+    # what chance adds below the cut carries over into the code or does not.
+    code = (exact << 4) + chance
+    if SIGNED:
+        code = code | (exact & 0x80000000)
+    return code >> 24
 
 
 def plain_scales(values: torch.Tensor) -> torch.Tensor:
@@ -65,29 +100,27 @@ def plain_scales(values: torch.Tensor) -> torch.Tensor:
 
 def plain_decode(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     """Do what `decode` does for a whole tensor: int8 codes are signed, uint8 ones are not."""
-    value = codes.float() * (1.0 / _levels(codes.dtype))
-    root = value * value
-    root = root * root
-    magnitude = root * root * _spread(scales, codes)
-    return torch.where(value < 0, -magnitude, magnitude)
+    unit = _spread(scales * (1 / LARGEST), codes)
+    shifted = codes.to(torch.int32) << 20
+    if codes.dtype == torch.int8:
+        bits = shifted & (SIGN_AND_CODE - (1 << 32))
+        return bits.view(torch.float32) * (1 / SHRINK) * unit
+    return (shifted + FLOOR_BITS).view(torch.float32) * unit
 
 
 def plain_encode(
-    values: torch.Tensor, scales: torch.Tensor, bits: torch.Tensor, kind: torch.dtype
+    values: torch.Tensor, scales: torch.Tensor, chance: torch.Tensor, kind: torch.dtype
 ) -> torch.Tensor:
     """Do what `encode` does for a whole tensor; `kind` is int8 or uint8."""
-    levels = _levels(kind)
-    inverse = 1.0 / scales.clamp(min=1.2e-38)
-    root = (values.abs() * _spread(inverse, values)).sqrt().sqrt().sqrt()
-    chance = (bits & 0xFFFF).float() * (1.0 / 65536)
-    code = (root * levels + chance).floor().clamp(max=levels)
+    root = scales.clamp(min=LEAST).rsqrt()
+    share = values * _spread(root * root * BELOW, values)
+    share = share * SHRINK if kind == torch.int8 else share.clamp(min=FLOOR)
+    # int64 keeps the sign's bit pattern; only the low 32 bits are looked at.
+    exact = share.contiguous().view(torch.int32).to(torch.int64)
+    code = (exact << 4) + chance
     if kind == torch.int8:
-        return torch.where(values < 0, -code, code).to(kind)
-    return torch.where(values > 0, code.clamp(min=1), code).to(kind)
-
-
-def _levels(kind: torch.dtype) -> int:
-    return SIGNED_LEVELS if kind == torch.int8 else UNSIGNED_LEVELS
+        code = (code & 0x7FFFFFFF) | (exact & 0x80000000)
+    return (code >> 24).to(torch.uint8).view(kind)
 
 
 def _spread(scales: torch.Tensor, values: torch.Tensor) -> torch.Tensor:

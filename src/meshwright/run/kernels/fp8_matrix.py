@@ -138,7 +138,8 @@ def block_scale(outer: int, inner: int, block: str, device: torch.device) -> tor
     if block == "1x128":
         return torch.empty(blocks, outer, dtype=torch.float32, device=device).t()
     padded = -(-blocks // 4) * 4
-    return torch.zeros(-(-outer // BLOCK), padded, dtype=torch.float32, device=device).t()
+    make = torch.empty if padded == blocks else torch.zeros
+    return make(-(-outer // BLOCK), padded, dtype=torch.float32, device=device).t()
 
 
 def _scale_for(amax: torch.Tensor, dtype: torch.dtype, power_of_two: bool) -> torch.Tensor:

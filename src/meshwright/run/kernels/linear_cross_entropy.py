@@ -22,6 +22,7 @@ from meshwright.run.kernels.gradient_format import gradient_format
 from meshwright.run.kernels.labels import IGNORED
 from meshwright.run.kernels.language import Backend, on_triton
 from meshwright.run.kernels.products import TORCH, Products
+from meshwright.run.kernels.scaled import scaled
 
 MOST_CHUNK_BYTES = 8 << 30
 """Most the buffer of logits takes by default: 32k tokens at 128k words in bfloat16."""
@@ -144,6 +145,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         ctx.save_for_backward(work.dx_ND, work.dw_VD, work.db_V)
         of_bias = None if bias is None else gradient_format(bias)
         ctx.dtypes = (x_ND.dtype, gradient_format(weight_VD), of_bias)
+        ctx.backend = work.backend
         nats, z_loss = work.nats_N.sum(), work.rule.z_loss
         z = z_loss * work.lse_N.square().sum() if z_loss else torch.zeros_like(nats)
         ctx.mark_non_differentiable(z)
@@ -152,14 +154,12 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: torch.Tensor, _: torch.Tensor) -> tuple[Any, ...]:
-        scaled: list[torch.Tensor | None] = []
-        for saved, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True):
-            if saved is None:
-                scaled.append(None)
-            else:  # one pass scales, and rounds a float32 sum to the parameter's format
-                out = torch.empty_like(saved, dtype=dtype)
-                scaled.append(torch.mul(saved, grad, out=out))
-        return (*scaled, None)
+        # One pass scales, and rounds a float32 sum to the parameter's format.
+        grads = [
+            None if saved is None else scaled(saved, grad, dtype, backend=ctx.backend)
+            for saved, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
+        ]
+        return (*grads, None)
 
 
 class _Work:

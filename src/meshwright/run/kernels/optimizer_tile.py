@@ -4,19 +4,11 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 # ruff: noqa: PLR0917
 
-from meshwright.run.kernels.block_codes import (
-    BLOCK_ELEMENTS,
-    SIGNED_LEVELS,
-    UNSIGNED_LEVELS,
-    decode,
-    encode,
-)
+from meshwright.run.kernels.block_codes import BLOCK_ELEMENTS, decode, encode
 from meshwright.run.kernels.language import tl, triton
-from meshwright.run.kernels.stochastic_rounding import more_bits, random_bits, round_to_bfloat16
+from meshwright.run.kernels.stochastic_rounding import random_bits, round_to_bfloat16
 
 _BLOCK = tl.constexpr(BLOCK_ELEMENTS)
-_SIGNED = tl.constexpr(SIGNED_LEVELS)
-_UNSIGNED = tl.constexpr(UNSIGNED_LEVELS)
 
 
 @triton.jit
@@ -38,7 +30,8 @@ def update_tile(
 
     `places` point at the chunk: weight, gradient, master, two moments and their scales. `numbers`
     are the gradients' scale, size of the step, share of the weight to keep, 1 / √(1 - β₂ᵗ), β₁,
-    1 - β₁, β₂, 1 - β₂ and ε. `chance` has two keys and the index of the chunk's first element.
+    1 - β₁, β₂, 1 - β₂ and ε. `chance` has the keys of the step and the index
+    of the chunk's first element.
     """
     weight, grad, master, first, second, first_scale, second_scale = places
     # Blocks are rows where codes share a scale: a row is then reduced within one warp.
@@ -61,42 +54,47 @@ def update_tile(
             w = _load(master + lane, inside, MASKED)
         else:
             w = _load(weight + lane, inside, MASKED).to(tl.float32)
-    if RULE != "apply":
-        m = _load_moment(first + lane, first_scale + block, inside, there, MOMENT, _SIGNED, MASKED)
+    keep1 = 1.0
+    keep2 = 1.0
     if RULE == "adamw":
-        v = _load_moment(
-            second + lane, second_scale + block, inside, there, MOMENT, _UNSIGNED, MASKED
-        )
+        keep1 = numbers[4]
+        keep2 = numbers[6]
+    if RULE != "apply":
+        m = _load_moment(first + lane, first_scale + block, keep1, inside, there, MOMENT, MASKED)
+    if RULE == "adamw":
+        v = _load_moment(second + lane, second_scale + block, keep2, inside, there, MOMENT, MASKED)
 
     update, m, v = _follow(g, m, v, numbers, RULE, NESTEROV)
 
-    bits = random_bits(chance[0], chance[1], chance[2] + lane.to(tl.uint32))
+    keys, origin = chance
+    for_weight, for_first, for_second = random_bits(keys, origin + lane.to(tl.uint32))
     # Weights are stored first: otherwise ptxas delays loading them until the moments are done.
     if WRITES:
         w = w * numbers[2] - update * numbers[1]
-        _store_weight(weight + lane, master + lane, w, bits, inside, MASTER, MASKED)
+        _store_weight(weight + lane, master + lane, w, for_weight, inside, MASTER, MASKED)
     if RULE != "apply":
         _store_moment(
-            first + lane, first_scale + block, m, bits >> 16, inside, there, MOMENT, _SIGNED, MASKED
+            first + lane, first_scale + block, m, for_first, inside, there, MOMENT, MASKED
         )
     if RULE == "adamw":
         _store_moment(
-            second + lane, second_scale + block, v, more_bits(bits), inside, there,
-            MOMENT, _UNSIGNED, MASKED,
-        )  # fmt: skip
+            second + lane, second_scale + block, v, for_second, inside, there, MOMENT, MASKED
+        )
     if RULE == "direction":
         _store(grad + lane, update.to(grad.dtype.element_ty), inside, MASKED)
 
 
 @triton.jit
 def _follow(g, m, v, numbers, RULE: tl.constexpr, NESTEROV: tl.constexpr):
-    """Return the update and the next moments."""
-    _, _, _, root_correction, beta1, rest1, beta2, rest2, eps = numbers
+    """Return the update and the next moments; AdamW's come faded already."""
+    _, _, _, root_correction, beta1, rest1, _, rest2, eps = numbers
     update = g
     if RULE == "adamw":
-        m = m + (g - m) * rest1
-        v = v * beta2 + g * g * rest2
-        update = m / (tl.sqrt(v) * root_correction + eps)
+        m = m + g * rest1
+        v = v + g * g * rest2
+        # A GPU takes three instructions for this root, and nine for a division.
+        divisor = tl.sqrt(v) * root_correction + eps
+        update = m * tl.rsqrt(divisor * divisor)
     elif RULE == "lion":
         towards = m + (g - m) * rest1
         update = tl.where(towards > 0, 1.0, tl.where(towards < 0, -1.0, 0.0))
@@ -118,16 +116,19 @@ def _follow(g, m, v, numbers, RULE: tl.constexpr, NESTEROV: tl.constexpr):
 def _load_moment(
     pointer,
     scale_pointer,
+    keep,
     inside,
     there,
     MOMENT: tl.constexpr,
-    LEVELS: tl.constexpr,
     MASKED: tl.constexpr,
 ):
+    """Return `keep` times a moment; where it is coded, it is the scales that are multiplied."""
     value = _load(pointer, inside, MASKED)
     if MOMENT == "int8":
-        value = decode(value, _load(scale_pointer, there, MASKED), LEVELS)
-    return value.to(tl.float32)
+        value = decode(value, _load(scale_pointer, there, MASKED) * keep)
+    else:
+        value = value.to(tl.float32) * keep
+    return value
 
 
 @triton.jit
@@ -150,7 +151,6 @@ def _store_moment(
     inside,
     there,
     MOMENT: tl.constexpr,
-    LEVELS: tl.constexpr,
     MASKED: tl.constexpr,
 ):
     if MOMENT == "int8":
@@ -158,10 +158,12 @@ def _store_moment(
             value = tl.where(inside, value, 0.0)
         scale = tl.max(tl.abs(value), axis=1, keep_dims=True)
         _store(scale_pointer, scale, there, MASKED)
-        code = encode(value, scale, bits, LEVELS).to(tl.int32)
-        _store(pointer, code.to(pointer.dtype.element_ty), inside, MASKED)
+        code = encode(value, scale, bits, pointer.dtype.element_ty == tl.int8)
+        _store(
+            pointer, code.to(tl.uint8).to(pointer.dtype.element_ty, bitcast=True), inside, MASKED
+        )
     elif MOMENT == "bf16":
-        _store(pointer, round_to_bfloat16(value, bits), inside, MASKED)
+        _store(pointer, round_to_bfloat16(value, bits << 8), inside, MASKED)
     else:
         _store(pointer, value, inside, MASKED)
 

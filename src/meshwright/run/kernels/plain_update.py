@@ -11,7 +11,7 @@ import torch
 from meshwright.run.kernels.block_codes import plain_decode, plain_encode, plain_scales
 from meshwright.run.kernels.optimizer_tensors import Moment, OptimizerTensors, Pace, Rule
 from meshwright.run.kernels.stochastic_rounding import (
-    plain_more_bits,
+    Chances,
     plain_random_bits,
     plain_round_to_bfloat16,
     plain_step_keys,
@@ -34,7 +34,10 @@ def _update_one(
 ) -> None:
     _, grad_scale, lr, correction, root_correction = pace.numbers
     g = grad.float() * grad_scale
-    moments = [_read(moment, index) for moment in tensors.moments]
+    keeps = (rule.beta1, rule.beta2) if rule.name == "adamw" else (1.0, 1.0)
+    moments = [
+        _read(moment, index, keep) for moment, keep in zip(tensors.moments, keeps, strict=False)
+    ]
     update = _follow_(g, moments, rule, root_correction)
 
     bits = _bits(tensors, index, pace)
@@ -57,15 +60,19 @@ def _update_one(
 def _follow_(
     g: torch.Tensor, moments: list[torch.Tensor], rule: Rule, root_correction: torch.Tensor
 ) -> torch.Tensor:
-    """Bring the moments to their next values and return the update, which may take g's place."""
+    """Bring the moments to their next values and return the update, which may take g's place.
+
+    AdamW's moments come faded already.
+    """
     rest1, rest2 = 1 - rule.beta1, 1 - rule.beta2
     if rule.name == "apply":
         return g
     m = moments[0]
     if rule.name == "adamw":
-        m.add_((g - m).mul_(rest1))
-        v = moments[1].mul_(rule.beta2).add_(g.mul_(g).mul_(rest2))
-        return torch.div(m, v.sqrt().mul_(root_correction).add_(rule.eps), out=g)
+        m.add_(g * rest1)
+        v = moments[1].add_(g.mul_(g).mul_(rest2))
+        divisor = v.sqrt().mul_(root_correction).add_(rule.eps)
+        return torch.mul(m, divisor.square_().rsqrt_(), out=g)
     if rule.name == "lion":
         away = g.sub_(m)
         update = (m + away * rest1).sign_()
@@ -78,23 +85,22 @@ def _follow_(
     return g.add_((m - g).mul_(rule.beta1)) if rule.nesterov else g.copy_(m)
 
 
-def _bits(tensors: OptimizerTensors, index: int, pace: Pace) -> list[torch.Tensor]:
+def _bits(tensors: OptimizerTensors, index: int, pace: Pace) -> Chances:
     """Return the random bits for the weight and the two moments; nothing where none are needed."""
     param = tensors.params[index]
     precisions = {moment.precision for moment in tensors.moments}
     if precisions <= {"fp32"} and (tensors.masters or param.dtype != torch.bfloat16):
-        return [torch.empty(0)] * 3
-    low, high = plain_step_keys(tensors.keys[index], int(pace.step))
+        return Chances(*[torch.empty(0)] * 3)
+    keys = plain_step_keys(tensors.keys[index], int(pace.step))
     places = torch.arange(param.numel(), device=param.device).view(param.shape)
-    bits = plain_random_bits(low, high, places + tensors.origins[index])
-    return [bits, bits >> 16, plain_more_bits(bits)]
+    return plain_random_bits(keys, places + tensors.origins[index])
 
 
-def _read(moment: Moment, index: int) -> torch.Tensor:
-    """Return a moment in float32, which is the moment itself where it is kept so."""
+def _read(moment: Moment, index: int, keep: float) -> torch.Tensor:
+    """Return `keep` times a moment in float32: the moment itself, changed, where it is kept so."""
     if moment.scales:
-        return plain_decode(moment.values[index], moment.scales[index])
-    return moment.values[index].float()
+        return plain_decode(moment.values[index], moment.scales[index] * keep)
+    return moment.values[index].float().mul_(keep)
 
 
 def _write(moment: Moment, index: int, value: torch.Tensor, bits: torch.Tensor) -> None:
@@ -103,4 +109,4 @@ def _write(moment: Moment, index: int, value: torch.Tensor, bits: torch.Tensor) 
         moment.scales[index].copy_(plain_scales(value))
         into.copy_(plain_encode(value, moment.scales[index], bits, into.dtype))
     elif into.dtype == torch.bfloat16:
-        into.copy_(plain_round_to_bfloat16(value, bits))
+        into.copy_(plain_round_to_bfloat16(value, bits << 8))

@@ -99,6 +99,43 @@ def amax_of_lines(x, row_amax, column_amax, height, width, EVEN: tl.constexpr):
 
 
 @triton.jit
+def _larger_pair(one, other):
+    """Compare both halves of two words at a time, in one instruction; not to be interpreted."""
+    return tl.inline_asm_elementwise(
+        "max.u16x2 $0, $1, $2;", "=r,r,r", [one, other], dtype=tl.int32, is_pure=True, pack=1
+    )
+
+
+@triton.jit
+def amax_of_lines_of_pairs(
+    x, row_amax, column_amax, width, HEIGHT: tl.constexpr, WIDTH: tl.constexpr
+):
+    """Do what `amax_of_lines` does on whole tiles of words that hold two bfloat16 each.
+
+    Halves of a word are compared and passed between lanes together; widths are in words.
+    """
+    tile = tl.num_programs(0) - 1 - tl.program_id(0)
+    down = tile // (width // WIDTH)
+    across = tile % (width // WIDTH)
+    row = tl.arange(0, HEIGHT)
+    word = tl.arange(0, WIDTH)
+    first = (down * HEIGHT).to(tl.int64) * width + across * WIDTH
+    pair = tl.load(x + first + (row[:, None] * width + word[None, :])) & 0x7FFF7FFF
+    # Both are found before either is written: the words then leave their registers early.
+    if row_amax is not None:
+        of_row = tl.reduce(pair, 1, _larger_pair)
+        of_row = tl.maximum(of_row & 0x7FFF0000, of_row << 16)
+    if column_amax is not None:
+        of_word = tl.reduce(pair, 0, _larger_pair)
+    if row_amax is not None:
+        _raise(row_amax + down * HEIGHT + row, of_row, None)
+    if column_amax is not None:
+        column = column_amax + 2 * (across * WIDTH + word)
+        _raise(column, of_word << 16, None)
+        _raise(column + 1, of_word & 0x7FFF0000, None)
+
+
+@triton.jit
 def _tile(x, tile, height, width, EVEN: tl.constexpr):
     """Load a tile; return where it is, its rows and columns, what it has and which of it exists."""
     down = tile // tl.cdiv(width, _SIDE)

@@ -37,10 +37,15 @@ class Launch(NamedTuple):
 
 
 AMAX_OF_LINES = Launch(8, None)
+AMAX_OF_PAIRS = Launch(4, None)
+PAIRS_HEIGHT, PAIRS_WIDTH = 64, 64
+"""Tile of words of two numbers each; divides a tile of SIDE."""
 CAST = Launch(8, 64)
 CAST_BY_LINE = Launch(8, 80)
 CAST_SQUARES = Launch(8, 64)
 CAST_LINES_OF_BLOCKS = Launch(8, 80)
+CAST_WHOLE_BY_LINE = Launch(16, 40)
+CAST_WHOLE_LINES_OF_BLOCKS = Launch(8, 64)
 
 
 def find_amax(x: torch.Tensor, amax: torch.Tensor) -> None:
@@ -60,6 +65,18 @@ def find_amax_of_lines(
     x: torch.Tensor, rows: torch.Tensor | None, columns: torch.Tensor | None
 ) -> None:
     """Raise `rows` and `columns`, where given, to the largest magnitudes of those of `x`."""
+    if _is_whole(x):
+        height, width = x.shape[0], x.shape[1] // 2
+        kernels.amax_of_lines_of_pairs[(height // PAIRS_HEIGHT * (width // PAIRS_WIDTH),)](
+            x.view(torch.int32),
+            None if rows is None else rows.view(torch.int32),
+            None if columns is None else columns.view(torch.int32),
+            width,
+            HEIGHT=PAIRS_HEIGHT,
+            WIDTH=PAIRS_WIDTH,
+            num_warps=AMAX_OF_PAIRS.warps,
+        )
+        return
     kernels.amax_of_lines[_tiles(x)](
         x,
         None if rows is None else rows.view(torch.int32),
@@ -86,6 +103,23 @@ def cast(
     `amax` is that of rows and of columns; of all in the first place where not `by_line`. One scale
     for all is then written to `scale`; it is taken from there where there is no `amax`.
     """
+    if by_line and _is_whole(x, data, turned):
+        from meshwright.run.kernels.quantize_fp8_whole import cast_tile
+
+        cast_tile[_tiles(x)](
+            x,
+            *amax,
+            data,
+            scale,
+            turned,
+            turned_scale,
+            *x.shape,
+            LARGEST=largest,
+            POWER_OF_TWO=power_of_two,
+            num_warps=CAST_WHOLE_BY_LINE.warps,
+            maxnreg=CAST_WHOLE_BY_LINE.registers,
+        )
+        return
     kernels.cast_tile[_tiles(x)](
         x,
         *amax,
@@ -131,6 +165,26 @@ def cast_blocks(
     power_of_two: bool,
 ) -> None:
     """Write `x` with a scale for each 1×128 (along what is contiguous) or 128×128 elements."""
+    if not square and _is_whole(x, data, turned):
+        from meshwright.run.kernels.quantize_fp8_whole import cast_lines_of_tile
+
+        assert scale is not None
+        assert turned_scale is not None
+        cast_lines_of_tile[_tiles(x)](
+            x,
+            data,
+            scale,
+            turned,
+            turned_scale,
+            *x.shape,
+            scale.stride(1),
+            turned_scale.stride(1),
+            LARGEST=largest,
+            POWER_OF_TWO=power_of_two,
+            num_warps=CAST_WHOLE_LINES_OF_BLOCKS.warps,
+            maxnreg=CAST_WHOLE_LINES_OF_BLOCKS.registers,
+        )
+        return
     kernels.cast_tile_of_blocks[_tiles(x)](
         x,
         data,
@@ -146,6 +200,12 @@ def cast_blocks(
         POWER_OF_TWO=power_of_two,
         **_options(x, CAST_SQUARES if square else CAST_LINES_OF_BLOCKS),
     )
+
+
+def _is_whole(x: torch.Tensor, *copies: torch.Tensor | None) -> bool:
+    """Say whether kernels that cannot be interpreted, and know whole tiles alone, do this work."""
+    even = not (x.shape[0] % SIDE or x.shape[1] % SIDE)
+    return even and x.is_cuda and x.dtype == torch.bfloat16 and all(c is not None for c in copies)
 
 
 def _tiles(x: torch.Tensor) -> tuple[int]:

@@ -8,26 +8,31 @@ The random bits are a hash of (tensor key, step, index of the element): no state
 bits after a resume, on every device, however tensors are grouped or cut. Indices count modulo 2³²,
 so elements four billion places apart share theirs. Each function is here twice, for Triton and for
 torch, and both give the same bits.
+
+Bits of weights and first moments are unrelated from step to step. Those of a second moment begin
+anywhere and go on by the golden ratio: a moment that creeps by a hundredth of a code in each step
+then moves after about a hundred steps, not after a number that is itself left to chance.
 """
 
 # Triton compiles some of these functions itself: their arguments are its own values, not Python's.
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 
 from hashlib import blake2b
+from typing import NamedTuple
 
 import torch
 
 from meshwright.run.kernels.language import tl, triton
 
-# "lowbias32" of Chris Wellons' hash-prospector (public domain), found by search: changing one input
-# bit changes every output bit with a probability of 1/2 ± 0.1 %. About 10 integer operations, where
-# Philox takes a hundred; at 14 bytes a parameter an H200 leaves room for fewer than 100 in all.
+# Multipliers of "lowbias32" from Chris Wellons' hash-prospector (public domain), found by search
+# for a hash in which each input bit changes each output bit with a probability near 1/2; the third
+# is 2³² over the golden ratio.
 FIRST_FACTOR = 0x7FEB352D
 SECOND_FACTOR = 0x846CA68B
-THIRD_FACTOR = 0x9E3779B1
+GOLDEN = 0x9E3779B1
 _FIRST_FACTOR = tl.constexpr(FIRST_FACTOR)
 _SECOND_FACTOR = tl.constexpr(SECOND_FACTOR)
-_THIRD_FACTOR = tl.constexpr(THIRD_FACTOR)
+_GOLDEN = tl.constexpr(GOLDEN)
 _MASK = 0xFFFFFFFF
 
 
@@ -39,71 +44,88 @@ def tensor_key(name: str, seed: int) -> int:
 
 @triton.jit
 def step_keys(key, step):
-    """Return two keys of 32 bits for one tensor in one step."""
-    low = _mix(key.to(tl.uint32) ^ step.to(tl.uint32), 0)
-    return low, _mix((key >> 32).to(tl.uint32) ^ low, 0)
+    """Return 32 bits of a tensor, two numbers of it in this step, and one of the step alone."""
+    low = _mix(key.to(tl.uint32))
+    factor = _mix(_mix((key >> 32).to(tl.uint32) ^ low) ^ step.to(tl.uint32))
+    return low, factor | 1, _mix(factor ^ low), step.to(tl.uint32) * _GOLDEN
 
 
 @triton.jit
-def random_bits(low, high, index):
-    """Return 32 random bits for each index (of type uint32)."""
-    # The second key enters half-way: keys that differ then give unrelated sequences, not the same
-    # sequence from another place on.
-    return _mix(index ^ low, high)
+def random_bits(keys, index):
+    """Return 32 bits for each element's weight and 24 each for its first and second moment.
 
-
-@triton.jit
-def more_bits(bits):
-    """Return 32 further bits, whose low half looks independent of the given ones."""
-    bits = bits * _THIRD_FACTOR
-    return bits ^ (bits >> 15)
+    `keys` are those of the step, `index` is uint32. Whoever needs fewer bits takes the highest.
+    """
+    low, factor, offset, turn = keys
+    bits = (index + low) * _FIRST_FACTOR
+    steady = (bits ^ (bits >> 16)) * _SECOND_FACTOR
+    # High bits of factor · x + offset are independent for any two x where factor and offset are
+    # random (Dietzfelbinger 1996, "Universal hashing and k-wise independent random variables via
+    # integer arithmetic without primes"): so any two elements are unrelated from step to step.
+    bits = steady * factor + offset
+    return bits, bits & 0xFFFFFF, (steady + turn) >> 8
 
 
 @triton.jit
 def round_to_bfloat16(value, bits):
-    """Round float32 to a bfloat16 neighbour by the low 16 bits of chance."""
+    """Round float32 to a bfloat16 neighbour by the high 16 bits of chance."""
     exact = value.to(tl.uint32, bitcast=True)
-    rounded = ((exact + (bits & 0xFFFF)) >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True)
     # Adding to the bits of a NaN could make a number of it.
     is_number = value == value  # noqa: PLR0124
-    return tl.where(is_number, rounded, value.to(tl.bfloat16))
+    rounded = tl.where(is_number, exact + (bits >> 16), 0x7FC00000)
+    return (rounded >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True)
 
 
 @triton.jit
-def _mix(bits, key):
-    bits = (bits ^ (bits >> 16)) * _FIRST_FACTOR
-    bits = ((bits ^ (bits >> 15)) ^ key) * _SECOND_FACTOR
-    return bits ^ (bits >> 16)
-
-
-def plain_step_keys(key: int, step: int) -> tuple[int, int]:
-    """Do what `step_keys` does."""
-    low = _plain_mix(torch.tensor((key ^ step) & _MASK), 0)
-    high = _plain_mix(((key >> 32) & _MASK) ^ low, 0)
-    return int(low), int(high)
-
-
-def plain_random_bits(low: int, high: int, index: torch.Tensor) -> torch.Tensor:
-    """Do what `random_bits` does; bits are in the low half of int64."""
-    return _plain_mix((index & _MASK) ^ low, high)
-
-
-def plain_more_bits(bits: torch.Tensor) -> torch.Tensor:
-    """Do what `more_bits` does."""
-    bits = (bits * THIRD_FACTOR) & _MASK
+def _mix(bits):
+    bits = bits * _FIRST_FACTOR
+    bits = (bits ^ (bits >> 16)) * _SECOND_FACTOR
     return bits ^ (bits >> 15)
+
+
+class StepKeys(NamedTuple):
+    """What `step_keys` returns."""
+
+    low: int
+    factor: int
+    offset: int
+    turn: int
+
+
+class Chances(NamedTuple):
+    """Random bits of elements, as int64: 32 for the weight, 24 for each moment."""
+
+    weight: torch.Tensor
+    first: torch.Tensor
+    second: torch.Tensor
+
+
+def plain_step_keys(key: int, step: int) -> StepKeys:
+    """Do what `step_keys` does."""
+    low = _plain_mix(torch.tensor(key & _MASK))
+    factor = _plain_mix(_plain_mix(((key >> 32) & _MASK) ^ low) ^ (step & _MASK))
+    offset = _plain_mix(factor ^ low)
+    return StepKeys(int(low), int(factor) | 1, int(offset), (step * GOLDEN) & _MASK)
+
+
+def plain_random_bits(keys: StepKeys, index: torch.Tensor) -> Chances:
+    """Do what `random_bits` does."""
+    bits = ((index + keys.low) * FIRST_FACTOR) & _MASK
+    steady = ((bits ^ (bits >> 16)) * SECOND_FACTOR) & _MASK
+    bits = (steady * keys.factor + keys.offset) & _MASK
+    return Chances(bits, bits & 0xFFFFFF, ((steady + keys.turn) & _MASK) >> 8)
 
 
 def plain_round_to_bfloat16(value: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
     """Do what `round_to_bfloat16` does."""
     exact = value.view(torch.int32).to(torch.int64)
     # int64 keeps the sign's bit pattern; only the low 32 bits are looked at.
-    rounded = ((exact + (bits & 0xFFFF)) >> 16).to(torch.int16).view(torch.bfloat16)
+    rounded = ((exact + (bits >> 16)) >> 16).to(torch.int16).view(torch.bfloat16)
     return torch.where(torch.isnan(value), value.to(torch.bfloat16), rounded)
 
 
-def _plain_mix(bits: torch.Tensor, key: int) -> torch.Tensor:
+def _plain_mix(bits: torch.Tensor) -> torch.Tensor:
     # Products of two 32-bit numbers wrap around in int64; their low 32 bits stay right.
-    bits = ((bits ^ (bits >> 16)) * FIRST_FACTOR) & _MASK
-    bits = (((bits ^ (bits >> 15)) ^ key) * SECOND_FACTOR) & _MASK
-    return bits ^ (bits >> 16)
+    bits = (bits * FIRST_FACTOR) & _MASK
+    bits = ((bits ^ (bits >> 16)) * SECOND_FACTOR) & _MASK
+    return bits ^ (bits >> 15)
