@@ -125,6 +125,7 @@ def test_slices_of_heads_add_up_to_the_whole(alibi: bool) -> None:
     for index in range(K):
         part = made(sinks=True, rotary=whole.spec.rotary)
         part.alibi, part.first_head = alibi, index * H // K
+        part.heads, part.kv_heads = H // K, 1
         mine = [row.chunk(K)[index] for row in rows]
         part.qkv.weight = nn.Parameter(torch.cat(mine))
         part.o.weight = nn.Parameter(whole.o.weight.chunk(K, 1)[index])

@@ -10,6 +10,7 @@ import torch
 
 from meshwright.run.nn.build import build
 from meshwright.run.nn.decoder import Decoder
+from meshwright.run.nn.holding import Holding, Range
 from meshwright.run.nn.initialise import DEVIATION, deviation, fill_normal, materialise
 from meshwright.spec.model import Norm, decoder, gpt
 
@@ -29,10 +30,14 @@ def test_the_same_seed_gives_the_same_weights_and_another_gives_others() -> None
 
 
 def test_a_slice_of_a_parameter_is_filled_as_in_the_whole() -> None:
-    whole, part = torch.empty(40, 8), torch.empty(10, 8)
+    whole = torch.empty(6, 40, 8)
     fill_normal(whole, "name", 0, 0.02)
-    fill_normal(part, "name", 0, 0.02, offset=20 * 8)
-    assert torch.equal(part, whole[20:30])
+    rows, columns = (Range(20, 30), Range(5, 8)), (Range(2, 4),)
+    held = Holding((6, 40, 8), ((Range(1, 3),), rows, columns))
+    part = torch.empty(held.shape)
+    fill_normal(part, "name", 0, 0.02, held)
+    assert torch.equal(part, held.take(whole))
+    assert torch.equal(part[:, 10:], whole[1:3, 5:8, 2:4])
 
 
 def test_a_parameter_does_not_depend_on_what_else_the_model_has() -> None:

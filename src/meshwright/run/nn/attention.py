@@ -6,7 +6,7 @@ Every other feature (norms of queries and keys, clipping, gates, sinks, slopes, 
 step where a model has it.
 
 `qkv.weight` stacks the rows of q, k, v and, where the output is gated, of the gate, heads in order.
-The number of heads held is read from the weights, so that a slice of them works alone.
+A slice of the heads works alone, once it is told how many it has.
 
 Shapes: B sequences, T positions, D hidden, C columns of the fused product, H query heads, K key
 and value heads, E head width.
@@ -23,6 +23,7 @@ from meshwright.run.kernels.rms_norm import rms_norm
 from meshwright.run.kernels.rotary import rotate, split_rotate
 from meshwright.run.nn.linear import Linear
 from meshwright.run.nn.norm import Norm
+from meshwright.run.nn.passage import Passage, entered, left
 from meshwright.run.nn.positions import Places, query_growth
 from meshwright.run.nn.recompute import NOTHING, Op, Replay, dropped
 from meshwright.spec.model import block, mixers
@@ -48,6 +49,10 @@ class Attention(nn.Module):
         """Whether the input is a norm's output, which recompute can drop."""
         self.prefer: Kernel | None = None
         """The kernel to use in place of the fastest."""
+        self.passage: Passage | None = None
+        """Where ranks share the heads, the way to them and back."""
+        self.heads, self.kv_heads = spec.heads, spec.kv_heads
+        """Query heads held here, and key and value heads."""
         self.first_head = 0
         """Where the query heads held here start in the whole model's."""
         queries, keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
@@ -70,7 +75,8 @@ class Attention(nn.Module):
     def forward(self, x_BTD: Tensor, places: Places) -> Tensor:
         """Mix the tokens of each sequence."""
         dropped_input = self.reads_norm and "layernorm" in self.recompute
-        qkv_BTC = self.qkv(x_BTD, input_at_hand=dropped_input)
+        with entered(self.passage, x_BTD) as inside:
+            qkv_BTC = self.qkv(inside, input_at_hand=dropped_input)
         if self.spec.clip is not None and self.spec.qk_norm != "full":
             qkv_BTC = qkv_BTC.clamp(-self.spec.clip, self.spec.clip)
         q, k, v, gate = self._heads(qkv_BTC, places)
@@ -83,8 +89,7 @@ class Attention(nn.Module):
             return self._out(mixed, at_hand=True)
 
     def _out(self, mixed_BTHE: Tensor, *, at_hand: bool) -> Tensor:
-        out: Tensor = self.o(mixed_BTHE.flatten(2), input_at_hand=at_hand)
-        return out
+        return left(self.passage, self.o(mixed_BTHE.flatten(2), input_at_hand=at_hand))
 
     def _core(
         self, q: Tensor, k: Tensor, v: Tensor, gate_BTHE: Tensor | None, places: Places
@@ -113,10 +118,7 @@ class Attention(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Cut the fused product into heads, norm and turn them."""
         spec = self.spec
-        shared = spec.heads // spec.kv_heads
-        each = (2 * shared if spec.gate else shared) + 2
-        kv_heads = qkv_BTC.shape[-1] // (each * spec.head_dim)
-        sizes = (kv_heads * shared, kv_heads, spec.head_dim)
+        sizes = (self.heads, self.kv_heads, spec.head_dim)
         gate = None
         if self._is_fused and spec.rotary is not None:
             turns = places.turns(spec.rotary, spec.head_dim)

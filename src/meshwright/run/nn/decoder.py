@@ -6,14 +6,15 @@ part of it: of a multimodal model the text part is built.
 Shapes: B sequences, T positions, D hidden, V vocabulary, N = B·T tokens.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from meshwright.run.kernels.cross_entropy_rows import LossRule
 from meshwright.run.kernels.documents import Documents
 from meshwright.run.kernels.embedding import embedding
 from meshwright.run.kernels.labels import IGNORED
@@ -45,15 +46,32 @@ class Loss:
 
 
 class Table(nn.Module):
-    """Rows of vectors, looked up by number."""
+    """Rows of vectors, looked up by number; with `lookup` from those that several ranks hold."""
 
-    def __init__(self, rows: int, width: int, **where: Any) -> None:
+    def __init__(self, rows: int, width: int, *, by_rows: bool = False, **where: Any) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(rows, width, **where))
+        self.by_rows = by_rows
+        """Tensor-parallel ranks hold some of the rows each."""
+        self.lookup: Callable[[Tensor, Tensor], Tensor] | None = None
 
     def forward(self, numbers: Tensor) -> Tensor:
         """Return the row of each number."""
+        if self.lookup is not None:
+            return self.lookup(numbers, self.weight)
         return embedding(numbers, self.weight)
+
+
+class SharedHead(Protocol):
+    """The head of ranks that hold some rows of its weight each."""
+
+    def loss(
+        self, x_BTD: Tensor, labels_BT: Tensor, weight: Tensor, bias: Tensor | None, rule: LossRule
+    ) -> LossSums:
+        """Return the summed cross-entropy over all words."""
+
+    def logits(self, x_BTD: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Return the products with all words, neither scaled nor capped."""
 
 
 class Head(nn.Module):
@@ -64,6 +82,8 @@ class Head(nn.Module):
         self.weight: nn.Parameter | None
         self.bias: nn.Parameter | None
         self.products: Products = TORCH
+        self.shared: SharedHead | None = None
+        """Where ranks hold some words each, how they make one loss of it."""
         weight = None if tied else nn.Parameter(torch.empty(vocab, hidden, **where))
         self.register_parameter("weight", weight)
         self.register_parameter("bias", nn.Parameter(torch.empty(vocab, **where)) if bias else None)
@@ -84,7 +104,7 @@ class Decoder(nn.Module):
         self.model, self.tables = model, Tables(model.max_positions)
         self.z_loss, self.multi_token_weight, self.balance_weight = 0.0, 0.1, 0.0
         where: dict[str, Any] = {"device": device, "dtype": dtype}
-        self.embedding = Table(model.vocab, model.hidden, **where)
+        self.embedding = Table(model.vocab, model.hidden, by_rows=True, **where)
         if model.positions == "learned":
             rows = model.max_positions + model.position_offset
             self.positions = Table(rows, model.hidden, **where)
@@ -124,10 +144,14 @@ class Decoder(nn.Module):
 
     def run(self, tokens_BT: Tensor, places: Places) -> Tensor:
         """Do the same for tokens whose places are known."""
+        return self.finish(*self.through(tokens_BT, places))
+
+    def through(self, tokens_BT: Tensor, places: Places) -> Stream:
+        """Return the stream behind the last layer."""
         stream: Stream = (self.embed(tokens_BT, places), None)
         for layer in self.layers:
             stream = layer(*stream, places)
-        return self.finish(*stream)
+        return stream
 
     def embed(self, tokens_BT: Tensor, places: Places) -> Tensor:
         """Return the vectors that enter the first layer."""
@@ -148,7 +172,10 @@ class Decoder(nn.Module):
 
     def logits(self, x_BTD: Tensor) -> Tensor:
         """Return the logits of hidden vectors."""
-        logits = functional.linear(x_BTD, self.head_weight, self.head.bias)
+        if self.head.shared is not None:
+            logits = self.head.shared.logits(x_BTD, self.head_weight, self.head.bias)
+        else:
+            logits = functional.linear(x_BTD, self.head_weight, self.head.bias)
         if self.model.logit_scale is not None:
             logits = logits * self.model.logit_scale
         cap = self.model.logit_softcap
@@ -169,7 +196,11 @@ class Decoder(nn.Module):
     ) -> Loss:
         """Return the cross-entropy of labels (`IGNORED` does not count), without all logits."""
         places = Places(self.tables, tokens_BT, positions=positions, documents=documents)
-        x_BTD = self.run(tokens_BT, places)
+        return self.end(self.through(tokens_BT, places), tokens_BT, labels_BT, places)
+
+    def end(self, stream: Stream, tokens_BT: Tensor, labels_BT: Tensor, places: Places) -> Loss:
+        """Return the loss of the stream behind the last layer."""
+        x_BTD = self.finish(*stream)
         sums = self.head_loss(x_BTD, labels_BT)
         auxiliary = self._further_loss(x_BTD, tokens_BT, labels_BT, places)
         if self.balance_weight and self.training:
@@ -189,7 +220,7 @@ class Decoder(nn.Module):
 
     def _balance_loss(self) -> Tensor:
         """Return the sum of what the routed layers lose by unequal use of their experts."""
-        total = torch.zeros((), device=self.embedding.weight.device)
+        total = torch.zeros((), device=next(self.parameters()).device)
         for part in self.experts():
             if part.balance_loss is not None:
                 total, part.balance_loss = total + part.balance_loss, None
@@ -201,6 +232,11 @@ class Decoder(nn.Module):
 
     def head_loss(self, x_BTD: Tensor, labels_BT: Tensor) -> LossSums:
         """Return the summed cross-entropy of hidden vectors against labels."""
+        if self.head.shared is not None:
+            model = self.model
+            rule = LossRule(IGNORED, model.logit_softcap, model.logit_scale, self.z_loss)
+            weights = (self.head_weight, self.head.bias)
+            return self.head.shared.loss(x_BTD, labels_BT, *weights, rule)
         return linear_cross_entropy(
             x_BTD.flatten(0, 1),
             self.head_weight,

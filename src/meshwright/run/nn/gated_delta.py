@@ -26,6 +26,7 @@ from meshwright.run.nn.chunks import make_chunks
 from meshwright.run.nn.linear import Linear
 from meshwright.run.nn.mamba2 import first_decays
 from meshwright.run.nn.norm import Norm
+from meshwright.run.nn.passage import Passage, entered, left
 from meshwright.run.nn.positions import Places
 from meshwright.run.nn.recompute import NOTHING, Op, Replay
 from meshwright.run.nn.short_convolution import ShortConvolution
@@ -58,6 +59,7 @@ class GatedDelta(nn.Module):
         super().__init__()
         self.spec = spec
         self.recompute: frozenset[Op] = NOTHING
+        self.passage: Passage | None = None
         where: dict[str, Any] = {"device": device, "dtype": dtype}
         keys, values = spec.key_heads * spec.key_dim, spec.value_heads * spec.value_dim
         self.qkvz = Linear(hidden, 2 * keys + 2 * values, bias=False, **where)
@@ -75,9 +77,9 @@ class GatedDelta(nn.Module):
     def forward(self, x_BTD: Tensor, places: Places) -> Tensor:
         """Mix the tokens of each sequence."""
         core = Replay(self._core) if "core_attn" in self.recompute else self._core
-        mixed = core(self.qkvz(x_BTD), self.gates(x_BTD), places.documents_BT())
-        out: Tensor = self.o(mixed)
-        return out
+        with entered(self.passage, x_BTD) as inside:
+            made = (self.qkvz(inside), self.gates(inside))
+        return left(self.passage, self.o(core(*made, places.documents_BT())))
 
     def _core(self, qkvz_BTC: Tensor, gates_BTG: Tensor, documents_BT: Tensor | None) -> Tensor:
         spec, heads = self.spec, len(self.decay_log)

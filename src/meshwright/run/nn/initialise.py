@@ -8,9 +8,12 @@ may say otherwise by `first_values`, a dict from its parameters' own names to nu
 
 import hashlib
 import math
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
+
+from meshwright.run.nn.holding import Holding
 
 DEVIATION = 0.02
 """Standard deviation of first weights (GPT-2, Llama and most since)."""
@@ -20,15 +23,23 @@ _PIECES = {"cpu": 1 << 18, "cuda": 1 << 25}
 """Numbers hashed at once: what fits a processor's caches, what fills a GPU."""
 
 
-def materialise(decoder: nn.Module, device: torch.device | str, seed: int = 0) -> None:
+def materialise(
+    decoder: nn.Module,
+    device: torch.device | str,
+    seed: int = 0,
+    holdings: Mapping[str, Holding] | None = None,
+) -> None:
     """Give a decoder built without memory its memory on a device, and its first weights."""
     decoder.to_empty(device=device)
-    initialise(decoder, seed)
+    initialise(decoder, seed, holdings)
 
 
 @torch.no_grad()
-def initialise(decoder: nn.Module, seed: int = 0) -> None:
-    """Set every parameter to its first value, in place."""
+def initialise(
+    decoder: nn.Module, seed: int = 0, holdings: Mapping[str, Holding] | None = None
+) -> None:
+    """Set every parameter to its first value, in place; `holdings` names those held in part."""
+    held = holdings or {}
     layers = getattr(getattr(decoder, "model", None), "layers", 1)
     for path, module in decoder.named_modules():
         given = module.first_values() if hasattr(module, "first_values") else {}
@@ -36,13 +47,13 @@ def initialise(decoder: nn.Module, seed: int = 0) -> None:
             full = f"{path}.{name}" if path else name
             value = given.get(name)
             if isinstance(value, Tensor):
-                parameter.copy_(value)
+                parameter.copy_(value if full not in held else held[full].take(value))
             elif value is not None:
                 parameter.fill_(value)
             elif name == "bias" or parameter.dim() < 2:
                 parameter.zero_()
             else:
-                fill_normal(parameter, full, seed, deviation(full, layers))
+                fill_normal(parameter, full, seed, deviation(full, layers), held.get(full))
 
 
 def deviation(name: str, layers: int) -> float:
@@ -53,14 +64,30 @@ def deviation(name: str, layers: int) -> float:
 
 
 @torch.no_grad()
-def fill_normal(tensor: Tensor, name: str, seed: int, deviation: float, offset: int = 0) -> None:
-    """Fill a tensor with normal numbers; `offset` is where it starts in its whole parameter."""
+def fill_normal(
+    tensor: Tensor, name: str, seed: int, deviation: float, holding: Holding | None = None
+) -> None:
+    """Fill a tensor with the normal numbers of its parameter, or of the part that is held."""
     key = int.from_bytes(hashlib.sha256(f"{seed}:{name}".encode()).digest()[:8], "little") >> 1
     flat = tensor.view(-1)
+    if not flat.numel():
+        return
     size = _PIECES.get(tensor.device.type, 1 << 20)
-    for start in range(0, flat.numel(), size):
-        piece = flat[start : start + size]
-        index = torch.arange(offset + start, offset + start + piece.numel(), device=tensor.device)
+    if holding is None or holding.is_whole:
+        for start in range(0, flat.numel(), size):
+            piece = flat[start : start + size]
+            index = torch.arange(start, start + piece.numel(), device=tensor.device)
+            piece.copy_(_normal(_hash(index, key)).mul_(deviation))
+        return
+    rows, *others = holding.places(tensor.device)
+    inside = torch.zeros(1, dtype=torch.int64, device=tensor.device)
+    for places, whole in zip(others, holding.whole[1:], strict=True):
+        inside = (inside[:, None] * whole + places).view(-1)
+    width = math.prod(holding.whole[1:])
+    each = max(1, size // inside.numel())
+    for first in range(0, len(rows), each):
+        index = (rows[first : first + each, None] * width + inside).view(-1)
+        piece = flat[first * inside.numel() :][: index.numel()]
         piece.copy_(_normal(_hash(index, key)).mul_(deviation))
 
 

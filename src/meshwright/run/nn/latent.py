@@ -19,6 +19,7 @@ from meshwright.run.kernels.attention import Kernel, attention
 from meshwright.run.kernels.rotary import rotate
 from meshwright.run.nn.linear import Linear
 from meshwright.run.nn.norm import Norm
+from meshwright.run.nn.passage import Passage, entered, left
 from meshwright.run.nn.positions import Places, yarn_growth
 from meshwright.run.nn.recompute import NOTHING, Op, Replay, dropped
 from meshwright.spec.model import block, mixers
@@ -40,6 +41,7 @@ class LatentAttention(nn.Module):
         self.spec, self.scale = spec, score_scale(spec)
         self.recompute: frozenset[Op] = NOTHING
         self.prefer: Kernel | None = None
+        self.passage: Passage | None = None
         where: dict[str, Any] = {"device": device, "dtype": dtype}
         rms = block.Norm(kind="rms", eps=norm.eps)
         queries = spec.heads * (spec.nope_dim + spec.rope_dim)
@@ -59,11 +61,12 @@ class LatentAttention(nn.Module):
     def forward(self, x_BTD: Tensor, places: Places) -> Tensor:
         """Mix the tokens of each sequence."""
         spec = self.spec
-        down = self.down(x_BTD)
-        if spec.q_rank is None:
-            q_latent, rest = self.q(x_BTD), down
-        else:
-            q_latent, rest = down.split((spec.q_rank, spec.kv_rank + spec.rope_dim), -1)
+        with entered(self.passage, x_BTD) as inside:
+            down = self.down(inside)
+            if spec.q_rank is None:
+                q_latent, rest = self.q(inside), down
+            else:
+                q_latent, rest = down.split((spec.q_rank, spec.kv_rank + spec.rope_dim), -1)
         latent, k_rope = rest.split((spec.kv_rank, spec.rope_dim), -1)
         parts = (q_latent, latent, k_rope)
         if "mla_up_proj" not in self.recompute:
@@ -115,8 +118,7 @@ class LatentAttention(nn.Module):
         )  # fmt: skip
 
     def _out(self, mixed_BTHV: Tensor) -> Tensor:
-        out: Tensor = self.o(mixed_BTHV.flatten(2))
-        return out
+        return left(self.passage, self.o(mixed_BTHV.flatten(2)))
 
 
 def score_scale(spec: mixers.LatentAttention) -> float:

@@ -53,6 +53,8 @@ class Linear(nn.Module):
         self.bias: nn.Parameter | None = None
         if bias:
             self.bias = nn.Parameter(torch.zeros(fan_out, device=device, dtype=dtype))
+        self.adds_bias = True
+        """Of ranks that each compute a part of the sum, only one adds the bias."""
         self.products: Products = TORCH
         self.low_precision: LowPrecision | None = None
 
@@ -63,9 +65,10 @@ class Linear(nn.Module):
 
     def forward(self, x: torch.Tensor, *, input_at_hand: bool = False) -> torch.Tensor:
         """Return x · weightᵀ + bias; see `LowPrecision` for what else can be said about x."""
+        bias = self.bias if self.adds_bias else None
         if self.low_precision is None:
-            return linear(x, self.weight, self.bias, products=self.products)
-        return self.low_precision(x, self.weight, self.bias, input_at_hand=input_at_hand)
+            return linear(x, self.weight, bias, products=self.products)
+        return self.low_precision(x, self.weight, bias, input_at_hand=input_at_hand)
 
     def extra_repr(self) -> str:
         """Say the sizes and the recipe, as torch prints modules."""

@@ -23,6 +23,7 @@ from meshwright.run.kernels.rms_norm import rms_norm
 from meshwright.run.nn.chunks import make_chunks
 from meshwright.run.nn.linear import Linear
 from meshwright.run.nn.norm import Norm
+from meshwright.run.nn.passage import Passage, entered, left
 from meshwright.run.nn.positions import Places
 from meshwright.run.nn.recompute import NOTHING, Op, Replay
 from meshwright.run.nn.short_convolution import ShortConvolution, spread
@@ -57,6 +58,7 @@ class Mamba2(nn.Module):
         super().__init__()
         self.spec, self.eps = spec, norm.eps
         self.recompute: frozenset[Op] = NOTHING
+        self.passage: Passage | None = None
         where: dict[str, Any] = {"device": device, "dtype": dtype}
         inner = spec.heads * spec.head_dim
         mixed = inner + 2 * spec.groups * spec.state_dim
@@ -75,8 +77,9 @@ class Mamba2(nn.Module):
     def forward(self, x_BTD: Tensor, places: Places) -> Tensor:
         """Mix the tokens of each sequence."""
         core = Replay(self._core) if "core_attn" in self.recompute else self._core
-        out: Tensor = self.out(core(self.input(x_BTD), places.documents_BT()))
-        return out
+        with entered(self.passage, x_BTD) as inside:
+            all_BTC = self.input(inside)
+        return left(self.passage, self.out(core(all_BTC, places.documents_BT())))
 
     def _core(self, all_BTC: Tensor, documents_BT: Tensor | None) -> Tensor:
         spec, heads = self.spec, len(self.decay_log)

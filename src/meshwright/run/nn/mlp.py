@@ -17,6 +17,7 @@ from meshwright.run.kernels.language import on_triton
 from meshwright.run.nn.fp8_glu import fp8_glu_linear
 from meshwright.run.nn.fp8_linear import Fp8Linear
 from meshwright.run.nn.linear import Linear
+from meshwright.run.nn.passage import Passage, entered, left
 from meshwright.run.nn.recompute import NOTHING, Op, Replay, dropped
 from meshwright.spec.model import feedforward
 
@@ -40,6 +41,8 @@ class Mlp(nn.Module):
         self.recompute: frozenset[Op] = NOTHING
         self.reads_norm = True
         """Whether the input is a norm's output, which recompute can drop."""
+        self.passage: Passage | None = None
+        """Where ranks share the inner width, the way to them and back."""
         where: dict[str, Any] = {"device": device, "dtype": dtype}
         if spec.gated:
             self.gate_up = Linear(hidden, 2 * spec.width, bias=spec.bias, **where)
@@ -66,10 +69,11 @@ class Mlp(nn.Module):
         if self.gated and down.bias is None:
             # It does so on its way through the activation, for one more write.
             if down.low_precision is None:
-                return glu_linear(raw, down.weight, self.activation, products=down.products)
+                whole = glu_linear(raw, down.weight, self.activation, products=down.products)
+                return left(self.passage, whole)
             low = down.low_precision
             if isinstance(low, Fp8Linear) and low.recipe.wgrad == "fp8" and on_triton("auto", raw):
-                return fp8_glu_linear(raw, down.weight, self.activation, low)
+                return left(self.passage, fp8_glu_linear(raw, down.weight, self.activation, low))
         inner_BTF = self.activate(raw)
         with dropped((inner_BTF, lambda: self.activate(raw.detach()))):
             return self.end(inner_BTF, at_hand=True)
@@ -78,7 +82,8 @@ class Mlp(nn.Module):
         """Return what the activation reads: gate and up, or up."""
         first = self.gate_up if self.gated else self.up
         dropped_input = self.reads_norm and bool(_DROP_INPUT & self.recompute)
-        raw: Tensor = first(x_BTD, input_at_hand=dropped_input)
+        with entered(self.passage, x_BTD) as inside:
+            raw: Tensor = first(inside, input_at_hand=dropped_input)
         return raw
 
     def activate(self, raw: Tensor) -> Tensor:
@@ -87,8 +92,7 @@ class Mlp(nn.Module):
 
     def end(self, inner_BTF: Tensor, *, at_hand: bool = False) -> Tensor:
         """Return the last product; `at_hand` says that backward has what it reads anyway."""
-        out: Tensor = self.down(inner_BTF, input_at_hand=at_hand)
-        return out
+        return left(self.passage, self.down(inner_BTF, input_at_hand=at_hand))
 
 
 def activate(x: Tensor, activation: feedforward.Activation) -> Tensor:

@@ -31,12 +31,14 @@ class ShortConvolution(nn.Module):
     ) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(channels, taps, device=device, dtype=dtype))
+        self.whole = (channels, taps)
+        """Shape of the whole weight, of which a slice of channels may be held."""
         vector = nn.Parameter(torch.empty(channels, device=device, dtype=dtype)) if bias else None
         self.register_parameter("bias", vector)
 
     def first_values(self) -> dict[str, float | Tensor]:
         """Return taps spread evenly over ±1/sqrt(taps), as random ones would be (torch's rule)."""
-        channels, taps = self.weight.shape
+        channels, taps = self.whole
         return {"weight": (2 * spread(channels * taps) - 1).view(channels, taps) / math.sqrt(taps)}
 
     def forward(self, x_BTC: Tensor, documents_BT: Tensor | None = None) -> Tensor:

@@ -1,0 +1,212 @@
+"""Which part of every parameter a rank holds, from the modules alone: no process group is needed.
+
+Tensor parallelism cuts the products of a part of a layer along heads or inner width: the first ones
+by rows, the last one by columns, so that each rank's result is a part of a sum. Everything else
+inside a part is held whole by every rank, each with a part of the gradient; so is what stands
+between the parts, where ranks have different tokens. Experts are cut by expert and by width.
+
+A stage of a pipeline is a decoder without the layers of others; see `stage`.
+"""
+
+from collections.abc import Iterator
+
+from torch import nn
+
+from meshwright.run.nn.attention import Attention
+from meshwright.run.nn.decoder import Decoder, Head, Table
+from meshwright.run.nn.experts import Experts
+from meshwright.run.nn.gated_delta import GatedDelta
+from meshwright.run.nn.holding import Holding, Range, even
+from meshwright.run.nn.latent import LatentAttention
+from meshwright.run.nn.mamba2 import Mamba2
+from meshwright.run.nn.mlp import Mlp
+from meshwright.spec.layout import Layout
+from meshwright.spec.layout.ranks import coordinate, expert_coordinate
+
+Cut = dict[int, tuple[Range, ...]]
+"""The ranges held of some axes of a parameter; all of the others."""
+
+
+class Share:
+    """One rank's share along an axis of a layout."""
+
+    def __init__(self, ranks: int, index: int) -> None:
+        self.ranks, self.index = ranks, index
+
+    def of(self, *sizes: int) -> tuple[Range, ...]:
+        """Return the share of each of some runs of places that lie one behind the other."""
+        found, offset = [], 0
+        for size in sizes:
+            found.append(even(size, self.ranks, self.index, offset=offset))
+            offset += size
+        return tuple(found)
+
+
+def holdings(decoder: Decoder, layout: Layout, rank: int) -> dict[str, Holding]:
+    """Return how a rank holds each parameter of a decoder that was built whole."""
+    place, among = coordinate(layout, rank), expert_coordinate(layout, rank)
+    tensor = Share(layout.tp, place.tp)
+    width, spread = Share(layout.experts_tp, among.expert_tp), Share(layout.ep, among.ep)
+    cuts: dict[str, Cut] = {}
+    inside: set[str] = set()
+    experts: set[str] = set()
+    twins: dict[str, tuple[int, Range]] = {}
+    for path, module in decoder.named_modules():
+        for name, cut in _cuts(module, tensor):
+            cuts[f"{path}.{name}"] = cut
+        if isinstance(module, Experts):
+            for name, cut in _expert_cuts(module, spread, width):
+                cuts[f"{path}.{name}"] = cut
+                experts.add(f"{path}.{name}")
+        if isinstance(module, _PARTS):
+            inside.update(f"{path}.{name}" for name, _ in module.named_parameters())
+        if isinstance(module, Attention):
+            shared = _twins(module, tensor)
+            for name in ("qkv.weight", "qkv.bias") if shared is not None else ():
+                assert shared is not None
+                twins[f"{path}.{name}"] = shared
+    found = {}
+    for name, parameter in decoder.named_parameters():
+        shape = tuple(parameter.shape)
+        cut = cuts.get(name, {})
+        parts = tuple(cut.get(axis, (Range(0, size),)) for axis, size in enumerate(shape))
+        degree, rows = twins.get(name, (1, None))
+        expert = name in experts
+        found[name] = Holding(
+            shape,
+            parts,
+            expert,
+            _partial(name, layout, cut=bool(cut), inside=name in inside, expert=expert),
+            degree,
+            rows,
+        )
+    return found
+
+
+_PARTS = (Attention, LatentAttention, Mamba2, GatedDelta, Mlp, Experts)
+"""Modules whose ranks each do a share of the work."""
+
+
+def _partial(name: str, layout: Layout, *, cut: bool, inside: bool, expert: bool) -> str:
+    """Name the group whose ranks each have a part of a parameter's gradient."""
+    if expert:
+        # Of the ranks that share an expert only the first adds its bias.
+        return "expert_tp" if name.endswith("down_bias") and layout.experts_tp > 1 else ""
+    if cut or layout.tp == 1:
+        return ""
+    return "tp" if inside or layout.sequence_parallel else ""
+
+
+def _cuts(module: nn.Module, tensor: Share) -> Iterator[tuple[str, Cut]]:
+    """Yield the parameters of a module, by their own names, that tensor parallelism cuts."""
+    if tensor.ranks == 1:
+        return
+    match module:
+        case Table():
+            # Positions are held whole; `Decoder.embedding` alone is told to be cut.
+            if module.by_rows:
+                yield "weight", {0: tensor.of(module.weight.shape[0])}
+        case Head():
+            for name, parameter in module.named_parameters():
+                yield name, {0: tensor.of(parameter.shape[0])}
+        case Attention():
+            yield from _attention(module, tensor)
+        case LatentAttention():
+            spec = module.spec
+            queries = {0: tensor.of(spec.heads * (spec.nope_dim + spec.rope_dim))}
+            yield ("q.weight" if spec.q_rank is None else "q_up.weight"), queries
+            yield "kv_up.weight", {0: tensor.of(spec.heads * (spec.nope_dim + spec.value_dim))}
+            yield "o.weight", {1: tensor.of(spec.heads * spec.value_dim)}
+        case Mamba2():
+            yield from _mamba(module, tensor)
+        case GatedDelta():
+            yield from _gated_delta(module, tensor)
+        case Mlp():
+            first = module.gate_up if module.gated else module.up
+            width = module.down.weight.shape[1]
+            rows = {0: tensor.of(*((width, width) if module.gated else (width,)))}
+            name = "gate_up" if module.gated else "up"
+            yield f"{name}.weight", rows
+            if first.bias is not None:
+                yield f"{name}.bias", rows
+            yield "down.weight", {1: tensor.of(width)}
+
+
+def _attention(module: Attention, tensor: Share) -> Iterator[tuple[str, Cut]]:
+    spec = module.spec
+    queries, keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
+    q = tensor.of(queries)[0]
+    k, v = _keys(module, tensor)
+    rows: tuple[Range, ...] = (q, k, v)
+    if spec.gate:
+        rows += (Range(q.start + queries + 2 * keys, q.stop + queries + 2 * keys),)
+    yield "qkv.weight", {0: rows}
+    if module.qkv.bias is not None:
+        yield "qkv.bias", {0: rows}
+    yield "o.weight", {1: (q,)}
+    if module.sinks is not None:
+        yield "sinks", {0: tensor.of(spec.heads)}
+    if spec.qk_norm == "full":
+        for name, held in (("q_norm", q), ("k_norm", Range(k.start - queries, k.stop - queries))):
+            for each, _ in module.get_submodule(name).named_parameters():
+                yield f"{name}.{each}", {0: (held,)}
+
+
+def _keys(module: Attention, tensor: Share) -> tuple[Range, Range]:
+    """Return the rows of `qkv` with this rank's keys, and those with its values."""
+    spec = module.spec
+    queries, keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
+    if spec.kv_heads >= tensor.ranks:
+        _, k, v = tensor.of(queries, keys, keys)
+        return k, v
+    # Fewer heads than ranks: neighbours hold the same one.
+    head = tensor.index * spec.kv_heads // tensor.ranks
+    k = Range(queries + head * spec.head_dim, queries + (head + 1) * spec.head_dim)
+    return k, Range(k.start + keys, k.stop + keys)
+
+
+def _twins(module: Attention, tensor: Share) -> tuple[int, Range] | None:
+    """Return how many neighbours hold the same keys and values, and in which rows of theirs."""
+    spec = module.spec
+    if spec.kv_heads >= tensor.ranks:
+        return None
+    queries = spec.heads // tensor.ranks * spec.head_dim
+    return tensor.ranks // spec.kv_heads, Range(queries, queries + 2 * spec.head_dim)
+
+
+def _mamba(module: Mamba2, tensor: Share) -> Iterator[tuple[str, Cut]]:
+    spec = module.spec
+    inner, states = spec.heads * spec.head_dim, spec.groups * spec.state_dim
+    yield "input.weight", {0: tensor.of(inner, inner, states, states, spec.heads)}
+    if module.input.bias is not None:
+        yield "input.bias", {0: tensor.of(inner, inner, states, states, spec.heads)}
+    for name, _ in module.conv.named_parameters():
+        yield f"conv.{name}", {0: tensor.of(inner, states, states)}
+    for name in ("decay_log", "step_bias", "skip"):
+        yield name, {0: tensor.of(spec.heads)}
+    yield "norm.weight", {0: tensor.of(inner)}
+    yield "out.weight", {1: tensor.of(inner)}
+
+
+def _gated_delta(module: GatedDelta, tensor: Share) -> Iterator[tuple[str, Cut]]:
+    spec = module.spec
+    keys, values = spec.key_heads * spec.key_dim, spec.value_heads * spec.value_dim
+    yield "qkvz.weight", {0: tensor.of(keys, keys, values, values)}
+    yield "gates.weight", {0: tensor.of(spec.value_heads, spec.value_heads)}
+    yield "conv.weight", {0: tensor.of(keys, keys, values)}
+    for name in ("decay_log", "step_bias"):
+        yield name, {0: tensor.of(spec.value_heads)}
+    yield "o.weight", {1: tensor.of(values)}
+
+
+def _expert_cuts(module: Experts, spread: Share, width: Share) -> Iterator[tuple[str, Cut]]:
+    """Yield the routed experts' parameters: cut by expert, and by the width inside each."""
+    spec = module.spec
+    which = spread.of(spec.count)
+    inner = width.of(*((spec.width, spec.width) if spec.gated else (spec.width,)))
+    first = "gate_up" if spec.gated else "up"
+    yield first, {0: which, 1: inner}
+    yield "down", {0: which, 2: width.of(spec.width)}
+    if spec.bias:
+        yield f"{first}_bias", {0: which, 1: inner}
+        yield "down_bias", {0: which}

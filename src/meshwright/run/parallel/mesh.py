@@ -1,0 +1,107 @@
+"""`Mesh`: the place of one rank in a layout, and the groups it talks to.
+
+Which rank sits where is `spec.layout.ranks`' to say; here torch's process groups are made of it.
+Groups of the same ranks share one of torch's, except the pipeline's, whose messages must not wait
+behind collectives.
+"""
+
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from meshwright.errors import InputError, Problem
+from meshwright.run.parallel.group import Group
+from meshwright.run.parallel.journal import Journal
+from meshwright.spec.layout import Layout
+from meshwright.spec.layout.ranks import coordinate, expert_coordinate, group_of
+
+AXES = (
+    "tp",
+    "cp",
+    "dp",
+    "pp",
+    "dp-cp",
+    "tp-cp",
+    "tp-pp",
+    "tp-cp-dp",
+    "tp-cp-dp-pp",
+    "embedding",
+    "shard",
+    "replicate",
+)
+"""Groups of the dense part; `spec.layout.ranks.groups` says what they are."""
+EXPERT_AXES = ("ep", "expert_tp", "expert_dp", "expert_tp-ep", "expert_tp-ep-pp")
+"""Groups of the routed experts."""
+WORLD = "tp-cp-dp-pp"
+"""The group of all ranks."""
+
+
+class Mesh:
+    """Where this process stands, and its groups by the axes along which their ranks differ."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        *,
+        device: torch.device | str = "cpu",
+        patience_s: float | None = None,
+    ) -> None:
+        """Make the groups; every rank of the running process group does so at the same point.
+
+        Without a process group the layout has to be one of a single device. `patience_s` is how
+        long a collective may take before torch gives up.
+        """
+        ready = dist.is_initialized()
+        world, self.rank = (dist.get_world_size(), dist.get_rank()) if ready else (1, 0)
+        if world != layout.gpus:
+            what = f"the layout has {layout.gpus} ranks, {world} were started"
+            fix = f"start {layout.gpus} processes, or give the layout tp × cp × pp × dp = {world}"
+            raise InputError([Problem("layout", what, fix)])
+        self.layout, self.device = layout, torch.device(device)
+        self.place = coordinate(layout, self.rank)
+        self.expert_place = expert_coordinate(layout, self.rank)
+        self.journal = Journal()
+        self._patience = None if patience_s is None else timedelta(seconds=patience_s)
+        self._handles: dict[tuple[str, tuple[int, ...]], dist.ProcessGroup] = {}
+        self._groups: dict[str, Group] = {}
+        for axes in (*AXES, *EXPERT_AXES):
+            self._groups[axes] = self._make(axes, group_of(layout, self.rank, axes))
+
+    def __getitem__(self, axes: str) -> Group:
+        """Return the group of ranks that differ from this one only along some axes."""
+        return self._groups[axes]
+
+    @property
+    def world(self) -> Group:
+        """All ranks."""
+        return self._groups[WORLD]
+
+    def neighbours(self, axes: str, count: int) -> Group:
+        """Return the run of so many neighbouring ranks of a group that this one is in."""
+        group = self._groups[axes]
+        name = f"{axes}/{count}"
+        if name not in self._groups:
+            first = group.index // count * count
+            self._groups[name] = self._make(name, group.ranks[first : first + count])
+        return self._groups[name]
+
+    def _make(self, axes: str, ranks: tuple[int, ...]) -> Group:
+        # A rank between the ends of a pipeline is in no group of the ends.
+        ranks = ranks or (self.rank,)
+        handle = None
+        if len(ranks) > 1:
+            key = ("pp" if axes == "pp" else "", ranks)
+            if key not in self._handles:
+                self._handles[key] = self._new(ranks, alone=axes == "pp")
+            handle = self._handles[key]
+        return Group(axes, ranks, self.rank, handle, self.journal)
+
+    def _new(self, ranks: tuple[int, ...], *, alone: bool) -> dist.ProcessGroup:
+        if not alone and len(ranks) == self.layout.gpus and dist.group.WORLD is not None:
+            return dist.group.WORLD
+        # Members alone make it: others may be in stages that never ask for it. It is never given
+        # back, as torch would meet the addresses of the old one under the same name.
+        made = dist.new_group(list(ranks), timeout=self._patience, use_local_synchronization=True)
+        assert isinstance(made, dist.ProcessGroup), "this rank is a member"
+        return made

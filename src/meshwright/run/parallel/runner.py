@@ -1,0 +1,53 @@
+"""`Runner`: a rank's part in the forward and backward passes of one step, whatever the layout.
+
+Each microbatch is cut to this rank's tokens, then runs through the rank's chunks: one after the
+other where there is one stage, in the order of the layout's schedule where there are several.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from meshwright.run.nn.decoder import Loss
+from meshwright.run.parallel.spread import Spread
+from meshwright.run.parallel.stage import Microbatch
+
+
+class Sums(NamedTuple):
+    """What this rank's share of the tokens costs; noughts on ranks that see no loss."""
+
+    nats: Tensor
+    """fp32 scalar: cross-entropy, summed."""
+    auxiliary: Tensor
+    """fp32 scalar: what training adds to it, summed."""
+
+
+LastBackward = Callable[[int], None]
+"""Told the position of a chunk whose gradients are complete after the backward that follows."""
+
+
+class Runner:
+    """Runs microbatches forward and backward; gradients are left at the parameters."""
+
+    def __init__(self, spread: Spread) -> None:
+        self.spread = spread
+
+    def __call__(
+        self,
+        microbatches: Sequence[Microbatch],
+        share: float | Tensor,
+        on_last: LastBackward | None = None,
+    ) -> Sums:
+        """Run all microbatches of a step, each loss multiplied by `share` before backward."""
+        losses = []
+        for number, microbatch in enumerate(microbatches):
+            loss = self.spread.stage.forward(0, microbatch, None)
+            assert isinstance(loss, Loss), "one stage has the head"
+            if on_last is not None and number == len(microbatches) - 1:
+                on_last(0)
+            (loss.total * share).backward()  # type: ignore[no-untyped-call]
+            losses.append((loss.nats_sum.detach(), loss.auxiliary.detach()))
+        nats, auxiliary = (torch.stack(column).sum() for column in zip(*losses, strict=True))
+        return Sums(nats, auxiliary)

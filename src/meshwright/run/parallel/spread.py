@@ -1,0 +1,57 @@
+"""`spread`: a decoder as one rank of a layout holds it, with its part of the first weights."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from meshwright.run.nn.build import DEFAULTS, Options, build
+from meshwright.run.nn.decoder import Decoder
+from meshwright.run.nn.holding import Holding
+from meshwright.run.nn.initialise import materialise
+from meshwright.run.parallel.holdings import holdings
+from meshwright.run.parallel.mesh import Mesh
+from meshwright.run.parallel.stage import Stage, keep_layers
+from meshwright.run.parallel.tensor import share_tensors
+from meshwright.spec.layout.stages import rank_chunks
+from meshwright.spec.model import Model
+
+
+@dataclass(frozen=True, eq=False)
+class Spread:
+    """What one rank has of a model."""
+
+    mesh: Mesh
+    decoder: Decoder
+    """Its modules, with the parameters it holds, under the names of the whole model."""
+    holdings: dict[str, Holding]
+    """How it holds each of them."""
+    stage: Stage
+    """Its chunks of the pipeline."""
+
+
+def spread(
+    model: Model, mesh: Mesh, *, dtype: torch.dtype, seed: int = 0, options: Options = DEFAULTS
+) -> Spread:
+    """Build this rank's part of a model on its device, with its first weights."""
+    decoder, layout = build(model, dtype=dtype, options=options), mesh.layout
+    held = holdings(decoder, layout, mesh.rank)
+    if layout.pp > 1:
+        keep_layers(decoder, rank_chunks(layout, model.layers)[mesh.place.pp])
+    held = {name: held[name] for name, _ in decoder.named_parameters()}
+    hold(decoder, held)
+    share_tensors(decoder, mesh)
+    materialise(decoder, mesh.device, seed, held)
+    return Spread(mesh, decoder, held, Stage(decoder, layout, mesh.place.pp))
+
+
+def hold(decoder: nn.Module, held: dict[str, Holding]) -> None:
+    """Shrink the parameters of a decoder built without memory to what is held of each."""
+    for name, holding in held.items():
+        if holding.is_whole:
+            continue
+        path, _, own = name.rpartition(".")
+        module = decoder.get_submodule(path)
+        old = module.get_parameter(own)
+        empty = torch.empty(holding.shape, dtype=old.dtype, device=old.device)
+        module.register_parameter(own, nn.Parameter(empty, requires_grad=old.requires_grad))

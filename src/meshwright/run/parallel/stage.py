@@ -1,0 +1,105 @@
+"""`Stage`: the part of a decoder that one pipeline rank holds, chunk by chunk.
+
+A rank's decoder keeps the names of the whole model and lacks the layers of others. A chunk is a run
+of its layers; the first also embeds, the last also has the head. Between chunks travels one tensor,
+the residual stream, summed.
+
+Shapes: B sequences, T positions, D hidden.
+"""
+
+# ruff: noqa: N815  (letters of shapes)
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from meshwright.run.kernels.documents import Documents
+from meshwright.run.nn.block import Block, Stream
+from meshwright.run.nn.decoder import Decoder, Loss
+from meshwright.run.nn.positions import Places
+from meshwright.spec.layout import Layout
+from meshwright.spec.layout.stages import Chunk, rank_chunks
+
+
+@dataclass(frozen=True, eq=False)
+class Microbatch:
+    """What a microbatch brings to every chunk it passes."""
+
+    tokens_BT: Tensor
+    labels_BT: Tensor
+    positions_BT: Tensor | None = None
+    documents: Documents | None = None
+
+
+def keep_layers(decoder: Decoder, chunks: Sequence[Chunk]) -> None:
+    """Take from a decoder built without memory what other pipeline ranks hold."""
+    held = {index for chunk in chunks for index in range(chunk.first, chunk.last)}
+    first = any(chunk.has_embedding for chunk in chunks)
+    last = any(chunk.has_head for chunk in chunks)
+    kept = nn.ModuleDict(
+        {str(index): layer for index, layer in enumerate(decoder.layers) if index in held}
+    )
+    decoder.layers = kept  # type: ignore[assignment]  # layers keep their numbers as names
+    if not first:
+        for name in ("positions", "norm_embedding"):
+            if hasattr(decoder, name):
+                delattr(decoder, name)
+        if not (last and (decoder.model.tied or len(decoder.multi_token))):
+            del decoder.embedding
+    if not last:
+        del decoder.head
+        if hasattr(decoder, "final_norm"):
+            del decoder.final_norm
+        decoder.multi_token = nn.ModuleList()
+
+
+class Stage:
+    """Runs the chunks of one pipeline rank."""
+
+    def __init__(self, decoder: Decoder, layout: Layout, rank: int) -> None:
+        """`rank` is the pipeline rank whose layers the decoder has."""
+        self.decoder = decoder
+        self.chunks = {
+            chunk.position: chunk for chunk in rank_chunks(layout, decoder.model.layers)[rank]
+        }
+
+    def forward(self, position: int, microbatch: Microbatch, x_BTD: Tensor | None) -> Tensor | Loss:
+        """Run a chunk: return the stream for the next one, or the loss behind the last.
+
+        The first chunk reads the tokens, every other `x_BTD`.
+        """
+        decoder, chunk = self.decoder, self.chunks[position]
+        places = self._places(microbatch)
+        if chunk.has_embedding:
+            stream: Stream = (decoder.embed(microbatch.tokens_BT, places), None)
+        else:
+            assert x_BTD is not None, "only the first chunk reads tokens"
+            stream = (x_BTD, None)
+        for layer in self.layers(chunk):
+            stream = layer(*stream, places)
+        if chunk.has_head:
+            return decoder.end(stream, microbatch.tokens_BT, microbatch.labels_BT, places)
+        branch, residual = stream
+        return branch if residual is None else branch + residual
+
+    def layers(self, chunk: Chunk) -> list[Block]:
+        """Return the layers of a chunk."""
+        return [
+            self.decoder.get_submodule(f"layers.{index}")  # type: ignore[misc]  # it is a Block
+            for index in range(chunk.first, chunk.last)
+        ]
+
+    def _places(self, microbatch: Microbatch) -> Places:
+        return Places(
+            self.decoder.tables,
+            microbatch.tokens_BT,
+            positions=microbatch.positions_BT,
+            documents=microbatch.documents,
+        )
+
+    def boundary_shape(self, microbatch: Microbatch, sequence_ranks: int) -> torch.Size:
+        """Return the shape of what enters or leaves a chunk of this rank, but for the ends."""
+        batch, length = microbatch.tokens_BT.shape
+        return torch.Size((batch, length // sequence_ranks, self.decoder.model.hidden))

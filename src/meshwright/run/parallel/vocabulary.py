@@ -1,0 +1,169 @@
+"""Words shared by ranks: each looks up, and scores, those whose rows it holds.
+
+The cross-entropy needs three numbers per token from all ranks, the largest logit, Σ exp and the
+label's logit; logits themselves never travel. Tokens go through in chunks, as in
+`kernels.linear_cross_entropy`, and gradients are formed in the forward pass, where logits are.
+
+Letters: B sequences, T positions, N = B·T tokens, D hidden, W words held here.
+"""
+
+# Autograd's own functions are untyped, and hand over arguments by position.
+# mypy: allow-untyped-calls
+# ruff: noqa: PLR0917
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from meshwright.run.kernels.cross_entropy_rows import LossRule
+from meshwright.run.kernels.embedding import embedding
+from meshwright.run.kernels.gradient_format import gradient_format
+from meshwright.run.kernels.linear_cross_entropy import LossSums
+from meshwright.run.kernels.scaled import scaled
+from meshwright.run.nn.holding import even
+from meshwright.run.parallel.flow import copy_in, gather_in, scatter_out, sum_out
+from meshwright.run.parallel.group import Group
+
+CHUNK_BYTES = 1 << 30
+"""Most that the float32 logits of a chunk of tokens take."""
+TOKENS = 1
+"""The axis of tokens in (B, T, D)."""
+
+
+class WordsOfRanks:
+    """The embedding and the head of a tensor-parallel group."""
+
+    def __init__(self, group: Group, words: int, *, sequence: bool) -> None:
+        """`sequence` says that between layers each rank has a share of the tokens."""
+        self.group, self.words, self.sequence = group, words, sequence
+        self.held = even(words, group.size, group.index)
+
+    def lookup(self, numbers_BT: Tensor, weight_WD: Tensor) -> Tensor:
+        """Return the vectors of words, or this rank's tokens of them."""
+        local = numbers_BT - self.held.start
+        mine = (local >= 0) & (local < self.held.size)
+        if self.held.size:
+            found = embedding(local.masked_fill(~mine, 0), weight_WD) * mine[..., None]
+        else:  # more ranks than words: it takes part in the sum and adds nothing
+            found = weight_WD.new_zeros(*numbers_BT.shape, weight_WD.shape[1]) + weight_WD.sum()
+        return (
+            scatter_out(found, self.group, TOKENS) if self.sequence else sum_out(found, self.group)
+        )
+
+    def lookup_part(self, numbers_BT: Tensor, weight: Tensor) -> Tensor:
+        """Return the rows of a table that every rank holds, for this rank's tokens."""
+        numbers = numbers_BT.chunk(self.group.size, -1)[self.group.index]
+        return embedding(numbers, weight)
+
+    def loss(
+        self, x_BTD: Tensor, labels_BT: Tensor, weight: Tensor, bias: Tensor | None, rule: LossRule
+    ) -> LossSums:
+        """Return the summed cross-entropy over all words."""
+        x_ND = self._whole(x_BTD).flatten(0, 1)
+        nats, z = _SharedCrossEntropy.apply(x_ND, weight, bias, labels_BT.flatten(), rule, self)
+        return LossSums(nats, (labels_BT != rule.ignore).sum(), z)
+
+    def logits(self, x_BTD: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Return the products with all words, on every rank."""
+        here = functional.linear(self._whole(x_BTD), weight, bias)
+        most = even(self.words, self.group.size, 0).size
+        padded = functional.pad(here, (0, most - self.held.size))
+        return gather_in(padded, self.group, 2)[..., : self.words]
+
+    def _whole(self, x_BTD: Tensor) -> Tensor:
+        if self.sequence:
+            return gather_in(x_BTD, self.group, TOKENS)
+        return copy_in(x_BTD, self.group)
+
+
+class _SharedCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x_ND: Tensor,
+        weight_WD: Tensor,
+        bias_W: Tensor | None,
+        labels_N: Tensor,
+        rule: LossRule,
+        words: WordsOfRanks,
+    ) -> tuple[Tensor, Tensor]:
+        weight = weight_WD.to(x_ND.dtype)
+        bias = None if bias_W is None else bias_W.float()
+        dx_ND = torch.empty_like(x_ND)
+        dw_WD = torch.zeros(weight.shape, dtype=torch.float32, device=x_ND.device)
+        db_W = None if bias is None else torch.zeros_like(bias)
+        nats = torch.zeros((), dtype=torch.float32, device=x_ND.device)
+        z = torch.zeros_like(nats)
+        most = max(1, CHUNK_BYTES // (4 * max(1, weight.shape[0])))
+        for first in range(0, len(x_ND), most):
+            rows = slice(first, first + most)
+            logits = (x_ND[rows] @ weight.t()).float()
+            if bias is not None:
+                logits += bias
+            turned = _turn(logits, labels_N[rows], rule, words)
+            nats += turned.nats
+            z += turned.z
+            slope = turned.slope.to(x_ND.dtype)
+            dx_ND[rows] = slope @ weight
+            dw_WD += slope.t().float() @ x_ND[rows].float()
+            if db_W is not None:
+                db_W += turned.slope.sum(0)
+        ctx.save_for_backward(dx_ND, dw_WD, db_W)
+        ctx.dtypes = (
+            x_ND.dtype,
+            gradient_format(weight_WD),
+            None if bias_W is None else gradient_format(bias_W),
+        )
+        ctx.mark_non_differentiable(z)
+        return nats, z
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> Any:
+        grads = [
+            None if saved is None else scaled(saved, grad, dtype)
+            for saved, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
+        ]
+        return (*grads, None, None, None)
+
+
+class _Turned:
+    """What a chunk of tokens costs, and the gradient of that by its logits."""
+
+    def __init__(self, nats: Tensor, z: Tensor, slope: Tensor) -> None:
+        self.nats, self.z, self.slope = nats, z, slope
+
+
+def _turn(raw_NW: Tensor, labels_N: Tensor, rule: LossRule, words: WordsOfRanks) -> _Turned:
+    """Return the loss of a chunk over all ranks' words, and the gradient of those held here."""
+    group, held = words.group, words.held
+    logits = raw_NW if rule.scale is None else raw_NW * rule.scale
+    if rule.softcap is not None:
+        logits = rule.softcap * torch.tanh(logits / rule.softcap)
+    valid = labels_N != rule.ignore
+    local = labels_N - held.start
+    mine = valid & (local >= 0) & (local < held.size)
+    largest = logits.amax(1) if held.size else logits.new_full((len(logits),), -torch.inf)
+    largest = group.all_reduce(largest, "max")
+    powers = torch.exp(logits - largest[:, None])
+    chosen = local.masked_fill(~mine, 0)[:, None]
+    at_label = logits.gather(1, chosen)[:, 0] if held.size else largest
+    sums = torch.stack([powers.sum(1), at_label.masked_fill(~mine, 0.0), mine.to(powers.dtype)])
+    total, at_label, holders = group.all_reduce(sums)
+    lse = largest + total.log()
+    # A label that no rank holds is no word.
+    costs = torch.where((holders > 0) | ~valid, lse - at_label, torch.nan)
+    nats = costs.masked_fill(~valid, 0.0).sum()
+    z = rule.z_loss * lse.masked_fill(~valid, 0.0).square().sum()
+    slope = powers / total[:, None]
+    if rule.z_loss:
+        slope = slope * (1 + 2 * rule.z_loss * lse)[:, None]
+    if held.size:
+        slope.scatter_add_(1, chosen, -mine.to(slope.dtype)[:, None])
+    if rule.softcap is not None:
+        slope = slope * (1 - (logits / rule.softcap).square())
+    if rule.scale is not None:
+        slope = slope * rule.scale
+    return _Turned(nats, z, slope * valid[:, None])

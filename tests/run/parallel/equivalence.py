@@ -1,0 +1,182 @@
+"""Trains small models under a layout on gloo ranks, and holds every tensor against one device.
+
+The reference is the same model on one process in float32. Each rank compares what it holds with
+the same part of the reference: losses, the first step's gradients, and weights after some steps.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from meshwright.run.kernels.documents import Documents
+from meshwright.run.kernels.labels import IGNORED
+from meshwright.run.nn.build import DEFAULTS, Options, build
+from meshwright.run.nn.initialise import materialise
+from meshwright.run.parallel.collective.launch import launch
+from meshwright.run.parallel.mesh import Mesh
+from meshwright.run.parallel.runner import Runner
+from meshwright.run.parallel.spread import spread
+from meshwright.run.parallel.stage import Microbatch
+from meshwright.run.parallel.sync import make_sync
+from meshwright.run.train.optimizer.optimizer import Optimizer, make_optimizer
+from meshwright.run.train.optimizer.settings import OptimizerSettings
+from meshwright.spec.layout import Layout
+from meshwright.spec.model import Model
+
+STEPS = 3
+LENGTH = 16
+GRADIENT_TOLERANCE = 2e-5
+"""Of a gradient, relative to its norm: float32 sums in another order."""
+WEIGHT_TOLERANCE = 2e-5
+"""Of the weights after the steps, relative to how far they moved plus their norm's rounding."""
+SETTINGS = OptimizerSettings(lr=1e-3, warmup_steps=0, clip=0.05)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model under a layout."""
+
+    name: str
+    model: Model
+    layout: Layout
+    sequences: int = 8
+    packed: bool = False
+    options: Options = DEFAULTS
+
+
+@dataclass(frozen=True)
+class Run:
+    """What training leaves behind."""
+
+    losses: tuple[float, ...]
+    norms: tuple[float, ...]
+    gradients: dict[str, Tensor]
+    """Of the first step."""
+    weights: dict[str, Tensor]
+
+
+@lru_cache(maxsize=64)
+def sequences(vocab: int, count: int, step: int, *, packed: bool) -> Microbatch:
+    """Return the sequences of a step, the same on every rank; packed ones have documents."""
+    made = torch.Generator().manual_seed(step)
+    rows = torch.randint(0, vocab, (count, LENGTH + 1), generator=made)
+    labels = rows[:, 1:].clone()
+    documents = None
+    if packed:
+        lengths = [(5, LENGTH - 5) if row % 2 else (LENGTH - 3, 3) for row in range(count)]
+        documents = Documents.of_lengths(lengths)
+        labels.view(-1)[documents.starts[1:].long() - 1] = IGNORED
+    return Microbatch(rows[:, :-1].clone(), labels, None, documents)
+
+
+def cut(batch: Microbatch, first: int, count: int) -> Microbatch:
+    """Return some sequences of a step."""
+    rows = slice(first, first + count)
+    documents = None
+    if batch.documents is not None:
+        # Two documents to a sequence.
+        starts = batch.documents.starts[2 * first : 2 * (first + count) + 1] - first * LENGTH
+        documents = Documents(starts, batch.documents.longest)
+    return Microbatch(batch.tokens_BT[rows], batch.labels_BT[rows], None, documents)
+
+
+def reference(case: Case) -> Run:
+    """Train on one device."""
+    decoder = build(case.model, dtype=torch.float32, options=case.options)
+    materialise(decoder, "cpu", seed=1)
+    optimizer = _optimizer(decoder.named_parameters(), case)
+    losses, norms, gradients = [], [], {}
+    for step in range(STEPS):
+        batch = sequences(case.model.vocab, case.sequences, step, packed=case.packed)
+        count = case.layout.microbatch
+        share = 1 / int((batch.labels_BT != IGNORED).sum())
+        total = 0.0
+        for first in range(0, case.sequences, count):
+            part = cut(batch, first, count)
+            loss = decoder.loss(part.tokens_BT, part.labels_BT, documents=part.documents)
+            (loss.total * share).backward()  # type: ignore[no-untyped-call]
+            total += float(loss.nats_sum.detach()) * share
+        losses.append(total)
+        if step == 0:
+            gradients = {
+                name: each.grad.clone()
+                for name, each in decoder.named_parameters()
+                if each.grad is not None
+            }
+        report = optimizer.step(SETTINGS.lr)
+        norms.append(float(report.norm))
+        optimizer.zero_grad()
+    weights = {name: each.detach().clone() for name, each in decoder.named_parameters()}
+    return Run(tuple(losses), tuple(norms), gradients, weights)
+
+
+def _optimizer(parameters: object, case: Case) -> Optimizer:
+    layout = Layout(precision="fp32", master_precision="none")
+    return make_optimizer(parameters, layout, SETTINGS, total_steps=STEPS, seed=1)  # type: ignore[arg-type]
+
+
+def compare(case: Case, wanted: Run) -> list[str]:
+    """Train on this rank's part; return what differs from one device."""
+    torch.set_num_threads(1)
+    mesh = Mesh(case.layout)
+    mine = spread(case.model, mesh, dtype=torch.float32, seed=1, options=case.options)
+    runner, sync = Runner(mine), make_sync(mine)
+    optimizer = _optimizer(sync.named_parameters(), case)
+    wrong: list[str] = []
+    for step in range(STEPS):
+        batch = sequences(case.model.vocab, case.sequences, step, packed=case.packed)
+        share = 1 / int((batch.labels_BT != IGNORED).sum())
+        each = case.sequences // case.layout.dp
+        parts = [
+            cut(batch, mesh.place.dp * each + first, case.layout.microbatch)
+            for first in range(0, each, case.layout.microbatch)
+        ]
+        sync.begin()
+        sums = runner(parts, share, sync.last)
+        # Ranks of a tensor-parallel group have the same loss, those of earlier stages none.
+        total = mesh.world.all_reduce(sums.nats.reshape(1) * share) / case.layout.tp
+        gradients = sync.gradients()
+        if abs(float(total) - wanted.losses[step]) > 1e-5 * wanted.losses[step]:
+            wrong.append(f"loss of step {step}: {float(total):.7f}, {wanted.losses[step]:.7f}")
+        if step == 0 and case.layout.zero == 0:
+            wrong += _differences(mine, wanted.gradients, "gradient", GRADIENT_TOLERANCE)
+        report = optimizer.step(SETTINGS.lr, norm=sync.norm(), gradients=gradients)
+        if abs(float(report.norm) - wanted.norms[step]) > 1e-4 * wanted.norms[step]:
+            wrong.append(f"norm of step {step}: {float(report.norm)}, {wanted.norms[step]}")
+        sync.finish()
+    wrong += _differences(mine, wanted.weights, "weight", WEIGHT_TOLERANCE)
+    return wrong
+
+
+def _differences(mine: object, wanted: dict[str, Tensor], what: str, tolerance: float) -> list[str]:
+    wrong = []
+    for name, parameter in mine.decoder.named_parameters():  # type: ignore[attr-defined]
+        if name not in wanted:
+            continue
+        whole = wanted[name]
+        expected = mine.holdings[name].take(whole)  # type: ignore[attr-defined]
+        found = parameter.grad if what == "gradient" else parameter.detach()
+        error = float((found - expected).norm() / whole.norm().clamp(min=1e-12))
+        if error > tolerance:
+            wrong.append(f"{what} of {name}: relative error {error:.2e}")
+    return wrong
+
+
+def _all(cases: Sequence[Case], wanted: Sequence[Run]) -> list[list[str]]:
+    return [compare(case, run) for case, run in zip(cases, wanted, strict=True)]
+
+
+def check(cases: Sequence[Case]) -> dict[str, list[str]]:
+    """Run cases of one world size; return by case what differs, on any rank."""
+    wanted = [reference(case) for case in cases]
+    ranks = cases[0].layout.gpus
+    found = launch(ranks, _all, tuple(cases), tuple(wanted), timeout_s=300)
+    return {
+        case.name: [
+            f"rank {rank}: {line}" for rank, lines in enumerate(found) for line in lines[index]
+        ]
+        for index, case in enumerate(cases)
+    }
