@@ -183,12 +183,12 @@ def test_mistakes_are_named(words: list[str], text: str, job: str, capsys: Captu
     assert text in capsys.readouterr().err
 
 
-def test_several_processes_are_refused(
+def test_more_processes_than_ranks_are_refused(
     job: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "8")
     assert main(["train", job]) == 2
-    assert "trains on one device" in capsys.readouterr().err
+    assert "8 processes were started" in capsys.readouterr().err
 
 
 def test_sigterm_is_a_clean_end(

@@ -7,7 +7,9 @@ import torch
 
 from meshwright.run.train.data.opening import open_data
 from meshwright.run.train.evaluate import held_out_loss
-from meshwright.run.train.step import make_decoder
+from meshwright.run.train.job import Job
+from meshwright.run.train.optimizer.optimizer import make_optimizer
+from meshwright.run.train.step import TrainStep, make_decoder
 from tests.run.train.tiny import tiny_job
 
 CPU = torch.device("cpu")
@@ -17,11 +19,18 @@ def loss_with(tokens: Path, batch: int, sequences: int, packing: str = "concat")
     job = tiny_job(tokens, {"workload": {"global_batch": batch, "packing": packing},
                             "layout": {"microbatch": 1}})  # fmt: skip
     held = open_data(job.data, job.workload, split="validation")
-    decoder = make_decoder(job.model, job.layout, device=CPU)
-    assert decoder.training
-    loss = held_out_loss(decoder, held, sequences=sequences, device=CPU)
-    assert decoder.training
+    step = step_of(job)
+    assert step.decoder.training
+    loss = held_out_loss(step, held, sequences=sequences, device=CPU)
+    assert step.decoder.training
     return loss
+
+
+def step_of(job: Job) -> TrainStep:
+    decoder = make_decoder(job.model, job.layout, device=CPU)
+    named = decoder.named_parameters()
+    optimizer = make_optimizer(named, job.layout, job.optimizer, total_steps=1, seed=0)
+    return TrainStep(decoder, optimizer, microbatch=job.layout.microbatch)
 
 
 @pytest.mark.parametrize("packing", ["none", "concat", "pack"])
@@ -40,9 +49,9 @@ def test_no_more_is_read_than_the_text_has(tokens: Path) -> None:
 def test_it_is_the_mean_over_tokens(tokens: Path) -> None:
     job = tiny_job(tokens)
     held = open_data(job.data, job.workload, split="validation")
-    decoder = make_decoder(job.model, job.layout, device=CPU)
+    step = step_of(job)
     batch = held.at(0)
-    logits = decoder(batch.tokens_BT).detach()
+    logits = step.decoder(batch.tokens_BT).detach()
     expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch.labels_BT.flatten())
-    found = held_out_loss(decoder, held, sequences=4, device=CPU)
+    found = held_out_loss(step, held, sequences=4, device=CPU)
     assert found == pytest.approx(float(expected), rel=1e-5)

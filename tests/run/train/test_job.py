@@ -80,7 +80,7 @@ def test_what_is_missing_is_said() -> None:
 @pytest.mark.parametrize(
     ("changes", "where"),
     [
-        ({"layout": {"tp": 2}}, "layout"),
+        ({"layout": {"tp": 3}}, "layout.tp"),
         ({"layout": {"microbatch": 3}}, "layout.microbatch"),
         ({"layout": {"global_batch": 8}}, "layout.global_batch"),
         ({"layout": {"precision": "nvfp4"}}, "layout.precision"),
@@ -95,7 +95,7 @@ def test_what_is_missing_is_said() -> None:
         ({"evaluation": {"sequences": 0}}, "evaluation.sequences"),
     ],
 )  # fmt: skip
-def test_what_one_device_cannot_do_is_refused(changes: dict[str, Any], where: str) -> None:
+def test_what_cannot_be_trained_is_refused(changes: dict[str, Any], where: str) -> None:
     assert where in problems(job_data(NOWHERE, changes))
 
 

@@ -289,12 +289,11 @@ def _refusal(job: Any, folder: Path, **options: Any) -> str:
 
 def test_what_cannot_be_done_is_refused_at_once(tokens: Path, tmp_path: Path) -> None:
     job = tiny_job(tokens)
-    text = _refusal(
-        job, tmp_path, until=0, profile=ChosenSteps(99, 99), environment={"WORLD_SIZE": "4"}
-    )
+    text = _refusal(job, tmp_path, until=0, profile=ChosenSteps(99, 99))
     assert "no step 0" in text
     assert "none from 99 on" in text
-    assert "4 processes were started, and this version trains on one device" in text
+    text = _refusal(job, tmp_path, environment={"WORLD_SIZE": "4"})
+    assert "asks for 1 ranks, and 4 processes were started" in text
     assert not list(tmp_path.iterdir())
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from meshwright.run.nn.decoder import Loss
+from meshwright.run.parallel.pipeline import Pipeline
 from meshwright.run.parallel.spread import Spread
 from meshwright.run.parallel.stage import Microbatch
 
@@ -33,6 +34,8 @@ class Runner:
 
     def __init__(self, spread: Spread) -> None:
         self.spread = spread
+        self.pipeline = Pipeline(spread) if spread.mesh.layout.pp > 1 else None
+        """Runs the schedule where there are several stages."""
 
     def __call__(
         self,
@@ -41,6 +44,8 @@ class Runner:
         on_last: LastBackward | None = None,
     ) -> Sums:
         """Run all microbatches of a step, each loss multiplied by `share` before backward."""
+        if self.pipeline is not None:
+            return Sums(*self.pipeline(microbatches, share, on_last))
         losses = []
         for number, microbatch in enumerate(microbatches):
             loss = self.spread.stage.forward(0, microbatch, None)
@@ -51,3 +56,12 @@ class Runner:
             losses.append((loss.nats_sum.detach(), loss.auxiliary.detach()))
         nats, auxiliary = (torch.stack(column).sum() for column in zip(*losses, strict=True))
         return Sums(nats, auxiliary)
+
+    @torch.no_grad()
+    def evaluate(self, microbatch: Microbatch) -> Sums:
+        """Run a microbatch forward alone."""
+        if self.pipeline is not None:
+            return Sums(*self.pipeline.evaluate([microbatch]))
+        loss = self.spread.stage.forward(0, microbatch, None)
+        assert isinstance(loss, Loss), "one stage has the head"
+        return Sums(loss.nats_sum, loss.auxiliary)

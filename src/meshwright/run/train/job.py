@@ -89,7 +89,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Weights, order of the data and stochastic rounding all follow from it."""
 
     def check(self) -> tuple[Problem, ...]:
-        """Return everything that keeps this job from running on one device, with fixes."""
+        """Return everything that keeps this job from running, with fixes."""
         return tuple(problems_of(self.model, self.layout, self.workload))
 
     def remarks(self) -> tuple[str, ...]:

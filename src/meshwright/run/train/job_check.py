@@ -1,8 +1,9 @@
-"""What keeps a job from running on one device, each with a fix. It knows no files."""
+"""What keeps a job from running, each with a fix. It knows no files and no machines."""
 
 from collections.abc import Iterator
 
 from meshwright.errors import InputError, Problem
+from meshwright.run.parallel.refusals import refused
 from meshwright.run.train.optimizer.precision import state_formats
 from meshwright.run.train.optimizer.settings import OptimizerSettings
 from meshwright.spec import catalog
@@ -13,11 +14,10 @@ from meshwright.spec.workload import Training
 
 _STAND_IN = "h100-superpod"
 """The cluster that a layout is held against; what is asked about the cluster itself is left out."""
-_HOMES = {
-    "recompute_ops": "layout.recompute_ops",
-    "recompute_layers": "layout.recompute_layers",
-    "sequence_length": "workload.sequence_length",
-}
+_ABOUT_CLUSTER = {"dp", "precision", "memory"}
+"""What is asked about the cluster: this one only stands in."""
+_OF_WORKLOAD = {"sequence_length", "global_batch"}
+"""What a layout is held against that stands in the workload."""
 
 
 def problems_of(
@@ -26,7 +26,7 @@ def problems_of(
     """Judge the parts of a job; None is a part that could not be read."""
     found = []
     if layout is not None:
-        found += _alone(layout)
+        found += _formats(layout)
     if workload is not None and workload.adapter is not None:
         what = "training beside frozen weights is not done by this trainer"
         found.append(Problem("workload.adapter", what, "leave it out"))
@@ -53,11 +53,8 @@ def remarks_of(model: Model, workload: Training, optimizer: OptimizerSettings) -
         )
 
 
-def _alone(layout: Layout) -> list[Problem]:
+def _formats(layout: Layout) -> list[Problem]:
     found = []
-    if layout.gpus > 1:
-        what = f"asks for {layout.gpus} GPUs, and this trainer runs on one"
-        found.append(Problem("layout", what, "set tp, cp, pp and dp to 1"))
     if layout.precision in {"mxfp8", "nvfp4"}:
         what = f"{layout.precision} needs tensor cores with block scaling (Blackwell)"
         found.append(Problem("layout.precision", what, "use fp8-blockwise or bf16"))
@@ -73,9 +70,14 @@ def _alone(layout: Layout) -> list[Problem]:
 
 def _batch(layout: Layout, batch: int) -> list[Problem]:
     found = []
-    if batch % layout.microbatch:
-        what = f"{layout.microbatch} does not divide the global batch of {batch}"
-        fix = f"use {largest_divisor(batch, layout.microbatch)}"
+    each = batch // layout.dp
+    if batch % layout.dp:
+        what = f"{layout.dp} does not divide the global batch of {batch}"
+        found.append(Problem("layout.dp", what, f"use {largest_divisor(batch, layout.dp)}"))
+    elif each % layout.microbatch:
+        of = "the global batch of" if layout.dp == 1 else "a replica's share of the batch,"
+        what = f"{layout.microbatch} does not divide {of} {each}"
+        fix = f"use {largest_divisor(each, layout.microbatch)}"
         found.append(Problem("layout.microbatch", what, fix))
     if layout.global_batch not in {None, batch}:
         what = f"{layout.global_batch} is not the workload's {batch}"
@@ -85,9 +87,17 @@ def _batch(layout: Layout, batch: int) -> list[Problem]:
 
 def _fit(layout: Layout, model: Model, workload: Training) -> list[Problem]:
     """Return what of the layout and the lengths the model does not have."""
-    found = layout.check(model, catalog.cluster(_STAND_IN), workload)
+    found = [
+        problem
+        for problem in layout.check(model, catalog.cluster(_STAND_IN), workload)
+        # The batch has been judged: a layout alone cannot say which part of it is at fault.
+        if problem.where not in _ABOUT_CLUSTER | {"global_batch"}
+    ]
+    if layout.gpus > 1:
+        found += refused(model, layout)
     return [
-        problem._replace(where=_HOMES[problem.where])
+        problem._replace(
+            where=f"{'workload' if problem.where in _OF_WORKLOAD else 'layout'}.{problem.where}"
+        )
         for problem in found
-        if problem.where in _HOMES
     ]

@@ -14,8 +14,10 @@ from pathlib import Path
 
 from meshwright.errors import InputError, Problem
 from meshwright.run.train.job import Job
+from meshwright.run.train.joining import joined
 from meshwright.run.train.outcome import Outcome, outcome_of
 from meshwright.run.train.outputs import open_outputs
+from meshwright.run.train.outputs.settings import NO_OUTPUT
 from meshwright.run.train.profile import ChosenSteps, StepProfiler
 from meshwright.run.train.run_folder import claimed, set_rows_aside, write_config
 from meshwright.run.train.sitting import Sitting
@@ -39,30 +41,26 @@ def train(
 
     `until` ends this sitting when so many steps of the run are done.
     """
-    problems = [*job.check(), *_problems(job, profile, until, environment)]
+    problems = [*job.check(), *_problems(job, profile, until)]
     if problems:
         raise InputError(problems)
-    with claimed(folder):
-        trainer = Trainer(job, folder)
-        try:
-            return _sit(trainer, profile, until)
-        finally:
-            trainer.close()
+    with joined(job, environment) as mesh:
+        speaks = mesh is None or mesh.rank == 0
+        with claimed(folder) if speaks else nullcontext():
+            trainer = Trainer(job, folder, mesh)
+            try:
+                return _sit(trainer, profile, until)
+            finally:
+                trainer.close()
 
 
-def _problems(
-    job: Job, profile: ChosenSteps | None, until: int | None, environment: Mapping[str, str]
-) -> list[Problem]:
+def _problems(job: Job, profile: ChosenSteps | None, until: int | None) -> list[Problem]:
     found = []
     if until is not None and until < 1:
         found.append(Problem("until", f"there is no step {until}", "use 1 or more"))
     if profile is not None and profile.first > job.workload.steps:
         what = f"the run has {job.workload.steps:,} steps, and none from {profile.first:,} on"
         found.append(Problem("profile", what, "choose earlier ones"))
-    processes = environment.get("WORLD_SIZE", "1")
-    if processes not in {"", "1"}:
-        what = f"{processes} processes were started, and this version trains on one device"
-        found.append(Problem("WORLD_SIZE", what, "start mw train alone, without torchrun"))
     return found
 
 
@@ -70,13 +68,14 @@ def _sit(trainer: Trainer, profile: ChosenSteps | None, until: int | None) -> Ou
     """Go on with a run until it ends, or this sitting does."""
     job, folder = trainer.job, trainer.folder
     resumed_at = trainer.step_number if trainer.resume() else None
-    aside = set_rows_aside(folder) if resumed_at is None else None
+    aside = set_rows_aside(folder) if resumed_at is None and trainer.first else None
     if aside is not None:
         what = "an earlier try here ended before its first checkpoint; this one begins anew"
         warnings.warn(f"{what}, and the figures of that one are in {aside}", stacklevel=3)
-    write_config(job, folder)
+    if trainer.first:
+        write_config(job, folder)
     with open_outputs(
-        job.output,
+        job.output if trainer.first else NO_OUTPUT,
         folder,
         steps=trainer.steps,
         # From 0 on also after a try without a checkpoint: curves are to forget its steps.
@@ -108,7 +107,7 @@ def _steps(sitting: Sitting, profiler: StepProfiler | None, last: int, asked: As
                 with profiler.step(number) if profiler is not None else nullcontext():
                     sitting.step(batch, loader.wait_s)
                 _between(sitting)
-                if asked() is not None:
+                if sitting.shall_stop(asked() is not None):
                     break
         sitting.catch_up()
     finally:

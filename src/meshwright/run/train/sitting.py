@@ -6,21 +6,19 @@ device without work.
 
 import math
 import warnings
-from functools import cache
+from functools import cache, partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from meshwright.run.kernels.gradient_norm import gradient_norm
 from meshwright.run.train.data.batch import Batch
 from meshwright.run.train.evaluate import held_out_loss
 from meshwright.run.train.guards import TrainingStopped, Verdict
-from meshwright.run.train.optimizer.average import WeightAverage
 from meshwright.run.train.outputs import Outputs
 from meshwright.run.train.peak import device_gpu
 from meshwright.run.train.readback import Moment, Readback
-from meshwright.run.train.step import Losses
+from meshwright.run.train.step import Losses, TrainStep
 from meshwright.run.train.trainer import Trainer
 from meshwright.spec.model import flops_per_token
 
@@ -41,14 +39,14 @@ class _Queued(NamedTuple):
 
     number: int
     """Counted from 1: how many steps are done after it."""
-    tokens: int
-    """Trained tokens."""
+    tokens: int | None
+    """Trained tokens; None where the figures tell, as replicas have their own."""
     figures: Readback
     """Mean loss, auxiliary loss, length of the gradients before clipping, and the scale of the
     loss where there is one."""
     learning_rate: float
     wait_s: float
-    flops: float
+    flops_per_token: float
     judged: Judged | None
     """What the guard said, where it was asked before the update."""
 
@@ -61,7 +59,9 @@ class Sitting:
         job = trainer.job
         self.flops_per_token = cache(lambda length: flops_per_token(job.model, length))
         gpu = device_gpu(trainer.device)
-        self.peak_flops = gpu.peak_flops(job.layout.precision) if gpu is not None else None
+        self.peak_flops = None
+        if gpu is not None:
+            self.peak_flops = gpu.peak_flops(job.layout.precision) * job.layout.gpus
         self.losses: list[float] = []
         self.rates: list[float] = []
         """Tokens per second of each step but the first, which the device warms up in."""
@@ -69,6 +69,8 @@ class Sitting:
         """FLOPs per second of the same steps."""
         self.stepped_s = self.waited_s = 0.0
         """Time of the same steps, and how much of it they waited for data."""
+        self.stop_agreed = False
+        """Some rank was asked to stop, and all have heard of it."""
         self.held_out: float | None = None
         self._read_any = False
         self._marked = Moment(trainer.device)
@@ -83,6 +85,13 @@ class Sitting:
         # On a CPU nothing is queued: the step is done.
         if self.trainer.device.type == "cpu" or (queued.judged and queued.judged.stop):
             self.catch_up()
+
+    def shall_stop(self, asked: bool) -> bool:
+        """Say whether to end after this step; several ranks end after the same one."""
+        if isinstance(self.trainer.step, TrainStep):
+            return asked
+        self.trainer.step.wants_stop = asked
+        return self.stop_agreed
 
     def catch_up(self) -> None:
         """Read the figures of every step so far; this waits for the device."""
@@ -101,7 +110,7 @@ class Sitting:
         losses = trainer.step.gradients(batch)
         judged, norm = None, torch.zeros((), device=trainer.device)
         if trainer.job.guards.spike_action == "skip":
-            norm = gradient_norm(trainer.optimizer.gradients().values()).norm
+            norm = trainer.step.norm().norm
             scale = trainer.optimizer.loss_scale
             if scale is not None:
                 norm = norm / scale.scale
@@ -111,14 +120,18 @@ class Sitting:
         else:  # the device itself leaves out gradients that are not finite
             norm = trainer.step.update(losses, index).update.norm
         trainer.step_number = index + 1
-        trainer.tokens_seen += batch.targets
-        flops = batch.targets * self.flops_per_token(self._length(batch))
+        flops = self.flops_per_token(self._length(batch))
         figures = self._figures(losses, norm)
-        return _Queued(index + 1, losses.tokens, figures, rate, wait_s, flops, judged)
+        tokens = losses.tokens if isinstance(losses.tokens, int) else None
+        return _Queued(index + 1, tokens, figures, rate, wait_s, flops, judged)
 
     def _figures(self, losses: Losses, norm: Tensor) -> Readback:
         auxiliary = losses.auxiliary / losses.tokens
         scalars = {"loss": losses.mean, "auxiliary_loss": auxiliary, "gradient_norm": norm}
+        if not isinstance(losses.tokens, int):
+            scalars["tokens"] = losses.tokens
+        if losses.stop is not None:
+            scalars["stop"] = losses.stop
         scale = self.trainer.optimizer.loss_scale
         return Readback(scalars if scale is None else scalars | {"loss_scale": scale.scale})
 
@@ -138,6 +151,9 @@ class Sitting:
         trainer = self.trainer
         figures = queued.figures.read()
         loss, norm = figures["loss"], figures["gradient_norm"]
+        tokens = int(figures["tokens"]) if queued.tokens is None else queued.tokens
+        trainer.tokens_seen += tokens
+        self.stop_agreed = self.stop_agreed or figures.get("stop", 0.0) > 0
         done = queued.figures.done
         taken_s, self._marked = done.seconds_after(self._marked), done
         if math.isfinite(loss):
@@ -150,7 +166,7 @@ class Sitting:
             "step_s": taken_s,
         }
         if self._read_any:
-            row |= self._speed(queued, taken_s)
+            row |= self._speed(queued, tokens, taken_s)
         self._read_any = True
         row |= self._extras(figures)
         last = queued.number == trainer.steps or judged.stop is not None
@@ -161,8 +177,9 @@ class Sitting:
         if judged.verdict.action != "go":
             warnings.warn(judged.verdict.why, stacklevel=3)
 
-    def _speed(self, queued: _Queued, taken_s: float) -> dict[str, float]:
-        rate, used = queued.tokens / taken_s, queued.flops / taken_s
+    def _speed(self, queued: _Queued, tokens: int, taken_s: float) -> dict[str, float]:
+        rate = tokens / taken_s
+        used = rate * queued.flops_per_token
         self.rates.append(rate)
         self.used.append(used)
         self.stepped_s += taken_s
@@ -200,19 +217,17 @@ class Sitting:
         trainer = self.trainer
         if trainer.held_out is None:
             return {}
-        averages: dict[str, WeightAverage | None] = {"held_out_loss": None}
+        measure = partial(
+            held_out_loss,
+            trainer.step,
+            trainer.held_out,
+            sequences=trainer.job.evaluation.sequences,
+            device=trainer.device,
+        )
+        figures = {"held_out_loss": measure()}
         if trainer.optimizer.average is not None:
-            averages["held_out_loss_average"] = trainer.optimizer.average
-        figures = {
-            name: held_out_loss(
-                trainer.decoder,
-                trainer.held_out,
-                sequences=trainer.job.evaluation.sequences,
-                device=trainer.device,
-                average=average,
-            )
-            for name, average in averages.items()
-        }
+            with trainer.step.averaged(trainer.optimizer.average):
+                figures["held_out_loss_average"] = measure()
         self.held_out = figures["held_out_loss"]
         return figures
 

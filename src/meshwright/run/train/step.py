@@ -5,12 +5,15 @@ not finite leaves the weights alone on the device itself. A loss is divided by t
 that are trained in the whole step, so microbatches of unequal padding weigh as one batch would.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.profiler import record_function
 
+from meshwright.run.kernels.gradient_norm import GradientNorm, gradient_norm
 from meshwright.run.kernels.products import Products
 from meshwright.run.nn.build import DEFAULTS, Options, build
 from meshwright.run.nn.decoder import Decoder, Loss
@@ -20,6 +23,7 @@ from meshwright.run.nn.linear import use_products
 from meshwright.run.nn.recompute import use_recompute
 from meshwright.run.train.data.batch import Batch
 from meshwright.run.train.graph import GraphedBackward
+from meshwright.run.train.optimizer.average import WeightAverage
 from meshwright.run.train.optimizer.optimizer import Optimizer, StepReport
 from meshwright.spec.layout import Layout
 from meshwright.spec.model import Model
@@ -35,8 +39,10 @@ class Losses(NamedTuple):
     """Cross-entropy of the trained tokens, summed."""
     auxiliary: Tensor
     """What training adds to it, summed."""
-    tokens: int
-    """Trained tokens."""
+    tokens: int | Tensor
+    """Trained tokens, over all replicas."""
+    stop: Tensor | None = None
+    """How many ranks were asked to stop; None where there is one."""
 
     @property
     def mean(self) -> Tensor:
@@ -122,6 +128,10 @@ class TrainStep:
             tokens,
         )
 
+    def norm(self) -> GradientNorm:
+        """Return the norm of the gradients that are there, before loss scaling is undone."""
+        return gradient_norm(self.optimizer.gradients().values())
+
     def update(self, losses: Losses, step: int) -> StepFigures:
         """Update the weights by the gradients that are there, and drop them."""
         with record_function("optimizer"):
@@ -131,6 +141,17 @@ class TrainStep:
                 # Where nothing is updated, what was counted may come from scores of NaN.
                 self._balance(self.balance_rate * ~report.skipped)
         return StepFigures(losses, report)
+
+    @torch.no_grad()
+    def evaluate(self, batch: Batch) -> Tensor:
+        """Return the summed cross-entropy of a batch, in nats."""
+        return self._loss(batch).nats_sum
+
+    @contextmanager
+    def averaged(self, average: WeightAverage) -> Iterator[None]:
+        """Let the averaged weights stand in for the decoder's own."""
+        with average.in_place_of(dict(self.decoder.named_parameters())):
+            yield
 
     def drop(self) -> None:
         """Drop the gradients of a step that shall not happen, and what it counted."""
@@ -143,18 +164,21 @@ class TrainStep:
 
     def _backward(self, part: Batch, share: float | Tensor) -> Loss:
         with record_function("forward"):
-            loss = self.decoder.loss(
-                part.tokens_BT,
-                part.labels_BT,
-                positions=part.positions_BT,
-                documents=part.documents,
-            )
+            loss = self._loss(part)
             mean = loss.total * share
             if self.optimizer.loss_scale is not None:
                 mean = mean * self.optimizer.loss_scale.scale
         with record_function("backward"):
             mean.backward()  # type: ignore[no-untyped-call]
         return loss
+
+    def _loss(self, part: Batch) -> Loss:
+        return self.decoder.loss(
+            part.tokens_BT,
+            part.labels_BT,
+            positions=part.positions_BT,
+            documents=part.documents,
+        )
 
 
 def _sum(parts: list[Tensor]) -> Tensor:

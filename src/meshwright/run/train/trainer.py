@@ -6,6 +6,7 @@ number of steps done: the data is a function of the step, and so is the learning
 
 import warnings
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
@@ -17,6 +18,9 @@ from meshwright.run.kernels.products import fastest_products
 from meshwright.run.nn.decoder import Decoder
 from meshwright.run.nn.huggingface import load
 from meshwright.run.nn.linear import Linear
+from meshwright.run.parallel.mesh import Mesh
+from meshwright.run.parallel.spread import Spread
+from meshwright.run.parallel.sync import Sync, make_sync
 from meshwright.run.train.checkpoint import CheckpointFailed, Checkpoints, Staged
 from meshwright.run.train.checkpoint.folder import read_record
 from meshwright.run.train.checkpoint.record import decode_extra
@@ -28,6 +32,7 @@ from meshwright.run.train.job import Job
 from meshwright.run.train.optimizer.optimizer import make_optimizer
 from meshwright.run.train.optimizer.parts import matrix_parts
 from meshwright.run.train.run_state import BEGIN_ANEW, RunState, changes, kept_of, state_of
+from meshwright.run.train.spread_step import SpreadStep, make_spread
 from meshwright.run.train.step import TrainStep, make_decoder
 from meshwright.spec.workload import Training
 
@@ -38,12 +43,15 @@ MOST_FAILED_SAVES = 3
 class Trainer:
     """A run's decoder, optimizer, data, guard and checkpoints."""
 
-    def __init__(self, job: Job, folder: Path) -> None:
-        """Put a run together; nothing of an earlier one is loaded yet."""
-        self.job, self.folder = job, folder
-        for remark in job.remarks():
+    def __init__(self, job: Job, folder: Path, mesh: Mesh | None = None) -> None:
+        """Put a run together; nothing of an earlier one is loaded yet.
+
+        With a `mesh` this is one rank of several that train together.
+        """
+        self.job, self.folder, self.mesh = job, folder, mesh
+        for remark in job.remarks() if self.first else ():
             warnings.warn(remark, stacklevel=2)
-        self.device = pick_device(job)
+        self.device = pick_device(job) if mesh is None else mesh.device
         self.steps = job.workload.steps
         self.step_number = 0
         self.tokens_seen = 0
@@ -51,53 +59,72 @@ class Trainer:
         self._failed_saves = 0
         self.checkpoints = Checkpoints(folder / "checkpoints", job.checkpoint)
         self.batches = open_data(
-            job.data, job.workload, seed=job.seed, vocabulary_size=job.model.vocab
+            job.data,
+            job.workload,
+            seed=job.seed,
+            rank=0 if mesh is None else mesh.place.dp,
+            world=job.layout.dp,
+            vocabulary_size=job.model.vocab,
         )
         self.held_out = _held_out(job)
-        self.decoder = self._first_weights()
+        self.decoder, self.spread, self.sync = self._first_weights()
+        updated = self.decoder if self.sync is None else self.sync
         self.optimizer = make_optimizer(
-            self.decoder.named_parameters(),
+            updated.named_parameters(),
             job.layout,
             job.optimizer,
             total_steps=self.steps,
             seed=job.seed,
             parts=matrix_parts(self.decoder),
         )
+        self.step: TrainStep | SpreadStep = self._steps()
+        self.guard = Guard(job.guards)
+
+    @property
+    def first(self) -> bool:
+        """Whether this process speaks for the run: writes its figures, configuration and page."""
+        return self.mesh is None or self.mesh.rank == 0
+
+    def _first_weights(self) -> tuple[Decoder, Spread | None, Sync | None]:
+        """Return the modules that are here, and how they lie where there are several ranks."""
+        job, made, sync = self.job, None, None
+        given: dict[str, Any] = {
+            "seed": job.seed,
+            "products": fastest_products(self.device) if job.machine.tuned_products else None,
+            "options": job.loss.options(job.model),
+        }
+        if self.mesh is None:
+            decoder = make_decoder(job.model, job.layout, device=self.device, **given)
+        else:
+            made = make_spread(job.model, self.mesh, **given)
+            sync, decoder = make_sync(made), made.decoder
+        # A run that goes on has no more need of what it began with, which may be gone.
+        if job.start_from is not None and not self.checkpoints.list():
+            load(decoder, job.start_from)
+        if self.first and job.layout.precision.startswith("fp8") and not _uses_fp8(decoder):
+            what = "no product of this model is in fp8: all are too small for it, or of odd sizes"
+            warnings.warn(f"{what}; they are computed in bf16", stacklevel=3)
+        return decoder, made, sync
+
+    def _steps(self) -> TrainStep | SpreadStep:
+        job = self.job
         balanced = any(part.balance is not None for part in self.decoder.experts())
-        self.graph = choose_graph(
+        rate = job.loss.balance_rate if balanced else 0.0
+        size = job.layout.microbatch
+        if self.spread is not None and self.sync is not None:
+            return SpreadStep(
+                self.spread, self.sync, self.optimizer, microbatch=size, balance_rate=rate
+            )
+        graph = choose_graph(
             job.machine.graph,
             job.model,
             job.layout,
             length=job.workload.sequence_length,
             device=self.device,
         )
-        self.step = TrainStep(
-            self.decoder,
-            self.optimizer,
-            microbatch=job.layout.microbatch,
-            balance_rate=job.loss.balance_rate if balanced else 0.0,
-            graph=self.graph.record,
+        return TrainStep(
+            self.decoder, self.optimizer, microbatch=size, balance_rate=rate, graph=graph.record
         )
-        self.guard = Guard(job.guards)
-
-    def _first_weights(self) -> Decoder:
-        job = self.job
-        products = fastest_products(self.device) if job.machine.tuned_products else None
-        decoder = make_decoder(
-            job.model,
-            job.layout,
-            device=self.device,
-            seed=job.seed,
-            products=products,
-            options=job.loss.options(job.model),
-        )
-        # A run that goes on has no more need of what it began with, which may be gone.
-        if job.start_from is not None and not self.checkpoints.list():
-            load(decoder, job.start_from)
-        if job.layout.precision.startswith("fp8") and not _uses_fp8(decoder):
-            what = "no product of this model is in fp8: all are too small for it, or of odd sizes"
-            warnings.warn(f"{what}; they are computed in bf16", stacklevel=3)
-        return decoder
 
     def tensors(self) -> dict[str, Tensor]:
         """Return every tensor that a resumed run needs: the run's own, not copies."""
@@ -119,7 +146,10 @@ class Trainer:
         """Save the state after the steps done so far; weights that are no numbers are refused."""
         weights = [value.detach() for value in self.decoder.parameters()]
         # The largest of them: unlike a sum of squares it overflows only where one of them did.
-        if not torch.isfinite(get_total_norm(weights, norm_type=torch.inf)):
+        finite = torch.isfinite(get_total_norm(weights, norm_type=torch.inf))
+        if self.mesh is not None:
+            finite = self.mesh.world.all_reduce(finite.to(torch.float32), "min")
+        if not finite:
             raise TrainingStopped(
                 f"stopped after step {self.step_number}: the weights are not finite any more; the "
                 f"last good checkpoint is {self.last_good() or 'none'}. Go back to it with a lower "

@@ -1,32 +1,38 @@
-"""`Planner`: who writes which part of which tensor, decided by torch's distributed checkpoint.
+"""`Planner`: who writes which part of which tensor.
 
-Tensors that every rank holds are dealt out evenly, and sharded ones are written where they lie
-(`DefaultSavePlanner`). The plan is made before anything is copied, so a rank copies only what it
-writes. It is kept, and made anew only when some rank's names, shapes, types or placements change.
+The plan is made before anything is copied, so a rank copies only what it writes. It is kept, and
+made anew only when some rank's names, shapes, types or places change.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.planner import SavePlan, WriteItem
-from torch.distributed.tensor import DTensor
 
 from meshwright.errors import InputError, Problem
+from meshwright.run.nn.placed import Placed
+from meshwright.run.train.checkpoint.boxes import Extent
+from meshwright.run.train.checkpoint.dealing import Claim, Claims, deal_out
+from meshwright.run.train.checkpoint.given import Tensors, placed_all, unfit
 from meshwright.run.train.checkpoint.image import Box, FileImage, dtype_name, lay_out
 from meshwright.run.train.checkpoint.peers import Peers
 from meshwright.run.train.checkpoint.record import SavedChunk, SavedTensor
+
+
+class Piece(NamedTuple):
+    """What is copied of a tensor: a cut of one of its parts."""
+
+    name: str
+    part: int
+    cut: tuple[slice, ...]
 
 
 class Planned(NamedTuple):
     """What this rank writes, and on the first rank, what all write together."""
 
     image: FileImage
-    items: tuple[WriteItem, ...]
+    pieces: tuple[Piece, ...]
     """One for each box of the image."""
-    ranks: tuple[int, ...]
-    """Ranks that write a file, in order; only known to the first."""
     tensors: dict[str, SavedTensor]
     """Where everything goes; only known to the first."""
 
@@ -36,21 +42,22 @@ class Planner:
 
     def __init__(self, peers: Peers) -> None:
         self._peers = peers
-        self._planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+        self._placed: dict[str, Placed] = {}
         self._seen: tuple[object, ...] = ()
         self._planned: Planned | None = None
 
-    def plan(
-        self, tensors: Mapping[str, torch.Tensor], problems: Sequence[Problem] = ()
-    ) -> Planned:
+    def plan(self, tensors: Tensors, problems: Sequence[Problem] = ()) -> Planned:
         """Decide what each rank writes; all ranks call it together.
 
         Problems that some rank already found, or finds here, are raised on every rank.
         """
-        self._planner.set_up_planner(dict(tensors), None, self._peers.first)
-        seen = tuple(_placement(name, tensor) for name, tensor in tensors.items())
+        mine = [*problems, *unfit(tensors)]
+        self._placed = {} if mine else placed_all(tensors)
+        seen = tuple(
+            (name, each.tensor.dtype, each.whole, each.parts)
+            for name, each in self._placed.items()
+        )
         known = self._planned if seen == self._seen else None
-        mine = [*problems, *(_problems(tensors) if known is None else ())]
         changed, wrong = self._peers.combine(
             lambda: (known is None, mine),
             lambda ranks: (any(new for new, _ in ranks), [p for _, group in ranks for p in group]),
@@ -59,77 +66,74 @@ class Planner:
             raise InputError(dict.fromkeys(wrong))
         if known is not None and not changed:
             return known
+        self._planned = None
         self._planned, self._seen = self._fresh(), seen
         return self._planned
 
-    def local(self, item: WriteItem) -> torch.Tensor:
-        """Return the part of this rank's tensor that an item names."""
-        tensor = self._planner.resolve_data(item)
-        assert isinstance(tensor, torch.Tensor)
-        return tensor
+    def local(self, piece: Piece) -> torch.Tensor:
+        """Return the part of this rank's tensor that a piece names."""
+        placed = self._placed[piece.name]
+        if piece.part < 0:
+            return placed.tensor.detach().new_empty(0)
+        return placed.view(placed.parts[piece.part])[piece.cut]
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether any tensor of the last plan is on a GPU."""
+        return any(each.tensor.is_cuda for each in self._placed.values())
 
     def _fresh(self) -> Planned:
-        everyone: list[SavePlan] = []
+        everyone: list[list[Box]] = []
 
-        def decide(plans: list[SavePlan]) -> list[SavePlan]:
-            decided, _ = self._planner.create_global_plan(plans)
-            everyone[:] = decided
-            return decided
+        def decide(ranks: list[Claims]) -> list[tuple[list[Box], list[Problem]]]:
+            boxes, problems = deal_out(ranks)
+            everyone[:] = boxes
+            return [(each, problems) for each in boxes]
 
-        mine = self._planner.finish_plan(self._peers.deal(self._planner.create_local_plan, decide))
-        items = {_box(item): item for item in mine.items}
-        image = lay_out(self._peers.rank, items)
-        ranks, tensors = _index(everyone)
-        return Planned(image, tuple(items[box] for box in image.boxes), ranks, tensors)
-
-
-def _problems(tensors: Mapping[str, object]) -> list[Problem]:
-    problems = []
-    for name, tensor in tensors.items():
-        if not isinstance(tensor, torch.Tensor):
-            what, fix = f"a {type(tensor).__name__} is no tensor", "put it into `extra`"
-            problems.append(Problem(name, what, fix))
-        elif tensor.is_meta:
-            problems.append(Problem(name, "it is on `meta` and has no data", "materialise it"))
-        else:
-            try:
-                dtype_name(tensor.dtype, name)
-            except InputError as error:
-                problems += error.problems
-    return problems
+        mine, problems = self._peers.deal(lambda: claims_of(self._placed), decide)
+        if problems:
+            raise InputError(problems)
+        image = lay_out(self._peers.rank, mine)
+        pieces = tuple(_piece(box, self._placed[box.tensor]) for box in image.boxes)
+        return Planned(image, pieces, _index(everyone))
 
 
-def _placement(name: str, tensor: torch.Tensor) -> tuple[object, ...]:
-    """Name everything of a tensor that its plan depends on."""
-    if isinstance(tensor, DTensor):
-        return name, tensor.shape, tensor.dtype, tensor.placements, tensor.device_mesh
-    return name, getattr(tensor, "shape", None), getattr(tensor, "dtype", None)
+def claims_of(placed: dict[str, Placed]) -> Claims:
+    """Return what this rank holds, without the numbers."""
+    return {
+        name: Claim(
+            dtype_name(each.tensor.dtype, name),
+            each.whole,
+            tuple(Extent(part.offsets, part.sizes) for part in each.parts),
+        )
+        for name, each in placed.items()
+    }
 
 
-def _box(item: WriteItem) -> Box:
-    data = item.tensor_data
-    assert data is not None
-    return Box(
-        tensor=item.index.fqn,
-        dtype=dtype_name(data.properties.dtype, item.index.fqn),
-        shape=tuple(data.size),
-        offsets=tuple(data.chunk.offsets),
-        sizes=tuple(data.chunk.sizes),
-    )
+def _piece(box: Box, placed: Placed) -> Piece:
+    """Find a box among a tensor's parts."""
+    wanted = Extent(box.offsets, box.sizes)
+    if not wanted.elements:
+        return Piece(box.tensor, -1, ())
+    for number, part in enumerate(placed.parts):
+        whole = Extent(part.offsets, part.sizes)
+        if whole.contains(wanted):
+            return Piece(box.tensor, number, wanted.within(whole))
+    raise AssertionError(f"{box.key} is not held here")
 
 
-def _index(plans: list[SavePlan]) -> tuple[tuple[int, ...], dict[str, SavedTensor]]:
+def _index(ranks: list[list[Box]]) -> dict[str, SavedTensor]:
     """Find every box of every rank in the files that they will write."""
-    writers = tuple(rank for rank, plan in enumerate(plans) if plan.items)
     tensors: dict[str, SavedTensor] = {}
     chunks: dict[str, list[SavedChunk]] = {}
+    writers = [rank for rank, boxes in enumerate(ranks) if boxes]
     for file, rank in enumerate(writers):
-        image = lay_out(rank, map(_box, plans[rank].items))
+        image = lay_out(rank, ranks[rank])
         for box, start in zip(image.boxes, image.starts, strict=True):
             chunk = SavedChunk(offsets=box.offsets, sizes=box.sizes, file=file, start=start)
             chunks.setdefault(box.tensor, []).append(chunk)
             tensors[box.tensor] = SavedTensor(dtype=box.dtype, shape=box.shape, chunks=())
-    return writers, {
+    return {
         name: SavedTensor(dtype=one.dtype, shape=one.shape, chunks=tuple(chunks[name]))
         for name, one in tensors.items()
     }

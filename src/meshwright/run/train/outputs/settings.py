@@ -71,3 +71,7 @@ class OutputSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     def due(self, step: int) -> bool:
         """Tell whether a row is written after this step."""
         return step % self.every_steps == 0
+
+
+NO_OUTPUT = OutputSettings(jsonl=False, progress="none")
+"""What a rank writes that does not speak for its run."""

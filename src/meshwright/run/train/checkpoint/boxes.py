@@ -1,0 +1,96 @@
+"""Boxes of a tensor: what two have in common, what one leaves of another, whether any overlap."""
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+
+class Extent(NamedTuple):
+    """A box: where it begins along every axis, and how far it goes."""
+
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+    @property
+    def elements(self) -> int:
+        """How many elements it has."""
+        return math.prod(self.sizes)
+
+    def within(self, outer: "Extent") -> tuple[slice, ...]:
+        """Return what cuts it out of a box around it."""
+        return tuple(
+            slice(mine - first, mine - first + size)
+            for mine, size, first in zip(self.offsets, self.sizes, outer.offsets, strict=True)
+        )
+
+    def contains(self, inner: "Extent") -> bool:
+        """Tell whether another lies inside."""
+        return common(self, inner) == inner
+
+
+def common(one: Extent, other: Extent) -> Extent | None:
+    """Return what two boxes have in common; None where that is nothing."""
+    offsets, sizes = [], []
+    for a, m, b, n in zip(one.offsets, one.sizes, other.offsets, other.sizes, strict=True):
+        first, last = max(a, b), min(a + m, b + n)
+        if first >= last:
+            return None
+        offsets.append(first)
+        sizes.append(last - first)
+    return Extent(tuple(offsets), tuple(sizes))
+
+
+def without(box: Extent, taken: Extent) -> list[Extent]:
+    """Return boxes that make up what another leaves of a box."""
+    shared = common(box, taken)
+    if shared is None:
+        return [box]
+    left = []
+    offsets, sizes = list(box.offsets), list(box.sizes)
+    for axis, (first, size) in enumerate(zip(shared.offsets, shared.sizes, strict=True)):
+        end = offsets[axis] + sizes[axis]
+        for start, stop in ((offsets[axis], first), (first + size, end)):
+            if start < stop:
+                before, behind = slice(axis), slice(axis + 1, None)
+                left.append(
+                    Extent(
+                        (*offsets[before], start, *offsets[behind]),
+                        (*sizes[before], stop - start, *sizes[behind]),
+                    )
+                )
+        # What is left of the later axes lies inside the common part of this one.
+        offsets[axis], sizes[axis] = first, size
+    return left
+
+
+def overlap(boxes: Sequence[Extent]) -> bool:
+    """Tell whether any two boxes have an element in common."""
+    boxes = [box for box in boxes if box.elements]
+    if len(boxes) < 2:
+        return False
+    axes = range(len(boxes[0].offsets))
+    # Along the axis with most beginnings the fewest boxes lie side by side.
+    axis = max(axes, key=lambda each: len({box.offsets[each] for box in boxes}), default=None)
+    if axis is None:
+        return True
+    open_: list[Extent] = []
+    for box in sorted(boxes, key=lambda each: each.offsets[axis]):
+        open_ = [each for each in open_ if each.offsets[axis] + each.sizes[axis] > box.offsets[axis]]
+        if any(common(box, each) is not None for each in open_):
+            return True
+        open_.append(box)
+    return False
+
+
+def apart(boxes: Iterable[Extent]) -> list[tuple[Extent, Extent]]:
+    """Cut boxes so that each element is in one piece only; return each piece with its box."""
+    given = sorted(box for box in set(boxes) if box.elements)
+    if not overlap(given):
+        return [(box, box) for box in given]
+    pieces: list[tuple[Extent, Extent]] = []
+    for box in given:
+        rest = [box]
+        for taken, _ in pieces:
+            rest = [left for each in rest for left in without(each, taken)]
+        pieces += [(each, box) for each in rest]
+    return pieces

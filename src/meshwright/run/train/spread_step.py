@@ -1,0 +1,153 @@
+"""`SpreadStep`: one training step of a model that several ranks hold together.
+
+It has the interface of `TrainStep`. All ranks call it with the same sequences, but for those of
+other data-parallel replicas; losses, norms and the wish to stop come out the same on every rank.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+from torch.profiler import record_function
+
+from meshwright.run.kernels.gradient_norm import GradientNorm
+from meshwright.run.kernels.products import Products
+from meshwright.run.nn.build import DEFAULTS, Options
+from meshwright.run.nn.decoder import Decoder
+from meshwright.run.nn.fp8 import keep_fp8_weights, use_precision
+from meshwright.run.nn.linear import use_products
+from meshwright.run.nn.recompute import use_recompute
+from meshwright.run.parallel.mesh import Mesh
+from meshwright.run.parallel.runner import Runner, Sums
+from meshwright.run.parallel.spread import Spread, spread
+from meshwright.run.parallel.stage import Microbatch
+from meshwright.run.parallel.sync import Sync
+from meshwright.run.train.data.batch import Batch
+from meshwright.run.train.optimizer.average import WeightAverage
+from meshwright.run.train.optimizer.optimizer import Optimizer
+from meshwright.run.train.step import Losses, StepFigures, weight_format
+from meshwright.spec.model import Model
+
+
+def make_spread(
+    model: Model,
+    mesh: Mesh,
+    *,
+    seed: int = 0,
+    products: Products | None = None,
+    options: Options = DEFAULTS,
+) -> Spread:
+    """Return this rank's part of a model with its first weights, computing as the layout says."""
+    layout = mesh.layout
+    made = spread(model, mesh, dtype=weight_format(layout), seed=seed, options=options)
+    for chunk in made.stage.chunks.values():
+        use_recompute(made.stage.layers(chunk), layout)
+    if products is not None:
+        use_products(made.decoder, products)
+    use_precision(made.decoder, layout.precision)
+    return made
+
+
+class SpreadStep:
+    """Runs the steps of this rank's part of a model."""
+
+    def __init__(
+        self,
+        spread: Spread,
+        sync: Sync,
+        optimizer: Optimizer,
+        *,
+        microbatch: int,
+        balance_rate: float = 0.0,
+    ) -> None:
+        """Make the steps; the optimizer has been given `sync.named_parameters()`."""
+        self.spread, self.sync, self.optimizer = spread, sync, optimizer
+        self.microbatch, self.balance_rate = microbatch, balance_rate
+        self.runner = Runner(spread)
+        self.wants_stop = False
+        """This rank was asked to stop; the next step tells the others."""
+        self._gradients: dict[str, Tensor] = {}
+
+    def gradients(self, batch: Batch) -> Losses:
+        """Run every microbatch forward and backward; the gradients of all ranks are added up."""
+        mesh = self.spread.mesh
+        # Of replicas alone: others of a replica have the same sequences.
+        count = torch.tensor([batch.targets], dtype=torch.float64)
+        tokens = mesh["dp"].all_reduce(count.to(mesh.device)).clamp(min=1)
+        share = (1 / tokens).float()[0]
+        if self.optimizer.loss_scale is not None:
+            share = share * self.optimizer.loss_scale.scale
+        parts = [microbatch_of(part) for part in batch.split(self.microbatch)]
+        keep_fp8_weights(self.spread.decoder, len(parts) > 1)
+        self.sync.begin()
+        sums = self.runner(parts, share, self.sync.last)
+        with record_function("gradients"):
+            self._gradients = self.sync.gradients()
+        total = self._total(sums, stop=self.wants_stop)
+        return Losses(total[0], total[1], tokens[0], total[2])
+
+    def _total(self, sums: Sums, *, stop: bool = False) -> Tensor:
+        """Add up the ranks' losses, and who wants to stop."""
+        mesh = self.spread.mesh
+        wishes = torch.tensor(float(stop), device=mesh.device)
+        mine = torch.stack([sums.nats.double(), sums.auxiliary.double(), wishes.double()])
+        # Ranks that share the work on the same tokens have the same loss.
+        mine[:2] /= mesh.layout.tp
+        return mesh.world.all_reduce(mine)
+
+    def norm(self) -> GradientNorm:
+        """Return the norm of all gradients, before loss scaling is undone."""
+        return self.sync.norm()
+
+    def update(self, losses: Losses, step: int) -> StepFigures:
+        """Update the weights by the gradients that are there, and drop them."""
+        with record_function("optimizer"):
+            report = self.optimizer.step(
+                self.optimizer.learning_rate(step), norm=self.norm(), gradients=self._gradients
+            )
+            self._gradients = {}
+            self.sync.finish()
+            if self.balance_rate:
+                self._balance(self.balance_rate * ~report.skipped)
+        return StepFigures(losses, report)
+
+    def drop(self) -> None:
+        """Drop the gradients of a step that shall not happen, and what it counted."""
+        self._gradients = {}
+        self.sync.finish()
+        self._balance(0.0)
+
+    def _balance(self, rate: float | Tensor) -> None:
+        """Move the bias of experts by the load over all ranks that share a step's tokens."""
+        stage = self.spread.mesh["tp-cp-dp"]
+        for part in self.spread.decoder.experts():
+            if part.load is not None:
+                stage.all_reduce(part.load)
+            part.update_balance(rate)
+
+    @property
+    def decoder(self) -> Decoder:
+        """This rank's part of the model."""
+        return self.spread.decoder
+
+    @contextmanager
+    def averaged(self, average: WeightAverage) -> Iterator[None]:
+        """Let the averaged weights stand in for the model's own, on every rank."""
+        try:
+            with average.in_place_of(dict(self.sync.named_parameters())):
+                self.sync.finish()
+                yield
+        finally:
+            self.sync.finish()
+
+    @torch.no_grad()
+    def evaluate(self, batch: Batch) -> Tensor:
+        """Return the summed cross-entropy of a batch that every replica is given, in nats."""
+        sums = self.runner.evaluate(microbatch_of(batch))
+        return self._total(sums)[0] / self.spread.mesh.layout.dp
+
+
+def microbatch_of(batch: Batch) -> Microbatch:
+    """Return what the passes need of a batch."""
+    return Microbatch(batch.tokens_BT, batch.labels_BT, batch.positions_BT, batch.documents)
