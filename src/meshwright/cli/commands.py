@@ -30,6 +30,8 @@ COMMANDS: dict[str, Command] = {
     "validate": Command("score predictions against published measurements", "Predict"),
     "collective": Command("collective algorithms: prove, draw, simulate, run, export", "Predict"),
     "train": Command("train a model as one TOML file says, or go on training", "Run"),
+    "verify": Command("hold layouts against one device: first operation off, or a dry run", "Run"),
+    "launch": Command("write a training job for Slurm, Kubernetes or Ray; submit it", "Run"),
     "data": Command("tokenise text, look into tokens, train a tokenizer", "Run"),
     "export": Command("a training run's weights as a Hugging Face folder", "Run"),
     "timeline": Command("look into a recorded timeline, or open it in Perfetto", "Observe"),

@@ -52,6 +52,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--fresh", action="store_true",
         help="begin anew; an earlier run in the folder is moved aside, not deleted",
     )  # fmt: skip
+    parser.add_argument(
+        "--nproc", metavar="N", help="start so many ranks on this machine and train over them"
+    )
     parser.add_argument("--until", metavar="STEP", help="end this sitting after a step")
     parser.add_argument(
         "--profile", metavar="STEPS", help="record steps, such as 10-12, into RUN/timeline"
@@ -65,6 +68,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> Answer:
     """Answer with how the sitting ended."""
     _set_up(os.environ)
+    if args.nproc is not None:
+        raise SystemExit(_ranks_ended(args))
     with _notes_for_people(), _needs_torch():
         from meshwright.run.train.job_file import ask_job
         from meshwright.run.train.run_folder import holds_run
@@ -83,6 +88,29 @@ def _set_up(environment: "os._Environ[str]") -> None:
     environment.setdefault("KINETO_LOG_LEVEL", "6")
 
 
+def _ranks_ended(args: argparse.Namespace) -> int:
+    """Train by ranks of this machine, each a process, of which the first answers."""
+    from meshwright.run.parallel.launch import local
+
+    if not args.nproc.isdecimal() or not int(args.nproc):
+        fix = "give a number from 1 on"
+        raise InputError([Problem("--nproc", f"{args.nproc!r} is no number of ranks", fix)])
+    words = [args.job, *args.files]
+    for flag in ("folder", "until", "profile"):
+        value = getattr(args, flag)
+        words += [] if value is None else [f"--{flag}", value]
+    words += [f"--{flag}" for flag in ("fresh", "dry_run", "json", "quiet") if getattr(args, flag)]
+    words = [word.replace("--dry_run", "--dry-run") for word in words]
+    return local.run(words, int(args.nproc))
+
+
+def _speaks(environment: Mapping[str, str]) -> bool:
+    """Say whether this process answers: of several ranks the first does."""
+    from meshwright.run.parallel.launch.environment import world_of
+
+    return world_of(environment).rank == 0
+
+
 def _trained(args: argparse.Namespace, asked: "AskedJob") -> Answer:
     from meshwright.run.train.guards import TrainingStopped
     from meshwright.run.train.loop import train
@@ -91,19 +119,23 @@ def _trained(args: argparse.Namespace, asked: "AskedJob") -> Answer:
 
     chosen = ChosenSteps.parse(args.profile) if args.profile else None
     until = None if args.until is None else _step(args.until)
-    job, folder = asked.job, _folder(args)
+    job, folder, speaks = asked.job, _folder(args), _speaks(os.environ)
     if args.quiet or args.json:
         output = msgspec.structs.replace(job.output, progress="none")
         job = msgspec.structs.replace(job, output=output)
     notes = []
-    if args.fresh and holds_run(folder):
+    if args.fresh and speaks and holds_run(folder):
         notes.append(Note(f"moved the earlier run to {_moved_aside(folder)}"))
     try:
         outcome = train(job, folder, profile=chosen, until=until)
     except TrainingStopped as stop:
+        if not speaks:
+            raise
         report = write_report(folder, job, "stopped", facts({"stopped": stop}))
         print(f"note: wrote {report}", file=sys.stderr)
         raise
+    if not speaks:
+        raise SystemExit(0)  # without a word, in whatever form the first rank answers
     notes += [Note(text) for text in _remarks(outcome, until, chosen is not None)]
     if outcome.resumed_at != outcome.steps:  # else the page of the last sitting has more to say
         title = f"{outcome.steps:,} of {outcome.all_steps:,} steps"

@@ -35,6 +35,8 @@ class Ask(NamedTuple):
     scale: float
     window: int | None
     documents: Documents | None
+    key_documents: Documents | None = None
+    """The same documents among the keys, where these are other tokens than the queries."""
 
 
 def fused_attention(q: Tensor, k: Tensor, v: Tensor, ask: Ask, sinks: Tensor | None) -> Tensor:
@@ -67,16 +69,22 @@ def fused_forward(q: Tensor, k: Tensor, v: Tensor, ask: Ask) -> tuple[Any, ...]:
 
 def _flash_forward(q: Tensor, k: Tensor, v: Tensor, ask: Ask) -> tuple[Any, ...]:
     batch, length = q.shape[:2]
-    starts, longest = None, length
+    bounds = _bounds(q, k, ask)
     if ask.documents is not None:
-        starts, longest = ask.documents.starts, ask.documents.longest
         q, k, v = q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)
     found = aten._flash_attention_forward.default(
-        q, k, v, starts, starts, longest, longest, 0.0, ask.causal, False,
-        scale=ask.scale, **_reach(ask),
-    )  # fmt: skip
+        q, k, v, *bounds, 0.0, ask.causal, False, scale=ask.scale, **_reach(ask)
+    )
     out = found[0] if ask.documents is None else found[0].view(batch, length, *found[0].shape[1:])
     return out, *found[1:4]
+
+
+def _bounds(q: Tensor, k: Tensor, ask: Ask) -> tuple[Tensor | None, Tensor | None, int, int]:
+    """Return where documents start among queries and among keys, and the most tokens of one."""
+    if ask.documents is None:
+        return None, None, q.shape[1], k.shape[1]
+    keys = ask.key_documents or ask.documents
+    return ask.documents.starts, keys.starts, ask.documents.longest, keys.longest
 
 
 def _reach(ask: Ask) -> dict[str, int]:
@@ -87,7 +95,7 @@ def _reach(ask: Ask) -> dict[str, int]:
     return {"window_size_left": ask.window - 1, "window_size_right": after}
 
 
-def _backward(
+def fused_backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, ask: Ask, rest: tuple[Any, ...]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of q, k and v, each as (B, T, heads, width)."""
@@ -111,17 +119,16 @@ def _backward(
 def _flash_backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, ask: Ask, rest: tuple[Any, ...]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    shape, (lse, seed, unused) = q.shape[:2], rest
-    starts, longest = None, shape[1]
+    shapes, (lse, seed, unused) = (q.shape, k.shape, v.shape), rest
+    bounds = _bounds(q, k, ask)
     if ask.documents is not None:
-        starts, longest = ask.documents.starts, ask.documents.longest
         grad, q, k, v, out = (tensor.flatten(0, 1) for tensor in (grad, q, k, v, out))
     dq, dk, dv = aten._flash_attention_backward.default(
-        grad, q, k, v, out, lse, starts, starts, longest, longest, 0.0, ask.causal, seed, unused,
+        grad, q, k, v, out, lse, *bounds, 0.0, ask.causal, seed, unused,
         scale=ask.scale, **_reach(ask),
     )  # fmt: skip
     if ask.documents is not None:
-        dq, dk, dv = (each.reshape(*shape, *each.shape[1:]) for each in (dq, dk, dv))
+        dq, dk, dv = (each.reshape(shape) for each, shape in zip((dq, dk, dv), shapes, strict=True))
     return dq, dk, dv
 
 
@@ -131,7 +138,7 @@ class _WithSinks(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, ask: Ask) -> Tensor:
         raw, lse, *rest = fused_forward(q, k, v, ask)
-        lse_BTH = _heads_last(lse, q.shape[:3], ask)
+        lse_BTH = heads_last(lse, q.shape[:3], ask)
         total = torch.logaddexp(lse_BTH, sinks.to(lse.dtype))
         # Multiplied in fp32 and rounded once.
         out = torch.mul(raw, (lse_BTH - total).exp()[..., None], out=torch.empty_like(raw))
@@ -144,21 +151,21 @@ class _WithSinks(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         (grad,) = grads
         q, k, v, sinks, out, total = ctx.saved_tensors
-        lse = _heads_first(total, ctx.lse_shape, ctx.ask)
-        dq, dk, dv = _backward(grad, q, k, v, out, ctx.ask, (lse, *ctx.rest))
+        lse = heads_first(total, ctx.lse_shape, ctx.ask)
+        dq, dk, dv = fused_backward(grad, q, k, v, out, ctx.ask, (lse, *ctx.rest))
         dots_BTH = (grad.to(lse.dtype) * out.to(lse.dtype)).sum(-1)
         taken = (sinks.to(lse.dtype) - total).exp()
         return dq, dk, dv, -(taken * dots_BTH).sum((0, 1)).to(sinks.dtype), None
 
 
-def _heads_last(lse: Tensor, shape: torch.Size, ask: Ask) -> Tensor:
+def heads_last(lse: Tensor, shape: torch.Size, ask: Ask) -> Tensor:
     """Bring a kernel's normalisers to (B, T, H): they come as (B, H, T[, 1]) or (H, B·T)."""
     if ask.kernel == "flash" and ask.documents is not None:
         return lse.view(shape[2], *shape[:2]).permute(1, 2, 0)
     return lse.view(shape[0], shape[2], shape[1]).transpose(1, 2)
 
 
-def _heads_first(total_BTH: Tensor, shape: torch.Size, ask: Ask) -> Tensor:
+def heads_first(total_BTH: Tensor, shape: torch.Size, ask: Ask) -> Tensor:
     """Bring normalisers back to the kernel's own shape."""
     if ask.kernel == "flash" and ask.documents is not None:
         return total_BTH.permute(2, 0, 1).reshape(shape)

@@ -20,12 +20,14 @@ Letters: N tokens, k experts per token, R = N·k sorted rows, X experts, D width
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 # ruff: noqa: PLR0917
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from meshwright.run.kernels.deferred import leaf_of, now_or_late
 from meshwright.run.kernels.grouped_matmul import (
     forward_product,
     grouped_matmul,
@@ -49,7 +51,8 @@ def expert_output(
 ) -> Tensor:
     """Return out_ND, differentiable; with a bias the product is kept after all."""
     if not on_triton(backend, act_RF):
-        return plain_expert_output(act_RF, down_XDF, order, weights_Nk, bias_XD=bias_XD)
+        y_RD = grouped_matmul(act_RF, down_XDF, order.ends_X, bias_XO=bias_XD, backend="torch")
+        return plain_combine(y_RD, order, weights_Nk)
     if bias_XD is not None:
         y_RD = grouped_matmul(act_RF, down_XDF, order.ends_X, bias_XO=bias_XD, backend=backend)
         return combine(y_RD, order, weights_Nk, backend=backend)
@@ -83,7 +86,7 @@ class _ExpertOutput(torch.autograd.Function):
     ) -> Tensor:
         act_RF, weights_Nk = act_RF.contiguous(), weights_Nk.contiguous()
         ctx.save_for_backward(act_RF, down_XDF, row_Nk, ends_X, weights_Nk)
-        ctx.backend = backend
+        ctx.backend, ctx.leaf = backend, leaf_of(down_XDF)
         kernel = kernel_for("forward", backend, act_RF, down_XDF)
         y_RD = forward_product(kernel, act_RF, down_XDF, ends_X)
         return combine(y_RD, Order(row_Nk, ends_X), weights_Nk, backend="triton")
@@ -102,7 +105,8 @@ class _ExpertOutput(torch.autograd.Function):
         ddown = None
         if ctx.needs_input_grad[1]:
             kernel = kernel_for("weight gradient", ctx.backend, act_RF, down_XDF)
-            ddown = weight_gradient(kernel, g_RD, weighted_RF, ends_X)
+            late = partial(weight_gradient, kernel, g_RD, weighted_RF, ends_X)
+            ddown = now_or_late(ctx.leaf, late)
         return t_RF, ddown, None, None, dweights_Nk, None
 
 

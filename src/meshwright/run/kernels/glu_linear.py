@@ -23,6 +23,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from meshwright.errors import InputError, Problem
+from meshwright.run.kernels.deferred import leaf_of, now_or_late
 from meshwright.run.kernels.glu import LIMIT, check, gate, plain_glu, ungate
 from meshwright.run.kernels.gradient_format import gradient_format
 from meshwright.run.kernels.language import Backend, on_triton
@@ -82,6 +83,7 @@ class _GluLinear(torch.autograd.Function):
         ctx.save_for_backward(gate_up, weight_MF)
         ctx.activation, ctx.limit, ctx.triton = activation, limit, triton
         ctx.products, ctx.gradient_dtype = products, gradient_format(weight_MF)
+        ctx.leaf = leaf_of(weight_MF)
         if triton:
             gated = gate(gate_up, activation, LIMIT if limit is None else limit)
         else:
@@ -105,7 +107,8 @@ class _GluLinear(torch.autograd.Function):
         del dgated, dgated_NF
         dweight = None
         if wanted and gated is not None:
-            dweight = weight_gradient(dy_NM, flat(gated), ctx.gradient_dtype, ctx.products)
+            x_NF, dtype, products = flat(gated), ctx.gradient_dtype, ctx.products
+            dweight = now_or_late(ctx.leaf, lambda: weight_gradient(dy_NM, x_NF, dtype, products))
         return dgate_up, dweight, None, None, None, None
 
 

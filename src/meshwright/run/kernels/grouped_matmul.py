@@ -20,6 +20,7 @@ Letters: N rows, X groups (experts), O fan out, I fan in.
 # ruff: noqa: PLR0917
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -29,6 +30,7 @@ from torch.nn import functional
 
 from meshwright.errors import InputError, Problem
 from meshwright.run.kernels import grouped_matmul_triton as kernels
+from meshwright.run.kernels.deferred import leaf_of, now_or_late
 from meshwright.run.kernels.language import HAS_TRITON, Backend
 
 Product = Literal["forward", "input gradient", "weight gradient"]
@@ -108,8 +110,6 @@ def grouped_matmul(
     `backend="torch"` takes the loop over groups, "triton" the Triton kernels for all products.
     """
     _check(x_NI, weight_XOI, ends_X, bias_XO)
-    if backend == "torch" or (backend == "auto" and not x_NI.is_cuda):
-        return plain_grouped_matmul(x_NI, weight_XOI, ends_X, bias_XO)
     y: Tensor = _GroupedMatmul.apply(x_NI, weight_XOI, ends_X, bias_XO, backend)
     return y
 
@@ -166,6 +166,7 @@ class _GroupedMatmul(torch.autograd.Function):
         bias_XO: Tensor | None,
         backend: Backend,
     ) -> Tensor:
+        ctx.leaf = leaf_of(weight_XOI)
         x_NI, weight_XOI = x_NI.contiguous(), weight_XOI.contiguous()
         ctx.save_for_backward(x_NI, weight_XOI, ends_X)
         ctx.backend = backend
@@ -186,7 +187,7 @@ class _GroupedMatmul(torch.autograd.Function):
             dx = input_gradient(kernel, dy_NO, weight_XOI, ends_X)
         if wants_dw:
             kernel = kernel_for("weight gradient", ctx.backend, x_NI, weight_XOI)
-            dw = weight_gradient(kernel, dy_NO, x_NI, ends_X)
+            dw = now_or_late(ctx.leaf, partial(weight_gradient, kernel, dy_NO, x_NI, ends_X))
         if wants_db:
             db = _bias_gradient(ctx.backend, dy_NO, ends_X)
         return dx, dw, None, db, None
@@ -198,18 +199,24 @@ def kernel_for(
     """Return the kernel for a product of these tensors: the one asked for, or the chosen one."""
     if backend == "triton":
         return "triton"
+    if backend == "torch":
+        return "plain"
     groups, fan_out, fan_in = weight_XOI.shape
     capability = torch.cuda.get_device_capability(x_NI.device) if x_NI.is_cuda else None
     return choose(Case(product, x_NI.dtype, groups, fan_in, fan_out, bias, capability)).kernel
 
 
 def _bias_gradient(backend: Backend, dy_NO: Tensor, ends_X: Tensor) -> Tensor:
-    if backend == "triton" or HAS_TRITON:
+    if backend == "triton" or (backend == "auto" and HAS_TRITON and dy_NO.is_cuda):
         return kernels.bias_gradients(dy_NO, ends_X)
     return torch.stack([dy_NO[rows].sum(0) for rows in _groups(ends_X)])
 
 
 def _groups(ends_X: Tensor) -> Iterator[slice]:
+    if ends_X.is_meta:  # shapes alone: the last group has all rows
+        yield from (slice(0, 0) for _ in range(len(ends_X) - 1))
+        yield slice(None)
+        return
     begin = 0
     for end in ends_X.tolist():
         yield slice(begin, end)

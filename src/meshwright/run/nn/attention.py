@@ -12,6 +12,7 @@ Shapes: B sequences, T positions, D hidden, C columns of the fused product, H qu
 and value heads, E head width.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -51,6 +52,8 @@ class Attention(nn.Module):
         """The kernel to use in place of the fastest."""
         self.passage: Passage | None = None
         """Where ranks share the heads, the way to them and back."""
+        self.across: Callable[..., Tensor] | None = None
+        """Where ranks share the tokens of a sequence, what attends in place of `attention`."""
         self.heads, self.kv_heads = spec.heads, spec.kv_heads
         """Query heads held here, and key and value heads."""
         self.first_head = 0
@@ -97,7 +100,8 @@ class Attention(nn.Module):
         spec, slopes = self.spec, None
         if self.alibi:
             slopes = places.slopes(spec.heads)[self.first_head : self.first_head + q.shape[2]]
-        mixed = attention(
+        attend = attention if self.across is None else self.across
+        mixed = attend(
             q,
             k,
             v,

@@ -6,7 +6,7 @@ part of it: of a multimodal model the text part is built.
 Shapes: B sequences, T positions, D hidden, V vocabulary, N = B·T tokens.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -43,6 +43,10 @@ class Loss:
     def total(self) -> Tensor:
         """What training differentiates, still to be divided by a count."""
         return self.nats_sum + self.auxiliary
+
+
+Ahead = Sequence[tuple[Tensor, Tensor]]
+"""The tokens and the labels that lie 1, 2, … places on."""
 
 
 class Table(nn.Module):
@@ -198,25 +202,40 @@ class Decoder(nn.Module):
         places = Places(self.tables, tokens_BT, positions=positions, documents=documents)
         return self.end(self.through(tokens_BT, places), tokens_BT, labels_BT, places)
 
-    def end(self, stream: Stream, tokens_BT: Tensor, labels_BT: Tensor, places: Places) -> Loss:
-        """Return the loss of the stream behind the last layer."""
+    def end(
+        self,
+        stream: Stream,
+        tokens_BT: Tensor,
+        labels_BT: Tensor,
+        places: Places,
+        ahead: Ahead | None = None,
+    ) -> Loss:
+        """Return the loss of the stream behind the last layer.
+
+        `ahead` has the tokens and labels that lie 1, 2, … places on, where sequences are not whole.
+        """
         x_BTD = self.finish(*stream)
         sums = self.head_loss(x_BTD, labels_BT)
-        auxiliary = self._further_loss(x_BTD, tokens_BT, labels_BT, places)
+        auxiliary = torch.zeros((), device=x_BTD.device)
+        if len(self.multi_token):
+            if ahead is None:
+                ids_BT, steps = places.documents_BT(), range(1, len(self.multi_token) + 1)
+                ahead = [
+                    (later(tokens_BT, step, 0, ids_BT), later(labels_BT, step, IGNORED, ids_BT))
+                    for step in steps
+                ]
+            auxiliary = self._further_loss(x_BTD, ahead, places)
         if self.balance_weight and self.training:
             auxiliary = auxiliary + self.balance_weight * sums.count * self._balance_loss()
         return Loss(sums.nats, sums.count, auxiliary)
 
-    def _further_loss(
-        self, x_BTD: Tensor, tokens_BT: Tensor, labels_BT: Tensor, places: Places
-    ) -> Tensor:
+    def _further_loss(self, x_BTD: Tensor, ahead: Ahead, places: Places) -> Tensor:
         """Return the weighted mean over the multi-token heads of their summed cross-entropy."""
         total = torch.zeros((), device=x_BTD.device)
-        for steps, head in enumerate(self.multi_token, start=1):
-            tokens = later(tokens_BT, steps, 0, places)
-            x_BTD = head(x_BTD, self.embed(tokens, places), places)
-            total = total + self.head_loss(x_BTD, later(labels_BT, steps, IGNORED, places)).nats
-        return total * (self.multi_token_weight / max(1, len(self.multi_token)))
+        for head, (tokens_BT, labels_BT) in zip(self.multi_token, ahead, strict=True):
+            x_BTD = head(x_BTD, self.embed(tokens_BT, places), places)
+            total = total + self.head_loss(x_BTD, labels_BT).nats
+        return total * (self.multi_token_weight / len(self.multi_token))
 
     def _balance_loss(self) -> Tensor:
         """Return the sum of what the routed layers lose by unequal use of their experts."""

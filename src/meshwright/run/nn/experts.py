@@ -11,12 +11,17 @@ Parameters (X experts, D hidden or latent width, F an expert's width):
     latent_down.weight, latent_up.weight            around routed experts that work in fewer numbers
 
 The load of each expert is counted on the device; nothing here waits for the host, and equal inputs
-give equal bits.
+give equal bits. Where other ranks hold some of the experts, or of their width, an `Exchange` of
+`run/parallel` takes the tokens there and back.
 
 Letters: B sequences, T positions, N = B·T tokens, R = N·k sorted rows, X experts, D width.
 """
 
-from typing import Any
+# Shape suffixes name the fields of Visits.
+# ruff: noqa: N815
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -25,12 +30,30 @@ from meshwright.run.kernels.expert_output import expert_output
 from meshwright.run.kernels.glu import glu
 from meshwright.run.kernels.grouped_matmul import grouped_matmul
 from meshwright.run.kernels.language import Backend
-from meshwright.run.kernels.permute import dispatch, sort_by_expert
+from meshwright.run.kernels.permute import Order, dispatch, sort_by_expert
 from meshwright.run.nn.linear import Linear
 from meshwright.run.nn.mlp import Mlp, activate
 from meshwright.run.nn.recompute import NOTHING, Op, Replay, dropped
 from meshwright.run.nn.router import Router, Routes
+from meshwright.run.nn.unread import unread
 from meshwright.spec.model import feedforward
+
+
+class Visits(NamedTuple):
+    """Which experts some tokens visit."""
+
+    routes: Routes
+    order: Order
+    """Where the tokens' copies lie once they are sorted by expert."""
+    load_X: Tensor
+    """int32: how many tokens each expert gets."""
+
+
+class Exchange(Protocol):
+    """The way of tokens to experts on other ranks, and back."""
+
+    def __call__(self, experts: "Experts", x_BTD: Tensor) -> Tensor:
+        """Return what `Experts.forward` does, by the parameters that all ranks hold together."""
 
 
 class Experts(nn.Module):
@@ -61,6 +84,12 @@ class Experts(nn.Module):
         self.keeps_balance_loss = False
         """Each forward leaves a loss in `balance_loss` that is least when all experts are equal."""
         self.balance_loss: Tensor | None = None
+        self.exchange: Exchange | None = None
+        """Where ranks share the experts or their tokens, how they do."""
+        self.sum_shared: Callable[[Tensor], Tensor] | None = None
+        """Where ranks share the tokens of a microbatch, adds up what each found in its own."""
+        self.adds_bias = True
+        """Of ranks that each compute a part of an expert's sum, only one adds `down_bias`."""
         where: dict[str, Any] = {"device": device, "dtype": dtype}
         self.router = Router(spec, hidden, **where)
         balance = None
@@ -107,11 +136,11 @@ class Experts(nn.Module):
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         """Send each token to its experts and add up what they make of it."""
-        x_ND = x_BTD.flatten(0, -2)
-        out_ND = self._routed(x_ND)
-        if self.shared is not None:
-            out_ND = out_ND + self._beside(self.shared, x_ND)
-        return out_ND.view(x_BTD.shape)
+        if self.exchange is not None:
+            return self.exchange(self, x_BTD)
+        out_BTD = self.routed(x_BTD.flatten(0, -2)).view(x_BTD.shape)
+        beside_BTD = self.beside(x_BTD)
+        return out_BTD if beside_BTD is None else out_BTD + beside_BTD
 
     @torch.no_grad()
     def update_balance(self, rate: float | Tensor) -> None:
@@ -127,61 +156,91 @@ class Experts(nn.Module):
             self.balance.add_(torch.sign(load.mean() - load) * rate)
         self.load.zero_()
 
-    def _routed(self, x_ND: Tensor) -> Tensor:
-        spec = self.spec
+    def route(self, x_ND: Tensor) -> Visits:
+        """Choose the experts of each token, and count."""
         routes: Routes = self.router(x_ND, self.balance)
-        order = sort_by_expert(routes.experts_Nk, spec.count)
+        order = sort_by_expert(routes.experts_Nk, self.spec.count)
         load_X = torch.diff(order.ends_X, prepend=order.ends_X.new_zeros(1))
         self._note(load_X, routes.scores_NX)
-        if self.latent_down is not None:
-            x_ND = self.latent_down(x_ND)
-        rows_RD = dispatch(x_ND, order, backend=self.backend)
-        first = "gate_up" if spec.gated else "up"
-        raw = grouped_matmul(
-            rows_RD,
-            getattr(self, first),
-            order.ends_X,
-            bias_XO=getattr(self, f"{first}_bias"),
-            backend=self.backend,
-        )
-        act_RF = self._activate(raw)
+        return Visits(routes, order, load_X)
 
-        def output() -> Tensor:
+    def routed(self, x_ND: Tensor) -> Tensor:
+        """Return what the routed experts, all of them held here, make of tokens."""
+        visits = self.route(x_ND)
+        rows_RD = dispatch(self.narrowed(x_ND), visits.order, backend=self.backend)
+
+        def output(act_RF: Tensor) -> Tensor:
             return expert_output(
                 act_RF,
                 self.down,
-                order,
-                routes.weights_Nk,
+                visits.order,
+                visits.routes.weights_Nk,
                 bias_XD=self.down_bias,
                 backend=self.backend,
             )
 
-        if "moe_act" in self.recompute:
-            with dropped((act_RF, lambda: self._activate(raw.detach()))):
-                out_ND = output()
-        else:
-            out_ND = output()
-        if self.latent_up is not None:
-            out_ND = self.latent_up(out_ND)
-        return out_ND
+        return self.widened(self._through(rows_RD, visits.order.ends_X, output))
+
+    def rows(self, rows_RD: Tensor, ends_X: Tensor) -> Tensor:
+        """Return what the experts held here make of rows sorted by expert, not yet weighted."""
+
+        def output(act_RF: Tensor) -> Tensor:
+            bias = self.down_bias if self.adds_bias else None
+            y_RD = grouped_matmul(act_RF, self.down, ends_X, bias_XO=bias, backend=self.backend)
+            if self.adds_bias or self.down_bias is None:
+                return y_RD
+            return unread(y_RD, self.down_bias)
+
+        return self._through(rows_RD, ends_X, output)
+
+    def _through(
+        self, rows_RD: Tensor, ends_X: Tensor, output: Callable[[Tensor], Tensor]
+    ) -> Tensor:
+        """Run sorted rows through the experts; `output` is their last product."""
+        first = "gate_up" if self.spec.gated else "up"
+        raw = grouped_matmul(
+            rows_RD,
+            getattr(self, first),
+            ends_X,
+            bias_XO=getattr(self, f"{first}_bias"),
+            backend=self.backend,
+        )
+        act_RF = self._activate(raw)
+        if "moe_act" not in self.recompute:
+            return output(act_RF)
+        with dropped((act_RF, lambda: self._activate(raw.detach()))):
+            return output(act_RF)
+
+    def narrowed(self, x_ND: Tensor) -> Tensor:
+        """Return tokens in the width that the routed experts read."""
+        return x_ND if self.latent_down is None else self.latent_down(x_ND)
+
+    def widened(self, out_ND: Tensor) -> Tensor:
+        """Return what the routed experts made in the width of the model."""
+        return out_ND if self.latent_up is None else self.latent_up(out_ND)
 
     def _activate(self, raw: Tensor) -> Tensor:
         if self.spec.gated:
             return glu(raw, self.spec.activation, backend=self.backend)
         return activate(raw, self.spec.activation)
 
-    def _beside(self, shared: Mlp, x_ND: Tensor) -> Tensor:
-        run = Replay(shared) if "shared_experts" in self.recompute else shared
-        out_ND: Tensor = run(x_ND)
+    def beside(self, x_BTD: Tensor) -> Tensor | None:
+        """Return what the shared experts make of all tokens; None where there are none."""
+        if self.shared is None:
+            return None
+        run = Replay(self.shared) if "shared_experts" in self.recompute else self.shared
+        out_BTD: Tensor = run(x_BTD)
         if self.shared_gate is not None:
-            out_ND = out_ND * self.shared_gate(x_ND).sigmoid()
-        return out_ND
+            out_BTD = out_BTD * self.shared_gate(x_BTD).sigmoid()
+        return out_BTD
 
     def _note(self, load_X: Tensor, scores_NX: Tensor) -> None:
         """Count tokens and form the balance loss; a recomputation in backward counts nothing."""
         if not self.training:
             return
-        loss = balance_loss(scores_NX, load_X) if self.keeps_balance_loss else None
+        loss = None
+        if self.keeps_balance_loss:
+            loss = balance_loss(scores_NX, load_X, self.sum_shared)
         # As torch's own checkpointing does: there is a graph task while backward runs.
         if torch._C._current_graph_task_id() != -1:  # noqa: SLF001
             return
@@ -191,12 +250,21 @@ class Experts(nn.Module):
         self.load += load_X
 
 
-def balance_loss(scores_NX: Tensor, load_X: Tensor) -> Tensor:
+def balance_loss(
+    scores_NX: Tensor, load_X: Tensor, total: Callable[[Tensor], Tensor] | None = None
+) -> Tensor:
     """Return the experts' shares of tokens times their shares of scores: one when all are equal.
 
     This is Σ f·P of the Switch Transformer (arXiv 2101.03961, eq. 4), with f counted over all
     choices of a token as in DeepSeek-V2 (arXiv 2405.04434, eq. 23–25). Only scores get gradients.
+    `total` adds up, over the ranks that share the tokens, what each found in its own.
     """
     shares_NX = scores_NX / scores_NX.sum(-1, keepdim=True)
     tokens_X = load_X.to(scores_NX.dtype)
-    return load_X.numel() * (tokens_X / tokens_X.sum() * shares_NX.mean(0)).sum()
+    experts = load_X.numel()
+    if total is None:
+        return experts * (tokens_X / tokens_X.sum() * shares_NX.mean(0)).sum()
+    count = tokens_X.new_full((1,), len(scores_NX))
+    sums = total(torch.cat([shares_NX.sum(0), tokens_X, count]))
+    shares_X, tokens_X = sums[:experts] / sums[-1], sums[experts:-1]
+    return experts * (tokens_X / tokens_X.sum() * shares_X).sum()

@@ -16,11 +16,12 @@ from typing import Any, NamedTuple
 import torch
 from torch.autograd.function import once_differentiable
 
+from meshwright.run.kernels.deferred import leaf_of, now_or_late
 from meshwright.run.kernels.glu import LIMIT, gate, ungate
 from meshwright.run.kernels.gradient_format import gradient_format
 from meshwright.run.kernels.multiply_fp8 import multiply_fp8
 from meshwright.run.kernels.products import flat
-from meshwright.run.nn.fp8_linear import Fp8Linear, saved
+from meshwright.run.nn.fp8_linear import Fp8Linear, WeightGradient, saved
 from meshwright.spec.model.feedforward import Activation
 
 
@@ -59,7 +60,7 @@ class _GluProduct(torch.autograd.Function):
         # Of the unit's result there is nothing but, perhaps, its scale.
         _, scale = saved(gate_up, narrow)
         ctx.save_for_backward(gate_up, scale, *saved(weight_MF, weights))
-        ctx.call, ctx.dtype = call, gradient_format(weight_MF)
+        ctx.call, ctx.dtype, ctx.leaf = call, gradient_format(weight_MF), leaf_of(weight_MF)
         tokens = gate_up.numel() // gate_up.shape[-1]
         return y_NM[:tokens].view(*gate_up.shape[:-1], weight_MF.shape[0])
 
@@ -82,7 +83,5 @@ class _GluProduct(torch.autograd.Function):
         dw = None
         if wanted:
             assert gated is not None
-            assert narrow.transposed is not None
-            x_FN = layer.turned_input(gated, scale)
-            dw = multiply_fp8(narrow.transposed, x_FN, dtype=ctx.dtype, fast="wgrad" in fast)
+            dw = now_or_late(ctx.leaf, WeightGradient(layer, narrow, gated, scale, ctx.dtype))
         return dgate_up, dw, None

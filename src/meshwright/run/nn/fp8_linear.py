@@ -19,10 +19,12 @@ product sums over it), or blocks of 128 (as DeepSeek-V3 trains, arXiv 2412.19437
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
 
+from meshwright.run.kernels.deferred import leaf_of, now_or_late
 from meshwright.run.kernels.gradient_format import gradient_format
 from meshwright.run.kernels.multiply_fp8 import multiply_fp8
 from meshwright.run.kernels.products import TORCH, flat, weight_gradient
@@ -190,6 +192,27 @@ class _Call(NamedTuple):
     input_at_hand: bool
 
 
+class WeightGradient:
+    """The weight's gradient of one call, from what its backward pass has."""
+
+    def __init__(
+        self,
+        layer: Fp8Linear,
+        dy: Quantized,
+        x: torch.Tensor,
+        x_scale: torch.Tensor | None,
+        dtype: torch.dtype,
+    ) -> None:
+        assert dy.transposed is not None
+        self.layer, self.dy_MN, self.dtype = layer, dy.transposed, dtype
+        self.x, self.x_scale = x, x_scale
+
+    def __call__(self) -> torch.Tensor:
+        x_KN = self.layer.turned_input(self.x, self.x_scale)
+        fast = "wgrad" in self.layer.recipe.fast
+        return multiply_fp8(self.dy_MN, x_KN, dtype=self.dtype, fast=fast)
+
+
 class _Product(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -214,7 +237,7 @@ class _Product(torch.autograd.Function):
         of_x = saved(x, narrow) if needs_dw else (None, None)
         of_w = saved(weight, weights) if needs_dx else (None, None)
         ctx.save_for_backward(*of_x, *of_w)
-        ctx.layer, ctx.shape = layer, x.shape
+        ctx.layer, ctx.shape, ctx.leaf = layer, x.shape, leaf_of(weight)
         of_bias = None if bias is None else gradient_format(bias)
         ctx.dtypes = (x.dtype, gradient_format(weight), of_bias)
         return y_NM[: x.numel() // x.shape[-1]].view(*x.shape[:-1], weight.shape[0])
@@ -236,12 +259,9 @@ class _Product(torch.autograd.Function):
             dx_NK = multiply_fp8(narrow.direct, w_KM, dtype=x_dtype, fast="dgrad" in recipe.fast)
             dx = dx_NK[: len(dy_NM)].view(ctx.shape)
         if in_fp8:
-            assert narrow.transposed is not None
-            x_KN = layer.turned_input(x, x_scale)
-            fast = "wgrad" in recipe.fast
-            dw = multiply_fp8(narrow.transposed, x_KN, dtype=w_dtype, fast=fast)
+            dw = now_or_late(ctx.leaf, WeightGradient(layer, narrow, x, x_scale, w_dtype))
         elif needs_dw:
-            dw = weight_gradient(dy_NM, flat(x), w_dtype, TORCH)
+            dw = now_or_late(ctx.leaf, partial(weight_gradient, dy_NM, flat(x), w_dtype, TORCH))
         if needs_db:
             db = dy_NM.sum(0, dtype=torch.float32).to(b_dtype)
         return dx, dw, db, None

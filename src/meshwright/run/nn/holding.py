@@ -52,6 +52,9 @@ class Holding:
     more than one where there are fewer key and value heads than ranks."""
     twin_rows: Range | None = None
     """Rows of the rank's tensor that these ranks share, each with a part of the gradient."""
+    stages: str = ""
+    """The group of pipeline ranks that hold the same, each with a part of the gradient; none where
+    one stage alone holds it."""
 
     @classmethod
     def all_of(

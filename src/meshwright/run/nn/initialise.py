@@ -70,7 +70,7 @@ def fill_normal(
     """Fill a tensor with the normal numbers of its parameter, or of the part that is held."""
     key = int.from_bytes(hashlib.sha256(f"{seed}:{name}".encode()).digest()[:8], "little") >> 1
     flat = tensor.view(-1)
-    if not flat.numel():
+    if not flat.numel() or tensor.is_meta:
         return
     size = _PIECES.get(tensor.device.type, 1 << 20)
     if holding is None or holding.is_whole:

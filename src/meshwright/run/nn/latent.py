@@ -9,6 +9,7 @@ Shapes: B sequences, T positions, D hidden, H heads, R rotary width, E key width
 V value width, L latent width of keys and values, Q that of queries.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -42,6 +43,8 @@ class LatentAttention(nn.Module):
         self.recompute: frozenset[Op] = NOTHING
         self.prefer: Kernel | None = None
         self.passage: Passage | None = None
+        self.across: Callable[..., Tensor] | None = None
+        """Where ranks share the tokens of a sequence, what attends in place of `attention`."""
         where: dict[str, Any] = {"device": device, "dtype": dtype}
         rms = block.Norm(kind="rms", eps=norm.eps)
         queries = spec.heads * (spec.nope_dim + spec.rope_dim)
@@ -112,7 +115,8 @@ class LatentAttention(nn.Module):
             return self._out(mixed)
 
     def _core(self, q: Tensor, k: Tensor, v: Tensor, places: Places) -> Tensor:
-        return attention(
+        attend = attention if self.across is None else self.across
+        return attend(
             q, k, v, causal=self.spec.causal, scale=self.scale, documents=places.documents,
             prefer=self.prefer,
         )  # fmt: skip

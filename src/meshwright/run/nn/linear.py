@@ -10,8 +10,10 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from meshwright.run.kernels.deferred import leaf_of, now_or_late
 from meshwright.run.kernels.gradient_format import gradient_format
 from meshwright.run.kernels.products import TORCH, Products, flat, weight_gradient
+from meshwright.run.nn.unread import unread
 
 
 class LowPrecision(Protocol):
@@ -36,6 +38,20 @@ class LowPrecision(Protocol):
         """
 
 
+class AcrossRanks(Protocol):
+    """Computes a linear layer of which several ranks have a part each."""
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        products: Products,
+        /,
+    ) -> torch.Tensor:
+        """Return this rank's part of the result."""
+
+
 class Linear(nn.Module):
     """A product with a weight [fan_out, fan_in], which is drawn elsewhere (see `initialise`)."""
 
@@ -57,6 +73,8 @@ class Linear(nn.Module):
         """Of ranks that each compute a part of the sum, only one adds the bias."""
         self.products: Products = TORCH
         self.low_precision: LowPrecision | None = None
+        self.across: AcrossRanks | None = None
+        """Where the product is one of several ranks, done together with their exchange."""
 
     @property
     def recipe(self) -> str:
@@ -66,9 +84,13 @@ class Linear(nn.Module):
     def forward(self, x: torch.Tensor, *, input_at_hand: bool = False) -> torch.Tensor:
         """Return x · weightᵀ + bias; see `LowPrecision` for what else can be said about x."""
         bias = self.bias if self.adds_bias else None
-        if self.low_precision is None:
-            return linear(x, self.weight, bias, products=self.products)
-        return self.low_precision(x, self.weight, bias, input_at_hand=input_at_hand)
+        if self.across is not None:
+            y = self.across(x, self.weight, bias, self.products)
+        elif self.low_precision is None:
+            y = linear(x, self.weight, bias, products=self.products)
+        else:
+            y = self.low_precision(x, self.weight, bias, input_at_hand=input_at_hand)
+        return y if self.adds_bias or self.bias is None else unread(y, self.bias)
 
     def extra_repr(self) -> str:
         """Say the sizes and the recipe, as torch prints modules."""
@@ -110,6 +132,7 @@ class _Linear(torch.autograd.Function):
     ) -> torch.Tensor:
         ctx.save_for_backward(x, weight)
         ctx.products, ctx.gradient_dtype = products, gradient_format(weight)
+        ctx.leaf = leaf_of(weight)
         ctx.bias_dtype = None if bias is None else gradient_format(bias)
         x_NK, w_MK = flat(x), weight.to(x.dtype)
         if bias is None:
@@ -126,7 +149,8 @@ class _Linear(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             dx = ctx.products.input_gradient(dy_NM, weight.to(x.dtype)).view(x.shape)
         if ctx.needs_input_grad[1]:
-            dw = weight_gradient(dy_NM, flat(x), ctx.gradient_dtype, ctx.products)
+            x_NK, dtype, products = flat(x), ctx.gradient_dtype, ctx.products
+            dw = now_or_late(ctx.leaf, lambda: weight_gradient(dy_NM, x_NK, dtype, products))
         if ctx.needs_input_grad[2]:
             db = dy_NM.sum(0, dtype=torch.float32).to(ctx.bias_dtype)
         return dx, dw, db, None

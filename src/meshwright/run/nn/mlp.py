@@ -66,7 +66,7 @@ class Mlp(nn.Module):
     def _end_again(self, raw: Tensor) -> Tensor:
         """Activate and return the last product; backward makes the activation again."""
         down = self.down
-        if self.gated and down.bias is None:
+        if self.gated and down.bias is None and down.across is None:
             # It does so on its way through the activation, for one more write.
             if down.low_precision is None:
                 whole = glu_linear(raw, down.weight, self.activation, products=down.products)

@@ -41,12 +41,14 @@ class MultiToken(nn.Module):
         return normed
 
 
-def later(numbers_BT: Tensor, steps: int, fill: int, places: Places) -> Tensor:
-    """Return for every token the number `steps` places on in its document, `fill` past its end."""
+def later(numbers_BT: Tensor, steps: int, fill: int, ids_BT: Tensor | None) -> Tensor:
+    """Return for every token the number `steps` places on in its document, `fill` past its end.
+
+    `ids_BT` numbers the document of each token; None where sequences are whole.
+    """
     steps = min(steps, numbers_BT.shape[1])
     moved = torch.full_like(numbers_BT, fill)
     moved[:, : numbers_BT.shape[1] - steps] = numbers_BT[:, steps:]
-    ids_BT = places.documents_BT()
     if ids_BT is not None:
         here, there = ids_BT[:, : ids_BT.shape[1] - steps], ids_BT[:, steps:]
         moved[:, : ids_BT.shape[1] - steps].masked_fill_(here != there, fill)

@@ -77,13 +77,17 @@ class Places:
         positions: Tensor | None = None,
         documents: Documents | None = None,
         reach: int | None = None,
+        whole: int | None = None,
     ) -> None:
+        """Tokens may be a part of sequences of `whole` tokens, whose `documents` are then given."""
         batch, length = tokens_BT.shape
         if positions is None and documents is not None:
             positions = documents.positions(batch, length)
         self.tables, self.shape, self.device = tables, (batch, length), tokens_BT.device
         self.positions, self.documents = positions, documents
-        self.reach = reach or length
+        self.whole = whole or length
+        """Tokens of a sequence, those that other ranks have included."""
+        self.reach = reach or self.whole
         """One more than the highest position."""
         self._turns: dict[tuple[Rotary, int], Turns] = {}
 
@@ -94,7 +98,9 @@ class Places:
         if made is None:
             made = self.tables.turns(rotary, width, self.reach, self.device)
             if self.positions is not None:
-                made = Turns(made.cos[self.positions], made.sin[self.positions])
+                # Where all sequences have the same positions, one row serves them.
+                rows = self.positions[0] if len(self.positions) == 1 else self.positions
+                made = Turns(made.cos[rows], made.sin[rows])
             self._turns[key] = made
         return made
 
@@ -109,8 +115,8 @@ class Places:
         return torch.arange(self.shape[1], device=self.device)[None]
 
     def documents_BT(self) -> Tensor | None:  # noqa: N802
-        """Return the number of every token's document; None where sequences are whole."""
-        return None if self.documents is None else self.documents.ids(*self.shape)
+        """Return the number of every token's document, of whole sequences; None without any."""
+        return None if self.documents is None else self.documents.ids(self.shape[0], self.whole)
 
 
 def rotary_frequencies(

@@ -89,7 +89,8 @@ class Router(nn.Module):
         return {"bias": 0.0}
 
     def _within_best_groups(self, choice_NX: Tensor) -> Tensor:
-        grouped = choice_NX.view(len(choice_NX), self.spec.groups, -1)
+        each = self.spec.count // self.spec.groups
+        grouped = choice_NX.view(-1, self.spec.groups, each)
         best = 1 if self.spec.scoring == "softmax" else min(2, grouped.shape[-1])
         merit = grouped.topk(best, dim=-1, sorted=False).values.sum(-1)
         used = merit.topk(self.spec.groups_used, dim=-1, sorted=False).indices

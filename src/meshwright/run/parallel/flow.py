@@ -7,9 +7,12 @@
     take_part      this rank's part, backward all parts side by side
     join_parts     all parts side by side, backward this rank's part
     trade          rows to other ranks, backward rows back
+    send, arrive   the same in two steps, forward and backward, with other work in between
 
-The last two pairs differ in who computes what comes after: every rank the same (`take_part`,
-`join_parts`), or every rank a share of it (`gather_in`, `scatter_out`).
+Two pairs differ in who computes what comes after: every rank the same (`take_part`, `join_parts`),
+or every rank a share of it (`gather_in`, `scatter_out`).
+
+What is exchanged in backward is written down with the line of the forward: torch's engine has none.
 """
 
 # Autograd's own functions are untyped.
@@ -21,7 +24,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from meshwright.run.parallel.group import Group
+from meshwright.run.parallel.group import Group, Pending
+from meshwright.run.parallel.journal import here
 
 
 def copy_in(x: Tensor, group: Group) -> Tensor:
@@ -61,6 +65,43 @@ def trade(
     return x if group.size == 1 else _one(_Trade.apply(x, group, sent, got))
 
 
+class Travel:
+    """Rows on their way to other ranks, or their gradients on the way back."""
+
+    def __init__(self, group: Group, sent: Sequence[int] | None, got: Sequence[int] | None) -> None:
+        self.group, self.sent, self.got = group, sent, got
+        self.where = here()
+        self.pending: Pending | None = None
+        self.mark: Tensor | None = None
+        """Of no numbers: ties both ends together in autograd's graph. A single rank's own rows."""
+
+    def start(self, x: Tensor, sent: Sequence[int] | None, got: Sequence[int] | None) -> None:
+        """Begin to exchange rows."""
+        self.pending = self.group.start_all_to_all(x, sent, got, where=self.where)
+
+    def end(self) -> Tensor:
+        """Return the rows, once they are there."""
+        assert self.pending is not None, "nothing is on its way"
+        found, self.pending = self.pending.wait(), None
+        return found
+
+
+def send(
+    x: Tensor, group: Group, sent: Sequence[int] | None = None, got: Sequence[int] | None = None
+) -> Travel:
+    """Begin to `trade`; work done before `arrive` hides it, and its backward the way back."""
+    travel = Travel(group, sent, got)
+    travel.mark = x if group.size == 1 else _one(_Send.apply(x, travel))
+    return travel
+
+
+def arrive(travel: Travel) -> Tensor:
+    """Return what was sent here."""
+    mark, travel.mark = travel.mark, None
+    assert mark is not None, "rows arrive once"
+    return mark if travel.group.size == 1 else _one(_Arrive.apply(mark, travel))
+
+
 def _one(found: Any) -> Tensor:
     result: Tensor = found
     return result
@@ -73,12 +114,12 @@ def _part(x: Tensor, group: Group, dim: int) -> Tensor:
 class _CopyIn(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
-        ctx.group = group
+        ctx.group, ctx.where = group, here()
         return x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        return ctx.group.all_reduce(grads[0].contiguous().clone()), None
+        return ctx.group.all_reduce(grads[0].contiguous().clone(), where=ctx.where), None
 
 
 class _SumOut(torch.autograd.Function):
@@ -94,34 +135,34 @@ class _SumOut(torch.autograd.Function):
 class _GatherIn(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Group, dim: int) -> Tensor:
-        ctx.group, ctx.dim = group, dim
-        return group.all_gather(x, dim)
+        ctx.group, ctx.dim, ctx.where = group, dim, here()
+        return group.all_gather(x, dim, where=ctx.where)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        return ctx.group.reduce_scatter(grads[0], ctx.dim), None, None
+        return ctx.group.reduce_scatter(grads[0], ctx.dim, where=ctx.where), None, None
 
 
 class _ScatterOut(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Group, dim: int) -> Tensor:
-        ctx.group, ctx.dim = group, dim
-        return group.reduce_scatter(x, dim)
+        ctx.group, ctx.dim, ctx.where = group, dim, here()
+        return group.reduce_scatter(x, dim, where=ctx.where)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        return ctx.group.all_gather(grads[0], ctx.dim), None, None
+        return ctx.group.all_gather(grads[0], ctx.dim, where=ctx.where), None, None
 
 
 class _TakePart(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Group, dim: int) -> Tensor:
-        ctx.group, ctx.dim = group, dim
+        ctx.group, ctx.dim, ctx.where = group, dim, here()
         return _part(x, group, dim)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        return ctx.group.all_gather(grads[0], ctx.dim), None, None
+        return ctx.group.all_gather(grads[0], ctx.dim, where=ctx.where), None, None
 
 
 class _JoinParts(torch.autograd.Function):
@@ -140,9 +181,34 @@ class _Trade(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, group: Group, sent: Sequence[int] | None, got: Sequence[int] | None
     ) -> Tensor:
-        ctx.group, ctx.sent, ctx.got = group, sent, got
-        return group.all_to_all(x, sent, got)
+        ctx.group, ctx.sent, ctx.got, ctx.where = group, sent, got, here()
+        return group.all_to_all(x, sent, got, where=ctx.where)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        return ctx.group.all_to_all(grads[0], ctx.got, ctx.sent), None, None, None
+        back = ctx.group.all_to_all(grads[0], ctx.got, ctx.sent, where=ctx.where)
+        return back, None, None, None
+
+
+class _Send(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, travel: Travel) -> Tensor:
+        ctx.travel = travel
+        travel.start(x, travel.sent, travel.got)
+        return x.new_empty(0)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> Any:
+        return ctx.travel.end(), None
+
+
+class _Arrive(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, mark: Tensor, travel: Travel) -> Tensor:
+        ctx.travel, ctx.empty = travel, mark.detach()
+        return travel.end()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        ctx.travel.start(grads[0], ctx.travel.got, ctx.travel.sent)
+        return ctx.empty, None

@@ -12,7 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from meshwright.run.parallel.journal import Journal
+from meshwright.run.parallel.chosen import Chosen
+from meshwright.run.parallel.journal import Entry, Flying, Journal, Where
 
 
 class Pending:
@@ -24,19 +25,44 @@ class Pending:
         works: Sequence[dist.Work] = (),
         finish: Callable[[Tensor], Tensor] | None = None,
         kept: Any = None,
+        *,
+        entry: Entry | None = None,
+        journal: Journal | None = None,
     ) -> None:
         self._result, self._works, self._finish = result, works, finish
         self._kept = kept
         """What the transfer reads, which must not go before it ends."""
+        self._entry, self._journal = entry, journal
+        """Where its beginning was written down, and its end will be."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the transfer is known to be over; some backends only tell by waiting."""
+        return all(work.is_completed() for work in self._works)
 
     def wait(self) -> Tensor:
         """Return the result, once it is there."""
-        for work in self._works:
-            work.wait()
+        if self._works:
+            self._wait()
         self._works, self._kept = (), None
         if self._finish is not None:
             self._result, self._finish = self._finish(self._result), None
         return self._result
+
+    def _wait(self) -> None:
+        entry, journal = self._entry, self._journal
+        if entry is None or journal is None:
+            for work in self._works:
+                work.wait()
+            return
+        since_ns = journal.enter(entry)
+        try:
+            for work in self._works:
+                work.wait()
+        except BaseException:
+            journal.fail(entry)
+            raise
+        journal.leave(entry, since_ns)
 
 
 class Message(NamedTuple):
@@ -58,11 +84,21 @@ class Group:
         rank: int,
         handle: dist.ProcessGroup | None,
         journal: Journal,
+        *,
+        chosen: Chosen | None = None,
     ) -> None:
-        """`handle` is torch's group of the same ranks; None where there is one rank only."""
+        """`handle` is torch's group of the same ranks; None where there is one rank only.
+
+        `chosen` carries out the operations that it takes; all others are the backend's own.
+        """
         self.name, self.ranks, self.journal = name, ranks, journal
         self.size, self.index = len(ranks), ranks.index(rank)
-        self._handle = handle
+        self._handle, self._chosen = handle, chosen
+        self._pairs: dict[tuple[int, bool], str] = {}
+        # A device's queue outlives the call: only there is "waited for" not yet "done".
+        self._queued = handle is not None and dist.get_backend(handle) == "nccl"
+        if self.size > 1:
+            journal.enrol(name, ranks)
         if self.size > 1 and handle is None:
             raise ValueError(f"group {name} of {self.size} ranks needs torch's group")
 
@@ -75,91 +111,172 @@ class Group:
         assert self._handle is not None, "a group of one rank has nobody to talk to"
         return self._handle
 
-    def all_reduce(self, tensor: Tensor, op: str = "sum") -> Tensor:
-        """Combine every rank's tensor into the same one, in place, and return it."""
-        return self.start_all_reduce(tensor, op).wait()
+    def all_reduce(self, tensor: Tensor, op: str = "sum", *, where: Where | None = None) -> Tensor:
+        """Combine every rank's tensor into the same one, in place, and return it.
 
-    def start_all_reduce(self, tensor: Tensor, op: str = "sum") -> Pending:
+        `where` is the line to be written down, for all operations; the caller's without.
+        """
+        return self.start_all_reduce(tensor, op, where=where).wait()
+
+    def start_all_reduce(
+        self, tensor: Tensor, op: str = "sum", *, where: Where | None = None
+    ) -> Pending:
         """Begin to combine; `op` is sum, max, min or product."""
         if self.size == 1:
             return Pending(tensor)
-        self.journal.note(self.name, f"all_reduce {op}", tensor)
+        entry = self.journal.note(self.name, _ALL_REDUCE[op], tensor, where)
+        if self._chosen is not None and self._chosen.takes("all_reduce", op):
+            chosen = self._chosen
+            return self._carried(entry, tensor, lambda: chosen.all_reduce(tensor, op))
         work = dist.all_reduce(tensor, _OPS[op], group=self.handle, async_op=True)
-        return Pending(tensor, _listed(work))
+        return self._pending(entry, tensor, work)
 
-    def all_gather(self, tensor: Tensor, dim: int = 0) -> Tensor:
+    def all_gather(self, tensor: Tensor, dim: int = 0, *, where: Where | None = None) -> Tensor:
         """Return every rank's tensor side by side along an axis."""
-        return self.start_all_gather(tensor, dim).wait()
+        return self.start_all_gather(tensor, dim, where=where).wait()
 
-    def start_all_gather(self, tensor: Tensor, dim: int = 0) -> Pending:
-        """Begin to gather tensors of equal shape."""
+    def start_all_gather(
+        self,
+        tensor: Tensor,
+        dim: int = 0,
+        *,
+        into: Tensor | None = None,
+        where: Where | None = None,
+    ) -> Pending:
+        """Begin to gather tensors of equal shape; along the first axis perhaps `into` memory."""
         if self.size == 1:
             return Pending(tensor)
         given = tensor.contiguous()
-        self.journal.note(self.name, "all_gather", given)
-        out = given.new_empty(self.size, *given.shape)
+        entry = self.journal.note(self.name, "all_gather", given, where)
+        shape = (self.size, *given.shape)
+        out = given.new_empty(shape) if into is None else into.view(shape)
+        if self._chosen is not None and self._chosen.takes("all_gather"):
+            chosen = self._chosen
+            carried = self._carried(entry, out, lambda: chosen.run("all_gather", given, out))
+            return Pending(_beside(carried.wait(), dim))
         flat = (out.view(-1), given.view(-1))
         work = _ALL_GATHER(*flat, group=self.handle, async_op=True)
-        return Pending(out, _listed(work), lambda parts: _beside(parts, dim), given)
+        return self._pending(entry, out, work, lambda parts: _beside(parts, dim), given)
 
-    def reduce_scatter(self, tensor: Tensor, dim: int = 0) -> Tensor:
+    def reduce_scatter(self, tensor: Tensor, dim: int = 0, *, where: Where | None = None) -> Tensor:
         """Return this rank's part, along an axis, of the sum over all ranks."""
-        return self.start_reduce_scatter(tensor, dim).wait()
+        return self.start_reduce_scatter(tensor, dim, where=where).wait()
 
-    def start_reduce_scatter(self, tensor: Tensor, dim: int = 0) -> Pending:
+    def start_reduce_scatter(
+        self, tensor: Tensor, dim: int = 0, *, where: Where | None = None
+    ) -> Pending:
         """Begin to sum; the axis has to divide by the number of ranks."""
         if self.size == 1:
             return Pending(tensor)
         given = _stacked(tensor, self.size, dim)
-        self.journal.note(self.name, "reduce_scatter", given)
+        entry = self.journal.note(self.name, "reduce_scatter", given, where)
         out = torch.empty_like(given[0])
+        if self._chosen is not None and self._chosen.takes("reduce_scatter"):
+            chosen = self._chosen
+            return self._carried(entry, out, lambda: chosen.run("reduce_scatter", given, out))
         flat = (out.view(-1), given.view(-1))
         work = _REDUCE_SCATTER(*flat, group=self.handle, async_op=True)
-        return Pending(out, _listed(work), None, given)
+        return self._pending(entry, out, work, None, given)
 
     def all_to_all(
-        self, tensor: Tensor, sent: Sequence[int] | None = None, got: Sequence[int] | None = None
+        self,
+        tensor: Tensor,
+        sent: Sequence[int] | None = None,
+        got: Sequence[int] | None = None,
+        *,
+        where: Where | None = None,
     ) -> Tensor:
         """Send the i-th part of the rows to rank i; return what all sent here, in rank order."""
-        return self.start_all_to_all(tensor, sent, got).wait()
+        return self.start_all_to_all(tensor, sent, got, where=where).wait()
 
     def start_all_to_all(
-        self, tensor: Tensor, sent: Sequence[int] | None = None, got: Sequence[int] | None = None
+        self,
+        tensor: Tensor,
+        sent: Sequence[int] | None = None,
+        got: Sequence[int] | None = None,
+        *,
+        where: Where | None = None,
     ) -> Pending:
         """Begin to exchange rows: `sent` and `got` count them by rank, equal parts without."""
         if self.size == 1:
             return Pending(tensor)
         given = tensor.contiguous()
         # Ranks send different numbers of rows: what must agree is that they exchange.
-        self.journal.note(self.name, "all_to_all", given[:0])
+        entry = self.journal.note(self.name, "all_to_all", given, where, same_size=False)
         rows = given.shape[0] if got is None else sum(got)
         out = given.new_empty(rows, *given.shape[1:])
+        even = sent is None and got is None
+        if self._chosen is not None and even and self._chosen.takes("all_to_all"):
+            chosen = self._chosen
+            return self._carried(entry, out, lambda: chosen.run("all_to_all", given, out))
         splits = (None if got is None else list(got), None if sent is None else list(sent))
         work = dist.all_to_all_single(out, given, *splits, group=self.handle, async_op=True)
-        return Pending(out, _listed(work), None, given)
+        return self._pending(entry, out, work, None, given)
 
-    def broadcast(self, tensor: Tensor, source: int = 0) -> Tensor:
+    def broadcast(self, tensor: Tensor, source: int = 0, *, where: Where | None = None) -> Tensor:
         """Give every rank the tensor of the one with this index, in place, and return it."""
-        if self.size > 1:
-            self.journal.note(self.name, "broadcast", tensor)
-            dist.broadcast(tensor, group=self.handle, group_src=source)
-        return tensor
+        if self.size == 1:
+            return tensor
+        entry = self.journal.note(self.name, "broadcast", tensor, where)
+        work = dist.broadcast(tensor, group=self.handle, group_src=source, async_op=True)
+        return self._pending(entry, tensor, work).wait()
 
-    def exchange(self, messages: Sequence[Message]) -> list[Pending]:
+    def exchange(self, messages: Sequence[Message], *, where: Where | None = None) -> list[Pending]:
         """Begin sends and receives between pairs; each is waited for by itself."""
         if not messages:
             return []
-        calls = []
+        calls, entries = [], []
         for tensor, peer, sends in messages:
-            self.journal.note(f"{self.name} {'to' if sends else 'from'} {peer}", "message", tensor)
+            entries.append(self.journal.note(self._pair(peer, sends), "message", tensor, where))
             call = dist.isend if sends else dist.irecv
             calls.append(dist.P2POp(call, tensor, group=self.handle, group_peer=peer))
         works = dist.batch_isend_irecv(calls)
-        if len(works) == len(messages):
-            pairs = zip(messages, works, strict=True)
-            return [Pending(each.tensor, (work,), None, each.tensor) for each, work in pairs]
         # NCCL makes one transfer of them all.
-        return [Pending(each.tensor, works, None, each.tensor) for each in messages]
+        own = len(works) == len(messages)
+        pending = []
+        for number, (entry, message) in enumerate(zip(entries, messages, strict=True)):
+            mine = works[number : number + 1] if own else works
+            tensor = message.tensor
+            pending.append(Pending(tensor, mine, None, tensor, entry=entry, journal=self.journal))
+        if self._queued:
+            self.journal.flying = Flying(entries[-1], works)
+        return pending
+
+    def _pair(self, peer: int, sends: bool) -> str:
+        """Return the name of one way between this rank and another, the same on both."""
+        name = self._pairs.get((peer, sends))
+        if name is None:
+            me, other = self.ranks[self.index], self.ranks[peer]
+            ends = (me, other) if sends else (other, me)
+            name = self._pairs[peer, sends] = f"{self.name} {ends[0]}>{ends[1]}"
+            self.journal.enrol(name, ends)
+        return name
+
+    def _pending(
+        self,
+        entry: Entry,
+        result: Tensor,
+        work: dist.Work | None,
+        finish: Callable[[Tensor], Tensor] | None = None,
+        kept: Any = None,
+    ) -> Pending:
+        works = () if work is None else (work,)
+        if self._queued:
+            self.journal.flying = Flying(entry, works)
+        return Pending(result, works, finish, kept, entry=entry, journal=self.journal)
+
+    def _carried(self, entry: Entry, result: Tensor, run: Callable[[], None]) -> Pending:
+        """Carry out a collective by the algorithm of choice, at once."""
+        if result.numel() == 0:
+            return Pending(result)
+        since_ns = self.journal.enter(entry)
+        try:
+            run()
+        except BaseException:
+            self.journal.fail(entry)
+            raise
+        self.journal.leave(entry, since_ns)
+        return Pending(result)
 
     def barrier(self) -> None:
         """Wait until every rank is here."""
@@ -171,16 +288,13 @@ class Group:
 _ALL_GATHER = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 _REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 
+_ALL_REDUCE = {op: f"all_reduce {op}" for op in ("sum", "max", "min", "product")}
 _OPS = {
     "sum": dist.ReduceOp.SUM,
     "max": dist.ReduceOp.MAX,
     "min": dist.ReduceOp.MIN,
     "product": dist.ReduceOp.PRODUCT,
 }
-
-
-def _listed(work: dist.Work | None) -> tuple[dist.Work, ...]:
-    return () if work is None else (work,)
 
 
 def _beside(parts: Tensor, dim: int) -> Tensor:

@@ -21,6 +21,7 @@ from meshwright.run.nn.latent import LatentAttention
 from meshwright.run.nn.mamba2 import Mamba2
 from meshwright.run.nn.mlp import Mlp
 from meshwright.spec.layout import Layout
+from meshwright.spec.layout.kinds import FOLDED_SCHEDULES
 from meshwright.spec.layout.ranks import coordinate, expert_coordinate
 
 Cut = dict[int, tuple[Range, ...]]
@@ -59,7 +60,7 @@ def holdings(decoder: Decoder, layout: Layout, rank: int) -> dict[str, Holding]:
                 cuts[f"{path}.{name}"] = cut
                 experts.add(f"{path}.{name}")
         if isinstance(module, _PARTS):
-            inside.update(f"{path}.{name}" for name, _ in module.named_parameters())
+            inside.update(f"{path}.{name}" for name in _shared_out(module))
         if isinstance(module, Attention):
             shared = _twins(module, tensor)
             for name in ("qkv.weight", "qkv.bias") if shared is not None else ():
@@ -79,12 +80,21 @@ def holdings(decoder: Decoder, layout: Layout, rank: int) -> dict[str, Holding]:
             _partial(name, layout, cut=bool(cut), inside=name in inside, expert=expert),
             degree,
             rows,
+            _stages(name, decoder, layout),
         )
     return found
 
 
 _PARTS = (Attention, LatentAttention, Mamba2, GatedDelta, Mlp, Experts)
 """Modules whose ranks each do a share of the work."""
+
+
+def _shared_out(module: nn.Module) -> Iterator[str]:
+    """Yield the parameters of a part that each rank applies to a share of the work."""
+    for name, _ in module.named_parameters():
+        # The shared experts' gate reads whatever tokens a rank has, not a share of them.
+        if not (isinstance(module, Experts) and name.startswith("shared_gate.")):
+            yield name
 
 
 def _partial(name: str, layout: Layout, *, cut: bool, inside: bool, expert: bool) -> str:
@@ -95,6 +105,23 @@ def _partial(name: str, layout: Layout, *, cut: bool, inside: bool, expert: bool
     if cut or layout.tp == 1:
         return ""
     return "tp" if inside or layout.sequence_parallel else ""
+
+
+def _stages(name: str, decoder: Decoder, layout: Layout) -> str:
+    """Name the group of pipeline ranks that hold a parameter together."""
+    if layout.pp == 1:
+        return ""
+    if layout.schedule == "dualpipe":
+        return "mirror"
+    if layout.schedule in FOLDED_SCHEDULES:
+        return ""  # both ends are on the first rank
+    tied = decoder.model.tied and name.startswith("embedding.")
+    further = len(decoder.multi_token) > 0 and name.startswith(_EMBEDS)
+    return "embedding" if tied or further else ""
+
+
+_EMBEDS = ("embedding.", "positions.", "norm_embedding.")
+"""What makes vectors of tokens, which heads that predict further tokens do once more."""
 
 
 def _cuts(module: nn.Module, tensor: Share) -> Iterator[tuple[str, Cut]]:

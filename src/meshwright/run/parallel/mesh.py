@@ -5,14 +5,18 @@ Groups of the same ranks share one of torch's, except the pipeline's, whose mess
 behind collectives.
 """
 
+from collections.abc import Mapping
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
 from meshwright.errors import InputError, Problem
+from meshwright.run.parallel.chosen import Algorithms, Chosen, checked
+from meshwright.run.parallel.collective.team import Team
 from meshwright.run.parallel.group import Group
 from meshwright.run.parallel.journal import Journal
+from meshwright.run.parallel.recorder import Recorder
 from meshwright.spec.layout import Layout
 from meshwright.spec.layout.ranks import coordinate, expert_coordinate, group_of
 
@@ -33,8 +37,12 @@ AXES = (
 """Groups of the dense part; `spec.layout.ranks.groups` says what they are."""
 EXPERT_AXES = ("ep", "expert_tp", "expert_dp", "expert_tp-ep", "expert_tp-ep-pp")
 """Groups of the routed experts."""
+_OWN = frozenset({"pp", "mirror"})
+"""Groups that share torch's with no other."""
 WORLD = "tp-cp-dp-pp"
 """The group of all ranks."""
+_PATIENCE_S = 60.0
+"""How long an algorithm of choice may stand still, unless told."""
 
 
 class Mesh:
@@ -46,11 +54,15 @@ class Mesh:
         *,
         device: torch.device | str = "cpu",
         patience_s: float | None = None,
+        algorithms: Algorithms | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         """Make the groups; every rank of the running process group does so at the same point.
 
         Without a process group the layout has to be one of a single device. `patience_s` is how
-        long a collective may take before torch gives up.
+        long a collective may take before torch gives up. `algorithms` names, for some groups and
+        operations, what carries them out instead of the backend; `recorder` writes all of them
+        into a timeline.
         """
         ready = dist.is_initialized()
         world, self.rank = (dist.get_world_size(), dist.get_rank()) if ready else (1, 0)
@@ -58,15 +70,26 @@ class Mesh:
             what = f"the layout has {layout.gpus} ranks, {world} were started"
             fix = f"start {layout.gpus} processes, or give the layout tp × cp × pp × dp = {world}"
             raise InputError([Problem("layout", what, fix)])
+        self._algorithms: Mapping[str, Mapping[str, str]] = algorithms or {}
+        every = (*AXES, *EXPERT_AXES)
+        rank = self.rank
+        checked(self._algorithms, lambda axes: len(group_of(layout, rank, axes)) or 1, every)
         self.layout, self.device = layout, torch.device(device)
         self.place = coordinate(layout, self.rank)
         self.expert_place = expert_coordinate(layout, self.rank)
         self.journal = Journal()
+        self.recorder = recorder
         self._patience = None if patience_s is None else timedelta(seconds=patience_s)
         self._handles: dict[tuple[str, tuple[int, ...]], dist.ProcessGroup] = {}
         self._groups: dict[str, Group] = {}
-        for axes in (*AXES, *EXPERT_AXES):
+        self._teams: dict[tuple[int, ...], Team] = {}
+        for axes in every:
             self._groups[axes] = self._make(axes, group_of(layout, self.rank, axes))
+        if layout.schedule == "dualpipe" and layout.pp > 1:
+            # Each rank holds the layers of the one as far from the other end as well.
+            line, index = self._groups["pp"].ranks, self.place.pp
+            pair = sorted((line[index], line[-1 - index]))
+            self._groups["mirror"] = self._make("mirror", tuple(pair))
 
     def __getitem__(self, axes: str) -> Group:
         """Return the group of ranks that differ from this one only along some axes."""
@@ -77,6 +100,15 @@ class Mesh:
         """All ranks."""
         return self._groups[WORLD]
 
+    @property
+    def recorder(self) -> Recorder | None:
+        """Who writes what is exchanged into a timeline; None where nobody does."""
+        return self.journal.recorder
+
+    @recorder.setter
+    def recorder(self, recorder: Recorder | None) -> None:
+        self.journal.recorder = recorder
+
     def neighbours(self, axes: str, count: int) -> Group:
         """Return the run of so many neighbouring ranks of a group that this one is in."""
         group = self._groups[axes]
@@ -86,16 +118,33 @@ class Mesh:
             self._groups[name] = self._make(name, group.ranks[first : first + count])
         return self._groups[name]
 
+    def counterparts(self, axes: str, count: int) -> Group:
+        """Return the ranks of a group that stand where this one does in their run of so many."""
+        group = self._groups[axes]
+        name = f"{axes}%{count}"
+        if name not in self._groups:
+            self._groups[name] = self._make(name, group.ranks[group.index % count :: count])
+        return self._groups[name]
+
     def _make(self, axes: str, ranks: tuple[int, ...]) -> Group:
-        # A rank between the ends of a pipeline is in no group of the ends.
-        ranks = ranks or (self.rank,)
+        if not ranks:
+            # A rank between the ends of a pipeline is in no group of the ends. It makes one all the
+            # same: torch names a group by how many there are, which has to agree between members.
+            ranks = (self.rank,)
+            self._new(ranks, alone=True)
         handle = None
         if len(ranks) > 1:
-            key = ("pp" if axes == "pp" else "", ranks)
+            key = (axes if axes in _OWN else "", ranks)
             if key not in self._handles:
                 self._handles[key] = self._new(ranks, alone=axes == "pp")
             handle = self._handles[key]
-        return Group(axes, ranks, self.rank, handle, self.journal)
+        chosen = None
+        if handle is not None and self._algorithms.get(axes):
+            if ranks not in self._teams:
+                patience = self._patience or timedelta(seconds=_PATIENCE_S)
+                self._teams[ranks] = Team(handle, patience_s=patience.total_seconds())
+            chosen = Chosen(self._algorithms[axes], self._teams[ranks])
+        return Group(axes, ranks, self.rank, handle, self.journal, chosen=chosen)
 
     def _new(self, ranks: tuple[int, ...], *, alone: bool) -> dist.ProcessGroup:
         if not alone and len(ranks) == self.layout.gpus and dist.group.WORLD is not None:

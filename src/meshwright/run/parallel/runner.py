@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from meshwright.run.nn.decoder import Loss
+from meshwright.run.parallel.context import cut
 from meshwright.run.parallel.pipeline import Pipeline
 from meshwright.run.parallel.spread import Spread
 from meshwright.run.parallel.stage import Microbatch
@@ -44,6 +45,7 @@ class Runner:
         on_last: LastBackward | None = None,
     ) -> Sums:
         """Run all microbatches of a step, each loss multiplied by `share` before backward."""
+        microbatches = cut(microbatches, self.spread)
         if self.pipeline is not None:
             return Sums(*self.pipeline(microbatches, share, on_last))
         losses = []
@@ -60,6 +62,7 @@ class Runner:
     @torch.no_grad()
     def evaluate(self, microbatch: Microbatch) -> Sums:
         """Run a microbatch forward alone."""
+        (microbatch,) = cut([microbatch], self.spread)
         if self.pipeline is not None:
             return Sums(*self.pipeline.evaluate([microbatch]))
         loss = self.spread.stage.forward(0, microbatch, None)

@@ -9,6 +9,8 @@ from meshwright.run.nn.build import DEFAULTS, Options, build
 from meshwright.run.nn.decoder import Decoder
 from meshwright.run.nn.holding import Holding
 from meshwright.run.nn.initialise import materialise
+from meshwright.run.parallel.context import share_context
+from meshwright.run.parallel.experts import share_experts
 from meshwright.run.parallel.holdings import holdings
 from meshwright.run.parallel.mesh import Mesh
 from meshwright.run.parallel.stage import Stage, keep_layers
@@ -41,6 +43,8 @@ def spread(
     held = {name: held[name] for name, _ in decoder.named_parameters()}
     hold(decoder, held)
     share_tensors(decoder, mesh)
+    share_context(decoder, mesh)
+    share_experts(decoder, mesh)
     materialise(decoder, mesh.device, seed, held)
     return Spread(mesh, decoder, held, Stage(decoder, layout, mesh.place.pp))
 

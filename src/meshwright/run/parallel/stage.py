@@ -16,9 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from meshwright.run.kernels.documents import Documents
+from meshwright.run.kernels.labels import IGNORED
 from meshwright.run.nn.block import Block, Stream
-from meshwright.run.nn.decoder import Decoder, Loss
+from meshwright.run.nn.decoder import Ahead, Decoder, Loss
+from meshwright.run.nn.experts import Experts
 from meshwright.run.nn.positions import Places
+from meshwright.run.nn.recompute import use_recompute
 from meshwright.spec.layout import Layout
 from meshwright.spec.layout.stages import Chunk, rank_chunks
 
@@ -31,6 +34,11 @@ class Microbatch:
     labels_BT: Tensor
     positions_BT: Tensor | None = None
     documents: Documents | None = None
+    """Of whole sequences, also where the tokens are a part of them."""
+    whole: int | None = None
+    """Tokens of a whole sequence, where these are a part of it."""
+    ahead: Ahead | None = None
+    """Tokens and labels that lie 1, 2, … places on, where these are not whole sequences."""
 
 
 def keep_layers(decoder: Decoder, chunks: Sequence[Chunk]) -> None:
@@ -42,12 +50,13 @@ def keep_layers(decoder: Decoder, chunks: Sequence[Chunk]) -> None:
         {str(index): layer for index, layer in enumerate(decoder.layers) if index in held}
     )
     decoder.layers = kept  # type: ignore[assignment]  # layers keep their numbers as names
-    if not first:
-        for name in ("positions", "norm_embedding"):
-            if hasattr(decoder, name):
-                delattr(decoder, name)
-        if not (last and (decoder.model.tied or len(decoder.multi_token))):
-            del decoder.embedding
+    # Heads that predict further tokens read embeddings at the other end, tied ones their table.
+    embeds = first or (last and len(decoder.multi_token) > 0)
+    for name in ("positions", "norm_embedding"):
+        if not embeds and hasattr(decoder, name):
+            delattr(decoder, name)
+    if not (embeds or (last and decoder.model.tied)):
+        del decoder.embedding
     if not last:
         del decoder.head
         if hasattr(decoder, "final_norm"):
@@ -64,6 +73,12 @@ class Stage:
         self.chunks = {
             chunk.position: chunk for chunk in rank_chunks(layout, decoder.model.layers)[rank]
         }
+        # Matrices have the format of the stream; some vectors are kept wider.
+        matrices = (each for each in decoder.parameters() if each.dim() > 1)
+        self.dtype = next((each.dtype for each in matrices), torch.get_default_dtype())
+        """Format of the stream."""
+        for chunk in self.chunks.values():
+            use_recompute(self.layers(chunk), layout)
 
     def forward(self, position: int, microbatch: Microbatch, x_BTD: Tensor | None) -> Tensor | Loss:
         """Run a chunk: return the stream for the next one, or the loss behind the last.
@@ -80,9 +95,29 @@ class Stage:
         for layer in self.layers(chunk):
             stream = layer(*stream, places)
         if chunk.has_head:
-            return decoder.end(stream, microbatch.tokens_BT, microbatch.labels_BT, places)
+            given = (microbatch.tokens_BT, microbatch.labels_BT)
+            return decoder.end(stream, *given, places, microbatch.ahead)
         branch, residual = stream
         return branch if residual is None else branch + residual
+
+    def balance_loss(self, position: int, microbatch: Microbatch) -> Tensor | None:
+        """Return what the routed layers of a chunk without the head lose by unequal use.
+
+        Asked behind the chunk's forward pass, once. Behind the last chunk it is part of the loss.
+        """
+        weight = self.decoder.balance_weight
+        if not weight or not self.decoder.training:
+            return None
+        losses = []
+        for layer in self.layers(self.chunks[position]):
+            part = layer.mlp
+            if isinstance(part, Experts) and part.balance_loss is not None:
+                losses.append(part.balance_loss)
+                part.balance_loss = None
+        if not losses:
+            return None
+        count = (microbatch.labels_BT != IGNORED).sum()
+        return weight * count * torch.stack(losses).sum()
 
     def layers(self, chunk: Chunk) -> list[Block]:
         """Return the layers of a chunk."""
@@ -97,6 +132,7 @@ class Stage:
             microbatch.tokens_BT,
             positions=microbatch.positions_BT,
             documents=microbatch.documents,
+            whole=microbatch.whole,
         )
 
     def boundary_shape(self, microbatch: Microbatch, sequence_ranks: int) -> torch.Size:

@@ -6,17 +6,35 @@
     norm = sync.norm()
     sync.finish()                      after the update: every rank has all weights it computes with
 
-Without sharding (`zero` 0) the optimizer updates the decoder's own parameters on every rank.
+Without sharding (`zero` 0) the optimizer updates the decoder's own parameters on every rank. With
+ZeRO 1 each rank updates its part of every bucket and has moments for no more; with ZeRO 2 it has
+no more of the gradients either, as each microbatch's are reduced and dropped; with ZeRO 3 it has no
+more of the weights but while a unit computes (`gathered_units`), under a pipeline from first use to
+the step's end. With `layout.shard` parts are shared within `shard` groups and the same over
+`replicate` groups. Experts are always cut over all of `expert_dp`. What does not learn stays whole.
 """
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
+import torch
 from torch import Tensor, nn
 
+from meshwright.errors import Problem
 from meshwright.run.kernels.gradient_norm import GradientNorm
-from meshwright.run.parallel.gradients import global_norm, sum_parts, sum_replicas
+from meshwright.run.parallel.buckets import BUCKET_BYTES, Bucket, fill
+from meshwright.run.parallel.gathered_units import GatheredUnits
+from meshwright.run.parallel.gradients import GlobalNorm, Held, Reduction
+from meshwright.run.parallel.group import Group
+from meshwright.run.parallel.reducer import Reducer
+from meshwright.run.parallel.shards import Lie, Shard, mark
 from meshwright.run.parallel.spread import Spread
+from meshwright.run.parallel.usage import unit_of, wanted
+from meshwright.spec.layout import Layout
+from meshwright.spec.model import Model, feedforward
+
+_FORMATS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Sync(Protocol):
@@ -25,11 +43,17 @@ class Sync(Protocol):
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield what this rank's optimizer updates, by the names of the whole model."""
 
+    def lies(self) -> dict[str, Lie]:
+        """Return where each of them lies."""
+
     def begin(self) -> None:
         """Get ready for the passes of a step."""
 
     def last(self, chunk: int) -> None:
         """Note that the backward pass that follows completes the gradients of a chunk."""
+
+    def ready(self, parameter: nn.Parameter) -> None:
+        """Note that a gradient was added to by hand, where autograd's hooks do not see it."""
 
     def gradients(self) -> dict[str, Tensor]:
         """Return the complete gradients of what the optimizer updates."""
@@ -40,43 +64,222 @@ class Sync(Protocol):
     def finish(self) -> None:
         """Drop the gradients, and let every rank have the updated weights."""
 
+    def gathered(self) -> AbstractContextManager[None]:
+        """Let the decoder's parameters be whole for a while; what is written to them counts."""
 
-class PlainSync:
-    """Every rank has all gradients, added up after backward one by one."""
 
-    def __init__(self, spread: Spread) -> None:
-        self.spread = spread
+class BucketedSync:
+    """Reduces gradients bucket by bucket, and cuts what `zero` says over the replicas."""
+
+    def __init__(self, spread: Spread, *, bucket_bytes: int = BUCKET_BYTES) -> None:
+        """Move the parameters to where they stay; every rank does so at the same point."""
+        self.spread, self._layout = spread, spread.mesh.layout
+        decoder, layout = spread.decoder, self._layout
+        format_ = _FORMATS[layout.gradient_precision]
+        learning = {name: each for name, each in decoder.named_parameters() if each.requires_grad}
+        self._names = {id(each): name for name, each in learning.items()}
+        for name, each in learning.items():
+            each.grad_dtype = format_
+            mark(each, spread.holdings[name], 0)
+        self._parameters = learning
+        cut = {expert: self._groups(expert=expert) for expert in (False, True)}
+        buckets = fill(
+            wanted(spread, learning),
+            parts=cut[False][0].size,
+            expert_parts=cut[True][0].size,
+            element_bytes=format_.itemsize,
+            bucket_bytes=bucket_bytes,
+            by_unit=layout.zero == 3,
+        )
+        self._shards: dict[Bucket, Shard] = {}
+        self._reductions = []
+        for bucket in buckets:
+            shards, copies = cut[bucket.expert]
+            if shards.size > 1:
+                self._shards[bucket] = Shard(
+                    bucket, learning, spread.holdings, shards, comes_and_goes=layout.zero == 3
+                )
+            self._reductions.append(
+                Reduction(
+                    bucket,
+                    spread,
+                    learning,
+                    shards=shards,
+                    copies=copies,
+                    dtype=format_,
+                    adds_up=layout.zero >= 2 and shards.size > 1 and not bucket.stages,
+                )
+            )
+        self._updated = {
+            name: each for shard in self._shards.values() for name, each in shard.updated.items()
+        }
+        self._of = {
+            member.name: each for each in self._reductions for member in each.bucket.members
+        }
+        lets_go = layout.zero == 3 and layout.pp == 1
+        self._reducer = Reducer(
+            [each for each in self._reductions if not each.idle],
+            overlaps=layout.overlap_gradients,
+            on_leaving=self._free if lets_go else None,
+        )
+        if self._shards:
+            units: dict[str, list[Shard]] = {}
+            for bucket, shard in self._shards.items():
+                for unit in dict.fromkeys(unit_of(decoder, each.name) for each in bucket.members):
+                    units.setdefault(unit, []).append(shard)
+            GatheredUnits(decoder, units, lets_go=lets_go, ahead=layout.overlap_parameters)
+        self._lies = self._find_lies()
+        self._norm = GlobalNorm(spread.mesh)
+        self._complete: dict[str, Tensor] = {}
+
+    def _groups(self, *, expert: bool) -> tuple[Group, Group]:
+        """Return over whom a bucket is cut, and who has the same part."""
+        mesh = self.spread.mesh
+        alone = Group("alone", (mesh.rank,), mesh.rank, None, mesh.journal)
+        if self._layout.zero == 0:
+            return alone, mesh["expert_dp" if expert else "dp-cp"]
+        return (mesh["expert_dp"], alone) if expert else (mesh["shard"], mesh["replicate"])
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yield the decoder's own parameters."""
-        return self.spread.decoder.named_parameters()
+        """Yield the rank's parts of cut parameters, flat, and other parameters themselves."""
+        self._settle()
+        cut = {member.name for bucket in self._shards for member in bucket.members}
+        for name, parameter in self.spread.decoder.named_parameters():
+            if name not in cut:
+                yield name, parameter
+            elif name in self._updated:
+                yield name, self._updated[name]
+
+    def lies(self) -> dict[str, Lie]:
+        """Return where each of them lies."""
+        return self._lies
+
+    def _find_lies(self) -> dict[str, Lie]:
+        holdings = self.spread.holdings
+        found = {
+            name: Lie(holdings[name], 0, each.numel()) for name, each in self.named_parameters()
+        }
+        for shard in self._shards.values():
+            for each in shard.pieces:
+                found[each.name] = Lie(holdings[each.name], each.start, each.stop)
+        return found
 
     def begin(self) -> None:
-        """Do nothing."""
+        """Get ready for the passes of a step."""
+        self._reducer.begin()
 
     def last(self, chunk: int) -> None:
-        """Do nothing."""
+        """Note that the backward pass that follows completes the gradients of a chunk."""
+        self._reducer.last(chunk)
 
+    def ready(self, parameter: nn.Parameter) -> None:
+        """Note that a gradient was added to by hand, where autograd's hooks do not see it."""
+        self._reducer.arrived(self._names[id(parameter)])
+
+    @torch.no_grad()
     def gradients(self) -> dict[str, Tensor]:
-        """Add up and return the gradients."""
-        sum_parts(self.spread)
-        sum_replicas(self.spread)
-        return self._held()
+        """Wait for the reductions, after starting those that have not begun."""
+        self._reducer.flush()
+        self._settle()
+        sums = [
+            each.start_adding_copies()
+            for each in self._reductions
+            if each.adds_up and each.copies.size > 1
+        ]
+        for pending in sums:
+            pending.wait()
+        found: dict[str, Tensor] = {}
+        for each in self._reductions:
+            found |= self._of_bucket(each)
+        if self._layout.pp > 1:
+            for bucket in self._shards:
+                self._free(bucket)
+        self._complete = {name: found[name] for name in self._lies if name in found}
+        return self._complete
+
+    def _of_bucket(self, reduction: Reduction) -> dict[str, Tensor]:
+        """Return the complete gradients of a bucket."""
+        bucket, found = reduction.bucket, {}
+        if bucket in self._shards:
+            assert reduction.own is not None, "the bucket was reduced"
+            return self._shards[bucket].cut(reduction.own)
+        for member in bucket.members:
+            parameter = self._parameters[member.name]
+            if reduction.own is not None:
+                grad = reduction.own[member.start : member.stop].view(parameter.shape)
+                parameter.grad = grad
+            elif parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter, dtype=reduction.dtype)
+            assert parameter.grad is not None
+            found[member.name] = parameter.grad
+        return found
 
     def norm(self) -> GradientNorm:
         """Return the norm of the whole model's gradients."""
-        return global_norm(self.spread, self._held())
+        mesh, held = self.spread.mesh, []
+        for name, grad in self._complete.items():
+            reduction = self._of[name]
+            stages, copies = reduction.bucket.stages, reduction.copies.size
+            copies *= mesh[stages].size if stages else 1
+            held.append(Held(grad, self._lies[name], copies))
+        return self._norm(held)
 
     def finish(self) -> None:
-        """Drop the gradients."""
-        for parameter in self.spread.decoder.parameters():
+        """Drop the gradients, and start to gather the weights."""
+        self._complete = {}
+        for parameter in self._parameters.values():
             parameter.grad = None
+        for each in self._reductions:
+            each.own = None
+        # Buckets are in the order of backward; what is used first goes first.
+        for shard in reversed(self._shards.values()):
+            shard.changed()
+            if not shard.comes_and_goes:
+                shard.start_gathering()
+        if not self._layout.overlap_parameters:
+            self._settle()
 
-    def _held(self) -> dict[str, Tensor]:
-        named = self.spread.decoder.named_parameters()
-        return {name: each.grad for name, each in named if each.grad is not None}
+    def _settle(self) -> None:
+        """Wait for weights that no pass has used: who updates a part must not meet its transfer."""
+        for shard in self._shards.values():
+            if not shard.comes_and_goes:
+                shard.whole()
+
+    @contextmanager
+    def gathered(self) -> Iterator[None]:
+        """Let the decoder's parameters be whole for a while; what is written to them counts."""
+        for shard in reversed(self._shards.values()):
+            shard.start_gathering()
+        for shard in self._shards.values():
+            shard.whole()
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for shard in self._shards.values():
+                    shard.take_over()
+                    shard.free()
+
+    def _free(self, bucket: Bucket) -> None:
+        if bucket in self._shards:
+            self._shards[bucket].free()
 
 
-def make_sync(spread: Spread) -> Sync:
+def make_sync(spread: Spread, *, bucket_bytes: int = BUCKET_BYTES) -> Sync:
     """Return how a layout keeps its replicas equal."""
-    return PlainSync(spread)
+    return BucketedSync(spread, bucket_bytes=bucket_bytes)
+
+
+def problems(model: Model, layout: Layout) -> list[Problem]:
+    """Return what cannot be sharded yet, each with a fix."""
+    routed = any(isinstance(each.mlp, feedforward.Experts) for each in model.layer_blocks())
+    found = []
+    if layout.optimizer == "muon":
+        ways = max(layout.shard_degree, layout.expert_dp if routed else 1)
+        if layout.zero and ways > 1:
+            what = "Muon works on whole matrices, which ZeRO cuts into flat parts"
+            found.append(Problem("layout.zero", what, "use zero = 0, or optimizer = adamw"))
+        if layout.tp > 1 or (routed and layout.experts_tp > 1):
+            what = "Muon works on whole matrices, of which each tensor-parallel rank has a slice"
+            found.append(Problem("layout.tp", what, "use tp = 1, or optimizer = adamw"))
+    return found

@@ -7,17 +7,22 @@ way in and the sum is scattered on the way out (Korthikanti et al., arXiv 2205.0
 
 from torch import Tensor, nn
 
+from meshwright.errors import Problem
 from meshwright.run.nn.attention import Attention
+from meshwright.run.nn.block import Block
 from meshwright.run.nn.decoder import Decoder
 from meshwright.run.nn.gated_delta import GatedDelta
 from meshwright.run.nn.latent import LatentAttention
 from meshwright.run.nn.linear import Linear
 from meshwright.run.nn.mamba2 import Mamba2
 from meshwright.run.nn.mlp import Mlp
+from meshwright.run.parallel.decomposed import GatherProduct, InPieces, ProductScatter
 from meshwright.run.parallel.flow import copy_in, gather_in, scatter_out, sum_out
 from meshwright.run.parallel.group import Group
 from meshwright.run.parallel.mesh import Mesh
 from meshwright.run.parallel.vocabulary import WordsOfRanks
+from meshwright.spec.layout import Layout
+from meshwright.spec.model import Model
 
 TOKENS = 1
 """The axis of tokens in (B, T, D)."""
@@ -76,11 +81,31 @@ def share_tensors(decoder: Decoder, mesh: Mesh) -> None:
     passage: Passages = SharedTokens(group) if layout.sequence_parallel else Shared(group)
     for module in decoder.modules():
         _share(module, passage, group)
+    if layout.overlap_tp and layout.sequence_parallel:
+        for layer in decoder.modules():
+            if isinstance(layer, Block):
+                _in_pieces(layer, group)
     words = WordsOfRanks(group, decoder.model.vocab, sequence=layout.sequence_parallel)
-    decoder.embedding.lookup = words.lookup
-    decoder.head.shared = words
-    if decoder.model.positions == "learned" and layout.sequence_parallel:
+    # Stages between the ends have neither.
+    if hasattr(decoder, "embedding"):
+        decoder.embedding.lookup = words.lookup
+    if hasattr(decoder, "head"):
+        decoder.head.shared = words
+    if hasattr(decoder, "positions") and layout.sequence_parallel:
         decoder.positions.lookup = words.lookup_part
+
+
+def _in_pieces(layer: Block, group: Group) -> None:
+    """Let the products of a layer exchange tokens piece by piece, where one product reads them."""
+    parts: list[tuple[Attention | Mlp, Linear, Linear]] = []
+    if isinstance(layer.mixer, Attention):
+        parts.append((layer.mixer, layer.mixer.qkv, layer.mixer.o))
+    if isinstance(layer.mlp, Mlp):
+        first = layer.mlp.gate_up if layer.mlp.gated else layer.mlp.up
+        parts.append((layer.mlp, first, layer.mlp.down))
+    for part, first, last in parts:
+        part.passage = InPieces()
+        first.across, last.across = GatherProduct(group), ProductScatter(group)
 
 
 def _share(module: nn.Module, passage: Passages, group: Group) -> None:
@@ -100,3 +125,16 @@ def _share(module: nn.Module, passage: Passages, group: Group) -> None:
             module.passage, last = passage, module.down
     if last is not None:
         last.adds_bias = group.index == 0
+
+
+def problems(model: Model, layout: Layout) -> list[Problem]:
+    """Return what of a layout tensor parallelism cannot do yet, each with a fix."""
+    del model
+    found = []
+    if layout.overlap_tp and layout.precision.startswith("fp8"):
+        what = f"{layout.precision} products are not cut into pieces that overlap"
+        found.append(Problem("layout.overlap_tp", what, "leave it out, or use bf16"))
+    if layout.overlap_tp and layout.tp > 1 and not layout.sequence_parallel:
+        what = "products overlap with the exchange of tokens, which every rank has here"
+        found.append(Problem("layout.overlap_tp", what, "set sequence_parallel = true"))
+    return found

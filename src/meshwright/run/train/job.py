@@ -51,10 +51,13 @@ class MachineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     small enough for the host to be the bottleneck."""
     threads: int | None = None
     """CPU threads; None leaves torch's choice."""
+    patience_s: float = 300.0
+    """How long ranks wait for one another in a collective before the job ends and says for whom."""
 
     def __post_init__(self) -> None:
         bounds = Bounds()
         bounds.count(threads=self.threads)
+        bounds.positive(patience_s=self.patience_s)
         bounds.require()
 
 

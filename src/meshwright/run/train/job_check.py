@@ -1,9 +1,9 @@
 """What keeps a job from running, each with a fix. It knows no files and no machines."""
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 
 from meshwright.errors import InputError, Problem
-from meshwright.run.parallel.refusals import refused
 from meshwright.run.train.optimizer.precision import state_formats
 from meshwright.run.train.optimizer.settings import OptimizerSettings
 from meshwright.spec import catalog
@@ -93,7 +93,10 @@ def _fit(layout: Layout, model: Model, workload: Training) -> list[Problem]:
         # The batch has been judged: a layout alone cannot say which part of it is at fault.
         if problem.where not in _ABOUT_CLUSTER | {"global_batch"}
     ]
-    if layout.gpus > 1:
+    # A login node that only writes a job may lack torch; the ranks look again.
+    if layout.gpus > 1 and find_spec("torch") is not None:
+        from meshwright.run.parallel.refusals import refused
+
         found += refused(model, layout)
     return [
         problem._replace(

@@ -44,7 +44,7 @@ def train(
     problems = [*job.check(), *_problems(job, profile, until)]
     if problems:
         raise InputError(problems)
-    with joined(job, environment) as mesh:
+    with joined(job, folder, environment) as mesh:
         speaks = mesh is None or mesh.rank == 0
         with claimed(folder) if speaks else nullcontext():
             trainer = Trainer(job, folder, mesh)

@@ -59,7 +59,7 @@ def kept_of(job: Job) -> dict[str, Any]:
 
 def changes(job: Job, state: RunState) -> list[Problem]:
     """Return what of a job is not as the run began with it."""
-    now, then = dict(_leaves(kept_of(job))), dict(_leaves(state.kept))
+    now, then = dict(leaves(kept_of(job))), dict(leaves(state.kept))
     return [
         Problem(
             name, f"is {now.get(name)!r}, and the run began with {then.get(name)!r}", BEGIN_ANEW
@@ -69,13 +69,13 @@ def changes(job: Job, state: RunState) -> list[Problem]:
     ]
 
 
-def _leaves(data: Any, path: str = "") -> Iterator[tuple[str, object]]:
+def leaves(data: Any, path: str = "") -> Iterator[tuple[str, object]]:
     """Go through the values of nested data with the path of each."""
     if isinstance(data, Mapping):
         for name, value in data.items():
-            yield from _leaves(value, f"{path}.{name}" if path else name)
+            yield from leaves(value, f"{path}.{name}" if path else name)
     elif isinstance(data, list | tuple):
         for index, value in enumerate(data):
-            yield from _leaves(value, f"{path}[{index}]")
+            yield from leaves(value, f"{path}[{index}]")
     else:
         yield path, data

@@ -19,6 +19,7 @@ from meshwright.run.nn.fp8 import keep_fp8_weights, use_precision
 from meshwright.run.nn.linear import use_products
 from meshwright.run.nn.recompute import use_recompute
 from meshwright.run.parallel.mesh import Mesh
+from meshwright.run.parallel.order_check import OrderCheck
 from meshwright.run.parallel.runner import Runner, Sums
 from meshwright.run.parallel.spread import Spread, spread
 from meshwright.run.parallel.stage import Microbatch
@@ -64,7 +65,7 @@ class SpreadStep:
         """Make the steps; the optimizer has been given `sync.named_parameters()`."""
         self.spread, self.sync, self.optimizer = spread, sync, optimizer
         self.microbatch, self.balance_rate = microbatch, balance_rate
-        self.runner = Runner(spread)
+        self.runner, self._same_order = Runner(spread), OrderCheck(spread.mesh)
         self.wants_stop = False
         """This rank was asked to stop; the next step tells the others."""
         self._gradients: dict[str, Tensor] = {}
@@ -110,6 +111,7 @@ class SpreadStep:
             self.sync.finish()
             if self.balance_rate:
                 self._balance(self.balance_rate * ~report.skipped)
+        self._same_order()
         return StepFigures(losses, report)
 
     def drop(self) -> None:

@@ -5,12 +5,12 @@ number of steps done: the data is a function of the step, and so is the learning
 """
 
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
-from torch import Tensor
 from torch.nn.utils import get_total_norm
 
 from meshwright.errors import DamagedFile, InputError, MissingPart, Problem
@@ -31,6 +31,7 @@ from meshwright.run.train.guards import Guard, TrainingStopped
 from meshwright.run.train.job import Job
 from meshwright.run.train.optimizer.optimizer import make_optimizer
 from meshwright.run.train.optimizer.parts import matrix_parts
+from meshwright.run.train.placed_state import State, placed_state
 from meshwright.run.train.run_state import BEGIN_ANEW, RunState, changes, kept_of, state_of
 from meshwright.run.train.spread_step import SpreadStep, make_spread
 from meshwright.run.train.step import TrainStep, make_decoder
@@ -100,7 +101,11 @@ class Trainer:
             sync, decoder = make_sync(made), made.decoder
         # A run that goes on has no more need of what it began with, which may be gone.
         if job.start_from is not None and not self.checkpoints.list():
-            load(decoder, job.start_from)
+            if made is None or sync is None:
+                load(decoder, job.start_from)
+            else:
+                with sync.gathered():
+                    load(decoder, job.start_from, holdings=made.holdings)
         if self.first and job.layout.precision.startswith("fp8") and not _uses_fp8(decoder):
             what = "no product of this model is in fp8: all are too small for it, or of odd sizes"
             warnings.warn(f"{what}; they are computed in bf16", stacklevel=3)
@@ -126,8 +131,10 @@ class Trainer:
             self.decoder, self.optimizer, microbatch=size, balance_rate=rate, graph=graph.record
         )
 
-    def tensors(self) -> dict[str, Tensor]:
+    def tensors(self) -> Mapping[str, State]:
         """Return every tensor that a resumed run needs: the run's own, not copies."""
+        if self.sync is not None:
+            return placed_state(self.sync, self.optimizer)
         state = {f"model.{name}": value for name, value in self.decoder.state_dict().items()}
         kept = self.optimizer.state_dict()
         return state | {f"optimizer.{name}": value for name, value in kept.items()}
@@ -144,7 +151,8 @@ class Trainer:
 
     def save(self) -> Staged:
         """Save the state after the steps done so far; weights that are no numbers are refused."""
-        weights = [value.detach() for value in self.decoder.parameters()]
+        updated = self.decoder if self.sync is None else self.sync
+        weights = [value.detach() for _, value in updated.named_parameters()]
         # The largest of them: unlike a sum of squares it overflows only where one of them did.
         finite = torch.isfinite(get_total_norm(weights, norm_type=torch.inf))
         if self.mesh is not None:
@@ -201,6 +209,8 @@ class Trainer:
                 raise
             raise DamagedFile([*error.problems, self._all_damaged()]) from None
         state = state_of(loaded.extra, loaded.found.path)
+        if self.sync is not None:
+            self.sync.finish()
         self.step_number = self._saved_at = loaded.step
         self.tokens_seen = state.tokens_seen
         self.guard = Guard(self.job.guards, state.guard)

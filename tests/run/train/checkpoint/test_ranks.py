@@ -103,7 +103,9 @@ def _troubled_ranks(folder: Path) -> None:
         with pytest.raises(InputError, match=r"extra\.bad"):
             checkpoints.save(3, _sharded(WHOLE), {"bad": {1}} if second else {})
         with pytest.raises(InputError, match="nothing asks for it"):
-            checkpoints.load({"count": torch.tensor(0)} if second else _empty())
+            checkpoints.load({"count": torch.tensor(0)})
+        with pytest.raises(InputError, match=r"count: it was saved as \[\] and is \[3\]"):
+            checkpoints.load({**_empty(), "count": torch.zeros(3)} if second else _empty())
         assert [found.step for found in checkpoints.list()] == [1]
         dist.barrier()
         damaged = checkpoints.list()[0].path / "rank-00001.safetensors"

@@ -98,6 +98,7 @@ def _file(**changes: Any) -> Record:
         (_chunk(start=97), r"part outside of rank-00000"),
         (_chunk(start=0), r"part outside of rank-00000"),
         (_chunk(sizes=(3, 4)), "20 of 24 elements"),
+        (_chunk(offsets=(1, 0)), "parts that overlap"),
         (
             msgspec.structs.replace(
                 RECORD, tensors={"w": msgspec.structs.replace(TENSOR, dtype="PICKLE")}

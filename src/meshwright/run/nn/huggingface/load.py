@@ -2,7 +2,8 @@
 
 All names and shapes are compared before the first number is copied. Then each file's tensors are
 copied one by one into their places, straight from the mapped file to the decoder's device: host
-memory holds at most one tensor beside the decoder.
+memory holds at most one tensor beside the decoder. A rank that holds parts of the parameters reads
+the tensors of its own layers and experts alone; see `pieces`.
 """
 
 import re
@@ -13,11 +14,13 @@ import torch
 from msgspec.structs import replace
 
 from meshwright.errors import InputError, Problem
-from meshwright.run.nn.build import build
+from meshwright.run.nn.build import Options, build
 from meshwright.run.nn.decoder import Decoder
+from meshwright.run.nn.holding import Holding
 from meshwright.run.nn.huggingface.checkpoint import Checkpoint
 from meshwright.run.nn.huggingface.families import family_of
 from meshwright.run.nn.huggingface.family import Family, Linked, link_all
+from meshwright.run.nn.huggingface.pieces import Source, pieces
 from meshwright.spec.model import Model
 from meshwright.spec.model.huggingface import load_config
 
@@ -28,12 +31,14 @@ def load(
     *,
     device: torch.device | str | None = None,
     dtype: torch.dtype = torch.bfloat16,
+    holdings: Mapping[str, Holding] | None = None,
 ) -> Decoder:
     """Fill a decoder, or build and fill one, from a folder of safetensors.
 
     A `Model` is built on `device` in `dtype`; None stands for the model of the folder's
     `config.json`, whose multi-token heads are built only if the folder holds them. A decoder keeps
-    its own type, and its device unless it has no memory yet.
+    its own type, and its device unless it has no memory yet. `holdings` says which parts of which
+    parameters a decoder has that is one rank's; it may lack layers, which are not looked for.
     """
     with Checkpoint(folder) as checkpoint:
         if target is None:
@@ -41,10 +46,14 @@ def load(
         decoder = target
         if isinstance(decoder, Model):
             decoder = build(decoder, device="meta", dtype=dtype)
-        links = _compare(decoder, checkpoint)
+        held = holdings or {}
+        links = _compare(decoder, checkpoint, held)
         if any(parameter.is_meta for parameter in decoder.parameters()):
             decoder.to_empty(device=device or "cpu")
-        _copy(decoder, checkpoint, links)
+        if holdings is None:
+            _copy(decoder, checkpoint, links)
+        else:
+            _copy_pieces(decoder, checkpoint, links, held)
     return decoder
 
 
@@ -57,14 +66,20 @@ def _model_of(checkpoint: Checkpoint) -> Model:
     return model if held else replace(model, multi_token=None)
 
 
-def _compare(decoder: Decoder, checkpoint: Checkpoint) -> dict[str, list[Linked]]:
+def _compare(
+    decoder: Decoder, checkpoint: Checkpoint, held: Mapping[str, Holding]
+) -> dict[str, list[Linked]]:
     """Match their tensors, by name, with the links that read them; list everything amiss."""
     model = decoder.model
     family = family_of(model)
-    shapes = {name: tuple(value.shape) for name, value in decoder.named_parameters()}
+    shapes = {
+        name: held[name].whole if name in held else tuple(value.shape)
+        for name, value in decoder.named_parameters()
+    }
     wanted: dict[str, list[Linked]] = {}
     for linked in link_all(family, model, shapes):
         wanted.setdefault(linked.link.theirs, []).append(linked)
+    known = wanted.keys() | (_names(decoder, family) if held else set())
     stored = _rooted(family, checkpoint.shapes)
     problems = []
     for name, links in wanted.items():
@@ -80,11 +95,19 @@ def _compare(decoder: Decoder, checkpoint: Checkpoint) -> dict[str, list[Linked]
     problems += [
         Problem(f"{checkpoint.folder}: {name}", f"a {model.family} model of this shape has no such"
                 " tensor", "use the model the checkpoint was made of")
-        for name in stored if name not in wanted and not _spare(name, family, decoder)
+        for name in stored if name not in known and not _spare(name, family, decoder)
     ]  # fmt: skip
     if problems:
         raise InputError(problems)
     return {stored[name]: links for name, links in wanted.items()}
+
+
+def _names(decoder: Decoder, family: Family) -> set[str]:
+    """Return their names of all that the whole model has, of which a rank may have some."""
+    options = Options(multi_token=bool(decoder.multi_token))
+    whole = build(decoder.model, device="meta", options=options)
+    shapes = {name: tuple(value.shape) for name, value in whole.named_parameters()}
+    return {linked.link.theirs for linked in link_all(family, decoder.model, shapes)}
 
 
 def _rooted(family: Family, names: Iterable[str]) -> dict[str, str]:
@@ -121,3 +144,20 @@ def _copy(decoder: Decoder, checkpoint: Checkpoint, links: Mapping[str, list[Lin
             tensor = checkpoint.read(name, parameters[links[name][0].ours].device)
             for ours, link in links[name]:
                 link.in_ours(parameters[ours]).copy_(link.in_theirs(tensor))
+
+
+@torch.no_grad()
+def _copy_pieces(
+    decoder: Decoder,
+    checkpoint: Checkpoint,
+    links: Mapping[str, list[Linked]],
+    held: Mapping[str, Holding],
+) -> None:
+    ours: dict[str, list[Source]] = {}
+    for theirs, found in links.items():
+        for name, link in found:
+            ours.setdefault(name, []).append(Source(theirs, link))
+    for name, parameter in decoder.named_parameters():
+        holding = held.get(name) or Holding.all_of(tuple(parameter.shape))
+        for piece in pieces(holding, ours[name]):
+            piece.fill(parameter, checkpoint.read)

@@ -3,11 +3,14 @@
 Shards are planned from shapes alone, then made and written one at a time, so host memory holds one
 shard beside the decoder. They are written under other names and moved into place once all are
 whole.
+
+Weights that lie on many ranks come through `whole`, one parameter at a time: all ranks ask for the
+same ones in the same order, and the rank that gets them writes.
 """
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +24,8 @@ from meshwright.run.nn.decoder import Decoder
 from meshwright.run.nn.huggingface.checkpoint import CONFIG, INDEX, SINGLE
 from meshwright.run.nn.huggingface.families import family_of
 from meshwright.run.nn.huggingface.family import Family, Linked, link_all
-from meshwright.run.nn.huggingface.links import Link, whole
+from meshwright.run.nn.huggingface.links import Link
+from meshwright.run.nn.huggingface.links import whole as all_of
 from meshwright.run.nn.huggingface.quantised import BLOCK, quantise_fp8
 from meshwright.spec.model import Model
 from meshwright.spec.model.huggingface import write_config
@@ -30,6 +34,9 @@ SHARD_BYTES = 5_000_000_000
 """A file is no larger than this, unless one tensor is."""
 
 FP8 = torch.float8_e4m3fn
+
+Whole = Callable[[str], Tensor | None]
+"""Gives the whole of a parameter, by name, to the rank that writes, and None to the others."""
 
 _WORDS = {
     torch.float32: "float32",
@@ -64,12 +71,16 @@ def save(
     *,
     shard_bytes: int = SHARD_BYTES,
     dtype: torch.dtype | None = None,
+    whole: Whole | None = None,
 ) -> None:
     """Write a decoder's weights and `config.json` into a folder, which is made if need be.
 
     `dtype` is bf16, fp16 or fp32, or None for the parameters' own. With `torch.float8_e4m3fn` the
     products of the layers are rounded to fp8 in blocks of 128×128, as DeepSeek-V3 stores them, and
     the rest is bf16.
+
+    With `whole` the decoder only says which parameters the model has (one on `meta` is enough), and
+    all ranks call this together; a rank to which `whole` gives None writes nothing.
     """
     if dtype is not None and dtype not in _WORDS:
         known = ", ".join(str(kind) for kind in _WORDS)
@@ -78,12 +89,19 @@ def save(
         what = f"a {decoder.model.family} checkpoint needs a vision tower, which a decoder lacks"
         fix = "give the decoder a model of the text part alone: its text family, vision=None"
         raise InputError([Problem("decoder.model.vision", what, fix)])
-    if any(parameter.is_meta for parameter in decoder.parameters()):
+    if whole is None and any(parameter.is_meta for parameter in decoder.parameters()):
         raise InputError([Problem("decoder", "has no weights yet", "materialise or load it")])
     model = decoder.model if decoder.multi_token else replace(decoder.model, multi_token=None)
     config = _config(model, dtype or decoder.embedding.weight.dtype)
     planned = _plan(decoder, model, dtype)
-    _write(Path(folder), planned, dict(decoder.named_parameters()), shard_bytes, config)
+    source = Parameters(whole or dict(decoder.named_parameters()).__getitem__)
+    writing = _Writing(Path(folder), list(_shards(planned, shard_bytes)))
+    for number, shard in enumerate(writing.shards):
+        tensors: dict[str, Tensor] = {}
+        for item in shard:
+            tensors |= _make(item, source)
+        writing.write(number, tensors)
+    writing.end(config)
 
 
 def _config(model: Model, dtype: torch.dtype) -> dict[str, Any]:
@@ -129,37 +147,71 @@ def _repeated(
         for theirs, ours in family.repeated.items():
             source = "embedding.weight" if ours not in shapes else ours
             name = family.layer(model.layers + head) + theirs
-            yield Linked(source, Link(name, shapes[source], whole, whole))
+            yield Linked(source, Link(name, shapes[source], all_of, all_of))
 
 
-def _write(
-    folder: Path,
-    planned: list[Planned],
-    parameters: Mapping[str, Tensor],
-    shard_bytes: int,
-    config: Mapping[str, Any],
-) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    shards = list(_shards(planned, shard_bytes))
-    names = [SINGLE]
-    if len(shards) > 1:
-        names = [f"model-{i + 1:05}-of-{len(shards):05}.safetensors" for i in range(len(shards))]
-    homes: dict[str, str] = {}
-    total = 0
-    for file, shard in zip(names, shards, strict=True):
-        tensors: dict[str, Tensor] = {}
-        for item in shard:
-            tensors |= _make(item, parameters)
-        homes |= dict.fromkeys(tensors, file)
-        total += sum(tensor.nbytes for tensor in tensors.values())
-        save_file(tensors, folder / f".{file}", metadata={"format": "pt"})
-    _remove_others(folder)
-    for file in names:
-        (folder / f".{file}").replace(folder / file)
-    if len(names) > 1:
-        index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(homes.items()))}
-        _write_json(folder / INDEX, index)
-    _write_json(folder / CONFIG, config)
+class Parameters:
+    """Whole parameters by name, of which those of one tensor of theirs are kept at a time."""
+
+    def __init__(self, get: Whole) -> None:
+        self._get = get
+        self._kept: dict[str, Tensor | None] = {}
+
+    def take(self, names: Iterable[str]) -> dict[str, Tensor] | None:
+        """Return these parameters; None where another rank has them."""
+        wanted = dict.fromkeys(names)
+        kept = {name: self._kept[name] for name in wanted if name in self._kept}
+        self._kept = kept  # the others go before new ones come
+        for name in wanted:
+            if name not in kept:
+                kept[name] = self._get(name)
+        found = {name: tensor for name, tensor in kept.items() if tensor is not None}
+        return found if len(found) == len(wanted) else None
+
+
+class _Writing:
+    """The files of one checkpoint, which appear together.
+
+    What goes wrong is raised at the end, on the rank that writes: others still hand it parameters.
+    """
+
+    def __init__(self, folder: Path, shards: list[list[Planned]]) -> None:
+        self.folder, self.shards = folder, shards
+        count = len(shards)
+        self._names = [SINGLE]
+        if count > 1:
+            self._names = [f"model-{i + 1:05}-of-{count:05}.safetensors" for i in range(count)]
+        self._homes: dict[str, str] = {}
+        self._bytes = 0
+        self._error: Exception | None = None
+
+    def write(self, number: int, tensors: dict[str, Tensor]) -> None:
+        """Write a shard; one without tensors is another rank's."""
+        if not tensors or self._error is not None:
+            return
+        file = self._names[number]
+        self._homes |= dict.fromkeys(tensors, file)
+        self._bytes += sum(tensor.nbytes for tensor in tensors.values())
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            save_file(tensors, self.folder / f".{file}", metadata={"format": "pt"})
+        except Exception as error:  # noqa: BLE001 - raised once nobody waits for this rank
+            self._error = error
+
+    def end(self, config: Mapping[str, Any]) -> None:
+        """Put the files in place of those that were there."""
+        if self._error is not None:
+            raise self._error
+        if not self._homes:
+            return
+        _remove_others(self.folder)
+        for file in self._names:
+            (self.folder / f".{file}").replace(self.folder / file)
+        if len(self._names) > 1:
+            homes = dict(sorted(self._homes.items()))
+            index = {"metadata": {"total_size": self._bytes}, "weight_map": homes}
+            _write_json(self.folder / INDEX, index)
+        _write_json(self.folder / CONFIG, config)
 
 
 def _shards(planned: list[Planned], shard_bytes: int) -> Iterator[list[Planned]]:
@@ -175,8 +227,14 @@ def _shards(planned: list[Planned], shard_bytes: int) -> Iterator[list[Planned]]
 
 
 @torch.no_grad()
-def _make(item: Planned, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Put a tensor of theirs together from ours, with its scales where it has some."""
+def _make(item: Planned, source: Parameters) -> dict[str, Tensor]:
+    """Put a tensor of theirs together from ours, with its scales where it has some.
+
+    Nothing is made where another rank has ours.
+    """
+    parameters = source.take(linked.ours for linked in item.links)
+    if parameters is None:
+        return {}
     kind = torch.float32 if item.dtype == FP8 else item.dtype
     made = torch.empty(item.shape, dtype=kind)
     for ours, link in item.links:

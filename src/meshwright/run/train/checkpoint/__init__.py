@@ -1,4 +1,4 @@
-"""Checkpoints that survive a crash at any byte, load on any number of ranks and run no code.
+"""Checkpoints that survive a crash at any byte, load under any layout and run no code.
 
 Checkpoints            saves and loads the state of a run
 CheckpointSettings     when, how, and which ones stay

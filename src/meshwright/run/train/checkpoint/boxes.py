@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
+from itertools import combinations
 from typing import NamedTuple
 
 
@@ -65,21 +66,27 @@ def without(box: Extent, taken: Extent) -> list[Extent]:
 
 def overlap(boxes: Sequence[Extent]) -> bool:
     """Tell whether any two boxes have an element in common."""
-    boxes = [box for box in boxes if box.elements]
+    return _tangled([box for box in boxes if box.elements])
+
+
+def _tangled(boxes: Sequence[Extent]) -> bool:
+    """Part boxes by planes that cut none, as long as there are any; compare what stays together.
+
+    Shards lie in slabs within slabs, so thousands of them are told apart almost by sorting alone.
+    """
     if len(boxes) < 2:
         return False
-    axes = range(len(boxes[0].offsets))
-    # Along the axis with most beginnings the fewest boxes lie side by side.
-    axis = max(axes, key=lambda each: len({box.offsets[each] for box in boxes}), default=None)
-    if axis is None:
-        return True
-    open_: list[Extent] = []
-    for box in sorted(boxes, key=lambda each: each.offsets[axis]):
-        open_ = [each for each in open_ if each.offsets[axis] + each.sizes[axis] > box.offsets[axis]]
-        if any(common(box, each) is not None for each in open_):
-            return True
-        open_.append(box)
-    return False
+    for axis in range(len(boxes[0].offsets)):
+        slabs: list[list[Extent]] = []
+        end = -1
+        for box in sorted(boxes, key=lambda each: each.offsets[axis]):
+            if box.offsets[axis] >= end:
+                slabs.append([])
+            slabs[-1].append(box)
+            end = max(end, box.offsets[axis] + box.sizes[axis])
+        if len(slabs) > 1:
+            return any(_tangled(slab) for slab in slabs if len(slab) > 1)
+    return any(common(one, other) is not None for one, other in combinations(boxes, 2))
 
 
 def apart(boxes: Iterable[Extent]) -> list[tuple[Extent, Extent]]:

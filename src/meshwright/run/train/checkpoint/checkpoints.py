@@ -5,8 +5,10 @@
     checkpoints.save(step, tensors, extra)  # returns once the tensors are copied
     checkpoints.close()  # waits for the last save
 
-Tensors are plain or `DTensor`; with several processes every one of them makes each call, on
-storage that all share, and the `extra` of the first rank is kept.
+Tensors are whole, `DTensor`, or `Placed`: parts of a whole, wherever they lie. What was saved under
+one layout loads under any other; only `Fixed` ones need the same. With several processes every one
+of them makes each call, with the tensors it has, on storage that all share; the `extra` of the
+first rank is kept.
 """
 
 import time
@@ -15,11 +17,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
 
-import torch
-
 from meshwright.errors import Problem
 from meshwright.run.train.checkpoint.disk import Disk
 from meshwright.run.train.checkpoint.folder import Folder, Found, is_sound
+from meshwright.run.train.checkpoint.given import Tensors
 from meshwright.run.train.checkpoint.loading import Leftover, Loaded, choose, load_into
 from meshwright.run.train.checkpoint.peers import Peers
 from meshwright.run.train.checkpoint.plan import Planned, Planner
@@ -78,7 +79,7 @@ class Checkpoints:
         """Return the newest save whose record and sizes are sound; None where there is none."""
         return next((found for found in reversed(self._folder.found()) if is_sound(found)), None)
 
-    def prepare(self, tensors: Mapping[str, torch.Tensor]) -> None:
+    def prepare(self, tensors: Tensors) -> None:
         """Plan the first save and take its host memory now, rather than in the midst of training.
 
         Pinning memory takes about as long as writing it; later saves use the same again.
@@ -87,9 +88,7 @@ class Checkpoints:
         self._ready(tensors, [])
         self._pieces.touch()
 
-    def save(
-        self, step: int, tensors: Mapping[str, torch.Tensor], extra: Mapping[str, Any]
-    ) -> Staged:
+    def save(self, step: int, tensors: Tensors, extra: Mapping[str, Any]) -> Staged:
         """Save the state after a step; return once it is copied and may change again.
 
         On CUDA it returns once the copies are queued: what changes the tensors has to come after
@@ -113,7 +112,7 @@ class Checkpoints:
             settings=self.settings,
         )
         try:
-            stage(map(self._planner.local, planned.items), self._pieces, writing.send)
+            stage(map(self._planner.local, planned.pieces), self._pieces, writing.send)
         except BaseException as error:
             writing.end(error)
             raise
@@ -128,10 +127,9 @@ class Checkpoints:
             copied_s=time.perf_counter() - planned_at,
         )
 
-    def _ready(self, tensors: Mapping[str, torch.Tensor], problems: Sequence[Problem]) -> Planned:
+    def _ready(self, tensors: Tensors, problems: Sequence[Problem]) -> Planned:
         planned = self._planner.plan(tensors, problems)
-        on_gpu = any(tensor.is_cuda for tensor in tensors.values())
-        self._pieces.fit(planned.image.data_bytes, pinned=on_gpu)
+        self._pieces.fit(planned.image.data_bytes, pinned=self._planner.on_gpu)
         return planned
 
     def wait(self) -> None:
@@ -142,7 +140,7 @@ class Checkpoints:
 
     def load(
         self,
-        into: Mapping[str, torch.Tensor],
+        into: Tensors,
         step: int | None = None,
         *,
         leftover: Leftover = "refuse",

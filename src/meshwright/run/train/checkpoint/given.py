@@ -38,8 +38,8 @@ def _marked(name: str, fixed: Fixed) -> str:
 
 
 def _of_distributed(tensor: DTensor) -> Placed:
-    chunks = tensor.__create_chunk_list__()
-    local = tensor.detach().to_local()
+    chunks = tensor.__create_chunk_list__()  # type: ignore[no-untyped-call]
+    local = tensor.to_local().detach()
     assert len(chunks) == 1, "torch gives one chunk to a rank"
     offsets, sizes = tuple(chunks[0].offsets), tuple(chunks[0].sizes)
     everything = tuple(slice(0, size) for size in sizes)

@@ -5,24 +5,21 @@ compare its names, shapes and types with what is asked for, read. Until then not
 """
 
 import warnings
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-import torch
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-
 from meshwright.errors import DamagedFile, InputError, Problem
+from meshwright.run.train.checkpoint.asking import asked_wrongly, reads_of
+from meshwright.run.train.checkpoint.fetch import fetch
 from meshwright.run.train.checkpoint.folder import Folder, Found, read_record
-from meshwright.run.train.checkpoint.image import TORCH_DTYPES
+from meshwright.run.train.checkpoint.given import Tensors, placed_all
 from meshwright.run.train.checkpoint.peers import Peers
-from meshwright.run.train.checkpoint.reader import CheckpointReader
-from meshwright.run.train.checkpoint.record import Record, decode_extra
+from meshwright.run.train.checkpoint.record import decode_extra
 from meshwright.run.train.checkpoint.settings import CheckpointSettings
 from meshwright.run.train.checkpoint.verify import verify_files
 
 Leftover = Literal["refuse", "leave"]
-"""What to do with saved tensors that nobody asks for."""
+"""What to do with saved tensors that no rank asks for."""
 
 
 class Loaded(NamedTuple):
@@ -54,22 +51,18 @@ def choose(folder: Folder, step: int | None, peers: Peers, settings: CheckpointS
 
 def load_into(
     found: Found,
-    into: Mapping[str, torch.Tensor],
+    into: Tensors,
     leftover: Leftover,
     peers: Peers,
     settings: CheckpointSettings,
 ) -> Loaded:
     """Read a checkpoint into tensors that fit it; anything else is refused before it starts."""
     record = read_record(found.path)
-    problems = peers.pool(lambda: _misfits(record, into, leftover))
+    placed = placed_all(into)
+    problems = asked_wrongly(record, placed, leftover == "refuse", peers)
     if problems:
         raise InputError(problems)
-    reader = CheckpointReader(found.path, record, threads=settings.threads)
-    planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-    metadata = reader.read_metadata()
-    planner.set_up_planner(dict(into), metadata, peers.first)
-    reader.set_up_storage_reader(metadata, peers.first)
-    reader.read_data(planner.create_local_plan(), planner)
+    fetch(found.path, list(reads_of(record, placed)), settings.threads)
     return Loaded(record.step, decode_extra(record), found)
 
 
@@ -99,28 +92,3 @@ def _absent(folder: Path, step: int | None, found: tuple[Found, ...]) -> Problem
         return Problem(str(folder), "there is no checkpoint", "save one first")
     steps = ", ".join(str(step) for step in sorted({one.step for one in found}))
     return Problem(str(folder), f"there is no checkpoint of step {step}", f"use one of {steps}")
-
-
-def _misfits(record: Record, into: Mapping[str, torch.Tensor], leftover: Leftover) -> list[Problem]:
-    """Say which tensors cannot be loaded as they are."""
-    problems = []
-    for name, tensor in into.items():
-        saved = record.tensors.get(name)
-        if saved is None:
-            problems.append(Problem(name, "the checkpoint has no such tensor", "leave it out"))
-            continue
-        if tensor.is_meta:
-            problems.append(Problem(name, "it is on `meta` and holds no data", "materialise it"))
-        if saved.shape != tuple(tensor.shape):
-            what = f"it was saved as {list(saved.shape)} and is {list(tensor.shape)} here"
-            problems.append(Problem(name, what, "load into the model that was saved"))
-        if TORCH_DTYPES[saved.dtype] != tensor.dtype:
-            what = f"it was saved as {TORCH_DTYPES[saved.dtype]} and is {tensor.dtype} here"
-            problems.append(Problem(name, what, "load into its own type and convert it then"))
-    if leftover == "refuse":
-        problems += [
-            Problem(name, "it was saved, and nothing asks for it", 'use leftover="leave"')
-            for name in record.tensors
-            if name not in into
-        ]
-    return problems

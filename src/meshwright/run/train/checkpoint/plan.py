@@ -54,8 +54,7 @@ class Planner:
         mine = [*problems, *unfit(tensors)]
         self._placed = {} if mine else placed_all(tensors)
         seen = tuple(
-            (name, each.tensor.dtype, each.whole, each.parts)
-            for name, each in self._placed.items()
+            (name, each.tensor.dtype, each.whole, each.parts) for name, each in self._placed.items()
         )
         known = self._planned if seen == self._seen else None
         changed, wrong = self._peers.combine(

@@ -1,16 +1,13 @@
 """`CheckpointReader`: torch's distributed checkpoint reads our folders through it.
 
-The load planner works out which box of which saved chunk lands where, so what any number of ranks
-saved loads on any other number. The reader fetches those boxes: straight into a tensor on the
-host where the bytes lie in the same order, else through a buffer. It runs no code from the disk.
+Torch's load planner works out which box of which saved chunk lands where, and `fetch` reads it. Our
+own loads need neither (see `loading`); this is for programs that know only torch. It runs no code
+from the disk.
 """
 
-import math
 import os
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.distributed.checkpoint.metadata import (
@@ -20,27 +17,15 @@ from torch.distributed.checkpoint.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
-from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from meshwright.errors import DamagedFile, Problem
+from meshwright.run.train.checkpoint.boxes import Extent
+from meshwright.run.train.checkpoint.fetch import Place, Read, fetch
 from meshwright.run.train.checkpoint.folder import read_record
 from meshwright.run.train.checkpoint.image import TORCH_DTYPES
 from meshwright.run.train.checkpoint.record import Record
-from meshwright.run.train.checkpoint.staging import bytes_of
-
-_READ_BYTES = 16 * 2**20
-"""Most that one buffer holds, unless a single row is longer."""
-
-
-class _Place(NamedTuple):
-    """Where a saved chunk lies."""
-
-    file: str
-    start: int
-    sizes: tuple[int, ...]
-    dtype: torch.dtype
 
 
 class CheckpointReader(StorageReader):
@@ -50,7 +35,7 @@ class CheckpointReader(StorageReader):
         self._path = Path(path)
         self._record = record
         self._threads = threads
-        self._places: dict[MetadataIndex, _Place] = {}
+        self._places: dict[MetadataIndex, Place] = {}
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Read another checkpoint from now on, where one is named."""
@@ -60,13 +45,13 @@ class CheckpointReader(StorageReader):
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
         """Return the saved tensors as the planner wants to know them."""
         record = self._record or read_record(self._path)
-        places: dict[MetadataIndex, _Place] = {}
+        places: dict[MetadataIndex, Place] = {}
         known: dict[str, Any] = {}
         for name, tensor in record.tensors.items():
             dtype = TORCH_DTYPES[tensor.dtype]
             for chunk in tensor.chunks:
                 file = record.files[chunk.file].name
-                place = _Place(file, chunk.start, chunk.sizes, dtype)
+                place = Place(file, chunk.start, chunk.sizes, dtype)
                 places[MetadataIndex(name, chunk.offsets)] = place
             known[name] = TensorStorageMetadata(
                 properties=TensorProperties(dtype=dtype),
@@ -98,23 +83,18 @@ class CheckpointReader(StorageReader):
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Read every item into its tensor."""
-        with ExitStack() as stack:
-            opened: dict[str, int] = {}
-            for item in plan.items:
-                name = self._places[item.storage_index].file
-                if name not in opened:
-                    opened[name] = os.open(self._path / name, os.O_RDONLY)
-                    stack.callback(os.close, opened[name])
-
-            def fetch(item: ReadItem) -> None:
-                place = self._places[item.storage_index]
-                target = planner.resolve_tensor(item).detach()
-                _read_box(opened[place.file], self._path, place, item, target)
-                planner.commit_tensor(item, target)
-
-            with ThreadPoolExecutor(self._threads) as pool:
-                for _ in pool.map(fetch, plan.items):
-                    pass
+        targets = [planner.resolve_tensor(item).detach() for item in plan.items]
+        reads = [
+            Read(
+                self._places[item.storage_index],
+                Extent(tuple(item.storage_offsets), tuple(item.lengths)),
+                target,
+            )
+            for item, target in zip(plan.items, targets, strict=True)
+        ]
+        fetch(self._path, reads, self._threads)
+        for item, target in zip(plan.items, targets, strict=True):
+            planner.commit_tensor(item, target)
         done: Future[None] = Future()
         done.set_result(None)
         return done
@@ -123,42 +103,3 @@ class CheckpointReader(StorageReader):
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         """Tell whether this is the path of a folder."""
         return Path(checkpoint_id).is_dir()
-
-
-def _read_box(file: int, folder: Path, place: _Place, item: ReadItem, target: torch.Tensor) -> None:
-    """Copy a box of a saved chunk into a tensor of the box's shape."""
-    sizes, offsets, lengths = place.sizes, tuple(item.storage_offsets), tuple(item.lengths)
-    if not sizes:  # a scalar is a row of one
-        sizes, offsets, lengths, target = (1,), (0,), (1,), target.reshape(1)
-    row_bytes = math.prod(sizes[1:]) * place.dtype.itemsize
-    first = place.start + offsets[0] * row_bytes
-    where = folder / place.file
-    if lengths[1:] == sizes[1:] and _lies_in_order(target, place.dtype):
-        _read(file, target.reshape(-1).view(torch.uint8), first, where)
-        return
-    rows = max(1, _READ_BYTES // max(row_bytes, 1))
-    pinned = target.is_cuda
-    memory = torch.empty(min(rows, lengths[0]) * row_bytes, dtype=torch.uint8, pin_memory=pinned)
-    columns = tuple(
-        slice(start, start + length) for start, length in zip(offsets, lengths, strict=True)
-    )[1:]
-    for row in range(0, lengths[0], rows):
-        count = min(rows, lengths[0] - row)
-        part = memory[: count * row_bytes]
-        _read(file, part, first + row * row_bytes, where)
-        box = part.view(place.dtype).reshape(count, *sizes[1:])[(slice(None), *columns)]
-        target[row : row + count].copy_(box)
-
-
-def _lies_in_order(target: torch.Tensor, dtype: torch.dtype) -> bool:
-    return target.device.type == "cpu" and target.is_contiguous() and target.dtype == dtype
-
-
-def _read(file: int, memory: torch.Tensor, start: int, where: Path) -> None:
-    view = bytes_of(memory)
-    while view:
-        done = os.preadv(file, [view], start)
-        if not done:
-            what = f"it ends at byte {start:,}, inside a tensor"
-            raise DamagedFile([Problem(str(where), what, "use another checkpoint")])
-        view, start = view[done:], start + done

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from meshwright.errors import DamagedFile, Problem
+from meshwright.run.train.checkpoint.boxes import Extent, overlap
 
 FORMAT = 1
 RECORD = "checkpoint.json"
@@ -165,6 +166,8 @@ def _tensor_faults(name: str, tensor: SavedTensor, files: tuple[SavedFile, ...])
         elements += math.prod(chunk.sizes)
     if elements != math.prod(tensor.shape):
         yield f"{name} has {elements:,} of {math.prod(tensor.shape):,} elements"
+    elif overlap([Extent(chunk.offsets, chunk.sizes) for chunk in tensor.chunks]):
+        yield f"{name} has parts that overlap"
 
 
 def extra_problems(extra: Mapping[str, Any]) -> list[Problem]:

@@ -45,7 +45,7 @@ class WeightAverage:
                 keys=tuple(tensor_key(f"average.{each.name}", seed) for each in weights),
                 shares=(1.0,) * len(values),
                 decays=(0.0,) * len(values),
-                origins=(0,) * len(values),
+                origins=tuple(each.origin for each in weights),
             )
             self._updates.append((FusedUpdate(tensors, rule, backend=backend), list(values)))
 

@@ -39,13 +39,20 @@ def treatment(
 
 def is_matrix(name: str, parameter: torch.Tensor) -> bool:
     """Tell whether a parameter is one or more matrices that multiply activations in a block."""
-    if parameter.ndim < 2 or min(parameter.shape[-2:]) < 2:
+    shape = whole_shape(parameter)
+    if len(shape) < 2 or min(shape[-2:]) < 2:
         return False
     return not any(fnmatchcase(name, pattern) for pattern in NOT_FOR_MUON)
 
 
 def decays(name: str, parameter: torch.Tensor, settings: OptimizerSettings) -> bool:
     """Tell whether a parameter decays by default: matrices do, unless their name is spared."""
-    if parameter.ndim < 2:
+    if len(whole_shape(parameter)) < 2:
         return False
     return not any(fnmatchcase(name, pattern) for pattern in settings.no_decay)
+
+
+def whole_shape(parameter: torch.Tensor) -> tuple[int, ...]:
+    """Return the shape in the whole model; what has only a flat part of it was told (`shards`)."""
+    found: tuple[int, ...] = getattr(parameter, "whole_shape", tuple(parameter.shape))
+    return found

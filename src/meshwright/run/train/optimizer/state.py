@@ -51,6 +51,12 @@ class ParameterState(NamedTuple):
         """The most exact copy of the weight."""
         return self.parameter.detach() if self.master is None else self.master
 
+    @property
+    def origin(self) -> int:
+        """Where its first element stands in the whole parameter, of which it may be a part."""
+        found: int = getattr(self.parameter, "origin", 0)
+        return found
+
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield what has to be saved, under names that begin with its kind."""
         if self.master is not None:
@@ -76,5 +82,6 @@ def listed(states: Sequence[ParameterState], moments: int, seed: int) -> Optimiz
         keys=tuple(tensor_key(each.name, seed) for each in states),
         shares=tuple(each.treatment.lr_share for each in states),
         decays=tuple(each.treatment.decay for each in states),
-        origins=(0,) * len(states),
+        # Where a part begins in its parameter, for those that have one of it (`shards`).
+        origins=tuple(each.origin for each in states),
     )

@@ -1,0 +1,274 @@
+"""`mw verify MODEL --layout …`: do layouts compute what one device computes, and if not, where?"""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from meshwright.cli.answer import Answer, Note, View, facts, table
+from meshwright.cli.flags import typed
+from meshwright.cli.parser import add_common
+from meshwright.cli.verify_dry_run import rehearsed
+from meshwright.errors import InputError, MissingPart, Problem
+from meshwright.spec.bounds import require, whole
+from meshwright.spec.files import FORMATS, load_data
+from meshwright.spec.layout import Layout
+from meshwright.spec.model import Model, count_parameters
+from meshwright.spec.read import plain, read
+from meshwright.spec.units import format_count, parse_count
+from meshwright.spec.work import read_model
+
+if TYPE_CHECKING:
+    from meshwright.run.parallel.verify.compare import Deviation
+    from meshwright.run.parallel.verify.shrink import Shrunk
+    from meshwright.run.parallel.verify.step import MakeUpdates
+    from meshwright.run.parallel.verify.verify import Verdict
+
+EXAMPLES = (
+    'mw verify llama3.1-8b --layout "tp=2,sequence_parallel=true" --layout "pp=2,dp=2,zero=1"',
+    'mw verify deepseek-v3 --layout "dp=2,ep=2" --precision bf16',
+    'mw verify llama3-70b --layout "tp=8,sequence_parallel=true,pp=4,dp=8,zero=1" --dry-run',
+)
+_EXAMPLE = '--layout "tp=2,sequence_parallel=true"'
+_KINDS = ("activation", "gradient", "update")
+_NEEDED = {"torch"}
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the flags."""
+    parser.usage = 'mw verify MODEL --layout "KEY=VALUE,…" [--layout …] [flags]'
+    parser.add_argument(
+        "model", metavar="MODEL", help="catalog name, a TOML file, or a folder with config.json"
+    )
+    parser.add_argument(
+        "--layout", action="append", default=[], metavar="LAYOUT", dest="layouts",
+        help="fields of a layout, KEY=VALUE with commas, or a TOML file; may be given several times",
+    )  # fmt: skip
+    parser.add_argument(
+        "--precision", default="fp32", metavar="WORD",
+        help="number format of the products: fp32, bf16 or fp16 (default: fp32)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--sequence", metavar="N", help="tokens of a sequence (default: 32; 4096 in a dry run)"
+    )
+    parser.add_argument(
+        "--sequences", metavar="N", help="sequences of the step (default: 8; a dry run's: few)"
+    )
+    parser.add_argument("--seed", default="0", metavar="N", help="of weights and tokens")
+    parser.add_argument(
+        "--dry-run", action="store_true",
+        help="run nothing: play the ranks of the real model one by one, on shapes alone",
+    )  # fmt: skip
+    parser.add_argument(
+        "--full", action="store_true", help="dry run: play every rank, not some of each kind"
+    )
+    add_common(parser)
+
+
+def run(args: argparse.Namespace) -> Answer:
+    """Answer with a verdict for each layout."""
+    model = read_model(args.model)
+    if not args.layouts:
+        fix = f"name one or more, such as {_EXAMPLE}"
+        raise InputError([Problem("--layout", "is missing: there is nothing to verify", fix)])
+    layouts = _read_layouts(args.layouts)
+    try:
+        if args.dry_run:
+            length = _count(args.sequence or "4096", "--sequence")
+            batch = None if args.sequences is None else _count(args.sequences, "--sequences")
+            return rehearsed(model, layouts, length, batch, full=args.full)
+        if args.full:
+            fix = "add --dry-run, or leave it out"
+            raise InputError([Problem("--full", "is about dry runs", fix)])
+        return _verified(args, model, layouts)
+    except ModuleNotFoundError as error:
+        if error.name not in _NEEDED:
+            raise
+        hint = "pip install 'meshwright[train]'"
+        raise MissingPart(f"verifying needs {error.name}", hint) from None
+
+
+def updates_for(model: Model) -> "MakeUpdates":
+    """Return how the trainer's optimizer is made for a small model."""
+    from meshwright.run.parallel.verify.step import CLIP, LEARNING_RATE, quiet_eps
+    from meshwright.run.train.optimizer.optimizer import make_optimizer
+    from meshwright.run.train.optimizer.settings import OptimizerSettings
+
+    settings = OptimizerSettings(
+        lr=LEARNING_RATE,
+        warmup_steps=0,
+        schedule="constant",
+        clip=CLIP,
+        eps=quiet_eps(count_parameters(model).total),
+    )
+    return partial(make_optimizer, settings=settings, total_steps=1)
+
+
+def _read_layouts(texts: Sequence[str]) -> list[Layout]:
+    found, problems = [], []
+    for number, text in enumerate(texts, 1):
+        where = "--layout" if len(texts) == 1 else f"--layout {number}"
+        try:
+            found.append(_layout(text, where))
+        except InputError as error:
+            problems += [
+                problem._replace(where=_within(where, problem.where)) for problem in error.problems
+            ]
+    if problems:
+        raise InputError(problems)
+    return found
+
+
+def _within(where: str, inner: str) -> str:
+    return inner if inner.startswith("--") else f"{where}: {inner}".removesuffix(": ")
+
+
+def _layout(text: str, where: str) -> Layout:
+    """Read a layout from a file, or from pairs; what has no key goes on with the last value."""
+    if Path(text).suffix.lower() in FORMATS:
+        data: Mapping[str, Any] = load_data(text)
+        inner = data.get("layout", data)
+        return read(Layout, inner)
+    pairs: dict[str, str] = {}
+    key = ""
+    for piece in text.split(","):
+        name, equals, value = piece.partition("=")
+        if equals:
+            key = name.strip().replace("-", "_")
+            pairs[key] = value.strip()
+        elif key and piece.strip():
+            pairs[key] += f",{piece.strip()}"
+        else:
+            what = f"{piece.strip()!r} is no KEY=VALUE"
+            raise InputError([Problem(where, what, f"write it like {_EXAMPLE}")])
+    return read(Layout, typed(Layout, pairs))
+
+
+def _count(text: str, where: str) -> int:
+    found = parse_count(text, where)
+    require(whole(where, found))
+    return found
+
+
+def _verified(args: argparse.Namespace, model: Model, layouts: list[Layout]) -> Answer:
+    from meshwright.run.parallel.verify.fit import problems_of
+    from meshwright.run.parallel.verify.shrink import shrink
+    from meshwright.run.parallel.verify.step import Asked
+    from meshwright.run.parallel.verify.verify import check, verify
+
+    length = _count(args.sequence or "32", "--sequence")
+    sequences = _count(args.sequences or "8", "--sequences")
+    seed = parse_count(args.seed, "--seed")
+    check(layouts, args.precision)
+    problems = []
+    for number, layout in enumerate(layouts, 1):
+        at = "--layout" if len(layouts) == 1 else f"--layout {number}"
+        found = problems_of(model, layout, sequence=length, sequences=sequences)
+        problems += [problem._replace(where=_within(at, problem.where)) for problem in found]
+    if problems:
+        raise InputError(problems)
+    small = shrink(model, layouts, sequence=length)
+    asked = Asked(small.model, sequences, length, seed, updates_for(small.model))
+    verdicts = verify(asked, small.layouts, args.precision)
+    agree = all(verdict.agrees for verdict in verdicts)
+    step = f"{sequences} × {length} tokens, {args.precision}, against one device in fp32"
+    data = {
+        "model": model.name,
+        "precision": args.precision,
+        "sequence": length,
+        "sequences": sequences,
+        "seed": seed,
+        "parameters": count_parameters(small.model).total,
+        "shrunk": [change._asdict() for change in small.changes],
+        "agree": agree,
+        "layouts": [_data(verdict) for verdict in verdicts],
+    }
+    size = format_count(count_parameters(small.model).total)
+    views: list[View] = [
+        facts({"model": f"{model.name}, shrunk to {size} parameters", "step": step}),
+        _shrunk(small),
+        _verdicts(layouts, verdicts, args.precision),
+        *(_disagreement(number, verdict) for number, verdict in enumerate(verdicts, 1)
+          if not verdict.agrees),
+        Note("errors: root mean square over a rank's part, relative to the whole tensor's"),
+    ]  # fmt: skip
+    quiet = tuple("agrees" if verdict.agrees else "disagrees" for verdict in verdicts)
+    return Answer("verify/1", data, tuple(views), quiet, 0 if agree else 1)
+
+
+def _shrunk(small: "Shrunk") -> View:
+    rows = [(change.what, _shown(change.before), _shown(change.after)) for change in small.changes]
+    return table("shrunk, from, to", rows, right="from, to")
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, list | tuple):
+        return ",".join(map(str, value))
+    return "none" if value is None else str(value)
+
+
+def _verdicts(layouts: list[Layout], verdicts: "Sequence[Verdict]", precision: str) -> View:
+    rows = []
+    for layout, verdict in zip(layouts, verdicts, strict=True):
+        worst = {each.kind: each for each in verdict.worst}
+        cells = [_error(worst.get(kind), precision) for kind in _KINDS]
+        word = "agrees" if verdict.agrees else "fails" if verdict.failure else "disagrees"
+        rows.append((words_of(layout), layout.gpus, word, *cells, f"{verdict.wall_s:.1f}"))
+    kinds = ", ".join(f"{kind}s" for kind in _KINDS)
+    return table(
+        f"layout, ranks, verdict, {kinds}, s", rows,
+        "worst error of all tensors and ranks, and what is let through",
+        right="ranks, s", wide=f"layout, {kinds}",
+    )  # fmt: skip
+
+
+def _error(worst: "Deviation | None", precision: str) -> str:
+    if worst is None:
+        return ""
+    alone = "" if precision == "fp32" else f", one device {worst.alone:.1e}"
+    return f"{worst.error:.1e} of {worst.limit:.0e}{alone}"
+
+
+def words_of(layout: Layout) -> str:
+    """Write a layout as it is given."""
+    default, found = plain(Layout()), []
+    for name, value in plain(layout).items():
+        if value != default.get(name):
+            text = ",".join(map(str, value)) if isinstance(value, list | tuple) else value
+            found.append(f"{name}={str(text).lower() if isinstance(text, bool) else text}")
+    return ",".join(found) or "one device"
+
+
+def _disagreement(number: int, verdict: "Verdict") -> View:
+    title = f"layout {number}"
+    if verdict.first is None:
+        return facts({"did not run": verdict.failure}, title)
+    first = verdict.first
+    worst = first.worst
+    return facts(
+        {
+            "first to disagree": f"{first.kind} {first.name}",
+            "on ranks": ", ".join(map(str, first.ranks)),
+            "error": f"{worst.error:.2e} on rank {worst.rank}, {worst.limit:.0e} is let through",
+        },
+        title,
+    )
+
+
+def _data(verdict: "Verdict") -> dict[str, Any]:
+    first = verdict.first
+    return {
+        "layout": plain(verdict.layout),
+        "agrees": verdict.agrees,
+        "failure": verdict.failure,
+        "wall_s": verdict.wall_s,
+        "worst": [each._asdict() for each in verdict.worst],
+        "first": None
+        if first is None
+        else {"kind": first.kind, "name": first.name, "ranks": first.ranks,
+              "error": first.worst.error, "limit": first.worst.limit},
+        "tensors": [each._asdict() for each in verdict.deviations],
+    }  # fmt: skip

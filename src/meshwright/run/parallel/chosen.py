@@ -1,0 +1,87 @@
+"""Collectives by choice: a group's operations carried by algorithms of `policy.collective`.
+
+`checked` refuses what cannot be before any process group forms; `Chosen` runs the rest on a `Team`.
+They are carried out at once and waited for, where the backend's own may run beside other work.
+Rows of unequal number (`all_to_all` with counts) always take the backend's way, as an algorithm for
+them would have to be made anew for every call.
+"""
+
+from collections.abc import Callable, Mapping
+
+from torch import Tensor
+
+from meshwright.errors import InputError, Problem
+from meshwright.policy.collective.collective import Op
+from meshwright.policy.collective.library import ALGORITHMS, build
+from meshwright.run.parallel.collective.combine import REDUCTIONS, Reduce
+from meshwright.run.parallel.collective.executor import Executor
+from meshwright.run.parallel.collective.team import Team
+
+Algorithms = Mapping[str, Mapping[str, str]]
+"""For axes of a mesh and an operation the name of an algorithm: {"tp": {"all_reduce": "ring"}}."""
+CHOOSABLE: tuple[Op, ...] = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+_OPS: dict[str, Op] = {op: op for op in CHOOSABLE}
+_REDUCTIONS: dict[str, Reduce] = {each: each for each in REDUCTIONS}
+
+
+def checked(algorithms: Algorithms, ranks: Callable[[str], int], axes: tuple[str, ...]) -> None:
+    """Refuse axes, operations and names that there are not; `ranks` counts those of a group."""
+    problems: list[Problem] = []
+    for group, choices in algorithms.items():
+        if group not in axes:
+            fix = f"use one of {', '.join(axes)}"
+            problems.append(Problem(f"algorithms.{group}", "the mesh has no such group", fix))
+            continue
+        for op, name in choices.items():
+            problems += _faults(f"algorithms.{group}.{op}", op, name, ranks(group))
+    if problems:
+        raise InputError(problems)
+
+
+def _faults(where: str, op: str, name: str, ranks: int) -> list[Problem]:
+    if op not in CHOOSABLE:
+        return [Problem(where, "no operation to choose for", f"use {', '.join(CHOOSABLE)}")]
+    fitting = [each.name for each in ALGORITHMS if op in each.ops and not each.needs]
+    if name not in fitting:
+        # Those that need to know how ranks lie in nodes are known, but cannot be had by name alone.
+        known = name in {each.name for each in ALGORITHMS if op in each.ops}
+        what = f"{name!r} needs to be told of nodes" if known else f"{name!r} is no {op}"
+        return [Problem(where, what, f"use one of {', '.join(fitting)}")]
+    if ranks == 1:
+        return []
+    try:
+        build(name, _OPS[op], ranks)
+    except InputError as error:
+        return [each._replace(where=where) for each in error.problems]
+    return []
+
+
+class Chosen:
+    """The algorithms of one group."""
+
+    def __init__(self, choices: Mapping[str, str], team: Team) -> None:
+        self._choices, self._team = dict(choices), team
+        self._ready: dict[tuple[str, Reduce], Executor] = {}
+
+    def takes(self, op: str, reduce: str = "sum") -> bool:
+        """Whether an algorithm was chosen for this."""
+        return op in self._choices and reduce in REDUCTIONS
+
+    def all_reduce(self, tensor: Tensor, reduce: str) -> None:
+        """Combine in place."""
+        flat = tensor.contiguous().view(-1)
+        self._executor("all_reduce", reduce).run_in_place(flat)
+        if flat.data_ptr() != tensor.data_ptr():
+            tensor.copy_(flat.view_as(tensor))
+
+    def run(self, op: str, given: Tensor, out: Tensor) -> None:
+        """Carry out another operation from one tensor to another."""
+        self._executor(op, "sum").run(given.view(-1), out.view(-1))
+
+    def _executor(self, op: str, reduce: str) -> Executor:
+        kind = _REDUCTIONS[reduce]
+        ready = self._ready.get((op, kind))
+        if ready is None:
+            made = build(self._choices[op], _OPS[op], self._team.ranks)
+            ready = self._ready[op, kind] = Executor(made, self._team, reduce=kind)
+        return ready

@@ -1,0 +1,221 @@
+"""Manifests of a job for Kubernetes: a JobSet, or a PyTorchJob of Kubeflow's training operator.
+
+One pod for each node, in which torchrun starts the ranks. Pods find each other by the name of the
+first, which a headless service gives it: JobSet and the operator make that service themselves.
+"""
+
+import re
+from typing import Any, Literal
+
+import msgspec
+import yaml
+
+from meshwright.errors import InputError, Problem
+from meshwright.run.parallel.launch.start import Start, settings
+from meshwright.spec.bounds import Bounds
+
+Kind = Literal["jobset", "pytorchjob"]
+
+_PORT = 29500
+_OPERATOR_PORT = 23456
+"""The port that the training operator names `pytorchjob-port`, and puts in MASTER_PORT."""
+_LONGEST_NAME = 40
+"""A pod's host name has 63 letters at most, and has the job's name in it."""
+_QUANTITY = re.compile(r"\d+(\.\d+)?(m|[kMGTP]i?)?")
+_ENDING_S = 300
+"""How long a pod that is asked to end may save."""
+
+
+class KubernetesOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What only Kubernetes is told."""
+
+    image: str
+    """Container image with meshwright in it."""
+    kind: Kind = "jobset"
+    """Who looks after the pods."""
+    namespace: str = ""
+    """Namespace; empty is the one of kubectl's context."""
+    cpus: str = ""
+    """CPU cores of each pod."""
+    memory: str = ""
+    """Host memory of each pod, such as 900Gi."""
+    shared_memory: str = ""
+    """Size of /dev/shm, which NCCL and data loaders use; empty lets it grow with the memory."""
+    gpu: str = "nvidia.com/gpu"
+    """Name of the GPUs among a node's resources."""
+    resources: tuple[str, ...] = ()
+    """Further resources of each pod, such as rdma/hca=8."""
+    claims: tuple[str, ...] = ()
+    """Volumes to mount, as CLAIM:FOLDER."""
+    node_labels: tuple[str, ...] = ()
+    """Labels that nodes must have, such as pool=h100."""
+    queue: str = ""
+    """Queue of Kueue that admits the job."""
+    restarts: int = 3
+    """How often all pods start again after a failure."""
+    interface: str = ""
+    """Network interface by which ranks meet."""
+    hca: str = ""
+    """InfiniBand cards of NCCL."""
+
+    def __post_init__(self) -> None:
+        bounds = Bounds()
+        bounds.named(image=self.image)
+        bounds.one_of("kind", self.kind, ("jobset", "pytorchjob"))
+        bounds.count(least=0, restarts=self.restarts)
+        for name in ("cpus", "memory", "shared_memory"):
+            value = getattr(self, name)
+            if value and not _QUANTITY.fullmatch(value):
+                bounds.add(name, f"{value!r} is no quantity", "write it like 64, 500m or 900Gi")
+        for claim in self.claims:
+            name, colon, folder = claim.partition(":")
+            if not (name and colon and folder.startswith("/")):
+                bounds.add("claim", f"{claim!r} is no mount", "write it like CLAIM:/data")
+        for name in ("resources", "node_labels"):
+            for word in getattr(self, name):
+                if not re.fullmatch(r"[^=\s]+=[^=\s]+", word):
+                    bounds.add(name, f"{word!r} sets nothing", "write it like NAME=VALUE")
+        bounds.require()
+
+
+def manifest(start: Start, options: KubernetesOptions) -> str:
+    """Write the manifest that kubectl applies."""
+    make = _jobset if options.kind == "jobset" else _pytorchjob
+    body = yaml.safe_dump(make(start, options), sort_keys=False, width=10_000)
+    about = f" from {start.source}" if start.source else ""
+    why = "".join(f"#   {one.name}: {one.why}\n" for one in _settings(start, options))
+    return (
+        f"# Written by mw launch k8s{about}: {start.shape}.\n"
+        f"# kubectl apply -f FILE starts it; its variables:\n{why}{body}"
+    )
+
+
+def job_name(text: str) -> str:
+    """Turn a name into one that Kubernetes takes."""
+    name = re.sub(r"[^a-z0-9-]+", "-", text.lower()).strip("-")
+    if not name or not name[0].isalpha() or len(name) > _LONGEST_NAME:
+        what = f"{text!r} is no name for Kubernetes"
+        fix = f"give --name with a letter first and at most {_LONGEST_NAME} in all"
+        raise InputError([Problem("name", what, fix)])
+    return name
+
+
+def _jobset(start: Start, options: KubernetesOptions) -> dict[str, Any]:
+    name = job_name(start.name)
+    words = start.torchrun(
+        # What stands as $(NAME) Kubernetes fills in.
+        "--node-rank=$(JOB_COMPLETION_INDEX)",
+        f"--master-addr={name}-nodes-0-0.{name}",
+        f"--master-port={_PORT}",
+    )
+    pods = {
+        "completionMode": "Indexed",
+        "parallelism": start.shape.nodes,
+        "completions": start.shape.nodes,
+        # One pod that fails ends all: the JobSet starts them again together.
+        "backoffLimit": 0,
+        "template": {"spec": {"restartPolicy": "Never", **_pod(start, options, words, _PORT)}},
+    }
+    return {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        "metadata": _metadata(name, options),
+        "spec": {
+            # The first pod is looked up before it is ready.
+            "network": {
+                "enableDNSHostnames": True,
+                "subdomain": name,
+                "publishNotReadyAddresses": True,
+            },
+            "failurePolicy": {"maxRestarts": options.restarts},
+            "replicatedJobs": [{"name": "nodes", "replicas": 1, "template": {"spec": pods}}],
+        },
+    }
+
+
+def _pytorchjob(start: Start, options: KubernetesOptions) -> dict[str, Any]:
+    words = start.torchrun(
+        # The operator numbers pods in RANK; torchrun gives each rank its own.
+        "--node-rank=$(RANK)",
+        "--master-addr=$(MASTER_ADDR)",
+        "--master-port=$(MASTER_PORT)",
+    )
+    # Each pod starts again by itself, where a JobSet starts all of them together.
+    pod = {"spec": _pod(start, options, words, _OPERATOR_PORT)}
+    replicas = {"Master": {"replicas": 1, "restartPolicy": "OnFailure", "template": pod}}
+    if start.shape.nodes > 1:
+        others = start.shape.nodes - 1
+        replicas["Worker"] = {"replicas": others, "restartPolicy": "OnFailure", "template": pod}
+    return {
+        "apiVersion": "kubeflow.org/v1",
+        "kind": "PyTorchJob",
+        "metadata": _metadata(job_name(start.name), options),
+        "spec": {
+            "runPolicy": {"backoffLimit": options.restarts, "cleanPodPolicy": "Running"},
+            "pytorchReplicaSpecs": replicas,
+        },
+    }
+
+
+def _metadata(name: str, options: KubernetesOptions) -> dict[str, Any]:
+    found: dict[str, Any] = {"name": name}
+    if options.namespace:
+        found["namespace"] = options.namespace
+    if options.queue:
+        found["labels"] = {"kueue.x-k8s.io/queue-name": options.queue}
+    return found
+
+
+def _settings(start: Start, options: KubernetesOptions) -> list[Any]:
+    return settings(
+        start.shape, interface=options.interface, hca=options.hca, traces="/tmp/nccl-rank-"
+    )
+
+
+def _pod(
+    start: Start, options: KubernetesOptions, words: tuple[str, ...], port: int
+) -> dict[str, Any]:
+    limits = {"cpu": options.cpus} if options.cpus else {}
+    limits |= {"memory": options.memory} if options.memory else {}
+    limits |= {options.gpu: str(start.shape.per_node)} if start.shape.device == "cuda" else {}
+    limits |= _pairs(options.resources)
+    chosen = {one.name: one.value for one in _settings(start, options)} | start.variables
+    memory = {"medium": "Memory"}
+    memory |= {"sizeLimit": options.shared_memory} if options.shared_memory else {}
+    volumes: list[dict[str, Any]] = [{"name": "shared-memory", "emptyDir": memory}]
+    mounts = [{"name": "shared-memory", "mountPath": "/dev/shm"}]
+    for index, each in enumerate(options.claims):
+        claim, _, folder = each.partition(":")
+        name = f"claim-{index}"
+        volumes.append({"name": name, "persistentVolumeClaim": {"claimName": claim}})
+        mounts.append({"name": name, "mountPath": folder})
+    container: dict[str, Any] = {
+        "name": "pytorch",
+        "image": options.image,
+        "command": [_literal(word) for word in words],
+        "env": [{"name": name, "value": _literal(value)} for name, value in chosen.items()],
+        "ports": [{"name": "pytorchjob-port", "containerPort": port}],
+        "volumeMounts": mounts,
+    }
+    if limits:
+        container["resources"] = {"limits": limits, "requests": dict(limits)}
+    pod: dict[str, Any] = {
+        "terminationGracePeriodSeconds": _ENDING_S,
+        "containers": [container],
+        "volumes": volumes,
+    }
+    if options.node_labels:
+        pod["nodeSelector"] = _pairs(options.node_labels)
+    return pod
+
+
+def _pairs(words: tuple[str, ...]) -> dict[str, str]:
+    return {name: value for name, _, value in (word.partition("=") for word in words)}
+
+
+_FILLED_IN = re.compile(r"\$\((?!JOB_COMPLETION_INDEX\)|RANK\)|MASTER_ADDR\)|MASTER_PORT\))")
+
+
+def _literal(word: str) -> str:
+    """Keep Kubernetes from filling in a `$(…)` that the user wrote."""
+    return _FILLED_IN.sub("$$(", word)

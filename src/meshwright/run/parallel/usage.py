@@ -1,0 +1,65 @@
+"""Which chunks of a rank use a parameter, and which unit it is gathered with.
+
+A unit is a layer, a multi-token head, or what stands at an end: the embedding, and the final norm
+with the output head. Where the head reads the embedding's weight both ends are one unit.
+"""
+
+from collections.abc import Mapping
+
+from torch import nn
+
+from meshwright.run.nn.decoder import Decoder
+from meshwright.run.parallel.buckets import Wanted
+from meshwright.run.parallel.spread import Spread
+from meshwright.run.parallel.stage import Stage
+
+EMBEDDING, HEAD = "embedding", "head"
+"""The units at the ends."""
+_FIRST = ("embedding", "positions", "norm_embedding")
+
+
+def wanted(spread: Spread, learning: Mapping[str, nn.Parameter]) -> list[Wanted]:
+    """Describe parameters, in the order of use, to those who fill buckets with them."""
+    return [
+        Wanted(
+            name,
+            each.numel(),
+            each.dtype,
+            spread.holdings[name].expert,
+            spread.holdings[name].partial,
+            chunks_of(name, spread.stage),
+            spread.holdings[name].stages,
+            unit_of(spread.decoder, name),
+        )
+        for name, each in learning.items()
+    ]
+
+
+def chunks_of(name: str, stage: Stage) -> frozenset[int]:
+    """Return the chunks of a rank that use a parameter."""
+    first, _, rest = name.partition(".")
+    chunks, decoder = stage.chunks.items(), stage.decoder
+    if first == "layers":
+        index = int(rest.partition(".")[0])
+        return frozenset(at for at, each in chunks if each.first <= index < each.last)
+    ends = {at for at, each in chunks if each.has_head}
+    if first not in _FIRST:
+        return frozenset(ends)
+    found = {at for at, each in chunks if each.has_embedding}
+    if decoder.model.tied or len(decoder.multi_token):
+        found |= ends
+    return frozenset(found)
+
+
+def unit_of(decoder: Decoder, name: str) -> str:
+    """Name the unit of a parameter."""
+    first, _, rest = name.partition(".")
+    if first in {"layers", "multi_token"}:
+        return f"{first}.{rest.partition('.')[0]}"
+    return first_unit(decoder) if first in _FIRST else HEAD
+
+
+def first_unit(decoder: Decoder) -> str:
+    """Name the unit that has the embedding."""
+    reads_embedding = hasattr(decoder, "head") and decoder.head.weight is None
+    return HEAD if reads_embedding else EMBEDDING

@@ -1,0 +1,308 @@
+"""`shrink`: a small model of the same kind as a real one, and what was changed to get it.
+
+Widths, counts and depth go down; what decides how a model is computed stays: the kinds of layers
+and their order, queries per key, experts per token and their groups, norms, biases, scales. What
+layouts divide still divides as they need it, and key heads are fewer than tensor-parallel ranks
+where they were before.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import count
+from typing import Any, NamedTuple
+
+from msgspec.structs import replace
+
+from meshwright.run.parallel.context import traders
+from meshwright.spec.layout import Layout
+from meshwright.spec.model import Block, Model, feedforward, mixers
+from meshwright.spec.model.pattern import compress
+from meshwright.spec.model.positions import Rotary
+from meshwright.spec.read import plain
+
+HIDDEN = 64
+HEAD = 16
+"""Width of a head; enough for rotary positions on a quarter of it."""
+VOCAB = 251
+"""Words: a prime number, so that no number of ranks divides them."""
+
+
+class Change(NamedTuple):
+    """A number of a model or layout that is smaller than the real one."""
+
+    what: str
+    before: object
+    after: object
+
+
+class Shrunk(NamedTuple):
+    """A small model with layouts that fit it."""
+
+    model: Model
+    layouts: tuple[Layout, ...]
+    changes: tuple[Change, ...]
+
+
+class _Needs(NamedTuple):
+    """What layouts divide."""
+
+    tp: tuple[int, ...]
+    heads: int
+    """Parts into which heads are shared, by tensor and context parallelism."""
+    width: int
+    """Parts of a matrix's width."""
+    expert_width: int
+    experts: int
+    """Parts into which experts are shared."""
+    sequence: int
+    """Tokens of a sequence."""
+
+
+def shrink(model: Model, layouts: Sequence[Layout], *, sequence: int) -> Shrunk:
+    """Make a model small enough for one machine; layouts have to fit the real one."""
+    needs = _Needs(
+        tuple(sorted({each.tp for each in layouts})),
+        math.lcm(*(each.tp * traders(each) for each in layouts)),
+        math.lcm(*(each.tp for each in layouts)),
+        math.lcm(*(each.experts_tp for each in layouts)),
+        math.lcm(*(each.ep for each in layouts)),
+        sequence,
+    )
+    names = _fewer(model, layouts)
+    hidden = min(model.hidden, HIDDEN)
+    small = replace(
+        model,
+        hidden=hidden,
+        vocab=min(model.vocab, VOCAB),
+        blocks=tuple(_block(block, model.hidden, hidden, needs) for block in model.blocks),
+        pattern=compress(names),
+        max_positions=_positions(model, sequence),
+        embedding_scale=_rescaled(model.embedding_scale, math.sqrt(hidden / model.hidden)),
+        vision=None,
+    )
+    fitted = tuple(_fitted(each, model.layers, len(names)) for each in layouts)
+    changes = [*_differences("", plain(model), plain(small))]
+    for number, (old, new) in enumerate(zip(layouts, fitted, strict=True), 1):
+        changes += _differences(f"layout {number}: ", plain(old), plain(new))
+    return Shrunk(small, fitted, tuple(changes))
+
+
+def _fewer(model: Model, layouts: Sequence[Layout]) -> tuple[str, ...]:
+    """Take layers at equal distances, the first of each kind among them."""
+    names = model.layer_names
+    first = {names.index(name) for name in dict.fromkeys(names)}
+    step = math.lcm(*(each.chunks for each in layouts if each.stage_layers is None))
+    most = max((each.chunks for each in layouts), default=1)
+    wanted = max(len(first), most, 2)
+    wanted = min(len(names), -(-wanted // step) * step)
+    spread = [round(at * (len(names) - 1) / max(1, wanted - 1)) for at in range(wanted)]
+    chosen = set(first)
+    for index in (*spread[::-1], *range(len(names))):
+        if len(chosen) >= wanted:
+            break
+        chosen.add(index)
+    return tuple(names[index] for index in sorted(chosen))
+
+
+def _positions(model: Model, sequence: int) -> int:
+    """Shorten a learned table; other positions are formed from what the model was made for."""
+    if model.positions != "learned":
+        return model.max_positions
+    return min(model.max_positions, 2 * sequence)
+
+
+def _block(block: Block, before: int, hidden: int, needs: _Needs) -> Block:
+    match block.mixer:
+        case mixers.Attention():
+            mixer: mixers.Mixer | None = _attention(block.mixer, needs)
+        case mixers.LatentAttention():
+            mixer = _latent(block.mixer, needs)
+        case mixers.GatedDelta():
+            mixer = _gated_delta(block.mixer, needs)
+        case mixers.Mamba2():
+            mixer = _mamba(block.mixer, needs)
+        case None:
+            mixer = None
+    match block.mlp:
+        case feedforward.Mlp(width=width):
+            narrow = _scaled(width, before, hidden, needs.width)
+            mlp: feedforward.FeedForward | None = replace(block.mlp, width=narrow)
+        case feedforward.Experts():
+            mlp = _experts(block.mlp, before, hidden, needs)
+        case None:
+            mlp = None
+    return replace(block, mixer=mixer, mlp=mlp)
+
+
+def _attention(spec: mixers.Attention, needs: _Needs) -> mixers.Attention:
+    width = min(spec.head_dim, HEAD)
+    ratio = spec.heads // spec.kv_heads
+    keys = _key_heads(spec, ratio, needs)
+    temperature = spec.temperature
+    if temperature is not None:
+        floor = min(temperature.floor, max(1, needs.sequence // 4))
+        temperature = replace(temperature, floor=floor)
+    return replace(
+        spec,
+        heads=keys * ratio,
+        kv_heads=keys,
+        head_dim=width,
+        window=_reach(spec.window, needs.sequence),
+        chunk=_reach(spec.chunk, needs.sequence),
+        rotary=_rotary(spec.rotary, spec.head_dim, width),
+        # Scores of narrower heads are smaller by the root of the width.
+        scale=_rescaled(spec.scale, math.sqrt(spec.head_dim / width)),
+        temperature=temperature,
+    )
+
+
+def _key_heads(spec: mixers.Attention, ratio: int, needs: _Needs) -> int:
+    """Return the least number of key heads that is shared as the real one is."""
+    for keys in range(min(2, spec.kv_heads), spec.kv_heads):
+        shared = all(
+            (keys >= tp) == (spec.kv_heads >= tp) and (keys % tp == 0 or tp % keys == 0)
+            for tp in needs.tp
+        )
+        if shared and keys * ratio % needs.heads == 0:
+            return keys
+    return spec.kv_heads
+
+
+def _latent(spec: mixers.LatentAttention, needs: _Needs) -> mixers.LatentAttention:
+    rope = min(spec.rope_dim, HEAD // 2)
+    return replace(
+        spec,
+        heads=_multiple(spec.heads, needs.heads),
+        kv_rank=min(spec.kv_rank, HEAD),
+        q_rank=None if spec.q_rank is None else min(spec.q_rank, 2 * HEAD),
+        nope_dim=min(spec.nope_dim, HEAD),
+        rope_dim=rope,
+        value_dim=min(spec.value_dim, HEAD),
+        rotary=_rotary(spec.rotary, spec.rope_dim, rope),
+    )
+
+
+def _gated_delta(spec: mixers.GatedDelta, needs: _Needs) -> mixers.GatedDelta:
+    keys = _multiple(spec.key_heads, needs.width)
+    return replace(
+        spec,
+        key_heads=keys,
+        value_heads=keys * (spec.value_heads // spec.key_heads),
+        key_dim=min(spec.key_dim, HEAD),
+        value_dim=min(spec.value_dim, HEAD),
+    )
+
+
+def _mamba(spec: mixers.Mamba2, needs: _Needs) -> mixers.Mamba2:
+    groups = _multiple(spec.groups, needs.width)
+    return replace(
+        spec,
+        groups=groups,
+        heads=groups * (spec.heads // spec.groups),
+        head_dim=min(spec.head_dim, HEAD // 2),
+        state_dim=min(spec.state_dim, HEAD),
+    )
+
+
+def _experts(
+    spec: feedforward.Experts, before: int, hidden: int, needs: _Needs
+) -> feedforward.Experts:
+    shared = spec.shared_width and _scaled(spec.shared_width, before, hidden, needs.width)
+    latent = spec.latent and _scaled(spec.latent, before, hidden, 1)
+    return replace(
+        spec,
+        count=_expert_count(spec, needs.experts),
+        width=_scaled(spec.width, before, hidden, needs.expert_width),
+        shared_width=shared,
+        latent=latent,
+    )
+
+
+def _expert_count(spec: feedforward.Experts, ranks: int) -> int:
+    """Return the least number of experts that leaves a choice in and among the groups."""
+    chosen = -(-spec.top_k // spec.groups_used)
+    for each in count(max(2, chosen)):
+        found = each * spec.groups
+        if found >= spec.count:
+            return spec.count
+        if found % ranks == 0 and found >= min(spec.count, 2 * spec.top_k):
+            return found
+    raise AssertionError("counting ends at the real number")
+
+
+def _rotary(rotary: Rotary | None, before: int, width: int) -> Rotary | None:
+    """Let lists with a number for each pair of dimensions have as many as the narrow head."""
+    if rotary is None or before == width:
+        return rotary
+    pairs = int(width * rotary.fraction) // 2
+    return replace(
+        rotary,
+        short_factors=_sampled(rotary.short_factors, pairs),
+        long_factors=_sampled(rotary.long_factors, pairs),
+    )
+
+
+def _sampled(numbers: tuple[float, ...], wanted: int) -> tuple[float, ...]:
+    if not numbers:
+        return numbers
+    last = max(1, wanted - 1)
+    return tuple(numbers[round(at * (len(numbers) - 1) / last)] for at in range(wanted))
+
+
+def _reach(size: int | None, sequence: int) -> int | None:
+    """Let a window end within the sequence."""
+    return None if size is None else min(size, max(1, sequence // 4))
+
+
+def _multiple(size: int, parts: int) -> int:
+    """Return few of something, more than one where there were, in equal parts."""
+    return min(size, parts * -(-min(2, size) // parts))
+
+
+def _scaled(width: int, before: int, hidden: int, parts: int) -> int:
+    """Return a width in its proportion to the model's, in equal parts of eight or more."""
+    step = 8 * parts
+    return min(width, step * max(1, round(width * hidden / before / step)))
+
+
+def _rescaled(value: float | None, factor: float) -> float | None:
+    return None if value is None else value * factor
+
+
+def _fitted(layout: Layout, before: int, layers: int) -> Layout:
+    """Give a layout stages for fewer layers."""
+    split = layout.stage_layers
+    if split is not None and layers != before:
+        split = _split(split, layers)
+    most = max(split) if split is not None else -(-layers // layout.chunks)
+    again, away = layout.recompute_layers, layout.offload_layers
+    return replace(
+        layout,
+        stage_layers=split,
+        recompute_layers=again and min(again, most),
+        offload_layers=away and min(away, most),
+        global_batch=None,
+        optimizer="adamw",
+    )
+
+
+def _split(split: tuple[int, ...], layers: int) -> tuple[int, ...]:
+    """Share out fewer layers as unevenly as before; chunks without any stay without."""
+    found = [min(1, size) for size in split]
+    while sum(found) < layers:
+        lacks = [size / (have + 1) if size else -1.0 for size, have in zip(split, found, strict=True)]
+        found[lacks.index(max(lacks))] += 1
+    return tuple(found)
+
+
+def _differences(where: str, before: Any, after: Any) -> Iterator[Change]:
+    """Walk through two descriptions and yield where they differ."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        for name in before | after:
+            inner = f"{where}{name}" if not where or where.endswith(" ") else f"{where}.{name}"
+            yield from _differences(inner, before.get(name), after.get(name))
+    elif where == "blocks":
+        for one, other in zip(before, after, strict=True):
+            yield from _differences(f"{where}.{one['name']}", one, other)
+    elif before != after:
+        yield Change(where, "a tower" if isinstance(before, dict) else before, after)

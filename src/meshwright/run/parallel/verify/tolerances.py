@@ -1,0 +1,55 @@
+"""How far a layout may be from one device, by number format and axis.
+
+Errors are root mean squares over a tensor or a rank's part of it, relative to that of the whole
+tensor of the float32 reference (`compare.relative`).
+
+In float32 a layout only adds up in another order. `FP32` has for every axis and kind of tensor what
+was found over the models and layouts of `tests/run/parallel/verify/measure.py`, times `MARGIN`, as
+a number of one digit; layouts with several axes get the largest of theirs. In 16-bit formats one
+device is off already. A layout may be off by `FACTORS` times what one device of the same format is
+off for the same tensor, measured in the same call; no tensor is asked to be nearer than the
+format's own rounding.
+"""
+
+from collections.abc import Iterator
+from typing import Literal
+
+from meshwright.spec.layout import Layout
+
+Kind = Literal["activation", "gradient", "update"]
+KINDS: tuple[Kind, ...] = ("activation", "gradient", "update")
+
+MARGIN = 4.0
+"""Between the largest error that was measured and what is let through."""
+FP32: dict[str, dict[Kind, float]] = {
+    "tp": {"activation": 1e-5, "gradient": 1e-5, "update": 1e-5},
+    "cp": {"activation": 1e-5, "gradient": 1e-5, "update": 1e-5},
+    "pp": {"activation": 1e-5, "gradient": 1e-5, "update": 1e-5},
+    "dp": {"activation": 1e-5, "gradient": 1e-5, "update": 1e-5},
+    "ep": {"activation": 1e-5, "gradient": 1e-5, "update": 1e-5},
+    "recompute": {"activation": 1e-5, "gradient": 1e-5, "update": 1e-5},
+    "microbatches": {"activation": 1e-5, "gradient": 1e-5, "update": 1e-5},
+}
+FACTORS: dict[Kind, float] = {"activation": 3.0, "gradient": 3.0, "update": 3.0}
+ROUNDING = {"bf16": 2.0**-9, "fp16": 2.0**-12}
+"""Half the distance of neighbouring numbers, relative to them."""
+
+
+def axes_of(layout: Layout) -> Iterator[str]:
+    """Yield what a layout does otherwise than one device; every one runs microbatches."""
+    for name in ("tp", "cp", "pp", "dp", "ep"):
+        if getattr(layout, name) > 1:
+            yield name
+    if layout.recompute != "none":
+        yield "recompute"
+    yield "microbatches"
+
+
+def limit(kind: Kind, layout: Layout, alone: float) -> float:
+    """Return the largest error that a layout may have.
+
+    `alone` is the error of one device in the layout's format.
+    """
+    if layout.precision == "fp32":
+        return max(FP32[axis][kind] for axis in axes_of(layout))
+    return FACTORS[kind] * max(alone, ROUNDING[layout.precision])

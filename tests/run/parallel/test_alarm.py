@@ -1,0 +1,124 @@
+"""A rank that dies, hangs, raises or strays ends all others within seconds, and is named."""
+
+import signal
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="runs gloo ranks")
+
+from meshwright.errors import InputError
+from meshwright.run.parallel.alarm import EXIT_CODE, Alarm
+from meshwright.run.parallel.chosen import Algorithms
+from meshwright.run.parallel.collective.launch import Outcome, launch_all
+from meshwright.run.parallel.mesh import Mesh
+from meshwright.spec.layout import Layout
+from meshwright.timeline import read
+from tests.run.parallel.mishaps import PATIENCE_S, VICTIM, suffer
+
+RANKS = 4
+BUSY_S = 4.0
+"""What a machine that is busy with other things may add to the times below."""
+
+
+def ends(
+    folder: Path, mishap: str, within_s: float, algorithms: Algorithms | None = None
+) -> tuple[list[Outcome], dict[int, str]]:
+    """Return how all ranks ended, and the last words of those that the alarm ended."""
+    outcomes = launch_all(RANKS, suffer, folder, mishap, algorithms, timeout_s=30)
+    began_s = float((folder / "began").read_text())
+    words = {}
+    for path in folder.glob("alarm-*.txt"):
+        rank = int(path.stem[-5:])
+        words[rank] = path.read_text()
+        if rank != VICTIM:
+            assert path.stat().st_mtime - began_s < within_s + BUSY_S
+    for rank, outcome in enumerate(outcomes):
+        if rank != VICTIM and outcome.exit_code != -signal.SIGABRT:  # gloo, of a wrong size
+            assert outcome.exit_code == EXIT_CODE, (rank, outcome)
+            assert words[rank].startswith(f"meshwright: rank {rank} ends: ")
+            assert "mishaps.py:" in words[rank]
+    return outcomes, words
+
+
+@pytest.mark.parametrize("algorithms", [None, {"tp": {"all_reduce": "ring"}}])
+def test_all_end_when_one_is_killed(tmp_path: Path, algorithms: Algorithms | None) -> None:
+    outcomes, words = ends(tmp_path, "dies", within_s=1, algorithms=algorithms)
+    assert outcomes[VICTIM].exit_code == -signal.SIGKILL
+    for said in words.values():
+        assert "rank 1 died" in said
+        assert "it was last in all_reduce sum number 2 of group dp" in said
+
+
+def test_all_end_when_one_hangs_and_its_line_is_named(tmp_path: Path) -> None:
+    outcomes, words = ends(tmp_path, "sleeps", within_s=PATIENCE_S + 1)
+    assert outcomes[VICTIM].exit_code == EXIT_CODE
+    for said in words.values():
+        assert "rank 1 did not come to all_reduce sum number " in said
+        assert "rank 0 waits for " in said
+        assert "(_sleeps)" in said
+    # What was recorded until then is not lost.
+    assert {span["rank"] for span in read(tmp_path / "timeline").spans.to_pylist()} == {0, 1, 2, 3}
+
+
+def test_all_end_when_one_is_stopped(tmp_path: Path) -> None:
+    outcomes, words = ends(tmp_path, "stops", within_s=PATIENCE_S + 1)
+    assert all("rank 1" in said.partition("\n")[0] for said in words.values())
+    assert outcomes[VICTIM].exit_code == EXIT_CODE, "once it goes on"
+
+
+def test_all_end_at_once_when_one_raises(tmp_path: Path) -> None:
+    outcomes, words = ends(tmp_path, "raises", within_s=1)
+    assert isinstance(outcomes[VICTIM].error, ArithmeticError)
+    for said in words.values():
+        assert "rank 1 raised ArithmeticError: the loss is no number at " in said
+
+
+def test_all_end_when_one_leaves_early(tmp_path: Path) -> None:
+    _, words = ends(tmp_path, "leaves", within_s=3)
+    assert all("rank 1 has left" in said for said in words.values())
+
+
+@pytest.mark.parametrize(
+    ("mishap", "theirs"),
+    [
+        ("takes_another_op", "all_gather number 3 of group tp"),
+        ("takes_another_size", "all_reduce sum number 3 of group tp, 4,096 elements"),
+    ],
+)
+def test_ranks_that_do_different_things_are_both_named(
+    tmp_path: Path, mishap: str, theirs: str
+) -> None:
+    _, words = ends(tmp_path, mishap, within_s=PATIENCE_S + 1)
+    assert len(words) >= 2
+    for said in words.values():
+        head = said.partition("\n")[0]
+        assert "ranks 0 and 1 of group tp do different things" in head, head
+        assert "rank 0 all_reduce sum number 3 of group tp, 8 elements" in head
+        assert f"rank 1 {theirs}" in head
+        assert f"(_{mishap})" in head
+
+
+def test_ranks_that_wait_for_each_other_are_named(tmp_path: Path) -> None:
+    _, words = ends(tmp_path, "takes_another_order", within_s=PATIENCE_S + 1)
+    for said in words.values():
+        head, _, rest = said.partition("\n")
+        assert "wait for each other" in head or "do different things" in head, said
+        assert "(_takes_another_order)" in rest + head
+
+
+@pytest.mark.parametrize("mishap", ["is_well", "is_excused"])
+def test_a_job_that_is_well_is_left_alone(tmp_path: Path, mishap: str) -> None:
+    outcomes = launch_all(RANKS, suffer, tmp_path, mishap, timeout_s=30)
+    assert [outcome.value for outcome in outcomes] == ["done"] * RANKS
+    assert not list(tmp_path.glob("alarm-*"))
+
+
+def test_one_rank_needs_no_alarm() -> None:
+    with Alarm(Mesh(Layout(precision="fp32"))):
+        pass
+
+
+def test_patience_that_is_none_is_refused() -> None:
+    with pytest.raises(InputError, match="patience_s: 0 s"):
+        Alarm(Mesh(Layout(precision="fp32")), patience_s=0)

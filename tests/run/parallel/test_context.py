@@ -1,0 +1,168 @@
+"""Context parallelism of every kind gives what one device gives."""
+
+from typing import Any, get_args
+
+import pytest
+
+pytest.importorskip("torch", reason="trains on gloo ranks")
+
+import torch
+
+from meshwright.errors import InputError
+from meshwright.run.kernels.documents import Documents
+from meshwright.run.kernels.labels import IGNORED
+from meshwright.run.parallel.context import cut_tokens, problems
+from meshwright.run.parallel.stage import Microbatch
+from meshwright.spec.layout import Layout
+from meshwright.spec.layout.kinds import ContextKind
+from meshwright.spec.model import (
+    Attention,
+    Block,
+    GatedDelta,
+    LatentAttention,
+    Mamba2,
+    Mlp,
+    Model,
+    MultiToken,
+    Rotary,
+    Temperature,
+    decoder,
+    gpt,
+)
+from tests.run.parallel.equivalence import Case, check
+
+KINDS: tuple[ContextKind, ...] = get_args(ContextKind)
+HEADS: dict[str, Any] = {"heads": 4, "kv_heads": 2, "head_dim": 8}
+ROTARY = Rotary()
+
+
+def model(name: str, *mixers: Any, **more: Any) -> Model:
+    """Build a model of one layer for each mixer."""
+    blocks = tuple(
+        Block(name=f"b{index}", mixer=mixer, mlp=Mlp(width=48))
+        for index, mixer in enumerate(mixers)
+    )
+    pattern = " ".join(block.name for block in blocks)
+    return Model(name=name, hidden=32, vocab=61, blocks=blocks, pattern=pattern, **more)
+
+
+DENSE = decoder("dense", layers=2, hidden=32, heads=4, kv_heads=2, ffn=48, vocab=61)
+GPT_OSS = model(
+    "gpt-oss",
+    Attention(**HEADS, rotary=ROTARY, window=5, sinks=True),
+    Attention(**HEADS, rotary=ROTARY, sinks=True, qk_norm="head"),
+)
+GEMMA = model(
+    "gemma",
+    Attention(**HEADS, rotary=ROTARY, window=6, softcap=1.5),
+    Attention(**HEADS, rotary=ROTARY, softcap=1.5, gate=True),
+)
+LLAMA4 = model(
+    "llama4",
+    Attention(**HEADS, rotary=ROTARY, chunk=6),
+    Attention(**HEADS, temperature=Temperature(floor=4, scale=0.3)),
+)
+LATENT = model(
+    "latent",
+    LatentAttention(
+        heads=4, kv_rank=12, nope_dim=8, rope_dim=4, value_dim=6, q_rank=16, rotary=ROTARY
+    ),
+    multi_token=MultiToken(depth=2, block="b0"),
+)
+HYBRID = model(
+    "hybrid",
+    Mamba2(heads=4, head_dim=8, state_dim=8, groups=2),
+    GatedDelta(key_heads=2, value_heads=4, key_dim=8, value_dim=8),
+    Attention(**HEADS, rotary=ROTARY, causal=False),
+)
+# Without biases: a key's moves all scores of a query alike, so its gradient is rounding alone.
+LEARNED = gpt("learned", layers=1, hidden=32, heads=4, vocab=61, max_positions=16, bias=False)
+SLOPES = gpt("slopes", layers=1, hidden=32, heads=4, vocab=61, positions="alibi", bias=False)
+
+
+def layout(kind: ContextKind, cp: int = 2, **more: Any) -> Layout:
+    return Layout(cp=cp, cp_kind=kind, microbatch=2, precision="fp32", **more)
+
+
+def wrong(cases: list[Case]) -> dict[str, list[str]]:
+    return {name: lines for name, lines in check(cases).items() if lines}
+
+
+def two_ranks() -> list[Case]:
+    some = {
+        "ring": (GPT_OSS, SLOPES, LLAMA4, GEMMA, LATENT, LEARNED),
+        "allgather": (GPT_OSS, SLOPES, LLAMA4),
+        "ulysses": (GPT_OSS, GEMMA, LATENT, SLOPES),
+        "ring+ulysses": (DENSE,),
+    }
+    core: dict[str, Any] = {"recompute": "selective", "recompute_ops": ("core_attn", "mla_up_proj")}
+    # Every other one is packed.
+    return [
+        Case(f"{kind} {each.name}", each, layout(kind), 4, packed=index % 2 == 0)
+        for kind in KINDS
+        for index, each in enumerate(some[kind])
+    ] + [
+        Case("core recomputed", LATENT, layout("ring", **core), 4, packed=True),
+        Case("gathered core recomputed", LATENT, layout("allgather", **core), 4),
+        Case("all recomputed", GPT_OSS, layout("ring", recompute="full"), 4, packed=True),
+    ]
+
+
+def four_ranks() -> list[Case]:
+    share: dict[str, Any] = {"tp": 2, "sequence_parallel": True}
+    found = [Case(f"four {kind}", DENSE, layout(kind, 4), 4, packed=True) for kind in KINDS]
+    found += [Case(f"tp {kind}", GPT_OSS, layout(kind, **share), 4, packed=True) for kind in KINDS]
+    return [
+        *found,
+        Case("four in a ring, not packed", DENSE, layout("ring", 4), 4),
+        Case("whole tp slopes", SLOPES, layout("ring", tp=2), 4),
+        Case("tp hybrid", HYBRID, layout("ring", **share), 4, packed=True),
+        Case("tp latent", LATENT, layout("allgather", **share), 4),
+        Case("tp learned", LEARNED, layout("ulysses", **share), 4),
+        Case("rings of pairs that trade", LATENT, layout("ring+ulysses", 4), 4, packed=True),
+        Case("capped rings of pairs", GEMMA, layout("ring+ulysses", 4), 4, packed=True),
+        Case("dp ring", LATENT, layout("ring", dp=2), 4, packed=True),
+    ]
+
+
+@pytest.mark.parametrize("cases", [two_ranks, four_ranks])
+def test_ranks_that_share_sequences_train_as_one_device(cases: Any) -> None:
+    assert wrong(cases()) == {}
+
+
+def whole() -> Microbatch:
+    tokens = torch.arange(2 * 8).view(2, 8)
+    documents = Documents.of_lengths([(3, 5), (8,)])
+    return Microbatch(tokens, tokens + 1, None, documents)
+
+
+def test_a_rank_has_its_tokens_with_their_positions_in_their_documents() -> None:
+    found = cut_tokens(whole(), layout("ring"), 0)
+    assert found.tokens_BT.tolist() == [[0, 1, 6, 7], [8, 9, 14, 15]]
+    assert found.labels_BT.tolist() == [[1, 2, 7, 8], [9, 10, 15, 16]]
+    assert found.positions_BT is not None
+    assert found.positions_BT.tolist() == [[0, 1, 3, 4], [0, 1, 6, 7]]
+    assert found.whole == 8
+
+
+def test_tokens_further_on_are_those_of_the_whole_sequence() -> None:
+    found = cut_tokens(whole(), layout("ring"), 0, further=1)
+    assert found.ahead is not None
+    ((tokens, labels),) = found.ahead
+    # The next of token 1 is with the other rank, that of token 7 does not exist.
+    assert tokens.tolist() == [[1, 2, 7, 0], [9, 10, 15, 0]]
+    assert labels.tolist() == [[2, 3, 8, IGNORED], [10, 11, 16, IGNORED]]
+
+
+def test_a_length_that_does_not_divide_is_refused() -> None:
+    with pytest.raises(InputError, match="8 does not divide into the 16 parts"):
+        cut_tokens(whole(), layout("ring", 4, tp=2, sequence_parallel=True), 0)
+
+
+def test_heads_that_do_not_divide_are_refused_where_ranks_trade_them() -> None:
+    found = problems(DENSE, layout("ulysses", 8))
+    assert [each.where for each in found] == ["layout.cp_kind"]
+    assert "4 heads" in found[0].what
+    assert problems(DENSE, layout("ring", 8)) == []
+    assert problems(DENSE, layout("ring+ulysses", 8)) == []
+    assert len(problems(DENSE, layout("ring+ulysses", 8, tp=4))) == 1

@@ -1,0 +1,175 @@
+"""Pipelines run the schedules that the simulator times, and give what one device gives."""
+
+import msgspec
+import pytest
+
+pytest.importorskip("torch", reason="trains on gloo ranks")
+
+import torch
+
+from meshwright.policy.pipeline.schedule import Action
+from meshwright.run.nn.build import Options, build
+from meshwright.run.nn.initialise import materialise
+from meshwright.run.parallel.collective.launch import launch
+from meshwright.run.parallel.mesh import Mesh
+from meshwright.run.parallel.pipeline import completing, problems, step_schedule
+from meshwright.run.parallel.runner import Runner
+from meshwright.run.parallel.spread import spread
+from meshwright.run.parallel.stage import Microbatch
+from meshwright.run.parallel.sync import make_sync
+from meshwright.spec.layout import Layout
+from meshwright.spec.model import Model, decoder
+from meshwright.spec.model.feedforward import Experts
+from meshwright.spec.model.model import MultiToken
+from tests.run.parallel.equivalence import Case, check
+
+DENSE = decoder("dense", layers=8, hidden=16, heads=2, ffn=24, vocab=31)
+SMALL = decoder("dense", layers=4, hidden=16, heads=2, ffn=24, vocab=31)
+TIED = msgspec.structs.replace(SMALL, tied=True)
+EXPERTS = Experts(count=4, top_k=2, width=8, shared_width=8)
+ROUTED = decoder("routed", layers=4, hidden=16, heads=2, ffn=24, vocab=31, experts=EXPERTS)
+FURTHER = msgspec.structs.replace(
+    SMALL,
+    multi_token=MultiToken(depth=1, block=SMALL.blocks[0].name),
+    embedding_norm=True,
+)
+CHUNKED = {"interleaved", "zb-v", "dualpipe-v"}
+SCHEDULES = (
+    "gpipe",
+    "1f1b",
+    "zb-h1",
+    "zb-h2",
+    "interleaved",
+    "zb-v",
+    "dualpipe-v",
+    "dualpipe",
+)
+
+
+def layout(pp: int, schedule: str = "1f1b", **others: object) -> Layout:
+    stages = 2 if schedule in CHUNKED else 1
+    return msgspec.convert(
+        {"pp": pp, "schedule": schedule, "virtual_stages": stages, "precision": "fp32"} | others,
+        Layout,
+    )
+
+
+def differing(cases: list[Case]) -> dict[str, list[str]]:
+    return {name: lines for name, lines in check(cases).items() if lines}
+
+
+def test_two_stages_train_as_one_device_under_every_schedule() -> None:
+    cases = [Case(kind, SMALL, layout(2, kind), sequences=4) for kind in SCHEDULES]
+    assert differing(cases) == {}
+
+
+def test_two_stages_train_what_spans_them_as_one_device() -> None:
+    balanced = Options(balance_weight=0.05)
+    recomputed = {"recompute": "full", "recompute_layers": 1}
+    cases = [
+        Case("tied", TIED, layout(2), sequences=4),
+        Case("tied, both ends on one rank", TIED, layout(2, "zb-v"), sequences=4),
+        Case("further tokens", FURTHER, layout(2, "zb-h1"), sequences=4),
+        Case("further tokens, both ends twice", FURTHER, layout(2, "dualpipe"), sequences=4),
+        Case("balanced experts", ROUTED, layout(2, "zb-v"), sequences=4, options=balanced),
+        Case("experts at both ends", ROUTED, layout(2, "dualpipe"), sequences=4, options=balanced),
+        Case("uneven", SMALL, layout(2, stage_layers=(3, 1)), sequences=4, packed=True),
+        Case("ends without layers", SMALL, layout(2, stage_layers=(4, 0)), sequences=2),
+        Case("recomputed", SMALL, layout(2, "interleaved", **recomputed), sequences=4),
+        Case("waits at once", SMALL, layout(2, "zb-h1", overlap_pp=False), sequences=4),
+    ]
+    assert differing(cases) == {}
+
+
+def test_four_stages_train_as_one_device() -> None:
+    uneven = (1, 2, 0, 1, 1, 0, 2, 1)
+    cases = [
+        Case("gpipe", SMALL, layout(4, "gpipe"), sequences=4),
+        Case("1f1b", TIED, layout(4)),
+        Case("zb-h1", SMALL, layout(4, "zb-h1"), sequences=6),
+        Case("interleaved, uneven", DENSE, layout(4, "interleaved", stage_layers=uneven)),
+        Case("zb-v", DENSE, layout(4, "zb-v", microbatch=2)),
+        Case("dualpipe-v", DENSE, layout(4, "dualpipe-v"), sequences=5),
+        Case("dualpipe", TIED, layout(4, "dualpipe"), sequences=5),
+    ]
+    assert differing(cases) == {}
+
+
+def test_stages_compose_with_tensor_and_data_parallelism() -> None:
+    both = {"tp": 2, "dp": 2, "microbatch": 1}
+    cases = [
+        Case("1f1b", TIED, layout(2, sequence_parallel=True, **both)),
+        Case("zb-v", SMALL, layout(2, "zb-v", zero=2, **both)),
+    ]
+    assert differing(cases) == {}
+
+
+LENGTHS = (12, 5, 16, 9)
+
+
+def mixed(vocab: int) -> list[Microbatch]:
+    """Return microbatches of different lengths."""
+    made = torch.Generator().manual_seed(2)
+    rows = [torch.randint(0, vocab, (2, length + 1), generator=made) for length in LENGTHS]
+    return [Microbatch(each[:, :-1].clone(), each[:, 1:].clone()) for each in rows]
+
+
+def run_mixed(model: Model, asked: Layout) -> tuple[list[str], list[Action], list[int], bool]:
+    """Run one step; return wrong gradients, what was done, whose gradients were complete when."""
+    mesh = Mesh(asked)
+    mine = spread(model, mesh, dtype=torch.float32, seed=1)
+    runner, sync = Runner(mine), make_sync(mine)
+    evaluated = mesh.world.all_reduce(runner.evaluate(mixed(model.vocab)[0]).nats.reshape(1))
+    completed: list[int] = []
+    sync.begin()
+    runner(mixed(model.vocab), 0.01, completed.append)
+    assert runner.pipeline is not None
+    performed = runner.pipeline.performed
+    gradients = sync.gradients()
+    whole = build(model, dtype=torch.float32)
+    materialise(whole, "cpu", seed=1)
+    for each in mixed(model.vocab):
+        (whole.loss(each.tokens_BT, each.labels_BT).total * 0.01).backward()
+    first = mixed(model.vocab)[0]
+    wanted = whole.loss(first.tokens_BT, first.labels_BT).nats_sum
+    wrong = [
+        name
+        for name, found in gradients.items()
+        if not torch.allclose(found, whole.get_parameter(name).grad, rtol=1e-4, atol=1e-7)
+    ]
+    if not torch.allclose(evaluated, wanted):
+        wrong.append(f"evaluation: {float(evaluated)}, {float(wanted)}")
+    starts = [one.start_s for one in performed]
+    return wrong, [one.action for one in performed], completed, starts == sorted(starts)
+
+
+def test_ranks_do_what_the_schedule_says_also_with_microbatches_of_different_lengths() -> None:
+    asked = layout(2, "zb-v")
+    schedule = step_schedule(asked, len(LENGTHS))
+    for rank, (wrong, did, completed, in_order) in enumerate(launch(2, run_mixed, SMALL, asked)):
+        lane = schedule.actions[rank]
+        assert wrong == []
+        assert tuple(did) == lane
+        assert in_order
+        assert sorted(completed) == list(schedule.chunks_of(rank))
+
+
+def test_a_chunk_is_complete_with_the_last_pass_that_touches_its_weights() -> None:
+    lane = (
+        Action("F", 0, 0),
+        Action("F", 3, 0),
+        Action("B", 3, 0),
+        Action("I", 0, 0),
+        Action("W", 0, 0),
+        Action("I", 3, 1),
+        Action("W", 3, 1),
+    )
+    assert completing(lane) == {Action("W", 0, 0), Action("W", 3, 1)}
+
+
+def test_a_rank_without_any_layer_is_refused() -> None:
+    idle = layout(4, stage_layers=(2, 0, 1, 1))
+    (problem,) = problems(SMALL, idle)
+    assert "pipeline rank 1" in problem.what
+    assert problems(SMALL, layout(4, stage_layers=(0, 2, 2, 0))) == []
+    assert problems(SMALL, Layout()) == []
