@@ -20,7 +20,6 @@ from meshwright.spec.units import format_count, parse_count
 from meshwright.spec.work import read_model
 
 if TYPE_CHECKING:
-    from meshwright.run.parallel.verify.compare import Deviation
     from meshwright.run.parallel.verify.shrink import Shrunk
     from meshwright.run.parallel.verify.step import MakeUpdates
     from meshwright.run.parallel.verify.verify import Verdict
@@ -31,8 +30,11 @@ EXAMPLES = (
     'mw verify llama3-70b --layout "tp=8,sequence_parallel=true,pp=4,dp=8,zero=1" --dry-run',
 )
 _EXAMPLE = '--layout "tp=2,sequence_parallel=true"'
-_KINDS = ("activation", "gradient", "update")
 _NEEDED = {"torch"}
+_MEANING = (
+    "error: root mean square of the difference over a rank's part, relative to the whole tensor "
+    "in fp32; one device: the same without a layout; limit: what is let through"
+)
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -43,7 +45,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--layout", action="append", default=[], metavar="LAYOUT", dest="layouts",
-        help="fields of a layout, KEY=VALUE with commas, or a TOML file; may be given several times",
+        help="fields of a layout, KEY=VALUE with commas, or a TOML file; may be given again",
     )  # fmt: skip
     parser.add_argument(
         "--precision", default="fp32", metavar="WORD",
@@ -188,10 +190,10 @@ def _verified(args: argparse.Namespace, model: Model, layouts: list[Layout]) -> 
     views: list[View] = [
         facts({"model": f"{model.name}, shrunk to {size} parameters", "step": step}),
         _shrunk(small),
-        _verdicts(layouts, verdicts, args.precision),
+        _verdicts(layouts, verdicts),
         *(_disagreement(number, verdict) for number, verdict in enumerate(verdicts, 1)
           if not verdict.agrees),
-        Note("errors: root mean square over a rank's part, relative to the whole tensor's"),
+        Note(_MEANING),
     ]  # fmt: skip
     quiet = tuple("agrees" if verdict.agrees else "disagrees" for verdict in verdicts)
     return Answer("verify/1", data, tuple(views), quiet, 0 if agree else 1)
@@ -210,26 +212,21 @@ def _shown(value: object) -> str:
     return "none" if value is None else str(value)
 
 
-def _verdicts(layouts: list[Layout], verdicts: "Sequence[Verdict]", precision: str) -> View:
-    rows = []
-    for layout, verdict in zip(layouts, verdicts, strict=True):
-        worst = {each.kind: each for each in verdict.worst}
-        cells = [_error(worst.get(kind), precision) for kind in _KINDS]
+def _verdicts(layouts: list[Layout], verdicts: "Sequence[Verdict]") -> View:
+    rows: list[tuple[object, ...]] = []
+    for number, (layout, verdict) in enumerate(zip(layouts, verdicts, strict=True), 1):
         word = "agrees" if verdict.agrees else "fails" if verdict.failure else "disagrees"
-        rows.append((words_of(layout), layout.gpus, word, *cells, f"{verdict.wall_s:.1f}"))
-    kinds = ", ".join(f"{kind}s" for kind in _KINDS)
+        head: tuple[object, ...] = (number, words_of(layout), word)
+        for worst in verdict.worst:
+            figures = (f"{worst.error:.1e}", f"{worst.alone:.1e}", f"{worst.limit:.1e}")
+            rows.append((*head, worst.kind, *figures, f"{worst.name}, rank {worst.rank}"))
+            head = ("", "", "")
+        if verdict.failure:
+            rows.append((*head, "", "", "", "", ""))
     return table(
-        f"layout, ranks, verdict, {kinds}, s", rows,
-        "worst error of all tensors and ranks, and what is let through",
-        right="ranks, s", wide=f"layout, {kinds}",
+        "no., layout, verdict, worst, error, one device, limit, of tensor", rows,
+        right="no., error, one device, limit", wide="layout, of tensor",
     )  # fmt: skip
-
-
-def _error(worst: "Deviation | None", precision: str) -> str:
-    if worst is None:
-        return ""
-    alone = "" if precision == "fp32" else f", one device {worst.alone:.1e}"
-    return f"{worst.error:.1e} of {worst.limit:.0e}{alone}"
 
 
 def words_of(layout: Layout) -> str:

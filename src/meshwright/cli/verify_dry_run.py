@@ -39,32 +39,32 @@ def rehearsed(
         sound = sound and not found.problems
         quiet.append("sound" if not found.problems else "unsound")
         data.append(_data(layout, count, found))
-        views += _views(number, model, layout, length, count, found)
-    views.append(Note("bytes are those of tensors handed over, by the busiest rank that was played"))
+        step = f"{count} microbatches of {layout.microbatch} × {length:,} tokens"
+        views += _views(f"layout {number}: {model.name}", layout, step, found)
+    views.append(
+        Note("bytes are those of tensors handed over, by the busiest rank that was played")
+    )
     body = {"model": model.name, "sequence": length, "sound": sound, "layouts": data}
     return Answer("verify.dry-run/1", body, tuple(views), tuple(quiet), 0 if sound else 1)
 
 
-def _views(
-    number: int, model: Model, layout: Layout, length: int, count: int, found: "Rehearsal"
-) -> list[View]:
+def _views(title: str, layout: Layout, step: str, found: "Rehearsal") -> list[View]:
     held = [one.parameters for one in found.played]
     least, most = min(held), max(held)
     summary = {
         "layout": f"{layout.gpus:,} ranks: tp {layout.tp}, cp {layout.cp}, pp {layout.pp}, "
         f"dp {layout.dp}, ep {layout.ep}, zero {layout.zero}",
-        "step": f"{count} microbatches of {layout.microbatch} × {length:,} tokens",
+        "step": step,
         "played": f"{len(found.played):,} ranks in {format_seconds(found.wall_s)}",
-        "each holds": f"{format_count(least)} to {format_count(most)} of the parameters of "
-        f"{model.name}",
+        "each holds": f"{format_count(least)} to {format_count(most)} parameters",
         "schedule": found.schedule,
         "verdict": "every group does the same in the same order"
         if not found.problems
         else f"{len(found.problems)} problems",
     }
-    shown: list[View] = [facts(summary, f"layout {number}")]
+    shown: list[View] = [facts(summary, title)]
     rows = [
-        (one.group, one.ranks, one.op, f"{one.count:,}", format_bytes(one.size_bytes))
+        (one.group, one.ranks, one.op, f"{one.calls:,}", format_bytes(one.size_bytes))
         for one in found.traffic()
     ]
     numbers = "ranks, calls, bytes"

@@ -208,6 +208,7 @@ class WeightGradient:
         self.x, self.x_scale = x, x_scale
 
     def __call__(self) -> torch.Tensor:
+        """Compute it."""
         x_KN = self.layer.turned_input(self.x, self.x_scale)
         fast = "wgrad" in self.layer.recipe.fast
         return multiply_fp8(self.dy_MN, x_KN, dtype=self.dtype, fast=fast)

@@ -75,8 +75,9 @@ class Alarm:
         self.patience_s, self._tick_s, self._silent_s = patience_s, tick_s, silent_s
         self._folder = None if folder is None else Path(folder)
         self._beat, self._looks = 0, 0
-        self._deaf_since: float | None = None
-        """When the store was lost; torch is loud about every further attempt, so there is none."""
+        self._deaf, self._ended = False, frozenset[int]()
+        """Whether the store is lost: torch is loud about every further attempt, so there is none.
+        And the ranks of this host that had ended by then."""
         self._excuse: tuple[str, float] = ("", 0.0)
         self._queued: tuple[Flying, float] | None = None
         self._heard: dict[int, tuple[int, float]] = {}
@@ -127,7 +128,7 @@ class Alarm:
         note = f"{type(error).__name__}: {error}"[:2000] + place
         self._rest("raised", note)
         mine = self._status(state="raised", note=note)
-        if self._deaf_since is not None:
+        if self._deaf:
             return
         with contextlib.suppress(RuntimeError):
             self._board.ring(judge(Scene(self._board.read() | {self.rank: mine}), self.rank))
@@ -137,7 +138,7 @@ class Alarm:
             return
         self._over.set()
         self._thread.join(2 * self._tick_s + 1)
-        if self._deaf_since is None:
+        if not self._deaf:
             with contextlib.suppress(RuntimeError):
                 self._board.publish(self._status(state=state, note=note))
         self._board.close(self.journal)
@@ -155,14 +156,15 @@ class Alarm:
         self._beat += 1
         blocked = self._blocked()
         mine = self._status(blocked=blocked)
-        if self._deaf_since is not None:
+        if self._deaf:
             return self._alone(board, mine, blocked)
         try:
             board.publish(mine)
             verdict = board.heard() or self._look(board, mine, blocked)
             return None if verdict is None else board.ring(verdict)
         except RuntimeError:  # the store is gone, and with it the process that holds it
-            self._deaf_since = time.monotonic()
+            # Later, those who end because of it would be named too.
+            self._deaf, self._ended = True, board.ended()
             return None
 
     def _alone(self, board: Noticeboard, mine: Status, blocked: _Blocked | None) -> Verdict | None:
@@ -170,7 +172,7 @@ class Alarm:
         waits = blocked is not None and blocked.seconds > _LEFT_S
         if not waits and not self._lost:
             return None
-        ended = sorted(board.ended())
+        ended = sorted(self._ended or board.ended())
         who = "; ".join(
             f"rank {rank} ended, its process is gone; it was last in {board.last_of(rank)}"
             for rank in ended

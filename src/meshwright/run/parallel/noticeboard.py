@@ -2,8 +2,8 @@
 
 Statuses and the bell go through the job's store. Besides, each rank has a page of memory with its
 last journal entry, which the others of its host map: it can be read after its process died, when
-the store only has what was said half a second before. The page's file loses its name as soon as all
-have mapped it, so that nothing is left behind.
+the store only has what was said half a second before. The last one to map them takes the files'
+names away, so that nothing is left behind.
 """
 
 import mmap
@@ -66,15 +66,16 @@ class Noticeboard:
             for mate, each in self._mates.items()
             if each.page
         }
-        self._store.add(f"mapped/{self.hello.host}", 1)
+        if self._store.add(f"mapped/{self.hello.host}", 1) == len(self._mates):
+            for each in self._mates.values():
+                if each.page:
+                    Path(each.page).unlink(missing_ok=True)
         self._gone: set[int] = set()
         """Ranks of this host whose processes ended well."""
 
     def publish(self, status: Status) -> None:
         """Let the others read what this rank does."""
         self._say("status", status)
-        if self._page is not None and self._all_mapped():
-            self._forget_page()
 
     def read(self, ranks: Sequence[int] | None = None) -> dict[int, Status]:
         """Return the statuses of some ranks, of all without."""
@@ -133,9 +134,6 @@ class Noticeboard:
         same = status.at is not None and status.at.group == seen.group
         members = status.members if same else ()
         return msgspec.structs.replace(status, at=seen, counts=counts, members=members)
-
-    def _all_mapped(self) -> bool:
-        return bool(self._store.add(f"mapped/{self.hello.host}", 0) >= len(self._mates))
 
     def _forget_page(self) -> None:
         if self._page is not None:

@@ -1,10 +1,10 @@
 """`rehearse`: run a layout's step on one processor, rank after rank, without data or devices.
 
-Every chosen rank is played in turn: its groups are formed by torch's fake process group, its part of
-the model is built without memory, and one step's passes run on shapes alone. What each rank would
-send, to whom and in which order is left in its journal; ranks of one group must agree, and what one
-pipeline rank sends another must expect. The schedule is proved free of deadlocks by itself. So a
-layout of hundreds of GPUs is tried before any is rented.
+Every chosen rank is played in turn: its groups are formed by torch's fake process group, its part
+of the model is built without memory, and one step's passes run on shapes alone. What each rank
+would send, to whom and in which order is left in its journal; ranks of one group must agree, and
+what one pipeline rank sends another must expect. The schedule is proved free of deadlocks by
+itself. So a layout of hundreds of GPUs is tried before any is rented.
 
 Where tokens go depends on their numbers: experts are taken to get equally many.
 """
@@ -39,7 +39,7 @@ class Traffic(NamedTuple):
 
     group: str
     op: str
-    count: int
+    calls: int
     size_bytes: int
     """Of all tensors handed over."""
     ranks: int

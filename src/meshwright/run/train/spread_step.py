@@ -18,6 +18,7 @@ from meshwright.run.nn.decoder import Decoder
 from meshwright.run.nn.fp8 import keep_fp8_weights, use_precision
 from meshwright.run.nn.linear import use_products
 from meshwright.run.nn.recompute import use_recompute
+from meshwright.run.parallel.experts import sum_loads
 from meshwright.run.parallel.mesh import Mesh
 from meshwright.run.parallel.order_check import OrderCheck
 from meshwright.run.parallel.runner import Runner, Sums
@@ -122,10 +123,8 @@ class SpreadStep:
 
     def _balance(self, rate: float | Tensor) -> None:
         """Move the bias of experts by the load over all ranks that share a step's tokens."""
-        stage = self.spread.mesh["tp-cp-dp"]
+        sum_loads(self.spread.decoder, self.spread.mesh)
         for part in self.spread.decoder.experts():
-            if part.load is not None:
-                stage.all_reduce(part.load)
             part.update_balance(rate)
 
     @property

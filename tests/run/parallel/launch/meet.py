@@ -1,6 +1,8 @@
 """A rank of a job, for tests: meets the others, adds up all ranks, prints the sum.
 
-python meet.py [--lr TEXT --of RANK] [--end CODE --of RANK] [--stay] [--late RANK]
+`--of RANK` chooses a rank: it has another `--lr`, or ends with `--end CODE` (minus a signal's
+number to be killed by it). With `--stay` ranks meet nobody, and wait to be asked to end; with
+`--deaf` they do not listen.
 """
 
 import argparse
@@ -9,11 +11,8 @@ import signal
 import sys
 import time
 
-import torch
-import torch.distributed as dist
-
 from meshwright.errors import MeshwrightError
-from meshwright.run.parallel.launch.environment import connect, world_of
+from meshwright.run.parallel.launch.environment import World, connect, world_of
 
 
 def main() -> int:
@@ -21,39 +20,46 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--of", type=int, default=-1)
     parser.add_argument("--lr", default="1e-3")
-    parser.add_argument("--end", type=int, default=None)
-    parser.add_argument("--stay", action="store_true")
-    parser.add_argument("--late", type=int, default=-1)
+    parser.add_argument("--end", type=int)
+    for flag in ("--stay", "--deaf"):
+        parser.add_argument(flag, action="store_true")
     args = parser.parse_args()
     world = world_of()
-    if world.rank == args.late:
-        return 0
     chosen = world.rank == args.of
-    lr = args.lr if chosen else "1e-3"
+    if args.stay:
+        return _end(args.end) if chosen and args.end else _stay(world.rank, deaf=args.deaf)
     try:
-        connect(
-            world, "cpu", job={"optimizer.lr": lr, "seed": 1}, meet_s=60 if args.late < 0 else 3
-        )
+        connect(world, "cpu", job={"optimizer.lr": args.lr if chosen else "1e-3", "seed": 1})
     except MeshwrightError as error:
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code
-    if args.stay:
-        return _stay(world.rank)
+    return _add(world, None if args.end is None else (args.end if chosen else 0))
+
+
+def _add(world: World, end: int | None) -> int:
+    """Add up all ranks; where one of them then ends, the others wait for it."""
+    import torch
+    import torch.distributed as dist
+
     total = torch.tensor([float(world.rank)])
     dist.all_reduce(total)
     sys.stdout.write(f"sum {total.item():g} of {world.size}\n")
     sys.stdout.flush()
-    if args.end is not None and chosen:
-        if args.end < 0:
-            os.kill(os.getpid(), -args.end)
-        return int(args.end)
-    if args.end is not None:
-        dist.all_reduce(total)  # waits for one that is gone
+    if end:
+        return _end(end)
+    if end is not None:
+        dist.all_reduce(total)
     dist.destroy_process_group()
     return 0
 
 
-def _stay(rank: int) -> int:
+def _end(code: int) -> int:
+    if code < 0:
+        os.kill(os.getpid(), -code)
+    return code
+
+
+def _stay(rank: int, *, deaf: bool) -> int:
     """Wait to be asked to end, and count how often."""
     asked: list[int] = []
     for each in (signal.SIGINT, signal.SIGTERM):
@@ -61,7 +67,7 @@ def _stay(rank: int) -> int:
     sys.stderr.write(f"rank {rank} is ready\n")
     sys.stderr.flush()
     until = time.monotonic() + 60
-    while not asked and time.monotonic() < until:
+    while (deaf or not asked) and time.monotonic() < until:
         time.sleep(0.05)
     time.sleep(0.3)
     sys.stderr.write(f"rank {rank} was asked {len(asked)} times\n")

@@ -1,5 +1,6 @@
 """How far the tensors of a rank are from those of one device, and which operation is off first."""
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
@@ -7,13 +8,12 @@ import torch
 from torch import Tensor
 
 from meshwright.run.nn.build import build
-from meshwright.run.nn.holding import Holding
 from meshwright.run.parallel.context import order_of
 from meshwright.run.parallel.verify.probe import backward_order, in_order
 from meshwright.run.parallel.verify.step import Tensors
 from meshwright.run.parallel.verify.tolerances import KINDS, Kind, limit
 from meshwright.spec.layout import Layout
-from meshwright.spec.layout.ranks import coordinate
+from meshwright.spec.layout.ranks import Coordinate, coordinate
 from meshwright.spec.model import Model
 
 LOSS, NORM = "loss", "norm of all gradients"
@@ -31,7 +31,7 @@ class Deviation(NamedTuple):
     error: float
     """From one device in float32."""
     alone: float
-    """How far one device in the layout's format is off."""
+    """How far one device in the layout's format is off, in the whole tensor or in this part."""
     limit: float
 
     @property
@@ -68,35 +68,37 @@ def deviations(layout: Layout, rank: int, mine: Tensors, base: Baseline) -> list
     """Compare everything a rank has with the same part of what one device has."""
     found = []
     place = coordinate(layout, rank)
-
-    def add(kind: Kind, name: str, error: float, alone: float) -> None:
-        found.append(Deviation(kind, name, rank, error, alone, limit(kind, layout, alone)))
-
     wanted, alone = base.wanted, base.alone
+    tokens = joined(wanted.activations["embedding"]).shape[:2].numel()
+
+    def add(kind: Kind, name: str, error: float, off: float) -> None:
+        most = limit(kind, layout, off, tokens)
+        found.append(Deviation(kind, name, rank, error, off, most))
+
     for name, by_row in mine.activations.items():
-        whole = joined(wanted.activations[name])
+        whole, other = joined(wanted.activations[name]), joined(alone.activations[name])
         scale = _mean(whole)
-        off = relative(joined(alone.activations[name]), whole, scale)
-        errors = [
-            relative(part, _tokens(whole[row : row + len(part)], layout, place), scale)
-            for row, part in by_row.items()
-        ]
-        add("activation", name, _largest(errors), off)
+        expected, without = (_seen(each, by_row, layout, place) for each in (whole, other))
+        off = max(relative(other, whole, scale), relative(without, expected, scale))
+        add("activation", name, relative(joined(by_row), expected, scale), off)
     add("activation", LOSS, abs(mine.loss / wanted.loss - 1), abs(alone.loss / wanted.loss - 1))
     least = LEAST * _average(wanted.gradients)
     for name, part in mine.gradients.items():
-        whole, lie = wanted.gradients[name], mine.lies[name]
+        whole, other, lie = wanted.gradients[name], alone.gradients[name], mine.lies[name]
         scale = max(_mean(whole), least)
-        expected = lie.holding.take(whole).reshape(-1)[lie.start : lie.stop]
-        off = relative(alone.gradients[name], whole, scale)
+        expected, without = (
+            lie.holding.take(each).reshape(-1)[lie.start : lie.stop] for each in (whole, other)
+        )
+        off = max(relative(other, whole, scale), relative(without, expected, scale))
         add("gradient", name, relative(part.reshape(-1), expected, scale), off)
     add("gradient", NORM, abs(mine.norm / wanted.norm - 1), abs(alone.norm / wanted.norm - 1))
     least = LEAST * _average(wanted.updates)
     for name, part in mine.updates.items():
-        whole = wanted.updates[name]
+        whole, other = wanted.updates[name], alone.updates[name]
         scale = max(_mean(whole), least)
-        off = relative(alone.updates[name], whole, scale)
-        add("update", name, relative(part, mine.holdings[name].take(whole), scale), off)
+        expected, without = (mine.holdings[name].take(each) for each in (whole, other))
+        off = max(relative(other, whole, scale), relative(without, expected, scale))
+        add("update", name, relative(part, expected, scale), off)
     return found
 
 
@@ -105,12 +107,12 @@ def joined(by_row: Mapping[int, Tensor]) -> Tensor:
     return torch.cat([by_row[row] for row in sorted(by_row)])
 
 
-def _tokens(whole: Tensor, layout: Layout, place: object) -> Tensor:
-    """Return a rank's tokens of an operation's result."""
-    tp, cp = getattr(place, "tp"), getattr(place, "cp")
+def _seen(whole: Tensor, by_row: Mapping[int, Tensor], layout: Layout, place: Coordinate) -> Tensor:
+    """Return a rank's sequences of an operation's result, and its tokens of these."""
+    found = torch.cat([whole[row : row + len(by_row[row])] for row in sorted(by_row)])
     if layout.cp > 1:
-        whole = order_of(layout, whole.shape[1]).take(whole, cp)
-    return whole.chunk(layout.tp, 1)[tp] if layout.sequence_parallel else whole
+        found = order_of(layout, found.shape[1]).take(found, place.cp)
+    return found.chunk(layout.tp, 1)[place.tp] if layout.sequence_parallel else found
 
 
 def _mean(tensor: Tensor) -> float:
@@ -120,10 +122,6 @@ def _mean(tensor: Tensor) -> float:
 def _average(tensors: Mapping[str, Tensor]) -> float:
     squares = sum(float(each.double().square().sum()) for each in tensors.values())
     return float((squares / sum(each.numel() for each in tensors.values())) ** 0.5)
-
-
-def _largest(errors: list[float]) -> float:
-    return float("nan") if any(each != each for each in errors) else max(errors)
 
 
 def in_execution_order(model: Model) -> dict[tuple[Kind, str], int]:
@@ -143,7 +141,7 @@ def first_off(found: list[Deviation], order: Mapping[tuple[Kind, str], int]) -> 
         return None
     at = min(wrong, key=lambda each: order[each.kind, each.name])
     same = [each for each in wrong if (each.kind, each.name) == (at.kind, at.name)]
-    worst = max(same, key=lambda each: (each.error != each.error, each.error))
+    worst = max(same, key=lambda each: (math.isnan(each.error), each.error))
     return First(at.kind, at.name, tuple(sorted({each.rank for each in same})), worst)
 
 
@@ -152,4 +150,4 @@ def worst_by_kind(found: list[Deviation]) -> Iterator[Deviation]:
     for kind in KINDS:
         some = [each for each in found if each.kind == kind]
         if some:
-            yield max(some, key=lambda each: (each.error != each.error, each.error / each.limit))
+            yield max(some, key=lambda each: (math.isnan(each.error), each.error / each.limit))

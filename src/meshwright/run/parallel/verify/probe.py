@@ -44,8 +44,8 @@ class Probe:
         for number, layer in decoder.layers.named_children():
             assert isinstance(layer, Block)
             self._listen_to_block(f"layers.{number}", layer)
-        for number, head in enumerate(decoder.multi_token):
-            self._listen(f"multi_token.{number}", head)
+        for index, head in enumerate(decoder.multi_token):
+            self._listen(f"multi_token.{index}", head)
         if hasattr(decoder, "head"):
             decoder.finish = self._around(decoder.finish, FINAL)  # type: ignore[method-assign]
 

@@ -290,7 +290,9 @@ def _split(split: tuple[int, ...], layers: int) -> tuple[int, ...]:
     """Share out fewer layers as unevenly as before; chunks without any stay without."""
     found = [min(1, size) for size in split]
     while sum(found) < layers:
-        lacks = [size / (have + 1) if size else -1.0 for size, have in zip(split, found, strict=True)]
+        lacks = [
+            size / (have + 1) if size else -1.0 for size, have in zip(split, found, strict=True)
+        ]
         found[lacks.index(max(lacks))] += 1
     return tuple(found)
 

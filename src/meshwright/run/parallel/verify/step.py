@@ -9,7 +9,6 @@ far gradients are off; the learning rate is large, so that 16-bit weights can sh
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -102,14 +101,16 @@ class Tensors(NamedTuple):
     """Length of all gradients."""
 
 
-Meddle = Callable[[Spread], AbstractContextManager[object]]
-"""Changes a rank for the length of a step; tests break things with it."""
+Meddle = Callable[[Spread], None]
+"""Changes what a rank has of the model; tests break things with it."""
 
 
 def run_step(asked: Asked, layout: Layout, meddle: Meddle | None = None) -> Tensors:
     """Run the step on this rank of a layout, or on one device where it has one rank."""
     mesh = Mesh(layout)
     mine = spread(asked.model, mesh, dtype=DTYPES[layout.precision], seed=asked.seed)
+    if meddle is not None:
+        meddle(mine)
     sync = make_sync(mine)
     updates = asked.make_updates(sync.named_parameters(), layout)
     runner = Runner(mine)
@@ -120,17 +121,16 @@ def run_step(asked: Asked, layout: Layout, meddle: Meddle | None = None) -> Tens
         before = _weights(mine.decoder)
     share = 1 / (asked.sequences * asked.length)
     scale = 1.0 if updates.loss_scale is None else float(updates.loss_scale.scale)
-    with nullcontext() if meddle is None else meddle(mine):
-        sync.begin()
-        sums = runner(parts, share * scale, sync.last)
-        # Ranks of a tensor-parallel group have the same loss, those of earlier stages none.
-        loss = mesh.world.all_reduce(sums.nats.reshape(1).double() * share) / layout.tp
-        complete = sync.gradients()
-        gradients = {name: each.float() / scale for name, each in complete.items()}
-        norm = sync.norm()
-        length = float(norm.norm) / scale
-        updates.step(LEARNING_RATE, norm=norm, gradients=complete)
-        sync.finish()
+    sync.begin()
+    sums = runner(parts, share * scale, sync.last)
+    # Ranks of a tensor-parallel group have the same loss, those of earlier stages none.
+    loss = mesh.world.all_reduce(sums.nats.reshape(1).double() * share) / layout.tp
+    complete = sync.gradients()
+    gradients = {name: each.float() / scale for name, each in complete.items()}
+    norm = sync.norm()
+    length = float(norm.norm) / scale
+    updates.step(LEARNING_RATE, norm=norm, gradients=complete)
+    sync.finish()
     sum_loads(mine.decoder, mesh)
     for part in mine.decoder.experts():
         part.update_balance(BALANCE_RATE)
@@ -169,5 +169,3 @@ def _announce(mine: Spread, probe: Probe) -> None:
 
 def _weights(decoder: nn.Module) -> dict[str, Tensor]:
     return {name: each.detach().float().clone() for name, each in decoder.named_parameters()}
-
-

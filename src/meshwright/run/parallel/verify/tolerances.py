@@ -11,6 +11,7 @@ off for the same tensor, measured in the same call; no tensor is asked to be nea
 format's own rounding.
 """
 
+import math
 from collections.abc import Iterator
 from typing import Literal
 
@@ -21,14 +22,17 @@ KINDS: tuple[Kind, ...] = ("activation", "gradient", "update")
 
 MARGIN = 4.0
 """Between the largest error that was measured and what is let through."""
+TOKENS = 256
+"""Of the steps that were measured. Sums over more of them are rounded more often: errors that are
+independent of each other add up to the root of their number."""
 FP32: dict[str, dict[Kind, float]] = {
-    "tp": {"activation": 1e-5, "gradient": 1e-5, "update": 1e-5},
-    "cp": {"activation": 1e-5, "gradient": 1e-5, "update": 1e-5},
-    "pp": {"activation": 1e-5, "gradient": 1e-5, "update": 1e-5},
-    "dp": {"activation": 1e-5, "gradient": 1e-5, "update": 1e-5},
-    "ep": {"activation": 1e-5, "gradient": 1e-5, "update": 1e-5},
-    "recompute": {"activation": 1e-5, "gradient": 1e-5, "update": 1e-5},
-    "microbatches": {"activation": 1e-5, "gradient": 1e-5, "update": 1e-5},
+    "tp": {"activation": 3e-6, "gradient": 2e-5, "update": 6e-5},
+    "cp": {"activation": 3e-6, "gradient": 7e-6, "update": 7e-5},
+    "pp": {"activation": 7e-7, "gradient": 6e-6, "update": 4e-5},
+    "dp": {"activation": 6e-7, "gradient": 6e-6, "update": 7e-5},
+    "ep": {"activation": 2e-6, "gradient": 6e-6, "update": 7e-5},
+    "recompute": {"activation": 7e-7, "gradient": 6e-6, "update": 7e-5},
+    "microbatches": {"activation": 7e-7, "gradient": 6e-6, "update": 7e-5},
 }
 FACTORS: dict[Kind, float] = {"activation": 3.0, "gradient": 3.0, "update": 3.0}
 ROUNDING = {"bf16": 2.0**-9, "fp16": 2.0**-12}
@@ -45,11 +49,12 @@ def axes_of(layout: Layout) -> Iterator[str]:
     yield "microbatches"
 
 
-def limit(kind: Kind, layout: Layout, alone: float) -> float:
-    """Return the largest error that a layout may have.
+def limit(kind: Kind, layout: Layout, alone: float, tokens: int = TOKENS) -> float:
+    """Return the largest error that a layout may have in a step of so many tokens.
 
     `alone` is the error of one device in the layout's format.
     """
     if layout.precision == "fp32":
-        return max(FP32[axis][kind] for axis in axes_of(layout))
+        most = max(FP32[axis][kind] for axis in axes_of(layout))
+        return most * math.sqrt(max(1, tokens / TOKENS))
     return FACTORS[kind] * max(alone, ROUNDING[layout.precision])

@@ -57,9 +57,9 @@ def verify(
     told = pickle.dumps(base)
     order = in_execution_order(asked.model)
     verdicts = []
-    for layout in layouts:
+    for asked_for in layouts:
         start = time.perf_counter()
-        layout = replace(layout, precision=precision)
+        layout = replace(asked_for, precision=precision)
         try:
             by_rank = launch(
                 layout.gpus, _compared, asked, layout, told, meddle, timeout_s=PATIENCE_S

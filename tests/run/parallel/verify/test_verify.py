@@ -1,0 +1,155 @@
+"""Layouts that compute as one device does agree; of others it is said where they begin not to."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+
+import pytest
+
+pytest.importorskip("torch", reason="trains on gloo ranks")
+
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from meshwright.cli.verify import updates_for
+from meshwright.errors import InputError
+from meshwright.run.parallel.spread import Spread
+from meshwright.run.parallel.verify.compare import deviations, first_off, in_execution_order
+from meshwright.run.parallel.verify.shrink import shrink
+from meshwright.run.parallel.verify.step import Asked, MakeUpdates, Updates, run_step
+from meshwright.run.parallel.verify.verify import baseline, verify
+from meshwright.spec import catalog
+from meshwright.spec.layout import Layout
+from meshwright.spec.layout.kinds import Precision
+
+SEQUENCE = Layout(tp=2, sequence_parallel=True, microbatch=4)
+
+
+def asked(name: str, layouts: list[Layout]) -> tuple[Asked, tuple[Layout, ...]]:
+    small = shrink(catalog.model(name), layouts, sequence=32)
+    return Asked(small.model, 8, 32, 0, updates_for(small.model)), small.layouts
+
+
+@pytest.mark.parametrize(
+    ("name", "layout", "precision"),
+    [
+        ("llama3.1-8b", Layout(tp=2, sequence_parallel=True, cp=2, zero=3), "fp32"),
+        ("deepseek-v3", Layout(pp=2, dp=2, ep=2, zero=1, stage_layers=(30, 31)), "fp32"),
+        ("gpt-oss-20b", Layout(dp=2, ep=2, recompute="full"), "bf16"),
+        ("gemma2-2b", Layout(pp=2, tp=2, schedule="1f1b"), "fp16"),
+    ],
+)
+def test_sound_layouts_agree(name: str, layout: Layout, precision: Precision) -> None:
+    small, layouts = asked(name, [layout])
+    (verdict,) = verify(small, layouts, precision)
+    assert verdict.failure == ""
+    assert verdict.first is None
+    assert verdict.agrees
+    assert [each.kind for each in verdict.worst] == ["activation", "gradient", "update"]
+    # Every parameter and every operation was looked at, on some rank.
+    order = in_execution_order(small.model)
+    assert {(each.kind, each.name) for each in verdict.deviations} >= {
+        key for key in order if not key[1].endswith("balance") or key[0] != "gradient"
+    }
+
+
+def scale_a_sum(mine: Spread) -> None:
+    """Let rank 1 read a little more than the sum of what both have."""
+    mixer = mine.decoder.get_submodule("layers.1.mixer")
+    passage = mixer.passage
+    assert passage is not None
+
+    class Wrong:
+        gathers = passage.gathers  # type: ignore[union-attr]
+        enter, again = passage.enter, passage.again  # type: ignore[union-attr]
+
+        def leave(self, y: Tensor) -> Tensor:
+            left: Tensor = passage.leave(y)  # type: ignore[union-attr,operator]
+            return left * 1.001 if mine.mesh.rank == 1 else left
+
+    mixer.passage = Wrong()  # type: ignore[assignment]
+
+
+def forget_a_norm(mine: Spread) -> None:
+    """Leave each rank with the gradient of its own tokens for one norm."""
+    name = "layers.1.norm_mlp.weight"
+    mine.holdings[name] = replace(mine.holdings[name], partial="")
+
+
+def hurried(
+    make: MakeUpdates, named: Iterator[tuple[str, nn.Parameter]], layout: Layout
+) -> Updates:
+    """Let rank 1 take larger steps."""
+    updates = make(named, layout)
+    step = updates.step
+
+    def wrong(lr: float, **given: object) -> object:
+        rank = dist.get_rank() if dist.is_initialized() else 0
+        return step(lr * (1 + 0.01 * rank), **given)  # type: ignore[arg-type]
+
+    updates.step = wrong  # type: ignore[method-assign]
+    return updates
+
+
+def test_a_wrong_sum_is_named_as_the_first_operation() -> None:
+    small, layouts = asked("llama3.1-8b", [SEQUENCE])
+    (verdict,) = verify(small, layouts, "fp32", meddle=scale_a_sum)
+    assert not verdict.agrees
+    assert verdict.first is not None
+    assert (verdict.first.kind, verdict.first.name) == ("activation", "layers.1.mixer")
+    assert verdict.first.ranks == (1,)
+    # What comes after is off as well, and what came before is not.
+    off = {each.name for each in verdict.deviations if each.exceeds and each.kind == "activation"}
+    assert "layers.1.mlp" in off
+    assert "layers.0.mlp" not in off
+
+
+def test_a_gradient_that_is_not_reduced_is_named() -> None:
+    small, layouts = asked("llama3.1-8b", [SEQUENCE])
+    (verdict,) = verify(small, layouts, "fp32", meddle=forget_a_norm)
+    assert verdict.first is not None
+    assert (verdict.first.kind, verdict.first.name) == ("gradient", "layers.1.norm_mlp.weight")
+    assert verdict.first.ranks == (0, 1)
+
+
+def test_an_update_by_another_rate_is_named() -> None:
+    small, layouts = asked("llama3.1-8b", [Layout(dp=2)])
+    wrong = Asked(small.model, 8, 32, 0, partial(hurried, small.make_updates))
+    (verdict,) = verify(wrong, layouts, "fp32")
+    assert verdict.first is not None
+    assert verdict.first.kind == "update"
+    assert verdict.first.ranks == (1,)
+    assert not any(each.exceeds for each in verdict.deviations if each.kind == "gradient")
+
+
+def raise_on_one(mine: Spread) -> None:
+    """Fail on rank 1."""
+    if mine.mesh.rank == 1:
+        raise ValueError("no memory left")
+
+
+def test_a_layout_that_does_not_run_says_which_rank_failed() -> None:
+    small, layouts = asked("gpt2", [Layout(dp=2)])
+    (verdict,) = verify(small, layouts, "fp32", meddle=raise_on_one)
+    assert not verdict.agrees
+    assert verdict.failure.startswith("rank 1: no memory left")
+
+
+def test_more_ranks_than_a_machine_runs_are_refused() -> None:
+    small, layouts = asked("gpt2", [Layout(dp=16)])
+    with pytest.raises(InputError, match="16 ranks"):
+        verify(small, layouts, "fp32")
+    small, layouts = asked("gpt2", [Layout(dp=2)])
+    with pytest.raises(InputError, match="fp8-blockwise"):
+        verify(small, layouts, "fp8-blockwise")
+
+
+def test_nothing_is_let_through_that_is_not_a_number() -> None:
+    small, (layout,) = asked("gpt2", [Layout(precision="fp32")])
+    base = baseline(small, "fp32")
+    mine = run_step(small, layout)
+    mine.gradients["final_norm.weight"][0] = float("nan")
+    found = deviations(layout, 0, mine, base)
+    first = first_off(found, in_execution_order(small.model))
+    assert first is not None
+    assert (first.kind, first.name) == ("gradient", "final_norm.weight")
