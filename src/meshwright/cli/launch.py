@@ -30,7 +30,7 @@ from meshwright.spec.units import parse_count
 from meshwright.spec.work import read_cluster, read_model, read_work
 
 EXAMPLES = (
-    "mw launch slurm examples/train-tiny.toml layout.dp=16 --partition gpu --time 04:00:00",
+    "mw launch slurm examples/train-tiny.toml layout.dp=16 workload.global_batch=128 --time 240",
     "mw launch slurm examples/train-tiny.toml --submit",
     "mw launch k8s examples/train-tiny.toml --image registry/meshwright:1 --claim data:/data",
     "mw launch ray examples/train-tiny.toml --output start.py",

@@ -16,7 +16,7 @@ from meshwright.spec.files import FORMATS, load_data
 from meshwright.spec.layout import Layout
 from meshwright.spec.model import Model, count_parameters
 from meshwright.spec.read import plain, read
-from meshwright.spec.units import format_count, parse_count
+from meshwright.spec.units import format_count, format_seconds, parse_count
 from meshwright.spec.work import read_model
 
 if TYPE_CHECKING:
@@ -191,6 +191,7 @@ def _verified(args: argparse.Namespace, model: Model, layouts: list[Layout]) -> 
         facts({"model": f"{model.name}, shrunk to {size} parameters", "step": step}),
         _shrunk(small),
         _verdicts(layouts, verdicts),
+        _errors(verdicts, args.precision),
         *(_disagreement(number, verdict) for number, verdict in enumerate(verdicts, 1)
           if not verdict.agrees),
         Note(_MEANING),
@@ -213,20 +214,30 @@ def _shown(value: object) -> str:
 
 
 def _verdicts(layouts: list[Layout], verdicts: "Sequence[Verdict]") -> View:
-    rows: list[tuple[object, ...]] = []
-    for number, (layout, verdict) in enumerate(zip(layouts, verdicts, strict=True), 1):
-        word = "agrees" if verdict.agrees else "fails" if verdict.failure else "disagrees"
-        head: tuple[object, ...] = (number, words_of(layout), word)
-        for worst in verdict.worst:
-            figures = (f"{worst.error:.1e}", f"{worst.alone:.1e}", f"{worst.limit:.1e}")
-            rows.append((*head, worst.kind, *figures, f"{worst.name}, rank {worst.rank}"))
-            head = ("", "", "")
-        if verdict.failure:
-            rows.append((*head, "", "", "", "", ""))
-    return table(
-        "no., layout, verdict, worst, error, one device, limit, of tensor", rows,
-        right="no., error, one device, limit", wide="layout, of tensor",
-    )  # fmt: skip
+    rows = [
+        (number, words_of(layout), layout.gpus, _word(verdict), format_seconds(verdict.wall_s))
+        for number, (layout, verdict) in enumerate(zip(layouts, verdicts, strict=True), 1)
+    ]
+    numbers = "no., ranks, took"
+    return table("no., layout, ranks, verdict, took", rows, right=numbers, wide="layout")
+
+
+def _word(verdict: "Verdict") -> str:
+    if verdict.failure:
+        return "did not run"
+    return "agrees" if verdict.agrees else "disagrees"
+
+
+def _errors(verdicts: "Sequence[Verdict]", precision: str) -> View:
+    rows = [
+        (number, worst.kind, f"{worst.error:.1e}",
+         "" if precision == "fp32" else f"{worst.alone:.1e}",
+         f"{worst.limit:.1e}", worst.name, worst.rank)
+        for number, verdict in enumerate(verdicts, 1)
+        for worst in verdict.worst
+    ]  # fmt: skip
+    columns = "no., worst, error, one device, limit, tensor, rank"
+    return table(columns, rows, right="no., error, one device, limit, rank", wide="tensor")
 
 
 def words_of(layout: Layout) -> str:

@@ -24,5 +24,6 @@ def test_longer_sums_are_rounded_more_often() -> None:
 
 def test_in_16_bits_a_layout_may_be_off_by_a_multiple_of_one_device() -> None:
     layout = Layout(tp=2, precision="bf16")
-    assert limit("update", layout, 0.1) == FACTORS["update"] * 0.1
-    assert limit("update", layout, 0.0) == FACTORS["update"] * ROUNDING["bf16"]
+    factor = FACTORS["tp"]["update"]
+    assert limit("update", layout, 0.1) == factor * 0.1
+    assert limit("update", layout, 0.0) == factor * ROUNDING["bf16"]

@@ -2,7 +2,9 @@
 
 start         what is started: the command, how many ranks on how many nodes, variables
 local         processes of this machine, for `mw train --nproc`
-environment   what any launcher tells a process about its place, and how processes meet
+places        what each launcher tells a process about its place
+environment   that place, whoever told it, and how processes meet
+agreement     how they compare their jobs before a group forms
 slurm, kubernetes, ray   pure writers of job files; they start nothing
 
 Writers load no torch, so that a login node without it can write a job.

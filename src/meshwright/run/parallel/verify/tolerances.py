@@ -7,8 +7,8 @@ In float32 a layout only adds up in another order. `FP32` has for every axis and
 was found over the models and layouts of `tests/run/parallel/verify/measure.py`, times `MARGIN`, as
 a number of one digit; layouts with several axes get the largest of theirs. In 16-bit formats one
 device is off already. A layout may be off by `FACTORS` times what one device of the same format is
-off for the same tensor, measured in the same call; no tensor is asked to be nearer than the
-format's own rounding.
+off for the same tensor, measured in the same call: the largest multiple that was found for an axis,
+half as much again, as a whole number. No tensor is asked to be nearer than the format's rounding.
 """
 
 import math
@@ -34,7 +34,15 @@ FP32: dict[str, dict[Kind, float]] = {
     "recompute": {"activation": 7e-7, "gradient": 6e-6, "update": 7e-5},
     "microbatches": {"activation": 7e-7, "gradient": 6e-6, "update": 7e-5},
 }
-FACTORS: dict[Kind, float] = {"activation": 3.0, "gradient": 3.0, "update": 3.0}
+FACTORS: dict[str, dict[Kind, float]] = {
+    "tp": {"activation": 4, "gradient": 3, "update": 7},
+    "cp": {"activation": 3, "gradient": 4, "update": 4},
+    "pp": {"activation": 2, "gradient": 2, "update": 2},
+    "dp": {"activation": 2, "gradient": 2, "update": 2},
+    "ep": {"activation": 4, "gradient": 4, "update": 4},
+    "recompute": {"activation": 2, "gradient": 2, "update": 2},
+    "microbatches": {"activation": 2, "gradient": 3, "update": 4},
+}
 ROUNDING = {"bf16": 2.0**-9, "fp16": 2.0**-12}
 """Half the distance of neighbouring numbers, relative to them."""
 
@@ -57,4 +65,5 @@ def limit(kind: Kind, layout: Layout, alone: float, tokens: int = TOKENS) -> flo
     if layout.precision == "fp32":
         most = max(FP32[axis][kind] for axis in axes_of(layout))
         return most * math.sqrt(max(1, tokens / TOKENS))
-    return FACTORS[kind] * max(alone, ROUNDING[layout.precision])
+    factor = max(FACTORS[axis][kind] for axis in axes_of(layout))
+    return factor * max(alone, ROUNDING[layout.precision])

@@ -3,6 +3,7 @@
 import pickle
 import time
 from collections.abc import Sequence
+from multiprocessing import forkserver
 from typing import NamedTuple
 
 import torch
@@ -53,6 +54,7 @@ def verify(
     `meddle` changes every rank of the layouts, not the one device.
     """
     check(layouts, precision)
+    _warm_up(asked)
     base = baseline(asked, precision)
     told = pickle.dumps(base)
     order = in_execution_order(asked.model)
@@ -73,6 +75,13 @@ def verify(
         took = time.perf_counter() - start
         verdicts.append(Verdict(layout, first is None, worst, first, tuple(found), "", took))
     return verdicts
+
+
+def _warm_up(asked: Asked) -> None:
+    """Let the process that ranks are forked from load what they need, once for all of them."""
+    made_by = getattr(asked.make_updates, "func", asked.make_updates)
+    forkserver.set_forkserver_preload([__name__, made_by.__module__])
+    forkserver.ensure_running()
 
 
 def baseline(asked: Asked, precision: Precision) -> Baseline:

@@ -1,0 +1,92 @@
+"""`mw verify` says what was shrunk, how far layouts are off, and where they begin to disagree."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="trains on gloo ranks")
+
+from meshwright.cli.main import main
+from meshwright.run.parallel.verify import verify as verifying
+from meshwright.run.parallel.verify.compare import Deviation, First
+from meshwright.run.parallel.verify.verify import Verdict
+from meshwright.spec.layout import Layout
+
+Out = pytest.CaptureFixture[str]
+SMALL = ("--sequence", "16", "--sequences", "4")
+
+
+def test_a_sound_layout_agrees(capsys: Out, tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text("[layout]\ntp = 2\nsequence_parallel = true\n")
+    assert main(["verify", "gpt2", "--layout", str(file), *SMALL, "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["schema"] == "meshwright.verify/1"
+    assert answer["agree"] is True
+    (layout,) = answer["layouts"]
+    assert layout["layout"]["tp"] == 2
+    assert {one["kind"] for one in layout["worst"]} == {"activation", "gradient", "update"}
+    assert {"what": "hidden", "before": 768, "after": 64} in answer["shrunk"]
+
+
+def test_a_disagreement_is_told_and_ends_with_one(
+    capsys: Out, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    off = Deviation("gradient", "layers.0.mlp.down.weight", 1, 2e-2, 0.0, 1e-5)
+    first = First("gradient", off.name, (1, 3), off)
+    said = Verdict(Layout(tp=2, dp=2), False, (off,), first, (off,), "", 0.1)
+    failed = Verdict(Layout(dp=2), False, (), None, (), "rank 1: no memory left", 0.1)
+    monkeypatch.setattr(verifying, "verify", lambda *_: [said, failed])
+    layouts = ["--layout", "tp=2,dp=2", "--layout", "dp=2"]
+    assert main(["verify", "gpt2", *layouts]) == 1
+    shown = capsys.readouterr().out
+    assert "gradient layers.0.mlp.down.weight" in shown
+    assert "1, 3" in shown
+    assert "rank 1: no memory left" in shown
+    assert main(["verify", "gpt2", *layouts, "-q"]) == 1
+    assert capsys.readouterr().out.split() == ["disagrees", "disagrees"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], '--layout "tp=2,sequence_parallel=true"'),
+        (["--layout", "tp"], "'tp' is no KEY=VALUE"),
+        (["--layout", "tp=2,tq=3"], "tq"),
+        (["--layout", "tp=two"], "tp"),
+        (["--layout", "dp=16"], "--dry-run"),
+        (["--layout", "tp=5"], "does not divide"),
+        (["--layout", "dp=3"], "multiple of dp"),
+        (["--layout", "dp=2", "--layout", "ep=2"], "--layout 2"),
+        (["--layout", "dp=2", "--precision", "fp8-blockwise"], "bf16"),
+        (["--layout", "dp=2", "--precision", "fp31"], "fp32"),
+        (["--layout", "dp=2", "--full"], "--dry-run"),
+        (["--layout", "dp=2", "--sequences", "0"], "--sequences"),
+    ],
+)
+def test_what_cannot_be_verified_is_refused_with_a_fix(
+    words: list[str], said: str, capsys: Out
+) -> None:
+    assert main(["verify", "gpt2", *words]) == 2
+    shown = capsys.readouterr().err
+    assert said in shown
+
+
+def test_lists_are_written_with_commas(capsys: Out) -> None:
+    layout = "pp=2,stage_layers=5,7,dp=16"
+    words = ["verify", "gpt2", "--layout", layout, "--dry-run", "--sequence", "64", "--json"]
+    assert main(words) == 0
+    (found,) = json.loads(capsys.readouterr().out)["layouts"]
+    assert found["ranks"] == 32
+    assert found["problems"] == []
+    assert found["schedule"].endswith("sound")
+    assert {one["group"] for one in found["traffic"]} >= {"dp-cp", "pp", "embedding"}
+
+
+def test_a_dry_run_can_play_every_rank(capsys: Out) -> None:
+    words = ["verify", "gpt2", "--layout", "tp=2,dp=2", "--dry-run", "--full", "--sequence", "32"]
+    assert main(words) == 0
+    shown = capsys.readouterr().out
+    assert "4 ranks in" in shown
+    assert "every group does the same in the same order" in shown
