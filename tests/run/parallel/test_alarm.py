@@ -74,6 +74,7 @@ def test_all_end_at_once_when_one_raises(tmp_path: Path) -> None:
         assert "rank 1 raised ArithmeticError: the loss is no number at " in said
 
 
+@pytest.mark.slow
 def test_all_end_when_one_leaves_early(tmp_path: Path) -> None:
     _, words = ends(tmp_path, "leaves", within_s=3)
     assert all("rank 1 has left" in said for said in words.values())

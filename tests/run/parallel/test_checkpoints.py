@@ -155,6 +155,7 @@ def alone(folder: Path, model: str) -> dict[str, Tensor]:
     return into
 
 
+@pytest.mark.slow
 def test_every_layout_loads_what_every_other_saved(tmp_path: Path) -> None:
     for model in MODELS:
         expected = {

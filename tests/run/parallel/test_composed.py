@@ -8,7 +8,7 @@ from tests.run.parallel.covering import Choice, choices, covering
 from tests.run.parallel.equivalence import check
 
 LAYOUTS = covering()
-FEW = 6
+FEW = 4
 """Layouts of eight ranks that are tried every time; all of them where slow tests are asked for."""
 
 

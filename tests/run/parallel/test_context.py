@@ -125,7 +125,7 @@ def four_ranks() -> list[Case]:
     ]
 
 
-@pytest.mark.parametrize("cases", [two_ranks, four_ranks])
+@pytest.mark.parametrize("cases", [two_ranks, pytest.param(four_ranks, marks=pytest.mark.slow)])
 def test_ranks_that_share_sequences_train_as_one_device(cases: Any) -> None:
     assert wrong(cases()) == {}
 

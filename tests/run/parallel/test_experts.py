@@ -89,7 +89,9 @@ FOUR = [
 ]
 
 
-@pytest.mark.parametrize("cases", [TWO, FOUR], ids=["2 ranks", "4 ranks"])
+@pytest.mark.parametrize(
+    "cases", [TWO, pytest.param(FOUR, marks=pytest.mark.slow)], ids=["2 ranks", "4 ranks"]
+)
 def test_ranks_that_share_experts_train_as_one_device(cases: list[Case]) -> None:
     found = check(cases)
     assert {name: lines for name, lines in found.items() if lines} == {}

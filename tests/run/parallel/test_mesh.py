@@ -35,6 +35,7 @@ def test_algorithms_of_choice_give_what_the_backend_gives(choice: dict[str, str]
     assert launch(4, wrong, {"tp": choice}) == [{}] * 4
 
 
+@pytest.mark.slow
 def test_a_model_trains_the_same_by_algorithms_of_choice() -> None:
     layout = Layout(tp=2, sequence_parallel=True, microbatch=2, precision="fp32")
     ways = {"tp": {"all_reduce": "ring", "all_gather": "direct", "reduce_scatter": "pat"}}

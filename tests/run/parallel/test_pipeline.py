@@ -84,6 +84,7 @@ def test_two_stages_train_what_spans_them_as_one_device() -> None:
     assert differing(cases) == {}
 
 
+@pytest.mark.slow
 def test_four_stages_train_as_one_device() -> None:
     uneven = (1, 2, 0, 1, 1, 0, 2, 1)
     cases = [
@@ -98,6 +99,7 @@ def test_four_stages_train_as_one_device() -> None:
     assert differing(cases) == {}
 
 
+@pytest.mark.slow
 def test_stages_compose_with_tensor_and_data_parallelism() -> None:
     cases = [
         Case("1f1b", TIED, layout(2, sequence_parallel=True, tp=2, dp=2)),

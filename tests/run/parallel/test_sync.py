@@ -79,7 +79,9 @@ FOUR = [
 ]
 
 
-@pytest.mark.parametrize("cases", [TWO, FOUR], ids=["two", "four"])
+@pytest.mark.parametrize(
+    "cases", [TWO, pytest.param(FOUR, marks=pytest.mark.slow)], ids=["two", "four"]
+)
 def test_replicas_train_as_one_device(cases: list[Case]) -> None:
     found = check(cases)
     assert {name: lines for name, lines in found.items() if lines} == {}

@@ -25,7 +25,7 @@ def cases(ranks: int) -> list[Case]:
     ]
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_ranks_that_share_heads_train_as_one_device(ranks: int) -> None:
     # Of four ranks two each hold the same key and value head.
     found = check(cases(ranks))

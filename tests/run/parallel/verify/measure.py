@@ -13,11 +13,11 @@ from typing import Any
 
 from meshwright.cli.verify import updates_for
 from meshwright.run.parallel.collective.launch import launch
-from meshwright.run.parallel.verify.compare import Baseline, Deviation, deviations
+from meshwright.run.parallel.verify.compare import Baseline, Deviation, deviations, rows_of
 from meshwright.run.parallel.verify.fit import problems_of
 from meshwright.run.parallel.verify.shrink import shrink
 from meshwright.run.parallel.verify.step import Asked, run_step
-from meshwright.run.parallel.verify.tolerances import KINDS, ROUNDING
+from meshwright.run.parallel.verify.tolerances import KINDS, ROUNDING, sent_elsewhere
 from meshwright.run.parallel.verify.verify import baseline
 from meshwright.spec import catalog
 from meshwright.spec.layout import Layout
@@ -72,8 +72,18 @@ def on_ranks(told: bytes) -> list[list[Deviation]]:
     found = []
     for asked, layout, base in pickle.loads(told):
         mine = run_step(asked, layout)
-        found.append(deviations(layout, dist.get_rank(), mine, base))
+        found.append(deviations(asked.model, layout, dist.get_rank(), mine, base))
     return found
+
+
+def size_of(one: Deviation, asked: Asked, precision: str) -> float:
+    """Return an error, in 16 bits as a multiple of one device's."""
+    if precision == "fp32":
+        return one.error
+    rows = rows_of(asked.model, one.kind, one.name, asked.sequences * asked.length)
+    if one.error <= sent_elsewhere(one.kind, rows):
+        return 0.0
+    return one.error / max(one.alone, ROUNDING[precision])
 
 
 def main(precision: str) -> None:
@@ -90,12 +100,9 @@ def main(precision: str) -> None:
                 known[asked.model] = baseline(asked, precision)  # type: ignore[arg-type]
             told.append((asked, layout, known[asked.model]))
         by_rank = launch(ranks, on_ranks, pickle.dumps(told), timeout_s=900)
-        for number, (axis, name, _, _) in enumerate(some):
+        for number, (axis, name, asked, _) in enumerate(some):
             for one in (each for lists in by_rank for each in lists[number]):
-                size = one.error
-                if precision != "fp32":
-                    size /= max(one.alone, ROUNDING[precision])
-                key = (axis, one.kind)
+                size, key = size_of(one, asked, precision), (axis, one.kind)
                 if key not in worst or not size <= worst[key][0]:
                     worst[key] = (size, name, one)
     for axis in AXES:

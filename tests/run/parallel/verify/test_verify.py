@@ -149,7 +149,7 @@ def test_nothing_is_let_through_that_is_not_a_number() -> None:
     base = baseline(small, "fp32")
     mine = run_step(small, layout)
     mine.gradients["final_norm.weight"][0] = float("nan")
-    found = deviations(layout, 0, mine, base)
+    found = deviations(small.model, layout, 0, mine, base)
     first = first_off(found, in_execution_order(small.model))
     assert first is not None
     assert (first.kind, first.name) == ("gradient", "final_norm.weight")

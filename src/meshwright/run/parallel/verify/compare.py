@@ -11,10 +11,10 @@ from meshwright.run.nn.build import build
 from meshwright.run.parallel.context import order_of
 from meshwright.run.parallel.verify.probe import backward_order, in_order
 from meshwright.run.parallel.verify.step import Tensors
-from meshwright.run.parallel.verify.tolerances import KINDS, Kind, limit
+from meshwright.run.parallel.verify.tolerances import KINDS, Circumstances, Kind, limit
 from meshwright.spec.layout import Layout
 from meshwright.spec.layout.ranks import Coordinate, coordinate
-from meshwright.spec.model import Model
+from meshwright.spec.model import Experts, Model
 
 LOSS, NORM = "loss", "norm of all gradients"
 LEAST = 1e-4
@@ -64,7 +64,9 @@ def relative(found: Tensor, expected: Tensor, scale: float) -> float:
     return off / scale if scale else (0.0 if off == 0 else float("inf"))
 
 
-def deviations(layout: Layout, rank: int, mine: Tensors, base: Baseline) -> list[Deviation]:
+def deviations(
+    model: Model, layout: Layout, rank: int, mine: Tensors, base: Baseline
+) -> list[Deviation]:
     """Compare everything a rank has with the same part of what one device has."""
     found = []
     place = coordinate(layout, rank)
@@ -72,7 +74,8 @@ def deviations(layout: Layout, rank: int, mine: Tensors, base: Baseline) -> list
     tokens = joined(wanted.activations["embedding"]).shape[:2].numel()
 
     def add(kind: Kind, name: str, error: float, off: float) -> None:
-        most = limit(kind, layout, off, tokens)
+        rows = rows_of(model, kind, name, tokens)
+        most = limit(kind, layout, off, Circumstances(tokens, rows))
         found.append(Deviation(kind, name, rank, error, off, most))
 
     for name, by_row in mine.activations.items():
@@ -100,6 +103,26 @@ def deviations(layout: Layout, rank: int, mine: Tensors, base: Baseline) -> list
         off = max(relative(other, whole, scale), relative(without, expected, scale))
         add("update", name, relative(part, expected, scale), off)
     return found
+
+
+def rows_of(model: Model, kind: Kind, name: str, tokens: int) -> float | None:
+    """Return how many tokens an expert gets, for tensors that depend on where tokens are sent.
+
+    All gradients do, and operations from the first routed layer on.
+    """
+    experts = model.experts
+    if experts is None:
+        return None
+    blocks = model.layer_blocks()
+    routed = [number for number, one in enumerate(blocks) if isinstance(one.mlp, Experts)]
+    if kind == "activation" and routed:
+        before = ["embedding"]
+        for number in range(routed[0] + 1):
+            before += [f"layers.{number}.mixer"]
+            before += [] if number == routed[0] else [f"layers.{number}.mlp"]
+        if name in before:
+            return None
+    return tokens * experts.top_k / experts.count
 
 
 def joined(by_row: Mapping[int, Tensor]) -> Tensor:

@@ -101,7 +101,7 @@ def _compared(asked: Asked, layout: Layout, told: bytes, meddle: Meddle | None) 
     mine = run_step(asked, layout, meddle)
     base: Baseline = pickle.loads(told)
     rank = dist.get_rank() if dist.is_initialized() else 0
-    return deviations(layout, rank, mine, base)
+    return deviations(asked.model, layout, rank, mine, base)
 
 
 def check(layouts: Sequence[Layout], precision: str) -> None:
