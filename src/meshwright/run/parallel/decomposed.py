@@ -103,9 +103,10 @@ def _visitors(own: Tensor, group: Group) -> Iterator[tuple[int, Tensor]]:
     """Yield every rank's piece with its number, this rank's first, the next one on its way."""
     held = own.contiguous()
     for turn in range(group.size):
-        coming, pending = (held, [])
-        if turn < group.size - 1:
-            coming, pending = _passed_on(held, group)
+        if turn == group.size - 1:
+            yield (group.index + 1) % group.size, held
+            return
+        coming, pending = _passed_on(held, group)
         yield (group.index - turn) % group.size, held
         for each in pending:
             each.wait()
