@@ -49,3 +49,37 @@ def test_ranks_come_to_the_figures_of_one_device(name: str, tokens: Path, tmp_pa
     several = job_data(tokens, changes | {"layout": layout})
     for found in launch(2, on_rank, several, tmp_path / "several"):
         assert found == pytest.approx(alone, rel=2e-5)
+
+
+def go_on(data: dict[str, Any], folder: Path, steps: int) -> list[float]:
+    """Go on with the run in a folder for some steps, and save."""
+    job = read_job(data)
+    trainer = Trainer(job, folder, Mesh(job.layout) if job.layout.gpus > 1 else None)
+    trainer.resume()
+    found = []
+    for _ in range(steps):
+        step = trainer.step_number
+        losses = trainer.step.gradients(trainer.batches.at(step))
+        trainer.step.update(losses, step)
+        trainer.step_number += 1
+        found.append(float(losses.mean))
+    trainer.save()
+    trainer.close()
+    return found
+
+
+def test_a_run_goes_on_under_other_layouts(tokens: Path, tmp_path: Path) -> None:
+    alone = job_data(tokens)
+    wanted = go_on(alone, tmp_path / "alone", 8)
+    moving, found = tmp_path / "moving", []
+    for layout in (
+        {"tp": 2, "sequence_parallel": True},
+        {"dp": 2, "zero": 3, "microbatch": 1},
+        {"pp": 2, "schedule": "zb-h1"},
+    ):
+        several = job_data(tokens, {"layout": layout})
+        ranks = launch(2, go_on, several, moving, 2)
+        assert ranks[0] == ranks[1]
+        found += ranks[0]
+    found += go_on(alone, moving, 2)
+    assert found == pytest.approx(wanted, rel=2e-5)
