@@ -90,11 +90,19 @@ Step = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """One full training step on tokens and labels, returning the loss without waiting for it."""
 
 
-def ours(asked: Asked) -> Step:
+def on_mesh(asked: Asked) -> Step:
+    """Return the same step by the code for many devices, on a mesh of one."""
+    return ours(asked, mesh=True)
+
+
+def ours(asked: Asked, *, mesh: bool = False) -> Step:
     """Return a step of Meshwright's own trainer."""
     from meshwright.run.kernels.products import fastest_products
+    from meshwright.run.parallel.mesh import Mesh
+    from meshwright.run.parallel.sync import make_sync
     from meshwright.run.train.data.batch import Batch, Sequence
     from meshwright.run.train.optimizer import OptimizerSettings, make_optimizer
+    from meshwright.run.train.spread_step import SpreadStep, make_spread
     from meshwright.run.train.step import TrainStep, make_decoder
 
     words = dict(PRECISIONS[asked.precision])
@@ -105,10 +113,17 @@ def ours(asked: Asked) -> Step:
     layout = Layout(microbatch=asked.batch, **words)
     device = asked.device
     products = fastest_products(device)
-    module = make_decoder(asked.model, layout, device=device, products=products)
     settings = OptimizerSettings(lr=1e-4, betas=(0.9, 0.95), schedule="constant", warmup_steps=0)
-    optimizer = make_optimizer(module.named_parameters(), layout, settings, total_steps=1000)
-    train = TrainStep(module, optimizer, microbatch=asked.batch)
+    train: TrainStep | SpreadStep
+    if mesh:
+        spread = make_spread(asked.model, Mesh(layout, device=device), products=products)
+        sync = make_sync(spread)
+        optimizer = make_optimizer(sync.named_parameters(), layout, settings, total_steps=1000)
+        train = SpreadStep(spread, sync, optimizer, microbatch=asked.batch)
+    else:
+        module = make_decoder(asked.model, layout, device=device, products=products)
+        optimizer = make_optimizer(module.named_parameters(), layout, settings, total_steps=1000)
+        train = TrainStep(module, optimizer, microbatch=asked.batch)
     whole = Sequence(documents=1, longest=asked.length, targets=asked.length, filled=asked.length)
     rows = (whole,) * asked.batch
     done = 0
@@ -218,7 +233,11 @@ def _torchao_fp8(module: torch.nn.Module, recipe: str) -> None:
     )
 
 
-CONTENDERS: dict[str, Callable[[Asked], Step]] = {"ours": ours, "torchtitan": titan}
+CONTENDERS: dict[str, Callable[[Asked], Step]] = {
+    "ours": ours,
+    "mesh": on_mesh,
+    "torchtitan": titan,
+}
 
 
 def timed(contender: str, asked: Asked, *, warm_up: int, steps: int) -> Timed:

@@ -71,6 +71,10 @@ class SpreadStep:
         """This rank was asked to stop; the next step tells the others."""
         self._gradients: dict[str, Tensor] = {}
 
+    def __call__(self, batch: Batch, step: int) -> StepFigures:
+        """Train on one batch, as step number `step`, counted from 0."""
+        return self.update(self.gradients(batch), step)
+
     def gradients(self, batch: Batch) -> Losses:
         """Run every microbatch forward and backward; the gradients of all ranks are added up."""
         mesh = self.spread.mesh

@@ -7,13 +7,14 @@ where they were before.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import count
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from meshwright.run.parallel.context import traders
+from meshwright.run.parallel.verify.changes import Change, differences
 from meshwright.spec.layout import Layout
 from meshwright.spec.model import Block, Model, feedforward, mixers
 from meshwright.spec.model.pattern import compress
@@ -25,14 +26,6 @@ HEAD = 16
 """Width of a head; enough for rotary positions on a quarter of it."""
 VOCAB = 251
 """Words: a prime number, so that no number of ranks divides them."""
-
-
-class Change(NamedTuple):
-    """A number of a model or layout that is smaller than the real one."""
-
-    what: str
-    before: object
-    after: object
 
 
 class Shrunk(NamedTuple):
@@ -81,9 +74,9 @@ def shrink(model: Model, layouts: Sequence[Layout], *, sequence: int) -> Shrunk:
         vision=None,
     )
     fitted = tuple(_fitted(each, model.layers, len(names)) for each in layouts)
-    changes = [*_differences("", plain(model), plain(small))]
+    changes = [*differences("", plain(model), plain(small))]
     for number, (old, new) in enumerate(zip(layouts, fitted, strict=True), 1):
-        changes += _differences(f"layout {number}: ", plain(old), plain(new))
+        changes += differences(f"layout {number}: ", plain(old), plain(new))
     return Shrunk(small, fitted, tuple(changes))
 
 
@@ -295,16 +288,3 @@ def _split(split: tuple[int, ...], layers: int) -> tuple[int, ...]:
         ]
         found[lacks.index(max(lacks))] += 1
     return tuple(found)
-
-
-def _differences(where: str, before: Any, after: Any) -> Iterator[Change]:
-    """Walk through two descriptions and yield where they differ."""
-    if isinstance(before, dict) and isinstance(after, dict):
-        for name in before | after:
-            inner = f"{where}{name}" if not where or where.endswith(" ") else f"{where}.{name}"
-            yield from _differences(inner, before.get(name), after.get(name))
-    elif where == "blocks":
-        for one, other in zip(before, after, strict=True):
-            yield from _differences(f"{where}.{one['name']}", one, other)
-    elif before != after:
-        yield Change(where, "a tower" if isinstance(before, dict) else before, after)
