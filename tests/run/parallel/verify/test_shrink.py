@@ -104,3 +104,10 @@ def test_all_that_is_smaller_is_listed() -> None:
         "blocks.moe.mlp.width": (14336, 224),
         "pattern": ("32*moe", "2*moe"),
     }
+
+
+def test_what_a_step_sets_itself_is_listed_too() -> None:
+    layout = Layout(optimizer="muon", global_batch=64)
+    changes = shrink(catalog.model("gpt2"), [layout], sequence=32).changes
+    ours = {change.what: change.after for change in changes if change.what.startswith("layout")}
+    assert ours == {"layout 1: optimizer": "adamw", "layout 1: global_batch": None}

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from itertools import count
 from typing import NamedTuple
 
+from msgspec import to_builtins
 from msgspec.structs import replace
 
 from meshwright.run.parallel.context import traders
@@ -19,7 +20,6 @@ from meshwright.spec.layout import Layout
 from meshwright.spec.model import Block, Model, feedforward, mixers
 from meshwright.spec.model.pattern import compress
 from meshwright.spec.model.positions import Rotary
-from meshwright.spec.read import plain
 
 HIDDEN = 64
 HEAD = 16
@@ -74,9 +74,9 @@ def shrink(model: Model, layouts: Sequence[Layout], *, sequence: int) -> Shrunk:
         vision=None,
     )
     fitted = tuple(_fitted(each, model.layers, len(names)) for each in layouts)
-    changes = [*differences("", plain(model), plain(small))]
+    changes = [*differences("", to_builtins(model), to_builtins(small))]
     for number, (old, new) in enumerate(zip(layouts, fitted, strict=True), 1):
-        changes += differences(f"layout {number}: ", plain(old), plain(new))
+        changes += differences(f"layout {number}: ", to_builtins(old), to_builtins(new))
     return Shrunk(small, fitted, tuple(changes))
 
 
