@@ -186,7 +186,9 @@ def test_mistakes_are_named(words: list[str], text: str, job: str, capsys: Captu
 def test_more_processes_than_ranks_are_refused(
     job: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "8")
+    started = {"WORLD_SIZE": "8", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    for name, value in started.items():
+        monkeypatch.setenv(name, value)
     assert main(["train", job]) == 2
     assert "8 processes were started" in capsys.readouterr().err
 

@@ -292,8 +292,9 @@ def test_what_cannot_be_done_is_refused_at_once(tokens: Path, tmp_path: Path) ->
     text = _refusal(job, tmp_path, until=0, profile=ChosenSteps(99, 99))
     assert "no step 0" in text
     assert "none from 99 on" in text
-    text = _refusal(job, tmp_path, environment={"WORLD_SIZE": "4"})
-    assert "asks for 1 ranks, and 4 processes were started" in text
+    four = {"WORLD_SIZE": "4", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    text = _refusal(job, tmp_path, environment=four)
+    assert "has 1 rank, and 4 processes were started" in text
     assert not list(tmp_path.iterdir())
 
 
