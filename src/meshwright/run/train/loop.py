@@ -83,7 +83,9 @@ def _sit(trainer: Trainer, profile: ChosenSteps | None, until: int | None) -> Ou
         config=plain(job),
     ) as outputs:
         sitting = Sitting(trainer, outputs)
-        profiler = StepProfiler(profile, folder / "timeline") if profile is not None else None
+        profiler = None
+        if profile is not None and trainer.first:
+            profiler = StepProfiler(profile, folder / "timeline")
         if trainer.device.type == "cuda":
             trainer.checkpoints.prepare(trainer.tensors())
         with asked_to_stop() as asked, quiet_collector():
