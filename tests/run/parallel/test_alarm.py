@@ -1,6 +1,7 @@
 """A rank that dies, hangs, raises or strays ends all others within seconds, and is named."""
 
 import signal
+import threading
 from pathlib import Path
 
 import pytest
@@ -117,7 +118,7 @@ def test_a_job_that_is_well_is_left_alone(tmp_path: Path, mishap: str) -> None:
 
 def test_one_rank_needs_no_alarm() -> None:
     with Alarm(Mesh(Layout(precision="fp32"))):
-        pass
+        assert "alarm" not in {thread.name for thread in threading.enumerate()}
 
 
 def test_patience_that_is_none_is_refused() -> None:

@@ -22,52 +22,23 @@ from torch import Tensor
 from meshwright.run.kernels.gradient_format import gradient_format
 from meshwright.run.kernels.products import Products, flat, weight_gradient
 from meshwright.run.parallel.group import Group, Message, Pending
+from meshwright.run.parallel.journal import Where, here
 
 
-class InPieces:
-    """The passage of a part whose products gather and scatter tokens themselves."""
-
-    gathers = False
-
-    def enter(self, x: Tensor) -> Tensor:
-        """Hand on this rank's tokens."""
-        return x
-
-    def again(self, x: Tensor) -> Tensor:
-        """Return the same."""
-        return x
-
-    def leave(self, y: Tensor) -> Tensor:
-        """Hand on this rank's tokens."""
-        return y
+def gather_product(
+    group: Group, x_BtK: Tensor, weight: Tensor, bias: Tensor | None, products: Products
+) -> Tensor:
+    """Return (B, T, M) of a rank's tokens: all tokens, the columns that this rank makes."""
+    y: Tensor = _GatherProduct.apply(x_BtK, weight, bias, group, products)
+    return y
 
 
-class GatherProduct:
-    """A product with the tokens of all ranks, by rows of the weight that each holds."""
-
-    def __init__(self, group: Group) -> None:
-        self.group = group
-
-    def __call__(
-        self, x_BtK: Tensor, weight: Tensor, bias: Tensor | None, products: Products
-    ) -> Tensor:
-        """Return (B, T, M): all tokens, this rank's columns."""
-        y: Tensor = _GatherProduct.apply(x_BtK, weight, bias, self.group, products)
-        return y
-
-
-class ProductScatter:
-    """A product of which each rank has a part of the sum, and keeps its share of the tokens."""
-
-    def __init__(self, group: Group) -> None:
-        self.group = group
-
-    def __call__(
-        self, x_BTK: Tensor, weight: Tensor, bias: Tensor | None, products: Products
-    ) -> Tensor:
-        """Return (B, t, M): this rank's tokens, summed over all ranks."""
-        y: Tensor = _ProductScatter.apply(x_BTK, weight, bias, self.group, products)
-        return y
+def product_scatter(
+    group: Group, x_BTK: Tensor, weight: Tensor, bias: Tensor | None, products: Products
+) -> Tensor:
+    """Return (B, t, M) of all tokens: this rank's, summed over the ranks' parts of the product."""
+    y: Tensor = _ProductScatter.apply(x_BTK, weight, bias, group, products)
+    return y
 
 
 class _Job(NamedTuple):
@@ -91,22 +62,22 @@ class _Job(NamedTuple):
         return weight_gradient(flat(dy), flat(x), torch.float32, self.products)
 
 
-def _passed_on(tensor: Tensor, group: Group) -> tuple[Tensor, list[Pending]]:
+def _passed_on(tensor: Tensor, group: Group, where: Where | None) -> tuple[Tensor, list[Pending]]:
     """Begin to send a tensor to the next rank, and to receive the one before's."""
     coming = torch.empty_like(tensor)
     after, before = (group.index + 1) % group.size, (group.index - 1) % group.size
     messages = [Message(tensor, after, True), Message(coming, before, False)]
-    return coming, group.exchange(messages)
+    return coming, group.exchange(messages, where=where)
 
 
-def _visitors(own: Tensor, group: Group) -> Iterator[tuple[int, Tensor]]:
+def _visitors(own: Tensor, group: Group, where: Where | None) -> Iterator[tuple[int, Tensor]]:
     """Yield every rank's piece with its number, this rank's first, the next one on its way."""
     held = own.contiguous()
     for turn in range(group.size):
         if turn == group.size - 1:
             yield (group.index + 1) % group.size, held
             return
-        coming, pending = _passed_on(held, group)
+        coming, pending = _passed_on(held, group, where)
         yield (group.index - turn) % group.size, held
         for each in pending:
             each.wait()
@@ -120,8 +91,8 @@ def _piece(whole: Tensor, number: int, group: Group) -> Tensor:
 class _GrowingSum:
     """A sum for each rank's piece, to which all ranks add as it passes by."""
 
-    def __init__(self, group: Group) -> None:
-        self.group = group
+    def __init__(self, group: Group, where: Where | None) -> None:
+        self.group, self.where = group, where
         self._coming: tuple[Tensor, list[Pending]] | None = None
 
     def numbers(self) -> Iterator[int]:
@@ -136,7 +107,7 @@ class _GrowingSum:
             for each in pending:
                 each.wait()
             part = part + coming
-        self._coming = None if last else _passed_on(part.contiguous(), self.group)
+        self._coming = None if last else _passed_on(part.contiguous(), self.group, self.where)
         return part
 
 
@@ -147,11 +118,12 @@ class _GatherProduct(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.group, ctx.products, ctx.dtype = group, products, gradient_format(weight)
+        ctx.where = here()
         ctx.bias_dtype = None if bias is None else gradient_format(bias)
         job = _Job(weight, products)
         batch, length = x.shape[0], x.shape[1] * group.size
         y = x.new_empty(batch, length, weight.shape[0])
-        for number, piece in _visitors(x, group):
+        for number, piece in _visitors(x, group, ctx.where):
             y.chunk(group.size, 1)[number].copy_(job.forward(piece, bias))
         return y
 
@@ -160,12 +132,12 @@ class _GatherProduct(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> Any:
         x, weight = ctx.saved_tensors
         group, job = ctx.group, _Job(weight, ctx.products)
-        total, dx = _GrowingSum(group), dy
+        total, dx = _GrowingSum(group, ctx.where), dy
         for number in total.numbers():
             part = job.to_input(_piece(dy, number, group))
             dx = total.add(part, last=number == group.index)
         dw: Tensor | None = None
-        for number, piece in _visitors(x, group):
+        for number, piece in _visitors(x, group, ctx.where):
             part = job.to_weight(_piece(dy, number, group), piece)
             dw = part if dw is None else dw.add_(part)
         assert dw is not None, "a group has ranks"
@@ -182,8 +154,9 @@ class _ProductScatter(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.group, ctx.products, ctx.dtype = group, products, gradient_format(weight)
+        ctx.where = here()
         ctx.bias_dtype = None if bias is None else gradient_format(bias)
-        total, job, y = _GrowingSum(group), _Job(weight, products), x
+        total, job, y = _GrowingSum(group, ctx.where), _Job(weight, products), x
         for number in total.numbers():
             part = job.forward(_piece(x, number, group), bias)
             y = total.add(part, last=number == group.index)
@@ -197,7 +170,7 @@ class _ProductScatter(torch.autograd.Function):
         dx = torch.empty_like(x)
         dw: Tensor | None = None
         db: Tensor | None = None
-        for number, piece in _visitors(dy, group):
+        for number, piece in _visitors(dy, group, ctx.where):
             dx.chunk(group.size, 1)[number].copy_(job.to_input(piece))
             part = job.to_weight(piece, _piece(x, number, group))
             dw = part if dw is None else dw.add_(part)

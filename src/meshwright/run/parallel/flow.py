@@ -15,17 +15,18 @@ or every rank a share of it (`gather_in`, `scatter_out`).
 What is exchanged in backward is written down with the line of the forward: torch's engine has none.
 """
 
-# Autograd's own functions are untyped.
+# Autograd's own functions are untyped, and hand over arguments by position.
 # mypy: allow-untyped-calls
+# ruff: noqa: PLR0917
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from meshwright.run.parallel.group import Group, Pending
-from meshwright.run.parallel.journal import here
+from meshwright.run.parallel.journal import Where, here
 
 
 def copy_in(x: Tensor, group: Group) -> Tensor:
@@ -40,22 +41,22 @@ def sum_out(x: Tensor, group: Group) -> Tensor:
 
 def gather_in(x: Tensor, group: Group, dim: int) -> Tensor:
     """Lay the ranks' parts side by side, for work each does a part of."""
-    return x if group.size == 1 else _one(_GatherIn.apply(x, group, dim))
+    return _along(x, group, dim, Group.all_gather, Group.reduce_scatter)
 
 
 def scatter_out(x: Tensor, group: Group, dim: int) -> Tensor:
     """Add up what each rank has a part of, and keep this rank's share along an axis."""
-    return x if group.size == 1 else _one(_ScatterOut.apply(x, group, dim))
+    return _along(x, group, dim, Group.reduce_scatter, Group.all_gather)
 
 
 def take_part(x: Tensor, group: Group, dim: int) -> Tensor:
     """Keep this rank's share, along an axis, of what all ranks have whole."""
-    return x if group.size == 1 else _one(_TakePart.apply(x, group, dim))
+    return _along(x, group, dim, _part, Group.all_gather)
 
 
 def join_parts(x: Tensor, group: Group, dim: int) -> Tensor:
     """Lay the ranks' parts side by side, for work that all ranks do alike."""
-    return x if group.size == 1 else _one(_JoinParts.apply(x, group, dim))
+    return _along(x, group, dim, Group.all_gather, _part)
 
 
 def trade(
@@ -107,8 +108,20 @@ def _one(found: Any) -> Tensor:
     return result
 
 
-def _part(x: Tensor, group: Group, dim: int) -> Tensor:
+class _Way(Protocol):
+    """Divides or joins a tensor along an axis: an operation of `Group`, or none."""
+
+    def __call__(self, group: Group, x: Tensor, dim: int, /, *, where: Where | None) -> Tensor:
+        """Return this rank's result."""
+
+
+def _part(group: Group, x: Tensor, dim: int, /, *, where: Where | None) -> Tensor:
+    del where  # nothing is exchanged
     return x.chunk(group.size, dim)[group.index].contiguous()
+
+
+def _along(x: Tensor, group: Group, dim: int, there: _Way, back: _Way) -> Tensor:
+    return x if group.size == 1 else _one(_Along.apply(x, group, dim, there, back))
 
 
 class _CopyIn(torch.autograd.Function):
@@ -132,48 +145,17 @@ class _SumOut(torch.autograd.Function):
         return grads[0], None
 
 
-class _GatherIn(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Group, dim: int) -> Tensor:
-        ctx.group, ctx.dim, ctx.where = group, dim, here()
-        return group.all_gather(x, dim, where=ctx.where)
+class _Along(torch.autograd.Function):
+    """One way of dividing or joining an axis forward, and another backward."""
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        return ctx.group.reduce_scatter(grads[0], ctx.dim, where=ctx.where), None, None
-
-
-class _ScatterOut(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Group, dim: int) -> Tensor:
-        ctx.group, ctx.dim, ctx.where = group, dim, here()
-        return group.reduce_scatter(x, dim, where=ctx.where)
+    def forward(ctx: Any, x: Tensor, group: Group, dim: int, there: _Way, back: _Way) -> Tensor:
+        ctx.group, ctx.dim, ctx.back, ctx.where = group, dim, back, here()
+        return there(group, x, dim, where=ctx.where)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        return ctx.group.all_gather(grads[0], ctx.dim, where=ctx.where), None, None
-
-
-class _TakePart(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Group, dim: int) -> Tensor:
-        ctx.group, ctx.dim, ctx.where = group, dim, here()
-        return _part(x, group, dim)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        return ctx.group.all_gather(grads[0], ctx.dim, where=ctx.where), None, None
-
-
-class _JoinParts(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Group, dim: int) -> Tensor:
-        ctx.group, ctx.dim = group, dim
-        return group.all_gather(x, dim)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        return _part(grads[0], ctx.group, ctx.dim), None, None
+        return ctx.back(ctx.group, grads[0], ctx.dim, where=ctx.where), None, None, None, None
 
 
 class _Trade(torch.autograd.Function):

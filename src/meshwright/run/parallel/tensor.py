@@ -5,6 +5,8 @@ the tokens between the parts, so norms and residuals are not done twice: tokens 
 way in and the sum is scattered on the way out (Korthikanti et al., arXiv 2205.05198).
 """
 
+from functools import partial
+
 from torch import Tensor, nn
 
 from meshwright.errors import Problem
@@ -16,7 +18,7 @@ from meshwright.run.nn.latent import LatentAttention
 from meshwright.run.nn.linear import Linear
 from meshwright.run.nn.mamba2 import Mamba2
 from meshwright.run.nn.mlp import Mlp
-from meshwright.run.parallel.decomposed import GatherProduct, InPieces, ProductScatter
+from meshwright.run.parallel.decomposed import gather_product, product_scatter
 from meshwright.run.parallel.flow import copy_in, gather_in, scatter_out, sum_out
 from meshwright.run.parallel.group import Group
 from meshwright.run.parallel.mesh import Mesh
@@ -104,8 +106,8 @@ def _in_pieces(layer: Block, group: Group) -> None:
         first = layer.mlp.gate_up if layer.mlp.gated else layer.mlp.up
         parts.append((layer.mlp, first, layer.mlp.down))
     for part, first, last in parts:
-        part.passage = InPieces()
-        first.across, last.across = GatherProduct(group), ProductScatter(group)
+        part.passage = None  # the products themselves are the way in and out
+        first.across, last.across = partial(gather_product, group), partial(product_scatter, group)
 
 
 def _share(module: nn.Module, passage: Passages, group: Group) -> None:
