@@ -11,6 +11,7 @@ import pytest
 from meshwright.cli import main
 from meshwright.cli.train import changed
 from meshwright.errors import InputError
+from meshwright.run.parallel.launch import agreement
 from meshwright.run.train.sitting import Sitting
 from tests.run.train.tiny import STEPS, rows_of, saved_steps, write_corpus, write_job
 
@@ -189,6 +190,7 @@ def test_more_processes_than_ranks_are_refused(
     started = {"WORLD_SIZE": "8", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
     for name, value in started.items():
         monkeypatch.setenv(name, value)
+    monkeypatch.setattr(agreement, "REFUSED_S", 0.1)
     assert main(["train", job]) == 2
     assert "8 processes were started" in capsys.readouterr().err
 

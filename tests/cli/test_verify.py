@@ -59,7 +59,7 @@ def test_a_disagreement_is_told_and_ends_with_one(
         (["--layout", "tp=5"], "does not divide"),
         (["--layout", "dp=3"], "multiple of dp"),
         (["--layout", "dp=2", "--layout", "ep=2"], "--layout 2"),
-        (["--layout", "dp=2", "--precision", "fp8-blockwise"], "bf16"),
+        (["--layout", "dp=2", "--precision", "mxfp8"], "bf16"),
         (["--layout", "dp=2", "--precision", "fp31"], "fp32"),
         (["--layout", "dp=2", "--full"], "--dry-run"),
         (["--layout", "dp=2", "--sequences", "0"], "--sequences"),

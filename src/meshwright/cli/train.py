@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
@@ -76,7 +76,10 @@ def run(args: argparse.Namespace) -> Answer:
 
         if holds_run(Path(args.job)):
             args.job = str(Path(args.job) / "config.toml")
-        asked = ask_job(args.job, changed(args.files))
+        try:
+            asked = ask_job(args.job, changed(args.files))
+        except InputError as refusal:
+            _refuse(refusal)
         return _explained(asked) if args.dry_run else _trained(args, asked)
 
 
@@ -104,6 +107,13 @@ def _ranks_ended(args: argparse.Namespace) -> int:
     return local.run(words, int(args.nproc))
 
 
+def _refuse(refusal: InputError) -> NoReturn:
+    """Refuse a job that cannot be read; where there are several ranks, on all of them."""
+    from meshwright.run.train.joining import refuse_together
+
+    refuse_together(refusal, os.environ)
+
+
 def _speaks(environment: Mapping[str, str]) -> bool:
     """Say whether this process answers: of several ranks the first does."""
     from meshwright.run.parallel.launch.environment import world_of
@@ -115,6 +125,7 @@ def _trained(args: argparse.Namespace, asked: "AskedJob") -> Answer:
     from meshwright.run.train.guards import TrainingStopped
     from meshwright.run.train.loop import train
     from meshwright.run.train.profile import ChosenSteps
+    from meshwright.run.train.recording import profile_folder
     from meshwright.run.train.run_folder import holds_run
 
     chosen = ChosenSteps.parse(args.profile) if args.profile else None
@@ -136,7 +147,8 @@ def _trained(args: argparse.Namespace, asked: "AskedJob") -> Answer:
         raise
     if not speaks:
         raise SystemExit(0)  # without a word, in whatever form the first rank answers
-    notes += [Note(text) for text in _remarks(outcome, until, chosen is not None)]
+    profiled = None if chosen is None else profile_folder(folder, job.layout.gpus)
+    notes += [Note(text) for text in _remarks(outcome, until, profiled)]
     if outcome.resumed_at != outcome.steps:  # else the page of the last sitting has more to say
         title = f"{outcome.steps:,} of {outcome.all_steps:,} steps"
         notes.append(Note(f"wrote {write_report(folder, job, title, summary(outcome))}"))
@@ -150,8 +162,7 @@ def _trained(args: argparse.Namespace, asked: "AskedJob") -> Answer:
     return Answer("train/1", data, (summary(outcome), *notes), quiet)
 
 
-def _remarks(outcome: "Outcome", until: int | None, profiled: bool) -> Iterator[str]:
-    timeline = outcome.folder / "timeline"
+def _remarks(outcome: "Outcome", until: int | None, profiled: Path | None) -> Iterator[str]:
     if outcome.stopped_by is not None:
         yield f"stopped by {outcome.stopped_by} after step {outcome.steps:,}, which is saved"
     if outcome.resumed_at is not None and outcome.resumed_at >= outcome.all_steps:
@@ -163,8 +174,8 @@ def _remarks(outcome: "Outcome", until: int | None, profiled: bool) -> Iterator[
             yield "the same command without --until, or with a later step, goes on from here"
     elif outcome.steps < outcome.all_steps:
         yield "the same command goes on from here"
-    if profiled and timeline.exists():
-        yield f"mw timeline show {timeline} looks into the profiled steps"
+    if profiled is not None and profiled.exists():
+        yield f"mw timeline show {profiled} looks into the profiled steps"
 
 
 def summary(outcome: "Outcome") -> Facts:

@@ -1,21 +1,19 @@
 """`mw verify MODEL --layout …`: do layouts compute what one device computes, and if not, where?"""
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshwright.cli.answer import Answer, Note, View, facts, table
-from meshwright.cli.flags import typed
+from meshwright.cli.layouts import LAYOUT_EXAMPLE, layout_at, read_layouts, within, words_of
 from meshwright.cli.parser import add_common
 from meshwright.cli.verify_dry_run import rehearsed
 from meshwright.errors import InputError, MissingPart, Problem
 from meshwright.spec.bounds import require, whole
-from meshwright.spec.files import FORMATS, load_data
 from meshwright.spec.layout import Layout
 from meshwright.spec.model import Model, count_parameters
-from meshwright.spec.read import plain, read
+from meshwright.spec.read import plain
 from meshwright.spec.units import format_count, format_seconds, parse_count
 from meshwright.spec.work import read_model
 
@@ -29,7 +27,6 @@ EXAMPLES = (
     'mw verify deepseek-v3 --layout "dp=2,ep=2" --precision bf16',
     'mw verify llama3-70b --layout "tp=8,sequence_parallel=true,pp=4,dp=8,zero=1" --dry-run',
 )
-_EXAMPLE = '--layout "tp=2,sequence_parallel=true"'
 _NEEDED = {"torch"}
 _MEANING = (
     "error: root mean square of the difference over a rank's part, relative to the whole tensor "
@@ -49,7 +46,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--precision", default="fp32", metavar="WORD",
-        help="number format of the products: fp32, bf16 or fp16 (default: fp32)",
+        help="number format of the products: fp32, bf16, fp16 or fp8-… (default: fp32)",
     )  # fmt: skip
     parser.add_argument(
         "--sequence", metavar="N", help="tokens of a sequence (default: 32; 4096 in a dry run)"
@@ -72,9 +69,9 @@ def run(args: argparse.Namespace) -> Answer:
     """Answer with a verdict for each layout."""
     model = read_model(args.model)
     if not args.layouts:
-        fix = f"name one or more, such as {_EXAMPLE}"
+        fix = f"name one or more, such as {LAYOUT_EXAMPLE}"
         raise InputError([Problem("--layout", "is missing: there is nothing to verify", fix)])
-    layouts = _read_layouts(args.layouts)
+    layouts = read_layouts(args.layouts)
     try:
         if args.dry_run:
             length = _count(args.sequence or "4096", "--sequence")
@@ -107,46 +104,6 @@ def updates_for(model: Model) -> "MakeUpdates":
     return partial(make_optimizer, settings=settings, total_steps=1)
 
 
-def _read_layouts(texts: Sequence[str]) -> list[Layout]:
-    found, problems = [], []
-    for number, text in enumerate(texts, 1):
-        where = "--layout" if len(texts) == 1 else f"--layout {number}"
-        try:
-            found.append(_layout(text, where))
-        except InputError as error:
-            problems += [
-                problem._replace(where=_within(where, problem.where)) for problem in error.problems
-            ]
-    if problems:
-        raise InputError(problems)
-    return found
-
-
-def _within(where: str, inner: str) -> str:
-    return inner if inner.startswith("--") else f"{where}: {inner}".removesuffix(": ")
-
-
-def _layout(text: str, where: str) -> Layout:
-    """Read a layout from a file, or from pairs; what has no key goes on with the last value."""
-    if Path(text).suffix.lower() in FORMATS:
-        data: Mapping[str, Any] = load_data(text)
-        inner = data.get("layout", data)
-        return read(Layout, inner)
-    pairs: dict[str, str] = {}
-    key = ""
-    for piece in text.split(","):
-        name, equals, value = piece.partition("=")
-        if equals:
-            key = name.strip().replace("-", "_")
-            pairs[key] = value.strip()
-        elif key and piece.strip():
-            pairs[key] += f",{piece.strip()}"
-        else:
-            what = f"{piece.strip()!r} is no KEY=VALUE"
-            raise InputError([Problem(where, what, f"write it like {_EXAMPLE}")])
-    return read(Layout, typed(Layout, pairs))
-
-
 def _count(text: str, where: str) -> int:
     found = parse_count(text, where)
     require(whole(where, found))
@@ -157,7 +114,7 @@ def _verified(args: argparse.Namespace, model: Model, layouts: list[Layout]) -> 
     from meshwright.run.parallel.verify.fit import problems_of
     from meshwright.run.parallel.verify.shrink import shrink
     from meshwright.run.parallel.verify.step import Asked
-    from meshwright.run.parallel.verify.verify import check, verify
+    from meshwright.run.parallel.verify.verify import check, multiple_of, verify
 
     length = _count(args.sequence or "32", "--sequence")
     sequences = _count(args.sequences or "8", "--sequences")
@@ -165,12 +122,12 @@ def _verified(args: argparse.Namespace, model: Model, layouts: list[Layout]) -> 
     check(layouts, args.precision)
     problems = []
     for number, layout in enumerate(layouts, 1):
-        at = "--layout" if len(layouts) == 1 else f"--layout {number}"
+        at = layout_at(number, len(layouts))
         found = problems_of(model, layout, sequence=length, sequences=sequences)
-        problems += [problem._replace(where=_within(at, problem.where)) for problem in found]
+        problems += [problem._replace(where=within(at, problem.where)) for problem in found]
     if problems:
         raise InputError(problems)
-    small = shrink(model, layouts, sequence=length)
+    small = shrink(model, layouts, sequence=length, multiple=multiple_of(args.precision))
     asked = Asked(small.model, sequences, length, seed, updates_for(small.model))
     verdicts = verify(asked, small.layouts, args.precision)
     agree = all(verdict.agrees for verdict in verdicts)
@@ -238,16 +195,6 @@ def _errors(verdicts: "Sequence[Verdict]", precision: str) -> View:
     ]  # fmt: skip
     columns = "no., worst, error, one device, limit, tensor, rank"
     return table(columns, rows, right="no., error, one device, limit, rank", wide="tensor")
-
-
-def words_of(layout: Layout) -> str:
-    """Write a layout as it is given."""
-    default, found = plain(Layout()), []
-    for name, value in plain(layout).items():
-        if value != default.get(name):
-            text = ",".join(map(str, value)) if isinstance(value, list | tuple) else value
-            found.append(f"{name}={str(text).lower() if isinstance(text, bool) else text}")
-    return ",".join(found) or "one device"
 
 
 def _disagreement(number: int, verdict: "Verdict") -> View:

@@ -8,6 +8,7 @@ import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from meshwright.run.parallel.buckets import BUCKET_BYTES
 from meshwright.run.parallel.chosen import Algorithms
 from meshwright.run.parallel.collective.launch import launch
 from meshwright.run.parallel.experts import sum_loads
+from meshwright.run.parallel.matrices import WholeMatrices
 from meshwright.run.parallel.mesh import Mesh
 from meshwright.run.parallel.runner import Runner
 from meshwright.run.parallel.shards import Lie
@@ -27,6 +29,7 @@ from meshwright.run.parallel.spread import Spread, spread
 from meshwright.run.parallel.stage import Microbatch
 from meshwright.run.parallel.sync import make_sync
 from meshwright.run.train.optimizer.optimizer import Optimizer, make_optimizer
+from meshwright.run.train.optimizer.parts import matrices_for_muon, matrix_parts
 from meshwright.run.train.optimizer.settings import OptimizerSettings
 from meshwright.spec.layout import Layout
 from meshwright.spec.model import Model
@@ -54,6 +57,10 @@ class Case:
     options: Options = DEFAULTS
     bucket_bytes: int = BUCKET_BYTES
     algorithms: Algorithms | None = None
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    device: str = "cpu"
+    """Where ranks and reference compute; several ranks may share a GPU."""
+    weight_tolerance: float = WEIGHT_TOLERANCE
 
 
 @dataclass(frozen=True)
@@ -81,22 +88,23 @@ def sequences(vocab: int, count: int, step: int, *, packed: bool) -> Microbatch:
     return Microbatch(rows[:, :-1].clone(), labels, None, documents)
 
 
-def cut(batch: Microbatch, first: int, count: int) -> Microbatch:
+def cut(batch: Microbatch, first: int, count: int, device: str = "cpu") -> Microbatch:
     """Return some sequences of a step."""
     rows = slice(first, first + count)
     documents = None
     if batch.documents is not None:
         # Two documents to a sequence.
         starts = batch.documents.starts[2 * first : 2 * (first + count) + 1] - first * LENGTH
-        documents = Documents(starts, batch.documents.longest)
-    return Microbatch(batch.tokens_BT[rows], batch.labels_BT[rows], None, documents)
+        documents = Documents(starts.to(device), batch.documents.longest)
+    tokens, labels = (each[rows].to(device) for each in (batch.tokens_BT, batch.labels_BT))
+    return Microbatch(tokens, labels, None, documents)
 
 
 def reference(case: Case) -> Run:
     """Train on one device."""
     decoder = build(case.model, dtype=torch.float32, options=case.options)
-    materialise(decoder, "cpu", seed=1)
-    optimizer = _optimizer(decoder.named_parameters(), case)
+    materialise(decoder, case.device, seed=1)
+    optimizer = _optimizer(decoder.named_parameters(), case, matrix_parts(decoder))
     losses, norms, gradients = [], [], {}
     for step in range(STEPS):
         batch = sequences(case.model.vocab, case.sequences, step, packed=case.packed)
@@ -104,14 +112,14 @@ def reference(case: Case) -> Run:
         share = 1 / int((batch.labels_BT != IGNORED).sum())
         total = 0.0
         for first in range(0, case.sequences, count):
-            part = cut(batch, first, count)
+            part = cut(batch, first, count, case.device)
             loss = decoder.loss(part.tokens_BT, part.labels_BT, documents=part.documents)
             (loss.total * share).backward()  # type: ignore[no-untyped-call]
             total += float(loss.nats_sum.detach()) * share
         losses.append(total)
         if step == 0:
             gradients = {
-                name: each.grad.clone()
+                name: each.grad.to("cpu", copy=True)
                 for name, each in decoder.named_parameters()
                 if each.grad is not None
             }
@@ -120,29 +128,46 @@ def reference(case: Case) -> Run:
             experts.update_balance(BALANCE_RATE)
         norms.append(float(report.norm))
         optimizer.zero_grad()
-    weights = {name: each.detach().clone() for name, each in decoder.named_parameters()}
+    weights = {
+        name: each.detach().to("cpu", copy=True) for name, each in decoder.named_parameters()
+    }
     return Run(tuple(losses), tuple(norms), gradients, weights)
 
 
-def _optimizer(parameters: object, case: Case) -> Optimizer:
-    layout = Layout(precision="fp32", master_precision="none")
-    return make_optimizer(parameters, layout, SETTINGS, total_steps=STEPS, seed=1)  # type: ignore[arg-type]
+def _optimizer(
+    parameters: object,
+    case: Case,
+    parts: dict[str, tuple[int, ...]],
+    matrices: WholeMatrices | None = None,
+) -> Optimizer:
+    layout = Layout(precision="fp32", master_precision="none", optimizer=case.optimizer)
+    return make_optimizer(
+        parameters,  # type: ignore[arg-type]
+        layout,
+        SETTINGS,
+        total_steps=STEPS,
+        seed=1,
+        parts=parts,
+        matrices=matrices,
+    )
 
 
 def compare(case: Case, wanted: Run) -> list[str]:
     """Train on this rank's part; return what differs from one device."""
     torch.set_num_threads(1)
-    mesh = Mesh(case.layout, algorithms=case.algorithms)
+    mesh = Mesh(case.layout, device=case.device, algorithms=case.algorithms)
     mine = spread(case.model, mesh, dtype=torch.float32, seed=1, options=case.options)
     runner, sync = Runner(mine), make_sync(mine, bucket_bytes=case.bucket_bytes)
-    optimizer = _optimizer(sync.named_parameters(), case)
+    whole = matrices_for_muon(mine, sync) if case.optimizer == "muon" else None
+    parts_of = matrix_parts(build(case.model, options=case.options))
+    optimizer = _optimizer(sync.named_parameters(), case, parts_of, whole)
     wrong: list[str] = []
     for step in range(STEPS):
         batch = sequences(case.model.vocab, case.sequences, step, packed=case.packed)
         share = 1 / int((batch.labels_BT != IGNORED).sum())
         each = case.sequences // case.layout.dp
         parts = [
-            cut(batch, mesh.place.dp * each + first, case.layout.microbatch)
+            cut(batch, mesh.place.dp * each + first, case.layout.microbatch, case.device)
             for first in range(0, each, case.layout.microbatch)
         ]
         sync.begin()
@@ -162,7 +187,7 @@ def compare(case: Case, wanted: Run) -> list[str]:
             experts.update_balance(BALANCE_RATE)
         sync.finish()
     with sync.gathered():
-        wrong += _other_weights(mine, wanted.weights)
+        wrong += _other_weights(mine, wanted.weights, case.weight_tolerance)
     return wrong
 
 
@@ -174,19 +199,21 @@ def _other_gradients(
     for name, gradient in found.items():
         whole, (holding, start, stop) = wanted[name], lies[name]
         expected = holding.take(whole).reshape(-1)[start:stop]
-        error = float((gradient.reshape(-1) - expected).norm() / whole.norm().clamp(min=1e-12))
+        error = float(
+            (gradient.cpu().reshape(-1) - expected).norm() / whole.norm().clamp(min=1e-12)
+        )
         if not error <= GRADIENT_TOLERANCE:
             wrong.append(f"gradient of {name}: relative error {error:.2e}")
     return wrong
 
 
-def _other_weights(mine: Spread, wanted: dict[str, Tensor]) -> list[str]:
+def _other_weights(mine: Spread, wanted: dict[str, Tensor], tolerance: float) -> list[str]:
     wrong = []
     for name, parameter in mine.decoder.named_parameters():
         whole = wanted[name]
         expected = mine.holdings[name].take(whole)
-        error = float((parameter.detach() - expected).norm() / whole.norm().clamp(min=1e-12))
-        if not error <= WEIGHT_TOLERANCE:
+        error = float((parameter.detach().cpu() - expected).norm() / whole.norm().clamp(min=1e-12))
+        if not error <= tolerance:
             wrong.append(f"weight of {name}: relative error {error:.2e}")
     return wrong
 

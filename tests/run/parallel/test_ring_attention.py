@@ -318,4 +318,4 @@ def test_fused_parts_make_up_the_whole_on_a_gpu(way: Any, values: int, case: str
 
 
 def _error(found: Tensor, wanted: Tensor) -> float:
-    return float((found.float() - wanted).norm() / wanted.norm())
+    return float(((found.float() - wanted).norm() / wanted.norm()).detach())

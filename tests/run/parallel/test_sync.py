@@ -15,7 +15,7 @@ from meshwright.run.parallel.mesh import Mesh
 from meshwright.run.parallel.runner import Runner
 from meshwright.run.parallel.shards import origin
 from meshwright.run.parallel.spread import spread
-from meshwright.run.parallel.sync import make_sync, problems
+from meshwright.run.parallel.sync import make_sync
 from meshwright.run.train.optimizer.optimizer import make_optimizer
 from meshwright.run.train.optimizer.settings import OptimizerSettings
 from meshwright.spec.layout import Layout
@@ -216,11 +216,3 @@ def test_a_place_in_a_run_of_rows_is_found_in_the_whole() -> None:
     assert origin(rows, 7) == 4 * 6 + 7
     columns = Holding((8, 6), ((Range(0, 8),), (Range(3, 6),)))
     assert origin(columns, 4) == 1 * 6 + 3 + 1
-
-
-def test_muon_is_refused_where_matrices_are_cut() -> None:
-    muon = {"optimizer": "muon", "precision": "bf16"}
-    assert [each.where for each in problems(DENSE, layout(dp=2, zero=1, **muon))] == ["layout.zero"]
-    assert [each.where for each in problems(DENSE, layout(tp=2, **muon))] == ["layout.tp"]
-    assert problems(DENSE, layout(dp=2, **muon)) == []
-    assert problems(DENSE, layout(dp=4, zero=1, shard=1, **muon)) == []

@@ -46,6 +46,32 @@ def test_no_more_is_read_than_the_text_has(tokens: Path) -> None:
     assert loss_with(tokens, 4, 10**9) == pytest.approx(loss_with(tokens, 4, held.sequences))
 
 
+class OneOfSeveral:
+    """A replica that others run beside; it notes its own sums."""
+
+    def __init__(self, step: TrainStep, replica: tuple[int, int]) -> None:
+        self.decoder, self.evaluate, self.replica = step.decoder, step.evaluate, replica
+        self.sums = torch.zeros(2, dtype=torch.float64)
+
+    def total(self, nats: torch.Tensor, tokens: int) -> torch.Tensor:
+        self.sums = TrainStep.total(nats, tokens)
+        return self.sums
+
+
+@pytest.mark.parametrize("replicas", [2, 3, 4])
+def test_replicas_share_the_batches_and_come_to_the_same_sums(tokens: Path, replicas: int) -> None:
+    # Five sequences in batches of two: replicas have different numbers of them, or none.
+    job = tiny_job(tokens, {"workload": {"global_batch": 2}, "layout": {"microbatch": 1}})
+    held = open_data(job.data, job.workload, split="validation")
+    several = [OneOfSeveral(step_of(job), (index, replicas)) for index in range(replicas)]
+    for one in several:
+        held_out_loss(one, held, sequences=5, device=CPU)
+    nats, count = torch.stack([one.sums for one in several]).sum(0).tolist()
+    assert count == 5 * 32
+    assert nats / count == pytest.approx(loss_with(tokens, 2, 5), rel=1e-6)
+    assert max(float(one.sums[1]) for one in several) < count
+
+
 def test_it_is_the_mean_over_tokens(tokens: Path) -> None:
     job = tiny_job(tokens)
     held = open_data(job.data, job.workload, split="validation")

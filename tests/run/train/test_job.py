@@ -16,6 +16,10 @@ NOWHERE = Path("nowhere")
 EXAMPLES = sorted((Path(__file__).parents[3] / "examples").glob("train-*.toml"))
 
 
+def by(group: str, operation: str, algorithm: str) -> dict[str, str]:
+    return {"group": group, "operation": operation, "algorithm": algorithm}
+
+
 def problems(data: dict[str, Any]) -> dict[str, str]:
     with pytest.raises(InputError) as refused:
         read_job(data)
@@ -93,10 +97,28 @@ def test_what_is_missing_is_said() -> None:
         ({"model": {"positions": "learned"}, "workload": {"sequence_length": 64}},
          "workload.sequence_length"),
         ({"evaluation": {"sequences": 0}}, "evaluation.sequences"),
+        ({"machine": {"algorithms": [by("pd", "all_reduce", "ring")]}},
+         "machine.algorithms[0].group"),
+        ({"machine": {"algorithms": [by("tp", "all_reduce", "rign")]}},
+         "machine.algorithms[0].algorithm"),
+        ({"machine": {"algorithms": [by("tp", "broadcast", "ring")]}},
+         "machine.algorithms[0].operation"),
+        ({"machine": {"algorithms": [by("tp", "all_reduce", each) for each in ("ring", "chain")]}},
+         "machine.algorithms[1]"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_trained_is_refused(changes: dict[str, Any], where: str) -> None:
     assert where in problems(job_data(NOWHERE, changes))
+
+
+def test_a_wrong_algorithm_is_refused_where_it_was_written(tmp_path: Path) -> None:
+    chosen = {"machine": {"algorithms": [by("dp-cp", "all_reduce", "bruck")]}}
+    path = write_job(tmp_path / "job.toml", NOWHERE, chosen)
+    with pytest.raises(InputError) as refused:
+        load_job(path)
+    (problem,) = refused.value.problems
+    assert problem.where == f"{path}: machine.algorithms[0].algorithm"
+    assert "ring" in problem.fix
 
 
 def test_parts_that_can_be_read_are_judged_beside_those_that_cannot() -> None:

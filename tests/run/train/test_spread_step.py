@@ -21,6 +21,8 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "two replicas": {"dp": 2, "microbatch": 1},
     "two replicas of packed sequences": {"dp": 2, "packing": "pack"},
     "shared tensors": {"tp": 2, "sequence_parallel": True},
+    "two stages": {"pp": 2, "microbatch": 1},
+    "shards of Muon's matrices": {"dp": 2, "zero": 2, "microbatch": 1, "optimizer": "muon"},
 }
 
 
@@ -45,7 +47,8 @@ def on_rank(data: dict[str, Any], folder: Path) -> list[float]:
 def test_ranks_come_to_the_figures_of_one_device(name: str, tokens: Path, tmp_path: Path) -> None:
     layout = dict(LAYOUTS[name])
     changes: dict[str, Any] = {"workload": {"packing": layout.pop("packing", "concat")}}
-    alone = figures(Trainer(read_job(job_data(tokens, changes)), tmp_path / "alone"))
+    same = {"layout": {"optimizer": layout.get("optimizer", "adamw")}}
+    alone = figures(Trainer(read_job(job_data(tokens, changes | same)), tmp_path / "alone"))
     several = job_data(tokens, changes | {"layout": layout})
     for found in launch(2, on_rank, several, tmp_path / "several"):
         assert found == pytest.approx(alone, rel=2e-5)

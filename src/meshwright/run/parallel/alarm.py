@@ -35,6 +35,8 @@ _LOOK_S = 1.0
 """A wait that is longer is looked into."""
 _LEFT_S = 2.0
 """A rank that has left may still have sent what others wait for; after so long it has not."""
+_CLOSING_S = 2.0
+"""How long the end of a process waits for its timeline to lie on the disk."""
 _SETTLE_S = 3.0
 """How long a rank whose connection broke waits to hear whose fault it is."""
 _AT_ONCE = 64
@@ -262,8 +264,7 @@ class Alarm:
             with contextlib.suppress(OSError):
                 (self._folder / f"alarm-{self.rank:05d}.txt").write_text(words)
         if self.journal.recorder is not None:
-            with contextlib.suppress(Exception):
-                self.journal.recorder.close()
+            self.journal.recorder.close_within(_CLOSING_S)
         if self._board is not None:
             self._board.close(self.journal)
         os._exit(EXIT_CODE)

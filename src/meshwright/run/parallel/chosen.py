@@ -1,6 +1,6 @@
 """Collectives by choice: a group's operations carried by algorithms of `policy.collective`.
 
-`checked` refuses what cannot be before any process group forms; `Chosen` runs the rest on a `Team`.
+`faults` finds what cannot be before any process group forms; `Chosen` runs the rest on a `Team`.
 They are carried out at once and waited for, where the backend's own may run beside other work.
 Rows of unequal number (`all_to_all` with counts) always take the backend's way, as an algorithm for
 them would have to be made anew for every call.
@@ -24,8 +24,10 @@ _OPS: dict[str, Op] = {op: op for op in CHOOSABLE}
 _REDUCTIONS: dict[str, Reduce] = {each: each for each in REDUCTIONS}
 
 
-def checked(algorithms: Algorithms, ranks: Callable[[str], int], axes: tuple[str, ...]) -> None:
-    """Refuse axes, operations and names that there are not; `ranks` counts those of a group."""
+def faults(
+    algorithms: Algorithms, ranks: Callable[[str], int], axes: tuple[str, ...]
+) -> list[Problem]:
+    """Return what of a choice there is not, each with a fix."""
     problems: list[Problem] = []
     for group, choices in algorithms.items():
         if group not in axes:
@@ -34,8 +36,7 @@ def checked(algorithms: Algorithms, ranks: Callable[[str], int], axes: tuple[str
             continue
         for op, name in choices.items():
             problems += _faults(f"algorithms.{group}.{op}", op, name, ranks(group))
-    if problems:
-        raise InputError(problems)
+    return problems
 
 
 def _faults(where: str, op: str, name: str, ranks: int) -> list[Problem]:

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from meshwright.errors import InputError, Problem
-from meshwright.run.parallel.chosen import Algorithms, Chosen, checked
+from meshwright.run.parallel.chosen import Algorithms, Chosen, faults
 from meshwright.run.parallel.collective.team import Team
 from meshwright.run.parallel.group import Group
 from meshwright.run.parallel.journal import Journal
@@ -45,6 +45,16 @@ _PATIENCE_S = 60.0
 """How long an algorithm of choice may stand still, unless told."""
 
 
+def algorithm_problems(layout: Layout, algorithms: Algorithms) -> list[Problem]:
+    """Return what of a choice of algorithms a layout's groups cannot do, each with a fix."""
+
+    def ranks(axes: str) -> int:
+        # Groups of one name are equally large; of those that not all ranks are in, the first is.
+        return len(group_of(layout, 0, axes)) or 1
+
+    return faults(algorithms, ranks, (*AXES, *EXPERT_AXES))
+
+
 class Mesh:
     """Where this process stands, and its groups by the axes along which their ranks differ."""
 
@@ -72,8 +82,9 @@ class Mesh:
             raise InputError([Problem("layout", what, fix)])
         self._algorithms: Mapping[str, Mapping[str, str]] = algorithms or {}
         every = (*AXES, *EXPERT_AXES)
-        rank = self.rank
-        checked(self._algorithms, lambda axes: len(group_of(layout, rank, axes)) or 1, every)
+        wrong = algorithm_problems(layout, self._algorithms)
+        if wrong:
+            raise InputError(wrong)
         self.layout, self.device = layout, torch.device(device)
         self.place = coordinate(layout, self.rank)
         self.expert_place = expert_coordinate(layout, self.rank)

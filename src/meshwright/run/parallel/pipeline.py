@@ -2,7 +2,8 @@
 
 The schedule is the value that the simulator times. Actions run one after the other, also those that
 a schedule joins: a forward and a backward that DualPipe overlaps are issued in turn, and a device
-runs them as it can. Transfers that stand side by side are begun together.
+runs them as it can. Transfers that stand side by side are begun together. Where the mesh has a
+recorder, every pass goes into the run's timeline.
 """
 
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from meshwright.policy.pipeline import batch_transfers, for_layout, with_transfe
 from meshwright.policy.pipeline.schedule import TRANSFERS, Action, Schedule, groups
 from meshwright.run.parallel.boundary import Boundary
 from meshwright.run.parallel.passes import Passes
+from meshwright.run.parallel.recorder import Recorder
 from meshwright.run.parallel.spread import Spread
 from meshwright.run.parallel.stage import Microbatch
 from meshwright.spec.layout import Layout
@@ -87,7 +89,7 @@ class Pipeline:
             overlap=layout.overlap_pp,
         )
         passes = Passes(stage, microbatches, share)
-        last = completing(lane)
+        last, recorder = completing(lane), mesh.recorder
         self.performed = []
         for group in groups(lane):
             if group[0].op in TRANSFERS:
@@ -99,11 +101,13 @@ class Pipeline:
             for action in group:
                 if on_last is not None and action in last:
                     on_last(action.chunk)
-                self._compute(action, passes, boundary)
+                self._compute(action, passes, boundary, recorder)
         boundary.finish()
         return passes.sums()
 
-    def _compute(self, action: Action, passes: Passes, boundary: Boundary) -> None:
+    def _compute(
+        self, action: Action, passes: Passes, boundary: Boundary, recorder: Recorder | None
+    ) -> None:
         op, chunk, microbatch, _ = action
         at, given = (chunk, microbatch), None
         if op == "F":
@@ -123,7 +127,10 @@ class Pipeline:
             found = passes.backward(at, given, weights=op == "B")
             if found is not None:
                 boundary.put("backward", chunk - 1, microbatch, found)
-        self.performed.append(Performed(action, start, perf_counter()))
+        end = perf_counter()
+        self.performed.append(Performed(action, start, end))
+        if recorder is not None:
+            recorder.passed(op, self.spread.stage.chunks[chunk], microbatch, end - start)
 
 
 @lru_cache(maxsize=64)

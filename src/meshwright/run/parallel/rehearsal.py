@@ -137,7 +137,7 @@ def representatives(layout: Layout) -> tuple[int, ...]:
 
 
 @contextmanager
-def _fake_world(rank: int, size: int) -> Iterator[None]:
+def fake_world(rank: int, size: int) -> Iterator[None]:
     """Let torch believe in a process group of so many ranks."""
     if size == 1:
         yield
@@ -156,7 +156,7 @@ def _fake_world(rank: int, size: int) -> Iterator[None]:
 
 
 def _play(model: Model, layout: Layout, rank: int, length: int, microbatches: int) -> Played:
-    with _fake_world(rank, layout.gpus):
+    with fake_world(rank, layout.gpus):
         mesh = Mesh(layout, device="meta")
         mesh.journal.entries = deque()  # all of them, not the last ones
         mine = spread(model, mesh, dtype=torch.bfloat16)

@@ -5,6 +5,7 @@ other where there is one stage, in the order of the layout's schedule where ther
 """
 
 from collections.abc import Callable, Sequence
+from time import perf_counter
 from typing import NamedTuple
 
 import torch
@@ -48,13 +49,15 @@ class Runner:
         microbatches = cut(microbatches, self.spread)
         if self.pipeline is not None:
             return Sums(*self.pipeline(microbatches, share, on_last))
-        losses = []
+        losses, recorder = [], self.spread.mesh.recorder
         for number, microbatch in enumerate(microbatches):
-            loss = self.spread.stage.forward(0, microbatch, None)
-            assert isinstance(loss, Loss), "one stage has the head"
+            loss = self._forward(microbatch, number)
             if on_last is not None and number == len(microbatches) - 1:
                 on_last(0)
+            start = perf_counter()
             (loss.total * share).backward()  # type: ignore[no-untyped-call]
+            if recorder is not None:
+                recorder.passed("B", self.spread.stage.chunks[0], number, perf_counter() - start)
             losses.append((loss.nats_sum.detach(), loss.auxiliary.detach()))
         nats, auxiliary = (torch.stack(column).sum() for column in zip(*losses, strict=True))
         return Sums(nats, auxiliary)
@@ -65,6 +68,14 @@ class Runner:
         (microbatch,) = cut([microbatch], self.spread)
         if self.pipeline is not None:
             return Sums(*self.pipeline.evaluate([microbatch]))
+        loss = self._forward(microbatch, 0)
+        return Sums(loss.nats_sum, loss.auxiliary)
+
+    def _forward(self, microbatch: Microbatch, number: int) -> Loss:
+        """Run a microbatch through the one stage there is."""
+        start, recorder = perf_counter(), self.spread.mesh.recorder
         loss = self.spread.stage.forward(0, microbatch, None)
         assert isinstance(loss, Loss), "one stage has the head"
-        return Sums(loss.nats_sum, loss.auxiliary)
+        if recorder is not None:
+            recorder.passed("F", self.spread.stage.chunks[0], number, perf_counter() - start)
+        return loss

@@ -16,13 +16,13 @@ the step's end. With `layout.shard` parts are shared within `shard` groups and t
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from meshwright.errors import Problem
 from meshwright.run.kernels.gradient_norm import GradientNorm
+from meshwright.run.nn.holding import Range
 from meshwright.run.parallel.buckets import BUCKET_BYTES, Bucket, fill
 from meshwright.run.parallel.gathered_units import GatheredUnits
 from meshwright.run.parallel.gradients import GlobalNorm, Held, Reduction
@@ -31,10 +31,16 @@ from meshwright.run.parallel.reducer import Reducer
 from meshwright.run.parallel.shards import Lie, Shard, mark
 from meshwright.run.parallel.spread import Spread
 from meshwright.run.parallel.usage import unit_of, wanted
-from meshwright.spec.layout import Layout
-from meshwright.spec.model import Model, feedforward
 
-_FORMATS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+FORMATS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Cut(NamedTuple):
+    """How ranks share a flattened parameter."""
+
+    group: Group
+    runs: tuple[Range, ...]
+    """What each rank of the group has of it, one behind the other."""
 
 
 class Sync(Protocol):
@@ -45,6 +51,9 @@ class Sync(Protocol):
 
     def lies(self) -> dict[str, Lie]:
         """Return where each of them lies."""
+
+    def cuts(self) -> dict[str, Cut]:
+        """Return the parameters that are cut over ranks, also those this rank has nothing of."""
 
     def begin(self) -> None:
         """Get ready for the passes of a step."""
@@ -75,7 +84,7 @@ class BucketedSync:
         """Move the parameters to where they stay; every rank does so at the same point."""
         self.spread, self._layout = spread, spread.mesh.layout
         decoder, layout = spread.decoder, self._layout
-        format_ = _FORMATS[layout.gradient_precision]
+        format_ = FORMATS[layout.gradient_precision]
         learning = {name: each for name, each in decoder.named_parameters() if each.requires_grad}
         self._names = {id(each): name for name, each in learning.items()}
         for name, each in learning.items():
@@ -153,6 +162,20 @@ class BucketedSync:
     def lies(self) -> dict[str, Lie]:
         """Return where each of them lies."""
         return self._lies
+
+    def cuts(self) -> dict[str, Cut]:
+        """Return the parameters that are cut over ranks, also those this rank has nothing of."""
+        found = {}
+        for bucket, shard in self._shards.items():
+            each = bucket.elements // shard.group.size
+            ends = [(rank * each, (rank + 1) * each) for rank in range(shard.group.size)]
+            for member in bucket.members:
+                places = (
+                    [min(max(end, member.start), member.stop) - member.start for end in pair]
+                    for pair in ends
+                )
+                found[member.name] = Cut(shard.group, tuple(Range(*pair) for pair in places))
+        return found
 
     def _find_lies(self) -> dict[str, Lie]:
         holdings = self.spread.holdings
@@ -268,18 +291,3 @@ class BucketedSync:
 def make_sync(spread: Spread, *, bucket_bytes: int = BUCKET_BYTES) -> Sync:
     """Return how a layout keeps its replicas equal."""
     return BucketedSync(spread, bucket_bytes=bucket_bytes)
-
-
-def problems(model: Model, layout: Layout) -> list[Problem]:
-    """Return what cannot be sharded yet, each with a fix."""
-    routed = any(isinstance(each.mlp, feedforward.Experts) for each in model.layer_blocks())
-    found = []
-    if layout.optimizer == "muon":
-        ways = max(layout.shard_degree, layout.expert_dp if routed else 1)
-        if layout.zero and ways > 1:
-            what = "Muon works on whole matrices, which ZeRO cuts into flat parts"
-            found.append(Problem("layout.zero", what, "use zero = 0, or optimizer = adamw"))
-        if layout.tp > 1 or (routed and layout.experts_tp > 1):
-            what = "Muon works on whole matrices, of which each tensor-parallel rank has a slice"
-            found.append(Problem("layout.tp", what, "use tp = 1, or optimizer = adamw"))
-    return found

@@ -4,7 +4,8 @@ A unit is a layer, a multi-token head, or what stands at an end: the embedding, 
 with the output head. Where the head reads the embedding's weight both ends are one unit.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import groupby
 
 from torch import nn
 
@@ -16,6 +17,8 @@ from meshwright.run.parallel.stage import Stage
 EMBEDDING, HEAD = "embedding", "head"
 """The units at the ends."""
 _FIRST = ("embedding", "positions", "norm_embedding")
+_PARTS = ("norm_mixer", "mixer", "norm_mixer_after", "norm_mlp", "mlp", "norm_mlp_after")
+"""Those of a layer, in the order of use."""
 
 
 def wanted(spread: Spread, learning: Mapping[str, nn.Parameter]) -> list[Wanted]:
@@ -23,16 +26,34 @@ def wanted(spread: Spread, learning: Mapping[str, nn.Parameter]) -> list[Wanted]
     return [
         Wanted(
             name,
-            each.numel(),
-            each.dtype,
+            learning[name].numel(),
+            learning[name].dtype,
             spread.holdings[name].expert,
             spread.holdings[name].partial,
             chunks_of(name, spread.stage),
             spread.holdings[name].stages,
             unit_of(spread.decoder, name),
         )
-        for name, each in learning.items()
+        for name in in_order_of_use(learning)
     ]
+
+
+def in_order_of_use(names: Iterable[str]) -> list[str]:
+    """Sort parameters of each layer by the part that uses them first.
+
+    Modules have their norms last, and buckets are filled from the end: the first bucket of a layer
+    would wait for the norm before its mixer, whose gradient backward makes last.
+    """
+    found = []
+    for _, own in groupby(names, key=lambda name: name.split(".")[:2]):
+        found += sorted(own, key=_part)
+    return found
+
+
+def _part(name: str) -> int:
+    room, _, rest = name.partition(".")
+    part = rest.split(".")[1] if room == "layers" else ""
+    return _PARTS.index(part) if part in _PARTS else 0
 
 
 def chunks_of(name: str, stage: Stage) -> frozenset[int]:

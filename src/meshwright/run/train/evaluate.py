@@ -1,4 +1,7 @@
-"""The loss on held-out text: the same sequences every time, nothing trained."""
+"""The loss on held-out text: the same sequences every time, nothing trained.
+
+Data-parallel replicas take turns with its batches; the figure is the same whatever the layout.
+"""
 
 import math
 from typing import Protocol
@@ -18,8 +21,15 @@ class Evaluates(Protocol):
     def decoder(self) -> Decoder:
         """The model, or the part of it that is here."""
 
+    @property
+    def replica(self) -> tuple[int, int]:
+        """Which replica this is, of how many that run at the same time."""
+
     def evaluate(self, batch: Batch) -> Tensor:
-        """Return the summed cross-entropy of a batch, in nats."""
+        """Return this rank's share of the summed cross-entropy of a batch, in nats."""
+
+    def total(self, nats: Tensor, tokens: int) -> Tensor:
+        """Add up shares over all ranks and tokens over replicas; return both sums, float64."""
 
 
 @torch.no_grad()
@@ -31,15 +41,23 @@ def held_out_loss(
     They are no more than the text has, and the same whatever the size of a batch.
     """
     count, each = min(sequences, batches.sequences), batches.shape.batch
+    index, replicas = step.replica
     nats, tokens = torch.zeros((), dtype=torch.float64, device=device), 0
     was_training = step.decoder.training
     step.decoder.eval()
     try:
-        for number, first in enumerate(range(0, count, each)):
+        for turn in range(0, -(-count // each), replicas):
+            # In the last turn some may have none left. They run another's, as replicas may share
+            # experts and have to meet, and it does not count.
+            counts = (turn + index) * each < count
+            number = turn + index if counts else turn
             # The last batch may reach beyond what was asked for.
-            batch = batches.at(number).split(min(each, count - first))[0]
-            nats += step.evaluate(batch.to(device))
-            tokens += batch.targets
+            batch = batches.at(number).split(min(each, count - number * each))[0]
+            found = step.evaluate(batch.to(device))
+            if counts:
+                nats += found
+                tokens += batch.targets
     finally:
         step.decoder.train(was_training)
-    return float(nats) / tokens if tokens else math.nan
+    sums = step.total(nats, tokens)
+    return float(sums[0] / sums[1]) if sums[1] else math.nan

@@ -38,6 +38,18 @@ class EvaluationSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         bounds.require()
 
 
+class AlgorithmChoice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A collective that an algorithm carries out in place of NCCL's or gloo's own."""
+
+    group: str
+    """Whose: ranks that differ along these axes only, such as `dp-cp`, over which gradients are
+    added up."""
+    operation: Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
+    """Which."""
+    algorithm: str
+    """By which: a name of `mw collective list`, such as `ring`."""
+
+
 class MachineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How the device at hand is used; none of it changes what is computed."""
 
@@ -53,9 +65,12 @@ class MachineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """CPU threads; None leaves torch's choice."""
     patience_s: float = 300.0
     """How long ranks wait for one another in a collective before the job ends and says for whom."""
+    algorithms: tuple[AlgorithmChoice, ...] = ()
+    """Collectives that are carried out by an algorithm of choice."""
 
     def __post_init__(self) -> None:
         bounds = Bounds()
+        bounds.readable(algorithms=self.algorithms)
         bounds.count(threads=self.threads)
         bounds.positive(patience_s=self.patience_s)
         bounds.require()
@@ -93,7 +108,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     def check(self) -> tuple[Problem, ...]:
         """Return everything that keeps this job from running, with fixes."""
-        return tuple(problems_of(self.model, self.layout, self.workload))
+        chosen = self.machine.algorithms
+        return tuple(problems_of(self.model, self.layout, self.workload, chosen))
 
     def remarks(self) -> tuple[str, ...]:
         """Return what can run and is hardly meant."""

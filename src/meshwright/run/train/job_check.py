@@ -1,7 +1,8 @@
 """What keeps a job from running, each with a fix. It knows no files and no machines."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
+from typing import Protocol
 
 from meshwright.errors import InputError, Problem
 from meshwright.run.train.optimizer.precision import state_formats
@@ -20,8 +21,27 @@ _OF_WORKLOAD = {"sequence_length", "global_batch"}
 """What a layout is held against that stands in the workload."""
 
 
+class Choice(Protocol):
+    """An algorithm for an operation of a group."""
+
+    @property
+    def group(self) -> str:
+        """Name of the group."""
+
+    @property
+    def operation(self) -> str:
+        """Name of the operation."""
+
+    @property
+    def algorithm(self) -> str:
+        """Name of the algorithm."""
+
+
 def problems_of(
-    model: Model | None, layout: Layout | None, workload: Training | None
+    model: Model | None,
+    layout: Layout | None,
+    workload: Training | None,
+    algorithms: Sequence[Choice],
 ) -> list[Problem]:
     """Judge the parts of a job; None is a part that could not be read."""
     found = []
@@ -34,6 +54,8 @@ def problems_of(
         found += _batch(layout, workload.global_batch)
         if model is not None:
             found += _fit(layout, model, workload)
+    if layout is not None and algorithms:
+        found += _chosen(layout, algorithms)
     return found
 
 
@@ -82,6 +104,26 @@ def _batch(layout: Layout, batch: int) -> list[Problem]:
     if layout.global_batch not in {None, batch}:
         what = f"{layout.global_batch} is not the workload's {batch}"
         found.append(Problem("layout.global_batch", what, "leave it out"))
+    return found
+
+
+def _chosen(layout: Layout, algorithms: Sequence[Choice]) -> list[Problem]:
+    """Return what of a choice of algorithms the groups of a layout cannot do."""
+    if find_spec("torch") is None:  # as below
+        return []
+    from meshwright.run.parallel.mesh import algorithm_problems
+
+    found, seen = [], set()
+    for number, each in enumerate(algorithms):
+        where = f"machine.algorithms[{number}]"
+        if (each.group, each.operation) in seen:
+            what = f"{each.operation} of {each.group} has an algorithm already"
+            found.append(Problem(where, what, "leave one of them out"))
+        seen.add((each.group, each.operation))
+        one = {each.group: {each.operation: each.algorithm}}
+        for problem in algorithm_problems(layout, one):
+            field = "group" if problem.where == f"algorithms.{each.group}" else "algorithm"
+            found.append(problem._replace(where=f"{where}.{field}"))
     return found
 
 

@@ -122,7 +122,8 @@ def read_job(data: Mapping[str, Any]) -> Job:
     ]
     # What could be read is held against the rest, so that a file is mended once.
     layout = values.get("layout", None if "layout" in data else Layout())
-    problems += problems_of(values.get("model"), layout, values.get("workload"))
+    machine = values.get("machine", MachineSettings())
+    problems += problems_of(values.get("model"), layout, values.get("workload"), machine.algorithms)
     if problems:
         raise InputError(problems)
     return Job(**values)

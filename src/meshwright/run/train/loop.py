@@ -12,13 +12,14 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
 
-from meshwright.errors import InputError, Problem
+from meshwright.errors import Problem
 from meshwright.run.train.job import Job
 from meshwright.run.train.joining import joined
 from meshwright.run.train.outcome import Outcome, outcome_of
 from meshwright.run.train.outputs import open_outputs
 from meshwright.run.train.outputs.settings import NO_OUTPUT
 from meshwright.run.train.profile import ChosenSteps, StepProfiler
+from meshwright.run.train.recording import make_room, profile_folder, recorded
 from meshwright.run.train.run_folder import claimed, set_rows_aside, write_config
 from meshwright.run.train.sitting import Sitting
 from meshwright.run.train.stopping import Asked, asked_to_stop, quiet_collector
@@ -42,9 +43,7 @@ def train(
     `until` ends this sitting when so many steps of the run are done.
     """
     problems = [*job.check(), *_problems(job, profile, until)]
-    if problems:
-        raise InputError(problems)
-    with joined(job, folder, environment) as mesh:
+    with joined(job, folder, environment, problems) as mesh:
         speaks = mesh is None or mesh.rank == 0
         with claimed(folder) if speaks else nullcontext():
             trainer = Trainer(job, folder, mesh)
@@ -74,26 +73,35 @@ def _sit(trainer: Trainer, profile: ChosenSteps | None, until: int | None) -> Ou
         warnings.warn(f"{what}, and the figures of that one are in {aside}", stacklevel=3)
     if trainer.first:
         write_config(job, folder)
-    with open_outputs(
+    outputs = open_outputs(
         job.output if trainer.first else NO_OUTPUT,
         folder,
         steps=trainer.steps,
         # From 0 on also after a try without a checkpoint: curves are to forget its steps.
         resumed_at=0 if aside is not None else resumed_at,
         config=plain(job),
-    ) as outputs:
+    )
+    with outputs, recorded(job, folder, trainer.mesh):
         sitting = Sitting(trainer, outputs)
-        profiler = None
-        if profile is not None and trainer.first:
-            profiler = StepProfiler(profile, folder / "timeline")
+        profiler = None if profile is None else _profiler(trainer, profile)
         if trainer.device.type == "cuda":
             trainer.checkpoints.prepare(trainer.tensors())
         with asked_to_stop() as asked, quiet_collector():
             _steps(sitting, profiler, min(trainer.steps, until or trainer.steps), asked)
             _end(sitting)
-        if profiler is not None and not profiler.written:
+        if profiler is not None and trainer.first and not profiler.written:
             warnings.warn(f"this sitting had none of the steps {profiler.chosen}", stacklevel=3)
         return outcome_of(sitting, resumed_at, asked())
+
+
+def _profiler(trainer: Trainer, chosen: ChosenSteps) -> StepProfiler:
+    """Return what records the chosen steps of this rank."""
+    mesh = trainer.mesh
+    folder = profile_folder(trainer.folder, trainer.job.layout.gpus)
+    if mesh is None:
+        make_room(folder, {})
+        return StepProfiler(chosen, folder)
+    return StepProfiler(chosen, folder, rank=mesh.rank, recorder=mesh.recorder)
 
 
 def _steps(sitting: Sitting, profiler: StepProfiler | None, last: int, asked: Asked) -> None:

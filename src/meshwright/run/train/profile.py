@@ -2,12 +2,13 @@
 
 torch's profiler watches the host and the GPU; what it saw becomes spans: one lane per host thread
 and per GPU stream, the trainer's own phases around them, and a flow from each launch to its
-kernel. Times count from the Unix epoch, as everywhere in a measured timeline.
+kernel. Times count from the Unix epoch, as everywhere in a measured timeline. Of several ranks each
+records itself.
 """
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +16,9 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from meshwright.errors import InputError, Problem
+from meshwright.run.parallel.recorder import Recorder
 from meshwright.timeline import Kind, TimelineWriter
+from meshwright.timeline.paths import make_folder
 
 _SPELLING = re.compile(r"(\d+)(?:-(\d+))?")
 
@@ -46,10 +49,19 @@ class ChosenSteps(NamedTuple):
 class StepProfiler:
     """Records the chosen steps, and writes them when the last one has ended."""
 
-    def __init__(self, chosen: ChosenSteps, folder: Path, *, rank: int = 0) -> None:
-        self.chosen, self.folder, self.rank = chosen, folder, rank
+    def __init__(
+        self,
+        chosen: ChosenSteps,
+        folder: Path,
+        *,
+        rank: int = 0,
+        recorder: Recorder | None = None,
+    ) -> None:
+        """What a `recorder` writes of these steps lies beside what torch's profiler sees."""
+        self.chosen, self.folder, self.rank, self.recorder = chosen, folder, rank, recorder
         self.written = False
         self._running: Any = None
+        self._opened = ExitStack()
 
     @contextmanager
     def step(self, number: int) -> Iterator[None]:
@@ -57,6 +69,10 @@ class StepProfiler:
         if self._running is None and self.chosen.first <= number <= self.chosen.last:
             if torch.cuda.is_available():
                 torch.cuda.synchronize()  # what was queued before is no part of these steps
+            make_folder(self.folder.parent)
+            self._timeline = self._opened.enter_context(TimelineWriter(self.folder, rank=self.rank))
+            if self.recorder is not None:
+                self._opened.enter_context(self.recorder.copied_to(self._timeline))
             self._running = _profiler()
             self._running.__enter__()
         if self._running is None:
@@ -74,9 +90,9 @@ class StepProfiler:
             return
         if torch.cuda.is_available():
             torch.cuda.synchronize()
-        running.__exit__(None, None, None)
-        with TimelineWriter(self.folder, rank=self.rank) as timeline:
-            _write(running.profiler.kineto_results.events(), timeline)
+        with self._opened:
+            running.__exit__(None, None, None)
+            _write(running.profiler.kineto_results.events(), self._timeline)
         self.written = True
 
 

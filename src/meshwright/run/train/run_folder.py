@@ -3,7 +3,7 @@
 config.toml      the job, as `mw train` reads it, with whole paths
 metrics.jsonl    a row of figures for each step
 checkpoints/     what the run goes on from
-timeline/        the profiled steps
+timeline/        what each of several ranks did, and profiled steps; see `recording`
 report.html      curves and how it ended
 """
 

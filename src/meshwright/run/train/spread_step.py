@@ -4,6 +4,7 @@ It has the interface of `TrainStep`. All ranks call it with the same sequences, 
 other data-parallel replicas; losses, norms and the wish to stop come out the same on every rank.
 """
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -21,6 +22,7 @@ from meshwright.run.nn.recompute import use_recompute
 from meshwright.run.parallel.experts import sum_loads
 from meshwright.run.parallel.mesh import Mesh
 from meshwright.run.parallel.order_check import OrderCheck
+from meshwright.run.parallel.recorder import span_of
 from meshwright.run.parallel.runner import Runner, Sums
 from meshwright.run.parallel.spread import Spread, spread
 from meshwright.run.parallel.stage import Microbatch
@@ -70,6 +72,7 @@ class SpreadStep:
         self.wants_stop = False
         """This rank was asked to stop; the next step tells the others."""
         self._gradients: dict[str, Tensor] = {}
+        self._began_ns = 0
 
     def __call__(self, batch: Batch, step: int) -> StepFigures:
         """Train on one batch, as step number `step`, counted from 0."""
@@ -78,6 +81,8 @@ class SpreadStep:
     def gradients(self, batch: Batch) -> Losses:
         """Run every microbatch forward and backward; the gradients of all ranks are added up."""
         mesh = self.spread.mesh
+        recorder = mesh.recorder
+        self._began_ns = 0 if recorder is None else time.time_ns()
         # Of replicas alone: others of a replica have the same sequences.
         count = torch.tensor([batch.targets], dtype=torch.float64)
         tokens = mesh["dp"].all_reduce(count.to(mesh.device)).clamp(min=1)
@@ -85,10 +90,11 @@ class SpreadStep:
         if self.optimizer.loss_scale is not None:
             share = share * self.optimizer.loss_scale.scale
         parts = [microbatch_of(part) for part in batch.split(self.microbatch)]
-        keep_fp8_weights(self.spread.decoder, len(parts) > 1)
+        # What ZeRO 3 lets go of must not stay as a copy.
+        keep_fp8_weights(self.spread.decoder, len(parts) > 1 and mesh.layout.zero < 3)
         self.sync.begin()
         sums = self.runner(parts, share, self.sync.last)
-        with record_function("gradients"):
+        with record_function("gradients"), span_of(recorder, "gradients"):
             self._gradients = self.sync.gradients()
         total = self._total(sums, stop=self.wants_stop)
         return Losses(total[0], total[1], tokens[0], total[2])
@@ -108,7 +114,7 @@ class SpreadStep:
 
     def update(self, losses: Losses, step: int) -> StepFigures:
         """Update the weights by the gradients that are there, and drop them."""
-        with record_function("optimizer"):
+        with record_function("optimizer"), span_of(self.spread.mesh.recorder, "optimizer"):
             report = self.optimizer.step(
                 self.optimizer.learning_rate(step), norm=self.norm(), gradients=self._gradients
             )
@@ -117,13 +123,21 @@ class SpreadStep:
             if self.balance_rate:
                 self._balance(self.balance_rate * ~report.skipped)
         self._same_order()
+        self._record(f"step {step + 1}")
         return StepFigures(losses, report)
+
+    def _record(self, name: str) -> None:
+        """Write the step that ends here into the timeline, where there is one."""
+        recorder = self.spread.mesh.recorder
+        if recorder is not None and self._began_ns:
+            recorder.step(name, self._began_ns)
 
     def drop(self) -> None:
         """Drop the gradients of a step that shall not happen, and what it counted."""
         self._gradients = {}
         self.sync.finish()
         self._balance(0.0)
+        self._record("step left out")
 
     def _balance(self, rate: float | Tensor) -> None:
         """Move the bias of experts by the load over all ranks that share a step's tokens."""
@@ -146,11 +160,24 @@ class SpreadStep:
         finally:
             self.sync.finish()
 
+    @property
+    def replica(self) -> tuple[int, int]:
+        """Which of how many data-parallel replicas this rank belongs to."""
+        return self.spread.mesh.place.dp, self.spread.mesh.layout.dp
+
     @torch.no_grad()
     def evaluate(self, batch: Batch) -> Tensor:
-        """Return the summed cross-entropy of a batch that every replica is given, in nats."""
-        sums = self.runner.evaluate(microbatch_of(batch))
-        return self._total(sums)[0] / self.spread.mesh.layout.dp
+        """Return this rank's share of the summed cross-entropy of its replica's batch, in nats."""
+        nats = self.runner.evaluate(microbatch_of(batch)).nats.double()
+        # Ranks that share the work on the same tokens have the same loss.
+        return nats / self.spread.mesh.layout.tp
+
+    def total(self, nats: Tensor, tokens: int) -> Tensor:
+        """Return what was evaluated on all ranks: nats and tokens, which each replica counts."""
+        mesh = self.spread.mesh
+        first = mesh.place.tp == mesh.place.cp == mesh.place.pp == 0
+        counted = torch.full_like(nats, tokens if first else 0)
+        return mesh.world.all_reduce(torch.stack([nats, counted]))
 
 
 def microbatch_of(batch: Batch) -> Microbatch:

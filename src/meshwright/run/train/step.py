@@ -142,10 +142,18 @@ class TrainStep:
                 self._balance(self.balance_rate * ~report.skipped)
         return StepFigures(losses, report)
 
+    replica = (0, 1)
+    """Which of how many replicas this is: the only one."""
+
     @torch.no_grad()
     def evaluate(self, batch: Batch) -> Tensor:
         """Return the summed cross-entropy of a batch, in nats."""
         return self._loss(batch).nats_sum
+
+    @staticmethod
+    def total(nats: Tensor, tokens: int) -> Tensor:
+        """Return what was evaluated here, which is all: nats and tokens."""
+        return torch.stack([nats.double(), torch.full_like(nats, tokens, dtype=torch.float64)])
 
     @contextmanager
     def averaged(self, average: WeightAverage) -> Iterator[None]:

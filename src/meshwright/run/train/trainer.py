@@ -15,9 +15,11 @@ from torch.nn.utils import get_total_norm
 
 from meshwright.errors import DamagedFile, InputError, MissingPart, Problem
 from meshwright.run.kernels.products import fastest_products
+from meshwright.run.nn.build import build
 from meshwright.run.nn.decoder import Decoder
 from meshwright.run.nn.huggingface import load
 from meshwright.run.nn.linear import Linear
+from meshwright.run.parallel.matrices import WholeMatrices
 from meshwright.run.parallel.mesh import Mesh
 from meshwright.run.parallel.spread import Spread
 from meshwright.run.parallel.sync import Sync, make_sync
@@ -30,7 +32,7 @@ from meshwright.run.train.graph import choose_graph
 from meshwright.run.train.guards import Guard, TrainingStopped
 from meshwright.run.train.job import Job
 from meshwright.run.train.optimizer.optimizer import make_optimizer
-from meshwright.run.train.optimizer.parts import matrix_parts
+from meshwright.run.train.optimizer.parts import matrices_for_muon, matrix_parts
 from meshwright.run.train.placed_state import State, placed_state
 from meshwright.run.train.run_state import BEGIN_ANEW, RunState, changes, kept_of, state_of
 from meshwright.run.train.spread_step import SpreadStep, make_spread
@@ -76,7 +78,8 @@ class Trainer:
             job.optimizer,
             total_steps=self.steps,
             seed=job.seed,
-            parts=matrix_parts(self.decoder),
+            parts=matrix_parts(self.decoder if mesh is None else build(job.model)),
+            matrices=self._whole_matrices(),
         )
         self.step: TrainStep | SpreadStep = self._steps()
         self.guard = Guard(job.guards)
@@ -110,6 +113,12 @@ class Trainer:
             what = "no product of this model is in fp8: all are too small for it, or of odd sizes"
             warnings.warn(f"{what}; they are computed in bf16", stacklevel=3)
         return decoder, made, sync
+
+    def _whole_matrices(self) -> WholeMatrices | None:
+        """Return what Muon works on, where ranks hold parts of it."""
+        if self.spread is None or self.sync is None or self.job.layout.optimizer != "muon":
+            return None
+        return matrices_for_muon(self.spread, self.sync)
 
     def _steps(self) -> TrainStep | SpreadStep:
         job = self.job

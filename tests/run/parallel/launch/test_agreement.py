@@ -1,26 +1,34 @@
 """Ranks compare their jobs: all are refused with the same words, or none is."""
 
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from torch._C._distributed_c10d import HashStore
 
-from meshwright.errors import InputError, MeshwrightError
+from meshwright.errors import InputError, MeshwrightError, Problem
+from meshwright.run.parallel.launch import agreement
 from meshwright.run.parallel.launch.agreement import RanksMissing, agree, ranked
 
 Job = dict[str, object]
 JOB: Job = {"optimizer.lr": 1e-3, "seed": 1}
 
 
-def ends(jobs: list[Job | None]) -> list[MeshwrightError | None]:
-    """Let ranks compare jobs, each in a thread; None is one that does not come."""
-    store = HashStore()
+def ends(
+    jobs: list[Job | None], wrong: Mapping[int, Problem] | None = None
+) -> list[MeshwrightError | None]:
+    """Let ranks compare jobs, each in a thread; None is one that does not come.
+
+    `wrong` is what some of them have found.
+    """
+    store, found = HashStore(), wrong or {}
 
     def compare(rank: int) -> MeshwrightError | None:
         job = jobs[rank]
         try:
             if job is not None:
-                agree(store, rank, len(jobs), job, meet_s=2 if None in jobs else 60)
+                meet_s, own = 2 if None in jobs else 60, [found[rank]] if rank in found else []
+                agree(store, rank, len(jobs), job, problems=own, meet_s=meet_s)
         except MeshwrightError as error:
             return error
         return None
@@ -52,6 +60,41 @@ def test_a_rank_that_does_not_come_is_named_to_those_that_did() -> None:
     found = ends([JOB, None, JOB])
     assert isinstance(found[0], RanksMissing)
     assert str(found[0]) == str(found[2]) == "rank 1 of 3 did not come within 2 s"
+
+
+WRONG = Problem("layout.tp", "3 does not divide the 4 heads", "use 2")
+
+
+def test_what_one_rank_has_found_is_told_to_all() -> None:
+    found = ends([JOB, JOB, JOB], {1: WRONG, 2: WRONG})
+    assert {str(one) for one in found} == {f"ranks 1-2: {WRONG}"}
+
+
+def test_what_all_have_found_is_told_once() -> None:
+    found = ends([JOB, JOB], {0: WRONG, 1: WRONG})
+    assert {str(one) for one in found} == {str(WRONG)}
+
+
+def test_what_a_rank_has_found_is_told_to_those_that_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agreement, "REFUSED_S", 0.2)
+    found = ends([JOB, None, JOB], {2: WRONG})
+    assert str(found[0]) == str(found[2]) == f"rank 2: {WRONG}"
+
+
+def test_a_rank_that_is_there_already_is_refused_and_disturbs_nobody() -> None:
+    store = HashStore()
+    agree(store, 0, 1, JOB)
+    before = store.get("verdict")
+    with pytest.raises(InputError, match="there is another rank 0 where these meet"):
+        agree(store, 0, 1, {**JOB, "seed": 2})
+    assert store.get("verdict") == before
+
+
+def test_the_verdict_of_a_smaller_job_at_the_same_place_does_not_count() -> None:
+    store = HashStore()
+    agree(store, 0, 1, JOB)
+    with pytest.raises(InputError, match="there is another rank 1 where these meet"):
+        agree(store, 1, 2, JOB)
 
 
 @pytest.mark.parametrize(

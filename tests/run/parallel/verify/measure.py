@@ -1,6 +1,6 @@
 """Measures what the tolerances of `verify` are made of; run it as a module, it takes minutes.
 
-    python -m tests.run.parallel.verify.measure [fp32|bf16|fp16]
+    python -m tests.run.parallel.verify.measure [fp32|bf16|fp16|fp8-…]
 
 Every axis alone, under a model of each kind in the catalog, shrunk. Prints for each axis and kind
 of tensor the largest error, where it was, and in 16-bit formats as a multiple of one device's.
@@ -18,7 +18,7 @@ from meshwright.run.parallel.verify.fit import problems_of
 from meshwright.run.parallel.verify.shrink import shrink
 from meshwright.run.parallel.verify.step import Asked, run_step
 from meshwright.run.parallel.verify.tolerances import KINDS, ROUNDING, sent_elsewhere
-from meshwright.run.parallel.verify.verify import baseline
+from meshwright.run.parallel.verify.verify import baseline, multiple_of
 from meshwright.spec import catalog
 from meshwright.spec.layout import Layout
 
@@ -60,7 +60,7 @@ def cases(precision: str) -> Iterator[tuple[str, str, Asked, Layout]]:
                 model = catalog.model(name)
                 if problems_of(model, layout, sequence=32, sequences=8):
                     continue
-                small = shrink(model, [layout], sequence=32)
+                small = shrink(model, [layout], sequence=32, multiple=multiple_of(precision))
                 asked = Asked(small.model, 8, 32, 0, updates_for(small.model))
                 yield axis, f"{name} {fields}", asked, small.layouts[0]
 
@@ -81,7 +81,7 @@ def size_of(one: Deviation, asked: Asked, precision: str) -> float:
     if precision == "fp32":
         return one.error
     rows = rows_of(asked.model, one.kind, one.name, asked.sequences * asked.length)
-    if one.error <= sent_elsewhere(one.kind, rows):
+    if one.error <= sent_elsewhere(one.kind, precision, rows):
         return 0.0
     return one.error / max(one.alone, ROUNDING[precision])
 

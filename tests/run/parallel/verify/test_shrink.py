@@ -111,3 +111,15 @@ def test_what_a_step_sets_itself_is_listed_too() -> None:
     changes = shrink(catalog.model("gpt2"), [layout], sequence=32).changes
     ours = {change.what: change.after for change in changes if change.what.startswith("layout")}
     assert ours == {"layout 1: optimizer": "adamw", "layout 1: global_batch": None}
+
+
+@pytest.mark.parametrize("multiple", [16, 128])
+def test_parts_of_products_are_multiples_where_fp8_asks_for_them(multiple: int) -> None:
+    layouts = [Layout(tp=2)]
+    for name in ("llama3.1-8b", "gemma2-2b", "gpt3-125m"):
+        model = shrink(catalog.model(name), layouts, sequence=32, multiple=multiple).model
+        for path, parameter in build(model).layers.named_parameters():
+            head = 64 if name == "gpt3-125m" else multiple  # its heads are no wider
+            if parameter.dim() == 2 and "norm" not in path:
+                assert parameter.shape[0] % min(multiple, head) == 0, path
+                assert parameter.shape[1] % min(multiple, head) == 0, path

@@ -1,7 +1,10 @@
 """Limits follow from what was measured, by axis in float32 and by one device's error in 16 bits."""
 
+import math
+
 from meshwright.run.parallel.verify.tolerances import (
     FACTORS,
+    FP8_FACTORS,
     FP32,
     ROUNDING,
     Circumstances,
@@ -33,6 +36,18 @@ def test_in_16_bits_a_layout_may_be_off_by_a_multiple_of_one_device() -> None:
     factor = FACTORS["tp"]["update"]
     assert limit("update", layout, 0.1, USUAL) == factor * 0.1
     assert limit("update", layout, 0.0, USUAL) == factor * ROUNDING["bf16"]
+
+
+def test_in_fp8_a_layout_may_be_off_by_a_multiple_of_one_device() -> None:
+    layout = Layout(tp=2, precision="fp8-rowwise")
+    factor = FP8_FACTORS["tp"]["gradient"]
+    assert limit("gradient", layout, 0.1, USUAL) == factor * 0.1
+    assert limit("gradient", layout, 0.0, USUAL) == factor * ROUNDING["fp8-rowwise"]
+
+
+def test_in_fp8_as_many_tokens_may_go_elsewhere_as_rounding_is_coarser() -> None:
+    layout = Layout(dp=2, precision="fp8-rowwise")
+    assert limit("gradient", layout, 0.0, Circumstances(rows=64)) == math.sqrt(16 / 64)
 
 
 def test_in_16_bits_one_token_may_go_to_another_expert() -> None:

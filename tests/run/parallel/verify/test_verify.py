@@ -37,6 +37,7 @@ def asked(name: str, layouts: list[Layout]) -> tuple[Asked, tuple[Layout, ...]]:
         ("deepseek-v3", Layout(pp=2, dp=2, ep=2, zero=1, stage_layers=(30, 31)), "fp32"),
         ("gpt-oss-20b", Layout(dp=2, ep=2, recompute="full"), "bf16"),
         ("gemma2-2b", Layout(pp=2, tp=2, schedule="1f1b"), "fp16"),
+        ("llama3.1-8b", Layout(tp=2, dp=2, zero=1), "fp8-rowwise"),
     ],
 )
 def test_sound_layouts_agree(name: str, layout: Layout, precision: Precision) -> None:
@@ -104,9 +105,10 @@ def test_a_wrong_sum_is_named_as_the_first_operation() -> None:
     assert "layers.0.mlp" not in off
 
 
-def test_a_gradient_that_is_not_reduced_is_named() -> None:
+@pytest.mark.parametrize("precision", ["fp32", "fp8-rowwise"])
+def test_a_gradient_that_is_not_reduced_is_named(precision: Precision) -> None:
     small, layouts = asked("llama3.1-8b", [SEQUENCE])
-    (verdict,) = verify(small, layouts, "fp32", meddle=forget_a_norm)
+    (verdict,) = verify(small, layouts, precision, meddle=forget_a_norm)
     assert verdict.first is not None
     assert (verdict.first.kind, verdict.first.name) == ("gradient", "layers.1.norm_mlp.weight")
     assert verdict.first.ranks == (0, 1)
@@ -140,8 +142,8 @@ def test_more_ranks_than_a_machine_runs_are_refused() -> None:
     with pytest.raises(InputError, match="16 ranks"):
         verify(small, layouts, "fp32")
     small, layouts = asked("gpt2", [Layout(dp=2)])
-    with pytest.raises(InputError, match="fp8-blockwise"):
-        verify(small, layouts, "fp8-blockwise")
+    with pytest.raises(InputError, match="mxfp8"):
+        verify(small, layouts, "mxfp8")
 
 
 def test_nothing_is_let_through_that_is_not_a_number() -> None:

@@ -14,7 +14,7 @@ import torch
 from msgspec.structs import replace
 
 from meshwright.errors import InputError, Problem
-from meshwright.run.nn.build import Options, build
+from meshwright.run.nn.build import DEFAULTS, Options, build
 from meshwright.run.nn.decoder import Decoder
 from meshwright.run.nn.holding import Holding
 from meshwright.run.nn.huggingface.checkpoint import Checkpoint
@@ -55,6 +55,16 @@ def load(
         else:
             _copy_pieces(decoder, checkpoint, links, held)
     return decoder
+
+
+def misfits(model: Model, folder: str | Path, options: Options = DEFAULTS) -> list[Problem]:
+    """Return why a folder of safetensors cannot fill a model, from names and shapes alone."""
+    try:
+        with Checkpoint(folder) as checkpoint:
+            _compare(build(model, device="meta", options=options), checkpoint, {})
+    except InputError as error:
+        return list(error.problems)
+    return []
 
 
 def _model_of(checkpoint: Checkpoint) -> Model:

@@ -4,20 +4,22 @@ Processes meet at a store on rank 0's host. Before any group forms there, they c
 where two differ, every rank is refused with the same words. torch loads only when they meet.
 """
 
+import errno
 import os
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
 from meshwright.errors import InputError, Problem
-from meshwright.run.parallel.launch.agreement import RanksMissing, agree
+from meshwright.run.parallel.launch.agreement import REFUSED_S, RanksMissing, agree
 from meshwright.run.parallel.launch.places import READERS, Place, Variables
+from meshwright.run.parallel.launch.reach import reach, taken
 
 if TYPE_CHECKING:
     import torch
-    from torch._C._distributed_c10d import Store
+    from torch._C._distributed_c10d import Store, TCPStore
 
 LISTENER = "MESHWRIGHT_STORE_FD"
 """Number of the open socket at which rank 0 keeps the store, where its starter bound the port."""
@@ -123,23 +125,39 @@ def connect(
     device: "torch.device | str" = "cpu",
     *,
     job: Mapping[str, object] | None = None,
+    problems: Sequence[Problem] = (),
     meet_s: float = _MEET_S,
     patience_s: float = _PATIENCE_S,
     environment: Mapping[str, str] = os.environ,
 ) -> "torch.device":
     """Meet the other ranks, compare jobs, form the process group; return this rank's device.
 
-    `job` has the values that must be the same everywhere, by their paths. A world of one rank
-    meets nobody and forms no group.
+    `job` has the values that must be the same everywhere, by their paths; None stands for one that
+    cannot be read. `problems` is what keeps this rank from running it, of which all are told before
+    they are refused. A world of one rank meets nobody and forms no group.
     """
     import torch
     import torch.distributed as dist
 
-    chosen = _device(torch.device(device), world)
+    found = list(problems)
+    chosen = torch.device(device)
+    try:
+        chosen = _device(chosen, world)
+    except InputError as error:
+        found += error.problems
+    if world.size == 1 and found:
+        raise InputError(found)
     if world.size == 1:
         return chosen
-    store = meeting(world, meet_s=meet_s, environment=environment)
-    agree(store, world.rank, world.size, {} if job is None else job, meet_s=meet_s)
+    try:
+        # Who has something to say will not wait long for somebody to say it to.
+        wait_s = min(meet_s, REFUSED_S) if found else meet_s
+        store = meeting(world, meet_s=wait_s, environment=environment)
+    except RanksMissing:
+        if found:
+            raise InputError(found) from None
+        raise
+    agree(store, world.rank, world.size, job, problems=found, meet_s=meet_s)
     if _is_loopback(world.address) and sys.platform == "linux":
         # gloo asks the host's name for an interface otherwise, which may lead nowhere.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -157,30 +175,32 @@ def meeting(
     world: World, *, meet_s: float = _MEET_S, environment: Mapping[str, str] = os.environ
 ) -> "Store":
     """Open the store that all ranks share; rank 0 keeps it, or torchrun does."""
-    from torch._C._distributed_c10d import PrefixStore, TCPStore
+    from torch._C._distributed_c10d import PrefixStore
 
-    kept = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    keeps = world.rank == 0 and not kept
-    listener = environment.get(LISTENER, "") if keeps else ""
-    if keeps and not listener:
-        _require_free(world)
-    try:
-        store = TCPStore(
-            world.address,
-            world.port,
-            is_master=keeps,
-            timeout=timedelta(seconds=meet_s),
-            wait_for_workers=False,
-            master_listen_fd=int(listener) if listener.isdecimal() else None,
-        )
-    except RuntimeError as error:
-        what = f"rank {world.rank} cannot reach rank 0 at {world.address}:{world.port}"
-        detail = str(error).partition("\n")[0]
-        raise RanksMissing(f"{what} ({detail})") from None
+    if world.rank == 0 and environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        store = _kept(world, environment.get(LISTENER, ""), meet_s)
+    else:
+        store = reach(world.address, world.port, world.rank, meet_s=meet_s)
     # A job that was started again must not meet the words of its last life.
     life = environment.get("TORCHELASTIC_RESTART_COUNT") or environment.get("SLURM_RESTART_COUNT")
     names = (environment.get("SLURM_JOB_ID"), environment.get("TORCHELASTIC_RUN_ID"), life)
     return PrefixStore("/".join(("meshwright", *(name for name in names if name))), store)
+
+
+def _kept(world: World, listener: str, meet_s: float) -> "TCPStore":
+    """Open the store that rank 0 keeps, at the socket it was given or at a port that is free."""
+    from torch._C._distributed_c10d import TCPStore
+
+    if not listener:
+        _require_free(world)
+    return TCPStore(
+        world.address,
+        world.port,
+        is_master=True,
+        timeout=timedelta(seconds=meet_s),
+        wait_for_workers=False,
+        master_listen_fd=int(listener) if listener.isdecimal() else None,
+    )
 
 
 def _require_free(world: World) -> None:
@@ -189,6 +209,8 @@ def _require_free(world: World) -> None:
         with socket.create_server(("", world.port)):
             pass
     except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise taken(world.address, world.port) from None
         what = f"{world.port} cannot be had on {socket.gethostname()}: {error.strerror or error}"
         fix = "use another, the same for all ranks"
         raise InputError([Problem("MASTER_PORT", what, fix)]) from None

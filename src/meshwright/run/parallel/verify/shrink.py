@@ -24,6 +24,8 @@ from meshwright.spec.model.positions import Rotary
 HIDDEN = 64
 HEAD = 16
 """Width of a head; enough for rotary positions on a quarter of it."""
+MULTIPLE = 8
+"""What widths are multiples of, unless told."""
 VOCAB = 251
 """Words: a prime number, so that no number of ranks divides them."""
 
@@ -49,10 +51,22 @@ class _Needs(NamedTuple):
     """Parts into which experts are shared."""
     sequence: int
     """Tokens of a sequence."""
+    multiple: int
+    """What widths, and a rank's part of them, are multiples of."""
+
+    @property
+    def head(self) -> int:
+        """Width of a head."""
+        return max(HEAD, self.multiple)
 
 
-def shrink(model: Model, layouts: Sequence[Layout], *, sequence: int) -> Shrunk:
-    """Make a model small enough for one machine; layouts have to fit the real one."""
+def shrink(
+    model: Model, layouts: Sequence[Layout], *, sequence: int, multiple: int = MULTIPLE
+) -> Shrunk:
+    """Make a model small enough for one machine; layouts have to fit the real one.
+
+    Widths stay multiples of `multiple` where they were, which fp8 asks for.
+    """
     needs = _Needs(
         tuple(sorted({each.tp for each in layouts})),
         math.lcm(*(each.tp * traders(each) for each in layouts)),
@@ -60,9 +74,10 @@ def shrink(model: Model, layouts: Sequence[Layout], *, sequence: int) -> Shrunk:
         math.lcm(*(each.experts_tp for each in layouts)),
         math.lcm(*(each.ep for each in layouts)),
         sequence,
+        multiple,
     )
     names = _fewer(model, layouts)
-    hidden = min(model.hidden, HIDDEN)
+    hidden = min(model.hidden, max(HIDDEN, multiple))
     small = replace(
         model,
         hidden=hidden,
@@ -118,7 +133,7 @@ def _block(block: Block, before: int, hidden: int, needs: _Needs) -> Block:
             mixer = None
     match block.mlp:
         case feedforward.Mlp(width=width):
-            narrow = _scaled(width, before, hidden, needs.width)
+            narrow = _scaled(width, before, hidden, needs.width * needs.multiple)
             mlp: feedforward.FeedForward | None = replace(block.mlp, width=narrow)
         case feedforward.Experts():
             mlp = _experts(block.mlp, before, hidden, needs)
@@ -128,7 +143,7 @@ def _block(block: Block, before: int, hidden: int, needs: _Needs) -> Block:
 
 
 def _attention(spec: mixers.Attention, needs: _Needs) -> mixers.Attention:
-    width = min(spec.head_dim, HEAD)
+    width = min(spec.head_dim, needs.head)
     ratio = spec.heads // spec.kv_heads
     keys = _key_heads(spec, ratio, needs)
     temperature = spec.temperature
@@ -162,15 +177,15 @@ def _key_heads(spec: mixers.Attention, ratio: int, needs: _Needs) -> int:
 
 
 def _latent(spec: mixers.LatentAttention, needs: _Needs) -> mixers.LatentAttention:
-    rope = min(spec.rope_dim, HEAD // 2)
+    rope = min(spec.rope_dim, needs.head // 2)
     return replace(
         spec,
         heads=_multiple(spec.heads, needs.heads),
-        kv_rank=min(spec.kv_rank, HEAD),
-        q_rank=None if spec.q_rank is None else min(spec.q_rank, 2 * HEAD),
-        nope_dim=min(spec.nope_dim, HEAD),
+        kv_rank=min(spec.kv_rank, needs.head),
+        q_rank=None if spec.q_rank is None else min(spec.q_rank, 2 * needs.head),
+        nope_dim=min(spec.nope_dim, needs.head),
         rope_dim=rope,
-        value_dim=min(spec.value_dim, HEAD),
+        value_dim=min(spec.value_dim, needs.head),
         rotary=_rotary(spec.rotary, spec.rope_dim, rope),
     )
 
@@ -181,8 +196,8 @@ def _gated_delta(spec: mixers.GatedDelta, needs: _Needs) -> mixers.GatedDelta:
         spec,
         key_heads=keys,
         value_heads=keys * (spec.value_heads // spec.key_heads),
-        key_dim=min(spec.key_dim, HEAD),
-        value_dim=min(spec.value_dim, HEAD),
+        key_dim=min(spec.key_dim, needs.head),
+        value_dim=min(spec.value_dim, needs.head),
     )
 
 
@@ -192,20 +207,22 @@ def _mamba(spec: mixers.Mamba2, needs: _Needs) -> mixers.Mamba2:
         spec,
         groups=groups,
         heads=groups * (spec.heads // spec.groups),
-        head_dim=min(spec.head_dim, HEAD // 2),
-        state_dim=min(spec.state_dim, HEAD),
+        head_dim=min(spec.head_dim, needs.head // 2),
+        state_dim=min(spec.state_dim, needs.head),
     )
 
 
 def _experts(
     spec: feedforward.Experts, before: int, hidden: int, needs: _Needs
 ) -> feedforward.Experts:
-    shared = spec.shared_width and _scaled(spec.shared_width, before, hidden, needs.width)
-    latent = spec.latent and _scaled(spec.latent, before, hidden, 1)
+    shared = spec.shared_width and _scaled(
+        spec.shared_width, before, hidden, needs.width * needs.multiple
+    )
+    latent = spec.latent and _scaled(spec.latent, before, hidden, needs.multiple)
     return replace(
         spec,
         count=_expert_count(spec, needs.experts),
-        width=_scaled(spec.width, before, hidden, needs.expert_width),
+        width=_scaled(spec.width, before, hidden, needs.expert_width * needs.multiple),
         shared_width=shared,
         latent=latent,
     )
@@ -252,9 +269,8 @@ def _multiple(size: int, parts: int) -> int:
     return min(size, parts * -(-min(2, size) // parts))
 
 
-def _scaled(width: int, before: int, hidden: int, parts: int) -> int:
-    """Return a width in its proportion to the model's, in equal parts of eight or more."""
-    step = 8 * parts
+def _scaled(width: int, before: int, hidden: int, step: int) -> int:
+    """Return a width in its proportion to the model's, as a multiple."""
     return min(width, step * max(1, round(width * hidden / before / step)))
 
 

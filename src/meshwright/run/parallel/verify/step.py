@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from meshwright.run.kernels.gradient_norm import GradientNorm
+from meshwright.run.nn.fp8 import use_precision
+from meshwright.run.nn.fp8_linear import RECIPES
 from meshwright.run.nn.holding import Holding
 from meshwright.run.parallel.context import cut_tokens
 from meshwright.run.parallel.experts import sum_loads
@@ -34,7 +36,13 @@ CLIP = 0.05
 LEARNING_RATE = 0.1
 BALANCE_RATE = 1e-3
 """By which a bias that balances experts moves (DeepSeek-V3)."""
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES = {
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    **dict.fromkeys(RECIPES, torch.bfloat16),
+}
+"""Formats of the weights; fp8 products read them in bf16."""
 
 
 def quiet_eps(parameters: int) -> float:
@@ -109,6 +117,8 @@ def run_step(asked: Asked, layout: Layout, meddle: Meddle | None = None) -> Tens
     """Run the step on this rank of a layout, or on one device where it has one rank."""
     mesh = Mesh(layout)
     mine = spread(asked.model, mesh, dtype=DTYPES[layout.precision], seed=asked.seed)
+    # A small model's products would all be left in bf16, as fp8 does not pay there.
+    use_precision(mine.decoder, layout.precision, smallest=0.0)
     if meddle is not None:
         meddle(mine)
     sync = make_sync(mine)

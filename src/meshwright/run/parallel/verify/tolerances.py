@@ -5,11 +5,11 @@ tensor of the float32 reference (`compare.relative`).
 
 In float32 a layout only adds up in another order. `FP32` has for every axis and kind of tensor what
 was found over the models and layouts of `tests/run/parallel/verify/measure.py`, times `MARGIN`, as
-a number of one digit; layouts with several axes get the largest of theirs. In 16-bit formats one
-device is off already. A layout may be off by `FACTORS` times what one device of the same format is
-off for the same tensor, measured in the same call: the largest multiple that was found for an axis,
-half as much again, as a whole number. No tensor is asked to be nearer than the format's rounding,
-nor, behind a router of experts, than one token that goes to another expert.
+a number of one digit; layouts with several axes get the largest of theirs. In 16-bit formats and
+fp8 one device is off already. A layout may be off by `FACTORS` (or `FP8_FACTORS`) times what one
+device of that format is off for the same tensor, measured in the same call: the largest multiple
+that was found for an axis, half as much again, as a whole number. No tensor is asked to be nearer
+than the format's rounding, nor, behind a router of experts, than tokens that go to another expert.
 """
 
 import math
@@ -44,11 +44,28 @@ FACTORS: dict[str, dict[Kind, float]] = {
     "recompute": {"activation": 2, "gradient": 2, "update": 2},
     "microbatches": {"activation": 2, "gradient": 3, "update": 4},
 }
+FP8_FACTORS: dict[str, dict[Kind, float]] = {
+    "tp": {"activation": 2, "gradient": 3, "update": 11},
+    "cp": {"activation": 2, "gradient": 3, "update": 5},
+    "pp": {"activation": 2, "gradient": 2, "update": 2},
+    "dp": {"activation": 2, "gradient": 2, "update": 2},
+    "ep": {"activation": 2, "gradient": 2, "update": 2},
+    "recompute": {"activation": 2, "gradient": 2, "update": 2},
+    "microbatches": {"activation": 2, "gradient": 2, "update": 3},
+}
+"""The same for all recipes of fp8; the largest update is of a bias, in `fp8-tensorwise`."""
 MAGNIFIED = 2.0
 """What `step`'s AdamW makes of an error of gradients: g / (|g| + eps) with normal g and eps a tenth
 of their average doubles an independent error, relative to the result (by sampling)."""
-ROUNDING = {"bf16": 2.0**-9, "fp16": 2.0**-12}
-"""Half the distance of neighbouring numbers, relative to them."""
+ROUNDING = {
+    "bf16": 2.0**-9,
+    "fp16": 2.0**-12,
+    "fp8-tensorwise": 2.0**-5,
+    "fp8-rowwise": 2.0**-5,
+    "fp8-blockwise": 2.0**-5,
+}
+"""Half the distance of neighbouring numbers, relative to them; in fp8 (e4m3, half a distance of up
+to 2⁻⁴) about its root mean square over all numbers."""
 
 
 def axes_of(layout: Layout) -> Iterator[str]:
@@ -79,16 +96,21 @@ def limit(kind: Kind, layout: Layout, alone: float, given: Circumstances) -> flo
     if layout.precision == "fp32":
         most = max(FP32[axis][kind] for axis in axes)
         return most * math.sqrt(max(1, given.tokens / TOKENS))
-    factor = max(FACTORS[axis][kind] for axis in axes)
-    return max(factor * max(alone, ROUNDING[layout.precision]), sent_elsewhere(kind, given.rows))
+    precision = layout.precision
+    factors = FP8_FACTORS if precision.startswith("fp8") else FACTORS
+    factor = max(factors[axis][kind] for axis in axes)
+    elsewhere = sent_elsewhere(kind, precision, given.rows)
+    return max(factor * max(alone, ROUNDING[precision]), elsewhere)
 
 
-def sent_elsewhere(kind: Kind, rows: float | None) -> float:
-    """Return the error where one token goes to another expert, whose rows are so many.
+def sent_elsewhere(kind: Kind, precision: str, rows: float | None) -> float:
+    """Return the error where tokens go to another expert, whose rows are so many.
 
-    Scores that are equal but for 16-bit rounding send a token elsewhere, on one device as under a
-    layout. An expert's sums then have one term more or less of independent ones.
+    Scores that are equal but for rounding send a token elsewhere, on one device as under a layout.
+    An expert's sums then have terms more or less of independent ones: one in 16 bits, and as many
+    as rounding is coarser in fp8.
     """
     if rows is None:
         return 0.0
-    return math.sqrt(1 / rows) * (MAGNIFIED if kind == "update" else 1)
+    tokens = max(1.0, ROUNDING[precision] / ROUNDING["bf16"])
+    return math.sqrt(tokens / rows) * (MAGNIFIED if kind == "update" else 1)

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from msgspec.structs import replace
 
 from meshwright.errors import InputError, Problem
+from meshwright.run.nn.fp8_linear import RECIPES
 from meshwright.run.parallel.collective.launch import RanksFailed, launch
 from meshwright.run.parallel.verify.compare import (
     Baseline,
@@ -21,6 +22,7 @@ from meshwright.run.parallel.verify.compare import (
     in_execution_order,
     worst_by_kind,
 )
+from meshwright.run.parallel.verify.shrink import MULTIPLE
 from meshwright.run.parallel.verify.step import DTYPES, Asked, Meddle, run_step
 from meshwright.spec.layout import Layout
 from meshwright.spec.layout.kinds import Precision
@@ -104,11 +106,16 @@ def _compared(asked: Asked, layout: Layout, told: bytes, meddle: Meddle | None) 
     return deviations(asked.model, layout, rank, mine, base)
 
 
+def multiple_of(precision: str) -> int:
+    """Return what a small model's widths have to be multiples of in a format."""
+    return RECIPES[precision].multiple if precision in RECIPES else MULTIPLE
+
+
 def check(layouts: Sequence[Layout], precision: str) -> None:
     """Refuse what cannot be run on this machine."""
     found = []
     if precision not in DTYPES:
-        what = f"{precision} needs a GPU, and pays in products larger than a small model's"
+        what = f"{precision} is not computed on a processor"
         found.append(Problem("precision", what, f"use one of {', '.join(DTYPES)}"))
     for layout in layouts:
         if layout.gpus > MOST_RANKS:

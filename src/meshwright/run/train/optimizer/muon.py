@@ -12,8 +12,9 @@ Shapes: N matrices, R rows, C columns.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
+from typing import Protocol
 
 import torch
 
@@ -23,6 +24,15 @@ QUINTIC = (3.4445, -4.7750, 2.0315)
 """Chosen for the steepest slope at 0, not for convergence to 1."""
 BATCH_BYTES = 256 << 20
 """Most bytes of matrices under way at a time; the products need about three times this."""
+
+
+class Matrices(Protocol):
+    """Parameters of which ranks hold parts, made whole one by one."""
+
+    def __call__(
+        self, parts: Mapping[str, torch.Tensor], work: Callable[[str, torch.Tensor], None], /
+    ) -> None:
+        """Let `work` change the whole of each by its name, and put this rank's part back."""
 
 
 @torch.no_grad()

@@ -20,7 +20,7 @@ from meshwright.run.train.optimizer.average import WeightAverage
 from meshwright.run.train.optimizer.clipping import readiness
 from meshwright.run.train.optimizer.groups import treatment
 from meshwright.run.train.optimizer.loss_scale import LossScale
-from meshwright.run.train.optimizer.muon import orthogonalise_
+from meshwright.run.train.optimizer.muon import Matrices, orthogonalise_
 from meshwright.run.train.optimizer.precision import state_formats
 from meshwright.run.train.optimizer.schedule import learning_rate
 from meshwright.run.train.optimizer.settings import OptimizerSettings
@@ -47,12 +47,14 @@ def make_optimizer(
     total_steps: int,
     seed: int = 0,
     parts: Mapping[str, tuple[int, ...]] | None = None,
+    matrices: Matrices | None = None,
     backend: Backend = "auto",
 ) -> "Optimizer":
     """Return the optimizer a layout names for all parameters that want gradients.
 
     Autograd is told to accumulate gradients in the layout's format. `parts` has the rows of each
-    matrix in parameters that stack several, for Muon (`matrix_parts` knows them of a decoder).
+    matrix in parameters that stack several, for Muon (`matrix_parts` knows them of a decoder);
+    `matrices` makes whole what it works on, where ranks hold parts.
     """
     formats = state_formats(layout)
     rules = _rules(layout, settings)
@@ -74,6 +76,7 @@ def make_optimizer(
         seed=seed,
         loss_scaled=layout.precision == "fp16",
         parts=parts or {},
+        matrices=matrices,
         backend=backend,
     )
 
@@ -91,6 +94,7 @@ class Optimizer:
         seed: int,
         loss_scaled: bool,
         parts: Mapping[str, tuple[int, ...]],
+        matrices: Matrices | None,
         backend: Backend,
     ) -> None:
         device = states[0].parameter.device
@@ -103,7 +107,7 @@ class Optimizer:
             self.average = WeightAverage(
                 states, settings.average, settings.average_precision, seed=seed, backend=backend
             )
-        self._parts, self._backend = parts, backend
+        self._parts, self._matrices, self._backend = parts, matrices, backend
         self._bound: _Bound | None = None
 
     def learning_rate(self, step: int) -> float:
@@ -149,6 +153,7 @@ class Optimizer:
             self.loss_scale.update_(ready.go)
 
         now = pace(self.steps, lr, self.rules.elementwise, grad_scale=ready.grad_scale, go=ready.go)
+        self._find_directions(bound.buckets, gradients, now)
         for bucket in bound.buckets:
             self._update(bucket, [gradients[name] for name in bucket.names], now)
         if self.average is not None:
@@ -189,13 +194,31 @@ class Optimizer:
         for name, tensor in own.items():
             tensor.copy_(saved[name])
 
+    def _find_directions(
+        self, buckets: Sequence["_Bucket"], gradients: Mapping[str, torch.Tensor], now: Pace
+    ) -> None:
+        """Turn the gradients of matrices into Muon's steps, where it updates any."""
+        mine: dict[str, torch.Tensor] = {}
+        for bucket in buckets:
+            if bucket.direction is not None:
+                some = {name: gradients[name] for name in bucket.names}
+                bucket.direction(list(some.values()), now)
+                mine |= some
+        if self._matrices is not None:  # also where other ranks alone have matrices
+            self._matrices(mine, lambda name, whole: self._orthogonalise({name: whole}))
+        elif mine:
+            self._orthogonalise(mine)
+
+    def _orthogonalise(self, directions: Mapping[str, torch.Tensor]) -> None:
+        orthogonalise_(
+            list(directions.values()),
+            [self._parts.get(name, ()) for name in directions],
+            scale=self.settings.muon_scale,
+            steps=self.settings.muon_steps,
+        )
+
     def _update(self, bucket: "_Bucket", gradients: list[torch.Tensor], now: Pace) -> None:
         if bucket.direction is not None:
-            bucket.direction(gradients, now)
-            parts = [self._parts.get(name, ()) for name in bucket.names]
-            orthogonalise_(
-                gradients, parts, scale=self.settings.muon_scale, steps=self.settings.muon_steps
-            )
             # What gradients were multiplied by went into the momentum, and so did clipping.
             plain = torch.ones_like(now.numbers)
             plain[0], plain[2] = now.numbers[0], now.numbers[2]

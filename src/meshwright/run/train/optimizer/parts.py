@@ -6,6 +6,10 @@ to the model. Muon works on what the model means.
 
 from torch import nn
 
+from meshwright.run.parallel.matrices import WholeMatrices
+from meshwright.run.parallel.spread import Spread
+from meshwright.run.parallel.sync import Sync
+from meshwright.run.train.optimizer.groups import is_matrix
 from meshwright.spec.model import mixers
 
 
@@ -19,6 +23,13 @@ def matrix_parts(decoder: nn.Module) -> dict[str, tuple[int, ...]]:
     parameters = dict(decoder.named_parameters())
     found |= {name: (1, 1) for name in parameters if name.endswith((".gate_up", ".gate_up.weight"))}
     return {name: _held(rows, parameters[name].shape[-2]) for name, rows in found.items()}
+
+
+def matrices_for_muon(spread: Spread, sync: Sync) -> WholeMatrices | None:
+    """Return how Muon's matrices are made whole; None where every rank holds whole ones."""
+    learning = [(name, one) for name, one in spread.decoder.named_parameters() if one.requires_grad]
+    found = WholeMatrices(spread, sync, [name for name, one in learning if is_matrix(name, one)])
+    return found if found.needed else None
 
 
 def _stacks(spec: object) -> dict[str, tuple[int, ...]]:

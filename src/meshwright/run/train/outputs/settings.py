@@ -51,6 +51,10 @@ class OutputSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Write `metrics.jsonl`: one JSON object for each row."""
     tensorboard: bool = False
     """Write `tensorboard/` for TensorBoard."""
+    timeline: bool = True
+    """Of a run over several ranks, write what each does and waits for into `timeline/`."""
+    timeline_steps: int = 200
+    """The newest steps that are there: at least so many, at most twice as many."""
     wandb: Wandb | None = None
     """Write `wandb/` for Weights & Biases."""
     prometheus: Prometheus | None = None
@@ -63,7 +67,7 @@ class OutputSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     def __post_init__(self) -> None:
         bounds = Bounds()
         bounds.readable(wandb=self.wandb, prometheus=self.prometheus)
-        bounds.count(every_steps=self.every_steps)
+        bounds.count(every_steps=self.every_steps, timeline_steps=self.timeline_steps)
         bounds.not_negative(lines_every_s=self.lines_every_s)
         bounds.one_of("progress", self.progress, get_args(Progress))
         bounds.require()
@@ -73,5 +77,5 @@ class OutputSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return step % self.every_steps == 0
 
 
-NO_OUTPUT = OutputSettings(jsonl=False, progress="none")
+NO_OUTPUT = OutputSettings(jsonl=False, timeline=False, progress="none")
 """What a rank writes that does not speak for its run."""
