@@ -11,7 +11,7 @@ copyright = "The Meshwright authors, Apache-2.0"
 release = metadata.version("meshwright")
 version = release
 
-extensions = ["myst_parser", "field_tables", "shown"]
+extensions = ["myst_parser", "field_tables", "printed", "shown"]
 source_suffix = {".md": "markdown"}
 exclude_patterns = ["_build", "extensions"]
 
