@@ -123,11 +123,7 @@ def numbers(table: pa.Table, column: Column) -> npt.NDArray[Any]:
     """A number column as numpy; -1 where an integer has no value."""
     if column.name not in table.column_names:
         return np.full(table.num_rows, ABSENT, dtype=column.type.value)
-    array = table.column(column.name)
-    if array.null_count:
-        array = array.fill_null(ABSENT)
-    result: npt.NDArray[Any] = array.to_numpy()
-    return result
+    return _as_numpy(table.column(column.name).chunks, column.type.value)
 
 
 def coded(table: pa.Table, column: Column) -> Coded:
@@ -140,10 +136,29 @@ def coded(table: pa.Table, column: Column) -> Coded:
     whole = array.unify_dictionaries().combine_chunks()
     if isinstance(whole, pa.ChunkedArray):  # Older pyarrow returns one for zero chunks.
         return Coded(np.empty(0, dtype=np.int32), ())
-    indices = whole.indices
-    if indices.null_count:
-        indices = indices.fill_null(ABSENT)
-    return Coded(indices.to_numpy(), tuple(whole.dictionary.to_pylist()))
+    return Coded(_as_numpy([whole.indices], "int32"), tuple(whole.dictionary.to_pylist()))
+
+
+def _as_numpy(chunks: Sequence[Any], dtype: str) -> npt.NDArray[Any]:
+    """Arrow numbers as numpy, -1 where there is none, sharing memory where nothing is missing.
+
+    By the buffers: Arrow's own conversion imports pandas wherever that is installed, which takes
+    longer than reading a trace.
+    """
+    parts = []
+    for chunk in chunks:
+        if not len(chunk):
+            continue
+        valid, values = chunk.buffers()
+        rows = slice(chunk.offset, chunk.offset + len(chunk))
+        part = np.frombuffer(values, dtype=dtype)[rows]
+        if chunk.null_count:
+            bits = np.unpackbits(np.frombuffer(valid, dtype=np.uint8), bitorder="little")
+            part = np.where(bits[rows].view(np.bool_), part, np.dtype(dtype).type(ABSENT))
+        parts.append(part)
+    if len(parts) == 1:
+        return parts[0]
+    return np.concatenate(parts) if parts else np.empty(0, dtype=dtype)
 
 
 def _is_scalar(value: object) -> bool:

@@ -123,6 +123,7 @@ SPAN_COLUMNS: tuple[Column, ...] = (
     _optional("stage", Type.INT32, "Pipeline stage."),
     _optional("microbatch", Type.INT32, "Microbatch number within the step."),
     _optional("layer", Type.INT32, "Layer number within the model."),
+    _optional("category", Type.LABEL, "What a profiler filed it under, such as `cuda_runtime`."),
     _optional("extra", Type.TEXT, "Whatever else is known, as one JSON object."),
 )
 

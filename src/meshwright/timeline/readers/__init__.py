@@ -1,0 +1,1 @@
+"""Reads what other tools recorded, each format into the same `Timeline`."""

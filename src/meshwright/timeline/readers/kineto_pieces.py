@@ -1,0 +1,241 @@
+"""Cuts the text of a trace into pieces of whole events, so that memory holds one piece at a time.
+
+    {"schemaVersion": 1, "traceEvents": [ {...}, {...}, ... ], "traceName": "..."}
+     head                                 pieces                tail
+
+A piece ends at the last place in the buffer that looks as the first two events were parted. That
+it is one is not assumed but seen: text cut anywhere else, within a string or an object, is no
+list of events once it is closed, and the decoder refuses it. Then other places are tried, and
+at last every bracket is counted. Knows JSON; what an event means is not its business.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import msgspec
+from msgspec import Raw
+
+from meshwright.timeline.readers.kineto_events import FAULTS
+
+Take = Callable[[Any], None]
+"""Takes the text of a list of events; raises one of `FAULTS` where it is none."""
+BUFFER_BYTES = 1 << 19
+_LARGEST_HEAD = 1 << 26
+_OPENING = re.compile(rb'"traceEvents"\s*:\s*\[')
+_TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[{}\[\]]|"', re.DOTALL)
+_PARTING = re.compile(rb"\}(\s*,\s*)\{")
+_FIELDS = msgspec.json.Decoder(dict[str, Raw])
+_TRIES = 8
+
+
+class NoTrace(Exception):
+    """The text has no list of trace events."""
+
+
+class Rest(NamedTuple):
+    """What a trace says beside its events."""
+
+    fields: dict[str, Raw]
+    fault: str
+    """What is wrong with the text; empty where nothing is."""
+
+
+def read_pieces(chunks: Iterator[bytes], take: Take) -> Rest:
+    """Hand all events of a trace to `take`, piece by piece, and return what else it says."""
+    fields, bare, text = _head(chunks)
+    buffer = _Buffer(text, chunks)
+    del text
+    tail, fault = _events(buffer, take)
+    if bare:
+        return Rest(fields, "" if fault == _CUT_SHORT and not buffer.inside else fault)
+    if fault:
+        return Rest(fields, fault)
+    more, fault = _tail(tail)
+    return Rest({**fields, **more}, fault)
+
+
+_CUT_SHORT = "breaks off before its end"
+
+
+class _Buffer:
+    """The text that was read and not yet taken, with one byte of room before it."""
+
+    def __init__(self, text: bytes, chunks: Iterator[bytes]) -> None:
+        self.data = bytearray(b"[") + text
+        self.chunks = chunks
+        self.inside = False
+        """Whether an event was begun and not ended when the text stopped."""
+
+    def fill(self, least: int) -> bool:
+        """Read on, until there are so many bytes; False at the end."""
+        for chunk in self.chunks:
+            self.data += chunk
+            if len(self.data) >= least:
+                return True
+        return False
+
+    def drop(self, end: int) -> None:
+        """Forget the text before this place; the byte before it becomes the room."""
+        del self.data[: end - 1]
+        self.data[0] = 0x5B  # "["
+
+
+def _head(chunks: Iterator[bytes]) -> tuple[dict[str, Raw], bool, bytes]:
+    """What stands before the events, whether the file is a bare list, and the text after it."""
+    text = b""
+    for chunk in chunks:
+        text += chunk
+        start = text.removeprefix(b"\xef\xbb\xbf").lstrip()
+        if start.startswith(b"["):
+            return {}, True, start[1:]
+        if start and not start.startswith(b"{"):
+            raise NoTrace("is no JSON")
+        for match in _OPENING.finditer(start):
+            try:
+                fields = _FIELDS.decode(start[: match.start()] + b'"traceEvents":[]}')
+            except FAULTS:
+                continue
+            return fields, False, start[match.end() :]
+        if len(text) > _LARGEST_HEAD:
+            raise NoTrace(f"has no traceEvents in its first {_LARGEST_HEAD >> 20} MiB")
+    try:
+        keys = ", ".join(list(_FIELDS.decode(text))[:6])
+    except FAULTS:
+        raise NoTrace("is empty" if not text.strip() else "is no complete JSON object") from None
+    raise NoTrace(f"is JSON without traceEvents; it has {keys or 'nothing'}")
+
+
+def _events(buffer: _Buffer, take: Take) -> tuple[bytes, str]:
+    """Take events until their list ends; the text after it, and what is wrong."""
+    parting = b""
+    wanted = 0
+    while buffer.fill(wanted):
+        parting = parting or _parting(buffer.data)
+        if parting and _take_whole(buffer, parting, take):
+            wanted = 0
+            continue
+        done = _take_counted(buffer, take)
+        if done is not None:
+            return done
+        # An event may be larger than the buffer: look again when there is twice as much.
+        wanted = 2 * len(buffer.data)
+    if parting:
+        _take_whole(buffer, parting, take)
+    done = _take_counted(buffer, take)
+    if done is not None:
+        return done
+    buffer.inside = bool(bytes(buffer.data[1:]).strip(b" \t\r\n,"))
+    return b"", _CUT_SHORT
+
+
+def _parting(data: bytearray) -> bytes:
+    """How the first two events are parted: what ends one, is between them, and opens the next."""
+    ends = _ends(data, most=1).ends
+    match = _PARTING.match(data, ends[0] - 1) if ends else None
+    return match[0] if match else b""
+
+
+def _take_whole(buffer: _Buffer, parting: bytes, take: Take) -> bool:
+    """Take what lies before the last parting, if it can be found."""
+    data = buffer.data
+    end = len(data)
+    for _ in range(_TRIES):
+        end = data.rfind(parting, 1, end)
+        if end < 0:
+            break
+        after = data[end + 1]
+        data[end + 1] = 0x5D  # "]": the parting has a comma, so there is room
+        try:
+            with memoryview(data) as view:
+                take(view[: end + 2])
+        except FAULTS:
+            data[end + 1] = after
+            continue
+        buffer.drop(end + len(parting) - 1)
+        return True
+    return False
+
+
+class _Counted(NamedTuple):
+    ends: list[int]
+    """Where each complete event ends."""
+    closed: int
+    """Where the list ends, or -1."""
+
+
+def _ends(data: bytearray, most: int | None = None) -> _Counted:
+    """Count brackets from the start of an event; stop after so many events."""
+    depth = 0
+    ends: list[int] = []
+    for token in _TOKEN.finditer(data, 1):
+        first = data[token.start()]
+        if first in b"{[":
+            depth += 1
+        elif first in b"}]":
+            if not depth:
+                return _Counted(ends, token.start())
+            depth -= 1
+            if not depth:
+                ends.append(token.end())
+                if len(ends) == most:
+                    break
+        elif token.end() - token.start() == 1:
+            break  # A string without end.
+    return _Counted(ends, -1)
+
+
+def _take_counted(buffer: _Buffer, take: Take) -> tuple[bytes, str] | None:
+    """Take all complete events; the text after the list where it ends here, and what is wrong."""
+    data = buffer.data
+    ends, closed = _ends(data)
+    end = ends[-1] if ends else 1
+    try:
+        take(bytes(data[:end]) + b"]")
+    except FAULTS:
+        fault = _take_singly(bytes(data), ends, take)
+        if fault:
+            return b"", fault
+    if closed >= 0:
+        between = data[end:closed].strip(b" \t\r\n,")
+        return bytes(data[closed + 1 :]) + b"".join(buffer.chunks), _odd(between)
+    if ends:
+        rest = data[end:].lstrip(b" \t\r\n,")
+        if rest and not rest.startswith(b"{"):
+            return b"", _odd(rest)
+        buffer.data = bytearray(b"[") + rest
+    return None
+
+
+def _odd(text: bytes | bytearray) -> str:
+    shown = bytes(text[:40]).decode(errors="replace")
+    return f"has {shown!r} where an event should be" if text else ""
+
+
+def _take_singly(data: bytes, ends: list[int], take: Take) -> str:
+    """Take one event after another up to the first that is none; say what is wrong with it.
+
+    Some tools part events by new lines alone: then all are events, and nothing is wrong.
+    """
+    events = [data[a:b].lstrip(b" \t\r\n,") for a, b in pairwise([1, *ends])]
+    try:
+        take(b"[%b]" % b",".join(events))
+    except FAULTS:
+        pass
+    else:
+        return ""
+    for event in events:
+        try:
+            take(b"[%b]" % event)
+        except FAULTS as error:
+            return f"has a broken event, {event[:60].decode(errors='replace')!r}: {error}"
+    return ""
+
+
+def _tail(text: bytes) -> tuple[dict[str, Raw], str]:
+    text = text.strip()
+    try:
+        return _FIELDS.decode(b"{" + text.removeprefix(b",")), ""
+    except FAULTS as error:
+        return {}, f"breaks off after its events: {error}" if text else _CUT_SHORT

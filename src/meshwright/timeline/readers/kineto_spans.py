@@ -1,0 +1,160 @@
+"""Makes the columns of a timeline of what was gathered from a trace.
+
+    process "gpu 0", lane "stream 7"          kernels, copies, fills; flow_in = correlation
+                     lane "stream 7 marks"    the host's annotations, projected onto the stream
+                     lane "stream 7 sync"     waits of and for the stream, where they were recorded
+    process "host", lane "thread 123"         operators, annotations, calls; flow_out of launches
+    process "profiler"                        the profiler's own window
+
+Several processes of a host are told apart as "host 123". Works on whole columns; no file is known.
+"""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from meshwright.timeline.readers.arrow_arrays import labels, numbers, table
+from meshwright.timeline.readers.communication import rule_of
+from meshwright.timeline.readers.kineto_collectives import add_collectives
+from meshwright.timeline.readers.kineto_columns import Codes, Gathered
+from meshwright.timeline.readers.kineto_roles import Role
+from meshwright.timeline.readers.kineto_times import Ints
+from meshwright.timeline.schema import ABSENT, SPANS, Kind
+
+KINDS = tuple(kind.value for kind in Kind)
+_LANE_ENDS = {Role.MARK: " marks", Role.SYNC: " sync"}
+
+
+class Columns:
+    """The columns of a trace's spans on their way to a table."""
+
+    def __init__(self, gathered: Gathered) -> None:
+        columns = gathered.columns
+        self.count = gathered.num_spans
+        self.names: list[str] = list(gathered.names)
+        self.categories: list[str] = list(gathered.categories)
+        self.name: Codes = _joined(columns.pop("name"), np.int32)
+        self.category: Codes = _joined(columns.pop("category"), np.int32)
+        self.role: npt.NDArray[np.int8] = gathered.roles(self.category)
+        self.lane: Codes = _joined(columns.pop("lane"), np.int32)
+        self.start_ns: Ints = _joined(columns.pop("start_ns"), np.int64)
+        self.duration_ns: Ints = _joined(columns.pop("duration_ns"), np.int64)
+        self.flow: Ints = _joined(columns.pop("flow"), np.int64)
+        np.maximum(self.flow, ABSENT, out=self.flow)
+        self.kind: Codes = self._kinds()
+
+    def _kinds(self) -> Codes:
+        of_role = np.full(len(Role), KINDS.index(Kind.HOST), dtype=np.int32)
+        of_role[Role.KERNEL] = KINDS.index(Kind.COMPUTE)
+        of_role[Role.COPY] = KINDS.index(Kind.MEMORY_COPY)
+        of_role[Role.SYNC] = KINDS.index(Kind.WAIT)
+        kind = of_role[self.role]
+        kernels = np.flatnonzero(self.role == Role.KERNEL)
+        of_name = np.full(len(self.names), KINDS.index(Kind.COMPUTE), dtype=np.int32)
+        for code in np.flatnonzero(np.bincount(self.name[kernels])).tolist():
+            of_name[code] = KINDS.index(kind_of_kernel(self.names[code]))
+        kind[kernels] = of_name[self.name[kernels]]
+        return kind
+
+
+def kind_of_kernel(name: str) -> Kind:
+    """What a kernel does, by its name; MTIA records waits and copies as it does kernels."""
+    if rule_of(name) is not None:
+        return Kind.COMMUNICATION
+    if name == "event_wait":
+        return Kind.WAIT
+    return Kind.MEMORY_COPY if name == "dma_request" else Kind.COMPUTE
+
+
+def spans_table(gathered: Gathered, rank: int, base_ns: int) -> pa.Table:
+    """The spans of a trace as a timeline's table."""
+    columns = Columns(gathered)
+    count = columns.count
+    arrays: dict[str, Any] = {"rank": numbers(np.full(count, rank, dtype=np.int32))}
+    arrays["process"], arrays["lane"] = _places(columns, list(gathered.lanes))
+    collective = add_collectives(columns, gathered)
+    columns.start_ns += base_ns
+    arrays["start_ns"] = numbers(columns.start_ns)
+    arrays["duration_ns"] = numbers(columns.duration_ns)
+    arrays["kind"] = labels(columns.kind, list(KINDS))
+    arrays["name"] = labels(columns.name, columns.names)
+    arrays["flow_out"], arrays["flow_in"] = _flows(columns)
+    arrays["bytes"] = numbers(collective.num_bytes, nullable=True)
+    arrays["collective"] = labels(*collective.collective)
+    arrays["group"] = labels(*collective.group)
+    arrays["dtype"] = labels(*collective.dtype)
+    nameless = columns.categories.index("") if "" in columns.categories else -2
+    columns.category[columns.category == nameless] = ABSENT
+    arrays["category"] = labels(columns.category, columns.categories)
+    extra = gathered.extra.column()
+    if extra is not None:
+        arrays["extra"] = extra
+    return table(arrays, SPANS)
+
+
+def _joined(parts: list[Any], dtype: Any) -> Any:
+    joined = np.concatenate(parts) if parts else np.empty(0, dtype=dtype)
+    parts.clear()
+    return joined
+
+
+def _places(columns: Columns, keys: list[tuple[bool, Any, Any]]) -> tuple[Any, Any]:
+    """The process and lane of each span."""
+    role, lane = columns.role, columns.lane
+    own = (role == Role.LAUNCH) | (role == Role.OPERATOR)  # Only a real process does these.
+    processes = {keys[code][1] for code in np.unique(lane[own]).tolist()}
+    several = len(processes) > 1
+    places: dict[tuple[str, str], int] = {}
+    # A lane's spans may be of several roles; each pair is named once.
+    pairs = lane * np.int32(len(Role)) + role
+    used = np.flatnonzero(np.bincount(pairs)) if pairs.size else pairs
+    final = np.zeros(int(used[-1]) + 1 if used.size else 0, dtype=np.int32)
+    for pair in used.tolist():
+        on_device, owner, line = keys[pair // len(Role)]
+        which = Role(pair % len(Role))
+        if on_device:
+            stream = str(line).removeprefix("stream ")
+            place = (f"gpu {owner}", f"stream {stream}{_LANE_ENDS.get(which, '')}")
+        elif which is Role.PROFILER:
+            place = ("profiler", str(line))
+        else:
+            process = f"host {owner}" if several and owner in processes else "host"
+            place = (process, f"thread {line}")
+        final[pair] = places.setdefault(place, len(places))
+    place_codes = final[pairs]
+    names: dict[str, int] = {}
+    lanes: dict[str, int] = {}
+    process_of = [names.setdefault(process, len(names)) for process, _ in places]
+    lane_of = [lanes.setdefault(line, len(lanes)) for _, line in places]
+    return (
+        labels(np.array(process_of, dtype=np.int32)[place_codes], list(names)),
+        labels(np.array(lane_of, dtype=np.int32)[place_codes], list(lanes)),
+    )
+
+
+def _flows(columns: Columns) -> tuple[Any, Any]:
+    """Flows from launches to what they launched; a launch that leads nowhere starts none."""
+    flow, role = columns.flow, columns.role
+    given = flow >= 0
+    ends = np.flatnonzero((role <= Role.SYNC) & (role != Role.MARK) & given)
+    starts = np.flatnonzero((role == Role.LAUNCH) & given)
+    starts = starts[np.isin(flow[starts], flow[ends])]
+    starts = starts[first_of_each(flow[starts])]
+    flow_out, flow_in = (np.full(columns.count, ABSENT, dtype=np.int64) for _ in range(2))
+    flow_out[starts] = flow[starts]
+    flow_in[ends] = flow[ends]
+    return numbers(flow_out, nullable=True), numbers(flow_in, nullable=True)
+
+
+def first_of_each(flows: Ints) -> Ints:
+    """Where each number stands first: one span starts a flow, later ones do not."""
+    largest = int(flows.max()) if flows.size else 0
+    if largest < 8 * len(flows) + (1 << 20):
+        # Where an index repeats, the last assignment stays: backwards, that is the first span.
+        places = np.arange(len(flows), dtype=np.int32)
+        first = np.empty(largest + 1, dtype=np.int32)
+        first[flows[::-1]] = places[::-1]
+        return np.flatnonzero(first[flows] == places)
+    return np.sort(np.unique(flows, return_index=True)[1])

@@ -1,0 +1,288 @@
+"""Reads a CUDA memory snapshot (`torch.cuda.memory._dump_snapshot`, a pickle) into columns.
+
+A snapshot holds what the caching allocator has now (segments, cut into blocks) and, where recording
+was on, what it did before (a ring of events per device). Stacks are kept once each. Fields that
+older versions lack (times, annotations, settings, frames of blocks) are read as absent. No torch.
+
+Format: torch/csrc/cuda/memory_snapshot.cpp of PyTorch. The pickle comes from strangers and is read
+by `plain_pickle`; rows that the file shares are counted, so that none unfolds without bound.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.errors import InputError, Problem
+from meshwright.timeline.readers.flight_recorder import Frame
+from meshwright.timeline.readers.plain_pickle import loads, read_bounded
+
+Numbers = NDArray[np.int64]
+
+ACTIONS = (
+    "alloc", "free_requested", "free_completed", "segment_alloc", "segment_free", "segment_map",
+    "segment_unmap", "snapshot", "oom",
+)  # fmt: skip
+ALLOC, FREE_REQUESTED, FREE_COMPLETED = 0, 1, 2
+OOM = ACTIONS.index("oom")
+OTHER = len(ACTIONS)
+"""Code of an action that this reader does not know."""
+STATES = ("active_allocated", "active_awaiting_free", "inactive", "active_pending_free")
+INACTIVE = STATES.index("inactive")
+
+
+class Segments(NamedTuple):
+    """What was asked of the driver: one row for each."""
+
+    device: Numbers
+    address: Numbers
+    total_bytes: Numbers
+    allocated_bytes: Numbers
+    active_bytes: Numbers
+    requested_bytes: Numbers
+    stream: Numbers
+    is_large: Numbers
+    is_expandable: Numbers
+    stack: Numbers
+
+
+class Blocks(NamedTuple):
+    """The pieces of segments, in use or not."""
+
+    segment: Numbers
+    address: Numbers
+    size_bytes: Numbers
+    requested_bytes: Numbers
+    state: Numbers
+    """Index into `STATES`."""
+    stack: Numbers
+
+
+class Events(NamedTuple):
+    """What the allocator did, in order, device by device."""
+
+    device: Numbers
+    action: Numbers
+    """Index into `ACTIONS`, or `OTHER`."""
+    address: Numbers
+    """Of an `oom`: the bytes that the device had free."""
+    size_bytes: Numbers
+    stream: Numbers
+    time_us: Numbers
+    """-1 where the version does not tell."""
+    stack: Numbers
+
+
+class Annotation(NamedTuple):
+    """A named stretch, opened or closed."""
+
+    name: str
+    is_start: bool
+    device: int
+    time_us: int
+
+
+class Snapshot(NamedTuple):
+    """A whole snapshot."""
+
+    path: str
+    segments: Segments
+    blocks: Blocks
+    events: Events
+    frames: tuple[Frame, ...]
+    stacks: tuple[tuple[int, ...], ...]
+    """Each stack as indices into `frames`, innermost first; the first one is the empty stack."""
+    annotations: tuple[Annotation, ...]
+    settings: Mapping[str, Any]
+
+    def stack(self, index: int) -> tuple[Frame, ...]:
+        """Return the frames of one stack, innermost first."""
+        return tuple(self.frames[frame] for frame in self.stacks[index])
+
+
+def read_memory_snapshot(path: str | Path) -> Snapshot:
+    """Read one snapshot, plain or compressed by gzip."""
+    path = Path(path)
+    raw = read_bounded(path)
+    return parse_snapshot(loads(raw, str(path)), str(path), len(raw))
+
+
+def parse_snapshot(data: Any, where: str, num_bytes: int) -> Snapshot:
+    """Turn a snapshot's plain data into columns."""
+    if isinstance(data, list):  # `torch.cuda.memory_snapshot()` alone: segments without events
+        data = {"segments": data}
+    if not isinstance(data, dict) or not isinstance(data.get("segments"), list | tuple):
+        what = "is no memory snapshot: it has no list of segments"
+        fix = "name a file that torch.cuda.memory._dump_snapshot wrote"
+        raise InputError([Problem(where, what, fix)])
+    reading = _Reading(where, num_bytes)
+    segments, blocks = _segments(reading, data["segments"])
+    events = _events(reading, data.get("device_traces"))
+    annotations = _annotations(reading, data.get("external_annotations"))
+    settings = data.get("allocator_settings")
+    plain = {
+        str(key)[:80]: value
+        for key, value in (settings.items() if isinstance(settings, dict) else ())
+        if isinstance(value, str | int | float | bool)
+    }
+    frames, stacks = reading.stacks.frames(), reading.stacks.stacks()
+    return Snapshot(where, segments, blocks, events, frames, stacks, annotations, plain)
+
+
+class _Reading:
+    """What is kept while reading: the stacks, and how many rows the file may still give."""
+
+    def __init__(self, where: str, num_bytes: int) -> None:
+        self.where = where
+        self.left = num_bytes + 1024
+        self.stacks = _Stacks(self)
+
+    def rows(self, value: Any) -> Sequence[Any]:
+        """Return a list's items; a file whose lists unfold to more than its bytes is refused."""
+        if not isinstance(value, list | tuple):
+            return ()
+        self.left -= len(value)
+        if self.left < 0:
+            what = "unfolds to more rows than it has bytes"
+            raise InputError([Problem(self.where, what, "write the snapshot again")])
+        return value
+
+
+class _Stacks:
+    """Stacks and frames, each kept once; lists that the file shares are looked at once."""
+
+    def __init__(self, reading: _Reading) -> None:
+        self._reading = reading
+        self._stacks: dict[tuple[int, ...], int] = {(): 0}
+        self._frames: dict[Frame, int] = {}
+        self._stack_of: dict[int, int] = {}
+        self._frame_of: dict[int, int] = {}
+
+    def number(self, frames: Any) -> int:
+        """Return the number of a stack; 0 for none."""
+        if not frames or not isinstance(frames, list | tuple):
+            return 0
+        known = self._stack_of.get(id(frames))
+        if known is None:
+            stack = tuple([self._frame(frame) for frame in self._reading.rows(frames)])
+            known = self._stacks.setdefault(stack, len(self._stacks))
+            self._stack_of[id(frames)] = known
+        return known
+
+    def _frame(self, frame: Any) -> int:
+        known = self._frame_of.get(id(frame))
+        if known is None:
+            fields = frame if isinstance(frame, dict) else {}
+            made = Frame(
+                _text(fields.get("name")), _text(fields.get("filename")), _whole(fields.get("line"))
+            )
+            known = self._frames.setdefault(made, len(self._frames))
+            self._frame_of[id(frame)] = known
+        return known
+
+    def frames(self) -> tuple[Frame, ...]:
+        """Return all frames in the order of their numbers."""
+        return tuple(self._frames)
+
+    def stacks(self) -> tuple[tuple[int, ...], ...]:
+        """Return all stacks in the order of their numbers."""
+        return tuple(self._stacks)
+
+
+def _whole(value: Any, default: int = 0) -> int:
+    if type(value) is int and -(1 << 62) < value < 1 << 62:
+        return value
+    return int(value) if isinstance(value, bool) else default
+
+
+def _address(value: Any) -> int:
+    """Addresses may use the top bit; only their equality and order matter here."""
+    return value & ((1 << 62) - 1) if type(value) is int else 0
+
+
+def _text(value: Any) -> str:
+    return value[:4096] if isinstance(value, str) else ""
+
+
+def _segments(reading: _Reading, rows: Any) -> tuple[Segments, Blocks]:
+    segments: list[tuple[int, ...]] = []
+    blocks: list[tuple[int, ...]] = []
+    for row in reading.rows(rows):
+        if not isinstance(row, dict):
+            continue
+        address = _address(row.get("address"))
+        number = len(segments)
+        segments.append(
+            (
+                _whole(row.get("device")), address, _whole(row.get("total_size")),
+                _whole(row.get("allocated_size")), _whole(row.get("active_size")),
+                _whole(row.get("requested_size")), _whole(row.get("stream")),
+                int(row.get("segment_type") == "large"), _whole(row.get("is_expandable")),
+                reading.stacks.number(row.get("frames")),
+            )
+        )  # fmt: skip
+        for block in reading.rows(row.get("blocks")):
+            if isinstance(block, dict):
+                size = _whole(block.get("size"))
+                # Versions before 2.1 tell no addresses: blocks lie side by side.
+                at = _address(block["address"]) if "address" in block else address
+                state = block.get("state")
+                blocks.append(
+                    (
+                        number, at, size, _whole(block.get("requested_size"), size),
+                        STATES.index(state) if state in STATES else INACTIVE,
+                        reading.stacks.number(block.get("frames") or _history(block)),
+                    )
+                )  # fmt: skip
+                address = at + size
+    return Segments(*_columns(segments, 10)), Blocks(*_columns(blocks, 6))
+
+
+def _history(block: Mapping[Any, Any]) -> Any:
+    """Return the stack of a block as versions of 2022 and 2023 kept it."""
+    history = block.get("history")
+    if isinstance(history, list) and history and isinstance(history[0], dict):
+        return history[0].get("frames")
+    return None
+
+
+_ACTION_CODES = {name: code for code, name in enumerate(ACTIONS)}
+
+
+def _events(reading: _Reading, traces: Any) -> Events:
+    events: list[tuple[int, ...]] = []
+    number = reading.stacks.number
+    for device, trace in enumerate(reading.rows(traces)):
+        for row in reading.rows(trace):
+            if isinstance(row, dict):
+                action = row.get("action")
+                code = _ACTION_CODES.get(action, OTHER) if isinstance(action, str) else OTHER
+                address = row.get("addr", row.get("device_free"))
+                events.append(
+                    (
+                        device, code, _address(address), _whole(row.get("size")),
+                        _whole(row.get("stream")), _whole(row.get("time_us"), -1),
+                        number(row.get("frames")),
+                    )
+                )  # fmt: skip
+    return Events(*_columns(events, 7))
+
+
+def _annotations(reading: _Reading, rows: Any) -> tuple[Annotation, ...]:
+    return tuple(
+        Annotation(
+            _text(row.get("name")),
+            row.get("stage") == "START",
+            _whole(row.get("device")),
+            _whole(row.get("time_us"), -1),
+        )
+        for row in reading.rows(rows)
+        if isinstance(row, dict)
+    )
+
+
+def _columns(rows: list[tuple[int, ...]], width: int) -> list[Numbers]:
+    whole = np.array(rows, np.int64).reshape(-1, width)
+    return [np.ascontiguousarray(whole[:, column]) for column in range(width)]

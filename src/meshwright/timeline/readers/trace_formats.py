@@ -1,0 +1,95 @@
+"""Tells by its first bytes which tool wrote a file.
+
+`FORMATS` lists what is known; a reader of another format is one more entry there.
+"""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from meshwright.timeline.readers.kineto_source import Source
+
+START_BYTES = 1 << 16
+
+
+class Format(NamedTuple):
+    """A kind of file that can be told by its start."""
+
+    name: str
+    about: str
+    fits: Callable[[bytes], bool]
+    """Whether a file that starts with these bytes, unpacked, is of this kind."""
+    reader: str = ""
+    """`module:function` that makes a `Timeline` of a path; empty where it is no timeline."""
+
+
+def _starts(start: bytes) -> Callable[[bytes], bool]:
+    return lambda text: text.startswith(start)
+
+
+def _pickled(*words: bytes) -> Callable[[bytes], bool]:
+    return lambda text: text[:1] == b"\x80" and all(word in text for word in words)
+
+
+def _json(*patterns: bytes) -> Callable[[bytes], bool]:
+    def fits(start: bytes) -> bool:
+        text = start.removeprefix(b"\xef\xbb\xbf").lstrip()
+        found = all(re.search(pattern, text) for pattern in patterns)
+        return text[:1] in {b"{", b"["} and found
+
+    return fits
+
+
+def _events(start: bytes) -> bool:
+    text = start.removeprefix(b"\xef\xbb\xbf").lstrip()
+    if text[:1] == b"[":
+        return re.match(rb"\[\s*\{", text) is not None and b'"ph"' in text
+    if text[:1] != b"{":
+        return False
+    # Long lists of process groups may push the events out of the first bytes.
+    return b'"traceEvents"' in text or b'"deviceProperties"' in text
+
+
+def _printed_by_nccl(start: bytes) -> bool:
+    return re.search(rb"NCCL (?:INFO|WARN|TRACE) ", start) is not None
+
+
+_HERE = "meshwright.timeline.readers"
+_ENTRIES = (rb'"entries"\s*:', rb'"(?:pg_config|collective_seq_id|version)"\s*:')
+FORMATS: tuple[Format, ...] = (
+    Format("timeline", "our Parquet files", _starts(b"PAR1"), "meshwright.timeline.store:read"),
+    Format(
+        "kineto",
+        "a trace of PyTorch's profiler, or other Chrome trace events",
+        _events,
+        f"{_HERE}.kineto:read_kineto",
+    ),
+    Format(
+        "nsight",
+        "an SQLite export of Nsight Systems",
+        _starts(b"SQLite format 3"),
+        f"{_HERE}.nsight:read_nsight",
+    ),
+    Format(
+        "execution trace",
+        "an execution trace of PyTorch",
+        _json(rb'"schema"\s*:', rb'"nodes"\s*:'),
+    ),
+    Format("flight recorder", "a flight-recorder dump", _pickled(b"entries", b"pg_config")),
+    Format("flight recorder", "a flight-recorder dump", _json(*_ENTRIES)),
+    Format("memory snapshot", "a CUDA memory snapshot", _pickled(b"segments")),
+    Format("memory snapshot", "a CUDA memory snapshot", _pickled(b"device_traces")),
+    Format("nccl log", "what NCCL_DEBUG prints", _printed_by_nccl),
+)
+"""In the order they are tried."""
+
+
+def format_of(path: Path) -> Format | None:
+    """The format of a file, by its first bytes."""
+    start = b""
+    for chunk in Source(path, START_BYTES):
+        start += chunk
+        if len(start) >= START_BYTES:
+            break
+    return next((format_ for format_ in FORMATS if format_.fits(start)), None)

@@ -1,0 +1,254 @@
+"""Finds traces and reads them, whatever tool wrote them: a file, or a folder with one per rank.
+
+What a file is, its first bytes say, not its name; `trace_formats` knows the formats.
+
+    find_traces(path)                  what there is, and of which format
+    read_trace(path)                   all ranks as one timeline
+    read_each(path, jobs=4)            one rank after another, in bounded memory
+    map_each(function, path, jobs=4)   the same, where only a function's answers come back
+"""
+
+import re
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from importlib import import_module
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+import numpy as np
+
+from meshwright.errors import DamagedFile, InputError, Problem
+from meshwright.timeline.paths import refusals
+from meshwright.timeline.readers.arrow_arrays import numbers
+from meshwright.timeline.readers.cache import Cache, through_cache
+from meshwright.timeline.readers.kineto_roles import Detail
+from meshwright.timeline.readers.trace_formats import FORMATS, format_of
+from meshwright.timeline.timeline import Timeline
+
+Answer = TypeVar("Answer")
+
+
+class TraceFile(NamedTuple):
+    """A file of a known format."""
+
+    path: Path
+    format: str
+    place: int
+    """Its place among the files of its format, by name: the rank where nothing else says one."""
+
+
+class Options(NamedTuple):
+    """How traces are read."""
+
+    detail: Detail = Detail.STANDARD
+    cache: Cache | None = None
+
+
+def find_traces(path: str | Path) -> tuple[TraceFile, ...]:
+    """What there is to read: the file itself, or all files of a known format below a folder.
+
+    Names that differ in their numbers are in the order of those. A folder of our own Parquet
+    files is one entry.
+    """
+    path = Path(path)
+    with refusals(path, "read"):
+        if not path.exists():
+            fix = "give a trace, or a folder with one per rank"
+            raise InputError([Problem(str(path), "does not exist", fix)])
+        files = sorted(_below(path), key=_by_numbers) if path.is_dir() else [path]
+    found: dict[str, list[Path]] = {}
+    for file in files:
+        format_ = format_of(file)
+        if format_ is not None:
+            whole = file if format_.name != "timeline" or file == path else file.parent
+            places = found.setdefault(format_.name, [])
+            if whole not in places:
+                places.append(whole)
+    if not found:
+        known = "; ".join(dict.fromkeys(format_.about for format_ in FORMATS))
+        what = "is of no known format" if path.is_file() else "holds no file of a known format"
+        raise InputError([Problem(str(path), what, f"give one of: {known}")])
+    return tuple(
+        TraceFile(file, name, place)
+        for name, places in found.items()
+        for place, file in enumerate(places)
+    )
+
+
+def read_trace(
+    path: str | Path, *, detail: Detail | str = Detail.STANDARD, cache: Cache | None = None
+) -> Timeline:
+    """Read a trace, or all ranks of a folder, as one timeline.
+
+    Raises `DamagedFile` where a file breaks off; its `kept` is the `Timeline` of all that could be
+    read.
+    """
+    parts: list[Timeline] = []
+    try:
+        parts.extend(read_each(path, detail=detail, cache=cache))
+    except DamagedFile as damage:
+        raise DamagedFile(damage.problems, kept=Timeline.concat(parts)) from None
+    return Timeline.concat(parts)
+
+
+def read_each(
+    path: str | Path,
+    *,
+    jobs: int = 1,
+    detail: Detail | str = Detail.STANDARD,
+    cache: Cache | None = None,
+) -> Iterator[Timeline]:
+    """Read one file's timeline after another, in `jobs` processes where there are several.
+
+    A `DamagedFile` comes after the last one, when all that is readable was handed out. Two files
+    of the same rank are refused, unless one of them only guessed it.
+    """
+    taken: dict[int, Path] = {}
+    for file, timeline in _each(_whole, path, jobs, Options(Detail(detail), cache)):
+        yield _unlike(timeline, file, taken)
+
+
+def map_each(
+    function: Callable[[Timeline], Answer],
+    path: str | Path,
+    *,
+    jobs: int = 1,
+    detail: Detail | str = Detail.STANDARD,
+    cache: Cache | None = None,
+) -> Iterator[Answer]:
+    """What a function says of each file's timeline; with several jobs it runs in their processes.
+
+    Then it has to be one that another process can import. Ranks that are guessed by a file's
+    place stay as they are.
+    """
+    options = Options(Detail(detail), cache)
+    return (answer for _, answer in _each(function, path, jobs, options))
+
+
+def _whole(timeline: Timeline) -> Timeline:
+    return timeline
+
+
+def _each(
+    function: Callable[[Timeline], Answer], path: str | Path, jobs: int, options: Options
+) -> Iterator[tuple[TraceFile, Answer]]:
+    files = [file for file in find_traces(path) if _reader(file.format)]
+    if not files:
+        formats = ", ".join(sorted({file.format for file in find_traces(path)}))
+        fix = "give a trace of PyTorch's profiler, of Nsight Systems, or a timeline"
+        raise InputError([Problem(str(path), f"holds no timeline, only: {formats}", fix)])
+    damaged: list[Problem] = []
+    for file, (answer, problems) in _in_order(function, files, min(jobs, len(files)), options):
+        damaged += problems
+        yield file, answer
+    if damaged:
+        raise DamagedFile(damaged)
+
+
+def _in_order(
+    function: Callable[[Timeline], Answer], files: list[TraceFile], jobs: int, options: Options
+) -> Iterator[tuple[TraceFile, tuple[Answer, tuple[Problem, ...]]]]:
+    if jobs <= 1:
+        for file in files:
+            yield file, _answer(function, file, options)
+        return
+    # A fork would copy Arrow's threads in an unknown state.
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        waiting: deque[tuple[TraceFile, Future[Any]]] = deque()
+        try:
+            for file in files:
+                waiting.append((file, pool.submit(_answer, function, file, options)))
+                if len(waiting) > jobs + 1:
+                    first, future = waiting.popleft()
+                    yield first, future.result()
+            while waiting:
+                first, future = waiting.popleft()
+                yield first, future.result()
+        finally:
+            for _, future in waiting:
+                future.cancel()
+
+
+def _answer(
+    function: Callable[[Timeline], Answer], file: TraceFile, options: Options
+) -> tuple[Answer, tuple[Problem, ...]]:
+    try:
+        return function(_read(file, options)), ()
+    except DamagedFile as damage:
+        if not isinstance(damage.kept, Timeline):
+            raise
+        return function(damage.kept), damage.problems
+
+
+def _read(file: TraceFile, options: Options) -> Timeline:
+    reader = _reader(file.format)
+    if file.format != "kineto":
+        return _load(reader)(file.path)
+    from meshwright.timeline.readers.kineto import READER_VERSION, read_kineto
+
+    version = f"kineto {READER_VERSION} {options.detail} {file.place}"
+    return through_cache(
+        options.cache,
+        file.path,
+        version,
+        lambda: read_kineto(file.path, rank=file.place, detail=options.detail),
+    )
+
+
+def _reader(name: str) -> str:
+    return next((f.reader for f in FORMATS if f.name == name and f.reader), "")
+
+
+def _load(reader: str) -> Callable[[Path], Timeline]:
+    module, _, name = reader.partition(":")
+    found: Callable[[Path], Timeline] = getattr(import_module(module), name)
+    return found
+
+
+def _unlike(timeline: Timeline, file: TraceFile, taken: dict[int, Path]) -> Timeline:
+    """The timeline, unless another file is of its rank; a guessed rank moves to the next free."""
+    for rank in timeline.ranks:
+        if rank not in taken:
+            taken[rank] = file.path
+            continue
+        if "says no rank" not in timeline.metadata.get("notes", ""):
+            what = f"is of rank {rank}, as {taken[rank]} is"
+            fix = "read one of them alone, or compare the two with mw diff"
+            raise InputError([Problem(str(file.path), what, fix)])
+        free = next(number for number in range(len(taken) + 1) if number not in taken)
+        taken[free] = file.path
+        return _with_rank(timeline, free)
+    return timeline
+
+
+def _with_rank(timeline: Timeline, rank: int) -> Timeline:
+    def changed(table: Any) -> Any:
+        column = numbers(np.full(table.num_rows, rank, dtype=np.int32))
+        at = table.column_names.index("rank")
+        return table.set_column(at, table.schema.field("rank"), column)
+
+    notes = f"the trace says no rank: taken as {rank}, the first that is free"
+    return msgspec.structs.replace(
+        timeline,
+        spans=changed(timeline.spans),
+        counters=changed(timeline.counters),
+        metadata={**timeline.metadata, "notes": notes},
+    )
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    for item in folder.iterdir():
+        if item.name.startswith("."):
+            continue
+        if item.is_dir():
+            yield from _below(item)
+        elif item.is_file():
+            yield item
+
+
+def _by_numbers(path: Path) -> list[tuple[int, int, str]]:
+    parts = re.split(r"(\d+)", str(path))
+    return [(1, int(part), "") if part.isdigit() else (0, 0, part) for part in parts]

@@ -1,0 +1,197 @@
+"""Pickles of strangers: plain values come back, everything else is refused, in bounds."""
+
+import builtins
+import copyreg
+import gzip
+import os
+import pickle
+import struct
+import time
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshwright.errors import DamagedFile, InputError
+from meshwright.timeline.readers.plain_pickle import loads, read_plain_pickle
+
+_SCALARS = (
+    st.none() | st.booleans() | st.integers(-(2**200), 2**200) | st.floats(allow_nan=False)
+    | st.text() | st.binary()
+)  # fmt: skip
+_KEYS = st.text() | st.integers(-(2**59), 2**59) | st.none()
+_PLAIN = st.recursive(
+    _SCALARS,
+    lambda inner: st.lists(inner) | st.dictionaries(_KEYS, inner) | st.tuples(inner, inner),
+    max_leaves=20,
+)
+
+
+@given(value=_PLAIN, protocol=st.integers(3, 5))
+def test_plain_values_come_back_as_pickle_reads_them(value: Any, protocol: int) -> None:
+    assert loads(pickle.dumps(value, protocol)) == value
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_every_protocol_is_read(protocol: int) -> None:
+    shared = [1, -2, 300, 2**40, 1.5, "ä\n", None, True]
+    value = {"a": shared, "b": [shared, (), ("x",), ("x", 2, 3, 4)], 7: {}}
+    assert loads(pickle.dumps(value, protocol)) == value
+
+
+class _Calls:
+    """A payload: unpickling it would call a function."""
+
+    def __init__(self, function: Any, *arguments: Any) -> None:
+        self.call = function, arguments
+
+    def __reduce__(self) -> Any:
+        return self.call
+
+
+def _payloads(mark: Path) -> list[Any]:
+    command = f"touch {mark}"
+    touch = _Calls(os.system, command)
+    code = f"__import__('pathlib').Path({str(mark)!r}).touch()"
+    return [
+        touch,
+        _Calls(builtins.eval, code),
+        _Calls(exec, code),
+        {"entries": [touch]},
+        [[{1: touch}]],
+    ]
+
+
+@pytest.mark.parametrize("protocol", range(6))
+@pytest.mark.parametrize("which", range(5))
+def test_a_payload_that_calls_is_refused_and_does_not_run(
+    tmp_path: Path, protocol: int, which: int
+) -> None:
+    mark = tmp_path / "ran"
+    raw = pickle.dumps(_payloads(mark)[which], protocol)
+    with pytest.raises(InputError, match=r"refused: opcode (GLOBAL|STACK_GLOBAL)"):
+        loads(raw)
+    assert not mark.exists()
+    pickle.loads(raw)  # the payload is a real one
+    assert mark.exists()
+
+
+@pytest.mark.parametrize(
+    ("raw", "opcode"),
+    [
+        (b"cos\nsystem\n(S'true'\ntR.", "GLOBAL"),
+        (b"(S'true'\nios\nsystem\n.", "INST"),
+        (b"(S'x'\no.", "OBJ"),
+        (b"\x80\x02}}b.", "BUILD"),
+        (b"\x80\x02))\x81.", "NEWOBJ"),
+        (b"\x80\x04)}\x92.", "NEWOBJ_EX"),
+        (b"\x80\x02NN\x93.", "STACK_GLOBAL"),
+        (b"\x80\x02\x82\x01.", "EXT1"),
+        (b"\x80\x02\x83\x01\x00.", "EXT2"),
+        (b"\x80\x02\x84\x01\x00\x00\x00.", "EXT4"),
+        (b"Pid\n.", "PERSID"),
+        (b"\x80\x02K\x01Q.", "BINPERSID"),
+        (b"\x80\x04\x8f.", "EMPTY_SET"),
+        (b"\x80\x05\x97.", "NEXT_BUFFER"),
+    ],
+)
+def test_opcodes_that_reach_beyond_plain_values_are_refused_by_name(
+    raw: bytes, opcode: str
+) -> None:
+    with pytest.raises(InputError, match=f"opcode {opcode} "):
+        loads(raw)
+
+
+def test_a_registered_extension_code_is_refused_too() -> None:
+    copyreg.add_extension("os", "system", 240)
+    try:
+        with pytest.raises(InputError, match="EXT1"):
+            loads(b"\x80\x02\x82\xf0(S'true'\ntR.")
+    finally:
+        copyreg.remove_extension("os", "system", 240)
+
+
+_HUGE = struct.pack("<Q", 1 << 50)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"\x80\x04\x8d" + _HUGE + b"x.",
+        b"\x80\x04\x8e" + _HUGE + b"x.",
+        b"\x80\x05\x96" + _HUGE + b"x.",
+        b"\x80\x03B\xff\xff\xff\x7fx.",
+        b"X\xff\xff\xff\xffx.",
+        b"\x80\x02\x8b\xff\xff\xff\x7f.",
+        b"]r\xff\xff\xff\xff.",
+        b"\x80\x04" + b"]" * 2_000_000 + b".",
+        b"\x80\x04" + b"}" * 2_000_000 + b".",
+        b"(" * 1_000_000 + b".",
+        b"\x80\x02)" + b"\x85" * 1_000_000 + b".",
+        b"I" + b"9" * 1_000_000 + b"\n.",
+    ],
+    ids=["text", "bytes", "bytearray", "bytes4", "text4", "integer", "memo", "lists", "dicts",
+         "marks", "deep", "digits"],
+)  # fmt: skip
+def test_bombs_take_neither_memory_nor_time(raw: bytes) -> None:
+    began = time.process_time()
+    tracemalloc.start()
+    try:
+        loads(raw)
+    except InputError:
+        pass
+    finally:
+        _, most = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert most < 64 * len(raw) + (4 << 20)
+    assert time.process_time() - began < 5
+
+
+def test_lists_doubled_through_the_memo_stay_shared() -> None:
+    raw = b"\x80\x04]\x94" + b"".join(
+        b"]\x94(j" + struct.pack("<I", n) + b"j" + struct.pack("<I", n) + b"e" for n in range(200)
+    )
+    with pytest.raises(DamagedFile):  # 200 values are left on the stack
+        loads(raw + b".")
+    value: Any = []
+    for _ in range(200):
+        value = [value, value]
+    read = loads(pickle.dumps(value))
+    assert read[0] is read[1]
+
+
+def test_a_tuple_as_a_key_is_refused_because_its_hash_may_cost_without_bound() -> None:
+    key: Any = ()
+    for _ in range(60):
+        key = (key, key)
+    raw = b"\x80\x04}" + pickle.dumps(key, 4)[2:-1] + b"Ns."
+    with pytest.raises(InputError, match="a tuple is a key"):
+        loads(raw)
+
+
+def test_keys_made_to_collide_are_refused() -> None:
+    with pytest.raises(InputError, match="int is a key"):
+        loads(pickle.dumps({(2**61 - 1) * number: 0 for number in range(1, 50)}))
+
+
+def test_a_compressed_pickle_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.pickle.gz"
+    path.write_bytes(gzip.compress(pickle.dumps([1, 2])))
+    assert read_plain_pickle(path) == [1, 2]
+
+
+def test_a_compressed_file_that_grows_without_measure_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "bomb.gz"
+    path.write_bytes(gzip.compress(b"\0" * (40 << 20)))
+    with pytest.raises(InputError, match="decompresses to more than"):
+        read_plain_pickle(path)
+
+
+@pytest.mark.parametrize("cut", range(1, 40, 3))
+def test_a_file_that_breaks_off_is_called_damaged(cut: int) -> None:
+    raw = pickle.dumps({"a": [1, 2.5, "xyz", 2**70], "b": None})
+    with pytest.raises(DamagedFile, match="is no whole pickle"):
+        loads(raw[:-cut])

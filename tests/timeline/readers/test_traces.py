@@ -1,0 +1,145 @@
+"""Folders of traces: found by what they hold, read one rank at a time."""
+
+import gzip
+import json
+import pickle
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshwright.errors import DamagedFile, InputError
+from meshwright.timeline import Timeline, write
+from meshwright.timeline.readers.traces import find_traces, map_each, read_each, read_trace
+
+
+def trace(path: Path, rank: int | None, *, events: int = 2) -> Path:
+    event = {"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "dur": 4}
+    info = {} if rank is None else {"rank": rank}
+    document = {
+        "distributedInfo": info,
+        "traceEvents": [{**event, "ts": number} for number in range(events)],
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(document))
+    return path
+
+
+def formats(path: Path) -> dict[str, str]:
+    return {file.path.name: file.format for file in find_traces(path)}
+
+
+def test_formats_are_told_by_content_not_by_name(tmp_path: Path) -> None:
+    trace(tmp_path / "kineto.bin", 0)
+    (tmp_path / "packed").write_bytes(gzip.compress((tmp_path / "kineto.bin").read_bytes()))
+    (tmp_path / "bare.txt").write_text('[{"ph": "X", "ts": 1}]')
+    with sqlite3.connect(tmp_path / "report") as database:
+        database.execute("create table StringIds (id, value)")
+    (tmp_path / "et.json").write_text('{"schema": "1.1.0", "pid": 1, "nodes": []}')
+    (tmp_path / "dump").write_bytes(
+        pickle.dumps({"version": "2.9", "pg_config": {}, "entries": []})
+    )
+    (tmp_path / "dump.json").write_text('{"version": "2.9", "entries": []}')
+    (tmp_path / "snap").write_bytes(pickle.dumps({"segments": [], "device_traces": []}))
+    (tmp_path / "log").write_text("node1:12:34 [0] NCCL INFO Bootstrap : Using eth0")
+    (tmp_path / "readme.md").write_text("{nothing}")
+    assert formats(tmp_path) == {
+        "kineto.bin": "kineto", "packed": "kineto", "bare.txt": "kineto", "report": "nsight",
+        "et.json": "execution trace", "dump": "flight recorder", "dump.json": "flight recorder",
+        "snap": "memory snapshot", "log": "nccl log",
+    }  # fmt: skip
+
+
+def test_a_folder_of_our_own_files_is_one_trace(tmp_path: Path) -> None:
+    columns = {
+        "rank": [0, 1],
+        "start_ns": [1, 2],
+        "duration_ns": [1, 1],
+        "kind": "host",
+        "name": "a",
+    }
+    timeline = Timeline.from_columns(columns, source="measured")
+    write(timeline, tmp_path / "timeline")
+    (found,) = find_traces(tmp_path)
+    assert (found.path, found.format) == (tmp_path / "timeline", "timeline")
+    assert read_trace(tmp_path).equals(timeline)
+
+
+def test_ranks_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    for rank in (10, 9, 100):
+        trace(tmp_path / f"rank{rank}" / "trace.json", None)
+    assert [file.path.parent.name for file in find_traces(tmp_path)] == [
+        "rank9",
+        "rank10",
+        "rank100",
+    ]
+
+
+def test_each_rank_is_one_timeline(tmp_path: Path) -> None:
+    for rank in range(3):
+        trace(tmp_path / f"{rank}.json", rank, events=rank + 1)
+    found = list(read_each(tmp_path))
+    assert [(part.ranks, part.num_spans) for part in found] == [((0,), 1), ((1,), 2), ((2,), 3)]
+    assert read_trace(tmp_path).num_spans == 6
+
+
+def test_traces_that_say_no_rank_have_their_place(tmp_path: Path) -> None:
+    for name in "abc":
+        trace(tmp_path / f"{name}.json", None)
+    found = list(read_each(tmp_path))
+    assert [part.ranks for part in found] == [(0,), (1,), (2,)]
+    assert "place in the folder" in found[2].metadata["notes"]
+
+
+def test_a_guessed_rank_gives_way_to_one_that_is_said(tmp_path: Path) -> None:
+    trace(tmp_path / "a.json", 1)
+    trace(tmp_path / "b.json", None)
+    assert [part.ranks for part in read_each(tmp_path)] == [(1,), (0,)]
+
+
+def test_two_files_of_one_rank_are_refused(tmp_path: Path) -> None:
+    for name in ("before.json", "after.json"):
+        trace(tmp_path / name, 0)
+    with pytest.raises(InputError, match=r"rank 0, as .*after\.json is"):
+        read_trace(tmp_path)
+
+
+def test_damage_is_told_after_the_last_rank(tmp_path: Path) -> None:
+    whole = trace(tmp_path / "0.json", 0, events=9).read_text()
+    (tmp_path / "0.json").write_text(whole[:-80])
+    trace(tmp_path / "1.json", 1, events=3)
+    with pytest.raises(DamagedFile, match=r"0\.json") as caught:
+        read_trace(tmp_path)
+    assert isinstance(caught.value.kept, Timeline)
+    assert caught.value.kept.ranks == (0, 1)
+    assert caught.value.kept.num_spans > 9
+
+
+def count(timeline: Timeline) -> tuple[int, ...]:
+    return (*timeline.ranks, timeline.num_spans)
+
+
+def test_other_processes_say_the_same(tmp_path: Path) -> None:
+    for rank in range(5):
+        trace(tmp_path / f"{rank}.json", rank, events=rank + 1)
+    answers = list(map_each(count, tmp_path, jobs=2))
+    assert answers == list(map_each(count, tmp_path)) == [(r, r + 1) for r in range(5)]
+    in_two, here = (list(read_each(tmp_path, jobs=jobs)) for jobs in (2, 1))
+    assert all(one.equals(other) for one, other in zip(in_two, here, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("make", "fault"),
+    [
+        (lambda _: None, "does not exist"),
+        (lambda path: path.mkdir(), "holds no file of a known format"),
+        (lambda path: path.write_text("hello"), "is of no known format"),
+        (lambda path: path.write_text('{"schema": 1, "nodes": []}'), "only: execution trace"),
+    ],
+)
+def test_what_holds_no_trace_is_refused(tmp_path: Path, make: Any, fault: str) -> None:
+    path = tmp_path / "there"
+    make(path)
+    with pytest.raises(InputError, match=fault):
+        read_trace(path)
