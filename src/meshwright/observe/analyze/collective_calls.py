@@ -1,0 +1,197 @@
+"""The collectives that each rank shows, one row each, with the words made the same.
+
+Profilers call a collective by several words (`_allgather_base`, `ncclDevKernel_AllGather_…`); here
+each gets one of `OPS`. Ranks of a group are taken from the profile where it says them.
+"""
+
+import re
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from meshwright.observe.analyze.spans import COMMUNICATION, Ints, device_spans
+from meshwright.timeline.columns import Coded
+from meshwright.timeline.schema import ABSENT, Source
+from meshwright.timeline.timeline import Timeline
+
+OPS = (
+    "all_reduce",
+    "reduce_scatter",
+    "all_gather",
+    "all_to_all",
+    "broadcast",
+    "reduce",
+    "gather",
+    "scatter",
+    "barrier",
+    "other",
+)
+_WORDS = (
+    ("", r"send|recv|receive|p2p"),
+    ("reduce_scatter", r"reduce_?scatter"),
+    ("all_reduce", r"all_?reduce|cross_device_reduce"),
+    ("all_gather", r"all_?gather"),
+    ("all_to_all", r"all_?to_?all|dispatch|combine"),
+    ("broadcast", r"broad_?cast"),
+    ("barrier", r"barrier"),
+    ("reduce", r"reduce"),
+    ("gather", r"gather"),
+    ("scatter", r"scatter"),
+)
+_PATTERNS = tuple((op, re.compile(pattern, re.IGNORECASE)) for op, pattern in _WORDS)
+
+
+class Group(NamedTuple):
+    """A process group."""
+
+    label: str
+    """Its name in the profile; empty where the profile does not say."""
+    ranks: tuple[int, ...]
+    """Its members: as the profile says, else those that show it."""
+
+    @property
+    def size(self) -> int:
+        """How many ranks it has."""
+        return len(self.ranks)
+
+
+class Found(NamedTuple):
+    """Every collective of every rank, by group, then rank, then time."""
+
+    groups: tuple[Group, ...]
+    dtypes: tuple[str, ...]
+    group: Ints
+    rank: Ints
+    row: Ints
+    """Row in the rank's own timeline."""
+    start_ns: Ints
+    end_ns: Ints
+    op: Ints
+    bytes: Ints
+    dtype: Ints
+    sequence: Ints
+    """The library's own number of the collective; -1 where it is not said."""
+
+
+_RANKS = r'"Process Group Ranks":\s*"?\[?(?P<ranks>[^\]"]*)'
+_SEQUENCE = r'"Seq":\s*"?(?P<number>\d{1,18})'
+
+
+def op_of(text: str) -> int:
+    """Return the place in `OPS` of a collective's or kernel's name; -1 for sends and receives."""
+    for op, pattern in _PATTERNS:
+        if pattern.search(text):
+            return OPS.index(op) if op else ABSENT
+    return OPS.index("other")
+
+
+class _OfRank(NamedTuple):
+    """The collectives of one rank in the order of time; groups and types by its own numbers."""
+
+    groups: list[tuple[str, tuple[int, ...]]]
+    dtypes: tuple[str, ...]
+    columns: dict[str, Ints]
+
+
+def found_in(timeline: Timeline) -> Found:
+    """List the collectives of every rank.
+
+    A simulated timeline shows one rank for many: its groups are not those of the ranks shown, so
+    it has none to match.
+    """
+    folded = timeline.source == Source.SIMULATED and "stages" in timeline.metadata
+    parts = [] if folded else [_of_rank(part) for part in timeline.by_rank()]
+    labels: dict[tuple[str, tuple[int, ...]], int] = {}
+    dtypes: dict[str, int] = {}
+    shown: dict[int, set[int]] = {}
+    for part in parts:
+        columns = part.columns
+        if not columns["row"].size:
+            continue
+        codes = [labels.setdefault(name, len(labels)) for name in part.groups]
+        types = [dtypes.setdefault(name, len(dtypes)) for name in part.dtypes]
+        columns["group"] = np.array(codes, dtype=np.int64)[columns["group"]]
+        columns["dtype"] = np.array([*types, ABSENT], dtype=np.int64)[columns["dtype"]]
+        for code in np.unique(columns["group"]).tolist():
+            shown.setdefault(code, set()).add(int(columns["rank"][0]))
+    empty = np.zeros(0, dtype=np.int64)
+    joined = {
+        name: np.concatenate([empty, *(part.columns[name] for part in parts)])
+        for name in Found._fields[2:]
+    }
+    order = np.lexsort((joined["start_ns"], joined["rank"], joined["group"]))
+    groups = tuple(
+        Group(label, ranks or tuple(sorted(shown.get(code, ()))))
+        for (label, ranks), code in labels.items()
+    )
+    return Found(groups, tuple(dtypes), *(joined[name][order] for name in Found._fields[2:]))
+
+
+def _of_rank(part: Timeline) -> _OfRank:
+    spans = device_spans(part)
+    spans = spans.take(spans.kind == COMMUNICATION)
+    collective, names = part.strings("collective"), part.strings("name")
+    by_word = np.array([op_of(value) for value in collective.values] + [0])
+    by_name = np.full(len(names.values) + 1, OPS.index("other"))
+    for code in np.unique(names.codes[spans.row]).tolist():
+        by_name[code] = op_of(names.values[code])
+    said = collective.codes[spans.row] >= 0
+    op = np.where(said, by_word[collective.codes[spans.row]], by_name[names.codes[spans.row]])
+    spans, op = spans.take(op >= 0), op[op >= 0]
+    row = spans.row
+    numbers, sequence, groups = _groups(part, row)
+    dtype = part.strings("dtype")
+    columns = {
+        "group": numbers,
+        "rank": part.column("rank")[row].astype(np.int64),
+        "row": row,
+        "start_ns": spans.start,
+        "end_ns": spans.end,
+        "op": op,
+        "bytes": part.column("bytes")[row],
+        "dtype": dtype.codes[row].astype(np.int64),
+        "sequence": sequence,
+    }
+    return _OfRank(groups, tuple(dtype.values), columns)
+
+
+def _groups(part: Timeline, row: Ints) -> tuple[Ints, Ints, list[tuple[str, tuple[int, ...]]]]:
+    """Number the groups of these rows; where no group is said, kernels of one name are one."""
+    label, names = part.strings("group"), part.strings("name")
+    ranks, sequence = _arguments(part, row)
+    grouped = label.codes[row] >= 0
+    keys = np.column_stack(
+        [
+            np.where(grouped, label.codes[row], ABSENT),
+            np.where(grouped, ranks.codes, ABSENT),
+            np.where(grouped, ABSENT, names.codes[row]),
+        ]
+    )
+    distinct, numbers = np.unique(keys, axis=0, return_inverse=True)
+    words = [
+        (label.values[at], _numbers(ranks.values[of]))
+        if at >= 0
+        else (f"? {names.values[name]}", ())
+        for at, of, name in distinct.tolist()
+    ]
+    return numbers.reshape(-1), sequence, words
+
+
+def _arguments(part: Timeline, row: Ints) -> tuple[Coded, Ints]:
+    """What the profile says of the group's ranks and the call's number, one of each per row."""
+    if "extra" not in part.spans.column_names or not row.size:
+        return Coded(np.zeros(row.size, dtype=np.int64), [""]), np.full(row.size, ABSENT)
+    texts = part.spans.column("extra").take(pa.array(row)).combine_chunks()
+    found = pc.extract_regex(texts, _RANKS)
+    ranks = pc.fill_null(pc.struct_field(found, "ranks"), "").dictionary_encode()
+    number = pc.struct_field(pc.extract_regex(texts, _SEQUENCE), "number")
+    sequence = pc.fill_null(number.cast(pa.int64()), ABSENT).to_numpy(zero_copy_only=False)
+    codes = ranks.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+    return Coded(codes, ranks.dictionary.to_pylist()), sequence
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    """The ranks in a list; a long list is cut short with dots and does not say who is in it."""
+    return () if "..." in text else tuple(int(one) for one in re.findall(r"\d+", text))

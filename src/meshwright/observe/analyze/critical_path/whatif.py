@@ -1,0 +1,213 @@
+"""What a window's length would be with some things faster: the graph timed again.
+
+Not a subtraction: where the path moves to something else, the gain ends. The order of work on each
+stream stays as it was; what a change would let the program do differently is not foreseen.
+"""
+
+from collections.abc import Iterable
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from meshwright.errors import InputError, Problem
+from meshwright.observe.analyze.collective_calls import OPS, op_of
+from meshwright.observe.analyze.critical_path.building import Built
+from meshwright.observe.analyze.critical_path.graph import Cause, Node
+from meshwright.observe.analyze.critical_path.path import (
+    GAP,
+    HOST,
+    KERNEL,
+    LAUNCH,
+    TRANSFER,
+    CriticalPath,
+    origin,
+)
+from meshwright.observe.analyze.critical_path.timing import Timed, timed
+from meshwright.observe.analyze.spans import Flags
+from meshwright.timeline.schema import Kind
+
+What = Literal["kernel", "collective", "host", "launch", "gap", "rank", "arrival"]
+
+
+class Change(NamedTuple):
+    """Something that takes less, or more, time."""
+
+    what: What
+    """A kernel by name, a collective by kind (or `all`), the host, delays of launches, gaps between
+    kernels, all kernels of one rank; `arrival`: a rank is never later than the others."""
+    name: str = ""
+    """Which kernel, collective or rank; nothing for the others."""
+    factor: float = 0.0
+    """How long it takes of what it took: 0 is free, 0.5 twice as fast."""
+
+    @property
+    def label(self) -> str:
+        """The change in words."""
+        thing = {"launch": "launch delay", "gap": "gaps between kernels"}.get(self.what, self.what)
+        subject = f"{thing} {self.name}".strip() if self.what != "collective" else self.name
+        if subject == "all":
+            subject = "all collectives"
+        if self.what == "arrival":
+            return f"if rank {self.name} never came late"
+        if self.factor == 0:
+            return f"if {subject} were free"
+        return f"if {subject} were {1 / self.factor:.3g}× faster"
+
+
+class Gain(NamedTuple):
+    """What a change would give."""
+
+    change: Change
+    before_ns: int
+    after_ns: int
+
+    @property
+    def share(self) -> float:
+        """Part of the window that would be saved."""
+        return 1 - self.after_ns / self.before_ns if self.before_ns else 0.0
+
+    def __str__(self) -> str:
+        return f"{self.change.label}: {-100 * self.share:+.1f} %"
+
+
+def what_if(built: Built, changes: Iterable[Change]) -> tuple[Gain, ...]:
+    """Return the window's length under each change alone."""
+    base = timed(built.graph)
+    begin = built.windows[origin(built.graph, base, base.last)][0]
+    before = int(base.end[base.last]) - begin
+    gains = []
+    for change in changes:
+        result = _changed(built, change)
+        if change.what != "arrival":
+            gains.append(Gain(change, before, int(result.end[result.last]) - begin))
+            continue
+        # The late rank still ends when it does; what counts is when the others do.
+        others = built.graph.rank != int(change.name)
+        spans = [int(timing.end[others].max()) - begin for timing in (base, result)]
+        gains.append(Gain(change, spans[0], spans[1]))
+    return tuple(gains)
+
+
+def suggestions(path: CriticalPath, most: int = 5) -> tuple[Change, ...]:
+    """The changes worth asking about: what the path spends most on, each kind of collective."""
+    changes = []
+    ops = np.unique(path.built.collectives.calls.op)
+    seen = {name for cause, name in path.ns_by_name if cause in (TRANSFER,)}
+    seen |= {OPS[op] for op in ops.tolist()} | _lone_ops(path)
+    changes += [Change("collective", name, 0.0) for name in OPS if name in seen]
+    kernels = [name for cause, name in path.ns_by_name if cause == KERNEL]
+    changes += [Change("kernel", name, 0.5) for name in kernels[:most]]
+    least = path.total_ns * 0.01
+    for cause, what, factor in ((HOST, "host", 0.5), (LAUNCH, "launch", 0.0), (GAP, "gap", 0.0)):
+        if path.ns_by_cause.get(cause, 0) > least:
+            changes.append(Change(what, "", factor))  # type: ignore[arg-type]
+    return tuple(changes)
+
+
+def _lone_ops(path: CriticalPath) -> set[str]:
+    return {
+        OPS[op_of(name)]
+        for cause, name in path.ns_by_name
+        if cause == "communication" and op_of(name) >= 0
+    }
+
+
+def _changed(built: Built, change: Change) -> Timed:
+    graph = built.graph
+    length, lag = graph.length.astype(np.float64), graph.lag.astype(np.float64)
+    if change.what == "kernel":
+        length[_named(built, change.name)] *= change.factor
+    elif change.what == "collective":
+        length[_lone_collectives(built, change.name)] *= change.factor
+        transfers = graph.cause == Cause.TRANSFER
+        if change.name != "all":
+            calls = graph.call[graph.target]
+            ops = np.append(built.collectives.calls.op, -1)
+            transfers &= ops[calls] == _op(change.name)
+        lag[transfers] *= change.factor
+    elif change.what == "rank":
+        length[_computing(built, _rank(built, change.name))] *= change.factor
+    elif change.what == "arrival":
+        return _without_lateness(built, _rank(built, change.name))
+    else:
+        causes = {"host": [Cause.HOST], "launch": [Cause.LAUNCH], "gap": [Cause.STREAM, Cause.WAIT]}
+        lag[np.isin(graph.cause, causes[change.what])] *= change.factor
+    return timed(graph, np.rint(length).astype(np.int64), np.rint(lag).astype(np.int64))
+
+
+def _without_lateness(built: Built, rank: int) -> Timed:
+    """Time again with collectives that do not wait for one rank."""
+    graph = built.graph
+    own = (graph.cause == Cause.MEMBER) & (graph.rank[graph.source] == rank)
+    keep = ~own
+    lonely = np.setdiff1d(graph.target[own], graph.target[keep])
+    keep |= np.isin(graph.target, lonely)
+    return timed(
+        graph._replace(
+            source=graph.source[keep],
+            target=graph.target[keep],
+            lag=graph.lag[keep],
+            cause=graph.cause[keep],
+        )
+    )
+
+
+def _work(built: Built, test: Flags, rank: int) -> Flags:
+    """Which nodes are work of a rank whose rows pass."""
+    graph = built.graph
+    chosen: Flags = (graph.rank == rank) & (graph.kind == Node.WORK)
+    chosen[chosen] = test[graph.row[chosen]]
+    return chosen
+
+
+def _computing(built: Built, rank: int) -> Flags:
+    """Which nodes are kernels of a rank that compute."""
+    kinds = built.parts[rank].strings("kind")
+    test = np.array([value == Kind.COMPUTE.value for value in kinds.values] + [False])
+    return _work(built, test[kinds.codes], rank)
+
+
+def _named(built: Built, name: str) -> Flags:
+    """Which nodes are work of this name."""
+    graph = built.graph
+    found = np.zeros(graph.kind.size, dtype=np.bool_)
+    known = False
+    for rank, part in built.parts.items():
+        names = part.strings("name")
+        if name in names.values:
+            known = True
+            test = names.codes == list(names.values).index(name)
+            found |= _work(built, test, rank)
+    if not known:
+        raise InputError([Problem("name", f"no kernel is called {name!r}", "name one of the path")])
+    return found
+
+
+def _lone_collectives(built: Built, name: str) -> Flags:
+    """Which nodes are collectives of which only one rank is known."""
+    graph = built.graph
+    wanted = None if name == "all" else _op(name)
+    found = np.zeros(graph.kind.size, dtype=np.bool_)
+    for rank, part in built.parts.items():
+        names, kinds, collective = (part.strings(c) for c in ("name", "kind", "collective"))
+        is_comm = np.array([value == Kind.COMMUNICATION.value for value in kinds.values] + [False])
+        by_name = np.array([op_of(value) for value in names.values] + [-1])
+        by_word = np.array([op_of(value) for value in collective.values] + [-1])
+        op = np.where(collective.codes >= 0, by_word[collective.codes], by_name[names.codes])
+        test = is_comm[kinds.codes] & ((op >= 0) if wanted is None else (op == wanted))
+        found |= _work(built, test, rank)
+    return found
+
+
+def _op(name: str) -> int:
+    if name not in OPS:
+        fix = f"name one of {', '.join(OPS)}, or all"
+        raise InputError([Problem("collective", f"there is no collective {name!r}", fix)])
+    return OPS.index(name)
+
+
+def _rank(built: Built, name: str) -> int:
+    if not name.isdigit() or int(name) not in built.parts:
+        fix = f"name one of {', '.join(map(str, built.parts))}"
+        raise InputError([Problem("rank", f"there is no rank {name!r}", fix)])
+    return int(name)

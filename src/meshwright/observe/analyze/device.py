@@ -1,0 +1,61 @@
+"""Which catalog device a trace was made on, and what it can do at most."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from meshwright.errors import InputError
+from meshwright.spec.catalog import gpu
+from meshwright.spec.cluster import Gpu
+from meshwright.timeline.timeline import Timeline
+
+_MAKERS = re.compile(r"^(nvidia|amd|tesla|instinct|geforce)[- ]+")
+
+
+def device_of(timeline: Timeline) -> Gpu | None:
+    """The device that a trace names, if the catalog has it."""
+    name = device_name(timeline.metadata)
+    return known_device(name) if name else None
+
+
+def device_name(metadata: Mapping[str, str]) -> str:
+    """What a trace calls its first device; empty where it names none."""
+    try:
+        devices: Any = msgspec.json.decode(metadata.get("devices", "[]") or "[]")
+    except msgspec.DecodeError:
+        return ""
+    first = devices[0] if isinstance(devices, list) and devices else {}
+    return str(first.get("name", "")) if isinstance(first, dict) else ""
+
+
+def known_device(name: str) -> Gpu | None:
+    """The catalog's device for a driver's name: `NVIDIA H100 80GB HBM3`, `AMD Instinct MI300X`.
+
+    What follows the model (memory, form) is dropped word by word until the catalog knows it.
+    """
+    slug = name.strip().lower()
+    while (shorter := _MAKERS.sub("", slug)) != slug:
+        slug = shorter
+    words = re.split(r"[-\s]+", slug)
+    for length in range(len(words), 0, -1):
+        try:
+            return gpu("-".join(words[:length]))
+        except InputError:
+            continue
+    return None
+
+
+def peak_flops(device: Gpu, dtype: str, kernel: str = "") -> float | None:
+    """The device's dense peak for an element type; fp32 in tensor cores where a kernel says so."""
+    if dtype == "fp32" and re.search(r"tf32|s1688gemm|s16816tf32", kernel):
+        return device.tf32_flops or device.fp32_flops
+    field = {
+        "bf16": device.bf16_flops,
+        "fp16": device.fp16_flops,
+        "fp32": device.fp32_flops,
+        "fp8": device.fp8_flops,
+        "int8": device.int8_ops,
+    }
+    return field.get(dtype)

@@ -1,0 +1,169 @@
+"""Signs that ranks disagree: one enters a collective otherwise, or two in another order."""
+
+import math
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+
+from meshwright.observe.analyze.hang.board import Board, Wait
+from meshwright.observe.analyze.hang.clues import Clue, ranks_text, title
+from meshwright.timeline.readers.flight_recorder import Group, Operation
+
+_SAME_SIZES = frozenset(
+    {"all_reduce", "allreduce", "_all_gather_base", "_reduce_scatter_base", "broadcast", "reduce"}
+)
+
+
+def _signature(operation: Operation) -> tuple[object, ...]:
+    sizes: object = ()
+    if operation.name in _SAME_SIZES:
+        sizes = (operation.input_sizes, operation.output_sizes)
+    elif operation.name.startswith(("all_to_all", "alltoall")):
+        sizes = tuple(shape[1:] for shape in operation.input_sizes)
+    return operation.name, operation.dtypes, sizes
+
+
+def mismatches(board: Board) -> list[Clue]:
+    """Find ranks that entered a collective with another operation, dtype or shape than the rest."""
+    found = []
+    for group, sequences in board.seen.items():
+        for sequence in sorted(sequences):
+            waiting = {r: each for r, each in sequences[sequence].items() if each.pending}
+            kinds = {rank: _signature(each) for rank, each in waiting.items()}
+            if len(set(kinds.values())) < 2:
+                continue
+            right = _usual(board, group, sequence, kinds)
+            for rank, kind in kinds.items():
+                if kind != right:
+                    found.append(_mismatch(board, rank, waiting, kinds, right))
+            break  # what comes after is shifted by this one
+    return found
+
+
+def _usual(
+    board: Board, group: Group, sequence: int, kinds: Mapping[int, tuple[object, ...]]
+) -> tuple[object, ...] | None:
+    """Return what most entered with; between equals, what sister groups do at the same place."""
+    votes = Counter(kinds.values()).most_common()
+    if votes[0][1] > votes[1][1]:
+        return votes[0][0]
+    sisters: Counter[tuple[object, ...]] = Counter()
+    for other, sequences in board.seen.items():
+        if other != group and other.description == group.description:
+            for operation in sequences.get(sequence, {}).values():
+                kind = _signature(operation)
+                if kind in kinds.values():
+                    sisters[kind] += 1
+    best = sisters.most_common(2)
+    if best and (len(best) == 1 or best[0][1] > best[1][1]):
+        return best[0][0]
+    return None
+
+
+def _mismatch(
+    board: Board,
+    rank: int,
+    waiting: Mapping[int, Operation],
+    kinds: Mapping[int, tuple[object, ...]],
+    right: tuple[object, ...] | None,
+) -> Clue:
+    mine = waiting[rank]
+    other = next(each for r, each in waiting.items() if kinds[r] != kinds[rank] and r != rank)
+    theirs = [r for r in waiting if kinds[r] == right] or [r for r in waiting if r != rank]
+    later = board.seen[mine.group].get(mine.sequence + 1, {}).get(rank)
+    swapped = later is not None and _signature(later) == _signature(other)
+    what = "in the wrong order: " if swapped else ""
+    reason = (
+        f"entered collective #{mine.sequence} of {mine.group.description or mine.group.name} "
+        f"{what}with {_shape(mine)}, where {ranks_text(theirs)} entered with {_shape(other)}"
+    )
+    return Clue(rank, "order" if swapped else "mismatch", reason, mine, len(theirs))
+
+
+def _shape(operation: Operation) -> str:
+    sizes = " ".join("×".join(map(str, shape)) for shape in operation.input_sizes)
+    return f"{operation.name} {sizes} {' '.join(operation.dtypes)}".rstrip()
+
+
+def wrong_orders(board: Board, waits: Iterable[Wait]) -> list[Clue]:
+    """Find ranks that enqueued two collectives of different groups in an order of their own.
+
+    The sign is a wait in a circle: r is in X and has not done Y; m is in Y and has not done X; both
+    belong to both groups. With one order for all, whoever is in the later one has done the earlier.
+    Who is right is put to the vote of all ranks of both groups, then of ranks in sister groups.
+    """
+    found = []
+    judged: set[tuple[tuple[Group, int], tuple[Group, int]]] = set()
+    for wait in waits:
+        mine, theirs = board.oldest(wait.waiter), board.oldest(wait.on)
+        if theirs is None or mine is not wait.operation or wait.why == "no dump":
+            continue
+        if mine.is_p2p or theirs.is_p2p or mine.group == theirs.group:
+            continue
+        if wait.waiter not in board.members(theirs.group):
+            continue
+        if not board.knows(wait.waiter, theirs) or board.has_completed(wait.waiter, theirs):
+            continue
+        if not board.knows(wait.on, mine):
+            continue
+        a, b = (mine.group, mine.sequence), (theirs.group, theirs.sequence)
+        if (a, b) in judged or (b, a) in judged:
+            continue
+        judged.add((a, b))
+        found += _judge_order(board, mine, theirs)
+    return found
+
+
+def _judge_order(board: Board, one: Operation, two: Operation) -> list[Clue]:
+    orders: dict[int, bool] = {}
+    for rank in board.members(one.group):
+        if rank in board.dumps and rank in board.members(two.group):
+            first, second = _place(board, rank, one), _place(board, rank, two)
+            if first != second:
+                orders[rank] = first < second
+    votes = Counter(orders.values())
+    if votes[True] == votes[False]:
+        votes += _sister_votes(board, one, two, orders)
+    if votes[True] == votes[False]:
+        wrong: Collection[bool] = (True, False)
+    else:
+        wrong = (votes[False] > votes[True],)
+    found = []
+    for rank, order in sorted(orders.items()):
+        if order in wrong:
+            before, after = (one, two) if order else (two, one)
+            reason = (
+                f"enqueued {title(before)} before {title(after)}; "
+                f"{ranks_text(r for r in orders if orders[r] != order)} did so the other way round"
+            )
+            found.append(Clue(rank, "order", reason, before, max(votes.values())))
+    return found
+
+
+def _place(board: Board, rank: int, operation: Operation) -> float:
+    """Return where a rank enqueued a collective: before all it lists, or not yet."""
+    mine = board.seen[operation.group].get(operation.sequence, {}).get(rank)
+    if mine is not None:
+        return mine.record
+    return -math.inf if board.has_enqueued(rank, operation) else math.inf
+
+
+def _sister_votes(
+    board: Board, one: Operation, two: Operation, orders: Mapping[int, bool]
+) -> Counter[bool]:
+    """Count how ranks that are not concerned order the like operations of their own groups."""
+    votes: Counter[bool] = Counter()
+    for rank, dump in board.dumps.items():
+        if rank in orders:
+            continue
+        place = {}
+        for operation in dump.operations:
+            for which in (one, two):
+                if (
+                    operation.group.description == which.group.description
+                    and operation.sequence == which.sequence
+                    and operation.name == which.name
+                ):
+                    place[which] = operation.record
+        if len(place) == 2:
+            votes[place[one] < place[two]] += 1
+    return votes

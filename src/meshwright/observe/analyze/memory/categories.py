@@ -1,0 +1,170 @@
+"""What memory is for, told by the stack that asked for it and by how long it lived.
+
+    optimizer    asked for inside an optimizer and kept
+    gradients    asked for in backward, and still there when backward was over
+    activations  asked for in forward, and given back in backward (or still there)
+    parameters   asked for while a module was made, moved or loaded, and kept
+    temporary    given back in the phase that asked for it
+    unknown      without a stack, or with one that says none of this
+
+Rules by names are guesses about other people's code: what no rule knows is called unknown.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from meshwright.observe.analyze.memory.lifetimes import NEVER, Lifetimes
+from meshwright.timeline.readers.flight_recorder import Frame
+from meshwright.timeline.readers.memory_snapshot import Numbers, Snapshot
+
+CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "temporary", "unknown")
+_CODE = {name: code for code, name in enumerate(CATEGORIES)}
+_NONE, _OTHER, _INIT, _FORWARD, _BACKWARD, _OPTIMIZER = range(6)
+_INIT_NAMES = frozenset(
+    {"__init__", "_apply", "to", "cuda", "load_state_dict", "reset_parameters", "materialize",
+     "to_empty", "_load_from_state_dict", "from_pretrained"}
+)  # fmt: skip
+_FORWARD_NAMES = frozenset({"forward", "_call_impl", "_wrapped_call_impl", "__call__"})
+_OPTIMIZER_FILES = ("/torch/optim/", "\\torch\\optim\\", "optimizer", "/optim/", "adam", "muon")
+_BACKWARD_NAMES = ("autograd::Engine::", "backward", "_engine_run_backward", "AccumulateGrad")
+_NODE = "torch::autograd::generated::"
+_OWN_NOT = ("site-packages", "dist-packages", "<frozen", "<string>", "/torch/", "\\torch\\", "??")
+
+
+class Source(NamedTuple):
+    """Live memory of one line of code."""
+
+    line: str
+    category: str
+    size_bytes: int
+    tensors: int
+
+
+def phase_of(stack: tuple[Frame, ...]) -> int:
+    """Tell in which part of a step a stack was taken."""
+    if not stack:
+        return _NONE
+    python = [frame for frame in stack if frame.file.endswith(".py")]
+    if any(_in_optimizer(frame) for frame in python):
+        return _OPTIMIZER
+    if any(part in frame.name for frame in stack for part in _BACKWARD_NAMES):
+        return _BACKWARD
+    names = {frame.name for frame in python}
+    if names & _INIT_NAMES and not names & {"forward"}:
+        return _INIT
+    return _FORWARD if names & _FORWARD_NAMES else _OTHER
+
+
+def _in_optimizer(frame: Frame) -> bool:
+    file = frame.file.lower()
+    if not any(part in file for part in _OPTIMIZER_FILES):
+        return False
+    return (
+        "step" in frame.name
+        or "_init_group" in frame.name
+        or "wrapper" in frame.name
+        or ("/torch/optim/" in file)
+    )
+
+
+def phases(snapshot: Snapshot) -> Numbers:
+    """Return the phase of each stack of a snapshot.
+
+    Where only Python was recorded, an empty stack is a thread without Python: autograd's engine.
+    """
+    found = np.array(
+        [phase_of(snapshot.stack(number)) for number in range(len(snapshot.stacks))], np.int64
+    )
+    if snapshot.frames and all(frame.file.endswith(".py") for frame in snapshot.frames):
+        found[0] = _BACKWARD
+    return found
+
+
+def has_whole_steps(phase: Numbers) -> bool:
+    """Tell whether a stretch of allocations goes through forward and what follows it."""
+    return bool((phase == _FORWARD).any() and (phase >= _BACKWARD).any())
+
+
+class Sorted(NamedTuple):
+    """A snapshot with what each piece of its memory is for."""
+
+    snapshot: Snapshot
+    lives: Lifetimes
+    phase: Numbers
+    """Of each stack."""
+    category: Numbers
+    """Of each allocation: an index into `CATEGORIES`."""
+    block_category: Numbers
+    """Of each block that is still held."""
+
+
+_KEPT = ("unknown", "unknown", "parameters", "activations", "gradients", "optimizer")
+"""What memory is that is still held, by the phase that asked for it."""
+
+
+def sort_memory(snapshot: Snapshot, lives: Lifetimes) -> Sorted:
+    """Say what every allocation and block is for."""
+    phase = phases(snapshot)
+    held = phase.copy()
+    held[0] = _NONE  # a block older than the recording has no stack either
+    codes = np.array([_CODE[name] for name in _KEPT], np.int64)
+    blocks = codes[held[snapshot.blocks.stack]]
+    return Sorted(snapshot, lives, phase, categories(snapshot, lives, phase), blocks)
+
+
+def categories(snapshot: Snapshot, lives: Lifetimes, phase: Numbers) -> Numbers:
+    """Return the category of each allocation, as an index into `CATEGORIES`."""
+    made = phase[lives.stack]
+    ended_by = np.where(lives.asked_back != NEVER, lives.asked_back, lives.end)
+    kept = ended_by == NEVER
+    stacks = snapshot.events.stack
+    if stacks.size:
+        ended = np.where(kept, _NONE, phase[stacks[np.where(kept, 0, ended_by)]])
+    else:
+        ended = np.full(made.size, _NONE)
+    found = np.full(made.size, _CODE["unknown"], np.int64)
+    found[made == _OPTIMIZER] = _CODE["temporary"]
+    found[(made == _OPTIMIZER) & kept] = _CODE["optimizer"]
+    found[made == _BACKWARD] = _CODE["temporary"]
+    # zero_grad lets gradients go inside the optimizer's file, or in the user's loop.
+    after = (ended == _OPTIMIZER) | (ended == _OTHER)
+    found[(made == _BACKWARD) & (kept | after)] = _CODE["gradients"]
+    found[made == _FORWARD] = _CODE["temporary"]
+    found[(made == _FORWARD) & (kept | (ended == _BACKWARD))] = _CODE["activations"]
+    found[(made == _INIT) & kept] = _CODE["parameters"]
+    found[(made == _INIT) & ~kept] = _CODE["temporary"]
+    return found
+
+
+def user_line(stack: tuple[Frame, ...]) -> str:
+    """Return the innermost line of the user's code, else of any Python code, else an operation."""
+    python = [frame for frame in stack if frame.file.endswith(".py")]
+    own = [f for f in python if not any(part in f.file for part in _OWN_NOT)]
+    for frame in own or python:
+        return f"{frame.file}:{frame.line} {frame.name}"
+    for frame in stack:
+        if _NODE in frame.name and "Backward" in frame.name:
+            node = frame.name.partition(_NODE)[2].partition("::")[0].partition("(")[0]
+            return f"{node} of autograd (no Python stack)"
+    return "no Python stack" if stack else ""
+
+
+def sources(
+    snapshot: Snapshot, stack: Numbers, category: Numbers, size_bytes: Numbers
+) -> tuple[Source, ...]:
+    """Sum memory by the user's line and category, largest first."""
+    summed: dict[tuple[str, int], list[int]] = {}
+    keys, index = np.unique(np.stack([stack, category], axis=1), axis=0, return_inverse=True)
+    weight = np.zeros(len(keys), np.int64)
+    np.add.at(weight, index.ravel(), size_bytes)
+    count = np.bincount(index.ravel(), minlength=len(keys))
+    for (number, kind), size, times in zip(
+        keys.tolist(), weight.tolist(), count.tolist(), strict=True
+    ):
+        line = user_line(snapshot.stack(number)) or "no stack"
+        both = summed.setdefault((line, kind), [0, 0])
+        both[0] += size
+        both[1] += times
+    found = [Source(line, CATEGORIES[kind], a, b) for (line, kind), (a, b) in summed.items()]
+    return tuple(sorted(found, key=lambda each: (-each.size_bytes, each.line)))

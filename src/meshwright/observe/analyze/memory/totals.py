@@ -1,0 +1,119 @@
+"""The sums of a snapshot, and how fragmented its free memory is."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from meshwright.observe.analyze.memory.lifetimes import NEVER, Lifetimes, Live
+from meshwright.timeline.readers.memory_snapshot import (
+    ALLOC,
+    FREE_COMPLETED,
+    INACTIVE,
+    Snapshot,
+)
+
+
+class Totals(NamedTuple):
+    """Sums over one device."""
+
+    segments: int
+    blocks: int
+    reserved_bytes: int
+    active_bytes: int
+    allocated_bytes: int
+    requested_bytes: int
+    inactive_bytes: int
+    largest_inactive_bytes: int
+    events: int
+    allocs: int
+    frees: int
+    live_at_start_bytes: int
+    peak_live_bytes: int
+    live_end_bytes: int
+    never_freed: int
+    never_freed_bytes: int
+
+
+class Fragmentation(NamedTuple):
+    """Why free memory may not serve a request."""
+
+    cached_bytes: int
+    """In segments that are wholly free: `torch.cuda.empty_cache()` gives them back."""
+    stranded_bytes: int
+    """Free, in segments that something still uses: neither given back nor joined with others."""
+    largest_free_bytes: int
+    """Largest request that needs nothing new of the driver."""
+    pinned_segments: int
+    """Segments of which at least half is free but not all."""
+    pinned_by_bytes: int
+    """What is in use in those."""
+    rounding_bytes: int
+    """Handed out beyond what was requested."""
+    is_expandable: bool
+    """Whether the snapshot was taken with expandable segments."""
+
+
+def totals(snapshot: Snapshot, lives: Lifetimes, live: Live) -> Totals:
+    """Sum up one device."""
+    segments, blocks, events = snapshot.segments, snapshot.blocks, snapshot.events
+    here = segments.device == live.device
+    own = here[blocks.segment]
+    free = blocks.size_bytes[own & (blocks.state == INACTIVE)]
+    mine = events.device == live.device
+    last = live.bytes[-1] if live.bytes.size else live.at_start_bytes
+    kept = (lives.end == NEVER) & (lives.device == live.device)
+    # An address given out twice without a free in between was lost once: its last owner counts.
+    kept &= _last_of_address(lives)
+    return Totals(
+        segments=int(here.sum()),
+        blocks=int(own.sum()),
+        reserved_bytes=int(segments.total_bytes[here].sum()),
+        active_bytes=int(segments.active_bytes[here].sum()),
+        allocated_bytes=int(segments.allocated_bytes[here].sum()),
+        requested_bytes=int(segments.requested_bytes[here].sum()),
+        inactive_bytes=int(free.sum()),
+        largest_inactive_bytes=int(free.max(initial=0)),
+        events=int(mine.sum()),
+        allocs=int((mine & (events.action == ALLOC)).sum()),
+        frees=int((mine & (events.action == FREE_COMPLETED)).sum()),
+        live_at_start_bytes=live.at_start_bytes,
+        peak_live_bytes=live.peak_bytes,
+        live_end_bytes=int(last),
+        never_freed=int(kept.sum()),
+        never_freed_bytes=int(lives.size_bytes[kept].sum()),
+    )
+
+
+def _last_of_address(lives: Lifetimes) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    order = np.lexsort((lives.event, lives.address, lives.device))
+    found = np.ones(order.size, np.bool_)
+    if order.size > 1:
+        a, b = order[:-1], order[1:]
+        same = (lives.address[a] == lives.address[b]) & (lives.device[a] == lives.device[b])
+        found[a[same]] = False
+    return found
+
+
+def fragmentation(snapshot: Snapshot, device: int) -> Fragmentation:
+    """Say how much free memory is out of reach, and by what."""
+    segments, blocks = snapshot.segments, snapshot.blocks
+    here = segments.device == device
+    is_free = blocks.state == INACTIVE
+    free = np.bincount(
+        blocks.segment[is_free], blocks.size_bytes[is_free], minlength=segments.device.size
+    ).astype(np.int64)
+    whole = here & (free >= segments.total_bytes)
+    pinned = here & ~whole & (2 * free >= segments.total_bytes)
+    mine = here[blocks.segment]
+    used = mine & ~is_free
+    return Fragmentation(
+        cached_bytes=int(free[whole].sum()),
+        stranded_bytes=int(free[here & ~whole].sum()),
+        largest_free_bytes=int(blocks.size_bytes[mine & is_free].max(initial=0)),
+        pinned_segments=int(pinned.sum()),
+        pinned_by_bytes=int((segments.total_bytes - free)[pinned].sum()),
+        rounding_bytes=int(
+            (blocks.size_bytes[used] - blocks.requested_bytes[used]).clip(min=0).sum()
+        ),
+        is_expandable=bool(segments.is_expandable[here].any()),
+    )

@@ -1,0 +1,68 @@
+"""Which spans of a thread enclose a moment: the operator of a launch, the Python stack of a call.
+
+Spans of one thread are apart or inside one another. Those of one depth are apart, so a search per
+depth finds every enclosing span, without a loop over spans.
+"""
+
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from meshwright.observe.analyze.spans import Ints
+
+NONE = -1
+
+
+class Nest(NamedTuple):
+    """Spans of threads, made ready for the search."""
+
+    place: Ints
+    """Place in the arrays that were given, by thread, depth and start."""
+    lane: Ints
+    depth: Ints
+    start: Ints
+    end: Ints
+
+
+def nest(lane: Ints, start: Ints, end: Ints) -> Nest:
+    """Sort spans by thread, depth and start; spans without length enclose nothing."""
+    filled = np.flatnonzero(end > start)
+    order = filled[np.lexsort((-end[filled], start[filled], lane[filled]))]
+    depth = np.zeros(order.size, dtype=np.int64)
+    lanes = lane[order]
+    cuts = [0, *(np.flatnonzero(lanes[1:] != lanes[:-1]) + 1).tolist(), order.size]
+    for first, last in pairwise(cuts):
+        own = order[first:last]
+        ended = np.searchsorted(np.sort(end[own]), start[own], side="right")
+        depth[first:last] = np.arange(own.size) - ended
+    by_depth = np.lexsort((start[order], depth, lanes))
+    place = order[by_depth]
+    return Nest(place, lane[place], depth[by_depth], start[place], end[place])
+
+
+def innermost(spans: Nest, lane: Ints, moment: Ints) -> Ints:
+    """The place of the innermost span around each moment of a thread; -1 where there is none."""
+    found = np.full(moment.size, NONE, dtype=np.int64)
+    for level in enclosing(spans, lane, moment):
+        found = np.where(level != NONE, level, found)
+    return found
+
+
+def enclosing(spans: Nest, lane: Ints, moment: Ints) -> list[Ints]:
+    """For each depth, outermost first, the place of the span around each moment, or -1."""
+    levels: list[Ints] = []
+    for number in np.unique(lane).tolist():
+        asked = np.flatnonzero(lane == number)
+        first, last = np.searchsorted(spans.lane, [number, number + 1])
+        depth = spans.depth[first:last]
+        for level in range(int(depth.max()) + 1 if depth.size else 0):
+            low, high = first + np.searchsorted(depth, [level, level + 1])
+            if level == len(levels):
+                levels.append(np.full(moment.size, NONE, dtype=np.int64))
+            if low == high:
+                continue
+            at = np.searchsorted(spans.start[low:high], moment[asked], side="right") - 1 + low
+            hit = (at >= low) & (spans.end[np.maximum(at, low)] > moment[asked])
+            levels[level][asked[hit]] = spans.place[at[hit]]
+    return levels

@@ -1,0 +1,288 @@
+"""Which rank the others wait for, how much, and why it comes late.
+
+A rank arrives late at a collective because it computed longer, had nothing to compute (its host was
+late, or waited for data), or because the collective before took its links longer. What lies between
+two collectives is compared with what the other members did there at the same time.
+"""
+
+import re
+from typing import NamedTuple
+
+import numpy as np
+
+from meshwright.observe.analyze.collectives import Collectives, match_collectives
+from meshwright.observe.analyze.spans import (
+    COMPUTE,
+    MEMORY_COPY,
+    Flags,
+    Ints,
+    covered,
+    device_spans,
+    union,
+    where,
+)
+from meshwright.observe.analyze.steps import steps
+from meshwright.timeline.timeline import Timeline
+
+LEAST_SHARE = 0.01
+"""Less than this part of the time is no straggling."""
+SLOWER = 1.03
+"""Kernels that take so many times as long as the same ones elsewhere are slow."""
+SLOW_LINK = 1.25
+"""A group whose transfers take so many times as long as those of its like has a slow link."""
+_DATA = re.compile(r"(?i)data_?loader|enumerate\(|__next__|next_data|load_batch|data_?loading")
+
+
+class RankArrival(NamedTuple):
+    """How a rank came to the collectives it shares."""
+
+    rank: int
+    collectives: int
+    times_last: int
+    times_first: int
+    wait_ns: int
+    """What it waited for others."""
+    caused_ns: int
+    """What all others together waited where it came last."""
+    lead_ns: int
+    """By how much it came after the last but one: what others could save without it, at most."""
+    late_compute_ns: int
+    """More time in kernels than the others' median, where it came last."""
+    late_idle_ns: int
+    """More time without work than the others' median, where it came last."""
+    late_data_ns: int
+    """The part of that idle time in which its host waited for data."""
+    kernel_slowdown: float
+    """How many times as long its kernels take as those of the same names on the other ranks."""
+
+    @property
+    def cause(self) -> str:
+        """`compute` slower kernels, `work` more of them, `data`, `host`; empty if never last."""
+        if self.lead_ns <= 0 or max(self.late_compute_ns, self.late_idle_ns) <= 0:
+            return ""
+        if self.late_compute_ns >= self.late_idle_ns:
+            return "compute" if self.kernel_slowdown >= SLOWER else "work"
+        return "data" if self.late_data_ns > self.late_idle_ns / 2 else "host"
+
+
+class StepLead(NamedTuple):
+    """Who held up a step most."""
+
+    step: int
+    rank: int
+    lead_ns: int
+
+
+class SlowLink(NamedTuple):
+    """Ranks whose groups all transfer slower than like groups without them."""
+
+    ranks: tuple[int, ...]
+    slowdown: float
+
+
+class Stragglers(NamedTuple):
+    """What ranks lose by waiting for each other."""
+
+    ranks: tuple[RankArrival, ...]
+    """Those that cost most first."""
+    span_ns: int
+    """From the first arrival to the last end of a collective."""
+    steps: tuple[StepLead, ...]
+    pattern: str
+    """`none`, `one rank`, `rotating`, or `few steps`."""
+    links: tuple[SlowLink, ...]
+
+    @property
+    def straggler(self) -> int | None:
+        """The rank that holds up the others; None where no single one does."""
+        if self.pattern not in ("one rank", "few steps") or not self.ranks:
+            return None
+        return self.ranks[0].rank
+
+
+def stragglers(timeline: Timeline, collectives: Collectives | None = None) -> Stragglers:
+    """Say who comes late, how often and why; clocks must agree (see `clocks`)."""
+    found = match_collectives(timeline) if collectives is None else collectives
+    members, calls = found.members, found.calls
+    if not calls.op.size:
+        return Stragglers((), 0, (), "none", ())
+    lead, is_last = _leads(found)
+    more = {name: _excess(found, own) for name, own in _between(timeline, found).items()}
+    slowdown = kernel_slowdowns(timeline)
+    waits, last, first = found.wait_ns, found.last_rank, found.first_rank
+    ranks = []
+    for rank in np.unique(members.rank).tolist():
+        own = members.rank == rank
+        late = own & is_last & (lead[members.call] > 0)
+        others = ~own & np.isin(members.call, members.call[late])
+        excess = {name: values[late].sum() for name, values in more.items()}
+        ranks.append(
+            RankArrival(
+                rank=rank,
+                collectives=int(own.sum()),
+                times_last=int((last == rank).sum()),
+                times_first=int((first == rank).sum()),
+                wait_ns=int(waits[own].sum()),
+                caused_ns=int(waits[others].sum()),
+                lead_ns=int(lead[last == rank].sum()),
+                late_compute_ns=int(max(0, excess["compute"])),
+                late_idle_ns=int(max(0, excess["idle"])),
+                late_data_ns=int(max(0, excess["data"])),
+                kernel_slowdown=slowdown.get(rank, 1.0),
+            )
+        )
+    ranks.sort(key=lambda one: (-one.lead_ns, one.rank))
+    span = int(members.end_ns.max() - members.start_ns.min())
+    by_step = _by_step(timeline, found, lead)
+    return Stragglers(
+        tuple(ranks), span, by_step, _pattern(ranks, by_step, span), slow_links(found)
+    )
+
+
+def kernel_slowdowns(timeline: Timeline) -> dict[int, float]:
+    """How many times as long each rank's kernels take as the same ones on the other ranks.
+
+    Kernels are the same where they have one name; the others' figure is the median of their means.
+    """
+    known: dict[str, int] = {}
+    ranks, means, counts = [], [], []
+    for part in timeline.by_rank():
+        spans = device_spans(part)
+        spans = spans.take(spans.kind == COMPUTE)
+        codes = np.array(
+            [known.setdefault(name, len(known)) for name in spans.names], dtype=np.int64
+        )
+        if not spans.row.size:
+            continue
+        own = codes[spans.name]
+        count = np.bincount(own, minlength=len(known))
+        total = np.bincount(own, spans.end - spans.start, minlength=len(known))
+        ranks.append(int(part.column("rank")[0]))
+        counts.append(count)
+        means.append(np.where(count > 0, total / np.maximum(count, 1), np.nan))
+    size = len(known)
+    table = np.array([np.append(one, np.full(size - one.size, np.nan)) for one in means])
+    number = np.array([np.append(one, np.zeros(size - one.size)) for one in counts])
+    found = {}
+    for place, rank in enumerate(ranks):
+        others = np.delete(table, place, axis=0)
+        shared = np.flatnonzero((number[place] > 0) & (~np.isnan(others)).any(axis=0))
+        if not shared.size:
+            continue
+        usual = float((number[place, shared] * np.nanmedian(others[:, shared], axis=0)).sum())
+        spent = float((number[place, shared] * table[place, shared]).sum())
+        found[rank] = spent / usual if usual else 1.0
+    return found
+
+
+def slow_links(collectives: Collectives) -> tuple[SlowLink, ...]:
+    """Find ranks all of whose groups transfer slower than groups of the same size elsewhere."""
+    calls, transfer = collectives.calls, collectives.transfer_ns
+    sizes = np.array([group.size for group in collectives.groups] or [0])[calls.group]
+    keys = np.column_stack([calls.op, calls.bytes, calls.dtype, sizes])
+    usable = calls.whole & (calls.bytes > 0)
+    ratios: dict[int, list[float]] = {}
+    if not usable.any():
+        return ()
+    _, like = np.unique(keys, axis=0, return_inverse=True)
+    like = like.reshape(-1)
+    for one in np.unique(like[usable]).tolist():
+        own = usable & (like == one)
+        groups = np.unique(calls.group[own])
+        medians = np.array([np.median(transfer[own & (calls.group == g)]) for g in groups])
+        if groups.size > 1:
+            for group, median in zip(groups.tolist(), medians.tolist(), strict=True):
+                ratios.setdefault(group, []).append(median / float(np.median(medians)))
+    slow = {group: float(np.median(values)) for group, values in ratios.items()}
+    suspects: dict[int, float] = {}
+    for rank in {rank for group in slow for rank in collectives.groups[group].ranks}:
+        own_ratios = [slow[g] for g in slow if rank in collectives.groups[g].ranks]
+        if min(own_ratios) >= SLOW_LINK:
+            suspects[rank] = min(own_ratios)
+    if not suspects:
+        return ()
+    worst = max(suspects.values())
+    return (SlowLink(tuple(sorted(suspects)), worst),)
+
+
+def _leads(found: Collectives) -> tuple[Ints, Flags]:
+    """How long after the last but one the last came, per collective; who that was, per member."""
+    members, calls = found.members, found.calls
+    order = np.lexsort((members.rank, members.start_ns, members.call))
+    end = calls.first + calls.members - 1
+    starts = members.start_ns[order]
+    is_last = np.zeros(order.size, dtype=np.bool_)
+    is_last[order[end]] = True
+    lead: Ints = starts[end] - starts[end - 1]
+    return lead, is_last
+
+
+def _between(timeline: Timeline, found: Collectives) -> dict[str, Ints]:
+    """What each member did between its collective before and this one."""
+    members = found.members
+    values = {
+        name: np.zeros(members.call.size, dtype=np.int64) for name in ("compute", "idle", "data")
+    }
+    for part in timeline.by_rank():
+        own = np.flatnonzero(members.rank == int(part.column("rank")[0]))
+        own = own[np.argsort(members.start_ns[own], kind="stable")]
+        if not own.size:
+            continue
+        start, end = members.start_ns[own], members.end_ns[own]
+        # The first has no collective before it to count from: it is left at nothing.
+        begin = np.append(start[0], np.minimum(np.maximum.accumulate(end)[:-1], start[1:]))
+        spans = device_spans(part)
+        busy = covered(spans.of(COMPUTE, MEMORY_COPY), begin, start)
+        values["compute"][own] = busy
+        values["idle"][own] = start - begin - busy
+        rows = np.flatnonzero(where(part.strings("name"), lambda name: bool(_DATA.search(name))))
+        from_ns = part.column("start_ns")[rows]
+        loading = union(from_ns, from_ns + part.column("duration_ns")[rows])
+        values["data"][own] = np.minimum(covered(loading, begin, start), values["idle"][own])
+    return values
+
+
+def _excess(found: Collectives, values: Ints) -> Ints:
+    """How much more each member has than the median of its collective."""
+    calls = found.calls
+    order = np.lexsort((values, found.members.call))
+    low = values[order][calls.first + (calls.members - 1) // 2]
+    high = values[order][calls.first + calls.members // 2]
+    excess: Ints = values - ((low + high) / 2)[found.members.call]
+    return excess
+
+
+def _by_step(timeline: Timeline, found: Collectives, lead: Ints) -> tuple[StepLead, ...]:
+    """Who held up each step most, by when the last member arrived."""
+    marked = next((one for one in steps(timeline) if one.steps), None)
+    if marked is None:
+        return ()
+    begins = np.array(
+        [one.device_start_ns if one.device_start_ns >= 0 else one.start_ns for one in marked.steps]
+    )
+    place = np.searchsorted(begins, found.arrival_ns, side="right") - 1
+    last = found.last_rank
+    leads = []
+    for number, step in enumerate(marked.steps):
+        own = place == number
+        if not own.any():
+            continue
+        ranks, which = np.unique(last[own], return_inverse=True)
+        total = np.bincount(which.reshape(-1), lead[own])
+        worst = int(np.argmax(total))
+        leads.append(StepLead(step.number, int(ranks[worst]), int(total[worst])))
+    return tuple(leads)
+
+
+def _pattern(ranks: list[RankArrival], by_step: tuple[StepLead, ...], span_ns: int) -> str:
+    """Whether it is always one rank, now this and now that, or a few bad steps."""
+    total = sum(one.lead_ns for one in ranks)
+    if not ranks or total < LEAST_SHARE * span_ns:
+        return "none"
+    leads = np.sort(np.array([one.lead_ns for one in by_step]))[::-1]
+    few = max(1, leads.size // 5)
+    if leads.size >= 5 and leads[:few].sum() >= 0.6 * leads.sum():
+        return "few steps"
+    if ranks[0].lead_ns >= 0.5 * total:
+        return "one rank"
+    return "rotating"

@@ -1,0 +1,133 @@
+"""Everything the screen and the report say of one rank, small enough to keep for thousands.
+
+A summary holds no spans: a folder of ranks is read one rank after another, and only this is kept.
+"""
+
+from typing import NamedTuple
+
+from meshwright.observe.analyze.breakdown import RankBreakdown, breakdown_of
+from meshwright.observe.analyze.critical_path import critical_path, suggestions, what_if
+from meshwright.observe.analyze.idle import RankIdle, idle_of
+from meshwright.observe.analyze.kernels import Kernel, kernels_of
+from meshwright.observe.analyze.launches import RankLaunches, launches_of
+from meshwright.observe.analyze.mfu import RankMfu, mfu_of
+from meshwright.observe.analyze.overlap import RankOverlap, overlap_of
+from meshwright.observe.analyze.stalls import Stall, stalls_of
+from meshwright.observe.analyze.steps import Extent, RankSteps, counted, steps_of
+from meshwright.timeline.schema import Kind
+from meshwright.timeline.timeline import Timeline
+
+MOST_KERNELS = 60
+"""Rows of the kernel table that are kept; the rest is told as one sum."""
+MOST_STALLS = 5
+MOST_SPANS_ON_PATH = 2_000_000
+"""A rank with more spans has its critical path left out, which would take most of the time."""
+
+
+class Path(NamedTuple):
+    """The critical path of one step of one rank, summed up."""
+
+    step: int | None
+    """Its number; None where the trace has no steps and the whole of it was taken."""
+    total_ns: int
+    ns_by_cause: dict[str, int]
+    gains: tuple[tuple[str, float], ...]
+    """What would shorten it: the change in words, and the part of the time it saves."""
+
+
+class RankSummary(NamedTuple):
+    """What one rank did."""
+
+    rank: int
+    profiler: str
+    device: str
+    """The catalog's name of the device; empty where it is not known."""
+    num_spans: int
+    num_steps: int
+    """Steps in the time that is counted; 0 where the trace does not tell them."""
+    steps: RankSteps
+    breakdown: RankBreakdown
+    overlap: RankOverlap
+    idle: RankIdle
+    launches: RankLaunches
+    mfu: RankMfu
+    kernels: tuple[Kernel, ...]
+    """The longest."""
+    num_kernels: int
+    """How many there are."""
+    other_kernels_ns: int
+    """Time in those that are not listed."""
+    stalls: tuple[Stall, ...]
+    """The longest synchronisations, compilations and data loads, by device time lost."""
+    recompiled: tuple[str, ...]
+    path: Path | None
+    notes: tuple[str, ...]
+    """What the reader had to guess."""
+
+    def per_step_ms(self, total_ns: float) -> float:
+        """A total as milliseconds per step; of the whole time where steps are not told."""
+        return total_ns / 1e6 / max(self.num_steps, 1)
+
+
+def summary_of(
+    part: Timeline, extent: Extent = Extent.SETTLED, *, with_path: bool = False
+) -> RankSummary:
+    """Sum up one rank."""
+    table = kernels_of(part, extent)
+    marks = steps_of(part)
+    stalls = stalls_of(part, extent)
+    every = (*stalls.synchronisations, *stalls.compilations, *stalls.data_loads)
+    notes = part.metadata.get("notes", "")
+    return RankSummary(
+        rank=part.ranks[0] if part.ranks else 0,
+        profiler=part.metadata.get("profiler", "") or part.source.value,
+        device=table.device,
+        num_spans=part.num_spans,
+        num_steps=counted_steps(marks, extent),
+        steps=marks,
+        breakdown=breakdown_of(part, extent),
+        overlap=overlap_of(part, extent),
+        idle=idle_of(part, extent),
+        launches=launches_of(part, extent),
+        mfu=mfu_of(part, extent),
+        kernels=table.kernels[:MOST_KERNELS],
+        num_kernels=len(table.kernels),
+        other_kernels_ns=sum(kernel.total_ns for kernel in table.kernels[MOST_KERNELS:]),
+        stalls=tuple(sorted(every, key=lambda one: -one.idle_ns)[:MOST_STALLS]),
+        recompiled=stalls.recompiled,
+        path=_path(part, marks) if with_path else None,
+        notes=tuple(line for line in notes.splitlines() if line),
+    )
+
+
+def counted_steps(marks: RankSteps, extent: Extent = Extent.SETTLED) -> int:
+    """How many steps the counted device work is of; 0 where the trace does not tell.
+
+    The profiler's last step is cut off, as it may be recorded in part (see `Extent`). Between n
+    ends of optimizer steps there are n - 1 whole ones, and what comes before the first is one more.
+    """
+    number = len(marks.steps)
+    if marks.found_by == "Optimizer.step":
+        return number + 1
+    return number - 1 if number > 1 and extent is Extent.SETTLED else number
+
+
+def _path(part: Timeline, marks: RankSteps) -> Path | None:
+    if part.num_spans > MOST_SPANS_ON_PATH or not counted(part, Extent.ALL).row.size:
+        return None
+    # The middle step: the first ones of a profile warm up, the last may be cut.
+    step = marks.steps[len(marks.steps) // 2].number if marks.steps else None
+    found = critical_path(part, step=step)
+    gains = what_if(found.built, suggestions(found))
+    worth = sorted((gain for gain in gains if gain.share >= 0.01), key=lambda gain: -gain.share)
+    return Path(
+        step,
+        found.total_ns,
+        found.ns_by_cause,
+        tuple((gain.change.label, gain.share) for gain in worth[:5]),
+    )
+
+
+def communicates(summary: RankSummary) -> bool:
+    """Whether a rank shows collectives, so that the other ranks would tell more."""
+    return any(kernel.kind == Kind.COMMUNICATION for kernel in summary.kernels)

@@ -1,0 +1,200 @@
+"""Memory snapshots: sums, peak, growth, fragmentation and shortages, each on a small case."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshwright.observe.analyze.memory import DeviceMemory, memory_report, timeline
+from meshwright.timeline.readers.memory_snapshot import parse_snapshot, read_memory_snapshot
+from tests.timeline.readers.small_dumps import event, snapshot
+
+TRUTHS = {
+    "segments": "segments", "reserved": "reserved_bytes", "active": "active_bytes",
+    "allocated": "allocated_bytes", "requested": "requested_bytes", "blocks": "blocks",
+    "inactive_bytes": "inactive_bytes", "largest_inactive": "largest_inactive_bytes",
+    "trace_events": "events", "allocs": "allocs", "frees": "frees",
+    "live_at_trace_start": "live_at_start_bytes", "peak_live": "peak_live_bytes",
+    "live_end": "live_end_bytes", "trace_allocs_never_freed": "never_freed",
+    "bytes_never_freed": "never_freed_bytes",
+}  # fmt: skip
+
+
+def _frames(*names: str, file: str = "/jobs/mine/train.py") -> list[dict[str, Any]]:
+    return [{"name": name, "filename": file, "line": number} for number, name in enumerate(names)]
+
+
+FORWARD, BACKWARD = _frames("forward"), _frames("backward")
+OPTIMIZER = _frames("step", file="/x/torch/optim/adamw.py")
+MAKING, LOOP = _frames("__init__"), _frames("main")
+
+
+def _report(data: dict[str, Any]) -> DeviceMemory:
+    (found,) = memory_report(parse_snapshot(data, "s", 10**6))
+    return found
+
+
+def _freed(address: int, size: int, frames: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [event(action, address, size, frames=frames)
+            for action in ("free_requested", "free_completed")]  # fmt: skip
+
+
+@pytest.mark.real
+def test_sums_equal_the_truths_of_real_snapshots(shared: Path) -> None:
+    truths = json.loads((shared / "validation/trace_truths_dev.json").read_text())
+    assert len(truths["memory_snapshots"]) == 9
+    for name, truth in truths["memory_snapshots"].items():
+        read = read_memory_snapshot(shared / "traces/memory-snapshots" / name)
+        (found,) = memory_report(read)
+        mine = {key: getattr(found.totals, field) for key, field in TRUTHS.items()}
+        assert mine == truth, name
+
+
+def test_the_peak_lies_between_allocation_and_free() -> None:
+    events = [event("alloc", 0, 600), event("alloc", 600, 300), *_freed(0, 600, LOOP)]
+    found = _report(snapshot(events, active=1300))
+    assert found.totals.live_at_start_bytes == 1000
+    assert found.totals.peak_live_bytes == 1900
+    assert found.totals.never_freed_bytes == 300
+
+
+def test_what_was_allocated_before_the_recording_shows_as_such() -> None:
+    found = _report(snapshot([event("alloc", 2048, 100)], active=1024))
+    assert found.peak.before_recording_bytes == 924
+    assert found.peak.live_bytes == 1024
+
+
+@pytest.mark.parametrize(
+    ("made", "ended", "category"),
+    [
+        (MAKING, None, "parameters"),
+        (OPTIMIZER, None, "optimizer"),
+        (OPTIMIZER, OPTIMIZER, "temporary"),
+        (BACKWARD, None, "gradients"),
+        (BACKWARD, OPTIMIZER, "gradients"),
+        (BACKWARD, BACKWARD, "temporary"),
+        (FORWARD, BACKWARD, "activations"),
+        (FORWARD, FORWARD, "temporary"),
+        (LOOP, LOOP, "unknown"),
+    ],
+)
+def test_stack_and_lifetime_tell_what_memory_is_for(made: Any, ended: Any, category: str) -> None:
+    events = [event("alloc", 0, 512, frames=made)]
+    if ended is not None:
+        events += _freed(0, 512, ended)
+    held = snapshot(events, active=0 if ended else 512)
+    assert dict(_report(held).peak.by_category)[category] == 512
+
+
+def test_an_empty_stack_among_python_stacks_is_the_engine_of_autograd() -> None:
+    events = [event("alloc", 0, 512, frames=FORWARD), *_freed(0, 512, [])]
+    assert dict(_report(snapshot(events)).peak.by_category)["activations"] == 512
+
+
+def test_the_peak_is_attributed_to_the_users_lines_largest_first() -> None:
+    events = [event("alloc", n, 100, frames=_frames("small")) for n in range(3)]
+    events.append(event("alloc", 9, 1000, frames=_frames("large")))
+    found = _report(snapshot(events, active=1300))
+    lines = [(each.line, each.size_bytes, each.tensors) for each in found.peak.sources]
+    assert lines[:2] == [
+        ("/jobs/mine/train.py:0 large", 1000, 1),
+        ("/jobs/mine/train.py:0 small", 300, 3),
+    ]
+
+
+def _loop(steps: int, *, leak: bool) -> list[dict[str, Any]]:
+    events = []
+    for step in range(steps):
+        at = 10_000 * (step + 1)
+        events += [
+            event("alloc", at + n, 64, frames=_frames("forward", f"layer{n}")) for n in range(5)
+        ]
+        events.append(event("alloc", at + 20, 32, frames=_frames("backward", "grad")))
+        if leak:
+            events.append(event("alloc", at + 30, 48, frames=_frames("log_loss")))
+        for n in range(5):
+            events += _freed(at + n, 64, BACKWARD)
+        events += _freed(at + 20, 32, LOOP)
+    return events
+
+
+def test_memory_kept_each_step_is_a_leak_with_its_line() -> None:
+    found = _report(snapshot(_loop(8, leak=True), active=8 * 48))
+    assert found.growth.how == "periodicity"
+    assert found.growth.bytes_per_step == 48
+    (leak,) = found.growth.leaks
+    assert (leak.line, leak.bytes_per_step) == ("/jobs/mine/train.py:0 log_loss", 48)
+
+
+def test_a_loop_that_gives_all_back_has_no_leak() -> None:
+    found = _report(snapshot(_loop(8, leak=False)))
+    assert found.growth.steps == 7
+    assert (found.growth.bytes_per_step, found.growth.leaks) == (0, ())
+
+
+def test_steps_are_taken_from_annotations_where_there_are_some() -> None:
+    data = snapshot(_loop(6, leak=True), active=6 * 48)
+    per_step = len(data["device_traces"][0]) // 6
+    data["external_annotations"] = [
+        {
+            "name": "Optimizer.step#AdamW.step",
+            "stage": "START",
+            "device": 0,
+            "time_us": per_step * n,
+        }
+        for n in range(6)
+    ]
+    found = _report(data)
+    assert found.growth.how == "annotations"
+    assert found.growth.leaks[0].bytes_per_step == 48
+
+
+def test_layers_that_keep_their_activations_are_no_leak() -> None:
+    events = [
+        event("alloc", 100 * n + part, 64, frames=_frames("forward", f"part{part}"))
+        for n in range(20)
+        for part in range(4)
+    ]
+    found = _report(snapshot(events, active=80 * 64, total=80 * 64))
+    assert found.growth.leaks == ()
+
+
+def test_free_memory_beside_used_memory_is_stranded_whole_segments_are_cached() -> None:
+    data = snapshot([], active=1024)
+    empty = snapshot([], active=0, total=8192)["segments"]
+    found = _report(data | {"segments": data["segments"] + empty}).fragmentation
+    assert (found.stranded_bytes, found.cached_bytes) == (3072, 8192)
+    assert (found.pinned_segments, found.pinned_by_bytes) == (1, 1024)
+    assert found.largest_free_bytes == 8192
+
+
+def test_a_failed_request_is_explained() -> None:
+    events = [
+        event("alloc", 0, 1024, frames=_frames("keep")),
+        {"action": "oom", "size": 5000, "device_free": 500, "stream": 0, "frames": _frames("ask")},
+    ]
+    found = _report(snapshot(events, active=1024))
+    (short,) = found.shortages
+    assert (short.asked_bytes, short.device_free_bytes) == (5000, 500)
+    assert short.line == "/jobs/mine/train.py:0 ask"
+    assert short.largest_free_bytes == 3072
+    assert short.lacking_bytes == 5000 - 3072
+    assert not short.would_fit_unfragmented
+    assert short.live.live_bytes == 1024
+    assert short.frees_enough == ("/jobs/mine/train.py:0 keep",)
+
+
+def test_a_request_that_failed_only_for_want_of_one_piece_says_so() -> None:
+    oom = {"action": "oom", "size": 3500, "device_free": 500, "stream": 0, "frames": []}
+    (short,) = _report(snapshot([oom], active=1024)).shortages
+    assert short.would_fit_unfragmented
+
+
+def test_the_timeline_keeps_the_highest_of_each_stretch() -> None:
+    events = [each for n in range(500) for each in (event("alloc", n, 8), *_freed(n, 8, LOOP))]
+    read = parse_snapshot(snapshot(events, active=0), "s", 10**6)
+    (found,) = memory_report(read)
+    thin = timeline(read, found.live, most=50)
+    assert len(thin) == 50
+    assert max(size for _, size in thin) == found.totals.peak_live_bytes

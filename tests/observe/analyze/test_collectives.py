@@ -1,0 +1,195 @@
+"""Collectives are matched by group and order; waiting and transfer are told apart."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from meshwright.observe.analyze.collective_calls import OPS, op_of
+from meshwright.observe.analyze.collective_expected import cluster_of, expected
+from meshwright.observe.analyze.collectives import Collectives, by_size, match_collectives
+from meshwright.timeline.readers.kineto import read_kineto
+from meshwright.timeline.timeline import Timeline
+from tests.observe.analyze.jobs import collective, steady_job, timeline_of
+
+
+def test_waiting_ends_when_the_last_member_arrives() -> None:
+    found = match_collectives(
+        timeline_of([collective(0, 0, 110), collective(1, 30, 111), collective(2, 60, 112)])
+    )
+    assert found.wait_ns.tolist() == [60_000, 30_000, 0]
+    assert found.transfer_ns.tolist() == [52_000]
+    assert found.last_rank.tolist() == [2]
+    assert found.first_rank.tolist() == [0]
+
+
+def test_bus_bandwidth_has_the_factor_of_its_kind() -> None:
+    # 1 MB in 100 µs is 10 GB/s; an all-reduce over 4 ranks moves 2·3/4 of it over each link.
+    found = match_collectives(timeline_of([collective(rank, 0, 100) for rank in range(4)]))
+    row = by_size(found)[0]
+    assert row.algorithm_bytes_per_s == pytest.approx(1e10)
+    assert row.bus_bytes_per_s == pytest.approx(1.5e10)
+    gathered = [collective(rank, 0, 100, collective="_allgather_base") for rank in range(4)]
+    row = by_size(match_collectives(timeline_of(gathered)))[0]
+    assert row.bus_bytes_per_s == pytest.approx(0.75e10)
+
+
+def test_groups_of_one_name_and_other_ranks_are_apart() -> None:
+    def member(rank: int, ranks: str, end: float) -> dict[str, object]:
+        extra = json.dumps({"Process Group Name": "tp", "Process Group Ranks": ranks})
+        return collective(rank, 0, end, group="tp", extra=extra)
+
+    found = match_collectives(
+        timeline_of(
+            [
+                member(0, "[0, 1]", 10),
+                member(1, "[0, 1]", 10),
+                member(2, "[2, 3]", 30),
+                member(3, "[2, 3]", 30),
+            ]
+        )
+    )
+    assert sorted(group.ranks for group in found.groups) == [(0, 1), (2, 3)]
+    assert sorted(found.transfer_ns.tolist()) == [10_000, 30_000]
+
+
+def test_a_profile_that_begins_later_is_laid_beside_the_others() -> None:
+    whole = [collective(0, 1000 * n, 1000 * n + 100, bytes=64 * (n % 3 + 1)) for n in range(30)]
+    late = [collective(1, 1000 * n, 1000 * n + 101, bytes=64 * (n % 3 + 1)) for n in range(4, 30)]
+    found = match_collectives(timeline_of(whole + late))
+    assert found.calls.op.size == 26
+    assert found.alone == 4
+    assert found.mismatches == ()
+    assert np.all(found.transfer_ns <= 101_000)
+
+
+def test_numbers_of_the_library_decide_where_there_are_some() -> None:
+    def member(rank: int, number: int, at: float) -> dict[str, object]:
+        extra = json.dumps({"Process Group Name": "dp", "Seq": number})
+        return collective(rank, at, at + 10, extra=extra)
+
+    rows = [member(0, number, 100 * number) for number in range(5)]
+    rows += [member(1, number, 100 * number + 5000) for number in range(2, 5)]
+    found = match_collectives(timeline_of(rows))
+    first = found.calls.first
+    assert (found.members.start_ns[first + 1] - found.members.start_ns[first]).tolist() == [
+        5_000_000
+    ] * 3
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [({"bytes": 7}, "size"), ({"collective": "broadcast"}, "kind")],
+)
+def test_ranks_that_do_not_do_the_same_are_named(change: dict[str, object], what: str) -> None:
+    rows = [collective(rank, 1000 * n, 1000 * n + 10) for rank in range(3) for n in range(4)]
+    rows[2 * 4 + 1] = collective(2, 1000, 1010, **change)
+    found = match_collectives(timeline_of(rows))
+    assert [(one.what, one.ranks) for one in found.mismatches] == [(what, (2,))]
+
+
+def test_sends_and_receives_are_no_collectives() -> None:
+    rows = [
+        collective(
+            rank, 0, 10, collective="send" if rank else "recv", name="ncclDevKernel_SendRecv"
+        )
+        for rank in range(2)
+    ]
+    assert match_collectives(timeline_of(rows)).calls.op.size == 0
+
+
+def test_names_of_libraries_become_one_word() -> None:
+    for text, word in {
+        "ncclDevKernel_AllGather_RING_LL(x)": "all_gather",
+        "_reduce_scatter_base": "reduce_scatter",
+        "ncclKernel_AllReduce_RING_LL_Sum_float": "all_reduce",
+        "void vllm::cross_device_reduce_1stage<float>": "all_reduce",
+        "alltoallv": "all_to_all",
+        "ncclDevKernel_Broadcast_RING_LL": "broadcast",
+    }.items():
+        assert OPS[op_of(text)] == word
+    assert op_of("ncclDevKernel_SendRecv") == -1
+
+
+def test_a_simulated_step_shows_no_two_members_of_a_group() -> None:
+    job = steady_job(ranks=2, steps=1)
+    folded = Timeline.from_columns(
+        {name: job.spans.column(name) for name in job.spans.column_names},
+        source="simulated",
+        metadata={"stages": "2"},
+    )
+    assert match_collectives(folded).calls.op.size == 0
+
+
+@pytest.fixture(scope="module")
+def eight_ranks(shared: Path) -> Timeline:
+    folder = shared / "traces" / "modded-nanogpt" / "8rank-h100-2025-12-11"
+    return Timeline.concat(read_kineto(folder / f"rank-{rank}.json.gz") for rank in range(8))
+
+
+@pytest.fixture(scope="module")
+def matched(eight_ranks: Timeline) -> Collectives:
+    return match_collectives(eight_ranks)
+
+
+@pytest.fixture(scope="module")
+def truths(shared: Path) -> dict[str, list[dict[str, str]]]:
+    path = shared / "validation" / "trace_truths_dev.json"
+    found: dict[str, list[dict[str, str]]] = json.loads(path.read_text())["nanogpt8_stragglers"]
+    return found
+
+
+def test_eight_real_ranks_match_whole(
+    matched: Collectives, truths: dict[str, dict[str, int]]
+) -> None:
+    whole = matched.calls.whole
+    assert int(whole.sum()) == 76
+    assert matched.mismatches == ()
+    last = {str(rank): int((matched.last_rank[whole] == rank).sum()) for rank in range(8)}
+    assert last == truths["own_last_arriver_of_76_matched_nccl_kernels"]
+
+
+def test_waits_of_eight_real_ranks_are_those_of_tracelens(
+    matched: Collectives, truths: dict[str, list[dict[str, str]]]
+) -> None:
+    named = [place for place, group in enumerate(matched.groups) if group.label == "0"]
+    chosen = np.isin(matched.calls.group, named)
+    members = matched.members
+    for row in truths["tracelens_171dd74"]:
+        own = chosen[members.call] & (members.rank == int(row["rank"]))
+        total_us = matched.wait_ns[own].sum() / 1000
+        assert total_us == pytest.approx(float(row["total_wait_time_us"]), abs=0.1)
+        last = (matched.last_rank[chosen] == int(row["rank"])).sum()
+        assert last == int(row["times_arrived_last"])
+
+
+def test_bus_bandwidth_of_eight_real_ranks(
+    matched: Collectives, truths: dict[str, list[dict[str, str]]]
+) -> None:
+    rows = {(row.op, row.bytes, row.calls, row.dtype[:1].lower()): row for row in by_size(matched)}
+    words = {"_reduce_scatter_base": "reduce_scatter", "_allgather_base": "all_gather"}
+    for truth in truths["collective_busbw"]:
+        size = round(float(truth["Full msg size (MB)"]) * 2**20)
+        own = [
+            row
+            for row in rows.values()
+            if (row.op, row.bytes) == (words[truth["Collective name"]], size)
+        ]
+        assert len(own) == 1
+        # The truth calls 2**30 bytes a GB.
+        found = own[0].bus_bytes_per_s / 2**30
+        assert found == pytest.approx(float(truth["bus bw (GB/s)_median"]), rel=0.001)
+        assert own[0].calls == int(truth["count"])
+
+
+def test_large_transfers_reach_what_the_network_model_expects(
+    eight_ranks: Timeline, matched: Collectives
+) -> None:
+    cluster = cluster_of(eight_ranks)
+    assert cluster is not None
+    assert cluster.gpu.name == "h100-80g-sxm"
+    large = [one for one in expected(by_size(matched), cluster) if one.row.bytes > 50e6]
+    assert len(large) == 4
+    for one in large:
+        assert 0.75 < one.reached < 1.1

@@ -1,0 +1,57 @@
+"""Where the host stops, from which line, and what the device does meanwhile."""
+
+from meshwright.observe.analyze.stalls import stalls_of
+from tests.observe.analyze.traces import call, host, kernel, timeline
+
+
+def test_a_sync_is_told_with_its_python_stack() -> None:
+    found = stalls_of(
+        timeline(
+            host(0, 100, "train.py(10): main", "python_function"),
+            host(10, 60, "train.py(31): log", "python_function"),
+            host(20, 50, "aten::item"),
+            call(30, 40, "cudaStreamSynchronize"),
+            call(70, 75, "cudaStreamSynchronize"),
+            kernel(0, 35),
+            kernel(80, 90),
+        )
+    )
+    first, second = found.synchronisations
+    assert first.stack == ("train.py(31): log", "train.py(10): main")
+    assert (first.num_calls, first.total_ns, first.idle_ns) == (1, 10, 5)
+    assert second.stack == ("train.py(10): main",)
+
+
+def test_without_python_functions_operators_say_where() -> None:
+    found = stalls_of(
+        timeline(
+            *(host(n * 100, n * 100 + 90, f"ProfilerStep#{n}", "user_annotation") for n in (1, 2)),
+            *(host(n * 100 + 5, n * 100 + 50, "aten::item") for n in (1, 2)),
+            *(call(n * 100 + 10, n * 100 + 40, "cudaStreamSynchronize") for n in (1, 2)),
+        )
+    )
+    (stall,) = found.synchronisations
+    assert (stall.stack, stall.num_calls, stall.max_ns) == (("aten::item",), 2, 30)
+
+
+def test_one_load_that_is_recorded_twice_is_told_once() -> None:
+    found = stalls_of(
+        timeline(
+            host(0, 50, "torch/utils/data/dataloader.py(701): __next__", "python_function"),
+            host(5, 45, "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"),
+        )
+    )
+    (load,) = found.data_loads
+    assert load.total_ns == 50
+
+
+def test_compilations_and_regions_compiled_again_are_told() -> None:
+    found = stalls_of(
+        timeline(
+            host(0, 900, "_compile.compile_inner (dynamo_timed)"),
+            host(1000, 1100, "Torch-Compiled Region: 0/0", "user_annotation"),
+            host(1200, 1300, "Torch-Compiled Region: 1/2", "user_annotation"),
+        )
+    )
+    assert [stall.total_ns for stall in found.compilations] == [900]
+    assert found.recompiled == ("1/2",)

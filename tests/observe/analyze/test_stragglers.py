@@ -1,0 +1,129 @@
+"""The rank that holds up the others is named, with why: planted causes and a real job."""
+
+import json
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from meshwright.observe.analyze.critical_path import build
+from meshwright.observe.analyze.critical_path.graph import Node
+from meshwright.observe.analyze.critical_path.timing import timed
+from meshwright.observe.analyze.stragglers import stragglers
+from meshwright.timeline.readers.kineto import read_kineto
+from meshwright.timeline.timeline import Timeline
+from tests.observe.analyze.jobs import collective, steady_job, timeline_of
+
+
+def test_ranks_in_step_have_no_straggler() -> None:
+    found = stragglers(steady_job(jitter_us=2))
+    assert (found.pattern, found.straggler) == ("none", None)
+
+
+def test_slow_kernels_are_told_from_a_late_host() -> None:
+    slow = stragglers(steady_job(compute_us=lambda rank, _step: 1200.0 if rank == 2 else 900.0))
+    assert (slow.pattern, slow.straggler, slow.ranks[0].cause) == ("one rank", 2, "compute")
+    late = stragglers(steady_job(pause_us=lambda rank, _step: 300.0 if rank == 1 else 0.0))
+    assert (late.pattern, late.straggler, late.ranks[0].cause) == ("one rank", 1, "host")
+
+
+def test_a_wait_for_data_is_told_from_a_late_host() -> None:
+    job = steady_job(
+        pause_us=lambda rank, _step: 300.0 if rank == 3 else 0.0,
+        pause_name="enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__",
+    )
+    found = stragglers(job)
+    assert (found.straggler, found.ranks[0].cause) == (3, "data")
+
+
+def test_what_a_straggler_costs_is_counted_by_hand() -> None:
+    found = stragglers(
+        steady_job(ranks=4, steps=5, compute_us=lambda rank, _step: 1000.0 if rank == 0 else 900.0)
+    )
+    worst = found.ranks[0]
+    assert worst.rank == 0
+    assert worst.lead_ns == 5 * 100_000
+    assert worst.caused_ns == 5 * 3 * 100_000
+    assert worst.wait_ns == 0
+    assert worst.late_compute_ns == 4 * 100_000  # Nothing is known before the first collective.
+
+
+def test_turns_are_told_from_one_rank() -> None:
+    job = steady_job(compute_us=lambda rank, step: 1200.0 if rank == step % 4 else 900.0)
+    found = stragglers(job)
+    assert (found.pattern, found.straggler) == ("rotating", None)
+    assert [one.rank for one in found.steps] == [0, 1, 2, 3, 0, 1, 2, 3]
+
+
+def test_a_few_bad_steps_are_told_from_a_bad_rank() -> None:
+    job = steady_job(
+        steps=20, compute_us=lambda rank, step: 9000.0 if (rank, step) == (2, 7) else 900.0
+    )
+    found = stragglers(job)
+    assert (found.pattern, found.straggler) == ("few steps", 2)
+    worst = max(found.steps, key=lambda one: one.lead_ns)
+    assert (worst.step, worst.rank) == (7, 2)
+
+
+def test_a_slow_link_is_found_by_the_groups_that_share_it() -> None:
+    rows = []
+    pairs = [(0, 1), (2, 3), (0, 2), (1, 3), (0, 3), (1, 2)]
+    for n in range(6):
+        for number, ranks in enumerate(pairs):
+            at = 10_000.0 * n + 1000 * number
+            took = 300.0 if 3 in ranks else 100.0
+            for rank in ranks:
+                extra = json.dumps(
+                    {"Process Group Name": str(number), "Process Group Ranks": str(list(ranks))}
+                )
+                rows.append(collective(rank, at, at + took, group=str(number), extra=extra))
+    found = stragglers(timeline_of(rows))
+    assert [one.ranks for one in found.links] == [(3,)]
+    assert found.links[0].slowdown > 1.25
+
+
+def test_rank_one_of_the_real_job_is_named_with_a_late_host(shared: Path) -> None:
+    folder = shared / "traces" / "modded-nanogpt" / "8rank-h100-2025-12-11"
+    job = Timeline.concat(read_kineto(folder / f"rank-{rank}.json.gz") for rank in range(8))
+    found = stragglers(job)
+    assert found.straggler == 1
+    assert found.ranks[0].cause == "host"
+    assert found.ranks[0].lead_ns > 4 * found.ranks[1].lead_ns
+    assert found.ranks[0].wait_ns == min(one.wait_ns for one in found.ranks)
+
+
+@pytest.mark.parametrize("factor", [1.3, 2.0])
+def test_slow_kernels_planted_in_a_real_job_are_found(shared: Path, factor: float) -> None:
+    folder = shared / "traces" / "modded-nanogpt" / "8rank-h100-2025-12-11"
+    job = Timeline.concat(read_kineto(folder / f"rank-{rank}.json.gz") for rank in (3, 4, 5, 6))
+    assert stragglers(job).pattern == "none"
+    found = stragglers(slowed(job, 5, factor))
+    assert (found.straggler, found.ranks[0].cause) == (5, "compute")
+
+
+def slowed(job: Timeline, rank: int, factor: float) -> Timeline:
+    """Return the job with one rank's kernels longer, all that depends on them moved along."""
+    graph = (built := build(job, dict.fromkeys(job.ranks, job.extent_ns))).graph
+    kinds = built.parts[rank].strings("kind")
+    computes = np.array([value == "compute" for value in kinds.values])[kinds.codes]
+    longer = (graph.rank == rank) & (graph.kind == Node.WORK)
+    longer[longer] = computes[graph.row[longer]]
+    result = timed(graph, np.where(longer, graph.length * factor, graph.length).astype(np.int64))
+    parts = []
+    for number, part in built.parts.items():
+        start = part.column("start_ns").copy()
+        end = start + part.column("duration_ns")
+        for kinds_of, values, moments in (
+            ((Node.WORK, Node.COLLECTIVE_START), start, result.start),
+            ((Node.WORK, Node.COLLECTIVE_END), end, result.end),
+        ):
+            own = np.flatnonzero((graph.rank == number) & np.isin(graph.kind, kinds_of))
+            values[graph.row[own]] = moments[own]
+        spans = part.spans
+        for name, values in (("start_ns", start), ("duration_ns", end - start)):
+            place = spans.column_names.index(name)
+            spans = spans.set_column(place, spans.schema.field(place), pa.array(values))
+        parts.append(msgspec.structs.replace(part, spans=spans))
+    return Timeline.concat(parts)
