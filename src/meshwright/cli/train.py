@@ -68,7 +68,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> Answer:
     """Answer with how the sitting ended."""
     _set_up(os.environ)
-    if args.nproc is not None:
+    if args.nproc is not None and not args.dry_run:  # what is shown is the same for all ranks
         raise SystemExit(_ranks_ended(args))
     with _notes_for_people(), _needs_torch():
         from meshwright.run.train.job_file import ask_job
@@ -102,8 +102,7 @@ def _ranks_ended(args: argparse.Namespace) -> int:
     for flag in ("folder", "until", "profile"):
         value = getattr(args, flag)
         words += [] if value is None else [f"--{flag}", value]
-    words += [f"--{flag}" for flag in ("fresh", "dry_run", "json", "quiet") if getattr(args, flag)]
-    words = [word.replace("--dry_run", "--dry-run") for word in words]
+    words += [f"--{flag}" for flag in ("fresh", "json", "quiet") if getattr(args, flag)]
     return local.run(words, int(args.nproc))
 
 

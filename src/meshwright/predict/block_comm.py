@@ -103,6 +103,8 @@ def _neighbours(
 
 def block_comm(run: Run, block: Block, passes: Passes) -> BlockComm:
     """Return the exposed communication of a block whose compute is `passes`."""
+    if run.measured is not None:
+        return run.measured.blocks[block.name].comm
     tp_forward, tp_backward = _tensor(run, block, passes)
     cp_forward, cp_backward = _context(run, block)
     ep_forward, ep_backward = _experts(run, block, passes)

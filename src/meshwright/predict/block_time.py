@@ -42,6 +42,8 @@ class Passes(NamedTuple):
     weight_gradient: float = 0.0
     kernels: int = 0
     """Kernels of one forward pass; backward launches about twice as many."""
+    split: float = 0.0
+    """How much longer a backward takes in two parts than in one."""
 
     def __add__(self, other: object) -> "Passes":
         if not isinstance(other, Passes):
@@ -51,6 +53,7 @@ class Passes(NamedTuple):
             self.input_gradient + other.input_gradient,
             self.weight_gradient + other.weight_gradient,
             self.kernels + other.kernels,
+            self.split + other.split,
         )
 
     @property

@@ -17,7 +17,7 @@ from meshwright.predict.network import collective_s
 from meshwright.predict.pass_time import LAST, Passes, Waits, lengths_s
 from meshwright.predict.run import Run
 from meshwright.predict.simulate_plan import NOWHERE, lasts_apart, plan_of
-from meshwright.predict.stage_time import ChunkTime, StageTime
+from meshwright.predict.stage_time import ChunkTime, StageTime, sent_bytes
 from meshwright.spec.layout import ScheduleKind, rank_chunks
 
 _ROUNDS = {"zb-h2": 4}
@@ -62,7 +62,8 @@ class Pipeline(NamedTuple):
 
 def ends_apart(run: Run) -> bool:
     """Whether ranks update their weights without waiting for all others."""
-    return run.layout.schedule in ENDS_APART and run.layout.pp > 1
+    layout = run.layout
+    return layout.schedule in ENDS_APART and layout.pp > 1 and run.software.ends_apart
 
 
 def begun_s(edges: tuple[Edge, ...]) -> float:
@@ -75,15 +76,12 @@ def done_s(edges: tuple[Edge, ...]) -> float:
     return max([edge.done_s for edge in edges])
 
 
-def sent_bytes(run: Run) -> float:
-    """Return what one rank sends to the next stage per microbatch and chunk."""
-    return 2.0 * run.local_tokens * run.model.hidden
-
-
 def hop_s(run: Run) -> float:
     """Return how long that takes, on the mean over all stages."""
     if run.layout.pp == 1:
         return 0.0
+    if run.measured is not None:
+        return run.measured.message.seconds(sent_bytes(run))
     pairs, size = neighbours(run.cluster, run.layout, "pp"), sent_bytes(run)
     whole = sum(often * collective_s(pair, "send_recv", size) for pair, often in pairs)
     return whole / (run.layout.pp - 1)

@@ -12,9 +12,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from meshwright.predict.block_comm import place
 from meshwright.predict.bubble import Edge, Pipeline, begun_s, done_s, ends_apart
-from meshwright.predict.network import collective_s
+from meshwright.predict.measured import exchange_s
 from meshwright.predict.run import Run
 from meshwright.spec.layout import RankParameters, rank_parameters, split_layers
 from meshwright.spec.layout.states import STATE_BYTES
@@ -43,23 +42,23 @@ def exchange_of(run: Run, held: RankParameters) -> Exchange:
 
 def _exchange(run: Run, axes: str, parameters: float) -> Exchange:
     """Exchange some parameters within the group along some axes."""
-    layout, cluster = run.layout, run.cluster
+    layout = run.layout
     gradients = parameters * STATE_BYTES[layout.gradient_precision]
     reduce_s = gather_s = 0.0
     if layout.shard is not None and axes == "dp-cp" and layout.zero:
         # Copies of the sharded states add up their shards among each other.
-        copies = place(cluster, layout, "replicate")
-        reduce_s = collective_s(copies, "all_reduce", gradients / layout.shard_degree)
+        reduce_s = exchange_s(run, "replicate", "all_reduce", gradients / layout.shard_degree)
         axes = "shard"
     if layout.zero == 3:
         return Exchange(reduce_s)  # the rest travels with every pass
-    group = place(cluster, layout, axes)
     if layout.zero == 0 or not run.software.overlap_exchange:
-        reduce_s += collective_s(group, "all_reduce", gradients)
+        reduce_s += exchange_s(run, axes, "all_reduce", gradients)
     else:
-        reduce_s += collective_s(group, "reduce_scatter", gradients)
+        reduce_s += exchange_s(run, axes, "reduce_scatter", gradients)
     if layout.zero:
-        gather_s = collective_s(group, "all_gather", parameters * 2.0)
+        gather_s = exchange_s(run, axes, "all_gather", parameters * run.number_bytes)
+    if run.measured is not None:
+        reduce_s += run.measured.collect.seconds(gradients)
     return Exchange(reduce_s, gather_s)
 
 

@@ -73,7 +73,7 @@ def _passes(time: ChunkTime, chunk: int, late: Waits) -> Iterator[tuple[tuple[st
     compute = whole.backward - whole.recompute - sum(waits)
     backward = Pieces(whole.recompute, compute, *waits, late.backward_dp, late.backward_offload)
     weight = whole.weight_gradient
-    inputs = backward._replace(compute=compute - weight)
+    inputs = backward._replace(compute=compute - weight + whole.split)
     yield ("B", chunk), backward
     yield ("I", chunk), inputs
     yield ("W", chunk), Pieces(compute=weight)
@@ -119,7 +119,7 @@ def _length_s(whole: StageTime, op: str, late: Waits) -> float:
         return whole.weight_gradient
     length = whole.backward + late.backward_offload
     length += late.last_dp if op in _LASTS else late.backward_dp
-    return length - (whole.weight_gradient if op in _INPUTS else 0.0)
+    return length - (whole.weight_gradient - whole.split if op in _INPUTS else 0.0)
 
 
 _LASTS = frozenset(LAST.values())

@@ -1,6 +1,7 @@
 """`Run`: a `Work` as the cost functions see it: one training step on one kind of software."""
 
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from meshwright.errors import InputError, Problem
 from meshwright.predict.constants import CONSTANTS, StepConstants
@@ -13,6 +14,9 @@ from meshwright.spec.model import Experts, Model
 from meshwright.spec.work import Work
 from meshwright.spec.workload import Adapter, Training
 
+if TYPE_CHECKING:
+    from meshwright.predict.measured import Measured
+
 
 class Run:
     """One training step of some work, and what the software makes of the hardware."""
@@ -24,14 +28,16 @@ class Run:
         software: Software = MEGATRON,
         constants: StepConstants = CONSTANTS,
         calibration: Calibration | None = None,
+        measured: "Measured | None" = None,
     ) -> None:
+        """`measured` has the parts of a step as a machine was seen to take them, for prices."""
         if not isinstance(work.workload, Training):
             what, fix = "a training step needs a training workload", "give a Training"
             raise InputError([Problem("workload", what, fix)])
         self.model, self.cluster, self.layout = work.model, work.cluster, work.layout
         self.length = work.workload.sequence_length
         self.batch = work.workload.global_batch
-        self.software, self.constants = software, constants
+        self.software, self.constants, self.measured = software, constants, measured
         self.adapter = work.workload.adapter
         """What is trained beside frozen weights, where they are."""
         self._imbalance = work.workload.expert_imbalance
@@ -78,6 +84,11 @@ class Run:
             attention=heat * attention,
             elementwise=elementwise,
         )
+
+    @property
+    def number_bytes(self) -> float:
+        """Bytes of one number between stages, and of one weight that is gathered."""
+        return 2.0 if self.measured is None else float(self.measured.number_bytes)
 
     @cached_property
     def tokens(self) -> int:

@@ -22,7 +22,7 @@ from meshwright.errors import InputError
 from meshwright.policy.pipeline import Schedule, for_layout
 from meshwright.policy.pipeline.earliest import without_transfers
 from meshwright.predict.adapters import trained_parameters
-from meshwright.predict.bubble import ends_apart, hop_s, rank_times, sent_bytes
+from meshwright.predict.bubble import ends_apart, hop_s, rank_times
 from meshwright.predict.buckets import exchange_of
 from meshwright.predict.run import Run
 from meshwright.predict.simulate_exchange import Bucket, gathers_of, parts_of, reductions_of
@@ -37,7 +37,7 @@ from meshwright.predict.simulate_passes import (
     slowdown_problems,
 )
 from meshwright.predict.simulate_plan import Clocked, Message, Plan, clock, plan_of
-from meshwright.predict.stage_time import chunk_times
+from meshwright.predict.stage_time import chunk_times, sent_bytes
 from meshwright.predict.step import update_phases
 
 if TYPE_CHECKING:

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from itertools import chain, zip_longest
 from typing import NamedTuple
 
-from meshwright.predict.simulate_layers import NAMES, Segment
+from meshwright.policy.pipeline.spans import NAMES
+from meshwright.predict.simulate_layers import Segment
 from meshwright.timeline import Kind
 
 LANES = {

@@ -11,9 +11,9 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from meshwright.predict.adapters import trained_parameters
-from meshwright.predict.block_comm import BlockComm, block_comm, place, ring_s
+from meshwright.predict.block_comm import BlockComm, block_comm, ring_s
 from meshwright.predict.block_time import Passes
-from meshwright.predict.network import collective_s
+from meshwright.predict.measured import exchange_s
 from meshwright.predict.offload import Moved, pass_traffic, transfer_s
 from meshwright.predict.run import Run
 from meshwright.predict.step import layer_exchange
@@ -60,7 +60,7 @@ def _full(run: Run, block: Block) -> BlockComm:
     comm = block_comm(apart, block, Passes())
     mixer = block.mixer
     rings = run.layout.cp > 1 and run.layout.cp_kind not in ("ulysses", "allgather")
-    if not rings or not isinstance(mixer, Attention | LatentAttention):
+    if run.measured is not None or not rings or not isinstance(mixer, Attention | LatentAttention):
         return comm
     # A ring always has attention to hide behind.
     ring = ring_s(run, mixer)
@@ -80,10 +80,8 @@ def _tensor(run: Run, block: Block, way: str, seconds: float) -> Iterator[Collec
         for part in parts:
             yield Collective("tp", "all_reduce", part, False, seconds / len(parts), size)
         return
-    group = place(run.cluster, layout, "tp")
-    gather, scatter = (
-        collective_s(group, n, float(size)) for n in ("all_gather", "reduce_scatter")
-    )
+    gather = exchange_s(run, "tp", "all_gather", float(size))
+    scatter = exchange_s(run, "tp", "reduce_scatter", float(size))
     # Backward gathers gradients, which it waits for, and inputs again beside its first product.
     gathers = 2 if way == "B" else 1
     share = seconds / len(parts) / (gathers * gather + scatter)

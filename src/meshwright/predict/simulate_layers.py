@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from meshwright.policy.pipeline.spans import NAMES
 from meshwright.predict.block_time import block_passes
 from meshwright.predict.pass_time import NO_WAITS, PassTable, Pieces, pass_table
 from meshwright.predict.run import Run
@@ -21,9 +22,6 @@ from meshwright.predict.simulate_collectives import (
 from meshwright.predict.stage_time import chunk_times
 from meshwright.spec.layout import Chunk
 from meshwright.spec.model import Attention, Block, Experts, LatentAttention
-
-NAMES = {"F": "forward", "B": "backward", "I": "backward-input", "W": "backward-weight"}
-"""What a pass is called."""
 
 
 class Segment(NamedTuple):

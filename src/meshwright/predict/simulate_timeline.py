@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from meshwright.policy.pipeline.spans import BESIDE, LANE, NAMES, PROCESS, span_details
 from meshwright.predict.adapters import trained_parameters
 from meshwright.predict.bubble import ends_apart
 from meshwright.predict.pass_time import LAST, Passes, PassTable, Pieces, together
 from meshwright.predict.simulate_beats import COMPUTE, LANES, Beat, lay_out, merged
-from meshwright.predict.simulate_layers import NAMES, Layers
+from meshwright.predict.simulate_layers import Layers
 from meshwright.predict.simulate_passes import PASSES, Ints, ends_differ, table_of
 from meshwright.predict.simulate_sheet import Floats, Sheet
 from meshwright.spec.layout import chunks
@@ -57,13 +58,13 @@ def _add_host(step: "SimulatedStep", sheet: Sheet) -> None:
     """The passes by name, as a trainer would mark them."""
     actions, model = step.actions, step.run.model
     held = {one.position: one for one in chunks(step.run.layout, model.layers)}
-    texts = [f'{{"chunk":{at},"layers":[{held[at].first},{held[at].last}]}}' for at in sorted(held)]
+    texts = [span_details(held[at]) for at in sorted(held)]
     first = np.array([held[at].first for at in sorted(held)])
-    lanes = sheet.codes("lane", ["passes", "passes beside"])
+    lanes = sheet.codes("lane", [LANE, BESIDE])
     sheet.add(
         actions.start_s,
         actions.end_s,
-        process="host",
+        process=PROCESS,
         lane=lanes[actions.joined.astype(np.int64)],
         kind=Kind.HOST.value,
         name=sheet.codes("name", [NAMES[op] for op in PASSES])[actions.op],

@@ -42,6 +42,8 @@ class Software(msgspec.Struct, frozen=True, kw_only=True):
     """Recompute ends once every kept tensor is back: a layer's last product does not run again."""
     overlap_sharded: bool = True
     """Gathers of sharded parameters run ahead behind compute."""
+    ends_apart: bool = True
+    """Under zero-bubble schedules, ranks update without waiting for each other."""
 
 
 MEGATRON = Software()
@@ -50,3 +52,5 @@ EAGER = Software(attention="flash2", fusion="eager", fused_accumulation=False, e
 """Plain PyTorch with FSDP and FlashAttention-2."""
 MEGATRON_2021 = Software(attention="unfused", fusion="partly")
 """Megatron-LM before flash kernels."""
+MESHWRIGHT = Software(ends_apart=False)
+"""Our own trainer: every rank waits for the norm of all gradients before it updates."""

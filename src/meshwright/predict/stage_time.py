@@ -25,6 +25,8 @@ class StageTime(NamedTuple):
     tp: float
     cp: float
     ep: float
+    split: float = 0.0
+    """How much longer backward takes in two parts than in one."""
 
     @property
     def total(self) -> float:
@@ -74,7 +76,7 @@ def chunk_times(run: Run, layers: dict[str, Layer] | None = None) -> tuple[Chunk
 def _chunk(run: Run, chunk: Chunk, layers: dict[str, Layer]) -> ChunkTime:
     names = run.model.layer_names[chunk.first : chunk.last]
     used = [(layer, names.count(name)) for name, layer in layers.items() if name in names]
-    ends, heads = Passes(), run.model.multi_token
+    ends, heads = message_passes(run, chunk), run.model.multi_token
     if chunk.has_embedding:
         ends += embedding_passes(run)
     if chunk.has_head:
@@ -91,8 +93,8 @@ def _sum(ends: Passes, used: list[tuple[Layer, int]], recomputed: float) -> Chun
     passes, comm = ends, BlockComm()
     recompute = 0.0
     for layer, often in used:
-        forward, inputs, weights, _ = layer.passes
-        passes += Passes(often * forward, often * inputs, often * weights)
+        forward, inputs, weights, _, split = layer.passes
+        passes += Passes(often * forward, often * inputs, often * weights, 0, often * split)
         comm = BlockComm(*(a + often * b for a, b in zip(comm, layer.comm, strict=True)))
         recompute += often * recomputed * layer.recompute
     whole = StageTime(
@@ -104,12 +106,18 @@ def _sum(ends: Passes, used: list[tuple[Layer, int]], recomputed: float) -> Chun
         tp=comm.tp_forward + comm.tp_backward,
         cp=comm.cp_forward + comm.cp_backward,
         ep=comm.ep_forward + comm.ep_backward,
+        split=passes.split,
     )
     return ChunkTime(whole, comm.tp_forward, comm.cp_forward, comm.ep_forward)
 
 
 def layer_times(run: Run) -> dict[str, Layer]:
     """Return one layer of every kind."""
+    if run.measured is not None:
+        return {
+            name: Layer(part.passes, part.comm, part.recompute_s)
+            for name, part in run.measured.blocks.items()
+        }
     return {
         block.name: layer_time(run, block, block_passes(run, block)) for block in run.model.blocks
     }
@@ -135,18 +143,40 @@ def launched(run: Run, block: Block, passes: Passes) -> Passes:
     )
 
 
+def message_passes(run: Run, chunk: Chunk) -> Passes:
+    """Return what the messages to and from a chunk take from its rank, where that is known.
+
+    A pass has one message on each side of its chunk but the model's ends; that two chunks of a rank
+    may lie side by side is left out.
+    """
+    if run.measured is None or run.layout.pp == 1:
+        return Passes()
+    sides = 2 - chunk.has_embedding - chunk.has_head
+    each = run.measured.message_cpu.seconds(sent_bytes(run))
+    return Passes(sides * each, sides * each)
+
+
+def sent_bytes(run: Run) -> float:
+    """Return what one rank sends to the next stage per microbatch and chunk."""
+    return run.number_bytes * run.local_tokens * run.model.hidden
+
+
 VOCAB_MULTIPLE = 128
 """What Megatron pads a rank's rows of the vocabulary to."""
 
 
 def embedding_passes(run: Run) -> Passes:
     """Return the time of the embedding: rows copied out, and their gradients back in."""
+    if run.measured is not None:
+        return run.measured.embedding.passes_with_comm
     moved = memory_s(run.costs, "copy", 4.0 * run.tokens * run.model.hidden)
     return Passes(moved, moved)
 
 
 def head_passes(run: Run) -> Passes:
     """Return the time of all output heads, without the layers of those that look further ahead."""
+    if run.measured is not None:
+        return run.measured.head.passes_with_comm
     heads = run.model.multi_token
     each, more = _head(run), heads.depth if heads is not None else 0
     return sum((each for _ in range(more)), each)

@@ -13,12 +13,11 @@ from typing import NamedTuple
 import msgspec
 
 from meshwright.predict.adapters import trained_parameters
-from meshwright.predict.block_comm import place
 from meshwright.predict.bubble import hold_several, per_microbatch, pipeline, rank_times
 from meshwright.predict.buckets import around_passes, reductions_overlap
 from meshwright.predict.cost import memory_s, optimizer_s
 from meshwright.predict.interval import bounds
-from meshwright.predict.network import collective_s
+from meshwright.predict.measured import exchange_s
 from meshwright.predict.offload import host_update_s, offload_waits, update_waits
 from meshwright.predict.pass_time import NO_WAITS, Waits
 from meshwright.predict.run import Run
@@ -219,12 +218,14 @@ def layer_exchange(
         parts.append(("expert_dp", held.experts, graded.experts))
     gather_s = scatter_s = 0.0
     for axes, parameters, gradients in parts:
-        group = place(run.cluster, layout, axes)
         if layout.zero == 3:
-            gather_s += collective_s(group, "all_gather", 2.0 * (parameters / layers))
+            size = run.number_bytes * (parameters / layers)
+            gather_s += exchange_s(run, axes, "all_gather", size)
         if gradients:
             size = _gradient_bytes(run) * (gradients / layers)
-            scatter_s += collective_s(group, "reduce_scatter", size)
+            scatter_s += exchange_s(run, axes, "reduce_scatter", size)
+            if run.measured is not None:
+                scatter_s += run.measured.collect.seconds(size)
     return gather_s, scatter_s
 
 
@@ -281,6 +282,8 @@ def optimizer_update(run: Run, held: RankParameters) -> float:
     """Return the update: states read and written once, and the norm of the gradients."""
     layout = run.layout
     number = _updated(run, held)
+    if run.measured is not None:
+        return run.measured.step_s + run.measured.parameter_s * number
     moments = 2 * MOMENTS[layout.optimizer] * STATE_BYTES[layout.moment_precision]
     master = 2 * (STATE_BYTES[layout.master_precision] or 2)
     gradient = _gradient_bytes(run)

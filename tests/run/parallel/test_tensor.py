@@ -5,6 +5,15 @@ import pytest
 
 pytest.importorskip("torch", reason="trains on gloo ranks")
 
+import torch
+
+from meshwright.run.nn.build import build
+from meshwright.run.nn.initialise import materialise
+from meshwright.run.parallel.collective.launch import launch
+from meshwright.run.parallel.mesh import Mesh
+from meshwright.run.parallel.spread import spread
+from meshwright.run.parallel.tensor import problems
+from meshwright.spec import catalog
 from meshwright.spec.layout import Layout
 from meshwright.spec.model import decoder, gpt
 from tests.run.parallel.equivalence import Case, check
@@ -30,3 +39,42 @@ def test_ranks_that_share_heads_train_as_one_device(ranks: int) -> None:
     # Of four ranks two each hold the same key and value head.
     found = check(cases(ranks))
     assert {name: lines for name, lines in found.items() if lines} == {}
+
+
+def test_gradients_through_the_logits_of_ranks_are_those_of_one_device() -> None:
+    for over_input, over_weight in launch(2, _logit_gradients):
+        assert over_input < 1e-5
+        assert over_weight < 1e-5
+
+
+def _logit_gradients() -> tuple[float, float]:
+    """Return how far the gradients of a loss over all logits are from one device's."""
+    torch.set_num_threads(1)
+    mine = spread(DENSE, Mesh(Layout(tp=2, precision="fp32")), dtype=torch.float32, seed=1)
+    whole = build(DENSE, dtype=torch.float32)
+    materialise(whole, "cpu", seed=1)
+    given = torch.randn(1, 4, DENSE.hidden, generator=torch.Generator().manual_seed(0))
+    here, there = given.clone().requires_grad_(), given.clone().requires_grad_()
+    shared, part = mine.decoder.head.shared, mine.decoder.head.weight
+    all_words = whole.head.weight
+    assert shared is not None
+    assert part is not None
+    assert all_words is not None
+    for logits in (shared.logits(here, part, None), there @ all_words.t()):
+        logits.square().sum().backward()  # type: ignore[no-untyped-call]
+    assert all_words.grad is not None
+    expected = mine.holdings["head.weight"].take(all_words.grad)
+    return _apart(here.grad, there.grad), _apart(part.grad, expected)
+
+
+def _apart(found: torch.Tensor | None, wanted: torch.Tensor | None) -> float:
+    assert found is not None
+    assert wanted is not None
+    return float((found - wanted).norm() / wanted.norm())
+
+
+def test_norms_over_all_heads_are_refused_where_ranks_have_some() -> None:
+    model = catalog.model("olmo2-7b")
+    (problem,) = problems(model, Layout(tp=2))
+    assert "normalises all heads together" in problem.what
+    assert problems(model, Layout(dp=2)) == []

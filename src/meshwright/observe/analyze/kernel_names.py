@@ -1,8 +1,8 @@
 """Names of kernels made short for people, and made alike for comparing runs.
 
-    void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, …>(…)
-    short:  vectorized_elementwise_kernel CUDAFunctor_add
-    alike:  the whole, since only compilers' running numbers are taken off: triton_poi_fused_add_12
+void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, …>(…)
+short:  vectorized_elementwise_kernel CUDAFunctor_add
+alike:  the whole, since only compilers' running numbers are taken off: triton_poi_fused_add_12
 """
 
 import re
@@ -26,11 +26,12 @@ def short_name(name: str, width: int = 0) -> str:
     text = _UNNAMED.sub("", name.removeprefix("void ")).strip()
     chain = re.findall(r"(?:[\w~]+::)*([\w~]+)\s*<", _leading(text))
     if chain:
-        said = [part for part in chain if part not in _WRAPPERS] or chain
-        short = said[0]
+        inner = re.search(r"<\s*(?:\w+::)*([A-Za-z_]\w*)", text)
+        said = [part for part in (*chain, inner[1] if inner else "") if part not in _WRAPPERS]
+        short = str(said[0]) if said else text
         if short == chain[0]:
             hints = [hint for hint in _HINT.findall(text[text.index("<") :]) if hint != short]
-            telling = [hint for hint in hints if not _SAYS_LITTLE.match(hint)] or hints
+            telling: list[str] = [hint for hint in hints if not _SAYS_LITTLE.match(hint)] or hints
             short = f"{short} {telling[0]}" if telling else short
     else:
         # Parameters stand right behind a name; `Memcpy HtoD (Pageable -> Device)` has none.
@@ -42,7 +43,7 @@ def short_name(name: str, width: int = 0) -> str:
 def alike(name: str) -> str:
     """A kernel's name without what a compiler counts up or hashes: equal work, equal name."""
     numbered = _NUMBERED.match(name)
-    return numbered[1] if numbered else _HASHED.sub("", name)
+    return str(numbered[1]) if numbered else _HASHED.sub("", name)
 
 
 def _leading(text: str) -> str:

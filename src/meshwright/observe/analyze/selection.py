@@ -9,16 +9,18 @@ from collections.abc import Collection
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from meshwright.errors import InputError, Problem
 from meshwright.observe.analyze.spans import DEVICE_KINDS, Flags, device_spans, where
 from meshwright.observe.analyze.steps import launch_rows, launch_starts, on_host, steps_of
+from meshwright.policy.pipeline.spans import LANE
 from meshwright.timeline.schema import ABSENT, Kind
 from meshwright.timeline.timeline import Timeline, has_kind
 
 _NEEDED = (
     "rank", "process", "lane", "start_ns", "duration_ns", "kind", "name", "flow_out", "flow_in",
-    "bytes", "collective", "group", "dtype", "category", "extra",
+    "bytes", "collective", "group", "dtype", "stage", "microbatch", "category", "extra",
 )  # fmt: skip
 _MARKS = re.compile(
     r"^ProfilerStep|^Optimizer\.step#|(?i:data_?loader|enumerate\(|__next__|next_data|load_batch)"
@@ -59,6 +61,7 @@ def for_comparing(part: Timeline, *, only_collectives: bool = False) -> Timeline
     host = on_host(part)
     talks = has_kind(kinds, [Kind.COMMUNICATION])
     keep = talks | (host & where(names, _MARKS.search))
+    keep |= where(part.strings("lane"), lambda lane: lane.startswith(LANE))
     if not only_collectives:
         spans = device_spans(part)
         launch = launch_rows(part, spans)
@@ -70,11 +73,19 @@ def for_comparing(part: Timeline, *, only_collectives: bool = False) -> Timeline
         place = chosen.column_names.index("extra")
         texts = chosen.column("extra").combine_chunks()
         none = pa.scalar(None, type=texts.type)
-        kept = pa.compute.if_else(pa.array(talks[keep]), texts, none)
+        kept = pc.if_else(pa.array(talks[keep]), texts, none)
         chosen = chosen.set_column(place, chosen.schema.field("extra"), kept)
     return msgspec.structs.replace(
         part, spans=_compact(chosen), counters=part.counters.slice(0, 0), known=part.known
     )
+
+
+def with_rank(part: Timeline, rank: int) -> Timeline:
+    """The same timeline under another rank."""
+    place = part.spans.column_names.index("rank")
+    column = pa.array(np.full(part.num_spans, rank, dtype=np.int32))
+    spans = part.spans.set_column(place, part.spans.schema.field(place), column)
+    return msgspec.structs.replace(part, spans=spans, counters=part.counters.slice(0, 0))
 
 
 def _rows(part: Timeline, keep: Flags) -> Timeline:

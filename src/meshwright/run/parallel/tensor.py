@@ -131,8 +131,12 @@ def _share(module: nn.Module, passage: Passages, group: Group) -> None:
 
 def problems(model: Model, layout: Layout) -> list[Problem]:
     """Return what of a layout tensor parallelism cannot do yet, each with a fix."""
-    del model
     found = []
+    if layout.tp > 1 and any(
+        getattr(block.mixer, "qk_norm", "none") == "full" for block in model.blocks
+    ):
+        what = f"{model.name} normalises all heads together, of which each rank has some"
+        found.append(Problem("layout.tp", what, "use tp = 1, and cp, pp or ZeRO in its place"))
     if layout.overlap_tp and layout.precision.startswith("fp8"):
         what = f"{layout.precision} products are not cut into pieces that overlap"
         found.append(Problem("layout.overlap_tp", what, "leave it out, or use bf16"))

@@ -23,7 +23,7 @@ from meshwright.run.kernels.gradient_format import gradient_format
 from meshwright.run.kernels.linear_cross_entropy import LossSums
 from meshwright.run.kernels.scaled import scaled
 from meshwright.run.nn.holding import even
-from meshwright.run.parallel.flow import copy_in, gather_in, scatter_out, sum_out
+from meshwright.run.parallel.flow import copy_in, gather_in, join_parts, scatter_out, sum_out
 from meshwright.run.parallel.group import Group
 
 CHUNK_BYTES = 1 << 30
@@ -70,7 +70,7 @@ class WordsOfRanks:
         here = functional.linear(self._whole(x_BTD), weight, bias)
         most = even(self.words, self.group.size, 0).size
         padded = functional.pad(here, (0, most - self.held.size))
-        return gather_in(padded, self.group, 2)[..., : self.words]
+        return join_parts(padded, self.group, 2)[..., : self.words]
 
     def _whole(self, x_BTD: Tensor) -> Tensor:
         if self.sequence:

@@ -149,10 +149,11 @@ def _before_the_fault(text: bytes) -> tuple[dict[str, Any], list[Any]]:
         space = _SPACE.match(rest, at)
         at = space.end() if space else at
         try:
-            item, at = decoder.raw_decode(rest, at)
+            _, end = decoder.raw_decode(rest, at)
         except (ValueError, RecursionError):
             return about, items
-        items.append(msgspec.json.encode(item))
+        items.append(rest[at:end].encode())
+        at = end
 
 
 def pytorch_node(text: Any) -> Node:

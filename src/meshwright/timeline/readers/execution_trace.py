@@ -32,6 +32,7 @@ LIMIT_BYTES = 4 << 30
 _CHUNK_BYTES = 1 << 22
 _GROUPS = "## process_group:init ##"
 _LARGEST_US = 2**50
+_AGREED = 0.9
 
 
 class Graph(NamedTuple):
@@ -107,26 +108,40 @@ def timeline_of(graph: Graph, *, rank: int = 0) -> Timeline:
 def rows_of_nodes(graph: Graph, timeline: Timeline) -> Ints:
     """For each node the row of its span in the profiler's trace of the same run; -1 without one.
 
-    Both count the calls of operators: `rf_id` there, `Record function id` here. The trace has to
-    be read with `detail="shapes"`, for that is an argument of operators.
+    Both count the calls of operators: `rf_id` there, `Record function id` here; traces of 2023
+    and older have it as the operator's `External id`. Where fewer than nine in ten of the common
+    numbers have the same name, the two are of different runs, and nothing is joined. The trace has
+    to be read with `detail="shapes"`, for these are arguments of operators.
     """
-    extra = timeline.spans.column("extra").to_pylist() if "extra" in timeline.known else []
+    found = np.full(len(graph.nodes), ABSENT, dtype=np.int64)
+    if not {"extra", "category"}.issubset(timeline.spans.column_names):
+        return found
+    category, name = timeline.strings("category"), timeline.strings("name")
+    is_operator = [value in {"cpu_op", "user_annotation", "Operator"} for value in category.values]
+    operators = np.flatnonzero(np.array([*is_operator, False])[category.codes])
+    extra = timeline.spans.column("extra").take(operators).to_pylist()
     rows: dict[int, int] = {}
-    for row, text in enumerate(extra):
-        if text is None or '"Record function id"' not in text:
-            continue
+    for row, text in zip(operators.tolist(), extra, strict=True):
         try:
-            number = _ARGUMENTS.decode(text).record_function
+            said = _ARGUMENTS.decode(text or "{}")
         except FAULTS:
             continue
+        number = said.record_function or said.external
         if number > 0:
             rows.setdefault(number, row)
-    found = [rows.get(node.record_function, ABSENT) for node in graph.nodes]
-    return np.array(found, dtype=np.int64)
+    common = 0
+    for place, node in enumerate(graph.nodes):
+        row = rows.get(node.record_function, ABSENT)
+        common += row >= 0
+        if row >= 0 and name.values[name.codes[row]] == node.name:
+            found[place] = row
+    agreed = int(np.count_nonzero(found >= 0))
+    return found if agreed >= _AGREED * common else np.full_like(found, ABSENT)
 
 
 class _Arguments(msgspec.Struct):
     record_function: int = msgspec.field(default=0, name="Record function id")
+    external: int = msgspec.field(default=0, name="External id")
 
 
 _ARGUMENTS = msgspec.json.Decoder(_Arguments)

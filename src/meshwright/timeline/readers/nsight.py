@@ -40,6 +40,8 @@ from meshwright.timeline.readers.nsight_spans import (
 from meshwright.timeline.schema import COUNTERS, Source
 from meshwright.timeline.timeline import Timeline
 
+READER_VERSION = 1
+"""Grows when the same file gives another timeline; cached timelines of older ones are not used."""
 _EXPORT = "export the report with `nsys export --type sqlite`"
 _LARGEST_BASE_NS = 2**61
 _MOST_NAMES = 100_000
@@ -71,7 +73,7 @@ def read_nsight(
         except NoProfile as fault:
             what = f"{fault}; {packing}" if packing else str(fault)
             raise InputError([Problem(str(path), what, _EXPORT)]) from None
-    faults = ([packing] if packing else []) + gathered.faults
+    faults = [fault for fault in (packing, database.fault, *gathered.faults) if fault]
     if faults:
         fix = f"use the {timeline.num_spans:,} spans that could be read, or export it again"
         raise DamagedFile([Problem(str(path), "; ".join(faults), fix)], kept=timeline)
@@ -142,7 +144,7 @@ def _ranks(
         order, how = sorted(users, key=lambda process: first[process]), "devices"
     else:
         order, how = sorted(users), "processes' numbers"
-    notes.append(f"the export says no ranks: counted in the order of {how}")
+    notes.append(f"the trace says no ranks: counted in the order of {how}")
     return {process: number for number, process in enumerate(order)}, notes
 
 
@@ -193,9 +195,9 @@ def _devices(database: Database) -> list[dict[str, Any]]:
     found = {}
     for id_, device, *values in rows:
         number = numbers_of.get(id_, device if device >= 0 else id_)
-        said = {
-            label: v for (_, label), v in zip(known, values, strict=True) if v not in {None, -1}
-        }
+        plain = [decoded(value) if isinstance(value, bytes) else value for value in values]
+        said = dict(zip((label for _, label in known), plain, strict=True))
+        said = {label: value for label, value in said.items() if value not in {None, -1}}
         found[number] = {"id": number, **said}
     return [found[number] for number in sorted(found)]
 

@@ -28,7 +28,7 @@ _VALUE_LIMIT_BYTES = 64 << 20
 _CHUNK_BYTES = 1 << 20
 _LEAST_ROW_BYTES = 8
 _MAGIC = b"SQLite format 3\0"
-FAULTS = (sqlite3.Error, sqlite3.Warning, MemoryError, OverflowError)
+FAULTS = (sqlite3.Error, sqlite3.Warning, MemoryError, OverflowError, UnicodeError)
 """What SQLite raises of a damaged file; it says "out of memory" where a size is corrupt."""
 _FUNCTIONS = frozenset({"ifnull", "substr", "printf", "format"})
 KERNEL, MEMCPY, MEMSET, RUNTIME, SYNC, GRAPH, EVENT = (
@@ -79,8 +79,16 @@ class Database:
         """Names of tables that are not known."""
         uri = f"{path.absolute().as_uri()}?mode=ro&immutable=1"
         self._connection = sqlite3.connect(uri, uri=True, isolation_level=None)
+        self.fault = ""
         try:
-            self._find_tables()
+            try:
+                self._find_tables()
+            except FAULTS as error:
+                # SQLite refuses a file that is shorter than it says, unless it is asked to
+                # overlook that: the tables before the end can still be read.
+                self.fault = str(error)
+                self._connection.execute("PRAGMA writable_schema=ON").fetchall()
+                self._find_tables()
         except FAULTS as error:
             self.close()
             raise NoProfile(f"is no SQLite database that can be read: {error}") from None

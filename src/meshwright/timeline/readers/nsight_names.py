@@ -19,6 +19,7 @@ from meshwright.timeline.readers.nsight_database import Database, decoded, integ
 # CUDA's functions carry the version of their interface: cudaLaunchKernel_v7000.
 _VERSION = re.compile(r"_v\d{4,}$")
 _SUFFIX = re.compile(r", (seq|op_id|sizes|input_op_ids) = ")
+NO_NAME = "(no name)"
 _MOST_KNOWN = 1 << 16
 _KEYS = {"sizes": "Input Dims", "seq": "Sequence number"}
 _ANNOTATION = re.compile(r"^(nccl:|ProfilerStep#|Optimizer\.|## )|(?i:dataloader)")
@@ -81,7 +82,7 @@ class Names:
     def codes(self, keys: Ints) -> Codes:
         """The number of each row's name among `names`; a text that is not there has none."""
         stored = keys >= 0
-        found = np.where(stored, self.names["(no name)"], -1 - keys).astype(np.int32)
+        found = np.where(stored, self.names[NO_NAME], -1 - keys).astype(np.int32)
         ids = np.concatenate([np.empty(0, np.int64), *self._ids])
         if ids.size:
             order = np.argsort(ids, kind="stable")

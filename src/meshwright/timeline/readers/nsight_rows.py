@@ -37,7 +37,7 @@ from meshwright.timeline.readers.nsight_groups import (
     WAITS,
     Group,
 )
-from meshwright.timeline.readers.nsight_names import Names, details_of
+from meshwright.timeline.readers.nsight_names import NO_NAME, Names, details_of
 from meshwright.timeline.readers.nsight_nccl import Call, read_call
 
 _KERNEL_ARGUMENTS = {
@@ -99,7 +99,7 @@ class Gathered:
             what for what in ("grid", "block") if {f"{what}X", f"{what}Y", f"{what}Z"} <= known
         ]
         for columns in self._device_rows(KERNEL, fields, sizes, database.integer(KERNEL, name)):
-            self._add_device(Group.KERNEL, columns, _ints(columns[6]))
+            self._add_device(Group.KERNEL, columns, self._stored(columns[6]))
 
     def _read_copies(self) -> None:
         number = self.database.integer
@@ -199,7 +199,7 @@ class Gathered:
                 table, *(self.database.integer(table, column) for column in names)
             ):
                 place = self._threads(Group.CALL, thread)
-                self._add(start, end, _ints(name), place, _ints(flow))
+                self._add(start, end, self._stored(name), place, _ints(flow))
 
     def _read_overhead(self) -> None:
         table = "PROFILER_OVERHEAD"
@@ -207,7 +207,7 @@ class Gathered:
         for start, end, thread, name in self.database.pieces(
             table, *(self.database.integer(table, column) for column in names)
         ):
-            self._add(start, end, _ints(name), self._threads(Group.OVERHEAD, thread))
+            self._add(start, end, self._stored(name), self._threads(Group.OVERHEAD, thread))
 
     def _read_threads(self) -> None:
         table = "ThreadNames"
@@ -239,10 +239,10 @@ class Gathered:
         _, _, _, thread, text_id, text, payload = (
             [column[row] for row in at] if len(at) < len(kind) else column for column in piece
         )
-        key = _ints(
-            [n if said is None else self.names.own(said)
-             for n, said in zip(text_id, text, strict=True)]
-        )  # fmt: skip
+        key = self._stored(text_id)
+        for row, words in enumerate(text):
+            if words is not None:
+                key[row] = self.names.own(words)
         start, end, marks, opened = start[rows], end[rows], marks[rows], opened[rows]
         unended = np.flatnonzero((end < start) & (end == -1) & ~marks)
         self.unended.append(unended + self.num_spans)
@@ -287,6 +287,12 @@ class Gathered:
             self.columns[name].append(values)
         self.num_spans += len(begin)
         self.extra.grow_to(self.num_spans)
+
+    def _stored(self, ids: Any) -> Ints:
+        """The keys of names by their ids; what has no id has no name."""
+        keys = np.array(ids, dtype=np.int64)
+        keys[keys < 0] = self._named(NO_NAME)
+        return keys
 
     def _named(self, name: str) -> int:
         return self.names.own(name.encode())

@@ -197,7 +197,8 @@ def _flows(columns: Columns) -> tuple[Ints, Ints]:
         flow = columns.flow[launches]
         at = np.minimum(np.searchsorted(ends, flow), ends.size - 1)
         flow_out[launches] = np.where(ends[at] == flow, flow, ABSENT)
-    first_of_each(flow_out)
+    if (flow_out >= 0).any():
+        first_of_each(flow_out)
     return flow_out, flow_in
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from meshwright.timeline.readers.chakra_wire import Broken, messages, read_metadata
 from meshwright.timeline.readers.kineto_source import Source
 
 START_BYTES = 1 << 16
@@ -22,6 +23,8 @@ class Format(NamedTuple):
     """Whether a file that starts with these bytes, unpacked, is of this kind."""
     reader: str = ""
     """`module:function` that makes a `Timeline` of a path; empty where it is no timeline."""
+    instead: str = ""
+    """What to give where a timeline is wanted and this is none."""
 
 
 def _starts(start: bytes) -> Callable[[bytes], bool]:
@@ -55,6 +58,25 @@ def _printed_by_nccl(start: bytes) -> bool:
     return re.search(rb"NCCL (?:INFO|WARN|TRACE) ", start) is not None
 
 
+def _chakra(start: bytes) -> bool:
+    """Messages of Chakra's: the first has only a version and attributes, then come nodes."""
+    try:
+        found = messages(start)
+        about = read_metadata(next(found, b""))
+        return bool(about) and next(found, b"\x08")[:1] in {b"\x08", b"\x12"}
+    except Broken:
+        return False
+
+
+def _planes(start: bytes) -> bool:
+    return start[:1] == b"\n" and re.search(rb"/(?:host|device|task):", start[:64]) is not None
+
+
+def _archive(start: bytes) -> bool:
+    return start[257:262] == b"ustar"
+
+
+_PROFILER = "give the trace that PyTorch's profiler recorded of the same run"
 _HERE = "meshwright.timeline.readers"
 _ENTRIES = (rb'"entries"\s*:', rb'"(?:pg_config|collective_seq_id|version)"\s*:')
 FORMATS: tuple[Format, ...] = (
@@ -75,12 +97,55 @@ FORMATS: tuple[Format, ...] = (
         "execution trace",
         "an execution trace of PyTorch",
         _json(rb'"schema"\s*:', rb'"nodes"\s*:'),
+        instead=f"it has no times: {_PROFILER}",
+    ),
+    Format(
+        "chakra",
+        "an execution trace of Chakra",
+        _json(rb'^\{\s*"workload_graph"\s*:'),
+        instead=f"it has no times: {_PROFILER}",
+    ),
+    Format(
+        "chakra",
+        "an execution trace of Chakra",
+        _chakra,
+        instead=f"it has no times: {_PROFILER}",
+    ),
+    Format(
+        "nccl inspector",
+        "what NCCL's Inspector plugin writes",
+        _json(rb'^\{[^\n]*"inspector_output_format_version"'),
+        f"{_HERE}.nccl_inspector:read_nccl_inspector",
+    ),
+    Format(
+        "rocprofv3",
+        "JSON of rocprofv3, which is not read",
+        _json(rb'^\{\s*"rocprofiler-sdk-tool"'),
+        instead="JSON of rocprofv3 is not read: record with torch.profiler and give its .json",
+    ),
+    Format(
+        "xplane",
+        "an XSpace of XLA's profiler, which is not read",
+        _planes,
+        instead="XPlane files are not read: record with jax.profiler.trace(..., "
+        "create_perfetto_trace=True) and give perfetto_trace.json.gz",
+    ),
+    Format(
+        "archive",
+        "a tar archive, which is not read",
+        _archive,
+        instead="unpack the archive and give what is in it",
     ),
     Format("flight recorder", "a flight-recorder dump", _pickled(b"entries", b"pg_config")),
     Format("flight recorder", "a flight-recorder dump", _json(*_ENTRIES)),
     Format("memory snapshot", "a CUDA memory snapshot", _pickled(b"segments")),
     Format("memory snapshot", "a CUDA memory snapshot", _pickled(b"device_traces")),
-    Format("nccl log", "what NCCL_DEBUG prints", _printed_by_nccl),
+    Format(
+        "nccl log",
+        "what NCCL_DEBUG prints",
+        _printed_by_nccl,
+        instead=f"a log of NCCL's is no timeline: {_PROFILER}",
+    ),
 )
 """In the order they are tried."""
 

@@ -31,6 +31,10 @@ from meshwright.timeline.timeline import Timeline
 Answer = TypeVar("Answer")
 
 
+_PROFILES = frozenset({"kineto", "nsight"})
+"""Formats whose readers take a rank and a detail, and whose timelines are worth keeping."""
+
+
 class TraceFile(NamedTuple):
     """A file of a known format."""
 
@@ -138,7 +142,7 @@ def _each(
     files = [file for file in find_traces(path) if _reader(file.format)]
     if not files:
         formats = ", ".join(sorted({file.format for file in find_traces(path)}))
-        fix = "give a trace of PyTorch's profiler, of Nsight Systems, or a timeline"
+        fix = _instead({file.format for file in find_traces(path)})
         raise InputError([Problem(str(path), f"holds no timeline, only: {formats}", fix)])
     damaged: list[Problem] = []
     for file, (answer, problems) in _in_order(function, files, min(jobs, len(files)), options):
@@ -185,16 +189,15 @@ def _answer(
 
 def _read(file: TraceFile, options: Options) -> Timeline:
     reader = _reader(file.format)
-    if file.format != "kineto":
+    if file.format not in _PROFILES:
         return _load(reader)(file.path)
-    from meshwright.timeline.readers.kineto import READER_VERSION, read_kineto
-
-    version = f"kineto {READER_VERSION} {options.detail} {file.place}"
+    number = import_module(reader.partition(":")[0]).READER_VERSION
+    version = f"{file.format} {number} {options.detail} {file.place}"
     return through_cache(
         options.cache,
         file.path,
         version,
-        lambda: read_kineto(file.path, rank=file.place, detail=options.detail),
+        lambda: _load(reader)(file.path, rank=file.place, detail=options.detail),
     )
 
 
@@ -202,35 +205,45 @@ def _reader(name: str) -> str:
     return next((f.reader for f in FORMATS if f.name == name and f.reader), "")
 
 
-def _load(reader: str) -> Callable[[Path], Timeline]:
+def _instead(names: set[str]) -> str:
+    known = [f.instead for f in FORMATS if f.name in names and f.instead]
+    general = "give a trace of PyTorch's profiler, of Nsight Systems, or a timeline"
+    return "; ".join(dict.fromkeys(known)) or general
+
+
+def _load(reader: str) -> Callable[..., Timeline]:
     module, _, name = reader.partition(":")
-    found: Callable[[Path], Timeline] = getattr(import_module(module), name)
+    found: Callable[..., Timeline] = getattr(import_module(module), name)
     return found
 
 
 def _unlike(timeline: Timeline, file: TraceFile, taken: dict[int, Path]) -> Timeline:
-    """The timeline, unless another file is of its rank; a guessed rank moves to the next free."""
-    for rank in timeline.ranks:
-        if rank not in taken:
-            taken[rank] = file.path
-            continue
+    """The timeline, unless another file is of its rank; guessed ranks move to the next free."""
+    ranks = timeline.ranks
+    clash = next((rank for rank in ranks if rank in taken), None)
+    if clash is not None:
         if "says no rank" not in timeline.metadata.get("notes", ""):
-            what = f"is of rank {rank}, as {taken[rank]} is"
+            what = f"is of rank {clash}, as {taken[clash]} is"
             fix = "read one of them alone, or compare the two with mw diff"
             raise InputError([Problem(str(file.path), what, fix)])
-        free = next(number for number in range(len(taken) + 1) if number not in taken)
-        taken[free] = file.path
-        return _with_rank(timeline, free)
+        free = 0
+        while any(rank - ranks[0] + free in taken for rank in ranks):
+            free += 1
+        timeline = _from_rank(timeline, free)
+    taken.update(dict.fromkeys(timeline.ranks, file.path))
     return timeline
 
 
-def _with_rank(timeline: Timeline, rank: int) -> Timeline:
+def _from_rank(timeline: Timeline, first: int) -> Timeline:
+    """The timeline with its ranks moved so that they begin with this one."""
+    offset = first - timeline.ranks[0]
+
     def changed(table: Any) -> Any:
-        column = numbers(np.full(table.num_rows, rank, dtype=np.int32))
+        column = numbers((table.column("rank").to_numpy() + offset).astype(np.int32))
         at = table.column_names.index("rank")
         return table.set_column(at, table.schema.field("rank"), column)
 
-    notes = f"the trace says no rank: taken as {rank}, the first that is free"
+    notes = f"the trace says no rank: taken as {first}, the first that is free"
     return msgspec.structs.replace(
         timeline,
         spans=changed(timeline.spans),

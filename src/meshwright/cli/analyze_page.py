@@ -1,0 +1,153 @@
+"""The report of `mw analyze --html`: one file with charts, tables and a timeline to zoom into.
+
+It needs nothing from outside. Figures stand in it as JSON; `report/script.js` draws them. How much
+is drawn is bounded, whatever the trace: bins and the longest spans of a few ranks.
+"""
+
+import base64
+import json
+from html import escape
+from importlib.resources import files
+from typing import Any
+
+from meshwright import __version__
+from meshwright.cli.analyze_data import overview_data
+from meshwright.cli.analyze_screen import head, next_steps
+from meshwright.observe.analyze.kernel_names import short_name
+from meshwright.observe.analyze.strips import Strip
+from meshwright.observe.runs import Overview
+
+_SECTIONS = """
+<section id="findings-part"><h2>Findings</h2>
+<p class="note">What costs most comes first; the cost is what a step would save at most.</p>
+<div id="findings"></div></section>
+<section><h2>Where the time of each rank's device goes</h2>
+<div class="tools" id="readings"></div><div class="legend" id="bars-legend"></div>
+<div class="bars" id="bars"></div></section>
+<section id="steps-part"><h2>Step times on the host</h2><div id="steps"></div></section>
+<section id="timeline-part"><h2>Timeline</h2>
+<p class="note">Drag to move, double-click or Ctrl + wheel to zoom. {timeline}</p>
+<div class="tools"><button id="zoom-in">+</button><button id="zoom-out">−</button>
+<button id="go-left">◂</button><button id="go-right">▸</button><button id="zoom-all">all</button>
+<span class="note" id="timeline-now"></span></div>
+<div class="legend"><span><i style="background:var(--compute)"></i>compute</span>
+<span><i style="background:var(--communication)"></i>communication</span>
+<span><i style="background:var(--copies)"></i>copies</span>
+<span><i style="background:var(--warn)"></i>findings</span></div>
+<canvas id="timeline"></canvas></section>
+<section><h2>Kernels</h2>
+<div class="tools"><input type="search" id="kernel-filter" placeholder="name contains …">
+<span class="note">{kernels}</span></div><div class="wide-table" id="kernels"></div></section>
+<section id="collectives-part"><h2>Collectives</h2>
+<p class="note">Matched across ranks. Transfer is what the last to arrive spends in it, arrival wait
+what the others spend before; expected is our model's figure for this GPU's usual cluster.</p>
+<div class="wide-table" id="collectives"></div></section>
+<section id="arrivals-part"><h2>Who comes late</h2><div class="wide-table" id="arrivals"></div>
+</section>
+"""
+
+
+def report(found: Overview) -> str:
+    """Return the whole file."""
+    folder = files("meshwright.cli") / "report"
+    style, script = (
+        (folder / name).read_text(encoding="utf-8") for name in ("style.css", "script.js")
+    )
+    facts = "".join(
+        f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in head(found).items()
+    )
+    notes = [*found.damaged, *sorted({note for one in found.ranks for note in one.notes})]
+    notes += [f"next: {line}" for line in next_steps(found)[:1]]
+    tail = "".join(f'<p class="note">{escape(note)}</p>' for note in notes)
+    sections = _SECTIONS.format(timeline=escape(_about(found)), kernels=escape(_rest(found)))
+    title = f"Profile of {found.path}"
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape(title)}</title>\n<style>\n{style}</style>\n</head>\n<body>\n"
+        f'<h1>{escape(title)}</h1>\n<p class="note">mw analyze, meshwright {__version__}</p>\n'
+        f'<dl class="head">{facts}</dl>\n<noscript>The charts need JavaScript.</noscript>\n'
+        f"{sections}\n{tail}\n"
+        f'<div id="tip"></div>\n<script type="application/json" id="data">{_embedded(found)}'
+        f"</script>\n<script>\n{script}</script>\n</body>\n</html>\n"
+    )
+
+
+def _embedded(found: Overview) -> str:
+    """The figures as JSON that cannot end the element it stands in."""
+    names: dict[str, int] = {}
+    data: dict[str, Any] = overview_data(found)
+    for kernel in data["kernels"]:
+        kernel["short"] = short_name(kernel["name"], 90)
+    origin_ns = min((strip.start_ns for strip in found.strips), default=0)
+    data["strips"] = [_strip(strip, found, origin_ns, names) for strip in found.strips]
+    data["findings"] = _moved(data["findings"], origin_ns)
+    data["names"] = list(names)
+    data["shorts"] = [short_name(name, 60) for name in names]
+    data["per"] = "step" if any(one.num_steps for one in found.ranks) else "trace"
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+
+
+def _strip(strip: Strip, found: Overview, origin_ns: int, names: dict[str, int]) -> dict[str, Any]:
+    """One rank's picture; times in µs since the first, so that they stay exact in JavaScript."""
+    own = next(one for one in found.ranks if one.rank == strip.rank)
+    return {
+        "rank": strip.rank,
+        "start": (strip.start_ns - origin_ns) / 1e3,
+        "end": (strip.end_ns - origin_ns) / 1e3,
+        "lanes": [
+            {"label": lane.label, "bins": base64.b64encode(lane.bins).decode()}
+            for lane in strip.lanes
+        ],
+        "spans": [
+            [
+                span.lane,
+                (span.start_ns - origin_ns) / 1e3,
+                span.duration_ns / 1e3,
+                span.kind,
+                names.setdefault(span.name, len(names)),
+            ]
+            for span in strip.spans
+        ],
+        "steps": [
+            [step.number, (step.start_ns - origin_ns) / 1e3, (step.end_ns - origin_ns) / 1e3]
+            for step in own.steps.steps
+        ],
+    }
+
+
+def _moved(findings: list[dict[str, Any]] | None, origin_ns: int) -> list[dict[str, Any]] | None:
+    if findings is None:
+        return None
+    return [
+        {
+            **one,
+            "spans": [
+                [rank, (start - origin_ns) / 1e3, (end - origin_ns) / 1e3]
+                for rank, start, end in one["spans"]
+            ],
+        }
+        for one in findings
+    ]
+
+
+def _about(found: Overview) -> str:
+    shown, total = len(found.strips), len(found.ranks)
+    spans = sum(strip.num_spans for strip in found.strips)
+    drawn = sum(len(strip.spans) for strip in found.strips)
+    ranks = f"The first {shown} of {total} ranks. " if shown < total else ""
+    if drawn >= spans:
+        return ranks
+    return (
+        f"{ranks}Of {spans:,} spans the {drawn:,} longest are drawn by themselves; the others show"
+        " as shades, darker where a stream is fuller."
+    )
+
+
+def _rest(found: Overview) -> str:
+    rest = sum(one.num_kernels - len(one.kernels) for one in found.ranks)
+    if not rest:
+        return ""
+    lost = sum(one.per_step_ms(one.other_kernels_ns) for one in found.ranks) / len(found.ranks)
+    return f"The shortest are left out: {lost:.2f} ms per step and rank."

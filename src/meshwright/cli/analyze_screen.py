@@ -1,0 +1,266 @@
+"""The one screen of `mw analyze`: the bar, the steps, the kernels, the findings, what next."""
+
+import statistics
+from collections.abc import Callable, Sequence
+
+from meshwright.cli.answer import Text, View, facts, table
+from meshwright.cli.bars import stacked
+from meshwright.observe.analyze.breakdown import RankBreakdown
+from meshwright.observe.analyze.kernel_names import short_name
+from meshwright.observe.analyze.stragglers import RankArrival
+from meshwright.observe.analyze.summary import RankSummary, communicates
+from meshwright.observe.runs import Overview
+
+WIDTH = 40
+MOST_RANKS = 8
+"""More ranks than this are told by the least, the median and the most, and the extremes."""
+MOST_KERNELS = 5
+MOST_FINDINGS = 5
+PARTS: tuple[tuple[str, str, Callable[[RankBreakdown], int]], ...] = (
+    ("█", "compute", lambda parts: parts.compute_ns),
+    ("▒", "communication", lambda parts: parts.exposed_communication_ns),
+    ("░", "copies", lambda parts: parts.exposed_memory_copy_ns),
+    ("·", "idle", lambda parts: parts.idle_ns),
+)
+"""Mark, name and figure of the parts of a device's time; communication and copies as exposed."""
+_CAUSES = {
+    "compute": "its kernels are slower",
+    "work": "it has more to compute",
+    "data": "its host waits for data",
+    "host": "its host is late",
+}
+
+
+def screen(found: Overview) -> tuple[View, ...]:
+    """All of it, at most about forty lines."""
+    views: list[View] = [facts(head(found)), _breakdown(found.ranks)]
+    if found.kernels:
+        views.append(_kernels(found))
+    views += _findings(found)
+    views.append(Text("\n".join(f"next: {line}" for line in next_steps(found))))
+    return tuple(views)
+
+
+def head(found: Overview) -> dict[str, str]:
+    """What stands above everything: name and value."""
+    ranks = found.ranks
+    device = "/".join(sorted({one.device for one in ranks if one.device}))
+    profiler = "/".join(sorted({one.profiler for one in ranks}))
+    spans = sum(one.num_spans for one in ranks)
+    count = f"{len(ranks)} ranks" if len(ranks) > 1 else f"rank {ranks[0].rank}"
+    head = {
+        "trace": f"{count}, {spans:,} spans, {profiler}" + (f", {device}" if device else ""),
+        "steps": _steps(ranks),
+        "overlap": _overlap(ranks),
+    }
+    shares = [one.mfu.mfu for one in ranks if one.mfu.mfu is not None]
+    if shares:
+        counted = statistics.median(one.mfu.counted_share for one in ranks)
+        head["MFU"] = (
+            f"{_spread([100 * share for share in shares])} of peak, by products that are"
+            f" {100 * counted:.0f} % of compute time"
+        )
+    if (line := straggler_line(found)) is not None:
+        head["stragglers"] = line
+    if (line := _path(ranks)) is not None:
+        head["critical path"] = line
+    return head
+
+
+def _steps(ranks: Sequence[RankSummary]) -> str:
+    lengths = [step.duration_ns / 1e6 for one in ranks for step in one.steps.steps]
+    if not lengths:
+        return "none marked: figures are of the whole trace"
+    each = {len(one.steps.steps) for one in ranks}
+    number = f"{min(each)}" if len(each) == 1 else f"{min(each)} to {max(each)}"
+    on = " on each rank" if len(ranks) > 1 else ""
+    text = f"{number}{on}, median {statistics.median(lengths):.1f} ms"
+    return text + (f" ({min(lengths):.1f} to {max(lengths):.1f})" if len(lengths) > 1 else "")
+
+
+def _overlap(ranks: Sequence[RankSummary]) -> str:
+    shares = [100 * one.overlap.share for one in ranks if one.overlap.share is not None]
+    if not shares:
+        return "no communication"
+    return f"{_spread(shares)} of communication is hidden behind compute"
+
+
+def _spread(percents: Sequence[float]) -> str:
+    middle, low, high = statistics.median(percents), min(percents), max(percents)
+    return f"{middle:.1f} %" + (f" ({low:.1f} to {high:.1f})" if high - low >= 0.1 else "")
+
+
+def straggler_line(found: Overview) -> str | None:
+    """Who holds up whom, in one line; None for a single rank."""
+    if found.compared is None:
+        return None
+    late = found.compared.stragglers
+    links = "".join(
+        f"; links of ranks {', '.join(map(str, link.ranks))} are {link.slowdown:.1f}× slower"
+        for link in late.links
+    )
+    if not late.ranks:
+        return "no collective is shared between these ranks"
+    if late.straggler is None:
+        lost = sum(one.lead_ns for one in late.ranks) / 1e6
+        if late.pattern == "none":
+            return f"none: ranks wait {lost:.1f} ms for the last one{links}"
+        return f"{late.pattern}: now this rank, now that, {lost:.1f} ms in all{links}"
+    worst = late.ranks[0]
+    return (
+        f"rank {worst.rank}: {worst.lead_ns / 1e6:.1f} ms of {late.span_ns / 1e6:.1f} behind the"
+        f" last but one, others wait {worst.caused_ns / 1e6:.1f} ms for it{_cause(worst)}{links}"
+    )
+
+
+def _cause(worst: RankArrival) -> str:
+    said = _CAUSES.get(worst.cause)
+    return f"; {said}" if said else ""
+
+
+def _path(ranks: Sequence[RankSummary]) -> str | None:
+    own = next((one for one in ranks if one.path), None)
+    if own is None or own.path is None or not own.path.total_ns:
+        return None
+    path = own.path
+    where = f"rank {own.rank}" + (f", step {path.step}" if path.step is not None else "")
+    causes = ", ".join(
+        f"{cause} {100 * ns / path.total_ns:.0f} %"
+        for cause, ns in list(path.ns_by_cause.items())[:3]
+    )
+    gains = "; ".join(f"{_short_gain(text)} -{100 * share:.0f} %" for text, share in path.gains[:2])
+    return f"{causes} ({where})" + (f"; {gains}" if gains else "")
+
+
+def _short_gain(text: str) -> str:
+    """`if kernel NAME were …` with its name made short."""
+    words = text.split(" ")
+    if words[1:2] != ["kernel"] or "were" not in words:
+        return text
+    at = len(words) - 1 - words[::-1].index("were")
+    name = short_name(" ".join(words[2:at]), 40)
+    return " ".join([*words[:2], name, *words[at:]])
+
+
+def _breakdown(ranks: Sequence[RankSummary]) -> View:
+    shown = [(f"{one.rank}", one.breakdown) for one in ranks]
+    rows = [_row(label, parts) for label, parts in shown]
+    if len(ranks) > MOST_RANKS:
+        by_busy = sorted(shown, key=lambda item: item[1].share(item[1].compute_ns))
+        middle = by_busy[len(by_busy) // 2]
+        rows = [
+            _row(f"{by_busy[0][0]} least compute", by_busy[0][1]),
+            _row(f"{middle[0]} median", middle[1]),
+            _row(f"{by_busy[-1][0]} most compute", by_busy[-1][1]),
+            *(_line(name, pick, ranks) for name, pick in _EDGES),
+        ]
+    legend = "  ".join(f"{mark} {name}" for mark, name, _ in PARTS)
+    columns = "rank, where the time goes, window ms, compute, communication, copies, idle"
+    return table(
+        columns,
+        rows,
+        f"device time: {legend}, of communication and copies what nothing hides",
+        right="window ms, compute, communication, copies, idle",
+        bars="where the time goes",
+    )
+
+
+_EDGES: tuple[tuple[str, Callable[[Sequence[float]], float]], ...] = (
+    ("least", min),
+    ("median", statistics.median),
+    ("most", max),
+)
+
+
+def _row(label: str, parts: RankBreakdown) -> tuple[str, ...]:
+    whole = parts.window_ns or 1
+    bar = stacked(((mark, of(parts)) for mark, _, of in PARTS), whole, WIDTH)
+    shares = (f"{100 * parts.share(of(parts)):.1f} %" for _, _, of in PARTS)
+    return label, bar if parts.window_ns else "no device work", _ms(parts.window_ns), *shares
+
+
+def _line(
+    name: str, pick: Callable[[Sequence[float]], float], ranks: Sequence[RankSummary]
+) -> tuple[str, ...]:
+    """One figure of all ranks for each column: not of one rank, so it has no bar."""
+    windows = pick([one.breakdown.window_ns for one in ranks])
+    shares = (
+        f"{100 * pick([one.breakdown.share(of(one.breakdown)) for one in ranks]):.1f} %"
+        for _, _, of in PARTS
+    )
+    return name, f"of {len(ranks)} ranks", _ms(windows), *shares
+
+
+def _ms(ns: float) -> str:
+    return f"{ns / 1e6:,.1f}"
+
+
+def _kernels(found: Overview) -> View:
+    per = "step" if any(one.num_steps for one in found.ranks) else "trace"
+    rows = [
+        (
+            short_name(kernel.name, 56),
+            f"{kernel.ms_per_step:.2f}",
+            f"{100 * kernel.share:.1f} %",
+            f"{kernel.calls_per_step:.0f}" if kernel.calls_per_step >= 1 else "<1",
+            f"{100 * kernel.peak_share:.0f} %" if kernel.peak_share is not None else "",
+        )
+        for kernel in found.kernels[:MOST_KERNELS]
+    ]
+    return table(
+        f"kernel, ms per {per}, of busy time, calls, of peak",
+        rows,
+        f"top kernels (of {len(found.kernels)})",
+        right=f"ms per {per}, of busy time, calls, of peak",
+    )
+
+
+def _findings(found: Overview) -> list[View]:
+    if found.findings is None:
+        return []
+    if not found.findings:
+        return [Text("findings: none of the known patterns shows")]
+    rows = []
+    for one in found.findings[:MOST_FINDINGS]:
+        cost = f"{one.cost_ms_per_step:.2f}" if one.cost_ms_per_step is not None else "?"
+        share = f"{100 * one.gpu_share:.1f} %" if one.gpu_share is not None else ""
+        rows.append((cost, share, one.title, _clause(one.remedy)))
+    more = len(found.findings) - MOST_FINDINGS
+    title = "findings" + (
+        f" (the first {MOST_FINDINGS}; {more} more in --html)" if more > 0 else ""
+    )
+    return [
+        table(
+            "ms per step, of GPU time, finding, remedy",
+            rows,
+            title,
+            right="ms per step, of GPU time",
+            wide="finding, remedy",
+        )
+    ]
+
+
+def _clause(remedy: str) -> str:
+    """The first of a remedy's clauses, for the screen; the report has all."""
+    return remedy.split("; ", maxsplit=1)[0]
+
+
+def next_steps(found: Overview) -> tuple[str, ...]:
+    """The commands that tell most about what this run shows."""
+    ranks, path = found.ranks, found.path
+    totals = [sum(of(one.breakdown) for one in ranks) for _, _, of in PARTS]
+    whole = sum(totals)
+    late = found.compared.stragglers.straggler if found.compared is not None else None
+    steps = []
+    if not whole:
+        steps.append("record with ProfilerActivity.CUDA: this trace has no device work")
+    elif late is not None:
+        steps.append(f"mw analyze {path} --rank {late} (the rank that others wait for)")
+    elif totals[3] > 0.3 * whole:
+        steps.append(f"mw analyze {path} --perfetto marked.json.gz (see what the device waits for)")
+    elif totals[1] > 0.1 * whole and len(ranks) == 1 and communicates(ranks[0]):
+        steps.append("mw analyze FOLDER with all ranks (waiting and transfer are told apart)")
+    else:
+        steps.append(f"mw roofline {path} (which kernels are slow for what they do)")
+    steps.append(f"mw analyze {path} --html report.html (charts, all findings with evidence)")
+    return tuple(steps)

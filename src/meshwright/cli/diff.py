@@ -1,0 +1,241 @@
+"""`mw diff A B`: two profiles, or a prediction and a measurement: what changed, by cost."""
+
+import argparse
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from meshwright.cli.analyze import cache_of, jobs_of, numbers
+from meshwright.cli.answer import Answer, Note, View, facts, table
+from meshwright.cli.parser import add_common
+from meshwright.errors import DamagedFile, InputError, Problem
+from meshwright.observe.analyze.diff import Change, Diff, diff
+from meshwright.observe.analyze.kernel_names import short_name
+from meshwright.observe.analyze.profile import Profile, profile
+from meshwright.observe.analyze.selection import of_steps
+from meshwright.observe.analyze.steps import Extent
+from meshwright.timeline.readers.traces import read_each
+from meshwright.timeline.timeline import Timeline
+
+EXAMPLES = (
+    "mw diff before.json.gz after.json.gz",
+    "mw diff monday/ tuesday/ --fail-above 2",
+    "mw diff examples/llama3-70b.toml measured/",
+)
+_SHOWN = 7
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the flags."""
+    parser.usage = "mw diff A B [flags]"
+    parser.add_argument(
+        "a",
+        metavar="A",
+        help="a trace, a folder of ranks, or a work file (.toml): its predicted step",
+    )
+    parser.add_argument("b", metavar="B", help="the same; B is held against A")
+    parser.add_argument("--rank", metavar="LIST", help="only these ranks of both: 3, or 0-3,7")
+    parser.add_argument("--steps", metavar="LIST", help="only these steps of both: 11, or 11-13")
+    parser.add_argument("--jobs", metavar="N", default="1", help="read with N processes")
+    parser.add_argument(
+        "--fail-above", metavar="PERCENT",
+        help="exit with 1 where a step of B takes so much longer than one of A",
+    )  # fmt: skip
+    parser.add_argument(
+        "--no-cache", action="store_true", help="neither use nor keep what was read before"
+    )
+    add_common(parser)
+
+
+def run(args: argparse.Namespace) -> Answer:
+    """Answer with what changed, most costly first."""
+    limit = _limit(args.fail_above)
+    damaged: list[str] = []
+    a, b = (_profile(path, args, damaged) for path in (args.a, args.b))
+    found = diff(a, b)
+    slower = found.cost_ns / a.step_ns if a.step_ns else 0.0
+    failed = limit is not None and 100 * slower > limit
+    views = (*_screen(found), *(Note(line) for line in (*found.notes, *damaged)))
+    quiet = tuple(
+        f"{change.cost_ns / 1e6:.4f}\t{change.what}\t{change.name}" for change in found.regressions
+    )
+    return Answer("diff/1", _data(found), views, quiet, 1 if failed or damaged else 0)
+
+
+def _limit(text: str | None) -> float | None:
+    if text is None:
+        return None
+    try:
+        return float(text.rstrip("% "))
+    except ValueError:
+        problem = Problem("--fail-above", f"{text!r} is no number", "give percent, such as 2")
+        raise InputError([problem]) from None
+
+
+def _profile(path: str, args: argparse.Namespace, damaged: list[str]) -> Profile:
+    ranks, steps = numbers("--rank", args.rank), numbers("--steps", args.steps)
+
+    def parts() -> Iterator[Timeline]:
+        if path.endswith(".toml"):
+            yield predicted(path)
+            return
+        try:
+            for timeline in read_each(path, jobs=jobs_of(args), cache=cache_of(args)):
+                for part in timeline.by_rank():
+                    if not ranks or ranks & set(part.ranks):
+                        yield of_steps(part, steps) if steps else part
+        except DamagedFile as damage:
+            damaged.extend(str(problem) for problem in damage.problems)
+
+    found = profile(parts(), path, Extent.ALL if steps else Extent.SETTLED)
+    if not found.ranks:
+        raise InputError([Problem(path, "has none of these ranks", "leave out --rank")])
+    if not found.step_ns:
+        fix = "record with ProfilerActivity.CUDA"
+        raise InputError([Problem(path, "has no device work to compare", fix)])
+    return found
+
+
+def predicted(path: str) -> Timeline:
+    """The step that `mw simulate` predicts for a work file."""
+    from meshwright.cli.work import add_work, asked, sound
+    from meshwright.predict.run import Run
+    from meshwright.predict.simulate import simulate_step
+
+    parser = argparse.ArgumentParser()
+    add_work(parser)
+    resolved = asked(parser.parse_args([path]))
+    sound(resolved)
+    return simulate_step(Run(resolved.work)).timeline()
+
+
+def _screen(found: Diff) -> tuple[View, ...]:
+    views: list[View] = [facts(_head(found)), _phases(found)]
+    for title, rows in (("slower", found.regressions), ("faster", found.improvements)):
+        if rows:
+            views.append(_changes(f"what got {title}, ms per step", rows))
+    operators = [change for change in found.operators if change.a and change.b][:4]
+    if operators:
+        views.append(_changes("operators that changed most, device ms per step", operators))
+    lonely = {
+        "only in A": _lonely(found.only_in_a),
+        "only in B": _lonely(found.only_in_b),
+    }
+    if any(lonely.values()):
+        views.append(facts(lonely, "without a partner"))
+    return tuple(views)
+
+
+def _head(found: Diff) -> dict[str, str]:
+    head = {name: _about(one) for name, one in (("A", found.a), ("B", found.b))}
+    share = found.cost_ns / found.a.step_ns if found.a.step_ns else 0.0
+    head["step"] = (
+        f"{found.a.step_ns / 1e6:.2f} ms → {found.b.step_ns / 1e6:.2f} ms"
+        f" ({found.cost_ns / 1e6:+.2f} ms, {100 * share:+.1f} %)"
+    )
+    if found.a.overlap is not None and found.b.overlap is not None:
+        head["overlap"] = f"{100 * found.a.overlap:.1f} % → {100 * found.b.overlap:.1f} %"
+    return head
+
+
+def _about(one: Profile) -> str:
+    ranks = f"{len(one.ranks)} ranks" if len(one.ranks) > 1 else f"rank {one.ranks[0]}"
+    steps = f"{max(one.num_steps)} steps" if any(one.num_steps) else "no steps marked"
+    return f"{one.label} ({one.source.value}, {ranks}, {steps})"
+
+
+def _phases(found: Diff) -> View:
+    rows = []
+    for change in (*found.phases, *(Change("idle", f"  {c.name}", c.a, c.b) for c in found.idle)):
+        if change.a is None or change.b is None or not (change.a.ns or change.b.ns):
+            continue
+        rows.append(
+            (
+                change.name,
+                f"{change.a.ns / 1e6:.2f}",
+                f"{change.b.ns / 1e6:.2f}",
+                f"{change.cost_ns / 1e6:+.2f}",
+                f"{100 * change.cost_ns / found.a.step_ns:+.1f} %",
+            )
+        )
+    return table(
+        "phase, A, B, change, of A's step", rows, "time of the device, ms per step",
+        right="A, B, change, of A's step",
+    )  # fmt: skip
+
+
+def _changes(title: str, changes: Sequence[Change]) -> View:
+    rows = [
+        (
+            f"{change.cost_ns / 1e6:+.3f}",
+            _ms(change.a.ns) if change.a else "",
+            _ms(change.b.ns) if change.b else "",
+            _calls(change),
+            change.what,
+            short_name(change.name, 60) if change.what == "kernel" else change.name[:60],
+        )
+        for change in changes[:_SHOWN]
+    ]
+    more = len(changes) - len(rows)
+    return table(
+        "change, A, B, calls, kind, name", rows, title + (f" ({more} more)" if more else ""),
+        right="change, A, B, calls",
+    )  # fmt: skip
+
+
+def _ms(ns: float) -> str:
+    return f"{ns / 1e6:.3f}"
+
+
+def _calls(change: Change) -> str:
+    a, b = (f"{side.calls:.4g}" if side else "0" for side in (change.a, change.b))
+    if a == b == "0":
+        return ""
+    return a if a == b else f"{a} → {b}"
+
+
+def _lonely(changes: Sequence[Change]) -> str:
+    if not changes:
+        return ""
+    total = sum(abs(change.cost_ns) for change in changes) / 1e6
+    longest = sorted(changes, key=lambda change: -abs(change.cost_ns))[:3]
+    names = ", ".join(short_name(change.name, 44) for change in longest)
+    more = f" and {len(changes) - 3} more" if len(changes) > 3 else ""
+    return f"{len(changes)} of {total:.2f} ms per step: {names}{more}"
+
+
+def _data(found: Diff) -> dict[str, Any]:
+    return {
+        "a": _side(found.a),
+        "b": _side(found.b),
+        "change_ms_per_step": found.cost_ns / 1e6,
+        **{
+            name: [_row(change) for change in getattr(found, name)]
+            for name in ("phases", "idle", "kernels", "operators", "collectives", "regressions")
+        },
+        "only_in_a": [_row(change) for change in found.only_in_a],
+        "only_in_b": [_row(change) for change in found.only_in_b],
+        "notes": list(found.notes),
+    }
+
+
+def _side(one: Profile) -> dict[str, Any]:
+    return {
+        "path": one.label,
+        "source": one.source.value,
+        "ranks": list(one.ranks),
+        "steps": list(one.num_steps),
+        "step_ms": one.step_ns / 1e6,
+        "overlap": one.overlap,
+    }
+
+
+def _row(change: Change) -> dict[str, Any]:
+    return {
+        "what": change.what,
+        "name": change.name,
+        "a_ms": change.a.ns / 1e6 if change.a else None,
+        "b_ms": change.b.ns / 1e6 if change.b else None,
+        "a_calls": change.a.calls if change.a else None,
+        "b_calls": change.b.calls if change.b else None,
+        "change_ms": change.cost_ns / 1e6,
+    }

@@ -1,0 +1,169 @@
+"""`mw roofline PATH`: kernels of a profile against what the device can do."""
+
+import argparse
+from collections.abc import Iterator
+from typing import Any
+
+from meshwright.cli.analyze import cache_of, jobs_of, numbers
+from meshwright.cli.answer import Answer, Note, View, facts, table
+from meshwright.cli.bars import stacked
+from meshwright.cli.parser import add_common
+from meshwright.errors import DamagedFile, InputError, Problem
+from meshwright.observe.analyze.kernel_names import short_name
+from meshwright.observe.analyze.roofline import RoofKernel, Roofline, roofline
+from meshwright.spec.catalog import gpu
+from meshwright.spec.units import format_flops, format_rate
+from meshwright.timeline.readers.traces import read_each
+from meshwright.timeline.timeline import Timeline
+
+EXAMPLES = (
+    "mw roofline trace.json.gz",
+    "mw roofline traces/ --rank 0 --gpu h100-80g-sxm",
+)
+_SHOWN = 12
+_WIDTH = 20
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the flags."""
+    parser.usage = "mw roofline PATH [flags]"
+    parser.add_argument(
+        "path", metavar="PATH",
+        help="a trace with shapes (record_shapes=True), or a folder of ranks",
+    )  # fmt: skip
+    parser.add_argument(
+        "--gpu", metavar="NAME", help="the device, where the trace does not name it"
+    )
+    parser.add_argument("--rank", metavar="LIST", help="only these ranks: 3, or 0-3,7")
+    parser.add_argument("--jobs", metavar="N", default="1", help="read with N processes")
+    parser.add_argument(
+        "--no-cache", action="store_true", help="neither use nor keep what was read before"
+    )
+    add_common(parser)
+
+
+def run(args: argparse.Namespace) -> Answer:
+    """Answer with the kernels that lose most."""
+    device = gpu(args.gpu) if args.gpu else None
+    ranks = numbers("--rank", args.rank)
+    damaged: list[str] = []
+    count = 0
+
+    def parts() -> Iterator[Timeline]:
+        nonlocal count
+        try:
+            each = read_each(args.path, jobs=jobs_of(args), detail="shapes", cache=cache_of(args))
+            for timeline in each:
+                for part in timeline.by_rank():
+                    if not ranks or ranks & set(part.ranks):
+                        count += 1
+                        yield part
+        except DamagedFile as damage:
+            damaged.extend(str(problem) for problem in damage.problems)
+
+    found = roofline(parts(), device)
+    if not count:
+        raise InputError([Problem(args.path, "has none of these ranks", "leave out --rank")])
+    if found is None:
+        fix = "name it: --gpu h100-80g-sxm (mw gpus lists all)"
+        raise InputError([Problem(args.path, "names no device of the catalog", fix)])
+    notes = [Note(line) for line in (*_notes(found), *damaged)]
+    quiet = tuple(f"{kernel.share:.4f}\t{kernel.name}" for kernel in found.kernels)
+    views = (*_screen(found), *notes)
+    return Answer("roofline/1", _data(found), views, quiet, 1 if damaged else 0)
+
+
+def _screen(found: Roofline) -> list[View]:
+    device = gpu(found.device)
+    per = "step" if found.num_steps else "trace"
+    peak = f"{format_flops(device.bf16_flops)} bf16, " if device.bf16_flops else ""
+    lost = sum(kernel.lost_ns for kernel in found.kernels)
+    head = {
+        "device": f"{device.name}: {peak}{format_rate(device.memory_bytes_per_s)}",
+        "covered": (
+            f"{100 * found.covered_share:.1f} % of compute,"
+            f" {found.covered_ns / 1e6:.2f} of {found.compute_ns / 1e6:.2f} ms per {per}"
+        ),
+        "above the roof": f"{lost / 1e6:.2f} ms per {per} could be saved at most",
+    }
+    views: list[View] = [facts(head)]
+    if found.kernels:
+        views.append(
+            table(
+                f"of roof, , bound by, ms per {per}, lost, calls, FLOP/byte, rate, kernel",
+                [_row(kernel) for kernel in found.kernels[:_SHOWN]],
+                f"kernels that lose most (of {len(found.kernels)})",
+                right=f"of roof, ms per {per}, lost, calls, FLOP/byte, rate",
+                bars="",
+            )
+        )
+    if found.uncovered:
+        rows = [
+            (f"{one.total_ns / 1e6:.2f}", short_name(one.name, 70)) for one in found.uncovered[:5]
+        ]
+        views.append(
+            table(
+                f"ms per {per}, kernel", rows, "not covered, longest first", right=f"ms per {per}"
+            )
+        )
+    return views
+
+
+def _row(kernel: RoofKernel) -> tuple[str, ...]:
+    seconds = kernel.total_ns / 1e9
+    if kernel.bound == "compute":
+        rate = format_flops(kernel.flops / seconds) if seconds else ""
+    else:
+        rate = format_rate(kernel.bytes / seconds) if seconds else ""
+    bar = stacked([("█", min(kernel.share, 1.0)), ("·", max(0.0, 1 - kernel.share))], 1.0, _WIDTH)
+    return (
+        f"{100 * kernel.share:.0f} %",
+        bar,
+        kernel.bound,
+        f"{kernel.total_ns / 1e6:.2f}",
+        f"{kernel.lost_ns / 1e6:.2f}",
+        f"{kernel.calls:.0f}",
+        f"{kernel.intensity:.0f}" if kernel.intensity else "",
+        rate,
+        short_name(kernel.name, 44),
+    )
+
+
+def _notes(found: Roofline) -> list[str]:
+    if not found.has_shapes:
+        return ["no shapes are recorded: profile with record_shapes=True, then kernels are covered"]
+    notes = [
+        "covered are products, convolutions, PyTorch's attention, element-by-element operators and"
+        " kernels of torch.compile; not collectives, copies, custom kernels, CUDA graphs"
+    ]
+    if any(kernel.share > 1 for kernel in found.kernels):
+        notes.append("above 100 %: the bytes came from a cache, so the roof is higher than told")
+    return notes
+
+
+def _data(found: Roofline) -> dict[str, Any]:
+    return {
+        "device": found.device,
+        "ranks": found.num_ranks,
+        "steps": found.num_steps,
+        "compute_ms": found.compute_ns / 1e6,
+        "covered_ms": found.covered_ns / 1e6,
+        "covered_share": found.covered_share,
+        "kernels": [
+            {
+                "name": kernel.name,
+                "operator": kernel.operator,
+                "calls": kernel.calls,
+                "ms": kernel.total_ns / 1e6,
+                "least_ms": kernel.least_ns / 1e6,
+                "lost_ms": kernel.lost_ns / 1e6,
+                "share": kernel.share,
+                "bound": kernel.bound,
+                "flops": kernel.flops,
+                "bytes": kernel.bytes,
+                "intensity": kernel.intensity,
+            }
+            for kernel in found.kernels
+        ],
+        "uncovered": [{"name": one.name, "ms": one.total_ns / 1e6} for one in found.uncovered],
+    }

@@ -1,0 +1,217 @@
+"""`mw twin [MODEL]`: is a step of this machine what the simulator says it is, and if not, why?"""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from msgspec.structs import replace
+
+from meshwright.cli.answer import Answer, Note, View, facts, table
+from meshwright.cli.layouts import layout_at, read_layouts, within, words_of
+from meshwright.cli.parser import add_common
+from meshwright.cli.progress import progress
+from meshwright.errors import InputError, MissingPart, Problem
+from meshwright.observe.twin.compare import BUBBLE_POINTS, STEP_SHARE, Phase
+from meshwright.observe.twin.layouts import LENGTH, SEQUENCES, STANDARD, small_model
+from meshwright.observe.twin.twins import Asked, Twin, doubts, problems_of, twins
+from meshwright.spec.bounds import require, whole
+from meshwright.spec.layout import Layout
+from meshwright.spec.model import count_parameters
+from meshwright.spec.read import plain
+from meshwright.spec.units import format_count, format_seconds, parse_count
+from meshwright.spec.work import read_model
+
+EXAMPLES = (
+    "mw twin",
+    'mw twin --layout "pp=2,schedule=zb-h1" --save twin-out',
+    'mw twin --layout "tp=2,sequence_parallel=true" --layout "dp=2,zero=1" --check',
+)
+_NEEDED = {"torch"}
+_MEANING = (
+    "bubble: share of the time from the first pass to the last that a rank spends in none; "
+    "around: exchange of gradients and update; "
+    "beside: cores that other programs kept busy meanwhile"
+)
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the flags."""
+    parser.usage = 'mw twin [MODEL] [--layout "KEY=VALUE,…"] [flags]'
+    parser.add_argument(
+        "model", nargs="?", metavar="MODEL",
+        help="catalog name, a TOML file, or a folder with config.json (default: a small one)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--layout", action="append", default=[], metavar="LAYOUT", dest="layouts",
+        help="fields of a layout, or a TOML file; may be given again (default: many, 2 ranks each)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--precision", default="fp32", metavar="WORD",
+        help="number format of the products: fp32 or bf16 (default: fp32)",
+    )  # fmt: skip
+    parser.add_argument("--sequence", default=str(LENGTH), metavar="N", help="tokens of a sequence")
+    parser.add_argument(
+        "--sequences", default=str(SEQUENCES), metavar="N", help="sequences of a step"
+    )
+    parser.add_argument(
+        "--steps", default="11", metavar="N", help="steps, of which the middle one is taken"
+    )
+    parser.add_argument(
+        "--save", metavar="DIR", help="write both timelines of every layout, and the calibration"
+    )
+    parser.add_argument(
+        "--check", action="store_true",
+        help=f"exit with 1 where passes are in another order, a bubble is {BUBBLE_POINTS:g} points "
+        f"off or a step {100 * STEP_SHARE:g} %%",
+    )  # fmt: skip
+    add_common(parser)
+
+
+def run(args: argparse.Namespace) -> Answer:
+    """Answer with a row for each layout."""
+    model = small_model() if args.model is None else read_model(args.model)
+    layouts = read_layouts(args.layouts) or list(STANDARD)
+    layouts = [replace(layout, precision=args.precision) for layout in layouts]
+    asked = Asked(
+        model,
+        _count(args.sequence, "--sequence"),
+        _count(args.sequences, "--sequences"),
+        _count(args.steps, "--steps"),
+    )
+    if args.save:
+        _make_room(Path(args.save), len(layouts))
+    try:
+        _refuse(asked, layouts)
+        remarks = doubts(layouts)
+        calibrations = len({layout.gpus for layout in layouts})
+        total, quiet = calibrations + len(layouts), args.quiet or args.json
+        with progress("running", total, quiet=quiet) as advance:
+            found = twins(asked, layouts, on_done=lambda: advance(1))
+    except ModuleNotFoundError as error:
+        if error.name not in _NEEDED:
+            raise
+        hint = "pip install 'meshwright[train]'"
+        raise MissingPart(f"running steps needs {error.name}", hint) from None
+    if args.save:
+        for number, twin in enumerate(found, 1):
+            twin.save(Path(args.save) / str(number))
+        remarks.append(f"wrote {args.save}: mw timeline show {args.save}/1/measured")
+    return _answer(asked, found, remarks, check=args.check)
+
+
+def _refuse(asked: Asked, layouts: Sequence[Layout]) -> None:
+    problems = [
+        problem._replace(where=within(layout_at(number, len(layouts)), problem.where))
+        for number, layout in enumerate(layouts, 1)
+        for problem in problems_of(asked, layout)
+    ]
+    if problems:
+        raise InputError(problems)
+
+
+def _make_room(folder: Path, layouts: int) -> None:
+    """Make the folders before minutes are spent on what goes there."""
+    try:
+        for number in range(1, layouts + 1):
+            (folder / str(number)).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        what = f"{folder} cannot be made: {error.strerror or error}"
+        raise InputError([Problem("--save", what, "name another folder")]) from None
+
+
+def _count(text: str, where: str) -> int:
+    found = parse_count(text, where)
+    require(whole(where, found))
+    return found
+
+
+def _answer(asked: Asked, found: Sequence[Twin], remarks: list[str], *, check: bool) -> Answer:
+    model, agree = asked.model, all(twin.comparison.agrees for twin in found)
+    size = format_count(count_parameters(model).total)
+    precision = found[0].layout.precision
+    data = {
+        "model": model.name,
+        "precision": precision,
+        "sequence": asked.length,
+        "sequences": asked.sequences,
+        "steps": asked.steps,
+        "agree": agree,
+        "remarks": remarks,
+        "layouts": [_data(twin) for twin in found],
+    }
+    step = f"{asked.sequences} × {asked.length} tokens, {precision}; the middle of {asked.steps}"
+    views: list[View] = [
+        facts({"model": f"{model.name}, {size} parameters", "step": step}),
+        _overview(found),
+        _passes(found),
+        *(
+            facts({"first difference": twin.comparison.difference}, f"layout {number}")
+            for number, twin in enumerate(found, 1)
+            if twin.comparison.difference
+        ),
+        Note(_MEANING),
+        *map(Note, remarks),
+    ]
+    quiet = tuple("agrees" if twin.comparison.agrees else "differs" for twin in found)
+    return Answer("twin/1", data, tuple(views), quiet, 1 if check and not agree else 0)
+
+
+def _overview(found: Sequence[Twin]) -> View:
+    rows = []
+    for number, twin in enumerate(found, 1):
+        one = twin.comparison
+        rows.append(
+            (
+                number,
+                words_of(replace(twin.layout, precision="bf16")),  # the same for all, said above
+                "differs" if one.difference else "same",
+                f"{100 * one.predicted.bubble:.1f} %",
+                f"{100 * one.measured.bubble:.1f} %",
+                format_seconds(one.predicted.step_s),
+                format_seconds(one.measured.step_s),
+                f"{100 * one.step_error:+.1f} %",
+                "yes" if one.agrees else "no",
+                "" if twin.beside is None else f"{twin.beside:.2f}",
+            )
+        )
+    columns = "no., layout, order, bubble predicted, measured, step predicted, step measured"
+    numbers = "no., bubble predicted, measured, step predicted, step measured, off, beside"
+    return table(f"{columns}, off, within, beside", rows, right=numbers, wide="layout")
+
+
+def _passes(found: Sequence[Twin]) -> View:
+    """Where a difference comes from: lengths of passes, and what lies around them."""
+    rows = []
+    for number, twin in enumerate(found, 1):
+        one = twin.comparison
+        parts = [(f"{each.name} × {each.passes}", each.predicted_s, each.measured_s)
+                 for each in one.lengths]  # fmt: skip
+        parts.append(("around", one.predicted.around_s, one.measured.around_s))
+        rows += [
+            (number, name, format_seconds(predicted), format_seconds(measured),
+             f"{100 * (predicted / measured - 1):+.0f} %" if measured > 0 else "")
+            for name, predicted, measured in parts
+        ]  # fmt: skip
+    right = "no., predicted, measured, off"
+    return table("no., part, predicted, measured, off", rows, right=right)
+
+
+def _data(twin: Twin) -> dict[str, Any]:
+    one = twin.comparison
+    return {
+        "layout": plain(twin.layout),
+        "order": "differs" if one.difference else "same",
+        "difference": one.difference,
+        "predicted": _phase(one.predicted),
+        "measured": _phase(one.measured),
+        "bubble_points": one.bubble_points,
+        "step_error": one.step_error,
+        "agrees": one.agrees,
+        "beside_cores": twin.beside,
+        "passes": [each._asdict() for each in one.lengths],
+    }
+
+
+def _phase(phase: Phase) -> dict[str, float]:
+    return {**phase._asdict(), "bubble": phase.bubble, "around_s": phase.around_s}

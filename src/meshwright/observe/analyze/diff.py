@@ -1,0 +1,133 @@
+"""Two runs side by side, per step: what costs more, what costs less, what has no partner.
+
+Phases add up to the step, so their changes add up to its change. Kernels and collectives run at
+once, so theirs need not: a collective that got slower behind compute costs nothing.
+"""
+
+from typing import NamedTuple
+
+from meshwright.observe.analyze.profile import Amount, Amounts, Profile
+from meshwright.timeline.schema import Source
+
+LEAST_SHARE = 0.0005
+"""A change of less than this part of a step is not listed as one."""
+
+
+class Change(NamedTuple):
+    """One thing in both runs, or in one."""
+
+    what: str
+    """`phase`, `idle`, `kernel`, `operator` or `collective`."""
+    name: str
+    a: Amount | None
+    """Per step; None where the first run has none of it."""
+    b: Amount | None
+
+    @property
+    def cost_ns(self) -> float:
+        """What the second run pays more per step; below 0 it pays less."""
+        return (self.b.ns if self.b else 0.0) - (self.a.ns if self.a else 0.0)
+
+    @property
+    def ratio(self) -> float | None:
+        """The second over the first; None where either has none of it."""
+        return self.b.ns / self.a.ns if self.a and self.b and self.a.ns else None
+
+
+class Diff(NamedTuple):
+    """Two runs side by side; of each table the greatest changes first."""
+
+    a: Profile
+    b: Profile
+    phases: tuple[Change, ...]
+    """In their own order."""
+    idle: tuple[Change, ...]
+    kernels: tuple[Change, ...]
+    operators: tuple[Change, ...]
+    collectives: tuple[Change, ...]
+    notes: tuple[str, ...]
+    """What cannot be compared, and why."""
+
+    @property
+    def cost_ns(self) -> float:
+        """What a step of the second run takes longer."""
+        return self.b.step_ns - self.a.step_ns
+
+    @property
+    def regressions(self) -> tuple[Change, ...]:
+        """Kernels, collectives and causes of idleness that cost more, most costly first."""
+        return tuple(sorted(self._noticed(1), key=lambda change: -change.cost_ns))
+
+    @property
+    def improvements(self) -> tuple[Change, ...]:
+        """Those that cost less, the greatest gain first."""
+        return tuple(sorted(self._noticed(-1), key=lambda change: change.cost_ns))
+
+    @property
+    def only_in_a(self) -> tuple[Change, ...]:
+        """Kernels and collectives of the first run without a partner."""
+        return tuple(c for c in (*self.kernels, *self.collectives) if c.b is None)
+
+    @property
+    def only_in_b(self) -> tuple[Change, ...]:
+        """Kernels and collectives of the second run without a partner."""
+        return tuple(c for c in (*self.kernels, *self.collectives) if c.a is None)
+
+    def _noticed(self, sign: int) -> list[Change]:
+        least = LEAST_SHARE * max(self.a.step_ns, self.b.step_ns)
+        rows = (*self.kernels, *self.collectives, *self.idle)
+        return [change for change in rows if sign * change.cost_ns > least]
+
+
+def diff(a: Profile, b: Profile) -> Diff:
+    """Compare two runs; the first is what the second is held against."""
+    predicted = Source.SIMULATED in (a.source, b.source)
+    talk_a, talk_b = a.collectives, b.collectives
+    if predicted:
+        talk_a, talk_b = _by_kind(talk_a), _by_kind(talk_b)
+    return Diff(
+        a,
+        b,
+        tuple(Change("phase", name, a.phases[name], b.phases[name]) for name in a.phases),
+        () if predicted else _changes("idle", a.idle, b.idle),
+        () if predicted else _changes("kernel", a.kernels, b.kernels),
+        () if predicted else _changes("operator", a.operators, b.operators),
+        _changes("collective", talk_a, talk_b),
+        tuple(_notes(a, b, predicted)),
+    )
+
+
+def _changes(what: str, a: Amounts, b: Amounts) -> tuple[Change, ...]:
+    names = dict.fromkeys((*a, *b))
+    rows = (Change(what, name, a.get(name), b.get(name)) for name in names)
+    return tuple(sorted(rows, key=lambda change: -abs(change.cost_ns)))
+
+
+def _by_kind(amounts: Amounts) -> Amounts:
+    found: Amounts = {}
+    for name, amount in amounts.items():
+        kind = name.split(" ")[0]
+        found[kind] = found.get(kind, Amount(0.0)).plus(amount)
+    return found
+
+
+def _notes(a: Profile, b: Profile, predicted: bool) -> list[str]:
+    notes = []
+    if predicted:
+        notes.append(
+            "a prediction names its own spans: phases and collectives are compared, kernels and"
+            " operators are not"
+        )
+    without = [
+        one.label for one in (a, b) if one.source != Source.SIMULATED and not any(one.num_steps)
+    ]
+    if without:
+        notes.append(f"no steps are marked in {' and '.join(without)}: all of it counts as one")
+    if len(a.ranks) != len(b.ranks):
+        notes.append(
+            f"{len(a.ranks)} ranks are compared with {len(b.ranks)}: figures are means over ranks"
+        )
+    if not predicted and bool(a.operators) != bool(b.operators):
+        bare = a.label if not a.operators else b.label
+        notes.append(f"{bare} has no operators: they have no partner")
+    return notes

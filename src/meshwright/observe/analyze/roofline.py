@@ -1,0 +1,209 @@
+"""Kernels against the device's roofline: how long each must take, and how long it took.
+
+A kernel takes at least its FLOPs over the peak of their element type, and its bytes over the
+bandwidth of the memory; the larger of both is its roof (S. Williams, A. Waterman, D. Patterson,
+"Roofline", CACM 52(4), 2009). FLOPs are those of `products`, bytes those of `traffic`. What has
+neither is listed as not covered, never guessed. A share above 1 means that data came from a cache.
+"""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+
+from meshwright.observe.analyze.device import device_of, peak_flops
+from meshwright.observe.analyze.kernels import attribute
+from meshwright.observe.analyze.nest import NONE, innermost, nest
+from meshwright.observe.analyze.products import products
+from meshwright.observe.analyze.spans import COMPUTE, DeviceSpans, Ints, where
+from meshwright.observe.analyze.steps import Extent, counted, launch_rows, on_host, steps_of
+from meshwright.observe.analyze.summary import counted_steps
+from meshwright.observe.analyze.traffic import is_covered, least_bytes
+from meshwright.spec.cluster import Gpu
+from meshwright.timeline.schema import ABSENT
+from meshwright.timeline.timeline import Timeline
+
+
+class RoofKernel(NamedTuple):
+    """All covered launches of one kernel; per step, the mean over ranks."""
+
+    name: str
+    operator: str
+    """What launched it."""
+    calls: float
+    total_ns: float
+    flops: float
+    bytes: float
+    least_ns: float
+    """What the roof allows."""
+    bound: str
+    """`compute` or `memory`: which of the two roofs is the lower one."""
+
+    @property
+    def share(self) -> float:
+        """How near it comes to its roof: 1 is as fast as the device allows."""
+        return self.least_ns / self.total_ns if self.total_ns else 0.0
+
+    @property
+    def lost_ns(self) -> float:
+        """What it takes longer than its roof."""
+        return max(0.0, self.total_ns - self.least_ns)
+
+    @property
+    def intensity(self) -> float | None:
+        """FLOPs per byte; None where FLOPs or bytes are not known."""
+        return self.flops / self.bytes if self.flops and self.bytes else None
+
+
+class Uncovered(NamedTuple):
+    """A compute kernel whose work is not known."""
+
+    name: str
+    total_ns: float
+
+
+class Roofline(NamedTuple):
+    """All ranks' kernels against one device."""
+
+    device: str
+    num_ranks: int
+    num_steps: int
+    """Steps per rank; 0 where none are marked, and then figures are of the whole trace."""
+    compute_ns: float
+    """Time in compute kernels per step; kernels that run at once count each."""
+    covered_ns: float
+    kernels: tuple[RoofKernel, ...]
+    """Those that lose most first."""
+    uncovered: tuple[Uncovered, ...]
+    """The longest first."""
+    has_shapes: bool
+    """Whether the trace records shapes at all."""
+
+    @property
+    def covered_share(self) -> float:
+        """Part of the compute time that is held against a roof."""
+        return self.covered_ns / self.compute_ns if self.compute_ns else 0.0
+
+
+class _Sums:
+    """Adds up ranks; keys are kernel and operator."""
+
+    def __init__(self) -> None:
+        self.covered: dict[tuple[str, str], np.ndarray] = {}
+        self.rest: dict[str, float] = {}
+        self.ranks = 0
+        self.steps: list[int] = []
+        self.has_shapes = False
+
+
+def roofline(
+    timelines: Iterable[Timeline], device: Gpu | None = None, extent: Extent = Extent.SETTLED
+) -> Roofline | None:
+    """Hold the kernels of ranks that come one after another against a device's roofs.
+
+    The device is the one that the trace names, unless one is given; None where neither is known.
+    """
+    sums = _Sums()
+    for timeline in timelines:
+        device = device or device_of(timeline)
+        if device is None:
+            return None
+        for part in timeline.by_rank():
+            _add(sums, part, device, extent)
+    if device is None:
+        return None
+    count = max(sums.ranks, 1)
+    rows = []
+    for (name, operator), total in sums.covered.items():
+        calls, ns, flops, moved, by_flops, by_bytes, least = (total / count).tolist()
+        bound = "compute" if by_flops >= by_bytes else "memory"
+        rows.append(RoofKernel(name, operator, calls, ns, flops, moved, least, bound))
+    rest = [Uncovered(name, ns / count) for name, ns in sums.rest.items()]
+    covered = sum(row.total_ns for row in rows)
+    return Roofline(
+        device=device.name,
+        num_ranks=sums.ranks,
+        num_steps=max(sums.steps, default=0),
+        compute_ns=covered + sum(one.total_ns for one in rest),
+        covered_ns=covered,
+        kernels=tuple(sorted(rows, key=lambda row: -row.lost_ns)),
+        uncovered=tuple(sorted(rest, key=lambda one: -one.total_ns)),
+        has_shapes=sums.has_shapes,
+    )
+
+
+def _add(sums: _Sums, part: Timeline, device: Gpu, extent: Extent) -> None:
+    spans = counted(part, extent)
+    spans = spans.take(spans.kind == COMPUTE)
+    steps = counted_steps(steps_of(part), extent)
+    each = 1.0 / max(steps, 1)
+    sums.ranks += 1
+    sums.steps.append(steps)
+    operator = _operator_rows(part, spans)
+    found = products(part)
+    has = attribute(part, spans, found)
+    bytes_ = np.full(spans.row.size, ABSENT, dtype=np.int64)
+    chosen = _one_per_call(spans, operator, has.product)
+    if chosen.size:
+        sums.has_shapes = True
+        bytes_[chosen] = least_bytes(part, operator[chosen])
+    length = (spans.end - spans.start).astype(np.float64)
+    by_flops = np.zeros(spans.row.size)
+    for place in np.flatnonzero(has.product != ABSENT).tolist():
+        name = spans.names[spans.name[place]]
+        peak = peak_flops(device, found.dtype[has.product[place]], name)
+        by_flops[place] = has.flops[place] * 1e9 / peak if peak else 0.0
+    by_bytes = np.maximum(bytes_, 0) * 1e9 / device.memory_bytes_per_s
+    least = np.maximum(by_flops, by_bytes)
+    known = least > 0
+    columns = np.stack(
+        [np.ones_like(length), length, has.flops, np.maximum(bytes_, 0), by_flops, by_bytes, least],
+        axis=1,
+    )
+    names = part.strings("name")
+    codes = np.where(operator != ABSENT, names.codes[operator], ABSENT)
+    keys = np.stack([spans.name[known], codes[known]], axis=1)
+    distinct, place_of = np.unique(keys, axis=0, return_inverse=True)
+    for at, (name, op) in enumerate(distinct.tolist()):
+        total = columns[known][place_of.reshape(-1) == at].sum(axis=0) * each
+        key = (spans.names[name], names.values[op] if op >= 0 else "")
+        sums.covered[key] = sums.covered.get(key, np.zeros(7)) + total
+    rest = np.bincount(spans.name[~known], weights=length[~known]) if (~known).any() else ()
+    for name, ns in enumerate(rest):
+        if ns:
+            text = spans.names[name]
+            sums.rest[text] = sums.rest.get(text, 0.0) + float(ns) * each
+
+
+def _operator_rows(part: Timeline, spans: DeviceSpans) -> Ints:
+    """The innermost covered operator around each span's launch; -1 where there is none."""
+    rows = np.full(spans.row.size, ABSENT, dtype=np.int64)
+    if "extra" not in part.known or "extra" not in part.spans.column_names:
+        return rows
+    row = np.flatnonzero(on_host(part) & where(part.strings("name"), is_covered))
+    launch = launch_rows(part, spans)
+    known = np.flatnonzero(launch != ABSENT)
+    if not row.size or not known.size:
+        return rows
+    start = part.column("start_ns")
+    end = start + part.column("duration_ns")
+    lane, process = part.strings("lane"), part.strings("process")
+    thread = process.codes.astype(np.int64) * max(len(lane.values), 1) + lane.codes
+    tree = nest(thread[row], start[row], end[row])
+    place = innermost(tree, thread[launch[known]], start[launch[known]])
+    rows[known] = np.where(place != NONE, row[place], ABSENT)
+    return rows
+
+
+def _one_per_call(spans: DeviceSpans, operator: Ints, product: Ints) -> Ints:
+    """Of the kernels that one call launched, the one that does its work.
+
+    That is the one that has its FLOPs, else the longest; the others are not covered.
+    """
+    own = np.flatnonzero(operator != ABSENT)
+    length = spans.end[own] - spans.start[own]
+    order = np.lexsort((length, product[own] != ABSENT, operator[own]))
+    own = own[order]
+    last = np.append(operator[own][1:] != operator[own][:-1], True) if own.size else own > 0
+    chosen: Ints = own[last]
+    return chosen

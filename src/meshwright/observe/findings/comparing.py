@@ -1,0 +1,159 @@
+"""Patterns of work that differs between ranks, of the fabric and of the pipeline."""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from meshwright.observe.analyze.collective_calls import OPS
+from meshwright.observe.findings.job import Job
+from meshwright.observe.findings.registry import Hit, JobHit, Pattern, of_job
+from meshwright.observe.findings.say import took
+from meshwright.timeline.columns import numbers
+from meshwright.timeline.schema import SPANS
+
+SLOW_BUS = 0.5
+"""Collectives that reach less than this part of the expected bandwidth are slow."""
+LARGE_BYTES = 1 << 20
+"""Below this, latency rules and bandwidth says little."""
+UNEVEN = 1.2
+BUBBLE = 0.10
+
+
+@of_job(
+    Pattern(
+        name="low-bus-bandwidth",
+        title="Collectives are slower than the fabric",
+        family="ranks",
+        detected="collectives of 1 MiB and more that reach less than half of the bus bandwidth "
+        "that the cost model expects of the same GPUs in one node",
+        cost="measured against the model: the transfer beyond what is expected, as far "
+        "as communication is exposed",
+        remedy="NCCL_DEBUG=INFO names the transport; nvidia-smi topo -m; NCCL_P2P_LEVEL=NVL, "
+        "NCCL_IB_HCA, NCCL_NET_GDR_LEVEL; NCCL_PROTO and NCCL_ALGO unset",
+    )
+)
+def low_bus_bandwidth(job: Job) -> Iterable[JobHit]:
+    """Bandwidth against the model's."""
+    slow = [
+        one
+        for one in job.expected
+        if one.row.bytes >= LARGE_BYTES and one.reached < SLOW_BUS and one.row.calls >= 2
+    ]
+    if not slow:
+        return []
+    beyond = sum(one.row.transfer_total_ns - one.row.calls * one.transfer_ns for one in slow)
+    exposed = float(np.mean([one.exposed_communication_ns for one in job.summaries]))
+    cost = min(float(beyond), exposed)
+    evidence = tuple(
+        f"{one.row.op} of {one.row.bytes / 2**20:.1f} MiB over {one.row.ranks} ranks: "
+        f"{one.row.bus_bytes_per_s / 1e9:.0f} GB/s, {one.bus_bytes_per_s / 1e9:.0f} expected"
+        for one in slow[:3]
+    )
+    ranks = tuple(one.rank for one in job.summaries)
+    return [JobHit(Hit(cost, evidence), ranks, len(ranks))]
+
+
+@of_job(
+    Pattern(
+        name="all-to-all-imbalance",
+        title="All-to-alls carry uneven loads",
+        family="ranks",
+        detected="ranks of one all-to-all give or get 1.2 times the mean number of bytes",
+        cost="estimated: transfer times the part by which the largest load exceeds the mean",
+        remedy="balance experts (auxiliary loss, expert capacity_factor, EPLB) or tables "
+        "(torchrec planner)",
+    )
+)
+def all_to_all_imbalance(job: Job) -> Iterable[JobHit]:
+    """Uneven experts or tables."""
+    found = job.collectives
+    calls, members = found.calls, found.members
+    own = np.flatnonzero(calls.op == OPS.index("all_to_all"))
+    if not own.size:
+        return []
+    sizes = np.full(members.rank.size, -1, dtype=np.int64)
+    for part in job.whole.by_rank():
+        mine = members.rank == int(part.ranks[0])
+        sizes[mine] = numbers(part.spans, SPANS["bytes"])[members.row[mine]]
+    cost, worst, ranks = 0.0, 1.0, set()
+    for at in own.tolist():
+        low = int(calls.first[at])
+        load = sizes[low : low + int(calls.members[at])]
+        if (load <= 0).any():
+            continue
+        ratio = float(load.max() / load.mean())
+        if ratio >= UNEVEN:
+            cost += float(found.transfer_ns[at]) * (1 - 1 / ratio)
+            worst = max(worst, ratio)
+            ranks.add(int(members.rank[low + int(load.argmax())]))
+    if not ranks:
+        return []
+    evidence = (f"the largest load is up to {worst:.2f} times the mean",)
+    return [JobHit(Hit(cost, evidence), tuple(sorted(ranks)), len(job.summaries))]
+
+
+@of_job(
+    Pattern(
+        name="other-kernels",
+        title="A rank runs other kernels than its peers",
+        family="ranks",
+        detected="fewer than half of three or more ranks run a kernel (2 % of compute or more) "
+        "that the others do not, and compute longer than the others' median",
+        cost="measured: how much longer they compute than the others",
+        remedy="compare a rank with its peer (mw diff): other shapes, another library or "
+        "autotuning result (torch.backends.cudnn.benchmark, Triton cache), another GPU",
+    )
+)
+def other_kernels(job: Job) -> Iterable[JobHit]:
+    """Not the same work or software."""
+    if len(job.summaries) < 3 or job.pipeline is not None:
+        return []
+    hits = []
+    for one in job.summaries:
+        peers = [other for other in job.summaries if other is not one and other.window_ns]
+        usual = float(np.median([other.compute_ns / other.window_ns for other in peers]))
+        own = [
+            name
+            for name, spent in one.kernel_ns.items()
+            if spent >= 0.02 * one.compute_ns
+            and sum(name in other.kernel_ns for other in peers) < len(peers) / 4
+        ]
+        more = one.compute_ns - usual * one.window_ns
+        if own and more > 0:
+            names = ", ".join(name[:60] for name in own[:3])
+            evidence = (f"rank {one.rank} alone runs {names}", f"it computes {took(more)} longer")
+            cost = min(more, float(sum(one.kernel_ns[name] for name in own)))
+            hits.append(JobHit(Hit(cost, evidence), (one.rank,), 1))
+    return hits if len(hits) < len(job.summaries) / 2 else []
+
+
+@of_job(
+    Pattern(
+        name="pipeline-bubble",
+        title="The pipeline's bubble is large",
+        family="ranks",
+        detected="passes of the pipeline leave 10 % or more of the ranks' time empty",
+        cost="measured: the mean bubble of a rank",
+        remedy="more micro-batches (four times the stages), interleaved stages or a zero-bubble "
+        "schedule (--num-layers-per-virtual-pipeline-stage; torch ScheduleInterleavedZeroBubble)",
+        least_share=0.10,
+    )
+)
+def pipeline_bubble(job: Job) -> Iterable[JobHit]:
+    """Empty time of stages."""
+    found = job.pipeline
+    if found is None or not found.ranks or found.bubble_share < BUBBLE:
+        return []
+    lost = sum(one.bubble_ns for one in found.ranks) / len(found.ranks)
+    stages = len(found.ranks)
+    evidence = (
+        f"{100 * found.bubble_share:.0f} % of the passes' time is bubble; schedule "
+        f"{found.schedule or 'unknown'}, {stages} stages, {found.microbatches} micro-batches",
+    )
+    low, high = found.window_ns
+    remedy = f"at least {4 * stages} micro-batches instead of {found.microbatches}, or " + (
+        "interleaved stages or a zero-bubble schedule "
+        "(--num-layers-per-virtual-pipeline-stage; torch ScheduleInterleavedZeroBubble)"
+    )
+    ranks = tuple(one.rank for one in found.ranks)
+    return [JobHit(Hit(lost, evidence, ((low, high),), remedy), ranks, len(ranks))]

@@ -1,0 +1,171 @@
+"""Patterns of copies between memories."""
+
+import numpy as np
+
+from meshwright.observe.analyze.spans import MEMORY_COPY, Flags, covered
+from meshwright.observe.findings.rank import Rank
+from meshwright.observe.findings.registry import Hit, Pattern, of_rank
+from meshwright.observe.findings.say import per_step, places, share, took
+from meshwright.timeline.schema import ABSENT
+
+ROUND_TRIP_NS = 5_000_000
+MANY_FILLS = 100
+
+
+def _copies(rank: Rank, *words: str) -> Flags:
+    found: Flags = rank.spans.kind == MEMORY_COPY
+    for word in words:
+        found &= rank.named(word)
+    return found
+
+
+def _rate(rank: Rank, own: Flags) -> str:
+    size = rank.part.column("bytes")[rank.spans.row[own]]
+    known = size >= 0
+    time = rank.length[own][known].sum()
+    return f", {size[known].sum() / time:.3g} GB/s" if time and known.any() else ""
+
+
+def _hit(rank: Rank, own: Flags, what: str, extra_ns: int = 0) -> Hit | None:
+    if not own.any():
+        return None
+    cost = int(rank.exposed_ns[own].sum()) + extra_ns
+    evidence = (
+        f"{what}: {per_step(rank, own.sum())}, {took(rank.length[own].sum())} in all"
+        f"{_rate(rank, own)}; {took(cost)} not hidden behind compute",
+    )
+    return Hit(cost, evidence, places(rank, own))
+
+
+@of_rank(
+    Pattern(
+        name="pageable-copy",
+        title="Input is copied from pageable memory",
+        family="copies",
+        detected="copies host to device from pageable memory that no compute hides, and the late "
+        "gaps while the host is inside their calls",
+        cost="measured: both; pinned memory is faster and runs beside compute",
+        remedy='DataLoader(pin_memory=True) and x.to("cuda", non_blocking=True)',
+    )
+)
+def pageable_copy(rank: Rank) -> Hit | None:
+    """Copies that block the host and cannot overlap."""
+    own = _copies(rank, "HtoD", "Pageable")
+    launch = rank.launch[own]
+    launch = launch[launch != ABSENT]
+    blocked = int(covered(rank.late_gaps, rank.start[launch], rank.end[launch]).sum())
+    return _hit(rank, own, "copies from pageable memory", blocked)
+
+
+@of_rank(
+    Pattern(
+        name="input-copy-not-overlapped",
+        title="Input is copied on the computing stream",
+        family="copies",
+        detected="copies host to device from pinned memory, on the stream that computes",
+        cost="measured: their time in which nothing computes",
+        remedy="prefetch the next batch on a side stream: with torch.cuda.stream(side): "
+        'x.to("cuda", non_blocking=True), then torch.cuda.current_stream().wait_stream(side)',
+    )
+)
+def input_copy_not_overlapped(rank: Rank) -> Hit | None:
+    """Copies in line with compute."""
+    own = _copies(rank, "HtoD") & ~rank.named("Pageable") & (rank.spans.lane == rank.main_lane)
+    return _hit(rank, own, "copies on the computing stream")
+
+
+@of_rank(
+    Pattern(
+        name="output-copy-exposed",
+        title="Results are copied to the host in line with compute",
+        family="copies",
+        detected="copies device to host that no compute hides",
+        cost="measured: their time in which nothing computes",
+        remedy='copy results with .to("cpu", non_blocking=True) into pinned memory on a side '
+        "stream; copy less, and less often",
+    )
+)
+def output_copy_exposed(rank: Rank) -> Hit | None:
+    """Results, logits, metrics on their way to the host."""
+    return _hit(rank, _copies(rank, "DtoH"), "copies to the host")
+
+
+@of_rank(
+    Pattern(
+        name="host-round-trip",
+        title="A tensor goes to the host and comes back",
+        family="copies",
+        detected="a copy to the host of 4 KiB or more and, within 5 ms, a copy of the same size "
+        "back: an operator ran on the CPU",
+        cost="measured: from the first copy's start to the second's end, less the compute in it",
+        remedy="run the operator on the device: no .cpu() or .numpy() in the step; where a kernel "
+        "is missing, write it with torch.compile or Triton",
+    )
+)
+def host_round_trip(rank: Rank) -> Hit | None:
+    """Pairs of copies of one size."""
+    size = rank.part.column("bytes")[rank.spans.row]
+    out = np.flatnonzero(_copies(rank, "DtoH") & (size >= 4096))
+    back = np.flatnonzero(_copies(rank, "HtoD") & (size >= 4096))
+    if not out.size or not back.size:
+        return None
+    place = np.searchsorted(rank.spans.start[back], rank.spans.end[out])
+    pair = back[np.minimum(place, back.size - 1)]
+    start, end = rank.spans.start[out], rank.spans.end[pair]
+    near = (place < back.size) & (size[pair] == size[out]) & (end - start < ROUND_TRIP_NS)
+    if not near.any():
+        return None
+    start, end = start[near], end[near]
+    cost = int((end - start - covered(rank.compute, start, end)).sum())
+    evidence = (f"{per_step(rank, near.sum())} round trips of {int(size[out[near]].max())} bytes",)
+    return Hit(cost, evidence, tuple(zip(start.tolist(), end.tolist(), strict=True))[:5])
+
+
+@of_rank(
+    Pattern(
+        name="fill-storm",
+        title="Many tensors are set to zero",
+        family="copies",
+        detected="100 or more memsets and fills per step (or in zero_grad)",
+        cost="measured: their time, and gaps below 30 µs before them",
+        remedy="optimizer.zero_grad(set_to_none=True); torch.empty instead of torch.zeros where "
+        "every element is written",
+    )
+)
+def fill_storm(rank: Rank) -> Hit | None:
+    """Memsets and fills."""
+    own = (rank.spans.kind == MEMORY_COPY) & rank.named("Memset") | rank.kernels("fill")
+    if own.sum() / (rank.num_steps or 1.0) < MANY_FILLS:
+        return None
+    length = rank.gaps.end - rank.gaps.start
+    before = own[rank.ending] & ~rank.late & (length < 30_000) if length.size else own[:0]
+    cost = int(rank.length[own].sum() + length[before].sum())
+    in_zero_grad = int((own & rank.launched_in("zeroing", own)).sum())
+    evidence = (
+        f"{per_step(rank, own.sum())} fills, {in_zero_grad} of them in zero_grad",
+        f"{took(rank.length[own].sum())} in them, {took(length[before].sum())} in gaps before them",
+    )
+    return Hit(cost, evidence, places(rank, own))
+
+
+@of_rank(
+    Pattern(
+        name="tensor-copies",
+        title="Tensors are copied within the device",
+        family="copies",
+        detected="copies device to device",
+        cost="measured: their time in which nothing else computes",
+        remedy="drop .clone() and .contiguous(); write into preallocated views; for DDP "
+        "gradient_as_bucket_view=True",
+        least_share=0.02,
+    )
+)
+def tensor_copies(rank: Rank) -> Hit | None:
+    """Clones."""
+    own = _copies(rank, "DtoD")
+    hit = _hit(rank, own, "copies within the device")
+    if hit is None:
+        return None
+    return hit._replace(
+        evidence=(*hit.evidence, f"{share(hit.cost_ns or 0, rank.window_ns)} of the time")
+    )

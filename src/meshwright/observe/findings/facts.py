@@ -1,0 +1,265 @@
+"""Plain facts of one rank's timeline, worked out once and only when asked."""
+
+from functools import cached_property
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from meshwright.observe.analyze.breakdown import RankBreakdown, breakdown_of, collective_of
+from meshwright.observe.analyze.idle import RankIdle, idle_of
+from meshwright.observe.analyze.launches import RankLaunches, launches_of
+from meshwright.observe.analyze.nest import NONE, Nest, enclosing, innermost, nest
+from meshwright.observe.analyze.spans import (
+    COMMUNICATION,
+    COMPUTE,
+    DeviceSpans,
+    Flags,
+    Intervals,
+    Ints,
+    covered,
+    union,
+    where,
+)
+from meshwright.observe.analyze.steps import RankSteps, counted, launch_rows, on_host, steps_of
+from meshwright.observe.findings.names import host_sort, kernel_sorts
+from meshwright.timeline.schema import ABSENT, Source
+from meshwright.timeline.timeline import Timeline
+
+_COMMUNICATING = ("nccl:", "c10d::", "rccl:", "gloo:")
+
+
+class Facts(msgspec.Struct, frozen=True, eq=False, dict=True):
+    """One rank's timeline and what it says."""
+
+    part: Timeline
+
+    @cached_property
+    def rank(self) -> int:
+        """Its number."""
+        return self.part.ranks[0] if self.part.ranks else 0
+
+    @cached_property
+    def spans(self) -> DeviceSpans:
+        """The device work that is counted."""
+        return counted(self.part)
+
+    @cached_property
+    def length(self) -> Ints:
+        """How long each device span took, ns."""
+        return self.spans.end - self.spans.start
+
+    @cached_property
+    def window_ns(self) -> int:
+        """From first start to last end of counted work."""
+        low, high = self.spans.window_ns
+        return high - low
+
+    @cached_property
+    def launch(self) -> Ints:
+        """Row of the call that launched each device span; -1 unknown."""
+        return launch_rows(self.part, self.spans)
+
+    @cached_property
+    def breakdown(self) -> RankBreakdown:
+        """Where the device's time goes."""
+        return breakdown_of(self.part)
+
+    @cached_property
+    def idle(self) -> RankIdle:
+        """Why the device is idle."""
+        return idle_of(self.part)
+
+    @cached_property
+    def launches(self) -> RankLaunches:
+        """How the host feeds the device."""
+        return launches_of(self.part)
+
+    @cached_property
+    def steps(self) -> RankSteps:
+        """Its steps."""
+        return steps_of(self.part)
+
+    @cached_property
+    def num_steps(self) -> float | None:
+        """How many steps the counted window holds; None where steps are not known."""
+        marks = self.steps.steps
+        if len(marks) > 1:
+            period = (marks[-1].start_ns - marks[0].start_ns) / (len(marks) - 1)
+            return self.window_ns / period if period > 0 else None
+        alone = len(marks) == 1 or (
+            self.part.source == Source.SIMULATED and "step_s" in self.part.metadata
+        )
+        return 1.0 if alone else None
+
+    @cached_property
+    def start(self) -> Ints:
+        """Start of every row."""
+        return self.part.column("start_ns")
+
+    @cached_property
+    def end(self) -> Ints:
+        """End of every row."""
+        end: Ints = self.start + self.part.column("duration_ns")
+        return end
+
+    @cached_property
+    def thread(self) -> Ints:
+        """One number per process and lane, for every row."""
+        lane, process = self.part.strings("lane"), self.part.strings("process")
+        thread: Ints = process.codes.astype(np.int64) * max(len(lane.values), 1) + lane.codes
+        return thread
+
+    @cached_property
+    def host(self) -> Flags:
+        """Which rows are the host's."""
+        return on_host(self.part)
+
+    @cached_property
+    def _sorts(self) -> tuple[Ints, list[str]]:
+        names = self.part.strings("name")
+        known: dict[str, int] = {"": 0}
+        codes = [known.setdefault(host_sort(name), len(known)) for name in names.values]
+        found: Ints = np.array([*codes, 0])[names.codes] * self.host
+        return found, list(known)
+
+    def host_rows(self, sort: str) -> Ints:
+        """Rows of the host of one sort of `names`."""
+        codes, words = self._sorts
+        if sort not in words:
+            return np.zeros(0, dtype=np.int64)
+        return np.flatnonzero(codes == words.index(sort))
+
+    def host_time(self, sort: str) -> Intervals:
+        """When the host was in spans of one sort."""
+        rows = self.host_rows(sort)
+        return union(self.start[rows], self.end[rows])
+
+    def category(self, *values: str) -> Ints:
+        """Rows of the host that the profiler filed under one of these."""
+        filed = where(self.part.strings("category"), lambda value: value in values)
+        return np.flatnonzero(filed & self.host)
+
+    def within(self, rows: Ints, outer: Ints) -> Flags:
+        """Which rows start inside one of the outer rows, on the same thread."""
+        tree = nest(self.thread[outer], self.start[outer], self.end[outer])
+        inside: Flags = innermost(tree, self.thread[rows], self.start[rows]) != NONE
+        return inside
+
+    def launched_in(self, sort: str, which: Flags | None = None) -> Flags:
+        """Which device spans were launched inside host spans of one sort."""
+        known = self.launch != ABSENT if which is None else which & (self.launch != ABSENT)
+        found = np.zeros(self.launch.size, dtype=np.bool_)
+        place = np.flatnonzero(known)
+        outer = self.host_rows(sort)
+        if outer.size and place.size:
+            found[place] = self.within(self.launch[place], outer)
+        return found
+
+    @cached_property
+    def _operators(self) -> tuple[Ints, Nest]:
+        rows = self.category("cpu_op", "Operator", "user_annotation")
+        return rows, nest(self.thread[rows], self.start[rows], self.end[rows])
+
+    def operators_around(self, rows: Ints) -> list[Ints]:
+        """Name codes of the operators around each row, outermost first; -1 for none."""
+        outer, tree = self._operators
+        codes = np.append(self.part.strings("name").codes[outer], ABSENT)
+        return [codes[level] for level in enclosing(tree, self.thread[rows], self.start[rows])]
+
+    def kernels(self, *sorts: str) -> Flags:
+        """Which device spans are kernels of one of these sorts of `names`."""
+        found: Flags = self._sorted_kernels[0][self.spans.name] & self._mask(sorts) != 0
+        return found
+
+    @cached_property
+    def _sorted_kernels(self) -> tuple[Ints, dict[str, int]]:
+        bits: dict[str, int] = {}
+        table = np.zeros(len(self.spans.names) + 1, dtype=np.int64)
+        computing = self.spans.name[self.spans.kind == COMPUTE]
+        for code in np.unique(computing).tolist():
+            for sort in kernel_sorts(self.spans.names[code]):
+                table[code] |= 1 << bits.setdefault(sort, len(bits))
+        return table, bits
+
+    def _mask(self, sorts: tuple[str, ...]) -> int:
+        bits = self._sorted_kernels[1]
+        return sum(1 << bits[sort] for sort in sorts if sort in bits)
+
+    def named(self, test: str) -> Flags:
+        """Which device spans have this in their names."""
+        hit = np.zeros(len(self.spans.names) + 1, dtype=np.bool_)
+        for code in np.unique(self.spans.name).tolist():
+            hit[code] = test in self.spans.names[code]
+        return hit[self.spans.name]
+
+    @cached_property
+    def main_lane(self) -> int:
+        """The stream that computes most; -1 where none does."""
+        compute = self.spans.kind == COMPUTE
+        if not compute.any():
+            return ABSENT
+        return int(np.bincount(self.spans.lane[compute], self.length[compute]).argmax())
+
+    @cached_property
+    def compute(self) -> Intervals:
+        """When anything computes."""
+        return self.spans.of(COMPUTE)
+
+    @cached_property
+    def exposed_ns(self) -> Ints:
+        """Of each device span, what no compute and no other communication hides."""
+        other = np.where(self.spans.kind == COMMUNICATION, 0, 1)
+        hidden = covered(self.compute, self.spans.start, self.spans.end)
+        both = self.spans.of(COMPUTE, COMMUNICATION)
+        more = covered(both, self.spans.start, self.spans.end)
+        exposed: Ints = self.length - np.where(other == 0, hidden, more)
+        return exposed
+
+    @cached_property
+    def collectives(self) -> tuple[Ints, tuple[str, ...]]:
+        """Place and kind of each communication span: as the trace, its operator or its name says.
+
+        NCCL runs several collectives by kernels called SendRecv; the operator tells them apart.
+        """
+        own = np.flatnonzero(self.spans.kind == COMMUNICATION)
+        said, names = self.part.strings("collective"), self.part.strings("name")
+        launch = self.launch[own]
+        around = self.operators_around(np.maximum(launch, 0)) if own.size else []
+        words = [said.values[code] if code >= 0 else "" for code in said.codes[self.spans.row[own]]]
+        for level in reversed(around):
+            for at, code in enumerate(level.tolist()):
+                name = names.values[code] if code >= 0 and launch[at] != ABSENT else ""
+                if words[at] in ("", "send_recv") and name.startswith(_COMMUNICATING):
+                    words[at] = name
+        return own, tuple(
+            collective_of(word or self.spans.names[self.spans.name[at]])
+            for word, at in zip(words, own.tolist(), strict=True)
+        )
+
+    def like_launches(self, place: Ints) -> Ints:
+        """A number per device span that kernels of one name, grid and block share; -1 for others.
+
+        Only the places asked for have one, and only where the trace says the grid.
+        """
+        found = np.full(self.spans.row.size, ABSENT, dtype=np.int64)
+        if "extra" not in self.part.known or "extra" not in self.part.spans.column_names:
+            return found
+        texts = self.part.spans.column("extra").take(pa.array(self.spans.row[place]))
+        grid = pc.struct_field(pc.extract_regex(texts, r'"grid":\s*(?P<grid>\[[^\]]*\])'), "grid")
+        codes = pc.fill_null(pc.dictionary_encode(grid).combine_chunks().indices, ABSENT)
+        both = np.stack([self.spans.name[place], codes.to_numpy(zero_copy_only=False)], axis=1)
+        _, number = np.unique(both, axis=0, return_inverse=True)
+        found[place] = np.where(both[:, 1] >= 0, number.reshape(-1), ABSENT)
+        return found
+
+    def argument(self, rows: Ints, name: str) -> Ints:
+        """A number among the arguments of rows; NaN where it is not said."""
+        if "extra" not in self.part.known or "extra" not in self.part.spans.column_names:
+            return np.full(rows.size, np.nan)
+        texts = self.part.spans.column("extra").take(pa.array(rows))
+        found = pc.extract_regex(texts, rf'"{name}":\s*(?P<number>[0-9.]+)')
+        number = pc.cast(pc.struct_field(found, "number"), pa.float64(), safe=False)
+        values: Ints = pc.fill_null(number, float("nan")).to_numpy()
+        return values

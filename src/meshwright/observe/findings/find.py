@@ -1,0 +1,113 @@
+"""Looks for every pattern, puts what ranks show alike together, and ranks it by cost.
+
+find(timelines)                  all of it: one timeline per rank, each read once
+examine(rank)                    what one rank shows; may run in another process
+combine(examined)                the ranks' answers together, with what only all show
+"""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from meshwright.observe.finding import Finding
+from meshwright.observe.findings.job import Job, Summary, kept_of, summary_of
+from meshwright.observe.findings.rank import Rank
+from meshwright.observe.findings.registry import (
+    JOB_PATTERNS,
+    MAX_SPANS,
+    RANK_PATTERNS,
+    Hit,
+    Pattern,
+)
+from meshwright.timeline.timeline import Timeline
+
+
+class Examined(NamedTuple):
+    """What one rank shows, and what is kept to compare it with others."""
+
+    summary: Summary
+    hits: tuple[tuple[str, Hit], ...]
+    kept: Timeline
+
+
+def find(timelines: Iterable[Timeline]) -> tuple[Finding, ...]:
+    """Every inefficiency of a run, costliest first; what costs no time comes last."""
+    return combine(examine(Rank(part)) for timeline in timelines for part in timeline.by_rank())
+
+
+def examine(rank: Rank) -> Examined:
+    """Look for what one rank shows."""
+    hits = []
+    if rank.window_ns:
+        for pattern, detector in RANK_PATTERNS.values():
+            hit = detector(rank)
+            if hit is not None and _matters(pattern, hit, rank.window_ns):
+                hits.append((pattern.name, hit))
+    return Examined(summary_of(rank), tuple(hits), kept_of(rank.part))
+
+
+def combine(examined: Iterable[Examined]) -> tuple[Finding, ...]:
+    """Put the ranks' answers together and look for what only all of them show."""
+    ranks = tuple(examined)
+    job = Job(tuple(one.summary for one in ranks), tuple(one.kept for one in ranks))
+    found = []
+    for name, (pattern, _) in RANK_PATTERNS.items():
+        own = [(one.summary, hit) for one in ranks for known, hit in one.hits if known == name]
+        if own:
+            found.append(_of_ranks(pattern, own, job))
+    if len(ranks) > 1:
+        for pattern, detector in JOB_PATTERNS.values():
+            for hit, culprits, sharers in detector(job):
+                if _matters(pattern, hit, job.window_ns):
+                    found.append(_of_all(pattern, hit, culprits, sharers, job))
+    return tuple(sorted(found, key=_by_cost))
+
+
+def _matters(pattern: Pattern, hit: Hit, window_ns: float) -> bool:
+    return hit.cost_ns is None or hit.cost_ns >= pattern.least_share * window_ns > 0
+
+
+def _by_cost(finding: Finding) -> tuple[float, str]:
+    return (-(finding.gpu_share or 0.0), finding.name)
+
+
+def _of_ranks(pattern: Pattern, own: list[tuple[Summary, Hit]], job: Job) -> Finding:
+    """One finding of all ranks that show it; the evidence is that of the one it costs most."""
+    worst, hit = max(own, key=lambda item: (item[1].cost_ns or 0.0) / max(1, item[0].window_ns))
+    windows = sum(one.window_ns for one in job.summaries)
+    costs = [one.cost_ns for _, one in own if one.cost_ns is not None]
+    per_step = [
+        one.cost_ns / summary.num_steps / 1e6
+        for summary, one in own
+        if one.cost_ns is not None and summary.num_steps
+    ]
+    where = f"rank {worst.rank}: " if len(job.summaries) > 1 else ""
+    return Finding(
+        name=pattern.name,
+        title=pattern.title,
+        evidence=tuple(f"{where}{line}" for line in hit.evidence),
+        ranks=tuple(sorted(summary.rank for summary, _ in own)),
+        cost_ms_per_step=sum(per_step) / len(per_step) if per_step else None,
+        gpu_share=sum(costs) / windows if costs and windows else None,
+        remedy=hit.remedy or pattern.remedy,
+        spans=tuple((worst.rank, start, end) for start, end in hit.spans[:MAX_SPANS]),
+    )
+
+
+def _of_all(
+    pattern: Pattern, hit: Hit, culprits: tuple[int, ...], sharers: int, job: Job
+) -> Finding:
+    """A finding whose cost several ranks pay."""
+    cost = hit.cost_ns
+    windows = sum(one.window_ns for one in job.summaries)
+    steps = next((one.num_steps for one in job.summaries if one.num_steps), None)
+    first = culprits[0] if culprits else 0
+    return Finding(
+        name=pattern.name,
+        title=pattern.title,
+        evidence=hit.evidence,
+        ranks=culprits,
+        cost_ms_per_step=cost / steps / 1e6 if cost is not None and steps else None,
+        gpu_share=cost * sharers / windows if cost is not None and windows else None,
+        remedy=hit.remedy or pattern.remedy,
+        spans=tuple((first, start, end) for start, end in hit.spans[:MAX_SPANS]),
+    )

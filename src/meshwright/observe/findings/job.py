@@ -1,0 +1,155 @@
+"""What detectors ask of all ranks together, worked out once and only when asked.
+
+Of each rank only what they need is kept: device work, marks of steps and passes, waits for data.
+"""
+
+import re
+from functools import cached_property
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from meshwright.observe.analyze.clocks import align, aligned_collectives, clocks_of
+from meshwright.observe.analyze.collective_expected import Expected, cluster_of, expected
+from meshwright.observe.analyze.collectives import Collectives, by_size, match_collectives
+from meshwright.observe.analyze.pipeline import Pipeline, pipeline
+from meshwright.observe.analyze.spans import (
+    COMPUTE,
+    DEVICE_KINDS,
+    Ints,
+    covered,
+    device_spans,
+    measure,
+    where,
+)
+from meshwright.observe.analyze.stragglers import Stragglers, stragglers
+from meshwright.observe.findings.rank import Rank
+from meshwright.policy.pipeline.spans import LANE
+from meshwright.timeline.schema import Kind
+from meshwright.timeline.timeline import Timeline, has_kind
+
+_MARKS = re.compile(
+    r"^ProfilerStep|^Optimizer\.step#|(?i:data_?loader|enumerate\(|__next__|next_data|load_batch)"
+)
+
+
+class Summary(NamedTuple):
+    """One rank in short."""
+
+    rank: int
+    window_ns: int
+    num_steps: float | None
+    compute_ns: int
+    exposed_communication_ns: int
+    late_ns: int
+    """Idle because the host launched late."""
+    loading_ns: int
+    """The part of that in which the host waited for data."""
+    kernel_ns: dict[str, int]
+    """Time of each compute kernel that has a hundredth of compute time or more."""
+
+
+def summary_of(rank: Rank) -> Summary:
+    """Sum up one rank."""
+    computing = rank.spans.kind == COMPUTE
+    names, length = rank.spans.name[computing], rank.length[computing]
+    total = np.bincount(names, length, minlength=1)
+    large = np.flatnonzero(total >= max(1.0, total.sum() / 100))
+    return Summary(
+        rank.rank,
+        rank.window_ns,
+        rank.num_steps,
+        int(total.sum()),
+        rank.breakdown.exposed_communication_ns,
+        measure(rank.late_gaps),
+        rank.claimed_ns("loading"),
+        {rank.spans.names[code]: int(total[code]) for code in large.tolist()},
+    )
+
+
+def kept_of(part: Timeline) -> Timeline:
+    """The rows of one rank that comparing ranks takes; arguments of collectives only."""
+    names, lanes = part.strings("name"), part.strings("lane")
+    kinds = part.strings("kind")
+    keep = has_kind(kinds, DEVICE_KINDS)
+    keep = keep | where(names, _MARKS.search) | where(lanes, lambda lane: lane.startswith(LANE))
+    spans = part.spans.filter(pa.array(keep))
+    if "extra" in spans.column_names:
+        at = spans.column_names.index("extra")
+        talks = pa.array(has_kind(kinds, [Kind.COMMUNICATION])[keep])
+        texts = spans.column("extra")
+        texts = pc.if_else(talks, texts, pa.scalar(None, texts.type))
+        spans = spans.set_column(at, spans.schema.field(at), texts)
+    return msgspec.structs.replace(part, spans=spans, counters=part.counters.slice(0, 0))
+
+
+class Job(msgspec.Struct, frozen=True, eq=False, dict=True):
+    """All ranks of a run."""
+
+    summaries: tuple[Summary, ...]
+    kept: tuple[Timeline, ...]
+    """What `kept_of` leaves of each rank."""
+
+    @cached_property
+    def _matched(self) -> tuple[Timeline, Collectives]:
+        whole = Timeline.concat(self.kept)
+        found = match_collectives(whole)
+        clocks = clocks_of(found)
+        if clocks.shared:
+            return whole, found
+        return align(whole, clocks), aligned_collectives(found, clocks)
+
+    @property
+    def whole(self) -> Timeline:
+        """All ranks on one clock."""
+        return self._matched[0]
+
+    @property
+    def collectives(self) -> Collectives:
+        """Collectives matched across ranks, on one clock."""
+        return self._matched[1]
+
+    @cached_property
+    def stragglers(self) -> Stragglers:
+        """Who comes late."""
+        return stragglers(self.whole, self.collectives)
+
+    @cached_property
+    def expected(self) -> tuple[Expected, ...]:
+        """How fast collectives should have been; none where the device is not known."""
+        cluster = cluster_of(self.kept[0]) if self.kept else None
+        return expected(by_size(self.collectives), cluster) if cluster is not None else ()
+
+    @cached_property
+    def lost_ns(self) -> Ints:
+        """What each member of each collective loses to the last one: waits that nothing hides.
+
+        At most by how much the last came after the last but one.
+        """
+        found = self.collectives
+        members, calls = found.members, found.calls
+        order = np.lexsort((members.start_ns, members.call))
+        last = calls.first + calls.members - 1
+        lead = members.start_ns[order][last] - members.start_ns[order][last - 1]
+        wait = found.wait_ns
+        for part in self.whole.by_rank():
+            own = members.rank == part.ranks[0]
+            start = members.start_ns[own]
+            spans = device_spans(part)
+            wait[own] -= covered(spans.of(COMPUTE), start, start + wait[own])
+        lost: Ints = np.minimum(wait, lead[members.call])
+        return lost
+
+    @cached_property
+    def pipeline(self) -> Pipeline | None:
+        """The pipeline, where there is one."""
+        return pipeline(self.whole)
+
+    @cached_property
+    def window_ns(self) -> float:
+        """Mean window of a rank."""
+        windows = [one.window_ns for one in self.summaries]
+        return sum(windows) / len(windows) if windows else 0.0

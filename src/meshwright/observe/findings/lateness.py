@@ -1,0 +1,188 @@
+"""Patterns of ranks that come late to collectives, and of links that are slow."""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from meshwright.observe.analyze.stragglers import SLOWER, RankArrival
+from meshwright.observe.findings.job import Job
+from meshwright.observe.findings.registry import Hit, JobHit, Pattern, of_job
+from meshwright.observe.findings.say import took
+
+
+def _late(job: Job, cause: str) -> list[JobHit]:
+    """The rank that holds up the others, if it does for this cause."""
+    found = job.stragglers
+    if found.straggler is None or len(job.summaries) < 2:
+        return []
+    worst = found.ranks[0]
+    told = _cause(job, worst)
+    if told is None or told[0] != cause:
+        return []
+    own = job.collectives.last_rank[job.collectives.members.call] == worst.rank
+    others = len(job.summaries) - 1
+    cost = float(job.lost_ns[own].sum()) / others
+    evidence = (
+        f"rank {worst.rank} came last to {worst.times_last} of {worst.collectives} collectives; "
+        f"the others waited {took(worst.caused_ns)} together",
+        told[1],
+    )
+    return [JobHit(Hit(cost, evidence), (worst.rank,), others)]
+
+
+def _cause(job: Job, worst: RankArrival) -> tuple[str, str] | None:
+    """Why a rank is late: what it has more of than its peers, per step; and in words.
+
+    Whole steps are compared rather than what lies between two collectives: where collectives run
+    beside compute, a late rank computes there while its peers wait.
+    """
+    known = [one for one in job.summaries if one.num_steps]
+    own = next((one for one in known if one.rank == worst.rank), None)
+    peers = [one for one in known if one.rank != worst.rank]
+    if own is None or not peers:
+        return (worst.cause, "steps are not known") if worst.cause else None
+
+    def more(name: str) -> float:
+        usual = np.median([getattr(one, name) / (one.num_steps or 1.0) for one in peers])
+        return float(getattr(own, name) / (own.num_steps or 1.0) - usual)
+
+    compute, late, loading = more("compute_ns"), more("late_ns"), more("loading_ns")
+    if max(compute, late) <= 0:
+        return None
+    words = (
+        f"per step it has {took(max(0.0, compute))} more compute and {took(max(0.0, late))} more "
+        f"idle time with a late host than the median; its kernels take "
+        f"{worst.kernel_slowdown:.3f} times as long as the same ones elsewhere"
+    )
+    if compute >= late:
+        return ("compute" if worst.kernel_slowdown >= SLOWER else "work"), words
+    return ("data" if loading > late / 2 else "host"), words
+
+
+_LATE_COST = "measured: waits of the others for that rank that no compute hides, mean of a rank"
+
+
+@of_job(
+    Pattern(
+        name="straggler-slow-kernels",
+        title="One rank's kernels are slower",
+        family="ranks",
+        detected="one rank is last at most collectives, and computes longer per step than the "
+        "median; its kernels take 3 % longer than the same ones elsewhere",
+        cost=_LATE_COST,
+        remedy="nvidia-smi -q -d PERFORMANCE,CLOCK,ECC -i N on that rank's host (throttling, "
+        "power cap, remapped rows); drain the node",
+    )
+)
+def straggler_slow_kernels(job: Job) -> Iterable[JobHit]:
+    """A slow device."""
+    return _late(job, "compute")
+
+
+@of_job(
+    Pattern(
+        name="straggler-more-work",
+        title="One rank has more work",
+        family="ranks",
+        detected="one rank is last at most collectives, computes longer per step than the "
+        "median, and its kernels are as fast as elsewhere",
+        cost=_LATE_COST,
+        remedy="balance the work: sequence packing by tokens, even shards of experts, tables or "
+        "layers (torchrec planner, uneven stages)",
+    )
+)
+def straggler_more_work(job: Job) -> Iterable[JobHit]:
+    """Uneven work."""
+    return _late(job, "work")
+
+
+@of_job(
+    Pattern(
+        name="straggler-late-host",
+        title="One rank's host is slow",
+        family="ranks",
+        detected="one rank is last at most collectives, and its host launches late for "
+        "longer than the median, outside the data loader",
+        cost=_LATE_COST,
+        remedy="look at that host: pin processes to cores near the GPU (torchrun --numa-binding="
+        "node, numactl), stop other processes, gc.freeze(), cpupower frequency-set -g performance",
+    )
+)
+def straggler_late_host(job: Job) -> Iterable[JobHit]:
+    """A slow host."""
+    return _late(job, "host")
+
+
+@of_job(
+    Pattern(
+        name="straggler-data-wait",
+        title="One rank waits for its data",
+        family="ranks",
+        detected="one rank is last at most collectives, and its host is late in the data loader",
+        cost=_LATE_COST,
+        remedy="DataLoader(num_workers=..., prefetch_factor=4) there; local copies of the data; "
+        "even sizes of samples across ranks",
+    )
+)
+def straggler_data_wait(job: Job) -> Iterable[JobHit]:
+    """Slow storage or heavy samples."""
+    return _late(job, "data")
+
+
+@of_job(
+    Pattern(
+        name="rotating-stragglers",
+        title="Now this rank is late, now that",
+        family="ranks",
+        detected="ranks wait for each other, no single one causes half of it",
+        cost="measured: waits for the last rank that no compute hides, mean of a rank",
+        remedy="even out what differs from step to step: sample lengths (group_by_length, "
+        "packing), garbage collection on all ranks at once, CPU noise",
+        least_share=0.03,
+    )
+)
+def rotating_stragglers(job: Job) -> Iterable[JobHit]:
+    """Jitter."""
+    found = job.stragglers
+    if found.pattern != "rotating" or len(job.summaries) < 2:
+        return []
+    total = sum(one.lead_ns for one in found.ranks)
+    cost = float(job.lost_ns.sum()) / len(job.summaries)
+    evidence = (
+        f"{took(total)} of waiting for the last rank, shared among "
+        + ", ".join(f"rank {one.rank}: {took(one.lead_ns)}" for one in found.ranks[:4]),
+    )
+    ranks = tuple(one.rank for one in found.ranks[:4])
+    return [JobHit(Hit(cost, evidence), ranks, len(job.summaries))]
+
+
+@of_job(
+    Pattern(
+        name="slow-link",
+        title="Ranks with a slow link",
+        family="ranks",
+        detected="all groups of a rank transfer 1.25 times as long as like groups without it",
+        cost="measured: the transfer that its groups take longer",
+        remedy="nvidia-smi nvlink -s, ibstat, NCCL_DEBUG=INFO on those hosts; check that "
+        "NCCL_IB_HCA names all adapters",
+    )
+)
+def slow_link(job: Job) -> Iterable[JobHit]:
+    """One link."""
+    hits = []
+    calls = job.collectives.calls
+    for link in job.stragglers.links:
+        groups = [
+            at
+            for at, group in enumerate(job.collectives.groups)
+            if set(group.ranks) & set(link.ranks)
+        ]
+        own = np.isin(calls.group, groups)
+        spent = float(job.collectives.transfer_ns[own].sum())
+        cost = spent * (1 - 1 / link.slowdown) / max(1, len(groups))
+        evidence = (
+            f"groups of ranks {', '.join(map(str, link.ranks))} transfer {link.slowdown:.2f} times "
+            "as long as like groups",
+        )
+        hits.append(JobHit(Hit(cost, evidence), link.ranks, len(job.summaries)))
+    return hits

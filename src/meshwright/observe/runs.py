@@ -1,0 +1,310 @@
+"""A whole run at a glance: every rank summed up, the ranks compared, findings ranked.
+
+Ranks are read one after another and only summaries stay in memory, with the rows that comparing
+ranks needs; above a bound of those, only collectives are compared.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import count
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from meshwright.errors import DamagedFile, InputError, Problem
+from meshwright.observe.analyze.clocks import Clocks, align, aligned_collectives, clocks_of
+from meshwright.observe.analyze.collective_expected import Expected, cluster_of, expected
+from meshwright.observe.analyze.collectives import SizeRow, by_size, match_collectives
+from meshwright.observe.analyze.selection import for_comparing, of_steps, with_rank
+from meshwright.observe.analyze.steps import Extent
+from meshwright.observe.analyze.stragglers import Stragglers, stragglers
+from meshwright.observe.analyze.strips import Strip, strip_of
+from meshwright.observe.analyze.summary import RankSummary, summary_of
+from meshwright.observe.finding import Finding
+from meshwright.observe.findings import Examined, Rank, combine, examine
+from meshwright.timeline.readers.cache import Cache
+from meshwright.timeline.readers.traces import map_each
+from meshwright.timeline.schema import Kind
+from meshwright.timeline.timeline import Timeline
+
+_T = TypeVar("_T")
+MOST_COMPARED = 4_000_000
+"""Rows that are kept to compare ranks, at about 60 bytes each; beyond it, collectives only."""
+MOST_STRIPS = 8
+"""Ranks of which a small picture is kept."""
+
+
+class Wanted(NamedTuple):
+    """Which part of a run is looked at."""
+
+    ranks: frozenset[int] = frozenset()
+    """Only these; all where there are none."""
+    steps: frozenset[int] = frozenset()
+    """Only these; all that are recorded whole where there are none."""
+
+    @property
+    def extent(self) -> Extent:
+        """Which device work is counted: chosen steps are whole."""
+        return Extent.ALL if self.steps else Extent.SETTLED
+
+
+class KernelSum(NamedTuple):
+    """A kernel over all ranks that show it."""
+
+    name: str
+    kind: Kind
+    ms_per_step: float
+    """Mean over the ranks."""
+    calls_per_step: float
+    share: float
+    """Of the time in which devices were busy."""
+    mean_us: float
+    max_us: float
+    peak_share: float | None
+    """Of the device's peak, of the rank that took longest."""
+    slowest_rank: int
+    num_ranks: int
+
+
+class Collective(NamedTuple):
+    """Collectives of one group, kind and size, with what they should have reached."""
+
+    row: SizeRow
+    expected: Expected | None
+
+
+class Compared(NamedTuple):
+    """What only several ranks together say."""
+
+    clocks: Clocks
+    stragglers: Stragglers
+    collectives: tuple[Collective, ...]
+    num_mismatches: int
+    only_collectives: bool
+    """Whether compute was left out, for want of memory: then causes are not told."""
+
+
+class Overview(NamedTuple):
+    """A run at a glance."""
+
+    path: str
+    ranks: tuple[RankSummary, ...]
+    """By rank."""
+    kernels: tuple[KernelSum, ...]
+    """Those that take longest first."""
+    compared: Compared | None
+    """None for a single rank."""
+    findings: tuple[Finding, ...] | None
+    """The most costly first; None where they were not asked for."""
+    strips: tuple[Strip, ...]
+    """Pictures of some ranks; none where they were not asked for."""
+    damaged: tuple[str, ...]
+    """Files that broke off, in words; what they held until there is counted."""
+
+
+class Looked(NamedTuple):
+    """What is kept of one rank."""
+
+    summary: RankSummary
+    kept: Timeline
+    """The rows that comparing ranks needs."""
+    examined: Examined | None
+    strip: Strip | None
+
+
+class Look(NamedTuple):
+    """What is asked of every rank; may run in another process."""
+
+    wanted: Wanted = Wanted()
+    pictures: bool = False
+    findings: bool = True
+
+    def at(self, timeline: Timeline) -> tuple[Looked | int, ...]:
+        """Sum up the ranks of one timeline; of a rank that is not wanted, its number."""
+        return tuple(self._rank(part) for part in timeline.by_rank())
+
+    def _rank(self, part: Timeline) -> Looked | int:
+        rank = part.ranks[0]
+        if self.wanted.ranks and rank not in self.wanted.ranks:
+            return rank
+        if self.wanted.steps:
+            part = of_steps(part, self.wanted.steps)
+        extent = self.wanted.extent
+        # One path is enough for the screen, and it is the dearest figure of all.
+        first = rank == min(self.wanted.ranks, default=0)
+        kept = for_comparing(part)
+        return Looked(
+            summary_of(part, extent, with_path=first),
+            kept,
+            examine(Rank(part))._replace(kept=kept) if self.findings else None,
+            strip_of(part, extent) if self.pictures else None,
+        )
+
+
+def overview(
+    path: str | Path,
+    *,
+    wanted: Wanted | None = None,
+    jobs: int = 1,
+    cache: Cache | None = None,
+    pictures: bool = False,
+    findings: bool = True,
+) -> Overview:
+    """Look at a trace, or at a folder with one per rank."""
+    look = Look(wanted or Wanted(), pictures, findings)
+    damaged: list[str] = []
+    looked = map_each(look.at, path, jobs=jobs, detail="shapes", cache=cache)
+    found = _together(str(path), look, _until_damage(looked, damaged))
+    return found._replace(damaged=tuple(damaged))
+
+
+def overview_of(
+    timelines: Iterable[Timeline],
+    label: str = "",
+    *,
+    wanted: Wanted | None = None,
+    pictures: bool = False,
+    findings: bool = True,
+) -> Overview:
+    """Look at timelines that come one after another, each of one rank or of several."""
+    look = Look(wanted or Wanted(), pictures, findings)
+    return _together(label, look, map(look.at, timelines))
+
+
+def _together(label: str, look: Look, files: Iterable[tuple[Looked | int, ...]]) -> Overview:
+    kept = _Kept()
+    for looked in files:
+        for one in looked:
+            kept.add(one, label)
+    if not kept.ranks:
+        raise _nothing(label, kept.others)
+    ranks = sorted(kept.ranks.values(), key=lambda one: one.summary.rank)
+    summaries = tuple(one.summary for one in ranks)
+    examined = [one.examined for one in ranks if one.examined is not None]
+    return Overview(
+        path=label,
+        ranks=summaries,
+        kernels=_kernels(summaries),
+        compared=_compared([one.kept for one in ranks], kept.thin),
+        findings=combine(examined) if look.findings else None,
+        strips=tuple(one.strip for one in ranks if one.strip is not None),
+        damaged=(),
+    )
+
+
+class _Kept:
+    """The ranks so far, with a bound on what is kept of them."""
+
+    def __init__(self) -> None:
+        self.ranks: dict[int, Looked] = {}
+        self.others: list[int] = []
+        self.thin = False
+        self._rows = 0
+        self._strips = 0
+
+    def add(self, one: Looked | int, label: str) -> None:
+        """Keep one rank, or only that it is there."""
+        if isinstance(one, int):
+            self.others.append(one)
+            return
+        rank = one.summary.rank
+        if rank in self.ranks:
+            if not any("says no rank" in note for note in one.summary.notes):
+                what = f"holds two traces of rank {rank}"
+                fix = "analyse one of them alone, or compare the two with mw diff"
+                raise InputError([Problem(label, what, fix)])
+            free = next(number for number in count() if number not in self.ranks)
+            one = _renumbered(one, free)
+        if one.strip is not None:
+            self._strips += 1
+            one = one if self._strips <= MOST_STRIPS else one._replace(strip=None)
+        self.ranks[one.summary.rank] = _thinned(one) if self.thin else one
+        self._rows += one.kept.num_spans
+        if self._rows > MOST_COMPARED and not self.thin:
+            self.thin = True
+            self.ranks = {rank: _thinned(own) for rank, own in self.ranks.items()}
+
+
+def _thinned(one: Looked) -> Looked:
+    kept = for_comparing(one.kept, only_collectives=True)
+    examined = one.examined._replace(kept=kept) if one.examined is not None else None
+    return one._replace(kept=kept, examined=examined)
+
+
+def _renumbered(one: Looked, rank: int) -> Looked:
+    """The same under another number: the trace said none, and the guess was taken."""
+    own = one.summary
+    parts = {
+        name: getattr(own, name)._replace(rank=rank)
+        for name in ("steps", "breakdown", "overlap", "idle", "launches", "mfu")
+    }
+    kept = with_rank(one.kept, rank)
+    examined = one.examined
+    if examined is not None:
+        examined = examined._replace(summary=examined.summary._replace(rank=rank), kept=kept)
+    strip = one.strip._replace(rank=rank) if one.strip is not None else None
+    return Looked(own._replace(rank=rank, **parts), kept, examined, strip)
+
+
+def _compared(kept: Sequence[Timeline], thin: bool) -> Compared | None:
+    """What the ranks together say; None for one rank alone."""
+    if len(kept) < 2:
+        return None
+    whole = Timeline.concat(kept)
+    matched = match_collectives(whole)
+    clocks = clocks_of(matched)
+    if not clocks.shared:
+        matched = aligned_collectives(matched, clocks)
+    rows = by_size(matched)
+    cluster = cluster_of(whole)
+    by_row = {one.row: one for one in expected(rows, cluster)} if cluster is not None else {}
+    return Compared(
+        clocks,
+        stragglers(align(whole, clocks), matched),
+        tuple(Collective(row, by_row.get(row)) for row in rows),
+        len(matched.mismatches),
+        thin,
+    )
+
+
+def _until_damage(files: Iterator[_T], damaged: list[str]) -> Iterator[_T]:
+    try:
+        yield from files
+    except DamagedFile as damage:
+        damaged += [str(problem) for problem in damage.problems]
+
+
+def _nothing(label: str, others: Sequence[int]) -> InputError:
+    if others:
+        known = ", ".join(map(str, sorted(set(others))))
+        return InputError([Problem(label, "has none of these ranks", f"name some of {known}")])
+    return InputError([Problem(label, "holds no spans", "record some steps with the profiler on")])
+
+
+def _kernels(ranks: Sequence[RankSummary]) -> tuple[KernelSum, ...]:
+    """The kernel tables of all ranks as one."""
+    rows = defaultdict(list)
+    for one in ranks:
+        for kernel in one.kernels:
+            rows[kernel.name, kernel.kind].append((one, kernel))
+    busy = sum(one.per_step_ms(one.breakdown.busy_ns) for one in ranks)
+    found = []
+    for (name, kind), own in rows.items():
+        total = sum(one.per_step_ms(kernel.total_ns) for one, kernel in own)
+        calls = sum(kernel.num_launches / max(one.num_steps, 1) for one, kernel in own)
+        slowest, longest = max(own, key=lambda item: item[0].per_step_ms(item[1].total_ns))
+        launches = sum(kernel.num_launches for _, kernel in own)
+        found.append(
+            KernelSum(
+                name=name,
+                kind=kind,
+                ms_per_step=total / len(ranks),
+                calls_per_step=calls / len(ranks),
+                share=total / busy if busy else 0.0,
+                mean_us=sum(kernel.total_ns for _, kernel in own) / launches / 1e3,
+                max_us=max(kernel.max_ns for _, kernel in own) / 1e3,
+                peak_share=longest.peak_share,
+                slowest_rank=slowest.rank,
+                num_ranks=len(own),
+            )
+        )
+    return tuple(sorted(found, key=lambda kernel: -kernel.ms_per_step))

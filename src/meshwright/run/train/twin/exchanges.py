@@ -1,0 +1,147 @@
+"""What messages and collectives between this machine's processes take, by size.
+
+They go through `Group`, as a step's do, so that what Python adds is in. All groups of a size work
+at once, as those of a layout would.
+"""
+
+import time
+from collections.abc import Callable
+from statistics import median
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from meshwright.run.parallel.group import Group, Message
+from meshwright.run.parallel.mesh import Mesh
+from meshwright.spec.layout import Layout
+
+SIZES = (64, 1 << 12, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24)
+"""Bytes of the whole tensor; beyond the largest, time grows with size."""
+_WARM = 2
+_LEAST_S, _MOST = 0.15, 60
+"""How long a size is repeated, and how often at most."""
+
+Points = tuple[tuple[float, float], ...]
+"""Bytes and seconds, from small to large."""
+
+
+class ExchangesTimed(NamedTuple):
+    """What exchanges take."""
+
+    collectives: dict[str, Points]
+    """By operation and ranks, such as `all_reduce 2`; bytes of the whole tensor."""
+    message: Points
+    """From one rank until another has it."""
+    message_cpu: Points
+    """What one end of a message takes from its core, meanwhile or not."""
+    collect: Points
+    """Gradients laid side by side."""
+
+
+def time_exchanges(ranks: int) -> ExchangesTimed:
+    """Time all of them on this rank; every rank of the process group calls it."""
+    mesh = Mesh(Layout(dp=ranks))
+    found: dict[str, Points] = {}
+    for count in range(2, ranks + 1):
+        if ranks % count:
+            continue
+        group = mesh["dp"] if count == ranks else mesh.neighbours("dp", count)
+        for op, make in _OPS.items():
+            found[f"{op} {count}"] = tuple(
+                (float(size), _timed(make(group, size), mesh.world)) for size in SIZES
+            )
+    message, cpu = [], []
+    if ranks > 1:
+        pair = mesh["dp"] if ranks == 2 or ranks % 2 else mesh.neighbours("dp", 2)
+        for size in SIZES:
+            wall_s, own_s = _ping_pong(pair, size)
+            message.append((float(size), wall_s))
+            cpu.append((float(size), own_s))
+    collect = tuple((float(size), _timed(_collect(size), mesh.world)) for size in SIZES)
+    return ExchangesTimed(found, tuple(message), tuple(cpu), collect)
+
+
+def _timed(work: Callable[[], object], world: Group) -> float:
+    """Return the middle of how long something takes, done as often as is worth it."""
+    taken: list[float] = []
+    count = _MOST
+    for number in range(_WARM + _MOST):
+        start = time.perf_counter()
+        work()
+        taken.append(time.perf_counter() - start)
+        if number == _WARM - 1:
+            # All have to agree how often.
+            guess = torch.tensor([taken[-1]], dtype=torch.float64)
+            each = float(world.all_reduce(guess, "max")) or 1e-9
+            count = min(_MOST, max(5, round(_LEAST_S / each)))
+            taken.clear()
+        if number >= _WARM - 1 + count:
+            break
+    return median(taken)
+
+
+def _elements(size: int) -> int:
+    return max(1, size // 4)
+
+
+def _all_reduce(group: Group, size: int) -> Callable[[], Tensor]:
+    tensor = torch.zeros(_elements(size))
+    return lambda: group.all_reduce(tensor)
+
+
+def _all_gather(group: Group, size: int) -> Callable[[], Tensor]:
+    part = torch.zeros(max(1, _elements(size) // group.size))
+    return lambda: group.all_gather(part)
+
+
+def _reduce_scatter(group: Group, size: int) -> Callable[[], Tensor]:
+    whole = torch.zeros(-(-_elements(size) // group.size) * group.size)
+    return lambda: group.reduce_scatter(whole)
+
+
+def _all_to_all(group: Group, size: int) -> Callable[[], Tensor]:
+    whole = torch.zeros(-(-_elements(size) // group.size) * group.size)
+    return lambda: group.all_to_all(whole)
+
+
+_OPS = {
+    "all_reduce": _all_reduce,
+    "all_gather": _all_gather,
+    "reduce_scatter": _reduce_scatter,
+    "all_to_all": _all_to_all,
+}
+
+
+def _collect(size: int) -> Callable[[], None]:
+    """Copy gradients to one flat tensor, as a bucket does before it leaves."""
+    given = [torch.zeros(max(1, _elements(size) // 4)) for _ in range(4)]
+
+    def work() -> None:
+        flat = torch.zeros(sum(map(len, given)))
+        torch._foreach_copy_(list(flat.split_with_sizes([len(each) for each in given])), given)
+
+    return work
+
+
+def _ping_pong(group: Group, size: int) -> tuple[float, float]:
+    """Return how long a message takes one way, and what it takes from the core of one end."""
+    out, back = torch.zeros(_elements(size)), torch.zeros(_elements(size))
+    peer = group.index ^ 1
+    if peer >= group.size:
+        return 0.0, 0.0
+    first = group.index < peer
+    rounds = 10 if size > 1 << 20 else 40
+    walls: list[float] = []
+    own = 0.0
+    for number in range(_WARM + rounds):
+        if number == _WARM:
+            walls.clear()
+            own = time.process_time()
+        start = time.perf_counter()
+        for sends in (first, not first):
+            message = Message(out if sends else back, peer, sends)
+            for pending in group.exchange([message]):
+                pending.wait()
+        walls.append(time.perf_counter() - start)
+    return median(walls) / 2, (time.process_time() - own) / rounds / 2

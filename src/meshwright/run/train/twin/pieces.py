@@ -1,0 +1,224 @@
+"""What the parts of a training step take on this machine, each timed alone.
+
+A part is the embedding, a run of layers of one kind, or the head. One rank of a pipeline that holds
+nothing else is played by torch's fake process group: its collectives cost nothing and are noted, so
+that what remains is compute. As many processes do so at once as ranks will run, one thread each:
+what they take from each other's memory bandwidth is in the figures.
+
+Passes run as in a step: two microbatches under way, gradients added up, then an update.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from itertools import groupby
+from statistics import median
+from time import perf_counter
+from typing import NamedTuple
+
+import torch
+from msgspec.structs import replace
+
+from meshwright.run.parallel.context import cut
+from meshwright.run.parallel.journal import Entry
+from meshwright.run.parallel.mesh import Mesh
+from meshwright.run.parallel.passes import Passes
+from meshwright.run.parallel.rehearsal import fake_world
+from meshwright.run.parallel.spread import Spread
+from meshwright.run.parallel.stage import Microbatch
+from meshwright.run.parallel.sync import make_sync
+from meshwright.run.train.optimizer.optimizer import make_optimizer
+from meshwright.run.train.optimizer.settings import OptimizerSettings
+from meshwright.run.train.spread_step import make_spread
+from meshwright.spec.layout import Layout
+from meshwright.spec.layout.ranks import Coordinate, rank_of
+from meshwright.spec.model import Model
+
+EMBEDDING, HEAD = "embedding", "head"
+SETTINGS = OptimizerSettings(lr=1e-4, schedule="constant", warmup_steps=0)
+"""As short as updates come: nothing but AdamW and clipping."""
+_STAGES = 3
+_WARM = 2
+"""Rounds that are not timed."""
+_ROUND = 4
+"""Microbatches of a round."""
+
+
+class Call(NamedTuple):
+    """A collective that a pass makes."""
+
+    group: str
+    op: str
+    size_bytes: int
+    """Of what this rank hands over."""
+    ranks: int
+    """Of the group."""
+
+
+class Part(NamedTuple):
+    """What one stage of three holds, and nothing else."""
+
+    name: str
+    """`EMBEDDING`, `HEAD`, or the block whose layers they are."""
+    stage: int
+    stage_layers: tuple[int, int, int]
+
+    @property
+    def layers(self) -> int:
+        """Layers it has."""
+        return self.stage_layers[self.stage]
+
+
+class PassTimed(NamedTuple):
+    """One kind of pass over a part."""
+
+    seconds: float
+    """Of compute: the median over all that were timed."""
+    calls: tuple[Call, ...]
+    """What it exchanges meanwhile."""
+
+
+class PartTimed(NamedTuple):
+    """What a part of a model takes for one microbatch."""
+
+    part: Part
+    forward: PassTimed
+    backward: PassTimed
+    inputs: PassTimed
+    """The part of a split backward that others wait for."""
+    weights: PassTimed
+    """The other part."""
+    update_s: float
+    """Norm and update of its parameters."""
+    parameters: int
+    """Numbers that are updated."""
+
+
+def parts_of(model: Model) -> list[Part]:
+    """Return embedding, head, and of every kind of block a run of layers, at most half of them."""
+    count = model.layers
+    found = [Part(EMBEDDING, 0, (0, count, 0)), Part(HEAD, 2, (0, count, 0))]
+    longest: dict[str, tuple[int, int]] = {}
+    at = 0
+    for name, some in groupby(model.layer_names):
+        run = len(list(some))
+        if run > longest.get(name, (0, 0))[1]:
+            longest[name] = (at, run)
+        at += run
+    for name, (first, run) in longest.items():
+        layers = min(run, max(1, count // 2))
+        found.append(Part(name, 1, (first, layers, count - first - layers)))
+    return found
+
+
+def piece_layout(layout: Layout) -> Layout:
+    """Return what of a layout decides how long a pass takes, and nothing that orders passes."""
+    return replace(
+        layout,
+        pp=1,
+        virtual_stages=1,
+        schedule="1f1b",
+        stage_layers=None,
+        dp=1,
+        zero=0,
+        shard=None,
+        global_batch=None,
+        recompute_layers=None,
+        overlap_gradients=True,
+        overlap_parameters=True,
+        overlap_pp=True,
+    )
+
+
+def time_part(model: Model, layout: Layout, part: Part, *, length: int, rounds: int) -> PartTimed:
+    """Time one part under a layout of `piece_layout`; no process group may be in use."""
+    whole = replace(layout, pp=_STAGES, stage_layers=part.stage_layers)
+    rank = rank_of(whole, Coordinate(0, 0, 0, part.stage))
+    with fake_world(rank, whole.gpus):
+        return _Player(model, whole, part, length).times(rounds)
+
+
+class _Player:
+    """Plays one rank alone."""
+
+    def __init__(self, model: Model, layout: Layout, part: Part, length: int) -> None:
+        self._part, self._layout = part, layout
+        self._mesh = Mesh(layout)
+        self._spread: Spread = make_spread(model, self._mesh)
+        self._sync = make_sync(self._spread)
+        self._optimizer = make_optimizer(
+            self._sync.named_parameters(), layout, SETTINGS, total_steps=1_000_000
+        )
+        rows = torch.randint(0, model.vocab, (layout.microbatch, length + 1))
+        whole = Microbatch(rows[:, :-1].contiguous(), rows[:, 1:].contiguous())
+        self._microbatches = cut([whole] * _ROUND, self._spread)
+        ranks = layout.tp if layout.sequence_parallel else 1
+        shape = self._spread.stage.boundary_shape(self._microbatches[0], ranks)
+        self._stream = torch.randn(shape, dtype=self._spread.stage.dtype)
+        self._taken: dict[str, list[float]] = {op: [] for op in "FBIWU"}
+        self._calls: dict[str, tuple[Call, ...]] = {}
+
+    def times(self, rounds: int) -> PartTimed:
+        """Run whole and split backwards in turn; return the middle of all times."""
+        for number in range(_WARM + rounds):
+            if number == _WARM:
+                for taken in self._taken.values():
+                    taken.clear()
+            for split in (False, True):
+                self._round(split=split)
+        found = {
+            op: PassTimed(median(self._taken[op]), self._calls[op]) for op in ("F", "B", "I", "W")
+        }
+        held = sum(each.numel() for _, each in self._sync.named_parameters())
+        passes = (found["F"], found["B"], found["I"], found["W"])
+        return PartTimed(self._part, *passes, median(self._taken["U"]), held)
+
+    def _round(self, *, split: bool) -> None:
+        passes = Passes(self._spread.stage, self._microbatches, 1e-3)
+        self._sync.begin()
+        for number in range(_ROUND + 1):
+            if number < _ROUND:
+                self._forward(passes, number)
+            if number:
+                self._backward(passes, number - 1, split=split)
+        self._time("U", self._update)
+
+    def _forward(self, passes: Passes, number: int) -> None:
+        given = None if self._part.name == EMBEDDING else self._stream.clone()
+        self._time("F", lambda: passes.forward((self._part.stage, number), given))
+
+    def _backward(self, passes: Passes, number: int, *, split: bool) -> None:
+        at, slope = (self._part.stage, number), None
+        if self._part.name != HEAD:
+            slope = self._stream * 1e-3
+        whole = not split
+        self._time("B" if whole else "I", lambda: passes.backward(at, slope, weights=whole))
+        if split:
+            self._time("W", lambda: passes.backward_weights(at))
+
+    def _update(self) -> None:
+        gradients = self._sync.gradients()
+        norm = self._sync.norm()
+        self._optimizer.step(1e-6, norm=norm, gradients=gradients)
+        self._sync.finish()
+
+    def _time(self, op: str, work: Callable[[], object]) -> None:
+        entries = self._mesh.journal.entries
+        entries.clear()
+        start = perf_counter()
+        work()
+        self._taken[op].append(perf_counter() - start)
+        self._calls[op] = calls_of(entries, self._mesh.rank, self._mesh.journal.members)
+
+
+def calls_of(
+    entries: Iterable[Entry], rank: int, members: Mapping[str, tuple[int, ...]]
+) -> tuple[Call, ...]:
+    """Return what was exchanged, in order; of messages those that were sent, as all do both."""
+    found = []
+    for entry in entries:
+        group, _, pair = entry.group.partition(" ")
+        if pair and not pair.startswith(f"{rank}>"):
+            continue
+        size = entry.elements * entry.dtype.itemsize
+        op = entry.op.partition(" ")[0]
+        found.append(Call(group, op, size, len(members[entry.group])))
+    return tuple(found)

@@ -1,0 +1,286 @@
+"""Reads what NCCL prints with NCCL_DEBUG: communicators, channels, rings, trees, calls, warnings.
+
+Lines of all ranks may be mixed in one file, with whatever else a job prints. A line about channels
+does not name its communicator: it belongs to the one that the same thread began to make last.
+Calls are printed with NCCL_DEBUG_SUBSYS=COLL. Where lines have times, `timeline_of` makes moments
+of the calls; those are when the host asked, not when a GPU worked.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from meshwright.errors import DamagedFile, InputError, Problem
+from meshwright.timeline.readers import nccl_lines as lines
+from meshwright.timeline.readers.communication import collective_of, size_bytes
+from meshwright.timeline.readers.kineto_source import Source as Bytes
+from meshwright.timeline.readers.nccl_records import (
+    Call,
+    Communicator,
+    Connection,
+    NcclLog,
+    Ring,
+    Tree,
+    Warned,
+)
+from meshwright.timeline.schema import ABSENT, Kind, Source
+from meshwright.timeline.timeline import Timeline
+
+MOST_RECORDS = 2_000_000
+"""Of each kind; more are counted, not kept."""
+_CHUNK_BYTES = 1 << 20
+_WHOLE = frozenset({"all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"})
+"""Collectives whose count is that of one rank's part."""
+
+
+def read_nccl_log(path: str | Path) -> NcclLog:
+    """Read one log.
+
+    Raises `DamagedFile` where its packing breaks off; its `kept` is the log before that.
+    `InputError` where no line is NCCL's.
+    """
+    path = Path(path)
+    source = Bytes(path, _CHUNK_BYTES)
+    reading = _Reading()
+    for text in _lines(source):
+        reading.take(text)
+    if not reading.num_lines:
+        what = "has no line of NCCL's" + (f"; {source.fault}" if source.fault else "")
+        fix = "name the output of a job that ran with NCCL_DEBUG=INFO"
+        raise InputError([Problem(str(path), what, fix)])
+    log = reading.log(path)
+    if source.fault:
+        fix = f"use the {reading.num_lines:,} lines before that"
+        raise DamagedFile([Problem(str(path), source.fault, fix)], kept=log)
+    return log
+
+
+def read_nccl_timeline(path: str | Path) -> Timeline:
+    """Read the calls of a log as moments of a timeline; see `timeline_of`."""
+    return timeline_of(read_nccl_log(path))
+
+
+def timeline_of(log: NcclLog) -> Timeline:
+    """The calls as moments; `InputError` where there are none, or no line has a time.
+
+    A call's rank is the one that its device has in its process's largest communicator.
+    """
+    calls = [call for call in log.calls if call.time_ns is not None]
+    if not calls:
+        what = "has no calls of collectives"
+        fix = "record it with NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,COLL"
+        if log.calls:
+            what = "has no times"
+            fix = "record it with NCCL_DEBUG_TIMESTAMP_LEVELS=ALL"
+        raise InputError([Problem(str(log.path), what, fix)])
+    ranks = _ranks(log)
+    dtypes = [call.dtype or None for call in calls]
+    spans: dict[str, Any] = {
+        "rank": [ranks.get((c.host, c.process, c.device), max(c.rank, 0)) for c in calls],
+        "process": "host",
+        "lane": [f"thread {call.thread}" for call in calls],
+        "start_ns": [call.time_ns for call in calls],
+        "duration_ns": 0,
+        "kind": Kind.HOST.value,
+        "name": [f"nccl{call.name}" for call in calls],
+        "collective": [collective_of(call.name) for call in calls],
+        "group": [call.communicator for call in calls],
+        "dtype": dtypes,
+        "bytes": [_bytes(call) for call in calls],
+        "category": "nccl",
+        "extra": [_extra(call) for call in calls],
+    }
+    notes = [*log.notes, "times of NCCL's log are local ones, read as UTC"]
+    left = len(log.calls) - len(calls)
+    notes += [f"{left:,} calls without a time were left out"] if left else []
+    metadata = {"profiler": "nccl log", "notes": "\n".join(notes)}
+    return Timeline.from_columns(spans, source=Source.MEASURED, metadata=metadata)
+
+
+def _ranks(log: NcclLog) -> dict[tuple[str, int, int], int]:
+    largest: dict[tuple[str, int, int], Communicator] = {}
+    for one in log.communicators:
+        key = (one.host, one.process, one.device)
+        if key not in largest or one.num_ranks > largest[key].num_ranks:
+            largest[key] = one
+    return {key: min(one.rank, 2**31 - 1) for key, one in largest.items()}
+
+
+def _bytes(call: Call) -> int:
+    size = size_bytes(call.dtype)
+    parts = call.num_ranks if collective_of(call.name) in _WHOLE else 1
+    whole = call.elements * size * parts if size else ABSENT
+    return whole if whole < 2**62 else ABSENT
+
+
+def _extra(call: Call) -> str:
+    said: Mapping[str, Any] = {
+        "opCount": call.number,
+        "Group size": call.num_ranks,
+        "Root": call.root,
+        "Reduction": call.reduction,
+    }
+    return msgspec.json.encode(said).decode()
+
+
+def _lines(source: Bytes) -> Iterator[str]:
+    """The lines of a file; of one that is too long, only its start."""
+    rest = b""
+    for chunk in source:
+        *whole, rest = (rest + chunk).split(b"\n")
+        rest = rest[: lines.LINE_BYTES]
+        for line in whole:
+            yield line[: lines.LINE_BYTES].decode(errors="replace")
+    if rest:
+        yield rest.decode(errors="replace")
+
+
+class _Reading:
+    """What was read so far."""
+
+    def __init__(self) -> None:
+        self.num_lines = 0
+        self.version = ""
+        self.communicators: dict[tuple[str, int, str], Communicator] = {}
+        self.past: list[Communicator] = []
+        """Those whose address another one took after them."""
+        self.connections: list[Connection] = []
+        self.rings: list[Ring] = []
+        self.trees: list[Tree] = []
+        self.calls: list[Call] = []
+        self.warnings: list[Warned] = []
+        self.left: Counter[str] = Counter()
+        self._making: dict[lines.Origin, tuple[str, int, str]] = {}
+        """By thread: the communicator that it began to make last."""
+
+    def take(self, text: str) -> None:
+        """Take one line of the file."""
+        if "NCCL " not in text:
+            return
+        version = lines.VERSION.search(text)
+        if version is not None:
+            self.num_lines += 1
+            self.version = self.version or version[1]
+            return
+        line = lines.read_line(text)
+        if line is None:
+            return
+        self.num_lines += 1
+        if line.level == "WARN":
+            origin = line.origin
+            warned = Warned(
+                origin.host, origin.process, line.device, line.source, line.message, line.time_ns
+            )
+            self._keep(self.warnings, warned, "warnings")
+        elif line.level == "INFO":
+            self._take_message(line)
+
+    def _keep(self, records: list[Any], record: Any, what: str) -> None:
+        if len(records) < MOST_RECORDS:
+            records.append(record)
+        else:
+            self.left[what] += 1
+
+    def _take_message(self, line: lines.Line) -> None:
+        message = line.message
+        if "opCount" in message:
+            self._take_call(line)
+        elif message.startswith(("Channel ", "Ring ", "Trees ")):
+            self._take_shape(line)
+        elif " comm 0x" in f" {message}":
+            self._take_communicator(line)
+        elif message.startswith("Init timings"):
+            found = lines.TIMINGS.search(message)
+            key = self._making.get(line.origin)
+            if found is not None and key is not None:
+                known = self.communicators[key]
+                self.communicators[key] = known._replace(took_s=float(found[1]))
+
+    def _take_communicator(self, line: lines.Line) -> None:
+        found = lines.COMMUNICATOR.search(line.message)
+        stage = lines.STAGE.search(line.message)
+        if found is None or stage is None:
+            return
+        address, rank, num_ranks, device, _, bus, id_, parent = found.groups()
+        origin = line.origin
+        key = (origin.host, origin.process, address)
+        old = self.communicators.get(key)
+        if len(self.communicators) >= MOST_RECORDS and old is None:
+            self.left["communicators"] += 1
+            return
+        starts = stage[0].endswith("Init START")
+        if old is not None and (starts or old.ended):
+            self._keep(self.past, old, "communicators")
+            old = None
+        if old is None:
+            old = Communicator(
+                origin.host, origin.process, address, id_ or "", int(rank), int(num_ranks),
+                int(device), bus, parent or "", None, None, ready=False, ended=False, took_s=None,
+            )  # fmt: skip
+        if starts:
+            old = old._replace(began_ns=line.time_ns)
+            self._making[origin] = key
+        elif stage[1] == "Init":
+            old = old._replace(ready=True, ready_ns=line.time_ns, id=old.id or id_ or "")
+            self._making.setdefault(origin, key)
+        else:
+            old = old._replace(ended=True)
+        self.communicators[key] = old
+
+    def _current(self, line: lines.Line) -> str:
+        """The communicator that a line about channels belongs to."""
+        key = self._making.get(line.origin)
+        if key is None:
+            return ""
+        return self.communicators[key].id or key[2]
+
+    def _take_shape(self, line: lines.Line) -> None:
+        message, current = line.message, self._current(line)
+        if found := lines.CONNECTION.match(message):
+            channel, _, source, _, target, _, direction, transport = found.groups()
+            connection = Connection(
+                current, int(channel), int(source), int(target), direction or "",
+                transport.strip(), line.origin.host, line.origin.process,
+            )  # fmt: skip
+            self._keep(self.connections, connection, "connections")
+        elif found := lines.ORDER.match(message):
+            ranks = tuple(int(rank) for rank in found[3].split())
+            self._keep(self.rings, Ring(current, int(found[1]), ranks), "rings")
+        elif message.startswith("Trees "):
+            for tree in lines.TREE.finditer(message):
+                channel, *down, rank, up = (int(number) for number in tree.groups())
+                self._keep(self.trees, Tree(current, channel, rank, up, tuple(down)), "trees")
+
+    def _take_call(self, line: lines.Line) -> None:
+        found = lines.COLLECTIVE.match(line.message)
+        if found is None:
+            return
+        name, number, _, _, count, dtype, reduction, root, address, num_ranks, _ = found.groups()
+        origin = line.origin
+        known = self.communicators.get((origin.host, origin.process, address))
+        call = Call(
+            origin.host, origin.process, origin.thread, known.rank if known else ABSENT,
+            (known.id if known else "") or address, name, int(number, 16), int(count),
+            _of(lines.DTYPES, int(dtype)), _of(lines.REDUCTIONS, int(reduction)), int(root),
+            int(num_ranks), known.device if known else line.device, line.time_ns,
+        )  # fmt: skip
+        self._keep(self.calls, call, "calls")
+
+    def log(self, path: Path) -> NcclLog:
+        """What the file says."""
+        notes = [
+            f"{count:,} {what} more than are kept were left out"
+            for what, count in self.left.items()
+        ]
+        return NcclLog(
+            path, self.version, (*self.past, *self.communicators.values()),
+            tuple(self.connections), tuple(self.rings), tuple(self.trees), tuple(self.calls),
+            tuple(self.warnings), tuple(notes),
+        )  # fmt: skip
+
+
+def _of(names: tuple[str, ...], number: int) -> str:
+    return names[number] if number < len(names) else ""

@@ -1,0 +1,109 @@
+"""What a log of NCCL's says, as plain records: communicators, their channels, calls, warnings."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+
+class Communicator(NamedTuple):
+    """One rank's end of a communicator."""
+
+    host: str
+    process: int
+    address: str
+    """Of the object in its process: what calls name it by."""
+    id: str
+    """The same on all ranks; empty where an older NCCL does not say it."""
+    rank: int
+    num_ranks: int
+    device: int
+    bus: str
+    parent: str
+    began_ns: int | None
+    ready_ns: int | None
+    ready: bool
+    """Whether its making was completed."""
+    ended: bool
+    """Whether it was destroyed or aborted."""
+    took_s: float | None
+    """How long NCCL says that making it took."""
+
+
+class Connection(NamedTuple):
+    """A channel from one rank to another."""
+
+    communicator: str
+    channel: int
+    source: int
+    target: int
+    direction: str
+    """`send` or `receive` where it goes over a network, else empty."""
+    transport: str
+    """Such as `NET/IB/0/GDRDMA`, `P2P/CUMEM`, `SHM/direct/direct`."""
+    host: str
+    process: int
+
+
+class Ring(NamedTuple):
+    """The ranks of one channel's ring, in order."""
+
+    communicator: str
+    channel: int
+    ranks: tuple[int, ...]
+
+
+class Tree(NamedTuple):
+    """One rank's place in a channel's tree; -1 is nobody."""
+
+    communicator: str
+    channel: int
+    rank: int
+    up: int
+    down: tuple[int, ...]
+
+
+class Call(NamedTuple):
+    """A collective, send or receive that the host asked for."""
+
+    host: str
+    process: int
+    thread: int
+    rank: int
+    """In its communicator; -1 where that was made before the log began."""
+    communicator: str
+    """The id, or the address in its process where the id is not known."""
+    name: str
+    number: int
+    """NCCL's opCount."""
+    elements: int
+    """As NCCL was given: of one rank's part where a collective has parts."""
+    dtype: str
+    reduction: str
+    root: int
+    num_ranks: int
+    device: int
+    time_ns: int | None
+
+
+class Warned(NamedTuple):
+    """A warning."""
+
+    host: str
+    process: int
+    device: int
+    source: str
+    message: str
+    time_ns: int | None
+
+
+class NcclLog(NamedTuple):
+    """What a log says."""
+
+    path: Path
+    version: str
+    communicators: tuple[Communicator, ...]
+    connections: tuple[Connection, ...]
+    rings: tuple[Ring, ...]
+    trees: tuple[Tree, ...]
+    calls: tuple[Call, ...]
+    warnings: tuple[Warned, ...]
+    notes: tuple[str, ...]

@@ -1,0 +1,191 @@
+"""`mw analyze`: one screen, figures for scripts, a report, a marked trace."""
+
+import gzip
+import json
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from meshwright.cli.main import main
+from meshwright.timeline import write
+from meshwright.timeline.timeline import Timeline
+from tests.observe.analyze.jobs import steady_job
+
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    """Four ranks and eight steps; rank 2 computes longer."""
+    timeline = steady_job(compute_us=lambda rank, _step: 1300.0 if rank == 2 else 900.0)
+    return _written(timeline, tmp_path / "job")
+
+
+def _written(timeline: Timeline, folder: Path) -> Path:
+    folder.parent.mkdir(exist_ok=True)
+    write(timeline, folder)
+    return folder
+
+
+def test_the_screen_shows_bar_steps_overlap_kernels_straggler_and_what_next(
+    job: Path, capsys: Captured
+) -> None:
+    assert main(["analyze", str(job)]) == 0
+    printed = capsys.readouterr().out
+    assert "4 ranks" in printed
+    assert "█" in printed
+    assert "8 on each rank" in printed
+    assert "of communication is hidden" in printed
+    assert "gemm" in printed
+    assert "stragglers\trank 2" in printed
+    assert f"next: mw analyze {job} --rank 2" in printed
+    assert len(printed.splitlines()) < 45
+
+
+def test_parts_of_every_rank_add_up_to_its_window(job: Path, capsys: Captured) -> None:
+    main(["analyze", str(job), "--json"])
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["schema"] == "meshwright.analyze/1"
+    for rank in answer["ranks"]:
+        parts = ("compute", "exposed_communication", "exposed_memory_copy", "idle")
+        assert sum(rank[f"{part}_ms"] for part in parts) == pytest.approx(rank["window_ms"])
+    assert answer["compared"]["straggler"] == 2
+
+
+def test_many_ranks_are_told_by_least_median_and_most(tmp_path: Path, capsys: Captured) -> None:
+    folder = _written(steady_job(ranks=20, steps=4), tmp_path / "job")
+    main(["analyze", str(folder)])
+    printed = capsys.readouterr().out
+    assert "least compute" in printed
+    assert "of 20 ranks" in printed
+    assert len(printed.splitlines()) < 45
+
+
+def test_ranks_and_steps_are_chosen(job: Path, capsys: Captured) -> None:
+    main(["analyze", str(job), "--rank", "0,3", "--steps", "2-4", "--json"])
+    answer = json.loads(capsys.readouterr().out)
+    assert [rank["rank"] for rank in answer["ranks"]] == [0, 3]
+    assert [step["number"] for step in answer["ranks"][0]["steps"]] == [2, 3, 4]
+    assert answer["ranks"][0]["counted_steps"] == 3
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--rank", "9"], "has none of these ranks"),
+        (["--rank", "x"], "is no list of numbers"),
+        (["--steps", "99"], "has no step 99"),
+        (["--jobs", "0"], "is no number of processes"),
+        (["--compat", "hta", "--html", "r.html"], "prints figures only"),
+    ],
+)
+def test_a_wrong_flag_is_named_with_its_fix(
+    job: Path, capsys: Captured, flags: list[str], said: str
+) -> None:
+    assert main(["analyze", str(job), *flags]) == 2
+    printed = capsys.readouterr().err
+    assert said in printed
+    assert "hint:" in printed
+
+
+def test_two_traces_of_one_rank_are_refused(tmp_path: Path, capsys: Captured) -> None:
+    for name in ("a", "b"):
+        _written(steady_job(ranks=1), tmp_path / "both" / name)
+    assert main(["analyze", str(tmp_path / "both")]) == 2
+    assert "mw diff" in capsys.readouterr().err
+
+
+def test_processes_give_the_same_answer(tmp_path: Path, capsys: Captured) -> None:
+    whole = steady_job()
+    for part in whole.by_rank():
+        _written(part, tmp_path / "job" / f"rank{part.ranks[0]}")
+    main(["analyze", str(tmp_path / "job"), "--json"])
+    alone = capsys.readouterr().out
+    main(["analyze", str(tmp_path / "job"), "--json", "--jobs", "2"])
+    assert json.loads(capsys.readouterr().out) == json.loads(alone)
+
+
+def test_the_marked_trace_has_a_lane_of_the_critical_path(job: Path, tmp_path: Path) -> None:
+    out = tmp_path / "marked.json.gz"
+    assert main(["analyze", str(job), "--perfetto", str(out), "-q"]) == 0
+    events = json.loads(gzip.decompress(out.read_bytes()))["traceEvents"]
+    lanes = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    assert "meshwright: critical path" in lanes
+    assert any(event["name"] == "kernel: gemm" for event in events)
+
+
+def test_a_trace_without_device_work_is_shown_and_marked(tmp_path: Path, capsys: Captured) -> None:
+    folder = _written(steady_job(ranks=1).select(kinds=["host"]), tmp_path / "job")
+    assert main(["analyze", str(folder), "--perfetto", str(tmp_path / "marked.json")]) == 0
+    assert "no device work" in capsys.readouterr().out
+
+
+class _Outside(HTMLParser):
+    """Collects what a page would load."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:  # noqa: ARG002
+        self.found += [value or "" for name, value in attrs if name in {"src", "href"}]
+
+
+def test_the_report_needs_nothing_from_outside_and_names_cannot_break_it(
+    tmp_path: Path, capsys: Captured
+) -> None:
+    evil = "</script><script>alert(1)</script>"
+    timeline = steady_job()
+    names = timeline.spans.column("name").to_pylist()
+    place = timeline.spans.column_names.index("name")
+    renamed = [evil if name == "gemm" else name for name in names]
+    spans = {
+        name: timeline.spans.column(name).to_pylist() for name in timeline.spans.column_names
+    } | {timeline.spans.column_names[place]: renamed}
+    folder = _written(Timeline.from_columns(spans, source="measured"), tmp_path / "job")
+    page = tmp_path / "report.html"
+    assert main(["analyze", str(folder), "--html", str(page)]) == 0
+    text = page.read_text(encoding="utf-8")
+    parser = _Outside()
+    parser.feed(text)
+    assert parser.found == []
+    assert "http://" not in text.replace("http://www.w3.org/2000/svg", "")
+    assert "https://" not in text
+    assert evil not in text
+    assert text.count("<script") == 2
+
+
+def test_the_size_of_a_report_does_not_grow_with_the_trace(tmp_path: Path) -> None:
+    sizes = []
+    for steps in (700, 1000):
+        folder = _written(steady_job(ranks=1, steps=steps), tmp_path / f"job{steps}")
+        page = tmp_path / f"{steps}.html"
+        main(["analyze", str(folder), "--html", str(page), "-q"])
+        text = page.read_text(encoding="utf-8")
+        sizes.append(len(json.loads(_between(text))["strips"][0]["spans"]))
+    assert sizes[0] == sizes[1] == 1200
+
+
+def _between(text: str) -> str:
+    start = text.index('id="data">') + len('id="data">')
+    return text[start : text.index("</script>", start)].replace("\\u003c", "<")
+
+
+def test_the_report_draws_itself_in_a_browser(job: Path, tmp_path: Path) -> None:
+    browser = shutil.which("chromium") or shutil.which("chromium-browser")
+    if browser is None:
+        pytest.skip("needs Chromium to draw the report")
+    page = tmp_path / "report.html"
+    main(["analyze", str(job), "--html", str(page), "-q"])
+    shown = subprocess.run(
+        [browser, "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=2000",
+         f"--user-data-dir={tmp_path / 'browser'}", "--dump-dom", page.as_uri()],
+        capture_output=True, text=True, timeout=60, check=True,
+    ).stdout  # fmt: skip
+    assert shown.count('class="bar"') == 4
+    assert shown.count("<circle") == 32
+    assert ">gemm</td>" in shown
+    assert "0 to " in shown, "the timeline was not drawn"

@@ -1,0 +1,76 @@
+"""`mw roofline`: kernels against what the device can do."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from meshwright.cli.main import main
+from meshwright.timeline import write
+from tests.observe.analyze.traces import call, host, kernel, timeline
+
+Captured = pytest.CaptureFixture[str]
+DEVICES = {"devices": '[{"name": "NVIDIA H100 80GB HBM3"}]'}
+
+
+def _arguments(dims: list[list[int]], kind: str = "c10::BFloat16") -> str:
+    return json.dumps({"Input Dims": dims, "Input type": [kind] * len(dims)})
+
+
+def _trace(folder: Path, metadata: dict[str, str] | None) -> str:
+    product = _arguments([[4096, 4096], [4096, 4096]])
+    fused = _arguments([[1_000_000], [1_000_000]])
+    rows = [
+        host(0, 30_000, "aten::mm", extra=product),
+        call(10_000, 20_000, flow_out=1),
+        kernel(100_000, 300_000, "gemm", flow_in=1),
+        host(40_000, 70_000, "triton_poi_fused_add_0", extra=fused),
+        call(50_000, 60_000, flow_out=2),
+        kernel(300_000, 310_000, "triton_poi_fused_add_0", flow_in=2),
+        call(80_000, 90_000, flow_out=3),
+        kernel(310_000, 330_000, "mystery", flow_in=3),
+    ]
+    write(timeline(*rows, metadata=metadata), folder)
+    return str(folder)
+
+
+def test_roofs_are_flops_over_peak_and_bytes_over_bandwidth(
+    tmp_path: Path, capsys: Captured
+) -> None:
+    assert main(["roofline", _trace(tmp_path / "t", DEVICES), "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    rows = {row["name"]: row for row in answer["kernels"]}
+    gemm, fused = rows["gemm"], rows["triton_poi_fused_add_0"]
+    assert gemm["bound"] == "compute"
+    assert gemm["flops"] == 2 * 4096**3
+    assert gemm["bytes"] == 3 * 2 * 4096**2
+    assert gemm["least_ms"] == pytest.approx(2 * 4096**3 / 989e12 * 1e3, rel=0.01)
+    assert fused["bound"] == "memory"
+    assert fused["least_ms"] == pytest.approx(4e6 / 3.35e12 * 1e3, rel=0.01)
+
+
+def test_what_is_not_covered_is_said(tmp_path: Path, capsys: Captured) -> None:
+    main(["roofline", _trace(tmp_path / "t", DEVICES), "--json"])
+    answer = json.loads(capsys.readouterr().out)
+    assert [row["name"] for row in answer["uncovered"]] == ["mystery"]
+    assert answer["covered_share"] == pytest.approx(210 / 230)
+
+
+def test_an_unknown_device_is_asked_for(tmp_path: Path, capsys: Captured) -> None:
+    path = _trace(tmp_path / "t", None)
+    assert main(["roofline", path]) == 2
+    assert "--gpu" in capsys.readouterr().err
+    assert main(["roofline", path, "--gpu", "h100-80g-sxm"]) == 0
+    assert "of roof" in capsys.readouterr().out
+
+
+@pytest.mark.real
+def test_a_compiled_training_step_is_covered_to_more_than_four_fifths(
+    shared: Path, capsys: Captured
+) -> None:
+    path = shared / "traces" / "modded-nanogpt" / "8rank-h100-2025-12-11" / "rank-0.json.gz"
+    main(["roofline", str(path), "--json"])
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["covered_share"] > 0.8
+    products = [row["share"] for row in answer["kernels"] if row["bound"] == "compute"]
+    assert max(products) < 1

@@ -1,0 +1,60 @@
+"""Every fault that is planted is found, with its cost, and nothing else is."""
+
+import pytest
+
+from meshwright.observe.findings import Rank, find, patterns
+from meshwright.observe.findings.registry import JOB_PATTERNS, RANK_PATTERNS
+from meshwright.timeline.timeline import Timeline
+from tests.observe.findings.base import clean_job
+from tests.observe.findings.faults import FAULTS, planted
+from tests.observe.findings.measuring import job_trials, score
+
+LEAST_TOLD = 0.5
+MOST_TOLD = 1.5
+
+
+@pytest.fixture(scope="module")
+def short() -> Timeline:
+    return clean_job(steps=6, seed=3)[0]
+
+
+@pytest.fixture(scope="module")
+def long() -> Timeline:
+    return clean_job(steps=24, seed=4)[0]
+
+
+def test_there_is_a_fault_for_every_pattern_of_a_rank() -> None:
+    assert set(FAULTS) == set(RANK_PATTERNS)
+
+
+@pytest.mark.parametrize("name", sorted(FAULTS))
+def test_a_planted_fault_is_found_with_its_cost(name: str, short: Timeline, long: Timeline) -> None:
+    base = long if FAULTS[name].least_steps else short
+    part, cost_ns = planted(base, name, 3.0, seed=5)
+    found = {one.name: one for one in find([part])}
+    assert name in found
+    assert set(found) - {name} <= set(FAULTS[name].also)
+    told = found[name].gpu_share
+    if told is None:
+        assert name == "memory-fragmentation"
+        return
+    assert LEAST_TOLD < told / (cost_ns / Rank(part).window_ns) < MOST_TOLD
+
+
+@pytest.mark.parametrize("name", ["data-loader-stall", "casts", "exposed-all-gather", "item-sync"])
+def test_half_of_what_is_told_stays_untold(name: str, short: Timeline) -> None:
+    part, _ = planted(short, name, 0.5, seed=6)
+    assert name not in {one.name for one in find([part])}
+
+
+def test_faults_that_only_several_ranks_show_are_found() -> None:
+    trials = list(job_trials([11]))
+    for name in JOB_PATTERNS:
+        counted = score(name, trials)
+        assert counted.missed == 0, name
+        assert counted.false == 0, name
+        assert counted.true >= 1, name
+
+
+def test_the_families_hold_every_pattern() -> None:
+    assert {one.name for one in patterns()} == {*RANK_PATTERNS, *JOB_PATTERNS}

@@ -1,0 +1,47 @@
+"""The names for notebooks: paths or timelines in, rows out, frames where pandas is there."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from meshwright import observe
+from meshwright.errors import MissingPart
+from meshwright.timeline import write
+from tests.observe.analyze.jobs import steady_job
+
+
+def test_a_path_and_its_timeline_give_the_same_rows(tmp_path: Path) -> None:
+    timeline = steady_job()
+    write(timeline, tmp_path / "job")
+    assert observe.breakdown(tmp_path / "job") == observe.breakdown(timeline)
+
+
+def test_rows_become_a_frame_with_derived_figures() -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = observe.breakdown(steady_job()).frame()
+    assert isinstance(frame, pandas.DataFrame)
+    assert list(frame["rank"]) == [0, 1, 2, 3]
+    assert (frame["window_ns"] >= frame["compute_ns"]).all()
+
+
+def test_rows_of_steps_and_kernels_have_their_rank() -> None:
+    pytest.importorskip("pandas")
+    assert set(observe.steps(steady_job()).frame()["rank"]) == {0, 1, 2, 3}
+    assert list(observe.kernels(steady_job(), rank=1).frame()["rank"]) == [1, 1]
+
+
+def test_without_pandas_only_the_frame_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    rows = observe.overlap(steady_job())
+    with pytest.raises(MissingPart, match="pandas"):
+        rows.frame()
+
+
+def test_every_exported_analysis_takes_a_timeline() -> None:
+    job = steady_job(compute_us=lambda rank, _step: 1300.0 if rank == 2 else 900.0)
+    for name in ("idle", "launches", "mfu", "overlap", "roofline", "collectives", "find"):
+        getattr(observe, name)(job)
+    assert observe.stragglers(job).straggler == 2
+    assert observe.critical_path(job, step=3).total_ns > 0
+    assert observe.diff(job, job).cost_ns == 0

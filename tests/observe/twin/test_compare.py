@@ -1,0 +1,112 @@
+"""Two timelines of a step: same order or the first difference, bubbles, and what takes longer."""
+
+import pytest
+
+from meshwright.errors import InputError
+from meshwright.observe.twin.compare import compare
+from meshwright.timeline import Timeline
+
+Row = tuple[int, str, int, float, float]
+"""Rank, pass, microbatch, start, end."""
+
+TWO = (
+    (0, "forward", 0, 0.0, 1.0),
+    (1, "forward", 0, 1.0, 2.0),
+    (1, "backward", 0, 2.0, 4.0),
+    (0, "backward", 0, 4.0, 6.0),
+)
+"""Two stages, one microbatch: each rank is in passes for 3 of 6 seconds."""
+
+
+def timeline(*rows: Row, step_s: float = 7.0, lanes: tuple[str, ...] = ()) -> Timeline:
+    rank, name, microbatch, start, end = zip(*rows, strict=True)
+    return Timeline.from_columns(
+        {
+            "rank": list(rank),
+            "process": "host",
+            "lane": list(lanes) or "passes",
+            "kind": "host",
+            "name": list(name),
+            "stage": list(rank),
+            "microbatch": list(microbatch),
+            "start_ns": [round(one * 1e9) for one in start],
+            "duration_ns": [round((b - a) * 1e9) for a, b in zip(start, end, strict=True)],
+            "extra": [f'{{"chunk":{one},"layers":[0,1]}}' for one in rank],
+        },
+        source="simulated",
+        metadata={"step_s": repr(step_s)},
+    )
+
+
+def test_bubble_is_the_share_of_the_pass_phase_without_a_pass() -> None:
+    found = compare(timeline(*TWO), timeline(*TWO))
+    assert found.predicted.bubble == pytest.approx(0.5)
+    assert found.predicted.passes_s == pytest.approx(3.0)
+    assert found.predicted.around_s == pytest.approx(1.0)
+    assert found.agrees
+
+
+def test_passes_side_by_side_count_once() -> None:
+    rows = ((0, "forward", 1, 0.0, 2.0), (0, "backward", 0, 0.0, 2.0), (0, "backward", 1, 3.0, 4.0))
+    both = timeline(*rows, lanes=("passes", "passes beside", "passes"))
+    found = compare(both, both)
+    assert found.predicted.bubble == pytest.approx(0.25)
+    assert not found.difference
+    assert [(one.name, one.predicted_s) for one in found.lengths] == [("backward", 1.0)]
+
+
+def test_first_pass_in_another_order_is_named() -> None:
+    swapped = (TWO[0], TWO[1], (1, "backward", 1, 2.0, 4.0), TWO[3])
+    found = compare(timeline(*TWO), timeline(*swapped))
+    assert "pass 1 of rank 1 is backward of microbatch 1 in chunk 1" in found.difference
+    assert "predicted was backward of microbatch 0" in found.difference
+    assert not found.agrees
+
+
+def test_missing_pass_is_a_difference() -> None:
+    found = compare(timeline(*TWO), timeline(*TWO[:3]))
+    assert "pass 1 of rank 0 is missing" in found.difference
+
+
+def test_all_measured_ranks_are_held_against_the_one_of_their_stage() -> None:
+    wanted = timeline((0, "forward", 0, 0.0, 1.0), (0, "backward", 0, 1.0, 2.0))
+    columns = {
+        "rank": [0, 0, 1, 1],
+        "process": "host",
+        "lane": "passes",
+        "kind": "host",
+        "name": ["forward", "backward", "backward", "forward"],
+        "stage": 0,
+        "microbatch": 0,
+        "start_ns": [0, 10**9, 0, 10**9],
+        "duration_ns": 10**9,
+        "extra": '{"chunk":0,"layers":[0,1]}',
+    }
+    found = compare(wanted, Timeline.from_columns(columns, source="measured"))
+    assert found.difference.startswith("pass 0 of rank 1")
+
+
+def test_errors_are_told_in_points_and_shares() -> None:
+    slow = tuple((r, n, m, 2 * a, 2 * b) for r, n, m, a, b in TWO)
+    found = compare(timeline(*TWO), timeline(*slow, step_s=14.0))
+    assert found.step_error == pytest.approx(-0.5)
+    assert found.bubble_points == pytest.approx(0.0)
+    assert [(one.name, one.passes) for one in found.lengths] == [("forward", 2), ("backward", 2)]
+    assert found.lengths[1].measured_s == pytest.approx(2 * found.lengths[1].predicted_s)
+    assert not found.agrees
+
+
+def test_step_is_the_whole_extent_where_nothing_says_it() -> None:
+    bare = timeline(*TWO)
+    bare.metadata.clear()
+    assert compare(bare, timeline(*TWO)).predicted.step_s == pytest.approx(6.0)
+
+
+def test_timelines_of_different_layouts_are_refused() -> None:
+    with pytest.raises(InputError, match="stage 1 has passes in one of the timelines only"):
+        compare(timeline(*TWO), timeline(TWO[0], TWO[3]))
+
+
+def test_timeline_without_passes_is_refused() -> None:
+    with pytest.raises(InputError, match="no passes"):
+        compare(Timeline.empty(), timeline(*TWO))
