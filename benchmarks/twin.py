@@ -58,6 +58,7 @@ def _of(twin: Twin) -> list[dict[str, object]]:
         figure(f"{name}: bubble measured", 100 * one.measured.bubble, "%"),
         figure(f"{name}: step predicted", one.predicted.step_s, "s"),
         figure(f"{name}: step measured", one.measured.step_s, "s"),
+        *([] if twin.beside is None else [figure(f"{name}: beside", twin.beside, "cores")]),
     ]
 
 

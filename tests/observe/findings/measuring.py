@@ -21,7 +21,7 @@ from meshwright.predict.simulate import simulate_step
 from meshwright.spec.layout import ScheduleKind
 from meshwright.timeline.readers.traces import read_each
 from meshwright.timeline.timeline import Timeline
-from tests.observe.findings.base import clean_job
+from tests.observe.findings.clean_jobs import clean_job
 from tests.observe.findings.faults import FAULTS, planted
 from tests.predict.runs import run_of
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from meshwright.observe.analyze.steps import counted, cut_ns, launch_rows
 from meshwright.timeline.timeline import Timeline
-from tests.observe.findings.base import DEFAULTS
+from tests.observe.findings.clean_jobs import DEFAULTS
 
 _FIRST_FLOW = 1 << 40
 _STRINGS = ("process", "lane", "kind", "name", "collective", "group", "dtype", "category", "extra")

@@ -10,7 +10,7 @@ import pytest
 from meshwright.observe.findings import Rank, combine, examine, find, patterns
 from meshwright.timeline.readers.traces import read_each
 from meshwright.timeline.timeline import Timeline
-from tests.observe.findings.base import clean_job
+from tests.observe.findings.clean_jobs import clean_job
 from tests.observe.findings.faults import planted
 
 

@@ -5,7 +5,7 @@ import pytest
 from meshwright.observe.findings import Rank, find, patterns
 from meshwright.observe.findings.registry import JOB_PATTERNS, RANK_PATTERNS
 from meshwright.timeline.timeline import Timeline
-from tests.observe.findings.base import clean_job
+from tests.observe.findings.clean_jobs import clean_job
 from tests.observe.findings.faults import FAULTS, planted
 from tests.observe.findings.measuring import job_trials, score
 
