@@ -72,10 +72,12 @@ def _screen(verdict: Verdict) -> list[View]:
 
 
 def _named(title: str, those: Sequence[Culprit]) -> View:
-    rows = [(each.rank, each.certainty, each.waiting, each.reason) for each in those[:_SHOWN]]
+    rows: list[tuple[object, ...]] = [
+        (each.rank, each.certainty, each.waiting, each.reason) for each in those[:_SHOWN]
+    ]
     if len(those) > _SHOWN:
         rest = ranks_text(each.rank for each in those[_SHOWN:])
-        rows.append(("", "", "", f"and ranks {rest}, for like reasons"))  # type: ignore[arg-type]
+        rows.append(("", "", "", f"and ranks {rest}, for like reasons"))
     return table("rank, certainty, hold up, why", rows, title, right="rank, hold up", wide="why")
 
 

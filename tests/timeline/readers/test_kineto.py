@@ -5,12 +5,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from meshwright.errors import DamagedFile, InputError
 from meshwright.timeline import Timeline
 from meshwright.timeline.readers import kineto_pieces
 from meshwright.timeline.readers.kineto import Detail, read_kineto
+from meshwright.timeline.readers.kineto_spans import first_of_each
 
 Event = dict[str, Any]
 HOST: Event = {
@@ -461,3 +463,8 @@ def test_what_is_no_trace_is_refused_by_name(tmp_path: Path, content: bytes, fau
 
 def test_a_trace_without_events_is_an_empty_timeline(tmp_path: Path) -> None:
     assert read(tmp_path, []).num_spans == 0
+
+
+def test_columns_without_flows_have_no_first_of_each() -> None:
+    assert first_of_each(np.empty(0, dtype=np.int64)).tolist() == []
+    assert first_of_each(np.array([7, 3, 7])).tolist() == [0, 1]

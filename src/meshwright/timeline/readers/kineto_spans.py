@@ -150,7 +150,9 @@ def _flows(columns: Columns) -> tuple[Any, Any]:
 
 def first_of_each(flows: Ints) -> Ints:
     """Where each number stands first: one span starts a flow, later ones do not."""
-    largest = int(flows.max()) if flows.size else 0
+    if not flows.size:
+        return np.empty(0, dtype=np.int64)
+    largest = int(flows.max())
     if largest < 8 * len(flows) + (1 << 20):
         # Where an index repeats, the last assignment stays: backwards, that is the first span.
         places = np.arange(len(flows), dtype=np.int32)

@@ -60,6 +60,9 @@ def _waits(part: Timeline, device: Device, inside: Flags) -> tuple[Ints, Ints]:
     Such a call lasts beyond the end of the last work that ended before the call's own end. The
     stream it waited for is used where the profile says it.
     """
+    if not device.end.size:
+        nobody = np.empty(0, dtype=np.int64)
+        return nobody, nobody
     names = part.strings("name")
     rows = np.flatnonzero(inside & where(names, lambda name: bool(_BLOCKING.match(name))))
     begin = part.column("start_ns")[rows]

@@ -98,9 +98,12 @@ def suggestions(path: CriticalPath, most: int = 5) -> tuple[Change, ...]:
     kernels = [name for cause, name in path.ns_by_name if cause == KERNEL]
     changes += [Change("kernel", name, 0.5) for name in kernels[:most]]
     least = path.total_ns * 0.01
-    for cause, what, factor in ((HOST, "host", 0.5), (LAUNCH, "launch", 0.0), (GAP, "gap", 0.0)):
-        if path.ns_by_cause.get(cause, 0) > least:
-            changes.append(Change(what, "", factor))  # type: ignore[arg-type]
+    others = {
+        HOST: Change("host", factor=0.5),
+        LAUNCH: Change("launch", factor=0.0),
+        GAP: Change("gap", factor=0.0),
+    }
+    changes += [one for cause, one in others.items() if path.ns_by_cause.get(cause, 0) > least]
     return tuple(changes)
 
 

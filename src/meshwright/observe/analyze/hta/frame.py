@@ -11,8 +11,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from meshwright.errors import InputError, Problem
-from meshwright.observe.analyze.hta.critical_path_rows import Rows, on_device, rows_of
+from meshwright.observe.analyze.hta.critical_path_rows import (
+    Rows,
+    check_arguments,
+    on_device,
+    rows_of,
+)
 from meshwright.observe.analyze.spans import Flags, Ints
 from meshwright.timeline.timeline import Timeline
 
@@ -93,23 +97,10 @@ def kernel_type_of(name: str) -> str:
 
 def frames(timeline: Timeline) -> tuple[Frame, ...]:
     """Every rank's events; steps are counted over all ranks, as HTA does."""
-    _check(timeline)
+    check_arguments(timeline)
     parts = [(part.ranks[0], rows_of(part)) for part in timeline.by_rank()]
     steps = {name for _, rows in parts for name in rows.names if "ProfilerStep" in name}
     return tuple(_frame(rank, rows, steps) for rank, rows in parts)
-
-
-def _check(timeline: Timeline) -> None:
-    """Refuse a timeline that was read without the arguments of launches: figures would be wrong."""
-    launches = np.flatnonzero(timeline.column("flow_out") >= 0)
-    table = timeline.spans
-    if not launches.size or (
-        "extra" in table.column_names
-        and table.column("extra").take(launches).null_count < launches.size
-    ):
-        return
-    fix = 'read the trace with detail="full"'
-    raise InputError([Problem("extra", "does not hold the arguments of launches", fix)])
 
 
 def _frame(rank: int, rows: Rows, steps: set[str]) -> Frame:
