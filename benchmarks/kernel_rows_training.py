@@ -58,6 +58,7 @@ def _adamw(
             new_moment,
             pace,
         )
+        from meshwright.run.kernels.places import Places
 
         params = _parameters(place, 2, getattr(torch, weights))
         grads = tuple(place.draw(each.numel()) for each in params)
@@ -69,7 +70,7 @@ def _adamw(
             keys=tuple(range(len(params))),
             shares=(1.0,) * len(params),
             decays=(0.1,) * len(params),
-            origins=(0,) * len(params),
+            places=(Places(),) * len(params),
         )
         update = FusedUpdate(tensors, rule, backend=place.backend)
         step = torch.ones((), dtype=torch.int64, device=place.device)

@@ -12,6 +12,9 @@ ROOT = Path(__file__).resolve().parent.parent
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+# What somebody measured on this machine must not change what tests predict.
+os.environ["MESHWRIGHT_CALIBRATIONS"] = "off"
+
 # Deadlines are off: the test machines are shared, and a slow moment is not a fault.
 settings.register_profile("dev", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True, database=None)

@@ -28,6 +28,7 @@ def shown(command: str, columns: int = 96) -> tuple[int, str]:
     terminal, child = pty.openpty()
     environment = {**os.environ, "COLUMNS": str(columns), "NO_COLOR": "1", "TERM": "xterm"}
     environment["MESHWRIGHT_NO_PROGRESS"] = "1"  # a bar on stderr is no part of the answer
+    environment["MESHWRIGHT_CALIBRATIONS"] = "off"  # pages are the same on every machine
     process = subprocess.Popen(
         [sys.executable, "-m", "meshwright", *command.split()],
         stdin=subprocess.DEVNULL, stdout=child, stderr=child, cwd=ROOT, env=environment,

@@ -189,3 +189,19 @@ def test_the_report_draws_itself_in_a_browser(job: Path, tmp_path: Path) -> None
     assert shown.count("<circle") == 32
     assert ">gemm</td>" in shown
     assert "0 to " in shown, "the timeline was not drawn"
+
+
+def test_of_several_captures_the_last_is_shown_and_named(tmp_path: Path, capsys: Captured) -> None:
+    event = {"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "dur": 4}
+    for number in (1, 2, 3):
+        document = {
+            "distributedInfo": {"rank": 5},
+            "traceEvents": [{**event, "ts": 1000 * number + step} for step in (0, 10)],
+        }
+        (tmp_path / f"{number}.json").write_text(json.dumps(document))
+    assert main(["analyze", str(tmp_path)]) == 0
+    assert "3 of 3 of rank 5 (3.json); --capture 1 shows the first" in capsys.readouterr().out
+    assert main(["analyze", str(tmp_path), "--capture", "2"]) == 0
+    assert "2 of 3 of rank 5 (2.json)" in capsys.readouterr().out
+    assert main(["analyze", str(tmp_path), "--capture", "x"]) == 2
+    assert "1 for the first" in capsys.readouterr().err

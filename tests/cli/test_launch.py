@@ -12,7 +12,7 @@ from meshwright.cli import main
 Captured = pytest.CaptureFixture[str]
 
 TINY = (Path(__file__).parents[2] / "examples/train-tiny.toml").read_text()
-JOB = TINY.replace("microbatch = 8", "dp = 16").replace("global_batch = 8", "global_batch = 16")
+JOB = TINY.replace("microbatch = 2", "dp = 16").replace("global_batch = 8", "global_batch = 16")
 
 
 @pytest.fixture(autouse=True)
@@ -113,12 +113,13 @@ def test_a_layout_that_does_not_fit_the_model_is_refused_before_it_queues(
     [
         (["--time", "soon"], "--time: 'soon' is no time"),
         (["--gpus-per-node", "5"], "16 ranks do not fill nodes of 5 GPUs"),
-        (["--gpus-per-node", "0"], "--gpus-per-node: is 0"),
+        (["--gpus-per-node", "0"], "--gpus-per-node: 0 is not a whole number"),
         (["--command", "'open"], '--command: "\'open" is no line of shell'),
         (["--env", "WORDS"], "--env: 'WORDS' sets nothing"),
         (["--cpus-per-rank", "many"], "--cpus-per-rank"),
         (["--partitoin", "x"], "did you mean --partition?"),
-        (["layout.dp=0"], "job.toml: layout.dp"),
+        (["layout.dp=0"], "command line: layout.dp"),
+        (["layout.tp=3"], "command line: layout.tp: 3 does not divide"),
         (["optimizer.rate=1"], "command line: optimizer.rate: OptimizerSettings has no field"),
     ],
 )
@@ -134,11 +135,64 @@ def test_a_manifest_needs_an_image(capsys: Captured) -> None:
     assert said.count("error:") == 1
 
 
+IN_A_POD = ["--image", "i:1", "--claim", "data:/data", "data.cache=/data/cache"]
+
+
 def test_a_manifest_can_be_read_from_where_it_was_written(capsys: Captured) -> None:
-    words = ["--image", "i:1", "--kind", "pytorchjob", "--resource", "rdma/hca=8", "-o", "job.yaml"]
-    assert main(["launch", "k8s", "job.toml", *words]) == 0
+    words = ["--kind", "pytorchjob", "--resource", "rdma/hca=8", "-o", "job.yaml"]
+    assert main(["launch", "k8s", "job.toml", *IN_A_POD, *words]) == 0
     assert "kubectl apply -f job.yaml does" in capsys.readouterr().err
-    assert yaml.safe_load(Path("job.yaml").read_text())["kind"] == "PyTorchJob"
+    config, job = yaml.safe_load_all(Path("job.yaml").read_text())
+    assert job["kind"] == "PyTorchJob"
+    assert config["data"] == {"job.toml": JOB}
+
+
+def test_a_pod_has_the_job_file_and_keeps_the_run_in_a_volume(capsys: Captured) -> None:
+    assert main(["launch", "k8s", "job.toml", *IN_A_POD, "--json"]) == 0
+    words = json.loads(capsys.readouterr().out)["command"][3:]
+    assert words[:2] == ["train", "/etc/meshwright/job.toml"]
+    assert words[-2:] == ["--folder", "/data/runs/job"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--image", "i:1"], "--folder: runs/job is in no volume"),
+        ([*IN_A_POD, "--folder", "/srv/run"], "use --folder /data/run"),
+        (IN_A_POD[:-1], "job.toml: data.cache: ../build/cache is a path of this machine"),
+        ([*IN_A_POD, "data.sources=mine"], "command line: data.sources: mine is a path of this"),
+    ],
+)
+def test_what_a_pod_has_not_or_loses_is_refused(
+    words: list[str], said: str, capsys: Captured
+) -> None:
+    assert main(["launch", "k8s", "job.toml", *words]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_file_that_says_something_else_is_not_overwritten_unasked(capsys: Captured) -> None:
+    words = ["launch", "slurm", "job.toml", "--output", "job.sh"]
+    assert main(words) == main(words) == 0, "the same text is no loss"
+    Path("job.sh").write_text("mine")
+    assert main(words) == 2
+    assert "--output job.sh: is there already" in capsys.readouterr().err
+    assert Path("job.sh").read_text() == "mine"
+    assert main([*words, "--force"]) == 0
+    assert Path("job.sh").read_text() != "mine"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["launch", "--quiet", "slurm", "job.toml"], "--quiet stands before the verb"),
+        (["--quiet", "launch", "slurm", "job.toml"], "write it last: mw launch slurm … --quiet"),
+    ],
+)
+def test_a_flag_too_early_is_told_where_it_belongs(
+    words: list[str], said: str, capsys: Captured
+) -> None:
+    assert main(words) == 2
+    assert said in capsys.readouterr().err
 
 
 def test_a_ray_driver_is_printed(capsys: Captured) -> None:

@@ -29,6 +29,19 @@ def test_show_sums_each_rank_by_kind(folder: Path, capsys: Captured) -> None:
     assert {"rank": 1, "kind": "communication", "spans": 1, "total_s": 0.0005} in shown["kinds"]
 
 
+def test_the_folder_of_a_run_stands_for_its_timeline(folder: Path, capsys: Captured) -> None:
+    assert main(["timeline", "show", str(folder.parent), "-q"]) == 0
+    assert capsys.readouterr().out == "4\n"
+
+
+def test_a_run_without_a_timeline_is_told_how_to_record_one(
+    tmp_path: Path, capsys: Captured
+) -> None:
+    (tmp_path / "metrics.jsonl").touch()
+    assert main(["timeline", "show", str(tmp_path)]) == 2
+    assert "is a run without a timeline" in capsys.readouterr().err
+
+
 def test_perfetto_writes_a_trace(folder: Path, tmp_path: Path, capsys: Captured) -> None:
     out = tmp_path / "trace.json.gz"
     assert main(["timeline", "perfetto", str(folder), str(out)]) == 0
@@ -48,6 +61,7 @@ def test_a_damaged_rank_is_named_and_the_rest_shown(folder: Path, capsys: Captur
     assert main(["timeline", "show", str(folder)]) == 1
     printed = capsys.readouterr()
     assert "rank-00001.parquet" in printed.err
+    assert f"mw timeline repair {folder}" in printed.err
     assert "compute" in printed.out
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from meshwright.cli import main
-from meshwright.cli.train import changed
+from meshwright.cli.overrides import changed
 from meshwright.errors import InputError
 from meshwright.run.parallel.launch import agreement
 from meshwright.run.train.sitting import Sitting
@@ -109,6 +110,14 @@ def test_a_job_that_never_began_leaves_no_folder(job: str) -> None:
     assert not Path("new").exists()
 
 
+def test_a_run_that_has_no_checkpoint_yet_is_gone_on_with_by_its_folder(job: str) -> None:
+    main(["train", job, "--until", "1"])
+    shutil.rmtree("runs/tiny/checkpoints")
+    Path("runs/tiny/metrics.jsonl").unlink()
+    assert main(["train", "runs/tiny", "--until", "1"]) == 0
+    assert [path.name for path in Path("runs").iterdir()] == ["tiny"]
+
+
 def test_what_is_hardly_meant_is_told(job: str, capsys: Captured) -> None:
     main(["train", job, "--dry-run", "optimizer.warmup_steps=500", "model.max_positions=8"])
     told = said(capsys)
@@ -121,6 +130,7 @@ def test_products_too_small_for_fp8_are_told(job: str, capsys: Captured) -> None
     assert "no product of this model is in fp8" in said(capsys)
 
 
+@pytest.mark.filterwarnings("default")
 def test_fresh_moves_an_earlier_run_aside(job: str, capsys: Captured) -> None:
     main(["train", job, "--until", "3"])
     assert main(["train", job, "--until", "2", "--fresh"]) == 0

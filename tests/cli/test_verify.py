@@ -30,6 +30,16 @@ def test_a_sound_layout_agrees(capsys: Out, tmp_path: Path) -> None:
     assert {"what": "hidden", "before": 768, "after": 64} in answer["shrunk"]
 
 
+def test_a_job_file_has_a_model_and_a_layout(capsys: Out, tmp_path: Path) -> None:
+    job = tmp_path / "job.toml"
+    job.write_text('model = "gpt2"\n[layout]\ndp = 4\n[data]\nsources = ["standard"]\n')
+    words = ["verify", str(job), "--dry-run", "--sequence", "32", "--json"]
+    assert main(words) == 0
+    assert json.loads(capsys.readouterr().out)["layouts"][0]["ranks"] == 4
+    assert main([*words, "--layout", "tp=2"]) == 0
+    assert json.loads(capsys.readouterr().out)["layouts"][0]["ranks"] == 2
+
+
 def test_a_disagreement_is_told_and_ends_with_one(
     capsys: Out, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,7 +6,7 @@ FOLDER is the unpacked wheel `aiconfigurator-core` 0.12.0 (PyPI, Apache-2.0), wh
 copied here. It writes `src/meshwright/predict/cost/devices.toml` and the tables of
 `docs/guide/operator-costs.md`. Errors are of rows whose (n, k), or heads and batch, were left out
 of the fit: each half is scored with the constants of the other; the constants that ship come from
-all rows. Needs scipy and pandas.
+all rows. Needs pandas.
 """
 
 import sys
@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.optimize import least_squares  # type: ignore[import-untyped]
 
+from meshwright.observe.calibrate.solve import fit_logs
 from meshwright.predict.cost.device import INPUT_BYTES
 from meshwright.spec.catalog.hardware import gpus
 from meshwright.spec.cluster import Gpu
@@ -43,6 +43,8 @@ MOST_ROWS = 6000
 # Never fitted beyond what the constants mean.
 CEILINGS = {"efficiency": 1.0, "bandwidth": 1.0, "tail": 1.0, "wave": 1.0}
 FLOORS = {"launch_s": 1e-6}
+FAR = 1e4
+"""How many times larger or smaller than at its start any other constant may become."""
 
 
 class Fitted:
@@ -81,20 +83,22 @@ def solve(
     if count > MOST_ROWS:
         keep = np.random.default_rng(0).choice(count, MOST_ROWS, replace=False)
     part = tables.pick(rows, keep)
-    root = np.sqrt(weights[keep]) if weights is not None else 1.0
-    logs = np.log(part["s"])
 
-    def constants(x: Any) -> Constants:
-        return bounded({**start, **dict(zip(free, np.exp(x).tolist(), strict=True))})
+    def constants(values: Any) -> Constants:
+        return bounded({**start, **dict(zip(free, np.asarray(values).tolist(), strict=True))})
 
-    found = least_squares(
-        lambda x: root * (np.log(model(constants(x), part)) - logs),
-        np.log([start[name] for name in free]),
-        loss="soft_l1",
-        f_scale=0.05,
-        max_nfev=60,
+    def limits(name: str) -> tuple[float, float, float]:
+        first = start[name]
+        least, most = FLOORS.get(name, first / FAR), CEILINGS.get(name, first * FAR)
+        return first, least, most
+
+    found, _ = fit_logs(
+        lambda values: model(constants(values), part),
+        part["s"],
+        [limits(name) for name in free],
+        weights[keep] if weights is not None else 1.0,
     )
-    return constants(found.x)
+    return constants(found)
 
 
 def cross_fit(

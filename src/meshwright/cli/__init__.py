@@ -1,5 +1,11 @@
 """The command line: `mw COMMAND`, one thin module per command, and nothing loaded early."""
 
-from meshwright.cli.main import main
+import sys
+
+try:
+    from meshwright.cli.main import main
+except KeyboardInterrupt:  # a Ctrl-C while modules load, when there is nothing to end yet
+    sys.stderr.write("interrupted\n")
+    raise SystemExit(130) from None
 
 __all__ = ["main"]

@@ -29,7 +29,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--rank", metavar="LIST", help="only these ranks: 3, or 0-3,7")
     parser.add_argument("--steps", metavar="LIST", help="only these steps: 11, or 11-13")
+    parser.add_argument(
+        "--capture", metavar="N",
+        help="of several captures of each rank the N-th, from 1 (the last that all have)",
+    )  # fmt: skip
     parser.add_argument("--jobs", metavar="N", default="1", help="read with N processes")
+    parser.add_argument(
+        "--ray", action="store_true", help="read as tasks of a Ray cluster (RAY_ADDRESS)"
+    )
     parser.add_argument(
         "--compat", choices=("hta",),
         help="print the figures of Holistic Trace Analysis 0.5, by its rules",
@@ -59,12 +66,20 @@ def run(args: argparse.Namespace) -> Answer:
         from meshwright.cli.analyze_hta import hta
 
         ranks = numbers("--rank", args.rank)
-        return hta(args.path, ranks, annotation=args.annotation, cache=cache_of(args))
+        return hta(
+            args.path,
+            ranks,
+            annotation=args.annotation,
+            cache=cache_of(args),
+            capture=capture_of(args),
+        )
     wanted = Wanted(numbers("--rank", args.rank), numbers("--steps", args.steps))
     found = overview(
         args.path,
         wanted=wanted,
         jobs=jobs_of(args),
+        on_ray=args.ray,
+        capture=capture_of(args),
         cache=cache_of(args),
         pictures=bool(args.html),
     )
@@ -90,7 +105,12 @@ def _written(args: argparse.Namespace, found: Overview, wanted: Wanted) -> list[
         from meshwright.observe.annotated import write_annotated
 
         write_annotated(
-            Path(args.path), args.perfetto, found.findings or (), wanted, cache=cache_of(args)
+            Path(args.path),
+            args.perfetto,
+            found.findings or (),
+            wanted,
+            cache=cache_of(args),
+            capture=capture_of(args),
         )
         notes.append(Note(f"wrote {args.perfetto}: open it at ui.perfetto.dev"))
     return notes
@@ -122,6 +142,16 @@ def jobs_of(args: argparse.Namespace) -> int:
         fix = "give a whole number from 1, such as the cores of this machine"
         raise InputError([Problem("--jobs", f"{args.jobs!r} is no number of processes", fix)])
     return int(args.jobs)
+
+
+def capture_of(args: argparse.Namespace) -> int | None:
+    """Which capture of each rank is looked at; None for the last that all have."""
+    if args.capture is None:
+        return None
+    if not re.fullmatch(r"[1-9]\d{0,5}", args.capture):
+        fix = "give a whole number: 1 for the first that was recorded"
+        raise InputError([Problem("--capture", f"{args.capture!r} is no number", fix)])
+    return int(args.capture)
 
 
 def numbers(flag: str, text: str | None) -> frozenset[int]:

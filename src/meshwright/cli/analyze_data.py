@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from meshwright.cli.analyze_regions import regions_data
 from meshwright.observe.analyze.summary import RankSummary
 from meshwright.observe.runs import Compared, KernelSum, Overview
 
@@ -14,6 +15,7 @@ def overview_data(found: Overview) -> dict[str, Any]:
     return {
         "path": found.path,
         "ranks": [_rank(one) for one in found.ranks],
+        "regions": regions_data(found.ranks),
         "kernels": [_kernel(kernel) for kernel in found.kernels],
         "compared": _compared(found.compared) if found.compared is not None else None,
         "critical_path": next((_path(one) for one in found.ranks if one.path), None),

@@ -24,11 +24,12 @@ def hta(
     *,
     annotation: str | None = None,
     cache: Cache | None = None,
+    capture: int | None = None,
 ) -> Answer:
     """Answer with HTA's figures; they need all arguments, so whole traces are held in memory."""
     notes: list[Note] = []
     try:
-        timeline = read_trace(path, detail="full", cache=cache)
+        timeline = read_trace(path, detail="full", cache=cache, capture=capture)
     except DamagedFile as damage:
         if not isinstance(damage.kept, Timeline):
             raise

@@ -7,19 +7,20 @@ is drawn is bounded, whatever the trace: bins and the longest spans of a few ran
 import base64
 import json
 from html import escape
-from importlib.resources import files
 from typing import Any
 
 from meshwright import __version__
 from meshwright.cli.analyze_data import overview_data
 from meshwright.cli.analyze_screen import head, next_steps
+from meshwright.cli.document import asset, document, pairs
 from meshwright.observe.analyze.kernel_names import short_name
 from meshwright.observe.analyze.strips import Strip
 from meshwright.observe.runs import Overview
 
 _SECTIONS = """
 <section id="findings-part"><h2>Findings</h2>
-<p class="note">What costs most comes first; the cost is what a step would save at most.</p>
+<p class="note">What costs most comes first, then what follows from it. The cost is what a step
+would save at most, and its part of all devices' time.</p>
 <div id="findings"></div></section>
 <section><h2>Where the time of each rank's device goes</h2>
 <div class="tools" id="readings"></div><div class="legend" id="bars-legend"></div>
@@ -38,6 +39,10 @@ _SECTIONS = """
 <section><h2>Kernels</h2>
 <div class="tools"><input type="search" id="kernel-filter" placeholder="name contains …">
 <span class="note">{kernels}</span></div><div class="wide-table" id="kernels"></div></section>
+<section id="regions-part"><h2>Annotated regions</h2>
+<p class="note">Device time by the annotation (record_function, NVTX) around the launch; a region
+holds those inside it. Host is how long the launching thread was in it.</p>
+<div class="wide-table" id="regions"></div></section>
 <section id="collectives-part"><h2>Collectives</h2>
 <p class="note">Matched across ranks. Transfer is what the last to arrive spends in it, arrival wait
 what the others spend before; expected is our model's figure for this GPU's usual cluster.</p>
@@ -49,27 +54,17 @@ what the others spend before; expected is our model's figure for this GPU's usua
 
 def report(found: Overview) -> str:
     """Return the whole file."""
-    folder = files("meshwright.cli") / "report"
-    style, script = (
-        (folder / name).read_text(encoding="utf-8") for name in ("style.css", "script.js")
-    )
-    facts = "".join(
-        f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in head(found).items()
-    )
     notes = [*found.damaged, *sorted({note for one in found.ranks for note in one.notes})]
     notes += [f"next: {line}" for line in next_steps(found)[:1]]
     tail = "".join(f'<p class="note">{escape(note)}</p>' for note in notes)
     sections = _SECTIONS.format(timeline=escape(_about(found)), kernels=escape(_rest(found)))
-    title = f"Profile of {found.path}"
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}</title>\n<style>\n{style}</style>\n</head>\n<body>\n"
-        f'<h1>{escape(title)}</h1>\n<p class="note">mw analyze, meshwright {__version__}</p>\n'
-        f'<dl class="head">{facts}</dl>\n<noscript>The charts need JavaScript.</noscript>\n'
-        f"{sections}\n{tail}\n"
-        f'<div id="tip"></div>\n<script type="application/json" id="data">{_embedded(found)}'
-        f"</script>\n<script>\n{script}</script>\n</body>\n</html>\n"
+    return document(
+        f"Profile of {found.path}",
+        f'<p class="note">mw analyze, meshwright {__version__}</p>\n'
+        f"{pairs(head(found).items())}\n<noscript>The charts need JavaScript.</noscript>\n"
+        f'{sections}\n{tail}\n<div id="tip"></div>\n'
+        f'<script type="application/json" id="data">{_embedded(found)}</script>\n'
+        f"<script>\n{asset('script.js')}</script>",
     )
 
 
@@ -79,6 +74,9 @@ def _embedded(found: Overview) -> str:
     data: dict[str, Any] = overview_data(found)
     for kernel in data["kernels"]:
         kernel["short"] = short_name(kernel["name"], 90)
+    for order, region in enumerate(data["regions"]):
+        region["order"] = order
+        region["top"] = ", ".join(short_name(one["name"], 40) for one in region["kernels"][:3])
     origin_ns = min((strip.start_ns for strip in found.strips), default=0)
     data["strips"] = [_strip(strip, found, origin_ns, names) for strip in found.strips]
     data["findings"] = _moved(data["findings"], origin_ns)

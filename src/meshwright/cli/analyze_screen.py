@@ -10,6 +10,7 @@ from meshwright.observe.analyze.kernel_names import short_name
 from meshwright.observe.analyze.stragglers import RankArrival
 from meshwright.observe.analyze.summary import RankSummary, communicates
 from meshwright.observe.runs import Overview
+from meshwright.timeline.readers.captures import NOTE
 
 WIDTH = 40
 MOST_RANKS = 8
@@ -50,6 +51,7 @@ def head(found: Overview) -> dict[str, str]:
     count = f"{len(ranks)} ranks" if len(ranks) > 1 else f"rank {ranks[0].rank}"
     head = {
         "trace": f"{count}, {spans:,} spans, {profiler}" + (f", {device}" if device else ""),
+        **_capture(ranks),
         "steps": _steps(ranks),
         "overlap": _overlap(ranks),
     }
@@ -65,6 +67,16 @@ def head(found: Overview) -> dict[str, str]:
     if (line := _path(ranks)) is not None:
         head["critical path"] = line
     return head
+
+
+def _capture(ranks: Sequence[RankSummary]) -> dict[str, str]:
+    """Which of several captures is shown, if there are several."""
+    notes = [note for one in ranks for note in one.notes if note.startswith(NOTE)]
+    if not notes:
+        return {}
+    of, _, name = notes[0].removeprefix(NOTE).partition(", ")
+    file = name.partition(": the others")[0]
+    return {"capture": f"{of} ({file}); --capture 1 shows the first, mw diff compares two files"}
 
 
 def _steps(ranks: Sequence[RankSummary]) -> str:
@@ -224,7 +236,9 @@ def _findings(found: Overview) -> list[View]:
     for one in found.findings[:MOST_FINDINGS]:
         cost = f"{one.cost_ms_per_step:.2f}" if one.cost_ms_per_step is not None else "?"
         share = f"{100 * one.gpu_share:.1f} %" if one.gpu_share is not None else ""
-        rows.append((cost, share, one.title, _clause(one.remedy)))
+        # What follows from the finding above is marked: mending that one comes first.
+        title = f"↳ {one.title}" if one.follows else one.title
+        rows.append((cost, share, title, _clause(one.remedy)))
     more = len(found.findings) - MOST_FINDINGS
     title = "findings" + (
         f" (the first {MOST_FINDINGS}; {more} more in --html)" if more > 0 else ""

@@ -4,10 +4,11 @@ Marks, not colours, tell parts apart, so a bar reads the same in a pipe.
 """
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from meshwright.predict.memory import StageMemory
-from meshwright.predict.step import StepPrediction
+if TYPE_CHECKING:
+    from meshwright.predict.memory import StageMemory
+    from meshwright.predict.step import StepPrediction
 
 
 class Part(NamedTuple):
@@ -42,7 +43,7 @@ def stacked(parts: Iterable[tuple[str, float]], whole: float, width: int) -> str
     return drawn
 
 
-def step_bar(step: StepPrediction, whole_s: float, width: int) -> str:
+def step_bar(step: "StepPrediction", whole_s: float, width: int) -> str:
     """Draw a step by its parts."""
     return stacked(((p.mark, getattr(step, p.field)) for p in STEP_PARTS), whole_s, width)
 
@@ -55,7 +56,7 @@ class Held(NamedTuple):
     rest: int
 
 
-def held(stage: StageMemory) -> Held:
+def held(stage: "StageMemory") -> Held:
     """Return the memory of a stage by heap."""
     states = stage.parameters_bytes + stage.gradients_bytes + stage.optimizer_bytes
     return Held(
@@ -63,13 +64,13 @@ def held(stage: StageMemory) -> Held:
     )
 
 
-def stage_data(stage: StageMemory) -> dict[str, int]:
+def stage_data(stage: "StageMemory") -> dict[str, int]:
     """Return the memory of a stage for the JSON form."""
     fields = {name: getattr(stage, name) for name in stage.__struct_fields__}
     return {**fields, "total_bytes": stage.total_bytes}
 
 
-def memory_bar(stage: StageMemory, capacity_bytes: int, width: int) -> str:
+def memory_bar(stage: "StageMemory", capacity_bytes: int, width: int) -> str:
     """Draw a stage's memory against what a GPU has, and how far it goes beyond."""
     drawn = stacked(zip("█▒·", held(stage), strict=True), capacity_bytes, width)
     if stage.total_bytes <= capacity_bytes:

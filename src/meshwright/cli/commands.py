@@ -17,6 +17,8 @@ class Command(NamedTuple):
 
     summary: str
     group: str
+    starts_job: bool = False
+    """Whether what follows `--` is the command line of a job, and none of our own words."""
 
 
 COMMANDS: dict[str, Command] = {
@@ -31,10 +33,12 @@ COMMANDS: dict[str, Command] = {
     "collective": Command("collective algorithms: prove, draw, simulate, run, export", "Predict"),
     "train": Command("train a model as one TOML file says, or go on training", "Run"),
     "verify": Command("hold layouts against one device: first operation off, or a dry run", "Run"),
+    "calibrate": Command("fit the cost models to what mw bench measured on a device", "Run"),
     "twin": Command("hold steps of this machine against their prediction", "Run"),
     "launch": Command("write a training job for Slurm, Kubernetes or Ray; submit it", "Run"),
     "data": Command("tokenise text, look into tokens, train a tokenizer", "Run"),
     "export": Command("a training run's weights as a Hugging Face folder", "Run"),
+    "watch": Command("run a job and watch it: captures, slowdowns, hangs", "Observe", True),
     "analyze": Command("where a profile's time goes, what is wrong, what to do", "Observe"),
     "diff": Command("two profiles, or a prediction and one: what changed, by cost", "Observe"),
     "roofline": Command("kernels of a profile against what the device can do", "Observe"),

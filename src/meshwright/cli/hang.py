@@ -30,6 +30,7 @@ def run(args: argparse.Namespace) -> Answer:
     verdict = diagnose(dumps)
     views: list[View] = [facts(_summary(verdict)), *_screen(verdict)]
     views += [Note(f"rank {rank}: {why}") for rank, why in sorted(dumps.damaged.items())]
+    views += [Note(note) for note in dumps.notes[:_SHOWN]]
     quiet = tuple(str(each.rank) for each in verdict.culprits)
     return Answer(
         "hang/1", _data(verdict, dumps.notes), tuple(views), quiet, 1 if verdict.culprits else 0

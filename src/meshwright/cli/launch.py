@@ -15,24 +15,24 @@ import msgspec
 
 from meshwright.cli.answer import Answer, Note, Text, View, facts
 from meshwright.cli.files import write_text
+from meshwright.cli.job_outline import Outline, near, outline_of
 from meshwright.cli.launch_flags import add_options, named_values, options_of
+from meshwright.cli.launch_pods import pod_folder, pod_problems
+from meshwright.cli.overrides import changed
 from meshwright.cli.parser import add_common, verbs
-from meshwright.cli.train import changed
 from meshwright.errors import InputError, MissingPart, Problem
 from meshwright.run.parallel.launch import kubernetes, ray, slurm
 from meshwright.run.parallel.launch.start import Device, Start, shape_of
-from meshwright.spec.files import load_data
+from meshwright.spec.bounds import require, whole
 from meshwright.spec.layout import Layout
-from meshwright.spec.model import Model
-from meshwright.spec.read import read
-from meshwright.spec.resolve import Source, resolve
 from meshwright.spec.units import parse_count
-from meshwright.spec.work import read_cluster, read_model, read_work
+from meshwright.spec.work import read_work
 
 EXAMPLES = (
     "mw launch slurm examples/train-tiny.toml layout.dp=16 workload.global_batch=128 --time 240",
     "mw launch slurm examples/train-tiny.toml --submit",
-    "mw launch k8s examples/train-tiny.toml --image registry/meshwright:1 --claim data:/data",
+    "mw launch k8s examples/train-tiny.toml data.cache=/data/cache --image registry/meshwright:1 "
+    "--claim data:/data",
     "mw launch ray examples/train-tiny.toml --output start.py",
 )
 
@@ -49,7 +49,8 @@ _OPTIONS: dict[str, type[msgspec.Struct]] = {
 _SPARE_CHECKPOINTS = 2
 """Checkpoints that the disk must have room for: the newest, and the one that is being written."""
 _USUAL_GPUS = 8
-_LAYOUT = frozenset(Layout.__struct_fields__)
+_NAMED = ("model", "cluster")
+"""What a job file may name by a path."""
 _SUBMIT_S = 120
 
 
@@ -59,7 +60,7 @@ class _Job(NamedTuple):
     layout: Layout
     gpus_per_node: int
     device: Device
-    model: Model | None
+    outline: Outline
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -98,6 +99,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
             help="a variable for every rank; may be given again",
         )  # fmt: skip
         each.add_argument("-o", "--output", metavar="FILE", help="write it there, do not print it")
+        each.add_argument(
+            "--force", action="store_true", help="with --output: overwrite a file that is there"
+        )
         if verb == "slurm":
             each.add_argument(
                 "--submit", action="store_true", help="hand it to sbatch; else nothing is started"
@@ -109,6 +113,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> Answer:
     """Answer with the job's file, and with its number where it was submitted."""
     start, text = _WRITERS[args.verb](args)
+    _require_free(args.output, text, force=args.force)
     shape = start.shape
     data: dict[str, Any] = {
         "launcher": args.verb, "name": start.name, "nodes": shape.nodes,
@@ -130,6 +135,15 @@ def run(args: argparse.Namespace) -> Answer:
     return Answer("launch/1", data, (*views, note), (args.output or str(shape),))
 
 
+def _require_free(output: str | None, text: str, *, force: bool) -> None:
+    """Refuse to overwrite a file that says something else: it may have been edited by hand."""
+    path = Path(output or "")
+    if output and not force and path.is_file() and path.read_bytes() != text.encode():
+        what = "is there already, and says something else"
+        fix = "add --force to overwrite it, or name another file"
+        raise InputError([Problem(f"--output {output}", what, fix)])
+
+
 _NEXT = {
     "slurm": "--submit does, or sbatch {file}",
     "k8s": "kubectl apply -f {file} does",
@@ -140,10 +154,11 @@ _NEXT = {
 def _slurm(args: argparse.Namespace) -> tuple[Start, str]:
     job = _read(args)
     room = {}
-    if job.model is not None and not args.program:
+    model = job.outline.model
+    if model is not None:
         from meshwright.predict.checkpoints import checkpoint_bytes
 
-        room["disk_bytes"] = _SPARE_CHECKPOINTS * checkpoint_bytes(job.model, job.layout)
+        room["disk_bytes"] = _SPARE_CHECKPOINTS * checkpoint_bytes(model, job.layout)
     usual = "." if args.program else str(Path("runs") / Path(args.job).stem)
     folder = args.folder or usual
     options = options_of(
@@ -156,8 +171,16 @@ def _slurm(args: argparse.Namespace) -> tuple[Start, str]:
 def _k8s(args: argparse.Namespace) -> tuple[Start, str]:
     job = _read(args)
     options = options_of(kubernetes.KubernetesOptions, "k8s", args, os.environ)
-    start = _start(args, job, args.python or "python")
-    return start, kubernetes.manifest(start, options)
+    python = args.python or "python"
+    if args.program:
+        start = _start(args, job, python)
+        return start, kubernetes.manifest(start, options)
+    # A pod sees the image and its volumes, and nothing of this machine.
+    folder, file = pod_folder(args.folder, args.job, options.claims), Path(args.job)
+    require(pod_problems(job.outline, folder, options.claims))
+    config = kubernetes.ConfigFile(file.name, file.read_text(encoding="utf-8"))
+    start = _start(args, job, python, file=config.path, folder=str(folder))
+    return start, kubernetes.manifest(start, options, config)
 
 
 def _ray(args: argparse.Namespace) -> tuple[Start, str]:
@@ -174,8 +197,12 @@ _WRITERS: dict[str, Callable[[argparse.Namespace], tuple[Start, str]]] = {
 }
 
 
-def _start(args: argparse.Namespace, job: _Job, python: str) -> Start:
-    words = ["train", args.job, *args.files, *(("--folder", args.folder) if args.folder else ())]
+def _start(
+    args: argparse.Namespace, job: _Job, python: str, *, file: str = "", folder: str = ""
+) -> Start:
+    """Return what is started; `file` and `folder` are where ranks have the job and the run."""
+    file, folder = file or args.job, folder or args.folder or ""
+    words = ["train", file, *args.files, *(("--folder", folder) if folder else ())]
     own = _words(args.program) if args.program is not None else ()
     return Start(
         name=args.name or Path(args.job).stem,
@@ -201,33 +228,26 @@ def _words(line: str) -> tuple[str, ...]:
 def _read(args: argparse.Namespace) -> _Job:
     """Read what of a job decides where it runs, and refuse one that could not."""
     path = Path(args.job)
-    changes = Source("command line", changed(args.files))
-    data = resolve([Source(str(path), load_data(path)), changes]).data
-    problems: list[Problem] = []
-    layout = _part(problems, lambda: read(Layout, data.get("layout", {}), "layout"))
-    cluster = None
-    if data.get("cluster") is not None:
-        cluster = _part(problems, lambda: read_cluster(_near(path, data["cluster"]), "cluster"))
-    model = None
-    if data.get("model") is not None and not args.program:
-        model = _part(problems, lambda: read_model(_near(path, data["model"]), "model"))
-    asked = args.gpus_per_node
-    gpus = _part(problems, lambda: parse_count(asked, "--gpus-per-node")) if asked else None
-    if gpus == 0:
-        problems.append(Problem("--gpus-per-node", "is 0", "use 1 or more"))
-    if not problems and cluster is not None and model is not None:
-        problems += _misfits(path, data)
+    outline = outline_of(path, args.files, with_model=not args.program)
+    problems, asked, gpus = list(outline.problems), args.gpus_per_node, None
+    if asked:
+        try:
+            gpus = parse_count(asked, "--gpus-per-node")
+            require(whole("--gpus-per-node", gpus))
+        except InputError as error:
+            problems += error.problems
+    if not problems and outline.cluster is not None and outline.model is not None:
+        problems += _misfits(outline)
     if not problems and not args.program:
-        _require_sound(path, changes.data)
+        _require_sound(path, changed(args.files))
+    layout, cluster = outline.layout, outline.cluster
     if problems or layout is None:
-        raise InputError(
-            p._replace(where=p.where if p.where.startswith("-") else f"{path}: {p.where}")
-            for p in problems
-        )
-    machine = data.get("machine")
+        raise InputError(problems)
+    machine = outline.data.get("machine")
     on_cpu = isinstance(machine, dict) and machine.get("device") == "cpu"
     device: Device = args.device or ("cpu" if on_cpu else "cuda")
-    return _Job(layout, gpus or (cluster.gpus_per_node if cluster else _USUAL_GPUS), device, model)
+    gpus = gpus or (cluster.gpus_per_node if cluster else _USUAL_GPUS)
+    return _Job(layout, gpus, device, outline)
 
 
 def _require_sound(path: Path, changes: Mapping[str, Any]) -> None:
@@ -238,30 +258,11 @@ def _require_sound(path: Path, changes: Mapping[str, Any]) -> None:
         ask_job(path, changes)
 
 
-def _misfits(path: Path, data: dict[str, Any]) -> list[Problem]:
+def _misfits(outline: Outline) -> list[Problem]:
     """Return where the layout does not fit model or cluster: a queue is no place to learn it."""
-    named = {name: _near(path, data[name]) for name in ("model", "cluster")}
-    work = read_work({**data, **named})
-    return [
-        one._replace(where=f"layout.{one.where}" if one.where in _LAYOUT else one.where)
-        for one in work.check()
-        if one.where != "memory"
-    ]
-
-
-def _part(problems: list[Problem], reader: Callable[[], Any]) -> Any:
-    try:
-        return reader()
-    except InputError as error:
-        problems += error.problems
-        return None
-
-
-def _near(path: Path, value: object) -> object:
-    """Let a path in a job file count from the file's own folder."""
-    if isinstance(value, str) and (path.parent / value).exists():
-        return str(path.parent / value)
-    return value
+    data = outline.data
+    work = read_work({**data, **{name: near(outline.path, data[name]) for name in _NAMED}})
+    return [outline.named(one) for one in work.check() if one.where != "memory"]
 
 
 def _submitted(text: str) -> str:

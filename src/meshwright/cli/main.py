@@ -17,11 +17,11 @@ OWN_FAULT = 70
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    words = list(sys.argv[1:] if argv is None else argv)
+    words, job = _without_job(list(sys.argv[1:] if argv is None else argv))
     mode = _mode(words)
     _print_anything()
     try:
-        return _run(words, mode)
+        return _run(words, mode, job)
     except MeshwrightError as error:
         show_error(error, mode)
         return error.exit_code
@@ -53,7 +53,17 @@ def _print_anything() -> None:
             stream.reconfigure(errors="replace")
 
 
-def _run(words: list[str], mode: str) -> int:
+def _without_job(words: list[str]) -> tuple[list[str], list[str]]:
+    """Our own words, and after `--` those of the job that a command starts."""
+    chosen = next((word for word in words if not word.startswith("-")), None)
+    command = COMMANDS.get(chosen or "")
+    if command is None or not command.starts_job or "--" not in words:
+        return words, []
+    at = words.index("--")
+    return words[:at], words[at + 1 :]
+
+
+def _run(words: list[str], mode: str, job: list[str]) -> int:
     chosen = next((word for word in words if not word.startswith("-")), None)
     parser = build(chosen if chosen in COMMANDS else None)
     args = _parse(parser, words)
@@ -69,6 +79,8 @@ def _run(words: list[str], mode: str) -> int:
         return 0
     if getattr(args, "no_color", False):
         silence_colour()
+    if COMMANDS[args.command].starts_job:
+        args.job = job
     answer = module(args.command).run(args)
     show(answer, mode)
     sys.stdout.flush()

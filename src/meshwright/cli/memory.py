@@ -6,6 +6,7 @@ from typing import Any
 from meshwright.cli.answer import Answer, Note, Text, View, facts, table
 from meshwright.cli.parser import add_common
 from meshwright.observe.analyze.memory import DeviceMemory, memory_report, timeline
+from meshwright.observe.analyze.memory.growth import FEWEST_STEPS
 from meshwright.observe.analyze.memory.peak import Moment
 from meshwright.observe.analyze.memory.shortage import Shortage
 from meshwright.spec.units import format_bytes
@@ -13,6 +14,7 @@ from meshwright.timeline.readers.memory_snapshot import Snapshot, read_memory_sn
 
 EXAMPLES = ("mw memory snapshot.pickle", "mw memory snapshot.pickle.gz --json")
 _LINES = 8
+_SHOWN = 2
 _EXPANDABLE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 
 
@@ -42,25 +44,33 @@ def run(args: argparse.Namespace) -> Answer:
 
 def _screen(memory: DeviceMemory, *, many: bool) -> list[View]:
     sums, pieces = memory.totals, memory.fragmentation
+    more = sums.peak_reserved_bytes > sums.reserved_bytes
     head = {
         "device": memory.device if many else None,
-        "reserved": f"{format_bytes(sums.reserved_bytes)} in {sums.segments:,} segments",
+        "reserved": f"{format_bytes(sums.reserved_bytes)} in {sums.segments:,} segments"
+        + (f" (at most {format_bytes(sums.peak_reserved_bytes)})" if more else ""),
         "in use": f"{format_bytes(sums.active_bytes)} in "
         f"{sums.blocks:,} blocks (requested {format_bytes(sums.requested_bytes)})",
-        "peak": f"{format_bytes(sums.peak_live_bytes)}"
-        + (f" (at the start {format_bytes(sums.live_at_start_bytes)})" if sums.events else ""),
+        "peak": f"{format_bytes(sums.peak_allocated_bytes)}"
+        + (f" (before the recording {format_bytes(sums.live_at_start_bytes)})" if sums.events
+           else ""),
         "never freed": f"{format_bytes(sums.never_freed_bytes)} of {sums.never_freed:,} "
         f"allocations, of {sums.allocs:,} recorded"
         if sums.events
         else None,
-        "free, stranded": f"{format_bytes(pieces.stranded_bytes)} in segments still in use; "
-        f"largest free block {format_bytes(pieces.largest_free_bytes)}",
-        "free, cached": f"{format_bytes(pieces.cached_bytes)} in whole segments",
+        "free": f"{format_bytes(pieces.cached_bytes)} cached in whole segments, "
+        f"{format_bytes(pieces.stranded_bytes)} stranded beside what is in use "
+        f"(largest block {format_bytes(pieces.largest_free_bytes)})",
         "growth": _growth(memory),
-    }
+    }  # fmt: skip
     views: list[View] = [facts(head)]
-    views += [_shortage(each) for each in memory.shortages[:2]]
-    views += _moment(memory.peak, "at the peak")
+    for each in memory.shortages[:_SHOWN]:
+        views.append(_shortage(each))
+        views += _moment(each.live, "live when it failed")
+    if len(memory.shortages) > _SHOWN:
+        views.append(Note(f"{len(memory.shortages)} requests failed: --json lists them"))
+    if not any(each.live.live_bytes == memory.peak.live_bytes for each in memory.shortages):
+        views += _moment(memory.peak, "at the peak")
     views += _leaks(memory)
     advice = _advice(memory)
     if advice:
@@ -70,7 +80,7 @@ def _screen(memory: DeviceMemory, *, many: bool) -> list[View]:
 
 def _growth(memory: DeviceMemory) -> str | None:
     grown = memory.growth
-    if grown.steps < 1:
+    if grown.steps < FEWEST_STEPS:
         return None
     return f"{format_bytes(grown.bytes_per_step)} a step over {grown.steps} steps (by {grown.how})"
 
@@ -79,7 +89,7 @@ def _moment(moment: Moment, title: str) -> list[View]:
     whole = max(1, moment.live_bytes)
     kinds = [
         (name, format_bytes(size), f"{100 * size / whole:.0f} %")
-        for name, size in moment.by_category
+        for name, size in sorted(moment.by_category, key=lambda pair: -pair[1])
         if size
     ]
     lines = [
@@ -97,13 +107,18 @@ def _leaks(memory: DeviceMemory) -> list[View]:
     if not leaks:
         return []
     rows = [
-        (format_bytes(leak.bytes_per_step), f"{leak.count_per_step:g}", leak.steps, leak.line)
+        (
+            format_bytes(leak.bytes_per_step),
+            f"{leak.count_per_step:g}",
+            format_bytes(leak.total_bytes),
+            leak.line,
+        )
         for leak in leaks[:_LINES]
     ]
-    columns = "bytes a step, tensors a step, steps, line"
+    columns = "bytes a step, tensors a step, held now, line"
     return [
         table(columns, rows, "kept step after step",
-              right="bytes a step, tensors a step, steps", wide="line")
+              right="bytes a step, tensors a step, held now", wide="line")
     ]  # fmt: skip
 
 
@@ -111,17 +126,39 @@ def _shortage(short: Shortage) -> View:
     return facts(
         {
             "asked": f"{format_bytes(short.asked_bytes)} at {short.line}",
-            "driver had": format_bytes(short.device_free_bytes),
-            "allocator had": f"{format_bytes(short.free_bytes)} free in pieces, the largest "
+            "live": f"{format_bytes(short.live.live_bytes)} (below)",
+            "allocator had": f"{format_bytes(short.reserved_bytes)} reserved, of it "
+            f"{format_bytes(short.free_bytes)} free in pieces, the largest "
             f"{format_bytes(short.largest_free_bytes)}",
-            "lacking": format_bytes(short.lacking_bytes),
-            "in one piece": "would have fitted: fragmentation failed it"
-            if short.would_fit_unfragmented
-            else "would not have fitted either: too much was live",
+            "driver had": format_bytes(short.device_free_bytes) + _limit(short),
+            "would have fitted": _fitted(short),
             "room is held by": ", ".join(short.frees_enough[:3]),
         },
         "out of memory",
     )
+
+
+def _limit(short: Shortage) -> str:
+    if not short.is_limited:
+        return " free"
+    low, high = format_bytes(short.capacity_bytes), format_bytes(short.capacity_below_bytes)
+    return (
+        f" free: a limit of this process held it back, between {low} and {high} "
+        "(torch.cuda.set_per_process_memory_fraction)"
+    )
+
+
+def _fitted(short: Shortage) -> str:
+    least = " at least" if short.is_limited else ""
+    found = f"a request of {format_bytes(short.fits_bytes)}{least}"
+    if short.would_fit_unfragmented:
+        return found + "; this one, had free memory been in one piece: fragmentation failed it"
+    if short.fitting_share is not None and short.fitting_share < 1:
+        return (
+            found + f"; or this one with {100 * short.fitting_share:.0f} % of the batch: "
+            f"{format_bytes(short.scaling_bytes)} grow with it"
+        )
+    return found + "; too much else was live for this one"
 
 
 def _advice(memory: DeviceMemory) -> list[str]:
@@ -129,6 +166,8 @@ def _advice(memory: DeviceMemory) -> list[str]:
     sums, pieces = memory.totals, memory.fragmentation
     if any(each.would_fit_unfragmented for each in memory.shortages):
         found.append(f"{_EXPANDABLE} joins free pieces: the failed request would have fitted")
+    elif memory.shortages:
+        found.append(_less(memory.shortages[0]))
     elif pieces.stranded_bytes > sums.reserved_bytes / 10 and not pieces.is_expandable:
         found.append(
             f"{_EXPANDABLE} lets {format_bytes(pieces.stranded_bytes)} of stranded memory be reused"
@@ -147,6 +186,23 @@ def _advice(memory: DeviceMemory) -> list[str]:
             f"{format_bytes(unknown)} of the peak have no stack"
         )
     return found
+
+
+def _less(short: Shortage) -> str:
+    """Say what to make smaller after a request that nothing but less memory would have served."""
+    kinds = dict(short.live.by_category)
+    largest = max(kinds, key=lambda name: kinds[name])
+    share = short.fitting_share
+    batch = f"a batch of {100 * share:.0f} %, " if share and share < 1 else ""
+    means = {
+        "activations": f"{batch}recompute activations (torch.utils.checkpoint)",
+        "temporary": f"{batch}smaller pieces of the largest operation",
+        "parameters": "shard parameters (FSDP: fully_shard) or use a lower precision",
+        "gradients": "shard gradients (ZeRO 2, fully_shard)",
+        "optimizer": "shard the optimizer's state (ZeRO 1) or keep it in 8 bits",
+        "unknown": f"{batch}record from the start to see what holds the rest",
+    }
+    return f"{format_bytes(short.lacking_bytes)} were lacking: {means[largest]}"
 
 
 def _data(snapshot: Snapshot, memory: DeviceMemory) -> dict[str, Any]:

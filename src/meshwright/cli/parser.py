@@ -116,8 +116,11 @@ def _suggest(message: str, parser: argparse.ArgumentParser) -> tuple[str, str]:
     unknown = re.search(r"unrecognized arguments: (.*)", message)
     if unknown:
         given = (unknown.group(1).split() or [""])[0].split("=")[0]
-        if given in COMMON and " " not in parser.prog:
-            return f"{given} stands before the command", f"write it last: mw COMMAND {given}"
+        if given in COMMON:  # every command and verb has it, after its name
+            words = parser.prog.split()
+            first = "verb" if len(words) > 2 else "command"
+            line = parser.prog if len(words) > 1 else "mw COMMAND"
+            return f"{given} stands before the {first}", f"write it last: {line} … {given}"
         flags = list(parser._option_string_actions)  # noqa: SLF001 - argparse has no public list
         close = nearest(given, flags)
         fix = f"did you mean {close[0]}?" if close else f"see {parser.prog} --help"

@@ -7,6 +7,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from meshwright.cli.answer import Answer, Note, Text, View
+from meshwright.cli.calibrations import add_calibration
 from meshwright.cli.long_run import add_reliability, long_run, reliability
 from meshwright.cli.parser import add_common
 from meshwright.cli.plan_curves import heading
@@ -56,6 +57,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     _add_many(parser)
     add_work(parser)
     add_reliability(parser)
+    add_calibration(parser)
     add_common(parser)
 
 
@@ -227,7 +229,7 @@ def shown(
     among = USUAL if args.quick else ""
     if request.target is not None:
         among = f"{among} that {request.target.name} can run".strip()
-    explained = Explained(found, explain(found), bindings(found), among, weeks)
+    explained = Explained(found, explain(found), bindings(found), among, weeks, request.used.words)
     lines = [command(request, plan, args) for plan in found.plans]
     views: list[View] = [*screen(explained), Text(folded(lines[0]))]
     settings = exported(request, found.best)
@@ -247,6 +249,7 @@ def shown(
         **answer_data(explained, lines),
         "filled": request.filled,
         "long_run": weeks_data,
+        "calibration": request.used.data,
         "export": None if settings is None else {"target": args.target, "text": settings.text},
     }
     return Answer("plan/1", data, tuple(views), (lines[0],))

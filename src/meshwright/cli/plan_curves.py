@@ -49,7 +49,13 @@ def answer_sweep(args: argparse.Namespace) -> Answer:
     with searching("sweeping", quiet=args.quiet or args.json) as (report, rename):
         points = sweep(_told(asked, thing, rename), exact=args.exact, report=report)
     views: list[View] = [
-        facts({"work": heading(request.question, gpus=thing != "gpus"), "layouts": _space(args)}),
+        facts(
+            {
+                "work": heading(request.question, gpus=thing != "gpus"),
+                "layouts": _space(args),
+                "costs": request.used.words,
+            }
+        ),
         _points(points, thing),
         *_reasons(points),
         *_filled(request, thing),
@@ -170,7 +176,13 @@ def answer_front(args: argparse.Namespace) -> Answer:
     title = heading(request.question, gpus=len(counts) < 2)
     tokens = format_count(request.question.workload.tokens)
     views: list[View] = [
-        facts({"work": f"{title}, {tokens} tokens", "layouts": _space(args)}),
+        facts(
+            {
+                "work": f"{title}, {tokens} tokens",
+                "layouts": _space(args),
+                "costs": request.used.words,
+            }
+        ),
         _front(found),
         *_filled(request),
     ]
@@ -252,6 +264,7 @@ def answer_sensitivity(args: argparse.Namespace) -> Answer:
         "work": heading(request.question),
         "layout": layout_words(answer.best.layout),
         "layouts": _space(args),
+        "costs": request.used.words,
     }
     data = {
         "plan": plan_data(answer.best),

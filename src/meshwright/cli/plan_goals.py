@@ -148,7 +148,7 @@ def _answered(args: argparse.Namespace, request: Request, ask: Callable[[], Reac
         return unfit(_flagged(error), "plan.goal/1")
     best = reached.best
     whole = not args.largest or request.names_tokens
-    views: list[View] = [_summary(reached, whole), _tried(reached, whole)]
+    views: list[View] = [_summary(reached, whole, request.used.words), _tried(reached, whole)]
     line = None
     if best.answer is not None:
         there = request._replace(question=best.answer.question)
@@ -182,7 +182,7 @@ def _flagged(error: InputError) -> InputError:
     return InputError(p._replace(where=_FLAGS.get(p.where, p.where)) for p in error.problems)
 
 
-def _summary(reached: Reached, whole: bool) -> View:
+def _summary(reached: Reached, whole: bool, costs: str) -> View:
     """Say what was reached; the `whole` run only where its tokens are known."""
     best, run = reached.best, reached.best.run
     answer = best.answer
@@ -202,6 +202,7 @@ def _summary(reached: Reached, whole: bool) -> View:
             "memory": f"{format_bytes(worst.total_bytes)} of "
             f"{format_bytes(plan.memory.capacity_bytes)}",
             "whole run": _run_words(run) if run is not None and whole else None,
+            "costs": costs,
         }
     )
 

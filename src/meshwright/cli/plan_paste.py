@@ -38,6 +38,8 @@ def command(request: Request, plan: Plan, args: argparse.Namespace) -> str:
         cluster = args.cluster
     parts += [f"--cluster {shlex.quote(cluster)}"] if cluster else []
     parts.append(f"--gpus {plan.layout.gpus}")
+    parts += [f"--calibration {shlex.quote(args.calibration)}"] if args.calibration else []
+    parts += ["--no-calibration"] if args.no_calibration else []
     beside = Layout() if plain else own.layout
     parts += [*_layout_flags(plan.layout, beside), *_workload_flags(request)]
     gone = [name for name in _changed(plan.layout, beside) if not _is_set(plan.layout, name)]

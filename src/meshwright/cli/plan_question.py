@@ -9,11 +9,13 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
+from meshwright.cli.calibrations import Used, used_for
 from meshwright.cli.faults import flag_of
 from meshwright.cli.flags import given
 from meshwright.cli.plan_target import restricted
 from meshwright.cli.work import Asked, asked
 from meshwright.errors import InputError, Problem
+from meshwright.predict.cost import Calibration
 from meshwright.predict.plan import Question, Space, read_fixed
 from meshwright.predict.plan.question import FIXED_BY_USER
 from meshwright.spec import catalog
@@ -44,6 +46,8 @@ class Request(NamedTuple):
     """The framework that is to run it."""
     filled: dict[str, int]
     """What nobody said and was chosen: `global_batch`, `sequence_length`."""
+    used: Used
+    """Where the constants of the GPUs come from."""
 
     @property
     def names_tokens(self) -> bool:
@@ -102,6 +106,7 @@ def read_request(
         precision=fixed.get("precision", (own.precision,))[0],
         **{name: getattr(own, name) for name in FORMATS},
     )
+    used = used_for(args, cluster.gpu)
     question = _sound(
         Space(
             base=base,
@@ -112,11 +117,12 @@ def read_request(
         resolved.work.model,
         cluster,
         workload,
+        used.calibration,
     )
     target = _target(args.target)
     if target is not None:
         question = restricted(question, target)
-    return Request(question, resolved, target, filled)
+    return Request(question, resolved, target, filled, used)
 
 
 def _asked(args: argparse.Namespace) -> Asked:
@@ -273,10 +279,22 @@ def _share(text: str | None) -> float:
     return number / 100 if percent else number
 
 
-def _sound(space: Space, model: Model, cluster: Cluster, workload: Training) -> Question:
+def _sound(
+    space: Space,
+    model: Model,
+    cluster: Cluster,
+    workload: Training,
+    calibration: Calibration | None,
+) -> Question:
     """Build the question; what is wrong with it is said of its flags."""
     try:
-        question = Question(model=model, cluster=cluster, workload=workload, space=space)
+        question = Question(
+            model=model,
+            cluster=cluster,
+            workload=workload,
+            space=space,
+            calibration=calibration,
+        )
         question.run(space.base)  # an adapter on products that the model lacks is refused here
     except InputError as error:
         raise InputError(

@@ -43,6 +43,8 @@ class Explained(NamedTuple):
     """What space the proof is about, where it is not the whole one."""
     weeks: str
     """What all tokens take, in words; empty where nobody said how many."""
+    costs: str
+    """Where the constants of the GPUs come from."""
 
 
 def screen(explained: Explained) -> tuple[View, ...]:
@@ -88,6 +90,7 @@ def summary(explained: Explained) -> Facts:
             if dollars is None
             else f"${format_count(dollars)} per trillion tokens at ${hourly:.2f} per GPU and hour",
             "whole run": explained.weeks,
+            "costs": explained.costs,
             "search": proof_words(explained.answer, explained.among),
         }
     )

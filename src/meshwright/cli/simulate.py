@@ -1,10 +1,12 @@
 """`mw simulate WORK`: one training step before a GPU is rented, and where its time goes."""
 
 import argparse
+from functools import partial
 from typing import Any, NamedTuple
 
 from meshwright.cli.answer import Answer, Note, View
 from meshwright.cli.bars import stage_data
+from meshwright.cli.calibrations import add_calibration, used_for
 from meshwright.cli.faults import FLAG, flag_of
 from meshwright.cli.long_run import add_reliability, is_long_run, long_run, reliability
 from meshwright.cli.parser import add_common
@@ -37,6 +39,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_work(parser)
     add_uneven(parser)
     add_reliability(parser)
+    add_calibration(parser)
     add_common(parser)
 
 
@@ -46,8 +49,11 @@ def run(args: argparse.Namespace) -> Answer:
     if args.dry_run:
         return explain(resolved)
     sound(resolved)
-    work, described = resolved.work, Run(resolved.work)
-    step, memory, advice = predict_step(described), predict_memory(described), best_changes(work)
+    work, used = resolved.work, used_for(args, resolved.work.cluster.gpu)
+    run_of = partial(Run, calibration=used.calibration)
+    described = run_of(work)
+    step, memory = predict_step(described), predict_memory(described)
+    advice = best_changes(work, run_of=run_of)
     executed = execute(described, uneven)
     notes = [Note("mw validate training holds such predictions against published runs")]
     filled = [name for name in ("global_batch", "sequence_length") if _is_default(resolved, name)]
@@ -69,6 +75,7 @@ def run(args: argparse.Namespace) -> Answer:
         dollars=dollars,
         weeks=weeks.line,
         advice=advice,
+        costs=used.words,
     )
     data = {
         **{name: getattr(step, name) for name in step.__struct_fields__},
@@ -84,6 +91,7 @@ def run(args: argparse.Namespace) -> Answer:
         "changes": [_change_data(change) for change in advice.best],
         "together": None if advice.together is None else _change_data(advice.together),
         "long_run": weeks.data,
+        "calibration": used.data,
     }
     code = 0 if memory.fits else 1
     views = (*screen(predicted), *weeks.views, *notes)

@@ -39,6 +39,8 @@ class Predicted(NamedTuple):
     weeks: str
     """What all tokens take, in words; empty where nobody said how many."""
     advice: Advice
+    costs: str
+    """Where the constants of the device come from."""
 
 
 def screen(predicted: Predicted) -> tuple[View, ...]:
@@ -78,6 +80,7 @@ def _summary(predicted: Predicted) -> Facts:
             else f"${format_count(predicted.dollars)} per trillion tokens "
             f"at ${hourly:.2f} per GPU and hour",
             "whole run": predicted.weeks,
+            "costs": predicted.costs,
         }
     )
 

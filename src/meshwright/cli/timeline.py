@@ -11,7 +11,7 @@ from meshwright.spec.units import format_seconds
 from meshwright.timeline import Timeline, count_spans, read, repair, write_perfetto
 
 EXAMPLES = (
-    "mw timeline show demo-out/timeline",
+    "mw timeline show runs/train-tiny",
     "mw timeline perfetto demo-out/timeline demo-out/trace.json.gz",
 )
 
@@ -30,7 +30,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the verbs and their flags."""
     found = verbs(parser, _VERBS)
     for sub in found.values():
-        sub.add_argument("folder", metavar="FOLDER", help="folder of Parquet files, one per rank")
+        sub.add_argument(
+            "folder", metavar="FOLDER", help="folder of Parquet files, one per rank; or a run's"
+        )
     found["perfetto"].add_argument("out", metavar="OUT", help="file to write: .json or .json.gz")
     for sub in found.values():
         add_common(sub)
@@ -42,20 +44,42 @@ def run(args: argparse.Namespace) -> Answer:
         raise InputError(
             [Problem(args.folder, "there is no such folder", "name a timeline folder")]
         )
+    folder = _of_run(Path(args.folder))
     if args.verb == "perfetto":
-        return _perfetto(args.folder, args.out, quiet=args.quiet or args.json)
-    return _repair(args.folder) if args.verb == "repair" else _show(args.folder)
+        return _perfetto(folder, args.out, quiet=args.quiet or args.json)
+    return _repair(folder) if args.verb == "repair" else _show(folder)
+
+
+def _of_run(folder: Path) -> str:
+    """Return the folder of a timeline, which may be given as that of the run it belongs to."""
+    inner = folder / "timeline"
+    if not inner.is_dir() and not (folder / "metrics.jsonl").is_file():
+        return str(folder)
+    if any(folder.glob("rank-*.parquet*")):
+        return str(folder)
+    for found in (inner, inner / "profile"):  # one device has its profiled steps in the first
+        if any(found.glob("rank-*.parquet*")):
+            return str(found)
+    what = "is a run without a timeline"
+    fix = "several ranks record one unless output.timeline is false; mw train --profile does too"
+    raise InputError([Problem(str(folder), what, fix)])
+
+
+def _notes(damaged: list[str], folder: str) -> list[Note]:
+    """Say what is damaged, and what may mend it."""
+    mending = f"mw timeline repair {folder} closes files that a killed writer left open"
+    return [Note(text) for text in (*damaged, mending)] if damaged else []
 
 
 def _show(folder: str) -> Answer:
-    notes: list[Note] = []
+    damaged: list[str] = []
     try:
         timeline = read(folder, columns=["rank", "kind", "start_ns", "duration_ns"])
     except DamagedFile as damage:
         if not isinstance(damage.kept, Timeline):
             raise
         timeline = damage.kept
-        notes = [Note(str(problem)) for problem in damage.problems]
+        damaged = list(map(str, damage.problems))
     rows = _busy(timeline)
     first, last = timeline.extent_ns
     length_s = (last - first) / 1e9
@@ -78,14 +102,14 @@ def _show(folder: str) -> Answer:
             {"rank": rank, "kind": kind, "spans": count, "total_s": busy}
             for rank, kind, count, busy in rows
         ],
-        "damaged": [note.body for note in notes],
+        "damaged": damaged,
     }
     views: tuple[View, ...] = (
         facts(head),
         table("rank, kind, spans, summed time", shown, right="rank, spans, summed time"),
-        *notes,
+        *_notes(damaged, folder),
     )
-    return Answer("timeline/1", data, views, (str(timeline.num_spans),), 1 if notes else 0)
+    return Answer("timeline/1", data, views, (str(timeline.num_spans),), 1 if damaged else 0)
 
 
 def _busy(timeline: Timeline) -> list[tuple[int, str, int, float]]:
@@ -102,15 +126,16 @@ def _busy(timeline: Timeline) -> list[tuple[int, str, int, float]]:
 
 
 def _perfetto(folder: str, out: str, *, quiet: bool) -> Answer:
-    notes: list[Note] = []
+    damaged: list[str] = []
     try:
         with progress("writing", count_spans(folder), quiet=quiet) as advance:
             write_perfetto(folder, out, progress=advance)
     except DamagedFile as damage:
-        notes = [Note(str(problem)) for problem in damage.problems]
+        damaged = list(map(str, damage.problems))
     line = f"wrote {out}: open it at ui.perfetto.dev"
-    data = {"file": out, "damaged": [note.body for note in notes]}
-    return Answer("timeline.perfetto/1", data, (Text(line), *notes), (out,), 1 if notes else 0)
+    views: tuple[View, ...] = (Text(line), *_notes(damaged, folder))
+    data = {"file": out, "damaged": damaged}
+    return Answer("timeline.perfetto/1", data, views, (out,), 1 if damaged else 0)
 
 
 def _repair(folder: str) -> Answer:

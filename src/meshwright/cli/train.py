@@ -4,9 +4,8 @@ import argparse
 import math
 import os
 import sys
-import tomllib
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -14,9 +13,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import msgspec
 
 from meshwright.cli.answer import Answer, Facts, Note, View, facts, table
+from meshwright.cli.overrides import changed
 from meshwright.cli.parser import add_common
 from meshwright.cli.train_page import write_report
+from meshwright.cli.train_ranks import ranks_ended, run_folder_of
 from meshwright.errors import InputError, MissingPart, Problem
+from meshwright.run.train.run_folder import holds_run
+from meshwright.run.train.stopping import nothing_begun
 from meshwright.spec.fields import fields
 from meshwright.spec.model import count_parameters
 from meshwright.spec.units import format_bytes, format_count
@@ -69,12 +72,14 @@ def run(args: argparse.Namespace) -> Answer:
     """Answer with how the sitting ended."""
     _set_up(os.environ)
     if args.nproc is not None and not args.dry_run:  # what is shown is the same for all ranks
-        raise SystemExit(_ranks_ended(args))
+        raise SystemExit(ranks_ended(args))
     with _notes_for_people(), _needs_torch():
-        from meshwright.run.train.job_file import ask_job
-        from meshwright.run.train.run_folder import holds_run
+        with nothing_begun():
+            from meshwright.run.train import loop  # noqa: F401 - what takes long to load, at once
+            from meshwright.run.train.job_file import ask_job
 
         if holds_run(Path(args.job)):
+            args.folder = args.folder or args.job
             args.job = str(Path(args.job) / "config.toml")
         try:
             asked = ask_job(args.job, changed(args.files))
@@ -89,21 +94,6 @@ def _set_up(environment: "os._Environ[str]") -> None:
     environment.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     # torch's profiler logs its own starting and stopping otherwise.
     environment.setdefault("KINETO_LOG_LEVEL", "6")
-
-
-def _ranks_ended(args: argparse.Namespace) -> int:
-    """Train by ranks of this machine, each a process, of which the first answers."""
-    from meshwright.run.parallel.launch import local
-
-    if not args.nproc.isdecimal() or not int(args.nproc):
-        fix = "give a number from 1 on"
-        raise InputError([Problem("--nproc", f"{args.nproc!r} is no number of ranks", fix)])
-    words = [args.job, *args.files]
-    for flag in ("folder", "until", "profile"):
-        value = getattr(args, flag)
-        words += [] if value is None else [f"--{flag}", value]
-    words += [f"--{flag}" for flag in ("fresh", "json", "quiet") if getattr(args, flag)]
-    return local.run(words, int(args.nproc))
 
 
 def _refuse(refusal: InputError) -> NoReturn:
@@ -125,19 +115,15 @@ def _trained(args: argparse.Namespace, asked: "AskedJob") -> Answer:
     from meshwright.run.train.loop import train
     from meshwright.run.train.profile import ChosenSteps
     from meshwright.run.train.recording import profile_folder
-    from meshwright.run.train.run_folder import holds_run
 
     chosen = ChosenSteps.parse(args.profile) if args.profile else None
     until = None if args.until is None else _step(args.until)
-    job, folder, speaks = asked.job, _folder(args), _speaks(os.environ)
+    job, folder, speaks = asked.job, run_folder_of(args), _speaks(os.environ)
     if args.quiet or args.json:
         output = msgspec.structs.replace(job.output, progress="none")
         job = msgspec.structs.replace(job, output=output)
-    notes = []
-    if args.fresh and speaks and holds_run(folder):
-        notes.append(Note(f"moved the earlier run to {_moved_aside(folder)}"))
     try:
-        outcome = train(job, folder, profile=chosen, until=until)
+        outcome = train(job, folder, profile=chosen, until=until, fresh=args.fresh)
     except TrainingStopped as stop:
         if not speaks:
             raise
@@ -147,7 +133,7 @@ def _trained(args: argparse.Namespace, asked: "AskedJob") -> Answer:
     if not speaks:
         raise SystemExit(0)  # without a word, in whatever form the first rank answers
     profiled = None if chosen is None else profile_folder(folder, job.layout.gpus)
-    notes += [Note(text) for text in _remarks(outcome, until, profiled)]
+    notes = [Note(text) for text in _remarks(outcome, until, profiled)]
     if outcome.resumed_at != outcome.steps:  # else the page of the last sitting has more to say
         title = f"{outcome.steps:,} of {outcome.all_steps:,} steps"
         notes.append(Note(f"wrote {write_report(folder, job, title, summary(outcome))}"))
@@ -204,55 +190,6 @@ def _step(text: str) -> int:
     if text.isdecimal() and int(text) > 0:
         return int(text)
     raise InputError([Problem("--until", f"{text!r} is no step", "give a number from 1 on")])
-
-
-def _folder(args: argparse.Namespace) -> Path:
-    if args.folder:
-        return Path(args.folder)
-    job = Path(args.job)
-    # The configuration that a run keeps goes on with that run.
-    is_kept = job.name == "config.toml" and (job.parent / "checkpoints").is_dir()
-    return job.parent if is_kept else Path("runs") / job.stem
-
-
-def _moved_aside(folder: Path) -> Path:
-    """Rename a run's folder to the first free name beside it, unless somebody trains there."""
-    from meshwright.run.train.run_folder import claimed
-
-    number = 1
-    while (aside := folder.with_name(f"{folder.name}.{number}")).exists():
-        number += 1
-    with claimed(folder):
-        return folder.rename(aside)
-
-
-def changed(words: Sequence[str]) -> dict[str, Any]:
-    """Turn `optimizer.lr=1e-4` into nested data; a value is TOML, or text where that fails."""
-    data: dict[str, Any] = {}
-    problems = []
-    for word in words:
-        path, equals, text = word.partition("=")
-        names = [name.strip() for name in path.split(".")]
-        inner = data
-        for name in names[:-1]:
-            below = inner.setdefault(name, {})
-            inner = below if isinstance(below, dict) else {}
-        if not equals or not all(names):
-            problems.append(Problem(word, "changes nothing", "write it like optimizer.lr=1e-4"))
-        elif isinstance(inner.get(names[-1]), dict):
-            problems.append(Problem(word, "stands beside values inside it", "give one of them"))
-        else:
-            inner[names[-1]] = _value(text.strip())
-    if problems:
-        raise InputError(problems)
-    return data
-
-
-def _value(text: str) -> Any:
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
 
 
 def _explained(asked: "AskedJob") -> Answer:

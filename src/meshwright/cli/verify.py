@@ -3,14 +3,17 @@
 import argparse
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshwright.cli.answer import Answer, Note, View, facts, table
+from meshwright.cli.job_outline import near
 from meshwright.cli.layouts import LAYOUT_EXAMPLE, layout_at, read_layouts, within, words_of
 from meshwright.cli.parser import add_common
 from meshwright.cli.verify_dry_run import rehearsed
 from meshwright.errors import InputError, MissingPart, Problem
 from meshwright.spec.bounds import require, whole
+from meshwright.spec.files import FORMATS, load_data
 from meshwright.spec.layout import Layout
 from meshwright.spec.model import Model, count_parameters
 from meshwright.spec.read import plain
@@ -26,6 +29,7 @@ EXAMPLES = (
     'mw verify llama3.1-8b --layout "tp=2,sequence_parallel=true" --layout "pp=2,dp=2,zero=1"',
     'mw verify deepseek-v3 --layout "dp=2,ep=2" --precision bf16',
     'mw verify llama3-70b --layout "tp=8,sequence_parallel=true,pp=4,dp=8,zero=1" --dry-run',
+    'mw verify examples/train-tiny.toml --layout "tp=2,dp=2"',
 )
 _NEEDED = {"torch"}
 _MEANING = (
@@ -38,7 +42,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
     parser.usage = 'mw verify MODEL --layout "KEY=VALUE,…" [--layout …] [flags]'
     parser.add_argument(
-        "model", metavar="MODEL", help="catalog name, a TOML file, or a folder with config.json"
+        "model",
+        metavar="MODEL",
+        help="catalog name, a TOML file, a folder with config.json, or a job with its layout",
     )
     parser.add_argument(
         "--layout", action="append", default=[], metavar="LAYOUT", dest="layouts",
@@ -67,11 +73,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Answer:
     """Answer with a verdict for each layout."""
-    model = read_model(args.model)
-    if not args.layouts:
-        fix = f"name one or more, such as {LAYOUT_EXAMPLE}"
-        raise InputError([Problem("--layout", "is missing: there is nothing to verify", fix)])
-    layouts = read_layouts(args.layouts)
+    model, layouts = _asked(args)
     try:
         if args.dry_run:
             length = _count(args.sequence or "4096", "--sequence")
@@ -86,6 +88,21 @@ def run(args: argparse.Namespace) -> Answer:
             raise
         hint = "pip install 'meshwright[train]'"
         raise MissingPart(f"verifying needs {error.name}", hint) from None
+
+
+def _asked(args: argparse.Namespace) -> tuple[Model, list[Layout]]:
+    """Return the model and the layouts; a job or a work file has both."""
+    path, layouts = Path(args.model), read_layouts(args.layouts)
+    data = load_data(path) if path.suffix.lower() in FORMATS else {}
+    if "model" not in data:
+        model = read_model(args.model)
+    else:
+        model = read_model(near(path, data["model"]), f"{path}: model")
+        layouts = layouts or read_layouts([args.model])
+    if not layouts:
+        fix = f"name one or more, such as {LAYOUT_EXAMPLE}"
+        raise InputError([Problem("--layout", "is missing: there is nothing to verify", fix)])
+    return model, layouts
 
 
 def updates_for(model: Model) -> "MakeUpdates":

@@ -5,6 +5,7 @@ from typing import Any
 
 from meshwright.cli.answer import Answer, Note, Table, View, facts, table
 from meshwright.cli.bars import STEP_PARTS, step_bar
+from meshwright.cli.calibrations import add_calibration, used_for
 from meshwright.cli.chart_svg import Row, write_chart
 from meshwright.cli.parser import add_common
 from meshwright.cli.work import add_work, asked, explain, sound
@@ -41,6 +42,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     group.add_argument("--svg", metavar="FILE", help="write the chart as a picture")
     add_work(parser)
+    add_calibration(parser)
     add_common(parser)
 
 
@@ -55,10 +57,11 @@ def run(args: argparse.Namespace) -> Answer:
     if args.dry_run:
         return explain(resolved)
     sound(resolved)
-    baseline, *cases = what_if(resolved.work, asks or usual(resolved.work))
+    used = used_for(args, resolved.work.cluster.gpu)
+    baseline, *cases = what_if(resolved.work, asks or usual(resolved.work), used.calibration)
     assert baseline.step is not None
     views: list[View] = [
-        _title(resolved.work),
+        facts({"work": _heading(resolved.work), "costs": used.words}),
         _chart(baseline, cases),
         _legend([baseline, *cases]),
     ]
@@ -74,6 +77,7 @@ def run(args: argparse.Namespace) -> Answer:
     data = {
         "baseline": _data(baseline, baseline.step),
         "cases": [_data(case, baseline.step) for case in cases],
+        "calibration": used.data,
     }
     quiet = tuple(
         f"{case.thing}={case.value}\t{case.step.step_s:.6g}" for case in cases if case.step
@@ -100,10 +104,6 @@ def usual(work: Work) -> tuple[Ask, ...]:
 
 def _heading(work: Work) -> str:
     return f"{work.model.name} on {work.layout.gpus:,} × {work.cluster.gpu.title}"
-
-
-def _title(work: Work) -> View:
-    return facts({"work": _heading(work)})
 
 
 def _chart(baseline: Case, cases: list[Case]) -> Table:

@@ -38,10 +38,11 @@ def write_annotated(
     wanted: "Wanted",
     *,
     cache: Cache | None = None,
+    capture: int | None = None,
 ) -> None:
     """Write the trace of a file or folder with its findings and its critical path."""
     try:
-        timeline = read_trace(path, cache=cache)
+        timeline = read_trace(path, cache=cache, capture=capture)
     except DamagedFile as damage:
         if not isinstance(damage.kept, Timeline):
             raise

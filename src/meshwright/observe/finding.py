@@ -24,3 +24,5 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """What to change, with the exact setting."""
     spans: tuple[tuple[int, int, int], ...]
     """Where to look: rank, start and end in ns."""
+    follows: str = ""
+    """The pattern of which this is a consequence, in the main; mend that first. Empty for none."""

@@ -8,23 +8,27 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import count
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+import msgspec
 
 from meshwright.errors import DamagedFile, InputError, Problem
-from meshwright.observe.analyze.clocks import Clocks, align, aligned_collectives, clocks_of
+from meshwright.observe.analyze.clocks import Clocks, on_one_clock
 from meshwright.observe.analyze.collective_expected import Expected, cluster_of, expected
-from meshwright.observe.analyze.collectives import SizeRow, by_size, match_collectives
+from meshwright.observe.analyze.collectives import SizeRow, by_size
 from meshwright.observe.analyze.selection import for_comparing, of_steps, with_rank
 from meshwright.observe.analyze.steps import Extent
 from meshwright.observe.analyze.stragglers import Stragglers, stragglers
 from meshwright.observe.analyze.strips import Strip, strip_of
 from meshwright.observe.analyze.summary import RankSummary, summary_of
 from meshwright.observe.finding import Finding
-from meshwright.observe.findings import Examined, Rank, combine, examine
 from meshwright.timeline.readers.cache import Cache
-from meshwright.timeline.readers.traces import map_each
+from meshwright.timeline.readers.traces import Reading, choose_traces, map_files
 from meshwright.timeline.schema import Kind
 from meshwright.timeline.timeline import Timeline
+
+if TYPE_CHECKING:
+    from meshwright.observe.findings import Examined
 
 _T = TypeVar("_T")
 MOST_COMPARED = 4_000_000
@@ -107,7 +111,7 @@ class Looked(NamedTuple):
     summary: RankSummary
     kept: Timeline
     """The rows that comparing ranks needs."""
-    examined: Examined | None
+    examined: "Examined | None"
     strip: Strip | None
 
 
@@ -117,12 +121,15 @@ class Look(NamedTuple):
     wanted: Wanted = Wanted()
     pictures: bool = False
     findings: bool = True
+    alone: bool = False
+    """Whether there is one file only: then a rank of it has none to be compared with."""
 
     def at(self, timeline: Timeline) -> tuple[Looked | int, ...]:
         """Sum up the ranks of one timeline; of a rank that is not wanted, its number."""
-        return tuple(self._rank(part) for part in timeline.by_rank())
+        alone = self.alone and len(timeline.ranks) == 1
+        return tuple(self._rank(part, alone) for part in timeline.by_rank())
 
-    def _rank(self, part: Timeline) -> Looked | int:
+    def _rank(self, part: Timeline, alone: bool) -> Looked | int:
         rank = part.ranks[0]
         if self.wanted.ranks and rank not in self.wanted.ranks:
             return rank
@@ -130,14 +137,25 @@ class Look(NamedTuple):
             part = of_steps(part, self.wanted.steps)
         extent = self.wanted.extent
         # One path is enough for the screen, and it is the dearest figure of all.
-        first = rank == min(self.wanted.ranks, default=0)
-        kept = for_comparing(part)
+        first = alone or rank == min(self.wanted.ranks, default=0)
+        kept = _empty(part) if alone else for_comparing(part)
         return Looked(
             summary_of(part, extent, with_path=first),
             kept,
-            examine(Rank(part))._replace(kept=kept) if self.findings else None,
+            _examined(part, kept) if self.findings else None,
             strip_of(part, extent) if self.pictures else None,
         )
+
+
+def _empty(part: Timeline) -> Timeline:
+    nothing = {"spans": part.spans.slice(0, 0), "counters": part.counters.slice(0, 0)}
+    return msgspec.structs.replace(part, **nothing)
+
+
+def _examined(part: Timeline, kept: Timeline) -> "Examined":
+    from meshwright.observe.findings import Rank, examine
+
+    return examine(Rank(part), kept)
 
 
 def overview(
@@ -145,14 +163,18 @@ def overview(
     *,
     wanted: Wanted | None = None,
     jobs: int = 1,
+    on_ray: bool = False,
+    capture: int | None = None,
     cache: Cache | None = None,
     pictures: bool = False,
     findings: bool = True,
 ) -> Overview:
     """Look at a trace, or at a folder with one per rank."""
-    look = Look(wanted or Wanted(), pictures, findings)
+    files = choose_traces(path, capture)
+    look = Look(wanted or Wanted(), pictures, findings, alone=len(files) == 1)
+    reading = Reading(jobs, on_ray, detail="shapes", cache=cache)
     damaged: list[str] = []
-    looked = map_each(look.at, path, jobs=jobs, detail="shapes", cache=cache)
+    looked = map_files(look.at, files, reading)
     found = _together(str(path), look, _until_damage(looked, damaged))
     return found._replace(damaged=tuple(damaged))
 
@@ -179,16 +201,21 @@ def _together(label: str, look: Look, files: Iterable[tuple[Looked | int, ...]])
         raise _nothing(label, kept.others)
     ranks = sorted(kept.ranks.values(), key=lambda one: one.summary.rank)
     summaries = tuple(one.summary for one in ranks)
-    examined = [one.examined for one in ranks if one.examined is not None]
     return Overview(
         path=label,
         ranks=summaries,
         kernels=_kernels(summaries),
         compared=_compared([one.kept for one in ranks], kept.thin),
-        findings=combine(examined) if look.findings else None,
+        findings=_combined(ranks) if look.findings else None,
         strips=tuple(one.strip for one in ranks if one.strip is not None),
         damaged=(),
     )
+
+
+def _combined(ranks: Sequence[Looked]) -> tuple[Finding, ...]:
+    from meshwright.observe.findings import combine
+
+    return combine(one.examined for one in ranks if one.examined is not None)
 
 
 class _Kept:
@@ -235,7 +262,7 @@ def _renumbered(one: Looked, rank: int) -> Looked:
     own = one.summary
     parts = {
         name: getattr(own, name)._replace(rank=rank)
-        for name in ("steps", "breakdown", "overlap", "idle", "launches", "mfu")
+        for name in ("steps", "breakdown", "overlap", "idle", "launches", "mfu", "regions")
     }
     kept = with_rank(one.kept, rank)
     examined = one.examined
@@ -249,17 +276,13 @@ def _compared(kept: Sequence[Timeline], thin: bool) -> Compared | None:
     """What the ranks together say; None for one rank alone."""
     if len(kept) < 2:
         return None
-    whole = Timeline.concat(kept)
-    matched = match_collectives(whole)
-    clocks = clocks_of(matched)
-    if not clocks.shared:
-        matched = aligned_collectives(matched, clocks)
+    whole, matched, clocks = on_one_clock(*kept)
     rows = by_size(matched)
     cluster = cluster_of(whole)
     by_row = {one.row: one for one in expected(rows, cluster)} if cluster is not None else {}
     return Compared(
         clocks,
-        stragglers(align(whole, clocks), matched),
+        stragglers(whole, matched),
         tuple(Collective(row, by_row.get(row)) for row in rows),
         len(matched.mismatches),
         thin,

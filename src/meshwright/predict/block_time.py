@@ -1,10 +1,11 @@
-"""Time of one block for one microbatch on one rank: its kernels, and the communication between.
+"""Time of one block for one microbatch on one rank: its kernels, by what kind of work they do.
 
 Compute is listed kernel by kernel from the block's weights, so tensor and expert parallelism
-show as smaller products. Communication is returned beside it; what of it hides is decided by the
-step. Pipelines, data parallelism and the optimizer are not known here.
+show as smaller products. Communication, pipelines, data parallelism and the optimizer are not known
+here.
 """
 
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from meshwright.predict.adapters import adapter_passes, expert_adapter_passes
@@ -18,9 +19,11 @@ from meshwright.predict.cost import (
     unfused_attention_s,
 )
 from meshwright.predict.cost.curves import MemoryOp
+from meshwright.predict.cost.matmul import LinearPart
 from meshwright.predict.network.constants import sm_number
 from meshwright.predict.products import dense_products
 from meshwright.predict.run import Run
+from meshwright.predict.terms import Term
 from meshwright.spec.layout.states import STATE_BYTES
 from meshwright.spec.model import (
     Attention,
@@ -62,23 +65,35 @@ class Passes(NamedTuple):
         return self.input_gradient + self.weight_gradient
 
 
+Part = tuple[Term, Passes]
+"""Kernels of one kind of work."""
+
+
+def total(parts: Iterable[Part]) -> Passes:
+    """Return the time of all of some parts."""
+    return sum((passes for _, passes in parts), Passes())
+
+
 def block_passes(run: Run, block: Block) -> Passes:
     """Return the compute time of a block, without communication and recompute."""
+    return total(block_parts(run, block))
+
+
+def block_parts(run: Run, block: Block) -> Iterator[Part]:
+    """List the kernels of a block, without communication and recompute."""
     hidden = run.model.hidden
-    total = Passes()
     if block.mixer is not None:
-        total += _around(run)
-        total += product_passes(run, block.mixer.weights(hidden))
-        total += core_passes(run, block)
+        yield "norms", _around(run)
+        yield from product_parts(run, block.mixer.weights(hidden))
+        yield from core_parts(run, block)
     if isinstance(block.mlp, Mlp):
-        total += _around(run)
-        total += product_passes(run, block.mlp.weights(hidden))
+        yield "norms", _around(run)
+        yield from product_parts(run, block.mlp.weights(hidden))
         width = block.mlp.width / run.layout.tp * run.tokens
-        total += activation_passes(run.costs, width, block.mlp.gated)
+        yield "activations", activation_passes(run.costs, width, block.mlp.gated)
     elif isinstance(block.mlp, Experts):
-        total += _around(run)
-        total += expert_passes(run, block.mlp)
-    return total
+        yield "norms", _around(run)
+        yield from expert_parts(run, block.mlp)
 
 
 def moved_s(costs: DeviceCosts, op: MemoryOp, elements: float) -> float:
@@ -89,6 +104,11 @@ def moved_s(costs: DeviceCosts, op: MemoryOp, elements: float) -> float:
 def _around(run: Run) -> Passes:
     """Norm before a part and residual after it."""
     costs, elements = run.costs, float(run.local_tokens * run.model.hidden)
+    if run.software.norm_adds:
+        # Stream and branch are read, sum and norm written; backward the same the other way.
+        both = 4 * 2.0 * elements
+        forward, backward = (memory_s(costs, op, both) for op in ("norm", "norm_backward"))
+        return Passes(forward, backward, 0.0, 1)
     forward = moved_s(costs, "norm", elements) + moved_s(costs, "residual", elements)
     backward = moved_s(costs, "norm_backward", elements) + moved_s(costs, "residual", elements)
     return Passes(forward, backward, 0.0, 2)
@@ -96,8 +116,13 @@ def _around(run: Run) -> Passes:
 
 def product_passes(run: Run, weights: tuple[Weight, ...]) -> Passes:
     """Return the time of some weights' products and of their adapters, routed experts apart."""
+    return total(product_parts(run, weights))
+
+
+def product_parts(run: Run, weights: tuple[Weight, ...]) -> Iterator[Part]:
+    """List some weights' products, casts before them, and their adapters, routed experts apart."""
     costs, layout = run.costs, run.layout
-    total = Passes()
+    products, cast = Passes(), Passes()
     casts = cast_passes(run)
     for out, into, weight in dense_products(weights, layout.tp):
         tokens = run.local_tokens if weight.split == "none" else run.tokens
@@ -108,14 +133,20 @@ def product_passes(run: Run, weights: tuple[Weight, ...]) -> Passes:
         if not run.frozen:
             gradient = linear_s(costs, tokens, out, into, precision, part="weight_gradient")
             gradient += accumulation_s(run, out * into)
-        kernels = 1
+        products += Passes(forward, inputs, gradient, 1)
         if casts:
             # Inputs are quantised forward, output gradients backward, each for two products.
-            forward += casts * moved_s(costs, "quantise", float(tokens * into))
-            inputs += casts * moved_s(costs, "quantise", float(tokens * out))
-            kernels += 1
-        total += Passes(forward, inputs, gradient, kernels)
-    return total + Passes(*adapter_passes(run, weights)) if run.frozen else total
+            cast += Passes(
+                casts * moved_s(costs, "quantise", float(tokens * into)),
+                casts * moved_s(costs, "quantise", float(tokens * out)),
+                0.0,
+                1,
+            )
+    if run.frozen:
+        products += Passes(*adapter_passes(run, weights))
+    yield "products", products
+    if casts:
+        yield "casts", cast
 
 
 def accumulation_s(run: Run, weights: int) -> float:
@@ -146,10 +177,15 @@ def cast_passes(run: Run) -> float:
 
 def core_passes(run: Run, block: Block) -> Passes:
     """Return the time of what lies between a mixer's products: attention, or a scan."""
+    return total(core_parts(run, block))
+
+
+def core_parts(run: Run, block: Block) -> Iterator[Part]:
+    """List what lies between a mixer's products: attention, or a scan."""
     layout, mixer = run.layout, block.mixer
     match mixer:
         case Attention() | LatentAttention():
-            return _attention(run, mixer)
+            yield from _attention(run, mixer)
         case GatedDelta() | Mamba2():
             # Chunked scans run as batched products at a modest share of the peak; their traffic
             # (inputs, states and outputs of every chunk) adds to it.
@@ -158,11 +194,10 @@ def core_passes(run: Run, block: Block) -> Passes:
             traffic = moved_s(run.costs, "copy", 2.0 * width * run.tokens / layout.tp)
             rate = run.constants.scan_efficiency * run.costs.attention_peak_flops
             forward = flops / rate + traffic
-            return Passes(forward, 2.5 * forward, 0.0, 8)
-    return Passes()
+            yield "attention", Passes(forward, 2.5 * forward, 0.0, 8)
 
 
-def _attention(run: Run, mixer: Attention | LatentAttention) -> Passes:
+def _attention(run: Run, mixer: Attention | LatentAttention) -> Iterator[Part]:
     costs, layout, software = run.costs, run.layout, run.software.attention
     heads = max(1, mixer.heads // layout.tp)
     window = None
@@ -176,7 +211,7 @@ def _attention(run: Run, mixer: Attention | LatentAttention) -> Passes:
     # Under context parallelism each rank does a balanced share of the whole triangle.
     share = 1.0 / layout.cp
     rotary = float(run.tokens * (heads + kv_heads) * head_dim)
-    turn = moved_s(costs, "rotary", rotary) if mixer.rotary is not None else 0.0
+    turn = moved_s(costs, "rotary", rotary)
     times = []
     for part in ("forward", "backward"):
         if software == "unfused":
@@ -190,8 +225,10 @@ def _attention(run: Run, mixer: Attention | LatentAttention) -> Passes:
                 seq=run.length, value_dim=value_dim, window=window, part=part,
                 kernel="native" if software == "native" else "flash2",
             )  # fmt: skip
-        times.append(share * seconds + turn)
-    return Passes(times[0], times[1], 0.0, 2)
+        times.append(share * seconds)
+    yield "attention", Passes(times[0], times[1], 0.0, 1)
+    if mixer.rotary is not None:
+        yield "rotary", Passes(turn, turn, 0.0, 1)
 
 
 def _expert_biases(run: Run, first: float, second: float) -> Passes:
@@ -216,56 +253,66 @@ def activation_passes(costs: DeviceCosts, width: float, gated: bool) -> Passes:
 
 
 def expert_passes(run: Run, experts: Experts) -> Passes:
-    """Router, permutation, grouped products, activation, and the shared experts beside them."""
+    """Return the time of a layer of experts, the exchange between ranks left out."""
+    return total(expert_parts(run, experts))
+
+
+def expert_parts(run: Run, experts: Experts) -> Iterator[Part]:
+    """List router, permutation, grouped products, activation, and the shared experts beside."""
     costs, layout, hidden = run.costs, run.layout, run.model.hidden
-    total = product_passes(run, experts.weights(hidden))
+    yield from product_parts(run, experts.weights(hidden))
     width = experts.latent or hidden
     etp, load = layout.experts_tp, run.expert_load(experts)
     # The busiest rank sets the pace; its tokens spread evenly over its experts.
     routed = run.tokens * experts.top_k * etp / layout.tp * load
-    local = max(1, experts.count // layout.ep)
-    each = routed / local
     inner = experts.width // etp
     wide = inner * (2 if experts.gated else 1)
-    precision = layout.precision
-    for out, into in ((wide, width), (width, inner)):
-        total += Passes(
-            grouped_matmul_s(costs, local, each, out, into, precision=precision),
-            grouped_matmul_s(
-                costs, local, each, out, into, precision=precision, part="input_gradient"
-            ),
-            0.0
-            if run.frozen
-            else grouped_matmul_s(
-                costs, local, each, out, into, precision=precision, part="weight_gradient"
-            ),
-            1,
-        )
+    yield "grouped products", _grouped(run, experts, routed, ((wide, width), (width, inner)))
     if run.frozen:
-        total += Passes(*expert_adapter_passes(run, experts, routed))
+        yield "grouped products", Passes(*expert_adapter_passes(run, experts, routed))
     plain = experts.gated and experts.activation == "silu" and not experts.bias
     fused = run.software.fused_experts and plain
     if not fused:
-        total += activation_passes(costs, inner * routed, experts.gated)
+        yield "activations", activation_passes(costs, inner * routed, experts.gated)
         if experts.bias:
-            total += _expert_biases(run, routed * wide, routed * width)
-        total += _casts(run, routed * width, routed * inner, routed * wide)
+            yield "activations", _expert_biases(run, routed * wide, routed * width)
+        yield "casts", _casts(run, routed * width, routed * inner, routed * wide)
     if experts.shared_width:
-        total += activation_passes(
-            costs, experts.shared_width / layout.tp * run.tokens, experts.gated
-        )
+        shared = experts.shared_width / layout.tp * run.tokens
+        yield "activations", activation_passes(costs, shared, experts.gated)
     router = linear_s(costs, run.local_tokens, experts.count, hidden, "bf16")
     scores = moved_s(costs, "softmax", float(run.local_tokens * experts.count * 2))
     moved = float(run.tokens * experts.top_k * width / layout.tp)
     permute = moved_s(costs, "permute", moved) + moved_s(costs, "unpermute", moved)
     if fused:
         permute = 0.0
-    elif run.software.dispatcher == "pairwise":
+    elif run.software.dispatcher == "pairwise" and not (
+        run.software.one_permute and layout.ep == 1
+    ):
         # Copies are sorted by rank before the exchange, and by local expert after it.
         permute *= 1 + load
     else:
         permute *= load
     gradients = 1 if run.frozen else 2
     back = gradients * router + scores + permute
-    total += Passes(router + scores + permute, back, 0.0, 10)
-    return total
+    yield "routing", Passes(router + scores + permute, back, 0.0, 10)
+
+
+def _grouped(
+    run: Run, experts: Experts, routed: float, shapes: tuple[tuple[int, int], ...]
+) -> Passes:
+    local = max(1, experts.count // run.layout.ep)
+    each, precision = routed / local, run.layout.precision
+    if run.software.wide_experts:
+        precision = "bf16"
+
+    def product_s(out: int, into: int, part: LinearPart) -> float:
+        return grouped_matmul_s(run.costs, local, each, out, into, precision=precision, part=part)
+
+    found = Passes()
+    for out, into in shapes:
+        weights = 0.0 if run.frozen else product_s(out, into, "weight_gradient")
+        found += Passes(
+            product_s(out, into, "forward"), product_s(out, into, "input_gradient"), weights, 1
+        )
+    return found

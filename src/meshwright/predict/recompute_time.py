@@ -1,15 +1,19 @@
 """What computing activations again costs a backward pass, operation by operation."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from meshwright.predict.activations import recomputed
 from meshwright.predict.block_comm import BlockComm
 from meshwright.predict.block_time import (
+    Part,
     Passes,
     activation_passes,
+    block_parts,
+    core_parts,
     core_passes,
-    expert_passes,
+    expert_parts,
     moved_s,
+    product_parts,
     product_passes,
 )
 from meshwright.predict.run import Run
@@ -18,7 +22,10 @@ from meshwright.spec.model import Block, Experts, LatentAttention, Mlp
 
 
 def recompute_s(run: Run, block: Block, passes: Passes, comm: BlockComm) -> float:
-    """Return the forward work that one layer's backward pass does a second time."""
+    """Return the forward work that one layer's backward pass does a second time.
+
+    `passes` are its kernels, at the host's pace where that is slower.
+    """
     layout = run.layout
     if layout.recompute == "full":
         last = _last_product_s(run, block) if run.software.early_stop else 0.0
@@ -31,7 +38,26 @@ def recompute_s(run: Run, block: Block, passes: Passes, comm: BlockComm) -> floa
         weights = block.weights(run.model.hidden)
         kept = core_passes(run, block).forward + product_passes(run, weights).forward / 2
         return max(0.0, passes.forward - kept)
-    return sum(operation_s(run, block, comm, op) for op in distinct(again))
+    exchanged = comm.ep_forward if "moe" in again and isinstance(block.mlp, Experts) else 0.0
+    return exchanged + sum(
+        part.forward for op in distinct(again) for _, part in operation_parts(run, block, op)
+    )
+
+
+def recompute_parts(run: Run, block: Block) -> Iterator[Part]:
+    """List the kernels that one layer's backward pass runs a second time; `forward` is their time.
+
+    PyTorch's own selective way is not listed: its kernels are those of no operation as a whole.
+    """
+    layout = run.layout
+    if layout.recompute == "full":
+        yield from block_parts(run, block)
+        if run.software.early_stop:
+            yield "products", Passes(-_last_product_s(run, block))
+    elif layout.recompute == "selective":
+        again = recomputed(layout, run.software)
+        for op in () if again == "alternate" else distinct(again):
+            yield from operation_parts(run, block, op)
 
 
 def distinct(ops: Iterable[RecomputeOp]) -> list[RecomputeOp]:
@@ -54,34 +80,33 @@ def _last_product_s(run: Run, block: Block) -> float:
     return product_passes(run, block.mlp.weights(run.model.hidden)[-1:]).forward
 
 
-def operation_s(run: Run, block: Block, comm: BlockComm, op: RecomputeOp) -> float:
-    """Return what computing one operation again takes."""
+def operation_parts(run: Run, block: Block, op: RecomputeOp) -> Iterator[Part]:
+    """List the kernels that compute one operation again; `forward` is their time."""
     costs, layout, hidden = run.costs, run.layout, run.model.hidden
     mixer, mlp = block.mixer, block.mlp
     match op:
         case "core_attn":
-            return core_passes(run, block).forward
+            yield from core_parts(run, block)
         case "layernorm":
             norms = (mixer is not None) + (mlp is not None)
-            return norms * moved_s(costs, "norm", float(run.local_tokens * hidden))
+            each = moved_s(costs, "norm", float(run.local_tokens * hidden))
+            yield "norms", Passes(norms * each)
         case "mla_up_proj" if isinstance(mixer, LatentAttention):
             up = tuple(weight for weight in mixer.weights(hidden) if weight.name.endswith("_up"))
-            return product_passes(run, up).forward
+            yield from product_parts(run, up)
         case "mlp" | "mlp_act" if isinstance(mlp, Mlp):
             width = mlp.width / layout.tp * run.tokens
-            activation = activation_passes(costs, width, mlp.gated).forward
-            if op == "mlp_act":
-                return activation
-            # What follows the last product is not needed again.
-            return activation + product_passes(run, mlp.weights(hidden)[:-1]).forward
+            yield "activations", activation_passes(costs, width, mlp.gated)
+            if op == "mlp":
+                # What follows the last product is not needed again.
+                yield from product_parts(run, mlp.weights(hidden)[:-1])
         case "moe" if isinstance(mlp, Experts):
-            return expert_passes(run, mlp).forward + comm.ep_forward
+            yield from expert_parts(run, mlp)
         case "moe_act" if isinstance(mlp, Experts) and not run.software.fused_experts:
             width = mlp.width * mlp.top_k * run.tokens / layout.tp * run.expert_load(mlp)
-            return activation_passes(costs, width, mlp.gated).forward
+            yield "activations", activation_passes(costs, width, mlp.gated)
         case "shared_experts" if isinstance(mlp, Experts) and mlp.shared_width:
             shared = tuple(weight for weight in mlp.weights(hidden) if weight.part == "shared")
             width = mlp.shared_width / layout.tp * run.tokens
-            both = activation_passes(costs, width, mlp.gated) + product_passes(run, shared)
-            return both.forward
-    return 0.0
+            yield "activations", activation_passes(costs, width, mlp.gated)
+            yield from product_parts(run, shared)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from meshwright.errors import InputError, Problem
 from meshwright.predict.constants import CONSTANTS, StepConstants
 from meshwright.predict.cost import Calibration, DeviceCosts, costs_for
-from meshwright.predict.cost.device import relative_of, slowed
+from meshwright.predict.cost.device import INPUT_BYTES, relative_of, slowed
 from meshwright.predict.software import MEGATRON, Software
 from meshwright.spec import catalog
 from meshwright.spec.cluster import Gpu
@@ -41,7 +41,8 @@ class Run:
         self.adapter = work.workload.adapter
         """What is trained beside frozen weights, where they are."""
         self._imbalance = work.workload.expert_imbalance
-        self._calibration = calibration
+        self.calibration = calibration
+        """What was measured on the device, in place of its default constants."""
         if self.adapter is not None:
             _require_targets(self.adapter, self.model)
 
@@ -64,9 +65,13 @@ class Run:
 
     @cached_property
     def costs(self) -> DeviceCosts:
-        """What operations cost on this device under load, in this software."""
+        """What operations cost on this device under load, in this software.
+
+        Allowances for what nobody measured (gaps between kernels, heat, passes over memory that a
+        framework adds) are left out for work that was measured with this software's own kernels.
+        """
         gpu, constants = self.cluster.gpu, self.constants
-        known = costs_for(gpu, self._calibration)
+        known = costs_for(gpu, self.calibration)
         heat = _power(gpu, constants.power_exponent)
         elementwise = {
             "fused": constants.fused_elementwise,
@@ -77,13 +82,28 @@ class Run:
         attention = constants.attention_gap
         if self.software.attention == "flash1":
             attention *= constants.first_flash
-        return slowed(
-            known,
-            products=heat * constants.gap * known.sustained_slowdown,
-            low=heat * constants.gap,
-            attention=heat * attention,
-            elementwise=elementwise,
-        )
+        allowances = {
+            "products": heat * constants.gap * known.sustained_slowdown,
+            "low": heat * constants.gap,
+            "attention": heat * attention,
+            "elementwise": elementwise,
+        }
+        return slowed(known, **{**allowances, **dict.fromkeys(self._measured, 1.0)})
+
+    @property
+    def _measured(self) -> list[str]:
+        """Return kinds of work that were measured under load as this software calls its kernels."""
+        found = self.calibration
+        if found is None or not found.software or found.software != self.software.kernels:
+            return []
+        low = [INPUT_BYTES[curve.precision] < 2 for curve in found.products]
+        kinds = {
+            "products": not all(low),
+            "low": any(low),
+            "attention": {curve.part for curve in found.attention} == {"forward", "backward"},
+            "elementwise": bool(found.memory),
+        }
+        return [kind for kind, measured in kinds.items() if measured]
 
     @property
     def number_bytes(self) -> float:

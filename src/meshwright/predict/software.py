@@ -40,6 +40,17 @@ class Software(msgspec.Struct, frozen=True, kw_only=True):
     """Every recomputed layer waits for the host, which saves and restores random states."""
     early_stop: bool = False
     """Recompute ends once every kept tensor is back: a layer's last product does not run again."""
+    norm_adds: bool = False
+    """The norm's kernel adds the residual on its way."""
+    loss_in_place: bool = False
+    """One kernel turns 16-bit logits into their gradient where they lie, in the forward pass."""
+    one_permute: bool = False
+    """Where all experts are on one rank, tokens are sorted once."""
+    wide_experts: bool = False
+    """Routed experts multiply in 16 bits whatever the precision of other products."""
+    kernels: str = ""
+    """Whose kernels it runs, where they may have been measured as it calls them: the `software` of
+    a `Calibration`."""
     overlap_sharded: bool = True
     """Gathers of sharded parameters run ahead behind compute."""
     ends_apart: bool = True
@@ -52,5 +63,9 @@ EAGER = Software(attention="flash2", fusion="eager", fused_accumulation=False, e
 """Plain PyTorch with FSDP and FlashAttention-2."""
 MEGATRON_2021 = Software(attention="unfused", fusion="partly")
 """Megatron-LM before flash kernels."""
-MESHWRIGHT = Software(ends_apart=False)
-"""Our own trainer: every rank waits for the norm of all gradients before it updates."""
+MESHWRIGHT = Software(
+    ends_apart=False, early_stop=True, norm_adds=True, loss_in_place=True, one_permute=True,
+    wide_experts=True, tp_async=False, kernels="meshwright",
+)  # fmt: skip
+"""Our own trainer: every rank waits for the norm of all gradients before it updates, and for each
+tensor-parallel collective where it stands, unless products are cut into pieces (`overlap_tp`)."""

@@ -1,9 +1,10 @@
 """Time of one microbatch in one chunk of a pipeline: blocks, embedding, head, recompute."""
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from meshwright.predict.block_comm import BlockComm, block_comm
-from meshwright.predict.block_time import Passes, block_passes
+from meshwright.predict.block_time import Part, Passes, block_passes, total
 from meshwright.predict.cost import bytes_moved, linear_s, memory_s
 from meshwright.predict.recompute_time import recompute_s
 from meshwright.predict.run import Run
@@ -177,27 +178,34 @@ def head_passes(run: Run) -> Passes:
     """Return the time of all output heads, without the layers of those that look further ahead."""
     if run.measured is not None:
         return run.measured.head.passes_with_comm
-    heads = run.model.multi_token
-    each, more = _head(run), heads.depth if heads is not None else 0
-    return sum((each for _ in range(more)), each)
+    return total(head_parts(run))
 
 
-def _head(run: Run) -> Passes:
-    """The output head in bf16, and the loss over fp32 logits."""
+def head_parts(run: Run) -> Iterator[Part]:
+    """List the products of all output heads in bf16, and the loss over their logits."""
     costs, tokens, hidden = run.costs, run.tokens, run.model.hidden
+    heads = run.model.multi_token
     # Trainers pad the vocabulary, so that each rank's share makes whole tiles.
     rows = VOCAB_MULTIPLE * -(-run.model.vocab // (VOCAB_MULTIPLE * run.layout.tp))
     logits = float(tokens * rows)
-    loss = memory_s(costs, "cross_entropy", bytes_moved("cross_entropy", logits, 4.0))
-    back = memory_s(
-        costs, "cross_entropy_backward", bytes_moved("cross_entropy_backward", logits, 4.0)
-    )
     weight = 0.0
     if not run.frozen:
         weight = linear_s(costs, tokens, rows, hidden, "bf16", part="weight_gradient")
-    return Passes(
-        linear_s(costs, tokens, rows, hidden, "bf16") + loss,
-        linear_s(costs, tokens, rows, hidden, "bf16", part="input_gradient") + back,
+    products = Passes(
+        linear_s(costs, tokens, rows, hidden, "bf16"),
+        linear_s(costs, tokens, rows, hidden, "bf16", part="input_gradient"),
         weight,
-        3,
+        1,
     )
+    if run.software.loss_in_place:
+        loss = Passes(memory_s(costs, "loss_in_place", 2 * 2.0 * logits), 0.0, 0.0, 1)
+    else:
+        # Over fp32 logits.
+        forward, backward = (
+            memory_s(costs, op, bytes_moved(op, logits, 4.0))
+            for op in ("cross_entropy", "cross_entropy_backward")
+        )
+        loss = Passes(forward, backward, 0.0, 2)
+    for _ in range(1 + (heads.depth if heads is not None else 0)):
+        yield "head", products
+        yield "loss", loss

@@ -265,11 +265,11 @@ def update_phases(
     updates = tuple(each[held] for held in parameters)
     if not run.layout.offload:
         return UpdatePhases(updates)
-    updated = tuple(_updated(run, held) for held in parameters)
+    updated = tuple(updated_parameters(run, held) for held in parameters)
     return UpdatePhases(updates, update_waits(run, stages, updated, updates))
 
 
-def _updated(run: Run, held: RankParameters) -> float:
+def updated_parameters(run: Run, held: RankParameters) -> float:
     """Return how many parameters one rank updates."""
     layout = run.layout
     shard = layout.shard_degree if layout.zero else 1
@@ -280,14 +280,22 @@ def _updated(run: Run, held: RankParameters) -> float:
 
 def optimizer_update(run: Run, held: RankParameters) -> float:
     """Return the update: states read and written once, and the norm of the gradients."""
-    layout = run.layout
-    number = _updated(run, held)
+    number = updated_parameters(run, held)
     if run.measured is not None:
         return run.measured.step_s + run.measured.parameter_s * number
+    update_s, norm_s = update_parts(run, number)
+    return update_s + norm_s
+
+
+def update_parts(run: Run, number: float) -> tuple[float, float]:
+    """Return the seconds of updating so many parameters, and of their gradients' norm."""
+    layout = run.layout
     moments = 2 * MOMENTS[layout.optimizer] * STATE_BYTES[layout.moment_precision]
-    master = 2 * (STATE_BYTES[layout.master_precision] or 2)
+    # Weights are read and written in the format of the masters, and copied to 16 bits beside them.
+    master = STATE_BYTES[layout.master_precision]
+    weights = 2 * master + 2 if master else 4
     gradient = _gradient_bytes(run)
-    moved = (moments + master + gradient + 2) * number
+    moved = (moments + weights + gradient) * number
     away = "optimizer" in layout.offload
     update_s = host_update_s(run, moved) if away else optimizer_s(run.costs, moved)
-    return update_s + memory_s(run.costs, "gradient_norm", gradient * number)
+    return update_s, memory_s(run.costs, "gradient_norm", gradient * number)

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from meshwright.errors import InputError, Problem
+from meshwright.predict.cost import Calibration
 from meshwright.predict.memory import MemoryPrediction, predict_memory
 from meshwright.predict.price import dollars_per_trillion_tokens
 from meshwright.predict.relayout import differences
@@ -66,12 +67,18 @@ def read_asks(texts: Iterable[str]) -> tuple[Ask, ...]:
     return tuple(asks)
 
 
-def what_if(work: Work, asks: Iterable[Ask]) -> tuple[Case, ...]:
-    """Predict the work as it stands, then once for every thing changed by itself."""
-    return (_case("", "as it is", Varied(work, "")), *(_tried(work, ask) for ask in asks))
+def what_if(
+    work: Work, asks: Iterable[Ask], calibration: Calibration | None = None
+) -> tuple[Case, ...]:
+    """Predict the work as it stands, then once for every thing changed by itself.
+
+    A calibration holds as long as the device stays the one that was measured.
+    """
+    as_it_is = _case("", "as it is", Varied(work, ""), calibration)
+    return (as_it_is, *(_tried(work, ask, calibration) for ask in asks))
 
 
-def _tried(work: Work, ask: Ask) -> Case:
+def _tried(work: Work, ask: Ask, calibration: Calibration | None) -> Case:
     try:
         varied = THINGS[ask.thing].apply(work, ask.value)
         problems = [found for found in varied.work.check() if found.where != "memory"]
@@ -83,11 +90,13 @@ def _tried(work: Work, ask: Ask) -> Case:
         return Case(thing=ask.thing, value=value, problems=tuple(problems))
     also = differences(work.layout, varied.work.layout)
     also.pop(ask.thing, None)
-    return msgspec.structs.replace(_case(ask.thing, value, varied), also=also)
+    return msgspec.structs.replace(_case(ask.thing, value, varied, calibration), also=also)
 
 
-def _case(thing: str, value: str, varied: Varied) -> Case:
-    run = Run(varied.work)
+def _case(thing: str, value: str, varied: Varied, calibration: Calibration | None) -> Case:
+    if calibration is not None and calibration.gpu != varied.work.cluster.gpu.name:
+        calibration = None
+    run = Run(varied.work, calibration=calibration)
     step = predict_step(run)
     return Case(
         thing=thing,

@@ -27,8 +27,8 @@ PARTS = ("model", "cluster", "layout", "workload", "gpus")
 """What a work file may hold."""
 
 TRAINER_PARTS = (
-    "data", "optimizer", "loss", "evaluation", "checkpoint", "output", "guards", "machine",
-    "start_from", "seed",
+    "data", "optimizer", "loss", "experts", "evaluation", "checkpoint", "output", "guards",
+    "machine", "start_from", "seed",
 )  # fmt: skip
 """What else a file of `mw train` holds: it tells nothing of the work, and is passed over."""
 

@@ -123,7 +123,7 @@ def numbers(table: pa.Table, column: Column) -> npt.NDArray[Any]:
     """A number column as numpy; -1 where an integer has no value."""
     if column.name not in table.column_names:
         return np.full(table.num_rows, ABSENT, dtype=column.type.value)
-    return _as_numpy(table.column(column.name).chunks, column.type.value)
+    return as_numpy(table.column(column.name).chunks, column.type.value)
 
 
 def coded(table: pa.Table, column: Column) -> Coded:
@@ -133,13 +133,15 @@ def coded(table: pa.Table, column: Column) -> Coded:
     array = table.column(column.name)
     if not pa.types.is_dictionary(array.type):
         array = array.dictionary_encode()
-    whole = array.unify_dictionaries().combine_chunks()
+    array = array.unify_dictionaries()
+    # Arrow copies to combine, even where there is only one chunk.
+    whole = array.chunk(0) if array.num_chunks == 1 else array.combine_chunks()
     if isinstance(whole, pa.ChunkedArray):  # Older pyarrow returns one for zero chunks.
         return Coded(np.empty(0, dtype=np.int32), ())
-    return Coded(_as_numpy([whole.indices], "int32"), tuple(whole.dictionary.to_pylist()))
+    return Coded(as_numpy([whole.indices], "int32"), tuple(whole.dictionary.to_pylist()))
 
 
-def _as_numpy(chunks: Sequence[Any], dtype: str) -> npt.NDArray[Any]:
+def as_numpy(chunks: Sequence[Any], dtype: str) -> npt.NDArray[Any]:
     """Arrow numbers as numpy, -1 where there is none, sharing memory where nothing is missing.
 
     By the buffers: Arrow's own conversion imports pandas wherever that is installed, which takes
@@ -154,7 +156,10 @@ def _as_numpy(chunks: Sequence[Any], dtype: str) -> npt.NDArray[Any]:
         part = np.frombuffer(values, dtype=dtype)[rows]
         if chunk.null_count:
             bits = np.unpackbits(np.frombuffer(valid, dtype=np.uint8), bitorder="little")
-            part = np.where(bits[rows].view(np.bool_), part, np.dtype(dtype).type(ABSENT))
+            given = bits[rows].view(np.bool_)
+            # Our own arrays hold -1 where they have no value: then there is nothing to fill in.
+            if not np.array_equal(part != ABSENT, given):
+                part = np.where(given, part, np.dtype(dtype).type(ABSENT))
         parts.append(part)
     if len(parts) == 1:
         return parts[0]

@@ -165,7 +165,9 @@ def _survey(parts: Iterable[Timeline]) -> _Survey:
 
 def _write_events(put: Put, parts: Iterable[Timeline], survey: _Survey, progress: Progress) -> None:
     """Write the whole file; two threads format while this one writes."""
-    about = {**survey.about, "writer": "meshwright", "schema_version": SCHEMA_VERSION}
+    # First of all who wrote it: the reader looks into the first bytes.
+    about = {"writer": "meshwright", "schema_version": SCHEMA_VERSION}
+    about = {**about, **survey.about, **about}
     head = {"metadata": about, "baseTimeNanoseconds": survey.base_ns}
     put(msgspec.json.encode(head)[:-1] + b',"traceEvents":[')
     is_first = True

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from meshwright.errors import InputError, Problem
 from meshwright.spec.names import unknown_name
 from meshwright.timeline.columns import Coded, coded, complete, numbers, table_of
+from meshwright.timeline.once import once
 from meshwright.timeline.schema import (
     COUNTER_COLUMNS,
     COUNTERS,
@@ -31,7 +32,7 @@ Window = tuple[int, int]
 """A half-open interval of time in ns: first moment in, first moment out."""
 
 
-class Timeline(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+class Timeline(msgspec.Struct, frozen=True, kw_only=True, eq=False, weakref=True):
     """What happened on every rank: spans and counters, simulated or measured."""
 
     spans: pa.Table
@@ -120,7 +121,7 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     @property
     def ranks(self) -> tuple[int, ...]:
         """The ranks that have spans or counters, in order."""
-        return tuple(sorted({*self._distinct(self.spans), *self._distinct(self.counters)}))
+        return _ranks(self)
 
     @property
     def extent_ns(self) -> Window:
@@ -135,14 +136,14 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         column = self._column(name)
         if column.is_string:
             raise InputError([Problem(name, "holds strings", f"use strings({name!r})")])
-        return numbers(self.spans, column)
+        return _numbers(self, column.name)
 
     def strings(self, name: str) -> Coded:
         """A string column of the spans as codes and distinct values; -1 where there is none."""
         column = self._column(name)
         if not column.is_string:
             raise InputError([Problem(name, "holds numbers", f"use column({name!r})")])
-        return coded(self.spans, column)
+        return _coded(self, column.name)
 
     def select(
         self,
@@ -172,13 +173,7 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     def by_rank(self) -> Iterator["Timeline"]:
         """One timeline per rank, in the order of ranks; rows keep their order."""
-        spans, counters = _by_rank(self.spans), _by_rank(self.counters)
-        for rank in sorted({*spans, *counters}):
-            yield msgspec.structs.replace(
-                self,
-                spans=spans.get(rank, self.spans.slice(0, 0)),
-                counters=counters.get(rank, self.counters.slice(0, 0)),
-            )
+        return iter(_parts(self) or (self,) * len(self.ranks))
 
     def equals(self, other: "Timeline") -> bool:
         """Whether both say the same, row for row, however the strings are encoded."""
@@ -198,12 +193,43 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             raise InputError([Problem(name, "was not read from the file", fix)])
         return SPANS[name]
 
-    @staticmethod
-    def _distinct(table: pa.Table) -> list[int]:
-        if "rank" not in table.column_names:
-            return []
-        found: list[int] = table.column("rank").unique().to_pylist()
-        return found
+
+@once
+def _ranks(timeline: Timeline) -> tuple[int, ...]:
+    return tuple(sorted({*_distinct(timeline.spans), *_distinct(timeline.counters)}))
+
+
+def _distinct(table: pa.Table) -> list[int]:
+    if "rank" not in table.column_names:
+        return []
+    found: list[int] = table.column("rank").unique().to_pylist()
+    return found
+
+
+@once
+def _parts(timeline: Timeline) -> tuple[Timeline, ...]:
+    """One timeline per rank; none where there is no more than one."""
+    if len(timeline.ranks) < 2:
+        return ()
+    spans, counters = _by_rank(timeline.spans), _by_rank(timeline.counters)
+    return tuple(
+        msgspec.structs.replace(
+            timeline,
+            spans=spans.get(rank, timeline.spans.slice(0, 0)),
+            counters=counters.get(rank, timeline.counters.slice(0, 0)),
+        )
+        for rank in timeline.ranks
+    )
+
+
+@once
+def _numbers(timeline: Timeline, name: str) -> npt.NDArray[Any]:
+    return numbers(timeline.spans, SPANS[name])
+
+
+@once
+def _coded(timeline: Timeline, name: str) -> Coded:
+    return coded(timeline.spans, SPANS[name])
 
 
 def has_kind(kind: Coded, kinds: Collection[Kind | str]) -> npt.NDArray[np.bool_]:

@@ -20,7 +20,11 @@ from meshwright.timeline.timeline import Timeline
 
 # Attributes that go together, so that each group has few combinations in a run: what it is, where
 # it belongs, how much it is.
-_GROUPS = (("collective", "group", "dtype"), ("stage", "microbatch", "layer"), ("bytes", "extra"))
+_GROUPS = (
+    ("category", "collective", "group", "dtype"),
+    ("stage", "microbatch", "layer"),
+    ("bytes", "extra"),
+)
 
 
 class Piece(NamedTuple):
@@ -32,12 +36,22 @@ class Piece(NamedTuple):
     """Index into the texts, for each span."""
 
 
+class Lane(NamedTuple):
+    """A lane of a rank."""
+
+    title: str
+    """What is drawn: without the process where a rank has only one."""
+    process: str
+    lane: str
+
+
 class RankEvents(NamedTuple):
     """The spans of one rank in drawing order, ready to be formatted."""
 
     rank: int
     thread_ids: list[int]
-    thread_names: list[str]
+    threads: list[Lane]
+    """What each thread draws, by number; one lane may need several."""
     thread: Ints
     """Index into the threads, for each span."""
     since_ns: Ints
@@ -49,18 +63,22 @@ class RankEvents(NamedTuple):
     """The flow ends to draw."""
 
 
-def lanes_of(part: Timeline) -> tuple[Ints, list[str]]:
-    """A number for each span's lane, counted by first appearance, and the lanes' names."""
+def lanes_of(part: Timeline) -> tuple[Ints, list[Lane]]:
+    """A number for each span's lane, counted by first appearance, and the lanes."""
     process, lane = part.strings("process"), part.strings("lane")
     width = max(len(lane.values), 1)
     found = pa.array(process.codes.astype(np.int64) * width + lane.codes).dictionary_encode()
     pairs = [divmod(key, width) for key in found.dictionary.to_pylist()]
     alone = len({first for first, _ in pairs}) <= 1
-    names = [
-        lane.values[second] if alone else f"{process.values[first]}: {lane.values[second]}"
+    lanes = [
+        Lane(
+            lane.values[second] if alone else f"{process.values[first]}: {lane.values[second]}",
+            process.values[first],
+            lane.values[second],
+        )
         for first, second in pairs
     ]
-    return found.indices.to_numpy(), names
+    return found.indices.to_numpy(), lanes
 
 
 def rank_events(
@@ -68,15 +86,15 @@ def rank_events(
 ) -> RankEvents:
     """Lay out the spans of one rank; its threads are numbered from `first_thread`."""
     (rank,) = part.ranks
-    lane, lane_names = lanes_of(part)
+    lane, lanes = lanes_of(part)
     start, duration = part.column("start_ns"), part.column("duration_ns")
     placed = place(lane, start, duration)
-    thread, thread_names = _threads(placed, lane_names)
-    thread_ids = [first_thread + number for number in range(len(thread_names))]
+    thread, threads = _threads(placed, lanes)
+    thread_ids = [first_thread + number for number in range(len(threads))]
     return RankEvents(
         rank=rank,
         thread_ids=thread_ids,
-        thread_names=thread_names,
+        threads=threads,
         thread=thread,
         since_ns=start[placed.order] - base_ns,
         duration_ns=duration[placed.order],
@@ -92,9 +110,10 @@ def name_lines(events: RankEvents) -> Any:
         _meta("process_name", pid, None, {"name": f"rank {pid}"}),
         _meta("process_sort_index", pid, None, {"sort_index": pid}),
     ]
-    for number, (tid, name) in enumerate(zip(events.thread_ids, events.thread_names, strict=True)):
-        # Perfetto refuses an empty thread name.
-        lines.append(_meta("thread_name", pid, tid, {"name": name or "(no name)"}))
+    for number, (tid, lane) in enumerate(zip(events.thread_ids, events.threads, strict=True)):
+        # Perfetto refuses an empty thread name; of process and lane our own reader makes use.
+        place = {"process": lane.process, "lane": lane.lane}
+        lines.append(_meta("thread_name", pid, tid, {"name": lane.title or "(no name)", **place}))
         lines.append(_meta("thread_sort_index", pid, tid, {"sort_index": number}))
     return pa.array(lines, pa.string())
 
@@ -151,16 +170,17 @@ def _open(event: Mapping[str, object]) -> str:
     return ",\n" + msgspec.json.encode(event).decode()[:-1]
 
 
-def _threads(placed: Placed, lane_names: list[str]) -> tuple[Ints, list[str]]:
-    """A number for the thread of each span, and the threads' names."""
+def _threads(placed: Placed, lanes: list[Lane]) -> tuple[Ints, list[Lane]]:
+    """A number for the thread of each span, and what each thread draws."""
     rows = int(placed.row.max(initial=0)) + 1
     key = placed.lane.astype(np.int64) * rows + placed.row
     is_used = np.bincount(key) > 0
     thread = (np.cumsum(is_used) - 1)[key]
-    names = []
+    threads = []
     for lane, row in (divmod(int(used), rows) for used in np.flatnonzero(is_used)):
-        names.append(lane_names[lane] + (f" (overlap {row})" if row else ""))
-    return thread, names
+        title = lanes[lane].title + (f" (overlap {row})" if row else "")
+        threads.append(lanes[lane]._replace(title=title))
+    return thread, threads
 
 
 def _pieces(part: Timeline, order: Ints, thread: Ints, thread_ids: list[int]) -> list[Piece]:

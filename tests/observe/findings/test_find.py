@@ -10,8 +10,8 @@ import pytest
 from meshwright.observe.findings import Rank, combine, examine, find, patterns
 from meshwright.timeline.readers.traces import read_each
 from meshwright.timeline.timeline import Timeline
-from tests.observe.findings.clean_jobs import clean_job
-from tests.observe.findings.faults import planted
+from validation.findings.clean_jobs import clean_job
+from validation.findings.faults import planted
 
 
 def test_a_clean_job_shows_nothing() -> None:

@@ -5,9 +5,10 @@ import pytest
 from meshwright.observe.findings import Rank, find, patterns
 from meshwright.observe.findings.registry import JOB_PATTERNS, RANK_PATTERNS
 from meshwright.timeline.timeline import Timeline
-from tests.observe.findings.clean_jobs import clean_job
-from tests.observe.findings.faults import FAULTS, planted
-from tests.observe.findings.measuring import job_trials, score
+from validation.findings.clean_jobs import clean_job
+from validation.findings.faults import FAULTS, planted
+from validation.findings.scores import score
+from validation.findings.trials import job_trials
 
 LEAST_TOLD = 0.5
 MOST_TOLD = 1.5
@@ -50,7 +51,7 @@ def test_half_of_what_is_told_stays_untold(name: str, short: Timeline) -> None:
 def test_faults_that_only_several_ranks_show_are_found() -> None:
     trials = list(job_trials([11]))
     for name in JOB_PATTERNS:
-        counted = score(name, trials)
+        counted = score(trials, name)
         assert counted.missed == 0, name
         assert counted.false == 0, name
         assert counted.true >= 1, name

@@ -22,8 +22,9 @@ from meshwright.spec.layout import Layout
 from meshwright.spec.model import Experts, decoder
 
 FLAT = ((64.0, 0.5), (1e9, 0.5))
+TURN = ((64.0, 0.75), (1e9, 0.75))
 EXCHANGES = ExchangesTimed(
-    {"all_reduce 2": FLAT, "all_gather 2": ((64.0, 1.0), (128.0, 2.0))}, FLAT, FLAT, FLAT
+    {"all_reduce 2": FLAT, "all_gather 2": ((64.0, 1.0), (128.0, 2.0))}, FLAT, FLAT, TURN, FLAT
 )
 PLAIN = piece_layout(Layout(precision="fp32"))
 
@@ -61,7 +62,7 @@ def test_collectives_are_priced_by_what_all_ranks_hold_afterwards() -> None:
     found = measured_of([PLAIN], [Timed([rank(8.0, *calls)], EXCHANGES)], PLAIN)
     comm = found.blocks["dense"].comm
     assert comm.tp_forward == pytest.approx(1.5)  # 96 bytes
-    assert comm.cp_forward == pytest.approx(0.5)
+    assert comm.cp_forward == pytest.approx(0.75)  # a message each way
 
 
 def test_recompute_is_what_backward_takes_longer() -> None:

@@ -20,6 +20,7 @@ from meshwright.predict.cost import (
     under_load,
 )
 from meshwright.predict.cost.curves import MEMORY_OPS
+from meshwright.predict.cost.device import NEAR
 from meshwright.spec.catalog.hardware import gpu, gpus
 
 CURVE = ProductCurve(
@@ -41,7 +42,8 @@ def test_every_built_in_calibration_is_complete(name: str) -> None:
     assert {("native", "forward"), ("native", "backward")} <= {
         (curve.kernel, curve.part) for curve in found.attention
     }
-    assert {curve.op for curve in found.memory} == set(MEMORY_OPS)
+    assert {curve.op for curve in found.memory} == set(MEMORY_OPS) - NEAR.keys()
+    assert set(costs_for(gpus()[name]).memory_efficiency) == set(MEMORY_OPS)
     assert None not in (found.launch, found.grouped_efficiency, found.sustained_slowdown)
     assert costs_for(gpus()[name]).basis == "measured"
 

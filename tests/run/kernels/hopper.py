@@ -53,6 +53,27 @@ def kernels() -> Iterator[Kernel]:
         "gradient_norm", gradient_norm._square_chunks, types, constants, gradient_norm.WARPS
     )
 
+    yield from _updates()
+
+
+def _updates() -> Iterator[Kernel]:
+    import triton.language as tl
+
+    from meshwright.run.kernels import adamw
+
+    states = ("weights", "grads", "masters", "firsts", "seconds", "first_scales", "second_scales")
+    types = dict.fromkeys((*states, "keys", "places", "chunk_starts", "step"), "*i64")
+    types |= dict.fromkeys(("chunk_tensors", "chunk_lengths"), "*i32")
+    types |= dict.fromkeys(("shares", "decays", "pace"), FP32)
+    types |= dict.fromkeys(("beta1", "rest1", "beta2", "rest2", "eps"), "fp32")
+    formats = {"PARAM": tl.bfloat16, "GRAD": tl.bfloat16, "MASTER": False, "ALIGNED": True}
+    rule = {"RULE": "adamw", "NESTEROV": False, "WRITES": True}
+    for moment, warps, tile in (("bf16", adamw.WARPS, 2048), ("int8", adamw.CODED_WARPS, 256)):
+        for gaps in (-1, 0, 3):
+            constants = formats | rule | {"MOMENT": moment, "TILE": tile, "GAPS": gaps}
+            name = f"adamw {moment}, {gaps} gaps"
+            yield Kernel(name, adamw._update_chunks, types, constants, warps)
+
 
 def _norms() -> Iterator[Kernel]:
     from meshwright.run.kernels import rms_norm_kernel

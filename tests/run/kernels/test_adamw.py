@@ -6,7 +6,7 @@ pytest.importorskip("torch", reason="kernels work on torch tensors")
 pytest.importorskip("triton", reason="the kernels are written in Triton")
 
 import weakref
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -21,6 +21,7 @@ from meshwright.run.kernels.optimizer_tensors import (
     new_moment,
     pace,
 )
+from meshwright.run.kernels.places import Gap, Places
 from meshwright.run.kernels.stochastic_rounding import tensor_key
 from meshwright.run.train.optimizer import OptimizerSettings, make_optimizer
 from meshwright.spec.layout import Layout
@@ -57,7 +58,7 @@ def _tensors(
         keys=tuple(tensor_key(str(index), 0) for index in range(number)),
         shares=(1.0, 0.5, 2.0)[:number],
         decays=(0.1, 0.0, 0.01)[:number],
-        origins=(0,) * number,
+        places=(Places(),) * number,
     )
 
 
@@ -214,12 +215,59 @@ def test_grouping_and_cutting_of_tensors_do_not_change_a_bit(backend: Backend) -
             keys=whole.keys[:1],
             shares=whole.shares[:1],
             decays=whole.decays[:1],
-            origins=(rows.start * 512,),
+            places=(Places(rows.start * 512),),
         )
         FusedUpdate(shard, ADAMW, backend=backend)([grads[0][rows]], _pace(1, ADAMW, scale=0.7))
     assert torch.equal(alone.params[0], whole.params[0])
     for mine, other in zip(alone.moments, whole.moments, strict=True):
         assert torch.equal(mine.values[0], other.values[0])
+
+
+SHARDS: dict[str, tuple[Any, Any, Places]] = {
+    "columns": (slice(None), [*range(16, 48)], Places(16, 0, 32, 64)),
+    "columns from the second row on": (slice(1, None), [*range(16, 48)], Places(16, 32, 32, 64)),
+    "rows of two matrices": (
+        [*range(10, 20), *range(50, 60)],
+        slice(None),
+        Places(640, 0, 1280, 5120, (Gap(640, 30 * 64),)),
+    ),
+    "a column": (slice(None), [5], Places(5, 0, 1, 64)),
+    "rows": (slice(7, 60), slice(None), Places(7 * 64)),
+}
+"""Parts of a matrix of 80 by 64: its rows, its columns, and where they stand."""
+
+
+@pytest.mark.parametrize("backend", ["triton", "torch"])
+@pytest.mark.parametrize("formats", [PURE, EIGHT_BITS])
+def test_parts_with_gaps_are_rounded_as_the_whole_is(formats: Formats, backend: Backend) -> None:
+    whole = _tensors(ADAMW, formats, ((80, 64),))
+    grad = _draws(1, ((80, 64),))[0].to(formats.grads)
+    parts, grads, places = [], [], []
+    for rows, columns, place in SHARDS.values():
+        parts.append(whole.params[0].clone()[rows][:, columns].contiguous())
+        grads.append(grad[rows][:, columns].contiguous())
+        places.append(place)
+    number = len(parts)
+    shards = OptimizerTensors(  # all in one launch
+        params=tuple(parts),
+        masters=(),
+        moments=tuple(new_moment(tuple(parts), formats.moments, index) for index in range(2)),
+        keys=whole.keys * number,
+        shares=whole.shares * number,
+        decays=whole.decays * number,
+        places=tuple(places),
+    )
+    FusedUpdate(shards, ADAMW, backend=backend)(grads, _pace(1, ADAMW))
+    FusedUpdate(whole, ADAMW, backend=backend)([grad], _pace(1, ADAMW))
+    for index, (name, (rows, columns, _)) in enumerate(SHARDS.items()):
+        pairs = [(shards.params[index], whole.params[0])]
+        if formats is PURE:  # codes depend on what shares a block with them
+            pairs += [
+                (mine.values[index], all_.values[0])
+                for mine, all_ in zip(shards.moments, whole.moments, strict=True)
+            ]
+        for mine, all_ in pairs:
+            assert torch.equal(mine, all_[rows][:, columns]), name
 
 
 def test_tensors_that_begin_between_16_bytes_are_updated_right() -> None:
@@ -242,7 +290,9 @@ def test_gradients_that_moved_are_found_again() -> None:
 def test_steps_too_small_for_bfloat16_add_up() -> None:
     rule = Rule("apply")
     weight = torch.ones(2000, dtype=torch.bfloat16, device=DEVICE)
-    tensors = OptimizerTensors((weight,), (), (), (tensor_key("w", 0),), (1.0,), (0.0,), (0,))
+    tensors = OptimizerTensors(
+        (weight,), (), (), (tensor_key("w", 0),), (1.0,), (0.0,), (Places(),)
+    )
     update = FusedUpdate(tensors, rule, backend="torch")
     for step in range(1, 101):
         update([torch.ones_like(weight)], _pace(step, rule, lr=1e-5))

@@ -11,6 +11,7 @@ from meshwright.run.kernels.block_codes import (
     plain_decode,
     plain_encode,
     plain_scales,
+    recoded,
 )
 from meshwright.run.kernels.stochastic_rounding import (
     plain_random_bits,
@@ -128,3 +129,51 @@ def test_updates_with_coded_moments_stay_near_those_with_exact_ones(
     reached = v > 2**-29 * plain_scales(v).repeat_interleave(BLOCK_ELEMENTS)
     assert float((coded_v / v)[reached].sqrt().mean()) == pytest.approx(1, abs=0.05)
     assert (coded_v >= 0.1 * v).all()
+
+
+class TestRecoded:
+    """Codes whose elements come to lie in other blocks."""
+
+    @staticmethod
+    def coded(kind: torch.dtype, number: int) -> tuple[torch.Tensor, torch.Tensor]:
+        made = torch.Generator().manual_seed(number)
+        spread = torch.randn(number, generator=made).mul(3).exp()
+        values = torch.randn(number, generator=made) * spread
+        values = values if kind == torch.int8 else values.square()
+        scales = plain_scales(values)
+        chance = torch.randint(0, 1 << 24, values.shape, generator=made)
+        return plain_encode(values, scales, chance, kind), scales
+
+    @pytest.mark.parametrize("kind", [torch.int8, torch.uint8])
+    def test_elements_of_one_block_keep_every_bit(self, kind: torch.dtype) -> None:
+        codes, scales = self.coded(kind, 1000)
+        blocks = torch.arange(1000) // BLOCK_ELEMENTS
+        # All of them, and the second half of a block with the whole ones behind it.
+        for some in (slice(0, 1000), slice(256, 700), slice(512, 640)):
+            found, of_blocks = recoded(codes[some], scales, blocks[some])
+            assert torch.equal(found, codes[some])
+            assert torch.equal(of_blocks, scales[some.start // 256 :][: len(of_blocks)])
+
+    @pytest.mark.parametrize("kind", [torch.int8, torch.uint8])
+    def test_others_move_by_half_a_code_at_most(self, kind: torch.dtype) -> None:
+        codes, scales = self.coded(kind, 4096)
+        blocks = torch.arange(4096) // BLOCK_ELEMENTS
+        order = torch.arange(4096).view(64, 64).t().reshape(-1)  # columns one after the other
+        before = plain_decode(codes, scales)[order]
+        found, of_blocks = recoded(codes[order], scales, blocks[order])
+        after = plain_decode(found, of_blocks)
+        largest = of_blocks.repeat_interleave(BLOCK_ELEMENTS)
+        least = 2**-18 if kind == torch.int8 else 2**-31
+        most = torch.maximum(before.abs() / 16, least * largest) * 1.00001
+        assert bool(((after - before).abs() <= most).all())
+        assert not torch.equal(after, before)
+
+    def test_zeros_stay_zeros_and_no_second_moment_becomes_one(self) -> None:
+        first, second = torch.zeros(300, dtype=torch.int8), torch.zeros(300, dtype=torch.uint8)
+        blocks, scales = torch.arange(300) % 2, torch.zeros(2)
+        for codes in (first, second):
+            found, of_blocks = recoded(codes, scales, blocks)
+            assert not of_blocks.any()
+            assert not plain_decode(found, of_blocks).any()
+        found, of_blocks = recoded(second, torch.tensor([0.0, 1e9]), blocks)
+        assert bool((plain_decode(found, of_blocks) > 0).all())

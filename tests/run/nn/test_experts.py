@@ -211,3 +211,39 @@ def test_equal_inputs_give_equal_bits() -> None:
 
 def test_no_tokens_give_no_output() -> None:
     assert made(SPECS["shared"])(torch.empty(1, 0, HIDDEN)).shape == (1, 0, HIDDEN)
+
+
+@pytest.mark.parametrize("factor", [0.3, 0.8, 1.5])
+def test_an_expert_with_limited_room_takes_the_first_tokens_that_choose_it(factor: float) -> None:
+    experts, x = made(spec()), tokens().view(-1, HIDDEN)
+    chosen = experts.router(x).experts_Nk.tolist()
+    experts.capacity_factor = factor
+    room = experts.room(len(x))
+    assert room == -(-len(x) * 3 * factor // 8)
+    visits = experts.route(x, room)
+    taken, full = dict.fromkeys(range(8), 0), 0
+    for row, weights in zip(chosen, visits.routes.weights_Nk.tolist(), strict=True):
+        for expert, weight in zip(row, weights, strict=True):
+            assert (weight == 0) == (taken[expert] == room)
+            full += taken[expert] == room
+            taken[expert] += taken[expert] < room
+    assert experts.dropped is not None
+    assert experts.dropped.tolist() == [full, len(x) * 3]
+    assert full > 0 or factor > 1
+
+
+def test_experts_with_room_for_all_change_nothing() -> None:
+    experts, x = made(SPECS["shared"]), tokens()
+    wanted = experts(x)
+    experts.capacity_factor = 8 / 3
+    assert torch.equal(experts(x), wanted)
+    experts.capacity_factor = 0.1
+    assert not torch.equal(experts(x), wanted)
+
+
+def test_nothing_is_dropped_in_evaluation() -> None:
+    experts, x = made(spec()).eval(), tokens()
+    wanted = experts(x)
+    experts.capacity_factor = 0.1
+    assert torch.equal(experts(x), wanted)
+    assert experts.dropped is None

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from meshwright.run.nn.holding import Holding, Range
-from meshwright.run.nn.placed import Fixed, Part, Placed
+from meshwright.run.nn.placed import BlockScales, Part, Placed
 
 
 @st.composite
@@ -102,11 +102,11 @@ def test_tensors_of_another_size_are_refused() -> None:
         Placed(torch.zeros(2), (3,), (Part((2,), (2,), (slice(0, 2),)),))
 
 
-class TestFixed:
+class TestBlockScales:
     HALF = Holding((8, 4), ((Range(0, 4),), (Range(0, 4),)))
 
     def mark(self, holding: Holding, start: int = 0, stop: int | None = None) -> str:
-        return Fixed.of(torch.zeros(1), holding, start, stop).mark
+        return BlockScales.of(torch.zeros(1), "codes", holding, start, stop).mark
 
     def test_a_whole_parameter_has_no_mark(self) -> None:
         assert self.mark(Holding.all_of((8, 4))) == ""

@@ -8,9 +8,32 @@ covering array, Cohen et al. 1997). The list is the same every time.
 from itertools import combinations, product
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from meshwright.spec.layout import Layout
-from meshwright.spec.model import Experts, Model, decoder
+from meshwright.spec.model import Attention, Block, Experts, Mlp, Model, Rotary, decoder
+from meshwright.spec.model.block import Norm, NormKind
 from tests.run.parallel.equivalence import Case
+
+HEADS = Attention(heads=4, kv_heads=2, head_dim=8, qk_norm="full", rotary=Rotary())
+"""One norm over the queries of all heads, and one over the keys, as OLMo has them."""
+
+
+def olmo2(layers: int = 4, kind: NormKind = "rms") -> Model:
+    """Return a model like OLMo 2: norms behind the parts alone, and of all heads together."""
+    block = Block(name="dense", mixer=HEADS, mlp=Mlp(width=48), norms="post")
+    norm = Norm(kind=kind, eps=1e-6, bias=kind == "layer")
+    return Model(
+        name="olmo2", hidden=32, vocab=61, blocks=(block,), pattern=f"{layers}*dense", norm=norm
+    )
+
+
+def olmoe(layers: int = 4) -> Model:
+    """Return a model like OLMoE: queries, keys and values are clipped behind those norms."""
+    routed = Experts(count=4, top_k=2, width=16, normalise=False)
+    block = Block(name="moe", mixer=replace(HEADS, clip=0.9), mlp=routed)
+    return Model(name="olmoe", hidden=32, vocab=61, blocks=(block,), pattern=f"{layers}*moe")
+
 
 MODELS: dict[str, Model] = {
     "dense": decoder("dense", layers=4, hidden=32, heads=4, kv_heads=2, ffn=48, vocab=61),
@@ -26,6 +49,8 @@ MODELS: dict[str, Model] = {
         dense_layers=2,
         experts=Experts(count=4, top_k=2, width=16, shared_width=16),
     ),
+    "olmo2": olmo2(),
+    "olmoe": olmoe(),
 }
 
 PIPELINES: dict[str, tuple[int, int, tuple[int, ...] | None]] = {
@@ -89,7 +114,7 @@ class Choice(NamedTuple):
             dp=self.dp,
             zero=self.zero,
             ep=self.ep,
-            expert_tp=1 if self.model == "experts" else None,
+            expert_tp=1 if MODELS[self.model].experts is not None else None,
             recompute=self.recompute,  # type: ignore[arg-type]
             recompute_ops=("layernorm", "mlp_act") if self.recompute == "selective" else (),
             microbatch=1,
@@ -119,7 +144,7 @@ def _sensible(choice: Choice) -> bool:
         return False
     if choice.zero and choice.dp == 1:
         return False
-    if choice.ep > 1 and (choice.model != "experts" or choice.ranks < 2):
+    if choice.ep > 1 and MODELS[choice.model].experts is None:
         return False
     if choice.pipeline == "dualpipe-v" and choice.dp == 4:
         return False  # two microbatches are too few to feed both ends
@@ -130,17 +155,24 @@ def _sensible(choice: Choice) -> bool:
 def covering() -> list[Choice]:
     """Return rows that show every pair of values that any choice shows."""
     every = choices()
-    shown = {choice: set(_pairs(choice)) for choice in every}
-    left = set().union(*shown.values())
-    found = []
+    numbers: dict[tuple[object, ...], int] = {}
+    shown = []
+    for choice in every:
+        pairs = (numbers.setdefault(pair, len(numbers)) for pair in pairs_of(choice))
+        shown.append(sum(1 << number for number in pairs))  # as bits: sets take seconds
+    sizes = [-choice.ranks for choice in every]
+    left, found = (1 << len(numbers)) - 1, []
     while left:
-        best = max(every, key=lambda choice: (len(shown[choice] & left), -choice.ranks))
-        found.append(best)
-        left -= shown[best]
+        news = ((bits & left).bit_count() for bits in shown)
+        merits = list(zip(news, sizes, strict=True))
+        best = merits.index(max(merits))
+        found.append(every[best])
+        left &= ~shown[best]
     return found
 
 
-def _pairs(choice: Choice) -> list[tuple[object, ...]]:
+def pairs_of(choice: Choice) -> list[tuple[object, ...]]:
+    """Return every two values of a row, with where they stand."""
     return [
         (one, choice[one], other, choice[other])
         for one, other in combinations(range(len(choice)), 2)

@@ -1,17 +1,21 @@
 """Trains small models under a layout on gloo ranks, and holds every tensor against one device.
 
 The reference is the same model on one process in float32. Each rank compares what it holds with
-the same part of the reference: losses, the first step's gradients, and weights after some steps.
+the same part of the reference: losses and norms of every step, the first one's gradients, and how
+far weights moved in all. What should be compared and is on no rank is a fault; see `nearness`.
+
+AdamW's `eps` is that of `mw verify`, a tenth of an average clipped gradient: with a smaller one an
+update is the gradient's sign, which rounding flips where a gradient is nearly nought.
 """
 
 import pickle
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from meshwright.run.kernels.documents import Documents
 from meshwright.run.kernels.labels import IGNORED
@@ -27,22 +31,29 @@ from meshwright.run.parallel.runner import Runner
 from meshwright.run.parallel.shards import Lie
 from meshwright.run.parallel.spread import Spread, spread
 from meshwright.run.parallel.stage import Microbatch
-from meshwright.run.parallel.sync import make_sync
+from meshwright.run.parallel.sync import Sync, make_sync
+from meshwright.run.parallel.verify.step import CLIP, quiet_eps
 from meshwright.run.train.optimizer.optimizer import Optimizer, make_optimizer
 from meshwright.run.train.optimizer.parts import matrices_for_muon, matrix_parts
 from meshwright.run.train.optimizer.settings import OptimizerSettings
 from meshwright.spec.layout import Layout
-from meshwright.spec.model import Model
+from meshwright.spec.model import Model, count_parameters
+from tests.run.parallel.nearness import (
+    TOLERANCES,
+    Compared,
+    Error,
+    Kind,
+    Measured,
+    differences,
+    faults,
+    held,
+)
 
 STEPS = 3
 LENGTH = 16
-GRADIENT_TOLERANCE = 2e-5
-"""Of a gradient, relative to its norm: float32 sums in another order."""
-WEIGHT_TOLERANCE = 2e-5
-"""Of the weights after the steps, relative to how far they moved plus their norm's rounding."""
 BALANCE_RATE = 1e-3
 """By which a bias that balances experts moves in a step."""
-SETTINGS = OptimizerSettings(lr=1e-3, warmup_steps=0, clip=0.05)
+LEARNING_RATE = 1e-3
 
 
 @dataclass(frozen=True)
@@ -60,7 +71,8 @@ class Case:
     optimizer: Literal["adamw", "muon"] = "adamw"
     device: str = "cpu"
     """Where ranks and reference compute; several ranks may share a GPU."""
-    weight_tolerance: float = WEIGHT_TOLERANCE
+    tolerances: Mapping[Kind, float] = field(default_factory=dict)
+    """Those that are not the usual ones."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +82,15 @@ class Run:
     losses: tuple[float, ...]
     norms: tuple[float, ...]
     gradients: dict[str, Tensor]
-    """Of the first step."""
-    weights: dict[str, Tensor]
+    """Of the first step; noughts for what had none."""
+    before: dict[str, Tensor]
+    """Weights that the run began with."""
+    after: dict[str, Tensor]
+
+    @property
+    def moved(self) -> dict[str, Tensor]:
+        """How far each parameter moved."""
+        return {name: self.after[name] - self.before[name] for name in self.after}
 
 
 @lru_cache(maxsize=64)
@@ -105,6 +124,7 @@ def reference(case: Case) -> Run:
     decoder = build(case.model, dtype=torch.float32, options=case.options)
     materialise(decoder, case.device, seed=1)
     optimizer = _optimizer(decoder.named_parameters(), case, matrix_parts(decoder))
+    before = _copied(decoder)
     losses, norms, gradients = [], [], {}
     for step in range(STEPS):
         batch = sequences(case.model.vocab, case.sequences, step, packed=case.packed)
@@ -119,19 +139,20 @@ def reference(case: Case) -> Run:
         losses.append(total)
         if step == 0:
             gradients = {
-                name: each.grad.to("cpu", copy=True)
+                name: torch.zeros(each.shape) if each.grad is None else each.grad.cpu().clone()
                 for name, each in decoder.named_parameters()
-                if each.grad is not None
+                if each.requires_grad
             }
-        report = optimizer.step(SETTINGS.lr)
+        report = optimizer.step(LEARNING_RATE)
         for experts in decoder.experts():
             experts.update_balance(BALANCE_RATE)
         norms.append(float(report.norm))
         optimizer.zero_grad()
-    weights = {
-        name: each.detach().to("cpu", copy=True) for name, each in decoder.named_parameters()
-    }
-    return Run(tuple(losses), tuple(norms), gradients, weights)
+    return Run(tuple(losses), tuple(norms), gradients, before, _copied(decoder))
+
+
+def _copied(decoder: nn.Module) -> dict[str, Tensor]:
+    return {name: each.detach().to("cpu", copy=True) for name, each in decoder.named_parameters()}
 
 
 def _optimizer(
@@ -141,10 +162,12 @@ def _optimizer(
     matrices: WholeMatrices | None = None,
 ) -> Optimizer:
     layout = Layout(precision="fp32", master_precision="none", optimizer=case.optimizer)
+    eps = quiet_eps(count_parameters(case.model).total)
+    settings = OptimizerSettings(lr=LEARNING_RATE, warmup_steps=0, clip=CLIP, eps=eps)
     return make_optimizer(
         parameters,  # type: ignore[arg-type]
         layout,
-        SETTINGS,
+        settings,
         total_steps=STEPS,
         seed=1,
         parts=parts,
@@ -152,8 +175,8 @@ def _optimizer(
     )
 
 
-def compare(case: Case, wanted: Run) -> list[str]:
-    """Train on this rank's part; return what differs from one device."""
+def compare(case: Case, wanted: Run) -> Measured:
+    """Train on this rank's part; return how far it is from one device."""
     torch.set_num_threads(1)
     mesh = Mesh(case.layout, device=case.device, algorithms=case.algorithms)
     mine = spread(case.model, mesh, dtype=torch.float32, seed=1, options=case.options)
@@ -161,7 +184,7 @@ def compare(case: Case, wanted: Run) -> list[str]:
     whole = matrices_for_muon(mine, sync) if case.optimizer == "muon" else None
     parts_of = matrix_parts(build(case.model, options=case.options))
     optimizer = _optimizer(sync.named_parameters(), case, parts_of, whole)
-    wrong: list[str] = []
+    measured = Measured([])
     for step in range(STEPS):
         batch = sequences(case.model.vocab, case.sequences, step, packed=case.packed)
         share = 1 / int((batch.labels_BT != IGNORED).sum())
@@ -173,68 +196,72 @@ def compare(case: Case, wanted: Run) -> list[str]:
         sync.begin()
         sums = runner(parts, share, sync.last)
         # Ranks of a tensor-parallel group have the same loss, those of earlier stages none.
-        total = mesh.world.all_reduce(sums.nats.reshape(1) * share) / case.layout.tp
+        loss = mesh.world.all_reduce(sums.nats.reshape(1) * share) / case.layout.tp
         gradients = sync.gradients()
-        if abs(float(total) - wanted.losses[step]) > 1e-5 * wanted.losses[step]:
-            wrong.append(f"loss of step {step}: {float(total):.7f}, {wanted.losses[step]:.7f}")
         if step == 0:
-            wrong += _other_gradients(gradients, sync.lies(), wanted.gradients)
-        report = optimizer.step(SETTINGS.lr, norm=sync.norm(), gradients=gradients)
-        if abs(float(report.norm) - wanted.norms[step]) > 1e-4 * wanted.norms[step]:
-            wrong.append(f"norm of step {step}: {float(report.norm)}, {wanted.norms[step]}")
+            compared = _gradients(gradients, sync)
+            measured.errors.extend(differences("gradient", compared, wanted.gradients))
+            measured.held["gradient"] = held(compared)
+        report = optimizer.step(LEARNING_RATE, norm=sync.norm(), gradients=gradients)
+        for kind, found, expected in (
+            ("loss", loss, wanted.losses[step]),
+            ("norm", report.norm, wanted.norms[step]),
+        ):
+            off = abs(float(found) / expected - 1)
+            measured.errors.append(Error(kind, f"step {step}", off))  # type: ignore[arg-type]
         sum_loads(mine.decoder, mesh)
         for experts in mine.decoder.experts():
             experts.update_balance(BALANCE_RATE)
         sync.finish()
     with sync.gathered():
-        wrong += _other_weights(mine, wanted.weights, case.weight_tolerance)
-    return wrong
+        compared = _moves(mine, wanted.before)
+    measured.errors.extend(differences("update", compared, wanted.moved, wanted.before))
+    measured.held["update"] = held(compared)
+    return measured
 
 
-def _other_gradients(
-    found: dict[str, Tensor], lies: dict[str, Lie], wanted: dict[str, Tensor]
-) -> list[str]:
-    """Return which of the gradients that this rank updates by differ from one device's."""
-    wrong = []
-    for name, gradient in found.items():
-        whole, (holding, start, stop) = wanted[name], lies[name]
-        expected = holding.take(whole).reshape(-1)[start:stop]
-        error = float(
-            (gradient.cpu().reshape(-1) - expected).norm() / whole.norm().clamp(min=1e-12)
-        )
-        if not error <= GRADIENT_TOLERANCE:
-            wrong.append(f"gradient of {name}: relative error {error:.2e}")
-    return wrong
+def _gradients(found: dict[str, Tensor], sync: Sync) -> dict[str, Compared]:
+    """Return the gradients of everything that this rank updates."""
+    lies = sync.lies()
+    updated = [name for name, each in sync.named_parameters() if each.requires_grad]
+    return {name: Compared(found.get(name), lies[name]) for name in updated}
 
 
-def _other_weights(mine: Spread, wanted: dict[str, Tensor], tolerance: float) -> list[str]:
-    wrong = []
+def _moves(mine: Spread, before: dict[str, Tensor]) -> dict[str, Compared]:
+    """Return how far the weights that this rank computes with moved."""
+    moved = {}
     for name, parameter in mine.decoder.named_parameters():
-        whole = wanted[name]
-        expected = mine.holdings[name].take(whole)
-        error = float((parameter.detach().cpu() - expected).norm() / whole.norm().clamp(min=1e-12))
-        if not error <= tolerance:
-            wrong.append(f"weight of {name}: relative error {error:.2e}")
-    return wrong
+        holding, here = mine.holdings[name], parameter.detach().cpu()
+        moved[name] = Compared(here - holding.take(before[name]), Lie(holding, 0, here.numel()))
+    return moved
 
 
-def _all(cases: Sequence[Case], wanted: bytes) -> list[list[str]]:
+def _all(cases: Sequence[Case], wanted: bytes) -> list[Measured]:
     runs: list[Run] = pickle.loads(wanted)
     return [compare(case, run) for case, run in zip(cases, runs, strict=True)]
 
 
-def check(cases: Sequence[Case]) -> dict[str, list[str]]:
-    """Run cases of one world size; return by case what differs, on any rank."""
+def measure(cases: Sequence[Case]) -> tuple[list[Run], list[list[Measured]]]:
+    """Run cases of one world size; return what one device did, and by rank how far others are."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # tensors this small make several wait for each other
     wanted = [reference(case) for case in cases]
     torch.set_num_threads(threads)
     ranks = cases[0].layout.gpus
     # As bytes: tensors would each travel by a file, of which a process may open only so many.
-    found = launch(ranks, _all, tuple(cases), pickle.dumps(wanted), timeout_s=300)
+    return wanted, launch(ranks, _all, tuple(cases), pickle.dumps(wanted), timeout_s=300)
+
+
+def check(cases: Sequence[Case]) -> dict[str, list[str]]:
+    """Run cases of one world size; return by case what differs, on any rank."""
+    runs, found = measure(cases)
     return {
-        case.name: [
-            f"rank {rank}: {line}" for rank, lines in enumerate(found) for line in lines[index]
-        ]
-        for index, case in enumerate(cases)
+        case.name: list(
+            faults(
+                [rank[index] for rank in found],
+                {"gradient": run.gradients, "update": run.moved},
+                {**TOLERANCES, **case.tolerances},
+            )
+        )
+        for index, (case, run) in enumerate(zip(cases, runs, strict=True))
     }

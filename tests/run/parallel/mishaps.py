@@ -74,8 +74,8 @@ def _takes_another_order(mesh: Mesh, _: Alarm) -> None:
     mesh.world.all_reduce(torch.ones(4))
 
 
-def _is_excused(_: Mesh, alarm: Alarm) -> None:
-    with alarm.excuse("writes a checkpoint", most_s=30):
+def _is_excused(mesh: Mesh, _: Alarm) -> None:
+    with mesh.journal.excused("reads a checkpoint", most_s=30):
         time.sleep(PATIENCE_S + 1.5)
 
 

@@ -7,6 +7,7 @@ import pytest
 pytest.importorskip("torch", reason="trains on gloo ranks")
 
 import torch
+from msgspec.structs import replace
 
 from meshwright.errors import InputError
 from meshwright.run.kernels.documents import Documents
@@ -82,6 +83,10 @@ SLOPES = gpt("slopes", layers=1, hidden=32, heads=4, vocab=61, positions="alibi"
 
 def layout(kind: ContextKind, cp: int = 2, **more: Any) -> Layout:
     return Layout(cp=cp, cp_kind=kind, microbatch=2, precision="fp32", **more)
+
+
+def words(asked: Layout) -> str:
+    return f"{asked.cp_kind} cp{asked.cp} tp{asked.tp}"
 
 
 def wrong(cases: list[Case]) -> dict[str, list[str]]:
@@ -160,9 +165,30 @@ def test_a_length_that_does_not_divide_is_refused() -> None:
 
 
 def test_heads_that_do_not_divide_are_refused_where_ranks_trade_them() -> None:
-    found = problems(DENSE, layout("ulysses", 8))
-    assert [each.where for each in found] == ["layout.cp_kind"]
-    assert "4 heads" in found[0].what
+    (found,) = problems(DENSE, layout("ulysses", 8))
+    assert (found.where, found.fix) == ("layout.cp", "use cp_kind=ring or allgather, or cp=4")
+    assert "4 heads" in found.what
     assert problems(DENSE, layout("ring", 8)) == []
     assert problems(DENSE, layout("ring+ulysses", 8)) == []
-    assert len(problems(DENSE, layout("ring+ulysses", 8, tp=4))) == 1
+    (found,) = problems(DENSE, layout("ring+ulysses", 8, tp=4))
+    assert found.where == "layout.cp_kind"
+    assert found.fix == "use cp_kind=ring or allgather, or tp=2"
+
+
+@pytest.mark.parametrize(
+    ("heads", "asked"),
+    [
+        (3, layout("ulysses", 2)),
+        (6, layout("ulysses", 2, tp=2)),
+        (6, layout("ring+ulysses", 4, tp=2)),
+        (5, layout("ring+ulysses", 4)),
+    ],
+    ids=lambda each: each if isinstance(each, int) else words(each),
+)
+def test_every_way_out_that_is_named_is_one(heads: int, asked: Layout) -> None:
+    odd = decoder("odd", layers=2, hidden=8 * heads, heads=heads, ffn=48, vocab=61)
+    (found,) = problems(odd, asked)
+    for way in found.fix.removeprefix("use ").replace("ring or allgather", "ring").split(", or "):
+        name, _, value = way.partition("=")
+        changed = replace(asked, **{name: int(value) if value.isdigit() else value})
+        assert problems(odd, changed) == []

@@ -14,7 +14,7 @@ from meshwright.run.nn.decoder import Loss
 from meshwright.run.nn.initialise import materialise
 from meshwright.run.nn.recompute import use_recompute
 from meshwright.run.parallel.collective.launch import launch
-from meshwright.run.parallel.experts import problems, share_experts
+from meshwright.run.parallel.experts import problems
 from meshwright.run.parallel.group import Pending
 from meshwright.run.parallel.mesh import Mesh
 from meshwright.run.parallel.runner import Runner
@@ -23,7 +23,8 @@ from meshwright.run.parallel.stage import Microbatch
 from meshwright.run.parallel.sync import make_sync
 from meshwright.spec.layout import Layout
 from meshwright.spec.model import Experts, Model, decoder
-from tests.run.parallel.equivalence import GRADIENT_TOLERANCE, Case, check, cut, sequences
+from tests.run.parallel.equivalence import Case, check, cut, sequences
+from tests.run.parallel.nearness import TOLERANCES
 
 SHAPE: dict[str, Any] = {"layers": 2, "hidden": 32, "heads": 4, "ffn": 48, "vocab": 61}
 MIXTRAL = decoder("mixtral", **SHAPE, kv_heads=2, experts=Experts(count=4, top_k=2, width=16))
@@ -55,6 +56,7 @@ NEMOTRON = decoder(
     experts=Experts(count=4, top_k=2, width=16, latent=8, shared_width=16, router_bias="balance"),
 )
 BALANCED = Options(balance_weight=0.05)
+LIMITED = Options(balance_weight=0.05, capacity_factor=0.6)
 
 
 def layout(**degrees: Any) -> Layout:
@@ -70,6 +72,8 @@ TWO = [
     Case("a slice of narrower ones", NEMOTRON, layout(tp=2, sequence_parallel=True)),
     Case("all experts, some tokens", DEEPSEEK, layout(tp=2, expert_tp=1)),
     Case("half of each sequence", DEEPSEEK, layout(cp=2, ep=2), options=BALANCED),
+    Case("limited room", DEEPSEEK, layout(dp=2, ep=2), options=LIMITED),
+    Case("limited room of all experts", MIXTRAL, layout(dp=2), options=LIMITED),
 ]
 FOUR = [
     Case("every rank its own", MIXTRAL, layout(dp=4, ep=4), packed=True),
@@ -85,6 +89,7 @@ FOUR = [
     Case("width where nothing else is cut", GPT_OSS, layout(dp=4, ep=2, expert_tp=2)),
     Case("a quarter of each", DEEPSEEK, layout(tp=2, cp=2, ep=2), packed=True, options=BALANCED),
     Case("two stages", MIXTRAL, layout(pp=2, dp=2, ep=2), options=BALANCED),
+    Case("limited room in stages", MIXTRAL, layout(pp=2, dp=2, ep=2), options=LIMITED),
     Case("another order", NEMOTRON, layout(tp=2, dp=2, ep=2, order="ep-dp-tp-cp-pp")),
 ]
 
@@ -141,7 +146,8 @@ def limited() -> dict[str, float]:
     wanted, again = gradients(mine, batch), gradients(mine, batch)
     found = {"equal runs": furthest(again, wanted)}
     for name, factor in (("roomy", spec.count / spec.top_k), ("tight", 0.5), ("tight again", 0.5)):
-        share_experts(mine.decoder, mine.mesh, capacity_factor=factor)
+        for experts in mine.decoder.experts():
+            experts.capacity_factor = factor
         found[name] = furthest(gradients(mine, batch), wanted)
     return found
 
@@ -230,7 +236,7 @@ def test_equal_inputs_give_equal_bits(ranks: list[dict[str, Any]]) -> None:
 
 
 def test_experts_with_room_for_all_tokens_drop_none(ranks: list[dict[str, Any]]) -> None:
-    assert all(found["limited"]["roomy"] < GRADIENT_TOLERANCE for found in ranks)
+    assert all(found["limited"]["roomy"] < TOLERANCES["gradient"] for found in ranks)
 
 
 def test_experts_with_too_little_room_drop_the_same_tokens_each_time(
@@ -245,7 +251,7 @@ def test_recomputed_experts_have_the_same_gradients(ranks: list[dict[str, Any]])
 
 
 def test_ranks_share_any_number_of_tokens(ranks: list[dict[str, Any]]) -> None:
-    assert all(max(found["uneven"].values()) < GRADIENT_TOLERANCE for found in ranks)
+    assert all(max(found["uneven"].values()) < TOLERANCES["gradient"] for found in ranks)
 
 
 def test_shared_experts_run_while_rows_travel(ranks: list[dict[str, Any]]) -> None:

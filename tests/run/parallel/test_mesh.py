@@ -1,12 +1,20 @@
 """A mesh gives groups, each carried by the backend or by an algorithm of choice."""
 
+from typing import Any
+
 import pytest
 
 pytest.importorskip("torch", reason="runs gloo ranks")
 
+import torch
+import torch.distributed as dist
+
 from meshwright.errors import InputError
+from meshwright.run.parallel import mesh as mesh_module
 from meshwright.run.parallel.collective.launch import launch
+from meshwright.run.parallel.group import Group
 from meshwright.run.parallel.mesh import Mesh, algorithm_problems
+from meshwright.run.parallel.rehearsal import fake_world
 from meshwright.spec.layout import Layout
 from meshwright.spec.model import decoder
 from tests.run.parallel.equivalence import Case, check
@@ -73,3 +81,68 @@ def test_every_wrong_choice_is_reported_at_once() -> None:
 def test_a_layout_of_another_size_is_refused() -> None:
     with pytest.raises(InputError, match="the layout has 2 ranks, 1 were started"):
         Mesh(Layout(tp=2, precision="fp32"))
+
+
+def test_no_group_forms_after_the_mesh(monkeypatch: pytest.MonkeyPatch) -> None:
+    with fake_world(5, 8):
+        mesh = Mesh(Layout(tp=8, precision="fp32"))
+        monkeypatch.setattr(dist, "new_group", None)  # not to be called any more
+        assert mesh.neighbours("tp", 2).ranks == (4, 5)
+        assert mesh.neighbours("tp", 4).ranks == (4, 5, 6, 7)
+
+
+def test_mirrored_stages_share_torchs_group_with_nobody() -> None:
+    with fake_world(0, 2):
+        mesh = Mesh(Layout(pp=2, schedule="dualpipe", precision="fp32"))
+        mirror = mesh["mirror"].handle
+        assert mirror is not mesh.world.handle
+        assert mirror is not mesh["pp"].handle
+
+
+def test_all_ranks_connect_their_groups_in_the_same_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+    monkeypatch.setattr(Group, "warm", lambda group, _: seen.append(group.name))
+    with fake_world(0, 8):
+        mesh = Mesh(Layout(tp=2, dp=2, pp=2, precision="fp32"))
+        used = [mesh[axes] for axes in ("tp", "pp", "dp", "dp-cp", "ep", "tp-cp-dp-pp")]
+        for given in (used, used[::-1]):
+            seen.clear()
+            mesh.warm(given)
+            # Replicas are one group by two names; experts are on one rank.
+            assert seen == ["tp", "dp", "pp", "tp-cp-dp-pp"]
+
+
+def connected() -> dict[str, int]:
+    mesh = Mesh(Layout(dp=3, precision="fp32"))
+    mesh.warm([mesh.world])
+    assert not mesh.journal.entries, "gloo has connected its ranks"
+    mesh.world.connect(torch.device("cpu"))
+    return {name: count for name, count in mesh.journal.counts.items() if count}
+
+
+def test_members_of_a_group_are_connected_with_all_and_with_the_next() -> None:
+    for rank, found in enumerate(launch(3, connected)):
+        after, before = (rank + 1) % 3, (rank - 1) % 3
+        pairs = [(rank, after), (after, rank), (before, rank), (rank, before)]
+        world = "tp-cp-dp-pp"
+        assert found == {world: 1} | {f"{world} {one}>{other}": 1 for one, other in pairs}
+
+
+def test_a_mesh_ends_what_its_algorithms_began(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Quiet:
+        """A team that says when it is closed."""
+
+        def __init__(self, handle: Any, **_: Any) -> None:
+            self.handle = handle
+
+        def close(self) -> None:
+            closed.append(self.handle)
+
+    closed: list[Any] = []
+    monkeypatch.setattr(mesh_module, "Team", Quiet)
+    with fake_world(0, 4):
+        ways = {"tp": {"all_reduce": "ring"}, "dp": {"all_reduce": "ring"}}
+        mesh = Mesh(Layout(tp=2, dp=2, precision="fp32"), algorithms=ways)
+        mesh.close()
+        mesh.close()
+        assert closed == [mesh["tp"].handle, mesh["dp"].handle]

@@ -9,6 +9,7 @@ pytest.importorskip("torch", reason="plays ranks by torch's fake process group")
 import torch
 import torch.distributed as dist
 
+from meshwright.policy.pipeline import build, verify
 from meshwright.run.nn.holding import Holding
 from meshwright.run.parallel import rehearsal
 from meshwright.run.parallel.rehearsal import (
@@ -22,6 +23,8 @@ from meshwright.spec import catalog
 from meshwright.spec.layout import Layout
 from meshwright.spec.layout.ranks import coordinate
 from meshwright.spec.model import Experts, decoder
+from tests.policy.pipeline.test_transfers import naive
+from tests.run.parallel.covering import olmo2
 
 DENSE = decoder("dense", layers=4, hidden=32, heads=8, kv_heads=4, ffn=64, vocab=61)
 ROUTED = decoder(
@@ -58,6 +61,14 @@ def test_sound_layouts_play_through(degrees: dict[str, Any]) -> None:
     found = play(**degrees)
     assert found.problems == ()
     assert not dist.is_initialized()
+
+
+def test_norms_of_all_heads_are_added_up_forward_and_backward() -> None:
+    found = play(olmo2(), tp=4, sequence_parallel=True, pp=2)
+    assert found.problems == ()
+    sums = [entry for entry in found.played[0].entries if "norm_across" in str(entry.where)]
+    # Two layers of the first stage and two microbatches: queries' and keys' sums of 64 tokens.
+    assert [entry.elements for entry in sums] == [2 * 64] * (2 * 2 * 2)
 
 
 def test_experts_exchange_as_if_all_got_equally_many() -> None:
@@ -105,6 +116,16 @@ def test_ranks_that_part_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "group tp of 2 ranks" in found.problems[0]
     assert "rank 0 " in found.problems[0]
     assert "rank 1 " in found.problems[0]
+
+
+def test_sends_that_would_wait_for_each_other_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Sent where made and received where used: neighbours both wait for the other to receive.
+    crossing = naive(build("1f1b", 4, 8))
+    assert verify(crossing, sends="buffered") == ()
+    monkeypatch.setattr(rehearsal, "step_schedule", lambda *_: crossing)
+    found = rehearse(DENSE, Layout(pp=4), sequence_length=32, microbatches=8, ranks=[])
+    assert "deadlock with rendezvous sends" in found.problems[0]
+    assert "sound" not in found.schedule
 
 
 def test_a_70b_model_on_512_ranks_is_played() -> None:

@@ -30,7 +30,7 @@ from meshwright.run.parallel.gathered import gathered_parts
 from meshwright.run.parallel.group import Group, Message, Pending
 from meshwright.run.parallel.journal import Journal
 from meshwright.run.parallel.ring_attention import (
-    Plan,
+    PartedAttention,
     attend,
     is_hidden,
     ring_attention,
@@ -106,7 +106,7 @@ def by_ring(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, asked: Asked)
                 start, stop = (at + source * size for at in part.keys)
                 turns.append(part._replace(keys=Range(start, stop)))
         kv = order.part(torch.cat((k, v), -1))
-        found.append(attend(order.take(q, rank), kv, sinks, Plan(rule, (tuple(turns),))))
+        found.append(attend(order.take(q, rank), kv, sinks, PartedAttention(rule, (tuple(turns),))))
     return order.join(torch.cat(found, 1))
 
 
@@ -118,7 +118,7 @@ def by_gathering(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, asked: A
     found = []
     for rank in range(3):
         parts = tuple(gathered_parts(order.spans(rank, length), rule))
-        found.append(attend(order.take(q, rank), kv, sinks, Plan(rule, (parts,))))
+        found.append(attend(order.take(q, rank), kv, sinks, PartedAttention(rule, (parts,))))
     return order.join(torch.cat(found, 1))
 
 

@@ -9,11 +9,9 @@ pytest.importorskip("torch", reason="trains on gloo ranks")
 
 import torch
 
-from meshwright.run.nn.holding import Holding, Range
 from meshwright.run.parallel.collective.launch import launch
 from meshwright.run.parallel.mesh import Mesh
 from meshwright.run.parallel.runner import Runner
-from meshwright.run.parallel.shards import origin
 from meshwright.run.parallel.spread import spread
 from meshwright.run.parallel.sync import make_sync
 from meshwright.run.train.optimizer.optimizer import make_optimizer
@@ -209,10 +207,3 @@ def test_an_update_is_a_new_version_of_a_weight_and_gathering_is_none(seen: Any)
     for rank in seen:
         for zero in (1, 2, 3):
             assert rank[zero]["versions"] == [0, 1]
-
-
-def test_a_place_in_a_run_of_rows_is_found_in_the_whole() -> None:
-    rows = Holding((8, 6), ((Range(4, 6),), (Range(0, 6),)))
-    assert origin(rows, 7) == 4 * 6 + 7
-    columns = Holding((8, 6), ((Range(0, 8),), (Range(3, 6),)))
-    assert origin(columns, 4) == 1 * 6 + 3 + 1

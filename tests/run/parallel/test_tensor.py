@@ -1,5 +1,7 @@
 """Tensor parallelism, with and without sequence parallelism, gives what one device gives."""
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -12,10 +14,12 @@ from meshwright.run.nn.initialise import materialise
 from meshwright.run.parallel.collective.launch import launch
 from meshwright.run.parallel.mesh import Mesh
 from meshwright.run.parallel.spread import spread
+from meshwright.run.parallel.stage import Microbatch
 from meshwright.run.parallel.tensor import problems
 from meshwright.spec import catalog
 from meshwright.spec.layout import Layout
 from meshwright.spec.model import decoder, gpt
+from tests.run.parallel.covering import olmo2, olmoe
 from tests.run.parallel.equivalence import Case, check
 
 BIASED = gpt("biased", layers=2, hidden=32, heads=4, vocab=61, max_positions=32)
@@ -25,12 +29,17 @@ DENSE = decoder("dense", layers=2, hidden=32, heads=4, kv_heads=2, ffn=48, vocab
 def cases(ranks: int) -> list[Case]:
     plain = Layout(tp=ranks, microbatch=2, precision="fp32")
     sequence = Layout(tp=ranks, sequence_parallel=True, microbatch=2, precision="fp32")
+    recomputed = msgspec.structs.replace(sequence, recompute="full")
     return [
         Case("all tokens on every rank", DENSE, plain),
         Case("a share of the tokens on each", DENSE, sequence),
         Case("packed documents", DENSE, sequence, packed=True),
         Case("products in pieces", DENSE, msgspec.structs.replace(sequence, overlap_tp=True)),
         Case("with biases, in pieces", BIASED, msgspec.structs.replace(sequence, overlap_tp=True)),
+        Case("norms of all heads", olmo2(2), plain),
+        Case("norms of all heads, recomputed", olmo2(2), recomputed),
+        Case("norms of all heads, with means", olmo2(2, "layer"), sequence),
+        Case("norms of all heads, slices of experts", olmoe(2), sequence),
     ]
 
 
@@ -41,8 +50,17 @@ def test_ranks_that_share_heads_train_as_one_device(ranks: int) -> None:
     assert {name: lines for name, lines in found.items() if lines} == {}
 
 
-def test_gradients_through_the_logits_of_ranks_are_those_of_one_device() -> None:
-    for over_input, over_weight in launch(2, _logit_gradients):
+def found_by_ranks() -> tuple[tuple[float, float], list[tuple[str, int]]]:
+    return _logit_gradients(), _sums_of_norms()
+
+
+@pytest.fixture(scope="module")
+def ranks() -> list[tuple[tuple[float, float], list[tuple[str, int]]]]:
+    return launch(2, found_by_ranks)
+
+
+def test_gradients_through_the_logits_of_ranks_are_those_of_one_device(ranks: list[Any]) -> None:
+    for (over_input, over_weight), _ in ranks:
         assert over_input < 1e-5
         assert over_weight < 1e-5
 
@@ -73,8 +91,24 @@ def _apart(found: torch.Tensor | None, wanted: torch.Tensor | None) -> float:
     return float((found - wanted).norm() / wanted.norm())
 
 
-def test_norms_over_all_heads_are_refused_where_ranks_have_some() -> None:
-    model = catalog.model("olmo2-7b")
-    (problem,) = problems(model, Layout(tp=2))
-    assert "normalises all heads together" in problem.what
-    assert problems(model, Layout(dp=2)) == []
+def _sums_of_norms() -> list[tuple[str, int]]:
+    """Return what two ranks sum up in a forward pass of a layer with norms of all heads."""
+    mesh = Mesh(Layout(tp=2, precision="fp32"))
+    mine = spread(olmo2(1), mesh, dtype=torch.float32, seed=1)
+    tokens = torch.zeros(2, 8, dtype=torch.long)
+    before = len(mesh.journal.entries)
+    mine.stage.forward(0, Microbatch(tokens, tokens), None)
+    entries = list(mesh.journal.entries)[before:]
+    return [(entry.op, entry.elements) for entry in entries if "norm_across" in str(entry.where)]
+
+
+def test_norms_of_all_heads_cost_one_small_sum_of_queries_and_keys_together(
+    ranks: list[Any],
+) -> None:
+    for _, found in ranks:
+        assert found == [("all_reduce sum", 2 * 8 * 2)]
+
+
+def test_models_with_norms_of_all_heads_are_not_refused() -> None:
+    for name in ("olmo2-7b", "olmoe-1b-7b"):
+        assert problems(catalog.model(name), Layout(tp=2)) == []

@@ -97,6 +97,8 @@ def test_what_is_missing_is_said() -> None:
         ({"model": {"positions": "learned"}, "workload": {"sequence_length": 64}},
          "workload.sequence_length"),
         ({"evaluation": {"sequences": 0}}, "evaluation.sequences"),
+        ({"experts": {"capacity_factor": 1.25}}, "experts.capacity_factor"),
+        ({"experts": {"capacity_factor": 0}}, "experts.capacity_factor"),
         ({"machine": {"algorithms": [by("pd", "all_reduce", "ring")]}},
          "machine.algorithms[0].group"),
         ({"machine": {"algorithms": [by("tp", "all_reduce", "rign")]}},
@@ -194,3 +196,28 @@ def test_a_cluster_beside_a_job_is_passed_over() -> None:
 def test_predictions_pass_over_every_part_that_only_training_reads() -> None:
     assert set(TRAINER_PARTS) == set(PARTS) - {"model", "layout", "workload"}
     assert set(PARTS) == set(Job.__struct_fields__)
+
+
+MOE = {
+    "name": "dense",
+    "mixer": {"kind": "attention", "heads": 2, "kv_heads": 1, "head_dim": 8, "rotary": {}},
+    "mlp": {"kind": "experts", "count": 4, "top_k": 2, "width": 16},
+}
+
+
+def test_experts_that_cannot_be_shared_out_are_reported_once() -> None:
+    given = {
+        "model": {"blocks": [MOE]},
+        "layout": {"dp": 3, "ep": 3},
+        "workload": {"global_batch": 6},
+    }
+    with pytest.raises(InputError) as refused:
+        read_job(job_data(NOWHERE, given))
+    assert [each.where for each in refused.value.problems] == ["layout.ep"]
+
+
+def test_room_of_experts_reaches_the_modules_and_too_little_is_remarked() -> None:
+    given = {"model": {"blocks": [MOE]}, "experts": {"capacity_factor": 0.5}}
+    job = read_job(job_data(NOWHERE, given))
+    assert job.options().capacity_factor == 0.5
+    assert any("experts.capacity_factor is 0.5" in remark for remark in job.remarks())

@@ -160,3 +160,19 @@ def test_packed_documents_count_the_flops_of_their_own_lengths(
         assert outcome.tokens_per_s is not None
         per_token = seat.used[-1] / seat.rates[-1]
         assert flops_per_token(model, 1) < per_token < flops_per_token(model, 32)
+
+
+@pytest.mark.filterwarnings("ignore:experts.capacity_factor")
+@pytest.mark.parametrize(("factor", "low", "high"), [(0.5, 0.4, 0.6), (2.0, 0.0, 0.0)])
+def test_the_share_of_choices_that_found_no_room_is_written(
+    tokens: Path, tmp_path: Path, factor: float, low: float, high: float
+) -> None:
+    mixer = {"kind": "attention", "heads": 2, "kv_heads": 1, "head_dim": 8, "rotary": {}}
+    mlp = {"kind": "experts", "count": 4, "top_k": 2, "width": 16}
+    model = {"blocks": [{"name": "dense", "mixer": mixer, "mlp": mlp}]}
+    changes = {"model": model, "experts": {"capacity_factor": factor}}
+    with sitting(tokens, tmp_path, changes) as (seat, kept):
+        run(seat, 2)
+    shares = [row["dropped_share"] for _, row in kept.rows]
+    assert len(shares) == 2
+    assert all(low <= share <= high for share in shares)

@@ -1,6 +1,9 @@
-"""What others use of a machine is told apart from what ranks use."""
+"""What others use of a machine is told apart from what ranks use, and ranks keep apart."""
 
+import os
+import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -8,6 +11,7 @@ pytest.importorskip("torch", reason="is a part of the trainer")
 
 from meshwright.run.train.twin import beside as counting
 from meshwright.run.train.twin.beside import Beside
+from meshwright.run.train.twin.own_cores import cores, keep_to_own_cores, share
 
 
 def test_cores_of_others_are_what_ranks_did_not_take(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -22,3 +26,24 @@ def test_cores_of_others_are_what_ranks_did_not_take(monkeypatch: pytest.MonkeyP
 def test_nothing_is_said_where_the_system_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(counting, "busy_s", lambda: None)
     assert Beside().cores(0.0) is None
+
+
+def test_ranks_share_the_cores_evenly_and_not_at_all_where_there_are_too_few() -> None:
+    assert [share([1, 3, 4, 6, 7], rank, 2) for rank in range(2)] == [[1, 3], [4, 6]]
+    assert share([1], 0, 2) == []
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="reads Linux's list of threads")
+def test_threads_that_are_there_already_keep_to_the_cores_too() -> None:
+    before, over = os.sched_getaffinity(0), threading.Event()
+    thread = threading.Thread(target=over.wait)
+    thread.start()
+    try:
+        keep_to_own_cores(0, cores())
+        first = {min(before)}
+        assert os.sched_getaffinity(0) == os.sched_getaffinity(thread.native_id or 0) == first
+    finally:
+        for each in Path("/proc/self/task").iterdir():  # others of this process, too
+            os.sched_setaffinity(int(each.name), before)
+        over.set()
+        thread.join()

@@ -69,3 +69,10 @@ def test_one_segment_listed_over_and_over_does_not_unfold_without_bound() -> Non
     segment = snapshot([])["segments"][0] | {"blocks": [{"size": 1}] * 5000}
     with pytest.raises(InputError, match="unfolds"):
         parse_snapshot({"segments": [segment] * 5000}, "s", 50_000)
+
+
+def test_an_archive_of_torch_save_says_what_to_use_instead(tmp_path: Path) -> None:
+    path = tmp_path / "snapshot.pt"
+    path.write_bytes(b"PK\x03\x04")
+    with pytest.raises(InputError, match="_dump_snapshot"):
+        read_memory_snapshot(path)

@@ -271,6 +271,41 @@ def test_an_older_schema_without_many_columns_is_read(tmp_path: Path) -> None:
     assert json.loads(timeline.metadata["settings"]) == {"schema": "2.4.0"}
 
 
+def test_names_that_stand_in_the_rows_themselves_are_read(tmp_path: Path) -> None:
+    tables: dict[str, Any] = {
+        KERNEL: [kernel(200, 260) | {"demangledName": "void gemm<float>()"}],
+        RUNTIME: [call(100, 110) | {"nameId": "cudaLaunchKernel_v7000"}],
+    }
+    timeline = read_nsight(export(tmp_path / "report.sqlite", tables))
+    assert row(timeline, "void gemm<float>()")["flow_in"] == 50
+    assert row(timeline, "cudaLaunchKernel")["flow_out"] == 50
+
+
+def test_a_kernel_without_its_long_name_has_its_short_one(tmp_path: Path) -> None:
+    tables: dict[str, Any] = {KERNEL: [kernel(2, 6) | {"demangledName": None, "shortName": 1}]}
+    timeline = read_nsight(export(tmp_path / "report.sqlite", tables))
+    assert row(timeline, STRINGS[1])["kind"] == "compute"
+
+
+def test_ranges_of_texts_are_ranges(tmp_path: Path) -> None:
+    ranges = [nvtx(5, 7, "a", eventType=70), nvtx(6, 9, "b", eventType=71)]
+    timeline = read_nsight(export(tmp_path / "report.sqlite", usual() | {"NVTX_EVENTS": ranges}))
+    assert [row(timeline, name)["duration_ns"] for name in "ab"] == [2, 3]
+
+
+def test_ranges_without_domains_or_ids_are_read(tmp_path: Path) -> None:
+    bare = {"start": 5, "end": 9, "eventType": 59, "text": "step", "globalTid": tid(7, 7)}
+    timeline = read_nsight(export(tmp_path / "report.sqlite", usual() | {"NVTX_EVENTS": [bare]}))
+    assert row(timeline, "step")["duration_ns"] == 4
+
+
+def test_a_packed_export_that_grows_beyond_measure_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "report.sqlite.gz"
+    path.write_bytes(gzip.compress(b"SQLite format 3\0" + bytes(80 << 20)))
+    with pytest.raises(InputError, match="when unpacked"):
+        read_nsight(path)
+
+
 def test_a_packed_export_gives_the_same_timeline(tmp_path: Path) -> None:
     plain = export(tmp_path / "report.sqlite", usual())
     packed = tmp_path / "report.sqlite.gz"

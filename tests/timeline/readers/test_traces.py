@@ -98,9 +98,11 @@ def test_a_guessed_rank_gives_way_to_one_that_is_said(tmp_path: Path) -> None:
     assert [part.ranks for part in read_each(tmp_path)] == [(1,), (0,)]
 
 
-def test_two_files_of_one_rank_are_refused(tmp_path: Path) -> None:
+def test_two_files_whose_rank_shows_only_at_their_end_are_refused(tmp_path: Path) -> None:
     for name in ("before.json", "after.json"):
-        trace(tmp_path / name, 0)
+        events = [{"ph": "X", "ts": number, "name": "x" * 60} for number in range(1000)]
+        document = {"traceEvents": events, "distributedInfo": {"rank": 0}}
+        (tmp_path / name).write_text(json.dumps(document))
     with pytest.raises(InputError, match=r"rank 0, as .*after\.json is"):
         read_trace(tmp_path)
 

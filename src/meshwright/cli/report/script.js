@@ -95,7 +95,8 @@ function drawSteps() {
     rank: r.rank, points: r.steps.map((s) => [s.number, s.ms]) }));
   const all = lines.flatMap((l) => l.points);
   if (!all.length) { byId("steps-part").remove(); return; }
-  const [w, h, left, right, top, bottom] = [1150, 250, 60, 20, 14, 32];
+  const w = Math.max(320, byId("steps").clientWidth);
+  const [h, left, right, top, bottom] = [250, 52, 20, 14, 32];
   const numbers = all.map((p) => p[0]), first = Math.min(...numbers), last = Math.max(...numbers);
   const rough = Math.max(...all.map((p) => p[1]), 1e-6) / 4, power = 10 ** Math.floor(Math.log10(rough));
   const tick = [1, 2, 2.5, 5, 10].map((f) => f * power).find((f) => f >= rough);
@@ -107,7 +108,7 @@ function drawSteps() {
     svg.append(make("line", { x1: left, x2: w - right, y1: y(ms), y2: y(ms), stroke: "var(--faint)" }),
       make("text", { x: left - 8, y: y(ms) + 4, "text-anchor": "end" }, fixed(ms, tick < 1 ? 2 : tick % 1 ? 1 : 0)));
   }
-  const each = Math.max(1, Math.ceil((last - first) / 16));
+  const each = Math.max(1, Math.ceil((last - first) / Math.floor(w / 70)));
   for (let n = first; n <= last; n += each)
     svg.append(make("text", { x: x(n), y: h - 10, "text-anchor": "middle" }, String(n)));
   svg.append(make("text", { x: 4, y: 12 }, "ms"));
@@ -126,14 +127,14 @@ function drawSteps() {
       svg.append(dot);
     }
   }
-  byId("steps").append(svg);
+  byId("steps").replaceChildren(svg);
 }
 drawSteps();
 
 /* Tables that sort by a click on a column's head. */
 function table(place, columns, rows, sortBy, needle) {
   const head = make("tr"), body = make("tbody");
-  let by = sortBy, down = true, filter = "";
+  let by = sortBy, down = sortBy !== "order", filter = "";
   const fill = () => {
     const shown = rows.filter((row) => !filter || String(row[needle]).toLowerCase().includes(filter));
     const value = (row) => row[by] === null || row[by] === undefined ? -Infinity : row[by];
@@ -169,9 +170,26 @@ const sift = table(byId("kernels"), [
   { key: "mean_us", title: "mean µs", show: (r) => fixed(r.mean_us) },
   { key: "max_us", title: "max µs", show: (r) => fixed(r.max_us) },
   { key: "peak_share", title: "of peak", show: (r) => r.peak_share === null ? "" : percent(r.peak_share, 0) },
-  { key: "slowest_rank", title: "slowest rank" },
+  ...(data.ranks.length > 1 ? [{ key: "slowest_rank", title: "slowest rank" }] : []),
 ], data.kernels, "ms_per_step", "name");
 byId("kernel-filter").oninput = (event) => sift(event.target.value);
+
+if (data.regions.length) {
+  table(byId("regions"), [
+    { key: "order", title: "region", text: true, full: (r) => r.path.join("\n"),
+      show: (r) => "\u2003".repeat(r.path.length - 1) + r.path[r.path.length - 1] },
+    { key: "ms_per_step", title: `ms per ${data.per}`, show: (r) => fixed(r.ms_per_step, 2) },
+    { key: "share", title: "of device time", show: (r) => percent(r.share) },
+    { key: "own_ms_per_step", title: "own ms", show: (r) => fixed(r.own_ms_per_step, 2) },
+    { key: "communication_ms_per_step", title: "communication ms",
+      show: (r) => fixed(r.communication_ms_per_step, 2) },
+    { key: "host_ms_per_step", title: "host ms", show: (r) => fixed(r.host_ms_per_step, 2) },
+    { key: "calls_per_step", title: "calls", show: (r) => fixed(r.calls_per_step, 1) },
+    { key: "kernels_per_step", title: "kernels", show: (r) => fixed(r.kernels_per_step, 0) },
+    { key: "top", title: "longest kernels", text: true, full: (r) => r.kernels.map((k) =>
+      `${span(k.ms)} in ${k.launches} × ${k.name}`).join("\n") },
+  ], data.regions, "order", "order");
+} else byId("regions-part").remove();
 
 const size = (bytes) => bytes === null ? "" : bytes >= 1e6 ? `${fixed(bytes / 1e6)} MB` : `${fixed(bytes / 1e3)} kB`;
 if (data.compared && data.compared.collectives.length) {
@@ -208,13 +226,19 @@ function drawFindings() {
   data.findings.forEach((one, at) => {
     const cost = one.cost_ms_per_step === null ? "" : `${fixed(one.cost_ms_per_step, 2)} ms/step`;
     const share = one.gpu_share === null ? "" : percent(one.gpu_share);
-    const ranks = one.ranks.length > 8 ? `${one.ranks.length} ranks`
+    const ranks = data.ranks.length < 2 ? "" : one.ranks.length > 8 ? `${one.ranks.length} ranks`
       : one.ranks.length ? `rank ${one.ranks.join(", ")}` : "";
     const box = make("details", { class: "finding" },
       make("summary", {}, make("span", { class: "cost" }, [cost, share].filter(Boolean).join(" · ") || "cost not told"),
         make("span", { class: "title" }, one.title), make("span", { class: "ranks" }, ranks)),
       make("ul", {}, ...one.evidence.map((line) => make("li", {}, line))),
       make("p", { class: "remedy" }, make("b", {}, "Do: "), one.remedy));
+    if (one.follows) {
+      const cause = data.findings.find((other) => other.name === one.follows);
+      box.classList.add("follows");
+      box.querySelector("ul").after(make("p", { class: "remedy" },
+        `Follows from “${cause ? cause.title : one.follows}”: mend that first.`));
+    }
     if (at < 3) box.open = true;
     const where = one.spans.filter(([rank]) => strips.some((s) => s.rank === rank))[0];
     if (where) {
@@ -382,7 +406,7 @@ byId("zoom-out").onclick = () => zoom(2);
 byId("zoom-all").onclick = () => look(...whole);
 byId("go-left").onclick = () => look(view[0] - (view[1] - view[0]) / 3, view[1] - (view[1] - view[0]) / 3);
 byId("go-right").onclick = () => look(view[0] + (view[1] - view[0]) / 3, view[1] + (view[1] - view[0]) / 3);
-addEventListener("resize", () => strips.length && draw());
+addEventListener("resize", () => { if (byId("steps")) drawSteps(); if (strips.length) draw(); });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
   colours = {}; if (strips.length) draw(); });
 drawFindings();

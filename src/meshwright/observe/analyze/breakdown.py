@@ -24,6 +24,7 @@ from meshwright.observe.analyze.spans import (
     union,
 )
 from meshwright.observe.analyze.steps import Extent, counted
+from meshwright.timeline.once import once
 from meshwright.timeline.readers.communication import rule_of
 from meshwright.timeline.timeline import Timeline
 
@@ -88,6 +89,7 @@ def breakdown(timeline: Timeline, extent: Extent = Extent.SETTLED) -> tuple[Rank
     return tuple(breakdown_of(part, extent) for part in timeline.by_rank())
 
 
+@once
 def breakdown_of(part: Timeline, extent: Extent = Extent.SETTLED) -> RankBreakdown:
     """Where the time of one rank's device goes."""
     spans = counted(part, extent)

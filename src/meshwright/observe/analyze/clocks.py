@@ -9,10 +9,11 @@ from typing import NamedTuple
 
 import msgspec
 import numpy as np
-import pyarrow as pa
 
 from meshwright.observe.analyze.collectives import Collectives, match_collectives, shifted
 from meshwright.observe.analyze.spans import Ints
+from meshwright.timeline.once import once
+from meshwright.timeline.readers.arrow_arrays import numbers
 from meshwright.timeline.timeline import Timeline
 
 ROUNDS = 20
@@ -118,6 +119,25 @@ def aligned_collectives(collectives: Collectives, clocks: Clocks) -> Collectives
     )
 
 
+class OneClock(NamedTuple):
+    """Ranks that were recorded apart, put together on the first one's clock."""
+
+    whole: Timeline
+    collectives: Collectives
+    clocks: Clocks
+
+
+@once
+def on_one_clock(first: Timeline, *others: Timeline) -> OneClock:
+    """Put ranks together on the first one's clock, with their collectives matched."""
+    whole = Timeline.concat([first, *others])
+    found = match_collectives(whole)
+    clocks = clocks_of(found)
+    if clocks.shared:
+        return OneClock(whole, found, clocks)
+    return OneClock(align(whole, clocks), aligned_collectives(found, clocks), clocks)
+
+
 def align(timeline: Timeline, clocks: Clocks | None = None) -> Timeline:
     """Return the timeline on the first rank's clock; itself where clocks are shared."""
     found = clocks_of(match_collectives(timeline)) if clocks is None else clocks
@@ -128,7 +148,7 @@ def align(timeline: Timeline, clocks: Clocks | None = None) -> Timeline:
         own = rank == one.rank
         start[own] -= found.offset_at(one.rank, start[own])
     place = timeline.spans.column_names.index("start_ns")
-    moved = timeline.spans.set_column(place, timeline.spans.schema.field(place), pa.array(start))
+    moved = timeline.spans.set_column(place, timeline.spans.schema.field(place), numbers(start))
     return msgspec.structs.replace(timeline, spans=moved)
 
 

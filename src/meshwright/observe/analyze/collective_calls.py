@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from meshwright.observe.analyze.spans import COMMUNICATION, Ints, device_spans
 from meshwright.timeline.columns import Coded
+from meshwright.timeline.readers.arrow_arrays import taken, whole_numbers
 from meshwright.timeline.schema import ABSENT, Source
 from meshwright.timeline.timeline import Timeline
 
@@ -183,13 +184,14 @@ def _arguments(part: Timeline, row: Ints) -> tuple[Coded, Ints]:
     """What the profile says of the group's ranks and the call's number, one of each per row."""
     if "extra" not in part.spans.column_names or not row.size:
         return Coded(np.zeros(row.size, dtype=np.int64), [""]), np.full(row.size, ABSENT)
-    texts = part.spans.column("extra").take(pa.array(row)).combine_chunks()
+    texts = taken(part.spans.column("extra"), row)
     found = pc.extract_regex(texts, _RANKS)
-    ranks = pc.fill_null(pc.struct_field(found, "ranks"), "").dictionary_encode()
+    ranks = pc.struct_field(found, "ranks").dictionary_encode()
     number = pc.struct_field(pc.extract_regex(texts, _SEQUENCE), "number")
-    sequence = pc.fill_null(number.cast(pa.int64()), ABSENT).to_numpy(zero_copy_only=False)
-    codes = ranks.indices.to_numpy(zero_copy_only=False).astype(np.int64)
-    return Coded(codes, ranks.dictionary.to_pylist()), sequence
+    sequence = whole_numbers(number.cast(pa.int64()))
+    said = [*ranks.dictionary.to_pylist(), ""]
+    codes = whole_numbers(ranks.indices)
+    return Coded(np.where(codes == ABSENT, len(said) - 1, codes), said), sequence
 
 
 def _numbers(text: str) -> tuple[int, ...]:

@@ -6,17 +6,18 @@ nothing of the fabric between nodes, so the figure is firm inside a node and a g
 
 import re
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from meshwright.observe.analyze.collectives import SizeRow
-from meshwright.predict.network import Op, collective, strided
-from meshwright.spec import catalog
-from meshwright.spec.cluster import Cluster
 from meshwright.timeline.timeline import Timeline
 
-_OPS: dict[str, Op] = {
+if TYPE_CHECKING:
+    from meshwright.predict.network import Op
+    from meshwright.spec.cluster import Cluster
+
+_OPS: "dict[str, Op]" = {
     "all_reduce": "all_reduce",
     "reduce_scatter": "reduce_scatter",
     "all_gather": "all_gather",
@@ -40,7 +41,7 @@ class Expected(NamedTuple):
         return self.row.bus_bytes_per_s / self.bus_bytes_per_s
 
 
-def cluster_of(timeline: Timeline) -> Cluster | None:
+def cluster_of(timeline: Timeline) -> "Cluster | None":
     """Return a catalog cluster with the GPU that the profile names; None where it is not known."""
     text = timeline.metadata.get("devices", "")
     try:
@@ -49,6 +50,8 @@ def cluster_of(timeline: Timeline) -> Cluster | None:
         return None
     if not devices:
         return None
+    from meshwright.spec import catalog
+
     name = str(devices[0].get("name", "")).lower()
     memory = float(devices[0].get("totalGlobalMem", 0) or 0)
     words = set(re.findall(r"[a-z0-9]+", name))
@@ -61,8 +64,10 @@ def cluster_of(timeline: Timeline) -> Cluster | None:
     return min(fitting, key=lambda one: abs(one.gpu.memory_bytes - memory), default=None)
 
 
-def expected(rows: Iterable[SizeRow], cluster: Cluster) -> tuple[Expected, ...]:
+def expected(rows: Iterable[SizeRow], cluster: "Cluster") -> tuple[Expected, ...]:
     """Return what each row should have reached, where kind and size are known."""
+    from meshwright.predict.network import collective, strided
+
     found = []
     for row in rows:
         if row.op not in _OPS or row.bytes <= 0 or row.ranks < 2:

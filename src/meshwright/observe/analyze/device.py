@@ -2,19 +2,21 @@
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from meshwright.errors import InputError
-from meshwright.spec.catalog import gpu
-from meshwright.spec.cluster import Gpu
 from meshwright.timeline.timeline import Timeline
+
+if TYPE_CHECKING:
+    from meshwright.spec.cluster import Gpu
 
 _MAKERS = re.compile(r"^(nvidia|amd|tesla|instinct|geforce)[- ]+")
 
 
-def device_of(timeline: Timeline) -> Gpu | None:
+def device_of(timeline: Timeline) -> "Gpu | None":
     """The device that a trace names, if the catalog has it."""
     name = device_name(timeline.metadata)
     return known_device(name) if name else None
@@ -30,11 +32,14 @@ def device_name(metadata: Mapping[str, str]) -> str:
     return str(first.get("name", "")) if isinstance(first, dict) else ""
 
 
-def known_device(name: str) -> Gpu | None:
+@lru_cache(64)
+def known_device(name: str) -> "Gpu | None":
     """The catalog's device for a driver's name: `NVIDIA H100 80GB HBM3`, `AMD Instinct MI300X`.
 
     What follows the model (memory, form) is dropped word by word until the catalog knows it.
     """
+    from meshwright.spec.catalog import gpu
+
     slug = name.strip().lower()
     while (shorter := _MAKERS.sub("", slug)) != slug:
         slug = shorter
@@ -47,7 +52,7 @@ def known_device(name: str) -> Gpu | None:
     return None
 
 
-def peak_flops(device: Gpu, dtype: str, kernel: str = "") -> float | None:
+def peak_flops(device: "Gpu", dtype: str, kernel: str = "") -> float | None:
     """The device's dense peak for an element type; fp32 in tensor cores where a kernel says so."""
     if dtype == "fp32" and re.search(r"tf32|s1688gemm|s16816tf32", kernel):
         return device.tf32_flops or device.fp32_flops

@@ -32,7 +32,8 @@ from meshwright.observe.analyze.spans import (
     union,
     where,
 )
-from meshwright.observe.analyze.steps import Extent, counted, launch_rows, on_host
+from meshwright.observe.analyze.steps import Extent, counted, launch_rows, on_host, threads
+from meshwright.timeline.once import once
 from meshwright.timeline.schema import ABSENT
 from meshwright.timeline.timeline import Timeline
 
@@ -42,8 +43,12 @@ SYNCHRONISING = re.compile(
     r"^(cuda|cu|hip)(Device|Stream|Event|Ctx)Synchronize|^(cuda|hip)(Memcpy|Free)$"
 )
 """Calls in which the host waits for the device."""
-LOADING = re.compile(r"^enumerate\(DataLoader\)#|dataloader\.py\(\d+\): __next__$")
-"""Spans in which the host waits for, or makes, the next batch."""
+LOADING = re.compile(
+    r"^enumerate\(DataLoader\)#|dataloader\.py\(\d+\): __next__$|"
+    r"(?i:^(## )?(load|data[_ ]?load(er|ing)?|"
+    r"(load|get|next|fetch|prepare)(ing)?[_ ](next[_ ])?(data|batch|samples?|inputs?))( ##)?$)"
+)
+"""Spans in which the host waits for, or makes, the next batch: PyTorch's, and annotations."""
 
 
 class Cause(StrEnum):
@@ -90,6 +95,7 @@ def idle(timeline: Timeline, extent: Extent = Extent.SETTLED) -> tuple[RankIdle,
     return tuple(idle_of(part, extent) for part in timeline.by_rank())
 
 
+@once
 def idle_of(part: Timeline, extent: Extent = Extent.SETTLED, *, num_longest: int = 10) -> RankIdle:
     """Why the device of one rank is idle."""
     spans = counted(part, extent)
@@ -131,11 +137,13 @@ def idle_of(part: Timeline, extent: Extent = Extent.SETTLED, *, num_longest: int
     )
 
 
+@once
 def loading_spans(part: Timeline) -> Flags:
     """Which rows are the host's, waiting for the next batch."""
     return on_host(part) & where(part.strings("name"), LOADING.search)
 
 
+@once
 def synchronising_calls(part: Timeline) -> Flags:
     """Which rows are calls in which the host waits for the device."""
     return on_host(part) & where(part.strings("name"), SYNCHRONISING.search)
@@ -144,15 +152,18 @@ def synchronising_calls(part: Timeline) -> Flags:
 def _host_waits(part: Timeline, spans: DeviceSpans) -> tuple[Intervals, Intervals]:
     """When the threads that launch work load data, and when they wait for the device."""
     start = part.column("start_ns")
-    end = start + part.column("duration_ns")
-    lane, process = part.strings("lane").codes, part.strings("process").codes
-    launch = launch_rows(part, spans)
-    launch = launch[launch != ABSENT]
-    width = int(lane.max(initial=0)) + 1
-    thread = process.astype(np.int64) * width + lane
-    launching = np.isin(thread, np.unique(thread[launch]))
-    loads, waits = loading_spans(part) & launching, synchronising_calls(part) & launching
-    return union(start[loads], end[loads]), union(start[waits], end[waits])
+    launch, thread = launch_rows(part, spans), threads(part)
+    launching = np.zeros(int(thread.max(initial=0)) + 1, dtype=np.bool_)
+    launching[thread[launch[launch != ABSENT]]] = True
+    loads, waits = (
+        rows[launching[thread[rows]]]
+        for rows in map(np.flatnonzero, (loading_spans(part), synchronising_calls(part)))
+    )
+    duration = part.column("duration_ns")
+    return (
+        union(start[loads], start[loads] + duration[loads]),
+        union(start[waits], start[waits] + duration[waits]),
+    )
 
 
 def _longest(

@@ -6,8 +6,8 @@ the name of the device.
 """
 
 import re
-from itertools import pairwise
-from typing import Any, NamedTuple
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -15,17 +15,32 @@ import numpy as np
 from meshwright.observe.analyze.device import device_of, peak_flops
 from meshwright.observe.analyze.nest import innermost, nest
 from meshwright.observe.analyze.products import Products, products
-from meshwright.observe.analyze.spans import DEVICE_KINDS, DeviceSpans, Ints, measure
+from meshwright.observe.analyze.spans import (
+    COMPUTE,
+    DEVICE_KINDS,
+    MEMORY_COPY,
+    DeviceSpans,
+    Ints,
+    measure,
+)
 from meshwright.observe.analyze.steps import Extent, counted, launch_rows
-from meshwright.spec.cluster import Gpu
+from meshwright.timeline.readers.arrow_arrays import taken
 from meshwright.timeline.schema import ABSENT, Kind
 from meshwright.timeline.timeline import Timeline
+
+if TYPE_CHECKING:
+    from meshwright.spec.cluster import Gpu
 
 _AROUND_PRODUCTS = re.compile(
     r"(?i)transpose|splitk.*reduce|reduce_kernel|elementwise|im2col|col2im|nchwtonhwc|nhwctonchw|"
     r"cast|fill|copy|convert_tensor|SubTensorOp"
 )
 """Kernels that libraries launch beside a product: layouts, sums of its pieces."""
+
+
+@lru_cache(1 << 14)
+def _is_around(name: str) -> bool:
+    return _AROUND_PRODUCTS.search(name) is not None
 
 
 class Kernel(NamedTuple):
@@ -86,14 +101,7 @@ def kernels_of(part: Timeline, extent: Extent = Extent.SETTLED) -> RankKernels:
     found, device = products(part), device_of(part)
     has = attribute(part, spans, found)
     busy_ns = measure(spans.of())
-    order = np.lexsort((spans.end - spans.start, spans.name))
-    names = spans.name[order]
-    cuts = [0, *(np.flatnonzero(names[1:] != names[:-1]) + 1).tolist(), names.size]
-    rows = [
-        _kernel(part, spans, order[first:last], busy_ns, (has, found, device))
-        for first, last in pairwise(cuts)
-        if first < last
-    ]
+    rows = _rows(part, spans, busy_ns, (has, found, device)) if spans.row.size else []
     rows.sort(key=lambda kernel: -kernel.total_ns)
     rank = part.ranks[0] if part.ranks else 0
     return RankKernels(rank, device.name if device else "", busy_ns, tuple(rows))
@@ -104,18 +112,20 @@ def attribute(part: Timeline, spans: DeviceSpans, found: Products) -> Attributed
     flops = np.zeros(spans.row.size)
     product = np.full(spans.row.size, ABSENT, dtype=np.int64)
     launch = launch_rows(part, spans)
-    known = np.flatnonzero((launch != ABSENT) & (spans.kind == 0))
+    known = np.flatnonzero((launch != ABSENT) & (spans.kind == COMPUTE))
     if not found.row.size or not known.size:
         return Attributed(flops, product)
-    start = part.column("start_ns")
-    end = start + part.column("duration_ns")
+    start, duration = part.column("start_ns"), part.column("duration_ns")
     lane = part.strings("lane").codes
-    tree = nest(lane[found.row], start[found.row], end[found.row])
+    end = start[found.row] + duration[found.row]
+    tree = nest(lane[found.row], start[found.row], end)
     place = innermost(tree, lane[launch[known]], start[launch[known]])
     inside = place != ABSENT
     known, place = known[inside], place[inside]
     length = spans.end[known] - spans.start[known]
-    around = np.array([bool(_AROUND_PRODUCTS.search(name)) for name in spans.names] + [False])
+    around = np.zeros(len(spans.names), dtype=np.bool_)
+    for code in np.flatnonzero(np.bincount(spans.name[known], minlength=1)).tolist():
+        around[code] = _is_around(spans.names[code])
     longest_last = np.lexsort((length, ~around[spans.name[known]], place))
     known, place = known[longest_last], place[longest_last]
     chosen = np.append(place[1:] != place[:-1], True) if place.size else np.zeros(0, np.bool_)
@@ -124,48 +134,82 @@ def attribute(part: Timeline, spans: DeviceSpans, found: Products) -> Attributed
     return Attributed(flops, product)
 
 
-def _kernel(
+class _Rates(NamedTuple):
+    """What a kernel's products make of the device."""
+
+    shape: str = ""
+    dtype: str = ""
+    flops_per_s: float | None = None
+    peak_share: float | None = None
+
+
+def _rows(
     part: Timeline,
     spans: DeviceSpans,
-    own: Ints,
     busy_ns: int,
-    counts: tuple[Attributed, Products, Gpu | None],
-) -> Kernel:
-    """One row of the table; `own` are the kernel's spans, shortest first."""
-    has, found, device = counts
-    length = spans.end[own] - spans.start[own]
-    total_ns = int(length.sum())
-    name = spans.names[spans.name[own[-1]]]
-    shape = dtype = ""
-    rate = share = None
-    product = has.product[own]
-    if np.any(product != ABSENT):
-        longest = int(product[product != ABSENT][-1])
-        shape, dtype = found.shape[longest], found.dtype[longest]
-        busy = int(length[product != ABSENT].sum())
-        rate = float(has.flops[own].sum()) * 1e9 / busy if busy else None
-        peak = peak_flops(device, dtype, name) if device else None
-        share = rate / peak if rate and peak else None
-    size = part.column("bytes")[spans.row[own]]
-    is_copy = spans.kind[own[-1]] == 2
-    copied, took = int(size[size >= 0].sum()), int(length[size >= 0].sum())
-    return Kernel(
-        name=name,
-        kind=DEVICE_KINDS[spans.kind[own[-1]]],
-        num_launches=int(own.size),
-        total_ns=total_ns,
-        mean_ns=total_ns / own.size,
-        min_ns=int(length[0]),
-        max_ns=int(length[-1]),
-        share=total_ns / busy_ns if busy_ns else 0.0,
-        grid=_grid(part, int(spans.row[own[-1]])),
-        shape=shape,
-        dtype=dtype,
-        flops=float(has.flops[own].sum()),
-        flops_per_s=rate,
-        peak_share=share,
-        bytes_per_s=copied * 1e9 / took if is_copy and took else None,
+    counts: "tuple[Attributed, Products, Gpu | None]",
+) -> list[Kernel]:
+    """One row of the table for each name."""
+    has = counts[0]
+    length = spans.end - spans.start
+    order = np.lexsort((length, spans.name))
+    names = spans.name[order]
+    first = np.flatnonzero(np.append(True, names[1:] != names[:-1]))
+    last = np.append(first[1:], names.size) - 1
+    size = part.column("bytes")[spans.row[order]]
+    length, sized = length[order], size >= 0
+    columns = (
+        last - first + 1,
+        np.add.reduceat(length, first),
+        length[first],
+        length[last],
+        np.add.reduceat(has.flops[order], first),
+        np.add.reduceat(np.where(sized, size, 0), first),
+        np.add.reduceat(np.where(sized, length, 0), first),
+        np.logical_or.reduceat(has.product[order] != ABSENT, first),
+        spans.kind[order[last]],
     )
+    grids = _grids(part, spans.row[order[last]])
+    found = []
+    for at, row in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
+        number, total, least, most, flops, copied, took, is_product, kind = row
+        name = spans.names[names[first[at]]]
+        own = order[first[at] : last[at] + 1]
+        rates = _rates(name, own, spans, counts) if is_product else _Rates()
+        found.append(
+            Kernel(
+                name=name,
+                kind=DEVICE_KINDS[kind],
+                num_launches=number,
+                total_ns=total,
+                mean_ns=total / number,
+                min_ns=least,
+                max_ns=most,
+                share=total / busy_ns if busy_ns else 0.0,
+                grid=grids[at],
+                shape=rates.shape,
+                dtype=rates.dtype,
+                flops=flops,
+                flops_per_s=rates.flops_per_s,
+                peak_share=rates.peak_share,
+                bytes_per_s=copied * 1e9 / took if kind == MEMORY_COPY and took else None,
+            )
+        )
+    return found
+
+
+def _rates(
+    name: str, own: Ints, spans: DeviceSpans, counts: "tuple[Attributed, Products, Gpu | None]"
+) -> _Rates:
+    """What is known of a kernel whose spans, shortest first, carry out products."""
+    has, found, device = counts
+    own = own[has.product[own] != ABSENT]
+    longest = int(has.product[own[-1]])
+    busy = int((spans.end[own] - spans.start[own]).sum())
+    rate = float(has.flops[own].sum()) * 1e9 / busy if busy else None
+    peak = peak_flops(device, found.dtype[longest], name) if device else None
+    share = rate / peak if rate and peak else None
+    return _Rates(found.shape[longest], found.dtype[longest], rate, share)
 
 
 class _Launch(msgspec.Struct):
@@ -176,13 +220,17 @@ class _Launch(msgspec.Struct):
 _LAUNCH = msgspec.json.Decoder(_Launch)
 
 
-def _grid(part: Timeline, row: int) -> str:
-    """Grid and block of one launch: `[132, 1, 1] x [384, 1, 1]`; empty where not said."""
+def _grids(part: Timeline, rows: Ints) -> list[str]:
+    """Grid and block of launches: `[132, 1, 1] x [384, 1, 1]`; empty where not said."""
     if "extra" not in part.known or "extra" not in part.spans.column_names:
-        return ""
-    text = part.spans.column("extra")[row].as_py()
+        return [""] * rows.size
+    texts = taken(part.spans.column("extra"), rows).to_pylist()
+    return [_grid(text) if text else "" for text in texts]
+
+
+def _grid(text: str) -> str:
     try:
-        launch = _LAUNCH.decode(text) if text else _Launch()
+        launch = _LAUNCH.decode(text)
     except msgspec.MsgspecError:
         return ""
     return f"{launch.grid} x {launch.block}" if launch.grid and launch.block else ""

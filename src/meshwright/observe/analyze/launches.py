@@ -13,6 +13,7 @@ from meshwright.observe.analyze.spans import (
     Intervals,
     Ints,
     covered,
+    distinct,
     union,
     where,
 )
@@ -23,6 +24,7 @@ from meshwright.observe.analyze.steps import (
     launch_rows,
     steps_of,
 )
+from meshwright.timeline.once import once
 from meshwright.timeline.schema import ABSENT
 from meshwright.timeline.timeline import Timeline
 
@@ -105,13 +107,14 @@ def launches(timeline: Timeline, extent: Extent = Extent.SETTLED) -> tuple[RankL
     return tuple(launches_of(part, extent) for part in timeline.by_rank())
 
 
+@once
 def launches_of(part: Timeline, extent: Extent = Extent.SETTLED) -> RankLaunches:
     """How one rank's host feeds its device."""
     spans = counted(part, extent)
     launch = launch_rows(part, spans)
     known = launch != ABSENT
     start, duration = part.column("start_ns"), part.column("duration_ns")
-    calls = np.unique(launch[known])
+    calls = distinct(launch[known])
     of_graph = where(part.strings("name"), lambda name: "GraphLaunch" in name)
     single = known & ~of_graph[launch]
     delay = np.maximum(spans.start - start[launch] - duration[launch], 0)
@@ -153,17 +156,18 @@ def _queues(spans: DeviceSpans, launched: Ints, known: Ints) -> tuple[Queue, ...
 
 def _launch_bound(part: Timeline, spans: DeviceSpans) -> tuple[Region, ...]:
     low, high = spans.window_ns
-    edges = np.append(np.arange(low, high, BIN_NS), high)
-    begin, end = edges[:-1], edges[1:]
-    start = part.column("start_ns")
-    stop = start + part.column("duration_ns")
-    waits = loading_spans(part) | synchronising_calls(part)
+    # Only pieces in which something starts: a trace may span centuries by one odd time.
+    begin = low + BIN_NS * np.unique((spans.start - low) // BIN_NS)
+    end = np.minimum(begin + BIN_NS, high)
+    waits = np.flatnonzero(loading_spans(part) | synchronising_calls(part))
+    since = part.column("start_ns")[waits]
+    until = since + part.column("duration_ns")[waits]
     idle = end - begin - covered(spans.of(), begin, end)
-    number = np.searchsorted(spans.start, end) - np.searchsorted(spans.start, begin)
+    first, last = np.searchsorted(spans.start, begin), np.searchsorted(spans.start, end)
+    number = last - first
     before = np.append(0, np.cumsum(spans.end - spans.start))
-    at = np.searchsorted(spans.start, edges)
-    length = before[at[1:]] - before[at[:-1]]
-    waited = covered(union(start[waits], stop[waits]), begin, end)
+    length = before[last] - before[first]
+    waited = covered(union(since, until), begin, end)
     bound = (
         (2 * idle > end - begin)
         & (number >= LEAST_KERNELS)
@@ -202,7 +206,7 @@ def _graph_candidates(
         alone = own[~by_graph[own]]
         if alone.size < LEAST_KERNELS:
             continue
-        calls = int(np.unique(launch[alone]).size)
+        calls = int(distinct(launch[alone]).size)
         row = (marks[place].number, calls, int(idle[place]), int(syncs[place]))
         by_sequence.setdefault(keys[own].tobytes(), []).append(row)
     return tuple(

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from meshwright.observe.analyze.spans import Ints
+from meshwright.observe.analyze.spans import Flags, Ints
 
 NONE = -1
 
@@ -39,6 +39,20 @@ def nest(lane: Ints, start: Ints, end: Ints) -> Nest:
     by_depth = np.lexsort((start[order], depth, lanes))
     place = order[by_depth]
     return Nest(place, lane[place], depth[by_depth], start[place], end[place])
+
+
+def holding(lane: Ints, start: Ints, end: Ints, asked: tuple[Ints, Ints]) -> Flags:
+    """Which spans are around any of the moments asked for, given as threads and times.
+
+    Where a few moments are asked of many spans, only these need be sorted.
+    """
+    held = np.zeros(start.size, dtype=np.bool_)
+    for number in np.unique(asked[0]).tolist():
+        moments = np.sort(asked[1][asked[0] == number])
+        own = np.flatnonzero(lane == number)
+        first = np.searchsorted(moments, start[own], side="left")
+        held[own] = np.searchsorted(moments, end[own], side="left") > first
+    return held
 
 
 def innermost(spans: Nest, lane: Ints, moment: Ints) -> Ints:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from meshwright.observe.analyze.spans import COMMUNICATION, COMPUTE, intersect, measure
 from meshwright.observe.analyze.steps import Extent, counted
+from meshwright.timeline.once import once
 from meshwright.timeline.timeline import Timeline
 
 
@@ -31,6 +32,7 @@ def overlap(timeline: Timeline, extent: Extent = Extent.SETTLED) -> tuple[RankOv
     return tuple(overlap_of(part, extent) for part in timeline.by_rank())
 
 
+@once
 def overlap_of(part: Timeline, extent: Extent = Extent.SETTLED) -> RankOverlap:
     """How much of one rank's communication is hidden."""
     spans = counted(part, extent)

@@ -7,16 +7,17 @@ orders that each kind of schedule would give; the one that agrees best is named.
 """
 
 import re
-from typing import NamedTuple, get_args
+from typing import TYPE_CHECKING, NamedTuple, get_args
 
 import numpy as np
 
 from meshwright.errors import InputError
 from meshwright.observe.analyze.spans import Ints, measure, union, where
-from meshwright.policy.pipeline import Action, build
 from meshwright.policy.pipeline.spans import LANE, NAMES
-from meshwright.spec.layout import ScheduleKind
 from meshwright.timeline.timeline import Timeline
+
+if TYPE_CHECKING:
+    from meshwright.policy.pipeline import Action
 
 Pass = tuple[str, int, int]
 """What is done (`F`, `B`, `I`, `W`), with which chunk, for which microbatch."""
@@ -109,6 +110,8 @@ def _by_messages(parts: list[tuple[int, Timeline]]) -> Pipeline | None:
     if not inner:
         return None
     microbatches = max(found[place].count("F") for place in inner)
+    from meshwright.policy.pipeline import build
+
     scores = []
     for kind in ("gpipe", "1f1b"):
         lanes = build(kind, len(found), microbatches).actions
@@ -204,6 +207,9 @@ def _kinds(listed: list[list[Pass]]) -> list[tuple[float, str]]:
     ranks = len(listed)
     microbatches = 1 + max(number for own in listed for _, _, number in own)
     chunks = 1 + max(chunk for own in listed for _, chunk, _ in own)
+    from meshwright.policy.pipeline import build
+    from meshwright.spec.layout import ScheduleKind
+
     scores = []
     for kind in get_args(ScheduleKind):
         best = 0.0
@@ -217,7 +223,7 @@ def _kinds(listed: list[list[Pass]]) -> list[tuple[float, str]]:
     return sorted(scores, key=lambda item: -item[0])
 
 
-def _agreement(listed: list[list[Pass]], actions: tuple[tuple[Action, ...], ...]) -> float:
+def _agreement(listed: list[list[Pass]], actions: "tuple[tuple[Action, ...], ...]") -> float:
     """Part of the passes that stand at the same place in both orders."""
     same = total = 0
     for own, lane in zip(listed, actions, strict=True):

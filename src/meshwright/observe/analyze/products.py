@@ -7,14 +7,18 @@ FLOPs. Knows operators; does not know kernels.
 
 import math
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from msgspec import Raw
 
 from meshwright.observe.analyze.spans import Ints, where
 from meshwright.observe.analyze.steps import on_host
+from meshwright.timeline.once import once
+from meshwright.timeline.readers.arrow_arrays import taken
 from meshwright.timeline.timeline import Timeline
 
 Shape = Sequence[int]
@@ -46,7 +50,15 @@ class _Arguments(msgspec.Struct):
     given: list[Any] = msgspec.field(default=[], name="Concrete Inputs")
 
 
-_DECODER = msgspec.json.Decoder(_Arguments)
+class _Texts(msgspec.Struct, gc=False):
+    """The same, not decoded: most calls say what one before them said."""
+
+    dims: Raw = msgspec.field(default=Raw(b"[]"), name="Input Dims")
+    types: Raw = msgspec.field(default=Raw(b"[]"), name="Input type")
+    given: Raw = msgspec.field(default=Raw(b"[]"), name="Concrete Inputs")
+
+
+_DECODER = msgspec.json.Decoder(_Texts)
 _DTYPES = {
     "c10::BFloat16": "bf16", "c10::Half": "fp16", "float": "fp32", "double": "fp64",
     "signed char": "int8", "c10::Float8_e4m3fn": "fp8", "c10::Float8_e5m2": "fp8",
@@ -142,13 +154,14 @@ FLOPS: dict[str, Callable[[Call], float | None]] = {
 """Operators that are counted. Where one calls another, the inner one is."""
 
 
+@once
 def products(part: Timeline) -> Products:
     """The calls of one rank's operators whose FLOPs are known."""
     if "extra" not in part.known or "extra" not in part.spans.column_names:
         return Products(np.zeros(0, dtype=np.int64), np.zeros(0), (), ())
     names = part.strings("name")
     rows = np.flatnonzero(on_host(part) & where(names, FLOPS.__contains__))
-    texts = part.spans.column("extra").take(rows).to_pylist()
+    texts = taken(part.spans.column("extra"), rows).to_pylist()
     found = []
     for row, code, text in zip(rows.tolist(), names.codes[rows].tolist(), texts, strict=True):
         counted = _count(names.values[code], text)
@@ -167,14 +180,27 @@ def _count(name: str, text: str | None) -> tuple[float, str, str] | None:
     if not text:
         return None
     try:
-        arguments = _DECODER.decode(text)
+        said = _DECODER.decode(text)
+    except msgspec.MsgspecError:
+        return None
+    return _counted(name, bytes(said.dims), bytes(said.types), bytes(said.given))
+
+
+@lru_cache(1 << 14)
+def _counted(name: str, dims: bytes, types: bytes, given: bytes) -> tuple[float, str, str] | None:
+    try:
+        arguments = _Arguments(
+            msgspec.json.decode(dims, type=list[Any]),
+            msgspec.json.decode(types, type=list[str]),
+            msgspec.json.decode(given, type=list[Any]),
+        )
         flops = FLOPS[name](Call(arguments.dims, arguments.given))
     except (msgspec.MsgspecError, IndexError, TypeError, ValueError, ZeroDivisionError):
         return None
     if flops is None:
         return None
     typed = next((kind for kind in arguments.types if kind in _DTYPES), "")
-    shapes = [str(dims) for dims in arguments.dims if isinstance(dims, list) and len(dims) > 1]
+    shapes = [str(shape) for shape in arguments.dims if isinstance(shape, list) and len(shape) > 1]
     return flops, _DTYPES.get(typed, ""), " ".join(shapes[:2])
 
 

@@ -5,17 +5,18 @@ Both keep whole rows, so every analysis works on what they return.
 
 import re
 from collections.abc import Collection
+from functools import lru_cache
+from typing import Any
 
 import msgspec
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from meshwright.errors import InputError, Problem
-from meshwright.observe.analyze.spans import DEVICE_KINDS, Flags, device_spans, where
+from meshwright.observe.analyze.spans import DEVICE_KINDS, Flags, Ints, device_spans, where
 from meshwright.observe.analyze.steps import launch_rows, launch_starts, on_host, steps_of
 from meshwright.policy.pipeline.spans import LANE
-from meshwright.timeline.schema import ABSENT, Kind
+from meshwright.timeline.readers.arrow_arrays import flags, labels, numbers, table, taken
+from meshwright.timeline.schema import ABSENT, SPANS, Column, Kind
 from meshwright.timeline.timeline import Timeline, has_kind
 
 _NEEDED = (
@@ -26,6 +27,11 @@ _MARKS = re.compile(
     r"^ProfilerStep|^Optimizer\.step#|(?i:data_?loader|enumerate\(|__next__|next_data|load_batch)"
 )
 """Steps, and where the host loads data: what `stragglers` reads of the host."""
+
+
+@lru_cache(1 << 16)
+def _is_mark(name: str) -> bool:
+    return _MARKS.search(name) is not None
 
 
 def of_steps(part: Timeline, numbers: Collection[int]) -> Timeline:
@@ -60,45 +66,49 @@ def for_comparing(part: Timeline, *, only_collectives: bool = False) -> Timeline
     names, kinds = part.strings("name"), part.strings("kind")
     host = on_host(part)
     talks = has_kind(kinds, [Kind.COMMUNICATION])
-    keep = talks | (host & where(names, _MARKS.search))
+    keep = talks | (host & where(names, _is_mark))
     keep |= where(part.strings("lane"), lambda lane: lane.startswith(LANE))
     if not only_collectives:
         spans = device_spans(part)
         launch = launch_rows(part, spans)
         keep |= has_kind(kinds, DEVICE_KINDS)
         keep[launch[launch != ABSENT]] = True
-    chosen = part.spans.select([name for name in _NEEDED if name in part.spans.column_names])
-    chosen = chosen.filter(pa.array(keep))
-    if "extra" in chosen.column_names:
-        place = chosen.column_names.index("extra")
-        texts = chosen.column("extra").combine_chunks()
-        none = pa.scalar(None, type=texts.type)
-        kept = pc.if_else(pa.array(talks[keep]), texts, none)
-        chosen = chosen.set_column(place, chosen.schema.field("extra"), kept)
+    rows = np.flatnonzero(keep)
+    known = [name for name in _NEEDED if name in part.spans.column_names]
+    arrays = {name: _taken(part, SPANS[name], rows) for name in known if name != "extra"}
+    if "extra" in known:
+        arrays["extra"] = _texts(part, rows, talks[rows])
     return msgspec.structs.replace(
-        part, spans=_compact(chosen), counters=part.counters.slice(0, 0), known=part.known
+        part, spans=table(arrays, SPANS), counters=part.counters.slice(0, 0)
     )
 
 
 def with_rank(part: Timeline, rank: int) -> Timeline:
     """The same timeline under another rank."""
     place = part.spans.column_names.index("rank")
-    column = pa.array(np.full(part.num_spans, rank, dtype=np.int32))
+    column = numbers(np.full(part.num_spans, rank, dtype=np.int32))
     spans = part.spans.set_column(place, part.spans.schema.field(place), column)
     return msgspec.structs.replace(part, spans=spans, counters=part.counters.slice(0, 0))
 
 
 def _rows(part: Timeline, keep: Flags) -> Timeline:
-    return msgspec.structs.replace(part, spans=part.spans.filter(pa.array(keep)))
+    return msgspec.structs.replace(part, spans=part.spans.filter(flags(keep)))
 
 
-def _compact(table: pa.Table) -> pa.Table:
-    """The table without the labels that no row has any more."""
-    columns = []
-    for column in table.columns:
-        whole = column.combine_chunks()
-        if pa.types.is_dictionary(whole.type):
-            plain = whole.cast(whole.type.value_type)
-            whole = plain.dictionary_encode().cast(whole.type)
-        columns.append(whole)
-    return pa.table(columns, schema=table.schema)
+def _taken(part: Timeline, column: Column, rows: Ints) -> Any:
+    """Some rows of a column; of labels, only those that they have."""
+    if not column.is_string:
+        return numbers(part.column(column.name)[rows], nullable=column.nullable)
+    coded = part.strings(column.name)
+    codes = coded.codes[rows]
+    used = np.flatnonzero(np.bincount(codes[codes >= 0], minlength=1))
+    number = np.full(len(coded.values) + 1, ABSENT, dtype=np.int32)
+    number[used] = np.arange(used.size)
+    return labels(number[codes], [coded.values[code] for code in used.tolist()])
+
+
+def _texts(part: Timeline, rows: Ints, wanted: Flags) -> Any:
+    """The arguments of the wanted ones of these rows, and none for the others."""
+    texts = taken(part.spans.column("extra"), rows[wanted])
+    place = np.where(wanted, np.cumsum(wanted) - 1, ABSENT)
+    return texts.take(numbers(place, nullable=True))

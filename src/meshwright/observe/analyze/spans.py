@@ -6,12 +6,15 @@ timelines; does not know profilers.
 """
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
+from types import BuiltinMethodType
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from meshwright.timeline.columns import Coded
+from meshwright.timeline.once import once
 from meshwright.timeline.schema import Kind
 from meshwright.timeline.timeline import Timeline, has_kind
 
@@ -72,6 +75,7 @@ class DeviceSpans(NamedTuple):
         return int(self.start[0]), int(self.end.max())
 
 
+@once
 def device_spans(part: Timeline) -> DeviceSpans:
     """The device work of one rank.
 
@@ -89,21 +93,29 @@ def device_spans(part: Timeline) -> DeviceSpans:
     codes = {kind.value: code for code, kind in enumerate(DEVICE_KINDS)}
     code_of = np.array([codes.get(value, -1) for value in kinds.values] or [-1], dtype=np.int8)
     both = process.codes[row].astype(np.int64) * len(lane.values) + lane.codes[row]
-    distinct, lanes = np.unique(both, return_inverse=True)
+    used = np.flatnonzero(np.bincount(both)) if both.size else both
+    number = np.zeros(int(used[-1]) + 1 if used.size else 0, dtype=np.int64)
+    number[used] = np.arange(used.size)
     return DeviceSpans(
         row=row,
         start=start[row],
         end=start[row] + duration[row],
         kind=code_of[kinds.codes[row]],
-        lane=lanes.reshape(-1),
+        lane=number[both],
         name=names.codes[row],
         flow=part.column("flow_in")[row],
         lanes=tuple(
             f"{process.values[code // len(lane.values)]} {lane.values[code % len(lane.values)]}"
-            for code in distinct.tolist()
+            for code in used.tolist()
         ),
         names=names.values,
     )
+
+
+def distinct(values: Ints) -> Ints:
+    """Each value once, sorted; numpy's own `unique` takes several times as long."""
+    ordered = np.sort(values)
+    return ordered[np.append(True, ordered[1:] != ordered[:-1])] if ordered.size else ordered
 
 
 def union(start: Ints, end: Ints) -> Intervals:
@@ -180,6 +192,30 @@ def _before(intervals: Intervals, moment: Ints) -> Ints:
 
 def where(column: Coded, test: Callable[[str], object]) -> Flags:
     """Which rows have a value that passes; each distinct value is tested once."""
-    passes = np.array([bool(test(value)) for value in column.values] + [False], dtype=np.bool_)
+    # Ranks have mostly the same names: what a pattern says of one is remembered.
+    known = _tested(test) if isinstance(test, BuiltinMethodType) else _Tested(test)
+    if len(known) > _MOST_REMEMBERED:
+        known.clear()
+    passes = np.zeros(len(column.values) + 1, dtype=np.bool_)
+    passes[:-1] = list(map(known.__getitem__, column.values))
     rows: Flags = passes[column.codes]
     return rows
+
+
+_MOST_REMEMBERED = 1 << 17
+
+
+class _Tested(dict[str, bool]):
+    """Whether values pass a test, each tested once."""
+
+    def __init__(self, test: Callable[[str], object]) -> None:
+        self.test = test
+
+    def __missing__(self, value: str) -> bool:
+        passes = self[value] = bool(self.test(value))
+        return passes
+
+
+@lru_cache(64)
+def _tested(test: Callable[[str], object]) -> _Tested:
+    return _Tested(test)

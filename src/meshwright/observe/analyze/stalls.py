@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from meshwright.observe.analyze.idle import loading_spans, synchronising_calls
-from meshwright.observe.analyze.nest import NONE, enclosing, nest
+from meshwright.observe.analyze.nest import NONE, enclosing, holding, nest
 from meshwright.observe.analyze.spans import (
     Flags,
     Intervals,
@@ -19,7 +19,7 @@ from meshwright.observe.analyze.spans import (
     gaps,
     where,
 )
-from meshwright.observe.analyze.steps import Extent, counted, on_host
+from meshwright.observe.analyze.steps import Extent, counted, on_host, threads
 from meshwright.timeline.timeline import Timeline
 
 COMPILING = re.compile(
@@ -84,19 +84,12 @@ def stalls_of(part: Timeline, extent: Extent = Extent.SETTLED) -> RankStalls:
     )
 
 
-def _thread(part: Timeline) -> Ints:
-    """One number per process and thread."""
-    lane, process = part.strings("lane"), part.strings("process")
-    thread: Ints = process.codes.astype(np.int64) * max(len(lane.values), 1) + lane.codes
-    return thread
-
-
 def _outermost(part: Timeline, which: Flags) -> Ints:
     """Rows that are not inside another of them: one call is not told twice."""
     row = np.flatnonzero(which)
     start = part.column("start_ns")[row]
     end = start + part.column("duration_ns")[row]
-    thread = _thread(part)[row]
+    thread = threads(part)[row]
     tree = nest(thread, start, end)
     at_top = np.ones(row.size, dtype=np.bool_)
     at_top[tree.place[tree.depth > 0]] = False
@@ -134,9 +127,8 @@ def _grouped(part: Timeline, row: Ints, idle: Intervals) -> tuple[Stall, ...]:
 
 def _stacks(part: Timeline, row: Ints) -> Ints:
     """Codes of the names around each row, innermost first; -1 fills up."""
-    start = part.column("start_ns")
-    end = start + part.column("duration_ns")
-    thread, names = _thread(part), part.strings("name")
+    start, duration = part.column("start_ns"), part.column("duration_ns")
+    thread, names = threads(part), part.strings("name")
     category = part.strings("category")
     host = on_host(part)
     around = host & where(category, lambda value: value == "python_function")
@@ -145,7 +137,10 @@ def _stacks(part: Timeline, row: Ints) -> Ints:
         around &= ~where(names, lambda name: name.startswith("ProfilerStep"))
     around[row] = False
     outer = np.flatnonzero(around)
-    tree = nest(thread[outer], start[outer], end[outer])
+    end = start[outer] + duration[outer]
+    holds = holding(thread[outer], start[outer], end, (thread[row], start[row]))
+    outer, end = outer[holds], end[holds]
+    tree = nest(thread[outer], start[outer], end)
     levels = enclosing(tree, thread[row], start[row])
     stacks = np.full((row.size, MAX_FRAMES), NONE, dtype=np.int64)
     filled = np.zeros(row.size, dtype=np.int64)

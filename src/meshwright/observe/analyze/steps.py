@@ -15,10 +15,12 @@ from meshwright.observe.analyze.spans import (
     Flags,
     Ints,
     device_spans,
+    distinct,
     measure,
     union,
     where,
 )
+from meshwright.timeline.once import once
 from meshwright.timeline.schema import ABSENT
 from meshwright.timeline.timeline import Timeline
 
@@ -90,6 +92,7 @@ def steps(timeline: Timeline) -> tuple[RankSteps, ...]:
     return tuple(steps_of(part) for part in timeline.by_rank())
 
 
+@once
 def steps_of(part: Timeline) -> RankSteps:
     """The steps of one rank."""
     rank = part.ranks[0] if part.ranks else 0
@@ -122,6 +125,7 @@ def by_step(launched: Ints, start: Ints, end: Ints) -> list[Ints]:
     return [order[low:high] for low, high in zip(first.tolist(), last.tolist(), strict=True)]
 
 
+@once
 def counted(part: Timeline, extent: Extent = Extent.SETTLED) -> DeviceSpans:
     """The device work of one rank that analyses count."""
     spans = device_spans(part)
@@ -134,6 +138,7 @@ def counted(part: Timeline, extent: Extent = Extent.SETTLED) -> DeviceSpans:
     return spans.take((launched != ABSENT) & (launched < cut))
 
 
+@once
 def cut_ns(part: Timeline) -> int | None:
     """When the last step's latest mark starts, on host or device; None for fewer than two steps."""
     names = part.strings("name")
@@ -143,6 +148,7 @@ def cut_ns(part: Timeline) -> int | None:
     return int(part.column("start_ns")[is_step].max())
 
 
+@once
 def launch_starts(part: Timeline, spans: DeviceSpans) -> Ints:
     """When the host began to launch each device span; -1 where the trace does not say."""
     row = launch_rows(part, spans)
@@ -150,6 +156,7 @@ def launch_starts(part: Timeline, spans: DeviceSpans) -> Ints:
     return begun
 
 
+@once
 def launch_rows(part: Timeline, spans: DeviceSpans) -> Ints:
     """The row of the call that launched each device span; -1 where the trace does not say."""
     flow = part.column("flow_out")
@@ -162,26 +169,35 @@ def launch_rows(part: Timeline, spans: DeviceSpans) -> Ints:
     return np.where((spans.flow >= 0) & (flow[row] == spans.flow), row, ABSENT)
 
 
+@once
 def on_host(part: Timeline) -> Flags:
     """Which rows are the host's own: neither device work nor marks projected onto a device."""
     on_device = where(part.strings("process"), lambda value: value.startswith("gpu"))
     return ~on_device
 
 
+@once
+def threads(part: Timeline) -> Ints:
+    """One number per process and lane, for every row."""
+    lane, process = part.strings("lane"), part.strings("process")
+    thread: Ints = process.codes.astype(np.int64) * max(len(lane.values), 1) + lane.codes
+    return thread
+
+
+@once
 def _bounds(part: Timeline) -> tuple[Ints, Ints, Ints, str]:
     """Numbers, starts and ends of the steps, in order of time, and what told them apart."""
     names = part.strings("name")
-    start = part.column("start_ns")
-    end = start + part.column("duration_ns")
+    start, duration = part.column("start_ns"), part.column("duration_ns")
     host = on_host(part)
     row = np.flatnonzero(host & where(names, _STEP.match))
     if row.size:
         row = row[np.argsort(start[row], kind="stable")]
         matches = (_STEP.match(names.values[code]) for code in names.codes[row].tolist())
         number = np.array([int(match[1]) for match in matches if match], dtype=np.int64)
-        return number, start[row], end[row], "ProfilerStep"
+        return number, start[row], start[row] + duration[row], "ProfilerStep"
     row = np.flatnonzero(host & where(names, lambda value: value.startswith(_OPTIMIZER)))
-    ends = np.unique(end[row])
+    ends = distinct(start[row] + duration[row])
     if ends.size < 2:
         none = np.zeros(0, dtype=np.int64)
         return none, none, none, ""

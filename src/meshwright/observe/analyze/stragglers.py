@@ -22,6 +22,7 @@ from meshwright.observe.analyze.spans import (
     where,
 )
 from meshwright.observe.analyze.steps import steps
+from meshwright.timeline.once import once
 from meshwright.timeline.timeline import Timeline
 
 LEAST_SHARE = 0.01
@@ -100,6 +101,7 @@ class Stragglers(NamedTuple):
         return self.ranks[0].rank
 
 
+@once
 def stragglers(timeline: Timeline, collectives: Collectives | None = None) -> Stragglers:
     """Say who comes late, how often and why; clocks must agree (see `clocks`)."""
     found = match_collectives(timeline) if collectives is None else collectives
@@ -169,10 +171,20 @@ def kernel_slowdowns(timeline: Timeline) -> dict[int, float]:
         shared = np.flatnonzero((number[place] > 0) & (~np.isnan(others)).any(axis=0))
         if not shared.size:
             continue
-        usual = float((number[place, shared] * np.nanmedian(others[:, shared], axis=0)).sum())
+        usual = float((number[place, shared] * _medians(others[:, shared])).sum())
         spent = float((number[place, shared] * table[place, shared]).sum())
         found[rank] = spent / usual if usual else 1.0
     return found
+
+
+def _medians(table: Ints) -> Ints:
+    """The median of each column without its NaNs; numpy's own imports masked arrays for that."""
+    ordered = np.sort(table, axis=0)  # NaN comes last.
+    count = (~np.isnan(table)).sum(axis=0)
+    column = np.arange(table.shape[1])
+    low, high = ordered[(count - 1) // 2, column], ordered[count // 2, column]
+    middle: Ints = (low + high) / 2
+    return middle
 
 
 def slow_links(collectives: Collectives) -> tuple[SlowLink, ...]:
@@ -235,7 +247,7 @@ def _between(timeline: Timeline, found: Collectives) -> dict[str, Ints]:
         busy = covered(spans.of(COMPUTE, MEMORY_COPY), begin, start)
         values["compute"][own] = busy
         values["idle"][own] = start - begin - busy
-        rows = np.flatnonzero(where(part.strings("name"), lambda name: bool(_DATA.search(name))))
+        rows = np.flatnonzero(where(part.strings("name"), _DATA.search))
         from_ns = part.column("start_ns")[rows]
         loading = union(from_ns, from_ns + part.column("duration_ns")[rows])
         values["data"][own] = np.minimum(covered(loading, begin, start), values["idle"][own])

@@ -12,6 +12,7 @@ from meshwright.observe.analyze.kernels import Kernel, kernels_of
 from meshwright.observe.analyze.launches import RankLaunches, launches_of
 from meshwright.observe.analyze.mfu import RankMfu, mfu_of
 from meshwright.observe.analyze.overlap import RankOverlap, overlap_of
+from meshwright.observe.analyze.regions import RankRegions, regions_of
 from meshwright.observe.analyze.stalls import Stall, stalls_of
 from meshwright.observe.analyze.steps import Extent, RankSteps, counted, steps_of
 from meshwright.timeline.schema import Kind
@@ -60,6 +61,7 @@ class RankSummary(NamedTuple):
     stalls: tuple[Stall, ...]
     """The longest synchronisations, compilations and data loads, by device time lost."""
     recompiled: tuple[str, ...]
+    regions: RankRegions
     path: Path | None
     notes: tuple[str, ...]
     """What the reader had to guess."""
@@ -95,6 +97,7 @@ def summary_of(
         other_kernels_ns=sum(kernel.total_ns for kernel in table.kernels[MOST_KERNELS:]),
         stalls=tuple(sorted(every, key=lambda one: -one.idle_ns)[:MOST_STALLS]),
         recompiled=stalls.recompiled,
+        regions=regions_of(part, extent),
         path=_path(part, marks) if with_path else None,
         notes=tuple(line for line in notes.splitlines() if line),
     )

@@ -18,6 +18,7 @@ import numpy as np
 
 from meshwright.observe.analyze.products import FLOPS
 from meshwright.observe.analyze.spans import Ints
+from meshwright.timeline.readers.arrow_arrays import taken
 from meshwright.timeline.timeline import Timeline
 
 SIZES = {
@@ -62,7 +63,7 @@ def is_covered(operator: str) -> bool:
 def least_bytes(part: Timeline, rows: Ints) -> Ints:
     """The bytes that each of these calls moves at least; -1 where the trace does not say."""
     names = part.strings("name")
-    texts = part.spans.column("extra").take(rows).to_pylist()
+    texts = taken(part.spans.column("extra"), rows).to_pylist()
     operators = [names.values[code] for code in names.codes[rows].tolist()]
     found = [
         _bytes(name, text) if text else -1 for name, text in zip(operators, texts, strict=True)

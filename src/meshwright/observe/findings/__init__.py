@@ -5,7 +5,7 @@ examine     what one rank shows (to run ranks in parallel), `combine` puts ranks
 patterns    the list itself
 """
 
-from meshwright.observe.findings import (
+from meshwright.observe.findings import (  # noqa: F401  importing them registers their patterns
     arithmetic,
     communicating,
     comparing,
@@ -21,21 +21,13 @@ from meshwright.observe.findings import (
 )
 from meshwright.observe.findings.find import Examined, combine, examine, find
 from meshwright.observe.findings.rank import Rank
-from meshwright.observe.findings.registry import JOB_PATTERNS, RANK_PATTERNS, Pattern
-
-_FAMILIES = (
-    launching, waiting, hosting, copies, updating, arithmetic, passes, communicating, stepping,
-    memory, lateness, comparing,
-)  # fmt: skip
-"""The modules whose patterns are registered by importing them."""
+from meshwright.observe.findings.registry import FAMILIES, JOB_PATTERNS, RANK_PATTERNS, Pattern
 
 
 def patterns() -> tuple[Pattern, ...]:
     """Every pattern, family by family."""
-    known = (*RANK_PATTERNS.values(), *JOB_PATTERNS.values())
-    place = {module.__name__: number for number, module in enumerate(_FAMILIES)}
-    ordered = sorted(known, key=lambda item: place[item[1].__module__])
-    return tuple(pattern for pattern, _ in ordered)
+    known = [pattern for pattern, _ in (*RANK_PATTERNS.values(), *JOB_PATTERNS.values())]
+    return tuple(sorted(known, key=lambda pattern: FAMILIES.index(pattern.family)))
 
 
 __all__ = ["Examined", "Pattern", "Rank", "combine", "examine", "find", "patterns"]

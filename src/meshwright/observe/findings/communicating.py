@@ -42,96 +42,46 @@ def _exposed(rank: Rank, own: Flags, what: str) -> Hit | None:
     return Hit(cost, evidence, places(rank, own))
 
 
-_COST = "measured: their time in which nothing computes; waiting for late ranks is part of it"
+def _uncovered(name: str, what: str, *kinds: str, remedy: str) -> None:
+    """A pattern of collectives of these kinds that no compute hides."""
+    title = f"{name.capitalize()} {'are' if name.endswith('s') else 'is'} not hidden"
+    detected = f"{what} while nothing computes"
+    cost = "measured: their time in which nothing computes; waiting for late ranks is part of it"
+    words = f"exposed-{name.replace('sends and receives', 'send-receive')}"
+
+    @of_rank(Pattern(words, title, "communication", detected, cost, remedy, 0.03))
+    def detector(rank: Rank) -> Hit | None:
+        return _exposed(rank, _of_kind(rank, *kinds), what.partition(",")[0])
 
 
-@of_rank(
-    Pattern(
-        name="exposed-all-reduce",
-        title="All-reduce is not hidden",
-        family="communication",
-        detected="all-reduces while nothing computes",
-        cost=_COST,
-        remedy="DDP: bucket_cap_mb=100 (fewer, larger) or 10 (earlier start), "
-        "gradient_as_bucket_view=True, static_graph=True; accumulate with model.no_sync(); "
-        "tensor parallel: async TP (torch._inductor.config._micro_pipeline_tp = True)",
-        least_share=0.03,
-    )
-)
-def exposed_all_reduce(rank: Rank) -> Hit | None:
-    """All-reduce outside compute."""
-    return _exposed(rank, _of_kind(rank, "all_reduce"), "all-reduces")
-
-
-@of_rank(
-    Pattern(
-        name="exposed-all-gather",
-        title="All-gather is not hidden",
-        family="communication",
-        detected="all-gathers while nothing computes",
-        cost=_COST,
-        remedy="FSDP2: module.set_modules_to_forward_prefetch([...]) and "
-        "set_modules_to_backward_prefetch([...]), fully_shard(reshard_after_forward=False) where "
-        "memory allows; FSDP1: forward_prefetch=True, BackwardPrefetch.BACKWARD_PRE, "
-        "limit_all_gathers=False",
-        least_share=0.03,
-    )
-)
-def exposed_all_gather(rank: Rank) -> Hit | None:
-    """All-gather outside compute."""
-    return _exposed(rank, _of_kind(rank, "all_gather"), "all-gathers")
-
-
-@of_rank(
-    Pattern(
-        name="exposed-reduce-scatter",
-        title="Reduce-scatter is not hidden",
-        family="communication",
-        detected="reduce-scatters while nothing computes",
-        cost=_COST,
-        remedy="FSDP2: larger units (fully_shard on several layers at once), accumulate with "
-        "set_requires_gradient_sync(False); start reductions in backward hooks rather than "
-        "after it",
-        least_share=0.03,
-    )
-)
-def exposed_reduce_scatter(rank: Rank) -> Hit | None:
-    """Reduce-scatter outside compute."""
-    return _exposed(rank, _of_kind(rank, "reduce_scatter"), "reduce-scatters")
-
-
-@of_rank(
-    Pattern(
-        name="exposed-all-to-all",
-        title="All-to-all is not hidden",
-        family="communication",
-        detected="all-to-alls, dispatches and combines while nothing computes",
-        cost=_COST,
-        remedy="experts: overlap two micro-batches (DeepEP async_finish=True, Megatron "
-        "--overlap-moe-expert-parallel-comm); embeddings: TrainPipelineSparseDist",
-        least_share=0.03,
-    )
-)
-def exposed_all_to_all(rank: Rank) -> Hit | None:
-    """All-to-all outside compute."""
-    return _exposed(rank, _of_kind(rank, "all_to_all", "dispatch", "combine"), "all-to-alls")
-
-
-@of_rank(
-    Pattern(
-        name="exposed-send-receive",
-        title="Sends and receives are not hidden",
-        family="communication",
-        detected="sends and receives while nothing computes",
-        cost=_COST,
-        remedy="pipeline: more micro-batches, batch_isend_irecv on a stream of its own, Megatron: "
-        "interleaved stages without --no-overlap-p2p-communication",
-        least_share=0.03,
-    )
-)
-def exposed_send_receive(rank: Rank) -> Hit | None:
-    """Sends and receives outside compute."""
-    return _exposed(rank, _of_kind(rank, "send_recv", "send", "recv"), "sends and receives")
+_uncovered(
+    "all-reduce", "all-reduces", "all_reduce",
+    remedy="DDP: bucket_cap_mb=100 (fewer, larger) or 10 (earlier start), "
+    "gradient_as_bucket_view=True, static_graph=True; accumulate with model.no_sync(); "
+    "tensor parallel: async TP (torch._inductor.config._micro_pipeline_tp = True)",
+)  # fmt: skip
+_uncovered(
+    "all-gather", "all-gathers", "all_gather",
+    remedy="FSDP2: module.set_modules_to_forward_prefetch([...]) and "
+    "set_modules_to_backward_prefetch([...]), fully_shard(reshard_after_forward=False) where "
+    "memory allows; FSDP1: forward_prefetch=True, BackwardPrefetch.BACKWARD_PRE, "
+    "limit_all_gathers=False",
+)  # fmt: skip
+_uncovered(
+    "reduce-scatter", "reduce-scatters", "reduce_scatter",
+    remedy="FSDP2: larger units (fully_shard on several layers at once), accumulate with "
+    "set_requires_gradient_sync(False); start reductions in backward hooks rather than after it",
+)  # fmt: skip
+_uncovered(
+    "all-to-all", "all-to-alls, dispatches and combines", "all_to_all", "dispatch", "combine",
+    remedy="experts: overlap two micro-batches (DeepEP async_finish=True, Megatron "
+    "--overlap-moe-expert-parallel-comm); embeddings: TrainPipelineSparseDist",
+)  # fmt: skip
+_uncovered(
+    "sends and receives", "sends and receives", "send_recv", "send", "recv",
+    remedy="pipeline: more micro-batches, batch_isend_irecv on a stream of its own, Megatron: "
+    "interleaved stages without --no-overlap-p2p-communication",
+)  # fmt: skip
 
 
 @of_rank(

@@ -1,11 +1,13 @@
 """Patterns of copies between memories."""
 
+from collections.abc import Callable
+
 import numpy as np
 
 from meshwright.observe.analyze.spans import MEMORY_COPY, Flags, covered
 from meshwright.observe.findings.rank import Rank
-from meshwright.observe.findings.registry import Hit, Pattern, of_rank
-from meshwright.observe.findings.say import per_step, places, share, took
+from meshwright.observe.findings.registry import LEAST_SHARE, Hit, Pattern, of_rank
+from meshwright.observe.findings.say import per_step, places, took
 from meshwright.timeline.schema import ABSENT
 
 ROUND_TRIP_NS = 5_000_000
@@ -57,37 +59,54 @@ def pageable_copy(rank: Rank) -> Hit | None:
     return _hit(rank, own, "copies from pageable memory", blocked)
 
 
-@of_rank(
-    Pattern(
-        name="input-copy-not-overlapped",
-        title="Input is copied on the computing stream",
-        family="copies",
-        detected="copies host to device from pinned memory, on the stream that computes",
-        cost="measured: their time in which nothing computes",
-        remedy="prefetch the next batch on a side stream: with torch.cuda.stream(side): "
-        'x.to("cuda", non_blocking=True), then torch.cuda.current_stream().wait_stream(side)',
-    )
-)
-def input_copy_not_overlapped(rank: Rank) -> Hit | None:
-    """Copies in line with compute."""
-    own = _copies(rank, "HtoD") & ~rank.named("Pageable") & (rank.spans.lane == rank.main_lane)
-    return _hit(rank, own, "copies on the computing stream")
+def _exposed(
+    name: str,
+    title: str,
+    *,
+    what: str,
+    copies: Callable[[Rank], Flags],
+    detected: str,
+    remedy: str,
+    least_share: float = LEAST_SHARE,
+) -> None:
+    """A pattern of copies that no compute hides."""
+    cost = "measured: their time in which nothing computes"
+
+    @of_rank(Pattern(name, title, "copies", detected, cost, remedy, least_share))
+    def detector(rank: Rank) -> Hit | None:
+        return _hit(rank, copies(rank), what)
 
 
-@of_rank(
-    Pattern(
-        name="output-copy-exposed",
-        title="Results are copied to the host in line with compute",
-        family="copies",
-        detected="copies device to host that no compute hides",
-        cost="measured: their time in which nothing computes",
-        remedy='copy results with .to("cpu", non_blocking=True) into pinned memory on a side '
-        "stream; copy less, and less often",
-    )
+_exposed(
+    "input-copy-not-overlapped",
+    "Input is copied on the computing stream",
+    what="copies on the computing stream",
+    copies=lambda rank: (
+        _copies(rank, "HtoD") & ~rank.named("Pageable") & (rank.spans.lane == rank.main_lane)
+    ),
+    detected="copies host to device from pinned memory, on the stream that computes",
+    remedy="prefetch the next batch on a side stream: with torch.cuda.stream(side): "
+    'x.to("cuda", non_blocking=True), then torch.cuda.current_stream().wait_stream(side)',
 )
-def output_copy_exposed(rank: Rank) -> Hit | None:
-    """Results, logits, metrics on their way to the host."""
-    return _hit(rank, _copies(rank, "DtoH"), "copies to the host")
+_exposed(
+    "output-copy-exposed",
+    "Results are copied to the host in line with compute",
+    what="copies to the host",
+    copies=lambda rank: _copies(rank, "DtoH"),
+    detected="copies device to host that no compute hides",
+    remedy='copy results with .to("cpu", non_blocking=True) into pinned memory on a side '
+    "stream; copy less, and less often",
+)
+_exposed(
+    "tensor-copies",
+    "Tensors are copied within the device",
+    what="copies within the device",
+    copies=lambda rank: _copies(rank, "DtoD"),
+    detected="copies device to device",
+    remedy="drop .clone() and .contiguous(); write into preallocated views; for DDP "
+    "gradient_as_bucket_view=True",
+    least_share=0.02,
+)
 
 
 @of_rank(
@@ -146,26 +165,3 @@ def fill_storm(rank: Rank) -> Hit | None:
         f"{took(rank.length[own].sum())} in them, {took(length[before].sum())} in gaps before them",
     )
     return Hit(cost, evidence, places(rank, own))
-
-
-@of_rank(
-    Pattern(
-        name="tensor-copies",
-        title="Tensors are copied within the device",
-        family="copies",
-        detected="copies device to device",
-        cost="measured: their time in which nothing else computes",
-        remedy="drop .clone() and .contiguous(); write into preallocated views; for DDP "
-        "gradient_as_bucket_view=True",
-        least_share=0.02,
-    )
-)
-def tensor_copies(rank: Rank) -> Hit | None:
-    """Clones."""
-    own = _copies(rank, "DtoD")
-    hit = _hit(rank, own, "copies within the device")
-    if hit is None:
-        return None
-    return hit._replace(
-        evidence=(*hit.evidence, f"{share(hit.cost_ns or 0, rank.window_ns)} of the time")
-    )

@@ -24,6 +24,8 @@ from meshwright.observe.analyze.spans import (
 )
 from meshwright.observe.analyze.steps import RankSteps, counted, launch_rows, on_host, steps_of
 from meshwright.observe.findings.names import host_sort, kernel_sorts
+from meshwright.timeline.columns import as_numpy
+from meshwright.timeline.readers.arrow_arrays import taken, whole_numbers
 from meshwright.timeline.schema import ABSENT, Source
 from meshwright.timeline.timeline import Timeline
 
@@ -149,12 +151,20 @@ class Facts(msgspec.Struct, frozen=True, eq=False, dict=True):
 
     def launched_in(self, sort: str, which: Flags | None = None) -> Flags:
         """Which device spans were launched inside host spans of one sort."""
+        inside: Flags = self.launching(sort, which) != NONE
+        return inside
+
+    def launching(self, sort: str, which: Flags | None = None) -> Ints:
+        """The place among the host's spans of one sort that each device span was launched in.
+
+        -1 for none, for spans whose launch is not known, and for those not asked for.
+        """
         known = self.launch != ABSENT if which is None else which & (self.launch != ABSENT)
-        found = np.zeros(self.launch.size, dtype=np.bool_)
-        place = np.flatnonzero(known)
-        outer = self.host_rows(sort)
-        if outer.size and place.size:
-            found[place] = self.within(self.launch[place], outer)
+        found = np.full(self.launch.size, NONE, dtype=np.int64)
+        rows, outer = self.launch[known], self.host_rows(sort)
+        if outer.size and rows.size:
+            tree = nest(self.thread[outer], self.start[outer], self.end[outer])
+            found[known] = innermost(tree, self.thread[rows], self.start[rows])
         return found
 
     @cached_property
@@ -246,10 +256,10 @@ class Facts(msgspec.Struct, frozen=True, eq=False, dict=True):
         found = np.full(self.spans.row.size, ABSENT, dtype=np.int64)
         if "extra" not in self.part.known or "extra" not in self.part.spans.column_names:
             return found
-        texts = self.part.spans.column("extra").take(pa.array(self.spans.row[place]))
+        texts = taken(self.part.spans.column("extra"), self.spans.row[place])
         grid = pc.struct_field(pc.extract_regex(texts, r'"grid":\s*(?P<grid>\[[^\]]*\])'), "grid")
-        codes = pc.fill_null(pc.dictionary_encode(grid).combine_chunks().indices, ABSENT)
-        both = np.stack([self.spans.name[place], codes.to_numpy(zero_copy_only=False)], axis=1)
+        codes = whole_numbers(pc.dictionary_encode(grid).indices)
+        both = np.stack([self.spans.name[place], codes], axis=1)
         _, number = np.unique(both, axis=0, return_inverse=True)
         found[place] = np.where(both[:, 1] >= 0, number.reshape(-1), ABSENT)
         return found
@@ -258,8 +268,8 @@ class Facts(msgspec.Struct, frozen=True, eq=False, dict=True):
         """A number among the arguments of rows; NaN where it is not said."""
         if "extra" not in self.part.known or "extra" not in self.part.spans.column_names:
             return np.full(rows.size, np.nan)
-        texts = self.part.spans.column("extra").take(pa.array(rows))
+        texts = taken(self.part.spans.column("extra"), rows)
         found = pc.extract_regex(texts, rf'"{name}":\s*(?P<number>[0-9.]+)')
         number = pc.cast(pc.struct_field(found, "number"), pa.float64(), safe=False)
-        values: Ints = pc.fill_null(number, float("nan")).to_numpy()
-        return values
+        values = as_numpy([number], "float64")
+        return np.where(values < 0, np.nan, values)

@@ -1,12 +1,14 @@
-"""Looks for every pattern, puts what ranks show alike together, and ranks it by cost.
+"""Looks for every pattern, puts what ranks show alike together, ranks it by cost and cause.
 
 find(timelines)                  all of it: one timeline per rank, each read once
 examine(rank)                    what one rank shows; may run in another process
 combine(examined)                the ranks' answers together, with what only all show
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
+
+import msgspec
 
 from meshwright.observe.finding import Finding
 from meshwright.observe.findings.job import Job, Summary, kept_of, summary_of
@@ -19,6 +21,24 @@ from meshwright.observe.findings.registry import (
     Pattern,
 )
 from meshwright.timeline.timeline import Timeline
+
+_HOST = (
+    "data-loader-stall", "recompilation", "warm-up-included", "garbage-collection",
+    "checkpoint-stall", "allocator-churn",
+)  # fmt: skip
+_STRAGGLERS = (
+    "straggler-slow-kernels", "straggler-more-work", "straggler-late-host", "straggler-data-wait",
+    "rotating-stragglers", "slow-link",
+)  # fmt: skip
+CONSEQUENCES: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("exposed-", (*_STRAGGLERS, "pipeline-bubble", "low-bus-bandwidth")),
+    ("step-outliers", _HOST),
+    ("step-time-change", ("kernels-slow-down", *_HOST)),
+    ("tiny-kernels", ("unfused-optimizer", "fill-storm")),
+    ("output-copy-exposed", ("host-round-trip",)),
+    ("input-copy-not-overlapped", ("host-round-trip",)),
+)
+"""How a pattern's name begins, and the patterns it may be a consequence of; no cause is one."""
 
 
 class Examined(NamedTuple):
@@ -34,15 +54,15 @@ def find(timelines: Iterable[Timeline]) -> tuple[Finding, ...]:
     return combine(examine(Rank(part)) for timeline in timelines for part in timeline.by_rank())
 
 
-def examine(rank: Rank) -> Examined:
-    """Look for what one rank shows."""
+def examine(rank: Rank, kept: Timeline | None = None) -> Examined:
+    """Look for what one rank shows; `kept` are the rows to compare it by, where they are known."""
     hits = []
     if rank.window_ns:
         for pattern, detector in RANK_PATTERNS.values():
             hit = detector(rank)
             if hit is not None and _matters(pattern, hit, rank.window_ns):
                 hits.append((pattern.name, hit))
-    return Examined(summary_of(rank), tuple(hits), kept_of(rank.part))
+    return Examined(summary_of(rank), tuple(hits), kept_of(rank.part) if kept is None else kept)
 
 
 def combine(examined: Iterable[Examined]) -> tuple[Finding, ...]:
@@ -59,7 +79,28 @@ def combine(examined: Iterable[Examined]) -> tuple[Finding, ...]:
             for hit, culprits, sharers in detector(job):
                 if _matters(pattern, hit, job.window_ns):
                     found.append(_of_all(pattern, hit, culprits, sharers, job))
-    return tuple(sorted(found, key=_by_cost))
+    return _ranked(found)
+
+
+def _ranked(found: Sequence[Finding]) -> tuple[Finding, ...]:
+    """The costliest first, and what follows from another finding directly after that."""
+    shares = {one.name: one.gpu_share or 0.0 for one in found}
+    causes: list[Finding] = []
+    consequences: dict[str, list[Finding]] = {}
+    for one in sorted(found, key=_by_cost):
+        cause = _cause(one.name, shares)
+        if cause:
+            consequences.setdefault(cause, []).append(msgspec.structs.replace(one, follows=cause))
+        else:
+            causes.append(one)
+    return tuple(each for one in causes for each in (one, *consequences.pop(one.name, ())))
+
+
+def _cause(name: str, shares: dict[str, float]) -> str:
+    """The costliest finding that explains half of this one or more."""
+    known = next((causes for start, causes in CONSEQUENCES if name.startswith(start)), ())
+    able = [cause for cause in known if shares.get(cause, 0.0) >= shares[name] / 2 > 0]
+    return max(able, key=lambda cause: shares[cause], default="")
 
 
 def _matters(pattern: Pattern, hit: Hit, window_ns: float) -> bool:

@@ -1,5 +1,7 @@
 """Patterns of what the host does instead of launching: data, compilers, collectors, files."""
 
+from collections.abc import Callable
+
 import numpy as np
 
 from meshwright.observe.analyze.spans import covered
@@ -9,63 +11,102 @@ from meshwright.observe.findings.registry import Hit, Pattern, of_rank
 from meshwright.observe.findings.say import longest_of, names_of, per_step, took
 
 
-def _claimed(rank: Rank, cause: str, what: str, remedy: str = "") -> Hit | None:
-    cost = rank.claimed_ns(cause)
-    rows = rank.host_rows(cause)
-    if not cost:
-        return None
-    evidence = (
-        f"{what}: {per_step(rank, rows.size)}, device idle {took(cost)} meanwhile",
-        names_of(rank, rows),
-    )
-    return Hit(cost, evidence, longest_of(rank.claims[cause]), remedy)
+def _meanwhile(
+    name: str,
+    title: str,
+    *,
+    what: str,
+    cause: str,
+    detected: str,
+    remedy: str,
+    lasting: bool = False,
+    exact: Callable[[Rank], str] = lambda _: "",
+    more: Callable[[Rank], tuple[str, ...]] = lambda _: (),
+) -> None:
+    """A pattern of late gaps that one of `Rank.claims` has.
+
+    A `lasting` one has to go on in the second half of the window: else it is warm-up. `exact` words
+    the remedy for this rank, `more` adds evidence.
+    """
+    rule = f"late gaps {detected}"
+
+    @of_rank(Pattern(name, title, "host", rule, "measured: those gaps", remedy))
+    def detector(rank: Rank) -> Hit | None:
+        cost, rows = rank.claimed_ns(cause), rank.host_rows(cause)
+        if not cost or (lasting and not rank.goes_on(rows)):
+            return None
+        evidence = (
+            f"{what}: {per_step(rank, rows.size)}, device idle {took(cost)} meanwhile",
+            names_of(rank, rows),
+            *more(rank),
+        )
+        return Hit(cost, evidence, longest_of(rank.claims[cause]), exact(rank))
 
 
-@of_rank(
-    Pattern(
-        name="data-loader-stall",
-        title="The device waits for data",
-        family="host",
-        detected="late gaps while the host is in the data loader's __next__",
-        cost="measured: those gaps",
-        remedy="DataLoader(num_workers=8, pin_memory=True, persistent_workers=True, "
-        "prefetch_factor=4); more workers until the stall is gone",
-    )
-)
-def data_loader_stall(rank: Rank) -> Hit | None:
-    """The loader is slower than the step."""
-    names = rank.part.strings("name").values
-    alone = any("_SingleProcessDataLoaderIter" in name for name in names)
-    remedy = (
+def _alone(rank: Rank) -> str:
+    if not any("_SingleProcessDataLoaderIter" in name for name in rank.part.strings("name").values):
+        return ""
+    return (
         "the loader runs in the training process: DataLoader(num_workers=8, pin_memory=True, "
         "persistent_workers=True) instead of num_workers=0"
     )
-    return _claimed(rank, "loading", "waits for a batch", remedy if alone else "")
 
 
-@of_rank(
-    Pattern(
-        name="recompilation",
-        title="Code is compiled in the loop",
-        family="host",
-        detected="late gaps while torch.compile compiles or modules are loaded, in the second half "
-        "of the steps too; what only the first steps show is warm-up",
-        cost="measured: those gaps",
-        remedy="TORCH_LOGS=recompiles names the guard; mark changing sizes with "
-        "torch._dynamo.mark_dynamic(x, dim) or torch.compile(dynamic=True); pad to few sizes",
-    )
-)
-def recompilation(rank: Rank) -> Hit | None:
-    """Compilation after the first steps."""
-    rows = rank.host_rows("compiling")
-    if not rows.size or not rank.goes_on(rows):
-        return None
-    hit = _claimed(rank, "compiling", "compilations")
-    if hit is None:
-        return None
+def _again(rank: Rank) -> tuple[str, ...]:
     again = stalls_of(rank.part).recompiled
-    more = (f"regions compiled again: {', '.join(again[:6])}",) if again else ()
-    return hit._replace(evidence=hit.evidence + more)
+    return (f"regions compiled again: {', '.join(again[:6])}",) if again else ()
+
+
+_meanwhile(
+    "data-loader-stall",
+    "The device waits for data",
+    what="waits for a batch",
+    cause="loading",
+    detected="while the host is in the data loader's __next__, or in an annotation called load, "
+    "get_batch, next_batch and the like",
+    remedy="DataLoader(num_workers=8, pin_memory=True, persistent_workers=True, "
+    "prefetch_factor=4); more workers until the stall is gone",
+    exact=_alone,
+)
+_meanwhile(
+    "recompilation",
+    "Code is compiled in the loop",
+    what="compilations",
+    cause="compiling",
+    detected="while torch.compile compiles or modules are loaded, in the second half of the steps "
+    "too; what only the first steps show is warm-up",
+    remedy="TORCH_LOGS=recompiles names the guard; mark changing sizes with "
+    "torch._dynamo.mark_dynamic(x, dim) or torch.compile(dynamic=True); pad to few sizes",
+    lasting=True,
+    more=_again,
+)
+_meanwhile(
+    "garbage-collection",
+    "Python's garbage collector stops the host",
+    what="collections",
+    cause="collecting",
+    detected="while Python collects garbage (spans `Python GC`, gc.collect)",
+    remedy="gc.disable() in the loop and gc.collect() at the same step on all ranks every "
+    "N steps, or gc.freeze() after the first step",
+)
+_meanwhile(
+    "checkpoint-stall",
+    "The device waits for a checkpoint or an evaluation",
+    what="saves or evaluations",
+    cause="saving",
+    detected="while the host is in spans that save a checkpoint or evaluate",
+    remedy="torch.distributed.checkpoint.async_save(...); save and evaluate less often",
+)
+_meanwhile(
+    "allocator-churn",
+    "Device memory is allocated and freed in the loop",
+    what="calls of the driver's allocator",
+    cause="allocating",
+    detected="in cudaMalloc, cudaFree and their like, in the second half of the profile too",
+    remedy="PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True; no torch.cuda.empty_cache() in "
+    "the loop; leave memory free (smaller batch) so that the cache is not flushed",
+    lasting=True,
+)
 
 
 @of_rank(
@@ -96,54 +137,3 @@ def warm_up_included(rank: Rank) -> Hit | None:
         f"the costliest: {took(lost[worst])} in {names_of(rank, rows, 1)}",
     )
     return Hit(cost, evidence, longest_of(rank.claims["starting"]))
-
-
-@of_rank(
-    Pattern(
-        name="garbage-collection",
-        title="Python's garbage collector stops the host",
-        family="host",
-        detected="late gaps while Python collects garbage (spans `Python GC`, gc.collect)",
-        cost="measured: those gaps",
-        remedy="gc.disable() in the loop and gc.collect() at the same step on all ranks every "
-        "N steps, or gc.freeze() after the first step",
-    )
-)
-def garbage_collection(rank: Rank) -> Hit | None:
-    """Pauses of the collector."""
-    return _claimed(rank, "collecting", "collections")
-
-
-@of_rank(
-    Pattern(
-        name="checkpoint-stall",
-        title="The device waits for a checkpoint or an evaluation",
-        family="host",
-        detected="late gaps while the host is in spans that save a checkpoint or evaluate",
-        cost="measured: those gaps",
-        remedy="torch.distributed.checkpoint.async_save(...); save and evaluate less often",
-    )
-)
-def checkpoint_stall(rank: Rank) -> Hit | None:
-    """Work at the edge of steps."""
-    return _claimed(rank, "saving", "saves or evaluations")
-
-
-@of_rank(
-    Pattern(
-        name="allocator-churn",
-        title="Device memory is allocated and freed in the loop",
-        family="host",
-        detected="late gaps in cudaMalloc, cudaFree and their like, in the second half of the "
-        "profile too",
-        cost="measured: those gaps",
-        remedy="PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True; no torch.cuda.empty_cache() in "
-        "the loop; leave memory free (smaller batch) so that the cache is not flushed",
-    )
-)
-def allocator_churn(rank: Rank) -> Hit | None:
-    """The caching allocator asks the driver again and again."""
-    rows = rank.host_rows("allocating")
-    if not rows.size or not rank.goes_on(rows):
-        return None
-    return _claimed(rank, "allocating", "calls of the driver's allocator")

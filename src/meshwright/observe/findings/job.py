@@ -12,9 +12,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from meshwright.observe.analyze.clocks import align, aligned_collectives, clocks_of
+from meshwright.observe.analyze.clocks import on_one_clock
 from meshwright.observe.analyze.collective_expected import Expected, cluster_of, expected
-from meshwright.observe.analyze.collectives import Collectives, by_size, match_collectives
+from meshwright.observe.analyze.collectives import Collectives, by_size
 from meshwright.observe.analyze.pipeline import Pipeline, pipeline
 from meshwright.observe.analyze.spans import (
     COMPUTE,
@@ -28,6 +28,7 @@ from meshwright.observe.analyze.spans import (
 from meshwright.observe.analyze.stragglers import Stragglers, stragglers
 from meshwright.observe.findings.rank import Rank
 from meshwright.policy.pipeline.spans import LANE
+from meshwright.timeline.readers.arrow_arrays import flags
 from meshwright.timeline.schema import Kind
 from meshwright.timeline.timeline import Timeline, has_kind
 
@@ -76,10 +77,10 @@ def kept_of(part: Timeline) -> Timeline:
     kinds = part.strings("kind")
     keep = has_kind(kinds, DEVICE_KINDS)
     keep = keep | where(names, _MARKS.search) | where(lanes, lambda lane: lane.startswith(LANE))
-    spans = part.spans.filter(pa.array(keep))
+    spans = part.spans.filter(flags(keep))
     if "extra" in spans.column_names:
         at = spans.column_names.index("extra")
-        talks = pa.array(has_kind(kinds, [Kind.COMMUNICATION])[keep])
+        talks = flags(has_kind(kinds, [Kind.COMMUNICATION])[keep])
         texts = spans.column("extra")
         texts = pc.if_else(talks, texts, pa.scalar(None, texts.type))
         spans = spans.set_column(at, spans.schema.field(at), texts)
@@ -95,12 +96,8 @@ class Job(msgspec.Struct, frozen=True, eq=False, dict=True):
 
     @cached_property
     def _matched(self) -> tuple[Timeline, Collectives]:
-        whole = Timeline.concat(self.kept)
-        found = match_collectives(whole)
-        clocks = clocks_of(found)
-        if clocks.shared:
-            return whole, found
-        return align(whole, clocks), aligned_collectives(found, clocks)
+        found = on_one_clock(*self.kept)
+        return found.whole, found.collectives
 
     @property
     def whole(self) -> Timeline:

@@ -10,26 +10,6 @@ from meshwright.observe.findings.registry import Hit, JobHit, Pattern, of_job
 from meshwright.observe.findings.say import took
 
 
-def _late(job: Job, cause: str) -> list[JobHit]:
-    """The rank that holds up the others, if it does for this cause."""
-    found = job.stragglers
-    if found.straggler is None or len(job.summaries) < 2:
-        return []
-    worst = found.ranks[0]
-    told = _cause(job, worst)
-    if told is None or told[0] != cause:
-        return []
-    own = job.collectives.last_rank[job.collectives.members.call] == worst.rank
-    others = len(job.summaries) - 1
-    cost = float(job.lost_ns[own].sum()) / others
-    evidence = (
-        f"rank {worst.rank} came last to {worst.times_last} of {worst.collectives} collectives; "
-        f"the others waited {took(worst.caused_ns)} together",
-        told[1],
-    )
-    return [JobHit(Hit(cost, evidence), (worst.rank,), others)]
-
-
 def _cause(job: Job, worst: RankArrival) -> tuple[str, str] | None:
     """Why a rank is late: what it has more of than its peers, per step; and in words.
 
@@ -59,74 +39,64 @@ def _cause(job: Job, worst: RankArrival) -> tuple[str, str] | None:
     return ("data" if loading > late / 2 else "host"), words
 
 
-_LATE_COST = "measured: waits of the others for that rank that no compute hides, mean of a rank"
+def _straggler(name: str, title: str, *, cause: str, detected: str, remedy: str) -> None:
+    """A pattern of the rank that holds up the others, if it does for this cause."""
+    rule = f"one rank is last at most collectives, {detected}"
+    cost = "measured: waits of the others for that rank that no compute hides, mean of a rank"
+
+    @of_job(Pattern(name, title, "ranks", rule, cost, remedy))
+    def detector(job: Job) -> Iterable[JobHit]:
+        found = job.stragglers
+        if found.straggler is None or len(job.summaries) < 2:
+            return []
+        worst = found.ranks[0]
+        told = _cause(job, worst)
+        if told is None or told[0] != cause:
+            return []
+        own = job.collectives.last_rank[job.collectives.members.call] == worst.rank
+        others = len(job.summaries) - 1
+        evidence = (
+            f"rank {worst.rank} came last to {worst.times_last} of {worst.collectives} "
+            f"collectives; the others waited {took(worst.caused_ns)} together",
+            told[1],
+        )
+        lost = float(job.lost_ns[own].sum()) / others
+        return [JobHit(Hit(lost, evidence), (worst.rank,), others)]
 
 
-@of_job(
-    Pattern(
-        name="straggler-slow-kernels",
-        title="One rank's kernels are slower",
-        family="ranks",
-        detected="one rank is last at most collectives, and computes longer per step than the "
-        "median; its kernels take 3 % longer than the same ones elsewhere",
-        cost=_LATE_COST,
-        remedy="nvidia-smi -q -d PERFORMANCE,CLOCK,ECC -i N on that rank's host (throttling, "
-        "power cap, remapped rows); drain the node",
-    )
+_straggler(
+    "straggler-slow-kernels",
+    "One rank's kernels are slower",
+    cause="compute",
+    detected="and computes longer per step than the median; its kernels take 3 % longer than the "
+    "same ones elsewhere",
+    remedy="nvidia-smi -q -d PERFORMANCE,CLOCK,ECC -i N on that rank's host (throttling, power "
+    "cap, remapped rows); drain the node",
 )
-def straggler_slow_kernels(job: Job) -> Iterable[JobHit]:
-    """A slow device."""
-    return _late(job, "compute")
-
-
-@of_job(
-    Pattern(
-        name="straggler-more-work",
-        title="One rank has more work",
-        family="ranks",
-        detected="one rank is last at most collectives, computes longer per step than the "
-        "median, and its kernels are as fast as elsewhere",
-        cost=_LATE_COST,
-        remedy="balance the work: sequence packing by tokens, even shards of experts, tables or "
-        "layers (torchrec planner, uneven stages)",
-    )
+_straggler(
+    "straggler-more-work",
+    "One rank has more work",
+    cause="work",
+    detected="computes longer per step than the median, and its kernels are as fast as elsewhere",
+    remedy="balance the work: sequence packing by tokens, even shards of experts, tables or "
+    "layers (torchrec planner, uneven stages)",
 )
-def straggler_more_work(job: Job) -> Iterable[JobHit]:
-    """Uneven work."""
-    return _late(job, "work")
-
-
-@of_job(
-    Pattern(
-        name="straggler-late-host",
-        title="One rank's host is slow",
-        family="ranks",
-        detected="one rank is last at most collectives, and its host launches late for "
-        "longer than the median, outside the data loader",
-        cost=_LATE_COST,
-        remedy="look at that host: pin processes to cores near the GPU (torchrun --numa-binding="
-        "node, numactl), stop other processes, gc.freeze(), cpupower frequency-set -g performance",
-    )
+_straggler(
+    "straggler-late-host",
+    "One rank's host is slow",
+    cause="host",
+    detected="and its host launches late for longer than the median, outside the data loader",
+    remedy="look at that host: pin processes to cores near the GPU (torchrun --numa-binding="
+    "node, numactl), stop other processes, gc.freeze(), cpupower frequency-set -g performance",
 )
-def straggler_late_host(job: Job) -> Iterable[JobHit]:
-    """A slow host."""
-    return _late(job, "host")
-
-
-@of_job(
-    Pattern(
-        name="straggler-data-wait",
-        title="One rank waits for its data",
-        family="ranks",
-        detected="one rank is last at most collectives, and its host is late in the data loader",
-        cost=_LATE_COST,
-        remedy="DataLoader(num_workers=..., prefetch_factor=4) there; local copies of the data; "
-        "even sizes of samples across ranks",
-    )
+_straggler(
+    "straggler-data-wait",
+    "One rank waits for its data",
+    cause="data",
+    detected="and its host is late in the data loader",
+    remedy="DataLoader(num_workers=..., prefetch_factor=4) there; local copies of the data; "
+    "even sizes of samples across ranks",
 )
-def straggler_data_wait(job: Job) -> Iterable[JobHit]:
-    """Slow storage or heavy samples."""
-    return _late(job, "data")
 
 
 @of_job(

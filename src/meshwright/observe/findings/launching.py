@@ -46,6 +46,7 @@ def launch_bound(rank: Rank) -> Hit | None:
             f"{len(candidate.step_numbers)} steps launch the same {candidate.num_launches} "
             f"kernels in the same order: one graph{first if candidate.num_synchronising else ''}"
         )
+    evidence += _slowed_by_profiler(rank)
     return Hit(cost, tuple(evidence), tuple((one.start_ns, one.end_ns) for one in regions[:5]))
 
 
@@ -55,10 +56,11 @@ def launch_bound(rank: Rank) -> Hit | None:
         title="The host is late with work",
         family="launching",
         detected="late gaps that data, compilation, collection, checkpoints, the allocator, "
-        "synchronisation, the profiler and launch-bound regions do not explain",
+        "synchronisation and what follows from it, the profiler and launch-bound regions do not "
+        "explain",
         cost="measured: those gaps",
-        remedy="move Python work of the loop off the launching thread or out of the loop; "
-        "torch.compile(model); look at the host's spans in the gaps named here",
+        remedy='torch.compile(model), where it is compiled already mode="reduce-overhead"; move '
+        "Python work out of the loop; look at the host's spans in the gaps named here",
         least_share=0.03,
     )
 )
@@ -73,7 +75,35 @@ def late_host(rank: Rank) -> Hit | None:
         ending = int(np.searchsorted(rank.spans.start, end, side="left"))
         name = short(rank.spans.names[rank.spans.name[ending]])
         evidence.append(f"{took(end - start)} before {name}{_meanwhile(rank, start, end)}")
-    return Hit(cost, tuple(evidence), longest_of(left))
+    evidence += _slowed_by_profiler(rank)
+    return Hit(cost, tuple(evidence), longest_of(left), _instead(rank))
+
+
+def _instead(rank: Rank) -> str:
+    """The remedy that is left where the usual one is taken already, or the optimizer is late."""
+    left = rank.claims["rest"]
+    ending = np.searchsorted(rank.spans.start, left.end, side="left")
+    updating = rank.launched_in("updating")[np.minimum(ending, rank.length.size - 1)]
+    length = left.end - left.start
+    if length[updating].sum() > length.sum() / 2:
+        return (
+            "launch the optimizer with less Python: torch.compile(optimizer.step), or "
+            "AdamW(params, fused=True, capturable=True) inside torch.cuda.graph(...)"
+        )
+    compiled = any(name.startswith("Torch-Compiled") for name in rank.part.strings("name").values)
+    return (
+        'the model is compiled already: torch.compile(model, mode="reduce-overhead") launches it '
+        "as CUDA graphs; move Python work out of the loop"
+        if compiled
+        else ""
+    )
+
+
+def _slowed_by_profiler(rank: Rank) -> list[str]:
+    """A line where the profile holds Python stacks: recording them slows the host."""
+    if not rank.category("python_function").size:
+        return []
+    return ["recorded with Python stacks, which slow the host: measure with with_stack=False"]
 
 
 def _meanwhile(rank: Rank, start: int, end: int) -> str:

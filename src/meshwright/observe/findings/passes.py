@@ -1,5 +1,7 @@
 """Patterns of kernels that only move data: passes over memory that fusing or layouts save."""
 
+from collections.abc import Callable
+
 import numpy as np
 
 from meshwright.observe.analyze.spans import COMPUTE, Flags
@@ -23,6 +25,110 @@ def _all_of(rank: Rank, own: Flags, part: float = 1.0) -> Hit | None:
         *most_time(rank, own),
     )
     return Hit(spent * part, evidence, places(rank, own))
+
+
+def _pass(
+    name: str,
+    title: str,
+    *,
+    kernels: Callable[[Rank], Flags],
+    detected: str,
+    remedy: str,
+    least_share: float,
+    saved: float = 1.0,
+    cost: str = "measured: their time",
+) -> None:
+    """A pattern of the time that some kernels take, of which a part would be saved."""
+
+    @of_rank(Pattern(name, title, "passes", detected, cost, remedy, least_share))
+    def detector(rank: Rank) -> Hit | None:
+        return _all_of(rank, kernels(rank), saved)
+
+
+def _efficient_attention(rank: Rank) -> Flags:
+    """Kernels of the fallback of scaled_dot_product_attention where flash attention would run."""
+    own = rank.kernels("efficient attention") & rank.kernels("half")
+    return own if (compute_capability(rank) or 0) >= 8 else np.zeros_like(own)
+
+
+_pass(
+    "casts",
+    "Tensors are cast between element types",
+    kernels=lambda rank: rank.kernels("cast"),
+    detected="kernels that copy with a change of type",
+    remedy="keep weights in the type of compute (model.to(torch.bfloat16), or FSDP "
+    "MixedPrecisionPolicy(param_dtype=torch.bfloat16)); torch.compile fuses casts into neighbours",
+    least_share=0.03,
+)
+_pass(
+    "strided-copies",
+    "Tensors are copied to become contiguous",
+    kernels=lambda rank: rank.kernels("strided copy") & ~rank.kernels("cast"),
+    detected="kernels that copy strided tensors without a change of type",
+    remedy="drop .contiguous(), permute and expand before kernels that take strides; keep one "
+    "layout from projection to attention; torch.compile",
+    least_share=0.03,
+)
+_pass(
+    "concatenation",
+    "Tensors are concatenated",
+    kernels=lambda rank: rank.kernels("concatenation"),
+    detected="kernels of torch.cat and torch.stack",
+    remedy="write into slices of a preallocated tensor (out=), keep the parts apart, or "
+    "torch.compile",
+    least_share=0.03,
+)
+_pass(
+    "layout-conversion",
+    "Images change between NCHW and NHWC",
+    kernels=lambda rank: rank.kernels("layout"),
+    detected="kernels that convert layouts around convolutions",
+    remedy="model.to(memory_format=torch.channels_last) and "
+    "x.to(memory_format=torch.channels_last)",
+    least_share=0.02,
+)
+_pass(
+    "slow-attention-backend",
+    "Attention runs on the memory-efficient backend",
+    kernels=_efficient_attention,
+    detected="kernels of the memory-efficient attention (CUTLASS) in 16 bits on a device of "
+    "compute capability 8 or more, where flash attention runs",
+    saved=0.5,
+    cost="estimated: half of their time (FlashAttention-2 is about twice as fast: Dao 2023)",
+    remedy="give scaled_dot_product_attention what flash takes: 16 bits, head size up to 256, "
+    "is_causal=True instead of attn_mask=...; or sdpa_kernel(SDPBackend.FLASH_ATTENTION)",
+    least_share=0.02,
+)
+_pass(
+    "unfused-cross-entropy",
+    "The loss passes over the logits several times",
+    kernels=lambda rank: rank.kernels("loss") & ~rank.named("triton"),
+    detected="kernels of log-softmax and negative log-likelihood, forward and backward, of "
+    "PyTorch's own (not compiled)",
+    saved=0.5,
+    cost="estimated: half of their time; forward and backward each read and write the logits",
+    remedy="a fused or chunked loss: liger_kernel LigerFusedLinearCrossEntropyLoss, "
+    "or torch.compile around the head and the loss",
+    least_share=0.02,
+)
+_pass(
+    "dense-embedding-gradient",
+    "Gradients of embeddings are summed in a dense table",
+    kernels=lambda rank: rank.kernels("embedding gradient"),
+    detected="kernels of the dense backward of nn.Embedding",
+    remedy="nn.Embedding(..., sparse=True) with a sparse optimizer, or a fused table "
+    "(fbgemm TableBatchedEmbedding)",
+    least_share=0.02,
+)
+_pass(
+    "sorted-index-gradient",
+    "Gradients of an index are sorted before they are summed",
+    kernels=lambda rank: rank.kernels("index gradient"),
+    detected="kernels of the backward of tensor[index] (indexing_backward_kernel)",
+    remedy="torch.index_select or F.embedding instead of tensor[index] (their backward adds "
+    "atomically), torch.use_deterministic_algorithms(False)",
+    least_share=0.02,
+)
 
 
 @of_rank(
@@ -71,76 +177,6 @@ def unfused_elementwise(rank: Rank) -> Hit | None:
 
 @of_rank(
     Pattern(
-        name="casts",
-        title="Tensors are cast between element types",
-        family="passes",
-        detected="kernels that copy with a change of type",
-        cost="measured: their time",
-        remedy="keep weights in the type of compute (model.to(torch.bfloat16), or FSDP "
-        "MixedPrecisionPolicy(param_dtype=torch.bfloat16)); torch.compile fuses casts into "
-        "neighbours",
-        least_share=0.03,
-    )
-)
-def casts(rank: Rank) -> Hit | None:
-    """Casts."""
-    return _all_of(rank, rank.kernels("cast"))
-
-
-@of_rank(
-    Pattern(
-        name="strided-copies",
-        title="Tensors are copied to become contiguous",
-        family="passes",
-        detected="kernels that copy strided tensors without a change of type",
-        cost="measured: their time",
-        remedy="drop .contiguous(), permute and expand before kernels that take strides; keep one "
-        "layout from projection to attention; torch.compile",
-        least_share=0.03,
-    )
-)
-def strided_copies(rank: Rank) -> Hit | None:
-    """Copies that follow permute, expand, slices."""
-    own = rank.kernels("strided copy")
-    return _all_of(rank, own & ~rank.kernels("cast"))
-
-
-@of_rank(
-    Pattern(
-        name="concatenation",
-        title="Tensors are concatenated",
-        family="passes",
-        detected="kernels of torch.cat and torch.stack",
-        cost="measured: their time",
-        remedy="write into slices of a preallocated tensor (out=), keep the parts apart, or "
-        "torch.compile",
-        least_share=0.03,
-    )
-)
-def concatenation(rank: Rank) -> Hit | None:
-    """torch.cat."""
-    return _all_of(rank, rank.kernels("concatenation"))
-
-
-@of_rank(
-    Pattern(
-        name="layout-conversion",
-        title="Images change between NCHW and NHWC",
-        family="passes",
-        detected="kernels that convert layouts around convolutions",
-        cost="measured: their time",
-        remedy="model.to(memory_format=torch.channels_last) and "
-        "x.to(memory_format=torch.channels_last)",
-        least_share=0.02,
-    )
-)
-def layout_conversion(rank: Rank) -> Hit | None:
-    """Layouts."""
-    return _all_of(rank, rank.kernels("layout"))
-
-
-@of_rank(
-    Pattern(
         name="unfused-attention",
         title="Attention writes its scores to memory",
         family="passes",
@@ -175,75 +211,3 @@ def unfused_attention(rank: Rank) -> Hit | None:
         return None
     first = f"{int(near.sum())} times product, softmax, product"
     return hit._replace(evidence=(first, *hit.evidence))
-
-
-@of_rank(
-    Pattern(
-        name="slow-attention-backend",
-        title="Attention runs on the memory-efficient backend",
-        family="passes",
-        detected="kernels of the memory-efficient attention (CUTLASS) in 16 bits on a device of "
-        "compute capability 8 or more, where flash attention runs",
-        cost="estimated: half of their time (FlashAttention-2 is about twice as fast: Dao 2023)",
-        remedy="give scaled_dot_product_attention what flash takes: 16 bits, head size up to 256, "
-        "is_causal=True instead of attn_mask=...; or sdpa_kernel(SDPBackend.FLASH_ATTENTION)",
-        least_share=0.02,
-    )
-)
-def slow_attention_backend(rank: Rank) -> Hit | None:
-    """The fallback of scaled_dot_product_attention."""
-    if (compute_capability(rank) or 0) < 8:
-        return None
-    return _all_of(rank, rank.kernels("efficient attention") & rank.kernels("half"), 0.5)
-
-
-@of_rank(
-    Pattern(
-        name="unfused-cross-entropy",
-        title="The loss passes over the logits several times",
-        family="passes",
-        detected="kernels of log-softmax and negative log-likelihood, forward and backward, of "
-        "PyTorch's own (not compiled)",
-        cost="estimated: half of their time; forward and backward each read and write the logits",
-        remedy="a fused or chunked loss: liger_kernel LigerFusedLinearCrossEntropyLoss, "
-        "or torch.compile around the head and the loss",
-        least_share=0.02,
-    )
-)
-def unfused_cross_entropy(rank: Rank) -> Hit | None:
-    """log_softmax over the vocabulary."""
-    return _all_of(rank, rank.kernels("loss") & ~rank.named("triton"), 0.5)
-
-
-@of_rank(
-    Pattern(
-        name="dense-embedding-gradient",
-        title="Gradients of embeddings are summed in a dense table",
-        family="passes",
-        detected="kernels of the dense backward of nn.Embedding",
-        cost="measured: their time",
-        remedy="nn.Embedding(..., sparse=True) with a sparse optimizer, or a fused table "
-        "(fbgemm TableBatchedEmbedding)",
-        least_share=0.02,
-    )
-)
-def dense_embedding_gradient(rank: Rank) -> Hit | None:
-    """embedding_dense_backward."""
-    return _all_of(rank, rank.kernels("embedding gradient"))
-
-
-@of_rank(
-    Pattern(
-        name="sorted-index-gradient",
-        title="Gradients of an index are sorted before they are summed",
-        family="passes",
-        detected="kernels of the backward of tensor[index] (indexing_backward_kernel)",
-        cost="measured: their time",
-        remedy="torch.index_select or F.embedding instead of tensor[index] (their backward adds "
-        "atomically), torch.use_deterministic_algorithms(False)",
-        least_share=0.02,
-    )
-)
-def sorted_index_gradient(rank: Rank) -> Hit | None:
-    """index_put_(accumulate=True)."""
-    return _all_of(rank, rank.kernels("index gradient"))

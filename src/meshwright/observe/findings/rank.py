@@ -1,8 +1,9 @@
 """What detectors ask of one rank: its facts, and why its device is idle.
 
 Gaps in which the device had nothing to do because the host launched late are shared out among
-causes in a fixed order, so that no moment is told twice: data, synchronisation, first calls,
-compilation, garbage collection, checkpoints, the allocator, the profiler, launching, the rest.
+causes in a fixed order, so that no moment is told twice: data, first calls, compilation, garbage
+collection, checkpoints, the allocator, the profiler, synchronisation, what follows from it,
+launching, the rest. What the host does in a gap comes before the wait that the gap began in.
 """
 
 from functools import cached_property
@@ -84,18 +85,18 @@ class Rank(Facts, frozen=True, eq=False, dict=True):
         # The latest call that began before the gap and had not returned when it began.
         place = np.searchsorted(self.start[rows], gap.start, side="right") - 1
         inside = (place >= 0) & (self.end[rows[np.maximum(place, 0)]] >= gap.start)
-        data = covered(self.host_time("loading"), gap.start, gap.end)
-        cost = (gap.end - gap.start - data)[inside]
-        return Waits(rows[place[inside]], cost, gap.start[inside], gap.end[inside])
+        start, end = gap.start[inside], gap.end[inside]
+        return Waits(rows[place[inside]], covered(self._seen[1], start, end), start, end)
 
     @cached_property
     def starting(self) -> Intervals:
         """When the host was in calls that take so long only the first time.
 
-        Launching takes microseconds: a launch of 5 ms loads code, or waits in a full queue (then
-        the device is busy). An operator of 50 ms that launches, while the device has nothing to
-        do, searches algorithms or makes a context; one that launches nothing computes on the host.
-        Allocations and compilations belong here if only the first half of the window shows them.
+        Launching takes microseconds: a launch of 5 ms loads code, unless the device is busy: then
+        it waits in a full queue. An operator of 50 ms that launches, while the device has nothing
+        to do, searches algorithms or makes a context; one that launches nothing computes on the
+        host. Having nothing to do means late gaps in half of it or more. Allocations and
+        compilations belong here if only the first half of the window shows them.
         """
         names = self.part.strings("name")
         longest = self.end - self.start
@@ -107,6 +108,9 @@ class Rank(Facts, frozen=True, eq=False, dict=True):
         calls = np.sort(self.start[np.unique(self.launch[self.launch != ABSENT])])
         inside = np.searchsorted(calls, self.end[slow]) > np.searchsorted(calls, self.start[slow])
         long[slow[inside]] = True
+        rows = np.flatnonzero(long)
+        idle = covered(self.late_gaps, self.start[rows], self.end[rows])
+        long[rows[2 * idle < longest[rows]]] = False
         for sort in ("compiling", "allocating"):
             rows = self.host_rows(sort)
             if rows.size and not self.goes_on(rows):
@@ -121,28 +125,79 @@ class Rank(Facts, frozen=True, eq=False, dict=True):
         return second >= max(1, measure(lost)) * LEAST_IN_SECOND_HALF
 
     @cached_property
-    def claims(self) -> dict[str, Intervals]:
-        """Late gaps by cause; each moment is in one of them."""
-        waits = self.waits
+    def _seen(self) -> tuple[dict[str, Intervals], Intervals]:
+        """Late gaps by what the host does in them; and those that are left."""
         overhead = self.category("overhead")
-        regions = self.launches.launch_bound
-        bound = (np.array([one[at] for one in regions], dtype=np.int64) for at in (0, 1))
         asked = {
             "loading": self.host_time("loading"),
-            "waiting": union(waits.gap_start, waits.gap_end),
             "starting": self.starting,
             "compiling": self.host_time("compiling"),
             "collecting": self.host_time("collecting"),
             "saving": self.host_time("saving"),
             "allocating": self.host_time("allocating"),
             "profiling": union(self.start[overhead], self.end[overhead]),
-            "launching": union(*bound),
         }
         left, claimed = self.late_gaps, {}
         for cause, when in asked.items():
             claimed[cause] = intersect(left, when)
             left = subtract(left, claimed[cause])
-        return {**claimed, "rest": left}
+        return claimed, left
+
+    @cached_property
+    def aftermath(self) -> Waits:
+        """Gaps after a wait that a host further ahead would not have had, and their waits.
+
+        A host that waits for `w` launches everything after it by `w` later. Of the gaps that
+        follow, with no cause of their own, `w` less the gap in the wait itself is therefore its
+        consequence; until the next wait, or until the host is as far ahead as `w` again.
+        """
+        first = self.waits
+        if not first.row.size:
+            return first
+        left = subtract(self._seen[1], union(first.gap_start, first.gap_end))
+        calls, lost = np.unique(first.row, return_inverse=True)
+        order = np.argsort(self.end[calls], kind="stable")
+        began, ended = self.start[calls][order], self.end[calls][order]
+        budget = ended - began - np.bincount(lost, first.cost_ns, calls.size)[order].astype(int)
+        of = np.searchsorted(ended, left.start, side="right") - 1
+        own = (of >= 0) & (left.start < self._caught_up(began, ended)[of])
+        start, of = left.start[own], of[own]
+        length = left.end[own] - start
+        # What the gaps of one wait have taken of its budget before each: sums within the wait.
+        before = np.cumsum(length) - length
+        before -= before[np.searchsorted(of, of, side="left")]
+        cost = np.clip(budget[of] - before, 0, length)
+        some = cost > 0
+        end = start + cost
+        return Waits(calls[order][of[some]], cost[some], start[some], end[some])
+
+    def _caught_up(self, began: Ints, ended: Ints) -> Ints:
+        """When, after each wait, a span starts that was launched as long ahead as the wait took."""
+        moment = np.full(ended.size, np.iinfo(np.int64).max)
+        known = self.launch != ABSENT
+        start = self.spans.start[known]
+        launched = self.start[self.launch[known]]
+        of = np.searchsorted(ended, launched, side="right") - 1
+        ahead = (of >= 0) & (start - launched >= (ended - began)[of])
+        np.minimum.at(moment, of[ahead], start[ahead])
+        return moment
+
+    @cached_property
+    def claims(self) -> dict[str, Intervals]:
+        """Late gaps by cause; each moment is in one of them."""
+        claimed, left = self._seen
+        waits, after = self.waits, self.aftermath
+        waiting = intersect(left, union(waits.gap_start, waits.gap_end))
+        left = subtract(left, waiting)
+        regions = self.launches.launch_bound
+        bound = (np.array([one[at] for one in regions], dtype=np.int64) for at in (0, 1))
+        later = union(after.gap_start, after.gap_end)
+        left = subtract(left, later)
+        launching = intersect(left, union(*bound))
+        return {
+            **claimed, "waiting": waiting, "after waiting": later, "launching": launching,
+            "rest": subtract(left, launching),
+        }  # fmt: skip
 
     def claimed_ns(self, cause: str) -> int:
         """How much of the late gaps one cause has."""

@@ -1,8 +1,9 @@
 """The list of patterns: what each is, how it is told, and the function that looks for it.
 
 A detector stands beside its pattern: `@of_rank(Pattern(...))` for those that one rank's timeline
-shows, `@of_job(Pattern(...))` for those that only several ranks show together. The table in the
-documentation is made of the same values.
+shows, `@of_job(Pattern(...))` for those that only several ranks show together. Where patterns of a
+family differ only in what they count, a function of that family registers them, one call each.
+The table in the documentation is made of the same values.
 """
 
 from collections.abc import Callable, Iterable
@@ -15,6 +16,11 @@ LEAST_SHARE = 0.01
 """What costs less than this part of a GPU's time is not told."""
 MAX_SPANS = 5
 """So many places to look at are kept."""
+FAMILIES = (
+    "launching", "waiting", "host", "copies", "optimizer", "arithmetic", "passes", "communication",
+    "steps", "memory", "ranks",
+)  # fmt: skip
+"""In the order of the documentation."""
 
 
 class Pattern(NamedTuple):
@@ -23,6 +29,7 @@ class Pattern(NamedTuple):
     name: str
     title: str
     family: str
+    """One of `FAMILIES`."""
     detected: str
     """The rule, in words."""
     cost: str

@@ -77,6 +77,7 @@ class _Prices:
         }
         self.message = _curve([rank.message for rank in ranks])
         self.message_cpu = _curve([rank.message_cpu for rank in ranks])
+        self.turn = _curve([rank.turn for rank in ranks])
         self.collect = _curve([rank.collect for rank in ranks])
 
     def collective_s(self, op: str, ranks: int, size_bytes: float) -> float:
@@ -85,8 +86,8 @@ class _Prices:
         return self.collectives[f"{op} {ranks}"].seconds(size_bytes)
 
     def of(self, call: "Call") -> float:
-        if call.op == "message":
-            return self.message.seconds(call.size_bytes)
+        if call.op == "message":  # within a pass always of a ring: another comes meanwhile
+            return self.turn.seconds(call.size_bytes)
         gathers = call.ranks if call.op == "all_gather" else 1
         op = call.op if call.op != "broadcast" else "all_gather"
         return self.collective_s(op, call.ranks, call.size_bytes * gathers)

@@ -20,8 +20,8 @@ from meshwright.timeline import Timeline, write
 
 PRECISIONS = ("fp32", "bf16")
 MOST_RANKS = 8
-ROUNDS = 6
-"""How often the parts of a step are timed, four microbatches each time and way."""
+ROUNDS = 3
+"""How often the parts of a step are timed, eight microbatches each time and way."""
 MODEST_LOAD = 0.5
 """Programs that may run beside; more of them take cores from the ranks."""
 
@@ -81,7 +81,7 @@ def problems_of(asked: Asked, layout: Layout) -> list[Problem]:
 
 def doubts(layouts: Sequence[Layout]) -> list[str]:
     """Return what on this machine, now, makes times differ that a prediction takes to be equal."""
-    from meshwright.run.train.twin.steps import cores
+    from meshwright.run.train.twin.own_cores import cores
 
     found, here = [], cores()
     most = max(layout.gpus for layout in layouts)
@@ -125,7 +125,8 @@ def _calibrated(asked: Asked, layouts: Sequence[Layout], ranks: int) -> dict[Lay
 
 
 def _twin(asked: Asked, layout: Layout, calibration: Measured) -> Twin:
-    from meshwright.run.train.twin.steps import Shape, cores, record_steps
+    from meshwright.run.train.twin.own_cores import cores
+    from meshwright.run.train.twin.steps import Shape, record_steps
 
     predicted = predict(
         asked.model,

@@ -5,7 +5,10 @@ its chunk; those that a simulated device runs beside another have a lane of thei
 no clock.
 """
 
-from meshwright.spec.layout import Chunk
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from meshwright.spec.layout import Chunk
 
 NAMES = {"F": "forward", "B": "backward", "I": "backward-input", "W": "backward-weight"}
 """What a pass is called, by what an action does."""
@@ -14,6 +17,6 @@ LANE = "passes"
 BESIDE = "passes beside"
 
 
-def span_details(chunk: Chunk) -> str:
+def span_details(chunk: "Chunk") -> str:
     """Return what else is known of a pass, as JSON; layers from the first to one past the last."""
     return f'{{"chunk":{chunk.position},"layers":[{chunk.first},{chunk.last}]}}'

@@ -21,6 +21,8 @@ Mask = Literal["causal", "full"]
 
 BLOCK = 128
 """Queries that one thread block handles."""
+WIDE = 128
+"""Heads beyond this many dimensions run on kernels of their own."""
 FLASH_BANDWIDTH = 0.8
 """Share of the memory bandwidth at which queries, keys and values stream."""
 
@@ -64,7 +66,17 @@ def attention_s(
     # Backward reads q, k, v, o and do and writes dq, dk and dv.
     times = 2.0 if part == "backward" else 1.0
     moved = times * 2.0 * batch * (seq * heads + keys * kv_heads) * (head_dim + values)
-    return curve.launch_s + smooth_max(compute_s, moved / (FLASH_BANDWIDTH * device.bytes_per_s))
+    time_s = curve.launch_s + smooth_max(compute_s, moved / (FLASH_BANDWIDTH * device.bytes_per_s))
+    correction = device.attention_corrections.get(part) if curve.kernel == "native" else None
+    if correction is not None:
+        kind = attention_kind(mask, head_dim, windowed=window is not None and window < keys)
+        time_s *= correction.factor(kind, batch * heads, seq, keys, head_dim, values)
+    return time_s
+
+
+def attention_kind(mask: Mask, head_dim: int, *, windowed: bool) -> str:
+    """Name calls that corrections are shared between: wide heads have kernels of their own."""
+    return ("window" if windowed else mask) + ("-wide" if head_dim > WIDE else "")
 
 
 def attention_flops(

@@ -5,6 +5,7 @@ default values lie in `devices.toml`; a `Calibration` measured on a device repla
 curve. Nothing here computes a time.
 """
 
+from math import isfinite
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -16,6 +17,7 @@ from meshwright.spec.files import dump, load
 
 Part = Literal["forward", "backward"]
 AttentionKernel = Literal["native", "flash2"]
+ResidualFamily = Literal["products", "grouped", "attention"]
 MemoryOp = Literal[
     "copy",
     "residual",
@@ -27,6 +29,7 @@ MemoryOp = Literal[
     "softmax",
     "cross_entropy",
     "cross_entropy_backward",
+    "loss_in_place",
     "permute",
     "unpermute",
     "quantise",
@@ -150,11 +153,72 @@ class LaunchCurve(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         require(_not_negative(kernel_s=self.kernel_s, host_s=self.host_s, graph_s=self.graph_s))
 
 
+class Residuals(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a curve leaves unexplained at measured shapes, and so near them.
+
+    Logarithms of measured over predicted time, smoothed and interpolated (`residuals.py`).
+    """
+
+    family: ResidualFamily
+    """Which kind of work."""
+    name: str
+    """Whose curve: a precision, or a direction of attention."""
+    reach: float
+    """Over how many doublings of a size a correction fades."""
+    likeness: float
+    """How far a correction of one kind of call holds for another, from 0 to 1."""
+    points: tuple[str, ...]
+    """The measured shapes: of each the kind, the sizes and the weight."""
+
+    def __post_init__(self) -> None:
+        require(
+            _shares(0.0, likeness=self.likeness),
+            real("reach", self.reach, 0.01, 100.0),
+            [problem for point in self.points for problem in _unreadable(point)],
+        )
+
+    def split(self) -> tuple[tuple[str, ...], tuple[tuple[float, ...], ...], tuple[float, ...]]:
+        """Return kinds, sizes and weights of the points."""
+        words = [point.split() for point in self.points]
+        return (
+            tuple(each[0] for each in words),
+            tuple(tuple(map(float, each[1:-1])) for each in words),
+            tuple(float(each[-1]) for each in words),
+        )
+
+
+class Peaks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What shares are shares of, for a device that no catalog describes: the best seen there.
+
+    The fields are those of a `Gpu`, whose place they take.
+    """
+
+    memory_bytes_per_s: float
+    sms: int = 1
+    fp32_flops: float | None = None
+    tf32_flops: float | None = None
+    bf16_flops: float | None = None
+    fp16_flops: float | None = None
+    fp8_flops: float | None = None
+
+    def __post_init__(self) -> None:
+        bounds = Bounds()
+        bounds.count(sms=self.sms)
+        bounds.positive(**{name: value for name, value in self.given.items() if name != "sms"})
+        bounds.require()
+
+    @property
+    def given(self) -> dict[str, float]:
+        """The figures there are, by field."""
+        figures = {name: getattr(self, name) for name in self.__struct_fields__}
+        return {name: value for name, value in figures.items() if value is not None}
+
+
 class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Measured efficiencies of one device, which replace the default curves one by one."""
 
     gpu: str
-    """Catalog name of the device."""
+    """Catalog name of the device; for one that is not there, what a cluster's file calls it."""
     source: str
     """Where, when and with which software it was measured."""
     products: tuple[ProductCurve, ...] = ()
@@ -171,12 +235,22 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Time a grouped product takes on top of a dense one's launch."""
     sustained_slowdown: float | None = None
     """How much longer large products take under lasting full load (power limit) than cool."""
+    grouped: ProductCurve | None = None
+    """A curve of grouped products' own, in place of the two figures above for its precision."""
+    residuals: tuple[Residuals, ...] = ()
+    """What the curves leave, for those measured shape by shape."""
+    software: str = ""
+    """Whose kernels were measured under load, as that software calls them: predictions of it need
+    no allowance for what happens inside a step. Empty: kernels alone, as a library runs them."""
+    peaks: Peaks | None = None
+    """What the shares are of where the device is in no catalog."""
 
     def __post_init__(self) -> None:
         problems = [
             *_twice("products", [curve.precision for curve in self.products]),
             *_twice("attention", [f"{c.kernel} {c.part}" for c in self.attention]),
             *_twice("memory", [curve.op for curve in self.memory]),
+            *_twice("residuals", [f"{one.family} {one.name}" for one in self.residuals]),
         ]
         if self.grouped_efficiency is not None:
             problems += _shares(grouped_efficiency=self.grouped_efficiency)
@@ -205,6 +279,18 @@ def _not_negative(**values: float) -> list[Problem]:
     bounds = Bounds()
     bounds.not_negative(**values)
     return bounds.problems
+
+
+def _unreadable(point: str) -> list[Problem]:
+    """Say what is wrong with a measured shape."""
+    _, *numbers = point.split() or [""]
+    try:
+        *sizes, weight = map(float, numbers)
+        sound = bool(sizes) and min(sizes) > 0 and isfinite(sum(sizes) + weight)
+    except ValueError:
+        sound = False
+    fix = "write a kind, sizes and a weight, like `forward 4096 1024 640 0.02`"
+    return [] if sound else [Problem("points", f"{point!r} is no measured shape", fix)]
 
 
 def _twice(where: str, keys: list[str]) -> list[Problem]:

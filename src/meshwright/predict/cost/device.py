@@ -21,7 +21,9 @@ from meshwright.predict.cost.curves import (
     LaunchCurve,
     Part,
     ProductCurve,
+    ResidualFamily,
 )
+from meshwright.predict.cost.residuals import Correction
 from meshwright.spec.catalog.hardware import gpus
 from meshwright.spec.cluster import Gpu
 from meshwright.spec.read import read
@@ -70,6 +72,8 @@ _RELATIVE = {
     "sm_103": "b300-288g-sxm",
     "sm_120": "rtx-pro-6000-server",
 }
+NEAR = {"loss_in_place": "softmax"}
+"""Classes of work that only some devices were measured at, with what they are most like."""
 TILES = ((128, 256), (128, 128), (64, 128))
 """Rows and columns of a tile, long side along the longer side of the result."""
 _FARTHEST = "h100-80g-sxm"
@@ -90,6 +94,7 @@ class ProductRate(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     split_flops_per_element: float
     accumulate_bytes: float
     gradient_ratio: float
+    correction: Correction | None = None
 
 
 class DeviceCosts(msgspec.Struct, frozen=True, kw_only=True, eq=False, weakref=True):
@@ -119,14 +124,25 @@ class DeviceCosts(msgspec.Struct, frozen=True, kw_only=True, eq=False, weakref=T
     """Share of the bandwidth by class of elementwise work."""
     attention_curves: Mapping[tuple[str, str], AttentionCurve]
     """Curves by kernel and direction."""
+    attention_corrections: Mapping[str, Correction]
+    """What the native curves leave, by direction."""
     rates: dict[str, ProductRate]
     """Product rates by precision, filled as they are asked for."""
+    grouped_rates: dict[str, ProductRate]
+    """The same of grouped products."""
 
     def product(self, precision: str) -> ProductRate:
         """Return the rate of products in a precision."""
         rate = self.rates.get(precision)
         if rate is None:
             rate = self.rates[precision] = _rate(self, precision)
+        return rate
+
+    def grouped(self, precision: str) -> ProductRate:
+        """Return the rate of grouped products: their own, or from that of dense ones."""
+        rate = self.grouped_rates.get(precision)
+        if rate is None:
+            rate = self.grouped_rates[precision] = _grouped_rate(self, precision)
         return rate
 
     def attention(self, kernel: AttentionKernel, part: Part) -> AttentionCurve:
@@ -151,6 +167,8 @@ def costs_for(gpu: Gpu, calibration: Calibration | None = None) -> DeviceCosts:
                 ]
             )
         defaults, basis = _merged(defaults, calibration), f"calibrated: {calibration.source}"
+        if calibration.peaks is not None:
+            gpu = msgspec.structs.replace(gpu, **calibration.peaks.given)
     return _ready(gpu, defaults, basis)
 
 
@@ -186,10 +204,11 @@ def slowed(
             _faster(curve, 1 / (low if INPUT_BYTES[curve.precision] < 2 else products))
             for curve in found.products
         ),
+        grouped=found.grouped and _faster(found.grouped, 1 / products),
         attention=tuple(_faster(curve, 1 / attention) for curve in found.attention),
         memory=tuple(
             curve
-            if curve.op in ("optimizer", "cross_entropy", "cross_entropy_backward")
+            if curve.op in ("optimizer", "cross_entropy", "cross_entropy_backward", "loss_in_place")
             else msgspec.structs.replace(curve, efficiency=curve.efficiency / elementwise)
             for curve in found.memory
         ),
@@ -249,6 +268,8 @@ def _scaled(found: Calibration, ratio: float) -> Calibration:
         found,
         products=tuple(_faster(curve, ratio) for curve in found.products),
         attention=tuple(_faster(curve, ratio) for curve in found.attention),
+        grouped=found.grouped and _faster(found.grouped, ratio),
+        residuals=(),  # they are of one chip's kernels
     )
 
 
@@ -269,6 +290,10 @@ def _merged(defaults: Calibration, new: Calibration) -> Calibration:
         ),
         memory=tuple({c.op: c for c in (*defaults.memory, *new.memory)}.values()),
         launch=new.launch or defaults.launch,
+        grouped=new.grouped or defaults.grouped,
+        residuals=new.residuals,
+        software=new.software,
+        peaks=new.peaks,
         **{
             name: given
             for name in ("grouped_efficiency", "grouped_launch_s", "sustained_slowdown")
@@ -290,24 +315,57 @@ def _ready(gpu: Gpu, calibration: Calibration, basis: str) -> DeviceCosts:
         launch=calibration.launch,
         grouped_efficiency=calibration.grouped_efficiency or 1.0,
         grouped_launch_s=calibration.grouped_launch_s or 0.0,
-        memory_efficiency={curve.op: curve.efficiency for curve in calibration.memory},
+        memory_efficiency=_with_near({curve.op: curve.efficiency for curve in calibration.memory}),
         attention_curves={(c.kernel, c.part): c for c in calibration.attention},
+        attention_corrections={
+            one.name: Correction(one) for one in calibration.residuals if one.family == "attention"
+        },
         rates={},
+        grouped_rates={},
     )
 
 
+def _with_near(known: dict[str, float]) -> dict[str, float]:
+    """Give a class of work that nobody measured the share of the one most like it."""
+    return {**{op: known[near] for op, near in NEAR.items()}, **known}
+
+
 def _rate(costs: DeviceCosts, precision: str) -> ProductRate:
-    peak = costs.gpu.peak_flops(precision)
     curves: dict[str, ProductCurve] = {c.precision: c for c in costs.calibration.products}
     like = precision
     while like not in curves:
         like = _LIKE[like]
-    curve = curves[like]
+    return _rate_of(costs, curves[like], precision, _correction(costs, "products", like))
+
+
+def _grouped_rate(costs: DeviceCosts, precision: str) -> ProductRate:
+    own = costs.calibration.grouped
+    if own is not None and own.precision == precision:
+        return _rate_of(costs, own, precision, _correction(costs, "grouped", precision))
+    dense = costs.product(precision)
+    return msgspec.structs.replace(
+        dense,
+        flops_per_sm=dense.flops_per_sm * costs.grouped_efficiency,
+        launch_s=dense.launch_s + costs.grouped_launch_s,
+        correction=None,
+    )
+
+
+def _correction(costs: DeviceCosts, family: ResidualFamily, name: str) -> Correction | None:
+    for one in costs.calibration.residuals:
+        if (one.family, one.name) == (family, name):
+            return Correction(one)
+    return None
+
+
+def _rate_of(
+    costs: DeviceCosts, curve: ProductCurve, precision: str, correction: Correction | None
+) -> ProductRate:
     first, second, third = (
         1.0 / (1.0 + curve.tile_penalty * (128 / rows + 128 / columns - 1.5))
         for rows, columns in TILES
     )
-    flops_per_sm = curve.efficiency * peak / costs.sms
+    flops_per_sm = curve.efficiency * costs.gpu.peak_flops(precision) / costs.sms
     return ProductRate(
         flops_per_sm=flops_per_sm,
         bytes_per_s=curve.bandwidth * costs.bytes_per_s,
@@ -320,4 +378,5 @@ def _rate(costs: DeviceCosts, precision: str) -> ProductRate:
         split_flops_per_element=4.0 * curve.split_penalty / costs.bytes_per_s * flops_per_sm,
         accumulate_bytes=curve.accumulate_bytes,
         gradient_ratio=curve.gradient_ratio,
+        correction=correction,
     )

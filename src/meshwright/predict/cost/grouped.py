@@ -30,10 +30,10 @@ def grouped_matmul_s(
     """Return the seconds of `experts` products, each of `tokens` rows with its own weights."""
     if experts <= 0 or tokens <= 0:
         return 0.0
-    rate = device.product(precision)
+    rate = device.grouped(precision)
     m, n, k = float(tokens), out_features, float(in_features)
     contiguous = in_features
-    speed = rate.flops_per_sm * device.grouped_efficiency
+    speed = rate.flops_per_sm
     stored = 2.0
     if part == "input_gradient":
         n, k = in_features, float(out_features)
@@ -51,11 +51,14 @@ def grouped_matmul_s(
     depth = k + rate.fill_k * stored / 2.0
     compute_s = waves_of(waves, rate.tail) * 2.0 * ROWS * COLUMNS * depth / speed
     moved = experts * (rate.input_bytes * k * (m + n) + stored * m * n)
-    return rate.launch_s + device.grouped_launch_s + smooth_max(compute_s, moved / rate.bytes_per_s)
+    time_s = rate.launch_s + smooth_max(compute_s, moved / rate.bytes_per_s)
+    if rate.correction is not None:
+        time_s *= rate.correction.factor(part, experts, m, n, k)
+    return time_s
 
 
 def grouped_least_s(device: DeviceCosts, flops: float, *, precision: str, gradient: bool) -> float:
     """Return the least that grouped products with so many FLOPs take, whatever their shapes."""
-    rate = device.product(precision)
-    speed = rate.flops_per_sm * device.grouped_efficiency * device.sms
-    return flops / (speed * rate.gradient_ratio if gradient else speed)
+    rate = device.grouped(precision)
+    speed = rate.flops_per_sm * device.sms * (rate.gradient_ratio if gradient else 1.0)
+    return flops / speed * (rate.correction.least if rate.correction is not None else 1.0)

@@ -17,6 +17,12 @@ Product = Literal["TN", "NN", "NT"]
 """Forward, input gradient, and weight gradient that is added into an fp32 buffer."""
 LinearPart = Literal["forward", "input_gradient", "weight_gradient"]
 
+KINDS: dict[Product, LinearPart] = {
+    "TN": "forward",
+    "NN": "input_gradient",
+    "NT": "weight_gradient",
+}
+"""Which part of a linear layer has which layout."""
 SPLITS = (2, 3, 4)
 """Ways to split k that are tried where there are few tiles."""
 SPLIT_BELOW_WAVES = 1.0
@@ -56,7 +62,10 @@ def matmul_s(
     fill = rate.fill_k * out_bytes / 2.0
     compute_s = _tile_flops(rate, (m, n, k, batch), device.sms, fill) / speed
     moved = batch * (rate.input_bytes * k * (m + n) + out_bytes * m * n)
-    return rate.launch_s + smooth_max(compute_s, moved / rate.bytes_per_s)
+    time_s = rate.launch_s + smooth_max(compute_s, moved / rate.bytes_per_s)
+    if rate.correction is not None and batch == 1:
+        time_s *= rate.correction.factor(KINDS[layout], m, n, k)
+    return time_s
 
 
 def linear_s(

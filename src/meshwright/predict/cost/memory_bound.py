@@ -22,6 +22,7 @@ PASSES: dict[MemoryOp, float] = {
     "softmax": 2.0,
     "cross_entropy": 1.0,
     "cross_entropy_backward": 2.0,
+    "loss_in_place": 2.0,
     "permute": 2.0,
     "unpermute": 2.0,
     "quantise": 1.5,

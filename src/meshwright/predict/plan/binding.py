@@ -21,7 +21,6 @@ from meshwright.predict.plan.search import Candidate, Search, narrowed
 from meshwright.predict.plan.why import short
 from meshwright.predict.relayout import differences
 from meshwright.predict.run import Run
-from meshwright.predict.software import Software
 from meshwright.predict.step import StepPrediction, predict_step
 from meshwright.predict.things import THINGS
 from meshwright.spec.layout import Layout
@@ -65,8 +64,8 @@ def bindings(answer: Answer, *, exact: bool = False) -> tuple[Binding, ...]:
     question, plan = answer.question, answer.best
     found = [
         *_parts(plan),
-        *_links(plan, question.software),
-        *_limits(plan, question.software),
+        *_links(plan, question),
+        *_limits(plan, question),
     ]
     worth = [one for one in found if one.costs_s >= LEAST * plan.step.step_s]
     worth.append(_memory(question, plan, exact))
@@ -113,10 +112,10 @@ def _of(part_s: float, whole_s: float) -> str:
     return f"{format_seconds(part_s)} ({part_s / whole_s:.1%} of the step)"
 
 
-def _links(plan: Plan, software: Software) -> Iterator[Binding]:
+def _links(plan: Plan, question: Question) -> Iterator[Binding]:
     """Yield exposed communication by the link that holds it up."""
     step, by_link = plan.step, defaultdict[str, dict[str, float]](dict)
-    faster = {link: _with_twice(plan.work, link, software) for link in ("network", "fast links")}
+    faster = {link: _with_twice(plan.work, link, question) for link in ("network", "fast links")}
     for axis in _EXCHANGES:
         seconds = getattr(step, f"{axis}_s")
         if seconds > 0:
@@ -165,7 +164,7 @@ def link_of(work: Work, axis: str) -> str:
     return "host" if any(group.inside == "host" for group in groups) else "fast links"
 
 
-def _with_twice(work: Work, link: str, software: Software) -> StepPrediction | None:
+def _with_twice(work: Work, link: str, question: Question) -> StepPrediction | None:
     """Return the step of the same layout with a link of twice the bandwidth.
 
     Cards double together with the links to the host, through which GPUs reach them.
@@ -178,15 +177,20 @@ def _with_twice(work: Work, link: str, software: Software) -> StepPrediction | N
         host = work.cluster.host
         host = replace(host, gpu_bytes_per_s=2 * host.gpu_bytes_per_s)
         work = replace(work, cluster=replace(work.cluster, host=host))
-    return predict_step(Run(work, software=software))
+    return _predicted(work, question)
 
 
-def _limits(plan: Plan, software: Software) -> Iterator[Binding]:
+def _predicted(work: Work, question: Question, *, graphs: bool = False) -> StepPrediction:
+    software = replace(question.software, graphs=True) if graphs else question.software
+    return predict_step(Run(work, software=software, calibration=question.calibration))
+
+
+def _limits(plan: Plan, question: Question) -> Iterator[Binding]:
     """Yield what the step would take less without the host's pace and without imbalance."""
     work, step_s = plan.work, plan.step.step_s
     assert isinstance(work.workload, Training)
-    if not software.graphs:
-        launched = predict_step(Run(work, software=replace(software, graphs=True))).step_s
+    if not question.software.graphs:
+        launched = _predicted(work, question, graphs=True).step_s
         evidence = (
             f"kernels wait for the host to launch them; CUDA graphs would save "
             f"{_of(step_s - launched, step_s)}"
@@ -195,7 +199,7 @@ def _limits(plan: Plan, software: Software) -> Iterator[Binding]:
     imbalance = work.workload.expert_imbalance
     if imbalance > 1:
         level = replace(work, workload=replace(work.workload, expert_imbalance=1.0))
-        saved_s = step_s - predict_step(Run(level, software=software)).step_s
+        saved_s = step_s - _predicted(level, question).step_s
         evidence = (
             f"the busiest rank's experts get {imbalance:g} times the mean; balance would save "
             f"{_of(saved_s, step_s)}"

@@ -12,7 +12,7 @@ from typing import Any, get_args
 import msgspec
 
 from meshwright.errors import InputError, Problem
-from meshwright.predict.cost import DeviceCosts
+from meshwright.predict.cost import Calibration, DeviceCosts
 from meshwright.predict.run import Run
 from meshwright.predict.software import MEGATRON, Software
 from meshwright.spec.cluster import Cluster
@@ -171,6 +171,8 @@ class Question(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     workload: Training
     space: Space = Space()
     software: Software = MEGATRON
+    calibration: Calibration | None = None
+    """What was measured on the GPUs, in place of their default constants."""
 
     def __post_init__(self) -> None:
         share = self.space.max_memory
@@ -198,10 +200,10 @@ class Question(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     def run(self, layout: Layout) -> Run:
         """Return one step of a layout as the cost functions see it."""
-        run = Run(self.work(layout), software=self.software)
+        run = Run(self.work(layout), software=self.software, calibration=self.calibration)
         run.__dict__["costs"] = self._costs  # the same for every layout of a question
         return run
 
     @cached_property
     def _costs(self) -> DeviceCosts:
-        return Run(self.work(Layout()), software=self.software).costs
+        return Run(self.work(Layout()), software=self.software, calibration=self.calibration).costs

@@ -17,7 +17,7 @@ from meshwright.predict.memory import LayerBytes, layer_bytes
 from meshwright.predict.plan.question import Question
 from meshwright.predict.plan.room import Array, Sizes
 from meshwright.predict.plan.shapes import Kernels, Key, Layers
-from meshwright.predict.recompute_time import distinct, operation_s, recompute_s
+from meshwright.predict.recompute_time import distinct, operation_parts, recompute_s
 from meshwright.predict.run import Run
 from meshwright.spec.layout import Layout, Recompute, RecomputeOp
 from meshwright.spec.model import Block, Experts, LatentAttention, Mlp, Model
@@ -159,7 +159,7 @@ class Recomputes:
     def _single(self, run: Run, op: RecomputeOp, block: Block) -> float:
         """Return what one operation takes at the least."""
         if op != "moe":
-            return operation_s(run, block, BlockComm(), op)
+            return sum(part.forward for _, part in operation_parts(run, block, op))
         if not isinstance(block.mlp, Experts):
             return 0.0
         return self.kernels.least_experts(run, block.mlp)[0]

@@ -14,7 +14,8 @@ Bytes per parameter, the floor (read + written, gradient in bfloat16):
     bfloat16 weights, 8-bit moments                  6 +  4     (and 1/16 for scales)
 
 Compiled for Hopper, a parameter in bfloat16 throughout takes 43 instructions, where an H200 issues
-96 while its 14 bytes pass; with 8-bit moments 58 and 69.
+96 while its 14 bytes pass; with 8-bit moments 58 and 69. Shards with gaps between their elements
+in the whole (`places`) take about 6 more, and 3 to 4 for each of several stacked matrices.
 """
 
 # Triton compiles some of these functions itself: their arguments are its own values, not Python's.
@@ -30,6 +31,7 @@ from meshwright.run.kernels.block_codes import BLOCK_ELEMENTS
 from meshwright.run.kernels.language import Backend, on_triton, tl, triton
 from meshwright.run.kernels.optimizer_tensors import Moment, OptimizerTensors, Pace, Rule
 from meshwright.run.kernels.optimizer_tile import update_tile
+from meshwright.run.kernels.places import first_place, most_gaps, table
 from meshwright.run.kernels.plain_update import plain_update_
 from meshwright.run.kernels.stochastic_rounding import step_keys
 from meshwright.run.kernels.tensor_list import (
@@ -93,7 +95,7 @@ class _Tables(NamedTuple):
     others_aligned: bool
     """Whether masters and moments begin at multiples of 16 bytes."""
     keys: torch.Tensor
-    origins: torch.Tensor
+    places: torch.Tensor
     shares: torch.Tensor
     decays: torch.Tensor
 
@@ -119,7 +121,7 @@ def _tables(tensors: OptimizerTensors, grads: Sequence[torch.Tensor]) -> _Tables
         ),
         others_aligned=all(each.data_ptr() % ALIGNMENT_BYTES == 0 for each in states),
         keys=torch.tensor(tensors.keys, device=device),
-        origins=torch.tensor(tensors.origins, device=device),
+        places=table(tensors.places, device),
         shares=torch.tensor(tensors.shares, device=device),
         decays=torch.tensor(tensors.decays, device=device),
     )
@@ -137,7 +139,7 @@ def _launch(tables: _Tables, tensors: OptimizerTensors, rule: Rule, pace: Pace) 
         grads.addresses,
         *tables.others,
         tables.keys,
-        tables.origins,
+        tables.places,
         tables.shares,
         tables.decays,
         *chunks.tables,
@@ -155,6 +157,7 @@ def _launch(tables: _Tables, tensors: OptimizerTensors, rule: Rule, pace: Pace) 
         GRAD=_triton_type(grads.held[0].dtype),
         MASTER=bool(tensors.masters),
         MOMENT=moment,
+        GAPS=most_gaps(tensors.places),
         ALIGNED=params.aligned and grads.aligned and tables.others_aligned,
         TILE=_tile(tensors, grads, warps),
         num_warps=warps,
@@ -187,7 +190,7 @@ def _update_chunks(
     first_scales,
     second_scales,
     keys,
-    origins,
+    places,
     shares,
     decays,
     chunk_tensors,
@@ -207,6 +210,7 @@ def _update_chunks(
     GRAD: tl.constexpr,
     MASTER: tl.constexpr,
     MOMENT: tl.constexpr,
+    GAPS: tl.constexpr,
     ALIGNED: tl.constexpr,
     TILE: tl.constexpr,
 ):
@@ -229,23 +233,23 @@ def _update_chunks(
         second = pointer_of(seconds, tensor, tl.float32, ALIGNED) + start
     first_scale = pointer_of(first_scales, tensor, tl.float32, False) + start // _BLOCK
     second_scale = pointer_of(second_scales, tensor, tl.float32, False) + start // _BLOCK
-    places = (weight, grad, master, first, second, first_scale, second_scale)
+    stretch = (weight, grad, master, first, second, first_scale, second_scale)
 
     lr = tl.load(pace + 2)
     size = lr * tl.load(shares + tensor) * tl.load(pace + 3)
     keep = 1 - lr * tl.load(decays + tensor)
     numbers = (tl.load(pace + 1), size, keep, tl.load(pace + 4), beta1, rest1, beta2, rest2, eps)
     of_step = step_keys(tl.load(keys + tensor), tl.load(step))
-    chance = (of_step, (tl.load(origins + tensor) + start).to(tl.uint32))
+    chance = (of_step, first_place(places, tensor, start, GAPS))
     for begin in range(0, length, TILE):
         # A mask that may change within 16 bytes would make every access a single element.
         if length - begin >= TILE:
             update_tile(
-                places, numbers, chance, begin, length,
-                RULE, NESTEROV, WRITES, MASTER, MOMENT, TILE, False,
+                stretch, numbers, chance, begin, length,
+                RULE, NESTEROV, WRITES, MASTER, MOMENT, GAPS, TILE, False,
             )  # fmt: skip
         else:
             update_tile(
-                places, numbers, chance, begin, length,
-                RULE, NESTEROV, WRITES, MASTER, MOMENT, TILE, True,
+                stretch, numbers, chance, begin, length,
+                RULE, NESTEROV, WRITES, MASTER, MOMENT, GAPS, TILE, True,
             )  # fmt: skip

@@ -100,7 +100,12 @@ def plain_scales(values: torch.Tensor) -> torch.Tensor:
 
 def plain_decode(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     """Do what `decode` does for a whole tensor: int8 codes are signed, uint8 ones are not."""
-    unit = _spread(scales * (1 / LARGEST), codes)
+    return _decoded(codes, _spread(scales, codes))
+
+
+def _decoded(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """Return what codes stand for, each with a scale of its own."""
+    unit = scales * (1 / LARGEST)
     shifted = codes.to(torch.int32) << 20
     if codes.dtype == torch.int8:
         bits = shifted & (SIGN_AND_CODE - (1 << 32))
@@ -121,6 +126,31 @@ def plain_encode(
     if kind == torch.int8:
         code = (code & 0x7FFFFFFF) | (exact & 0x80000000)
     return (code >> 24).to(torch.uint8).view(kind)
+
+
+def recoded(
+    codes: torch.Tensor, scales: torch.Tensor, blocks: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return codes and scales of a row of elements that lay in other blocks when they were coded.
+
+    `blocks` has for each element the number of its scale. Elements that come from one block keep
+    their codes and its scale. Where several meet, the largest of their values is the scale, and
+    each is rounded to the nearest code: by at most 1/16 of itself, or, below 2⁻¹⁴ of the largest,
+    2⁻¹⁸ of that (second moments: 2⁻³¹, below which they were never told apart).
+    """
+    number = codes.numel()
+    if not number:
+        return codes, scales.new_empty(0)
+    rows = -(-number // BLOCK_ELEMENTS)
+    short = rows * BLOCK_ELEMENTS - number
+    sources = torch.cat([blocks, blocks[-1:].expand(short)]).view(rows, BLOCK_ELEMENTS)
+    same = (sources == sources[:, :1]).all(1)
+    values = _decoded(codes, scales[blocks])
+    fresh = torch.where(same, scales[sources[:, 0]], plain_scales(values))
+    half = torch.full_like(codes, 1 << 23, dtype=torch.int64)
+    coded = plain_encode(values, fresh, half, codes.dtype)
+    keeps = same.repeat_interleave(BLOCK_ELEMENTS)[:number]
+    return torch.where(keeps, codes, coded), fresh
 
 
 def _spread(scales: torch.Tensor, values: torch.Tensor) -> torch.Tensor:

@@ -132,6 +132,14 @@ def _check(
         raise InputError(problems)
 
 
+def rounds_weight(weight_VD: torch.Tensor, x_ND: torch.Tensor) -> bool:
+    """Say whether a weight's gradient that one product makes is rounded by it, not kept in float32.
+
+    Half precision would overflow: it is a sum over tokens that `backward` scales down.
+    """
+    return gradient_format(weight_VD) == x_ND.dtype != torch.float16
+
+
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -185,8 +193,7 @@ class _Work:
         self.labels_N, self.rule, self.needs = labels_N.contiguous(), rule, needs
         self.chunk_bytes = default_chunk_bytes(x_ND.device) if chunk_bytes is None else chunk_bytes
         self.products, self.backend = products, backend
-        # Half precision would overflow: this is a sum over tokens that `backward` scales down.
-        self.rounds_weight = gradient_format(weight_VD) == x_ND.dtype != torch.float16
+        self.rounds_weight = rounds_weight(weight_VD, x_ND)
         self.nats_N = x_ND.new_zeros(x_ND.shape[0], dtype=torch.float32)
         self.lse_N = torch.zeros_like(self.nats_N)
         self.dx_ND: torch.Tensor | None = None
@@ -250,13 +257,13 @@ class _Work:
             if only and self.rounds_weight:
                 self.dw_VD = self.products.weight_gradient(gradient, x_ND)
             else:
-                self.dw_VD = _add_product(self.dw_VD, gradient.t(), x_ND)
+                self.dw_VD = add_product(self.dw_VD, gradient.t(), x_ND)
         if self.needs[2]:
             part = gradient.sum(0, dtype=torch.float32)
             self.db_V = part if self.db_V is None else self.db_V + part
 
 
-def _add_product(total: torch.Tensor | None, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def add_product(total: torch.Tensor | None, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Add a·b to a float32 total, in the product itself where the device can."""
     wide = torch.float32
     if a.is_cuda and a.dtype != wide:

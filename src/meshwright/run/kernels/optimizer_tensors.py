@@ -6,6 +6,7 @@ from typing import Literal, NamedTuple
 import torch
 
 from meshwright.run.kernels.block_codes import BLOCK_ELEMENTS
+from meshwright.run.kernels.places import Places
 
 MomentPrecision = Literal["fp32", "bf16", "int8"]
 RuleName = Literal["adamw", "lion", "sgd", "direction", "average", "apply"]
@@ -74,8 +75,8 @@ class OptimizerTensors(NamedTuple):
     """What the learning rate is multiplied by, for each."""
     decays: tuple[float, ...]
     """Weight decay of each."""
-    origins: tuple[int, ...]
-    """Where each begins in the whole tensor of which it is a shard; 0 for whole tensors."""
+    places: tuple[Places, ...]
+    """Where the elements of each stand in the whole tensor of which it is a shard."""
 
 
 def new_moment(params: tuple[torch.Tensor, ...], precision: MomentPrecision, index: int) -> Moment:

@@ -6,6 +6,7 @@
 
 from meshwright.run.kernels.block_codes import BLOCK_ELEMENTS, decode, encode
 from meshwright.run.kernels.language import tl, triton
+from meshwright.run.kernels.places import place_in_whole
 from meshwright.run.kernels.stochastic_rounding import random_bits, round_to_bfloat16
 
 _BLOCK = tl.constexpr(BLOCK_ELEMENTS)
@@ -23,6 +24,7 @@ def update_tile(
     WRITES: tl.constexpr,
     MASTER: tl.constexpr,
     MOMENT: tl.constexpr,
+    GAPS: tl.constexpr,
     TILE: tl.constexpr,
     MASKED: tl.constexpr,
 ):
@@ -30,8 +32,8 @@ def update_tile(
 
     `places` point at the chunk: weight, gradient, master, two moments and their scales. `numbers`
     are the gradients' scale, size of the step, share of the weight to keep, 1 / √(1 - β₂ᵗ), β₁,
-    1 - β₁, β₂, 1 - β₂ and ε. `chance` has the keys of the step and the index
-    of the chunk's first element.
+    1 - β₁, β₂, 1 - β₂ and ε. `chance` has the keys of the step and what
+    `first_place` says of the chunk, with as many `GAPS`.
     """
     weight, grad, master, first, second, first_scale, second_scale = places
     # Blocks are rows where codes share a scale: a row is then reduced within one warp.
@@ -66,8 +68,9 @@ def update_tile(
 
     update, m, v = _follow(g, m, v, numbers, RULE, NESTEROV)
 
-    keys, origin = chance
-    for_weight, for_first, for_second = random_bits(keys, origin + lane.to(tl.uint32))
+    keys, way = chance
+    place = place_in_whole(way, lane.to(tl.uint32), GAPS)
+    for_weight, for_first, for_second = random_bits(keys, place)
     # Weights are stored first: otherwise ptxas delays loading them until the moments are done.
     if WRITES:
         w = w * numbers[2] - update * numbers[1]

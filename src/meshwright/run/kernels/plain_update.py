@@ -92,8 +92,8 @@ def _bits(tensors: OptimizerTensors, index: int, pace: Pace) -> Chances:
     if precisions <= {"fp32"} and (tensors.masters or param.dtype != torch.bfloat16):
         return Chances(*[torch.empty(0)] * 3)
     keys = plain_step_keys(tensors.keys[index], int(pace.step))
-    places = torch.arange(param.numel(), device=param.device).view(param.shape)
-    return plain_random_bits(keys, places + tensors.origins[index])
+    places = tensors.places[index].of(param.numel(), param.device)
+    return plain_random_bits(keys, places.view(param.shape))
 
 
 def _read(moment: Moment, index: int, keep: float) -> torch.Tensor:

@@ -24,6 +24,7 @@ from meshwright.run.kernels.rms_norm import rms_norm
 from meshwright.run.kernels.rotary import rotate, split_rotate
 from meshwright.run.nn.linear import Linear
 from meshwright.run.nn.norm import Norm
+from meshwright.run.nn.norm_across import RowPart, Total, norm_across
 from meshwright.run.nn.passage import Passage, entered, left
 from meshwright.run.nn.positions import Places, query_growth
 from meshwright.run.nn.recompute import NOTHING, Op, Replay, dropped
@@ -58,6 +59,10 @@ class Attention(nn.Module):
         """Query heads held here, and key and value heads."""
         self.first_head = 0
         """Where the query heads held here start in the whole model's."""
+        self.kv_copies = 1
+        """Ranks that hold the same key and value heads."""
+        self.total: Total | None = None
+        """Where ranks share the heads, adds up what each found in its own."""
         queries, keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
         columns = queries * (2 if spec.gate else 1) + 2 * keys
         where: dict[str, Any] = {"device": device, "dtype": dtype}
@@ -167,8 +172,7 @@ class Attention(nn.Module):
         if self.spec.qk_norm == "head":
             q, k = self.q_norm(q), self.k_norm(k)
         elif self.spec.qk_norm == "full":
-            q = self.q_norm(q.flatten(2)).view(q.shape)
-            k = self.k_norm(k.flatten(2)).view(k.shape)
+            q, k = self._norms_of_all_heads(q, k)
             if (clip := self.spec.clip) is not None:
                 # Behind the norms, as OLMoE's code has it.
                 q, k, v = q.clamp(-clip, clip), k.clamp(-clip, clip), v.clamp(-clip, clip)
@@ -177,3 +181,15 @@ class Attention(nn.Module):
             q = rotate(q, turns.cos, turns.sin, interleaved=rotary.interleaved)
             k = rotate(k, turns.cos, turns.sin, interleaved=rotary.interleaved)
         return q, k, v, gates[0] if gates else None
+
+    def _norms_of_all_heads(self, q_BTHE: Tensor, k_BTKE: Tensor) -> tuple[Tensor, Tensor]:
+        """Normalise the queries of all heads together, and the keys."""
+        q, k = q_BTHE.flatten(2), k_BTKE.flatten(2)
+        if self.total is None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        else:
+            width, spec = self.spec.head_dim, self.spec
+            queries = RowPart(q, self.q_norm, spec.heads * width)
+            keys = RowPart(k, self.k_norm, spec.kv_heads * width, self.kv_copies)
+            q, k = norm_across((queries, keys), self.total)
+        return q.view(q_BTHE.shape), k.view(k_BTKE.shape)

@@ -20,6 +20,8 @@ class Options:
     """Weight of the loss that spreads tokens over experts, summed over layers; 0 leaves it out."""
     z_loss: float = 0.0
     """Multiple of log²Σexp(logits) that is added to the loss (PaLM)."""
+    capacity_factor: float | None = None
+    """Tokens that an expert takes in training, as a multiple of an equal share; None takes all."""
 
 
 DEFAULTS = Options()
@@ -41,4 +43,5 @@ def build(
     decoder.z_loss, decoder.balance_weight = options.z_loss, options.balance_weight
     for part in decoder.experts():
         part.keeps_balance_loss = options.balance_weight > 0
+        part.capacity_factor = options.capacity_factor
     return decoder

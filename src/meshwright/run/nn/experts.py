@@ -14,6 +14,9 @@ The load of each expert is counted on the device; nothing here waits for the hos
 give equal bits. Where other ranks hold some of the experts, or of their width, an `Exchange` of
 `run/parallel` takes the tokens there and back.
 
+With a `capacity_factor` an expert takes no more than so many of the tokens that are routed together
+in training, the first ones; choices beyond count for nothing.
+
 Letters: B sequences, T positions, N = B·T tokens, R = N·k sorted rows, X experts, D width.
 """
 
@@ -21,6 +24,7 @@ Letters: B sequences, T positions, N = B·T tokens, R = N·k sorted rows, X expe
 # ruff: noqa: N815
 
 from collections.abc import Callable
+from math import ceil
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -46,7 +50,9 @@ class Visits(NamedTuple):
     order: Order
     """Where the tokens' copies lie once they are sorted by expert."""
     load_X: Tensor
-    """int32: how many tokens each expert gets."""
+    """int32: how many tokens each expert is chosen by."""
+    room: int | None = None
+    """How many of them it takes, the first ones; None where it takes all."""
 
 
 class Exchange(Protocol):
@@ -67,7 +73,9 @@ class Experts(nn.Module):
     down: nn.Parameter
     down_bias: nn.Parameter | None
     load: Tensor | None
-    """int64 [X]: tokens that each expert got since the last `update_balance`, when training."""
+    """int64 [X]: tokens that chose each expert since the last `update_balance`, when training."""
+    dropped: Tensor | None
+    """int64 [2]: choices that found no room since it was zeroed, and all; None without a limit."""
 
     def __init__(
         self,
@@ -90,6 +98,9 @@ class Experts(nn.Module):
         """Where ranks share the tokens of a microbatch, adds up what each found in its own."""
         self.adds_bias = True
         """Of ranks that each compute a part of an expert's sum, only one adds `down_bias`."""
+        self.capacity_factor: float | None = None
+        """Tokens that an expert takes of those routed together, as a multiple of what it would get
+        if all got the same; None takes all."""
         where: dict[str, Any] = {"device": device, "dtype": dtype}
         self.router = Router(spec, hidden, **where)
         balance = None
@@ -99,6 +110,7 @@ class Experts(nn.Module):
             balance = nn.Parameter(shape, requires_grad=False)
         self.register_parameter("balance", balance)
         self.register_buffer("load", None, persistent=False)
+        self.register_buffer("dropped", None, persistent=False)
         self._add_routed(hidden if spec.latent is None else spec.latent, where)
         self._add_beside(hidden, where)
 
@@ -156,17 +168,32 @@ class Experts(nn.Module):
             self.balance.add_(torch.sign(load.mean() - load) * rate)
         self.load.zero_()
 
-    def route(self, x_ND: Tensor) -> Visits:
-        """Choose the experts of each token, and count."""
+    def room(self, tokens: int) -> int | None:
+        """Return how many of so many tokens, routed together, an expert takes; None takes all.
+
+        Nothing is dropped where nothing is trained.
+        """
+        if self.capacity_factor is None or not self.training:
+            return None
+        equal = tokens * self.spec.top_k / self.spec.count
+        return max(1, min(tokens, ceil(equal * self.capacity_factor)))
+
+    def route(self, x_ND: Tensor, room: int | None = None) -> Visits:
+        """Choose the experts of each token, and count; each takes `room` tokens, or all."""
         routes: Routes = self.router(x_ND, self.balance)
         order = sort_by_expert(routes.experts_Nk, self.spec.count)
         load_X = torch.diff(order.ends_X, prepend=order.ends_X.new_zeros(1))
-        self._note(load_X, routes.scores_NX)
-        return Visits(routes, order, load_X)
+        if room is not None:
+            # A copy's place in its expert's run; the sort keeps the order of tokens.
+            place_Nk = order.row_Nk - (order.ends_X - load_X)[routes.experts_Nk]
+            weights_Nk = routes.weights_Nk.masked_fill(place_Nk >= room, 0)
+            routes = routes._replace(weights_Nk=weights_Nk)
+        self._note(load_X, routes.scores_NX, room)
+        return Visits(routes, order, load_X, room)
 
     def routed(self, x_ND: Tensor) -> Tensor:
         """Return what the routed experts, all of them held here, make of tokens."""
-        visits = self.route(x_ND)
+        visits = self.route(x_ND, self.room(len(x_ND)))
         rows_RD = dispatch(self.narrowed(x_ND), visits.order, backend=self.backend)
 
         def output(act_RF: Tensor) -> Tensor:
@@ -234,7 +261,7 @@ class Experts(nn.Module):
             out_BTD = out_BTD * self.shared_gate(x_BTD).sigmoid()
         return out_BTD
 
-    def _note(self, load_X: Tensor, scores_NX: Tensor) -> None:
+    def _note(self, load_X: Tensor, scores_NX: Tensor, room: int | None) -> None:
         """Count tokens and form the balance loss; a recomputation in backward counts nothing."""
         if not self.training:
             return
@@ -248,6 +275,10 @@ class Experts(nn.Module):
         if self.load is None or self.load.device != load_X.device:
             self.load = torch.zeros_like(load_X, dtype=torch.int64)
         self.load += load_X
+        if room is not None:
+            if self.dropped is None or self.dropped.device != load_X.device:
+                self.dropped = torch.zeros(2, dtype=torch.int64, device=load_X.device)
+            self.dropped += torch.stack([(load_X - room).clamp(min=0), load_X]).sum(1)
 
 
 def balance_loss(

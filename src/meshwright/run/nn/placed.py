@@ -1,8 +1,8 @@
 """`Placed`: a tensor that is part of a whole, and where in the whole its numbers belong.
 
 What a rank of a layout has of a parameter, or of something kept beside one, in terms of the whole
-alone: checkpoints are written and read in these terms, so they know no layout. `Fixed` is for what
-cannot be said so: numbers that belong to how a rank's elements follow one another.
+alone: checkpoints are written and read in these terms, so they know no layout. `BlockScales` are
+numbers of how a rank's elements follow one another, which is told along with them.
 """
 
 import math
@@ -16,6 +16,8 @@ from torch import Tensor
 from meshwright.run.nn.holding import Holding, Range
 
 Axes = tuple[tuple[Range, ...], ...]
+Run = tuple[tuple[int, ...], tuple[int, ...]]
+"""Where a box of the whole begins along every axis, and how far it goes."""
 
 
 class Part(NamedTuple):
@@ -85,28 +87,35 @@ class Placed:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Fixed:
-    """A tensor that is of use only where a rank's elements follow one another as they did.
+class BlockScales:
+    """The scales of 8-bit moments: one for every 256 elements, counted along what a rank holds.
 
-    Scales of 8-bit moments are such: one for every 256 elements, counted along what a rank holds.
+    Under another layout other elements share a scale; who loads there has to know which did.
     """
 
     tensor: Tensor
-    mark: str
-    """The same for the same elements in the same order; empty for a whole parameter."""
+    codes: str
+    """Name of the tensor whose scales they are."""
+    whole: tuple[int, ...]
+    """Shape of the whole of it."""
+    runs: tuple[Run, ...]
+    """Boxes of the whole: their elements, box after box, are those held, in their order."""
 
     @classmethod
     def of(
-        cls, tensor: Tensor, holding: Holding, start: int = 0, stop: int | None = None
-    ) -> "Fixed":
-        """Mark a tensor that belongs to the elements from `start` to `stop` of what is held."""
+        cls, tensor: Tensor, codes: str, holding: Holding, start: int = 0, stop: int | None = None
+    ) -> "BlockScales":
+        """Place the scales of the elements from `start` to `stop` of what is held."""
         end = math.prod(holding.shape) if stop is None else stop
-        axes = _merged(holding)
-        everything = tuple((Range(0, size),) if size else () for size in holding.whole)
-        if axes == everything and (start, end) == (0, math.prod(holding.whole)):
-            return cls(tensor, "")
-        order = repr((holding.whole, list(_runs(axes, start, end))))
-        return cls(tensor, sha256(order.encode()).hexdigest()[:16])
+        return cls(tensor, codes, holding.whole, tuple(_runs(_merged(holding), start, end)))
+
+    @property
+    def mark(self) -> str:
+        """The same for the same elements in the same order; empty for a whole parameter."""
+        if self.runs == (((0,) * len(self.whole), self.whole),):
+            return ""
+        order = repr((self.whole, list(self.runs)))
+        return sha256(order.encode()).hexdigest()[:16]
 
 
 def _merged(holding: Holding) -> Axes:
@@ -123,7 +132,7 @@ def _merged(holding: Holding) -> Axes:
     return tuple(axes)
 
 
-def _runs(axes: Axes, start: int, stop: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+def _runs(axes: Axes, start: int, stop: int) -> Iterator[Run]:
     """Cut elements `start` to `stop` of what is held into boxes of the whole, in their order.
 
     Each box's elements follow one another: a rest of a row, whole rows, a beginning of a row. Where

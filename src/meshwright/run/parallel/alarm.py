@@ -13,8 +13,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -23,10 +22,11 @@ import msgspec
 
 from meshwright.errors import InputError, Problem
 from meshwright.run.parallel.collective.stall import CollectiveStalled
-from meshwright.run.parallel.journal import Entry, Flying, nearest
+from meshwright.run.parallel.journal import Entry, Flying, Journal, nearest
+from meshwright.run.parallel.launch.last_words import told
 from meshwright.run.parallel.mesh import Mesh
 from meshwright.run.parallel.noticeboard import Noticeboard
-from meshwright.run.parallel.status import Seen, State, Status, describe
+from meshwright.run.parallel.status import Aside, Seen, State, Status, beside, describe
 from meshwright.run.parallel.verdict import Scene, Verdict, absent, judge, parting
 
 EXIT_CODE = 4
@@ -56,7 +56,8 @@ class Alarm:
 
     `patience_s` is how long a rank may wait in one collective, `silent_s` after how long a rank
     that is not heard counts as gone while others wait for it. The last words of each rank go to
-    standard error and, where there is a `folder`, into its `alarm-00003.txt`.
+    whoever started all, or to standard error; where there is a `folder`, in whole into its
+    `alarm-00003.txt`.
     """
 
     def __init__(
@@ -73,14 +74,13 @@ class Alarm:
         if wrong:
             fix = "use more than 0"
             raise InputError([Problem(name, f"{value:g} s", fix) for name, value in wrong.items()])
-        self.rank, self.journal = mesh.rank, mesh.journal
+        self.rank, self.journal, self.aside = mesh.rank, mesh.journal, mesh.aside
         self.patience_s, self._tick_s, self._silent_s = patience_s, tick_s, silent_s
         self._folder = None if folder is None else Path(folder)
         self._beat, self._looks = 0, 0
         self._deaf, self._ended = False, frozenset[int]()
         """Whether the store is lost: torch is loud about every further attempt, so there is none.
         And the ranks of this host that had ended by then."""
-        self._excuse: tuple[str, float] = ("", 0.0)
         self._queued: tuple[Flying, float] | None = None
         self._heard: dict[int, tuple[int, float]] = {}
         """The last beat of each rank, and when it was first seen here."""
@@ -102,15 +102,6 @@ class Alarm:
         else:
             self.raised(error)
 
-    @contextmanager
-    def excuse(self, what: str, most_s: float) -> Iterator[None]:
-        """Announce work of this rank that others may wait for, such as a checkpoint."""
-        self._excuse = (what, time.monotonic() + most_s)
-        try:
-            yield
-        finally:
-            self._excuse = ("", 0.0)
-
     def close(self) -> None:
         """Rest: this rank has done its work."""
         self._rest("left", "")
@@ -122,7 +113,8 @@ class Alarm:
         """
         if self._board is None:
             return
-        if self.journal.failed is not None or isinstance(error, CollectiveStalled):
+        broke = self.journal.failed or self.aside.failed
+        if broke is not None or isinstance(error, CollectiveStalled):
             self._lost = True
             self._thread.join(_SETTLE_S)
         frames = traceback.extract_tb(error.__traceback__)
@@ -156,13 +148,15 @@ class Alarm:
         board = self._board
         assert board is not None, "there are others"
         self._beat += 1
-        blocked = self._blocked()
+        blocked, aside = self._blocked(), _waits(self.aside)
         mine = self._status(blocked=blocked)
         if self._deaf:
-            return self._alone(board, mine, blocked)
+            return self._alone(board, mine, blocked or aside)
         try:
             board.publish(mine)
-            verdict = board.heard() or self._look(board, mine, blocked)
+            verdict = board.heard() or self._look(board, mine)
+            verdict = verdict or self._judge(board, mine, blocked, _as_it_is)
+            verdict = verdict or self._judge(board, mine, aside, beside)
             return None if verdict is None else board.ring(verdict)
         except RuntimeError:  # the store is gone, and with it the process that holds it
             # Later, those who end because of it would be named too.
@@ -183,20 +177,36 @@ class Alarm:
         text = f"{who or 'the rank that held the store (usually rank 0) is gone'}: {what}"
         return Verdict(tuple(ended) or (0,), f"{text}\n  {describe(mine)}")
 
-    def _look(self, board: Noticeboard, mine: Status, blocked: _Blocked | None) -> Verdict | None:
+    def _look(self, board: Noticeboard, mine: Status) -> Verdict | None:
+        """Judge those of this host that died."""
         dead = board.dead()
-        if dead:
-            return judge(Scene(board.read() | {self.rank: mine}, dead), self.rank)
+        return judge(Scene(board.read() | {self.rank: mine}, dead), self.rank) if dead else None
+
+    def _judge(
+        self,
+        board: Noticeboard,
+        status: Status,
+        blocked: _Blocked | None,
+        view: Callable[[Status], Status],
+    ) -> Verdict | None:
+        """Judge those that this rank waits for, of whose statuses `view` is what matters."""
         if blocked is None or blocked.seconds < _LOOK_S:
             return None
-        near = board.read(self._some(mine.members)) | {self.rank: mine}
+        mine = view(status)
+
+        def read(ranks: Sequence[int] | None = None) -> dict[int, Status]:
+            return {rank: view(each) for rank, each in board.read(ranks).items()} | {
+                self.rank: mine
+            }
+
+        near = read(self._some(mine.members))
         left = [rank for rank in absent(near, self.rank) if near[rank].state == "left"]
         silent = self._silent(near)
         if parting(near) is not None or silent or (left and blocked.seconds > _LEFT_S):
-            return judge(Scene(board.read() | {self.rank: mine}, silent=silent), self.rank)
+            return judge(Scene(read(), silent=silent), self.rank)
         if blocked.seconds < self.patience_s:
             return None
-        everyone = board.read() | {self.rank: mine}
+        everyone = read()
         verdict = judge(Scene(everyone, silent=self._silent(everyone)), self.rank)
         excused = any(everyone[rank].excuse_s > 0 for rank in verdict.culprits)
         return None if excused else verdict
@@ -221,9 +231,9 @@ class Alarm:
 
     def _blocked(self) -> _Blocked | None:
         """Return what this rank waits in: the program itself, or its device."""
-        now, waits = time.monotonic(), self.journal.waits
+        now, waits = time.monotonic(), _waits(self.journal)
         if waits is not None:
-            return _Blocked(waits.entry, now - waits.since_s)
+            return waits
         # A device's queue: one thing in it is followed to its end, then the last one is.
         if self._queued is not None and _unfinished(self._queued[0]):
             return _Blocked(self._queued[0].entry, now - self._queued[1])
@@ -236,11 +246,9 @@ class Alarm:
     ) -> Status:
         journal = self.journal
         assert self._board is not None, "there are others"
-        entry = blocked.entry if blocked is not None else journal.failed
-        if entry is None and journal.entries:
-            entry = journal.entries[-1]
+        entry = _at(journal, blocked)
         frame = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001
-        what, until = self._excuse
+        excuse, excuse_s = _excuse(journal)
         return msgspec.structs.replace(
             self._board.hello,
             beat=self._beat,
@@ -249,25 +257,68 @@ class Alarm:
             at=None if entry is None else Seen.of(entry),
             waits_s=None if blocked is None else round(blocked.seconds, 3),
             members=() if entry is None else journal.members.get(entry.group, ()),
-            counts=dict(journal.counts),
+            counts=dict(journal.counts) | dict(self.aside.counts),
             doing=str(nearest(frame) or ""),
-            excuse=what,
-            excuse_s=max(0.0, until - time.monotonic()) if what else 0.0,
+            excuse=excuse,
+            excuse_s=excuse_s,
+            aside=self._aside(),
+        )
+
+    def _aside(self) -> Aside | None:
+        """Return what this rank does beside training, or else held up by its main thread."""
+        journal = self.aside
+        if not journal.members:
+            return None
+        blocked = _waits(journal)
+        entry = _at(journal, blocked)
+        excuse, excuse_s = _excuse(journal if journal.excuse[0] else self.journal)
+        return Aside(
+            at=None if entry is None else Seen.of(entry),
+            waits_s=None if blocked is None else round(blocked.seconds, 3),
+            members=() if entry is None else journal.members.get(entry.group, ()),
+            excuse=excuse,
+            excuse_s=excuse_s,
         )
 
     def _end(self, verdict: Verdict) -> None:
         """End this process, whatever it is blocked in."""
-        words = f"meshwright: rank {self.rank} ends: {verdict.text}\n"
-        with contextlib.suppress(OSError):
-            os.write(2, words.encode())
+        words = shown = f"meshwright: rank {self.rank} ends: {verdict.text}\n"
         if self._folder is not None:
             with contextlib.suppress(OSError):
-                (self._folder / f"alarm-{self.rank:05d}.txt").write_text(words)
+                kept = self._folder / f"alarm-{self.rank:05d}.txt"
+                kept.write_text(words)
+                head = words.partition("\n")[0]
+                shown = f"{head}\n  what every rank did then is in {kept}\n"
+        if not told(self.rank, verdict.culprits, verdict.text):
+            with contextlib.suppress(OSError):
+                os.write(2, shown.encode())
         if self.journal.recorder is not None:
             self.journal.recorder.close_within(_CLOSING_S)
         if self._board is not None:
             self._board.close(self.journal)
         os._exit(EXIT_CODE)
+
+
+def _as_it_is(status: Status) -> Status:
+    return status
+
+
+def _waits(journal: Journal) -> _Blocked | None:
+    """Return what the program waits in, as a journal says."""
+    waits = journal.waits
+    return None if waits is None else _Blocked(waits.entry, time.monotonic() - waits.since_s)
+
+
+def _at(journal: Journal, blocked: _Blocked | None) -> Entry | None:
+    """Return what a journal's rank is in, or was last in."""
+    entry = blocked.entry if blocked is not None else journal.failed
+    return journal.entries[-1] if entry is None and journal.entries else entry
+
+
+def _excuse(journal: Journal) -> tuple[str, float]:
+    """Return what a rank announced, and for how much longer it may take."""
+    what, until = journal.excuse
+    return what, max(0.0, until - time.monotonic()) if what else 0.0
 
 
 def _unfinished(flying: Flying) -> bool:

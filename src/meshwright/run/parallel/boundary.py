@@ -66,7 +66,7 @@ class Boundary:
                 tensor = torch.empty(shape, dtype=self.dtype, device=self.device)
             messages.append(Message(tensor, self.schedule.peer(action), sends))
         started = self.group.exchange(messages)
-        self._leaving = [each for each in self._leaving if not each.is_done]
+        self._let_go()
         for message, address, pending in zip(messages, addresses, started, strict=True):
             if not self.overlap:
                 pending.wait()
@@ -74,6 +74,16 @@ class Boundary:
                 self._leaving.append(pending)
             else:
                 self._here[address] = pending
+
+    def _let_go(self) -> None:
+        """Drop what has left: the wait does not last, and raises what went wrong on the way."""
+        leaving = []
+        for pending in self._leaving:
+            if pending.is_done:
+                pending.wait()
+            else:
+                leaving.append(pending)
+        self._leaving = leaving
 
     def finish(self) -> None:
         """Wait until all that was sent has left."""

@@ -37,7 +37,7 @@ from meshwright.run.parallel.stage import Microbatch
 from meshwright.run.parallel.token_order import TokenOrder
 from meshwright.run.parallel.ulysses import ulysses_attention
 from meshwright.spec.layout import Layout
-from meshwright.spec.layout.rules import nearest_multiple
+from meshwright.spec.layout.rules import largest_divisor, nearest_multiple
 from meshwright.spec.model import Model, mixers
 
 TOKENS = 1
@@ -81,13 +81,29 @@ def problems(model: Model, layout: Layout) -> list[Problem]:
         mixer = block.mixer
         if layout.cp == 1 or not isinstance(mixer, mixers.Attention | mixers.LatentAttention):
             continue
-        if mixer.heads % (layout.tp * ranks):
-            what = (
-                f"{layout.cp_kind} shares the {mixer.heads} heads of block {block.name} among "
-                f"tp={layout.tp} × {ranks} ranks, which does not divide them"
-            )
-            found.append(Problem("layout.cp_kind", what, "use ring or allgather, or a smaller tp"))
+        each, over = divmod(mixer.heads, layout.tp)
+        if over or each % ranks == 0:  # heads that tp does not divide are tp's own fault
+            continue
+        what = (
+            f"{layout.cp_kind} shares the {mixer.heads} heads of block {block.name} among "
+            f"tp={layout.tp} × {ranks} ranks, which does not divide them"
+        )
+        # `Layout.check` names the first field for this fault as well.
+        where = "layout.cp" if layout.cp_kind == "ulysses" else "layout.cp_kind"
+        found.append(Problem(where, what, _other_ways(layout, mixer.heads)))
     return found
+
+
+def _other_ways(layout: Layout, heads: int) -> str:
+    """Say which layouts near to one would share so many heads."""
+    ways = ["cp_kind=ring or allgather"]
+    fewer = largest_divisor(heads // layout.tp, layout.cp)
+    if layout.cp_kind == "ulysses" and fewer > 1:
+        ways.append(f"cp={fewer}")
+    smaller = [tp for tp in range(1, layout.tp) if heads % (tp * traders(layout)) == 0]
+    if smaller:
+        ways.append(f"tp={smaller[-1]}")
+    return f"use {', or '.join(ways)}"
 
 
 class Ring:

@@ -10,15 +10,15 @@ parallelism has not done so. Then (as Megatron-Core's all-to-all dispatcher):
     products   on rows regrouped by expert
     and back   reduce-scatter, all-to-all, weighted sum
 
-Without a limit no token is dropped. With `capacity_factor` every expert takes the same number of
-tokens from every rank, so sizes are known before and the host waits for nothing.
+Without a limit no token is dropped. With the `capacity_factor` of `nn.experts` every expert takes
+the same number of tokens from every rank, so sizes are known before and the host waits for nothing;
+in evaluation nothing is dropped.
 
 Letters: B sequences, T positions, N tokens of this rank, k experts per token, X experts, D width,
 R rows sorted by expert.
 """
 
 from collections.abc import Iterator
-from math import ceil
 from typing import NamedTuple
 
 import torch
@@ -43,7 +43,7 @@ from meshwright.run.parallel.flow import (
     trade,
 )
 from meshwright.run.parallel.mesh import Mesh
-from meshwright.run.parallel.regroup import Regroup, Slots, regroup, slots
+from meshwright.run.parallel.regroup import Regroup, Slots, indices, regroup, slots
 from meshwright.spec.layout import Layout
 from meshwright.spec.layout.ranks import expert_coordinate, pipelines_agree
 from meshwright.spec.model import Model, feedforward
@@ -78,13 +78,10 @@ class Parcel(NamedTuple):
 class ExpertExchange:
     """Takes a layer's tokens to the ranks that hold their experts, and brings results back."""
 
-    def __init__(self, mesh: Mesh, *, capacity_factor: float | None = None) -> None:
+    def __init__(self, mesh: Mesh) -> None:
         layout = mesh.layout
         self.tp, self.ep, self.width = mesh["tp"], mesh["ep"], mesh["expert_tp"]
         self.everyone = mesh["expert_tp-ep"]
-        self.capacity_factor = capacity_factor
-        """Tokens that an expert takes from each rank, as a multiple of what it would get if all got
-        the same; those beyond skip it. None drops nothing."""
         self.shares_tokens = layout.sequence_parallel
         """Ranks have tokens of their own already."""
         self.knows_sizes = self.ep.size == 1 and set(self.width.ranks) <= set(self.tp.ranks)
@@ -92,7 +89,7 @@ class ExpertExchange:
         self.overlaps = layout.overlap_ep
         """Shared experts run while rows travel."""
         places = [expert_coordinate(layout, rank) for rank in self.everyone.ranks]
-        self.pairs = [place.expert_tp * layout.ep + place.ep for place in places]
+        self.pairs = tuple(place.expert_tp * layout.ep + place.ep for place in places)
         """For each rank that exchanges rows its place among them, by `expert_tp`, then `ep`."""
 
     def __call__(self, experts: Experts, x_BTD: Tensor) -> Tensor:
@@ -103,7 +100,7 @@ class ExpertExchange:
         if self.everyone.size == 1:
             out_ND = experts.routed(mine_ND)
         else:
-            visits = experts.route(mine_ND)
+            visits = experts.route(mine_ND, experts.room(self._each(len(x_ND))))
             parcel = self._send(experts, visits, experts.narrowed(mine_ND), len(x_ND))
             if self.overlaps:
                 beside_BTD = experts.beside(x_BTD)
@@ -135,14 +132,12 @@ class ExpertExchange:
     def _send(self, experts: Experts, visits: Visits, x_ND: Tensor, tokens: int) -> Parcel:
         """Send the copies of tokens off to their experts."""
         spec = experts.spec
-        if self.capacity_factor is None:
+        if visits.room is None:
             sizes = self._sizes(visits.load_X, tokens, spec.top_k)
             rows_RD, places = dispatch(x_ND, visits.order, backend=experts.backend), None
         else:
-            equal = self._each(tokens) * spec.top_k / spec.count
-            most = max(1, min(self._each(tokens), ceil(equal * self.capacity_factor)))
-            sizes = self._equal_sizes(spec.count // self.ep.size, most, x_ND.device)
-            places = slots(visits, most)
+            sizes = self._equal_sizes(spec.count // self.ep.size, visits.room, x_ND.device)
+            places = slots(visits, visits.room)
             rows_RD = places.fill(x_ND)
         return Parcel(send(rows_RD, self.ep, sizes.sent, sizes.got), sizes, places)
 
@@ -168,7 +163,7 @@ class ExpertExchange:
         ranks, sources = self.width.size, self.ep.size
         by_rank = self.everyone.all_gather(load_X[None])
         placed = torch.empty_like(by_rank)
-        placed[torch.tensor(self.pairs, device=load_X.device)] = by_rank
+        placed[indices(self.pairs, load_X.device)] = by_rank
         # Rank of expert_tp, source, rank of ep that holds the experts, expert.
         counts = placed.view(ranks, sources, sources, -1)
         here = self.ep.index
@@ -203,9 +198,9 @@ class ExpertExchange:
         return regroup(sizes.counts, self.pairs, sizes.length)
 
 
-def share_experts(decoder: Decoder, mesh: Mesh, *, capacity_factor: float | None = None) -> None:
+def share_experts(decoder: Decoder, mesh: Mesh) -> None:
     """Let the routed experts of a decoder work on what `holdings` leaves to this rank."""
-    exchange = ExpertExchange(mesh, capacity_factor=capacity_factor)
+    exchange = ExpertExchange(mesh)
     splits = mesh["tp"].size > 1 or exchange.everyone.size > 1
 
     def total(found: Tensor) -> Tensor:

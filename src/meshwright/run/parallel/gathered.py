@@ -17,7 +17,7 @@ from meshwright.run.nn.recompute import dropped
 from meshwright.run.parallel.attention_block import Asked, Given, Part, Rule, Spans, rule_of
 from meshwright.run.parallel.flow import gather_in
 from meshwright.run.parallel.group import Group
-from meshwright.run.parallel.ring_attention import Plan, attend
+from meshwright.run.parallel.ring_attention import PartedAttention, attend
 from meshwright.run.parallel.token_order import TokenOrder
 
 TOKENS = 1
@@ -32,7 +32,7 @@ def gathered_attention(given: Given, asked: Asked, group: Group, order: TokenOrd
     parts = tuple(gathered_parts(order.spans(group.index, rule.length), rule))
     kept = here.detach()
     with dropped((kv_BTKW, lambda: order.join(group.all_gather(kept, TOKENS), TOKENS))):
-        return attend(given.q, kv_BTKW, given.sinks, Plan(rule, (parts,)))
+        return attend(given.q, kv_BTKW, given.sinks, PartedAttention(rule, (parts,)))
 
 
 def gathered_parts(spans: Spans, rule: Rule) -> Iterator[Part]:

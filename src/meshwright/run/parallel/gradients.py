@@ -49,7 +49,18 @@ class Reduction:
         self.parameters = {each.name: parameters[each.name] for each in bucket.members}
         self.own: Tensor | None = None
         """This rank's part of the complete gradients; all of them where nothing is cut."""
-        self._twins = _twins(bucket, spread)
+        # Not in `steps`: a group that forms within a backward pass would hold it up.
+        self._twins = [
+            (self.mesh.neighbours("tp", degree), places)
+            for degree, places in _twins(bucket, spread).items()
+        ]
+
+    @property
+    def groups(self) -> list[Group]:
+        """Everybody it exchanges with."""
+        stages = [self.mesh[self.bucket.stages]] if self.bucket.stages else []
+        inner = [self.mesh[each.group] for each in self.bucket.partials]
+        return [*inner, *(group for group, _ in self._twins), *stages, self.shards, self.copies]
 
     @property
     def idle(self) -> bool:
@@ -65,10 +76,7 @@ class Reduction:
             self.mesh[group].start_all_reduce(flat[start:stop])
             for group, start, stop in self.bucket.partials
         ]
-        shared = [
-            _SharedRows(self.mesh.neighbours("tp", degree), flat, places)
-            for degree, places in self._twins.items()
-        ]
+        shared = [_SharedRows(group, flat, places) for group, places in self._twins]
         if inner or shared:
             yield True
             for pending in inner:

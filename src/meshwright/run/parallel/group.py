@@ -278,6 +278,26 @@ class Group:
         self.journal.leave(entry, since_ns)
         return Pending(result)
 
+    def warm(self, device: torch.device) -> None:
+        """Let a backend that connects at first use do so: all members, and each with the next.
+
+        All members call it; others of the backends have nothing to do.
+        """
+        if self._queued:
+            self.connect(device)
+
+    def connect(self, device: torch.device) -> None:
+        """Add up a number of all members, and send one both ways round."""
+        self.all_reduce(torch.zeros(1, device=device))
+        after, before = (self.index + 1) % self.size, (self.index - 1) % self.size
+        messages = [
+            Message(torch.zeros(1, device=device), peer, sends)
+            for there, back in ((after, before), (before, after))
+            for peer, sends in ((there, True), (back, False))
+        ]
+        for pending in self.exchange(messages):
+            pending.wait()
+
     def barrier(self) -> None:
         """Wait until every rank is here."""
         if self.size > 1:

@@ -62,9 +62,7 @@ def holdings(decoder: Decoder, layout: Layout, rank: int) -> dict[str, Holding]:
         if isinstance(module, _PARTS):
             inside.update(f"{path}.{name}" for name in _shared_out(module))
         if isinstance(module, Attention):
-            shared = _twins(module, tensor)
-            for name in ("qkv.weight", "qkv.bias") if shared is not None else ():
-                assert shared is not None
+            for name, shared in _twins(module, tensor):
                 twins[f"{path}.{name}"] = shared
     found = {}
     for name, parameter in decoder.named_parameters():
@@ -192,13 +190,17 @@ def _keys(module: Attention, tensor: Share) -> tuple[Range, Range]:
     return k, Range(k.start + keys, k.stop + keys)
 
 
-def _twins(module: Attention, tensor: Share) -> tuple[int, Range] | None:
-    """Return how many neighbours hold the same keys and values, and in which rows of theirs."""
+def _twins(module: Attention, tensor: Share) -> Iterator[tuple[str, tuple[int, Range]]]:
+    """Yield what neighbours hold too: how many do, and which rows of theirs."""
     spec = module.spec
     if spec.kv_heads >= tensor.ranks:
-        return None
+        return
+    neighbours = tensor.ranks // spec.kv_heads
     queries = spec.heads // tensor.ranks * spec.head_dim
-    return tensor.ranks // spec.kv_heads, Range(queries, queries + 2 * spec.head_dim)
+    for name in ("qkv.weight", "qkv.bias"):
+        yield name, (neighbours, Range(queries, queries + 2 * spec.head_dim))
+    for name in ("k_norm.weight", "k_norm.bias") if spec.qk_norm == "full" else ():
+        yield name, (neighbours, Range(0, spec.head_dim))
 
 
 def _mamba(module: Mamba2, tensor: Share) -> Iterator[tuple[str, Cut]]:

@@ -10,7 +10,8 @@ import sys
 import time
 import zlib
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from types import CodeType, FrameType
 from typing import NamedTuple
 
@@ -19,7 +20,7 @@ import torch.distributed as dist
 
 from meshwright.run.parallel.recorder import Recorder
 
-_INSIDE = ("/meshwright/run/parallel/", "/torch/", "/threading.py")
+_INSIDE = ("/meshwright/run/parallel/", "/checkpoint/peers.py", "/torch/", "/threading.py")
 """Code that passes calls on: the line that matters is the one before."""
 BOARD_BYTES = 1024
 _BOARD = struct.Struct(f"{BOARD_BYTES}s")
@@ -94,6 +95,17 @@ class Journal:
         self.board: memoryview | None = None
         """Memory in which the last entry stands in words, for others to read after a death."""
         self.recorder: Recorder | None = None
+        self.excuse: tuple[str, float] = ("", 0.0)
+        """What the process does that others may wait long for, and until when, on that clock."""
+
+    @contextmanager
+    def excused(self, what: str, most_s: float) -> Iterator[None]:
+        """Announce work that others may wait for longer than they wait for one another."""
+        self.excuse = (what, time.monotonic() + most_s)
+        try:
+            yield
+        finally:
+            self.excuse = ("", 0.0)
 
     def enrol(self, group: str, ranks: tuple[int, ...]) -> None:
         """Write down who a group is."""

@@ -2,10 +2,12 @@
 
 Which rank sits where is `spec.layout.ranks`' to say; here torch's process groups are made of it.
 Groups of the same ranks share one of torch's, except the pipeline's, whose messages must not wait
-behind collectives.
+behind collectives. All that a layout may need are made at once, in the same order on every rank:
+torch names a group by how many its process has, and one that formed in the middle of a pass would
+hold up whoever is not there yet.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 
 import torch
@@ -89,6 +91,8 @@ class Mesh:
         self.place = coordinate(layout, self.rank)
         self.expert_place = expert_coordinate(layout, self.rank)
         self.journal = Journal()
+        self.aside = Journal()
+        """Of what goes on beside training, at its own pace: checkpoints."""
         self.recorder = recorder
         self._patience = None if patience_s is None else timedelta(seconds=patience_s)
         self._handles: dict[tuple[str, tuple[int, ...]], dist.ProcessGroup] = {}
@@ -96,6 +100,10 @@ class Mesh:
         self._teams: dict[tuple[int, ...], Team] = {}
         for axes in every:
             self._groups[axes] = self._make(axes, group_of(layout, self.rank, axes))
+        for count in range(2, layout.tp):
+            # Neighbours that hold the same heads, should a model have fewer of them than ranks.
+            if layout.tp % count == 0:
+                self.neighbours("tp", count)
         if layout.schedule == "dualpipe" and layout.pp > 1:
             # Each rank holds the layers of the one as far from the other end as well.
             line, index = self._groups["pp"].ranks, self.place.pp
@@ -119,6 +127,26 @@ class Mesh:
     @recorder.setter
     def recorder(self, recorder: Recorder | None) -> None:
         self.journal.recorder = recorder
+
+    def warm(self, used: Iterable[Group]) -> None:
+        """Let the backend connect some groups now, where it would do so at their first use.
+
+        NCCL makes a communicator with the first collective, and the way between two ranks with
+        their first message; whoever comes first waits for the others, in the middle of a step.
+        Every rank calls it at the same point, with those of its groups that it will use; members of
+        a group must agree. Gloo has connected by now.
+        """
+        wanted = {id(group.handle): group for group in used if group.size > 1}
+        # The same order on all ranks, or they would wait for each other for ever.
+        for group in self._groups.values():
+            if group.size > 1 and wanted.pop(id(group.handle), None) is not None:
+                group.warm(self.device)
+
+    def close(self) -> None:
+        """End the threads of algorithms of choice; groups are torch's to end."""
+        for team in self._teams.values():
+            team.close()
+        self._teams = {}
 
     def neighbours(self, axes: str, count: int) -> Group:
         """Return the run of so many neighbouring ranks of a group that this one is in."""
@@ -147,7 +175,7 @@ class Mesh:
         if len(ranks) > 1:
             key = (axes if axes in _OWN else "", ranks)
             if key not in self._handles:
-                self._handles[key] = self._new(ranks, alone=axes == "pp")
+                self._handles[key] = self._new(ranks, alone=axes in _OWN)
             handle = self._handles[key]
         chosen = None
         if handle is not None and self._algorithms.get(axes):

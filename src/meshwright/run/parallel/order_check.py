@@ -62,7 +62,8 @@ class OrderCheck:
             before, self._asked = self._asked, _fetched(gathered)
             if before is None:
                 return
-            before[1].synchronize()  # a step ago
+            # A step ago: all that is waited for is what the device had to do until then.
+            before[1].synchronize()
             gathered = before[0]
         table = gathered.view(-1, GROUPS, _WORDS).numpy()
         if not agree(table):
@@ -76,7 +77,11 @@ class OrderCheck:
             if key is None:
                 key = keys[name] = _key(name, members)
             rows[place] = (key, len(members), journal.counts[name], journal.digests[name])
-        return torch.tensor(rows, dtype=torch.int64).view(-1).to(self._mesh.device)
+        device = self._mesh.device
+        # From pinned memory the copy waits for nothing; torch keeps that until the copy is done.
+        pinned = device.type == "cuda"
+        there = torch.tensor(rows, dtype=torch.int64, pin_memory=pinned).view(-1)
+        return there.to(device, non_blocking=pinned)
 
     def _refuse(self, table: list[list[list[int]]]) -> None:
         for key, one, other in differences(table):

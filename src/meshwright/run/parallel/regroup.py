@@ -3,7 +3,8 @@
 Rows arrive as runs: for each rank of the experts' tensor-parallel group, for each source, for each
 expert held here, so many rows. `Regroup` brings them into the order of experts, and within an
 expert of source rank and token; `Slots` gives every expert the same number of rows from every
-source, which drops the rest. All indices are made on the device.
+source, which drops the rest. All indices are made on the device, and those that follow from the
+layout alone once.
 
 Letters: N tokens, k experts per token, X experts, S slots, P rows that arrived, D width.
 """
@@ -13,6 +14,7 @@ Letters: N tokens, k experts per token, X experts, S slots, P rows that arrived,
 # ruff: noqa: N815
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -47,16 +49,11 @@ def regroup(counts: Tensor, order: Sequence[int], length: int) -> Regroup:
     two, by their number rank · sources + source, as rows of an expert shall follow each other; each
     rank's rows are filled up to `length`.
     """
-    ranks, sources, experts = counts.shape
-    total, device = ranks * length, counts.device
+    ranks, total, device = len(counts), len(counts) * length, counts.device
     wide = counts.long().view(ranks, -1)
     filling = length - wide.sum(1, keepdim=True)
     runs = torch.cat([wide, filling], 1).view(-1)
-    chosen = torch.tensor(order, device=device)
-    pair = chosen // sources * (sources * experts + 1) + chosen % sources * experts
-    inner = (torch.arange(experts, device=device)[:, None] + pair).view(-1)
-    last = torch.arange(1, ranks + 1, device=device) * (sources * experts + 1) - 1
-    line = torch.cat([inner, last])
+    line = _line(tuple(order), counts.shape, device)
     before = torch.empty_like(runs)
     before[line] = _starts(runs[line])
     shift = torch.repeat_interleave(before - _starts(runs), runs, output_size=total)
@@ -64,6 +61,23 @@ def regroup(counts: Tensor, order: Sequence[int], length: int) -> Regroup:
     target = places + shift
     ends = counts.sum((0, 1)).cumsum(0).to(torch.int32)
     return Regroup(target, torch.empty_like(places).scatter_(0, target, places), ends)
+
+
+@lru_cache(maxsize=64)
+def indices(numbers: tuple[int, ...], device: torch.device) -> Tensor:
+    """Return numbers on a device; the host waits for it the first time, and never again."""
+    return torch.tensor(numbers, device=device)
+
+
+@lru_cache(maxsize=64)
+def _line(order: tuple[int, ...], shape: torch.Size, device: torch.device) -> Tensor:
+    """Return the runs by (rank, source, expert or filling) as they shall follow each other."""
+    ranks, sources, experts = shape
+    each = sources * experts + 1
+    starts = [pair // sources * each + pair % sources * experts for pair in order]
+    inner = [start + expert for expert in range(experts) for start in starts]
+    last = [rank * each - 1 for rank in range(1, ranks + 1)]
+    return torch.tensor([*inner, *last], device=device)
 
 
 class Slots(NamedTuple):

@@ -4,7 +4,8 @@ Every chosen rank is played in turn: its groups are formed by torch's fake proce
 of the model is built without memory, and one step's passes run on shapes alone. What each rank
 would send, to whom and in which order is left in its journal; ranks of one group must agree, and
 what one pipeline rank sends another must expect. The schedule is proved free of deadlocks by
-itself. So a layout of hundreds of GPUs is tried before any is rented.
+itself, also where a send waits for its receiver. So a layout of hundreds of GPUs is tried before
+any is rented.
 
 Where tokens go depends on their numbers: experts are taken to get equally many.
 """
@@ -107,7 +108,8 @@ def rehearse(
     shown, problems = "", list[str]()
     if layout.pp > 1:
         schedule = step_schedule(layout, microbatches)
-        problems += [f"schedule: {problem}" for problem in verify(schedule, sends="buffered")]
+        # NCCL may hold a send until its receiver is there: a schedule that ends so ends either way.
+        problems += [f"schedule: {problem}" for problem in verify(schedule, sends="rendezvous")]
         actions = sum(map(len, schedule.actions))
         shown = f"{layout.schedule}, {actions:,} actions" + ("" if problems else ", sound")
     played = tuple(_play(model, layout, rank, sequence_length, microbatches) for rank in chosen)
@@ -147,7 +149,8 @@ def fake_world(rank: int, size: int) -> Iterator[None]:
     if not hasattr(dist.Backend, _BACKEND.upper()):
         # The same as torch's own, which does not know of tensors without memory.
         make = fake_pg._create_fake_pg  # noqa: SLF001 - there is no other way to make one
-        dist.Backend.register_backend(_BACKEND, make, extended_api=True, devices=["cpu", "meta"])
+        devices = ["cpu", "meta", "cuda"]
+        dist.Backend.register_backend(_BACKEND, make, extended_api=True, devices=devices)
     dist.init_process_group(_BACKEND, store=fake_pg.FakeStore(), rank=rank, world_size=size)
     try:
         yield

@@ -30,8 +30,8 @@ from meshwright.run.parallel.token_order import TokenOrder
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
-    """Which parts of an attention this rank computes, and with whose keys and values."""
+class PartedAttention:
+    """An attention in parts: which of them this rank computes, with whose keys and values."""
 
     rule: Rule
     turns: tuple[tuple[Part, ...], ...]
@@ -51,7 +51,7 @@ def ring_attention(given: Given, asked: Asked, group: Group, order: TokenOrder) 
         for turn in range(group.size)
     ]
     kv_BTKW = torch.cat((given.k, given.v), -1)
-    return attend(given.q, kv_BTKW, given.sinks, Plan(rule, tuple(turns), group))
+    return attend(given.q, kv_BTKW, given.sinks, PartedAttention(rule, tuple(turns), group))
 
 
 def ring_parts(order: TokenOrder, here: int, source: int, rule: Rule) -> tuple[Part, ...]:
@@ -90,50 +90,54 @@ def _cut(spans: tuple[Range, ...], part: Range) -> tuple[Range, ...]:
     return tuple(found)
 
 
-def attend(q_BTHE: Tensor, kv_BTKW: Tensor, sinks: Tensor | None, plan: Plan) -> Tensor:
+def attend(
+    q_BTHE: Tensor, kv_BTKW: Tensor, sinks: Tensor | None, parted: PartedAttention
+) -> Tensor:
     """Compute an attention part by part; keys and values lie side by side in `kv_BTKW`."""
-    out: Tensor = _Attend.apply(q_BTHE, kv_BTKW, sinks, plan)
+    out: Tensor = _Attend.apply(q_BTHE, kv_BTKW, sinks, parted)
     return out
 
 
 class _Attend(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, kv: Tensor, sinks: Tensor | None, plan: Plan) -> Tensor:
+    def forward(
+        ctx: Any, q: Tensor, kv: Tensor, sinks: Tensor | None, parted: PartedAttention
+    ) -> Tensor:
         width, kind = q.shape[-1], torch.promote_types(q.dtype, torch.float32)
         out = q.new_zeros((*q.shape[:3], kv.shape[-1] - width), dtype=kind)
         lse = q.new_full(q.shape[:3], -math.inf, dtype=kind)
-        ring = _Ring(plan.group, kv)
+        ring = _Ring(parted.group, kv)
         ctx.found = []
-        for parts in plan.turns:
+        for parts in parted.turns:
             at_hand = ring.pass_on()
             for part in parts:
                 tensors = _of_part(q, at_hand, part)
-                made, own, found = attention_block.forward(*tensors, part, plan.rule)
+                made, own, found = attention_block.forward(*tensors, part, parted.rule)
                 _merge(_rows(out, part), _rows(lse, part), made, own)
                 ctx.found.append(found)
         total = lse if sinks is None else torch.logaddexp(lse, sinks.to(kind))
         if sinks is not None:
             out *= (lse - total).exp()[..., None]
         result = out.to(q.dtype)
-        ctx.plan = plan
+        ctx.parted = parted
         ctx.save_for_backward(q, kv, sinks, result, total)
         return result
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        (grad,), plan = grads, ctx.plan
+        (grad,), parted = grads, ctx.parted
         q, kv, sinks, out, total = ctx.saved_tensors
         grad, found = grad.contiguous(), iter(ctx.found)
         dq, width = torch.zeros_like(q, dtype=total.dtype), q.shape[-1]
-        ring, home = _Ring(plan.group, kv), _Ring(plan.group, None)
-        for parts in plan.turns:
+        ring, home = _Ring(parted.group, kv), _Ring(parted.group, None)
+        for parts in parted.turns:
             at_hand = ring.pass_on()
             dkv = torch.zeros_like(at_hand, dtype=total.dtype)
             for part in parts:
                 there = Whole(_rows(grad, part), _rows(out, part), _rows(total, part))
                 tensors = _of_part(q, at_hand, part)
-                some = attention_block.backward(tensors, there, part, plan.rule, next(found))
+                some = attention_block.backward(tensors, there, part, parted.rule, next(found))
                 _rows(dq, part).add_(some[0])
                 keys = dkv[:, part.keys.start : part.keys.stop]
                 keys[..., :width].add_(some[1])

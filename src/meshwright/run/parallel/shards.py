@@ -7,13 +7,16 @@ all views of it stay valid, those that autograd has saved included. Writing to t
 change in autograd's eyes, as parameters count their own versions.
 """
 
+import math
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from meshwright.run.nn.holding import Holding
+from meshwright.run.kernels.places import MOST_PERIOD, Gap, Places
+from meshwright.run.nn.holding import Holding, Range
 from meshwright.run.parallel.buckets import Bucket, Piece, pieces
 from meshwright.run.parallel.group import Group, Pending
 
@@ -114,31 +117,47 @@ def _view(own: Tensor, piece: Piece, holdings: Mapping[str, Holding]) -> nn.Para
 
 
 def mark(parameter: nn.Parameter, holding: Holding, start: int) -> None:
-    """Tell the optimizer the whole parameter's shape and where this run of it begins there.
+    """Tell the optimizer the whole parameter's shape and where the elements of this one stand.
 
-    Rounding by chance takes its bits from the place in the whole parameter. That is exact where
-    what the rank holds has no gaps (whole parameters, runs of rows); elsewhere (columns; queries,
-    keys and values in one) only the first place is, and bits depend on the layout.
+    Rounding by chance takes its bits from there, so that no layout changes them, and ranks that
+    hold the same elements go on doing so.
     """
     parameter.whole_shape = holding.whole  # type: ignore[attr-defined]
-    parameter.origin = origin(holding, start)  # type: ignore[attr-defined]
+    parameter.places = places(holding, start)  # type: ignore[attr-defined]
 
 
-def origin(holding: Holding, start: int) -> int:
-    """Return the place in the whole parameter of an element of what the rank holds."""
-    places, rest = [], start
-    for size in reversed(holding.shape):
-        places.append(rest % size if size else 0)
-        rest = rest // size if size else 0
-    found = 0
-    for axis, (local, size) in enumerate(zip(reversed(places), holding.whole, strict=True)):
-        found = found * size + _in_whole(holding, axis, local)
-    return found
+def places(holding: Holding, start: int) -> Places:
+    """Return where the elements of what a rank holds stand in the whole, from `start` on.
+
+    The last axis that is cut may have several ranges; before it at most the first axis is cut, and
+    into a single range. Holdings of any layout are such; others are refused.
+    """
+    cut = [
+        axis
+        for axis, (ranges, size) in enumerate(zip(holding.parts, holding.whole, strict=True))
+        if tuple(each for each in ranges if each.size) != (Range(0, size),)
+    ]
+    if not cut or not math.prod(holding.shape):
+        return Places(start)
+    last, width = cut[-1], math.prod(holding.whole[cut[-1] + 1 :])
+    if cut[:-1] not in ([], [0]) or (cut[:-1] and len(holding.parts[0]) > 1):
+        raise ValueError(f"{holding} is cut in a way whose places have no formula")
+    ranges = [each for each in holding.parts[last] if each.size]
+    stride = holding.whole[last] * width
+    origin = ranges[0].start * width + (holding.parts[0][0].start * _inner(holding) if last else 0)
+    period, gaps = 0, []
+    for before, each in pairwise((Range(ranges[0].start, ranges[0].start), *ranges)):
+        if each.start != before.stop:
+            gaps.append(Gap(period, (each.start - before.stop) * width))
+        period += each.size * width
+    rows = math.prod(holding.shape[:last])
+    if not gaps and rows == 1:
+        return Places(origin + start)
+    if period > MOST_PERIOD:
+        raise ValueError(f"{period:,} elements with gaps are more than {MOST_PERIOD:,}")
+    return Places(origin, start, period, stride, tuple(gaps))
 
 
-def _in_whole(holding: Holding, axis: int, local: int) -> int:
-    for part in holding.parts[axis]:
-        if local < part.size:
-            return part.start + local
-        local -= part.size
-    return 0
+def _inner(holding: Holding) -> int:
+    """Return how many elements a place along the first axis has."""
+    return math.prod(holding.whole[1:])

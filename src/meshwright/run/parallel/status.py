@@ -55,6 +55,16 @@ class Seen(msgspec.Struct, frozen=True):
         return cls(number, elements, bool(same_size), words[3], words[4], words[5], where)
 
 
+class Aside(msgspec.Struct, frozen=True, kw_only=True):
+    """What a rank does beside training: fields as `Status` has them."""
+
+    at: Seen | None = None
+    waits_s: float | None = None
+    members: tuple[int, ...] = ()
+    excuse: str = ""
+    excuse_s: float = 0.0
+
+
 class Status(msgspec.Struct, frozen=True, kw_only=True):
     """What a rank does."""
 
@@ -82,6 +92,21 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     """What it announced that takes long."""
     excuse_s: float = 0.0
     """For how much longer that may take."""
+    aside: Aside | None = None
+    """What it does beside training."""
+
+
+def beside(status: Status) -> Status:
+    """Return a status as if what goes on beside training were all."""
+    aside = status.aside or Aside()
+    return msgspec.structs.replace(
+        status,
+        at=aside.at,
+        waits_s=aside.waits_s,
+        members=aside.members,
+        excuse=aside.excuse,
+        excuse_s=aside.excuse_s,
+    )
 
 
 def describe(status: Status) -> str:
@@ -92,7 +117,8 @@ def describe(status: Status) -> str:
         said = "has left: its program is over"
     elif status.waits_s is not None or status.state == "lost":
         waited = "" if status.waits_s is None else f" for {status.waits_s:.1f} s"
-        return f"rank {status.rank} waits{waited} in {status.at}"
+        broken = status.aside.at if status.at is None and status.aside is not None else status.at
+        return f"rank {status.rank} waits{waited} in {broken}"
     else:
         said = f"is at {status.doing or 'no known line'}, in no collective"
         if status.excuse:

@@ -55,6 +55,9 @@ class Sync(Protocol):
     def cuts(self) -> dict[str, Cut]:
         """Return the parameters that are cut over ranks, also those this rank has nothing of."""
 
+    def groups(self) -> list[Group]:
+        """Return everybody it exchanges with."""
+
     def begin(self) -> None:
         """Get ready for the passes of a step."""
 
@@ -176,6 +179,11 @@ class BucketedSync:
                 )
                 found[member.name] = Cut(shard.group, tuple(Range(*pair) for pair in places))
         return found
+
+    def groups(self) -> list[Group]:
+        """Return everybody it exchanges with."""
+        found = [group for each in self._reductions for group in each.groups]
+        return [*found, self.spread.mesh.world]  # for the norm
 
     def _find_lies(self) -> dict[str, Lie]:
         holdings = self.spread.holdings

@@ -118,6 +118,8 @@ def _share(module: nn.Module, passage: Passages, group: Group) -> None:
             module.first_head = group.index * spec.heads // group.size
             module.heads = spec.heads // group.size
             module.kv_heads = max(1, spec.kv_heads // group.size)
+            module.kv_copies = max(1, group.size // spec.kv_heads)
+            module.total = group.all_reduce
             module.passage, last = passage, module.o
         case LatentAttention() | GatedDelta():
             module.passage, last = passage, module.o
@@ -129,14 +131,9 @@ def _share(module: nn.Module, passage: Passages, group: Group) -> None:
         last.adds_bias = group.index == 0
 
 
-def problems(model: Model, layout: Layout) -> list[Problem]:
+def problems(_: Model, layout: Layout) -> list[Problem]:
     """Return what of a layout tensor parallelism cannot do yet, each with a fix."""
     found = []
-    if layout.tp > 1 and any(
-        getattr(block.mixer, "qk_norm", "none") == "full" for block in model.blocks
-    ):
-        what = f"{model.name} normalises all heads together, of which each rank has some"
-        found.append(Problem("layout.tp", what, "use tp = 1, and cp, pp or ZeRO in its place"))
     if layout.overlap_tp and layout.precision.startswith("fp8"):
         what = f"{layout.precision} products are not cut into pieces that overlap"
         found.append(Problem("layout.overlap_tp", what, "leave it out, or use bf16"))

@@ -127,7 +127,9 @@ def _verdict(scene: Scene, culprits: Sequence[int], why: str) -> Verdict:
 
 
 def _last(status: Status) -> str:
-    return ", before any collective" if status.at is None else f"; it was last in {status.at}"
+    beside = f" ({status.aside.excuse})" if status.aside is not None and status.aside.excuse else ""
+    said = ", before any collective" if status.at is None else f"; it was last in {status.at}"
+    return said + beside
 
 
 def _ranks(ranks: Sequence[int]) -> str:

@@ -2,7 +2,8 @@
 
 The cross-entropy needs three numbers per token from all ranks, the largest logit, Σ exp and the
 label's logit; logits themselves never travel. Tokens go through in chunks, as in
-`kernels.linear_cross_entropy`, and gradients are formed in the forward pass, where logits are.
+`kernels.linear_cross_entropy`, and gradients are formed in the forward pass, where logits are,
+in the same formats as there. Where nothing is differentiated, none are.
 
 Letters: B sequences, T positions, N = B·T tokens, D hidden, W words held here.
 """
@@ -20,7 +21,7 @@ from torch.nn import functional
 from meshwright.run.kernels.cross_entropy_rows import LossRule
 from meshwright.run.kernels.embedding import embedding
 from meshwright.run.kernels.gradient_format import gradient_format
-from meshwright.run.kernels.linear_cross_entropy import LossSums
+from meshwright.run.kernels.linear_cross_entropy import LossSums, add_product, rounds_weight
 from meshwright.run.kernels.scaled import scaled
 from meshwright.run.nn.holding import even
 from meshwright.run.parallel.flow import copy_in, gather_in, join_parts, scatter_out, sum_out
@@ -39,6 +40,7 @@ class WordsOfRanks:
         """`sequence` says that between layers each rank has a share of the tokens."""
         self.group, self.words, self.sequence = group, words, sequence
         self.held = even(words, group.size, group.index)
+        self.most_held = even(words, group.size, 0).size
 
     def lookup(self, numbers_BT: Tensor, weight_WD: Tensor) -> Tensor:
         """Return the vectors of words, or this rank's tokens of them."""
@@ -62,14 +64,17 @@ class WordsOfRanks:
     ) -> LossSums:
         """Return the summed cross-entropy over all words."""
         x_ND = self._whole(x_BTD).flatten(0, 1)
-        nats, z = _SharedCrossEntropy.apply(x_ND, weight, bias, labels_BT.flatten(), rule, self)
+        given = (x_ND, weight, bias)
+        # Inside of `apply` nothing tells whether a gradient is wanted.
+        learns = torch.is_grad_enabled()
+        needs = tuple(learns and each is not None and each.requires_grad for each in given)
+        nats, z = _SharedCrossEntropy.apply(*given, labels_BT.flatten(), rule, self, needs)
         return LossSums(nats, (labels_BT != rule.ignore).sum(), z)
 
     def logits(self, x_BTD: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Return the products with all words, on every rank."""
         here = functional.linear(self._whole(x_BTD), weight, bias)
-        most = even(self.words, self.group.size, 0).size
-        padded = functional.pad(here, (0, most - self.held.size))
+        padded = functional.pad(here, (0, self.most_held - self.held.size))
         return join_parts(padded, self.group, 2)[..., : self.words]
 
     def _whole(self, x_BTD: Tensor) -> Tensor:
@@ -88,28 +93,38 @@ class _SharedCrossEntropy(torch.autograd.Function):
         labels_N: Tensor,
         rule: LossRule,
         words: WordsOfRanks,
+        needs: tuple[bool, bool, bool],
     ) -> tuple[Tensor, Tensor]:
         weight = weight_WD.to(x_ND.dtype)
         bias = None if bias_W is None else bias_W.float()
-        dx_ND = torch.empty_like(x_ND)
-        dw_WD = torch.zeros(weight.shape, dtype=torch.float32, device=x_ND.device)
-        db_W = None if bias is None else torch.zeros_like(bias)
+        dx_ND = torch.empty_like(x_ND) if needs[0] else None
+        dw_WD: Tensor | None = None
+        db_W = torch.zeros_like(bias) if needs[2] and bias is not None else None
         nats = torch.zeros((), dtype=torch.float32, device=x_ND.device)
         z = torch.zeros_like(nats)
-        most = max(1, CHUNK_BYTES // (4 * max(1, weight.shape[0])))
+        # The same on all ranks, whoever has a word less: chunks are what they talk about.
+        most = max(1, CHUNK_BYTES // (4 * words.most_held))
         for first in range(0, len(x_ND), most):
             rows = slice(first, first + most)
             logits = (x_ND[rows] @ weight.t()).float()
             if bias is not None:
                 logits += bias
-            turned = _turn(logits, labels_N[rows], rule, words)
+            turned = _turn(logits, labels_N[rows], rule, words, sloped=any(needs))
             nats += turned.nats
             z += turned.z
+            if turned.slope is None:
+                continue
             slope = turned.slope.to(x_ND.dtype)
-            dx_ND[rows] = slope @ weight
-            dw_WD += slope.t().float() @ x_ND[rows].float()
+            if dx_ND is not None:
+                dx_ND[rows] = slope @ weight
+            if needs[1] and most >= len(x_ND) and rounds_weight(weight_WD, x_ND):
+                dw_WD = slope.t() @ x_ND
+            elif needs[1]:
+                dw_WD = add_product(dw_WD, slope.t(), x_ND[rows])
             if db_W is not None:
                 db_W += turned.slope.sum(0)
+        if needs[1] and dw_WD is None:  # of no token
+            dw_WD = torch.zeros_like(weight)
         ctx.save_for_backward(dx_ND, dw_WD, db_W)
         ctx.dtypes = (
             x_ND.dtype,
@@ -126,17 +141,19 @@ class _SharedCrossEntropy(torch.autograd.Function):
             None if saved is None else scaled(saved, grad, dtype)
             for saved, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
         ]
-        return (*grads, None, None, None)
+        return (*grads, None, None, None, None)
 
 
 class _Turned:
     """What a chunk of tokens costs, and the gradient of that by its logits."""
 
-    def __init__(self, nats: Tensor, z: Tensor, slope: Tensor) -> None:
+    def __init__(self, nats: Tensor, z: Tensor, slope: Tensor | None) -> None:
         self.nats, self.z, self.slope = nats, z, slope
 
 
-def _turn(raw_NW: Tensor, labels_N: Tensor, rule: LossRule, words: WordsOfRanks) -> _Turned:
+def _turn(
+    raw_NW: Tensor, labels_N: Tensor, rule: LossRule, words: WordsOfRanks, *, sloped: bool
+) -> _Turned:
     """Return the loss of a chunk over all ranks' words, and the gradient of those held here."""
     group, held = words.group, words.held
     logits = raw_NW if rule.scale is None else raw_NW * rule.scale
@@ -157,6 +174,8 @@ def _turn(raw_NW: Tensor, labels_N: Tensor, rule: LossRule, words: WordsOfRanks)
     costs = torch.where((holders > 0) | ~valid, lse - at_label, torch.nan)
     nats = costs.masked_fill(~valid, 0.0).sum()
     z = rule.z_loss * lse.masked_fill(~valid, 0.0).square().sum()
+    if not sloped:
+        return _Turned(nats, z, None)
     slope = powers / total[:, None]
     if rule.z_loss:
         slope = slope * (1 + 2 * rule.z_loss * lse)[:, None]

@@ -15,9 +15,12 @@ from meshwright.run.train.job import Job
 from meshwright.run.train.run_state import changes, state_of
 
 
-def earlier_problems(job: Job, folder: Path) -> list[Problem]:
-    """Return what keeps a job from going on with a run, or from beginning with given weights."""
-    saved = Folder(folder / "checkpoints", Disk()).found()
+def earlier_problems(job: Job, folder: Path | None) -> list[Problem]:
+    """Return what keeps a job from going on with a run, or from beginning with given weights.
+
+    Without a folder it begins anew.
+    """
+    saved = () if folder is None else Folder(folder / "checkpoints", Disk()).found()
     newest = next((found for found in reversed(saved) if is_sound(found)), None)
     try:
         if newest is not None:

@@ -5,11 +5,13 @@ cluster beside them, so that `mw simulate` reads the same file. Every other tabl
 part of the trainer that reads it, and has its settings there.
 """
 
+from dataclasses import replace
 from typing import Literal
 
 import msgspec
 
 from meshwright.errors import Problem
+from meshwright.run.nn.build import Options
 from meshwright.run.train.checkpoint.settings import CheckpointSettings
 from meshwright.run.train.data.settings import DataSettings
 from meshwright.run.train.guards import GuardSettings
@@ -35,6 +37,20 @@ class EvaluationSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         bounds = Bounds()
         bounds.count(least=0, every_steps=self.every_steps)
         bounds.count(sequences=self.sequences)
+        bounds.require()
+
+
+class ExpertSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How routed experts are trained, beyond what the model says."""
+
+    capacity_factor: float | None = None
+    """Tokens that an expert takes of those that a rank routes together, a microbatch or the rank's
+    share of one, as a multiple of what it would get if all got the same. The first ones are taken;
+    the choices of others count for nothing. None takes all."""
+
+    def __post_init__(self) -> None:
+        bounds = Bounds()
+        bounds.positive(capacity_factor=self.capacity_factor)
         bounds.require()
 
 
@@ -91,6 +107,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Learning rate and its schedule, decay, clipping."""
     loss: LossSettings = LossSettings()
     """What is added to the cross-entropy of the next token."""
+    experts: ExpertSettings = ExpertSettings()
+    """Whether experts leave tokens out."""
     evaluation: EvaluationSettings = EvaluationSettings()
     """When to evaluate."""
     checkpoint: CheckpointSettings = CheckpointSettings()
@@ -108,9 +126,23 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     def check(self) -> tuple[Problem, ...]:
         """Return everything that keeps this job from running, with fixes."""
-        chosen = self.machine.algorithms
-        return tuple(problems_of(self.model, self.layout, self.workload, chosen))
+        factor = self.experts.capacity_factor
+        return tuple(
+            problems_of(
+                self.model,
+                self.layout,
+                self.workload,
+                self.machine.algorithms,
+                capacity_factor=factor,
+            )
+        )
 
     def remarks(self) -> tuple[str, ...]:
         """Return what can run and is hardly meant."""
-        return tuple(remarks_of(self.model, self.workload, self.optimizer))
+        factor = self.experts.capacity_factor
+        return tuple(remarks_of(self.model, self.workload, self.optimizer, capacity_factor=factor))
+
+    def options(self) -> Options:
+        """Return what the model's description leaves open, as its modules take it."""
+        found = self.loss.options(self.model)
+        return replace(found, capacity_factor=self.experts.capacity_factor)

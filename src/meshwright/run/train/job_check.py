@@ -5,18 +5,14 @@ from importlib.util import find_spec
 from typing import Protocol
 
 from meshwright.errors import InputError, Problem
+from meshwright.run.parallel.fit import lacking, misfits
 from meshwright.run.train.optimizer.precision import state_formats
 from meshwright.run.train.optimizer.settings import OptimizerSettings
-from meshwright.spec import catalog
 from meshwright.spec.layout import Layout
 from meshwright.spec.layout.rules import largest_divisor
 from meshwright.spec.model import Model
 from meshwright.spec.workload import Training
 
-_STAND_IN = "h100-superpod"
-"""The cluster that a layout is held against; what is asked about the cluster itself is left out."""
-_ABOUT_CLUSTER = {"dp", "precision", "memory"}
-"""What is asked about the cluster: this one only stands in."""
 _OF_WORKLOAD = {"sequence_length", "global_batch"}
 """What a layout is held against that stands in the workload."""
 
@@ -42,9 +38,14 @@ def problems_of(
     layout: Layout | None,
     workload: Training | None,
     algorithms: Sequence[Choice],
+    *,
+    capacity_factor: float | None = None,
 ) -> list[Problem]:
     """Judge the parts of a job; None is a part that could not be read."""
     found = []
+    if capacity_factor is not None and model is not None and model.experts is None:
+        what = f"{model.name} has no experts that could be full"
+        found.append(Problem("experts.capacity_factor", what, "leave it out"))
     if layout is not None:
         found += _formats(layout)
     if workload is not None and workload.adapter is not None:
@@ -59,7 +60,13 @@ def problems_of(
     return found
 
 
-def remarks_of(model: Model, workload: Training, optimizer: OptimizerSettings) -> Iterator[str]:
+def remarks_of(
+    model: Model,
+    workload: Training,
+    optimizer: OptimizerSettings,
+    *,
+    capacity_factor: float | None = None,
+) -> Iterator[str]:
     """Say what of a job can run and is hardly meant."""
     warmup, steps = optimizer.warmup_steps, workload.steps
     if warmup >= steps > 0:
@@ -73,6 +80,11 @@ def remarks_of(model: Model, workload: Training, optimizer: OptimizerSettings) -
             f"workload.sequence_length is {length:,} and model.max_positions {positions:,}, which "
             "an exported config.json will say"
         )
+    if capacity_factor is not None and capacity_factor < 1:
+        yield (
+            f"experts.capacity_factor is {capacity_factor:g}: below 1 choices are dropped also "
+            "where all experts get the same"
+        )
 
 
 def _formats(layout: Layout) -> list[Problem]:
@@ -85,9 +97,7 @@ def _formats(layout: Layout) -> list[Problem]:
             state_formats(layout)
         except InputError as error:
             found += error.problems
-    if layout.offload:
-        found.append(Problem("layout.offload", "is not done by this trainer", "leave it out"))
-    return found
+    return found + [_in_layout(problem) for problem in lacking(layout)]
 
 
 def _batch(layout: Layout, batch: int) -> list[Problem]:
@@ -129,20 +139,15 @@ def _chosen(layout: Layout, algorithms: Sequence[Choice]) -> list[Problem]:
 
 def _fit(layout: Layout, model: Model, workload: Training) -> list[Problem]:
     """Return what of the layout and the lengths the model does not have."""
-    found = [
-        problem
-        for problem in layout.check(model, catalog.cluster(_STAND_IN), workload)
-        # The batch has been judged: a layout alone cannot say which part of it is at fault.
-        if problem.where not in _ABOUT_CLUSTER | {"global_batch"}
-    ]
-    # A login node that only writes a job may lack torch; the ranks look again.
-    if layout.gpus > 1 and find_spec("torch") is not None:
-        from meshwright.run.parallel.refusals import refused
-
-        found += refused(model, layout)
     return [
-        problem._replace(
-            where=f"{'workload' if problem.where in _OF_WORKLOAD else 'layout'}.{problem.where}"
-        )
-        for problem in found
+        _in_layout(problem)
+        for problem in misfits(model, layout, workload)
+        # Judged already; of the batch a layout alone cannot say which part is at fault.
+        if problem.where not in {"global_batch", "offload"}
     ]
+
+
+def _in_layout(problem: Problem) -> Problem:
+    """Say which table the field of a problem stands in."""
+    part = "workload" if problem.where in _OF_WORKLOAD else "layout"
+    return problem._replace(where=f"{part}.{problem.where}")

@@ -15,7 +15,7 @@ from meshwright.errors import InputError, Problem
 from meshwright.run.train.checkpoint.settings import CheckpointSettings
 from meshwright.run.train.data.settings import DataSettings
 from meshwright.run.train.guards import GuardSettings
-from meshwright.run.train.job import EvaluationSettings, Job, MachineSettings
+from meshwright.run.train.job import EvaluationSettings, ExpertSettings, Job, MachineSettings
 from meshwright.run.train.job_check import problems_of
 from meshwright.run.train.loss import LossSettings
 from meshwright.run.train.optimizer.settings import OptimizerSettings
@@ -64,6 +64,7 @@ _KINDS: dict[str, type[msgspec.Struct]] = {
     "data": DataSettings,
     "optimizer": OptimizerSettings,
     "loss": LossSettings,
+    "experts": ExpertSettings,
     "evaluation": EvaluationSettings,
     "checkpoint": CheckpointSettings,
     "output": OutputSettings,
@@ -123,7 +124,14 @@ def read_job(data: Mapping[str, Any]) -> Job:
     # What could be read is held against the rest, so that a file is mended once.
     layout = values.get("layout", None if "layout" in data else Layout())
     machine = values.get("machine", MachineSettings())
-    problems += problems_of(values.get("model"), layout, values.get("workload"), machine.algorithms)
+    experts = values.get("experts", ExpertSettings())
+    problems += problems_of(
+        values.get("model"),
+        layout,
+        values.get("workload"),
+        machine.algorithms,
+        capacity_factor=experts.capacity_factor,
+    )
     if problems:
         raise InputError(problems)
     return Job(**values)

@@ -1,7 +1,7 @@
 """How the processes of a run find each other: from what started them to a `Mesh`."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import NoReturn
 
@@ -28,7 +28,12 @@ def refuse_together(refusal: InputError, environment: Mapping[str, str]) -> NoRe
 
 @contextmanager
 def joined(
-    job: Job, folder: Path, environment: Mapping[str, str], problems: Sequence[Problem] = ()
+    job: Job,
+    folder: Path,
+    environment: Mapping[str, str],
+    problems: Sequence[Problem] = (),
+    *,
+    fresh: bool = False,
 ) -> Iterator[Mesh | None]:
     """Meet the other processes of a run; None where it has one device.
 
@@ -43,7 +48,7 @@ def joined(
         fix = f"use --nproc {wanted} on one machine, or mw launch for several"
         found.append(Problem("layout", what, fix))
     elif world.size > 1 and world.rank == 0:
-        found += earlier_problems(job, folder)
+        found += earlier_problems(job, None if fresh else folder)
     if world.size == 1 and found:
         raise InputError(found)
     if world.size == 1:
@@ -59,7 +64,7 @@ def joined(
         # The alarm speaks first: it knows for whom ranks wait.
         patience_s = 2 * job.machine.patience_s if algorithms else None
         mesh = Mesh(job.layout, device=device, patience_s=patience_s, algorithms=algorithms)
-        with Alarm(mesh, patience_s=job.machine.patience_s, folder=folder):
+        with closing(mesh), Alarm(mesh, patience_s=job.machine.patience_s, folder=folder):
             yield mesh
     finally:
         dist.destroy_process_group()

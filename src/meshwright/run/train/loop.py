@@ -9,10 +9,15 @@ import os
 import time
 import warnings
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 
-from meshwright.errors import Problem
+import torch
+
+from meshwright.errors import InputError, Problem
+from meshwright.run.parallel.launch.environment import world_of
+from meshwright.run.parallel.mesh import Mesh
+from meshwright.run.train.data.sources import source_problems
 from meshwright.run.train.job import Job
 from meshwright.run.train.joining import joined
 from meshwright.run.train.outcome import Outcome, outcome_of
@@ -20,7 +25,15 @@ from meshwright.run.train.outputs import open_outputs
 from meshwright.run.train.outputs.settings import NO_OUTPUT
 from meshwright.run.train.profile import ChosenSteps, StepProfiler
 from meshwright.run.train.recording import make_room, profile_folder, recorded
-from meshwright.run.train.run_folder import claimed, set_rows_aside, write_config
+from meshwright.run.train.run_folder import (
+    claimed,
+    holds_run,
+    last_layout,
+    set_rows_aside,
+    set_run_aside,
+    write_config,
+)
+from meshwright.run.train.run_state import layout_change
 from meshwright.run.train.sitting import Sitting
 from meshwright.run.train.stopping import Asked, asked_to_stop, quiet_collector
 from meshwright.run.train.trainer import Trainer
@@ -36,21 +49,39 @@ def train(
     *,
     profile: ChosenSteps | None = None,
     until: int | None = None,
+    fresh: bool = False,
     environment: Mapping[str, str] = os.environ,
 ) -> Outcome:
     """Train a job in its folder, from its newest checkpoint where there is one.
 
-    `until` ends this sitting when so many steps of the run are done.
+    `until` ends this sitting when so many steps of the run are done. `fresh` begins anew: an
+    earlier run is moved aside, once nothing is left that could keep this one from running.
     """
     problems = [*job.check(), *_problems(job, profile, until)]
-    with joined(job, folder, environment, problems) as mesh:
-        speaks = mesh is None or mesh.rank == 0
-        with claimed(folder) if speaks else nullcontext():
-            trainer = Trainer(job, folder, mesh)
+    speaks = world_of(environment).rank == 0
+    with ExitStack() as held:
+        if speaks:  # before ranks meet: those that have met wait for whoever ends
             try:
-                return _sit(trainer, profile, until)
-            finally:
-                trainer.close()
+                held.enter_context(claimed(folder))
+            except InputError as refusal:
+                problems += refusal.problems
+        mesh = held.enter_context(joined(job, folder, environment, problems, fresh=fresh))
+        if fresh and speaks and holds_run(folder):
+            aside = set_run_aside(folder)
+            held.enter_context(claimed(folder))
+            warnings.warn(f"moved the earlier run to {aside}", stacklevel=2)
+        if fresh and mesh is not None:
+            _wait_for_all(mesh)
+        trainer = Trainer(job, folder, mesh)
+        try:
+            return _sit(trainer, profile, until)
+        finally:
+            trainer.close()
+
+
+def _wait_for_all(mesh: Mesh) -> None:
+    """Let no rank look into the folder while the first moves it."""
+    mesh.world.broadcast(torch.zeros(1, device=mesh.device))
 
 
 def _problems(job: Job, profile: ChosenSteps | None, until: int | None) -> list[Problem]:
@@ -60,7 +91,7 @@ def _problems(job: Job, profile: ChosenSteps | None, until: int | None) -> list[
     if profile is not None and profile.first > job.workload.steps:
         what = f"the run has {job.workload.steps:,} steps, and none from {profile.first:,} on"
         found.append(Problem("profile", what, "choose earlier ones"))
-    return found
+    return [*found, *source_problems(job.data)]
 
 
 def _sit(trainer: Trainer, profile: ChosenSteps | None, until: int | None) -> Outcome:
@@ -72,6 +103,8 @@ def _sit(trainer: Trainer, profile: ChosenSteps | None, until: int | None) -> Ou
         what = "an earlier try here ended before its first checkpoint; this one begins anew"
         warnings.warn(f"{what}, and the figures of that one are in {aside}", stacklevel=3)
     if trainer.first:
+        if resumed_at is not None:
+            _say_layout(job, folder)
         write_config(job, folder)
     outputs = open_outputs(
         job.output if trainer.first else NO_OUTPUT,
@@ -92,6 +125,14 @@ def _sit(trainer: Trainer, profile: ChosenSteps | None, until: int | None) -> Ou
         if profiler is not None and trainer.first and not profiler.written:
             warnings.warn(f"this sitting had none of the steps {profiler.chosen}", stacklevel=3)
         return outcome_of(sitting, resumed_at, asked())
+
+
+def _say_layout(job: Job, folder: Path) -> None:
+    """Say where a run goes on under another layout than it had."""
+    before = last_layout(folder)
+    change = "" if before is None else layout_change(before, job.layout)
+    if change:
+        warnings.warn(f"the run goes on under another layout: {change}", stacklevel=4)
 
 
 def _profiler(trainer: Trainer, chosen: ChosenSteps) -> StepProfiler:

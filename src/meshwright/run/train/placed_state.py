@@ -1,15 +1,20 @@
-"""The state of a run that several ranks hold together, each tensor with its place in the whole."""
+"""The state of a run, of one device or of several, each tensor with its place in the whole."""
 
 import math
 
 from torch import Tensor
 
+from meshwright.errors import InputError, Problem
+from meshwright.run.kernels.block_codes import BLOCK_ELEMENTS
+from meshwright.run.nn.decoder import Decoder
 from meshwright.run.nn.holding import Holding
-from meshwright.run.nn.placed import Fixed, Placed
+from meshwright.run.nn.placed import BlockScales, Placed
 from meshwright.run.parallel.sync import Sync
 from meshwright.run.train.optimizer.optimizer import Optimizer
 
-State = Tensor | Placed | Fixed
+State = Tensor | Placed | BlockScales
+
+_SCALE = "_scale"
 
 
 def placed_state(sync: Sync, optimizer: Optimizer) -> dict[str, State]:
@@ -28,12 +33,45 @@ def placed_state(sync: Sync, optimizer: Optimizer) -> dict[str, State]:
         if name not in lies:
             found[f"optimizer.{key}"] = value
             continue
-        holding, start, stop = lies[name]
-        if kind.endswith("_scale"):
-            found[f"optimizer.{key}"] = Fixed.of(value, holding, start, stop)
+        lie = lies[name]
+        if kind.endswith(_SCALE):
+            _require_own_blocks(name, lie.holding)
+            found[f"optimizer.{key}"] = BlockScales.of(value, _codes(kind, name), *lie)
         else:
-            found[f"optimizer.{key}"] = _placed(value, holding, start, stop)
+            found[f"optimizer.{key}"] = _placed(value, *lie)
     return found
+
+
+def _require_own_blocks(name: str, holding: Holding) -> None:
+    """Refuse elements that ranks share, and code differently: they are saved once for all.
+
+    That is where a block has both a rank's own queries and keys that its neighbours hold too.
+    """
+    rows, width = holding.twin_rows, math.prod(holding.shape[1:])
+    if holding.twins > 1 and rows is not None and rows.start * width % BLOCK_ELEMENTS:
+        what = f"{name}: 8-bit moments of shared keys begin within a block of {BLOCK_ELEMENTS}"
+        fix = "use bf16 moments, or no more tensor-parallel ranks than key and value heads"
+        raise InputError([Problem("layout.moment_precision", what, fix)])
+
+
+def whole_state(decoder: Decoder, optimizer: Optimizer) -> dict[str, State]:
+    """Return the same of a run on one device."""
+    found: dict[str, State] = {
+        f"model.{name}": value for name, value in decoder.state_dict().items()
+    }
+    for key, value in optimizer.state_dict().items():
+        kind, _, name = key.partition(".")
+        if name and kind.endswith(_SCALE):
+            holding = Holding.all_of(tuple(optimizer.states[name].parameter.shape))
+            found[f"optimizer.{key}"] = BlockScales.of(value, _codes(kind, name), holding)
+        else:
+            found[f"optimizer.{key}"] = value
+    return found
+
+
+def _codes(kind: str, name: str) -> str:
+    """Return the name of the moments that scales belong to."""
+    return f"optimizer.{kind.removesuffix(_SCALE)}.{name}"
 
 
 def _placed(value: Tensor, holding: Holding, start: int, stop: int) -> Placed:

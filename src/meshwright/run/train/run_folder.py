@@ -8,32 +8,43 @@ report.html      curves and how it ended
 """
 
 import fcntl
+import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from meshwright.errors import InputError, Problem
 from meshwright.run.train.data.shards import is_shards
-from meshwright.run.train.job import Job
-from meshwright.run.train.job_file import dump_job
+from meshwright.spec.files import load_data
+from meshwright.spec.layout import Layout
+from meshwright.spec.read import read
 from meshwright.timeline.paths import refusals
+
+if TYPE_CHECKING:
+    from meshwright.run.train.job import Job
 
 ROWS = "metrics.jsonl"
 _LOCK = ".lock"
+_LAST_BYTES = 65536
+"""Of the rows, read from the end: more than a row has."""
 
 
 @contextmanager
 def claimed(folder: Path) -> Iterator[None]:
     """Hold a run's folder for this process; another one that trains there is refused.
 
-    So is a folder of tokens. A folder made here in which nothing was begun is removed.
+    So is a folder of tokens. What was made for a run that never began is removed again.
     """
     if is_shards(folder):
         what = "holds tokenised text, which a run is kept apart from"
         raise InputError([Problem(str(folder), what, "give this run a folder of its own")])
+    if folder.is_file():
+        fix = "name a folder, or move the file away"
+        raise InputError([Problem(str(folder), "is a file, and a run needs a folder", fix)])
     with refusals(folder, "written"):
-        is_new = not folder.exists()
+        made = [each for each in (folder / _LOCK, folder, *folder.parents) if not each.exists()]
         folder.mkdir(parents=True, exist_ok=True)
         lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     try:
@@ -47,9 +58,10 @@ def claimed(folder: Path) -> Iterator[None]:
             pass  # a file system without locks
         yield
     finally:
-        if is_new and folder.is_dir() and _names(folder) == {_LOCK}:
-            (folder / _LOCK).unlink()
-            folder.rmdir()
+        if made and folder.is_dir() and not holds_run(folder):
+            with suppress(OSError):  # somebody else put something there
+                for each in made:
+                    each.unlink() if each.name == _LOCK else each.rmdir()
         os.close(lock)
 
 
@@ -60,6 +72,15 @@ def holds_run(folder: Path) -> bool:
 
 def _names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
+
+
+def set_run_aside(folder: Path) -> Path:
+    """Rename a run's folder to the first free name beside it."""
+    number = 1
+    while (aside := folder.with_name(f"{folder.name}.{number}")).exists():
+        number += 1
+    with refusals(folder, "moved aside"):
+        return folder.rename(aside)
 
 
 def set_rows_aside(folder: Path) -> Path | None:
@@ -76,8 +97,32 @@ def set_rows_aside(folder: Path) -> Path | None:
     return rows.rename(aside)
 
 
-def write_config(job: Job, folder: Path) -> None:
+def last_row(folder: Path) -> int:
+    """Return the last step of which figures were written; 0 where there is none."""
+    try:
+        with (folder / ROWS).open("rb") as rows:
+            rows.seek(max(0, rows.seek(0, os.SEEK_END) - _LAST_BYTES))
+            lines = rows.read().splitlines()
+    except OSError:
+        return 0
+    for line in reversed(lines):
+        with suppress(ValueError, KeyError, TypeError):  # the last may be cut off
+            return int(json.loads(line)["step"])
+    return 0
+
+
+def last_layout(folder: Path) -> Layout | None:
+    """Return the layout of the sitting before; None where none can be read."""
+    try:
+        return read(Layout, load_data(folder / "config.toml").get("layout", {}))
+    except InputError:
+        return None
+
+
+def write_config(job: "Job", folder: Path) -> None:
     """Write the job into its folder, in one step."""
+    from meshwright.run.train.job_file import dump_job  # it loads torch, and a claim does not
+
     new = folder / ".config.toml.new"
     new.write_text(dump_job(job), encoding="utf-8")
     new.replace(folder / "config.toml")

@@ -10,6 +10,7 @@ import msgspec
 from meshwright.errors import Problem
 from meshwright.run.train.job import Job
 from meshwright.run.train.step import WEIGHT_FORMATS
+from meshwright.spec.layout import Layout
 from meshwright.spec.read import read
 
 BEGIN_ANEW = "change it back, or begin anew with --fresh"
@@ -67,6 +68,22 @@ def changes(job: Job, state: RunState) -> list[Problem]:
         for name in dict.fromkeys((*now, *then))
         if now.get(name) != then.get(name)
     ]
+
+
+def layout_change(before: Layout, now: Layout) -> str:
+    """Say how a run's layout differs from that of the sitting before; empty where it does not.
+
+    How many sequences a rank takes at once moves nothing, and is left out.
+    """
+    fields = [name for name in Layout.__struct_fields__ if name != "microbatch"]
+    pairs = [(name, _word(getattr(before, name)), _word(getattr(now, name))) for name in fields]
+    return ", ".join(f"{name} {was} → {new}" for name, was, new in pairs if was != new)
+
+
+def _word(value: object) -> str:
+    if isinstance(value, bool) or value is None:
+        return str(value).lower()
+    return ",".join(map(str, value)) or "none" if isinstance(value, tuple) else str(value)
 
 
 def leaves(data: Any, path: str = "") -> Iterator[tuple[str, object]]:

@@ -132,6 +132,8 @@ class Sitting:
             scalars["tokens"] = losses.tokens
         if losses.stop is not None:
             scalars["stop"] = losses.stop
+        if losses.dropped is not None and self.trainer.job.experts.capacity_factor is not None:
+            scalars["dropped_share"] = losses.dropped[0] / losses.dropped[1].clamp(min=1)
         scale = self.trainer.optimizer.loss_scale
         return Readback(scalars if scale is None else scalars | {"loss_scale": scale.scale})
 
@@ -194,8 +196,9 @@ class Sitting:
         trainer, row = self.trainer, {}
         if figures["auxiliary_loss"]:
             row["auxiliary_loss"] = figures["auxiliary_loss"]
-        if "loss_scale" in figures:
-            row["loss_scale"] = figures["loss_scale"]
+        for name in ("dropped_share", "loss_scale"):
+            if name in figures:
+                row[name] = figures[name]
         if trainer.guard.state.skipped:
             row["skipped_steps"] = float(trainer.guard.state.skipped)
         if trainer.device.type == "cuda":

@@ -18,8 +18,9 @@ from meshwright.run.nn.build import DEFAULTS, Options
 from meshwright.run.nn.decoder import Decoder
 from meshwright.run.nn.fp8 import keep_fp8_weights, use_precision
 from meshwright.run.nn.linear import use_products
-from meshwright.run.nn.recompute import use_recompute
+from meshwright.run.parallel.context import traders
 from meshwright.run.parallel.experts import sum_loads
+from meshwright.run.parallel.group import Group
 from meshwright.run.parallel.mesh import Mesh
 from meshwright.run.parallel.order_check import OrderCheck
 from meshwright.run.parallel.recorder import span_of
@@ -30,8 +31,8 @@ from meshwright.run.parallel.sync import Sync
 from meshwright.run.train.data.batch import Batch
 from meshwright.run.train.optimizer.average import WeightAverage
 from meshwright.run.train.optimizer.optimizer import Optimizer
-from meshwright.run.train.step import Losses, StepFigures, weight_format
-from meshwright.spec.model import Model
+from meshwright.run.train.step import Losses, StepFigures, dropped_choices, weight_format
+from meshwright.spec.model import Experts, Model
 
 
 def make_spread(
@@ -45,8 +46,6 @@ def make_spread(
     """Return this rank's part of a model with its first weights, computing as the layout says."""
     layout = mesh.layout
     made = spread(model, mesh, dtype=weight_format(layout), seed=seed, options=options)
-    for chunk in made.stage.chunks.values():
-        use_recompute(made.stage.layers(chunk), layout)
     if products is not None:
         use_products(made.decoder, products)
     use_precision(made.decoder, layout.precision)
@@ -65,7 +64,10 @@ class SpreadStep:
         microbatch: int,
         balance_rate: float = 0.0,
     ) -> None:
-        """Make the steps; the optimizer has been given `sync.named_parameters()`."""
+        """Make the steps; the optimizer has been given `sync.named_parameters()`.
+
+        Every rank does so at the same point: groups that the steps will use are connected.
+        """
         self.spread, self.sync, self.optimizer = spread, sync, optimizer
         self.microbatch, self.balance_rate = microbatch, balance_rate
         self.runner, self._same_order = Runner(spread), OrderCheck(spread.mesh)
@@ -73,6 +75,7 @@ class SpreadStep:
         """This rank was asked to stop; the next step tells the others."""
         self._gradients: dict[str, Tensor] = {}
         self._began_ns = 0
+        spread.mesh.warm((*groups_of_passes(spread), *sync.groups()))
 
     def __call__(self, batch: Batch, step: int) -> StepFigures:
         """Train on one batch, as step number `step`, counted from 0."""
@@ -83,9 +86,10 @@ class SpreadStep:
         mesh = self.spread.mesh
         recorder = mesh.recorder
         self._began_ns = 0 if recorder is None else time.time_ns()
-        # Of replicas alone: others of a replica have the same sequences.
-        count = torch.tensor([batch.targets], dtype=torch.float64)
-        tokens = mesh["dp"].all_reduce(count.to(mesh.device)).clamp(min=1)
+        # Of replicas alone: others of a replica have the same sequences. Made on the device, as a
+        # copy from the host would wait for all that the device still has to do.
+        count = torch.full((1,), float(batch.targets), dtype=torch.float64, device=mesh.device)
+        tokens = mesh["dp"].all_reduce(count).clamp(min=1)
         share = (1 / tokens).float()[0]
         if self.optimizer.loss_scale is not None:
             share = share * self.optimizer.loss_scale.scale
@@ -97,16 +101,16 @@ class SpreadStep:
         with record_function("gradients"), span_of(recorder, "gradients"):
             self._gradients = self.sync.gradients()
         total = self._total(sums, stop=self.wants_stop)
-        return Losses(total[0], total[1], tokens[0], total[2])
+        return Losses(total[0], total[1], tokens[0], total[2], total[3:])
 
     def _total(self, sums: Sums, *, stop: bool = False) -> Tensor:
-        """Add up the ranks' losses, and who wants to stop."""
+        """Add up the ranks' losses, who wants to stop, and what experts had no room for."""
         mesh = self.spread.mesh
-        wishes = torch.tensor(float(stop), device=mesh.device)
-        mine = torch.stack([sums.nats.double(), sums.auxiliary.double(), wishes.double()])
+        wishes = torch.full((), float(stop), dtype=torch.float64, device=mesh.device)
+        mine = torch.stack([sums.nats.double(), sums.auxiliary.double(), wishes])
         # Ranks that share the work on the same tokens have the same loss.
         mine[:2] /= mesh.layout.tp
-        return mesh.world.all_reduce(mine)
+        return mesh.world.all_reduce(torch.cat([mine, dropped_choices(self.decoder, mesh.device)]))
 
     def norm(self) -> GradientNorm:
         """Return the norm of all gradients, before loss scaling is undone."""
@@ -178,6 +182,18 @@ class SpreadStep:
         first = mesh.place.tp == mesh.place.cp == mesh.place.pp == 0
         counted = torch.full_like(nats, tokens if first else 0)
         return mesh.world.all_reduce(torch.stack([nats, counted]))
+
+
+def groups_of_passes(spread: Spread) -> list[Group]:
+    """Return everybody that a rank exchanges with in and around its passes."""
+    mesh, layout = spread.mesh, spread.mesh.layout
+    found = [mesh[axes] for axes in ("tp", "dp", "pp", "cp")]
+    trade = traders(layout)
+    if 1 < trade < layout.cp:
+        found[-1:] = [mesh.neighbours("cp", trade), mesh.counterparts("cp", trade)]
+    if any(isinstance(block.mlp, Experts) for block in spread.decoder.model.blocks):
+        found += [mesh[axes] for axes in ("ep", "expert_tp", "expert_tp-ep", "tp-cp-dp")]
+    return found
 
 
 def microbatch_of(batch: Batch) -> Microbatch:

@@ -43,6 +43,8 @@ class Losses(NamedTuple):
     """Trained tokens, over all replicas."""
     stop: Tensor | None = None
     """How many ranks were asked to stop; None where there is one."""
+    dropped: Tensor | None = None
+    """Choices of tokens that experts had no room for, and all; noughts without a limit."""
 
     @property
     def mean(self) -> Tensor:
@@ -80,6 +82,16 @@ def make_decoder(
 def weight_format(layout: Layout) -> torch.dtype:
     """Return the format of the weights that products read."""
     return WEIGHT_FORMATS.get(layout.precision, torch.bfloat16)
+
+
+def dropped_choices(decoder: Decoder, device: torch.device) -> Tensor:
+    """Return what `Experts.dropped` of all layers counted, which begins anew."""
+    total = torch.zeros(2, dtype=torch.float64, device=device)
+    for part in decoder.experts():
+        if part.dropped is not None:
+            total += part.dropped
+            part.dropped.zero_()
+    return total
 
 
 class TrainStep:
@@ -126,6 +138,7 @@ class TrainStep:
             _sum([loss.nats_sum.detach() for loss in losses]),
             _sum([loss.auxiliary.detach() for loss in losses]),
             tokens,
+            dropped=dropped_choices(self.decoder, losses[0].nats_sum.device),
         )
 
     def norm(self) -> GradientNorm:

@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
@@ -10,6 +11,29 @@ from typing import Any
 
 Asked = Callable[[], str | None]
 """Returns the name of the signal that asked a run to stop, None while none did."""
+
+
+@contextmanager
+def nothing_begun() -> Iterator[None]:
+    """While a program loads, let SIGINT end it at once and without a traceback.
+
+    A rank's starter may hold SIGINT back until here; see `launch/local`.
+    """
+
+    def end(_: int, __: FrameType | None) -> None:
+        with suppress(OSError):
+            os.write(2, b"interrupted\n")
+        os._exit(128 + signal.SIGINT)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only a program's main thread may ask for signals
+        return
+    before = signal.signal(signal.SIGINT, end)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @contextmanager

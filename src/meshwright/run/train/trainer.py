@@ -33,7 +33,7 @@ from meshwright.run.train.guards import Guard, TrainingStopped
 from meshwright.run.train.job import Job
 from meshwright.run.train.optimizer.optimizer import make_optimizer
 from meshwright.run.train.optimizer.parts import matrices_for_muon, matrix_parts
-from meshwright.run.train.placed_state import State, placed_state
+from meshwright.run.train.placed_state import State, placed_state, whole_state
 from meshwright.run.train.run_state import BEGIN_ANEW, RunState, changes, kept_of, state_of
 from meshwright.run.train.spread_step import SpreadStep, make_spread
 from meshwright.run.train.step import TrainStep, make_decoder
@@ -60,7 +60,7 @@ class Trainer:
         self.tokens_seen = 0
         self._saved_at: int | None = None
         self._failed_saves = 0
-        self.checkpoints = Checkpoints(folder / "checkpoints", job.checkpoint)
+        self.checkpoints = Checkpoints(folder / "checkpoints", job.checkpoint, mesh=mesh)
         self.batches = open_data(
             job.data,
             job.workload,
@@ -95,7 +95,7 @@ class Trainer:
         given: dict[str, Any] = {
             "seed": job.seed,
             "products": fastest_products(self.device) if job.machine.tuned_products else None,
-            "options": job.loss.options(job.model),
+            "options": job.options(),
         }
         if self.mesh is None:
             decoder = make_decoder(job.model, job.layout, device=self.device, **given)
@@ -144,9 +144,7 @@ class Trainer:
         """Return every tensor that a resumed run needs: the run's own, not copies."""
         if self.sync is not None:
             return placed_state(self.sync, self.optimizer)
-        state = {f"model.{name}": value for name, value in self.decoder.state_dict().items()}
-        kept = self.optimizer.state_dict()
-        return state | {f"optimizer.{name}": value for name, value in kept.items()}
+        return whole_state(self.decoder, self.optimizer)
 
     @property
     def finished(self) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from meshwright.timeline.columns import LABEL_TYPE
+from meshwright.timeline.columns import LABEL_TYPE, as_numpy
 from meshwright.timeline.schema import ABSENT, Column
 
 _TYPES = {
@@ -27,6 +27,45 @@ def numbers(values: npt.NDArray[Any], *, nullable: bool = False) -> Any:
     validity, missing = (None, 0) if not nullable else _validity(values)
     buffers = [validity, pa.py_buffer(values)]
     return pa.Array.from_buffers(_TYPES[values.dtype], len(values), buffers, missing)
+
+
+def flags(values: npt.NDArray[np.bool_]) -> Any:
+    """Truth values as an Arrow array."""
+    buffers = [None, pa.py_buffer(np.packbits(values, bitorder="little"))]
+    return pa.Array.from_buffers(pa.bool_(), len(values), buffers, 0)
+
+
+def whole_numbers(array: Any) -> npt.NDArray[np.int64]:
+    """Arrow's integers as numpy's, -1 where there is none."""
+    chunks = array.chunks if isinstance(array, pa.ChunkedArray) else [array]
+    return as_numpy(chunks, str(array.type)).astype(np.int64, copy=False)
+
+
+def taken(column: Any, rows: npt.NDArray[Any]) -> Any:
+    """Some rows of a column in chunks, as one array.
+
+    Chunk by chunk: Arrow's own way copies the whole column first, whatever few rows are wanted.
+    """
+    if not column.num_chunks:
+        return pa.nulls(0, column.type)
+    order = None
+    if np.any(rows[1:] < rows[:-1]):
+        order = np.argsort(rows, kind="stable")
+        rows = rows[order]
+    ends = np.cumsum([len(chunk) for chunk in column.chunks])
+    cuts = [0, *np.searchsorted(rows, ends).tolist()]
+    begins = [0, *ends.tolist()]
+    parts = [
+        chunk.take(numbers((rows[cuts[place] : cuts[place + 1]] - begins[place]).astype(np.int64)))
+        for place, chunk in enumerate(column.chunks)
+        if cuts[place + 1] > cuts[place] or not place
+    ]
+    whole = pa.concat_arrays(parts)
+    if order is None:
+        return whole
+    back = np.empty(order.size, dtype=np.int64)
+    back[order] = np.arange(order.size)
+    return whole.take(numbers(back))
 
 
 def texts(values: Sequence[str]) -> Any:

@@ -9,7 +9,6 @@ writers may run. Whatever cannot be read is dropped and read again from the trac
 
 import hashlib
 import os
-import secrets
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -112,7 +111,7 @@ class _About(msgspec.Struct):
 def _save(cache: Cache, entry: Path, timeline: Timeline) -> None:
     cache.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     about = msgspec.json.encode(_About(timeline.source, timeline.metadata))
-    unfinished = entry.with_name(f"{entry.name}.{os.getpid()}.{secrets.token_hex(4)}.partial")
+    unfinished = entry.with_name(f"{entry.name}.{os.getpid()}.{os.urandom(4).hex()}.partial")
     try:
         with pa.OSFile(str(unfinished), "wb") as file:
             for table in (timeline.spans, timeline.counters):

@@ -68,7 +68,7 @@ def messages(data: bytes) -> Iterator[bytes]:
     at = 0
     while at < len(data):
         size, at = varint(data, at)
-        if size > _LARGEST_MESSAGE_BYTES:
+        if not 0 < size <= _LARGEST_MESSAGE_BYTES:
             raise Broken(f"a message says it has {size:,} bytes")
         if at + size > len(data):
             raise Broken("a message breaks off")

@@ -37,7 +37,7 @@ def _looks_like_a_dump(path: Path) -> bool:
         return False
     with path.open("rb") as file:
         head = file.read(2)
-    return not head or head[:1] in (b"\x80", b"{", b"(", b"}") or head == b"\x1f\x8b"
+    return not head or head[:1] in (b"\x80", b"{", b"[", b"(", b"}", b"]") or head == b"\x1f\x8b"
 
 
 def rank_in_name(path: Path) -> int | None:

@@ -6,6 +6,7 @@ They say which operators ran, on what, and which had to wait for which; not when
 """
 
 from collections.abc import Callable, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,6 +33,7 @@ LIMIT_BYTES = 4 << 30
 _CHUNK_BYTES = 1 << 22
 _GROUPS = "## process_group:init ##"
 _LARGEST_US = 2**50
+_LEAST_NODE_BYTES = 32
 _AGREED = 0.9
 
 
@@ -166,12 +168,19 @@ def _read(path: Path) -> tuple[bytes, str]:
     return b"".join(chunks), source.fault
 
 
+def _most_nodes(data: bytes) -> int:
+    """How many nodes a file can hold: the smallest real ones have 100 bytes."""
+    return len(data) // _LEAST_NODE_BYTES + 4096
+
+
 def _read_json(path: Path, text: bytes) -> tuple[Graph, str]:
     about, items, fault = node_texts(text)
     is_chakra = "schema" not in about
     read: Callable[[Any], Node] = chakra_json_node if is_chakra else pytorch_node
-    nodes, wrong = [], 0
-    for item in items:
+    nodes, wrong, most = [], 0, _most_nodes(text)
+    if len(items) > most:
+        fault = f"it has more than {most:,} nodes, which its size cannot mean"
+    for item in items[:most]:
         try:
             nodes.append(read(item))
         except FAULTS:
@@ -192,7 +201,10 @@ def _read_binary(path: Path, data: bytes) -> tuple[Graph, str]:
     nodes: list[Node] = []
     fault = ""
     try:
-        nodes.extend(chakra_node(read_node(message)) for message in found)
+        most = _most_nodes(data)
+        nodes.extend(chakra_node(read_node(message)) for message in islice(found, most))
+        if len(nodes) == most:
+            fault = f"it has more than {most:,} nodes, which its size cannot mean"
     except (Broken, *FAULTS) as broken:
         fault = f"it is damaged behind node {len(nodes):,}: {broken}"
     if not nodes:

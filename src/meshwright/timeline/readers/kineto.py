@@ -130,9 +130,7 @@ def _counters_table(counted: Counters, rank: int, base_ns: int) -> pa.Table:
 
 def _add_moments(gathered: Gathered, notes: list[str]) -> None:
     """Add spans in two halves, and instants, behind the complete spans."""
-    starts, lengths = gathered.columns["start_ns"], gathered.columns["duration_ns"]
-    ends = [int((a + b).max()) for a, b in zip(starts, lengths, strict=True) if a.size]
-    last_ns = max([*ends, *(moment.time_ns for moment in gathered.moments)], default=0)
+    last_ns = max([gathered.last_ns, *(moment.time_ns for moment in gathered.moments)])
     halves = pair_halves(gathered.moments, last_ns)
     instants = [as_span(moment, 0) for moment in gathered.moments if moment.kind is Instant]
     gathered.add_in_ns([*halves.spans, *instants])
@@ -154,7 +152,8 @@ def _decoded(fields: Mapping[str, Raw], name: str, kind: Any, notes: list[str]) 
 
 def _with_lists(info: dict[str, Any]) -> dict[str, Any]:
     """The groups' ranks as lists: Kineto writes them as text, PyTorch as lists."""
-    for group in info.get("pg_config") or ():
+    groups = info.get("pg_config")
+    for group in groups if isinstance(groups, list) else ():
         if isinstance(group, dict) and isinstance(group.get("ranks"), str):
             try:
                 group["ranks"] = msgspec.json.decode(group["ranks"], type=list[int])

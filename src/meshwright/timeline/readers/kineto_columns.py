@@ -40,10 +40,15 @@ from meshwright.timeline.readers.kineto_times import (
 )
 
 Codes = npt.NDArray[np.int32]
+COLUMNS: dict[str, type[np.signedinteger[Any]]] = {
+    "name": np.int32, "category": np.int32, "lane": np.int32, "start_ns": np.int64,
+    "duration_ns": np.int64, "flow": np.int64,
+}  # fmt: skip
 COLLECTIVE_OPERATOR = "record_param_comms"
 # Kineto's own marks: when a window was opened and closed.
 _OWN_MARKS = ("Iteration Start: ", "Record Window End")
 _INSTANTS = frozenset({Instant, OldInstant})
+_SPANS_OR_QUIET = frozenset({Complete, *QUIET})
 
 
 class Numbered(dict[Any, int]):
@@ -77,9 +82,10 @@ class Gathered:
         self.categories = Numbered()
         self.lanes = Numbered()
         """Keys: (is on a device, device or process, stream or thread)."""
-        self.columns: dict[str, list[npt.NDArray[Any]]] = {
-            name: [] for name in ("name", "category", "lane", "start_ns", "duration_ns", "flow")
-        }
+        self.columns = {name: bytearray() for name in COLUMNS}
+        """Growing in place: pieces that are joined at the end would take the memory twice."""
+        self.last_ns = 0
+        """When the last complete span ends."""
         self.num_spans = 0
         self.sizes: list[tuple[Ints, Ints]] = []
         """Rows, and their bytes."""
@@ -103,7 +109,7 @@ class Gathered:
                 start = None
                 events = []
             if start is not None and self._add(spans, start):
-                if len(spans) < len(events):
+                if not _SPANS_OR_QUIET.issuperset(map(type, events)):
                     self._add_others(_others(events))
                 return
             del events
@@ -176,18 +182,14 @@ class Gathered:
         given = decode_arguments(LaunchArguments, texts)
         flow[launches] = integers([item.correlation for item in given])
         self._add_operators(spans, np.flatnonzero(name == self._operator))
-        if self.detail in {Detail.SHAPES, Detail.FULL}:
-            more = (role == Role.OPERATOR) & (name != self._operator)
-            if self.detail is Detail.FULL:
-                more |= (role > Role.SYNC) & (name != self._operator)
-            rows = np.flatnonzero(more)
-            self.extra.add(rows + self.num_spans, [spans[row].args for row in rows.tolist()])
+        self._add_texts(spans, role, name)
         for key, values in (
             ("name", name), ("category", category), ("lane", lane), ("start_ns", start_ns),
             ("duration_ns", duration), ("flow", flow),
         ):  # fmt: skip
-            self.columns[key].append(values)
+            self.columns[key] += values.astype(COLUMNS[key], copy=False).data
         self.num_spans += count
+        self.last_ns = max(self.last_ns, int((start_ns + duration).max(initial=0)))
         self.extra.grow_to(self.num_spans)
         return True
 
@@ -209,14 +211,23 @@ class Gathered:
         if known.size:
             self.sizes.append((rows[known] + self.num_spans, size[known]))
         self._add_collectives(rows, given)
-        if self.detail is not Detail.LEAN:
-            self.extra.add(rows + self.num_spans, texts)
 
     def _add_operators(self, spans: list[Any], rows: Ints) -> None:
         texts = [spans[row].args for row in rows.tolist()]
         self._add_collectives(rows, decode_arguments(DeviceArguments, texts))
-        if self.detail is not Detail.LEAN:
-            self.extra.add(rows + self.num_spans, texts)
+
+    def _add_texts(self, spans: list[Any], role: npt.NDArray[np.int8], name: Codes) -> None:
+        """Keep the arguments that were asked for."""
+        if self.detail is Detail.LEAN:
+            return
+        kept = (role <= Role.SYNC) | (name == self._operator)
+        if self.detail is Detail.SHAPES:
+            kept |= role == Role.OPERATOR
+        elif self.detail is Detail.FULL:
+            kept[:] = True
+        rows = np.flatnonzero(kept)
+        chosen = spans if rows.size == len(spans) else [spans[row] for row in rows.tolist()]
+        self.extra.add(rows + self.num_spans, [span.args for span in chosen])
 
     def _add_collectives(self, rows: Ints, given: list[DeviceArguments]) -> None:
         for at, item in enumerate(given):

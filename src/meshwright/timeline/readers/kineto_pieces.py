@@ -21,8 +21,12 @@ from meshwright.timeline.readers.kineto_events import FAULTS
 
 Take = Callable[[Any], None]
 """Takes the text of a list of events; raises one of `FAULTS` where it is none."""
-BUFFER_BYTES = 1 << 19
+BUFFER_BYTES = 1 << 20
 _LARGEST_HEAD = 1 << 26
+_MOST_OPENINGS = 16
+_LARGEST_EVENT = 1 << 25
+_DEEPEST = 10_000
+_NAME = b'"traceEvents"'
 _OPENING = re.compile(rb'"traceEvents"\s*:\s*\[')
 _TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[{}\[\]]|"', re.DOTALL)
 _PARTING = re.compile(rb"\}(\s*,\s*)\{")
@@ -84,20 +88,27 @@ class _Buffer:
 
 def _head(chunks: Iterator[bytes]) -> tuple[dict[str, Raw], bool, bytes]:
     """What stands before the events, whether the file is a bare list, and the text after it."""
-    text = b""
+    text, after, tries = bytearray(), 0, 0
     for chunk in chunks:
         text += chunk
-        start = text.removeprefix(b"\xef\xbb\xbf").lstrip()
-        if start.startswith(b"["):
-            return {}, True, start[1:]
-        if start and not start.startswith(b"{"):
+        if not after:
+            text = text.removeprefix(b"\xef\xbb\xbf").lstrip()
+        if text.startswith(b"["):
+            return {}, True, bytes(text[1:])
+        if text and not text.startswith(b"{"):
             raise NoTrace("is no JSON")
-        for match in _OPENING.finditer(start):
+        for match in _OPENING.finditer(text, after):
+            after, tries = match.end(), tries + 1
+            if tries > _MOST_OPENINGS:  # each is tried with all that stands before it
+                raise NoTrace("names traceEvents over and over before there are any")
             try:
-                fields = _FIELDS.decode(start[: match.start()] + b'"traceEvents":[]}')
+                fields = _FIELDS.decode(text[: match.start()] + b'"traceEvents":[]}')
             except FAULTS:
                 continue
-            return fields, False, start[match.end() :]
+            return fields, False, bytes(text[match.end() :])
+        # What was looked through needs no second look, but for a name that is cut in two.
+        begun = text.rfind(_NAME, after)
+        after = begun if begun >= 0 else max(after, len(text) - len(_NAME))
         if len(text) > _LARGEST_HEAD:
             raise NoTrace(f"has no traceEvents in its first {_LARGEST_HEAD >> 20} MiB")
     try:
@@ -110,17 +121,26 @@ def _head(chunks: Iterator[bytes]) -> tuple[dict[str, Raw], bool, bytes]:
 def _events(buffer: _Buffer, take: Take) -> tuple[bytes, str]:
     """Take events until their list ends; the text after it, and what is wrong."""
     parting = b""
-    wanted = 0
+    wanted = seen = 0
     while buffer.fill(wanted):
+        if seen and not any(buffer.data.find(end, seen) >= 0 for end in (b"}", b"]")):
+            wanted, seen = 2 * len(buffer.data), len(buffer.data)  # nothing can have ended
+            if seen > _LARGEST_EVENT:
+                break
+            continue
         parting = parting or _parting(buffer.data)
         if parting and _take_whole(buffer, parting, take):
-            wanted = 0
+            wanted = seen = 0
             continue
         done = _take_counted(buffer, take)
         if done is not None:
             return done
         # An event may be larger than the buffer: look again when there is twice as much.
-        wanted = 2 * len(buffer.data)
+        wanted, seen = 2 * len(buffer.data), len(buffer.data)
+        if seen > _LARGEST_EVENT:
+            break
+    if len(buffer.data) > _LARGEST_EVENT:
+        return b"", f"has an event of more than {_LARGEST_EVENT >> 20} MiB"
     if parting:
         _take_whole(buffer, parting, take)
     done = _take_counted(buffer, take)
@@ -173,6 +193,8 @@ def _ends(data: bytearray, most: int | None = None) -> _Counted:
         first = data[token.start()]
         if first in b"{[":
             depth += 1
+            if depth > _DEEPEST:
+                break  # No decoder goes so deep: it is no event.
         elif first in b"}]":
             if not depth:
                 return _Counted(ends, token.start())

@@ -17,6 +17,9 @@ except ImportError:
     _zlib = zlib
 
 PACKED_BYTES = 1 << 17
+_FREE_BYTES = 64 << 20
+_MAX_RATIO = 300
+"""Past the first 64 MiB a packed file may not grow by more: real traces reach 10 to 60."""
 _GZIP = 31  # zlib's word for "with gzip's header"
 _ERRORS = (zlib.error, getattr(_zlib, "error", zlib.error), EOFError)
 
@@ -41,10 +44,15 @@ class Source:
 
     def _unpacked(self, file: Any, packed: bytes) -> Iterator[bytes]:
         engine = _zlib.decompressobj(_GZIP)
+        left = max(_FREE_BYTES, _MAX_RATIO * self.path.stat().st_size)
         try:
             while packed:
                 text = engine.decompress(packed, self.chunk_bytes)
                 packed = engine.unconsumed_tail
+                left -= len(text)
+                if left < 0:
+                    self.fault = f"it unpacks to more than {_MAX_RATIO} times its size"
+                    return
                 if text:
                     yield text
                 if engine.eof:

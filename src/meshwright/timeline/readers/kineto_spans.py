@@ -18,7 +18,7 @@ import pyarrow as pa
 from meshwright.timeline.readers.arrow_arrays import labels, numbers, table
 from meshwright.timeline.readers.communication import rule_of
 from meshwright.timeline.readers.kineto_collectives import add_collectives
-from meshwright.timeline.readers.kineto_columns import Codes, Gathered
+from meshwright.timeline.readers.kineto_columns import COLUMNS, Codes, Gathered
 from meshwright.timeline.readers.kineto_roles import Role
 from meshwright.timeline.readers.kineto_times import Ints
 from meshwright.timeline.schema import ABSENT, SPANS, Kind
@@ -35,13 +35,14 @@ class Columns:
         self.count = gathered.num_spans
         self.names: list[str] = list(gathered.names)
         self.categories: list[str] = list(gathered.categories)
-        self.name: Codes = _joined(columns.pop("name"), np.int32)
-        self.category: Codes = _joined(columns.pop("category"), np.int32)
+        given = {name: np.ndarray(self.count, COLUMNS[name], columns.pop(name)) for name in COLUMNS}
+        self.name: Codes = given["name"]
+        self.category: Codes = given["category"]
         self.role: npt.NDArray[np.int8] = gathered.roles(self.category)
-        self.lane: Codes = _joined(columns.pop("lane"), np.int32)
-        self.start_ns: Ints = _joined(columns.pop("start_ns"), np.int64)
-        self.duration_ns: Ints = _joined(columns.pop("duration_ns"), np.int64)
-        self.flow: Ints = _joined(columns.pop("flow"), np.int64)
+        self.lane: Codes = given["lane"]
+        self.start_ns: Ints = given["start_ns"]
+        self.duration_ns: Ints = given["duration_ns"]
+        self.flow: Ints = given["flow"]
         np.maximum(self.flow, ABSENT, out=self.flow)
         self.kind: Codes = self._kinds()
 
@@ -92,12 +93,6 @@ def spans_table(gathered: Gathered, rank: int, base_ns: int) -> pa.Table:
     if extra is not None:
         arrays["extra"] = extra
     return table(arrays, SPANS)
-
-
-def _joined(parts: list[Any], dtype: Any) -> Any:
-    joined = np.concatenate(parts) if parts else np.empty(0, dtype=dtype)
-    parts.clear()
-    return joined
 
 
 def _places(columns: Columns, keys: list[tuple[bool, Any, Any]]) -> tuple[Any, Any]:

@@ -50,10 +50,14 @@ class Texts:
         self._rows = 0
 
     def add(self, rows: npt.NDArray[np.int64], texts: list[Any]) -> None:
-        """Give these rows their texts, each a JSON object."""
+        """Give these rows, in order and after all before them, their texts: JSON objects."""
+        lengths = np.fromiter(map(len, texts), np.int64, len(texts))
+        given = lengths > 2  # "{}" says nothing.
+        if not given.all():
+            texts = [text for text in texts if len(text) > 2]
+            rows, lengths = rows[given], lengths[given]
         if not texts:
             return
-        lengths = np.fromiter(map(len, texts), np.int64, len(texts))
         joined = b"".join(texts)
         if not joined.isascii():
             try:
@@ -88,18 +92,7 @@ class Texts:
         lengths = np.concatenate([item[1] for item in self._pending])
         data = b"".join(item[2] for item in self._pending)
         self._pending, self._pending_bytes = [], 0
-        starts = np.cumsum(lengths) - lengths
-        order = np.argsort(rows, kind="stable")
-        if (order[1:] < order[:-1]).any():
-            view = memoryview(data)
-            data = b"".join(view[starts[i] : starts[i] + lengths[i]] for i in order.tolist())
-            rows, lengths = rows[order], lengths[order]
         offsets = np.zeros(count + 1, dtype=np.int32)
-        given = lengths > 2  # "{}" says nothing.
-        if not given.all():
-            kept = np.repeat(given, lengths)
-            data = np.frombuffer(data, np.uint8)[kept].tobytes()
-            rows, lengths = rows[given], lengths[given]
         offsets[rows + 1] = lengths
         np.cumsum(offsets, out=offsets)
         present = np.zeros(count, dtype=np.bool_)

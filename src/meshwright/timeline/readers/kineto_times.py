@@ -6,7 +6,6 @@ other writers count from 1970, and a float of that many microseconds does not.
 
 import re
 from array import array
-from decimal import ROUND_HALF_EVEN, Decimal, InvalidOperation
 from typing import Any
 
 import numpy as np
@@ -88,6 +87,8 @@ def nanoseconds(text: bytes) -> int | None:
     if plain is not None and len(plain[2]) < 20:
         value = int(plain[2]) * 1000 + int((plain[3] or b"0").ljust(3, b"0"))
         return -value if plain[1] else value
+    from decimal import ROUND_HALF_EVEN, Decimal, InvalidOperation
+
     try:
         exact = Decimal(text.strip(b' "').decode(errors="replace"))
         if not exact.is_finite() or exact.adjusted() > 18:

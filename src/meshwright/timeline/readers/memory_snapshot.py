@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from meshwright.errors import InputError, Problem
 from meshwright.timeline.readers.flight_recorder import Frame
-from meshwright.timeline.readers.plain_pickle import loads, read_bounded
+from meshwright.timeline.readers.plain_pickle import loads, read_bounded, without_collection
 
 Numbers = NDArray[np.int64]
 
@@ -26,6 +26,7 @@ ACTIONS = (
     "segment_unmap", "snapshot", "oom",
 )  # fmt: skip
 ALLOC, FREE_REQUESTED, FREE_COMPLETED = 0, 1, 2
+SEGMENT_ALLOC, SEGMENT_FREE, SEGMENT_MAP, SEGMENT_UNMAP = 3, 4, 5, 6
 OOM = ACTIONS.index("oom")
 OTHER = len(ACTIONS)
 """Code of an action that this reader does not know."""
@@ -106,7 +107,11 @@ def read_memory_snapshot(path: str | Path) -> Snapshot:
     """Read one snapshot, plain or compressed by gzip."""
     path = Path(path)
     raw = read_bounded(path)
-    return parse_snapshot(loads(raw, str(path)), str(path), len(raw))
+    if raw[:2] == b"PK":
+        fix = "write it with torch.cuda.memory._dump_snapshot, or pickle.dump"
+        raise InputError([Problem(str(path), "is an archive of torch.save", fix)])
+    with without_collection():
+        return parse_snapshot(loads(raw, str(path)), str(path), len(raw))
 
 
 def parse_snapshot(data: Any, where: str, num_bytes: int) -> Snapshot:

@@ -24,6 +24,9 @@ TEXT_CHARACTERS = 4096
 """Longer names are cut."""
 UNPACKED_LIMIT_BYTES = 64 << 30
 _SPARE_DISK_BYTES = 1 << 30
+_FREE_BYTES = 64 << 20
+_MAX_RATIO = 100
+"""Past the first 64 MiB a packed export may not grow by more: real ones reach 5 to 15."""
 _VALUE_LIMIT_BYTES = 64 << 20
 _CHUNK_BYTES = 1 << 20
 _LEAST_ROW_BYTES = 8
@@ -128,6 +131,23 @@ class Database:
         """The SQL of a column of whole numbers; -1 throughout where the table lacks it."""
         return integer(column) if self.has(table, column) else "-1"
 
+    def first_of(self, table: str, *columns: str) -> str:
+        """The SQL of the first of some columns of whole numbers that a row has; -1 for none."""
+        there = [f'"{column}"' for column in columns if self.has(table, column)]
+        found = "-1"
+        for column in reversed(there):
+            found = f"IFNULL({column}, {found})"
+        return f"CAST({found} AS INTEGER)"
+
+    def is_text(self, table: str, column: str) -> bool:
+        """Whether a column has texts themselves, where other versions have their ids."""
+        found: list[tuple[Any, ...]] = []
+        with suppress(*FAULTS):
+            if self.has(table, column):
+                select = f'SELECT "{column}" FROM "{table}" LIMIT 8'
+                found = self._connection.execute(select).fetchall()
+        return any(isinstance(value, bytes) for (value,) in found)
+
     def text(self, table: str, column: str) -> str:
         """The SQL of a column of texts; none where the table lacks it."""
         return text(column) if self.has(table, column) else "NULL"
@@ -174,7 +194,8 @@ def unpacked(path: Path) -> Iterator[tuple[Path, str]]:
         return
     source = Source(path, _CHUNK_BYTES)
     free_bytes = shutil.disk_usage(tempfile.gettempdir()).free - _SPARE_DISK_BYTES
-    limit = min(UNPACKED_LIMIT_BYTES, free_bytes)
+    most_bytes = max(_FREE_BYTES, path.stat().st_size * _MAX_RATIO)
+    limit = min(UNPACKED_LIMIT_BYTES, free_bytes, most_bytes)
     with tempfile.NamedTemporaryFile(prefix="meshwright-", suffix=".sqlite") as whole:
         place, written = Path(whole.name), 0
         for chunk in source:

@@ -39,5 +39,5 @@ MEMORIES = (
     "Pageable", "Pinned", "Device", "Array", "Managed", "Device Static", "Managed Static", "Unknown"
 )  # fmt: skip
 WAITS = ("Sync", "Event Sync", "Stream Wait Event", "Stream Sync", "Context Sync")
-MARK, PUSHED, STARTED, _TEXT_PUSHED, _TEXT_STARTED = 34, 59, 60, 70, 71
+MARK, PUSHED, STARTED, TEXT_PUSHED, TEXT_STARTED = 34, 59, 60, 70, 71
 NO_STREAM = 2**32 - 1

@@ -34,6 +34,8 @@ from meshwright.timeline.readers.nsight_groups import (
     NO_STREAM,
     PUSHED,
     STARTED,
+    TEXT_PUSHED,
+    TEXT_STARTED,
     WAITS,
     Group,
 )
@@ -45,6 +47,7 @@ _KERNEL_ARGUMENTS = {
     "shared memory": ("staticSharedMemory", "dynamicSharedMemory"),
     "graph node id": ("graphNodeId",),
 }
+_KERNEL_NAMES = ("demangledName", "shortName", "mangledName")
 _MOST_THREADS = 1 << 20
 
 
@@ -89,7 +92,6 @@ class Gathered:
     def _read_kernels(self) -> None:
         database = self.database
         known = database.columns.get(KERNEL, frozenset())
-        name = "demangledName" if "demangledName" in known else "shortName"
         fields = [
             (label, " + ".join(f'CAST(IFNULL("{column}", 0) AS INTEGER)' for column in columns))
             for label, columns in _KERNEL_ARGUMENTS.items()
@@ -98,8 +100,11 @@ class Gathered:
         sizes = [
             what for what in ("grid", "block") if {f"{what}X", f"{what}Y", f"{what}Z"} <= known
         ]
-        for columns in self._device_rows(KERNEL, fields, sizes, database.integer(KERNEL, name)):
-            self._add_device(Group.KERNEL, columns, self._stored(columns[6]))
+        written = [name for name in _KERNEL_NAMES if database.is_text(KERNEL, name)]
+        name = database.text(KERNEL, written[0]) if written else ""
+        name = name or database.first_of(KERNEL, *_KERNEL_NAMES)
+        for columns in self._device_rows(KERNEL, fields, sizes, name):
+            self._add_device(Group.KERNEL, columns, self._keys(columns[6]))
 
     def _read_copies(self) -> None:
         number = self.database.integer
@@ -193,13 +198,14 @@ class Gathered:
         self._add(columns[0], columns[1], key, place, _ints(columns[5]))
 
     def _read_calls(self) -> None:
-        names = ("start", "end", "globalTid", "nameId", "correlationId")
+        names, database = ("start", "end", "globalTid", "correlationId"), self.database
         for table in (RUNTIME, "CUPTI_ACTIVITY_KIND_DRIVER"):
-            for start, end, thread, name, flow in self.database.pieces(
-                table, *(self.database.integer(table, column) for column in names)
-            ):
+            columns = [database.integer(table, column) for column in names]
+            as_text = database.is_text(table, "nameId")
+            columns.append((database.text if as_text else database.integer)(table, "nameId"))
+            for start, end, thread, flow, name in database.pieces(table, *columns):
                 place = self._threads(Group.CALL, thread)
-                self._add(start, end, self._stored(name), place, _ints(flow))
+                self._add(start, end, self._keys(name), place, _ints(flow))
 
     def _read_overhead(self) -> None:
         table = "PROFILER_OVERHEAD"
@@ -233,8 +239,8 @@ class Gathered:
     def _add_ranges(self, piece: list[tuple[Any, ...]]) -> None:
         start, end, kind = (_ints(column) for column in piece[:3])
         marks = kind == MARK
-        opened = (kind == STARTED) | (kind == STARTED)
-        rows = np.flatnonzero(marks | opened | (kind == PUSHED) | (kind == PUSHED))
+        opened = (kind == STARTED) | (kind == TEXT_STARTED)
+        rows = np.flatnonzero(marks | opened | (kind == PUSHED) | (kind == TEXT_PUSHED))
         at = rows.tolist()
         _, _, _, thread, text_id, text, payload = (
             [column[row] for row in at] if len(at) < len(kind) else column for column in piece
@@ -287,6 +293,12 @@ class Gathered:
             self.columns[name].append(values)
         self.num_spans += len(begin)
         self.extra.grow_to(self.num_spans)
+
+    def _keys(self, names: Sequence[Any]) -> Ints:
+        """The keys of names, given by their ids or as texts."""
+        if any(isinstance(name, bytes) for name in names):
+            return _ints([self.names.own(name or NO_NAME.encode()) for name in names])
+        return self._stored([-1 if name is None else name for name in names])
 
     def _stored(self, ids: Any) -> Ints:
         """The keys of names by their ids; what has no id has no name."""

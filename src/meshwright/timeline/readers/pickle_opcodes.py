@@ -67,15 +67,23 @@ def _since_mark(state: State) -> list[Any]:
 def _set_pairs(target: Any, items: list[Any]) -> None:
     if type(target) is not dict or len(items) % 2:
         raise Broken("pairs are set into what is no dict")
-    for at in range(0, len(items), 2):
-        key = items[at]
-        if not (
-            type(key) in (str, bytes, bool)
-            or key is None
-            or (type(key) is int and -_SMALL < key < _SMALL)
-        ):
-            raise Refused(f"a {type(key).__name__} is a key: only words and small integers may be")
-        target[key] = items[at + 1]
+    keys = items[::2]
+    if set(map(type, keys)) != _WORDS:
+        for key in keys:
+            _check_key(key)
+    target.update(zip(keys, items[1::2], strict=True))
+
+
+_WORDS = {str}
+
+
+def _check_key(key: Any) -> None:
+    if not (
+        type(key) in (str, bytes, bool)
+        or key is None
+        or (type(key) is int and -_SMALL < key < _SMALL)
+    ):
+        raise Refused(f"a {type(key).__name__} is a key: only words and small integers may be")
 
 
 def _dict(state: State) -> None:

@@ -82,6 +82,12 @@ _ENTRIES = (rb'"entries"\s*:', rb'"(?:pg_config|collective_seq_id|version)"\s*:'
 FORMATS: tuple[Format, ...] = (
     Format("timeline", "our Parquet files", _starts(b"PAR1"), "meshwright.timeline.store:read"),
     Format(
+        "own trace",
+        "a trace that mw analyze --perfetto wrote",
+        _starts(b'{"metadata":{"writer":"meshwright"'),
+        f"{_HERE}.own_trace:read_own_trace",
+    ),
+    Format(
         "kineto",
         "a trace of PyTorch's profiler, or other Chrome trace events",
         _events,
@@ -152,9 +158,15 @@ FORMATS: tuple[Format, ...] = (
 
 def format_of(path: Path) -> Format | None:
     """The format of a file, by its first bytes."""
+    start = start_of(path)
+    return next((format_ for format_ in FORMATS if format_.fits(start)), None)
+
+
+def start_of(path: Path) -> bytes:
+    """The first bytes of a file, unpacked where it is packed."""
     start = b""
     for chunk in Source(path, START_BYTES):
         start += chunk
         if len(start) >= START_BYTES:
             break
-    return next((format_ for format_ in FORMATS if format_.fits(start)), None)
+    return start

@@ -9,11 +9,9 @@ What a file is, its first bytes say, not its name; `trace_formats` knows the for
 """
 
 import re
-from collections import deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from importlib import import_module
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -24,7 +22,9 @@ from meshwright.errors import DamagedFile, InputError, Problem
 from meshwright.timeline.paths import refusals
 from meshwright.timeline.readers.arrow_arrays import numbers
 from meshwright.timeline.readers.cache import Cache, through_cache
+from meshwright.timeline.readers.captures import choose
 from meshwright.timeline.readers.kineto_roles import Detail
+from meshwright.timeline.readers.tasks import in_order
 from meshwright.timeline.readers.trace_formats import FORMATS, format_of
 from meshwright.timeline.timeline import Timeline
 
@@ -42,6 +42,8 @@ class TraceFile(NamedTuple):
     format: str
     place: int
     """Its place among the files of its format, by name: the rank where nothing else says one."""
+    note: str = ""
+    """Which capture of its rank it is, where there are several."""
 
 
 class Options(NamedTuple):
@@ -82,8 +84,46 @@ def find_traces(path: str | Path) -> tuple[TraceFile, ...]:
     )
 
 
+def choose_traces(path: str | Path, capture: int | None = None) -> tuple[TraceFile, ...]:
+    """What is read of a path: the timelines among its files, one capture of each rank.
+
+    Of several captures that is the one of this number, from 1; the last that all ranks have where
+    none is given.
+    """
+    found = find_traces(path)
+    files = [file for file in found if _reader(file.format)]
+    if not files:
+        names = {file.format for file in found}
+        what = f"holds no timeline, only: {', '.join(sorted(names))}"
+        raise InputError([Problem(str(path), what, _instead(names))])
+    profiles = [file.path for file in files if file.format == "kineto"]
+    others = [file for file in files if file.format != "kineto"]
+    chosen = [
+        TraceFile(one.path, "kineto", place, one.note)
+        for place, one in enumerate(choose(profiles, capture))
+    ]
+    return (*chosen, *others)
+
+
+class Reading(NamedTuple):
+    """How traces are read, and where."""
+
+    jobs: int = 1
+    """In so many processes."""
+    on_ray: bool = False
+    """As tasks of a Ray cluster instead."""
+    detail: Detail | str = Detail.STANDARD
+    cache: Cache | None = None
+    capture: int | None = None
+    """Which of several captures of a rank; None takes the last that all ranks have."""
+
+
 def read_trace(
-    path: str | Path, *, detail: Detail | str = Detail.STANDARD, cache: Cache | None = None
+    path: str | Path,
+    *,
+    detail: Detail | str = Detail.STANDARD,
+    cache: Cache | None = None,
+    capture: int | None = None,
 ) -> Timeline:
     """Read a trace, or all ranks of a folder, as one timeline.
 
@@ -92,7 +132,7 @@ def read_trace(
     """
     parts: list[Timeline] = []
     try:
-        parts.extend(read_each(path, detail=detail, cache=cache))
+        parts.extend(read_each(path, detail=detail, cache=cache, capture=capture))
     except DamagedFile as damage:
         raise DamagedFile(damage.problems, kept=Timeline.concat(parts)) from None
     return Timeline.concat(parts)
@@ -104,14 +144,18 @@ def read_each(
     jobs: int = 1,
     detail: Detail | str = Detail.STANDARD,
     cache: Cache | None = None,
+    capture: int | None = None,
 ) -> Iterator[Timeline]:
     """Read one file's timeline after another, in `jobs` processes where there are several.
 
     A `DamagedFile` comes after the last one, when all that is readable was handed out. Two files
-    of the same rank are refused, unless one of them only guessed it.
+    of the same rank are two captures where their first bytes say so, of which one is read; else
+    the second is refused, unless one of them only guessed its rank.
     """
     taken: dict[int, Path] = {}
-    for file, timeline in _each(_whole, path, jobs, Options(Detail(detail), cache)):
+    files = choose_traces(path, capture)
+    reading = Reading(jobs=jobs, detail=detail, cache=cache)
+    for file, timeline in _each(_whole, files, reading):
         yield _unlike(timeline, file, taken)
 
 
@@ -128,8 +172,14 @@ def map_each(
     Then it has to be one that another process can import. Ranks that are guessed by a file's
     place stay as they are.
     """
-    options = Options(Detail(detail), cache)
-    return (answer for _, answer in _each(function, path, jobs, options))
+    return map_files(function, choose_traces(path), Reading(jobs, detail=detail, cache=cache))
+
+
+def map_files(
+    function: Callable[[Timeline], Answer], files: Sequence[TraceFile], reading: Reading
+) -> Iterator[Answer]:
+    """The same for files that were chosen already."""
+    return (answer for _, answer in _each(function, files, reading))
 
 
 def _whole(timeline: Timeline) -> Timeline:
@@ -137,54 +187,37 @@ def _whole(timeline: Timeline) -> Timeline:
 
 
 def _each(
-    function: Callable[[Timeline], Answer], path: str | Path, jobs: int, options: Options
+    function: Callable[[Timeline], Answer], files: Sequence[TraceFile], reading: Reading
 ) -> Iterator[tuple[TraceFile, Answer]]:
-    files = [file for file in find_traces(path) if _reader(file.format)]
-    if not files:
-        formats = ", ".join(sorted({file.format for file in find_traces(path)}))
-        fix = _instead({file.format for file in find_traces(path)})
-        raise InputError([Problem(str(path), f"holds no timeline, only: {formats}", fix)])
     damaged: list[Problem] = []
-    for file, (answer, problems) in _in_order(function, files, min(jobs, len(files)), options):
+    asked = partial(_answer, function, Options(Detail(reading.detail), reading.cache))
+    if reading.on_ray:  # Tasks run in folders of their own.
+        files = [file._replace(path=file.path.resolve()) for file in files]
+    answers = in_order(asked, files, jobs=reading.jobs, on_ray=reading.on_ray)
+    for file, (answer, problems) in answers:
         damaged += problems
         yield file, answer
     if damaged:
         raise DamagedFile(damaged)
 
 
-def _in_order(
-    function: Callable[[Timeline], Answer], files: list[TraceFile], jobs: int, options: Options
-) -> Iterator[tuple[TraceFile, tuple[Answer, tuple[Problem, ...]]]]:
-    if jobs <= 1:
-        for file in files:
-            yield file, _answer(function, file, options)
-        return
-    # A fork would copy Arrow's threads in an unknown state.
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        waiting: deque[tuple[TraceFile, Future[Any]]] = deque()
-        try:
-            for file in files:
-                waiting.append((file, pool.submit(_answer, function, file, options)))
-                if len(waiting) > jobs + 1:
-                    first, future = waiting.popleft()
-                    yield first, future.result()
-            while waiting:
-                first, future = waiting.popleft()
-                yield first, future.result()
-        finally:
-            for _, future in waiting:
-                future.cancel()
-
-
 def _answer(
-    function: Callable[[Timeline], Answer], file: TraceFile, options: Options
+    function: Callable[[Timeline], Answer], options: Options, file: TraceFile
 ) -> tuple[Answer, tuple[Problem, ...]]:
     try:
-        return function(_read(file, options)), ()
+        return function(_noted(_read(file, options), file.note)), ()
     except DamagedFile as damage:
         if not isinstance(damage.kept, Timeline):
             raise
-        return function(damage.kept), damage.problems
+        return function(_noted(damage.kept, file.note)), damage.problems
+
+
+def _noted(timeline: Timeline, note: str) -> Timeline:
+    """The timeline with a line more among its notes."""
+    if not note:
+        return timeline
+    notes = "\n".join(line for line in (timeline.metadata.get("notes", ""), note) if line)
+    return msgspec.structs.replace(timeline, metadata={**timeline.metadata, "notes": notes})
 
 
 def _read(file: TraceFile, options: Options) -> Timeline:

@@ -77,6 +77,10 @@ def test_what_was_allocated_before_the_recording_shows_as_such() -> None:
         (FORWARD, BACKWARD, "activations"),
         (FORWARD, FORWARD, "temporary"),
         (LOOP, LOOP, "unknown"),
+        (LOOP, BACKWARD, "activations"),
+        (OPTIMIZER, LOOP, "optimizer"),
+        (MAKING, LOOP, "parameters"),
+        (MAKING, MAKING, "temporary"),
     ],
 )
 def test_stack_and_lifetime_tell_what_memory_is_for(made: Any, ended: Any, category: str) -> None:
@@ -88,7 +92,8 @@ def test_stack_and_lifetime_tell_what_memory_is_for(made: Any, ended: Any, categ
 
 
 def test_an_empty_stack_among_python_stacks_is_the_engine_of_autograd() -> None:
-    events = [event("alloc", 0, 512, frames=FORWARD), *_freed(0, 512, [])]
+    other = [event("alloc", 512, 8, frames=LOOP), *_freed(512, 8, LOOP)]
+    events = [event("alloc", 0, 512, frames=FORWARD), *_freed(0, 512, []), *other]
     assert dict(_report(snapshot(events)).peak.by_category)["activations"] == 512
 
 
@@ -189,6 +194,29 @@ def test_a_request_that_failed_only_for_want_of_one_piece_says_so() -> None:
     oom = {"action": "oom", "size": 3500, "device_free": 500, "stream": 0, "frames": []}
     (short,) = _report(snapshot([oom], active=1024)).shortages
     assert short.would_fit_unfragmented
+
+
+def _oom(size: int, free: int) -> dict[str, Any]:
+    return {"action": "oom", "size": size, "device_free": free, "frames": _frames("ask")}
+
+
+def test_what_a_failure_unwinds_is_what_it_was_when_it_failed() -> None:
+    events = [event("alloc", 0, 1024, frames=FORWARD), _oom(9000, 0), *_freed(0, 1024, FORWARD)]
+    (short,) = _report(snapshot(events)).shortages
+    assert dict(short.live.by_category)["activations"] == 1024
+    assert (short.reserved_bytes, short.free_bytes, short.largest_free_bytes) == (4096, 3072, 3072)
+    assert short.fitting_share == pytest.approx(4096 / (1024 + 9000))
+
+
+def test_a_driver_with_room_means_that_the_process_has_a_limit() -> None:
+    mib = 1 << 20
+    more = {"action": "segment_alloc", "addr": 1 << 40, "size": 20 * mib, "frames": []}
+    less = more | {"action": "segment_free"}
+    events = [more, less, event("alloc", 0, 1024), _oom(30 * mib, 99 * mib)]
+    (short,) = _report(snapshot(events, active=1024)).shortages
+    assert short.is_limited
+    assert (short.capacity_bytes, short.capacity_below_bytes) == (20 * mib + 4096, 30 * mib + 4096)
+    assert (short.fits_bytes, short.lacking_bytes) == (20 * mib, 10 * mib)
 
 
 def test_the_timeline_keeps_the_highest_of_each_stretch() -> None:

@@ -2,7 +2,7 @@
 
 `--of RANK` chooses a rank: it has another `--lr`, or ends with `--end CODE` (minus a signal's
 number to be killed by it). With `--stay` ranks meet nobody, and wait to be asked to end; with
-`--deaf` they do not listen.
+`--deaf` they do not listen. With `--wait` they take long to load.
 """
 
 import argparse
@@ -13,6 +13,7 @@ import time
 
 from meshwright.errors import MeshwrightError
 from meshwright.run.parallel.launch.environment import World, connect, world_of
+from meshwright.run.train.stopping import nothing_begun
 
 
 def main() -> int:
@@ -21,9 +22,11 @@ def main() -> int:
     parser.add_argument("--of", type=int, default=-1)
     parser.add_argument("--lr", default="1e-3")
     parser.add_argument("--end", type=int)
-    for flag in ("--stay", "--deaf"):
+    for flag in ("--stay", "--deaf", "--wait"):
         parser.add_argument(flag, action="store_true")
     args = parser.parse_args()
+    with nothing_begun():
+        time.sleep(60 if args.wait else 0)
     world = world_of()
     chosen = world.rank == args.of
     if args.stay:

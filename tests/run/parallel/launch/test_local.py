@@ -18,8 +18,9 @@ MEET = Path(__file__).with_name("meet.py")
 PROGRAM = (sys.executable, str(MEET))
 ENTRY = (
     "import sys; from meshwright.run.parallel.launch import local; "
-    "sys.exit(local.run(sys.argv[2:], int(sys.argv[1]), "
-    f"program=[sys.executable, {str(MEET)!r}]))"
+    "ending = local.run(sys.argv[2:], int(sys.argv[1]), "
+    f"program=[sys.executable, {str(MEET)!r}]); "
+    "sys.stderr.write(f'error: {ending.what}' * bool(ending.what)); sys.exit(ending.code)"
 )
 
 
@@ -66,14 +67,23 @@ def test_ranks_that_do_not_listen_are_killed_within_seconds() -> None:
     began = time.monotonic()
     code, _, errors = ended(3, "--stay", "--deaf", "--end", "7", "--of", "1")
     assert code == 7
-    assert errors.endswith("; ranks 0 and 2 were ended for it\n")
+    assert errors.endswith("; ranks 0 and 2 were ended for it")
     assert time.monotonic() - began < 30
 
 
 def test_a_signal_that_kills_a_rank_is_named() -> None:
     code, _, errors = ended(2, "--stay", "--end", str(-signal.SIGKILL), "--of", "1")
-    assert code == 128 + signal.SIGKILL
+    assert code == 4
     assert "error: rank 1 was killed by SIGKILL" in errors
+
+
+def test_an_interrupt_before_ranks_listen_is_quiet() -> None:
+    process = started(2, "--wait")
+    time.sleep(1.0)
+    process.send_signal(signal.SIGINT)
+    out, errors = process.communicate(timeout=60)
+    assert (process.returncode, out) == (130, "")
+    assert set(errors.split()) <= {"interrupted"}
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -102,7 +112,7 @@ def test_a_port_in_use_is_refused_before_anything_starts(tmp_path: Path) -> None
     mark = tmp_path / "started"
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(InputError, match=f"--port: {port} cannot be had: Address already in"):
+        with pytest.raises(InputError, match=f"MASTER_PORT: {port} cannot be had: Address"):
             local.run([str(mark)], 2, port=port, program=["touch"])
     assert not mark.exists()
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from meshwright.cli.verify import updates_for
+from meshwright.errors import InputError
 from meshwright.run.parallel.collective.launch import launch
 from meshwright.run.parallel.verify.compare import Baseline, Deviation, deviations, rows_of
 from meshwright.run.parallel.verify.fit import problems_of
@@ -34,6 +35,8 @@ MODELS = (
     "llama4-scout",
     "qwen3-next-80b-a3b",
     "nemotron-h-8b",
+    "olmo2-32b",
+    "olmoe-1b-7b",
 )
 AXES: dict[str, tuple[dict[str, Any], ...]] = {
     "microbatches": ({}, {"microbatch": 2}),
@@ -93,12 +96,18 @@ def main(precision: str) -> None:
         by_ranks.setdefault(case[3].gpus, []).append(case)
     known: dict[object, Baseline] = {}
     worst: dict[tuple[str, str], tuple[float, str, Deviation]] = {}
-    for ranks, some in by_ranks.items():
-        told = []
-        for _, _, asked, layout in some:
+    for ranks, every in by_ranks.items():
+        told, some = [], []
+        for case in every:
+            _, name, asked, layout = case
             if asked.model not in known:
-                known[asked.model] = baseline(asked, precision)  # type: ignore[arg-type]
+                try:
+                    known[asked.model] = baseline(asked, precision)  # type: ignore[arg-type]
+                except InputError as error:
+                    print(f"left out: {name}: {error}")
+                    continue
             told.append((asked, layout, known[asked.model]))
+            some.append(case)
         by_rank = launch(ranks, on_ranks, pickle.dumps(told), timeout_s=900)
         for number, (axis, name, asked, _) in enumerate(some):
             for one in (each for lists in by_rank for each in lists[number]):

@@ -38,6 +38,7 @@ def asked(name: str, layouts: list[Layout]) -> tuple[Asked, tuple[Layout, ...]]:
         ("gpt-oss-20b", Layout(dp=2, ep=2, recompute="full"), "bf16"),
         ("gemma2-2b", Layout(pp=2, tp=2, schedule="1f1b"), "fp16"),
         ("llama3.1-8b", Layout(tp=2, dp=2, zero=1), "fp8-rowwise"),
+        ("olmo2-32b", Layout(tp=2, sequence_parallel=True), "bf16"),
     ],
 )
 def test_sound_layouts_agree(name: str, layout: Layout, precision: Precision) -> None:
@@ -144,6 +145,12 @@ def test_more_ranks_than_a_machine_runs_are_refused() -> None:
     small, layouts = asked("gpt2", [Layout(dp=2)])
     with pytest.raises(InputError, match="mxfp8"):
         verify(small, layouts, "mxfp8")
+
+
+def test_a_format_that_one_device_overflows_is_refused() -> None:
+    small, _ = asked("olmo2-7b", [Layout(dp=2)])
+    with pytest.raises(InputError, match="not finite in fp16"):
+        baseline(small, "fp16")
 
 
 def test_nothing_is_let_through_that_is_not_a_number() -> None:

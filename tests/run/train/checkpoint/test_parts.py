@@ -8,9 +8,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from meshwright.errors import InputError
+from meshwright.run.kernels.block_codes import plain_decode, plain_encode, plain_scales
 from meshwright.run.nn.holding import Holding, Range
-from meshwright.run.nn.placed import Fixed, Part, Placed
-from meshwright.run.train.checkpoint import Checkpoints, CheckpointSettings, fetch
+from meshwright.run.nn.placed import BlockScales, Part, Placed
+from meshwright.run.train.checkpoint import Checkpoints, fetch, plan
+from meshwright.run.train.checkpoint import given as given_tensors
 
 WHOLE = torch.arange(60.0).reshape(5, 4, 3)
 COLUMNS = Holding((5, 4, 3), ((Range(0, 5),), (Range(3, 4), Range(1, 2)), (Range(0, 3),)))
@@ -71,35 +73,59 @@ def test_a_tensor_with_a_part_that_nobody_holds_is_not_saved(tmp_path: Path) -> 
         checkpoints.load({"w": rows(3, 5)}, leftover="leave")
 
 
-class TestFixed:
-    """Scales of 8-bit moments."""
+class TestBlockScales:
+    """Scales of 8-bit moments, with the codes they are for."""
 
-    HALVES = tuple(Holding((8,), ((Range(*ends),),)) for ends in ((0, 4), (4, 8)))
-    SETTINGS = CheckpointSettings(keep_last=9)
+    WHOLE = Holding.all_of((8, 96))
+    TURNED = Holding((8, 96), ((Range(0, 8),), (Range(48, 96), Range(0, 48))))
+    """The same elements in another order."""
 
-    def scales(self, *values: float) -> dict[str, Fixed]:
-        """Return those of two ranks as if one had both, each under the name of a parameter."""
-        pairs = zip(("a", "b"), self.HALVES, values, strict=True)
+    def coded(self, holding: Holding, *, filled: bool) -> dict[str, Placed | BlockScales]:
+        """Return a second moment as a rank has it: codes and scales, or zeros."""
+        made = torch.Generator().manual_seed(3)
+        values = holding.take(torch.randn(holding.whole, generator=made).square()).contiguous()
+        scales = plain_scales(values)
+        half = torch.full_like(values, 1 << 23, dtype=torch.int64)
+        codes = plain_encode(values, scales, half, torch.uint8)
+        if not filled:
+            codes, scales = torch.zeros_like(codes), torch.zeros_like(scales)
         return {
-            f"scale.{name}": Fixed.of(torch.tensor([value]), holding)
-            for name, holding, value in pairs
+            "second": Placed.of(codes, holding),
+            "scale": BlockScales.of(scales, "second", holding),
         }
 
-    def test_they_come_back_under_the_same_layout(self, tmp_path: Path) -> None:
-        into = self.scales(0, 0)
-        with Checkpoints(tmp_path) as checkpoints:
-            checkpoints.save(1, self.scales(1, 2), {})
-            checkpoints.load(into)
-        assert [float(each.tensor) for each in into.values()] == [1, 2]
+    def in_order(self, holding: Holding, state: dict[str, Placed | BlockScales]) -> torch.Tensor:
+        """Return what the codes stand for, in the order of the whole."""
+        values = plain_decode(state["second"].tensor, state["scale"].tensor)
+        return values if holding is self.WHOLE else torch.cat((values[:, 48:], values[:, :48]), 1)
 
-    def test_under_another_layout_they_are_refused_once(self, tmp_path: Path) -> None:
-        turned = dict(zip(self.scales(0, 0), reversed(self.scales(0, 0).values()), strict=True))
-        whole = {name: torch.zeros(1) for name in turned}
-        with Checkpoints(tmp_path, self.SETTINGS) as checkpoints:
-            checkpoints.save(1, self.scales(1, 2), {})
-            checkpoints.save(2, whole, {})
-            for step, into in ((1, turned), (1, whole), (2, turned)):
-                with pytest.raises(InputError, match="8-bit moments") as raised:
-                    checkpoints.load(into, step)
-                if step == 1:
-                    assert len(raised.value.problems) == 1
+    @pytest.mark.parametrize("holding", [WHOLE, TURNED])
+    def test_they_come_back_under_the_same_layout(self, tmp_path: Path, holding: Holding) -> None:
+        saved, into = self.coded(holding, filled=True), self.coded(holding, filled=False)
+        with Checkpoints(tmp_path) as checkpoints:
+            checkpoints.save(1, saved, {})
+            checkpoints.load(into)
+        assert all(torch.equal(into[name].tensor, saved[name].tensor) for name in saved)
+
+    @pytest.mark.parametrize(("first", "then"), [(WHOLE, TURNED), (TURNED, WHOLE)])
+    def test_under_another_layout_codes_are_made_anew(
+        self, tmp_path: Path, first: Holding, then: Holding
+    ) -> None:
+        saved, into = self.coded(first, filled=True), self.coded(then, filled=False)
+        with Checkpoints(tmp_path) as checkpoints:
+            checkpoints.save(1, saved, {})
+            checkpoints.load(into)
+        before, after = self.in_order(first, saved), self.in_order(then, into)
+        assert not torch.equal(before, after)
+        assert bool(((after - before).abs() <= 1.0001 / 16 * before).all())
+
+    def test_a_save_that_does_not_say_what_shares_a_scale_is_refused_once(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(plan, "to_save", given_tensors.placed_all)
+        with Checkpoints(tmp_path) as checkpoints:
+            checkpoints.save(1, self.coded(self.TURNED, filled=True), {})
+            checkpoints.load(self.coded(self.TURNED, filled=False))
+            with pytest.raises(InputError, match="8-bit moments") as raised:
+                checkpoints.load(self.coded(self.WHOLE, filled=False))
+        assert len(raised.value.problems) == 1

@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 
 from meshwright.observe.analyze.spans import Flags, Ints, device_spans, where
+from meshwright.timeline.readers.arrow_arrays import taken
 from meshwright.timeline.timeline import Timeline
 
 SHORT_GAP_NS = 10_000
@@ -127,7 +128,7 @@ def sync_rows(part: Timeline) -> list[Sync]:
         return []
     rows = np.flatnonzero(where(category, lambda name: name == "cuda_sync"))
     return [
-        _SYNC.decode(text) for text in part.spans.column("extra").take(rows).to_pylist() if text
+        _SYNC.decode(text) for text in taken(part.spans.column("extra"), rows).to_pylist() if text
     ]
 
 

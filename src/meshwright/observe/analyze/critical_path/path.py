@@ -139,7 +139,8 @@ def path_of(built: Built, *, rank: int | None = None) -> CriticalPath:
 def _windows(timeline: Timeline, step: int | None, window_ns: Window | None) -> dict[int, Window]:
     if step is None:
         whole = timeline.extent_ns if window_ns is None else window_ns
-        found = dict.fromkeys(timeline.ranks, whole)
+        # A rank may have counters alone.
+        found = dict.fromkeys(np.unique(timeline.column("rank")).tolist(), whole)
     else:
         found = {
             one.rank: (own.start_ns, own.end_ns)

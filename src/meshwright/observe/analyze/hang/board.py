@@ -45,10 +45,15 @@ class Board:
             self._index(dump)
         for dump in dumps.dumps:
             self._count(dump)
-        told = {rank for dump in dumps.dumps for group in dump.groups for rank in group.ranks}
+        lists = {id(group.ranks): group.ranks for dump in dumps.dumps for group in dump.groups}
+        told = {rank for ranks in lists.values() for rank in ranks}
         self.world: tuple[int, ...] = tuple(sorted(told | self.dumps.keys() | self.damaged.keys()))
         self.absent: tuple[int, ...] = tuple(r for r in self.world if r not in self.dumps)
         self._strangers: dict[Group, tuple[int, ...]] = {}
+        self._present: dict[Group, tuple[int, ...]] = {}
+        self._awaited: dict[tuple[Group, int], list[tuple[int, str]]] = {}
+        self._heads: dict[int, list[Operation]] = {}
+        self._oldest: dict[int, Operation | None] = {}
         self._likeness: dict[int, list[tuple[str, str, int, int, int]]] = {}
 
     def _index(self, dump: Dump) -> None:
@@ -80,6 +85,12 @@ class Board:
             self._strangers[group] = tuple(sorted(ranks))
         return self._strangers[group]
 
+    def present(self, group: Group) -> tuple[int, ...]:
+        """Return the members of a group that left a dump."""
+        if group not in self._present:
+            self._present[group] = tuple(r for r in self.members(group) if r in self.dumps)
+        return self._present[group]
+
     def enqueued(self, rank: int, group: Group) -> int:
         """Return the number of the last collective that a rank enqueued in a group, -1 for none."""
         return self._enqueued.get((rank, group), -1)
@@ -90,8 +101,14 @@ class Board:
         return rank in here or self.enqueued(rank, operation.group) >= operation.sequence
 
     def knows(self, rank: int, operation: Operation) -> bool:
-        """Tell whether a rank's dump says anything of a collective's group."""
-        return (rank, operation.group) in self._enqueued
+        """Tell whether a rank's dump says what it did in a collective's group.
+
+        A ring that still has its first record has lost nothing: what is not there never was.
+        """
+        if (rank, operation.group) in self._enqueued:
+            return True
+        mine = self.dumps[rank].operations
+        return bool(mine) and mine[0].record == 0 and operation.group in self.dumps[rank].groups
 
     def is_pending(self, rank: int, operation: Operation) -> bool:
         """Tell whether a rank waits in a collective."""
@@ -102,13 +119,29 @@ class Board:
         """Tell whether a rank saw a collective end; dumps may list only what has not."""
         mine = self.seen[operation.group].get(operation.sequence, {}).get(rank)
         if mine is not None:
-            return not mine.pending
+            return mine.completed
         return self.enqueued(rank, operation.group) >= operation.sequence
 
     def oldest(self, rank: int) -> Operation | None:
         """Return the oldest operation a rank's GPU can be held up by; sends hold nobody up."""
-        waiting = self.pending.get(rank, [])
-        return next((operation for operation in waiting if operation.name != "send"), None)
+        if rank not in self._oldest:
+            waiting = self.pending.get(rank, [])
+            self._oldest[rank] = next((each for each in waiting if each.name != "send"), None)
+        return self._oldest[rank]
+
+    def heads(self, rank: int) -> list[Operation]:
+        """Return a rank's first unfinished operations, sends among them; a batch begins at once."""
+        if rank not in self._heads:
+            waiting = self.pending.get(rank, [])
+            self._heads[rank] = [each for each in waiting if each.record == waiting[0].record]
+        return self._heads[rank]
+
+    def match(self, operation: Operation, peer: int) -> Operation | None:
+        """Return the peer's unfinished end of a send or receive."""
+        other = "recv" if operation.name == "send" else "send"
+        key = (peer, operation.group, other, operation.source, operation.destination)
+        found = self._pairs.get(key)
+        return found[0] if found else None
 
     def fronts(self, rank: int) -> list[Operation]:
         """Return the first unfinished operation of each queue: each group, each pair."""
@@ -132,35 +165,44 @@ class Board:
         return self._wait_for_members(rank, operation)
 
     def _wait_for_members(self, rank: int, operation: Operation) -> Iterable[Wait]:
-        for member in self.members(operation.group):
-            if member == rank:
-                continue
-            if member not in self.dumps:
-                yield Wait(rank, member, operation, "no dump")
-            elif not self.has_enqueued(member, operation):
-                yield Wait(rank, member, operation, "missing")
-            elif self.is_pending(member, operation):
-                theirs = self.seen[operation.group][operation.sequence][member]
-                oldest = self.oldest(member)
-                if oldest is not None and oldest.record < theirs.record:
-                    yield Wait(rank, member, operation, "behind")
+        key = operation.group, operation.sequence
+        if key not in self._awaited:  # the same for all who wait in it
+            self._awaited[key] = [
+                (member, why)
+                for member in self.members(operation.group)
+                if (why := self._why_awaited(member, operation))
+            ]
+        return [
+            Wait(rank, member, operation, why)
+            for member, why in self._awaited[key]
+            if member != rank
+        ]
+
+    def _why_awaited(self, member: int, operation: Operation) -> str:
+        """Say why a member of a group holds up a collective; empty where it does not."""
+        if member not in self.dumps:
+            return "no dump"
+        theirs = self.seen[operation.group].get(operation.sequence, {}).get(member)
+        if theirs is None:
+            enqueued = self.enqueued(member, operation.group) >= operation.sequence
+            return "" if enqueued else "missing"
+        oldest = self.oldest(member)
+        is_behind = oldest is not None and oldest.record < theirs.record
+        return "behind" if theirs.pending and is_behind else ""
 
     def _wait_for_peer(self, rank: int, operation: Operation) -> Iterable[Wait]:
-        peer = operation.destination if operation.name == "send" else operation.source
+        peer = peer_of(operation)
         if peer < 0 or peer == rank:
             return
         if peer not in self.dumps:
             yield Wait(rank, peer, operation, "no dump")
             return
-        other = "recv" if operation.name == "send" else "send"
-        theirs = self._pairs.get(
-            (peer, operation.group, other, operation.source, operation.destination), []
-        )
-        if not theirs:
+        theirs = self.match(operation, peer)
+        if theirs is None:
             yield Wait(rank, peer, operation, "missing")
             return
         oldest = self.oldest(peer)
-        if oldest is not None and oldest.record < theirs[0].record:
+        if oldest is not None and oldest.record < theirs.record:
             yield Wait(rank, peer, operation, "behind")
 
     def twins(self, rank: int) -> list[int]:
@@ -206,6 +248,11 @@ class Board:
             for group in sorted(dump.groups)
             if group in self.p2p_groups and rank in group.ranks
         )
+
+
+def peer_of(operation: Operation) -> int:
+    """Return the other end of a send or receive."""
+    return operation.destination if operation.name == "send" else operation.source
 
 
 def _place(group: Group, rank: int) -> int:

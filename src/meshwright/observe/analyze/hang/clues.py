@@ -4,7 +4,9 @@ gpu      its GPU no longer reports: others saw collectives end that it took part
 started  all are in a collective, and its GPU alone never began it
 mismatch it entered a collective with another operation, shape or number format
 order    it enqueued two collectives in the other order than the rest
+error    it gave a collective up by an error, and others still wait in it
 stopped  its GPU has nothing to do, and others wait for what it never enqueued
+alone    it went on to a collective that most of the job never enqueued
 lagging  its GPU stands where its twins' do, and its host stopped before theirs
 no dump  others wait for it, and it wrote no dump, or a broken one
 """
@@ -14,7 +16,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from meshwright.observe.analyze.hang.board import SYMMETRIC, Board, Wait
-from meshwright.timeline.readers.flight_recorder import Operation
+from meshwright.timeline.readers.flight_recorder import Group, Operation
 
 
 class Clue(NamedTuple):
@@ -52,25 +54,26 @@ def ranks_text(ranks: Iterable[int]) -> str:
     )
 
 
-def silent_gpus(board: Board) -> list[Clue]:
+def silent_gpus(board: Board, disputed: Collection[tuple[Group, int]] = ()) -> list[Clue]:
     """Find ranks that still wait for collectives which others, needing their data, saw end.
 
     A collective of `SYMMETRIC` ends nowhere before all have begun it. A rank that shows it (and
     more than it, or work before it) as unfinished runs on a GPU or watchdog that has failed.
+    Where ranks entered a collective differently (`disputed`), its end says nothing.
     """
     found = []
     for rank, waiting in board.pending.items():
         oldest = board.oldest(rank)
         against: list[tuple[Operation, int]] = []
         for operation in waiting:
+            if (operation.group, operation.sequence) in disputed:
+                continue
             if operation.name in SYMMETRIC and not operation.is_p2p:
                 witness = next(
                     (
                         member
-                        for member in board.members(operation.group)
-                        if member in board.dumps
-                        and member != rank
-                        and board.has_completed(member, operation)
+                        for member in board.present(operation.group)
+                        if member != rank and board.has_completed(member, operation)
                     ),
                     None,
                 )
@@ -112,6 +115,24 @@ def never_started(board: Board) -> list[Clue]:
     return found
 
 
+def given_up(board: Board) -> list[Clue]:
+    """Find ranks that gave up a collective by an error, in which others still wait."""
+    found = []
+    for rank, dump in board.dumps.items():
+        for operation in dump.operations:
+            if operation.state != "retired" or operation.is_p2p:
+                continue
+            waiting = [r for r in board.present(operation.group) if board.is_pending(r, operation)]
+            if waiting:
+                reason = (
+                    f"gave up {title(operation)} by an error, in which "
+                    f"{ranks_text(waiting)} still wait"
+                )
+                found.append(Clue(rank, "error", reason, operation, len(waiting)))
+                break
+    return found
+
+
 def stopped_hosts(board: Board, waits: Iterable[Wait]) -> list[Clue]:
     """Find ranks that others wait for although nothing holds up their own GPU."""
     missed: dict[int, list[Wait]] = defaultdict(list)
@@ -134,6 +155,29 @@ def stopped_hosts(board: Board, waits: Iterable[Wait]) -> list[Clue]:
             f"and has no unfinished work of its own{empty}"
         )
         found.append(Clue(rank, "stopped", reason, operation, len(waiters)))
+    return found
+
+
+def gone_on_alone(board: Board, stopped: Sequence[Clue]) -> list[Clue]:
+    """Find the few that entered a collective which most of the job never did, and all in order.
+
+    Where more than half of the job "stopped" at one place, with nothing unfinished, that place is
+    the end of the program or of the data, and whoever went on is the odd one.
+    """
+    if 2 * len(stopped) <= len(board.world):
+        return []
+    found = []
+    ends = {(clue.operation.group, clue.operation.sequence) for clue in stopped if clue.operation}
+    for group, sequence in ends:
+        there = board.seen[group].get(sequence, {})
+        behind = [rank for rank in board.members(group) if rank not in there]
+        if (
+            all(rank in board.dumps for rank in behind)
+            and len({board.enqueued(rank, group) for rank in behind}) == 1
+        ):
+            for rank, operation in there.items():
+                reason = f"went on to {title(operation)}, which {ranks_text(behind)} never enqueued"
+                found.append(Clue(rank, "alone", reason, operation, len(behind)))
     return found
 
 
@@ -173,11 +217,9 @@ def only_reasons(waits: Iterable[Wait], known: Collection[int]) -> dict[int, lis
         together[wait.waiter, wait.operation].append(wait)
     found: dict[int, list[Wait]] = defaultdict(list)
     for those in together.values():
+        others = {wait.on for wait in those if wait.why == "missing" or wait.on in known}
         for wait in those:
-            if not any(
-                other.on != wait.on and (other.why == "missing" or other.on in known)
-                for other in those
-            ):
+            if others <= {wait.on}:
                 found[wait.on].append(wait)
     return found
 

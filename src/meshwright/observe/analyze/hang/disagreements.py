@@ -27,7 +27,10 @@ def mismatches(board: Board) -> list[Clue]:
     found = []
     for group, sequences in board.seen.items():
         for sequence in sorted(sequences):
-            waiting = {r: each for r, each in sequences[sequence].items() if each.pending}
+            # With a smaller message a rank may see its end where all others wait for more.
+            waiting = sequences[sequence]
+            if not any(each.pending for each in waiting.values()):
+                continue
             kinds = {rank: _signature(each) for rank, each in waiting.items()}
             if len(set(kinds.values())) < 2:
                 continue
@@ -123,6 +126,9 @@ def _judge_order(board: Board, one: Operation, two: Operation) -> list[Clue]:
     votes = Counter(orders.values())
     if votes[True] == votes[False]:
         votes += _sister_votes(board, one, two, orders)
+    if votes[True] == votes[False]:  # most ranks are where they should be
+        here, there = _waiting_in(board, one), _waiting_in(board, two)
+        votes[here > there] += abs(here - there)
     if votes[True] == votes[False]:
         wrong: Collection[bool] = (True, False)
     else:
@@ -137,6 +143,10 @@ def _judge_order(board: Board, one: Operation, two: Operation) -> list[Clue]:
             )
             found.append(Clue(rank, "order", reason, before, max(votes.values())))
     return found
+
+
+def _waiting_in(board: Board, operation: Operation) -> int:
+    return sum(board.is_pending(rank, operation) for rank in board.present(operation.group))
 
 
 def _place(board: Board, rank: int, operation: Operation) -> float:

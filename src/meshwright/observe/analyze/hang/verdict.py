@@ -13,6 +13,8 @@ from typing import NamedTuple
 from meshwright.observe.analyze.hang.board import Board, Wait
 from meshwright.observe.analyze.hang.clues import (
     Clue,
+    given_up,
+    gone_on_alone,
     lagging_hosts,
     never_started,
     only_reasons,
@@ -23,15 +25,24 @@ from meshwright.observe.analyze.hang.clues import (
 )
 from meshwright.observe.analyze.hang.components import last_components
 from meshwright.observe.analyze.hang.disagreements import mismatches, wrong_orders
+from meshwright.observe.analyze.hang.peers import crossed, wrong_peers
 from meshwright.timeline.readers.flight_recorder import Dumps, Frame, Operation
 
-_CERTAIN = ("gpu", "mismatch", "order", "stopped", "started", "lagging")
+_CERTAIN = (
+    "gpu", "error", "mismatch", "order", "peer", "alone", "stopped", "started", "lagging",
+    "crossed",
+)  # fmt: skip
 """Kinds whose evidence lies in the rank's own dump, strongest first."""
+_MOST_FOLLOWED = 256
 _NEXT = {
     "gpu": "look for Xid errors (dmesg, DCGM) on the GPU of rank {rank}; drain its node",
     "late": "look for Xid and link errors on the node of rank {rank}",
     "started": "attach cuda-gdb, or take a profile: a kernel of rank {rank} does not end",
     "mismatch": "compare the shapes and branches that lead rank {rank} here with another rank's",
+    "error": "read the log of rank {rank}: NCCL reported an error there",
+    "peer": "look at the peer that rank {rank} computes for this send",
+    "alone": "rank {rank} runs a step more than the rest: compare lengths of data and loops",
+    "crossed": "let one side receive before it sends, or use batch_isend_irecv: rank {rank}",
     "order": "make every rank enqueue these in one order: look for a branch on rank {rank}",
     "stopped": "py-spy dump on rank {rank}: its host stands outside any collective",
     "lagging": "py-spy dump on rank {rank}: its host stands outside any collective",
@@ -88,10 +99,8 @@ def diagnose(dumps: Dumps) -> Verdict:
     board = Board(dumps)
     waits = [wait for rank in board.pending for wait in board.waits(rank)]
     clues = _clues(board, waits)
-    named = {clue.rank for clue in clues}
-    blocked = [wait for wait in waits if wait.waiter not in named]
-    explained = _reaching(named, blocked)
-    clues += _together(board, explained | named)
+    clues += crossed(board, board.pending.keys() - _explained(clues, waits))
+    clues += _together(board, _explained(clues, waits))
     certain = [clue for clue in clues if clue.kind in _CERTAIN]
     likely = [clue for clue in clues if clue.kind == "no dump"]
     few = len(board.absent) <= max(2, len(board.world) // 8)
@@ -103,8 +112,13 @@ def diagnose(dumps: Dumps) -> Verdict:
     by_rank: dict[int, list[Clue]] = defaultdict(list)
     for clue in sorted(clues, key=lambda clue: (_strength(clue), -clue.weight)):
         by_rank[clue.rank].append(clue)
-    followers = {rank: _reaching({rank}, waits) for rank in by_rank}
-    ranked = [_culprit(board, signs, len(followers[rank])) for rank, signs in by_rank.items()]
+    behind = _waiters(waits)
+    # Where very many are named, whoever waits for each through others is not followed.
+    held_up = {
+        rank: len(_reaching({rank}, behind) if place < _MOST_FOLLOWED else behind[rank])
+        for place, rank in enumerate(by_rank)
+    }
+    ranked = [_culprit(board, signs, held_up[rank]) for rank, signs in by_rank.items()]
     ranked.sort(key=lambda each: (_order(each.kind), -each.waiting, each.rank))
     culprits = tuple(each for each in ranked if each.rank in top)
     suspects = tuple(each for each in ranked if each.rank not in top)
@@ -114,14 +128,26 @@ def diagnose(dumps: Dumps) -> Verdict:
     return Verdict(culprits, suspects, _stalls(waits, top), board.world, board.absent, waiting)
 
 
+def _explained(clues: Sequence[Clue], waits: Sequence[Wait]) -> set[int]:
+    """Return the ranks that are named, and those whose waits lead to one."""
+    named = {clue.rank for clue in clues}
+    return named | _reaching(named, _waiters(wait for wait in waits if wait.waiter not in named))
+
+
 def _clues(board: Board, waits: Sequence[Wait]) -> list[Clue]:
     """Collect every sign of a rank's own fault; a rank with a failed GPU shows no others."""
-    silent = silent_gpus(board)
+    odd = mismatches(board)
+    disputed = {(c.operation.group, c.operation.sequence) for c in odd if c.operation is not None}
+    silent = silent_gpus(board, disputed)
     failed = {clue.rank for clue in silent if clue.kind == "gpu"}
     live = [wait for wait in waits if wait.waiter not in failed]
-    found = [*silent, *mismatches(board), *never_started(board)]
+    found = [*silent, *odd, *never_started(board), *given_up(board)]
     found += wrong_orders(board, live)
-    found += stopped_hosts(board, live)
+    misled = wrong_peers(board, live)
+    lost = {clue.operation for clue in misled}
+    stopped = stopped_hosts(board, [wait for wait in live if wait.operation not in lost])
+    found += misled
+    found += gone_on_alone(board, stopped) or stopped
     found += lagging_hosts(board, {clue.rank for clue in found})
     known = {clue.rank for clue in found if clue.kind in _CERTAIN}
     reasons = only_reasons(live, known)
@@ -158,11 +184,16 @@ def _together(board: Board, explained: Collection[int]) -> list[Clue]:
     return list(found.values())
 
 
-def _reaching(targets: Collection[int], waits: Iterable[Wait]) -> set[int]:
-    """Return the ranks whose waits lead to one of some ranks."""
-    waiters: dict[int, list[int]] = defaultdict(list)
+def _waiters(waits: Iterable[Wait]) -> defaultdict[int, set[int]]:
+    """Return, by rank, those that wait for it."""
+    found: defaultdict[int, set[int]] = defaultdict(set)
     for wait in waits:
-        waiters[wait.on].append(wait.waiter)
+        found[wait.on].add(wait.waiter)
+    return found
+
+
+def _reaching(targets: Collection[int], waiters: defaultdict[int, set[int]]) -> set[int]:
+    """Return the ranks whose waits lead to one of some ranks."""
     found: set[int] = set()
     left = list(targets)
     while left:
@@ -234,7 +265,7 @@ def _stalls(waits: Sequence[Wait], top: Collection[int]) -> tuple[Stall, ...]:
             tuple(sorted(waiting[key])),
             tuple(sorted(missing[key])),
             source_line(each.frames),
-            not missing[key] & set(top),
+            missing[key].isdisjoint(top),
         )
         for key, each in sample.items()
     ]

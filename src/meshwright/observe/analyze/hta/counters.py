@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from meshwright.observe.analyze.hta.frame import MEMORY, Frame, in_order
 from meshwright.observe.analyze.spans import Ints
+from meshwright.timeline.readers.arrow_arrays import taken
 from meshwright.timeline.timeline import Timeline
 
 _ENQUEUE = (
@@ -157,7 +158,7 @@ def _rates(part: Timeline, copies: Frame) -> npt.NDArray[Any]:
     if "extra" not in part.spans.column_names or not copies.row.size:
         return np.zeros(copies.row.size)
     rows = np.flatnonzero(_filed(part))[copies.row]
-    texts = part.spans.column("extra").take(rows).to_pylist()
+    texts = taken(part.spans.column("extra"), rows).to_pylist()
     said = (_DECODER.decode(text).rate if text else None for text in texts)
     return np.array([float(rate) if rate is not None else 0.0 for rate in said])
 

@@ -14,6 +14,7 @@ import numpy as np
 from meshwright.errors import InputError, Problem
 from meshwright.observe.analyze.spans import Flags, Ints
 from meshwright.timeline.columns import Coded
+from meshwright.timeline.readers.arrow_arrays import numbers
 from meshwright.timeline.timeline import Timeline
 
 BASE_PERIOD_NS = 7_889_238 * 10**9
@@ -74,7 +75,7 @@ def check_arguments(part: Timeline) -> None:
     launches = np.flatnonzero(part.column("flow_out") >= 0)
     known = "extra" in part.spans.column_names
     if launches.size and not (
-        known and part.spans.column("extra").take(launches).null_count < launches.size
+        known and part.spans.column("extra").take(numbers(launches)).null_count < launches.size
     ):
         fix = 'read the trace with detail="full"'
         raise InputError([Problem("extra", "does not hold the arguments of launches", fix)])

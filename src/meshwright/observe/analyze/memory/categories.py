@@ -1,26 +1,30 @@
 """What memory is for, told by the stack that asked for it and by how long it lived.
 
-    optimizer    asked for inside an optimizer and kept
+    optimizer    asked for inside an optimizer, and still there when its step was over
     gradients    asked for in backward, and still there when backward was over
-    activations  asked for in forward, and given back in backward (or still there)
-    parameters   asked for while a module was made, moved or loaded, and kept
+    activations  asked for in forward or for the loss, and given back in backward (or still there)
+    parameters   asked for while a module was made, moved or loaded, and there after it
     temporary    given back in the phase that asked for it
     unknown      without a stack, or with one that says none of this
 
 Rules by names are guesses about other people's code: what no rule knows is called unknown.
 """
 
+from collections.abc import Sequence
+from functools import reduce
+from operator import or_
 from typing import NamedTuple
 
 import numpy as np
 
 from meshwright.observe.analyze.memory.lifetimes import NEVER, Lifetimes
 from meshwright.timeline.readers.flight_recorder import Frame
-from meshwright.timeline.readers.memory_snapshot import Numbers, Snapshot
+from meshwright.timeline.readers.memory_snapshot import OOM, Numbers, Snapshot
 
 CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "temporary", "unknown")
 _CODE = {name: code for code, name in enumerate(CATEGORIES)}
 _NONE, _OTHER, _INIT, _FORWARD, _BACKWARD, _OPTIMIZER = range(6)
+_KEPT_ON = -1
 _INIT_NAMES = frozenset(
     {"__init__", "_apply", "to", "cuda", "load_state_dict", "reset_parameters", "materialize",
      "to_empty", "_load_from_state_dict", "from_pretrained"}
@@ -28,6 +32,7 @@ _INIT_NAMES = frozenset(
 _FORWARD_NAMES = frozenset({"forward", "_call_impl", "_wrapped_call_impl", "__call__"})
 _OPTIMIZER_FILES = ("/torch/optim/", "\\torch\\optim\\", "optimizer", "/optim/", "adam", "muon")
 _BACKWARD_NAMES = ("autograd::Engine::", "backward", "_engine_run_backward", "AccumulateGrad")
+NO_STACK = "no stack (older than the recording)"
 _NODE = "torch::autograd::generated::"
 _OWN_NOT = ("site-packages", "dist-packages", "<frozen", "<string>", "/torch/", "\\torch\\", "??")
 
@@ -41,19 +46,31 @@ class Source(NamedTuple):
     tensors: int
 
 
-def phase_of(stack: tuple[Frame, ...]) -> int:
-    """Tell in which part of a step a stack was taken."""
-    if not stack:
+_STEPS, _GOES_BACK, _MAKES, _GOES_ON, _IS_MODULE = 1, 2, 4, 8, 16
+
+
+def _sign(frame: Frame) -> int:
+    """Say what one line of a stack tells, as bits."""
+    found = _GOES_BACK if any(part in frame.name for part in _BACKWARD_NAMES) else 0
+    if frame.file.endswith(".py"):
+        found |= _STEPS if _in_optimizer(frame) else 0
+        found |= _MAKES if frame.name in _INIT_NAMES else 0
+        found |= _GOES_ON if frame.name == "forward" else 0
+        found |= _IS_MODULE if frame.name in _FORWARD_NAMES else 0
+    return found
+
+
+def _phase(signs: Sequence[int]) -> int:
+    if not signs:
         return _NONE
-    python = [frame for frame in stack if frame.file.endswith(".py")]
-    if any(_in_optimizer(frame) for frame in python):
+    told = reduce(or_, signs)
+    if told & _STEPS:
         return _OPTIMIZER
-    if any(part in frame.name for frame in stack for part in _BACKWARD_NAMES):
+    if told & _GOES_BACK:
         return _BACKWARD
-    names = {frame.name for frame in python}
-    if names & _INIT_NAMES and not names & {"forward"}:
+    if told & _MAKES and not told & _GOES_ON:
         return _INIT
-    return _FORWARD if names & _FORWARD_NAMES else _OTHER
+    return _FORWARD if told & _IS_MODULE else _OTHER
 
 
 def _in_optimizer(frame: Frame) -> bool:
@@ -73,9 +90,8 @@ def phases(snapshot: Snapshot) -> Numbers:
 
     Where only Python was recorded, an empty stack is a thread without Python: autograd's engine.
     """
-    found = np.array(
-        [phase_of(snapshot.stack(number)) for number in range(len(snapshot.stacks))], np.int64
-    )
+    signs = [_sign(frame) for frame in snapshot.frames]
+    found = np.array([_phase([signs[n] for n in stack]) for stack in snapshot.stacks], np.int64)
     if snapshot.frames and all(frame.file.endswith(".py") for frame in snapshot.frames):
         found[0] = _BACKWARD
     return found
@@ -116,24 +132,46 @@ def sort_memory(snapshot: Snapshot, lives: Lifetimes) -> Sorted:
 def categories(snapshot: Snapshot, lives: Lifetimes, phase: Numbers) -> Numbers:
     """Return the category of each allocation, as an index into `CATEGORIES`."""
     made = phase[lives.stack]
-    ended_by = np.where(lives.asked_back != NEVER, lives.asked_back, lives.end)
-    kept = ended_by == NEVER
-    stacks = snapshot.events.stack
-    if stacks.size:
-        ended = np.where(kept, _NONE, phase[stacks[np.where(kept, 0, ended_by)]])
-    else:
-        ended = np.full(made.size, _NONE)
+    ended = _end_phases(snapshot, lives, phase)
+    kept = ended == _KEPT_ON
     found = np.full(made.size, _CODE["unknown"], np.int64)
-    found[made == _OPTIMIZER] = _CODE["temporary"]
-    found[(made == _OPTIMIZER) & kept] = _CODE["optimizer"]
+    # State of an optimizer goes when its owner does: outside of any step of it.
+    found[made == _OPTIMIZER] = _CODE["optimizer"]
+    found[(made == _OPTIMIZER) & (ended == _OPTIMIZER)] = _CODE["temporary"]
     found[made == _BACKWARD] = _CODE["temporary"]
     # zero_grad lets gradients go inside the optimizer's file, or in the user's loop.
     after = (ended == _OPTIMIZER) | (ended == _OTHER)
     found[(made == _BACKWARD) & (kept | after)] = _CODE["gradients"]
     found[made == _FORWARD] = _CODE["temporary"]
     found[(made == _FORWARD) & (kept | (ended == _BACKWARD))] = _CODE["activations"]
-    found[(made == _INIT) & kept] = _CODE["parameters"]
-    found[(made == _INIT) & ~kept] = _CODE["temporary"]
+    found[made == _INIT] = _CODE["parameters"]
+    found[(made == _INIT) & (ended == _INIT)] = _CODE["temporary"]
+    # A loss is often computed in the user's loop, outside of any module.
+    found[(made == _OTHER) & (ended == _BACKWARD)] = _CODE["activations"]
+    return found
+
+
+def _end_phases(snapshot: Snapshot, lives: Lifetimes, phase: Numbers) -> Numbers:
+    """Return the phase that gave each allocation back, `_KEPT_ON` where none did.
+
+    A failed request unwinds the stack: what was live then was not given back by its phase. Where
+    frees were recorded without stacks, the allocation before a free tells the phase.
+    """
+    events = snapshot.events
+    ended_by = np.where(lives.asked_back != NEVER, lives.asked_back, lives.end)
+    failed = np.flatnonzero(events.action == OOM)
+    if failed.size:
+        after = np.searchsorted(failed, lives.event)
+        fails = failed[np.clip(after, 0, failed.size - 1)]
+        cut = (after < failed.size) & (ended_by > fails) & (events.device[fails] == lives.device)
+        ended_by = np.where(cut, NEVER, ended_by)
+    found = np.full(lives.event.size, _KEPT_ON, np.int64)
+    gone = ended_by != NEVER
+    if gone.any() and not events.stack[ended_by[gone]].any() and lives.stack.any():
+        before = np.searchsorted(lives.event, ended_by[gone]) - 1
+        found[gone] = phase[lives.stack[before]]
+    else:
+        found[gone] = phase[events.stack[ended_by[gone]]]
     return found
 
 
@@ -162,7 +200,7 @@ def sources(
     for (number, kind), size, times in zip(
         keys.tolist(), weight.tolist(), count.tolist(), strict=True
     ):
-        line = user_line(snapshot.stack(number)) or "no stack"
+        line = user_line(snapshot.stack(number)) or NO_STACK
         both = summed.setdefault((line, kind), [0, 0])
         both[0] += size
         both[1] += times

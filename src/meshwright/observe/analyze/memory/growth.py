@@ -4,15 +4,21 @@ from typing import NamedTuple
 
 import numpy as np
 
-from meshwright.observe.analyze.memory.categories import Sorted, has_whole_steps, user_line
+from meshwright.observe.analyze.memory.categories import (
+    NO_STACK,
+    Sorted,
+    has_whole_steps,
+    user_line,
+)
 from meshwright.observe.analyze.memory.lifetimes import NEVER, Lifetimes, Live
 from meshwright.timeline.readers.memory_snapshot import Numbers, Snapshot
 
-_FEWEST_STEPS = 3
+FEWEST_STEPS = 3
 """Fewer steps do not tell growth from a start."""
 _LIKE = 0.8
 """Share of allocations that must repeat for a period to be one."""
 _MOST_CANDIDATES = 16
+_MOST_LEAKS = 200
 
 
 class Leak(NamedTuple):
@@ -22,7 +28,8 @@ class Leak(NamedTuple):
     bytes_per_step: int
     count_per_step: float
     total_bytes: int
-    steps: int
+    """All that the line allocated in the recording and that is still held."""
+    total_count: int
 
 
 class Growth(NamedTuple):
@@ -39,7 +46,7 @@ class Growth(NamedTuple):
 def growth(known: Sorted, live: Live) -> Growth:
     """Find growth over the steps of one device."""
     marks, how = _steps(known, live.device)
-    if marks.size <= _FEWEST_STEPS:
+    if marks.size <= FEWEST_STEPS:
         return Growth(max(0, int(marks.size) - 1), how, 0, ())
     place = np.searchsorted(live.event, marks[1:], side="right") - 1
     ends = live.bytes[np.clip(place, 0, None)]
@@ -80,11 +87,11 @@ def _period(lives: Lifetimes, device: int) -> int:
     """
     mine = lives.device == device
     pairs = np.stack([lives.stack[mine], lives.size_bytes[mine]], axis=1)
-    if len(pairs) < 2 * _FEWEST_STEPS:
+    if len(pairs) < 2 * FEWEST_STEPS:
         return 0
     _, code, count = np.unique(pairs, axis=0, return_inverse=True, return_counts=True)
     code = code.ravel()
-    repeated = np.flatnonzero(count >= _FEWEST_STEPS)
+    repeated = np.flatnonzero(count >= FEWEST_STEPS)
     candidates: set[int] = set()
     for kind in repeated[np.argsort(count[repeated], kind="stable")][:_MOST_CANDIDATES]:
         gaps = np.diff(np.flatnonzero(code == kind))
@@ -101,25 +108,33 @@ def _leaks(snapshot: Snapshot, lives: Lifetimes, device: int, marks: Numbers) ->
     kept = (lives.end == NEVER) & (lives.device == device)
     step = np.searchsorted(marks, lives.event, side="right") - 1
     old = kept & (step >= 0) & (step < steps - 1)
-    if not old.any() or steps < _FEWEST_STEPS:
+    if not old.any() or steps < FEWEST_STEPS:
         return ()
-    by_line: dict[str, list[int]] = {}
-    for number in np.unique(lives.stack[old]).tolist():
-        by_line.setdefault(user_line(snapshot.stack(number)) or "no stack", []).append(number)
-    found = []
-    for line, numbers in by_line.items():
-        mine = old & np.isin(lives.stack, numbers)
-        counts = np.bincount(step[mine], minlength=steps - 1)
-        # The first step makes what all steps share: state of the optimizer, buffers.
-        if (counts[1:] > 0).all():
-            sizes = np.bincount(step[mine], lives.size_bytes[mine], minlength=steps - 1)[1:]
-            found.append(
-                Leak(
-                    line,
-                    int(np.median(sizes)),
-                    float(np.median(counts[1:])),
-                    int(sizes.sum()),
-                    int(sizes.size),
-                )
+    lines: dict[str, int] = {}
+    line_of = np.zeros(len(snapshot.stacks), np.int64)
+    for number in np.unique(lives.stack[kept]).tolist():
+        line = user_line(snapshot.stack(number)) or NO_STACK
+        line_of[number] = lines.setdefault(line, len(lines))
+    # The first step makes what all steps share: state of the optimizer, buffers.
+    rows = np.flatnonzero(old & (step > 0))
+    pairs, place = np.unique(line_of[lives.stack[rows]] * steps + step[rows], return_inverse=True)
+    counts = np.bincount(place.ravel(), minlength=pairs.size)
+    sizes = np.zeros(pairs.size, np.int64)
+    np.add.at(sizes, place.ravel(), lives.size_bytes[rows])
+    in_steps = np.bincount(pairs // steps, minlength=len(lines))
+    names, found = list(lines), []
+    for code in np.flatnonzero(in_steps == steps - 2).tolist():
+        mine = pairs // steps == code
+        all_kept = lives.size_bytes[kept & (line_of[lives.stack] == code)]
+        found.append(
+            Leak(
+                names[code],
+                int(np.median(sizes[mine])),
+                float(np.median(counts[mine])),
+                int(all_kept.sum()),
+                int(all_kept.size),
             )
+        )
+        if len(found) == _MOST_LEAKS:
+            break
     return tuple(sorted(found, key=lambda leak: -leak.bytes_per_step))

@@ -6,6 +6,7 @@ import numpy as np
 
 from meshwright.observe.analyze.memory.categories import (
     CATEGORIES,
+    NO_STACK,
     Sorted,
     Source,
     sources,
@@ -76,7 +77,7 @@ def moment(known: Sorted, device: int, event: int, live_bytes: int) -> Moment:
         tuple(
             Tensor(
                 int(sizes[row]),
-                user_line(snapshot.stack(int(stack[row]))) or "no stack",
+                user_line(snapshot.stack(int(stack[row]))) or NO_STACK,
                 CATEGORIES[int(kinds[row])],
             )
             for row in biggest

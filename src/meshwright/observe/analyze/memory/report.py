@@ -8,6 +8,7 @@ from meshwright.observe.analyze.memory.categories import sort_memory
 from meshwright.observe.analyze.memory.growth import Growth, growth
 from meshwright.observe.analyze.memory.lifetimes import Live, devices, lifetimes, live
 from meshwright.observe.analyze.memory.peak import Moment, moment
+from meshwright.observe.analyze.memory.replay import replay
 from meshwright.observe.analyze.memory.shortage import Shortage, shortages
 from meshwright.observe.analyze.memory.totals import Fragmentation, Totals, fragmentation, totals
 from meshwright.timeline.readers.memory_snapshot import Numbers, Snapshot
@@ -32,15 +33,16 @@ def memory_report(snapshot: Snapshot) -> tuple[DeviceMemory, ...]:
     found = []
     for device in devices(snapshot):
         now = live(snapshot, device)
+        replayed = replay(snapshot, device)
         found.append(
             DeviceMemory(
                 device,
-                totals(snapshot, lives, now),
+                totals(snapshot, lives, now, replayed),
                 now,
                 moment(known, device, now.peak_event, now.peak_bytes),
                 growth(known, now),
                 fragmentation(snapshot, device),
-                shortages(known, now),
+                shortages(known, now, replayed),
             )
         )
     return tuple(found)

@@ -4,14 +4,19 @@ from typing import NamedTuple
 
 import numpy as np
 
-from meshwright.observe.analyze.memory.categories import Sorted, user_line
+from meshwright.observe.analyze.memory.categories import NO_STACK, Sorted, user_line
 from meshwright.observe.analyze.memory.lifetimes import NEVER, Live
 from meshwright.observe.analyze.memory.peak import Moment, moment
+from meshwright.observe.analyze.memory.replay import Replay, Room
 from meshwright.observe.analyze.memory.totals import fragmentation
 from meshwright.timeline.readers.memory_snapshot import OOM
 
 _MOST = 16
 """A job that retries fails many times alike."""
+_LARGE_SEGMENT = 20 << 20
+_GRAIN = 2 << 20
+_SCALING = ("activations", "temporary")
+"""What grows and shrinks with the batch."""
 
 
 class Shortage(NamedTuple):
@@ -25,26 +30,40 @@ class Shortage(NamedTuple):
     """Who asked."""
     live: Moment
     """What was live when it failed."""
+    reserved_bytes: int
+    """What the allocator held of the driver then."""
     largest_free_bytes: int
-    """Largest free block: the largest request that would have been served from the cache."""
+    """Largest free block then: the largest request that would have been served from the cache."""
     free_bytes: int
-    """Free inside the allocator's segments, in pieces."""
+    """Free inside the allocator's segments then, in pieces."""
+    is_limited: bool
+    """Whether the driver had enough: the process was held to a limit of its own."""
+    capacity_bytes: int
+    """What the allocator could reserve in all; under a limit, the most it is known to have had."""
+    capacity_below_bytes: int
+    """What it could not reserve: under a limit, the limit lies below."""
+    fits_bytes: int
+    """The largest request that would have been served, from the cache or the driver."""
     lacking_bytes: int
-    """How much less would have had to be asked, or be live, for the request to fit."""
+    """How much less would have had to be asked, or be live, for the request to fit (at most)."""
     frees_enough: tuple[str, ...]
     """Live lines that, given back, would each or together have made room, largest first."""
     would_fit_unfragmented: bool
     """Whether all free memory in one piece would have done."""
+    scaling_bytes: int
+    """Live activations and temporary memory, with the request: what a smaller batch makes less."""
+    fitting_share: float | None
+    """Share of those that would have fitted beside the rest; None where all would."""
 
 
-def shortages(known: Sorted, live: Live) -> tuple[Shortage, ...]:
+def shortages(known: Sorted, live: Live, replayed: Replay) -> tuple[Shortage, ...]:
     """Explain every failed request of one device."""
     events = known.snapshot.events
     rows = np.flatnonzero((events.action == OOM) & (events.device == live.device))
-    return tuple(_shortage(known, live, int(row)) for row in rows[:_MOST])
+    return tuple(_shortage(known, live, replayed, int(row)) for row in rows[:_MOST])
 
 
-def _shortage(known: Sorted, live: Live, event: int) -> Shortage:
+def _shortage(known: Sorted, live: Live, replayed: Replay, event: int) -> Shortage:
     snapshot = known.snapshot
     events = snapshot.events
     before = int(np.searchsorted(live.event, event)) - 1
@@ -52,25 +71,63 @@ def _shortage(known: Sorted, live: Live, event: int) -> Shortage:
     last = int(live.event[before]) if before >= 0 else NEVER
     then = moment(known, live.device, last, in_use)
     asked, free_there = int(events.size_bytes[event]), int(events.address[event])
-    pieces = fragmentation(snapshot, live.device)
-    free = pieces.cached_bytes + pieces.stranded_bytes
-    lacking = max(0, asked - max(free_there, pieces.largest_free_bytes))
-    enough, room = [], 0
-    for source in then.sources:
-        if room >= lacking:
-            break
-        if source.line != "no stack":
-            enough.append(source.line)
-            room += source.size_bytes
+    room = replayed.failures.get(event)
+    if room is None or not replayed.is_exact:
+        room = _room_now(known, live.device)
+    is_limited = free_there >= segment_bytes(asked)
+    capacity = room.reserved_bytes + free_there
+    below = capacity + 1
+    if is_limited:
+        capacity = max(room.peak_reserved_bytes, room.reserved_bytes)
+        below = room.reserved_bytes + segment_bytes(asked)
+    fits = max(capacity - room.reserved_bytes, room.largest_free_bytes)
+    lacking = max(0, asked - fits)
+    would_fit = room.reserved_bytes - room.free_bytes + asked <= capacity
+    scaling = asked + sum(size for name, size in then.by_category if name in _SCALING)
+    rest = max(0, in_use + asked - scaling)
     return Shortage(
         asked,
         free_there,
         int(events.time_us[event]),
-        user_line(snapshot.stack(int(events.stack[event]))) or "no stack",
+        user_line(snapshot.stack(int(events.stack[event]))) or NO_STACK,
         then,
-        pieces.largest_free_bytes,
-        free,
+        room.reserved_bytes,
+        room.largest_free_bytes,
+        room.free_bytes,
+        is_limited,
+        capacity,
+        below,
+        fits,
         lacking,
-        tuple(enough),
-        free + free_there >= asked,
+        _makes_room(then, lacking),
+        would_fit,
+        scaling,
+        None if would_fit or scaling <= 0 else max(0.0, min(1.0, (capacity - rest) / scaling)),
     )
+
+
+def segment_bytes(asked: int) -> int:
+    """Return what the allocator asks of the driver for a request (`get_allocation_size` there)."""
+    if asked <= 1 << 20:
+        return _GRAIN
+    return _LARGE_SEGMENT if asked < 10 << 20 else -(-asked // _GRAIN) * _GRAIN
+
+
+def _room_now(known: Sorted, device: int) -> Room:
+    """Stand in for the moment of the failure where it cannot be replayed: the end."""
+    pieces = fragmentation(known.snapshot, device)
+    segments = known.snapshot.segments
+    reserved = int(segments.total_bytes[segments.device == device].sum())
+    free = pieces.cached_bytes + pieces.stranded_bytes
+    return Room(reserved, reserved, free, pieces.largest_free_bytes)
+
+
+def _makes_room(then: Moment, lacking: int) -> tuple[str, ...]:
+    enough, room = [], 0
+    for source in then.sources:
+        if room >= lacking:
+            break
+        if source.line != NO_STACK:
+            enough.append(source.line)
+            room += source.size_bytes
+    return tuple(enough)

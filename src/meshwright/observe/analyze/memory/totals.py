@@ -5,6 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from meshwright.observe.analyze.memory.lifetimes import NEVER, Lifetimes, Live
+from meshwright.observe.analyze.memory.replay import Replay
 from meshwright.timeline.readers.memory_snapshot import (
     ALLOC,
     FREE_COMPLETED,
@@ -29,6 +30,10 @@ class Totals(NamedTuple):
     frees: int
     live_at_start_bytes: int
     peak_live_bytes: int
+    """Of the requested sizes, by the events alone."""
+    peak_allocated_bytes: int
+    """Of whole blocks, by replay: what `torch.cuda.max_memory_allocated()` tells."""
+    peak_reserved_bytes: int
     live_end_bytes: int
     never_freed: int
     never_freed_bytes: int
@@ -53,8 +58,8 @@ class Fragmentation(NamedTuple):
     """Whether the snapshot was taken with expandable segments."""
 
 
-def totals(snapshot: Snapshot, lives: Lifetimes, live: Live) -> Totals:
-    """Sum up one device."""
+def totals(snapshot: Snapshot, lives: Lifetimes, live: Live, replayed: Replay) -> Totals:
+    """Sum up one device; where events do not fit the segments, peaks are those of the events."""
     segments, blocks, events = snapshot.segments, snapshot.blocks, snapshot.events
     here = segments.device == live.device
     own = here[blocks.segment]
@@ -64,10 +69,12 @@ def totals(snapshot: Snapshot, lives: Lifetimes, live: Live) -> Totals:
     kept = (lives.end == NEVER) & (lives.device == live.device)
     # An address given out twice without a free in between was lost once: its last owner counts.
     kept &= _last_of_address(lives)
+    exact = replayed.is_exact
+    reserved = int(segments.total_bytes[here].sum())
     return Totals(
         segments=int(here.sum()),
         blocks=int(own.sum()),
-        reserved_bytes=int(segments.total_bytes[here].sum()),
+        reserved_bytes=reserved,
         active_bytes=int(segments.active_bytes[here].sum()),
         allocated_bytes=int(segments.allocated_bytes[here].sum()),
         requested_bytes=int(segments.requested_bytes[here].sum()),
@@ -78,6 +85,8 @@ def totals(snapshot: Snapshot, lives: Lifetimes, live: Live) -> Totals:
         frees=int((mine & (events.action == FREE_COMPLETED)).sum()),
         live_at_start_bytes=live.at_start_bytes,
         peak_live_bytes=live.peak_bytes,
+        peak_allocated_bytes=replayed.peak_allocated_bytes if exact else live.peak_bytes,
+        peak_reserved_bytes=replayed.peak_reserved_bytes if exact else reserved,
         live_end_bytes=int(last),
         never_freed=int(kept.sum()),
         never_freed_bytes=int(lives.size_bytes[kept].sum()),

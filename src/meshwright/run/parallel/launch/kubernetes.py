@@ -5,7 +5,7 @@ first, which a headless service gives it: JobSet and the operator make that serv
 """
 
 import re
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import yaml
@@ -22,6 +22,8 @@ _OPERATOR_PORT = 23456
 _LONGEST_NAME = 40
 """A pod's host name has 63 letters at most, and has the job's name in it."""
 _QUANTITY = re.compile(r"\d+(\.\d+)?(m|[kMGTP]i?)?")
+_CONFIG = "/etc/meshwright"
+"""Folder of the job file in a pod."""
 _ENDING_S = 300
 """How long a pod that is asked to end may save."""
 
@@ -78,16 +80,50 @@ class KubernetesOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         bounds.require()
 
 
-def manifest(start: Start, options: KubernetesOptions) -> str:
-    """Write the manifest that kubectl applies."""
+class ConfigFile(NamedTuple):
+    """A small file that pods are given along with the manifest."""
+
+    name: str
+    text: str
+
+    @property
+    def path(self) -> str:
+        """Where pods have it."""
+        return f"{_CONFIG}/{self.name}"
+
+
+def manifest(start: Start, options: KubernetesOptions, config: ConfigFile | None = None) -> str:
+    """Write the manifest that kubectl applies; pods are given `config` in a volume."""
     make = _jobset if options.kind == "jobset" else _pytorchjob
-    body = yaml.safe_dump(make(start, options), sort_keys=False, width=10_000)
+    parts = [make(start, options, config)]
+    if config is not None:
+        data = {config.name: config.text}
+        named = _metadata(_config_name(start), options)
+        parts.insert(0, {"apiVersion": "v1", "kind": "ConfigMap", "metadata": named, "data": data})
+    dumped = (yaml.dump(part, Dumper=_Dumper, sort_keys=False, width=10_000) for part in parts)
+    body = "---\n".join(dumped)
     about = f" from {start.source}" if start.source else ""
     why = "".join(f"#   {one.name}: {one.why}\n" for one in _settings(start, options))
     return (
         f"# Written by mw launch k8s{about}: {start.shape}.\n"
         f"# kubectl apply -f FILE starts it; its variables:\n{why}{body}"
     )
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes text of several lines as such."""
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    style = "|" if "\n" in text else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _text)
+
+
+def _config_name(start: Start) -> str:
+    return f"{job_name(start.name)}-job"
 
 
 def job_name(text: str) -> str:
@@ -100,7 +136,7 @@ def job_name(text: str) -> str:
     return name
 
 
-def _jobset(start: Start, options: KubernetesOptions) -> dict[str, Any]:
+def _jobset(start: Start, options: KubernetesOptions, config: ConfigFile | None) -> dict[str, Any]:
     name = job_name(start.name)
     words = start.torchrun(
         # What stands as $(NAME) Kubernetes fills in.
@@ -114,7 +150,9 @@ def _jobset(start: Start, options: KubernetesOptions) -> dict[str, Any]:
         "completions": start.shape.nodes,
         # One pod that fails ends all: the JobSet starts them again together.
         "backoffLimit": 0,
-        "template": {"spec": {"restartPolicy": "Never", **_pod(start, options, words, _PORT)}},
+        "template": {
+            "spec": {"restartPolicy": "Never", **_pod(start, options, words, _PORT, config)}
+        },
     }
     return {
         "apiVersion": "jobset.x-k8s.io/v1alpha2",
@@ -133,7 +171,9 @@ def _jobset(start: Start, options: KubernetesOptions) -> dict[str, Any]:
     }
 
 
-def _pytorchjob(start: Start, options: KubernetesOptions) -> dict[str, Any]:
+def _pytorchjob(
+    start: Start, options: KubernetesOptions, config: ConfigFile | None
+) -> dict[str, Any]:
     words = start.torchrun(
         # The operator numbers pods in RANK; torchrun gives each rank its own.
         "--node-rank=$(RANK)",
@@ -141,7 +181,7 @@ def _pytorchjob(start: Start, options: KubernetesOptions) -> dict[str, Any]:
         "--master-port=$(MASTER_PORT)",
     )
     # Each pod starts again by itself, where a JobSet starts all of them together.
-    pod = {"spec": _pod(start, options, words, _OPERATOR_PORT)}
+    pod = {"spec": _pod(start, options, words, _OPERATOR_PORT, config)}
     replicas = {"Master": {"replicas": 1, "restartPolicy": "OnFailure", "template": pod}}
     if start.shape.nodes > 1:
         others = start.shape.nodes - 1
@@ -173,7 +213,11 @@ def _settings(start: Start, options: KubernetesOptions) -> list[Any]:
 
 
 def _pod(
-    start: Start, options: KubernetesOptions, words: tuple[str, ...], port: int
+    start: Start,
+    options: KubernetesOptions,
+    words: tuple[str, ...],
+    port: int,
+    config: ConfigFile | None,
 ) -> dict[str, Any]:
     limits = {"cpu": options.cpus} if options.cpus else {}
     limits |= {"memory": options.memory} if options.memory else {}
@@ -189,6 +233,9 @@ def _pod(
         name = f"claim-{index}"
         volumes.append({"name": name, "persistentVolumeClaim": {"claimName": claim}})
         mounts.append({"name": name, "mountPath": folder})
+    if config is not None:
+        volumes.append({"name": "job", "configMap": {"name": _config_name(start)}})
+        mounts.append({"name": "job", "mountPath": _CONFIG})
     container: dict[str, Any] = {
         "name": "pytorch",
         "image": options.image,

@@ -1,5 +1,6 @@
 """`verify`: one step of a small model under several layouts, each held against one device."""
 
+import math
 import pickle
 import time
 from collections.abc import Sequence
@@ -87,16 +88,24 @@ def _warm_up(asked: Asked) -> None:
 
 
 def baseline(asked: Asked, precision: Precision) -> Baseline:
-    """Run the step on one device, in float32 and in a format; both at once where it is float32."""
+    """Run the step on one device, in float32 and in a format; both at once where it is float32.
+
+    Raises:
+        InputError: the format cannot hold the gradients of one device (fp16 may overflow).
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as ranks do, so that one device adds up in the same order
     try:
         wanted = run_step(asked, Layout(microbatch=asked.sequences, precision="fp32"))
         if precision == "fp32":
             return Baseline(wanted, wanted)
-        return Baseline(wanted, run_step(asked, Layout(precision=precision)))
+        alone = run_step(asked, Layout(precision=precision))
     finally:
         torch.set_num_threads(threads)
+    if not math.isfinite(alone.norm):
+        what = f"gradients of one device are not finite in {precision}: there is nothing to compare"
+        raise InputError([Problem("precision", what, "use bf16 or fp32")])
+    return Baseline(wanted, alone)
 
 
 def _compared(asked: Asked, layout: Layout, told: bytes, meddle: Meddle | None) -> list[Deviation]:

@@ -4,7 +4,7 @@ Ranks of a pipeline ask for different tensors, and ranks that share one for diff
 whether everything saved is asked for can be told only from what all of them ask for.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -13,9 +13,10 @@ from meshwright.run.nn.placed import Placed
 from meshwright.run.train.checkpoint.boxes import Extent, apart, common
 from meshwright.run.train.checkpoint.dealing import coverage
 from meshwright.run.train.checkpoint.fetch import Place, Read
-from meshwright.run.train.checkpoint.given import MARK
+from meshwright.run.train.checkpoint.given import MARK, ORDER
 from meshwright.run.train.checkpoint.image import TORCH_DTYPES
 from meshwright.run.train.checkpoint.peers import Peers
+from meshwright.run.train.checkpoint.recoding import Recoding
 from meshwright.run.train.checkpoint.record import Record
 
 Asked = dict[str, tuple[Extent, ...]]
@@ -23,15 +24,22 @@ Asked = dict[str, tuple[Extent, ...]]
 
 _BLOCKS = Problem(
     "8-bit moments",
-    "their scales are for blocks of a rank's own elements, and were saved under another layout",
-    "load under the layout of the save, or train with moments of another precision",
+    "they were saved under another layout, by a version that did not note what shares a scale",
+    "load under the layout of the save, and save anew",
 )
 
 
 def asked_wrongly(
-    record: Record, placed: Mapping[str, Placed], everything: bool, peers: Peers
+    record: Record,
+    placed: Mapping[str, Placed],
+    anew: Sequence[Recoding],
+    everything: bool,
+    peers: Peers,
 ) -> list[Problem]:
-    """Say what of all ranks' tensors does not fit; with `everything`, also what nobody asks for."""
+    """Say what of all ranks' tensors does not fit; with `everything`, also what nobody asks for.
+
+    `anew` has the codes whose scales are made here, of those saved.
+    """
 
     def mine() -> tuple[list[Problem], Asked]:
         asked: Asked = {}
@@ -41,6 +49,9 @@ def asked_wrongly(
                 asked[name] = tuple(Extent(part.offsets, part.sizes) for part in each.parts)
             elif saved is not None:  # told already, once
                 asked[name] = (Extent((0,) * len(saved.shape), saved.shape),)
+        for source in (source for each in anew for source in each.sources) if everything else ():
+            shape = record.tensors[source.name].shape
+            asked[source.name] = (Extent((0,) * len(shape), shape),)
         return list(_misfits(record, placed)), asked
 
     def together(ranks: list[tuple[list[Problem], Asked]]) -> list[Problem]:
@@ -82,6 +93,8 @@ def _left(record: Record, ranks: list[Asked]) -> Iterator[Problem]:
     """Say which tensors, or parts of them, no rank asks for."""
     fix = 'use leftover="leave"'
     for name, saved in record.tensors.items():
+        if name.startswith(ORDER):
+            continue
         asking = [asked[name] for asked in ranks if name in asked]
         if not asking:
             yield Problem(name, "it was saved, and nothing asks for it", fix)

@@ -6,9 +6,9 @@
     checkpoints.close()  # waits for the last save
 
 Tensors are whole, `DTensor`, or `Placed`: parts of a whole, wherever they lie. What was saved under
-one layout loads under any other; only `Fixed` ones need the same. With several processes every one
-of them makes each call, with the tensors it has, on storage that all share; the `extra` of the
-first rank is kept.
+one layout loads under any other; codes whose `BlockScales` are for other elements there are coded
+anew. With several processes every one of them makes each call, with the tensors it has, on storage
+that all share; the `extra` of the first rank is kept.
 """
 
 import time
@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 from meshwright.errors import Problem
+from meshwright.run.parallel.mesh import Mesh
 from meshwright.run.train.checkpoint.disk import Disk
 from meshwright.run.train.checkpoint.folder import Folder, Found, is_sound
 from meshwright.run.train.checkpoint.given import Tensors
@@ -55,11 +56,15 @@ class Checkpoints:
         settings: CheckpointSettings | None = None,
         *,
         disk: Disk | None = None,
+        mesh: Mesh | None = None,
     ) -> None:
-        """Look at a folder, which need not exist; all processes of a run call this together."""
+        """Look at a folder, which need not exist; all processes of a run call this together.
+
+        The alarm of a `mesh` ends all of them where one does not come to a save or load.
+        """
         self.settings = settings = settings or CheckpointSettings()
         self._folder = Folder(Path(folder), disk or Disk())
-        self._peers = Peers()
+        self._peers = Peers(mesh)
         self._planner = Planner(self._peers)
         limit_bytes = settings.staging_bytes
         if not settings.asynchronous:

@@ -6,15 +6,33 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from meshwright.errors import InputError, Problem
-from meshwright.run.nn.placed import Fixed, Part, Placed
+from meshwright.run.nn.placed import BlockScales, Part, Placed
 from meshwright.run.train.checkpoint.image import dtype_name
 
-Given = torch.Tensor | Placed | Fixed
-"""A whole tensor, a `DTensor`, a part of a whole, or one that only the same layout can use."""
+Given = torch.Tensor | Placed | BlockScales
+"""A whole tensor, a `DTensor`, a part of a whole, or scales of the blocks of one."""
 Tensors = Mapping[str, Given]
 
 MARK = "@"
-"""Stands between the name of a `Fixed` tensor and its mark."""
+"""Stands between the name of some `BlockScales` and their mark."""
+ORDER = f"order{MARK}"
+"""Before a mark, the name of a tensor with the boxes that the mark stands for."""
+
+
+def to_save(tensors: Tensors) -> dict[str, Placed]:
+    """Return what is written of tensors: themselves, and which elements share their scales."""
+    marked = {
+        f"{ORDER}{each.mark}": each
+        for each in tensors.values()
+        if isinstance(each, BlockScales) and each.mark
+    }
+    orders = {
+        name: Placed.all_of(
+            torch.tensor(each.runs, dtype=torch.int64).view(len(each.runs), 2, len(each.whole))
+        )
+        for name, each in marked.items()
+    }
+    return placed_all(tensors) | orders
 
 
 def placed_all(tensors: Tensors) -> dict[str, Placed]:
@@ -24,8 +42,8 @@ def placed_all(tensors: Tensors) -> dict[str, Placed]:
         match given:
             case Placed():
                 found[name] = given
-            case Fixed():
-                found[_marked(name, given)] = Placed.all_of(given.tensor)
+            case BlockScales():
+                found[marked(name, given)] = Placed.all_of(given.tensor)
             case DTensor():
                 found[name] = _of_distributed(given)
             case _:
@@ -33,8 +51,9 @@ def placed_all(tensors: Tensors) -> dict[str, Placed]:
     return found
 
 
-def _marked(name: str, fixed: Fixed) -> str:
-    return f"{name}{MARK}{fixed.mark}" if fixed.mark else name
+def marked(name: str, scales: BlockScales) -> str:
+    """Return the name that scales are saved by."""
+    return f"{name}{MARK}{scales.mark}" if scales.mark else name
 
 
 def _of_distributed(tensor: DTensor) -> Placed:
@@ -51,7 +70,7 @@ def unfit(tensors: Mapping[str, object]) -> list[Problem]:
     """Say which of them cannot be saved."""
     problems = []
     for name, given in tensors.items():
-        tensor = given.tensor if isinstance(given, Placed | Fixed) else given
+        tensor = given.tensor if isinstance(given, Placed | BlockScales) else given
         if not isinstance(tensor, torch.Tensor):
             what, fix = f"a {type(tensor).__name__} is no tensor", "put it into `extra`"
             problems.append(Problem(name, what, fix))

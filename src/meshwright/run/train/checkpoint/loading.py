@@ -14,6 +14,7 @@ from meshwright.run.train.checkpoint.fetch import fetch
 from meshwright.run.train.checkpoint.folder import Folder, Found, read_record
 from meshwright.run.train.checkpoint.given import Tensors, placed_all
 from meshwright.run.train.checkpoint.peers import Peers
+from meshwright.run.train.checkpoint.recoding import recode, recodings
 from meshwright.run.train.checkpoint.record import decode_extra
 from meshwright.run.train.checkpoint.settings import CheckpointSettings
 from meshwright.run.train.checkpoint.verify import verify_files
@@ -59,10 +60,16 @@ def load_into(
     """Read a checkpoint into tensors that fit it; anything else is refused before it starts."""
     record = read_record(found.path)
     placed = placed_all(into)
-    problems = asked_wrongly(record, placed, leftover == "refuse", peers)
+    anew = recodings(record, found.path, into, placed)
+    for each in anew:
+        del placed[each.name]
+    problems = asked_wrongly(record, placed, anew, leftover == "refuse", peers)
     if problems:
         raise InputError(problems)
-    fetch(found.path, list(reads_of(record, placed)), settings.threads)
+    with peers.reading(sum(each.tensor.nbytes for each in placed.values())):
+        fetch(found.path, list(reads_of(record, placed)), settings.threads)
+        for each in anew:
+            recode(record, found.path, each, settings.threads)
     return Loaded(record.step, decode_extra(record), found)
 
 
@@ -76,7 +83,9 @@ def _damage(found: Found, peers: Peers, settings: CheckpointSettings) -> list[Pr
             return list(error.problems)
         if settings.verify == "sizes":
             return []
-        return verify_files(found.path, record.files[peers.rank :: peers.ranks], settings.threads)
+        files = record.files[peers.rank :: peers.ranks]
+        with peers.reading(sum(file.data_bytes for file in files)):
+            return verify_files(found.path, files, settings.threads)
 
     return peers.pool(share)
 

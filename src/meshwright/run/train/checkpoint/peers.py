@@ -1,21 +1,39 @@
 """`Peers`: the processes that save and load together, and how they agree.
 
 A failure of one is a failure of all: nobody waits for a rank that gave up. The group is one of
-its own, because a save talks in the background while training uses the others. What ranks send
-each other is pickled, as in all of torch's object collectives: it comes from processes of the
-same job and never from a disk.
+its own, because a save talks in the background while training uses the others; it is written down
+in the mesh's journal for such, where the alarm sees who keeps whom waiting. Whoever reads or writes
+much announces that, so that others are patient. What ranks send each other is pickled: it comes
+from processes of the same job and never from a disk.
 """
 
-from collections.abc import Callable
+import pickle
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from datetime import timedelta
 from itertools import chain
 from typing import Any, NamedTuple, TypeVar, cast
 
+import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from meshwright.errors import MeshwrightError
+from meshwright.run.parallel.group import Group
+from meshwright.run.parallel.journal import Journal
+from meshwright.run.parallel.mesh import Mesh
 
 T = TypeVar("T")
 R = TypeVar("R")
+
+GROUP = "checkpoint"
+"""What the group is called in journals."""
+SLOWEST_BYTES_PER_S = 20e6
+"""A disk below this rate counts as stuck: a tenth of what one hard disk writes."""
+_OPENING_S = 120.0
+"""What a file system may take besides, to open, sync, rename and delete."""
+_WATCHED = timedelta(days=1)
+"""Where an alarm watches, torch's own time limit shall not end a long save before it."""
 
 
 class PeerFailed(MeshwrightError):
@@ -30,18 +48,41 @@ class _Fault(NamedTuple):
 class Peers:
     """One process alone, or all processes of the default group."""
 
-    def __init__(self) -> None:
-        """Join the others; where there are several processes, all of them call this together."""
-        self._group: dist.ProcessGroup | None = None
+    def __init__(self, mesh: Mesh | None = None) -> None:
+        """Join the others; where there are several processes, all of them call this together.
+
+        The journals of a `mesh` are those that its alarm reads.
+        """
+        self._group: Group | None = None
         self.rank, self.ranks = 0, 1
+        self._training, self._aside = (
+            (Journal(), Journal()) if mesh is None else (mesh.journal, mesh.aside)
+        )
         if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-            self._group = dist.new_group(backend="gloo")
             self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
+            self._group = self._joined(None if mesh is None else _WATCHED)
+
+    def _joined(self, timeout: timedelta | None) -> Group:
+        everyone = tuple(range(self.ranks))
+        self._aside.enrol(GROUP, everyone)
+        entry = self._aside.note(GROUP, "meeting", torch.empty(0))
+        since_ns = self._aside.enter(entry)
+        handle = dist.new_group(backend="gloo", timeout=timeout)
+        self._aside.leave(entry, since_ns)
+        return Group(GROUP, everyone, self.rank, handle, self._aside)
 
     @property
     def first(self) -> bool:
         """Whether this is the rank that decides and commits."""
         return self.rank == 0
+
+    def writing(self, data_bytes: int) -> AbstractContextManager[None]:
+        """Announce that this rank writes so much, beside training."""
+        return self._aside.excused("writes a checkpoint", _most_s(data_bytes))
+
+    def reading(self, data_bytes: int) -> AbstractContextManager[None]:
+        """Announce that this rank reads so much, before it trains on."""
+        return self._training.excused("reads a checkpoint", _most_s(data_bytes))
 
     def combine(self, work: Callable[[], T], on_first: Callable[[list[T]], R]) -> R:
         """Do the work on every rank, then the rest on the first; all get what it returns."""
@@ -61,8 +102,7 @@ class Peers:
         """Do the work on every rank, then the rest on the first; each gets its item of that."""
         if self._group is None:
             return on_first([work()])[0]
-        gathered: list[Any] | None = [None] * self.ranks if self.first else None
-        dist.gather_object(self._attempt(work), gathered, dst=0, group=self._group)
+        gathered = self._gathered(self._attempt(work))
         dealt: list[Any] | None = None
         if gathered is not None:
             faults = [item for item in gathered if isinstance(item, _Fault)]
@@ -70,11 +110,35 @@ class Peers:
             if isinstance(answer, _Fault):
                 answer = faults = [answer]
             dealt = [faults] * self.ranks if faults else answer
-        mine: list[Any] = [None]
-        dist.scatter_object_list(mine, dealt, src=0, group=self._group)
-        if isinstance(mine[0], list) and mine[0] and isinstance(mine[0][0], _Fault):
-            raise PeerFailed("\n".join(f"rank {rank}: {text}" for rank, text in mine[0]))
-        return cast(R, mine[0])
+        mine = self._dealt(dealt)
+        if isinstance(mine, list) and mine and isinstance(mine[0], _Fault):
+            raise PeerFailed("\n".join(f"rank {rank}: {text}" for rank, text in mine))
+        return cast(R, mine)
+
+    def _gathered(self, item: Any) -> list[Any] | None:
+        """Bring an item of every rank to the first."""
+        assert self._group is not None
+        sent, nobody = _packed(item), [0] * self.ranks
+        sizes = self._together(self._group.all_gather, torch.tensor([len(sent)])).tolist()
+        given = (sent, [len(sent), *nobody[1:]], sizes if self.first else nobody)
+        came = self._together(self._group.all_to_all, *given)
+        return [_unpacked(each) for each in torch.split(came, sizes)] if self.first else None
+
+    def _dealt(self, items: Sequence[Any] | None) -> Any:
+        """Bring each rank its item from the first."""
+        assert self._group is not None
+        packed, nobody = [_packed(item) for item in items or ()], [0] * self.ranks
+        said = torch.tensor([len(each) for each in packed] or nobody)
+        sizes = self._together(self._group.broadcast, said).tolist()
+        sent = torch.cat(packed) if packed else torch.empty(0, dtype=torch.uint8)
+        given = (sent, sizes if self.first else nobody, [sizes[self.rank], *nobody[1:]])
+        return _unpacked(self._together(self._group.all_to_all, *given))
+
+    def _together(self, collective: Callable[..., Tensor], *given: Any) -> Tensor:
+        try:
+            return collective(*given)
+        except RuntimeError as error:
+            raise PeerFailed(f"another rank is gone: {error}") from error
 
     def _attempt(self, work: Callable[[], T]) -> T | _Fault:
         try:
@@ -85,5 +149,17 @@ class Peers:
     def leave(self) -> None:
         """Give the group back."""
         if self._group is not None:
-            dist.destroy_process_group(self._group)
+            dist.destroy_process_group(self._group.handle)
             self._group = None
+
+
+def _most_s(data_bytes: int) -> float:
+    return _OPENING_S + data_bytes / SLOWEST_BYTES_PER_S
+
+
+def _packed(item: Any) -> Tensor:
+    return torch.frombuffer(bytearray(pickle.dumps(item)), dtype=torch.uint8)
+
+
+def _unpacked(packed: Tensor) -> Any:
+    return pickle.loads(packed.numpy().tobytes())

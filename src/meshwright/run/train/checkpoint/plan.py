@@ -13,7 +13,7 @@ from meshwright.errors import InputError, Problem
 from meshwright.run.nn.placed import Placed
 from meshwright.run.train.checkpoint.boxes import Extent
 from meshwright.run.train.checkpoint.dealing import Claim, Claims, deal_out
-from meshwright.run.train.checkpoint.given import Tensors, placed_all, unfit
+from meshwright.run.train.checkpoint.given import Tensors, to_save, unfit
 from meshwright.run.train.checkpoint.image import Box, FileImage, dtype_name, lay_out
 from meshwright.run.train.checkpoint.peers import Peers
 from meshwright.run.train.checkpoint.record import SavedChunk, SavedTensor
@@ -52,7 +52,7 @@ class Planner:
         Problems that some rank already found, or finds here, are raised on every rank.
         """
         mine = [*problems, *unfit(tensors)]
-        self._placed = {} if mine else placed_all(tensors)
+        self._placed = {} if mine else to_save(tensors)
         seen = tuple(
             (name, each.tensor.dtype, each.whole, each.parts) for name, each in self._placed.items()
         )

@@ -115,14 +115,15 @@ class Writing:
     def _lead(self) -> None:
         partial: Path | None = None
         try:
-            serial, partial = self._peers.combine(
-                lambda: None, lambda _: self._folder.open_partial(self.step)
-            )
-            opened = partial
-            self._found = self._peers.combine(
-                lambda: self._write(opened),
-                lambda files: self._commit(opened, serial, files),
-            )
+            with self._peers.writing(self._planned.image.data_bytes):
+                serial, partial = self._peers.combine(
+                    lambda: None, lambda _: self._folder.open_partial(self.step)
+                )
+                opened = partial
+                self._found = self._peers.combine(
+                    lambda: self._write(opened),
+                    lambda files: self._commit(opened, serial, files),
+                )
         except BaseException as error:  # noqa: BLE001 - the next save or wait raises it
             self._fail(error)
             self._abandon(partial)

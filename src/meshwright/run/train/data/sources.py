@@ -8,7 +8,7 @@ from meshwright.run.train.data.corpus import Corpus
 from meshwright.run.train.data.fingerprint import fingerprint
 from meshwright.run.train.data.lock import alone
 from meshwright.run.train.data.megatron import check_megatron, open_megatron, pair_of
-from meshwright.run.train.data.settings import DataSettings
+from meshwright.run.train.data.settings import DataSettings, as_sources
 from meshwright.run.train.data.shards import check_shards, is_shards, open_shards
 from meshwright.run.train.data.standard import is_standard
 from meshwright.run.train.data.text import list_files
@@ -46,18 +46,34 @@ def _no_corpus(path: str) -> Problem:
     return Problem(path, what, "name what mw data tokenize wrote")
 
 
-def open_source(path: str, settings: DataSettings) -> Corpus:
-    """Open a source of a run."""
-    place = Path(path)
-    if is_shards(place) or pair_of(place) is not None or not _is_text(path):
-        return open_corpus(path)
+def source_problems(settings: DataSettings) -> list[Problem]:
+    """Return which sources of a run are not there, or text that nothing tokenises; opens none."""
+    given = as_sources((*settings.sources, *settings.validation_sources))
+    found = (_refusal(source.path, settings) for source in given)
+    return list(dict.fromkeys(problem for problem in found if problem is not None))
+
+
+def _refusal(path: str, settings: DataSettings) -> Problem | None:
+    if _is_tokenised(path):
+        return None
+    if not is_standard(path) and not Path(path).exists():
+        return _no_corpus(path)
     if not settings.cache:
         problem = _no_corpus(path)
-        fix = f"set data.cache to tokenise it there, or: {problem.fix}"
-        raise InputError([problem._replace(fix=fix)])
+        return problem._replace(fix=f"set data.cache to tokenise it there, or: {problem.fix}")
     if not settings.tokenizer:
         fix = "set data.tokenizer to bytes, or to a tokenizer's JSON file"
-        raise InputError([Problem(path, "is text, and no tokenizer is named", fix)])
+        return Problem(path, "is text, and no tokenizer is named", fix)
+    return None
+
+
+def open_source(path: str, settings: DataSettings) -> Corpus:
+    """Open a source of a run."""
+    refusal = _refusal(path, settings)
+    if refusal is not None:
+        raise InputError([refusal])
+    if _is_tokenised(path):
+        return open_corpus(path)
     tokenizer = open_tokenizer(settings.tokenizer)
     name = fingerprint(path, _state(path), tokenizer.vocabulary.digest, settings.field)
     out = Path(settings.cache) / f"tokens-{name[:16]}"
@@ -78,8 +94,8 @@ def plan_folder(path: str, settings: DataSettings) -> Path | None:
     return None if pair is None else pair.documents.with_suffix(".plans")
 
 
-def _is_text(path: str) -> bool:
-    return is_standard(path) or Path(path).exists()
+def _is_tokenised(path: str) -> bool:
+    return is_shards(Path(path)) or pair_of(Path(path)) is not None
 
 
 def _state(path: str) -> str:

@@ -45,7 +45,7 @@ class WeightAverage:
                 keys=tuple(tensor_key(f"average.{each.name}", seed) for each in weights),
                 shares=(1.0,) * len(values),
                 decays=(0.0,) * len(values),
-                origins=tuple(each.origin for each in weights),
+                places=tuple(each.places for each in weights),
             )
             self._updates.append((FusedUpdate(tensors, rule, backend=backend), list(values)))
 
@@ -71,7 +71,7 @@ class WeightAverage:
 
 
 def _by_type(states: Sequence[ParameterState]) -> list[list[ParameterState]]:
-    alike: dict[torch.dtype, list[ParameterState]] = {}
+    alike: dict[tuple[torch.dtype, bool], list[ParameterState]] = {}
     for each in states:
-        alike.setdefault(each.weight.dtype, []).append(each)
+        alike.setdefault((each.weight.dtype, each.places.is_run), []).append(each)
     return list(alike.values())

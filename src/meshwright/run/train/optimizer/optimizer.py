@@ -245,7 +245,8 @@ class Optimizer:
         alike: dict[tuple[object, ...], list[ParameterState]] = {}
         for name, kind in named:
             state = self.states[name]
-            key = (state.treatment.by_muon, state.parameter.dtype, kind)
+            # Parts with gaps go by themselves: looking up where their elements stand takes longer.
+            key = (state.treatment.by_muon, state.parameter.dtype, kind, state.places.is_run)
             alike.setdefault(key, []).append(state)
         buckets = tuple(
             _bucket(states, self.rules, self.seed, self._backend) for states in alike.values()

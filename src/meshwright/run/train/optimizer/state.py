@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 
 from meshwright.run.kernels.optimizer_tensors import Moment, OptimizerTensors, new_moment
+from meshwright.run.kernels.places import Places
 from meshwright.run.kernels.stochastic_rounding import tensor_key
 from meshwright.run.train.optimizer.groups import Treatment
 from meshwright.run.train.optimizer.precision import StateFormats
@@ -52,9 +53,9 @@ class ParameterState(NamedTuple):
         return self.parameter.detach() if self.master is None else self.master
 
     @property
-    def origin(self) -> int:
-        """Where its first element stands in the whole parameter, of which it may be a part."""
-        found: int = getattr(self.parameter, "origin", 0)
+    def places(self) -> Places:
+        """Where its elements stand in the whole parameter, of which it may be a part."""
+        found: Places = getattr(self.parameter, "places", Places())
         return found
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -82,6 +83,5 @@ def listed(states: Sequence[ParameterState], moments: int, seed: int) -> Optimiz
         keys=tuple(tensor_key(each.name, seed) for each in states),
         shares=tuple(each.treatment.lr_share for each in states),
         decays=tuple(each.treatment.decay for each in states),
-        # Where a part begins in its parameter, for those that have one of it (`shards`).
-        origins=tuple(each.origin for each in states),
+        places=tuple(each.places for each in states),
     )

@@ -5,12 +5,13 @@ nothing else is played by torch's fake process group: its collectives cost nothi
 that what remains is compute. As many processes do so at once as ranks will run, one thread each:
 what they take from each other's memory bandwidth is in the figures.
 
-Passes run as in a step: two microbatches under way, gradients added up, then an update.
+Passes run as in a step: two microbatches under way, gradients added up, then an update. A step is
+their sum, so the mean counts.
 """
 
 from collections.abc import Callable, Iterable, Mapping
 from itertools import groupby
-from statistics import median
+from statistics import fmean, median
 from time import perf_counter
 from typing import NamedTuple
 
@@ -36,10 +37,10 @@ EMBEDDING, HEAD = "embedding", "head"
 SETTINGS = OptimizerSettings(lr=1e-4, schedule="constant", warmup_steps=0)
 """As short as updates come: nothing but AdamW and clipping."""
 _STAGES = 3
-_WARM = 2
+_WARM = 1
 """Rounds that are not timed."""
-_ROUND = 4
-"""Microbatches of a round."""
+_ROUND = 8
+"""Microbatches of a round; the first has no gradients to add to."""
 
 
 class Call(NamedTuple):
@@ -71,7 +72,7 @@ class PassTimed(NamedTuple):
     """One kind of pass over a part."""
 
     seconds: float
-    """Of compute: the median over all that were timed."""
+    """Of compute: the mean over all that were timed."""
     calls: tuple[Call, ...]
     """What it exchanges meanwhile."""
 
@@ -157,7 +158,7 @@ class _Player:
         self._calls: dict[str, tuple[Call, ...]] = {}
 
     def times(self, rounds: int) -> PartTimed:
-        """Run whole and split backwards in turn; return the middle of all times."""
+        """Run whole and split backwards in turn; return the mean of each, of updates the middle."""
         for number in range(_WARM + rounds):
             if number == _WARM:
                 for taken in self._taken.values():
@@ -165,7 +166,7 @@ class _Player:
             for split in (False, True):
                 self._round(split=split)
         found = {
-            op: PassTimed(median(self._taken[op]), self._calls[op]) for op in ("F", "B", "I", "W")
+            op: PassTimed(fmean(self._taken[op]), self._calls[op]) for op in ("F", "B", "I", "W")
         }
         held = sum(each.numel() for _, each in self._sync.named_parameters())
         passes = (found["F"], found["B"], found["I"], found["W"])

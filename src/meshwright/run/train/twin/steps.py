@@ -1,6 +1,5 @@
 """Training steps of a layout on this machine's processor, recorded as a timeline."""
 
-import os
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -18,6 +17,7 @@ from meshwright.run.train.spread_step import SpreadStep, make_spread
 from meshwright.run.train.stopping import quiet_collector
 from meshwright.run.train.twin.beside import Beside
 from meshwright.run.train.twin.exchanges import ExchangesTimed, time_exchanges
+from meshwright.run.train.twin.own_cores import keep_to_own_cores
 from meshwright.run.train.twin.pieces import SETTINGS, PartTimed, parts_of, time_part
 from meshwright.spec.layout import Layout
 from meshwright.spec.model import Model
@@ -55,13 +55,6 @@ class Recorded(NamedTuple):
     """Cores that others kept busy meanwhile, on the mean; None where that is not known."""
 
 
-def cores() -> int:
-    """Return how many cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def time_pieces(
     model: Model, layouts: list[Layout], ranks: int, *, length: int, rounds: int
 ) -> list[Timed]:
@@ -73,6 +66,7 @@ def time_pieces(
 
 
 def _pieces(model: Model, layouts: list[Layout], ranks: int, length: int, rounds: int) -> Timed:
+    keep_to_own_cores(dist.get_rank(), ranks)
     with quiet_collector():
         exchanges = time_exchanges(ranks)
         dist.barrier()
@@ -100,6 +94,7 @@ def record_steps(
 def _steps(model: Model, layout: Layout, shape: Shape, steps: int, folder: Path) -> float:
     """Run the steps of this rank; return what it took of its core."""
     mesh = Mesh(layout)
+    keep_to_own_cores(mesh.rank, layout.gpus)
     spread = make_spread(model, mesh)
     sync = make_sync(spread)
     optimizer = make_optimizer(

@@ -188,7 +188,7 @@ NOTED = {
     "--decoder-seq-length": "an encoder and a decoder",
     "--heterogeneous-layers-config-path": "sizes that differ from layer to layer",
     "--heterogeneous-layers-config-encoded-json": "sizes that differ from layer to layer",
-    "--moe-expert-capacity-factor": "dropped tokens",
+    "--moe-expert-capacity-factor": "dropped tokens (a job's experts.capacity_factor)",
     "--moe-expert-rank-capacity-factor": "dropped tokens",
     "--moe-pad-expert-input-to-capacity": "padded experts",
     "--enable-mhc-connections": "several residual streams",

@@ -1,0 +1,124 @@
+"""How each format is read, and the analyses that run over what was read."""
+
+import random
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from meshwright.errors import DamagedFile, InputError
+from meshwright.observe import notebook
+from meshwright.observe.analyze.hang import diagnose
+from meshwright.observe.analyze.memory import memory_report, timeline
+from meshwright.timeline import Timeline
+from meshwright.timeline.readers import kineto
+from meshwright.timeline.readers.execution_trace import read_execution_trace, timeline_of
+from meshwright.timeline.readers.flight_recorder import read_flight_recorder
+from meshwright.timeline.readers.kineto_roles import Detail
+from meshwright.timeline.readers.memory_snapshot import read_memory_snapshot
+from meshwright.timeline.readers.nccl_inspector import read_nccl_inspector
+from meshwright.timeline.readers.nccl_log import read_nccl_log
+from meshwright.timeline.readers.nccl_log import timeline_of as timeline_of_log
+from meshwright.timeline.readers.nsight import read_nsight
+from meshwright.timeline.readers.trace_formats import format_of
+from meshwright.timeline.readers.traces import read_trace
+from meshwright.timeline.schema import SPANS
+from meshwright.timeline.store import read
+
+ANALYSES: tuple[Callable[[Timeline], object], ...] = (
+    notebook.breakdown, notebook.overlap, notebook.idle, notebook.launches, notebook.mfu,
+    notebook.steps, notebook.kernels, notebook.roofline, notebook.collectives, notebook.stragglers,
+    notebook.critical_path, notebook.find,
+)  # fmt: skip
+_ANALYSED = 0.05
+"""Share of the timelines that go through all analyses."""
+_SIZES = (100, 700, 1 << 19)
+
+
+def _kineto(path: Path, rng: random.Random) -> None:
+    with path.open("rb") as file:
+        packed = file.read(2) == b"\x1f\x8b"
+    # Small buffers cut events everywhere; a bomb read by 100 bytes would only take its time.
+    vars(kineto)["BUFFER_BYTES"] = _SIZES[-1] if packed else rng.choice(_SIZES)
+    _through(lambda: kineto.read_kineto(path, detail=rng.choice(list(Detail))), rng)
+
+
+def _nsight(path: Path, rng: random.Random) -> None:
+    _through(lambda: read_nsight(path, detail=rng.choice(list(Detail))), rng)
+
+
+def _flight_recorder(path: Path, _: random.Random) -> None:
+    """Read it beside a sound dump, which always leaves something to judge."""
+    diagnose(read_flight_recorder([path, path.parent / "sound_rank_1"]))
+
+
+def _memory(path: Path, _: random.Random) -> None:
+    snapshot = read_memory_snapshot(path)
+    for each in memory_report(snapshot):
+        timeline(snapshot, each.live)
+
+
+def _execution_trace(path: Path, rng: random.Random) -> None:
+    graph = read_execution_trace(path)
+    with suppress(InputError):  # most have no times
+        _through(lambda: timeline_of(graph), rng)
+
+
+def _log(path: Path, rng: random.Random) -> None:
+    _through(lambda: timeline_of_log(read_nccl_log(path)), rng)
+
+
+def _inspector(path: Path, rng: random.Random) -> None:
+    _through(lambda: read_nccl_inspector(path), rng)
+
+
+def _parquet(path: Path, rng: random.Random) -> None:
+    folder = path.parent / "timeline"
+    folder.mkdir(exist_ok=True)
+    (folder / "rank-00000.parquet").write_bytes(path.read_bytes())
+    _through(lambda: read(folder), rng)
+
+
+def _any(path: Path, rng: random.Random) -> None:
+    """Let the format be told by the file's first bytes, as the commands do."""
+    found = format_of(path)
+    if found is not None and found.reader:
+        _through(lambda: read_trace(path), rng)
+
+
+READERS: dict[str, Callable[[Path, random.Random], None]] = {
+    "kineto": _kineto,
+    "kineto gz": _kineto,
+    "chrome": _kineto,
+    "nsight": _nsight,
+    "flight recorder": _flight_recorder,
+    "flight recorder JSON": _flight_recorder,
+    "memory snapshot": _memory,
+    "NCCL log": _log,
+    "NCCL inspector": _inspector,
+    "execution trace": _execution_trace,
+    "chakra": _execution_trace,
+    "parquet": _parquet,
+    "any": _any,
+}
+
+
+def _through(load: Callable[[], Timeline], rng: random.Random) -> None:
+    """Check what was read by the rules of a timeline, also what a damaged file still gave."""
+    fault: InputError | None = None
+    try:
+        found = load()
+    except DamagedFile as damage:
+        if not isinstance(damage.kept, Timeline):
+            raise
+        fault, found = damage, damage.kept
+    given = {name: found.spans.column(name) for name in found.spans.column_names}
+    if not set(given) <= set(SPANS):
+        raise AssertionError("columns that no timeline has")
+    counters = {name: found.counters.column(name) for name in found.counters.column_names}
+    Timeline.from_columns(given, counters, source=found.source)
+    if rng.random() < _ANALYSED:
+        for analysis in ANALYSES:
+            with suppress(InputError):  # an analysis may say what it lacks
+                analysis(found)
+    if fault is not None:
+        raise fault

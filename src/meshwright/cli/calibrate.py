@@ -1,0 +1,218 @@
+"""`mw calibrate ROWS`: this device's own constants from what `mw bench` measured on it."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from meshwright.cli.answer import Answer, Note, Table, View, facts, table
+from meshwright.cli.parser import add_common
+from meshwright.errors import InputError, Problem
+from meshwright.observe.bench.suite import Bench
+from meshwright.observe.bench.suite import read as read_bench
+from meshwright.observe.calibrate.calibrate import Calibrated, Report, calibrate
+from meshwright.observe.calibrate.file import usual_path, write
+from meshwright.observe.calibrate.score import Score
+from meshwright.predict.cost.curves import AttentionCurve, Calibration, ProductCurve
+from meshwright.spec.units import format_seconds
+
+EXAMPLES = (
+    "mw calibrate bench.jsonl",
+    "mw calibrate bench.jsonl --held-out others.jsonl -o h200.toml",
+)
+MEDIAN, P95 = 0.04, 0.12
+"""What products should come within on shapes that were not measured."""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the flags."""
+    parser.usage = "mw calibrate ROWS [-o FILE] [--held-out ROWS] [flags]"
+    parser.add_argument("rows", metavar="ROWS", help="the file that `mw bench -o` wrote")
+    parser.add_argument(
+        "-o", "--output", metavar="FILE",
+        help="where to write (default: the user's folder, where predictions look for it)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--held-out", metavar="ROWS", help="rows of the same device to score with, never fitted"
+    )
+    parser.add_argument(
+        "--gpu", metavar="NAME", default="",
+        help="which device of `mw gpus` the rows are of, where they do not say",
+    )  # fmt: skip
+    parser.add_argument("--dry-run", action="store_true", help="fit and report, and write nothing")
+    add_common(parser)
+
+
+def run(args: argparse.Namespace) -> Answer:
+    """Answer with what was fitted, and how well."""
+    bench = _read(args.rows)
+    held = _read(args.held_out) if args.held_out else None
+    if held is not None and held.machine.device != bench.machine.device:
+        what = f"is of {held.machine.device}, and the rows are of {bench.machine.device}"
+        raise InputError([Problem("--held-out", what, "measure both on one device")])
+    found = calibrate(bench, () if held is None else held.rows, gpu=args.gpu)
+    path = Path(args.output) if args.output else usual_path(found.gpu.name)
+    if path is None:
+        what = "there is no folder of the user's to write to"
+        raise InputError([Problem("-o", what, "name a file with -o")])
+    notes = list(_notes(found))
+    if args.dry_run:
+        notes.append("nothing was written")
+    else:
+        write(found.calibration, path)
+        asked = f" with --calibration {path}" if args.output else ""
+        notes.append(f"wrote {path}: simulate, plan and whatif use it{asked}")
+    data = {
+        "gpu": found.gpu.name,
+        "path": None if args.dry_run else str(path),
+        "families": [_report_data(report) for report in found.reports],
+        "missing": list(found.missing),
+        "calibration": msgspec.to_builtins(found.calibration),
+    }
+    views: list[View] = [
+        facts(
+            {
+                "device": f"{found.gpu.title} ({found.gpu.name})",
+                "rows": f"{len(bench.rows)} of {args.rows}",
+                "state": _state(found.calibration),
+                "stays default": "; ".join(found.missing),
+            }
+        ),
+        _errors(found.reports),
+        _constants(found.calibration),
+        *(Note(text) for text in notes),
+    ]
+    return Answer("calibrate/1", data, tuple(views), (str(path),))
+
+
+def _read(path: str) -> Bench:
+    if not Path(path).is_file():
+        fix = "give the file that `mw bench -o FILE` wrote"
+        raise InputError([Problem(path, "there is no such file", fix)])
+    return read_bench(Path(path))
+
+
+def _state(calibration: Calibration) -> str:
+    if calibration.software:
+        return (
+            "under load, kernels as the trainer calls them: its steps are predicted without "
+            "allowances"
+        )
+    return "not under load: predictions keep their allowances for a training step"
+
+
+def _errors(reports: tuple[Report, ...]) -> Table:
+    """Return one line per family, and for dense products one per part."""
+    rows = list[tuple[object, ...]]()
+    for report in reports:
+        best, parts = _best(report)
+        rows.append((report.title, *_cells(best), _scored(report)))
+        if report.title.startswith("products ") and len(parts) > 1:
+            rows += [(f"  {part}", *_cells(each), "") for part, each in parts.items()]
+    return table(
+        "family, rows, median, 95th, bias, worst, at, scored on",
+        rows,
+        "error of predicted times",
+        right="rows, median, 95th, bias, worst",
+        wide="at",
+    )
+
+
+def _best(report: Report) -> tuple[Score, dict[str, Score]]:
+    """Return the score that says most: of other rows, of folds, or of the fitted rows."""
+    if report.held is not None:
+        return report.held, report.held_parts
+    if report.folds is not None:
+        return report.folds, report.parts
+    return report.own, {}
+
+
+def _scored(report: Report) -> str:
+    if report.held is not None:
+        return "held-out rows"
+    return "rows left out" if report.folds is not None else "fitted rows"
+
+
+def _cells(found: Score) -> tuple[str, ...]:
+    shares = (
+        f"{found.median:.1%}",
+        f"{found.p95:.1%}",
+        f"{found.bias:+.1%}",
+        f"{found.worst:+.0%}",
+    )
+    return (str(found.rows), *shares, found.worst_case.partition("/")[2])
+
+
+def _constants(found: Calibration) -> Table:
+    rows = [(f"products {curve.precision}", _product_words(curve)) for curve in found.products]
+    if found.grouped is not None:
+        rows.append(("grouped products", _product_words(found.grouped)))
+    rows += [(f"attention {curve.part}", _attention_words(curve)) for curve in found.attention]
+    rows += [(curve.op, f"{curve.efficiency:.0%} of the bandwidth") for curve in found.memory]
+    if found.launch is not None:
+        launch = found.launch
+        words = f"{format_seconds(launch.host_s)} of the host for a kernel, "
+        words += f"{format_seconds(launch.graph_s)} for a graph; "
+        rows.append(("launching", words + f"{format_seconds(launch.kernel_s)} on the device"))
+    return table("what, constants", rows, "what was found", wide="constants")
+
+
+def _product_words(curve: ProductCurve) -> str:
+    return (
+        f"{curve.efficiency:.0%} of the peak inside full tiles (gradients "
+        f"{curve.gradient_ratio * curve.efficiency:.0%}), {curve.bandwidth:.0%} of the bandwidth, "
+        f"{format_seconds(curve.launch_s)} to start, a tile's ends are worth "
+        f"{curve.fill_k:.0f} of k"
+    )
+
+
+def _attention_words(curve: AttentionCurve) -> str:
+    return (
+        f"{curve.efficiency:.0%} of the peak, softmax is worth {curve.softmax_dims:.0f} "
+        f"dimensions, a block's ends {curve.fill_keys:.0f} keys, "
+        f"{format_seconds(curve.launch_s)} to start"
+    )
+
+
+def _notes(found: Calibrated) -> list[str]:
+    notes = list[str]()
+    if found.calibration.peaks is not None:
+        notes.append(
+            f"{found.gpu.name} is no GPU of the catalog: shares are of the best rates measured "
+            f"here, and a cluster file whose gpu is called {found.gpu.name} can use them"
+        )
+    off = [
+        report.title
+        for report in found.reports
+        if report.title.startswith("products")
+        and (_best(report)[0].median > MEDIAN or _best(report)[0].p95 > P95)
+    ]
+    if off:
+        notes.append(
+            f"over {MEDIAN:.0%} in the middle or {P95:.0%} at the 95th: {', '.join(off)}; "
+            "measure more of their shapes, or on a quieter device"
+        )
+    kept = [report.title for report in found.reports if report.corrected]
+    if kept:
+        notes.append(f"interpolated between measured shapes: {', '.join(kept)}")
+    few = [report.title for report in found.reports if report.folds is None and not report.held]
+    if few:
+        notes.append(f"scored on the fitted rows themselves: {', '.join(few)}")
+    return notes
+
+
+def _report_data(report: Report) -> dict[str, Any]:
+    def each(found: Score | None) -> dict[str, Any] | None:
+        return None if found is None else found._asdict()
+
+    return {
+        "family": report.title,
+        "fitted": each(report.own),
+        "left_out": each(report.folds),
+        "left_out_parts": {part: each(one) for part, one in report.parts.items()},
+        "held_out": each(report.held),
+        "held_out_parts": {part: each(one) for part, one in report.held_parts.items()},
+        "interpolated": report.corrected,
+        "loaded": report.loaded,
+    }

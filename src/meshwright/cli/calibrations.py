@@ -1,0 +1,63 @@
+"""Which calibration a prediction uses: the one asked for, the user's own, or none."""
+
+import argparse
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from meshwright.errors import InputError, Problem
+from meshwright.predict.cost import Calibration, costs_for, load_calibration
+from meshwright.spec.cluster import Gpu
+
+
+class Used(NamedTuple):
+    """What the constants of a device are."""
+
+    calibration: Calibration | None
+    words: str
+    """For the screen."""
+    path: Path | None = None
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """For scripts."""
+        source = None if self.calibration is None else self.calibration.source
+        return {"path": None if self.path is None else str(self.path), "source": source}
+
+
+def add_calibration(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that choose one."""
+    group = parser.add_argument_group("calibration")
+    group.add_argument(
+        "--calibration", metavar="FILE",
+        help="constants of the device as `mw calibrate` wrote them (default: the user's own)",
+    )  # fmt: skip
+    group.add_argument(
+        "--no-calibration", action="store_true", help="built-in constants, whatever was measured"
+    )
+
+
+def used_for(args: argparse.Namespace, gpu: Gpu) -> Used:
+    """Return the calibration for a device that the flags and the user's folder say."""
+    if args.calibration is not None and args.no_calibration:
+        what = "cannot be given with --no-calibration"
+        raise InputError([Problem("--calibration", what, "give one of them")])
+    if args.no_calibration:
+        return Used(None, f"{_built_in(gpu)}; calibrations are switched off")
+    if args.calibration is not None:
+        return _said(load_calibration(args.calibration), Path(args.calibration), gpu)
+    from meshwright.observe.calibrate.file import find
+
+    found = find(gpu.name)
+    return Used(None, _built_in(gpu)) if found is None else _said(*found, gpu)
+
+
+def _said(calibration: Calibration, path: Path, gpu: Gpu) -> Used:
+    if calibration.gpu != gpu.name:
+        what = f"{path} is of {calibration.gpu}, and the work runs on {gpu.name}"
+        raise InputError([Problem("--calibration", what, "calibrate that device, or leave it out")])
+    return Used(calibration, f"calibrated, {path.name}: {calibration.source}", path)
+
+
+def _built_in(gpu: Gpu) -> str:
+    basis = costs_for(gpu).basis
+    return f"built-in constants, {basis} (mw calibrate makes your own)"

@@ -1,0 +1,272 @@
+"""The screens of `mw watch`: how a job runs, what became slower, where it stands."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from meshwright.cli.answer import Note, Text, View, facts, table
+from meshwright.observe.analyze.hang.clues import ranks_text
+from meshwright.observe.watch.hardware import Gpu
+from meshwright.observe.watch.stacks import Standing
+from meshwright.observe.watch.status import SlowdownStatus, StallStatus, Status
+from meshwright.spec.units import format_bytes, format_seconds
+
+_MOST_RANKS = 8
+_MOST_CAPTURES = 8
+_MOST_EVENTS = 5
+_MOST_FRAMES = 12
+
+
+def screen(status: Status, folder: str) -> tuple[View, ...]:
+    """One screen of a watch."""
+    views: list[View] = [facts(_summary(status, folder))]
+    if len({row.state for row in status.ranks}) > 1 or 1 < len(status.ranks) <= _MOST_RANKS:
+        views.append(_ranks(status))
+    views += _slowdowns(status.slowdowns, ended=status.code is not None)
+    views += _stalls(status.stalls, folder)
+    if status.captures:
+        views.append(_captures(status))
+    steps = next_steps(status, folder)
+    if steps:
+        views.append(Text("\n".join(f"next: {step}" for step in steps)))
+    views += [Note(note) for note in status.notes]
+    if status.faults:
+        views.append(Note(f"something went wrong while watching: see {folder}/log.txt"))
+    return tuple(views)
+
+
+def _summary(status: Status, folder: str) -> dict[str, object]:
+    return {
+        "job": _short(status.command, 84),
+        "state": _state(status),
+        "steps": _steps(status),
+        "watching": _watching(status),
+        "ended early": _deaths(status.deaths),
+        "hardware": _hardware(status),
+        "folder": folder,
+    }
+
+
+def _short(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def _state(status: Status) -> str:
+    took = format_seconds(status.elapsed_s)
+    if status.code is None:
+        since = datetime.fromtimestamp(status.since_s, UTC)
+        return f"runs since {since:%Y-%m-%d %H:%M:%S} UTC, {took}"
+    return f"ended after {took}, exit code {status.code}"
+
+
+def _steps(status: Status) -> str:
+    if not status.steps:
+        if not status.processes:
+            return "none: no process of the job imported torch with the watcher's hook"
+        yet = " yet" if status.code is None else ""
+        return f"none{yet}: {status.processes} processes imported torch, no optimizer of it stepped"
+    said = f"{status.steps:,}"
+    if status.step_ms is None:
+        return said
+    vary = f"± {100 * (status.variation or 0):.1f} % (middle half)"
+    return f"{said} of {status.step_ms:,.2f} ms {vary}, slowest {status.slowest_ms:,.2f} ms"
+
+
+def _watching(status: Status) -> str:
+    kept = len(status.captures)
+    bound = f"{100 * status.budget:g} % allowed"
+    if status.as_asked:
+        bound = f"every {status.stride:,} steps, as asked"
+    said = f"took {100 * status.overhead:.2f} % of the time ({bound})"
+    said += f"; {status.taken} captures, {kept} kept"
+    return said + (f", {status.refused} refused" if status.refused else "")
+
+
+def _deaths(deaths: Sequence[str]) -> str:
+    if not deaths:
+        return ""
+    more = f"; then {len(deaths) - 1} more" if len(deaths) > 1 else ""
+    return deaths[0] + more
+
+
+def _hardware(status: Status) -> str:
+    found = status.hardware
+    if found.gpus:
+        shown = "; ".join(_gpu(gpu) for gpu in found.gpus[:2])
+        more = len(found.gpus) - 2
+        return shown + (f"; {more} more GPUs" if more > 0 else "")
+    if found.job_cores is None:
+        return ""
+    said = f"{found.job_cores:.1f} cores"
+    if found.machine_cores is not None:
+        said += f" of {found.machine_cores:.1f} busy"
+    return said + (f", {format_bytes(found.memory_bytes)}" if found.memory_bytes else "")
+
+
+def _gpu(gpu: Gpu) -> str:
+    parts = [f"GPU {gpu.index}"]
+    if gpu.utilisation is not None:
+        parts.append(f"{100 * gpu.utilisation:.0f} %")
+    if gpu.clock_mhz is not None:
+        parts.append(f"{gpu.clock_mhz:.0f} MHz")
+    if gpu.power_w is not None:
+        parts.append(f"{gpu.power_w:.0f} W")
+    if gpu.temperature_c is not None:
+        parts.append(f"{gpu.temperature_c:.0f} °C")
+    if gpu.memory_bytes is not None:
+        parts.append(format_bytes(gpu.memory_bytes))
+    if gpu.held_back_by:
+        parts.append(f"held back by {', '.join(gpu.held_back_by)}")
+    return " ".join(parts)
+
+
+def _ranks(status: Status) -> View:
+    rows: list[tuple[object, ...]] = [
+        (
+            row.rank,
+            row.steps,
+            f"{row.step_ms:,.2f}" if row.step_ms is not None else "",
+            f"{100 * row.overhead:.2f} %",
+            row.captures,
+            row.state,
+        )
+        for row in status.ranks[:_MOST_RANKS]
+    ]
+    if len(status.ranks) > _MOST_RANKS:
+        rows.append(("…", "", "", "", "", f"{len(status.ranks) - _MOST_RANKS} more in --json"))
+    return table(
+        "rank, steps, step ms, watching, captures, state", rows, "ranks",
+        right="rank, steps, step ms, watching, captures",
+    )  # fmt: skip
+
+
+def _slowdowns(slowdowns: Sequence[SlowdownStatus], *, ended: bool) -> list[View]:
+    if not slowdowns:
+        return []
+    rows = []
+    last = "to the end" if ended else "until now"
+    for one in slowdowns[-_MOST_EVENTS:]:
+        rise = 100 * (one.after_ms / one.before_ms - 1) if one.before_ms else 0.0
+        until = f"until {one.until_step:,}" if one.until_step is not None else last
+        said = [*one.what, *([one.finding] if one.finding else [])]
+        rows.append(
+            (
+                f"{one.step:,}",
+                f"{one.before_ms:,.2f}",
+                f"{one.after_ms:,.2f}",
+                f"+{rise:.0f} %",
+                until,
+                "; ".join(said) or _nothing_said(one),
+            )
+        )
+    more = len(slowdowns) - _MOST_EVENTS
+    title = "slowdowns" + (f" (the last {_MOST_EVENTS} of {len(slowdowns)})" if more > 0 else "")
+    return [
+        table(
+            "from step, ms before, ms after, rise, lasts, what changed", rows, title,
+            right="from step, ms before, ms after, rise", wide="what changed",
+        )
+    ]  # fmt: skip
+
+
+def _nothing_said(one: SlowdownStatus) -> str:
+    if not one.capture:
+        return "no capture of it"
+    return "no part of the step grew" if one.reference else "no capture from before it to compare"
+
+
+def _stalls(stalls: Sequence[StallStatus], folder: str) -> list[View]:
+    views: list[View] = []
+    for one in stalls[-2:]:
+        ended = (
+            f"went on after {format_seconds(one.went_on_after_s)}"
+            if one.went_on_after_s is not None
+            else "did not go on"
+        )
+        title = f"no step for {format_seconds(one.after_s)} after step {one.step:,}; it {ended}"
+        if not one.folder:
+            views.append(Text(f"{title}; ranks have not answered yet"))
+            continue
+        rows = [(_ranks_of(ranks), place) for ranks, place in one.places]
+        views.append(table("ranks, where they stand", rows, title, wide="where they stand"))
+        found: dict[str, object] = {"stacks": f"{folder}/{one.folder}/stacks.txt"}
+        if one.verdict:
+            found["flight recorder"] = one.verdict
+        views.append(facts(found))
+    return views
+
+
+def _ranks_of(ranks: Sequence[int]) -> str:
+    return ranks_text(ranks) if all(rank >= 0 for rank in ranks) else f"{len(ranks)} without a rank"
+
+
+def _captures(status: Status) -> View:
+    rows = [
+        (
+            one.folder,
+            f"{one.step_ms:,.2f}",
+            one.ranks,
+            format_bytes(one.bytes),
+            one.why,
+            one.what,
+        )
+        for one in status.captures[-_MOST_CAPTURES:]
+    ]
+    more = len(status.captures) - _MOST_CAPTURES
+    title = "captures kept" + (
+        f" (the last {_MOST_CAPTURES} of {len(status.captures)})" if more > 0 else ""
+    )
+    return table(
+        "capture, step ms, ranks, size, why, what differs", rows, title,
+        right="step ms, ranks, size", wide="what differs",
+    )  # fmt: skip
+
+
+def next_steps(status: Status, folder: str) -> tuple[str, ...]:
+    """The commands that tell more."""
+    on_device = {one.folder for one in status.captures if one.on_device}
+    steps = [
+        f"mw hang {folder}/{stall.folder}/flight (who holds up whom)"
+        for stall in status.stalls[-1:]
+        if stall.dumps
+    ]
+    for slow in status.slowdowns[-1:]:
+        if slow.capture and slow.reference and slow.capture in on_device:
+            steps.append(f"mw diff {folder}/{slow.reference} {folder}/{slow.capture}")
+        if slow.capture:
+            steps.append(f"mw analyze {folder}/{slow.capture}")
+    if status.code is None and status.processes:
+        steps.append(f"mw watch stacks {folder} (where every rank stands now)")
+    if not steps and status.captures:
+        steps.append(f"mw analyze {folder}/{status.captures[-1].folder}")
+    if not steps and not status.processes:
+        steps.append("the hook travels in PYTHONPATH: python -E or -I and containers drop it")
+    if not steps and status.steps:
+        steps.append("mw watch --every 100 -- … (take captures sooner than their budget allows)")
+    return tuple(steps)
+
+
+def stacks_screen(
+    standings: Sequence[Standing], rows: Sequence[tuple[Sequence[int], str]]
+) -> tuple[View, ...]:
+    """Where ranks stand, and the main thread of one of each group."""
+    if not standings:
+        return (Text("no process of this watch is there any more"),)
+    views: list[View] = [
+        table(
+            "ranks, where they stand",
+            [(_ranks_of(ranks), place) for ranks, place in rows],
+            "where ranks stand, the largest group first",
+            wide="where they stand",
+        )
+    ]
+    seen = set()
+    for one in standings:
+        if one.place in seen or not one.stacks:
+            continue
+        seen.add(one.place)
+        lines = [f"    {frame}" for frame in one.stacks[0].frames[:_MOST_FRAMES]]
+        rest = len(one.stacks[0].frames) - _MOST_FRAMES
+        lines += [f"    … {rest} more"] if rest > 0 else []
+        who = f"rank {one.rank}" if one.rank is not None else f"pid {one.pid}"
+        views.append(Text("\n".join([f"{who}, main thread, newest call first:", *lines])))
+    return tuple(views)

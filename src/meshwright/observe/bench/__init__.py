@@ -1,0 +1,1 @@
+"""What the machine at hand is capable of: measured case by case, kept as rows."""

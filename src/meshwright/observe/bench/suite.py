@@ -1,0 +1,181 @@
+"""The bench: families in turn, within a budget, every row kept as soon as it is there.
+
+Rows go to a file of JSON lines. A bench that is started again reads it first and goes on with what
+is missing, as long as the machine is the same.
+"""
+
+import gc
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from meshwright.errors import InputError, Problem
+from meshwright.observe.bench.case import Case, Machine, Row
+from meshwright.observe.bench.family import Family, Place, Size
+from meshwright.observe.bench.telemetry import Sampler
+from meshwright.observe.bench.timing import GpuTimer, HostTimer
+
+BUDGET_S: dict[Size, float] = {"quick": 60.0, "full": 360.0}
+
+
+class Bench(NamedTuple):
+    """What a file of rows holds."""
+
+    machine: Machine
+    rows: tuple[Row, ...]
+    failed: tuple[tuple[str, str], ...] = ()
+    """Cases that broke, by key, with what they said."""
+
+
+class Progress(NamedTuple):
+    """How far a bench has come."""
+
+    family: Family
+    done: int
+    of: int
+    row: Row | None
+
+
+def measure(
+    families: Sequence[Family],
+    place: Place,
+    machine: Machine,
+    *,
+    size: Size = "full",
+    path: Path | None = None,
+    budget_s: float | None = None,
+    say: Callable[[Progress], None] = lambda _: None,
+) -> Bench:
+    """Measure what is not in the file yet, until all is there or the time is up.
+
+    Families share the budget evenly among those that are left, so that a slow one cannot use up
+    the others' time.
+    """
+    known = dict[str, Row]()
+    if path is not None and path.exists():
+        known = {row.case.key: row for row in read(path, machine).rows}
+        _mend(path)
+    end = time.monotonic() + (BUDGET_S[size] if budget_s is None else budget_s)
+    rows, failed = list(known.values()), list[tuple[str, str]]()
+    if path is not None and not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _append(path, machine)
+    for number, family in enumerate(families):
+        left_s = (end - time.monotonic()) / (len(families) - number)
+        asked = family.cases(size, place.on_gpu)
+        missing = [case for case in asked if case.key not in known]
+        for row_or_fault in _family(family, missing, place, time.monotonic() + left_s):
+            if isinstance(row_or_fault, tuple):
+                failed.append(row_or_fault)
+                continue
+            rows.append(row_or_fault)
+            if path is not None:
+                _append(path, row_or_fault)
+            done = sum(row.case.family == family.name for row in rows)
+            say(Progress(family, done, len(asked), row_or_fault))
+    return Bench(machine, tuple(rows), tuple(failed))
+
+
+def _family(
+    family: Family, cases: Sequence[Case], place: Place, end: float
+) -> Iterator[Row | tuple[str, str]]:
+    if not cases:
+        return
+    timer: GpuTimer | HostTimer = HostTimer()
+    if place.on_gpu and family.on_device:
+        timer = GpuTimer(place.device, loaded=family.loaded)
+    for case in cases:
+        if time.monotonic() > end:
+            return
+        try:
+            row = _row(family, case, place, timer)
+        except (RuntimeError, OSError) as fault:  # out of memory, no such kernel, disk full
+            yield case.key, str(fault).splitlines()[0]
+            row = None
+        if row is not None:
+            yield row
+        _free(place)
+
+
+def _row(family: Family, case: Case, place: Place, timer: GpuTimer | HostTimer) -> Row | None:
+    work = family.work(case, place)
+    if work is None:
+        return None
+    with Sampler() if place.on_gpu else _Silent() as sampler:
+        timed = timer.time(work)
+    return Row(
+        case=case,
+        seconds=timed.seconds,
+        low_s=timed.quantile(0.1),
+        high_s=timed.quantile(0.9),
+        samples=len(timed.samples),
+        flops=work.flops,
+        bytes=work.bytes,
+        loaded=isinstance(timer, GpuTimer) and timer.loaded,
+        host_s=timed.host_s,
+        telemetry=sampler.telemetry(),
+    )
+
+
+class _Silent:
+    """Stands where nobody can be asked."""
+
+    def __enter__(self) -> "_Silent":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    @staticmethod
+    def telemetry() -> None:
+        """Nothing is known."""
+
+
+def _free(place: Place) -> None:
+    gc.collect()
+    if place.on_gpu:
+        import torch
+
+        torch.cuda.empty_cache()
+
+
+def read(path: Path, machine: Machine | None = None) -> Bench:
+    """Read a file of rows: the machine first, then a row a line."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    try:
+        found = msgspec.json.decode(lines[0], type=Machine) if lines else None
+    except msgspec.MsgspecError:
+        found = None
+    if found is None:
+        what, fix = "is no file of `mw bench`", "give the file that `mw bench -o FILE` wrote"
+        raise InputError([Problem(str(path), what, fix)])
+    if machine is not None and found.fingerprint != machine.fingerprint:
+        what = f"was measured on another machine ({found.device}, torch {found.torch})"
+        raise InputError([Problem(str(path), what, "name another file with -o, or remove this")])
+    rows = list[Row]()
+    for number, line in enumerate(lines[1:], start=2):
+        try:
+            rows.append(msgspec.json.decode(line, type=Row))
+        except msgspec.MsgspecError as fault:
+            if number == len(lines):
+                break  # the bench was ended while it wrote
+            problem = Problem(f"{path}, line {number}", str(fault), "remove the line")
+            raise InputError([problem]) from None
+    return Bench(found, tuple(rows))
+
+
+def _append(path: Path, value: Machine | Row) -> None:
+    with path.open("ab") as file:
+        file.write(msgspec.json.encode(value) + b"\n")
+
+
+def _mend(path: Path) -> None:
+    """Drop a last line that was cut while it was written."""
+    whole = path.read_bytes()
+    end = whole.rfind(b"\n") + 1
+    if end != len(whole):
+        with path.open("r+b") as file:
+            file.truncate(end)

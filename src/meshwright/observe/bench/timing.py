@@ -1,0 +1,145 @@
+"""How long a call takes: warmed up, with cold caches, many times, the median.
+
+On a GPU calls are queued behind other work, so that the launching program is never part of the
+time, and events of the device mark it. That other work is copies for a device at ease, or large
+products for a loaded one: a chip at its power limit runs products and attention 20 % slower than a
+rested one, and a training step is made at that limit. On a processor the clock of the host counts.
+
+A call gets one of several sets of inputs in turn, together larger than the last cache.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from statistics import median
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    import torch
+
+Call = Callable[[], object]
+
+QUEUED_S = 0.015
+"""How long other work keeps the GPU busy while a group of calls is queued behind it."""
+HEAT_S = 0.3
+"""How long products run before a loaded sample: the limit is one of mean power, over a tenth of a
+second and more."""
+GROUPS, LEAST_CALLS, MOST_CALLS = 7, 1, 50
+LAST_CACHE = 256 << 20
+"""No device of the catalog has a last cache as large."""
+
+
+class Work(NamedTuple):
+    """What a case asks for, ready to run."""
+
+    calls: tuple[Call, ...]
+    """Does it once, each on inputs of its own; taken in turn."""
+    flops: float | None = None
+    bytes: float | None = None
+
+
+class Timed(NamedTuple):
+    """Samples of one call, in seconds."""
+
+    samples: tuple[float, ...]
+    host_s: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        """The median."""
+        return median(self.samples)
+
+    def quantile(self, share: float) -> float:
+        """Return the sample below which a share of all lies."""
+        ordered = sorted(self.samples)
+        return ordered[min(len(ordered) - 1, round(share * (len(ordered) - 1)))]
+
+
+def sets_of_inputs(size_bytes: float) -> int:
+    """Return how many sets of inputs of a size are larger than the last cache, at most 8."""
+    return max(1, min(8, -(-LAST_CACHE // max(1, round(size_bytes)))))
+
+
+class HostTimer:
+    """Times calls that are done when they return."""
+
+    def __init__(self, budget_s: float = 0.3) -> None:
+        self.budget_s = budget_s
+
+    def time(self, work: Work) -> Timed:
+        """Call until the budget is spent, at least three times."""
+        samples = list[float]()
+        work.calls[0]()
+        end = time.perf_counter() + self.budget_s
+        while len(samples) < 3 or (time.perf_counter() < end and len(samples) < 1000):
+            call = work.calls[len(samples) % len(work.calls)]
+            begun = time.perf_counter()
+            call()
+            samples.append(time.perf_counter() - begun)
+        return Timed(tuple(samples))
+
+
+class GpuTimer:
+    """Times calls on the device alone, at ease or under load."""
+
+    def __init__(self, device: "torch.device", *, loaded: bool = False) -> None:
+        import torch
+
+        self.device, self.loaded = device, loaded
+        if loaded:
+            first, second = (
+                torch.randn(8192, 8192, device=device, dtype=torch.bfloat16) for _ in range(2)
+            )
+            out = torch.empty_like(first)
+            self._before: Call = lambda: torch.mm(first, second, out=out)
+        else:
+            here = torch.zeros(1 << 30, dtype=torch.uint8, device=device)
+            there = torch.empty_like(here)
+            self._before = lambda: there.copy_(here)
+        self._before()
+        once_s = self._elapsed_s([self._before] * 5)
+        self._times = max(2, round(QUEUED_S / once_s))
+
+    def warm(self, seconds: float) -> None:
+        """Keep the device busy for a while."""
+        end = time.perf_counter() + seconds
+        while time.perf_counter() < end:
+            self._elapsed_s([self._before] * self._times)
+
+    def time(self, work: Work) -> Timed:
+        """Take samples of several calls each, queued behind other work."""
+        import torch
+
+        calls = work.calls
+        for call in calls:
+            call()
+        torch.cuda.synchronize(self.device)
+        begun = time.perf_counter()
+        for call in calls:
+            call()
+        host_s = (time.perf_counter() - begun) / len(calls)
+        once_s = self._elapsed_s(list(calls)) / len(calls)
+        # As many as are launched while the other work runs, and no more than make two milliseconds.
+        number = round(min(MOST_CALLS, 0.6 * QUEUED_S / host_s, max(1.0, 2e-3 / once_s)))
+        number = max(LEAST_CALLS, number)
+        samples = []
+        if self.loaded:
+            # Made ready while the device rested: it has to be brought back to its limit.
+            self.warm(HEAT_S)
+        for group in range(GROUPS):
+            for _ in range(self._times):
+                self._before()
+            turn = [calls[(group * number + one) % len(calls)] for one in range(number)]
+            samples.append(self._elapsed_s(turn) / number)
+        return Timed(tuple(samples), host_s)
+
+    @staticmethod
+    def _elapsed_s(calls: Sequence[Call]) -> float:
+        import torch
+
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        begin.record()
+        for call in calls:
+            call()
+        end.record()
+        end.synchronize()
+        return float(begin.elapsed_time(end)) / 1e3

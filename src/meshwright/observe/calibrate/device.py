@@ -1,0 +1,61 @@
+"""Which device rows are of: one of the catalog, or one known only by what was measured on it."""
+
+import re
+from collections.abc import Sequence
+
+import msgspec
+
+from meshwright.errors import InputError, Problem
+from meshwright.observe.analyze.device import known_device
+from meshwright.observe.bench.case import Machine, Row
+from meshwright.predict.cost.curves import Peaks
+from meshwright.spec.catalog import gpu as catalog_gpu
+from meshwright.spec.cluster import Gpu
+
+_PEAK_FIELDS = {
+    "fp32": "fp32_flops",
+    "tf32": "tf32_flops",
+    "bf16": "bf16_flops",
+    "fp16": "fp16_flops",
+    "fp8-tensorwise": "fp8_flops",
+}
+
+
+def device_of(machine: Machine, rows: Sequence[Row], asked: str = "") -> tuple[Gpu, Peaks | None]:
+    """Return the device, and its peaks where they are only what was measured."""
+    known = catalog_gpu(asked) if asked else None
+    if known is None and machine.gpu:
+        known = catalog_gpu(machine.gpu)
+    known = known or known_device(machine.device)
+    if known is not None and known.kind == "gpu":
+        return known, None
+    peaks = _peaks(machine, rows)
+    name = known.name if known is not None else _name(machine.device)
+    like = known or catalog_gpu("cpu-core")
+    described = msgspec.structs.replace(
+        like, name=name, title=machine.device.strip() or name, aliases=(), sources=(), notes=""
+    )
+    return msgspec.structs.replace(described, **peaks.given), peaks
+
+
+def _name(device: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-") or "host"
+
+
+def _peaks(machine: Machine, rows: Sequence[Row]) -> Peaks:
+    """Return the best rates there are among rows."""
+    flops = dict[str, float]()
+    for row in rows:
+        field = _PEAK_FIELDS.get(str(row.case.sizes.get("precision", "")))
+        if row.case.family == "products" and field and row.flops_per_s:
+            flops[field] = max(flops.get(field, 0.0), row.flops_per_s)
+    moved = [
+        row.bytes_per_s
+        for row in rows
+        if row.case.family in ("elementwise", "copies", "products") and row.bytes_per_s
+    ]
+    if not flops or not moved:
+        what = f"has no products of {machine.device or 'this device'}, which no catalog has"
+        fix = "measure products, or name a device of `mw gpus` with --gpu"
+        raise InputError([Problem("rows", what, fix)])
+    return Peaks(memory_bytes_per_s=max(moved), sms=max(1, machine.cores), **flops)

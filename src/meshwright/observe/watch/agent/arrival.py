@@ -1,0 +1,86 @@
+"""Begins to watch a process, once it has imported torch."""
+# ruff: noqa: TID252 - loaded under another name in the job, see the package
+
+import atexit
+import importlib
+import json
+import os
+import threading
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from .faults import Log
+from .recorder import recorder_settings
+from .stacks import write_stacks_on_signal
+from .watched import Watched
+
+_WATCHED: list[Watched] = []
+
+
+def arrive(folder: str, torch: Any) -> None:
+    """Say that this process is here, and hear of its steps from now on."""
+    log = Log(os.path.join(folder, "log.txt"))  # noqa: PTH118
+    try:
+        watched = Watched(folder, torch, log)
+        flight = os.path.join(folder, "flight")  # noqa: PTH118
+        os.environ.update(recorder_settings(os.environ, str(torch.__version__), flight))
+        _announce(folder, torch)
+        _hear_steps(torch, watched)
+        _WATCHED.append(watched)
+        atexit.register(watched.ended)
+        os.register_at_fork(after_in_child=watched.forked)
+    except Exception:  # noqa: BLE001 - the job goes on unwatched
+        log.fault("could not begin to watch")
+
+
+def _announce(folder: str, torch: Any) -> None:
+    pid = os.getpid()
+    stem = os.path.join(folder, "agents", str(pid))  # noqa: PTH118
+    said = {
+        "pid": pid,
+        "rank": _number("RANK"),
+        "local_rank": _number("LOCAL_RANK"),
+        "main_thread": threading.main_thread().ident,
+        "signal": write_stacks_on_signal(f"{stem}.stacks"),
+        "torch": str(torch.__version__),
+    }
+    part = f"{stem}.part"
+    handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        os.write(handle, json.dumps(said).encode())
+    finally:
+        os.close(handle)
+    os.replace(part, f"{stem}.json")  # noqa: PTH105
+
+
+def _number(name: str) -> int | None:
+    text = os.environ.get(name, "")
+    return int(text) if text.isdecimal() else None
+
+
+def _hear_steps(torch: Any, watched: Watched) -> None:
+    is_compiling = torch.compiler.is_compiling
+
+    def after_step(optimizer: Any, _args: Any, _words: Any) -> None:
+        # Dynamo traces hooks of a compiled optimizer; it takes this for true and leaves the rest.
+        if not is_compiling():
+            watched.optimizer_stepped(id(optimizer))
+
+    # `torch.optim` takes the name of this module back, but the module is loaded.
+    optimizers = importlib.import_module("torch.optim.optimizer")
+    optimizers.register_optimizer_step_post_hook(after_step)
+
+
+def also_ends_steps(optimizer: Any) -> None:
+    """Hear of the steps of an optimizer class that is none of torch's."""
+    inner: Callable[..., Any] = optimizer.step
+
+    @wraps(inner)
+    def step(self: Any, *args: Any, **words: Any) -> Any:
+        answer = inner(self, *args, **words)
+        for watched in _WATCHED:
+            watched.optimizer_stepped(id(self))
+        return answer
+
+    optimizer.step = step

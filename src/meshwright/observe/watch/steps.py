@@ -1,0 +1,77 @@
+"""Reads the pages on which watched processes write their steps."""
+
+import mmap
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from meshwright.observe.findings.stepping import Floats
+from meshwright.observe.watch.agent.pages import CAPTURED, HEAD, HEAD_BYTES, MAGIC
+
+_RECORD = np.dtype([("ended_ns", "<u8"), ("own_us", "<u4"), ("mark", "<u4")])
+
+
+class Head(NamedTuple):
+    """The head of a page."""
+
+    magic: bytes
+    pid: int
+    rank: int
+    capacity: int
+    state: int
+    num_steps: int
+    started_ns: int
+    spent_ns: int
+    num_captures: int
+    cost_ns: int
+    answered: int
+
+
+class Times(NamedTuple):
+    """Steps and how long they took, without the time of the agent."""
+
+    number: npt.NDArray[np.int64]
+    """Counted from 1."""
+    step_s: Floats
+
+
+class StepReader:
+    """The page of one process."""
+
+    def __init__(self, path: Path) -> None:
+        with path.open("rb") as file:
+            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        head = self.head()
+        if head.magic != MAGIC or len(self._map) < HEAD_BYTES + head.capacity * _RECORD.itemsize:
+            raise ValueError(f"{path} is no page of steps")
+        self._ring = np.frombuffer(
+            self._map, dtype=_RECORD, count=head.capacity, offset=HEAD_BYTES
+        )  # fmt: skip
+
+    def head(self) -> Head:
+        """Return what the page says now."""
+        return Head(*HEAD.unpack_from(self._map))
+
+    def last_ns(self) -> int | None:
+        """When the newest step ended; None before the first."""
+        head = self.head()
+        if not head.num_steps:
+            return None
+        return int(self._ring["ended_ns"][(head.num_steps - 1) % head.capacity])
+
+    def times(self, most: int, since: int = 0) -> Times:
+        """Return up to `most` of the newest plain steps after the step `since`.
+
+        The first step has no time, as nothing says when it began; captured ones are left out.
+        """
+        head = self.head()
+        # One record of room: the process may be writing the oldest.
+        count = min(head.num_steps, head.capacity - 1, most + 1)
+        number = np.arange(head.num_steps - count + 1, head.num_steps + 1, dtype=np.int64)
+        rows = self._ring[(number - 1) % head.capacity]
+        ended = rows["ended_ns"].astype(np.int64)
+        took = ended[1:] - ended[:-1] - 1000 * rows["own_us"][:-1].astype(np.int64)
+        plain = (rows["mark"][1:] != CAPTURED) & (number[1:] > since)
+        return Times(number[1:][plain], took[plain] / 1e9)

@@ -1,0 +1,49 @@
+"""Cores that a rank has to itself, so that ranks which wait for each other stay apart.
+
+A prediction takes every rank to have a core. Left to itself a system may see it otherwise: a thread
+that is woken is often put next to the one that woke it, and ranks that wait for each other in every
+layer wake each other hundreds of times a step. Two of them were found on one core in nine of ten
+samples, with another core free.
+"""
+
+import os
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+_THREADS = Path("/proc/self/task")
+
+
+def cores() -> int:
+    """Return how many cores this process may use."""
+    return len(_allowed()) or os.cpu_count() or 1
+
+
+def keep_to_own_cores(rank: int, ranks: int) -> None:
+    """Let this process, all of its threads, run on its share of the cores and on no other.
+
+    Nothing happens where ranks have to share cores, or where the system lets nobody choose.
+    """
+    mine = share(sorted(_allowed()), rank, ranks)
+    if not mine:
+        return
+    # The backend's threads are there already, and the system binds threads one by one.
+    for thread in _threads():
+        with suppress(ProcessLookupError):
+            os.sched_setaffinity(thread, mine)
+
+
+def share(every: Sequence[int], rank: int, ranks: int) -> Sequence[int]:
+    """Return a rank's part of some cores, as many as all others get; none where they do not do."""
+    each = len(every) // ranks
+    return every[rank * each : (rank + 1) * each]
+
+
+def _allowed() -> set[int]:
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+
+
+def _threads() -> Iterable[int]:
+    if not _THREADS.is_dir():
+        return [0]
+    return [int(each.name) for each in _THREADS.iterdir()]

@@ -1,0 +1,173 @@
+"""A device whose constants are known is measured, and they come back."""
+
+from math import log2
+
+import pytest
+
+from meshwright.errors import InputError
+from meshwright.observe.bench.case import Case, Machine, Row
+from meshwright.observe.bench.suite import Bench
+from meshwright.observe.calibrate.calibrate import calibrate
+from meshwright.predict.cost import costs_for, linear_s, memory_s
+from tests.observe.calibrate.synthetic import (
+    ATTENTION,
+    GPU,
+    MACHINE,
+    PRODUCT,
+    bench,
+    forward_attention,
+    measured,
+    product_cases,
+    row_of,
+    unloaded,
+)
+
+
+def wavy(case: Case) -> float:
+    """Return what no curve has: some shapes take up to a fifth longer or shorter."""
+    return 0.2 * float((log2(case.size("n")) - 12) / 3 * (log2(case.size("k")) - 12) / 3)
+
+
+def test_every_constant_of_a_device_without_noise_comes_back() -> None:
+    (curve,) = calibrate(bench(*measured(product_cases(60)))).calibration.products
+    for name in ("efficiency", "bandwidth", "launch_s", "fill_k", "tail", "gradient_ratio"):
+        assert getattr(curve, name) == pytest.approx(getattr(PRODUCT, name), rel=0.01), name
+
+
+def test_noise_moves_only_constants_that_hardly_matter() -> None:
+    # Products of this size hardly move at the pace of memory: the bandwidth is left out.
+    (curve,) = calibrate(bench(*measured(product_cases(90), noise=0.02))).calibration.products
+    assert curve.efficiency == pytest.approx(PRODUCT.efficiency, rel=0.03)
+    assert curve.gradient_ratio == pytest.approx(PRODUCT.gradient_ratio, rel=0.03)
+    assert curve.fill_k == pytest.approx(PRODUCT.fill_k, rel=0.2)
+    assert curve.launch_s == pytest.approx(PRODUCT.launch_s, rel=0.2)
+
+
+def test_attention_comes_back() -> None:
+    found = calibrate(bench(*measured(forward_attention(), noise=0.01)))
+    (curve,) = found.calibration.attention
+    assert curve.part == "forward"
+    assert curve.efficiency == pytest.approx(ATTENTION.efficiency, rel=0.05)
+    assert curve.softmax_dims == pytest.approx(ATTENTION.softmax_dims, rel=0.25)
+
+
+def test_errors_on_rows_left_out_are_those_of_the_noise() -> None:
+    report = calibrate(bench(*measured(product_cases(90), noise=0.02))).reports[0]
+    assert report.folds is not None
+    assert 0.008 < report.folds.median < 0.025
+    assert abs(report.folds.bias) < 0.01
+    assert set(report.parts) == {"forward", "input_gradient", "weight_gradient"}
+
+
+def test_a_few_wild_rows_do_not_move_the_curve() -> None:
+    rows = list(measured(product_cases(90), noise=0.01))
+    for place in (3, 30, 60):
+        rows[place] = row_of(rows[place].case, 3 * rows[place].seconds)
+    (curve,) = calibrate(bench(*rows)).calibration.products
+    assert curve.efficiency == pytest.approx(PRODUCT.efficiency, rel=0.03)
+
+
+def test_what_the_form_cannot_say_is_interpolated_and_unseen_shapes_gain() -> None:
+    rows = measured(product_cases(120), extra=wavy)
+    unseen = measured(product_cases(60, after=120), extra=wavy)
+    found = calibrate(bench(*rows), unseen)
+    (residuals,) = found.calibration.residuals
+    assert len(residuals.points) == len(rows)
+    held = found.reports[0].held
+    assert held is not None
+    bare = calibrate(bench(*rows[:7]), unseen).reports[0].held  # too few rows for residuals
+    assert bare is not None
+    assert held.median < 0.02 < bare.median
+
+
+def test_noise_is_not_interpolated() -> None:
+    found = calibrate(bench(*measured(product_cases(90), noise=0.03)))
+    assert found.calibration.residuals == ()
+    assert not found.reports[0].corrected
+
+
+def test_held_out_rows_that_were_fitted_do_not_count() -> None:
+    rows = measured(product_cases(40))
+    others = measured(product_cases(10, after=40))
+    held = calibrate(bench(*rows), [*rows, *others]).reports[0].held
+    assert held is not None
+    assert held.rows == len(others)
+
+
+def test_rows_under_load_are_preferred_and_need_no_allowances() -> None:
+    cool = unloaded(measured(product_cases(40)))
+    hot = measured(product_cases(40, after=40), extra=lambda _: 0.2)
+    both = calibrate(bench(*cool, *hot)).calibration
+    alone = calibrate(bench(*hot)).calibration
+    assert both.products[0].efficiency == alone.products[0].efficiency
+    assert (both.software, both.sustained_slowdown) == ("meshwright", 1.0)
+    at_ease = calibrate(bench(*cool)).calibration
+    assert (at_ease.software, at_ease.sustained_slowdown) == ("", None)
+
+
+def test_memory_bound_work_gives_a_share_for_each_class_and_one_start() -> None:
+    rows = []
+    for op, share in (("norm", 0.9), ("rotary", 0.6)):
+        for size in (1e6, 1e8, 1e9):
+            case = Case(family="elementwise", name=op, sizes={"bytes": int(size)})
+            seconds = 3e-6 + size / (share * GPU.memory_bytes_per_s)
+            rows.append(
+                Row(
+                    case=case, seconds=seconds, low_s=seconds, high_s=seconds, samples=3, bytes=size
+                )
+            )
+    found = calibrate(bench(*rows)).calibration
+    shares = {curve.op: curve.efficiency for curve in found.memory}
+    assert shares == {"norm": pytest.approx(0.9, rel=1e-3), "rotary": pytest.approx(0.6, rel=1e-3)}
+    assert found.launch is not None
+    assert found.launch.kernel_s == pytest.approx(3e-6, rel=0.01)
+    device = costs_for(GPU, found)
+    assert memory_s(device, "rotary", 1e9) == pytest.approx(rows[-1].seconds, rel=1e-3)
+
+
+def test_what_was_not_measured_is_named() -> None:
+    missing = " ".join(calibrate(bench(*measured(product_cases(20)))).missing)
+    for word in ("fp8-tensorwise", "grouped", "attention forward", "norm_backward", "launching"):
+        assert word in missing
+
+
+def test_a_driver_s_name_finds_its_device() -> None:
+    rows = measured(product_cases(20))
+    assert calibrate(Bench(Machine(device="NVIDIA H200"), rows)).calibration.gpu == GPU.name
+
+
+def test_a_processor_s_shares_are_of_what_was_measured_there() -> None:
+    rows = [
+        Row(
+            case=case,
+            seconds=(
+                seconds := 2e-5 + 2.0 * case.size("m") * case.size("n") * case.size("k") / 1e11
+            ),
+            low_s=seconds,
+            high_s=seconds,
+            samples=3,
+            flops=2.0 * case.size("m") * case.size("n") * case.size("k"),
+            bytes=1e6,
+        )
+        for case in product_cases(24, precision="fp32")
+    ]
+    found = calibrate(Bench(Machine(device="Some CPU @ 2 GHz", cores=2), tuple(rows)))
+    assert found.gpu.kind == "cpu"
+    assert found.calibration.gpu == "some-cpu-2-ghz"
+    assert found.calibration.peaks is not None
+    assert found.calibration.peaks.fp32_flops == pytest.approx(1e11, rel=0.05)
+    row = rows[5]
+    m, n, k = (row.case.size(side) for side in "mnk")
+    predicted = linear_s(costs_for(found.gpu, found.calibration), m, n, k, "fp32")
+    assert predicted == pytest.approx(row.seconds, rel=0.35)
+
+
+def test_no_rows_are_refused() -> None:
+    with pytest.raises(InputError, match="none to fit"):
+        calibrate(Bench(MACHINE, ()))
+
+
+def test_rows_without_any_cost_model_are_refused() -> None:
+    row = row_of(Case(family="storage", name="read"), 1.0)
+    with pytest.raises(InputError, match="no row is of a family"):
+        calibrate(bench(row))

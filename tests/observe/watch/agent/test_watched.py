@@ -1,0 +1,212 @@
+"""The agent with a torch of its own making: captures as asked, and no fault that gets out."""
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from meshwright.observe.watch.agent import watched as home
+from meshwright.observe.watch.agent.alarm import Alarm
+from meshwright.observe.watch.agent.faults import MOST_BYTES, Log
+from meshwright.observe.watch.agent.pages import (
+    CAPTURES_OFF,
+    ENDED,
+    PROFILES_ITSELF,
+    ControlPage,
+    Request,
+)
+from meshwright.observe.watch.agent.stacks import free_signal
+from meshwright.observe.watch.agent.watched import Watched
+from meshwright.observe.watch.folder import Folder, make_folder
+from meshwright.observe.watch.steps import StepReader
+
+
+class Profiler:
+    """As much of torch as the agent touches; `said` is what it was asked to do."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.broken = False
+        self.autograd = SimpleNamespace(
+            _profiler_enabled=lambda: False,
+            profiler=SimpleNamespace(
+                _prepare_profiler=lambda: None,
+                _enable_profiler=lambda: None,
+                _disable_profiler=lambda: None,
+            ),
+        )
+        self.profiler = SimpleNamespace(
+            ProfilerActivity=SimpleNamespace(CPU="cpu"),
+            profile=self._profile,
+            record_function=self._mark,
+        )
+        self.cuda = SimpleNamespace(is_available=lambda: False)
+        self.distributed = SimpleNamespace(is_available=lambda: False)
+
+    def _profile(self, **_: Any) -> Any:
+        return SimpleNamespace(
+            start=self._start,
+            stop=lambda: self.said.append("stop"),
+            export_chrome_trace=lambda path: Path(path).write_text("{}"),
+        )
+
+    def _start(self) -> None:
+        if self.broken:
+            raise RuntimeError("no profiler today")
+        self.autograd.profiler._enable_profiler()
+        self.said.append("start")
+
+    def _mark(self, name: str) -> Any:
+        return SimpleNamespace(
+            __enter__=lambda: self.said.append(name), __exit__=lambda *_: self.said.append("end")
+        )
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    return make_folder(tmp_path / "w", {"shapes": True})
+
+
+@pytest.fixture
+def control(folder: Folder) -> ControlPage:
+    return ControlPage(str(folder.control), writes=True)
+
+
+@pytest.fixture
+def torch() -> Profiler:
+    return Profiler()
+
+
+@pytest.fixture
+def watched(folder: Folder, control: ControlPage, torch: Profiler) -> Watched:
+    return Watched(str(folder.path), torch, Log(str(folder.log)))
+
+
+def reader(folder: Folder) -> StepReader:
+    return StepReader(folder.agents / f"{os.getpid()}.steps")
+
+
+def test_asked_steps_are_captured_and_counted(
+    watched: Watched, control: ControlPage, torch: Profiler, folder: Folder
+) -> None:
+    watched.optimizer_stepped(1)
+    control.write(Request(1, first_step=4, num_steps=2))
+    for _ in range(7):
+        watched.optimizer_stepped(1)
+    marks = ["ProfilerStep#4", "end", "ProfilerStep#5", "end"]
+    assert torch.said == ["start", *marks, "stop"]
+    head = reader(folder).head()
+    assert (head.num_steps, head.num_captures, head.answered) == (8, 1, 1)
+    assert head.spent_ns >= head.cost_ns > 0
+    assert [path.name for path in folder.incoming.iterdir()] == [f"000001-{os.getpid()}--1.json"]
+    # The captured steps are no measure of what is usual.
+    assert set(reader(folder).times(100).number.tolist()) == {2, 3, 6, 7, 8}
+
+
+def test_a_profiler_that_fails_costs_captures_but_no_steps(
+    watched: Watched, control: ControlPage, torch: Profiler, folder: Folder
+) -> None:
+    torch.broken = True
+    watched.optimizer_stepped(1)
+    for number in range(1, 6):
+        control.write(Request(number, 1, 1))
+        watched.optimizer_stepped(1)
+    head = reader(folder).head()
+    assert (head.num_steps, head.num_captures, head.answered) == (6, 0, 5)
+    assert head.state & CAPTURES_OFF
+    assert folder.log.read_text().count("RuntimeError: no profiler today") == home.MOST_FAULTS
+
+
+def test_a_job_that_profiles_itself_goes_first(
+    watched: Watched, control: ControlPage, torch: Profiler, folder: Folder
+) -> None:
+    watched.optimizer_stepped(1)
+    control.write(Request(1, 1, 1))
+    watched.optimizer_stepped(1)
+    assert torch.said[-1] == "ProfilerStep#3"
+    torch.autograd.profiler._prepare_profiler()
+    assert torch.said[-2:] == ["end", "stop"]
+    control.write(Request(2, 1, 1))
+    watched.optimizer_stepped(1)
+    head = reader(folder).head()
+    assert (head.num_captures, head.answered) == (0, 2)
+    assert head.state & PROFILES_ITSELF
+    torch.autograd.profiler._disable_profiler()
+    control.write(Request(3, 1, 1))
+    for _ in range(2):
+        watched.optimizer_stepped(1)
+    assert reader(folder).head().num_captures == 1
+
+
+def test_a_step_that_does_not_end_is_not_recorded_to_its_end(
+    watched: Watched,
+    control: ControlPage,
+    torch: Profiler,
+    folder: Folder,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(home, "LEAST_LIMIT_S", 0.05)
+    watched.optimizer_stepped(1)
+    control.write(Request(1, 1, 1))
+    watched.optimizer_stepped(1)
+    assert _within_s(5, lambda: torch.said[-1] == "stop")
+    watched.optimizer_stepped(1)
+    head = reader(folder).head()
+    assert (head.num_steps, head.num_captures, head.answered) == (3, 0, 1)
+
+
+def test_an_end_is_written_down_and_a_child_begins_anew(watched: Watched, folder: Folder) -> None:
+    watched.optimizer_stepped(1)
+    watched.ended()
+    assert reader(folder).head().state & ENDED
+    watched.forked()
+    watched.optimizer_stepped(1)
+    assert reader(folder).head().num_steps == 1
+
+
+def test_a_page_that_cannot_be_written_ends_the_watch_and_not_the_job(
+    watched: Watched, folder: Folder
+) -> None:
+    folder.agents.rmdir()
+    watched.optimizer_stepped(1)
+    watched.optimizer_stepped(1)
+    assert folder.log.read_text().count("a step could not be written down") == 1
+
+
+def test_an_alarm_rings_in_the_main_thread_unless_it_is_cleared() -> None:
+    rang: list[threading.Thread] = []
+    alarm = Alarm(lambda: rang.append(threading.current_thread()))
+    alarm.set(0.02)
+    assert _within_s(5, lambda: bool(rang))
+    assert rang == [threading.main_thread()]
+    alarm.set(0.05)
+    alarm.clear()
+    assert not _within_s(0.2, lambda: len(rang) > 1)
+
+
+def test_the_log_is_bounded_and_a_log_that_cannot_be_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "log.txt"
+    path.write_bytes(b"x" * MOST_BYTES)
+    Log(str(path)).fault("more")
+    assert path.stat().st_size == MOST_BYTES
+    Log(str(tmp_path / "not" / "there")).fault("nowhere")
+
+
+def test_the_signal_for_stacks_is_one_that_nothing_handles() -> None:
+    number = free_signal()
+    assert number is not None
+    assert number > 34
+
+
+def _within_s(most_s: float, true: Callable[[], bool]) -> bool:
+    until = time.monotonic() + most_s
+    while time.monotonic() < until:
+        if true():
+            return True
+        time.sleep(0.005)
+    return False

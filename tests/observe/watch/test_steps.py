@@ -1,0 +1,105 @@
+from pathlib import Path
+
+import pytest
+
+from meshwright.observe.watch.agent.pages import (
+    CAPACITY,
+    CAPTURED,
+    ENDED,
+    PLAIN,
+    ControlPage,
+    Request,
+    StepPage,
+)
+from meshwright.observe.watch.pace import Pace, usual
+from meshwright.observe.watch.steps import StepReader
+
+MS = 1_000_000
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> StepPage:
+    return StepPage(str(tmp_path / "1.steps"), pid=1, rank=3, started_ns=0)
+
+
+@pytest.fixture
+def reader(page: StepPage, tmp_path: Path) -> StepReader:
+    return StepReader(tmp_path / "1.steps")
+
+
+def test_times_leave_out_the_agent_and_captured_steps(page: StepPage, reader: StepReader) -> None:
+    for ended_ms, own_ms, mark in (
+        (10, 0, PLAIN),
+        (20, 5, PLAIN),
+        (35, 0, CAPTURED),
+        (50, 0, PLAIN),
+    ):
+        page.add(ended_ms * MS, own_ms * MS, mark)
+    times = reader.times(100)
+    assert times.number.tolist() == [2, 4]
+    assert times.step_s.tolist() == pytest.approx([0.010, 0.015])
+    assert reader.last_ns() == 50 * MS
+    head = reader.head()
+    assert (head.rank, head.num_steps, head.spent_ns) == (3, 4, 5 * MS)
+
+
+def test_ring_keeps_the_newest_steps(page: StepPage, reader: StepReader) -> None:
+    for number in range(CAPACITY + 10):
+        page.add((number + 1) * MS, 0, PLAIN)
+    times = reader.times(10**9)
+    assert times.number[-1] == CAPACITY + 10
+    assert times.number.size == CAPACITY - 2
+    assert set(times.step_s.round(6).tolist()) == {0.001}
+
+
+def test_head_tells_captures_and_the_end(page: StepPage, reader: StepReader) -> None:
+    page.captured(cost_ns=9, beyond_ns=4, answered=2)
+    page.set_state(ENDED, True)
+    head = reader.head()
+    assert (head.num_captures, head.cost_ns, head.spent_ns, head.answered) == (1, 9, 4, 2)
+    assert head.state == ENDED
+
+
+def test_only_the_owner_can_read_a_page(page: StepPage, tmp_path: Path) -> None:
+    assert (tmp_path / "1.steps").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_request_is_read_as_it_was_written(tmp_path: Path) -> None:
+    path = str(tmp_path / "control")
+    writer = ControlPage(path, writes=True)
+    reader = ControlPage(path)
+    assert reader.read().number == 0
+    writer.write(Request(4, 128, 2))
+    assert reader.read() == Request(4, 128, 2)
+
+
+def test_another_file_is_no_page(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(b"x" * 4096)
+    with pytest.raises(ValueError, match="no page of steps"):
+        StepReader(tmp_path / "x")
+
+
+def test_pace_tells_a_slowdown_once_and_its_end(page: StepPage, reader: StepReader) -> None:
+    pace, now = Pace(0.10), 0
+    rises, ends = [], []
+    for number in range(1, 200):
+        now += (300 if 80 < number <= 120 else 200) * MS
+        page.add(now, 0, PLAIN)
+        over = pace.recovered(reader)
+        if over is not None:
+            ends.append(over)
+        rise = pace.look(reader)
+        if rise is not None:
+            rises.append(rise)
+    assert [(rise.step, rise.before_s, rise.after_s) for rise in rises] == [(81, 0.2, 0.3)]
+    assert len(ends) == 1
+    assert abs(ends[0] - 121) <= 4
+
+
+def test_figures_of_steps(page: StepPage, reader: StepReader) -> None:
+    assert usual(reader.times(10).step_s) is None
+    for ended_ms in (0, 10, 20, 31, 50):
+        page.add(ended_ms * MS, 0, PLAIN)
+    found = usual(reader.times(10).step_s)
+    assert found is not None
+    assert (found.middle_s, found.slowest_s) == pytest.approx((0.0105, 0.019))
