@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from meshwright.observe.calibrate.solve import fit_logs
-from meshwright.predict.cost.device import INPUT_BYTES
+from meshwright.predict.cost.rates import INPUT_BYTES
 from meshwright.spec.catalog.hardware import gpus
 from meshwright.spec.cluster import Gpu
 from validation.operators import forms, tables

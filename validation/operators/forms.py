@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.predict.cost.device import TILES
 from meshwright.predict.cost.matmul import SPLIT_BELOW_WAVES, SPLITS
+from meshwright.predict.cost.rates import TILES
 
 Array = Any
 Constants = dict[str, float]

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 from meshwright.errors import InputError, Problem
 from meshwright.predict.constants import CONSTANTS, StepConstants
 from meshwright.predict.cost import Calibration, DeviceCosts, costs_for
-from meshwright.predict.cost.device import INPUT_BYTES, relative_of, slowed
+from meshwright.predict.cost.device import relative_of, slowed
+from meshwright.predict.cost.rates import INPUT_BYTES
 from meshwright.predict.software import MEGATRON, Software
 from meshwright.spec import catalog
 from meshwright.spec.cluster import Gpu

@@ -72,7 +72,7 @@ def calibrate(bench: Bench, held: Sequence[Row] = (), *, gpu: str = "") -> Calib
         report = _report(fitted, device, others.get(subject.title), like)
         reports.append(report)
         found = _with(found, fitted, report, source)
-    plain = fit_memory(bench.rows, device.memory_bytes_per_s, source)
+    plain = fit_memory(_telling(bench.rows), device.memory_bytes_per_s, source)
     default = costs_for(device).launch
     found = msgspec.structs.replace(
         found,
@@ -92,8 +92,9 @@ def calibrate(bench: Bench, held: Sequence[Row] = (), *, gpu: str = "") -> Calib
 
 def _telling(rows: Sequence[Row]) -> list[Row]:
     """Return rows under load where a family has any, since a training step is made there."""
-    loaded = {row.case.family for row in rows if row.loaded}
-    return [row for row in rows if row.loaded or row.case.family not in loaded]
+    timed = [row for row in rows if row.seconds > 0]
+    loaded = {row.case.family for row in timed if row.loaded}
+    return [row for row in timed if row.loaded or row.case.family not in loaded]
 
 
 def _report(fitted: Fitted, gpu: Gpu, other: Subject | None, like: Curve | None) -> Report:

@@ -12,6 +12,8 @@ from meshwright.predict.cost.curves import Peaks
 from meshwright.spec.catalog import gpu as catalog_gpu
 from meshwright.spec.cluster import Gpu
 
+HEADROOM = 1.25
+"""A peak over the best rate that was measured: no product fills every tile."""
 _PEAK_FIELDS = {
     "fp32": "fp32_flops",
     "tf32": "tf32_flops",
@@ -35,7 +37,8 @@ def device_of(machine: Machine, rows: Sequence[Row], asked: str = "") -> tuple[G
     described = msgspec.structs.replace(
         like, name=name, title=machine.device.strip() or name, aliases=(), sources=(), notes=""
     )
-    return msgspec.structs.replace(described, **peaks.given), peaks
+    unknown = dict.fromkeys(_PEAK_FIELDS.values())
+    return msgspec.structs.replace(described, **{**unknown, **peaks.given}), peaks
 
 
 def _name(device: str) -> str:
@@ -52,10 +55,13 @@ def _peaks(machine: Machine, rows: Sequence[Row]) -> Peaks:
     moved = [
         row.bytes_per_s
         for row in rows
-        if row.case.family in ("elementwise", "copies", "products") and row.bytes_per_s
+        if row.case.family in ("elementwise", "copies") and row.bytes_per_s
     ]
-    if not flops or not moved:
+    if not flops:
         what = f"has no products of {machine.device or 'this device'}, which no catalog has"
         fix = "measure products, or name a device of `mw gpus` with --gpu"
         raise InputError([Problem("rows", what, fix)])
-    return Peaks(memory_bytes_per_s=max(moved), sms=max(1, machine.cores), **flops)
+    # Products say little of the memory's pace: without better rows it is the catalog's.
+    moved = moved or [catalog_gpu("cpu-core").memory_bytes_per_s]
+    raised = {field: HEADROOM * best for field, best in flops.items()}
+    return Peaks(memory_bytes_per_s=max(moved), sms=max(1, machine.cores), **raised)

@@ -10,7 +10,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from meshwright.observe.bench.attention import WINDOW
 from meshwright.observe.bench.case import Row
+from meshwright.observe.bench.products import PARTS
 from meshwright.observe.calibrate.residuals import Place
 from meshwright.predict.cost.attention import Mask, attention_kind, attention_s
 from meshwright.predict.cost.curves import (
@@ -26,8 +28,6 @@ from meshwright.predict.cost.matmul import LinearPart, linear_s
 from meshwright.spec.cluster import Gpu
 
 GROUPED = "grouped_"
-WINDOW = 1024
-"""Keys that a query sees in rows with a window."""
 ROWS_PER_CONSTANT = 3
 """Fewer rows than this for each constant free only the first ones."""
 
@@ -60,6 +60,8 @@ _ATTENTION = {
     "launch_s": Constant(5e-6, 5e-7, 5e-5),
     "wave": Constant(0.2, 1e-3, 1.0),
 }
+_ON_HOST = {"fill_k": 10.0, "fill_keys": 10.0, "softmax_dims": 30.0, "tail": 0.01, "wave": 0.01}
+"""Where constants start for a processor: it has nothing to fill and to drain."""
 PAD_DIMS = 64
 """To a multiple of which attention kernels round heads up (measured for H200 and cuDNN)."""
 MEASURED_STORE_BYTES = 2.0
@@ -86,14 +88,17 @@ class Subject(NamedTuple):
 def subjects(rows: Sequence[Row], gpu: Gpu) -> tuple[Subject, ...]:
     """Return every curve that rows of a device tell something of."""
     found = list[Subject]()
-    dense = [row for row in rows if row.case.family == "products" and "precision" in row.case.sizes]
+    products = [
+        row
+        for row in rows
+        if row.case.family == "products" and row.case.name.removeprefix(GROUPED) in PARTS
+    ]
+    dense = [row for row in products if "precision" in row.case.sizes]
     for precision in dict.fromkeys(row.case.word("precision") for row in dense):
         mine = tuple(row for row in dense if row.case.word("precision") == precision)
         if precision in gpu.precisions:
             found.append(_product(precision, mine))
-    grouped = tuple(
-        row for row in rows if row.case.family == "products" and row.case.name.startswith(GROUPED)
-    )
+    grouped = tuple(row for row in products if row.case.name.startswith(GROUPED))
     if grouped and "bf16" in gpu.precisions:
         found.append(_grouped(grouped))
     parts: tuple[Part, ...] = ("forward", "backward")
@@ -103,7 +108,15 @@ def subjects(rows: Sequence[Row], gpu: Gpu) -> tuple[Subject, ...]:
         )
         if mine:
             found.append(_attention(part, mine))
-    return tuple(found)
+    return tuple(_on_host(one) for one in found) if gpu.kind == "cpu" else tuple(found)
+
+
+def _on_host(subject: Subject) -> Subject:
+    starts = {
+        name: one._replace(start=_ON_HOST.get(name, one.start))
+        for name, one in subject.constants.items()
+    }
+    return subject._replace(constants=starts)
 
 
 def _product(precision: str, rows: tuple[Row, ...]) -> Subject:

@@ -21,8 +21,8 @@ from meshwright.predict.cost.curves import (
     LaunchCurve,
     Part,
     ProductCurve,
-    ResidualFamily,
 )
+from meshwright.predict.cost.rates import INPUT_BYTES, ProductRate, grouped_rate, product_rate
 from meshwright.predict.cost.residuals import Correction
 from meshwright.spec.catalog.hardware import gpus
 from meshwright.spec.cluster import Gpu
@@ -30,37 +30,6 @@ from meshwright.spec.read import read
 
 Curve = TypeVar("Curve", ProductCurve, AttentionCurve)
 
-INPUT_BYTES = {
-    "fp32": 4.0,
-    "tf32": 4.0,
-    "bf16": 2.0,
-    "fp16": 2.0,
-    "fp8": 1.0,
-    "fp8-tensorwise": 1.0,
-    "fp8-rowwise": 1.0,
-    "fp8-blockwise": 1.0,
-    "mxfp8": 1.0 + 1 / 32,
-    "nvfp4": 0.5 + 1 / 16,
-    "fp4": 0.5 + 1 / 16,
-    "mxfp4": 0.5 + 1 / 32,
-    "int8": 1.0,
-}
-"""Bytes of one input element with its share of the scales."""
-# Precisions without a curve of their own use the curve of a near one at their own peak.
-_LIKE = {
-    "fp16": "bf16",
-    "tf32": "bf16",
-    "fp32": "bf16",
-    "fp8": "fp8-tensorwise",
-    "fp8-rowwise": "fp8-tensorwise",
-    "fp8-blockwise": "fp8-tensorwise",
-    "mxfp8": "fp8-tensorwise",
-    "int8": "fp8-tensorwise",
-    "fp4": "nvfp4",
-    "mxfp4": "nvfp4",
-    "fp8-tensorwise": "bf16",
-    "nvfp4": "fp8-tensorwise",
-}
 # The nearest measured relative of each architecture.
 _RELATIVE = {
     "sm_70": "a100-80g-sxm",
@@ -74,27 +43,8 @@ _RELATIVE = {
 }
 NEAR = {"loss_in_place": "softmax"}
 """Classes of work that only some devices were measured at, with what they are most like."""
-TILES = ((128, 256), (128, 128), (64, 128))
-"""Rows and columns of a tile, long side along the longer side of the result."""
 _FARTHEST = "h100-80g-sxm"
 """Whose curves a device of any other make borrows."""
-
-
-class ProductRate(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """A `ProductCurve` in the units of one device."""
-
-    flops_per_sm: float
-    bytes_per_s: float
-    input_bytes: float
-    word: int
-    launch_s: float
-    fill_k: float
-    tail: float
-    tile_efficiency: tuple[float, float, float]
-    split_flops_per_element: float
-    accumulate_bytes: float
-    gradient_ratio: float
-    correction: Correction | None = None
 
 
 class DeviceCosts(msgspec.Struct, frozen=True, kw_only=True, eq=False, weakref=True):
@@ -116,10 +66,6 @@ class DeviceCosts(msgspec.Struct, frozen=True, kw_only=True, eq=False, weakref=T
     """How much longer large products take under lasting load; no cost here includes it."""
     launch: LaunchCurve
     """What launching costs."""
-    grouped_efficiency: float
-    """Efficiency of a grouped product over a dense one."""
-    grouped_launch_s: float
-    """Time a grouped product takes on top."""
     memory_efficiency: Mapping[str, float]
     """Share of the bandwidth by class of elementwise work."""
     attention_curves: Mapping[tuple[str, str], AttentionCurve]
@@ -135,14 +81,15 @@ class DeviceCosts(msgspec.Struct, frozen=True, kw_only=True, eq=False, weakref=T
         """Return the rate of products in a precision."""
         rate = self.rates.get(precision)
         if rate is None:
-            rate = self.rates[precision] = _rate(self, precision)
+            rate = self.rates[precision] = product_rate(self.gpu, self.calibration, precision)
         return rate
 
     def grouped(self, precision: str) -> ProductRate:
         """Return the rate of grouped products: their own, or from that of dense ones."""
         rate = self.grouped_rates.get(precision)
         if rate is None:
-            rate = self.grouped_rates[precision] = _grouped_rate(self, precision)
+            rate = grouped_rate(self.gpu, self.calibration, precision)
+            self.grouped_rates[precision] = rate
         return rate
 
     def attention(self, kernel: AttentionKernel, part: Part) -> AttentionCurve:
@@ -313,8 +260,6 @@ def _ready(gpu: Gpu, calibration: Calibration, basis: str) -> DeviceCosts:
         attention_peak_flops=gpu.bf16_flops or gpu.fp16_flops or gpu.peak_flops("fp32"),
         sustained_slowdown=calibration.sustained_slowdown or 1.0,
         launch=calibration.launch,
-        grouped_efficiency=calibration.grouped_efficiency or 1.0,
-        grouped_launch_s=calibration.grouped_launch_s or 0.0,
         memory_efficiency=_with_near({curve.op: curve.efficiency for curve in calibration.memory}),
         attention_curves={(c.kernel, c.part): c for c in calibration.attention},
         attention_corrections={
@@ -328,55 +273,3 @@ def _ready(gpu: Gpu, calibration: Calibration, basis: str) -> DeviceCosts:
 def _with_near(known: dict[str, float]) -> dict[str, float]:
     """Give a class of work that nobody measured the share of the one most like it."""
     return {**{op: known[near] for op, near in NEAR.items()}, **known}
-
-
-def _rate(costs: DeviceCosts, precision: str) -> ProductRate:
-    curves: dict[str, ProductCurve] = {c.precision: c for c in costs.calibration.products}
-    like = precision
-    while like not in curves:
-        like = _LIKE[like]
-    return _rate_of(costs, curves[like], precision, _correction(costs, "products", like))
-
-
-def _grouped_rate(costs: DeviceCosts, precision: str) -> ProductRate:
-    own = costs.calibration.grouped
-    if own is not None and own.precision == precision:
-        return _rate_of(costs, own, precision, _correction(costs, "grouped", precision))
-    dense = costs.product(precision)
-    return msgspec.structs.replace(
-        dense,
-        flops_per_sm=dense.flops_per_sm * costs.grouped_efficiency,
-        launch_s=dense.launch_s + costs.grouped_launch_s,
-        correction=None,
-    )
-
-
-def _correction(costs: DeviceCosts, family: ResidualFamily, name: str) -> Correction | None:
-    for one in costs.calibration.residuals:
-        if (one.family, one.name) == (family, name):
-            return Correction(one)
-    return None
-
-
-def _rate_of(
-    costs: DeviceCosts, curve: ProductCurve, precision: str, correction: Correction | None
-) -> ProductRate:
-    first, second, third = (
-        1.0 / (1.0 + curve.tile_penalty * (128 / rows + 128 / columns - 1.5))
-        for rows, columns in TILES
-    )
-    flops_per_sm = curve.efficiency * costs.gpu.peak_flops(precision) / costs.sms
-    return ProductRate(
-        flops_per_sm=flops_per_sm,
-        bytes_per_s=curve.bandwidth * costs.bytes_per_s,
-        input_bytes=INPUT_BYTES[precision],
-        word=round(16 / int(INPUT_BYTES[precision] * 2) * 2),
-        launch_s=curve.launch_s,
-        fill_k=curve.fill_k,
-        tail=curve.tail,
-        tile_efficiency=(first, second, third),
-        split_flops_per_element=4.0 * curve.split_penalty / costs.bytes_per_s * flops_per_sm,
-        accumulate_bytes=curve.accumulate_bytes,
-        gradient_ratio=curve.gradient_ratio,
-        correction=correction,
-    )

@@ -11,7 +11,8 @@ from functools import lru_cache
 from math import ceil
 from typing import Literal
 
-from meshwright.predict.cost.device import TILES, DeviceCosts, ProductRate
+from meshwright.predict.cost.device import DeviceCosts
+from meshwright.predict.cost.rates import ProductRate
 
 Product = Literal["TN", "NN", "NT"]
 """Forward, input gradient, and weight gradient that is added into an fp32 buffer."""
@@ -93,7 +94,7 @@ def _tile_flops(
     short, long = (m, n) if m <= n else (n, m)
     add = rate.split_flops_per_element * batch * m * n
     best = float("inf")
-    for (rows, columns), tile_efficiency in zip(TILES, rate.tile_efficiency, strict=True):
+    for (rows, columns), tile_efficiency in zip(rate.tiles, rate.tile_efficiency, strict=True):
         waves = batch * ceil(short / rows) * ceil(long / columns) / sms
         per_k = 2.0 * rows * columns / tile_efficiency
         best = min(best, waves_of(waves, rate.tail) * per_k * (k + fill))
