@@ -93,9 +93,9 @@ class _Read:
         """Take the text of a list of events; all of them, or none and one of `FAULTS`."""
         events = _decode(text)
         timed = [event for event in events if isinstance(event, _Span | _Count)]
-        starts = map(_time, [event.ts for event in timed])
+        begins = [_time(event.ts) for event in timed]
         lengths = [_time(event.dur) if isinstance(event, _Span) else 0 for event in timed]
-        times = iter(list(zip(starts, lengths, strict=True)))
+        times = iter(zip(begins, lengths, strict=True))
         for event in events:
             if isinstance(event, _Span):
                 self._span(event, *next(times))
