@@ -31,6 +31,7 @@ def model(tmp_path: Path) -> str:
     return str(file)
 
 
+@pytest.mark.slow
 def test_passes_of_two_ranks_run_in_the_order_that_was_predicted(
     model: str, tmp_path: Path, capsys: Captured
 ) -> None:

@@ -128,6 +128,7 @@ def test_sends_that_would_wait_for_each_other_are_found(monkeypatch: pytest.Monk
     assert "sound" not in found.schedule
 
 
+@pytest.mark.slow
 def test_a_70b_model_on_512_ranks_is_played() -> None:
     model = catalog.model("llama3.1-70b")
     layout = Layout(tp=8, sequence_parallel=True, pp=8, dp=8, zero=1)

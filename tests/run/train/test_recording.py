@@ -47,6 +47,7 @@ def steps_of(folder: Path, rank: int) -> list[str]:
     return [name for name in names_of(folder, rank) if name.startswith("step ")]
 
 
+@pytest.mark.slow
 def test_each_rank_records_its_newest_steps_and_profiles_the_chosen(
     tokens: Path, tmp_path: Path
 ) -> None:

@@ -124,6 +124,7 @@ def moments(trainer: Trainer) -> Moments:
     return {name: each.clone() for name, each in kept if name.startswith(("first", "second"))}
 
 
+@pytest.mark.slow
 def test_moments_of_eight_bits_go_from_shards_to_one_device_and_back(
     tokens: Path, tmp_path: Path
 ) -> None:

@@ -24,9 +24,6 @@ TEXT_CHARACTERS = 4096
 """Longer names are cut."""
 UNPACKED_LIMIT_BYTES = 64 << 30
 _SPARE_DISK_BYTES = 1 << 30
-_FREE_BYTES = 64 << 20
-_MAX_RATIO = 100
-"""Past the first 64 MiB a packed export may not grow by more: real ones reach 5 to 15."""
 _VALUE_LIMIT_BYTES = 64 << 20
 _CHUNK_BYTES = 1 << 20
 _LEAST_ROW_BYTES = 8
@@ -194,8 +191,7 @@ def unpacked(path: Path) -> Iterator[tuple[Path, str]]:
         return
     source = Source(path, _CHUNK_BYTES)
     free_bytes = shutil.disk_usage(tempfile.gettempdir()).free - _SPARE_DISK_BYTES
-    most_bytes = max(_FREE_BYTES, path.stat().st_size * _MAX_RATIO)
-    limit = min(UNPACKED_LIMIT_BYTES, free_bytes, most_bytes)
+    limit = min(UNPACKED_LIMIT_BYTES, free_bytes)
     with tempfile.NamedTemporaryFile(prefix="meshwright-", suffix=".sqlite") as whole:
         place, written = Path(whole.name), 0
         for chunk in source:

@@ -1,0 +1,48 @@
+"""Shapes to measure: within their ranges, evenly spread, and never the same twice."""
+
+from math import log2
+
+import pytest
+
+from meshwright.observe.bench.products import held_out
+from meshwright.observe.bench.products import cases as product_cases
+from meshwright.observe.bench.shapes import (
+    LEAST_FLOPS,
+    MOST_FLOPS,
+    TOKENS,
+    WIDTHS,
+    Range,
+    product_shapes,
+)
+
+
+def test_a_range_ends_where_it_says_and_keeps_to_its_multiple() -> None:
+    sides = Range(512, 32768, 64)
+    assert (sides.at(0.0), sides.at(1.0)) == (512, 32768)
+    assert all(sides.at(place / 100) % 64 == 0 for place in range(101))
+
+
+def test_shapes_stay_within_what_training_multiplies() -> None:
+    for shape in product_shapes(300):
+        assert TOKENS.least <= shape.m <= TOKENS.most
+        assert WIDTHS.least <= min(shape.n, shape.k) <= max(shape.n, shape.k) <= WIDTHS.most
+        assert LEAST_FLOPS <= shape.flops <= MOST_FLOPS
+
+
+def test_a_short_stretch_is_the_beginning_of_a_long_one() -> None:
+    assert product_shapes(200)[:40] == product_shapes(40)
+    assert product_shapes(200)[40:] == product_shapes(160, after=40)
+    assert len(set(product_shapes(200))) == 200
+
+
+@pytest.mark.parametrize("side", ["m", "n", "k"])
+def test_every_eighth_of_a_side_is_measured(side: str) -> None:
+    values = [log2(getattr(shape, side)) for shape in product_shapes(150)]
+    low, high = min(values), max(values)
+    eighths = {min(7, int(8 * (value - low) / (high - low))) for value in values}
+    assert eighths == set(range(8))
+
+
+def test_held_out_products_are_none_of_those_measured() -> None:
+    measured = {case.key for case in product_cases("full", on_gpu=True)}
+    assert not measured & {case.key for case in held_out(90)}

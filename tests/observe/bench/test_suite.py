@@ -1,0 +1,70 @@
+"""The bench goes through its cases, keeps every row, and goes on where it was stopped."""
+
+from pathlib import Path
+
+import pytest
+
+from meshwright.errors import InputError
+from meshwright.observe.bench.case import Case, Machine
+from meshwright.observe.bench.family import Family, Place, Size
+from meshwright.observe.bench.suite import measure, read
+from meshwright.observe.bench.timing import Work
+
+torch = pytest.importorskip("torch", reason="the bench measures with torch")
+
+HERE = Machine(device="a processor", torch="2")
+
+
+def family(number: int, done: list[str], *, broken: int | None = None) -> Family:
+    def cases(_size: Size, _on_gpu: bool) -> tuple[Case, ...]:
+        return tuple(Case(family="sums", name="sum", sizes={"n": n}) for n in range(number))
+
+    def work(case: Case, _place: Place) -> Work:
+        if case.size("n") == broken:
+            raise RuntimeError("no room\nat all")
+        done.append(case.key)
+        return Work((lambda: sum(range(100)),), flops=100.0)
+
+    return Family("sums", "sums", cases, work)
+
+
+def bench(number: int, done: list[str], path: Path, **more: int) -> tuple[int, int]:
+    place = Place(torch.device("cpu"))
+    found = measure([family(number, done, **more)], place, HERE, size="quick", path=path)
+    return len(found.rows), len(found.failed)
+
+
+def test_rows_are_kept_and_a_second_run_measures_only_what_is_missing(tmp_path: Path) -> None:
+    path, done = tmp_path / "rows.jsonl", list[str]()
+    assert bench(2, done, path) == (2, 0)
+    assert bench(3, done, path) == (3, 0)
+    assert len(done) == 3
+    assert [row.case.size("n") for row in read(path).rows] == [0, 1, 2]
+
+
+def test_a_row_that_was_cut_while_written_is_measured_again(tmp_path: Path) -> None:
+    path, done = tmp_path / "rows.jsonl", list[str]()
+    bench(2, done, path)
+    path.write_bytes(path.read_bytes()[:-20])
+    assert bench(2, done, path) == (2, 0)
+    assert len(done) == 3
+    assert len(read(path).rows) == 2
+
+
+def test_a_case_that_breaks_is_named_and_the_others_go_on(tmp_path: Path) -> None:
+    assert bench(3, [], tmp_path / "rows.jsonl", broken=1) == (2, 1)
+
+
+def test_rows_of_another_machine_are_not_mixed_in(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    bench(1, [], path)
+    other = Machine(device="another processor")
+    with pytest.raises(InputError, match="another machine"):
+        measure([family(1, [])], Place(torch.device("cpu")), other, path=path)
+
+
+def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("hello\n", encoding="utf-8")
+    with pytest.raises(InputError, match="mw bench"):
+        read(path)
