@@ -57,19 +57,32 @@ def test_every_command_has_help_with_examples(command: str, capsys: Captured) ->
     assert f"mw {command}" in capsys.readouterr().out
 
 
+def cost(schema: str) -> list[pytest.MarkDecorator]:
+    """Mark what predicts a thousand published runs."""
+    return [pytest.mark.slow] if schema == "validate.training" else []
+
+
 def test_version(capsys: Captured) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.startswith("meshwright ")
 
 
-@pytest.mark.parametrize(("schema", "words"), ANSWERS.items(), ids=ANSWERS)
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [pytest.param(schema, words, marks=cost(schema)) for schema, words in ANSWERS.items()],
+    ids=ANSWERS,
+)
 def test_every_answer_has_a_json_form(schema: str, words: list[str], capsys: Captured) -> None:
     assert main([*words, "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["schema"] == f"meshwright.{schema}/1"
 
 
-@pytest.mark.parametrize("words", ANSWERS.values(), ids=ANSWERS)
+@pytest.mark.parametrize(
+    "words",
+    [pytest.param(words, marks=cost(schema)) for schema, words in ANSWERS.items()],
+    ids=ANSWERS,
+)
 def test_quiet_prints_less_but_something(words: list[str], capsys: Captured) -> None:
     main(words)
     full = capsys.readouterr().out

@@ -4,8 +4,8 @@ from math import log2
 
 import pytest
 
-from meshwright.observe.bench.products import held_out
 from meshwright.observe.bench.products import cases as product_cases
+from meshwright.observe.bench.products import held_out
 from meshwright.observe.bench.shapes import (
     LEAST_FLOPS,
     MOST_FLOPS,

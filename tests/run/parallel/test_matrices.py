@@ -86,6 +86,7 @@ def test_owners_get_whole_matrices_and_all_ranks_their_parts_of_the_result() -> 
         assert [len(found[number][0]) for found in by_rank] == [3] * 4
 
 
+@pytest.mark.slow
 def test_muon_trains_as_on_one_device() -> None:
     cases = [
         Case(name, model, layout, optimizer="muon", tolerances=MUON)

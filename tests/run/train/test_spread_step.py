@@ -81,6 +81,7 @@ def go_on(data: dict[str, Any], folder: Path, steps: int) -> list[float]:
     return found
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_under_other_layouts(tokens: Path, tmp_path: Path) -> None:
     alone = job_data(tokens)
     wanted = go_on(alone, tmp_path / "alone", 8)

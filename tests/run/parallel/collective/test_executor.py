@@ -35,7 +35,10 @@ def faults(ranks: int, function: Callable[..., list[Verdict]], *args: Any) -> li
     ]
 
 
-@pytest.mark.parametrize(("ranks", "transport"), [(2, "shared"), (4, "shared"), (3, "torch")])
+@pytest.mark.parametrize(
+    ("ranks", "transport"),
+    [(2, "shared"), pytest.param(4, "shared", marks=pytest.mark.slow), (3, "torch")],
+)
 def test_every_algorithm_equals_torch_bit_by_bit(ranks: int, transport: Transport) -> None:
     sizes = SIZES if transport == "shared" else SIZES[1:2]
     assert not faults(ranks, compare_with_native, OPS, sizes, DTYPES[:2], transport)
