@@ -228,6 +228,7 @@ def one_piece(model: Model, name: str) -> Decoder:
     return decoder
 
 
+@pytest.mark.slow
 def test_an_export_is_the_same_from_every_layout_and_loads_under_every_other(
     tmp_path: Path,
 ) -> None:
@@ -280,5 +281,6 @@ def close(here: Tensor, there: Tensor) -> bool:
     return bool(((here - there).abs() <= (there.abs() / 7).clamp(min=2**-16 * largest)).all())
 
 
+@pytest.mark.slow
 def test_moments_of_eight_bits_move_between_layouts(tmp_path: Path) -> None:
     assert launch(4, blocks, tmp_path) == [[], [], [], []]

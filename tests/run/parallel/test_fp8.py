@@ -58,13 +58,8 @@ def on_rank(told: bytes) -> list[list[Deviation]]:
     return found
 
 
-@pytest.mark.parametrize(
-    "precision",
-    [
-        name if name == "fp8-tensorwise" else pytest.param(name, marks=pytest.mark.slow)
-        for name in CASES
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", CASES)
 def test_layouts_are_as_near_to_float32_as_one_device_in_fp8(precision: Precision) -> None:
     told = []
     for name, given in CASES[precision]:

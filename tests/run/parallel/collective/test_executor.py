@@ -37,7 +37,11 @@ def faults(ranks: int, function: Callable[..., list[Verdict]], *args: Any) -> li
 
 @pytest.mark.parametrize(
     ("ranks", "transport"),
-    [(2, "shared"), pytest.param(4, "shared", marks=pytest.mark.slow), (3, "torch")],
+    [
+        (2, "shared"),
+        pytest.param(4, "shared", marks=pytest.mark.slow),
+        pytest.param(3, "torch", marks=pytest.mark.slow),
+    ],
 )
 def test_every_algorithm_equals_torch_bit_by_bit(ranks: int, transport: Transport) -> None:
     sizes = SIZES if transport == "shared" else SIZES[1:2]
