@@ -41,3 +41,5 @@ class Family(NamedTuple):
     """Whether a GPU is kept at its power limit meanwhile, as training does."""
     on_device: bool = True
     """Whether a GPU does the work; storage, launching and data are the host's."""
+    weight: float = 1.0
+    """Its share of a bench's time, beside those of others."""

@@ -51,8 +51,8 @@ def measure(
 ) -> Bench:
     """Measure what is not in the file yet, until all is there or the time is up.
 
-    Families share the budget evenly among those that are left, so that a slow one cannot use up
-    the others' time.
+    Families share what is left of the budget by their weights, so that a slow one cannot use up
+    the others' time, and what a quick one leaves is theirs.
     """
     known = dict[str, Row]()
     if path is not None and path.exists():
@@ -64,7 +64,8 @@ def measure(
         path.parent.mkdir(parents=True, exist_ok=True)
         _append(path, machine)
     for number, family in enumerate(families):
-        left_s = (end - time.monotonic()) / (len(families) - number)
+        weights = sum(one.weight for one in families[number:])
+        left_s = (end - time.monotonic()) * family.weight / weights
         asked = family.cases(size, place.on_gpu)
         missing = [case for case in asked if case.key not in known]
         for row_or_fault in _family(family, missing, place, time.monotonic() + left_s):
