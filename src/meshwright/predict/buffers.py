@@ -5,6 +5,8 @@ the kind of software; the few constants stand in `MemoryConstants`. It does not 
 meet at the peak: `predict.memory` adds them up.
 """
 
+import math
+
 import msgspec
 
 from meshwright.predict.activations import LOW_BYTES, is_native
@@ -36,6 +38,10 @@ class MemoryConstants(msgspec.Struct, frozen=True, kw_only=True):
     """The same in plain PyTorch: log-probabilities and two gradients, all fp32."""
     inplace_logit_bytes: int = 4
     """The same in the loss that came with the first flash kernels: logits and gradient in two."""
+    logit_chunk_bytes: int = 8 << 30
+    """Most that our own loss takes for logits at a time; a smaller device's share is next."""
+    logit_chunk_share: int = 16
+    """A device's memory over that of its chunk."""
 
 
 MEMORY_CONSTANTS = MemoryConstants()
@@ -43,11 +49,30 @@ MEMORY_CONSTANTS = MemoryConstants()
 
 def logits_bytes(run: Run, constants: MemoryConstants) -> int:
     """Return the logits of a microbatch, their softmax and their gradient."""
+    if run.software.loss_in_place:
+        return _turned_bytes(run, constants)
     each = constants.sharded_logit_bytes
     if is_native(run.layout, run.software):
         first = run.software.attention == "flash1"
         each = constants.inplace_logit_bytes if first else constants.plain_logit_bytes
     return round(run.tokens * each * run.model.vocab / run.layout.tp)
+
+
+def _turned_bytes(run: Run, constants: MemoryConstants) -> int:
+    """Return a chunk of logits that become gradients in place, and what these leave at once.
+
+    That is the gradient of the head's weight, in fp32 where several chunks are added up, and of its
+    input.
+    """
+    words, hidden = run.model.vocab / run.layout.tp, run.model.hidden
+    most = min(
+        constants.logit_chunk_bytes, run.cluster.gpu.memory_bytes // constants.logit_chunk_share
+    )
+    logits = run.tokens * 2 * words
+    chunks = max(1, math.ceil(logits / most))
+    each = 4 if chunks > 1 else min(4, STATE_BYTES[run.layout.gradient_precision])
+    weight = 0 if run.frozen else each * words * hidden
+    return round(logits / chunks + weight + 2 * run.tokens * hidden)
 
 
 def weight_buffer_bytes(

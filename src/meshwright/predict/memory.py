@@ -177,7 +177,8 @@ class Resident(NamedTuple):
         moment = kept + working + self.logits + self.buffers
         states = self.states
         if self.releases:
-            states = states._replace(gradients=max(0, states.gradients - moment))
+            last = states.gradients + working  # of the layer whose backward comes last
+            states = states._replace(gradients=max(0, last - moment))
         buffers = self.buffers + max(0, self.update - moment)
         tensors = states.total + kept + working + self.logits + buffers
         return Peak(states, working, buffers, tensors)
@@ -262,16 +263,23 @@ def _stage(
 
 def resident(run: Run, rank: Rank, constants: MemoryConstants = MEMORY_CONSTANTS) -> Resident:
     """Return what a rank holds whatever its activations are."""
-    layout, states = run.layout, _states(run, rank)
+    states = _states(run, rank)
     return Resident(
         states,
         logits_bytes(run, constants) if rank.has_head else 0,
         weight_buffer_bytes(run, rank.parameters, rank.layers, constants),
         update_bytes(run, states.optimizer),
         runtime_bytes(run, constants),
-        # With one microbatch the peak holds no gradients, or those that outgrow the activations.
-        layout.zero == 3 and layout.pp == 1 and run.microbatches == 1,
+        _releases(run),
     )
+
+
+def _releases(run: Run) -> bool:
+    """Say whether the peak holds no gradients, or only those that outgrow the activations."""
+    layout = run.layout
+    if layout.pp > 1 or run.microbatches > 1:
+        return False
+    return layout.zero == 3 or (run.software.drops_gradients and layout.dp * layout.cp == 1)
 
 
 def room_bytes(run: Run, runtime: int, constants: MemoryConstants = MEMORY_CONSTANTS) -> float:

@@ -64,7 +64,9 @@ class Needs:
         moment = moment + held.buffers
         tensors = held.states.total + moment
         if held.releases:
-            tensors = tensors - np.minimum(held.states.gradients, moment)
+            # All but what the last layer's backward works with.
+            freed = moment - (working - held.logits)
+            tensors = tensors - np.minimum(held.states.gradients, freed)
         return tensors + np.maximum(0, held.update - moment) <= room  # type: ignore[no-any-return]
 
 
