@@ -61,6 +61,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     """Arithmetic of one call, where that is what it is for."""
     bytes: float | None = None
     """What one call cannot do without reading or writing."""
+    items: float | None = None
+    """What one call does many of: tokens, files, reads."""
     loaded: bool = False
     """Large products ran between samples: the device was as warm as a training step makes it."""
     host_s: float | None = None
@@ -81,6 +83,11 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     def bytes_per_s(self) -> float | None:
         """Bytes per second."""
         return self.bytes / self.seconds if self.bytes and self.seconds else None
+
+    @property
+    def items_per_s(self) -> float | None:
+        """Tokens, files or reads per second."""
+        return self.items / self.seconds if self.items and self.seconds else None
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):

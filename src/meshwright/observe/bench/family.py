@@ -1,10 +1,10 @@
 """`Family`: cases of one kind, and how each becomes calls on this machine."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from meshwright.observe.bench.case import Case
-from meshwright.observe.bench.timing import Work
+from meshwright.observe.bench.case import Case, Row
+from meshwright.observe.bench.timing import Timed, Work
 
 if TYPE_CHECKING:
     import torch
@@ -27,6 +27,16 @@ class Place(NamedTuple):
         return self.device.type == "cuda"
 
 
+Fault = tuple[str, str]
+"""The key of a case that broke, and what it said."""
+Sweep = Callable[[Sequence[Case], Place, float], Iterator[Row | Fault]]
+
+
+def no_work(_case: Case, _place: Place) -> Work | None:
+    """Stand where a family sweeps its cases itself."""
+    return None
+
+
 class Family(NamedTuple):
     """Cases of one kind."""
 
@@ -43,3 +53,30 @@ class Family(NamedTuple):
     """Whether a GPU does the work; storage, launching and data are the host's."""
     weight: float = 1.0
     """Its share of a bench's time, beside those of others."""
+    sweep: Sweep | None = None
+    """Measures cases together until `time.monotonic()` passes an end, in place of `work`: where
+    they need files or processes that only all of them are worth."""
+
+
+def row_of(
+    case: Case,
+    timed: Timed,
+    *,
+    flops: float | None = None,
+    bytes: float | None = None,  # noqa: A002  # as the row calls it
+    items: float | None = None,
+    loaded: bool = False,
+) -> Row:
+    """Return what samples of a case make."""
+    return Row(
+        case=case,
+        seconds=timed.seconds,
+        low_s=timed.quantile(0.1),
+        high_s=timed.quantile(0.9),
+        samples=len(timed.samples),
+        flops=flops,
+        bytes=bytes,
+        items=items,
+        loaded=loaded,
+        host_s=timed.host_s,
+    )

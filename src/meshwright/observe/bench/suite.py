@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
-from meshwright.errors import InputError, Problem
+from meshwright.errors import InputError, MeshwrightError, Problem
 from meshwright.observe.bench.case import Case, Machine, Row
-from meshwright.observe.bench.family import Family, Place, Size
+from meshwright.observe.bench.family import Family, Fault, Place, Size, row_of
 from meshwright.observe.bench.telemetry import Sampler
 from meshwright.observe.bench.timing import GpuTimer, HostTimer
 
@@ -82,7 +83,10 @@ def measure(
 
 def _family(
     family: Family, cases: Sequence[Case], place: Place, end: float
-) -> Iterator[Row | tuple[str, str]]:
+) -> Iterator[Row | Fault]:
+    if family.sweep is not None:
+        yield from _swept(family, cases, place, end)
+        return
     if not cases:
         return
     timer: GpuTimer | HostTimer = HostTimer()
@@ -101,24 +105,37 @@ def _family(
         _free(place)
 
 
+def _swept(
+    family: Family, cases: Sequence[Case], place: Place, end: float
+) -> Iterator[Row | Fault]:
+    """Let a family go through its cases itself; ranks of one job all do, with cases or without."""
+    assert family.sweep is not None
+    rows = family.sweep(cases, place, end)
+    while True:
+        try:
+            with _sampler(place) as sampler:
+                found = next(rows, None)
+        except (RuntimeError, OSError, MeshwrightError) as fault:
+            yield family.name, str(fault).splitlines()[0]
+            return
+        if found is None:
+            return
+        yield replace(found, telemetry=sampler.telemetry()) if isinstance(found, Row) else found
+
+
 def _row(family: Family, case: Case, place: Place, timer: GpuTimer | HostTimer) -> Row | None:
     work = family.work(case, place)
     if work is None:
         return None
-    with Sampler() if place.on_gpu else _Silent() as sampler:
+    with _sampler(place) as sampler:
         timed = timer.time(work)
-    return Row(
-        case=case,
-        seconds=timed.seconds,
-        low_s=timed.quantile(0.1),
-        high_s=timed.quantile(0.9),
-        samples=len(timed.samples),
-        flops=work.flops,
-        bytes=work.bytes,
-        loaded=isinstance(timer, GpuTimer) and timer.loaded,
-        host_s=timed.host_s,
-        telemetry=sampler.telemetry(),
-    )
+    loaded = isinstance(timer, GpuTimer) and timer.loaded
+    row = row_of(case, timed, flops=work.flops, bytes=work.bytes, loaded=loaded)
+    return replace(row, telemetry=sampler.telemetry())
+
+
+def _sampler(place: Place) -> "Sampler | _Silent":
+    return Sampler(place.device) if place.on_gpu else _Silent()
 
 
 class _Silent:

@@ -6,9 +6,13 @@ it does not answer, nothing is known and nothing is said.
 
 import threading
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, NamedTuple
 
 from meshwright.observe.bench.case import Telemetry
+from meshwright.observe.bench.nvml import Gpu
+
+if TYPE_CHECKING:
+    import torch
 
 EVERY_S = 0.03
 REASONS = {
@@ -23,12 +27,19 @@ REASONS = {
 """Bits of NVML's clock event reasons; idling (0x1) holds nobody back."""
 
 
+class _Sample(NamedTuple):
+    clock_mhz: float | None
+    power_w: float | None
+    temperature_c: float | None
+    held_back: int | None
+
+
 class Sampler:
     """Asks one GPU again and again while it is running."""
 
-    def __init__(self, index: int = 0) -> None:
-        self._nvml, self._gpu = _open(index)
-        self._samples = list[tuple[float, float, float, int]]()
+    def __init__(self, device: "torch.device", gpu: Gpu | None = None) -> None:
+        self._gpu = Gpu(device) if gpu is None else gpu
+        self._samples = list[_Sample]()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -36,7 +47,7 @@ class Sampler:
         """Begin to ask."""
         self._samples.clear()
         self._stop.clear()
-        if self._nvml is not None:
+        if self._gpu.answers:
             self._thread = threading.Thread(target=self._ask_on, daemon=True)
             self._thread.start()
         return self
@@ -55,41 +66,25 @@ class Sampler:
         clocks, watts, degrees, bits = zip(*self._samples, strict=True)
         seen = 0
         for each in bits:
-            seen |= each
+            seen |= each or 0
         return Telemetry(
-            clock_mhz=median(clocks),
-            power_w=median(watts),
-            temperature_c=max(degrees),
+            clock_mhz=_median(clocks),
+            power_w=_median(watts),
+            temperature_c=max((each for each in degrees if each is not None), default=None),
             throttle=tuple(name for bit, name in REASONS.items() if seen & bit),
         )
 
     def _ask_on(self) -> None:
+        gpu = self._gpu
         while True:
-            sample = _ask(self._nvml, self._gpu)
-            if sample is None:
+            sample = _Sample(gpu.clock_mhz(), gpu.power_w(), gpu.temperature_c(), gpu.held_back())
+            if all(each is None for each in sample):
                 return
             self._samples.append(sample)
             if self._stop.wait(EVERY_S):
                 return
 
 
-def _open(index: int) -> tuple[Any, Any]:
-    try:
-        import pynvml  # type: ignore[import-not-found]
-
-        pynvml.nvmlInit()
-        return pynvml, pynvml.nvmlDeviceGetHandleByIndex(index)
-    except Exception:  # noqa: BLE001  # no library, no driver or no such device: all the same here
-        return None, None
-
-
-def _ask(nvml: Any, gpu: Any) -> tuple[float, float, float, int] | None:
-    try:
-        return (
-            float(nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM)),
-            nvml.nvmlDeviceGetPowerUsage(gpu) / 1e3,
-            float(nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU)),
-            int(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu)),
-        )
-    except nvml.NVMLError:
-        return None
+def _median(values: tuple[float | None, ...]) -> float | None:
+    known = [each for each in values if each is not None]
+    return median(known) if known else None
