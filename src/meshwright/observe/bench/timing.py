@@ -10,6 +10,7 @@ A call gets one of several sets of inputs in turn, together larger than the last
 
 import time
 from collections.abc import Callable, Sequence
+from itertools import cycle
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -35,6 +36,8 @@ class Work(NamedTuple):
     """Does it once, each on inputs of its own; taken in turn."""
     flops: float | None = None
     bytes: float | None = None
+    sample: Callable[[], float] | None = None
+    """Takes one sample by itself and returns its seconds, where neither timer's way would do."""
 
 
 class Timed(NamedTuple):
@@ -68,14 +71,25 @@ class HostTimer:
     def time(self, work: Work) -> Timed:
         """Call until the budget is spent, at least three times."""
         samples = list[float]()
-        work.calls[0]()
+        take = work.sample or _in_turn(work.calls)
+        take()
         end = time.perf_counter() + self.budget_s
         while len(samples) < 3 or (time.perf_counter() < end and len(samples) < 1000):
-            call = work.calls[len(samples) % len(work.calls)]
-            begun = time.perf_counter()
-            call()
-            samples.append(time.perf_counter() - begun)
+            samples.append(take())
         return Timed(tuple(samples))
+
+
+def _in_turn(calls: Sequence[Call]) -> Callable[[], float]:
+    """Return what times one call after another, again and again."""
+    turns = cycle(calls)
+
+    def take() -> float:
+        call = next(turns)
+        begun = time.perf_counter()
+        call()
+        return time.perf_counter() - begun
+
+    return take
 
 
 class GpuTimer:
@@ -109,6 +123,9 @@ class GpuTimer:
         """Take samples of several calls each, queued behind other work."""
         import torch
 
+        if work.sample is not None:
+            work.sample()
+            return Timed(tuple(work.sample() for _ in range(GROUPS)))
         calls = work.calls
         for call in calls:
             call()
