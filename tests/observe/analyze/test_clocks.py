@@ -30,6 +30,43 @@ def test_an_offset_is_found_within_the_spread_of_ends() -> None:
     assert abs(found.clocks[1].offset_ns) < 10_000
 
 
+@pytest.mark.parametrize(("transfer_us", "offset_us"), [(100, 60), (10_000, 3_000)])
+def test_an_offset_shorter_than_the_collectives_is_found(
+    transfer_us: float, offset_us: float
+) -> None:
+    clock = {1: lambda t: t + offset_us}
+    job = steady_job(steps=20, jitter_us=5, transfer_us=lambda _step: transfer_us, clock_us=clock)
+    found = clocks_of(match_collectives(job))
+    assert not found.shared
+    assert found.clocks[1].offset_ns == pytest.approx(1_000 * offset_us, abs=5_000)
+    assert found.clocks[1].uncertainty_ns < 1_000 * offset_us
+
+
+def test_short_collectives_tell_what_long_ones_cannot() -> None:
+    rows = []
+    for n in range(400):
+        at = 20_000.0 * n
+        for rank in range(2):
+            clock = 90.0 * rank
+            # Long ones end 300 µs apart on one clock, as their last messages travel.
+            late = 300.0 * rank if n % 40 else 0.0
+            size, took = (10**9, 10_000.0) if n % 40 else (8, 30.0)
+            rows.append(collective(rank, at + clock, at + took + clock + late, bytes=size))
+    found = clocks_of(match_collectives(timeline_of(rows)))
+    assert not found.shared
+    assert found.clocks[1].offset_ns == pytest.approx(90_000, abs=1_000)
+
+
+def test_a_root_that_is_done_early_has_no_clock_of_its_own() -> None:
+    sent = {"collective": "broadcast", "name": "ncclDevKernel_Broadcast_RING_LL"}
+    rows = [
+        collective(rank, 1000.0 * n, 1000.0 * n + (100 if rank == 0 else 180), **sent)
+        for n in range(20)
+        for rank in range(4)
+    ]
+    assert clocks_of(match_collectives(timeline_of(rows))).shared
+
+
 def test_a_drift_is_found_where_it_shows() -> None:
     job = steady_job(steps=300, jitter_us=5, clock_us={1: lambda t: t * (1 + 50e-6) + 700.0})
     found = clocks_of(match_collectives(job))

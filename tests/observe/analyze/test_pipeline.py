@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from meshwright.observe.analyze.pipeline import pipeline
+from meshwright.observe.analyze.selection import for_comparing
 from meshwright.predict.simulate import simulate_step
 from meshwright.spec.layout import ScheduleKind
 from meshwright.timeline.timeline import Timeline
@@ -49,3 +50,70 @@ def test_messages_alone_tell_the_schedule(kind: ScheduleKind) -> None:
 def test_a_job_without_stages_has_no_pipeline() -> None:
     assert pipeline(steady_job()) is None
     assert pipeline(Timeline.empty()) is None
+
+
+def _again(timeline: Timeline, times: int, *, shift: int = 0, longer_ns: int = 0) -> Timeline:
+    """The step several times one after another, on ranks with other numbers."""
+    low, high = timeline.extent_ns
+    names = [name for name in timeline.spans.column_names if not name.startswith("flow")]
+    parts = []
+    for number in range(times):
+        columns: dict[str, object] = {name: timeline.spans.column(name) for name in names}
+        columns["rank"] = timeline.column("rank") + shift
+        columns["start_ns"] = timeline.column("start_ns") + number * (high - low + longer_ns)
+        parts.append(
+            Timeline.from_columns(columns, source="measured", metadata=dict(timeline.metadata))
+        )
+    return Timeline.concat(parts)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_replicas_and_steps_are_kept_apart(kind: ScheduleKind) -> None:
+    step = simulate_step(run_of(kind, batch=8, pp=4)).timeline()
+    alone = pipeline(step)
+    apart = max(step.ranks) + 1
+    # Between steps ranks update: that is no bubble, however long it takes.
+    job = Timeline.concat([_again(step, 3, shift=apart * at, longer_ns=10**9) for at in range(2)])
+    found = pipeline(job)
+    assert alone is not None
+    assert found is not None
+    assert (found.schedule, found.agreement) == (kind, 1.0)
+    assert (found.microbatches, found.stages, found.steps) == (8, 4, 3)
+    assert len(found.ranks) == 8
+    assert found.bubble_share == pytest.approx(alone.bubble_share, rel=1e-6)
+
+
+def test_steps_that_the_profile_cuts_are_left_out() -> None:
+    step = simulate_step(run_of("1f1b", batch=8, pp=4)).timeline()
+    job = _again(step, 4, longer_ns=1000)
+    low, high = step.extent_ns
+    cut = job.select(window_ns=(low + (high - low) // 2, 4 * high))
+    found, alone = pipeline(cut), pipeline(step)
+    assert found is not None
+    assert alone is not None
+    assert (found.schedule, found.steps) == ("1f1b", 3)
+    assert found.bubble_share == pytest.approx(alone.bubble_share, rel=1e-6)
+
+
+def test_a_stage_that_is_not_there_does_not_hide_the_schedule() -> None:
+    step = simulate_step(run_of("1f1b", batch=8, pp=4)).timeline()
+    found = pipeline(step.select(ranks=step.ranks[:3]))
+    assert found is not None
+    assert (found.schedule, found.stages) == ("1f1b", 4)
+
+
+@pytest.mark.parametrize("kind", ["gpipe", "1f1b"])
+def test_messages_of_replicas_and_steps_tell_the_schedule(kind: ScheduleKind) -> None:
+    step = simulate_step(run_of(kind, batch=8, pp=4)).timeline()
+    apart = max(step.ranks) + 1
+    job = Timeline.concat([_again(step, 2, shift=apart * at) for at in range(2)])
+    found = pipeline(job.select(kinds=["communication"]))
+    assert found is not None
+    assert (found.schedule, found.microbatches, found.stages) == (kind, 8, 4)
+
+
+def test_what_is_kept_of_a_rank_still_tells_interleaved_stages() -> None:
+    step = simulate_step(run_of("interleaved", batch=8, pp=4)).timeline()
+    found = pipeline(Timeline.concat([for_comparing(part) for part in step.by_rank()]))
+    assert found is not None
+    assert found.schedule == "interleaved"

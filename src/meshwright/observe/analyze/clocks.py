@@ -1,8 +1,10 @@
 """Aligns the clocks of ranks by the collectives they share.
 
-All members of a collective end it within its transfer, whatever their clocks say. So the typical
-difference of two ranks' ends is the offset of their clocks, and its change over time their drift.
-Ranks that share no collective are reached through others that share one with both.
+Where each member needs data of each, all end together but for the skew of the last messages,
+whatever their clocks say. So the typical difference of two ranks' ends is the offset of their
+clocks, and its change over time their drift. The skew is small beside a transfer, and smallest for
+short ones, which count most. Ranks that share no collective are reached through others that share
+one with both.
 """
 
 from typing import NamedTuple
@@ -10,6 +12,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
+from meshwright.observe.analyze.collective_calls import OPS
 from meshwright.observe.analyze.collectives import Collectives, match_collectives, shifted
 from meshwright.observe.analyze.spans import Ints
 from meshwright.timeline.once import once
@@ -20,8 +23,16 @@ ROUNDS = 20
 DRIFT_ROUNDS = 5
 LEAST_FOR_DRIFT = 16
 """Collectives that a rank must share before a drift is looked for."""
-SHARED_PART = 0.9
-"""Clocks are one where so many ends lie within the transfer of their collective."""
+MOST_FOR_DRIFT = 256
+"""Collectives at either end of a profile that a drift is told by, at most."""
+LEAST_FOR_OFFSET = 8
+"""By so many collectives, the surest ones, two clocks are compared first."""
+END_SKEW_NS, END_SKEW_PART = 20_000, 0.05
+"""Members end a collective apart by so much, and by so much of its transfer, on one clock too."""
+_TOGETHER = [
+    OPS.index(op) for op in ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "barrier")
+]
+"""Here each member needs data of each; in others the root may end a whole transfer early."""
 MOST_DRIFT = 200e-6
 """Quartz is good to 100 parts in a million; two clocks drift apart by twice that at most."""
 
@@ -35,7 +46,7 @@ class Clock(NamedTuple):
     drift: float
     """What it gains per ns."""
     uncertainty_ns: int
-    """Half the spread of the ends that is left; a smaller offset cannot be told from none."""
+    """How far ends lie apart on one clock too; a smaller offset cannot be told from none."""
     collectives: int
     """How many it was told by."""
     aligned: bool
@@ -70,38 +81,41 @@ def clocks_of(collectives: Collectives) -> Clocks:
         return Clocks(0, (), shared=True, impossible=0)
     origin = int(members.end_ns.min())
     number = np.searchsorted(ranks, members.rank)
-    offset, reached = _first_offsets(collectives, number, ranks.size)
-    drift = np.zeros(ranks.size)
+    own = np.split(np.argsort(number, kind="stable"), np.cumsum(np.bincount(number))[:-1])
+    skew = _end_skew_ns(collectives)[members.call]
+    first = _first_offsets(collectives, own, skew)
+    offset, drift = first.offset, np.zeros(ranks.size)
     since = (members.end_ns - origin).astype(np.float64)
     for _ in range(ROUNDS):
         residual = _residual(collectives, since, number, offset, drift)
-        steps = np.zeros(ranks.size)
-        for rank in range(ranks.size):
-            own = number == rank
-            steps[rank] = np.median(residual[own])
+        steps = np.array([_median(residual[rows], skew[rows] ** -2.0) for rows in own])
         offset += steps
         if np.abs(steps).max() < 1:
             break
-    drift = _drifts(collectives, since, number, offset)
+    drift = _drifts(collectives, since, own, offset)
     residual = _residual(collectives, since, number, offset, drift)
+    spread = np.array(
+        [1.4826 * np.median(np.abs(residual[r] - np.median(residual[r]))) for r in own]
+    )
+    uncertain = np.maximum(spread, first.skew)
+    shared = _agree(
+        since, own, (offset, drift), first.skew + 3 * spread / np.sqrt([r.size for r in own])
+    )
     # Relative to the first rank: nobody knows the true time.
-    offset, drift = offset - offset[0], drift - drift[0]
-    clocks = []
-    for rank, name in enumerate(ranks.tolist()):
-        own = residual[number == rank]
-        spread = 1.4826 * np.median(np.abs(own - np.median(own)))
-        clocks.append(
-            Clock(
-                rank=name,
-                offset_ns=round(float(offset[rank])),
-                drift=float(drift[rank]),
-                uncertainty_ns=int(np.ceil(spread)),
-                collectives=own.size,
-                aligned=bool(reached[rank]),
-            )
+    offset = np.where(first.reached, offset - offset[0], offset)
+    drift = np.where(first.reached, drift - drift[0], drift)
+    clocks = tuple(
+        Clock(
+            rank=name,
+            offset_ns=round(float(offset[rank])),
+            drift=float(drift[rank]),
+            uncertainty_ns=int(np.ceil(uncertain[rank])),
+            collectives=own[rank].size,
+            aligned=bool(first.reached[rank]),
         )
-    shared = _agree(collectives)
-    found = Clocks(origin, tuple(clocks), shared=shared, impossible=0)
+        for rank, name in enumerate(ranks.tolist())
+    )
+    found = Clocks(origin, clocks, shared=shared, impossible=0)
     moved = collectives if shared else aligned_collectives(collectives, found)
     early = moved.members.end_ns < moved.arrival_ns[moved.members.call]
     return found._replace(impossible=int(early.sum()))
@@ -152,13 +166,33 @@ def align(timeline: Timeline, clocks: Clocks | None = None) -> Timeline:
     return msgspec.structs.replace(timeline, spans=moved)
 
 
-def _agree(collectives: Collectives) -> bool:
-    """Whether ends lie within the transfers as they are."""
-    members = collectives.members
-    middle = _middle(collectives, members.end_ns.astype(np.float64))
-    near = np.abs(members.end_ns - middle[members.call]) <= collectives.transfer_ns[members.call]
-    parts = [near[members.rank == rank].mean() for rank in np.unique(members.rank)]
-    return bool(np.min(parts) >= SHARED_PART)
+def _agree(since: Ints, own: list[Ints], clocks: tuple[Ints, Ints], limit: Ints) -> bool:
+    """Whether no clock is further from the middle one than ends lie apart anyway.
+
+    That is asked of the first and of the last collective of each rank, as clocks may drift.
+    """
+    offset, drift = clocks
+    ends = np.array([[since[rows].min(), since[rows].max()] for rows in own])
+    shown = offset[:, None] + drift[:, None] * ends
+    return bool(np.all(np.abs(shown - np.median(shown, axis=0)) <= limit[:, None]))
+
+
+def _end_skew_ns(collectives: Collectives) -> Ints:
+    """How far apart members of each collective may end on one clock."""
+    transfer = collectives.transfer_ns
+    part = np.where(np.isin(collectives.calls.op, _TOGETHER), END_SKEW_PART, 1.0)
+    skew: Ints = END_SKEW_NS + part * transfer
+    return skew
+
+
+def _median(values: Ints, weights: Ints) -> float:
+    """The weighted median; between two values, their mean."""
+    order = np.argsort(values)
+    reach = np.cumsum(weights[order])
+    half = reach[-1] / 2
+    low = np.searchsorted(reach, half * (1 - 1e-9))
+    high = np.searchsorted(reach, half * (1 + 1e-9))
+    return float((values[order[low]] + values[order[min(high, order.size - 1)]]) / 2)
 
 
 def _middle(collectives: Collectives, ends: Ints) -> Ints:
@@ -180,46 +214,67 @@ def _residual(
     return residual
 
 
-def _first_offsets(collectives: Collectives, number: Ints, count: int) -> tuple[Ints, Ints]:
-    """Offsets by walking from the first rank over shared collectives, and who was reached."""
+class _First(NamedTuple):
+    """Clocks as pairs of ranks show them, one value per rank."""
+
+    offset: Ints
+    reached: Ints
+    """Whether collectives tie it to the first rank."""
+    skew: Ints
+    """How sure that is: how far apart ends may lie on the way to the first rank."""
+
+
+def _first_offsets(collectives: Collectives, own: list[Ints], skew: Ints) -> _First:
+    """Walk from the first rank over shared collectives; of those of a pair, the surest tell."""
     members = collectives.members
-    offset, reached = np.zeros(count), np.zeros(count, dtype=np.bool_)
-    by_rank = [np.flatnonzero(number == rank) for rank in range(count)]
-    reached[0] = True
-    waiting = [0]
-    while waiting:
-        known = waiting.pop(0)
-        own = by_rank[known]
-        for other in np.flatnonzero(~reached).tolist():
-            _, here, there = np.intersect1d(
-                members.call[own], members.call[by_rank[other]], return_indices=True
-            )
-            if here.size:
-                apart = members.end_ns[by_rank[other][there]] - members.end_ns[own[here]]
-                offset[other] = offset[known] + np.median(apart)
-                reached[other] = True
+    count = len(own)
+    found = _First(np.zeros(count), np.zeros(count, dtype=np.bool_), np.zeros(count))
+    for start in range(count):  # Ranks that nothing ties to the first are walked among themselves.
+        if found.skew[start]:
+            continue
+        found.skew[start] = skew[own[start]].min()
+        waiting = [start]
+        while waiting:
+            known = waiting.pop(0)
+            found.reached[known] = start == 0
+            for other in np.flatnonzero(found.skew == 0).tolist():
+                here, there = own[known], own[other]
+                _, a, b = np.intersect1d(
+                    members.call[here], members.call[there], assume_unique=True, return_indices=True
+                )
+                if not a.size:
+                    continue
+                sure = skew[here[a]]
+                limit = 2 * np.sort(sure)[min(LEAST_FOR_OFFSET, sure.size) - 1]
+                a, b, sure = a[sure <= limit], b[sure <= limit], sure[sure <= limit]
+                apart = members.end_ns[there[b]] - members.end_ns[here[a]]
+                found.offset[other] = found.offset[known] + np.median(apart)
+                found.skew[other] = max(found.skew[known], float(np.median(sure)))
                 waiting.append(other)
-    return offset, reached
+    return found
 
 
-def _drifts(collectives: Collectives, since: Ints, number: Ints, offset: Ints) -> Ints:
+def _drifts(collectives: Collectives, since: Ints, own: list[Ints], offset: Ints) -> Ints:
     """The slope of each rank's residual over time, where it is more than noise.
 
     A drifting rank pulls the middle of its collectives along, so the first slopes are too small;
     a few rounds find the rest. Offsets are mended with them.
     """
     drift = np.zeros(offset.size)
+    number = np.empty(since.size, dtype=np.int64)
+    for rank, rows in enumerate(own):
+        number[rows] = rank
     for _ in range(DRIFT_ROUNDS):
         residual = _residual(collectives, since, number, offset, drift)
-        for rank in range(1, offset.size):
-            own = np.flatnonzero(number == rank)
-            if own.size < LEAST_FOR_DRIFT or np.ptp(since[own]) == 0:
+        for rank, rows in enumerate(own[1:], start=1):
+            length = np.ptp(since[rows])
+            if rows.size < LEAST_FOR_DRIFT or length == 0:
                 continue
-            slope = _slope(since[own], residual[own])
-            left = residual[own] - slope * since[own]
+            slope = _slope(since[rows], residual[rows])
+            left = residual[rows] - slope * since[rows]
             noise = 1.4826 * np.median(np.abs(left - np.median(left)))
             total = drift[rank] + slope
-            if abs(total) <= MOST_DRIFT and abs(total) * np.ptp(since[own]) > 4 * noise:
+            if abs(total) <= MOST_DRIFT and abs(total) * length > 4 * noise:
                 drift[rank] = total
                 offset[rank] += np.median(left)
     return drift
@@ -229,7 +284,8 @@ def _slope(x: Ints, y: Ints) -> float:
     """Median slope between points of the first and of the last third (Siegel's idea, halved)."""
     order = np.argsort(x)
     third = max(1, x.size // 3)
-    head, tail = order[:third], order[-third:]
+    every = -(-third // MOST_FOR_DRIFT)
+    head, tail = order[:third:every], order[-third::every]
     rise = y[tail][None, :] - y[head][:, None]
     run = x[tail][None, :] - x[head][:, None]
     return float(np.median(rise[run > 0] / run[run > 0])) if np.any(run > 0) else 0.0

@@ -2,12 +2,17 @@
 
 Passes are spans called `forward`, `backward`, `backward-input`, `backward-weight` with a stage and
 a microbatch, as our trainer and our simulator write them. Where a timeline has none, sends and
-receives of activations and gradients stand for them. The order on every rank is compared with the
+receives of activations and gradients stand for them. Ranks are put together to pipelines, one rank
+of each stage, and their passes are parted into steps. The order on every rank is compared with the
 orders that each kind of schedule would give; the one that agrees best is named.
 """
 
 import re
-from typing import TYPE_CHECKING, NamedTuple, get_args
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import pairwise
+from typing import NamedTuple, get_args
 
 import numpy as np
 
@@ -16,20 +21,19 @@ from meshwright.observe.analyze.spans import Ints, measure, union, where
 from meshwright.policy.pipeline.spans import LANE, NAMES
 from meshwright.timeline.timeline import Timeline
 
-if TYPE_CHECKING:
-    from meshwright.policy.pipeline import Action
-
 Pass = tuple[str, int, int]
 """What is done (`F`, `B`, `I`, `W`), with which chunk, for which microbatch."""
 LEAST_AGREEMENT = 0.9
 """A schedule is named where so many passes stand where it puts them."""
+MOST_COMPARED = 32
+"""Steps of pipelines whose order is compared with the schedules' orders, spread over all."""
 
 _FORWARD = re.compile(r"(?i)activation|forward|fwd")
 _BACKWARD = re.compile(r"(?i)gradient|backward|bwd")
 
 
 class RankBubble(NamedTuple):
-    """What one pipeline rank did in the time of all passes."""
+    """What one pipeline rank did in the time of its pipeline's passes, all steps together."""
 
     rank: int
     stage: int
@@ -49,7 +53,7 @@ class RankBubble(NamedTuple):
 
 
 class Pipeline(NamedTuple):
-    """How a pipeline ran."""
+    """How the pipelines of a run ran: every replica of the model has its own."""
 
     schedule: str
     """Its kind, such as `1f1b`; empty where no kind agrees."""
@@ -62,6 +66,9 @@ class Pipeline(NamedTuple):
     ranks: tuple[RankBubble, ...]
     """None where only messages told the schedule."""
     window_ns: tuple[int, int]
+    stages: int = 0
+    steps: int = 1
+    """How many were seen whole; what the profile cuts off is left out."""
 
     @property
     def bubble_share(self) -> float:
@@ -72,30 +79,88 @@ class Pipeline(NamedTuple):
 
 
 def pipeline(timeline: Timeline) -> Pipeline | None:
-    """Return the pipeline of a step; None where the timeline has no passes of several stages."""
+    """Return the pipeline of a run; None where the timeline has no passes of several stages."""
     parts = [(int(part.column("rank")[0]), part) for part in timeline.by_rank() if part.num_spans]
-    found = {rank: own for rank, part in parts if (own := _passes(part)) is not None}
-    if len(found) < 2:
+    found = {rank: own for rank, part in parts if (own := _passes(part))}
+    if len({own[0].stage for own in found.values()}) < 2:
         return _by_messages(parts)
-    low = min(int(one.start.min()) for one in found.values())
-    high = max(int((one.start + one.length).max()) for one in found.values())
-    ordered = sorted(found.items(), key=lambda item: (item[1].stage, item[0]))
-    ranks = tuple(_bubble(rank, one, low, high) for rank, one in ordered)
-    listed = _listed([one for _, one in ordered])
-    names = _kinds(listed)
+    runs = [run for ranks in _replicas(found) for run in _steps_of(ranks, found)]
+    seen: dict[int, list[RankBubble]] = defaultdict(list)
+    for run in runs:
+        low = min(int(one.start.min()) for one in run.values())
+        high = max(int((one.start + one.length).max()) for one in run.values())
+        for rank, one in run.items():
+            seen[rank].append(_bubble(rank, one, low, high))
+    ranks = sorted((_summed(own) for own in seen.values()), key=lambda one: (one.stage, one.rank))
+    stages = _stages(timeline, found)
+    listed = [_listed(run) for run in runs[:: -(-len(runs) // MOST_COMPARED)]]
+    names = _kinds(listed, stages)
     best, second = names[0], names[1]
-    known = best[0] >= LEAST_AGREEMENT
-    microbatches = 1 + max(number for own in listed for _, _, number in own)
-    held = max(len({chunk for _, chunk, _ in own}) for own in listed)
+    passes = [one for run in runs for one in run.values()]
     return Pipeline(
-        best[1] if known else "",
+        best[1] if best[0] >= LEAST_AGREEMENT else "",
         best[0],
         second[1],
-        microbatches,
-        held,
-        ranks,
-        (low, high),
+        1 + max(int(one.microbatch.max()) for one in passes),
+        max(len(set(one.layer.tolist())) for one in passes),
+        tuple(ranks),
+        (
+            min(int(one.start.min()) for one in passes),
+            max(int((one.start + one.length).max()) for one in passes),
+        ),
+        stages,
+        max(map(len, seen.values())),
     )
+
+
+def _replicas(found: "dict[int, list[_Passes]]") -> list[list[int]]:
+    """Put ranks together to pipelines: the n-th rank of a stage works with the n-th of the others.
+
+    That holds for any order of the axes, as ranks of a stage stand in the order of their places on
+    the other axes. Where ranks are missing it cannot be told, and all count as one: replicas wait
+    for each other at the end of a step, so their times are much the same.
+    """
+    by_stage: dict[int, list[int]] = defaultdict(list)
+    for rank in sorted(found):
+        by_stage[found[rank][0].stage].append(rank)
+    if len({len(ranks) for ranks in by_stage.values()}) > 1:
+        return [sorted(found)]
+    return [list(ranks) for ranks in zip(*by_stage.values(), strict=True)]
+
+
+def _steps_of(
+    ranks: Sequence[int], found: "dict[int, list[_Passes]]"
+) -> "list[dict[int, _Passes]]":
+    """The passes of one pipeline, step by step.
+
+    Where a profile cuts off more steps of one rank than of another, those nearest in time belong
+    together.
+    """
+    if len({len(found[rank]) for rank in ranks}) == 1:
+        return [
+            dict(zip(ranks, run, strict=True))
+            for run in zip(*(found[r] for r in ranks), strict=True)
+        ]
+    fewest = min(ranks, key=lambda rank: len(found[rank]))
+    return [
+        {
+            rank: min(found[rank], key=lambda one: abs(int(one.start[0] - lead.start[0])))
+            for rank in ranks
+        }
+        for lead in found[fewest]
+    ]
+
+
+def _stages(timeline: Timeline, found: "dict[int, list[_Passes]]") -> int:
+    """How many stages there are: as the run says, else as many as are seen."""
+    said = timeline.metadata.get("stages", "")
+    seen = 1 + max(own[0].stage for own in found.values())
+    return max(seen, int(said) if said.isdecimal() and len(said) < 6 else 0)
+
+
+def _summed(own: Sequence[RankBubble]) -> RankBubble:
+    rank, stage = own[0].rank, own[0].stage
+    return RankBubble(rank, stage, *(sum(one[at] for one in own) for at in range(2, 6)))
 
 
 def _by_messages(parts: list[tuple[int, Timeline]]) -> Pipeline | None:
@@ -105,25 +170,40 @@ def _by_messages(parts: list[tuple[int, Timeline]]) -> Pipeline | None:
     the last send only one of them, so those between tell. Backwards of weights send nothing:
     `1f1b` stands for the zero-bubble kinds with the same order too.
     """
-    found = [_messages(part) for _, part in parts]
-    inner = [place for place, one in enumerate(found) if "F" in one and "B" in one]
+    found = [(_stage_of(part), _once(_messages(part))) for _, part in parts]
+    # Ranks of one stage send alike; without stages every rank is one.
+    told = {stage for stage, _ in found}
+    of_stage = dict(found) if -1 not in told else dict(enumerate(one for _, one in found))
+    inner = [place for place, one in of_stage.items() if "F" in one and "B" in one]
+    stages = 1 + max(of_stage, default=-1)
     if not inner:
         return None
-    microbatches = max(found[place].count("F") for place in inner)
-    from meshwright.policy.pipeline import build
-
+    microbatches = max(of_stage[place].count("F") for place in inner)
     scores = []
     for kind in ("gpipe", "1f1b"):
-        lanes = build(kind, len(found), microbatches).actions
-        planned = ["".join(one.op for one in lanes[place]) for place in inner]
-        pairs = zip((found[place] for place in inner), planned, strict=True)
+        lanes = _orders(kind, stages, microbatches, 1)
+        planned = ["".join(op for op, _, _ in lanes[place]) for place in inner]
+        pairs = zip((of_stage[place] for place in inner), planned, strict=True)
         same = sum(a == b for x, y in pairs for a, b in zip(x, y, strict=False))
         scores.append((same / sum(map(len, planned)), kind))
     scores.sort(reverse=True)
     known = scores[0][0] >= LEAST_AGREEMENT and scores[0][0] > scores[1][0]
-    low, high = _extent(parts)
     name = scores[0][1] if known else ""
-    return Pipeline(name, scores[0][0], scores[1][1], microbatches, 1, (), (low, high))
+    return Pipeline(name, scores[0][0], scores[1][1], microbatches, 1, (), _extent(parts), stages)
+
+
+def _stage_of(part: Timeline) -> int:
+    """The stage that a rank's sends are of; -1 where it is not said."""
+    sends = where(part.strings("collective"), lambda word: word == "send")
+    return int(part.column("stage")[sends].max(initial=-1))
+
+
+def _once(letters: str) -> str:
+    """What repeats from step to step, once."""
+    for length in range(1, len(letters) // 2 + 1):
+        if len(letters) % length == 0 and letters[:length] * (len(letters) // length) == letters:
+            return letters[:length]
+    return letters
 
 
 def _extent(parts: list[tuple[int, Timeline]]) -> tuple[int, int]:
@@ -144,6 +224,8 @@ def _messages(part: Timeline) -> str:
 
 
 class _Passes(NamedTuple):
+    """The passes of one rank in one step, in the order of time."""
+
     op: list[str]
     stage: int
     start: Ints
@@ -152,26 +234,49 @@ class _Passes(NamedTuple):
     layer: Ints
 
 
-def _passes(part: Timeline) -> _Passes | None:
-    """The passes of one rank in the order of time."""
+def _passes(part: Timeline) -> list[_Passes]:
+    """The passes of one rank, step by step; steps that were not seen whole are left out."""
     letters = {name: op for op, name in NAMES.items()}
     names, microbatch = part.strings("name"), part.column("microbatch")
     chosen = where(names, lambda name: name in letters) & (microbatch >= 0)
     chosen &= where(part.strings("lane"), lambda lane: lane.startswith(LANE))
     rows = np.flatnonzero(chosen)
     if not rows.size:
-        return None
-    start = part.column("start_ns")
+        return []
+    start, layer, stage = part.column("start_ns"), part.column("layer"), part.column("stage")
     # What starts together keeps the order of its rows: the forward of a pair stands first.
     rows = rows[np.argsort(start[rows], kind="stable")]
-    return _Passes(
-        [letters[names.values[code]] for code in names.codes[rows].tolist()],
-        int(part.column("stage")[rows[0]]),
-        start[rows],
-        part.column("duration_ns")[rows],
-        microbatch[rows],
-        part.column("layer")[rows],
-    )
+    op = [letters[names.values[code]] for code in names.codes[rows].tolist()]
+    cuts = [0, *_begins(op, layer[rows].tolist(), microbatch[rows].tolist()), rows.size]
+    whole = Counter(b - a for a, b in pairwise(cuts)).most_common(1)[0][0]
+    return [
+        _Passes(
+            op[a:b],
+            int(stage[rows[a]]),
+            start[rows[a:b]],
+            part.column("duration_ns")[rows[a:b]],
+            microbatch[rows[a:b]],
+            layer[rows[a:b]],
+        )
+        for a, b in pairwise(cuts)
+        if b - a == whole
+    ]
+
+
+def _begins(op: list[str], layer: list[int], microbatch: list[int]) -> list[int]:
+    """Where steps after the first begin: some chunk's forwards count microbatches anew."""
+    last: dict[int, int] = {}
+    times: Counter[int] = Counter()
+    found: list[int] = []
+    for place, (what, chunk, number) in enumerate(zip(op, layer, microbatch, strict=True)):
+        if what != "F":
+            continue
+        if number <= last.get(chunk, -1):
+            times[chunk] += 1
+            if times[chunk] > len(found):
+                found.append(place)
+        last[chunk] = number
+    return found
 
 
 def _bubble(rank: int, passes: _Passes, low: int, high: int) -> RankBubble:
@@ -187,47 +292,61 @@ def _bubble(rank: int, passes: _Passes, low: int, high: int) -> RankBubble:
     )
 
 
-def _listed(ranks: list[_Passes]) -> list[list[Pass]]:
-    """The passes of every rank by chunk; chunks are numbered by their first layers."""
-    layers = sorted({layer for one in ranks for layer in one.layer.tolist()})
+def _listed(run: dict[int, _Passes]) -> dict[int, list[Pass]]:
+    """The passes of every stage by chunk; chunks are numbered by their first layers."""
+    by_stage = {one.stage: one for one in run.values()}
+    layers = sorted({layer for one in by_stage.values() for layer in one.layer.tolist()})
     chunk = {layer: number for number, layer in enumerate(layers)}
-    return [
-        [
+    if all(len(set(one.layer.tolist())) == 1 for one in by_stage.values()):
+        # A stage is a chunk then, also where some stages are not there.
+        chunk = {int(one.layer[0]): stage for stage, one in by_stage.items()}
+    return {
+        stage: [
             (op, chunk[layer], number)
             for op, layer, number in zip(
                 one.op, one.layer.tolist(), one.microbatch.tolist(), strict=True
             )
         ]
-        for one in ranks
-    ]
+        for stage, one in by_stage.items()
+    }
 
 
-def _kinds(listed: list[list[Pass]]) -> list[tuple[float, str]]:
+def _kinds(listed: list[dict[int, list[Pass]]], stages: int) -> list[tuple[float, str]]:
     """How well every kind agrees, best first."""
-    ranks = len(listed)
-    microbatches = 1 + max(number for own in listed for _, _, number in own)
-    chunks = 1 + max(chunk for own in listed for _, chunk, _ in own)
-    from meshwright.policy.pipeline import build
     from meshwright.spec.layout import ScheduleKind
 
+    passes = [one for run in listed for own in run.values() for one in own]
+    microbatches = 1 + max(number for _, _, number in passes)
+    chunks = 1 + max(chunk for _, chunk, _ in passes)
     scores = []
     for kind in get_args(ScheduleKind):
         best = 0.0
-        for stages in {1, 2, max(1, chunks // ranks)}:
-            try:
-                schedule = build(kind, ranks, microbatches, virtual_stages=stages)
-            except InputError:
-                continue
-            best = max(best, _agreement(listed, schedule.actions))
+        for held in {1, 2, max(1, chunks // stages)}:
+            lanes = _orders(kind, stages, microbatches, held)
+            if lanes:
+                best = max(best, float(np.mean([_agreement(run, lanes) for run in listed])))
         scores.append((best, str(kind)))
     return sorted(scores, key=lambda item: -item[0])
 
 
-def _agreement(listed: list[list[Pass]], actions: "tuple[tuple[Action, ...], ...]") -> float:
+@lru_cache(maxsize=64)
+def _orders(kind: str, stages: int, microbatches: int, held: int) -> tuple[tuple[Pass, ...], ...]:
+    """The order that a kind of schedule gives each stage; none where there is no such schedule."""
+    from meshwright.policy.pipeline import build
+
+    try:
+        schedule = build(kind, stages, microbatches, virtual_stages=held)
+    except InputError:
+        return ()
+    return tuple(
+        tuple((one.op, one.chunk, one.microbatch) for one in lane) for lane in schedule.actions
+    )
+
+
+def _agreement(run: dict[int, list[Pass]], lanes: tuple[tuple[Pass, ...], ...]) -> float:
     """Part of the passes that stand at the same place in both orders."""
     same = total = 0
-    for own, lane in zip(listed, actions, strict=True):
-        planned = [(one.op, one.chunk, one.microbatch) for one in lane]
-        same += sum(a == b for a, b in zip(own, planned, strict=False))
-        total += max(len(own), len(planned))
+    for stage, own in run.items():
+        same += sum(a == b for a, b in zip(own, lanes[stage], strict=False))
+        total += max(len(own), len(lanes[stage]))
     return same / total if total else 0.0
