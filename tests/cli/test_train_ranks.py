@@ -136,6 +136,7 @@ def test_processes_with_different_words_are_refused_in_the_same_words(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_folder_in_use_is_refused_by_all_processes_in_the_same_words(
     job: Path, tmp_path: Path
 ) -> None:

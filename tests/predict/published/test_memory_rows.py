@@ -2,6 +2,7 @@
 
 import math
 import statistics
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from meshwright.predict.published.score import prepare
 
 RUNS = Path(__file__).parents[3] / "validation" / "training" / "runs.json"
 ROWS = read_rows(RUNS)
+BY_ID = {row["id"]: row for row in ROWS}
+pytestmark = pytest.mark.xdist_group("published")
 
 CONTRADICTORY = "no recompute, and a batch whose activations alone take several times the GPU"
 UNSAID = "optimizer or activations were most likely offloaded; the source does not say"
@@ -31,6 +34,12 @@ FITS_ALL_THE_SAME = {"bloom-02-28-h14336-l82-a128-tp4-pp12-mb2-b2048"}
 
 
 def memory_of(row: dict[str, Any]) -> MemoryPrediction | None:
+    return _memory(row["id"])
+
+
+@cache
+def _memory(name: str) -> MemoryPrediction | None:
+    row = BY_ID[name]
     # A row that ran out of memory has no time, and `prepare` leaves out what was not timed.
     ready = prepare({**row, "derived": {"step_time_s": 1.0}})
     if ready is None:

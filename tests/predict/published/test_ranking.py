@@ -1,23 +1,16 @@
 """Predictions order layouts as measurements do, and say how sure they are."""
 
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.predict.published import Scored, ranking, read_rows, score, summary
+from meshwright.predict.published import Scored, ranking, summary
 from meshwright.predict.published.ranking import spearman
 from meshwright.predict.software import MEGATRON
 from meshwright.spec import Layout
 
-RUNS = Path(__file__).parents[3] / "validation" / "training" / "runs.json"
+pytestmark = pytest.mark.xdist_group("published")
 NAMED = ("AWS EFA MoE A/B", "BLOOM chronicles", "Zero Bubble PP", "vTrain ground truth")
-
-
-@pytest.fixture(scope="module")
-def results() -> list[Scored]:
-    return score(read_rows(RUNS))
 
 
 def one(predicted: float, measured: float, key: str = "a", tp: int | None = None) -> Scored:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from meshwright.errors import InputError
 from meshwright.predict.memory import predict_memory
-from meshwright.predict.published import read_rows, score, score_row, summary
+from meshwright.predict.published import Scored, read_rows, score, score_row, summary
 from meshwright.predict.published.clusters import cluster_of_row, nic_bytes_per_s
 from meshwright.predict.published.layouts import layout_of
 from meshwright.predict.published.models import Unusable, model_of
@@ -23,18 +23,18 @@ from meshwright.spec.workload import Training
 RUNS = Path(__file__).parents[3] / "validation" / "training" / "runs.json"
 ROWS = read_rows(RUNS)
 BY_ID = {row["id"]: row for row in ROWS}
+pytestmark = pytest.mark.xdist_group("published")  # all rows are scored once, by one worker
 KORTHIKANTI = [row for row in ROWS if row["family"] == "Korthikanti 2022"]
 
 
-def test_every_row_gets_a_result() -> None:
-    results = score(ROWS)
+def test_every_row_gets_a_result(results: list[Scored]) -> None:
     assert [result.id for result in results] == [row["id"] for row in ROWS]
     for result in results:
         assert (result.skipped is None) == (result.predicted_step_s is not None)
 
 
-def test_most_rows_can_be_predicted() -> None:
-    skipped = [result for result in score(ROWS) if result.skipped]
+def test_most_rows_can_be_predicted(results: list[Scored]) -> None:
+    skipped = [result for result in results if result.skipped]
     assert len(skipped) < 0.05 * len(ROWS)
     assert all(result.predicted_step_s is None and result.error is None for result in skipped)
 
@@ -104,8 +104,7 @@ def test_racks_of_seventy_two_are_one_domain() -> None:
     assert cluster_of_row(row).scale_up.gpus == 72
 
 
-def test_the_summary_counts_what_was_scored() -> None:
-    results = score(ROWS)
+def test_the_summary_counts_what_was_scored(results: list[Scored]) -> None:
     summed = summary(results)
     assert summed["overall"]["rows"] == sum(result.error is not None for result in results)
     assert sum(group["rows"] for group in summed["by_gpu"].values()) == summed["overall"]["rows"]

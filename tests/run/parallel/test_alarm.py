@@ -62,6 +62,7 @@ def test_all_end_when_one_hangs_and_its_line_is_named(tmp_path: Path) -> None:
     assert {span["rank"] for span in read(tmp_path / "timeline").spans.to_pylist()} == {0, 1, 2, 3}
 
 
+@pytest.mark.slow
 def test_all_end_when_one_is_stopped(tmp_path: Path) -> None:
     outcomes, words = ends(tmp_path, "stops", within_s=PATIENCE_S + 1)
     assert all("rank 1" in said.partition("\n")[0] for said in words.values())
@@ -92,9 +93,11 @@ def test_ranks_that_do_different_things_are_both_named(
     tmp_path: Path, mishap: str, theirs: str
 ) -> None:
     _, words = ends(tmp_path, mishap, within_s=PATIENCE_S + 1)
-    assert len(words) >= 2
-    for said in words.values():
-        head = said.partition("\n")[0]
+    told = {rank: said.partition("\n")[0] for rank, said in words.items()}
+    # Whoever looks late may find rank 0 gone, which gloo aborts for a wrong size.
+    heads = [head for rank, head in told.items() if rank < 2 or "rank 0 died" not in head]
+    assert heads
+    for head in heads:
         assert "ranks 0 and 1 of group tp do different things" in head, head
         assert "rank 0 all_reduce sum number 3 of group tp, 8 elements" in head
         assert f"rank 1 {theirs}" in head
@@ -109,6 +112,7 @@ def test_ranks_that_wait_for_each_other_are_named(tmp_path: Path) -> None:
         assert "(_takes_another_order)" in rest + head
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mishap", ["is_well", "is_excused"])
 def test_a_job_that_is_well_is_left_alone(tmp_path: Path, mishap: str) -> None:
     outcomes = launch_all(RANKS, suffer, tmp_path, mishap, timeout_s=30)

@@ -90,6 +90,7 @@ def test_rank_that_died_before_the_first_collective_is_named() -> None:
         assert (error.stall.rank, error.stall.why) == (VICTIM, "dead")
 
 
+@pytest.mark.slow
 def test_team_that_gave_up_says_so_and_does_nothing_more() -> None:
     answers = launch(RANKS, goes_on_after_a_stall, "shared", timeout_s=30)
     assert "make a new process group" in answers[0]
@@ -101,6 +102,7 @@ def test_rank_that_dies_on_another_host_is_named() -> None:
         assert error.stall.why in ("silent", "absent")  # by where it had come to
 
 
+@pytest.mark.slow
 def test_rank_that_is_late_on_another_host_is_named() -> None:
     answers = launch(RANKS, oversleeps_on_another_host, "torch", timeout_s=30)
     for rank in {0, 1, 2} - {VICTIM}:

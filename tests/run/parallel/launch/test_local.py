@@ -45,6 +45,7 @@ def test_ranks_meet_and_the_first_speaks_plainly() -> None:
     assert sorted(errors.splitlines()) == ["[rank 1] sum 3 of 3", "[rank 2] sum 3 of 3"]
 
 
+@pytest.mark.slow
 def test_another_job_on_one_rank_is_refused_by_all_with_one_message() -> None:
     code, out, errors = ended(3, "--lr", "3e-4", "--of", "2")
     assert (code, out) == (2, "")
