@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from meshwright.predict.cost.curves import Calibration, LinkCurve
 from meshwright.predict.memory import predict_memory
 from meshwright.predict.offload import (
     HOST,
@@ -120,6 +121,16 @@ def test_gpus_of_a_node_share_the_memory_of_their_host() -> None:
     assert transfer_s(alone, both) == pytest.approx(
         (1 + HOST.crossing) * transfer_s(alone, one_way)
     )
+
+
+def test_a_link_that_was_measured_takes_the_place_of_the_usual_one() -> None:
+    run = run_of(pp=1)
+    gpu = run.cluster.gpu.name
+    link = LinkCurve(share=0.5, crossing=0.0)
+    run.calibration = Calibration(gpu=gpu, source="here", link=link)
+    wire = run.cluster.host.gpu_bytes_per_s
+    assert transfer_s(run, Moved(1e9)) == pytest.approx(1e9 / (0.5 * wire))
+    assert transfer_s(run, Moved(1e9, 1e9)) == pytest.approx(1e9 / (0.5 * wire))
 
 
 def test_host_memory_is_as_fast_as_the_cluster_says_or_its_generation_has() -> None:

@@ -155,6 +155,9 @@ def _constants(found: Calibration) -> Table:
         words = f"{format_seconds(launch.host_s)} of the host for a kernel, "
         words += f"{format_seconds(launch.graph_s)} for a graph; "
         rows.append(("launching", words + f"{format_seconds(launch.kernel_s)} on the device"))
+    if found.link is not None:
+        words = f"{found.link.share:.0%} of the wire speed one way; both ways at once each takes "
+        rows.append(("copies to and from the host", words + f"{found.link.crossing:.0%} longer"))
     return table("what, constants", rows, "what was found", wide="constants")
 
 

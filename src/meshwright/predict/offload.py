@@ -112,9 +112,12 @@ def transfer_s(run: Run, moved: Moved, constants: HostConstants = HOST) -> float
     Every GPU has a link of its own; the host's memory is shared.
     """
     larger, smaller = max(moved), min(moved)
-    link = constants.link_share * run.cluster.host.gpu_bytes_per_s
+    share, crossing = constants.link_share, constants.crossing
+    if (measured := run.costs.calibration.link) is not None:
+        share, crossing = measured.share, measured.crossing
+    link = share * run.cluster.host.gpu_bytes_per_s
     memory = constants.memory_share * gpu_host_bytes_per_s(run)
-    return max((larger + constants.crossing * smaller) / link, (larger + smaller) / memory)
+    return max((larger + crossing * smaller) / link, (larger + smaller) / memory)
 
 
 def host_update_s(run: Run, size_bytes: float, constants: HostConstants = HOST) -> float:

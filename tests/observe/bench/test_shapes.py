@@ -4,6 +4,7 @@ from math import log2
 
 import pytest
 
+from meshwright.observe.bench.family import Size
 from meshwright.observe.bench.products import cases as product_cases
 from meshwright.observe.bench.products import held_out
 from meshwright.observe.bench.shapes import (
@@ -46,3 +47,14 @@ def test_every_eighth_of_a_side_is_measured(side: str) -> None:
 def test_held_out_products_are_none_of_those_measured() -> None:
     measured = {case.key for case in product_cases("full", on_gpu=True)}
     assert not measured & {case.key for case in held_out(90)}
+
+
+@pytest.mark.parametrize("size", ["quick", "full"])
+def test_a_bench_that_is_cut_short_has_some_of_every_kind_of_product(size: Size) -> None:
+    found = product_cases(size, on_gpu=True)
+    kinds = {case.sizes.get("precision", "grouped") for case in found}
+    assert kinds == {
+        "bf16", "fp16", "tf32", "fp8-tensorwise", "fp8-rowwise", "fp8-blockwise", "grouped",
+    }  # fmt: skip
+    first = found[: len(found) * 3 // 5]
+    assert {case.sizes.get("precision", "grouped") for case in first} == kinds

@@ -62,7 +62,9 @@ def forward_attention() -> list[Case]:
     return [
         case
         for case in attention_cases("full", True)
-        if case.name == "forward" and case.word("mask") != "window" and case.size("head_dim") < 256
+        if case.name == "forward"
+        and case.word("mask") in ("causal", "full")
+        and case.size("head_dim") < 256
     ]
 
 

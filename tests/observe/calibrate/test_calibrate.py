@@ -2,6 +2,7 @@
 
 from math import log2
 
+import msgspec
 import pytest
 
 from meshwright.errors import InputError
@@ -126,6 +127,78 @@ def test_memory_bound_work_gives_a_share_for_each_class_and_one_start() -> None:
     assert memory_s(device, "rotary", 1e9) == pytest.approx(rows[-1].seconds, rel=1e-3)
 
 
+def moved_row(op: str, size: float, seconds: float) -> Row:
+    case = Case(family="elementwise", name=op, sizes={"bytes": int(size)})
+    return msgspec.structs.replace(row_of(case, seconds), bytes=size)
+
+
+def stream(op: str, share: float, *sizes: float, start_s: float = 3e-6) -> list[Row]:
+    rate = share * GPU.memory_bytes_per_s
+    return [moved_row(op, size, start_s + size / rate) for size in sizes]
+
+
+def test_memory_bound_work_is_scored_on_rows_left_out_and_on_held_out_ones() -> None:
+    rows = [row for op in ("norm", "copy", "rotary") for row in stream(op, 0.8, 1e6, 3e7, 1e8, 1e9)]
+    slow = [*stream("norm", 0.4, 5e8), *stream("copy", 0.8, 5e8), *stream("cast", 0.8, 5e8)]
+    (report,) = calibrate(bench(*rows), slow).reports
+    assert report.folds is not None
+    assert report.folds.rows == len(rows)
+    assert report.folds.p95 < 0.01
+    assert report.held is not None
+    assert report.held.rows == 2  # casts were not fitted
+    assert report.held_parts["norm"].worst == pytest.approx(-0.5, abs=0.01)
+    assert report.held_parts["copy"].median < 0.01
+
+
+def test_only_permutations_can_seem_faster_than_the_memory() -> None:
+    for op, most in (("permute", 1.5), ("copy", 1.0)):
+        (curve,) = calibrate(bench(*stream(op, 1.5, 1e6, 1e9))).calibration.memory
+        assert curve.efficiency == pytest.approx(most, rel=0.01)
+
+
+def link_rows(rate: float, crossing: float, start_s: float = 2e-5) -> list[Row]:
+    rows = []
+    for name, ways in (("host_to_device", 1), ("device_to_host", 1), ("both_ways", 2)):
+        for size in (1 << 16, 1 << 24, 1 << 30):
+            seconds = start_s + size * (1 + (crossing if ways == 2 else 0.0)) / rate
+            case = Case(family="copies", name=name, sizes={"bytes": size, "memory": "pinned"})
+            row = msgspec.structs.replace(row_of(case, seconds), bytes=float(ways * size))
+            rows.append(row)
+    return rows
+
+
+def test_copies_one_way_and_both_ways_give_the_link() -> None:
+    wire = GPU.pcie_bytes_per_s
+    assert wire is not None
+    found = calibrate(bench(*link_rows(0.9 * wire, 0.3)))
+    assert found.calibration.link is not None
+    assert found.calibration.link.share == pytest.approx(0.9, rel=0.01)
+    assert found.calibration.link.crossing == pytest.approx(0.3, rel=0.02)
+    (report,) = found.reports
+    assert report.own.p95 < 0.01
+    one_way = [row for row in link_rows(0.9 * wire, 0.3) if row.case.name != "both_ways"]
+    kept = calibrate(bench(*measured(product_cases(20)), *one_way))
+    assert kept.calibration.link is None
+    assert "copies to and from the host" in kept.missing
+
+
+def test_launching_is_scored_against_every_launch() -> None:
+    rows = [
+        row_of(Case(family="launches", name=name, sizes={"operation": word}), seconds)
+        for name, word, seconds in (
+            ("host", "add", 4e-6), ("host", "linear", 5e-6), ("host", "norm", 8e-6),
+            ("graph", "", 1e-5), ("kernel", "", 1.5e-6), ("malloc", "", 1e-3),
+        )
+    ]  # fmt: skip
+    found = calibrate(bench(*rows))
+    launch = found.calibration.launch
+    assert launch is not None
+    assert (launch.host_s, launch.graph_s, launch.kernel_s) == (5e-6, 1e-5, 1.5e-6)
+    (report,) = found.reports
+    assert report.own.rows == 5
+    assert report.own.worst == pytest.approx(-0.375)
+
+
 def test_what_was_not_measured_is_named() -> None:
     missing = " ".join(calibrate(bench(*measured(product_cases(20)))).missing)
     for word in ("fp8-tensorwise", "grouped", "attention forward", "norm_backward", "launching"):
@@ -157,6 +230,15 @@ def test_a_processor_s_shares_are_of_what_was_measured_there() -> None:
     assert found.calibration.gpu == "some-cpu-2-ghz"
     assert found.calibration.peaks is not None
     assert found.calibration.peaks.fp32_flops == pytest.approx(HEADROOM * 1e11, rel=0.05)
+    copies = [
+        msgspec.structs.replace(rows[0], case=Case(family="copies", name="copy"), bytes=size,
+                                seconds=size / rate)
+        for size, rate in ((1e5, 2e11), (2e8, 3e10))
+    ]  # fmt: skip
+    with_copies = Bench(Machine(device="Some CPU @ 2 GHz", cores=2), (*rows, *copies))
+    peaks = calibrate(with_copies).calibration.peaks
+    assert peaks is not None
+    assert peaks.memory_bytes_per_s == pytest.approx(3e10)  # the small copy never left the cache
     row = rows[5]
     m, n, k = (row.case.size(side) for side in "mnk")
     predicted = linear_s(costs_for(found.gpu, found.calibration), m, n, k, "fp32")

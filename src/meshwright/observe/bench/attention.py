@@ -4,11 +4,9 @@ Tensors lie as a layer's projections leave them: queries, keys and values side b
 token, which costs the backward pass several per cent against tensors of their own.
 """
 
-from collections.abc import Callable
-
 from meshwright.observe.bench.case import Case
 from meshwright.observe.bench.family import Family, Place, Size
-from meshwright.observe.bench.timing import Work
+from meshwright.observe.bench.timing import Call, Work, sets_of_inputs
 
 HEADS = (
     (32, 8, 64),
@@ -23,12 +21,21 @@ HEADS = (
 LENGTHS = (1024, 2048, 4096, 8192, 16384)
 TOKENS = 16384
 """Tokens of one call, unless a single sequence has more."""
+OTHERS = (("full", 2048), ("full", 8192), ("window", 4096), ("window", 16384), ("packed", 8192),
+          ("packed", 2048))  # fmt: skip
+"""Masks other than the causal one, with lengths: none, a window, and documents side by side."""
 WINDOW = 1024
+DOCUMENTS = 4
+"""How many of equal length a packed sequence holds; none sees another."""
 HOST_TOKENS = 512
+HELD_OUT = (
+    ((28, 4, 128), 3072), ((20, 4, 64), 6144), ((48, 8, 128), 1536), ((32, 8, 128), 12288),
+    ((8, 8, 128), 6144), ((16, 4, 64), 3072),
+)  # fmt: skip
 
 
 def cases(size: Size, on_gpu: bool) -> tuple[Case, ...]:
-    """Return head shapes by length under a causal mask, and a few under none and in a window."""
+    """Return head shapes by length under a causal mask, and a few under others."""
     if not on_gpu:
         return tuple(
             _case(part, 1, (4, 2, 64), length, "causal")
@@ -39,8 +46,16 @@ def cases(size: Size, on_gpu: bool) -> tuple[Case, ...]:
     lengths = LENGTHS if size == "full" else LENGTHS[1:4:2]
     found = [(shape, length, "causal") for length in lengths for shape in heads]
     if size == "full":
-        found += [(shape, length, "full") for shape in HEADS[:2] for length in (2048, 8192)]
-        found += [(shape, 8192, "window") for shape in HEADS[:2]]
+        found += [(shape, length, mask) for mask, length in OTHERS for shape in HEADS[:2]]
+    return _cases(found)
+
+
+def held_out() -> tuple[Case, ...]:
+    """Return shapes that no bench measures, to test what was learnt from one."""
+    return _cases([(shape, length, "causal") for shape, length in HELD_OUT])
+
+
+def _cases(found: list[tuple[tuple[int, int, int], int, str]]) -> tuple[Case, ...]:
     return tuple(
         _case(part, max(1, TOKENS // length), shape, length, mask)
         for shape, length, mask in found
@@ -62,39 +77,56 @@ def _case(part: str, batch: int, heads: tuple[int, int, int], length: int, mask:
 
 def work(case: Case, place: Place) -> Work | None:
     """Make the projections' output and cut it as a layer does."""
-    import torch
-
-    from meshwright.predict.cost.attention import attention_flops
-    from meshwright.run.kernels.attention import attention
+    from meshwright.predict.cost.attention import Mask, attention_flops
 
     batch, heads, kv_heads, width, length = (
         case.size(name) for name in ("batch", "heads", "kv_heads", "head_dim", "length")
     )
-    window = WINDOW if case.word("mask") == "window" else None
-    causal = case.word("mask") != "full"
-    format_ = torch.bfloat16 if place.on_gpu else torch.float32
-    packed = torch.randn(batch, length, heads + 2 * kv_heads, width, device=place.device).to(
-        format_
-    )
+    pieces = DOCUMENTS if case.word("mask") == "packed" else 1
+    mask: Mask = "full" if case.word("mask") == "full" else "causal"
     backward = case.name == "backward"
-    packed.requires_grad_(backward)
-    q, k, v = torch.split(packed, [heads, kv_heads, kv_heads], dim=2)
+    flops = attention_flops(
+        batch=batch * pieces, heads=heads, head_dim=width, seq=length // pieces,
+        window=_window(case), mask=mask, part="backward" if backward else "forward",
+    )  # fmt: skip
+    each_bytes = 2 if place.on_gpu else 4
+    moved = each_bytes * batch * length * width * 2 * (heads + kv_heads) * (1 + backward)
+    calls = tuple(_call(case, place) for _ in range(sets_of_inputs(moved)))
+    return Work(calls, flops, float(moved))
+
+
+def _window(case: Case) -> int | None:
+    return WINDOW if case.word("mask") == "window" else None
+
+
+def _call(case: Case, place: Place) -> Call:
+    import torch
+
+    from meshwright.run.kernels.attention import Documents, attention
+
+    batch, heads, kv_heads, width, length = (
+        case.size(name) for name in ("batch", "heads", "kv_heads", "head_dim", "length")
+    )
+    window, causal = _window(case), case.word("mask") != "full"
+    documents = None
+    if case.word("mask") == "packed":
+        lengths = [[length // DOCUMENTS] * DOCUMENTS] * batch
+        documents = Documents.of_lengths(lengths, place.device)
+    format_ = torch.bfloat16 if place.on_gpu else torch.float32
+    shape = (batch, length, heads + 2 * kv_heads, width)
+    packed = torch.randn(shape, device=place.device).to(format_)
+    parts = torch.split(packed, [heads, kv_heads, kv_heads], dim=2)
+    # A step's forward writes down what its backward needs.
+    q, k, v = (each.detach().requires_grad_() for each in parts)
 
     def forward() -> torch.Tensor:
-        return attention(q, k, v, causal=causal, window=window)
+        return attention(q, k, v, causal=causal, window=window, documents=documents)
 
-    call: Callable[[], object] = forward
-    if backward:
-        leaves = [each.detach().requires_grad_() for each in (q, k, v)]
-        out = attention(*leaves, causal=causal, window=window)
-        grad = torch.randn_like(out)
-        call = lambda: torch.autograd.grad(out, leaves, grad, retain_graph=True)  # noqa: E731
-    flops = attention_flops(
-        batch=batch, heads=heads, head_dim=width, seq=length, window=window,
-        mask="causal" if causal else "full", part="backward" if backward else "forward",
-    )  # fmt: skip
-    moved = packed.element_size() * batch * length * width * 2 * (heads + kv_heads)
-    return Work((call,), flops, float(2 * moved if backward else moved))
+    if case.name == "forward":
+        return forward
+    out = forward()
+    given = torch.randn_like(out)
+    return lambda: torch.autograd.grad(out, (q, k, v), given, retain_graph=True)
 
 
-ATTENTION = Family("attention", "attention", cases, work, loaded=True)
+ATTENTION = Family("attention", "attention", cases, work, loaded=True, weight=5.0)

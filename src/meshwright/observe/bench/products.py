@@ -6,6 +6,7 @@ bits take operands that are quantised already: casts are cases of `elementwise`.
 """
 
 from collections.abc import Callable
+from operator import itemgetter
 
 from meshwright.observe.bench.case import Case
 from meshwright.observe.bench.family import Family, Place, Size
@@ -22,30 +23,45 @@ NUMBERS: dict[Size, dict[str, int]] = {
         "fp16": 12,
         "tf32": 12,
     },
-    "quick": {"bf16": 36, "fp8-tensorwise": 18, "fp8-rowwise": 6, "fp16": 3, "tf32": 3},
+    "quick": {
+        "bf16": 30,
+        "fp8-tensorwise": 12,
+        "fp8-rowwise": 6,
+        "fp8-blockwise": 3,
+        "fp16": 3,
+        "tf32": 3,
+    },
 }
 """How many products of each precision are measured."""
 ON_HOST: dict[Size, dict[str, int]] = {"full": {"fp32": 48, "bf16": 12}, "quick": {"fp32": 18}}
 HOST_SHRINKS = 16
 """A processor gets products with so many times fewer rows and columns."""
-GROUPED = {"full": 36, "quick": 9}
+GROUPED: dict[Size, int] = {"full": 36, "quick": 6}
 EXPERTS, ROUTED = Range(8, 256, 8), Range(4096, 131072, 256)
 EXPERT_WIDTHS = Range(512, 8192, 128)
 
 
 def cases(size: Size, on_gpu: bool) -> tuple[Case, ...]:
-    """Return what to measure: the three products in turn, over evenly spread shapes."""
+    """Return what to measure: the three products in turn, over evenly spread shapes.
+
+    Precisions and grouped products come mixed in proportion, so that a bench whose time is up has
+    a part of each.
+    """
     numbers = NUMBERS[size] if on_gpu else ON_HOST[size]
     longest = max(numbers.values())
     shapes = product_shapes(longest)
     if not on_gpu:
         shapes = tuple(_shrunk(shape) for shape in shapes)
     found = [
-        _case(precision, PARTS[place % 3], shapes[place])
+        [_case(precision, PARTS[place % 3], shapes[place]) for place in range(number)]
         for precision, number in numbers.items()
-        for place in range(number)
     ]
-    return (*found, *(_grouped_cases(GROUPED[size]) if on_gpu else ()))
+    if on_gpu:
+        found.append(_grouped_cases(GROUPED[size]))
+    placed = [
+        ((place + 0.5) / len(some), case) for some in found for place, case in enumerate(some)
+    ]
+    return tuple(case for _, case in sorted(placed, key=itemgetter(0)))
 
 
 def held_out(number: int, precision: str = "bf16", *, size: Size = "full") -> tuple[Case, ...]:
@@ -167,20 +183,26 @@ def _low_call(case: Case, place: Place, m: int, n: int, k: int) -> Callable[[], 
 
 
 def _grouped(case: Case, place: Place) -> Work | None:
+    if not place.on_gpu:
+        return None
+    experts, tokens, n, k = (case.size(name) for name in ("experts", "tokens", "n", "k"))
+    rows = experts * tokens
+    moved = 2.0 * (rows * (n + k) + experts * n * k)
+    calls = tuple(_grouped_call(case, place) for _ in range(sets_of_inputs(moved)))
+    return Work(calls, 2.0 * rows * n * k, moved)
+
+
+def _grouped_call(case: Case, place: Place) -> Callable[[], object]:
     import torch
 
     from meshwright.run.kernels import grouped_matmul as grouped
 
-    if not place.on_gpu:
-        return None
     experts, tokens, n, k = (case.size(name) for name in ("experts", "tokens", "n", "k"))
-    part = case.name.removeprefix("grouped_")
-    rows = experts * tokens
 
     def draw(*shape: int) -> torch.Tensor:
         return torch.randn(shape, device=place.device).bfloat16()
 
-    x, dy, weight = draw(rows, k), draw(rows, n), draw(experts, n, k)
+    x, dy, weight = draw(experts * tokens, k), draw(experts * tokens, n), draw(experts, n, k)
     ends = torch.arange(1, experts + 1, device=place.device, dtype=torch.int32) * tokens
     products: dict[str, tuple[grouped.Product, Callable[[grouped.Kernel], object]]] = {
         "forward": ("forward", lambda by: grouped.forward_product(by, x, weight, ends)),
@@ -189,10 +211,9 @@ def _grouped(case: Case, place: Place) -> Work | None:
         ),
         "weight_gradient": ("weight gradient", lambda by: grouped.weight_gradient(by, dy, x, ends)),
     }  # fmt: skip
-    name, product = products[part]
+    name, product = products[case.name.removeprefix("grouped_")]
     kernel = grouped.kernel_for(name, "auto", x, weight)
-    moved = 2.0 * (rows * (n + k) + experts * n * k)
-    return Work((lambda: product(kernel),), 2.0 * rows * n * k, moved)
+    return lambda: product(kernel)
 
 
-PRODUCTS = Family("products", "matrix products", cases, work, loaded=True)
+PRODUCTS = Family("products", "matrix products", cases, work, loaded=True, weight=15.0)

@@ -6,6 +6,7 @@ residuals    what a curve leaves, interpolated between measured shapes where tha
 fit          a subject's curve with its residuals
 score        errors on rows that were not fitted
 plain        work bound by memory, and launching
+link         copies between a GPU and its host
 device       which device rows are of, and peaks of one that no catalog has
 calibrate    all of it
 file         where calibrations lie

@@ -10,7 +10,8 @@ from meshwright.observe.bench.case import Row
 from meshwright.observe.bench.suite import Bench
 from meshwright.observe.calibrate.device import device_of
 from meshwright.observe.calibrate.fit import Curve, Fitted, fit_subject, predicted_s
-from meshwright.observe.calibrate.plain import Plain, fit_launch, fit_memory
+from meshwright.observe.calibrate.link import fit_link
+from meshwright.observe.calibrate.plain import Plain, fit_launch, fit_memory, launch_score
 from meshwright.observe.calibrate.score import Score, by_part, folded, held_out, score
 from meshwright.observe.calibrate.subjects import Subject, subjects
 from meshwright.predict.cost.curves import MEMORY_OPS, Calibration
@@ -72,15 +73,22 @@ def calibrate(bench: Bench, held: Sequence[Row] = (), *, gpu: str = "") -> Calib
         report = _report(fitted, device, others.get(subject.title), like)
         reports.append(report)
         found = _with(found, fitted, report, source)
-    plain = fit_memory(_telling(bench.rows), device.memory_bytes_per_s, source)
-    default = costs_for(device).launch
+    plain = fit_memory(_telling(bench.rows), device.memory_bytes_per_s, source, unseen)
+    kernel_s = None if plain is None else plain.kernel_s
+    launch = fit_launch(bench.rows, kernel_s, costs_for(device).launch, source)
+    link = fit_link(_telling(bench.rows), device.pcie_bytes_per_s, source)
     found = msgspec.structs.replace(
         found,
-        memory=plain.curves,
-        launch=fit_launch(bench.rows, plain.kernel_s, default, source),
+        memory=() if plain is None else plain.curves,
+        launch=launch,
+        link=None if link is None else link.curve,
     )
-    if plain.score is not None:
-        reports.append(_plain_report(plain, plain.score))
+    if plain is not None:
+        loaded = any(row.loaded for row in bench.rows if row.case.family == "elementwise")
+        reports.append(_plain_report(plain, loaded=loaded))
+    launched = launch_score(bench.rows, launch)
+    reports += [] if launched is None else [_bare_report("launching", launched)]
+    reports += [] if link is None else [_bare_report("copies to and from the host", link.own)]
     if not reports:
         what = "no row is of a family that a cost model has constants for"
         fix = "measure products, attention or elementwise work: `mw bench`"
@@ -114,8 +122,20 @@ def _report(fitted: Fitted, gpu: Gpu, other: Subject | None, like: Curve | None)
     )
 
 
-def _plain_report(plain: Plain, own: Score) -> Report:
-    title = f"elementwise, {len(plain.curves)} classes"
+def _plain_report(plain: Plain, *, loaded: bool) -> Report:
+    return Report(
+        title=f"elementwise, {len(plain.curves)} classes",
+        own=plain.own,
+        folds=plain.folds,
+        parts=plain.parts,
+        held=plain.held,
+        held_parts=plain.held_parts,
+        corrected=False,
+        loaded=loaded,
+    )
+
+
+def _bare_report(title: str, own: Score) -> Report:
     return Report(title, own, None, {}, None, {}, corrected=False, loaded=False)
 
 
@@ -153,4 +173,5 @@ def _missing(found: Calibration, gpu: Gpu) -> tuple[str, ...]:
     ops = [op for op in MEMORY_OPS if op not in {curve.op for curve in found.memory}]
     words += [f"elementwise: {', '.join(ops)}"] if ops else []
     words += ["launching"] if found.launch is None else []
+    words += ["copies to and from the host"] if gpu.kind == "gpu" and found.link is None else []
     return tuple(words)

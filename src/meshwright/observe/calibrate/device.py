@@ -14,6 +14,8 @@ from meshwright.spec.cluster import Gpu
 
 HEADROOM = 1.25
 """A peak over the best rate that was measured: no product fills every tile."""
+BEYOND_CACHES = 32 << 20
+"""Bytes of a call that says something of the memory: less may lie in a cache of the processor."""
 _PEAK_FIELDS = {
     "fp32": "fp32_flops",
     "tf32": "tf32_flops",
@@ -55,7 +57,9 @@ def _peaks(machine: Machine, rows: Sequence[Row]) -> Peaks:
     moved = [
         row.bytes_per_s
         for row in rows
-        if row.case.family in ("elementwise", "copies") and row.bytes_per_s
+        if row.case.family in ("elementwise", "copies")
+        and row.bytes_per_s
+        and (row.bytes or 0.0) >= BEYOND_CACHES
     ]
     if not flops:
         what = f"has no products of {machine.device or 'this device'}, which no catalog has"

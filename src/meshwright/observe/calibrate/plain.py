@@ -1,24 +1,42 @@
 """Work that only moves bytes, and launching: constants with a closed meaning, few rows each."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from meshwright.observe.bench.case import Row
-from meshwright.observe.calibrate.score import Score, score
+from meshwright.observe.calibrate.score import FOLDS, Score, by_part, score
 from meshwright.observe.calibrate.solve import fit_logs
-from meshwright.predict.cost.curves import MEMORY_OPS, LaunchCurve, MemoryCurve
+from meshwright.predict.cost.curves import MEMORY_OPS, LaunchCurve, MemoryCurve, most_share
 
 Array = Any
 
 _KERNEL_S = (2e-6, 2e-7, 5e-5)
 """Start, least and most of what an elementwise kernel takes besides its bytes."""
-_SHARE = (0.8, 0.005, 1.0)
+_SHARE, _LEAST_SHARE = 0.8, 0.005
 LAUNCHES = {"host": "host_s", "graph": "graph_s", "kernel": "kernel_s"}
 """Cases of `launches` that hold a field of a `LaunchCurve`: time of the host for one kernel and
 for replaying one graph, and of an empty kernel on the device."""
+
+
+class Streams(NamedTuple):
+    """How fast each class of work moves its bytes."""
+
+    kernel_s: float
+    """What a kernel takes besides."""
+    shares: Mapping[str, float]
+    bytes_per_s: float
+
+    def seconds(self, rows: Sequence[Row]) -> Array:
+        """Return what the cost model says of rows."""
+        return np.array(
+            [
+                self.kernel_s + (row.bytes or 0.0) / (self.shares[row.case.name] * self.bytes_per_s)
+                for row in rows
+            ]
+        )
 
 
 class Plain(NamedTuple):
@@ -26,35 +44,80 @@ class Plain(NamedTuple):
 
     curves: tuple[MemoryCurve, ...]
     kernel_s: float | None
-    score: Score | None
+    own: Score
+    """On the rows that were fitted."""
+    folds: Score | None
+    """Each row predicted from a fit without it; None where rows are too few."""
+    parts: dict[str, Score]
+    """The same by class."""
+    held: Score | None
+    """On rows of another file."""
+    held_parts: dict[str, Score]
 
 
-def fit_memory(rows: Sequence[Row], bytes_per_s: float, source: str) -> Plain:
+def fit_memory(
+    rows: Sequence[Row], bytes_per_s: float, source: str, held: Sequence[Row] = ()
+) -> Plain | None:
     """Fit the share of the bandwidth for each class, and one start-up time for all."""
-    mine = [
+    mine = _mine(rows)
+    if not mine:
+        return None
+    found = _fit(mine, bytes_per_s)
+    curves = tuple(
+        MemoryCurve(op=op, efficiency=round(found.shares[op], 4), source=source)
+        for op in MEMORY_OPS
+        if op in found.shares
+    )
+    # Rows of one size each cannot tell a start-up time from a slower stream.
+    sized = len({(row.case.name, row.bytes) for row in mine}) > len(found.shares)
+    left, left_s = _folded(mine, bytes_per_s)
+    others = [row for row in _mine(held) if row.case.name in found.shares]
+    others_s = found.seconds(others)
+    return Plain(
+        curves=curves,
+        kernel_s=float(f"{found.kernel_s:.4g}") if sized else None,
+        own=score(mine, found.seconds(mine)),
+        folds=score(left, left_s) if left else None,
+        parts=by_part(left, left_s),
+        held=score(others, others_s) if others else None,
+        held_parts=by_part(others, others_s),
+    )
+
+
+def _mine(rows: Sequence[Row]) -> list[Row]:
+    return [
         row
         for row in rows
         if row.case.family == "elementwise" and row.case.name in MEMORY_OPS and row.bytes
     ]
-    if not mine:
-        return Plain((), None, None)
-    ops = [op for op in MEMORY_OPS if any(row.case.name == op for row in mine)]
-    place = np.array([ops.index(row.case.name) for row in mine])  # type: ignore[arg-type]
-    moved = np.array([row.bytes for row in mine], dtype=float)
+
+
+def _fit(rows: Sequence[Row], bytes_per_s: float) -> Streams:
+    ops = [op for op in MEMORY_OPS if any(row.case.name == op for row in rows)]
+    place = np.array([[op == row.case.name for op in ops].index(True) for row in rows])
+    moved = np.array([row.bytes for row in rows], dtype=float)
 
     def seconds(values: Array) -> Array:
         return values[0] + moved / (values[1:][place] * bytes_per_s)
 
-    free = [_KERNEL_S, *[_SHARE] * len(ops)]
-    found, _ = fit_logs(seconds, [row.seconds for row in mine], free)
-    curves = tuple(
-        MemoryCurve(op=op, efficiency=round(float(share), 4), source=source)
-        for op, share in zip(ops, found[1:], strict=True)
-    )
-    # Rows of one size each cannot tell a start-up time from a slower stream.
-    sized = len({(row.case.name, row.bytes) for row in mine}) > len(ops)
-    kernel_s = float(f"{found[0]:.4g}") if sized else None
-    return Plain(curves, kernel_s, score(mine, seconds(found)))
+    free = [_KERNEL_S, *((_SHARE, _LEAST_SHARE, most_share(op)) for op in ops)]
+    found, _ = fit_logs(seconds, [row.seconds for row in rows], free)
+    shares = dict(zip(ops, found[1:].tolist(), strict=True))
+    return Streams(float(found[0]), shares, bytes_per_s)
+
+
+def _folded(rows: Sequence[Row], bytes_per_s: float) -> tuple[list[Row], Array]:
+    """Predict each row from a fit without its fifth of all rows, where others have its class."""
+    left, seconds = list[Row](), list[float]()
+    if len(rows) < 2 * FOLDS:
+        return left, seconds
+    for fold in range(FOLDS):
+        kept = [row for place, row in enumerate(rows) if place % FOLDS != fold]
+        found = _fit(kept, bytes_per_s)
+        out = [row for row in rows[fold::FOLDS] if row.case.name in found.shares]
+        left += out
+        seconds += found.seconds(out).tolist()
+    return left, np.array(seconds)
 
 
 def fit_launch(
@@ -64,13 +127,7 @@ def fit_launch(
     found = {
         field: median(times)
         for name, field in LAUNCHES.items()
-        if (
-            times := [
-                row.seconds
-                for row in rows
-                if row.case.family == "launches" and row.case.name == name
-            ]
-        )
+        if (times := [row.seconds for row in _launches(rows) if row.case.name == name])
     }
     if kernel_s is not None:
         found["kernel_s"] = kernel_s
@@ -78,3 +135,19 @@ def fit_launch(
         return None
     known = {name: getattr(default, name) for name in LAUNCHES.values()}
     return LaunchCurve(**{**known, **found}, source=source)
+
+
+def launch_score(rows: Sequence[Row], launch: LaunchCurve | None) -> Score | None:
+    """Say how far one figure for each kind of launch is from every row; None without rows."""
+    mine = _launches(rows)
+    if launch is None or not mine:
+        return None
+    return score(mine, [getattr(launch, LAUNCHES[row.case.name]) for row in mine])
+
+
+def _launches(rows: Sequence[Row]) -> list[Row]:
+    return [
+        row
+        for row in rows
+        if row.case.family == "launches" and row.case.name in LAUNCHES and row.seconds > 0
+    ]

@@ -103,8 +103,12 @@ def subjects(rows: Sequence[Row], gpu: Gpu) -> tuple[Subject, ...]:
         found.append(_grouped(grouped))
     parts: tuple[Part, ...] = ("forward", "backward")
     for part in parts:
+        # No prediction is asked for documents side by side.
         mine = tuple(
-            row for row in rows if row.case.family == "attention" and row.case.name == part
+            row
+            for row in rows
+            if (row.case.family, row.case.name) == ("attention", part)
+            and row.case.word("mask") != "packed"
         )
         if mine:
             found.append(_attention(part, mine))

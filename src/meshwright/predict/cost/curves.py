@@ -134,7 +134,16 @@ class MemoryCurve(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Where the figure comes from."""
 
     def __post_init__(self) -> None:
-        require(_shares(efficiency=self.efficiency))
+        require(real("efficiency", self.efficiency, 1e-6, most_share(self.op)))
+
+
+def most_share(op: MemoryOp) -> float:
+    """Return the largest share of the bandwidth that a class of work can seem to have.
+
+    Permutations are counted as if each copy of a token were read from memory; a kernel that reads a
+    token once for all its copies moves hardly more than half of that.
+    """
+    return 2.0 if op in ("permute", "unpermute") else 1.0
 
 
 class LaunchCurve(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -151,6 +160,21 @@ class LaunchCurve(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     def __post_init__(self) -> None:
         require(_not_negative(kernel_s=self.kernel_s, host_s=self.host_s, graph_s=self.graph_s))
+
+
+class LinkCurve(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What copies of pinned memory between a GPU and its host reach."""
+
+    share: float
+    """Share of the link's wire speed, one way."""
+    crossing: float
+    """How much of the smaller direction's time both add to the larger one's when copies run both
+    ways at once."""
+    source: str = ""
+    """Where the figures come from."""
+
+    def __post_init__(self) -> None:
+        require(_shares(share=self.share), _shares(0.0, crossing=self.crossing))
 
 
 class Residuals(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -229,6 +253,8 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """One figure per class of elementwise work."""
     launch: LaunchCurve | None = None
     """What launching costs."""
+    link: LinkCurve | None = None
+    """What copies to and from the host reach."""
     grouped_efficiency: float | None = None
     """Efficiency of a grouped product over a dense one."""
     grouped_launch_s: float | None = None

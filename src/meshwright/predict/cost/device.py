@@ -237,6 +237,7 @@ def _merged(defaults: Calibration, new: Calibration) -> Calibration:
         ),
         memory=tuple({c.op: c for c in (*defaults.memory, *new.memory)}.values()),
         launch=new.launch or defaults.launch,
+        link=new.link,
         grouped=new.grouped or defaults.grouped,
         residuals=new.residuals,
         software=new.software,
