@@ -8,9 +8,11 @@ from typing import Any
 from msgspec.structs import replace
 
 from meshwright.cli.answer import Answer, Note, View, facts, table
+from meshwright.cli.calibrations import add_calibration
 from meshwright.cli.layouts import layout_at, read_layouts, within, words_of
 from meshwright.cli.parser import add_common
 from meshwright.cli.progress import progress
+from meshwright.cli.twin_gpu import WITHIN, run_on_gpu
 from meshwright.errors import InputError, MissingPart, Problem
 from meshwright.observe.twin.compare import BUBBLE_POINTS, STEP_SHARE, Phase
 from meshwright.observe.twin.layouts import LENGTH, SEQUENCES, STANDARD, small_model
@@ -47,13 +49,21 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="fields of a layout, or a TOML file; may be given again (default: many, 2 ranks each)",
     )  # fmt: skip
     parser.add_argument(
-        "--precision", default="fp32", metavar="WORD",
-        help="number format of the products: fp32 or bf16 (default: fp32)",
+        "--device", default="auto", choices=("auto", "cpu", "gpu"),
+        help="processes on this host's cores, or one GPU (default: a GPU where there is one)",
     )  # fmt: skip
-    parser.add_argument("--sequence", default=str(LENGTH), metavar="N", help="tokens of a sequence")
     parser.add_argument(
-        "--sequences", default=str(SEQUENCES), metavar="N", help="sequences of a step"
+        "--precision", metavar="WORD",
+        help="number format of the products; on cores fp32 or bf16 (default: fp32; on a GPU the "
+        "layout's)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--sequence", metavar="N", help=f"tokens of a sequence (default: {LENGTH}; on a GPU 4096)"
     )
+    parser.add_argument(
+        "--sequences", metavar="N",
+        help=f"sequences of a step (default: {SEQUENCES}; on a GPU a microbatch)",
+    )  # fmt: skip
     parser.add_argument(
         "--steps", default="11", metavar="N", help="steps, of which the middle one is taken"
     )
@@ -63,22 +73,23 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--check", action="store_true",
         help=f"exit with 1 where passes are in another order, a bubble is {BUBBLE_POINTS:g} points "
-        f"off or a step {100 * STEP_SHARE:g} %%",
+        f"off or a step {100 * STEP_SHARE:g} %%; on a GPU where {WITHIN}",
     )  # fmt: skip
+    add_calibration(parser)
     add_common(parser)
 
 
 def run(args: argparse.Namespace) -> Answer:
-    """Answer with a row for each layout."""
+    """Answer with a row for each layout, or each configuration of a GPU."""
+    args.sequence = None if args.sequence is None else _count(args.sequence, "--sequence")
+    args.sequences = None if args.sequences is None else _count(args.sequences, "--sequences")
+    if args.device != "cpu" and _has_gpu(args.device == "gpu"):
+        return run_on_gpu(args)
     model = small_model() if args.model is None else read_model(args.model)
     layouts = read_layouts(args.layouts) or list(STANDARD)
-    layouts = [replace(layout, precision=args.precision) for layout in layouts]
-    asked = Asked(
-        model,
-        _count(args.sequence, "--sequence"),
-        _count(args.sequences, "--sequences"),
-        _count(args.steps, "--steps"),
-    )
+    layouts = [replace(layout, precision=args.precision or "fp32") for layout in layouts]
+    steps = _count(args.steps, "--steps")
+    asked = Asked(model, args.sequence or LENGTH, args.sequences or SEQUENCES, steps)
     if args.save:
         _make_room(Path(args.save), len(layouts))
     try:
@@ -98,6 +109,19 @@ def run(args: argparse.Namespace) -> Answer:
             twin.save(Path(args.save) / str(number))
         remarks.append(f"wrote {args.save}: mw timeline show {args.save}/1/measured")
     return _answer(asked, found, remarks, check=args.check)
+
+
+def _has_gpu(asked: bool) -> bool:
+    """Return whether steps run on a GPU; one that was asked for and is not there is refused."""
+    try:
+        import torch
+    except ModuleNotFoundError:
+        return False
+    found: bool = torch.cuda.is_available()
+    if asked and not found:
+        fix = "leave --device out to run on this host's cores"
+        raise InputError([Problem("--device", "torch sees no GPU here", fix)])
+    return found
 
 
 def _refuse(asked: Asked, layouts: Sequence[Layout]) -> None:

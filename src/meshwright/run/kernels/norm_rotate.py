@@ -20,7 +20,7 @@ import torch
 
 from meshwright.errors import InputError, Problem
 from meshwright.run.kernels.language import Backend, on_triton
-from meshwright.run.kernels.norm_rotate_gradient import gradients
+from meshwright.run.kernels.norm_rotate_gradient import norm_turn_gradients
 from meshwright.run.kernels.norm_rotate_kernel import norm_turn_tokens
 from meshwright.run.kernels.rms_norm import plain_rms_norm, rms_norm
 from meshwright.run.kernels.rms_norm_kernel import add_parts
@@ -175,7 +175,7 @@ class _SplitNormRotate(torch.autograd.Function):
         width = 2 * sizes.head_dim
         parts = torch.empty(programs, width, dtype=torch.float32, device=dqkv.device)
         dweights = torch.empty(width, dtype=q_weight.dtype, device=dqkv.device)
-        gradients[(programs,)](
+        norm_turn_gradients[(programs,)](
             qkv_BTC, dq, dk, dv, dqkv, q_weight, k_weight, cos, sin, parts, blocks,
             qkv_BTC.shape[1], *dq.stride()[:3], *dk.stride()[:3], *dv.stride()[:3],
             cos.stride(0) if cos.dim() == 3 else 0, ctx.eps,

@@ -25,7 +25,7 @@ from meshwright.run.kernels.rotary_kernel import (
 
 
 @triton.jit
-def gradients(
+def norm_turn_gradients(
     qkv,
     dq,
     dk,
