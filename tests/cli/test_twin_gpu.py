@@ -19,8 +19,8 @@ TINY = decoder("tiny", layers=2, hidden=128, heads=4, kv_heads=2, ffn=256, vocab
 
 
 def asked(**given: object) -> argparse.Namespace:
-    words = {"model": None, "layouts": [], "precision": None, "sequence": None, "sequences": None}
-    return argparse.Namespace(**{**words, **given})
+    none = dict.fromkeys(("model", "precision", "sequence", "sequences"))
+    return argparse.Namespace(**{**none, "layouts": [], **given})
 
 
 def test_nothing_asked_for_is_the_standard_set() -> None:

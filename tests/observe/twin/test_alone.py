@@ -51,9 +51,7 @@ def test_time_of_kernels_is_put_to_their_work_and_what_is_left_to_gaps(tmp_path:
         for step in (0, 1_000):
             spans = (("nvjet_x", 0, 100), ("normalise", 150, 50), ("nvjet_y", 200, 300))
             for name, start, length in spans:
-                timeline.span(
-                    name, step + start, length, kind=Kind.COMPUTE, process="gpu 0", lane="s"
-                )
+                on_gpu(name, step + start, length)
             timeline.span("launch", step, 900, kind=Kind.HOST, process="host", lane="t")
     found = measured_parts(read(tmp_path / "run"), steps=2)
     assert found["products"] == pytest.approx(400e-9)
@@ -89,7 +87,8 @@ def test_a_twin_names_the_work_that_moved() -> None:
     config = Config(TINY, Layout(), 128, 1)
     near = AloneTwin(config, side(1.05, 102, 0.9), side(1.0, 100, 0.8), (1.0,), EMPTY)
     assert near.step_error == pytest.approx(0.05)
-    assert near.moved == ("products", pytest.approx(0.1))
+    assert near.moved[0] == "products"
+    assert near.moved[1] == pytest.approx(0.1)
     assert near.agrees
     assert not near._replace(predicted=side(1.05, 106, 0.9)).agrees
     assert not near._replace(predicted=side(1.11, 100, 0.9)).agrees
