@@ -69,7 +69,7 @@ def test_the_known_pair_goes_the_known_way(shared: Path, capsys: Captured) -> No
     folder = shared / "traces" / "modded-nanogpt" / "ab-2025-10-31"
     main(["diff", str(folder / "current.json.gz"), str(folder / "hook.json.gz"), "--json"])
     answer = json.loads(capsys.readouterr().out)
-    assert 3 * answer["a"]["step_ms"] == pytest.approx(243.245, abs=0.001)
-    assert 3 * answer["b"]["step_ms"] == pytest.approx(240.863, abs=0.001)
-    assert answer["a"]["overlap"] == pytest.approx(0.2953, abs=1e-4)
-    assert answer["b"]["overlap"] == pytest.approx(0.3442, abs=1e-4)
+    assert 3 * answer["a"]["step_ms"] == pytest.approx(181.496, abs=0.001)
+    assert 3 * answer["b"]["step_ms"] == pytest.approx(180.029, abs=0.001)
+    assert answer["a"]["overlap"] == pytest.approx(0.2885, abs=1e-4)
+    assert answer["b"]["overlap"] == pytest.approx(0.3414, abs=1e-4)

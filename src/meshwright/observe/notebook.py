@@ -26,6 +26,7 @@ from meshwright.observe.analyze.kernels import Kernel, kernels_of
 from meshwright.observe.analyze.launches import RankLaunches, launches_of
 from meshwright.observe.analyze.mfu import RankMfu, mfu_of
 from meshwright.observe.analyze.overlap import RankOverlap, overlap_of
+from meshwright.observe.analyze.per_device import per_device
 from meshwright.observe.analyze.profile import profile
 from meshwright.observe.analyze.roofline import RoofKernel
 from meshwright.observe.analyze.roofline import roofline as _roofline
@@ -115,12 +116,12 @@ def roofline(trace: Trace, *, rank: int | None = None) -> Rows[RoofKernel]:
 
 def collectives(trace: Trace) -> Rows[SizeRow]:
     """Collectives matched across ranks, by group, kind and size."""
-    return Rows(by_size(match_collectives(_whole(trace))))
+    return Rows(by_size(match_collectives(_by_device(trace))))
 
 
 def stragglers(trace: Trace) -> Stragglers:
     """Which rank the others wait for, how much and why."""
-    return _stragglers(_whole(trace))
+    return _stragglers(_by_device(trace))
 
 
 def critical_path(
@@ -151,13 +152,20 @@ def _parts(trace: Trace, rank: int | None) -> Iterator[Timeline]:
     else:
         timelines = read_each(trace, detail="shapes", cache=user_cache())
     for timeline in timelines:
-        for part in timeline.by_rank():
+        for part in per_device(timeline):
             if rank is None or rank in part.ranks:
                 yield part
 
 
 def _whole(trace: Trace) -> Timeline:
     return trace if isinstance(trace, Timeline) else read(trace)
+
+
+def _by_device(trace: Trace) -> Timeline:
+    """The whole of it, with a rank for each device."""
+    whole = _whole(trace)
+    parts = tuple(per_device(whole))
+    return whole if len(parts) == len(whole.ranks) else Timeline.concat(parts)
 
 
 def _columns(row: Any) -> dict[str, Any]:

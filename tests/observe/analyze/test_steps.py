@@ -2,7 +2,20 @@
 
 import pytest
 
-from meshwright.observe.analyze.steps import Extent, counted, cut_ns, steps, steps_of
+from meshwright.errors import InputError
+from meshwright.observe.analyze.mfu import mfu_of
+from meshwright.observe.analyze.profile import profile
+from meshwright.observe.analyze.selection import of_steps
+from meshwright.observe.analyze.steps import (
+    Extent,
+    counted,
+    counted_steps,
+    counted_window,
+    steps,
+    steps_of,
+)
+from meshwright.observe.analyze.summary import summary_of
+from meshwright.observe.findings import Rank
 from meshwright.timeline.timeline import Timeline
 from tests.observe.analyze.traces import call, host, kernel, step, timeline
 
@@ -55,13 +68,105 @@ def test_settled_work_was_launched_by_steps_before_the_last() -> None:
     assert counted(part, Extent.ALL).row.size == 4
 
 
-def test_the_cut_is_the_latest_mark_of_any_step() -> None:
-    on_device = host(205, 300, "ProfilerStep#5", process="gpu 0", lane="stream 7 marks")
-    assert cut_ns(timeline(step(4, 100, 200), step(5, 200, 320), on_device)) == 205
+def _trailing() -> Timeline:
+    """Three steps of two kernels each, on a device that is a step behind the host."""
+    rows = [step(number, 100 * number, 100 * number + 100) for number in (1, 2, 3)]
+    for at, launch in enumerate((110, 150, 210, 250, 310, 350)):
+        rows.append(call(launch, launch + 2, flow_out=at))
+        rows.append(kernel(200 + 50 * at, 240 + 50 * at, f"step {at // 2 + 1}", flow_in=at))
+    for number in (1, 2, 3):
+        name = f"ProfilerStep#{number}"
+        mark = host(100 + 100 * number, 190 + 100 * number, name, process="gpu 0", lane="marks")
+        rows.append(mark)
+    return timeline(*rows)
 
 
-def test_one_step_is_not_cut() -> None:
-    assert cut_ns(timeline(step(4, 100, 200), kernel(0, 5))) is None
+def test_where_the_device_trails_whole_steps_are_counted() -> None:
+    part = _trailing()
+    spans = counted(part)
+    assert [spans.names[code] for code in spans.name] == ["step 1"] * 2 + ["step 2"] * 2
+    assert counted_steps(part) == 2
+    assert spans.row.size / counted_steps(part) == 2
+    assert spans.window_ns == (200, 390)
+
+
+def test_every_analysis_divides_by_the_same_steps() -> None:
+    part = _trailing()
+    assert summary_of(part).num_steps == 2
+    assert Rank(part).num_steps == 2
+    assert mfu_of(part).num_steps == 2
+    assert mfu_of(part).time_ns == 200  # From the device's start of step 1 to that of step 3.
+    found = profile([part])
+    assert found.num_steps == (2,)
+    assert found.kernels["step 1"].calls == 1
+
+
+def test_of_a_single_step_what_it_launched_is_counted() -> None:
+    part = timeline(
+        step(4, 100, 200),
+        kernel(90, 130, "queued before"),
+        call(110, 112, flow_out=1),
+        kernel(130, 230, "its own", flow_in=1),
+    )
+    assert counted_window(part) == (100, 200)
+    assert (counted(part).start.tolist(), counted_steps(part)) == ([130], 1)
+
+
+def test_of_a_single_step_without_launches_all_is_counted() -> None:
+    part = timeline(step(4, 100, 200), kernel(0, 5))
+    assert (counted(part).row.size, counted_steps(part)) == (1, 1)
+
+
+def test_work_without_a_recorded_launch_goes_with_what_ran_before_it() -> None:
+    part = timeline(
+        step(1, 100, 200), step(2, 200, 300),
+        kernel(90, 95, "queued before"),
+        call(110, 112, flow_out=1), kernel(120, 130, "known", flow_in=1),
+        kernel(140, 150, "launched by the driver"),
+        kernel(215, 220, "of an unknown stream", lane="stream 9"),
+        call(210, 212, flow_out=2), kernel(230, 240, "next", flow_in=2),
+        kernel(250, 260, "driver, next"),
+        kernel(255, 260, "too late", lane="stream 9"),
+    )  # fmt: skip
+    spans = counted(part)
+    told = [spans.names[code] for code in spans.name]
+    assert told == ["known", "launched by the driver", "of an unknown stream"]
+
+
+def test_without_launches_the_devices_own_marks_part_steps() -> None:
+    marks = [
+        host(start, start + 40, f"ProfilerStep#{number}", process="gpu 0", lane="marks")
+        for number, start in ((1, 100), (2, 140))
+    ]
+    part = timeline(step(1, 0, 50), step(2, 50, 90), *marks, kernel(110, 120), kernel(150, 160))
+    assert counted(part).start.tolist() == [110]
+
+
+def test_a_step_that_several_threads_mark_is_one() -> None:
+    twice = {**step(1, 1, 49), "lane": "thread 2"}
+    assert [mark.number for mark in steps_of(timeline(step(1, 0, 50), twice)).steps] == [1]
+
+
+def test_optimizers_that_follow_each_other_end_one_step() -> None:
+    rows = [host(t, t + 5, "Optimizer.step#AdamW.step") for t in (100, 200, 300)]
+    rows += [host(t, t + 5, "Optimizer.step#Muon.step") for t in (106, 206, 306)]
+    rows += [call(t, t + 1, flow_out=t) for t in (50, 150, 250, 350)]
+    rows += [kernel(t + 2, t + 4, flow_in=t) for t in (50, 150, 250, 350)]
+    part = timeline(*rows)
+    assert [(s.start_ns, s.end_ns) for s in steps_of(part).steps] == [(111, 211), (211, 311)]
+    assert counted(part).start.tolist() == [152, 252]
+    assert counted_steps(part) == 2
+
+
+def test_chosen_steps_are_whole_for_every_analysis() -> None:
+    chosen = of_steps(_trailing(), [2, 3])
+    assert (counted(chosen).row.size, counted_steps(chosen)) == (4, 2)
+    assert Rank(chosen).num_steps == 2
+
+
+def test_chosen_steps_must_follow_each_other() -> None:
+    with pytest.raises(InputError, match="has step 2 between"):
+        of_steps(_trailing(), [1, 3])
 
 
 def test_without_launches_work_goes_by_its_own_start() -> None:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from meshwright.observe.analyze.per_device import per_device
 from meshwright.observe.analyze.spans import (
     COMMUNICATION,
     COMPUTE,
@@ -86,7 +87,7 @@ class RankBreakdown(NamedTuple):
 
 def breakdown(timeline: Timeline, extent: Extent = Extent.SETTLED) -> tuple[RankBreakdown, ...]:
     """Where the time of every rank's device goes."""
-    return tuple(breakdown_of(part, extent) for part in timeline.by_rank())
+    return tuple(breakdown_of(part, extent) for part in per_device(timeline))
 
 
 @once

@@ -54,13 +54,14 @@ def known_device(name: str) -> "Gpu | None":
 
 def peak_flops(device: "Gpu", dtype: str, kernel: str = "") -> float | None:
     """The device's dense peak for an element type; fp32 in tensor cores where a kernel says so."""
-    if dtype == "fp32" and re.search(r"tf32|s1688gemm|s16816tf32", kernel):
+    if dtype == "fp32" and re.search(r"tf32|tensorop|s1688gemm", kernel):
         return device.tf32_flops or device.fp32_flops
     field = {
         "bf16": device.bf16_flops,
         "fp16": device.fp16_flops,
         "fp32": device.fp32_flops,
         "fp8": device.fp8_flops,
+        "fp4": device.fp4_flops,
         "int8": device.int8_ops,
     }
     return field.get(dtype)

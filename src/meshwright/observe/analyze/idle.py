@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from meshwright.observe.analyze.per_device import per_device
 from meshwright.observe.analyze.spans import (
     DeviceSpans,
     Flags,
@@ -92,7 +93,7 @@ class RankIdle(NamedTuple):
 
 def idle(timeline: Timeline, extent: Extent = Extent.SETTLED) -> tuple[RankIdle, ...]:
     """Why the devices of all ranks are idle."""
-    return tuple(idle_of(part, extent) for part in timeline.by_rank())
+    return tuple(idle_of(part, extent) for part in per_device(timeline))
 
 
 @once

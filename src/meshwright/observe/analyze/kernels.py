@@ -14,6 +14,7 @@ import numpy as np
 
 from meshwright.observe.analyze.device import device_of, peak_flops
 from meshwright.observe.analyze.nest import innermost, nest
+from meshwright.observe.analyze.per_device import per_device
 from meshwright.observe.analyze.products import Products, products
 from meshwright.observe.analyze.spans import (
     COMPUTE,
@@ -23,7 +24,7 @@ from meshwright.observe.analyze.spans import (
     Ints,
     measure,
 )
-from meshwright.observe.analyze.steps import Extent, counted, launch_rows
+from meshwright.observe.analyze.steps import Extent, counted, launch_rows, threads
 from meshwright.timeline.readers.arrow_arrays import taken
 from meshwright.timeline.schema import ABSENT, Kind
 from meshwright.timeline.timeline import Timeline
@@ -92,7 +93,7 @@ class Attributed(NamedTuple):
 
 def kernels(timeline: Timeline, extent: Extent = Extent.SETTLED) -> tuple[RankKernels, ...]:
     """The kernel tables of all ranks."""
-    return tuple(kernels_of(part, extent) for part in timeline.by_rank())
+    return tuple(kernels_of(part, extent) for part in per_device(timeline))
 
 
 def kernels_of(part: Timeline, extent: Extent = Extent.SETTLED) -> RankKernels:
@@ -116,10 +117,10 @@ def attribute(part: Timeline, spans: DeviceSpans, found: Products) -> Attributed
     if not found.row.size or not known.size:
         return Attributed(flops, product)
     start, duration = part.column("start_ns"), part.column("duration_ns")
-    lane = part.strings("lane").codes
+    thread = threads(part)
     end = start[found.row] + duration[found.row]
-    tree = nest(lane[found.row], start[found.row], end)
-    place = innermost(tree, lane[launch[known]], start[launch[known]])
+    tree = nest(thread[found.row], start[found.row], end)
+    place = innermost(tree, thread[launch[known]], start[launch[known]])
     inside = place != ABSENT
     known, place = known[inside], place[inside]
     length = spans.end[known] - spans.start[known]

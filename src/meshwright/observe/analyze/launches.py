@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from meshwright.observe.analyze.idle import loading_spans, synchronising_calls
+from meshwright.observe.analyze.per_device import per_device
 from meshwright.observe.analyze.spans import (
     DeviceSpans,
     Intervals,
@@ -104,7 +105,7 @@ class RankLaunches(NamedTuple):
 
 def launches(timeline: Timeline, extent: Extent = Extent.SETTLED) -> tuple[RankLaunches, ...]:
     """How every rank's host feeds its device."""
-    return tuple(launches_of(part, extent) for part in timeline.by_rank())
+    return tuple(launches_of(part, extent) for part in per_device(timeline))
 
 
 @once

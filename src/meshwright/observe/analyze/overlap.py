@@ -6,6 +6,7 @@ communication runs; copies play no part.
 
 from typing import NamedTuple
 
+from meshwright.observe.analyze.per_device import per_device
 from meshwright.observe.analyze.spans import COMMUNICATION, COMPUTE, intersect, measure
 from meshwright.observe.analyze.steps import Extent, counted
 from meshwright.timeline.once import once
@@ -29,7 +30,7 @@ class RankOverlap(NamedTuple):
 
 def overlap(timeline: Timeline, extent: Extent = Extent.SETTLED) -> tuple[RankOverlap, ...]:
     """How much of every rank's communication is hidden."""
-    return tuple(overlap_of(part, extent) for part in timeline.by_rank())
+    return tuple(overlap_of(part, extent) for part in per_device(timeline))
 
 
 @once

@@ -14,9 +14,16 @@ from meshwright.observe.analyze.idle import idle_of
 from meshwright.observe.analyze.kernel_names import alike
 from meshwright.observe.analyze.nest import NONE, innermost, nest
 from meshwright.observe.analyze.overlap import overlap_of
+from meshwright.observe.analyze.per_device import per_device
 from meshwright.observe.analyze.spans import COMMUNICATION, DeviceSpans, Flags, Ints, where
-from meshwright.observe.analyze.steps import Extent, counted, launch_rows, on_host, steps_of
-from meshwright.observe.analyze.summary import counted_steps
+from meshwright.observe.analyze.steps import (
+    Extent,
+    counted,
+    counted_steps,
+    launch_rows,
+    on_host,
+    threads,
+)
 from meshwright.spec.units import format_bytes
 from meshwright.timeline.schema import ABSENT, Source
 from meshwright.timeline.timeline import Timeline
@@ -72,9 +79,9 @@ def profile(
     step_ns = hidden_ns = talking_ns = 0.0
     for timeline in timelines:
         source = timeline.source
-        for part in timeline.by_rank():
+        for part in per_device(timeline):
             ranks.append(part.ranks[0])
-            number = counted_steps(steps_of(part), extent)
+            number = counted_steps(part, extent)
             steps.append(number)
             each = 1.0 / max(number, 1)
             found = breakdown_of(part, extent)
@@ -143,8 +150,7 @@ def _operators(part: Timeline, spans: DeviceSpans) -> Amounts:
     row = np.flatnonzero(is_operator)
     if not row.size:
         return {}
-    lane, process = part.strings("lane"), part.strings("process")
-    thread = process.codes.astype(np.int64) * max(len(lane.values), 1) + lane.codes
+    thread = threads(part)
     launch = launch_rows(part, spans)
     known = np.flatnonzero(launch != ABSENT)
     code = np.full(spans.row.size, NONE, dtype=np.int64)

@@ -14,7 +14,14 @@ import numpy as np
 
 from meshwright.observe.analyze.nest import NONE, Nest, enclosing, nest
 from meshwright.observe.analyze.spans import COMMUNICATION, Flags, Ints, where
-from meshwright.observe.analyze.steps import Extent, counted, launch_rows, on_host
+from meshwright.observe.analyze.steps import (
+    Extent,
+    counted,
+    in_counted_steps,
+    launch_rows,
+    on_host,
+    threads,
+)
 from meshwright.timeline.schema import ABSENT
 from meshwright.timeline.timeline import Timeline
 
@@ -38,6 +45,7 @@ class Region(NamedTuple):
     path: tuple[str, ...]
     """Names from the outermost annotation to this one."""
     num_calls: int
+    """How often the host entered it in the counted steps."""
     num_kernels: int
     """Device spans launched in it, with those of regions inside it."""
     total_ns: int
@@ -70,12 +78,12 @@ def regions_of(part: Timeline, extent: Extent = Extent.SETTLED) -> RankRegions:
     spans = counted(part, extent)
     length = spans.end - spans.start
     rank = part.ranks[0] if part.ranks else 0
-    rows = _annotations(part)
+    rows = in_counted_steps(part, _annotations(part), extent)
     if not rows.size or not length.size:
         return RankRegions(rank, (), int(length.sum()), int(length.sum()), 0)
     start = part.column("start_ns")
     end = start + part.column("duration_ns")
-    thread = _threads(part)
+    thread = threads(part)
     codes = part.strings("name").codes
     launch = launch_rows(part, spans)
     known = np.flatnonzero(launch != ABSENT)
@@ -136,12 +144,6 @@ def _around(tree: Nest, lanes: Ints, moments: Ints, depth: int) -> Ints:
     for number, level in enumerate(enclosing(tree, lanes, moments)):
         found[:, number] = level
     return found
-
-
-def _threads(part: Timeline) -> Ints:
-    lane, process = part.strings("lane"), part.strings("process")
-    thread: Ints = process.codes.astype(np.int64) * max(len(lane.values), 1) + lane.codes
-    return thread
 
 
 class _Shares(NamedTuple):

@@ -14,10 +14,17 @@ import numpy as np
 from meshwright.observe.analyze.device import device_of, peak_flops
 from meshwright.observe.analyze.kernels import attribute
 from meshwright.observe.analyze.nest import NONE, innermost, nest
+from meshwright.observe.analyze.per_device import per_device
 from meshwright.observe.analyze.products import products
 from meshwright.observe.analyze.spans import COMPUTE, DeviceSpans, Ints, where
-from meshwright.observe.analyze.steps import Extent, counted, launch_rows, on_host, steps_of
-from meshwright.observe.analyze.summary import counted_steps
+from meshwright.observe.analyze.steps import (
+    Extent,
+    counted,
+    counted_steps,
+    launch_rows,
+    on_host,
+    threads,
+)
 from meshwright.observe.analyze.traffic import is_covered, least_bytes
 from meshwright.spec.cluster import Gpu
 from meshwright.timeline.schema import ABSENT
@@ -108,7 +115,7 @@ def roofline(
         device = device or device_of(timeline)
         if device is None:
             return None
-        for part in timeline.by_rank():
+        for part in per_device(timeline):
             _add(sums, part, device, extent)
     if device is None:
         return None
@@ -135,7 +142,7 @@ def roofline(
 def _add(sums: _Sums, part: Timeline, device: Gpu, extent: Extent) -> None:
     spans = counted(part, extent)
     spans = spans.take(spans.kind == COMPUTE)
-    steps = counted_steps(steps_of(part), extent)
+    steps = counted_steps(part, extent)
     each = 1.0 / max(steps, 1)
     sums.ranks += 1
     sums.steps.append(steps)
@@ -187,8 +194,7 @@ def _operator_rows(part: Timeline, spans: DeviceSpans) -> Ints:
         return rows
     start = part.column("start_ns")
     end = start + part.column("duration_ns")
-    lane, process = part.strings("lane"), part.strings("process")
-    thread = process.codes.astype(np.int64) * max(len(lane.values), 1) + lane.codes
+    thread = threads(part)
     tree = nest(thread[row], start[row], end[row])
     place = innermost(tree, thread[launch[known]], start[launch[known]])
     rows[known] = np.where(place != NONE, row[place], ABSENT)

@@ -13,7 +13,13 @@ import numpy as np
 
 from meshwright.errors import InputError, Problem
 from meshwright.observe.analyze.spans import DEVICE_KINDS, Flags, Ints, device_spans, where
-from meshwright.observe.analyze.steps import launch_rows, launch_starts, on_host, steps_of
+from meshwright.observe.analyze.steps import (
+    CHOSEN,
+    launch_rows,
+    launch_starts,
+    on_host,
+    steps_of,
+)
 from meshwright.policy.pipeline.spans import LANE
 from meshwright.timeline.readers.arrow_arrays import flags, labels, numbers, table, taken
 from meshwright.timeline.schema import ABSENT, SPANS, Column, Kind
@@ -21,7 +27,7 @@ from meshwright.timeline.timeline import Timeline, has_kind
 
 _NEEDED = (
     "rank", "process", "lane", "start_ns", "duration_ns", "kind", "name", "flow_out", "flow_in",
-    "bytes", "collective", "group", "dtype", "stage", "microbatch", "category", "extra",
+    "bytes", "collective", "group", "dtype", "stage", "microbatch", "layer", "category", "extra",
 )  # fmt: skip
 _MARKS = re.compile(
     r"^ProfilerStep|^Optimizer\.step#|(?i:data_?loader|enumerate\(|__next__|next_data|load_batch)"
@@ -37,14 +43,21 @@ def _is_mark(name: str) -> bool:
 def of_steps(part: Timeline, numbers: Collection[int]) -> Timeline:
     """What these steps of one rank did: their host spans, and the device work they launched.
 
-    Use `Extent.ALL` on it: the steps are whole, so nothing has to be left out.
+    The steps are whole, so nothing of it is left out by any analysis. They must follow each other:
+    what lies between them would count as idle.
     """
-    marks = [step for step in steps_of(part).steps if step.number in set(numbers)]
-    if not marks:
-        known = ", ".join(str(step.number) for step in steps_of(part).steps) or "none"
+    every = steps_of(part).steps
+    chosen = [place for place, step in enumerate(every) if step.number in set(numbers)]
+    rank = f"rank {part.ranks[0]}" if part.ranks else "the trace"
+    if not chosen:
+        known = ", ".join(str(step.number) for step in every) or "none"
         what = f"has no step {', '.join(map(str, sorted(numbers)))}"
-        rank = f"rank {part.ranks[0]}" if part.ranks else "the trace"
         raise InputError([Problem(rank, what, f"name some of its steps: {known}")])
+    marks = every[chosen[0] : chosen[-1] + 1]
+    if len(marks) > len(chosen):
+        left_out = ", ".join(str(step.number) for step in marks if step.number not in set(numbers))
+        what = f"has step {left_out} between those named, whose time would count as idle"
+        raise InputError([Problem(rank, what, "name steps that follow each other, such as 3-5")])
     start = part.column("start_ns")
     spans = device_spans(part)
     moment = start.copy()
@@ -54,7 +67,8 @@ def of_steps(part: Timeline, numbers: Collection[int]) -> Timeline:
     keep = np.zeros(part.num_spans, dtype=np.bool_)
     for step in marks:
         keep |= (moment >= step.start_ns) & (moment < step.end_ns)
-    return _rows(part, keep)
+    whole = {**part.metadata, CHOSEN: ",".join(str(step.number) for step in marks)}
+    return msgspec.structs.replace(_rows(part, keep), metadata=whole)
 
 
 def for_comparing(part: Timeline, *, only_collectives: bool = False) -> Timeline:

@@ -11,6 +11,7 @@ import numpy as np
 
 from meshwright.observe.analyze.idle import loading_spans, synchronising_calls
 from meshwright.observe.analyze.nest import NONE, enclosing, holding, nest
+from meshwright.observe.analyze.per_device import per_device
 from meshwright.observe.analyze.spans import (
     Flags,
     Intervals,
@@ -19,7 +20,7 @@ from meshwright.observe.analyze.spans import (
     gaps,
     where,
 )
-from meshwright.observe.analyze.steps import Extent, counted, on_host, threads
+from meshwright.observe.analyze.steps import Extent, counted, in_counted_steps, on_host, threads
 from meshwright.timeline.timeline import Timeline
 
 COMPILING = re.compile(
@@ -61,7 +62,7 @@ class RankStalls(NamedTuple):
 
 def stalls(timeline: Timeline, extent: Extent = Extent.SETTLED) -> tuple[RankStalls, ...]:
     """Where the hosts of all ranks stop."""
-    return tuple(stalls_of(part, extent) for part in timeline.by_rank())
+    return tuple(stalls_of(part, extent) for part in per_device(timeline))
 
 
 def stalls_of(part: Timeline, extent: Extent = Extent.SETTLED) -> RankStalls:
@@ -77,9 +78,10 @@ def stalls_of(part: Timeline, extent: Extent = Extent.SETTLED) -> RankStalls:
     }
     return RankStalls(
         part.ranks[0] if part.ranks else 0,
-        _grouped(part, _outermost(part, synchronising_calls(part)), idle),
-        _grouped(part, _outermost(part, compiling), idle),
-        _grouped(part, _outermost(part, loading_spans(part)), idle),
+        *(
+            _grouped(part, in_counted_steps(part, _outermost(part, which), extent), idle)
+            for which in (synchronising_calls(part), compiling, loading_spans(part))
+        ),
         tuple(sorted(regions)),
     )
 

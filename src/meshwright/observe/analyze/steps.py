@@ -1,7 +1,8 @@
-"""Steps of a training run, how much they vary, and which device work is counted.
+"""Steps of a training run, how much they vary, and which of them are counted.
 
 A step is the profiler's own mark on the host (`ProfilerStep#N`); where a trace has none, the ends
-of the optimizer's steps (`Optimizer.step#…`) part it. Knows names of marks; measures nothing else.
+of the optimizer's steps (`Optimizer.step#…`) part it. `counted` and `counted_steps` are the one
+notion of which device work analyses look at, and of how many steps it is.
 """
 
 import re
@@ -22,10 +23,13 @@ from meshwright.observe.analyze.spans import (
 )
 from meshwright.timeline.once import once
 from meshwright.timeline.schema import ABSENT
-from meshwright.timeline.timeline import Timeline
+from meshwright.timeline.timeline import Timeline, Window
 
 _STEP = re.compile(r"^ProfilerStep\s*#\s*(\d+)")
 _OPTIMIZER = "Optimizer.step#"
+_PROFILER_STEP, _OPTIMIZER_STEP = "ProfilerStep", "Optimizer.step"
+BACK_TO_BACK = 0.1
+"""Steps of optimizers less apart than this part of the usual distance belong together."""
 
 
 class Step(NamedTuple):
@@ -78,13 +82,19 @@ class Extent(StrEnum):
     """Which device work an analysis counts."""
 
     SETTLED = "settled"
-    """What the recorded steps launched, up to the latest mark of the last one (host or device).
+    """What whole steps launched, whenever it ran.
 
-    Work that was already queued when the profiler began has no recorded launch, and work of the
-    last step may still run when it stops: both would be counted in part. Where a trace has fewer
-    than two steps, or no launches, nothing can be told and all is counted (up to the mark)."""
+    Work that was already queued when the profiler began belongs to no recorded step, and the last
+    `ProfilerStep` may be recorded in part: both would be counted in part. So launches count from
+    the host's start of the first step to its start of the last; of a single step, to its end. Ends
+    of optimizer steps part whole steps, so that all between the first and the last count. Where a
+    trace has no marks, all is counted."""
     ALL = "all"
     """Everything that was recorded."""
+
+
+CHOSEN = "chosen_steps"
+"""Metadata of a timeline that holds nothing but whole steps: their numbers."""
 
 
 def steps(timeline: Timeline) -> tuple[RankSteps, ...]:
@@ -125,27 +135,101 @@ def by_step(launched: Ints, start: Ints, end: Ints) -> list[Ints]:
     return [order[low:high] for low, high in zip(first.tolist(), last.tolist(), strict=True)]
 
 
-@once
+class _Counted(NamedTuple):
+    spans: DeviceSpans
+    num_steps: int
+
+
 def counted(part: Timeline, extent: Extent = Extent.SETTLED) -> DeviceSpans:
     """The device work of one rank that analyses count."""
-    spans = device_spans(part)
-    cut = None if extent is Extent.ALL else cut_ns(part)
-    if cut is None:
-        return spans
-    launched = launch_starts(part, spans)
-    if not np.any(launched != ABSENT):
-        return spans.take(spans.start < cut)
-    return spans.take((launched != ABSENT) & (launched < cut))
+    return _counted(part, extent).spans
+
+
+def counted_steps(part: Timeline, extent: Extent = Extent.SETTLED) -> int:
+    """How many steps the counted device work is of; 0 where the trace does not tell."""
+    return _counted(part, extent).num_steps
 
 
 @once
-def cut_ns(part: Timeline) -> int | None:
-    """When the last step's latest mark starts, on host or device; None for fewer than two steps."""
-    names = part.strings("name")
-    is_step = where(names, _STEP.match)
-    if len({names.values[code] for code in np.unique(names.codes[is_step])}) < 2:
+def counted_window(part: Timeline, extent: Extent = Extent.SETTLED) -> Window | None:
+    """When the host launched what is counted; None where everything is."""
+    number, start, end, found_by = _bounds(part)
+    if extent is Extent.ALL or CHOSEN in part.metadata or not number.size:
         return None
-    return int(part.column("start_ns")[is_step].max())
+    whole = found_by == _OPTIMIZER_STEP or number.size == 1
+    return int(start[0]), int(end[-1] if whole else start[-1])
+
+
+def in_counted_steps(part: Timeline, row: Ints, extent: Extent = Extent.SETTLED) -> Ints:
+    """Those of these rows of the host that start while counted work is launched."""
+    window = counted_window(part, extent)
+    if window is None:
+        return row
+    start = part.column("start_ns")[row]
+    inside: Ints = row[(start >= window[0]) & (start < window[1])]
+    return inside
+
+
+@once
+def _counted(part: Timeline, extent: Extent) -> _Counted:
+    spans = device_spans(part)
+    number, _, _, found_by = _bounds(part)
+    window = counted_window(part, extent)
+    if window is not None:
+        inside = _inside(part, spans, window)
+        last_cut = found_by == _PROFILER_STEP and number.size > 1
+        if inside.any():
+            return _Counted(spans.take(inside), number.size - last_cut)
+        return _Counted(spans, 0)
+    if CHOSEN in part.metadata:
+        return _Counted(spans, len(part.metadata[CHOSEN].split(",")))
+    # What comes before the first end of an optimizer's step is one more.
+    return _Counted(spans, number.size + (found_by == _OPTIMIZER_STEP))
+
+
+def _inside(part: Timeline, spans: DeviceSpans, window: Window) -> Flags:
+    """Which device work the host launched in a window."""
+    launched = launch_starts(part, spans)
+    known = launched != ABSENT
+    if not known.any():
+        if _bounds(part)[0].size == 1:
+            return ~known
+        low, high = _device_window(part) or window
+        return (spans.start >= low) & (spans.start < high)
+    low, high = window
+    if known.all():
+        return (launched >= low) & (launched < high)
+    # A stream works in the order of launches, so work without a recorded one (of the driver, which
+    # older profilers leave out) was launched after what ran before it on its stream.
+    order = np.argsort(spans.lane, kind="stable")
+    last = np.maximum.accumulate(np.where(known[order], np.arange(order.size), 0))
+    before = order[last]
+    follows = known[before] & (spans.lane[before] == spans.lane[order])
+    launched = launched.copy()
+    launched[order[follows]] = launched[before[follows]]
+    inside = (launched >= low) & (launched < high)
+    # A stream of which no launch is known goes by time.
+    alone = ~np.isin(spans.lane, spans.lane[known])
+    if alone.any() and inside.any():
+        later = spans.start[launched >= high]
+        first, end = spans.start[inside].min(), later.min(initial=np.iinfo(np.int64).max)
+        inside |= alone & (spans.start >= first) & (spans.start < end)
+    return inside
+
+
+def _device_window(part: Timeline) -> Window | None:
+    """From the first step's mark on a device to the last one's; None where there are no two."""
+    names = part.strings("name")
+    row = np.flatnonzero(~on_host(part) & where(names, _STEP.match))
+    codes = distinct(names.codes[row])
+    starts = {}
+    for code in codes.tolist():
+        match = _STEP.match(names.values[code])
+        if match:
+            starts[int(match[1])] = int(
+                part.column("start_ns")[row][names.codes[row] == code].min()
+            )
+    return (starts[min(starts)], starts[max(starts)]) if len(starts) > 1 else None
 
 
 @once
@@ -195,10 +279,28 @@ def _bounds(part: Timeline) -> tuple[Ints, Ints, Ints, str]:
         row = row[np.argsort(start[row], kind="stable")]
         matches = (_STEP.match(names.values[code]) for code in names.codes[row].tolist())
         number = np.array([int(match[1]) for match in matches if match], dtype=np.int64)
-        return number, start[row], start[row] + duration[row], "ProfilerStep"
+        # Several processes or threads in one file may mark the same step.
+        first = np.sort(np.unique(number, return_index=True)[1])
+        number, row = number[first], row[first]
+        return number, start[row], start[row] + duration[row], _PROFILER_STEP
     row = np.flatnonzero(host & where(names, lambda value: value.startswith(_OPTIMIZER)))
-    ends = distinct(start[row] + duration[row])
+    ends = _ends(start[row], start[row] + duration[row])
     if ends.size < 2:
         none = np.zeros(0, dtype=np.int64)
         return none, none, none, ""
-    return np.arange(ends.size - 1), ends[:-1], ends[1:], "Optimizer.step"
+    return np.arange(ends.size - 1), ends[:-1], ends[1:], _OPTIMIZER_STEP
+
+
+def _ends(start: Ints, end: Ints) -> Ints:
+    """Where steps of optimizers end; several that run one after the other are one step.
+
+    Between those lies next to nothing, between steps a forward and a backward pass.
+    """
+    if start.size < 2:
+        return end
+    order = np.lexsort((-end, start))
+    start, end = start[order], np.maximum.accumulate(end[order])
+    between = start[1:] - end[:-1]
+    apart = between > BACK_TO_BACK * np.quantile(between, 0.8)
+    closes: Ints = end[np.append(apart, True)]
+    return closes

@@ -14,7 +14,7 @@ from meshwright.observe.analyze.mfu import RankMfu, mfu_of
 from meshwright.observe.analyze.overlap import RankOverlap, overlap_of
 from meshwright.observe.analyze.regions import RankRegions, regions_of
 from meshwright.observe.analyze.stalls import Stall, stalls_of
-from meshwright.observe.analyze.steps import Extent, RankSteps, counted, steps_of
+from meshwright.observe.analyze.steps import Extent, RankSteps, counted, counted_steps, steps_of
 from meshwright.timeline.schema import Kind
 from meshwright.timeline.timeline import Timeline
 
@@ -85,7 +85,7 @@ def summary_of(
         profiler=part.metadata.get("profiler", "") or part.source.value,
         device=table.device,
         num_spans=part.num_spans,
-        num_steps=counted_steps(marks, extent),
+        num_steps=counted_steps(part, extent),
         steps=marks,
         breakdown=breakdown_of(part, extent),
         overlap=overlap_of(part, extent),
@@ -101,18 +101,6 @@ def summary_of(
         path=_path(part, marks) if with_path else None,
         notes=tuple(line for line in notes.splitlines() if line),
     )
-
-
-def counted_steps(marks: RankSteps, extent: Extent = Extent.SETTLED) -> int:
-    """How many steps the counted device work is of; 0 where the trace does not tell.
-
-    The profiler's last step is cut off, as it may be recorded in part (see `Extent`). Between n
-    ends of optimizer steps there are n - 1 whole ones, and what comes before the first is one more.
-    """
-    number = len(marks.steps)
-    if marks.found_by == "Optimizer.step":
-        return number + 1
-    return number - 1 if number > 1 and extent is Extent.SETTLED else number
 
 
 def _path(part: Timeline, marks: RankSteps) -> Path | None:

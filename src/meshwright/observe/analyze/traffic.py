@@ -10,13 +10,14 @@ bound, not a guess. Known are:
 """
 
 import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from meshwright.observe.analyze.products import FLOPS
+from meshwright.observe.analyze.flops import FLOPS
 from meshwright.observe.analyze.spans import Ints
 from meshwright.timeline.readers.arrow_arrays import taken
 from meshwright.timeline.timeline import Timeline
@@ -25,7 +26,7 @@ SIZES = {
     "double": 8, "long int": 8, "int64_t": 8, "float": 4, "int": 4, "c10::BFloat16": 2,
     "c10::Half": 2, "short int": 2, "bool": 1, "signed char": 1, "unsigned char": 1,
     "c10::Float8_e4m3fn": 1, "c10::Float8_e5m2": 1, "c10::Float8_e4m3fnuz": 1,
-    "c10::Float8_e5m2fnuz": 1,
+    "c10::Float8_e5m2fnuz": 1, "c10::Float4_e2m1fn_x2": 1,
 }  # fmt: skip
 """Bytes of an element, by the profiler's words."""
 ELEMENTWISE = frozenset({
@@ -52,6 +53,7 @@ class _Arguments(msgspec.Struct):
     types: list[str] = msgspec.field(default=[], name="Input type")
 
 
+_ATTENTION = re.compile(r"attention|::_flash_attn_")
 _DECODER = msgspec.json.Decoder(_Arguments)
 
 
@@ -94,10 +96,11 @@ def _bytes(operator: str, text: str) -> int:
 
 def _result(operator: str, dims: Sequence[Any]) -> int:
     """How many elements a product's result has."""
-    if operator.endswith("attention_backward"):
-        return sum(_elements(dims[place]) for place in (1, 2, 3))
-    if "attention" in operator:
-        return _elements(dims[0])
+    if _ATTENTION.search(operator):
+        places = (1, 2, 3) if operator.endswith("_backward") else (0,)
+        return sum(_elements(dims[place]) for place in places)
+    if "grouped_mm" in operator:
+        return _grouped(*dims[:3])
     if operator == "aten::convolution_backward":
         return _elements(dims[1]) + _elements(dims[2])
     if "convolution" in operator:
@@ -108,6 +111,14 @@ def _result(operator: str, dims: Sequence[Any]) -> int:
         return _elements(dims[0][:-1]) * int(dims[1][0])
     left = 1 if "addmm" in operator or "baddbmm" in operator else 0
     return _elements(dims[left][:-1]) * int(dims[left + 1][-1])
+
+
+def _grouped(a: Sequence[int], b: Sequence[int], ends: Sequence[int]) -> int:
+    """Elements that products of groups give: where the groups share out k, a matrix for each."""
+    if len(a) == len(b) == 2:
+        return int(ends[0]) * int(a[0]) * int(b[1])
+    rows = a[:-1] if len(b) == 3 else a[1:-1]
+    return _elements(rows) * int(b[-1])
 
 
 def _elements(shape: Sequence[int]) -> int:

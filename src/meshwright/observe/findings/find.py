@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from meshwright.observe.analyze.per_device import per_device
 from meshwright.observe.finding import Finding
 from meshwright.observe.findings.job import Job, Summary, kept_of, summary_of
 from meshwright.observe.findings.rank import Rank
@@ -51,7 +52,7 @@ class Examined(NamedTuple):
 
 def find(timelines: Iterable[Timeline]) -> tuple[Finding, ...]:
     """Every inefficiency of a run, costliest first; what costs no time comes last."""
-    return combine(examine(Rank(part)) for timeline in timelines for part in timeline.by_rank())
+    return combine(examine(Rank(part)) for timeline in timelines for part in per_device(timeline))
 
 
 def examine(rank: Rank, kept: Timeline | None = None) -> Examined:

@@ -1,0 +1,75 @@
+"""A process that drives several devices is parted: busy, idle and hidden time are a device's."""
+
+import json
+
+from meshwright.observe.analyze.breakdown import breakdown
+from meshwright.observe.analyze.device import device_name
+from meshwright.observe.analyze.mfu import mfu
+from meshwright.observe.analyze.overlap import overlap
+from meshwright.observe.analyze.per_device import per_device
+from meshwright.observe.analyze.profile import profile
+from meshwright.observe.notebook import idle
+from meshwright.observe.runs import overview_of
+from meshwright.timeline.timeline import Timeline
+from tests.observe.analyze.traces import Row, call, collective, copy, kernel, timeline
+
+SECOND = {"process": "gpu 1"}
+
+
+def _two_devices(*more: Row) -> Timeline:
+    """Two devices that take turns: at any moment one of them works."""
+    devices = [
+        {"id": 0, "name": "NVIDIA A100-SXM4-80GB"},
+        {"id": 1, "name": "NVIDIA H100 80GB HBM3"},
+    ]
+    return timeline(
+        call(0, 2, flow_out=1), kernel(10, 60, flow_in=1),
+        call(3, 5, flow_out=2), kernel(60, 110, flow_in=2, **SECOND),
+        call(6, 8, flow_out=3), kernel(110, 160, flow_in=3),
+        call(9, 11, flow_out=4), kernel(160, 210, flow_in=4, **SECOND),
+        *more,
+        metadata={"devices": json.dumps(devices)},
+    )  # fmt: skip
+
+
+def test_each_device_has_its_own_busy_and_idle_time() -> None:
+    found = breakdown(_two_devices())
+    assert [(one.rank, one.busy_ns, one.idle_ns) for one in found] == [(0, 100, 50), (1, 100, 50)]
+    assert [one.idle_ns for one in idle(_two_devices())] == [50, 50]
+
+
+def test_compute_of_one_device_hides_no_communication_of_the_other() -> None:
+    part = _two_devices(collective(10, 60, process="gpu 1"), collective(160, 210))
+    assert [one.share for one in overlap(part)] == [0.0, 0.0]
+
+
+def test_each_device_is_held_against_its_own_peak() -> None:
+    assert [one.device for one in mfu(_two_devices())] == ["a100-80g-sxm", "h100-80g-sxm"]
+    assert [device_name(part.metadata) for part in per_device(_two_devices())][1].startswith(
+        "NVIDIA H100"
+    )
+
+
+def test_a_step_is_the_mean_over_devices() -> None:
+    found = profile([_two_devices()])
+    assert (found.ranks, found.step_ns) == ((0, 1), 150.0)
+
+
+def test_the_overview_says_which_rank_is_which_device() -> None:
+    found = overview_of([_two_devices()])
+    assert [one.rank for one in found.ranks] == [0, 1]
+    assert found.ranks[0].notes == (
+        "one process drives 2 devices: rank 0 is gpu 0, rank 1 is gpu 1",
+    )
+
+
+def test_a_device_that_was_only_touched_is_none() -> None:
+    part = timeline(kernel(0, 1000), copy(100, 101, process="gpu 3"))
+    assert [one.num_spans for one in breakdown(part)] == [2]
+    assert list(per_device(part)) == [part]
+
+
+def test_ranks_of_several_processes_stay_apart() -> None:
+    rows = (kernel(0, 50), kernel(50, 100, **SECOND))
+    both = Timeline.concat([timeline(*rows, rank=rank) for rank in (0, 1)])
+    assert [one.rank for one in breakdown(both)] == [0, 1, 2, 3]
