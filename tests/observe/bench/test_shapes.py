@@ -47,6 +47,9 @@ def test_every_eighth_of_a_side_is_measured(side: str) -> None:
 def test_held_out_products_are_none_of_those_measured() -> None:
     measured = {case.key for case in product_cases("full", on_gpu=True)}
     assert not measured & {case.key for case in held_out(90)}
+    grouped = held_out(9, "grouped")
+    assert len(grouped) == 9
+    assert not measured & {case.key for case in grouped}
 
 
 @pytest.mark.parametrize("size", ["quick", "full"])

@@ -65,7 +65,12 @@ def cases(size: Size, on_gpu: bool) -> tuple[Case, ...]:
 
 
 def held_out(number: int, precision: str = "bf16", *, size: Size = "full") -> tuple[Case, ...]:
-    """Return products that no bench of a size measures, to test what was learnt from one."""
+    """Return products that no bench of a size measures, to test what was learnt from one.
+
+    `grouped` is a precision here as well.
+    """
+    if precision == "grouped":
+        return tuple(_grouped_cases(GROUPED[size] + number)[GROUPED[size] :])
     shapes = product_shapes(number, after=NUMBERS[size].get(precision, 0))
     return tuple(_case(precision, PARTS[place % 3], one) for place, one in enumerate(shapes))
 
