@@ -125,8 +125,12 @@ def _recorded(case: Case, place: Place) -> Call:
         for _ in range(case.size("nodes")):
             call()
     graph.replay()
-    held = (graph, call)  # a graph does not keep the tensors it works on
-    return lambda: held[0].replay()
+
+    def replay(_held: Call = call) -> None:
+        # A graph does not keep the tensors it works on; what made it does.
+        graph.replay()
+
+    return replay
 
 
 def _graph(case: Case, place: Place) -> Callable[[], float]:
