@@ -60,7 +60,9 @@ def _screen(memory: DeviceMemory, *, many: bool) -> list[View]:
         else None,
         "free": f"{format_bytes(pieces.cached_bytes)} cached in whole segments, "
         f"{format_bytes(pieces.stranded_bytes)} stranded beside what is in use "
-        f"(largest block {format_bytes(pieces.largest_free_bytes)})",
+        f"(largest block {format_bytes(pieces.largest_free_bytes)})"
+        + (f", {format_bytes(pieces.private_free_bytes)} in private pools (CUDA graphs)"
+           if pieces.private_free_bytes else ""),
         "growth": _growth(memory),
     }  # fmt: skip
     views: list[View] = [facts(head)]

@@ -71,6 +71,12 @@ def test_one_segment_listed_over_and_over_does_not_unfold_without_bound() -> Non
         parse_snapshot({"segments": [segment] * 5000}, "s", 50_000)
 
 
+def test_one_event_listed_over_and_over_does_not_unfold_without_bound() -> None:
+    data = snapshot([]) | {"device_traces": [[event("alloc", 0, 8)] * 50_000]}
+    with pytest.raises(InputError, match="unfolds"):
+        parse_snapshot(data, "s", 110_000)  # what 50,000 references to it take
+
+
 def test_an_archive_of_torch_save_says_what_to_use_instead(tmp_path: Path) -> None:
     path = tmp_path / "snapshot.pt"
     path.write_bytes(b"PK\x03\x04")

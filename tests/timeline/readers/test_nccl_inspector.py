@@ -57,6 +57,26 @@ def test_broken_lines_are_counted_and_the_others_kept(tmp_path: Path) -> None:
     assert cast(Timeline, caught.value.kept).num_spans == 1
 
 
+@pytest.mark.parametrize("indent", [None, 2])
+def test_a_list_of_records_is_read(tmp_path: Path, indent: int | None) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps([record(coll_sn=1), record(coll_sn=2)], indent=indent))
+    assert read_trace(path).num_spans == 2
+
+
+def test_records_over_several_lines_are_read(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.json", *(json.dumps(record(), indent=1) for _ in range(3)))
+    assert read_trace(path).num_spans == 3
+
+
+def test_a_list_that_breaks_off_keeps_what_came_before(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps([record(), record(), record()])[:-40])
+    with pytest.raises(DamagedFile, match="use the 2 records") as caught:
+        read_nccl_inspector(path)
+    assert cast(Timeline, caught.value.kept).num_spans == 2
+
+
 def test_a_file_without_records_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no record"):
         read_nccl_inspector(write(tmp_path / "a.log", "hello"))

@@ -57,6 +57,9 @@ def read_pieces(chunks: Iterator[bytes], take: Take) -> Rest:
     if fault:
         return Rest(fields, fault)
     more, fault = _tail(tail)
+    again = more.pop(_NAME[1:-1].decode(), None)
+    if again is not None and not fault:
+        fault = _take_again(again, take)
     return Rest({**fields, **more}, fault)
 
 
@@ -221,7 +224,12 @@ def _take_counted(buffer: _Buffer, take: Take) -> tuple[bytes, str] | None:
             return b"", fault
     if closed >= 0:
         between = data[end:closed].strip(b" \t\r\n,")
-        return bytes(data[closed + 1 :]) + b"".join(buffer.chunks), _odd(between)
+        tail = data[closed + 1 :]
+        for chunk in buffer.chunks:
+            tail += chunk
+            if len(tail) > _LARGEST_HEAD:
+                return b"", f"has more than {_LARGEST_HEAD >> 20} MiB behind its events"
+        return bytes(tail), _odd(between)
     if ends:
         rest = data[end:].lstrip(b" \t\r\n,")
         if rest and not rest.startswith(b"{"):
@@ -252,6 +260,15 @@ def _take_singly(data: bytes, ends: list[int], take: Take) -> str:
             take(b"[%b]" % event)
         except FAULTS as error:
             return f"has a broken event, {event[:60].decode(errors='replace')!r}: {error}"
+    return ""
+
+
+def _take_again(text: Raw, take: Take) -> str:
+    """Take a second list of events, as files have that were joined; say what is wrong with it."""
+    try:
+        take(text)
+    except FAULTS as error:
+        return f"has a second, broken list of events: {error}"
     return ""
 
 

@@ -20,16 +20,39 @@ PACKED_BYTES = 1 << 17
 _FREE_BYTES = 64 << 20
 _MAX_RATIO = 300
 """Past the first 64 MiB a packed file may not grow by more: real traces reach 10 to 60."""
+PACKINGS = {
+    b"PK\x03\x04": "a zip archive", b"\x28\xb5\x2f\xfd": "zstandard", b"\xfd7zXZ\x00": "xz",
+    b"BZh": "bzip2", b"7z\xbc\xaf\x27\x1c": "7-Zip", b"\x04\x22\x4d\x18": "lz4",
+    b"Rar!\x1a\x07": "RAR",
+}  # fmt: skip
+"""First bytes of packed files that are not unpacked here."""
+UNPACK = (
+    "unpack it and give what is in it; what torch.save has packed, write with pickle.dump "
+    "(snapshots: torch.cuda.memory._dump_snapshot)"
+)
 _GZIP = 31  # zlib's word for "with gzip's header"
 _ERRORS = (zlib.error, getattr(_zlib, "error", zlib.error), EOFError)
+
+
+def packing_of(start: bytes) -> str:
+    """How a file is packed that begins so, in words; empty where it is not, or by gzip."""
+    return next((name for magic, name in PACKINGS.items() if start.startswith(magic)), "")
 
 
 class Source:
     """A file as chunks of text; says afterwards whether its packing was whole."""
 
-    def __init__(self, path: Path, chunk_bytes: int) -> None:
+    def __init__(
+        self,
+        path: Path,
+        chunk_bytes: int,
+        *,
+        free_bytes: int = _FREE_BYTES,
+        most_times: int = _MAX_RATIO,
+    ) -> None:
         self.path = path
         self.chunk_bytes = chunk_bytes
+        self.free_bytes, self.most_times = free_bytes, most_times
         self.fault = ""
 
     def __iter__(self) -> Iterator[bytes]:
@@ -44,14 +67,14 @@ class Source:
 
     def _unpacked(self, file: Any, packed: bytes) -> Iterator[bytes]:
         engine = _zlib.decompressobj(_GZIP)
-        left = max(_FREE_BYTES, _MAX_RATIO * self.path.stat().st_size)
+        left = max(self.free_bytes, self.most_times * self.path.stat().st_size)
         try:
             while packed:
                 text = engine.decompress(packed, self.chunk_bytes)
                 packed = engine.unconsumed_tail
                 left -= len(text)
                 if left < 0:
-                    self.fault = f"it unpacks to more than {_MAX_RATIO} times its size"
+                    self.fault = f"it unpacks to more than {self.most_times} times its size"
                     return
                 if text:
                     yield text

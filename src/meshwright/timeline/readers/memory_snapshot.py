@@ -47,6 +47,8 @@ class Segments(NamedTuple):
     is_large: Numbers
     is_expandable: Numbers
     stack: Numbers
+    is_private: Numbers
+    """Whether it belongs to a pool of its own: to CUDA graphs, or to a `torch.cuda.MemPool`."""
 
 
 class Blocks(NamedTuple):
@@ -107,9 +109,6 @@ def read_memory_snapshot(path: str | Path) -> Snapshot:
     """Read one snapshot, plain or compressed by gzip."""
     path = Path(path)
     raw = read_bounded(path)
-    if raw[:2] == b"PK":
-        fix = "write it with torch.cuda.memory._dump_snapshot, or pickle.dump"
-        raise InputError([Problem(str(path), "is an archive of torch.save", fix)])
     with without_collection():
         return parse_snapshot(loads(raw, str(path)), str(path), len(raw))
 
@@ -136,21 +135,25 @@ def parse_snapshot(data: Any, where: str, num_bytes: int) -> Snapshot:
     return Snapshot(where, segments, blocks, events, frames, stacks, annotations, plain)
 
 
+_BYTES_PER_ROW = 16
+"""Real events take 60 and more; lines of a stack are only pointed at, with 2 to 5."""
+
+
 class _Reading:
-    """What is kept while reading: the stacks, and how many rows the file may still give."""
+    """What is kept while reading: the stacks, and how much the file may still unfold to."""
 
     def __init__(self, where: str, num_bytes: int) -> None:
         self.where = where
-        self.left = num_bytes + 1024
+        self.left = num_bytes + 1024 * _BYTES_PER_ROW
         self.stacks = _Stacks(self)
 
-    def rows(self, value: Any) -> Sequence[Any]:
+    def rows(self, value: Any, each_bytes: int = _BYTES_PER_ROW) -> Sequence[Any]:
         """Return a list's items; a file whose lists unfold to more than its bytes is refused."""
         if not isinstance(value, list | tuple):
             return ()
-        self.left -= len(value)
+        self.left -= each_bytes * len(value)
         if self.left < 0:
-            what = "unfolds to more rows than it has bytes"
+            what = "unfolds to more rows than its bytes can mean"
             raise InputError([Problem(self.where, what, "write the snapshot again")])
         return value
 
@@ -171,7 +174,7 @@ class _Stacks:
             return 0
         known = self._stack_of.get(id(frames))
         if known is None:
-            stack = tuple([self._frame(frame) for frame in self._reading.rows(frames)])
+            stack = tuple([self._frame(frame) for frame in self._reading.rows(frames, 1)])
             known = self._stacks.setdefault(stack, len(self._stacks))
             self._stack_of[id(frames)] = known
         return known
@@ -225,7 +228,7 @@ def _segments(reading: _Reading, rows: Any) -> tuple[Segments, Blocks]:
                 _whole(row.get("allocated_size")), _whole(row.get("active_size")),
                 _whole(row.get("requested_size")), _whole(row.get("stream")),
                 int(row.get("segment_type") == "large"), _whole(row.get("is_expandable")),
-                reading.stacks.number(row.get("frames")),
+                reading.stacks.number(row.get("frames")), _is_private(row.get("segment_pool_id")),
             )
         )  # fmt: skip
         for block in reading.rows(row.get("blocks")):
@@ -242,7 +245,11 @@ def _segments(reading: _Reading, rows: Any) -> tuple[Segments, Blocks]:
                     )
                 )  # fmt: skip
                 address = at + size
-    return Segments(*_columns(segments, 10)), Blocks(*_columns(blocks, 6))
+    return Segments(*_columns(segments, 11)), Blocks(*_columns(blocks, 6))
+
+
+def _is_private(pool: Any) -> int:
+    return int(isinstance(pool, list | tuple) and any(type(part) is int and part for part in pool))
 
 
 def _history(block: Mapping[Any, Any]) -> Any:

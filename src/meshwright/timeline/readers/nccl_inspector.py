@@ -5,6 +5,9 @@ NCCL_INSPECTOR_DUMP_VERBOSE=1; else it is taken to have ended when it was writte
 some time before. Field names are those of NCCL's plugins/profiler/inspector (formats v3, v4).
 """
 
+from collections.abc import Iterable
+from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,11 +16,12 @@ import numpy as np
 
 from meshwright.errors import DamagedFile, InputError, Problem
 from meshwright.timeline.readers.communication import collective_of
+from meshwright.timeline.readers.kineto_events import FAULTS, decode_texts
+from meshwright.timeline.readers.kineto_pieces import NoTrace, read_pieces
 from meshwright.timeline.readers.kineto_source import Source as Bytes
 from meshwright.timeline.schema import ABSENT, Kind, Source
 from meshwright.timeline.timeline import Timeline
 
-FAULTS = (msgspec.MsgspecError, RecursionError, ValueError)
 _CHUNK_BYTES = 1 << 20
 _LINE_BYTES = 1 << 20
 _LARGEST_US = 2**52
@@ -86,46 +90,73 @@ class _Row(NamedTuple):
     extra: str
 
 
+class _Found:
+    """The records so far; takes them as texts."""
+
+    def __init__(self) -> None:
+        self.rows: list[_Row] = []
+        self.broken = self.guessed = 0
+        self.largest = 0, 0
+        """The size of the largest communicator, and the rank in it."""
+
+    def add(self, text: Any) -> None:
+        """Take one record."""
+        try:
+            record = _DECODER.decode(text)
+            row, is_guessed = _row(record)
+        except FAULTS:
+            self.broken += 1
+            return
+        self.guessed += is_guessed
+        self.largest = max(self.largest, (record.header.n_ranks, record.header.rank))
+        if len(self.rows) < _MOST_RECORDS:
+            self.rows.append(row)
+
+    def take_lines(self, chunks: Iterable[bytes]) -> None:
+        """Take a record from each line."""
+        rest = b""
+        for chunk in chain(chunks, [b"\n"]):
+            *whole, rest = (rest + chunk).split(b"\n")
+            if len(rest) > _LINE_BYTES:
+                self.broken, rest = self.broken + 1, b""
+            for line in filter(bytes.strip, whole):
+                self.add(line)
+
+    def take_list(self, text: Any) -> None:
+        """Take the text of a list of records."""
+        for one in decode_texts(text):
+            self.add(one)
+
+
 def read_nccl_inspector(path: str | Path) -> Timeline:
     """Read one file of the plugin's, of one process.
 
-    The rank is the one in the largest communicator. Raises `DamagedFile` where lines are broken;
-    its `kept` is the timeline of the others. `InputError` where none can be read.
+    The plugin writes a record on each line; records over several lines and lists of them, as other
+    tools make of its files, are read too. The rank is the one in the largest communicator. Raises
+    `DamagedFile` where records are broken; its `kept` is the timeline of the others. `InputError`
+    where none can be read.
     """
     path = Path(path)
+    found, fault = _Found(), ""
     source = Bytes(path, _CHUNK_BYTES)
-    rows: list[_Row] = []
-    broken, guessed, largest = 0, 0, (0, 0)
-    rest = b""
-    for chunk in [*_with_end(source)]:
-        *whole, rest = (rest + chunk).split(b"\n")
-        if len(rest) > _LINE_BYTES:
-            broken, rest = broken + 1, b""
-        for line in filter(bytes.strip, whole):
-            try:
-                record = _DECODER.decode(line)
-                row, is_guessed = _row(record)
-            except FAULTS:
-                broken += 1
-                continue
-            guessed += is_guessed
-            largest = max(largest, (record.header.n_ranks, record.header.rank))
-            if len(rows) < _MOST_RECORDS:
-                rows.append(row)
-    if not rows:
+    is_list = next(iter(source), b"").lstrip()[:1] == b"["
+    if not is_list:
+        found.take_lines(source)
+    if not found.rows:
+        found, source = _Found(), Bytes(path, _CHUNK_BYTES)
+        with suppress(NoTrace):
+            rest = read_pieces(chain([] if is_list else [b"["], source), found.take_list)
+            fault = rest.fault
+    if not found.rows:
         fix = "name a file that NCCL's Inspector plugin wrote"
         raise InputError([Problem(str(path), "has no record of NCCL's Inspector", fix)])
-    timeline = _timeline(rows, largest[1], guessed)
-    fault = source.fault or (f"{broken:,} lines are no records" if broken else "")
+    timeline = _timeline(found.rows, found.largest[1], found.guessed)
+    broken = f"{found.broken:,} lines are no records" if found.broken else ""
+    fault = source.fault or fault or broken
     if fault:
-        fix = f"use the {len(rows):,} records that could be read"
+        fix = f"use the {len(found.rows):,} records that could be read"
         raise DamagedFile([Problem(str(path), fault, fix)], kept=timeline)
     return timeline
-
-
-def _with_end(source: Bytes) -> Any:
-    yield from source
-    yield b"\n"
 
 
 def _row(record: _Record) -> tuple[_Row, bool]:

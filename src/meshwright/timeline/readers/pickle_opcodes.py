@@ -8,7 +8,7 @@ import struct
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-_MAX_INTEGER_BYTES = 64
+MAX_INTEGER_BYTES = 64
 _MAX_NUMBER_CHARACTERS = 80
 _SMALL = 1 << 60
 """Below this an integer is its own hash, and cannot be made to collide with many others."""
@@ -29,7 +29,7 @@ class State(NamedTuple):
     stack: list[Any]
     marks: list[int]
     """Where in the stack each open mark stands."""
-    memo: dict[int, Any]
+    memo: list[Any]
 
 
 def cut(raw: bytes, at: int, size: int) -> bytes:
@@ -37,6 +37,16 @@ def cut(raw: bytes, at: int, size: int) -> bytes:
     if size > len(raw) - at:
         raise Broken(f"{size:,} bytes are promised at byte {at:,} and {len(raw) - at:,} are left")
     return raw[at : at + size]
+
+
+def remember(memo: list[Any], where: int, value: Any) -> None:
+    """Keep a value under a number. Writers count up by one; an old one began with 1."""
+    if where < len(memo):
+        memo[where] = value
+    elif where <= len(memo) + 1:
+        memo += [value] * (where + 1 - len(memo))
+    else:
+        raise Broken(f"the memo goes on with {where:,} after {len(memo):,} entries")
 
 
 def top(state: State) -> Any:
@@ -64,7 +74,8 @@ def _since_mark(state: State) -> list[Any]:
 # Containers.
 
 
-def _set_pairs(target: Any, items: list[Any]) -> None:
+def set_pairs(target: Any, items: list[Any]) -> None:
+    """Put keys and values, one after the other, into a dict; keys of other kinds are refused."""
     if type(target) is not dict or len(items) % 2:
         raise Broken("pairs are set into what is no dict")
     keys = items[::2]
@@ -88,7 +99,7 @@ def _check_key(key: Any) -> None:
 
 def _dict(state: State) -> None:
     built: dict[Any, Any] = {}
-    _set_pairs(built, _since_mark(state))
+    set_pairs(built, _since_mark(state))
     state.stack.append(built)
 
 
@@ -137,13 +148,13 @@ def _extend(target: Any, values: list[Any]) -> None:
 def _setitem(state: State, at: int) -> int:
     value = _pop(state)
     key = _pop(state)
-    _set_pairs(top(state), [key, value])
+    set_pairs(top(state), [key, value])
     return at
 
 
 def _setitems(state: State, at: int) -> int:
     found = _since_mark(state)
-    _set_pairs(top(state), found)
+    set_pairs(top(state), found)
     return at
 
 
@@ -171,7 +182,7 @@ def _text(data: bytes) -> str:
 
 
 def _integer(data: bytes) -> int:
-    if len(data) > _MAX_INTEGER_BYTES:
+    if len(data) > MAX_INTEGER_BYTES:
         raise Refused(f"an integer of {len(data):,} bytes")
     return int.from_bytes(data, "little", signed=True)
 
@@ -244,7 +255,7 @@ def _raw_unicode(data: bytes) -> str:
 
 def _put(width: int) -> "Callable[[State, int], int]":
     def put(state: State, at: int) -> int:
-        state.memo[int.from_bytes(cut(state.raw, at, width), "little")] = top(state)
+        remember(state.memo, int.from_bytes(cut(state.raw, at, width), "little"), top(state))
         return at + width
 
     return put
@@ -253,15 +264,18 @@ def _put(width: int) -> "Callable[[State, int], int]":
 def _put_line(state: State, at: int) -> int:
     at = _line(_number(int))(state, at)
     where = state.stack.pop()
-    if not 0 <= where < 1 << 32:
+    if where < 0:
         raise Broken("a memo's number is out of range")
-    state.memo[where] = top(state)
+    remember(state.memo, where, top(state))
     return at
 
 
 def _get_line(state: State, at: int) -> int:
     at = _line(_number(int))(state, at)
-    state.stack.append(state.memo[state.stack.pop()])
+    where = state.stack.pop()
+    if where < 0:
+        raise Broken("a memo's number is out of range")
+    state.stack.append(state.memo[where])
     return at
 
 

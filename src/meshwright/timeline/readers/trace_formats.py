@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from meshwright.timeline.readers.chakra_wire import Broken, messages, read_metadata
-from meshwright.timeline.readers.kineto_source import Source
+from meshwright.timeline.readers.kineto_source import UNPACK, Source, packing_of
 
 START_BYTES = 1 << 16
 
@@ -120,7 +120,7 @@ FORMATS: tuple[Format, ...] = (
     Format(
         "nccl inspector",
         "what NCCL's Inspector plugin writes",
-        _json(rb'^\{[^\n]*"inspector_output_format_version"'),
+        _json(rb'"inspector_output_format_version"\s*:'),
         f"{_HERE}.nccl_inspector:read_nccl_inspector",
     ),
     Format(
@@ -142,7 +142,14 @@ FORMATS: tuple[Format, ...] = (
         _archive,
         instead="unpack the archive and give what is in it",
     ),
+    Format(
+        "packed",
+        "a packed file, which is not read",
+        lambda start: packing_of(start) != "",
+        instead=UNPACK,
+    ),
     Format("flight recorder", "a flight-recorder dump", _pickled(b"entries", b"pg_config")),
+    Format("flight recorder", "a flight-recorder dump", _pickled(b"entries", b"profiling_name")),
     Format("flight recorder", "a flight-recorder dump", _json(*_ENTRIES)),
     Format("memory snapshot", "a CUDA memory snapshot", _pickled(b"segments")),
     Format("memory snapshot", "a CUDA memory snapshot", _pickled(b"device_traces")),

@@ -108,15 +108,22 @@ def test_the_peak_is_attributed_to_the_users_lines_largest_first() -> None:
     ]
 
 
-def _loop(steps: int, *, leak: bool) -> list[dict[str, Any]]:
-    events = []
+def _loop(
+    steps: int, *, leak: bool, every: int = 1, optimizer: bool = False
+) -> list[dict[str, Any]]:
+    events: list[dict[str, Any]] = []
     for step in range(steps):
         at = 10_000 * (step + 1)
         events += [
             event("alloc", at + n, 64, frames=_frames("forward", f"layer{n}")) for n in range(5)
         ]
         events.append(event("alloc", at + 20, 32, frames=_frames("backward", "grad")))
-        if leak:
+        if optimizer:
+            if not step:
+                events += [event("alloc", 5_000 + n, 96, frames=OPTIMIZER) for n in range(9)]
+            events.append(event("alloc", at + 40, 16, frames=OPTIMIZER))
+            events += _freed(at + 40, 16, OPTIMIZER)
+        if leak and step % every == 0:
             events.append(event("alloc", at + 30, 48, frames=_frames("log_loss")))
         for n in range(5):
             events += _freed(at + n, 64, BACKWARD)
@@ -155,6 +162,63 @@ def test_steps_are_taken_from_annotations_where_there_are_some() -> None:
     assert found.growth.leaks[0].bytes_per_step == 48
 
 
+def _marked(data: dict[str, Any], steps: int, *names: str) -> dict[str, Any]:
+    """Mark steps by annotations of several names each."""
+    per_step = len(data["device_traces"][0]) / steps
+    marks = [
+        {"name": name, "stage": "START", "device": 0, "time_us": int(per_step * (n + 0.4 * place))}
+        for n in range(steps)
+        for place, name in enumerate(names)
+    ]
+    return data | {"external_annotations": marks}
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("ProfilerStep#7", "Optimizer.step#AdamW.step"),
+        ("Optimizer.step#Muon.step", "Optimizer.step#AdamW.step"),
+        ("train_step", "Optimizer.step#AdamW.step"),
+    ],
+)
+def test_two_marks_of_each_step_are_not_two_steps(names: tuple[str, str]) -> None:
+    data = snapshot(_loop(9, leak=True), active=9 * 48)
+    found = _report(_marked(data, 9, *names)).growth
+    assert (found.how, found.steps, found.bytes_per_step) == ("annotations", 8, 48)
+    assert [leak.bytes_per_step for leak in found.leaks] == [48]
+
+
+def test_marks_from_before_a_full_ring_are_no_steps() -> None:
+    data = _marked(snapshot(_loop(20, leak=True), active=20 * 48), 20, "Optimizer.step#SGD.step")
+    (events,) = data["device_traces"]
+    found = _report(data | {"device_traces": [events[len(events) // 2 :]]}).growth
+    assert (found.steps, found.bytes_per_step) == (9, 48)
+    assert [leak.bytes_per_step for leak in found.leaks] == [48]
+
+
+@pytest.mark.parametrize(("leak", "every"), [(False, 1), (True, 1), (True, 3)])
+def test_steps_are_told_by_what_the_optimizer_allocates(leak: bool, every: int) -> None:
+    kept = 9 * 96 + (48 * 12 // every if leak else 0)
+    found = _report(snapshot(_loop(12, leak=leak, every=every, optimizer=True), active=kept)).growth
+    assert (found.how, found.steps) == ("optimizer", 11)
+    expected = [("/jobs/mine/train.py:0 log_loss", 48 // every)] if leak else []
+    assert [(one.line, one.bytes_per_step) for one in found.leaks] == expected
+
+
+def test_what_is_made_once_after_the_start_is_no_leak() -> None:
+    events = _loop(5, leak=False, optimizer=True)
+    middle = 2 * len(events) // 5
+    events[middle:middle] = [event("alloc", 900_000, 4096, frames=_frames("forward", "workspace"))]
+    assert _report(snapshot(events, active=9 * 96 + 4096)).growth.leaks == ()
+
+
+def test_parameters_made_before_the_first_step_are_no_steps() -> None:
+    made = [event("alloc", 1 + n, 8 * n, frames=MAKING) for n in range(1, 60)]
+    found = _report(snapshot(made + _loop(12, leak=True), active=4096)).growth
+    assert found.how == "periodicity"
+    assert [leak.bytes_per_step for leak in found.leaks] == [48]
+
+
 def test_layers_that_keep_their_activations_are_no_leak() -> None:
     events = [
         event("alloc", 100 * n + part, 64, frames=_frames("forward", f"part{part}"))
@@ -172,6 +236,30 @@ def test_free_memory_beside_used_memory_is_stranded_whole_segments_are_cached() 
     assert (found.stranded_bytes, found.cached_bytes) == (3072, 8192)
     assert (found.pinned_segments, found.pinned_by_bytes) == (1, 1024)
     assert found.largest_free_bytes == 8192
+
+
+def test_free_memory_of_private_pools_serves_nobody_else() -> None:
+    data = snapshot([], active=1024)
+    pool = snapshot([], active=512, total=8192)["segments"][0]
+    graph = pool | {"segment_pool_id": (0, 3), "address": 1 << 30}
+    oom = {"action": "oom", "size": 6000, "device_free": 0, "stream": 0, "frames": []}
+    both = data | {"segments": [*data["segments"], graph], "device_traces": [[oom]]}
+    found = _report(both)
+    pieces = found.fragmentation
+    assert (pieces.stranded_bytes, pieces.private_free_bytes) == (3072, 7680)
+    assert pieces.largest_free_bytes == 3072
+    assert not found.shortages[0].would_fit_unfragmented
+
+
+def test_devices_are_told_apart() -> None:
+    one, two = snapshot(_loop(8, leak=True), active=8 * 48), snapshot(_loop(8, leak=False))
+    other = two["segments"][0] | {"device": 3, "active_size": 0}
+    traces = [*one["device_traces"], [], [], *two["device_traces"]]
+    data = one | {"segments": [*one["segments"], other], "device_traces": traces}
+    found = memory_report(parse_snapshot(data, "s", 10**6))
+    assert [each.device for each in found] == [0, 3]
+    assert [len(each.growth.leaks) for each in found] == [1, 0]
+    assert found[1].totals.never_freed == 0
 
 
 def test_a_failed_request_is_explained() -> None:

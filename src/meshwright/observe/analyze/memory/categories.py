@@ -32,7 +32,7 @@ _INIT_NAMES = frozenset(
 _FORWARD_NAMES = frozenset({"forward", "_call_impl", "_wrapped_call_impl", "__call__"})
 _OPTIMIZER_FILES = ("/torch/optim/", "\\torch\\optim\\", "optimizer", "/optim/", "adam", "muon")
 _BACKWARD_NAMES = ("autograd::Engine::", "backward", "_engine_run_backward", "AccumulateGrad")
-NO_STACK = "no stack (older than the recording)"
+NO_STACK = "no stack (not recorded, or older than the recording)"
 _NODE = "torch::autograd::generated::"
 _OWN_NOT = ("site-packages", "dist-packages", "<frozen", "<string>", "/torch/", "\\torch\\", "??")
 
@@ -100,6 +100,15 @@ def phases(snapshot: Snapshot) -> Numbers:
 def has_whole_steps(phase: Numbers) -> bool:
     """Tell whether a stretch of allocations goes through forward and what follows it."""
     return bool((phase == _FORWARD).any() and (phase >= _BACKWARD).any())
+
+
+def optimizer_runs(phase: Numbers) -> Numbers:
+    """Return where in a sequence of phases an optimizer begins, each time after a forward."""
+    rows = np.flatnonzero((phase == _OPTIMIZER) | (phase == _FORWARD))
+    steps = phase[rows] == _OPTIMIZER
+    begins = steps.copy()
+    begins[1:] &= ~steps[:-1]
+    return rows[begins]
 
 
 class Sorted(NamedTuple):

@@ -1,5 +1,6 @@
 """Memory that grows with every step: allocations that survive the steps that made them."""
 
+import re
 from typing import NamedTuple
 
 import numpy as np
@@ -8,17 +9,22 @@ from meshwright.observe.analyze.memory.categories import (
     NO_STACK,
     Sorted,
     has_whole_steps,
+    optimizer_runs,
     user_line,
 )
-from meshwright.observe.analyze.memory.lifetimes import NEVER, Lifetimes, Live
+from meshwright.observe.analyze.memory.lifetimes import NEVER, Lifetimes, Live, last_of_address
 from meshwright.timeline.readers.memory_snapshot import Numbers, Snapshot
 
 FEWEST_STEPS = 3
 """Fewer steps do not tell growth from a start."""
 _LIKE = 0.8
 """Share of allocations that must repeat for a period to be one."""
+_AS_LIKE = 0.02
+"""A longer period counts only if more repeats under it: microbatches repeat within a step."""
 _MOST_CANDIDATES = 16
 _MOST_LEAKS = 200
+_STEP_MARKS = ("profilerstep#", "optimizer.step#", "step")
+"""What the names of marks contain that begin steps, the surest first."""
 
 
 class Leak(NamedTuple):
@@ -37,7 +43,7 @@ class Growth(NamedTuple):
 
     steps: int
     how: str
-    """`annotations`, `periodicity`, or empty where no steps were found."""
+    """`annotations`, `optimizer`, `periodicity`, or empty where no steps were found."""
     bytes_per_step: int
     """Median change of the live bytes at the steps' ends."""
     leaks: tuple[Leak, ...]
@@ -48,7 +54,7 @@ def growth(known: Sorted, live: Live) -> Growth:
     marks, how = _steps(known, live.device)
     if marks.size <= FEWEST_STEPS:
         return Growth(max(0, int(marks.size) - 1), how, 0, ())
-    place = np.searchsorted(live.event, marks[1:], side="right") - 1
+    place = np.searchsorted(live.event, marks[1:]) - 1
     ends = live.bytes[np.clip(place, 0, None)]
     per_step = int(np.median(np.diff(ends)))
     leaks = _leaks(known.snapshot, known.lives, live.device, marks)
@@ -56,39 +62,63 @@ def growth(known: Sorted, live: Live) -> Growth:
 
 
 def _steps(known: Sorted, device: int) -> tuple[Numbers, str]:
-    """Return the events at which steps begin: by marks of the optimizer, else by repetition.
+    """Return the events at which steps begin, and how they were told.
 
-    Layers repeat as steps do: a period counts as a step only if it goes through forward and
-    backward (or an optimizer).
+    By marks of the user's or the optimizer's, else by the optimizer's own allocations, else by
+    repetition. Layers repeat as steps do: a period counts as a step only if it goes through forward
+    and backward (or an optimizer).
     """
-    snapshot, lives = known.snapshot, known.lives
-    times = snapshot.events.time_us
-    named = [
-        mark.time_us
-        for mark in snapshot.annotations
-        if mark.is_start and mark.device == device and "step" in mark.name.lower()
-    ]
-    mine = np.flatnonzero(snapshot.events.device == device)
-    if len(named) > 1 and mine.size and times[mine].min() >= 0:
-        places = np.searchsorted(times[mine], np.array(sorted(named)))
-        return mine[np.clip(places, 0, mine.size - 1)], "annotations"
+    lives = known.lives
+    marked = _marked(known.snapshot, device)
+    if marked.size > FEWEST_STEPS:
+        return marked, "annotations"
     rows = np.flatnonzero(lives.device == device)
-    period = _period(lives, device)
-    if period and has_whole_steps(known.phase[lives.stack[rows[:period]]]):
-        return lives.event[rows[::period]], "periodicity"
+    phase = known.phase[lives.stack[rows]]
+    began = optimizer_runs(phase)
+    if began.size > FEWEST_STEPS:
+        return lives.event[rows[began]], "optimizer"
+    period, first = _period(lives, rows)
+    if period and has_whole_steps(phase[first : first + period]):
+        return lives.event[rows[first::period]], "periodicity"
     return np.zeros(0, np.int64), ""
 
 
-def _period(lives: Lifetimes, device: int) -> int:
-    """Return after how many allocations the same stacks and sizes come again, 0 if they do not.
+def _marked(snapshot: Snapshot, device: int) -> Numbers:
+    """Return the events at which steps begin by annotations of one name.
+
+    Several names may tell of the same step. Marks from before the first event, which a ring that is
+    full has dropped, tell nothing.
+    """
+    mine = np.flatnonzero(snapshot.events.device == device)
+    times = snapshot.events.time_us[mine]
+    if not mine.size or times.min() < 0:
+        return np.zeros(0, np.int64)
+    named: dict[tuple[int, str], list[int]] = {}
+    for mark in snapshot.annotations:
+        name = re.sub(r"\d+", "", mark.name.lower())
+        sure = next((n for n, part in enumerate(_STEP_MARKS) if part in name), None)
+        is_here = mark.device == device and times[0] <= mark.time_us <= times[-1]
+        if sure is not None and mark.is_start and is_here:
+            named.setdefault((sure, name), []).append(mark.time_us)
+    often = [key for key, found in named.items() if len(found) > FEWEST_STEPS]
+    if not often:
+        return np.zeros(0, np.int64)
+    # Of names that are equally sure, the rarest: the others are parts of its steps.
+    chosen = named[min(often, key=lambda key: (key[0], len(named[key])))]
+    return mine[np.searchsorted(times, np.array(sorted(chosen)))]
+
+
+def _period(lives: Lifetimes, rows: Numbers) -> tuple[int, int]:
+    """Return after how many allocations the same stacks and sizes come again, and from which on.
 
     Candidates are the distances between equal allocations of the rarest repeated kinds; the
-    shortest under which most allocations equal the one a period before is the period.
+    shortest under which most of the later half equal the one a period before is the period. What
+    was allocated before the first repetition, as parameters and the optimizer's state, is no step.
+    (0, 0) where nothing repeats.
     """
-    mine = lives.device == device
-    pairs = np.stack([lives.stack[mine], lives.size_bytes[mine]], axis=1)
+    pairs = np.stack([lives.stack[rows], lives.size_bytes[rows]], axis=1)
     if len(pairs) < 2 * FEWEST_STEPS:
-        return 0
+        return 0, 0
     _, code, count = np.unique(pairs, axis=0, return_inverse=True, return_counts=True)
     code = code.ravel()
     repeated = np.flatnonzero(count >= FEWEST_STEPS)
@@ -96,45 +126,58 @@ def _period(lives: Lifetimes, device: int) -> int:
     for kind in repeated[np.argsort(count[repeated], kind="stable")][:_MOST_CANDIDATES]:
         gaps = np.diff(np.flatnonzero(code == kind))
         candidates.add(int(np.median(gaps)))
-    for period in sorted(candidates):
-        if 1 < period <= code.size // 2 and np.mean(code[period:] == code[:-period]) >= _LIKE:
-            return period
-    return 0
+    half = code.size // 2
+    alike = {
+        period: float(np.mean(code[half:] == code[half - period : -period]))
+        for period in sorted(candidates)
+        if 1 < period <= half
+    }
+    best = max(alike.values(), default=0.0)
+    for period, share in alike.items():
+        if share >= max(_LIKE, best - _AS_LIKE):
+            same = np.concatenate([[0], np.cumsum(code[period:] == code[:-period])])
+            held = same[period:] - same[:-period] >= _LIKE * period
+            return period, int(np.argmax(held))
+    return 0, 0
 
 
 def _leaks(snapshot: Snapshot, lives: Lifetimes, device: int, marks: Numbers) -> tuple[Leak, ...]:
-    """Find lines with survivors from every step but the last two, which may still need theirs."""
+    """Find lines with survivors from all along the recording.
+
+    The first step makes what all steps share (state of the optimizer, buffers), and the last two
+    may still need theirs. Of the steps between, each third must have survivors, and three must or
+    all where there are fewer: what is kept once or twice is no growth.
+    """
     steps = marks.size - 1
-    kept = (lives.end == NEVER) & (lives.device == device)
+    middle = steps - 2
+    kept = (lives.end == NEVER) & (lives.device == device) & last_of_address(lives)
     step = np.searchsorted(marks, lives.event, side="right") - 1
-    old = kept & (step >= 0) & (step < steps - 1)
-    if not old.any() or steps < FEWEST_STEPS:
+    rows = np.flatnonzero(kept & (step > 0) & (step < steps - 1))
+    if middle < 2 or not rows.size:
         return ()
     lines: dict[str, int] = {}
-    line_of = np.zeros(len(snapshot.stacks), np.int64)
-    for number in np.unique(lives.stack[kept]).tolist():
+    line_of = np.full(len(snapshot.stacks), -1, np.int64)
+    for number in np.unique(lives.stack[rows]).tolist():
         line = user_line(snapshot.stack(number)) or NO_STACK
         line_of[number] = lines.setdefault(line, len(lines))
-    # The first step makes what all steps share: state of the optimizer, buffers.
-    rows = np.flatnonzero(old & (step > 0))
-    pairs, place = np.unique(line_of[lives.stack[rows]] * steps + step[rows], return_inverse=True)
-    counts = np.bincount(place.ravel(), minlength=pairs.size)
-    sizes = np.zeros(pairs.size, np.int64)
-    np.add.at(sizes, place.ravel(), lives.size_bytes[rows])
-    in_steps = np.bincount(pairs // steps, minlength=len(lines))
+    line = line_of[lives.stack[rows]]
+    seen = np.unique(np.stack([line, step[rows] - 1], axis=1), axis=0)
+    in_steps = np.bincount(seen[:, 0], minlength=len(lines))
+    thirds = np.unique(np.stack([seen[:, 0], 3 * seen[:, 1] // middle], axis=1), axis=0)
+    in_thirds = np.bincount(thirds[:, 0], minlength=len(lines))
+    is_leak = (in_steps >= min(FEWEST_STEPS, middle)) & (in_thirds >= min(3, middle))
     names, found = list(lines), []
-    for code in np.flatnonzero(in_steps == steps - 2).tolist():
-        mine = pairs // steps == code
-        all_kept = lives.size_bytes[kept & (line_of[lives.stack] == code)]
+    all_lines = line_of[lives.stack]
+    for code in np.flatnonzero(is_leak).tolist()[:_MOST_LEAKS]:
+        own = lives.size_bytes[rows[line == code]]
+        all_kept = lives.size_bytes[kept & (all_lines == code)]
         found.append(
             Leak(
                 names[code],
-                int(np.median(sizes[mine])),
-                float(np.median(counts[mine])),
+                int(own.sum()) // middle,
+                own.size / middle,
                 int(all_kept.sum()),
                 int(all_kept.size),
             )
         )
-        if len(found) == _MOST_LEAKS:
-            break
     return tuple(sorted(found, key=lambda leak: -leak.bytes_per_step))

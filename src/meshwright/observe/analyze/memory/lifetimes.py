@@ -108,6 +108,20 @@ def alive_at(lives: Lifetimes, event: int, device: int) -> NDArray[np.bool_]:
     return np.logical_and(begun, lasting)
 
 
+def last_of_address(lives: Lifetimes) -> NDArray[np.bool_]:
+    """Tell which allocations are the last at their address.
+
+    One given out twice without a free in between was lost once, while nothing was recorded.
+    """
+    order = np.lexsort((lives.event, lives.address, lives.device))
+    found = np.ones(order.size, np.bool_)
+    if order.size > 1:
+        a, b = order[:-1], order[1:]
+        same = (lives.address[a] == lives.address[b]) & (lives.device[a] == lives.device[b])
+        found[a[same]] = False
+    return found
+
+
 def devices(snapshot: Snapshot) -> list[int]:
     """Return the devices that have segments or events."""
     both = np.concatenate([snapshot.segments.device, snapshot.events.device])

@@ -64,6 +64,8 @@ class _Memory:
         self.used: dict[int, list[int]] = {}
         self.size: dict[int, int] = {}
         self.expandable: set[int] = set()
+        self.private: set[int] = set()
+        """Those whose free room serves only their owners."""
         self.max_split_bytes = max_split_bytes
         self.reserved = 0
 
@@ -169,6 +171,8 @@ class _Memory:
         """Say what is free, and in what pieces."""
         free = largest = 0
         for start, used in self.used.items():
+            if start in self.private:
+                continue
             at = start
             for block in [*used, self.end[start]]:
                 gap = block - at
@@ -251,6 +255,8 @@ def _before(snapshot: Snapshot, device: int, steps: list[tuple[int, int, int, in
         memory.add(start, int(segments.total_bytes[row]))
         if segments.is_expandable[row]:
             memory.expandable.add(start)
+        if segments.is_private[row]:
+            memory.private.add(start)
     first: dict[int, tuple[int, int]] = {}
     for _, action, address, size in steps:
         if action <= FREE_COMPLETED:

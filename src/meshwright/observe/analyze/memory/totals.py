@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from meshwright.observe.analyze.memory.lifetimes import NEVER, Lifetimes, Live
+from meshwright.observe.analyze.memory.lifetimes import NEVER, Lifetimes, Live, last_of_address
 from meshwright.observe.analyze.memory.replay import Replay
 from meshwright.timeline.readers.memory_snapshot import (
     ALLOC,
@@ -42,6 +42,8 @@ class Totals(NamedTuple):
 class Fragmentation(NamedTuple):
     """Why free memory may not serve a request."""
 
+    private_free_bytes: int
+    """Free in private pools, of CUDA graphs or a `MemPool`: only their owners can use it."""
     cached_bytes: int
     """In segments that are wholly free: `torch.cuda.empty_cache()` gives them back."""
     stranded_bytes: int
@@ -67,8 +69,7 @@ def totals(snapshot: Snapshot, lives: Lifetimes, live: Live, replayed: Replay) -
     mine = events.device == live.device
     last = live.bytes[-1] if live.bytes.size else live.at_start_bytes
     kept = (lives.end == NEVER) & (lives.device == live.device)
-    # An address given out twice without a free in between was lost once: its last owner counts.
-    kept &= _last_of_address(lives)
+    kept &= last_of_address(lives)
     exact = replayed.is_exact
     reserved = int(segments.total_bytes[here].sum())
     return Totals(
@@ -93,20 +94,11 @@ def totals(snapshot: Snapshot, lives: Lifetimes, live: Live, replayed: Replay) -
     )
 
 
-def _last_of_address(lives: Lifetimes) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    order = np.lexsort((lives.event, lives.address, lives.device))
-    found = np.ones(order.size, np.bool_)
-    if order.size > 1:
-        a, b = order[:-1], order[1:]
-        same = (lives.address[a] == lives.address[b]) & (lives.device[a] == lives.device[b])
-        found[a[same]] = False
-    return found
-
-
 def fragmentation(snapshot: Snapshot, device: int) -> Fragmentation:
     """Say how much free memory is out of reach, and by what."""
     segments, blocks = snapshot.segments, snapshot.blocks
-    here = segments.device == device
+    private = (segments.device == device) & (segments.is_private != 0)
+    here = (segments.device == device) & ~private
     is_free = blocks.state == INACTIVE
     free = np.bincount(
         blocks.segment[is_free], blocks.size_bytes[is_free], minlength=segments.device.size
@@ -114,8 +106,9 @@ def fragmentation(snapshot: Snapshot, device: int) -> Fragmentation:
     whole = here & (free >= segments.total_bytes)
     pinned = here & ~whole & (2 * free >= segments.total_bytes)
     mine = here[blocks.segment]
-    used = mine & ~is_free
+    used = (mine | private[blocks.segment]) & ~is_free
     return Fragmentation(
+        private_free_bytes=int(free[private].sum()),
         cached_bytes=int(free[whole].sum()),
         stranded_bytes=int(free[here & ~whole].sum()),
         largest_free_bytes=int(blocks.size_bytes[mine & is_free].max(initial=0)),
@@ -124,5 +117,5 @@ def fragmentation(snapshot: Snapshot, device: int) -> Fragmentation:
         rounding_bytes=int(
             (blocks.size_bytes[used] - blocks.requested_bytes[used]).clip(min=0).sum()
         ),
-        is_expandable=bool(segments.is_expandable[here].any()),
+        is_expandable=bool(segments.is_expandable[here | private].any()),
     )
