@@ -58,11 +58,12 @@ def step_alarms(runs: int = 1000, numbers: Iterable[int] = STEPS) -> Iterator[Al
     for name, noise in NOISES.items():
         for steps in numbers:
             series = [1e8 * noise(random, steps) for _ in range(runs)]
-            far, changed = (sum(map(told, series)) / runs for told in (_has_outliers, _has_changed))
+            far, changed = (sum(map(told, series)) / runs for told in (has_outliers, _has_changed))
             yield Alarms(name, steps, far, changed)
 
 
-def _has_outliers(times: Floats) -> bool:
+def has_outliers(times: Floats) -> bool:
+    """Whether the detector would tell of outliers."""
     excess = (times[outliers(times)] - np.median(times)).sum()
     return bool(excess >= LEAST_SHARE * times.sum())
 

@@ -4,6 +4,7 @@ Ranks are read one after another and only summaries stay in memory, with the row
 ranks needs; above a bound of those, only collectives are compared.
 """
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import count
@@ -16,6 +17,7 @@ from meshwright.errors import DamagedFile, InputError, Problem
 from meshwright.observe.analyze.clocks import Clocks, on_one_clock
 from meshwright.observe.analyze.collective_expected import Expected, cluster_of, expected
 from meshwright.observe.analyze.collectives import SizeRow, by_size
+from meshwright.observe.analyze.per_device import per_device
 from meshwright.observe.analyze.selection import for_comparing, of_steps, with_rank
 from meshwright.observe.analyze.steps import Extent
 from meshwright.observe.analyze.stragglers import Stragglers, stragglers
@@ -35,6 +37,10 @@ MOST_COMPARED = 4_000_000
 """Rows that are kept to compare ranks, at about 60 bytes each; beyond it, collectives only."""
 MOST_STRIPS = 8
 """Ranks of which a small picture is kept."""
+
+
+GUESSED = re.compile("says no rank|^one process drives")
+"""Notes of ranks whose number was not the trace's own."""
 
 
 class Wanted(NamedTuple):
@@ -126,8 +132,9 @@ class Look(NamedTuple):
 
     def at(self, timeline: Timeline) -> tuple[Looked | int, ...]:
         """Sum up the ranks of one timeline; of a rank that is not wanted, its number."""
-        alone = self.alone and len(timeline.ranks) == 1
-        return tuple(self._rank(part, alone) for part in timeline.by_rank())
+        parts = tuple(per_device(timeline))
+        alone = self.alone and len(parts) == 1
+        return tuple(self._rank(part, alone) for part in parts)
 
     def _rank(self, part: Timeline, alone: bool) -> Looked | int:
         rank = part.ranks[0]
@@ -235,7 +242,7 @@ class _Kept:
             return
         rank = one.summary.rank
         if rank in self.ranks:
-            if not any("says no rank" in note for note in one.summary.notes):
+            if not any(GUESSED.search(note) for note in one.summary.notes):
                 what = f"holds two traces of rank {rank}"
                 fix = "analyse one of them alone, or compare the two with mw diff"
                 raise InputError([Problem(label, what, fix)])

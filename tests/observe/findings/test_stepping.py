@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 
-from meshwright.observe.findings.stepping import change, outliers
-from validation.findings.alarms import step_alarms
+from meshwright.observe.findings import Rank
+from meshwright.observe.findings.stepping import change, outliers, step_times
+from tests.observe.analyze.traces import call, kernel, step, timeline
+from validation.findings.alarms import NOISES, has_outliers, step_alarms
 
 MOST_FALSE = 0.015
 MOST_FALSE_HEAVY = 0.04
@@ -16,6 +18,27 @@ def test_clean_step_times_raise_few_alarms() -> None:
         assert one.outliers <= (MOST_FALSE_HEAVY if "heavy" in one.noise else MOST_FALSE), one
         # Pettitt's test takes steps to be independent; the docs say how it errs where they are not.
         assert one.changes <= MOST_FALSE or one.noise.startswith("autocorrelated"), one
+
+
+def test_outliers_of_few_clean_steps_are_as_rare_as_the_docs_say() -> None:
+    random = np.random.default_rng()
+    for noise, most in (("log-normal, 20 %", 0.01), ("heavy tail (t, 3), 2 %", 0.02)):
+        told = [has_outliers(1e8 * NOISES[noise](random, 8)) for _ in range(2000)]
+        assert np.mean(told) < most, noise
+
+
+def test_a_host_that_runs_ahead_makes_no_step_longer() -> None:
+    # Nine steps are launched at once, the tenth waits for all of them; each takes the device 100.
+    rows, moment = [], 0
+    for number in range(21):
+        length = 900 if number % 10 == 9 else 10
+        rows.append(step(number, moment, moment + length))
+        rows.append(call(moment + 1, moment + 2, flow_out=number))
+        rows.append(kernel(5 + 100 * number, 105 + 100 * number, flow_in=number))
+        moment += length
+    steps, times = step_times(Rank(timeline(*rows)))
+    assert [one.number for one in steps] == list(range(20))
+    assert times.tolist() == [100.0] * 20
 
 
 @pytest.mark.parametrize("rise", [1.05, 1.2])

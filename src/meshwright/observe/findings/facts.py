@@ -22,7 +22,15 @@ from meshwright.observe.analyze.spans import (
     union,
     where,
 )
-from meshwright.observe.analyze.steps import RankSteps, counted, launch_rows, on_host, steps_of
+from meshwright.observe.analyze.steps import (
+    RankSteps,
+    counted,
+    counted_steps,
+    in_counted_steps,
+    launch_rows,
+    on_host,
+    steps_of,
+)
 from meshwright.observe.findings.names import host_sort, kernel_sorts
 from meshwright.timeline.columns import as_numpy
 from meshwright.timeline.readers.arrow_arrays import taken, whole_numbers
@@ -85,15 +93,11 @@ class Facts(msgspec.Struct, frozen=True, eq=False, dict=True):
 
     @cached_property
     def num_steps(self) -> float | None:
-        """How many steps the counted window holds; None where steps are not known."""
-        marks = self.steps.steps
-        if len(marks) > 1:
-            period = (marks[-1].start_ns - marks[0].start_ns) / (len(marks) - 1)
-            return self.window_ns / period if period > 0 else None
-        alone = len(marks) == 1 or (
-            self.part.source == Source.SIMULATED and "step_s" in self.part.metadata
-        )
-        return 1.0 if alone else None
+        """How many steps the counted work is of; None where steps are not known."""
+        number = counted_steps(self.part)
+        if not number and self.part.source == Source.SIMULATED and "step_s" in self.part.metadata:
+            number = 1
+        return float(number) if number else None
 
     @cached_property
     def start(self) -> Ints:
@@ -127,11 +131,11 @@ class Facts(msgspec.Struct, frozen=True, eq=False, dict=True):
         return found, list(known)
 
     def host_rows(self, sort: str) -> Ints:
-        """Rows of the host of one sort of `names`."""
+        """Rows of the host of one sort of `names`, in the steps that are counted."""
         codes, words = self._sorts
         if sort not in words:
             return np.zeros(0, dtype=np.int64)
-        return np.flatnonzero(codes == words.index(sort))
+        return in_counted_steps(self.part, np.flatnonzero(codes == words.index(sort)))
 
     def host_time(self, sort: str) -> Intervals:
         """When the host was in spans of one sort."""

@@ -10,13 +10,17 @@ import math
 import numpy as np
 import numpy.typing as npt
 
+from meshwright.observe.analyze.steps import Step, counted_window
 from meshwright.observe.findings.rank import Rank
 from meshwright.observe.findings.registry import Hit, Pattern, of_rank
 from meshwright.observe.findings.say import took
+from meshwright.timeline.schema import ABSENT
 
 FEWEST_FOR_OUTLIERS = 8
 OUTLIER_DEVIATIONS = 8.0
 """Of 1.4826 MAD, which is the standard deviation where times are normal."""
+OUTLIER_FEW = 6.0
+"""The MAD of few steps is often small by chance: of n, the limit is wider by this part over n."""
 OUTLIER_EXCESS = 0.10
 """And at least this part of the median step."""
 OUTLIER_MOST = 0.2
@@ -35,6 +39,7 @@ def outliers(times: Floats) -> npt.NDArray[np.intp]:
         return np.zeros(0, dtype=np.intp)
     usual = float(np.median(times))
     spread = 1.4826 * float(np.median(np.abs(times - usual)))
+    spread *= 1 + OUTLIER_FEW / times.size
     limit = usual + max(OUTLIER_DEVIATIONS * spread, OUTLIER_EXCESS * usual)
     far = np.flatnonzero(times > limit)
     return far if far.size <= OUTLIER_MOST * times.size else far[:0]
@@ -58,8 +63,19 @@ def change(times: Floats) -> tuple[int, float] | None:
     return (place + 1, min(1.0, chance)) if chance < CHANGE_CHANCE else None
 
 
-def _durations(rank: Rank) -> Floats:
-    return np.array([step.duration_ns for step in rank.steps.steps], dtype=np.float64)
+def step_times(rank: Rank) -> tuple[tuple[Step, ...], Floats]:
+    """The counted steps, and how long each took.
+
+    On the device, from the end of the step before: a host that runs ahead spends in one step what
+    it waits for another. Where a step launched nothing, the host's time of each.
+    """
+    window = counted_window(rank.part)
+    marks = tuple(s for s in rank.steps.steps if window is None or s.start_ns < window[1])
+    if not marks or any(step.device_end_ns == ABSENT for step in marks):
+        return marks, np.array([step.duration_ns for step in marks], dtype=np.float64)
+    ends = [marks[0].device_start_ns, *(step.device_end_ns for step in marks)]
+    # Work on another stream may end behind that of the step after it.
+    return marks, np.diff(np.maximum.accumulate(np.array(ends))).astype(np.float64)
 
 
 @of_rank(
@@ -67,8 +83,8 @@ def _durations(rank: Rank) -> Floats:
         name="step-outliers",
         title="Single steps take far longer",
         family="steps",
-        detected="of eight steps or more, those longer than the median by 8 scaled MAD and by "
-        "10 %; at most a fifth of the steps",
+        detected="of n steps, eight or more, those that take the device longer than the median by "
+        "8 (1 + 6 / n) scaled MAD and by 10 %; at most a fifth of the steps",
         cost="measured: what they take longer than the median, over all steps",
         remedy="look at what those steps do that others do not (checkpoint, evaluation, data, "
         "garbage collection): compare them with mw diff",
@@ -76,14 +92,14 @@ def _durations(rank: Rank) -> Floats:
 )
 def step_outliers(rank: Rank) -> Hit | None:
     """Statistical: median and MAD."""
-    times = _durations(rank)
+    steps, times = step_times(rank)
     far = outliers(times)
     if not far.size:
         return None
     usual = float(np.median(times))
     excess = float((times[far] - usual).sum())
-    marks = [rank.steps.steps[at] for at in far.tolist()]
-    kernels = {step.num_spans for step in rank.steps.steps}
+    marks = [steps[at] for at in far.tolist()]
+    kernels = {step.num_spans for step in steps}
     evidence = (
         f"steps {', '.join(str(step.number) for step in marks[:8])} take "
         f"{took(float(np.median(times[far])))} instead of {took(usual)} (median of {times.size})",
@@ -91,7 +107,7 @@ def step_outliers(rank: Rank) -> Hit | None:
         if len(kernels) == 1
         else "they launch "
         + ", ".join(str(step.num_spans) for step in marks[:4])
-        + f" kernels, the usual step {int(np.median([s.num_spans for s in rank.steps.steps]))}",
+        + f" kernels, the usual step {int(np.median([s.num_spans for s in steps]))}",
     )
     whole = float(times.sum())
     cost = excess / whole * rank.window_ns if whole else 0.0
@@ -113,7 +129,7 @@ def step_outliers(rank: Rank) -> Hit | None:
 )
 def step_time_change(rank: Rank) -> Hit | None:
     """Statistical: Pettitt's test."""
-    times = _durations(rank)
+    steps, times = step_times(rank)
     found = change(times)
     if found is None:
         return None
@@ -121,7 +137,7 @@ def step_time_change(rank: Rank) -> Hit | None:
     before, after = float(np.median(times[:place])), float(np.median(times[place:]))
     if after < (1 + CHANGE_LEAST) * before:
         return None
-    step = rank.steps.steps[place]
+    step = steps[place]
     evidence = (
         f"from step {step.number} on {took(after)} instead of {took(before)} "
         f"({place} steps before, {times.size - place} after; chance {chance:.1g})",
@@ -144,7 +160,7 @@ def step_time_change(rank: Rank) -> Hit | None:
 )
 def kernels_slow_down(rank: Rank) -> Hit | None:
     """Statistical: Pettitt's test on busy time."""
-    marks = [step for step in rank.steps.steps if step.num_spans]
+    marks = [step for step in step_times(rank)[0] if step.num_spans]
     if not marks:
         return None
     counts = [step.num_spans for step in marks]
