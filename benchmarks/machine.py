@@ -3,14 +3,12 @@
 Holds nothing that names a person or a place: no host name, no user name, no path.
 """
 
-import os
 import platform
-import shutil
-import subprocess
 from importlib import metadata
-from pathlib import Path
 
 import msgspec
+
+from meshwright.observe.bench.host import cores, gpus, memory_bytes, processor
 
 PACKAGES = ("duckdb", "meshwright", "msgspec", "numpy", "pandas", "polars", "pyarrow", "torch")
 """The packages whose version can change a result."""
@@ -38,37 +36,15 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 def describe() -> Machine:
     """Look at this machine."""
     return Machine(
-        cpu=_cpu(),
-        cores=_cores(),
-        memory_bytes=_memory_bytes(),
+        cpu=processor(),
+        cores=cores(),
+        memory_bytes=memory_bytes(),
         # What follows the dash names a distribution's or a cloud's own build.
         system=f"{platform.system()} {platform.release().partition('-')[0]}",
         python=f"{platform.python_implementation()} {platform.python_version()}",
         packages=_packages(),
-        gpus=_gpus(),
+        gpus=gpus(),
     )
-
-
-def _cpu() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
-
-
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def _memory_bytes() -> int:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError):
-        return 0
 
 
 def _packages() -> dict[str, str]:
@@ -79,15 +55,3 @@ def _packages() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return versions
-
-
-def _gpus() -> tuple[str, ...]:
-    """Ask nvidia-smi, which is there wherever an NVIDIA driver is; torch need not be."""
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return ()
-    query = [program, "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
-    answer = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)
-    if answer.returncode != 0:
-        return ()
-    return tuple(line.strip() for line in answer.stdout.splitlines() if line.strip())

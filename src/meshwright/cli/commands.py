@@ -33,6 +33,7 @@ COMMANDS: dict[str, Command] = {
     "collective": Command("collective algorithms: prove, draw, simulate, run, export", "Predict"),
     "train": Command("train a model as one TOML file says, or go on training", "Run"),
     "verify": Command("hold layouts against one device: first operation off, or a dry run", "Run"),
+    "bench": Command("measure what this machine really does, and whether it is sound", "Run"),
     "calibrate": Command("fit the cost models to what mw bench measured on a device", "Run"),
     "twin": Command("hold steps of this machine against their prediction", "Run"),
     "launch": Command("write a training job for Slurm, Kubernetes or Ray; submit it", "Run"),

@@ -1,17 +1,17 @@
 """`mw doctor`: what this machine has, for bug reports. Names no host, user or path."""
 
 import argparse
-import os
 import platform
 import re
 import shutil
-import subprocess
 import sys
 from importlib import metadata
 
 from meshwright import __version__
 from meshwright.cli.answer import Answer, facts, table
 from meshwright.cli.parser import add_common
+from meshwright.observe.bench.host import cores, memory_bytes, processor
+from meshwright.observe.bench.host import gpus as driver_gpus
 from meshwright.spec.units import format_bytes
 
 EXAMPLES = ("mw doctor", "mw doctor --json")
@@ -46,11 +46,9 @@ def run(args: argparse.Namespace) -> Answer:
         "meshwright": __version__,
         "python": platform.python_version(),
         "system": f"{platform.system()} {_kernel()} {platform.machine()}",
-        "cpu": _cpu(),
-        "cores": len(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else os.cpu_count(),
-        "memory": _memory(),
+        "cpu": processor(),
+        "cores": cores(),
+        "memory": format_bytes(memory_bytes()) if memory_bytes() else "unknown",
         "terminal": "yes" if sys.stdout.isatty() else "no",
     }
     packages = {name: _version(name) for name in _packages()}
@@ -58,7 +56,7 @@ def run(args: argparse.Namespace) -> Answer:
         extra: [name for name in names if packages[name] is None]
         for extra, names in _EXTRAS.items()
     }
-    gpus = _gpus()
+    gpus = list(driver_gpus())
     programs = {name: shutil.which(name) is not None for name in _PROGRAMS}
     data = {
         "machine": machine,
@@ -101,34 +99,3 @@ def _version(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
-
-
-def _cpu() -> str:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as lines:  # noqa: PTH123 - a kernel file
-            for line in lines:
-                if line.startswith("model name"):
-                    return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or "unknown"
-
-
-def _memory() -> str:
-    try:
-        return format_bytes(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    except (ValueError, OSError, AttributeError):
-        return "unknown"
-
-
-def _gpus() -> list[str]:
-    """Ask the driver; the question is bounded because a sick driver can hang."""
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return []
-    query = [program, "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
-    try:
-        done = subprocess.run(query, capture_output=True, text=True, timeout=10, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return ["nvidia-smi does not answer"]
-    return [line.strip() for line in done.stdout.splitlines() if line.strip()]

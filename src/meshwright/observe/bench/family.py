@@ -52,7 +52,7 @@ class Family(NamedTuple):
     on_device: bool = True
     """Whether a GPU does the work; storage, launching and data are the host's."""
     weight: float = 1.0
-    """Its share of a bench's time, beside those of others."""
+    """Its share of a bench's time beside those of others, in tens of seconds of a full one."""
     sweep: Sweep | None = None
     """Measures cases together until `time.monotonic()` passes an end, in place of `work`: where
     they need files or processes that only all of them are worth."""

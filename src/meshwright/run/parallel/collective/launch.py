@@ -49,17 +49,28 @@ class RanksFailed(MeshwrightError):
 
 
 def launch(
-    ranks: int, function: Callable[..., Any], *args: Any, timeout_s: float = 120.0
+    ranks: int,
+    function: Callable[..., Any],
+    *args: Any,
+    timeout_s: float = 120.0,
+    backend: str = "gloo",
 ) -> list[Any]:
-    """Run `function(*args)` on each of so many gloo ranks; return what each returned."""
-    outcomes = launch_all(ranks, function, *args, timeout_s=timeout_s)
+    """Run `function(*args)` on each of so many ranks; return what each returned.
+
+    With `nccl` every rank has the GPU of its number.
+    """
+    outcomes = launch_all(ranks, function, *args, timeout_s=timeout_s, backend=backend)
     if any(one.error is not None or one.exit_code != 0 for one in outcomes):
         raise RanksFailed(outcomes)
     return [one.value for one in outcomes]
 
 
 def launch_all(
-    ranks: int, function: Callable[..., Any], *args: Any, timeout_s: float = 120.0
+    ranks: int,
+    function: Callable[..., Any],
+    *args: Any,
+    timeout_s: float = 120.0,
+    backend: str = "gloo",
 ) -> list[Outcome]:
     """Run as `launch` does; return how each rank ended, well or not."""
     context = mp.get_context("forkserver")
@@ -69,7 +80,9 @@ def launch_all(
     store = TCPStore(_LOOPBACK, 0, is_master=True, wait_for_workers=False)
     pairs = [context.Pipe(duplex=False) for _ in range(ranks)]
     processes = [
-        context.Process(target=_rank, args=(_Place(rank, ranks, store.port), end, function, args))
+        context.Process(
+            target=_rank, args=(_Place(rank, ranks, store.port, backend), end, function, args)
+        )
         for rank, (_, end) in enumerate(pairs)
     ]
     began = time.monotonic()
@@ -109,6 +122,7 @@ class _Place(NamedTuple):
     rank: int
     ranks: int
     port: int
+    backend: str
 
 
 def _rank(place: _Place, end: Connection, function: Callable[..., Any], args: Any) -> None:
@@ -119,7 +133,9 @@ def _rank(place: _Place, end: Connection, function: Callable[..., Any], args: An
     value, error = None, None
     try:
         store = TCPStore(_LOOPBACK, place.port, is_master=False, timeout=timedelta(seconds=60))
-        dist.init_process_group("gloo", store=store, rank=place.rank, world_size=place.ranks)
+        if place.backend == "nccl":
+            torch.cuda.set_device(place.rank)
+        dist.init_process_group(place.backend, store=store, rank=place.rank, world_size=place.ranks)
         value = function(*args)
     except BaseException as raised:  # noqa: BLE001 - whatever it was, the parent is told
         error = _sendable(raised)

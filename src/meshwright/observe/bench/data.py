@@ -1,0 +1,153 @@
+"""What feeds training: a tokenizer made on the spot, and the trainer's own loader.
+
+The text is what every machine has (`standard_text`), the tokenizer a byte-level BPE learnt from it.
+The loader reads documents of random tokens, as long as web text, from the page cache.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from meshwright.errors import MeshwrightError
+from meshwright.observe.bench.case import Case, Row, Value
+from meshwright.observe.bench.family import Family, Fault, Place, Size, no_work, row_of
+from meshwright.observe.bench.passes import timed_passes
+from meshwright.observe.bench.scratch import scratch
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+TEXT_BYTES: dict[Size, int] = {"quick": 1_000_000, "full": 4_000_000}
+VOCABULARY = 8192
+CORPUS_TOKENS: dict[Size, int] = {"quick": 1 << 20, "full": 1 << 23}
+LENGTH, BATCH = 4096, 8
+STEPS = 4
+"""Batches of one pass."""
+MEDIAN, SIGMA = 400, 1.2
+"""Of the log-normal lengths of documents, in tokens."""
+
+
+def cases(size: Size, _on_gpu: bool) -> tuple[Case, ...]:
+    """Return the loader by its ways of packing, then the tokenizer."""
+    found: list[tuple[str, dict[str, Value]]] = [
+        ("load", {"packing": packing, "length": LENGTH, "batch": BATCH,
+                  "corpus": CORPUS_TOKENS[size]})
+        for packing in ("pack", "concat")
+    ]  # fmt: skip
+    text: dict[str, Value] = {"text": TEXT_BYTES[size], "vocabulary": VOCABULARY}
+    found += [("tokenize", text), ("train_tokenizer", text)]
+    return tuple(Case(family="data", name=name, sizes=sizes) for name, sizes in found)
+
+
+def sweep(asked: Sequence[Case], place: Place, end: float) -> Iterator[Row | Fault]:
+    """Measure cases in a folder of their own."""
+    if not asked:
+        return
+    with scratch(Path(place.folder or ".")) as folder:
+        source = _Source(folder)
+        for case in asked:
+            if time.monotonic() > end:
+                return
+            try:
+                yield source.row(case)
+            except (OSError, RuntimeError, MeshwrightError) as fault:
+                yield case.key, str(fault).splitlines()[0]
+
+
+class _Source:
+    """Text and tokens that cases share."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._texts = dict[int, list[str]]()
+        self._learnt = dict[tuple[int, int], str]()
+
+    def row(self, case: Case) -> Row:
+        ways: dict[str, Callable[[Case], Row]] = {
+            "load": self._load,
+            "tokenize": self._tokenize,
+            "train_tokenizer": self._train,
+        }
+        return ways[case.name](case)
+
+    def _text(self, size: int) -> list[str]:
+        from meshwright.run.train.data import standard_text
+
+        if size not in self._texts:
+            self._texts[size] = list(standard_text(size))
+        return self._texts[size]
+
+    def _learn(self, case: Case) -> str:
+        from meshwright.run.train.data import train_tokenizer
+
+        size, vocabulary = case.size("text"), case.size("vocabulary")
+        found = train_tokenizer(self._text(size), vocabulary)
+        self._learnt[size, vocabulary] = found
+        return found
+
+    def _train(self, case: Case) -> Row:
+        timed = timed_passes(lambda: self._learn(case), least=1, most=3)
+        return row_of(case, timed, bytes=_size(self._text(case.size("text"))))
+
+    def _tokenize(self, case: Case) -> Row:
+        from meshwright.run.train.data import open_tokenizer
+
+        known = self._learnt.get((case.size("text"), case.size("vocabulary")))
+        file = self._folder / "tokenizer.json"
+        file.write_text(known or self._learn(case), encoding="utf-8")
+        tokenizer, texts = open_tokenizer(str(file)), self._text(case.size("text"))
+        tokens = sum(len(one) for one in tokenizer.encode(texts))
+        timed = timed_passes(lambda: tokenizer.encode(texts), most=10)
+        return row_of(case, timed, bytes=_size(texts), items=float(tokens))
+
+    def _load(self, case: Case) -> Row:
+        from meshwright.run.train.data import DataSettings, open_data
+        from meshwright.spec.workload import Training
+
+        shards = self._corpus(case.size("corpus"))
+        length, batch = case.size("length"), case.size("batch")
+        packing: Any = case.word("packing")
+        training = Training(
+            tokens=10**9, sequence_length=length, global_batch=batch, packing=packing
+        )
+        with open_data(DataSettings(sources=(str(shards),)), training).iterate() as loader:
+            for _ in range(3):  # what was made ready before anybody asked
+                next(loader)
+
+            def run() -> None:
+                for _ in range(STEPS):
+                    next(loader)
+
+            run()
+            timed = timed_passes(run)
+        return row_of(case, timed, items=float(STEPS * length * batch))
+
+    def _corpus(self, tokens: int) -> Path:
+        from meshwright.run.train.data import Vocabulary, write_shards
+
+        shards = self._folder / f"shards-{tokens}"
+        if not shards.exists():
+            vocabulary = Vocabulary(name="random", size=50_000, digest="random", end=0)
+            write_shards(_documents(tokens, 50_000), shards, vocabulary)
+        return shards
+
+
+def _documents(tokens: int, vocabulary: int) -> Iterator["NDArray[np.int64]"]:
+    """Yield documents, each ended by 0."""
+    import numpy as np
+
+    draw = np.random.default_rng(7)
+    done = 0
+    while done < tokens:
+        count = int(draw.lognormal(np.log(MEDIAN), SIGMA)) + 1
+        done += count + 1
+        yield np.append(draw.integers(1, vocabulary, count), 0)
+
+
+def _size(texts: Sequence[str]) -> float:
+    return float(sum(len(text.encode()) for text in texts))
+
+
+DATA = Family("data", "text and batches", cases, no_work, on_device=False, weight=2.0, sweep=sweep)

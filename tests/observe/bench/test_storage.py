@@ -1,0 +1,75 @@
+"""Storage is measured in a folder that is as it was before."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from meshwright.observe.bench import passes
+from meshwright.observe.bench import storage as home
+from meshwright.observe.bench.family import Place
+from meshwright.observe.bench.past_cache import file_system, way_of
+from meshwright.observe.bench.scratch import PREFIX, scratch
+
+torch = pytest.importorskip("torch", reason="checkpoints are torch's")
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(home, "FILE_BYTES", {"quick": 4 << 20, "full": 4 << 20})
+    monkeypatch.setattr(passes, "BUDGET_S", 0.01)
+    monkeypatch.setattr(home, "FILES", {"quick": 5, "full": 5})
+
+
+@pytest.mark.usefixtures("small")
+def test_every_case_has_a_row_and_nothing_stays_behind(tmp_path: Path) -> None:
+    family = home.storage(tmp_path)
+    cases = family.cases("full", False)
+    assert family.sweep is not None
+    found = list(family.sweep(cases, Place(torch.device("cpu")), time.monotonic() + 60))
+    assert [row.case for row in found if not isinstance(row, tuple)] == list(cases)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("small")
+def test_what_does_not_fit_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(home, "ROOM", 1 << 40)
+    family = home.storage(tmp_path)
+    assert family.sweep is not None
+    [(key, said)] = family.sweep(
+        family.cases("quick", False)[:1], Place(torch.device("cpu")), time.monotonic() + 60
+    )
+    assert key.startswith("storage/write/")
+    assert "are needed" in said
+
+
+def test_time_that_is_up_ends_it(tmp_path: Path) -> None:
+    family = home.storage(tmp_path)
+    assert family.sweep is not None
+    cases = family.cases("quick", False)
+    assert list(family.sweep(cases, Place(torch.device("cpu")), time.monotonic() - 1)) == []
+
+
+def test_a_file_system_in_memory_has_no_disk_to_read(tmp_path: Path) -> None:
+    memory = Path("/dev/shm")
+    if not memory.is_dir() or file_system(memory) != "tmpfs":
+        pytest.skip("there is no file system in memory here")
+    assert way_of(memory) == "none"
+    names = {case.name for case in home.storage(memory).cases("full", False)}
+    assert "read" not in names
+    assert {"write", "read_cached"} <= names
+    assert way_of(tmp_path) in ("direct", "dropped", "none")
+
+
+def test_what_a_killed_bench_left_goes_and_a_running_ones_stays(tmp_path: Path) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    left, running = (tmp_path / f"{PREFIX}{pid}-x" for pid in (ended.pid, os.getpid()))
+    left.mkdir()
+    running.mkdir()
+    with scratch(tmp_path) as own:
+        assert sorted(tmp_path.iterdir()) == sorted([own, running])
+    assert list(tmp_path.iterdir()) == [running]
