@@ -43,7 +43,7 @@ def _summary(verdict: Verdict) -> dict[str, str]:
     if verdict.absent:
         found["without a dump"] = f"rank {ranks_text(verdict.absent)}"
     if not verdict.culprits:
-        return found | {"verdict": "no rank waits for another: these dumps show no hang"}
+        return found | {"verdict": _healthy(verdict)}
     names = ranks_text(each.rank for each in verdict.culprits)
     found["culprits"] = f"rank {names}" if len(verdict.culprits) == 1 else f"ranks {names}"
     if all(each.certainty == "possible" for each in verdict.culprits):
@@ -53,6 +53,17 @@ def _summary(verdict: Verdict) -> dict[str, str]:
             f"{len(verdict.waiting)} ranks only wait: {ranks_text(verdict.waiting)}"
         )
     return found
+
+
+def _healthy(verdict: Verdict) -> str:
+    motion = verdict.motion
+    if motion is None:
+        return "no rank waits for another: these dumps show no hang"
+    return (
+        f"no hang: the job was moving. When it was dumped, its oldest unfinished operation was "
+        f"{motion.waited_ns / 1e9:.1f} s old; nine of ten that ended took up to "
+        f"{motion.usual_ns / 1e9:.1f} s. If it stands still, dump it again later"
+    )
 
 
 def _screen(verdict: Verdict) -> list[View]:
@@ -106,5 +117,6 @@ def _data(verdict: Verdict, notes: Sequence[str]) -> dict[str, Any]:
         "world": len(verdict.world),
         "absent": list(verdict.absent),
         "waiting": list(verdict.waiting),
+        "waited_s": verdict.motion.waited_ns / 1e9 if verdict.motion else None,
         "notes": list(notes),
     }

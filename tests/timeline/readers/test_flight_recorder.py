@@ -112,6 +112,20 @@ def test_what_is_no_dump_is_refused(tmp_path: Path, data: Any) -> None:
         read_dump(_write(tmp_path, "d_0", data))
 
 
+def test_one_entry_listed_over_and_over_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "dump_rank_0"
+    path.write_bytes(pickle.dumps(dump([entry(1)] * 50_000)))
+    with pytest.raises(InputError, match="over and over"):
+        read_flight_recorder([path])
+
+
+def test_why_the_only_dump_cannot_be_read_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "dump_rank_0"
+    path.write_bytes(pickle.dumps(dump([entry(1)]))[:-9])
+    with pytest.raises(InputError, match="is no whole pickle"):
+        read_flight_recorder([path])
+
+
 def test_one_list_used_for_every_field_does_not_unfold_without_bound() -> None:
     row = [7] * 1000
     sizes = [row] * 1000

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.errors import DamagedFile, InputError
+from meshwright.timeline.readers.pickle_grammar import is_plain
 from meshwright.timeline.readers.plain_pickle import loads, read_plain_pickle
 
 _SCALARS = (
@@ -212,3 +213,68 @@ def test_a_file_that_breaks_off_is_called_damaged(cut: int) -> None:
     raw = pickle.dumps({"a": [1, 2.5, "xyz", 2**70], "b": None})
     with pytest.raises(DamagedFile, match="is no whole pickle"):
         loads(raw[:-cut])
+
+
+# Large files that consist of plain opcodes are read by Python's own unpickler.
+
+_FILLING = b"X\x05\x00\x00\x00wordsq\x00" + b"](" + b"h\x00K\x01" * 10_000 + b"e"
+
+_FRAME = b"\x95" + bytes(8)
+
+
+def _large(body: bytes, before: bytes = b"") -> bytes:
+    """A list of a filling and of what a body pushes, long enough for the quick way."""
+    return b"\x80\x02](" + before + _FILLING + body + b"e."
+
+
+def _is_plain(raw: bytes) -> bool:
+    return is_plain(raw, len(raw) // 16 + 4096)
+
+
+@pytest.mark.parametrize("protocol", range(2, 6))
+def test_large_files_read_alike_either_way(protocol: int) -> None:
+    rows = [
+        {
+            "name": f"row {number % 7}",
+            "sizes": [[number, 2], []],
+            "when": 10**18 + number,
+            "x": None,
+        }
+        for number in range(3000)
+    ]
+    raw = pickle.dumps(rows, protocol)
+    assert _is_plain(raw)
+    assert loads(raw) == rows
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"cos\nsystem\n", b"h\x00h\x00\x93", b"h\x00)R", b"h\x00}b", b"(h\x00h\x00i", b"(h\x00o",
+        b"h\x00)\x81", b"\x82\x01", b"h\x00Q", b"Pid\n", b"\x8f", b"\x97", b"h\x002", b"h\x000",
+        b"h\x00h\x00\x86q\x01", b"h\x00h\x00\x86\x94", b"h\x00h\x00\x86r\x01\x00\x00\x00",
+        b"h\x00h\x00\x86" + _FRAME + b"q\x01", b"K\x01K\x01\x86", b"h\x00h\x00\x86K\x01\x86",
+        b"JhAhA\x86",
+        b"K\x01q\x01", b"\x8a\x08" + bytes(8) + b"q\x01", b"K\x01" + _FRAME + b"q\x01",
+        b"r\xff\xff\xff\x7f", b"r\x00\x00\x10\x00", b"\x8a\xff" + bytes(255),
+        b"X\xff\xff\xff\x7f", b"h\x00\x85", b"(h\x00t", b"G" + bytes(8), b"]" * 20_000,
+    ],
+)  # fmt: skip
+def test_what_is_not_plain_is_left_to_the_interpreter(body: bytes) -> None:
+    assert not _is_plain(_large(body))
+    assert _is_plain(_large(b"K\x01"))
+
+
+def test_a_large_file_that_is_broken_says_what_is_wrong() -> None:
+    for body in (b"e", b"h\x07", b"}(K\x01u"):
+        raw = _large(body)
+        assert _is_plain(raw)
+        with pytest.raises(DamagedFile, match="is no whole pickle"):
+            loads(raw)
+
+
+def test_keys_of_large_files_that_cannot_be_are_refused() -> None:
+    raw = _large(b"}(h\x01K\x01u", before=b"]q\x01")
+    assert _is_plain(raw)
+    with pytest.raises(InputError, match="is a key"):
+        loads(raw)

@@ -7,7 +7,7 @@ translated to ranks of the job.
 import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from meshwright.timeline.readers.flight_records import Frame, Group, Operation, Progress
 
@@ -82,56 +82,122 @@ def progress_of(
 _P2P = re.compile(r"^(send|recv) (\d{1,9})(?:->|<-)(\d{1,9})$")
 
 
-def operation_of(
-    entry: Mapping[Any, Any],
-    rank: int,
-    known: dict[str, Group],
-    seen: dict[int, tuple[Frame, ...]],
-    budget: list[int],
-) -> Operation:
-    """Return one entry as a record; lists that the file shares are counted against `budget`."""
-    group = _group_of(entry, known)
-    title = text_of(entry.get("profiling_name")).rpartition(":")[2]
-    name, source, destination = title, -1, -1
-    told = _P2P.match(title)
-    if told:
-        name = told[1]
-        mine, other = _job_rank(group, rank, int(told[2]), int(told[3]))
-        source, destination = (mine, other) if name == "send" else (other, mine)
-    is_p2p = bool(entry.get("is_p2p")) or told is not None
-    return Operation(
-        record=whole_of(entry.get("record_id")),
-        group=group,
-        name=name,
-        sequence=whole_of(entry.get("p2p_seq_id" if is_p2p else "collective_seq_id")
-                        or entry.get("seq_id")),
-        is_p2p=is_p2p,
-        source=source,
-        destination=destination,
-        state=_state(entry),
-        created_ns=whole_of(entry.get("time_created_ns"))
-        or 1000 * whole_of(entry.get("time_created_us")),
-        started_ns=whole_of(entry.get("time_discovered_started_ns")),
-        completed_ns=whole_of(entry.get("time_discovered_completed_ns")),
-        input_sizes=_sizes(entry.get("input_sizes"), budget),
-        output_sizes=_sizes(entry.get("output_sizes"), budget),
-        dtypes=_words(entry.get("input_dtypes") or entry.get("output_dtypes"), budget),
-        timeout_ms=whole_of(entry.get("timeout_ms")),
-        frames=_frames(entry.get("frames"), seen, budget),
-    )  # fmt: skip
+class Entries:
+    """Turns the entries of one dump into records; what they repeat is worked out once."""
+
+    def __init__(self, rank: int, groups: Mapping[str, Group], budget: int) -> None:
+        self.rank = rank
+        self.known = dict(groups)
+        """Groups by name, those included that only entries name."""
+        self.ids: dict[str, Group] = {}
+        """Groups by the number that only this rank knows them by."""
+        self.budget = budget
+        """How many items of lists may still be unfolded: a file may name one list many times."""
+        self._titles: dict[tuple[str, str], _Title] = {}
+        self._frames: dict[int, Frame] = {}
+
+    def operation(self, entry: Mapping[Any, Any], place: int) -> Operation:
+        """Return the entry at a place of the list as a record."""
+        get = entry.get
+        group = self._group(get("process_group"), entry)
+        number = get("pg_id")
+        if number is not None:
+            self.ids[text_of(number)] = group
+        told = text_of(get("profiling_name"))
+        title = self._titles.get((told, group.name))
+        if title is None:
+            title = self._titles[told, group.name] = _title(told, group, self.rank)
+        is_p2p = title.is_p2p or bool(get("is_p2p"))
+        record = get("record_id")
+        state = text_of(get("state"))
+        completed_ns = whole_of(get("time_discovered_completed_ns"))
+        if state != "completed" and get("retired") is True:
+            # Backends without events (gloo) leave the state as it was and retire what has ended.
+            # With NCCL, retired but not completed means that it ended by an error.
+            state = "retired" if title.is_nccl else "completed"
+        return Operation(
+            place if record is None else whole_of(record),  # versions before 2.1: in order
+            group,
+            title.name,
+            whole_of(get("p2p_seq_id" if is_p2p else "collective_seq_id") or get("seq_id")),
+            is_p2p,
+            title.source,
+            title.destination,
+            state,
+            whole_of(get("time_created_ns")) or 1000 * whole_of(get("time_created_us")),
+            whole_of(get("time_discovered_started_ns")),
+            completed_ns,
+            self._sizes(get("input_sizes")),
+            self._sizes(get("output_sizes")),
+            self._words(get("input_dtypes") or get("output_dtypes")),
+            whole_of(get("timeout_ms")),
+            # What has ended well is nobody's place any more, and most of a ring has.
+            () if state == "completed" else self._stack(get("frames")),
+        )
+
+    def _group(self, told: Any, entry: Mapping[Any, Any]) -> Group:
+        if isinstance(told, list | tuple) and told:
+            name = text_of(told[0])
+            description = text_of(told[1]) if len(told) > 1 else ""
+        else:
+            name = text_of(entry.get("pg_name")) or text_of(entry.get("pg_id"))
+            description = ""
+        group = self.known.get(name)
+        if group is None:
+            group = self.known[name] = Group(name, description, ())
+        return group
+
+    def _list(self, value: Any) -> Sequence[Any]:
+        """Return a list, as long as all lists unfolded so far are no more than the file's bytes."""
+        if not isinstance(value, list | tuple):
+            return ()
+        self.budget -= len(value)
+        return value if self.budget >= 0 else ()
+
+    def _sizes(self, value: Any) -> tuple[tuple[int, ...], ...]:
+        return tuple([_whole(self._list(shape)) for shape in self._list(value)])
+
+    def _words(self, value: Any) -> tuple[str, ...]:
+        return tuple([text_of(word) for word in self._list(value)])
+
+    def _stack(self, value: Any) -> tuple[Frame, ...]:
+        return tuple([self._frame(each) for each in self._list(value) if isinstance(each, dict)])
+
+    def _frame(self, told: dict[Any, Any]) -> Frame:
+        found = self._frames.get(id(told))
+        if found is None:
+            found = self._frames[id(told)] = Frame(
+                text_of(told.get("name")), text_of(told.get("filename")), whole_of(told.get("line"))
+            )
+        return found
 
 
-def _state(entry: Mapping[Any, Any]) -> str:
-    """Return an entry's state; one that was retired is waited for no more.
+class _Title(NamedTuple):
+    """What the name of an operation says, in a group."""
 
-    Backends without events (gloo) leave the state as it was and retire what has ended. With NCCL,
-    retired but not completed means that it ended by an error.
-    """
-    state = text_of(entry.get("state"))
-    if entry.get("retired") is True and state != "completed":
-        is_nccl = text_of(entry.get("profiling_name")).startswith(("nccl", "rccl"))
-        return "retired" if is_nccl else "completed"
-    return state
+    name: str
+    is_nccl: bool
+    is_p2p: bool
+    source: int
+    destination: int
+
+
+def _title(told: str, group: Group, rank: int) -> _Title:
+    library, _, name = told.rpartition(":")
+    is_nccl = library.startswith(("nccl", "rccl"))
+    ends = _P2P.match(name)
+    if not ends:
+        return _Title(name, is_nccl, False, -1, -1)
+    mine, other = _job_rank(group, rank, int(ends[2]), int(ends[3]))
+    source, destination = (mine, other) if ends[1] == "send" else (other, mine)
+    return _Title(ends[1], is_nccl, True, source, destination)
+
+
+def _whole(values: Sequence[Any]) -> tuple[int, ...]:
+    return tuple(values) if set(map(type, values)) <= _INT else tuple(map(whole_of, values))
+
+
+_INT = {int}
 
 
 def together(operations: Sequence[Operation]) -> list[Operation]:
@@ -168,18 +234,6 @@ def _joined(members: Sequence[Operation]) -> Operation:
     )
 
 
-def _group_of(entry: Mapping[Any, Any], known: dict[str, Group]) -> Group:
-    told = entry.get("process_group")
-    if isinstance(told, list | tuple) and told:
-        name = text_of(told[0])
-        description = text_of(told[1]) if len(told) > 1 else ""
-    else:
-        name, description = text_of(entry.get("pg_name")) or text_of(entry.get("pg_id")), ""
-    if name not in known:
-        known[name] = Group(name, description, ())
-    return known[name]
-
-
 def _job_rank(group: Group, rank: int, mine: int, other: int) -> tuple[int, int]:
     """Translate a group's own numbers, unless the name already speaks of the job's ranks."""
     ranks = group.ranks
@@ -200,37 +254,3 @@ def text_of(value: Any) -> str:
     if isinstance(value, str):
         return value[:4096]
     return str(value) if type(value) is int and abs(value) < 1 << 64 else ""
-
-
-def _sizes(value: Any, budget: list[int]) -> tuple[tuple[int, ...], ...]:
-    return tuple(
-        [tuple([whole_of(size) for size in _list(shape, budget)]) for shape in _list(value, budget)]
-    )
-
-
-def _words(value: Any, budget: list[int]) -> tuple[str, ...]:
-    return tuple([text_of(word) for word in _list(value, budget)])
-
-
-def _list(value: Any, budget: list[int]) -> Sequence[Any]:
-    """Return a list, as long as all lists unfolded so far are no more than the file's bytes."""
-    if not isinstance(value, list | tuple):
-        return ()
-    budget[0] -= len(value)
-    return value if budget[0] >= 0 else ()
-
-
-def _frames(value: Any, seen: dict[int, tuple[Frame, ...]], budget: list[int]) -> tuple[Frame, ...]:
-    if not isinstance(value, list | tuple):
-        return ()
-    if id(value) not in seen:
-        seen[id(value)] = tuple(
-            Frame(
-                text_of(frame.get("name")),
-                text_of(frame.get("filename")),
-                whole_of(frame.get("line")),
-            )
-            for frame in _list(value, budget)
-            if isinstance(frame, dict)
-        )
-    return seen[id(value)]

@@ -17,8 +17,8 @@ import msgspec
 from meshwright.errors import DamagedFile, InputError, Problem
 from meshwright.timeline.readers.dump_files import dump_files, rank_in_name
 from meshwright.timeline.readers.flight_entries import (
+    Entries,
     groups_of,
-    operation_of,
     progress_of,
     text_of,
     together,
@@ -39,6 +39,8 @@ __all__ = [
 ]  # fmt: skip
 
 
+_BYTES_PER_ENTRY = 16
+"""Real entries take 150 and more."""
 _GROUPS_OF_SAME_RANKS = 8
 """Texts of ranks are kept once in a file: so many groups of a large job may have the same."""
 
@@ -52,31 +54,39 @@ def read_flight_recorder(paths: Iterable[str | Path]) -> Dumps:
     files, notes = dump_files(paths)
     dumps: dict[int, Dump] = {}
     damaged: dict[int, str] = {}
-    for path in files:
-        try:
-            with without_collection():
-                dump = read_dump(path)
-        except DamagedFile as error:
-            rank = rank_in_name(path)
-            if rank is None:
-                notes.append(str(error))
-            else:
-                damaged[rank] = error.problems[0].what
-            continue
-        except _OtherFile as error:
-            notes.append(f"{path.name} {error.problems[0].what}")
-            continue
-        if dump.rank in dumps:
-            what = f"is of rank {dump.rank}, as {dumps[dump.rank].path} is"
-            raise InputError([Problem(str(path), what, "give the dumps of one job and one moment")])
-        dumps[dump.rank] = dump
+    with without_collection():
+        for path in files:
+            _read_into(path, dumps, damaged, notes)
     if not dumps:
         where = ", ".join(str(path) for path in paths) or "dumps"
         fix = "name the files that the flight recorder wrote (default: /tmp/nccl_trace_rank_N)"
-        raise InputError([Problem(where, "holds no flight-recorder dump that can be read", fix)])
+        why = f": {next(iter(damaged.values()))}" if damaged else ""
+        what = f"holds no flight-recorder dump that can be read{why}"
+        raise InputError([Problem(where, what, fix)])
     for rank in dumps:
         damaged.pop(rank, None)
     return Dumps(tuple(dumps[rank] for rank in sorted(dumps)), damaged, tuple(notes))
+
+
+def _read_into(
+    path: Path, dumps: dict[int, Dump], damaged: dict[int, str], notes: list[str]
+) -> None:
+    try:
+        dump = read_dump(path)
+    except DamagedFile as error:
+        rank = rank_in_name(path)
+        if rank is None:
+            notes.append(str(error))
+        else:
+            damaged[rank] = error.problems[0].what
+        return
+    except _OtherFile as error:
+        notes.append(f"{path.name} {error.problems[0].what}")
+        return
+    if dump.rank in dumps:
+        what = f"is of rank {dump.rank}, as {dumps[dump.rank].path} is"
+        raise InputError([Problem(str(path), what, "give the dumps of one job and one moment")])
+    dumps[dump.rank] = dump
 
 
 def read_dump(path: str | Path) -> Dump:
@@ -91,7 +101,8 @@ def read_dump(path: str | Path) -> Dump:
             raise DamagedFile([Problem(str(path), what, "write the dump again")]) from None
     else:
         data = loads(raw, str(path))
-    return parse_dump(data, str(path), rank_in_name(path), len(raw))
+    dump = parse_dump(data, str(path), rank_in_name(path), len(raw))
+    return dump._replace(written_ns=path.stat().st_mtime_ns)
 
 
 def parse_dump(data: Any, where: str, rank: int | None, num_bytes: int) -> Dump:
@@ -109,25 +120,15 @@ def parse_dump(data: Any, where: str, rank: int | None, num_bytes: int) -> Dump:
         raise InputError([Problem(where, "unfolds to more than it holds", "write the dump again")])
     rank = _own_rank(rank, groups.values(), where)
     entries = [entry for entry in data.get("entries", []) if isinstance(entry, dict)]
-    if len(entries) > num_bytes:
+    if len(entries) > num_bytes // _BYTES_PER_ENTRY + 1:
         raise InputError([Problem(where, "lists one entry over and over", "write the dump again")])
-    seen: dict[int, tuple[Frame, ...]] = {}
-    budget = [num_bytes]
-    known = dict(groups)
-    operations = []
-    ids: dict[str, Group] = {}
-    for place, entry in enumerate(entries):
-        operation = operation_of(entry, rank, known, seen, budget)
-        if entry.get("record_id") is None:  # versions before 2.1 list them in order
-            operation = operation._replace(record=place)
-        if entry.get("pg_id") is not None:
-            ids[text_of(entry["pg_id"])] = operation.group
-        operations.append(operation)
-    if budget[0] < 0:
+    reading = Entries(rank, groups, num_bytes // 2 + 64)
+    operations = [reading.operation(entry, place) for place, entry in enumerate(entries)]
+    if reading.budget < 0:
         raise InputError([Problem(where, "unfolds to more than it holds", "write the dump again")])
     operations.sort(key=lambda operation: operation.record)
-    own_groups = tuple(dict.fromkeys(known.values()))
-    progress = progress_of(data.get("pg_status"), ids, groups)
+    own_groups = tuple(dict.fromkeys(reading.known.values()))
+    progress = progress_of(data.get("pg_status"), reading.ids, groups)
     version = text_of(data.get("version"))
     return Dump(rank, where, version, own_groups, progress, tuple(together(operations)))
 

@@ -78,6 +78,8 @@ class Dump(NamedTuple):
     progress: Mapping[Group, Progress]
     operations: tuple[Operation, ...]
     """In the order they were enqueued."""
+    written_ns: int = 0
+    """When the file was last written, by its file system; 0 where that is not known."""
 
 
 class Dumps(NamedTuple):

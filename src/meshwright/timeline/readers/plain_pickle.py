@@ -3,7 +3,8 @@
 Python's own unpickler calls whatever a file names. This one is an interpreter of its own that knows
 only the opcodes which push a scalar, build a list, a tuple or a dict, or fetch from the memo. Every
 other opcode (GLOBAL, REDUCE, BUILD, INST, OBJ, NEWOBJ, EXT, PERSID, buffers, sets) is refused by
-name: there is no path from a file's bytes to an import or a call.
+name: there is no path from a file's bytes to an import or a call. A large file in which
+`pickle_grammar` finds plain opcodes alone is read by Python's unpickler, for speed.
 
 Bounds, each linear in the file: a declared length must lie within the bytes left; integers have at
 most 64 bytes; containers are at most one per 16 bytes; the memo counts up as writers count, so that
@@ -15,6 +16,8 @@ unfold. Opcodes: CPython's Lib/pickletools.py.
 """
 
 import gc
+import io
+import pickle
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +26,7 @@ from typing import Any
 
 from meshwright.errors import DamagedFile, InputError, Problem
 from meshwright.timeline.readers.kineto_source import UNPACK, Source, packing_of
+from meshwright.timeline.readers.pickle_grammar import is_plain
 from meshwright.timeline.readers.pickle_opcodes import (
     CONTAINERS,
     HANDLERS,
@@ -44,6 +48,8 @@ _MAX_RATIO = 150
 _BYTES_PER_CONTAINER = 16
 """Real dumps have one for each 24 bytes, real snapshots one for each 97."""
 _FREE_CONTAINERS = 4096
+_LARGE_BYTES = 1 << 15
+"""Below this the interpreter takes a few milliseconds."""
 _MOST_MARKS = 4096
 """One is open for each level of nesting; Python's own pickler goes no deeper than some hundred."""
 _DANGEROUS = {
@@ -98,13 +104,37 @@ def loads(raw: bytes, where: str = "pickle") -> Any:
     """Build the plain value that a pickle's bytes describe; refuse any that need more."""
     try:
         with without_collection():
-            return _interpret(raw)
+            found = _read_by_python(raw) if len(raw) >= _LARGE_BYTES else None
+            return _interpret(raw) if found is None else found
     except Refused as error:
         fix = "do not load it with pickle or torch: it can run code; ask where it comes from"
         raise InputError([Problem(where, f"refused: {error}", fix)]) from None
     except (Broken, IndexError, struct.error) as error:
         what = str(error) if isinstance(error, Broken) else "an opcode lacks what it works on"
         raise DamagedFile([Problem(where, f"is no whole pickle: {what}", _AGAIN)]) from None
+
+
+class _Refusing(pickle.Unpickler):
+    """Python's own, which is asked for no class by what `is_plain` lets pass; and gives none."""
+
+    def find_class(self, module: str, name: str, /) -> Any:
+        raise Refused(f"it asks for {module}.{name}")
+
+
+def _read_by_python(raw: bytes) -> Any:
+    """Read a large file in a quarter of the time, where every opcode is a plain one; else None."""
+    if not is_plain(raw, len(raw) // _BYTES_PER_CONTAINER + _FREE_CONTAINERS):
+        return None
+    try:
+        return _Refusing(io.BytesIO(raw)).load()
+    except _FAULTS:  # Which fault it was, the interpreter finds and says.
+        return None
+
+
+_FAULTS = (
+    pickle.UnpicklingError, EOFError, TypeError, ValueError, AttributeError, LookupError, Refused,
+    OverflowError, MemoryError,
+)  # fmt: skip
 
 
 _AGAIN = "copy it again from where it was written, or leave it out"

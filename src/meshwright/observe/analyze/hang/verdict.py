@@ -25,6 +25,7 @@ from meshwright.observe.analyze.hang.clues import (
 )
 from meshwright.observe.analyze.hang.components import last_components
 from meshwright.observe.analyze.hang.disagreements import mismatches, wrong_orders
+from meshwright.observe.analyze.hang.motion import Motion, motion_of
 from meshwright.observe.analyze.hang.peers import crossed, wrong_peers
 from meshwright.timeline.readers.flight_recorder import Dumps, Frame, Operation
 
@@ -92,15 +93,23 @@ class Verdict(NamedTuple):
     """Ranks without a readable dump."""
     waiting: tuple[int, ...]
     """Ranks with unfinished work that are no culprits: consequences."""
+    motion: Motion | None = None
+    """How long the job had waited when it was dumped; None where the files do not tell."""
 
 
 def diagnose(dumps: Dumps) -> Verdict:
     """Name the ranks that caused a hang, most certain first."""
     board = Board(dumps)
+    motion = motion_of(dumps.dumps)
     waits = [wait for rank in board.pending for wait in board.waits(rank)]
-    clues = _clues(board, waits)
-    clues += crossed(board, board.pending.keys() - _explained(clues, waits))
-    clues += _together(board, _explained(clues, waits))
+    if motion is not None and motion.is_usual:
+        # What others have not done yet they are about to do; a disagreement stays one.
+        clues = [*mismatches(board), *given_up(board)]
+        waits = waits if clues else []
+    else:
+        clues = _clues(board, waits)
+        clues += crossed(board, board.pending.keys() - _explained(clues, waits))
+        clues += _together(board, _explained(clues, waits))
     certain = [clue for clue in clues if clue.kind in _CERTAIN]
     likely = [clue for clue in clues if clue.kind == "no dump"]
     few = len(board.absent) <= max(2, len(board.world) // 8)
@@ -125,7 +134,8 @@ def diagnose(dumps: Dumps) -> Verdict:
     waiting = tuple(
         sorted(rank for rank, those in board.pending.items() if those and rank not in top)
     )
-    return Verdict(culprits, suspects, _stalls(waits, top), board.world, board.absent, waiting)
+    stalls = _stalls(waits, top)
+    return Verdict(culprits, suspects, stalls, board.world, board.absent, waiting, motion)
 
 
 def _explained(clues: Sequence[Clue], waits: Sequence[Wait]) -> set[int]:

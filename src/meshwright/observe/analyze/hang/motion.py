@@ -1,0 +1,59 @@
+"""Whether a job was still moving when its dumps were written: then what is unfinished is no hang.
+
+Dumps do not say when they were made, their files do. A file that was copied without its time looks
+older work up than it was: that is no sign of a moving job, and hides none of a hang.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from meshwright.timeline.readers.flight_recorder import Dump
+
+USUAL_NS = 5_000_000_000
+"""Hosts enqueue seconds ahead of their GPU; no timeout is as short."""
+LONGEST_NS = 60_000_000_000
+"""Who waits longer is looked at, whatever finished operations took: first ones take minutes."""
+TIMES_USUAL = 2
+USUAL_PART = 0.9
+"""So many of the finished operations took the usual time, or less."""
+CLOCKS_NS = 2_000_000_000
+"""The clock of a file system may be behind a host's by so much."""
+
+
+class Motion(NamedTuple):
+    """How long the oldest unfinished operation had been enqueued when its rank was dumped."""
+
+    waited_ns: int
+    usual_ns: int
+    """What nine of ten finished ones took at most, from being enqueued to their end."""
+
+    @property
+    def is_usual(self) -> bool:
+        """Whether nothing had waited longer than it does in a job that moves."""
+        return self.waited_ns <= min(max(USUAL_NS, TIMES_USUAL * self.usual_ns), LONGEST_NS)
+
+
+def motion_of(dumps: Sequence[Dump]) -> Motion | None:
+    """Say how long a job had waited; None where it waits for nothing or files do not tell."""
+    waited = -1
+    took: list[int] = []
+    for dump in dumps:
+        newest = 0
+        oldest = 0
+        for each in dump.operations:
+            newest = max(newest, each.created_ns, each.completed_ns)
+            if each.pending:
+                if not each.created_ns:
+                    return None
+                oldest = min(oldest or each.created_ns, each.created_ns)
+            elif each.completed_ns > each.created_ns > 0:
+                took.append(each.completed_ns - each.created_ns)
+        if not oldest:
+            continue
+        if not dump.written_ns or dump.written_ns < newest - CLOCKS_NS:
+            return None
+        waited = max(waited, dump.written_ns - oldest)
+    if waited < 0:
+        return None
+    took.sort()
+    return Motion(waited, took[int(USUAL_PART * (len(took) - 1))] if took else 0)
