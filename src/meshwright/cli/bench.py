@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from meshwright.cli.answer import Answer
-from meshwright.cli.bench_screen import answer_of, burn_in_answer
+from meshwright.cli.bench_screen import answer_of, burn_in_answer, require_kind
 from meshwright.cli.parser import add_common
 from meshwright.errors import InputError, MissingPart, Problem
 from meshwright.observe.bench.burn_in import burn_in
 from meshwright.observe.bench.families import FAMILIES, families
 from meshwright.observe.bench.family import Family, Place, Size
 from meshwright.observe.bench.health import usual
+from meshwright.observe.bench.host import machine_of
 from meshwright.observe.bench.mlperf_log import MlperfLog
 from meshwright.observe.bench.suite import BUDGET_S, Bench, Progress, measure, read
 from meshwright.spec.bounds import require, whole
@@ -102,13 +103,22 @@ def run(args: argparse.Namespace) -> Answer:
     here = _here(args, only)
     if args.burn_in is not None:
         return _burn_in(args, here)
-    bench, took_s = _measured(args, here, _families(args, here, only), size)
+    if args.health:
+        require_kind(machine_of(here.place.device), others)
+    asked = _families(args, here, only)
+    bench, took_s = _measured(args, here, asked, size)
     if here.world.rank:
         # All ranks took part; one of them speaks.
         sys.stdout = io.StringIO()
         return Answer("bench/1", {"rows": []}, ())
     return answer_of(
-        bench, health=args.health, others=others, took_s=took_s, out=args.out or "", gpu=here.gpu
+        bench,
+        health=args.health,
+        others=others,
+        took_s=took_s,
+        asked=sum(len(family.cases(size, here.place.on_gpu)) for family in asked),
+        out=args.out or "",
+        gpu=here.gpu,
     )
 
 
@@ -153,8 +163,6 @@ def _here(args: argparse.Namespace, only: frozenset[str]) -> _Here:
 
 def _problems(args: argparse.Namespace, world: "World", device: "torch.device") -> list[Problem]:
     """Return what is wrong with files and folders, before anything is begun."""
-    from meshwright.observe.bench.host import machine_of
-
     found = list[Problem]()
     if not Path(args.folder).is_dir():
         what = f"{args.folder}: there is no such folder"
@@ -238,8 +246,6 @@ def _families(args: argparse.Namespace, here: _Here, only: frozenset[str]) -> tu
 def _measured(
     args: argparse.Namespace, here: _Here, asked: tuple[Family, ...], size: Size
 ) -> tuple[Bench, float]:
-    from meshwright.observe.bench.host import machine_of
-
     machine = machine_of(here.place.device)
     first = here.world.rank == 0
     path = Path(args.out) if args.out and first else None
@@ -304,8 +310,6 @@ class _Watching:
 
 
 def _burn_in(args: argparse.Namespace, here: _Here) -> Answer:
-    from meshwright.observe.bench.host import machine_of
-
     seconds = 60.0 * _minutes(args.burn_in, "--burn-in")
     found = []
     watched = sys.stderr.isatty() and not (args.quiet or args.json)

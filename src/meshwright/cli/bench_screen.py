@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from meshwright.cli.answer import Answer, Note, Table, View, facts, table
+from meshwright.errors import InputError, Problem
 from meshwright.observe.analyze.device import known_device
 from meshwright.observe.bench.burn_in import Stretch, faults
 from meshwright.observe.bench.case import Machine, Row
@@ -14,7 +15,7 @@ from meshwright.observe.bench.suite import Bench
 from meshwright.observe.bench.summary import Line, Meanwhile, lines, meanwhile
 from meshwright.spec.catalog import gpu as catalog_gpu
 from meshwright.spec.cluster import Gpu
-from meshwright.spec.units import format_count, format_rate, format_seconds
+from meshwright.spec.units import format_count, format_flops, format_rate, format_seconds
 
 if TYPE_CHECKING:
     import torch
@@ -28,6 +29,7 @@ def answer_of(
     health: bool,
     others: Mapping[str, float],
     took_s: float | None = None,
+    asked: int = 0,
     out: str = "",
     gpu: "torch.device | None" = None,
 ) -> Answer:
@@ -46,12 +48,18 @@ def answer_of(
     }
     code = 0
     if health:
+        require_kind(bench.machine, others)
         code, told, more = _health(bench, known, others, gpu)
         views += more
         data["health"] = told
     views += [Note(f"{key}: {fault}") for key, fault in bench.failed[:_SHOWN_FAULTS]]
     if len(bench.failed) > _SHOWN_FAULTS:
         views.append(Note(f"{len(bench.failed) - _SHOWN_FAULTS} more cases failed; --json has all"))
+    missing = asked - len(bench.rows) - len(bench.failed)
+    if missing > 0:
+        why = "time was up, or this machine cannot do them"
+        how = "--resume goes on" if out else "-o FILE and --resume go on"
+        views.append(Note(f"{missing} of {asked} cases were not measured: {why}; {how}"))
     if out:
         views.append(Note(f"rows are in {out}: mw calibrate {out}"))
     quiet = tuple(f"{line.family} {line.what}\t{line.best:.6g}\t{line.unit}" for line in found)
@@ -62,6 +70,14 @@ def device_of(machine: Machine) -> Gpu | None:
     """Return the device of a machine, where the catalog has it; a processor has no entry."""
     known = catalog_gpu(machine.gpu) if machine.gpu else known_device(machine.device)
     return known if known is not None and known.kind == "gpu" else None
+
+
+def require_kind(machine: Machine, others: Mapping[str, float]) -> None:
+    """Refuse to judge the health of a device that there is nothing to compare with."""
+    if not others and device_of(machine) is None:
+        what = f"nothing is known of how fast {machine.device} should be"
+        fix = "compare with rows of a sound one: --against FILE"
+        raise InputError([Problem("--health", what, fix)])
 
 
 def _head(bench: Bench, known: Gpu | None, took_s: float | None) -> dict[str, object]:
@@ -82,7 +98,7 @@ def _amount(line: Line, value: float) -> str:
     if line.unit == "seconds":
         return format_seconds(value)
     if line.unit == "flops":
-        return f"{format_count(value / 1e12)} TFLOP/s"
+        return f"{format_flops(value)}/s"
     if line.unit == "bytes":
         return format_rate(value)
     return f"{format_count(value)} {line.unit}/s"
@@ -169,9 +185,7 @@ def _checks(
         found = check(rows, others)
         lacking = [] if found else ["no case was measured there and here"]
         return "the rows given", found, lacking
-    if known is None:
-        fix = "compare with rows of a sound one: --against FILE"
-        return "", (), [f"the catalog expects nothing of this device; {fix}"]
+    assert known is not None, "refused before"
     from meshwright.observe.calibrate.expected import expected_of
 
     expected = expected_of(rows, known)
@@ -188,7 +202,7 @@ def burn_in_answer(machine: Machine, found: list[Stretch]) -> Answer:
         (
             format_seconds(one.began_s),
             f"{one.products:,}",
-            f"{format_count(one.flops_per_s / 1e12)} TFLOP/s",
+            f"{format_flops(one.flops_per_s)}/s",
             one.wrong,
             *_seen(one),
         )

@@ -1,6 +1,7 @@
 """A burn-in finds bits that change and a pace that falls."""
 
 from itertools import count
+from typing import Any
 
 import pytest
 
@@ -27,7 +28,7 @@ def test_a_sound_device_repeats_every_bit(place: Place) -> None:
 def test_one_wrong_bit_is_found(place: Place) -> None:
     calls = count()
 
-    def multiply(first: "torch.Tensor", second: "torch.Tensor") -> "torch.Tensor":
+    def multiply(first: Any, second: Any) -> Any:
         out = torch.mm(first, second)
         if next(calls) == home.SETS + 2:
             out.view(torch.int32)[3, 4] ^= 1

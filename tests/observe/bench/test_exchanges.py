@@ -8,7 +8,7 @@ import pytest
 from meshwright.observe.bench.case import Machine, Row
 from meshwright.observe.bench.collectives import COLLECTIVES, bus_bytes_per_s
 from meshwright.observe.bench.exchanges import Exchanges
-from meshwright.observe.bench.family import Place
+from meshwright.observe.bench.family import Place, Size
 from meshwright.observe.bench.messages import MESSAGES
 from meshwright.observe.bench.suite import measure
 
@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch", reason="ranks exchange through torch")
 
 from meshwright.run.parallel.exchange_samples import OPS  # noqa: E402
 
-SIZES = {"quick": (1 << 10, 1 << 14), "full": (1 << 10,)}
+SIZES: dict[Size, tuple[int, ...]] = {"quick": (1 << 10, 1 << 14), "full": (1 << 10,)}
 HERE = Machine(device="a processor")
 
 

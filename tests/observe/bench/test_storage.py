@@ -39,9 +39,11 @@ def test_what_does_not_fit_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(home, "ROOM", 1 << 40)
     family = home.storage(tmp_path)
     assert family.sweep is not None
-    [(key, said)] = family.sweep(
+    [fault] = family.sweep(
         family.cases("quick", False)[:1], Place(torch.device("cpu")), time.monotonic() + 60
     )
+    assert isinstance(fault, tuple)
+    key, said = fault
     assert key.startswith("storage/write/")
     assert "are needed" in said
 

@@ -42,7 +42,7 @@ def expected_of(rows: Sequence[Row], gpu: Gpu) -> Expected:
         if not moved or row.case.family not in ("elementwise", "copies"):
             continue
         if row.case.family == "elementwise" and name in MEMORY_OPS:
-            found[row.case.key] = memory_s(cool, name, moved)  # type: ignore[arg-type]
+            found[row.case.key] = memory_s(cool, name, moved)
         elif name == "copy" and moved >= LARGE_BYTES:
             found[row.case.key] = memory_s(cool, "copy", moved)
         elif _over_link(row) and moved >= LARGE_BYTES and gpu.pcie_bytes_per_s:
