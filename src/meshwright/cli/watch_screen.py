@@ -1,5 +1,6 @@
 """The screens of `mw watch`: how a job runs, what became slower, where it stands."""
 
+import shlex
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
@@ -223,6 +224,7 @@ def _captures(status: Status) -> View:
 
 def next_steps(status: Status, folder: str) -> tuple[str, ...]:
     """The commands that tell more."""
+    folder = shlex.quote(folder)
     on_device = {one.folder for one in status.captures if one.on_device}
     steps = [
         f"mw hang {folder}/{stall.folder}/flight (who holds up whom)"
@@ -239,8 +241,8 @@ def next_steps(status: Status, folder: str) -> tuple[str, ...]:
     if not steps and status.captures:
         steps.append(f"mw analyze {folder}/{status.captures[-1].folder}")
     if not steps and not status.processes:
-        steps.append("the hook travels in PYTHONPATH: python -E or -I and containers drop it")
-    if not steps and status.steps:
+        steps.append("the hook travels in PYTHONPATH: python -E, -I or -S and containers drop it")
+    if not steps and status.steps and not status.as_asked:
         steps.append("mw watch --every 100 -- … (take captures sooner than their budget allows)")
     return tuple(steps)
 

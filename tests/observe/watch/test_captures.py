@@ -55,6 +55,17 @@ def test_a_slowdown_is_held_against_a_capture_from_before_it(tmp_path: Path) -> 
     assert {2, 4} <= captures.kept.keys()
 
 
+def test_a_full_disk_leaves_nothing_behind(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "w", {})
+    captures = Captures(folder, keep=40, keep_bytes=10**9)
+    file = trace(folder, "1.json", 10, {"aten::mm": 5})
+    folder.captures.rmdir()  # as good as full: nothing can be made in it
+    judged = captures.take(Wanted(1, 10, 1), [file])
+    assert judged.status is None
+    assert "could not be kept" in judged.what[0]
+    assert not file.path.exists()
+
+
 def test_a_trace_that_cannot_be_read_is_dropped(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "w", {})
     captures = Captures(folder, keep=40, keep_bytes=10**9)

@@ -30,10 +30,12 @@ def test_hook_goes_before_the_path_of_the_job(tmp_path: Path) -> None:
         "MESHWRIGHT_WATCH": str(tmp_path),
         "PYTHONPATH": str(INJECT),
         "TEARDOWN_CUPTI": "1",
+        "MESHWRIGHT_WATCH_TEARDOWN": "1",
     }
     given = {"PYTHONPATH": "/a:/b", "MINE": "1", "TEARDOWN_CUPTI": "0"}
     assert environment(given, folder)["PYTHONPATH"] == f"{INJECT}:/a:/b"
     assert environment(given, folder)["TEARDOWN_CUPTI"] == "0"
+    assert "MESHWRIGHT_WATCH_TEARDOWN" not in environment(given, folder)
     assert environment(given, folder)["MINE"] == "1"
     assert (INJECT / "sitecustomize.py").is_file()
 

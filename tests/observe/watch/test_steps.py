@@ -1,3 +1,5 @@
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -25,6 +27,27 @@ def page(tmp_path: Path) -> StepPage:
 @pytest.fixture
 def reader(page: StepPage, tmp_path: Path) -> StepReader:
     return StepReader(tmp_path / "1.steps")
+
+
+def test_a_page_that_has_no_place_on_the_disk_is_refused_rather_than_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(OSError, match="No space"):
+        StepPage(str(tmp_path / "1.steps"), pid=1, rank=3, started_ns=0)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_page_stays_to_its_reader_when_its_number_is_used_again(
+    page: StepPage, reader: StepReader, tmp_path: Path
+) -> None:
+    page.add(10 * MS, 0, PLAIN)
+    StepPage(str(tmp_path / "1.steps"), pid=1, rank=3, started_ns=0)
+    assert reader.head().num_steps == 1
+    assert StepReader(tmp_path / "1.steps").file != reader.file
 
 
 def test_times_leave_out_the_agent_and_captured_steps(page: StepPage, reader: StepReader) -> None:

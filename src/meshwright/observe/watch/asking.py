@@ -7,11 +7,13 @@ from typing import NamedTuple
 
 from meshwright.observe.watch.agent.pages import ControlPage, Request
 from meshwright.observe.watch.captures import Incoming
-from meshwright.observe.watch.folder import Folder
+from meshwright.observe.watch.folder import Folder, remove
 from meshwright.observe.watch.processes import Process
 
 LATE_S = 30.0
 LATE_TIMES = 5
+_LATEST = 4
+"""So many requests later a trace is no longer taken in."""
 _NAME = re.compile(r"(\d+)-(\d+)-(-?\d+)\.json")
 
 
@@ -38,9 +40,17 @@ class Asking:
     def ask(self, step: int, num_steps: int, why: str, *, now_ns: int, wait_s: float) -> None:
         """Ask for steps from `step` on, which should be done in `wait_s` or so."""
         self._number += 1
+        self._drop_late()
         late_ns = now_ns + int(1e9 * (LATE_S + LATE_TIMES * wait_s))
         self.open = Asked(self._number, step, num_steps, why, late_ns)
         self._page.write(Request(self._number, step, num_steps))
+
+    def _drop_late(self) -> None:
+        """Remove traces that came when nobody waited for them any more."""
+        for path in self._folder.incoming.iterdir():
+            number, _ = numbers(path)
+            if 0 < number < self._number - _LATEST:
+                remove(path)
 
     def done(self, ranks: Sequence[Process], now_ns: int) -> Asked | None:
         """Return what was asked for once all ranks answered, or it is late."""

@@ -73,9 +73,15 @@ class Captures:
         """Take in the traces of one capture."""
         name = f"captures/{wanted.number:04d}-step-{wanted.step}"
         home = self._folder.path / name
-        home.mkdir(mode=0o700)
-        for file in files:
-            _pack(file.path, home / f"rank-{file.rank}.json.gz")
+        try:
+            home.mkdir(mode=0o700)
+            for file in files:
+                _pack(file.path, home / f"rank-{file.rank}.json.gz")
+        except OSError as error:  # a full disk
+            for path in (home, *(file.path for file in files)):
+                remove(path)
+            self.num_dropped += 1
+            return Judged(None, "", (f"a capture could not be kept: {error.strerror}",), "")
         try:
             makeup = makeup_of(read_each(home))
         except MeshwrightError as error:

@@ -29,6 +29,11 @@ class Errands:
         self._open += 1
         self._asked.put(errand)
 
+    @property
+    def num_open(self) -> int:
+        """How many have been sent and not told of."""
+        return self._open
+
     def tell(self) -> None:
         """Take in what has been found."""
         while not self._found.empty():

@@ -69,11 +69,12 @@ class Folder(NamedTuple):
 
 def make_folder(path: Path, settings: dict[str, Any]) -> Folder:
     """Make a new folder; one that holds an earlier watch is refused."""
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        what = "is there already" if path.is_dir() else "is a file"
-        raise InputError([Problem(str(path), what, "give --out a folder that is not there yet")])
     folder = Folder(path.absolute())
     try:
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            what = "is there already" if path.is_dir() else "is a file"
+            fix = "give --out a folder that is not there yet"
+            raise InputError([Problem(str(path), what, fix)])
         folder.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.path.chmod(0o700)
         for name in _INSIDE:

@@ -54,7 +54,7 @@ class Processes:
             if path.stem.isdecimal():
                 # A forked child steps without having said that it is there.
                 process = self.all.setdefault(int(path.stem), Process(Announced(int(path.stem))))
-                if process.steps is None:
+                if process.steps is None or process.steps.file != _file(path):
                     self._open(process, path)
 
     def _open(self, process: Process, path: Path) -> None:
@@ -87,6 +87,13 @@ class Processes:
                 waiting.setdefault(process.rank, process)
         ranks = sorted([*own, *waiting.values()], key=lambda one: one.rank or 0)
         return ranks or [one for one in self.all.values() if not one.gone]
+
+
+def _file(path: Path) -> int:
+    try:
+        return path.stat().st_ino
+    except OSError:
+        return -1
 
 
 def _announced(path: Path) -> Announced | None:

@@ -3,6 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Iterable
+from contextlib import suppress
 
 import msgspec
 
@@ -45,7 +46,8 @@ class Sampler:
             rate.memory_bytes,
         )
         self.samples.append(sample)
-        self._write(sample)
+        with suppress(OSError):  # a full disk keeps no samples, and stops nothing else
+            self._write(sample)
 
     def between(self, first_s: float, last_s: float) -> list[Sample]:
         """Return those of a time."""

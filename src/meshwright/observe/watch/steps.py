@@ -1,6 +1,7 @@
 """Reads the pages on which watched processes write their steps."""
 
 import mmap
+import os
 from pathlib import Path
 from typing import NamedTuple
 
@@ -42,6 +43,8 @@ class StepReader:
 
     def __init__(self, path: Path) -> None:
         with path.open("rb") as file:
+            self.file = os.fstat(file.fileno()).st_ino
+            """Which file it is: a process that begins anew makes another."""
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         head = self.head()
         if head.magic != MAGIC or len(self._map) < HEAD_BYTES + head.capacity * _RECORD.itemsize:

@@ -35,6 +35,7 @@ from meshwright.observe.watch.status import (
     Status,
     write_status,
 )
+from meshwright.observe.watch.steps import StepReader
 
 TICK_S = 0.5
 STATUS_S = 2.0
@@ -43,6 +44,8 @@ AHEAD_S = 0.6
 MOST_EVENTS = 100
 COSTS = 16
 LAST_ERRANDS_S = 60.0
+MOST_ERRANDS = 2
+"""Captures that wait to be judged at most: they come no faster than they are looked at."""
 
 
 class Watcher:
@@ -57,6 +60,7 @@ class Watcher:
         self._errands = Errands(self._log)
         self._sampler = Sampler(folder, gpus)
         self._pace = Pace(settings.slowdown)
+        self._followed: StepReader | None = None
         self._job = 0
         self._since_s, self._began_ns = time.time(), time.monotonic_ns()
         self._costs_s: deque[float] = deque(maxlen=COSTS)
@@ -73,9 +77,12 @@ class Watcher:
     def started(self, job: int) -> None:
         """The job runs."""
         self._job = job
-        # What the watcher does can wait; what the job does cannot.
-        os.setpriority(os.PRIO_PROCESS, 0, 10)
-        self._write()
+        try:
+            # What the watcher does can wait; what the job does cannot.
+            os.setpriority(os.PRIO_PROCESS, 0, 10)
+            self._write()
+        except OSError:
+            self._log.fault("the start could not be written down")
 
     def tick(self) -> None:
         """Look once; whatever goes wrong here is the watch's own affair."""
@@ -99,7 +106,10 @@ class Watcher:
         except Exception:  # noqa: BLE001 - the exit code must reach whoever waits for it
             self._log.fault("the end could not be looked at")
         status = self.status()
-        write_status(self._folder.status, status)
+        try:
+            write_status(self._folder.status, status)
+        except OSError:
+            self._log.fault("the end could not be written down")
         return status
 
     def _look(self) -> None:
@@ -114,7 +124,7 @@ class Watcher:
         if asked is not None:
             self._take_in(asked)
         if self._code is None:
-            self._ask(ranks, now_ns)
+            self._ask([one for one in ranks if not one.gone], now_ns)
             self._mind_stalls(ranks, now_ns)
         if now_ns - self._told_ns > 1e9 * STATUS_S:
             self._told_ns = now_ns
@@ -143,6 +153,8 @@ class Watcher:
         reader = ranks[0].steps if ranks else None
         if reader is None:
             return
+        if reader is not self._followed:  # a job that was started again counts its steps anew
+            self._followed, self._pace = reader, Pace(self._settings.slowdown)
         over = self._pace.recovered(reader)
         if over is not None and self._slowdowns:
             self._slowdowns[-1] = replace(self._slowdowns[-1], until_step=over)
@@ -183,7 +195,8 @@ class Watcher:
         """Ask for a capture where one is due."""
         spending = self._spending(ranks, now_ns)
         stands = self._stall_since_ns is not None
-        if spending is None or self._asking.open is not None or stands:
+        busy = self._asking.open is not None or self._errands.num_open >= MOST_ERRANDS
+        if spending is None or busy or stands:
             return
         newest = max(one.num_steps for one in ranks)
         ahead = 2 + int(AHEAD_S / max(spending.step_s, 1e-6))

@@ -20,10 +20,34 @@ from meshwright.observe.watch.agent.pages import (
     ControlPage,
     Request,
 )
+from meshwright.observe.watch.agent.profiling import mind_graphs
 from meshwright.observe.watch.agent.stacks import free_signal
 from meshwright.observe.watch.agent.watched import Watched
 from meshwright.observe.watch.folder import Folder, make_folder
 from meshwright.observe.watch.steps import StepReader
+
+
+@pytest.mark.parametrize(
+    ("cuda", "ours", "said"),
+    [("12.4", True, "0"), ("11.8", True, "0"), ("12.6", True, "1"), ("12.4", False, "1")],
+)
+def test_graphs_that_do_not_stand_it_keep_the_driver(
+    monkeypatch: pytest.MonkeyPatch, cuda: str, ours: bool, said: str
+) -> None:
+    class CUDAGraph:
+        def capture_begin(self, pool: int) -> int:
+            return pool
+
+    torch = SimpleNamespace(
+        cuda=SimpleNamespace(graphs=SimpleNamespace(CUDAGraph=CUDAGraph)),
+        version=SimpleNamespace(cuda=cuda),
+    )
+    monkeypatch.setenv("TEARDOWN_CUPTI", "1")
+    if ours:
+        monkeypatch.setenv("MESHWRIGHT_WATCH_TEARDOWN", "1")
+    mind_graphs(torch)
+    assert CUDAGraph().capture_begin(7) == 7
+    assert os.environ["TEARDOWN_CUPTI"] == said
 
 
 class Profiler:

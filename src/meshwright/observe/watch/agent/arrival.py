@@ -11,6 +11,7 @@ from functools import wraps
 from typing import Any
 
 from .faults import Log
+from .profiling import mind_graphs
 from .recorder import recorder_settings
 from .stacks import write_stacks_on_signal
 from .watched import Watched
@@ -25,6 +26,7 @@ def arrive(folder: str, torch: Any) -> None:
         watched = Watched(folder, torch, log)
         flight = os.path.join(folder, "flight")  # noqa: PTH118
         os.environ.update(recorder_settings(os.environ, str(torch.__version__), flight))
+        mind_graphs(torch)
         _announce(folder, torch)
         _hear_steps(torch, watched)
         _WATCHED.append(watched)

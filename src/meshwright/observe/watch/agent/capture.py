@@ -51,9 +51,15 @@ class Capture:
         began = time.monotonic_ns()
         self._stop()
         part = f"{path}.part.json"
-        self._profiler.export_chrome_trace(part)
-        os.chmod(part, 0o600)  # noqa: PTH101
-        os.replace(part, path)  # noqa: PTH105
+        try:
+            self._profiler.export_chrome_trace(part)
+            os.chmod(part, 0o600)  # noqa: PTH101
+            os.replace(part, path)  # noqa: PTH105
+        except BaseException:
+            for left in (part, f"{part}.tmp"):  # Kineto writes under the second name first
+                if os.path.exists(left):  # noqa: PTH110
+                    os.unlink(left)  # noqa: PTH108
+            raise
         self.own_ns += time.monotonic_ns() - began
 
     def abandon(self) -> None:

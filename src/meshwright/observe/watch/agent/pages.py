@@ -39,14 +39,31 @@ class Request(NamedTuple):
     num_steps: int
 
 
+def _new(path: str, size: int) -> int:
+    """Open a new file that has its place on the disk: a page without one would end its writer.
+
+    A file of the same name, by a process that had this number before, stays as it is to whoever has
+    mapped it.
+    """
+    if os.path.lexists(path):
+        os.unlink(path)  # noqa: PTH108
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        os.posix_fallocate(handle, 0, size)
+    except OSError:
+        os.close(handle)
+        os.unlink(path)  # noqa: PTH108
+        raise
+    return handle
+
+
 class StepPage:
     """The page that one process writes."""
 
     def __init__(self, path: str, pid: int, rank: int, started_ns: int) -> None:
         size = HEAD_BYTES + CAPACITY * RECORD.size
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+        handle = _new(path, size)
         try:
-            os.ftruncate(handle, size)
             self._map = mmap.mmap(handle, size)
         finally:
             os.close(handle)
@@ -92,13 +109,8 @@ class ControlPage:
     """What the watcher asks for; processes only read it."""
 
     def __init__(self, path: str, *, writes: bool = False) -> None:
-        if writes:
-            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
-        else:
-            handle = os.open(path, os.O_RDONLY)
+        handle = _new(path, CONTROL.size) if writes else os.open(path, os.O_RDONLY)
         try:
-            if writes:
-                os.ftruncate(handle, CONTROL.size)
             access = mmap.ACCESS_WRITE if writes else mmap.ACCESS_READ
             self._map = mmap.mmap(handle, CONTROL.size, access=access)
         finally:

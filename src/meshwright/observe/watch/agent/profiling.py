@@ -1,7 +1,34 @@
 """Gives way to the job's own use of torch's profiler, of which there can be only one at a time."""
 
+import os
+import re
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
+
+_TEARDOWN, _OURS = "TEARDOWN_CUPTI", "MESHWRIGHT_WATCH_TEARDOWN"
+_FIRST_TO_STAND_IT = (12, 6)
+
+
+def mind_graphs(torch: Any) -> None:
+    """Have the profiler keep the driver from the first CUDA graph on, where we asked it not to.
+
+    Below CUDA 12.6 a driver that is let go and taken again crashes under graphs. PyTorch minds that
+    for graphs of its compiler (`torch/profiler/profiler.py`), not for those that a job makes.
+    """
+    graph = getattr(getattr(torch.cuda, "graphs", None), "CUDAGraph", None)
+    inner = getattr(graph, "capture_begin", None)
+    cuda = re.findall(r"\d+", str(torch.version.cuda))
+    stands_it = not cuda or tuple(map(int, cuda[:2])) >= _FIRST_TO_STAND_IT
+    if graph is None or inner is None or stands_it or _OURS not in os.environ:
+        return
+
+    @wraps(inner)
+    def capture_begin(self: Any, *args: Any, **words: Any) -> Any:
+        os.environ[_TEARDOWN] = "0"
+        return inner(self, *args, **words)
+
+    graph.capture_begin = capture_begin
 
 
 class Turn:
