@@ -65,7 +65,7 @@ def fuzz(
     root = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(prefix="fuzz-", dir=root) as scratch:
         maker = Maker(Path(scratch), shared, seed)
-        worker.write_sound_dump(Path(scratch))
+        worker.write_sound_files(Path(scratch))
         worker.warm_up(Path(scratch), maker)  # children come into being with all imports done
         first = 0 if only is None else only
         last = count if only is None else only + 1

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from meshwright.timeline import Timeline
+from meshwright.timeline.perfetto import write_perfetto
 from meshwright.timeline.readers.kineto import read_kineto
 from meshwright.timeline.readers.plain_pickle import read_plain_pickle
 from meshwright.timeline.store import files_of, write
@@ -64,7 +65,12 @@ def made_by_hand(folder: Path) -> Iterator[Input]:
     yield Input("nsight", _nsight(folder / "small.sqlite"))
     source = folder / "small.json"
     source.write_text(json.dumps({"traceEvents": EVENTS}))
-    yield Input("parquet", _parquet(read_kineto(source), folder / "small"))
+    timeline = read_kineto(source)
+    yield Input("parquet", spans_as_parquet(timeline, folder / "small"))
+    yield Input("parquet", files_of(folder / "small", timeline.ranks[0]).counters.read_bytes())
+    write_perfetto(timeline, folder / "own.json")
+    own = (folder / "own.json").read_bytes()
+    yield Input("own trace", own, json.loads(own), "json")
 
 
 def _traces() -> Iterator[Input]:
@@ -106,6 +112,7 @@ def _texts() -> Iterator[Input]:
     yield Input("NCCL log", LOG.encode())
     lines = [json.dumps(record(event_trace_ts=TIMES)) for _ in range(3)]
     yield Input("NCCL inspector", "\n".join(lines).encode())
+    yield Input("NCCL inspector", b"", [record(event_trace_ts=TIMES), record()], "json")
 
 
 def _nsight(path: Path) -> bytes:
@@ -115,7 +122,8 @@ def _nsight(path: Path) -> bytes:
     return export(path, tables).read_bytes()
 
 
-def _parquet(timeline: Timeline, folder: Path) -> bytes:
+def spans_as_parquet(timeline: Timeline, folder: Path) -> bytes:
+    """Write a timeline of one rank; return the file of its spans."""
     write(timeline, folder)
     return files_of(folder, timeline.ranks[0]).spans.read_bytes()
 

@@ -1,10 +1,12 @@
-"""How each format is read, and the analyses that run over what was read."""
+"""How each format is read, and what runs over what was read: analyses, findings, whole commands."""
 
+import io
 import random
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 
+from meshwright.cli.main import main
 from meshwright.errors import DamagedFile, InputError
 from meshwright.observe import notebook
 from meshwright.observe.analyze.hang import diagnose
@@ -19,6 +21,7 @@ from meshwright.timeline.readers.nccl_inspector import read_nccl_inspector
 from meshwright.timeline.readers.nccl_log import read_nccl_log
 from meshwright.timeline.readers.nccl_log import timeline_of as timeline_of_log
 from meshwright.timeline.readers.nsight import read_nsight
+from meshwright.timeline.readers.own_trace import read_own_trace
 from meshwright.timeline.readers.trace_formats import format_of
 from meshwright.timeline.readers.traces import read_trace
 from meshwright.timeline.schema import SPANS
@@ -29,8 +32,10 @@ ANALYSES: tuple[Callable[[Timeline], object], ...] = (
     notebook.steps, notebook.kernels, notebook.roofline, notebook.collectives, notebook.stragglers,
     notebook.critical_path, notebook.find,
 )  # fmt: skip
-_ANALYSED = 0.05
+_ANALYSED = 0.3
 """Share of the timelines that go through all analyses."""
+_COMMANDED = 0.1
+"""Share of the files that a command is run on, from its words to its screen, page or file."""
 _SIZES = (100, 700, 1 << 19)
 
 
@@ -39,19 +44,24 @@ def _kineto(path: Path, rng: random.Random) -> None:
         packed = file.read(2) == b"\x1f\x8b"
     # Small buffers cut events everywhere; a bomb read by 100 bytes would only take its time.
     vars(kineto)["BUFFER_BYTES"] = _SIZES[-1] if packed else rng.choice(_SIZES)
+    _run_command(_analyze(path, rng), rng)
     _through(lambda: kineto.read_kineto(path, detail=rng.choice(list(Detail))), rng)
 
 
 def _nsight(path: Path, rng: random.Random) -> None:
+    _run_command(_analyze(path, rng), rng)
     _through(lambda: read_nsight(path, detail=rng.choice(list(Detail))), rng)
 
 
-def _flight_recorder(path: Path, _: random.Random) -> None:
+def _flight_recorder(path: Path, rng: random.Random) -> None:
     """Read it beside a sound dump, which always leaves something to judge."""
-    diagnose(read_flight_recorder([path, path.parent / "sound_rank_1"]))
+    both = [path, path.parent / "sound_rank_1"]
+    _run_command(["hang", *map(str, both)], rng)
+    diagnose(read_flight_recorder(both))
 
 
-def _memory(path: Path, _: random.Random) -> None:
+def _memory(path: Path, rng: random.Random) -> None:
+    _run_command(["memory", str(path)], rng)
     snapshot = read_memory_snapshot(path)
     for each in memory_report(snapshot):
         timeline(snapshot, each.live)
@@ -68,14 +78,37 @@ def _log(path: Path, rng: random.Random) -> None:
 
 
 def _inspector(path: Path, rng: random.Random) -> None:
+    _run_command(_analyze(path, rng), rng)
     _through(lambda: read_nccl_inspector(path), rng)
 
 
 def _parquet(path: Path, rng: random.Random) -> None:
+    """Read it as the spans of a rank, or as its counters beside sound spans."""
     folder = path.parent / "timeline"
     folder.mkdir(exist_ok=True)
-    (folder / "rank-00000.parquet").write_bytes(path.read_bytes())
+    names = ["rank-00000.parquet", "counters-00000.parquet"]
+    rng.shuffle(names)
+    (folder / names[0]).write_bytes(path.read_bytes())
+    (folder / names[1]).unlink(missing_ok=True)
+    if names[0].startswith("counters"):
+        (folder / names[1]).write_bytes((path.parent / "sound.parquet").read_bytes())
+    _run_command(_analyze(folder, rng), rng)
     _through(lambda: read(folder), rng)
+
+
+def _own(path: Path, rng: random.Random) -> None:
+    _run_command(_analyze(path, rng), rng)
+    _through(lambda: read_own_trace(path), rng)
+
+
+def _folder(path: Path, rng: random.Random) -> None:
+    """Read it as one of a folder's files, beside the trace of a rank."""
+    folder = path.parent / "folder"
+    folder.mkdir(exist_ok=True)
+    (folder / "rank-0.json").write_bytes((path.parent / "sound.json").read_bytes())
+    (folder / "another.json").write_bytes(path.read_bytes())
+    _run_command(_analyze(folder, rng), rng)
+    _through(lambda: read_trace(folder), rng)
 
 
 def _any(path: Path, rng: random.Random) -> None:
@@ -98,8 +131,26 @@ READERS: dict[str, Callable[[Path, random.Random], None]] = {
     "execution trace": _execution_trace,
     "chakra": _execution_trace,
     "parquet": _parquet,
+    "own trace": _own,
+    "folder": _folder,
     "any": _any,
 }
+
+
+def _analyze(path: Path, rng: random.Random) -> list[str]:
+    out = str(path.parent / "written")
+    flags = rng.choice(([], ["--json"], ["--html", out], ["--perfetto", out], ["--compat", "hta"]))
+    words = rng.choice(
+        (["analyze", *flags], ["analyze", *flags], ["roofline"], ["diff", str(path)])
+    )
+    return [words[0], str(path), *words[1:], "--no-cache"]
+
+
+def _run_command(words: list[str], rng: random.Random) -> None:
+    """Run a command at times; with `--debug` it raises what it would call its own fault."""
+    if rng.random() < _COMMANDED:
+        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+            main([*words, "--debug"])
 
 
 def _through(load: Callable[[], Timeline], rng: random.Random) -> None:

@@ -1,6 +1,7 @@
 """One process that runs cases under limits, and writes down which one it is at."""
 
 import io
+import json
 import pickle
 import random
 import resource
@@ -15,8 +16,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from meshwright.errors import DamagedFile, InputError
+from meshwright.timeline.readers.kineto import read_kineto
 from scripts.fuzzing.guard import Guard
-from scripts.fuzzing.inputs import Input, made_by_hand, pieces_of_real_files
+from scripts.fuzzing.inputs import (
+    EVENTS,
+    Input,
+    made_by_hand,
+    pieces_of_real_files,
+    spans_as_parquet,
+)
 from scripts.fuzzing.mutations import (
     as_json,
     as_pickle,
@@ -36,7 +44,7 @@ TIME_LIMIT_S = 6.0
 WEIGHTS = {
     "kineto": 20, "kineto gz": 5, "chrome": 7, "nsight": 6, "flight recorder": 16,
     "flight recorder JSON": 8, "memory snapshot": 12, "NCCL log": 8, "NCCL inspector": 5,
-    "execution trace": 6, "chakra": 5, "parquet": 3, "any": 4,
+    "execution trace": 6, "chakra": 5, "parquet": 3, "own trace": 4, "any": 4, "folder": 3,
 }  # fmt: skip
 
 
@@ -78,7 +86,9 @@ class Maker:
         for each in found:
             self.inputs.setdefault(each.reader, []).append(_filled(each))
         self.inputs["kineto gz"] = self.inputs["kineto"]
-        self.inputs["any"] = [each for those in self.inputs.values() for each in those[:3]]
+        self.inputs["any"] = self.inputs["folder"] = [
+            each for those in self.inputs.values() for each in those[:3]
+        ]
         self._payloads = payloads(self.canary)
         self._opcodes = opcodes(self.canary)
 
@@ -137,7 +147,7 @@ def run(
 ) -> None:
     """Run the cases from one number to another; faults go to the parent at once."""
     tempfile.tempdir = str(folder)
-    write_sound_dump(folder)
+    write_sound_files(folder)
     guard = Guard(folder)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT_BYTES, MEMORY_LIMIT_BYTES))
     signal.signal(signal.SIGPROF, _overtime)
@@ -209,9 +219,12 @@ def _peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def write_sound_dump(folder: Path) -> None:
-    """Write the dump that each spoiled one is read beside."""
+def write_sound_files(folder: Path) -> None:
+    """Write the files that spoiled ones are read beside."""
     (folder / "sound_rank_1").write_bytes(pickle.dumps(dump([entry(7)])))
+    source = folder / "sound.json"
+    source.write_text(json.dumps({"traceEvents": EVENTS}))
+    (folder / "sound.parquet").write_bytes(spans_as_parquet(read_kineto(source), folder / "own"))
 
 
 def warm_up(folder: Path, maker: Maker) -> None:

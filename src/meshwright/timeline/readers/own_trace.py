@@ -19,7 +19,7 @@ from meshwright.timeline.readers.kineto_columns import Numbered
 from meshwright.timeline.readers.kineto_events import FAULTS
 from meshwright.timeline.readers.kineto_pieces import BUFFER_BYTES, NoTrace, read_pieces
 from meshwright.timeline.readers.kineto_source import Source
-from meshwright.timeline.readers.kineto_times import nanoseconds
+from meshwright.timeline.readers.kineto_times import LARGEST_NS, nanoseconds
 from meshwright.timeline.schema import ABSENT, SPANS
 from meshwright.timeline.timeline import Timeline
 
@@ -32,7 +32,7 @@ _NUMBERS = ("stage", "microbatch", "layer", "bytes")
 
 Rank = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Number = Annotated[int, Meta(ge=-(2**62), le=2**62)]
-_LARGEST_NS = 2**60
+Base = Annotated[int, Meta(ge=-LARGEST_NS, le=LARGEST_NS)]
 
 
 class _Span(Struct, gc=False, tag="X", tag_field="ph"):
@@ -164,7 +164,7 @@ class _Read:
 
 def _time(text: Raw) -> int:
     found = nanoseconds(bytes(text))
-    if found is None or abs(found) > _LARGEST_NS:
+    if found is None or abs(found) > LARGEST_NS:
         raise msgspec.ValidationError(f"{bytes(text)!r} is no time")
     return found
 
@@ -179,7 +179,7 @@ def read_own_trace(path: str | Path) -> Timeline:
     try:
         rest = read_pieces(iter(source), found.take)
         about = msgspec.json.decode(rest.fields["metadata"], type=dict[str, Any])
-        base_ns = msgspec.json.decode(rest.fields.get("baseTimeNanoseconds", b"0"), type=Number)
+        base_ns = msgspec.json.decode(rest.fields.get("baseTimeNanoseconds", b"0"), type=Base)
         timeline = _made(found, about, base_ns)
     except (NoTrace, KeyError, *FAULTS) as refused:
         problems = refused.problems if isinstance(refused, InputError) else ()

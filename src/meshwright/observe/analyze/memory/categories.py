@@ -108,7 +108,8 @@ def optimizer_runs(phase: Numbers) -> Numbers:
     steps = phase[rows] == _OPTIMIZER
     begins = steps.copy()
     begins[1:] &= ~steps[:-1]
-    return rows[begins]
+    found: Numbers = rows[begins]
+    return found
 
 
 class Sorted(NamedTuple):

@@ -158,8 +158,8 @@ def _leaks(snapshot: Snapshot, lives: Lifetimes, device: int, marks: Numbers) ->
     lines: dict[str, int] = {}
     line_of = np.full(len(snapshot.stacks), -1, np.int64)
     for number in np.unique(lives.stack[rows]).tolist():
-        line = user_line(snapshot.stack(number)) or NO_STACK
-        line_of[number] = lines.setdefault(line, len(lines))
+        name = user_line(snapshot.stack(number)) or NO_STACK
+        line_of[number] = lines.setdefault(name, len(lines))
     line = line_of[lives.stack[rows]]
     seen = np.unique(np.stack([line, step[rows] - 1], axis=1), axis=0)
     in_steps = np.bincount(seen[:, 0], minlength=len(lines))
