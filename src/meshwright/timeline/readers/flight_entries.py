@@ -224,6 +224,24 @@ def together(operations: Sequence[Operation]) -> list[Operation]:
     return sorted(found, key=lambda each: each.record)
 
 
+def in_order(operations: Sequence[Operation]) -> list[Operation]:
+    """Count what a rank enqueued in a group before something it saw end as ended too.
+
+    Collectives of a group run in order. The mark of one may be late, or lost where many threads
+    make it, as gloo's do.
+    """
+    last: dict[Group, int] = {}
+    for each in operations:
+        if each.completed and not each.is_p2p:
+            last[each.group] = max(last.get(each.group, -1), each.sequence)
+    return [
+        each._replace(state="completed")
+        if each.pending and not each.is_p2p and each.sequence < last.get(each.group, -1)
+        else each
+        for each in operations
+    ]
+
+
 def _joined(members: Sequence[Operation]) -> Operation:
     names = dict.fromkeys(each.name for each in members)
     return members[0]._replace(

@@ -19,6 +19,7 @@ from meshwright.timeline.readers.dump_files import dump_files, rank_in_name
 from meshwright.timeline.readers.flight_entries import (
     Entries,
     groups_of,
+    in_order,
     progress_of,
     text_of,
     together,
@@ -130,7 +131,8 @@ def parse_dump(data: Any, where: str, rank: int | None, num_bytes: int) -> Dump:
     own_groups = tuple(dict.fromkeys(reading.known.values()))
     progress = progress_of(data.get("pg_status"), reading.ids, groups)
     version = text_of(data.get("version"))
-    return Dump(rank, where, version, own_groups, progress, tuple(together(operations)))
+    ordered = tuple(in_order(together(operations)))
+    return Dump(rank, where, version, own_groups, progress, ordered)
 
 
 def _own_rank(named: int | None, groups: Iterable[Group], where: str) -> int:
