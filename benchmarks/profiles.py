@@ -3,9 +3,8 @@
     python -m benchmarks.profiles DIR
 
 `DIR` gets one trace for each fault, `memory/` snapshots and their truths. What each holds is said
-beside its function; `validation/findings/labels.toml` labels the traces (`set = "h200"`), and
-`python -m validation.findings.run --own DIR` measures what is found in them. Without a GPU the same
-runs at a tiny size, which shows that the program works and nothing else.
+beside its function, so that `mw analyze` and `mw memory` can be held against it. Without a GPU the
+same runs at a tiny size, which shows that the program works and nothing else.
 """
 
 import gc

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
 
-from meshwright.observe.findings import patterns
+from meshwright.observe.findings import Pattern, patterns
+from meshwright.observe.findings.engines import REMEDIES
 from validation.findings.run import NEW, PatternRow, Result, Row, read_result
 from validation.findings.scores import Score
 
@@ -22,13 +23,26 @@ def pattern_tables() -> str:
     parts = []
     for family, own in groupby(patterns(), key=lambda pattern: pattern.family):
         rows = (
-            (f"`{one.name}`", one.title, one.detected, one.cost, one.remedy,
+            (f"`{one.name}`", one.title, one.detected, one.cost, _remedies(one),
              f"{100 * one.least_share:.0f} %")
             for one in own
         )  # fmt: skip
         head = ("pattern", "what", "detected by", "cost", "remedy", "told from")
         parts.append(f"### {family.capitalize()}\n\n{_table(head, rows, right=1)}")
+    flags = (
+        (f"`{one.name}`", *(REMEDIES[engine].get(one.name, "") for engine in REMEDIES))
+        for one in patterns()
+        if any(one.name in own for own in REMEDIES.values())
+    )
+    parts.append(f"### Flags of serving engines\n\n{_table(('pattern', *REMEDIES), flags)}")
     return "\n\n".join(parts)
+
+
+def _remedies(pattern: Pattern) -> str:
+    """The remedy, and what replaces it elsewhere."""
+    others = (("without training", pattern.serving), ("on AMD", pattern.rocm))
+    more = (f"*{where}*: {remedy}" for where, remedy in others if remedy)
+    return "<br>".join((pattern.remedy, *more))
 
 
 def measured_tables(result: Result) -> str:

@@ -1,11 +1,10 @@
 """Measure how well patterns are found, and keep the result; `page` puts it into the documentation.
 
-    python -m validation.findings.run --traces ../shared/traces [--own DIR] [--detail]
+    python -m validation.findings.run [--traces ../shared/traces] [--detail]
 
-`--traces` holds the real traces that `labels.toml` names; `--own` those that
-`benchmarks/profiles.py` makes on a GPU, with faults that are known because they were put there.
-Sets whose files are not given keep the figures of the last result. `--detail` tells every trial
-that went wrong.
+`--traces` holds the real traces that `labels.toml` names, which are public; everything else is
+planted or simulated with fixed seeds, so that every figure can be made anew. `--detail` tells every
+trial that went wrong.
 """
 
 import argparse
@@ -25,6 +24,7 @@ from validation.findings.scores import Score, Trial, score
 from validation.findings.trials import job_trials, labelled_trials, planted_trials
 
 RESULT = Path(__file__).parent / "result.json"
+TRACES = Path(__file__).resolve().parents[3] / "shared" / "traces"
 SEEN_BASES = {
     "GPT, H100": "modded-nanogpt/ab-2025-10-31/current.json.gz",
     "ResNet, V100": "hta/ns_resolution_trace/rank-0.Apr_03_18_51_38.1102.pt.trace.json.gz",
@@ -47,7 +47,6 @@ NEW_BASES = {
 }
 """Neither detectors nor planting were changed after faults had been planted in these."""
 NEW = "(new)"
-OWN_BASES = {"GPT with .item(), H200": "eager_item.json.gz"}
 
 
 class Row(NamedTuple):
@@ -93,9 +92,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     jobs: tuple[Clean, ...]
 
 
-def measure(traces: Path, own: Path | None, tell: Callable[[Trial], None]) -> Result:
+def measure(traces: Path, tell: Callable[[Trial], None]) -> Result:
     """Run every trial."""
-    kept = read_result() if RESULT.exists() else None
     by_hand: list[Trial] = []
     faults: list[Trial] = []
 
@@ -108,14 +106,9 @@ def measure(traces: Path, own: Path | None, tell: Callable[[Trial], None]) -> Re
             made.append(Row(where, score(trials)))
         return tuple(made)
 
-    labelled = rows(by_hand, _labelled(traces, own))
-    planted = rows(faults, _planted(traces, own))
-    if own is None and kept is not None:
-        labelled += tuple(row for row in kept.labelled if "H200" in row.where)
-        planted += tuple(row for row in kept.planted if "H200" in row.where)
     return Result(
-        labelled=labelled,
-        planted=planted,
+        labelled=rows(by_hand, _labelled(traces)),
+        planted=rows(faults, _planted(traces)),
         simulated=rows(faults, _simulated()),
         patterns=tuple(
             PatternRow(one.name, score(faults, one.name), score(by_hand, one.name),
@@ -130,21 +123,16 @@ def measure(traces: Path, own: Path | None, tell: Callable[[Trial], None]) -> Re
     )  # fmt: skip
 
 
-def _labelled(traces: Path, own: Path | None) -> Iterator[tuple[str, list[Trial]]]:
+def _labelled(traces: Path) -> Iterator[tuple[str, list[Trial]]]:
     yield "labelled with the detectors known", list(labelled_trials(traces, "seen"))
     yield "labelled before the detectors saw them", list(labelled_trials(traces, "blind"))
-    if own is not None:
-        yield "made on an H200, faults put there", list(labelled_trials(own, "h200"))
 
 
-def _planted(traces: Path, own: Path | None) -> Iterator[tuple[str, list[Trial]]]:
+def _planted(traces: Path) -> Iterator[tuple[str, list[Trial]]]:
     for name, path in SEEN_BASES.items():
         yield name, list(planted_trials(name, _first(traces / path), (200,)))
     for name, path in NEW_BASES.items():
         yield f"{name} {NEW}", list(planted_trials(name, _first(traces / path), (200, 201)))
-    for name, path in OWN_BASES.items() if own is not None else ():
-        assert own is not None
-        yield f"{name} {NEW}", list(planted_trials(name, _first(own / path), (200, 201)))
 
 
 def _simulated() -> Iterator[tuple[str, list[Trial]]]:
@@ -183,11 +171,12 @@ def _tell(trial: Trial) -> None:
 def main() -> None:
     """Measure and write the result."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--traces", type=Path, required=True)
-    parser.add_argument("--own", type=Path)
+    parser.add_argument("--traces", type=Path, default=TRACES)
     parser.add_argument("--detail", action="store_true")
     args = parser.parse_args()
-    found = measure(args.traces, args.own, _tell if args.detail else lambda _: None)
+    if not args.traces.is_dir():
+        parser.error(f"{args.traces} is no folder: name the folder of public traces with --traces")
+    found = measure(args.traces, _tell if args.detail else lambda _: None)
     text = msgspec.json.format(msgspec.json.encode(found), indent=1)
     RESULT.write_bytes(text + b"\n")
     for row in (*found.labelled, *found.planted, *found.simulated):

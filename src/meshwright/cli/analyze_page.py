@@ -9,9 +9,11 @@ import json
 from html import escape
 from typing import Any
 
+import numpy as np
+
 from meshwright import __version__
 from meshwright.cli.analyze_data import overview_data
-from meshwright.cli.analyze_screen import head, next_steps
+from meshwright.cli.analyze_screen import cost_ms, head, next_steps
 from meshwright.cli.document import asset, document, pairs
 from meshwright.observe.analyze.kernel_names import short_name
 from meshwright.observe.analyze.strips import Strip
@@ -77,14 +79,27 @@ def _embedded(found: Overview) -> str:
     for order, region in enumerate(data["regions"]):
         region["order"] = order
         region["top"] = ", ".join(short_name(one["name"], 40) for one in region["kernels"][:3])
-    origin_ns = min((strip.start_ns for strip in found.strips), default=0)
-    data["strips"] = [_strip(strip, found, origin_ns, names) for strip in found.strips]
-    data["findings"] = _moved(data["findings"], origin_ns)
+    origins = _origins(found)
+    data["strips"] = [_strip(strip, found, origins[strip.rank], names) for strip in found.strips]
+    data["findings"] = _moved(data["findings"], origins)
     data["names"] = list(names)
     data["shorts"] = [short_name(name, 60) for name in names]
     data["per"] = "step" if any(one.num_steps for one in found.ranks) else "trace"
+    for told, one in zip(data["findings"] or (), found.findings or (), strict=True):
+        told["ms"] = cost_ms(found, one)
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+
+
+def _origins(found: Overview) -> dict[int, int]:
+    """What the first moment of all is on the clock of each rank."""
+    clocks = found.compared.clocks if found.compared is not None else None
+    ahead = {
+        strip.rank: int(clocks.offset_at(strip.rank, np.int64(strip.start_ns))) if clocks else 0
+        for strip in found.strips
+    }
+    first = min((strip.start_ns - ahead[strip.rank] for strip in found.strips), default=0)
+    return {rank: first + own for rank, own in ahead.items()}
 
 
 def _strip(strip: Strip, found: Overview, origin_ns: int, names: dict[str, int]) -> dict[str, Any]:
@@ -115,15 +130,19 @@ def _strip(strip: Strip, found: Overview, origin_ns: int, names: dict[str, int])
     }
 
 
-def _moved(findings: list[dict[str, Any]] | None, origin_ns: int) -> list[dict[str, Any]] | None:
+def _moved(
+    findings: list[dict[str, Any]] | None, origins: dict[int, int]
+) -> list[dict[str, Any]] | None:
+    """Findings with places of the ranks that are drawn, in the times of their pictures."""
     if findings is None:
         return None
     return [
         {
             **one,
             "spans": [
-                [rank, (start - origin_ns) / 1e3, (end - origin_ns) / 1e3]
+                [rank, (start - origins[rank]) / 1e3, (end - origins[rank]) / 1e3]
                 for rank, start, end in one["spans"]
+                if rank in origins
             ],
         }
         for one in findings
@@ -134,7 +153,11 @@ def _about(found: Overview) -> str:
     shown, total = len(found.strips), len(found.ranks)
     spans = sum(strip.num_spans for strip in found.strips)
     drawn = sum(len(strip.spans) for strip in found.strips)
-    ranks = f"The first {shown} of {total} ranks. " if shown < total else ""
+    ranks = (
+        f"{shown} of {total} ranks: those that findings point at, then the first. "
+        if shown < total
+        else ""
+    )
     if drawn >= spans:
         return ranks
     return (

@@ -9,6 +9,7 @@ from meshwright.observe.analyze.breakdown import RankBreakdown
 from meshwright.observe.analyze.kernel_names import short_name
 from meshwright.observe.analyze.stragglers import RankArrival
 from meshwright.observe.analyze.summary import RankSummary, communicates
+from meshwright.observe.finding import Finding
 from meshwright.observe.runs import Overview
 from meshwright.timeline.readers.captures import NOTE
 
@@ -29,6 +30,12 @@ _CAUSES = {
     "work": "it has more to compute",
     "data": "its host waits for data",
     "host": "its host is late",
+}
+_FINDINGS = {
+    "straggler-slow-kernels": "compute",
+    "straggler-more-work": "work",
+    "straggler-data-wait": "data",
+    "straggler-late-host": "host",
 }
 
 
@@ -121,12 +128,16 @@ def straggler_line(found: Overview) -> str | None:
     worst = late.ranks[0]
     return (
         f"rank {worst.rank}: {worst.lead_ns / 1e6:.1f} ms of {late.span_ns / 1e6:.1f} behind the"
-        f" last but one, others wait {worst.caused_ns / 1e6:.1f} ms for it{_cause(worst)}{links}"
+        f" last but one, others wait {worst.caused_ns / 1e6:.1f} ms for it{_cause(found, worst)}"
+        f"{links}"
     )
 
 
-def _cause(worst: RankArrival) -> str:
-    said = _CAUSES.get(worst.cause)
+def _cause(found: Overview, worst: RankArrival) -> str:
+    """Why it is late: as the finding says, which compares whole steps, else by its arrivals."""
+    told = (one.name for one in found.findings or () if one.ranks == (worst.rank,))
+    cause = next((_FINDINGS[name] for name in told if name in _FINDINGS), worst.cause)
+    said = _CAUSES.get(cause)
     return f"; {said}" if said else ""
 
 
@@ -208,7 +219,7 @@ def _ms(ns: float) -> str:
 
 
 def _kernels(found: Overview) -> View:
-    per = "step" if any(one.num_steps for one in found.ranks) else "trace"
+    per = _per(found)
     rows = [
         (
             short_name(kernel.name, 56),
@@ -231,10 +242,14 @@ def _findings(found: Overview) -> list[View]:
     if found.findings is None:
         return []
     if not found.findings:
-        return [Text("findings: none of the known patterns shows")]
+        works = any(one.breakdown.window_ns for one in found.ranks)
+        none = "none of the known patterns shows" if works else "none can be told of no device work"
+        return [Text(f"findings: {none}")]
+    per = _per(found)
     rows = []
     for one in found.findings[:MOST_FINDINGS]:
-        cost = f"{one.cost_ms_per_step:.2f}" if one.cost_ms_per_step is not None else "?"
+        ms = cost_ms(found, one)
+        cost = f"{ms:.2f}" if ms is not None else ""
         share = f"{100 * one.gpu_share:.1f} %" if one.gpu_share is not None else ""
         # What follows from the finding above is marked: mending that one comes first.
         title = f"↳ {one.title}" if one.follows else one.title
@@ -245,13 +260,25 @@ def _findings(found: Overview) -> list[View]:
     )
     return [
         table(
-            "ms per step, of GPU time, finding, remedy",
+            f"ms per {per}, of GPU time, finding, remedy",
             rows,
             title,
-            right="ms per step, of GPU time",
+            right=f"ms per {per}, of GPU time",
             wide="finding, remedy",
         )
     ]
+
+
+def _per(found: Overview) -> str:
+    return "step" if any(one.num_steps for one in found.ranks) else "trace"
+
+
+def cost_ms(found: Overview, one: Finding) -> float | None:
+    """What a finding costs in a step, or in the whole trace where it tells no steps."""
+    if one.cost_ms_per_step is not None or one.gpu_share is None:
+        return one.cost_ms_per_step
+    windows = [rank.breakdown.window_ns for rank in found.ranks]
+    return one.gpu_share * sum(windows) / len(windows) / 1e6
 
 
 def _clause(remedy: str) -> str:

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 
 from meshwright.errors import DamagedFile, InputError, Problem
-from meshwright.observe.analyze.clocks import align
+from meshwright.observe.analyze.clocks import Clocks, align, clocks_of
+from meshwright.observe.analyze.collectives import match_collectives
 from meshwright.observe.analyze.critical_path import Segment, critical_path
 from meshwright.observe.analyze.selection import of_steps
 from meshwright.observe.analyze.spans import device_spans
@@ -55,7 +57,9 @@ def write_annotated(
     if timeline.num_spans > MOST_SPANS:
         what = f"has {timeline.num_spans:,} spans, more than a browser opens"
         raise InputError([Problem(str(path), what, "name some ranks or steps: --rank 0 --steps 5")])
-    write_perfetto(annotated(align(timeline), findings), out)
+    clocks = clocks_of(match_collectives(timeline))
+    moved = [_moved(one, clocks) for one in findings]
+    write_perfetto(annotated(align(timeline, clocks), moved), out)
 
 
 def annotated(timeline: Timeline, findings: Sequence["Finding"]) -> Timeline:
@@ -69,6 +73,15 @@ def annotated(timeline: Timeline, findings: Sequence["Finding"]) -> Timeline:
     marks = Timeline.from_columns(columns, source=timeline.source, metadata=timeline.metadata)
     marks = msgspec.structs.replace(marks, known=timeline.known)
     return Timeline.concat([timeline, marks])
+
+
+def _moved(one: "Finding", clocks: Clocks) -> "Finding":
+    """The finding with its places on the clock of all ranks."""
+    spans = []
+    for rank, start, end in one.spans:
+        ahead = int(clocks.offset_at(rank, np.int64(start)))
+        spans.append((rank, start - ahead, end - ahead))
+    return msgspec.structs.replace(one, spans=tuple(spans))
 
 
 def _path(timeline: Timeline) -> tuple[Segment, ...]:

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 MOST_COMPARED = 4_000_000
 """Rows that are kept to compare ranks, at about 60 bytes each; beyond it, collectives only."""
-MOST_STRIPS = 8
-"""Ranks of which a small picture is kept."""
+MOST_STRIPS, MOST_KEPT = 8, 64
+"""Ranks of which a small picture is shown, and of which one is kept until it is known which."""
 
 
 GUESSED = re.compile("says no rank|^one process drives")
@@ -208,15 +208,25 @@ def _together(label: str, look: Look, files: Iterable[tuple[Looked | int, ...]])
         raise _nothing(label, kept.others)
     ranks = sorted(kept.ranks.values(), key=lambda one: one.summary.rank)
     summaries = tuple(one.summary for one in ranks)
+    findings = _combined(ranks) if look.findings else None
+    strips = [one.strip for one in ranks if one.strip is not None]
     return Overview(
         path=label,
         ranks=summaries,
         kernels=_kernels(summaries),
         compared=_compared([one.kept for one in ranks], kept.thin),
-        findings=_combined(ranks) if look.findings else None,
-        strips=tuple(one.strip for one in ranks if one.strip is not None),
+        findings=findings,
+        strips=_shown(strips, findings or ()),
         damaged=(),
     )
+
+
+def _shown(strips: Sequence[Strip], findings: Sequence[Finding]) -> tuple[Strip, ...]:
+    """The pictures of ranks that findings point at, costliest first, then of the first ranks."""
+    told = [rank for one in findings for rank in (*(span[0] for span in one.spans), *one.ranks[:1])]
+    order = {rank: place for place, rank in reversed(list(enumerate(told)))}
+    chosen = sorted(strips, key=lambda strip: (order.get(strip.rank, len(told)), strip.rank))
+    return tuple(sorted(chosen[:MOST_STRIPS], key=lambda strip: strip.rank))
 
 
 def _combined(ranks: Sequence[Looked]) -> tuple[Finding, ...]:
@@ -250,7 +260,7 @@ class _Kept:
             one = _renumbered(one, free)
         if one.strip is not None:
             self._strips += 1
-            one = one if self._strips <= MOST_STRIPS else one._replace(strip=None)
+            one = one if self._strips <= MOST_KEPT else one._replace(strip=None)
         self.ranks[one.summary.rank] = _thinned(one) if self.thin else one
         self._rows += one.kept.num_spans
         if self._rows > MOST_COMPARED and not self.thin:

@@ -3,7 +3,7 @@
 import pytest
 
 from meshwright.observe.findings import Rank, find
-from tests.observe.analyze.traces import Row, call, host, kernel, timeline
+from tests.observe.analyze.traces import Row, call, collective, host, kernel, timeline
 from validation.findings.clean_jobs import clean_job
 
 
@@ -65,13 +65,94 @@ def test_annotations_around_loading_tell_of_a_stall(name: str) -> None:
     assert "data-loader-stall" in {one.name for one in find([part])}
 
 
-def test_the_remedy_is_not_what_was_done_already() -> None:
+@pytest.fixture
+def late() -> tuple[Row, ...]:
+    """Two launches, the second of which comes late, then many in time."""
+    return (
+        call(0, 1, flow_out=1), kernel(10, 100, flow_in=1),
+        call(500, 501, flow_out=2), kernel(510, 600, flow_in=2),
+        *(call(502, 503, flow_out=3 + at) for at in range(20)),
+        *(kernel(600 + 100 * at, 700 + 100 * at, flow_in=3 + at) for at in range(20)),
+    )  # fmt: skip
+
+
+def test_the_remedy_is_not_what_was_done_already(late: tuple[Row, ...]) -> None:
+    region = host(0, 700, "Torch-Compiled Region: 0/0")
+    step = host(400, 700, "Optimizer.step#AdamW.step", "user_annotation")
+    assert find([timeline(*late)])[0].remedy.startswith("torch.compile(model)")
+    assert "reduce-overhead" in find([timeline(*late, region)])[0].remedy
+    assert "optimizer.step" in find([timeline(*late, step)])[0].remedy
+
+
+def test_few_kernels_get_no_advice(late: tuple[Row, ...]) -> None:
+    (found,) = find([timeline(*late[:4])])
+    assert found.name == "late-host"
+    assert found.remedy.startswith("only 2 kernels")
+
+
+def test_where_nothing_trains_no_advice_for_training_is_given(late: tuple[Row, ...]) -> None:
+    exchange = collective(2600, 3000)
+    for extra, said in (
+        ((host(0, 1000, "autograd::engine::evaluate_function: MmBackward0"),), "DDP"),
+        ((), "replicas"),
+        ((host(0, 1000, "vllm/v1/engine/core.py(10): step"),), "--disable-custom-all-reduce"),
+        ((host(0, 1000, "sglang/srt/managers/scheduler.py(1): run"),), "--tp-size"),
+    ):
+        found = {one.name: one for one in find([timeline(*late, exchange, *extra)])}
+        assert said in found["exposed-all-reduce"].remedy
+
+
+def test_a_wait_in_a_gap_that_had_begun_has_its_part_of_it() -> None:
+    rank = Rank(
+        timeline(
+            call(0, 1, flow_out=1), kernel(10, 100, flow_in=1),
+            host(200, 460, "aten::copy_"),
+            host(210, 450, "hipMemcpyWithStream", "cuda_runtime"),
+            call(500, 501, flow_out=2), kernel(510, 600, flow_in=2),
+        )
+    )  # fmt: skip
+    assert rank.waits.cost_ns.tolist() == [240]
+    assert rank.claimed_ns("waiting") == 240
+    assert rank.claimed_ns("rest") == 410 - 240
+    assert {one.name for one in find([rank.part])} == {"blocking-copy", "late-host"}
+
+
+def test_what_a_thread_does_that_launches_nothing_holds_up_nobody() -> None:
     rows = (
         call(0, 1, flow_out=1), kernel(10, 100, flow_in=1),
         call(500, 501, flow_out=2), kernel(510, 600, flow_in=2),
     )  # fmt: skip
-    region = host(0, 700, "Torch-Compiled Region: 0/0")
-    step = host(400, 700, "Optimizer.step#AdamW.step", "user_annotation")
-    assert find([timeline(*rows)])[0].remedy.startswith("torch.compile(model)")
-    assert "reduce-overhead" in find([timeline(*rows, region)])[0].remedy
-    assert "optimizer.step" in find([timeline(*rows, step)])[0].remedy
+    for lane, waiting in (("thread 1", 410), ("thread 2", 0)):
+        wait = host(90, 490, "cudaEventSynchronize", "cuda_runtime", lane=lane)
+        assert Rank(timeline(*rows, wait)).claimed_ns("waiting") == waiting
+
+
+def test_late_gaps_of_an_unfused_optimizer_are_told_once() -> None:
+    rows: list[Row] = []
+    name = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>"
+    for at in range(60):
+        begin = 1000 * at
+        rows += [
+            call(begin, begin + 10, flow_out=at),
+            kernel(begin + 20, begin + 520, name, flow_in=at),
+        ]
+    rows.append(host(0, 60_000, "Optimizer.step#SGD.step", "user_annotation"))
+    rank = Rank(timeline(*rows))
+    assert rank.claimed_ns("updating") == 59 * 500
+    assert rank.claimed_ns("rest") == rank.claimed_ns("launching") == 0
+    (found,) = find([rank.part])
+    assert found.name == "unfused-optimizer"
+    assert found.remedy == "torch.optim.SGD(params, fused=True)"
+    assert found.gpu_share == pytest.approx(2 / 3)
+
+
+def test_what_runs_at_once_is_counted_once() -> None:
+    both = [collective(100, 200, lane=f"stream {at}") for at in (8, 9)]
+    also = collective(100, 300, "ncclDevKernel_AllGather", lane="stream 10")
+    rank = Rank(timeline(kernel(0, 100), *both, also, kernel(300, 400)))
+    assert rank.exposed_by_kind == {"all_gather": 200, "all_reduce": 0}
+    assert sum(one.gpu_share or 0 for one in find([rank.part])) <= 1
+
+
+def test_a_test_of_links_has_nothing_to_hide_behind() -> None:
+    assert find([timeline(collective(0, 100))]) == ()

@@ -222,9 +222,10 @@ if (data.compared && data.compared.arrivals.length) {
 function drawFindings() {
   const place = byId("findings");
   if (data.findings === null) { byId("findings-part").remove(); return; }
-  if (!data.findings.length) place.append(make("p", {}, "None of the known patterns shows."));
+  if (!data.findings.length) place.append(make("p", {}, data.ranks.some((r) => r.window_ms)
+    ? "None of the known patterns shows." : "No device work is recorded: nothing can be told."));
   data.findings.forEach((one, at) => {
-    const cost = one.cost_ms_per_step === null ? "" : `${fixed(one.cost_ms_per_step, 2)} ms/step`;
+    const cost = one.ms === null ? "" : `${fixed(one.ms, 2)} ms/${data.per}`;
     const share = one.gpu_share === null ? "" : percent(one.gpu_share);
     const ranks = data.ranks.length < 2 ? "" : one.ranks.length > 8 ? `${one.ranks.length} ranks`
       : one.ranks.length ? `rank ${one.ranks.join(", ")}` : "";
@@ -261,6 +262,7 @@ let whole = [0, 1], view = [0, 1], hits = [], marks = [];
 function setUp() {
   if (!strips.length) { byId("timeline-part").remove(); return; }
   whole = [Math.min(...strips.map((s) => s.start)), Math.max(...strips.map((s) => s.end))];
+  if (whole[1] <= whole[0]) { byId("timeline-part").remove(); strips.length = 0; return; }
   view = [...whole];
   marks = (data.findings || []).flatMap((one) => one.spans.map(([rank, start, end]) =>
     ({ rank, start, end, title: one.title })));

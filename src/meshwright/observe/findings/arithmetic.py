@@ -36,14 +36,15 @@ def _property(rank: Rank, name: str) -> int | None:
 @of_rank(
     Pattern(
         name="fp32-products",
-        title="Products run in fp32 outside tensor cores",
+        title="Products run in fp32",
         family="arithmetic",
-        detected="products whose kernels are fp32 ones of CUDA cores (sgemm, scudnn, simt, ffma) "
-        "on a device with tensor cores (compute capability 7 or more)",
-        cost="estimated: half of their time; tensor cores do 4 to 16 times the FLOPs",
+        detected="products whose kernels are fp32 ones (of CUDA cores: sgemm, scudnn, simt, ffma; "
+        "of AMD: Cijk_…_SB) on a device with tensor or matrix cores (compute capability 7 or more)",
+        cost="estimated: half of their time; in 16 bits these cores do 4 to 16 times the FLOPs",
         remedy='torch.set_float32_matmul_precision("high") (TF32, from Ampere on), or '
         "torch.autocast(device_type='cuda', dtype=torch.bfloat16); for convolutions "
         "torch.backends.cudnn.allow_tf32 = True",
+        rocm="torch.autocast(device_type='cuda', dtype=torch.bfloat16)",
         least_share=0.02,
     )
 )
@@ -53,13 +54,14 @@ def fp32_products(rank: Rank) -> Hit | None:
     major = compute_capability(rank)
     if not own.any() or major is None or major < 7:
         return None
-    spent = int(rank.length[own].sum())
-    remedy = (
-        ""
-        if major >= 8
-        else "torch.autocast(device_type='cuda', dtype=torch.float16) with "
-        "torch.amp.GradScaler(): this device has fp16 tensor cores and no TF32"
-    )
+    spent = rank.alone_ns(own)
+    remedy = ""
+    if major < 8:
+        scaled = " with torch.amp.GradScaler()" if rank.trains else ""
+        remedy = (
+            f"torch.autocast(device_type='cuda', dtype=torch.float16){scaled}: this device has "
+            "fp16 tensor cores and no TF32"
+        )
     evidence = (
         f"{took(spent)} in {int(own.sum())} fp32 products, {share(spent, rank.window_ns)} of the "
         f"time, on a device of compute capability {major}",
@@ -86,7 +88,7 @@ def unaligned_products(rank: Rank) -> Hit | None:
     own = rank.kernels("unaligned product")
     if not own.any():
         return None
-    spent = int(rank.length[own].sum())
+    spent = rank.alone_ns(own)
     names = {rank.spans.names[code] for code in np.unique(rank.spans.name[own]).tolist()}
     found = {match[1] for name in names if (match := re.search(r"_align(\d)", name))}
     evidence = (
@@ -104,8 +106,9 @@ def unaligned_products(rank: Rank) -> Hit | None:
         detected="compute kernels of 5 µs and more with less than one block per multiprocessor",
         cost="measured: their time, times the part of the multiprocessors that has no block; what "
         "other streams fill of it is not known",
-        remedy="larger batches (max_num_seqs, micro-batch), or kernels that split more: split-K, "
-        "flash-decoding (num_splits)",
+        remedy="larger micro-batches, or kernels that split more: split-K products",
+        serving="larger batches, or kernels that split more: split-K products, flash-decoding "
+        "(num_splits)",
         least_share=0.05,
     )
 )

@@ -7,6 +7,7 @@ from meshwright.observe.analyze.spans import (
     COMPUTE,
     Flags,
     covered,
+    measure,
 )
 from meshwright.observe.findings.rank import Rank
 from meshwright.observe.findings.registry import Hit, Pattern, of_rank
@@ -30,10 +31,10 @@ def _of_kind(rank: Rank, *wanted: str) -> Flags:
 
 
 def _exposed(rank: Rank, own: Flags, what: str) -> Hit | None:
-    if not own.any():
+    """Collectives that nothing hides; none where nothing computes, as in a test of links."""
+    if not own.any() or not rank.compute.start.size:
         return None
-    cost = int(rank.exposed_ns[own].sum())
-    total = int(rank.length[own].sum())
+    cost, total = measure(rank.exposed(own)), measure(rank.when(own))
     evidence = (
         f"{what}: {per_step(rank, own.sum())}, {took(total)} in all, {share(total - cost, total)} "
         "of it hidden behind compute",
@@ -42,23 +43,30 @@ def _exposed(rank: Rank, own: Flags, what: str) -> Hit | None:
     return Hit(cost, evidence, places(rank, own))
 
 
-def _uncovered(name: str, what: str, *kinds: str, remedy: str) -> None:
-    """A pattern of collectives of these kinds that no compute hides."""
+def _uncovered(name: str, what: str, *kinds: str, remedy: str, serving: str) -> None:
+    """A pattern of collectives of these kinds that no compute hides.
+
+    Where collectives of several kinds run at once, the first in the alphabet has the moment.
+    """
     title = f"{name.capitalize()} {'are' if name.endswith('s') else 'is'} not hidden"
     detected = f"{what} while nothing computes"
     cost = "measured: their time in which nothing computes; waiting for late ranks is part of it"
     words = f"exposed-{name.replace('sends and receives', 'send-receive')}"
 
-    @of_rank(Pattern(words, title, "communication", detected, cost, remedy, 0.03))
+    @of_rank(Pattern(words, title, "communication", detected, cost, remedy, 0.03, serving))
     def detector(rank: Rank) -> Hit | None:
-        return _exposed(rank, _of_kind(rank, *kinds), what.partition(",")[0])
+        hit = _exposed(rank, _of_kind(rank, *kinds), what.partition(",")[0])
+        return hit and hit._replace(cost_ns=sum(rank.exposed_by_kind.get(one, 0) for one in kinds))
 
 
 _uncovered(
     "all-reduce", "all-reduces", "all_reduce",
     remedy="DDP: bucket_cap_mb=100 (fewer, larger) or 10 (earlier start), "
     "gradient_as_bucket_view=True, static_graph=True; accumulate with model.no_sync(); "
-    "tensor parallel: async TP (torch._inductor.config._micro_pipeline_tp = True)",
+    "tensor parallel: sequence parallel, then async TP "
+    "(torch._inductor.config._micro_pipeline_tp = True)",
+    serving="an all-reduce of one shot for small messages (torch.ops.symm_mem.one_shot_all_reduce)"
+    "; fewer tensor-parallel ranks, more replicas",
 )  # fmt: skip
 _uncovered(
     "all-gather", "all-gathers", "all_gather",
@@ -66,21 +74,29 @@ _uncovered(
     "set_modules_to_backward_prefetch([...]), fully_shard(reshard_after_forward=False) where "
     "memory allows; FSDP1: forward_prefetch=True, BackwardPrefetch.BACKWARD_PRE, "
     "limit_all_gathers=False",
+    serving="gather while products run (async TP: torch._inductor.config._micro_pipeline_tp = "
+    "True); fewer tensor-parallel ranks, more replicas",
 )  # fmt: skip
 _uncovered(
     "reduce-scatter", "reduce-scatters", "reduce_scatter",
     remedy="FSDP2: larger units (fully_shard on several layers at once), accumulate with "
     "set_requires_gradient_sync(False); start reductions in backward hooks rather than after it",
+    serving="scatter while products run (async TP: torch._inductor.config._micro_pipeline_tp = "
+    "True); fewer tensor-parallel ranks, more replicas",
 )  # fmt: skip
 _uncovered(
     "all-to-all", "all-to-alls, dispatches and combines", "all_to_all", "dispatch", "combine",
     remedy="experts: overlap two micro-batches (DeepEP async_finish=True, Megatron "
-    "--overlap-moe-expert-parallel-comm); embeddings: TrainPipelineSparseDist",
+    "--overlap-moe-expert-parallel-comm); embeddings: TrainPipelineSparseDist; sequence parallel "
+    "(Ulysses): ring attention, which sends while it computes",
+    serving="sequence parallel (Ulysses): ring attention, which sends while it computes; experts: "
+    "two batches at once",
 )  # fmt: skip
 _uncovered(
     "sends and receives", "sends and receives", "send_recv", "send", "recv",
     remedy="pipeline: more micro-batches, batch_isend_irecv on a stream of its own, Megatron: "
     "interleaved stages without --no-overlap-p2p-communication",
+    serving="pipeline: more batches in flight; inside a node tensor parallel instead",
 )  # fmt: skip
 
 
@@ -94,6 +110,7 @@ _uncovered(
         cost="measured: their exposed time, which is latency rather than transfer",
         remedy="put them together: DDP bucket_cap_mb=25 or more, FSDP larger units, "
         "torch.distributed._coalescing_manager around calls of one kind",
+        serving="put them together: torch.distributed._coalescing_manager around calls of one kind",
     )
 )
 def small_collectives(rank: Rank) -> Hit | None:
@@ -123,8 +140,8 @@ def small_collectives(rank: Rank) -> Hit | None:
         family="communication",
         detected="NCCL or RCCL kernels on the stream that computes most: they cannot overlap",
         cost="measured: their exposed time",
-        remedy="async_op=True and wait where the result is used; a group of its own stream; no "
-        "TORCH_NCCL_BLOCKING_WAIT=1",
+        remedy="async_op=True and wait where the result is used; a stream of its own for the "
+        "group; no TORCH_NCCL_BLOCKING_WAIT=1",
         least_share=0.02,
     )
 )
@@ -144,7 +161,8 @@ def communication_on_compute_stream(rank: Rank) -> Hit | None:
         name="fp32-reduction",
         title="Gradients are reduced in fp32 though compute is in 16 bits",
         family="communication",
-        detected="all-reduces and reduce-scatters of fp32 beside products in 16 bits or less",
+        detected="in training, all-reduces and reduce-scatters of fp32 beside products in 16 bits "
+        "or less",
         cost="estimated: half of their exposed time, as half the bytes would do",
         remedy="FSDP2 MixedPrecisionPolicy(reduce_dtype=torch.bfloat16); DDP "
         "model.register_comm_hook(None, default_hooks.bf16_compress_hook); check the loss",
@@ -153,6 +171,8 @@ def communication_on_compute_stream(rank: Rank) -> Hit | None:
 )
 def fp32_reduction(rank: Rank) -> Hit | None:
     """Twice the bytes that 16 bits take."""
+    if not rank.trains:
+        return None
     own = _of_kind(rank, "all_reduce", "reduce_scatter")
     said = rank.part.strings("dtype")
     wide = np.zeros(own.size, dtype=np.bool_)
@@ -176,6 +196,8 @@ def fp32_reduction(rank: Rank) -> Hit | None:
         detected="broadcasts in every step",
         cost="measured: their exposed time",
         remedy="DistributedDataParallel(model, broadcast_buffers=False), or SyncBatchNorm",
+        serving="broadcast what does not change once, before the loop; small objects through "
+        "shared memory",
     )
 )
 def buffer_broadcast(rank: Rank) -> Hit | None:
@@ -207,13 +229,13 @@ def barrier_in_loop(rank: Rank) -> Hit | None:
     waits = rank.waits
     begun = covered(when, waits.gap_start, waits.gap_start + 1) > 0
     lost = int(waits.cost_ns[begun].sum())
-    cost = int(rank.exposed_ns[own].sum()) + lost
+    inside = measure(rank.exposed(own))
     evidence = (
-        f"{per_step(rank, rows.size)} barriers: {took(rank.exposed_ns[own].sum())} in kernels, "
+        f"{per_step(rank, rows.size)} barriers: {took(inside)} in kernels, "
         f"{took(lost)} idle after them",
     )
     spans = tuple(zip(when.start.tolist(), when.end.tolist(), strict=True))[:5]
-    return Hit(cost, evidence, spans)
+    return Hit(inside + lost, evidence, spans)
 
 
 @of_rank(

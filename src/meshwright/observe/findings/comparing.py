@@ -30,6 +30,8 @@ BUBBLE = 0.10
         "as communication is exposed",
         remedy="NCCL_DEBUG=INFO names the transport; nvidia-smi topo -m; NCCL_P2P_LEVEL=NVL, "
         "NCCL_IB_HCA, NCCL_NET_GDR_LEVEL; NCCL_PROTO and NCCL_ALGO unset",
+        rocm="NCCL_DEBUG=INFO names the transport; amd-smi topology; NCCL_IB_HCA, "
+        "NCCL_NET_GDR_LEVEL; NCCL_PROTO and NCCL_ALGO unset",
     )
 )
 def low_bus_bandwidth(job: Job) -> Iterable[JobHit]:

@@ -4,11 +4,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from meshwright.observe.analyze.spans import MEMORY_COPY, Flags, covered
+from meshwright.observe.analyze.spans import MEMORY_COPY, Flags, covered, measure, union
 from meshwright.observe.findings.rank import Rank
 from meshwright.observe.findings.registry import LEAST_SHARE, Hit, Pattern, of_rank
 from meshwright.observe.findings.say import per_step, places, took
-from meshwright.timeline.schema import ABSENT
 
 ROUND_TRIP_NS = 5_000_000
 MANY_FILLS = 100
@@ -31,7 +30,7 @@ def _rate(rank: Rank, own: Flags) -> str:
 def _hit(rank: Rank, own: Flags, what: str, extra_ns: int = 0) -> Hit | None:
     if not own.any():
         return None
-    cost = int(rank.exposed_ns[own].sum()) + extra_ns
+    cost = measure(rank.exposed(own)) + extra_ns
     evidence = (
         f"{what}: {per_step(rank, own.sum())}, {took(rank.length[own].sum())} in all"
         f"{_rate(rank, own)}; {took(cost)} not hidden behind compute",
@@ -53,10 +52,7 @@ def _hit(rank: Rank, own: Flags, what: str, extra_ns: int = 0) -> Hit | None:
 def pageable_copy(rank: Rank) -> Hit | None:
     """Copies that block the host and cannot overlap."""
     own = _copies(rank, "HtoD", "Pageable")
-    launch = rank.launch[own]
-    launch = launch[launch != ABSENT]
-    blocked = int(covered(rank.late_gaps, rank.start[launch], rank.end[launch]).sum())
-    return _hit(rank, own, "copies from pageable memory", blocked)
+    return _hit(rank, own, "copies from pageable memory", rank.claimed_ns("copying"))
 
 
 def _exposed(
@@ -68,11 +64,12 @@ def _exposed(
     detected: str,
     remedy: str,
     least_share: float = LEAST_SHARE,
+    serving: str = "",
 ) -> None:
     """A pattern of copies that no compute hides."""
     cost = "measured: their time in which nothing computes"
 
-    @of_rank(Pattern(name, title, "copies", detected, cost, remedy, least_share))
+    @of_rank(Pattern(name, title, "copies", detected, cost, remedy, least_share, serving))
     def detector(rank: Rank) -> Hit | None:
         return _hit(rank, copies(rank), what)
 
@@ -106,6 +103,7 @@ _exposed(
     remedy="drop .clone() and .contiguous(); write into preallocated views; for DDP "
     "gradient_as_bucket_view=True",
     least_share=0.02,
+    serving="drop .clone() and .contiguous(); write into preallocated views",
 )
 
 
@@ -135,7 +133,8 @@ def host_round_trip(rank: Rank) -> Hit | None:
     if not near.any():
         return None
     start, end = start[near], end[near]
-    cost = int((end - start - covered(rank.compute, start, end)).sum())
+    away = union(start, end)
+    cost = int((away.end - away.start - covered(rank.compute, *away)).sum())
     evidence = (f"{per_step(rank, near.sum())} round trips of {int(size[out[near]].max())} bytes",)
     return Hit(cost, evidence, tuple(zip(start.tolist(), end.tolist(), strict=True))[:5])
 
@@ -149,6 +148,7 @@ def host_round_trip(rank: Rank) -> Hit | None:
         cost="measured: their time, and gaps below 30 µs before them",
         remedy="optimizer.zero_grad(set_to_none=True); torch.empty instead of torch.zeros where "
         "every element is written",
+        serving="torch.empty instead of torch.zeros where every element is written",
     )
 )
 def fill_storm(rank: Rank) -> Hit | None:
@@ -156,12 +156,10 @@ def fill_storm(rank: Rank) -> Hit | None:
     own = (rank.spans.kind == MEMORY_COPY) & rank.named("Memset") | rank.kernels("fill")
     if own.sum() / (rank.num_steps or 1.0) < MANY_FILLS:
         return None
-    length = rank.gaps.end - rank.gaps.start
-    before = own[rank.ending] & ~rank.late & (length < 30_000) if length.size else own[:0]
-    cost = int(rank.length[own].sum() + length[before].sum())
+    spent, before = measure(rank.when(own)), rank.short_gaps_ns(own)
     in_zero_grad = int((own & rank.launched_in("zeroing", own)).sum())
     evidence = (
         f"{per_step(rank, own.sum())} fills, {in_zero_grad} of them in zero_grad",
-        f"{took(rank.length[own].sum())} in them, {took(length[before].sum())} in gaps before them",
+        f"{took(spent)} in them, {took(before)} in gaps before them",
     )
-    return Hit(cost, evidence, places(rank, own))
+    return Hit(spent + before, evidence, places(rank, own))

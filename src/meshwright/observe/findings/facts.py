@@ -1,5 +1,6 @@
 """Plain facts of one rank's timeline, worked out once and only when asked."""
 
+import re
 from functools import cached_property
 
 import msgspec
@@ -14,11 +15,13 @@ from meshwright.observe.analyze.nest import NONE, Nest, enclosing, innermost, ne
 from meshwright.observe.analyze.spans import (
     COMMUNICATION,
     COMPUTE,
+    MEMORY_COPY,
     DeviceSpans,
     Flags,
     Intervals,
     Ints,
-    covered,
+    measure,
+    subtract,
     union,
     where,
 )
@@ -31,6 +34,7 @@ from meshwright.observe.analyze.steps import (
     on_host,
     steps_of,
 )
+from meshwright.observe.findings.engines import engine_of
 from meshwright.observe.findings.names import host_sort, kernel_sorts
 from meshwright.timeline.columns import as_numpy
 from meshwright.timeline.readers.arrow_arrays import taken, whole_numbers
@@ -38,6 +42,12 @@ from meshwright.timeline.schema import ABSENT, Source
 from meshwright.timeline.timeline import Timeline
 
 _COMMUNICATING = ("nccl:", "c10d::", "rccl:", "gloo:")
+_TRAINING = re.compile(
+    r"^Optimizer\.(step|zero_grad)#|^autograd::engine::|^torch::autograd::AccumulateGrad|"
+    r"Backward\d+$|(?i:^(## )?(backward|optimizer[_ ]?step|train(ing)?[_ ]?step)\b)"
+)
+_GRADIENT = re.compile(r"(?i)backward|bwd|wgrad|fused_?adam")
+"""Operators and annotations, and kernels, that only training has."""
 
 
 class Facts(msgspec.Struct, frozen=True, eq=False, dict=True):
@@ -123,6 +133,37 @@ class Facts(msgspec.Struct, frozen=True, eq=False, dict=True):
         return on_host(self.part)
 
     @cached_property
+    def trains(self) -> bool:
+        """Whether anything shows training: an optimizer, a backward pass; simulated steps do."""
+        kernels = (self.spans.names[code] for code in np.unique(self.spans.name).tolist())
+        return (
+            self.part.source == Source.SIMULATED
+            or any(map(_TRAINING.search, self.part.strings("name").values))
+            or any(map(_GRADIENT.search, kernels))
+        )
+
+    @cached_property
+    def on_rocm(self) -> bool:
+        """Whether the device is AMD's: its runtime's calls or its name say so."""
+        devices = self.part.metadata.get("devices", "").lower()
+        if devices:
+            return '"amd' in devices or "instinct" in devices or "radeon" in devices
+        return any(name.startswith("hip") for name in self.part.strings("name").values)
+
+    @cached_property
+    def engine(self) -> str:
+        """The serving engine that it shows, where it does not train; empty for none."""
+        return "" if self.trains else engine_of(self.part.strings("name").values)
+
+    @cached_property
+    def _launches(self) -> Flags:
+        """Which threads launch counted work; all where no launch is known."""
+        known = self.launch[self.launch != ABSENT]
+        threads = np.full(int(self.thread.max(initial=0)) + 1, not known.size)
+        threads[self.thread[known]] = True
+        return threads
+
+    @cached_property
     def _sorts(self) -> tuple[Ints, list[str]]:
         names = self.part.strings("name")
         known: dict[str, int] = {"": 0}
@@ -131,11 +172,18 @@ class Facts(msgspec.Struct, frozen=True, eq=False, dict=True):
         return found, list(known)
 
     def host_rows(self, sort: str) -> Ints:
-        """Rows of the host of one sort of `names`, in the steps that are counted."""
+        """Rows of the host of one sort of `names`, in the steps that are counted.
+
+        Only of threads that launch: what others do holds up no launch. Python's garbage collector
+        stops them all.
+        """
         codes, words = self._sorts
         if sort not in words:
             return np.zeros(0, dtype=np.int64)
-        return in_counted_steps(self.part, np.flatnonzero(codes == words.index(sort)))
+        rows = np.flatnonzero(codes == words.index(sort))
+        if sort != "collecting":
+            rows = rows[self._launches[self.thread[rows]]]
+        return in_counted_steps(self.part, rows)
 
     def host_time(self, sort: str) -> Intervals:
         """When the host was in spans of one sort."""
@@ -221,15 +269,31 @@ class Facts(msgspec.Struct, frozen=True, eq=False, dict=True):
         """When anything computes."""
         return self.spans.of(COMPUTE)
 
+    def when(self, which: Flags) -> Intervals:
+        """When any of these device spans ran; where several did at once, the moment counts once."""
+        return union(self.spans.start[which], self.spans.end[which])
+
+    def exposed(self, which: Flags) -> Intervals:
+        """When any of these ran and nothing hid it: no compute, and no communication beside copies.
+
+        They are spans of communication, or copies.
+        """
+        copies = bool((self.spans.kind[which] == MEMORY_COPY).any())
+        hiding = self.spans.of(COMPUTE, COMMUNICATION) if copies else self.compute
+        return subtract(self.when(which), hiding)
+
+    def alone_ns(self, which: Flags) -> int:
+        """How long these compute kernels ran with no other beside them: what the rest waits for."""
+        length = int(self.length[which].sum())
+        if not self._at_once:
+            return length
+        others = (self.spans.kind == COMPUTE) & ~which
+        return measure(subtract(self.when(which), self.when(others)))
+
     @cached_property
-    def exposed_ns(self) -> Ints:
-        """Of each device span, what no compute and no other communication hides."""
-        other = np.where(self.spans.kind == COMMUNICATION, 0, 1)
-        hidden = covered(self.compute, self.spans.start, self.spans.end)
-        both = self.spans.of(COMPUTE, COMMUNICATION)
-        more = covered(both, self.spans.start, self.spans.end)
-        exposed: Ints = self.length - np.where(other == 0, hidden, more)
-        return exposed
+    def _at_once(self) -> bool:
+        """Whether compute kernels ever run beside each other."""
+        return int(self.length[self.spans.kind == COMPUTE].sum()) > measure(self.compute)
 
     @cached_property
     def collectives(self) -> tuple[Ints, tuple[str, ...]]:
@@ -251,6 +315,20 @@ class Facts(msgspec.Struct, frozen=True, eq=False, dict=True):
             collective_of(word or self.spans.names[self.spans.name[at]])
             for word, at in zip(words, own.tolist(), strict=True)
         )
+
+    @cached_property
+    def exposed_by_kind(self) -> dict[str, int]:
+        """How long communication of each kind is exposed; a moment is the first kind's in it."""
+        own, kinds = self.collectives
+        words = np.array(kinds)
+        left = subtract(union(self.spans.start[own], self.spans.end[own]), self.compute)
+        found = {}
+        for kind in sorted(set(kinds)):
+            mine = own[words == kind]
+            rest = subtract(left, union(self.spans.start[mine], self.spans.end[mine]))
+            found[kind] = measure(left) - measure(rest)
+            left = rest
+        return found
 
     def like_launches(self, place: Ints) -> Ints:
         """A number per device span that kernels of one name, grid and block share; -1 for others.

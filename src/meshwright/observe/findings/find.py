@@ -23,6 +23,9 @@ from meshwright.observe.findings.registry import (
 )
 from meshwright.timeline.timeline import Timeline
 
+FEWEST_TO_ADVISE = 20
+"""With fewer device spans a trace shows calls by hand and no loop whose settings could be told."""
+_OF_LOOPS = ("launching", "arithmetic", "passes", "communication")
 _HOST = (
     "data-loader-stall", "recompilation", "warm-up-included", "garbage-collection",
     "checkpoint-stall", "allocator-churn",
@@ -31,8 +34,9 @@ _STRAGGLERS = (
     "straggler-slow-kernels", "straggler-more-work", "straggler-late-host", "straggler-data-wait",
     "rotating-stragglers", "slow-link",
 )  # fmt: skip
+_WAYS = ("communication-on-compute-stream", "small-collectives", "barrier-in-loop")
 CONSEQUENCES: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("exposed-", (*_STRAGGLERS, "pipeline-bubble", "low-bus-bandwidth")),
+    ("exposed-", (*_STRAGGLERS, *_WAYS, "pipeline-bubble", "low-bus-bandwidth")),
     ("step-outliers", _HOST),
     ("step-time-change", ("kernels-slow-down", *_HOST)),
     ("tiny-kernels", ("unfused-optimizer", "fill-storm")),
@@ -62,7 +66,7 @@ def examine(rank: Rank, kept: Timeline | None = None) -> Examined:
         for pattern, detector in RANK_PATTERNS.values():
             hit = detector(rank)
             if hit is not None and _matters(pattern, hit, rank.window_ns):
-                hits.append((pattern.name, hit))
+                hits.append((pattern.name, _within(hit, rank.window_ns)))
     return Examined(summary_of(rank), tuple(hits), kept_of(rank.part) if kept is None else kept)
 
 
@@ -79,7 +83,8 @@ def combine(examined: Iterable[Examined]) -> tuple[Finding, ...]:
         for pattern, detector in JOB_PATTERNS.values():
             for hit, culprits, sharers in detector(job):
                 if _matters(pattern, hit, job.window_ns):
-                    found.append(_of_all(pattern, hit, culprits, sharers, job))
+                    capped = _within(hit, job.window_ns)
+                    found.append(_of_all(pattern, capped, culprits, sharers, job))
     return _ranked(found)
 
 
@@ -108,8 +113,25 @@ def _matters(pattern: Pattern, hit: Hit, window_ns: float) -> bool:
     return hit.cost_ns is None or hit.cost_ns >= pattern.least_share * window_ns > 0
 
 
+def _within(hit: Hit, window_ns: float) -> Hit:
+    """The hit with a cost of the whole time at most: what runs at once is saved once."""
+    return hit if hit.cost_ns is None else hit._replace(cost_ns=min(hit.cost_ns, window_ns))
+
+
 def _by_cost(finding: Finding) -> tuple[float, str]:
     return (-(finding.gpu_share or 0.0), finding.name)
+
+
+def _remedy(pattern: Pattern, hit: Hit, num_spans: int, job: Job) -> str:
+    """What to change, for what the run is; of a handful of kernels nobody can say."""
+    if num_spans < FEWEST_TO_ADVISE and pattern.family in _OF_LOOPS:
+        return (
+            f"only {num_spans} kernels and copies are recorded, too few to advise on: profile "
+            "several whole steps, schedule(wait=1, warmup=2, active=3)"
+        )
+    return hit.remedy or pattern.remedy_for(
+        trains=job.trains, on_rocm=job.on_rocm, engine=job.engine
+    )
 
 
 def _of_ranks(pattern: Pattern, own: list[tuple[Summary, Hit]], job: Job) -> Finding:
@@ -130,7 +152,7 @@ def _of_ranks(pattern: Pattern, own: list[tuple[Summary, Hit]], job: Job) -> Fin
         ranks=tuple(sorted(summary.rank for summary, _ in own)),
         cost_ms_per_step=sum(per_step) / len(per_step) if per_step else None,
         gpu_share=sum(costs) / windows if costs and windows else None,
-        remedy=hit.remedy or pattern.remedy,
+        remedy=_remedy(pattern, hit, worst.num_spans, job),
         spans=tuple((worst.rank, start, end) for start, end in hit.spans[:MAX_SPANS]),
     )
 
@@ -150,6 +172,6 @@ def _of_all(
         ranks=culprits,
         cost_ms_per_step=cost / steps / 1e6 if cost is not None and steps else None,
         gpu_share=cost * sharers / windows if cost is not None and windows else None,
-        remedy=hit.remedy or pattern.remedy,
+        remedy=_remedy(pattern, hit, max(one.num_spans for one in job.summaries), job),
         spans=tuple((first, start, end) for start, end in hit.spans[:MAX_SPANS]),
     )

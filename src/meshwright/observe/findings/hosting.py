@@ -36,7 +36,8 @@ def _meanwhile(
         if not cost or (lasting and not rank.goes_on(rows)):
             return None
         evidence = (
-            f"{what}: {per_step(rank, rows.size)}, device idle {took(cost)} meanwhile",
+            f"{what}: {per_step(rank, rank.host_time(cause).start.size)}, device idle {took(cost)} "
+            "meanwhile",
             names_of(rank, rows),
             *more(rank),
         )

@@ -19,10 +19,12 @@ from meshwright.observe.analyze.pipeline import Pipeline, pipeline
 from meshwright.observe.analyze.spans import (
     COMPUTE,
     DEVICE_KINDS,
+    Flags,
     Ints,
     covered,
     device_spans,
     measure,
+    union,
     where,
 )
 from meshwright.observe.analyze.stragglers import Stragglers, stragglers
@@ -35,6 +37,9 @@ from meshwright.timeline.timeline import Timeline, has_kind
 _MARKS = re.compile(
     r"^ProfilerStep|^Optimizer\.step#|(?i:data_?loader|enumerate\(|__next__|next_data|load_batch)"
 )
+
+
+MOST_PLACES = 5
 
 
 class Summary(NamedTuple):
@@ -51,6 +56,12 @@ class Summary(NamedTuple):
     """The part of that in which the host waited for data."""
     kernel_ns: dict[str, int]
     """Time of each compute kernel that has a hundredth of compute time or more."""
+    num_spans: int
+    """Device spans that are counted."""
+    trains: bool
+    on_rocm: bool
+    engine: str
+    """The serving engine that it shows; empty for none."""
 
 
 def summary_of(rank: Rank) -> Summary:
@@ -68,6 +79,10 @@ def summary_of(rank: Rank) -> Summary:
         measure(rank.late_gaps),
         rank.claimed_ns("loading"),
         {rank.spans.names[code]: int(total[code]) for code in large.tolist()},
+        int(rank.length.size),
+        rank.trains,
+        rank.on_rocm,
+        rank.engine,
     )
 
 
@@ -120,6 +135,28 @@ class Job(msgspec.Struct, frozen=True, eq=False, dict=True):
         cluster = cluster_of(self.kept[0]) if self.kept else None
         return expected(by_size(self.collectives), cluster) if cluster is not None else ()
 
+    def late_places(self, rank: int) -> tuple[tuple[int, int], ...]:
+        """Where a rank came last, longest first: from the last but one to itself, by its clock."""
+        found = self.collectives
+        members, calls = found.members, found.calls
+        order = np.lexsort((members.start_ns, members.call))
+        last = order[calls.first + calls.members - 1]
+        lead = members.start_ns[last] - members.start_ns[order[calls.first + calls.members - 2]]
+        own = np.flatnonzero(members.rank[last] == rank)
+        own = own[np.argsort(-lead[own], kind="stable")][:MOST_PLACES]
+        kept = next(part for part in self.kept if rank in part.ranks)
+        start = kept.column("start_ns")[members.row[last[own]]]
+        return tuple(zip((start - lead[own]).tolist(), start.tolist(), strict=True))
+
+    def lost_to(self, which: Flags) -> float:
+        """What all ranks lose in these members, in ns; of waits at once, one counts."""
+        members, lost = self.collectives.members, self.lost_ns
+        total = 0
+        for rank in np.unique(members.rank[which]).tolist():
+            own = which & (members.rank == rank)
+            total += measure(union(members.start_ns[own], members.start_ns[own] + lost[own]))
+        return float(total)
+
     @cached_property
     def lost_ns(self) -> Ints:
         """What each member of each collective loses to the last one: waits that nothing hides.
@@ -144,6 +181,21 @@ class Job(msgspec.Struct, frozen=True, eq=False, dict=True):
     def pipeline(self) -> Pipeline | None:
         """The pipeline, where there is one."""
         return pipeline(self.whole)
+
+    @cached_property
+    def trains(self) -> bool:
+        """Whether any rank shows training."""
+        return any(one.trains for one in self.summaries)
+
+    @cached_property
+    def on_rocm(self) -> bool:
+        """Whether the devices are AMD's."""
+        return any(one.on_rocm for one in self.summaries)
+
+    @cached_property
+    def engine(self) -> str:
+        """The serving engine that a rank shows; empty for none."""
+        return next((one.engine for one in self.summaries if one.engine), "")
 
     @cached_property
     def window_ns(self) -> float:

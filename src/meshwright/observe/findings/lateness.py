@@ -39,12 +39,21 @@ def _cause(job: Job, worst: RankArrival) -> tuple[str, str] | None:
     return ("data" if loading > late / 2 else "host"), words
 
 
-def _straggler(name: str, title: str, *, cause: str, detected: str, remedy: str) -> None:
+def _straggler(
+    name: str,
+    title: str,
+    *,
+    cause: str,
+    detected: str,
+    remedy: str,
+    serving: str = "",
+    rocm: str = "",
+) -> None:
     """A pattern of the rank that holds up the others, if it does for this cause."""
     rule = f"one rank is last at most collectives, {detected}"
     cost = "measured: waits of the others for that rank that no compute hides, mean of a rank"
 
-    @of_job(Pattern(name, title, "ranks", rule, cost, remedy))
+    @of_job(Pattern(name, title, "ranks", rule, cost, remedy, serving=serving, rocm=rocm))
     def detector(job: Job) -> Iterable[JobHit]:
         found = job.stragglers
         if found.straggler is None or len(job.summaries) < 2:
@@ -60,8 +69,9 @@ def _straggler(name: str, title: str, *, cause: str, detected: str, remedy: str)
             f"collectives; the others waited {took(worst.caused_ns)} together",
             told[1],
         )
-        lost = float(job.lost_ns[own].sum()) / others
-        return [JobHit(Hit(lost, evidence), (worst.rank,), others)]
+        lost = job.lost_to(own) / others
+        places = job.late_places(worst.rank)
+        return [JobHit(Hit(lost, evidence, places), (worst.rank,), others)]
 
 
 _straggler(
@@ -72,6 +82,8 @@ _straggler(
     "same ones elsewhere",
     remedy="nvidia-smi -q -d PERFORMANCE,CLOCK,ECC -i N on that rank's host (throttling, power "
     "cap, remapped rows); drain the node",
+    rocm="amd-smi metric --clock --power --temperature --ecc -g N on that rank's host (throttling, "
+    "power cap, errors); drain the node",
 )
 _straggler(
     "straggler-more-work",
@@ -80,6 +92,8 @@ _straggler(
     detected="computes longer per step than the median, and its kernels are as fast as elsewhere",
     remedy="balance the work: sequence packing by tokens, even shards of experts, tables or "
     "layers (torchrec planner, uneven stages)",
+    serving="balance the work: requests between replicas by tokens, even shards of experts, even "
+    "stages",
 )
 _straggler(
     "straggler-late-host",
@@ -117,7 +131,8 @@ def rotating_stragglers(job: Job) -> Iterable[JobHit]:
     if found.pattern != "rotating" or len(job.summaries) < 2:
         return []
     total = sum(one.lead_ns for one in found.ranks)
-    cost = float(job.lost_ns.sum()) / len(job.summaries)
+    everyone = np.ones(job.lost_ns.size, dtype=np.bool_)
+    cost = job.lost_to(everyone) / len(job.summaries)
     evidence = (
         f"{took(total)} of waiting for the last rank, shared among "
         + ", ".join(f"rank {one.rank}: {took(one.lead_ns)}" for one in found.ranks[:4]),
@@ -132,27 +147,32 @@ def rotating_stragglers(job: Job) -> Iterable[JobHit]:
         title="Ranks with a slow link",
         family="ranks",
         detected="all groups of a rank transfer 1.25 times as long as like groups without it",
-        cost="measured: the transfer that its groups take longer",
+        cost="measured: the transfer that its groups take longer, as far as communication is "
+        "exposed; mean of their ranks",
         remedy="nvidia-smi nvlink -s, ibstat, NCCL_DEBUG=INFO on those hosts; check that "
         "NCCL_IB_HCA names all adapters",
+        rocm="amd-smi xgmi, ibstat, NCCL_DEBUG=INFO on those hosts; check that NCCL_IB_HCA names "
+        "all adapters",
     )
 )
 def slow_link(job: Job) -> Iterable[JobHit]:
     """One link."""
     hits = []
-    calls = job.collectives.calls
+    calls, groups = job.collectives.calls, job.collectives.groups
+    exposed = {one.rank: one.exposed_communication_ns for one in job.summaries}
+    transfer = np.bincount(calls.group, job.collectives.transfer_ns, len(groups))
     for link in job.stragglers.links:
-        groups = [
-            at
-            for at, group in enumerate(job.collectives.groups)
-            if set(group.ranks) & set(link.ranks)
-        ]
-        own = np.isin(calls.group, groups)
-        spent = float(job.collectives.transfer_ns[own].sum())
-        cost = spent * (1 - 1 / link.slowdown) / max(1, len(groups))
+        slow = [at for at, group in enumerate(groups) if set(group.ranks) & set(link.ranks)]
+        payers = [[rank for rank in groups[at].ranks if rank in exposed] for at in slow]
+        ranks = {rank for own in payers for rank in own}
+        if not ranks:
+            continue
+        spent = sum(transfer[at] * len(own) for at, own in zip(slow, payers, strict=True))
+        longer = float(spent) * (1 - 1 / link.slowdown) / len(ranks)
+        cost = min(longer, float(np.mean([exposed[rank] for rank in ranks])))
         evidence = (
             f"groups of ranks {', '.join(map(str, link.ranks))} transfer {link.slowdown:.2f} times "
             "as long as like groups",
         )
-        hits.append(JobHit(Hit(cost, evidence), link.ranks, len(job.summaries)))
+        hits.append(JobHit(Hit(cost, evidence), link.ranks, len(ranks)))
     return hits

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from meshwright.observe.analyze.idle import KERNEL_GAP_NS
 from meshwright.observe.analyze.spans import covered
 from meshwright.observe.findings.rank import Rank
 from meshwright.observe.findings.registry import Hit, Pattern, of_rank
@@ -9,8 +10,9 @@ from meshwright.observe.findings.say import longest, longest_of, per_step, share
 
 TINY_NS = 10_000
 """A kernel below this takes about as long as launching it takes the host."""
-KERNEL_GAP_NS = 30_000
 MANY_TINY = 0.5
+LONG_PAUSE_NS = 10_000_000
+"""No step of a loop is held up that long by Python alone."""
 
 
 @of_rank(
@@ -22,7 +24,7 @@ MANY_TINY = 0.5
         "(mean below 50 µs), and the host neither waits nor loads data",
         cost="measured: the late gaps in those pieces",
         remedy='capture the step in a CUDA graph: torch.compile(model, mode="reduce-overhead"), or '
-        "torch.cuda.graph(...); for vLLM drop enforce_eager=True",
+        "torch.cuda.graph(...)",
         least_share=0.02,
     )
 )
@@ -55,12 +57,12 @@ def launch_bound(rank: Rank) -> Hit | None:
         name="late-host",
         title="The host is late with work",
         family="launching",
-        detected="late gaps that data, compilation, collection, checkpoints, the allocator, "
-        "synchronisation and what follows from it, the profiler and launch-bound regions do not "
-        "explain",
+        detected="late gaps that data, compilation, collection, checkpoints, the allocator, the "
+        "profiler, copies, synchronisation and what follows from it, an unfused optimizer and "
+        "launch-bound regions do not explain",
         cost="measured: those gaps",
-        remedy='torch.compile(model), where it is compiled already mode="reduce-overhead"; move '
-        "Python work out of the loop; look at the host's spans in the gaps named here",
+        remedy="torch.compile(model); move Python work out of the loop; look at the host's spans "
+        "in the gaps named here",
         least_share=0.03,
     )
 )
@@ -80,11 +82,20 @@ def late_host(rank: Rank) -> Hit | None:
 
 
 def _instead(rank: Rank) -> str:
-    """The remedy that is left where the usual one is taken already, or the optimizer is late."""
+    """The remedy where one pause is most of it, the optimizer is late, or all is compiled."""
     left = rank.claims["rest"]
+    length = left.end - left.start
+    at = int(length.argmax())
+    if 2 * length[at] > length.sum() and length[at] > LONG_PAUSE_NS:
+        meanwhile = _meanwhile(rank, int(left.start[at]), int(left.end[at])).lstrip(": ")
+        return (
+            f"one pause of {took(length[at])} is most of it"
+            + (f", in which {meanwhile}: look there" if meanwhile else "")
+            + "; where it comes once, leave it out of the profile: schedule(wait=1, warmup=2, "
+            "active=3)"
+        )
     ending = np.searchsorted(rank.spans.start, left.end, side="left")
     updating = rank.launched_in("updating")[np.minimum(ending, rank.length.size - 1)]
-    length = left.end - left.start
     if length[updating].sum() > length.sum() / 2:
         return (
             "launch the optimizer with less Python: torch.compile(optimizer.step), or "
@@ -94,7 +105,7 @@ def _instead(rank: Rank) -> str:
     return (
         'the model is compiled already: torch.compile(model, mode="reduce-overhead") launches it '
         "as CUDA graphs; move Python work out of the loop"
-        if compiled
+        if compiled and not rank.engine
         else ""
     )
 
@@ -129,6 +140,7 @@ def _meanwhile(rank: Rank, start: int, end: int) -> str:
         cost="measured: those gaps (starting up and draining, which larger kernels would not have)",
         remedy="fuse them: torch.compile(model); batch small tensors with torch._foreach_*; "
         "larger micro-batches",
+        serving="fuse them: torch.compile(model); larger batches",
     )
 )
 def tiny_kernels(rank: Rank) -> Hit | None:

@@ -11,14 +11,12 @@ from meshwright.observe.findings.registry import Hit, Pattern, of_rank
 from meshwright.observe.findings.say import most_time, per_step, places, share, took
 
 CHAIN = 3
-NEAR = 4
-"""So many kernels may stand between a softmax and the products around it."""
 
 
 def _all_of(rank: Rank, own: Flags, part: float = 1.0) -> Hit | None:
     if not own.any():
         return None
-    spent = int(rank.length[own].sum())
+    spent = rank.alone_ns(own)
     evidence = (
         f"{took(spent)} in {per_step(rank, own.sum())} kernels, {share(spent, rank.window_ns)} of "
         "the time",
@@ -37,12 +35,22 @@ def _pass(
     least_share: float,
     saved: float = 1.0,
     cost: str = "measured: their time",
+    serving: str = "",
 ) -> None:
-    """A pattern of the time that some kernels take, of which a part would be saved."""
+    """A pattern of the time that some kernels take, of which a part would be saved.
 
-    @of_rank(Pattern(name, title, "passes", detected, cost, remedy, least_share))
+    Kernels between attention's products are left out: `unfused-attention` has their time.
+    """
+
+    @of_rank(Pattern(name, title, "passes", detected, cost, remedy, least_share, serving))
     def detector(rank: Rank) -> Hit | None:
-        return _all_of(rank, kernels(rank), saved)
+        return _all_of(rank, kernels(rank) & ~rank.scores, saved)
+
+
+def _loss(rank: Rank) -> Flags:
+    """Kernels of a loss, in training; a sampler's log-softmax is none."""
+    own = rank.kernels("loss") & ~rank.named("triton")
+    return own if rank.trains else np.zeros_like(own)
 
 
 def _efficient_attention(rank: Rank) -> Flags:
@@ -58,6 +66,8 @@ _pass(
     detected="kernels that copy with a change of type",
     remedy="keep weights in the type of compute (model.to(torch.bfloat16), or FSDP "
     "MixedPrecisionPolicy(param_dtype=torch.bfloat16)); torch.compile fuses casts into neighbours",
+    serving="load weights in the type of compute (torch_dtype=torch.bfloat16, no autocast); "
+    "torch.compile fuses casts into neighbours",
     least_share=0.03,
 )
 _pass(
@@ -102,9 +112,9 @@ _pass(
 _pass(
     "unfused-cross-entropy",
     "The loss passes over the logits several times",
-    kernels=lambda rank: rank.kernels("loss") & ~rank.named("triton"),
-    detected="kernels of log-softmax and negative log-likelihood, forward and backward, of "
-    "PyTorch's own (not compiled)",
+    kernels=_loss,
+    detected="in training, kernels of log-softmax and negative log-likelihood, forward and "
+    "backward, of PyTorch's own (not compiled)",
     saved=0.5,
     cost="estimated: half of their time; forward and backward each read and write the logits",
     remedy="a fused or chunked loss: liger_kernel LigerFusedLinearCrossEntropyLoss, "
@@ -159,8 +169,10 @@ def unfused_elementwise(rank: Rank) -> Hit | None:
     new = np.append(True, (lane[1:] != lane[:-1]) | (chained[1:] != chained[:-1]))
     number = np.cumsum(new) - 1
     count = np.bincount(number)[number]
-    # Casts and strided copies are part of a chain, but patterns of their own have their time.
-    own = chained & (count >= CHAIN) & ~rank.kernels("cast", "strided copy")[order]
+    # Casts, strided copies and attention's scores may be part of a chain, but patterns of their
+    # own have their time.
+    others = rank.kernels("cast", "strided copy") | rank.scores
+    own = chained & (count >= CHAIN) & ~others[order]
     if not own.any():
         return None
     length = rank.length[order]
@@ -191,23 +203,8 @@ def unfused_elementwise(rank: Rank) -> Hit | None:
 )
 def unfused_attention(rank: Rank) -> Hit | None:
     """Product, softmax, product."""
-    order = np.flatnonzero((rank.spans.kind == COMPUTE) & (rank.spans.lane == rank.main_lane))
-    soft = np.flatnonzero(rank.kernels("softmax")[order])
-    product = np.flatnonzero(rank.kernels("product")[order])
-    if not soft.size or not product.size:
-        return None
-    place = np.searchsorted(product, soft)
-    has = (place > 0) & (place < product.size)
-    soft, place = soft[has], place[has]
-    before, after = product[place - 1], product[place]
-    near = (soft - before <= NEAR) & (after - soft <= NEAR)
-    if not near.any():
-        return None
-    which = np.zeros(rank.length.size, dtype=np.bool_)
-    for low, high in zip(before[near].tolist(), after[near].tolist(), strict=True):
-        which[order[low + 1 : high]] = True
-    hit = _all_of(rank, which)
+    hit = _all_of(rank, rank.scores)
     if hit is None:
         return None
-    first = f"{int(near.sum())} times product, softmax, product"
-    return hit._replace(evidence=(first, *hit.evidence))
+    number = int((rank.scores & rank.kernels("softmax")).sum())
+    return hit._replace(evidence=(f"{number} times product, softmax, product", *hit.evidence))

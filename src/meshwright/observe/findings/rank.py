@@ -2,8 +2,9 @@
 
 Gaps in which the device had nothing to do because the host launched late are shared out among
 causes in a fixed order, so that no moment is told twice: data, first calls, compilation, garbage
-collection, checkpoints, the allocator, the profiler, synchronisation, what follows from it,
-launching, the rest. What the host does in a gap comes before the wait that the gap began in.
+collection, checkpoints, the allocator, the profiler, copies from pageable memory, synchronisation,
+what follows from it, an optimizer that updates tensor by tensor, launching, the rest. What the host
+does in a gap comes before the wait that the gap began in.
 """
 
 from functools import cached_property
@@ -11,7 +12,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from meshwright.observe.analyze.idle import KERNEL_GAP_NS
 from meshwright.observe.analyze.spans import (
+    COMPUTE,
+    MEMORY_COPY,
     Flags,
     Intervals,
     Ints,
@@ -30,6 +34,10 @@ from meshwright.timeline.schema import ABSENT
 
 LONG_LAUNCH_NS = 5_000_000
 LONG_OPERATOR_NS = 50_000_000
+NEAR_SOFTMAX = 4
+"""So many kernels may stand between a softmax and the products around it."""
+MANY_UPDATES = 50
+"""Kernels per step: an optimizer that launches more for its tensors takes them one by one."""
 LEAST_IN_SECOND_HALF = 0.2
 """What goes on for a whole profile has about half of its cost in the second half."""
 
@@ -43,7 +51,8 @@ class Waits(NamedTuple):
 
     row: Ints
     cost_ns: Ints
-    """Device idle from the moment it ran dry during the call to its next work."""
+    """Device idle from the moment it ran dry during the call to its next work; during the call only
+    where it had run dry before."""
     gap_start: Ints
     gap_end: Ints
 
@@ -73,6 +82,13 @@ class Rank(Facts, frozen=True, eq=False, dict=True):
         """Those gaps."""
         return Intervals(self.gaps.start[self.late], self.gaps.end[self.late])
 
+    def short_gaps_ns(self, which: Flags) -> int:
+        """Gaps before these device spans that are the device's own: launched in time, and short."""
+        if not self.ending.size:
+            return 0
+        length = self.gaps.end - self.gaps.start
+        return int(length[which[self.ending] & ~self.late & (length < KERNEL_GAP_NS)].sum())
+
     @cached_property
     def waits(self) -> Waits:
         """Calls in which the host waited until the device ran dry."""
@@ -85,8 +101,16 @@ class Rank(Facts, frozen=True, eq=False, dict=True):
         # The latest call that began before the gap and had not returned when it began.
         place = np.searchsorted(self.start[rows], gap.start, side="right") - 1
         inside = (place >= 0) & (self.end[rows[np.maximum(place, 0)]] >= gap.start)
-        start, end = gap.start[inside], gap.end[inside]
-        return Waits(rows[place[inside]], covered(self._seen[1], start, end), start, end)
+        # A gap that began otherwise: calls in it have the part of it that they take.
+        within = np.searchsorted(gap.start, self.start[rows], side="right") - 1
+        later = (within >= 0) & ~inside[within] & (self.start[rows] < gap.end[within])
+        row = np.concatenate([rows[place[inside]], rows[later]])
+        start = np.concatenate([gap.start[inside], self.start[rows[later]]])
+        ended = np.minimum(self.end[rows[later]], gap.end[within[later]])
+        end = np.concatenate([gap.end[inside], ended])
+        order = np.argsort(start, kind="stable")
+        row, start, end = row[order], start[order], end[order]
+        return Waits(row, covered(self._seen[1], start, end), start, end)
 
     @cached_property
     def starting(self) -> Intervals:
@@ -125,6 +149,39 @@ class Rank(Facts, frozen=True, eq=False, dict=True):
         return second >= max(1, measure(lost)) * LEAST_IN_SECOND_HALF
 
     @cached_property
+    def _copying(self) -> Intervals:
+        """When the host was in calls that copy from pageable memory to the device."""
+        own = (self.spans.kind == MEMORY_COPY) & self.named("HtoD") & self.named("Pageable")
+        launch = self.launch[own]
+        launch = launch[launch != ABSENT]
+        return union(self.start[launch], self.end[launch])
+
+    @cached_property
+    def scores(self) -> Flags:
+        """Kernels between the two products of an attention that writes its scores to memory."""
+        which = np.zeros(self.length.size, dtype=np.bool_)
+        order = np.flatnonzero((self.spans.kind == COMPUTE) & (self.spans.lane == self.main_lane))
+        soft = np.flatnonzero(self.kernels("softmax")[order])
+        product = np.flatnonzero(self.kernels("product")[order])
+        place = np.searchsorted(product, soft)
+        has = (place > 0) & (place < product.size)
+        soft, place = soft[has], place[has]
+        before, after = product[place - 1], product[place]
+        near = (soft - before <= NEAR_SOFTMAX) & (after - soft <= NEAR_SOFTMAX)
+        for low, high in zip(before[near].tolist(), after[near].tolist(), strict=True):
+            which[order[low + 1 : high]] = True
+        return which
+
+    @cached_property
+    def tensor_by_tensor(self) -> Flags:
+        """Elementwise kernels of an optimizer that updates tensor by tensor; none for another."""
+        inside = self.launched_in("updating")
+        many = self.kernels("foreach", "fused update")
+        single = inside & self.kernels("elementwise") & ~many
+        enough = single.sum() / (self.num_steps or 1.0) >= MANY_UPDATES
+        return single if enough and single.sum() > (inside & many).sum() else np.zeros_like(single)
+
+    @cached_property
     def _seen(self) -> tuple[dict[str, Intervals], Intervals]:
         """Late gaps by what the host does in them; and those that are left."""
         overhead = self.category("overhead")
@@ -136,6 +193,7 @@ class Rank(Facts, frozen=True, eq=False, dict=True):
             "saving": self.host_time("saving"),
             "allocating": self.host_time("allocating"),
             "profiling": union(self.start[overhead], self.end[overhead]),
+            "copying": self._copying,
         }
         left, claimed = self.late_gaps, {}
         for cause, when in asked.items():
@@ -193,10 +251,13 @@ class Rank(Facts, frozen=True, eq=False, dict=True):
         bound = (np.array([one[at] for one in regions], dtype=np.int64) for at in (0, 1))
         later = union(after.gap_start, after.gap_end)
         left = subtract(left, later)
+        ended = self.late & self.tensor_by_tensor[self.ending] if self.ending.size else self.late
+        updating = intersect(left, Intervals(self.gaps.start[ended], self.gaps.end[ended]))
+        left = subtract(left, updating)
         launching = intersect(left, union(*bound))
         return {
-            **claimed, "waiting": waiting, "after waiting": later, "launching": launching,
-            "rest": subtract(left, launching),
+            **claimed, "waiting": waiting, "after waiting": later, "updating": updating,
+            "launching": launching, "rest": subtract(left, launching),
         }  # fmt: skip
 
     def claimed_ns(self, cause: str) -> int:

@@ -9,6 +9,7 @@ The table in the documentation is made of the same values.
 from collections.abc import Callable, Iterable
 from typing import NamedTuple, TypeVar
 
+from meshwright.observe.findings.engines import REMEDIES
 from meshwright.observe.findings.job import Job
 from meshwright.observe.findings.rank import Rank
 
@@ -38,6 +39,18 @@ class Pattern(NamedTuple):
     """What to change, with the exact setting; a detector may say it more exactly."""
     least_share: float = LEAST_SHARE
     """The least part of the time that is told."""
+    serving: str = ""
+    """What to change instead where nothing shows training; empty for the same."""
+    rocm: str = ""
+    """What to change instead on AMD's devices; empty for the same."""
+
+    def remedy_for(self, *, trains: bool, on_rocm: bool, engine: str = "") -> str:
+        """What to change, for what the run is."""
+        if not trains:
+            flags = REMEDIES.get(engine, {}).get(self.name, "")
+            if flags or self.serving:
+                return flags or self.serving
+        return self.rocm if self.rocm and on_rocm else self.remedy
 
 
 class Hit(NamedTuple):

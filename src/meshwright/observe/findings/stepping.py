@@ -125,6 +125,8 @@ def step_outliers(rank: Rank) -> Hit | None:
         remedy="nvidia-smi -q -d PERFORMANCE,CLOCK (throttling), other jobs on the host, memory "
         "near its end (PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True); compare a step before "
         "and one after with mw diff",
+        rocm="amd-smi metric --clock --power --temperature (throttling), other jobs on the host, "
+        "memory near its end; compare a step before and one after with mw diff",
     )
 )
 def step_time_change(rank: Rank) -> Hit | None:
@@ -156,6 +158,9 @@ def step_time_change(rank: Rank) -> Hit | None:
         cost="measured: what the device is busy longer after the change, by medians",
         remedy="the device lowers its clocks: nvidia-smi -q -d PERFORMANCE,CLOCK,POWER; fix them "
         "with nvidia-smi -lgc, raise the power limit (-pl), look at cooling",
+        rocm="the device lowers its clocks: amd-smi metric --clock --power --temperature; fix them "
+        "with rocm-smi --setperfdeterminism, raise the power cap (amd-smi set --power-cap), look "
+        "at cooling",
     )
 )
 def kernels_slow_down(rank: Rank) -> Hit | None:

@@ -14,8 +14,9 @@ from meshwright.observe.findings.registry import Hit, Pattern, of_rank
 from meshwright.observe.findings.say import longest, names_of, per_step, short, took
 
 _COST = (
-    "measured: the idle gaps that begin in those calls, to the next kernel, and later ones with no "
-    "other cause, until the host has made up for the time it waited"
+    "measured: the idle gaps that begin in those calls, to the next kernel; of gaps that had begun "
+    "before, the part in those calls; and later ones with no other cause, until the host has made "
+    "up for the time it waited"
 )
 
 
@@ -27,10 +28,12 @@ def _waits(
     calls: Callable[[Rank, Ints], Flags],
     detected: str,
     remedy: str,
+    serving: str = "",
 ) -> None:
     """A pattern of the waits that `calls` tells: of rows of waiting calls, which are its own."""
+    rule = f"{detected} the device runs dry or has nothing to do"
 
-    @of_rank(Pattern(name, title, "waiting", f"{detected} the device runs dry", _COST, remedy))
+    @of_rank(Pattern(name, title, "waiting", rule, _COST, remedy, serving=serving))
     def detector(rank: Rank) -> Hit | None:
         first, after = rank.waits, rank.aftermath
         own, later = calls(rank, first.row), calls(rank, after.row)
@@ -84,6 +87,8 @@ _waits(
     remedy="log every N steps, keep the value on the device (loss.detach()) and read it with "
     '.to("cpu", non_blocking=True) one step later; no .item(), float(), or if on tensors in the '
     "loop",
+    serving='keep the value on the device and read it with .to("cpu", non_blocking=True) one step '
+    "later; no .item(), float(), or if on tensors in the loop",
 )
 _waits(
     "nonzero-sync",
