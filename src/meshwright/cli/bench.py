@@ -320,4 +320,4 @@ def _burn_in(args: argparse.Namespace, here: _Here) -> Answer:
             sys.stderr.flush()
     if watched:
         sys.stderr.write("\r\x1b[K")
-    return burn_in_answer(machine_of(here.place.device), found)
+    return burn_in_answer(machine_of(here.place.device), found, shared=not here.place.on_gpu)

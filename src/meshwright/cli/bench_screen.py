@@ -195,12 +195,13 @@ def _checks(
     return whose, found, lacking
 
 
-def burn_in_answer(machine: Machine, found: list[Stretch]) -> Answer:
+def burn_in_answer(machine: Machine, found: Sequence[Stretch], *, shared: bool) -> Answer:
     """Return the screen of a burn-in; exit code 1 where the device failed it."""
-    wrong = faults(found)
+    wrong = faults(found, shared=shared)
+    fine = "no bit was wrong" + ("" if shared else ", and the pace held")
     rows = [
         (
-            format_seconds(one.began_s),
+            f"{one.began_s:,.0f} s",
             f"{one.products:,}",
             f"{format_flops(one.flops_per_s)}/s",
             one.wrong,
@@ -217,7 +218,7 @@ def burn_in_answer(machine: Machine, found: list[Stretch]) -> Answer:
             "products under load",
             right="after, products, pace, wrong, clock, power, hottest",
         ),
-        *(Note(fault) for fault in wrong or ("no bit was wrong, and the pace held",)),
+        *(Note(fault) for fault in wrong or (fine,)),
     ]
     data = {
         "machine": msgspec.to_builtins(machine),

@@ -49,6 +49,7 @@ def stretches(*paces: float, clock: float | None = None, held: str = "") -> list
 def test_a_pace_that_falls_and_stays_low_is_a_fault() -> None:
     [said] = faults(stretches(9, 9, 10, 10, 10, 8, 8, 8))
     assert said == "the pace fell by 20%, at 30 s"
+    assert faults(stretches(9, 9, 10, 10, 10, 8, 8, 8), shared=True) == ()
 
 
 def test_warming_up_or_one_slow_stretch_is_none() -> None:

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from msgspec.structs import replace
+
 from meshwright.observe.bench.case import Case, Row, Telemetry
 from meshwright.observe.bench.health import alarms, check, usual
 
@@ -36,6 +38,15 @@ def test_one_bad_row_of_many_makes_no_device_sick() -> None:
     [found] = check([*COPIES[:2], *slowed(COPIES[2:], 2.0)], SOUND)
     assert found.sound
     assert found.worst == COPIES[2].case.key
+
+
+def test_what_does_not_repeat_itself_is_judged_less_sharply() -> None:
+    noisy = [replace(one, seconds=1.25, high_s=1.4) for one in COPIES]
+    [found] = check(noisy, SOUND)
+    assert found.sound
+    assert found.allowed > 0.3
+    [slow] = check([replace(one, seconds=2.5, high_s=9.0) for one in COPIES], SOUND)
+    assert not slow.sound
 
 
 def test_groups_are_judged_apart() -> None:

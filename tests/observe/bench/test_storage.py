@@ -1,6 +1,5 @@
 """Storage is measured in a folder that is as it was before."""
 
-import os
 import subprocess
 import sys
 import time
@@ -12,7 +11,7 @@ from meshwright.observe.bench import passes
 from meshwright.observe.bench import storage as home
 from meshwright.observe.bench.family import Place
 from meshwright.observe.bench.past_cache import file_system, way_of
-from meshwright.observe.bench.scratch import PREFIX, scratch
+from meshwright.observe.bench.scratch import scratch
 
 torch = pytest.importorskip("torch", reason="checkpoints are torch's")
 
@@ -66,12 +65,20 @@ def test_a_file_system_in_memory_has_no_disk_to_read(tmp_path: Path) -> None:
     assert way_of(tmp_path) in ("direct", "dropped", "none")
 
 
+KILLED = """
+import os, sys
+from pathlib import Path
+from meshwright.observe.bench.scratch import scratch
+with scratch(Path(sys.argv[1])) as own:
+    (own / "much").write_bytes(b"data")
+    os._exit(9)
+"""
+
+
 def test_what_a_killed_bench_left_goes_and_a_running_ones_stays(tmp_path: Path) -> None:
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    ended.wait()
-    left, running = (tmp_path / f"{PREFIX}{pid}-x" for pid in (ended.pid, os.getpid()))
-    left.mkdir()
-    running.mkdir()
-    with scratch(tmp_path) as own:
-        assert sorted(tmp_path.iterdir()) == sorted([own, running])
-    assert list(tmp_path.iterdir()) == [running]
+    subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], check=False)
+    [left] = tmp_path.iterdir()
+    with scratch(tmp_path) as first, scratch(tmp_path) as second:
+        assert not left.exists()
+        assert sorted(tmp_path.iterdir()) == sorted([first, second])
+    assert list(tmp_path.iterdir()) == []

@@ -2,12 +2,12 @@
 
 The same product of the same operands has the same bits every time, as the same kernel adds in the
 same order; one element that differs is a fault of the device. Several sets of operands lie spread
-over memory. What a device does in each stretch of time is held against its first stretches, after
-it has warmed up.
+over memory. What a GPU does in each stretch of time is held against its first stretches, after it
+has warmed up.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
@@ -79,8 +79,11 @@ def _sampler(place: Place) -> AbstractContextManager[Sampler | None]:
     return Sampler(place.device) if place.on_gpu else nullcontext()
 
 
-def faults(stretches: list[Stretch]) -> tuple[str, ...]:
-    """Return what is wrong with a device that did so."""
+def faults(stretches: Sequence[Stretch], *, shared: bool = False) -> tuple[str, ...]:
+    """Return what is wrong with a device that did so.
+
+    Of one that is `shared` with other programs, as any processor, the pace says nothing.
+    """
     found = list[str]()
     wrong = sum(one.wrong for one in stretches)
     if wrong:
@@ -91,7 +94,7 @@ def faults(stretches: list[Stretch]) -> tuple[str, ...]:
             f"{first.began_s + STRETCH_S:.0f} s"
         )
     warm = stretches[WARM:]
-    if len(warm) > WARM:
+    if len(warm) > WARM and not shared:
         paces = [one.flops_per_s for one in warm]
         found += _fall("the pace", paces, warm)
         clocks = [one.telemetry.clock_mhz for one in warm if one.telemetry]
@@ -105,7 +108,7 @@ def faults(stretches: list[Stretch]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _fall(what: str, values: list[float], stretches: list[Stretch]) -> list[str]:
+def _fall(what: str, values: Sequence[float], stretches: Sequence[Stretch]) -> list[str]:
     """Say where a value stays low: two stretches in a row, as others may use a machine too."""
     first = median(values[:WARM])
     pairs = [max(pair) for pair in zip(values[WARM - 1 :], values[WARM:], strict=False)]

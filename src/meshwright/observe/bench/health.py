@@ -19,6 +19,8 @@ ALARMS = frozenset({"hardware_slowdown", "hardware_thermal", "power_brake"})
 ALLOWED = {"HBM": 0.08, "link": 0.25, "products": 0.12, "attention": 0.15}
 """How far below its kind a group may lie: more than predictions of its rows are off by."""
 OTHERS = 0.15
+MOST = 0.5
+"""However far the samples of a case lie apart."""
 _LINK = {"host_to_device": "link to the device", "device_to_host": "link to the host"}
 
 
@@ -47,21 +49,20 @@ class Check(NamedTuple):
 
 def check(rows: Sequence[Row], expected_s: Mapping[str, float]) -> tuple[Check, ...]:
     """Hold rows against expected times, in the order in which their groups were measured."""
-    groups = defaultdict[str, list[tuple[float, str]]](list)
+    groups = defaultdict[str, list[tuple[float, Row]]](list)
     for row in rows:
         seconds = expected_s.get(row.case.key)
         if seconds and row.seconds:
-            groups[group_of(row)].append((seconds / row.seconds, row.case.key))
-    return tuple(
-        Check(
-            what,
-            median(speed for speed, _ in found),
-            len(found),
-            ALLOWED.get(what.split()[0], OTHERS),
-            min(found)[1],
-        )
-        for what, found in groups.items()
-    )
+            groups[group_of(row)].append((seconds / row.seconds, row))
+    return tuple(_checked(what, found) for what, found in groups.items())
+
+
+def _checked(what: str, found: Sequence[tuple[float, Row]]) -> Check:
+    # Whatever does not repeat itself better than that says less.
+    noise = min(MOST, median(row.spread for _, row in found))
+    speeds = [(speed, row.case.key) for speed, row in found]
+    allowed = max(noise, ALLOWED.get(what.split(maxsplit=1)[0], OTHERS))
+    return Check(what, median(speed for speed, _ in speeds), len(found), allowed, min(speeds)[1])
 
 
 def group_of(row: Row) -> str:

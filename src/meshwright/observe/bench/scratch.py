@@ -1,5 +1,9 @@
-"""A folder for a while: gone when the work is, and taken away later where the work was killed."""
+"""A folder for a while: gone when the work is, and taken away later where the work was killed.
 
+Whoever works in one holds a lock on a file in it, which the system lets go of with the process.
+"""
+
+import fcntl
 import os
 import shutil
 import tempfile
@@ -10,6 +14,7 @@ from pathlib import Path
 from meshwright.errors import InputError, Problem
 
 PREFIX = "meshwright-bench-"
+LOCK = ".lock"
 
 
 @contextmanager
@@ -17,7 +22,8 @@ def scratch(inside: Path) -> Iterator[Path]:
     """Make a folder inside another; whatever lies in it at the end goes with it."""
     try:
         _tidy(inside)
-        made = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=inside))
+        made = Path(tempfile.mkdtemp(prefix=PREFIX, dir=inside))
+        held = _locked(made)
     except OSError as fault:
         what = f"{inside} cannot be written to: {fault.strerror or fault}"
         raise InputError([Problem("--folder", what, "name another with --folder")]) from None
@@ -25,21 +31,27 @@ def scratch(inside: Path) -> Iterator[Path]:
         yield made
     finally:
         shutil.rmtree(made, ignore_errors=True)
+        os.close(held)
+
+
+def _locked(folder: Path) -> int:
+    opened = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(opened)
+        raise
+    return opened
 
 
 def _tidy(inside: Path) -> None:
-    """Remove what earlier ones left that were killed on this machine."""
+    """Remove what earlier ones left that were killed; one that nobody has locked yet stays."""
     for left in inside.glob(f"{PREFIX}*"):
-        number = left.name.removeprefix(PREFIX).partition("-")[0]
-        if left.is_dir() and number.isdecimal() and not _runs(int(number)):
-            shutil.rmtree(left, ignore_errors=True)
-
-
-def _runs(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:  # another user's
-        return True
-    return True
+        if not (left / LOCK).exists():
+            continue
+        try:
+            held = _locked(left)
+        except OSError:  # somebody works there, or it is another user's
+            continue
+        shutil.rmtree(left, ignore_errors=True)
+        os.close(held)
