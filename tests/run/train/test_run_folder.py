@@ -1,11 +1,21 @@
 """The folder of a run: who holds it, what it remembers, and that a claim leaves nothing behind."""
 
+import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from meshwright.errors import InputError
-from meshwright.run.train.run_folder import claimed, last_layout, last_row, set_run_aside
+from meshwright.run.train.run_folder import (
+    SITTINGS,
+    claimed,
+    in_use,
+    last_layout,
+    last_row,
+    note_sitting,
+    set_run_aside,
+)
 from meshwright.run.train.run_state import layout_change
 from meshwright.spec.layout import Layout
 
@@ -28,6 +38,23 @@ def test_a_claim_keeps_what_was_there_and_what_was_begun(tmp_path: Path) -> None
 def test_a_folder_has_one_claim_at_a_time(tmp_path: Path) -> None:
     with claimed(tmp_path), pytest.raises(InputError, match="another process"), claimed(tmp_path):
         pass
+
+
+def test_others_see_whether_a_folder_is_in_use(tmp_path: Path) -> None:
+    assert not in_use(tmp_path)
+    with claimed(tmp_path):
+        (tmp_path / "config.toml").touch()
+        assert in_use(tmp_path)
+    assert not in_use(tmp_path)
+    assert not in_use(tmp_path / "nowhere")
+
+
+def test_every_sitting_leaves_a_row(tmp_path: Path) -> None:
+    for after in (0, 7):
+        note_sitting(tmp_path, after, torch.device("cpu"))
+    rows = [json.loads(line) for line in (tmp_path / SITTINGS).read_text().splitlines()]
+    assert [(row["after"], row["device"]) for row in rows] == [(0, "CPU"), (7, "CPU")]
+    assert rows[0]["torch"] == str(torch.__version__)
 
 
 def test_a_run_moved_aside_takes_the_first_free_name(tmp_path: Path) -> None:

@@ -176,3 +176,13 @@ def test_the_share_of_choices_that_found_no_room_is_written(
     shares = [row["dropped_share"] for _, row in kept.rows]
     assert len(shares) == 2
     assert all(low <= share <= high for share in shares)
+
+
+def test_the_parts_of_a_step_add_up_to_it(tokens: Path, tmp_path: Path) -> None:
+    with sitting(tokens, tmp_path) as (seat, kept):
+        run(seat, 3)
+    for _, row in kept.rows:
+        parts = [row[f"{name}_s"] for name in ("between", "gradients", "update")]
+        assert all(part >= 0 for part in parts)
+        assert sum(parts) == pytest.approx(row["step_s"])
+        assert "exchange_wait_s" not in row  # there is nobody to wait for

@@ -82,6 +82,8 @@ class Recorder:
         Without `keep_steps` it grows as long as the run lasts.
         """
         self.folder, self.rank = Path(folder), rank
+        self.waited_s = 0.0
+        """How long the program was blocked in collectives and messages, in all."""
         self._metadata, self._keep_steps, self._steps = metadata, keep_steps, steps
         self._ends: dict[str, int] = {}
         self._names: dict[tuple[str, str, torch.dtype], tuple[str, str, str, str, str]] = {}
@@ -152,6 +154,7 @@ class Recorder:
         end_ns = max(end_ns, waits_since_ns, issued_ns)
         start_ns = min(max(issued_ns, self._ends.get(lane, 0)), end_ns)
         self._ends[lane] = end_ns
+        self.waited_s += (end_ns - waits_since_ns) / 1e9
         try:
             self._put(
                 title,

@@ -29,6 +29,7 @@ from meshwright.run.train.run_folder import (
     claimed,
     holds_run,
     last_layout,
+    note_sitting,
     set_rows_aside,
     set_run_aside,
     write_config,
@@ -106,6 +107,7 @@ def _sit(trainer: Trainer, profile: ChosenSteps | None, until: int | None) -> Ou
         if resumed_at is not None:
             _say_layout(job, folder)
         write_config(job, folder)
+        note_sitting(folder, resumed_at or 0, trainer.device)
     outputs = open_outputs(
         job.output if trainer.first else NO_OUTPUT,
         folder,

@@ -2,6 +2,7 @@
 
 config.toml      the job, as `mw train` reads it, with whole paths
 metrics.jsonl    a row of figures for each step
+sittings.jsonl   a row for each sitting: the step it goes on after, its device, versions
 checkpoints/     what the run goes on from
 timeline/        what each of several ranks did, and profiled steps; see `recording`
 report.html      curves and how it ended
@@ -23,9 +24,12 @@ from meshwright.spec.read import read
 from meshwright.timeline.paths import refusals
 
 if TYPE_CHECKING:
+    import torch
+
     from meshwright.run.train.job import Job
 
 ROWS = "metrics.jsonl"
+SITTINGS = "sittings.jsonl"
 _LOCK = ".lock"
 _LAST_BYTES = 65536
 """Of the rows, read from the end: more than a row has."""
@@ -63,6 +67,26 @@ def claimed(folder: Path) -> Iterator[None]:
                 for each in made:
                     each.unlink() if each.name == _LOCK else each.rmdir()
         os.close(lock)
+
+
+def in_use(folder: Path) -> bool:
+    """Tell whether a process trains in a folder; False on a file system without locks.
+
+    The lock is held for an instant to find out: ask seldom.
+    """
+    try:
+        lock = os.open(folder / _LOCK, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(lock)
+    return False
 
 
 def holds_run(folder: Path) -> bool:
@@ -117,6 +141,21 @@ def last_layout(folder: Path) -> Layout | None:
         return read(Layout, load_data(folder / "config.toml").get("layout", {}))
     except InputError:
         return None
+
+
+def note_sitting(folder: Path, after: int, device: "torch.device") -> None:
+    """Add a row for a sitting that goes on after a step: what it runs on, and by which versions."""
+    import torch
+
+    from meshwright import __version__
+
+    row: dict[str, object] = {"after": after, "device": "CPU"}
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        row |= {"device": properties.name, "memory_bytes": properties.total_memory}
+    row |= {"meshwright": __version__, "torch": str(torch.__version__)}
+    with (folder / SITTINGS).open("a", encoding="utf-8") as rows:
+        rows.write(json.dumps(row) + "\n")
 
 
 def write_config(job: "Job", folder: Path) -> None:

@@ -34,6 +34,26 @@ class Judged(NamedTuple):
     """Why the run ends here, where it does."""
 
 
+class _Phases(NamedTuple):
+    """When the device came to the parts of a step, and how long other ranks were waited for."""
+
+    began: Moment
+    graded: Moment
+    """Gradients are there, and the update begins."""
+    waits_s: tuple[float, float] | None
+    """In gradients and in the update; None where nobody counts."""
+
+    def figures(self, before: Moment, done: Moment) -> dict[str, float]:
+        """Split the time from the step before to this one's end; the parts add up to it."""
+        waits = self.waits_s or (0.0, 0.0)
+        row = {
+            "between_s": self.began.seconds_after(before),
+            "gradients_s": self.graded.seconds_after(self.began) - waits[0],
+            "update_s": done.seconds_after(self.graded) - waits[1],
+        }
+        return row if self.waits_s is None else row | {"exchange_wait_s": sum(waits)}
+
+
 class _Queued(NamedTuple):
     """A step that the device may still be working on."""
 
@@ -49,6 +69,7 @@ class _Queued(NamedTuple):
     flops_per_token: float
     judged: Judged | None
     """What the guard said, where it was asked before the update."""
+    phases: _Phases
 
 
 class Sitting:
@@ -107,7 +128,10 @@ class Sitting:
         """Start a step; only a job that skips spikes waits for the loss before the update."""
         trainer, index = self.trainer, self.trainer.step_number
         rate = trainer.optimizer.learning_rate(index)
+        waited_s, began = [self._waited_s()], Moment(trainer.device)
         losses = trainer.step.gradients(batch)
+        waited_s.append(self._waited_s())
+        graded = Moment(trainer.device)
         judged, norm = None, torch.zeros((), device=trainer.device)
         if trainer.job.guards.spike_action == "skip":
             norm = trainer.step.norm().norm
@@ -121,9 +145,18 @@ class Sitting:
             norm = trainer.step.update(losses, index).update.norm
         trainer.step_number = index + 1
         flops = self.flops_per_token(self._length(batch))
+        waited_s.append(self._waited_s())
         figures = self._figures(losses, norm)
         tokens = losses.tokens if isinstance(losses.tokens, int) else None
-        return _Queued(index + 1, tokens, figures, rate, wait_s, flops, judged)
+        phases = _Phases(began, graded, _lengths(waited_s))
+        return _Queued(index + 1, tokens, figures, rate, wait_s, flops, judged, phases)
+
+    def _waited_s(self) -> float | None:
+        """Return how long this rank has waited for others; None where it is not the host's wait."""
+        mesh = self.trainer.mesh
+        if mesh is None or mesh.recorder is None or self.trainer.device.type != "cpu":
+            return None
+        return mesh.recorder.waited_s
 
     def _figures(self, losses: Losses, norm: Tensor) -> Readback:
         auxiliary = losses.auxiliary / losses.tokens
@@ -156,8 +189,8 @@ class Sitting:
         tokens = int(figures["tokens"]) if queued.tokens is None else queued.tokens
         trainer.tokens_seen += tokens
         self.stop_agreed = self.stop_agreed or figures.get("stop", 0.0) > 0
-        done = queued.figures.done
-        taken_s, self._marked = done.seconds_after(self._marked), done
+        done, before = queued.figures.done, self._marked
+        taken_s, self._marked = done.seconds_after(before), done
         if math.isfinite(loss):
             self.losses = [*self.losses, loss][-AVERAGED:]
         judged = queued.judged or self._judge(queued.number, figures)
@@ -166,6 +199,7 @@ class Sitting:
             "gradient_norm": norm,
             "learning_rate": queued.learning_rate,
             "step_s": taken_s,
+            **queued.phases.figures(before, done),
         }
         if self._read_any:
             row |= self._speed(queued, tokens, taken_s)
@@ -233,6 +267,14 @@ class Sitting:
                 figures["held_out_loss_average"] = measure()
         self.held_out = figures["held_out_loss"]
         return figures
+
+
+def _lengths(waited_s: list[float | None]) -> tuple[float, float] | None:
+    """Return what was waited in gradients and in the update, of the sums around each."""
+    first, second, third = waited_s
+    if first is None or second is None or third is None:
+        return None
+    return second - first, third - second
 
 
 class _Newest:
