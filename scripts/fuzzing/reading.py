@@ -12,7 +12,7 @@ from meshwright.observe import notebook
 from meshwright.observe.analyze.hang import diagnose
 from meshwright.observe.analyze.memory import memory_report, timeline
 from meshwright.timeline import Timeline
-from meshwright.timeline.readers import kineto
+from meshwright.timeline.readers import kineto, plain_pickle
 from meshwright.timeline.readers.execution_trace import read_execution_trace, timeline_of
 from meshwright.timeline.readers.flight_recorder import read_flight_recorder
 from meshwright.timeline.readers.kineto_roles import Detail
@@ -53,14 +53,21 @@ def _nsight(path: Path, rng: random.Random) -> None:
     _through(lambda: read_nsight(path, detail=rng.choice(list(Detail))), rng)
 
 
+def _either_way(rng: random.Random) -> None:
+    """Have small pickles read as large ones are, at times."""
+    vars(plain_pickle)["_LARGE_BYTES"] = rng.choice((0, 1 << 30))
+
+
 def _flight_recorder(path: Path, rng: random.Random) -> None:
     """Read it beside a sound dump, which always leaves something to judge."""
+    _either_way(rng)
     both = [path, path.parent / "sound_rank_1"]
     _run_command(["hang", *map(str, both)], rng)
     diagnose(read_flight_recorder(both))
 
 
 def _memory(path: Path, rng: random.Random) -> None:
+    _either_way(rng)
     _run_command(["memory", str(path)], rng)
     snapshot = read_memory_snapshot(path)
     for each in memory_report(snapshot):

@@ -82,6 +82,19 @@ def test_times_count_from_the_base(tmp_path: Path) -> None:
     assert timeline.column("start_ns").tolist() == [1_001_500]
 
 
+@pytest.mark.parametrize("base", [1_000, "1000", 1e3])
+def test_the_base_may_be_a_text(tmp_path: Path, base: Any) -> None:
+    (row,) = rows(read(tmp_path, [KERNEL | {"ts": 2}], baseTimeNanoseconds=base))
+    assert row["start_ns"] == 3_000
+
+
+def test_a_second_list_of_events_is_read_too(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    event = json.dumps(KERNEL)
+    path.write_text(f'{{"traceEvents": [{event}], "traceName": "a", "traceEvents": [{event}]}}')
+    assert read_kineto(path).num_spans == 2
+
+
 @pytest.mark.parametrize(
     ("text", "expected_ns"),
     [
@@ -335,7 +348,7 @@ def test_ranks_of_groups_are_lists_however_they_were_written(tmp_path: Path) -> 
 def test_top_level_values_of_odd_form_are_noted(tmp_path: Path) -> None:
     timeline = read(tmp_path, [HOST], distributedInfo=[1], baseTimeNanoseconds="x")
     assert "distributedInfo has an unknown form" in timeline.metadata["notes"]
-    assert "baseTimeNanoseconds has an unknown form" in timeline.metadata["notes"]
+    assert "baseTimeNanoseconds x is no time" in timeline.metadata["notes"]
 
 
 LAYOUTS = {

@@ -122,6 +122,31 @@ def count(timeline: Timeline) -> tuple[int, ...]:
     return (*timeline.ranks, timeline.num_spans)
 
 
+def test_a_rank_cut_off_before_its_events_does_not_keep_the_others_from_being_read(
+    tmp_path: Path,
+) -> None:
+    trace(tmp_path / "rank0.json", 0)
+    (tmp_path / "rank1.json").write_text('{"schemaVersion": 1, "deviceProperties": [{"id": 0,')
+    with pytest.raises(DamagedFile, match="before its events") as caught:
+        read_trace(tmp_path)
+    assert isinstance(caught.value.kept, Timeline)
+    assert caught.value.kept.ranks == (0,)
+
+
+def test_files_that_only_speak_of_traces_are_left_alone(tmp_path: Path) -> None:
+    trace(tmp_path / "rank0.json", 0)
+    (tmp_path / "config.json").write_text('{"traceEvents": 3}')
+    (tmp_path / "water.json").write_text('[{"ph": 7.1, "temperature": 20}]')
+    assert formats(tmp_path) == {"rank0.json": "kineto"}
+
+
+@pytest.mark.parametrize("start", [b"PK\x03\x04", b"\x28\xb5\x2f\xfd", b"BZh9"])
+def test_a_packing_that_is_not_read_says_to_unpack_it(tmp_path: Path, start: bytes) -> None:
+    (tmp_path / "trace.json.packed").write_bytes(start + bytes(40))
+    with pytest.raises(InputError, match="unpack it"):
+        read_trace(tmp_path)
+
+
 def test_other_processes_say_the_same(tmp_path: Path) -> None:
     for rank in range(5):
         trace(tmp_path / f"{rank}.json", rank, events=rank + 1)

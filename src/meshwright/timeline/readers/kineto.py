@@ -23,14 +23,14 @@ from meshwright.timeline.readers.arrow_arrays import labels, numbers, table
 from meshwright.timeline.readers.kineto_columns import Gathered
 from meshwright.timeline.readers.kineto_events import FAULTS, Instant
 from meshwright.timeline.readers.kineto_moments import Counters, as_span, counters, pair_halves
-from meshwright.timeline.readers.kineto_pieces import BUFFER_BYTES, NoTrace, read_pieces
+from meshwright.timeline.readers.kineto_pieces import BUFFER_BYTES, CutShort, NoTrace, read_pieces
 from meshwright.timeline.readers.kineto_roles import Detail
 from meshwright.timeline.readers.kineto_source import Source as Bytes
 from meshwright.timeline.readers.kineto_spans import spans_table
 from meshwright.timeline.schema import COUNTERS, Source
 from meshwright.timeline.timeline import Timeline
 
-READER_VERSION = 1
+READER_VERSION = 2
 """Grows when the same file gives another timeline; cached timelines of older ones are not used."""
 _RANK = re.compile(r"rank[-_ ]?(\d+)|(?:^|[-_.])r(\d+)(?=[-_.])", re.IGNORECASE)
 _LARGEST_RANK = 2**31 - 1
@@ -55,6 +55,9 @@ def read_kineto(
     gathered = Gathered(Detail(detail))
     try:
         rest = read_pieces(iter(source), gathered.take)
+    except CutShort as cut:
+        kept, what = _timeline(gathered, {}, path, rank), source.fault or str(cut)
+        raise DamagedFile([Problem(str(path), what, "record it again")], kept=kept) from None
     except NoTrace as refused:
         what = f"{refused}; {source.fault}" if source.fault else str(refused)
         fix = "name a trace that PyTorch's profiler wrote, as .json or .json.gz"
@@ -89,10 +92,7 @@ def _timeline(
     info = _decoded(fields, "distributedInfo", dict[str, Any], notes) or {}
     rank, note = rank_in(info, path, given)
     notes += [note] if note else []
-    base_ns = _decoded(fields, "baseTimeNanoseconds", int, notes) or 0
-    if abs(base_ns) > _LARGEST_BASE_NS:
-        notes.append(f"baseTimeNanoseconds {base_ns} is no time and was left out")
-        base_ns = 0
+    base_ns = _base_ns(fields, notes)
     _add_moments(gathered, notes)
     notes += [f"{count:,} {what}" for what, count in gathered.notes.items()]
     counted = counters(gathered.moments, gathered.memory)
@@ -112,6 +112,19 @@ def _timeline(
         source=Source.MEASURED,
         metadata={key: value for key, value in metadata.items() if value},
     )
+
+
+def _base_ns(fields: Mapping[str, Raw], notes: list[str]) -> int:
+    """When the trace's own times begin; some tools that write traces again make a text of it."""
+    given = _decoded(fields, "baseTimeNanoseconds", int | float | str, notes) or 0
+    try:
+        base_ns = int(given)
+    except (ValueError, OverflowError):
+        base_ns = 2 * _LARGEST_BASE_NS
+    if abs(base_ns) > _LARGEST_BASE_NS:
+        notes.append(f"baseTimeNanoseconds {str(given)[:40]} is no time and was left out")
+        return 0
+    return base_ns
 
 
 def _counters_table(counted: Counters, rank: int, base_ns: int) -> pa.Table:

@@ -38,6 +38,10 @@ class NoTrace(Exception):
     """The text has no list of trace events."""
 
 
+class CutShort(NoTrace):
+    """The text is the start of a profiler's trace and ends before its events."""
+
+
 class Rest(NamedTuple):
     """What a trace says beside its events."""
 
@@ -115,9 +119,14 @@ def _head(chunks: Iterator[bytes]) -> tuple[dict[str, Raw], bool, bytes]:
         if len(text) > _LARGEST_HEAD:
             raise NoTrace(f"has no traceEvents in its first {_LARGEST_HEAD >> 20} MiB")
     try:
-        keys = ", ".join(list(_FIELDS.decode(text))[:6])
+        found = list(_FIELDS.decode(text))
     except FAULTS:
+        if text.startswith(b"{") and b'"deviceProperties"' in text:
+            raise CutShort("breaks off before its events") from None
         raise NoTrace("is empty" if not text.strip() else "is no complete JSON object") from None
+    if "traceEvents" in found:
+        raise NoTrace("has traceEvents that are no list")
+    keys = ", ".join(found[:6])
     raise NoTrace(f"is JSON without traceEvents; it has {keys or 'nothing'}")
 
 

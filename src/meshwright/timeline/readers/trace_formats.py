@@ -44,14 +44,18 @@ def _json(*patterns: bytes) -> Callable[[bytes], bool]:
     return fits
 
 
+_PHASE = re.compile(rb'"ph"\s*:\s*"')
+_LIST = re.compile(rb'"traceEvents"\s*(?::\s*(?:\[|$)|$)')
+
+
 def _events(start: bytes) -> bool:
     text = start.removeprefix(b"\xef\xbb\xbf").lstrip()
     if text[:1] == b"[":
-        return re.match(rb"\[\s*\{", text) is not None and b'"ph"' in text
+        return re.match(rb"\[\s*\{", text) is not None and _PHASE.search(text) is not None
     if text[:1] != b"{":
         return False
     # Long lists of process groups may push the events out of the first bytes.
-    return b'"traceEvents"' in text or b'"deviceProperties"' in text
+    return _LIST.search(text) is not None or b'"deviceProperties"' in text
 
 
 def _printed_by_nccl(start: bytes) -> bool:
