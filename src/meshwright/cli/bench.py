@@ -116,7 +116,6 @@ def run(args: argparse.Namespace) -> Answer:
         health=args.health,
         others=others,
         took_s=took_s,
-        asked=sum(len(family.cases(size, here.place.on_gpu)) for family in asked),
         out=args.out or "",
         gpu=here.gpu,
     )

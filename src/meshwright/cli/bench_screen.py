@@ -29,7 +29,6 @@ def answer_of(
     health: bool,
     others: Mapping[str, float],
     took_s: float | None = None,
-    asked: int = 0,
     out: str = "",
     gpu: "torch.device | None" = None,
 ) -> Answer:
@@ -45,6 +44,8 @@ def answer_of(
         "meanwhile": [one._asdict() for one in watched],
         "rows": [msgspec.to_builtins(row) for row in bench.rows],
         "failed": [{"case": key, "fault": fault} for key, fault in bench.failed],
+        "unable": list(bench.unable),
+        "late": list(bench.late),
     }
     code = 0
     if health:
@@ -55,11 +56,13 @@ def answer_of(
     views += [Note(f"{key}: {fault}") for key, fault in bench.failed[:_SHOWN_FAULTS]]
     if len(bench.failed) > _SHOWN_FAULTS:
         views.append(Note(f"{len(bench.failed) - _SHOWN_FAULTS} more cases failed; --json has all"))
-    missing = asked - len(bench.rows) - len(bench.failed)
-    if missing > 0:
-        why = "time was up, or this machine cannot do them"
-        how = "--resume goes on" if out else "-o FILE and --resume go on"
-        views.append(Note(f"{missing} of {asked} cases were not measured: {why}; {how}"))
+    if bench.unable:
+        some = ", ".join(dict.fromkeys(key.split("/")[0] for key in bench.unable))
+        views.append(Note(f"{len(bench.unable)} cases cannot be done here, of {some}"))
+    if bench.late:
+        some = ", ".join(dict.fromkeys(key.split("/")[0] for key in bench.late))
+        how = "add --resume to go on" if out else "keep rows with -o FILE, and --resume goes on"
+        views.append(Note(f"no time was left for {len(bench.late)} cases of {some}: {how}"))
     if out:
         views.append(Note(f"rows are in {out}: mw calibrate {out}"))
     quiet = tuple(f"{line.family} {line.what}\t{line.best:.6g}\t{line.unit}" for line in found)

@@ -6,7 +6,7 @@ import pytest
 
 from meshwright.errors import InputError
 from meshwright.observe.bench.case import Case, Machine
-from meshwright.observe.bench.family import Family, Place, Size
+from meshwright.observe.bench.family import Family, Place, Size, no_work
 from meshwright.observe.bench.suite import measure, read
 from meshwright.observe.bench.timing import Work
 
@@ -68,3 +68,25 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
     path.write_text("hello\n", encoding="utf-8")
     with pytest.raises(InputError, match="mw bench"):
         read(path)
+
+
+def test_what_a_quick_family_leaves_goes_to_one_that_was_late() -> None:
+    order = list[str]()
+    hasty = family(2, order)._replace(weight=1e-6)
+    other = family(1, order)._replace(name="others", cases=others)
+    found = measure([hasty, other], Place(torch.device("cpu")), HERE, budget_s=20)
+    assert found.late == ()
+    assert len(order) == 3
+    assert order[-1].startswith("sums/")
+    assert len(measure([hasty], Place(torch.device("cpu")), HERE, budget_s=0).late) == 2
+
+
+def others(_size: Size, _on_gpu: bool) -> tuple[Case, ...]:
+    return (Case(family="others", name="sum", sizes={"n": 0}),)
+
+
+def test_what_cannot_be_done_here_is_no_fault_and_not_late() -> None:
+    unable = family(2, [])._replace(work=no_work)
+    found = measure([unable], Place(torch.device("cpu")), HERE, budget_s=30)
+    assert (found.rows, found.failed, found.late) == ((), (), ())
+    assert len(found.unable) == 2

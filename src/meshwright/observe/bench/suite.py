@@ -30,6 +30,10 @@ class Bench(NamedTuple):
     rows: tuple[Row, ...]
     failed: tuple[tuple[str, str], ...] = ()
     """Cases that broke, by key, with what they said."""
+    unable: tuple[str, ...] = ()
+    """Those that this machine cannot do."""
+    late: tuple[str, ...] = ()
+    """Those that there was no time for."""
 
 
 class Progress(NamedTuple):
@@ -54,41 +58,59 @@ def measure(
     """Measure what is not in the file yet, until all is there or the time is up.
 
     Families share what is left of the budget by their weights, so that a slow one cannot use up
-    the others' time, and what a quick one leaves is theirs.
+    the others' time, and what a quick one leaves is theirs. What the last one leaves goes to those
+    that have not come to their end.
     """
     known = dict[str, Row]()
     if path is not None and path.exists():
         known = {row.case.key: row for row in read(path, machine).rows}
         _mend(path)
     end = time.monotonic() + (BUDGET_S[size] if budget_s is None else budget_s)
-    rows, failed = list(known.values()), list[tuple[str, str]]()
     if path is not None and not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         _append(path, machine)
-    for number, family in enumerate(families):
-        weights = sum(one.weight for one in families[number:])
-        left_s = (end - time.monotonic()) * family.weight / weights
-        asked = family.cases(size, place.on_gpu)
-        missing = [case for case in asked if case.key not in known]
-        for row_or_fault in _family(family, missing, place, time.monotonic() + left_s):
-            if isinstance(row_or_fault, tuple):
-                failed.append(row_or_fault)
-                continue
-            rows.append(row_or_fault)
-            if path is not None:
-                _append(path, row_or_fault)
-            done = sum(row.case.family == family.name for row in rows)
-            say(Progress(family, done, len(asked), row_or_fault))
-    return Bench(machine, tuple(rows), tuple(failed))
+    rows, failed, unable = list(known.values()), list[Fault](), list[str]()
+    asked = {family.name: family.cases(size, place.on_gpu) for family in families}
+    tried = set(known)
+
+    def left(family: Family) -> list[Case]:
+        return [case for case in asked[family.name] if case.key not in tried]
+
+    def go_through(some: Sequence[Family]) -> None:
+        for number, family in enumerate(some):
+            weights = sum(one.weight for one in some[number:])
+            until = time.monotonic() + (end - time.monotonic()) * family.weight / weights
+            for found in _family(family, left(family), place, until):
+                match found:
+                    case Row():
+                        tried.add(found.case.key)
+                        rows.append(found)
+                        if path is not None:
+                            _append(path, found)
+                        done = sum(row.case.family == family.name for row in rows)
+                        say(Progress(family, done, len(asked[family.name]), found))
+                    case Case():
+                        tried.add(found.key)
+                        unable.append(found.key)
+                    case (key, _):
+                        tried.add(key)
+                        failed.append(found)
+
+    go_through(families)
+    # Ranks that sweep together would not know of each other's second round.
+    go_through([family for family in families if family.sweep is None and left(family)])
+    late = tuple(case.key for family in families for case in left(family))
+    return Bench(machine, tuple(rows), tuple(failed), tuple(unable), late)
 
 
 def _family(
     family: Family, cases: Sequence[Case], place: Place, end: float
-) -> Iterator[Row | Fault]:
+) -> Iterator[Row | Case | Fault]:
+    """Measure cases until time is up; one that cannot be done here comes back as it is."""
     if family.sweep is not None:
         yield from _swept(family, cases, place, end)
         return
-    if not cases:
+    if not cases or time.monotonic() > end:
         return
     timer: GpuTimer | HostTimer = HostTimer()
     if place.on_gpu and family.on_device:
@@ -97,12 +119,9 @@ def _family(
         if time.monotonic() > end:
             return
         try:
-            row = _row(family, case, place, timer)
+            yield _row(family, case, place, timer) or case
         except (RuntimeError, OSError) as fault:  # out of memory, no such kernel, disk full
             yield case.key, str(fault).splitlines()[0]
-            row = None
-        if row is not None:
-            yield row
         _free(place)
 
 
