@@ -1,12 +1,12 @@
-"""Tells the pickles of strangers that Python's own unpickler may read, by their bytes alone.
+"""Rewrites pickles of strangers so that Python's own unpickler may read them, by their bytes alone.
 
-Such a file is made of opcodes that push integers, words and constants, fill lists and dicts, and
-pair two words; nothing in it imports, calls, or builds anything else. All of these are checked
-before a single one is carried out:
+What comes out has no opcodes but those that push integers, words and constants, fill lists and
+dicts, and use the memo: nothing in it imports, calls, or builds anything else. A pair of two values
+of the memo becomes a list, so that no key can be nested; frames are left out. Before anything is
+carried out, all of it is checked:
 
-    keys      the memo holds words, lists and dicts only; a pair is made of two values of the memo
-              and never kept there. So no key is nested, and none but integers of 64 bits has a hash
-              that a writer could choose
+    keys      lists and dicts cannot be keys, the hash of a word cannot be chosen by a writer, and
+              of the integers of 64 bits few have the same
     memory    the memo's numbers are no larger than the file, and containers are few
     the rest  lengths lie within the file, and STOP is its last byte
 
@@ -15,45 +15,52 @@ Whatever does not fit is left to the interpreter in `plain_pickle`, which says w
 
 import re
 
-_KEEPS = (b"q", b"r", b"\x94")  # BINPUT, LONG_BINPUT, MEMOIZE
-_KEPT = rb"(?![qr\x94])"
 _FRAME, _SHORT_WORD, _WORD, _STOP = 0x95, 0x8C, 0x58, 0x2E
+_PAIR = rb"(?:h.|j....)(?:h.|j....)\x86"  # BINGET or LONG_BINGET twice, TUPLE2
 
 
-def is_plain(raw: bytes, most_containers: int) -> bool:
-    """Tell whether all opcodes of a pickle are of the plain ones, and bounded as they must be."""
+def plain_form(raw: bytes, most_containers: int) -> bytes | None:
+    """Return a pickle in plain opcodes alone; None where it has others, or is not bounded."""
     containers = raw.count(b"]") + raw.count(b"}") + raw.count(b"\x86")  # in words too: no fewer
-    if raw[:1] != b"\x80" or not 2 <= raw[1] <= 5 or containers > most_containers:
-        return False
+    if raw[:1] != b"\x80" or raw[1:2] not in _PROTOCOLS or containers > most_containers:
+        return None
     run, at, last = _run(len(raw)), 2, len(raw) - 1
+    kept, since = [], 0
     while at <= last:
         found = run.match(raw, at)
-        at = found.end() if found else at
-        if at > last:
-            return False
-        code = raw[at]
+        if found is None:  # It matches nothing at all, too.
+            return None
+        at, pair = found.end(), found[1]
+        if pair:
+            kept += [raw[since : at - len(pair)], b"](", pair[:-1], b"e"]
+            since = at
+            continue
+        code = raw[at] if at <= last else -1
         if code == _WORD:
             at += 5 + int.from_bytes(raw[at + 1 : at + 5], "little")
         elif code == _SHORT_WORD and at < last:
             at += 2 + raw[at + 1]
-        elif code == _FRAME and raw[at + 9 : at + 10] not in _KEEPS:
+        elif code == _FRAME:
+            kept.append(raw[since:at])
             at += 9
+            since = at
         else:
-            return code == _STOP and at == last
-    return False
+            return b"".join([*kept, raw[since:]]) if code == _STOP and at == last else None
+    return None
+
+
+_PROTOCOLS = (b"\x02", b"\x03", b"\x04", b"\x05")
 
 
 def _run(num_bytes: int) -> re.Pattern[bytes]:
-    """The opcodes whose length is fixed, one after another; the memo's numbers bounded."""
+    """Opcodes of fixed length, one after another, up to a pair; the memo's numbers bounded."""
     third, fourth = (num_bytes >> 16) & 0xFF, num_bytes >> 24
-    number = rb"..[\x00-%b][\x00-%b]" % (
-        re.escape(bytes([third if not fourth else 0xFF])),
-        re.escape(bytes([fourth])),
-    )
+    highest = [re.escape(bytes([byte])) for byte in (0xFF if fourth else third, fourth)]
     parts = (
-        rb"(?:h.|j....)(?:h.|j....)\x86" + _KEPT,  # two of the memo, TUPLE2
-        rb"[hq].", rb"j....", rb"r" + number, rb"\x94",
-        rb"[(\]}eaus]",  # MARK, EMPTY_LIST, EMPTY_DICT, APPENDS, APPEND, SETITEMS, SETITEM
-        rb"(?:K.|M..|J....|[N\x88\x89]|\x8a(?:\x05.{5}|\x06.{6}|\x07.{7}|\x08.{8}))" + _KEPT,
+        rb"(?!%b)h." % _PAIR,
+        rb"[qK].",
+        rb"[(\]}eausN\x88\x89\x94]",
+        rb"M..", rb"J....", rb"(?!%b)j...." % _PAIR, rb"r..[\x00-%b][\x00-%b]" % tuple(highest),
+        rb"\x8a(?:\x05.{5}|\x06.{6}|\x07.{7}|\x08.{8})",
     )  # fmt: skip
-    return re.compile(rb"(?:" + rb"|".join(parts) + rb")*+", re.DOTALL)
+    return re.compile(rb"(?:%b)*+(%b)?" % (rb"|".join(parts), _PAIR), re.DOTALL)

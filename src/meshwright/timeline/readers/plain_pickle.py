@@ -4,7 +4,8 @@ Python's own unpickler calls whatever a file names. This one is an interpreter o
 only the opcodes which push a scalar, build a list, a tuple or a dict, or fetch from the memo. Every
 other opcode (GLOBAL, REDUCE, BUILD, INST, OBJ, NEWOBJ, EXT, PERSID, buffers, sets) is refused by
 name: there is no path from a file's bytes to an import or a call. A large file in which
-`pickle_grammar` finds plain opcodes alone is read by Python's unpickler, for speed.
+`pickle_grammar` finds plain opcodes alone is read by Python's unpickler, for speed; its pairs come
+back as lists.
 
 Bounds, each linear in the file: a declared length must lie within the bytes left; integers have at
 most 64 bytes; containers are at most one per 16 bytes; the memo counts up as writers count, so that
@@ -26,7 +27,7 @@ from typing import Any
 
 from meshwright.errors import DamagedFile, InputError, Problem
 from meshwright.timeline.readers.kineto_source import UNPACK, Source, packing_of
-from meshwright.timeline.readers.pickle_grammar import is_plain
+from meshwright.timeline.readers.pickle_grammar import plain_form
 from meshwright.timeline.readers.pickle_opcodes import (
     CONTAINERS,
     HANDLERS,
@@ -115,7 +116,7 @@ def loads(raw: bytes, where: str = "pickle") -> Any:
 
 
 class _Refusing(pickle.Unpickler):
-    """Python's own, which is asked for no class by what `is_plain` lets pass; and gives none."""
+    """Python's own, which is asked for no class by what `plain_form` lets pass; and gives none."""
 
     def find_class(self, module: str, name: str, /) -> Any:
         raise Refused(f"it asks for {module}.{name}")
@@ -123,10 +124,11 @@ class _Refusing(pickle.Unpickler):
 
 def _read_by_python(raw: bytes) -> Any:
     """Read a large file in a quarter of the time, where every opcode is a plain one; else None."""
-    if not is_plain(raw, len(raw) // _BYTES_PER_CONTAINER + _FREE_CONTAINERS):
+    plain = plain_form(raw, len(raw) // _BYTES_PER_CONTAINER + _FREE_CONTAINERS)
+    if plain is None:
         return None
     try:
-        return _Refusing(io.BytesIO(raw)).load()
+        return _Refusing(io.BytesIO(plain)).load()
     except _FAULTS:  # Which fault it was, the interpreter finds and says.
         return None
 
