@@ -63,6 +63,8 @@ def _rank(one: RankSummary) -> dict[str, Any]:
         ],
         "step_variation": one.steps.variation,
         "mfu": one.mfu.mfu,
+        "mfu_counted_share": one.mfu.counted_share,
+        "mfu_assumed": list(one.mfu.assumed),
         "launches": one.launches.num_launches,
         "graph_launches": one.launches.num_graph_launches,
         "recompiled": list(one.recompiled),

@@ -7,6 +7,7 @@ from meshwright.cli.answer import Text, View, facts, table
 from meshwright.cli.bars import stacked
 from meshwright.observe.analyze.breakdown import RankBreakdown
 from meshwright.observe.analyze.kernel_names import short_name
+from meshwright.observe.analyze.per_device import SEVERAL
 from meshwright.observe.analyze.stragglers import RankArrival
 from meshwright.observe.analyze.summary import RankSummary, communicates
 from meshwright.observe.finding import Finding
@@ -59,6 +60,7 @@ def head(found: Overview) -> dict[str, str]:
     head = {
         "trace": f"{count}, {spans:,} spans, {profiler}" + (f", {device}" if device else ""),
         **_capture(ranks),
+        **_devices(ranks),
         "steps": _steps(ranks),
         "overlap": _overlap(ranks),
     }
@@ -68,6 +70,7 @@ def head(found: Overview) -> dict[str, str]:
         head["MFU"] = (
             f"{_spread([100 * share for share in shares])} of peak, by products that are"
             f" {100 * counted:.0f} % of compute time"
+            + "".join(f"; {text}" for text in sorted({t for one in ranks for t in one.mfu.assumed}))
         )
     if (line := straggler_line(found)) is not None:
         head["stragglers"] = line
@@ -84,6 +87,12 @@ def _capture(ranks: Sequence[RankSummary]) -> dict[str, str]:
     of, _, name = notes[0].removeprefix(NOTE).partition(", ")
     file = name.partition(": the others")[0]
     return {"capture": f"{of} ({file}); --capture 1 shows the first, mw diff compares two files"}
+
+
+def _devices(ranks: Sequence[RankSummary]) -> dict[str, str]:
+    """Which rank is which device, where a process drives several."""
+    notes = [note for one in ranks for note in one.notes if note.startswith(SEVERAL)]
+    return {"devices": "; ".join(dict.fromkeys(notes))} if notes else {}
 
 
 def _steps(ranks: Sequence[RankSummary]) -> str:

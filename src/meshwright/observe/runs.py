@@ -132,22 +132,24 @@ class Look(NamedTuple):
 
     def at(self, timeline: Timeline) -> tuple[Looked | int, ...]:
         """Sum up the ranks of one timeline; of a rank that is not wanted, its number."""
-        parts = tuple(per_device(timeline))
+        parts = [(part, whole) for whole in timeline.by_rank() for part in per_device(whole)]
         alone = self.alone and len(parts) == 1
-        return tuple(self._rank(part, alone) for part in parts)
+        return tuple(self._rank(part, whole, alone) for part, whole in parts)
 
-    def _rank(self, part: Timeline, alone: bool) -> Looked | int:
+    def _rank(self, part: Timeline, whole: Timeline, alone: bool) -> Looked | int:
         rank = part.ranks[0]
         if self.wanted.ranks and rank not in self.wanted.ranks:
             return rank
         if self.wanted.steps:
+            same = part is whole
             part = of_steps(part, self.wanted.steps)
+            whole = part if same else of_steps(whole, self.wanted.steps)
         extent = self.wanted.extent
         # One path is enough for the screen, and it is the dearest figure of all.
         first = alone or rank == min(self.wanted.ranks, default=0)
         kept = _empty(part) if alone else for_comparing(part)
         return Looked(
-            summary_of(part, extent, with_path=first),
+            summary_of(part, extent, path_in=whole if first else None),
             kept,
             _examined(part, kept) if self.findings else None,
             strip_of(part, extent) if self.pictures else None,

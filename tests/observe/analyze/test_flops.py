@@ -86,16 +86,20 @@ def test_the_mask_of_efficient_attention_is_a_number() -> None:
 
 
 @pytest.mark.parametrize("query", [[1024, 8, 64], [1, 1024, 8, 64]])
-def test_packed_sequences_are_taken_for_equal_and_that_is_said(query: list[int]) -> None:
-    name = "aten::_flash_attention_forward"
-    given = [N] * 5 + ["700", "700", "0.", "False", "False", N, N, N]
-    found = FLOPS[name](Call([query] * 3 + [[5], [5]], given))
-    assert found == (2.0 * 8 * 4 * 256 * 256 * (64 + 64), ONE_LENGTH)
+def test_packed_sequences_count_where_they_are_about_equal(query: list[int]) -> None:
+    rule = FLOPS["aten::_flash_attention_forward"]
+    given = [N] * 5 + ["260", "260", "0.", "False", "False", N, N, N]
+    found = rule(Call([query] * 3 + [[5], [5]], given))
+    assert found is not None
+    assert (found.count, found.assumed) == (2.0 * 8 * 4 * 256 * 256 * (64 + 64), ONE_LENGTH)
+    given[5] = "700"
+    assert rule(Call([query] * 3 + [[5], [5]], given)) is None
 
 
 def test_an_unknown_mask_counts_in_full_and_that_is_said() -> None:
     found = FLOPS[SDPA.format("flash")](Call([Q, Q, Q], []))
-    assert found == (FULL, NO_MASK)
+    assert found is not None
+    assert (found.count, found.assumed) == (FULL, NO_MASK)
 
 
 @pytest.mark.parametrize(
@@ -120,3 +124,25 @@ def test_a_transposed_convolution_takes_its_kernel_at_every_place_of_the_image()
     given = [N] * 4 + ["[2, 2]", "[1, 1]", "[1, 1]", "True", "[1, 1]", "1", "[True, True, False]"]
     dims = [[2, 4, 16, 16], image, weight]
     assert _count("aten::convolution_backward", dims, given) == 2 * forward
+
+
+@pytest.mark.slow
+def test_pytorchs_own_counter_agrees() -> None:
+    counter = pytest.importorskip("torch.utils.flop_counter")
+    query, key, value = [2, 8, 96, 64], [2, 8, 128, 64], [2, 8, 128, 32]
+    flags = [N, N, N, "0.", "False", "False"]
+    forward = _count(SDPA.format("flash"), [query, key, value], flags)
+    assert forward == counter.sdpa_flop_count(query, key, value)
+    out = [2, 8, 96, 32]
+    flags = [N] * 10 + ["0.", "False"]
+    backward = _count(SDPA.format("flash") + "_backward", [out, query, key, value], flags)
+    assert backward == counter.sdpa_backward_flop_count(out, query, key, value)
+    image, weight, made = [8, 3, 32, 32], [16, 3, 3, 3], [8, 16, 15, 15]
+    given = [N, N, N, "[2, 2]", "[0, 0]", "[1, 1]", "False", "[0, 0]", "1"]
+    convolved = _count("aten::convolution", [image, weight], given)
+    assert convolved == counter.conv_flop_count(image, weight, made)
+    image, weight, made = [2, 16, 8, 8], [16, 4, 3, 3], [2, 4, 17, 17]
+    given = [N, N, N, "[2, 2]", "[0, 0]", "[1, 1]", "True", "[0, 0]", "1"]
+    convolved = _count("aten::convolution", [image, weight], given)
+    assert convolved == counter.conv_flop_count(image, weight, made, transposed=True)
+    assert _count("aten::bmm", [[4, 3, 5], [4, 5, 7]], []) == counter.bmm_flop([4, 3, 5], [4, 5, 7])

@@ -118,3 +118,21 @@ def test_mfu_is_the_time_at_peak_over_the_time_of_whole_steps() -> None:
 
 def test_mfu_without_a_known_device_is_none() -> None:
     assert mfu_of(timeline(kernel(0, 5))).mfu is None
+
+
+def test_both_gradients_of_a_convolution_have_a_kernel_each() -> None:
+    said = {
+        "Input Dims": [[8, 16, 32, 32], [8, 3, 32, 32], [16, 3, 3, 3]],
+        "Input type": ["c10::BFloat16"] * 3,
+        "Concrete Inputs": ["", "", "", "[0]", "[1, 1]", "[1, 1]", "[1, 1]", "False", "[0, 0]", "1",
+                            "[True, True, False]"],
+    }  # fmt: skip
+    each = 2 * 8 * 16 * 32 * 32 * 27
+    part = timeline(
+        host(0, 100, "aten::convolution_backward", extra=json.dumps(said)),
+        call(10, 12, flow_out=1), kernel(1000, 1400, "dgrad_engine", flow_in=1),
+        call(20, 22, flow_out=2), kernel(1400, 1500, "nchwToNhwcKernel", flow_in=2),
+        call(30, 32, flow_out=3), kernel(1500, 2000, "wgrad_engine", flow_in=3),
+    )  # fmt: skip
+    flops = {kernel.name: kernel.flops for kernel in kernels_of(part).kernels}
+    assert flops == {"dgrad_engine": each, "nchwToNhwcKernel": 0, "wgrad_engine": each}

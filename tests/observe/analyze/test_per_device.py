@@ -14,6 +14,7 @@ from meshwright.timeline.timeline import Timeline
 from tests.observe.analyze.traces import Row, call, collective, copy, kernel, timeline
 
 SECOND = {"process": "gpu 1"}
+US = 1000
 
 
 def _two_devices(*more: Row) -> Timeline:
@@ -23,10 +24,10 @@ def _two_devices(*more: Row) -> Timeline:
         {"id": 1, "name": "NVIDIA H100 80GB HBM3"},
     ]
     return timeline(
-        call(0, 2, flow_out=1), kernel(10, 60, flow_in=1),
-        call(3, 5, flow_out=2), kernel(60, 110, flow_in=2, **SECOND),
-        call(6, 8, flow_out=3), kernel(110, 160, flow_in=3),
-        call(9, 11, flow_out=4), kernel(160, 210, flow_in=4, **SECOND),
+        call(0, 2 * US, flow_out=1), kernel(10 * US, 60 * US, flow_in=1),
+        call(3 * US, 5 * US, flow_out=2), kernel(60 * US, 110 * US, flow_in=2, **SECOND),
+        call(6 * US, 8 * US, flow_out=3), kernel(110 * US, 160 * US, flow_in=3),
+        call(9 * US, 11 * US, flow_out=4), kernel(160 * US, 210 * US, flow_in=4, **SECOND),
         *more,
         metadata={"devices": json.dumps(devices)},
     )  # fmt: skip
@@ -34,12 +35,17 @@ def _two_devices(*more: Row) -> Timeline:
 
 def test_each_device_has_its_own_busy_and_idle_time() -> None:
     found = breakdown(_two_devices())
-    assert [(one.rank, one.busy_ns, one.idle_ns) for one in found] == [(0, 100, 50), (1, 100, 50)]
-    assert [one.idle_ns for one in idle(_two_devices())] == [50, 50]
+    assert [(one.rank, one.busy_ns, one.idle_ns) for one in found] == [
+        (0, 100 * US, 50 * US),
+        (1, 100 * US, 50 * US),
+    ]
+    assert [one.idle_ns for one in idle(_two_devices())] == [50 * US, 50 * US]
 
 
 def test_compute_of_one_device_hides_no_communication_of_the_other() -> None:
-    part = _two_devices(collective(10, 60, process="gpu 1"), collective(160, 210))
+    part = _two_devices(
+        collective(10 * US, 60 * US, process="gpu 1"), collective(160 * US, 210 * US)
+    )
     assert [one.share for one in overlap(part)] == [0.0, 0.0]
 
 
@@ -52,12 +58,16 @@ def test_each_device_is_held_against_its_own_peak() -> None:
 
 def test_a_step_is_the_mean_over_devices() -> None:
     found = profile([_two_devices()])
-    assert (found.ranks, found.step_ns) == ((0, 1), 150.0)
+    assert (found.ranks, found.step_ns) == ((0, 1), 150.0 * US)
 
 
 def test_the_overview_says_which_rank_is_which_device() -> None:
     found = overview_of([_two_devices()])
     assert [one.rank for one in found.ranks] == [0, 1]
+    assert sum(one.num_spans for one in found.ranks) == _two_devices().num_spans
+    path = found.ranks[0].path
+    assert path is not None
+    assert path.ns_by_cause["kernel"] == 200 * US  # The devices take turns: the path is on both.
     assert found.ranks[0].notes == (
         "one process drives 2 devices: rank 0 is gpu 0, rank 1 is gpu 1",
     )

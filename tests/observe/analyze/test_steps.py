@@ -101,6 +101,15 @@ def test_every_analysis_divides_by_the_same_steps() -> None:
     assert found.kernels["step 1"].calls == 1
 
 
+def test_the_critical_path_is_of_a_counted_step_and_of_its_own_work() -> None:
+    part = _trailing()
+    path = summary_of(part, path_in=part).path
+    assert path is not None
+    assert path.step == 2
+    # The device is busy with step 1 until 290; the host began step 2 at 200.
+    assert (path.total_ns, path.ns_by_cause) == (100, {"kernel": 80, "kernel gap": 20})
+
+
 def test_of_a_single_step_what_it_launched_is_counted() -> None:
     part = timeline(
         step(4, 100, 200),

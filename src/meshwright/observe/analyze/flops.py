@@ -10,7 +10,10 @@ from typing import NamedTuple
 
 Shape = Sequence[int]
 NO_MASK = "attention whose mask the trace does not record counts in full"
-ONE_LENGTH = "packed sequences count as of one length, which is the least they take"
+ONE_LENGTH = "packed sequences count as of one length, which their longest nearly is"
+ONE_LENGTH_LEAST = 0.9
+"""Packed sequences count where their mean is this part of the longest; else their squares are not
+known."""
 
 
 class Call(NamedTuple):
@@ -27,6 +30,8 @@ class Flops(NamedTuple):
     count: float
     assumed: str = ""
     """What was taken for granted; empty where the trace says all."""
+    products: int = 1
+    """How many products of one size, each in a kernel of its own."""
 
 
 Rule = Callable[[Call], Flops | None]
@@ -91,7 +96,8 @@ def _convolution_backward(call: Call) -> Flops | None:
     number = sum(text.strip() == "True" for text in gradients) if "True" in asked else 2
     transposed = len(call.given) > 7 and str(call.given[7]) == "True"
     places = image[2:] if transposed else out[2:]
-    return Flops(2.0 * number * out[0] * math.prod(places) * math.prod(weight))
+    one = 2.0 * out[0] * math.prod(places) * math.prod(weight)
+    return Flops(number * one, products=max(number, 1))
 
 
 class _Attention(NamedTuple):
@@ -107,6 +113,8 @@ class _Attention(NamedTuple):
     """Place of a whole number that stands for the mask, 0 being none."""
     packed: int = 0
     """Place of the sums of lengths of sequences that lie one behind the other."""
+    longest: int = 2
+    """How much further the longest of those lengths stands."""
     window: int = 0
     """Place of how far back a token looks; -1 or nothing is everywhere."""
     heads_first: bool = False
@@ -121,6 +129,8 @@ class _Attention(NamedTuple):
         if packed and (len(query) == 3 or query[0] == 1):
             batch, heads = packed, query[-2]
             rows, columns = query[-3] / batch, key[-3] / batch
+            if rows < ONE_LENGTH_LEAST * _whole(call.given[self.packed + self.longest])[0]:
+                return None
         elif len(query) == 4:
             at = (1, 2) if self.heads_first else (2, 1)
             batch, heads, rows, columns = query[0], query[at[0]], query[at[1]], key[at[1]]
@@ -174,6 +184,8 @@ def _whole(text: object) -> list[int]:
     return [int(number) for number in digits.split(",")] if digits else []
 
 
+LINEAR = ("aten::linear", "aiter::gemm_a16w16", "vllm::rocm_unquantized_gemm")
+"""Products with the transpose of their second factor."""
 FLOPS: dict[str, Rule] = {
     "aten::mm": _product(0),
     "aten::_scaled_mm": _product(0),
@@ -183,7 +195,7 @@ FLOPS: dict[str, Rule] = {
     "aten::addmm": _product(1),
     "aten::baddbmm": _product(1),
     "aten::_addmm_activation": _product(1),
-    "aten::linear": _linear,
+    **dict.fromkeys(LINEAR, _linear),
     "aten::_grouped_mm": _grouped,
     "aten::_scaled_grouped_mm": _grouped,
     "aten::_scaled_grouped_mm_v2": _grouped,
@@ -213,5 +225,7 @@ FLOPS: dict[str, Rule] = {
     "flash_attn::_flash_attn_backward": _Attention(1, causal=11, window=12),
     "flash_attn::_flash_attn_varlen_forward": _Attention(causal=9, packed=3, window=10),
     "flash_attn::_flash_attn_varlen_backward": _Attention(1, causal=15, packed=9, window=16),
+    "flash_attn_3::fwd": _Attention(causal=24, packed=7, longest=5, window=25),
+    "flash_attn_3::bwd": _Attention(1, causal=16, packed=9, longest=4, window=17),
 }
 """Operators that are counted. Where one calls another, the inner one is."""

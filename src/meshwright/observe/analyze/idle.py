@@ -41,7 +41,8 @@ from meshwright.timeline.timeline import Timeline
 KERNEL_GAP_NS = 30_000
 """A gap between kernels that were launched in time, and shorter than this, is the device's own."""
 SYNCHRONISING = re.compile(
-    r"^(cuda|cu|hip)(Device|Stream|Event|Ctx)Synchronize|^(cuda|hip)(Memcpy|Free)$"
+    r"^(cuda|cu|hip)(Device|Stream|Event|Ctx)Synchronize|^(cuda|hip)(Memcpy|Free)$|"
+    r"^hipMemcpyWithStream$"
 )
 """Calls in which the host waits for the device."""
 LOADING = re.compile(

@@ -1,7 +1,8 @@
 """Where the device's busy time goes, kernel by kernel, and how near to its limits each runs.
 
 FLOPs come from the operator that launched a kernel (`products`); of several kernels that one call
-launched, the longest has them that does not only move or sum data. Peaks come from the catalog, by
+launched, the longest has them that does not only move or sum data, or the two longest where the
+call is of two products. Peaks come from the catalog, by
 the name of the device.
 """
 
@@ -109,7 +110,10 @@ def kernels_of(part: Timeline, extent: Extent = Extent.SETTLED) -> RankKernels:
 
 
 def attribute(part: Timeline, spans: DeviceSpans, found: Products) -> Attributed:
-    """Give each product's FLOPs to the longest kernel that its operator launched."""
+    """Give each product's FLOPs to the longest kernel that its operator launched.
+
+    A call of two products, such as both gradients of a convolution, has the two longest.
+    """
     flops = np.zeros(spans.row.size)
     product = np.full(spans.row.size, ABSENT, dtype=np.int64)
     launch = launch_rows(part, spans)
@@ -127,10 +131,16 @@ def attribute(part: Timeline, spans: DeviceSpans, found: Products) -> Attributed
     around = np.zeros(len(spans.names), dtype=np.bool_)
     for code in np.flatnonzero(np.bincount(spans.name[known], minlength=1)).tolist():
         around[code] = _is_around(spans.names[code])
-    longest_last = np.lexsort((length, ~around[spans.name[known]], place))
-    known, place = known[longest_last], place[longest_last]
-    chosen = np.append(place[1:] != place[:-1], True) if place.size else np.zeros(0, np.bool_)
-    flops[known[chosen]] = found.flops[place[chosen]]
+    main = ~around[spans.name[known]]
+    longest_last = np.lexsort((length, main, place))
+    known, place, main = known[longest_last], place[longest_last], main[longest_last]
+    if not place.size:
+        return Attributed(flops, product)
+    chosen = np.append(place[1:] != place[:-1], True)
+    second = np.append(chosen[1:] & ~chosen[:-1] & main[:-1], False) & (found.products[place] > 1)
+    chosen |= second
+    shares = np.bincount(place[chosen], minlength=found.row.size)
+    flops[known[chosen]] = found.flops[place[chosen]] / shares[place[chosen]]
     product[known[chosen]] = place[chosen]
     return Attributed(flops, product)
 

@@ -18,6 +18,10 @@ from meshwright.timeline.once import once
 from meshwright.timeline.readers.arrow_arrays import flags
 from meshwright.timeline.timeline import Timeline
 
+SEVERAL = "one process drives"
+"""How the note begins that says which rank is which device."""
+SHARED = "shared_spans"
+"""Metadata: how many spans a rank shares with an earlier one, those of the host."""
 LEAST_SHARE = 0.01
 """Of a rank's device time: a device with less was touched, not used, and stays with the first."""
 
@@ -38,7 +42,7 @@ def _parts(part: Timeline) -> tuple[Timeline, ...]:
     on_gpu = np.array([*(name.startswith("gpu") for name in process.values), False])
     first = part.ranks[0] * len(devices)
     named = [f"rank {first + at} is {process.values[code]}" for at, code in enumerate(devices)]
-    note = f"one process drives {len(devices)} devices: {', '.join(named)}"
+    note = f"{SEVERAL} {len(devices)} devices: {', '.join(named)}"
     found = []
     for place, code in enumerate(devices):
         others = on_gpu.copy()
@@ -47,6 +51,8 @@ def _parts(part: Timeline) -> tuple[Timeline, ...]:
             others[:-1] &= np.isin(np.arange(len(process.values)), devices)
         own = part.spans.filter(flags(~others[process.codes]))
         metadata = _metadata(part, process.values[code], note)
+        if place:
+            metadata[SHARED] = str(int((~on_gpu[process.codes]).sum()))
         whole = msgspec.structs.replace(part, spans=own, metadata=metadata)
         found.append(with_rank(whole, first + place))
     return tuple(found)

@@ -31,6 +31,8 @@ class Products(NamedTuple):
     """Element type of the first factor of each: `bf16`, `fp16`, `fp32`, `fp8`, …"""
     shape: tuple[str, ...]
     """Shapes of the factors of each: `[3072, 16384] [16384, 768]`."""
+    products: Ints
+    """How many products of one size each is, every one in a kernel of its own."""
     assumed: tuple[str, ...]
     """What was taken for granted of each, because the trace does not say it; mostly nothing."""
 
@@ -61,7 +63,8 @@ _DTYPES = {
 def products(part: Timeline) -> Products:
     """The calls of one rank's operators whose FLOPs are known."""
     if "extra" not in part.known or "extra" not in part.spans.column_names:
-        return Products(np.zeros(0, dtype=np.int64), np.zeros(0), (), (), ())
+        none = np.zeros(0, dtype=np.int64)
+        return Products(none, np.zeros(0), (), (), none, ())
     names = part.strings("name")
     rows = np.flatnonzero(on_host(part) & where(names, FLOPS.__contains__))
     texts = taken(part.spans.column("extra"), rows).to_pylist()
@@ -75,15 +78,16 @@ def products(part: Timeline) -> Products:
         np.array([call[1] for call in found], dtype=np.float64),
         tuple(call[2] for call in found),
         tuple(call[3] for call in found),
-        tuple(call[4] for call in found),
+        np.array([call[4] for call in found], dtype=np.int64),
+        tuple(call[5] for call in found),
     )
 
 
-_Counted = tuple[float, str, str, str]
+_Counted = tuple[float, str, str, int, str]
 
 
 def _count(name: str, text: str | None) -> _Counted | None:
-    """FLOPs, element type, shapes and assumptions of one call; None where it says too little."""
+    """FLOPs, element type, shapes and so on of one call; None where it says too little."""
     if not text:
         return None
     try:
@@ -111,4 +115,4 @@ def _counted(name: str, dims: bytes, types: bytes, given: bytes) -> _Counted | N
     dtype = _DTYPES.get(typed, "")
     # Two numbers of 4 bits are one element of the shape.
     count = 2 * flops.count if dtype == "fp4" else flops.count
-    return count, dtype, " ".join(shapes[:2]), flops.assumed
+    return count, dtype, " ".join(shapes[:2]), flops.products, flops.assumed

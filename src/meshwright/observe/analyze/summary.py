@@ -7,14 +7,23 @@ from typing import NamedTuple
 
 from meshwright.observe.analyze.breakdown import RankBreakdown, breakdown_of
 from meshwright.observe.analyze.critical_path import critical_path, suggestions, what_if
+from meshwright.observe.analyze.critical_path.path import BEFORE
 from meshwright.observe.analyze.idle import RankIdle, idle_of
 from meshwright.observe.analyze.kernels import Kernel, kernels_of
 from meshwright.observe.analyze.launches import RankLaunches, launches_of
 from meshwright.observe.analyze.mfu import RankMfu, mfu_of
 from meshwright.observe.analyze.overlap import RankOverlap, overlap_of
+from meshwright.observe.analyze.per_device import SHARED
 from meshwright.observe.analyze.regions import RankRegions, regions_of
 from meshwright.observe.analyze.stalls import Stall, stalls_of
-from meshwright.observe.analyze.steps import Extent, RankSteps, counted, counted_steps, steps_of
+from meshwright.observe.analyze.steps import (
+    Extent,
+    RankSteps,
+    counted,
+    counted_steps,
+    counted_window,
+    steps_of,
+)
 from meshwright.timeline.schema import Kind
 from meshwright.timeline.timeline import Timeline
 
@@ -31,7 +40,9 @@ class Path(NamedTuple):
     step: int | None
     """Its number; None where the trace has no steps and the whole of it was taken."""
     total_ns: int
+    """Without the work of earlier steps that the device had to do first."""
     ns_by_cause: dict[str, int]
+    """They add up to it."""
     gains: tuple[tuple[str, float], ...]
     """What would shorten it: the change in words, and the part of the time it saves."""
 
@@ -72,9 +83,12 @@ class RankSummary(NamedTuple):
 
 
 def summary_of(
-    part: Timeline, extent: Extent = Extent.SETTLED, *, with_path: bool = False
+    part: Timeline, extent: Extent = Extent.SETTLED, *, path_in: Timeline | None = None
 ) -> RankSummary:
-    """Sum up one rank."""
+    """Sum up one rank; `path_in` is where its critical path is looked for, if it is.
+
+    That is the rank itself, or the whole process where it drives other devices too.
+    """
     table = kernels_of(part, extent)
     marks = steps_of(part)
     stalls = stalls_of(part, extent)
@@ -84,7 +98,7 @@ def summary_of(
         rank=part.ranks[0] if part.ranks else 0,
         profiler=part.metadata.get("profiler", "") or part.source.value,
         device=table.device,
-        num_spans=part.num_spans,
+        num_spans=part.num_spans - int(part.metadata.get(SHARED, "0")),
         num_steps=counted_steps(part, extent),
         steps=marks,
         breakdown=breakdown_of(part, extent),
@@ -98,23 +112,27 @@ def summary_of(
         stalls=tuple(sorted(every, key=lambda one: -one.idle_ns)[:MOST_STALLS]),
         recompiled=stalls.recompiled,
         regions=regions_of(part, extent),
-        path=_path(part, marks) if with_path else None,
+        path=_path(path_in, extent) if path_in is not None else None,
         notes=tuple(line for line in notes.splitlines() if line),
     )
 
 
-def _path(part: Timeline, marks: RankSteps) -> Path | None:
+def _path(part: Timeline, extent: Extent) -> Path | None:
     if part.num_spans > MOST_SPANS_ON_PATH or not counted(part, Extent.ALL).row.size:
         return None
-    # The middle step: the first ones of a profile warm up, the last may be cut.
-    step = marks.steps[len(marks.steps) // 2].number if marks.steps else None
+    # The middle one of the counted steps: the first ones of a profile warm up.
+    window = counted_window(part, extent)
+    whole = [one for one in steps_of(part).steps if window is None or one.start_ns < window[1]]
+    working = [one for one in whole if one.num_spans] or whole
+    step = working[len(working) // 2].number if working else None
     found = critical_path(part, step=step)
+    by_cause = {cause: ns for cause, ns in found.ns_by_cause.items() if cause != BEFORE}
     gains = what_if(found.built, suggestions(found))
     worth = sorted((gain for gain in gains if gain.share >= 0.01), key=lambda gain: -gain.share)
     return Path(
         step,
-        found.total_ns,
-        found.ns_by_cause,
+        sum(by_cause.values()),
+        by_cause,
         tuple((gain.change.label, gain.share) for gain in worth[:5]),
     )
 

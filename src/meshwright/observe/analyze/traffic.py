@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from meshwright.observe.analyze.flops import FLOPS
+from meshwright.observe.analyze.flops import FLOPS, LINEAR
 from meshwright.observe.analyze.spans import Ints
 from meshwright.timeline.readers.arrow_arrays import taken
 from meshwright.timeline.timeline import Timeline
@@ -53,7 +53,7 @@ class _Arguments(msgspec.Struct):
     types: list[str] = msgspec.field(default=[], name="Input type")
 
 
-_ATTENTION = re.compile(r"attention|::_flash_attn_")
+_ATTENTION = re.compile(r"attention|^flash_attn")
 _DECODER = msgspec.json.Decoder(_Arguments)
 
 
@@ -97,7 +97,7 @@ def _bytes(operator: str, text: str) -> int:
 def _result(operator: str, dims: Sequence[Any]) -> int:
     """How many elements a product's result has."""
     if _ATTENTION.search(operator):
-        places = (1, 2, 3) if operator.endswith("_backward") else (0,)
+        places = (1, 2, 3) if operator.endswith(("_backward", "::bwd")) else (0,)
         return sum(_elements(dims[place]) for place in places)
     if "grouped_mm" in operator:
         return _grouped(*dims[:3])
@@ -107,7 +107,7 @@ def _result(operator: str, dims: Sequence[Any]) -> int:
         # Padding and stride are not looked at: a result of the image's area, which is the usual.
         image, weight = dims[0], dims[1]
         return _elements(image) // int(image[1]) * int(weight[0])
-    if operator == "aten::linear":
+    if operator in LINEAR:
         return _elements(dims[0][:-1]) * int(dims[1][0])
     left = 1 if "addmm" in operator or "baddbmm" in operator else 0
     return _elements(dims[left][:-1]) * int(dims[left + 1][-1])

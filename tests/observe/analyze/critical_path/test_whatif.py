@@ -85,6 +85,34 @@ def test_free_communication_that_hides_saves_nothing() -> None:
     assert halved.after_ns == 300_000  # Now the collective ends last.
 
 
+def _calls_and_kernels(*pieces: tuple[float, float, float, str]) -> list[dict[str, object]]:
+    """Launch, start and end of kernels."""
+    rows: list[dict[str, object]] = []
+    for flow, (launched, start, end, name) in enumerate(pieces):
+        rows.append({
+            "start": launched, "end": launched + 1, "process": "host", "lane": "thread 1",
+            "kind": "host", "name": "cudaLaunchKernel", "category": "cuda_runtime",
+            "flow_out": flow,
+        })  # fmt: skip
+        rows.append({"start": start, "end": end, "name": name, "flow_in": flow})
+    return rows
+
+
+def test_a_gain_is_a_part_of_the_windows_own_work() -> None:
+    rows = _calls_and_kernels((0, 5, 1005, "earlier"), (900, 1005, 1105, "inside"))
+    path = critical_path(timeline_of(rows), window_ns=(800_000, 1_000_000))
+    (gain,) = what_if(path.built, [Change("kernel", "inside", 0.5)])
+    assert (gain.before_ns, gain.after_ns) == (100_000, 50_000)
+
+
+def test_all_collectives_are_those_of_any_library() -> None:
+    unknown = {"name": "ncclDevKernel_Generic", "collective": None}
+    rows = [{"start": 0, "end": 100}, collective(0, 100, 400, **unknown)]
+    path = critical_path(timeline_of(rows))
+    (gain,) = what_if(path.built, [Change("collective", "all")])
+    assert (gain.before_ns, gain.after_ns) == (400_000, 100_000)
+
+
 def test_gains_read_as_sentences() -> None:
     job = steady_job(ranks=2, steps=1)
     path = critical_path(job, step=0)

@@ -113,7 +113,8 @@ def path_of(built: Built, *, rank: int | None = None) -> CriticalPath:
     graph = built.graph
     result = timed(graph)
     last = result.last if rank is None else _last_of(graph, result, rank)
-    begin = built.windows[origin(graph, result, last) if rank is None else rank][0]
+    began_on = int(graph.rank[origin(graph, result, last)]) if rank is None else rank
+    begin = built.windows[began_on][0]
     walked = _walk(built, result, last, rank)
     raw = [one for one in reversed(walked) if one.end_ns > one.start_ns]
     if raw and raw[0].start_ns > begin:
@@ -155,10 +156,10 @@ def _windows(timeline: Timeline, step: int | None, window_ns: Window | None) -> 
 
 
 def origin(graph: Graph, result: Timed, node: int) -> int:
-    """Return the rank on which the path to a node begins."""
+    """Return the node at which the path to a node begins."""
     while result.decided_by[node] >= 0:
         node = int(graph.source[result.decided_by[node]])
-    return int(graph.rank[node])
+    return node
 
 
 def _last_of(graph: Graph, result: Timed, rank: int) -> int:

@@ -59,6 +59,8 @@ class Gain(NamedTuple):
 
     change: Change
     before_ns: int
+    """How long the window's own work takes: from its beginning, or from the end of earlier work
+    that the device did first. No change of the window shortens that."""
     after_ns: int
 
     @property
@@ -73,7 +75,7 @@ class Gain(NamedTuple):
 def what_if(built: Built, changes: Iterable[Change]) -> tuple[Gain, ...]:
     """Return the window's length under each change alone."""
     base = timed(built.graph)
-    begin = built.windows[origin(built.graph, base, base.last)][0]
+    begin = _begin(built, base)
     before = int(base.end[base.last]) - begin
     gains = []
     for change in changes:
@@ -86,6 +88,13 @@ def what_if(built: Built, changes: Iterable[Change]) -> tuple[Gain, ...]:
         spans = [int(timing.end[others].max()) - begin for timing in (base, result)]
         gains.append(Gain(change, spans[0], spans[1]))
     return tuple(gains)
+
+
+def _begin(built: Built, base: Timed) -> int:
+    first = origin(built.graph, base, base.last)
+    if built.graph.kind[first] == Node.BEFORE:
+        return int(base.end[first])
+    return built.windows[int(built.graph.rank[first])][0]
 
 
 def suggestions(path: CriticalPath, most: int = 5) -> tuple[Change, ...]:
@@ -197,7 +206,7 @@ def _lone_collectives(built: Built, name: str) -> Flags:
         by_name = np.array([op_of(value) for value in names.values] + [-1])
         by_word = np.array([op_of(value) for value in collective.values] + [-1])
         op = np.where(collective.codes >= 0, by_word[collective.codes], by_name[names.codes])
-        test = is_comm[kinds.codes] & ((op >= 0) if wanted is None else (op == wanted))
+        test = is_comm[kinds.codes] & (wanted is None or op == wanted)
         found |= _work(built, test, rank)
     return found
 

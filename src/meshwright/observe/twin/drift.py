@@ -1,0 +1,310 @@
+"""The steps of a running job, one after another: are they as predicted, and do they stay as they are?
+
+Two things are told. *Away*: the settled pace lies outside the band of the prediction. *Slower*: the
+pace has left what was settled, by a jump or little by little; and *recovered*, when it is back.
+There is no clock and no file here: whoever has step times may ask (`drift_run` reads those of a run).
+
+Steps are looked at twice. By themselves (short ones in blocks of 0.1 s), where a long one now and
+then is nobody's business; and by the mean of eight, where a step in four that takes twice as long
+shows, which no median would tell.
+"""
+
+import math
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from meshwright.observe.twin.drift_sums import LEAST, NEWEST, Moved, Sums, usual_of
+from meshwright.observe.watch.slowdown import blocks
+
+Term = Literal["data", "between", "gradients", "exchange", "update"]
+"""Waiting for data; all else between two steps; passes; waiting for other ranks; the update."""
+Kind = Literal["away", "slower", "faster", "recovered"]
+
+FIRST_STEPS = 3
+"""Of a sitting, left out: they compile, tune and fill caches."""
+SETTLED = 48
+"""Values that a pace is first told from."""
+MOST = 2048
+"""Values that a pace is told from at most; later ones no longer change what is usual."""
+HELD = 32
+"""The newest values, which do not count as usual yet."""
+GROWTH = 1.15
+"""What is usual is estimated again when there are so many times as many values."""
+COARSE = 8
+"""Values whose mean is looked at, too."""
+FAR = 3.0
+"""A step counts for as many usual ones at most."""
+AWAY = 3.0
+"""Standard errors by which a settled pace is outside the band for sure."""
+_SIZED_BY = 8
+"""Steps whose median says how many go to a block."""
+_KEPT = 8192
+_EXAMPLES = 512
+"""Steps of a pace whose terms are kept."""
+
+
+class StepTimes(NamedTuple):
+    """One step as it was measured."""
+
+    number: int
+    step_s: float
+    terms: Mapping[Term, float] = {}
+    """Seconds of its parts, as far as they are known."""
+    begins: bool = False
+    """Whether a sitting begins with it."""
+
+
+class Expected(NamedTuple):
+    """The same step as it was predicted."""
+
+    step_s: float
+    low_s: float
+    high_s: float
+    terms: Mapping[Term, float] = {}
+
+    def holds(self, step_s: float) -> bool:
+        """Whether a step is within the band."""
+        return self.low_s <= step_s <= self.high_s
+
+
+class TermChange(NamedTuple):
+    """Part of a step on both sides of a comparison."""
+
+    term: Term
+    before_s: float
+    after_s: float
+
+    @property
+    def rise_s(self) -> float:
+        """How much longer it is."""
+        return self.after_s - self.before_s
+
+
+class Change(NamedTuple):
+    """What is told of a run."""
+
+    kind: Kind
+    step: int
+    """The step after which it is told."""
+    since: int
+    """The first step that it is true of, by the best guess."""
+    before_s: float
+    """A step as it was settled; for `away`, as it was predicted."""
+    after_s: float
+    terms: tuple[TermChange, ...] = ()
+    begins: bool = False
+    """Whether it begins with a sitting, give or take the steps left out there."""
+
+    @property
+    def rise(self) -> float:
+        """By how much a step is longer, as a part of what it was."""
+        return self.after_s / self.before_s - 1
+
+    @property
+    def moved(self) -> TermChange | None:
+        """The term that moved most, in the direction of the whole; None where none is known."""
+        sign = 1 if self.after_s >= self.before_s else -1
+        most = max(self.terms, key=lambda one: sign * one.rise_s, default=None)
+        return most if most is not None and sign * most.rise_s > 0 else None
+
+
+class _Row:
+    """Values of some steps each, and what is usual of them."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.sums: Sums | None = None
+        self.firsts: list[int] = []
+        self._values: list[float] = []
+        self._open: list[StepTimes] = []
+
+    def add(self, step: StepTimes) -> Moved | None:
+        """Add a step; tell where the value that it completes makes a move sure."""
+        self._open.append(step)
+        if len(self._open) < self.size:
+            return None
+        self.firsts.append(self._open[0].number)
+        self._values.append(math.log(_mean([one.step_s for one in self._open])))
+        self._open = []
+        if self.sums is None:
+            if len(self._values) == SETTLED:
+                self.sums = Sums(usual_of(np.array(self._values)))
+            return None
+        moved = self.sums.add(self._values[-1])
+        known = len(self._values) - HELD
+        count = self.sums.usual.count
+        if moved is None and count < MOST and known >= GROWTH * count and self.sums.doubt < 0.5:
+            self.sums.learn(usual_of(np.array(self._values[:known])))
+        return moved
+
+
+class _Pace:
+    """Steps that go at one pace, as far as anybody can tell."""
+
+    def __init__(self, block: int, steps: Iterable[StepTimes] = ()) -> None:
+        self.fine, self.coarse = _Row(block), _Row(COARSE * block)
+        self.examples: list[StepTimes] = []
+        for step in steps:
+            self.add(step)
+
+    def add(self, step: StepTimes) -> tuple[int, bool, bool] | None:
+        """Add a step; return the first one of another pace, whether that is slower, by which row."""
+        if len(self.examples) < _EXAMPLES:
+            self.examples.append(step)
+        for row in (self.fine, self.coarse):
+            moved = row.add(step)
+            if moved is not None:
+                return row.firsts[-moved.ago], moved.up, row is self.fine
+        return None
+
+    @property
+    def settled(self) -> bool:
+        return self.fine.sums is not None
+
+    @property
+    def level_s(self) -> float:
+        """The usual step."""
+        assert self.fine.sums is not None, "not settled yet"
+        return math.exp(self.fine.sums.usual.level)
+
+    @property
+    def error(self) -> float:
+        """How far that may be off, as a part of it."""
+        assert self.fine.sums is not None, "not settled yet"
+        return self.fine.sums.usual.error
+
+
+class Detector:
+    """Takes steps, and tells what changes."""
+
+    def __init__(self, expected: Expected | None = None) -> None:
+        self.expected = expected
+        self.slower: Change | None = None
+        """The slowdown that has not ended; further ones add to it."""
+        self.taken = 0
+        """Steps that were judged."""
+        self._left_out = FIRST_STEPS
+        self._recent: deque[StepTimes] = deque(maxlen=_KEPT)
+        self._pace: _Pace | None = None
+        self._judged = False
+        self._began: list[int] = []
+
+    @property
+    def usual_s(self) -> float | None:
+        """The settled step; None where none is yet."""
+        return self._pace.level_s if self._pace is not None and self._pace.settled else None
+
+    def add(self, step: StepTimes) -> Change | None:
+        """Take the next step; tell what it makes sure."""
+        if step.begins:
+            self._left_out = FIRST_STEPS
+            self._began = [*self._began[-9:], step.number]
+        if self._left_out:
+            self._left_out -= 1
+            return None
+        if not (math.isfinite(step.step_s) and step.step_s > 0):
+            return None
+        self.taken += 1
+        self._recent.append(step)
+        if self._pace is None:
+            if len(self._recent) == _SIZED_BY:
+                size = blocks(np.array([one.step_s for one in self._recent]))[1]
+                self._pace = _Pace(size, self._recent)
+            return None
+        left = self._pace.add(step)
+        if left is not None:
+            return self._changed(step.number, *left)
+        return self._settled(step.number)
+
+    def _changed(self, number: int, since: int, up: bool, fine: bool) -> Change | None:
+        """Begin another pace with the step where the one before was left."""
+        assert self._pace is not None, "a pace is there to be left"
+        before = [one for one in self._pace.examples if one.number < since]
+        after = [one for one in self._recent if one.number >= since]
+        self._pace = _Pace(self._pace.fine.size, after)
+        terms = compared(before, after, by_mean=not fine)
+        begins = any(since - NEWEST <= one <= since + FIRST_STEPS for one in self._began)
+        middles = (_middle([one.step_s for one in rows], not fine) for rows in (before, after))
+        found = Change("slower" if up else "faster", number, since, *middles, terms, begins)
+        if up:
+            first = self.slower or found
+            self.slower = found._replace(before_s=first.before_s, since=first.since)
+            return found
+        if self.slower is None:
+            self._judged = False
+            return found
+        return self._recovered(found) or found
+
+    def _recovered(self, found: Change) -> Change | None:
+        """Close the slowdown that is open, where steps are back at what they were before it."""
+        slow = self.slower
+        if slow is None:
+            return None
+        if found.after_s > (1 + LEAST) * slow.before_s:
+            self.slower = slow._replace(after_s=found.after_s)
+            return None
+        self.slower, self._judged = None, False
+        return found._replace(kind="recovered", before_s=slow.after_s)
+
+    def _settled(self, number: int) -> Change | None:
+        """Judge a pace that has just settled: against the prediction, and for a slowdown's end."""
+        pace = self._pace
+        if pace is None or not pace.settled:
+            return None
+        since, level_s = pace.examples[0].number, pace.level_s
+        if self.slower is not None:
+            if len(pace.fine.firsts) > SETTLED:
+                return None
+            slow = self.slower
+            found = self._recovered(Change("faster", number, number, slow.after_s, level_s))
+            if found is not None:  # its steps are of both paces: what is usual is learnt anew
+                self._pace = _Pace(pace.fine.size)
+            return found
+        if self._judged or self.expected is None:
+            return None
+        self._judged = True
+        expected, sure = self.expected, math.exp(AWAY * pace.error)
+        if expected.low_s <= level_s * sure and level_s / sure <= expected.high_s:
+            return None
+        own = {term: _middle(values, False) for term, values in _by_term(pace.examples).items()}
+        terms = tuple(
+            TermChange(term, expected.terms[term], own[term])
+            for term in expected.terms
+            if term in own
+        )
+        return Change("away", number, since, expected.step_s, level_s, terms)
+
+
+def compared(
+    before: Sequence[StepTimes], after: Sequence[StepTimes], *, by_mean: bool
+) -> tuple[TermChange, ...]:
+    """Return every term that both sides know, by medians or by means."""
+    old, new = _by_term(before), _by_term(after)
+    return tuple(
+        TermChange(term, _middle(old[term], by_mean), _middle(new[term], by_mean))
+        for term in old
+        if term in new
+    )
+
+
+def _by_term(steps: Iterable[StepTimes]) -> dict[Term, list[float]]:
+    found: dict[Term, list[float]] = {}
+    for step in steps:
+        for term, seconds in step.terms.items():
+            found.setdefault(term, []).append(seconds)
+    return found
+
+
+def _mean(times: list[float]) -> float:
+    """Return the mean, which steps that often take long move, and one that takes a minute hardly."""
+    if len(times) == 1:
+        return times[0]
+    far = FAR * sorted(times)[len(times) // 2]
+    return sum(min(far, one) for one in times) / len(times)
+
+
+def _middle(values: Sequence[float], by_mean: bool) -> float:
+    return float(np.mean(values) if by_mean else np.median(values))

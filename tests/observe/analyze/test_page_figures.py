@@ -1,0 +1,110 @@
+"""The figures of real traces on the pages of the analyses are what the analyses give."""
+
+from pathlib import Path
+
+import pytest
+
+from meshwright.observe.analyze.breakdown import breakdown_of
+from meshwright.observe.analyze.idle import idle_of
+from meshwright.observe.analyze.kernels import kernels_of
+from meshwright.observe.analyze.launches import launches_of
+from meshwright.observe.analyze.mfu import mfu_of
+from meshwright.observe.analyze.overlap import overlap_of
+from meshwright.observe.analyze.regions import regions_of
+from meshwright.observe.analyze.steps import counted, counted_steps, steps_of
+from meshwright.timeline.readers.kineto import read_kineto
+from meshwright.timeline.timeline import Timeline
+
+pytestmark = pytest.mark.real
+
+PAGES = Path(__file__).parents[3] / "docs" / "analyze"
+MS = 1e6
+
+
+def _read(shared: Path, name: str) -> Timeline:
+    return read_kineto(shared / "traces" / f"{name}.json.gz", detail="shapes")
+
+
+def _says(page: str, *figures: str) -> None:
+    text = " ".join((PAGES / f"{page}.md").read_text(encoding="utf-8").split())
+    assert [figure for figure in figures if figure not in text] == []
+
+
+def test_figures_of_the_8_rank_job(shared: Path) -> None:
+    part = _read(shared, "modded-nanogpt/8rank-h100-2025-12-11/rank-0")
+    found, over = breakdown_of(part), overlap_of(part)
+    parts = {
+        "compute": found.compute_ns,
+        "exposed communication": found.exposed_communication_ns,
+        "exposed memory copy": found.exposed_memory_copy_ns,
+        "idle": found.idle_ns,
+    }
+    rows = [f"{k} | {v / MS:.3f} | {100 * found.share(v):.1f} %" for k, v in parts.items()]
+    both = {one.collective: f"{one.exposed_ns / MS:.3f} ms" for one in found.communication}
+    said = f"{both['all_gather']} are all-gather and {both['reduce_scatter']} reduce-scatter"
+    _says("breakdown", f"{found.window_ns / MS:.3f} ms", said, *rows)
+    _says("overlap", f"{over.communication_ns / MS:.3f} ms", f"{over.hidden_ns / MS:.3f} ms")
+    marks = steps_of(part).steps
+    host = [f"{one.duration_ns / MS:.1f}" for one in marks]
+    late = f"{(marks[2].device_end_ns - marks[2].end_ns) / MS:.0f} ms after the host"
+    settled = f"{counted(part).row.size} device spans in {found.window_ns / MS:.1f} ms"
+    _says("steps", f"{', '.join(host[:3])} and {host[3]} ms", late, settled)
+
+
+def test_figures_of_its_kernels(shared: Path) -> None:
+    part = _read(shared, "modded-nanogpt/8rank-h100-2025-12-11/rank-0")
+    (best,) = (one for one in kernels_of(part).kernels if one.name.endswith("coopA_NNT"))
+    use = mfu_of(part)
+    assert best.flops_per_s
+    assert best.peak_share
+    assert use.mfu
+    _says(
+        "kernels",
+        f"{100 * best.share:.1f} % of the busy time",
+        f"`{best.shape}` in {best.dtype} at {best.flops_per_s / 1e12:.0f} TFLOP/s",
+        f"{100 * best.peak_share:.0f} % of an H100's peak",
+        f"{100 * use.counted_share:.0f} % of the compute time, and MFU by them is "
+        f"{100 * use.mfu:.0f} %",
+    )
+
+
+def test_figures_of_idle_devices(shared: Path) -> None:
+    folder = "kineto-tb-plugin/resnet50_num_workers_"
+    alone = idle_of(_read(shared, f"{folder}0/worker0.1623143089861.pt.trace"))
+    helped = idle_of(_read(shared, f"{folder}4/worker0.1623212756351.pt.trace"))
+    _says(
+        "idle",
+        f"{alone.idle_ns / MS:.0f} ms idle, {alone.data_wait_ns / MS:.0f} ms are data wait and "
+        f"{alone.host_bound_ns / MS:.0f} ms host bound",
+        f"{helped.idle_ns / MS:.0f} ms idle, {helped.data_wait_ns / MS:.0f} ms data wait, "
+        f"{helped.host_bound_ns / MS:.0f} ms host bound",
+    )
+
+
+def test_figures_of_launches(shared: Path) -> None:
+    found = launches_of(_read(shared, "tracelens/b200/eager_trace"))
+    (region,) = found.launch_bound
+    assert found.delay is not None
+    _says(
+        "launches",
+        f"{found.num_launches} launches, a median delay of {found.delay.median_ns / 1e3:.1f} µs",
+        f"a mean queue of {found.queues[0].mean_length:.1f}",
+        f"{(region.end_ns - region.start_ns) / MS:.0f} ms with {region.num_kernels} kernels of "
+        f"{region.mean_kernel_ns / 1e3:.1f} µs on average, idle for {region.idle_ns / MS:.0f} ms",
+    )
+    replay = launches_of(_read(shared, "hta/df_index_resolver/df_index_resolver"))
+    (graph,) = replay.graph_candidates
+    _says("launches", f"{graph.num_launches} kernels in", f"{graph.idle_ns / MS:.0f} ms idle")
+
+
+def test_figures_of_regions(shared: Path) -> None:
+    part = _read(shared, "hta/trace_diff/control/control")
+    found, number = regions_of(part), counted_steps(part)
+    each = {one.path: one.total_ns / MS / number for one in found.regions}
+    inner = ("## forward ##", "## forward:all2all_global_emb ##")
+    _says(
+        "regions",
+        f"{found.device_ns / MS / number:.1f} ms of device time per step",
+        f"launches {each[('## backward ##',)]:.1f} ms",
+        f"{each[inner[:1]]:.1f} ms, of which {each[inner]:.1f} ms",
+    )
