@@ -16,9 +16,10 @@ from meshwright.spec.workload import Training
 from meshwright.timeline.timeline import Timeline
 
 H100 = (
-    '[{"id": 0, "name": "NVIDIA H100 80GB HBM3", "totalGlobalMem": 85018279936, '
-    '"computeMajor": 9, "computeMinor": 0}]'
+    '{"name": "NVIDIA H100 80GB HBM3", "totalGlobalMem": 85018279936, '
+    '"computeMajor": 9, "computeMinor": 0}'
 )
+PER_NODE = 8
 LEAD_NS = 3_000_000
 """The host launches so long before the device begins."""
 LONGEST_NS = 1_300_000
@@ -188,6 +189,10 @@ def _timeline(rows: list[dict[str, Any]], rank: int) -> Timeline:
     names = [*DEFAULTS, "start_ns", "duration_ns", "name"]
     filled = [{**DEFAULTS, **row} for row in rows]
     columns = {name: [row[name] for row in filled] for name in names}
+    device = f"gpu {rank % PER_NODE}"
+    columns["process"] = [device if one == "gpu 0" else one for one in columns["process"]]
     return Timeline.from_columns(
-        {"rank": rank, **columns}, source="measured", metadata={"devices": H100}
+        {"rank": rank, **columns},
+        source="measured",
+        metadata={"devices": f"[{', '.join([H100] * PER_NODE)}]"},
     )

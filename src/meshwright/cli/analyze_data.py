@@ -126,6 +126,7 @@ def _compared(found: Compared) -> dict[str, Any]:
                 "wait_total_ms": one.row.wait_total_ns / 1e6,
                 "bus_bytes_per_s": _known(one.row.bus_bytes_per_s),
                 "expected_bus_bytes_per_s": one.expected.bus_bytes_per_s if one.expected else None,
+                "expected_assumed": one.expected.assumed if one.expected else None,
                 "reached": one.expected.reached if one.expected else None,
             }
             for one in found.collectives

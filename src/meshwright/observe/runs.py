@@ -15,7 +15,12 @@ import msgspec
 
 from meshwright.errors import DamagedFile, InputError, Problem
 from meshwright.observe.analyze.clocks import Clocks, on_one_clock
-from meshwright.observe.analyze.collective_expected import Expected, cluster_of, expected
+from meshwright.observe.analyze.collective_expected import (
+    Expected,
+    cluster_of,
+    expected,
+    nodes_of,
+)
 from meshwright.observe.analyze.collectives import SizeRow, by_size
 from meshwright.observe.analyze.per_device import per_device
 from meshwright.observe.analyze.selection import for_comparing, of_steps, with_rank
@@ -298,7 +303,9 @@ def _compared(kept: Sequence[Timeline], thin: bool) -> Compared | None:
     whole, matched, clocks = on_one_clock(*kept)
     rows = by_size(matched)
     cluster = cluster_of(whole)
-    by_row = {one.row: one for one in expected(rows, cluster)} if cluster is not None else {}
+    by_row: dict[SizeRow, Expected] = {}
+    if cluster is not None:
+        by_row = {one.row: one for one in expected(rows, cluster, nodes_of(whole))}
     return Compared(
         clocks,
         stragglers(whole, matched),

@@ -7,7 +7,12 @@ import numpy as np
 import pytest
 
 from meshwright.observe.analyze.collective_calls import OPS, op_of
-from meshwright.observe.analyze.collective_expected import cluster_of, expected
+from meshwright.observe.analyze.collective_expected import (
+    Expected,
+    cluster_of,
+    expected,
+    nodes_of,
+)
 from meshwright.observe.analyze.collectives import Collectives, by_size, match_collectives
 from meshwright.timeline.readers.kineto import read_kineto
 from meshwright.timeline.timeline import Timeline
@@ -193,3 +198,66 @@ def test_large_transfers_reach_what_the_network_model_expects(
     assert len(large) == 4
     for one in large:
         assert 0.75 < one.reached < 1.1
+
+
+_H100 = '{"name": "NVIDIA H100 80GB HBM3", "totalGlobalMem": 85018279936}'
+
+
+def _on_devices(devices: dict[int, int], listed: int = 8) -> Timeline:
+    """One collective of ranks, each on a device of its node, which has so many."""
+    rows = [collective(rank, 0, 10, process=f"gpu {at}") for rank, at in devices.items()]
+    return timeline_of(rows, devices=f"[{', '.join([_H100] * listed)}]")
+
+
+@pytest.mark.parametrize(
+    ("devices", "ranks", "inside"),
+    [
+        ({rank: rank for rank in range(8)}, range(8), True),
+        ({rank: rank % 8 for rank in range(16)}, range(8, 16), True),
+        ({rank: rank % 8 for rank in range(16)}, range(16), False),
+        ({rank: rank % 8 for rank in range(16)}, (0, 8), False),
+        ({rank: rank % 4 for rank in range(8)}, range(4), True),
+        ({rank: rank % 4 for rank in range(8)}, range(8), False),
+        ({0: 0, 1: 1}, (0, 1), True),
+        ({0: 0, 1: 1}, range(8), False),  # Nodes may have two ranks as well as eight.
+        ({0: 3, 1: 2}, (0, 1), False),  # An order of its own tells nothing.
+    ],
+)
+def test_devices_tell_who_shares_a_node(
+    devices: dict[int, int], ranks: tuple[int, ...], inside: bool
+) -> None:
+    assert nodes_of(_on_devices(devices)).inside_one(tuple(ranks)) is inside
+
+
+def test_processes_that_see_one_device_tell_nothing_of_nodes() -> None:
+    assert nodes_of(_on_devices(dict.fromkeys(range(8), 0), listed=1)).per_node == ()
+
+
+def test_between_nodes_the_expected_speed_is_of_the_fabric_and_assumed() -> None:
+    def rows_of(ranks: tuple[int, ...]) -> Expected:
+        extra = json.dumps({"Process Group Ranks": str(list(ranks))})
+        said = {"bytes": 1 << 28, "extra": extra}
+        job = timeline_of(
+            [collective(rank, 0, 9000, process=f"gpu {rank % 8}", **said) for rank in ranks],
+            devices=f"[{', '.join([_H100] * 8)}]",
+        )
+        cluster = cluster_of(job)
+        assert cluster is not None
+        return expected(by_size(match_collectives(job)), cluster, nodes_of(job))[0]
+
+    near, far = rows_of(tuple(range(8))), rows_of(tuple(range(0, 64, 8)))
+    assert (near.assumed, far.assumed) == (False, True)
+    assert far.bus_bytes_per_s < near.bus_bytes_per_s / 2
+
+
+@pytest.mark.parametrize(
+    ("name", "cluster"),
+    [
+        ("NVIDIA H100 80GB HBM3", "h100"), ("NVIDIA GeForce RTX 4090", "rtx-4090"),
+        ("NVIDIA GeForce RTX 2080 Ti", ""), ("NVIDIA H100 NVL", ""),
+        ("NVIDIA A100 80GB PCIe", "pcie"),
+    ],
+)  # fmt: skip
+def test_the_cluster_is_one_with_that_very_gpu(name: str, cluster: str) -> None:
+    found = cluster_of(timeline_of([collective(0, 0, 1)], devices=f'[{{"name": "{name}"}}]'))
+    assert (cluster in found.gpu.name) if found is not None else not cluster

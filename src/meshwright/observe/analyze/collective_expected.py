@@ -1,15 +1,19 @@
 """How fast collectives should have been on the GPUs that a profile names.
 
-The speed comes from `predict.network` on a catalog cluster with the same GPU. A profile says
-nothing of the fabric between nodes, so the figure is firm inside a node and a guide beyond.
+The speed comes from `predict.network` on a catalog cluster with the same GPU, over the links that
+the group crosses. Who shares a node is read from the devices that ranks use. A profile says nothing
+of the fabric between nodes: the figure is firm inside a node, and beyond, or where nodes are not
+told, it is marked as assumed.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
+import numpy as np
 
+from meshwright.errors import InputError
 from meshwright.observe.analyze.collectives import SizeRow
 from meshwright.timeline.timeline import Timeline
 
@@ -27,6 +31,10 @@ _OPS: "dict[str, Op]" = {
 }
 
 
+_FORM = re.compile(r"-(\d+g|sxm|pcie)\b")
+"""What the catalog's names of GPUs say beside the model."""
+
+
 class Expected(NamedTuple):
     """What a kind and size of collective should have reached."""
 
@@ -34,6 +42,8 @@ class Expected(NamedTuple):
     transfer_ns: float
     bus_bytes_per_s: float
     algorithm: str
+    assumed: bool
+    """Whether the group leaves its node, or may do so: the fabric is then the catalog's."""
 
     @property
     def reached(self) -> float:
@@ -41,13 +51,57 @@ class Expected(NamedTuple):
         return self.row.bus_bytes_per_s / self.bus_bytes_per_s
 
 
-def cluster_of(timeline: Timeline) -> "Cluster | None":
-    """Return a catalog cluster with the GPU that the profile names; None where it is not known."""
+class Nodes(NamedTuple):
+    """How ranks lie on nodes, as far as their devices tell."""
+
+    per_node: tuple[int, ...]
+    """How many ranks a node may have; none where devices tell nothing."""
+
+    def inside_one(self, ranks: Sequence[int]) -> bool:
+        """Whether these ranks share a node, however many ranks it has."""
+        return bool(self.per_node) and all(
+            len({rank // number for rank in ranks}) == 1 for number in self.per_node
+        )
+
+
+UNKNOWN_NODES = Nodes(())
+
+
+def nodes_of(timeline: Timeline) -> Nodes:
+    """Read from the devices that ranks use how many ranks a node has.
+
+    Launchers number ranks node by node and give the n-th of a node its n-th device. So a number
+    fits if every rank divided by it leaves the rank's device. A process that sees one device only
+    shows nothing of its node.
+    """
+    listed = _devices(timeline)
+    if len(listed) < 2:
+        return UNKNOWN_NODES
+    used = {}
+    for part in timeline.by_rank():
+        names = part.strings("process")
+        shown = [names.values[code] for code in np.unique(names.codes)]
+        devices = {int(one[4:]) for one in shown if re.fullmatch(r"gpu \d{1,6}", one)}
+        if len(devices) != 1:
+            return UNKNOWN_NODES
+        used[part.ranks[0]] = devices.pop()
+    fitting = range(1 + max(used.values(), default=0), len(listed) + 1)
+    return Nodes(
+        tuple(n for n in fitting if all(rank % n == device for rank, device in used.items()))
+    )
+
+
+def _devices(timeline: Timeline) -> list[dict[str, Any]]:
     text = timeline.metadata.get("devices", "")
     try:
-        devices = msgspec.json.decode(text, type=list[dict[str, Any]]) if text else []
+        return msgspec.json.decode(text, type=list[dict[str, Any]]) if text else []
     except msgspec.MsgspecError:
-        return None
+        return []
+
+
+def cluster_of(timeline: Timeline) -> "Cluster | None":
+    """Return a catalog cluster with the GPU that the profile names; None where it is not known."""
+    devices = _devices(timeline)
     if not devices:
         return None
     from meshwright.spec import catalog
@@ -58,21 +112,34 @@ def cluster_of(timeline: Timeline) -> "Cluster | None":
     fitting = [
         one
         for one in catalog.clusters().values()
-        if one.gpu.name.split("-")[0] in words and ("pcie" in words) == ("pcie" in one.gpu.name)
+        if set(_FORM.sub("", one.gpu.name).split("-")) <= words
+        and all((form in words) == (form in one.gpu.name) for form in ("pcie", "nvl"))
     ]
     # Of a model's variants the one whose memory is nearest; of clusters, the catalog's first.
     return min(fitting, key=lambda one: abs(one.gpu.memory_bytes - memory), default=None)
 
 
-def expected(rows: Iterable[SizeRow], cluster: "Cluster") -> tuple[Expected, ...]:
+def expected(
+    rows: Iterable[SizeRow], cluster: "Cluster", nodes: Nodes = UNKNOWN_NODES
+) -> tuple[Expected, ...]:
     """Return what each row should have reached, where kind and size are known."""
-    from meshwright.predict.network import collective, strided
+    from meshwright.predict.network import collective, placement, strided
 
     found = []
     for row in rows:
         if row.op not in _OPS or row.bytes <= 0 or row.ranks < 2:
             continue
-        size = cluster.with_gpus(max(row.ranks, cluster.gpus_per_node))
-        cost = collective(strided(size, 0, row.ranks), _OPS[row.op], row.bytes)
-        found.append(Expected(row, cost.seconds * 1e9, cost.busbw_bytes_per_s, cost.algorithm))
+        inside = row.ranks <= cluster.gpus_per_node and nodes.inside_one(row.members)
+        try:
+            if not inside and row.members and cluster.gpus_per_node in nodes.per_node:
+                place = placement(cluster.with_gpus(1 + max(row.members)), row.members)
+            else:
+                size = max(row.ranks, cluster.gpus_per_node)
+                place = strided(cluster.with_gpus(size), 0, row.ranks)
+        except InputError:  # The catalog's cluster is smaller than the group.
+            continue
+        cost = collective(place, _OPS[row.op], row.bytes)
+        found.append(
+            Expected(row, cost.seconds * 1e9, cost.busbw_bytes_per_s, cost.algorithm, not inside)
+        )
     return tuple(found)

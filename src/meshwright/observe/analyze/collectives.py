@@ -128,6 +128,8 @@ class SizeRow(NamedTuple):
     dtype: str
     bytes: int
     calls: int
+    members: tuple[int, ...]
+    """The ranks of the group."""
     transfer_median_ns: float
     transfer_total_ns: int
     wait_total_ns: int
@@ -171,6 +173,7 @@ def by_size(collectives: Collectives) -> tuple[SizeRow, ...]:
                 dtype=collectives.dtypes[dtype] if dtype >= 0 else "",
                 bytes=size,
                 calls=own.size,
+                members=collectives.groups[group].ranks,
                 transfer_median_ns=float(np.median(transfer[own])),
                 transfer_total_ns=int(transfer[own].sum()),
                 wait_total_ns=int(waits[own].sum()),

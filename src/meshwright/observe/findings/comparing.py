@@ -24,8 +24,8 @@ BUBBLE = 0.10
         name="low-bus-bandwidth",
         title="Collectives are slower than the fabric",
         family="ranks",
-        detected="collectives of 1 MiB and more that reach less than half of the bus bandwidth "
-        "that the cost model expects of the same GPUs in one node",
+        detected="collectives of 1 MiB and more, of ranks whose devices show that they share a "
+        "node, that reach less than half of the bus bandwidth that the cost model expects there",
         cost="measured against the model: the transfer beyond what is expected, as far "
         "as communication is exposed",
         remedy="NCCL_DEBUG=INFO names the transport; nvidia-smi topo -m; NCCL_P2P_LEVEL=NVL, "
@@ -39,7 +39,10 @@ def low_bus_bandwidth(job: Job) -> Iterable[JobHit]:
     slow = [
         one
         for one in job.expected
-        if one.row.bytes >= LARGE_BYTES and one.reached < SLOW_BUS and one.row.calls >= 2
+        if not one.assumed  # Between nodes a profile does not tell what the links can do.
+        and one.row.bytes >= LARGE_BYTES
+        and one.reached < SLOW_BUS
+        and one.row.calls >= 2
     ]
     if not slow:
         return []
@@ -51,7 +54,8 @@ def low_bus_bandwidth(job: Job) -> Iterable[JobHit]:
         f"{one.row.bus_bytes_per_s / 1e9:.0f} GB/s, {one.bus_bytes_per_s / 1e9:.0f} expected"
         for one in slow[:3]
     )
-    ranks = tuple(one.rank for one in job.summaries)
+    concerned = {rank for one in slow for rank in one.row.members}
+    ranks = tuple(sorted(concerned & {one.rank for one in job.summaries}))
     return [JobHit(Hit(cost, evidence), ranks, len(ranks))]
 
 
@@ -147,7 +151,7 @@ def pipeline_bubble(job: Job) -> Iterable[JobHit]:
     if found is None or not found.ranks or found.bubble_share < BUBBLE:
         return []
     lost = sum(one.bubble_ns for one in found.ranks) / len(found.ranks)
-    stages = len(found.ranks)
+    stages = found.stages
     evidence = (
         f"{100 * found.bubble_share:.0f} % of the passes' time is bubble; schedule "
         f"{found.schedule or 'unknown'}, {stages} stages, {found.microbatches} micro-batches",
