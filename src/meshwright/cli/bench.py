@@ -212,6 +212,7 @@ def _device(name: str | None) -> "torch.device":
         if index >= count:
             what = f"{name} is not here: torch sees {count} GPUs"
             raise MissingPart(what, "use --device cpu, or install a torch with CUDA")
+        torch.cuda.set_device(index)
         return torch.device("cuda", index)
     return device
 
