@@ -11,7 +11,7 @@ from itertools import groupby
 from pathlib import Path
 
 from meshwright.observe.findings import Pattern, patterns
-from meshwright.observe.findings.engines import REMEDIES
+from meshwright.observe.findings.frameworks import REMEDIES
 from validation.findings.run import NEW, PatternRow, Result, Row, read_result
 from validation.findings.scores import Score
 
@@ -29,12 +29,13 @@ def pattern_tables() -> str:
         )  # fmt: skip
         head = ("pattern", "what", "detected by", "cost", "remedy", "told from")
         parts.append(f"### {family.capitalize()}\n\n{_table(head, rows, right=1)}")
-    flags = (
-        (f"`{one.name}`", *(REMEDIES[engine].get(one.name, "") for engine in REMEDIES))
-        for one in patterns()
-        if any(one.name in own for own in REMEDIES.values())
+    settings = (
+        (framework, f"`{name}`", remedy)
+        for framework, own in REMEDIES.items()
+        for name, remedy in own.items()
     )
-    parts.append(f"### Flags of serving engines\n\n{_table(('pattern', *REMEDIES), flags)}")
+    head = ("framework", "pattern", "remedy")
+    parts.append(f"### Settings of frameworks\n\n{_table(head, settings)}")
     return "\n\n".join(parts)
 
 

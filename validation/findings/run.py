@@ -39,11 +39,14 @@ SEEN_BASES = {
     "recommendation model, V100": "hta/trace_diff/test/test.json.gz",
     "TimeSformer, H100": "tracelens/h100/facebook_timesformer-base-finetuned-k400__1016002.json.gz",
     "GPT, 8 x H100": "modded-nanogpt/8rank-h100-2025-12-11",
+    "OWLv2, H100": "tracelens/h100/google_owlv2-large-patch14-ensemble__1016001.json.gz",
+    "linear layers, RTX 2080 Ti": "param/linear_kineto.json.gz",
 }
 """Detectors or planting were changed after faults had been planted in these."""
 NEW_BASES = {
-    "OWLv2, H100": "tracelens/h100/google_owlv2-large-patch14-ensemble__1016001.json.gz",
-    "linear layers, RTX 2080 Ti": "param/linear_kineto.json.gz",
+    "Qwen, MI300X": "tracelens/mi300/Qwen_Qwen1.5-0.5B-Chat__1016005.json.gz",
+    "GPT, H100, two months later": "modded-nanogpt/h2dprefetch-2026-02-12",
+    "ResNet with DDP, A100": "hta/nccl_parser_config/nccl_data.json.gz",
 }
 """Neither detectors nor planting were changed after faults had been planted in these."""
 NEW = "(new)"

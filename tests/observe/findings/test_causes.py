@@ -90,10 +90,12 @@ def test_few_kernels_get_no_advice(late: tuple[Row, ...]) -> None:
     assert found.remedy.startswith("only 2 kernels")
 
 
-def test_where_nothing_trains_no_advice_for_training_is_given(late: tuple[Row, ...]) -> None:
+def test_advice_suits_what_the_run_is(late: tuple[Row, ...]) -> None:
     exchange = collective(2600, 3000)
     for extra, said in (
-        ((host(0, 1000, "autograd::engine::evaluate_function: MmBackward0"),), "DDP"),
+        ((host(0, 1000, "autograd::engine::evaluate_function: MmBackward0"),), "DDP:"),
+        ((host(0, 1, "MmBackward0"), host(0, 1, "DistributedDataParallel.forward")), "no_sync"),
+        ((host(0, 1, "MmBackward0"), host(0, 1, "megatron/core/x.py(1): f")), "--overlap-grad"),
         ((), "replicas"),
         ((host(0, 1000, "vllm/v1/engine/core.py(10): step"),), "--disable-custom-all-reduce"),
         ((host(0, 1000, "sglang/srt/managers/scheduler.py(1): run"),), "--tp-size"),

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from meshwright.observe.findings import Rank, combine, examine, find, patterns
+from meshwright.observe.findings.frameworks import REMEDIES
 from meshwright.timeline.readers.traces import read_each
 from meshwright.timeline.timeline import Timeline
 from validation.findings.clean_jobs import clean_job
@@ -84,6 +85,7 @@ def test_names_are_unlike_and_every_pattern_is_documented() -> None:
     text = page.read_text(encoding="utf-8")
     assert [one.name for one in known if f"`{one.name}`" not in text] == []
     assert all(one.remedy and one.detected and one.cost for one in known)
+    assert {name for own in REMEDIES.values() for name in own} <= {one.name for one in known}
 
 
 @pytest.mark.real

@@ -191,13 +191,12 @@ def fp32_reduction(rank: Rank) -> Hit | None:
 @of_rank(
     Pattern(
         name="buffer-broadcast",
-        title="Buffers are broadcast in every step",
+        title="A broadcast in every step",
         family="communication",
         detected="broadcasts in every step",
         cost="measured: their exposed time",
-        remedy="DistributedDataParallel(model, broadcast_buffers=False), or SyncBatchNorm",
-        serving="broadcast what does not change once, before the loop; small objects through "
-        "shared memory",
+        remedy="broadcast what does not change once, before the loop; small objects through shared "
+        "memory",
     )
 )
 def buffer_broadcast(rank: Rank) -> Hit | None:

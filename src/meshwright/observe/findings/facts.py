@@ -34,7 +34,7 @@ from meshwright.observe.analyze.steps import (
     on_host,
     steps_of,
 )
-from meshwright.observe.findings.engines import engine_of
+from meshwright.observe.findings.frameworks import framework_of
 from meshwright.observe.findings.names import host_sort, kernel_sorts
 from meshwright.timeline.columns import as_numpy
 from meshwright.timeline.readers.arrow_arrays import taken, whole_numbers
@@ -151,9 +151,9 @@ class Facts(msgspec.Struct, frozen=True, eq=False, dict=True):
         return any(name.startswith("hip") for name in self.part.strings("name").values)
 
     @cached_property
-    def engine(self) -> str:
-        """The serving engine that it shows, where it does not train; empty for none."""
-        return "" if self.trains else engine_of(self.part.strings("name").values)
+    def framework(self) -> str:
+        """The trainer or serving engine that it shows; empty for none."""
+        return framework_of(self.part.strings("name").values, trains=self.trains)
 
     @cached_property
     def _launches(self) -> Flags:

@@ -130,7 +130,7 @@ def _remedy(pattern: Pattern, hit: Hit, num_spans: int, job: Job) -> str:
             "several whole steps, schedule(wait=1, warmup=2, active=3)"
         )
     return hit.remedy or pattern.remedy_for(
-        trains=job.trains, on_rocm=job.on_rocm, engine=job.engine
+        trains=job.trains, on_rocm=job.on_rocm, framework=job.framework
     )
 
 

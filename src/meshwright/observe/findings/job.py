@@ -13,7 +13,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from meshwright.observe.analyze.clocks import on_one_clock
-from meshwright.observe.analyze.collective_expected import Expected, cluster_of, expected
+from meshwright.observe.analyze.collective_expected import (
+    Expected,
+    cluster_of,
+    expected,
+    nodes_of,
+)
 from meshwright.observe.analyze.collectives import Collectives, by_size
 from meshwright.observe.analyze.pipeline import Pipeline, pipeline
 from meshwright.observe.analyze.spans import (
@@ -60,8 +65,8 @@ class Summary(NamedTuple):
     """Device spans that are counted."""
     trains: bool
     on_rocm: bool
-    engine: str
-    """The serving engine that it shows; empty for none."""
+    framework: str
+    """The trainer or serving engine that it shows; empty for none."""
 
 
 def summary_of(rank: Rank) -> Summary:
@@ -82,7 +87,7 @@ def summary_of(rank: Rank) -> Summary:
         int(rank.length.size),
         rank.trains,
         rank.on_rocm,
-        rank.engine,
+        rank.framework,
     )
 
 
@@ -133,7 +138,9 @@ class Job(msgspec.Struct, frozen=True, eq=False, dict=True):
     def expected(self) -> tuple[Expected, ...]:
         """How fast collectives should have been; none where the device is not known."""
         cluster = cluster_of(self.kept[0]) if self.kept else None
-        return expected(by_size(self.collectives), cluster) if cluster is not None else ()
+        if cluster is None:
+            return ()
+        return expected(by_size(self.collectives), cluster, nodes_of(self.whole))
 
     def late_places(self, rank: int) -> tuple[tuple[int, int], ...]:
         """Where a rank came last, longest first: from the last but one to itself, by its clock."""
@@ -193,9 +200,9 @@ class Job(msgspec.Struct, frozen=True, eq=False, dict=True):
         return any(one.on_rocm for one in self.summaries)
 
     @cached_property
-    def engine(self) -> str:
-        """The serving engine that a rank shows; empty for none."""
-        return next((one.engine for one in self.summaries if one.engine), "")
+    def framework(self) -> str:
+        """The trainer or serving engine that a rank shows; empty for none."""
+        return next((one.framework for one in self.summaries if one.framework), "")
 
     @cached_property
     def window_ns(self) -> float:

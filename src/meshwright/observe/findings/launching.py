@@ -105,7 +105,7 @@ def _instead(rank: Rank) -> str:
     return (
         'the model is compiled already: torch.compile(model, mode="reduce-overhead") launches it '
         "as CUDA graphs; move Python work out of the loop"
-        if compiled and not rank.engine
+        if compiled and (rank.trains or not rank.framework)
         else ""
     )
 

@@ -9,7 +9,7 @@ The table in the documentation is made of the same values.
 from collections.abc import Callable, Iterable
 from typing import NamedTuple, TypeVar
 
-from meshwright.observe.findings.engines import REMEDIES
+from meshwright.observe.findings.frameworks import REMEDIES
 from meshwright.observe.findings.job import Job
 from meshwright.observe.findings.rank import Rank
 
@@ -44,12 +44,12 @@ class Pattern(NamedTuple):
     rocm: str = ""
     """What to change instead on AMD's devices; empty for the same."""
 
-    def remedy_for(self, *, trains: bool, on_rocm: bool, engine: str = "") -> str:
+    def remedy_for(self, *, trains: bool, on_rocm: bool, framework: str = "") -> str:
         """What to change, for what the run is."""
-        if not trains:
-            flags = REMEDIES.get(engine, {}).get(self.name, "")
-            if flags or self.serving:
-                return flags or self.serving
+        if self.name in REMEDIES.get(framework, {}):
+            return REMEDIES[framework][self.name]
+        if self.serving and not trains:
+            return self.serving
         return self.rocm if self.rocm and on_rocm else self.remedy
 
 
