@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from meshwright.observe.analyze.clocks import on_one_clock
 from meshwright.observe.analyze.collective_calls import OPS, op_of
 from meshwright.observe.analyze.collective_expected import (
     Expected,
@@ -261,3 +262,73 @@ def test_between_nodes_the_expected_speed_is_of_the_fabric_and_assumed() -> None
 def test_the_cluster_is_one_with_that_very_gpu(name: str, cluster: str) -> None:
     found = cluster_of(timeline_of([collective(0, 0, 1)], devices=f'[{{"name": "{name}"}}]'))
     assert (cluster in found.gpu.name) if found is not None else not cluster
+
+
+def _tp_pairs(more: str = "") -> list[Timeline]:
+    """Four ranks in two groups of one name; the second pair takes three times as long."""
+    extra = '{"Process Group Ranks": "[0, 1, ..., 3]"' + more + "}"
+    return [
+        timeline_of(
+            [
+                collective(
+                    rank, 1000 * n, 1000 * n + (10 if rank < 2 else 30), group="tp", extra=extra
+                )
+                for n in range(4)
+            ],
+            distributed=json.dumps({"rank": rank, "pg_config": [{"pg_name": "tp", "ranks": ranks}]})
+            if not more
+            else "",
+        )
+        for rank, ranks in enumerate(([0, 1], [0, 1], [2, 3], [2, 3]))
+    ]
+
+
+def test_ranks_that_calls_cut_short_are_taken_from_the_list_of_groups() -> None:
+    found = on_one_clock(*_tp_pairs()).collectives
+    assert sorted(group.ranks for group in found.groups) == [(0, 1), (2, 3)]
+    assert sorted(found.transfer_ns.tolist()) == [10_000] * 4 + [30_000] * 4
+
+
+def test_groups_of_one_name_that_cannot_be_told_apart_are_not_matched() -> None:
+    parts = _tp_pairs(', "Group size": 2')
+    found = match_collectives(Timeline.concat(parts))
+    assert (found.calls.op.size, found.alone) == (0, 16)
+    two = match_collectives(Timeline.concat(parts[:2]))
+    assert two.calls.op.size == 4
+
+
+def test_a_call_that_does_not_say_its_ranks_is_of_the_group_of_that_name() -> None:
+    said = json.dumps({"Process Group Ranks": "[0, 1]"})
+    rows = [
+        collective(rank, 1000 * n, 1000 * n + 10, extra=said if n % 2 else None)
+        for rank in range(2)
+        for n in range(4)
+    ]
+    found = match_collectives(timeline_of(rows))
+    assert [group.ranks for group in found.groups] == [(0, 1)]
+    assert found.calls.op.size == 4
+
+
+def test_groups_of_our_own_trainer_have_the_ranks_of_its_layout() -> None:
+    layout = json.dumps({"tp": 2, "dp": 2})
+    rows = [
+        collective(rank, 1000 * n, 1000 * n + 10, group=group)
+        for rank in range(4)
+        for n, group in enumerate(("tp", "dp", "tp"))
+    ]
+    found = match_collectives(timeline_of(rows, layout=layout))
+    assert sorted(group.ranks for group in found.groups) == [(0, 1), (0, 2), (1, 3), (2, 3)]
+    assert found.calls.whole.all()
+
+
+def test_uneven_all_to_alls_match_and_count_as_their_largest() -> None:
+    rows = [
+        collective(
+            rank, 1000 * n, 1000 * n + 10, collective="all_to_allv", bytes=1000 * (rank + 1) + n
+        )
+        for rank in range(4)
+        for n in range(5)
+    ]
+    found = match_collectives(timeline_of(rows))
+    assert found.mismatches == ()
+    assert found.calls.bytes.tolist() == [4000 + n for n in range(5)]

@@ -145,7 +145,7 @@ class OneClock(NamedTuple):
 def on_one_clock(first: Timeline, *others: Timeline) -> OneClock:
     """Put ranks together on the first one's clock, with their collectives matched."""
     whole = Timeline.concat([first, *others])
-    found = match_collectives(whole)
+    found = match_collectives(whole, (first, *others))
     clocks = clocks_of(found)
     if clocks.shared:
         return OneClock(whole, found, clocks)

@@ -1,16 +1,21 @@
 """The collectives that each rank shows, one row each, with the words made the same.
 
 Profilers call a collective by several words (`_allgather_base`, `ncclDevKernel_AllGather_…`); here
-each gets one of `OPS`. Ranks of a group are taken from the profile where it says them.
+each gets one of `OPS`. Ranks of a group are taken from the profile where it says them. Where it
+says only how many there are, and more ranks show a group of that name, it is several: who is in
+which is not known, and they are left apart.
 """
 
 import re
+from collections import Counter
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from meshwright.observe.analyze.collective_groups import group_in_layout, groups_listed
 from meshwright.observe.analyze.spans import COMMUNICATION, Ints, device_spans
 from meshwright.timeline.columns import Coded
 from meshwright.timeline.readers.arrow_arrays import taken, whole_numbers
@@ -77,6 +82,7 @@ class Found(NamedTuple):
 
 
 _RANKS = r'"Process Group Ranks":\s*"?\[?(?P<ranks>[^\]"]*)'
+_SIZE = r'"Group size":\s*"?(?P<number>\d{1,9})'
 _SEQUENCE = r'"Seq":\s*"?(?P<number>\d{1,18})'
 
 
@@ -88,46 +94,69 @@ def op_of(text: str) -> int:
     return OPS.index("other")
 
 
+class _Told(NamedTuple):
+    """What a profile says of a group."""
+
+    label: str
+    ranks: tuple[int, ...]
+    size: int
+    """How many ranks it has; -1 where that is not said, or they are known."""
+
+
 class _OfRank(NamedTuple):
     """The collectives of one rank in the order of time; groups and types by its own numbers."""
 
-    groups: list[tuple[str, tuple[int, ...]]]
+    groups: list[_Told]
     dtypes: tuple[str, ...]
     columns: dict[str, Ints]
 
 
-def found_in(timeline: Timeline) -> Found:
+def found_in(timeline: Timeline, parts: Sequence[Timeline] = ()) -> Found:
     """List the collectives of every rank.
 
-    A simulated timeline shows one rank for many: its groups are not those of the ranks shown, so
-    it has none to match.
+    `parts` are the ranks as they were read, where each still says what it alone knows. A simulated
+    timeline shows one rank for many: its groups are not those of the ranks shown, so it has none to
+    match.
     """
     folded = timeline.source == Source.SIMULATED and "stages" in timeline.metadata
-    parts = [] if folded else [_of_rank(part) for part in timeline.by_rank()]
-    labels: dict[tuple[str, tuple[int, ...]], int] = {}
+    own = [one for part in parts or (timeline,) for one in part.by_rank()]
+    found = [] if folded else [one for one in map(_of_rank, own) if one.columns["row"].size]
+    labels: dict[_Told, int] = {}
     dtypes: dict[str, int] = {}
+    crowded = _crowded(found)
     shown: dict[int, set[int]] = {}
-    for part in parts:
+    for part in found:
         columns = part.columns
-        if not columns["row"].size:
-            continue
-        codes = [labels.setdefault(name, len(labels)) for name in part.groups]
+        rank = int(columns["rank"][0])
+        names = [
+            told._replace(ranks=(rank,)) if (told.label, told.size) in crowded else told
+            for told in part.groups
+        ]
+        codes = [labels.setdefault(name, len(labels)) for name in names]
         types = [dtypes.setdefault(name, len(dtypes)) for name in part.dtypes]
         columns["group"] = np.array(codes, dtype=np.int64)[columns["group"]]
         columns["dtype"] = np.array([*types, ABSENT], dtype=np.int64)[columns["dtype"]]
         for code in np.unique(columns["group"]).tolist():
-            shown.setdefault(code, set()).add(int(columns["rank"][0]))
+            shown.setdefault(code, set()).add(rank)
     empty = np.zeros(0, dtype=np.int64)
     joined = {
-        name: np.concatenate([empty, *(part.columns[name] for part in parts)])
+        name: np.concatenate([empty, *(part.columns[name] for part in found)])
         for name in Found._fields[2:]
     }
     order = np.lexsort((joined["start_ns"], joined["rank"], joined["group"]))
     groups = tuple(
-        Group(label, ranks or tuple(sorted(shown.get(code, ()))))
-        for (label, ranks), code in labels.items()
+        Group(told.label, told.ranks or tuple(sorted(shown.get(code, ()))))
+        for told, code in labels.items()
     )
     return Found(groups, tuple(dtypes), *(joined[name][order] for name in Found._fields[2:]))
+
+
+def _crowded(parts: Sequence[_OfRank]) -> set[tuple[str, int]]:
+    """Names of groups that more ranks show than such a group has: several have that name."""
+    counts = Counter(
+        (told.label, told.size) for part in parts for told in part.groups if not told.ranks
+    )
+    return {name for name, number in counts.items() if 0 < name[1] < number}
 
 
 def _of_rank(part: Timeline) -> _OfRank:
@@ -158,7 +187,7 @@ def _of_rank(part: Timeline) -> _OfRank:
     return _OfRank(groups, tuple(dtype.values), columns)
 
 
-def _groups(part: Timeline, row: Ints) -> tuple[Ints, Ints, list[tuple[str, tuple[int, ...]]]]:
+def _groups(part: Timeline, row: Ints) -> tuple[Ints, Ints, list[_Told]]:
     """Number the groups of these rows; where no group is said, kernels of one name are one."""
     label, names = part.strings("group"), part.strings("name")
     ranks, sequence = _arguments(part, row)
@@ -170,14 +199,30 @@ def _groups(part: Timeline, row: Ints) -> tuple[Ints, Ints, list[tuple[str, tupl
             np.where(grouped, ABSENT, names.codes[row]),
         ]
     )
-    distinct, numbers = np.unique(keys, axis=0, return_inverse=True)
-    words = [
-        (label.values[at], _numbers(ranks.values[of]))
-        if at >= 0
-        else (f"? {names.values[name]}", ())
-        for at, of, name in distinct.tolist()
-    ]
+    distinct, first, numbers = np.unique(keys, axis=0, return_index=True, return_inverse=True)
+    words = []
+    for (at, of, name), place in zip(distinct.tolist(), first.tolist(), strict=True):
+        if at < 0:
+            words.append(_Told(f"? {names.values[name]}", (), ABSENT))
+            continue
+        said = label.values[at]
+        listed = (
+            _numbers(ranks.values[of])
+            or groups_listed(part).get(said)
+            or group_in_layout(part, said)
+        )
+        words.append(_Told(said, listed, ABSENT if listed else _size(part, int(row[place]))))
+    known = {told.label: told for told in words if told.ranks}
+    words = [told if told.ranks else known.get(told.label, told) for told in words]
     return numbers.reshape(-1), sequence, words
+
+
+def _size(part: Timeline, row: int) -> int:
+    """How many ranks the group of one call has; -1 where that is not said."""
+    if "extra" not in part.spans.column_names:
+        return ABSENT
+    found = re.search(_SIZE, part.spans.column("extra")[row].as_py() or "")
+    return int(found["number"]) if found else ABSENT
 
 
 def _arguments(part: Timeline, row: Ints) -> tuple[Coded, Ints]:

@@ -11,6 +11,7 @@ import numpy as np
 
 from meshwright.observe.analyze.collective_calls import OPS, Found
 from meshwright.observe.analyze.spans import Flags, Ints
+from meshwright.timeline.schema import ABSENT
 
 MOST_SHIFT = 64
 """How many collectives a rank may lack at its start."""
@@ -20,6 +21,9 @@ LEAST_SHARED = 8
 
 SAME_SPREAD_NS = 20_000
 """Ends of one collective differ by so much anyway."""
+
+
+_UNEVEN = [OPS.index(op) for op in ("all_to_all", "gather", "scatter")]
 
 
 class Mismatch(NamedTuple):
@@ -46,7 +50,9 @@ class Places(NamedTuple):
 
 def positions(found: Found) -> Places:
     """Number the collectives of every group so that the same ones have the same number."""
-    keys = np.column_stack([found.op, found.bytes, found.dtype])
+    # What a rank gives and gets of these is its own affair.
+    size = np.where(np.isin(found.op, _UNEVEN), ABSENT, found.bytes)
+    keys = np.column_stack([found.op, size, found.dtype])
     _, key = np.unique(keys, axis=0, return_inverse=True) if len(keys) else (keys, keys[:, :0])
     key = key.reshape(-1)
     position = np.zeros(found.group.size, dtype=np.int64)

@@ -5,6 +5,7 @@ before its last member arrives; what a rank spends in it before that is *arrival
 after is *transfer*. Sends and receives are no collectives; `pipeline` reads those.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -37,7 +38,8 @@ class Calls(NamedTuple):
     op: Ints
     """Place in `OPS`."""
     bytes: Ints
-    """Size as nccl-tests counts it, the larger of what a rank gives and gets; -1 unknown."""
+    """Size as nccl-tests counts it, the larger of what a rank gives and gets; -1 unknown. Where
+    ranks differ, as in an uneven all-to-all, that of the largest."""
     dtype: Ints
     """Place in `Collectives.dtypes`; -1 unknown."""
     first: Ints
@@ -142,9 +144,9 @@ class SizeRow(NamedTuple):
     fastest_bus_bytes_per_s: float
 
 
-def match_collectives(timeline: Timeline) -> Collectives:
-    """Match the collectives of all ranks."""
-    found = found_in(timeline)
+def match_collectives(timeline: Timeline, parts: Sequence[Timeline] = ()) -> Collectives:
+    """Match the collectives of all ranks; `parts` are these as they were read (see `found_in`)."""
+    found = found_in(timeline, parts)
     place = positions(found)
     return _collected(found, place.position, place.keep, place.mismatches)
 
@@ -229,7 +231,7 @@ def _collected(
         calls=Calls(
             group=found.group[lead],
             op=found.op[lead],
-            bytes=found.bytes[lead],
+            bytes=_reduce(np.maximum, found.bytes[rows], first),
             dtype=found.dtype[lead],
             first=first,
             members=members,
