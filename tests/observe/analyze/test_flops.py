@@ -16,7 +16,7 @@ def _count(name: str, dims: list[Any], given: list[str]) -> float:
     found = FLOPS[name](Call(dims, given))
     assert found is not None
     assert found.assumed == ""
-    return found.count
+    return found.flops
 
 
 @pytest.mark.parametrize("causal", ["False", "True"])
@@ -91,7 +91,7 @@ def test_packed_sequences_count_where_they_are_about_equal(query: list[int]) -> 
     given = [N] * 5 + ["260", "260", "0.", "False", "False", N, N, N]
     found = rule(Call([query] * 3 + [[5], [5]], given))
     assert found is not None
-    assert (found.count, found.assumed) == (2.0 * 8 * 4 * 256 * 256 * (64 + 64), ONE_LENGTH)
+    assert (found.flops, found.assumed) == (2.0 * 8 * 4 * 256 * 256 * (64 + 64), ONE_LENGTH)
     given[5] = "700"
     assert rule(Call([query] * 3 + [[5], [5]], given)) is None
 
@@ -99,7 +99,7 @@ def test_packed_sequences_count_where_they_are_about_equal(query: list[int]) -> 
 def test_an_unknown_mask_counts_in_full_and_that_is_said() -> None:
     found = FLOPS[SDPA.format("flash")](Call([Q, Q, Q], []))
     assert found is not None
-    assert (found.count, found.assumed) == (FULL, NO_MASK)
+    assert (found.flops, found.assumed) == (FULL, NO_MASK)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ what a rule has to assume, it says.
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 Shape = Sequence[int]
@@ -27,7 +28,7 @@ class Call(NamedTuple):
 class Flops(NamedTuple):
     """How much a call computes."""
 
-    count: float
+    flops: float
     assumed: str = ""
     """What was taken for granted; empty where the trace says all."""
     products: int = 1
@@ -100,7 +101,8 @@ def _convolution_backward(call: Call) -> Flops | None:
     return Flops(number * one, products=max(number, 1))
 
 
-class _Attention(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Attention:
     """Where an attention has what among its arguments; negative places count booleans from behind.
 
     Forward has two products of the scores' size, backward five: it makes the scores again.

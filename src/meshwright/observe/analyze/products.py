@@ -105,14 +105,14 @@ def _counted(name: str, dims: bytes, types: bytes, given: bytes) -> _Counted | N
             msgspec.json.decode(types, type=list[str]),
             msgspec.json.decode(given, type=list[Any]),
         )
-        flops = FLOPS[name](Call(arguments.dims, arguments.given))
+        found = FLOPS[name](Call(arguments.dims, arguments.given))
     except (msgspec.MsgspecError, IndexError, TypeError, ValueError, ZeroDivisionError):
         return None
-    if flops is None:
+    if found is None:
         return None
     typed = next((kind for kind in arguments.types if kind in _DTYPES), "")
     shapes = [str(shape) for shape in arguments.dims if isinstance(shape, list) and len(shape) > 1]
     dtype = _DTYPES.get(typed, "")
     # Two numbers of 4 bits are one element of the shape.
-    count = 2 * flops.count if dtype == "fp4" else flops.count
-    return count, dtype, " ".join(shapes[:2]), flops.products, flops.assumed
+    flops = 2 * found.flops if dtype == "fp4" else found.flops
+    return flops, dtype, " ".join(shapes[:2]), found.products, found.assumed

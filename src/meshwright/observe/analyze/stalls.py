@@ -76,12 +76,15 @@ def stalls_of(part: Timeline, extent: Extent = Extent.SETTLED) -> RankStalls:
         for name in names.values
         if (match := REGION.match(name)) and int(match[2]) > 0
     }
+
+    def told(which: Flags) -> tuple[Stall, ...]:
+        return _grouped(part, in_counted_steps(part, _outermost(part, which), extent), idle)
+
     return RankStalls(
         part.ranks[0] if part.ranks else 0,
-        *(
-            _grouped(part, in_counted_steps(part, _outermost(part, which), extent), idle)
-            for which in (synchronising_calls(part), compiling, loading_spans(part))
-        ),
+        told(synchronising_calls(part)),
+        told(compiling),
+        told(loading_spans(part)),
         tuple(sorted(regions)),
     )
 

@@ -165,9 +165,7 @@ def in_counted_steps(part: Timeline, row: Ints, extent: Extent = Extent.SETTLED)
     window = counted_window(part, extent)
     if window is None:
         return row
-    start = part.column("start_ns")[row]
-    inside: Ints = row[(start >= window[0]) & (start < window[1])]
-    return inside
+    return row[_between(part.column("start_ns")[row], window)]
 
 
 @once
@@ -193,12 +191,10 @@ def _inside(part: Timeline, spans: DeviceSpans, window: Window) -> Flags:
     known = launched != ABSENT
     if not known.any():
         if _bounds(part)[0].size == 1:
-            return ~known
-        low, high = _device_window(part) or window
-        return (spans.start >= low) & (spans.start < high)
-    low, high = window
+            return np.ones(known.size, dtype=np.bool_)
+        return _between(spans.start, _device_window(part) or window)
     if known.all():
-        return (launched >= low) & (launched < high)
+        return _between(launched, window)
     # A stream works in the order of launches, so work without a recorded one (of the driver, which
     # older profilers leave out) was launched after what ran before it on its stream.
     order = np.argsort(spans.lane, kind="stable")
@@ -207,13 +203,18 @@ def _inside(part: Timeline, spans: DeviceSpans, window: Window) -> Flags:
     follows = known[before] & (spans.lane[before] == spans.lane[order])
     launched = launched.copy()
     launched[order[follows]] = launched[before[follows]]
-    inside = (launched >= low) & (launched < high)
+    inside = _between(launched, window)
     # A stream of which no launch is known goes by time.
     alone = ~np.isin(spans.lane, spans.lane[known])
     if alone.any() and inside.any():
-        later = spans.start[launched >= high]
+        later = spans.start[launched >= window[1]]
         first, end = spans.start[inside].min(), later.min(initial=np.iinfo(np.int64).max)
-        inside |= alone & (spans.start >= first) & (spans.start < end)
+        inside |= alone & _between(spans.start, (first, end))
+    return inside
+
+
+def _between(moment: Ints, window: Window) -> Flags:
+    inside: Flags = (moment >= window[0]) & (moment < window[1])
     return inside
 
 
