@@ -56,6 +56,20 @@ def test_what_is_not_covered_is_said(tmp_path: Path, capsys: Captured) -> None:
     assert answer["covered_share"] == pytest.approx(210 / 230)
 
 
+def test_attention_of_unknown_lengths_has_no_roof(tmp_path: Path, capsys: Captured) -> None:
+    packed = _arguments([[8192, 16, 128]] * 3)
+    rows = [
+        host(0, 30_000, "flash_attn_3::fwd", extra=packed),
+        call(10_000, 20_000, flow_out=1),
+        kernel(100_000, 300_000, "FlashAttnFwdSm90", flow_in=1),
+    ]
+    write(timeline(*rows, metadata=DEVICES), tmp_path / "t")
+    main(["roofline", str(tmp_path / "t"), "--json"])
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["kernels"] == []
+    assert [row["name"] for row in answer["uncovered"]] == ["FlashAttnFwdSm90"]
+
+
 def test_an_unknown_device_is_asked_for(tmp_path: Path, capsys: Captured) -> None:
     path = _trace(tmp_path / "t", None)
     assert main(["roofline", path]) == 2

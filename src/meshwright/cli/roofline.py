@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> Answer:
 def _screen(found: Roofline) -> list[View]:
     device = gpu(found.device)
     per = "step" if found.num_steps else "trace"
-    peak = f"{format_flops(device.bf16_flops)} bf16, " if device.bf16_flops else ""
+    peak = f"{format_flops(device.bf16_flops)}/s bf16, " if device.bf16_flops else ""
     lost = sum(kernel.lost_ns for kernel in found.kernels)
     head = {
         "device": f"{device.name}: {peak}{format_rate(device.memory_bytes_per_s)}",
@@ -112,7 +112,7 @@ def _screen(found: Roofline) -> list[View]:
 def _row(kernel: RoofKernel) -> tuple[str, ...]:
     seconds = kernel.total_ns / 1e9
     if kernel.bound == "compute":
-        rate = format_flops(kernel.flops / seconds) if seconds else ""
+        rate = f"{format_flops(kernel.flops / seconds)}/s" if seconds else ""
     else:
         rate = format_rate(kernel.bytes / seconds) if seconds else ""
     bar = stacked([("█", min(kernel.share, 1.0)), ("·", max(0.0, 1 - kernel.share))], 1.0, _WIDTH)
@@ -133,7 +133,7 @@ def _notes(found: Roofline) -> list[str]:
     if not found.has_shapes:
         return ["no shapes are recorded: profile with record_shapes=True, then kernels are covered"]
     notes = [
-        "covered are products, convolutions, PyTorch's attention, element-by-element operators and"
+        "covered are products, convolutions, attention, element-by-element operators and"
         " kernels of torch.compile; not collectives, copies, custom kernels, CUDA graphs"
     ]
     if any(kernel.share > 1 for kernel in found.kernels):

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from meshwright.observe.analyze.device import device_of, peak_flops
+from meshwright.observe.analyze.flops import FLOPS
 from meshwright.observe.analyze.kernels import attribute
 from meshwright.observe.analyze.nest import NONE, innermost, nest
 from meshwright.observe.analyze.per_device import per_device
@@ -153,6 +154,9 @@ def _add(sums: _Sums, part: Timeline, device: Gpu, extent: Extent) -> None:
     chosen = _one_per_call(spans, operator, has.product)
     if chosen.size:
         sums.has_shapes = True
+        # Bytes alone are too low a roof for a product whose FLOPs are not known.
+        multiplies = where(part.strings("name"), FLOPS.__contains__)[operator[chosen]]
+        chosen = chosen[~multiplies | (has.product[chosen] != ABSENT)]
         bytes_[chosen] = least_bytes(part, operator[chosen])
     length = (spans.end - spans.start).astype(np.float64)
     by_flops = np.zeros(spans.row.size)
