@@ -13,6 +13,9 @@ from meshwright.cli.main import main
 from meshwright.timeline import write
 from meshwright.timeline.timeline import Timeline
 from tests.observe.analyze.jobs import steady_job
+from tests.observe.analyze.traces import call, kernel
+from tests.observe.analyze.traces import timeline as one_rank
+from validation.findings.clean_jobs import clean_job
 
 Captured = pytest.CaptureFixture[str]
 
@@ -62,6 +65,40 @@ def test_many_ranks_are_told_by_least_median_and_most(tmp_path: Path, capsys: Ca
     assert "least compute" in printed
     assert "of 20 ranks" in printed
     assert len(printed.splitlines()) < 45
+
+
+def test_a_trace_without_steps_tells_costs_of_the_whole(tmp_path: Path, capsys: Captured) -> None:
+    rows = [
+        call(0, 10, flow_out=1), kernel(20, 1_000_000, flow_in=1),
+        call(3_000_000, 3_000_010, flow_out=2), kernel(3_000_020, 4_000_000, flow_in=2),
+    ]  # fmt: skip
+    write(one_rank(*rows), tmp_path / "job")
+    main(["analyze", str(tmp_path / "job")])
+    printed = capsys.readouterr().out
+    assert "ms per trace\tof GPU time" in printed
+    assert "2.00\t50.0 %" in printed
+
+
+def test_screen_and_findings_agree_on_why_a_rank_is_late(tmp_path: Path, capsys: Captured) -> None:
+    for part in clean_job(ranks=4, pause=lambda rank, _: 8_000_000 if rank == 3 else 0):
+        _written(part, tmp_path / "job" / f"rank{part.ranks[0]}")
+    main(["analyze", str(tmp_path / "job")])
+    printed = capsys.readouterr().out
+    assert "One rank's host is slow" in printed
+    assert "for it; its host is late" in printed
+
+
+def test_the_report_draws_the_rank_that_a_finding_names(tmp_path: Path) -> None:
+    for part in clean_job(ranks=12, steps=4, pause=lambda rank, _: 8_000_000 * (rank == 11)):
+        _written(part, tmp_path / "job" / f"rank{part.ranks[0]}")
+    page = tmp_path / "report.html"
+    main(["analyze", str(tmp_path / "job"), "--html", str(page), "-q"])
+    data = json.loads(_between(page.read_text(encoding="utf-8")))
+    drawn = [strip["rank"] for strip in data["strips"]]
+    assert len(drawn) == 8
+    assert 11 in drawn
+    late = next(one for one in data["findings"] if one["name"] == "straggler-late-host")
+    assert {rank for rank, _, _ in late["spans"]} == {11}
 
 
 def test_ranks_and_steps_are_chosen(job: Path, capsys: Captured) -> None:
@@ -120,7 +157,9 @@ def test_the_marked_trace_has_a_lane_of_the_critical_path(job: Path, tmp_path: P
 def test_a_trace_without_device_work_is_shown_and_marked(tmp_path: Path, capsys: Captured) -> None:
     folder = _written(steady_job(ranks=1).select(kinds=["host"]), tmp_path / "job")
     assert main(["analyze", str(folder), "--perfetto", str(tmp_path / "marked.json")]) == 0
-    assert "no device work" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "no device work" in printed
+    assert "findings: none can be told" in printed
 
 
 class _Outside(HTMLParser):
