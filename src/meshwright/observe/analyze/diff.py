@@ -122,12 +122,24 @@ def _notes(a: Profile, b: Profile, predicted: bool) -> list[str]:
         one.label for one in (a, b) if one.source != Source.SIMULATED and not any(one.num_steps)
     ]
     if without:
-        notes.append(f"no steps are marked in {' and '.join(without)}: all of it counts as one")
-    if len(a.ranks) != len(b.ranks):
+        alone = "" if len(without) == 2 else ", which a step of the other is no measure for"
         notes.append(
-            f"{len(a.ranks)} ranks are compared with {len(b.ranks)}: figures are means over ranks"
+            f"no steps are marked in {' and '.join(without)}: all of it counts as one{alone}"
+        )
+    if not predicted and set(a.ranks) != set(b.ranks):
+        common = sorted(set(a.ranks) & set(b.ranks))
+        fix = f"; --rank {_listed(common)} compares those in both" if common else ""
+        notes.append(
+            f"{len(a.ranks)} ranks are compared with {len(b.ranks)}, by the means over each{fix}"
         )
     if not predicted and bool(a.operators) != bool(b.operators):
         bare = a.label if not a.operators else b.label
         notes.append(f"{bare} has no operators: they have no partner")
     return notes
+
+
+def _listed(ranks: list[int]) -> str:
+    """Ranks as `--rank` takes them."""
+    if len(ranks) > 2 and ranks[-1] - ranks[0] == len(ranks) - 1:
+        return f"{ranks[0]}-{ranks[-1]}"
+    return ",".join(map(str, ranks))
