@@ -17,8 +17,10 @@ from meshwright.observe.analyze.hang import diagnose
 from meshwright.timeline.readers.execution_trace import read_execution_trace
 from meshwright.timeline.readers.flight_recorder import read_flight_recorder
 from meshwright.timeline.readers.kineto import read_kineto
+from meshwright.timeline.readers.traces import read_trace
 from tests.timeline.readers.small_chakra import COMPUTE, block, number, trace, varint
 from tests.timeline.readers.small_dumps import dump, entry
+from tests.timeline.readers.test_nccl_inspector import record
 
 KERNEL = {"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "ts": 5, "dur": 2,
           "args": {"device": 0, "stream": 7, "correlation": 6}}  # fmt: skip
@@ -79,6 +81,20 @@ def test_a_packed_trace_that_grows_beyond_measure_breaks_off(tmp_path: Path) -> 
     path.write_bytes(gzip.compress(b'{"traceEvents":[' + event * 800 + b"{}]}", 9))
     with pytest.raises(DamagedFile, match="300 times its size"):
         read_kineto(path)
+
+
+def test_a_step_of_endless_digits_is_no_step(tmp_path: Path) -> None:
+    name = "ProfilerStep#" + "9" * 20
+    mark = KERNEL | {"cat": "user_annotation", "name": name, "pid": 1, "tid": 2}
+    timeline = read_kineto(_kineto(tmp_path / "t.json", {"traceEvents": [KERNEL, mark]}))
+    assert len(notebook.steps(timeline)) == 0
+
+
+def test_collectives_numbered_far_apart_take_no_more_memory(tmp_path: Path) -> None:
+    path = tmp_path / "inspector.log"
+    lines = [json.dumps(record(coll_sn=number)) for number in (1, 2**60)]
+    path.write_text("\n".join(lines))
+    assert notebook.collectives(read_trace(path)) == ()  # one rank alone matches nothing
 
 
 def test_zeros_are_no_nodes(tmp_path: Path) -> None:

@@ -180,10 +180,11 @@ def _missing(found: Found, position: Ints) -> list[Mismatch]:
     """Ranks that lack a collective between others that they have."""
     gone = []
     for group, own in zip(found.groups, _by_group(found), strict=True):
+        places = np.unique(position[own])
         for rank in np.unique(found.rank[own]).tolist():
             there = position[own][found.rank[own] == rank]
-            holes = np.setdiff1d(np.arange(there.min(), there.max() + 1), there)
-            holes = np.intersect1d(holes, position[own])
+            between = places[(places > there.min()) & (places < there.max())]
+            holes = np.setdiff1d(between, there)
             gone += [
                 Mismatch(group.label, int(hole), "missing", (rank,), "not in this rank's profile")
                 for hole in holes.tolist()

@@ -25,7 +25,7 @@ from meshwright.timeline.once import once
 from meshwright.timeline.schema import ABSENT
 from meshwright.timeline.timeline import Timeline, Window
 
-_STEP = re.compile(r"^ProfilerStep\s*#\s*(\d+)")
+_STEP = re.compile(r"^ProfilerStep\s*#\s*(\d{1,18})(?!\d)")
 _OPTIMIZER = "Optimizer.step#"
 _PROFILER_STEP, _OPTIMIZER_STEP = "ProfilerStep", "Optimizer.step"
 BACK_TO_BACK = 0.1
