@@ -13,6 +13,7 @@ from meshwright.cli.layouts import layout_at, read_layouts, within, words_of
 from meshwright.cli.parser import add_common
 from meshwright.cli.progress import progress
 from meshwright.cli.twin_gpu import WITHIN, run_on_gpu
+from meshwright.cli.twin_watch import add_watch, run_watch
 from meshwright.errors import InputError, MissingPart, Problem
 from meshwright.observe.twin.compare import BUBBLE_POINTS, STEP_SHARE, Phase
 from meshwright.observe.twin.layouts import LENGTH, SEQUENCES, STANDARD, small_model
@@ -28,6 +29,7 @@ EXAMPLES = (
     "mw twin",
     'mw twin --layout "pp=2,schedule=zb-h1" --save twin-out',
     'mw twin --layout "tp=2,sequence_parallel=true" --layout "dp=2,zero=1" --check',
+    "mw twin --watch runs/train-tiny",
 )
 _NEEDED = {"torch"}
 _MEANING = (
@@ -73,14 +75,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--check", action="store_true",
         help=f"exit with 1 where passes are in another order, a bubble is {BUBBLE_POINTS:g} points "
-        f"off or a step {100 * STEP_SHARE:g} %%; on a GPU where {WITHIN}",
+        f"off or a step {100 * STEP_SHARE:g} %%; on a GPU where {WITHIN}; of a run where anything "
+        "was found",
     )  # fmt: skip
+    add_watch(parser)
     add_calibration(parser)
     add_common(parser)
 
 
 def run(args: argparse.Namespace) -> Answer:
     """Answer with a row for each layout, or each configuration of a GPU."""
+    if args.watch is not None:
+        return run_watch(args)
     args.sequence = None if args.sequence is None else _count(args.sequence, "--sequence")
     args.sequences = None if args.sequences is None else _count(args.sequences, "--sequences")
     if args.device != "cpu" and _has_gpu(args.device == "gpu"):

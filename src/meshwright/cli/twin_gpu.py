@@ -22,9 +22,8 @@ from meshwright.observe.twin.alone import (
     twin_alone,
 )
 from meshwright.observe.twin.configs import standard
+from meshwright.observe.twin.drift_run import cluster_with
 from meshwright.observe.twin.kernel_terms import SHOWN
-from meshwright.spec import catalog
-from meshwright.spec.cluster import Cluster, Gpu
 from meshwright.spec.layout import Layout
 from meshwright.spec.read import plain
 from meshwright.spec.units import format_bytes, format_seconds
@@ -49,7 +48,7 @@ def run_on_gpu(args: argparse.Namespace) -> Answer:
         what = f"{name} is in no catalog"
         raise InputError([Problem("--device", what, "`mw gpus` lists those that are")])
     used, configs = used_for(args, gpu), _configs(args)
-    cluster, quiet = _cluster(gpu), args.quiet or args.json
+    cluster, quiet = cluster_with(gpu), args.quiet or args.json
     found = list[AloneTwin]()
     remarks = list[str]()
     with progress("running", len(configs), quiet=quiet) as advance:
@@ -82,13 +81,6 @@ def _configs(args: argparse.Namespace) -> list[Config]:
             raise InputError([Problem("--sequences", what, fix)])
         found.append(Config(model, layout, length, sequences))
     return found
-
-
-def _cluster(gpu: Gpu) -> Cluster:
-    """Return some cluster of such devices; nothing but one of them is used."""
-    every = catalog.clusters().values()
-    known = next((one for one in every if one.gpu.name == gpu.name), None)
-    return known or replace(catalog.cluster("h200-superpod"), gpu=gpu)
 
 
 def _title(config: Config) -> str:

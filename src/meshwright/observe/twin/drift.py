@@ -1,8 +1,8 @@
-"""The steps of a running job, one after another: are they as predicted, and do they stay as they are?
+"""The steps of a run, one after another: are they as predicted, and do they stay as they are?
 
 Two things are told. *Away*: the settled pace lies outside the band of the prediction. *Slower*: the
 pace has left what was settled, by a jump or little by little; and *recovered*, when it is back.
-There is no clock and no file here: whoever has step times may ask (`drift_run` reads those of a run).
+There is no clock and no file here; `drift_run` reads the steps of a run.
 
 Steps are looked at twice. By themselves (short ones in blocks of 0.1 s), where a long one now and
 then is nobody's business; and by the mean of eight, where a step in four that takes twice as long
@@ -151,7 +151,7 @@ class _Pace:
             self.add(step)
 
     def add(self, step: StepTimes) -> tuple[int, bool, bool] | None:
-        """Add a step; return the first one of another pace, whether that is slower, by which row."""
+        """Add a step; return the first of another pace, if that is slower, if `fine` tells."""
         if len(self.examples) < _EXAMPLES:
             self.examples.append(step)
         for row in (self.fine, self.coarse):
@@ -299,7 +299,7 @@ def _by_term(steps: Iterable[StepTimes]) -> dict[Term, list[float]]:
 
 
 def _mean(times: list[float]) -> float:
-    """Return the mean, which steps that often take long move, and one that takes a minute hardly."""
+    """Return the mean, in which a single step counts for `FAR` usual ones at most."""
     if len(times) == 1:
         return times[0]
     far = FAR * sorted(times)[len(times) // 2]

@@ -148,11 +148,14 @@ def note_sitting(folder: Path, after: int, device: "torch.device") -> None:
     import torch
 
     from meshwright import __version__
+    from meshwright.run.train.peak import match_gpu
 
     row: dict[str, object] = {"after": after, "device": "CPU"}
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
-        row |= {"device": properties.name, "memory_bytes": properties.total_memory}
+        row["device"] = properties.name
+        gpu = match_gpu(properties.name, properties.total_memory)
+        row |= {} if gpu is None else {"gpu": gpu.name}
     row |= {"meshwright": __version__, "torch": str(torch.__version__)}
     with (folder / SITTINGS).open("a", encoding="utf-8") as rows:
         rows.write(json.dumps(row) + "\n")
