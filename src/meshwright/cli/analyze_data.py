@@ -95,6 +95,7 @@ def _compared(found: Compared) -> dict[str, Any]:
             for clock in found.clocks.clocks
         },
         "straggler": late.straggler,
+        "late_ranks": list(late.late),
         "pattern": late.pattern,
         "span_ms": late.span_ns / 1e6,
         "arrivals": [
@@ -105,6 +106,7 @@ def _compared(found: Compared) -> dict[str, Any]:
                 "wait_ms": one.wait_ns / 1e6,
                 "caused_ms": one.caused_ns / 1e6,
                 "lead_ms": one.lead_ns / 1e6,
+                "late_ms": one.late_ns / 1e6,
                 "kernel_slowdown": one.kernel_slowdown,
                 "cause": one.cause,
             }

@@ -129,22 +129,28 @@ def straggler_line(found: Overview) -> str | None:
     )
     if not late.ranks:
         return "no collective is shared between these ranks"
-    if late.straggler is None:
+    if not late.late:
         lost = sum(one.lead_ns for one in late.ranks) / 1e6
         if late.pattern == "none":
             return f"none: ranks wait {lost:.1f} ms for the last one{links}"
         return f"{late.pattern}: now this rank, now that, {lost:.1f} ms in all{links}"
     worst = late.ranks[0]
+    if late.straggler is None:
+        return (
+            f"ranks {', '.join(map(str, late.late))} together: {worst.late_ns / 1e6:.1f} ms of"
+            f" {late.span_ns / 1e6:.1f} behind the others{_cause(found, worst, late.late)}{links}"
+        )
     return (
         f"rank {worst.rank}: {worst.lead_ns / 1e6:.1f} ms of {late.span_ns / 1e6:.1f} behind the"
-        f" last but one, others wait {worst.caused_ns / 1e6:.1f} ms for it{_cause(found, worst)}"
+        f" last but one, others wait {worst.caused_ns / 1e6:.1f} ms for it"
+        f"{_cause(found, worst, late.late)}"
         f"{links}"
     )
 
 
-def _cause(found: Overview, worst: RankArrival) -> str:
+def _cause(found: Overview, worst: RankArrival, late: tuple[int, ...]) -> str:
     """Why it is late: as the finding says, which compares whole steps, else by its arrivals."""
-    told = (one.name for one in found.findings or () if one.ranks == (worst.rank,))
+    told = (one.name for one in found.findings or () if one.ranks == late)
     cause = next((_FINDINGS[name] for name in told if name in _FINDINGS), worst.cause)
     said = _CAUSES.get(cause)
     return f"; {said}" if said else ""
@@ -300,12 +306,12 @@ def next_steps(found: Overview) -> tuple[str, ...]:
     ranks, path = found.ranks, found.path
     totals = [sum(of(one.breakdown) for one in ranks) for _, _, of in PARTS]
     whole = sum(totals)
-    late = found.compared.stragglers.straggler if found.compared is not None else None
+    behind = found.compared.stragglers.late if found.compared is not None else ()
     steps = []
     if not whole:
         steps.append("record with ProfilerActivity.CUDA: this trace has no device work")
-    elif late is not None:
-        steps.append(f"mw analyze {path} --rank {late} (the rank that others wait for)")
+    elif behind:
+        steps.append(f"mw analyze {path} --rank {behind[0]} (a rank that others wait for)")
     elif totals[3] > 0.3 * whole:
         steps.append(f"mw analyze {path} --perfetto marked.json.gz (see what the device waits for)")
     elif totals[1] > 0.1 * whole and len(ranks) == 1 and communicates(ranks[0]):

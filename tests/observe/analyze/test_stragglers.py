@@ -57,6 +57,34 @@ def test_turns_are_told_from_one_rank() -> None:
     assert [one.rank for one in found.steps] == [0, 1, 2, 3, 0, 1, 2, 3]
 
 
+@pytest.mark.parametrize("late", [(3, 5), (0, 1, 2), (4, 5, 6, 7)])
+def test_ranks_that_are_late_together_are_named_together(late: tuple[int, ...]) -> None:
+    job = steady_job(
+        ranks=8,
+        compute_us=lambda rank, step: (1200.0 if rank in late else 900.0) + (3 * rank + step) % 5,
+    )
+    found = stragglers(job)
+    assert (found.pattern, found.late, found.straggler) == ("some ranks", late, None)
+    assert {one.rank: one.cause for one in found.ranks[: len(late)]} == dict.fromkeys(
+        late, "compute"
+    )
+    assert found.ranks[0].late_ns == pytest.approx(8 * 300_000, rel=0.05)
+
+
+def test_a_slow_node_is_named_by_groups_that_cross_nodes() -> None:
+    rows = []
+    for step in range(10):
+        for rank in range(8):
+            start = 2000.0 * step + (300 if rank >= 4 else 0) + (3 * rank + step) % 5
+            pair = [rank % 4, rank % 4 + 4]
+            extra = json.dumps({"Process Group Ranks": str(pair)})
+            rows.append({"rank": rank, "start": 2000.0 * step, "end": start, "name": "gemm"})
+            end = 2000.0 * step + 500
+            rows.append(collective(rank, start, end, group=f"dp {rank % 4}", extra=extra))
+    found = stragglers(timeline_of(rows))
+    assert (found.pattern, found.late) == ("some ranks", (4, 5, 6, 7))
+
+
 def test_a_few_bad_steps_are_told_from_a_bad_rank() -> None:
     job = steady_job(
         steps=20, compute_us=lambda rank, step: 9000.0 if (rank, step) == (2, 7) else 900.0

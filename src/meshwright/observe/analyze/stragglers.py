@@ -1,4 +1,4 @@
-"""Which rank the others wait for, how much, and why it comes late.
+"""Which rank, or which few together, the others wait for, how much, and why they come late.
 
 A rank arrives late at a collective because it computed longer, had nothing to compute (its host was
 late, or waited for data), or because the collective before took its links longer. What lies between
@@ -31,6 +31,8 @@ SLOWER = 1.03
 """Kernels that take so many times as long as the same ones elsewhere are slow."""
 SLOW_LINK = 1.25
 """A group whose transfers take so many times as long as those of its like has a slow link."""
+MOSTLY = 0.7
+"""Ranks are late together that come late in so much of what their collectives wait."""
 _DATA = re.compile(r"(?i)data_?loader|enumerate\(|__next__|next_data|load_batch|data_?loading")
 
 
@@ -47,6 +49,8 @@ class RankArrival(NamedTuple):
     """What all others together waited where it came last."""
     lead_ns: int
     """By how much it came after the last but one: what others could save without it, at most."""
+    late_ns: int
+    """The same beside all that are late together with it."""
     late_compute_ns: int
     """More time in kernels than the others' median, where it came last."""
     late_idle_ns: int
@@ -59,7 +63,7 @@ class RankArrival(NamedTuple):
     @property
     def cause(self) -> str:
         """`compute` slower kernels, `work` more of them, `data`, `host`; empty if never last."""
-        if self.lead_ns <= 0 or max(self.late_compute_ns, self.late_idle_ns) <= 0:
+        if self.late_ns <= 0 or max(self.late_compute_ns, self.late_idle_ns) <= 0:
             return ""
         if self.late_compute_ns >= self.late_idle_ns:
             return "compute" if self.kernel_slowdown >= SLOWER else "work"
@@ -90,15 +94,15 @@ class Stragglers(NamedTuple):
     """From the first arrival to the last end of a collective."""
     steps: tuple[StepLead, ...]
     pattern: str
-    """`none`, `one rank`, `rotating`, or `few steps`."""
+    """`none`, `one rank`, `some ranks`, `rotating`, or `few steps`."""
     links: tuple[SlowLink, ...]
+    late: tuple[int, ...]
+    """The ranks that hold up the others; more than one where some come late together."""
 
     @property
     def straggler(self) -> int | None:
         """The rank that holds up the others; None where no single one does."""
-        if self.pattern not in ("one rank", "few steps") or not self.ranks:
-            return None
-        return self.ranks[0].rank
+        return self.late[0] if len(self.late) == 1 else None
 
 
 @once
@@ -107,17 +111,33 @@ def stragglers(timeline: Timeline, collectives: Collectives | None = None) -> St
     found = match_collectives(timeline) if collectives is None else collectives
     members, calls = found.members, found.calls
     if not calls.op.size:
-        return Stragglers((), 0, (), "none", ())
+        return Stragglers((), 0, (), "none", (), ())
     lead, is_last = _leads(found)
     more = {name: _excess(found, own) for name, own in _between(timeline, found).items()}
     slowdown = kernel_slowdowns(timeline)
     waits, last, first = found.wait_ns, found.last_rank, found.first_rank
+    span = int(members.end_ns.max() - members.start_ns.min())
+    by_step = _by_step(timeline, found, lead)
+    leads = {rank: int(lead[last == rank].sum()) for rank in np.unique(members.rank).tolist()}
+    # What the rank loses that loses most: groups that run side by side do not add up.
+    lost = np.bincount(np.searchsorted(list(leads), members.rank), lead[members.call]).max()
+    pattern = _pattern(leads, by_step, lost >= LEAST_SHARE * span)
+    late: tuple[int, ...] = ()
+    if pattern in ("one rank", "few steps"):
+        late = (max(leads, key=lambda rank: (leads[rank], -rank)),)
+    behind = {rank: (is_last & (lead[members.call] > 0), leads[rank]) for rank in leads}
+    if pattern in ("none", "rotating"):
+        together = _together(found, span)
+        late = tuple(sorted(together))
+        behind |= together
+        pattern = "some ranks" if late else pattern
     ranks = []
-    for rank in np.unique(members.rank).tolist():
+    for rank, own_lead in leads.items():
         own = members.rank == rank
-        late = own & is_last & (lead[members.call] > 0)
-        others = ~own & np.isin(members.call, members.call[late])
-        excess = {name: values[late].sum() for name, values in more.items()}
+        apart = own & behind[rank][0]
+        others = ~np.isin(members.rank, [rank, *late]) if rank in late else ~own
+        others &= np.isin(members.call, members.call[apart])
+        excess = {name: values[apart].sum() for name, values in more.items()}
         ranks.append(
             RankArrival(
                 rank=rank,
@@ -126,19 +146,48 @@ def stragglers(timeline: Timeline, collectives: Collectives | None = None) -> St
                 times_first=int((first == rank).sum()),
                 wait_ns=int(waits[own].sum()),
                 caused_ns=int(waits[others].sum()),
-                lead_ns=int(lead[last == rank].sum()),
+                lead_ns=own_lead,
+                late_ns=behind[rank][1],
                 late_compute_ns=int(max(0, excess["compute"])),
                 late_idle_ns=int(max(0, excess["idle"])),
                 late_data_ns=int(max(0, excess["data"])),
                 kernel_slowdown=slowdown.get(rank, 1.0),
             )
         )
-    ranks.sort(key=lambda one: (-one.lead_ns, one.rank))
-    span = int(members.end_ns.max() - members.start_ns.min())
-    by_step = _by_step(timeline, found, lead)
-    return Stragglers(
-        tuple(ranks), span, by_step, _pattern(ranks, by_step, span), slow_links(found)
-    )
+    ranks.sort(key=lambda one: (one.rank not in late, -one.late_ns, one.rank))
+    return Stragglers(tuple(ranks), span, by_step, pattern, slow_links(found), late)
+
+
+def _together(found: Collectives, span_ns: int) -> dict[int, tuple[Flags, int]]:
+    """Ranks that come late together, with where they do and by how much; none where none do.
+
+    Arrivals at a collective are parted where the gap is widest, half of the members or fewer being
+    late. A slow node, or two slow ranks, are late most of the time; who is late by chance is not.
+    """
+    members, calls = found.members, found.calls
+    order = np.lexsort((members.rank, members.start_ns, members.call))
+    starts, call = members.start_ns[order], members.call[order]
+    place = np.arange(order.size) - calls.first[call]
+    gap = np.append(0, np.diff(starts))
+    gap[place < calls.members[call] - calls.members[call] // 2] = -1
+    widest = np.maximum.reduceat(gap, calls.first)
+    cut = np.minimum.reduceat(np.where(gap == widest[call], place, order.size), calls.first)
+    is_late = np.zeros(order.size, dtype=np.bool_)
+    is_late[order] = place >= cut[call]
+    weight = np.maximum(widest, 0)[members.call]
+    ranks = np.unique(members.rank)
+    number = np.searchsorted(ranks, members.rank)
+    there = np.bincount(number, weight, minlength=ranks.size)
+    late = np.bincount(number, np.where(is_late, weight, 0), minlength=ranks.size)
+    steady = (late >= MOSTLY * there) & (late >= late.max() / 2) & (late > 0)
+    if not 1 < steady.sum() <= ranks.size / 2:
+        return {}
+    # What these explain: collectives at which nobody else is late.
+    odd = np.bincount(members.call, is_late & ~steady[number], minlength=calls.first.size) > 0
+    explained = float(np.maximum(widest, 0)[~odd].sum())
+    if explained < np.maximum(widest, 0).sum() / 2 or late.max() < LEAST_SHARE * span_ns:
+        return {}
+    return {int(ranks[at]): (is_late, int(late[at])) for at in np.flatnonzero(steady).tolist()}
 
 
 def kernel_slowdowns(timeline: Timeline) -> dict[int, float]:
@@ -286,15 +335,15 @@ def _by_step(timeline: Timeline, found: Collectives, lead: Ints) -> tuple[StepLe
     return tuple(leads)
 
 
-def _pattern(ranks: list[RankArrival], by_step: tuple[StepLead, ...], span_ns: int) -> str:
+def _pattern(leads: dict[int, int], by_step: tuple[StepLead, ...], matters: bool) -> str:
     """Whether it is always one rank, now this and now that, or a few bad steps."""
-    total = sum(one.lead_ns for one in ranks)
-    if not ranks or total < LEAST_SHARE * span_ns:
+    total = sum(leads.values())
+    if not total or not matters:
         return "none"
-    leads = np.sort(np.array([one.lead_ns for one in by_step]))[::-1]
-    few = max(1, leads.size // 5)
-    if leads.size >= 5 and leads[:few].sum() >= 0.6 * leads.sum():
+    steps = np.sort(np.array([one.lead_ns for one in by_step]))[::-1]
+    few = max(1, steps.size // 5)
+    if steps.size >= 5 and steps[:few].sum() >= 0.6 * steps.sum():
         return "few steps"
-    if ranks[0].lead_ns >= 0.5 * total:
+    if max(leads.values()) >= 0.5 * total:
         return "one rank"
     return "rotating"

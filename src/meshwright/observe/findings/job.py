@@ -168,13 +168,20 @@ class Job(msgspec.Struct, frozen=True, eq=False, dict=True):
     def lost_ns(self) -> Ints:
         """What each member of each collective loses to the last one: waits that nothing hides.
 
-        At most by how much the last came after the last but one.
+        At most by how much the last came after the last but one; where ranks are late together,
+        after the last that is none of them.
         """
         found = self.collectives
         members, calls = found.members, found.calls
+        late = self.stragglers.late
         order = np.lexsort((members.start_ns, members.call))
         last = calls.first + calls.members - 1
         lead = members.start_ns[order][last] - members.start_ns[order][last - 1]
+        if len(late) > 1:
+            never = np.iinfo(np.int64).min
+            beside = np.where(np.isin(members.rank, late), never, members.start_ns)
+            usual = np.maximum.reduceat(beside, calls.first)
+            lead = np.where(usual > never, found.arrival_ns - usual, 0)
         wait = found.wait_ns
         for part in self.whole.by_rank():
             own = members.rank == part.ranks[0]

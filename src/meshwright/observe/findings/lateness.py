@@ -1,6 +1,6 @@
 """Patterns of ranks that come late to collectives, and of links that are slow."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from meshwright.observe.findings.registry import Hit, JobHit, Pattern, of_job
 from meshwright.observe.findings.say import took
 
 
-def _cause(job: Job, worst: RankArrival) -> tuple[str, str] | None:
+def _cause(job: Job, worst: RankArrival, late: Sequence[int]) -> tuple[str, str] | None:
     """Why a rank is late: what it has more of than its peers, per step; and in words.
 
     Whole steps are compared rather than what lies between two collectives: where collectives run
@@ -18,7 +18,7 @@ def _cause(job: Job, worst: RankArrival) -> tuple[str, str] | None:
     """
     known = [one for one in job.summaries if one.num_steps]
     own = next((one for one in known if one.rank == worst.rank), None)
-    peers = [one for one in known if one.rank != worst.rank]
+    peers = [one for one in known if one.rank not in late]
     if own is None or not peers:
         return (worst.cause, "steps are not known") if worst.cause else None
 
@@ -50,28 +50,30 @@ def _straggler(
     rocm: str = "",
 ) -> None:
     """A pattern of the rank that holds up the others, if it does for this cause."""
-    rule = f"one rank is last at most collectives, {detected}"
-    cost = "measured: waits of the others for that rank that no compute hides, mean of a rank"
+    rule = f"one rank, or a few together, are last at most collectives, {detected}"
+    cost = "measured: waits of the others for them that no compute hides, mean of a rank"
 
     @of_job(Pattern(name, title, "ranks", rule, cost, remedy, serving=serving, rocm=rocm))
     def detector(job: Job) -> Iterable[JobHit]:
         found = job.stragglers
-        if found.straggler is None or len(job.summaries) < 2:
+        if not found.late or len(job.summaries) < 2:
             return []
-        worst = found.ranks[0]
-        told = _cause(job, worst)
+        worst, late = found.ranks[0], found.late
+        told = _cause(job, worst, late)
         if told is None or told[0] != cause:
             return []
-        own = job.collectives.last_rank[job.collectives.members.call] == worst.rank
-        others = len(job.summaries) - 1
+        members = job.collectives.members
+        own = np.isin(job.collectives.last_rank[members.call], late)
+        others = len(job.summaries) - len(late)
+        together = f"ranks {', '.join(map(str, late))} come late together; " if late[1:] else ""
         evidence = (
-            f"rank {worst.rank} came last to {worst.times_last} of {worst.collectives} "
+            f"{together}rank {worst.rank} came last to {worst.times_last} of {worst.collectives} "
             f"collectives; the others waited {took(worst.caused_ns)} together",
             told[1],
         )
-        lost = job.lost_to(own) / others
+        lost = job.lost_to(own & ~np.isin(members.rank, late)) / others
         places = job.late_places(worst.rank)
-        return [JobHit(Hit(lost, evidence, places), (worst.rank,), others)]
+        return [JobHit(Hit(lost, evidence, places), late, others)]
 
 
 _straggler(
