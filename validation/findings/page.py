@@ -34,8 +34,8 @@ def pattern_tables() -> str:
         for framework, own in REMEDIES.items()
         for name, remedy in own.items()
     )
-    head = ("framework", "pattern", "remedy")
-    parts.append(f"### Settings of frameworks\n\n{_table(head, settings)}")
+    columns = ("framework", "pattern", "remedy")
+    parts.append(f"### Settings of frameworks\n\n{_table(columns, settings)}")
     return "\n\n".join(parts)
 
 

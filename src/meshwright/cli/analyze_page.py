@@ -95,7 +95,7 @@ def _origins(found: Overview) -> dict[int, int]:
     """What the first moment of all is on the clock of each rank."""
     clocks = found.compared.clocks if found.compared is not None else None
     ahead = {
-        strip.rank: int(clocks.offset_at(strip.rank, np.int64(strip.start_ns))) if clocks else 0
+        strip.rank: int(clocks.offset_at(strip.rank, np.array(strip.start_ns))) if clocks else 0
         for strip in found.strips
     }
     first = min((strip.start_ns - ahead[strip.rank] for strip in found.strips), default=0)

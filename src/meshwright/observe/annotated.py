@@ -79,7 +79,7 @@ def _moved(one: "Finding", clocks: Clocks) -> "Finding":
     """The finding with its places on the clock of all ranks."""
     spans = []
     for rank, start, end in one.spans:
-        ahead = int(clocks.offset_at(rank, np.int64(start)))
+        ahead = int(clocks.offset_at(rank, np.array(start)))
         spans.append((rank, start - ahead, end - ahead))
     return msgspec.structs.replace(one, spans=tuple(spans))
 

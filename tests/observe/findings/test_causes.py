@@ -84,6 +84,12 @@ def test_the_remedy_is_not_what_was_done_already(late: tuple[Row, ...]) -> None:
     assert "optimizer.step" in find([timeline(*late, step)])[0].remedy
 
 
+def test_an_evaluation_is_a_pause_of_a_training_only(late: tuple[Row, ...]) -> None:
+    pause = host(90, 490, "evaluate", "user_annotation")
+    for extra, name in (((), "late-host"), ((host(0, 1, "MmBackward0"),), "checkpoint-stall")):
+        assert find([timeline(*late, pause, *extra)])[0].name == name
+
+
 def test_few_kernels_get_no_advice(late: tuple[Row, ...]) -> None:
     (found,) = find([timeline(*late[:4])])
     assert found.name == "late-host"

@@ -65,11 +65,12 @@ def _exposed(
     remedy: str,
     least_share: float = LEAST_SHARE,
     serving: str = "",
+    rocm: str = "",
 ) -> None:
     """A pattern of copies that no compute hides."""
     cost = "measured: their time in which nothing computes"
 
-    @of_rank(Pattern(name, title, "copies", detected, cost, remedy, least_share, serving))
+    @of_rank(Pattern(name, title, "copies", detected, cost, remedy, least_share, serving, rocm))
     def detector(rank: Rank) -> Hit | None:
         return _hit(rank, copies(rank), what)
 
@@ -81,9 +82,12 @@ _exposed(
     copies=lambda rank: (
         _copies(rank, "HtoD") & ~rank.named("Pageable") & (rank.spans.lane == rank.main_lane)
     ),
-    detected="copies host to device from pinned memory, on the stream that computes",
+    detected="copies host to device, from memory that is not said to be pageable, on the stream "
+    "that computes",
     remedy="prefetch the next batch on a side stream: with torch.cuda.stream(side): "
     'x.to("cuda", non_blocking=True), then torch.cuda.current_stream().wait_stream(side)',
+    rocm="pin the batch (DataLoader(pin_memory=True)) and prefetch the next one on a side stream: "
+    'with torch.cuda.stream(side): x.to("cuda", non_blocking=True)',
 )
 _exposed(
     "output-copy-exposed",

@@ -167,7 +167,10 @@ class Facts(msgspec.Struct, frozen=True, eq=False, dict=True):
     def _sorts(self) -> tuple[Ints, list[str]]:
         names = self.part.strings("name")
         known: dict[str, int] = {"": 0}
-        codes = [known.setdefault(host_sort(name), len(known)) for name in names.values]
+        # A training that evaluates pauses as one that saves does; else evaluating is the work.
+        also = {"evaluating": "saving" if self.trains else ""}
+        sorts = (host_sort(name) for name in names.values)
+        codes = [known.setdefault(also.get(sort, sort), len(known)) for sort in sorts]
         found: Ints = np.array([*codes, 0])[names.codes] * self.host
         return found, list(known)
 

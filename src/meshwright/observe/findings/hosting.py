@@ -95,7 +95,7 @@ _meanwhile(
     "The device waits for a checkpoint or an evaluation",
     what="saves or evaluations",
     cause="saving",
-    detected="while the host is in spans that save a checkpoint or evaluate",
+    detected="while the host is in spans that save a checkpoint or, in training, evaluate",
     remedy="torch.distributed.checkpoint.async_save(...); save and evaluate less often",
 )
 _meanwhile(

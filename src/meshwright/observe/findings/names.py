@@ -45,8 +45,8 @@ _HOST = re.compile(
             f"(?P<compiling>{COMPILING.pattern}|^CompiledFxGraph|torch/_dynamo/convert_frame)",
             r"(?P<collecting>^Python GC|^gc\.collect|<built-in function collect>|^garbage_collect)",
             r"(?P<saving>(?i:save_?checkpoint|checkpoint_?save)|^torch/serialization\.py\(\d+\): "
-            r"save|^torch\.save|state_dict_saver\.py\(\d+\): (async_)?save|(?i:^eval(uate|uation)?$"
-            r"|^validat(e|ion)$))",
+            r"save|^torch\.save|state_dict_saver\.py\(\d+\): (async_)?save)",
+            r"(?P<evaluating>(?i:^eval(uate|uation)?$|^validat(e|ion)$))",
             r"(?P<allocating>^(cuda|hip)(Malloc|Free)(Async|Host)?$|^cuMem(Create|Map|Unmap|"
             r"SetAccess|Release)$|^(cuda|hip)(HostAlloc|FreeHost)$)",
             r"(?P<waiting>^(cuda|cu|hip)(Device|Stream|Event|Ctx)Synchronize|^(cuda|hip)Memcpy(WithStream)?$)",
