@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
-from typing import NamedTuple, get_args
+from typing import TYPE_CHECKING, NamedTuple, get_args
 
 import numpy as np
 
@@ -20,6 +20,9 @@ from meshwright.errors import InputError
 from meshwright.observe.analyze.spans import Ints, measure, union, where
 from meshwright.policy.pipeline.spans import LANE, NAMES
 from meshwright.timeline.timeline import Timeline
+
+if TYPE_CHECKING:
+    from meshwright.spec.layout import ScheduleKind
 
 Pass = tuple[str, int, int]
 """What is done (`F`, `B`, `I`, `W`), with which chunk, for which microbatch."""
@@ -180,7 +183,8 @@ def _by_messages(parts: list[tuple[int, Timeline]]) -> Pipeline | None:
         return None
     microbatches = max(of_stage[place].count("F") for place in inner)
     scores = []
-    for kind in ("gpipe", "1f1b"):
+    kinds: tuple[ScheduleKind, ...] = ("gpipe", "1f1b")
+    for kind in kinds:
         lanes = _orders(kind, stages, microbatches, 1)
         planned = ["".join(op for op, _, _ in lanes[place]) for place in inner]
         pairs = zip((of_stage[place] for place in inner), planned, strict=True)
@@ -330,7 +334,9 @@ def _kinds(listed: list[dict[int, list[Pass]]], stages: int) -> list[tuple[float
 
 
 @lru_cache(maxsize=64)
-def _orders(kind: str, stages: int, microbatches: int, held: int) -> tuple[tuple[Pass, ...], ...]:
+def _orders(
+    kind: "ScheduleKind", stages: int, microbatches: int, held: int
+) -> tuple[tuple[Pass, ...], ...]:
     """The order that a kind of schedule gives each stage; none where there is no such schedule."""
     from meshwright.policy.pipeline import build
 

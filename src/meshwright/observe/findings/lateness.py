@@ -10,7 +10,7 @@ from meshwright.observe.findings.registry import Hit, JobHit, Pattern, of_job
 from meshwright.observe.findings.say import took
 
 
-def _cause(job: Job, worst: RankArrival, late: Sequence[int]) -> tuple[str, str] | None:
+def _cause(job: Job, worst: RankArrival, together: Sequence[int]) -> tuple[str, str] | None:
     """Why a rank is late: what it has more of than its peers, per step; and in words.
 
     Whole steps are compared rather than what lies between two collectives: where collectives run
@@ -18,7 +18,7 @@ def _cause(job: Job, worst: RankArrival, late: Sequence[int]) -> tuple[str, str]
     """
     known = [one for one in job.summaries if one.num_steps]
     own = next((one for one in known if one.rank == worst.rank), None)
-    peers = [one for one in known if one.rank not in late]
+    peers = [one for one in known if one.rank not in together]
     if own is None or not peers:
         return (worst.cause, "steps are not known") if worst.cause else None
 
