@@ -72,7 +72,7 @@ def linked(random: np.random.Generator, count: int) -> "np.typing.NDArray[np.flo
     drawn = 0.02 * random.standard_t(3, count) / np.sqrt(3)
     for at in range(1, count):
         drawn[at] = 0.8 * drawn[at - 1] + 0.6 * drawn[at]
-    return np.exp(drawn)
+    return np.asarray(np.exp(drawn))
 
 
 def with_saves(random: np.random.Generator, count: int) -> "np.typing.NDArray[np.float64]":

@@ -50,7 +50,7 @@ def test_outliers_do_not_move_what_is_usual() -> None:
 
 
 def test_a_move_is_dated_and_has_a_direction() -> None:
-    usual = Usual(level=0.0, lean=0.0, clip=2 * LEAST, spread=0.005, count=500)
+    usual = Usual(level=0.0, lean=0.0, clip=2 * LEAST, spread=0.005, known_by=500)
     sums = Sums(usual)
     assert all(sums.add(0.0) is None for _ in range(20))
     found = [sums.add(math.log(1.05)) for _ in range(NEWEST)]
@@ -63,5 +63,5 @@ def test_a_move_is_dated_and_has_a_direction() -> None:
 
 
 def test_less_than_the_least_rise_is_not_told() -> None:
-    sums = Sums(Usual(level=0.0, lean=0.0, clip=2 * LEAST, spread=0.001, count=500))
+    sums = Sums(Usual(level=0.0, lean=0.0, clip=2 * LEAST, spread=0.001, known_by=500))
     assert all(sums.add(math.log1p(0.9 * LEAST)) is None for _ in range(500))

@@ -135,7 +135,7 @@ class _Row:
             return None
         moved = self.sums.add(self._values[-1])
         known = len(self._values) - HELD
-        count = self.sums.usual.count
+        count = self.sums.usual.known_by
         if moved is None and count < MOST and known >= GROWTH * count and self.sums.doubt < 0.5:
             self.sums.learn(usual_of(np.array(self._values[:known])))
         return moved
@@ -227,8 +227,11 @@ class Detector:
         self._pace = _Pace(self._pace.fine.size, after)
         terms = compared(before, after, by_mean=not fine)
         begins = any(since - NEWEST <= one <= since + FIRST_STEPS for one in self._began)
-        middles = (_middle([one.step_s for one in rows], not fine) for rows in (before, after))
-        found = Change("slower" if up else "faster", number, since, *middles, terms, begins)
+        before_s, after_s = (
+            _middle([one.step_s for one in rows], not fine) for rows in (before, after)
+        )
+        kind: Kind = "slower" if up else "faster"
+        found = Change(kind, number, since, before_s, after_s, terms, begins)
         if up:
             first = self.slower or found
             self.slower = found._replace(before_s=first.before_s, since=first.since)

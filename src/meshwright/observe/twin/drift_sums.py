@@ -49,13 +49,13 @@ class Usual(NamedTuple):
     """As far from the median a value counts."""
     spread: float
     """Spread of sums: what one value adds to it."""
-    count: int
+    known_by: int
     """Values that tell this."""
 
     @property
     def error(self) -> float:
         """How far the level may be off: one standard error."""
-        return self.spread / math.sqrt(self.count)
+        return self.spread / math.sqrt(self.known_by)
 
 
 def usual_of(values: Floats) -> Usual:
