@@ -135,9 +135,11 @@ def product_parts(run: Run, weights: tuple[Weight, ...]) -> Iterator[Part]:
             gradient += accumulation_s(run, out * into)
         products += Passes(forward, inputs, gradient, 1)
         if casts:
-            # Inputs are quantised forward, output gradients backward, each for two products.
+            # Inputs are quantised forward, output gradients backward, each for two products;
+            # weights once a step, which its microbatches share.
+            kept = out * into / run.microbatches if run.software.casts_weights else 0.0
             cast += Passes(
-                casts * moved_s(costs, "quantise", float(tokens * into)),
+                casts * moved_s(costs, "quantise", tokens * into + kept),
                 casts * moved_s(costs, "quantise", float(tokens * out)),
                 0.0,
                 1,

@@ -173,12 +173,12 @@ class Resident(NamedTuple):
     def peak(self, kept: int, working: int) -> "Peak":
         """Return what the rank holds at its peak with so many bytes of activations."""
         # The logits are gone before the last layer's backward begins.
-        working = max(0, working - self.logits)
+        last, working = working, max(0, working - self.logits)
         moment = kept + working + self.logits + self.buffers
         states = self.states
         if self.releases:
-            last = states.gradients + working  # of the layer whose backward comes last
-            states = states._replace(gradients=max(0, last - moment))
+            # The layer whose backward ends meets the gradients of all.
+            states = states._replace(gradients=max(0, states.gradients + last - moment))
         buffers = self.buffers + max(0, self.update - moment)
         tensors = states.total + kept + working + self.logits + buffers
         return Peak(states, working, buffers, tensors)

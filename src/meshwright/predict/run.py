@@ -92,10 +92,16 @@ class Run:
         return slowed(known, **{**allowances, **dict.fromkeys(self._measured, 1.0)})
 
     @property
+    def measured_software(self) -> bool:
+        """Whether the device was calibrated with this software's own kernels."""
+        found = self.calibration
+        return bool(found and found.software and found.software == self.software.kernels)
+
+    @property
     def _measured(self) -> list[str]:
         """Return kinds of work that were measured under load as this software calls its kernels."""
         found = self.calibration
-        if found is None or not found.software or found.software != self.software.kernels:
+        if found is None or not self.measured_software:
             return []
         low = [INPUT_BYTES[curve.precision] < 2 for curve in found.products]
         kinds = {

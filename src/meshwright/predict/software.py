@@ -44,6 +44,8 @@ class Software(msgspec.Struct, frozen=True, kw_only=True):
     """The norm's kernel adds the residual on its way."""
     loss_in_place: bool = False
     """One kernel turns 16-bit logits into their gradient where they lie, in the forward pass."""
+    casts_weights: bool = False
+    """Weights are kept in 16 bits and quantised in every step."""
     drops_gradients: bool = False
     """Gradients are let go after the update; backward makes them anew as it frees activations."""
     one_permute: bool = False
@@ -66,8 +68,9 @@ EAGER = Software(attention="flash2", fusion="eager", fused_accumulation=False, e
 MEGATRON_2021 = Software(attention="unfused", fusion="partly")
 """Megatron-LM before flash kernels."""
 MESHWRIGHT = Software(
-    ends_apart=False, early_stop=True, norm_adds=True, loss_in_place=True,
-    drops_gradients=True, one_permute=True, wide_experts=True, tp_async=False, kernels="meshwright",
+    ends_apart=False, early_stop=True, norm_adds=True, loss_in_place=True, casts_weights=True,
+    drops_gradients=True, one_permute=True, wide_experts=True, tp_async=False,
+    kernels="meshwright",
 )  # fmt: skip
 """Our own trainer: every rank waits for the norm of all gradients before it updates, and for each
 tensor-parallel collective where it stands, unless products are cut into pieces (`overlap_tp`)."""

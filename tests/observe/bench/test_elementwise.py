@@ -135,14 +135,14 @@ def test_bytes_of_experts_are_those_that_predictions_count() -> None:
 @pytest.mark.parametrize("scaling", ["tensorwise", "rowwise", "blockwise"])
 def test_bytes_of_casts_are_those_that_predictions_count(scaling: str) -> None:
     run = run_of(precision=f"fp8-{scaling}")
-    widths = (4096, 4096, 4096, 14336)  # what each of a layer's products reads
+    weights = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))
     found = term(run, "casts", lambda one: one.forward)
-    own = sum(
-        bench_s(run, "quantize_fp8", scaling=scaling, tokens=TOKENS, width=width)
-        for width in widths
+    own = sum(  # rows of inputs, and those of weights
+        bench_s(run, "quantize_fp8", scaling=scaling, tokens=TOKENS + out, width=into)
+        for out, into in weights
     )
     # Predictions start a kernel for every pass, the bench counts one call.
-    assert found == pytest.approx(own, abs=2 * len(widths) * run.costs.launch.kernel_s)
+    assert found == pytest.approx(own, abs=2 * len(weights) * run.costs.launch.kernel_s)
 
 
 def test_bytes_around_the_layers_are_those_that_predictions_count() -> None:

@@ -4,6 +4,7 @@ host         the host's time for one small operation of torch
 kernel       the device's time for one small kernel of a stream, from one to the next
 graph        the host's time to launch a CUDA graph of so many nodes
 graph_node   the device's time for one small kernel within a graph
+layer_…      the host's time for one layer's forward or backward pass (`layer_launches`)
 allocate     the host's time to get a tensor from torch's own store and give it back
 malloc       the same from the driver, and
 free         giving it back to the driver
@@ -16,6 +17,7 @@ from collections.abc import Callable
 
 from meshwright.observe.bench.case import Case
 from meshwright.observe.bench.family import Family, Place, Size
+from meshwright.observe.bench.layer_launches import KINDS, PASSES, layer_sample
 from meshwright.observe.bench.timing import Call, Work
 
 MIB = 1 << 20
@@ -39,6 +41,7 @@ def cases(size: Size, on_gpu: bool) -> tuple[Case, ...]:
         *(_case("host", operation=each) for each in OPERATIONS),
         _case("kernel"),
         _case("graph", nodes=NODES[0]),
+        *(_case(f"layer_{one}", kind=kind) for kind in KINDS for one in PASSES),
         _case("graph_node", nodes=NODES[1]),
         _case("allocate", bytes=MIB),
     )
@@ -201,6 +204,7 @@ _SAMPLES: dict[str, Callable[[Case, Place], Callable[[], float]]] = {
     "host": _host,
     "kernel": _kernel,
     "graph": _graph,
+    **{f"layer_{one}": layer_sample for one in PASSES},
     "graph_node": _graph_node,
     "allocate": _allocate,
     "malloc": _driver,

@@ -34,6 +34,8 @@ NUMBERS: dict[Size, dict[str, int]] = {
 }
 """How many products of each precision are measured."""
 ON_HOST: dict[Size, dict[str, int]] = {"full": {"fp32": 48, "bf16": 12}, "quick": {"fp32": 18}}
+BLOCK = 128
+"""Sides of products whose scales are of blocks are multiples of it."""
 HOST_SHRINKS = 16
 """A processor gets products with so many times fewer rows and columns."""
 GROUPED: dict[Size, int] = {"full": 36, "quick": 6}
@@ -76,6 +78,8 @@ def held_out(number: int, precision: str = "bf16", *, size: Size = "full") -> tu
 
 
 def _case(precision: str, part: str, shape: Shape) -> Case:
+    if precision == "fp8-blockwise":
+        shape = Shape(*(-(-side // BLOCK) * BLOCK for side in shape))
     sizes: dict[str, int | float | str] = {"m": shape.m, "n": shape.n, "k": shape.k}
     return Case(family="products", name=part, sizes={**sizes, "precision": precision})
 

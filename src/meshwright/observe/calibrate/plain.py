@@ -19,6 +19,13 @@ _SHARE, _LEAST_SHARE = 0.8, 0.005
 LAUNCHES = {"host": "host_s", "graph": "graph_s", "kernel": "kernel_s"}
 """Cases of `launches` that hold a field of a `LaunchCurve`: time of the host for one kernel and
 for replaying one graph, and of an empty kernel on the device."""
+LAYERS = {
+    ("layer_forward", "dense"): "layer_s",
+    ("layer_backward", "dense"): "layer_backward_s",
+    ("layer_forward", "experts"): "experts_s",
+    ("layer_backward", "experts"): "experts_backward_s",
+}
+"""The same of whole layers, by what they are."""
 
 
 class Streams(NamedTuple):
@@ -131,6 +138,12 @@ def fit_launch(
     }
     if kernel_s is not None:
         found["kernel_s"] = kernel_s
+    found |= {
+        field: row.seconds
+        for row in rows
+        if row.case.family == "launches" and row.seconds > 0
+        and (field := LAYERS.get((row.case.name, str(row.case.sizes.get("kind")))))
+    }  # fmt: skip
     if not found:
         return None
     known = {name: getattr(default, name) for name in LAUNCHES.values()}

@@ -155,11 +155,23 @@ class LaunchCurve(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Time of the host to launch one kernel, without a CUDA graph."""
     graph_s: float
     """Time of the host to launch a whole CUDA graph."""
+    layer_s: float | None = None
+    """Time of the host for one layer's forward pass, in the software that was measured."""
+    layer_backward_s: float | None = None
+    experts_s: float | None = None
+    """The same of a layer of experts."""
+    experts_backward_s: float | None = None
     source: str = ""
     """Where the figures come from."""
 
     def __post_init__(self) -> None:
-        require(_not_negative(kernel_s=self.kernel_s, host_s=self.host_s, graph_s=self.graph_s))
+        layers = {
+            name: value
+            for name in ("layer_s", "layer_backward_s", "experts_s", "experts_backward_s")
+            if (value := getattr(self, name)) is not None
+        }
+        figures = {"kernel_s": self.kernel_s, "host_s": self.host_s, "graph_s": self.graph_s}
+        require(_not_negative(**figures, **layers))
 
 
 class LinkCurve(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

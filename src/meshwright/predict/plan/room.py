@@ -64,8 +64,8 @@ class Needs:
         moment = moment + held.buffers
         tensors = held.states.total + moment
         if held.releases:
-            # All but what the last layer's backward works with.
-            freed = moment - (working - held.logits)
+            # All but what the last backward works with.
+            freed = moment - self.working
             tensors = tensors - np.minimum(held.states.gradients, freed)
         return tensors + np.maximum(0, held.update - moment) <= room  # type: ignore[no-any-return]
 
