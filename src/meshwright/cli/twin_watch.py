@@ -61,7 +61,9 @@ class _Predicted(NamedTuple):
 
 def run_watch(args: argparse.Namespace) -> Answer:
     """Follow a run to its end, or judge what is there."""
-    given = {"MODEL": args.model, "--layout": args.layouts, "--save": args.save}
+    given = {"MODEL": args.model, "--layout": args.layouts, "--save": args.save,
+             "--precision": args.precision, "--sequence": args.sequence,
+             "--sequences": args.sequences}  # fmt: skip
     wrong = [name for name, value in given.items() if value]
     if wrong:
         fix = "leave it out: the run says what it trains"

@@ -7,6 +7,8 @@ import pytest
 
 from meshwright.observe.twin.drift import (
     FIRST_STEPS,
+    HELD,
+    MOST,
     SETTLED,
     Change,
     Detector,
@@ -129,6 +131,22 @@ def test_a_pace_outside_the_band_is_told_once_with_the_term_furthest_off(
     assert found.moved is not None
     assert found.moved.term == term
     assert found.step == FIRST_STEPS + SETTLED
+
+
+def test_what_was_told_of_the_prediction_is_not_told_again() -> None:
+    factors = 1.3 * noise(600)
+    factors[200:300] *= 1.2
+    kinds = [one.kind for one in told(steps(factors), EXPECTED)]
+    assert kinds == ["away", "slower", "recovered"]
+
+
+def test_a_long_run_needs_no_more_memory() -> None:
+    detector = Detector()
+    for one in steps(noise(9000)):
+        detector.add(one)
+    assert detector._pace is not None
+    row = detector._pace.fine
+    assert (row.count, len(row._values), len(row.firsts)) == (8997, MOST + HELD, 8192)
 
 
 def test_a_second_slowdown_adds_to_the_first_and_ends_with_it() -> None:

@@ -117,7 +117,9 @@ class _Row:
     def __init__(self, size: int) -> None:
         self.size = size
         self.sums: Sums | None = None
-        self.firsts: list[int] = []
+        self.firsts: deque[int] = deque(maxlen=_KEPT)
+        """Where the newest values begin."""
+        self.count = 0
         self._values: list[float] = []
         self._open: list[StepTimes] = []
 
@@ -127,13 +129,16 @@ class _Row:
         if len(self._open) < self.size:
             return None
         self.firsts.append(self._open[0].number)
-        self._values.append(math.log(_mean([one.step_s for one in self._open])))
+        value = math.log(_mean([one.step_s for one in self._open]))
         self._open = []
+        self.count += 1
+        if self.count <= MOST + HELD:  # a run of months is to need no more memory
+            self._values.append(value)
         if self.sums is None:
-            if len(self._values) == SETTLED:
+            if self.count == SETTLED:
                 self.sums = Sums(usual_of(np.array(self._values)))
             return None
-        moved = self.sums.add(self._values[-1])
+        moved = self.sums.add(value)
         known = len(self._values) - HELD
         count = self.sums.usual.known_by
         if moved is None and count < MOST and known >= GROWTH * count and self.sums.doubt < 0.5:
@@ -157,7 +162,7 @@ class _Pace:
         for row in (self.fine, self.coarse):
             moved = row.add(step)
             if moved is not None:
-                return row.firsts[-moved.ago], moved.up, row is self.fine
+                return row.firsts[-min(moved.ago, len(row.firsts))], moved.up, row is self.fine
         return None
 
     @property
@@ -190,6 +195,8 @@ class Detector:
         self._recent: deque[StepTimes] = deque(maxlen=_KEPT)
         self._pace: _Pace | None = None
         self._judged = False
+        self._side = 0
+        """Where the pace was when it was last judged: under the band, within, over."""
         self._began: list[int] = []
 
     @property
@@ -259,7 +266,7 @@ class Detector:
             return None
         since, level_s = pace.examples[0].number, pace.level_s
         if self.slower is not None:
-            if len(pace.fine.firsts) > SETTLED:
+            if pace.fine.count > SETTLED:
                 return None
             slow = self.slower
             found = self._recovered(Change("faster", number, number, slow.after_s, level_s))
@@ -270,7 +277,9 @@ class Detector:
             return None
         self._judged = True
         expected, sure = self.expected, math.exp(AWAY * pace.error)
-        if expected.low_s <= level_s * sure and level_s / sure <= expected.high_s:
+        over, under = level_s / sure > expected.high_s, level_s * sure < expected.low_s
+        before, self._side = self._side, over - under
+        if self._side in (0, before):  # what was told is not told again
             return None
         own = {term: _middle(values, False) for term, values in _by_term(pace.examples).items()}
         terms = tuple(
