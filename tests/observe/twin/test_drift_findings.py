@@ -35,6 +35,18 @@ def test_a_slowdown_tells_its_terms_its_cost_and_a_remedy() -> None:
     assert "nvidia-smi" in found.remedy
 
 
+def test_a_device_that_is_slow_at_everything_is_told_from_more_work() -> None:
+    alike = "passes and update are slower alike: the device, rather than the work"
+    found, more = finding_of(SLOW), finding_of(SLOW._replace(terms=SLOW.terms[:1]))
+    assert found is not None
+    assert more is not None
+    assert alike in found.evidence
+    assert alike not in more.evidence
+    on_cores = finding_of(SLOW, sittings=[Sitting(0, "CPU", None, {})])
+    assert on_cores is not None
+    assert "nvidia-smi" not in on_cores.remedy
+
+
 def test_what_is_back_or_faster_is_no_finding() -> None:
     assert finding_of(SLOW._replace(kind="recovered")) is None
     assert finding_of(SLOW._replace(kind="faster")) is None

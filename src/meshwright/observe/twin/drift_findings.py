@@ -32,6 +32,11 @@ _SLOWER: dict[Term, str] = {
     "update": "the update takes longer: memory clocks (nvidia-smi -q -d CLOCK), swapping of states "
     "in host memory, other programs on the device",
 }
+_ON_CORES = (
+    "other programs on these cores (top), clocks held down by heat or to save power; where a "
+    "sitting began with it, compare its versions; mw train --profile and mw diff show what takes "
+    "longer"
+)
 _UNKNOWN = "the rows tell no parts of a step: mw train --profile and mw diff show what takes longer"
 _CALIBRATE = (
     "if the run is as it should be, the prediction is off: mw bench and mw calibrate measure this "
@@ -60,6 +65,8 @@ def finding_of(
     moved = change.moved
     evidence = [_away(change, expected) if away else _slower(change, ended)]
     evidence += _terms(change)
+    if not away and _alike(change):
+        evidence.append("passes and update are slower alike: the device, rather than the work")
     if late:
         evidence.append(
             f"rank {', '.join(map(str, late))} works longer than before, and is waited for"
@@ -69,6 +76,8 @@ def finding_of(
     evidence += [*seen, *_sat(change, sittings)]
     slower = change.after_s > change.before_s
     remedy = _UNKNOWN if moved is None else _SLOWER[moved.term]
+    if moved is not None and moved.term in ("gradients", "update") and _on_cores(sittings):
+        remedy = _ON_CORES
     if away:
         remedy = f"{remedy}; {_CALIBRATE}" if slower else _CALIBRATE
     lost_s = change.after_s - change.before_s
@@ -122,6 +131,17 @@ def _terms(change: Change) -> list[str]:
         f"{format_seconds(one.before_s)}, {100 * one.rise_s / whole_s:.0f} % of the change"
         for one in parts
     ]
+
+
+def _alike(change: Change) -> bool:
+    """Tell whether both parts that compute rose by at least half as much as the whole."""
+    rises = [one.after_s / one.before_s - 1 for one in change.terms
+             if one.term in ("gradients", "update") and one.before_s > 0]  # fmt: skip
+    return len(rises) == 2 and min(rises) >= change.rise / 2 > 0
+
+
+def _on_cores(sittings: Sequence[Sitting]) -> bool:
+    return bool(sittings) and sittings[-1].device == "CPU"
 
 
 def _sat(change: Change, sittings: Sequence[Sitting]) -> list[str]:
