@@ -80,7 +80,7 @@ class Recorded(NamedTuple):
 
 def measure(quick: bool) -> dict[str, object]:
     """Judge noise and recorded runs; `quick` takes little of each."""
-    figures = list(_simulated(2 if quick else 50))
+    figures = [*_simulated(2 if quick else 50), *_simulated_slower(2 if quick else 12)]
     recorded = [read(path) for path in sorted(SERIES.glob("drift-*.json"))]
     for run in recorded:
         figures += _clean(run)
@@ -131,6 +131,22 @@ def _simulated(runs: int, steps: int = 2000) -> Iterator[dict[str, object]]:
         )
         rate = 1000 * alarms / (runs * steps)
         yield figure(f"simulated, {name}: false alarms", rate, "/1,000 steps", FALSE_ALARMS)
+
+
+def _simulated_slower(runs: int, before: int = 600) -> Iterator[dict[str, object]]:
+    random = np.random.default_rng(1)
+    for name, draw in NOISE.items():
+        for share in SHARES:
+            found = []
+            for _ in range(runs):
+                times = np.exp(draw(random, before + FOLLOWED))
+                times[before:] *= 1 + share
+                first = _first([StepTimes(at, time) for at, time in enumerate(times.tolist())])
+                found += [] if first is None else [first.step - before + 1]
+            title = f"simulated, {name}, {100 * share:.0f} % slower"
+            yield figure(f"{title}: told within {FOLLOWED} steps", 100 * len(found) / runs, "%")
+            if found:
+                yield figure(f"{title}: delay, median", median(found), "steps")
 
 
 def _clean(run: Recorded) -> list[dict[str, object]]:
