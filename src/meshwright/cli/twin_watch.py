@@ -21,8 +21,8 @@ from meshwright.observe.twin.drift_run import (
     sittings_of,
     work_of,
 )
-from meshwright.observe.twin.drift_watch import RunWatch, Told
 from meshwright.observe.watch.gpus import Gpus, open_gpus
+from meshwright.observe.watch.run_watch import RunWatch, Told
 from meshwright.run.train.run_folder import in_use
 from meshwright.spec import catalog
 from meshwright.spec.layout import Layout

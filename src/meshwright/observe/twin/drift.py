@@ -17,7 +17,6 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from meshwright.observe.twin.drift_sums import LEAST, NEWEST, Moved, Sums, usual_of
-from meshwright.observe.watch.slowdown import blocks
 
 Term = Literal["data", "between", "gradients", "exchange", "update"]
 """Waiting for data; all else between two steps; passes; waiting for other ranks; the update."""
@@ -33,6 +32,8 @@ HELD = 32
 """The newest values, which do not count as usual yet."""
 GROWTH = 1.15
 """What is usual is estimated again when there are so many times as many values."""
+BLOCK_S = 0.1
+"""Steps shorter than this are judged in blocks of as long: a hiccup is no change."""
 COARSE = 8
 """Values whose mean is looked at, too."""
 FAR = 3.0
@@ -218,8 +219,8 @@ class Detector:
         self._recent.append(step)
         if self._pace is None:
             if len(self._recent) == _SIZED_BY:
-                size = blocks(np.array([one.step_s for one in self._recent]))[1]
-                self._pace = _Pace(size, self._recent)
+                middle_s = _middle([one.step_s for one in self._recent], False)
+                self._pace = _Pace(math.ceil(BLOCK_S / middle_s), self._recent)
             return None
         left = self._pace.add(step)
         if left is not None:
