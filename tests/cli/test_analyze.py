@@ -13,7 +13,7 @@ from meshwright.cli.main import main
 from meshwright.timeline import write
 from meshwright.timeline.timeline import Timeline
 from tests.observe.analyze.jobs import steady_job
-from tests.observe.analyze.traces import call, kernel
+from tests.observe.analyze.traces import call, host, kernel, step
 from tests.observe.analyze.traces import timeline as one_rank
 from validation.findings.clean_jobs import clean_job
 
@@ -56,6 +56,57 @@ def test_parts_of_every_rank_add_up_to_its_window(job: Path, capsys: Captured) -
         parts = ("compute", "exposed_communication", "exposed_memory_copy", "idle")
         assert sum(rank[f"{part}_ms"] for part in parts) == pytest.approx(rank["window_ms"])
     assert answer["compared"]["straggler"] == 2
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(
+    ("name", "figures", "overlap"),
+    [
+        ("8rank-h100-2025-12-11/rank-0", (10985, 98325, 28147, 137457), 11.59),
+        ("8rank-h100-2025-12-11/rank-1", (28704, 87810, 12341, 128855), 18.10),
+        ("8rank-h100-2025-12-11/rank-3", (4429, 117427, 46317, 168174), 11.37),
+        ("8rank-h100-2025-12-11/rank-7", (3861, 114675, 36255, 154791), 8.96),
+        ("ab-2025-10-31/current", (4372, 225231, 13642, 243245), 29.53),
+        ("ab-2025-10-31/hook", (4387, 223673, 12803, 240863), 34.42),
+    ],
+)
+def test_the_breakdown_of_real_traces_is_of_the_recorded_window(
+    shared: Path, capsys: Captured, name: str, figures: tuple[int, ...], overlap: float
+) -> None:
+    trace = shared / "traces" / "modded-nanogpt" / f"{name}.json.gz"
+    main(["analyze", str(trace), "--json", "--no-cache"])
+    (rank,) = json.loads(capsys.readouterr().out)["ranks"]
+    rest_ms = rank["exposed_communication_ms"] + rank["exposed_memory_copy_ms"]
+    parts = (rank["idle_ms"], rank["compute_ms"], rest_ms, rank["window_ms"])
+    assert tuple(round(1000 * ms) for ms in parts) == figures
+    assert round(100 * rank["overlap"], 2) == overlap
+    assert rank["counted_steps"] == 3
+    assert rank["whole_steps"]["window_ms"] < rank["window_ms"]
+
+
+def test_the_recorded_window_and_whole_steps_are_told_apart(job: Path, capsys: Captured) -> None:
+    main(["analyze", str(job), "--json"])
+    for rank in json.loads(capsys.readouterr().out)["ranks"]:
+        whole = rank["whole_steps"]
+        assert sum(rank["idle"].values()) == pytest.approx(whole["idle_ms"])
+        assert set(whole) < set(rank)
+    main(["analyze", str(job)])
+    assert "\ncounted\t7 whole steps, in all figures\n" in capsys.readouterr().out
+
+
+def test_a_device_that_trails_has_more_in_its_window(tmp_path: Path, capsys: Captured) -> None:
+    rows = []
+    for number in (1, 2, 3):
+        rows += [
+            step(number, 1000 * number, 1000 * number + 1000),
+            call(1000 * number + 100, 1000 * number + 110, flow_out=number),
+            kernel(1000 * number + 900, 1000 * number + 1800, flow_in=number),
+        ]
+    mark = host(3900, 4800, "ProfilerStep#3", process="gpu 0", lane="marks")
+    write(one_rank(*rows, mark), tmp_path / "job")
+    main(["analyze", str(tmp_path / "job")])
+    line = "time and overlap: the recorded window; figures per step: 2 whole steps"
+    assert line in capsys.readouterr().out
 
 
 def test_many_ranks_are_told_by_least_median_and_most(tmp_path: Path, capsys: Captured) -> None:

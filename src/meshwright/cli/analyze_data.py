@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from meshwright.cli.analyze_regions import regions_data
+from meshwright.observe.analyze.breakdown import RankBreakdown
 from meshwright.observe.analyze.summary import RankSummary
 from meshwright.observe.runs import Compared, KernelSum, Overview
 
@@ -24,18 +25,15 @@ def overview_data(found: Overview) -> dict[str, Any]:
     }
 
 
-def _rank(one: RankSummary) -> dict[str, Any]:
-    parts, idle = one.breakdown, one.idle
+def _parts(parts: RankBreakdown) -> dict[str, Any]:
+    """A breakdown; the overlap beside it is the part of its communication that is not exposed."""
+    talking, exposed = parts.communication_ns, parts.exposed_communication_ns
     return {
-        "rank": one.rank,
-        "profiler": one.profiler,
-        "device": one.device,
-        "spans": one.num_spans,
         "device_spans": parts.num_spans,
         "left_out": parts.num_left_out,
         "window_ms": parts.window_ns / 1e6,
         "compute_ms": parts.compute_ns / 1e6,
-        "exposed_communication_ms": parts.exposed_communication_ns / 1e6,
+        "exposed_communication_ms": exposed / 1e6,
         "exposed_memory_copy_ms": parts.exposed_memory_copy_ns / 1e6,
         "idle_ms": parts.idle_ns / 1e6,
         "communication": [
@@ -48,7 +46,19 @@ def _rank(one: RankSummary) -> dict[str, Any]:
             }
             for part in parts.communication
         ],
-        "overlap": one.overlap.share,
+        "overlap": (talking - exposed) / talking if talking else None,
+    }
+
+
+def _rank(one: RankSummary) -> dict[str, Any]:
+    idle = one.idle
+    return {
+        "rank": one.rank,
+        "profiler": one.profiler,
+        "device": one.device,
+        "spans": one.num_spans,
+        **_parts(one.breakdown),
+        "whole_steps": _parts(one.whole_steps),
         "idle": {
             "host_bound_ms": idle.host_bound_ns / 1e6,
             "data_wait_ms": idle.data_wait_ns / 1e6,

@@ -62,6 +62,7 @@ def head(found: Overview) -> dict[str, str]:
         **_capture(ranks),
         **_devices(ranks),
         "steps": _steps(ranks),
+        **_counted(ranks),
         "overlap": _overlap(ranks),
     }
     shares = [one.mfu.mfu for one in ranks if one.mfu.mfu is not None]
@@ -104,6 +105,18 @@ def _steps(ranks: Sequence[RankSummary]) -> str:
     on = " on each rank" if len(ranks) > 1 else ""
     text = f"{number}{on}, median {statistics.median(lengths):.1f} ms"
     return text + (f" ({min(lengths):.1f} to {max(lengths):.1f})" if len(lengths) > 1 else "")
+
+
+def _counted(ranks: Sequence[RankSummary]) -> dict[str, str]:
+    """What is of the recorded window, and what of whole steps."""
+    each = sorted({one.num_steps for one in ranks})
+    if not each[-1]:
+        return {}
+    number = f"{each[0]} to {each[-1]}" if len(each) > 1 else f"{each[0]}"
+    whole = f"{number} whole step{'s' if each[-1] > 1 else ''}"
+    if all(one.breakdown == one.whole_steps for one in ranks):
+        return {"counted": f"{whole}, in all figures"}
+    return {"counted": f"time and overlap: the recorded window; figures per step: {whole}"}
 
 
 def _overlap(ranks: Sequence[RankSummary]) -> str:
@@ -292,7 +305,7 @@ def cost_ms(found: Overview, one: Finding) -> float | None:
     """What a finding costs in a step, or in the whole trace where it tells no steps."""
     if one.cost_ms_per_step is not None or one.gpu_share is None:
         return one.cost_ms_per_step
-    windows = [rank.breakdown.window_ns for rank in found.ranks]
+    windows = [rank.whole_steps.window_ns for rank in found.ranks]
     return one.gpu_share * sum(windows) / len(windows) / 1e6
 
 

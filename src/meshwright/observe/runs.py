@@ -24,7 +24,6 @@ from meshwright.observe.analyze.collective_expected import (
 from meshwright.observe.analyze.collectives import SizeRow, by_size
 from meshwright.observe.analyze.per_device import per_device
 from meshwright.observe.analyze.selection import for_comparing, of_steps, with_rank
-from meshwright.observe.analyze.steps import Extent
 from meshwright.observe.analyze.stragglers import Stragglers, stragglers
 from meshwright.observe.analyze.strips import Strip, strip_of
 from meshwright.observe.analyze.summary import RankSummary, summary_of
@@ -54,12 +53,7 @@ class Wanted(NamedTuple):
     ranks: frozenset[int] = frozenset()
     """Only these; all where there are none."""
     steps: frozenset[int] = frozenset()
-    """Only these; all that are recorded whole where there are none."""
-
-    @property
-    def extent(self) -> Extent:
-        """Which device work is counted: chosen steps are whole."""
-        return Extent.ALL if self.steps else Extent.SETTLED
+    """Only these, whole; what `Extent` says where there are none."""
 
 
 class KernelSum(NamedTuple):
@@ -149,15 +143,14 @@ class Look(NamedTuple):
             same = part is whole
             part = of_steps(part, self.wanted.steps)
             whole = part if same else of_steps(whole, self.wanted.steps)
-        extent = self.wanted.extent
         # One path is enough for the screen, and it is the dearest figure of all.
         first = alone or rank == min(self.wanted.ranks, default=0)
         kept = _empty(part) if alone else for_comparing(part)
         return Looked(
-            summary_of(part, extent, path_in=whole if first else None),
+            summary_of(part, path_in=whole if first else None),
             kept,
             _examined(part, kept) if self.findings else None,
-            strip_of(part, extent) if self.pictures else None,
+            strip_of(part) if self.pictures else None,
         )
 
 
@@ -281,13 +274,16 @@ def _thinned(one: Looked) -> Looked:
     return one._replace(kept=kept, examined=examined)
 
 
+_OF_RANK = (
+    "steps", "breakdown", "overlap", "whole_steps", "idle", "launches", "mfu", "regions",
+)  # fmt: skip
+"""Parts of a summary that have the rank's number themselves."""
+
+
 def _renumbered(one: Looked, rank: int) -> Looked:
     """The same under another number: the trace said none, and the guess was taken."""
     own = one.summary
-    parts = {
-        name: getattr(own, name)._replace(rank=rank)
-        for name in ("steps", "breakdown", "overlap", "idle", "launches", "mfu", "regions")
-    }
+    parts = {name: getattr(own, name)._replace(rank=rank) for name in _OF_RANK}
     kept = with_rank(one.kept, rank)
     examined = one.examined
     if examined is not None:
@@ -335,7 +331,7 @@ def _kernels(ranks: Sequence[RankSummary]) -> tuple[KernelSum, ...]:
     for one in ranks:
         for kernel in one.kernels:
             rows[kernel.name, kernel.kind].append((one, kernel))
-    busy = sum(one.per_step_ms(one.breakdown.busy_ns) for one in ranks)
+    busy = sum(one.per_step_ms(one.whole_steps.busy_ns) for one in ranks)
     found = []
     for (name, kind), own in rows.items():
         total = sum(one.per_step_ms(kernel.total_ns) for one, kernel in own)

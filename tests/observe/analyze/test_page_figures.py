@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.observe.analyze.breakdown import breakdown_of
+from meshwright.observe.analyze.breakdown import RankBreakdown, breakdown_of
 from meshwright.observe.analyze.idle import idle_of
 from meshwright.observe.analyze.kernels import kernels_of
 from meshwright.observe.analyze.launches import launches_of
 from meshwright.observe.analyze.mfu import mfu_of
 from meshwright.observe.analyze.overlap import overlap_of
 from meshwright.observe.analyze.regions import regions_of
-from meshwright.observe.analyze.steps import counted, counted_steps, steps_of
+from meshwright.observe.analyze.steps import Extent, counted, counted_steps, steps_of
 from meshwright.timeline.readers.kineto import read_kineto
 from meshwright.timeline.timeline import Timeline
 
@@ -33,13 +33,20 @@ def _says(page: str, *figures: str) -> None:
 def test_figures_of_the_8_rank_job(shared: Path) -> None:
     part = _read(shared, "modded-nanogpt/8rank-h100-2025-12-11/rank-0")
     found, over = breakdown_of(part), overlap_of(part)
-    parts = {
-        "compute": found.compute_ns,
-        "exposed communication": found.exposed_communication_ns,
-        "exposed memory copy": found.exposed_memory_copy_ns,
-        "idle": found.idle_ns,
-    }
-    rows = [f"{k} | {v / MS:.3f} | {100 * found.share(v):.1f} %" for k, v in parts.items()]
+    whole = breakdown_of(part, Extent.SETTLED)
+
+    def parts(one: RankBreakdown) -> dict[str, int]:
+        return {
+            "compute": one.compute_ns,
+            "exposed communication": one.exposed_communication_ns,
+            "exposed memory copy": one.exposed_memory_copy_ns,
+            "idle": one.idle_ns,
+        }
+
+    rows = [
+        f"{name} | {ns / MS:.3f} | {100 * found.share(ns):.1f} % | {own / MS:.3f} |"
+        for (name, ns), own in zip(parts(found).items(), parts(whole).values(), strict=True)
+    ]
     both = {one.collective: f"{one.exposed_ns / MS:.3f} ms" for one in found.communication}
     said = f"{both['all_gather']} are all-gather and {both['reduce_scatter']} reduce-scatter"
     _says("breakdown", f"{found.window_ns / MS:.3f} ms", said, *rows)
@@ -47,7 +54,10 @@ def test_figures_of_the_8_rank_job(shared: Path) -> None:
     marks = steps_of(part).steps
     host = [f"{one.duration_ns / MS:.1f}" for one in marks]
     late = f"{(marks[2].device_end_ns - marks[2].end_ns) / MS:.0f} ms after the host"
-    settled = f"{counted(part).row.size} device spans in {found.window_ns / MS:.1f} ms"
+    settled = f"{counted(part).row.size} device spans in {whole.window_ns / MS:.1f} ms"
+    in_window = f"{found.num_spans} spans here, in {found.window_ns / MS:.1f} ms"
+    in_steps = f"{whole.num_spans} of three whole steps in {whole.window_ns / MS:.1f}"
+    _says("hta", f"{in_window}, for {in_steps}")
     _says("steps", f"{', '.join(host[:3])} and {host[3]} ms", late, settled)
 
 

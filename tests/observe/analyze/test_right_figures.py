@@ -2,17 +2,14 @@
 
 from pathlib import Path
 
-import msgspec
-import numpy as np
 import pytest
 
+from meshwright import observe
 from meshwright.observe.analyze.breakdown import breakdown_of
 from meshwright.observe.analyze.idle import idle_of
 from meshwright.observe.analyze.kernels import kernels_of
 from meshwright.observe.analyze.launches import launches_of
-from meshwright.observe.analyze.overlap import overlap_of
-from meshwright.observe.analyze.spans import device_spans
-from meshwright.observe.analyze.steps import Extent, counted_steps, launch_starts, steps_of
+from meshwright.observe.analyze.steps import Extent, counted_steps, steps_of
 from meshwright.timeline.readers.kineto import read_kineto
 from meshwright.timeline.timeline import Timeline
 
@@ -20,18 +17,6 @@ pytestmark = pytest.mark.real
 
 NANOGPT = "modded-nanogpt/8rank-h100-2025-12-11/rank-"
 AB = "modded-nanogpt/ab-2025-10-31/"
-
-
-def _up_to_latest_mark(part: Timeline) -> Timeline:
-    """What HTA counts: launched before the latest start of a step's mark, be it on the device."""
-    names = part.strings("name")
-    is_mark = np.array([name.startswith("ProfilerStep#") for name in names.values])[names.codes]
-    spans = device_spans(part)
-    launched = launch_starts(part, spans)
-    cut = part.column("start_ns")[is_mark].max()
-    keep = np.ones(part.num_spans, dtype=np.bool_)
-    keep[spans.row[(launched == -1) | (launched >= cut)]] = False
-    return msgspec.structs.replace(part, spans=part.spans.filter(keep))
 
 
 def _read(shared: Path, name: str) -> Timeline:
@@ -56,21 +41,20 @@ def _read(shared: Path, name: str) -> Timeline:
 def test_breakdown_and_overlap(
     shared: Path, name: str, figures: tuple[int, ...], overlap: float
 ) -> None:
-    part = _up_to_latest_mark(_read(shared, name))
-    found = breakdown_of(part, Extent.ALL)
+    part = _read(shared, name)
+    (found,), (over,) = observe.breakdown(part), observe.overlap(part)
     rest_ns = found.exposed_communication_ns + found.exposed_memory_copy_ns
     parts = (found.idle_ns, found.compute_ns, rest_ns, found.window_ns)
     assert tuple(round(ns / 1000) for ns in parts) == figures
-    share = overlap_of(part, Extent.ALL).share
-    assert share is not None
-    assert round(100 * share, 2) == overlap
+    assert over.share is not None
+    assert round(100 * over.share, 2) == overlap
 
 
 @pytest.mark.parametrize(
     ("name", "spans", "steps", "window_us"),
     [
         # Counted in the JSON itself: device events whose launch lies in the marks before the last.
-        # HTA's cut leaves 2,790 and 3,727: a part of the last step, and nearly all of it.
+        # The window has 2,790 and 3,727: a part of the last step, and nearly all of it.
         (f"{NANOGPT}0", 2558, 3, 126_365),
         (f"{AB}current", 2798, 3, 181_496),
         # Nothing trails: both cuts are one.
@@ -82,7 +66,7 @@ def test_whole_steps_are_counted(
     shared: Path, name: str, spans: int, steps: int, window_us: int
 ) -> None:
     part = _read(shared, name)
-    found = breakdown_of(part)
+    found = breakdown_of(part, Extent.SETTLED)
     assert (found.num_spans, counted_steps(part)) == (spans, steps)
     assert round(found.window_ns / 1000) == window_us
 

@@ -3,6 +3,7 @@
 import pytest
 
 from meshwright.errors import InputError
+from meshwright.observe.analyze.breakdown import breakdown_of
 from meshwright.observe.analyze.mfu import mfu_of
 from meshwright.observe.analyze.profile import profile
 from meshwright.observe.analyze.selection import of_steps
@@ -14,6 +15,7 @@ from meshwright.observe.analyze.steps import (
     steps,
     steps_of,
 )
+from meshwright.observe.analyze.strips import strip_of
 from meshwright.observe.analyze.summary import summary_of
 from meshwright.observe.findings import Rank
 from meshwright.timeline.timeline import Timeline
@@ -88,6 +90,42 @@ def test_where_the_device_trails_whole_steps_are_counted() -> None:
     assert counted_steps(part) == 2
     assert spans.row.size / counted_steps(part) == 2
     assert spans.window_ns == (200, 390)
+
+
+def test_the_window_ends_with_the_latest_mark_of_the_last_step() -> None:
+    part = _trailing()
+    # The device begins step 3 at 400, when the host has launched all of it.
+    assert counted_window(part, Extent.WINDOW) == (0, 400)
+    assert counted(part, Extent.WINDOW).window_ns == (200, 490)
+    assert counted_steps(part, Extent.WINDOW) == 0
+
+
+def test_breakdown_overlap_and_picture_are_of_the_window_the_rest_of_whole_steps() -> None:
+    found = summary_of(_trailing())
+    assert (found.breakdown.num_spans, found.whole_steps.num_spans) == (6, 4)
+    assert (found.breakdown.window_ns, found.whole_steps.window_ns) == (290, 190)
+    assert found.idle.idle_ns == found.whole_steps.idle_ns == 30
+    assert found.breakdown.idle_ns == 50
+    assert strip_of(_trailing()).num_spans == 6
+
+
+def test_work_queued_before_the_profile_is_not_in_the_window() -> None:
+    marks = (step(1, 100, 200), step(2, 200, 300))
+    part = timeline(
+        *marks, kernel(90, 95), call(110, 112, flow_out=1), kernel(120, 130, flow_in=1),
+        kernel(140, 150, "launched by the driver"),
+        call(210, 212, flow_out=2), kernel(230, 240, flow_in=2),
+    )  # fmt: skip
+    assert counted(part, Extent.WINDOW).start.tolist() == [120, 140]
+    without = timeline(*marks, kernel(90, 95), kernel(199, 205), kernel(200, 230))
+    assert counted(without, Extent.WINDOW).start.tolist() == [90, 199]
+
+
+def test_fewer_than_two_profiler_steps_leave_the_window_whole() -> None:
+    rows = (kernel(90, 130), call(110, 112, flow_out=1), kernel(130, 230, flow_in=1))
+    optimizers = [host(t, t + 5, "Optimizer.step#AdamW.step") for t in (100, 200, 300)]
+    for marks in ([step(4, 100, 200)], optimizers, []):
+        assert counted(timeline(*marks, *rows), Extent.WINDOW).row.size == 2
 
 
 def test_every_analysis_divides_by_the_same_steps() -> None:
@@ -170,6 +208,8 @@ def test_optimizers_that_follow_each_other_end_one_step() -> None:
 def test_chosen_steps_are_whole_for_every_analysis() -> None:
     chosen = of_steps(_trailing(), [2, 3])
     assert (counted(chosen).row.size, counted_steps(chosen)) == (4, 2)
+    assert breakdown_of(chosen) == breakdown_of(chosen, Extent.SETTLED)
+    assert breakdown_of(chosen).num_spans == 4
     assert Rank(chosen).num_steps == 2
 
 

@@ -47,15 +47,17 @@ const READINGS = {
     ["communication", "exposed communication", "--communication", (r) => r.exposed_communication_ms],
     ["copies", "exposed copies", "--copies", (r) => r.exposed_memory_copy_ms],
     ["idle", "idle", "--idle", (r) => r.idle_ms]] },
-  idle: { title: "idle by cause", parts: IDLE.map(([key, name, colour]) =>
-    [key, name, colour, (r) => r.idle[key]]) },
+  idle: { title: `idle by cause${data.per === "step" ? ", in whole steps" : ""}`,
+    window: (r) => r.whole_steps.window_ms,
+    parts: IDLE.map(([key, name, colour]) => [key, name, colour, (r) => r.idle[key]]) },
   communication: { title: "exposed communication by collective",
     parts: COLLECTIVES.map((name, at) => [name, name, CYCLE[at % CYCLE.length], (r) =>
       r.communication.filter((c) => c.collective === name).reduce((sum, c) => sum + c.exposed_ms, 0)]) },
 };
 let reading = "parts", order = "rank";
 function drawBars() {
-  const { parts } = READINGS[reading], whole = (r) => parts.reduce((sum, p) => sum + p[3](r), 0);
+  const { parts, window: lasts = (r) => r.window_ms } = READINGS[reading];
+  const whole = (r) => parts.reduce((sum, p) => sum + p[3](r), 0);
   const longest = Math.max(...data.ranks.map(whole), 1e-9);
   const ranks = [...data.ranks].sort((a, b) => order === "rank" ? a.rank - b.rank : whole(b) - whole(a));
   const thin = ranks.length > 64;
@@ -63,7 +65,7 @@ function drawBars() {
     const bar = make("div", {}, ...parts.map(([, name, colour, of]) => {
       const piece = make("i", { style: `width:${100 * of(rank) / longest}%;background:var(${colour})` });
       say(piece, `rank ${rank.rank}\n${name}: ${span(of(rank))}` +
-        (rank.window_ms ? `, ${percent(of(rank) / rank.window_ms)} of ${span(rank.window_ms)}` : ""));
+        (lasts(rank) ? `, ${percent(of(rank) / lasts(rank))} of ${span(lasts(rank))}` : ""));
       return piece;
     }));
     return make("div", { class: thin ? "bar thin" : "bar" }, make("span", {}, `rank ${rank.rank}`), bar,

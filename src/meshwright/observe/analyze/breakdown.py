@@ -85,13 +85,13 @@ class RankBreakdown(NamedTuple):
         return part_ns / self.window_ns if self.window_ns else 0.0
 
 
-def breakdown(timeline: Timeline, extent: Extent = Extent.SETTLED) -> tuple[RankBreakdown, ...]:
+def breakdown(timeline: Timeline, extent: Extent = Extent.WINDOW) -> tuple[RankBreakdown, ...]:
     """Where the time of every rank's device goes."""
     return tuple(breakdown_of(part, extent) for part in per_device(timeline))
 
 
 @once
-def breakdown_of(part: Timeline, extent: Extent = Extent.SETTLED) -> RankBreakdown:
+def breakdown_of(part: Timeline, extent: Extent = Extent.WINDOW) -> RankBreakdown:
     """Where the time of one rank's device goes."""
     spans = counted(part, extent)
     start, end = spans.window_ns

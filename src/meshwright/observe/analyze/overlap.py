@@ -28,13 +28,13 @@ class RankOverlap(NamedTuple):
         return self.hidden_ns / self.communication_ns if self.communication_ns else None
 
 
-def overlap(timeline: Timeline, extent: Extent = Extent.SETTLED) -> tuple[RankOverlap, ...]:
+def overlap(timeline: Timeline, extent: Extent = Extent.WINDOW) -> tuple[RankOverlap, ...]:
     """How much of every rank's communication is hidden."""
     return tuple(overlap_of(part, extent) for part in per_device(timeline))
 
 
 @once
-def overlap_of(part: Timeline, extent: Extent = Extent.SETTLED) -> RankOverlap:
+def overlap_of(part: Timeline, extent: Extent = Extent.WINDOW) -> RankOverlap:
     """How much of one rank's communication is hidden."""
     spans = counted(part, extent)
     communication = spans.of(COMMUNICATION)

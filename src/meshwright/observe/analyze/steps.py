@@ -2,7 +2,8 @@
 
 A step is the profiler's own mark on the host (`ProfilerStep#N`); where a trace has none, the ends
 of the optimizer's steps (`Optimizer.step#…`) part it. `counted` and `counted_steps` are the one
-notion of which device work analyses look at, and of how many steps it is.
+notion of which device work analyses look at, and of how many steps it is: whole steps for every
+figure per step, the recorded window for where a device's time goes.
 """
 
 import re
@@ -89,6 +90,12 @@ class Extent(StrEnum):
     the host's start of the first step to its start of the last; of a single step, to its end. Ends
     of optimizer steps part whole steps, so that all between the first and the last count. Where a
     trace has no marks, all is counted."""
+    WINDOW = "window"
+    """What was launched before the latest mark of the last step, on host or device.
+
+    As much of the recording as is surely complete, whole steps or not: where the device trails the
+    host, a part of the last step is in it. Work queued before the profile began is left out. Where
+    a trace has fewer than two of the profiler's steps, all is counted."""
     ALL = "all"
     """Everything that was recorded."""
 
@@ -146,15 +153,20 @@ def counted(part: Timeline, extent: Extent = Extent.SETTLED) -> DeviceSpans:
 
 
 def counted_steps(part: Timeline, extent: Extent = Extent.SETTLED) -> int:
-    """How many steps the counted device work is of; 0 where the trace does not tell."""
+    """How many whole steps the counted device work is; 0 where that is not known."""
     return _counted(part, extent).num_steps
 
 
 @once
 def counted_window(part: Timeline, extent: Extent = Extent.SETTLED) -> Window | None:
     """When the host launched what is counted; None where everything is."""
+    if extent is Extent.ALL or CHOSEN in part.metadata:
+        return None
+    if extent is Extent.WINDOW:
+        cut = _latest_mark(part)
+        return None if cut is None else (0, cut)
     number, start, end, found_by = _bounds(part)
-    if extent is Extent.ALL or CHOSEN in part.metadata or not number.size:
+    if not number.size:
         return None
     whole = found_by == _OPTIMIZER_STEP or number.size == 1
     return int(start[0]), int(end[-1] if whole else start[-1])
@@ -174,22 +186,27 @@ def _counted(part: Timeline, extent: Extent) -> _Counted:
     number, _, _, found_by = _bounds(part)
     window = counted_window(part, extent)
     if window is not None:
-        inside = _inside(part, spans, window)
+        inside = _inside(part, spans, extent, window)
         last_cut = found_by == _PROFILER_STEP and number.size > 1
-        if inside.any():
-            return _Counted(spans.take(inside), number.size - last_cut)
-        return _Counted(spans, 0)
+        if not inside.any():
+            return _Counted(spans, 0)
+        whole = number.size - last_cut if extent is Extent.SETTLED else 0
+        return _Counted(spans.take(inside), whole)
     if CHOSEN in part.metadata:
         return _Counted(spans, len(part.metadata[CHOSEN].split(",")))
+    if extent is Extent.WINDOW:
+        return _Counted(spans, 0)
     # What comes before the first end of an optimizer's step is one more.
     return _Counted(spans, number.size + (found_by == _OPTIMIZER_STEP))
 
 
-def _inside(part: Timeline, spans: DeviceSpans, window: Window) -> Flags:
+def _inside(part: Timeline, spans: DeviceSpans, extent: Extent, window: Window) -> Flags:
     """Which device work the host launched in a window."""
     launched = launch_starts(part, spans)
     known = launched != ABSENT
     if not known.any():
+        if extent is Extent.WINDOW:
+            return _between(spans.start, window)
         if _bounds(part)[0].size == 1:
             return np.ones(known.size, dtype=np.bool_)
         return _between(spans.start, _device_window(part) or window)
@@ -216,6 +233,15 @@ def _inside(part: Timeline, spans: DeviceSpans, window: Window) -> Flags:
 def _between(moment: Ints, window: Window) -> Flags:
     inside: Flags = (moment >= window[0]) & (moment < window[1])
     return inside
+
+
+def _latest_mark(part: Timeline) -> int | None:
+    """When the latest mark of a step starts, on host or device; None for fewer than two steps."""
+    names = part.strings("name")
+    row = np.flatnonzero(where(names, _STEP.match))
+    if distinct(names.codes[row]).size < 2:
+        return None
+    return int(part.column("start_ns")[row].max())
 
 
 def _device_window(part: Timeline) -> Window | None:

@@ -60,7 +60,7 @@ class Strip(NamedTuple):
     """How many spans there are."""
 
 
-def strip_of(part: Timeline, extent: Extent = Extent.SETTLED) -> Strip:
+def strip_of(part: Timeline, extent: Extent = Extent.WINDOW) -> Strip:
     """Draw one rank small."""
     spans = counted(part, extent)
     low, high = spans.window_ns

@@ -56,10 +56,13 @@ class RankSummary(NamedTuple):
     """The catalog's name of the device; empty where it is not known."""
     num_spans: int
     num_steps: int
-    """Steps in the time that is counted; 0 where the trace does not tell them."""
+    """Whole steps that every figure per step is of; 0 where the trace does not tell them."""
     steps: RankSteps
     breakdown: RankBreakdown
+    """Of the recorded window, as is `overlap`."""
     overlap: RankOverlap
+    whole_steps: RankBreakdown
+    """The same of whole steps only, as is all that follows."""
     idle: RankIdle
     launches: RankLaunches
     mfu: RankMfu
@@ -82,16 +85,14 @@ class RankSummary(NamedTuple):
         return total_ns / 1e6 / max(self.num_steps, 1)
 
 
-def summary_of(
-    part: Timeline, extent: Extent = Extent.SETTLED, *, path_in: Timeline | None = None
-) -> RankSummary:
+def summary_of(part: Timeline, *, path_in: Timeline | None = None) -> RankSummary:
     """Sum up one rank; `path_in` is where its critical path is looked for, if it is.
 
     That is the rank itself, or the whole process where it drives other devices too.
     """
-    table = kernels_of(part, extent)
+    table = kernels_of(part)
     marks = steps_of(part)
-    stalls = stalls_of(part, extent)
+    stalls = stalls_of(part)
     every = (*stalls.synchronisations, *stalls.compilations, *stalls.data_loads)
     notes = part.metadata.get("notes", "")
     return RankSummary(
@@ -99,29 +100,30 @@ def summary_of(
         profiler=part.metadata.get("profiler", "") or part.source.value,
         device=table.device,
         num_spans=part.num_spans - int(part.metadata.get(SHARED, "0")),
-        num_steps=counted_steps(part, extent),
+        num_steps=counted_steps(part),
         steps=marks,
-        breakdown=breakdown_of(part, extent),
-        overlap=overlap_of(part, extent),
-        idle=idle_of(part, extent),
-        launches=launches_of(part, extent),
-        mfu=mfu_of(part, extent),
+        breakdown=breakdown_of(part),
+        overlap=overlap_of(part),
+        whole_steps=breakdown_of(part, Extent.SETTLED),
+        idle=idle_of(part),
+        launches=launches_of(part),
+        mfu=mfu_of(part),
         kernels=table.kernels[:MOST_KERNELS],
         num_kernels=len(table.kernels),
         other_kernels_ns=sum(kernel.total_ns for kernel in table.kernels[MOST_KERNELS:]),
         stalls=tuple(sorted(every, key=lambda one: -one.idle_ns)[:MOST_STALLS]),
         recompiled=stalls.recompiled,
-        regions=regions_of(part, extent),
-        path=_path(path_in, extent) if path_in is not None else None,
+        regions=regions_of(part),
+        path=_path(path_in) if path_in is not None else None,
         notes=tuple(line for line in notes.splitlines() if line),
     )
 
 
-def _path(part: Timeline, extent: Extent) -> Path | None:
+def _path(part: Timeline) -> Path | None:
     if part.num_spans > MOST_SPANS_ON_PATH or not counted(part, Extent.ALL).row.size:
         return None
     # The middle one of the counted steps: the first ones of a profile warm up.
-    window = counted_window(part, extent)
+    window = counted_window(part)
     whole = [one for one in steps_of(part).steps if window is None or one.start_ns < window[1]]
     working = [one for one in whole if one.num_spans] or whole
     step = working[len(working) // 2].number if working else None

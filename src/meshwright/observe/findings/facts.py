@@ -26,6 +26,7 @@ from meshwright.observe.analyze.spans import (
     where,
 )
 from meshwright.observe.analyze.steps import (
+    Extent,
     RankSteps,
     counted,
     counted_steps,
@@ -84,7 +85,7 @@ class Facts(msgspec.Struct, frozen=True, eq=False, dict=True):
     @cached_property
     def breakdown(self) -> RankBreakdown:
         """Where the device's time goes."""
-        return breakdown_of(self.part)
+        return breakdown_of(self.part, Extent.SETTLED)
 
     @cached_property
     def idle(self) -> RankIdle:
