@@ -28,6 +28,7 @@ def write_series(folder: Path) -> Path:
 
 def test_recorded_runs_are_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drift, "NOISE", {})
+    monkeypatch.setattr(drift, "OTHER", {})
     monkeypatch.setattr(drift, "SERIES", write_series(tmp_path).parent)
     found = drift.measure(True)["figures"]
     assert isinstance(found, list)

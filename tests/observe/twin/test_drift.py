@@ -95,6 +95,13 @@ def test_clean_runs_raise_no_alarm(
     assert sum(one.kind == "slower" for one in alarms) <= 1
 
 
+def test_a_few_long_steps_in_a_row_are_no_change() -> None:
+    factors = noise(1500)
+    for at in range(100, 1500, 100):
+        factors[at : at + 4] *= 1.5
+    assert told(steps(factors)) == []
+
+
 def test_first_steps_of_sittings_are_left_out_and_a_change_there_is_marked() -> None:
     factors = noise(200)
     factors[:FIRST_STEPS] = 30.0

@@ -27,8 +27,9 @@ TUNED = (LEAST, 0.10, 0.30)
 """Rises that a sum of its own is the quickest to see."""
 QUIET = 1e6
 """Values between two false alarms, on average, were noise as assumed."""
-NEWEST = 8
-"""Values whose median has to be over the usual by `LEAST`, too: outliers move no median."""
+NEWEST, SPARED = 8, 2
+"""The newest values have to be over the usual by `LEAST`, too, all but two of them: a few long
+steps after a checkpoint are no change, however long."""
 CLIP = 4.0
 FEWEST_GROUPS = 12
 """Averages that a spread is told from."""
@@ -149,5 +150,5 @@ class Sums:
     def _all_moved(self, sign: int) -> bool:
         if len(self._newest) < NEWEST:
             return False
-        now = float(np.median(self._newest)) - self.usual.level
-        return sign * now > math.log1p(LEAST)
+        nearest = sorted(sign * (value - self.usual.level) for value in self._newest)
+        return nearest[SPARED] > math.log1p(LEAST)
