@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -23,18 +24,19 @@ class Run(NamedTuple):
 
 def run(command: list[str]) -> Run:
     """Run a process that prints `RESULT {...}` and watch what it takes."""
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    peak = [0.0]
-    watcher = threading.Thread(target=_watch, args=(child.pid, peak), daemon=True)
-    watcher.start()
-    # Errors go to a pipe that is read at the end: neither program prints more than it holds.
-    assert child.stdout is not None
-    assert child.stderr is not None
-    printed = child.stdout.read()
-    faults = child.stderr.read()
-    _, status, used = os.wait4(child.pid, 0)
-    child.returncode = os.waitstatus_to_exitcode(status)
-    watcher.join()
+    # What it says beside goes to a file: a pipe that nobody reads would stop it once it is full.
+    with tempfile.TemporaryFile("w+") as beside:
+        child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=beside, text=True)
+        peak = [0.0]
+        watcher = threading.Thread(target=_watch, args=(child.pid, peak), daemon=True)
+        watcher.start()
+        assert child.stdout is not None
+        printed = child.stdout.read()
+        _, status, used = os.wait4(child.pid, 0)
+        child.returncode = os.waitstatus_to_exitcode(status)
+        watcher.join()
+        beside.seek(0)
+        faults = beside.read()
     lines = [line for line in printed.splitlines() if line.startswith("RESULT ")]
     if child.returncode or not lines:
         raise RuntimeError(f"{' '.join(command)} failed: {faults[-2000:]}")

@@ -1,0 +1,128 @@
+"""How near predictions of a measured GPU come to steps of our own trainer on it.
+
+The device is benched, calibrated and put to work in one go: rows of `mw bench` (none of them a
+step) become a calibration, from it every configuration of `mw twin` is predicted, and then run.
+Shapes that the bench did not measure say how well it predicts products it has not seen.
+
+    python -m benchmarks.run twin_gpu            (about 12 minutes of a GPU)
+
+TWIN_GPU_ROWS and TWIN_GPU_HELD name rows that are there already.
+"""
+
+import os
+import tempfile
+from pathlib import Path
+from statistics import median
+
+from benchmarks.result import figure
+from meshwright.errors import MissingPart
+from meshwright.observe.twin.alone import AloneTwin, Config
+from meshwright.observe.twin.kernel_terms import SHOWN
+
+NAME = "twin_gpu"
+QUESTION = "Is a step of a measured GPU what its calibration predicts?"
+ROWS, HELD = "TWIN_GPU_ROWS", "TWIN_GPU_HELD"
+HELD_PRODUCTS = 60
+
+
+def measure(quick: bool) -> dict[str, object]:
+    """Bench, calibrate, predict and run; `quick` benches a minute and runs two configurations."""
+    import torch
+
+    from meshwright.observe.bench.suite import read
+    from meshwright.observe.calibrate.calibrate import calibrate
+    from meshwright.observe.twin.alone import twin_alone
+    from meshwright.observe.twin.configs import standard
+    from meshwright.observe.twin.drift_run import cluster_with
+
+    if not torch.cuda.is_available():
+        raise MissingPart("steps of a GPU are run", "use a machine that has one")
+    with tempfile.TemporaryDirectory() as folder:
+        rows, held = _rows(Path(folder), quick=quick)
+        found = calibrate(read(rows), read(held).rows)
+    cluster = cluster_with(found.gpu)
+    configs = standard()[:2] if quick else standard()
+    twins = [twin_alone(config, cluster, found.calibration) for config in configs]
+    unseen = next(one.held for one in found.reports if one.title == "products bf16")
+    figures = [*_overall(twins, quick=quick)]
+    if unseen is not None:
+        figures += [
+            figure("unseen products, median error", 100 * unseen.median, "%", "<= 4"),
+            figure("unseen products, 95th percentile", 100 * unseen.p95, "%", "<= 12"),
+        ]
+    figures += [one for twin in twins for one in _of(twin)]
+    notes = (
+        f"{torch.cuda.get_device_name()}, calibrated from {found.calibration.source}; one step of "
+        "each configuration is the median of those timed over 3 s or more, after 4 s of training."
+    )
+    return {"figures": figures, "peers": [], "notes": notes}
+
+
+def _rows(folder: Path, *, quick: bool) -> tuple[Path, Path]:
+    """Return files of rows: those that are there, or new ones."""
+    import torch
+
+    from meshwright.observe.bench import attention, products
+    from meshwright.observe.bench.attention import ATTENTION
+    from meshwright.observe.bench.families import FAMILIES
+    from meshwright.observe.bench.family import Place
+    from meshwright.observe.bench.host import machine_of
+    from meshwright.observe.bench.products import PRODUCTS
+    from meshwright.observe.bench.suite import measure as bench
+
+    place = Place(torch.device("cuda", 0))
+    machine = machine_of(place.device)
+    rows, held = folder / "rows.jsonl", folder / "held.jsonl"
+    if os.environ.get(ROWS):
+        rows = Path(os.environ[ROWS])
+    else:
+        bench(FAMILIES, place, machine, size="quick" if quick else "full", path=rows)
+    if os.environ.get(HELD):
+        held = Path(os.environ[HELD])
+    else:
+        unseen = products.held_out(12 if quick else HELD_PRODUCTS)
+        families = (
+            PRODUCTS._replace(cases=lambda _size, _gpu: unseen),
+            ATTENTION._replace(cases=lambda _size, _gpu: attention.held_out()),
+        )
+        bench(families, place, machine, size="full", path=held)
+    return rows, held
+
+
+def _overall(twins: list[AloneTwin], *, quick: bool) -> list[dict[str, object]]:
+    errors = [abs(100 * twin.step_error) for twin in twins]
+    memory = [abs(100 * (twin.memory_error or 0.0)) for twin in twins]
+    return [
+        figure("configurations", len(twins), "", "" if quick else ">= 12"),
+        figure("step, median error", median(errors), "%", "<= 4"),
+        figure("step, largest error", max(errors), "%", "<= 10"),
+        figure("memory, largest error", max(memory), "%", "<= 5"),
+    ]
+
+
+def _of(twin: AloneTwin) -> list[dict[str, object]]:
+    name, gib = title(twin.config), 2**30
+    sides = (("predicted", twin.predicted), ("measured", twin.measured))
+    return [
+        *(figure(f"{name}: step {word}", 1e3 * side.step_s, "ms") for word, side in sides),
+        *(figure(f"{name}: memory {word}", side.memory_bytes / gib, "GiB") for word, side in sides),
+        *(
+            figure(f"{name}: {part} {word}", 1e3 * side.parts[part], "ms")
+            for part in SHOWN
+            if max(side.parts[part] for _, side in sides) > 0.005 * twin.measured.step_s
+            for word, side in sides
+        ),
+    ]
+
+
+def title(config: Config) -> str:
+    """Return a configuration in a few words."""
+    layout = config.layout
+    size = f"{layout.microbatch} × {config.length}"
+    if config.sequences > layout.microbatch:
+        size = f"{config.sequences // layout.microbatch} × {size}"
+    words = [config.model.name, size, layout.precision]
+    words += ["bf16 states"] if layout.master_precision == "none" else []
+    words += ["all recomputed"] if layout.recompute == "full" else []
+    words += [f"{' and '.join(layout.recompute_ops)} recomputed"] if layout.recompute_ops else []
+    return ", ".join(words)
