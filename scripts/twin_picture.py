@@ -68,7 +68,7 @@ def rows_of(figures: Sequence[Mapping[str, object]]) -> list[Row]:
 
 
 def _side(values: Mapping[str, float]) -> Side:
-    parts = {part: values[part] for part in SHOWN if part in values}
+    parts = {str(part): values[part] for part in SHOWN if part in values}
     return Side(values["step"], values["memory"], parts)
 
 
