@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.errors import DamagedFile, InputError
+from meshwright.timeline.readers import pickle_grammar
 from meshwright.timeline.readers.pickle_grammar import plain_form
 from meshwright.timeline.readers.plain_pickle import loads, read_plain_pickle
 
@@ -272,6 +273,42 @@ def test_only_plain_opcodes_are_left() -> None:
     }  # fmt: skip
     pair = ["words", "words"]
     assert loads(raw)[2:] == [pair, [pair, pair]]
+
+
+_DICTS = (b"}K\x01Ns" + b"M\x00\x10" * 3 + b"NN") * 40_000
+"""A dict of one key, and integers, for each 16 bytes."""
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"N" * 500_000, b"M\x00\x10" * 200_000, b"\x8c\x02ab" * 20_000, b"N" + b"\x94" * 500_000,
+     _DICTS, b"Nr\xff\xff\x01\x00" + _DICTS],
+    ids=["constants", "integers", "words", "memoized", "dicts", "dicts and a far memo"],
+)  # fmt: skip
+def test_bombs_of_plain_opcodes_take_no_more_than_their_bytes_can_mean(body: bytes) -> None:
+    raw = b"\x80\x04](" + body + b"e."
+    assert _is_plain(raw)
+    tracemalloc.start()
+    try:
+        loads(raw)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 40 * len(raw)
+
+
+def test_a_memo_further_on_than_a_writer_could_count_is_left_to_the_interpreter() -> None:
+    body = _DICTS + b"Nr\xff\xff\x02\x00"  # 196,607 entries would take 983,035 bytes
+    assert not _is_plain(b"\x80\x04](" + body + b"e.")
+
+
+def test_where_python_loses_its_place_in_repeats_the_interpreter_reads_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    raw = _large(b"h\x00h\x00\x86")
+    assert loads(raw)[2] == ["words", "words"]
+    monkeypatch.setattr(pickle_grammar, "_KEEPS_ITS_PLACE", False)
+    assert loads(raw)[2] == ("words", "words")
 
 
 def test_a_pair_as_a_key_is_refused_in_large_files_too() -> None:
