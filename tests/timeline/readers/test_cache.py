@@ -63,6 +63,26 @@ def test_a_changed_trace_or_another_version_is_read_anew(cache: Cache, trace: Pa
     assert reader.asked == 4
 
 
+def test_another_trace_of_the_same_size_and_time_is_read_anew(cache: Cache, trace: Path) -> None:
+    reader = Reader()
+    through_cache(cache, trace, "v1", reader)
+    written_ns = trace.stat().st_mtime_ns
+    trace.write_text("TEXT")
+    os.utime(trace, ns=(written_ns, written_ns))  # as cp -p and rsync -t do
+    through_cache(cache, trace, "v1", reader)
+    assert reader.asked == 2
+
+
+def test_what_other_code_read_is_read_anew(
+    cache: Cache, trace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = Reader()
+    through_cache(cache, trace, "v1", reader)
+    monkeypatch.setattr("meshwright.timeline.readers.cache._code", lambda: "changed")
+    through_cache(cache, trace, "v1", reader)
+    assert reader.asked == 2
+
+
 @pytest.mark.parametrize("left", [0, 1, 100, 600])
 def test_a_damaged_entry_is_dropped_and_read_anew(cache: Cache, trace: Path, left: int) -> None:
     reader = Reader()

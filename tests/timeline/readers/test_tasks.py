@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from meshwright.errors import InputError, MissingPart
+from meshwright.errors import InputError, MissingPart, Problem
 from meshwright.observe.runs import Wanted, overview
 from meshwright.timeline.readers.tasks import _some_ahead, in_order
 
@@ -31,6 +31,23 @@ def test_answers_come_in_order_with_few_items_ahead() -> None:
         assert (item, answer) == (done, done * done)
         furthest = max(furthest, len(given) - done)
     assert furthest == 3
+
+
+def _refused(item: int) -> None:
+    raise InputError([Problem(str(item), "is refused", "give another")])
+
+
+def test_a_reading_process_that_is_lost_is_told_without_a_traceback() -> None:
+    with pytest.raises(MissingPart, match="was killed") as caught:
+        list(in_order(os._exit, [1, 2], jobs=2, on_ray=False))  # as when memory runs out
+    assert "--jobs" in caught.value.hint
+
+
+@pytest.mark.slow
+def test_what_a_process_refuses_is_refused_here_with_its_fix() -> None:
+    with pytest.raises(InputError) as caught:
+        list(in_order(_refused, [1, 2], jobs=2, on_ray=False))
+    assert caught.value.problems == (Problem("1", "is refused", "give another"),)
 
 
 @pytest.mark.skipif(HAS_RAY, reason="Ray is installed")

@@ -2,15 +2,17 @@
 
 One file per trace in the user's cache folder, in Arrow's stream format, mapped into memory: for a
 trace of 852 MB that takes 0.002 CPU seconds and 314 MB of disk. Packed with LZ4 it would be 44 MB
-but 0.1 to 0.8 s, and our Parquet files take 1.2 s. A file is known by the trace's path, size, time
-of change and by the reader's version; it takes its name when it is complete, so any number of
-writers may run. Whatever cannot be read is dropped and read again from the trace.
+but 0.1 to 0.8 s, and our Parquet files take 1.2 s. A file is known by the trace's path, size and
+times of change, by how it is read and by the code that reads; it takes its name when it is
+complete, so any number of writers may run. Whatever cannot be read is dropped and read again from
+the trace.
 """
 
 import hashlib
 import os
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache as once
 from pathlib import Path
 from typing import NamedTuple
 
@@ -55,7 +57,7 @@ def user_cache() -> Cache | None:
 def through_cache(
     cache: Cache | None, path: Path, reader: str, read: Callable[[], Timeline]
 ) -> Timeline:
-    """What `read` makes of a trace, from the cache where it is there; `reader` names its version.
+    """What `read` makes of a trace, from the cache where it is there; `reader` says how it reads.
 
     A damaged trace is not kept: its reader raises each time.
     """
@@ -79,8 +81,19 @@ def _entry(cache: Cache, path: Path, reader: str) -> Path | None:
     state = path.stat()
     if state.st_size < cache.least_bytes:
         return None
-    parts = (str(path.resolve()), state.st_size, state.st_mtime_ns, reader, SCHEMA_VERSION)
+    # A copy that keeps the time of its last write has its own time of change.
+    times = (state.st_mtime_ns, state.st_ctime_ns)
+    parts = (str(path.resolve()), state.st_size, times, reader, SCHEMA_VERSION, _code())
     return cache.folder / (hashlib.sha256(repr(parts).encode()).hexdigest()[:40] + _SUFFIX)
+
+
+@once
+def _code() -> str:
+    """The digest of all code that makes timelines: a number kept by hand would be forgotten."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parents[1].rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 def _load(entry: Path) -> Timeline | None:

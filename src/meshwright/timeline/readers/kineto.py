@@ -30,8 +30,6 @@ from meshwright.timeline.readers.kineto_spans import spans_table
 from meshwright.timeline.schema import COUNTERS, Source
 from meshwright.timeline.timeline import Timeline
 
-READER_VERSION = 2
-"""Grows when the same file gives another timeline; cached timelines of older ones are not used."""
 _RANK = re.compile(r"rank[-_ ]?(\d+)|(?:^|[-_.])r(\d+)(?=[-_.])", re.IGNORECASE)
 _LARGEST_RANK = 2**31 - 1
 _LARGEST_BASE_NS = 2**62
@@ -179,4 +177,4 @@ def _json(value: Any) -> str:
     return msgspec.json.encode(value).decode() if value else ""
 
 
-__all__ = ["READER_VERSION", "Detail", "rank_in", "read_kineto"]
+__all__ = ["Detail", "rank_in", "read_kineto"]

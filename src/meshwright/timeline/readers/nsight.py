@@ -40,8 +40,6 @@ from meshwright.timeline.readers.nsight_spans import (
 from meshwright.timeline.schema import COUNTERS, Source
 from meshwright.timeline.timeline import Timeline
 
-READER_VERSION = 1
-"""Grows when the same file gives another timeline; cached timelines of older ones are not used."""
 _EXPORT = "export the report with `nsys export --type sqlite`"
 _LARGEST_BASE_NS = 2**61
 _MOST_NAMES = 100_000

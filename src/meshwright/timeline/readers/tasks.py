@@ -35,7 +35,7 @@ def in_order(
 def _in_processes(
     function: Callable[[Item], Any], items: Sequence[Item], jobs: int
 ) -> Iterator[tuple[Item, Any]]:
-    from concurrent.futures import Future, ProcessPoolExecutor
+    from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor
     from multiprocessing import get_context
 
     # A fork would copy Arrow's threads in an unknown state.
@@ -48,6 +48,9 @@ def _in_processes(
 
         try:
             yield from _some_ahead(given, lambda future: future.result(), items, jobs + 2)
+        except BrokenExecutor:
+            hint = f"each of {jobs} takes the memory of one file: give fewer --jobs"
+            raise MissingPart("a process that reads was killed", hint) from None
         finally:
             for future in futures:
                 future.cancel()

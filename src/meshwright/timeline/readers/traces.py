@@ -224,12 +224,10 @@ def _read(file: TraceFile, options: Options) -> Timeline:
     reader = _reader(file.format)
     if file.format not in _PROFILES:
         return _load(reader)(file.path)
-    number = import_module(reader.partition(":")[0]).READER_VERSION
-    version = f"{file.format} {number} {options.detail} {file.place}"
     return through_cache(
         options.cache,
         file.path,
-        version,
+        f"{file.format} {options.detail} {file.place}",
         lambda: _load(reader)(file.path, rank=file.place, detail=options.detail),
     )
 
