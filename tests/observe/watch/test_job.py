@@ -90,3 +90,48 @@ def test_a_watcher_that_is_killed_takes_the_job_with_it(tmp_path: Path) -> None:
             return
         time.sleep(0.05)
     pytest.fail("the job outlived its watcher")
+
+
+DURING_A_LOOK = """
+import os, signal, sys, threading, time
+from meshwright.observe.watch import job
+# A library's thread from before signals are blocked, as numpy's BLAS has.
+threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+sent = []
+def tick():
+    if not sent and os.path.exists(sys.argv[2]):
+        sent.append(os.kill(os.getpid(), int(sys.argv[1])))
+        time.sleep(0.1)
+code = job.run(sys.argv[3:], os.environ, lambda pid: None, tick, 0.05)
+print("ended", flush=True)
+sys.exit(code)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_during_a_look_is_handed_on_too(tmp_path: Path, number: signal.Signals) -> None:
+    ready = str(tmp_path / "ready")
+    code = (
+        "import signal, sys, time\n"
+        f"signal.signal({int(number)}, lambda *_: sys.exit(9))\n"
+        f"open({ready!r}, 'w')\n"
+        "time.sleep(30)"
+    )
+    words = [str(int(number)), ready, sys.executable, "-c", code]
+    command = [sys.executable, "-c", DURING_A_LOOK, *words]
+    ended = subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (ended.returncode, ended.stdout) == (9, "ended\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_that_comes_with_the_jobs_end_does_not_end_the_watcher(
+    number: signal.Signals,
+) -> None:
+    def tick() -> None:
+        time.sleep(0.5)  # The job ends meanwhile, and nobody waits for signals any more.
+        os.kill(os.getpid(), number)
+
+    command = [sys.executable, "-c", "import time; time.sleep(0.2); raise SystemExit(4)"]
+    assert job.run(command, os.environ, lambda _: None, tick, 0.05) == 4

@@ -7,8 +7,10 @@ import pytest
 
 from meshwright.observe.watch.agent.pages import PLAIN, StepPage
 from meshwright.observe.watch.asking import Asking
+from meshwright.observe.watch.errands import Errands
 from meshwright.observe.watch.folder import Folder, make_folder
 from meshwright.observe.watch.settings import Settings
+from meshwright.observe.watch.status import read_status
 from meshwright.observe.watch.watcher import Watcher
 
 MS = 1_000_000
@@ -60,6 +62,20 @@ def test_the_exit_code_comes_through_where_nothing_can_be_written(folder: Folder
     watcher.started(1)
     watcher.tick()
     assert watcher.ended(3).code == 3
+
+
+def test_the_end_is_on_disk_before_slow_work_is_waited_for_and_whatever_cuts_that_short(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    codes: list[int | None] = []
+
+    def interrupted(_self: Errands, _within_s: float) -> None:
+        codes.append(read_status(folder.status).code)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Errands, "finish", interrupted)
+    assert _watcher(folder).ended(3).code == 3
+    assert codes == [3]
 
 
 def test_traces_that_nobody_waits_for_any_more_are_removed(folder: Folder) -> None:

@@ -3,6 +3,7 @@
 import os
 import time
 from collections import deque
+from contextlib import suppress
 
 from msgspec.structs import replace
 
@@ -100,7 +101,9 @@ class Watcher:
             if asked is not None:
                 self._asking.open = None
                 self._take_in(asked)
-            self._errands.finish(LAST_ERRANDS_S)
+            self._write()  # Schedulers kill half a minute after they asked to end.
+            with suppress(KeyboardInterrupt):
+                self._errands.finish(LAST_ERRANDS_S)
             for pipe in (*self._folder.agents.glob("*.ask"), *self._folder.flight.glob("*.pipe")):
                 remove(pipe)
         except Exception:  # noqa: BLE001 - the exit code must reach whoever waits for it
