@@ -54,7 +54,7 @@ bench: .venv/.dev ## run benchmarks/, keep dated results, renew docs/numbers.md 
 		$(BIN)/python -m scripts.numbers_page && exit $$ran
 
 docs: .venv/.dev ## build the site into docs/_build/html, warnings are errors
-	$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build/html
+	$(BIN)/sphinx-build -q -W --keep-going -j $(WORKERS) -b html docs docs/_build/html
 
 sizes: .venv/.dev ## lines per room, long modules, and what this change adds (BASE=commit)
 	@$(BIN)/python -m scripts.sizes $(if $(BASE),--base $(BASE))
