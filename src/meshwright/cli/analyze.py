@@ -5,8 +5,10 @@ import re
 from pathlib import Path
 
 from meshwright.cli.analyze_data import overview_data
+from meshwright.cli.analyze_measured import of_measured
 from meshwright.cli.analyze_screen import screen
 from meshwright.cli.answer import Answer, Note
+from meshwright.cli.calibrations import add_calibration
 from meshwright.cli.files import write_text
 from meshwright.cli.parser import add_common
 from meshwright.errors import InputError, Problem
@@ -53,6 +55,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-cache", action="store_true", help="neither use nor keep what was read before"
     )
+    add_calibration(parser)
     add_common(parser)
 
 
@@ -84,22 +87,25 @@ def run(args: argparse.Namespace) -> Answer:
         pictures=bool(args.html),
     )
     notes = [Note(f"{line} (what came before it is counted)") for line in found.damaged]
-    notes += _written(args, found, wanted)
+    measured = of_measured(args, found)
+    notes += _written(args, found, wanted, measured.words)
     return Answer(
         "analyze/1",
-        overview_data(found),
-        (*screen(found), *notes),
+        {**overview_data(found), "of_measured": measured.data},
+        (*screen(found, measured.words), *notes),
         quiet=_quiet(found),
         code=1 if found.damaged else 0,
     )
 
 
-def _written(args: argparse.Namespace, found: Overview, wanted: Wanted) -> list[Note]:
+def _written(
+    args: argparse.Namespace, found: Overview, wanted: Wanted, measured: str
+) -> list[Note]:
     notes = []
     if args.html:
         from meshwright.cli.analyze_page import report
 
-        write_text(args.html, report(found))
+        write_text(args.html, report(found, measured))
         notes.append(Note(f"wrote {args.html}: open it in a browser"))
     if args.perfetto:
         from meshwright.observe.annotated import write_annotated

@@ -54,8 +54,8 @@ what the others spend before; expected is our model's figure for this GPU's usua
 """
 
 
-def report(found: Overview) -> str:
-    """Return the whole file."""
+def report(found: Overview, reached: str = "") -> str:
+    """Return the whole file; `reached` is how a calibration sees the products."""
     notes = [*found.damaged, *sorted({note for one in found.ranks for note in one.notes})]
     notes += [f"next: {line}" for line in next_steps(found)[:1]]
     tail = "".join(f'<p class="note">{escape(note)}</p>' for note in notes)
@@ -63,7 +63,7 @@ def report(found: Overview) -> str:
     return document(
         f"Profile of {found.path}",
         f'<p class="note">mw analyze, meshwright {__version__}</p>\n'
-        f"{pairs(head(found).items())}\n<noscript>The charts need JavaScript.</noscript>\n"
+        f"{pairs(head(found, reached).items())}\n<noscript>The charts need JavaScript.</noscript>\n"
         f'{sections}\n{tail}\n<div id="tip"></div>\n'
         f'<script type="application/json" id="data">{_embedded(found)}</script>\n'
         f"<script>\n{asset('script.js')}</script>",

@@ -40,9 +40,9 @@ _FINDINGS = {
 }
 
 
-def screen(found: Overview) -> tuple[View, ...]:
-    """All of it, at most about forty lines."""
-    views: list[View] = [facts(head(found)), _breakdown(found.ranks)]
+def screen(found: Overview, reached: str = "") -> tuple[View, ...]:
+    """All of it, at most about forty lines; `reached` is how a calibration sees the products."""
+    views: list[View] = [facts(head(found, reached)), _breakdown(found.ranks)]
     if found.kernels:
         views.append(_kernels(found))
     views += _findings(found)
@@ -50,7 +50,7 @@ def screen(found: Overview) -> tuple[View, ...]:
     return tuple(views)
 
 
-def head(found: Overview) -> dict[str, str]:
+def head(found: Overview, reached: str = "") -> dict[str, str]:
     """What stands above everything: name and value."""
     ranks = found.ranks
     device = "/".join(sorted({one.device for one in ranks if one.device}))
@@ -73,6 +73,8 @@ def head(found: Overview) -> dict[str, str]:
             f" {100 * counted:.0f} % of compute time"
             + "".join(f"; {text}" for text in sorted({t for one in ranks for t in one.mfu.assumed}))
         )
+    if reached:
+        head["of measured"] = reached
     if (line := straggler_line(found)) is not None:
         head["stragglers"] = line
     if (line := _path(ranks)) is not None:

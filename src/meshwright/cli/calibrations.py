@@ -1,4 +1,4 @@
-"""Which calibration a prediction uses: the one asked for, the user's own, or none."""
+"""Which calibration and which training software a prediction takes for granted."""
 
 import argparse
 from pathlib import Path
@@ -6,7 +6,10 @@ from typing import Any, NamedTuple
 
 from meshwright.errors import InputError, Problem
 from meshwright.predict.cost import Calibration, costs_for, load_calibration
+from meshwright.predict.software import SOFTWARE, Software
 from meshwright.spec.cluster import Gpu
+
+_USUAL = "megatron"
 
 
 class Used(NamedTuple):
@@ -16,6 +19,7 @@ class Used(NamedTuple):
     words: str
     """For the screen."""
     path: Path | None = None
+    software: Software = SOFTWARE[_USUAL]
 
     @property
     def data(self) -> dict[str, Any]:
@@ -36,8 +40,31 @@ def add_calibration(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_software(parser: argparse.ArgumentParser) -> None:
+    """Add the flag that says which software trains."""
+    parser.add_argument(
+        "--software", choices=tuple(SOFTWARE), default=_USUAL,
+        help="what trains: megatron (Megatron-Core with Transformer Engine, and its kin; default), "
+        "eager (plain PyTorch with FSDP), meshwright (mw train)",
+    )  # fmt: skip
+
+
 def used_for(args: argparse.Namespace, gpu: Gpu) -> Used:
-    """Return the calibration for a device that the flags and the user's folder say."""
+    """Return the calibration for a device that the flags and the user's folder say.
+
+    Where a command asks which software trains, that is said with it.
+    """
+    found, name = _calibration(args, gpu), getattr(args, "software", None)
+    if name is None:
+        return found
+    measured = found.calibration.software if found.calibration is not None else ""
+    words = found.words + ("" if name == _USUAL and not measured else f"; software: {name}")
+    if measured and measured != name:
+        words += f" (the kernels measured are those of {measured})"
+    return found._replace(words=words, software=SOFTWARE[name])
+
+
+def _calibration(args: argparse.Namespace, gpu: Gpu) -> Used:
     if args.calibration is not None and args.no_calibration:
         what = "cannot be given with --no-calibration"
         raise InputError([Problem("--calibration", what, "give one of them")])

@@ -6,6 +6,7 @@ from typing import Any
 
 from meshwright.cli.analyze import cache_of, jobs_of, numbers
 from meshwright.cli.answer import Answer, Note, View, facts, table
+from meshwright.cli.calibrations import add_calibration, add_software, used_for
 from meshwright.cli.parser import add_common
 from meshwright.errors import DamagedFile, InputError, Problem
 from meshwright.observe.analyze.diff import Change, Diff, diff
@@ -43,6 +44,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-cache", action="store_true", help="neither use nor keep what was read before"
     )
+    add_calibration(parser)
+    add_software(parser)
     add_common(parser)
 
 
@@ -50,15 +53,17 @@ def run(args: argparse.Namespace) -> Answer:
     """Answer with what changed, most costly first."""
     limit = _limit(args.fail_above)
     damaged: list[str] = []
-    a, b = (_profile(path, args, damaged) for path in (args.a, args.b))
+    costs: list[str] = []
+    a, b = (_profile(path, args, damaged, costs) for path in (args.a, args.b))
     found = diff(a, b)
     slower = found.cost_ns / a.step_ns if a.step_ns else 0.0
     failed = limit is not None and 100 * slower > limit
-    views = (*_screen(found), *(Note(line) for line in (*found.notes, *damaged)))
+    views = (*_screen(found), *(Note(line) for line in (*costs, *found.notes, *damaged)))
     quiet = tuple(
         f"{change.cost_ns / 1e6:.4f}\t{change.what}\t{change.name}" for change in found.regressions
     )
-    return Answer("diff/1", _data(found), views, quiet, 1 if failed or damaged else 0)
+    data = {**_data(found), "costs": costs}
+    return Answer("diff/1", data, views, quiet, 1 if failed or damaged else 0)
 
 
 def _limit(text: str | None) -> float | None:
@@ -71,12 +76,14 @@ def _limit(text: str | None) -> float | None:
         raise InputError([problem]) from None
 
 
-def _profile(path: str, args: argparse.Namespace, damaged: list[str]) -> Profile:
+def _profile(path: str, args: argparse.Namespace, damaged: list[str], costs: list[str]) -> Profile:
     ranks, steps = numbers("--rank", args.rank), numbers("--steps", args.steps)
 
     def parts() -> Iterator[Timeline]:
         if path.endswith(".toml"):
-            yield predicted(path)
+            step, words = predicted(path, args)
+            costs.append(f"{path} is predicted by {words}")
+            yield step
             return
         try:
             for timeline in read_each(path, jobs=jobs_of(args), cache=cache_of(args)):
@@ -95,8 +102,8 @@ def _profile(path: str, args: argparse.Namespace, damaged: list[str]) -> Profile
     return found
 
 
-def predicted(path: str) -> Timeline:
-    """The step that `mw simulate` predicts for a work file."""
+def predicted(path: str, args: argparse.Namespace) -> tuple[Timeline, str]:
+    """The step that `mw simulate` predicts for a work file, and by which constants."""
     from meshwright.cli.work import add_work, asked, sound
     from meshwright.predict.run import Run
     from meshwright.predict.simulate import simulate_step
@@ -105,7 +112,9 @@ def predicted(path: str) -> Timeline:
     add_work(parser)
     resolved = asked(parser.parse_args([path]))
     sound(resolved)
-    return simulate_step(Run(resolved.work)).timeline()
+    used = used_for(args, resolved.work.cluster.gpu)
+    run = Run(resolved.work, calibration=used.calibration, software=used.software)
+    return simulate_step(run).timeline(), used.words
 
 
 def _screen(found: Diff) -> tuple[View, ...]:

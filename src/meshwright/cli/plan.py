@@ -7,7 +7,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from meshwright.cli.answer import Answer, Note, Text, View
-from meshwright.cli.calibrations import add_calibration
+from meshwright.cli.calibrations import add_calibration, add_software
 from meshwright.cli.long_run import add_reliability, long_run, reliability
 from meshwright.cli.parser import add_common
 from meshwright.cli.plan_curves import heading
@@ -58,6 +58,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_work(parser)
     add_reliability(parser)
     add_calibration(parser)
+    add_software(parser)
     add_common(parser)
 
 
@@ -250,6 +251,7 @@ def shown(
         "filled": request.filled,
         "long_run": weeks_data,
         "calibration": request.used.data,
+        "software": args.software,
         "export": None if settings is None else {"target": args.target, "text": settings.text},
     }
     return Answer("plan/1", data, tuple(views), (lines[0],))

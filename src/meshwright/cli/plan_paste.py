@@ -40,6 +40,7 @@ def command(request: Request, plan: Plan, args: argparse.Namespace) -> str:
     parts.append(f"--gpus {plan.layout.gpus}")
     parts += [f"--calibration {shlex.quote(args.calibration)}"] if args.calibration else []
     parts += ["--no-calibration"] if args.no_calibration else []
+    parts += [f"--software {args.software}"] if args.software != "megatron" else []
     beside = Layout() if plain else own.layout
     parts += [*_layout_flags(plan.layout, beside), *_workload_flags(request)]
     gone = [name for name in _changed(plan.layout, beside) if not _is_set(plan.layout, name)]

@@ -15,7 +15,6 @@ from meshwright.cli.flags import given
 from meshwright.cli.plan_target import restricted
 from meshwright.cli.work import Asked, asked
 from meshwright.errors import InputError, Problem
-from meshwright.predict.cost import Calibration
 from meshwright.predict.plan import Question, Space, read_fixed
 from meshwright.predict.plan.question import FIXED_BY_USER
 from meshwright.spec import catalog
@@ -117,7 +116,7 @@ def read_request(
         resolved.work.model,
         cluster,
         workload,
-        used.calibration,
+        used,
     )
     target = _target(args.target)
     if target is not None:
@@ -284,7 +283,7 @@ def _sound(
     model: Model,
     cluster: Cluster,
     workload: Training,
-    calibration: Calibration | None,
+    used: Used,
 ) -> Question:
     """Build the question; what is wrong with it is said of its flags."""
     try:
@@ -293,7 +292,8 @@ def _sound(
             cluster=cluster,
             workload=workload,
             space=space,
-            calibration=calibration,
+            calibration=used.calibration,
+            software=used.software,
         )
         question.run(space.base)  # an adapter on products that the model lacks is refused here
     except InputError as error:

@@ -7,11 +7,14 @@ from typing import Any
 from meshwright.cli.analyze import cache_of, jobs_of, numbers
 from meshwright.cli.answer import Answer, Note, View, facts, table
 from meshwright.cli.bars import stacked
+from meshwright.cli.calibrations import Used, add_calibration, used_for
 from meshwright.cli.parser import add_common
 from meshwright.errors import DamagedFile, InputError, Problem
 from meshwright.observe.analyze.kernel_names import short_name
+from meshwright.observe.analyze.reached import reached
 from meshwright.observe.analyze.roofline import RoofKernel, Roofline, roofline
 from meshwright.spec.catalog import gpu
+from meshwright.spec.cluster import Gpu
 from meshwright.spec.units import format_flops, format_rate
 from meshwright.timeline.readers.traces import read_each
 from meshwright.timeline.timeline import Timeline
@@ -39,6 +42,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-cache", action="store_true", help="neither use nor keep what was read before"
     )
+    add_calibration(parser)
     add_common(parser)
 
 
@@ -47,7 +51,13 @@ def run(args: argparse.Namespace) -> Answer:
     device = gpu(args.gpu) if args.gpu else None
     ranks = numbers("--rank", args.rank)
     damaged: list[str] = []
-    count = 0
+    count, used, best = 0, Used(None, ""), list[Gpu]()
+
+    def roofs(named: Gpu) -> Gpu:
+        nonlocal used
+        used = used_for(args, named)
+        best.append(named if used.calibration is None else reached(named, used.calibration))
+        return best[0]
 
     def parts() -> Iterator[Timeline]:
         nonlocal count
@@ -61,7 +71,7 @@ def run(args: argparse.Namespace) -> Answer:
         except DamagedFile as damage:
             damaged.extend(str(problem) for problem in damage.problems)
 
-    found = roofline(parts(), device)
+    found = roofline(parts(), device, roofs=roofs)
     if not count:
         raise InputError([Problem(args.path, "has none of these ranks", "leave out --rank")])
     if found is None:
@@ -69,17 +79,20 @@ def run(args: argparse.Namespace) -> Answer:
         raise InputError([Problem(args.path, "names no device of the catalog", fix)])
     notes = [Note(line) for line in (*_notes(found), *damaged)]
     quiet = tuple(f"{kernel.share:.4f}\t{kernel.name}" for kernel in found.kernels)
-    views = (*_screen(found), *notes)
-    return Answer("roofline/1", _data(found), views, quiet, 1 if damaged else 0)
+    views = (*_screen(found, best[0], used), *notes)
+    data = {**_data(found), "calibration": used.data}
+    return Answer("roofline/1", data, views, quiet, 1 if damaged else 0)
 
 
-def _screen(found: Roofline) -> list[View]:
-    device = gpu(found.device)
+def _screen(found: Roofline, device: Gpu, used: Used) -> list[View]:
     per = "step" if found.num_steps else "trace"
     peak = f"{format_flops(device.bf16_flops)}/s bf16, " if device.bf16_flops else ""
     lost = sum(kernel.lost_ns for kernel in found.kernels)
     head = {
         "device": f"{device.name}: {peak}{format_rate(device.memory_bytes_per_s)}",
+        "roofs": "the catalog's peaks (mw bench and mw calibrate measure what this device reaches)"
+        if used.path is None
+        else f"the best that was measured here, {used.path.name}; peaks with --no-calibration",
         "covered": (
             f"{100 * found.covered_share:.1f} % of compute,"
             f" {found.covered_ns / 1e6:.2f} of {found.compute_ns / 1e6:.2f} ms per {per}"
@@ -90,11 +103,11 @@ def _screen(found: Roofline) -> list[View]:
     if found.kernels:
         views.append(
             table(
-                f"of roof, , bound by, ms per {per}, lost, calls, FLOP/byte, rate, kernel",
+                f"of roof, drawn, bound by, ms per {per}, lost, calls, FLOP/byte, rate, kernel",
                 [_row(kernel) for kernel in found.kernels[:_SHOWN]],
                 f"kernels that lose most (of {len(found.kernels)})",
                 right=f"of roof, ms per {per}, lost, calls, FLOP/byte, rate",
-                bars="",
+                bars="drawn",
             )
         )
     if found.uncovered:
@@ -137,7 +150,10 @@ def _notes(found: Roofline) -> list[str]:
         " kernels of torch.compile; not collectives, copies, custom kernels, CUDA graphs"
     ]
     if any(kernel.share > 1 for kernel in found.kernels):
-        notes.append("above 100 %: the bytes came from a cache, so the roof is higher than told")
+        notes.append(
+            "above 100 %: the bytes came from a cache, or the device was cooler than when it was "
+            "measured, so the roof is higher than told"
+        )
     return notes
 
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from meshwright.cli.answer import Answer, Note, View
 from meshwright.cli.bars import stage_data
-from meshwright.cli.calibrations import add_calibration, used_for
+from meshwright.cli.calibrations import add_calibration, add_software, used_for
 from meshwright.cli.faults import FLAG, flag_of
 from meshwright.cli.long_run import add_reliability, is_long_run, long_run, reliability
 from meshwright.cli.parser import add_common
@@ -40,6 +40,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_uneven(parser)
     add_reliability(parser)
     add_calibration(parser)
+    add_software(parser)
     add_common(parser)
 
 
@@ -50,7 +51,7 @@ def run(args: argparse.Namespace) -> Answer:
         return explain(resolved)
     sound(resolved)
     work, used = resolved.work, used_for(args, resolved.work.cluster.gpu)
-    run_of = partial(Run, calibration=used.calibration)
+    run_of = partial(Run, calibration=used.calibration, software=used.software)
     described = run_of(work)
     step, memory = predict_step(described), predict_memory(described)
     advice = best_changes(work, run_of=run_of)
@@ -92,6 +93,7 @@ def run(args: argparse.Namespace) -> Answer:
         "together": None if advice.together is None else _change_data(advice.together),
         "long_run": weeks.data,
         "calibration": used.data,
+        "software": args.software,
     }
     code = 0 if memory.fits else 1
     views = (*screen(predicted), *weeks.views, *notes)

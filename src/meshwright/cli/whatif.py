@@ -5,7 +5,7 @@ from typing import Any
 
 from meshwright.cli.answer import Answer, Note, Table, View, facts, table
 from meshwright.cli.bars import STEP_PARTS, step_bar
-from meshwright.cli.calibrations import add_calibration, used_for
+from meshwright.cli.calibrations import add_calibration, add_software, used_for
 from meshwright.cli.chart_svg import Row, write_chart
 from meshwright.cli.parser import add_common
 from meshwright.cli.work import add_work, asked, explain, sound
@@ -43,6 +43,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--svg", metavar="FILE", help="write the chart as a picture")
     add_work(parser)
     add_calibration(parser)
+    add_software(parser)
     add_common(parser)
 
 
@@ -58,7 +59,9 @@ def run(args: argparse.Namespace) -> Answer:
         return explain(resolved)
     sound(resolved)
     used = used_for(args, resolved.work.cluster.gpu)
-    baseline, *cases = what_if(resolved.work, asks or usual(resolved.work), used.calibration)
+    baseline, *cases = what_if(
+        resolved.work, asks or usual(resolved.work), used.calibration, used.software
+    )
     assert baseline.step is not None
     views: list[View] = [
         facts({"work": _heading(resolved.work), "costs": used.words}),
@@ -78,6 +81,7 @@ def run(args: argparse.Namespace) -> Answer:
         "baseline": _data(baseline, baseline.step),
         "cases": [_data(case, baseline.step) for case in cases],
         "calibration": used.data,
+        "software": args.software,
     }
     quiet = tuple(
         f"{case.thing}={case.value}\t{case.step.step_s:.6g}" for case in cases if case.step

@@ -74,3 +74,6 @@ MESHWRIGHT = Software(
 )  # fmt: skip
 """Our own trainer: every rank waits for the norm of all gradients before it updates, and for each
 tensor-parallel collective where it stands, unless products are cut into pieces (`overlap_tp`)."""
+
+SOFTWARE: dict[str, Software] = {"megatron": MEGATRON, "eager": EAGER, "meshwright": MESHWRIGHT}
+"""What a user may name."""

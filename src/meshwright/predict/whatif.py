@@ -17,6 +17,7 @@ from meshwright.predict.memory import MemoryPrediction, predict_memory
 from meshwright.predict.price import dollars_per_trillion_tokens
 from meshwright.predict.relayout import differences
 from meshwright.predict.run import Run
+from meshwright.predict.software import MEGATRON, Software
 from meshwright.predict.step import StepPrediction, predict_step
 from meshwright.predict.things import THINGS, Varied, thing_named
 from meshwright.spec.work import Work
@@ -68,17 +69,20 @@ def read_asks(texts: Iterable[str]) -> tuple[Ask, ...]:
 
 
 def what_if(
-    work: Work, asks: Iterable[Ask], calibration: Calibration | None = None
+    work: Work,
+    asks: Iterable[Ask],
+    calibration: Calibration | None = None,
+    software: Software = MEGATRON,
 ) -> tuple[Case, ...]:
     """Predict the work as it stands, then once for every thing changed by itself.
 
     A calibration holds as long as the device stays the one that was measured.
     """
-    as_it_is = _case("", "as it is", Varied(work, ""), calibration)
-    return (as_it_is, *(_tried(work, ask, calibration) for ask in asks))
+    as_it_is = _case("", "as it is", Varied(work, ""), calibration, software)
+    return (as_it_is, *(_tried(work, ask, calibration, software) for ask in asks))
 
 
-def _tried(work: Work, ask: Ask, calibration: Calibration | None) -> Case:
+def _tried(work: Work, ask: Ask, calibration: Calibration | None, software: Software) -> Case:
     try:
         varied = THINGS[ask.thing].apply(work, ask.value)
         problems = [found for found in varied.work.check() if found.where != "memory"]
@@ -90,13 +94,20 @@ def _tried(work: Work, ask: Ask, calibration: Calibration | None) -> Case:
         return Case(thing=ask.thing, value=value, problems=tuple(problems))
     also = differences(work.layout, varied.work.layout)
     also.pop(ask.thing, None)
-    return msgspec.structs.replace(_case(ask.thing, value, varied, calibration), also=also)
+    case = _case(ask.thing, value, varied, calibration, software)
+    return msgspec.structs.replace(case, also=also)
 
 
-def _case(thing: str, value: str, varied: Varied, calibration: Calibration | None) -> Case:
+def _case(
+    thing: str,
+    value: str,
+    varied: Varied,
+    calibration: Calibration | None,
+    software: Software,
+) -> Case:
     if calibration is not None and calibration.gpu != varied.work.cluster.gpu.name:
         calibration = None
-    run = Run(varied.work, calibration=calibration)
+    run = Run(varied.work, calibration=calibration, software=software)
     step = predict_step(run)
     return Case(
         thing=thing,

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from meshwright.predict.memory import predict_memory
 from meshwright.predict.plan import Question, Space
-from meshwright.predict.software import EAGER, MEGATRON, MEGATRON_2021, Software
+from meshwright.predict.software import EAGER, MEGATRON, MEGATRON_2021, MESHWRIGHT, Software
 from meshwright.spec import catalog
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.layout import Layout
@@ -135,7 +135,7 @@ def _drawn(random: Random, most: int) -> Question:
         cluster=cluster,
         workload=workload,
         space=space,
-        software=random.choice([MEGATRON, MEGATRON, EAGER, MEGATRON_2021, GRAPHS]),
+        software=random.choice([MEGATRON, MEGATRON, EAGER, MEGATRON_2021, MESHWRIGHT, GRAPHS]),
     )
     return _freed(random, question, most)
 

@@ -6,7 +6,7 @@ bandwidth of the memory; the larger of both is its roof (S. Williams, A. Waterma
 neither is listed as not covered, never guessed. A share above 1 means that data came from a cache.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -105,17 +105,25 @@ class _Sums:
 
 
 def roofline(
-    timelines: Iterable[Timeline], device: Gpu | None = None, extent: Extent = Extent.SETTLED
+    timelines: Iterable[Timeline],
+    device: Gpu | None = None,
+    extent: Extent = Extent.SETTLED,
+    *,
+    roofs: Callable[[Gpu], Gpu] = lambda gpu: gpu,
 ) -> Roofline | None:
     """Hold the kernels of ranks that come one after another against a device's roofs.
 
     The device is the one that the trace names, unless one is given; None where neither is known.
+    `roofs` turns it into one whose peaks are others than the catalog's.
     """
     sums = _Sums()
+    device = device and roofs(device)
     for timeline in timelines:
-        device = device or device_of(timeline)
         if device is None:
-            return None
+            named = device_of(timeline)
+            if named is None:
+                return None
+            device = roofs(named)
         for part in per_device(timeline):
             _add(sums, part, device, extent)
     if device is None:
