@@ -6,9 +6,11 @@ Answers go to stdout; notes, hints and errors go to stderr.
 import json
 import os
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, TextIO
 
 from meshwright.cli.answer import Answer, Bar, Facts, Note, Table, Text, View
+from meshwright.cli.column_widths import GAP, fitted, shortened
 from meshwright.errors import InputError, MeshwrightError, MissingPart
 
 if TYPE_CHECKING:
@@ -123,7 +125,11 @@ def _pretty(views: tuple[View, ...]) -> None:
             case Facts():
                 console.print(_grid(view))
             case Table():
-                console.print(_rows(view))
+                widths = fitted(view, console.width)
+                # Where even that is too wide the terminal wraps lines: Rich would cut numbers.
+                least = max(console.width, sum(widths) + GAP * (len(widths) - 1))
+                paper = Console(highlight=False, markup=False, width=least)
+                paper.print(_rows(view, widths))
 
 
 def _grid(view: Facts) -> "RichTable":
@@ -138,20 +144,24 @@ def _grid(view: Facts) -> "RichTable":
     return grid
 
 
-def _rows(view: Table) -> "RichTable":
+def _rows(view: Table, widths: Sequence[int]) -> "RichTable":
     from rich import box
     from rich.table import Table as RichTable
     from rich.text import Text as RichText
 
     drawn = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
-    for column in view.columns:
+    columns = []
+    for at, (column, width) in enumerate(zip(view.columns, widths, strict=True)):
         justify: Literal["left", "right"] = "right" if column in view.right else "left"
         header = _coloured(column) if view.bars else column
-        drawn.add_column(header, justify=justify, overflow="fold", no_wrap=column not in view.wide)
-    drawing = [column in view.bars for column in view.columns]
-    for row in view.rows:
-        cells = zip(row, drawing, strict=True)
-        drawn.add_row(*(_coloured(cell) if bar else RichText(cell) for cell, bar in cells))
+        drawn.add_column(header, justify=justify, overflow="fold", width=width)
+        cells = [row[at] for row in view.rows]
+        if column in view.bars:
+            columns.append([_coloured(cell) for cell in shortened(cells, width)])
+        else:
+            columns.append([RichText(cell) for cell in cells])
+    for row in zip(*columns, strict=True):
+        drawn.add_row(*row)
     return drawn
 
 
