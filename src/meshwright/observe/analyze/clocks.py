@@ -60,8 +60,6 @@ class Clocks(NamedTuple):
     clocks: tuple[Clock, ...]
     shared: bool
     """Whether all ranks show one clock already, as the ranks of one host do."""
-    impossible: int
-    """Members that end before the last one arrives, after alignment: a measure of what is wrong."""
 
     def offset_at(self, rank: int, moment_ns: Ints) -> Ints:
         """What a rank's clock shows too much at these moments; 0 where clocks are shared."""
@@ -78,7 +76,7 @@ def clocks_of(collectives: Collectives) -> Clocks:
     members = collectives.members
     ranks = np.unique(members.rank)
     if not ranks.size:
-        return Clocks(0, (), shared=True, impossible=0)
+        return Clocks(0, (), shared=True)
     origin = int(members.end_ns.min())
     number = np.searchsorted(ranks, members.rank)
     own = np.split(np.argsort(number, kind="stable"), np.cumsum(np.bincount(number))[:-1])
@@ -115,10 +113,7 @@ def clocks_of(collectives: Collectives) -> Clocks:
         )
         for rank, name in enumerate(ranks.tolist())
     )
-    found = Clocks(origin, clocks, shared=shared, impossible=0)
-    moved = collectives if shared else aligned_collectives(collectives, found)
-    early = moved.members.end_ns < moved.arrival_ns[moved.members.call]
-    return found._replace(impossible=int(early.sum()))
+    return Clocks(origin, clocks, shared=shared)
 
 
 def aligned_collectives(collectives: Collectives, clocks: Clocks) -> Collectives:

@@ -45,8 +45,6 @@ class RankBubble(NamedTuple):
     """No pass ran."""
     warmup_ns: int
     """Before its first pass."""
-    drain_ns: int
-    """After its last pass."""
 
     @property
     def share(self) -> float:
@@ -163,7 +161,7 @@ def _stages(timeline: Timeline, found: "dict[int, list[_Passes]]") -> int:
 
 def _summed(own: Sequence[RankBubble]) -> RankBubble:
     rank, stage = own[0].rank, own[0].stage
-    return RankBubble(rank, stage, *(sum(one[at] for one in own) for at in range(2, 6)))
+    return RankBubble(rank, stage, *map(sum, list(zip(*own, strict=True))[2:]))
 
 
 def _by_messages(parts: list[tuple[int, Timeline]]) -> Pipeline | None:
@@ -292,7 +290,6 @@ def _bubble(rank: int, passes: _Passes, low: int, high: int) -> RankBubble:
         busy,
         high - low - busy,
         int(passes.start.min()) - low,
-        high - int(end.max()),
     )
 
 

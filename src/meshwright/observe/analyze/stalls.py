@@ -45,8 +45,6 @@ class Stall(NamedTuple):
     max_ns: int
     idle_ns: int
     """How long the device was idle meanwhile."""
-    first_ns: int
-    """Start of the first."""
 
 
 class RankStalls(NamedTuple):
@@ -124,7 +122,6 @@ def _grouped(part: Timeline, row: Ints, idle: Intervals) -> tuple[Stall, ...]:
                 int(duration[own].sum()),
                 int(duration[own].max()),
                 int(lost[own].sum()),
-                int(start[own].min()),
             )
         )
     return tuple(sorted(found, key=lambda stall: -stall.total_ns))

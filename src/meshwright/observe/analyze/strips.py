@@ -52,8 +52,6 @@ class Strip(NamedTuple):
     end_ns: int
     lanes: tuple[Lane, ...]
     """The busiest streams."""
-    num_lanes: int
-    """How many streams there are."""
     spans: tuple[LongSpan, ...]
     """The longest, in the order of time; shorter ones show in the bins only."""
     num_spans: int
@@ -81,7 +79,6 @@ def strip_of(part: Timeline, extent: Extent = Extent.WINDOW) -> Strip:
         start_ns=low,
         end_ns=high,
         lanes=lanes,
-        num_lanes=len(spans.lanes),
         spans=tuple(
             LongSpan(
                 int(place[spans.lane[one]]),

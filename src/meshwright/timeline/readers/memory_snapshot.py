@@ -44,7 +44,6 @@ class Segments(NamedTuple):
     active_bytes: Numbers
     requested_bytes: Numbers
     stream: Numbers
-    is_large: Numbers
     is_expandable: Numbers
     stack: Numbers
     is_private: Numbers
@@ -227,8 +226,8 @@ def _segments(reading: _Reading, rows: Any) -> tuple[Segments, Blocks]:
                 _whole(row.get("device")), address, _whole(row.get("total_size")),
                 _whole(row.get("allocated_size")), _whole(row.get("active_size")),
                 _whole(row.get("requested_size")), _whole(row.get("stream")),
-                int(row.get("segment_type") == "large"), _whole(row.get("is_expandable")),
-                reading.stacks.number(row.get("frames")), _is_private(row.get("segment_pool_id")),
+                _whole(row.get("is_expandable")), reading.stacks.number(row.get("frames")),
+                _is_private(row.get("segment_pool_id")),
             )
         )  # fmt: skip
         for block in reading.rows(row.get("blocks")):
@@ -245,7 +244,7 @@ def _segments(reading: _Reading, rows: Any) -> tuple[Segments, Blocks]:
                     )
                 )  # fmt: skip
                 address = at + size
-    return Segments(*_columns(segments, 11)), Blocks(*_columns(blocks, 6))
+    return Segments(*_columns(segments, 10)), Blocks(*_columns(blocks, 6))
 
 
 def _is_private(pool: Any) -> int:

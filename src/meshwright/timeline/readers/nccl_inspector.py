@@ -38,13 +38,10 @@ class _Header(msgspec.Struct):
 
 class _Metadata(msgspec.Struct):
     dump_timestamp_us: int
-    hostname: str = ""
-    pid: int = 0
 
 
 class _KernelTimes(msgspec.Struct):
     kernel_start_ts: int = 0
-    kernel_stop_ts: int = 0
 
 
 class _Times(msgspec.Struct):
@@ -56,7 +53,6 @@ class _Collective(msgspec.Struct):
     coll_sn: int
     coll_msg_size_bytes: int
     coll_exec_time_us: int
-    coll_algobw_gbs: float = 0.0
     coll_busbw_gbs: float = 0.0
     event_trace_ts: _Times | None = None
 

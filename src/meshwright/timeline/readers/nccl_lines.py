@@ -36,7 +36,6 @@ CONNECTION = re.compile(
     r"(?:\[(send|receive)\] )?via ([^\n]{1,80})$"
 )
 ORDER = re.compile(r"^Channel (\d{1,4})/(\d{1,4}) :((?:\s+\d{1,9})+)\s*$")
-RING = re.compile(r"^Ring (\d{1,4}) : (-?\d{1,9}) -> (-?\d{1,9}) -> (-?\d{1,9})")
 TREE = re.compile(r"\[(\d{1,4})\] (-?\d{1,9})/(-?\d{1,9})/(-?\d{1,9})->(-?\d{1,9})->(-?\d{1,9})")
 COLLECTIVE = re.compile(
     r"^(\w{2,40}): opCount ([0-9a-f]{1,16}) sendbuff (\S{1,20}) recvbuff (\S{1,20}) "

@@ -58,11 +58,6 @@ def read_nccl_log(path: str | Path) -> NcclLog:
     return log
 
 
-def read_nccl_timeline(path: str | Path) -> Timeline:
-    """Read the calls of a log as moments of a timeline; see `timeline_of`."""
-    return timeline_of(read_nccl_log(path))
-
-
 def timeline_of(log: NcclLog) -> Timeline:
     """The calls as moments; `InputError` where there are none, or no line has a time.
 

@@ -129,7 +129,7 @@ def _read_by_python(raw: bytes) -> Any:
         return None
     try:
         # It reads ahead where it may peek, in half the time.
-        return _Refusing(io.BufferedReader(io.BytesIO(plain))).load()  # type: ignore[arg-type]
+        return _Refusing(io.BufferedReader(io.BytesIO(plain))).load()
     except _FAULTS:  # Which fault it was, the interpreter finds and says.
         return None
 
