@@ -12,11 +12,12 @@ def page(title: str, svg: str, views: Sequence[View]) -> str:
     """Return the whole file."""
     # Inside HTML a picture has neither an XML head nor a document type.
     picture = re.sub(r"^.*?(?=<svg)", "", svg, flags=re.DOTALL)
-    body = "\n".join(_html(view) for view in views)
+    body = "\n".join(map(view_html, views))
     return document(title, f'<div class="picture">{picture}</div>\n{body}')
 
 
-def _html(view: View) -> str:
+def view_html(view: View) -> str:
+    """Return a part of an answer as a part of a page."""
     match view:
         case Note(body):
             return f'<p class="note">{escape(body)}</p>'

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from meshwright.cli.answer import Answer, Note, View, facts, table
 from meshwright.cli.calibrations import add_calibration
+from meshwright.cli.files import write_text
 from meshwright.cli.layouts import layout_at, read_layouts, within, words_of
 from meshwright.cli.parser import add_common
 from meshwright.cli.progress import progress
@@ -73,6 +74,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--save", metavar="DIR", help="write both timelines of every layout, and the calibration"
     )
     parser.add_argument(
+        "--html", metavar="FILE", help="draw both steps of every layout (ranks on cores only)"
+    )
+    parser.add_argument(
         "--check", action="store_true",
         help=f"exit with 1 where passes are in another order, a bubble is {BUBBLE_POINTS:g} points "
         f"off or a step {100 * STEP_SHARE:g} %%; on a GPU where {WITHIN}; of a run where anything "
@@ -90,6 +94,9 @@ def run(args: argparse.Namespace) -> Answer:
     args.sequence = None if args.sequence is None else _count(args.sequence, "--sequence")
     args.sequences = None if args.sequences is None else _count(args.sequences, "--sequences")
     if args.device != "cpu" and _has_gpu(args.device == "gpu"):
+        if args.html:
+            fix = "use --device cpu; mw analyze --html draws a profile of a GPU"
+            raise InputError([Problem("--html", "draws ranks on cores", fix)])
         return run_on_gpu(args)
     model = small_model() if args.model is None else read_model(args.model)
     layouts = read_layouts(args.layouts) or list(STANDARD)
@@ -114,7 +121,14 @@ def run(args: argparse.Namespace) -> Answer:
         for number, twin in enumerate(found, 1):
             twin.save(Path(args.save) / str(number))
         remarks.append(f"wrote {args.save}: mw timeline show {args.save}/1/measured")
-    return _answer(asked, found, remarks, check=args.check)
+    answer = _answer(asked, found, remarks, check=args.check)
+    if args.html:
+        from meshwright.cli.twin_page import page
+
+        write_text(args.html, page(answer, found))
+        note = Note(f"wrote {args.html}: open it in a browser")
+        answer = answer._replace(views=(*answer.views, note))
+    return answer
 
 
 def _has_gpu(asked: bool) -> bool:

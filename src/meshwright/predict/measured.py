@@ -101,6 +101,9 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     """What a step adds once: figures that all ranks share."""
     number_bytes: int = 4
     """Of one number between stages, and of one weight."""
+    shared_cores: int = 0
+    """Cores that more ranks take turns on, dealt out one after another: passes are then what they
+    need of a core. 0 where each rank has its own, and a pass has one length."""
 
     def collective_s(self, op: str, ranks: int, size_bytes: float) -> float:
         """Return how long a collective takes among so many ranks."""

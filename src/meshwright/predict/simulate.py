@@ -37,6 +37,7 @@ from meshwright.predict.simulate_passes import (
     slowdown_problems,
 )
 from meshwright.predict.simulate_plan import Clocked, Message, Plan, clock, plan_of
+from meshwright.predict.simulate_turns import clock_by_turns, seats_of
 from meshwright.predict.stage_time import chunk_times, sent_bytes
 from meshwright.predict.step import update_phases
 
@@ -231,18 +232,24 @@ def _clocked(
     exchanges = [exchange_of(run, held) for held in trained_parameters(run)]
     parts = parts_of(run, order)
     gathers, floors = gathers_of(run, parts, exchanges, lengths)
-    clocked = clock(
-        plan,
-        lengths.tolist(),
-        hop_s(run),
-        blocking=not run.layout.overlap_pp,
-        not_before_s=floors,
-        zero=0.0,
-        later=max,
-    )
+    clocked = _run_passes(run, plan, lengths.tolist(), floors)
     passes = np.array(clocked.start_s), np.array(clocked.end_s)
     gathered = [floors.get(own[0].first, 0.0) for own in parts]
     return clocked, (*gathers, *reductions_of(run, parts, exchanges, passes)), gathered
+
+
+def _run_passes(
+    run: Run, plan: Plan, lengths: list[float], floors: Mapping[int, float]
+) -> Clocked[float]:
+    blocking, cores = not run.layout.overlap_pp, run.measured.shared_cores if run.measured else 0
+    if cores:
+        seats = seats_of(run.layout, cores)
+        return clock_by_turns(
+            plan, lengths, hop_s(run), seats, blocking=blocking, not_before_s=floors
+        )
+    return clock(
+        plan, lengths, hop_s(run), blocking=blocking, not_before_s=floors, zero=0.0, later=max
+    )
 
 
 def _sends(messages: list[Message], clocked: Clocked[float]) -> Sends:

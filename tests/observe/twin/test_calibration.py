@@ -44,7 +44,7 @@ def rank(backward: float = 8.0, *calls: Call) -> list[PartTimed]:
 
 
 def test_layer_is_its_share_of_the_run_that_was_timed() -> None:
-    found = measured_of([PLAIN], [Timed([rank()], EXCHANGES)], PLAIN)
+    found = measured_of([PLAIN], [Timed([rank()], EXCHANGES)], PLAIN, cores=1)
     layer = found.blocks["dense"]
     assert (layer.forward_s, layer.backward_s, layer.inputs_s) == (1.0, 2.0, 1.25)
     assert found.head.forward_s == 4.0
@@ -54,12 +54,12 @@ def test_layer_is_its_share_of_the_run_that_was_timed() -> None:
 
 def test_ranks_are_averaged() -> None:
     both = [Timed([rank(8.0)], EXCHANGES), Timed([rank(16.0)], EXCHANGES)]
-    assert measured_of([PLAIN], both, PLAIN).blocks["dense"].backward_s == 3.0
+    assert measured_of([PLAIN], both, PLAIN, cores=2).blocks["dense"].backward_s == 3.0
 
 
 def test_collectives_are_priced_by_what_all_ranks_hold_afterwards() -> None:
     calls = [Call("tp", "all_gather", 48, 2)] * 4 + [Call("cp", "message", 64, 2)] * 4
-    found = measured_of([PLAIN], [Timed([rank(8.0, *calls)], EXCHANGES)], PLAIN)
+    found = measured_of([PLAIN], [Timed([rank(8.0, *calls)], EXCHANGES)], PLAIN, cores=1)
     comm = found.blocks["dense"].comm
     assert comm.tp_forward == pytest.approx(1.5)  # 96 bytes
     assert comm.cp_forward == pytest.approx(0.75)  # a message each way
@@ -68,8 +68,20 @@ def test_collectives_are_priced_by_what_all_ranks_hold_afterwards() -> None:
 def test_recompute_is_what_backward_takes_longer() -> None:
     again = replace(PLAIN, recompute="full")
     layouts, ranks = [PLAIN, again], [Timed([rank(8.0), rank(12.0)], EXCHANGES)]
-    assert measured_of(layouts, ranks, again).blocks["dense"].recompute_s == 1.0
-    assert measured_of(layouts, ranks, PLAIN).blocks["dense"].recompute_s == 0.0
+    assert measured_of(layouts, ranks, again, cores=1).blocks["dense"].recompute_s == 1.0
+    assert measured_of(layouts, ranks, PLAIN, cores=1).blocks["dense"].recompute_s == 0.0
+
+
+def test_exchange_and_update_come_to_all_ranks_of_a_core_at_once() -> None:
+    both = [Timed([rank()], EXCHANGES)] * 2
+    alone = measured_of([PLAIN], both, PLAIN, cores=2)
+    shared = measured_of([PLAIN], both, PLAIN, cores=1)
+    assert (alone.shared_cores, shared.shared_cores) == (0, 1)
+    assert shared.blocks == alone.blocks  # the simulator knows who computes beside whom
+    assert shared.parameter_s == 2 * alone.parameter_s
+    assert shared.collective_s("all_reduce", 2, 64) == 2 * alone.collective_s("all_reduce", 2, 64)
+    assert shared.collect.seconds(64) == 2 * alone.collect.seconds(64)
+    assert shared.step_s == 2 * alone.step_s
 
 
 def test_layouts_that_differ_in_order_alone_share_their_parts() -> None:

@@ -11,7 +11,7 @@ pytest.importorskip("torch", reason="is a part of the trainer")
 
 from meshwright.run.train.twin import beside as counting
 from meshwright.run.train.twin.beside import Beside
-from meshwright.run.train.twin.own_cores import cores, keep_to_own_cores, share
+from meshwright.run.train.twin.own_cores import clock_of, cores, keep_to_own_cores, share
 
 
 def test_cores_of_others_are_what_ranks_did_not_take(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,9 +28,15 @@ def test_nothing_is_said_where_the_system_does_not_tell(monkeypatch: pytest.Monk
     assert Beside().cores(0.0) is None
 
 
-def test_ranks_share_the_cores_evenly_and_not_at_all_where_there_are_too_few() -> None:
+def test_ranks_get_as_many_cores_each_or_take_turns_on_too_few() -> None:
     assert [share([1, 3, 4, 6, 7], rank, 2) for rank in range(2)] == [[1, 3], [4, 6]]
-    assert share([1], 0, 2) == []
+    assert [share([1, 3], rank, 4) for rank in range(4)] == [[1], [3], [1], [3]]
+    assert share([], 0, 2) == []
+
+
+def test_the_time_of_a_core_counts_where_ranks_share_one() -> None:
+    assert clock_of(cores()) is time.perf_counter
+    assert clock_of(cores() + 1) is time.process_time
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="reads Linux's list of threads")

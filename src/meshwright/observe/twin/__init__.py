@@ -2,6 +2,7 @@
 
 compare        two timelines: order of passes, bubble, step, and what takes longer
 middle         one step out of many, the middle one
+computing      what ranks computed in a step on processors, for the analyses
 calibration    what was timed of a step's parts, as the simulator reads it
 prediction     the simulated step of a layout with measured parts
 twins          all of it, for some layouts

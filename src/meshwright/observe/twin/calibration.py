@@ -2,6 +2,10 @@
 
 Prices of collectives come from their curves: the passes were timed where collectives cost nothing,
 and say which they make. All of them count in full: gloo carries them out on the cores that compute.
+
+Where ranks share cores, what was timed is what each needs of a core. Passes keep that, as the
+simulator knows who computes beside whom; exchange and update come to all ranks at once, so each
+core does those of all its ranks one after another.
 """
 
 from collections.abc import Sequence
@@ -31,11 +35,13 @@ def without_recompute(layout: Layout) -> Layout:
     return replace(layout, recompute="none", recompute_ops=())
 
 
-def measured_of(layouts: Sequence[Layout], timed: "Sequence[Timed]", layout: Layout) -> Measured:
+def measured_of(
+    layouts: Sequence[Layout], timed: "Sequence[Timed]", layout: Layout, *, cores: int
+) -> Measured:
     """Return what the parts of a step of `layout` take, of all that each rank timed.
 
     `layouts` are those that were timed, `layout` one of them; where it recomputes, the one that
-    does not is another.
+    does not is another. `cores` are those that all ranks had together.
     """
     whole = [rank.parts[layouts.index(layout)] for rank in timed]
     plain = [rank.parts[layouts.index(without_recompute(layout))] for rank in timed]
@@ -49,6 +55,7 @@ def measured_of(layouts: Sequence[Layout], timed: "Sequence[Timed]", layout: Lay
     everything = [one for rank in plain for one in rank]
     updated = sum(one.parameters for one in everything)
     ranks = len(timed)
+    turns = -(-ranks // cores)
     small = prices.collective_s("all_reduce", ranks, _SMALL_BYTES)
     return Measured(
         blocks={name: part for name, part in parts.items() if name not in _ENDS},
@@ -56,10 +63,11 @@ def measured_of(layouts: Sequence[Layout], timed: "Sequence[Timed]", layout: Lay
         head=parts["head"],
         message=prices.message,
         message_cpu=prices.message_cpu,
-        collectives=prices.collectives,
-        collect=prices.collect,
-        parameter_s=sum(one.update_s for one in everything) / max(1, updated),
-        step_s=SHARED_FIGURES * small,
+        collectives={name: _longer(curve, turns) for name, curve in prices.collectives.items()},
+        collect=_longer(prices.collect, turns),
+        parameter_s=turns * sum(one.update_s for one in everything) / max(1, updated),
+        step_s=turns * SHARED_FIGURES * small,
+        shared_cores=cores if turns > 1 else 0,
         number_bytes=STATE_BYTES["fp32" if layout.precision == "fp32" else "bf16"],
     )
 
@@ -107,6 +115,10 @@ def _curve(ranks: "Sequence[Points]") -> Curve:
         seconds = fmean(one[1] for one in columns)
         points.append((columns[0][0], max(seconds, points[-1][1]) if points else seconds))
     return Curve(tuple(points) or ((1.0, 0.0),))
+
+
+def _longer(curve: Curve, times: int) -> Curve:
+    return Curve(tuple((size, times * seconds) for size, seconds in curve.points))
 
 
 def _part(plain: "Sequence[PartTimed]", whole: "Sequence[PartTimed]", prices: _Prices) -> Part:

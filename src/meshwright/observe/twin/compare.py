@@ -97,7 +97,7 @@ class Comparison(NamedTuple):
 
 def compare(predicted: Timeline, measured: Timeline) -> Comparison:
     """Hold a measured step against the predicted one."""
-    wanted, found = _passes(predicted, "predicted"), _passes(measured, "measured")
+    wanted, found = passes_of(predicted, "predicted"), passes_of(measured, "measured")
     by_stage = {stage: lane for (_, stage), lane in wanted.items()}
     missing = sorted({stage for _, stage in found} ^ set(by_stage))
     if missing:
@@ -110,11 +110,11 @@ def compare(predicted: Timeline, measured: Timeline) -> Comparison:
     return Comparison(difference, *phases, _lengths(wanted, found))
 
 
-_Lanes = dict[tuple[int, int], list[Pass]]
+Lanes = dict[tuple[int, int], list[Pass]]
 """By rank and stage, in order."""
 
 
-def _passes(timeline: Timeline, where: str) -> _Lanes:
+def passes_of(timeline: Timeline, where: str = "timeline") -> Lanes:
     """Return the passes of every rank in the order they begin."""
     lanes, names, extras = (timeline.strings(each) for each in ("lane", "name", "extra"))
     words = set(NAMES.values())
@@ -165,7 +165,7 @@ def _first_difference(wanted: Sequence[Pass], found: Sequence[Pass], rank: int) 
     return ""
 
 
-def _phase(timeline: Timeline, lanes: _Lanes) -> Phase:
+def _phase(timeline: Timeline, lanes: Lanes) -> Phase:
     every = [one for lane in lanes.values() for one in lane]
     length = max(one.end_s for one in every) - min(one.start_s for one in every)
     busy = fmean(_covered_s(lane) for lane in lanes.values())
@@ -183,7 +183,7 @@ def _covered_s(lane: Sequence[Pass]) -> float:
     return covered
 
 
-def _lengths(wanted: _Lanes, found: _Lanes) -> tuple[Lengths, ...]:
+def _lengths(wanted: Lanes, found: Lanes) -> tuple[Lengths, ...]:
     """Return how long each kind of pass takes; predicted are those that run alone."""
     sides = [_by_name(lanes) for lanes in (wanted, found)]
     return tuple(
@@ -193,7 +193,7 @@ def _lengths(wanted: _Lanes, found: _Lanes) -> tuple[Lengths, ...]:
     )
 
 
-def _by_name(lanes: _Lanes) -> dict[str, list[float]]:
+def _by_name(lanes: Lanes) -> dict[str, list[float]]:
     """Return the lengths of passes by name; of those side by side nobody knows how long each is."""
     found: dict[str, list[float]] = {}
     for lane in lanes.values():

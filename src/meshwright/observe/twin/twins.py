@@ -11,6 +11,7 @@ import msgspec
 from meshwright.errors import Problem
 from meshwright.observe.twin.calibration import measured_of, without_recompute
 from meshwright.observe.twin.compare import Comparison, compare
+from meshwright.observe.twin.computing import with_compute
 from meshwright.observe.twin.middle import middle_step
 from meshwright.observe.twin.prediction import predict
 from meshwright.predict.measured import Measured
@@ -54,7 +55,7 @@ class Twin(NamedTuple):
     def save(self, folder: Path) -> None:
         """Write both timelines and the calibration."""
         write(self.predicted, folder / "predicted")
-        write(self.measured, folder / "measured")
+        write(with_compute(self.measured), folder / "measured")
         text = msgspec.json.format(msgspec.json.encode(self.calibration), indent=2)
         (folder / "calibration.json").write_bytes(text + b"\n")
 
@@ -86,7 +87,10 @@ def doubts(layouts: Sequence[Layout]) -> list[str]:
     found, here = [], cores()
     most = max(layout.gpus for layout in layouts)
     if most > here:
-        found.append(f"{most} ranks share {here} cores: their times do not add up as predicted")
+        found.append(
+            f"{most} ranks take turns on {here} cores: a pass takes longer while others compute, "
+            "and a rank that waits leaves its part to them, which is how they are predicted"
+        )
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     if load > MODEST_LOAD and here < most + load:
         found.append(f"other programs run here (load {load:.1f}): times are theirs as well")
@@ -113,6 +117,7 @@ def twins(
 
 def _calibrated(asked: Asked, layouts: Sequence[Layout], ranks: int) -> dict[Layout, Measured]:
     """Time what the passes of some layouts consist of, each kind once."""
+    from meshwright.run.train.twin.own_cores import cores
     from meshwright.run.train.twin.pieces import piece_layout
     from meshwright.run.train.twin.steps import time_pieces
 
@@ -121,7 +126,10 @@ def _calibrated(asked: Asked, layouts: Sequence[Layout], ranks: int) -> dict[Lay
     kinds |= dict.fromkeys(pieces.values())
     every = list(kinds)
     timed = time_pieces(asked.model, every, ranks, length=asked.length, rounds=asked.rounds)
-    return {layout: measured_of(every, timed, piece) for layout, piece in pieces.items()}
+    here = cores()
+    return {
+        layout: measured_of(every, timed, piece, cores=here) for layout, piece in pieces.items()
+    }
 
 
 def _twin(asked: Asked, layout: Layout, calibration: Measured) -> Twin:

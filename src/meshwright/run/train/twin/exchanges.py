@@ -45,7 +45,7 @@ class ExchangesTimed(NamedTuple):
     """Gradients laid side by side."""
 
 
-def time_exchanges(ranks: int) -> ExchangesTimed:
+def time_exchanges(ranks: int, clock: Callable[[], float] = time.perf_counter) -> ExchangesTimed:
     """Time all of them on this rank; every rank of the process group calls it."""
     mesh = Mesh(Layout(dp=ranks))
     found: dict[str, Points] = {}
@@ -55,7 +55,7 @@ def time_exchanges(ranks: int) -> ExchangesTimed:
         group = mesh["dp"] if count == ranks else mesh.neighbours("dp", count)
         for op, make in _OPS.items():
             found[f"{op} {count}"] = tuple(
-                (float(size), _timed(make(group, size), mesh.world)) for size in SIZES
+                (float(size), _timed(make(group, size), mesh.world, clock)) for size in SIZES
             )
     message, cpu, turn = [], [], []
     if ranks > 1:
@@ -64,12 +64,12 @@ def time_exchanges(ranks: int) -> ExchangesTimed:
             wall_s, own_s = _ping_pong(pair, size)
             message.append((float(size), wall_s))
             cpu.append((float(size), own_s))
-            turn.append((float(size), _timed(_turn(pair, size), mesh.world)))
-    collect = tuple((float(size), _timed(_collect(size), mesh.world)) for size in SIZES)
+            turn.append((float(size), _timed(_turn(pair, size), mesh.world, clock)))
+    collect = tuple((float(size), _timed(_collect(size), mesh.world, clock)) for size in SIZES)
     return ExchangesTimed(found, tuple(message), tuple(cpu), tuple(turn), collect)
 
 
-def _timed(work: Callable[[], object], world: Group) -> float:
+def _timed(work: Callable[[], object], world: Group, clock: Callable[[], float]) -> float:
     """Return how long something takes on the mean, done as often as is worth it.
 
     A step does it hundreds of times, so what counts is the sum, and not the usual length.
@@ -79,9 +79,9 @@ def _timed(work: Callable[[], object], world: Group) -> float:
     x, weight = torch.randn(_ROWS, _WIDTH), torch.randn(_WIDTH, _WIDTH)
     for number in range(_WARM + _MOST):
         _ = x @ weight  # as a step would between two of them
-        start = time.perf_counter()
+        start = clock()
         work()
-        taken.append(time.perf_counter() - start)
+        taken.append(clock() - start)
         if number == _WARM - 1:
             # All have to agree how often.
             guess = torch.tensor([taken[-1]], dtype=torch.float64)

@@ -4,10 +4,14 @@ A prediction takes every rank to have a core. Left to itself a system may see it
 that is woken is often put next to the one that woke it, and ranks that wait for each other in every
 layer wake each other hundreds of times a step. Two of them were found on one core in nine of ten
 samples, with another core free.
+
+Where there are fewer cores than ranks, ranks are dealt out to them in turn: neighbours wait for
+each other most, and are on different ones.
 """
 
 import os
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,7 +26,7 @@ def cores() -> int:
 def keep_to_own_cores(rank: int, ranks: int) -> None:
     """Let this process, all of its threads, run on its share of the cores and on no other.
 
-    Nothing happens where ranks have to share cores, or where the system lets nobody choose.
+    Nothing happens where the system lets nobody choose.
     """
     mine = share(sorted(_allowed()), rank, ranks)
     if not mine:
@@ -34,9 +38,19 @@ def keep_to_own_cores(rank: int, ranks: int) -> None:
 
 
 def share(every: Sequence[int], rank: int, ranks: int) -> Sequence[int]:
-    """Return a rank's part of some cores, as many as all others get; none where they do not do."""
+    """Return a rank's part of some cores, as many as all others get; one where ranks share them."""
+    if 0 < len(every) < ranks:
+        return [every[rank % len(every)]]
     each = len(every) // ranks
     return every[rank * each : (rank + 1) * each]
+
+
+def clock_of(ranks: int) -> Callable[[], float]:
+    """Return the clock that times parts of a step: where ranks share cores, that of a core's time.
+
+    How long something takes there depends on who else has work; what it needs of a core does not.
+    """
+    return time.process_time if ranks > cores() else time.perf_counter
 
 
 def _allowed() -> set[int]:

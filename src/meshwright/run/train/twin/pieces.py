@@ -129,19 +129,29 @@ def piece_layout(layout: Layout) -> Layout:
     )
 
 
-def time_part(model: Model, layout: Layout, part: Part, *, length: int, rounds: int) -> PartTimed:
+def time_part(
+    model: Model,
+    layout: Layout,
+    part: Part,
+    *,
+    length: int,
+    rounds: int,
+    clock: Callable[[], float] = perf_counter,
+) -> PartTimed:
     """Time one part under a layout of `piece_layout`; no process group may be in use."""
     whole = replace(layout, pp=_STAGES, stage_layers=part.stage_layers)
     rank = rank_of(whole, Coordinate(0, 0, 0, part.stage))
     with fake_world(rank, whole.gpus):
-        return _Player(model, whole, part, length).times(rounds)
+        return _Player(model, whole, part, length, clock).times(rounds)
 
 
 class _Player:
     """Plays one rank alone."""
 
-    def __init__(self, model: Model, layout: Layout, part: Part, length: int) -> None:
-        self._part, self._layout = part, layout
+    def __init__(
+        self, model: Model, layout: Layout, part: Part, length: int, clock: Callable[[], float]
+    ) -> None:
+        self._part, self._layout, self._clock = part, layout, clock
         self._mesh = Mesh(layout)
         self._spread: Spread = make_spread(model, self._mesh)
         self._sync = make_sync(self._spread)
@@ -204,9 +214,9 @@ class _Player:
     def _time(self, op: str, work: Callable[[], object]) -> None:
         entries = self._mesh.journal.entries
         entries.clear()
-        start = perf_counter()
+        start = self._clock()
         work()
-        self._taken[op].append(perf_counter() - start)
+        self._taken[op].append(self._clock() - start)
         self._calls[op] = calls_of(entries, self._mesh.rank, self._mesh.journal.members)
 
 

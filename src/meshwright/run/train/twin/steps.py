@@ -17,7 +17,7 @@ from meshwright.run.train.spread_step import SpreadStep, make_spread
 from meshwright.run.train.stopping import quiet_collector
 from meshwright.run.train.twin.beside import Beside
 from meshwright.run.train.twin.exchanges import ExchangesTimed, time_exchanges
-from meshwright.run.train.twin.own_cores import keep_to_own_cores
+from meshwright.run.train.twin.own_cores import clock_of, keep_to_own_cores
 from meshwright.run.train.twin.pieces import SETTINGS, PartTimed, parts_of, time_part
 from meshwright.spec.layout import Layout
 from meshwright.spec.model import Model
@@ -66,15 +66,16 @@ def time_pieces(
 
 
 def _pieces(model: Model, layouts: list[Layout], ranks: int, length: int, rounds: int) -> Timed:
+    clock = clock_of(ranks)  # before a rank keeps to one of the cores
     keep_to_own_cores(dist.get_rank(), ranks)
     with quiet_collector():
-        exchanges = time_exchanges(ranks)
+        exchanges = time_exchanges(ranks, clock)
         dist.barrier()
         dist.destroy_process_group()
         # What a fake group hands over is whatever lay in memory: tiny numbers must not slow it.
         torch.set_flush_denormal(True)
         parts = [
-            [time_part(model, layout, part, length=length, rounds=rounds)
+            [time_part(model, layout, part, length=length, rounds=rounds, clock=clock)
              for part in parts_of(model)]
             for layout in layouts
         ]  # fmt: skip
