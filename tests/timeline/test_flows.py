@@ -65,3 +65,17 @@ def test_ends_without_partner_are_left_out() -> None:
 def test_one_launch_may_lead_to_many_kernels() -> None:
     found = arrows([(0, 0, 1, True), (0, 1, 1, False), (0, 2, 1, False)])
     assert [begins for _, _, _, begins, _ in found] == [True, False, False]
+
+
+def test_launches_that_ranks_count_alike_lead_to_kernels_of_their_own_rank() -> None:
+    found = arrows([(0, 0, 1, True), (1, 1, 1, True), (1, 2, 1, False), (0, 3, 1, False)])
+    begun = {rank: flow for rank, _, flow, begins, _ in found if begins}
+    ended = {rank: flow for rank, _, flow, begins, _ in found if not begins}
+    assert begun == ended
+    assert len(set(begun.values())) == 2
+
+
+@given(st.lists(halves, max_size=20))
+def test_no_two_arrows_share_an_id(ends: list[tuple[int, int, int, bool]]) -> None:
+    begun = [flow for _, _, flow, begins, _ in arrows(ends) if begins]
+    assert len(begun) == len(set(begun))

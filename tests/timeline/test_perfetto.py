@@ -135,7 +135,7 @@ def test_perfetto_draws_every_span_and_every_flow(tmp_path: Path, timeline: Time
 
 
 def expected_arrows(timeline: Timeline) -> set[tuple[int, int]]:
-    """Pairs of rows: the earliest source of each flow with each of its targets."""
+    """Pairs of rows: each target with the earliest source of its flow, of its own rank if any."""
     out, into = timeline.column("flow_out").tolist(), timeline.column("flow_in").tolist()
     rank, start = timeline.column("rank").tolist(), timeline.column("start_ns").tolist()
     lane = timeline.strings("lane").codes.tolist()
@@ -146,10 +146,19 @@ def expected_arrows(timeline: Timeline) -> set[tuple[int, int]]:
     def drawn_at(row: int) -> tuple[int, int, bool]:
         return start[row], rank[row], lane[row] != first_lane[rank[row]]
 
-    source = {}
+    source, own = {}, {}
     for row in sorted(range(len(out)), key=drawn_at, reverse=True):
-        source[out[row]] = row
-    return {(source[f], row) for row, f in enumerate(into) if f >= 0 and f in source}
+        source[out[row]] = own[rank[row], out[row]] = row
+    ends = [(row, flow) for row, flow in enumerate(into) if flow >= 0 and flow in source]
+    return {(own.get((rank[row], flow), source[flow]), row) for row, flow in ends}
+
+
+def test_what_a_column_tells_stands_once_among_the_arguments(tmp_path: Path) -> None:
+    extra = '{"dtype":"BFloat16","grid":1}'
+    timeline = made(rank=0, start_ns=[0, 10], dtype=["bf16", None], extra=[extra, extra])
+    write_perfetto(timeline, tmp_path / "trace.json")
+    text = (tmp_path / "trace.json").read_text()
+    assert [text.count(name) for name in ('"bf16"', '"BFloat16"', '"grid"')] == [1, 1, 2]
 
 
 def test_ranks_are_processes_and_lanes_threads(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def write_annotated(
 ) -> None:
     """Write the trace of a file or folder with its findings and its critical path."""
     try:
-        timeline = read_trace(path, cache=cache, capture=capture)
+        timeline = read_trace(path, detail="shapes", cache=cache, capture=capture)
     except DamagedFile as damage:
         if not isinstance(damage.kept, Timeline):
             raise

@@ -2,7 +2,8 @@
 
 A viewer reads events in the order of time and wants the start of an arrow before its end. A
 receive is often posted before its send begins; such a pair is turned round, so that the arrow is
-drawn at all. Ends without a partner are left out. Pure arithmetic on numpy arrays.
+drawn at all. Profilers count launches on each rank anew, so an end belongs to a start of its own
+rank where there is one. Ends without a partner are left out. Pure arithmetic on numpy arrays.
 """
 
 from collections.abc import Iterable
@@ -66,13 +67,17 @@ def pair(ranks: Iterable[FlowEnds]) -> dict[int, Arrows]:
     # Time, and the order of writing where times are equal: what a viewer reads first.
     sequence = np.empty(which.size, dtype=np.int64)
     sequence[np.lexsort((position, which, start))] = np.arange(which.size)
-    source, target = _match(flow, outgoing, sequence)
+    source, target = _match(which, flow, outgoing, sequence)
     turned = sequence[target] < sequence[source]
     straight_source = np.unique(source[~turned])
-    # A turned arrow gets an id of its own, because several may lead to one source.
+    # A turned arrow gets an id of its own, because several may lead to one source; so does a flow
+    # whose id is that of another as well.
+    free = np.setdiff1d(np.arange(2 * flow.size), flow)
+    names, times = np.unique(flow[straight_source], return_counts=True)
+    named = np.where(np.isin(flow, names[times > 1]), free[: flow.size], flow)
     rows = np.concatenate([straight_source, target[~turned], target[turned], source[turned]])
-    own = target[turned]
-    ids = np.concatenate([flow[straight_source], flow[target[~turned]], own, own])
+    own = free[target[turned]]
+    ids = np.concatenate([named[straight_source], named[source[~turned]], own, own])
     count = [straight_source.size, int((~turned).sum()), own.size, own.size]
     begins = np.repeat([True, False, True, False], count)
     is_turned = np.repeat([False, False, True, True], count)
@@ -84,16 +89,27 @@ def pair(ranks: Iterable[FlowEnds]) -> dict[int, Arrows]:
     return arrows
 
 
-def _match(flow: Ints, outgoing: Ints, sequence: Ints) -> tuple[Ints, Ints]:
+def _match(rank: Ints, flow: Ints, outgoing: Ints, sequence: Ints) -> tuple[Ints, Ints]:
     """Rows of the source and of the target for each end that has a source.
 
-    Where several spans claim to start a flow, the first in time does.
+    A source of the end's own rank comes first. Where several spans claim to start a flow, the
+    first in time does.
     """
     sources, targets = np.flatnonzero(outgoing), np.flatnonzero(~outgoing)
-    sources = sources[np.lexsort((sequence[sources], flow[sources]))]
-    ids, first = np.unique(flow[sources], return_index=True)
-    if not ids.size:
-        return sources[:0], targets[:0]
-    at = np.minimum(np.searchsorted(ids, flow[targets]), ids.size - 1)
-    has_source = ids[at] == flow[targets]
-    return sources[first][at[has_source]], targets[has_source]
+    anyone = _first_of(flow, sources, targets, sequence)
+    # Ranks and flows counted through, so that a pair of them is one number.
+    number = np.unique(rank, return_inverse=True)[1] * flow.size
+    number += np.unique(flow, return_inverse=True)[1]
+    mine = _first_of(number, sources, targets, sequence)
+    found = np.where(mine >= 0, mine, anyone)
+    return found[found >= 0], targets[found >= 0]
+
+
+def _first_of(key: Ints, sources: Ints, targets: Ints, sequence: Ints) -> Ints:
+    """For each target the source of its key that is first in time; -1 where there is none."""
+    if not sources.size:
+        return np.full(targets.size, -1)
+    sources = sources[np.lexsort((sequence[sources], key[sources]))]
+    keys, first = np.unique(key[sources], return_index=True)
+    at = np.minimum(np.searchsorted(keys, key[targets]), keys.size - 1)
+    return np.where(keys[at] == key[targets], sources[first][at], -1)

@@ -198,28 +198,37 @@ def _pieces(part: Timeline, order: Ints, thread: Ints, thread_ids: list[int]) ->
     ]
     pieces = [Piece(pa.array(heads, pa.string()), which)]
     follows = np.zeros(order.size, dtype=np.int64)  # Whether an attribute was written already.
+    written: list[str] = []
+    has = np.zeros(order.size, dtype=np.int64)  # Which of those written a span has, one bit each.
     for group in _GROUPS:
         present = [name for name in group if name in part.spans.column_names]
         if not present:
             continue
         codes = [_codes(part, name)[order] for name in present]
-        which, example = _distinct([follows, *codes])
+        which, example = _distinct([has if "extra" in present else follows, *codes])
         table = part.spans.select(present).take(pa.array(order[example]))
-        texts = _attributes(table, follows[example])
-        pieces.append(Piece(pa.array(texts, pa.string()), which))
-        follows |= np.any([code > 0 for code in codes], axis=0)
+        taken = [
+            {name for at, name in enumerate(written) if bits >> at & 1} for bits in has[example]
+        ]
+        pieces.append(Piece(pa.array(_attributes(table, taken), pa.string()), which))
+        for name, code in zip(present, codes, strict=True):
+            has |= (code > 0).astype(np.int64) << len(written)
+            written.append(name)
+        follows = (has > 0).astype(np.int64)
     return [*pieces, Piece(pa.array(['},"ts":']), np.zeros(order.size, dtype=np.int32))]
 
 
-def _attributes(table: pa.Table, follows: Ints) -> list[str]:
+def _attributes(table: pa.Table, taken: list[set[str]]) -> list[str]:
     """The members of `args` for each row, opening with a comma where some were written before."""
     texts = []
-    for row, comma in zip(table.to_pylist(), follows, strict=True):
+    for row, before in zip(table.to_pylist(), taken, strict=True):
         args = {key: value for key, value in row.items() if value is not None}
         if "extra" in args:
-            args = {**_object(args.pop("extra")), **args}
+            # What the profiler said of a thing that a column tells would stand there twice.
+            said = _object(args.pop("extra"))
+            args = {**{key: said[key] for key in said if key not in before}, **args}
         text = msgspec.json.encode(args).decode()[1:-1]
-        texts.append("," + text if text and comma else text)
+        texts.append("," + text if text and before else text)
     return texts
 
 

@@ -1,6 +1,7 @@
 """Where the host stops, from which line, and what the device does meanwhile."""
 
 from meshwright.observe.analyze.stalls import stalls_of
+from meshwright.timeline.timeline import Timeline
 from tests.observe.analyze.traces import call, host, kernel, timeline
 
 
@@ -59,3 +60,11 @@ def test_compilations_and_regions_compiled_again_are_told() -> None:
     )
     assert [stall.total_ns for stall in found.compilations] == [900]
     assert found.recompiled == ("1/2",)
+
+
+def test_a_rank_is_not_told_of_what_another_one_compiled_anew() -> None:
+    region = host(0, 10, "Torch-Compiled Region: 1/2", "user_annotation")
+    ranks = [timeline(host(0, 10, "aten::mm"), kernel(2, 8)), timeline(region, rank=1)]
+    one, other = Timeline.concat(ranks).by_rank()
+    assert stalls_of(one).recompiled == ()
+    assert stalls_of(other).recompiled == ("1/2",)

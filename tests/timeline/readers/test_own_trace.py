@@ -61,6 +61,18 @@ def test_spans_come_back_as_they_were(tmp_path: Path, timeline: Timeline, name: 
     assert (back.source, back.metadata) == (timeline.source, timeline.metadata)
 
 
+def test_ranks_that_count_their_launches_alike_keep_them_apart(tmp_path: Path) -> None:
+    alike = {**ROWS, "flow_out": [5, -1, -1, 5, -1, -1], "flow_in": [-1, 5, -1, -1, 5, -1]}
+    write_perfetto(Timeline.from_columns(alike, source="measured"), tmp_path / "trace.json")
+    back = read_trace(tmp_path / "trace.json")
+    for part in back.by_rank():
+        begun = part.column("flow_out")
+        assert (begun >= 0).sum() == 1
+        assert np.array_equal(
+            part.column("flow_in")[part.column("flow_in") >= 0], begun[begun >= 0]
+        )
+
+
 def test_a_rank_with_one_process_keeps_its_name(tmp_path: Path, timeline: Timeline) -> None:
     alone = timeline.select(kinds=["compute"])
     write_perfetto(alone, tmp_path / "trace.json")

@@ -69,10 +69,12 @@ def stalls_of(part: Timeline, extent: Extent = Extent.SETTLED) -> RankStalls:
     idle = gaps(spans.of(), spans.window_ns)
     names = part.strings("name")
     compiling = on_host(part) & where(names, COMPILING.search)
+    # Ranks that were read together share their list of names: only those in use are this rank's.
+    used = np.flatnonzero(np.bincount(names.codes, minlength=len(names.values)))
     regions = {
         f"{match[1]}/{match[2]}"
-        for name in names.values
-        if (match := REGION.match(name)) and int(match[2]) > 0
+        for code in used
+        if (match := REGION.match(names.values[code])) and int(match[2]) > 0
     }
 
     def told(which: Flags) -> tuple[Stall, ...]:
