@@ -1,5 +1,6 @@
 """The names for notebooks: paths or timelines in, rows out, frames where pandas is there."""
 
+import re
 import sys
 from pathlib import Path
 
@@ -15,6 +16,8 @@ def test_a_path_and_its_timeline_give_the_same_rows(tmp_path: Path) -> None:
     timeline = steady_job()
     write(timeline, tmp_path / "job")
     assert observe.breakdown(tmp_path / "job") == observe.breakdown(timeline)
+    there, here = observe.overview(tmp_path / "job"), observe.overview(timeline)
+    assert there._replace(path="timeline") == here
 
 
 def test_rows_become_a_frame_with_derived_figures() -> None:
@@ -45,3 +48,20 @@ def test_every_exported_analysis_takes_a_timeline() -> None:
     assert observe.stragglers(job).straggler == 2
     assert observe.critical_path(job, step=3).total_ns > 0
     assert observe.diff(job, job).cost_ns == 0
+
+
+def test_the_guide_has_an_example_of_every_name_and_all_of_them_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("pandas")
+    page = Path(__file__).parents[2] / "docs" / "guide" / "observe.md"
+    code = page.read_text(encoding="utf-8").partition("## In a notebook")[2].split("```")[1]
+    assert {name for name in observe.__all__ if not re.search(rf"\b{name}\b", code)} == set()
+    for name in ("traces", "before", "after"):
+        write(steady_job(steps=12, compute_us=_last_is_slow), tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    exec(code.removeprefix("python"), {})
+
+
+def _last_is_slow(rank: int, _step: int) -> float:
+    return 1300.0 if rank == 3 else 900.0

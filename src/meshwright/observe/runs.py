@@ -166,7 +166,7 @@ def _examined(part: Timeline, kept: Timeline) -> "Examined":
 
 
 def overview(
-    path: str | Path,
+    trace: str | Path | Timeline,
     *,
     wanted: Wanted | None = None,
     jobs: int = 1,
@@ -176,27 +176,17 @@ def overview(
     pictures: bool = False,
     findings: bool = True,
 ) -> Overview:
-    """Look at a trace, or at a folder with one per rank."""
-    files = choose_traces(path, capture)
+    """Look at a trace, at a folder with one per rank, or at what was read or simulated already."""
+    if isinstance(trace, Timeline):
+        look = Look(wanted or Wanted(), pictures, findings, alone=True)
+        return _together("timeline", look, [look.at(trace)])
+    files = choose_traces(trace, capture)
     look = Look(wanted or Wanted(), pictures, findings, alone=len(files) == 1)
     reading = Reading(jobs, on_ray, detail="shapes", cache=cache)
     damaged: list[str] = []
     looked = map_files(look.at, files, reading)
-    found = _together(str(path), look, _until_damage(looked, damaged))
+    found = _together(str(trace), look, _until_damage(looked, damaged))
     return found._replace(damaged=tuple(damaged))
-
-
-def overview_of(
-    timelines: Iterable[Timeline],
-    label: str = "",
-    *,
-    wanted: Wanted | None = None,
-    pictures: bool = False,
-    findings: bool = True,
-) -> Overview:
-    """Look at timelines that come one after another, each of one rank or of several."""
-    look = Look(wanted or Wanted(), pictures, findings)
-    return _together(label, look, map(look.at, timelines))
 
 
 def _together(label: str, look: Look, files: Iterable[tuple[Looked | int, ...]]) -> Overview:

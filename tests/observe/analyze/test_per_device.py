@@ -9,7 +9,7 @@ from meshwright.observe.analyze.overlap import overlap
 from meshwright.observe.analyze.per_device import per_device
 from meshwright.observe.analyze.profile import profile
 from meshwright.observe.notebook import idle
-from meshwright.observe.runs import overview_of
+from meshwright.observe.runs import overview
 from meshwright.timeline.timeline import Timeline
 from tests.observe.analyze.traces import Row, call, collective, copy, kernel, timeline
 
@@ -62,7 +62,7 @@ def test_a_step_is_the_mean_over_devices() -> None:
 
 
 def test_the_overview_says_which_rank_is_which_device() -> None:
-    found = overview_of([_two_devices()])
+    found = overview(_two_devices())
     assert [one.rank for one in found.ranks] == [0, 1]
     assert sum(one.num_spans for one in found.ranks) == _two_devices().num_spans
     path = found.ranks[0].path
