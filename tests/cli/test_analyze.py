@@ -168,6 +168,7 @@ def test_ranks_and_steps_are_chosen(job: Path, capsys: Captured) -> None:
         (["--steps", "99"], "has no step 99"),
         (["--jobs", "0"], "is no number of processes"),
         (["--compat", "hta", "--html", "r.html"], "prints figures only"),
+        (["--annotation", "forward"], "as HTA tells it"),
     ],
 )
 def test_a_wrong_flag_is_named_with_its_fix(

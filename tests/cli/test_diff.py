@@ -50,6 +50,12 @@ def test_a_slower_run_fails_where_a_limit_is_given(pair: tuple[str, str]) -> Non
     assert main(["diff", *pair, "--fail-above", "5", "-q"]) == 1
     assert main(["diff", *pair, "--fail-above", "50", "-q"]) == 0
     assert main(["diff", *pair, "--fail-above", "much"]) == 2
+    assert main(["diff", *pair, "--fail-above", "nan"]) == 2
+
+
+def test_only_ranks_that_are_there_can_be_compared(pair: tuple[str, str], capsys: Captured) -> None:
+    assert main(["diff", *pair, "--rank", "7"]) == 2
+    assert "name some of 0, 1" in capsys.readouterr().err
 
 
 def test_a_prediction_is_held_against_a_measurement(

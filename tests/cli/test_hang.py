@@ -54,3 +54,11 @@ def test_dumps_without_a_hang_exit_with_zero(
 
 def test_a_folder_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     assert main(["hang", str(tmp_path / "none")]) == 2
+
+
+def test_a_trace_is_sent_to_the_command_that_reads_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "rank0.json").write_text('{"traceEvents": [], "deviceProperties": []}')
+    assert main(["hang", str(tmp_path / "rank0.json")]) == 2
+    assert "mw analyze reads it" in capsys.readouterr().err

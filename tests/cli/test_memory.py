@@ -50,3 +50,11 @@ def test_a_malicious_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixtu
     path.write_bytes(b"cos\nsystem\n(S'true'\ntR.")
     assert main(["memory", str(path)]) == 2
     assert "refused" in capsys.readouterr().err
+
+
+def test_a_trace_is_sent_to_the_command_that_reads_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "rank0.json").write_text('{"traceEvents": [], "deviceProperties": []}')
+    assert main(["memory", str(tmp_path / "rank0.json")]) == 2
+    assert "mw analyze reads it" in capsys.readouterr().err

@@ -49,6 +49,22 @@ def test_roofs_are_flops_over_peak_and_bytes_over_bandwidth(
     assert fused["least_ms"] == pytest.approx(4e6 / 3.35e12 * 1e3, rel=0.01)
 
 
+def test_a_trace_without_spans_is_not_blamed_on_ranks(tmp_path: Path, capsys: Captured) -> None:
+    (tmp_path / "t.json").write_text('{"traceEvents": []}')
+    assert main(["roofline", str(tmp_path / "t.json"), "--gpu", "h100-80g-sxm"]) == 2
+    assert "holds no spans" in capsys.readouterr().err
+
+
+def test_a_trace_that_breaks_off_before_its_kernels_says_so(
+    tmp_path: Path, capsys: Captured
+) -> None:
+    event = '{"ph":"X","cat":"cpu_op","name":"aten::mm","pid":1,"tid":1,"ts":%d,"dur":1}'
+    text = '{"traceEvents": [' + ",".join(event % at for at in range(50))
+    (tmp_path / "t.json").write_text(text)
+    assert main(["roofline", str(tmp_path / "t.json"), "--gpu", "h100-80g-sxm"]) == 2
+    assert "breaks off before the first kernel" in capsys.readouterr().err
+
+
 def test_what_is_not_covered_is_said(tmp_path: Path, capsys: Captured) -> None:
     main(["roofline", _trace(tmp_path / "t", DEVICES), "--json"])
     answer = json.loads(capsys.readouterr().out)

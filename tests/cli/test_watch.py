@@ -131,6 +131,7 @@ def test_a_job_that_never_imports_torch_is_said_so() -> None:
         ([], "there is no job to watch"),
         (["train.py"], "neither a look nor a job"),
         (["status", "nowhere"], "does not exist"),
+        (["status", "there"], "is a file"),
         (["--budget", "90", "--", "true"], "outside 0.01 to 50"),
         (["--every", "x", "--", "true"], "no whole number"),
         (["--out", ".", "--", "true"], "is there already"),
@@ -222,7 +223,7 @@ def test_a_planted_slowdown_is_found_captured_and_explained(
     assert found[0]["after_ms"] > 1.5 * found[0]["before_ms"]
     assert found[0]["what"][0].startswith("outside operators")
     assert "from step" in done.stderr
-    assert "next: mw analyze w/captures/" in done.stderr
+    assert "next: open the traces in w/captures/" in done.stderr
     folders = sorted((tmp_path / "w" / "captures").iterdir())
     assert folders
     for folder in folders:

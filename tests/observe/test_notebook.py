@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from meshwright import observe
-from meshwright.errors import MissingPart
+from meshwright.errors import InputError, MissingPart
 from meshwright.timeline import write
 from tests.observe.analyze.jobs import steady_job
 
@@ -32,6 +32,16 @@ def test_rows_of_steps_and_kernels_have_their_rank() -> None:
     pytest.importorskip("pandas")
     assert set(observe.steps(steady_job()).frame()["rank"]) == {0, 1, 2, 3}
     assert list(observe.kernels(steady_job(), rank=1).frame()["rank"]) == [1, 1]
+
+
+def test_a_rank_that_is_not_there_is_refused_with_those_that_are() -> None:
+    with pytest.raises(InputError, match="name one of 0, 1"):
+        observe.breakdown(steady_job(ranks=2), rank=7)
+
+
+def test_timelines_are_compared_under_a_short_name() -> None:
+    job = steady_job(ranks=1)
+    assert observe.diff(job, job).a.label == "measured timeline"
 
 
 def test_without_pandas_only_the_frame_fails(monkeypatch: pytest.MonkeyPatch) -> None:

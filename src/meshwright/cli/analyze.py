@@ -76,6 +76,9 @@ def run(args: argparse.Namespace) -> Answer:
             cache=cache_of(args),
             capture=capture_of(args),
         )
+    if args.annotation:
+        what = "is for the critical path as HTA tells it"
+        raise InputError([Problem("--annotation", what, "add --compat hta, or leave it out")])
     wanted = Wanted(numbers("--rank", args.rank), numbers("--steps", args.steps))
     found = overview(
         args.path,
@@ -86,7 +89,7 @@ def run(args: argparse.Namespace) -> Answer:
         cache=cache_of(args),
         pictures=bool(args.html),
     )
-    notes = [Note(f"{line} (what came before it is counted)") for line in found.damaged]
+    notes = [Note(line) for line in found.damaged]
     measured = of_measured(args, found)
     notes += _written(args, found, wanted, measured.words)
     return Answer(

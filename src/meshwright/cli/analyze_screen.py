@@ -1,5 +1,6 @@
 """The one screen of `mw analyze`: the bar, the steps, the kernels, the findings, what next."""
 
+import shlex
 import statistics
 from collections.abc import Callable, Sequence
 
@@ -318,12 +319,14 @@ def _clause(remedy: str) -> str:
 
 def next_steps(found: Overview) -> tuple[str, ...]:
     """The commands that tell most about what this run shows."""
-    ranks, path = found.ranks, found.path
+    ranks, path = found.ranks, shlex.quote(found.path)
     totals = [sum(of(one.breakdown) for one in ranks) for _, _, of in PARTS]
     whole = sum(totals)
     behind = found.compared.stragglers.late if found.compared is not None else ()
     steps = []
-    if not whole:
+    if not whole and found.damaged:
+        steps.append("copy the trace again or record it again: it breaks off before its kernels")
+    elif not whole:
         steps.append("record with ProfilerActivity.CUDA: this trace has no device work")
     elif behind:
         steps.append(f"mw analyze {path} --rank {behind[0]} (a rank that others wait for)")
@@ -331,7 +334,11 @@ def next_steps(found: Overview) -> tuple[str, ...]:
         steps.append(f"mw analyze {path} --perfetto marked.json.gz (see what the device waits for)")
     elif totals[1] > 0.1 * whole and len(ranks) == 1 and communicates(ranks[0]):
         steps.append("mw analyze FOLDER with all ranks (waiting and transfer are told apart)")
-    else:
+    elif any(one.mfu.mfu is not None for one in ranks):
         steps.append(f"mw roofline {path} (which kernels are slow for what they do)")
+    else:
+        steps.append(f"mw analyze {path} --perfetto marked.json.gz (see findings in their place)")
+        if all(one.profiler == "kineto" and one.device for one in ranks):
+            steps.append("record with record_shapes=True (then mw roofline tells slow kernels)")
     steps.append(f"mw analyze {path} --html report.html (charts, all findings with evidence)")
     return tuple(steps)

@@ -1,20 +1,21 @@
 """`mw diff A B`: two profiles, or a prediction and a measurement: what changed, by cost."""
 
 import argparse
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Sequence
 from typing import Any
 
-from meshwright.cli.analyze import cache_of, jobs_of, numbers
+from meshwright.cli.analyze import numbers
 from meshwright.cli.answer import Answer, Note, View, facts, table
 from meshwright.cli.calibrations import add_calibration, add_software, used_for
 from meshwright.cli.parser import add_common
-from meshwright.errors import DamagedFile, InputError, Problem
+from meshwright.cli.trace_parts import TraceParts
+from meshwright.errors import InputError, Problem
 from meshwright.observe.analyze.diff import Change, Diff, diff
 from meshwright.observe.analyze.kernel_names import short_name
 from meshwright.observe.analyze.profile import Profile, profile
 from meshwright.observe.analyze.selection import of_steps
 from meshwright.observe.analyze.steps import Extent
-from meshwright.timeline.readers.traces import read_each
 from meshwright.timeline.timeline import Timeline
 
 EXAMPLES = (
@@ -70,35 +71,29 @@ def _limit(text: str | None) -> float | None:
     if text is None:
         return None
     try:
-        return float(text.rstrip("% "))
+        limit = float(text.rstrip("% "))
     except ValueError:
+        limit = math.nan
+    if not math.isfinite(limit):  # Nothing is above nan: such a guard would let everything pass.
         problem = Problem("--fail-above", f"{text!r} is no number", "give percent, such as 2")
-        raise InputError([problem]) from None
+        raise InputError([problem])
+    return limit
 
 
 def _profile(path: str, args: argparse.Namespace, damaged: list[str], costs: list[str]) -> Profile:
-    ranks, steps = numbers("--rank", args.rank), numbers("--steps", args.steps)
-
-    def parts() -> Iterator[Timeline]:
-        if path.endswith(".toml"):
-            step, words = predicted(path, args)
-            costs.append(f"{path} is predicted by {words}")
-            yield step
-            return
-        try:
-            for timeline in read_each(path, jobs=jobs_of(args), cache=cache_of(args)):
-                for part in timeline.by_rank():
-                    if not ranks or ranks & set(part.ranks):
-                        yield of_steps(part, steps) if steps else part
-        except DamagedFile as damage:
-            damaged.extend(str(problem) for problem in damage.problems)
-
-    found = profile(parts(), path, Extent.ALL if steps else Extent.SETTLED)
+    steps = numbers("--steps", args.steps)
+    extent = Extent.ALL if steps else Extent.SETTLED
+    if path.endswith(".toml"):
+        step, words = predicted(path, args)
+        costs.append(f"{path} is predicted by {words}")
+        return profile([step], path, extent)
+    parts = TraceParts(path, args)
+    found = profile((of_steps(part, steps) if steps else part for part in parts), path, extent)
     if not found.ranks:
-        raise InputError([Problem(path, "has none of these ranks", "leave out --rank")])
+        raise parts.nothing()
     if not found.step_ns:
-        fix = "record with ProfilerActivity.CUDA"
-        raise InputError([Problem(path, "has no device work to compare", fix)])
+        raise parts.no_device_work()
+    damaged += parts.damaged
     return found
 
 

@@ -2,13 +2,17 @@
 
 import argparse
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from meshwright.cli.answer import Answer, Note, Text, View, facts, table
 from meshwright.cli.parser import add_common
+from meshwright.errors import InputError
 from meshwright.observe.analyze.hang import Culprit, Stall, Verdict, diagnose
 from meshwright.observe.analyze.hang.clues import ranks_text
 from meshwright.timeline.readers.flight_recorder import read_flight_recorder
+from meshwright.timeline.readers.flight_records import Dumps
+from meshwright.timeline.readers.trace_formats import mistaken
 
 EXAMPLES = ("mw hang /tmp/nccl_trace_rank_*", "mw hang dumps/ --json")
 _SHOWN = 8
@@ -26,7 +30,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Answer:
     """Answer with the culprits, ranked; exit code 1 where the dumps show a hang."""
-    dumps = read_flight_recorder(args.dumps)
+    dumps = _read(args.dumps)
     verdict = diagnose(dumps)
     views: list[View] = [facts(_summary(verdict)), *_screen(verdict)]
     views += [Note(f"rank {rank}: {why}") for rank, why in sorted(dumps.damaged.items())]
@@ -35,6 +39,18 @@ def run(args: argparse.Namespace) -> Answer:
     return Answer(
         "hang/1", _data(verdict, dumps.notes), tuple(views), quiet, 1 if verdict.culprits else 0
     )
+
+
+def _read(paths: Sequence[str]) -> Dumps:
+    """The dumps; where there is none, files of another kind are called by their names."""
+    try:
+        return read_flight_recorder(paths)
+    except InputError:
+        others = [mistaken(Path(path), "mw hang") for path in paths]
+        known = [other for other in others if other is not None]
+        if not known:
+            raise
+        raise InputError(known) from None
 
 
 def _summary(verdict: Verdict) -> dict[str, str]:

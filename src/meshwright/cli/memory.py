@@ -1,16 +1,19 @@
 """`mw memory SNAPSHOT`: where GPU memory went, told from PyTorch's CUDA memory snapshot."""
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 from meshwright.cli.answer import Answer, Note, Text, View, facts, table
 from meshwright.cli.parser import add_common
+from meshwright.errors import InputError
 from meshwright.observe.analyze.memory import DeviceMemory, memory_report, timeline
 from meshwright.observe.analyze.memory.growth import FEWEST_STEPS
 from meshwright.observe.analyze.memory.peak import Moment
 from meshwright.observe.analyze.memory.shortage import Shortage
 from meshwright.spec.units import format_bytes
 from meshwright.timeline.readers.memory_snapshot import Snapshot, read_memory_snapshot
+from meshwright.timeline.readers.trace_formats import mistaken
 
 EXAMPLES = ("mw memory snapshot.pickle", "mw memory snapshot.pickle.gz --json")
 _LINES = 8
@@ -30,7 +33,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Answer:
     """Answer with each device's memory; exit code 1 where a request failed."""
-    snapshot = read_memory_snapshot(args.snapshot)
+    snapshot = _read(args.snapshot)
     found = memory_report(snapshot)
     used = [each for each in found if each.totals.reserved_bytes or each.totals.events] or found
     views = [view for each in used for view in _screen(each, many=len(used) > 1)]
@@ -40,6 +43,17 @@ def run(args: argparse.Namespace) -> Answer:
     quiet = tuple(str(each.totals.peak_live_bytes) for each in used)
     code = 1 if any(each.shortages for each in found) else 0
     return Answer("memory/1", data, tuple(views), quiet, code)
+
+
+def _read(path: str) -> Snapshot:
+    """The snapshot; a file of another kind is called by its name."""
+    try:
+        return read_memory_snapshot(path)
+    except InputError:
+        other = mistaken(Path(path), "mw memory")
+        if other is None:
+            raise
+        raise InputError([other]) from None
 
 
 def _screen(memory: DeviceMemory, *, many: bool) -> list[View]:

@@ -1,23 +1,20 @@
 """`mw roofline PATH`: kernels of a profile against what the device can do."""
 
 import argparse
-from collections.abc import Iterator
 from typing import Any
 
-from meshwright.cli.analyze import cache_of, jobs_of, numbers
 from meshwright.cli.answer import Answer, Note, View, facts, table
 from meshwright.cli.bars import stacked
 from meshwright.cli.calibrations import Used, add_calibration, used_for
 from meshwright.cli.parser import add_common
-from meshwright.errors import DamagedFile, InputError, Problem
+from meshwright.cli.trace_parts import TraceParts
+from meshwright.errors import InputError, Problem
 from meshwright.observe.analyze.kernel_names import short_name
 from meshwright.observe.analyze.reached import reached
 from meshwright.observe.analyze.roofline import RoofKernel, Roofline, roofline
 from meshwright.spec.catalog import gpu
 from meshwright.spec.cluster import Gpu
 from meshwright.spec.units import format_flops, format_rate
-from meshwright.timeline.readers.traces import read_each
-from meshwright.timeline.timeline import Timeline
 
 EXAMPLES = (
     "mw roofline trace.json.gz",
@@ -49,9 +46,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> Answer:
     """Answer with the kernels that lose most."""
     device = gpu(args.gpu) if args.gpu else None
-    ranks = numbers("--rank", args.rank)
-    damaged: list[str] = []
-    count, used, best = 0, Used(None, ""), list[Gpu]()
+    used, best = Used(None, ""), list[Gpu]()
 
     def roofs(named: Gpu) -> Gpu:
         nonlocal used
@@ -59,29 +54,20 @@ def run(args: argparse.Namespace) -> Answer:
         best.append(named if used.calibration is None else reached(named, used.calibration))
         return best[0]
 
-    def parts() -> Iterator[Timeline]:
-        nonlocal count
-        try:
-            each = read_each(args.path, jobs=jobs_of(args), detail="shapes", cache=cache_of(args))
-            for timeline in each:
-                for part in timeline.by_rank():
-                    if not ranks or ranks & set(part.ranks):
-                        count += 1
-                        yield part
-        except DamagedFile as damage:
-            damaged.extend(str(problem) for problem in damage.problems)
-
-    found = roofline(parts(), device, roofs=roofs)
-    if not count:
-        raise InputError([Problem(args.path, "has none of these ranks", "leave out --rank")])
+    parts = TraceParts(args.path, args, detail="shapes")
+    found = roofline(parts, device, roofs=roofs)
+    if not parts.count:
+        raise parts.nothing()
     if found is None:
         fix = "name it: --gpu h100-80g-sxm (mw gpus lists all)"
         raise InputError([Problem(args.path, "names no device of the catalog", fix)])
-    notes = [Note(line) for line in (*_notes(found), *damaged)]
+    if not found.compute_ns:
+        raise parts.no_device_work()
+    notes = [Note(line) for line in (*_notes(found), *parts.damaged)]
     quiet = tuple(f"{kernel.share:.4f}\t{kernel.name}" for kernel in found.kernels)
     views = (*_screen(found, best[0], used), *notes)
     data = {**_data(found), "calibration": used.data}
-    return Answer("roofline/1", data, views, quiet, 1 if damaged else 0)
+    return Answer("roofline/1", data, views, quiet, 1 if parts.damaged else 0)
 
 
 def _screen(found: Roofline, device: Gpu, used: Used) -> list[View]:

@@ -235,16 +235,23 @@ def next_steps(status: Status, folder: str) -> tuple[str, ...]:
         if slow.capture and slow.reference and slow.capture in on_device:
             steps.append(f"mw diff {folder}/{slow.reference} {folder}/{slow.capture}")
         if slow.capture:
-            steps.append(f"mw analyze {folder}/{slow.capture}")
+            steps.append(_look(folder, slow.capture, on_device))
     if status.code is None and status.processes:
         steps.append(f"mw watch stacks {folder} (where every rank stands now)")
     if not steps and status.captures:
-        steps.append(f"mw analyze {folder}/{status.captures[-1].folder}")
+        steps.append(_look(folder, status.captures[-1].folder, on_device))
     if not steps and not status.processes:
         steps.append("the hook travels in PYTHONPATH: python -E, -I or -S and containers drop it")
     if not steps and status.steps and not status.as_asked:
         steps.append("mw watch --every 100 -- … (take captures sooner than their budget allows)")
     return tuple(steps)
+
+
+def _look(folder: str, capture: str, on_device: set[str]) -> str:
+    """How to look into a capture: analyses are of devices, a host's operators are drawn."""
+    if capture in on_device:
+        return f"mw analyze {folder}/{capture}"
+    return f"open the traces in {folder}/{capture} at ui.perfetto.dev (no device was at work)"
 
 
 def stacks_screen(

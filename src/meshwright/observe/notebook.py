@@ -14,7 +14,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from meshwright.errors import MissingPart
+from meshwright.errors import InputError, MissingPart, Problem
 from meshwright.observe.analyze.breakdown import RankBreakdown, breakdown_of
 from meshwright.observe.analyze.collectives import SizeRow, by_size, match_collectives
 from meshwright.observe.analyze.critical_path import CriticalPath
@@ -133,7 +133,7 @@ def critical_path(
 
 def diff(a: Trace, b: Trace) -> Diff:
     """What changed between two runs, per step."""
-    return _diff(profile(_parts(a, None), str(a)), profile(_parts(b, None), str(b)))
+    return _diff(*(profile(_parts(trace, None), _label(trace)) for trace in (a, b)))
 
 
 def find(trace: Trace) -> Rows[Finding]:
@@ -151,10 +151,22 @@ def _parts(trace: Trace, rank: int | None) -> Iterator[Timeline]:
         timelines = (trace,)
     else:
         timelines = read_each(trace, detail="shapes", cache=user_cache())
+    others: set[int] = set()
+    found = False
     for timeline in timelines:
         for part in per_device(timeline):
             if rank is None or rank in part.ranks:
+                found = True
                 yield part
+            else:
+                others.update(part.ranks)
+    if others and not found:
+        fix = f"name one of {', '.join(map(str, sorted(others)))}"
+        raise InputError([Problem("rank", f"there is no rank {rank}", fix)])
+
+
+def _label(trace: Trace) -> str:
+    return f"{trace.source.value} timeline" if isinstance(trace, Timeline) else str(trace)
 
 
 def _whole(trace: Trace) -> Timeline:

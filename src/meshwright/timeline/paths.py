@@ -33,6 +33,8 @@ _FIXES = {
 def problem_of(error: OSError, path: Path, done: str) -> Problem:
     """Say that a path cannot be read, written or whatever should have been done with it."""
     fix = _FIXES.get(error.errno or 0, "check the path and its disk, or choose another place")
+    if done == "read" and error.errno == errno.EISDIR:
+        fix = "give a file that is in it"
     return Problem(str(path), f"cannot be {done}: {error.strerror or error}", fix)
 
 

@@ -162,6 +162,9 @@ def test_other_processes_say_the_same(tmp_path: Path) -> None:
         (lambda _: None, "does not exist"),
         (lambda path: path.mkdir(), "holds no file of a known format"),
         (lambda path: path.write_text("hello"), "is of no known format"),
+        (lambda path: path.touch(), "is empty"),
+        (lambda path: path.write_bytes(pickle.dumps({"segments": []})), "mw memory reads"),
+        (lambda path: path.write_text('{"version": "2", "entries": []}'), "mw hang reads"),
         (lambda path: path.write_text('{"schema": 1, "nodes": []}'), "only: execution trace"),
     ],
 )

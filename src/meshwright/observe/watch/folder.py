@@ -89,7 +89,8 @@ def make_folder(path: Path, settings: dict[str, Any]) -> Folder:
 def open_folder(path: Path) -> Folder:
     """Return the folder of a watch that runs or ran."""
     if not (path / "status.json").is_file():
-        what = "holds no watch" if path.is_dir() else "does not exist"
+        there = "holds no watch" if path.is_dir() else "is a file"
+        what = there if path.exists() else "does not exist"
         raise InputError([Problem(str(path), what, "name a folder that mw watch made")])
     return Folder(path.absolute())
 

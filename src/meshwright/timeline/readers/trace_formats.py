@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from meshwright.errors import Problem
 from meshwright.timeline.readers.chakra_wire import Broken, messages, read_metadata
 from meshwright.timeline.readers.kineto_source import UNPACK, Source, packing_of
 
@@ -25,6 +26,8 @@ class Format(NamedTuple):
     """`module:function` that makes a `Timeline` of a path; empty where it is no timeline."""
     instead: str = ""
     """What to give where a timeline is wanted and this is none."""
+    command: str = "mw analyze"
+    """What reads it, if anything does."""
 
 
 def _starts(start: bytes) -> Callable[[bytes], bool]:
@@ -152,11 +155,30 @@ FORMATS: tuple[Format, ...] = (
         lambda start: packing_of(start) != "",
         instead=UNPACK,
     ),
-    Format("flight recorder", "a flight-recorder dump", _pickled(b"entries", b"pg_config")),
-    Format("flight recorder", "a flight-recorder dump", _pickled(b"entries", b"profiling_name")),
-    Format("flight recorder", "a flight-recorder dump", _json(*_ENTRIES)),
-    Format("memory snapshot", "a CUDA memory snapshot", _pickled(b"segments")),
-    Format("memory snapshot", "a CUDA memory snapshot", _pickled(b"device_traces")),
+    *(
+        Format(
+            "flight recorder",
+            "a flight-recorder dump",
+            fits,
+            command="mw hang",
+            instead="mw hang reads dumps of the flight recorder",
+        )
+        for fits in (
+            _pickled(b"entries", b"pg_config"),
+            _pickled(b"entries", b"profiling_name"),
+            _json(*_ENTRIES),
+        )
+    ),
+    *(
+        Format(
+            "memory snapshot",
+            "a CUDA memory snapshot",
+            _pickled(word),
+            command="mw memory",
+            instead="mw memory reads snapshots",
+        )
+        for word in (b"segments", b"device_traces")
+    ),
     Format(
         "nccl log",
         "what NCCL_DEBUG prints",
@@ -165,6 +187,16 @@ FORMATS: tuple[Format, ...] = (
     ),
 )
 """In the order they are tried."""
+
+
+def mistaken(path: Path, command: str) -> Problem | None:
+    """What is wrong with giving a file to this command, where it is another's; None if nothing."""
+    format_ = format_of(path) if path.is_file() else None
+    if format_ is None or format_.command == command:
+        return None
+    reads = format_.reader or format_.command != "mw analyze"
+    fix = f"{format_.command} reads it" if reads else format_.instead
+    return Problem(str(path), f"is {format_.about}", fix)
 
 
 def format_of(path: Path) -> Format | None:

@@ -74,14 +74,21 @@ def find_traces(path: str | Path) -> tuple[TraceFile, ...]:
             if whole not in places:
                 places.append(whole)
     if not found:
-        known = "; ".join(dict.fromkeys(format_.about for format_ in FORMATS))
-        what = "is of no known format" if path.is_file() else "holds no file of a known format"
-        raise InputError([Problem(str(path), what, f"give one of: {known}")])
+        known = "; ".join(dict.fromkeys(format_.about for format_ in FORMATS if format_.reader))
+        raise InputError([Problem(str(path), _unknown(path, files), f"give one of: {known}")])
     return tuple(
         TraceFile(file, name, place)
         for name, places in found.items()
         for place, file in enumerate(places)
     )
+
+
+def _unknown(path: Path, files: Sequence[Path]) -> str:
+    """What is there instead of traces."""
+    if path.is_dir():
+        others = f", only others such as {files[0].name}" if files else ": it is empty"
+        return f"holds no file of a known format{others}"
+    return "is of no known format" if path.stat().st_size else "is empty"
 
 
 def choose_traces(path: str | Path, capture: int | None = None) -> tuple[TraceFile, ...]:
