@@ -117,3 +117,27 @@ def test_what_is_kept_of_a_rank_still_tells_interleaved_stages() -> None:
     found = pipeline(Timeline.concat([for_comparing(part) for part in step.by_rank()]))
     assert found is not None
     assert found.schedule == "interleaved"
+
+
+@pytest.mark.parametrize("name", ["forward", "send activations"])
+def test_stages_beyond_any_pipeline_are_read_and_not_compared(name: str) -> None:
+    sends, backward = name.startswith("send"), name.replace("activations", "gradients")
+    names = [name, backward if sends else "backward"] * 4
+    timeline = Timeline.from_columns(
+        {
+            "rank": [0] * 8 + [1] * 8,
+            "stage": [0] * 8 + [100_000] * 8,
+            "layer": [0] * 8 + [100_000] * 8,
+            "microbatch": [0, 0, 1, 1, 2, 2, 3, 3] * 2,
+            "start_ns": [10 * place for place in range(16)],
+            "duration_ns": 5,
+            "kind": "communication" if sends else "compute",
+            "name": names * 2,
+            "collective": "send" if sends else None,
+            "process": "gpu 0",
+            "lane": "passes",
+        },
+        source="measured",
+    )
+    found = pipeline(timeline)
+    assert found is None if sends else found is not None and found.schedule == ""

@@ -3,20 +3,19 @@
 Passes are spans called `forward`, `backward`, `backward-input`, `backward-weight` with a stage and
 a microbatch, as our trainer and our simulator write them. Where a timeline has none, sends and
 receives of activations and gradients stand for them. Ranks are put together to pipelines, one rank
-of each stage, and their passes are parted into steps. The order on every rank is compared with the
-orders that each kind of schedule would give; the one that agrees best is named.
+of each stage, and their passes are parted into steps. Their order names the schedule, as
+`pipeline_kinds` compares it.
 """
 
 import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from functools import lru_cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple, get_args
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from meshwright.errors import InputError
+from meshwright.observe.analyze.pipeline_kinds import Pass, agreements, orders
 from meshwright.observe.analyze.spans import Ints, measure, union, where
 from meshwright.policy.pipeline.spans import LANE, NAMES
 from meshwright.timeline.timeline import Timeline
@@ -24,8 +23,6 @@ from meshwright.timeline.timeline import Timeline
 if TYPE_CHECKING:
     from meshwright.spec.layout import ScheduleKind
 
-Pass = tuple[str, int, int]
-"""What is done (`F`, `B`, `I`, `W`), with which chunk, for which microbatch."""
 LEAST_AGREEMENT = 0.9
 """A schedule is named where so many passes stand where it puts them."""
 MOST_COMPARED = 32
@@ -95,7 +92,7 @@ def pipeline(timeline: Timeline) -> Pipeline | None:
     ranks = sorted((_summed(own) for own in seen.values()), key=lambda one: (one.stage, one.rank))
     stages = _stages(timeline, found)
     listed = [_listed(run) for run in runs[:: -(-len(runs) // MOST_COMPARED)]]
-    names = _kinds(listed, stages)
+    names = agreements(listed, stages)
     best, second = names[0], names[1]
     passes = [one for run in runs for one in run.values()]
     return Pipeline(
@@ -183,7 +180,9 @@ def _by_messages(parts: list[tuple[int, Timeline]]) -> Pipeline | None:
     scores = []
     kinds: tuple[ScheduleKind, ...] = ("gpipe", "1f1b")
     for kind in kinds:
-        lanes = _orders(kind, stages, microbatches, 1)
+        lanes = orders(kind, stages, microbatches, 1)
+        if not lanes:
+            return None
         planned = ["".join(op for op, _, _ in lanes[place]) for place in inner]
         pairs = zip((of_stage[place] for place in inner), planned, strict=True)
         same = sum(a == b for x, y in pairs for a, b in zip(x, y, strict=False))
@@ -310,46 +309,3 @@ def _listed(run: dict[int, _Passes]) -> dict[int, list[Pass]]:
         ]
         for stage, one in by_stage.items()
     }
-
-
-def _kinds(listed: list[dict[int, list[Pass]]], stages: int) -> list[tuple[float, str]]:
-    """How well every kind agrees, best first."""
-    from meshwright.spec.layout import ScheduleKind
-
-    passes = [one for run in listed for own in run.values() for one in own]
-    microbatches = 1 + max(number for _, _, number in passes)
-    chunks = 1 + max(chunk for _, chunk, _ in passes)
-    scores = []
-    for kind in get_args(ScheduleKind):
-        best = 0.0
-        for held in {1, 2, max(1, chunks // stages)}:
-            lanes = _orders(kind, stages, microbatches, held)
-            if lanes:
-                best = max(best, float(np.mean([_agreement(run, lanes) for run in listed])))
-        scores.append((best, str(kind)))
-    return sorted(scores, key=lambda item: -item[0])
-
-
-@lru_cache(maxsize=64)
-def _orders(
-    kind: "ScheduleKind", stages: int, microbatches: int, held: int
-) -> tuple[tuple[Pass, ...], ...]:
-    """The order that a kind of schedule gives each stage; none where there is no such schedule."""
-    from meshwright.policy.pipeline import build
-
-    try:
-        schedule = build(kind, stages, microbatches, virtual_stages=held)
-    except InputError:
-        return ()
-    return tuple(
-        tuple((one.op, one.chunk, one.microbatch) for one in lane) for lane in schedule.actions
-    )
-
-
-def _agreement(run: dict[int, list[Pass]], lanes: tuple[tuple[Pass, ...], ...]) -> float:
-    """Part of the passes that stand at the same place in both orders."""
-    same = total = 0
-    for stage, own in run.items():
-        same += sum(a == b for a, b in zip(own, lanes[stage], strict=False))
-        total += max(len(own), len(lanes[stage]))
-    return same / total if total else 0.0
