@@ -132,3 +132,26 @@ def test_one_list_used_for_every_field_does_not_unfold_without_bound() -> None:
     data = dump([entry(n, input_sizes=sizes, output_sizes=sizes) for n in range(1000)])
     with pytest.raises(InputError, match="unfolds"):
         parse_dump(data, "d", 0, 100_000)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("missing", "no such file or folder"), ("x" * 300, "cannot be read: File name too long")],
+)
+def test_a_path_that_the_system_refuses_is_named(tmp_path: Path, name: str, said: str) -> None:
+    with pytest.raises(InputError, match=said) as caught:
+        read_flight_recorder([tmp_path / name])
+    assert caught.value.problems[0].fix
+
+
+def test_a_dump_in_a_folder_that_may_not_be_read_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "rank_0").write_bytes(pickle.dumps(dump([entry(7)])))
+
+    def refused(*_: Any, **__: Any) -> Any:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", refused)
+    with pytest.raises(InputError, match=r"rank_0: cannot be read: Permission denied"):
+        read_flight_recorder([tmp_path])
