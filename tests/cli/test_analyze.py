@@ -48,6 +48,16 @@ def test_the_screen_shows_bar_steps_overlap_kernels_straggler_and_what_next(
     assert len(printed.splitlines()) < 45
 
 
+def test_a_trace_without_device_work_draws_no_empty_bars(tmp_path: Path, capsys: Captured) -> None:
+    event = '{"ph":"X","cat":"cpu_op","name":"aten::mm","pid":1,"tid":1,"ts":1,"dur":5}'
+    (tmp_path / "host only.json").write_text(f'{{"traceEvents": [{event}]}}')
+    assert main(["analyze", str(tmp_path / "host only.json")]) == 0
+    printed = capsys.readouterr().out
+    assert "next: record with ProfilerActivity.CUDA" in printed
+    assert "where the time goes" not in printed
+    assert "--html" not in printed
+
+
 def test_parts_of_every_rank_add_up_to_its_window(job: Path, capsys: Captured) -> None:
     main(["analyze", str(job), "--json"])
     answer = json.loads(capsys.readouterr().out)

@@ -20,6 +20,8 @@ MOST_RANKS = 8
 """More ranks than this are told by the least, the median and the most, and the extremes."""
 MOST_KERNELS = 5
 MOST_FINDINGS = 5
+LEAST_COUNTED = 0.01
+"""Of compute time; where products of known shapes are less, MFU would only say that."""
 PARTS: tuple[tuple[str, str, Callable[[RankBreakdown], int]], ...] = (
     ("█", "compute", lambda parts: parts.compute_ns),
     ("▒", "communication", lambda parts: parts.exposed_communication_ns),
@@ -43,7 +45,9 @@ _FINDINGS = {
 
 def screen(found: Overview, reached: str = "") -> tuple[View, ...]:
     """All of it, at most about forty lines; `reached` is how a calibration sees the products."""
-    views: list[View] = [facts(head(found, reached)), _breakdown(found.ranks)]
+    views: list[View] = [facts(head(found, reached))]
+    if any(one.breakdown.window_ns for one in found.ranks):
+        views.append(_breakdown(found.ranks))
     if found.kernels:
         views.append(_kernels(found))
     views += _findings(found)
@@ -67,11 +71,11 @@ def head(found: Overview, reached: str = "") -> dict[str, str]:
         "overlap": _overlap(ranks),
     }
     shares = [one.mfu.mfu for one in ranks if one.mfu.mfu is not None]
-    if shares:
+    if shares and _counts_products(ranks):
         counted = statistics.median(one.mfu.counted_share for one in ranks)
         head["MFU"] = (
-            f"{_spread([100 * share for share in shares])} of peak, by products that are"
-            f" {100 * counted:.0f} % of compute time"
+            f"{_spread([100 * share for share in shares])} of peak at least: counted are products"
+            f" that are {100 * counted:.0f} % of compute time"
             + "".join(f"; {text}" for text in sorted({t for one in ranks for t in one.mfu.assumed}))
         )
     if reached:
@@ -81,6 +85,11 @@ def head(found: Overview, reached: str = "") -> dict[str, str]:
     if (line := _path(ranks)) is not None:
         head["critical path"] = line
     return head
+
+
+def _counts_products(ranks: Sequence[RankSummary]) -> bool:
+    """Whether shapes tell the FLOPs of a part of compute that is worth a figure."""
+    return any(one.mfu.mfu is not None and one.mfu.counted_share >= LEAST_COUNTED for one in ranks)
 
 
 def _capture(ranks: Sequence[RankSummary]) -> dict[str, str]:
@@ -157,8 +166,8 @@ def straggler_line(found: Overview) -> str | None:
             f" {late.span_ns / 1e6:.1f} behind the others{_cause(found, worst, late.late)}{links}"
         )
     return (
-        f"rank {worst.rank}: {worst.lead_ns / 1e6:.1f} ms of {late.span_ns / 1e6:.1f} behind the"
-        f" last but one, others wait {worst.caused_ns / 1e6:.1f} ms for it"
+        f"rank {worst.rank} comes {worst.lead_ns / 1e6:.1f} ms after all others, summed over"
+        f" {late.span_ns / 1e6:.1f} ms; together they wait {worst.caused_ns / 1e6:.1f} ms for it"
         f"{_cause(found, worst, late.late)}"
         f"{links}"
     )
@@ -213,7 +222,7 @@ def _breakdown(ranks: Sequence[RankSummary]) -> View:
     return table(
         columns,
         rows,
-        f"device time: {legend}, of communication and copies what nothing hides",
+        f"device time: {legend} (communication and copies: what nothing hides)",
         right="window ms, compute, communication, copies, idle",
         bars="where the time goes",
     )
@@ -334,11 +343,12 @@ def next_steps(found: Overview) -> tuple[str, ...]:
         steps.append(f"mw analyze {path} --perfetto marked.json.gz (see what the device waits for)")
     elif totals[1] > 0.1 * whole and len(ranks) == 1 and communicates(ranks[0]):
         steps.append("mw analyze FOLDER with all ranks (waiting and transfer are told apart)")
-    elif any(one.mfu.mfu is not None for one in ranks):
+    elif _counts_products(ranks):
         steps.append(f"mw roofline {path} (which kernels are slow for what they do)")
     else:
         steps.append(f"mw analyze {path} --perfetto marked.json.gz (see findings in their place)")
         if all(one.profiler == "kineto" and one.device for one in ranks):
             steps.append("record with record_shapes=True (then mw roofline tells slow kernels)")
-    steps.append(f"mw analyze {path} --html report.html (charts, all findings with evidence)")
+    if whole:
+        steps.append(f"mw analyze {path} --html report.html (charts, all findings with evidence)")
     return tuple(steps)

@@ -212,7 +212,7 @@ if (data.compared && data.compared.arrivals.length) {
   table(byId("arrivals"), [
     { key: "rank", title: "rank" }, { key: "collectives", title: "collectives" },
     { key: "times_last", title: "came last" },
-    { key: "lead_ms", title: "behind the last but one, ms", show: (r) => fixed(r.lead_ms, 2) },
+    { key: "lead_ms", title: "after all others, ms", show: (r) => fixed(r.lead_ms, 2) },
     { key: "caused_ms", title: "others waited for it, ms", show: (r) => fixed(r.caused_ms, 1) },
     { key: "wait_ms", title: "it waited, ms", show: (r) => fixed(r.wait_ms, 1) },
     { key: "kernel_slowdown", title: "kernels, × others", show: (r) => fixed(r.kernel_slowdown, 3) },
@@ -230,7 +230,7 @@ function drawFindings() {
     const cost = one.ms === null ? "" : `${fixed(one.ms, 2)} ms/${data.per}`;
     const share = one.gpu_share === null ? "" : percent(one.gpu_share);
     const ranks = data.ranks.length < 2 ? "" : one.ranks.length > 8 ? `${one.ranks.length} ranks`
-      : one.ranks.length ? `rank ${one.ranks.join(", ")}` : "";
+      : one.ranks.length ? `rank${one.ranks.length > 1 ? "s" : ""} ${one.ranks.join(", ")}` : "";
     const box = make("details", { class: "finding" },
       make("summary", {}, make("span", { class: "cost" }, [cost, share].filter(Boolean).join(" · ") || "cost not told"),
         make("span", { class: "title" }, one.title), make("span", { class: "ranks" }, ranks)),
