@@ -76,6 +76,19 @@ def test_ranks_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
     ]
 
 
+def test_links_lead_neither_twice_to_a_trace_nor_round_in_circles(tmp_path: Path) -> None:
+    run, other = tmp_path / "runs" / "1", tmp_path / "elsewhere"
+    run.mkdir(parents=True)
+    other.mkdir()
+    own, linked = trace(run / "rank-0.json", 0), trace(other / "rank-1.json", 1)
+    for name, target in (("again", ".."), ("latest", "1"), ("others", other), ("lost", "nowhere")):
+        (tmp_path / "runs" / name).symlink_to(target)
+    (run / "newest.json").symlink_to(own)
+    found = [file.path for file in find_traces(tmp_path / "runs")]
+    assert len(found) == 2
+    assert {path.resolve() for path in found} == {own, linked}
+
+
 def test_each_rank_is_one_timeline(tmp_path: Path) -> None:
     for rank in range(3):
         trace(tmp_path / f"{rank}.json", rank, events=rank + 1)

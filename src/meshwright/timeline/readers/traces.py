@@ -9,6 +9,7 @@ What a file is, its first bytes say, not its name; `trace_formats` knows the for
 """
 
 import re
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from importlib import import_module
@@ -291,13 +292,21 @@ def _from_rank(timeline: Timeline, first: int) -> Timeline:
 
 
 def _below(folder: Path) -> Iterator[Path]:
-    for item in folder.iterdir():
-        if item.name.startswith("."):
+    """All files below a folder, each once: links (`latest`) are followed last, and never round."""
+    seen: set[tuple[int, int]] = set()
+    ahead, links = [folder], deque[Path]()
+    while ahead or links:
+        item = ahead.pop() if ahead else links.popleft()
+        state = item.stat() if item.exists() else None
+        if state is None or (state.st_dev, state.st_ino) in seen:
             continue
-        if item.is_dir():
-            yield from _below(item)
-        elif item.is_file():
+        seen.add((state.st_dev, state.st_ino))
+        if item.is_file():
             yield item
+        elif item.is_dir():
+            for inner in item.iterdir():
+                if not inner.name.startswith("."):
+                    (links if inner.is_symlink() else ahead).append(inner)
 
 
 def _by_numbers(path: Path) -> list[tuple[int, int, str]]:
