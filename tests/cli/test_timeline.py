@@ -1,5 +1,6 @@
 """`mw timeline`: a recorded run shown, opened in Perfetto and mended."""
 
+import errno
 import gzip
 import json
 from pathlib import Path
@@ -68,3 +69,14 @@ def test_a_damaged_rank_is_named_and_the_rest_shown(folder: Path, capsys: Captur
 def test_repair_says_when_there_is_nothing_to_do(folder: Path, capsys: Captured) -> None:
     assert main(["timeline", "repair", str(folder)]) == 0
     assert "nothing to repair" in capsys.readouterr().out
+
+
+def test_a_folder_that_may_not_be_read_is_no_crash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def denied(path: Path, **_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "is_file", denied)
+    assert main(["timeline", "show", str(tmp_path)]) == 2
+    assert "cannot be read: Permission denied" in capsys.readouterr().err

@@ -1,5 +1,6 @@
 """`mw watch`: what it prints, and whole jobs watched from their start to their end."""
 
+import errno
 import json
 import os
 import signal
@@ -327,3 +328,14 @@ def _until(true: Callable[[], object]) -> bool:
             return True
         time.sleep(0.2)
     return False
+
+
+def test_a_folder_that_may_not_be_read_is_no_crash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def denied(path: Path, **_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "is_file", denied)
+    assert main(["watch", "status", str(tmp_path)]) == 2
+    assert "cannot be read: Permission denied" in capsys.readouterr().err

@@ -9,6 +9,7 @@ from meshwright.cli.progress import progress
 from meshwright.errors import DamagedFile, InputError, Problem
 from meshwright.spec.units import format_seconds
 from meshwright.timeline import Timeline, count_spans, read, repair, write_perfetto
+from meshwright.timeline.paths import refusals
 
 EXAMPLES = (
     "mw timeline show runs/train-tiny",
@@ -40,11 +41,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Answer:
     """Answer one of the verbs."""
-    if not Path(args.folder).exists():
-        raise InputError(
-            [Problem(args.folder, "there is no such folder", "name a timeline folder")]
-        )
-    folder = _of_run(Path(args.folder))
+    with refusals(Path(args.folder), "read"):
+        if not Path(args.folder).exists():
+            problem = Problem(args.folder, "there is no such folder", "name a timeline folder")
+            raise InputError([problem])
+        folder = _of_run(Path(args.folder))
     if args.verb == "perfetto":
         return _perfetto(folder, args.out, quiet=args.quiet or args.json)
     return _repair(folder) if args.verb == "repair" else _show(folder)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from meshwright.errors import InputError, Problem
+from meshwright.timeline.paths import refusals
 
 _INSIDE = ("agents", "captures", "flight", "incoming", "stalls")
 
@@ -88,9 +89,11 @@ def make_folder(path: Path, settings: dict[str, Any]) -> Folder:
 
 def open_folder(path: Path) -> Folder:
     """Return the folder of a watch that runs or ran."""
-    if not (path / "status.json").is_file():
+    with refusals(path, "read"):
+        is_watch, is_there = (path / "status.json").is_file(), path.exists()
+    if not is_watch:
         there = "holds no watch" if path.is_dir() else "is a file"
-        what = there if path.exists() else "does not exist"
+        what = there if is_there else "does not exist"
         raise InputError([Problem(str(path), what, "name a folder that mw watch made")])
     return Folder(path.absolute())
 
