@@ -1,7 +1,14 @@
+import os
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
-from meshwright.observe.watch.stacks import Standing, as_text, parse, together
+import pytest
+
+from meshwright.observe.watch.folder import make_folder
+from meshwright.observe.watch.processes import Announced, Process
+from meshwright.observe.watch.stacks import Standing, as_text, ask, parse, together
 
 WRITTEN = """Thread 0x00007f0000000001 (most recent call first):
   File "/usr/lib/python3.11/threading.py", line 320 in wait
@@ -43,3 +50,14 @@ def test_what_this_python_writes_is_understood() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     (stack,) = parse(done.stderr)
     assert [(frame.line, frame.function) for frame in stack.frames] == [(3, "f"), (4, "<module>")]
+
+
+@pytest.mark.parametrize("number", [None, 0, -3, int(signal.SIGINT), int(signal.SIGRTMAX)])
+def test_a_signal_is_sent_only_where_it_can_be_for_stacks(
+    tmp_path: Path, number: int | None
+) -> None:
+    folder = make_folder(tmp_path / "w", {})
+    (folder.agents / f"{os.getpid()}.stacks").touch()
+    # This process handles SIGINT, which would interrupt it, and no real-time signal.
+    (standing,) = ask(folder, [Process(Announced(os.getpid(), signal=number))])
+    assert standing.why.startswith("has no handler")

@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ ANSWER_S = 3.0
 """How long processes have to write their stacks."""
 _THREAD = re.compile(r"^(?:Current thread|Thread) (0x[0-9a-fA-F]+)(?: \[[^\]]*\])?.*most recent")
 _FRAME = re.compile(r'^  File "(.*)", line (\d+|\?\?\?) in (.*)$')
+_FIRST_SIGNAL = int(getattr(signal, "SIGRTMIN", 1 << 30))
 _LIBRARY = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen ")
 
 
@@ -102,7 +104,8 @@ def ask(folder: Folder, processes: Iterable[Process], within_s: float = ANSWER_S
 def _send(folder: Folder, process: Process) -> tuple[Path, int, str]:
     said = process.said
     path = folder.agents / f"{said.pid}.stacks"
-    if said.signal is None or not path.exists():
+    # Agents take real-time signals only: a folder that names another one is not to be obeyed.
+    if said.signal is None or said.signal < _FIRST_SIGNAL or not path.exists():
         return path, 0, "has no handler for stacks"
     if not is_alive(said.pid):
         return path, 0, "is gone"
