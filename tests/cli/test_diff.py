@@ -53,6 +53,16 @@ def test_a_slower_run_fails_where_a_limit_is_given(pair: tuple[str, str]) -> Non
     assert main(["diff", *pair, "--fail-above", "nan"]) == 2
 
 
+def test_an_empty_file_among_ranks_is_told(
+    pair: tuple[str, str], tmp_path: Path, capsys: Captured
+) -> None:
+    (tmp_path / "b" / "rank-00007.json").touch()
+    assert main(["diff", *pair]) == 1
+    assert "rank-00007.json: is empty" in capsys.readouterr().err
+    assert main(["analyze", pair[1], "--json"]) == 1
+    assert "rank-00007.json: is empty" in json.loads(capsys.readouterr().out)["damaged"][0]
+
+
 def test_only_ranks_that_are_there_can_be_compared(pair: tuple[str, str], capsys: Captured) -> None:
     assert main(["diff", *pair, "--rank", "7"]) == 2
     assert "name some of 0, 1" in capsys.readouterr().err

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from meshwright.cli.analyze import cache_of, jobs_of, numbers
 from meshwright.errors import DamagedFile, InputError, Problem
 from meshwright.observe.analyze.per_device import per_device
-from meshwright.timeline.readers.traces import read_each
+from meshwright.timeline.readers.traces import empty_traces, read_each
 from meshwright.timeline.timeline import Timeline
 
 
@@ -18,12 +18,14 @@ class TraceParts:
         self.path, self._args, self._detail = path, args, detail
         self._wanted = numbers("--rank", args.rank)
         self._others: set[int] = set()
+        self._breaks_off = False
         self.count = 0
         """How many ranks came so far."""
         self.damaged: list[str] = []
-        """What broke off, in words."""
+        """What broke off or is empty, in words."""
 
     def __iter__(self) -> Iterator[Timeline]:
+        self.damaged += empty_traces(self.path)
         jobs, cache = jobs_of(self._args), cache_of(self._args)
         try:
             for whole in read_each(self.path, jobs=jobs, detail=self._detail, cache=cache):
@@ -34,6 +36,7 @@ class TraceParts:
                     else:
                         self._others.update(part.ranks)
         except DamagedFile as damage:
+            self._breaks_off = True
             self.damaged.extend(str(problem) for problem in damage.problems)
 
     def nothing(self) -> InputError:
@@ -47,7 +50,7 @@ class TraceParts:
 
     def no_device_work(self) -> InputError:
         """What to say where nothing ran on a device."""
-        if self.damaged:
+        if self._breaks_off:
             what = "breaks off before the first kernel"
             return InputError([Problem(self.path, what, "copy it again, or record it again")])
         fix = "record with ProfilerActivity.CUDA"

@@ -29,7 +29,7 @@ from meshwright.observe.analyze.strips import Strip, strip_of
 from meshwright.observe.analyze.summary import RankSummary, summary_of
 from meshwright.observe.finding import Finding
 from meshwright.timeline.readers.cache import Cache
-from meshwright.timeline.readers.traces import Reading, choose_traces, map_files
+from meshwright.timeline.readers.traces import Reading, choose_traces, empty_traces, map_files
 from meshwright.timeline.schema import Kind
 from meshwright.timeline.timeline import Timeline
 
@@ -107,7 +107,7 @@ class Overview(NamedTuple):
     strips: tuple[Strip, ...]
     """Pictures of some ranks; none where they were not asked for."""
     damaged: tuple[str, ...]
-    """Files that broke off, in words; what they held until there is counted."""
+    """Files that broke off or are empty, in words; what they held until there is counted."""
 
 
 class Looked(NamedTuple):
@@ -183,7 +183,7 @@ def overview(
     files = choose_traces(trace, capture)
     look = Look(wanted or Wanted(), pictures, findings, alone=len(files) == 1)
     reading = Reading(jobs, on_ray, detail="shapes", cache=cache)
-    damaged: list[str] = []
+    damaged = list(empty_traces(trace))
     looked = map_files(look.at, files, reading)
     found = _together(str(trace), look, _until_damage(looked, damaged))
     return found._replace(damaged=tuple(damaged))

@@ -32,6 +32,7 @@ from meshwright.timeline.timeline import Timeline
 Answer = TypeVar("Answer")
 
 
+_TRACE = re.compile(r"\.(?:json|json\.gz|sqlite|parquet)$")
 _PROFILES = frozenset({"kineto", "nsight"})
 """Formats whose readers take a rank and a detail, and whose timelines are worth keeping."""
 
@@ -90,6 +91,15 @@ def _unknown(path: Path, files: Sequence[Path]) -> str:
         others = f", only others such as {files[0].name}" if files else ": it is empty"
         return f"holds no file of a known format{others}"
     return "is of no known format" if path.stat().st_size else "is empty"
+
+
+def empty_traces(path: str | Path) -> tuple[str, ...]:
+    """Files of a folder that have a trace's name and nothing in it, in words: a rank may lack."""
+    path = Path(path)
+    if not path.is_dir():
+        return ()
+    files = [file for file in sorted(_below(path), key=_by_numbers) if _TRACE.search(file.name)]
+    return tuple(f"{file}: is empty, and left out" for file in files if not file.stat().st_size)
 
 
 def choose_traces(path: str | Path, capture: int | None = None) -> tuple[TraceFile, ...]:
