@@ -157,7 +157,7 @@ def accumulation_s(run: Run, weights: int) -> float:
         return 0.0
     # Reads the new gradient, and reads and writes the buffer.
     buffer = STATE_BYTES[run.layout.gradient_precision]
-    return memory_s(run.costs, "optimizer", float(weights * (2 + 2 * buffer)))
+    return memory_s(run.costs, "accumulate", float(weights * (2 + 2 * buffer)))
 
 
 def cast_passes(run: Run) -> float:

@@ -113,7 +113,7 @@ def test_bytes_within_a_layer_are_those_that_predictions_count() -> None:
     inner = {"tokens": TOKENS, "width": 14336}
     for what, times, forward, backward, sizes in (
         ("norms", 2, "add_rms_norm", "add_rms_norm backward", stream),
-        ("activations", 1, "glu", "glu_linear backward", inner),
+        ("activations", 1, "glu", "glu backward", inner),
         ("rotary", 1, "split_rotate", "split_rotate backward", heads),
     ):
         found = term(run, what, lambda one: one.forward)

@@ -21,7 +21,14 @@ HERE = Machine(device="a processor")
 
 
 def few(family: Exchanges, *ops: str) -> Exchanges:
-    return Exchanges(name=family.name, title="", ops=ops or family.ops, on_gpu=SIZES, on_host=SIZES)
+    return Exchanges(
+        name=family.name,
+        title="",
+        ops=ops or family.ops,
+        on_gpu=SIZES,
+        on_host=SIZES,
+        usual_s=family.usual_s,
+    )
 
 
 def test_every_operation_that_is_asked_for_is_known() -> None:

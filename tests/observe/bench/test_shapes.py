@@ -1,12 +1,12 @@
 """Shapes to measure: within their ranges, evenly spread, and never the same twice."""
 
-from math import log2
+from math import log2, prod
 
 import pytest
 
 from meshwright.observe.bench.family import Size
+from meshwright.observe.bench.products import PARTS, held_out
 from meshwright.observe.bench.products import cases as product_cases
-from meshwright.observe.bench.products import held_out
 from meshwright.observe.bench.shapes import (
     LEAST_FLOPS,
     MOST_FLOPS,
@@ -59,5 +59,23 @@ def test_a_bench_that_is_cut_short_has_some_of_every_kind_of_product(size: Size)
     assert kinds == {
         "bf16", "fp16", "tf32", "fp8-tensorwise", "fp8-rowwise", "fp8-blockwise", "grouped",
     }  # fmt: skip
-    first = found[: len(found) * 3 // 5]
+    first = found[: len(kinds)]
     assert {case.sizes.get("precision", "grouped") for case in first} == kinds
+
+
+def test_each_of_the_three_products_has_widths_of_every_size() -> None:
+    found = product_cases("full", on_gpu=True)
+    for precision, sides in (("bf16", "mnk"), ("fp8-blockwise", "mnk")):
+        for part in PARTS:
+            mine = [c for c in found if (c.name, c.sizes.get("precision")) == (part, precision)]
+            for side in sides:
+                widths = [log2(case.size(side)) for case in mine]
+                assert max(widths) - min(widths) > 4, (precision, part, side)  # of six or seven
+
+
+def test_few_rows_of_a_precision_are_of_large_products() -> None:
+    quick = product_cases("quick", on_gpu=True)
+    for precision in ("fp16", "tf32", "fp8-rowwise"):
+        mine = [case for case in quick if case.sizes.get("precision") == precision]
+        assert mine
+        assert all(prod(case.size(side) for side in "mnk") * 2 >= 1e11 for case in mine)

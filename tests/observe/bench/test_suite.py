@@ -72,7 +72,7 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
 
 def test_what_a_quick_family_leaves_goes_to_one_that_was_late() -> None:
     order = list[str]()
-    hasty = family(2, order)._replace(weight=1e-6)
+    hasty = family(2, order)._replace(usual_s={"quick": 1e-6, "full": 1e-6})
     other = family(1, order)._replace(name="others", cases=others)
     found = measure([hasty, other], Place(torch.device("cpu")), HERE, budget_s=20)
     assert found.late == ()

@@ -7,7 +7,7 @@ import numpy as np
 
 from meshwright.observe.bench.attention import cases as attention_cases
 from meshwright.observe.bench.case import Case, Machine, Row
-from meshwright.observe.bench.products import PARTS
+from meshwright.observe.bench.products import part_at
 from meshwright.observe.bench.shapes import Shape, product_shapes
 from meshwright.observe.bench.suite import Bench
 from meshwright.observe.calibrate.subjects import subjects
@@ -47,7 +47,7 @@ Extra = Callable[[Case], float]
 def product_cases(number: int, *, after: int = 0, precision: str = "bf16") -> list[Case]:
     """Return designed products."""
     return [
-        _case(PARTS[place % 3], shape, precision)
+        _case(part_at(place), shape, precision)
         for place, shape in enumerate(product_shapes(number, after=after))
     ]
 

@@ -182,9 +182,12 @@ def test_copies_one_way_and_both_ways_give_the_link() -> None:
     assert "copies to and from the host" in kept.missing
 
 
-def test_launching_is_scored_against_every_launch() -> None:
+def test_launching_is_scored_by_how_far_samples_of_one_launch_scatter() -> None:
     rows = [
-        row_of(Case(family="launches", name=name, sizes={"operation": word}), seconds)
+        msgspec.structs.replace(
+            row_of(Case(family="launches", name=name, sizes={"operation": word}), seconds),
+            high_s=seconds * (1.5 if word == "norm" else 1.1),
+        )
         for name, word, seconds in (
             ("host", "add", 4e-6), ("host", "linear", 5e-6), ("host", "norm", 8e-6),
             ("graph", "", 1e-5), ("kernel", "", 1.5e-6), ("malloc", "", 1e-3),
@@ -196,7 +199,9 @@ def test_launching_is_scored_against_every_launch() -> None:
     assert (launch.host_s, launch.graph_s, launch.kernel_s) == (5e-6, 1e-5, 1.5e-6)
     (report,) = found.reports
     assert report.own.rows == 5
-    assert report.own.worst == pytest.approx(-0.375)
+    assert report.own.median == pytest.approx(0.05)
+    assert report.own.worst == pytest.approx(0.25)
+    assert report.own.worst_case == "launches/host/operation=norm"
 
 
 def test_what_was_not_measured_is_named() -> None:

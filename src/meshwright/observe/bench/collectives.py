@@ -22,7 +22,7 @@ COLLECTIVES = Exchanges(
         "full": tuple(_KIB << shift for shift in range(0, 17, 2)),
         "quick": (_KIB, 64 * _KIB, 4 * _MIB),
     },
-    weight=4.0,
+    usual_s={"quick": 6.5, "full": 20.0},
 )
 
 

@@ -48,7 +48,7 @@ def cases(size: Size, on_gpu: bool) -> tuple[Case, ...]:
     if on_gpu:
         found += [
             _case(name, each, memory)
-            for memory in MEMORIES
+            for memory in (MEMORIES if size == "full" else MEMORIES[:1])
             for each in LINK[size]
             for name in ACROSS
             if (name, memory) != ("both_ways", "pageable")  # the driver makes one wait for another
@@ -128,4 +128,7 @@ def _on(stream: "torch.cuda.Stream", source: "torch.Tensor", target: "torch.Tens
     return copy
 
 
-COPIES = Family("copies", "copies in memory and across the link", cases, work, weight=2.0)
+COPIES = Family(
+    "copies", "copies in memory and across the link", cases, work,
+    usual_s={"quick": 1.5, "full": 14.0},
+)  # fmt: skip

@@ -23,9 +23,12 @@ def cases(size: Size, on_gpu: bool) -> tuple[Case, ...]:
     """Return one size of every kernel, then in a full bench the second of each, and so on."""
     if not on_gpu:
         return tuple(one.case(one.host) for one in KERNELS if not one.eight_bits)
+    first = [one.case(one.sizes[0]) for one in KERNELS if one.quick]
+    if size == "quick":
+        return tuple(first)
     rounds = zip_longest(*([one.case(sizes) for sizes in one.sizes] for one in KERNELS))
-    found = [[case for case in each if case is not None] for each in rounds]
-    return tuple(case for each in (found if size == "full" else found[:1]) for case in each)
+    every = [*first, *(case for each in rounds for case in each if case is not None)]
+    return tuple({case.key: case for case in every}.values())
 
 
 def held_out() -> tuple[Case, ...]:
@@ -62,4 +65,10 @@ def _knows_eight_bits(place: Place) -> bool:
     return place.on_gpu and torch.cuda.get_device_capability(place.device) >= (8, 9)
 
 
-ELEMENTWISE = Family("elementwise", "work bound by memory", cases, work, loaded=True, weight=4.0)
+HEAT_S = 0.1
+"""How long products run before a sample: less than before products, as a lower clock hardly slows
+what waits for memory."""
+ELEMENTWISE = Family(
+    "elementwise", "work bound by memory", cases, work, loaded=True, heat_s=HEAT_S,
+    usual_s={"quick": 9.0, "full": 32.0},
+)  # fmt: skip

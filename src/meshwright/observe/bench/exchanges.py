@@ -31,7 +31,8 @@ class Exchanges(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of each exchange over `nccl`."""
     on_host: dict[Size, tuple[int, ...]]
     """The same over `gloo`."""
-    weight: float = 1.0
+    usual_s: dict[Size, float]
+    """What it takes, with starting the ranks."""
 
     def family(self, ranks: int, backend: Backend) -> Family:
         """Return the family for so many ranks; of one alone it has no cases."""
@@ -55,7 +56,7 @@ class Exchanges(msgspec.Struct, frozen=True, kw_only=True):
             cases,
             no_work,
             on_device=backend == "nccl",
-            weight=self.weight,
+            usual_s=self.usual_s,
             sweep=_sweep(ranks, backend),
         )
 

@@ -1,10 +1,11 @@
 """`Family`: cases of one kind, and how each becomes calls on this machine."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from meshwright.observe.bench.case import Case, Row
-from meshwright.observe.bench.timing import Timed, Work
+from meshwright.observe.bench.timing import HEAT_S, Timed, Work
 
 if TYPE_CHECKING:
     import torch
@@ -51,8 +52,10 @@ class Family(NamedTuple):
     """Whether a GPU is kept at its power limit meanwhile, as training does."""
     on_device: bool = True
     """Whether a GPU does the work; storage, launching and data are the host's."""
-    weight: float = 1.0
-    """Its share of a bench's time beside those of others, in tens of seconds of a full one."""
+    heat_s: float = HEAT_S
+    """How long, before each case."""
+    usual_s: Mapping[Size, float] = MappingProxyType({"quick": 1.0, "full": 1.0})
+    """What it takes on a machine with one H200: its share of a bench's time beside others'."""
     sweep: Sweep | None = None
     """Measures cases together until `time.monotonic()` passes an end, in place of `work`: where
     they need files or processes that only all of them are worth."""

@@ -56,6 +56,8 @@ class Kernel(NamedTuple):
     """Bytes of one call as predictions count them, for numbers of so many bytes."""
     eight_bits: bool = False
     """Whether it needs a GPU that knows 8-bit floats."""
+    quick: bool = True
+    """Whether a quick bench measures it: another kernel may stand for its class."""
 
     def case(self, sizes: Sizes) -> Case:
         """Return the case of some sizes."""

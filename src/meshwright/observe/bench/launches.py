@@ -42,13 +42,13 @@ def cases(size: Size, on_gpu: bool) -> tuple[Case, ...]:
         _case("kernel"),
         _case("graph", nodes=NODES[0]),
         *(_case(f"layer_{one}", kind=kind) for kind in KINDS for one in PASSES),
-        _case("graph_node", nodes=NODES[1]),
-        _case("allocate", bytes=MIB),
     )
     if size == "quick":
         return first
     return (
         *first,
+        _case("graph_node", nodes=NODES[1]),
+        _case("allocate", bytes=MIB),
         *(_case("graph", nodes=each) for each in NODES[1:]),
         *(_case(name, bytes=each) for each in AMOUNTS for name in ("malloc", "free")),
     )
@@ -212,5 +212,10 @@ _SAMPLES: dict[str, Callable[[Case, Place], Callable[[], float]]] = {
 }
 
 LAUNCHES = Family(
-    "launches", "launching and getting memory", cases, work, on_device=False, weight=1.0
+    "launches",
+    "launching and getting memory",
+    cases,
+    work,
+    on_device=False,
+    usual_s={"quick": 8.0, "full": 12.0},
 )

@@ -1,8 +1,9 @@
 """Kernels within a model's layers that memory bounds: norms, rotations, gates, sums, permutations.
 
 Bytes are counted as `predict/block_time.py` counts them for this trainer, which is not always what
-a kernel moves: backward of a gate writes the gate's result once more, backward of a rotation copies
-the values, and a permutation reads a token once for all its copies. The fitted share takes it up.
+a kernel moves: backward of a rotation copies the values, and a permutation reads a token once for
+all its copies. The fitted share takes it up. Backward of a gate that writes the gate's result once
+more counts that: such recomputation is priced by itself.
 """
 
 from collections.abc import Callable
@@ -110,6 +111,12 @@ def _ungate(case: Case, draw: Tensors, *, again: bool) -> Call:
     return gradients_of((out,), (gate_up,), (given,))
 
 
+def _ungate_again_bytes(case: Case, each_bytes: int) -> float:
+    # Gate, up and the gradient are read; the gradients of both and the result are written.
+    tokens, width = _shape(case)
+    return 6.0 * each_bytes * tokens * width
+
+
 def _residual(case: Case, draw: Tensors) -> Call:
     import torch
 
@@ -197,10 +204,10 @@ LAYER_KERNELS = (
     Kernel("norm_backward", "add_rms_norm backward", _STREAM, _HOST_STREAM,
            partial(_norm, way="backward"), _norm_bytes),
     Kernel("activation", "glu", _INNER, _HOST_STREAM, _gate, _plain("activation", 2)),
-    Kernel("activation_backward", "glu_linear backward", _INNER, _HOST_STREAM,
-           partial(_ungate, again=True), _plain("activation_backward", 2)),
-    Kernel("activation_backward", "glu backward", _INNER[2:3], _HOST_STREAM,
+    Kernel("activation_backward", "glu backward", _INNER, _HOST_STREAM,
            partial(_ungate, again=False), _plain("activation_backward", 2)),
+    Kernel("activation_backward", "glu_linear backward", _INNER[:2], _HOST_STREAM,
+           partial(_ungate, again=True), _ungate_again_bytes, quick=False),
     Kernel("rotary", "split_rotate", _HEADS, _HOST_HEADS, partial(_rotary, way="forward"),
            _rotary_bytes),
     Kernel("rotary", "split_rotate backward", _HEADS, _HOST_HEADS,
@@ -208,10 +215,10 @@ LAYER_KERNELS = (
     Kernel("residual", "add", _STREAM[:3], _HOST_STREAM, _residual, _plain("residual")),
     Kernel("copy", "clone", _STREAM[:3], _HOST_STREAM, _copy, _plain("copy")),
     Kernel("copy", "embedding", _WORDS, _HOST_WORDS, partial(_embedding, way="forward"),
-           _plain("copy")),
+           _plain("copy"), quick=False),
     # Priced as a copy of its rows too, and no copy: it writes a gradient of the whole table.
     Kernel("embedding_backward", "embedding backward", _WORDS, _HOST_WORDS,
-           partial(_embedding, way="backward"), _plain("copy")),
+           partial(_embedding, way="backward"), _plain("copy"), quick=False),
     Kernel("permute", "dispatch", _ROUTED, _HOST_ROUTED, partial(_experts, move="dispatch"),
            _experts_bytes),
     Kernel("unpermute", "combine", _ROUTED, _HOST_ROUTED, partial(_experts, move="combine"),

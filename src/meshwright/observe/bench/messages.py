@@ -19,5 +19,5 @@ MESSAGES = Exchanges(
         "full": (8, _KIB, 32 * _KIB, _MIB, 16 * _MIB, 64 * _MIB),
         "quick": (8, 32 * _KIB, 16 * _MIB),
     },
-    weight=1.5,
+    usual_s={"quick": 1.5, "full": 6.0},
 )

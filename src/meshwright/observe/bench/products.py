@@ -5,7 +5,7 @@ outputs, k inputs. Which of cuBLASLt's algorithms runs is chosen as in training.
 bits take operands that are quantised already: casts are cases of `elementwise`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from operator import itemgetter
 
 from meshwright.observe.bench.case import Case
@@ -18,51 +18,51 @@ NUMBERS: dict[Size, dict[str, int]] = {
     "full": {
         "bf16": 150,
         "fp8-tensorwise": 60,
-        "fp8-rowwise": 36,
-        "fp8-blockwise": 24,
+        "fp8-rowwise": 48,
+        "fp8-blockwise": 48,
         "fp16": 12,
         "tf32": 12,
     },
     "quick": {
-        "bf16": 30,
-        "fp8-tensorwise": 12,
-        "fp8-rowwise": 6,
+        "bf16": 9,
+        "fp8-tensorwise": 3,
+        "fp8-rowwise": 3,
         "fp8-blockwise": 3,
-        "fp16": 3,
-        "tf32": 3,
+        "fp16": 1,
+        "tf32": 1,
     },
 }
 """How many products of each precision are measured."""
 ON_HOST: dict[Size, dict[str, int]] = {"full": {"fp32": 48, "bf16": 12}, "quick": {"fp32": 18}}
+GOLDEN = (5**0.5 - 1) / 2
+LARGE, LARGE_FLOPS = 9, 1e11
+"""How many large products come first, and what is large."""
 BLOCK = 128
 """Sides of products whose scales are of blocks are multiples of it."""
 HOST_SHRINKS = 16
 """A processor gets products with so many times fewer rows and columns."""
-GROUPED: dict[Size, int] = {"full": 36, "quick": 6}
+GROUPED: dict[Size, int] = {"full": 36, "quick": 3}
 EXPERTS, ROUTED = Range(8, 256, 8), Range(4096, 131072, 256)
 EXPERT_WIDTHS = Range(512, 8192, 128)
 
 
 def cases(size: Size, on_gpu: bool) -> tuple[Case, ...]:
-    """Return what to measure: the three products in turn, over evenly spread shapes.
+    """Return what to measure: the three products over evenly spread shapes, some large ones first.
 
-    Precisions and grouped products come mixed in proportion, so that a bench whose time is up has
-    a part of each.
+    Precisions and grouped products come mixed in proportion, beginning with one of each, so that a
+    bench whose time is up has a part of all.
     """
     numbers = NUMBERS[size] if on_gpu else ON_HOST[size]
-    longest = max(numbers.values())
-    shapes = product_shapes(longest)
+    shapes = _large_first(product_shapes(max(numbers.values())))
     if not on_gpu:
-        shapes = tuple(_shrunk(shape) for shape in shapes)
+        shapes = tuple((place, _shrunk(shape)) for place, shape in shapes)
     found = [
-        [_case(precision, PARTS[place % 3], shapes[place]) for place in range(number)]
+        [_case(precision, part_at(place), shape) for place, shape in shapes[:number]]
         for precision, number in numbers.items()
     ]
     if on_gpu:
         found.append(_grouped_cases(GROUPED[size]))
-    placed = [
-        ((place + 0.5) / len(some), case) for some in found for place, case in enumerate(some)
-    ]
+    placed = [(place / len(some), case) for some in found for place, case in enumerate(some)]
     return tuple(case for _, case in sorted(placed, key=itemgetter(0)))
 
 
@@ -73,8 +73,26 @@ def held_out(number: int, precision: str = "bf16", *, size: Size = "full") -> tu
     """
     if precision == "grouped":
         return tuple(_grouped_cases(GROUPED[size] + number)[GROUPED[size] :])
-    shapes = product_shapes(number, after=NUMBERS[size].get(precision, 0))
-    return tuple(_case(precision, PARTS[place % 3], one) for place, one in enumerate(shapes))
+    after = max(len(PARTS), NUMBERS[size].get(precision, 0))
+    shapes = enumerate(product_shapes(number, after=after), start=after)
+    return tuple(_case(precision, part_at(place), shape) for place, shape in shapes)
+
+
+def part_at(place: int) -> str:
+    """Return which of the three products has the shape at a place of the sequence.
+
+    Taking them in turn would give each its own stretch of widths: three steps of the sequence come
+    back to nearly the same width. Multiples of the golden ratio go in step with none of its sides.
+    """
+    return PARTS[int(3 * ((place + 0.5) * GOLDEN % 1.0))]
+
+
+def _large_first(shapes: Sequence[Shape]) -> tuple[tuple[int, Shape], ...]:
+    """Return shapes with their places, beginning with a few that are no launch: few rows of a
+    precision, and the judgement of a device's health, are worth little on small ones."""
+    placed = list(enumerate(shapes))
+    first = [one for one in placed if one[1].flops >= LARGE_FLOPS][:LARGE]
+    return (*first, *(one for one in placed if one not in first))
 
 
 def _case(precision: str, part: str, shape: Shape) -> Case:
@@ -101,7 +119,7 @@ def _grouped_cases(number: int) -> list[Case]:
             "n": EXPERT_WIDTHS.at(third),
             "k": EXPERT_WIDTHS.at((first + third) % 1.0),
         }
-        found.append(Case(family="products", name=f"grouped_{PARTS[len(found) % 3]}", sizes=sizes))
+        found.append(Case(family="products", name=f"grouped_{part_at(len(found))}", sizes=sizes))
     raise AssertionError("points never end")
 
 
@@ -225,4 +243,7 @@ def _grouped_call(case: Case, place: Place) -> Callable[[], object]:
     return lambda: product(kernel)
 
 
-PRODUCTS = Family("products", "matrix products", cases, work, loaded=True, weight=15.0)
+PRODUCTS = Family(
+    "products", "matrix products", cases, work, loaded=True,
+    usual_s={"quick": 16.0, "full": 180.0},
+)  # fmt: skip

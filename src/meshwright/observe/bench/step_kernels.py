@@ -182,7 +182,7 @@ STEP_KERNELS = (
            ("rowwise", 16384, 4096), ("blockwise", 16384, 4096), ("tensorwise", 8192, 14336),
            ("rowwise", 4096, 2048), ("blockwise", 8192, 8192)),
            _scaled(("tensorwise", 256, 256))[0], _quantise, _quantise_bytes, eight_bits=True),
-    Kernel("optimizer", "accumulate", _LISTS, _HOST_LIST, _accumulate, _accumulate_bytes),
+    Kernel("accumulate", "accumulate", _LISTS, _HOST_LIST, _accumulate, _accumulate_bytes),
     Kernel("cast", "float", tokens_by((16384, 4096), (4096, 4096)),
            tokens_by((1024, 1024))[0], _cast, _cast_bytes),
     Kernel("cross_entropy", "cross_entropy", _logits_of((4096, 128256), (8192, 32000)),

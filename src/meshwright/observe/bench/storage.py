@@ -80,7 +80,13 @@ def storage(folder: Path) -> Family:
                     yield case.key, str(fault).splitlines()[0]
 
     return Family(
-        "storage", "files in a folder", cases, no_work, on_device=False, weight=3.0, sweep=sweep
+        "storage",
+        "files in a folder",
+        cases,
+        no_work,
+        on_device=False,
+        sweep=sweep,
+        usual_s={"quick": 4.0, "full": 12.0},
     )
 
 

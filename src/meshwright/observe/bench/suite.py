@@ -57,7 +57,7 @@ def measure(
 ) -> Bench:
     """Measure what is not in the file yet, until all is there or the time is up.
 
-    Families share what is left of the budget by their weights, so that a slow one cannot use up
+    Families share what is left of the budget as they usually do, so that a slow one cannot use up
     the others' time, and what a quick one leaves is theirs. What the last one leaves goes to those
     that have not come to their end.
     """
@@ -78,8 +78,8 @@ def measure(
 
     def go_through(some: Sequence[Family]) -> None:
         for number, family in enumerate(some):
-            weights = sum(one.weight for one in some[number:])
-            until = time.monotonic() + (end - time.monotonic()) * family.weight / weights
+            share = family.usual_s[size] / sum(one.usual_s[size] for one in some[number:])
+            until = time.monotonic() + (end - time.monotonic()) * share
             for found in _family(family, left(family), place, until):
                 match found:
                     case Row():
@@ -114,7 +114,7 @@ def _family(
         return
     timer: GpuTimer | HostTimer = HostTimer()
     if place.on_gpu and family.on_device:
-        timer = GpuTimer(place.device, loaded=family.loaded)
+        timer = GpuTimer(place.device, loaded=family.loaded, heat_s=family.heat_s)
     for case in cases:
         if time.monotonic() > end:
             return

@@ -95,10 +95,12 @@ def _in_turn(calls: Sequence[Call]) -> Callable[[], float]:
 class GpuTimer:
     """Times calls on the device alone, at ease or under load."""
 
-    def __init__(self, device: "torch.device", *, loaded: bool = False) -> None:
+    def __init__(
+        self, device: "torch.device", *, loaded: bool = False, heat_s: float = HEAT_S
+    ) -> None:
         import torch
 
-        self.device, self.loaded = device, loaded
+        self.device, self.loaded, self.heat_s = device, loaded, heat_s
         if loaded:
             first, second = (
                 torch.randn(8192, 8192, device=device, dtype=torch.bfloat16) for _ in range(2)
@@ -141,7 +143,7 @@ class GpuTimer:
         samples = []
         if self.loaded:
             # Made ready while the device rested: it has to be brought back to its limit.
-            self.warm(HEAT_S)
+            self.warm(self.heat_s)
         for group in range(GROUPS):
             for _ in range(self._times):
                 self._before()

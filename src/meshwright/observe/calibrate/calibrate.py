@@ -87,7 +87,7 @@ def calibrate(bench: Bench, held: Sequence[Row] = (), *, gpu: str = "") -> Calib
         loaded = any(row.loaded for row in bench.rows if row.case.family == "elementwise")
         reports.append(_plain_report(plain, loaded=loaded))
     launched = launch_score(bench.rows, launch)
-    reports += [] if launched is None else [_bare_report("launching", launched)]
+    reports += [] if launched is None else [_bare_report("launching, spread of samples", launched)]
     reports += [] if link is None else [_bare_report("copies to and from the host", link.own)]
     if not reports:
         what = "no row is of a family that a cost model has constants for"

@@ -1,6 +1,7 @@
 """A subject's curve with its residuals, from some of its rows."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import msgspec
@@ -15,6 +16,10 @@ from meshwright.predict.cost.device import DeviceCosts, costs_for
 from meshwright.spec.cluster import Gpu
 
 Array = Any
+EXTRA = "weight_ratio"
+"""A constant that most devices do not need: it is kept where rows gain by it."""
+WORTH = 0.9
+"""Share of the loss that may be left then."""
 Curve = ProductCurve | AttentionCurve
 
 
@@ -56,31 +61,44 @@ def predicted_s(subject: Subject, device: DeviceCosts, rows: Sequence[Row]) -> A
 
 
 def _fit_curve(subject: Subject, gpu: Gpu, rows: Sequence[Row], like: Curve | None) -> Curve:
-    """Return the best curve of those found from each start."""
+    """Return the best curve of those found from each start, with the extra constant if it pays."""
     starts = [{name: one.start for name, one in subject.constants.items()}]
     if like is not None:
         starts.append({name: getattr(like, name) for name in subject.constants})
-    names = tuple(subject.constants)[: max(1, len(rows) // ROWS_PER_CONSTANT)]
-    free, measured_s = [subject.constants[name] for name in names], [row.seconds for row in rows]
-    best, curve = np.inf, subject.curve(starts[0])
-    for start in starts:
+    number = max(1, len(rows) // ROWS_PER_CONSTANT)
+    every = tuple(subject.constants)
+    plain = tuple(name for name in every if name != EXTRA)
+    # Where it is not free, 1 is as if there were no such constant.
+    usual = {EXTRA: 1.0} if EXTRA in every else {}
+    tried = (_fit_from(subject, gpu, rows, plain[:number], start | usual) for start in starts)
+    loss, found = min(tried, key=itemgetter(0))
+    if EXTRA in every[:number]:
+        less, more = _fit_from(subject, gpu, rows, every[:number], found)
+        found = more if less < WORTH * loss else found
+    return subject.curve(found)
 
-        def made(values: Array, start: dict[str, float] = start) -> Curve:
-            found = dict(zip(names, np.asarray(values).tolist(), strict=True))
-            return subject.curve({**start, **found})
 
-        def seconds(values: Array, made: Callable[[Array], Curve] = made) -> Array:
-            # One description of the device per trial: the cost functions' caches are keyed by it.
-            return predicted_s(subject, _device(gpu, subject, made(values), ()), rows)
+def _fit_from(
+    subject: Subject,
+    gpu: Gpu,
+    rows: Sequence[Row],
+    names: tuple[str, ...],
+    start: dict[str, float],
+) -> tuple[float, dict[str, float]]:
+    """Return the loss and the constants that are found from a start, the named ones being free."""
 
-        values, loss = fit_logs(
-            seconds,
-            measured_s,
-            [(start[name], one.least, one.most) for name, one in zip(names, free, strict=True)],
-        )
-        if loss < best:
-            best, curve = loss, made([float(f"{value:.4g}") for value in values])
-    return curve
+    def made(values: Array) -> dict[str, float]:
+        return {**start, **dict(zip(names, np.asarray(values).tolist(), strict=True))}
+
+    def seconds(values: Array) -> Array:
+        # One description of the device per trial: the cost functions' caches are keyed by it.
+        return predicted_s(subject, _device(gpu, subject, subject.curve(made(values)), ()), rows)
+
+    free = [
+        (start[name], one.least, one.most) for name in names if (one := subject.constants[name])
+    ]
+    values, loss = fit_logs(seconds, [row.seconds for row in rows], free)
+    return loss, made([float(f"{value:.4g}") for value in values])
 
 
 def _device(

@@ -11,7 +11,7 @@ from meshwright.observe.calibrate.subjects import Subject
 from meshwright.spec.cluster import Gpu
 
 FOLDS = 5
-"""Rows come in a designed order with three kinds in turn, which five folds do not line up with."""
+"""Rows come in a designed order, with which five folds do not line up."""
 
 Array = Any
 

@@ -47,6 +47,7 @@ _PRODUCT = {
     "launch_s": Constant(2.5e-6, 5e-7, 3e-5),
     "fill_k": Constant(150.0, 1.0, 3000.0),
     "gradient_ratio": Constant(0.97, 0.4, 1.0),
+    "weight_ratio": Constant(1.0, 0.4, 1.5),
     "tail": Constant(0.2, 1e-3, 1.0),
     "split_penalty": Constant(2.5, 1e-2, 20.0),
     "tile_penalty": Constant(0.02, 1e-4, 0.5),

@@ -34,6 +34,7 @@ MemoryOp = Literal[
     "unpermute",
     "quantise",
     "cast",
+    "accumulate",
     "optimizer",
     "gradient_norm",
 ]
@@ -63,6 +64,9 @@ class ProductCurve(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """What adding into an fp32 gradient moves per element, in bytes that are not hidden."""
     gradient_ratio: float = 1.0
     """Efficiency of gradient products over forward ones, where they need wider accumulation."""
+    weight_ratio: float = 1.0
+    """Efficiency of weight gradients over input gradients: their operands lie otherwise, and where
+    scales are of blocks, both have blocks that are lines."""
     source: str = ""
     """Where the constants come from."""
     error: float | None = None
@@ -74,6 +78,7 @@ class ProductCurve(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         require(
             _shares(efficiency=self.efficiency, bandwidth=self.bandwidth),
             _shares(gradient_ratio=self.gradient_ratio),
+            real("weight_ratio", self.weight_ratio, 0.05, 2.0),
             _shares(0.0, tail=self.tail),
             _not_negative(
                 launch_s=self.launch_s,

@@ -41,8 +41,12 @@ _RELATIVE = {
     "sm_103": "b300-288g-sxm",
     "sm_120": "rtx-pro-6000-server",
 }
-NEAR = {"loss_in_place": "softmax"}
+NEAR = {"loss_in_place": "softmax", "accumulate": "optimizer"}
 """Classes of work that only some devices were measured at, with what they are most like."""
+KEEP_THEIR_PACE = (
+    "optimizer", "accumulate", "cross_entropy", "cross_entropy_backward", "loss_in_place",
+)  # fmt: skip
+"""Classes of work that run alike in any software."""
 _FARTHEST = "h100-80g-sxm"
 """Whose curves a device of any other make borrows."""
 
@@ -142,7 +146,7 @@ def slowed(
 
     `low` is for products of eight bits or fewer, `products` for all others. The optimizer's one
     pass over its states is fused everywhere, and the loss was measured as PyTorch runs it: both
-    keep their speed.
+    keep their speed, and so do sums of gradients.
     """
     found = costs.calibration
     changed = msgspec.structs.replace(
@@ -155,7 +159,7 @@ def slowed(
         attention=tuple(_faster(curve, 1 / attention) for curve in found.attention),
         memory=tuple(
             curve
-            if curve.op in ("optimizer", "cross_entropy", "cross_entropy_backward", "loss_in_place")
+            if curve.op in KEEP_THEIR_PACE
             else msgspec.structs.replace(curve, efficiency=curve.efficiency / elementwise)
             for curve in found.memory
         ),

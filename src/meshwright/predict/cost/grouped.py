@@ -43,7 +43,7 @@ def grouped_matmul_s(
         contiguous = out_features
         stored = rate.accumulate_bytes
     if part != "forward":
-        speed *= rate.gradient_ratio
+        speed *= rate.weight_ratio if part == "weight_gradient" else rate.gradient_ratio
     if out_bytes is not None:
         stored = out_bytes
     speed *= alignment(rate.word, n, contiguous)
@@ -60,5 +60,6 @@ def grouped_matmul_s(
 def grouped_least_s(device: DeviceCosts, flops: float, *, precision: str, gradient: bool) -> float:
     """Return the least that grouped products with so many FLOPs take, whatever their shapes."""
     rate = device.grouped(precision)
-    speed = rate.flops_per_sm * device.sms * (rate.gradient_ratio if gradient else 1.0)
+    ratio = max(rate.gradient_ratio, rate.weight_ratio) if gradient else 1.0
+    speed = rate.flops_per_sm * device.sms * ratio
     return flops / speed * (rate.correction.least if rate.correction is not None else 1.0)

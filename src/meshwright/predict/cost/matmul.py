@@ -59,7 +59,7 @@ def matmul_s(
         out_bytes = rate.accumulate_bytes if layout == "NT" else 2.0
     speed = rate.flops_per_sm * alignment(rate.word, n, m if layout == "NT" else k)
     if layout != "TN":
-        speed *= rate.gradient_ratio
+        speed *= rate.weight_ratio if layout == "NT" else rate.gradient_ratio
     fill = rate.fill_k * out_bytes / 2.0
     compute_s = _tile_flops(rate, (m, n, k, batch), device.sms, fill) / speed
     moved = batch * (rate.input_bytes * k * (m + n) + out_bytes * m * n)

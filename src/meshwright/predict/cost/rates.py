@@ -57,6 +57,8 @@ class ProductRate(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     split_flops_per_element: float
     accumulate_bytes: float
     gradient_ratio: float
+    weight_ratio: float
+    """Of weight gradients, over forward products."""
     tiles: tuple[tuple[int, int], ...] = TILES
     correction: Correction | None = None
 
@@ -114,6 +116,7 @@ def _rate_of(
         split_flops_per_element=4.0 * curve.split_penalty / gpu.memory_bytes_per_s * flops_per_sm,
         accumulate_bytes=curve.accumulate_bytes,
         gradient_ratio=curve.gradient_ratio,
+        weight_ratio=curve.gradient_ratio * curve.weight_ratio,
         tiles=tiles,
         correction=correction,
     )
