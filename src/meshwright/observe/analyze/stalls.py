@@ -73,7 +73,7 @@ def stalls_of(part: Timeline, extent: Extent = Extent.SETTLED) -> RankStalls:
     used = np.flatnonzero(np.bincount(names.codes, minlength=len(names.values)))
     regions = {
         f"{match[1]}/{match[2]}"
-        for code in used
+        for code in used.tolist()
         if (match := REGION.match(names.values[code])) and int(match[2]) > 0
     }
 
