@@ -8,19 +8,22 @@ TYPED := src tests benchmarks scripts docs validation $(wildcard examples/*.py)
 export HYPOTHESIS_PROFILE ?= ci
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check lint types imports unit test-slow fuzz format bench docs sizes \
+.PHONY: help setup demo demo-training test check lint types imports unit test-slow fuzz format bench docs sizes \
 	coverage clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: .venv/.dev ## make .venv with everything a developer needs
 
-demo: ## set up, then show the main job end to end, a training included
-	@$(MAKE) -s --no-print-directory .venv/.train || { \
-		echo "demo: torch cannot be installed here, so training is left out" >&2; \
-		$(MAKE) -s --no-print-directory .venv/.core; }
-	@PATH="$(CURDIR)/$(BIN):$$PATH" python examples/demo.py
+demo: ## set up, then plan, calibrate, predict, run, compare and explain, in under three minutes
+	@SECONDS=0; $(MAKE) -s --no-print-directory .venv/.train || { \
+		echo "demo: torch cannot be installed here, so nothing is run" >&2; \
+		$(MAKE) -s --no-print-directory .venv/.core; } && \
+	DEMO_SETUP_S=$$SECONDS PATH="$(CURDIR)/$(BIN):$$PATH" python examples/demo.py
+
+demo-training: .venv/.train ## set up, then train a small language model from scratch
+	@PATH="$(CURDIR)/$(BIN):$$PATH" python examples/demo_training.py
 
 test: check unit docs ## set up, then lint, types, import rules, tests, docs
 

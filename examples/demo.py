@@ -1,135 +1,147 @@
-"""The main job, end to end: look up, describe, check, size, predict, hand over, train, record.
+"""The whole loop in a few minutes: plan, calibrate, predict, run, compare, explain, and one report.
 
-Each command is printed before it runs. The demo times itself: every command becomes a span of a
-measured `Timeline`, which the last two commands read and write for the Perfetto UI. Training needs
-torch; where it is missing, the demo says so and goes on without.
+Each command is printed as a user would type it, then run. Running needs torch; where it is missing,
+the demo says so, plans, and goes without the rest.
 """
 
-import json
-import math
+import os
 import shlex
 import shutil
-import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-from meshwright.timeline import TimelineWriter
+from meshwright.cli.answer import Answer
+from meshwright.cli.loop_page import Told, report
+from meshwright.cli.main import answer_to
+from meshwright.cli.render import show, show_error
+from meshwright.errors import MeshwrightError
+from meshwright.observe.twin.compare import STEP_SHARE
+from meshwright.spec.units import format_seconds
 
 OUT = Path("demo-out")
-WORK = "examples/llama3-70b.toml"
-STEP = OUT / "step.json.gz"
-RUN = OUT / "run"
-TOKENS = OUT / "tokens"
-EXPORTED = OUT / "exported"
-
-HELD_OUT_LOSS = 3.55
-"""The loss on held-out text that the training must reach, in nats per token."""
+REPORT = OUT / "report.html"
+TWIN = OUT / "twin"
 
 
-class Step(NamedTuple):
-    """One command to show."""
+class Chapter(NamedTuple):
+    """Commands that answer one question."""
 
     title: str
-    command: str
-    code: int = 0
-    """The exit code it should have: 1 is "the answer is no"."""
+    about: str
+    commands: tuple[str, ...]
+    needs_torch: bool = True
 
 
-PLANNING = (
-    Step("What is in the catalog", "mw models --find llama3"),
-    Step("One model in full", "mw models llama3.1-70b --sequence-length 8192"),
-    Step("The cluster it shall run on", "mw clusters h100-superpod --gpus 512"),
-    Step("Does this layout fit this model on this cluster?", f"mw layout check {WORK}"),
-    Step("What does it say to a wrong one?", f"mw layout check {WORK} --ep 4 --precision nvfp4", 1),
-    Step("How much memory and how many FLOPs does it take?", f"mw layout memory {WORK}"),
-    Step("How long is a step, and where does it go?", f"mw simulate {WORK} --timeline {STEP}"),
-    Step("What if one thing were different?", f"mw whatif {WORK} nic=x2 precision=fp8"),
-    Step("The same layout as Megatron-LM flags", f"mw layout export {WORK} --to megatron"),
-    Step(
-        "Which all-reduce is fastest on two nodes?",
-        "mw collective simulate --cluster h100-superpod --gpus 16 --size 64MiB",
+CHAPTERS = (
+    Chapter(
+        "Plan a famous model on a famous cluster",
+        "Llama 3.1 405B on 16,384 H100s: the fastest of the layouts that most people would try, "
+        "proved, with what it costs and what speaks against it. No GPU is needed for that.",
+        (
+            "mw plan llama3.1-405b --cluster h100-superpod --gpus 16384 --global-batch 2048 "
+            "--sequence-length 8192 --tokens 15.6T --quick --top 3",
+        ),
+        needs_torch=False,
     ),
-    Step(
-        "What will NCCL pick there, and why?",
-        "mw collective explain --cluster h100-superpod --gpus 16",
+    Chapter(
+        "Calibrate this host",
+        "What its cores, memory and loopback really do, and the constants of the cost models "
+        "that follow from it.",
+        (
+            f"mw bench --quick --device cpu --minutes 0.4 -o {OUT}/bench.jsonl "
+            "--only products,attention,elementwise,copies,launches,collectives",
+            f"mw calibrate {OUT}/bench.jsonl -o {OUT}/host.toml",
+        ),
+    ),
+    Chapter(
+        "Predict a hybrid-parallel training run of four processes, then run it",
+        "Two pipeline stages times two replicas of a model of 28 million parameters. The parts of "
+        "a step are timed one by one, the simulator puts them together under this layout, and "
+        "only then the layout trains, on random tokens. Fewer cores than ranks take turns: "
+        "a pass takes longer while others compute beside it, and the simulator reckons with that.",
+        (f"mw twin --device cpu --layout pp=2,dp=2 --steps 7 --save {TWIN}",),
+    ),
+    Chapter(
+        "Explain the run",
+        "The measured step, as any profile is explained: where its time went, what that cost, what "
+        "to do about it.",
+        (f"mw analyze {TWIN}/1/measured --no-cache",),
     ),
 )
-
-TRAINING = (
-    Step(
-        "A tokenizer, learnt from Python's own documentation and sources",
-        f"mw data train-tokenizer standard:2MB --size 2048 --out {OUT}/tokenizer.json",
-    ),
-    Step(
-        "The same text, and made-up sums, as tokens",
-        f"mw data tokenize standard --tokenizer {OUT}/tokenizer.json --out {TOKENS}",
-    ),
-    Step(
-        "A language model from scratch, in about two minutes on two cores",
-        f"mw train examples/train-demo.toml --folder {RUN}",
-    ),
-)
-
-READING = (
-    Step("Its weights, for every tool that reads Hugging Face's", f"mw export {RUN} {EXPORTED}"),
-    Step(
-        "What has it learnt? Text it goes on with (after ▸), always by the likeliest token",
-        f"python examples/generate.py {EXPORTED} 'def __init__(self,' 'The \"with\" statement'",
-    ),
-    Step(
-        "And sums, whose form it learns before their results",
-        f"python examples/generate.py {EXPORTED} --line '3 + 4 =' '7 * 6 =' '90 - 40 =' '9 / 2 ='",
-    ),
-)
-
-RECORD = (
-    Step("Where did the demo spend its time?", f"mw timeline show {OUT}/timeline"),
-    Step("Open that in the Perfetto UI", f"mw timeline perfetto {OUT}/timeline {OUT}/demo.json.gz"),
-)
+BUSY_CORES = 0.2
+"""More than so many cores taken by others is said: they took them from the ranks."""
 
 
 def main() -> None:
-    """Run the steps, and stop at the first that does not end as it should."""
+    """Go through the chapters; stop at the first command that fails."""
+    begun = time.monotonic()
     shutil.rmtree(OUT, ignore_errors=True)
     OUT.mkdir()
-    show(PLANNING)
-    missing = [name for name in ("torch", "tokenizers", "safetensors") if not find_spec(name)]
-    if missing:
-        print(f"\n# Training is left out, as it needs {' and '.join(missing)}: make setup")
-    else:
-        show(TRAINING)
-        check_loss()
-        show(READING)
-    show(RECORD)
+    can_run = find_spec("torch") is not None
+    told: list[Told] = []
+    for number, chapter in enumerate(CHAPTERS, 1):
+        print(f"\n━━ {number}. {chapter.title} ━━\n{chapter.about}", flush=True)
+        if chapter.needs_torch and not can_run:
+            print("Left out, as it needs torch: make setup")
+            continue
+        told += [_told(chapter, command) for command in chapter.commands]
+    twin = TWIN / "1" if can_run else None
+    REPORT.write_text(report(told, twin), encoding="utf-8")
+    _close(told, time.monotonic() - begun)
 
 
-def show(steps: tuple[Step, ...]) -> None:
-    """Print and run commands, and record how long each took."""
-    for step in steps:
-        print(f"\n# {step.title}\n$ {step.command}", flush=True)
-        start_ns = time.time_ns()
-        code = subprocess.run(shlex.split(step.command), check=False).returncode
-        with TimelineWriter(OUT / "timeline", rank=0, metadata={"run": "demo"}) as timeline:
-            name, taken_ns = step.command, time.time_ns() - start_ns
-            timeline.span(name, start_ns, taken_ns, kind="host", lane="demo")
-        if code != step.code:
-            sys.exit(f"the demo met an error: {name} ended with {code}, not {step.code}")
+def _told(chapter: Chapter, command: str) -> Told:
+    """Print and run one command; return what it answered."""
+    print(f"\n$ {command}", flush=True)
+    begun = time.monotonic()
+    try:
+        answer = answer_to(shlex.split(command)[1:])
+    except MeshwrightError as error:
+        show_error(error, "auto")
+        sys.exit(f"the demo met an error: {command}")
+    show(answer, "auto")
+    sys.stdout.flush()
+    if answer.code:
+        sys.exit(f"the demo met an error: {command} ended with {answer.code}")
+    return Told(chapter.title, chapter.about, command, answer, time.monotonic() - begun)
 
 
-def check_loss() -> None:
-    """Hold the loss on held-out text against what this demo promises."""
-    rows = [json.loads(line) for line in (RUN / "metrics.jsonl").read_text().splitlines()]
-    loss = [row["held_out_loss"] for row in rows if "held_out_loss" in row][-1]
-    index = json.loads((TOKENS / "index.json").read_text())
-    bytes_per_token = index["text_bytes"] / index["tokens"]
-    bits = loss / math.log(2) / bytes_per_token
-    figures = f"{loss:.3f} nats per token, {bits:.3f} bits per byte"
-    if not loss <= HELD_OUT_LOSS:
-        sys.exit(f"the demo met an error: held-out loss {figures}; {HELD_OUT_LOSS} was promised")
-    print(f"\nheld out: {figures} (promised: {HELD_OUT_LOSS} nats or less)")
+def _close(told: Sequence[Told], seconds: float) -> None:
+    """Say how near the prediction came, how long all took, and where to look."""
+    print()
+    for each in told:
+        for line in verdicts(each.answer):
+            print(line)
+    setup = os.environ.get("DEMO_SETUP_S", "")
+    before = f", after {format_seconds(float(setup))} of setting up" if setup else ""
+    print(f"the demo took {format_seconds(seconds)}{before}")
+    print(f"open {REPORT} in a browser: all of this in one file, with both steps drawn")
+
+
+def verdicts(answer: Answer) -> list[str]:
+    """Return a line for each step that was predicted and measured."""
+    if answer.schema != "twin/1":
+        return []
+    lines = []
+    for each in answer.data["layouts"]:
+        predicted, measured = (
+            format_seconds(each[of]["step_s"]) for of in ("predicted", "measured")
+        )
+        error = each["step_error"]
+        near = "within" if abs(error) <= STEP_SHARE else "OUTSIDE"
+        lines.append(
+            f"a step of {predicted} was predicted and one of {measured} measured: "
+            f"{error:+.1%}, {near} the {STEP_SHARE:.0%} that are let through"
+        )
+        if (others := each["beside_cores"] or 0.0) > BUSY_CORES:
+            lines.append(
+                f"other programs kept {others:.1f} cores busy meanwhile: nobody predicts those"
+            )
+    return lines
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from meshwright.cli.twin_page import bars, picture
 from meshwright.observe.twin.compare import compare
 from meshwright.timeline import Timeline
 
-PASSES = (
+PASSES: tuple[tuple[int, str, float, float], ...] = (
     (0, "forward", 0.0, 1.0),
     (1, "forward", 1.0, 2.0),
     (1, "backward", 2.0, 4.0),

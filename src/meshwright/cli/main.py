@@ -6,6 +6,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Sequence
 
+from meshwright.cli.answer import Answer
 from meshwright.cli.commands import COMMANDS, module
 from meshwright.cli.parser import Parser, build
 from meshwright.cli.render import show, show_error, silence_colour
@@ -44,6 +45,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         if "--debug" in words:
             raise
         return _own_fault(error)
+
+
+def answer_to(words: Sequence[str]) -> Answer:
+    """Return what a command answers without printing it; raise where its words are wrong."""
+    args = _parse(build(words[0]), list(words))
+    assert args is not None, "help is printed, not answered"
+    return module(words[0]).run(args)
 
 
 def _print_anything() -> None:

@@ -1,6 +1,6 @@
 """The page of `mw twin --html`: steps as predicted and as measured, drawn on one scale of time."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 from typing import NamedTuple
 
@@ -20,7 +20,7 @@ COLOURS = {
     "backward-weight": "--cause-3",
 }
 """Variables of `report/style.css` by what a pass is called."""
-_PARTS = (
+_PARTS: tuple[tuple[str, str, Callable[[Phase], float]], ...] = (
     ("in passes", "--compute", lambda phase: phase.passes_s),
     ("bubble", "--idle", lambda phase: phase.bubble_s),
     ("exchange and update", "--communication", lambda phase: phase.around_s),

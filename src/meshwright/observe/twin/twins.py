@@ -14,6 +14,7 @@ from meshwright.observe.twin.compare import Comparison, compare
 from meshwright.observe.twin.computing import with_compute
 from meshwright.observe.twin.middle import middle_step
 from meshwright.observe.twin.prediction import predict
+from meshwright.policy.pipeline import for_layout
 from meshwright.predict.measured import Measured
 from meshwright.spec.layout import Layout
 from meshwright.spec.model import Model
@@ -119,17 +120,24 @@ def _calibrated(asked: Asked, layouts: Sequence[Layout], ranks: int) -> dict[Lay
     """Time what the passes of some layouts consist of, each kind once."""
     from meshwright.run.train.twin.own_cores import cores
     from meshwright.run.train.twin.pieces import piece_layout
-    from meshwright.run.train.twin.steps import time_pieces
+    from meshwright.run.train.twin.steps import Pieces, time_pieces
 
     pieces = {layout: piece_layout(layout) for layout in layouts}
     kinds = dict.fromkeys(without_recompute(one) for one in pieces.values())
     kinds |= dict.fromkeys(pieces.values())
     every = list(kinds)
-    timed = time_pieces(asked.model, every, ranks, length=asked.length, rounds=asked.rounds)
+    split = any(_splits(layout, asked.sequences) for layout in layouts)
+    timed = time_pieces(asked.model, every, ranks, Pieces(asked.length, asked.rounds, split))
     here = cores()
     return {
         layout: measured_of(every, timed, piece, cores=here) for layout, piece in pieces.items()
     }
+
+
+def _splits(layout: Layout, sequences: int) -> bool:
+    """Whether some backward is made in two parts."""
+    lanes = for_layout(layout, layout.microbatches(sequences)).actions
+    return any(action.op == "W" for lane in lanes for action in lane)
 
 
 def _twin(asked: Asked, layout: Layout, calibration: Measured) -> Twin:

@@ -136,13 +136,17 @@ def time_part(
     *,
     length: int,
     rounds: int,
+    split: bool = True,
     clock: Callable[[], float] = perf_counter,
 ) -> PartTimed:
-    """Time one part under a layout of `piece_layout`; no process group may be in use."""
+    """Time one part under a layout of `piece_layout`; no process group may be in use.
+
+    Without `split`, the parts of a split backward are left at nothing.
+    """
     whole = replace(layout, pp=_STAGES, stage_layers=part.stage_layers)
     rank = rank_of(whole, Coordinate(0, 0, 0, part.stage))
     with fake_world(rank, whole.gpus):
-        return _Player(model, whole, part, length, clock).times(rounds)
+        return _Player(model, whole, part, length, clock).times(rounds, split=split)
 
 
 class _Player:
@@ -167,16 +171,17 @@ class _Player:
         self._taken: dict[str, list[float]] = {op: [] for op in "FBIWU"}
         self._calls: dict[str, tuple[Call, ...]] = {}
 
-    def times(self, rounds: int) -> PartTimed:
+    def times(self, rounds: int, *, split: bool) -> PartTimed:
         """Run whole and split backwards in turn; return the mean of each, of updates the middle."""
         for number in range(_WARM + rounds):
             if number == _WARM:
                 for taken in self._taken.values():
                     taken.clear()
-            for split in (False, True):
-                self._round(split=split)
+            self._round(split=False)
+            if split:
+                self._round(split=True)
         found = {
-            op: PassTimed(fmean(self._taken[op]), self._calls[op]) for op in ("F", "B", "I", "W")
+            op: PassTimed(fmean(self._taken[op] or [0.0]), self._calls.get(op, ())) for op in "FBIW"
         }
         held = sum(each.numel() for _, each in self._sync.named_parameters())
         passes = (found["F"], found["B"], found["I"], found["W"])

@@ -55,17 +55,24 @@ class Recorded(NamedTuple):
     """Cores that others kept busy meanwhile, on the mean; None where that is not known."""
 
 
-def time_pieces(
-    model: Model, layouts: list[Layout], ranks: int, *, length: int, rounds: int
-) -> list[Timed]:
+class Pieces(NamedTuple):
+    """How parts are timed."""
+
+    length: int
+    """Tokens of a sequence."""
+    rounds: int
+    """How often, eight microbatches each time and way."""
+    split: bool = True
+    """Whether the two parts of a split backward are timed as well."""
+
+
+def time_pieces(model: Model, layouts: list[Layout], ranks: int, how: Pieces) -> list[Timed]:
     """Time the parts of a model under layouts of `piece_layout`, on so many processes at once."""
-    found: list[Timed] = launch(
-        ranks, _pieces, model, layouts, ranks, length, rounds, timeout_s=PATIENCE_S
-    )
+    found: list[Timed] = launch(ranks, _pieces, model, layouts, ranks, how, timeout_s=PATIENCE_S)
     return found
 
 
-def _pieces(model: Model, layouts: list[Layout], ranks: int, length: int, rounds: int) -> Timed:
+def _pieces(model: Model, layouts: list[Layout], ranks: int, how: Pieces) -> Timed:
     clock = clock_of(ranks)  # before a rank keeps to one of the cores
     keep_to_own_cores(dist.get_rank(), ranks)
     with quiet_collector():
@@ -75,7 +82,7 @@ def _pieces(model: Model, layouts: list[Layout], ranks: int, length: int, rounds
         # What a fake group hands over is whatever lay in memory: tiny numbers must not slow it.
         torch.set_flush_denormal(True)
         parts = [
-            [time_part(model, layout, part, length=length, rounds=rounds, clock=clock)
+            [time_part(model, layout, part, clock=clock, **how._asdict())
              for part in parts_of(model)]
             for layout in layouts
         ]  # fmt: skip
