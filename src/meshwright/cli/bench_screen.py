@@ -193,7 +193,7 @@ def _checks(
 
     expected = expected_of(rows, known)
     whose = known.title if expected.basis == "measured" else f"{known.title} ({expected.basis})"
-    found = check(rows, expected.seconds)
+    found = check(rows, expected.seconds, expected.doubts)
     lacking = [] if found else ["no case was measured that the catalog expects something of"]
     return whose, found, lacking
 

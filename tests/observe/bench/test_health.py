@@ -41,7 +41,7 @@ def test_one_bad_row_of_many_makes_no_device_sick() -> None:
 
 
 def test_what_does_not_repeat_itself_is_judged_less_sharply() -> None:
-    noisy = [replace(one, seconds=1.25, high_s=1.4) for one in COPIES]
+    noisy = [replace(one, seconds=1.25, high_s=1.5) for one in COPIES]
     [found] = check(noisy, SOUND)
     assert found.sound
     assert found.allowed > 0.3

@@ -1,6 +1,6 @@
 """A device whose constants are known is measured, and they come back."""
 
-from math import log2
+from math import log, log2
 
 import msgspec
 import pytest
@@ -10,7 +10,9 @@ from meshwright.observe.bench.case import Case, Machine, Row
 from meshwright.observe.bench.suite import Bench
 from meshwright.observe.calibrate.calibrate import calibrate
 from meshwright.observe.calibrate.device import HEADROOM
-from meshwright.predict.cost import costs_for, linear_s, memory_s
+from meshwright.observe.calibrate.fit import fit_subject
+from meshwright.observe.calibrate.subjects import subjects
+from meshwright.predict.cost import ProductCurve, costs_for, linear_s, memory_s
 from tests.observe.calibrate.synthetic import (
     ATTENTION,
     GPU,
@@ -34,6 +36,20 @@ def test_every_constant_of_a_device_without_noise_comes_back() -> None:
     (curve,) = calibrate(bench(*measured(product_cases(60)))).calibration.products
     for name in ("efficiency", "bandwidth", "launch_s", "fill_k", "tail", "gradient_ratio"):
         assert getattr(curve, name) == pytest.approx(getattr(PRODUCT, name), rel=0.01), name
+
+
+def test_weight_gradients_have_a_pace_of_their_own_only_where_rows_show_it() -> None:
+    def slow_weights(case: Case) -> float:
+        # Work of the device alone: what starting takes does not change.
+        return log(1 / 0.75) if case.name == "weight_gradient" else 0.0
+
+    large = [case for case in product_cases(60) if case.size("m") * case.size("n") > 1 << 24]
+    for extra, ratio in ((slow_weights, 0.75), (lambda _: 0.0, 1.0)):
+        (subject,) = subjects(measured(large, noise=0.01, extra=extra), GPU)
+        curve = fit_subject(subject, GPU).curve
+        assert isinstance(curve, ProductCurve)
+        assert curve.weight_ratio == pytest.approx(ratio, rel=0.05)
+        assert (curve.weight_ratio == 1.0) == (ratio == 1.0)
 
 
 def test_noise_moves_only_constants_that_hardly_matter() -> None:
@@ -148,6 +164,12 @@ def test_memory_bound_work_is_scored_on_rows_left_out_and_on_held_out_ones() -> 
     assert report.held.rows == 2  # casts were not fitted
     assert report.held_parts["norm"].worst == pytest.approx(-0.5, abs=0.01)
     assert report.held_parts["copy"].median < 0.01
+
+
+def test_large_kernels_count_more_than_small_ones_of_their_class() -> None:
+    rows = [*stream("optimizer", 0.8, 4e9, 8e9), *stream("optimizer", 0.6, 1e8)]
+    (curve,) = calibrate(bench(*rows)).calibration.memory
+    assert curve.efficiency == pytest.approx(0.8, rel=0.02)
 
 
 def test_only_permutations_can_seem_faster_than_the_memory() -> None:

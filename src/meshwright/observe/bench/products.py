@@ -88,8 +88,10 @@ def part_at(place: int) -> str:
 
 
 def _large_first(shapes: Sequence[Shape]) -> tuple[tuple[int, Shape], ...]:
-    """Return shapes with their places, beginning with a few that are no launch: few rows of a
-    precision, and the judgement of a device's health, are worth little on small ones."""
+    """Return shapes with their places, beginning with some large ones.
+
+    Few rows of a precision are worth little where launching takes most of their time.
+    """
     placed = list(enumerate(shapes))
     first = [one for one in placed if one[1].flops >= LARGE_FLOPS][:LARGE]
     return (*first, *(one for one in placed if one not in first))

@@ -2,23 +2,37 @@
 
 Their built-in constants come from measurements of many devices, or of a relative where there are
 none of its own: `basis` says which. Rows under load are held against the device at its power limit.
+Only work is expected that the device sets the pace of: large products, attention and copies. How
+fast small ones and the trainer's other kernels run is a matter of software.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from meshwright.observe.bench.case import Row
-from meshwright.observe.calibrate.subjects import subjects
-from meshwright.predict.cost.curves import MEMORY_OPS
-from meshwright.predict.cost.device import costs_for, under_load
+from meshwright.observe.bench.health import group_of
+from meshwright.observe.bench.products import LARGE_FLOPS
+from meshwright.observe.calibrate.subjects import Subject, subjects
+from meshwright.predict.cost.device import DeviceCosts, costs_for, under_load
 from meshwright.predict.cost.memory_bound import memory_s
 from meshwright.spec.cluster import Gpu
 
 LINK_SHARE = 0.85
 """Of a link's stated bandwidth that large copies from pinned memory reach (assumed): headers of
 packets and acknowledgements take the rest."""
-LARGE_BYTES = 16 << 20
-"""Smaller copies are launched more than they are carried out."""
+LARGE_BYTES = 128 << 20
+"""Of memory: smaller copies are launched, or stay in a cache, more than they are carried out."""
+LARGE_MESSAGE = 16 << 20
+"""The same across a link."""
+STREAMS = {"clone": "copy", "add": "residual"}
+"""Kernels that do nothing but move bytes, by the class of their work."""
+USUAL_HEADS = (64, 128)
+"""Widths that attention was measured at."""
+KERNEL_DOUBT = 0.06
+"""Error of a figure that none is stated of: kernels of other versions differ by as much."""
+MEMORY_DOUBT, LINK_DOUBT = 0.02, 0.1
+BORROWED_DOUBT = 0.25
+"""The same where all is taken from a relative."""
 
 
 class Expected(NamedTuple):
@@ -26,28 +40,64 @@ class Expected(NamedTuple):
 
     seconds: dict[str, float]
     """By key; rows that nothing is known of are left out."""
+    doubts: dict[str, float]
+    """How far one such time may be off, by group of rows."""
     basis: str
 
 
 def expected_of(rows: Sequence[Row], gpu: Gpu) -> Expected:
     """Return the times of a sound device."""
     cool = costs_for(gpu)
+    least = 0.0 if cool.basis == "measured" else BORROWED_DOUBT
+    seconds, doubts = dict[str, float](), dict[str, float]()
+    for row, time_s, doubt in (*_computed(rows, gpu, cool), *_moved(rows, gpu, cool)):
+        seconds[row.case.key] = time_s
+        doubts[group_of(row)] = max(doubt, least)
+    return Expected(seconds, doubts, cool.basis)
+
+
+def _computed(
+    rows: Sequence[Row], gpu: Gpu, cool: DeviceCosts
+) -> Iterator[tuple[Row, float, float]]:
+    """Yield large products and attention with their times, of kinds that were measured."""
     hot = under_load(cool)
-    found = dict[str, float]()
     for subject in subjects(rows, gpu):
-        for row in subject.rows:
-            found[row.case.key] = subject.seconds(hot if row.loaded else cool, row)
+        known, doubt = _known(subject, cool)
+        for row in subject.rows if known else ():
+            if (row.flops or 0.0) < LARGE_FLOPS:
+                continue
+            if subject.family == "attention" and not _usual(row):
+                continue
+            yield row, subject.seconds(hot if row.loaded else cool, row), doubt
+
+
+def _known(subject: Subject, cool: DeviceCosts) -> tuple[bool, float]:
+    """Tell whether there is a curve of this very kind of work, and its error."""
+    if subject.family != "products":
+        return True, KERNEL_DOUBT
+    curves = {curve.precision: curve for curve in cool.calibration.products}
+    if subject.name not in curves:
+        return False, 0.0
+    error = curves[subject.name].error
+    return True, KERNEL_DOUBT if error is None else error
+
+
+def _usual(row: Row) -> bool:
+    sizes = row.case.sizes
+    return sizes["mask"] in ("causal", "full") and sizes["head_dim"] in USUAL_HEADS
+
+
+def _moved(rows: Sequence[Row], gpu: Gpu, cool: DeviceCosts) -> Iterator[tuple[Row, float, float]]:
+    """Yield large copies with their times."""
     for row in rows:
-        name, moved = row.case.name, row.bytes
-        if not moved or row.case.family not in ("elementwise", "copies"):
-            continue
-        if row.case.family == "elementwise" and name in MEMORY_OPS:
-            found[row.case.key] = memory_s(cool, name, moved)
-        elif name == "copy" and moved >= LARGE_BYTES:
-            found[row.case.key] = memory_s(cool, "copy", moved)
-        elif _over_link(row) and moved >= LARGE_BYTES and gpu.pcie_bytes_per_s:
-            found[row.case.key] = moved / (LINK_SHARE * gpu.pcie_bytes_per_s)
-    return Expected(found, cool.basis)
+        family, name, moved = row.case.family, row.case.name, row.bytes or 0.0
+        op = STREAMS.get(str(row.case.sizes.get("kernel", "")))
+        if family == "elementwise" and op == name and moved >= LARGE_BYTES:
+            yield row, memory_s(cool, "copy" if op == "copy" else "residual", moved), MEMORY_DOUBT
+        elif family == "copies" and name == "copy" and moved >= LARGE_BYTES:
+            yield row, memory_s(cool, "copy", moved), MEMORY_DOUBT
+        elif _over_link(row) and moved >= LARGE_MESSAGE and gpu.pcie_bytes_per_s:
+            yield row, moved / (LINK_SHARE * gpu.pcie_bytes_per_s), LINK_DOUBT
 
 
 def _over_link(row: Row) -> bool:
