@@ -143,3 +143,20 @@ def test_held_out_rows_of_another_device_are_refused(
     other.write_bytes(msgspec.json.encode(machine) + b"\n")
     assert main(["calibrate", rows, "--held-out", str(other)]) == 2
     assert "measure both on one device" in capsys.readouterr().err
+
+
+def test_the_software_that_was_measured_is_predicted_without_allowances(
+    rows: str, home: Path, capsys: Captured
+) -> None:
+    assert main(["calibrate", rows]) == 0
+    capsys.readouterr()
+    steps = {
+        name: answer([*STEP, "--software", name], capsys)["step_s"]
+        for name in ("megatron", "eager", "meshwright")
+    }
+    assert len(set(steps.values())) == 3
+    assert steps["eager"] > steps["megatron"]
+    assert main([*STEP, "--software", "megatron"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "software: megatron (the kernels measured are those of meshwright)" in shown
+    assert main([*STEP, "--software", "other"]) == 2

@@ -3,9 +3,13 @@
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from meshwright.cli.main import main
+from meshwright.predict.cost import Calibration
+from meshwright.predict.cost.curves import MemoryCurve, save_calibration
+from meshwright.predict.cost.device import measured_devices
 from meshwright.timeline import write
 from tests.observe.analyze.traces import call, host, kernel, timeline
 
@@ -104,3 +108,27 @@ def test_a_compiled_training_step_is_covered_to_more_than_four_fifths(
     assert answer["covered_share"] > 0.8
     products = [row["share"] for row in answer["kernels"] if row["bound"] == "compute"]
     assert max(products) < 1
+
+
+def test_roofs_are_what_was_measured_where_there_is_a_calibration(
+    tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MESHWRIGHT_CALIBRATIONS", str(tmp_path / "mine"))
+    curve = msgspec.structs.replace(measured_devices()["h100-80g-sxm"].products[0], efficiency=0.5)
+    memory = (MemoryCurve(op="copy", efficiency=0.8), MemoryCurve(op="permute", efficiency=1.6))
+    found = Calibration(gpu="h100-80g-sxm", source="here", products=(curve,), memory=memory)
+    (tmp_path / "mine").mkdir()
+    save_calibration(found, tmp_path / "mine" / "h100-80g-sxm.toml")
+    words = ["roofline", _trace(tmp_path / "t", DEVICES)]
+    both = []
+    for more in ([], ["--no-calibration"]):
+        assert main([*words, *more, "--json"]) == 0
+        answer = json.loads(capsys.readouterr().out)
+        rows = {row["name"]: row["least_ms"] for row in answer["kernels"]}
+        both.append((rows["gemm"], rows["triton_poi_fused_add_0"], answer["calibration"]["source"]))
+    (own, own_moved, own_source), (peak, peak_moved, peak_source) = both
+    assert own == pytest.approx(peak / 0.5)
+    assert own_moved == pytest.approx(peak_moved / 0.8)
+    assert (own_source, peak_source) == ("here", None)
+    assert main(words) == 0
+    assert "the best that was measured here" in capsys.readouterr().out
