@@ -6,9 +6,13 @@ import pytest
 
 from meshwright.errors import InputError
 from meshwright.observe.bench.case import Case, Machine
+from meshwright.observe.bench.families import FAMILIES, families
 from meshwright.observe.bench.family import Family, Place, Size, no_work
-from meshwright.observe.bench.suite import measure, read
+from meshwright.observe.bench.products import PARTS
+from meshwright.observe.bench.suite import BUDGET_S, measure, read
 from meshwright.observe.bench.timing import Work
+from meshwright.observe.calibrate.plain import LAUNCHES, LAYERS
+from meshwright.predict.cost.curves import MEMORY_OPS
 
 torch = pytest.importorskip("torch", reason="the bench measures with torch")
 
@@ -90,3 +94,21 @@ def test_what_cannot_be_done_here_is_no_fault_and_not_late() -> None:
     found = measure([unable], Place(torch.device("cpu")), HERE, budget_s=30)
     assert (found.rows, found.failed, found.late) == ((), (), ())
     assert len(found.unable) == 2
+
+
+def test_a_quick_bench_of_a_gpu_has_one_of_everything_a_calibration_reads() -> None:
+    quick = [case for family in FAMILIES for case in family.cases("quick", True)]
+    assert {case.name for case in quick if case.family == "elementwise"} == set(MEMORY_OPS)
+    launched = {(case.name, case.sizes.get("kind")) for case in quick if case.family == "launches"}
+    assert {(name, None) for name in LAUNCHES} | set(LAYERS) == launched
+    pinned = {case.name for case in quick if case.sizes.get("memory") == "pinned"}
+    assert pinned == {"host_to_device", "device_to_host", "both_ways"}
+    for family, names in (("attention", ("forward", "backward")), ("products", PARTS)):
+        assert set(names) <= {case.name for case in quick if case.family == family}
+
+
+def test_families_of_a_quick_bench_fit_into_its_minute() -> None:
+    every = families(ranks=2, backend="gloo", folder=Path())
+    sizes: tuple[Size, ...] = ("quick", "full")
+    for size in sizes:
+        assert sum(family.usual_s[size] for family in every) <= BUDGET_S[size]

@@ -94,9 +94,8 @@ def _fit_from(
         # One description of the device per trial: the cost functions' caches are keyed by it.
         return predicted_s(subject, _device(gpu, subject, subject.curve(made(values)), ()), rows)
 
-    free = [
-        (start[name], one.least, one.most) for name in names if (one := subject.constants[name])
-    ]
+    bounds = [subject.constants[name] for name in names]
+    free = [(start[name], one.least, one.most) for name, one in zip(names, bounds, strict=True)]
     values, loss = fit_logs(seconds, [row.seconds for row in rows], free)
     return loss, made([float(f"{value:.4g}") for value in values])
 

@@ -33,7 +33,7 @@ PASSES: dict[MemoryOp, float] = {
 
 `activation` is a gated one: it reads both halves of its input and writes half as much.
 `residual` adds one tensor to another. `quantise` goes from 2 bytes to 1, `cast` from 2 to 4.
-`optimizer` is not listed: its bytes depend on the states that a layout keeps.
+`optimizer` and `accumulate` are not listed: their bytes depend on the states that a layout keeps.
 """
 
 
