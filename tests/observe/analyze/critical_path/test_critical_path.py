@@ -134,6 +134,20 @@ def test_an_event_that_was_written_down_ties_two_streams() -> None:
     assert us(path.ns_by_cause)["kernel gap"] == 45
 
 
+@pytest.mark.parametrize("extra", ['{"wait_on_stream": 1.5}', '{"wait_on_stream": [7]}', "no JSON"])
+def test_waits_whose_arguments_are_no_profilers_are_left_out(extra: str) -> None:
+    rows = [
+        launch(0, 1, 2),
+        kernel(5, 105, 2),
+        {
+            **kernel(5, 6, 4, "Stream Wait Event"),
+            "category": "cuda_sync", "kind": "wait", "lane": "stream 9 sync", "extra": extra,
+        },
+    ]  # fmt: skip
+    path = critical_path(timeline_of(rows), window_ns=(0, 300_000))
+    assert us(path.ns_by_cause)["kernel"] == 100
+
+
 def test_work_right_behind_other_work_waited_for_it() -> None:
     path = critical_path(
         timeline_of(

@@ -1,5 +1,6 @@
 """The device's part of a window: its work in order, stream by stream, and what it waited for."""
 
+from contextlib import suppress
 from typing import NamedTuple
 
 import msgspec
@@ -127,9 +128,12 @@ def sync_rows(part: Timeline) -> list[Sync]:
     if "cuda_sync" not in category.values or "extra" not in part.spans.column_names:
         return []
     rows = np.flatnonzero(where(category, lambda name: name == "cuda_sync"))
-    return [
-        _SYNC.decode(text) for text in taken(part.spans.column("extra"), rows).to_pylist() if text
-    ]
+    found = list[Sync]()
+    for text in taken(part.spans.column("extra"), rows).to_pylist():
+        # Of arguments that are no profiler's, nothing is known.
+        with suppress(msgspec.MsgspecError):
+            found += [_SYNC.decode(text)] if text else []
+    return found
 
 
 def event_waits(part: Timeline, device: Device) -> tuple[Ints, Ints]:

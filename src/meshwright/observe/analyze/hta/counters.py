@@ -159,8 +159,14 @@ def _rates(part: Timeline, copies: Frame) -> npt.NDArray[Any]:
         return np.zeros(copies.row.size)
     rows = np.flatnonzero(_filed(part))[copies.row]
     texts = taken(part.spans.column("extra"), rows).to_pylist()
-    said = (_DECODER.decode(text).rate if text else None for text in texts)
-    return np.array([float(rate) if rate is not None else 0.0 for rate in said])
+    return np.array([_rate(text) if text else 0.0 for text in texts])
+
+
+def _rate(text: str) -> float:
+    try:
+        return float(_DECODER.decode(text).rate or 0.0)
+    except ValueError:  # arguments that are no profiler's
+        return 0.0
 
 
 def _filed(part: Timeline) -> npt.NDArray[np.bool_]:
