@@ -2,6 +2,7 @@
 
 import argparse
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from meshwright.cli.analyze_data import overview_data
@@ -19,15 +20,17 @@ EXAMPLES = (
     "mw analyze trace.json.gz",
     "mw analyze traces/ --html report.html",
     "mw analyze traces/ --rank 0-3 --steps 11,12 --json",
+    "mw analyze nccl-*.log",
 )
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
-    parser.usage = "mw analyze PATH [flags]"
+    parser.usage = "mw analyze PATH… [flags]"
     parser.add_argument(
-        "path", metavar="PATH",
-        help="a trace (PyTorch profiler, Nsight Systems SQLite, our own), or a folder of ranks",
+        "paths", metavar="PATH", nargs="+",
+        help="a trace (PyTorch profiler, Nsight Systems SQLite, our own), or a folder of ranks; "
+        "logs of NCCL's or execution traces, one or several",
     )  # fmt: skip
     parser.add_argument("--rank", metavar="LIST", help="only these ranks: 3, or 0-3,7")
     parser.add_argument("--steps", metavar="LIST", help="only these steps: 11, or 11-13")
@@ -61,6 +64,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Answer:
     """Answer with one screen; write the files that were asked for."""
+    args.path = args.paths[0]
+    other = _without_times(args)
+    if other is not None:
+        return other
     if args.compat == "hta":
         if args.html or args.perfetto or args.steps:
             what = "prints figures only, of whole traces"
@@ -99,6 +106,36 @@ def run(args: argparse.Namespace) -> Answer:
         quiet=_quiet(found),
         code=1 if found.damaged else 0,
     )
+
+
+def _without_times(args: argparse.Namespace) -> Answer | None:
+    """What logs and execution traces say; None where there is a timeline to analyze."""
+    from meshwright.cli.analyze_untimed import files_of
+
+    kind, files = files_of(args.paths)
+    if not kind:
+        return None
+    flags = {"--html": args.html, "--perfetto": args.perfetto, "--rank": args.rank,
+             "--steps": args.steps, "--compat": args.compat}  # fmt: skip
+    given = [flag for flag, value in flags.items() if value]
+    if kind == "nccl log":
+        _refuse(given, files[0], "a log of NCCL's")
+        from meshwright.cli.analyze_log import nccl_logs
+
+        return nccl_logs(files)
+    from meshwright.cli.analyze_operators import operators, read_graphs
+
+    graphs, damaged = read_graphs(files)
+    if len(args.paths) == 1 and any(n.start_us is not None for one in graphs for n in one.nodes):
+        return None
+    _refuse(given, files[0], "an execution trace")
+    return operators(graphs, damaged)
+
+
+def _refuse(flags: Sequence[str], path: Path, what: str) -> None:
+    if flags:
+        fix = f"leave out {', '.join(flags)}, or give the trace of PyTorch's profiler"
+        raise InputError([Problem(str(path), f"is {what}, which has no times", fix)])
 
 
 def _written(

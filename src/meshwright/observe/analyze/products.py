@@ -83,10 +83,10 @@ def products(part: Timeline) -> Products:
     )
 
 
-_Counted = tuple[float, str, str, int, str]
+Counted = tuple[float, str, str, int, str]
 
 
-def _count(name: str, text: str | None) -> _Counted | None:
+def _count(name: str, text: str | None) -> Counted | None:
     """FLOPs, element type, shapes and so on of one call; None where it says too little."""
     if not text:
         return None
@@ -94,11 +94,12 @@ def _count(name: str, text: str | None) -> _Counted | None:
         said = _DECODER.decode(text)
     except msgspec.MsgspecError:
         return None
-    return _counted(name, bytes(said.dims), bytes(said.types), bytes(said.given))
+    return count_call(name, bytes(said.dims), bytes(said.types), bytes(said.given))
 
 
 @lru_cache(1 << 14)
-def _counted(name: str, dims: bytes, types: bytes, given: bytes) -> _Counted | None:
+def count_call(name: str, dims: bytes, types: bytes, given: bytes) -> Counted | None:
+    """The same, of the JSON of its arguments."""
     try:
         arguments = _Arguments(
             msgspec.json.decode(dims, type=list[Any]),

@@ -5,6 +5,7 @@ They say which operators ran, on what, and which had to wait for which; not when
 `rows_of_nodes` finds the nodes in the trace that PyTorch's profiler recorded of the same run.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from itertools import islice
 from pathlib import Path
@@ -35,6 +36,7 @@ _GROUPS = "## process_group:init ##"
 _LARGEST_US = 2**50
 _LEAST_NODE_BYTES = 32
 _AGREED = 0.9
+_RANK = re.compile(r"\.(\d{1,6})\.(?:et|json)\b")
 
 
 class Graph(NamedTuple):
@@ -105,6 +107,21 @@ def timeline_of(graph: Graph, *, rank: int = 0) -> Timeline:
         source=Source.MEASURED,
         metadata={key: value for key, value in metadata.items() if value},
     )
+
+
+def read_timed(path: str | Path) -> Timeline:
+    """Read a trace whose nodes have times as a timeline; its rank is the number in `NAME.3.et`.
+
+    `InputError` where none has; `DamagedFile` keeps the timeline of all nodes before that.
+    """
+    found = _RANK.search(Path(path).name)
+    rank = int(found[1]) if found else 0
+    try:
+        return timeline_of(read_execution_trace(path), rank=rank)
+    except DamagedFile as damage:
+        if not isinstance(damage.kept, Graph):
+            raise
+        raise DamagedFile(damage.problems, kept=timeline_of(damage.kept, rank=rank)) from None
 
 
 def rows_of_nodes(graph: Graph, timeline: Timeline) -> Ints:

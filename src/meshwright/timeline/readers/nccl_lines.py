@@ -43,6 +43,17 @@ COLLECTIVE = re.compile(
     r"comm (0x[0-9a-f]{1,16}) \[nranks=(\d{1,9})\] stream (\S{1,20})"
 )
 VERSION = re.compile(r"NCCL version (\d[\w.+\-]{1,40})")
+NODES = re.compile(r"^comm (0x[0-9a-f]{1,16}) rank \d{1,9} nRanks \d{1,9} nNodes (\d{1,9})\b")
+CHANNELS = re.compile(r"^(\d{1,4}) coll channels\b")
+TOLD = (
+    ("version", re.compile(r"^NCCL version (\d[\w.+\-]{1,40})")),
+    ("network", re.compile(r"^Using network (\S.{0,79})")),
+    ("devices", re.compile(r"^NET/IB : Using\s+(\[0\].{1,900}?)(?: \[RO\])?\s*;")),
+    ("setting", re.compile(r"^(NCCL_\w{1,60} set by environment to .{1,200}?)\.?$")),
+    ("no rdma", re.compile(r"^(?:NET/\w+ : )?GPU Direct RDMA Disabled for (.{1,120})")),
+    ("no peers", re.compile(r"^P2P is disabled between connected GPUs (\d{1,4} and \d{1,4})")),
+)
+"""What a process says of itself: the subject, and the form of the line."""
 # ncclDataType_t and ncclRedOp_t of nccl.h.
 DTYPES = (
     "int8", "uint8", "int32", "uint32", "int64", "uint64", "fp16", "fp32", "fp64", "bf16",

@@ -23,6 +23,7 @@ from meshwright.timeline.readers.nccl_records import (
     Connection,
     NcclLog,
     Ring,
+    Told,
     Tree,
     Warned,
 )
@@ -71,7 +72,7 @@ def timeline_of(log: NcclLog) -> Timeline:
             what = "has no times"
             fix = "record it with NCCL_DEBUG_TIMESTAMP_LEVELS=ALL"
         raise InputError([Problem(str(log.path), what, fix)])
-    ranks = _ranks(log)
+    ranks = ranks_of(log)
     dtypes = [call.dtype or None for call in calls]
     spans: dict[str, Any] = {
         "rank": [ranks.get((c.host, c.process, c.device), max(c.rank, 0)) for c in calls],
@@ -84,7 +85,7 @@ def timeline_of(log: NcclLog) -> Timeline:
         "collective": [collective_of(call.name) for call in calls],
         "group": [call.communicator for call in calls],
         "dtype": dtypes,
-        "bytes": [_bytes(call) for call in calls],
+        "bytes": [call_bytes(call) for call in calls],
         "category": "nccl",
         "extra": [_extra(call) for call in calls],
     }
@@ -95,7 +96,8 @@ def timeline_of(log: NcclLog) -> Timeline:
     return Timeline.from_columns(spans, source=Source.MEASURED, metadata=metadata)
 
 
-def _ranks(log: NcclLog) -> dict[tuple[str, int, int], int]:
+def ranks_of(log: NcclLog) -> dict[tuple[str, int, int], int]:
+    """The rank of each host, process and device: that in its largest communicator."""
     largest: dict[tuple[str, int, int], Communicator] = {}
     for one in log.communicators:
         key = (one.host, one.process, one.device)
@@ -104,7 +106,8 @@ def _ranks(log: NcclLog) -> dict[tuple[str, int, int], int]:
     return {key: min(one.rank, 2**31 - 1) for key, one in largest.items()}
 
 
-def _bytes(call: Call) -> int:
+def call_bytes(call: Call) -> int:
+    """The bytes of the larger of what a call takes and gives; -1 where its type is not known."""
     size = size_bytes(call.dtype)
     parts = call.num_ranks if collective_of(call.name) in _WHOLE else 1
     whole = call.elements * size * parts if size else ABSENT
@@ -147,6 +150,8 @@ class _Reading:
         self.trees: list[Tree] = []
         self.calls: list[Call] = []
         self.warnings: list[Warned] = []
+        self.told: dict[Told, None] = {}
+        self.processes: set[tuple[str, int]] = set()
         self.left: Counter[str] = Counter()
         self._making: dict[lines.Origin, tuple[str, int, str]] = {}
         """By thread: the communicator that it began to make last."""
@@ -155,15 +160,15 @@ class _Reading:
         """Take one line of the file."""
         if "NCCL " not in text:
             return
-        version = lines.VERSION.search(text)
-        if version is not None:
-            self.num_lines += 1
-            self.version = self.version or version[1]
-            return
         line = lines.read_line(text)
         if line is None:
+            version = lines.VERSION.search(text)
+            if version is not None:
+                self.num_lines += 1
+                self.version = self.version or version[1]
             return
         self.num_lines += 1
+        self.processes.add(line.origin[:2])
         if line.level == "WARN":
             origin = line.origin
             warned = Warned(
@@ -185,14 +190,34 @@ class _Reading:
             self._take_call(line)
         elif message.startswith(("Channel ", "Ring ", "Trees ")):
             self._take_shape(line)
+        elif found := lines.NODES.match(message):
+            self._note((*line.origin[:2], found[1]), num_nodes=int(found[2]))
+        elif found := lines.CHANNELS.match(message):
+            self._note(self._making.get(line.origin), num_channels=int(found[1]))
         elif " comm 0x" in f" {message}":
             self._take_communicator(line)
         elif message.startswith("Init timings"):
-            found = lines.TIMINGS.search(message)
-            key = self._making.get(line.origin)
-            if found is not None and key is not None:
-                known = self.communicators[key]
-                self.communicators[key] = known._replace(took_s=float(found[1]))
+            took = lines.TIMINGS.search(message)
+            if took is not None:
+                self._note(self._making.get(line.origin), took_s=float(took[1]))
+        else:
+            self._take_told(line)
+
+    def _note(self, key: tuple[str, int, str] | None, **more: Any) -> None:
+        """Add to what is known of a communicator, if it is known."""
+        known = self.communicators.get(key) if key is not None else None
+        if key is not None and known is not None:
+            self.communicators[key] = known._replace(**more)
+
+    def _take_told(self, line: lines.Line) -> None:
+        for subject, form in lines.TOLD:
+            if found := form.match(line.message):
+                told = Told(*line.origin[:2], subject, found[1].strip())
+                if told not in self.told and len(self.told) >= MOST_RECORDS:
+                    self.left["settings"] += 1
+                else:
+                    self.told[told] = None
+                return
 
     def _take_communicator(self, line: lines.Line) -> None:
         found = lines.COMMUNICATOR.search(line.message)
@@ -270,10 +295,16 @@ class _Reading:
             f"{count:,} {what} more than are kept were left out"
             for what, count in self.left.items()
         ]
+        told = list(self.told)
+        versions = [one.value for one in told if one.subject == "version"]
+        if self.version and not versions and len(self.processes) == 1:
+            # Older ones do not say whose version it is.
+            told.append(Told(*next(iter(self.processes)), "version", self.version))
+        version = self.version or next(iter(versions), "")
         return NcclLog(
-            path, self.version, (*self.past, *self.communicators.values()),
+            path, version, (*self.past, *self.communicators.values()),
             tuple(self.connections), tuple(self.rings), tuple(self.trees), tuple(self.calls),
-            tuple(self.warnings), tuple(notes),
+            tuple(self.warnings), tuple(notes), tuple(told),
         )  # fmt: skip
 
 

@@ -26,6 +26,10 @@ class Communicator(NamedTuple):
     """Whether it was destroyed or aborted."""
     took_s: float | None
     """How long NCCL says that making it took."""
+    num_nodes: int = 0
+    """0 where it does not say."""
+    num_channels: int = 0
+    """Of its collectives; 0 where it does not say."""
 
 
 class Connection(NamedTuple):
@@ -95,6 +99,16 @@ class Warned(NamedTuple):
     time_ns: int | None
 
 
+class Told(NamedTuple):
+    """What a process says of itself, once however often it says it."""
+
+    host: str
+    process: int
+    subject: str
+    """`version`, `network`, `devices` (network cards), `setting`, `no rdma`, `no peers`."""
+    value: str
+
+
 class NcclLog(NamedTuple):
     """What a log says."""
 
@@ -107,3 +121,4 @@ class NcclLog(NamedTuple):
     calls: tuple[Call, ...]
     warnings: tuple[Warned, ...]
     notes: tuple[str, ...]
+    told: tuple[Told, ...] = ()

@@ -110,19 +110,19 @@ FORMATS: tuple[Format, ...] = (
         "execution trace",
         "an execution trace of PyTorch",
         _json(rb'"schema"\s*:', rb'"nodes"\s*:'),
-        instead=f"it has no times: {_PROFILER}",
+        instead=f"mw analyze counts its operators, but it has no times: {_PROFILER}",
     ),
     Format(
         "chakra",
         "an execution trace of Chakra",
         _json(rb'^\{\s*"workload_graph"\s*:'),
-        instead=f"it has no times: {_PROFILER}",
+        f"{_HERE}.execution_trace:read_timed",
     ),
     Format(
         "chakra",
         "an execution trace of Chakra",
         _chakra,
-        instead=f"it has no times: {_PROFILER}",
+        f"{_HERE}.execution_trace:read_timed",
     ),
     Format(
         "nccl inspector",
@@ -183,7 +183,7 @@ FORMATS: tuple[Format, ...] = (
         "nccl log",
         "what NCCL_DEBUG prints",
         _printed_by_nccl,
-        instead=f"a log of NCCL's is no timeline: {_PROFILER}",
+        instead=f"mw analyze reads a log of NCCL's, but it is no timeline: {_PROFILER}",
     ),
 )
 """In the order they are tried."""

@@ -110,6 +110,8 @@ def choose_traces(path: str | Path, capture: int | None = None) -> tuple[TraceFi
     """
     found = find_traces(path)
     files = [file for file in found if _reader(file.format)]
+    # Traces of Chakra mostly have no times: beside others they are not what is meant.
+    files = [file for file in files if file.format != "chakra"] or files
     if not files:
         names = {file.format for file in found}
         what = f"holds no timeline, only: {', '.join(sorted(names))}"
