@@ -143,13 +143,13 @@ def _groups(job: Job) -> tuple[Group, ...]:
 
 def _routes(job: Job) -> tuple[Route, ...]:
     ends: defaultdict[tuple[object, ...], dict[str, bool]] = defaultdict(dict)
-    words: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    words: defaultdict[tuple[object, ...], Counter[str]] = defaultdict(Counter)
     kinds: dict[tuple[object, ...], str] = {}
     for one in job.log.connections:
         # Without a communicator's id its ranks are known within a process only.
         key = (*job.scope(one), one.source, one.target, one.channel)
         kinds[key] = route_of(one.transport)
-        words[kinds[key]][re.sub(r"/\d+(\(\d+\))?(?=/|$)", "", one.transport)] += 1
+        words[key][re.sub(r"/\d+(\(\d+\))?(?=/|$)", "", one.transport)] += 1
         ends[key][one.direction] = "GDRDMA" in one.transport
     rows: defaultdict[tuple[str, str], list[tuple[object, ...]]] = defaultdict(list)
     for key, kind in kinds.items():
@@ -160,10 +160,17 @@ def _routes(job: Job) -> tuple[Route, ...]:
             direct,
             len(keys),
             len({key[:-1] for key in keys}),
-            tuple(text for text, _ in words[kind].most_common(3)),
+            tuple(text for text, _ in _total(words[key] for key in keys).most_common(3)),
         )
         for (kind, direct), keys in sorted(rows.items(), key=lambda row: -len(row[1]))
     )
+
+
+def _total(counts: Iterable[Counter[str]]) -> Counter[str]:
+    whole: Counter[str] = Counter()
+    for one in counts:
+        whole.update(one)
+    return whole
 
 
 def _direct(ends: dict[str, bool]) -> str:
