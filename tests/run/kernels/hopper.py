@@ -161,7 +161,7 @@ def _rotations() -> Iterator[Kernel]:
             back |= {"AHEAD": norm_rotate.AHEAD and not interleaved}
             every = dict.fromkeys(("qkv", "dq", "dk", "dv", "dqkv", "q_weight", "k_weight"), BF16)
             types = every | angles | strides | {"parts": FP32, "blocks": INT, "eps": "fp32"}
-            function = norm_rotate_gradient.gradients
+            function = norm_rotate_gradient.norm_turn_gradients
             yield Kernel(f"norm_rotate {label} backward", function, types, back, warps)
             tile = rotary_kernel.tile_of(32, 8, head_dim, rotary_kernel.TILE)
             options |= {"TOKENS": tile.tokens, "HEADS": tile.heads}
