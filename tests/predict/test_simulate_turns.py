@@ -77,3 +77,14 @@ def test_a_rank_that_waits_for_what_it_sent_begins_later() -> None:
     sent = replace(OWN, message=Curve(((512.0, 0.5),)))
     waits = simulated(Layout(pp=2, overlap_pp=False), 1, 4, sent).step_s
     assert waits >= simulated(Layout(pp=2), 1, 4, sent).step_s
+
+
+def test_the_exchange_of_a_stage_that_is_done_slows_down_the_passes_of_another() -> None:
+    # Two turns of an exchange of all at once: each rank needs 3 of a core.
+    costly = replace(OWN, collectives={"all_reduce 2": Curve(((1.0, 6.0), (1e9, 6.0)))})
+    step = simulated(Layout(pp=2, dp=2), 2, 2, costly)
+    last, other = (step.actions.end_s[step.actions.rank == rank].max() for rank in (0, 1))
+    # The second stage is done first; the last backward of the first, 4 long, has it beside.
+    assert step.step_s == pytest.approx(12.0 + 2 * 3.0)
+    assert last == pytest.approx(12.0 + 3.0)
+    assert other == pytest.approx(8.0)

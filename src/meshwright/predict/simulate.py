@@ -37,7 +37,7 @@ from meshwright.predict.simulate_passes import (
     slowdown_problems,
 )
 from meshwright.predict.simulate_plan import Clocked, Message, Plan, clock, plan_of
-from meshwright.predict.simulate_turns import clock_by_turns, seats_of
+from meshwright.predict.simulate_turns import clock_by_turns, seats_of, stretched
 from meshwright.predict.stage_time import chunk_times, sent_bytes
 from meshwright.predict.step import update_phases
 
@@ -232,24 +232,26 @@ def _clocked(
     exchanges = [exchange_of(run, held) for held in trained_parameters(run)]
     parts = parts_of(run, order)
     gathers, floors = gathers_of(run, parts, exchanges, lengths)
-    clocked = _run_passes(run, plan, lengths.tolist(), floors)
+    blocking, shared = not run.layout.overlap_pp, run.measured.shared_cores if run.measured else 0
+    if not shared:
+        clocked = clock(
+            plan, lengths.tolist(), hop_s(run), blocking=blocking, not_before_s=floors, zero=0.0,
+            later=max,
+        )  # fmt: skip
+        ends = None
+    else:
+        turns = -(-run.layout.gpus // shared)  # that an exchange of all ranks at once consists of
+        clocked, ends = clock_by_turns(
+            plan, lengths.tolist(), hop_s(run), seats_of(run.layout, shared),
+            after_s=[exchange.reduce_s / turns for exchange in exchanges], blocking=blocking,
+            not_before_s=floors,
+        )  # fmt: skip
     passes = np.array(clocked.start_s), np.array(clocked.end_s)
     gathered = [floors.get(own[0].first, 0.0) for own in parts]
-    return clocked, (*gathers, *reductions_of(run, parts, exchanges, passes)), gathered
-
-
-def _run_passes(
-    run: Run, plan: Plan, lengths: list[float], floors: Mapping[int, float]
-) -> Clocked[float]:
-    blocking, cores = not run.layout.overlap_pp, run.measured.shared_cores if run.measured else 0
-    if cores:
-        seats = seats_of(run.layout, cores)
-        return clock_by_turns(
-            plan, lengths, hop_s(run), seats, blocking=blocking, not_before_s=floors
-        )
-    return clock(
-        plan, lengths, hop_s(run), blocking=blocking, not_before_s=floors, zero=0.0, later=max
-    )
+    reductions = reductions_of(run, parts, exchanges, passes)
+    if ends is not None:
+        reductions = stretched(reductions, ends)
+    return clocked, (*gathers, *reductions), gathered
 
 
 def _sends(messages: list[Message], clocked: Clocked[float]) -> Sends:

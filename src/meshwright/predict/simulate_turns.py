@@ -2,12 +2,14 @@
 
 A pass then has no length of its own. It needs so much time of a core, and takes longer while others
 compute beside it; a rank that waits leaves its part to them, so what is a bubble where each has a
-core is hardly one here.
+core is hardly one here. The exchange of gradients takes its turn as passes do: that of a stage that
+is done with its passes slows down the passes of others.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from meshwright.predict.simulate_exchange import Bucket
 from meshwright.predict.simulate_plan import NOTHING, NOWHERE, Clocked, Plan, Row
 from meshwright.spec.layout import Layout
 from meshwright.spec.layout.ranks import coordinate
@@ -36,15 +38,24 @@ def seats_of(layout: Layout, cores: int) -> list[Seat]:
     return [Seat(first[stage], on_core[stage, first[stage]]) for stage in range(layout.pp)]
 
 
+class Turns(NamedTuple):
+    """When everything happened."""
+
+    passes: Clocked[float]
+    exchanged_s: list[float]
+    """By rank, when what it does after its last pass was over."""
+
+
 def clock_by_turns(
     plan: Plan,
     core_s: Sequence[float],
     hop_s: float,
     seats: Sequence[Seat],
     *,
+    after_s: Sequence[float],
     blocking: bool,
     not_before_s: Mapping[int, float],
-) -> Clocked[float]:
+) -> Turns:
     """Run every rank's actions in order as `clock` does, on cores that ranks share.
 
     Args:
@@ -52,11 +63,31 @@ def clock_by_turns(
         core_s: How much of a core each action needs, by its place.
         hop_s: How long a transfer takes. A rank's transfers leave one after the other.
         seats: The core of each pipeline rank.
+        after_s: How much of a core each rank needs after its last pass.
         blocking: Whether a rank computes on only when what it sent has arrived.
         not_before_s: Earliest starts of single actions, by place.
     """
     turns = _Turns(plan, core_s, seats, hop_s=hop_s, blocking=blocking, floors_s=not_before_s)
-    return turns.run()
+    return turns.run(after_s)
+
+
+def stretched(buckets: Iterable[Bucket], ends_s: Sequence[float]) -> list[Bucket]:
+    """Return reductions of gradients, those of each rank ending with the time it took by turns."""
+    own: dict[int, list[Bucket]] = {}
+    for bucket in buckets:
+        own.setdefault(bucket.rank, []).append(bucket)
+    found = []
+    for rank, lane in own.items():
+        first, last = lane[0].start_s, max(bucket.end_s for bucket in lane)
+        times = (ends_s[rank] - first) / (last - first)
+        found += [
+            bucket._replace(
+                start_s=first + times * (bucket.start_s - first),
+                end_s=first + times * (bucket.end_s - first),
+            )
+            for bucket in lane
+        ]
+    return found
 
 
 class _Turns:
@@ -85,8 +116,9 @@ class _Turns:
         self._free, self._line = [0.0] * plan.ranks, [0.0] * plan.ranks
         self._left: dict[int, float] = {}
         """By rank, what its pass still needs of a core."""
+        self._exchanged = [0.0] * plan.ranks
 
-    def run(self) -> Clocked[float]:
+    def run(self, after_s: Sequence[float]) -> Turns:
         now = 0.0
         while True:
             waits = self._begin(now)
@@ -97,13 +129,21 @@ class _Turns:
             then = min((*moments, *waits))
             for rank in list(self._left):
                 self._left[rank] -= (then - now) * pace[rank]
-                if self._left[rank] <= _NOTICED:
-                    self._end(rank, then)
+                if self._left[rank] > _NOTICED:
+                    continue
+                del self._left[rank]
+                if not self._lanes[rank]:
+                    self._exchanged[rank] = then
+                    continue
+                self._end(rank, then)
+                if not self._lanes[rank]:
+                    self._left[rank] = after_s[rank]
             now = then
         comes = [each or 0.0 for each in self._comes]
-        return Clocked(
+        passes = Clocked(
             self._starts, self._ends, self._leaves[_FIRST_MESSAGE:], comes[_FIRST_MESSAGE:]
         )
+        return Turns(passes, self._exchanged)
 
     def _begin(self, now: float) -> list[float]:
         """Start what can start; return when other ranks will be able to, as far as it is known."""
@@ -141,7 +181,6 @@ class _Turns:
         return {rank: 1.0 / crowd[self._seats[rank].core] for rank in self._left}
 
     def _end(self, rank: int, now: float) -> None:
-        del self._left[rank]
         _, kind, place, _, _, give, other_give = self._lanes[rank].pop()
         self._ends[place] = self._free[rank] = now
         if len(self._plan.groups[kind]) > 1:
