@@ -69,6 +69,7 @@ def test_attention_comes_back() -> None:
     assert curve.softmax_dims == pytest.approx(ATTENTION.softmax_dims, rel=0.25)
 
 
+@pytest.mark.slow
 def test_errors_on_rows_left_out_are_those_of_the_noise() -> None:
     report = calibrate(bench(*measured(product_cases(90), noise=0.02))).reports[0]
     assert report.folds is not None
@@ -77,6 +78,7 @@ def test_errors_on_rows_left_out_are_those_of_the_noise() -> None:
     assert set(report.parts) == {"forward", "input_gradient", "weight_gradient"}
 
 
+@pytest.mark.slow
 def test_a_few_wild_rows_do_not_move_the_curve() -> None:
     rows = list(measured(product_cases(90), noise=0.01))
     for place in (3, 30, 60):
@@ -85,6 +87,7 @@ def test_a_few_wild_rows_do_not_move_the_curve() -> None:
     assert curve.efficiency == pytest.approx(PRODUCT.efficiency, rel=0.03)
 
 
+@pytest.mark.slow
 def test_what_the_form_cannot_say_is_interpolated_and_unseen_shapes_gain() -> None:
     rows = measured(product_cases(120), extra=wavy)
     unseen = measured(product_cases(60, after=120), extra=wavy)
@@ -98,6 +101,7 @@ def test_what_the_form_cannot_say_is_interpolated_and_unseen_shapes_gain() -> No
     assert held.median < 0.02 < bare.median
 
 
+@pytest.mark.slow
 def test_noise_is_not_interpolated() -> None:
     found = calibrate(bench(*measured(product_cases(90), noise=0.03)))
     assert found.calibration.residuals == ()
