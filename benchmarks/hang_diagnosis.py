@@ -16,7 +16,7 @@ from meshwright.timeline.readers.flight_recorder import (
     parse_dump,
     read_flight_recorder,
 )
-from tests.observe.analyze.hang.simulated_job import make_case
+from tests.observe.analyze.hang.simulated_job import hangs, tally
 
 NAME = "hang_diagnosis"
 QUESTION = "How often are the ranks that hung a job named, and how long does that take?"
@@ -37,23 +37,8 @@ def named(dumps: Mapping[int, Any]) -> set[int]:
 def count(cases: int, *, delete: bool) -> dict[bool, Counter[str]]:
     """Judge simulated hangs; by whether it is the fault that cannot be told."""
     scores = {True: Counter[str](), False: Counter[str]()}
-    for seed in range(FIRST_SEED, FIRST_SEED + cases):
-        case = make_case(seed)
-        if case is None:
-            continue
-        dumps = dict(case.dumps)
-        if delete:
-            present = sorted(case.culprits & dumps.keys())
-            if not present or len(dumps) < 4:
-                continue
-            del dumps[present[seed % len(present)]]
-        found = named(dumps)
-        score = scores[SAME in case.faults]
-        score["cases"] += 1
-        score["exact"] += found == case.culprits
-        score["right"] += len(found & case.culprits)
-        score["wrong"] += len(found - case.culprits)
-        score["missed"] += len(case.culprits - found)
+    for case, dumps in hangs(range(FIRST_SEED, FIRST_SEED + cases), delete=delete):
+        tally(scores[SAME in case.faults], named(dumps), case)
     return scores
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from meshwright.cli.answer import Answer, Note, Text, View, facts, table
-from meshwright.errors import DamagedFile
+from meshwright.cli.kept_parts import read_kept
 from meshwright.observe.analyze.hang.clues import ranks_text
 from meshwright.observe.analyze.nccl_report import NcclReport, nccl_report
 from meshwright.timeline.readers.nccl_log import read_nccl_log
@@ -21,15 +21,7 @@ _RECORD = "NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET,GRAPH,ENV,COLL"
 
 def nccl_logs(files: Sequence[Path]) -> Answer:
     """Answer with what NCCL chose, and what that proves to be wrong."""
-    logs, damaged = [], []
-    for file in files:
-        try:
-            logs.append(read_nccl_log(file))
-        except DamagedFile as damage:
-            if not isinstance(damage.kept, NcclLog):
-                raise
-            logs.append(damage.kept)
-            damaged += [f"{one.where}: {one.what}; {one.fix}" for one in damage.problems]
+    logs, damaged = read_kept(files, read_nccl_log, NcclLog)
     found = nccl_report(logs)
     return Answer(
         "analyze.nccl/1",

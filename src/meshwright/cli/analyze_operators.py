@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.cli.answer import Answer, Note, Text, View, facts, table
-from meshwright.errors import DamagedFile
+from meshwright.cli.kept_parts import read_kept
 from meshwright.observe.analyze.kernel_names import short_name
 from meshwright.observe.analyze.operators import Operators, count_operators
 from meshwright.timeline.readers.execution_trace import Graph, read_execution_trace
@@ -17,16 +17,7 @@ _WITHOUT = "it says what ran in which order and on which shapes, not when"
 
 def read_graphs(files: Sequence[Path]) -> tuple[list[Graph], list[str]]:
     """The traces, and what is wrong with those that break off."""
-    graphs, damaged = [], []
-    for file in files:
-        try:
-            graphs.append(read_execution_trace(file))
-        except DamagedFile as damage:
-            if not isinstance(damage.kept, Graph):
-                raise
-            graphs.append(damage.kept)
-            damaged += [f"{one.where}: {one.what}; {one.fix}" for one in damage.problems]
-    return graphs, damaged
+    return read_kept(files, read_execution_trace, Graph)
 
 
 def operators(graphs: Sequence[Graph], damaged: Sequence[str]) -> Answer:

@@ -8,7 +8,7 @@ import pytest
 from meshwright.errors import InputError
 from meshwright.observe.twin.alone import AloneTwin, Config, Side, predict_alone
 from meshwright.observe.twin.configs import standard
-from meshwright.observe.twin.kernel_terms import SHOWN, measured_parts, part_of, unknown_kernels
+from meshwright.observe.twin.kernel_terms import SHOWN, measured_parts, part_of
 from meshwright.spec import catalog
 from meshwright.spec.layout import Layout
 from meshwright.spec.model import decoder
@@ -39,10 +39,6 @@ H200 = catalog.cluster("h200-superpod")
 )  # fmt: skip
 def test_kernels_are_known_by_their_names(name: str, part: str) -> None:
     assert part_of(name) == part
-
-
-def test_names_that_say_nothing_are_listed_once() -> None:
-    assert unknown_kernels(["b", "normalise", "a", "b"]) == ["a", "b"]
 
 
 def test_time_of_kernels_is_put_to_their_work_and_what_is_left_to_gaps(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ their functions in `run/kernels`. What is not known is `other`: a prediction has
 """
 
 import re
-from collections.abc import Iterable
 from typing import Literal
 
 import numpy as np
@@ -86,8 +85,3 @@ def _idle_s(start: "np.ndarray", end: "np.ndarray") -> float:
     order = np.argsort(start, kind="stable")
     latest = np.maximum.accumulate(end[order])
     return float(np.maximum(0, start[order][1:] - latest[:-1]).sum()) / 1e9
-
-
-def unknown_kernels(names: Iterable[str]) -> list[str]:
-    """Return the names that say nothing."""
-    return sorted({name for name in names if part_of(name) == "other"})

@@ -5,7 +5,8 @@ result they need; a GPU works its queue in order, sends aside. Nothing here know
 """
 
 import random
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 FAULTS = (
@@ -340,3 +341,27 @@ def _dump(run: Run, r: int, *, timed: bool, ring: bool, status: bool) -> dict[st
             for name in mine
         }  # fmt: skip
     return found
+
+
+def hangs(seeds: Iterable[int], *, delete: bool) -> Iterator[tuple[Case, dict[int, Any]]]:
+    """Yield cases with their dumps; `delete` takes one culprit's away, where others are enough."""
+    for seed in seeds:
+        case = make_case(seed)
+        if case is None:
+            continue
+        dumps = dict(case.dumps)
+        if delete:
+            present = sorted(case.culprits & dumps.keys())
+            if not present or len(dumps) < 4:
+                continue
+            del dumps[present[seed % len(present)]]
+        yield case, dumps
+
+
+def tally(score: Counter[str], named: set[int], case: Case) -> None:
+    """Count a case: exactly named, rightly, wrongly and not named ranks."""
+    score["cases"] += 1
+    score["exact"] += named == case.culprits
+    score["right"] += len(named & case.culprits)
+    score["wrong"] += len(named - case.culprits)
+    score["missed"] += len(case.culprits - named)

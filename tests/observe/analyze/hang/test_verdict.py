@@ -8,7 +8,7 @@ import pytest
 
 from meshwright.observe.analyze.hang import Verdict, diagnose
 from meshwright.timeline.readers.flight_recorder import Dumps, parse_dump
-from tests.observe.analyze.hang.simulated_job import FAULTS, make_case
+from tests.observe.analyze.hang.simulated_job import FAULTS, hangs, tally
 from tests.timeline.readers.small_dumps import STACK, dump, entry
 
 
@@ -114,23 +114,9 @@ def test_a_collective_that_all_are_in_names_them_together_and_says_possible() ->
 def _score(seeds: range, *, delete: bool = False) -> dict[str, Counter[str]]:
     """Count simulated hangs by fault: exactly named, rightly, wrongly and not named ranks."""
     scores: dict[str, Counter[str]] = {}
-    for seed in seeds:
-        case = make_case(seed)
-        if case is None:
-            continue
-        dumps = dict(case.dumps)
-        if delete:
-            present = sorted(case.culprits & dumps.keys())
-            if not present or len(dumps) < 4:
-                continue
-            del dumps[present[seed % len(present)]]
-        named = set(_named(_diagnose(dumps)))
+    for case, dumps in hangs(seeds, delete=delete):
         score = scores.setdefault(" + ".join(sorted(case.faults)), Counter())
-        score["cases"] += 1
-        score["exact"] += named == case.culprits
-        score["right"] += len(named & case.culprits)
-        score["wrong"] += len(named - case.culprits)
-        score["missed"] += len(case.culprits - named)
+        tally(score, set(_named(_diagnose(dumps))), case)
     return scores
 
 
