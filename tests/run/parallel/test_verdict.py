@@ -9,8 +9,17 @@ from meshwright.run.parallel.status import Seen, Status
 from meshwright.run.parallel.verdict import Scene, judge
 
 
-def entered(op: str = "all_reduce sum", group: str = "tp", number: int = 3, rank: int = 0) -> Seen:
-    return Seen(number, 8, True, "torch.float32", op, group, f"train.py:{rank} (step)")
+def entered(
+    op: str = "all_reduce sum",
+    group: str = "tp",
+    number: int = 3,
+    *,
+    rank: int = 0,
+    elements: int = 8,
+    first: int = 0,
+) -> Seen:
+    where = f"train.py:{rank} (step)"
+    return Seen(number, elements, True, "torch.float32", op, group, where, first)
 
 
 def status(rank: int, group: str = "tp", number: int = 3, **more: object) -> Status:
@@ -62,8 +71,18 @@ def test_the_same_number_of_another_operation_is_a_parting() -> None:
     assert "ranks 0 and 1 of group tp do different things" in found.text
 
 
+def test_a_rank_that_came_through_what_another_died_in_is_named_with_it() -> None:
+    through = status(1, number=4, lately=(entered(rank=1, elements=4096),))
+    dead = status(0, members=(), waits_s=None)
+    found = judge(scene(dead, through, dead=frozenset({0})), 2)
+    assert found.culprits == (0, 1)
+    head = found.text.partition("\n")[0]
+    assert "number 3 of group tp, 4,096 elements" in head
+    assert head.endswith("rank 0 died of it")
+
+
 def test_groups_of_one_name_and_other_ranks_are_not_compared() -> None:
-    at = entered(op="all_gather", rank=2)
+    at = entered(op="all_gather", rank=2, first=2)
     other = status(2, at=at, members=(2, 3))
     found = judge(scene(status(0), status(1, number=2, waits_s=None), other), 0)
     assert found.culprits == (1,)

@@ -39,6 +39,8 @@ _CLOSING_S = 2.0
 """How long the end of a process waits for its timeline to lie on the disk."""
 _SETTLE_S = 3.0
 """How long a rank whose connection broke waits to hear whose fault it is."""
+_LATELY = 3
+"""Collectives that a rank tells of besides the one it is in."""
 _AT_ONCE = 64
 """Members of a group whose statuses a waiting rank reads in one look."""
 
@@ -257,6 +259,7 @@ class Alarm:
             at=None if entry is None else Seen.of(entry),
             waits_s=None if blocked is None else round(blocked.seconds, 3),
             members=() if entry is None else journal.members.get(entry.group, ()),
+            lately=tuple(Seen.of(each) for each in list(journal.entries)[-_LATELY:]),
             counts=dict(journal.counts) | dict(self.aside.counts),
             doing=str(nearest(frame) or ""),
             excuse=excuse,

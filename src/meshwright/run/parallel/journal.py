@@ -55,6 +55,8 @@ class Entry(NamedTuple):
     """Whether all members give as many elements."""
     issued_ns: int = 0
     """When it was issued, on the wall clock; 0 where nobody records."""
+    first: int = 0
+    """The first rank of its group: groups of one name have different ones."""
 
     def __str__(self) -> str:
         what = f"{self.op} number {self.number} of group {self.group}, {self.elements:,} elements"
@@ -133,7 +135,8 @@ class Journal:
         self.digests[group] = zlib.crc32(mark, self.digests.get(group, 0))
         issued_ns = 0 if self.recorder is None else time.time_ns()
         where = where or here()
-        entry = Entry(number, group, op, elements, dtype, where, same_size, issued_ns)
+        first = self.members[group][0] if group in self.members else 0
+        entry = Entry(number, group, op, elements, dtype, where, same_size, issued_ns, first)
         self.entries.append(entry)
         if self.board is not None:
             self._post(entry, self.board)
@@ -173,9 +176,9 @@ class Journal:
                 known = (code, f"{code.co_filename}\t{line}\t{code.co_name}".encode())
                 _places[id(code), line] = known
             place = known[1]
-        numbers = (entry.number, entry.elements, entry.same_size)
+        numbers = (entry.number, entry.elements, entry.same_size, entry.first)
         names = (_dtypes[entry.dtype], entry.op.encode(), entry.group.encode(), place)
-        _BOARD.pack_into(board, 0, b"%d\t%d\t%d\t%b\t%b\t%b\t%b" % (*numbers, *names))
+        _BOARD.pack_into(board, 0, b"%d\t%d\t%d\t%d\t%b\t%b\t%b\t%b" % (*numbers, *names))
 
 
 def here() -> Where | None:

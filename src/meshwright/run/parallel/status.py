@@ -20,6 +20,8 @@ class Seen(msgspec.Struct, frozen=True):
     op: str
     group: str
     where: str
+    first: int = 0
+    """The first rank of its group."""
 
     def __str__(self) -> str:
         what = f"{self.op} number {self.number} of group {self.group}, {self.elements:,} elements"
@@ -41,18 +43,19 @@ class Seen(msgspec.Struct, frozen=True):
             entry.op,
             entry.group,
             "" if entry.where is None else str(entry.where),
+            entry.first,
         )
 
     @classmethod
     def on(cls, board: bytes) -> Self | None:
         """Return what stands on a board; None where nothing does, or only a part of it."""
         words = board.rstrip(b"\0").decode(errors="replace").split("\t")
-        if len(words) < 6 or not all(word.isdigit() for word in words[:3]):
+        if len(words) < 7 or not all(word.isdigit() for word in words[:4]):
             return None
-        place = words[6:]
+        number, elements, same_size, first = (int(word) for word in words[:4])
+        dtype, op, group, *place = words[4:]
         where = f"{place[0]}:{place[1]} ({place[2]})" if len(place) == 3 else ""
-        number, elements, same_size = (int(word) for word in words[:3])
-        return cls(number, elements, bool(same_size), words[3], words[4], words[5], where)
+        return cls(number, elements, bool(same_size), dtype, op, group, where, first)
 
 
 class Aside(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,6 +87,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     """For how long it has waited in that."""
     members: tuple[int, ...] = ()
     """The ranks of that group."""
+    lately: tuple[Seen, ...] = ()
+    """The few that it issued last: it may have come through one that another died in."""
     counts: dict[str, int] = {}
     """How many collectives it issued, by group."""
     doing: str = ""
@@ -104,6 +109,7 @@ def beside(status: Status) -> Status:
         at=aside.at,
         waits_s=aside.waits_s,
         members=aside.members,
+        lately=(),
         excuse=aside.excuse,
         excuse_s=aside.excuse_s,
     )

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from meshwright.run.parallel.status import Status, describe
+from meshwright.run.parallel.status import Seen, Status, describe
 
 _LINES = 16
 """Of a verdict: the rest of a large job is counted."""
@@ -62,19 +62,16 @@ def judge(scene: Scene, me: int) -> Verdict:
 
 def parting(statuses: Mapping[int, Status]) -> Verdict | None:
     """Return the first two ranks that mean different things by the same number of a group."""
-    for rank, mine in sorted(statuses.items()):
-        for other in mine.members:
-            theirs = statuses.get(other)
-            if theirs is None or theirs.at is None or mine.at is None or other == rank:
-                continue
-            same = (theirs.at.group, theirs.at.number) == (mine.at.group, mine.at.number)
-            if same and theirs.at.mark != mine.at.mark:
-                first, second = sorted((mine, theirs), key=lambda each: each.rank)
+    known: dict[tuple[str, int, int], tuple[int, Seen]] = {}
+    for rank, status in sorted(statuses.items()):
+        for mine in status.lately if status.at is None else (*status.lately, status.at):
+            other, theirs = known.setdefault((mine.group, mine.first, mine.number), (rank, mine))
+            if theirs.mark != mine.mark:
                 text = (
-                    f"ranks {first.rank} and {second.rank} of group {mine.at.group} do different "
-                    f"things: rank {first.rank} {first.at}; rank {second.rank} {second.at}"
+                    f"ranks {other} and {rank} of group {mine.group} do different things: "
+                    f"rank {other} {theirs}; rank {rank} {mine}"
                 )
-                return Verdict((first.rank, second.rank), text)
+                return Verdict((other, rank), text)
     return None
 
 
