@@ -1,0 +1,1 @@
+"""Serving: an engine that answers many requests at a time, and its server."""

@@ -1,0 +1,31 @@
+"""`Serves`: what the server asks of whatever answers. Engines have it, and so have routers."""
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Protocol
+
+from meshwright.run.serve.asked import Ask, Gauges, Piece
+
+
+class Serves(Protocol):
+    """Answers asks, many at a time; all methods are called in the server's event loop."""
+
+    max_length: int
+    """Tokens of a prompt with its answer."""
+
+    def answer(self, ask: Ask) -> AsyncIterator[Piece]:
+        """Answer; closing the iterator cancels what is left.
+
+        Raises `InputError` before the first piece where the ask cannot be answered at all.
+        """
+
+    async def embed(self, prompts: Sequence[tuple[int, ...]]) -> list[list[float]]:
+        """Return a vector of length one for each prompt."""
+
+    def gauges(self) -> Gauges:
+        """Return what it does at this moment."""
+
+    def ill(self) -> str:
+        """Say why no forward progress is made while requests wait; empty where all is well."""
+
+    async def close(self) -> None:
+        """Let go of everything; answers under way end with an error."""
