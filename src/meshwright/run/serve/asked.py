@@ -107,6 +107,10 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True):
     """Why, where it ended by an error."""
     cached_tokens: int = 0
     """Tokens of the prompt that were not computed anew; on the first piece."""
+    queued_s: float | None = None
+    """Seconds that the ask waited for a place in the engine; on the first piece, where known."""
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    """How likely the prompt's tokens after its first were; on the first piece, where asked for."""
 
 
 class Gauges(msgspec.Struct, frozen=True, kw_only=True):
