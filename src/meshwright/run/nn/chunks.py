@@ -10,11 +10,23 @@ Shapes: B sequences, T positions, C chunks, L positions of a chunk, H heads.
 # ruff: noqa: N815
 
 import math
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from meshwright.run.nn.short_convolution import ShortConvolution
+
+
+class Carried(Protocol):
+    """Runs a recurrence over pieces of sequences, from the states that earlier pieces left."""
+
+    def convolve(self, conv: ShortConvolution, x_BTC: Tensor) -> Tensor:
+        """Convolve, reading the tokens before a piece from where they are kept."""
+
+    def scan(self, *terms: Tensor) -> Tensor:
+        """Run the recurrence; the terms are those of the mixer's own scan."""
 
 
 class Decays(NamedTuple):

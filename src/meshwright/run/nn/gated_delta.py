@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from meshwright.run.nn.chunks import make_chunks
+from meshwright.run.nn.chunks import Carried, make_chunks
 from meshwright.run.nn.linear import Linear
 from meshwright.run.nn.mamba2 import first_decays
 from meshwright.run.nn.norm import Norm
@@ -60,6 +60,8 @@ class GatedDelta(nn.Module):
         self.spec = spec
         self.recompute: frozenset[Op] = NOTHING
         self.passage: Passage | None = None
+        self.carried: Carried | None = None
+        """Where sequences come in pieces, what goes on from the state that a piece left."""
         where: dict[str, Any] = {"device": device, "dtype": dtype}
         keys, values = spec.key_heads * spec.key_dim, spec.value_heads * spec.value_dim
         self.qkvz = Linear(hidden, 2 * keys + 2 * values, bias=False, **where)
@@ -86,7 +88,10 @@ class GatedDelta(nn.Module):
         shared = spec.value_heads // spec.key_heads
         keys, values = heads // shared * spec.key_dim, heads * spec.value_dim
         mixed, z = qkvz_BTC.split((2 * keys + values, values), -1)
-        mixed = functional.silu(self.conv(mixed, documents_BT))
+        if self.carried is None:
+            mixed = functional.silu(self.conv(mixed, documents_BT))
+        else:
+            mixed = functional.silu(self.carried.convolve(self.conv, mixed))
         q, k, v = mixed.split((keys, keys, values), -1)
         beta, step = gates_BTG.float().split((heads, heads), -1)
         rate_H = self.decay_log.float().exp()
@@ -94,14 +99,17 @@ class GatedDelta(nn.Module):
             _unit(part.unflatten(-1, (-1, spec.key_dim))).repeat_interleave(shared, 2)
             for part in (q, k)
         )
-        o_BTHV = gated_delta_rule(
+        terms = (
             q_BTHE * spec.key_dim**-0.5,
             k_BTHE,
             v.unflatten(-1, (heads, -1)),
             -rate_H * functional.softplus(step + self.step_bias.float()),
             beta.sigmoid(),
-            documents_BT=documents_BT,
         )
+        if self.carried is None:
+            o_BTHV = gated_delta_rule(*terms, documents_BT=documents_BT)
+        else:
+            o_BTHV = self.carried.scan(*terms)
         normed: Tensor = self.norm(o_BTHV.to(qkvz_BTC.dtype))
         gate: Tensor = functional.silu(z.unflatten(-1, (heads, -1)))
         return (normed * gate).flatten(2)
@@ -124,6 +132,22 @@ def gated_delta_rule(
     chunk: int = CHUNK,
 ) -> Tensor:
     """Run the recurrence over whole sequences and return `o_t` for every token, in fp32."""
+    terms = (q_BTHE, k_BTHE, v_BTHV, log_a_BTH, beta_BTH)
+    return gated_delta_pass(*terms, documents_BT=documents_BT, chunk=chunk)[0]
+
+
+def gated_delta_pass(
+    q_BTHE: Tensor,
+    k_BTHE: Tensor,
+    v_BTHV: Tensor,
+    log_a_BTH: Tensor,
+    beta_BTH: Tensor,
+    *,
+    state_BHEV: Tensor | None = None,
+    documents_BT: Tensor | None = None,
+    chunk: int = CHUNK,
+) -> tuple[Tensor, Tensor]:
+    """Do the same from a state on (fp32; None is nought); return the state at the end as well."""
     cuts = make_chunks(q_BTHE.shape[1], chunk, documents_BT, q_BTHE.device)
     q, k, v = (cuts.cut(part.float()).transpose(2, 3) for part in (q_BTHE, k_BTHE, v_BTHV))
     beta_BCHL = cuts.cut(beta_BTH.float()).transpose(2, 3)
@@ -141,10 +165,11 @@ def gated_delta_rule(
     near = (q @ k.transpose(-1, -2)) * decay_BCHLL
     far = q * reads_BCHL[..., None]
     kept = (k * kept_BCHL[..., None]).transpose(-1, -2)
-    state_BHEV = v.new_zeros(v.shape[0], v.shape[2], k.shape[-1], v.shape[-1])
+    if state_BHEV is None:
+        state_BHEV = v.new_zeros(v.shape[0], v.shape[2], k.shape[-1], v.shape[-1])
     outputs = []
     for index in range(v.shape[1]):
         writes = own_BCHLV[:, index] - against_BCHLE[:, index] @ state_BHEV
         outputs.append(far[:, index] @ state_BHEV + near[:, index] @ writes)
         state_BHEV = state_BHEV * carried_BCH[:, index, :, None, None] + kept[:, index] @ writes
-    return cuts.join(torch.stack(outputs, 1).transpose(2, 3))
+    return cuts.join(torch.stack(outputs, 1).transpose(2, 3)), state_BHEV

@@ -1,4 +1,4 @@
-"""`LatentAttention`: multi-head latent attention (DeepSeek-V2, arXiv 2405.04434), for training.
+"""`LatentAttention`: multi-head latent attention (DeepSeek-V2, arXiv 2405.04434).
 
 Products: `down` makes the latents of queries and of keys and values and the shared rotary key in
 one go (rows q | kv | rope; without a query latent, `q` makes queries and `down` has kv | rope);
@@ -45,6 +45,9 @@ class LatentAttention(nn.Module):
         self.passage: Passage | None = None
         self.across: Callable[..., Tensor] | None = None
         """Where ranks share the tokens of a sequence, what attends in place of `attention`."""
+        self.absorbed: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
+        """Where latents are kept in place of keys and values, what attends: it gets turned queries,
+        normed latents and turned rotary keys, and returns the values that each head reads."""
         where: dict[str, Any] = {"device": device, "dtype": dtype}
         rms = block.Norm(kind="rms", eps=norm.eps)
         queries = spec.heads * (spec.nope_dim + spec.rope_dim)
@@ -72,6 +75,9 @@ class LatentAttention(nn.Module):
                 q_latent, rest = down.split((spec.q_rank, spec.kv_rank + spec.rope_dim), -1)
         latent, k_rope = rest.split((spec.kv_rank, spec.rope_dim), -1)
         parts = (q_latent, latent, k_rope)
+        if self.absorbed is not None:
+            q, k_BT1R = self._turned(q_latent, k_rope, places)
+            return self._out(self.absorbed(q, self.kv_norm(latent), k_BT1R.squeeze(2)))
         if "mla_up_proj" not in self.recompute:
             return self._mix(*self._up(*parts, places), places)
         replay = Replay(self._up)
@@ -83,6 +89,16 @@ class LatentAttention(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Make queries, keys and values of the latents."""
         spec = self.spec
+        q_BTHE, k_BT1R = self._turned(q_latent, k_rope, places)
+        kv = self.kv_up(self.kv_norm(latent))
+        kv = kv.view(*places.shape, -1, spec.nope_dim + spec.value_dim)
+        k_nope, v_BTHV = kv.split((spec.nope_dim, spec.value_dim), -1)
+        k_BTHE = torch.cat((k_BT1R.expand(-1, -1, kv.shape[2], -1), k_nope), -1)
+        return q_BTHE, k_BTHE, v_BTHV
+
+    def _turned(self, q_latent: Tensor, k_rope: Tensor, places: Places) -> tuple[Tensor, Tensor]:
+        """Make queries of their latents; turn them and the rotary keys by their places."""
+        spec = self.spec
         q = q_latent if spec.q_rank is None else self.q_up(self.q_norm(q_latent))
         q_BTHE = q.view(*places.shape, -1, spec.rope_dim + spec.nope_dim)
         k_BT1R = k_rope.unsqueeze(2)
@@ -91,11 +107,7 @@ class LatentAttention(nn.Module):
             kind = spec.rotary.interleaved
             q_BTHE = rotate(q_BTHE, turns.cos, turns.sin, interleaved=kind)
             k_BT1R = rotate(k_BT1R, turns.cos, turns.sin, interleaved=kind)
-        kv = self.kv_up(self.kv_norm(latent))
-        kv = kv.view(*places.shape, -1, spec.nope_dim + spec.value_dim)
-        k_nope, v_BTHV = kv.split((spec.nope_dim, spec.value_dim), -1)
-        k_BTHE = torch.cat((k_BT1R.expand(-1, -1, kv.shape[2], -1), k_nope), -1)
-        return q_BTHE, k_BTHE, v_BTHV
+        return q_BTHE, k_BT1R
 
     def _mix(
         self, q: Tensor, k: Tensor, v: Tensor, places: Places, up: Replay | None = None

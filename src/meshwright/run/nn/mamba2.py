@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from meshwright.run.kernels.rms_norm import rms_norm
-from meshwright.run.nn.chunks import make_chunks
+from meshwright.run.nn.chunks import Carried, make_chunks
 from meshwright.run.nn.linear import Linear
 from meshwright.run.nn.norm import Norm
 from meshwright.run.nn.passage import Passage, entered, left
@@ -59,6 +59,8 @@ class Mamba2(nn.Module):
         self.spec, self.eps = spec, norm.eps
         self.recompute: frozenset[Op] = NOTHING
         self.passage: Passage | None = None
+        self.carried: Carried | None = None
+        """Where sequences come in pieces, what goes on from the state that a piece left."""
         where: dict[str, Any] = {"device": device, "dtype": dtype}
         inner = spec.heads * spec.head_dim
         mixed = inner + 2 * spec.groups * spec.state_dim
@@ -86,17 +88,23 @@ class Mamba2(nn.Module):
         groups, inner = heads * spec.groups // spec.heads, heads * spec.head_dim
         maps = groups * spec.state_dim
         z_BTI, mixed, step_BTH = all_BTC.split((inner, inner + 2 * maps, heads), -1)
-        mixed = functional.silu(self.conv(mixed, documents_BT))
+        if self.carried is None:
+            mixed = functional.silu(self.conv(mixed, documents_BT))
+        else:
+            mixed = functional.silu(self.carried.convolve(self.conv, mixed))
         x_BTI, b, c = mixed.split((inner, maps, maps), -1)
         x_BTHP = x_BTI.unflatten(-1, (heads, -1))
-        y_BTHP = state_space_scan(
+        terms = (
             x_BTHP,
             functional.softplus(step_BTH.float() + self.step_bias.float()),
             -self.decay_log.float().exp(),
             b.unflatten(-1, (groups, -1)),
             c.unflatten(-1, (groups, -1)),
-            documents_BT=documents_BT,
         )
+        if self.carried is None:
+            y_BTHP = state_space_scan(*terms, documents_BT=documents_BT)
+        else:
+            y_BTHP = self.carried.scan(*terms)
         y_BTHP = y_BTHP + x_BTHP * self.skip[:, None]
         gated = y_BTHP.flatten(2) * functional.silu(z_BTI)
         # The norm is over one group at a time, so that groups can lie on different devices.
@@ -128,6 +136,22 @@ def state_space_scan(
     chunk: int = CHUNK,
 ) -> Tensor:
     """Run the recurrence over whole sequences and return `c_tᵀ h_t` for every token."""
+    terms = (x_BTHP, step_BTH, rate_H, b_BTGN, c_BTGN)
+    return state_space_pass(*terms, documents_BT=documents_BT, chunk=chunk)[0]
+
+
+def state_space_pass(
+    x_BTHP: Tensor,
+    step_BTH: Tensor,
+    rate_H: Tensor,
+    b_BTGN: Tensor,
+    c_BTGN: Tensor,
+    *,
+    state_BGNRP: Tensor | None = None,
+    documents_BT: Tensor | None = None,
+    chunk: int = CHUNK,
+) -> tuple[Tensor, Tensor]:
+    """Do the same from a state on (fp32; None is nought); return the state at the end as well."""
     kind, groups = x_BTHP.dtype, b_BTGN.shape[2]
     cuts = make_chunks(x_BTHP.shape[1], chunk, documents_BT, x_BTHP.device)
     step_BCLH = cuts.cut(step_BTH.float())
@@ -146,21 +170,27 @@ def state_space_scan(
     gained_BCGLRP = (x_BCHLP * kept_BCHL[..., None].to(kind)).unflatten(2, (groups, -1))
     gained_BCGLRP = gained_BCGLRP.transpose(3, 4)
     states = b_BCGLN.transpose(-1, -2) @ gained_BCGLRP.flatten(4)
-    entering = _carry(states.unflatten(-1, gained_BCGLRP.shape[4:]).float(), carried_BCH)
+    gained = states.unflatten(-1, gained_BCGLRP.shape[4:]).float()
+    entering, last_BGNRP = _carry(gained, carried_BCH, state_BGNRP)
 
     # Across chunks: what a token reads from the state that enters its chunk.
     far_BCGLRP = (c_BCGLN @ entering.flatten(4).to(kind)).unflatten(-1, gained_BCGLRP.shape[4:])
     far_BCHLP = far_BCGLRP.transpose(3, 4).flatten(2, 3)
     y_BCHLP = y_BCHLP + far_BCHLP * reads_BCHL[..., None].to(kind)
-    return cuts.join(y_BCHLP.transpose(2, 3))
+    return cuts.join(y_BCHLP.transpose(2, 3)), last_BGNRP
 
 
-def _carry(gained_BCGNRP: Tensor, carried_BCH: Tensor) -> Tensor:
-    """Return the state that enters each chunk, from what each adds and how much survives it."""
+def _carry(
+    gained_BCGNRP: Tensor, carried_BCH: Tensor, first_BGNRP: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Return the state that enters each chunk, and the one that leaves the last.
+
+    They follow from what each chunk adds and how much survives it.
+    """
     carried = carried_BCH.unflatten(2, (gained_BCGNRP.shape[2], -1))[:, :, :, None, :, None]
-    state = torch.zeros_like(gained_BCGNRP[:, 0])
+    state = torch.zeros_like(gained_BCGNRP[:, 0]) if first_BGNRP is None else first_BGNRP
     entering = []
     for index in range(gained_BCGNRP.shape[1]):
         entering.append(state)
         state = state * carried[:, index] + gained_BCGNRP[:, index]
-    return torch.stack(entering, 1)
+    return torch.stack(entering, 1), state

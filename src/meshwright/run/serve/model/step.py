@@ -1,0 +1,111 @@
+"""`Step`: what one pass of a served model reads, tokens of many sequences in one flat batch.
+
+Every row is one sequence with some new tokens at its end: a part of its prompt, or the one token
+that was chosen last. What came before lies in the blocks of the cache.
+
+Shapes: N tokens, R rows, B blocks of the longest table, W positions whose logits are wanted.
+"""
+
+# Shape suffixes name the fields.
+# ruff: noqa: N815
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+NOWHERE = -1
+"""The slot of a token whose keys and values are kept nowhere."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """The tokens of one pass, and where they stand. All tensors lie on the model's device."""
+
+    tokens_N: Tensor
+    """int64: the new tokens, row after row."""
+    positions_N: Tensor
+    """int64: the place of each in its sequence."""
+    slots_N: Tensor
+    """int64: block · tokens of a block + offset, where its keys and values go; -1 for padding."""
+    tables_RB: Tensor
+    """int32: the blocks of each row; entries behind its last block are never read."""
+    lengths_R: Tensor
+    """int32: keys of each row, the new ones included; 0 for a row of padding."""
+    starts_R1: Tensor
+    """int32: row r's tokens are starts[r] up to starts[r + 1], the last of its `lengths[r]`."""
+    most_queries: int
+    """An upper bound of the tokens of a row; with 1, every row has exactly one."""
+    wanted_W: Tensor | None = None
+    """int64: tokens whose successor is wanted, by their place in the batch; None wants all."""
+    fresh: bool = False
+    """Every row begins at its first token, so that nothing in the cache has to be read."""
+    queries: tuple[int, ...] | None = None
+    """Tokens of each row where the host knows them; saves asking the device."""
+    states_R: Tensor | None = None
+    """int64: where a row's recurrent state is kept, for models that have one."""
+    adapters_N: Tensor | None = None
+    """int64: the adapter of each token, -1 for none; None where no token has one."""
+
+    def row_tokens(self) -> tuple[int, ...]:
+        """Return the tokens of each row, asking the device where the host does not know."""
+        if self.queries is not None:
+            return self.queries
+        return tuple(torch.diff(self.starts_R1).tolist())
+
+
+class Row(NamedTuple):
+    """One sequence's part of a step."""
+
+    tokens: Sequence[int]
+    """The new tokens."""
+    begin: int
+    """The position of the first of them."""
+    blocks: Sequence[int]
+    """Blocks of the whole sequence, the new tokens included."""
+    state: int = 0
+    """Where its recurrent state is kept."""
+    adapter: int = -1
+
+
+def step_of(
+    rows: Sequence[Row],
+    block_tokens: int,
+    device: torch.device | str = "cpu",
+    *,
+    all_wanted: bool = False,
+) -> Step:
+    """Lay rows one behind the other; wanted is the last token of each, or every token."""
+    positions = [row.begin + step for row in rows for step in range(len(row.tokens))]
+    slots = [
+        row.blocks[place // block_tokens] * block_tokens + place % block_tokens
+        for row in rows
+        for place in range(row.begin, row.begin + len(row.tokens))
+    ]
+    counts = tuple(len(row.tokens) for row in rows)
+    starts = [0]
+    for count in counts:
+        starts.append(starts[-1] + count)
+    most = max(len(row.blocks) for row in rows)
+    tables = [[*row.blocks, *[0] * (most - len(row.blocks))] for row in rows]
+
+    def whole(values: Sequence[object], dtype: torch.dtype = torch.int64) -> Tensor:
+        return torch.tensor(values, dtype=dtype, device=device)
+
+    adapters = [row.adapter for row in rows for _ in row.tokens]
+    return Step(
+        tokens_N=whole([token for row in rows for token in row.tokens]),
+        positions_N=whole(positions),
+        slots_N=whole(slots),
+        tables_RB=whole(tables, torch.int32),
+        lengths_R=whole([row.begin + len(row.tokens) for row in rows], torch.int32),
+        starts_R1=whole(starts, torch.int32),
+        most_queries=max(counts),
+        wanted_W=None if all_wanted or max(counts) == 1 else whole([end - 1 for end in starts[1:]]),
+        fresh=all(row.begin == 0 for row in rows),
+        queries=counts,
+        states_R=whole([row.state for row in rows]),
+        adapters_N=whole(adapters) if any(each >= 0 for each in adapters) else None,
+    )
