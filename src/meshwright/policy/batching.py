@@ -1,0 +1,411 @@
+"""`Batcher`: which tokens of which requests one step computes. It knows no clock and no device.
+
+Every step serves all sequences that decode, then parts of prompts as far as the step has room
+(Sarathi-Serve, arXiv 2403.02310), then those whose turn it is. Blocks of a whole prompt are
+promised when it is admitted; a sequence that decodes gets a further one when it needs it. Where
+none is left, the one that came last with the lowest priority makes room.
+
+A step is decided before the one before it is done: a sequence that may go on counts as going on,
+and `end` takes it out when its end is seen. So a device never waits for a decision. `leap` decides
+many steps at once in which there is nothing but decoding, exactly as `next` would one by one.
+"""
+
+from collections.abc import Mapping
+
+from meshwright.errors import InputError, Problem
+from meshwright.policy.decoding import Decoding
+from meshwright.policy.kv import BlockPool
+from meshwright.policy.sequences import Batch, Chunk, Move, Sequence, State
+from meshwright.policy.waiting import Waiting
+from meshwright.spec.serving import Limits
+
+__all__ = ["Batch", "Batcher", "Chunk", "Move", "Sequence", "State"]
+
+
+class Batcher:
+    """Decides step by step; the caller carries the steps out or prices them."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        blocks: int,
+        *,
+        shares: Mapping[str, float] | None = None,
+        guesses: bool = False,
+    ) -> None:
+        """Share out `blocks` blocks; `shares` are tenants' weights, where these are not equal.
+
+        With `guesses`, sequences do not decode by themselves: each `propose`s tokens for its next
+        step, and `settle`s how many of them were right.
+        """
+        self.limits, self.pool, self.host = limits, BlockPool(blocks), BlockPool(limits.host_blocks)
+        self.waiting: Waiting[Sequence] = Waiting(shares)
+        self.decoding = Decoding(limits.block_tokens)
+        self.preemptions = self.queried = self.hits = 0
+        """How often a sequence made room; tokens of prompts looked up, and found, in the cache."""
+        self._guesses = guesses
+        self._places: dict[Sequence, None] = {}
+        """All that are admitted, in the order they were."""
+        self._ranks: dict[int, int] = {}
+        """How many of them have which priority."""
+        self._prefilling: dict[Sequence, None] = {}
+        self._guessing: dict[Sequence, None] = {}
+        self._due: list[Sequence] = []
+        """Those that have all their tokens: let go when the next step is decided."""
+        self._copies: list[tuple[int, int]] = []
+        self._stuck: Sequence | None = None
+        """Whose turn it is, where there was no room for it and none has been made since."""
+        self._order = 0
+        self._kept_free = int(limits.watermark * blocks)
+
+    @property
+    def running(self) -> int:
+        """Sequences that have a place."""
+        return len(self._places)
+
+    def tokens_of(self, sequence: Sequence) -> int:
+        """Count the tokens a sequence has, once the steps decided so far are done."""
+        if sequence.state is State.DECODING:
+            return sequence.lead + self.decoding.steps
+        return sequence.tokens
+
+    def add(self, sequence: Sequence) -> None:
+        """Let a sequence wait for its turn; its forks begin when its prompt is computed."""
+        block, size = self.limits.block_tokens, self.pool.size
+        if -(-(sequence.end - 1) // block) > size:
+            what = f"{sequence.end - 1:,} tokens do not fit into {size:,} blocks of {block}"
+            raise InputError([Problem("max_tokens", what, f"ask for {size * block:,} in all")])
+        for each in (sequence, *sequence.forks):
+            each.order, self._order = self._order, self._order + 1
+        self.waiting.push(sequence)
+        if self._stuck is not None and self.waiting.peek() is not self._stuck:
+            self._stuck = None
+
+    def end(self, sequence: Sequence) -> None:
+        """Take a sequence out, wherever it is: it has met its end, or nobody waits for it."""
+        state, sequence.state = sequence.state, State.OVER
+        if sequence in self._places:
+            self._leave(sequence)
+        elif state is State.WAITING and sequence.order >= 0:
+            self.waiting.remove(sequence)
+            self.host.release(sequence.away)
+            self._stuck = None
+
+    def next(self) -> Batch | None:
+        """Decide the next step; None where there is nothing to do."""
+        self._let_go()
+        batch = Batch()
+        batch.copies, self._copies = self._copies, []
+        if self._stuck is None and self.waiting:
+            self._make_room(batch)
+        alone = self.limits.mixing == "apart" and (
+            bool(self._prefilling) or (self._stuck is None and len(self.waiting) > 0)
+        )
+        if not alone:
+            self._go_on(batch)
+        budget = self.limits.batch_tokens - batch.decodes
+        if self._guessing and not alone:
+            budget = self._check_guesses(batch, budget)
+        for sequence in self._prefilling:
+            if budget <= 0:
+                break
+            budget -= self._compute(batch, sequence, budget)
+        if self._stuck is None and not batch.preempted:
+            self._admit(batch, budget)
+        if not (batch.decodes or batch.chunks or batch.joined):
+            self._copies = batch.copies
+            return None
+        if not alone:
+            self.decoding.steps += 1
+            self._due += self.decoding.finished()
+            batch.finished += self._due
+        for sequence in batch.joined:
+            self._join(batch, sequence)
+        return batch
+
+    def horizon(self) -> int:
+        """Return how many steps are certain to be nothing but decoding, the next one included."""
+        if self._prefilling or self._guessing or self._copies:
+            return 0
+        if self._due:
+            self._let_go()
+        if not self.decoding or (self._stuck is None and self.waiting):
+            return 0
+        return self.decoding.certain(self.pool.spare)
+
+    def leap(self, count: int) -> list[Sequence]:
+        """Decide `count` steps at once, at most as many as `horizon` says; return who finished."""
+        self.pool.promise(self.decoding.growth(count))
+        if self.waiting.is_shared:
+            self._charge_decodes(count)
+        self.decoding.steps += count
+        self._due = self.decoding.finished()
+        return self._due
+
+    def grants(self, batch: Batch) -> list[tuple[Sequence, list[int]]]:
+        """Draw the blocks that a step's sequences were promised; return those new to each.
+
+        Only who reads blocks has to ask, before the next step is decided.
+        """
+        granted = []
+        for sequence in batch.placed:
+            self._draw(sequence)
+            granted.append((sequence, list(sequence.blocks)))
+        granted += [(child, list(child.blocks)) for _, child in batch.forked]
+        for sequence in batch.grown:
+            missing = self.decoding.held(sequence) - len(sequence.blocks)
+            if missing:
+                drawn = self.pool.draw(missing)
+                sequence.blocks += drawn
+                granted.append((sequence, drawn))
+        return granted
+
+    def propose(self, sequence: Sequence, guesses: int) -> None:
+        """Say how many tokens are guessed ahead for the next step of a sequence."""
+        sequence.guesses = guesses
+
+    def settle(self, sequence: Sequence, right: int) -> None:
+        """Say how many guesses were right: so many tokens and one more came with the last step."""
+        if sequence.state is State.GUESSING:
+            sequence.tokens += right + 1
+            sequence.done, sequence.guesses = sequence.tokens - 1, 0
+            if sequence.tokens >= sequence.end:
+                self._due.append(sequence)
+
+    # One step, part by part.
+
+    def _let_go(self) -> None:
+        due, self._due = self._due, []
+        for sequence in due:
+            self.end(sequence)
+
+    def _make_room(self, batch: Batch) -> None:
+        """Look whether there is room for whose turn it is; lower priorities go away for it."""
+        head = self.waiting.peek()
+        assert head is not None, "somebody waits"
+        while not self._has_room(head, self._matched(head)):
+            if not any(priority < head.priority for priority in self._ranks):
+                self._stuck = head
+                return
+            self._preempt(batch, self._last_in())
+        if batch.preempted:
+            # Those who made room wait in front of others of theirs, never of this one.
+            self._place(batch, self.waiting.pop())
+
+    def _go_on(self, batch: Batch) -> None:
+        """Promise a block to each decoding sequence that begins one, and let all of them go on."""
+        decoding = self.decoding
+        bucket = decoding.bucket()
+        while len(bucket) > self.pool.spare:
+            self._preempt(batch, self._last_in())
+        self.pool.promise(len(bucket))
+        batch.grown, batch.decodes, batch.context = bucket, len(decoding), decoding.context
+        if batch.decodes and self.waiting.is_shared:
+            self._charge_decodes(1)
+
+    def _check_guesses(self, batch: Batch, budget: int) -> int:
+        """Let sequences that guess check what they guessed, as far as there is room."""
+        for sequence in list(self._guessing):
+            if sequence.state is not State.GUESSING or budget <= 0:
+                continue
+            ahead = min(sequence.guesses, budget - 1, sequence.end - sequence.tokens - 1)
+            reach = sequence.tokens + ahead
+            held = len(sequence.blocks) + sequence.promised
+            missing = -(-reach // self.limits.block_tokens) - held
+            while missing > self.pool.spare and sequence.state is State.GUESSING:
+                if any(chunk.sequence is self._last_in() for chunk in batch.chunks):
+                    break
+                self._preempt(batch, self._last_in())
+            if missing > self.pool.spare or sequence.state is not State.GUESSING:
+                continue
+            if missing > 0:
+                self.pool.promise(missing)
+                sequence.promised += missing
+                batch.placed.append(sequence)
+            batch.chunks.append(Chunk(sequence, sequence.done, reach, samples=True))
+            budget -= ahead + 1
+        return budget
+
+    def _admit(self, batch: Batch, budget: int) -> None:
+        """Let those in whose turn it is, as long as there is room."""
+        waiting, whole = self.waiting, self.limits.mixing == "apart"
+        while budget > 0:
+            sequence = waiting.peek()
+            if sequence is None:
+                return
+            found = self._matched(sequence)
+            if not self._has_room(sequence, found):
+                self._stuck = sequence
+                return
+            left = sequence.tokens - len(found) * self.limits.block_tokens
+            if whole and left > budget and batch.chunks:
+                return
+            self._place(batch, waiting.pop(), found)
+            if sequence.state is State.PREFILLING:
+                budget -= self._compute(batch, sequence, budget)
+
+    def _matched(self, sequence: Sequence) -> list[int]:
+        """Return the blocks that hold the beginning of a sequence already; one token is left."""
+        if not sequence.keys or not self.limits.prefix_cache or sequence.done:
+            return []
+        whole = (sequence.tokens - 1) // self.limits.block_tokens
+        return self.pool.find(sequence.keys[:whole])
+
+    def _has_room(self, sequence: Sequence, found: list[int]) -> bool:
+        if len(self._places) >= self.limits.batch_requests:
+            return False
+        needed = -(-sequence.tokens // self.limits.block_tokens) - len(found)
+        if found:
+            needed += self.pool.idle_among(found)
+        return needed + (self._kept_free if self._places else 0) <= self.pool.spare
+
+    def _place(self, batch: Batch, sequence: Sequence, found: list[int] | None = None) -> None:
+        """Give a sequence its place and its blocks."""
+        found = self._matched(sequence) if found is None else found
+        block = self.limits.block_tokens
+        self._seat(sequence)
+        self.pool.hold(found)
+        if not sequence.done:
+            sequence.done = sequence.cached = len(found) * block
+            if sequence.keys and self.limits.prefix_cache:
+                self.queried += sequence.tokens
+                self.hits += sequence.cached
+        # It may come with all its keys and values, and with a token that follows them.
+        decodes = sequence.done >= sequence.tokens - (sequence.tokens > sequence.prompt)
+        kept = sequence.done if decodes else sequence.tokens
+        sequence.blocks, sequence.named = found, len(found)
+        sequence.promised = -(-kept // block) - len(found)
+        self.pool.promise(sequence.promised)
+        if sequence.keys or sequence.forks or sequence.away:
+            self._draw(sequence)
+        batch.placed.append(sequence)
+        if sequence.away:
+            held, sequence.away = sequence.away, []
+            batch.moved_in.append(Move(sequence, sequence.blocks[: len(held)], held))
+            self.host.release(held)
+        if decodes:
+            sequence.tokens = sequence.done + 1
+            batch.joined.append(sequence)
+        else:
+            sequence.state = State.PREFILLING
+            self._prefilling[sequence] = None
+
+    def _compute(self, batch: Batch, sequence: Sequence, budget: int) -> int:
+        """Let a step compute some tokens of a prompt; return how many."""
+        start, left = sequence.done, sequence.tokens - sequence.done
+        count = min(left, budget, self.limits.chunk_tokens or left)
+        stop = sequence.done = start + count
+        batch.chunks.append(Chunk(sequence, start, stop, samples=count == left))
+        if self.waiting.is_shared:
+            self.waiting.charge(sequence.tenant, count)
+        if sequence.keys:
+            self._name(sequence)
+        if count == left:
+            batch.joined.append(sequence)
+        return count
+
+    def _join(self, batch: Batch, sequence: Sequence) -> None:
+        """Let a sequence whose known tokens are computed go on token by token."""
+        if sequence in self._prefilling:
+            del self._prefilling[sequence]
+            sequence.tokens += 1
+            if sequence.forks:
+                self._fork(batch, sequence)
+        if sequence.tokens >= sequence.end:
+            self._due.append(sequence)
+            batch.finished.append(sequence)
+        elif self._guesses:
+            sequence.state = State.GUESSING
+            self._guessing[sequence] = None
+        else:
+            self.decoding.join(sequence)
+
+    def _fork(self, batch: Batch, sequence: Sequence) -> None:
+        """Let others go on from the end of a prompt: all but its last block is shared."""
+        whole, rest = divmod(sequence.done, self.limits.block_tokens)
+        forks, sequence.forks = sequence.forks, ()
+        for child in forks:
+            if len(self._places) >= self.limits.batch_requests or self.pool.spare < 1:
+                self.waiting.push(child, first=True)
+                continue
+            child.blocks = sequence.blocks[:whole]
+            self.pool.hold(child.blocks)
+            if rest:
+                self.pool.promise(1)
+                child.blocks += self.pool.draw(1)
+                self._copies.append((sequence.blocks[whole], child.blocks[-1]))
+            child.tokens, child.named = sequence.tokens, whole
+            child.done = child.cached = sequence.done
+            self._seat(child)
+            batch.forked.append((sequence, child))
+            self._join(batch, child)
+
+    def _seat(self, sequence: Sequence) -> None:
+        self._places[sequence] = None
+        self._ranks[sequence.priority] = self._ranks.get(sequence.priority, 0) + 1
+
+    # Leaving.
+
+    def _last_in(self) -> Sequence:
+        """Return who makes room: of those with the lowest priority, who was admitted last."""
+        if len(self._ranks) == 1:
+            return next(reversed(self._places))
+        return min(reversed(self._places), key=lambda each: each.priority)
+
+    def _preempt(self, batch: Batch, sequence: Sequence) -> None:
+        """Let a sequence make room: it waits again, at the head of its line."""
+        self.preemptions += 1
+        batch.preempted.append(sequence)
+        if sequence in self.decoding:
+            self.decoding.leave(sequence)
+        held = len(sequence.blocks) + sequence.promised
+        if self.limits.preemption == "swap" and sequence.done and held <= self.host.spare:
+            self._draw(sequence)
+            self.host.promise(held)
+            sequence.away = self.host.draw(held)
+            batch.moved_out.append(Move(sequence, list(sequence.blocks), sequence.away))
+            self._leave(sequence)
+        else:
+            self._leave(sequence)
+            sequence.done = 0
+        sequence.state, sequence.guesses = State.WAITING, 0
+        self.waiting.push(sequence, first=True)
+
+    def _leave(self, sequence: Sequence) -> None:
+        """Take away a place and its blocks."""
+        if sequence in self.decoding:
+            self.decoding.leave(sequence)
+        del self._places[sequence]
+        self._ranks[sequence.priority] -= 1
+        if not self._ranks[sequence.priority]:
+            del self._ranks[sequence.priority]
+        self._prefilling.pop(sequence, None)
+        self._guessing.pop(sequence, None)
+        if sequence.keys:
+            self._name(sequence)
+        self.pool.release(sequence.blocks)
+        self.pool.forgo(sequence.promised)
+        sequence.blocks, sequence.promised, sequence.named = [], 0, 0
+        self._stuck = None
+
+    def _draw(self, sequence: Sequence) -> None:
+        if sequence.promised:
+            sequence.blocks = sequence.blocks + self.pool.draw(sequence.promised)
+            sequence.promised = 0
+
+    def _name(self, sequence: Sequence) -> None:
+        """Let others find the full blocks of a sequence whose tokens are known."""
+        keys = sequence.keys
+        if keys is None or not self.limits.prefix_cache:
+            return
+        full = min(sequence.done // self.limits.block_tokens, len(keys), len(sequence.blocks))
+        for place in range(sequence.named, full):
+            self.pool.name(sequence.blocks[place], keys[place])
+        sequence.named = max(sequence.named, full)
+
+    def _charge_decodes(self, steps: int) -> None:
+        counts: dict[str, int] = {}
+        for sequence in self.decoding:
+            counts[sequence.tenant] = counts.get(sequence.tenant, 0) + steps
+        for tenant, tokens in counts.items():
+            self.waiting.charge(tenant, tokens)

@@ -1,0 +1,149 @@
+"""`BlockPool`: the blocks of a KV cache, who holds them and which of them can be shared.
+
+A block is free, held by one or more sequences, or idle: held by nobody, but still named after the
+tokens in it, so that a prompt that begins alike finds it. Idle blocks are used again, the one that
+was let go first before all others, when no free ones are left.
+
+Blocks can be promised before they are drawn. A sequence that grows needs the promise; which blocks
+it gets matters only to those who read them, so that a simulation never draws any.
+"""
+
+from array import array
+from collections.abc import Hashable, Iterable, Sequence
+from hashlib import blake2b
+
+from meshwright.errors import InputError, Problem
+
+KEY_BYTES = 16
+"""Of a block's name. Two of 10¹² blocks have the same one by chance once in 10¹⁴ times."""
+
+
+class BlockPool:
+    """Blocks numbered from 0."""
+
+    __slots__ = ("_free", "_holders", "_idle", "_keys", "_named", "evictions", "promised", "size")
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        # The last is drawn first: small numbers lie together at the start.
+        self._free = list(range(size - 1, -1, -1))
+        self._holders = [0] * size
+        self._keys: dict[int, Hashable] = {}
+        self._named: dict[Hashable, int] = {}
+        self._idle: dict[int, None] = {}
+        self.promised = 0
+        """Blocks that were promised and not drawn yet."""
+        self.evictions = 0
+        """Named blocks that were used for something else."""
+
+    @property
+    def spare(self) -> int:
+        """Blocks that can still be promised."""
+        return len(self._free) + len(self._idle) - self.promised
+
+    @property
+    def held(self) -> int:
+        """Blocks that sequences hold or are promised."""
+        return self.size - self.spare
+
+    def holders(self, block: int) -> int:
+        """Count the sequences that hold a block."""
+        return self._holders[block]
+
+    def promise(self, count: int) -> None:
+        """Keep blocks for somebody; the caller has looked whether there are as many to `spare`."""
+        assert count <= self.spare, "more blocks are promised than there are"
+        self.promised += count
+        # Now, not when they are drawn: what is found later must not depend on who draws.
+        if self.promised > len(self._free):
+            self._evict(self.promised - len(self._free))
+
+    def forgo(self, count: int) -> None:
+        """Take a promise back."""
+        assert count <= self.promised, "more promises are taken back than were given"
+        self.promised -= count
+
+    def draw(self, count: int) -> list[int]:
+        """Return promised blocks, each held once."""
+        self.forgo(count)
+        free = self._free
+        drawn = free[len(free) - count :]
+        del free[len(free) - count :]
+        drawn.reverse()
+        for block in drawn:
+            self._holders[block] = 1
+        return drawn
+
+    def find(self, keys: Iterable[Hashable]) -> list[int]:
+        """Return the blocks of a beginning, as far as it is here."""
+        found, named = [], self._named
+        for key in keys:
+            block = named.get(key)
+            if block is None:
+                break
+            found.append(block)
+        return found
+
+    def idle_among(self, blocks: Iterable[int]) -> int:
+        """Count the blocks that nobody holds: holding them takes from what there is to spare."""
+        holders = self._holders
+        return sum(not holders[block] for block in blocks)
+
+    def hold(self, blocks: Iterable[int]) -> None:
+        """Hold blocks once more."""
+        for block in blocks:
+            if not self._holders[block]:
+                del self._idle[block]
+            self._holders[block] += 1
+
+    def name(self, block: int, key: Hashable) -> None:
+        """Let a full block be found by what is in it; of two that are alike, the first is."""
+        if key not in self._named and block not in self._keys:
+            self._named[key] = block
+            self._keys[block] = key
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """Let go of a sequence's blocks."""
+        holders, keys, free, idle = self._holders, self._keys, self._free, self._idle
+        # A beginning is of more use than what follows it, so its end is used again first.
+        for block in reversed(blocks):
+            holders[block] -= 1
+            if not holders[block]:
+                if block in keys:
+                    idle[block] = None
+                else:
+                    free.append(block)
+
+    def forget(self) -> None:
+        """Name nothing any more: the weights that made these keys and values have changed."""
+        self._free += self._idle
+        self._idle.clear()
+        self._keys.clear()
+        self._named.clear()
+
+    def _evict(self, count: int) -> None:
+        for _ in range(count):
+            block = next(iter(self._idle))
+            del self._idle[block]
+            del self._named[self._keys.pop(block)]
+            self._free.append(block)
+        self.evictions += count
+
+
+def block_keys(
+    tokens: Sequence[int], block_tokens: int, *, after: bytes = b"", salt: bytes = b""
+) -> list[bytes]:
+    """Return a name for each full block of tokens, which tells everything before it as well.
+
+    `after` is the name of the block before the first; `salt` sets apart what must not be shared,
+    such as keys and values that an adapter made.
+    """
+    if len(salt) > 64:
+        raise InputError([Problem("salt", f"{len(salt)} bytes", "use 64 at most")])
+    names, last = [], after or salt
+    text = memoryview(array("q", tokens)).cast("B")
+    width = 8 * block_tokens
+    for start in range(0, len(text) - width + 1, width):
+        last = blake2b(text[start : start + width], digest_size=KEY_BYTES, key=last).digest()
+        names.append(last)
+    return names

@@ -1,0 +1,106 @@
+"""`Waiting`: whose turn it is. By priority, then by what each tenant got so far, then by order.
+
+Each tenant has a counter of the tokens computed for it, divided by its weight; the tenant with the
+least goes first (the virtual token counter of Sheng et al., arXiv 2401.00588). Whoever comes back
+after a pause starts at the counter of those who wait, so that nobody saves up turns.
+"""
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Generic, Protocol, TypeVar
+
+
+class Waits(Protocol):
+    """Something that waits."""
+
+    priority: int
+    tenant: str
+
+
+W = TypeVar("W", bound=Waits)
+
+
+class Waiting(Generic[W]):
+    """Those who wait, in the order of their turns."""
+
+    def __init__(self, weights: Mapping[str, float] | None = None) -> None:
+        self._weights = dict(weights or {})
+        self._levels: dict[int, dict[str, deque[W]]] = {}
+        self._highest: list[int] = []
+        """Priorities of those who wait, the highest first."""
+        self._left: set[W] = set()
+        """Those who left while they waited: skipped when their turn comes."""
+        self._got: dict[str, float] = {}
+        self._floor = 0.0
+        """The counter of the tenant whose turn was last."""
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether there has been more than one tenant."""
+        return len(self._got) > 1
+
+    def charge(self, tenant: str, tokens: float) -> None:
+        """Write down what was computed for a tenant."""
+        self._got[tenant] = self._got.get(tenant, 0.0) + tokens / self._weights.get(tenant, 1.0)
+
+    def push(self, one: W, *, first: bool = False) -> None:
+        """Let somebody wait, as the last of its tenant and priority or as the first."""
+        level = self._levels.get(one.priority)
+        if level is None:
+            level = self._levels[one.priority] = {}
+            self._highest = sorted(self._levels, reverse=True)
+        line = level.get(one.tenant)
+        if line is None:
+            line = level[one.tenant] = deque()
+            self._enter(one.tenant)
+        if first:
+            line.appendleft(one)
+        else:
+            line.append(one)
+        self._count += 1
+
+    def peek(self) -> W | None:
+        """Return whose turn it is."""
+        while self._highest:
+            level = self._levels[self._highest[0]]
+            while level:
+                tenant = next(iter(level)) if len(level) == 1 else self._poorest(level)
+                line = level[tenant]
+                while line and line[0] in self._left:
+                    self._left.discard(line.popleft())
+                if line:
+                    return line[0]
+                del level[tenant]
+            del self._levels[self._highest.pop(0)]
+        return None
+
+    def pop(self) -> W:
+        """Take out whose turn it is."""
+        one = self.peek()
+        assert one is not None, "nobody waits"
+        self._levels[one.priority][one.tenant].popleft()
+        self._count -= 1
+        self._floor = self._got.get(one.tenant, 0.0)
+        return one
+
+    def remove(self, one: W) -> None:
+        """Let somebody who waits go."""
+        self._left.add(one)
+        self._count -= 1
+
+    def _poorest(self, level: dict[str, deque[W]]) -> str:
+        return min(level, key=lambda tenant: self._got.get(tenant, 0.0))
+
+    def _enter(self, tenant: str) -> None:
+        waiting = [
+            self._got[other]
+            for level in self._levels.values()
+            for other, line in level.items()
+            if line and other in self._got
+        ]
+        least = min(waiting, default=self._floor)
+        self._got[tenant] = max(self._got.get(tenant, 0.0), least)

@@ -1,0 +1,320 @@
+"""Steps serve those who decode, then prompts in parts, and never more than there is room for."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from meshwright.errors import InputError
+from meshwright.policy.batching import Batch, Batcher, Sequence, State
+from meshwright.spec.serving import Limits
+
+
+def limits(**given_: Any) -> Limits:
+    return Limits(**{"batch_tokens": 16, "batch_requests": 8, "block_tokens": 4, **given_})
+
+
+def parts(batch: Batch | None) -> list[tuple[int, int]]:
+    assert batch is not None
+    return [(chunk.start, chunk.stop) for chunk in batch.chunks]
+
+
+def run_out(batcher: Batcher, most: int = 10_000) -> list[Batch]:
+    batches = []
+    while (batch := batcher.next()) is not None:
+        batches.append(batch)
+        assert len(batches) < most
+    return batches
+
+
+def test_long_prompts_are_computed_in_parts_beside_those_who_decode() -> None:
+    batcher = Batcher(limits(), 64)
+    short, long = Sequence(3, 5), Sequence(40, 2)
+    batcher.add(short)
+    assert parts(batcher.next()) == [(0, 3)]
+    batcher.add(long)
+    seen = [(batch.decodes, parts(batch)) for batch in run_out(batcher)]
+    assert seen == [
+        (1, [(0, 15)]),
+        (1, [(15, 30)]),
+        (1, [(30, 40)]),
+        (2, []),
+    ]  # the fifth token of the short one and the second of the long one come together
+    assert batcher.pool.held == 0
+
+
+def test_parts_can_be_bounded_so_that_short_prompts_pass() -> None:
+    batcher = Batcher(limits(chunk_tokens=8), 64)
+    batcher.add(Sequence(40, 2))
+    batcher.add(Sequence(3, 2))
+    assert parts(batcher.next()) == [(0, 8), (0, 3)]
+
+
+def test_prompts_apart_are_whole_and_nothing_decodes_beside_them() -> None:
+    batcher = Batcher(limits(mixing="apart"), 64)
+    batcher.add(Sequence(3, 4))
+    assert parts(batcher.next()) == [(0, 3)]
+    batcher.add(Sequence(10, 2))
+    batcher.add(Sequence(10, 2))
+    seen = [(batch.decodes, parts(batch)) for batch in run_out(batcher)]
+    assert seen[:2] == [(0, [(0, 10)]), (0, [(0, 10)])]
+    assert [decodes for decodes, _ in seen[2:]] == [3, 1, 1]
+
+
+def test_an_answer_of_one_token_needs_no_step_of_its_own() -> None:
+    batcher = Batcher(limits(), 64)
+    one = Sequence(3, 1)
+    batcher.add(one)
+    batch = batcher.next()
+    assert batch is not None
+    assert batch.finished == [one]
+    assert batcher.next() is None
+
+
+def test_equal_beginnings_are_computed_once() -> None:
+    batcher = Batcher(limits(), 64)
+    first, second = Sequence(10, 2, keys=["a", "b"]), Sequence(11, 2, keys=["a", "b"])
+    batcher.add(first)
+    batcher.add(second)
+    # Within one step too: what one row writes, another row of the same step reads.
+    assert parts(batcher.next()) == [(0, 10), (8, 11)]
+    assert first.blocks[:2] == second.blocks[:2]
+    assert (second.cached, batcher.hits, batcher.queried) == (8, 8, 21)
+    run_out(batcher)
+    third = Sequence(8, 2, keys=["a", "b"])
+    batcher.add(third)
+    assert parts(batcher.next()) == [(4, 8)], "the last token is always computed"
+
+
+def test_answers_can_be_found_again_once_their_blocks_are_named() -> None:
+    batcher = Batcher(limits(), 64)
+    keys = ["a"]
+    one = Sequence(4, 6, keys=keys)
+    batcher.add(one)
+    while (batch := batcher.next()) is not None:
+        batcher.grants(batch)
+        if batcher.tokens_of(one) == 8:
+            keys.append("b")
+    again = Sequence(9, 1, keys=["a", "b"])
+    batcher.add(again)
+    assert parts(batcher.next()) == [(8, 9)]
+
+
+def test_without_a_prefix_cache_nothing_is_shared() -> None:
+    batcher = Batcher(limits(prefix_cache=False), 64)
+    for _ in range(2):
+        batcher.add(Sequence(8, 1, keys=["a", "b"]))
+    assert parts(batcher.next()) == [(0, 8), (0, 8)]
+
+
+def test_forks_share_a_prompt_and_copy_its_last_block() -> None:
+    batcher = Batcher(limits(), 64)
+    forks = tuple(Sequence(6, 3) for _ in range(2))
+    parent = Sequence(6, 3, forks=forks)
+    batcher.add(parent)
+    batch = batcher.next()
+    assert batch is not None
+    assert batch.forked == [(parent, forks[0]), (parent, forks[1])]
+    granted = dict(batcher.grants(batch))
+    assert granted[parent][0] == granted[forks[0]][0] == granted[forks[1]][0]
+    assert len({granted[each][1] for each in (parent, *forks)}) == 3
+    following = batcher.next()
+    assert following is not None
+    assert following.copies == [(granted[parent][1], granted[fork][1]) for fork in forks]
+    assert following.decodes == 3
+    run_out(batcher)
+    assert batcher.pool.held == 0
+
+
+def test_forks_without_room_wait() -> None:
+    batcher = Batcher(limits(batch_requests=1), 64)
+    batcher.add(Sequence(6, 2, forks=(Sequence(6, 2),)))
+    finished = [each for batch in run_out(batcher) for each in batch.finished]
+    assert len(finished) == 2
+
+
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+def test_the_last_one_makes_room_and_comes_back(preemption: str) -> None:
+    batcher = Batcher(limits(preemption=preemption, host_blocks=8), 6)
+    first, second = Sequence(8, 12), Sequence(8, 12)
+    batcher.add(first)
+    batcher.add(second)
+    batches = run_out(batcher)
+    preempted = [each for batch in batches for each in batch.preempted]
+    assert preempted == [second]
+    out = [move for batch in batches for move in batch.moved_out]
+    back = [move for batch in batches for move in batch.moved_in]
+    if preemption == "swap":
+        assert [len(move.device) for move in out] == [len(move.host) for move in back] == [3]
+        assert out[0].host == back[0].host
+        assert all(chunk.start == 0 for batch in batches for chunk in batch.chunks)
+    else:
+        assert not out
+        assert batches[-1].decodes
+        # Everything it had is computed anew in one go: its prompt, and what it had written.
+        assert [parts(batch) for batch in batches if batch.chunks][1:] == [[(0, 13)]]
+    assert [each for batch in batches for each in batch.finished] == [first, second]
+    assert batcher.pool.held == batcher.host.held == 0
+
+
+def test_a_higher_priority_takes_the_place_of_a_lower_one() -> None:
+    batcher = Batcher(limits(batch_requests=1), 64)
+    low, high = Sequence(4, 6), Sequence(4, 2, priority=1)
+    batcher.add(low)
+    batcher.next()
+    batcher.add(high)
+    batch = batcher.next()
+    assert batch is not None
+    assert batch.preempted == [low]
+    assert [chunk.sequence for chunk in batch.chunks] == [high]
+    finished = [each for batch in run_out(batcher) for each in batch.finished]
+    assert finished == [high, low]
+
+
+def test_tenants_get_equal_shares_whoever_asks_more() -> None:
+    batcher = Batcher(limits(batch_requests=1), 64)
+    for _ in range(10):
+        batcher.add(Sequence(4, 4, tenant="greedy"))
+    for _ in range(3):
+        batcher.add(Sequence(4, 4, tenant="modest"))
+    order = [each.tenant[0] for batch in run_out(batcher) for each in batch.finished]
+    assert "".join(order[:6]) == "gmgmgm"
+
+
+def test_who_leaves_frees_what_it_held() -> None:
+    batcher = Batcher(limits(), 64)
+    one, other, waits = Sequence(8, 10), Sequence(40, 10), Sequence(8, 10)
+    for each in (one, other):
+        batcher.add(each)
+    batcher.next()
+    batcher.add(waits)
+    assert (one.state, other.state) == (State.DECODING, State.PREFILLING)
+    for each in (one, other, waits):
+        batcher.end(each)
+        batcher.end(each)
+    assert batcher.pool.held == 0
+    assert (batcher.next(), batcher.running, len(batcher.waiting)) == (None, 0, 0)
+
+
+def test_what_was_computed_elsewhere_only_decodes() -> None:
+    batcher = Batcher(limits(), 64)
+    batcher.add(Sequence(8, 4, done=8))
+    batch = batcher.next()
+    assert batch is not None
+    assert (parts(batch), batch.decodes) == ([], 0)
+    assert [each.decodes for each in run_out(batcher)] == [1, 1, 1]
+
+
+def test_guesses_that_are_right_count() -> None:
+    batcher = Batcher(limits(), 64, guesses=True)
+    one = Sequence(6, 8)
+    batcher.add(one)
+    batcher.next()
+    batcher.propose(one, 3)
+    batch = batcher.next()
+    assert batch is not None
+    assert parts(batch) == [(6, 10)]
+    batcher.grants(batch)
+    assert len(one.blocks) == 3
+    batcher.settle(one, 2)
+    assert one.tokens == 10
+    batcher.propose(one, 3)
+    assert parts(batcher.next()) == [(9, 13)]
+    batcher.settle(one, 3)
+    assert batcher.next() is None
+    assert (one.state, batcher.pool.held) == (State.OVER, 0)
+
+
+def test_what_can_never_fit_is_refused() -> None:
+    with pytest.raises(InputError, match="do not fit into 4 blocks"):
+        Batcher(limits(), 4).add(Sequence(10, 10))
+
+
+requests = st.lists(
+    st.tuples(
+        st.integers(0, 12),  # steps after the one before
+        st.integers(1, 40),  # prompt
+        st.integers(1, 20),  # output
+        st.integers(0, 3),  # shared prefix
+        st.integers(0, 2),  # priority
+        st.sampled_from("ab"),
+    ),
+    min_size=1,
+    max_size=20,
+)
+
+
+def play(batcher: Batcher, asked: list[Any], *, leaps: bool, draws: bool) -> list[tuple[Any, ...]]:
+    """Serve requests; return everything that was decided, and check what must hold at each step."""
+    told: list[tuple[Any, ...]] = []
+    start, coming = 0, []
+    for number, (gap, prompt, output, prefix, priority, tenant) in enumerate(asked):
+        start += gap
+        keys = [(prefix, place) for place in range(prompt // 4)] if prefix else None
+        one = Sequence(prompt, output, request=number, keys=keys, priority=priority, tenant=tenant)
+        coming.append((start, one))
+    coming.reverse()
+    now, work = 0, dict.fromkeys(range(len(asked)), 0)
+    while True:
+        while coming and coming[-1][0] <= now:
+            batcher.add(coming.pop()[1])
+        reach = coming[-1][0] - now if coming else 1 << 30
+        steps = min(batcher.horizon(), reach) if leaps else 0
+        if steps:
+            context = batcher.decoding.context
+            count = len(batcher.decoding)
+            finished = batcher.leap(steps)
+            told += [(now + step, count, context + step * count) for step in range(steps)]
+            told += [(now + steps, each.request) for each in finished]
+            now += steps
+            continue
+        batch = batcher.next()
+        if batch is None:
+            if not coming:
+                break
+            now = coming[-1][0]
+            continue
+        if draws:
+            check_blocks(batcher, batch)
+        computed = batch.decodes + sum(chunk.stop - chunk.start for chunk in batch.chunks)
+        assert computed <= batcher.limits.batch_tokens
+        assert batcher.running <= batcher.limits.batch_requests
+        for chunk in batch.chunks:
+            work[chunk.sequence.request] += chunk.stop - chunk.start
+        told.append((now, batch.decodes, batch.context))
+        told += [(now, chunk.sequence.request, chunk.start, chunk.stop) for chunk in batch.chunks]
+        told += [(now, "away", each.request) for each in batch.preempted]
+        now += 1
+        told += [(now, each.request) for each in batch.finished]
+    assert batcher.pool.held == batcher.host.held == batcher.pool.promised == 0
+    assert batcher.running == len(batcher.waiting) == 0
+    ended = [each[1] for each in told if len(each) == 2]
+    assert sorted(ended, key=str) == sorted(range(len(asked)), key=str), "each ends once"
+    return [each for each in told if each[1] != 0 or len(each) != 3]
+
+
+def check_blocks(batcher: Batcher, batch: Batch) -> None:
+    batcher.grants(batch)
+    held: dict[int, set[int]] = {}
+    for sequence in batcher._places:
+        needed = -(-(batcher.tokens_of(sequence) - 1) // batcher.limits.block_tokens)
+        if sequence.state is State.DECODING:
+            assert len(sequence.blocks) == needed
+        assert len(set(sequence.blocks)) == len(sequence.blocks)
+        for place, block in enumerate(sequence.blocks):
+            held.setdefault(block, set()).add(place)
+    assert all(len(places) == 1 for places in held.values()), "one block, one place in a prompt"
+
+
+@settings(max_examples=60)
+@given(requests, st.sampled_from(["recompute", "swap"]), st.sampled_from(["mixed", "apart"]))
+def test_many_steps_at_once_are_the_same_as_one_by_one(
+    asked: list[Any], preemption: str, mixing: str
+) -> None:
+    bounds = limits(preemption=preemption, host_blocks=20, batch_tokens=40, mixing=mixing)
+    told = [
+        play(Batcher(bounds, 16), asked, leaps=leaps, draws=draws)
+        for leaps, draws in ((False, True), (False, False), (True, False))
+    ]
+    assert told[0] == told[1] == told[2]

@@ -1,0 +1,94 @@
+"""Turns go by priority, then by what each tenant got, then by order."""
+
+from dataclasses import dataclass
+
+from meshwright.policy.waiting import Waiting
+
+
+@dataclass(eq=False)
+class One:
+    name: str
+    tenant: str = ""
+    priority: int = 0
+
+
+def order(waiting: Waiting[One]) -> str:
+    names = []
+    while waiting:
+        names.append(waiting.pop().name)
+    return "".join(names)
+
+
+def test_first_come_first_served() -> None:
+    waiting: Waiting[One] = Waiting()
+    for name in "abc":
+        waiting.push(One(name))
+    waiting.push(One("z"), first=True)
+    assert (len(waiting), order(waiting)) == (4, "zabc")
+    assert waiting.peek() is None
+
+
+def test_higher_priorities_go_first() -> None:
+    waiting: Waiting[One] = Waiting()
+    waiting.push(One("a"))
+    waiting.push(One("b", priority=2))
+    waiting.push(One("c", priority=1))
+    waiting.push(One("d", priority=2))
+    assert order(waiting) == "bdca"
+
+
+def test_the_tenant_that_got_least_goes_first() -> None:
+    waiting: Waiting[One] = Waiting()
+    for name in "abc":
+        waiting.push(One(name, "greedy"))
+    waiting.push(One("x", "modest"))
+    waiting.push(One("y", "modest"))
+    turns = []
+    while waiting:
+        one = waiting.pop()
+        turns.append(one.name)
+        waiting.charge(one.tenant, 100 if one.tenant == "greedy" else 30)
+    assert turns == ["a", "x", "y", "b", "c"]
+
+
+def test_a_weight_of_two_gets_twice_as_much() -> None:
+    waiting: Waiting[One] = Waiting({"big": 2.0})
+    for _ in range(90):
+        waiting.push(One("b", "big"))
+        waiting.push(One("s", "small"))
+    turns = ""
+    for _ in range(60):
+        one = waiting.pop()
+        turns += one.name
+        waiting.charge(one.tenant, 10)
+    assert turns.count("b") == 40
+
+
+def test_nobody_saves_up_turns_while_away() -> None:
+    waiting: Waiting[One] = Waiting()
+    waiting.push(One("late", "away"))
+    assert waiting.pop().name == "late"
+    for _ in range(4):
+        waiting.push(One("o", "other"))
+    for _ in range(2):
+        waiting.charge(waiting.pop().tenant, 1000)
+    for _ in range(4):
+        waiting.push(One("a", "away"))
+    # It comes in level with the other, and does not get everything until it caught up.
+    turns = ""
+    while waiting:
+        one = waiting.pop()
+        turns += one.name
+        waiting.charge(one.tenant, 1000)
+    assert turns in {"oaoaaa", "aoaoaa"}
+
+
+def test_who_left_is_skipped() -> None:
+    waiting: Waiting[One] = Waiting()
+    ones = [One(name) for name in "abc"]
+    for one in ones:
+        waiting.push(one)
+    waiting.remove(ones[0])
+    waiting.remove(ones[1])
+    assert len(waiting) == 1
+    assert order(waiting) == "c"
