@@ -1,0 +1,84 @@
+"""Steps over a paged cache give the logits of the whole sequence computed at once."""
+
+from collections.abc import Callable
+
+import msgspec
+import pytest
+import torch
+from torch import Tensor
+
+from meshwright.errors import InputError
+from meshwright.run.nn.decoder import Decoder
+from meshwright.run.serve.model.cache import PagedCache
+from meshwright.run.serve.model.forward import Forward
+from meshwright.run.serve.model.step import Row, step_of
+from tests.run.serve.model.small import chunked, hybrid, latent, made, small
+
+Make = Callable[[], Decoder]
+TOKENS = torch.randint(0, 61, (1, 21), generator=torch.Generator().manual_seed(3))
+
+
+def whole(decoder: Decoder) -> Tensor:
+    """Return the logits of all tokens, before anything takes hold of the decoder."""
+    with torch.no_grad():
+        logits: Tensor = decoder(TOKENS)[0]
+    return logits
+
+
+@pytest.mark.parametrize("make", [small, chunked, latent, hybrid])
+@pytest.mark.parametrize("pieces", [(21,), (7, 1, 1, 12), (1,) * 21])
+def test_pieces_of_a_sequence_give_its_logits(make: Make, pieces: tuple[int, ...]) -> None:
+    decoder = make()
+    wanted = whole(decoder)
+    forward = Forward(decoder, PagedCache(decoder, 8, 4), state_rows=2)
+    found, begin = [], 0
+    for count in pieces:
+        tokens = TOKENS[0, begin : begin + count].tolist()
+        step = step_of([Row(tokens, begin, [7, 2, 5, 0, 3, 6], 1)], 4, all_wanted=True)
+        found.append(forward.run(step))
+        begin += count
+    torch.testing.assert_close(torch.cat(found), wanted, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("make", [small, chunked, latent])
+def test_keys_in_fp8_stay_near(make: Make) -> None:
+    decoder = make()
+    wanted = whole(decoder)
+    forward = Forward(decoder, PagedCache(decoder, 8, 4, fp8=True))
+    step = step_of([Row(TOKENS[0].tolist(), 0, range(6))], 4, all_wanted=True)
+    error = (forward.run(step) - wanted).norm() / wanted.norm()
+    # Three bits after the point, in keys and in values, twice.
+    assert 0 < error < 0.2
+
+
+def test_scales_of_fp8_are_used() -> None:
+    decoder = small()
+    wanted = whole(decoder)
+    cache = PagedCache(decoder, 8, 4, fp8=True)
+    # Far below what fp8 can tell apart from nought, unless keys are divided first.
+    cache.scales.fill_(1e-4)
+    with torch.no_grad():
+        for layer in decoder.layers:
+            layer.mixer.qkv.weight[32:].mul_(1e-4)
+            layer.mixer.o.weight.mul_(1e4)
+            layer.mixer.qkv.weight[:32].mul_(1e4)
+    forward = Forward(decoder, cache)
+    step = step_of([Row(TOKENS[0].tolist(), 0, range(6))], 4, all_wanted=True)
+    error = (forward.run(step) - wanted).norm() / wanted.norm()
+    assert 0 < error < 0.1
+
+
+def test_only_wanted_tokens_reach_the_head() -> None:
+    decoder = small()
+    wanted = whole(decoder)
+    forward = Forward(decoder, PagedCache(decoder, 8, 4))
+    rows = [Row(TOKENS[0, :9].tolist(), 0, [0, 1, 2]), Row(TOKENS[0, :3].tolist(), 0, [3])]
+    found = forward.run(step_of(rows, 4))
+    torch.testing.assert_close(found, wanted[[8, 2]], atol=2e-5, rtol=1e-4)
+
+
+def test_positions_beyond_a_learned_table_are_refused() -> None:
+    model = msgspec.structs.replace(small().model, positions="learned")
+    decoder = made(model)
+    with pytest.raises(InputError, match="use at most 64"):
+        Forward(decoder, PagedCache(decoder, 4, 4), max_length=65)
