@@ -48,6 +48,8 @@ class Batcher:
         """All that are admitted, in the order they were."""
         self._ranks: dict[int, int] = {}
         """How many of them have which priority."""
+        self._ranked = False
+        """Whether there has been more than one priority."""
         self._prefilling: dict[Sequence, None] = {}
         self._guessing: dict[Sequence, None] = {}
         self._due: list[Sequence] = []
@@ -77,6 +79,7 @@ class Batcher:
             raise InputError([Problem("max_tokens", what, f"ask for {size * block:,} in all")])
         for each in (sequence, *sequence.forks):
             each.order, self._order = self._order, self._order + 1
+        self._ranked = self._ranked or sequence.priority != 0
         self.waiting.push(sequence)
         if self._stuck is not None and self.waiting.peek() is not self._stuck:
             self._stuck = None
@@ -96,11 +99,10 @@ class Batcher:
         self._let_go()
         batch = Batch()
         batch.copies, self._copies = self._copies, []
-        if self._stuck is None and self.waiting:
+        apart = self.limits.mixing == "apart"
+        if self.waiting and self._stuck is None and (apart or self._ranked):
             self._make_room(batch)
-        alone = self.limits.mixing == "apart" and (
-            bool(self._prefilling) or (self._stuck is None and len(self.waiting) > 0)
-        )
+        alone = apart and bool(self._prefilling or (self._stuck is None and self.waiting))
         if not alone:
             self._go_on(batch)
         budget = self.limits.batch_tokens - batch.decodes

@@ -21,10 +21,13 @@ KEY_BYTES = 16
 class BlockPool:
     """Blocks numbered from 0."""
 
-    __slots__ = ("_free", "_holders", "_idle", "_keys", "_named", "evictions", "promised", "size")
+    __slots__ = (
+        "_free", "_holders", "_idle", "_keys", "_named", "evictions", "promised", "size", "spare",
+    )  # fmt: skip
 
     def __init__(self, size: int) -> None:
-        self.size = size
+        self.size = self.spare = size
+        """Blocks there are, and those of them that can still be promised."""
         # The last is drawn first: small numbers lie together at the start.
         self._free = list(range(size - 1, -1, -1))
         self._holders = [0] * size
@@ -35,11 +38,6 @@ class BlockPool:
         """Blocks that were promised and not drawn yet."""
         self.evictions = 0
         """Named blocks that were used for something else."""
-
-    @property
-    def spare(self) -> int:
-        """Blocks that can still be promised."""
-        return len(self._free) + len(self._idle) - self.promised
 
     @property
     def held(self) -> int:
@@ -54,6 +52,7 @@ class BlockPool:
         """Keep blocks for somebody; the caller has looked whether there are as many to `spare`."""
         assert count <= self.spare, "more blocks are promised than there are"
         self.promised += count
+        self.spare -= count
         # Now, not when they are drawn: what is found later must not depend on who draws.
         if self.promised > len(self._free):
             self._evict(self.promised - len(self._free))
@@ -62,10 +61,12 @@ class BlockPool:
         """Take a promise back."""
         assert count <= self.promised, "more promises are taken back than were given"
         self.promised -= count
+        self.spare += count
 
     def draw(self, count: int) -> list[int]:
         """Return promised blocks, each held once."""
-        self.forgo(count)
+        assert count <= self.promised, "blocks are drawn that were not promised"
+        self.promised -= count
         free = self._free
         drawn = free[len(free) - count :]
         del free[len(free) - count :]
@@ -94,6 +95,7 @@ class BlockPool:
         for block in blocks:
             if not self._holders[block]:
                 del self._idle[block]
+                self.spare -= 1
             self._holders[block] += 1
 
     def name(self, block: int, key: Hashable) -> None:
@@ -109,6 +111,7 @@ class BlockPool:
         for block in reversed(blocks):
             holders[block] -= 1
             if not holders[block]:
+                self.spare += 1
                 if block in keys:
                     idle[block] = None
                 else:

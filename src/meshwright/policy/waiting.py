@@ -56,6 +56,7 @@ class Waiting(Generic[W]):
         line = level.get(one.tenant)
         if line is None:
             line = level[one.tenant] = deque()
+        if not line:
             self._enter(one.tenant)
         if first:
             line.appendleft(one)
@@ -65,18 +66,13 @@ class Waiting(Generic[W]):
 
     def peek(self) -> W | None:
         """Return whose turn it is."""
-        while self._highest:
-            level = self._levels[self._highest[0]]
-            while level:
-                tenant = next(iter(level)) if len(level) == 1 else self._poorest(level)
-                line = level[tenant]
-                while line and line[0] in self._left:
-                    self._left.discard(line.popleft())
-                if line:
-                    return line[0]
-                del level[tenant]
-            del self._levels[self._highest.pop(0)]
-        return None
+        if not self._count:
+            return None
+        for priority in self._highest:
+            line = self._first_line(self._levels[priority])
+            if line is not None:
+                return line[0]
+        raise AssertionError("somebody waits in no line")
 
     def pop(self) -> W:
         """Take out whose turn it is."""
@@ -84,7 +80,7 @@ class Waiting(Generic[W]):
         assert one is not None, "nobody waits"
         self._levels[one.priority][one.tenant].popleft()
         self._count -= 1
-        self._floor = self._got.get(one.tenant, 0.0)
+        self._floor = self._got[one.tenant]
         return one
 
     def remove(self, one: W) -> None:
@@ -92,15 +88,26 @@ class Waiting(Generic[W]):
         self._left.add(one)
         self._count -= 1
 
-    def _poorest(self, level: dict[str, deque[W]]) -> str:
-        return min(level, key=lambda tenant: self._got.get(tenant, 0.0))
+    def _first_line(self, level: dict[str, deque[W]]) -> deque[W] | None:
+        """Return the line of the tenant that got least; None where nobody waits."""
+        least, found = 0.0, None
+        for tenant, line in level.items():
+            while line and line[0] in self._left:
+                self._left.discard(line.popleft())
+            if line and (found is None or self._got[tenant] < least):
+                least, found = self._got[tenant], line
+        return found
 
     def _enter(self, tenant: str) -> None:
+        """Let a tenant that was away begin level with those who wait."""
+        if self._got.keys() <= {tenant}:
+            self._got.setdefault(tenant, 0.0)
+            return
         waiting = [
             self._got[other]
             for level in self._levels.values()
             for other, line in level.items()
-            if line and other in self._got
+            if line and other != tenant
         ]
         least = min(waiting, default=self._floor)
         self._got[tenant] = max(self._got.get(tenant, 0.0), least)
