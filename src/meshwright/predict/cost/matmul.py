@@ -45,12 +45,14 @@ def matmul_s(
     layout: Product = "TN",
     batch: int = 1,
     out_bytes: float | None = None,
+    weight_bytes: float | None = None,
 ) -> float:
     """Return the seconds of `batch` products m × k by k × n, each with its own result.
 
     m, n and k are those of the very product: for a weight gradient k is the number of tokens.
     `out_bytes` is what storing one element of the result moves; by default 2, or what adding into
-    an fp32 buffer moves for layout NT.
+    an fp32 buffer moves for layout NT. `weight_bytes` is for weights stored in fewer bytes than
+    they are multiplied in.
     """
     if m <= 0 or n <= 0 or k <= 0 or batch <= 0:
         return 0.0
@@ -62,7 +64,8 @@ def matmul_s(
         speed *= rate.weight_ratio if layout == "NT" else rate.gradient_ratio
     fill = rate.fill_k * out_bytes / 2.0
     compute_s = _tile_flops(rate, (m, n, k, batch), device.sms, fill) / speed
-    moved = batch * (rate.input_bytes * k * (m + n) + out_bytes * m * n)
+    stored = rate.input_bytes if weight_bytes is None else weight_bytes
+    moved = batch * (k * (rate.input_bytes * m + stored * n) + out_bytes * m * n)
     time_s = rate.launch_s + smooth_max(compute_s, moved / rate.bytes_per_s)
     if rate.correction is not None and batch == 1:
         time_s *= rate.correction.factor(KINDS[layout], m, n, k)

@@ -1,0 +1,125 @@
+"""`Case`: a published serving run as values, ready to be priced by whatever simulates it."""
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from meshwright.errors import InputError
+from meshwright.predict.published.clusters import cluster_of_row
+from meshwright.predict.published.models import Unusable
+from meshwright.predict.published.serving.loads import Asked, load_of
+from meshwright.predict.published.serving.models import gpu_of, model_of
+from meshwright.predict.published.serving.places import place_of
+from meshwright.predict.published.serving.software import engine_of, formats_of
+from meshwright.predict.serving.replica import Replica
+from meshwright.spec.cluster import Cluster, Gpu
+from meshwright.spec.layout import Layout
+
+from msgspec.structs import replace  # isort: skip
+
+
+class Measured(NamedTuple):
+    """What a row printed, in SI units."""
+
+    output_tok_s: float | None
+    ttft_s: float | None
+    tpot_s: float | None
+    derived: bool
+    """The throughput follows from the row's latencies or requests per second."""
+
+
+class Case(NamedTuple):
+    """One run: replicas, what was asked of them, and what was measured."""
+
+    replicas: tuple[Replica, ...]
+    """The replica of the run, or those it may have had where the row does not say."""
+    copies: tuple[int, ...]
+    """How many of each share the load."""
+    asked: Asked
+    prefill: Replica | None = None
+    prefill_copies: int = 0
+    measured: Measured = Measured(None, None, None, False)
+    assumed: tuple[str, ...] = ()
+
+
+def case_of(row: Mapping[str, Any]) -> Case:
+    """Return what a row says, or raise `Unusable` with what it does not."""
+    for name in ("engine", "model", "gpu"):
+        if not isinstance(row.get(name), str):
+            raise Unusable(f"the row does not say its {name}")
+    model, gpu, engine = model_of(row["model"]), gpu_of(row["gpu"]), engine_of(row)
+    if "dataset=image" in str(row.get("notes")):
+        raise Unusable("requests with images are not modelled")
+    asked = load_of(row, model.name)
+    formats = formats_of(row, model, gpu, engine)
+    gpus = row.get("gpus")
+    place = place_of(row, model.experts is not None)
+    assumed = asked.assumed
+    try:
+        if place is not None:
+            size = _size(place.layout)
+            whole = _cluster(gpu, size)
+            replica = Replica(
+                model=model, cluster=whole, layout=place.layout, formats=formats, engine=engine
+            )
+            prefill = None
+            if place.prefill is not None:
+                prefill = replace(
+                    replica, layout=place.prefill, cluster=_cluster(gpu, _size(place.prefill))
+                )
+            return Case(
+                (replica,), (place.copies,), asked, prefill, place.prefill_copies,
+                _measured(row, asked), (*assumed, *place.assumed),
+            )  # fmt: skip
+        if not isinstance(gpus, int) or gpus < 1:
+            raise Unusable("the row does not say how many GPUs it used")
+        tries = [tp for tp in (1, 2, 4, 8, 16) if tp <= gpus and gpus % tp == 0]
+        replicas = tuple(
+            Replica(
+                model=model, cluster=_cluster(gpu, tp), layout=Layout(tp=tp), formats=formats,
+                engine=engine,
+            )
+            for tp in tries
+        )  # fmt: skip
+    except InputError as error:
+        raise Unusable(f"the layout cannot be: {error}") from None
+    copies = tuple(gpus // tp for tp in tries)
+    assumed = (*assumed, "the layout that serves most")
+    return Case(replicas, copies, asked, measured=_measured(row, asked), assumed=assumed)
+
+
+def _size(layout: Layout) -> int:
+    return layout.tp * layout.pp * layout.dp
+
+
+@lru_cache(maxsize=512)
+def _cluster(gpu: Gpu, gpus: int) -> Cluster:
+    row: dict[str, Any] = {"gpu": gpu.name, "gpus": gpus}
+    if gpus > 8 and gpus % 8:
+        row["gpus_per_node"] = 4 if gpus % 4 == 0 else 2 if gpus % 2 == 0 else 1
+    return replace(cluster_of_row(row), gpu=gpu)
+
+
+def _measured(row: Mapping[str, Any], asked: Asked) -> Measured:
+    ttft, tpot = _mean(row.get("ttft_ms")), _mean(row.get("tpot_or_itl_ms"))
+    made, load = row.get("output_tok_s"), asked.load
+    derived = False
+    if not made and row.get("tok_s_per_gpu") and row.get("gpus"):
+        made = row["tok_s_per_gpu"] * row["gpus"]
+    if not made and row.get("req_s"):
+        made, derived = row["req_s"] * load.output_tokens, True
+    if not made and load.concurrency and ttft and tpot:
+        made = load.concurrency * load.output_tokens / (ttft + (load.output_tokens - 1) * tpot)
+        derived = True
+    return Measured(float(made) if made else None, ttft, tpot, derived)
+
+
+def _mean(value: object) -> float | None:
+    """Return a row's mean in seconds."""
+    if not isinstance(value, Mapping):
+        return None
+    for name in ("mean", "mean_itl", "p50", "p50_itl"):
+        found = value.get(name)
+        if isinstance(found, int | float) and found > 0:
+            return found / 1e3
+    return None

@@ -1,0 +1,94 @@
+"""How a published run laid its model out: degrees from the row's fields, its notes and its source.
+
+One large table (aiconfigurator's measured sample) counts some GPUs twice: where it says that
+experts are cut both ways by the same degree, or that attention groups are as many as tensor ranks,
+its own names for the runs (`tp8_ep8`) show half of that. Such rows are read as the names say.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from meshwright.predict.published.models import Unusable
+from meshwright.spec.layout import Layout
+
+_WORKERS = re.compile(r"(\w+)x\(tp(\w+) pp(\w+) adp(\w+) mtp(\w+) ep(\w+) bs(\w+)\)")
+
+
+class Place(NamedTuple):
+    """Where a run's replicas lie."""
+
+    layout: Layout
+    copies: int
+    """Replicas that share the load."""
+    prefill: Layout | None = None
+    """Layout of replicas that compute prompts alone, where the run was disaggregated."""
+    prefill_copies: int = 0
+    assumed: tuple[str, ...] = ()
+
+
+def place_of(row: Mapping[str, Any], sparse: bool) -> Place | None:
+    """Return where a row's model lay, None where the row does not say."""
+    notes = str(row.get("notes") or "")
+    gpus = _whole(row.get("gpus"))
+    if "mode disagg" in notes:
+        return _disaggregated(notes, sparse)
+    if "mode agg" in notes:
+        return Place(_measured_sample(row, notes, sparse), 1)
+    named = re.search(r"parallelism '([^']*)'", notes)
+    if named and named[1].startswith("DEP"):
+        size = int(named[1][3:])
+        return Place(_layout(1, 1, size, size if sparse else 1, 1), 1)
+    tp, pp, ep = _whole(row.get("tp")), _whole(row.get("pp")) or 1, _whole(row.get("ep")) or 1
+    if tp is None:
+        return None
+    if "attention DP" in notes and gpus and gpus % tp == 0 and sparse:
+        return Place(_layout(1, pp, gpus // pp, ep, 1), 1)
+    copies = max(1, (gpus or tp * pp) // (tp * pp))
+    return Place(_layout(tp, pp, 1, ep if sparse else 1, max(1, tp // ep)), copies)
+
+
+def _measured_sample(row: Mapping[str, Any], notes: str, sparse: bool) -> Layout:
+    found = re.search(r"attention_dp (\w+); moe_tp (\w+)", notes)
+    groups, slices = (_whole(found[1]) or 1, _whole(found[2]) or 1) if found else (1, 1)
+    tp, pp, ep = (_whole(row.get(name)) or 1 for name in ("tp", "pp", "ep"))
+    if 1 < ep == slices and tp * groups == ep * slices:
+        tp, groups, slices = (ep, 1, 1) if groups == 1 else (1, ep, 1)
+    elif groups > 1 and groups == tp:
+        tp, ep = 1, groups
+    return _layout(tp, pp, groups, ep if sparse else 1, slices)
+
+
+def _disaggregated(notes: str, sparse: bool) -> Place:
+    found = _WORKERS.findall(notes)
+    if len(found) != 2:
+        raise Unusable("the notes do not say how prefill and decode workers are laid out")
+    assumed: list[str] = []
+    read = []
+    for what, (copies, tp, pp, groups, slices, ep, _) in zip(
+        ("prefill", "decode"), found, strict=True
+    ):
+        number = _whole(copies)
+        if number is None:
+            assumed.append(f"one {what} worker")
+        sizes = [_whole(text) or 1 for text in (tp, pp, groups, ep, slices)]
+        read.append((_layout(*sizes[:3], sizes[3] if sparse else 1, sizes[4]), number or 1))
+    (first, firsts), (second, seconds) = read
+    return Place(second, seconds, first, firsts, tuple(assumed))
+
+
+def _layout(tp: int, pp: int, dp: int, ep: int, slices: int) -> Layout:
+    """Return a layout whose experts fit on its GPUs, whatever the row says of their slices."""
+    size = tp * dp
+    if size % ep:
+        ep = 1
+    slices = size // ep if ep > 1 or dp == 1 else min(slices, size)
+    return Layout(tp=tp, pp=pp, dp=dp, ep=ep, expert_tp=max(1, size // ep))
+
+
+def _whole(value: object) -> int | None:
+    try:
+        number = int(str(value))
+    except ValueError:
+        return None
+    return number if 0 < number < 10_000 else None

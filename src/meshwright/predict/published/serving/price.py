@@ -1,0 +1,136 @@
+"""What a published case would take: the one place that chooses how a run is simulated."""
+
+from functools import lru_cache
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from meshwright.predict.published.models import Unusable
+from meshwright.predict.published.serving.cases import Case
+from meshwright.predict.serving.flow import Load, flow
+from meshwright.predict.serving.memory import ServingMemory, serving_memory
+from meshwright.predict.serving.replica import Replica
+from meshwright.predict.serving.step_cost import step_cost
+
+KV_WIRE_S = 20e-3
+"""Handing a prompt's keys and values over to another worker (Mooncake's rows: 2 to 20 ms)."""
+ROUNDS = 4
+"""Batches that a long run is followed for."""
+
+
+class Priced(NamedTuple):
+    """The prediction of a run."""
+
+    output_tok_s: float
+    ttft_s: float | None
+    tpot_s: float | None
+    replica: Replica
+    batch: float
+
+
+def price(case: Case) -> Priced:
+    """Return the prediction of a case; of several possible layouts that which serves most."""
+    if case.prefill is not None:
+        return _disaggregated(case)
+    tried = [
+        _together(replica, copies, case)
+        for replica, copies in zip(case.replicas, case.copies, strict=True)
+        if _memory(replica).fits or case.asked.static
+    ]
+    if not tried:
+        raise Unusable("the weights do not fit")
+    return max(tried, key=lambda priced: priced.output_tok_s)
+
+
+@lru_cache(maxsize=4096)
+def _memory(replica: Replica, tokens: int | None = None) -> ServingMemory:
+    return serving_memory(replica, tokens)
+
+
+def _together(replica: Replica, copies: int, case: Case) -> Priced:
+    load, asked = case.asked.load, case.asked
+    if asked.offline:
+        return _offline(replica, copies, case)
+    share = replace(
+        load,
+        requests=max(1, load.requests // copies),
+        concurrency=None if load.concurrency is None else max(1, load.concurrency // copies),
+        rate_per_s=None if load.rate_per_s is None else load.rate_per_s / copies,
+    )
+    requests, tokens = limits(replica, share, static=asked.static)
+    return _priced(replica, copies, share, requests, tokens)
+
+
+@lru_cache(maxsize=1 << 14)
+def _priced(replica: Replica, copies: int, load: Load, requests: int, tokens: int) -> Priced:
+    memory = _memory(replica, min(tokens, 32768))
+    went = flow(step_cost(replica), memory, load, batch_requests=requests, batch_tokens=tokens)
+    tpot = went.tpot_s if load.output_tokens > 1 else None
+    return Priced(copies * went.output_tok_s, went.ttft_s, tpot, replica, went.batch)
+
+
+def limits(replica: Replica, load: Load, *, static: bool = False) -> tuple[int, int]:
+    """Return requests and tokens of a step at most.
+
+    TensorRT-LLM's benchmark chooses them from the room for keys and values and from the lengths
+    (its `tuning.py`); other engines have defaults.
+    """
+    engine, layout = replica.engine, replica.layout
+    if static:
+        return load.requests, int(load.requests * load.prompt_tokens) + 1
+    if not engine.name.startswith("TensorRT"):
+        return engine.batch_requests * layout.dp, engine.batch_tokens * layout.dp
+    if load.concurrency is not None:
+        return max(load.concurrency, layout.dp), engine.batch_tokens * layout.dp
+    fitting = min(_memory(replica).requests(load.prompt_tokens + load.output_tokens), 4096)
+    each = max(1, fitting // layout.pp)
+    tokens = max(2048, min(each * (1 + load.prompt_tokens / load.output_tokens), 32768))
+    return max(64, fitting) * layout.dp, int(tokens) * layout.dp
+
+
+def _offline(replica: Replica, copies: int, case: Case) -> Priced:
+    """Return a long run's throughput, under a rate where there is one."""
+    load, beams = case.asked.load, case.asked.beams
+    requests, tokens = limits(replica, replace(load, rate_per_s=None))
+    batch = min(requests, _memory(replica).requests(load.prompt_tokens + load.output_tokens))
+    longer = replace(load, requests=max(16, ROUNDS * batch), rate_per_s=None)
+    most = _priced(replica, copies, longer, requests, tokens)
+    if load.rate_per_s is None:
+        return most._replace(output_tok_s=most.output_tok_s / beams, ttft_s=None, tpot_s=None)
+    rate = load.rate_per_s * beams
+    paced = replace(
+        load, rate_per_s=rate / copies, requests=max(16, min(2 * batch, int(20 * rate / copies)))
+    )
+    went = _priced(replica, copies, paced, requests, tokens)
+    served = min(rate * load.output_tokens, most.output_tok_s) / beams
+    return went._replace(output_tok_s=served)
+
+
+def _disaggregated(case: Case) -> Priced:
+    """Return the steady state of prompts on some workers and decoding on others."""
+    load, decode = case.asked.load, case.replicas[0]
+    prefill = case.prefill
+    assert prefill is not None
+    if not (_memory(decode).fits and _memory(prefill).fits):
+        raise Unusable("the weights do not fit")
+    first, later = step_cost(prefill), step_cost(decode)
+    prompt = round(load.prompt_tokens)
+    groups = prefill.layout.dp * case.prefill_copies
+    own = first.step_s(
+        prefill_tokens=prompt * prefill.layout.dp,
+        prefill_pairs=prefill.layout.dp * prompt * prompt / 2, sampled=prefill.layout.dp,
+    )  # fmt: skip
+    context = load.prompt_tokens + load.output_tokens / 2
+    fitting = decode.layout.dp * _memory(decode).requests(load.prompt_tokens + load.output_tokens)
+    inside = load.concurrency or load.requests
+    ttft, tpot = own, 0.0
+    for _ in range(30):
+        batch = inside * max(0.05, 1 - ttft / (ttft + load.output_tokens * max(tpot, 1e-4)))
+        each = max(1, min(fitting, round(batch / case.copies[0])))
+        tpot = later.decodes_s(each, each * context, 1)
+        life = ttft + load.output_tokens * tpot
+        busy = min(0.98, inside / life * own / groups)
+        queued = own * (1 + busy / (2 * (1 - busy))) + KV_WIRE_S + prefill.engine.arrival_s
+        ttft = 0.5 * (ttft + min(queued, own * inside / groups + KV_WIRE_S))
+    made = inside * load.output_tokens / (ttft + load.output_tokens * tpot)
+    return Priced(made, ttft, tpot, decode, each)

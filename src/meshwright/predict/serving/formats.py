@@ -1,0 +1,69 @@
+"""Number formats in serving: which part of a model is stored in what, and computed in what.
+
+A checkpoint of four bits keeps the attention of sparse models in sixteen, as the published ones
+do (gpt-oss, NVIDIA's NVFP4 of DeepSeek, Kimi's int4). A format that the tensor cores lack is
+stored all the same and widened on the way: only fewer bytes are read.
+"""
+
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from meshwright.spec.bounds import Bounds
+from meshwright.spec.cluster import Gpu
+from meshwright.spec.model import Model
+from meshwright.spec.model.weights import Weight
+
+WeightFormat = Literal["bf16", "fp16", "fp8", "fp8-blockwise", "int8", "int4", "nvfp4", "mxfp4"]
+KvFormat = Literal["bf16", "fp8"]
+
+STORED_BYTES: dict[str, float] = {
+    "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "fp8-blockwise": 1.0, "int8": 1.0,
+    "int4": 0.5 + 1 / 16, "nvfp4": 0.5 + 1 / 16, "mxfp4": 0.5 + 1 / 32,
+}  # fmt: skip
+"""Bytes of one weight with its share of the scales."""
+KV_BYTES: dict[str, float] = {"bf16": 2.0, "fp8": 1.0}
+_COMPUTED = {"fp8": "fp8-tensorwise", "int4": None}
+_FOUR_BITS = ("int4", "nvfp4", "mxfp4")
+
+
+class Formats(msgspec.Struct, frozen=True, kw_only=True):
+    """How weights, keys and values are stored."""
+
+    weights: WeightFormat = "bf16"
+    kv: KvFormat = "bf16"
+
+    def __post_init__(self) -> None:
+        bounds = Bounds()
+        bounds.one_of("weights", self.weights, tuple(STORED_BYTES))
+        bounds.one_of("kv", self.kv, tuple(KV_BYTES))
+        bounds.require()
+
+
+class Stored(NamedTuple):
+    """How one matrix is stored and multiplied."""
+
+    compute: str
+    """Precision of the product."""
+    weight_bytes: float
+    """Bytes of one weight."""
+
+
+def stored(model: Model, weight: Weight, formats: Formats, gpu: Gpu) -> Stored:
+    """Return how one matrix of a model is stored and multiplied."""
+    wide = "bf16" if gpu.bf16_flops is not None else "fp16"
+    kept_wide = weight.part == "router" or (
+        formats.weights in _FOUR_BITS and model.experts is not None and weight.part == "mixer"
+    )
+    if kept_wide or formats.weights in ("bf16", "fp16"):
+        return Stored(wide, 2.0)
+    compute = _COMPUTED.get(formats.weights, formats.weights)
+    size = STORED_BYTES[formats.weights]
+    if compute is None or compute not in gpu.precisions:
+        return Stored(wide, size)
+    return Stored(compute, size)
+
+
+def output_head(gpu: Gpu) -> Stored:
+    """Return how the output head is stored: checkpoints leave it in sixteen bits."""
+    return Stored("bf16" if gpu.bf16_flops is not None else "fp16", 2.0)

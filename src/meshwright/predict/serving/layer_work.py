@@ -1,0 +1,192 @@
+"""What the layers of a replica take for so many tokens, before any engine is asked.
+
+Per step and GPU: products (dense and experts'), bytes of small kernels, messages between GPUs.
+Everything here grows with the number of tokens alone; what grows with their contexts (attention)
+is in `contexts`. With attention data parallel each GPU has its share of the tokens, and experts
+see those of all.
+"""
+
+from functools import lru_cache
+from math import ceil
+from typing import NamedTuple
+
+from meshwright.predict.cost.device import DeviceCosts
+from meshwright.predict.cost.matmul import matmul_s, smooth_max, waves_of
+from meshwright.predict.cost.memory_bound import memory_s
+from meshwright.predict.serving.formats import Formats, Stored, output_head, stored
+from meshwright.spec.layout import Layout
+from meshwright.spec.model import Attention, Block, Experts, LatentAttention, Model
+from meshwright.spec.model.weights import Weight
+
+JOINED = {"q": "qkv", "k": "qkv", "v": "qkv", "gate": "up", "shared_gate": "shared_up",
+          "q_down": "down", "kv_down": "down"}  # fmt: skip
+"""Matrices with the same input that every engine multiplies as one."""
+GROUPED_COLUMNS = 256
+_TILES = (16, 32, 64, 128)
+
+
+class Tokens(NamedTuple):
+    """What a step's layers take for one number of tokens, on the busiest GPU."""
+
+    products_s: float
+    """Matrix products."""
+    experts_s: float
+    """Grouped products of experts."""
+    small_s: float
+    """Small kernels, without their launches."""
+    reduce_bytes: float
+    """Message of one all-reduce."""
+    exchange_bytes: float
+    """What one GPU sends to others' experts in one layer, and gets back."""
+
+
+class Counts(NamedTuple):
+    """How often a step does what."""
+
+    layers: int
+    attentions: int
+    sparse: int
+    """Layers with experts."""
+    reduces: int
+    """All-reduces over the tensor group."""
+    exchanges: int
+    """Layers whose tokens travel to experts and back."""
+
+
+def counts(model: Model, layout: Layout) -> Counts:
+    """Count what happens once per layer."""
+    attentions = sparse = reduces = exchanges = 0
+    spread = layout.dp > 1
+    for block, layers in model.block_counts():
+        attentions += layers * isinstance(block.mixer, Attention | LatentAttention)
+        experts = isinstance(block.mlp, Experts)
+        sparse += layers * experts
+        travels = experts and spread
+        exchanges += layers * travels
+        if layout.tp > 1:
+            reduces += layers * (
+                (block.mixer is not None) + (block.mlp is not None and not travels)
+            )
+    return Counts(model.layers, attentions, sparse, reduces, exchanges)
+
+
+@lru_cache(maxsize=1 << 15)
+def tokens_work(
+    device: DeviceCosts, model: Model, layout: Layout, formats: Formats, tokens: int
+) -> Tokens:
+    """Return what all layers take for `tokens` new tokens of a step."""
+    own = ceil(tokens / layout.dp)
+    products = experts = small = 0.0
+    for block, layers in model.block_counts():
+        dense, sparse = _products(device, model, block, layout, formats, own, tokens)
+        products += layers * dense
+        experts += layers * sparse
+        small += layers * _small_s(device, model, block, layout, own)
+    routed = model.experts
+    sent = 0.0
+    if routed is not None and layout.dp > 1:
+        elsewhere = _distinct(layout.ep, routed.top_k)
+        sent = own * elsewhere * model.hidden * (min(2.0, 1.0 + 1 / 32) + 2.0)
+    return Tokens(products, experts, small, 2.0 * own * model.hidden, sent)
+
+
+def head_s(device: DeviceCosts, model: Model, layout: Layout, rows: int) -> float:
+    """Return the seconds of the output head and of choosing a token, for so many rows."""
+    if rows <= 0:
+        return 0.0
+    own = ceil(rows / layout.dp)
+    columns = ceil(model.vocab / layout.tp)
+    how = output_head(device.gpu)
+    product = matmul_s(device, own, columns, model.hidden, how.compute)
+    # Logits are widened, divided by the temperature, summed up and searched: four passes of fp32.
+    return product + memory_s(device, "softmax", 4 * 4.0 * own * columns)
+
+
+def _products(
+    device: DeviceCosts, model: Model, block: Block, layout: Layout, formats: Formats,
+    own: int, tokens: int,
+) -> tuple[float, float]:  # fmt: skip
+    """Return the dense and the experts' products of one layer."""
+    joined: dict[str, tuple[int, int, Stored]] = {}
+    experts = 0.0
+    for weight in block.weights(model.hidden):
+        how = stored(model, weight, formats, device.gpu)
+        if weight.part == "expert":
+            if weight.name != "expert_gate":
+                wide = 2 if weight.name == "expert_up" and _gated(block) else 1
+                experts += _grouped_s(device, weight, layout, how, tokens, wide)
+            continue
+        rows, columns = _sides(weight, layout.tp)
+        name = JOINED.get(weight.name, weight.name)
+        before = joined.get(name, (0, rows, how))
+        joined[name] = (before[0] + columns, rows, how)
+    dense = sum(
+        matmul_s(device, own, out, inner, how.compute, weight_bytes=how.weight_bytes)
+        for out, inner, how in joined.values()
+    )
+    return dense, experts
+
+
+def _gated(block: Block) -> bool:
+    return isinstance(block.mlp, Experts) and block.mlp.gated
+
+
+def _sides(weight: Weight, tp: int) -> tuple[int, int]:
+    """Return inputs and outputs of one GPU's part of a matrix."""
+    shards = weight.shards(tp)
+    if weight.split == "row":
+        return ceil(weight.fan_in / shards), weight.fan_out
+    return weight.fan_in, ceil(weight.fan_out / shards)
+
+
+def touched(count: int, top_k: int, tokens: float) -> float:
+    """Return how many of `count` experts `tokens` tokens visit that choose evenly."""
+    return count * (1.0 - (1.0 - top_k / count) ** tokens)
+
+
+def _distinct(places: int, draws: int) -> float:
+    """Return to how many of `places` GPUs a token goes that chooses `draws` experts."""
+    return touched(places, 1, draws)
+
+
+def _grouped_s(
+    device: DeviceCosts, weight: Weight, layout: Layout, how: Stored, tokens: int, wide: int
+) -> float:
+    """Return the seconds of one grouped product of the experts that a step's tokens visit."""
+    shared_by = max(1, layout.tp * layout.dp // (layout.ep * layout.experts_tp))
+    seen = tokens / shared_by
+    some = touched(weight.copies, weight.active, seen)
+    groups = max(1.0, some / layout.ep)
+    each = max(1.0, seen * weight.active / some)
+    column = weight.name != "expert_down"
+    inner = weight.fan_in if column else ceil(weight.fan_in / layout.experts_tp)
+    out = ceil(weight.fan_out / layout.experts_tp) * wide if column else weight.fan_out
+    rate = device.grouped(how.compute)
+    rows = next((tile for tile in _TILES if each <= tile), _TILES[-1])
+    waves = groups * ceil(each / rows) * ceil(out / GROUPED_COLUMNS) / device.sms
+    work = 2.0 * rows * GROUPED_COLUMNS * (inner + rate.fill_k)
+    compute_s = waves_of(waves, rate.tail) * work / rate.flops_per_sm
+    moved = groups * (inner * (rate.input_bytes * each + how.weight_bytes * out) + 2.0 * each * out)
+    return rate.launch_s + smooth_max(compute_s, moved / rate.bytes_per_s)
+
+
+def _small_s(device: DeviceCosts, model: Model, block: Block, layout: Layout, own: int) -> float:
+    """Return the seconds of bytes that a layer's small kernels move."""
+    hidden, tp = model.hidden, layout.tp
+    # A norm adds the residual on its way: it reads and writes both.
+    moved = 4.0 * 2.0 * hidden * block.norm_count()
+    mixer = block.mixer
+    if isinstance(mixer, Attention):
+        moved += 4.0 * (mixer.heads + 2 * mixer.kv_heads) * mixer.head_dim / tp
+    elif isinstance(mixer, LatentAttention):
+        moved += 4.0 * mixer.heads * (mixer.nope_dim + mixer.rope_dim + mixer.value_dim) / tp
+    elif mixer is not None:
+        moved += 4.0 * sum(w.fan_out for w in mixer.weights(hidden) if w.split == "column") / tp
+    mlp = block.mlp
+    if isinstance(mlp, Experts):
+        routed = mlp.top_k / max(1, layout.ep * layout.dp // layout.dp)
+        moved += routed * (6.0 * mlp.width / layout.experts_tp + 8.0 * hidden)
+        moved += 6.0 * mlp.shared_width / tp
+    elif mlp is not None:
+        moved += 6.0 * mlp.width / tp
+    return own * moved / (device.memory_efficiency["norm"] * device.bytes_per_s)

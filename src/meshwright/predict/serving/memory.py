@@ -1,0 +1,88 @@
+"""Memory of a serving GPU: weights, buffers, and the tokens whose keys and values fit.
+
+kv = share · (memory − weights − buffers)      engines that take a share of what is free
+kv = share · memory − weights − buffers        engines that take a share of the device
+"""
+
+import msgspec
+
+from meshwright.predict.serving.contexts import KvSizes, kv_sizes
+from meshwright.predict.serving.formats import stored
+from meshwright.predict.serving.replica import Replica
+
+CONTEXT_BYTES = 2.0e9
+"""What CUDA, its libraries and captured graphs keep (vLLM reports 1 to 3 GiB after start-up)."""
+
+
+class ServingMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """What lies on the fullest GPU of a replica."""
+
+    device_bytes: float
+    weight_bytes: float
+    buffer_bytes: float
+    """Activations of the largest step, logits, libraries, captured graphs."""
+    kv_bytes: float
+    """Room for keys and values; below zero where the weights alone do not fit."""
+    kv: KvSizes
+
+    @property
+    def fits(self) -> bool:
+        """Whether anything can be served."""
+        return self.kv_bytes > 0
+
+    def requests(self, tokens: float) -> int:
+        """Return how many requests of so many tokens fit at a time, on one attention group."""
+        each = self.kv.bytes_of(tokens)
+        return max(0, int(self.kv_bytes / each)) if each > 0 else 1 << 30
+
+    def blocks(self, block_tokens: int) -> int:
+        """Return how many blocks of the KV cache fit."""
+        return max(0, int(self.kv_bytes / (self.kv.bytes_of(1) * block_tokens)))
+
+
+def serving_memory(replica: Replica, batch_tokens: int | None = None) -> ServingMemory:
+    """Return what lies on the fullest GPU, and what is left for keys and values."""
+    model, layout, engine = replica.model, replica.layout, replica.engine
+    gpu = replica.cluster.gpu
+    weights = _weights(replica)
+    step = batch_tokens or engine.batch_tokens
+    # The widest moment of a layer: its input, the residual, and the feed-forward part's inner
+    # values; logits of a full step of requests in fp32.
+    inner = max(
+        (_inner(block.weights(model.hidden), layout.tp) for block in model.blocks), default=0
+    )
+    activations = step / layout.dp * (4 * model.hidden + 2 * inner) * 2.0
+    logits = 4.0 * min(step, engine.batch_requests) / layout.dp * model.vocab / layout.tp
+    buffers = CONTEXT_BYTES + activations + logits
+    if engine.room == "of_free":
+        room = engine.memory_share * (gpu.memory_bytes - weights - buffers)
+    else:
+        room = engine.memory_share * gpu.memory_bytes - weights - buffers
+    return ServingMemory(
+        device_bytes=gpu.memory_bytes,
+        weight_bytes=weights,
+        buffer_bytes=buffers,
+        kv_bytes=room,
+        kv=kv_sizes(model, layout, replica.formats),
+    )
+
+
+def _inner(weights: tuple[object, ...], tp: int) -> int:
+    found = [w.fan_out // tp for w in weights if w.split == "column"]
+    return max(found, default=0)
+
+
+def _weights(replica: Replica) -> float:
+    """Return the bytes of the weights on the fullest GPU: an even share of the layers and tables."""
+    model, layout = replica.model, replica.layout
+    total = 0.0
+    for block, layers in model.block_counts():
+        for weight in block.weights(model.hidden):
+            size = stored(model, weight, replica.formats, replica.cluster.gpu).weight_bytes
+            held = weight.per_rank(layout.tp, 1)
+            if weight.part == "expert":
+                held = weight.copies / layout.ep * weight.matrix / layout.experts_tp
+            total += layers * size * held
+        total += layers * 2.0 * block.vectors(model.hidden, model.norm)
+    tables = (1 if model.tied else 2) * 2.0 * model.vocab * model.hidden / layout.tp
+    return total / layout.pp + tables / min(layout.pp, 2)

@@ -1,0 +1,46 @@
+"""`Replica`: one copy of a model that serves requests, on the GPUs of its layout.
+
+Degrees are a `Layout`'s: `tp` shares every product, `pp` the layers, `dp` gives each group of `tp`
+GPUs requests of its own while the experts are shared by all (attention data parallel), and
+`expert_tp` × `ep` says how the experts lie on the GPUs of a stage.
+"""
+
+import msgspec
+
+from meshwright.errors import InputError, Problem
+from meshwright.predict.serving.engine import VLLM, Engine
+from meshwright.predict.serving.formats import Formats
+from meshwright.spec.cluster import Cluster
+from meshwright.spec.layout import Layout
+from meshwright.spec.model import Model
+
+
+class Replica(msgspec.Struct, frozen=True, kw_only=True):
+    """A model, where it lies, how it is stored and which engine runs it."""
+
+    model: Model
+    cluster: Cluster
+    layout: Layout = Layout()
+    formats: Formats = Formats()
+    engine: Engine = VLLM
+
+    def __post_init__(self) -> None:
+        problems = []
+        if self.gpus > self.cluster.gpus:
+            what = (
+                f"the replica takes {self.gpus} GPUs, {self.cluster.name} has {self.cluster.gpus}"
+            )
+            problems.append(Problem("layout", what, "use smaller degrees or a larger cluster"))
+        if self.layout.cp > 1:
+            what = "context parallel is not known to serving"
+            problems.append(Problem("layout.cp", what, "use cp=1"))
+        if self.layout.pp > self.model.layers:
+            what = f"{self.model.layers} layers do not fill {self.layout.pp} stages"
+            problems.append(Problem("layout.pp", what, f"use at most {self.model.layers}"))
+        if problems:
+            raise InputError(problems)
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of one copy."""
+        return self.layout.tp * self.layout.pp * self.layout.dp

@@ -1,0 +1,199 @@
+"""`StepCost`: seconds of one step of a serving engine, from a few sums over its requests.
+
+    step = host + tokens(prompt tokens + decodes) + head(sampled) + Σ key · contexts + pair · pairs
+
+`tokens` and `head` are straight lines between points worked out once for a replica; the rest is
+linear. So a step costs about a microsecond to price, and steps that only decode have a closed form:
+with contexts that grow by one token each, `k` steps take `k · fixed + key · Σ contexts`.
+
+Products and small kernels come from the operator tables of the device (`predict/cost`), messages
+from `predict/network` or from one-shot kernels over fast links, whichever is quicker; an `Engine`
+says what the software adds. All times are of the slowest GPU of the replica. Units are seconds,
+bytes and tokens.
+"""
+
+from bisect import bisect_right
+from functools import lru_cache
+
+from meshwright.predict.cost.device import DeviceCosts, costs_for, slowed
+from meshwright.predict.network import collective_s, placement, strided
+from meshwright.predict.network.placement import Placement
+from meshwright.predict.serving.contexts import contexts
+from meshwright.predict.serving.layer_work import counts, head_s, tokens_work
+from meshwright.predict.serving.replica import Replica
+
+GRID = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096,
+        6144, 8192, 16384, 32768)  # fmt: skip
+"""Numbers of tokens that are priced in full."""
+LINK_SHARE = 0.7
+"""Share of the links' bandwidth that copies of kernels reach."""
+HEAT = 0.5
+"""Exponent of a chip's slow-down under lasting load: decoding leaves it cool, prompts do not."""
+
+
+class Line:
+    """A function of a whole number, straight between points and beyond the last two."""
+
+    def __init__(self, points: tuple[int, ...], values: list[float]) -> None:
+        self.points = points
+        self.values = values
+        self.slopes = [
+            (values[i + 1] - values[i]) / (points[i + 1] - points[i])
+            for i in range(len(points) - 1)
+        ]
+
+    def __call__(self, at: float) -> float:
+        """Return the value, 0 at 0."""
+        if at <= 0:
+            return 0.0
+        i = min(max(bisect_right(self.points, at) - 1, 0), len(self.slopes) - 1)
+        return self.values[i] + self.slopes[i] * (at - self.points[i])
+
+
+class StepCost:
+    """What steps of one replica take."""
+
+    def __init__(self, replica: Replica) -> None:
+        layout, engine, model = replica.layout, replica.engine, replica.model
+        costs = costs_for(replica.cluster.gpu)
+        device = slowed(
+            costs, products=costs.sustained_slowdown**HEAT, low=costs.sustained_slowdown**HEAT
+        )
+        self.replica = replica
+        self.contexts = contexts(device, model, layout, replica.formats, engine)
+        self._pp = layout.pp
+        self._tokens = Line(GRID, [_tokens_s(replica, device, n) for n in GRID])
+        self._head = Line(GRID, [head_s(device, model, layout, n) for n in GRID])
+        self._fixed: dict[int, float] = {}
+        hop = _hop_s(replica)
+        self._passing_s = (layout.pp - 1) * hop
+
+    def step_s(
+        self,
+        *,
+        prefill_tokens: int = 0,
+        prefill_pairs: float = 0.0,
+        decodes: int = 0,
+        context_sum: float = 0.0,
+        sampled: int | None = None,
+    ) -> float:
+        """Return the seconds of a step.
+
+        `prefill_pairs` sums the keys that each prompt token sees, `context_sum` the keys of all
+        decoding requests. `sampled` rows pass the output head; by default the decoding ones.
+        With pipeline stages it is the time until every request of the batch has its token, while
+        as many parts of the batch are on their way as there are stages.
+        """
+        rows = decodes if sampled is None else sampled
+        gpu_s = self._gpu_s(prefill_tokens + decodes, rows, decodes)
+        gpu_s += self._keys_s(decodes, context_sum)
+        if prefill_tokens:
+            gpu_s += self._pairs_s(prefill_tokens, prefill_pairs)
+        return self._with_host(gpu_s, decodes + (rows - decodes), prefill_tokens)
+
+    def decode_line(self, batch: int, mean_context: float) -> tuple[float, float]:
+        """Return `fixed` and `slope` of steps that decode: `fixed + slope · context_sum` seconds.
+
+        The line holds as long as the mean context stays on its side of every window.
+        """
+        fixed = self._fixed.get(batch)
+        if fixed is None:
+            fixed = self._fixed[batch] = self._gpu_s(batch, batch, batch)
+        slope = self.contexts.key_s
+        for part in self.contexts.windowed:
+            if mean_context > part.window:
+                fixed += part.key_s * part.window * batch
+            else:
+                slope += part.key_s
+        engine = self.replica.engine
+        host = engine.step_s + engine.request_s * batch
+        if not engine.hidden:
+            return fixed + host, slope
+        return (fixed, slope) if fixed + slope * mean_context * batch > host else (host, 0.0)
+
+    def decodes_s(self, batch: int, context_sum: float, steps: int) -> float:
+        """Return the seconds of `steps` steps in which `batch` requests decode, no other comes."""
+        if batch <= 0 or steps <= 0:
+            return 0.0
+        middle = context_sum / batch + (steps - 1) / 2
+        fixed, slope = self.decode_line(batch, middle)
+        return steps * (fixed + slope * middle * batch)
+
+    def _gpu_s(self, tokens: int, rows: int, decodes: int) -> float:
+        parts = self._pp
+        body = self._tokens(tokens / parts) + self._head(rows / parts)
+        return body + self.contexts.request_s * decodes + self._passing_s
+
+    def _keys_s(self, decodes: int, context_sum: float) -> float:
+        found = self.contexts.key_s * context_sum
+        for part in self.contexts.windowed:
+            found += part.key_s * min(context_sum, part.window * decodes)
+        return found
+
+    def _pairs_s(self, tokens: int, pairs: float) -> float:
+        found = self.contexts.pair_s * pairs + self.contexts.token_s * tokens
+        for part in self.contexts.windowed:
+            found += part.pair_s * min(pairs, part.window * tokens)
+        return found
+
+    def _with_host(self, gpu_s: float, rows: int, prefill_tokens: int) -> float:
+        engine = self.replica.engine
+        host = engine.step_s + engine.request_s * rows
+        if prefill_tokens:
+            gpu_s += engine.prefill_s
+        return max(gpu_s, host) if engine.hidden else gpu_s + host
+
+
+@lru_cache(maxsize=4096)
+def step_cost(replica: Replica) -> StepCost:
+    """Return the costs of a replica's steps, worked out once."""
+    return StepCost(replica)
+
+
+def _tokens_s(replica: Replica, device: DeviceCosts, tokens: int) -> float:
+    """Return what a step's tokens take in all layers, whatever their contexts are."""
+    model, layout, engine = replica.model, replica.layout, replica.engine
+    work = tokens_work(device, model, layout, replica.formats, tokens)
+    often = counts(model, layout)
+    kernel_s = device.launch.kernel_s
+    found = engine.gap * (work.products_s + work.experts_s) + work.small_s
+    found += often.layers * engine.small_kernels * kernel_s + often.attentions * engine.attention_s
+    found += often.sparse * engine.expert_s
+    if often.reduces:
+        found += often.reduces * reduce_s(replica, work.reduce_bytes)
+    if often.exchanges:
+        found += often.exchanges * _exchange_s(replica, work.exchange_bytes)
+    return found
+
+
+def reduce_s(replica: Replica, nbytes: float) -> float:
+    """Return the seconds of one all-reduce over the tensor group, by the quickest way."""
+    place = strided(replica.cluster, 0, replica.layout.tp)
+    library = collective_s(place, "all_reduce", nbytes)
+    if place.units > 1 or place.inside != "scale-up" or replica.cluster.scale_up.kind == "pcie":
+        return library
+    size, wire = replica.layout.tp, LINK_SHARE * replica.cluster.scale_up.gpu_bytes_per_s
+    latency = replica.engine.reduce_s
+    once = latency + nbytes * (size - 1) / wire
+    twice = 1.5 * latency + 2 * nbytes * (size - 1) / size / wire
+    return min(library, once, twice)
+
+
+def _exchange_s(replica: Replica, nbytes: float) -> float:
+    """Return the seconds in which a layer's tokens go to their experts and come back."""
+    place = _group(replica, replica.layout.tp * replica.layout.dp)
+    wire = LINK_SHARE * replica.cluster.scale_up.gpu_bytes_per_s
+    if place.units > 1:
+        wire = min(wire, LINK_SHARE * place.card_bytes_per_s * place.cards / place.per_unit)
+    return 3 * replica.engine.reduce_s + nbytes / wire
+
+
+def _hop_s(replica: Replica) -> float:
+    """Return the seconds of passing a step's tokens to the next stage."""
+    if replica.layout.pp == 1:
+        return 0.0
+    return 2 * replica.engine.reduce_s
+
+
+def _group(replica: Replica, size: int) -> Placement:
+    return placement(replica.cluster, range(size))
