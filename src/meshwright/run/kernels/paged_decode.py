@@ -1,0 +1,265 @@
+"""Decode attention: one query per row (sequence) over keys and values that lie in pages.
+
+    out[r, h] = softmax(scale · q[r, h] · kᵀ + what the options add) v
+
+Bytes moved, the floor: every key and value that is seen, once: 2 · K · E · (bytes of an element)
+per key, whatever the number of query heads. Queries, outputs, tables and parts of split rows are
+small beside it.
+
+How work is divided is found on the device from the lengths, so that one CUDA graph serves all: all
+keys of all rows and heads stand in one line, which a single wave of programs cuts into equal
+shares (`paged_decode_kernel`). `plan_decode` makes that cut once for all layers of a step whose
+windows are alike. A row among shorter ones is shared by as many programs as it needs; parts are
+joined in the order of keys by a second, small kernel. With `invariant` a row is cut at places that
+follow from its own length alone, so that its result does not depend on what else is in the batch.
+
+Bytes in flight on each multiprocessor, for E = 128 (H200: 4.8 TB/s · 0.8 µs of latency under load,
+by 132, asks for 29 KB): a tile of 64 keys with its values is 32 KiB in bfloat16; three stages keep
+one tile in flight while another is worked on, for each of two programs: 64 KiB. In float8 a tile
+of 128 keys is as large.
+
+Shapes: R rows, H query heads, K key/value heads, G = H / K, E head width, B blocks of a row.
+"""
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from meshwright.errors import InputError, Problem
+from meshwright.run.kernels.language import Backend, on_triton
+from meshwright.run.kernels.paged_decode_kernel import attend_shares, join_parts, plan_shares
+from meshwright.run.kernels.paged_plain import Shaping, plain_paged_decode
+from meshwright.run.kernels.rotary_kernel import power_of_two
+
+SPLITS = 16
+"""Parts of a row at most where the cut must not depend on other rows."""
+PIECES = 16
+"""Parts that are joined at a time."""
+
+
+class Cut(NamedTuple):
+    """How decode attention is cut into programs."""
+
+    tile: int
+    """Keys that a program works on at a time."""
+    warps: int
+    stages: int
+    per_sm: int
+    """Programs of the single wave on each multiprocessor."""
+    apart: bool = True
+    """Whether each warp has keys of its own, in place of columns of all."""
+    least: int = 2
+    """Tiles of a share at least."""
+
+    def fitting(self, block_tokens: int) -> "Cut":
+        """Return the same cut with tiles that pages hold whole, if they are long enough for it."""
+        shortest = 16 * self.warps if self.apart else 32
+        return self._replace(tile=max(min(self.tile, block_tokens), shortest))
+
+
+CUTS: dict[tuple[int, int], Cut] = {
+    (1, 64): Cut(tile=128, warps=4, stages=4, per_sm=3),
+    (1, 128): Cut(tile=128, warps=4, stages=3, per_sm=2),
+    (1, 256): Cut(tile=64, warps=4, stages=3, per_sm=2, apart=False),
+    (2, 64): Cut(tile=64, warps=4, stages=4, per_sm=3),
+    (2, 128): Cut(tile=64, warps=4, stages=3, per_sm=2),
+    (2, 256): Cut(tile=32, warps=4, stages=3, per_sm=2, apart=False),
+    (4, 64): Cut(tile=64, warps=4, stages=2, per_sm=2, apart=False),
+    (4, 128): Cut(tile=32, warps=4, stages=2, per_sm=2, apart=False),
+    (4, 256): Cut(tile=32, warps=4, stages=2, per_sm=1, apart=False),
+}
+"""By the bytes of a cached element and the head's width, up to that power of two. Not yet tuned on
+a GPU: chosen by registers and instructions of the compiled loop."""
+
+
+def cut_for(cache: Tensor, group: int) -> Cut:
+    """Choose how to cut, by what is cached and how many query heads share it, never by rows."""
+    width = max(64, power_of_two(cache.shape[-1]))
+    cut = CUTS[cache.element_size(), min(256, width)]
+    if group > 16:
+        # Wider than the rows of one matrix instruction: warps share the queries instead.
+        cut = cut._replace(apart=False)
+    return cut.fitting(cache.shape[1])
+
+
+class DecodePlan(NamedTuple):
+    """How the keys of a step are shared out; good for every layer with such a cache and window."""
+
+    counts: Tensor
+    """int32: grains before each row and in all, then the row where each program begins."""
+    cut: Cut
+    programs: int
+    splits: int
+    window: int | None
+    chunk: int | None
+
+
+def plan_decode(
+    lengths_R: Tensor,
+    k_cache: Tensor,
+    heads: int,
+    *,
+    window: int | None = None,
+    chunk: int | None = None,
+    invariant: bool = False,
+    cut: Cut | None = None,
+) -> DecodePlan:
+    """Share out the keys of rows among programs, on the device (Triton's part alone needs it)."""
+    group = heads // k_cache.shape[2]
+    cut = cut or cut_for(k_cache, group)
+    programs = cut.per_sm * _multiprocessors(lengths_R.device)
+    rows, splits = len(lengths_R), SPLITS if invariant else 0
+    counts = torch.empty(rows + programs + 2, dtype=torch.int32, device=lengths_R.device)
+    plan_shares[(-(-(programs + 1) // 16),)](
+        lengths_R,
+        counts,
+        rows,
+        programs,
+        k_cache.shape[2] * -(-group // _packed(group)),
+        _least(cut, splits),
+        WINDOW=window or 0,
+        CHUNK=chunk or 0,
+        TILE=cut.tile,
+        SPLITS=splits,
+        ROWS=power_of_two(max(rows, 2)),
+        PROGRAMS=16,
+        num_warps=4,
+    )
+    return DecodePlan(counts, cut, programs, splits, window, chunk)
+
+
+def paged_decode(
+    q_RHE: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    tables_RB: Tensor,
+    lengths_R: Tensor,
+    *,
+    scale: float | None = None,
+    window: int | None = None,
+    chunk: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    alibi: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+    plan: DecodePlan | None = None,
+    invariant: bool = False,
+    backend: Backend = "auto",
+) -> Tensor:
+    """Attend with one query per row, which is the last of the row's keys.
+
+    Args:
+        q_RHE: Queries; H is a multiple of K.
+        k_cache: (blocks, block_tokens, K, E), last dimension dense; 16 or 32 bits, or e4m3.
+        v_cache: The same, with the same strides.
+        tables_RB: int32, the blocks of each row in order.
+        lengths_R: int32, keys of each row; the output of a row without keys is zeros.
+        scale: Multiplier of the scores; None is 1/sqrt(E).
+        window: Each query sees this many positions, its own included.
+        chunk: Attention starts afresh every so many positions.
+        softcap: Scores are squashed by tanh to this range.
+        sinks: A logit per query head that takes attention without giving value.
+        alibi: A slope per query head, times the (negative) distance added to the scores.
+        k_scale: One float32 that multiplies cached keys.
+        v_scale: One float32 that multiplies cached values.
+        plan: What `plan_decode` made of these lengths; None makes one.
+        invariant: Cut rows by their own lengths alone; a plan says so itself.
+        backend: Where to run.
+    """
+    check_pages(q_RHE, k_cache, v_cache, tables_RB, lengths_R)
+    scale = q_RHE.shape[-1] ** -0.5 if scale is None else scale
+    if not on_triton(backend, q_RHE):
+        shaping = Shaping(scale, window, chunk, softcap, sinks, alibi)
+        return plain_paged_decode(
+            q_RHE, k_cache, v_cache, tables_RB, lengths_R, shaping, k_scale, v_scale
+        )
+    rows, heads, width = q_RHE.shape
+    if plan is None:
+        plan = plan_decode(
+            lengths_R, k_cache, heads, window=window, chunk=chunk, invariant=invariant
+        )
+    _check_plan(plan, rows, window, chunk)
+    kv_heads = k_cache.shape[2]
+    group = heads // kv_heads
+    packed = _packed(group)
+    cut, splits = plan.cut, plan.splits
+    least = _least(cut, splits)
+    out = torch.empty(rows, heads, width, dtype=q_RHE.dtype, device=q_RHE.device)
+    units = kv_heads * -(-group // packed)
+    slots = rows * units * splits if splits else 2 * plan.programs
+    parts = torch.empty(slots, packed, width, dtype=torch.float32, device=q_RHE.device)
+    stats = torch.empty(slots, packed, 2, dtype=torch.float32, device=q_RHE.device)
+    pairs = k_cache.element_size() == 1
+    keys, values = (as_pairs(cache) if pairs else cache for cache in (k_cache, v_cache))
+    attend_shares[(plan.programs,)](
+        q_RHE, keys, values, tables_RB, lengths_R, plan.counts, out, parts, stats, sinks, alibi,
+        k_scale, v_scale, scale, softcap or 1.0, rows, plan.programs, least,
+        q_RHE.stride(0), q_RHE.stride(1), *keys.stride()[:3], tables_RB.stride(0),
+        K=kv_heads, G=group, E=width, M=max(16, power_of_two(packed)), BLOCK=k_cache.shape[1], TILE=cut.tile,
+        COLUMNS=max(16, power_of_two(keys.shape[-1])), WAYS=cut.warps if cut.apart else 1,
+        PAIRS=pairs, WINDOW=window or 0, CHUNK=chunk or 0, CAPPED=softcap is not None,
+        SPLITS=splits, PACKED=packed, num_warps=cut.warps, num_stages=cut.stages,
+    )  # fmt: skip
+    join_parts[(rows * units if splits else plan.programs, packed)](
+        plan.counts, out, parts, stats, sinks, rows, plan.programs, least,
+        K=kv_heads, G=group, E=width, PACKED=packed, COLUMNS=power_of_two(width),
+        PIECES=PIECES, SPLITS=splits, num_warps=2,
+    )  # fmt: skip
+    return out
+
+
+def as_pairs(cache: Tensor) -> Tensor:
+    """See 8-bit elements two by two, as whole numbers of 16 bits."""
+    return cache.view(torch.int16)
+
+
+def _packed(group: int) -> int:
+    """Count the query heads of a unit: those that share keys, 64 at most."""
+    return min(group, 64)
+
+
+def _least(cut: Cut, splits: int) -> int:
+    return 1 if splits else cut.least
+
+
+@lru_cache(maxsize=16)
+def _multiprocessors(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 3  # interpreted: few enough that rows are shared, and shares hold many rows
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def _check_plan(plan: DecodePlan, rows: int, window: int | None, chunk: int | None) -> None:
+    made = (len(plan.counts) - plan.programs - 2, plan.window, plan.chunk)
+    if made != (rows, window, chunk):
+        what = f"made for (rows, window, chunk) = {made}, used for {(rows, window, chunk)}"
+        raise InputError([Problem("plan", what, "make a plan for each window, with plan_decode")])
+
+
+def check_pages(
+    q_NHE: Tensor, k_cache: Tensor, v_cache: Tensor, tables_RB: Tensor, lengths_R: Tensor
+) -> None:
+    """Refuse queries, caches and tables that do not fit each other."""
+    problems = []
+    if k_cache.dim() != 4 or k_cache.shape != v_cache.shape:
+        what = f"shapes {tuple(k_cache.shape)} and {tuple(v_cache.shape)}"
+        problems.append(Problem("k_cache, v_cache", what, "give both (blocks, tokens, K, E)"))
+    elif k_cache.stride() != v_cache.stride() or k_cache.stride(-1) != 1:
+        what = f"strides {k_cache.stride()} and {v_cache.stride()}"
+        problems.append(Problem("k_cache, v_cache", what, "lay both out alike, E dense"))
+    elif q_NHE.shape[-1] != k_cache.shape[3] or q_NHE.shape[1] % k_cache.shape[2]:
+        what = f"queries of shape {tuple(q_NHE.shape)} for a cache of {tuple(k_cache.shape)}"
+        problems.append(Problem("q", what, "give heads of that width, a multiple of the cache's"))
+    elif k_cache.shape[1] & (k_cache.shape[1] - 1):
+        what = f"{k_cache.shape[1]} tokens"
+        problems.append(Problem("block_tokens", what, "use a power of two"))
+    if q_NHE.stride(-1) != 1:
+        problems.append(Problem("q", f"strides {q_NHE.stride()}", "make the last one 1"))
+    if len(tables_RB) != len(lengths_R):
+        what = f"{len(tables_RB)} rows beside {len(lengths_R)} lengths"
+        problems.append(Problem("tables", what, "give one row of blocks per length"))
+    if problems:
+        raise InputError(problems)

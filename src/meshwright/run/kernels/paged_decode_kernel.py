@@ -1,0 +1,401 @@
+"""Kernels of decode attention over pages; `paged_decode` says what they compute and how.
+
+A *unit* is one row's keys for one key/value head with the query heads that share it.
+Units stand in one line, row after row and head after head, each as many *grains* long as it has
+tiles of keys; programs cut the line into equal shares. What a program finds of a unit that others
+share goes to a slot of `parts`, unnormalised, and `join_parts` puts such units together.
+
+Within a program WAYS warps may go separate ways: each takes its own keys of a tile, with a maximum
+and a sum of its own, so that no warp waits for another before the unit ends.
+"""
+
+# Triton compiles these functions itself: their arguments are its own values, not Python's.
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
+# ruff: noqa: PLR0917
+
+from meshwright.run.kernels.language import tl, triton
+from meshwright.run.kernels.paged_tile import (
+    NOTHING,
+    first_key,
+    load_pages,
+    load_tile,
+    multiply,
+    shaped_scores,
+    unpacked,
+    with_sink,
+)
+
+
+@triton.jit
+def plan_shares(
+    lengths,
+    plan,
+    rows,
+    programs,
+    units,
+    least,
+    WINDOW: tl.constexpr,
+    CHUNK: tl.constexpr,
+    TILE: tl.constexpr,
+    SPLITS: tl.constexpr,
+    ROWS: tl.constexpr,
+    PROGRAMS: tl.constexpr,
+):
+    """Count grains before each row, and find the row in which each program's share begins.
+
+    `plan` gets rows + 1 counts (of one head), then programs + 1 rows. Each program here finds the
+    rows of PROGRAMS shares.
+    """
+    row = tl.arange(0, ROWS)
+    length = tl.load(lengths + row, mask=row < rows, other=0)
+    grains = row_grains(length, WINDOW, CHUNK, TILE, SPLITS)
+    through = tl.cumsum(tl.where(row < rows, grains, 0), 0)
+    total = tl.max(through, 0) * units
+    if tl.program_id(0) == 0:
+        tl.store(plan + 1 + row, through, mask=row < rows)
+        tl.store(plan, 0)
+    share = share_of(total, programs, least)
+    program = tl.program_id(0) * PROGRAMS + tl.arange(0, PROGRAMS)
+    passed = (through * units)[None, :] <= (program * share)[:, None]
+    first = tl.sum((passed & (row < rows)[None, :]).to(tl.int32), 1)
+    tl.store(plan + 1 + rows + program, first, mask=program <= programs)
+
+
+@triton.jit
+def row_tiles(length, WINDOW: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr):
+    """Count tiles that hold keys the last query sees; a row without keys has an empty one."""
+    first = first_key(length - 1, WINDOW, CHUNK) // TILE
+    return tl.maximum(tl.cdiv(length, TILE) - first, 1)
+
+
+@triton.jit
+def grain_tiles(tiles, SPLITS: tl.constexpr):
+    """Count tiles of a grain: 1, or with SPLITS what divides a row of its own accord alone."""
+    # Whole multiples of 8 tiles, so that short rows are not cut at all.
+    return tl.cdiv(tl.cdiv(tiles, SPLITS), 8) * 8 if SPLITS else 1
+
+
+@triton.jit
+def row_grains(
+    length, WINDOW: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr, SPLITS: tl.constexpr
+):
+    """Count grains of a row, at most SPLITS where that is given."""
+    tiles = row_tiles(length, WINDOW, CHUNK, TILE)
+    return tl.cdiv(tiles, grain_tiles(tiles, SPLITS))
+
+
+@triton.jit
+def share_of(total, programs, least):
+    """Count grains of each program's share."""
+    return tl.maximum(tl.cdiv(total, programs), least)
+
+
+@triton.jit
+def attend_shares(
+    q,
+    k_cache,
+    v_cache,
+    tables,
+    lengths,
+    plan,
+    out,
+    parts,
+    stats,
+    sinks,
+    alibi,
+    k_scale,
+    v_scale,
+    scale,
+    softcap,
+    rows,
+    programs,
+    least,
+    q_row,
+    q_head,
+    page_stride,
+    token_stride,
+    head_stride,
+    table_row,
+    K: tl.constexpr,
+    G: tl.constexpr,
+    E: tl.constexpr,
+    M: tl.constexpr,
+    BLOCK: tl.constexpr,
+    TILE: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    WAYS: tl.constexpr,
+    PAIRS: tl.constexpr,
+    WINDOW: tl.constexpr,
+    CHUNK: tl.constexpr,
+    CAPPED: tl.constexpr,
+    SPLITS: tl.constexpr,
+    PACKED: tl.constexpr,
+):
+    """Attend over one share of all keys."""
+    groups: tl.constexpr = (G + PACKED - 1) // PACKED
+    units: tl.constexpr = K * groups
+    program = tl.program_id(0)
+    total = tl.load(plan + rows) * units
+    share = share_of(total, programs, least)
+    at = program * share
+    end = tl.minimum(at + share, total)
+    row = tl.load(plan + 1 + rows + program)
+    if k_scale is not None:
+        scale *= tl.load(k_scale)
+    while at < end:
+        before = tl.load(plan + row)
+        grains = tl.load(plan + row + 1) - before
+        length = tl.load(lengths + row)
+        passed = at - before * units
+        unit = passed // grains
+        first = passed - unit * grains
+        taken = 1 if SPLITS else tl.minimum(grains - first, end - at)
+        tiles = row_tiles(length, WINDOW, CHUNK, TILE)
+        each = grain_tiles(tiles, SPLITS)
+        start = first_key(length - 1, WINDOW, CHUNK) // TILE
+        one, two, most, sum_ = _attend_tiles(
+            q + row.to(tl.int64) * q_row, k_cache, v_cache, tables + row.to(tl.int64) * table_row,
+            alibi, length, scale, softcap, unit,
+            start + first * each, start + tl.minimum((first + taken) * each, tiles),
+            q_head, page_stride, token_stride, head_stride,
+            K, G, E, M, BLOCK, TILE, COLUMNS, WAYS, PAIRS, WINDOW, CHUNK, CAPPED, PACKED,
+        )  # fmt: skip
+        if v_scale is not None:
+            factor = tl.load(v_scale)
+            one *= factor
+            two *= factor
+        member, inside = _members(unit, K, G, M, PACKED)
+        head = unit % K * G + member
+        if taken == grains:
+            if sinks is not None:
+                sink = tl.load(sinks + head, mask=inside, other=NOTHING).to(tl.float32)
+                weight, sum_ = with_sink(most, sum_, sink)
+                one *= weight[:, None]
+                two *= weight[:, None]
+            inverse = 1.0 / tl.where(sum_ > 0, sum_, 1.0)
+            here = out + (row * (K * G) + head).to(tl.int64) * E
+            _store(here, one * inverse[:, None], two * inverse[:, None], inside, E, COLUMNS, PAIRS)
+        else:
+            slot = (row * units + unit) * SPLITS + first if SPLITS else 2 * program + (first == 0)
+            place = slot.to(tl.int64) * PACKED + tl.arange(0, M)
+            _store(parts + place * E, one, two, inside, E, COLUMNS, PAIRS)
+            tl.store(stats + 2 * place, most, mask=inside)
+            tl.store(stats + 2 * place + 1, sum_, mask=inside)
+        at += taken
+        row += (at - before * units >= grains * units).to(tl.int32)
+
+
+@triton.jit
+def _members(unit, K: tl.constexpr, G: tl.constexpr, M: tl.constexpr, PACKED: tl.constexpr):
+    """Return the query heads of a unit, counted among those of its group, and which there are."""
+    number = tl.arange(0, M)
+    member = unit // K * PACKED + number
+    return member, (number < PACKED) & (member < G)
+
+
+@triton.jit
+def _attend_tiles(
+    q, k_cache, v_cache, table, alibi, length, scale, softcap, unit, begin, end,
+    q_head, page_stride, token_stride, head_stride,
+    K: tl.constexpr, G: tl.constexpr, E: tl.constexpr, M: tl.constexpr, BLOCK: tl.constexpr,
+    TILE: tl.constexpr, COLUMNS: tl.constexpr, WAYS: tl.constexpr, PAIRS: tl.constexpr,
+    WINDOW: tl.constexpr, CHUNK: tl.constexpr, CAPPED: tl.constexpr, PACKED: tl.constexpr,
+):  # fmt: skip
+    """Attend over tiles begin to end of a unit: weighted values in two halves, maximum, sum."""
+    member, inside = _members(unit, K, G, M, PACKED)
+    kv_head = unit % K
+    head = kv_head * G + member
+    column = tl.arange(0, COLUMNS)
+    step: tl.constexpr = 2 if PAIRS else 1
+    within = inside[:, None] & (column < E // step)[None, :]
+    here = q + head[:, None] * q_head + step * column[None, :]
+    q_one = tl.load(here, mask=within, other=0.0)
+    q_two = q_one
+    if PAIRS:
+        q_one = q_one.to(tl.float16)
+        q_two = tl.load(here + 1, mask=within, other=0.0).to(tl.float16)
+    slopes = None
+    if alibi is not None:
+        slopes = tl.load(alibi + head, mask=inside, other=0.0).to(tl.float32)
+    key = tl.arange(0, TILE)
+    row_column = column[None, :]
+    key_column = column[:, None]
+    known = (column < E // step)[:, None]
+    if WAYS > 1:
+        key = tl.reshape(key, (WAYS, TILE // WAYS))
+        q_one = tl.broadcast_to(q_one[None], (WAYS, M, COLUMNS))
+        q_two = tl.broadcast_to(q_two[None], (WAYS, M, COLUMNS))
+        if alibi is not None:
+            slopes = tl.broadcast_to(slopes[None], (WAYS, M))
+        row_column = row_column[None]
+        key_column = key_column[None]
+        known = known[None]
+        one = tl.zeros((WAYS, M, COLUMNS), tl.float32)
+        most = tl.full((WAYS, M), NOTHING, tl.float32)
+        sums = tl.zeros((WAYS, M, TILE // WAYS), tl.float32)
+    else:
+        one = tl.zeros((M, COLUMNS), tl.float32)
+        most = tl.full((M,), NOTHING, tl.float32)
+        sums = tl.zeros((M, TILE), tl.float32)
+    two = one if PAIRS else 0.0
+    start = kv_head.to(tl.int64) * head_stride
+    k_cache += start
+    v_cache += start
+    pages = load_pages(table, begin * TILE, key, length, BLOCK, TILE)
+    for tile in tl.range(begin, end):
+        place = tile * TILE + key
+        page = pages.to(tl.int64) * page_stride
+        # The next tile's pages are asked for one tile ahead: they say where its keys lie.
+        pages = load_pages(table, (tile + 1) * TILE, key, length, BLOCK, TILE)
+        held = place < length
+        if BLOCK % TILE == 0:
+            page += tile * TILE % BLOCK * token_stride
+            k_tile = k_cache + page
+            v_tile = v_cache + page
+            offset = key * token_stride
+        else:
+            k_tile = k_cache
+            v_tile = v_cache
+            offset = page + place % BLOCK * token_stride
+        keys = load_tile(k_tile, offset, key_column, held, known, KEYS_LAST=True)
+        k_one, k_two = unpacked(keys, PAIRS)
+        scores = multiply(q_one, k_one, None)
+        if PAIRS:
+            scores = multiply(q_two, k_two, scores)
+        scores = shaped_scores(
+            scores, place, length - 1, slopes, scale, softcap, WINDOW, CHUNK, CAPPED
+        )
+        now = tl.maximum(most, tl.max(scores, len(scores.shape) - 1))
+        weight = tl.expand_dims(tl.exp2(most - now), -1)
+        shares = tl.exp2(scores - tl.expand_dims(now, -1))
+        most = now
+        sums = sums * weight + shares
+        values = load_tile(v_tile, offset, row_column, held, known, KEYS_LAST=False)
+        v_one, v_two = unpacked(values, PAIRS)
+        shares = shares.to(v_one.dtype)
+        one = multiply(shares, v_one, one * weight)
+        if PAIRS:
+            two = multiply(shares, v_two, two * weight)
+    sum_ = tl.sum(sums, len(sums.shape) - 1)
+    if WAYS > 1:
+        top = tl.max(most, 0)
+        weight = tl.exp2(most - top[None])
+        sum_ = tl.sum(sum_ * weight, 0)
+        one = _added(one * weight[:, :, None])
+        if PAIRS:
+            two = _added(two * weight[:, :, None])
+        most = top
+    if not PAIRS:
+        two = one
+    return one, two, most, sum_
+
+
+@triton.jit
+def _added(ways):
+    """Add up what the ways found: halves at a time, which takes fewer exchanges than a sum."""
+    left = tl.permute(ways, (1, 2, 0))
+    if ways.shape[0] >= 8:
+        left = _halved(left)
+    if ways.shape[0] >= 4:
+        left = _halved(left)
+    return tl.reshape(_halved(left), (ways.shape[1], ways.shape[2]))
+
+
+@triton.jit
+def _halved(parts):
+    pairs = tl.reshape(parts, (parts.shape[0], parts.shape[1], parts.shape[2] // 2, 2))
+    one, two = tl.split(pairs)
+    return one + two
+
+
+@triton.jit
+def _store(out, one, two, inside, E: tl.constexpr, COLUMNS: tl.constexpr, PAIRS: tl.constexpr):
+    """Store rows to where they begin: one, or the even elements of one and the odd of two."""
+    column = tl.arange(0, COLUMNS)
+    if PAIRS:
+        column = tl.arange(0, 2 * COLUMNS)
+        one = tl.reshape(tl.join(one, two), (one.shape[0], 2 * COLUMNS))
+    within = inside[:, None] & (column < E)[None, :]
+    tl.store(out[:, None] + column[None, :], one.to(out.dtype.element_ty), mask=within)
+
+
+@triton.jit
+def join_parts(
+    plan,
+    out,
+    parts,
+    stats,
+    sinks,
+    rows,
+    programs,
+    least,
+    K: tl.constexpr,
+    G: tl.constexpr,
+    E: tl.constexpr,
+    PACKED: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    PIECES: tl.constexpr,
+    SPLITS: tl.constexpr,
+):
+    """Put together one query head of one unit that several programs shared.
+
+    Without SPLITS of the unit, if any, that begins in a program's share and goes on beyond; with
+    SPLITS of any unit. Parts are added in the order of their keys.
+    """
+    groups: tl.constexpr = (G + PACKED - 1) // PACKED
+    units: tl.constexpr = K * groups
+    program = tl.program_id(0)
+    total = tl.load(plan + rows) * units
+    share = share_of(total, programs, least)
+    if SPLITS:
+        row = program // units
+        unit = program % units
+        grains = tl.load(plan + row + 1) - tl.load(plan + row)
+        pieces = grains
+        base = program * SPLITS
+    else:
+        row = tl.load(plan + 2 + rows + program)
+        end = (program + 1) * share
+        pieces = 1
+        unit = 0
+        base = 2 * program
+        if end < total:
+            before = tl.load(plan + row)
+            grains = tl.load(plan + row + 1) - before
+            inside = end - before * units
+            unit = inside // grains
+            begin = end - (inside - unit * grains)
+            if (begin < end) & (begin >= end - share):
+                pieces = (begin + grains - 1) // share - program + 1
+    member = unit // K * PACKED + tl.program_id(1)
+    if (pieces > 1) & (member < G):
+        column = tl.arange(0, COLUMNS)
+        most = tl.full((PIECES,), NOTHING, tl.float32)
+        sums = tl.zeros((PIECES,), tl.float32)
+        found = tl.zeros((PIECES, COLUMNS), tl.float32)
+        for start in range(0, pieces, PIECES):
+            piece = start + tl.arange(0, PIECES)
+            slot = base + (piece if SPLITS else tl.where(piece == 0, 1, 2 * piece))
+            place = slot.to(tl.int64) * PACKED + tl.program_id(1)
+            there = piece < pieces
+            top = tl.load(stats + 2 * place, mask=there, other=NOTHING)
+            sum_ = tl.load(stats + 2 * place + 1, mask=there, other=0.0)
+            within = there[:, None] & (column < E)[None, :]
+            part = tl.load(parts + place[:, None] * E + column[None, :], mask=within, other=0.0)
+            now = tl.maximum(most, top)
+            old = tl.exp2(most - now)
+            new = tl.exp2(top - now)
+            sums = sums * old + sum_ * new
+            found = found * old[:, None] + part * new[:, None]
+            most = now
+        now = tl.max(most, 0)
+        weight = tl.exp2(most - now)
+        sum_ = tl.sum(sums * weight, 0)
+        whole = tl.sum(found * weight[:, None], 0)
+        head = unit % K * G + member
+        if sinks is not None:
+            weight, sum_ = with_sink(now, sum_, tl.load(sinks + head).to(tl.float32))
+            whole *= weight
+        whole /= tl.where(sum_ > 0, sum_, 1.0)
+        here = out + (row * (K * G) + head).to(tl.int64) * E
+        tl.store(here + column, whole.to(out.dtype.element_ty), mask=column < E)

@@ -1,0 +1,125 @@
+"""Attention over paged keys and values written out in torch: the reference of the kernels.
+
+Any device, every option, scores in full, in fp32 (fp64 for fp64 queries). On processors it is also
+what serves. What pages hold beyond a row's length is never used, be it NaN.
+
+Shapes: R rows (sequences), N queries of all rows, T queries of one, H query heads, K key/value
+heads, E head width, B blocks of a row at most, S keys.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Shaping(NamedTuple):
+    """What becomes of scores."""
+
+    scale: float
+    """Multiplies them."""
+    window: int | None = None
+    """Each query sees this many positions, its own included."""
+    chunk: int | None = None
+    """Attention starts afresh every so many positions."""
+    softcap: float | None = None
+    """Scores are squashed by tanh to this range."""
+    sinks: Tensor | None = None
+    """A logit per query head that takes attention without giving value."""
+    alibi: Tensor | None = None
+    """A slope per query head, times the (negative) distance added to the scores."""
+
+
+def plain_paged_decode(
+    q_RHE: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    tables_RB: Tensor,
+    lengths_R: Tensor,
+    shaping: Shaping,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+) -> Tensor:
+    """Attend with one query per row, the last of its keys."""
+    keys = int(lengths_R.max()) if len(lengths_R) else 0
+    k, v = (_gathered(cache, tables_RB, keys) for cache in (k_cache, v_cache))
+    places_R1 = lengths_R[:, None] - 1
+    return plain_attend(q_RHE[:, None], k, v, places_R1, shaping, k_scale, v_scale)[:, 0]
+
+
+def plain_paged_prefill(
+    q_NHE: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    tables_RB: Tensor,
+    lengths_R: Tensor,
+    starts_R1: Tensor,
+    shaping: Shaping,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+) -> Tensor:
+    """Attend with each row's queries, the last of its keys; zeros where no row has a query."""
+    out = torch.zeros(*q_NHE.shape[:2], v_cache.shape[-1], dtype=q_NHE.dtype, device=q_NHE.device)
+    starts = starts_R1.tolist()
+    for row, length in enumerate(lengths_R.tolist()):
+        begin, end = starts[row], starts[row + 1]
+        if begin == end:
+            continue
+        k, v = (_gathered(cache, tables_RB[row, None], length) for cache in (k_cache, v_cache))
+        places = torch.arange(length - (end - begin), length, device=q_NHE.device)[None]
+        q = q_NHE[None, begin:end]
+        out[begin:end] = plain_attend(q, k, v, places, shaping, k_scale, v_scale)[0]
+    return out
+
+
+def _gathered(cache: Tensor, tables_RB: Tensor, keys: int) -> Tensor:
+    """Return the first keys of each row, (R, S, …); blocks that are no blocks are read as any."""
+    block = cache.shape[1]
+    blocks = tables_RB[:, : -(-keys // block)].long().clamp(0, len(cache) - 1)
+    # Torch indexes no 8-bit floats.
+    held = cache.view(torch.uint8) if cache.dtype == torch.float8_e4m3fn else cache
+    return held[blocks].flatten(1, 2)[:, :keys].view(cache.dtype)
+
+
+def plain_attend(
+    q_RTHE: Tensor,
+    k_RSKE: Tensor,
+    v_RSKE: Tensor,
+    places_RT: Tensor,
+    shaping: Shaping,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+) -> Tensor:
+    """Attend with queries at places to the keys from 0 on; a query before all keys gets zeros."""
+    kind = torch.promote_types(q_RTHE.dtype, torch.float32)
+    rows, many, heads, width = q_RTHE.shape
+    kv_heads, keys = k_RSKE.shape[2], k_RSKE.shape[1]
+    key_S = torch.arange(keys, device=q_RTHE.device)
+    behind_RTS = places_RT[:, :, None] - key_S
+    seen_RTS = behind_RTS >= 0
+    if shaping.window is not None:
+        seen_RTS &= behind_RTS < shaping.window
+    if shaping.chunk is not None:
+        pieces_RT = places_RT.div(shaping.chunk, rounding_mode="floor")
+        seen_RTS &= pieces_RT[:, :, None] == key_S // shaping.chunk
+    q = q_RTHE.to(kind).view(rows, many, kv_heads, heads // kv_heads, width)
+    scores = torch.einsum("rtkge,rske->rkgts", q, k_RSKE.to(kind))
+    scores *= shaping.scale if k_scale is None else shaping.scale * k_scale.to(kind)
+    if shaping.softcap is not None:
+        scores = shaping.softcap * torch.tanh(scores / shaping.softcap)
+    if shaping.alibi is not None:
+        slopes = shaping.alibi.to(kind).view(1, kv_heads, -1, 1, 1)
+        scores = scores - slopes * behind_RTS[:, None, None].to(kind)
+    scores = scores.masked_fill(~seen_RTS[:, None, None], -math.inf)
+    sinks = torch.full((heads,), -math.inf, dtype=kind, device=scores.device)
+    if shaping.sinks is not None:
+        sinks = shaping.sinks.to(kind)
+    column = sinks.view(1, kv_heads, -1, 1, 1).expand(rows, -1, -1, many, 1)
+    shares = torch.cat((scores, column), -1).softmax(-1)[..., :-1]
+    # A row that sees nothing has no softmax, and a weight of nought must hide even a NaN.
+    shares = shares.masked_fill(~seen_RTS[:, None, None], 0.0)
+    last_R = places_RT.amax(1)
+    v = v_RSKE.to(kind).masked_fill((key_S > last_R[:, None])[:, :, None, None], 0.0)
+    out = torch.einsum("rkgts,rske->rtkge", shares, v).flatten(2, 3)
+    return (out if v_scale is None else out * v_scale.to(kind)).to(q_RTHE.dtype)
