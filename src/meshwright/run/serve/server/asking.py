@@ -1,0 +1,257 @@
+"""From the body of a request to what is asked of the engine."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from meshwright.errors import InputError
+from meshwright.run.serve.asked import Ask, Grammar, GrammarKind, Sampling
+from meshwright.run.serve.server.bodies import Drawn, Message, ResponseFormat, StructuredOutputs
+from meshwright.run.serve.server.faults import Fault, impossible, refused
+from meshwright.run.serve.server.settings import ServerSettings
+from meshwright.run.serve.server.words import Words, checked, encoded
+from meshwright.spec.names import suggestion
+
+MOST_STOPS = 16
+LONGEST_STOP = 1000
+SAME_NAMES = (
+    *("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty"),
+    *("frequency_penalty", "logit_bias", "seed", "min_tokens", "ignore_eos", "n"),
+)
+"""Fields that bodies and `Sampling` call alike."""
+
+
+def named_model(name: str | None, settings: ServerSettings) -> str:
+    """Return the model that a request means; one that names none means the server's."""
+    if not name:
+        return settings.model
+    if name not in settings.names():
+        near = suggestion(name, settings.names())
+        raise Fault(
+            404,
+            f"The model `{name}` is not served here; use {', '.join(settings.names())}"
+            + (f" ({near})" if near else ""),
+            param="model",
+            code="model_not_found",
+        )
+    return name
+
+
+def adapter_of(model: str, settings: ServerSettings) -> str | None:
+    """Return the adapter that a model's name stands for."""
+    return model if model in settings.adapters else None
+
+
+def grammar_of(body: Drawn, form: ResponseFormat | None) -> Grammar | None:
+    """Return what the answer must look like; a request may say so once."""
+    told = body.structured_outputs or StructuredOutputs()
+    schema = _schema_of(form) if form is not None and form.type == "json_schema" else None
+    any_json = form is not None and form.type == "json_object"
+    given: list[tuple[str, GrammarKind, object]] = [
+        ("guided_json", "json_schema", body.guided_json),
+        ("guided_regex", "regex", body.guided_regex),
+        ("guided_choice", "choice", body.guided_choice),
+        ("guided_grammar", "grammar", body.guided_grammar),
+        ("structured_outputs.json", "json_schema", told.json),
+        ("structured_outputs.json_object", "json_object", "" if told.json_object else None),
+        ("structured_outputs.regex", "regex", told.regex),
+        ("structured_outputs.choice", "choice", told.choice),
+        ("structured_outputs.grammar", "grammar", told.grammar),
+        ("response_format", "json_schema", schema),
+        ("response_format", "json_object", "" if any_json else None),
+    ]
+    found = [one for one in given if one[2] is not None]
+    if len(found) > 1:
+        names = [name for name, _, _ in found]
+        raise refused(f"{' and '.join(names)} exclude each other: give one", names[-1])
+    for name, kind, value in found:
+        if value == []:
+            raise refused(f"`{name}` has nothing to choose from", name)
+        text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+        return Grammar(kind=kind, text=text)
+    return None
+
+
+def _schema_of(form: ResponseFormat) -> Mapping[str, Any]:
+    if form.json_schema is None or form.json_schema.schema is None:
+        where = "response_format.json_schema.schema"
+        raise refused(f"`{where}` is missing: the type is json_schema", where)
+    return form.json_schema.schema
+
+
+def schema_grammar(schema: Mapping[str, Any]) -> Grammar:
+    """Return the grammar of a JSON schema."""
+    return Grammar(kind="json_schema", text=msgspec.json.encode(schema).decode())
+
+
+def sampling_of(
+    body: Drawn,
+    settings: ServerSettings,
+    words: Words,
+    *,
+    max_tokens: int | None,
+    logprobs: int | None,
+    grammar: Grammar | None,
+) -> Sampling:
+    """Return how a request wants its tokens drawn; what it leaves out is the model's default."""
+    if body.n is not None and body.n > settings.choices:
+        raise refused(f"`n` is {body.n}; this server answers at most {settings.choices} times", "n")
+    if body.stream_options is not None and not body.stream:
+        raise refused("`stream_options` is only for streams: set `stream`", "stream_options")
+    stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
+    if len(stop) > MOST_STOPS or any(not 0 < len(text) <= LONGEST_STOP for text in stop):
+        raise refused(
+            f"`stop` takes up to {MOST_STOPS} texts of 1 to {LONGEST_STOP} characters", "stop"
+        )
+    checked(list(body.logit_bias or ()), words, "logit_bias")
+    chosen: dict[str, Any] = {
+        name: value for name in SAME_NAMES if (value := getattr(body, name)) is not None
+    }
+    if body.top_k is not None:
+        chosen["top_k"] = max(body.top_k, 0)  # vLLM's -1 means all, as 0 does
+    if stop:
+        chosen["stop"] = stop
+    if body.stop_token_ids:
+        chosen["stop_tokens"] = checked(body.stop_token_ids, words, "stop_token_ids")
+    try:
+        return msgspec.structs.replace(
+            settings.sampling,
+            **chosen,
+            max_tokens=max_tokens,
+            logprobs=logprobs,
+            grammar=grammar,
+        )
+    except InputError as error:
+        raise impossible(error) from None
+
+
+def bounded(
+    prompt: tuple[int, ...],
+    sampling: Sampling,
+    *,
+    length: int,
+    settings: ServerSettings,
+    param: str,
+) -> Sampling:
+    """Return the sampling with its largest number of tokens, where prompt and answer have room.
+
+    Args:
+        prompt: The tokens of the prompt.
+        sampling: What was asked for.
+        length: Tokens of a prompt with its answer that the engine has room for.
+        settings: The server's.
+        param: The field that the prompt came from.
+    """
+    most = min(length - 1, settings.prompt_tokens or length)
+    if not prompt:
+        raise refused(f"`{param}` has no tokens: give at least one", param)
+    if len(prompt) > most:
+        raise refused(
+            f"`{param}` has {len(prompt)} tokens; at most {most} are taken here",
+            param,
+            "context_length_exceeded",
+        )
+    left = length - len(prompt)
+    wanted = sampling.max_tokens
+    if wanted is not None and wanted > left:
+        raise refused(
+            f"`max_tokens` is {wanted}, but a prompt of {len(prompt)} tokens leaves {left} of"
+            f" the {length} that this model has room for",
+            "max_tokens",
+            "context_length_exceeded",
+        )
+    if sampling.min_tokens > (left if wanted is None else wanted):
+        raise refused(f"`min_tokens` is {sampling.min_tokens}, more than may come", "min_tokens")
+    return msgspec.structs.replace(sampling, max_tokens=left if wanted is None else wanted)
+
+
+async def prompts_of(
+    given: str | list[str | int | list[int]],
+    words: Words,
+    *,
+    param: str,
+    most: int,
+    special: bool = True,
+) -> list[tuple[int, ...]]:
+    """Return the tokens of each prompt, however the prompts were written."""
+    if isinstance(given, list) and given and isinstance(given[0], int):
+        if not all(isinstance(one, int) for one in given):
+            raise refused(f"`{param}` mixes tokens with other things", param)
+        return [checked([one for one in given if isinstance(one, int)], words, param)]
+    several = [given] if isinstance(given, str) else given
+    if not 0 < len(several) <= most:
+        raise refused(f"`{param}` has {len(several)} prompts; give 1 to {most}", param)
+    prompts = []
+    for one in several:
+        if isinstance(one, int):
+            raise refused(f"`{param}` mixes tokens with other things", param)
+        if isinstance(one, str):
+            prompts.append(await encoded(words, one, param, special=special))
+        else:
+            prompts.append(checked(one, words, param))
+    return prompts
+
+
+def asks_of(
+    prompts: list[tuple[int, ...]],
+    sampling: Sampling,
+    body: Drawn,
+    *,
+    length: int,
+    settings: ServerSettings,
+    tenant: str,
+    adapter: str | None,
+    param: str,
+    prompt_logprobs: int | None = None,
+) -> list[Ask]:
+    """Return one ask for each prompt."""
+    return [
+        Ask(
+            prompt=prompt,
+            sampling=bounded(prompt, sampling, length=length, settings=settings, param=param),
+            # Clients of vLLM know the lower number as the one that goes first.
+            priority=-(body.priority or 0),
+            tenant=tenant or body.user or "",
+            adapter=adapter,
+            prompt_logprobs=prompt_logprobs,
+        )
+        for prompt in prompts
+    ]
+
+
+def messages_of(messages: list[Message]) -> list[dict[str, Any]]:
+    """Return messages as chat templates read them: without nulls, arguments as objects."""
+    return [_message(message, f"messages[{at}]") for at, message in enumerate(messages)]
+
+
+def _message(message: Message, where: str) -> dict[str, Any]:
+    plain: dict[str, Any] = {"role": message.role, "content": _text_of(message, where)}
+    for name in ("name", "tool_call_id", "reasoning_content"):
+        if (value := getattr(message, name)) is not None:
+            plain[name] = value
+    if message.tool_calls:
+        calls = []
+        for at, call in enumerate(message.tool_calls):
+            path = f"{where}.tool_calls[{at}].function.arguments"
+            try:
+                arguments = msgspec.json.decode(call.function.arguments or "{}")
+            except (msgspec.DecodeError, RecursionError):
+                raise refused(f"`{path}` is not JSON", path) from None
+            function = {"name": call.function.name, "arguments": arguments}
+            calls.append({"id": call.id, "type": "function", "function": function})
+        plain["tool_calls"] = calls
+    return plain
+
+
+def _text_of(message: Message, where: str) -> str:
+    if message.content is None or isinstance(message.content, str):
+        return message.content or ""
+    texts = []
+    for at, part in enumerate(message.content):
+        text = part.text if part.type == "text" else part.refusal
+        if part.type not in {"text", "refusal"} or text is None:
+            path = f"{where}.content[{at}]"
+            raise refused(f"`{path}` is a part of type {part.type!r}: only text is taken", path)
+        texts.append(text)
+    return "\n".join(texts)

@@ -1,0 +1,206 @@
+"""`/v1/completions`: prompts continued."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from meshwright.run.serve.asked import Piece, TokenLogprob
+from meshwright.run.serve.server.asking import (
+    adapter_of,
+    asks_of,
+    grammar_of,
+    named_model,
+    prompts_of,
+    sampling_of,
+)
+from meshwright.run.serve.server.bodies import CompletionBody
+from meshwright.run.serve.server.desk import Answer, Desk
+from meshwright.run.serve.server.faults import refused
+from meshwright.run.serve.server.likely import completion_logprobs, joined
+from meshwright.run.serve.server.replies import (
+    Completion,
+    CompletionChoice,
+    CompletionLogprobs,
+    FinishReason,
+)
+from meshwright.run.serve.server.streams import Frame, encode
+from meshwright.run.serve.server.traffic import Call
+from meshwright.run.serve.server.under_way import Replies
+
+DEFAULT_TOKENS = 16
+"""The API's own default."""
+
+
+async def complete(desk: Desk, body: CompletionBody, call: Call) -> Answer:
+    """Answer a request for completions."""
+    settings = desk.settings
+    model = named_model(body.model, settings)
+    if body.best_of is not None and body.best_of != (body.n or 1):
+        raise refused("`best_of` is not offered beyond `n`: leave it out", "best_of")
+    if body.suffix:
+        raise refused("`suffix` is not offered: leave it out", "suffix")
+    most = DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens
+    if not most and not body.echo:
+        raise refused("`max_tokens` is 0, which only `echo` has a use for", "max_tokens")
+    sampling = sampling_of(
+        body,
+        settings,
+        desk.words,
+        # The engine has no answer of no tokens; the one that comes is left out below.
+        max_tokens=max(most, 1),
+        logprobs=body.logprobs,
+        grammar=grammar_of(body, body.response_format),
+    )
+    prompts = await prompts_of(
+        body.prompt,
+        desk.words,
+        param="prompt",
+        most=settings.prompts,
+        special=body.add_special_tokens is not False,
+    )
+    asks = asks_of(
+        prompts,
+        sampling,
+        body,
+        length=desk.engine.max_length,
+        settings=settings,
+        tenant=call.tenant,
+        adapter=adapter_of(model, settings),
+        param="prompt",
+        prompt_logprobs=body.logprobs if body.echo else None,
+    )
+    replies = desk.ask(asks, call)
+    texts = [
+        CompletionText(desk, body, ask.prompt, at * ask.sampling.n + choice, silent=not most)
+        for at, ask in enumerate(asks)
+        for choice in range(ask.sampling.n)
+    ]
+    name = f"cmpl-{call.name}"
+    if not body.stream:
+        choices = await _whole(replies, texts)
+        return encode(
+            Completion(
+                id=name, created=desk.now(), model=model, choices=choices, usage=replies.usage()
+            )
+        )
+    frame = Frame(name, "text_completion", desk.now(), model, desk.tell_usage(body.stream_options))
+    return CompletionStream(replies, texts, frame)
+
+
+async def _whole(replies: Replies, texts: "Sequence[CompletionText]") -> list[CompletionChoice]:
+    parts: list[list[CompletionChoice]] = [[] for _ in texts]
+    while True:
+        base, pieces = await replies.some()
+        if not pieces:
+            return [_joined(each) for each in parts]
+        for piece in pieces:
+            at = base + piece.choice
+            parts[at].append(texts[at].part(piece))
+
+
+def _joined(parts: list[CompletionChoice]) -> CompletionChoice:
+    """Return the parts of a choice as one."""
+    told = [part.logprobs for part in parts if part.logprobs is not None]
+    ids = [one for part in parts if isinstance(part.token_ids, list) for one in part.token_ids]
+    return msgspec.structs.replace(
+        parts[-1],
+        text="".join(part.text for part in parts),
+        logprobs=joined(told) if told else None,
+        token_ids=ids if isinstance(parts[0].token_ids, list) else msgspec.UNSET,
+        prompt_token_ids=parts[0].prompt_token_ids,
+    )
+
+
+class CompletionText:
+    """One choice, piece by piece."""
+
+    def __init__(
+        self, desk: Desk, body: CompletionBody, prompt: tuple[int, ...], index: int, *, silent: bool
+    ) -> None:
+        self._words = desk.words
+        self._prompt = prompt
+        self._index = index
+        self._most = body.logprobs
+        self._echo = bool(body.echo)
+        self._tell_ids = bool(body.return_token_ids)
+        self._silent = silent
+        self._begun = False
+        self._offset = 0
+        # What most events consist of.
+        self.plain = self._most is None and not self._tell_ids and not silent
+        self.head = b'{"index":%d,"text":' % index
+        self.tail = b',"logprobs":null,"finish_reason":null}'
+
+    def event(self, piece: Piece) -> bytes:
+        """Return a piece as the choice of an event; nothing where it has nothing to show."""
+        if self.plain and piece.finish is None and (self._begun or not self._echo):
+            self._begun = True
+            return self.head + encode(piece.text) + self.tail if piece.text else b""
+        part = self.part(piece)
+        told = part.text or part.finish_reason or part.logprobs or part.token_ids
+        return encode(part) if told else b""
+
+    def part(self, piece: Piece) -> CompletionChoice:
+        """Return a piece as a part of a choice."""
+        silent = self._silent
+        text = "" if silent else piece.text
+        ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+        prompt_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+        if self._tell_ids:
+            ids = [] if silent else list(piece.tokens)
+            prompt_ids = msgspec.UNSET if self._begun else list(self._prompt)
+        told = []
+        if self._most is not None:
+            told = [self._echoed(piece.prompt_logprobs)] if self._echo and not self._begun else []
+            if piece.logprobs and not silent:
+                told.append(self._likely(piece.logprobs))
+        if self._echo and not self._begun:
+            text = self._words.decode(self._prompt) + text
+        self._begun = True
+        finish: FinishReason | None = None
+        if piece.finish is not None:
+            finish = "length" if silent or piece.finish == "length" else "stop"
+        return CompletionChoice(
+            index=self._index,
+            text=text,
+            logprobs=joined(told) if told else None,
+            finish_reason=finish,
+            stop_reason=None if silent else piece.stopped_by,
+            token_ids=ids,
+            prompt_token_ids=prompt_ids,
+        )
+
+    def _likely(self, tokens: Sequence[TokenLogprob]) -> CompletionLogprobs:
+        told = completion_logprobs(tokens, self._words, offset=self._offset, most=self._most or 0)
+        self._offset = told.text_offset[-1] + len(told.tokens[-1])
+        return told
+
+    def _echoed(self, told: Sequence[TokenLogprob]) -> CompletionLogprobs:
+        """Return what is known of the prompt's tokens; nobody can say it of the first."""
+        first = self._words.decode(self._prompt[:1])
+        self._offset = len(first)
+        opening = CompletionLogprobs([first], [None], [None], [0])
+        return joined([opening, self._likely(told)]) if told else opening
+
+
+class CompletionStream:
+    """All choices, event by event."""
+
+    def __init__(self, replies: Replies, texts: Sequence[CompletionText], frame: Frame) -> None:
+        self._replies = replies
+        self._texts = texts
+        self._frame = frame
+        self._ended = False
+
+    async def some(self) -> bytes:
+        """Return the next events."""
+        while not self._ended:
+            base, pieces = await self._replies.some()
+            if not pieces:
+                self._ended = True
+                return self._frame.last(self._replies.usage())
+            choices = [self._texts[base + piece.choice].event(piece) for piece in pieces]
+            if shown := [choice for choice in choices if choice]:
+                usage = self._replies.usage
+                return b"".join([self._frame.event(choice, usage) for choice in shown])
+        return b""

@@ -1,0 +1,105 @@
+"""What goes wrong with a request, as clients of the OpenAI API expect to be told."""
+
+import re
+from collections.abc import Mapping
+
+import msgspec
+from starlette.responses import Response
+
+from meshwright.errors import InputError
+
+PATH = re.compile(r" - at `(key in )?\$([^`]*)`$")
+NAMED = re.compile(r"(?:missing required|unknown) field `([^`]*)`")
+KINDS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+}
+
+
+class FaultDetail(msgspec.Struct, frozen=True):
+    """The inside of an error's body."""
+
+    message: str
+    type: str
+    param: str | None = None
+    """The field of the request that is at fault."""
+    code: str | None = None
+
+
+class FaultBody(msgspec.Struct, frozen=True):
+    """The body of an error."""
+
+    error: FaultDetail
+
+
+class Fault(Exception):
+    """A request that gets an error for an answer."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_s: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.retry_s = retry_s
+
+    def encoded(self) -> bytes:
+        """Return the body."""
+        kind = KINDS.get(self.status)
+        if kind is None:
+            kind = "invalid_request_error" if self.status < 500 else "server_error"
+        detail = FaultDetail(self.message, kind, self.param, self.code)
+        return msgspec.json.encode(FaultBody(detail))
+
+    def headers(self) -> dict[str, str]:
+        """Return the headers that go with it."""
+        headers = {}
+        if self.status == 401:
+            headers["www-authenticate"] = "Bearer"
+        if self.retry_s is not None:
+            headers["retry-after"] = str(self.retry_s)
+        return headers
+
+    def response(self, more: Mapping[str, str] | None = None) -> Response:
+        """Return it as an answer."""
+        headers = {**self.headers(), **(more or {})}
+        return Response(self.encoded(), self.status, headers=headers, media_type="application/json")
+
+
+def refused(message: str, param: str | None, code: str | None = None) -> Fault:
+    """Return the fault of a request that says something that cannot be."""
+    return Fault(400, message, param=param, code=code)
+
+
+def unreadable(error: msgspec.DecodeError | UnicodeDecodeError) -> Fault:
+    """Return the fault of a body that is no JSON, or whose fields have the wrong types."""
+    if not isinstance(error, msgspec.ValidationError):
+        return Fault(400, f"The body is not JSON: {error}", code="invalid_json")
+    text = str(error)
+    path = ""
+    if found := PATH.search(text):
+        path = found[2].lstrip(".")
+        text = text[: found.start()]
+    if found := NAMED.search(text):
+        path = f"{path}.{found[1]}".lstrip(".")
+        if "unknown" in found[0]:
+            return refused(f"Unknown field `{path}`", path, "unknown_field")
+        return refused(f"The field `{path}` is missing", path, "missing_field")
+    where = f"`{path}`: " if path else ""
+    return refused(f"{where}{text}", path or None, "invalid_type")
+
+
+def impossible(error: InputError, param: str | None = None) -> Fault:
+    """Return the fault of a request that the engine cannot answer at all."""
+    where = error.problems[0].where if error.problems else ""
+    return refused(str(error), where or param)

@@ -1,0 +1,72 @@
+"""API keys: read from a file and the environment, kept as digests, compared in constant time."""
+
+import hashlib
+import hmac
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from meshwright.errors import InputError, Problem
+
+SHORTEST = 8
+"""A shorter key is a slip, not a secret."""
+
+
+class Keys:
+    """The keys that a server takes, each with the name of its holder."""
+
+    def __init__(self, named: Iterable[tuple[str, str]]) -> None:
+        self._holders = tuple((_digest(key), name) for name, key in named)
+
+    def __len__(self) -> int:
+        return len(self._holders)
+
+    def holder(self, authorization: str) -> str | None:
+        """Return whose key a header `Authorization: Bearer KEY` has; None where it is nobody's."""
+        scheme, _, key = authorization.partition(" ")
+        if scheme.lower() != "bearer":
+            return None
+        given = _digest(key.strip())
+        found = None
+        # All are compared, so that the time tells neither which one matched nor whether one did.
+        for digest, name in self._holders:
+            if hmac.compare_digest(digest, given):
+                found = name
+        return found
+
+
+def read_keys(file: Path | None, variable: str) -> Keys:
+    """Read keys from a file of lines and from an environment variable, separated by commas."""
+    lines = [(variable, part) for part in os.environ.get(variable, "").split(",")]
+    if file is not None:
+        try:
+            text = file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(
+                [Problem(str(file), f"cannot be read: {error}", "give a text file of keys")]
+            ) from None
+        lines += [
+            (f"{file}:{number}", line.partition("#")[0])
+            for number, line in enumerate(text.splitlines(), start=1)
+        ]
+    given = [(where, line.strip()) for where, line in lines if line.strip()]
+    named = [_named(where, line, at) for at, (where, line) in enumerate(given)]
+    if file is not None and not named:
+        raise InputError([Problem(str(file), "holds no key", "write one `name: key` per line")])
+    return Keys(named)
+
+
+def _named(where: str, line: str, at: int) -> tuple[str, str]:
+    """Read `name: key` or a key alone; nothing of the key is ever shown."""
+    name, colon, key = line.partition(":")
+    if not colon:
+        name, key = f"key{at}", line
+    key = key.strip()
+    if len(key) < SHORTEST or not key.isascii() or " " in key:
+        what = f"a key needs at least {SHORTEST} characters of ASCII without spaces"
+        raise InputError([Problem(where, what, "make one with `openssl rand -hex 24`")])
+    return name.strip(), key
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "replace")).digest()

@@ -1,0 +1,84 @@
+"""The endpoints that answer from what is at hand: tokens of texts, and changes of the engine."""
+
+from meshwright.errors import InputError
+from meshwright.run.serve.server.asking import messages_of, named_model
+from meshwright.run.serve.server.bodies import (
+    DetokenizeBody,
+    SleepBody,
+    TokenizeBody,
+    WakeBody,
+    WeightsBody,
+)
+from meshwright.run.serve.server.desk import Answer, Desk, Renews, Sleeps
+from meshwright.run.serve.server.faults import Fault, impossible, refused
+from meshwright.run.serve.server.heard import shown_tool
+from meshwright.run.serve.server.replies import Detokenized, Sleeping, Tokens, Updated
+from meshwright.run.serve.server.streams import encode
+from meshwright.run.serve.server.traffic import Call
+from meshwright.run.serve.server.words import checked, encoded, written_chat
+
+
+async def tokenize(desk: Desk, body: TokenizeBody, _: Call) -> Answer:
+    """Answer with the tokens of a text or of a chat."""
+    named_model(body.model, desk.settings)
+    if (body.prompt is None) == (body.messages is None):
+        raise refused("Give either `prompt` or `messages`", "prompt")
+    if body.prompt is not None:
+        special = body.add_special_tokens is not False
+        tokens = await encoded(desk.words, body.prompt, "prompt", special=special)
+    else:
+        values = {
+            **(body.chat_template_kwargs or {}),
+            "add_generation_prompt": body.add_generation_prompt,
+        }
+        if clash := {"messages", "tools"} & values.keys():
+            where = f"chat_template_kwargs.{min(clash)}"
+            raise refused(f"`{where}` has a field of its own in the request", where)
+        tools = [shown_tool(tool.function) for tool in body.tools or ()] or None
+        tokens = await written_chat(desk.words, messages_of(body.messages or []), tools, values)
+    texts = [desk.words.decode([token]) for token in tokens] if body.return_token_strs else None
+    return encode(
+        Tokens(
+            count=len(tokens),
+            max_model_len=desk.engine.max_length,
+            tokens=list(tokens),
+            token_strs=texts,
+        )
+    )
+
+
+async def detokenize(desk: Desk, body: DetokenizeBody, _: Call) -> Answer:
+    """Answer with the text of tokens."""
+    named_model(body.model, desk.settings)
+    return encode(Detokenized(desk.words.decode(checked(body.tokens, desk.words, "tokens"))))
+
+
+async def sleep(desk: Desk, body: SleepBody, _: Call) -> Answer:
+    """Put the engine to sleep."""
+    engine = _sleeper(desk)
+    await engine.sleep(body.level)
+    return encode(Sleeping(engine.asleep()))
+
+
+async def wake_up(desk: Desk, _body: WakeBody, _: Call) -> Answer:
+    """Wake the engine."""
+    engine = _sleeper(desk)
+    await engine.wake()
+    return encode(Sleeping(engine.asleep()))
+
+
+async def update_weights(desk: Desk, body: WeightsBody, _: Call) -> Answer:
+    """Replace the engine's weights."""
+    if not isinstance(desk.engine, Renews):
+        raise Fault(501, "This engine cannot change its weights", code="not_offered")
+    try:
+        await desk.engine.update_weights(body.path)
+    except InputError as error:
+        raise impossible(error, "path") from None
+    return encode(Updated(body.path))
+
+
+def _sleeper(desk: Desk) -> Sleeps:
+    if not isinstance(desk.engine, Sleeps):
+        raise Fault(501, "This engine cannot sleep", code="not_offered")
+    return desk.engine

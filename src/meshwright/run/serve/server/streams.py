@@ -1,0 +1,87 @@
+"""Server-sent events: one write for whatever one step of the engine brought."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Literal, Protocol
+
+import msgspec
+from starlette.types import Send
+
+from meshwright.run.serve.server.faults import Fault
+from meshwright.run.serve.server.replies import Usage
+from meshwright.run.serve.server.traffic import Call
+
+LOG = logging.getLogger("meshwright.server")
+HEADERS = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    # Proxies that gather answers before they pass them on would undo the streaming.
+    (b"x-accel-buffering", b"no"),
+)
+DONE = b"data: [DONE]\n\n"
+_encoder = msgspec.json.Encoder()
+encode = _encoder.encode
+
+
+TellUsage = Literal["never", "last", "always"]
+"""When the counts of tokens are told: never, at the end, or with every event."""
+
+
+class Lines(Protocol):
+    """Something that is written out as it comes."""
+
+    async def some(self) -> bytes:
+        """Return whole events; nothing where there are no more."""
+
+
+def event(value: object) -> bytes:
+    """Return a value as one event."""
+    return b"data: %b\n\n" % encode(value)
+
+
+class Frame:
+    """The bytes around the choices of a stream's events, which are the same in all of them."""
+
+    def __init__(
+        self, name: str, kind: str, created: int, model: str, tell_usage: TellUsage
+    ) -> None:
+        head = encode({"id": name, "object": kind, "created": created, "model": model})
+        self._head = b"data: %b" % head[:-1]
+        self._usage = tell_usage
+        self._tail = b"}\n\n" if tell_usage == "never" else b',"usage":null}\n\n'
+
+    def event(self, choices: bytes, usage: Callable[[], Usage]) -> bytes:
+        """Return an event with one or more choices, which are JSON already."""
+        tail = self._tail
+        if self._usage == "always":
+            tail = b',"usage":%b}\n\n' % encode(usage())
+        return b'%b,"choices":[%b]%b' % (self._head, choices, tail)
+
+    def last(self, usage: Usage) -> bytes:
+        """Return what ends a stream."""
+        if self._usage == "never":
+            return DONE
+        return b'%b,"choices":[],"usage":%b}\n\n' % (self._head, encode(usage)) + DONE
+
+
+async def send_events(first: bytes, lines: Lines, call: Call, send: Send) -> None:
+    """Send an answer as it comes; what goes wrong is said in it, for its status is out already."""
+    fault: Fault | None = None
+    try:
+        await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+        data = first
+        while data:
+            await send({"type": "http.response.body", "body": data, "more_body": True})
+            data = await lines.some()
+    except Fault as raised:
+        fault = raised
+    except asyncio.CancelledError:
+        if (fault := call.why()) is None:
+            raise
+    except Exception:
+        LOG.exception("request %s failed", call.name)
+        fault = Fault(500, "The server failed; its log says why")
+    if not call.gone:
+        last = b"" if fault is None else b"data: %b\n\n" % fault.encoded() + DONE
+        await send({"type": "http.response.body", "body": last, "more_body": False})

@@ -1,0 +1,79 @@
+"""`Words`: what the server asks of a tokenizer, and texts made tokens without holding up others."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from meshwright.errors import InputError
+from meshwright.run.serve.server.faults import Fault, impossible
+
+LONG = 20_000
+"""Characters beyond which a text is read in a thread: about a millisecond of other streams."""
+
+
+class Words(Protocol):
+    """Texts to tokens and back."""
+
+    @property
+    def size(self) -> int:
+        """Tokens are numbers below this one."""
+
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
+        """Return the tokens of a text, with the model's first token where `special` and it has one.
+
+        Special tokens that are written out in the text are always taken for themselves.
+        """
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of tokens; what is no text comes as U+FFFD."""
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **values: Any,
+    ) -> str:
+        """Return the messages as the model's template writes them; `values` are the template's.
+
+        Raises `InputError` where there is no template, or it refuses these messages.
+        """
+
+
+async def encoded(words: Words, text: str, param: str, *, special: bool) -> tuple[int, ...]:
+    """Return the tokens of a text; a long one is read in a thread."""
+    return await _aside(lambda: tuple(words.encode(text, special=special)), len(text), param)
+
+
+async def written_chat(
+    words: Words,
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]] | None,
+    values: Mapping[str, Any],
+) -> tuple[int, ...]:
+    """Return the tokens of a chat."""
+    length = sum(len(str(message.get("content", ""))) for message in messages)
+
+    def tokens() -> tuple[int, ...]:
+        # The template writes the first token itself.
+        return tuple(words.encode(words.chat(messages, tools, **values), special=False))
+
+    return await _aside(tokens, length, "messages")
+
+
+async def _aside(work: Callable[[], tuple[int, ...]], length: int, param: str) -> tuple[int, ...]:
+    try:
+        return await asyncio.to_thread(work) if length > LONG else work()
+    except InputError as error:
+        raise impossible(error, param) from None
+
+
+def checked(tokens: Sequence[int], words: Words, param: str) -> tuple[int, ...]:
+    """Return a prompt that was given as tokens, all of which the model must have."""
+    if tokens and max(tokens) >= words.size:
+        raise Fault(
+            400,
+            f"`{param}` has the token {max(tokens)}; those of this model are below {words.size}",
+            param=param,
+            code="unknown_token",
+        )
+    return tuple(tokens)

@@ -1,0 +1,203 @@
+"""An engine without a model and a tokenizer without words, to drive the server with."""
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from meshwright.errors import InputError, Problem
+from meshwright.run.serve.asked import Ask, Finish, Gauges, Piece, TokenLogprob
+
+END = 256
+SIZE = 260
+
+
+class Bytes:
+    """Every byte of UTF-8 is a token; 256 ends a text and 257 begins one."""
+
+    size = SIZE
+
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
+        return [257] * special + list(text.encode())
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return bytes(one for one in ids if one < 256).decode("utf-8", "replace")
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **values: Any,
+    ) -> str:
+        if messages[0]["role"] == "alien":
+            raise InputError([Problem("messages", "the template knows no role 'alien'")])
+        lines = [f"{message['role']}: {message['content']}" for message in messages]
+        if tools:
+            lines.insert(0, f"tools: {', '.join(tool['function']['name'] for tool in tools)}")
+        return "\n".join([*lines, *([""] if values.get("add_generation_prompt") else [])])
+
+
+def parrot(ask: Ask, choice: int) -> str:
+    """Say the last line of the prompt again, so that an answer belongs to its prompt alone."""
+    said = Bytes().decode(ask.prompt).strip().splitlines()[-1]
+    return f"{choice}>{said}" if ask.sampling.n > 1 else f">{said}"
+
+
+class Pieces:
+    """The pieces of one ask, as an engine's step brings them."""
+
+    def __init__(self, engine: "PretendEngine", ask: Ask) -> None:
+        self.ask = ask
+        self._engine = engine
+        texts = [engine.says(ask, choice) for choice in range(ask.sampling.n)]
+        self._left = [deque(text.encode()) for text in texts]
+        self._count = [0] * ask.sampling.n
+        self._there: deque[Piece] = deque()
+        self._wanted: asyncio.Future[None] | None = None
+        self.done = False
+
+    def __aiter__(self) -> "Pieces":
+        return self
+
+    async def __anext__(self) -> Piece:
+        if self._engine.refuses and self._engine.refuses(self.ask):
+            raise InputError([Problem("grammar", "cannot be followed")])
+        while not self._there:
+            if self.done:
+                raise StopAsyncIteration
+            self._engine.run(self)
+            self._wanted = asyncio.get_running_loop().create_future()
+            await self._wanted
+        return self._there.popleft()
+
+    def ready(self) -> Sequence[Piece]:
+        more = tuple(self._there)
+        self._there.clear()
+        return more
+
+    async def aclose(self) -> None:
+        self._engine.leave(self)
+
+    def put(self, piece: Piece) -> None:
+        self._there.append(piece)
+        if self._wanted is not None and not self._wanted.done():
+            self._wanted.set_result(None)
+
+    def step(self) -> None:
+        """Take one token for each choice that has not ended."""
+        for choice, left in enumerate(self._left):
+            if self._count[choice] >= 0:
+                self.put(self._next(choice, left))
+        self.done = all(count < 0 for count in self._count)
+
+    def _next(self, choice: int, left: deque[int]) -> Piece:
+        sampling = self.ask.sampling
+        first = self._count[choice] == 0
+        token = left.popleft() if left else END
+        self._count[choice] += 1
+        finish: Finish | None = None
+        if token == END:
+            finish = "stop"
+        elif self._count[choice] == sampling.max_tokens:
+            finish = "length"
+        if finish:
+            self._count[choice] = -1
+        top = tuple((min(token + at, 255), -1.0 - at) for at in range(sampling.logprobs or 0))
+        prompt = self.ask.prompt[1:] if self.ask.prompt_logprobs is not None and first else ()
+        return Piece(
+            choice=choice,
+            tokens=(token,),
+            text=chr(token) if token < 128 else "",
+            logprobs=(TokenLogprob(token, -math.inf if token == END else -0.5, top),)
+            if sampling.logprobs is not None
+            else (),
+            finish=finish,
+            queued_s=0.001 if first else None,
+            cached_tokens=2 if first else 0,
+            prompt_logprobs=tuple(TokenLogprob(one, -2.0) for one in prompt),
+        )
+
+
+class PretendEngine:
+    """Answers many asks, a byte of each at a step."""
+
+    def __init__(
+        self, says: Callable[[Ask, int], str] = parrot, *, max_length: int = 4096
+    ) -> None:
+        self.max_length = max_length
+        self.says = says
+        self.refuses: Callable[[Ask], bool] | None = None
+        self.running: dict[Pieces, None] = {}
+        self.asked: list[Ask] = []
+        self.left: list[Ask] = []
+        self.held = False
+        self.reason = ""
+        self.closed = False
+        self.steps = 0
+        self.output_tokens = 0
+        self.sleeps = False
+        self.path = ""
+        self._stepping: asyncio.Task[None] | None = None
+
+    def answer(self, ask: Ask) -> Pieces:
+        self.asked.append(ask)
+        return Pieces(self, ask)
+
+    def run(self, pieces: Pieces) -> None:
+        self.running[pieces] = None
+        if self._stepping is None or self._stepping.done():
+            self._stepping = asyncio.create_task(self._steps())
+
+    def leave(self, pieces: Pieces) -> None:
+        if not pieces.done:
+            self.left.append(pieces.ask)
+        self.running.pop(pieces, None)
+
+    async def _steps(self) -> None:
+        while self.running:
+            # Two turns of the loop: whoever got a piece has written it before the next comes.
+            await asyncio.sleep(0.001 if self.held else 0)
+            await asyncio.sleep(0)
+            if not self.held:
+                self.step()
+
+    def step(self) -> None:
+        self.steps += 1
+        for pieces in list(self.running):
+            pieces.step()
+            self.output_tokens += 1
+            if pieces.done:
+                self.running.pop(pieces, None)
+
+    async def embed(self, prompts: Sequence[tuple[int, ...]]) -> list[list[float]]:
+        return [[1.0, 0.0, -0.5, float(len(prompt))] for prompt in prompts]
+
+    def gauges(self) -> Gauges:
+        return Gauges(
+            running=len(self.running),
+            steps=self.steps,
+            output_tokens=self.output_tokens,
+            kv_usage=0.25,
+            more={"spare_blocks": 7, "odd name": 1, "words": "none"},
+        )
+
+    def ill(self) -> str:
+        return self.reason
+
+    async def close(self) -> None:
+        self.closed = True
+
+    async def sleep(self, level: int) -> None:
+        self.sleeps = True
+
+    async def wake(self) -> None:
+        self.sleeps = False
+
+    def asleep(self) -> bool:
+        return self.sleeps
+
+    async def update_weights(self, path: str) -> None:
+        if path == "nowhere":
+            raise InputError([Problem("path", "nowhere does not exist")])
+        self.path = path
