@@ -1,0 +1,332 @@
+"""`Sampler`: keeps how each row of an engine draws, and draws the next token of many at a time.
+
+A step goes in three parts, so that the host is done before the device is:
+
+    lines = sampler.plan(rows)            host: what these rows need; sends what changed
+    drawn = sampler.draw(logits, lines)   device: no wait for it anywhere
+    sampler.commit(lines, drawn.tokens)   device: counts what was kept
+
+Logits go through: logit bias, penalties, tokens banned until `min_tokens`, a grammar's mask,
+temperature, top-k, top-p, min-p. A step without any of the first four reads the logits once, or a
+dozen times where something is cut off; there is no sort. Log-probabilities are those of the model,
+before anything of the above, as vLLM tells them by default.
+"""
+
+import secrets
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from meshwright.errors import InputError
+from meshwright.run.kernels.language import Backend
+from meshwright.run.serve.asked import GREEDY, Sampling
+from meshwright.run.serve.sampling.chance import TOKEN
+from meshwright.run.serve.sampling.choosing import choose
+from meshwright.run.serve.sampling.floors import floors
+from meshwright.run.serve.sampling.lines import (
+    COLD,
+    Drawn,
+    Lines,
+    Penalised,
+    Told,
+    Touched,
+    is_cut,
+    is_penalised,
+    problems_of,
+)
+from meshwright.run.serve.sampling.masks import forbid
+from meshwright.run.serve.sampling.penalties import Counts, penalise
+from meshwright.run.serve.sampling.rows import Places, Settings
+
+
+class Sampler:
+    """Draws tokens for the rows of one engine; `eos` are the tokens that end a text."""
+
+    def __init__(
+        self,
+        rows: int,
+        vocab: int,
+        device: torch.device | str,
+        *,
+        eos: Sequence[int] = (),
+        backend: Backend = "auto",
+    ) -> None:
+        self.device = torch.device(device)
+        self.vocab = vocab
+        self._eos = tuple(eos)
+        self._backend = backend
+        # Columns: temperature, top-p, min-p, repetition, presence, frequency.
+        self._reals = np.tile(np.float32([0, 1, 0, 1, 0, 0]), (rows, 1))
+        # Columns: top-k, seed, tokens drawn.
+        self._wholes = np.zeros((rows, 3), np.int64)
+        self._reals_CR = torch.from_numpy(self._reals.T.copy()).to(self.device)
+        self._wholes_CR = torch.from_numpy(self._wholes.T.copy()).to(self.device)
+        self._changed: set[int] = set()
+        self._asked: dict[int, Sampling] = {}
+        self._touched: dict[int, tuple[list[int], list[float], list[int]]] = {}
+        self._counts = Counts(vocab, self.device)
+        self._one = torch.ones(1, dtype=torch.int64, device=self.device)
+        self._planned: tuple[object, Lines] | None = None
+        temperature, top_p, min_p, *_ = self._reals_CR
+        self.settings = Settings(temperature, top_p, min_p, *self._wholes_CR)
+        """Addresses stay the same for the sampler's life, so that graphs can be captured."""
+
+    def set(
+        self,
+        row: int,
+        sampling: Sampling,
+        prompt: Sequence[int],
+        output: Sequence[int] = (),
+        *,
+        choice: int = 0,
+    ) -> None:
+        """Give a row to a request; `output` is what it drew before it lost its row.
+
+        Choices of one request draw differently, each by the request's seed.
+        """
+        problems = problems_of(sampling, self.vocab)
+        if problems:
+            raise InputError(problems)
+        self.clear(row)
+        self._asked[row] = sampling
+        warm = sampling.temperature > COLD
+        self._reals[row] = (
+            sampling.temperature if warm else 0,
+            sampling.top_p,
+            sampling.min_p,
+            sampling.repetition_penalty,
+            sampling.presence_penalty,
+            sampling.frequency_penalty,
+        )
+        seed = secrets.randbits(62) if sampling.seed is None else sampling.seed
+        # An odd multiple per choice keeps the seeds of a request's choices apart.
+        mixed = (seed + choice * 0x9E3779B97F4A7C15) & 0x7FFFFFFFFFFFFFFF
+        self._wholes[row] = (min(sampling.top_k, self.vocab), mixed, len(output))
+        if is_penalised(sampling):
+            self._counts.add(row, prompt, output)
+        self._touch(row, sampling)
+
+    def clear(self, row: int) -> None:
+        """Take a row back: it draws greedily and needs nothing until it is set again."""
+        self._asked.pop(row, None)
+        self._touched.pop(row, None)
+        self._counts.drop(row)
+        self._reals[row] = (0, 1, 0, 1, 0, 0)
+        self._wholes[row] = 0
+        self._changed.add(row)
+
+    def plan(self, rows: Sequence[int], widths: Sequence[int] | None = None) -> Lines:
+        """Prepare a step in which row i has `widths[i]` lines of logits, one if not given.
+
+        The first line of a row gives its next token; the others follow tokens that were proposed.
+        """
+        if self._changed:
+            self._send_changes()
+            self._planned = None
+        widths = [1] * len(rows) if widths is None else widths
+        key = (tuple(rows), tuple(widths))
+        # Rows that decode stay the same for many steps.
+        if self._planned is None or self._planned[0] != key:
+            self._planned = (key, self._planned_anew(rows, widths))
+        return self._planned[1]
+
+    def draw(
+        self,
+        logits_LV: torch.Tensor,
+        lines: Lines,
+        *,
+        inputs_L: torch.Tensor | None = None,
+        mask_LW: torch.Tensor | None = None,
+        stream: int = TOKEN,
+    ) -> Drawn:
+        """Draw a token for each line; float32 logits may be changed in place.
+
+        Args:
+            logits_LV: Of the model.
+            lines: From `plan`.
+            inputs_L: The tokens that were fed to the model at these lines; only needed where
+                tokens were proposed, for penalties that count them.
+            mask_LW: int32 words of 32 bits, lowest first: tokens that grammars allow.
+            stream: Which of a position's independent draws.
+        """
+        raw_TV = None if lines.told_index is None else logits_LV[lines.told_index].float()
+        changed_LV = self.changed(logits_LV, lines, inputs_L=inputs_L, mask_LW=mask_LW)
+        floor_L = self.floor(changed_LV, lines)
+        tokens_L = choose(
+            changed_LV, lines.places, self.settings, floor_L, stream=stream, backend=self._backend
+        )
+        told = None if raw_TV is None else self._tell(raw_TV, lines, tokens_L)
+        return Drawn(tokens_L, told)
+
+    def sample(
+        self, logits_RV: torch.Tensor, lines: Lines, *, mask_RW: torch.Tensor | None = None
+    ) -> Drawn:
+        """Draw one token for each row and count it."""
+        drawn = self.draw(logits_RV, lines, mask_LW=mask_RW)
+        self.commit(lines, drawn.tokens)
+        return drawn
+
+    def commit(
+        self, lines: Lines, tokens_L: torch.Tensor, kept_L: torch.Tensor | None = None
+    ) -> None:
+        """Count the tokens that rows went on with: all, or those where `kept_L` is true."""
+        once_L = self._one.expand(len(tokens_L)) if kept_L is None else kept_L.to(torch.int64)
+        self.settings.drawn.index_add_(0, lines.places.rows, once_L)
+        if lines.penalised is not None:
+            lines_P, slots_P, _ = lines.penalised
+            times_P = once_L[lines_P] * (tokens_L[lines_P] >= 0)
+            self._counts.count(slots_P, tokens_L[lines_P], times_P)
+
+    def changed(
+        self,
+        logits_LV: torch.Tensor,
+        lines: Lines,
+        *,
+        inputs_L: torch.Tensor | None = None,
+        mask_LW: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Return logits with biases, penalties, bans and masks, in float32 where there are any."""
+        if lines.touched is None and lines.penalised is None and mask_LW is None:
+            return logits_LV
+        logits_LV = logits_LV.float()
+        if lines.touched is not None:
+            lines_B, tokens_B, bias_B, _ = lines.touched
+            logits_LV.index_put_((lines_B, tokens_B), logits_LV[lines_B, tokens_B] + bias_B)
+        if lines.penalised is not None:
+            self._penalise(logits_LV, lines, lines.penalised, inputs_L)
+        if lines.touched is not None:
+            lines_B, tokens_B, _, until_B = lines.touched
+            rows_B = lines.places.rows[lines_B]
+            position_B = self.settings.drawn[rows_B] + lines.places.offsets[lines_B]
+            value_B = logits_LV[lines_B, tokens_B]
+            value_B = torch.where(position_B < until_B, -torch.inf, value_B)
+            logits_LV.index_put_((lines_B, tokens_B), value_B)
+        if mask_LW is not None:
+            forbid(logits_LV, mask_LW)
+        return logits_LV
+
+    def floor(self, changed_LV: torch.Tensor, lines: Lines) -> torch.Tensor | None:
+        """Return the least logit that each line may choose; None where all may choose any."""
+        if not lines.cut:
+            return None
+        return floors(changed_LV, lines.places, self.settings, backend=self._backend)
+
+    def probabilities(self, changed_LV: torch.Tensor, lines: Lines) -> torch.Tensor:
+        """Return the distribution that each line draws from, of logits that were `changed`."""
+        logits_LV = changed_LV.float()
+        floor_L = self.floor(logits_LV, lines)
+        if floor_L is not None:
+            logits_LV = logits_LV.masked_fill(logits_LV < floor_L[:, None], -torch.inf)
+        temperature_L1 = self.settings.temperature[lines.places.rows, None]
+        warm_LV = (logits_LV / temperature_L1.clamp(min=COLD)).softmax(1)
+        likeliest_L1 = logits_LV.argmax(1, keepdim=True)
+        certain_LV = torch.zeros_like(logits_LV).scatter_(1, likeliest_L1, 1.0)
+        return torch.where(temperature_L1 > 0, warm_LV, certain_LV)
+
+    def _penalise(
+        self,
+        logits_LV: torch.Tensor,
+        lines: Lines,
+        penalised: Penalised,
+        inputs_L: torch.Tensor | None,
+    ) -> None:
+        lines_P, slots_P, proposed = penalised
+        counts_PV = self._counts.of(slots_P)
+        if proposed is not None:
+            if inputs_L is None:
+                raise ValueError("penalties after proposed tokens need the tokens: give inputs_L")
+            index_Q, sources_Q = proposed
+            one_Q = torch.ones_like(index_Q, dtype=torch.int32)
+            where = (index_Q, inputs_L[sources_Q].to(torch.int64).clamp(min=0))
+            counts_PV.index_put_(where, one_Q, accumulate=True)
+        rows_P = lines.places.rows[lines_P]
+        repetition_P, presence_P, frequency_P = self._reals_CR[3:, rows_P]
+        logits_LV[lines_P] = penalise(
+            logits_LV[lines_P], counts_PV, repetition_P, presence_P, frequency_P
+        )
+
+    def _tell(self, raw_TV: torch.Tensor, lines: Lines, tokens_L: torch.Tensor) -> Told:
+        whole_T1 = raw_TV.logsumexp(1, keepdim=True)
+        tokens_T1 = tokens_L[lines.told_index, None].clamp(min=0)
+        own_T = (raw_TV.gather(1, tokens_T1) - whole_T1).squeeze(1)
+        top_TK, top_tokens_TK = raw_TV.topk(min(lines.top, self.vocab), dim=1)
+        return Told(own_T, top_TK - whole_T1, top_tokens_TK)
+
+    def _planned_anew(self, rows: Sequence[int], widths: Sequence[int]) -> Lines:
+        rows_L = [row for row, width in zip(rows, widths, strict=True) for _ in range(width)]
+        offsets_L = [offset for width in widths for offset in range(width)]
+        asked = [self._asked.get(row, GREEDY) for row in rows_L]
+        told = [line for line, each in enumerate(asked) if each.logprobs is not None]
+        return Lines(
+            places=Places(self._sent(rows_L), self._sent(offsets_L)),
+            ends=tuple(np.cumsum(widths).tolist()),
+            cut=any(is_cut(each) for each in asked),
+            touched=self._plan_touched(rows_L),
+            penalised=self._plan_penalised(rows_L, offsets_L),
+            told=tuple(told),
+            told_index=self._sent(told) if told else None,
+            top=max((asked[line].logprobs or 0 for line in told), default=0),
+        )
+
+    def _touch(self, row: int, sampling: Sampling) -> None:
+        ending = set(sampling.stop_tokens)
+        if not sampling.ignore_eos:
+            ending.update(self._eos)
+        banned = ending if sampling.min_tokens else set()
+        tokens = sorted(banned | set(sampling.logit_bias))
+        if tokens:
+            bias = [sampling.logit_bias.get(token, 0.0) for token in tokens]
+            until = [sampling.min_tokens if token in banned else 0 for token in tokens]
+            self._touched[row] = (tokens, bias, until)
+
+    def _plan_touched(self, rows_L: list[int]) -> Touched | None:
+        if not any(row in self._touched for row in rows_L):
+            return None
+        lines: list[int] = []
+        tokens: list[int] = []
+        bias: list[float] = []
+        until: list[int] = []
+        for line, row in enumerate(rows_L):
+            if row in self._touched:
+                more_tokens, more_bias, more_until = self._touched[row]
+                lines += [line] * len(more_tokens)
+                tokens += more_tokens
+                bias += more_bias
+                until += more_until
+        sent_bias = self._sent(bias, torch.float32)
+        return Touched(self._sent(lines), self._sent(tokens), sent_bias, self._sent(until))
+
+    def _plan_penalised(self, rows_L: list[int], offsets_L: list[int]) -> Penalised | None:
+        lines = [line for line, row in enumerate(rows_L) if row in self._counts]
+        if not lines:
+            return None
+        slots = [self._counts.slot(rows_L[line]) for line in lines]
+        pairs = [
+            (index, line - back)
+            for index, line in enumerate(lines)
+            for back in range(offsets_L[line])
+        ]
+        proposed = None
+        if pairs:
+            index, source = zip(*pairs, strict=True)
+            proposed = (self._sent(index), self._sent(source))
+        return Penalised(self._sent(lines), self._sent(slots), proposed)
+
+    def _send_changes(self) -> None:
+        rows = sorted(self._changed)
+        rows_C = self._sent(rows)
+        reals = self._sent(self._reals[rows].T.copy(), torch.float32)
+        wholes = self._sent(self._wholes[rows].T.copy())
+        self._reals_CR.index_copy_(1, rows_C, reals)
+        self._wholes_CR.index_copy_(1, rows_C, wholes)
+        self._changed.clear()
+
+    def _sent(
+        self, values: Sequence[float] | np.ndarray, dtype: torch.dtype = torch.int64
+    ) -> torch.Tensor:
+        # Pinned, a copy does not wait for the device; torch keeps the memory until it was read.
+        here = torch.as_tensor(np.asarray(values), dtype=dtype)
+        if self.device.type != "cuda":
+            return here
+        return here.pin_memory().to(self.device, non_blocking=True)
