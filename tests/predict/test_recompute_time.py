@@ -7,9 +7,10 @@ from meshwright.predict import Run
 from meshwright.predict.block_comm import block_comm
 from meshwright.predict.block_time import block_passes, core_passes
 from meshwright.predict.recompute_time import recompute_s
-from meshwright.predict.software import EAGER, MEGATRON, Software
+from meshwright.predict.software import EAGER, MEGATRON, MESHWRIGHT, Software
 from meshwright.spec import Layout, Training, Work, catalog
 from meshwright.spec.layout import Recompute, RecomputeOp
+from meshwright.spec.model import Mlp
 
 LLAMA, MIXTRAL = catalog.model("llama3.1-8b"), catalog.model("mixtral-8x7b")
 NODE = catalog.cluster("dgx-h100")
@@ -60,6 +61,21 @@ def test_more_operations_cost_more_and_less_than_all() -> None:
     both, _ = seconds("selective", "mlp_act", "layernorm")
     mlp, _ = seconds("selective", "mlp")
     assert 0 < act < both < mlp < seconds("full")[0]
+
+
+def test_our_own_backward_activates_again_for_one_more_write() -> None:
+    kernel, _ = seconds("selective", "mlp_act")
+    ours, run = seconds("selective", "mlp_act", software=MESHWRIGHT)
+    mlp = run.model.blocks[0].mlp
+    assert isinstance(mlp, Mlp)
+    rate = run.costs.memory_efficiency["activation_backward"] * run.costs.bytes_per_s
+    assert ours == pytest.approx(2 * mlp.width * run.tokens / rate)
+    assert ours < 0.4 * kernel  # that reads two and writes one, and is launched
+
+
+def test_an_activation_without_a_gate_is_a_kernel_again_also_in_ours() -> None:
+    plain, _ = seconds("selective", "mlp_act", model="gpt3-175b")
+    assert seconds("selective", "mlp_act", software=MESHWRIGHT, model="gpt3-175b")[0] == plain
 
 
 def test_experts_are_more_than_their_activation() -> None:

@@ -9,6 +9,7 @@ from meshwright.predict.block_time import (
     Passes,
     activation_passes,
     block_parts,
+    cast_passes,
     core_parts,
     core_passes,
     expert_parts,
@@ -16,6 +17,8 @@ from meshwright.predict.block_time import (
     product_parts,
     product_passes,
 )
+from meshwright.predict.cost.curves import MemoryOp
+from meshwright.predict.cost.memory_bound import bytes_moved, memory_s
 from meshwright.predict.run import Run
 from meshwright.spec.layout import RecomputeOp
 from meshwright.spec.model import Block, Experts, LatentAttention, Mlp
@@ -80,6 +83,18 @@ def _last_product_s(run: Run, block: Block) -> float:
     return product_passes(run, block.mlp.weights(run.model.hidden)[-1:]).forward
 
 
+def _activation_again(run: Run, mlp: Mlp) -> Passes:
+    """Return an activation that is not kept: a kernel, or so much more of its backward's."""
+    width = mlp.width / run.layout.tp * run.tokens
+    on_the_way = run.software.activates_backward and not run.layout.overlap_tp
+    if not (on_the_way and mlp.gated and not mlp.bias):
+        return activation_passes(run.costs, width, mlp.gated)
+    # Its backward reads all it takes: one more write, which casts to 8 bits read once.
+    op: MemoryOp = "activation_backward"
+    moved, more = bytes_moved(op, 2 * width), (2 if cast_passes(run) else 1) * 2.0 * width
+    return Passes(memory_s(run.costs, op, moved + more) - memory_s(run.costs, op, moved))
+
+
 def operation_parts(run: Run, block: Block, op: RecomputeOp) -> Iterator[Part]:
     """List the kernels that compute one operation again; `forward` is their time."""
     costs, layout, hidden = run.costs, run.layout, run.model.hidden
@@ -94,12 +109,13 @@ def operation_parts(run: Run, block: Block, op: RecomputeOp) -> Iterator[Part]:
         case "mla_up_proj" if isinstance(mixer, LatentAttention):
             up = tuple(weight for weight in mixer.weights(hidden) if weight.name.endswith("_up"))
             yield from product_parts(run, up)
-        case "mlp" | "mlp_act" if isinstance(mlp, Mlp):
+        case "mlp" if isinstance(mlp, Mlp):
             width = mlp.width / layout.tp * run.tokens
             yield "activations", activation_passes(costs, width, mlp.gated)
-            if op == "mlp":
-                # What follows the last product is not needed again.
-                yield from product_parts(run, mlp.weights(hidden)[:-1])
+            # What follows the last product is not needed again.
+            yield from product_parts(run, mlp.weights(hidden)[:-1])
+        case "mlp_act" if isinstance(mlp, Mlp):
+            yield "activations", _activation_again(run, mlp)
         case "moe" if isinstance(mlp, Experts):
             yield from expert_parts(run, mlp)
         case "moe_act" if isinstance(mlp, Experts) and not run.software.fused_experts:

@@ -40,6 +40,8 @@ class Software(msgspec.Struct, frozen=True, kw_only=True):
     """Every recomputed layer waits for the host, which saves and restores random states."""
     early_stop: bool = False
     """Recompute ends once every kept tensor is back: a layer's last product does not run again."""
+    activates_backward: bool = False
+    """A gated activation that is not kept is made again by its own backward, on the way."""
     norm_adds: bool = False
     """The norm's kernel adds the residual on its way."""
     loss_in_place: bool = False
@@ -68,9 +70,9 @@ EAGER = Software(attention="flash2", fusion="eager", fused_accumulation=False, e
 MEGATRON_2021 = Software(attention="unfused", fusion="partly")
 """Megatron-LM before flash kernels."""
 MESHWRIGHT = Software(
-    ends_apart=False, early_stop=True, norm_adds=True, loss_in_place=True, casts_weights=True,
-    drops_gradients=True, one_permute=True, wide_experts=True, tp_async=False,
-    kernels="meshwright",
+    ends_apart=False, early_stop=True, activates_backward=True, norm_adds=True,
+    loss_in_place=True, casts_weights=True, drops_gradients=True, one_permute=True,
+    wide_experts=True, tp_async=False, kernels="meshwright",
 )  # fmt: skip
 """Our own trainer: every rank waits for the norm of all gradients before it updates, and for each
 tensor-parallel collective where it stands, unless products are cut into pieces (`overlap_tp`)."""
