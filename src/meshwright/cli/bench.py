@@ -8,9 +8,10 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from meshwright.cli import bench_serve
 from meshwright.cli.answer import Answer
 from meshwright.cli.bench_screen import answer_of, burn_in_answer, require_kind
-from meshwright.cli.parser import add_common
+from meshwright.cli.parser import add_common, verbs
 from meshwright.errors import InputError, MissingPart, Problem
 from meshwright.observe.bench.burn_in import burn_in
 from meshwright.observe.bench.families import FAMILIES, families
@@ -35,6 +36,7 @@ EXAMPLES = (
     "mw bench --only products,copies --health",
     "mw bench --burn-in 10",
     "mw bench --show bench.jsonl",
+    "mw bench serve http://127.0.0.1:8000 --concurrency 64",
 )
 EXCHANGES = ("collectives", "messages")
 MOST_RANKS = 64
@@ -43,7 +45,10 @@ MOST_MINUTES = 7 * 24 * 60.0
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
-    parser.usage = "mw bench [--quick|--full] [--only FAMILY,…] [-o FILE [--resume]] [flags]"
+    parser.usage = (
+        "mw bench [--quick|--full] [--only FAMILY,…] [-o FILE [--resume]] [flags]\n"
+        "       mw bench serve URL [flags]"
+    )
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--quick", action="store_true", help="fewer cases, about a minute")
     size.add_argument("--full", action="store_true", help="all cases, up to six minutes (default)")
@@ -82,6 +87,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--mlperf-log", metavar="FILE", help="write results as MLPerf's log lines")
     add_common(parser)
+    serving = ("serve", bench_serve.SUMMARY, bench_serve.EXAMPLES)
+    bench_serve.configure(verbs(parser, [serving], required=False)["serve"])
 
 
 def _names() -> list[str]:
@@ -90,6 +97,8 @@ def _names() -> list[str]:
 
 def run(args: argparse.Namespace) -> Answer:
     """Answer with what was measured, or is shown."""
+    if args.verb == "serve":
+        return bench_serve.run(args)
     size: Size = "quick" if args.quick else "full"
     only = _only(args.only)
     others = usual([read(_there(path)).rows for path in args.against])

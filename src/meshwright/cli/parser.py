@@ -78,10 +78,15 @@ def add_common(parser: argparse.ArgumentParser) -> None:
 
 
 def verbs(
-    parser: argparse.ArgumentParser, table: Iterable[tuple[str, str, tuple[str, ...]]]
+    parser: argparse.ArgumentParser,
+    table: Iterable[tuple[str, str, tuple[str, ...]]],
+    *,
+    required: bool = True,
 ) -> dict[str, argparse.ArgumentParser]:
     """Add the second words of a command; each row is the verb, its summary and its examples."""
-    subparsers = parser.add_subparsers(dest="verb", metavar="VERB", title="verbs", required=True)
+    subparsers = parser.add_subparsers(
+        dest="verb", metavar="VERB", title="verbs", prog=parser.prog, required=required
+    )
     return {
         verb: subparsers.add_parser(
             verb,

@@ -1,0 +1,279 @@
+"""Flags that describe requests to serve, and the streams of requests that they stand for."""
+
+import argparse
+from collections.abc import Callable, Iterator
+from itertools import islice
+from random import Random
+from typing import NamedTuple
+
+import msgspec
+
+from meshwright.errors import InputError, Problem
+from meshwright.spec.bounds import real, require, whole
+from meshwright.spec.units import parse_count, parse_number, parse_seconds
+from meshwright.spec.workload import (
+    Arrivals,
+    Concurrency,
+    Constant,
+    Fixed,
+    Gamma,
+    Lengths,
+    LogNormal,
+    Poisson,
+    Prefixes,
+    Request,
+    Requests,
+    RequestTrace,
+    Uniform,
+    load_workload,
+    read_requests,
+)
+
+PROMPT, OUTPUT, COUNT = "512", "128", 200
+ALL_AT_ONCE = 1e9
+"""Requests per second that stand for all of them at the start."""
+_ENDLESS = 10**7
+"""More requests than a closed loop sends before its time is up."""
+
+
+class Stream(NamedTuple):
+    """Requests with a pace."""
+
+    name: str
+    draw: Callable[[], Iterator[Request]]
+    """Returns the requests, the same ones every time."""
+    rate_per_s: float | None = None
+    in_flight: int | None = None
+    """Requests that are open at a time, whatever their arrival times; None keeps to these."""
+
+
+def add_request_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags."""
+    what = parser.add_argument_group("requests")
+    lengths = "N, LOW-HIGH, or lognormal:MEDIAN:SIGMA"
+    what.add_argument(
+        "--prompt", metavar="TOKENS", help=f"tokens of prompts: {lengths} (default: {PROMPT})"
+    )
+    what.add_argument(
+        "--output", metavar="TOKENS", help=f"tokens of answers, likewise (default: {OUTPUT})"
+    )
+    what.add_argument(
+        "--prefix", metavar="GROUPS:TOKENS",
+        help="prompts begin with one of GROUPS shared texts of so many tokens",
+    )  # fmt: skip
+    what.add_argument("--trace", metavar="FILE", help="recorded requests, CSV or JSON lines")
+    what.add_argument("--workload", metavar="FILE", help="requests as a TOML file describes them")
+    what.add_argument("--seed", default="0", metavar="N", help="draws lengths, times and prompts")
+    pace = parser.add_argument_group("pace")
+    pace.add_argument(
+        "--rate", metavar="N,…",
+        help="requests per second, or inf for all at once; several run one after another",
+    )  # fmt: skip
+    pace.add_argument(
+        "--arrivals", metavar="KIND", help="poisson (default), constant, or gamma:CV for bursts"
+    )
+    pace.add_argument(
+        "--concurrency",
+        metavar="N,…",
+        help="keep N in flight instead (default: 1); several run one after another",
+    )
+    pace.add_argument(
+        "--speed", metavar="X", help="replay a trace X times as fast as it was recorded"
+    )
+    pace.add_argument(
+        "--requests", metavar="N", help=f"how many (default: {COUNT}, or the whole trace)"
+    )
+    pace.add_argument("--duration", metavar="TIME", help="send for so long, such as 60s")
+
+
+def streams_of(args: argparse.Namespace) -> list[Stream]:
+    """Return the streams that the flags describe; rates or concurrencies make several."""
+    _refuse_clashes(args)
+    count = None if args.requests is None else parse_count(args.requests, "--requests")
+    duration_s = None if args.duration is None else parse_seconds(args.duration, "--duration")
+    if count is not None:
+        require(whole("--requests", count, most=_ENDLESS))
+    if duration_s is not None:
+        require(real("--duration", duration_s, 1e-3, 1e7))
+    paces: list[tuple[float | None, int | None]] = [(None, None)]
+    if args.rate is not None:
+        paces = [(_rate(word), None) for word in _listed(args.rate, "--rate")]
+    elif args.concurrency is not None:
+        paces = [(None, _in_flight(word)) for word in _listed(args.concurrency, "--concurrency")]
+    if args.trace is not None:
+        trace = _scaled(read_requests(args.trace), args)
+        return [_replayed(trace, pace, count, duration_s, args) for pace in paces]
+    if count is None and duration_s is None:
+        count = COUNT
+    return [_drawn(_described(args), pace, count, duration_s, args) for pace in paces]
+
+
+def _refuse_clashes(args: argparse.Namespace) -> None:
+    problems = []
+    for one, other in (
+        ("rate", "concurrency"), ("arrivals", "concurrency"), ("trace", "workload"),
+        ("speed", "rate"), ("speed", "concurrency"), ("trace", "prompt"), ("trace", "output"),
+        ("trace", "prefix"), ("workload", "prompt"), ("workload", "output"), ("workload", "prefix"),
+    ):  # fmt: skip
+        if getattr(args, one) is not None and getattr(args, other) is not None:
+            what = f"says the same thing as --{one} in another way"
+            problems.append(Problem(f"--{other}", what, f"give --{one} or --{other}"))
+    if args.speed is not None and args.trace is None:
+        problems.append(Problem("--speed", "replays a trace", "name one with --trace"))
+    require(problems)
+
+
+def _described(args: argparse.Namespace) -> Requests:
+    """Return the requests as far as the pace leaves them alone."""
+    if args.workload is not None:
+        found = load_workload(args.workload)
+        if not isinstance(found, Requests):
+            what = "describes a training run, not requests"
+            raise InputError([Problem(args.workload, what, 'write kind = "requests"')])
+        return found
+    return Requests(
+        arrival=Concurrency(in_flight=1),
+        prompt=parse_lengths(args.prompt or PROMPT, "--prompt"),
+        output=parse_lengths(args.output or OUTPUT, "--output"),
+        prefix=None if args.prefix is None else _prefix(args.prefix),
+    )
+
+
+def _drawn(
+    requests: Requests,
+    pace: tuple[float | None, int | None],
+    count: int | None,
+    duration_s: float | None,
+    args: argparse.Namespace,
+) -> Stream:
+    rate, in_flight = pace
+    if rate is not None:
+        requests = msgspec.structs.replace(requests, arrival=_arrivals(rate, args.arrivals))
+    elif in_flight is not None:
+        requests = msgspec.structs.replace(requests, arrival=Concurrency(in_flight=in_flight))
+    arrival, seed = requests.arrival, seed_of(args)
+    if isinstance(arrival, Concurrency):
+        most = _ENDLESS if count is None else count
+        name = f"{arrival.in_flight} at a time"
+        return Stream(name, lambda: requests.generate(seed, most), None, arrival.in_flight)
+    rate = requests.rate_per_s
+    if rate == ALL_AT_ONCE and count is None:
+        fix = "give --requests, and leave out --duration"
+        raise InputError([Problem("--rate", "all at once has no end", fix)])
+    return Stream(_rate_name(rate), lambda: requests.generate(seed, count, duration_s), rate)
+
+
+def _scaled(trace: RequestTrace, args: argparse.Namespace) -> RequestTrace:
+    """Return a trace at the speed that was asked for."""
+    if args.speed is None:
+        return trace
+    speed = parse_number(args.speed, "--speed")
+    require(real("--speed", speed, 1e-6, 1e6))
+    if not trace.timed:
+        fix = "leave out --speed and give --rate or --concurrency"
+        raise InputError([Problem(args.trace, "has no arrival times to speed up", fix)])
+    replace = msgspec.structs.replace
+    return RequestTrace(
+        requests=tuple(replace(one, arrival_s=one.arrival_s / speed) for one in trace.requests)
+    )
+
+
+def _replayed(
+    trace: RequestTrace,
+    pace: tuple[float | None, int | None],
+    count: int | None,
+    duration_s: float | None,
+    args: argparse.Namespace,
+) -> Stream:
+    rate, in_flight = pace
+    if in_flight is not None:
+        found = trace.requests[:count]
+        return Stream(f"{in_flight} at a time", lambda: iter(found), None, in_flight)
+    if rate is not None and trace.timed and args.arrivals is None and rate != ALL_AT_ONCE:
+        trace = trace.at_rate(rate)
+    elif rate is not None:
+        times = _arrivals(rate, args.arrivals).times_s(Random(f"{seed_of(args)}/arrival"))
+        replace = msgspec.structs.replace
+        pairs = zip(trace.requests, times, strict=False)
+        trace = RequestTrace(requests=tuple(replace(one, arrival_s=at) for one, at in pairs))
+    elif not trace.timed:
+        fix = "give --rate or --concurrency"
+        raise InputError([Problem(args.trace, "does not say when requests arrive", fix)])
+    kept = tuple(
+        one
+        for one in islice(trace.requests, count)
+        if duration_s is None or one.arrival_s < duration_s
+    )
+    span_s = kept[-1].arrival_s if kept else 0.0
+    mean = rate if rate is not None else (len(kept) - 1) / span_s if span_s else ALL_AT_ONCE
+    name = _rate_name(rate) if rate is not None else f"as recorded, {_rate_name(mean)}"
+    return Stream(name, lambda: iter(kept), mean)
+
+
+def seed_of(args: argparse.Namespace) -> int:
+    """Return the seed."""
+    return parse_count(args.seed, "--seed")
+
+
+def parse_lengths(text: str, where: str) -> Lengths:
+    """Read lengths such as `512`, `100-1024` or `lognormal:400:0.8`."""
+    kind, *parts = text.split(":")
+    if kind == "lognormal" and len(parts) == 2:
+        median, sigma = (parse_number(part, where) for part in parts)
+        return LogNormal(median=median, sigma=sigma)
+    if parts:
+        fix = "write 512, 100-1024 or lognormal:400:0.8"
+        raise InputError([Problem(where, f"{text!r} describes no lengths", fix)])
+    low, dash, high = text.partition("-")
+    if dash:
+        return Uniform(low=parse_count(low, where), high=parse_count(high, where))
+    return Fixed(tokens=parse_count(text, where))
+
+
+def _prefix(text: str) -> Prefixes:
+    groups, colon, tokens = text.partition(":")
+    if not colon:
+        fix = "write 8:1024 for 8 texts of 1024 tokens"
+        raise InputError([Problem("--prefix", f"{text!r} does not say how long they are", fix)])
+    return Prefixes(
+        groups=parse_count(groups, "--prefix"), tokens=parse_lengths(tokens, "--prefix")
+    )
+
+
+def _arrivals(rate: float, kind: str | None) -> Arrivals:
+    name, _, cv = (kind or "poisson").partition(":")
+    if rate == ALL_AT_ONCE:
+        return Constant(rate_per_s=rate)
+    if name == "gamma" and cv:
+        return Gamma(rate_per_s=rate, cv=parse_number(cv, "--arrivals"))
+    if name in ("poisson", "constant") and not cv:
+        return Poisson(rate_per_s=rate) if name == "poisson" else Constant(rate_per_s=rate)
+    fix = "use poisson, constant or gamma:CV, such as gamma:2"
+    raise InputError([Problem("--arrivals", f"there is no arrival process {kind!r}", fix)])
+
+
+def _listed(text: str, where: str) -> list[str]:
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if not words:
+        raise InputError([Problem(where, "is empty", "give one number, or several: 1,2,4")])
+    return words
+
+
+def _rate(word: str) -> float:
+    if word.lower() in ("inf", "infinity"):
+        return ALL_AT_ONCE
+    found = parse_number(word, "--rate")
+    require(real("--rate", found, 1e-6, 1e6))
+    return found
+
+
+def _in_flight(word: str) -> int:
+    found = parse_count(word, "--concurrency")
+    require(whole("--concurrency", found, most=100_000))
+    return found
+
+
+def _rate_name(rate: float | None) -> str:
+    if rate is None or rate >= ALL_AT_ONCE:
+        return "all at once"
+    return f"{rate:.3g} requests/s"

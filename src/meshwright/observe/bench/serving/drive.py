@@ -1,0 +1,217 @@
+"""Sends requests when they are due, or keeps a number of them in flight, and watches itself.
+
+A load generator that is itself too slow makes any server look slow, so it measures how late it
+sends, how late its event loop wakes, and how much of its core it uses.
+"""
+
+import asyncio
+import math
+import resource
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+
+import msgspec
+import numpy as np
+
+from meshwright.observe.bench.serving.served import Served
+from meshwright.observe.bench.serving.stream import Line, Prepared, ask
+
+AHEAD, AHEAD_BYTES = 4096, 16 << 20
+"""Bodies that are made before they are due, and what they may take."""
+LATE_S = 0.02
+"""How late one in a hundred of sends or wake-ups may be before it shows in a server's figures."""
+BUSY = 0.9
+"""Share of its core above which the generator cannot be trusted to read in time."""
+GIVE_UP = 20
+"""Requests that may fail before the first one succeeds; then nothing more is sent."""
+FAULT_PAUSE_S = 0.2
+"""A client of a closed loop rests so long after a failure, lest it does nothing but fail."""
+_WAKE_S = 0.01
+
+
+class Generator(msgspec.Struct, frozen=True, kw_only=True):
+    """How the load generator itself fared."""
+
+    late_p99_s: float = 0.0
+    """How late requests were sent: 99 of 100 were not later."""
+    late_most_s: float = 0.0
+    lag_p99_s: float = 0.0
+    """How late the event loop woke, which is how late a token may have been seen."""
+    cpu_share: float = 0.0
+    """Share of one core that it used."""
+    most_in_flight: int = 0
+    """Requests that were open at the same time."""
+
+    @property
+    def bottleneck(self) -> str:
+        """Say in which way it was too slow; empty where it was not."""
+        said = []
+        if self.cpu_share > BUSY:
+            said.append(f"used {self.cpu_share:.0%} of its core")
+        if self.late_p99_s > LATE_S:
+            said.append(f"sent {self.late_p99_s * 1e3:.0f} ms late one time in a hundred")
+        if self.lag_p99_s > LATE_S:
+            said.append(f"woke {self.lag_p99_s * 1e3:.0f} ms late one time in a hundred")
+        return ", ".join(said)
+
+
+class Pace(msgspec.Struct, frozen=True, kw_only=True):
+    """How requests are let go."""
+
+    in_flight: int | None = None
+    """A closed loop with so many at a time; None sends each when it is due."""
+    ramp_s: float = 0.0
+    """The rate, or the number in flight, grows to its full over this time; not counted."""
+    duration_s: float | None = None
+    """Nothing is sent after this time, ramp included."""
+
+    def due_s(self, arrival_s: float) -> float:
+        """Return when a request that arrives at this time of an even stream is due.
+
+        During a ramp r(t) = rate · t / ramp, so that t² / (2 · ramp) of the even stream has passed.
+        """
+        if arrival_s < self.ramp_s / 2:
+            return math.sqrt(2 * self.ramp_s * arrival_s)
+        return arrival_s + self.ramp_s / 2
+
+
+class Driven(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of a run."""
+
+    served: tuple[Served, ...]
+    """In the order of their index."""
+    generator: Generator
+    began_unix_s: float
+    gave_up: bool = False
+    """Whether nothing more was sent because nothing succeeded."""
+
+
+async def drive(
+    line: Line, requests: Iterable[Prepared], pace: Pace, done: Callable[[Served], None]
+) -> Driven:
+    """Send all requests at their pace and wait for every answer; `done` is told of each."""
+    return await _Driving(line, pace, done).all(ahead(requests))
+
+
+def ahead(
+    requests: Iterable[Prepared], most: int = AHEAD, most_bytes: int = AHEAD_BYTES
+) -> Iterator[Prepared]:
+    """Yield requests that were made before they are asked for, as far as memory allows."""
+    source, ready, size = iter(requests), deque[Prepared](), 0
+    while True:
+        while len(ready) < most and size < most_bytes and (one := next(source, None)) is not None:
+            ready.append(one)
+            size += len(one.body)
+        if not ready:
+            return
+        size -= len(ready[0].body)
+        yield ready.popleft()
+
+
+def allow_many_files() -> None:
+    """Let this process have as many connections as the system permits it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard == resource.RLIM_INFINITY or soft < hard:
+        most = 1 << 16 if hard == resource.RLIM_INFINITY else hard
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
+
+
+class _Driving:
+    """One run under way."""
+
+    def __init__(self, line: Line, pace: Pace, done: Callable[[Served], None]) -> None:
+        self._line, self._pace, self._done = line, pace, done
+        self._served: list[Served] = []
+        self._open = self._most_open = 0
+        self._succeeded = False
+        self._lags: list[float] = []
+
+    async def all(self, requests: Iterator[Prepared]) -> Driven:
+        # The first body is made before the clock starts.
+        first = next(requests, None)
+        requests = _again(first, requests) if first is not None else iter(())
+        watching = asyncio.create_task(self._watch())
+        unix, cpu, self._begun = time.time(), time.process_time(), time.perf_counter()
+        try:
+            if self._pace.in_flight is None:
+                await self._open_loop(requests)
+            else:
+                await self._closed_loop(requests, self._pace.in_flight)
+        finally:
+            watching.cancel()
+        wall_s = max(self._now(), 1e-9)
+        late = [max(0.0, one.sent_s - one.due_s) for one in self._served] or [0.0]
+        return Driven(
+            served=tuple(sorted(self._served, key=lambda one: one.index)),
+            generator=Generator(
+                late_p99_s=float(np.percentile(late, 99)),
+                late_most_s=max(late),
+                lag_p99_s=float(np.percentile(self._lags, 99)) if self._lags else 0.0,
+                cpu_share=(time.process_time() - cpu) / wall_s,
+                most_in_flight=self._most_open,
+            ),
+            began_unix_s=unix,
+            gave_up=self._hopeless(),
+        )
+
+    def _now(self) -> float:
+        return time.perf_counter() - self._begun
+
+    def _over(self) -> bool:
+        end_s = self._pace.duration_s
+        return self._hopeless() or (end_s is not None and self._now() >= end_s)
+
+    def _hopeless(self) -> bool:
+        return not self._succeeded and len(self._served) >= GIVE_UP
+
+    async def _open_loop(self, requests: Iterator[Prepared]) -> None:
+        tasks = set[asyncio.Task[bool]]()
+        for one in requests:
+            due_s = self._pace.due_s(one.due_s)
+            if self._pace.duration_s is not None and due_s >= self._pace.duration_s:
+                break
+            # Also where it is late already: answers have to be read meanwhile.
+            await asyncio.sleep(max(0.0, due_s - self._now()))
+            if self._hopeless():
+                break
+            task = asyncio.create_task(self._send(one, due_s))
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+        await asyncio.gather(*tasks)
+
+    async def _closed_loop(self, requests: Iterator[Prepared], in_flight: int) -> None:
+        async def client(number: int) -> None:
+            await asyncio.sleep(self._pace.ramp_s * number / in_flight)
+            for one in requests:  # shared by all clients: each takes the next
+                if self._over():
+                    return
+                if not await self._send(one, self._now()):
+                    await asyncio.sleep(FAULT_PAUSE_S)
+
+        await asyncio.gather(*(client(number) for number in range(in_flight)))
+
+    async def _send(self, one: Prepared, due_s: float) -> bool:
+        self._open += 1
+        self._most_open = max(self._most_open, self._open)
+        try:
+            served = await ask(self._line, one, self._begun, due_s)
+        finally:
+            self._open -= 1
+        if served.sent_s < self._pace.ramp_s:
+            served = msgspec.structs.replace(served, counted=False)
+        self._served.append(served)
+        self._succeeded = self._succeeded or not served.fault
+        self._done(served)
+        return not served.fault
+
+    async def _watch(self) -> None:
+        while True:
+            before = time.perf_counter()
+            await asyncio.sleep(_WAKE_S)
+            self._lags.append(time.perf_counter() - before - _WAKE_S)
+
+
+def _again(first: Prepared, rest: Iterator[Prepared]) -> Iterator[Prepared]:
+    yield first
+    yield from rest

@@ -1,0 +1,199 @@
+"""What a run amounts to: latencies by percentile, throughput, goodput, and what went wrong."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+import msgspec
+import numpy as np
+
+from meshwright.errors import InputError, Problem
+from meshwright.observe.bench.serving.result import Run
+from meshwright.observe.bench.serving.served import Served
+from meshwright.spec.names import unknown_name
+from meshwright.spec.units import parse_seconds
+
+METRICS = {
+    "ttft": "time to first token",
+    "itl": "inter-token latency",
+    "tpot": "time per output token",
+    "e2e": "end to end",
+}
+"""Latencies, by the name that flags and files use."""
+PERCENTILES = (50, 90, 95, 99)
+STRETCHES = 20
+"""Into how many stretches of time a throughput is cut, to see how it varies."""
+
+
+class Spread(msgspec.Struct, frozen=True, kw_only=True):
+    """How a latency is spread, in seconds."""
+
+    mean_s: float
+    p50_s: float
+    p90_s: float
+    p95_s: float
+    p99_s: float
+    most_s: float
+    samples: int
+
+
+class Figures(msgspec.Struct, frozen=True, kw_only=True):
+    """The figures of one run; only requests that were counted and answered have latencies."""
+
+    sent: int
+    """Requests that were counted, whatever became of them."""
+    answered: int
+    seconds: float
+    """From the first of them sent to the last of them answered."""
+    latency: dict[str, Spread]
+    """By the names of `METRICS`."""
+    requests_per_s: float
+    prompt_tokens_per_s: float
+    output_tokens_per_s: float
+    total_tokens_per_s: float
+    loaded_tokens_per_s: float | None
+    """Output tokens per second while requests were still sent: without the last ones' tail."""
+    good_per_s: float | None
+    """Answered requests per second that kept to the objective; None without one."""
+    good_share: float | None
+    """Share of all sent that did."""
+    faults: dict[str, int]
+    """Failures by cause."""
+    off_prompt: int
+    """Answers whose prompt the server counted with another length than it was made to have."""
+    off_output: int
+    """Answers that are longer or shorter than they were to be."""
+    cached_share: float
+    """Share of the prompts' tokens that the server took from its cache, where it says so."""
+
+
+Objective = Mapping[str, float]
+"""The longest each latency may be, in seconds, by the names of `METRICS`."""
+
+
+def parse_objective(text: str, where: str) -> Objective:
+    """Read an objective such as `ttft=500ms,itl=50ms`."""
+    found, problems = dict[str, float](), list[Problem]()
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, _, value = part.partition("=")
+        if name.strip() not in METRICS:
+            problems.append(unknown_name("latency", name.strip(), list(METRICS), where))
+            continue
+        found[name.strip()] = parse_seconds(value, f"{where} {name.strip()}")
+    if problems or not found:
+        raise InputError(problems or [Problem(where, "is empty", "write ttft=500ms,itl=50ms")])
+    return found
+
+
+def figures_of(run: Run, objective: Objective | None = None) -> Figures:
+    """Return the figures of a run."""
+    sent = [one for one in run.requests if one.counted]
+    good = answered(run)
+    seconds = _seconds(sent)
+    kept = None if objective is None else sum(keeps(one, objective) for one in good)
+    prompts = sum(_prompt(one) for one in good)
+    outputs = sum(one.output_tokens for one in good)
+    return Figures(
+        sent=len(sent),
+        answered=len(good),
+        seconds=seconds,
+        latency={name: spread_of(samples(good, name)) for name in METRICS if samples(good, name)},
+        requests_per_s=_over(len(good), seconds),
+        prompt_tokens_per_s=_over(prompts, seconds),
+        output_tokens_per_s=_over(outputs, seconds),
+        total_tokens_per_s=_over(prompts + outputs, seconds),
+        loaded_tokens_per_s=_loaded(sent),
+        good_per_s=None if kept is None else _over(kept, seconds),
+        good_share=None if kept is None else _over(kept, len(sent)),
+        faults=dict(Counter(one.fault for one in sent if one.fault).most_common()),
+        off_prompt=sum(one.prompt_tokens not in (None, one.asked_prompt) for one in good),
+        off_output=sum(one.output_tokens != max(1, one.asked_output) for one in good),
+        cached_share=_over(sum(one.cached_tokens for one in good), prompts),
+    )
+
+
+def answered(run: Run) -> list[Served]:
+    """Return the requests that were counted and answered."""
+    return [one for one in run.requests if one.counted and not one.fault]
+
+
+def samples(served: Sequence[Served], name: str) -> list[float]:
+    """Return all values of a latency, in seconds; each request has many of `itl`."""
+    if name == "itl":
+        return [gap for one in served for gap in one.gaps_s]
+    found = [_value(one, name) for one in served]
+    return [value for value in found if value is not None]
+
+
+def keeps(one: Served, objective: Objective) -> bool:
+    """Say whether a request kept to an objective; of its own `itl` 99 in 100 have to."""
+    for name, longest_s in objective.items():
+        if name == "itl":
+            gaps = one.gaps_s
+            value = float(np.percentile(gaps, 99)) if gaps else None
+        else:
+            value = _value(one, name)
+        if value is not None and value > longest_s:
+            return False
+    return True
+
+
+def _value(one: Served, name: str) -> float | None:
+    found: float | None = getattr(one, f"{name}_s")
+    return found
+
+
+def spread_of(values: Sequence[float]) -> Spread:
+    """Return how values are spread."""
+    at = [float(found) for found in np.percentile(values, PERCENTILES)]
+    return Spread(
+        mean_s=float(np.mean(values)),
+        p50_s=at[0],
+        p90_s=at[1],
+        p95_s=at[2],
+        p99_s=at[3],
+        most_s=float(max(values)),
+        samples=len(values),
+    )
+
+
+def rates_over_time(run: Run, stretches: int = STRETCHES) -> list[tuple[float, float]]:
+    """Return output tokens per second over equal stretches of a run, each at its middle."""
+    sent = [one for one in run.requests if one.counted]
+    if not sent or not _seconds(sent):
+        return []
+    start = min(one.sent_s for one in sent)
+    edges = np.linspace(start, start + _seconds(sent), stretches + 1)
+    came = [piece for one in run.requests for piece in one.arrivals]
+    times, tokens = [at for at, _ in came], [count for _, count in came]
+    counts, _ = np.histogram(times, bins=edges, weights=tokens)
+    width = float(edges[1] - edges[0])
+    return [
+        (float((a + b) / 2), float(count) / width)
+        for (a, b), count in zip(pairwise(edges), counts, strict=True)
+    ]
+
+
+def _loaded(sent: Sequence[Served]) -> float | None:
+    """Count what came between the first answer and the last request that was sent."""
+    begun = [one.sent_s + one.ttft_s for one in sent if one.pieces_us]
+    if not begun:
+        return None
+    first, last = min(begun), max(one.sent_s for one in sent)
+    if last <= first:
+        return None
+    return sum(n for one in sent for at, n in one.arrivals if first <= at <= last) / (last - first)
+
+
+def _prompt(one: Served) -> int:
+    return one.asked_prompt if one.prompt_tokens is None else one.prompt_tokens
+
+
+def _seconds(sent: Sequence[Served]) -> float:
+    if not sent:
+        return 0.0
+    return max(one.end_s for one in sent) - min(one.sent_s for one in sent)
+
+
+def _over(count: float, whole: float) -> float:
+    return count / whole if whole else 0.0

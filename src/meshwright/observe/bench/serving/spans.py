@@ -1,0 +1,70 @@
+"""A bench's requests as a `Timeline`: who waited, who was answered, how many were open."""
+
+import heapq
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from meshwright.errors import InputError, Problem
+from meshwright.observe.bench.serving.figures import rates_over_time
+from meshwright.observe.bench.serving.result import Result, Run
+from meshwright.observe.bench.serving.served import Served
+from meshwright.timeline import Kind, TimelineWriter
+
+_RATES = 200
+
+
+def write_timeline(result: Result, folder: str) -> None:
+    """Write the requests of every run; each run is a rank of the timeline."""
+    if any(Path(folder).glob("rank-*.parquet*")):
+        fix = "name another folder, or remove this one"
+        raise InputError([Problem(folder, "has a timeline already", fix)])
+    for number, run in enumerate(result.runs):
+        told = {"bench": "serve", "model": result.server.model, f"run {number}": run.name}
+        with TimelineWriter(folder, rank=number, metadata=told) as timeline:
+            _record(timeline, run)
+
+
+def _record(timeline: TimelineWriter, run: Run) -> None:
+    begun = round(run.began_unix_s * 1e9)
+
+    def ns(at_s: float) -> int:
+        return begun + round(at_s * 1e9)
+
+    for one, lane in lanes(run.requests):
+        said = {"request": one.index, "prompt": one.prompt_tokens, "output": one.output_tokens}
+        if one.fault:
+            said["fault"] = one.fault
+        extra = msgspec.json.encode(said).decode()
+        split = one.sent_s + (one.ttft_s if one.pieces_us else one.end_s - one.sent_s)
+        for name, kind, a, b in (
+            ("until the first token", Kind.WAIT, one.sent_s, split),
+            ("answer", Kind.COMMUNICATION, split, one.end_s),
+        ):
+            if b > a:
+                timeline.span(name, ns(a), ns(b) - ns(a), kind=kind, lane=lane, extra=extra)
+    open_now = 0
+    for at_s, step in sorted(
+        (at, step) for one in run.requests for at, step in ((one.sent_s, 1), (one.end_s, -1))
+    ):
+        open_now += step
+        timeline.counter("requests in flight", ns(at_s), open_now)
+    for at_s, rate in rates_over_time(run, _RATES):
+        timeline.counter("output tokens", ns(at_s), rate, unit="tokens/s")
+
+
+def lanes(requests: Sequence[Served]) -> list[tuple[Served, str]]:
+    """Give each request the first lane that is free: as many lanes as were ever open at once."""
+    found, free, busy = list[tuple[Served, str]](), list[int](), list[tuple[float, int]]()
+    count = 0
+    for one in sorted(requests, key=lambda one: one.sent_s):
+        while busy and busy[0][0] <= one.sent_s:
+            heapq.heappush(free, heapq.heappop(busy)[1])
+        if free:
+            lane = heapq.heappop(free)
+        else:
+            lane, count = count, count + 1
+        heapq.heappush(busy, (one.end_s, lane))
+        found.append((one, f"slot {lane:04d}"))
+    return found

@@ -1,0 +1,59 @@
+"""Two results of the same thing differ within noise; a change that is there is found."""
+
+import random
+
+import pytest
+
+from meshwright.observe.bench.serving.compare import compare, pairs_of
+from meshwright.observe.bench.serving.result import Run
+from tests.observe.bench.serving.served_requests import result_of, run_of, served
+
+
+def _run(seed: int, slower: float = 1.0, name: str = "8 at a time") -> Run:
+    rng = random.Random(seed)
+    return run_of(
+        [
+            served(
+                index,
+                0.1 * index,
+                [slower * rng.lognormvariate(4, 0.4), *(rng.gauss(10, 2) for _ in range(20))],
+            )
+            for index in range(100)
+        ],
+        name,
+    )
+
+
+def test_the_same_server_twice_is_within_noise() -> None:
+    found = [line for seed in range(5) for line in compare(_run(seed), _run(seed + 100)).lines]
+    beyond = [line.name for line in found if line.beyond_noise]
+    assert len(found) == 65
+    assert len(beyond) <= 4
+
+
+def test_a_slower_first_token_is_found_and_nothing_else() -> None:
+    lines = {line.name: line for line in compare(_run(1), _run(2, slower=1.5)).lines}
+    for share in ("mean", "p50"):
+        line = lines[f"time to first token, {share}"]
+        assert line.beyond_noise
+        assert not line.better
+        assert line.low < 0.5 < line.high
+    assert not lines["inter-token latency, p50"].beyond_noise
+
+
+def test_the_change_is_that_of_the_figures() -> None:
+    lines = {line.name: line for line in compare(_run(1), _run(1, slower=2.0)).lines}
+    line = lines["time to first token, mean"]
+    assert line.change == pytest.approx(1.0, abs=1e-4)
+    assert line.second == pytest.approx(2 * line.first, rel=1e-4)
+
+
+def test_runs_are_compared_where_their_loads_are_the_same() -> None:
+    first = result_of(_run(0, name="1 requests/s"), _run(1, name="2 requests/s"))
+    second = result_of(_run(2, name="2 requests/s"), _run(3, name="4 requests/s"))
+    assert [(a.name, b.name) for a, b in pairs_of(first, second)] == [("2 requests/s",) * 2]
+
+
+def test_a_run_without_answers_has_nothing_to_compare() -> None:
+    failed = run_of([served(0, 0.0, [], fault="timed out")])
+    assert compare(_run(0), failed).lines == ()

@@ -1,0 +1,36 @@
+"""Answers that are lost, mixed up or changed are named."""
+
+from meshwright.observe.bench.serving.echo import compare_answers, compare_runs
+from tests.observe.bench.serving.served_requests import run_of, served
+
+
+def test_equal_answers_are_the_same() -> None:
+    found = [served(index, 0.0, [1]) for index in range(3)]
+    assert compare_answers(found, found) == (3, (), 0)
+
+
+def test_an_answer_that_belongs_to_another_request_is_called_so() -> None:
+    alone = [served(index, 0.0, [1]) for index in range(2)]
+    mixed = [served(0, 0.0, [1], digest="answer 1"), alone[1]]
+    (line,) = compare_answers(mixed, alone).differing
+    assert line == "request 0: has the answer of request 1"
+
+
+def test_the_first_other_token_is_named() -> None:
+    alone = [served(0, 0.0, [1], answer=(1, 2, 3))]
+    changed = [served(0, 0.0, [1], answer=(1, 9, 3), digest="x")]
+    assert compare_answers(changed, alone).differing == ("request 0: token 1 is 9, not 2",)
+    cut = [served(0, 0.0, [1], answer=(1, 2), digest="x")]
+    assert compare_answers(cut, alone).differing == ("request 0: ends after 2 tokens, not 3",)
+
+
+def test_requests_without_an_answer_are_not_passed_over() -> None:
+    alone = [served(0, 0.0, [1]), served(1, 0.0, [1])]
+    assert compare_answers(alone[:1], alone).uncompared == 1
+    failed = [alone[0], served(1, 0.0, [], fault="cut off")]
+    assert compare_answers(failed, alone).uncompared == 1
+
+
+def test_results_with_more_runs_are_not_all_compared() -> None:
+    runs = [run_of([served(0, 0.0, [1])]), run_of([served(0, 0.0, [1]), served(1, 0.0, [1])])]
+    assert compare_runs(runs, runs[:1]) == (1, (), 2)

@@ -1,0 +1,84 @@
+"""Latencies, throughput and goodput are those of the requests; failures are counted by cause."""
+
+import pytest
+
+from meshwright.errors import InputError
+from meshwright.observe.bench.serving.figures import (
+    figures_of,
+    keeps,
+    parse_objective,
+    rates_over_time,
+)
+from tests.observe.bench.serving.served_requests import run_of, served
+
+
+def test_figures_of_two_requests() -> None:
+    run = run_of([served(0, 0.0, [100, 10, 30]), served(1, 1.0, [300, 20, 680])])
+    found = figures_of(run)
+    assert found.seconds == pytest.approx(2.0)
+    assert found.latency["ttft"].mean_s == pytest.approx(0.2)
+    assert found.latency["itl"].samples == 4
+    assert found.latency["itl"].p50_s == pytest.approx(0.025)
+    assert found.latency["tpot"].most_s == pytest.approx(0.35)
+    assert found.latency["e2e"].most_s == pytest.approx(1.0)
+    assert found.output_tokens_per_s == pytest.approx(3.0)
+    assert found.total_tokens_per_s == pytest.approx(13.0)
+    assert found.requests_per_s == pytest.approx(1.0)
+    assert found.good_per_s is None
+
+
+def test_what_came_while_more_were_sent_leaves_out_the_tail() -> None:
+    run = run_of([served(0, 0.0, [100, 400, 500]), served(1, 1.1, [5000])])
+    assert figures_of(run).loaded_tokens_per_s == pytest.approx(3 / 1.0)
+    assert figures_of(run_of([served(0, 0.0, [100])])).loaded_tokens_per_s is None
+
+
+def test_requests_of_a_ramp_count_for_nothing() -> None:
+    run = run_of([served(0, 0.0, [900], counted=False), served(1, 5.0, [100])])
+    found = figures_of(run)
+    assert (found.sent, found.latency["ttft"].samples) == (1, 1)
+    assert found.seconds == pytest.approx(0.1)
+
+
+def test_failures_have_causes_and_no_latencies() -> None:
+    broken = served(1, 0.0, [], fault="HTTP 429", end_s=9.0)
+    found = figures_of(run_of([served(0, 0.0, [100]), broken]), {"ttft": 1.0})
+    assert found.faults == {"HTTP 429": 1}
+    assert (found.sent, found.answered, found.latency["ttft"].samples) == (2, 1, 1)
+    assert found.seconds == pytest.approx(9.0)
+    assert found.good_share == pytest.approx(0.5)
+
+
+def test_a_run_without_any_answer_has_figures_too() -> None:
+    found = figures_of(run_of([served(0, 0.0, [], fault="timed out")]))
+    assert (found.answered, found.latency, found.output_tokens_per_s) == (0, {}, 0.0)
+
+
+def test_lengths_that_were_not_asked_for_are_counted() -> None:
+    run = run_of([served(0, 0.0, [1], asked_output=5), served(1, 0.0, [1], prompt_tokens=11)])
+    found = figures_of(run)
+    assert (found.off_output, found.off_prompt) == (1, 1)
+
+
+def test_goodput_needs_every_part_of_the_objective() -> None:
+    one = served(0, 0.0, [100, 10, 10])
+    assert keeps(one, {"ttft": 0.1, "itl": 0.01, "tpot": 0.01, "e2e": 0.12})
+    for name in ("ttft", "itl", "tpot", "e2e"):
+        assert not keeps(one, {name: 0.001})
+
+
+def test_a_single_token_has_no_gap_to_break_an_objective_with() -> None:
+    assert keeps(served(0, 0.0, [100]), {"itl": 0.0, "tpot": 0.0})
+
+
+def test_an_objective_is_read_from_words() -> None:
+    assert parse_objective("ttft=500ms, itl=50ms", "--slo") == {"ttft": 0.5, "itl": 0.05}
+    for text in ("", "tfft=1s", "ttft=soon"):
+        with pytest.raises(InputError, match="--slo"):
+            parse_objective(text, "--slo")
+
+
+def test_rates_over_time_add_up_to_all_tokens() -> None:
+    run = run_of([served(0, 0.0, [100] * 20), served(1, 0.5, [50] * 10)])
+    rates = rates_over_time(run, 10)
+    assert sum(rate for _, rate in rates) * 2.0 / 10 == pytest.approx(30)
