@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -34,6 +34,24 @@ _FP8 = {"F8_E4M3", "F8_E5M2"}
 _SCALES = ("_scale_inv", "_scale")
 _UNUSED = ("input_scale", "k_scale", "v_scale")
 """Scales of activations, which training does not use."""
+
+
+class Tensors(Protocol):
+    """Named tensors, wherever they come from."""
+
+    folder: Path
+    """Where they lie, for messages."""
+    shapes: dict[str, tuple[int, ...]]
+    """Shape of every tensor."""
+
+    def files(self) -> Iterator[tuple[str, list[str]]]:
+        """Yield each file with the names of the tensors in it."""
+
+    def read(self, name: str, device: torch.device) -> Tensor:
+        """Read one tensor."""
+
+    def unreadable(self, name: str) -> str:
+        """Say why the numbers of a tensor cannot be read; empty where they can."""
 
 
 class Stored(NamedTuple):

@@ -17,7 +17,7 @@ from meshwright.errors import InputError, Problem
 from meshwright.run.nn.build import DEFAULTS, Options, build
 from meshwright.run.nn.decoder import Decoder
 from meshwright.run.nn.holding import Holding
-from meshwright.run.nn.huggingface.checkpoint import Checkpoint
+from meshwright.run.nn.huggingface.checkpoint import Checkpoint, Tensors
 from meshwright.run.nn.huggingface.families import family_of
 from meshwright.run.nn.huggingface.family import Family, Linked, link_all
 from meshwright.run.nn.huggingface.pieces import Source, pieces
@@ -46,15 +46,26 @@ def load(
         decoder = target
         if isinstance(decoder, Model):
             decoder = build(decoder, device="meta", dtype=dtype)
-        held = holdings or {}
-        links = _compare(decoder, checkpoint, held)
-        if any(parameter.is_meta for parameter in decoder.parameters()):
-            decoder.to_empty(device=device or "cpu")
-        if holdings is None:
-            _copy(decoder, checkpoint, links)
-        else:
-            _copy_pieces(decoder, checkpoint, links, held)
+        fill(decoder, checkpoint, device=device, holdings=holdings)
     return decoder
+
+
+def fill(
+    decoder: Decoder,
+    checkpoint: Tensors,
+    *,
+    device: torch.device | str | None = None,
+    holdings: Mapping[str, Holding] | None = None,
+) -> None:
+    """Fill a decoder from tensors that have their names in Hugging Face's checkpoints."""
+    held = holdings or {}
+    links = _compare(decoder, checkpoint, held)
+    if any(parameter.is_meta for parameter in decoder.parameters()):
+        decoder.to_empty(device=device or "cpu")
+    if holdings is None:
+        _copy(decoder, checkpoint, links)
+    else:
+        _copy_pieces(decoder, checkpoint, links, held)
 
 
 def misfits(model: Model, folder: str | Path, options: Options = DEFAULTS) -> list[Problem]:
@@ -77,7 +88,7 @@ def _model_of(checkpoint: Checkpoint) -> Model:
 
 
 def _compare(
-    decoder: Decoder, checkpoint: Checkpoint, held: Mapping[str, Holding]
+    decoder: Decoder, checkpoint: Tensors, held: Mapping[str, Holding]
 ) -> dict[str, list[Linked]]:
     """Match their tensors, by name, with the links that read them; list everything amiss."""
     model = decoder.model
@@ -145,7 +156,7 @@ def _spare(name: str, family: Family, decoder: Decoder) -> bool:
 
 
 @torch.no_grad()
-def _copy(decoder: Decoder, checkpoint: Checkpoint, links: Mapping[str, list[Linked]]) -> None:
+def _copy(decoder: Decoder, checkpoint: Tensors, links: Mapping[str, list[Linked]]) -> None:
     parameters = dict(decoder.named_parameters())
     for _, names in checkpoint.files():
         for name in names:
@@ -159,7 +170,7 @@ def _copy(decoder: Decoder, checkpoint: Checkpoint, links: Mapping[str, list[Lin
 @torch.no_grad()
 def _copy_pieces(
     decoder: Decoder,
-    checkpoint: Checkpoint,
+    checkpoint: Tensors,
     links: Mapping[str, list[Linked]],
     held: Mapping[str, Holding],
 ) -> None:

@@ -13,12 +13,13 @@ Shapes: R rows, B blocks of the longest table, V vocabulary.
 import gc
 from bisect import bisect_left
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from meshwright.errors import InputError, Problem
-from meshwright.run.serve.model.forward import Forward
+from meshwright.run.serve.model.cache import PagedCache
 from meshwright.run.serve.model.step import NOWHERE, Step
 
 
@@ -27,12 +28,22 @@ def graph_sizes(most: int) -> tuple[int, ...]:
     return tuple(sorted({size for size in (1, 2, 4, *range(8, most, 8)) if size < most} | {most}))
 
 
+class Computes(Protocol):
+    """Something that computes steps: a `Forward`, or one that prepares their inputs first."""
+
+    cache: PagedCache
+    max_length: int
+
+    def run(self, step: Step) -> Tensor:
+        """Return the logits of the wanted tokens."""
+
+
 class Graphs:
     """The captured steps of one `Forward`."""
 
     def __init__(
         self,
-        forward: Forward,
+        forward: Computes,
         rows: int,
         *,
         table_blocks: int | None = None,

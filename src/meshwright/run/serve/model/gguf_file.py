@@ -1,0 +1,119 @@
+"""`GgufFile`: the facts and tensors of a GGUF file, llama.cpp's format, read through PyPI's `gguf`.
+
+The file is mapped; a tensor is dequantised to fp32 when it is asked for. Dimensions are given in
+torch's order, rows first.
+"""
+
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from meshwright.errors import DamagedFile, InputError, MissingPart, Problem
+
+_MAGIC = b"GGUF"
+_T = TypeVar("_T", str, int, float, bool)
+
+
+def is_gguf(path: Path) -> bool:
+    """Tell whether a path is a GGUF file, by its name or by how it begins."""
+    if not path.is_file():
+        return path.suffix == ".gguf"
+    with path.open("rb") as file:
+        return path.suffix == ".gguf" or file.read(len(_MAGIC)) == _MAGIC
+
+
+class GgufFile:
+    """An open file."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        if not self.path.is_file():
+            raise InputError([Problem(str(path), "there is no such file", "check the name")])
+        self._gguf = _library()
+        try:
+            self._reader = self._gguf.GGUFReader(self.path)
+            self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
+        # What a broken file raises depends on where it breaks: the reader checks nothing itself.
+        except (ValueError, IndexError, KeyError, TypeError, OSError, OverflowError) as error:
+            what = f"is not a whole GGUF file: {error}"
+            raise DamagedFile([Problem(str(path), what, "fetch it again")]) from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._tensors.clear()
+        del self._reader
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The tensors that the file holds."""
+        return tuple(self._tensors)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor, rows first."""
+        return tuple(int(size) for size in reversed(self._tensors[name].shape))
+
+    def read(self, name: str) -> Tensor:
+        """Return a tensor's numbers in fp32."""
+        tensor = self._tensors[name]
+        try:
+            numbers = self._gguf.dequantize(tensor.data, tensor.tensor_type)
+        except NotImplementedError as error:
+            what = f"is quantised as {tensor.tensor_type.name}, which cannot be read"
+            fix = "use a file in Q4_0, Q4_1, Q8_0, a K quant, F16, BF16 or F32"
+            raise InputError([Problem(f"{self.path}: {name}", what, fix)]) from error
+        # A copy: the file may be read-only, and is closed before the numbers are.
+        return torch.from_numpy(np.array(numbers, np.float32)).view(self.shape(name))
+
+    def fact(self, key: str) -> Any:
+        """Return what the file says under a key; None where it says nothing."""
+        field = self._reader.fields.get(key)
+        return None if field is None else field.contents()
+
+    def text(self, key: str, default: str | None = None) -> str:
+        """Return a text; without a default it has to be there."""
+        return self._typed(key, str, default)
+
+    def count(self, key: str, default: int | None = None) -> int:
+        """Return a whole number."""
+        return self._typed(key, int, default)
+
+    def real(self, key: str, default: float | None = None) -> float:
+        """Return a number."""
+        return float(self._typed(key, float, default))
+
+    def flag(self, key: str, default: bool) -> bool:
+        """Return a switch."""
+        return self._typed(key, bool, default)
+
+    def _typed(self, key: str, kind: type[_T], default: _T | None) -> _T:
+        found = self.fact(key)
+        if found is None:
+            if default is not None:
+                return default
+            what = "the file does not say it"
+            raise InputError([Problem(f"{self.path}: {key}", what, "use a complete file")])
+        if not isinstance(found, kind) and not (kind is float and isinstance(found, int)):
+            what = f"{found!r} is no {kind.__name__}"
+            raise InputError([Problem(f"{self.path}: {key}", what, "use a file of llama.cpp")])
+        return kind(found)
+
+
+def _library() -> Any:
+    try:
+        import gguf
+    except ImportError as error:
+        raise MissingPart("GGUF files need gguf, which is not installed", "pip install gguf") from (
+            error
+        )
+    return gguf

@@ -1,0 +1,190 @@
+"""`Words`: text to tokens and back, special tokens, and the text of a conversation.
+
+    words = load_words("path/of/model")
+    words.encode("Hello")               [9707]
+    words.chat([{"role": "user", "content": "Hi"}])
+
+A Hugging Face folder is read from `tokenizer.json`, `tokenizer_config.json`, `chat_template.jinja`
+and `generation_config.json`; a GGUF file holds all of it itself.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from meshwright.errors import InputError, MissingPart, Problem
+from meshwright.run.serve.model.chat import ChatTemplate, Message
+from meshwright.run.serve.model.gguf_file import GgufFile, is_gguf
+from meshwright.run.serve.model.gguf_words import tokenizer_of
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+_ROLES = ("bos_token", "eos_token", "pad_token", "unk_token")
+
+
+class Words:
+    """A tokenizer with what its model adds: ends of text and a template for conversations."""
+
+    def __init__(
+        self,
+        tokenizer: "Tokenizer",
+        *,
+        ends: Iterable[int] = (),
+        special: Mapping[str, str] | None = None,
+        template: str = "",
+    ) -> None:
+        """Join a tokenizer and what the model says of it.
+
+        `ends` are tokens that end an answer; `special` names tokens, such as `bos_token`.
+        """
+        self.tokenizer, self.special = tokenizer, dict(special or {})
+        self.ends = frozenset(ends)
+        """Tokens that end an answer."""
+        added = tokenizer.get_added_tokens_decoder()
+        self.marks = frozenset(number for number, token in added.items() if token.special)
+        """Special tokens, which no text shows."""
+        self.size = tokenizer.get_vocab_size()
+        self._template = ChatTemplate(template, self.special) if template else None
+
+    def encode(self, text: str, *, add_special: bool = True) -> list[int]:
+        """Return the tokens of a text; `add_special` puts those around it that prompts begin with.
+
+        Special tokens that the text spells out are read as such.
+        """
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=add_special).ids
+        return ids
+
+    def decode(self, tokens: Sequence[int], *, skip_special: bool = True) -> str:
+        """Return the text of tokens; bytes that are no whole character become U+FFFD."""
+        text: str = self.tokenizer.decode(list(tokens), skip_special_tokens=skip_special)
+        return text
+
+    def token(self, number: int) -> str | None:
+        """Return how the vocabulary writes a token; None where there is none."""
+        found: str | None = self.tokenizer.id_to_token(number)
+        return found
+
+    def number(self, token: str) -> int | None:
+        """Return the number of a token as the vocabulary writes it."""
+        found: int | None = self.tokenizer.token_to_id(token)
+        return found
+
+    @property
+    def chats(self) -> bool:
+        """Whether the model has a template for conversations."""
+        return self._template is not None
+
+    def chat_text(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **more: Any,
+    ) -> str:
+        """Return the text of a conversation as the model's template writes it."""
+        if self._template is None:
+            what = "the model has no chat template"
+            raise InputError([Problem("messages", what, "use /v1/completions with a prompt")])
+        return self._template.render(
+            messages, tools=tools, add_generation_prompt=add_generation_prompt, **more
+        )
+
+    def chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **more: Any,
+    ) -> list[int]:
+        """Return the tokens of a conversation; templates write special tokens themselves."""
+        text = self.chat_text(
+            messages, tools=tools, add_generation_prompt=add_generation_prompt, **more
+        )
+        return self.encode(text, add_special=False)
+
+
+def load_words(path: str | Path) -> Words:
+    """Read the words of the model that lies at a path."""
+    path = Path(path)
+    return _from_gguf(path) if is_gguf(path) else _from_folder(path)
+
+
+def _from_gguf(path: Path) -> Words:
+    with GgufFile(path) as file:
+        tokenizer, special, ends = tokenizer_of(file)
+        template = file.text("tokenizer.chat_template", "")
+    return Words(tokenizer, ends=ends, special=special, template=template)
+
+
+def _from_folder(folder: Path) -> Words:
+    path = folder / "tokenizer.json"
+    if not path.exists():
+        what = "there is no such file"
+        fix = "write it with transformers: AutoTokenizer.from_pretrained(…).save_pretrained(…)"
+        raise InputError([Problem(str(path), what, fix)])
+    tokenizer = _opened(path)
+    config = _json(folder / "tokenizer_config.json")
+    special = {role: word for role in _ROLES if (word := _written(config.get(role))) is not None}
+    ends = _ends(folder, tokenizer, special.get("eos_token"))
+    return Words(tokenizer, ends=ends, special=special, template=_template(folder, config))
+
+
+def _opened(path: Path) -> "Tokenizer":
+    try:
+        from tokenizers import Tokenizer
+    except ImportError as error:
+        hint = "pip install 'meshwright[serve]'"
+        raise MissingPart("reading text needs tokenizers, which is not installed", hint) from error
+    try:
+        return Tokenizer.from_file(str(path))
+    # The library raises bare exceptions.
+    except Exception as error:
+        what = f"is no tokenizer that the tokenizers library reads: {error}"
+        raise InputError([Problem(str(path), what, "fetch it again")]) from error
+
+
+def _json(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    try:
+        data = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise InputError([Problem(str(path), f"is no JSON: {error}", "fetch it again")]) from error
+    if not isinstance(data, dict):
+        raise InputError([Problem(str(path), "is no JSON object", "fetch it again")])
+    return data
+
+
+def _written(token: object) -> str | None:
+    """Return how a special token is written: the config has it as a text or as an object."""
+    if isinstance(token, dict):
+        token = token.get("content")
+    return token if isinstance(token, str) else None
+
+
+def _template(folder: Path, config: Mapping[str, Any]) -> str:
+    path = folder / "chat_template.jinja"
+    if path.exists():
+        return path.read_text()
+    found = config.get("chat_template")
+    if isinstance(found, list):
+        # Several by name: the one for conversations is called default.
+        named = {each.get("name"): each.get("template") for each in found}
+        found = named.get("default")
+    return found if isinstance(found, str) else ""
+
+
+def _ends(folder: Path, tokenizer: "Tokenizer", written: str | None) -> frozenset[int]:
+    """Return the tokens that end an answer: those generation is told of, and the text's own."""
+    ends: set[int] = set()
+    for name in ("generation_config.json", "config.json"):
+        found = _json(folder / name).get("eos_token_id")
+        if found is not None:
+            ends |= {int(each) for each in (found if isinstance(found, list) else [found])}
+            break
+    number = None if written is None else tokenizer.token_to_id(written)
+    return frozenset(ends if number is None else ends | {number})
