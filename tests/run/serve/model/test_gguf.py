@@ -95,8 +95,8 @@ def test_byte_level_words_are_those_they_were_made_of(
     assert words.decode(words.encode(text), skip_special=False) == text
     assert words.ends == {2}
     assert words.special["bos_token"] == "<|im_start|>"
-    assert words.chat_text([{"role": "user", "content": "x"}]) == "<|im_start|>x<|im_end|>"
-    assert words.chat([{"role": "user", "content": "x"}])[0] == 1
+    assert words.chat([{"role": "user", "content": "x"}]) == "<|im_start|>x<|im_end|>"
+    assert words.encode("<|im_start|>x", special=False)[0] == 1
 
 
 def pieces(tmp_path: Path) -> Words:

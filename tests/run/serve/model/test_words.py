@@ -71,9 +71,9 @@ def test_conversations_are_written_as_transformers_does(
     given = {"tools": tools, "add_generation_prompt": prompt, "kind": "special"}
     wanted = theirs.apply_chat_template(MESSAGES, tokenize=False, **given)
     assert words.chats
-    assert words.chat_text(MESSAGES, **given) == wanted
+    assert words.chat(MESSAGES, **given) == wanted
     ids = theirs.apply_chat_template(MESSAGES, return_dict=False, **given)
-    assert words.chat(MESSAGES, **given) == ids
+    assert words.encode(words.chat(MESSAGES, **given), special=False) == ids
 
 
 def test_ends_and_special_tokens_are_found(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_older_folders_keep_templates_in_the_config(tmp_path: Path) -> None:
     named = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": "yes"}]
     for template in ("yes", named):
         path.write_text(json.dumps({"chat_template": template, "eos_token": {"content": "no"}}))
-        assert load_words(tmp_path).chat_text(MESSAGES) == "yes"
+        assert load_words(tmp_path).chat(MESSAGES) == "yes"
 
 
 def test_what_a_template_refuses_is_an_input_error() -> None:

@@ -2,7 +2,7 @@
 
     words = load_words("path/of/model")
     words.encode("Hello")               [9707]
-    words.chat([{"role": "user", "content": "Hi"}])
+    words.chat([{"role": "user", "content": "Hi"}])     "<|im_start|>user …"
 
 A Hugging Face folder is read from `tokenizer.json`, `tokenizer_config.json`, `chat_template.jinja`
 and `generation_config.json`; a GGUF file holds all of it itself.
@@ -45,15 +45,17 @@ class Words:
         added = tokenizer.get_added_tokens_decoder()
         self.marks = frozenset(number for number, token in added.items() if token.special)
         """Special tokens, which no text shows."""
-        self.size = tokenizer.get_vocab_size()
+        # Numbers may be left out, so counting the tokens does not tell.
+        self.size: int = max(tokenizer.get_vocab().values(), default=-1) + 1
+        """Tokens are numbers below this one."""
         self._template = ChatTemplate(template, self.special) if template else None
 
-    def encode(self, text: str, *, add_special: bool = True) -> list[int]:
-        """Return the tokens of a text; `add_special` puts those around it that prompts begin with.
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
+        """Return the tokens of a text, with those that prompts begin with where `special`.
 
         Special tokens that the text spells out are read as such.
         """
-        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=add_special).ids
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=special).ids
         return ids
 
     def decode(self, tokens: Sequence[int], *, skip_special: bool = True) -> str:
@@ -76,35 +78,21 @@ class Words:
         """Whether the model has a template for conversations."""
         return self._template is not None
 
-    def chat_text(
-        self,
-        messages: Sequence[Message],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        **more: Any,
-    ) -> str:
-        """Return the text of a conversation as the model's template writes it."""
-        if self._template is None:
-            what = "the model has no chat template"
-            raise InputError([Problem("messages", what, "use /v1/completions with a prompt")])
-        return self._template.render(
-            messages, tools=tools, add_generation_prompt=add_generation_prompt, **more
-        )
-
     def chat(
         self,
         messages: Sequence[Message],
-        *,
         tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        **more: Any,
-    ) -> list[int]:
-        """Return the tokens of a conversation; templates write special tokens themselves."""
-        text = self.chat_text(
-            messages, tools=tools, add_generation_prompt=add_generation_prompt, **more
-        )
-        return self.encode(text, add_special=False)
+        **values: Any,
+    ) -> str:
+        """Return the text of a conversation as the model's template writes it.
+
+        It has its special tokens already: encode it with `special=False`. `values` are the
+        template's own, and `add_generation_prompt`.
+        """
+        if self._template is None:
+            what = "the model has no chat template"
+            raise InputError([Problem("messages", what, "use /v1/completions with a prompt")])
+        return self._template.render(messages, tools=tools, **values)
 
 
 def load_words(path: str | Path) -> Words:
