@@ -1,0 +1,192 @@
+"""`Runner`: carries out orders on one device. It decides nothing, and waits for nothing.
+
+A step with no parts of prompts is one replay of a graph; any other is put together from the rows
+that decode and the parts, in one flat batch. Tokens are drawn on the device, where the next step
+finds them; the host gets a copy, and reads it when it is there.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from meshwright.run.serve.engine.device_rows import DecodeForward, DeviceRows
+from meshwright.run.serve.engine.orders import Orders, Part
+from meshwright.run.serve.model.forward import Forward
+from meshwright.run.serve.model.graphs import Graphs
+from meshwright.run.serve.model.step import Step
+from meshwright.run.serve.sampling.lines import Lines, Told
+from meshwright.run.serve.sampling.sampler import Sampler
+
+
+@dataclass(slots=True)
+class Computed:
+    """Logits that wait to be drawn from."""
+
+    logits: Tensor | None
+    rows: tuple[int, ...]
+    """The rows that draw, a line of logits each."""
+    lines: Lines | None
+
+
+class Landing:
+    """Tokens on their way to the host."""
+
+    def __init__(self, tokens_L: Tensor, told: Told | None) -> None:
+        self._event: torch.cuda.Event | None = None
+        self._tokens, self._told = tokens_L, told
+        if tokens_L.is_cuda:
+            self._tokens = tokens_L.to("cpu", non_blocking=True)
+            if told is not None:
+                self._told = Told(*(part.to("cpu", non_blocking=True) for part in told))
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._event.record()
+
+    def wait(self) -> tuple[list[int], Told | None]:
+        """Return the tokens, and how likely they were where that was asked."""
+        if self._event is not None:
+            self._event.synchronize()
+        return self._tokens.tolist(), self._told
+
+
+class Runner:
+    """One device with its model, cache and rows."""
+
+    def __init__(self, forward: Forward, sampler: Sampler, rows: int) -> None:
+        """Serve at most `rows` answers at a time."""
+        cache = forward.cache
+        longest = -(-forward.max_length // cache.block_tokens)
+        self.forward, self.sampler, self.cache = forward, sampler, cache
+        self.rows = DeviceRows(rows, longest, cache.block_tokens, cache.device)
+        self.graphs = Graphs(DecodeForward(forward, self.rows), rows, table_blocks=longest)
+        self._decoding: tuple[int, ...] = ()
+
+    def capture(self) -> None:
+        """Capture the graphs of decoding steps; does nothing without a GPU."""
+        self.rows.decode(())
+        self.graphs.capture()
+        self._decoding = ()
+
+    @torch.no_grad()
+    def compute(self, orders: Orders) -> Computed:
+        """Carry out everything but the drawing."""
+        self._prepare(orders)
+        if orders.rows is not None:
+            self._decoding = orders.rows
+            self.rows.decode(orders.rows)
+        drawing = self._decoding + tuple(row for part in orders.parts for row in part.draws)
+        if orders.parts:
+            logits = self._mixed(orders.parts)
+        elif self._decoding:
+            logits = self.graphs.replay(len(self._decoding))
+        else:
+            return Computed(None, (), None)
+        lines = self.sampler.plan(drawing) if drawing else None
+        return Computed(logits if drawing else None, drawing, lines)
+
+    @torch.no_grad()
+    def draw(self, computed: Computed, mask_LW: Tensor | None = None) -> Landing | None:
+        """Draw a token for each line of what was computed."""
+        if computed.logits is None or computed.lines is None:
+            return None
+        drawn = self.sampler.sample(computed.logits, computed.lines, mask_RW=mask_LW)
+        self.rows.last.index_copy_(0, computed.lines.places.rows, drawn.tokens.clamp(min=0))
+        return Landing(drawn.tokens, drawn.told)
+
+    def _prepare(self, orders: Orders) -> None:
+        """Move blocks, and write down what changed of the rows."""
+        for out in orders.moved_out:
+            self.cache.swap_out(out.device, out.host)
+        for back in orders.moved_in:
+            self.cache.swap_in(back.host, back.device)
+        if orders.copies:
+            sources, targets = zip(*orders.copies, strict=True)
+            self.cache.copy(sources, targets)
+        for entry in orders.entries:
+            self.sampler.set(
+                entry.row, entry.sampling, entry.prompt, entry.output, choice=entry.choice
+            )
+        if orders.written:
+            rows: list[int] = []
+            places: list[int] = []
+            blocks: list[int] = []
+            for each in orders.written:
+                rows += [each.row] * len(each.blocks)
+                places += range(each.place, each.place + len(each.blocks))
+                blocks += each.blocks
+            self.rows.write(rows, places, blocks)
+        if orders.going:
+            self.rows.start([each.row for each in orders.going],
+                            [each.position for each in orders.going])  # fmt: skip
+            given = [(each.row, each.token) for each in orders.going if each.token is not None]
+            if given:
+                self.rows.give([row for row, _ in given], [token for _, token in given])
+
+    def _mixed(self, parts: Sequence[Part]) -> Tensor:
+        """Compute parts of prompts behind the rows that decode."""
+        rows, decodes = self.rows, len(self._decoding)
+        rows_R = rows.sent([*self._decoding, *(part.row for part in parts)])
+        tokens_N, positions_N, slots_N = self._prompts(parts)
+        lengths_R = rows.sent([part.begin + len(part.tokens) for part in parts], torch.int32)
+        if decodes:
+            ahead = self._decodes(decodes)
+            tokens_N = torch.cat((ahead.tokens_N, tokens_N))
+            positions_N = torch.cat((ahead.positions_N, positions_N))
+            slots_N = torch.cat((ahead.slots_N, slots_N))
+            lengths_R = torch.cat((ahead.lengths_R, lengths_R))
+        counts = (*(1,) * decodes, *(len(part.tokens) for part in parts))
+        starts = list(accumulate(counts, initial=0))
+        wanted = [*range(decodes)]
+        for end, part in zip(starts[decodes + 1 :], parts, strict=True):
+            wanted += [end - 1] * len(part.draws)
+        logits = self.forward.run(
+            Step(
+                tokens_N=tokens_N,
+                positions_N=positions_N,
+                slots_N=slots_N,
+                tables_RB=rows.tables.index_select(0, rows_R),
+                lengths_R=lengths_R,
+                starts_R1=rows.sent(starts, torch.int32),
+                most_queries=max(counts),
+                wanted_W=rows.sent(wanted),
+                fresh=not decodes and all(part.begin == 0 for part in parts),
+                queries=counts,
+                states_R=rows_R,
+                adapters_N=None,
+            )
+        )
+        rows.move_on(rows.decoding[:decodes])
+        return logits
+
+    def _decodes(self, count: int) -> Step:
+        """Return what the rows that decode read, in tensors of their own."""
+        device, blocks = self.cache.device, self.rows.tables.shape[1]
+        whole, short = torch.int64, torch.int32
+        step = Step(
+            tokens_N=torch.empty(count, dtype=whole, device=device),
+            positions_N=torch.empty(count, dtype=whole, device=device),
+            slots_N=torch.empty(count, dtype=whole, device=device),
+            tables_RB=torch.empty(count, blocks, dtype=short, device=device),
+            lengths_R=torch.empty(count, dtype=short, device=device),
+            starts_R1=torch.empty(0, dtype=short, device=device),
+            most_queries=1,
+        )
+        self.rows.read(self.rows.decoding[:count], step)
+        return step
+
+    def _prompts(self, parts: Sequence[Part]) -> tuple[Tensor, ...]:
+        """Return tokens, positions and slots of parts of prompts."""
+        tokens: list[int] = []
+        positions: list[int] = []
+        rows: list[int] = []
+        for part in parts:
+            count = len(part.tokens)
+            tokens += part.tokens
+            positions += range(part.begin, part.begin + count)
+            rows += [part.row] * count
+        sent = self.rows.sent([*tokens, *positions, *rows]).view(3, -1)
+        block = self.rows.block_tokens
+        blocks_N = self.rows.tables[sent[2], sent[1] // block].to(torch.int64)
+        return sent[0], sent[1], blocks_N * block + sent[1] % block
