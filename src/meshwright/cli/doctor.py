@@ -23,6 +23,7 @@ _EXTRAS = {
     "fleet": ("duckdb", "prometheus-client"),
     "plots": ("matplotlib",),
     "ray": ("ray",),
+    "load": ("aiohttp", "uvloop"),
 }
 _PROGRAMS = {
     "nvidia-smi": "see GPUs",

@@ -173,6 +173,8 @@ class _Driving:
                 break
             # Also where it is late already: answers have to be read meanwhile.
             await asyncio.sleep(max(0.0, due_s - self._now()))
+            while (left_s := due_s - self._now()) > 0:  # uvloop's clock has whole milliseconds
+                await asyncio.sleep(left_s)
             if self._hopeless():
                 break
             task = asyncio.create_task(self._send(one, due_s))

@@ -1,0 +1,183 @@
+"""`mw bench serve`: a load from the command line, its files, and two results side by side."""
+
+import json
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshwright.cli.main import answer_to, main
+from meshwright.observe.bench.serving.drive import Generator
+from meshwright.observe.bench.serving.result import load, save
+from tests.observe.bench.serving.fake_server import FakeServer, serving
+from tests.observe.bench.serving.served_requests import result_of, run_of, served
+
+
+@pytest.fixture(scope="module")
+def fake() -> Iterator[FakeServer]:
+    with serving() as found:
+        yield found
+
+
+def _run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, Any, str]:
+    code = main(["bench", "serve", *words, "--json"])
+    out, err = capsys.readouterr()
+    return code, json.loads(out), err
+
+
+def test_one_load_in_full(fake: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--concurrency", "4", "--requests", "9", "--output", "5", "--slo", "ttft=60s"]
+    code, said, _ = _run(capsys, fake.url, *words)
+    assert code == 0
+    (run,) = said["runs"]
+    assert (run["sent"], run["answered"], run["good_share"]) == (9, 9, 1.0)
+    assert set(run["latency"]) == {"ttft", "itl", "tpot", "e2e"}
+    assert run["off_output"] == run["off_prompt"] == 0
+    assert said["server"]["software"] == "tests 1.2"
+
+
+def test_a_result_repeats_itself_and_is_shown_again(
+    fake: FakeServer, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = str(tmp_path / "a.json")
+    words = [fake.url, "--rate", "50,90", "--requests", "6", "--output", "3", "--save", path]
+    _, said, _ = _run(capsys, *words)
+    assert [run["name"] for run in said["runs"]] == ["50 requests/s", "90 requests/s"]
+    assert shlex.split(load(path).command)[:3] == ["mw", "bench", "serve"]
+    assert sorted(shlex.split(load(path).command)[3:]) == sorted(words)
+    _, shown, _ = _run(capsys, "--show", path)
+    assert shown["runs"] == said["runs"]
+
+
+def test_pictures_and_timelines_are_written(
+    fake: FakeServer, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    svg, folder = tmp_path / "a.svg", tmp_path / "timeline"
+    words = ["--concurrency", "1,3", "--requests", "5", "--output", "4"]
+    _run(capsys, fake.url, *words, "--plot", str(svg), "--timeline", str(folder))
+    for title in ("Time to first token by percentile", "Output tokens over time", "under load"):
+        assert title in svg.read_text()
+    assert answer_to(["timeline", "show", str(folder)]).data["ranks"] == [0, 1]
+
+
+def test_answers_are_checked_against_an_earlier_result(
+    fake: FakeServer, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = str(tmp_path / "a.json")
+    words = [fake.url, "--concurrency", "3", "--requests", "5", "--output", "4"]
+    code, said, _ = _run(capsys, *words, "--save", path, "--check-echo")
+    assert (code, said["echo"]["same"]) == (0, 5)
+    code, said, _ = _run(capsys, *words, "--check", path)
+    assert (code, said["echo"]["same"], said["echo"]["differing"]) == (0, 5, [])
+    before = load(path)
+    first, *rest = before.runs[0].requests
+    other = served(0, 0.0, [1], answer=(1, 2), digest="x", asked_prompt=first.asked_prompt)
+    save(result_of(run_of([other, *rest]), asking=before.asking), path)
+    code, said, _ = _run(capsys, *words, "--check", path)
+    assert code == 1
+    assert said["echo"]["differing"][0].startswith("request 0: token 0 is")
+    assert main(["bench", "serve", *words, "--check", path, "--seed", "1"]) == 2
+    assert "add --seed 0" in capsys.readouterr().err
+
+
+def test_failures_make_the_exit_code_1(
+    fake: FakeServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake.fault, fake.fault_every = "busy", 4
+    try:
+        words = [fake.url, "--concurrency", "2", "--requests", "8", "--warm-up", "0"]
+        assert main(["bench", "serve", *words]) == 1
+    finally:
+        fake.fault = ""
+    out, err = capsys.readouterr()
+    assert "2 HTTP 429" in out
+    assert "too many requests" in err
+
+
+def test_the_key_comes_from_the_environment_and_is_written_nowhere(
+    fake: FakeServer,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("THE_KEY", "sesame")
+    path = tmp_path / "a.json"
+    _run(capsys, fake.url, "--requests", "1", "--key-env", "THE_KEY", "--save", str(path))
+    assert fake.written[-1].headers["Authorization"] == "Bearer sesame"
+    assert "sesame" not in path.read_text()
+    assert main(["bench", "serve", fake.url, "--key-env", "NO_SUCH_KEY"]) == 3
+
+
+def test_two_results_are_compared(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    paths = [str(tmp_path / name) for name in ("a.json", "b.json")]
+    for path, slower in zip(paths, (1.0, 2.0), strict=True):
+        found = [served(n, n / 10, [slower * (50 + n % 7), 10 + n % 3, 10]) for n in range(60)]
+        save(result_of(run_of(found)), path)
+    svg = str(tmp_path / "c.svg")
+    code, said, _ = _run(capsys, "--compare", *paths, "--plot", svg)
+    assert code == 0
+    lines = {line["name"]: line for line in said["runs"][0]["lines"]}
+    assert lines["time to first token, mean"]["beyond_noise"]
+    assert not lines["inter-token latency, mean"]["beyond_noise"]
+    assert main(["bench", "serve", "--compare", *paths]) == 0
+    out, _ = capsys.readouterr()
+    assert "worse" in out
+    assert "within noise" in out
+    assert ">a " in Path(svg).read_text()
+
+
+def test_a_slow_generator_is_said(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = str(tmp_path / "a.json")
+    save(result_of(run_of([served(0, 0.0, [1, 1])], generator=Generator(cpu_share=0.99))), path)
+    assert main(["bench", "serve", "--show", path]) == 0
+    assert "the load generator was the bottleneck" in capsys.readouterr().err
+
+
+def test_lengths_that_the_server_did_not_keep_are_said(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = str(tmp_path / "a.json")
+    save(result_of(run_of([served(0, 0.0, [1, 1], asked_output=9)])), path)
+    main(["bench", "serve", "--show", path])
+    assert "does not know ignore_eos" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["http://me:secret@host"],
+        ["http://h", "--extra", "[1]"],
+        ["http://h", "--slo", "speed=1s"],
+        ["http://h", "--save", "/no/such/folder/a.json"],
+        ["http://h", "--temperature", "-1"],
+        ["--show", "/no/such/file.json"],
+        ["--compare", "/no/such/a.json", "/no/such/b.json"],
+    ],
+)
+def test_mistakes_are_named_before_any_server_is_asked(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "serve", *words]) == 2
+    err = capsys.readouterr().err
+    assert "fix:" in err or "hint:" in err
+    assert "secret" not in err
+
+
+def test_a_file_that_is_no_result_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "a.json"
+    for text in ('{"format": 1}', "{", "[]"):
+        path.write_text(text)
+        assert main(["bench", "serve", "--show", str(path)]) == 2
+        assert "is no result" in capsys.readouterr().err
+
+
+def test_bench_without_a_verb_is_still_the_bench_of_this_machine(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["bench", "--show", "/no/such/rows.jsonl"]) == 2
+    assert "mw bench -o FILE" in capsys.readouterr().err
