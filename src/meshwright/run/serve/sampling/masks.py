@@ -1,11 +1,105 @@
-"""Masks of grammars over the vocabulary: a bit per token, 32 to a word, lowest first."""
+"""Masks of grammars over the vocabulary: a bit per token, 32 to a word, lowest first.
+
+What a grammar allows next follows from the token before, so masks are made between the moment a
+token is read and the moment the next one is drawn: while the device computes the next logits.
+
+    masks.begin([(0, guide, ()), (5, other, proposed)], lines=8)    returns at once
+    ...                                                             the device works
+    sampler.draw(logits, lines, mask_LW=masks.ready())
+"""
+
+# Triton compiles the kernel itself: its arguments are its own values, not Python's.
+# mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators
+# ruff: noqa: PLR0917
+
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 import torch
 
+from meshwright.run.kernels.language import Backend, on_triton, tl, triton
 
-def forbid(logits_LV: torch.Tensor, mask_LW: torch.Tensor) -> None:
+if TYPE_CHECKING:
+    from meshwright.run.serve.sampling.grammar import Guide
+
+_ALL = -1
+_BLOCK = 4096
+
+
+class Masks:
+    """Makes the masks of one step at a time, beside the thread that asks for them."""
+
+    def __init__(
+        self, vocab: int, device: torch.device | str, *, threads: int | None = None
+    ) -> None:
+        self._words = -(-vocab // 32)
+        self._device = torch.device(device)
+        self._threads = threads
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="masks")
+        self._pool: object | None = None
+        self._begun: Future[torch.Tensor] | None = None
+
+    def begin(self, guides: Sequence[tuple[int, "Guide", Sequence[int]]], lines: int) -> None:
+        """Begin the masks of a step of so many lines of logits.
+
+        Args:
+            guides: First line of a request, its guide, and the tokens proposed for it: those have
+                the lines that follow. Guides must not move on before `ready` returned.
+            lines: All lines of the step; those of nobody allow every token.
+        """
+        self._begun = self._worker.submit(self._made, list(guides), lines) if guides else None
+
+    def ready(self) -> torch.Tensor | None:
+        """Return the masks that were begun, on the device; None where no line has a grammar."""
+        if self._begun is None:
+            return None
+        mask_LW = self._begun.result()
+        self._begun = None
+        return mask_LW.to(self._device, non_blocking=True)
+
+    def close(self) -> None:
+        """Let the worker end."""
+        self._worker.shutdown()
+
+    def _made(self, guides: list[tuple[int, "Guide", Sequence[int]]], lines: int) -> torch.Tensor:
+        from llguidance import LLExecutor
+
+        if self._pool is None:
+            self._pool = LLExecutor(self._threads)
+        assert isinstance(self._pool, LLExecutor)
+        # Pinned memory comes from torch's cache, which waits until an earlier copy was read.
+        pinned = self._device.type == "cuda"
+        mask_LW = torch.full((lines, self._words), _ALL, dtype=torch.int32, pin_memory=pinned)
+        where = (mask_LW.data_ptr(), self._words * 4, lines)
+        alone = [(guide.matcher, line) for line, guide, proposed in guides if not proposed]
+        ahead = [(guide.matcher, line, list(more)) for line, guide, more in guides if more]
+        if alone:
+            self._pool.unsafe_compute_mask_ptr(alone, *where)
+        if ahead:
+            self._pool.unsafe_compute_mask_ptr_with_draft_token(ahead, *where)
+        return mask_LW
+
+
+def forbid(logits_LV: torch.Tensor, mask_LW: torch.Tensor, *, backend: Backend = "auto") -> None:
     """Set logits to -inf, in place, whose bit in the mask is 0."""
+    lines, vocab = logits_LV.shape
+    if on_triton(backend, logits_LV):
+        grid = (lines, -(-vocab // _BLOCK))
+        _forbid[grid](
+            logits_LV, logits_LV.stride(0), mask_LW, mask_LW.stride(0), vocab, BLOCK=_BLOCK
+        )
+        return
     bits_32 = torch.arange(32, dtype=torch.int32, device=mask_LW.device)
     allowed_LWB = (mask_LW[:, :, None] >> bits_32) & 1
-    allowed_LV = allowed_LWB.flatten(1)[:, : logits_LV.shape[1]].bool()
-    logits_LV.masked_fill_(~allowed_LV, -torch.inf)
+    logits_LV.masked_fill_(allowed_LWB.flatten(1)[:, :vocab] == 0, -torch.inf)
+
+
+@triton.jit
+def _forbid(logits, stride, masks, words, vocab, BLOCK: tl.constexpr):
+    line = tl.program_id(0).to(tl.int64)
+    index = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = index < vocab
+    word = tl.load(masks + line * words + index // 32, mask=inside, other=0)
+    forbidden = ((word >> (index % 32)) & 1) == 0
+    tl.store(logits + line * stride + index, float("-inf"), mask=inside & forbidden)

@@ -203,7 +203,7 @@ class Sampler:
             value_B = torch.where(position_B < until_B, -torch.inf, value_B)
             logits_LV.index_put_((lines_B, tokens_B), value_B)
         if mask_LW is not None:
-            forbid(logits_LV, mask_LW)
+            forbid(logits_LV, mask_LW, backend=self._backend)
         return logits_LV
 
     def floor(self, changed_LV: torch.Tensor, lines: Lines) -> torch.Tensor | None:

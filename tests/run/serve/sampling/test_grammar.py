@@ -1,0 +1,226 @@
+"""Grammars let through exactly what they allow, and are refused where they cannot be applied."""
+
+import json
+import random
+
+import pytest
+
+pytest.importorskip("torch", reason="masks are torch tensors")
+pytest.importorskip("llguidance", reason="structured answers need llguidance")
+pytest.importorskip("tokenizers", reason="a tokenizer is made for the test")
+
+import tokenizers
+import torch
+
+from meshwright.errors import InputError
+from meshwright.run.kernels.language import HAS_TRITON
+from meshwright.run.serve.asked import Grammar, GrammarKind, Sampling
+from meshwright.run.serve.sampling.grammar import Grammars, Guide
+from meshwright.run.serve.sampling.masks import Masks, forbid
+from meshwright.run.serve.sampling.sampler import Sampler
+
+PAIRS = ["tr", "tru", "true", '{"', '":', '",', "in", "ĠĠ"]
+
+
+def small_tokenizer() -> tuple[str, dict[str, int]]:
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    words = {word: index for index, word in enumerate([*alphabet, *PAIRS])}
+    merges = [(word[:-1], word[-1]) for word in PAIRS]
+    made = tokenizers.Tokenizer(tokenizers.models.BPE(words, merges))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = tokenizers.decoders.ByteLevel()
+    made.add_special_tokens(["<end>"])
+    return made.to_str(), made.get_vocab()
+
+
+TEXT, WORDS = small_tokenizer()
+EOS = WORDS["<end>"]
+# Models have more logits than words.
+VOCAB = len(WORDS) + 7
+TOKENIZER = tokenizers.Tokenizer.from_str(TEXT)
+GRAMMARS = Grammars(TEXT, VOCAB, [EOS])
+
+SCHEMA = json.dumps(
+    {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "maxLength": 4},
+            "age": {"type": "integer", "minimum": 0, "maximum": 99},
+            "ok": {"type": "boolean"},
+        },
+        "required": ["name", "age", "ok"],
+        "additionalProperties": False,
+    }
+)
+
+
+def guide(kind: GrammarKind, text: str = "") -> Guide:
+    return GRAMMARS.guide(Grammar(kind=kind, text=text))
+
+
+def ids(text: str) -> list[int]:
+    return list(TOKENIZER.encode(text).ids)
+
+
+def allowed(masks: Masks, one: Guide, proposed: tuple[int, ...] = ()) -> list[set[int]]:
+    masks.begin([(1, one, proposed)], lines=len(proposed) + 2)
+    mask_LW = masks.ready()
+    assert mask_LW is not None
+    assert bool((mask_LW[0] == -1).all())
+    bits = (mask_LW[1:, :, None] >> torch.arange(32, dtype=torch.int32)) & 1
+    return [set(line.nonzero().flatten().tolist()) for line in bits.flatten(1)]
+
+
+@pytest.fixture(scope="module")
+def masks() -> Masks:
+    return Masks(VOCAB, "cpu", threads=1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "wanted"),
+    [
+        ("json_schema", SCHEMA, None),
+        ("json_object", "", None),
+        ("regex", "[a-c]{3}-[0-9]+", None),
+        ("grammar", 'start: "x" ("," "x")*', None),
+        ("grammar", 'root ::= "yes" | "no" " "?', None),
+        ("choice", '["red", "green \\"leaf\\""]', {"red", 'green "leaf"'}),
+    ],
+)
+def test_whatever_is_drawn_satisfies_the_grammar(
+    masks: Masks, kind: GrammarKind, text: str, wanted: set[str] | None
+) -> None:
+    for seed in range(6):
+        one, tokens = guide(kind, text), []
+        chance = random.Random(seed)
+        while not one.ended and len(tokens) < 120:
+            able = sorted(allowed(masks, one)[0])
+            assert able
+            if one.complete and EOS in able:
+                break
+            # Prefer what closes, so that answers end soon.
+            closing = [token for token in able if token in ids('"},')]
+            tokens.append(chance.choice(closing if closing and chance.random() < 0.7 else able))
+            one.advance(tokens[-1:])
+        answer = TOKENIZER.decode(tokens)
+        if kind.startswith("json"):
+            if one.complete:
+                assert isinstance(json.loads(answer), dict)
+        elif wanted is not None:
+            assert answer in wanted
+
+
+def test_a_schema_is_kept_to(masks: Masks) -> None:
+    one = guide("json_schema", SCHEMA)
+    one.advance(ids('{"name":"Jo"'))
+    after = allowed(masks, one)[0]
+    assert WORDS[","] in after
+    assert WORDS["}"] not in after
+    one.advance(ids(',"age":9'))
+    assert one.allowed(ids("9,")) == 2
+    assert one.allowed(ids("99")) == 1
+    one.advance(ids(',"ok":true}'))
+    assert one.ended
+    assert one.complete
+
+
+def test_after_the_end_only_an_end_of_text_is_allowed(masks: Masks) -> None:
+    one = guide("choice", '["ab"]')
+    one.advance(ids("ab"))
+    assert one.ended
+    assert allowed(masks, one) == [{EOS}]
+
+
+def test_spaces_cannot_go_on_for_ever() -> None:
+    one = guide("json_object")
+    one.advance(ids("{"))
+    assert one.allowed(ids(" " * 200)) <= 64
+
+
+def test_masks_follow_proposed_tokens_and_leave_the_guide_where_it_is(masks: Masks) -> None:
+    one = guide("regex", "ab[0-9]c")
+    a, b, c, seven = (WORDS[letter] for letter in "abc7")
+    lines = allowed(masks, one, (a, b, seven))
+    assert lines[:2] == [{a}, {b}]
+    assert lines[2] == {WORDS[digit] for digit in "0123456789"}
+    assert lines[3] == {c}
+    assert allowed(masks, one) == [{a}]
+    # What follows a proposal that is not allowed is never used.
+    assert allowed(masks, one, (a, c, seven))[:2] == [{a}, {b}]
+
+
+def test_tokens_can_be_taken_back() -> None:
+    one = guide("regex", "ab[0-9]c")
+    one.advance(ids("ab1"))
+    one.back(2)
+    assert one.allowed(ids("b2c")) == 3
+    with pytest.raises(ValueError, match="fewer than 5"):
+        one.back(5)
+
+
+def test_a_guide_starts_anew_for_each_answer() -> None:
+    first = guide("choice", '["ab"]')
+    first.advance(ids("ab"))
+    assert guide("choice", '["ab"]').allowed(ids("ab")) == 2
+
+
+def test_a_token_that_is_not_allowed_is_an_error() -> None:
+    one = guide("choice", '["ab"]')
+    with pytest.raises(InputError, match="grammar"):
+        one.advance(ids("x"))
+
+
+def test_the_sampler_draws_only_what_the_mask_allows(masks: Masks) -> None:
+    sampler = Sampler(2, VOCAB, "cpu", eos=[EOS])
+    sampler.set(0, Sampling(temperature=5.0, seed=1), (1,))
+    sampler.set(1, Sampling(temperature=5.0, seed=2), (1,))
+    one, text = guide("regex", "[xy]{6}"), []
+    for _ in range(6):
+        plan = sampler.plan([0, 1])
+        masks.begin([(0, one, ())], lines=2)
+        drawn = sampler.sample(torch.zeros(2, VOCAB), plan, mask_RW=masks.ready())
+        text.append(int(drawn.tokens[0]))
+        one.advance(text[-1:])
+    assert set(TOKENIZER.decode(text)) <= {"x", "y"}
+    masks.begin([], lines=2)
+    assert masks.ready() is None
+
+
+@pytest.mark.skipif(not HAS_TRITON, reason="no Triton here")
+def test_the_kernel_forbids_what_plain_torch_forbids() -> None:
+    # Wider than a block and no multiple of a word.
+    source = torch.Generator().manual_seed(0)
+    mask = torch.randint(-(2**31), 2**31, (2, 129), generator=source).to(torch.int32)
+    plain, by_kernel = torch.zeros(2, 4099), torch.zeros(2, 4099)
+    forbid(plain, mask, backend="torch")
+    forbid(by_kernel, mask, backend="triton")
+    assert plain.equal(by_kernel)
+    assert 0 < int(plain.isinf().sum()) < 2 * 4099
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "why"),
+    [
+        ("json_schema", "{", "no JSON"),
+        ("json_schema", "5", "object or true"),
+        ("json_schema", "false", "object or true"),
+        ("json_schema", '{"not": {"const": 1}}', "Unimplemented"),
+        ("json_schema", '{"x-guidance": {"lenient": true}, "not": {"const": 1}}', "Unimplemented"),
+        ("json_schema", '{"enum": []}', "Unsatisfiable"),
+        ("json_schema", '{"$ref": "http://example.org/a"}', "not present"),
+        ("json_schema", '{"a":' * 20_000, "no JSON"),
+        ("regex", "", "empty"),
+        ("regex", "a(?=b)", "look-around"),
+        ("regex", r"[^\s\S]", "no answer"),
+        ("grammar", "start: nothing", "unknown name"),
+        ("grammar", "hello", "GBNF"),
+        ("choice", "[]", "list of texts"),
+        ("choice", "[1]", "list of texts"),
+        ("choice", '["a", ""]', "none of them empty"),
+    ],
+)
+def test_what_cannot_be_applied_is_refused(kind: GrammarKind, text: str, why: str) -> None:
+    with pytest.raises(InputError, match=why) as refused:
+        guide(kind, text)
+    assert refused.value.problems[0].where == kind
+    assert refused.value.problems[0].fix
