@@ -1,51 +1,57 @@
 """`Answer`: one choice of an ask in the making, from its prompt to its end."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from meshwright.policy import sequences
 from meshwright.policy.kv import block_keys
-from meshwright.policy.sequences import Sequence
 from meshwright.run.serve.asked import Ask, Finish, Piece, TokenLogprob
+from meshwright.run.serve.sampling.stops import Step
 
 Sink = Callable[[Piece], None]
 
 
 class Text(Protocol):
-    """Makes the text of one answer from its tokens, and sees where it ends."""
+    """Follows one choice: its text, and what ends it."""
 
-    def add(self, token: int) -> str:
-        """Return what can be shown more."""
+    def add(self, tokens: Sequence[int], *, ended: bool = False) -> Step:
+        """Go on with tokens; `ended` says that a grammar lets nothing follow the last of them."""
 
-    @property
-    def stopped_by(self) -> str | None:
-        """The text that ended it."""
 
-    def rest(self) -> str:
-        """Return what was held back, when no more tokens come."""
+class Silent:
+    """Follows a choice of which nobody wants the text."""
+
+    def __init__(self, ends: frozenset[int], stops: frozenset[int], least: int, most: int) -> None:
+        self._ends, self._stops, self._least, self._most = ends | stops, stops, least, most
+        self._count = 0
+
+    def add(self, tokens: Sequence[int], *, ended: bool = False) -> Step:
+        """Go on with tokens."""
+        for place, token in enumerate(tokens, 1):
+            self._count += 1
+            if token in self._ends and self._count > self._least:
+                return Step(place, "", "stop", token if token in self._stops else None)
+            if ended and place == len(tokens):
+                return Step(place, "", "stop")
+            if self._count >= self._most:
+                return Step(place, "", "length")
+        return Step(len(tokens), "")
 
 
 class Answer:
     """What the host knows of one answer."""
 
     __slots__ = (
-        "adapter", "ask", "begun", "cached", "choice", "ends", "finish", "ids", "keys", "most",
-        "row", "salt", "sequence", "sink", "text",
+        "adapter", "ask", "begun", "choice", "finish", "ids", "keys", "most", "row", "salt",
+        "sequence", "sink", "text",
     )  # fmt: skip
 
     def __init__(
-        self,
-        ask: Ask,
-        choice: int,
-        most: int,
-        sink: Sink,
-        *,
-        ends: frozenset[int],
-        text: Text | None = None,
-        adapter: int = -1,
+        self, ask: Ask, choice: int, most: int, sink: Sink, text: Text, *, adapter: int = -1
     ) -> None:
-        """Begin an answer of at most `most` tokens; `ends` are those that end it."""
+        """Begin an answer of at most `most` tokens."""
         self.ask, self.choice, self.most, self.sink = ask, choice, most, sink
-        self.ends, self.text, self.adapter = ends, text, adapter
+        self.text, self.adapter = text, adapter
         self.ids = list(ask.prompt)
         """The prompt and what came after it, as far as the host has seen it."""
         self.salt = b"" if ask.adapter is None else ask.adapter.encode()[:64]
@@ -54,7 +60,7 @@ class Answer:
         self.row = -1
         self.begun = False
         self.finish: Finish | None = None
-        self.sequence: Sequence
+        self.sequence: sequences.Sequence
 
     @property
     def written(self) -> int:
@@ -68,48 +74,42 @@ class Answer:
             after = self.keys[-1] if self.keys else b""
             self.keys += block_keys(self.ids[known:], block_tokens, after=after, salt=self.salt)
 
-    def take(self, token: int, told: tuple[TokenLogprob, ...] = ()) -> Piece:
-        """Take the next token; the answer's `finish` says whether it was the last."""
-        if token < 0:
-            self.finish = "error"
-            return self._piece((), "", error="the model gave no number for any token")
-        self.ids.append(token)
-        sampling = self.ask.sampling
-        if token in self.ends and self.written > sampling.min_tokens:
-            self.finish = "stop"
-            rest = "" if self.text is None else self.text.rest()
-            return self._piece((token,), rest, told, stopped_by=token)
-        shown = "" if self.text is None else self.text.add(token)
-        stop = None if self.text is None else self.text.stopped_by
-        if stop is not None:
-            self.finish = "stop"
-        elif self.written >= self.most:
-            self.finish = "length"
-            shown += "" if self.text is None else self.text.rest()
-        return self._piece((token,), shown, told, stopped_by=stop)
+    def take(
+        self,
+        tokens: Sequence[int],
+        told: tuple[TokenLogprob, ...] = (),
+        *,
+        ended: bool = False,
+    ) -> Piece:
+        """Take the next tokens; the answer's `finish` says whether they were the last."""
+        if tokens and tokens[-1] < 0:
+            return self.fail("the model gave no number for any token")
+        step = self.text.add(tokens, ended=ended)
+        self.ids += tokens[: step.tokens]
+        self.finish = step.finish
+        shown = tuple(tokens[: step.tokens])
+        return self._piece(shown, step.text, told[: step.tokens], stopped_by=step.stopped_by)
 
     def cancel(self) -> Piece:
         """End an answer that nobody waits for."""
         self.finish = "cancelled"
-        return self._piece((), "")
+        return self._piece()
 
     def fail(self, why: str) -> Piece:
         """End an answer by an error."""
         self.finish = "error"
-        return self._piece((), "", error=why)
+        return self._piece(error=why)
 
     def _piece(
         self,
-        tokens: tuple[int, ...],
-        text: str,
+        tokens: tuple[int, ...] = (),
+        text: str = "",
         told: tuple[TokenLogprob, ...] = (),
         *,
         stopped_by: str | int | None = None,
         error: str = "",
     ) -> Piece:
         first, self.begun = not self.begun, True
-        if isinstance(stopped_by, int) and stopped_by not in self.ask.sampling.stop_tokens:
-            stopped_by = None
         return Piece(
             choice=self.choice,
             tokens=tokens,

@@ -10,6 +10,7 @@ An engine is used by one thread; `loop` feeds it from others.
 
 import secrets
 import time
+from collections import abc
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
@@ -18,10 +19,11 @@ import msgspec
 from meshwright.errors import InputError, Problem
 from meshwright.policy.batching import Batch, Batcher, Sequence, State
 from meshwright.run.serve.asked import Ask, Gauges, Piece, Sampling, TokenLogprob
-from meshwright.run.serve.engine.answer import Answer, Sink, Text
+from meshwright.run.serve.engine.answer import Answer, Silent, Sink, Text
 from meshwright.run.serve.engine.orders import Entry, Going, Moved, Orders, Part, Written
 from meshwright.run.serve.engine.runner import Landing, Runner
 from meshwright.run.serve.sampling.lines import Told, is_penalised, problems_of
+from meshwright.run.serve.sampling.stops import Answer as Following
 from meshwright.spec.serving import Limits
 
 
@@ -41,18 +43,18 @@ class Engine:
         limits: Limits,
         *,
         ends: frozenset[int] = frozenset(),
-        text: Callable[[Ask], Text] | None = None,
+        decode: Callable[[abc.Sequence[int]], str] | None = None,
         shares: Mapping[str, float] | None = None,
     ) -> None:
         """Serve with a runner whose cache has its blocks.
 
-        `ends` are tokens that end every answer, unless it asks to ignore them; `text` makes text of
-        tokens, where it is wanted; `shares` are weights of tenants.
+        `ends` are tokens that end every answer, unless it asks to ignore them; `decode` makes text
+        of tokens, where it is wanted; `shares` are weights of tenants.
         """
         if runner.forward.recurrent:
             # What lies in blocks is not all there is to know of a beginning, or of who made room.
             limits = msgspec.structs.replace(limits, prefix_cache=False, preemption="recompute")
-        self.runner, self.limits, self.ends, self._text = runner, limits, ends, text
+        self.runner, self.limits, self.ends, self._decode = runner, limits, ends, decode
         self.batcher = Batcher(limits, runner.cache.blocks, shares=shares)
         self.max_length = min(
             runner.forward.max_length, runner.cache.blocks * limits.block_tokens + 1
@@ -75,22 +77,19 @@ class Engine:
 
     def add(self, ask: Ask, sink: Sink) -> list[Answer]:
         """Take an ask; its pieces go to the sink, in the thread that takes turns."""
-        sampling = self._checked(ask)
+        self.check(ask)
+        sampling = ask.sampling
+        if sampling.seed is None:
+            sampling = msgspec.structs.replace(sampling, seed=secrets.randbits(62))
+            ask = msgspec.structs.replace(ask, sampling=sampling)
         room = self.max_length - len(ask.prompt)
         most = room if sampling.max_tokens is None else min(sampling.max_tokens, room)
-        ask = msgspec.structs.replace(ask, sampling=sampling)
-        ends = frozenset(sampling.stop_tokens)
-        if not sampling.ignore_eos:
-            ends |= self.ends
         answers = [
-            Answer(
-                ask, choice, most, sink, ends=ends,
-                text=None if self._text is None else self._text(ask),
-            )
+            Answer(ask, choice, most, sink, self._text(sampling, most))
             for choice in range(sampling.n)
-        ]  # fmt: skip
+        ]
         answers[0].name_blocks(self.limits.block_tokens)
-        for answer in answers:
+        for answer in answers[1:]:
             answer.keys = list(answers[0].keys)
         others = tuple(self._sequence(answer) for answer in answers[1:])
         if self.runner.forward.recurrent:
@@ -100,6 +99,12 @@ class Engine:
         else:
             self.batcher.add(self._sequence(answers[0], others))
         return answers
+
+    def _text(self, sampling: Sampling, most: int) -> Text:
+        if self._decode is not None:
+            return Following(self._decode, sampling, tuple(self.ends), most)
+        ends = frozenset[int]() if sampling.ignore_eos else self.ends
+        return Silent(ends, frozenset(sampling.stop_tokens), sampling.min_tokens, most)
 
     def _sequence(self, answer: Answer, forks: tuple[Sequence, ...] = ()) -> Sequence:
         ask = answer.ask
@@ -114,12 +119,13 @@ class Engine:
         )
         return answer.sequence
 
-    def _checked(self, ask: Ask) -> Sampling:
+    def check(self, ask: Ask) -> None:
+        """Raise `InputError` where an ask cannot be answered at all; any thread may call it."""
         sampling, problems = ask.sampling, problems_of(ask.sampling, self.vocab)
         if not ask.prompt:
             problems.append(Problem("prompt", "holds no token", "give one at least"))
-        wrong = next((token for token in ask.prompt if not 0 <= token < self.vocab), None)
-        if wrong is not None:
+        elif not 0 <= min(ask.prompt) <= max(ask.prompt) < self.vocab:
+            wrong = next(token for token in ask.prompt if not 0 <= token < self.vocab)
             fix = f"use ids from 0 to {self.vocab - 1}"
             problems.append(Problem("prompt", f"{wrong} is no token of this model", fix))
         if len(ask.prompt) >= self.max_length:
@@ -128,11 +134,11 @@ class Engine:
         if sampling.n > self.limits.batch_requests:
             what = f"{sampling.n} answers at a time, the engine has {self.limits.batch_requests}"
             problems.append(Problem("n", what, f"use at most {self.limits.batch_requests}"))
+        if sampling.stop and self._decode is None:
+            what = "stop texts, but this engine has no words"
+            problems.append(Problem("stop", what, "give stop_tokens"))
         if problems:
             raise InputError(problems)
-        if sampling.seed is None:
-            sampling = msgspec.structs.replace(sampling, seed=secrets.randbits(62))
-        return sampling
 
     def cancel(self, answers: list[Answer]) -> None:
         """End answers that nobody waits for any more."""
@@ -297,7 +303,7 @@ class Engine:
         for place, answer in enumerate(flying.answers):
             if answer.finish is not None:
                 continue
-            piece = answer.take(tokens[place], likely.get(place, ()))
+            piece = answer.take((tokens[place],), likely.get(place, ()))
             self._output_tokens += len(piece.tokens)
             self._send(answer, piece)
             if piece.finish is not None:

@@ -1,0 +1,169 @@
+"""`EngineLoop`: an engine in a thread of its own, asked from an event loop.
+
+What the event loop wants of the engine waits in an inbox until the thread has ended its turn. The
+pieces of one turn come back in one go. Where the engine breaks, every answer under way ends with an
+error, and its health says why.
+"""
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from meshwright.errors import MeshwrightError
+from meshwright.run.serve.asked import Ask, Gauges, Piece
+from meshwright.run.serve.engine.answer import Answer, Sink
+from meshwright.run.serve.engine.engine import Engine
+
+STUCK_S = 60.0
+"""After so long without a step while requests are there, an engine is ill."""
+_ALL = -1
+"""Stands for all choices of an ask that are left."""
+_T = TypeVar("_T")
+
+
+class EngineBroken(MeshwrightError):
+    """The engine ended, and takes no more asks."""
+
+
+class EngineLoop:
+    """Serves with an engine; make it where an event loop runs."""
+
+    def __init__(self, engine: Engine, *, stuck_s: float = STUCK_S) -> None:
+        self.engine, self.max_length = engine, engine.max_length
+        self._stuck_s = stuck_s
+        self._loop = asyncio.get_running_loop()
+        self._inbox: deque[Callable[[], object]] = deque()
+        self._wake, self._ending = threading.Event(), False
+        self._open: dict[int, Sink] = {}
+        """Where the pieces of asks under way go, for the case that the engine breaks."""
+        self._asked = 0
+        self._broke = ""
+        self._turning_since: float | None = None
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    async def answer(self, ask: Ask) -> AsyncIterator[Piece]:
+        """Answer; closing the iterator cancels what is left."""
+        self.engine.check(ask)
+        self._require()
+        pieces: asyncio.Queue[Piece] = asyncio.Queue()
+        answers: list[Answer] = []
+        self._asked += 1
+        number, left = self._asked, set(range(ask.sampling.n))
+        self._open[number] = pieces.put_nowait
+        self._post(lambda: answers.extend(self.engine.add(ask, pieces.put_nowait)))
+        try:
+            while left:
+                piece = await pieces.get()
+                ended = left if piece.choice == _ALL else {piece.choice}
+                if piece.finish is not None:
+                    left = left - ended
+                if piece.choice != _ALL:
+                    yield piece
+                    continue
+                for choice in sorted(ended):
+                    yield msgspec.structs.replace(piece, choice=choice)
+        finally:
+            del self._open[number]
+            if left and not self._broke:
+                self._post(lambda: self.engine.cancel(answers))
+
+    async def embed(self, prompts: Sequence[tuple[int, ...]]) -> list[list[float]]:
+        """Return a vector of length one for each prompt."""
+        return await self._between(lambda: self.engine.embed(prompts))
+
+    def gauges(self) -> Gauges:
+        """Return what the engine does at this moment."""
+        return self.engine.gauges()
+
+    def ill(self) -> str:
+        """Say why no forward progress is made; empty where all is well."""
+        if self._broke:
+            return self._broke
+        since = self._turning_since
+        if since is not None and time.monotonic() - since > self._stuck_s:
+            return f"a step has not ended for {time.monotonic() - since:.0f} s"
+        return ""
+
+    async def close(self) -> None:
+        """End the thread; answers under way end with an error."""
+        self._ending = True
+        self._wake.set()
+        await asyncio.to_thread(self._thread.join, 30)
+        self._fail("the engine was closed")
+
+    def _require(self) -> None:
+        if self._broke:
+            raise EngineBroken(self._broke)
+
+    async def _between(self, work: Callable[[], _T]) -> _T:
+        """Do something with the engine between two of its turns."""
+        self._require()
+        done: asyncio.Future[_T] = self._loop.create_future()
+
+        def settle(result: _T | None, error: BaseException | None) -> None:
+            if done.cancelled():
+                return
+            if error is not None:
+                done.set_exception(error)
+            else:
+                done.set_result(result)  # type: ignore[arg-type]
+
+        def job() -> None:
+            try:
+                result = work()
+            except Exception as error:  # noqa: BLE001 - goes to who asked for it
+                self._tell(settle, None, error)
+            else:
+                self._tell(settle, result, None)
+
+        self._post(job)
+        return await done
+
+    def _post(self, job: Callable[[], object]) -> None:
+        self._inbox.append(job)
+        self._wake.set()
+
+    def _tell(self, what: Callable[..., object], *given: object) -> None:
+        # The event loop may be closed already when the last pieces are ready.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(what, *given)
+
+    # In the thread.
+
+    def _run(self) -> None:
+        try:
+            while not self._ending:
+                self._turn()
+        except Exception as error:  # noqa: BLE001 - whatever it is, nobody may wait for ever
+            self._broke = f"the engine broke: {type(error).__name__}: {error}"
+            self._tell(self._fail, self._broke)
+
+    def _turn(self) -> None:
+        self._turning_since = time.monotonic()
+        while self._inbox:
+            self._inbox.popleft()()
+        worked = self.engine.turn()
+        ready = self.engine.outbox()
+        if ready:
+            self._tell(_deliver, ready)
+        self._turning_since = None
+        if not worked and not self._inbox:
+            self._wake.wait()
+            self._wake.clear()
+
+    def _fail(self, why: str) -> None:
+        self._broke = self._broke or why
+        for sink in self._open.values():
+            sink(Piece(choice=_ALL, finish="error", error=why))
+
+
+def _deliver(ready: list[tuple[Sink, Piece]]) -> None:
+    for sink, piece in ready:
+        sink(piece)
