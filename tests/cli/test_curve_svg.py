@@ -2,6 +2,7 @@
 
 import math
 import xml.etree.ElementTree as ET
+from itertools import pairwise
 from typing import Any
 
 from meshwright.cli.curve_svg import Chart, Curve, draw
@@ -78,3 +79,14 @@ def test_the_page_of_a_run_shows_its_curves() -> None:
     assert {"loss (nats per token)", "held out 4.5", "gradient norm", "speed (tokens/s)"} <= set(
         found
     )
+
+
+def test_labels_of_many_curves_stay_apart_and_above_the_axis() -> None:
+    curves = [Curve(f"curve {number}", [(0, 0.0), (1, number / 100)]) for number in range(7)]
+    picture = draw([Chart("loss", [*curves, Curve("high", [(0, 0.0), (1, 10.0)])])])
+    labels = [text for text in ET.fromstring(picture).iter(f"{SVG}text") if "fill" in text.attrib]
+    heights = sorted(float(label.attrib["y"]) for label in labels)
+    assert len(heights) == 8
+    assert min(b - a for a, b in pairwise(heights)) >= 14.9
+    (axis,) = (text for text in ET.fromstring(picture).iter(f"{SVG}text") if text.text == "step")
+    assert heights[-1] < float(axis.attrib["y"]) - 10

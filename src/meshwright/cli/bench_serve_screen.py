@@ -7,7 +7,13 @@ import msgspec
 
 from meshwright.cli.answer import Answer, Note, View, facts, table
 from meshwright.errors import InputError, Problem
-from meshwright.observe.bench.serving.compare import Compared, Difference, compare, pairs_of
+from meshwright.observe.bench.serving.compare import (
+    FEW,
+    Compared,
+    Difference,
+    compare,
+    pairs_of,
+)
 from meshwright.observe.bench.serving.echo import Echo
 from meshwright.observe.bench.serving.figures import METRICS, Figures, Objective, figures_of
 from meshwright.observe.bench.serving.result import Result, Run
@@ -256,6 +262,8 @@ def _unlike(first: Result, second: Result) -> list[str]:
         said.append(f"the seeds differ: {first.seed} and {second.seed}: other prompts and lengths")
     if first.asking.temperature != second.asking.temperature:
         said.append("the temperatures differ")
+    if any(len(run.requests) < FEW for result in (first, second) for run in result.runs):
+        said.append(f"with fewer than {FEW} requests, what is beyond noise is called so too easily")
     if first.machine != second.machine:
         said.append("the load came from different machines")
     for name, a, b in (("first", first, second), ("second", second, first)):

@@ -97,19 +97,24 @@ def _chart(chart: Chart, top: float) -> list[str]:
                 f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in places
             ]
         ends.append((places[-1][1], f"{curve.name} {_short(curve.points[-1][1])}", colour))
-    for y, text, colour in _apart(ends):
+    for y, text, colour in _apart(ends, top + _HEIGHT - _BOTTOM - 4):
         drawn.append(
             f'<text x="{_LEFT + plot_w + 10}" y="{y + 4:.1f}" fill="{colour}">{escape(text)}</text>'
         )
     return drawn
 
 
-def _apart(ends: list[tuple[float, str, str]]) -> list[tuple[float, str, str]]:
-    """Move labels down until none lies on another."""
+def _apart(ends: list[tuple[float, str, str]], lowest: float) -> list[tuple[float, str, str]]:
+    """Move labels down until none lies on another, and back up where they would leave the chart."""
     placed: list[tuple[float, str, str]] = []
     for y, text, colour in sorted(ends):
         place = y if not placed else max(y, placed[-1][0] + 15)
         placed.append((place, text, colour))
+    for index in range(len(placed) - 1, -1, -1):
+        y, text, colour = placed[index]
+        place = min(y, lowest)
+        placed[index] = (place, text, colour)
+        lowest = place - 15
     return placed
 
 

@@ -27,7 +27,7 @@ def _run(seed: int, slower: float = 1.0, name: str = "8 at a time") -> Run:
 def test_the_same_server_twice_is_within_noise() -> None:
     found = [line for seed in range(5) for line in compare(_run(seed), _run(seed + 100)).lines]
     beyond = [line.name for line in found if line.beyond_noise]
-    assert len(found) == 65
+    assert len(found) == 5 * (4 * 3 + 1 + 1)  # of 100 requests only gaps have a 99th percentile
     assert len(beyond) <= 4
 
 
