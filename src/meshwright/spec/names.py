@@ -22,10 +22,18 @@ def nearest(name: str, known: Iterable[str], most: int = 3) -> list[str]:
 def _likeness(wanted: str, candidate: str) -> float:
     # People type the start of a long name ("h200" for h200-141g-sxm) or a word inside it, so a
     # name is also compared by its beginning, at a small discount.
-    whole = SequenceMatcher(None, wanted, candidate).ratio()
-    start = SequenceMatcher(None, wanted, candidate[: len(wanted)]).ratio()
+    whole = _ratio(wanted, candidate)
+    start = _ratio(wanted, candidate[: len(wanted)])
     inside = 1.0 if len(wanted) > 2 and wanted in candidate else 0.0
     return max(whole, 0.95 * start, 0.9 * inside)
+
+
+def _ratio(wanted: str, candidate: str) -> float:
+    """Return how much of two texts matches; 0 where it cannot be close, which is seen sooner."""
+    matcher = SequenceMatcher(None, wanted, candidate)
+    if matcher.real_quick_ratio() < CLOSE or matcher.quick_ratio() < CLOSE:
+        return 0.0
+    return matcher.ratio()
 
 
 def suggestion(name: object, known: Iterable[str]) -> str:

@@ -2,20 +2,16 @@
 
 import math
 import statistics
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from meshwright.predict import MemoryPrediction, predict_memory
-from meshwright.predict.published import read_rows
-from meshwright.predict.published.memory_kind import measured_bytes, memory_kind, read_as
-from meshwright.predict.published.score import prepare
+from meshwright.predict.published import Scored, read_rows
+from meshwright.predict.published.memory_kind import measured_bytes, memory_kind
 
 RUNS = Path(__file__).parents[3] / "validation" / "training" / "runs.json"
 ROWS = read_rows(RUNS)
-BY_ID = {row["id"]: row for row in ROWS}
 pytestmark = pytest.mark.xdist_group("published")
 
 CONTRADICTORY = "no recompute, and a batch whose activations alone take several times the GPU"
@@ -33,20 +29,6 @@ FITS_ALL_THE_SAME = {"bloom-02-28-h14336-l82-a128-tp4-pp12-mb2-b2048"}
 """An out-of-memory row no larger than one that the same source ran in 67 GB (13,312 × 94)."""
 
 
-def memory_of(row: dict[str, Any]) -> MemoryPrediction | None:
-    return _memory(row["id"])
-
-
-@cache
-def _memory(name: str) -> MemoryPrediction | None:
-    row = BY_ID[name]
-    # A row that ran out of memory has no time, and `prepare` leaves out what was not timed.
-    ready = prepare({**row, "derived": {"step_time_s": 1.0}})
-    if ready is None:
-        return None
-    return predict_memory(ready.run())
-
-
 def is_told(row: dict[str, Any]) -> bool:
     """Whether the row says exactly what was computed again."""
     layout = row["layout"]
@@ -57,14 +39,8 @@ def is_told(row: dict[str, Any]) -> bool:
 
 
 @pytest.fixture(scope="module")
-def errors() -> list[float]:
-    found = []
-    for row in ROWS:
-        measured = measured_bytes(row)
-        memory = memory_of(row) if measured else None
-        if measured and memory is not None:
-            found.append(read_as(memory.worst, memory_kind(row).reading) / measured - 1)
-    return found
+def errors(results: list[Scored]) -> list[float]:
+    return [result.memory_error for result in results if result.memory_error is not None]
 
 
 def test_nearly_every_row_with_memory_is_scored(errors: list[float]) -> None:
@@ -78,18 +54,17 @@ def test_memory_is_close_to_what_was_measured(errors: list[float]) -> None:
     assert abs(statistics.median(errors)) < 0.03
 
 
-def test_what_ran_fits() -> None:
-    told = [row for row in ROWS if is_told(row) and not row.get("oom")]
-    verdicts = {row["id"]: memory_of(row) for row in told}
-    too_large = {name for name, memory in verdicts.items() if memory and not memory.fits}
+def test_what_ran_fits(results: list[Scored]) -> None:
+    told = {row["id"] for row in ROWS if is_told(row) and not row.get("oom")}
+    too_large = {each.id for each in results if each.id in told and each.fits is False}
     assert len(told) > 600
     assert too_large <= DO_NOT_FIT.keys()
 
 
-def test_what_ran_out_of_memory_does_not_fit() -> None:
-    out = {row["id"]: memory_of(row) for row in ROWS if row.get("oom")}
+def test_what_ran_out_of_memory_does_not_fit(results: list[Scored]) -> None:
+    out = {row["id"] for row in ROWS if row.get("oom")}
     assert len(out) == 6
-    assert {name for name, memory in out.items() if memory and memory.fits} <= FITS_ALL_THE_SAME
+    assert {each.id for each in results if each.id in out and each.fits} <= FITS_ALL_THE_SAME
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ catalog by name.
 
 import re
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 from meshwright.errors import InputError
@@ -47,12 +48,10 @@ def model_of(row: Mapping[str, Any]) -> Model:
 
 def _known(described: Model) -> Model | None:
     """Return the catalog's model of that name where its sizes are those of the row."""
-    try:
-        known = _named(described.name)
-    except Unusable:
+    known = _listed(described.name)
+    if known is None or _sizes(known) != _sizes(described):
         return None
-    same = _sizes(known) == _sizes(described)
-    return known if same and known.multi_token == described.multi_token else None
+    return known if known.multi_token == described.multi_token else None
 
 
 def _sizes(model: Model) -> tuple[object, ...]:
@@ -72,13 +71,22 @@ def _sizes(model: Model) -> tuple[object, ...]:
 
 def _named(name: str) -> Model:
     """Look a model up whose row prints no dimensions."""
+    known = _listed(name)
+    if known is None:
+        raise Unusable(f"the source prints no dimensions of {name}")
+    return known
+
+
+@cache  # many rows name the same, and most names are not in the catalog
+def _listed(name: str) -> Model | None:
+    """Return the catalog's model of a name as rows write it."""
     short = re.sub(r"\s*\(.*?\)", "", name).strip().replace(" ", "-").lower()
     for candidate in (short, re.sub(r"-\d+b-a\d+b$", "", short), re.sub(r"-\d+b$", "", short)):
         try:
             return catalog.model(candidate)
         except InputError:
             continue
-    raise Unusable(f"the source prints no dimensions of {name}")
+    return None
 
 
 def _model(given: Mapping[str, Any], blocks: dict[str, Block], names: tuple[str, ...]) -> Model:
