@@ -38,8 +38,10 @@ def settings(
     def whole(value: int) -> torch.Tensor:
         return torch.full((rows,), value, dtype=torch.int64, device=DEVICE)
 
-    drawn = torch.arange(rows, device=DEVICE)
-    return Settings(real(temperature), real(top_p), real(min_p), whole(top_k), whole(seed), drawn)
+    drawn, unseeded = torch.arange(rows, device=DEVICE), whole(0)
+    return Settings(
+        real(temperature), real(top_p), real(min_p), whole(top_k), whole(seed), drawn, unseeded
+    )
 
 
 def every_row(rows: int) -> Places:

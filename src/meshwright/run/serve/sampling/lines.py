@@ -1,4 +1,4 @@
-"""What the lines of a step's logits need, what a draw of them gives, and which asks are refused."""
+"""What the lines of a step's logits need, and which asks are refused."""
 
 from typing import NamedTuple
 
@@ -48,22 +48,6 @@ class Lines(NamedTuple):
     """The same on the device."""
     top: int
     """The most alternatives that one of them asks for."""
-
-
-class Told(NamedTuple):
-    """Log-probabilities of the lines `Lines.told`; the tokens are those that were drawn."""
-
-    own: torch.Tensor
-    top: torch.Tensor
-    top_tokens: torch.Tensor
-
-
-class Drawn(NamedTuple):
-    """What a step drew."""
-
-    tokens: torch.Tensor
-    """-1 where no logit was a number: the engine ends that request with an error."""
-    told: Told | None
 
 
 def problems_of(sampling: Sampling, vocab: int) -> list[Problem]:

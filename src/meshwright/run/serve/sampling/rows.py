@@ -19,6 +19,9 @@ class Settings(NamedTuple):
     drawn: torch.Tensor
     """int64: tokens that the row has drawn so far, which is the position of its next draw."""
 
+    seeded: torch.Tensor
+    """int64: 1 where the seed was asked for."""
+
 
 class Places(NamedTuple):
     """Whose token each line of logits is to give; both of shape (lines,)."""

@@ -1,10 +1,9 @@
 """`Sampler`: keeps how each row of an engine draws, and draws the next token of many at a time.
 
-A step goes in three parts, so that the host is done before the device is:
+A step goes in two parts, so that the host is done before the device is:
 
-    lines = sampler.plan(rows)            host: what these rows need; sends what changed
-    drawn = sampler.draw(logits, lines)   device: no wait for it anywhere
-    sampler.commit(lines, drawn.tokens)   device: counts what was kept
+    lines = sampler.plan(rows)              host: what these rows need; sends what changed
+    drawn = sampler.sample(logits, lines)   device: no wait for it anywhere
 
 Logits go through: logit bias, penalties, tokens banned until `min_tokens`, a grammar's mask,
 temperature, top-k, top-p, min-p. A step without any of the first four reads the logits once, or a
@@ -14,6 +13,7 @@ before anything of the above, as vLLM tells them by default.
 
 import secrets
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,15 +21,12 @@ import torch
 from meshwright.errors import InputError
 from meshwright.run.kernels.language import Backend
 from meshwright.run.serve.asked import GREEDY, Sampling
-from meshwright.run.serve.sampling.chance import TOKEN
 from meshwright.run.serve.sampling.choosing import choose
 from meshwright.run.serve.sampling.floors import floors
 from meshwright.run.serve.sampling.lines import (
     COLD,
-    Drawn,
     Lines,
     Penalised,
-    Told,
     Touched,
     is_cut,
     is_penalised,
@@ -38,6 +35,15 @@ from meshwright.run.serve.sampling.lines import (
 from meshwright.run.serve.sampling.masks import forbid
 from meshwright.run.serve.sampling.penalties import Counts, penalise
 from meshwright.run.serve.sampling.rows import Places, Settings
+from meshwright.run.serve.sampling.telling import Told, raw_of, tell
+
+
+class Drawn(NamedTuple):
+    """What a step drew."""
+
+    tokens: torch.Tensor
+    """-1 where no logit was a number: the engine ends that request with an error."""
+    told: Told | None
 
 
 class Sampler:
@@ -58,8 +64,8 @@ class Sampler:
         self._backend = backend
         # Columns: temperature, top-p, min-p, repetition, presence, frequency.
         self._reals = np.tile(np.float32([0, 1, 0, 1, 0, 0]), (rows, 1))
-        # Columns: top-k, seed, tokens drawn.
-        self._wholes = np.zeros((rows, 3), np.int64)
+        # Columns: top-k, seed, tokens drawn, whether the seed was asked for.
+        self._wholes = np.zeros((rows, 4), np.int64)
         self._reals_CR = torch.from_numpy(self._reals.T.copy()).to(self.device)
         self._wholes_CR = torch.from_numpy(self._wholes.T.copy()).to(self.device)
         self._changed: set[int] = set()
@@ -102,7 +108,8 @@ class Sampler:
         seed = secrets.randbits(62) if sampling.seed is None else sampling.seed
         # An odd multiple per choice keeps the seeds of a request's choices apart.
         mixed = (seed + choice * 0x9E3779B97F4A7C15) & 0x7FFFFFFFFFFFFFFF
-        self._wholes[row] = (min(sampling.top_k, self.vocab), mixed, len(output))
+        asked = sampling.seed is not None
+        self._wholes[row] = (min(sampling.top_k, self.vocab), mixed, len(output), asked)
         if is_penalised(sampling):
             self._counts.add(row, prompt, output)
         self._touch(row, sampling)
@@ -131,41 +138,17 @@ class Sampler:
             self._planned = (key, self._planned_anew(rows, widths))
         return self._planned[1]
 
-    def draw(
-        self,
-        logits_LV: torch.Tensor,
-        lines: Lines,
-        *,
-        inputs_L: torch.Tensor | None = None,
-        mask_LW: torch.Tensor | None = None,
-        stream: int = TOKEN,
-    ) -> Drawn:
-        """Draw a token for each line; float32 logits may be changed in place.
-
-        Args:
-            logits_LV: Of the model.
-            lines: From `plan`.
-            inputs_L: The tokens that were fed to the model at these lines; only needed where
-                tokens were proposed, for penalties that count them.
-            mask_LW: int32 words of 32 bits, lowest first: tokens that grammars allow.
-            stream: Which of a position's independent draws.
-        """
-        raw_TV = None if lines.told_index is None else logits_LV[lines.told_index].float()
-        changed_LV = self.changed(logits_LV, lines, inputs_L=inputs_L, mask_LW=mask_LW)
-        floor_L = self.floor(changed_LV, lines)
-        tokens_L = choose(
-            changed_LV, lines.places, self.settings, floor_L, stream=stream, backend=self._backend
-        )
-        told = None if raw_TV is None else self._tell(raw_TV, lines, tokens_L)
-        return Drawn(tokens_L, told)
-
     def sample(
         self, logits_RV: torch.Tensor, lines: Lines, *, mask_RW: torch.Tensor | None = None
     ) -> Drawn:
-        """Draw one token for each row and count it."""
-        drawn = self.draw(logits_RV, lines, mask_LW=mask_RW)
-        self.commit(lines, drawn.tokens)
-        return drawn
+        """Draw one token for each row and count it; float32 logits may be changed in place.
+
+        `mask_RW` are words of 32 bits, lowest first: the tokens that grammars allow.
+        """
+        raw_TV = raw_of(logits_RV, lines)
+        tokens_R = self.chosen(self.changed(logits_RV, lines, mask_LW=mask_RW), lines)
+        self.commit(lines, tokens_R)
+        return Drawn(tokens_R, tell(raw_TV, lines, tokens_R))
 
     def commit(
         self, lines: Lines, tokens_L: torch.Tensor, kept_L: torch.Tensor | None = None
@@ -186,7 +169,11 @@ class Sampler:
         inputs_L: torch.Tensor | None = None,
         mask_LW: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return logits with biases, penalties, bans and masks, in float32 where there are any."""
+        """Return logits with biases, penalties, bans and masks, in float32 where there are any.
+
+        `inputs_L` are the tokens that were fed to the model at these lines: needed where tokens
+        were proposed, for penalties that count them.
+        """
         if lines.touched is None and lines.penalised is None and mask_LW is None:
             return logits_LV
         logits_LV = logits_LV.float()
@@ -211,6 +198,11 @@ class Sampler:
         if not lines.cut:
             return None
         return floors(changed_LV, lines.places, self.settings, backend=self._backend)
+
+    def chosen(self, changed_LV: torch.Tensor, lines: Lines) -> torch.Tensor:
+        """Return the token that each line draws, of logits that were `changed`."""
+        floor_L = self.floor(changed_LV, lines)
+        return choose(changed_LV, lines.places, self.settings, floor_L, backend=self._backend)
 
     def probabilities(self, changed_LV: torch.Tensor, lines: Lines) -> torch.Tensor:
         """Return the distribution that each line draws from, of logits that were `changed`."""
@@ -245,13 +237,6 @@ class Sampler:
         logits_LV[lines_P] = penalise(
             logits_LV[lines_P], counts_PV, repetition_P, presence_P, frequency_P
         )
-
-    def _tell(self, raw_TV: torch.Tensor, lines: Lines, tokens_L: torch.Tensor) -> Told:
-        whole_T1 = raw_TV.logsumexp(1, keepdim=True)
-        tokens_T1 = tokens_L[lines.told_index, None].clamp(min=0)
-        own_T = (raw_TV.gather(1, tokens_T1) - whole_T1).squeeze(1)
-        top_TK, top_tokens_TK = raw_TV.topk(min(lines.top, self.vocab), dim=1)
-        return Told(own_T, top_TK - whole_T1, top_tokens_TK)
 
     def _planned_anew(self, rows: Sequence[int], widths: Sequence[int]) -> Lines:
         rows_L = [row for row, width in zip(rows, widths, strict=True) for _ in range(width)]
