@@ -30,7 +30,7 @@ def paged(
     counts = [-(-length // block) for length in lengths]
     blocks = sum(counts) + 2
     order = torch.randperm(blocks, generator=torch.Generator().manual_seed(1))
-    tables = torch.full((len(lengths), max(max(counts), 1)), -1, dtype=torch.int32)
+    tables = torch.full((len(lengths), max(*counts, 1)), -1, dtype=torch.int32)
     shape = (blocks, kv_heads, block, width) if heads_first else (blocks, block, kv_heads, width)
     caches = []
     for seed in (1, 2):

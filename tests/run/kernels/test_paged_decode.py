@@ -15,7 +15,7 @@ from meshwright.run.kernels.paged_decode import Cut, paged_decode, plan_decode
 from tests.run.kernels.exactness import DEVICE, assert_near, drawn
 from tests.run.kernels.paged import Paged, paged
 
-LENGTHS = [70, 0, 1, 16, 250, 33]
+LENGTHS = [70, 0, 1, 16, 170]
 
 
 def checked(q: torch.Tensor, cache: Paged, cut: Cut | None = None, **options: Any) -> torch.Tensor:
@@ -57,7 +57,7 @@ def test_rows_of_all_lengths_are_exact(apart: bool, block: int, dtype: torch.dty
     ("heads", "kv_heads", "width"), [(3, 3, 16), (5, 1, 24), (66, 1, 16), (20, 1, 32)]
 )
 def test_groups_of_any_size_are_exact(heads: int, kv_heads: int, width: int) -> None:
-    cache = paged([40, 90], kv_heads=kv_heads, width=width)
+    cache = paged([20, 40], kv_heads=kv_heads, width=width)
     checked(drawn(2, heads, width), cache)
 
 
@@ -70,12 +70,12 @@ def test_groups_of_any_size_are_exact(heads: int, kv_heads: int, width: int) -> 
         {"sinks": drawn(4, seed=5)},
         {"alibi": drawn(4, seed=6).abs(), "window": 100},
     ],
-    ids=lambda options: "-".join(options),
+    ids="-".join,
 )
 @pytest.mark.parametrize("invariant", [False, True])
 def test_options_are_exact(options: dict[str, Any], invariant: bool) -> None:
     cut = Cut(tile=32, warps=2, stages=2, per_sm=2, least=1)
-    checked(drawn(3, 4, 16), paged([200, 0, 47]), cut, invariant=invariant, **options)
+    checked(drawn(3, 4, 16), paged([150, 0, 47]), cut, invariant=invariant, **options)
 
 
 def test_scales_multiply_what_is_cached() -> None:
@@ -86,11 +86,11 @@ def test_scales_multiply_what_is_cached() -> None:
 
 def test_a_row_is_the_same_to_the_bit_in_any_batch() -> None:
     cut = Cut(tile=32, warps=2, stages=2, per_sm=2)
-    cache = paged([600, 300, 20, 77])
-    q = drawn(4, 4, 16)
+    cache = paged([300, 20, 77])
+    q = drawn(3, 4, 16)
     plan = plan_decode(cache.lengths, cache.k_cache, 4, cut=cut, invariant=True)
     together = paged_decode(q, *cache, plan=plan, backend="triton")
-    for row in range(4):
+    for row in range(3):
         one = slice(row, row + 1)
         lengths = cache.lengths[one]
         plan = plan_decode(lengths, cache.k_cache, 4, cut=cut, invariant=True)

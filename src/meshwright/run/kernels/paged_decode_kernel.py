@@ -16,17 +16,16 @@ and a sum of its own, so that no warp waits for another before the unit ends.
 from meshwright.run.kernels.language import tl, triton
 from meshwright.run.kernels.paged_tile import (
     NOTHING,
+    attend_tiles,
     first_key,
-    load_pages,
-    load_tile,
-    multiply,
-    shaped_scores,
-    unpacked,
+    load_queries,
+    store_rows,
     with_sink,
 )
 
 
-@triton.jit
+# Not compiled anew for a number of rows that happens to be 1 or a multiple of 16.
+@triton.jit(do_not_specialize=["rows", "programs", "units", "least"])
 def plan_shares(
     lengths,
     plan,
@@ -90,7 +89,7 @@ def share_of(total, programs, least):
     return tl.maximum(tl.cdiv(total, programs), least)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "programs", "least", "table_row"])
 def attend_shares(
     q,
     k_cache,
@@ -153,7 +152,7 @@ def attend_shares(
         tiles = row_tiles(length, WINDOW, CHUNK, TILE)
         each = grain_tiles(tiles, SPLITS)
         start = first_key(length - 1, WINDOW, CHUNK) // TILE
-        one, two, most, sum_ = _attend_tiles(
+        one, two, most, sum_ = _attend_unit(
             q + row.to(tl.int64) * q_row, k_cache, v_cache, tables + row.to(tl.int64) * table_row,
             alibi, length, scale, softcap, unit,
             start + first * each, start + tl.minimum((first + taken) * each, tiles),
@@ -174,11 +173,13 @@ def attend_shares(
                 two *= weight[:, None]
             inverse = 1.0 / tl.where(sum_ > 0, sum_, 1.0)
             here = out + (row * (K * G) + head).to(tl.int64) * E
-            _store(here, one * inverse[:, None], two * inverse[:, None], inside, E, COLUMNS, PAIRS)
+            store_rows(
+                here, one * inverse[:, None], two * inverse[:, None], inside, E, COLUMNS, PAIRS
+            )
         else:
             slot = (row * units + unit) * SPLITS + first if SPLITS else 2 * program + (first == 0)
             place = slot.to(tl.int64) * PACKED + tl.arange(0, M)
-            _store(parts + place * E, one, two, inside, E, COLUMNS, PAIRS)
+            store_rows(parts + place * E, one, two, inside, E, COLUMNS, PAIRS)
             tl.store(stats + 2 * place, most, mask=inside)
             tl.store(stats + 2 * place + 1, sum_, mask=inside)
         at += taken
@@ -194,7 +195,7 @@ def _members(unit, K: tl.constexpr, G: tl.constexpr, M: tl.constexpr, PACKED: tl
 
 
 @triton.jit
-def _attend_tiles(
+def _attend_unit(
     q, k_cache, v_cache, table, alibi, length, scale, softcap, unit, begin, end,
     q_head, page_stride, token_stride, head_stride,
     K: tl.constexpr, G: tl.constexpr, E: tl.constexpr, M: tl.constexpr, BLOCK: tl.constexpr,
@@ -205,31 +206,15 @@ def _attend_tiles(
     member, inside = _members(unit, K, G, M, PACKED)
     kv_head = unit % K
     head = kv_head * G + member
-    column = tl.arange(0, COLUMNS)
-    step: tl.constexpr = 2 if PAIRS else 1
-    within = inside[:, None] & (column < E // step)[None, :]
-    here = q + head[:, None] * q_head + step * column[None, :]
-    q_one = tl.load(here, mask=within, other=0.0)
-    q_two = q_one
-    if PAIRS:
-        q_one = q_one.to(tl.float16)
-        q_two = tl.load(here + 1, mask=within, other=0.0).to(tl.float16)
+    q_one, q_two = load_queries(q + head * q_head, inside, E, COLUMNS, PAIRS)
     slopes = None
     if alibi is not None:
         slopes = tl.load(alibi + head, mask=inside, other=0.0).to(tl.float32)
-    key = tl.arange(0, TILE)
-    row_column = column[None, :]
-    key_column = column[:, None]
-    known = (column < E // step)[:, None]
     if WAYS > 1:
-        key = tl.reshape(key, (WAYS, TILE // WAYS))
         q_one = tl.broadcast_to(q_one[None], (WAYS, M, COLUMNS))
         q_two = tl.broadcast_to(q_two[None], (WAYS, M, COLUMNS))
         if alibi is not None:
             slopes = tl.broadcast_to(slopes[None], (WAYS, M))
-        row_column = row_column[None]
-        key_column = key_column[None]
-        known = known[None]
         one = tl.zeros((WAYS, M, COLUMNS), tl.float32)
         most = tl.full((WAYS, M), NOTHING, tl.float32)
         sums = tl.zeros((WAYS, M, TILE // WAYS), tl.float32)
@@ -239,43 +224,11 @@ def _attend_tiles(
         sums = tl.zeros((M, TILE), tl.float32)
     two = one if PAIRS else 0.0
     start = kv_head.to(tl.int64) * head_stride
-    k_cache += start
-    v_cache += start
-    pages = load_pages(table, begin * TILE, key, length, BLOCK, TILE)
-    for tile in tl.range(begin, end):
-        place = tile * TILE + key
-        page = pages.to(tl.int64) * page_stride
-        # The next tile's pages are asked for one tile ahead: they say where its keys lie.
-        pages = load_pages(table, (tile + 1) * TILE, key, length, BLOCK, TILE)
-        held = place < length
-        if BLOCK % TILE == 0:
-            page += tile * TILE % BLOCK * token_stride
-            k_tile = k_cache + page
-            v_tile = v_cache + page
-            offset = key * token_stride
-        else:
-            k_tile = k_cache
-            v_tile = v_cache
-            offset = page + place % BLOCK * token_stride
-        keys = load_tile(k_tile, offset, key_column, held, known, KEYS_LAST=True)
-        k_one, k_two = unpacked(keys, PAIRS)
-        scores = multiply(q_one, k_one, None)
-        if PAIRS:
-            scores = multiply(q_two, k_two, scores)
-        scores = shaped_scores(
-            scores, place, length - 1, slopes, scale, softcap, WINDOW, CHUNK, CAPPED
-        )
-        now = tl.maximum(most, tl.max(scores, len(scores.shape) - 1))
-        weight = tl.expand_dims(tl.exp2(most - now), -1)
-        shares = tl.exp2(scores - tl.expand_dims(now, -1))
-        most = now
-        sums = sums * weight + shares
-        values = load_tile(v_tile, offset, row_column, held, known, KEYS_LAST=False)
-        v_one, v_two = unpacked(values, PAIRS)
-        shares = shares.to(v_one.dtype)
-        one = multiply(shares, v_one, one * weight)
-        if PAIRS:
-            two = multiply(shares, v_two, two * weight)
+    one, two, most, sums = attend_tiles(
+        q_one, q_two, one, two, most, sums, k_cache + start, v_cache + start, table, length - 1,
+        length, slopes, scale, softcap, begin, end, page_stride, token_stride,
+        E // 2 if PAIRS else E, COLUMNS, BLOCK, TILE, WAYS, PAIRS, WINDOW, CHUNK, CAPPED, True,
+    )  # fmt: skip
     sum_ = tl.sum(sums, len(sums.shape) - 1)
     if WAYS > 1:
         top = tl.max(most, 0)
@@ -308,18 +261,7 @@ def _halved(parts):
     return one + two
 
 
-@triton.jit
-def _store(out, one, two, inside, E: tl.constexpr, COLUMNS: tl.constexpr, PAIRS: tl.constexpr):
-    """Store rows to where they begin: one, or the even elements of one and the odd of two."""
-    column = tl.arange(0, COLUMNS)
-    if PAIRS:
-        column = tl.arange(0, 2 * COLUMNS)
-        one = tl.reshape(tl.join(one, two), (one.shape[0], 2 * COLUMNS))
-    within = inside[:, None] & (column < E)[None, :]
-    tl.store(out[:, None] + column[None, :], one.to(out.dtype.element_ty), mask=within)
-
-
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "programs", "least"])
 def join_parts(
     plan,
     out,

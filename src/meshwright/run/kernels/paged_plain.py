@@ -7,6 +7,9 @@ Shapes: R rows (sequences), N queries of all rows, T queries of one, H query hea
 heads, E head width, B blocks of a row at most, S keys.
 """
 
+# Tensors that lie beside each other in every call are handed over by position.
+# ruff: noqa: PLR0917
+
 import math
 from typing import NamedTuple
 

@@ -38,7 +38,7 @@ class Pages(NamedTuple):
     """(blocks, block_tokens, K, E), last dimension dense."""
     v_cache: Tensor
     """The same, with the same strides."""
-    slots_N: Tensor
+    slots: Tensor
     k_scale: Tensor | None = None
     """One float32 that what is cached is multiplied by when it is read."""
     v_scale: Tensor | None = None

@@ -55,7 +55,7 @@ def inverse_of(scale):
     return factor
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["number"])
 def store_tokens(
     k,
     v,
@@ -103,7 +103,7 @@ def store_tokens(
     store_columns(target, coded(value, factor, EIGHT_BITS), there, 0, E, COLUMNS)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["number"])
 def turn_and_store(
     qkv,
     out,

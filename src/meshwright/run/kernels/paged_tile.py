@@ -47,21 +47,34 @@ def load_pages(table, start, key, length, BLOCK: tl.constexpr, TILE: tl.constexp
 
 
 @triton.jit
-def load_tile(cache, offset, column, held, known, KEYS_LAST: tl.constexpr):
-    """Load elements `column` of the keys at `offset`; 0 where they are not held or not known.
+def load_tile(
+    cache,
+    offset,
+    held,
+    WIDTH: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    KEYS_LAST: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """Load WIDTH elements of the keys at `offset`; 0 beyond, and where MASKED and not held.
 
     KEYS_LAST puts keys along the last axis, and elements along the one before.
     """
     axis: tl.constexpr = len(offset.shape) - 1 if KEYS_LAST else len(offset.shape)
+    column = tl.arange(0, COLUMNS)
+    column = column[:, None] if KEYS_LAST else column[None, :]
+    if len(offset.shape) == 2:
+        column = column[None]
     here = cache + (tl.expand_dims(offset, axis) + column)
-    mask = tl.expand_dims(held, axis)
-    mask &= known if KEYS_LAST else _turned(known)
-    return tl.load(here, mask=mask, other=0)
-
-
-@triton.jit
-def _turned(known):
-    return tl.trans(known, (0, 2, 1) if len(known.shape) == 3 else (1, 0))
+    if MASKED and WIDTH < COLUMNS:
+        tile = tl.load(here, mask=tl.expand_dims(held, axis) & (column < WIDTH), other=0)
+    elif MASKED:
+        tile = tl.load(here, mask=tl.expand_dims(held, axis), other=0)
+    elif WIDTH < COLUMNS:
+        tile = tl.load(here, mask=tl.broadcast_to(column < WIDTH, here.shape), other=0)
+    else:
+        tile = tl.load(here)
+    return tile
 
 
 @triton.jit
@@ -95,8 +108,8 @@ def _first(tile):
 
 @triton.jit
 def multiply(left, right, total):
-    """Multiply tiles and add to the total; in full precision where they are float32."""
-    precision: tl.constexpr = "ieee" if left.dtype == tl.float32 else "tf32"
+    """Multiply tiles and add to the total; float32 in three products, which keep its precision."""
+    precision: tl.constexpr = "tf32x3" if left.dtype == tl.float32 else "tf32"
     return tl.dot(left, right, total, input_precision=precision)
 
 
@@ -111,18 +124,109 @@ def shaped_scores(
     WINDOW: tl.constexpr,
     CHUNK: tl.constexpr,
     CAPPED: tl.constexpr,
+    MASKED: tl.constexpr,
 ):
-    """Scale scores of queries (rows, at `place`) and keys, and hide what queries do not see."""
-    scores *= scale
+    """Scale scores of queries (rows, at `place`) and keys, and hide what queries do not see.
+
+    Without MASKED they see all.
+    """
+    scores *= scale * LOG2_E
     if CAPPED:
         # tanh(x) = 1 - 2 / (e²ˣ + 1), which overflows to the right limits.
-        scores = softcap * (1.0 - 2.0 / (tl.exp2(scores * (2.0 * LOG2_E / softcap)) + 1.0))
-    scores *= LOG2_E
+        scores = 1.0 - 2.0 / (tl.exp2(scores * (2.0 / softcap)) + 1.0)
+        scores *= softcap * LOG2_E
     key = tl.expand_dims(key, len(key.shape) - 1)
     if slopes is not None:
         scores += tl.expand_dims(slopes * LOG2_E, -1) * (key - place).to(tl.float32)
-    seen = (key <= place) & (key >= first_key(place, WINDOW, CHUNK))
-    return tl.where(seen, scores, float("-inf"))
+    if MASKED:
+        seen = (key <= place) & (key >= first_key(place, WINDOW, CHUNK))
+        scores = tl.where(seen, scores, float("-inf"))
+    return scores
+
+
+@triton.jit
+def attend_tiles(
+    q_one, q_two, one, two, most, sums,
+    k_cache, v_cache, table, place, length, slopes, scale, softcap, begin, end,
+    page_stride, token_stride,
+    WIDTH: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr,
+    WAYS: tl.constexpr, PAIRS: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr,
+    CAPPED: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """Go on attending over tiles begin to end: weighted values, maximum and sum of weights.
+
+    With WAYS above 1 everything has a first axis of so many ways, each with keys of its own. Sums
+    may be kept per key of a tile, to be added up in the end. Without MASKED all keys are seen.
+    """
+    key = tl.arange(0, TILE)
+    if WAYS > 1:
+        key = tl.reshape(key, (WAYS, TILE // WAYS))
+    pages = load_pages(table, begin * TILE, key, length, BLOCK, TILE)
+    for tile in tl.range(begin, end):
+        here = tile * TILE + key
+        page = pages.to(tl.int64) * page_stride
+        # The next tile's pages are asked for one tile ahead: they say where its keys lie.
+        pages = load_pages(table, (tile + 1) * TILE, key, length, BLOCK, TILE)
+        if BLOCK % TILE == 0:
+            page += tile * TILE % BLOCK * token_stride
+            k_tile = k_cache + page
+            v_tile = v_cache + page
+            offset = key * token_stride
+        else:
+            k_tile = k_cache
+            v_tile = v_cache
+            offset = page + here % BLOCK * token_stride
+        held = here < length
+        keys = load_tile(k_tile, offset, held, WIDTH, COLUMNS, True, MASKED)
+        k_one, k_two = unpacked(keys, PAIRS)
+        scores = multiply(q_one, k_one, None)
+        if PAIRS:
+            scores = multiply(q_two, k_two, scores)
+        scores = shaped_scores(
+            scores, here, place, slopes, scale, softcap, WINDOW, CHUNK, CAPPED, MASKED
+        )
+        now = tl.maximum(most, tl.max(scores, len(scores.shape) - 1))
+        weight = tl.exp2(most - now)
+        shares = tl.exp2(scores - tl.expand_dims(now, -1))
+        most = now
+        if len(sums.shape) == len(most.shape):
+            sums = sums * weight + tl.sum(shares, len(shares.shape) - 1)
+        else:
+            sums = sums * tl.expand_dims(weight, -1) + shares
+        weight = tl.expand_dims(weight, -1)
+        values = load_tile(v_tile, offset, held, WIDTH, COLUMNS, False, MASKED)
+        v_one, v_two = unpacked(values, PAIRS)
+        shares = shares.to(v_one.dtype)
+        one = multiply(shares, v_one, one * weight)
+        if PAIRS:
+            two = multiply(shares, v_two, two * weight)
+    return one, two, most, sums
+
+
+@triton.jit
+def load_queries(here, inside, E: tl.constexpr, COLUMNS: tl.constexpr, PAIRS: tl.constexpr):
+    """Load queries from where each begins: all elements twice, or the even and the odd ones."""
+    step: tl.constexpr = 2 if PAIRS else 1
+    column = tl.arange(0, COLUMNS)
+    within = inside[:, None] & (column < E // step)[None, :]
+    here = here[:, None] + step * column[None, :]
+    one = tl.load(here, mask=within, other=0.0)
+    two = one
+    if PAIRS:
+        one = one.to(tl.float16)
+        two = tl.load(here + 1, mask=within, other=0.0).to(tl.float16)
+    return one, two
+
+
+@triton.jit
+def store_rows(out, one, two, inside, E: tl.constexpr, COLUMNS: tl.constexpr, PAIRS: tl.constexpr):
+    """Store rows to where they begin: one, or the even elements of one and the odd of two."""
+    column = tl.arange(0, COLUMNS)
+    if PAIRS:
+        column = tl.arange(0, 2 * COLUMNS)
+        one = tl.reshape(tl.join(one, two), (one.shape[0], 2 * COLUMNS))
+    within = inside[:, None] & (column < E)[None, :]
+    tl.store(out[:, None] + column[None, :], one.to(out.dtype.element_ty), mask=within)
 
 
 @triton.jit

@@ -1,0 +1,162 @@
+"""Prefill attention: rows with many queries each, over keys and values that lie in pages.
+
+A row's queries are the last of its keys, whether the others were cached just now, in an earlier
+chunk of the same prompt, or by another request with the same beginning.
+
+Bytes moved, the floor: queries and outputs once, and a row's keys and values once for every block
+of its queries: beyond some hundred queries the products decide, 4 · H · E operations per query and
+key.
+
+`paged_attention` takes rows of both kinds, decodes first. Where nothing was cached before (see
+`is_fresh`) attention over the fresh keys and values, without pages, is faster.
+
+Shapes: N queries of all rows, R rows, H query heads, K key/value heads, E head width.
+"""
+
+# Tensors that lie beside each other in every call are handed over by position.
+# ruff: noqa: PLR0917
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from meshwright.run.kernels.language import Backend, on_triton
+from meshwright.run.kernels.paged_decode import DecodePlan, as_pairs, check_pages, paged_decode
+from meshwright.run.kernels.paged_plain import Shaping, plain_paged_prefill
+from meshwright.run.kernels.paged_prefill_kernel import attend_queries
+from meshwright.run.kernels.rotary_kernel import power_of_two
+
+
+class Tiles(NamedTuple):
+    """How prefill attention is cut into programs."""
+
+    rows: int
+    """Queries times heads that share keys."""
+    tile: int
+    """Keys at a time."""
+    warps: int
+    stages: int
+
+
+TILES: dict[tuple[int, int], Tiles] = {
+    (1, 64): Tiles(128, 64, warps=8, stages=3),
+    (1, 128): Tiles(128, 64, warps=8, stages=3),
+    (1, 256): Tiles(64, 64, warps=8, stages=2),
+    (2, 64): Tiles(128, 128, warps=8, stages=3),
+    (2, 128): Tiles(128, 64, warps=8, stages=3),
+    (2, 256): Tiles(64, 64, warps=8, stages=2),
+    (4, 64): Tiles(64, 32, warps=4, stages=2),
+    (4, 128): Tiles(64, 32, warps=4, stages=2),
+    (4, 256): Tiles(32, 32, warps=4, stages=1),
+}
+"""By the bytes of a cached element and the head's width, up to that power of two. Not yet tuned on
+a GPU."""
+
+
+def is_fresh(queries: Sequence[int], lengths: Sequence[int]) -> bool:
+    """Say whether every key of every row is new, so that attention needs no pages at all."""
+    return all(many == length for many, length in zip(queries, lengths, strict=True))
+
+
+def paged_prefill(
+    q_NHE: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    tables_RB: Tensor,
+    lengths_R: Tensor,
+    starts_R1: Tensor,
+    *,
+    scale: float | None = None,
+    window: int | None = None,
+    chunk: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    alibi: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+    tiles: Tiles | None = None,
+    out: Tensor | None = None,
+    backend: Backend = "auto",
+) -> Tensor:
+    """Attend with the queries of each row, starts[r] to starts[r + 1], to its pages.
+
+    Tokens that belong to no row get zeros. The other arguments are those of `paged_decode`; `out`
+    is where to write, (N, H, E) with dense heads.
+    """
+    check_pages(q_NHE, k_cache, v_cache, tables_RB, lengths_R)
+    scale = q_NHE.shape[-1] ** -0.5 if scale is None else scale
+    if not on_triton(backend, q_NHE):
+        shaping = Shaping(scale, window, chunk, softcap, sinks, alibi)
+        found = plain_paged_prefill(
+            q_NHE, k_cache, v_cache, tables_RB, lengths_R, starts_R1, shaping, k_scale, v_scale
+        )
+        return found if out is None else out.copy_(found)
+    number, heads, width = q_NHE.shape
+    rows, kv_heads = len(lengths_R), k_cache.shape[2]
+    out = torch.empty(q_NHE.shape, dtype=q_NHE.dtype, device=q_NHE.device) if out is None else out
+    if not number:
+        return out
+    group = heads // kv_heads
+    size = min(256, max(64, power_of_two(width)))
+    tiles = tiles or TILES[k_cache.element_size(), size]
+    packed = min(group, tiles.rows)
+    pairs = k_cache.element_size() == 1
+    keys, values = (as_pairs(cache) if pairs else cache for cache in (k_cache, v_cache))
+    # An upper bound: how many blocks each row needs is known on the device alone.
+    blocks = number // (tiles.rows // packed) + rows + 1
+    attend_queries[(blocks, kv_heads * -(-group // packed))](
+        q_NHE, keys, values, tables_RB, lengths_R, starts_R1, out, sinks, alibi, k_scale, v_scale,
+        scale, softcap or 1.0, number, rows, q_NHE.stride(0), q_NHE.stride(1), out.stride(0),
+        *keys.stride()[:3], tables_RB.stride(0),
+        K=kv_heads, G=group, E=width, M=tiles.rows, PACKED=packed, BLOCK=k_cache.shape[1],
+        TILE=tiles.tile, COLUMNS=max(16, power_of_two(keys.shape[-1])),
+        ROWS=power_of_two(rows + 1), PAIRS=pairs, WINDOW=window or 0, CHUNK=chunk or 0,
+        CAPPED=softcap is not None, num_warps=tiles.warps, num_stages=tiles.stages,
+    )  # fmt: skip
+    return out
+
+
+def paged_attention(
+    q_NHE: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    tables_RB: Tensor,
+    lengths_R: Tensor,
+    starts_R1: Tensor,
+    decodes: int,
+    *,
+    scale: float | None = None,
+    window: int | None = None,
+    chunk: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    alibi: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+    plan: DecodePlan | None = None,
+    invariant: bool = False,
+    backend: Backend = "auto",
+) -> Tensor:
+    """Attend with rows of both kinds: the first `decodes` rows have one query each.
+
+    Each kind has its kernel; `plan` is one of the first kind's lengths.
+    """
+    options = {
+        "scale": scale, "window": window, "chunk": chunk, "softcap": softcap, "sinks": sinks,
+        "alibi": alibi, "k_scale": k_scale, "v_scale": v_scale, "backend": backend,
+    }  # fmt: skip
+    number, rows = len(q_NHE), len(lengths_R)
+    out = torch.empty(q_NHE.shape, dtype=q_NHE.dtype, device=q_NHE.device)
+    if decodes:
+        paged_decode(
+            q_NHE[:decodes], k_cache, v_cache, tables_RB[:decodes], lengths_R[:decodes],
+            plan=plan, invariant=invariant, out=out[:decodes], **options,
+        )  # fmt: skip
+    if decodes < max(rows, number):
+        paged_prefill(
+            q_NHE[decodes:], k_cache, v_cache, tables_RB[decodes:], lengths_R[decodes:],
+            starts_R1[decodes:] - decodes, out=out[decodes:], **options,
+        )  # fmt: skip
+    return out

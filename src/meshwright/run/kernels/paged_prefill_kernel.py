@@ -1,0 +1,135 @@
+"""The kernel of prefill attention over pages; `paged_prefill` says what it computes.
+
+A program takes neighbouring queries of one row with all query heads that share a key/value head:
+line i of its tile is query i // PACKED, head i % PACKED. Keys that all of its queries see come
+first and are read without a mask.
+"""
+
+# Triton compiles these functions itself: their arguments are its own values, not Python's.
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
+# ruff: noqa: PLR0915, PLR0917
+
+from meshwright.run.kernels.language import tl, triton
+from meshwright.run.kernels.paged_tile import (
+    NOTHING,
+    attend_tiles,
+    first_key,
+    load_queries,
+    store_rows,
+    with_sink,
+)
+
+
+@triton.jit(do_not_specialize=["number", "rows", "table_row"])
+def attend_queries(
+    q,
+    k_cache,
+    v_cache,
+    tables,
+    lengths,
+    starts,
+    out,
+    sinks,
+    alibi,
+    k_scale,
+    v_scale,
+    scale,
+    softcap,
+    number,
+    rows,
+    q_token,
+    q_head,
+    out_token,
+    page_stride,
+    token_stride,
+    head_stride,
+    table_row,
+    K: tl.constexpr,
+    G: tl.constexpr,
+    E: tl.constexpr,
+    M: tl.constexpr,
+    PACKED: tl.constexpr,
+    BLOCK: tl.constexpr,
+    TILE: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    ROWS: tl.constexpr,
+    PAIRS: tl.constexpr,
+    WINDOW: tl.constexpr,
+    CHUNK: tl.constexpr,
+    CAPPED: tl.constexpr,
+):
+    """Attend with some queries of one row; those that belong to no row get zeros."""
+    queries: tl.constexpr = M // PACKED
+    # The last queries of a row see the most keys: they go first.
+    block = tl.num_programs(0) - 1 - tl.program_id(0)
+    unit = tl.program_id(1)
+    row, first, many, length = _block_of(block, starts, lengths, number, rows, queries, ROWS)
+    if first < many:
+        line = tl.arange(0, M)
+        query = first + line // PACKED
+        member = unit // K * PACKED + line % PACKED
+        inside = (line < queries * PACKED) & (query < many) & (member < G)
+        kv_head = unit % K
+        head = kv_head * G + member
+        token = (tl.load(starts + row) + query).to(tl.int64)
+        place = length - many + query
+        q_one, q_two = load_queries(q + token * q_token + head * q_head, inside, E, COLUMNS, PAIRS)
+        slopes = None
+        if alibi is not None:
+            slopes = tl.load(alibi + head, mask=inside, other=0.0).to(tl.float32)
+        if k_scale is not None:
+            scale *= tl.load(k_scale)
+        one = tl.zeros((M, COLUMNS), tl.float32)
+        two = one if PAIRS else 0.0
+        most = tl.full((M,), NOTHING, tl.float32)
+        sums = tl.zeros((M,), tl.float32)
+        start = kv_head.to(tl.int64) * head_stride
+        table = tables + row.to(tl.int64) * table_row
+        lowest = length - many + first
+        begin = first_key(lowest, WINDOW, CHUNK) // TILE
+        end = tl.cdiv(tl.minimum(lowest + queries, length), TILE)
+        width: tl.constexpr = E // 2 if PAIRS else E
+        if not (WINDOW or CHUNK):
+            whole = tl.maximum(lowest + 1, 0) // TILE
+            one, two, most, sums = attend_tiles(
+                q_one, q_two, one, two, most, sums, k_cache + start, v_cache + start, table,
+                place[:, None], length, slopes, scale, softcap, begin, whole, page_stride,
+                token_stride, width, COLUMNS, BLOCK, TILE, 1, PAIRS, WINDOW, CHUNK, CAPPED, False,
+            )  # fmt: skip
+            begin = whole
+        one, two, most, sums = attend_tiles(
+            q_one, q_two, one, two, most, sums, k_cache + start, v_cache + start, table,
+            place[:, None], length, slopes, scale, softcap, begin, end, page_stride,
+            token_stride, width, COLUMNS, BLOCK, TILE, 1, PAIRS, WINDOW, CHUNK, CAPPED, True,
+        )  # fmt: skip
+        factor = tl.full((M,), 1.0, tl.float32)
+        if sinks is not None:
+            sink = tl.load(sinks + head, mask=inside, other=NOTHING).to(tl.float32)
+            factor, sums = with_sink(most, sums, sink)
+        factor /= tl.where(sums > 0, sums, 1.0)
+        if v_scale is not None:
+            factor *= tl.load(v_scale)
+        one *= factor[:, None]
+        if PAIRS:
+            two *= factor[:, None]
+        else:
+            two = one
+        store_rows(out + token * out_token + head * E, one, two, inside, E, COLUMNS, PAIRS)
+
+
+@triton.jit
+def _block_of(block, starts, lengths, number, rows, QUERIES: tl.constexpr, ROWS: tl.constexpr):
+    """Return the row of a block of queries, its first query, and the row's queries and keys.
+
+    Row r's blocks are numbered from starts[r] // QUERIES + r on, which leaves room for all without
+    a count; one more row holds the tokens behind all others, and has no keys.
+    """
+    row = tl.arange(0, ROWS)
+    start = tl.load(starts + row, mask=row <= rows, other=0)
+    begun = (start // QUERIES + row <= block) & (row <= rows)
+    row = tl.sum(begun.to(tl.int32), 0) - 1
+    start = tl.load(starts + row)
+    end = tl.load(starts + row + 1, mask=row < rows, other=number)
+    length = tl.load(lengths + row, mask=row < rows, other=0)
+    first = (block - start // QUERIES - row) * QUERIES
+    return row, first, end - start, length
