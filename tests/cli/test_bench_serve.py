@@ -119,8 +119,8 @@ def test_two_results_are_compared(capsys: pytest.CaptureFixture[str], tmp_path: 
     code, said, _ = _run(capsys, "--compare", *paths, "--plot", svg)
     assert code == 0
     lines = {line["name"]: line for line in said["runs"][0]["lines"]}
-    assert lines["time to first token, mean"]["beyond_noise"]
-    assert not lines["inter-token latency, mean"]["beyond_noise"]
+    assert lines["ttft mean"]["beyond_noise"]
+    assert not lines["itl mean"]["beyond_noise"]
     assert main(["bench", "serve", "--compare", *paths]) == 0
     out, _ = capsys.readouterr()
     assert "worse" in out

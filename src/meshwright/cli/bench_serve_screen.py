@@ -234,7 +234,7 @@ def _compared(one: Compared) -> View:
             _amount(line, line.first),
             _amount(line, line.second),
             f"{line.change:+.1%}",
-            f"{line.low:+.1%} … {line.high:+.1%}",
+            _interval(line),
             _verdict(line),
         )
         for line in one.lines
@@ -247,7 +247,15 @@ def _amount(line: Difference, value: float) -> str:
     return format_seconds(value) if line.unit == "s" else f"{format_count(value)} {line.unit}"
 
 
+def _interval(line: Difference) -> str:
+    if line.low is None or line.high is None:
+        return ""
+    return f"{line.low:+.1%} … {line.high:+.1%}"
+
+
 def _verdict(line: Difference) -> str:
+    if line.low is None:
+        return "one value each"
     if not line.beyond_noise:
         return "within noise"
     return "better" if line.better else "worse"

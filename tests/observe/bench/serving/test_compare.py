@@ -27,23 +27,25 @@ def _run(seed: int, slower: float = 1.0, name: str = "8 at a time") -> Run:
 def test_the_same_server_twice_is_within_noise() -> None:
     found = [line for seed in range(5) for line in compare(_run(seed), _run(seed + 100)).lines]
     beyond = [line.name for line in found if line.beyond_noise]
-    assert len(found) == 5 * (4 * 3 + 1 + 1)  # of 100 requests only gaps have a 99th percentile
+    assert len(found) == 5 * (4 * 3 + 1 + 2)  # of 100 requests only gaps have a 99th percentile
     assert len(beyond) <= 4
 
 
 def test_a_slower_first_token_is_found_and_nothing_else() -> None:
     lines = {line.name: line for line in compare(_run(1), _run(2, slower=1.5)).lines}
     for share in ("mean", "p50"):
-        line = lines[f"time to first token, {share}"]
+        line = lines[f"ttft {share}"]
         assert line.beyond_noise
         assert not line.better
+        assert line.low is not None
+        assert line.high is not None
         assert line.low < 0.5 < line.high
-    assert not lines["inter-token latency, p50"].beyond_noise
+    assert not lines["itl p50"].beyond_noise
 
 
 def test_the_change_is_that_of_the_figures() -> None:
     lines = {line.name: line for line in compare(_run(1), _run(1, slower=2.0)).lines}
-    line = lines["time to first token, mean"]
+    line = lines["ttft mean"]
     assert line.change == pytest.approx(1.0, abs=1e-4)
     assert line.second == pytest.approx(2 * line.first, rel=1e-4)
 
@@ -57,3 +59,23 @@ def test_runs_are_compared_where_their_loads_are_the_same() -> None:
 def test_a_run_without_answers_has_nothing_to_compare() -> None:
     failed = run_of([served(0, 0.0, [], fault="timed out")])
     assert compare(_run(0), failed).lines == ()
+
+
+def test_the_same_requests_are_drawn_on_both_sides() -> None:
+    def run(offset: float) -> Run:
+        rng = random.Random(7)
+        return run_of(
+            [served(n, n / 10, [rng.uniform(10, 1000) + offset, 10, 10]) for n in range(100)]
+        )
+
+    (line,) = (line for line in compare(run(0.0), run(20.0)).lines if line.name == "ttft mean")
+    assert line.beyond_noise  # 4 % of a mean whose own spread is ten times that
+
+
+def test_a_single_throughput_is_not_judged() -> None:
+    at_once = [run_of([served(n, 0.0, [slower] * 5) for n in range(50)]) for slower in (10, 11)]
+    lines = {line.name: line for line in compare(*at_once).lines}
+    assert "output tokens under load" not in lines
+    line = lines["output tokens"]
+    assert (line.low, line.beyond_noise) == (None, False)
+    assert line.change == pytest.approx(-1 / 11)

@@ -258,13 +258,13 @@ def test_bodies_are_made_ahead_but_not_without_end() -> None:
             made.append(index)
             yield Prepared(index, 0.0, b"x" * 10, 1, 1)
 
-    found = [one.index for one in islice(ahead(endless(), most_bytes=100), 5)]
+    found = [one.number for one in islice(ahead(endless(), most_bytes=100), 5)]
     assert found == [0, 1, 2, 3, 4]
     assert len(made) < 20
     made.clear()
     assert len(list(islice(ahead(endless(), most=3), 5))) == 5
     assert len(made) < 10
-    assert [one.index for one in ahead(endless(), most_bytes=1)] == list(range(1000))
+    assert [one.number for one in ahead(endless(), most_bytes=1)] == list(range(1000))
 
 
 def test_the_generator_says_when_it_was_the_bottleneck() -> None:

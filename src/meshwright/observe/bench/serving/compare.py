@@ -13,7 +13,14 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from meshwright.observe.bench.serving.figures import METRICS, answered, rates_over_time
+from meshwright.observe.bench.serving.figures import (
+    METRICS,
+    STRETCHES,
+    answered,
+    figures_of,
+    loaded_window,
+    rates_between,
+)
 from meshwright.observe.bench.serving.result import Result, Run
 from meshwright.observe.bench.serving.served import Served
 
@@ -23,8 +30,8 @@ LEVEL = 0.99
 SHARES = {"p50": 50.0, "p90": 90.0, "p99": 99.0}
 LEAST_BEYOND = 2
 """A percentile is compared where at least so many values lie beyond it: else it is one request."""
-FEW = 100
-"""With fewer requests, runs of the same thing were called different in up to 8 % of the lines."""
+FEW = 50
+"""Fewer requests make too few stretches to draw from."""
 
 Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
@@ -39,16 +46,17 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     second: float
     change: float
     """Second over first, less one."""
-    low: float
-    """99 of 100 resamplings found a change between this and `high`."""
-    high: float
+    low: float | None
+    """99 of 100 resamplings found a change between this and `high`; None where a run has but one
+    value, which says nothing of noise."""
+    high: float | None
     better_is: str
     """`less` or `more`."""
 
     @property
     def beyond_noise(self) -> bool:
         """Whether no change at all can be ruled out."""
-        return self.low > 0 or self.high < 0
+        return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
 
     @property
     def better(self) -> bool:
@@ -71,18 +79,27 @@ def pairs_of(first: Result, second: Result) -> list[tuple[Run, Run]]:
     return [(run, known[run.name]) for run in first.runs if run.name in known]
 
 
-def compare(first: Run, second: Run, seed: int = 0) -> Compared:
-    """Compare the latencies and throughputs of two runs."""
+def compare(first: Run, second: Run) -> Compared:
+    """Compare the latencies and throughputs of two runs.
+
+    Where both asked the same requests, the same ones are drawn on both sides, so that what a long
+    prompt costs either of them is no noise.
+    """
     name = first.name if first.name == second.name else f"{first.name} and {second.name}"
-    rng = np.random.Generator(np.random.PCG64(seed))
-    sides = [_drawn(run, rng) for run in (first, second)]
-    lines = []
-    for key in sides[0]:
-        if key in sides[1]:
-            (a, many_a), (b, many_b) = sides[0][key], sides[1][key]
-            if a > 0 and b > 0:
-                lines.append(_difference(key, (a, b), (many_a, many_b)))
-    return Compared(name, tuple(lines))
+    one = _drawn(first, seed=0)
+    other = _drawn(second, seed=0 if _asked(first) == _asked(second) else 1)
+    return Compared(
+        name,
+        tuple(
+            _difference(key, one[key], other[key])
+            for key in one
+            if key in other and one[key].value > 0 and other[key].value > 0
+        ),
+    )
+
+
+def _asked(run: Run) -> list[tuple[int, int, int]]:
+    return [(one.index, one.asked_prompt, one.asked_output) for one in answered(run)]
 
 
 class _Key(NamedTuple):
@@ -91,45 +108,55 @@ class _Key(NamedTuple):
     better_is: str
 
 
-def _difference(key: _Key, pair: tuple[float, float], drawn: tuple[Floats, Floats]) -> Difference:
-    with np.errstate(divide="ignore", invalid="ignore"):
-        changes = drawn[1] / drawn[0] - 1
-    tail = (1 - LEVEL) / 2 * 100
-    low, high = np.percentile(changes[np.isfinite(changes)], [tail, 100 - tail])
+class _Drawn(NamedTuple):
+    """A figure, and what resampling makes of it; None where a run has but one value of it."""
+
+    value: float
+    many: Floats | None
+
+
+def _difference(key: _Key, one: _Drawn, other: _Drawn) -> Difference:
+    low = high = None
+    if one.many is not None and other.many is not None:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            changes = other.many / one.many - 1
+        tail = (1 - LEVEL) / 2 * 100
+        low, high = map(float, np.percentile(changes[np.isfinite(changes)], [tail, 100 - tail]))
     return Difference(
         name=key.name,
         unit=key.unit,
-        first=pair[0],
-        second=pair[1],
-        change=pair[1] / pair[0] - 1,
-        low=float(low),
-        high=float(high),
+        first=one.value,
+        second=other.value,
+        change=other.value / one.value - 1,
+        low=low,
+        high=high,
         better_is=key.better_is,
     )
 
 
-_Found = tuple[float, Floats]
-
-
-def _drawn(run: Run, rng: np.random.Generator) -> dict[_Key, _Found]:
+def _drawn(run: Run, seed: int) -> dict[_Key, _Drawn]:
     """Return every figure of a run with what resampling makes of it."""
-    served = sorted(answered(run), key=lambda one: one.sent_s)
-    found = dict[_Key, _Found]()
+    served = sorted(answered(run), key=lambda one: one.index)
+    found = dict[_Key, _Drawn]()
     if not served:
         return found
-    weights = _blocks(len(served), rng)
-    for metric, words in METRICS.items():
+    weights = _blocks(len(served), np.random.Generator(np.random.PCG64(seed)))
+    once = np.ones(len(served), dtype=np.int64)
+    for metric in METRICS:
         values, owners = _values(served, metric)
-        if not len(values):
-            continue
-        for name, at in _latencies(values, owners):
-            many = np.array([at(draw) for draw in weights])
-            whole = at(np.ones(len(served), dtype=np.int64))
-            found[_Key(f"{words}, {name}", "s", "less")] = (whole, many)
-    rates = np.array([rate for _, rate in rates_over_time(run)])
-    if len(rates):
+        if len(values):
+            for name, at in _latencies(values, owners):
+                many = np.array([at(draw) for draw in weights])
+                found[_Key(f"{metric} {name}", "s", "less")] = _Drawn(at(once), many)
+    whole = figures_of(run)
+    tokens = _Key("output tokens", "tokens/s", "more")
+    found[tokens] = _Drawn(whole.output_tokens_per_s, None)
+    if (window := loaded_window(run)) is not None:
+        rates = np.array([rate for _, rate in rates_between(run, *window, STRETCHES)])
+        rng = np.random.Generator(np.random.PCG64(seed))
         many = _blocks(len(rates), rng) @ rates / len(rates)
-        found[_Key("output tokens", "tokens/s", "more")] = (float(rates.mean()), many)
+        key = _Key("output tokens under load", "tokens/s", "more")
+        found[key] = _Drawn(float(rates.mean()), many)
     return found
 
 

@@ -102,7 +102,7 @@ def figures_of(run: Run, objective: Objective | None = None) -> Figures:
         prompt_tokens_per_s=_over(prompts, seconds),
         output_tokens_per_s=_over(outputs, seconds),
         total_tokens_per_s=_over(prompts + outputs, seconds),
-        loaded_tokens_per_s=_loaded(sent),
+        loaded_tokens_per_s=_loaded(run),
         good_per_s=None if kept is None else _over(kept, seconds),
         good_share=None if kept is None else _over(kept, len(sent)),
         faults=dict(Counter(one.fault for one in sent if one.fault).most_common()),
@@ -163,26 +163,37 @@ def rates_over_time(run: Run, stretches: int = STRETCHES) -> list[tuple[float, f
     if not sent or not _seconds(sent):
         return []
     start = min(one.sent_s for one in sent)
-    edges = np.linspace(start, start + _seconds(sent), stretches + 1)
+    return rates_between(run, start, start + _seconds(sent), stretches)
+
+
+def rates_between(
+    run: Run, start_s: float, end_s: float, stretches: int
+) -> list[tuple[float, float]]:
+    """Return output tokens per second over equal stretches of a time, each at its middle."""
+    edges = np.linspace(start_s, end_s, stretches + 1)
     came = [piece for one in run.requests for piece in one.arrivals]
     times, tokens = [at for at, _ in came], [count for _, count in came]
     counts, _ = np.histogram(times, bins=edges, weights=tokens)
-    width = float(edges[1] - edges[0])
+    width = (end_s - start_s) / stretches
     return [
         (float((a + b) / 2), float(count) / width)
         for (a, b), count in zip(pairwise(edges), counts, strict=True)
     ]
 
 
-def _loaded(sent: Sequence[Served]) -> float | None:
-    """Count what came between the first answer and the last request that was sent."""
+def loaded_window(run: Run) -> tuple[float, float] | None:
+    """Return the time from the first answer's begin to the last request; None where it is empty."""
+    sent = [one for one in run.requests if one.counted]
     begun = [one.sent_s + one.ttft_s for one in sent if one.pieces_us]
     if not begun:
         return None
     first, last = min(begun), max(one.sent_s for one in sent)
-    if last <= first:
-        return None
-    return sum(n for one in sent for at, n in one.arrivals if first <= at <= last) / (last - first)
+    return (first, last) if last > first else None
+
+
+def _loaded(run: Run) -> float | None:
+    window = loaded_window(run)
+    return None if window is None else rates_between(run, *window, 1)[0][1]
 
 
 def _prompt(one: Served) -> int:

@@ -179,7 +179,7 @@ def _only(requests: Iterator[Prepared], served: Sequence[Served]) -> Iterator[Pr
     """Yield the requests that were sent; a duration may have left out the rest."""
     sent = {one.index for one in served}
     last = max(sent, default=-1)
-    return (one for one in islice(requests, last + 1) if one.index in sent)
+    return (one for one in islice(requests, last + 1) if one.number in sent)
 
 
 def _run(turn: Turn, driven: Driven) -> Run:

@@ -33,7 +33,11 @@ def _record(timeline: TimelineWriter, run: Run) -> None:
         return begun + round(at_s * 1e9)
 
     for one, lane in lanes(run.requests):
-        said = {"request": one.index, "prompt": one.prompt_tokens, "output": one.output_tokens}
+        said: dict[str, object] = {
+            "request": one.index,
+            "prompt": one.prompt_tokens,
+            "output": one.output_tokens,
+        }
         if one.fault:
             said["fault"] = one.fault
         extra = msgspec.json.encode(said).decode()

@@ -19,7 +19,7 @@ _SHOWN = 300
 class Prepared(NamedTuple):
     """A request that is ready to be sent."""
 
-    index: int
+    number: int
     due_s: float
     body: bytes
     prompt_tokens: int
@@ -55,7 +55,7 @@ async def ask(line: Line, prepared: Prepared, begun: float, due_s: float | None 
     marks = [sent, *answer.times_s]
     counts = tuple(answer.counts)
     return Served(
-        index=prepared.index,
+        index=prepared.number,
         due_s=prepared.due_s if due_s is None else due_s,
         sent_s=sent - begun,
         end_s=end - begun,
