@@ -318,3 +318,18 @@ def test_many_steps_at_once_are_the_same_as_one_by_one(
         for leaps, draws in ((False, True), (False, False), (True, False))
     ]
     assert told[0] == told[1] == told[2]
+
+
+def test_blocks_can_be_kept_for_what_is_on_its_way() -> None:
+    batcher = Batcher(limits(watermark=0.1), 10)
+    assert batcher.reserve(10)
+    batcher.add(Sequence(4, 2))
+    assert batcher.next() is None  # it waits
+    batcher.free(10)
+    assert parts(batcher.next()) == [(0, 4)]
+    assert not batcher.reserve(9)  # the watermark is for those who run
+    assert batcher.reserve(9, all_there_are=True)
+    alone = batcher.next()  # no block for the next token: it makes room, and nothing else is done
+    assert alone is not None
+    assert len(alone.preempted) == 1
+    assert batcher.next() is None

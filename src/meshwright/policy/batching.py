@@ -94,6 +94,22 @@ class Batcher:
             self.host.release(sequence.away)
             self._stuck = None
 
+    def reserve(self, blocks: int, *, all_there_are: bool = False) -> bool:
+        """Keep blocks for keys and values on their way; tell whether there are as many.
+
+        The watermark is left for those who run, unless `all_there_are` may be had.
+        """
+        left = self._kept_free if self._places and not all_there_are else 0
+        if blocks + left > self.pool.spare:
+            return False
+        self.pool.promise(blocks)
+        return True
+
+    def free(self, blocks: int) -> None:
+        """Give back blocks that were reserved."""
+        self.pool.forgo(blocks)
+        self._stuck = None
+
     def next(self) -> Batch | None:
         """Decide the next step; None where there is nothing to do."""
         self._let_go()
@@ -114,7 +130,7 @@ class Batcher:
             budget -= self._compute(batch, sequence, budget)
         if self._stuck is None and not batch.preempted:
             self._admit(batch, budget)
-        if not (batch.decodes or batch.chunks or batch.joined):
+        if not (batch.decodes or batch.chunks or batch.joined or batch.preempted):
             self._copies = batch.copies
             return None
         if not alone:

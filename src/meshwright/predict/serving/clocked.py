@@ -1,90 +1,169 @@
-"""`Clocked`: one replica on a virtual clock. The batcher decides, a cost model says how long it takes.
+"""`Clocked`: one engine on a virtual clock. The batcher decides, a cost model says how long it takes.
 
-Steps in which nothing but decoding happens are taken many at a time, until somebody ends, blocks
-run out or `until` comes; a step that has begun is never cut short.
+Steps in which nothing but decoding happens are taken many at a time, until somebody ends or blocks
+run out. Who comes meanwhile cuts them short: the step that has begun is still done, and the others
+are decided anew.
 """
 
-from math import sqrt
-from typing import NamedTuple
+from array import array
+from math import inf, sqrt
+from typing import NamedTuple, Protocol
 
-from meshwright.policy.batching import Batch, Batcher, Sequence
-from meshwright.predict.serving.step_cost import StepCost
+import numpy as np
+import numpy.typing as npt
+
+from meshwright.policy.batching import Batch, Batcher, Chunk, Sequence, State
+from meshwright.spec.serving import Limits
+
+Floats = npt.NDArray[np.float64]
 
 
-class Stretch(NamedTuple):
-    """Steps that were taken together."""
+class Cost(Protocol):
+    """What steps take."""
 
-    start_s: float
-    end_s: float
-    steps: int
-    decodes: int
-    """Sequences that decoded in each of them."""
-    prompt_tokens: int
+    def step_s(
+        self,
+        *,
+        prefill_tokens: int = 0,
+        prefill_pairs: float = 0.0,
+        decodes: int = 0,
+        context_sum: float = 0.0,
+        sampled: int | None = None,
+    ) -> float:
+        """Return the seconds of a step."""
+
+    def decode_line(self, batch: int, mean_context: float) -> tuple[float, float]:
+        """Return `fixed` and `slope`: steps that decode take `fixed + slope · contexts`."""
+
+
+class Station(NamedTuple):
+    """One engine as a simulation sees it."""
+
+    cost: Cost
+    limits: Limits
+    blocks: int
+    delay_s: float = 0.0
+    """From a request at the server to its engine, and from a token to the client."""
+
+
+class Stretches(NamedTuple):
+    """Steps that were taken together, as columns."""
+
+    start_s: Floats
+    end_s: Floats
+    steps: Floats
+    decodes: Floats
+    """Sequences that decoded in each of the steps."""
+    prompt_tokens: Floats
     """Tokens of prompts that the step computed; 0 where there were several steps."""
-    held: int
-    """Blocks in use at their end."""
-    waiting: int
+    joined: Floats
+    """Sequences that got a token beside these, and go on."""
+    running: Floats
+    """Sequences that have a place."""
+    waiting: Floats
+    held: Floats
+    """Blocks in use."""
 
 
 class Clocked:
     """A batcher whose steps take as long as a cost model says."""
 
-    def __init__(self, batcher: Batcher, cost: StepCost) -> None:
-        self.batcher, self.cost = batcher, cost
-        self.now_s = 0.0
-        self.busy_s = 0.0
-        self.prompt_tokens = 0
-        """Tokens of prompts that were computed, those computed again included."""
+    __slots__ = (
+        "_chunks", "_decodes", "_first_s", "_more_s", "_prompts", "_record", "_steps", "batcher",
+        "began", "cost", "ends_s", "finished", "is_leaping", "is_waking", "number", "preempted", "start_s",
+    )  # fmt: skip
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether there is nothing to do."""
-        return not self.batcher.running and not self.batcher.waiting
+    def __init__(self, station: Station, number: int = 0) -> None:
+        self.number = number
+        self.batcher, self.cost = Batcher(station.limits, station.blocks), station.cost
+        self.ends_s = inf
+        """When what it does now is done; never, where it does nothing."""
+        self.is_leaping = False
+        """Whether it takes several steps, which can be cut short."""
+        self.is_waking = False
+        """Whether it looks what there is to do as soon as all who come now are there."""
+        self.began: list[Sequence] = []
+        self.finished: list[Sequence] = []
+        self.preempted: list[Sequence] = []
+        """Who got a token beside those who decode, who got their last, and who made room."""
+        self._chunks: list[Chunk] = []
+        self.start_s = self._first_s = self._more_s = 0.0
+        self._steps = self._decodes = self._prompts = 0
+        self._record = array("d")
 
-    def step(self, until_s: float) -> tuple[Stretch, list[Sequence], list[Sequence]] | None:
-        """Take a step, or many; return them with who got a first token and who ended.
+    def wake(self, now_s: float) -> float:
+        """Let one that does nothing look at what there is to do, in a moment."""
+        self.is_waking, self.ends_s = True, now_s
+        return now_s
 
-        None where there is nothing to do.
-        """
-        batcher, start = self.batcher, self.now_s
+    def begin(self, now_s: float) -> float:
+        """Decide what is done next; return when it ends, infinity where there is nothing to do."""
+        batcher = self.batcher
         steps = batcher.horizon()
+        self.start_s, self.is_waking = now_s, False
         if steps:
-            decodes = len(batcher.decoding)
-            steps, took = self._fold(steps, decodes, until_s - start)
-            finished = batcher.leap(steps)
-            began: list[Sequence] = []
-            prompts = 0
-        else:
-            batch = batcher.next()
-            if batch is None:
-                return None
-            steps, decodes, began, finished = 1, batch.decodes, batch.joined, batch.finished
-            prompts, took = self._price(batch)
-            began += [child for _, child in batch.forked]
-        self.now_s = end = start + took
-        self.busy_s += took
-        waiting, held = len(batcher.waiting), batcher.pool.held
-        return Stretch(start, end, steps, decodes, prompts, held, waiting), began, finished
+            decoding = batcher.decoding
+            count, keys = len(decoding), decoding.context
+            fixed, slope = self.cost.decode_line(count, keys / count + (steps - 1) / 2)
+            self._steps, self._decodes, self._prompts = steps, count, 0
+            self._first_s = first = fixed + slope * keys
+            self._more_s = more = slope * count
+            self.is_leaping = True
+            self.ends_s = end = now_s + steps * (first + more * (steps - 1) / 2)
+            return end
+        batch = batcher.next()
+        if batch is None:
+            self.ends_s = inf
+            return inf
+        self._steps, self._decodes, self._chunks = 1, batch.decodes, batch.chunks
+        self.began, self.finished, self.preempted = batch.joined, batch.finished, batch.preempted
+        self.ends_s = end = now_s + self._price(batch)
+        return end
 
-    def _fold(self, steps: int, decodes: int, left_s: float) -> tuple[int, float]:
-        """Return how many decoding steps begin within some time, and how long they take."""
-        keys = self.batcher.decoding.context
-        fixed, slope = self.cost.decode_line(decodes, (keys + (steps - 1) * decodes / 2) / decodes)
-        first, more = fixed + slope * keys, slope * decodes
-        took = steps * (first + more * (steps - 1) / 2)
-        if took <= left_s or steps == 1:
-            return steps, took
+    def cut(self, now_s: float) -> float:
+        """Take only the steps that begin until now; return when the last of them ends."""
+        left, first, more = max(now_s - self.start_s, 0.0), self._first_s, self._more_s
         # The k-th step begins at k · first + more · k (k − 1) / 2.
         half = first - more / 2
-        if more > 0:
-            steps = min(
-                steps, int((sqrt(half * half + 2 * more * max(left_s, 0.0)) - half) / more) + 1
-            )
+        if more > 1e-9 * first:
+            begun = (sqrt(half * half + 2 * more * left) - half) / more
         else:
-            steps = min(steps, int(max(left_s, 0.0) / first) + 1)
-        return steps, steps * (first + more * (steps - 1) / 2)
+            begun = left / first
+        self._steps = steps = min(self._steps, int(begun) + 1)
+        self.ends_s = end = self.start_s + steps * (first + more * (steps - 1) / 2)
+        self._leap()
+        return end
 
-    def _price(self, batch: Batch) -> tuple[int, float]:
+    def finish(self) -> None:
+        """Be done with it: see who `began`, who `finished` and who was `preempted`."""
+        batcher, joined = self.batcher, 0
+        if self.is_leaping:
+            self._leap()
+        elif self.began:
+            joined = sum([one.state is State.DECODING for one in self.began])
+        self._record.extend(
+            (
+                self.start_s, self.ends_s, self._steps, self._decodes, self._prompts, joined,
+                batcher.running, len(batcher.waiting), batcher.pool.held,
+            )
+        )  # fmt: skip
+        self.ends_s = inf
+
+    def stretches(self) -> Stretches:
+        """Return what it did."""
+        rows = np.array(self._record, dtype=np.float64).reshape(-1, len(Stretches._fields))
+        return Stretches(*(np.ascontiguousarray(column) for column in rows.T))
+
+    def sampled(self) -> set[Sequence]:
+        """Return whose token was computed in the last step, and not elsewhere before."""
+        return {chunk.sequence for chunk in self._chunks if chunk.samples}
+
+    def _leap(self) -> None:
+        self.is_leaping = False
+        self.began, self.preempted, self._chunks = [], [], []
+        self.finished = self.batcher.leap(self._steps)
+
+    def _price(self, batch: Batch) -> float:
         tokens = pairs = sampled = 0
         for _, start, stop, samples in batch.chunks:
             count = stop - start
@@ -92,12 +171,14 @@ class Clocked:
             # Each token sees those before it and itself.
             pairs += count * (start + stop + 1) // 2
             sampled += samples
-        self.prompt_tokens += tokens
-        took = self.cost.step_s(
+        self._prompts = tokens
+        if not (tokens or batch.decodes):
+            # Somebody comes with keys and values, and there is nothing else to do.
+            return 0.0
+        return self.cost.step_s(
             prefill_tokens=tokens,
             prefill_pairs=pairs,
             decodes=batch.decodes,
             context_sum=batch.context,
             sampled=batch.decodes + sampled,
         )
-        return tokens, took

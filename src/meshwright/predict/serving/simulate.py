@@ -1,0 +1,194 @@
+"""`simulate`: requests go through engines on virtual clocks; one loop over what happens next.
+
+Requests arrive at their times, or one after another's end where so many are kept in flight. A
+router sends each to an engine. Where prompts are computed apart, one engine makes the first token,
+and the keys and values travel to another that decodes (`handover`).
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from heapq import heappop, heappush
+from math import inf
+
+import numpy as np
+
+from meshwright.errors import InputError, Problem
+from meshwright.policy.batching import Sequence as Answering
+from meshwright.policy.routing import Router, Routing
+from meshwright.predict.serving.clocked import Clocked, Station
+from meshwright.predict.serving.handover import Handed, Handover, Transfer
+from meshwright.predict.serving.prefixes import PrefixKeys
+from meshwright.predict.serving.served import Gap, Served, columns
+from meshwright.spec.workload import Request
+
+
+def simulate(
+    requests: Sequence[Request],
+    stations: Sequence[Station],
+    *,
+    in_flight: int | None = None,
+    routing: Routing = "least-loaded",
+    prefill: Sequence[Station] = (),
+    transfer: Transfer | None = None,
+) -> Served:
+    """Return how requests fare; they are in order of arrival.
+
+    `in_flight` keeps so many open and ignores arrival times. With `prefill`, these engines compute
+    prompts and `stations` decode; `transfer` says how long what is handed over takes.
+    """
+    if not requests:
+        raise InputError([Problem("requests", "there are none", "give at least one")])
+    run = _Run(requests, stations, routing, prefill, transfer)
+    run.go(in_flight)
+    return run.served()
+
+
+class _Run:
+    """The state of a simulation."""
+
+    def __init__(
+        self,
+        requests: Sequence[Request],
+        stations: Sequence[Station],
+        routing: Routing,
+        prefill: Sequence[Station],
+        transfer: Transfer | None,
+    ) -> None:
+        fronts = prefill or stations
+        self.requests = requests
+        self.delay_s, limits = fronts[0].delay_s, fronts[0].limits
+        self.block = limits.block_tokens
+        self.fronts = [Clocked(each, number) for number, each in enumerate(fronts)]
+        self.over_to: Handover | None = None
+        if prefill:
+            backs = [Clocked(each, len(fronts) + at) for at, each in enumerate(stations)]
+            self.over_to = Handover(self.fronts, backs, transfer or (lambda _: 0.0), self)
+        self.engines = self.fronts + (self.over_to.backs if self.over_to else [])
+        self.most = min(each.batcher.pool.size for each in self.engines)
+        self.router: Router | None = None
+        if len(fronts) > 1:
+            kept = fronts[0].blocks
+            self.router = Router(len(fronts), routing, block_tokens=self.block, kept_blocks=kept)
+        shared = limits.prefix_cache and any(one.prefix_blocks for one in requests)
+        self.keys = PrefixKeys(self.block) if shared else None
+        count = len(requests)
+        self.sent_s = [one.arrival_s for one in requests]
+        self.first_s, self.end_s = [-1.0] * count, [-1.0] * count
+        self.cached, self.preempted, self.engine = [0] * count, [0] * count, [-1] * count
+        self.left_s: dict[int, float] = {}
+        """When those who made room, or moved, got their last token."""
+        self.gaps: list[Gap] = []
+        self.ready: deque[float] | None = None
+        """When the next may be sent, where so many are kept in flight."""
+        self.events: list[tuple[float, int, Clocked | Handed]] = []
+        self.tickets = 0
+
+    def go(self, in_flight: int | None) -> None:
+        """Let everything happen."""
+        count, events, sent, number = len(self.requests), self.events, self.sent_s, 0
+        ready = self.ready = None if in_flight is None else deque([0.0] * min(in_flight, count))
+        while True:
+            if number == count:
+                arrives = inf
+            elif ready is None:
+                arrives = sent[number]
+            else:
+                arrives = ready[0] if ready else inf
+            if events and events[0][0] < arrives:
+                now, _, what = heappop(events)
+                if isinstance(what, Clocked):
+                    # One that was cut short ends at another time than it was to.
+                    if what.ends_s == now:
+                        if not what.is_waking:
+                            self._stepped(what, now)
+                        self.expect(what, what.begin(now))
+                        if self.over_to is not None:
+                            self.over_to.go_on(what, now)
+                elif self.over_to is not None:
+                    self.over_to.arrived(what, now)
+            elif arrives < inf:
+                if ready is not None:
+                    sent[number] = ready.popleft()
+                self._arrive(number, arrives)
+                number += 1
+            else:
+                return
+
+    def expect(self, what: Clocked | Handed, at_s: float) -> None:
+        """Write down when something ends."""
+        if at_s < inf:
+            self.tickets += 1
+            heappush(self.events, (at_s, self.tickets, what))
+
+    def enter(self, engine: Clocked, sequence: Answering, now: float) -> None:
+        """Let a sequence wait at an engine, which looks at it when its step is done."""
+        if engine.is_leaping:
+            self.expect(engine, engine.cut(now))
+        engine.batcher.add(sequence)
+        if engine.ends_s == inf:
+            self.expect(engine, engine.wake(now))
+
+    def served(self) -> Served:
+        """Return the columns."""
+        asked = self.requests
+        return Served(
+            arrival_s=np.array(self.sent_s),
+            first_s=columns(self.first_s) + self.delay_s,
+            end_s=columns(self.end_s) + self.delay_s,
+            prompt_tokens=np.array([one.prompt_tokens for one in asked]),
+            output_tokens=np.array([one.output_tokens or 1 for one in asked]),
+            cached_tokens=np.array(self.cached),
+            preempted=np.array(self.preempted),
+            engine=np.array(self.engine),
+            engines=tuple(each.stretches() for each in self.engines),
+            prefill_engines=len(self.fronts) if self.over_to else 0,
+            blocks=tuple(each.batcher.pool.size for each in self.engines),
+            gaps=tuple(self.gaps),
+            delay_s=self.delay_s,
+        )
+
+    def _arrive(self, number: int, now: float) -> None:
+        request = self.requests[number]
+        prompt, output = request.prompt_tokens, request.output_tokens or 1
+        if -(-(prompt + output - 1) // self.block) > self.most:
+            self._over(now)
+            return
+        keys = None if self.keys is None else self.keys.of(request)
+        sequence = Answering(prompt, 1 if self.over_to else output, request=number, keys=keys)
+        place = 0 if self.router is None else self.router.send(prompt, keys)
+        self.engine[number] = place
+        self.enter(self.fronts[place], sequence, now)
+
+    def _stepped(self, engine: Clocked, now: float) -> None:
+        """Write down what a step brought."""
+        engine.finish()
+        first = self.first_s
+        for sequence in engine.began:
+            number = sequence.request
+            if number in self.left_s:
+                came = sequence in engine.sampled()
+                self.gaps.append(Gap(number, self.left_s.pop(number), now, came, engine.number))
+            elif first[number] < 0:
+                first[number] = now
+                self.cached[number] = sequence.cached
+        for sequence in engine.preempted:
+            self.preempted[sequence.request] += 1
+            if first[sequence.request] >= 0:
+                self.left_s.setdefault(sequence.request, engine.start_s)
+        over_to = self.over_to
+        for sequence in engine.finished:
+            number = sequence.request
+            if over_to is not None and engine.number < len(self.fronts):
+                if over_to.leave(engine, sequence, now):
+                    continue
+            elif over_to is not None:
+                over_to.back(engine, sequence)
+            elif self.router is not None:
+                self.router.back(engine.number, sequence.prompt)
+            self.end_s[number] = now
+            self._over(now)
+
+    def _over(self, now: float) -> None:
+        """Let the next request be sent."""
+        if self.ready is not None:
+            self.ready.append(now + self.delay_s)

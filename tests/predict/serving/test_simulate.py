@@ -1,0 +1,225 @@
+"""Requests end once and have all their tokens, whatever happens to them on the way."""
+
+from random import Random
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from meshwright.policy.batching import Sequence
+from meshwright.predict.serving.clocked import Clocked, Station
+from meshwright.predict.serving.served import Served, slow_gaps, token_gaps
+from meshwright.predict.serving.simulate import simulate
+from meshwright.spec.serving import Limits
+from meshwright.spec.workload import Request
+
+
+class Flat(NamedTuple):
+    """Steps that take a fixed time, some more for each token of prompts, and for each key."""
+
+    step: float = 0.01
+    token: float = 1e-4
+    key: float = 0.0
+
+    def step_s(
+        self,
+        *,
+        prefill_tokens: int = 0,
+        prefill_pairs: float = 0.0,
+        decodes: int = 0,
+        context_sum: float = 0.0,
+        sampled: int | None = None,
+    ) -> float:
+        return self.step + self.token * prefill_tokens + self.key * context_sum
+
+    def decode_line(self, batch: int, mean_context: float) -> tuple[float, float]:
+        return self.step, self.key
+
+
+def station(blocks: int = 1000, cost: Flat = Flat(), **limits: Any) -> Station:
+    given_ = {"batch_tokens": 64, "batch_requests": 8, "block_tokens": 4, **limits}
+    return Station(cost, Limits(**given_), blocks)
+
+
+def asked(count: int, rate: float, seed: int = 0, most: int = 40) -> list[Request]:
+    rng, now, found = Random(seed), 0.0, []
+    for _ in range(count):
+        now += rng.expovariate(rate)
+        prompt, output = rng.randint(1, most), rng.randint(0, most)
+        found.append(Request(arrival_s=now, prompt_tokens=prompt, output_tokens=output))
+    return found
+
+
+def is_whole(served: Served, requests: list[Request]) -> None:
+    """Check that everything ended once, in order, with all tokens."""
+    assert served.answered.all()
+    assert (served.first_s > served.arrival_s).all()
+    assert (served.end_s >= served.first_s).all()
+    outputs = [max(1, one.output_tokens) for one in requests]
+    assert served.output_tokens.tolist() == outputs
+    missing = sum(outputs) - len(outputs) - token_gaps(served).count.sum()
+    # One that makes room before it got on where it was moved to has two gaps for one token.
+    assert abs(missing) <= (served.preempted.sum() if served.prefill_engines else 0)
+    for did in served.engines:
+        assert (did.end_s >= did.start_s).all()
+        assert (did.start_s[1:] >= did.end_s[:-1] - 1e-12).all()
+
+
+@pytest.mark.parametrize("mixing", ["mixed", "apart"])
+@pytest.mark.parametrize("blocks", [1000, 30])
+def test_every_request_ends_once_with_all_its_tokens(mixing: str, blocks: int) -> None:
+    requests = asked(200, 8)
+    served = simulate(requests, [station(blocks, mixing=mixing)])
+    is_whole(served, requests)
+    assert bool(served.preempted.sum()) == (blocks == 30)
+    computed = sum(did.prompt_tokens.sum() for did in served.engines)
+    prompts = sum(one.prompt_tokens for one in requests)
+    assert computed == prompts if blocks == 1000 else computed > prompts
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.floats(0, 0.5), st.integers(1, 60), st.integers(0, 60)),
+        min_size=1,
+        max_size=40,
+    ),
+    st.integers(31, 80),
+    st.sampled_from([1, 2, 3]),
+    st.sampled_from(["round-robin", "least-loaded", "prefix"]),
+    st.booleans(),
+)
+def test_nothing_is_lost_with_few_blocks_and_many_engines(
+    rows: list[tuple[float, int, int]], blocks: int, engines: int, routing: Any, apart: bool
+) -> None:
+    now, requests = 0.0, []
+    for gap, prompt, output in rows:
+        now += gap
+        shared = tuple(range(prompt // 8))
+        requests.append(
+            Request(
+                arrival_s=now, prompt_tokens=prompt, output_tokens=output, prefix_blocks=shared,
+                block_tokens=8,
+            )
+        )  # fmt: skip
+    stations = [station(blocks, Flat(key=1e-5))] * engines
+    prefill = [station(blocks)] if apart else []
+    served = simulate(
+        requests, stations, routing=routing, prefill=prefill, transfer=lambda n: 1e-3 * n
+    )
+    is_whole(served, requests)
+    assert served.prefill_engines == len(prefill)
+
+
+def test_many_steps_at_once_are_the_same_as_one_by_one() -> None:
+    cost = Flat(key=1e-5)
+    requests = asked(60, 5, most=60)
+    leapt = simulate(requests, [station(60, cost)])
+    engine = Clocked(station(60, cost))
+    batcher, now, place = engine.batcher, 0.0, 0
+    first, end = [-1.0] * len(requests), [0.0] * len(requests)
+    while place < len(requests) or batcher.running or batcher.waiting:
+        while place < len(requests) and requests[place].arrival_s <= now:
+            one = requests[place]
+            batcher.add(Sequence(one.prompt_tokens, max(1, one.output_tokens), request=place))
+            place += 1
+        batch = batcher.next()
+        if batch is None:
+            if place < len(requests):
+                now = requests[place].arrival_s
+                continue
+            break
+        now += engine._price(batch)
+        for sequence in batch.joined:
+            if first[sequence.request] < 0:
+                first[sequence.request] = now
+        for sequence in batch.finished:
+            end[sequence.request] = now
+    assert leapt.preempted.sum() > 0
+    np.testing.assert_allclose(leapt.first_s, first)
+    np.testing.assert_allclose(leapt.end_s, end)
+
+
+def test_one_at_a_time_waits_as_long_as_theory_says() -> None:
+    # M/D/1: the mean wait is ρ / (2 μ (1 − ρ)).
+    service, load, count = 0.1, 0.7, 20_000
+    rng, now, requests = Random(3), 0.0, []
+    for _ in range(count):
+        now += rng.expovariate(load / service)
+        requests.append(Request(arrival_s=now, prompt_tokens=1, output_tokens=1))
+    cost = Flat(step=service, token=0.0)
+    served = simulate(requests, [station(cost=cost, batch_requests=1, prefix_cache=False)])
+    wait = (served.end_s - served.arrival_s).mean() - service
+    assert wait == pytest.approx(service * load / (2 * (1 - load)), rel=0.05)
+
+
+def test_so_many_in_flight_are_never_more_nor_fewer() -> None:
+    requests = [Request(arrival_s=0.0, prompt_tokens=5, output_tokens=11)] * 20
+    served = simulate(requests, [station()], in_flight=4)
+    events = sorted([(at, 1) for at in served.arrival_s] + [(at, -1) for at in served.end_s])
+    open_now = np.cumsum([step for _, step in events])
+    assert open_now.max() == 4
+    assert served.end_s.max() == pytest.approx(5 * (11 * 0.01 + 4 * 5e-4))
+
+
+def test_what_never_fits_is_refused_and_the_others_go_on() -> None:
+    requests = [
+        Request(arrival_s=0.0, prompt_tokens=100, output_tokens=5),
+        Request(arrival_s=0.0, prompt_tokens=4, output_tokens=5),
+    ]
+    served = simulate(requests, [station(8)], in_flight=1)
+    assert served.answered.tolist() == [False, True]
+    assert np.isnan(served.end_s[0])
+
+
+def test_shared_beginnings_are_computed_once() -> None:
+    requests = [
+        Request(
+            arrival_s=float(number), prompt_tokens=40, output_tokens=2, prefix_blocks=(1, 2),
+            block_tokens=16,
+        )
+        for number in range(3)
+    ]  # fmt: skip
+    served = simulate(requests, [station()])
+    assert served.cached_tokens.tolist() == [0, 32, 32]
+    assert served.engines[0].prompt_tokens.sum() == 40 + 8 + 8
+
+
+def test_prompts_handed_over_take_their_way_and_hold_each_other_up() -> None:
+    requests = [Request(arrival_s=0.0, prompt_tokens=16, output_tokens=5)] * 2
+    served = simulate(
+        requests, [station()], prefill=[station()], transfer=lambda tokens: tokens * 0.01
+    )
+    made = 0.01 + 2 * 16 * 1e-4  # both prompts in one step
+    # One link: the second prompt travels after the first.
+    np.testing.assert_allclose(served.first_s, [made + 0.16, made + 0.32])
+    # Nobody else is there: four steps.
+    assert served.end_s[0] == pytest.approx(made + 0.16 + 4 * 0.01)
+    assert served.engine.tolist() == [1, 1]
+
+
+def test_an_engine_without_room_holds_up_those_before_it() -> None:
+    requests = [Request(arrival_s=0.0, prompt_tokens=24, output_tokens=17)] * 3
+    # Ten blocks of four tokens hold one answer. The engine before keeps one prompt, makes one.
+    served = simulate(requests, [station(10)], prefill=[station(12)], transfer=lambda _: 0.001)
+    is_whole(served, requests)
+    assert served.preempted.sum() == 0
+    first, second, third = served.first_s
+    assert second > served.end_s[0]
+    assert third > served.end_s[1]
+    assert served.engines[0].start_s[-1] == pytest.approx(first)  # a block came free
+
+
+def test_slow_gaps_are_counted_for_each_request() -> None:
+    requests = [
+        Request(arrival_s=0.0, prompt_tokens=4, output_tokens=40),
+        Request(arrival_s=0.2, prompt_tokens=60, output_tokens=3),
+    ]
+    # The second prompt holds up the first answer for one long step.
+    served = simulate(requests, [station(cost=Flat(token=1e-2))])
+    assert slow_gaps(served, 0.1).tolist() == [1, 0]
+    apart = simulate(requests, [station(cost=Flat(token=1e-2), mixing="apart")])
+    assert slow_gaps(apart, 0.1).tolist() == [1, 0]
+    assert token_gaps(apart).seconds.max() == pytest.approx(0.01 + 0.6 + 0.01)
