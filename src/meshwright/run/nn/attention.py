@@ -13,7 +13,7 @@ and value heads, E head width.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -21,14 +21,31 @@ from torch import Tensor, nn
 from meshwright.run.kernels.attention import Kernel, attention
 from meshwright.run.kernels.norm_rotate import HeadNorms, split_norm_rotate
 from meshwright.run.kernels.rms_norm import rms_norm
-from meshwright.run.kernels.rotary import rotate, split_rotate
+from meshwright.run.kernels.rotary import QkvSizes, rotate, split_rotate
 from meshwright.run.nn.linear import Linear
 from meshwright.run.nn.norm import Norm
 from meshwright.run.nn.norm_across import RowPart, Total, norm_across
 from meshwright.run.nn.passage import Passage, entered, left
-from meshwright.run.nn.positions import Places, query_growth
+from meshwright.run.nn.positions import Places, Turns, query_growth
 from meshwright.run.nn.recompute import NOTHING, Op, Replay, dropped
 from meshwright.spec.model import block, mixers
+
+
+class Keeps(Protocol):
+    """Keeps the keys and values of earlier passes, and attends to them."""
+
+    @property
+    def takes_product(self) -> bool:
+        """Whether it cuts the fused product of this pass itself."""
+
+    def store(
+        self, qkv_BTC: Tensor, sizes: QkvSizes, turns: Turns, norms: HeadNorms | None, *,
+        interleaved: bool,
+    ) -> Tensor:  # fmt: skip
+        """Cut a product; norm and turn its heads; keep keys and values, return queries."""
+
+    def attend(self, q_BTHE: Tensor, **options: Any) -> Tensor:
+        """Attend to all that is kept."""
 
 
 class Attention(nn.Module):
@@ -55,6 +72,8 @@ class Attention(nn.Module):
         """Where ranks share the heads, the way to them and back."""
         self.across: Callable[..., Tensor] | None = None
         """Where ranks share the tokens of a sequence, what attends in place of `attention`."""
+        self.keeps: Keeps | None = None
+        """Where sequences come in pieces, what keeps their keys and values."""
         self.heads, self.kv_heads = spec.heads, spec.kv_heads
         """Query heads held here, and key and value heads."""
         self.first_head = 0
@@ -87,6 +106,8 @@ class Attention(nn.Module):
             qkv_BTC = self.qkv(inside, input_at_hand=dropped_input)
         if self.spec.clip is not None and self.spec.qk_norm != "full":
             qkv_BTC = qkv_BTC.clamp(-self.spec.clip, self.spec.clip)
+        if self.keeps is not None and self.keeps.takes_product and self._can_keep:
+            return self._out(self._kept(qkv_BTC, places, self.keeps), at_hand=False)
         q, k, v, gate = self._heads(qkv_BTC, places)
         if "core_attn" not in self.recompute:
             # Backward of the attention itself keeps its output, unless that is gated.
@@ -99,28 +120,38 @@ class Attention(nn.Module):
     def _out(self, mixed_BTHE: Tensor, *, at_hand: bool) -> Tensor:
         return left(self.passage, self.o(mixed_BTHE.flatten(2), input_at_hand=at_hand))
 
+    def _kept(self, qkv_BTC: Tensor, places: Places, keeps: Keeps) -> Tensor:
+        """Let whoever keeps keys and values cut the product, and attend."""
+        spec = self.spec
+        assert spec.rotary is not None, "a product without turns is cut here"
+        sizes = QkvSizes(self.heads, self.kv_heads, spec.head_dim)
+        turns = places.turns(spec.rotary, spec.head_dim)
+        norms = self._head_norms() if spec.qk_norm == "head" else None
+        q = keeps.store(qkv_BTC, sizes, turns, norms, interleaved=spec.rotary.interleaved)
+        return keeps.attend(self._grown(q, places), **self._options(places))
+
     def _core(
         self, q: Tensor, k: Tensor, v: Tensor, gate_BTHE: Tensor | None, places: Places
     ) -> Tensor:
+        attend = attention if self.across is None else self.across
+        options = self._options(places)
+        mixed = attend(q, k, v, documents=places.documents, prefer=self.prefer, **options)
+        return mixed if gate_BTHE is None else mixed * torch.sigmoid(gate_BTHE)
+
+    def _options(self, places: Places) -> dict[str, Any]:
+        """Return how the layer attends."""
         spec, slopes = self.spec, None
         if self.alibi:
-            slopes = places.slopes(spec.heads)[self.first_head : self.first_head + q.shape[2]]
-        attend = attention if self.across is None else self.across
-        mixed = attend(
-            q,
-            k,
-            v,
-            causal=spec.causal,
-            window=spec.window,
-            chunk=spec.chunk,
-            scale=spec.scale,
-            softcap=spec.softcap,
-            sinks=self.sinks,
-            documents=places.documents,
-            alibi=slopes,
-            prefer=self.prefer,
-        )
-        return mixed if gate_BTHE is None else mixed * torch.sigmoid(gate_BTHE)
+            slopes = places.slopes(spec.heads)[self.first_head : self.first_head + self.heads]
+        return {
+            "causal": spec.causal,
+            "window": spec.window,
+            "chunk": spec.chunk,
+            "scale": spec.scale,
+            "softcap": spec.softcap,
+            "sinks": self.sinks,
+            "alibi": slopes,
+        }
 
     def _heads(
         self, qkv_BTC: Tensor, places: Places
@@ -143,10 +174,19 @@ class Attention(nn.Module):
         if spec.qk_norm == "l2":
             # After the turn, as Llama 4 does; a turn changes no length.
             q, k = rms_norm(q, None, self.eps), rms_norm(k, None, self.eps)
-        if spec.temperature is not None:
-            growth = query_growth(spec.temperature, places.positions_BT())
-            q = q * growth[..., None, None].to(q.dtype)
-        return q, k, v, gate
+        return self._grown(q, places), k, v, gate
+
+    def _grown(self, q_BTHE: Tensor, places: Places) -> Tensor:
+        """Let queries grow with their position, where the model does."""
+        if self.spec.temperature is None:
+            return q_BTHE
+        growth = query_growth(self.spec.temperature, places.positions_BT())
+        return q_BTHE * growth[..., None, None].to(q_BTHE.dtype)
+
+    @property
+    def _can_keep(self) -> bool:
+        """One kernel cuts the product and stores keys; an L2 norm would come after the turn."""
+        return self._is_fused and self.spec.qk_norm != "l2"
 
     @property
     def _is_fused(self) -> bool:

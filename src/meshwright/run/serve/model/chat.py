@@ -45,7 +45,7 @@ class ChatTemplate:
                 add_generation_prompt=add_generation_prompt,
                 **given,
             )
-        except (*self._failures, TypeError, ValueError, KeyError, OverflowError) as error:
+        except self._failures as error:
             what = f"the model's chat template refuses them: {error}"
             raise InputError(
                 [Problem("messages", what, "follow what the model expects")]
@@ -88,7 +88,8 @@ def _compile(source: str) -> tuple[tuple[type[Exception], ...], Callable[..., st
     except jinja2.TemplateError as error:
         what = f"is no Jinja template: {error}"
         raise InputError([Problem("chat_template", what, "mend it, or use another one")]) from error
-    return (jinja2.TemplateError, RecursionError), template.render
+    faults = (jinja2.TemplateError, ArithmeticError, LookupError, RecursionError)
+    return (*faults, TypeError, ValueError), template.render
 
 
 def _to_json(

@@ -37,14 +37,16 @@ class Forward:
         *,
         max_length: int | None = None,
         state_rows: int = 256,
+        invariant: bool = False,
     ) -> None:
         """Take hold of a decoder.
 
         `max_length` is the most tokens of a sequence; None is the model's context. `state_rows` is
-        the most sequences at a time, for models with recurrent layers.
+        the most sequences at a time, for models with recurrent layers. With `invariant` attention
+        gives a row the same bits whatever else is in the batch.
         """
         self.decoder = decoder.eval().requires_grad_(False)
-        self.cache, self.now = cache, Now()
+        self.cache, self.now = cache, Now(invariant)
         self.max_length = max_length or decoder.model.max_positions
         _check_length(decoder, self.max_length)
         self.states: list[LayerStates] = []
@@ -61,7 +63,8 @@ class Forward:
         match layer.mixer:
             case Attention() as mixer:
                 _check_causal(mixer.spec.causal, number)
-                mixer.across = PagedAttention(self.cache, number, self.now)
+                paged = PagedAttention(self.cache, number, self.now)
+                mixer.across = mixer.keeps = paged
             case LatentAttention() as mixer:
                 _check_causal(mixer.spec.causal, number)
                 mixer.absorbed = PagedLatent(self.cache, number, self.now, mixer)

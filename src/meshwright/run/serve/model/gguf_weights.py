@@ -5,6 +5,9 @@ neighbouring elements of a head where Hugging Face turns halves, and its convert
 rows of queries and keys of the `llama` architecture to suit; they are put back in order here.
 """
 
+# Some of torch's own methods are untyped.
+# mypy: allow-untyped-calls
+
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -144,7 +147,8 @@ class _Weights:
         heads = self._heads.get(name.split(".")[-2]) if self._interleaved else None
         if heads is None:
             return tensor
-        return tensor.unflatten(0, (heads, -1, 2)).transpose(1, 2).reshape(tensor.shape)
+        rows: Tensor = tensor.unflatten(0, (heads, -1, 2))
+        return rows.transpose(1, 2).reshape(tensor.shape)
 
     def unreadable(self, name: str) -> str:
         """Every tensor can be tried; reading says where one cannot."""

@@ -84,7 +84,7 @@ def _byte_level(file: GgufFile, tokens: list[str]) -> "Tokenizer":
         raise InputError([Problem(where, what, f"use one of {known}, or a Hugging Face folder")])
     merges = [tuple(merge.split(" ", 1)) for merge in file.fact("tokenizer.ggml.merges") or []]
     vocab = {token: number for number, token in enumerate(tokens)}
-    tokenizer = parts.Tokenizer(
+    tokenizer: Tokenizer = parts.Tokenizer(
         parts.models.BPE(vocab=vocab, merges=merges, fuse_unk=False, ignore_merges=cut.whole)
     )
     steps = []
@@ -112,7 +112,7 @@ def _sentence_pieces(file: GgufFile, tokens: list[str]) -> "Tokenizer":
         raise InputError([Problem(where, what, "use a complete file")])
     vocab = {token: number for number, token in enumerate(tokens)}
     unknown = file.count("tokenizer.ggml.unknown_token_id", 0)
-    tokenizer = parts.Tokenizer(
+    tokenizer: Tokenizer = parts.Tokenizer(
         parts.models.BPE(
             vocab=vocab,
             merges=_merges_by_score(tokens, scores, vocab),

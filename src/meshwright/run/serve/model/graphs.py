@@ -13,7 +13,7 @@ Shapes: R rows, B blocks of the longest table, V vocabulary.
 import gc
 from bisect import bisect_left
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -61,8 +61,8 @@ class Graphs:
             raise InputError([Problem("sizes", what, f"end with {rows}")])
         device = forward.cache.device
         longest = -(-forward.max_length // forward.cache.block_tokens)
-        whole = {"dtype": torch.int64, "device": device}
-        short = {"dtype": torch.int32, "device": device}
+        whole: dict[str, Any] = {"dtype": torch.int64, "device": device}
+        short: dict[str, Any] = {"dtype": torch.int32, "device": device}
         self.buffers = Step(
             tokens_N=torch.zeros(rows, **whole),
             positions_N=torch.zeros(rows, **whole),

@@ -10,6 +10,9 @@ go row by row through the chunked scan.
 Shapes: R rows, N tokens, C channels, K taps, H heads; others as in `mamba2` and `gated_delta`.
 """
 
+# Some of torch's own methods are untyped.
+# mypy: allow-untyped-calls
+
 from abc import abstractmethod
 from collections.abc import Sequence
 

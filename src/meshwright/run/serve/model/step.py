@@ -49,6 +49,14 @@ class Step:
     adapters_N: Tensor | None = None
     """int64: the adapter of each token, -1 for none; None where no token has one."""
 
+    @property
+    def decodes(self) -> int:
+        """How many of the first rows have a single token, as far as the host knows."""
+        if self.most_queries == 1:
+            return len(self.lengths_R)
+        counts = self.queries or ()
+        return next((row for row, count in enumerate(counts) if count != 1), len(counts))
+
     def row_tokens(self) -> tuple[int, ...]:
         """Return the tokens of each row, asking the device where the host does not know."""
         if self.queries is not None:
