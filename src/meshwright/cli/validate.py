@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from meshwright.cli import validate_collectives, validate_training
+from meshwright.cli import validate_collectives, validate_serving, validate_training
 from meshwright.cli.answer import Answer
 from meshwright.cli.parser import add_common, verbs
 from meshwright.errors import MissingPart
@@ -20,17 +20,24 @@ _VERBS = (
         "score predicted collectives against published benchmarks, and NCCL's choice too",
         validate_collectives.EXAMPLES,
     ),
+    (
+        "serving",
+        "score predicted serving against published runs: throughput, TPOT, TTFT",
+        validate_serving.EXAMPLES,
+    ),
 )
-RUNS = {verb: Path(f"validation/{verb}/runs.json") for verb, _, _ in _VERBS}
+RUNS = {verb: Path(f"validation/{verb}/runs.json") for verb in ("training", "collectives")}
+"""Runs that the repository has; those of serving are given with `--runs`."""
 TUNING = Path("validation/collectives/nccl_tuning_h100_2_27_5.json")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the verbs and their flags."""
     found = verbs(parser, _VERBS)
-    for verb, runs in RUNS.items():
-        found[verb].add_argument(
-            "--runs", metavar="FILE", help=f"JSON list of runs (default: {runs} of the repository)"
+    for verb, of_verb in found.items():
+        usual = f" (default: {RUNS[verb]} of the repository)" if verb in RUNS else ""
+        of_verb.add_argument(
+            "--runs", metavar="FILE", required=verb not in RUNS, help=f"JSON list of runs{usual}"
         )
     found["collectives"].add_argument(
         "--tuning",
@@ -57,6 +64,8 @@ def run(args: argparse.Namespace) -> Answer:
         )
     if args.verb == "training":
         return validate_training.answer(runs)
+    if args.verb == "serving":
+        return validate_serving.answer(runs)
     tuning = Path(args.tuning) if args.tuning else _own(TUNING)
     return validate_collectives.answer(runs, tuning, args.by)
 

@@ -23,8 +23,8 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     """Host time of a step that the GPU waits for."""
     request_s: float = 2e-6
     """The same for each request in the step."""
-    prefill_s: float = 0.0
-    """What a step with parts of prompts adds: its kernels are launched one by one."""
+    prefill_s: float = 50e-6
+    """What each layer adds to a step with parts of prompts: its kernels are launched singly."""
     hidden: bool = False
     """The host prepares the next step while the GPU works, so that the longer of both counts."""
     gap: float = 1.0
@@ -39,6 +39,8 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     """Small kernels of a layer: norms, rotation, storing keys and values, activation, casts."""
     reduce_s: float = 6e-6
     """Latency of an all-reduce of a few tokens over fast links."""
+    link_share: float = 0.6
+    """Share of the fast links' bandwidth that all-reduces and exchanges reach."""
     expert_s: float = 15e-6
     """Routing, sorting and summing of one layer of experts."""
     arrival_s: float = 5e-3
@@ -47,6 +49,8 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     """Whether `memory_share` is of the whole device, or of what weights and buffers leave."""
     memory_share: float = 0.9
     """Share of the memory that keys and values may have (with the weights, for `of_all`)."""
+    reserve_bytes: float = 2e9
+    """Memory for libraries, captured graphs and workspaces."""
     batch_requests: int = 256
     """Requests of a step at most, where a run does not say."""
     batch_tokens: int = 8192

@@ -81,6 +81,8 @@ class _Run:
     def arrive(self) -> None:
         """Let requests come that are due."""
         load = self.load
+        if self.sent >= load.requests:
+            return
         if load.rate_per_s is not None:
             while self.sent < load.requests and self.sent / load.rate_per_s <= self.now:
                 self.waiting.append(self.sent / load.rate_per_s)

@@ -78,7 +78,7 @@ def tokens_work(
     own = ceil(tokens / layout.dp)
     products = experts = small = 0.0
     for block, layers in model.block_counts():
-        dense, sparse = _products(device, model, block, layout, formats, own, tokens)
+        dense, sparse = _products(device, (model, block), (layout, formats), own, tokens)
         products += layers * dense
         experts += layers * sparse
         small += layers * _small_s(device, model, block, layout, own)
@@ -103,10 +103,14 @@ def head_s(device: DeviceCosts, model: Model, layout: Layout, rows: int) -> floa
 
 
 def _products(
-    device: DeviceCosts, model: Model, block: Block, layout: Layout, formats: Formats,
-    own: int, tokens: int,
-) -> tuple[float, float]:  # fmt: skip
+    device: DeviceCosts,
+    what: tuple[Model, Block],
+    where: tuple[Layout, Formats],
+    own: int,
+    tokens: int,
+) -> tuple[float, float]:
     """Return the dense and the experts' products of one layer."""
+    (model, block), (layout, formats) = what, where
     joined: dict[str, tuple[int, int, Stored]] = {}
     experts = 0.0
     for weight in block.weights(model.hidden):
@@ -114,7 +118,8 @@ def _products(
         if weight.part == "expert":
             if weight.name != "expert_gate":
                 wide = 2 if weight.name == "expert_up" and _gated(block) else 1
-                experts += _grouped_s(device, weight, layout, how, tokens, wide)
+                wider = weight._replace(fan_out=wide * weight.fan_out)
+                experts += _grouped_s(device, wider, layout, how, tokens)
             continue
         rows, columns = _sides(weight, layout.tp)
         name = JOINED.get(weight.name, weight.name)
@@ -150,7 +155,7 @@ def _distinct(places: int, draws: int) -> float:
 
 
 def _grouped_s(
-    device: DeviceCosts, weight: Weight, layout: Layout, how: Stored, tokens: int, wide: int
+    device: DeviceCosts, weight: Weight, layout: Layout, how: Stored, tokens: int
 ) -> float:
     """Return the seconds of one grouped product of the experts that a step's tokens visit."""
     shared_by = max(1, layout.tp * layout.dp // (layout.ep * layout.experts_tp))
@@ -160,14 +165,16 @@ def _grouped_s(
     each = max(1.0, seen * weight.active / some)
     column = weight.name != "expert_down"
     inner = weight.fan_in if column else ceil(weight.fan_in / layout.experts_tp)
-    out = ceil(weight.fan_out / layout.experts_tp) * wide if column else weight.fan_out
+    out = ceil(weight.fan_out / layout.experts_tp) if column else weight.fan_out
     rate = device.grouped(how.compute)
     rows = next((tile for tile in _TILES if each <= tile), _TILES[-1])
     waves = groups * ceil(each / rows) * ceil(out / GROUPED_COLUMNS) / device.sms
     work = 2.0 * rows * GROUPED_COLUMNS * (inner + rate.fill_k)
     compute_s = waves_of(waves, rate.tail) * work / rate.flops_per_sm
     moved = groups * (inner * (rate.input_bytes * each + how.weight_bytes * out) + 2.0 * each * out)
-    return rate.launch_s + smooth_max(compute_s, moved / rate.bytes_per_s)
+    # The launch of a dense product: what sorting and summing add is the engine's.
+    launch_s = device.product(how.compute).launch_s
+    return launch_s + smooth_max(compute_s, moved / rate.bytes_per_s)
 
 
 def _small_s(device: DeviceCosts, model: Model, block: Block, layout: Layout, own: int) -> float:

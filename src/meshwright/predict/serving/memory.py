@@ -9,9 +9,7 @@ import msgspec
 from meshwright.predict.serving.contexts import KvSizes, kv_sizes
 from meshwright.predict.serving.formats import stored
 from meshwright.predict.serving.replica import Replica
-
-CONTEXT_BYTES = 2.0e9
-"""What CUDA, its libraries and captured graphs keep (vLLM reports 1 to 3 GiB after start-up)."""
+from meshwright.spec.model import Weight
 
 
 class ServingMemory(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,7 +51,7 @@ def serving_memory(replica: Replica, batch_tokens: int | None = None) -> Serving
     )
     activations = step / layout.dp * (4 * model.hidden + 2 * inner) * 2.0
     logits = 4.0 * min(step, engine.batch_requests) / layout.dp * model.vocab / layout.tp
-    buffers = CONTEXT_BYTES + activations + logits
+    buffers = engine.reserve_bytes + activations + logits
     if engine.room == "of_free":
         room = engine.memory_share * (gpu.memory_bytes - weights - buffers)
     else:
@@ -67,13 +65,12 @@ def serving_memory(replica: Replica, batch_tokens: int | None = None) -> Serving
     )
 
 
-def _inner(weights: tuple[object, ...], tp: int) -> int:
-    found = [w.fan_out // tp for w in weights if w.split == "column"]
-    return max(found, default=0)
+def _inner(weights: tuple[Weight, ...], tp: int) -> int:
+    return max((w.fan_out // tp for w in weights if w.split == "column"), default=0)
 
 
 def _weights(replica: Replica) -> float:
-    """Return the bytes of the weights on the fullest GPU: an even share of the layers and tables."""
+    """Return the bytes of the weights on the fullest GPU: even shares of layers and tables."""
     model, layout = replica.model, replica.layout
     total = 0.0
     for block, layers in model.block_counts():

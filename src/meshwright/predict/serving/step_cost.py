@@ -25,8 +25,6 @@ from meshwright.predict.serving.replica import Replica
 GRID = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096,
         6144, 8192, 16384, 32768)  # fmt: skip
 """Numbers of tokens that are priced in full."""
-LINK_SHARE = 0.7
-"""Share of the links' bandwidth that copies of kernels reach."""
 HEAT = 0.5
 """Exponent of a chip's slow-down under lasting load: decoding leaves it cool, prompts do not."""
 
@@ -41,12 +39,14 @@ class Line:
             (values[i + 1] - values[i]) / (points[i + 1] - points[i])
             for i in range(len(points) - 1)
         ]
+        self.last = len(self.slopes) - 1
 
     def __call__(self, at: float) -> float:
         """Return the value, 0 at 0."""
         if at <= 0:
             return 0.0
-        i = min(max(bisect_right(self.points, at) - 1, 0), len(self.slopes) - 1)
+        i = bisect_right(self.points, at) - 1
+        i = 0 if i < 0 else self.last if i > self.last else i
         return self.values[i] + self.slopes[i] * (at - self.points[i])
 
 
@@ -65,8 +65,10 @@ class StepCost:
         self._tokens = Line(GRID, [_tokens_s(replica, device, n) for n in GRID])
         self._head = Line(GRID, [head_s(device, model, layout, n) for n in GRID])
         self._fixed: dict[int, float] = {}
-        hop = _hop_s(replica)
-        self._passing_s = (layout.pp - 1) * hop
+        self._passing_s = (layout.pp - 1) * _hop_s(replica)
+        self._prefill_s = engine.prefill_s * model.layers
+        self._host_s, self._request_s = engine.step_s, engine.request_s
+        self._hidden = engine.hidden
 
     def step_s(
         self,
@@ -85,11 +87,19 @@ class StepCost:
         as many parts of the batch are on their way as there are stages.
         """
         rows = decodes if sampled is None else sampled
-        gpu_s = self._gpu_s(prefill_tokens + decodes, rows, decodes)
-        gpu_s += self._keys_s(decodes, context_sum)
+        about = self.contexts
+        parts = self._pp
+        seconds = self._passing_s + self._tokens((prefill_tokens + decodes) / parts)
+        seconds += self._head(rows / parts) + about.request_s * decodes + about.key_s * context_sum
+        for part in about.windowed:
+            seconds += part.key_s * min(context_sum, part.window * decodes)
         if prefill_tokens:
-            gpu_s += self._pairs_s(prefill_tokens, prefill_pairs)
-        return self._with_host(gpu_s, decodes + (rows - decodes), prefill_tokens)
+            seconds += self._prefill_s + about.pair_s * prefill_pairs
+            seconds += about.token_s * prefill_tokens
+            for part in about.windowed:
+                seconds += part.pair_s * min(prefill_pairs, part.window * prefill_tokens)
+        host = self._host_s + self._request_s * max(rows, decodes)
+        return max(seconds, host) if self._hidden else seconds + host
 
     def decode_line(self, batch: int, mean_context: float) -> tuple[float, float]:
         """Return `fixed` and `slope` of steps that decode: `fixed + slope · context_sum` seconds.
@@ -98,16 +108,17 @@ class StepCost:
         """
         fixed = self._fixed.get(batch)
         if fixed is None:
-            fixed = self._fixed[batch] = self._gpu_s(batch, batch, batch)
+            fixed = self._passing_s + self._tokens(batch / self._pp) + self._head(batch / self._pp)
+            fixed += self.contexts.request_s * batch
+            self._fixed[batch] = fixed
         slope = self.contexts.key_s
         for part in self.contexts.windowed:
             if mean_context > part.window:
                 fixed += part.key_s * part.window * batch
             else:
                 slope += part.key_s
-        engine = self.replica.engine
-        host = engine.step_s + engine.request_s * batch
-        if not engine.hidden:
+        host = self._host_s + self._request_s * batch
+        if not self._hidden:
             return fixed + host, slope
         return (fixed, slope) if fixed + slope * mean_context * batch > host else (host, 0.0)
 
@@ -118,30 +129,6 @@ class StepCost:
         middle = context_sum / batch + (steps - 1) / 2
         fixed, slope = self.decode_line(batch, middle)
         return steps * (fixed + slope * middle * batch)
-
-    def _gpu_s(self, tokens: int, rows: int, decodes: int) -> float:
-        parts = self._pp
-        body = self._tokens(tokens / parts) + self._head(rows / parts)
-        return body + self.contexts.request_s * decodes + self._passing_s
-
-    def _keys_s(self, decodes: int, context_sum: float) -> float:
-        found = self.contexts.key_s * context_sum
-        for part in self.contexts.windowed:
-            found += part.key_s * min(context_sum, part.window * decodes)
-        return found
-
-    def _pairs_s(self, tokens: int, pairs: float) -> float:
-        found = self.contexts.pair_s * pairs + self.contexts.token_s * tokens
-        for part in self.contexts.windowed:
-            found += part.pair_s * min(pairs, part.window * tokens)
-        return found
-
-    def _with_host(self, gpu_s: float, rows: int, prefill_tokens: int) -> float:
-        engine = self.replica.engine
-        host = engine.step_s + engine.request_s * rows
-        if prefill_tokens:
-            gpu_s += engine.prefill_s
-        return max(gpu_s, host) if engine.hidden else gpu_s + host
 
 
 @lru_cache(maxsize=4096)
@@ -172,7 +159,8 @@ def reduce_s(replica: Replica, nbytes: float) -> float:
     library = collective_s(place, "all_reduce", nbytes)
     if place.units > 1 or place.inside != "scale-up" or replica.cluster.scale_up.kind == "pcie":
         return library
-    size, wire = replica.layout.tp, LINK_SHARE * replica.cluster.scale_up.gpu_bytes_per_s
+    size = replica.layout.tp
+    wire = replica.engine.link_share * replica.cluster.scale_up.gpu_bytes_per_s
     latency = replica.engine.reduce_s
     once = latency + nbytes * (size - 1) / wire
     twice = 1.5 * latency + 2 * nbytes * (size - 1) / size / wire
@@ -182,9 +170,10 @@ def reduce_s(replica: Replica, nbytes: float) -> float:
 def _exchange_s(replica: Replica, nbytes: float) -> float:
     """Return the seconds in which a layer's tokens go to their experts and come back."""
     place = _group(replica, replica.layout.tp * replica.layout.dp)
-    wire = LINK_SHARE * replica.cluster.scale_up.gpu_bytes_per_s
+    wire = replica.engine.link_share * replica.cluster.scale_up.gpu_bytes_per_s
     if place.units > 1:
-        wire = min(wire, LINK_SHARE * place.card_bytes_per_s * place.cards / place.per_unit)
+        cards = place.card_bytes_per_s * place.cards / place.per_unit
+        wire = min(wire, replica.engine.link_share * cards)
     return 3 * replica.engine.reduce_s + nbytes / wire
 
 

@@ -12,8 +12,9 @@ from meshwright.predict.published.serving.models import gpu_of, model_of
 from meshwright.predict.published.serving.places import place_of
 from meshwright.predict.published.serving.software import engine_of, formats_of
 from meshwright.predict.serving.replica import Replica
-from meshwright.spec.cluster import Cluster, Gpu
+from meshwright.spec.cluster import Cluster, Gpu, ScaleUp
 from meshwright.spec.layout import Layout
+from meshwright.spec.model import Model
 
 from msgspec.structs import replace  # isort: skip
 
@@ -57,6 +58,7 @@ def case_of(row: Mapping[str, Any]) -> Case:
     assumed = asked.assumed
     try:
         if place is not None:
+            _check_heads(model, place.layout)
             size = _size(place.layout)
             whole = _cluster(gpu, size)
             replica = Replica(
@@ -88,6 +90,13 @@ def case_of(row: Mapping[str, Any]) -> Case:
     return Case(replicas, copies, asked, measured=_measured(row, asked), assumed=assumed)
 
 
+def _check_heads(model: Model, layout: Layout) -> None:
+    for block in model.blocks:
+        heads = getattr(block.mixer, "heads", layout.tp)
+        if heads % layout.tp:
+            raise Unusable(f"{heads} heads cannot be shared by {layout.tp} GPUs")
+
+
 def _size(layout: Layout) -> int:
     return layout.tp * layout.pp * layout.dp
 
@@ -95,9 +104,18 @@ def _size(layout: Layout) -> int:
 @lru_cache(maxsize=512)
 def _cluster(gpu: Gpu, gpus: int) -> Cluster:
     row: dict[str, Any] = {"gpu": gpu.name, "gpus": gpus}
-    if gpus > 8 and gpus % 8:
+    if gpu.name.startswith("gh"):
+        row["gpus_per_node"] = 1  # each superchip is a machine of its own
+    elif gpus > 8 and gpus % 8:
         row["gpus_per_node"] = 4 if gpus % 4 == 0 else 2 if gpus % 2 == 0 else 1
-    return replace(cluster_of_row(row), gpu=gpu)
+    cluster = replace(cluster_of_row(row), gpu=gpu)
+    if gpu.nvlink_bytes_per_s is not None and not gpu.name.endswith("pcie"):
+        return cluster
+    links = ScaleUp(
+        kind="pcie", gpus=cluster.scale_up.gpus, gpu_bytes_per_s=gpu.pcie_bytes_per_s or 32e9,
+        latency_s=2e-6, switched=False,
+    )  # fmt: skip
+    return replace(cluster, scale_up=links)
 
 
 def _measured(row: Mapping[str, Any], asked: Asked) -> Measured:

@@ -76,16 +76,17 @@ def load_of(row: Mapping[str, Any], model: str) -> Asked:
         spread = 0.82 if "U(100" in notes else 0.0
         return Asked(Load(prompt_tokens=prompt, output_tokens=output, requests=many, spread=spread))
     if "concurrency" in text and many:
-        return _concurrent(row, prompt, output, many, text, notes)
+        return _concurrent(row, prompt, output, many, text)
     if not text and many == 0 and row.get("ttft_ms"):
         return Asked(Load(prompt_tokens=prompt, output_tokens=output, requests=1, concurrency=1))
     raise Unusable(f"the load {text!r} is not understood")
 
 
 def _concurrent(
-    row: Mapping[str, Any], prompt: float, output: float, many: int, text: str, notes: str
+    row: Mapping[str, Any], prompt: float, output: float, many: int, text: str
 ) -> Asked:
     spread, scale, sent = 0.0, 1.0, 10 * many
+    notes = str(row.get("notes") or "")
     sample = "silicon_sample" in str(row.get("source"))
     if sample and "source_file" not in notes:
         # InferenceMAX draws lengths evenly from 0.8 to 1 of the nominal ones.

@@ -11,11 +11,13 @@ from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
 
+from msgspec.structs import replace
+
 from meshwright.errors import InputError
 from meshwright.predict.published.models import Unusable
 from meshwright.spec import catalog
 from meshwright.spec.cluster import Gpu
-from meshwright.spec.model import Model
+from meshwright.spec.model import Attention, Model
 from meshwright.spec.read import read
 
 _REMARKS = re.compile(
@@ -75,9 +77,19 @@ def model_of(name: str) -> Model:
     if extra is not None:
         return extra
     try:
-        return catalog.model(plain)
+        found = catalog.model(plain)
+        return _unwindowed(found) if plain == "mistral-7b" else found
     except InputError:
         raise Unusable(f"the shape of {name!r} is not known") from None
+
+
+@cache
+def _unwindowed(model: Model) -> Model:
+    """Return Mistral 7B as it is since its second version, which serving benchmarks use."""
+    (block,) = model.blocks
+    assert isinstance(block.mixer, Attention)
+    mixer = replace(block.mixer, window=None)
+    return replace(model, blocks=(replace(block, mixer=mixer),))
 
 
 def plain_model(name: str) -> str:
@@ -102,10 +114,8 @@ def plain_model(name: str) -> str:
 def gpu_of(text: str) -> Gpu:
     """Return the GPU that a row names, with the memory of its variant."""
     plain = re.sub(r"[\s_]+", "-", text.lower())
-    for pattern, name in _GPUS:
-        if re.search(pattern, plain):
-            break
-    else:
+    name = next((name for pattern, name in _GPUS if re.search(pattern, plain)), None)
+    if name is None:
         raise Unusable(f"{text!r} is no GPU of the catalog")
     if len(set(re.findall(r"mi3\d\dx", plain))) > 1:
         raise Unusable("GPUs of two kinds serve together")
@@ -122,9 +132,7 @@ def gpu_of(text: str) -> Gpu:
 
 @cache
 def _changed(gpu: Gpu, changes: tuple[tuple[str, float], ...]) -> Gpu:
-    import msgspec
-
-    return msgspec.structs.replace(gpu, **dict(changes))
+    return replace(gpu, **dict(changes))
 
 
 @cache

@@ -14,6 +14,8 @@ from meshwright.spec.layout import Layout
 
 _WORKERS = re.compile(r"(\w+)x\(tp(\w+) pp(\w+) adp(\w+) mtp(\w+) ep(\w+) bs(\w+)\)")
 
+MANY, USUAL_WORKERS, NODE = 200, 4, 8
+
 
 class Place(NamedTuple):
     """Where a run's replicas lie."""
@@ -24,6 +26,7 @@ class Place(NamedTuple):
     prefill: Layout | None = None
     """Layout of replicas that compute prompts alone, where the run was disaggregated."""
     prefill_copies: int = 0
+    """Those replicas; 0 takes as many as the decoding ones keep busy."""
     assumed: tuple[str, ...] = ()
 
 
@@ -32,7 +35,7 @@ def place_of(row: Mapping[str, Any], sparse: bool) -> Place | None:
     notes = str(row.get("notes") or "")
     gpus = _whole(row.get("gpus"))
     if "mode disagg" in notes:
-        return _disaggregated(notes, sparse)
+        return _disaggregated(row, notes, sparse)
     if "mode agg" in notes:
         return Place(_measured_sample(row, notes, sparse), 1)
     named = re.search(r"parallelism '([^']*)'", notes)
@@ -44,8 +47,7 @@ def place_of(row: Mapping[str, Any], sparse: bool) -> Place | None:
         return None
     if "attention DP" in notes and gpus and gpus % tp == 0 and sparse:
         return Place(_layout(1, pp, gpus // pp, ep, 1), 1)
-    copies = max(1, (gpus or tp * pp) // (tp * pp))
-    return Place(_layout(tp, pp, 1, ep if sparse else 1, max(1, tp // ep)), copies)
+    return Place(_layout(tp, pp, 1, ep if sparse else 1, max(1, tp // ep)), 1)
 
 
 def _measured_sample(row: Mapping[str, Any], notes: str, sparse: bool) -> Layout:
@@ -59,22 +61,25 @@ def _measured_sample(row: Mapping[str, Any], notes: str, sparse: bool) -> Layout
     return _layout(tp, pp, groups, ep if sparse else 1, slices)
 
 
-def _disaggregated(notes: str, sparse: bool) -> Place:
+def _disaggregated(row: Mapping[str, Any], notes: str, sparse: bool) -> Place:
     found = _WORKERS.findall(notes)
     if len(found) != 2:
         raise Unusable("the notes do not say how prefill and decode workers are laid out")
-    assumed: list[str] = []
     read = []
-    for what, (copies, tp, pp, groups, slices, ep, _) in zip(
-        ("prefill", "decode"), found, strict=True
-    ):
-        number = _whole(copies)
-        if number is None:
-            assumed.append(f"one {what} worker")
+    for copies, tp, pp, groups, slices, ep, _ in found:
         sizes = [_whole(text) or 1 for text in (tp, pp, groups, ep, slices)]
-        read.append((_layout(*sizes[:3], sizes[3] if sparse else 1, sizes[4]), number or 1))
+        read.append((_layout(*sizes[:3], sizes[3] if sparse else 1, sizes[4]), _whole(copies)))
     (first, firsts), (second, seconds) = read
-    return Place(second, seconds, first, firsts, tuple(assumed))
+    if firsts is not None and seconds is not None:
+        return Place(second, seconds, first, firsts)
+    # Rows of the table that do say: up to some 200 requests at a time nearly all have four or five
+    # decode workers that share every product; above, one that shares the experts alone.
+    many = re.search(r"\d+", str(row.get("concurrency_or_batch_or_rate")))
+    if (many and int(many[0]) > MANY) or second.tp > NODE:
+        size = second.tp * second.dp
+        second = _layout(1, second.pp, size, size if sparse else 1, 1)
+        return Place(second, 1, first, 0, ("one decode worker of attention data parallel",))
+    return Place(second, USUAL_WORKERS, first, 1, (f"{USUAL_WORKERS} decode workers",))
 
 
 def _layout(tp: int, pp: int, dp: int, ep: int, slices: int) -> Layout:

@@ -1,6 +1,7 @@
 """What a published case would take: the one place that chooses how a run is simulated."""
 
 from functools import lru_cache
+from math import ceil
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -14,6 +15,8 @@ from meshwright.predict.serving.step_cost import step_cost
 
 KV_WIRE_S = 20e-3
 """Handing a prompt's keys and values over to another worker (Mooncake's rows: 2 to 20 ms)."""
+FILLED = 0.8
+"""Share of their time that prefill workers are busy where a row does not say how many."""
 ROUNDS = 4
 """Batches that a long run is followed for."""
 
@@ -98,9 +101,7 @@ def _offline(replica: Replica, copies: int, case: Case) -> Priced:
     if load.rate_per_s is None:
         return most._replace(output_tok_s=most.output_tok_s / beams, ttft_s=None, tpot_s=None)
     rate = load.rate_per_s * beams
-    paced = replace(
-        load, rate_per_s=rate / copies, requests=max(16, min(2 * batch, int(20 * rate / copies)))
-    )
+    paced = replace(load, rate_per_s=rate / copies, requests=max(64, min(6 * batch, 20_000)))
     went = _priced(replica, copies, paced, requests, tokens)
     served = min(rate * load.output_tokens, most.output_tok_s) / beams
     return went._replace(output_tok_s=served)
@@ -115,7 +116,6 @@ def _disaggregated(case: Case) -> Priced:
         raise Unusable("the weights do not fit")
     first, later = step_cost(prefill), step_cost(decode)
     prompt = round(load.prompt_tokens)
-    groups = prefill.layout.dp * case.prefill_copies
     own = first.step_s(
         prefill_tokens=prompt * prefill.layout.dp,
         prefill_pairs=prefill.layout.dp * prompt * prompt / 2, sampled=prefill.layout.dp,
@@ -129,6 +129,8 @@ def _disaggregated(case: Case) -> Priced:
         each = max(1, min(fitting, round(batch / case.copies[0])))
         tpot = later.decodes_s(each, each * context, 1)
         life = ttft + load.output_tokens * tpot
+        wanted = inside / life * own / prefill.layout.dp
+        groups = prefill.layout.dp * (case.prefill_copies or max(1, ceil(wanted / FILLED)))
         busy = min(0.98, inside / life * own / groups)
         queued = own * (1 + busy / (2 * (1 - busy))) + KV_WIRE_S + prefill.engine.arrival_s
         ttft = 0.5 * (ttft + min(queued, own * inside / groups + KV_WIRE_S))

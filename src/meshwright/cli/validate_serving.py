@@ -1,0 +1,108 @@
+"""`mw validate serving`: predicted serving beside published runs, row by row."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from meshwright.cli.answer import Answer, Note, View, facts, table
+from meshwright.predict.published.serving import read_rows, score, summary
+
+EXAMPLES = (
+    "mw validate serving --runs runs.json",
+    "mw validate serving --runs runs.json --json",
+)
+_TABLES = (
+    ("by engine", "by_engine"),
+    ("by kind of load", "by_kind"),
+    ("by GPU", "by_gpu"),
+    ("by model", "by_model"),
+)
+
+
+def answer(runs: Path) -> Answer:
+    """Answer with every row and the summary."""
+    results = score(read_rows(runs))
+    summed = summary(results)
+    data = {"rows": [_row(msgspec.to_builtins(result)) for result in results], "summary": summed}
+    views: tuple[View, ...] = (
+        facts(_headline(summed)),
+        *(_table(title, summed[key]) for title, key in _TABLES),
+        *((_worst(summed["worst"]),) if summed["worst"] else ()),
+        Note(
+            "errors are predicted over measured, less one; throughput that a row does not print is"
+        ),
+        Note("worked out from its latencies or its requests per second"),
+    )
+    overall = summed["overall"]["throughput"]
+    quiet = (f"{overall['median_abs']:.4f}",) if overall["rows"] else ()
+    return Answer("validate.serving/1", data, views, quiet)
+
+
+def _row(result: dict[str, Any]) -> dict[str, Any]:
+    """Return a row with its figures in three groups."""
+    names = ("output_tok_s", "ttft_s", "tpot_s")
+    kept = {
+        name: value
+        for name, value in result.items()
+        if not name.startswith(("predicted_", "measured_")) and not name.endswith("_error")
+    }
+    return {
+        **kept,
+        "predicted": {name: result[f"predicted_{name}"] for name in names},
+        "measured": {name: result[f"measured_{name}"] for name in names},
+        "error": {name: result[f"{name}_error"] for name in ("throughput", "ttft", "tpot")},
+    }
+
+
+def _headline(summed: dict[str, Any]) -> dict[str, object]:
+    skipped = summed["rows"] - summed["predicted"]
+    found: dict[str, object] = {"rows": f"{summed['rows']:,}, {skipped} skipped with a reason"}
+    names = (("throughput", "throughput"), ("tpot", "time per token"), ("ttft", "first token"))
+    for name, title in names:
+        figures = summed["overall"][name]
+        if figures["rows"]:
+            found[title] = (
+                f"median error {figures['median_abs']:.1%}, 90th percentile "
+                f"{figures['p90_abs']:.1%}, bias {figures['bias']:+.1%} over {figures['rows']:,}"
+            )
+    printed = summed["printed"]["throughput"]
+    if printed["rows"]:
+        found["printed throughput"] = (
+            f"median error {printed['median_abs']:.1%} over {printed['rows']:,}"
+        )
+    return found
+
+
+def _table(title: str, groups: dict[str, dict[str, Any]]) -> View:
+    rows = []
+    for name, figures in sorted(groups.items(), key=lambda item: -item[1]["throughput"]["rows"]):
+        made = figures["throughput"]
+        if made["rows"]:
+            rows.append(
+                (
+                    name,
+                    made["rows"],
+                    f"{made['median_abs']:.1%}",
+                    f"{made['p90_abs']:.1%}",
+                    f"{made['bias']:+.1%}",
+                    _percent(figures["tpot"]),
+                    _percent(figures["ttft"]),
+                )
+            )
+    columns = "group, rows, median, p90, bias, TPOT, TTFT"
+    right = "rows, median, p90, bias, TPOT, TTFT"
+    return table(columns, rows, title, right=right, wide="group")
+
+
+def _percent(figures: dict[str, Any]) -> str:
+    return f"{figures['median_abs']:.1%}" if figures["rows"] else "–"
+
+
+def _worst(rows: list[dict[str, Any]]) -> View:
+    shown = [
+        (row["row"], row["engine"], row["model"], row["gpu"], row["kind"], f"{row['error']:+.0%}")
+        for row in rows
+    ]
+    columns = "row, engine, model, GPU, kind, error"
+    return table(columns, shown, "worst rows", right="row, error", wide="engine, model")

@@ -1,0 +1,190 @@
+"""Fit what serving engines add to the work itself, and say how well that foretells others' rows.
+
+    python -m validation.serving.fit FILE [--engine NAME] [--rows 300] [--cross]
+
+Each engine is fitted to all of its rows together, by few constants that are bounded to what is
+physically possible. `--cross` leaves out one model, or one GPU, at a time, fits the rest and scores
+what was left out: that error foretells new rows. The constants that ship come from all rows; copy
+them by hand into `src/meshwright/predict/serving/engine.py`.
+"""
+
+import argparse
+import json
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from msgspec.structs import replace
+
+from meshwright.predict.published.models import Unusable
+from meshwright.predict.published.serving.cases import Case, case_of
+from meshwright.predict.published.serving.price import price
+from meshwright.predict.published.serving.score import kind_of
+from meshwright.predict.serving.engine import ENGINES, Engine
+
+CAP = 0.5
+"""Errors beyond this count as this: one broken row must not steer a constant."""
+LATE_CAP = 1.0
+"""The same of times to the first token, which scatter more."""
+WEIGHTS = {"output_tok_s": 1.0, "tpot_s": 0.5, "ttft_s": 0.15}
+BOUNDS: dict[str, tuple[float, float]] = {
+    "step_s": (5e-5, 8e-3),
+    "request_s": (1e-7, 4e-5),
+    "prefill_s": (1e-6, 1e-3),
+    "gap": (0.9, 1.6),
+    "attention_gap": (0.8, 2.5),
+    "kv_share": (0.4, 0.95),
+    "attention_s": (1e-6, 3e-5),
+    "small_kernels": (0.5, 12.0),
+    "reduce_s": (2e-6, 4e-5),
+    "link_share": (0.1, 0.9),
+    "expert_s": (1e-6, 1e-4),
+    "arrival_s": (1e-3, 0.4),
+    "reserve_bytes": (1e9, 1.4e10),
+}
+UNFITTED = ("disaggregated", "mlperf-paced", "paced")
+"""Kinds of rows whose throughput says little of an engine: set by their rate, or by how many
+workers there were."""
+
+
+class Row(NamedTuple):
+    """A row that can be fitted to."""
+
+    case: Case
+    model: str
+    gpu: str
+
+
+def rows_of(path: Path, engine: Engine, most: int) -> list[Row]:
+    """Return up to `most` rows of one engine, evenly over the file."""
+    found = []
+    for row in json.loads(path.read_text(encoding="utf-8")):
+        try:
+            case = case_of(row)
+        except Unusable:
+            continue
+        first = case.replicas[0]
+        if first.engine.name == engine.name and kind_of(case) not in UNFITTED:
+            found.append(Row(case, first.model.name, first.cluster.gpu.name))
+    stride = max(1, len(found) // most)
+    return [row for row in found[::stride] if _fits(row)]
+
+
+def _fits(row: Row) -> bool:
+    try:
+        price(row.case)
+    except Unusable:
+        return False
+    return True
+
+
+def with_engine(case: Case, engine: Engine) -> Case:
+    """Return a case under another engine."""
+    replicas = tuple(replace(replica, engine=engine) for replica in case.replicas)
+    return case._replace(replicas=replicas)
+
+
+def errors(row: Row, engine: Engine) -> dict[str, float]:
+    """Return the logarithms of predicted over measured."""
+    try:
+        priced = price(with_engine(row.case, engine))
+    except Unusable:
+        return {"output_tok_s": -CAP}
+    found = {}
+    for name in WEIGHTS:
+        predicted, measured = getattr(priced, name), getattr(row.case.measured, name)
+        if predicted and measured:
+            found[name] = math.log(predicted / measured)
+    return found
+
+
+def loss(rows: Sequence[Row], engine: Engine) -> float:
+    """Return the mean capped error."""
+    total = weight = 0.0
+    for row in rows:
+        for name, error in errors(row, engine).items():
+            cap = LATE_CAP if name == "ttft_s" else CAP
+            total += WEIGHTS[name] * min(cap, abs(error))
+            weight += WEIGHTS[name]
+    return total / weight
+
+
+def fit(
+    rows: Sequence[Row], engine: Engine, rounds: int = 4, say: Callable[[str], None] = print
+) -> Engine:
+    """Improve one constant after the other, in steps that shrink."""
+    best = loss(rows, engine)
+    step = 1.4
+    for number in range(rounds):
+        for name, (low, high) in BOUNDS.items():
+            for factor in (step, 1 / step):
+                while True:
+                    value = getattr(engine, name)
+                    moved = min(high, max(low, value * factor))
+                    if math.isclose(moved, value):
+                        break
+                    tried = replace(engine, **{name: moved})
+                    now = loss(rows, tried)
+                    if now >= best - 1e-5:
+                        break
+                    engine, best = tried, now
+        say(f"  round {number + 1}: loss {best:.4f}")
+        step = math.sqrt(step)
+    return engine
+
+
+def median(rows: Sequence[Row], engine: Engine) -> dict[str, float]:
+    """Return the median size of each kind of error."""
+    sizes: dict[str, list[float]] = {}
+    for row in rows:
+        for name, error in errors(row, engine).items():
+            sizes.setdefault(name, []).append(abs(math.expm1(error)))
+    return {name: statistics.median(found) for name, found in sizes.items()}
+
+
+def crossed(rows: Sequence[Row], engine: Engine, key: Callable[[Row], str]) -> dict[str, float]:
+    """Return median errors of rows whose group was left out of the fit."""
+    sizes: dict[str, list[float]] = {}
+    for group in sorted({key(row) for row in rows}):
+        rest = [row for row in rows if key(row) != group]
+        out = [row for row in rows if key(row) == group]
+        if not rest:
+            continue
+        found = fit(rest, engine, rounds=2, say=lambda _: None)
+        for row in out:
+            for name, error in errors(row, found).items():
+                sizes.setdefault(name, []).append(abs(math.expm1(error)))
+    return {name: statistics.median(found) for name, found in sizes.items()}
+
+
+def shown(engine: Engine) -> dict[str, Any]:
+    """Return the fitted constants, rounded."""
+    return {name: float(f"{getattr(engine, name):.3g}") for name in BOUNDS}
+
+
+def main() -> None:
+    """Fit the engines asked for and print their constants."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("runs", type=Path)
+    parser.add_argument("--engine", action="append")
+    parser.add_argument("--rows", type=int, default=300)
+    parser.add_argument("--cross", action="store_true")
+    args = parser.parse_args()
+    for engine in ENGINES:
+        if args.engine and engine.name not in args.engine:
+            continue
+        rows = rows_of(args.runs, engine, args.rows)
+        print(engine.name, len(rows), "rows, before:", median(rows, engine))
+        if args.cross:
+            print("  a model left out:", crossed(rows, engine, lambda row: row.model))
+            print("  a GPU left out:  ", crossed(rows, engine, lambda row: row.gpu))
+            continue
+        found = fit(rows, engine)
+        print("  after:", median(rows, found))
+        print(" ", shown(found))
+
+
+if __name__ == "__main__":
+    main()
