@@ -36,6 +36,7 @@ class FakeServer:
         self.tells_counts = True
         self.knows_ids = True
         self.tokenizes = True
+        self.bytewise = False
         self.open = 0
         self.most_open = 0
         self.asked = 0
@@ -71,9 +72,10 @@ class FakeServer:
         )
         return web.json_response({"count": count, "tokens": []})
 
-    @staticmethod
-    def count(text: str) -> int:
-        """Words of up to four letters are one token, longer ones two."""
+    def count(self, text: str) -> int:
+        """Words of up to four letters are one token, longer ones two; or each letter is one."""
+        if self.bytewise:
+            return len(text)
         return sum(1 + (len(word) > 4) for word in text.split())
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:

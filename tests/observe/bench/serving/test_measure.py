@@ -185,6 +185,12 @@ def test_texts_have_exact_token_counts_too(fake: FakeServer, api: Api) -> None:
     assert found.wording.counted
 
 
+def test_letters_take_the_place_of_words_where_tokens_are_bytes(fake: FakeServer) -> None:
+    fake.bytewise = True
+    (run,) = _measured(fake, _turn(3, prompt=40), asking=Asking(model="", api="chat")).result.runs
+    assert [one.prompt_tokens for one in run.requests] == [40, 41, 42]
+
+
 def test_without_a_tokenizer_a_word_is_taken_for_a_token(fake: FakeServer) -> None:
     fake.tokenizes = False
     found = _measured(fake, _turn(2), text=True)

@@ -152,7 +152,8 @@ class _Maker(NamedTuple):
             if wording is None:
                 prompt = ids.tolist()
             else:
-                prompt = text_of(ids[: max(1, len(ids) - wording.added)], wording.words)
+                ids = ids[: max(1, len(ids) - wording.added)]
+                prompt = text_of(ids, wording.words, wording.between)
             output = max(1, request.output_tokens)
             body = self.asking.body(prompt, output, self.settings.seed + index)
             yield Prepared(index, request.arrival_s, body, request.prompt_tokens, output)

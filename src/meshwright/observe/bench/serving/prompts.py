@@ -56,6 +56,7 @@ WORDS = tuple(_COMMON.split())
 """Common words of English, most of which are one token each in most vocabularies."""
 
 
-def text_of(ids: Ids, words: tuple[str, ...]) -> str:
+def text_of(ids: Ids, words: tuple[str, ...], between: str = " ") -> str:
     """Return a text with one word for each token; all begin alike, as a first word has no space."""
-    return " ".join([WORDS[0], *(words[number] for number in (ids[1:] % len(words)).tolist())])
+    first = WORDS[0] if between else words[0]
+    return between.join([first, *(words[number] for number in (ids[1:] % len(words)).tolist())])

@@ -2,6 +2,7 @@
 
 from asyncio import gather
 from collections import Counter
+from string import ascii_lowercase
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -36,6 +37,7 @@ class Wording(msgspec.Struct, frozen=True, kw_only=True):
     """How texts of a wanted number of tokens are made."""
 
     words: tuple[str, ...]
+    between: str = " "
     added: int = 0
     """Tokens that the server adds to every text: a template's, a begin of text."""
     counted: bool = True
@@ -113,9 +115,13 @@ async def word_counts(session: "aiohttp.ClientSession", server: Server, api: Api
             if often - once == _REPEATS - 1:
                 single.append(word)
                 added[once - 2] += 1
-    if len(single) < LEAST_WORDS:
-        return Wording(words=WORDS, counted=False)
-    return Wording(words=tuple(single), added=added.most_common(1)[0][0])
+    if len(single) >= LEAST_WORDS:
+        return Wording(words=tuple(single), added=added.most_common(1)[0][0])
+    # A tokenizer of bytes has no words, but each letter is a token.
+    one, all_of_them = await count(ascii_lowercase[0]), await count(ascii_lowercase)
+    if one is not None and all_of_them == one + len(ascii_lowercase) - 1:
+        return Wording(words=tuple(ascii_lowercase), between="", added=one - 1)
+    return Wording(words=WORDS, counted=False)
 
 
 async def _get(session: "aiohttp.ClientSession", url: str) -> tuple[int, Any]:
