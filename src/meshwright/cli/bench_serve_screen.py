@@ -19,6 +19,7 @@ from meshwright.observe.bench.serving.figures import METRICS, Figures, Objective
 from meshwright.observe.bench.serving.result import Result, Run
 from meshwright.spec.units import format_count, format_seconds
 
+INTERRUPTED = 130
 _SHOWN = 5
 _NOTHING = "–"
 
@@ -46,12 +47,14 @@ def answer_of(
         "software": result.software,
         "slo": dict(objective) if objective else None,
         "runs": [_data(run, one) for run, one in zip(result.runs, found, strict=True)],
+        "interrupted": result.interrupted,
         "echo": None if echo is None else echo._asdict(),
     }
     wrong = any(one.faults for one in found)
     wrong = wrong or (echo is not None and bool(echo.differing or echo.uncompared))
+    code = INTERRUPTED if result.interrupted else 1 if wrong else 0
     quiet = tuple(f"{one.output_tokens_per_s:.1f}" for one in found)
-    return Answer("bench.serve/1", data, tuple(views), quiet, 1 if wrong else 0)
+    return Answer("bench.serve/1", data, tuple(views), quiet, code)
 
 
 def _data(run: Run, one: Figures) -> dict[str, Any]:
@@ -184,6 +187,8 @@ def _remarks(result: Result, found: Sequence[Figures], *, guessed: bool) -> list
         first = next((r for r in run.requests if r.counted and r.fault and r.detail), None)
         if first is not None:
             said.append(f"{run.name}: request {first.index}: {first.fault}: {first.detail}")
+    if result.interrupted:
+        said.append("interrupted: what was not sent yet is left out")
     if guessed:
         said.append("the server has no /tokenize, so that a word was taken for a token")
     return said

@@ -1,6 +1,8 @@
 """The load generator against a server in this process: what it saw is what the server did."""
 
 import asyncio
+import os
+import signal
 from collections.abc import Iterator
 from itertools import islice
 
@@ -10,6 +12,7 @@ import pytest
 from meshwright.errors import InputError, MissingPart
 from meshwright.observe.bench.serving.drive import Generator, Pace, ahead
 from meshwright.observe.bench.serving.measure import Measured, Settings, Turn, measure
+from meshwright.observe.bench.serving.served import Served
 from meshwright.observe.bench.serving.server import base_of, meet, word_counts
 from meshwright.observe.bench.serving.stream import Prepared
 from meshwright.observe.bench.serving.wire import Api, Asking
@@ -114,6 +117,21 @@ def test_a_ramp_grows_evenly_to_the_full_rate() -> None:
     assert due == sorted(due)
     halves = [sum(a <= at < a + 5 for at in due) for a in (0, 5, 10)]
     assert halves == [pytest.approx(125, abs=1), pytest.approx(375, abs=1), 500]
+
+
+@pytest.mark.parametrize("in_flight", [2, None])
+def test_an_interrupt_keeps_what_was_sent(fake: FakeServer, in_flight: int | None) -> None:
+    def answered(_: Turn, served: Served) -> None:
+        if served.index == 5:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    settings = Settings(fake.url, Asking(model=""), warm_up=0)
+    turns = [_turn(10_000, in_flight=in_flight, gap_s=0.01)] * 2
+    result = measure(settings, turns, "mw bench serve", answered).result
+    (run,) = result.runs
+    assert result.interrupted
+    assert 5 < len(run.requests) < 1000
+    assert {one.fault for one in run.requests} == {""}
 
 
 def test_the_warm_up_has_other_prompts_and_is_no_part_of_the_result(fake: FakeServer) -> None:

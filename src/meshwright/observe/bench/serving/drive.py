@@ -10,6 +10,7 @@ import resource
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 
 import msgspec
 import numpy as np
@@ -28,6 +29,7 @@ GIVE_UP = 20
 FAULT_PAUSE_S = 0.2
 """A client of a closed loop rests so long after a failure, lest it does nothing but fail."""
 _WAKE_S = 0.01
+_SHORT_S = 0.1
 
 
 class Generator(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,10 +90,17 @@ class Driven(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def drive(
-    line: Line, requests: Iterable[Prepared], pace: Pace, done: Callable[[Served], None]
+    line: Line,
+    requests: Iterable[Prepared],
+    pace: Pace,
+    done: Callable[[Served], None],
+    stop: asyncio.Event | None = None,
 ) -> Driven:
-    """Send all requests at their pace and wait for every answer; `done` is told of each."""
-    return await _Driving(line, pace, done).all(ahead(requests))
+    """Send all requests at their pace and wait for every answer; `done` is told of each.
+
+    Once `stop` is set nothing more is sent.
+    """
+    return await _Driving(line, pace, done, stop or asyncio.Event()).all(ahead(requests))
 
 
 def ahead(
@@ -120,8 +129,10 @@ def allow_many_files() -> None:
 class _Driving:
     """One run under way."""
 
-    def __init__(self, line: Line, pace: Pace, done: Callable[[Served], None]) -> None:
-        self._line, self._pace, self._done = line, pace, done
+    def __init__(
+        self, line: Line, pace: Pace, done: Callable[[Served], None], stop: asyncio.Event
+    ) -> None:
+        self._line, self._pace, self._done, self._stop = line, pace, done, stop
         self._served: list[Served] = []
         self._open = self._most_open = 0
         self._succeeded = False
@@ -160,7 +171,8 @@ class _Driving:
 
     def _over(self) -> bool:
         end_s = self._pace.duration_s
-        return self._hopeless() or (end_s is not None and self._now() >= end_s)
+        late = end_s is not None and self._now() >= end_s
+        return late or self._hopeless() or self._stop.is_set()
 
     def _hopeless(self) -> bool:
         return not self._succeeded and len(self._served) >= GIVE_UP
@@ -172,19 +184,29 @@ class _Driving:
             if self._pace.duration_s is not None and due_s >= self._pace.duration_s:
                 break
             # Also where it is late already: answers have to be read meanwhile.
-            await asyncio.sleep(max(0.0, due_s - self._now()))
+            await self._rest(max(0.0, due_s - self._now()))
             while (left_s := due_s - self._now()) > 0:  # uvloop's clock has whole milliseconds
+                if self._stop.is_set():
+                    break
                 await asyncio.sleep(left_s)
-            if self._hopeless():
+            if self._hopeless() or self._stop.is_set():
                 break
             task = asyncio.create_task(self._send(one, due_s))
             tasks.add(task)
             task.add_done_callback(tasks.discard)
         await asyncio.gather(*tasks)
 
+    async def _rest(self, seconds: float) -> None:
+        """Sleep, unless it is all over before."""
+        if seconds < _SHORT_S:
+            await asyncio.sleep(seconds)
+            return
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._stop.wait(), seconds)
+
     async def _closed_loop(self, requests: Iterator[Prepared], in_flight: int) -> None:
         async def client(number: int) -> None:
-            await asyncio.sleep(self._pace.ramp_s * number / in_flight)
+            await self._rest(self._pace.ramp_s * number / in_flight)
             for one in requests:  # shared by all clients: each takes the next
                 if self._over():
                     return

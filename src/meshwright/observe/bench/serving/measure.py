@@ -1,7 +1,9 @@
 """A whole bench: meet the server, warm it up, put one load after another on it, check answers."""
 
 import asyncio
+import signal
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
@@ -102,6 +104,7 @@ def _session(settings: Settings) -> "aiohttp.ClientSession":
 
 async def _measure(settings: Settings, turns: Sequence[Turn], command: str, say: Say) -> Measured:
     date, (machine, software) = today(), here()
+    stop = _stopped_by_signal()
     async with _session(settings) as session:
         server = await meet(session, base_of(settings.url), settings.asking.model or None)
         maker = await _maker(session, server, settings)
@@ -110,15 +113,17 @@ async def _measure(settings: Settings, turns: Sequence[Turn], command: str, say:
             await _warm_up(line, maker, turns[0], settings.warm_up)
         runs, echoes = list[Run](), list[Echo]()
         for number, turn in enumerate(turns):
+            if stop.is_set():
+                break
             told = partial(say, turn)
             pace = Pace(
                 in_flight=turn.in_flight, ramp_s=settings.ramp_s, duration_s=settings.duration_s
             )
-            driven = await drive(line, maker.prepared(turn, number), pace, told)
+            driven = await drive(line, maker.prepared(turn, number), pace, told, stop)
             runs.append(_run(turn, driven))
             if settings.echo:
                 again = _only(maker.prepared(turn, number), driven.served)
-                alone = await drive(line, again, Pace(in_flight=1), told)
+                alone = await drive(line, again, Pace(in_flight=1), told, stop)
                 echoes.append(compare_answers(driven.served, alone.served))
     result = Result(
         command=command,
@@ -129,8 +134,23 @@ async def _measure(settings: Settings, turns: Sequence[Turn], command: str, say:
         machine=machine,
         software=software,
         runs=tuple(runs),
+        interrupted=stop.is_set(),
     )
     return Measured(result, maker.wording, in_all(echoes) if echoes else None)
+
+
+def _stopped_by_signal() -> asyncio.Event:
+    """Return what the first interrupt sets; the second one ends all at once."""
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+
+    def interrupted() -> None:
+        stop.set()
+        loop.remove_signal_handler(signal.SIGINT)
+
+    # Only the main thread hears of signals.
+    with suppress(ValueError, RuntimeError, NotImplementedError):
+        loop.add_signal_handler(signal.SIGINT, interrupted)
+    return stop
 
 
 class _Maker(NamedTuple):

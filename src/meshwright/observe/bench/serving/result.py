@@ -48,6 +48,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     """Where the load came from; what the server runs on it alone knows."""
     software: dict[str, str]
     runs: tuple[Run, ...]
+    interrupted: bool = False
+    """Whether somebody ended it before all was sent."""
 
 
 def here() -> tuple[Machine, dict[str, str]]:
