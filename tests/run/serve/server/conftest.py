@@ -1,33 +1,41 @@
 """A server over loopback before an engine that pretends."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-pytest.importorskip("starlette", reason="the server needs meshwright[serve]")
 pytest.importorskip("uvicorn", reason="the server needs meshwright[serve]")
 
 from meshwright.run.serve.server import Served, ServerSettings, serve_app
 from tests.run.serve.server.pretend import Bytes, PretendEngine
 
 
-@pytest.fixture
-def settings() -> ServerSettings:
-    return ServerSettings(
-        model="parrot", also_called=("bird",), adapters=("polly",), port=0, drain_s=5.0
-    )
+@pytest.fixture(autouse=True, scope="session")
+def without_keys() -> Iterator[None]:
+    """Keys of whoever runs the tests are no keys of the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("MESHWRIGHT_API_KEYS", "MESHWRIGHT_ADMIN_KEYS", "OTEL_EXPORTER_OTLP_ENDPOINT"):
+            patch.delenv(name, raising=False)
+        yield
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def engine() -> PretendEngine:
     return PretendEngine()
 
 
-@pytest.fixture
-def served(
-    engine: PretendEngine, settings: ServerSettings, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Served]:
-    for name in ("MESHWRIGHT_API_KEYS", "MESHWRIGHT_ADMIN_KEYS"):
-        monkeypatch.delenv(name, raising=False)
+@pytest.fixture(scope="module")
+def served(engine: PretendEngine) -> Iterator[Served]:
+    """One server for all tests of a module that only ask."""
+    settings = ServerSettings(model="parrot", also_called=("bird",), adapters=("polly",), port=0)
     with Served(serve_app(engine, Bytes(), settings), settings) as server:
         yield server
+
+
+@pytest.fixture(scope="module")
+def client(served: Served) -> Iterator[Any]:
+    """The official client."""
+    openai = pytest.importorskip("openai", reason="the official client is a part of the dev setup")
+    with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as ready:
+        yield ready

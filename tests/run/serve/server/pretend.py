@@ -94,6 +94,9 @@ class Pieces:
     def _next(self, choice: int, left: deque[int]) -> Piece:
         sampling = self.ask.sampling
         first = self._count[choice] == 0
+        if self._count[choice] == self._engine.fails_at:
+            self._count[choice] = -1
+            return Piece(choice=choice, finish="error", error="the cat was at it")
         token = left.popleft() if left else END
         self._count[choice] += 1
         finish: Finish | None = None
@@ -122,12 +125,11 @@ class Pieces:
 class PretendEngine:
     """Answers many asks, a byte of each at a step."""
 
-    def __init__(
-        self, says: Callable[[Ask, int], str] = parrot, *, max_length: int = 4096
-    ) -> None:
+    def __init__(self, says: Callable[[Ask, int], str] = parrot, *, max_length: int = 4096) -> None:
         self.max_length = max_length
         self.says = says
         self.refuses: Callable[[Ask], bool] | None = None
+        self.fails_at = -1
         self.running: dict[Pieces, None] = {}
         self.asked: list[Ask] = []
         self.left: list[Ask] = []
@@ -189,7 +191,7 @@ class PretendEngine:
         self.closed = True
 
     async def sleep(self, level: int) -> None:
-        self.sleeps = True
+        self.sleeps = level > 0
 
     async def wake(self) -> None:
         self.sleeps = False

@@ -27,6 +27,7 @@ from meshwright.run.serve.server.replies import (
     ChatCompletion,
     ChatMessage,
     FinishReason,
+    Usage,
 )
 from meshwright.run.serve.server.streams import Frame, encode
 from meshwright.run.serve.server.traffic import Call
@@ -191,8 +192,23 @@ class ChoiceEvents:
         self._begun = False
         self._calls = 0
         self._head = b'{"index":%d,"delta":' % index
+        self._around: tuple[bytes, bytes] | None = None
+        """What stands around the text in most events."""
 
-    def events(self, piece: Piece) -> list[bytes]:
+    def event(self, piece: Piece, frame: Frame, usage: Callable[[], Usage]) -> bytes:
+        """Return a piece as events; nothing where it has nothing to show."""
+        plain = self._reader is None and self._begun and not self._tell_ids and frame.steady
+        if plain and piece.finish is None and not piece.logprobs:
+            if not piece.text:
+                return b""
+            if self._around is None:
+                after = b'},"logprobs":null,"finish_reason":null}'
+                self._around = frame.around(self._head + b'{"content":', after)
+            before, end = self._around
+            return before + encode(piece.text) + end
+        return b"".join([frame.event(choice, usage) for choice in self._choices(piece)])
+
+    def _choices(self, piece: Piece) -> list[bytes]:
         """Return the choices of the events that a piece makes."""
         deltas = []
         if not self._begun:
@@ -269,14 +285,9 @@ class ChatStream:
             if not pieces:
                 self._ended = True
                 return self._frame.last(usage())
-            event = self._frame.event
-            data = b"".join(
-                [
-                    event(choice, usage)
-                    for piece in pieces
-                    for choice in self._said[piece.choice].events(piece)
-                ]
-            )
-            if data:
+            said, frame = self._said, self._frame
+            if data := b"".join(
+                [said[piece.choice].event(piece, frame, usage) for piece in pieces]
+            ):
                 return data
         return b""

@@ -1,6 +1,6 @@
 """`/v1/completions`: prompts continued."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -22,6 +22,7 @@ from meshwright.run.serve.server.replies import (
     CompletionChoice,
     CompletionLogprobs,
     FinishReason,
+    Usage,
 )
 from meshwright.run.serve.server.streams import Frame, encode
 from meshwright.run.serve.server.traffic import Call
@@ -126,19 +127,23 @@ class CompletionText:
         self._silent = silent
         self._begun = False
         self._offset = 0
-        # What most events consist of.
-        self.plain = self._most is None and not self._tell_ids and not silent
-        self.head = b'{"index":%d,"text":' % index
-        self.tail = b',"logprobs":null,"finish_reason":null}'
+        self._around: tuple[bytes, bytes] | None = None
+        """What stands around the text in most events."""
+        self._plain = self._most is None and not self._tell_ids and not silent
 
-    def event(self, piece: Piece) -> bytes:
-        """Return a piece as the choice of an event; nothing where it has nothing to show."""
-        if self.plain and piece.finish is None and (self._begun or not self._echo):
-            self._begun = True
-            return self.head + encode(piece.text) + self.tail if piece.text else b""
+    def event(self, piece: Piece, frame: Frame, usage: Callable[[], Usage]) -> bytes:
+        """Return a piece as an event; nothing where it has nothing to show."""
+        if self._plain and self._begun and piece.finish is None and frame.steady:
+            if not piece.text:
+                return b""
+            if not self._around:
+                head = b'{"index":%d,"text":' % self._index
+                self._around = frame.around(head, b',"logprobs":null,"finish_reason":null}')
+            before, after = self._around
+            return before + encode(piece.text) + after
         part = self.part(piece)
         told = part.text or part.finish_reason or part.logprobs or part.token_ids
-        return encode(part) if told else b""
+        return frame.event(encode(part), usage) if told else b""
 
     def part(self, piece: Piece) -> CompletionChoice:
         """Return a piece as a part of a choice."""
@@ -199,8 +204,9 @@ class CompletionStream:
             if not pieces:
                 self._ended = True
                 return self._frame.last(self._replies.usage())
-            choices = [self._texts[base + piece.choice].event(piece) for piece in pieces]
-            if shown := [choice for choice in choices if choice]:
-                usage = self._replies.usage
-                return b"".join([self._frame.event(choice, usage) for choice in shown])
+            texts, frame, usage = self._texts, self._frame, self._replies.usage
+            if data := b"".join(
+                [texts[base + piece.choice].event(piece, frame, usage) for piece in pieces]
+            ):
+                return data
         return b""

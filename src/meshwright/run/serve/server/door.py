@@ -35,6 +35,7 @@ class Door:
         given = Headers(scope=scope).get("x-request-id", "")
         name = given if SAFE_NAME.fullmatch(given) else secrets.token_hex(12)
         scope["meshwright.name"] = name
+        scope["meshwright.send"] = send
         status = 0
         header = (b"x-request-id", name.encode())
 

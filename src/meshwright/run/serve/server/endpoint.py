@@ -62,7 +62,7 @@ class Endpoint(Generic[Body]):
             else:
                 # The first events come before the status, so that a fault still has its own.
                 first = await answer.some()
-                await send_events(first, answer, call, send)
+                await send_events(first, answer, call, send, scope["meshwright.send"])
         except Fault as fault:
             await fault.response()(scope, receive, send)
         except asyncio.CancelledError:

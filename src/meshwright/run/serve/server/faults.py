@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from meshwright.errors import InputError
 
-PATH = re.compile(r" - at `(key in )?\$([^`]*)`$")
+PATH = re.compile(r" - at (?:`\w+` in )?`\$([^`]*)`$")
 NAMED = re.compile(r"(?:missing required|unknown) field `([^`]*)`")
 KINDS = {
     401: "authentication_error",
@@ -88,7 +88,7 @@ def unreadable(error: msgspec.DecodeError | UnicodeDecodeError) -> Fault:
     text = str(error)
     path = ""
     if found := PATH.search(text):
-        path = found[2].lstrip(".")
+        path = found[1].lstrip(".")
         text = text[: found.start()]
     if found := NAMED.search(text):
         path = f"{path}.{found[1]}".lstrip(".")

@@ -76,7 +76,9 @@ class ListedCalls:
         self._held += text
         heard: list[Heard] = []
         while self._held:
-            if self._inside:
+            if self._inside and not self._depth and self._held[0].isspace():
+                self._held = self._held.lstrip()
+            elif self._inside:
                 cut = self._end_of_arguments()
                 heard.append(Heard(call=self._call, arguments=self._held[:cut]))
                 self._held = self._held[cut:]

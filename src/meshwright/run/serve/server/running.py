@@ -1,6 +1,7 @@
 """`run_server`: the application behind a socket, until a signal ends it."""
 
 import asyncio
+import contextlib
 import logging
 import socket
 import sys
@@ -27,13 +28,19 @@ class _Server(uvicorn.Server):
         self._drain_s = drain_s
         self._loop: asyncio.AbstractEventLoop | None = None
         self._draining: asyncio.Task[None] | None = None
-        self.on_start: Callable[[], object] | None = None
+        self.started_at: Callable[[str], object] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
-        if self.on_start is not None:
-            self.on_start()
+        if self.started and self.started_at is not None:
+            self.started_at(self.url())
+
+    def url(self) -> str:
+        """Return where it is reached, without a slash at the end."""
+        name = self.servers[0].sockets[0].getsockname()
+        host = f"[{name[0]}]" if ":" in name[0] else name[0]
+        return f"http://{host}:{name[1]}"
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
         """End gently at the first signal, at once at the second."""
@@ -45,8 +52,10 @@ class _Server(uvicorn.Server):
     def drain(self) -> None:
         """Begin to end; any thread may call it."""
         self._desk.traffic.draining = True
-        if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._drain)
+        # The loop may have ended meanwhile, and then there is nothing left to drain.
+        with contextlib.suppress(RuntimeError):
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(self._drain)
 
     def _drain(self) -> None:
         if self._draining is None:
@@ -66,6 +75,8 @@ def _server(app: Starlette, settings: ServerSettings) -> _Server:
         access_log=False,
         # The name and version of what serves is nobody's business.
         server_header=False,
+        # An address that a client may write itself is no address.
+        proxy_headers=False,
         timeout_graceful_shutdown=5,
         backlog=4096,
         lifespan="on",
@@ -74,17 +85,21 @@ def _server(app: Starlette, settings: ServerSettings) -> _Server:
     return _Server(config, app.state.desk, settings.drain_s)
 
 
-def run_server(app: Starlette, settings: ServerSettings) -> None:
+def run_server(
+    app: Starlette, settings: ServerSettings, *, started: Callable[[str], object] | None = None
+) -> None:
     """Serve until SIGINT or SIGTERM, then end what is under way and return.
 
     Health turns 503 with the first signal, and new requests are refused; those under way have
-    `drain_s` seconds. A second signal ends them at once. The access log goes to stderr.
+    `drain_s` seconds. A second signal ends them at once. The access log goes to stderr. `started`
+    is called with the address as soon as requests are taken.
 
     Raises:
         MissingPart: Where the address is taken.
     """
     _log_to_stderr()
     server = _server(app, settings)
+    server.started_at = started
     try:
         server.run()
     except SystemExit:
@@ -123,7 +138,7 @@ class Served:
             self._up.set()
 
     def __enter__(self) -> "Served":
-        self._server.on_start = self._up.set
+        self._server.started_at = lambda _: self._up.set()
         self._thread.start()
         if not self._up.wait(STARTS_WITHIN_S) or not self._server.started:
             raise _no_address(self._settings)
@@ -141,9 +156,7 @@ class Served:
     @property
     def url(self) -> str:
         """Where it is reached, without a slash at the end."""
-        name = self._server.servers[0].sockets[0].getsockname()
-        host = f"[{name[0]}]" if ":" in name[0] else name[0]
-        return f"http://{host}:{name[1]}"
+        return self._server.url()
 
     def drain(self) -> None:
         """Begin to end, as a signal would."""

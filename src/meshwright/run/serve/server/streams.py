@@ -50,6 +50,12 @@ class Frame:
         self._head = b"data: %b" % head[:-1]
         self._usage = tell_usage
         self._tail = b"}\n\n" if tell_usage == "never" else b',"usage":null}\n\n'
+        self.steady = tell_usage != "always"
+        """Whether all events but the last end alike."""
+
+    def around(self, before: bytes, after: bytes) -> tuple[bytes, bytes]:
+        """Return what stands before and after a text that alone changes from event to event."""
+        return b'%b,"choices":[%b' % (self._head, before), b"%b]%b" % (after, self._tail)
 
     def event(self, choices: bytes, usage: Callable[[], Usage]) -> bytes:
         """Return an event with one or more choices, which are JSON already."""
@@ -65,11 +71,19 @@ class Frame:
         return b'%b,"choices":[],"usage":%b}\n\n' % (self._head, encode(usage)) + DONE
 
 
-async def send_events(first: bytes, lines: Lines, call: Call, send: Send) -> None:
-    """Send an answer as it comes; what goes wrong is said in it, for its status is out already."""
+async def send_events(first: bytes, lines: Lines, call: Call, begin: Send, send: Send) -> None:
+    """Send an answer as it comes; what goes wrong is said in it, for its status is out already.
+
+    Args:
+        first: The events that are there.
+        lines: Those to come.
+        call: The request.
+        begin: Sends the status and the headers, which others on the way want to see.
+        send: Sends all else, which nobody on the way looks at.
+    """
     fault: Fault | None = None
     try:
-        await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+        await begin({"type": "http.response.start", "status": 200, "headers": HEADERS})
         data = first
         while data:
             await send({"type": "http.response.body", "body": data, "more_body": True})

@@ -43,6 +43,7 @@ class Reply:
         self._end = "abort"
         self._closed = False
         self._pieces: AsyncIterator[Piece] = engine.answer(ask)
+        self._next = self._pieces.__anext__
         self._ready = self._pieces.ready if isinstance(self._pieces, Ready) else None
         traffic.asked()
         call.prompt_tokens += len(ask.prompt)
@@ -55,22 +56,22 @@ class Reply:
         if not self._open:
             return ()
         try:
-            piece = await anext(self._pieces)
+            piece = await self._next()
         except StopAsyncIteration:
             self._end = "error"
             raise Fault(500, "The engine ended before the answer was whole") from None
         except InputError as error:
             self._end = "error"
             raise impossible(error) from None
-        pieces: Sequence[Piece] = (piece,)
-        if self._ready is not None and (more := self._ready()):
-            pieces = (piece, *more)
         now = monotonic()
         if self._first_at is None:
             self._note_first(piece, now)
-        for piece in pieces:
-            self._note(piece, now)
-        return pieces
+        self._note(piece, now)
+        if self._ready is None or not (more := self._ready()):
+            return (piece,)
+        for another in more:
+            self._note(another, now)
+        return (piece, *more)
 
     def _note_first(self, piece: Piece, now: float) -> None:
         self._first_at = now

@@ -18,19 +18,20 @@ class Words(Protocol):
     def size(self) -> int:
         """Tokens are numbers below this one."""
 
-    def encode(self, text: str, *, special: bool = True) -> list[int]:
+    def encode(self, text: str, /, *, special: bool = True) -> list[int]:
         """Return the tokens of a text, with the model's first token where `special` and it has one.
 
         Special tokens that are written out in the text are always taken for themselves.
         """
 
-    def decode(self, ids: Sequence[int]) -> str:
+    def decode(self, ids: Sequence[int], /) -> str:
         """Return the text of tokens; what is no text comes as U+FFFD."""
 
     def chat(
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
+        /,
         **values: Any,
     ) -> str:
         """Return the messages as the model's template writes them; `values` are the template's.

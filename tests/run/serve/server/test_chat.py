@@ -1,0 +1,199 @@
+import json
+from typing import Any
+
+import pytest
+
+from meshwright.run.serve.asked import Ask, Grammar
+from meshwright.run.serve.server import Served
+from meshwright.run.serve.server.bodies import Function
+from meshwright.run.serve.server.heard import ListedCalls, calls_schema
+from tests.run.serve.server.pretend import PretendEngine
+from tests.run.serve.server.wire import events, send
+
+HELLO = [{"role": "user", "content": "hello"}]
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "Tell the weather",
+        "parameters": {"type": "object", "properties": {"town": {"type": "string"}}},
+    },
+}
+CALLS = (
+    '[{"name": "weather", "arguments": {"town": "Ulm \\"}{[\\u00e9"}},'
+    ' {"name":"weather","arguments":{}}]'
+)
+
+
+@pytest.fixture
+def says(engine: PretendEngine, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Make the engine say something."""
+    return lambda text: monkeypatch.setattr(engine, "says", lambda *_: text)
+
+
+def test_a_message_is_answered(client: Any) -> None:
+    got = client.chat.completions.create(model="parrot", messages=HELLO)
+    assert got.choices[0].message.content == ">user: hello"
+    assert got.choices[0].message.role == "assistant"
+    assert got.choices[0].finish_reason == "stop"
+    assert got.usage.total_tokens == got.usage.prompt_tokens + got.usage.completion_tokens
+
+
+def test_an_answer_streams(client: Any) -> None:
+    stream = client.chat.completions.create(
+        model="parrot", messages=HELLO, stream=True, stream_options={"include_usage": True}
+    )
+    pieces = list(stream)
+    assert pieces[0].choices[0].delta.role == "assistant"
+    said = [piece.choices[0].delta.content or "" for piece in pieces if piece.choices]
+    assert "".join(said) == ">user: hello"
+    assert pieces[-2].choices[0].finish_reason == "stop"
+    assert pieces[-1].usage.completion_tokens == 13
+    assert len({piece.id for piece in pieces}) == 1
+
+
+def test_several_answers_are_told_apart(client: Any) -> None:
+    said = ["", "", ""]
+    for piece in client.chat.completions.create(model="parrot", messages=HELLO, n=3, stream=True):
+        for choice in piece.choices:
+            said[choice.index] += choice.delta.content or ""
+    assert said == [f"{choice}>user: hello" for choice in range(3)]
+
+
+def test_parts_of_text_are_joined(client: Any) -> None:
+    content = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    got = client.chat.completions.create(
+        model="parrot", messages=[{"role": "user", "content": content}]
+    )
+    assert got.choices[0].message.content == ">b"
+
+
+def test_likely_tokens_are_told(client: Any) -> None:
+    asked: dict[str, Any] = {
+        "model": "parrot",
+        "messages": HELLO,
+        "logprobs": True,
+        "top_logprobs": 1,
+        "max_tokens": 3,
+    }
+    whole = client.chat.completions.create(**asked).choices[0].logprobs.content
+    assert [one.token for one in whole] == [">", "u", "s"]
+    assert whole[1].bytes == [117]
+    assert whole[1].top_logprobs[0].token == "u"
+    streamed = [
+        one
+        for piece in client.chat.completions.create(**asked, stream=True)
+        if piece.choices[0].logprobs
+        for one in piece.choices[0].logprobs.content
+    ]
+    assert streamed == whole
+
+
+@pytest.mark.parametrize(
+    ("form", "grammar"),
+    [
+        ({"type": "text"}, None),
+        ({"type": "json_object"}, Grammar(kind="json_object")),
+        (
+            {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "integer"}}},
+            Grammar(kind="json_schema", text='{"type":"integer"}'),
+        ),
+    ],
+)
+def test_a_form_reaches_the_engine(
+    client: Any, engine: PretendEngine, form: Any, grammar: Grammar | None
+) -> None:
+    client.chat.completions.create(model="parrot", messages=HELLO, response_format=form)
+    assert engine.asked[-1].sampling.grammar == grammar
+
+
+def test_a_named_tool_is_called(client: Any, engine: PretendEngine, says: Any) -> None:
+    says('{"town": "Ulm"}')
+    asked: dict[str, Any] = {
+        "model": "parrot",
+        "messages": HELLO,
+        "tools": [WEATHER],
+        "tool_choice": {"type": "function", "function": {"name": "weather"}},
+    }
+    choice = client.chat.completions.create(**asked).choices[0]
+    assert choice.message.content is None
+    assert choice.message.tool_calls[0].function.name == "weather"
+    assert choice.message.tool_calls[0].function.arguments == '{"town": "Ulm"}'
+    assert choice.finish_reason == "tool_calls"
+    grammar = engine.asked[-1].sampling.grammar
+    assert grammar is not None
+    assert json.loads(grammar.text) == WEATHER["function"]["parameters"]
+    assert _streamed_calls(client, asked) == [("weather", '{"town": "Ulm"}')]
+
+
+def test_a_demanded_tool_is_called_as_often_as_the_model_likes(client: Any, says: Any) -> None:
+    says(CALLS)
+    asked: dict[str, Any] = {
+        "model": "parrot",
+        "messages": HELLO,
+        "tools": [WEATHER],
+        "tool_choice": "required",
+    }
+    wanted = [("weather", '{"town": "Ulm \\"}{[\\u00e9"}'), ("weather", "{}")]
+    message = client.chat.completions.create(**asked).choices[0].message
+    calls = [(call.function.name, call.function.arguments) for call in message.tool_calls]
+    assert calls == wanted
+    assert len({call.id for call in message.tool_calls}) == 2
+    assert _streamed_calls(client, asked) == wanted
+
+
+def _streamed_calls(client: Any, asked: dict[str, Any]) -> list[tuple[str, str]]:
+    names: dict[int, str] = {}
+    arguments: dict[int, str] = {}
+    finish = None
+    for piece in client.chat.completions.create(**asked, stream=True):
+        choice = piece.choices[0]
+        assert not choice.delta.content
+        finish = choice.finish_reason or finish
+        for call in choice.delta.tool_calls or ():
+            if call.function.name:
+                assert call.id
+                assert call.index not in names
+                names[call.index] = call.function.name
+            arguments[call.index] = arguments.get(call.index, "") + call.function.arguments
+    assert finish == "tool_calls"
+    return [(names[at], arguments[at]) for at in sorted(names)]
+
+
+@pytest.mark.parametrize("cut", range(len(CALLS) + 1))
+def test_listed_calls_are_read_wherever_the_text_is_cut(cut: int) -> None:
+    reader = ListedCalls()
+    heard = [*reader.feed(CALLS[:cut]), *reader.feed(CALLS[cut:]), *reader.end()]
+    assert [one.name for one in heard if one.name] == ["weather", "weather"]
+    first = "".join(one.arguments for one in heard if one.call == 0)
+    assert json.loads(first) == {"town": 'Ulm "}{[é'}
+    assert "".join(one.arguments for one in heard if one.call == 1) == "{}"
+
+
+def test_references_of_tools_stay_their_own() -> None:
+    parameters = {"$defs": {"a": {"type": "string"}}, "items": {"$ref": "#/$defs/a"}}
+    schema = calls_schema([Function(name="f", parameters=parameters)], several=False)
+    assert schema["items"]["anyOf"][0]["properties"]["arguments"] == {"$ref": "#/$defs/f0"}
+    assert schema["$defs"]["f0"]["items"] == {"$ref": "#/$defs/f0/$defs/a"}
+    assert schema["maxItems"] == 1
+
+
+def test_earlier_calls_reach_the_template(client: Any, engine: PretendEngine) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
+    client.chat.completions.create(
+        model="parrot",
+        messages=[
+            *HELLO,
+            {"role": "assistant", "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c1", "content": "rain"},
+        ],
+    )
+    ask: Ask = engine.asked[-1]
+    assert bytes(ask.prompt) == b"user: hello\nassistant: \ntool: rain\n"
+
+
+def test_tokens_are_told_where_asked_for(served: Served) -> None:
+    asked = {"messages": HELLO, "return_token_ids": True, "stream": True, "max_tokens": 2}
+    streamed = events(send(served.url, "/v1/chat/completions", asked).body)
+    ids = [token for one in streamed for token in one["choices"][0].get("token_ids", ())]
+    assert bytes(ids) == b">u"

@@ -1,0 +1,164 @@
+import json
+from typing import Any
+
+import pytest
+
+from meshwright.run.serve.server import Served
+from tests.run.serve.server.pretend import PretendEngine
+from tests.run.serve.server.wire import send
+
+CHAT = "/v1/chat/completions"
+TEXT = "/v1/completions"
+HELLO = [{"role": "user", "content": "hello"}]
+TOOL = {"type": "function", "function": {"name": "f"}}
+SCHEMA = {"type": "json_schema"}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "param"),
+    [
+        (TEXT, {}, 400, "prompt"),
+        (TEXT, [], 400, None),
+        (TEXT, {"prompt": 3}, 400, "prompt"),
+        (TEXT, {"prompt": ["a", 1]}, 400, "prompt"),
+        (TEXT, {"prompt": [1, "a"]}, 400, "prompt"),
+        (TEXT, {"prompt": [[1], [-1]]}, 400, "prompt[1][0]"),
+        (TEXT, {"prompt": [260]}, 400, "prompt"),
+        (TEXT, {"prompt": []}, 400, "prompt"),
+        (TEXT, {"prompt": [[]]}, 400, "prompt"),
+        (TEXT, {"prompt": ["a"] * 257}, 400, "prompt"),
+        (TEXT, {"prompt": "a" * 5000}, 400, "prompt"),
+        (TEXT, {"prompt": "a", "max_tokens": 0}, 400, "max_tokens"),
+        (TEXT, {"prompt": "a", "max_tokens": 5000}, 400, "max_tokens"),
+        (TEXT, {"prompt": "a", "max_tokens": 2, "min_tokens": 3}, 400, "min_tokens"),
+        (TEXT, {"prompt": "a", "best_of": 3}, 400, "best_of"),
+        (TEXT, {"prompt": "a", "suffix": "b"}, 400, "suffix"),
+        (TEXT, {"prompt": "a", "n": 17}, 400, "n"),
+        (TEXT, {"prompt": "a", "n": 0}, 400, "n"),
+        (TEXT, {"prompt": "a", "temperature": -1}, 400, "temperature"),
+        (TEXT, {"prompt": "a", "temperature": "hot"}, 400, "temperature"),
+        (TEXT, {"prompt": "a", "top_p": 0}, 400, "top_p"),
+        (TEXT, {"prompt": "a", "top_p": 1e-12}, 400, "top_p"),
+        (TEXT, {"prompt": "a", "logprobs": 21}, 400, "logprobs"),
+        (TEXT, {"prompt": "a", "logit_bias": {"x": 1}}, 400, "logit_bias"),
+        (TEXT, {"prompt": "a", "logit_bias": {"400": 1}}, 400, "logit_bias"),
+        (TEXT, {"prompt": "a", "stop": [""]}, 400, "stop"),
+        (TEXT, {"prompt": "a", "stop_token_ids": [999]}, 400, "stop_token_ids"),
+        (TEXT, {"prompt": "a", "stream_options": {}}, 400, "stream_options"),
+        (TEXT, {"prompt": "a", "guided_choice": []}, 400, "guided_choice"),
+        (TEXT, {"prompt": "a", "guided_regex": "a", "guided_json": {}}, 400, "guided_regex"),
+        (TEXT, {"prompt": "a", "temprature": 1}, 400, "temprature"),
+        (TEXT, {"prompt": "a", "model": "crow"}, 404, "model"),
+        (CHAT, {"messages": []}, 400, "messages"),
+        (CHAT, {"messages": [{"content": "a"}]}, 400, "messages[0].role"),
+        (CHAT, {"messages": [{"role": "alien", "content": "a"}]}, 400, "messages"),
+        (CHAT, {"messages": HELLO, "max_tokens": 1, "max_completion_tokens": 2}, 400, "max_tokens"),
+        (CHAT, {"messages": HELLO, "top_logprobs": 2}, 400, "top_logprobs"),
+        (CHAT, {"messages": HELLO, "tool_choice": "required"}, 400, "tool_choice"),
+        (CHAT, {"messages": HELLO, "tools": [TOOL, TOOL]}, 400, "tools"),
+        (
+            CHAT,
+            {"messages": HELLO, "response_format": SCHEMA},
+            400,
+            "response_format.json_schema.schema",
+        ),
+        (
+            CHAT,
+            {"messages": HELLO, "chat_template_kwargs": {"messages": []}},
+            400,
+            "chat_template_kwargs.messages",
+        ),
+        (
+            CHAT,
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            400,
+            "messages[0].content[0]",
+        ),
+        ("/v1/embeddings", {"input": ""}, 200, None),
+        ("/v1/embeddings", {"input": [[]]}, 400, "input"),
+        ("/v1/embeddings", {"input": "a", "dimensions": 3}, 400, "dimensions"),
+        ("/tokenize", {}, 400, "prompt"),
+        ("/detokenize", {"tokens": [1000]}, 400, "tokens"),
+        ("/detokenize", {"tokens": "ab"}, 400, "tokens"),
+    ],
+)
+def test_bad_input_is_refused_by_name(
+    served: Served, path: str, body: Any, status: int, param: str | None
+) -> None:
+    got = send(served.url, path, body)
+    assert got.status == status, got.body
+    if status != 200:
+        assert got.error["param"] == param, got.error
+        assert got.error["message"]
+        assert got.error["type"] in {"invalid_request_error", "not_found_error"}
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"\xff", b'{"prompt": "\\ud800"}', b"[" * 100_000, b'{"n": 1e999}', b"null"]
+)
+def test_a_body_that_is_no_json_is_refused(served: Served, body: bytes) -> None:
+    got = send(served.url, TEXT, body)
+    assert got.status == 400
+    assert got.error["message"]
+
+
+def test_a_demanded_call_that_breaks_off_says_so(
+    client: Any, engine: PretendEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "says", lambda *_: '{"town": "U')
+    got = client.chat.completions.create(
+        model="parrot",
+        messages=HELLO,
+        tools=[TOOL],
+        tool_choice={"type": "function", "function": {"name": "f"}},
+        max_tokens=4,
+    )
+    assert got.choices[0].finish_reason == "length"
+
+
+def test_what_the_engine_refuses_is_the_clients_fault(
+    served: Served, engine: PretendEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "refuses", lambda _: True)
+    for stream in (False, True):
+        got = send(served.url, TEXT, {"prompt": ["a", "b"], "stream": stream})
+        assert got.status == 400
+        assert got.error["param"] == "grammar"
+
+
+def test_strange_places_and_methods_have_the_same_errors(served: Served) -> None:
+    assert send(served.url, "/v1/nothing").error["message"] == "There is no GET /v1/nothing"
+    got = send(served.url, TEXT)
+    assert (got.status, got.headers["allow"]) == (405, "POST")
+    assert got.error["type"] == "invalid_request_error"
+
+
+def test_the_official_client_raises_its_own_errors(client: Any) -> None:
+    import openai
+
+    with pytest.raises(openai.NotFoundError, match="crow"):
+        client.completions.create(model="crow", prompt="a")
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(model="parrot", prompt="a" * 5000)
+    assert caught.value.code == "context_length_exceeded"
+
+
+def test_what_breaks_in_a_stream_is_said_in_it(
+    client: Any, engine: PretendEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import openai
+
+    monkeypatch.setattr(engine, "fails_at", 3)
+    stream = client.completions.create(model="parrot", prompt="hello", stream=True)
+    said: list[str] = []
+    with pytest.raises(openai.APIError, match="the cat was at it"):
+        said.extend(piece.choices[0].text for piece in stream)
+    assert said == [">", "h", "e"]
+    with pytest.raises(openai.InternalServerError, match="the cat was at it"):
+        client.completions.create(model="parrot", prompt="hello")
+
+
+def test_every_error_of_a_type_names_where_it_is(served: Served) -> None:
+    got = send(served.url, CHAT, {"messages": [{"role": "user", "content": [{"type": 3}]}]})
+    assert got.error["param"] == "messages[0].content[0].type"
+    assert json.loads(got.body).keys() == {"error"}

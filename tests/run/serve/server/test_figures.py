@@ -1,0 +1,143 @@
+import json
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from meshwright.run.serve.server import Served, ServerSettings, serve_app
+from meshwright.run.serve.server.metrics import Tally, one_two_five
+from meshwright.run.serve.server.spans import Spans, spans_from_environment
+from tests.run.serve.server.pretend import Bytes, PretendEngine
+from tests.run.serve.server.wire import send
+
+TEXT = "/v1/completions"
+
+
+@pytest.fixture(scope="module")
+def families(served: Served) -> dict[str, Any]:
+    """What Prometheus reads after three requests."""
+    for body in ({"prompt": "hello"}, {"prompt": "hello", "stream": True}, {"prompt": 1}):
+        send(served.url, TEXT, body)
+    page = send(served.url, "/metrics").body.decode()
+    return {family.name: family for family in text_string_to_metric_families(page)}
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("vllm:num_requests_running", "gauge"),
+        ("vllm:num_requests_waiting", "gauge"),
+        ("vllm:kv_cache_usage_perc", "gauge"),
+        ("vllm:prompt_tokens", "counter"),
+        ("vllm:generation_tokens", "counter"),
+        ("vllm:prefix_cache_queries", "counter"),
+        ("vllm:prefix_cache_hits", "counter"),
+        ("vllm:num_preemptions", "counter"),
+        ("vllm:request_success", "counter"),
+        ("vllm:time_to_first_token_seconds", "histogram"),
+        ("vllm:inter_token_latency_seconds", "histogram"),
+        ("vllm:time_per_output_token_seconds", "histogram"),
+        ("vllm:request_time_per_output_token_seconds", "histogram"),
+        ("vllm:e2e_request_latency_seconds", "histogram"),
+        ("vllm:request_queue_time_seconds", "histogram"),
+        ("vllm:request_inference_time_seconds", "histogram"),
+        ("vllm:request_prefill_time_seconds", "histogram"),
+        ("vllm:request_decode_time_seconds", "histogram"),
+        ("vllm:request_prompt_tokens", "histogram"),
+        ("vllm:request_generation_tokens", "histogram"),
+        ("vllm:request_params_n", "histogram"),
+        ("vllm:request_params_max_tokens", "histogram"),
+    ],
+)
+def test_dashboards_find_their_names(families: dict[str, Any], name: str, kind: str) -> None:
+    assert families[name].type == kind
+    labels = families[name].samples[0].labels
+    assert (labels["model_name"], labels["engine"]) == ("parrot", "0")
+
+
+def value(families: dict[str, Any], name: str, sample: str, **labels: str) -> float:
+    """Return one figure."""
+    (found,) = [
+        one.value
+        for one in families[name].samples
+        if one.name == sample and labels.items() <= one.labels.items()
+    ]
+    return float(found)
+
+
+def test_requests_and_tokens_are_counted(families: dict[str, Any]) -> None:
+    def count(name: str) -> float:
+        return value(families, name, f"{name}_count")
+
+    assert count("vllm:time_to_first_token_seconds") == 2
+    assert count("vllm:inter_token_latency_seconds") == 12  # seven tokens each, but the first
+    assert count("vllm:request_queue_time_seconds") == 2
+    assert (
+        value(families, "vllm:request_queue_time_seconds", "vllm:request_queue_time_seconds_sum")
+        == 0.002
+    )
+    name = "vllm:request_generation_tokens"
+    assert value(families, name, f"{name}_sum") == 14
+    assert value(families, name, f"{name}_bucket", le="5.0") == 0
+    assert value(families, name, f"{name}_bucket", le="10.0") == 2
+    assert value(families, name, f"{name}_bucket", le="+Inf") == 2
+    ends = "vllm:request_success_total"
+    assert value(families, "vllm:request_success", ends, finished_reason="stop") == 2
+    name = "meshwright:http_requests"
+    assert value(families, name, f"{name}_total", path=TEXT, status="200") == 2
+    assert value(families, name, f"{name}_total", path=TEXT, status="400") == 1
+
+
+def test_an_engines_own_figures_are_shown_where_they_are_numbers(families: dict[str, Any]) -> None:
+    assert value(families, "meshwright:spare_blocks", "meshwright:spare_blocks") == 7
+    assert not [name for name in families if "odd" in name or "words" in name]
+
+
+def test_scrapers_get_the_format_they_take(served: Served) -> None:
+    got = send(served.url, "/metrics", headers={"accept": "application/openmetrics-text"})
+    assert got.headers["content-type"].startswith("application/openmetrics-text")
+    assert got.body.endswith(b"# EOF\n")
+
+
+def test_a_bound_is_within_its_range() -> None:
+    tally = Tally((1.0, 2.0))
+    for one in (0.5, 1.0, 1.5, 2.0, 9.0):
+        tally.add(one)
+    assert tally.buckets() == [("1.0", 2), ("2.0", 4), ("+Inf", 5)]
+    assert one_two_five(50) == (1, 2, 5, 10, 20, 50)
+    assert one_two_five(3) == (1, 2)
+
+
+def test_a_request_is_a_span_beneath_its_clients() -> None:
+    pytest.importorskip("opentelemetry.sdk", reason="traces need meshwright[traces]")
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    kept = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(kept))
+    settings = ServerSettings(model="parrot", port=0)
+    app = serve_app(PretendEngine(), Bytes(), settings, spans=Spans(provider))
+    trace = "0af7651916cd43dd8448eb211c80319c"
+    with Served(app, settings) as served:
+        headers = {"traceparent": f"00-{trace}-b7ad6b7169203331-01"}
+        send(served.url, TEXT, {"prompt": "secret"}, headers=headers)
+        send(served.url, TEXT, {"prompt": 1})
+    first, second = kept.get_finished_spans()
+    assert first.context is not None
+    assert f"{first.context.trace_id:032x}" == trace
+    told = dict(first.attributes or {})
+    assert told["gen_ai.usage.input_tokens"] == 7
+    assert told["gen_ai.usage.output_tokens"] == 8
+    assert told["gen_ai.request.max_tokens"] == 16
+    assert told["gen_ai.response.model"] == "parrot"
+    assert "secret" not in json.dumps(told)
+    assert "gen_ai.usage.input_tokens" not in (second.attributes or {})
+
+
+def test_no_traces_are_made_unless_somebody_wants_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert spans_from_environment() is None
+    pytest.importorskip("opentelemetry.sdk", reason="traces need meshwright[traces]")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
+    assert isinstance(spans_from_environment(), Spans)
