@@ -22,8 +22,9 @@ from meshwright.run.serve.asked import Ask, Gauges, Piece, Sampling, TokenLogpro
 from meshwright.run.serve.engine.answer import Answer, Silent, Sink, Text
 from meshwright.run.serve.engine.orders import Entry, Going, Moved, Orders, Part, Written
 from meshwright.run.serve.engine.runner import Landing, Runner
-from meshwright.run.serve.sampling.lines import Told, is_penalised, problems_of
+from meshwright.run.serve.sampling.lines import is_penalised, problems_of
 from meshwright.run.serve.sampling.stops import Answer as Following
+from meshwright.run.serve.sampling.telling import Told
 from meshwright.spec.serving import Limits
 
 

@@ -32,12 +32,12 @@ class EngineBroken(MeshwrightError):
 
 
 class EngineLoop:
-    """Serves with an engine; make it where an event loop runs."""
+    """Serves with an engine, for one event loop: the first that asks."""
 
     def __init__(self, engine: Engine, *, stuck_s: float = STUCK_S) -> None:
         self.engine, self.max_length = engine, engine.max_length
         self._stuck_s = stuck_s
-        self._loop = asyncio.get_running_loop()
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._inbox: deque[Callable[[], object]] = deque()
         self._wake, self._ending = threading.Event(), False
         self._open: dict[int, Sink] = {}
@@ -45,8 +45,7 @@ class EngineLoop:
         self._asked = 0
         self._broke = ""
         self._turning_since: float | None = None
-        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
-        self._thread.start()
+        self._thread: threading.Thread | None = None
 
     async def answer(self, ask: Ask) -> AsyncIterator[Piece]:
         """Answer; closing the iterator cancels what is left."""
@@ -95,7 +94,8 @@ class EngineLoop:
         """End the thread; answers under way end with an error."""
         self._ending = True
         self._wake.set()
-        await asyncio.to_thread(self._thread.join, 30)
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.join, 30)
         self._fail("the engine was closed")
 
     def _require(self) -> None:
@@ -105,7 +105,7 @@ class EngineLoop:
     async def _between(self, work: Callable[[], _T]) -> _T:
         """Do something with the engine between two of its turns."""
         self._require()
-        done: asyncio.Future[_T] = self._loop.create_future()
+        done: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
 
         def settle(result: _T | None, error: BaseException | None) -> None:
             if done.cancelled():
@@ -129,9 +129,14 @@ class EngineLoop:
     def _post(self, job: Callable[[], object]) -> None:
         self._inbox.append(job)
         self._wake.set()
+        if self._thread is None:
+            self._loop = asyncio.get_running_loop()
+            self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+            self._thread.start()
 
     def _tell(self, what: Callable[..., object], *given: object) -> None:
-        # The event loop may be closed already when the last pieces are ready.
+        assert self._loop is not None, "somebody asked"
+        # It may be closed already when the last pieces are ready.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(what, *given)
 

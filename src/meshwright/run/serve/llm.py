@@ -1,0 +1,161 @@
+"""`LLM`: answers to many prompts, offline, without a server.
+
+llm = LLM("path/of/model")
+llm.generate(["The capital of France is"], Sampling(temperature=0.0, max_tokens=8))
+llm.chat([{"role": "user", "content": "Hello"}])
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from meshwright.errors import InputError, Problem
+from meshwright.run.serve.asked import Ask, Finish, Piece, Sampling, TokenLogprob
+from meshwright.run.serve.engine.settings import EngineSettings
+from meshwright.run.serve.engine.start import start_engine
+from meshwright.run.serve.model.words import Words
+from meshwright.spec.model import Model
+
+Prompt = str | Sequence[int]
+
+
+class Choice(msgspec.Struct, frozen=True, kw_only=True):
+    """One answer."""
+
+    text: str
+    tokens: tuple[int, ...]
+    finish: Finish
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+class Completion(msgspec.Struct, frozen=True, kw_only=True):
+    """The answers to one prompt."""
+
+    prompt: tuple[int, ...]
+    choices: tuple[Choice, ...]
+    cached_tokens: int = 0
+    """Tokens of the prompt that were not computed anew."""
+
+    @property
+    def text(self) -> str:
+        """The first answer."""
+        return self.choices[0].text
+
+
+class _Heard:
+    """The pieces of one ask."""
+
+    def __init__(self, each: Callable[[Piece], None] | None = None) -> None:
+        self.pieces: list[Piece] = []
+        self._each = each
+
+    def __call__(self, piece: Piece) -> None:
+        self.pieces.append(piece)
+        if self._each is not None:
+            self._each(piece)
+
+    def completion(self, ask: Ask) -> Completion:
+        cached = self.pieces[0].cached_tokens if self.pieces else 0
+        numbers = range(ask.sampling.n)
+        choices = tuple(self._choice(number) for number in numbers)
+        return Completion(prompt=ask.prompt, choices=choices, cached_tokens=cached)
+
+    def _choice(self, number: int) -> Choice:
+        pieces = [piece for piece in self.pieces if piece.choice == number]
+        finish = pieces[-1].finish
+        assert finish is not None, "an answer that is read has ended"
+        return Choice(
+            text="".join(piece.text for piece in pieces),
+            tokens=tuple(token for piece in pieces for token in piece.tokens),
+            finish=finish,
+            logprobs=tuple(told for piece in pieces for told in piece.logprobs),
+        )
+
+
+class LLM:
+    """A model that answers in this process."""
+
+    def __init__(
+        self, model: str | Path | Model, settings: EngineSettings | None = None, **given: Any
+    ) -> None:
+        """Load a model from a path; `given` are fields of `EngineSettings`.
+
+        A `Model` gets random weights: its answers mean nothing, but take as long.
+        """
+        settings = settings or EngineSettings(**given)
+        self.engine, words, self.start_up = start_engine(model, settings)
+        self._words = words
+
+    @property
+    def words(self) -> Words:
+        """The model's tokenizer."""
+        if self._words is None:
+            what = "a model with random weights has no words"
+            raise InputError([Problem("prompts", what, "give prompts as tokens")])
+        return self._words
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling: Sampling | Sequence[Sampling] = Sampling(),  # noqa: B008 - a frozen value
+        *,
+        each: Callable[[Piece], None] | None = None,
+    ) -> list[Completion]:
+        """Continue prompts, texts or tokens; `each` hears all pieces as they come."""
+        several = _several(prompts)
+        samplings = [sampling] * len(several) if isinstance(sampling, Sampling) else list(sampling)
+        if len(samplings) != len(several):
+            what = f"{len(samplings)} for {len(several)} prompts"
+            raise InputError([Problem("sampling", what, "give one, or one for each prompt")])
+        asks = [
+            Ask(prompt=self._tokens(prompt), sampling=settings)
+            for prompt, settings in zip(several, samplings, strict=True)
+        ]
+        return self.answer(asks, each=each)
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        sampling: Sampling = Sampling(),  # noqa: B008 - a frozen value
+        *,
+        each: Callable[[Piece], None] | None = None,
+        **values: Any,
+    ) -> Completion:
+        """Answer the last message of a conversation; `values` are for the model's template."""
+        text = self.words.chat(messages, **{"add_generation_prompt": True, **values})
+        ask = Ask(prompt=tuple(self.words.encode(text, special=False)), sampling=sampling)
+        return self.answer([ask], each=each)[0]
+
+    def answer(
+        self, asks: Sequence[Ask], *, each: Callable[[Piece], None] | None = None
+    ) -> list[Completion]:
+        """Answer asks, all at once."""
+        for ask in asks:
+            self.engine.check(ask)
+        heard = [_Heard(each) for _ in asks]
+        for ask, pieces in zip(asks, heard, strict=True):
+            self.engine.add(ask, pieces)
+        while not self.engine.is_idle:
+            self.engine.turn()
+            for sink, piece in self.engine.outbox():
+                sink(piece)
+        return [pieces.completion(ask) for ask, pieces in zip(asks, heard, strict=True)]
+
+    def _tokens(self, prompt: Prompt) -> tuple[int, ...]:
+        return tuple(self.words.encode(prompt) if isinstance(prompt, str) else prompt)
+
+
+def _several(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """Return prompts as a list: one may come alone, as a text or as its tokens."""
+    if isinstance(prompts, str):
+        return [prompts]
+    found: list[Prompt] = []
+    numbers: list[int] = []
+    for each in prompts:
+        if isinstance(each, int):
+            numbers.append(each)
+        else:
+            found.append(each)
+    return [numbers] if numbers and not found else found
