@@ -132,6 +132,7 @@ def test_an_interrupt_keeps_what_was_sent(fake: FakeServer, in_flight: int | Non
     assert result.interrupted
     assert 5 < len(run.requests) < 1000
     assert {one.fault for one in run.requests} == {""}
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_the_warm_up_has_other_prompts_and_is_no_part_of_the_result(fake: FakeServer) -> None:

@@ -2,8 +2,9 @@
 
 import asyncio
 import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
@@ -104,7 +105,6 @@ def _session(settings: Settings) -> "aiohttp.ClientSession":
 
 async def _measure(settings: Settings, turns: Sequence[Turn], command: str, say: Say) -> Measured:
     date, (machine, software) = today(), here()
-    stop = _stopped_by_signal()
     async with _session(settings) as session:
         server = await meet(session, base_of(settings.url), settings.asking.model or None)
         maker = await _maker(session, server, settings)
@@ -112,19 +112,19 @@ async def _measure(settings: Settings, turns: Sequence[Turn], command: str, say:
         if settings.warm_up:
             await _warm_up(line, maker, turns[0], settings.warm_up)
         runs, echoes = list[Run](), list[Echo]()
-        for number, turn in enumerate(turns):
-            if stop.is_set():
-                break
-            told = partial(say, turn)
-            pace = Pace(
-                in_flight=turn.in_flight, ramp_s=settings.ramp_s, duration_s=settings.duration_s
-            )
-            driven = await drive(line, maker.prepared(turn, number), pace, told, stop)
-            runs.append(_run(turn, driven))
-            if settings.echo:
-                again = _only(maker.prepared(turn, number), driven.served)
-                alone = await drive(line, again, Pace(in_flight=1), told, stop)
-                echoes.append(compare_answers(driven.served, alone.served))
+        with _stopped_by_signal() as stop:
+            for number, turn in enumerate(turns):
+                if stop.is_set():
+                    break
+                told = partial(say, turn)
+                driven = await drive(
+                    line, maker.prepared(turn, number), _pace(settings, turn), told, stop
+                )
+                runs.append(_run(turn, driven))
+                if settings.echo:
+                    again = _only(maker.prepared(turn, number), driven.served)
+                    alone = await drive(line, again, Pace(in_flight=1), told, stop)
+                    echoes.append(compare_answers(driven.served, alone.served))
     result = Result(
         command=command,
         date=date,
@@ -139,18 +139,25 @@ async def _measure(settings: Settings, turns: Sequence[Turn], command: str, say:
     return Measured(result, maker.wording, in_all(echoes) if echoes else None)
 
 
-def _stopped_by_signal() -> asyncio.Event:
-    """Return what the first interrupt sets; the second one ends all at once."""
+@contextmanager
+def _stopped_by_signal() -> Iterator[asyncio.Event]:
+    """Give what the first interrupt sets; the second one ends all at once."""
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    before = signal.getsignal(signal.SIGINT)
 
     def interrupted() -> None:
         stop.set()
         loop.remove_signal_handler(signal.SIGINT)
 
-    # Only the main thread hears of signals.
-    with suppress(ValueError, RuntimeError, NotImplementedError):
-        loop.add_signal_handler(signal.SIGINT, interrupted)
-    return stop
+    if threading.current_thread() is not threading.main_thread():  # none other hears of signals
+        yield stop
+        return
+    loop.add_signal_handler(signal.SIGINT, interrupted)
+    try:
+        yield stop
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
+        signal.signal(signal.SIGINT, before)
 
 
 class _Maker(NamedTuple):
@@ -194,6 +201,10 @@ async def _warm_up(line: Line, maker: _Maker, turn: Turn, count: int) -> None:
         what = f"answers no request: {first.fault}: {first.detail}"
         fix = "mend what it says; --vocabulary, --prompt, --plain and --api change what is sent"
         raise InputError([Problem(line.url, what, fix)])
+
+
+def _pace(settings: Settings, turn: Turn) -> Pace:
+    return Pace(in_flight=turn.in_flight, ramp_s=settings.ramp_s, duration_s=settings.duration_s)
 
 
 def _only(requests: Iterator[Prepared], served: Sequence[Served]) -> Iterator[Prepared]:
