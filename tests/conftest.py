@@ -1,6 +1,8 @@
-"""What every test may ask for: Hypothesis profiles, interpreted kernels, the shared data."""
+"""What every test may ask for: Hypothesis profiles, interpreted kernels, quick ranks, real data."""
 
 import os
+from importlib.util import find_spec
+from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
@@ -31,3 +33,22 @@ def shared() -> Path:
     if not folder.is_dir():
         pytest.skip("needs the shared data folder beside the repository (../shared)")
     return folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_ranks(request: pytest.FixtureRequest) -> None:
+    """Fork the ranks of tests from a process that has loaded what most of them need.
+
+    Each would take most of a second of a core to load it. Whoever launches first decides what is
+    loaded, so this comes before all tests, where some of them launch ranks.
+    """
+    spread = ROOT / "tests" / "run" / "parallel"
+    if find_spec("torch") and any(spread in item.path.parents for item in request.session.items):
+        loaded = (
+            "parallel.alarm",
+            "parallel.chosen",
+            "parallel.verify.verify",
+            "train.spread_step",
+        )
+        forkserver.set_forkserver_preload([f"meshwright.run.{each}" for each in loaded])
+        forkserver.ensure_running()

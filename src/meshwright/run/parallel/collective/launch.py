@@ -74,8 +74,10 @@ def launch_all(
 ) -> list[Outcome]:
     """Run as `launch` does; return how each rank ended, well or not."""
     context = mp.get_context("forkserver")
-    # The server loads torch once; processes forked from it start in milliseconds.
-    context.set_forkserver_preload(["torch.distributed", __name__])
+    # The server loads once what its processes need; those forked from it start in milliseconds.
+    # A main module may do anything when it is loaded, so that one is left to the ranks.
+    theirs = {function.__module__} - {"__main__"}
+    context.set_forkserver_preload(["torch.distributed", __name__, *theirs])
     # The store lives here, so that it outlives any rank.
     store = TCPStore(_LOOPBACK, 0, is_master=True, wait_for_workers=False)
     pairs = [context.Pipe(duplex=False) for _ in range(ranks)]
