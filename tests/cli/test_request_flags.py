@@ -10,6 +10,8 @@ from meshwright.cli.request_flags import Stream, add_request_flags, parse_length
 from meshwright.errors import InputError
 from meshwright.spec.workload import Fixed, LogNormal, Request, Uniform
 
+SERVEGEN = Path(__file__).parents[3] / "shared/request_traces/servegen"
+
 
 def _streams(*words: str) -> list[Stream]:
     parser = argparse.ArgumentParser()
@@ -106,6 +108,19 @@ def test_a_trace_without_times_needs_a_pace(tmp_path: Path) -> None:
         with pytest.raises(InputError, match="--concurrency"):
             _requests("--trace", str(path), *words)
     assert len(_requests("--trace", str(path), "--rate", "2")) == 2
+
+
+def test_requests_are_drawn_from_recorded_clients() -> None:
+    folder = SERVEGEN / "language"
+    if not folder.is_dir():
+        pytest.skip("the recorded clients lie beside the repository, in ../shared")
+    path = str(next(one.parent for one in sorted(folder.rglob("chunk-*-trace.csv"))))
+    assert len(_requests("--trace", path, "--requests", "50")) == 50
+    found = _requests("--trace", path, "--duration", "60s", "--speed", "10")
+    assert 0 < found[-1].arrival_s < 60
+    for words in ([], ["--duration", "60s", "--concurrency", "4"]):
+        with pytest.raises(InputError, match="--requests"):
+            _requests("--trace", path, *words)
 
 
 def test_a_workload_is_read_and_its_pace_may_be_replaced(tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 import argparse
 from collections.abc import Callable, Iterator
-from itertools import islice
+from itertools import islice, takewhile
+from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
@@ -26,6 +27,7 @@ from meshwright.spec.workload import (
     RequestTrace,
     Uniform,
     load_workload,
+    read_clients,
     read_requests,
 )
 
@@ -61,7 +63,11 @@ def add_request_flags(parser: argparse.ArgumentParser) -> None:
         "--prefix", metavar="GROUPS:TOKENS",
         help="prompts begin with one of GROUPS shared texts of so many tokens",
     )  # fmt: skip
-    what.add_argument("--trace", metavar="FILE", help="recorded requests, CSV or JSON lines")
+    what.add_argument(
+        "--trace",
+        metavar="FILE",
+        help="recorded requests, CSV or JSON lines, or a folder of clients",
+    )
     what.add_argument("--workload", metavar="FILE", help="requests as a TOML file describes them")
     what.add_argument("--seed", default="0", metavar="N", help="draws lengths, times and prompts")
     pace = parser.add_argument_group("pace")
@@ -101,7 +107,7 @@ def streams_of(args: argparse.Namespace) -> list[Stream]:
     elif args.concurrency is not None:
         paces = [(None, _in_flight(word)) for word in _listed(args.concurrency, "--concurrency")]
     if args.trace is not None:
-        trace = _scaled(read_requests(args.trace), args)
+        trace = _scaled(_recorded(args, count, duration_s), args)
         return [_replayed(trace, pace, count, duration_s, args) for pace in paces]
     if count is None and duration_s is None:
         count = COUNT
@@ -161,6 +167,23 @@ def _drawn(
         fix = "give --requests, and leave out --duration"
         raise InputError([Problem("--rate", "all at once has no end", fix)])
     return Stream(_rate_name(rate), lambda: requests.generate(seed, count, duration_s), rate)
+
+
+def _recorded(
+    args: argparse.Namespace, count: int | None, duration_s: float | None
+) -> RequestTrace:
+    """Read a trace, or draw one from recorded habits of clients."""
+    path = Path(args.trace)
+    if not path.is_dir() and not path.name.startswith("chunk-"):
+        return read_requests(path)
+    drawn = read_clients(path).generate(seed_of(args))
+    if count is not None:
+        return RequestTrace(requests=tuple(islice(drawn, count)))
+    if duration_s is None or args.rate is not None or args.concurrency is not None:
+        what = "holds habits of clients, which go on for days"
+        raise InputError([Problem(args.trace, what, "say how many with --requests")])
+    end_s = duration_s * (1.0 if args.speed is None else parse_number(args.speed, "--speed"))
+    return RequestTrace(requests=tuple(takewhile(lambda one: one.arrival_s < end_s, drawn)))
 
 
 def _scaled(trace: RequestTrace, args: argparse.Namespace) -> RequestTrace:
