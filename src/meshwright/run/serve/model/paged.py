@@ -41,13 +41,19 @@ class Now:
     """How many of its first rows have a single token."""
     documents: Documents | None = None
     """The rows of a fresh step, as documents of one sequence; made once for all layers."""
+    adapter_slots: int = 0
+    adapters: Tensor | None = None
+    """Whether a token has the adapter of a slot, (N, slots); None where no token has one."""
     plans: dict[object, DecodePlan] = field(default_factory=dict)
     """How the keys of rows that decode are shared out, by what layers of a kind have in common."""
 
     def begin(self, step: Step) -> None:
         """Let all layers read this step from now on."""
         self.step, self.plans, self.documents = step, {}, None
-        self.decodes = step.decodes
+        self.decodes, self.adapters = step.decodes, None
+        if step.adapters_N is not None and self.adapter_slots:
+            slots = torch.arange(self.adapter_slots, device=step.adapters_N.device)
+            self.adapters = step.adapters_N[:, None] == slots
         # Whole prompts on a GPU: kernels without pages are faster.
         if step.fresh and step.most_queries > 1 and step.tokens_N.is_cuda and not self.invariant:
             self.documents = Documents(step.starts_R1, step.most_queries)

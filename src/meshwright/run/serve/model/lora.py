@@ -1,0 +1,192 @@
+"""`Adapters`: low-rank additions to a served model, chosen row by row.
+
+    y = W x + B_a A_a x      a the adapter of the token's row (Hu et al., arXiv 2106.09685)
+
+Adapters live in a fixed number of slots, so that graphs stay valid when one comes or goes. All
+slots are multiplied at once and what is not a token's own is set to nought: two dense products and
+no sorting of rows, at slots · rank / width of the base product's work. That is little for the
+handful of adapters of one server; hundreds would want a kernel that reads only their own rows.
+
+A fused product of ours stacks several of theirs (queries, keys and values); each keeps its own A,
+and B has their blocks on its diagonal. Folders are PEFT's.
+
+Shapes: N tokens, K inputs, M outputs, S slots, r rank of a fused product.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from meshwright.errors import InputError, Problem
+from meshwright.run.kernels.products import Products
+from meshwright.run.nn.decoder import Decoder
+from meshwright.run.nn.huggingface.families import family_of
+from meshwright.run.nn.huggingface.family import link_all
+from meshwright.run.nn.huggingface.links import Link
+from meshwright.run.nn.linear import Linear, linear
+from meshwright.run.serve.model.forward import Forward
+from meshwright.run.serve.model.peft_folder import LowRank, read_adapter
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One of their modules within a linear layer of ours."""
+
+    theirs: str
+    links: tuple[Link, ...]
+    rows: int
+    """Rows of their weight."""
+
+
+class LoraLinear:
+    """A linear layer with what adapters add; `Linear.across` calls it."""
+
+    def __init__(self, layer: Linear, parts: tuple[Part, ...], rank: int, adapters: Any) -> None:
+        outputs, inputs = _whole_shape(layer.weight)
+        forward: Forward = adapters.forward
+        self.layer, self.parts, self.rank, self.now = layer, parts, rank, forward.now
+        embedding = forward.decoder.embedding.weight
+        where: dict[str, Any] = {"device": embedding.device, "dtype": embedding.dtype}
+        self.down = torch.zeros(adapters.slots, len(parts) * rank, inputs, **where)
+        """A of every slot, the parts of a fused product one below another."""
+        self.up = torch.zeros(adapters.slots, len(parts) * rank, outputs, **where)
+        """B of every slot, turned, times its scale."""
+
+    def __call__(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, products: Products, /
+    ) -> Tensor:
+        """Return the base product, with what each token's adapter adds."""
+        low = self.layer.low_precision
+        if low is not None:
+            y = low(x, weight, bias)
+        else:
+            y = linear(x, weight, bias, products=products)
+        chosen_NS = self.now.adapters
+        if chosen_NS is None:
+            return y
+        slots, inner, inputs = self.down.shape
+        narrow = x.reshape(-1, inputs) @ self.down.view(slots * inner, inputs).t()
+        own = narrow.view(-1, slots, inner) * chosen_NS[..., None].to(narrow.dtype)
+        added = own.flatten(1) @ self.up.view(slots * inner, -1)
+        return y + added.view(y.shape)
+
+    def fill(self, slot: int, found: Mapping[str, LowRank]) -> None:
+        """Write an adapter into a slot; parts it leaves alone stay nought."""
+        self.clear(slot)
+        for place, part in enumerate(self.parts):
+            if part.theirs not in found:
+                continue
+            a, b, scale = found[part.theirs]
+            begin, rank = place * self.rank, len(a)
+            self.down[slot, begin : begin + rank] = a.to(self.down)
+            scaled = (b.float() * scale).to(self.up)
+            columns = self.up[slot, begin : begin + rank].t()
+            for link in part.links:
+                link.in_ours(columns).copy_(link.in_theirs(scaled))
+
+    def clear(self, slot: int) -> None:
+        """Set a slot to nought."""
+        self.down[slot].zero_()
+        self.up[slot].zero_()
+
+
+class Adapters:
+    """The adapters of one served model."""
+
+    def __init__(self, forward: Forward, *, slots: int = 8, rank: int = 16) -> None:
+        """Make room for `slots` adapters of at most `rank`."""
+        self.forward, self.slots, self.rank = forward, slots, rank
+        self.names: dict[str, int] = {}
+        """The slot of each adapter that is loaded."""
+        forward.now.adapter_slots = slots
+        decoder = forward.decoder
+        self._layers: dict[str, LoraLinear] = {}
+        for name, parts in _parts(decoder).items():
+            layer = decoder.get_submodule(name)
+            assert isinstance(layer, Linear)
+            if layer.across is not None:
+                what = f"{name} is shared by several ranks"
+                raise InputError([Problem("adapters", what, "serve adapters on one device")])
+            made = LoraLinear(layer, parts, rank, self)
+            layer.across = self._layers[name] = made
+
+    @torch.no_grad()
+    def load(self, name: str, folder: str | Path) -> int:
+        """Read an adapter from a folder of PEFT's, and return its slot."""
+        if name in self.names:
+            raise InputError([Problem(name, "an adapter of this name is loaded", "unload it")])
+        free = sorted(set(range(self.slots)) - set(self.names.values()))
+        if not free:
+            what = f"all {self.slots} slots are taken by {', '.join(sorted(self.names))}"
+            raise InputError([Problem(name, what, "unload one, or make more slots")])
+        found = read_adapter(folder, self.rank)
+        known = {part.theirs for layer in self._layers.values() for part in layer.parts}
+        if strange := sorted(set(found) - known):
+            what = f"it changes {strange[0]}, which is no linear layer of {_kind(self.forward)}"
+            raise InputError([Problem(str(folder), what, "use an adapter of this very model")])
+        self._check_shapes(folder, found)
+        for layer in self._layers.values():
+            layer.fill(free[0], found)
+        self.names[name] = free[0]
+        return free[0]
+
+    @torch.no_grad()
+    def unload(self, name: str) -> None:
+        """Let an adapter's slot go."""
+        slot = self.names.pop(name, None)
+        if slot is None:
+            known = ", ".join(sorted(self.names)) or "none"
+            raise InputError([Problem(name, "no such adapter is loaded", f"loaded are: {known}")])
+        for layer in self._layers.values():
+            layer.clear(slot)
+
+    def _check_shapes(self, folder: str | Path, found: Mapping[str, LowRank]) -> None:
+        for layer in self._layers.values():
+            inputs = layer.down.shape[2]
+            for part in layer.parts:
+                if part.theirs not in found:
+                    continue
+                a, b, _ = found[part.theirs]
+                if a.shape[1] != inputs or len(b) != part.rows:
+                    given = f"{a.shape[1]} inputs and {len(b)} outputs"
+                    what = f"{part.theirs} has {given}, not {inputs} and {part.rows}"
+                    fix = "use an adapter of this very model"
+                    raise InputError([Problem(str(folder), what, fix)])
+
+
+def _kind(forward: Forward) -> str:
+    return f"this {forward.decoder.model.family} model"
+
+
+def _parts(decoder: Decoder) -> dict[str, tuple[Part, ...]]:
+    """Return, for each linear layer of ours, the modules of theirs that it is made of."""
+    shapes = {name: _whole_shape(value) for name, value in decoder.named_parameters()}
+    found: dict[str, dict[str, list[Link]]] = {}
+    for ours, link in link_all(family_of(decoder.model), decoder.model, shapes):
+        name, _, ending = ours.rpartition(".")
+        if ending != "weight" or not name.startswith("layers."):
+            continue
+        if not isinstance(decoder.get_submodule(name), Linear):
+            continue
+        if link.shape[1] != shapes[ours][1]:
+            what = f"its {link.theirs} is stored the other way round"
+            raise InputError([Problem(decoder.model.family, what, "serve it without adapters")])
+        theirs = link.theirs.removesuffix(".weight")
+        found.setdefault(name, {}).setdefault(theirs, []).append(link)
+    return {
+        name: tuple(
+            Part(theirs, tuple(links), links[0].shape[0]) for theirs, links in parts.items()
+        )
+        for name, parts in found.items()
+    }
+
+
+def _whole_shape(weight: Tensor) -> tuple[int, ...]:
+    """Return the shape of a weight before its numbers were packed two by two."""
+    if weight.dtype == torch.uint8:
+        return weight.shape[0], 2 * weight.shape[1]
+    return tuple(weight.shape)

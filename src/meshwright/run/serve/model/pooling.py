@@ -1,0 +1,64 @@
+"""`embed`: a vector of length one for each prompt, pooled from the model's last hidden states.
+
+Shapes: N tokens, R prompts, D hidden.
+"""
+
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from meshwright.errors import InputError
+from meshwright.run.serve.model.forward import Forward
+from meshwright.run.serve.model.step import Row, step_of
+from meshwright.spec.names import unknown_name
+
+Pooling = Literal["mean", "last"]
+"""The mean over all tokens, or the last token alone (models trained to embed by it)."""
+
+
+@torch.no_grad()
+def embed(
+    forward: Forward,
+    prompts: Sequence[Sequence[int]],
+    tables: Sequence[Sequence[int]],
+    *,
+    pooling: Pooling = "mean",
+    batch_tokens: int = 8192,
+    states: Sequence[int] | None = None,
+) -> Tensor:
+    """Return the vectors of prompts, (R, D) in fp32.
+
+    `tables` are blocks for each prompt to use, nobody else's; `states` are places of recurrent
+    states. At most `batch_tokens` are computed at a time, so long prompts come in pieces.
+    """
+    if pooling not in get_args(Pooling):
+        raise InputError([unknown_name("pooling", pooling, get_args(Pooling), "pooling")])
+    device, size = forward.cache.device, forward.cache.block_tokens
+    hidden = forward.decoder.model.hidden
+    sums_RD = torch.zeros(len(prompts), hidden, device=device)
+    done = [0] * len(prompts)
+    while waiting := [at for at, prompt in enumerate(prompts) if done[at] < len(prompt)]:
+        rows, owners, room = [], [], batch_tokens
+        for at in waiting:
+            piece = prompts[at][done[at] : done[at] + room]
+            rows.append(Row(piece, done[at], tables[at], states[at] if states else at))
+            owners += [at] * len(piece)
+            room -= len(piece)
+            if not room:
+                break
+        x_ND = forward.hidden(step_of(rows, size, device, all_wanted=True)).float()
+        for at, row in zip(waiting, rows, strict=False):
+            done[at] += len(row.tokens)
+        if pooling == "mean":
+            sums_RD.index_add_(0, torch.tensor(owners, device=device), x_ND)
+        else:
+            begin = 0
+            for at, row in zip(waiting, rows, strict=False):
+                begin += len(row.tokens)
+                # Of a prompt in pieces the last one is written last.
+                sums_RD[at] = x_ND[begin - 1]
+    # The length of a sum is that of its mean but for a factor, which goes.
+    return functional.normalize(sums_RD, dim=1)

@@ -1,0 +1,130 @@
+"""`quantise`: the linear layers of a served model in eight or four bits, made from the weights.
+
+    fp8     e4m3, a scale for each output; inputs get a scale for each token as they come
+    int4    four bits with a scale and an offset for each group of 128 inputs (64 or 32 where 128
+            does not divide them); inputs stay as they are
+
+Embeddings, the output head, norms and routers keep their format. So does the product that makes
+keys and values of latents: it is absorbed into queries, and multiplied as it is.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from meshwright.errors import InputError, Problem
+from meshwright.run.kernels.int4_linear import Int4, group_for, int4_linear, quantize_int4
+from meshwright.run.kernels.multiply_fp8 import multiply_fp8
+from meshwright.run.kernels.products import flat
+from meshwright.run.kernels.quantize_fp8 import Fp8, quantize_rowwise
+from meshwright.run.nn.decoder import Decoder
+from meshwright.run.nn.experts import Experts
+from meshwright.run.nn.linear import Linear
+from meshwright.spec.names import unknown_name
+
+WeightFormat = Literal["fp8", "int4"]
+_ABSORBED = "kv_up"
+_MULTIPLE = 16
+"""Sides of a matrix that Hopper's products in fp8 ask for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quantised:
+    """What became of a model's linear layers."""
+
+    kind: WeightFormat
+    layers: tuple[str, ...]
+    """Those that are quantised."""
+    left: dict[str, str]
+    """Those that are not, and why."""
+    bytes: int
+    """What the quantised layers take."""
+    bytes_before: int
+
+
+class Fp8Weights:
+    """Multiplies by a weight in fp8, inputs rounded to fp8 token by token."""
+
+    name = "fp8-weights"
+
+    def __init__(self, scale_M1: Tensor) -> None:
+        self.scale = scale_M1
+
+    def __call__(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, *, input_at_hand: bool = False
+    ) -> Tensor:
+        """Return x · weightᵀ + bias."""
+        del input_at_hand
+        rows = quantize_rowwise(flat(x)).direct
+        y = multiply_fp8(rows, Fp8(weight, self.scale, "row"), dtype=x.dtype, bias=bias, fast=True)
+        return y.view(*x.shape[:-1], len(weight))
+
+
+class Int4Weights:
+    """Multiplies by a weight of four bits."""
+
+    name = "int4-weights"
+
+    def __init__(self, scale: Tensor, low: Tensor) -> None:
+        self.scale, self.low = scale, low
+
+    def __call__(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, *, input_at_hand: bool = False
+    ) -> Tensor:
+        """Return x · weightᵀ + bias."""
+        del input_at_hand
+        y = int4_linear(flat(x), Int4(weight, self.scale, self.low), bias)
+        return y.view(*x.shape[:-1], len(weight))
+
+
+@torch.no_grad()
+def quantise(decoder: Decoder, kind: WeightFormat) -> Quantised:
+    """Replace the weights of linear layers, one at a time, by ones of fewer bits."""
+    if kind not in get_args(WeightFormat):
+        raise InputError([unknown_name("format of weights", kind, get_args(WeightFormat), "kind")])
+    if any(isinstance(part, Experts) for part in decoder.modules()):
+        what = f"experts have no {kind} here, and are most of the weights"
+        raise InputError([Problem(decoder.model.name, what, "serve it in bf16")])
+    layers = {
+        name: part for name, part in decoder.layers.named_modules() if isinstance(part, Linear)
+    }
+    left: dict[str, str] = {}
+    before = after = 0
+    for name, layer in layers.items():
+        if why := _why_not(name, layer, kind):
+            left[name] = why
+            continue
+        before += layer.weight.nbytes
+        after += _make(layer, kind)
+    done = tuple(name for name in layers if name not in left)
+    return Quantised(kind, done, left, after, before)
+
+
+def _make(layer: Linear, kind: WeightFormat) -> int:
+    """Quantise one layer; return the bytes it takes."""
+    if kind == "fp8":
+        made = quantize_rowwise(layer.weight.detach()).direct
+        layer.low_precision = Fp8Weights(made.scale)
+        data, extra = made.data, made.scale.nbytes
+    else:
+        codes = quantize_int4(layer.weight.detach())
+        layer.low_precision = Int4Weights(codes.scale, codes.low)
+        data, extra = codes.codes, codes.scale.nbytes + codes.low.nbytes
+    layer.weight = nn.Parameter(data, requires_grad=False)
+    return data.nbytes + extra
+
+
+def _why_not(name: str, layer: Linear, kind: WeightFormat) -> str:
+    """Say why a layer keeps its format; empty where it need not."""
+    outputs, inputs = layer.weight.shape
+    if name.rsplit(".", maxsplit=1)[-1] == _ABSORBED:
+        return "it is absorbed into queries"
+    if layer.low_precision is not None:
+        return f"it is quantised already, as {layer.recipe}"
+    if kind == "fp8" and (outputs % _MULTIPLE or inputs % _MULTIPLE):
+        return f"{outputs}×{inputs} has a side that is no multiple of {_MULTIPLE}"
+    if kind == "int4" and group_for(inputs) is None:
+        return f"rows of {inputs} cannot be cut into groups"
+    return ""

@@ -1,0 +1,39 @@
+"""Embeddings are the model's hidden states, pooled and of length one."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from meshwright.errors import InputError
+from meshwright.run.nn.decoder import Decoder
+from meshwright.run.serve.model.cache import PagedCache
+from meshwright.run.serve.model.forward import Forward
+from meshwright.run.serve.model.pooling import embed
+from tests.run.serve.model.greedy import random_prompts
+from tests.run.serve.model.small import hybrid, small
+
+
+@pytest.mark.parametrize("make", [small, hybrid])
+@pytest.mark.parametrize("pooling", ["mean", "last"])
+@pytest.mark.parametrize("batch_tokens", [100, 7])
+def test_vectors_are_pooled(make: Callable[[], Decoder], pooling: Any, batch_tokens: int) -> None:
+    decoder = make()
+    prompts = random_prompts(61)
+    wanted = []
+    with torch.no_grad():
+        for prompt in prompts:
+            hidden = decoder.hidden(torch.tensor([prompt]))[0]
+            pooled = hidden.mean(0) if pooling == "mean" else hidden[-1]
+            wanted.append(pooled / pooled.norm())
+    forward = Forward(decoder, PagedCache(decoder, 16, 4))
+    tables = [range(5), range(5, 10), range(10, 15)]
+    found = embed(forward, prompts, tables, pooling=pooling, batch_tokens=batch_tokens)
+    torch.testing.assert_close(found, torch.stack(wanted), atol=1e-5, rtol=1e-4)
+
+
+def test_unknown_pooling_is_refused() -> None:
+    decoder = small()
+    with pytest.raises(InputError, match="mean"):
+        embed(Forward(decoder, PagedCache(decoder, 4, 4)), [[1]], [[0]], pooling="max")  # type: ignore[arg-type]
