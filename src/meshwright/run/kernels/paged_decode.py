@@ -22,9 +22,6 @@ of 128 keys is as large. The loop takes 400 instructions of a warp for such a ti
 Shapes: R rows, H query heads, K key/value heads, G = H / K, E head width, B blocks of a row.
 """
 
-# Tensors that lie beside each other in every call are handed over by position.
-# ruff: noqa: PLR0917
-
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -213,11 +210,11 @@ def paged_decode(
         q_RHE, keys, values, tables_RB, lengths_R, plan.counts, out, parts, stats, sinks, alibi,
         k_scale, v_scale, scale, softcap or 1.0, rows, plan.programs, least,
         q_RHE.stride(0), q_RHE.stride(1), *keys.stride()[:3], tables_RB.stride(0),
-        K=kv_heads, G=group, E=width, M=max(16, power_of_two(packed)), BLOCK=k_cache.shape[1], TILE=cut.tile,
-        COLUMNS=max(16, power_of_two(keys.shape[-1])), WAYS=cut.warps if cut.apart else 1,
-        PAIRS=pairs, WINDOW=window or 0, CHUNK=chunk or 0, CAPPED=softcap is not None,
-        SPLITS=splits, PACKED=packed, num_warps=cut.warps, num_stages=cut.stages,
-        maxnreg=cut.registers,
+        K=kv_heads, G=group, E=width, M=max(16, power_of_two(packed)), BLOCK=k_cache.shape[1],
+        TILE=cut.tile, COLUMNS=max(16, power_of_two(keys.shape[-1])),
+        WAYS=cut.warps if cut.apart else 1, PAIRS=pairs, WINDOW=window or 0, CHUNK=chunk or 0,
+        CAPPED=softcap is not None, SPLITS=splits, PACKED=packed, num_warps=cut.warps,
+        num_stages=cut.stages, maxnreg=cut.registers,
     )  # fmt: skip
     join_parts[(rows * units if splits else plan.programs, packed)](
         plan.counts, out, parts, stats, sinks, rows, plan.programs, least,

@@ -11,7 +11,7 @@ and a sum of its own, so that no warp waits for another before the unit ends.
 
 # Triton compiles these functions itself: their arguments are its own values, not Python's.
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
-# ruff: noqa: PLR0917
+# ruff: noqa: PLR0915, PLR0917
 
 from meshwright.run.kernels.language import tl, triton
 from meshwright.run.kernels.paged_tile import (
@@ -210,11 +210,10 @@ def _attend_unit(
     slopes = None
     if alibi is not None:
         slopes = tl.load(alibi + head, mask=inside, other=0.0).to(tl.float32)
+        slopes = tl.broadcast_to(slopes[None], (WAYS, M)) if WAYS > 1 else slopes
     if WAYS > 1:
         q_one = tl.broadcast_to(q_one[None], (WAYS, M, COLUMNS))
         q_two = tl.broadcast_to(q_two[None], (WAYS, M, COLUMNS))
-        if alibi is not None:
-            slopes = tl.broadcast_to(slopes[None], (WAYS, M))
         one = tl.zeros((WAYS, M, COLUMNS), tl.float32)
         most = tl.full((WAYS, M), NOTHING, tl.float32)
         sums = tl.zeros((WAYS, M, TILE // WAYS), tl.float32)

@@ -17,7 +17,7 @@ Shapes: N queries of all rows, R rows, H query heads, K key/value heads, E head 
 # ruff: noqa: PLR0917
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -127,26 +127,15 @@ def paged_attention(
     starts_R1: Tensor,
     decodes: int,
     *,
-    scale: float | None = None,
-    window: int | None = None,
-    chunk: int | None = None,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-    alibi: Tensor | None = None,
-    k_scale: Tensor | None = None,
-    v_scale: Tensor | None = None,
     plan: DecodePlan | None = None,
     invariant: bool = False,
-    backend: Backend = "auto",
+    **options: Any,
 ) -> Tensor:
     """Attend with rows of both kinds: the first `decodes` rows have one query each.
 
-    Each kind has its kernel; `plan` is one of the first kind's lengths.
+    Each kind has its kernel; `plan` is one of the first kind's lengths, `options` are what both
+    take.
     """
-    options = {
-        "scale": scale, "window": window, "chunk": chunk, "softcap": softcap, "sinks": sinks,
-        "alibi": alibi, "k_scale": k_scale, "v_scale": v_scale, "backend": backend,
-    }  # fmt: skip
     number, rows = len(q_NHE), len(lengths_R)
     out = torch.empty(q_NHE.shape, dtype=q_NHE.dtype, device=q_NHE.device)
     if decodes:
