@@ -67,10 +67,11 @@ def serve_app(
     told = [*views.told()]
     for path, body, handle, reply, summary in POSTS:
         routes.append(Route(path, Endpoint(desk, body, handle), methods=["POST"]))
-        told.append(Told("post", path, summary, reply, body, True, (*REFUSALS, 404)))
+        told.append(Told("post", path, summary, reply, True, (*REFUSALS, 404), body))
     for path, body, handle, reply, summary in ADMIN_POSTS:
         routes.append(Route(path, Endpoint(desk, body, handle, "admin"), methods=["POST"]))
-        told.append(Told("post", path, summary, reply, body, True, (*REFUSALS, 403, 501)))
+        lacks = not any(field.required for field in msgspec.structs.fields(body))
+        told.append(Told("post", path, summary, reply, True, (*REFUSALS, 403, 501), body, lacks))
     views.page = encode(document(told, package_version()))
     paths = frozenset(route.path for route in routes)
 
@@ -98,6 +99,7 @@ def serve_app(
         exception_handlers={HTTPException: _strange, Fault: _fault, Exception: _broken},
     )
     app.state.desk = desk
+    app.state.page = views.page
     return app
 
 
@@ -132,20 +134,12 @@ class Views:
     def told(self) -> list[Told]:
         """Return what the OpenAPI page says of them."""
         return [
-            Told(
-                "get",
-                "/v1/models",
-                "Models that can be asked",
-                replies.ModelList,
-                None,
-                True,
-                (401,),
-            ),
-            Told("get", "/health", "Whether all is well", replies.Health, None, False, (503,)),
-            Told("get", "/ping", "As /health", replies.Health, None, False, (503,)),
-            Told("get", "/version", "The version", replies.Version, None, False),
-            Told("get", "/metrics", "Figures for Prometheus", None, None, False),
-            Told("get", "/is_sleeping", "Whether it sleeps", replies.Sleeping, None, False, (501,)),
+            Told("get", "/v1/models", "Models to ask", replies.ModelList, statuses=(401,)),
+            Told("get", "/health", "Whether all is well", replies.Health, False, (503,)),
+            Told("get", "/ping", "As /health", replies.Health, False, (503,)),
+            Told("get", "/version", "The version", replies.Version, False),
+            Told("get", "/metrics", "Figures for Prometheus", None, False),
+            Told("get", "/is_sleeping", "Whether it sleeps", replies.Sleeping, False, (501,)),
         ]
 
     async def models(self, request: Request) -> Response:

@@ -220,6 +220,14 @@ def asks_of(
     ]
 
 
+def own_values(given: dict[str, Any] | None) -> dict[str, Any]:
+    """Return what a request gives the template beside messages and tools."""
+    if clash := {"messages", "self", "tools"} & (given or {}).keys():
+        where = f"chat_template_kwargs.{min(clash)}"
+        raise refused(f"`{where}` cannot be given here", where)
+    return given or {}
+
+
 def messages_of(messages: list[Message]) -> list[dict[str, Any]]:
     """Return messages as chat templates read them: without nulls, arguments as objects."""
     return [_message(message, f"messages[{at}]") for at, message in enumerate(messages)]

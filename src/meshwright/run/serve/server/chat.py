@@ -12,6 +12,7 @@ from meshwright.run.serve.server.asking import (
     grammar_of,
     messages_of,
     named_model,
+    own_values,
     sampling_of,
 )
 from meshwright.run.serve.server.bodies import ChatBody
@@ -102,11 +103,7 @@ def template_values(body: ChatBody) -> dict[str, Any]:
     values: dict[str, Any] = {"add_generation_prompt": True}
     if body.reasoning_effort is not None:
         values["reasoning_effort"] = body.reasoning_effort
-    own = body.chat_template_kwargs or {}
-    if clash := {"messages", "tools"} & own.keys():
-        where = f"chat_template_kwargs.{min(clash)}"
-        raise refused(f"`{where}` has a field of its own in the request", where)
-    return {**values, **own}
+    return {**values, **own_values(body.chat_template_kwargs)}
 
 
 Maker = Callable[[], Reader] | None

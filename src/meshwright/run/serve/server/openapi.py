@@ -16,10 +16,11 @@ class Told(msgspec.Struct, frozen=True):
     path: str
     summary: str
     reply: type | None
-    body: type | None = None
     guarded: bool = True
     statuses: tuple[int, ...] = ()
     """Those it may answer with besides 200."""
+    body: type | None = None
+    body_may_lack: bool = False
 
 
 def document(endpoints: list[Told], version: str) -> dict[str, Any]:
@@ -50,11 +51,11 @@ def _operation(told: Told, refs: dict[type, Any]) -> dict[str, Any]:
     answers: dict[str, Any] = {
         str(status): {"description": "An error", "content": fault} for status in told.statuses
     }
-    content = {"text/plain": {"schema": {"type": "string"}}}
+    content: dict[str, Any] = {"text/plain": {"schema": {"type": "string"}}}
     if told.reply is not None:
         content = {"application/json": {"schema": refs[told.reply]}}
     if told.body is not None and hasattr(told.body, "stream"):
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+        content["text/event-stream"] = {}
     answers["200"] = {"description": "The answer", "content": content}
     operation: dict[str, Any] = {
         "summary": told.summary,
@@ -63,7 +64,7 @@ def _operation(told: Told, refs: dict[type, Any]) -> dict[str, Any]:
     }
     if told.body is not None:
         operation["requestBody"] = {
-            "required": True,
+            "required": not told.body_may_lack,
             "content": {"application/json": {"schema": refs[told.body]}},
         }
     if told.guarded:

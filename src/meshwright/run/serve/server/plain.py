@@ -1,7 +1,7 @@
 """The endpoints that answer from what is at hand: tokens of texts, and changes of the engine."""
 
 from meshwright.errors import InputError
-from meshwright.run.serve.server.asking import messages_of, named_model
+from meshwright.run.serve.server.asking import messages_of, named_model, own_values
 from meshwright.run.serve.server.bodies import (
     DetokenizeBody,
     SleepBody,
@@ -28,12 +28,9 @@ async def tokenize(desk: Desk, body: TokenizeBody, _: Call) -> Answer:
         tokens = await encoded(desk.words, body.prompt, "prompt", special=special)
     else:
         values = {
-            **(body.chat_template_kwargs or {}),
             "add_generation_prompt": body.add_generation_prompt,
+            **own_values(body.chat_template_kwargs),
         }
-        if clash := {"messages", "tools"} & values.keys():
-            where = f"chat_template_kwargs.{min(clash)}"
-            raise refused(f"`{where}` has a field of its own in the request", where)
         tools = [shown_tool(tool.function) for tool in body.tools or ()] or None
         tokens = await written_chat(desk.words, messages_of(body.messages or []), tools, values)
     texts = [desk.words.decode([token]) for token in tokens] if body.return_token_strs else None

@@ -1,0 +1,95 @@
+"""Whatever is sent to the endpoints that the server describes, it is never the server's fault."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from starlette.applications import Starlette
+
+from meshwright.run.serve.server import Served, ServerSettings, serve_app
+from meshwright.run.serve.server.app import POSTS
+from tests.run.serve.server.pretend import Bytes, PretendEngine
+from tests.run.serve.server.wire import send
+
+schemathesis = pytest.importorskip("schemathesis", reason="a part of the dev setup")
+
+
+TOLD = ServerSettings(model="parrot", port=0, admin=True, access_log=False)
+
+
+def _app() -> Starlette:
+    """Return a server whose answers are short, however much is asked for."""
+    return serve_app(PretendEngine(lambda *_: "ok", max_length=512), Bytes(), TOLD)
+
+
+schema = schemathesis.openapi.from_dict(json.loads(_app().state.page))
+
+
+@pytest.fixture(scope="module")
+def quick() -> Iterator[Served]:
+    with Served(_app(), TOLD) as served:
+        yield served
+
+
+def _try(case: Any, quick: Served) -> None:
+    checks = schemathesis.checks
+    response = case.call(base_url=quick.url)
+    if case.path == "/sleep" and response.status_code == 200:
+        assert send(quick.url, "/wake_up", {}).status == 200
+    case.validate_response(
+        response,
+        checks=[
+            checks.not_a_server_error,
+            checks.status_code_conformance,
+            checks.content_type_conformance,
+            checks.response_schema_conformance,
+            checks.negative_data_rejection,
+        ],
+    )
+
+
+@pytest.mark.slow
+@schema.parametrize()
+@settings(max_examples=200, suppress_health_check=list(HealthCheck))
+def test_no_request_breaks_the_server(case: Any, quick: Served) -> None:
+    _try(case, quick)
+
+
+PLAIN = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
+ANY = st.recursive(
+    PLAIN,
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+MESSAGES = st.just([{"role": "user", "content": "hello"}]) | ANY
+
+
+@pytest.mark.parametrize(("path", "kind"), [(path, body) for path, body, *_ in POSTS])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_strange_values_are_refused_in_order(
+    quick: Served, path: str, kind: type, data: st.DataObject
+) -> None:
+    fields = [field.name for field in msgspec.structs.fields(kind)]
+    body = data.draw(st.dictionaries(st.sampled_from(fields), ANY, max_size=4))
+    for name, likely in (("prompt", st.just("hi") | ANY), ("messages", MESSAGES)):
+        if name in fields:
+            body[name] = data.draw(likely)
+    got = send(quick.url, path, body)
+    assert got.status in {200, 400, 404}, got.body
+    assert got.status == 200 or got.error["message"]
+
+
+def test_the_page_names_every_endpoint(quick: Served) -> None:
+    page = send(quick.url, "/openapi.json").json
+    assert page["openapi"] == "3.1.0"
+    assert {"/v1/completions", "/v1/chat/completions", "/v1/embeddings"} <= page["paths"].keys()
+    body = page["components"]["schemas"]["CompletionBody"]
+    assert body["required"] == ["prompt"]
+    assert body["additionalProperties"] is False
