@@ -84,3 +84,22 @@ def test_collectives_can_be_simulated_move_by_move(runs: str, capsys: Captured) 
     assert main(["validate", "collectives", "--runs", runs, "--json"]) == 0
     formula = json.loads(capsys.readouterr().out)
     assert formula["rows"][0]["predicted_us"] != simulated["rows"][0]["predicted_us"]
+
+
+def test_serving_answers_row_by_row(tmp_path: Path, capsys: Captured) -> None:
+    row = {
+        "source": "a page", "engine": "vLLM", "model": "Llama-3.1-8B", "gpu": "H100", "gpus": 1,
+        "tp": 1, "isl": 512, "osl": 64, "precision_weights": "bf16",
+        "concurrency_or_batch_or_rate": "concurrency 8", "output_tok_s": 800.0,
+    }  # fmt: skip
+    runs = tmp_path / "runs.json"
+    runs.write_text(json.dumps([row, {**row, "model": "nobody's"}]), encoding="utf-8")
+    assert main(["validate", "serving", "--runs", str(runs), "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    first, second = data["rows"]
+    assert first["predicted"]["output_tok_s"] > 0
+    assert first["error"]["throughput"] is not None
+    assert "nobody" in second["skipped"]
+    assert data["summary"]["predicted"] == 1
+    assert main(["validate", "serving", "--runs", str(runs)]) == 0
+    assert "1 skipped with a reason" in capsys.readouterr().out

@@ -12,6 +12,7 @@ import argparse
 import json
 import math
 import statistics
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -111,9 +112,7 @@ def loss(rows: Sequence[Row], engine: Engine) -> float:
     return total / weight
 
 
-def fit(
-    rows: Sequence[Row], engine: Engine, rounds: int = 4, say: Callable[[str], None] = print
-) -> Engine:
+def fit(rows: Sequence[Row], engine: Engine, rounds: int = 4) -> Engine:
     """Improve one constant after the other, in steps that shrink."""
     best = loss(rows, engine)
     step = 1.4
@@ -130,7 +129,7 @@ def fit(
                     if now >= best - 1e-5:
                         break
                     engine, best = tried, now
-        say(f"  round {number + 1}: loss {best:.4f}")
+        _say(f"    round {number + 1}: loss {best:.4f}")
         step = math.sqrt(step)
     return engine
 
@@ -152,7 +151,7 @@ def crossed(rows: Sequence[Row], engine: Engine, key: Callable[[Row], str]) -> d
         out = [row for row in rows if key(row) == group]
         if not rest:
             continue
-        found = fit(rest, engine, rounds=2, say=lambda _: None)
+        found = fit(rest, engine, rounds=2)
         for row in out:
             for name, error in errors(row, found).items():
                 sizes.setdefault(name, []).append(abs(math.expm1(error)))
@@ -162,6 +161,11 @@ def crossed(rows: Sequence[Row], engine: Engine, key: Callable[[Row], str]) -> d
 def shown(engine: Engine) -> dict[str, Any]:
     """Return the fitted constants, rounded."""
     return {name: float(f"{getattr(engine, name):.3g}") for name in BOUNDS}
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
 
 
 def main() -> None:
@@ -176,14 +180,14 @@ def main() -> None:
         if args.engine and engine.name not in args.engine:
             continue
         rows = rows_of(args.runs, engine, args.rows)
-        print(engine.name, len(rows), "rows, before:", median(rows, engine))
+        _say(f"{engine.name}, {len(rows)} rows; before: {median(rows, engine)}")
         if args.cross:
-            print("  a model left out:", crossed(rows, engine, lambda row: row.model))
-            print("  a GPU left out:  ", crossed(rows, engine, lambda row: row.gpu))
+            _say(f"  a model left out: {crossed(rows, engine, lambda row: row.model)}")
+            _say(f"  a GPU left out: {crossed(rows, engine, lambda row: row.gpu)}")
             continue
         found = fit(rows, engine)
-        print("  after:", median(rows, found))
-        print(" ", shown(found))
+        _say(f"  after: {median(rows, found)}")
+        _say(f"  {shown(found)}")
 
 
 if __name__ == "__main__":

@@ -140,7 +140,7 @@ class _Run:
     def _decoded(self, steps: int) -> None:
         self.steps += steps
         self.decoded += steps * self.decoding
-        self.decode_steps += steps
+        self.decode_steps += steps if self.decoding else 0
         self.context_sum += steps * self.decoding
         while self.ending and self.ending[0][0] <= self.steps:
             _, first, length, many = heappop(self.ending)

@@ -1,0 +1,144 @@
+"""Rows of published serving runs: names, layouts, loads and formats as sources spell them."""
+
+from typing import Any
+
+import pytest
+
+from meshwright.predict.published.models import Unusable
+from meshwright.predict.published.serving.cases import Case, case_of
+from meshwright.predict.published.serving.models import gpu_of, model_of, plain_model
+from meshwright.spec.layout import Layout
+from meshwright.spec.model import count_parameters
+
+QUEUED: dict[str, Any] = {
+    "source": "perf-overview.md", "engine": "TensorRT-LLM", "engine_version": "0.17",
+    "model": "LLaMA v3.1 8B", "gpu": "H200 141GB HBM3", "gpus": 1, "tp": 1, "pp": 1,
+    "precision_weights": "FP8", "isl": 1000, "osl": 1000,
+    "concurrency_or_batch_or_rate": "max (all requests queued)", "output_tok_s": 17744.0,
+}  # fmt: skip
+SAMPLE: dict[str, Any] = {
+    "source": "silicon_sample.csv run_tp8_ep8_1", "engine": "SGLang", "engine_version": "0.5.9",
+    "model": "deepseek-ai/DeepSeek-R1", "gpu": "b200_sxm", "gpus": 64, "tp": 64, "pp": 1, "ep": 8,
+    "precision_weights": "fp8", "isl": 1024, "osl": 1024,
+    "concurrency_or_batch_or_rate": "concurrency 64", "ttft_ms": {"mean": 500.0},
+    "tpot_or_itl_ms": {"mean": 20.0}, "notes": "mode agg; attention_dp 1; moe_tp 8",
+}  # fmt: skip
+
+
+def only(row: dict[str, Any], **changes: Any) -> Case:
+    return case_of({**row, **changes})
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("LLaMA v3.1 70B", "llama3.1-70b"),
+        ("meta-llama/Llama-3.1-70B-Instruct", "llama3.1-70b"),
+        ("llama3_1-70b-fp8_dyn", "llama3.1-70b"),
+        ("llama2-70b-99.9", "llama2-70b"),
+        ("LLaMA 7B", "llama2-7b"),
+        ("GPTJ 6B", "gpt-j-6b"),
+        ("Qwen/Qwen3-235B-A22B-FP8", "qwen3-235b-a22b"),
+        ("nvidia/DeepSeek-V3.1-NVFP4", "deepseek-v3"),
+        ("MiniMaxAI/MiniMax-M2.5", "minimax-m2"),
+        ("GPT-OSS 120B", "gpt-oss-120b"),
+    ],
+)
+def test_one_model_has_many_spellings(text: str, name: str) -> None:
+    assert plain_model(text) == name
+    assert model_of(text).name == name
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("H100 80GB HBM3", "h100-80g-sxm"),
+        ("NVIDIA H100-PCIe-80GB", "h100-80g-pcie"),
+        ("b200_sxm", "b200-180g-sxm"),
+        ("GH200 480GB", "gh200-96g"),
+        ("RTX 6000 Pro Blackwell SE", "rtx-pro-6000-server"),
+        ("AMD Instinct MI300X 192GB HBM3", "mi300x"),
+    ],
+)
+def test_gpus_by_their_spellings(text: str, name: str) -> None:
+    assert gpu_of(text).name == name
+
+
+def test_variant_has_its_own_memory() -> None:
+    assert gpu_of("NVIDIA H100-NVL-94GB").memory_bytes == 94 * 10**9
+
+
+@pytest.mark.parametrize("name", ["not named", "8B (Llama)", "google/gemma-4-31B-it"])
+def test_unknown_model_is_said(name: str) -> None:
+    with pytest.raises(Unusable, match="is not known"):
+        model_of(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "total", "active"),
+    [
+        ("gpt-j-6b", 6.05e9, 6.05e9),
+        ("minimax-m2", 229e9, 10e9),
+        ("qwen3.5-397b-a17b", 397e9, 17e9),
+        ("glm-5", 744e9, 40e9),
+    ],
+)
+def test_shapes_beside_the_catalog_have_their_published_size(
+    name: str, total: float, active: float
+) -> None:
+    counted = count_parameters(model_of(name))
+    assert counted.total == pytest.approx(total, rel=0.005)
+    assert counted.active == pytest.approx(active, rel=0.12)
+
+
+def test_requests_that_the_page_sends_are_known() -> None:
+    case = only(QUEUED)
+    assert case.asked.load.requests == 3000
+    assert case.asked.load.concurrency is None
+    assert case.replicas[0].formats.kv == "fp8"
+    assert case.measured.output_tok_s == 17744.0
+
+
+def test_gpus_counted_twice_are_counted_once() -> None:
+    assert only(SAMPLE).replicas[0].layout == Layout(tp=8, ep=8, expert_tp=1)
+    grouped = only(SAMPLE, gpus=64, tp=1, notes="mode agg; attention_dp 64; moe_tp 8")
+    assert grouped.replicas[0].layout == Layout(dp=8, ep=8, expert_tp=1)
+
+
+def test_throughput_follows_from_latencies() -> None:
+    measured = only(SAMPLE).measured
+    output = 0.9 * 1024
+    assert measured.derived
+    assert measured.output_tok_s == pytest.approx(64 * output / (0.5 + (output - 1) * 0.02))
+
+
+def test_workers_of_a_disaggregated_run() -> None:
+    notes = (
+        "mode disagg; prefill 1x(tp1 pp1 adp4 mtp1 ep4 bs1), "
+        "decode 4x(tp8 pp1 adp1 mtp1 ep8 bs1); gpus computed"
+    )
+    case = only(SAMPLE, notes=notes)
+    assert case.copies == (4,)
+    assert case.prefill is not None
+    assert case.prefill.layout.dp == 4
+    assert not case.assumed
+    unsaid = only(SAMPLE, notes=notes.replace("1x(", "Nonex(").replace("4x(", "Nonex("))
+    assert unsaid.assumed
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"model": None}, "does not say its model"),
+        ({"gpu": "a toaster"}, "no GPU of the catalog"),
+        ({"engine": "gpt-fast"}, "no costs are known"),
+        ({"isl": None}, "does not say isl"),
+        ({"tp": 3, "gpus": 3}, "heads cannot be shared"),
+        ({"concurrency_or_batch_or_rate": "a few"}, "is not understood"),
+        ({"concurrency_or_batch_or_rate": "batch 1, MTP 3"}, "speculative"),
+        ({"tp": None, "gpus": None}, "how many GPUs"),
+    ],
+)
+def test_what_is_missing_is_said(changes: dict[str, Any], reason: str) -> None:
+    with pytest.raises(Unusable, match=reason):
+        only(QUEUED, **changes)

@@ -1,0 +1,81 @@
+"""Memory of a serving GPU: bytes per token, weights by format, and what fits."""
+
+import pytest
+
+from meshwright.predict.serving import TENSORRT_LLM, VLLM, Engine, Formats, Replica, serving_memory
+from meshwright.predict.serving.contexts import kv_sizes
+from meshwright.spec import catalog
+from meshwright.spec.layout import Layout
+
+
+def replica(
+    model: str, formats: Formats = Formats(), engine: Engine = VLLM, **degrees: int
+) -> Replica:
+    return Replica(
+        model=catalog.model(model), cluster=catalog.cluster("h200-superpod"),
+        layout=Layout(**degrees), formats=formats, engine=engine,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("model", "kv", "tp", "size"),
+    [
+        ("llama3.1-8b", "bf16", 1, 131_072),
+        ("llama3.1-8b", "fp8", 1, 65_536),
+        ("llama3.1-70b", "bf16", 8, 40_960),
+        ("llama3.1-70b", "bf16", 16, 40_960),  # heads run out: the rest are copies
+        ("deepseek-v3", "bf16", 8, 61 * 576 * 2),
+    ],
+)
+def test_bytes_of_a_token(model: str, kv: str, tp: int, size: int) -> None:
+    formats = Formats(kv=kv)  # type: ignore[arg-type]
+    assert kv_sizes(catalog.model(model), Layout(tp=tp), formats).bytes_of(1) == size
+
+
+def test_window_bounds_what_a_request_keeps() -> None:
+    sizes = kv_sizes(catalog.model("gpt-oss-20b"), Layout(), Formats())
+    assert sizes.bytes_of(2000) - sizes.bytes_of(1000) == pytest.approx(1000 * 12 * 2 * 512 * 2)
+
+
+def test_recurrent_states_do_not_grow() -> None:
+    sizes = kv_sizes(catalog.model("qwen3-next-80b-a3b"), Layout(), Formats())
+    assert sizes.request_bytes == 36 * 4 * 32 * 128 * 128
+
+
+@pytest.mark.parametrize(
+    ("model", "weights", "gigabytes"),
+    [
+        ("llama3.1-8b", "bf16", 16.06),
+        ("llama3.1-8b", "fp8", 9.08),
+        ("llama3.1-70b", "nvfp4", 42.6),
+        ("gpt-oss-120b", "mxfp4", 65.0),
+    ],
+)
+def test_weights_by_format(model: str, weights: str, gigabytes: float) -> None:
+    found = serving_memory(replica(model, Formats(weights=weights)))  # type: ignore[arg-type]
+    assert found.weight_bytes / 1e9 == pytest.approx(gigabytes, rel=0.03)
+
+
+def test_shares_of_free_memory_and_of_all_of_it() -> None:
+    free = serving_memory(replica("llama3.1-8b", engine=TENSORRT_LLM))
+    rest = free.device_bytes - free.weight_bytes - free.buffer_bytes
+    assert free.kv_bytes == pytest.approx(0.95 * rest)
+    whole = serving_memory(replica("llama3.1-8b"))
+    kept = whole.kv_bytes + whole.weight_bytes + whole.buffer_bytes
+    assert kept == pytest.approx(VLLM.memory_share * whole.device_bytes)
+
+
+def test_model_that_is_too_large_does_not_fit() -> None:
+    found = serving_memory(replica("llama3.1-405b"))
+    assert not found.fits
+    assert found.requests(1000) == 0
+    assert found.blocks(16) == 0
+
+
+def test_experts_are_spread_over_expert_parallel_gpus() -> None:
+    whole = serving_memory(replica("deepseek-v3", Formats(weights="fp8"), tp=8)).weight_bytes
+    spread = serving_memory(
+        replica("deepseek-v3", Formats(weights="fp8"), dp=8, ep=8, expert_tp=1)
+    ).weight_bytes
+    assert 84e9 < whole < 92e9
+    assert whole < spread < whole + 20e9

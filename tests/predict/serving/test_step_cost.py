@@ -1,0 +1,112 @@
+"""The cost of a step: what it grows with, and that closed forms equal steps one by one."""
+
+import pytest
+
+from meshwright.errors import InputError
+from meshwright.predict.serving import SGLANG, VLLM, Formats, Replica, StepCost, step_cost
+from meshwright.predict.serving.layer_work import touched
+from meshwright.spec import catalog
+from meshwright.spec.layout import Layout
+
+
+def replica(model: str = "llama3.1-8b", **changes: object) -> Replica:
+    given: dict[str, object] = {"cluster": catalog.cluster("h200-superpod"), **changes}
+    return Replica(model=catalog.model(model), **given)  # type: ignore[arg-type]
+
+
+def test_weights_set_the_least_time_of_a_step() -> None:
+    step = step_cost(replica()).step_s(decodes=1, context_sum=1000)
+    weights = 2 * 7.5e9 / 4.8e12
+    assert weights < step < 2.5 * weights
+
+
+def test_decoding_reads_each_key_once() -> None:
+    cost = step_cost(replica())
+    few, many = (cost.step_s(decodes=64, context_sum=keys) for keys in (64_000, 128_000))
+    read = 64_000 * 2 * 32 * 8 * 128 * 2 / (VLLM.kv_share * 4.8e12)
+    assert many - few == pytest.approx(read)
+
+
+def test_keys_of_eight_bits_are_read_in_half_the_time() -> None:
+    wide, narrow = (
+        step_cost(replica(formats=Formats(kv=kv))).decode_line(64, 1000)[1]
+        for kv in ("bf16", "fp8")
+    )
+    assert narrow == pytest.approx(wide / 2)
+
+
+@pytest.mark.parametrize("model", ["llama3.1-8b", "deepseek-v3", "qwen3-next-80b-a3b"])
+def test_closed_form_equals_steps_one_by_one(model: str) -> None:
+    cost = step_cost(replica(model, layout=Layout(tp=8)))
+    batch, keys = 32, 32 * 700.0
+    one_by_one = sum(cost.step_s(decodes=batch, context_sum=keys + batch * k) for k in range(50))
+    assert cost.decodes_s(batch, keys, 50) == pytest.approx(one_by_one)
+
+
+def test_layers_with_a_window_read_no_further() -> None:
+    cost = step_cost(replica("gpt-oss-20b"))
+    near, far = (cost.decode_line(8, context)[1] for context in (100.0, 1000.0))
+    assert far == pytest.approx(near / 2)
+    steps = sum(cost.step_s(decodes=8, context_sum=8 * (1000.0 + k)) for k in range(20))
+    assert cost.decodes_s(8, 8000.0, 20) == pytest.approx(steps)
+
+
+def test_latent_of_attention_is_read_whole_on_every_gpu() -> None:
+    one, eight = (
+        step_cost(replica("deepseek-v3", layout=Layout(tp=tp))).contexts.key_s for tp in (4, 8)
+    )
+    assert eight == pytest.approx(one)
+
+
+def test_attention_data_parallel_shares_the_requests() -> None:
+    shared = step_cost(replica("deepseek-v3", layout=Layout(dp=8, ep=8, expert_tp=1)))
+    whole = step_cost(replica("deepseek-v3", layout=Layout(tp=8)))
+    assert shared.contexts.key_s < whole.contexts.key_s / 4
+
+
+def test_prompts_cost_by_tokens_and_by_pairs() -> None:
+    cost = step_cost(replica())
+    short = cost.step_s(prefill_tokens=8192, prefill_pairs=8192 * 512.0, sampled=8)
+    long = cost.step_s(prefill_tokens=8192, prefill_pairs=8192 * 4096.0, sampled=1)
+    assert 0.05 < short < 0.25
+    assert long > short
+
+
+def test_more_gpus_make_steps_shorter_and_pay_for_it() -> None:
+    times = [
+        step_cost(replica("llama3.1-70b", layout=Layout(tp=tp))).step_s(
+            decodes=64, context_sum=64e3
+        )
+        for tp in (2, 4, 8)
+    ]
+    assert times[0] > times[1] > times[2] > times[0] / 4
+
+
+def test_stages_pass_parts_of_the_batch() -> None:
+    whole = step_cost(replica("llama3.1-70b", layout=Layout(tp=2)))
+    staged = step_cost(replica("llama3.1-70b", layout=Layout(tp=2, pp=2)))
+    assert staged.step_s(decodes=64, context_sum=0) == pytest.approx(
+        whole.step_s(decodes=32, context_sum=0), rel=0.02
+    )
+
+
+def test_host_hides_behind_the_gpu_or_adds_to_it() -> None:
+    cost = step_cost(replica("qwen3-0.6b", engine=SGLANG))
+    assert cost.step_s(decodes=1, context_sum=10) >= SGLANG.step_s
+
+
+@pytest.mark.parametrize(("tokens", "experts"), [(1, 8), (10**6, 256)])
+def test_tokens_visit_some_experts_and_many_visit_all(tokens: int, experts: int) -> None:
+    assert touched(256, 8, tokens) == pytest.approx(experts)
+
+
+def test_costs_are_worked_out_once() -> None:
+    assert step_cost(replica()) is step_cost(replica())
+    assert isinstance(step_cost(replica()), StepCost)
+
+
+def test_replica_that_cannot_be_says_why() -> None:
+    with pytest.raises(InputError, match="the replica takes"):
+        replica(layout=Layout(dp=2 * catalog.cluster("h200-superpod").gpus))
+    with pytest.raises(InputError, match="context parallel"):
+        replica(layout=Layout(cp=2))
