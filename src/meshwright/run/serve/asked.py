@@ -81,6 +81,8 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     adapter: str | None = None
     """The LoRA adapter to answer with."""
     prompt_logprobs: int | None = None
+    shown: tuple[str, ...] = ()
+    """Special tokens that the text shows all the same, such as the marks around tool calls."""
 
 
 class TokenLogprob(msgspec.Struct, frozen=True):

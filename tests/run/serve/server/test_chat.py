@@ -3,11 +3,13 @@ from typing import Any
 
 import pytest
 
+from meshwright.errors import InputError
 from meshwright.run.serve.asked import Ask, Grammar
-from meshwright.run.serve.server import Served
+from meshwright.run.serve.server import Served, ServerSettings, serve_app
 from meshwright.run.serve.server.bodies import Function
-from meshwright.run.serve.server.heard import ListedCalls, calls_schema
-from tests.run.serve.server.pretend import PretendEngine
+from meshwright.run.serve.server.readers import format_of
+from meshwright.run.serve.server.tools import ListedCalls, calls_schema
+from tests.run.serve.server.pretend import Bytes, PretendEngine
 from tests.run.serve.server.wire import events, send
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -197,3 +199,81 @@ def test_tokens_are_told_where_asked_for(served: Served) -> None:
     streamed = events(send(served.url, "/v1/chat/completions", asked).body)
     ids = [token for one in streamed for token in one["choices"][0].get("token_ids", ())]
     assert bytes(ids) == b">u"
+
+
+class Taught(Bytes):
+    """A tokenizer whose template tells how calls are written."""
+
+    lesson = "Write calls as <tool_call>{...}</tool_call>\n"
+
+    def chat(self, messages: Any, tools: Any = None, **values: Any) -> str:
+        text = super().chat(messages, tools, **values)
+        return self.lesson + text if tools else text
+
+
+@pytest.mark.parametrize(
+    ("lesson", "wanted"),
+    [
+        (Taught.lesson, "hermes"),
+        ("<tool_call><function=f></tool_call>", None),
+        ("[AVAILABLE_TOOLS][]", "mistral"),
+        ('Respond in the format {"name": function name, "parameters": {}}', "llama3_json"),
+        ("nothing", None),
+    ],
+)
+def test_the_way_calls_are_written_is_found_in_the_template(
+    lesson: str, wanted: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Taught, "lesson", lesson)
+    assert format_of(Taught()) == wanted
+
+
+def test_a_model_that_calls_of_itself_is_understood() -> None:
+    import openai
+
+    said = '<think>Ulm?</think>\n\nLet me see. <tool_call>{"name": "weather", "arguments": '
+    said += '{"town": "Ulm"}}</tool_call>'
+    engine = PretendEngine(lambda *_: said)
+    settings = ServerSettings(model="parrot", port=0, reasoning=True)
+    asked: dict[str, Any] = {"model": "parrot", "messages": HELLO, "tools": [WEATHER]}
+    with (
+        Served(serve_app(engine, Taught(), settings), settings) as served,
+        openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        choice = client.chat.completions.create(**asked).choices[0]
+        message = choice.message
+        assert (message.content, choice.finish_reason) == ("Let me see.", "tool_calls")
+        assert message.model_extra == {"reasoning_content": "Ulm?"}
+        assert message.tool_calls is not None
+        assert message.tool_calls[0].model_dump()["function"] == {
+            "name": "weather",
+            "arguments": '{"town": "Ulm"}',
+        }
+        assert engine.asked[-1].shown == ("<tool_call>", "</tool_call>")
+        told = {"content": "", "reasoning": "", "name": "", "arguments": ""}
+        for piece in client.chat.completions.create(**asked, stream=True):
+            delta = piece.choices[0].delta
+            told["content"] += delta.content or ""
+            told["reasoning"] += (delta.model_extra or {}).get("reasoning_content", "")
+            for call in delta.tool_calls or ():
+                assert call.function is not None
+                told["name"] += call.function.name or ""
+                told["arguments"] += call.function.arguments or ""
+        assert told == {
+            "content": "Let me see.",
+            "reasoning": "Ulm?",
+            "name": "weather",
+            "arguments": '{"town": "Ulm"}',
+        }
+
+
+def test_a_model_whose_calls_nobody_can_read_is_not_asked_for_them(served: Served) -> None:
+    got = send(served.url, "/v1/chat/completions", {"messages": HELLO, "tools": [WEATHER]})
+    assert (got.status, got.error["param"]) == (400, "tool_choice")
+    asked = {"messages": HELLO, "tools": [WEATHER], "tool_choice": "none"}
+    assert send(served.url, "/v1/chat/completions", asked).status == 200
+
+
+def test_a_way_to_write_calls_that_is_none_is_refused() -> None:
+    with pytest.raises(InputError, match="hermes"):
+        serve_app(PretendEngine(), Bytes(), ServerSettings(model="parrot", tool_format="morse"))

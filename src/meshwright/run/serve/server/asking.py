@@ -204,6 +204,7 @@ def asks_of(
     adapter: str | None,
     param: str,
     prompt_logprobs: int | None = None,
+    shown: tuple[str, ...] = (),
 ) -> list[Ask]:
     """Return one ask for each prompt."""
     return [
@@ -215,6 +216,7 @@ def asks_of(
             tenant=tenant or body.user or "",
             adapter=adapter,
             prompt_logprobs=prompt_logprobs,
+            shown=shown,
         )
         for prompt in prompts
     ]

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from meshwright.run.serve.asked import Piece, TokenLogprob
+from meshwright.run.serve.sampling.heard import Heard, Reader
 from meshwright.run.serve.server.asking import (
     adapter_of,
     asks_of,
@@ -18,9 +19,7 @@ from meshwright.run.serve.server.asking import (
 from meshwright.run.serve.server.bodies import ChatBody
 from meshwright.run.serve.server.desk import Answer, Desk
 from meshwright.run.serve.server.faults import refused
-from meshwright.run.serve.server.heard import Heard, Reader, tools_of
 from meshwright.run.serve.server.likely import chat_logprobs
-from meshwright.run.serve.server.readers import reader_maker
 from meshwright.run.serve.server.replies import (
     CalledFunction,
     CalledTool,
@@ -31,6 +30,7 @@ from meshwright.run.serve.server.replies import (
     Usage,
 )
 from meshwright.run.serve.server.streams import Frame, encode
+from meshwright.run.serve.server.tools import tools_of
 from meshwright.run.serve.server.traffic import Call
 from meshwright.run.serve.server.under_way import Replies
 from meshwright.run.serve.server.words import Words, written_chat
@@ -48,7 +48,6 @@ async def chat(desk: Desk, body: ChatBody, call: Call) -> Answer:
     grammar = grammar_of(body, body.response_format)
     if grammar is not None and tools.grammar is not None:
         raise refused("`tool_choice` demands a call, which excludes another form", "tool_choice")
-    maker = reader_maker(tools, desk, constrained=grammar is not None)
     sampling = sampling_of(
         body,
         settings,
@@ -60,6 +59,7 @@ async def chat(desk: Desk, body: ChatBody, call: Call) -> Answer:
     prompt = await written_chat(
         desk.words, messages_of(body.messages), tools.shown, template_values(body)
     )
+    maker = desk.readers.maker(tools, prompt, constrained=grammar is not None)
     (ask,) = asks_of(
         [prompt],
         sampling,
@@ -69,6 +69,7 @@ async def chat(desk: Desk, body: ChatBody, call: Call) -> Answer:
         tenant=call.tenant,
         adapter=adapter_of(model, settings),
         param="messages",
+        shown=desk.readers.marks(tools),
     )
     replies = desk.ask([ask], call)
     told = bool(body.logprobs)

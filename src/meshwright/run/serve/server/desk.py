@@ -11,6 +11,7 @@ from meshwright.run.serve.server.bodies import StreamOptions
 from meshwright.run.serve.server.faults import Fault, impossible
 from meshwright.run.serve.server.keys import Keys, read_keys
 from meshwright.run.serve.server.metrics import Figures
+from meshwright.run.serve.server.readers import Readers
 from meshwright.run.serve.server.settings import ServerSettings
 from meshwright.run.serve.server.spans import Spans
 from meshwright.run.serve.server.streams import Lines, TellUsage
@@ -56,6 +57,7 @@ class Desk:
         self.spans = spans
         self.keys: Keys = read_keys(settings.keys_file, "MESHWRIGHT_API_KEYS")
         self.admin_keys: Keys = read_keys(settings.admin_keys_file, "MESHWRIGHT_ADMIN_KEYS")
+        self.readers = Readers(words, settings.tool_format, reasoning=settings.reasoning)
         self.figures = Figures(engine, settings.model)
         self.traffic = Traffic(settings.waiting)
         self.begun = self.now()

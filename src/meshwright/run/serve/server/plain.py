@@ -11,9 +11,9 @@ from meshwright.run.serve.server.bodies import (
 )
 from meshwright.run.serve.server.desk import Answer, Desk, Renews, Sleeps
 from meshwright.run.serve.server.faults import Fault, impossible, refused
-from meshwright.run.serve.server.heard import shown_tool
 from meshwright.run.serve.server.replies import Detokenized, Sleeping, Tokens, Updated
 from meshwright.run.serve.server.streams import encode
+from meshwright.run.serve.server.tools import shown_tool
 from meshwright.run.serve.server.traffic import Call
 from meshwright.run.serve.server.words import checked, encoded, written_chat
 

@@ -1,4 +1,4 @@
-"""What a model says in a chat, told apart as it comes: content, thoughts, tool calls.
+"""Tools of a chat: which may be called, which must be, and how a demanded call is read.
 
 Where a call is demanded, a grammar makes the model write plain JSON, which is read here. Where the
 model may choose, it writes calls in its own way, which `sampling.tools` reads.
@@ -6,36 +6,15 @@ model may choose, it writes calls in its own way, which `sampling.tools` reads.
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
 from meshwright.run.serve.asked import Grammar
+from meshwright.run.serve.sampling.heard import Heard
 from meshwright.run.serve.server.asking import schema_grammar
 from meshwright.run.serve.server.bodies import ChatBody, ChosenTool, Function
 from meshwright.run.serve.server.faults import refused
-
-
-class Heard(NamedTuple):
-    """A stretch of what was said."""
-
-    content: str = ""
-    reasoning: str = ""
-    call: int | None = None
-    """Which of the calls `name` and `arguments` belong to."""
-    name: str = ""
-    """On the first stretch of a call."""
-    arguments: str = ""
-
-
-class Reader(Protocol):
-    """Tells apart what one choice says."""
-
-    def feed(self, text: str) -> Sequence[Heard]:
-        """Return what can be told of a further stretch of text."""
-
-    def end(self) -> Sequence[Heard]:
-        """Return what was held back."""
 
 
 class NamedCall:
@@ -124,9 +103,10 @@ class Tools(NamedTuple):
     """What the template is given."""
     grammar: Grammar | None
     """What the answer must look like, where a call is demanded."""
-    way: str
-    """`none`, `auto`, `listed` or `named`."""
-    name: str = ""
+    way: Literal["none", "auto", "listed", "named"]
+    """Whether calls are read, and how they are written."""
+    names: tuple[str, ...] = ()
+    """The functions that may be called."""
 
 
 def tools_of(body: ChatBody) -> Tools:
@@ -152,11 +132,11 @@ def tools_of(body: ChatBody) -> Tools:
             )
         parameters = functions[names.index(name)].parameters
         grammar = schema_grammar(parameters) if parameters else Grammar(kind="json_object")
-        return Tools(shown, grammar, "named", name)
+        return Tools(shown, grammar, "named", (name,))
     if choice == "required":
         several = body.parallel_tool_calls is not False
         return Tools(shown, schema_grammar(calls_schema(functions, several=several)), "listed")
-    return Tools(shown, None, "auto")
+    return Tools(shown, None, "auto", tuple(names))
 
 
 def calls_schema(functions: Sequence[Function], *, several: bool) -> dict[str, Any]:
