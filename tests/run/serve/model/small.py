@@ -15,7 +15,6 @@ _PLAIN = Attention(heads=4, kv_heads=2, head_dim=8, rotary=Rotary())
 
 def made(model: Model, dtype: torch.dtype = torch.float32) -> Decoder:
     """Build with weights large enough that everything matters."""
-    torch.set_num_threads(1)
     decoder = build(model, dtype=dtype)
     materialise(decoder, "cpu", seed=1)
     with torch.no_grad():

@@ -17,11 +17,6 @@ QUICK = ("llama", "gemma2", "gpt_oss", "deepseek_v3", "bloom", "nemotron_h", "qw
 """One of each way to attend: rotary, windows with caps, sinks, latents, slopes, recurrences."""
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def check(family: str, seed: int, folder: Path) -> None:
     theirs = reference(family, draw(family, seed))
     theirs.save_pretrained(folder)
