@@ -13,7 +13,7 @@ from tests.run.serve.server.pretend import Bytes, PretendEngine
 from tests.run.serve.server.wire import events, send
 
 HELLO = [{"role": "user", "content": "hello"}]
-WEATHER = {
+WEATHER: dict[str, Any] = {
     "type": "function",
     "function": {
         "name": "weather",

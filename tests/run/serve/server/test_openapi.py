@@ -53,7 +53,7 @@ def _try(case: Any, quick: Served) -> None:
 
 
 @pytest.mark.slow
-@schema.parametrize()
+@schema.parametrize()  # type: ignore[untyped-decorator]
 @settings(max_examples=200, suppress_health_check=list(HealthCheck))
 def test_no_request_breaks_the_server(case: Any, quick: Served) -> None:
     _try(case, quick)

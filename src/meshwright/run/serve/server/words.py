@@ -31,7 +31,6 @@ class Words(Protocol):
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
-        /,
         **values: Any,
     ) -> str:
         """Return the messages as the model's template writes them; `values` are the template's.
