@@ -91,7 +91,8 @@ def test_whatever_is_drawn_satisfies_the_grammar(
     masks: Masks, kind: GrammarKind, text: str, wanted: set[str] | None
 ) -> None:
     for seed in range(6):
-        one, tokens = guide(kind, text), []
+        one = guide(kind, text)
+        tokens: list[int] = []
         chance = random.Random(seed)
         while not one.ended and len(tokens) < 120:
             able = sorted(allowed(masks, one)[0])

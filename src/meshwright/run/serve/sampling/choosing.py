@@ -26,6 +26,8 @@ from meshwright.run.serve.sampling.rows import Places, Settings
 _BLOCK = 2048
 # Programs that keep an H200 busy; fewer lines than these are cut along the vocabulary.
 _PROGRAMS = 512
+# Gumbel noise of 32 bits is between -2.9 and 22.9, so a token further below the best cannot win.
+_NOISE = 26.0
 
 
 def choose(
@@ -81,20 +83,36 @@ def plain_choose(
     stream: int = TOKEN,
 ) -> torch.Tensor:
     """Do what `choose` does."""
-    score_LV = logits_LV.float()
+    score_LV = logits_LV.float().nan_to_num(-torch.inf, torch.inf, -torch.inf)
     if floor_L is not None:
         score_LV = score_LV.masked_fill(score_LV < floor_L[:, None], -torch.inf)
-    rows_L = places.rows
-    temperature_L1 = settings.temperature[rows_L, None]
-    if logits_LV.is_cuda or bool((temperature_L1 > 0).any()):
-        position_L = settings.drawn[rows_L] + places.offsets
-        first_L, second_L = plain_draw_keys(settings.seed[rows_L], position_L, stream)
-        tokens_V = torch.arange(logits_LV.shape[1], device=logits_LV.device)
-        noise_LV = plain_gumbel((first_L[:, None], second_L[:, None]), tokens_V)
-        warm_LV = score_LV / temperature_L1.clamp(min=1e-9) + noise_LV
-        score_LV = torch.where(temperature_L1 > 0, warm_LV, score_LV)
-    best_L, tokens_L = score_LV.nan_to_num(-torch.inf, torch.inf, -torch.inf).max(1)
+    best_L, tokens_L = score_LV.max(1)
+    warm_L = settings.temperature[places.rows] > 0
+    if logits_LV.is_cuda or bool(warm_L.any()):
+        drawn_L = _drawn(score_LV, best_L, places, settings, stream)
+        tokens_L = torch.where(warm_L, drawn_L, tokens_L)
     return torch.where(best_L > -torch.inf, tokens_L, -1)
+
+
+def _drawn(
+    score_LV: torch.Tensor,
+    best_L: torch.Tensor,
+    places: Places,
+    settings: Settings,
+    stream: int,
+) -> torch.Tensor:
+    """Return the tokens of lines that are not greedy; only those near the best need noise."""
+    temperature_L = settings.temperature[places.rows]
+    near_LV = score_LV >= (best_L - _NOISE * temperature_L)[:, None]
+    near_LV &= score_LV > -torch.inf
+    lines_N, tokens_N = near_LV.nonzero(as_tuple=True)
+    rows_N = places.rows[lines_N]
+    position_N = settings.drawn[rows_N] + places.offsets[lines_N]
+    noise_N = plain_gumbel(plain_draw_keys(settings.seed[rows_N], position_N, stream), tokens_N)
+    warm_LV = torch.full_like(score_LV, -torch.inf)
+    divisor_N = temperature_L[lines_N].clamp(min=1e-9)
+    warm_LV[lines_N, tokens_N] = score_LV[lines_N, tokens_N] / divisor_N + noise_N
+    return warm_LV.argmax(1)
 
 
 @triton.jit

@@ -21,6 +21,8 @@ from meshwright.run.kernels.language import Backend, on_triton, tl, triton
 from meshwright.run.serve.sampling.rows import Places, Settings
 
 _BLOCK = 4096
+# Logits that plain torch sorts at first: more than most nuclei have.
+_LARGEST = 1024
 
 
 def floors(
@@ -53,27 +55,34 @@ def floors(
 
 
 def plain_floors(logits_LV: torch.Tensor, places: Places, settings: Settings) -> torch.Tensor:
-    """Do what `floors` does, by sorting."""
-    rows_L, vocab = places.rows, logits_LV.shape[1]
-    temperature_L1 = settings.temperature[rows_L, None].clamp(min=1e-9)
-    sorted_LV = logits_LV.float().nan_to_num(-torch.inf, torch.inf, -torch.inf)
-    sorted_LV = sorted_LV.sort(dim=1, descending=True).values
-    top_k_L = settings.top_k[rows_L]
-    last_L = torch.where(top_k_L > 0, top_k_L, vocab).clamp(max=vocab) - 1
-    least_L1 = sorted_LV.gather(1, last_L[:, None])
-    most_L1 = sorted_LV[:, :1]
-    weight_LV = ((sorted_LV - most_L1) / temperature_L1).exp()
-    weight_LV = weight_LV.where(sorted_LV >= least_L1, 0)
-    top_p_L1 = settings.top_p[rows_L, None]
-    sums_LV = weight_LV.cumsum(1)
-    needed_L1 = top_p_L1 * sums_LV[:, -1:]
-    fewest_L1 = (sums_LV < needed_L1).sum(1, keepdim=True).clamp(max=vocab - 1)
-    nucleus_L1 = sorted_LV.gather(1, fewest_L1).where(top_p_L1 < 1, -torch.inf)
-    near_L1 = most_L1 + temperature_L1 * settings.min_p[rows_L, None].log()
-    floor_L = torch.maximum(torch.maximum(least_L1, nucleus_L1), near_L1).squeeze(1)
-    free_L = (top_k_L == 0) & (top_p_L1[:, 0] >= 1) & (settings.min_p[rows_L] <= 0)
-    free_L |= settings.temperature[rows_L] <= 0
-    return torch.where(free_L | floor_L.isnan(), -torch.inf, floor_L)
+    """Do what `floors` does, by sorting: the largest first, all where those do not tell."""
+    if not logits_LV.shape[0]:
+        return logits_LV.new_empty(0, dtype=torch.float32)
+    logits_LV = logits_LV.float().nan_to_num(-torch.inf, torch.inf, -torch.inf)
+    vocab, rows_L = logits_LV.shape[1], places.rows
+    temperature_L = settings.temperature[rows_L].clamp(min=1e-9)
+    top_k_L, top_p_L, min_p_L = (
+        each[rows_L] for each in (settings.top_k, settings.top_p, settings.min_p)
+    )
+    most = min(vocab, max(int(top_k_L.max()), _LARGEST))
+    sorted_LS = logits_LV.topk(most, dim=1).values
+    best_L = sorted_LS[:, 0]
+    last_L = torch.where(top_k_L > 0, top_k_L, vocab).clamp(max=most)
+    least_L = sorted_LS.gather(1, last_L[:, None] - 1).squeeze(1)
+    least_L = least_L.where(top_k_L > 0, -torch.inf)
+    scaled_LV = (logits_LV - best_L[:, None]) / temperature_L[:, None]
+    whole_L = scaled_LV.exp().where(logits_LV >= least_L[:, None], 0).sum(1)
+    needed_L1 = (top_p_L * whole_L)[:, None]
+    sums_LS = ((sorted_LS - best_L[:, None]) / temperature_L[:, None]).exp().cumsum(1)
+    if most < vocab and bool(((sums_LS[:, -1:] < needed_L1).squeeze(1) & (top_p_L < 1)).any()):
+        sorted_LS = logits_LV.sort(dim=1, descending=True).values
+        sums_LS = ((sorted_LS - best_L[:, None]) / temperature_L[:, None]).exp().cumsum(1)
+    fewest_L1 = (sums_LS < needed_L1).sum(1, keepdim=True).clamp(max=sorted_LS.shape[1] - 1)
+    nucleus_L = sorted_LS.gather(1, fewest_L1).squeeze(1).where(top_p_L < 1, -torch.inf)
+    near_L = best_L + temperature_L * min_p_L.log()
+    floor_L = torch.maximum(torch.maximum(least_L, nucleus_L), near_L)
+    free_L = (settings.temperature[rows_L] <= 0) | floor_L.isnan()
+    return torch.where(free_L, -torch.inf, floor_L)
 
 
 @triton.jit

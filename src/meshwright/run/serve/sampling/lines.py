@@ -17,8 +17,8 @@ class Touched(NamedTuple):
 
     lines: torch.Tensor
     tokens: torch.Tensor
-    bias: torch.Tensor
-    """0 where the token is only banned."""
+    bias: torch.Tensor | None
+    """None where tokens are only banned."""
     until: torch.Tensor
     """The position up to which the token is banned."""
 

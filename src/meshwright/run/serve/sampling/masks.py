@@ -9,7 +9,7 @@ token is read and the moment the next one is drawn: while the device computes th
 """
 
 # Triton compiles the kernel itself: its arguments are its own values, not Python's.
-# mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 # ruff: noqa: PLR0917
 
 from collections.abc import Sequence

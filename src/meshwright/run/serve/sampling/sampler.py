@@ -13,14 +13,16 @@ before anything of the above, as vLLM tells them by default.
 
 import secrets
 from collections.abc import Sequence
-from typing import NamedTuple
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from meshwright.errors import InputError
 from meshwright.run.kernels.language import Backend
-from meshwright.run.serve.asked import GREEDY, Sampling
+from meshwright.run.serve.asked import Sampling
 from meshwright.run.serve.sampling.choosing import choose
 from meshwright.run.serve.sampling.floors import floors
 from meshwright.run.serve.sampling.lines import (
@@ -36,6 +38,9 @@ from meshwright.run.serve.sampling.masks import forbid
 from meshwright.run.serve.sampling.penalties import Counts, penalise
 from meshwright.run.serve.sampling.rows import Places, Settings
 from meshwright.run.serve.sampling.telling import Told, raw_of, tell
+
+Real = NDArray[np.float64]
+Whole = NDArray[np.int64]
 
 
 class Drawn(NamedTuple):
@@ -63,14 +68,16 @@ class Sampler:
         self._eos = tuple(eos)
         self._backend = backend
         # Columns: temperature, top-p, min-p, repetition, presence, frequency.
-        self._reals = np.tile(np.float32([0, 1, 0, 1, 0, 0]), (rows, 1))
+        self._reals = np.tile(np.array([0, 1, 0, 1, 0, 0], np.float32), (rows, 1))
         # Columns: top-k, seed, tokens drawn, whether the seed was asked for.
         self._wholes = np.zeros((rows, 4), np.int64)
         self._reals_CR = torch.from_numpy(self._reals.T.copy()).to(self.device)
         self._wholes_CR = torch.from_numpy(self._wholes.T.copy()).to(self.device)
+        # Columns: something is cut off, touched, penalised, told.
+        self._needs = np.zeros((rows, 4), bool)
         self._changed: set[int] = set()
         self._asked: dict[int, Sampling] = {}
-        self._touched: dict[int, tuple[list[int], list[float], list[int]]] = {}
+        self._touched: dict[int, tuple[Whole, Real, Whole]] = {}
         self._counts = Counts(vocab, self.device)
         self._one = torch.ones(1, dtype=torch.int64, device=self.device)
         self._planned: tuple[object, Lines] | None = None
@@ -113,6 +120,8 @@ class Sampler:
         if is_penalised(sampling):
             self._counts.add(row, prompt, output)
         self._touch(row, sampling)
+        told = sampling.logprobs is not None
+        self._needs[row] = (is_cut(sampling), row in self._touched, row in self._counts, told)
 
     def clear(self, row: int) -> None:
         """Take a row back: it draws greedily and needs nothing until it is set again."""
@@ -121,6 +130,7 @@ class Sampler:
         self._counts.drop(row)
         self._reals[row] = (0, 1, 0, 1, 0, 0)
         self._wholes[row] = 0
+        self._needs[row] = False
         self._changed.add(row)
 
     def plan(self, rows: Sequence[int], widths: Sequence[int] | None = None) -> Lines:
@@ -131,8 +141,7 @@ class Sampler:
         if self._changed:
             self._send_changes()
             self._planned = None
-        widths = [1] * len(rows) if widths is None else widths
-        key = (tuple(rows), tuple(widths))
+        key = (tuple(rows), None if widths is None else tuple(widths))
         # Rows that decode stay the same for many steps.
         if self._planned is None or self._planned[0] != key:
             self._planned = (key, self._planned_anew(rows, widths))
@@ -141,7 +150,7 @@ class Sampler:
     def sample(
         self, logits_RV: torch.Tensor, lines: Lines, *, mask_RW: torch.Tensor | None = None
     ) -> Drawn:
-        """Draw one token for each row and count it; float32 logits may be changed in place.
+        """Draw one token for each row and count it; logits may be changed in place.
 
         `mask_RW` are words of 32 bits, lowest first: the tokens that grammars allow.
         """
@@ -169,17 +178,21 @@ class Sampler:
         inputs_L: torch.Tensor | None = None,
         mask_LW: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return logits with biases, penalties, bans and masks, in float32 where there are any.
+        """Return logits with biases, penalties, bans and masks; they may be changed in place.
+
+        Biases and penalties make float32 of them.
 
         `inputs_L` are the tokens that were fed to the model at these lines: needed where tokens
         were proposed, for penalties that count them.
         """
         if lines.touched is None and lines.penalised is None and mask_LW is None:
             return logits_LV
-        logits_LV = logits_LV.float()
-        if lines.touched is not None:
-            lines_B, tokens_B, bias_B, _ = lines.touched
-            logits_LV.index_put_((lines_B, tokens_B), logits_LV[lines_B, tokens_B] + bias_B)
+        biased = lines.touched is not None and lines.touched.bias is not None
+        if biased or lines.penalised is not None:
+            logits_LV = logits_LV.float()
+        if lines.touched is not None and lines.touched.bias is not None:
+            where = (lines.touched.lines, lines.touched.tokens)
+            logits_LV.index_put_(where, lines.touched.bias, accumulate=True)
         if lines.penalised is not None:
             self._penalise(logits_LV, lines, lines.penalised, inputs_L)
         if lines.touched is not None:
@@ -238,20 +251,25 @@ class Sampler:
             logits_LV[lines_P], counts_PV, repetition_P, presence_P, frequency_P
         )
 
-    def _planned_anew(self, rows: Sequence[int], widths: Sequence[int]) -> Lines:
-        rows_L = [row for row, width in zip(rows, widths, strict=True) for _ in range(width)]
-        offsets_L = [offset for width in widths for offset in range(width)]
-        asked = [self._asked.get(row, GREEDY) for row in rows_L]
-        told = [line for line, each in enumerate(asked) if each.logprobs is not None]
+    def _planned_anew(self, rows: Sequence[int], widths: Sequence[int] | None) -> Lines:
+        rows_L = np.asarray(rows, np.int64)
+        offsets_L = np.zeros_like(rows_L)
+        if widths is not None:
+            rows_L = np.repeat(rows_L, widths)
+            offsets_L = np.concatenate([np.arange(width) for width in widths])
+        is_cut_L, is_touched_L, is_penalised_L, is_told_L = self._needs[rows_L].T
+        told = np.flatnonzero(is_told_L)
+        touched = self._plan_touched(rows_L, np.flatnonzero(is_touched_L))
+        penalised = self._plan_penalised(rows_L, offsets_L, np.flatnonzero(is_penalised_L))
         return Lines(
             places=Places(self._sent(rows_L), self._sent(offsets_L)),
-            ends=tuple(np.cumsum(widths).tolist()),
-            cut=any(is_cut(each) for each in asked),
-            touched=self._plan_touched(rows_L),
-            penalised=self._plan_penalised(rows_L, offsets_L),
-            told=tuple(told),
-            told_index=self._sent(told) if told else None,
-            top=max((asked[line].logprobs or 0 for line in told), default=0),
+            ends=tuple(range(1, len(rows) + 1) if widths is None else accumulate(widths)),
+            cut=bool(is_cut_L.any()),
+            touched=touched,
+            penalised=penalised,
+            told=tuple(told.tolist()),
+            told_index=self._sent(told) if len(told) else None,
+            top=max((self._asked[row].logprobs or 0 for row in rows_L[told].tolist()), default=0),
         )
 
     def _touch(self, row: int, sampling: Sampling) -> None:
@@ -263,33 +281,24 @@ class Sampler:
         if tokens:
             bias = [sampling.logit_bias.get(token, 0.0) for token in tokens]
             until = [sampling.min_tokens if token in banned else 0 for token in tokens]
-            self._touched[row] = (tokens, bias, until)
+            self._touched[row] = (np.array(tokens), np.array(bias), np.array(until))
 
-    def _plan_touched(self, rows_L: list[int]) -> Touched | None:
-        if not any(row in self._touched for row in rows_L):
+    def _plan_touched(self, rows_L: Whole, lines: Whole) -> Touched | None:
+        if not len(lines):
             return None
-        lines: list[int] = []
-        tokens: list[int] = []
-        bias: list[float] = []
-        until: list[int] = []
-        for line, row in enumerate(rows_L):
-            if row in self._touched:
-                more_tokens, more_bias, more_until = self._touched[row]
-                lines += [line] * len(more_tokens)
-                tokens += more_tokens
-                bias += more_bias
-                until += more_until
-        sent_bias = self._sent(bias, torch.float32)
-        return Touched(self._sent(lines), self._sent(tokens), sent_bias, self._sent(until))
+        each = [self._touched[row] for row in rows_L[lines].tolist()]
+        lines_B = np.repeat(lines, [len(tokens) for tokens, _, _ in each])
+        tokens_B, bias_B, until_B = (np.concatenate(column) for column in zip(*each, strict=True))
+        bias = self._sent(bias_B, torch.float32) if bias_B.any() else None
+        return Touched(self._sent(lines_B), self._sent(tokens_B), bias, self._sent(until_B))
 
-    def _plan_penalised(self, rows_L: list[int], offsets_L: list[int]) -> Penalised | None:
-        lines = [line for line, row in enumerate(rows_L) if row in self._counts]
-        if not lines:
+    def _plan_penalised(self, rows_L: Whole, offsets_L: Whole, lines: Whole) -> Penalised | None:
+        if not len(lines):
             return None
-        slots = [self._counts.slot(rows_L[line]) for line in lines]
+        slots = [self._counts.slot(row) for row in rows_L[lines].tolist()]
         pairs = [
             (index, line - back)
-            for index, line in enumerate(lines)
+            for index, line in enumerate(lines.tolist())
             for back in range(offsets_L[line])
         ]
         proposed = None
@@ -308,7 +317,7 @@ class Sampler:
         self._changed.clear()
 
     def _sent(
-        self, values: Sequence[float] | np.ndarray, dtype: torch.dtype = torch.int64
+        self, values: Sequence[float] | NDArray[Any], dtype: torch.dtype = torch.int64
     ) -> torch.Tensor:
         # Pinned, a copy does not wait for the device; torch keeps the memory until it was read.
         here = torch.as_tensor(np.asarray(values), dtype=dtype)
