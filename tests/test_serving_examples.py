@@ -1,0 +1,105 @@
+"""Examples for clusters: manifests that can be read, flags that exist, metrics that are told."""
+
+import ast
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from meshwright.cli.parser import build
+
+FOLDER = Path(__file__).parents[1] / "examples" / "serving"
+MANIFESTS = sorted(FOLDER.glob("*.yaml"))
+
+
+def _documents(path: Path) -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all(path.read_text(encoding="utf-8")))
+
+
+def _commands(value: object) -> list[list[str]]:
+    """Return the arguments of every container, wherever it stands."""
+    if isinstance(value, dict):
+        own = [value["args"]] if "args" in value else []
+        return own + [found for inner in value.values() for found in _commands(inner)]
+    if isinstance(value, list):
+        return [found for inner in value for found in _commands(inner)]
+    return []
+
+
+@pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.name)
+def test_every_document_is_an_object_of_a_cluster(path: Path) -> None:
+    for document in _documents(path):
+        assert {"apiVersion", "kind", "metadata", "spec"} <= set(document)
+        assert document["metadata"]["name"]
+
+
+@pytest.mark.parametrize("name", ["kubernetes.yaml", "kserve.yaml"])
+def test_containers_start_a_server_with_flags_that_there_are(name: str) -> None:
+    (command,) = _commands(_documents(FOLDER / name))
+    assert command[:2] == ["mw", "serve"]
+    args = build("serve").parse_args(command[1:])
+    assert (args.host, args.model is not None) == ("0.0.0.0", True)
+
+
+def test_pods_live_longer_than_the_server_drains() -> None:
+    (deployment,) = (d for d in _documents(FOLDER / "kubernetes.yaml") if d["kind"] == "Deployment")
+    (command,) = _commands(deployment)
+    drain_s = float(build("serve").parse_args(command[1:]).drain_s)
+    assert deployment["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] > drain_s
+
+
+def test_selectors_find_the_pods_on_the_port_they_have() -> None:
+    by_kind = {d["kind"]: d["spec"] for path in MANIFESTS for d in _documents(path)}
+    pod = by_kind["Deployment"]["template"]
+    labels = pod["metadata"]["labels"].items()
+    (port,) = pod["spec"]["containers"][0]["ports"]
+    for kind in ("Deployment", "InferencePool", "PodMonitor"):
+        assert by_kind[kind]["selector"]["matchLabels"].items() <= labels
+    assert by_kind["Service"]["selector"].items() <= labels
+    assert by_kind["InferencePool"]["targetPorts"] == [{"number": port["containerPort"]}]
+    assert by_kind["Service"]["ports"][0]["targetPort"] == port["name"]
+    assert by_kind["PodMonitor"]["podMetricsEndpoints"][0]["port"] == port["name"]
+
+
+def test_the_dashboard_asks_for_metrics_that_the_server_tells() -> None:
+    pytest.importorskip("prometheus_client", reason="the server's metrics need meshwright[serve]")
+    from meshwright.run.serve.server.metrics import Figures
+    from tests.run.serve.server.pretend import PretendEngine
+
+    figures = Figures(PretendEngine(), "parrot")
+    figures.statuses["POST", "/v1/completions", "200"] += 1
+    told = {sample.name for metric in figures.collect() for sample in metric.samples}
+    panels = json.loads((FOLDER / "grafana.json").read_text(encoding="utf-8"))["panels"]
+    asked = {
+        name
+        for panel in panels
+        for target in panel["targets"]
+        for name in re.findall(r"(?:vllm|meshwright):\w+", target["expr"])
+    }
+    assert len(asked) > 15
+    assert asked <= told
+
+
+def test_panels_of_the_dashboard_do_not_overlap() -> None:
+    panels = json.loads((FOLDER / "grafana.json").read_text(encoding="utf-8"))["panels"]
+    cells = [
+        (place["x"] + x, place["y"] + y)
+        for place in (panel["gridPos"] for panel in panels)
+        for x in range(place["w"])
+        for y in range(place["h"])
+    ]
+    assert len(cells) == len(set(cells))
+    assert max(x for x, _ in cells) < 24
+
+
+def test_the_ray_example_imports_what_there_is() -> None:
+    pytest.importorskip("torch", reason="the engine needs torch")
+    tree = ast.parse((FOLDER / "ray_serve.py").read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("meshwright"):
+            module = __import__(node.module or "", fromlist=["*"])
+            for name in node.names:
+                assert getattr(module, name.name)
