@@ -1,17 +1,19 @@
 """First weights depend on seed, name and place alone, so any sharding starts from the same."""
 
 import math
+from typing import Any
 
 import pytest
 
 pytest.importorskip("torch", reason="modules are torch's")
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from meshwright.run.nn.build import build
 from meshwright.run.nn.decoder import Decoder
 from meshwright.run.nn.holding import Holding, Range
-from meshwright.run.nn.initialise import DEVIATION, deviation, fill_normal, materialise
+from meshwright.run.nn.initialise import DEVIATION, deviation, fill_normal, give_memory, materialise
 from meshwright.spec.model import Norm, decoder, gpt
 
 
@@ -27,6 +29,24 @@ def test_the_same_seed_gives_the_same_weights_and_another_gives_others() -> None
     for name, weight in first.named_parameters():
         assert torch.equal(weight, second.get_parameter(name))
     assert not torch.equal(first.embedding.weight, other.embedding.weight)
+
+
+def test_memory_is_given_as_torch_gives_it_without_its_python_references() -> None:
+    class Watched(TorchDispatchMode):  # type: ignore[no-untyped-call]
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            assert "like" not in func.__name__  # of tensors without memory: loads sympy
+            return func(*args, **kwargs or {})
+
+    model = decoder("small", layers=1, hidden=64, heads=4, ffn=96, vocab=101)
+    ours, torchs = build(model, dtype=torch.bfloat16), build(model, dtype=torch.bfloat16)
+    torchs.to_empty(device="cpu")
+    with Watched():  # type: ignore[no-untyped-call]
+        give_memory(ours, "cpu")
+    for one, other in zip(ours.parameters(), torchs.parameters(), strict=True):
+        assert (one.dtype, one.device, one.stride()) == (other.dtype, other.device, other.stride())
+        assert one.requires_grad == other.requires_grad
 
 
 def test_a_slice_of_a_parameter_is_filled_as_in_the_whole() -> None:

@@ -30,8 +30,22 @@ def materialise(
     holdings: Mapping[str, Holding] | None = None,
 ) -> None:
     """Give a decoder built without memory its memory on a device, and its first weights."""
-    decoder.to_empty(device=device)
+    give_memory(decoder, device)
     initialise(decoder, seed, holdings)
+
+
+def give_memory(decoder: nn.Module, device: torch.device | str) -> None:
+    """Give every tensor of a module memory on a device, as `to_empty` does, and no values.
+
+    That one asks tensors without memory for another like them, for which torch loads all of sympy:
+    a second of every process that makes a model.
+    """
+    for module in decoder.modules():
+        for name, old in list(module.named_parameters(recurse=False)):
+            empty = torch.empty(old.shape, dtype=old.dtype, device=device)
+            setattr(module, name, nn.Parameter(empty, requires_grad=old.requires_grad))
+        for name, held in list(module.named_buffers(recurse=False)):
+            setattr(module, name, torch.empty(held.shape, dtype=held.dtype, device=device))
 
 
 @torch.no_grad()

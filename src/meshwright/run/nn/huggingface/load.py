@@ -21,6 +21,7 @@ from meshwright.run.nn.huggingface.checkpoint import Checkpoint, Tensors
 from meshwright.run.nn.huggingface.families import family_of
 from meshwright.run.nn.huggingface.family import Family, Linked, link_all
 from meshwright.run.nn.huggingface.pieces import Source, pieces
+from meshwright.run.nn.initialise import give_memory
 from meshwright.spec.model import Model
 from meshwright.spec.model.huggingface import load_config
 
@@ -61,7 +62,7 @@ def fill(
     held = holdings or {}
     links = _compare(decoder, checkpoint, held)
     if any(parameter.is_meta for parameter in decoder.parameters()):
-        decoder.to_empty(device=device or "cpu")
+        give_memory(decoder, device or "cpu")
     if holdings is None:
         _copy(decoder, checkpoint, links)
     else:
