@@ -9,6 +9,7 @@ it gets matters only to those who read them, so that a simulation never draws an
 """
 
 from array import array
+from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Sequence
 from hashlib import blake2b
 
@@ -33,7 +34,8 @@ class BlockPool:
         self._holders = [0] * size
         self._keys: dict[int, Hashable] = {}
         self._named: dict[Hashable, int] = {}
-        self._idle: dict[int, None] = {}
+        # A plain dictionary looks ever longer for its first key, the more were taken from there.
+        self._idle: OrderedDict[int, None] = OrderedDict()
         self.promised = 0
         """Blocks that were promised and not drawn yet."""
         self.evictions = 0
@@ -126,8 +128,7 @@ class BlockPool:
 
     def _evict(self, count: int) -> None:
         for _ in range(count):
-            block = next(iter(self._idle))
-            del self._idle[block]
+            block, _ = self._idle.popitem(last=False)
             del self._named[self._keys.pop(block)]
             self._free.append(block)
         self.evictions += count

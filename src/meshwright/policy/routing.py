@@ -5,6 +5,7 @@ that minds prefixes also remembers which blocks of prompts it sent where, the la
 weighs what an engine would still have to compute against what it has open already.
 """
 
+from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from typing import Literal, get_args
 
@@ -38,7 +39,7 @@ class Router:
         """Tokens of their prompts."""
         self._turn = -1
         self._block, self._most = block_tokens, kept_blocks
-        self._sent: list[dict[Hashable, None]] = [{} for _ in range(engines)]
+        self._sent: list[OrderedDict[Hashable, None]] = [OrderedDict() for _ in range(engines)]
         """Blocks sent to each, the latest last."""
         self._holders: dict[Hashable, int] = {}
         """Engines that were sent a block, one bit for each."""
@@ -100,13 +101,12 @@ class Router:
         # The end of a prompt is forgotten first: its beginning is of more use.
         for key in reversed(keys):
             if key in sent:
-                del sent[key]
+                sent.move_to_end(key)
             else:
+                sent[key] = None
                 holders[key] = holders.get(key, 0) | bit
-            sent[key] = None
         while len(sent) > self._most:
-            oldest = next(iter(sent))
-            del sent[oldest]
+            oldest, _ = sent.popitem(last=False)
             holders[oldest] &= ~bit
             if not holders[oldest]:
                 del holders[oldest]

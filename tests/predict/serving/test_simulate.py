@@ -32,13 +32,18 @@ class Flat(NamedTuple):
         context_sum: float = 0.0,
         sampled: int | None = None,
     ) -> float:
+        del prefill_pairs, decodes, sampled
         return self.step + self.token * prefill_tokens + self.key * context_sum
 
     def decode_line(self, batch: int, mean_context: float) -> tuple[float, float]:
+        del batch, mean_context
         return self.step, self.key
 
 
-def station(blocks: int = 1000, cost: Flat = Flat(), **limits: Any) -> Station:
+FLAT = Flat()
+
+
+def station(blocks: int = 1000, cost: Flat = FLAT, **limits: Any) -> Station:
     given_ = {"batch_tokens": 64, "batch_requests": 8, "block_tokens": 4, **limits}
     return Station(cost, Limits(**given_), blocks)
 

@@ -1,4 +1,4 @@
-"""`Clocked`: one engine on a virtual clock. The batcher decides, a cost model says how long it takes.
+"""`Clocked`: one engine on a virtual clock. The batcher decides, a cost model prices it.
 
 Steps in which nothing but decoding happens are taken many at a time, until somebody ends or blocks
 run out. Who comes meanwhile cuts them short: the step that has begun is still done, and the others
@@ -70,7 +70,8 @@ class Clocked:
 
     __slots__ = (
         "_chunks", "_decodes", "_first_s", "_more_s", "_prompts", "_record", "_steps", "batcher",
-        "began", "cost", "ends_s", "finished", "is_leaping", "is_waking", "number", "preempted", "start_s",
+        "began", "cost", "ends_s", "finished", "is_leaping", "is_waking", "number", "preempted",
+        "start_s",
     )  # fmt: skip
 
     def __init__(self, station: Station, number: int = 0) -> None:

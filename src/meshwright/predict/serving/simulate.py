@@ -21,6 +21,9 @@ from meshwright.predict.serving.prefixes import PrefixKeys
 from meshwright.predict.serving.served import Gap, Served, columns
 from meshwright.spec.workload import Request
 
+ROUTED = 8
+"""Blocks of the KV cache that the router counts as one."""
+
 
 def simulate(
     requests: Sequence[Request],
@@ -67,8 +70,10 @@ class _Run:
         self.most = min(each.batcher.pool.size for each in self.engines)
         self.router: Router | None = None
         if len(fronts) > 1:
-            kept = fronts[0].blocks
-            self.router = Router(len(fronts), routing, block_tokens=self.block, kept_blocks=kept)
+            self.router = Router(
+                len(fronts), routing, block_tokens=self.block * ROUTED,
+                kept_blocks=max(1, fronts[0].blocks // ROUTED),
+            )  # fmt: skip
         shared = limits.prefix_cache and any(one.prefix_blocks for one in requests)
         self.keys = PrefixKeys(self.block) if shared else None
         count = len(requests)
@@ -155,7 +160,10 @@ class _Run:
             return
         keys = None if self.keys is None else self.keys.of(request)
         sequence = Answering(prompt, 1 if self.over_to else output, request=number, keys=keys)
-        place = 0 if self.router is None else self.router.send(prompt, keys)
+        place = 0
+        if self.router is not None:
+            # A block's key tells all before it, so that every so many-th is enough to know.
+            place = self.router.send(prompt, keys[ROUTED - 1 :: ROUTED] if keys else None)
         self.engine[number] = place
         self.enter(self.fronts[place], sequence, now)
 

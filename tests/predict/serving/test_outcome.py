@@ -1,0 +1,114 @@
+"""Figures of a run: latencies as load generators define them, goodput, occupancy, cost."""
+
+import numpy as np
+import pytest
+
+from meshwright.errors import InputError
+from meshwright.predict.serving.fleet import (
+    Copies,
+    Fleet,
+    blocks_of,
+    default_limits,
+    run_fleet,
+    transfer_of,
+)
+from meshwright.predict.serving.outcome import Outcome, outcome_of, weighted_spread
+from meshwright.predict.serving.replica import Replica
+from meshwright.spec import catalog
+from meshwright.spec.layout import Layout
+from meshwright.spec.workload import Request
+
+MODEL, CLUSTER = catalog.model("llama3.1-8b"), catalog.cluster("h200-superpod").with_gpus(8)
+REPLICA = Replica(model=MODEL, cluster=CLUSTER)
+REQUESTS = [
+    Request(arrival_s=number / 20, prompt_tokens=500 + number % 7, output_tokens=50)
+    for number in range(200)
+]
+
+
+def fleet(count: int = 1, apart: int = 0) -> Fleet:
+    copies = Copies(replica=REPLICA, limits=default_limits(REPLICA), count=count)
+    before = Copies(replica=REPLICA, limits=default_limits(REPLICA), count=apart) if apart else None
+    return Fleet(serving=copies, prefill=before)
+
+
+def figures(of: Fleet, **objective: float) -> Outcome:
+    return outcome_of(run_fleet(of, REQUESTS), of, objective or None)
+
+
+def test_throughput_and_cost_follow_from_the_columns() -> None:
+    found = figures(fleet())
+    assert found.requests == 200
+    assert found.output_tokens_per_s == pytest.approx(200 * 50 / found.seconds)
+    price = CLUSTER.price_per_gpu_hour
+    assert price is not None
+    dollars = price * found.seconds / 3600
+    assert found.dollars_per_million_tokens == pytest.approx(dollars / (200 * 50) * 1e6)
+    assert found.joules_per_token is not None
+    assert 0 < found.busy_share <= 1
+    assert 0 < found.kv_share <= found.kv_most < 1
+
+
+def test_two_engines_are_less_busy_than_one_and_cost_more() -> None:
+    one, two = figures(fleet()), figures(fleet(2))
+    assert two.busy_share < one.busy_share
+    assert two.batch < one.batch
+    assert one.dollars_per_million_tokens is not None
+    assert two.dollars_per_million_tokens is not None
+    assert two.dollars_per_million_tokens > one.dollars_per_million_tokens
+
+
+def test_goodput_counts_requests_that_keep_to_every_part() -> None:
+    loose = figures(fleet(), ttft=10.0, itl=1.0, tpot=1.0, e2e=100.0)
+    assert loose.good_share == 1.0
+    assert loose.good_per_s == pytest.approx(loose.requests_per_s)
+    middle = loose.latency["ttft"].p50_s
+    half = figures(fleet(), ttft=middle)
+    assert half.good_share == pytest.approx(0.5, abs=0.01)
+    assert half.missed == {"ttft": pytest.approx(1 - (half.good_share or 0))}
+    none = figures(fleet(), ttft=middle, e2e=0.0)
+    assert none.good_share == 0.0
+
+
+def test_without_an_objective_there_is_no_goodput() -> None:
+    assert figures(fleet()).good_share is None
+
+
+def test_itl_holds_for_all_but_one_in_a_hundred_of_a_requests_own_gaps() -> None:
+    found = figures(fleet())
+    step = found.latency["itl"].p50_s
+    assert figures(fleet(), itl=step * 20).good_share == 1.0
+    assert figures(fleet(), itl=step * 0.5).good_share == 0.0
+
+
+def test_prompts_apart_leave_steady_gaps() -> None:
+    mixed, apart = figures(fleet(2)), figures(fleet(1, apart=1))
+    assert apart.latency["itl"].p99_s < mixed.latency["itl"].p99_s
+    assert apart.gpus == mixed.gpus == 2
+
+
+def test_weighted_percentiles_are_those_of_all_values() -> None:
+    values, counts = np.array([3.0, 1.0, 2.0]), np.array([1.0, 98.0, 1.0])
+    found = weighted_spread(values, counts)
+    assert found is not None
+    assert (found.p50_s, found.p95_s, found.p99_s, found.most_s) == (1.0, 1.0, 2.0, 3.0)
+    assert found.mean_s == pytest.approx((98 + 2 + 3) / 100)
+
+
+def test_a_model_that_does_not_fit_is_refused() -> None:
+    large = Replica(model=catalog.model("llama3.1-405b"), cluster=CLUSTER)
+    with pytest.raises(InputError, match="no room"):
+        blocks_of(large, default_limits(large), 1000)
+
+
+def test_keys_and_values_travel_by_the_links_between_the_engines() -> None:
+    near = transfer_of(fleet(1, apart=1))
+    wide = CLUSTER.with_gpus(64)
+    replica = Replica(model=MODEL, cluster=wide, layout=Layout(tp=8))
+    copies = Copies(replica=replica, limits=default_limits(replica))
+    far = transfer_of(Fleet(serving=copies, prefill=copies))
+    # 128 KiB a token: 32 layers, keys and values of 8 heads of 128, two bytes each.
+    sent = 1000 * 131072
+    links, cards = CLUSTER.scale_up, wide.nic_bytes_per_s_per_gpu
+    assert near(1000) == pytest.approx(sent / (0.6 * links.gpu_bytes_per_s), rel=0.01)
+    assert far(1000) == pytest.approx(sent / (0.6 * 8 * cards), rel=0.05)
