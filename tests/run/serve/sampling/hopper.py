@@ -1,0 +1,30 @@
+"""Compiles the kernels of sampling for Hopper, as `tests.run.kernels.hopper` does with others."""
+
+import json
+from collections.abc import Iterator
+
+from tests.run.kernels.hopper import BF16, FP32, INT, Kernel, compiled
+
+
+def kernels() -> Iterator[Kernel]:
+    """List the kernels as they are launched."""
+    from meshwright.run.serve.sampling import choosing, floors, masks
+
+    rows = {"rows": "*i64", "temperatures": FP32, "stride": INT, "vocab": INT}
+    for kind, cut in ((BF16, False), (FP32, True)):
+        types = rows | dict.fromkeys(("offsets", "seeds", "drawn"), "*i64")
+        types |= {"logits": kind, "floors": FP32, "scores": FP32, "bests": "*i32", "span": INT}
+        constants = {"STREAM": 2, "FLOORED": cut, "BLOCK": choosing._BLOCK}
+        yield Kernel(f"choose {kind}", choosing._best_of_span, types, constants, 8)
+        types = rows | {"logits": kind, "top_ks": "*i64", "floors": FP32}
+        types |= dict.fromkeys(("top_ps", "min_ps"), FP32)
+        yield Kernel(f"floors {kind}", floors._floor, types, {"BLOCK": floors._BLOCK}, 16)
+        types = {"logits": kind, "masks": "*i32", "words": INT, "stride": INT, "vocab": INT}
+        yield Kernel(f"forbid {kind}", masks._forbid, types, {"BLOCK": masks._BLOCK}, 4)
+    types = {"scores": FP32, "bests": "*i32", "tokens": "*i64", "splits": INT}
+    yield Kernel("best of line", choosing._best_of_line, types, {"SPLITS": 64}, 4)
+
+
+if __name__ == "__main__":
+    for each in kernels():
+        print(json.dumps(compiled(each)), flush=True)
