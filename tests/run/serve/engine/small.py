@@ -18,13 +18,15 @@ from meshwright.spec.serving import Limits
 LENGTH = 64
 
 
-def engine_of(decoder: Decoder, *, blocks: int = 64, **given: Any) -> Engine:
+def engine_of(
+    decoder: Decoder, *, blocks: int = 64, parts: dict[str, Any] | None = None, **given: Any
+) -> Engine:
     limits = Limits(**{"batch_tokens": 24, "batch_requests": 8, "block_tokens": 4, **given})
     cache = PagedCache(decoder, blocks, limits.block_tokens, host_blocks=limits.host_blocks)
     rows = limits.batch_requests
     forward = Forward(decoder, cache, max_length=LENGTH, state_rows=rows + 1)
     sampler = Sampler(rows + 1, decoder.model.vocab, "cpu")
-    return Engine(Runner(forward, sampler, rows), limits)
+    return Engine(Runner(forward, sampler, rows), limits, **parts or {})
 
 
 class Heard:

@@ -3,9 +3,11 @@
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from meshwright.errors import InputError
 from meshwright.policy import sequences
 from meshwright.policy.kv import block_keys
 from meshwright.run.serve.asked import Ask, Finish, Piece, TokenLogprob
+from meshwright.run.serve.sampling.grammar import Guide
 from meshwright.run.serve.sampling.stops import Step
 
 Sink = Callable[[Piece], None]
@@ -42,21 +44,31 @@ class Answer:
     """What the host knows of one answer."""
 
     __slots__ = (
-        "adapter", "ask", "begun", "choice", "finish", "ids", "keys", "most", "row", "salt",
-        "sequence", "sink", "text",
+        "adapter", "ask", "begun", "choice", "finish", "guessed", "guide", "ids", "keys", "most",
+        "row", "salt", "sequence", "sink", "text",
     )  # fmt: skip
 
     def __init__(
-        self, ask: Ask, choice: int, most: int, sink: Sink, text: Text, *, adapter: int = -1
+        self,
+        ask: Ask,
+        choice: int,
+        most: int,
+        sink: Sink,
+        text: Text,
+        *,
+        guide: Guide | None = None,
+        adapter: int = -1,
     ) -> None:
-        """Begin an answer of at most `most` tokens."""
+        """Begin an answer of at most `most` tokens; a `guide` says which may follow."""
         self.ask, self.choice, self.most, self.sink = ask, choice, most, sink
-        self.text, self.adapter = text, adapter
+        self.text, self.guide, self.adapter = text, guide, adapter
         self.ids = list(ask.prompt)
         """The prompt and what came after it, as far as the host has seen it."""
         self.salt = b"" if ask.adapter is None else ask.adapter.encode()[:64]
         self.keys: list[bytes] = []
         """Names of its full blocks."""
+        self.guessed: tuple[int, ...] = ()
+        """Tokens that may come next, to be checked by the next step."""
         self.row = -1
         self.begun = False
         self.finish: Finish | None = None
@@ -74,16 +86,17 @@ class Answer:
             after = self.keys[-1] if self.keys else b""
             self.keys += block_keys(self.ids[known:], block_tokens, after=after, salt=self.salt)
 
-    def take(
-        self,
-        tokens: Sequence[int],
-        told: tuple[TokenLogprob, ...] = (),
-        *,
-        ended: bool = False,
-    ) -> Piece:
+    def take(self, tokens: Sequence[int], told: tuple[TokenLogprob, ...] = ()) -> Piece:
         """Take the next tokens; the answer's `finish` says whether they were the last."""
-        if tokens and tokens[-1] < 0:
+        if min(tokens) < 0:
             return self.fail("the model gave no number for any token")
+        ended = False
+        if self.guide is not None:
+            try:
+                self.guide.advance(tokens)
+            except InputError as error:
+                return self.fail(str(error))
+            ended = self.guide.ended
         step = self.text.add(tokens, ended=ended)
         self.ids += tokens[: step.tokens]
         self.finish = step.finish

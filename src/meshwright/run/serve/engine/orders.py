@@ -24,7 +24,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True):
-    """Known tokens of a row that are computed."""
+    """Tokens of a row that are computed: known ones, and guesses behind its last."""
 
     row: int
     begin: int
@@ -32,6 +32,8 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
     tokens: tuple[int, ...]
     draws: tuple[int, ...]
     """Rows that draw a token behind the last: none, the row itself, or it and its forks."""
+    checks: bool = False
+    """All but the first token are guesses: the row draws behind every one of them."""
 
 
 class Going(msgspec.Struct, frozen=True, array_like=True):

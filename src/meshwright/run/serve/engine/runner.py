@@ -19,37 +19,51 @@ from meshwright.run.serve.model.graphs import Graphs
 from meshwright.run.serve.model.step import Step
 from meshwright.run.serve.sampling.lines import Lines
 from meshwright.run.serve.sampling.sampler import Sampler
+from meshwright.run.serve.sampling.speculation import check
 from meshwright.run.serve.sampling.telling import Told
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Computed:
     """Logits that wait to be drawn from."""
 
-    logits: Tensor | None
-    rows: tuple[int, ...]
-    """The rows that draw, a line of logits each."""
-    lines: Lines | None
+    logits: Tensor
+    lines: Lines
+    inputs: Tensor | None
+    """The tokens that were computed at these lines; None where no guess is checked."""
 
 
 class Landing:
     """Tokens on their way to the host."""
 
-    def __init__(self, tokens_L: Tensor, told: Told | None) -> None:
+    def __init__(
+        self, lines: Lines, tokens_L: Tensor, told: Told | None, kept_L: Tensor | None = None
+    ) -> None:
+        self.lines = lines
         self._event: torch.cuda.Event | None = None
-        self._tokens, self._told = tokens_L, told
+        self._tokens, self._kept, self._told = tokens_L, kept_L, told
         if tokens_L.is_cuda:
             self._tokens = tokens_L.to("cpu", non_blocking=True)
+            if kept_L is not None:
+                self._kept = kept_L.to("cpu", non_blocking=True)
             if told is not None:
                 self._told = Told(*(part.to("cpu", non_blocking=True) for part in told))
             self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._event.record()
 
-    def wait(self) -> tuple[list[int], Told | None]:
-        """Return the tokens, and how likely they were where that was asked."""
+    def wait(self) -> tuple[list[tuple[int, ...]], Told | None]:
+        """Return the tokens of each row that drew, and how likely they were where it was asked."""
         if self._event is not None:
             self._event.synchronize()
-        return self._tokens.tolist(), self._told
+        tokens: list[int] = self._tokens.tolist()
+        if self._kept is None:
+            return [(token,) for token in tokens], self._told
+        kept, begin, found = self._kept.tolist(), 0, []
+        for end in self.lines.ends:
+            count = sum(kept[begin:end])
+            found.append(tuple(tokens[begin : begin + count]))
+            begin = end
+        return found, self._told
 
 
 class Runner:
@@ -71,30 +85,44 @@ class Runner:
         self._decoding = ()
 
     @torch.no_grad()
-    def compute(self, orders: Orders) -> Computed:
-        """Carry out everything but the drawing."""
+    def compute(self, orders: Orders) -> Computed | None:
+        """Carry out everything but the drawing; None where nobody draws."""
         self._prepare(orders)
         if orders.rows is not None:
             self._decoding = orders.rows
             self.rows.decode(orders.rows)
-        drawing = self._decoding + tuple(row for part in orders.parts for row in part.draws)
+        drawing, widths = self._drawing(orders.parts)
+        # What rows need is sent before the device is busy with this step.
+        lines = self.sampler.plan(drawing, widths) if drawing else None
+        inputs = None
         if orders.parts:
-            logits = self._mixed(orders.parts)
+            logits, inputs = self._mixed(orders.parts)
         elif self._decoding:
             logits = self.graphs.replay(len(self._decoding))
-        else:
-            return Computed(None, (), None)
-        lines = self.sampler.plan(drawing) if drawing else None
-        return Computed(logits if drawing else None, drawing, lines)
+        if lines is None:
+            return None
+        return Computed(logits, lines, inputs if any(p.checks for p in orders.parts) else None)
 
     @torch.no_grad()
-    def draw(self, computed: Computed, mask_LW: Tensor | None = None) -> Landing | None:
+    def draw(self, computed: Computed, mask_LW: Tensor | None = None) -> Landing:
         """Draw a token for each line of what was computed."""
-        if computed.logits is None or computed.lines is None:
-            return None
-        drawn = self.sampler.sample(computed.logits, computed.lines, mask_RW=mask_LW)
-        self.rows.last.index_copy_(0, computed.lines.places.rows, drawn.tokens.clamp(min=0))
-        return Landing(drawn.tokens, drawn.told)
+        logits_LV, lines = computed.logits, computed.lines
+        if computed.inputs is not None:
+            checked = check(self.sampler, logits_LV, lines, computed.inputs, mask_LW=mask_LW)
+            return Landing(lines, checked.tokens, checked.told, checked.kept)
+        drawn = self.sampler.sample(logits_LV, lines, mask_RW=mask_LW)
+        self.rows.last.index_copy_(0, lines.places.rows, drawn.tokens.clamp(min=0))
+        return Landing(lines, drawn.tokens, drawn.told)
+
+    def _drawing(self, parts: Sequence[Part]) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
+        """Return the rows that draw, and how many lines each has; None is one for all."""
+        rows = self._decoding + tuple(row for part in parts for row in part.draws)
+        if not any(part.checks for part in parts):
+            return rows, None
+        widths = [1] * len(self._decoding)
+        for part in parts:
+            widths += [len(part.tokens) if part.checks else 1] * len(part.draws)
+        return rows, tuple(widths)
 
     def _prepare(self, orders: Orders) -> None:
         """Move blocks, and write down what changed of the rows."""
@@ -125,8 +153,8 @@ class Runner:
             if given:
                 self.rows.give([row for row, _ in given], [token for _, token in given])
 
-    def _mixed(self, parts: Sequence[Part]) -> Tensor:
-        """Compute parts of prompts behind the rows that decode."""
+    def _mixed(self, parts: Sequence[Part]) -> tuple[Tensor, Tensor]:
+        """Compute parts behind the rows that decode; return logits, and the tokens before them."""
         rows, decodes = self.rows, len(self._decoding)
         rows_R = rows.sent([*self._decoding, *(part.row for part in parts)])
         tokens_N, positions_N, slots_N = self._prompts(parts)
@@ -141,7 +169,11 @@ class Runner:
         starts = list(accumulate(counts, initial=0))
         wanted = [*range(decodes)]
         for end, part in zip(starts[decodes + 1 :], parts, strict=True):
-            wanted += [end - 1] * len(part.draws)
+            if part.checks:
+                wanted += range(end - len(part.tokens), end)
+            else:
+                wanted += [end - 1] * len(part.draws)
+        wanted_W = rows.sent(wanted)
         logits = self.forward.run(
             Step(
                 tokens_N=tokens_N,
@@ -151,7 +183,7 @@ class Runner:
                 lengths_R=lengths_R,
                 starts_R1=rows.sent(starts, torch.int32),
                 most_queries=max(counts),
-                wanted_W=rows.sent(wanted),
+                wanted_W=wanted_W,
                 fresh=not decodes and all(part.begin == 0 for part in parts),
                 queries=counts,
                 states_R=rows_R,
@@ -159,7 +191,7 @@ class Runner:
             )
         )
         rows.move_on(rows.decoding[:decodes])
-        return logits
+        return logits, tokens_N.index_select(0, wanted_W)
 
     def _decodes(self, count: int) -> Step:
         """Return what the rows that decode read, in tensors of their own."""
