@@ -44,11 +44,7 @@ def quick_ranks(request: pytest.FixtureRequest) -> None:
     """
     spread = ROOT / "tests" / "run" / "parallel"
     if find_spec("torch") and any(spread in item.path.parents for item in request.session.items):
-        loaded = (
-            "parallel.alarm",
-            "parallel.chosen",
-            "parallel.verify.verify",
-            "train.spread_step",
-        )
-        forkserver.set_forkserver_preload([f"meshwright.run.{each}" for each in loaded])
+        ours = ("parallel.alarm", "parallel.chosen", "parallel.verify.verify", "train.spread_step")
+        torchs = "torch.fx.experimental.symbolic_shapes"  # by the first backward of a pipeline
+        forkserver.set_forkserver_preload([torchs, *(f"meshwright.run.{each}" for each in ours)])
         forkserver.ensure_running()
