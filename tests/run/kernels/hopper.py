@@ -26,6 +26,7 @@ class Kernel(NamedTuple):
     constants: dict[str, Any]
     warps: int
     registers: int | None = None
+    stages: int | None = None
 
 
 def kernels() -> Iterator[Kernel]:
@@ -54,6 +55,9 @@ def kernels() -> Iterator[Kernel]:
     )
 
     yield from _updates()
+    from tests.run.kernels import hopper_paged
+
+    yield from hopper_paged.kernels()
 
 
 def _updates() -> Iterator[Kernel]:
@@ -193,6 +197,8 @@ def compiled(kernel: Kernel) -> dict[str, Any]:
         attrs={(names.index(name),): [["tt.divisibility", 16]] for name in whole},
     )
     options = {"num_warps": kernel.warps, "maxnreg": kernel.registers}
+    if kernel.stages is not None:
+        options["num_stages"] = kernel.stages
     made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     accesses = re.findall(r"\b(?:ld|st)\.global\.(?:v(\d)\.)?b(\d+)", made.asm["ptx"])
     return {

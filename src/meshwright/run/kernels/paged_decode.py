@@ -186,42 +186,58 @@ def paged_decode(
             q_RHE, k_cache, v_cache, tables_RB, lengths_R, shaping, k_scale, v_scale
         )
         return found if out is None else out.copy_(found)
-    rows, heads, width = q_RHE.shape
     if plan is None:
         plan = plan_decode(
-            lengths_R, k_cache, heads, window=window, chunk=chunk, invariant=invariant
+            lengths_R, k_cache, q_RHE.shape[1], window=window, chunk=chunk, invariant=invariant
         )
-    _check_plan(plan, rows, window, chunk)
-    kv_heads = k_cache.shape[2]
+    check_plan(plan, len(q_RHE), window, chunk)
+    out = torch.empty(q_RHE.shape, dtype=q_RHE.dtype, device=q_RHE.device) if out is None else out
+    launch(
+        (q_RHE, k_cache, v_cache, tables_RB, lengths_R), out, plan, (k_scale, v_scale),
+        Shaping(scale, window, chunk, softcap, sinks, alibi),
+    )  # fmt: skip
+    return out
+
+
+def launch(
+    given: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
+    out: Tensor,
+    plan: DecodePlan,
+    scales: tuple[Tensor | None, Tensor | None],
+    shaping: Shaping,
+) -> None:
+    """Run both kernels; keys wider than the output are latents with a rotary part behind them."""
+    q_RHE, k_cache, v_cache, tables_RB, lengths_R = given
+    rows, heads, width = out.shape
+    assert out.is_contiguous()
+    kv_heads, rope = k_cache.shape[2], q_RHE.shape[-1] - width
     group = heads // kv_heads
     packed = _packed(group)
     cut, splits = plan.cut, plan.splits
     least = _least(cut, splits)
-    if out is None:
-        out = torch.empty(rows, heads, width, dtype=q_RHE.dtype, device=q_RHE.device)
-    assert out.is_contiguous()
     units = kv_heads * -(-group // packed)
     slots = rows * units * splits if splits else 2 * plan.programs
-    parts = torch.empty(slots, packed, width, dtype=torch.float32, device=q_RHE.device)
-    stats = torch.empty(slots, packed, 2, dtype=torch.float32, device=q_RHE.device)
+    parts = torch.empty(slots, packed, width, dtype=torch.float32, device=out.device)
+    stats = torch.empty(slots, packed, 2, dtype=torch.float32, device=out.device)
     pairs = k_cache.element_size() == 1
     keys, values = (as_pairs(cache) if pairs else cache for cache in (k_cache, v_cache))
+    step = 2 if pairs else 1
     attend_shares[(plan.programs,)](
-        q_RHE, keys, values, tables_RB, lengths_R, plan.counts, out, parts, stats, sinks, alibi,
-        k_scale, v_scale, scale, softcap or 1.0, rows, plan.programs, least,
+        q_RHE, keys, values, tables_RB, lengths_R, plan.counts, out, parts, stats, shaping.sinks,
+        shaping.alibi, *scales, shaping.scale, shaping.softcap or 1.0, rows, plan.programs, least,
         q_RHE.stride(0), q_RHE.stride(1), *keys.stride()[:3], tables_RB.stride(0),
         K=kv_heads, G=group, E=width, M=max(16, power_of_two(packed)), BLOCK=k_cache.shape[1],
-        TILE=cut.tile, COLUMNS=max(16, power_of_two(keys.shape[-1])),
-        WAYS=cut.warps if cut.apart else 1, PAIRS=pairs, WINDOW=window or 0, CHUNK=chunk or 0,
-        CAPPED=softcap is not None, SPLITS=splits, PACKED=packed, num_warps=cut.warps,
-        num_stages=cut.stages, maxnreg=cut.registers,
+        TILE=cut.tile, COLUMNS=max(16, power_of_two(width // step)),
+        WAYS=cut.warps if cut.apart else 1, PAIRS=pairs, WINDOW=shaping.window or 0,
+        CHUNK=shaping.chunk or 0, CAPPED=shaping.softcap is not None, SPLITS=splits, PACKED=packed,
+        ROPE=rope, ROPE_COLUMNS=max(16, power_of_two(max(1, rope // step))),
+        num_warps=cut.warps, num_stages=cut.stages, maxnreg=cut.registers,
     )  # fmt: skip
     join_parts[(rows * units if splits else plan.programs, packed)](
-        plan.counts, out, parts, stats, sinks, rows, plan.programs, least,
+        plan.counts, out, parts, stats, shaping.sinks, rows, plan.programs, least,
         K=kv_heads, G=group, E=width, PACKED=packed, COLUMNS=power_of_two(width),
         PIECES=PIECES, SPLITS=splits, num_warps=2,
     )  # fmt: skip
-    return out
 
 
 def as_pairs(cache: Tensor) -> Tensor:
@@ -245,7 +261,8 @@ def _multiprocessors(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
-def _check_plan(plan: DecodePlan, rows: int, window: int | None, chunk: int | None) -> None:
+def check_plan(plan: DecodePlan, rows: int, window: int | None, chunk: int | None) -> None:
+    """Refuse a plan of other rows."""
     made = (len(plan.counts) - plan.programs - 2, plan.window, plan.chunk)
     if made != (rows, window, chunk):
         what = f"made for (rows, window, chunk) = {made}, used for {(rows, window, chunk)}"

@@ -14,6 +14,7 @@ and a sum of its own, so that no warp waits for another before the unit ends.
 # ruff: noqa: PLR0915, PLR0917
 
 from meshwright.run.kernels.language import tl, triton
+from meshwright.run.kernels.paged_latent_kernel import attend_latents
 from meshwright.run.kernels.paged_tile import (
     NOTHING,
     attend_tiles,
@@ -129,8 +130,13 @@ def attend_shares(
     CAPPED: tl.constexpr,
     SPLITS: tl.constexpr,
     PACKED: tl.constexpr,
+    ROPE: tl.constexpr = 0,
+    ROPE_COLUMNS: tl.constexpr = 16,
 ):
-    """Attend over one share of all keys."""
+    """Attend over one share of all keys.
+
+    With ROPE what is cached is latents of E elements, and so many more which are keys alone.
+    """
     groups: tl.constexpr = (G + PACKED - 1) // PACKED
     units: tl.constexpr = K * groups
     program = tl.program_id(0)
@@ -152,19 +158,31 @@ def attend_shares(
         tiles = row_tiles(length, WINDOW, CHUNK, TILE)
         each = grain_tiles(tiles, SPLITS)
         start = first_key(length - 1, WINDOW, CHUNK) // TILE
-        one, two, most, sum_ = _attend_unit(
-            q + row.to(tl.int64) * q_row, k_cache, v_cache, tables + row.to(tl.int64) * table_row,
-            alibi, length, scale, softcap, unit,
-            start + first * each, start + tl.minimum((first + taken) * each, tiles),
-            q_head, page_stride, token_stride, head_stride,
-            K, G, E, M, BLOCK, TILE, COLUMNS, WAYS, PAIRS, WINDOW, CHUNK, CAPPED, PACKED,
-        )  # fmt: skip
+        begin = start + first * each
+        stop = start + tl.minimum((first + taken) * each, tiles)
+        table = tables + row.to(tl.int64) * table_row
+        member, inside = _members(unit, K, G, M, PACKED)
+        head = unit % K * G + member
+        q_here = q + row.to(tl.int64) * q_row + head * q_head
+        if ROPE:
+            one, two, most, sum_ = attend_latents(
+                q_here, k_cache, table, inside, length, scale, begin, stop, page_stride,
+                token_stride, E, ROPE, M, COLUMNS, ROPE_COLUMNS, BLOCK, TILE, PAIRS,
+            )  # fmt: skip
+        else:
+            slopes = None
+            if alibi is not None:
+                slopes = tl.load(alibi + head, mask=inside, other=0.0).to(tl.float32)
+            away = (unit % K).to(tl.int64) * head_stride
+            one, two, most, sum_ = _attend_unit(
+                q_here, k_cache + away, v_cache + away, table, inside, slopes, length, scale,
+                softcap, begin, stop, page_stride, token_stride,
+                E, M, BLOCK, TILE, COLUMNS, WAYS, PAIRS, WINDOW, CHUNK, CAPPED,
+            )  # fmt: skip
         if v_scale is not None:
             factor = tl.load(v_scale)
             one *= factor
             two *= factor
-        member, inside = _members(unit, K, G, M, PACKED)
-        head = unit % K * G + member
         if taken == grains:
             if sinks is not None:
                 sink = tl.load(sinks + head, mask=inside, other=NOTHING).to(tl.float32)
@@ -196,21 +214,16 @@ def _members(unit, K: tl.constexpr, G: tl.constexpr, M: tl.constexpr, PACKED: tl
 
 @triton.jit
 def _attend_unit(
-    q, k_cache, v_cache, table, alibi, length, scale, softcap, unit, begin, end,
-    q_head, page_stride, token_stride, head_stride,
-    K: tl.constexpr, G: tl.constexpr, E: tl.constexpr, M: tl.constexpr, BLOCK: tl.constexpr,
-    TILE: tl.constexpr, COLUMNS: tl.constexpr, WAYS: tl.constexpr, PAIRS: tl.constexpr,
-    WINDOW: tl.constexpr, CHUNK: tl.constexpr, CAPPED: tl.constexpr, PACKED: tl.constexpr,
+    q, k_cache, v_cache, table, inside, slopes, length, scale, softcap, begin, end,
+    page_stride, token_stride,
+    E: tl.constexpr, M: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr,
+    COLUMNS: tl.constexpr, WAYS: tl.constexpr, PAIRS: tl.constexpr, WINDOW: tl.constexpr,
+    CHUNK: tl.constexpr, CAPPED: tl.constexpr,
 ):  # fmt: skip
     """Attend over tiles begin to end of a unit: weighted values in two halves, maximum, sum."""
-    member, inside = _members(unit, K, G, M, PACKED)
-    kv_head = unit % K
-    head = kv_head * G + member
-    q_one, q_two = load_queries(q + head * q_head, inside, E, COLUMNS, PAIRS)
-    slopes = None
-    if alibi is not None:
-        slopes = tl.load(alibi + head, mask=inside, other=0.0).to(tl.float32)
-        slopes = tl.broadcast_to(slopes[None], (WAYS, M)) if WAYS > 1 else slopes
+    q_one, q_two = load_queries(q, inside, E, COLUMNS, PAIRS)
+    if WAYS > 1 and slopes is not None:
+        slopes = tl.broadcast_to(slopes[None], (WAYS, M))
     if WAYS > 1:
         q_one = tl.broadcast_to(q_one[None], (WAYS, M, COLUMNS))
         q_two = tl.broadcast_to(q_two[None], (WAYS, M, COLUMNS))
@@ -222,9 +235,8 @@ def _attend_unit(
         most = tl.full((M,), NOTHING, tl.float32)
         sums = tl.zeros((M, TILE), tl.float32)
     two = one if PAIRS else 0.0
-    start = kv_head.to(tl.int64) * head_stride
     one, two, most, sums = attend_tiles(
-        q_one, q_two, one, two, most, sums, k_cache + start, v_cache + start, table, length - 1,
+        q_one, q_two, one, two, most, sums, k_cache, v_cache, table, length - 1,
         length, slopes, scale, softcap, begin, end, page_stride, token_stride,
         E // 2 if PAIRS else E, COLUMNS, BLOCK, TILE, WAYS, PAIRS, WINDOW, CHUNK, CAPPED, True,
     )  # fmt: skip

@@ -147,28 +147,26 @@ def turn_and_store(
     angles = token * HALF
     if first < H:
         inside = token < number
-        target = out + (token * H + head) * E
         _turn(
-            x, target, q_weight, cos + angles, sin + angles, inside, inside, 1.0, eps, E, HALF,
-            HALF_COLUMNS, COLUMNS, INTERLEAVED, UNIT_OFFSET, False,
+            x, out + (token * H + head) * E, q_weight, cos + angles, sin + angles, inside, inside,
+            1.0, eps, E, HALF, HALF_COLUMNS, COLUMNS, INTERLEAVED, UNIT_OFFSET, False,
         )  # fmt: skip
     elif first < H + K:
-        target, there = page_rows(
+        k_rows, there = page_rows(
             k_cache, slots, token, head - H, number, page_stride, token_stride, head_stride, BLOCK
         )
         _turn(
-            x, target, k_weight, cos + angles, sin + angles, token < number, there,
+            x, k_rows, k_weight, cos + angles, sin + angles, token < number, there,
             inverse_of(k_scale), eps, E, HALF, HALF_COLUMNS, COLUMNS, INTERLEAVED, UNIT_OFFSET,
             EIGHT_BITS,
         )  # fmt: skip
     else:
-        target, there = page_rows(
+        v_rows, held = page_rows(
             v_cache, slots, token, head - (H + K), number, page_stride, token_stride, head_stride,
             BLOCK,
         )  # fmt: skip
-        value = load_columns(x, there, 0, E, COLUMNS)
-        value = coded(value, inverse_of(v_scale), EIGHT_BITS)
-        store_columns(target, value, there, 0, E, COLUMNS)
+        value = coded(load_columns(x, held, 0, E, COLUMNS), inverse_of(v_scale), EIGHT_BITS)
+        store_columns(v_rows, value, held, 0, E, COLUMNS)
 
 
 @triton.jit

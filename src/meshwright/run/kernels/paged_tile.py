@@ -48,28 +48,17 @@ def load_pages(table, start, key, length, BLOCK: tl.constexpr, TILE: tl.constexp
 
 @triton.jit
 def load_tile(
-    cache,
-    offset,
-    held,
-    WIDTH: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    KEYS_LAST: tl.constexpr,
-    MASKED: tl.constexpr,
+    cache, offset, held, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, MASKED: tl.constexpr
 ):
-    """Load WIDTH elements of the keys at `offset`; 0 beyond, and where MASKED and not held.
-
-    KEYS_LAST puts keys along the last axis, and elements along the one before.
-    """
-    axis: tl.constexpr = len(offset.shape) - 1 if KEYS_LAST else len(offset.shape)
-    column = tl.arange(0, COLUMNS)
-    column = column[:, None] if KEYS_LAST else column[None, :]
+    """Load WIDTH elements of the keys at `offset`; 0 beyond, and where MASKED and not held."""
+    column = tl.expand_dims(tl.arange(0, COLUMNS), 0)
     if len(offset.shape) == 2:
-        column = column[None]
-    here = cache + (tl.expand_dims(offset, axis) + column)
+        column = tl.expand_dims(column, 0)
+    here = cache + (tl.expand_dims(offset, -1) + column)
     if MASKED and WIDTH < COLUMNS:
-        tile = tl.load(here, mask=tl.expand_dims(held, axis) & (column < WIDTH), other=0)
+        tile = tl.load(here, mask=tl.expand_dims(held, -1) & (column < WIDTH), other=0)
     elif MASKED:
-        tile = tl.load(here, mask=tl.expand_dims(held, axis), other=0)
+        tile = tl.load(here, mask=tl.expand_dims(held, -1), other=0)
     elif WIDTH < COLUMNS:
         tile = tl.load(here, mask=tl.broadcast_to(column < WIDTH, here.shape), other=0)
     else:
@@ -104,6 +93,12 @@ def _first(tile):
     # Exponents of e4m3 count from 7, those of float16 from 15; subnormals come out right as well.
     bits = ((tile & 0x80) << 8) | ((tile & 0x7F) << 7)
     return (bits.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32) * 256.0).to(tl.float16)
+
+
+@triton.jit
+def turned(tile):
+    """Exchange the last two axes."""
+    return tl.trans(tile, (0, 2, 1) if len(tile.shape) == 3 else (1, 0))
 
 
 @triton.jit
@@ -177,11 +172,11 @@ def attend_tiles(
             v_tile = v_cache
             offset = page + here % BLOCK * token_stride
         held = here < length
-        keys = load_tile(k_tile, offset, held, WIDTH, COLUMNS, True, MASKED)
+        keys = load_tile(k_tile, offset, held, WIDTH, COLUMNS, MASKED)
         k_one, k_two = unpacked(keys, PAIRS)
-        scores = multiply(q_one, k_one, None)
+        scores = multiply(q_one, turned(k_one), None)
         if PAIRS:
-            scores = multiply(q_two, k_two, scores)
+            scores = multiply(q_two, turned(k_two), scores)
         scores = shaped_scores(
             scores, here, place, slopes, scale, softcap, WINDOW, CHUNK, CAPPED, MASKED
         )
@@ -194,7 +189,7 @@ def attend_tiles(
         else:
             sums = sums * tl.expand_dims(weight, -1) + shares
         weight = tl.expand_dims(weight, -1)
-        values = load_tile(v_tile, offset, held, WIDTH, COLUMNS, False, MASKED)
+        values = load_tile(v_tile, offset, held, WIDTH, COLUMNS, MASKED)
         v_one, v_two = unpacked(values, PAIRS)
         shares = shares.to(v_one.dtype)
         one = multiply(shares, v_one, one * weight)

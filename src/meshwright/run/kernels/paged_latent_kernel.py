@@ -1,0 +1,72 @@
+"""The loop of latent attention over pages; `paged_latent` says what it computes.
+
+A latent is key and value at once: it is read once, multiplied with queries as it lies turned and
+with their weights as it lies.
+"""
+
+# Triton compiles these functions itself: their arguments are its own values, not Python's.
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
+# ruff: noqa: PLR0917
+
+from meshwright.run.kernels.language import tl, triton
+from meshwright.run.kernels.paged_tile import (
+    NOTHING,
+    load_pages,
+    load_queries,
+    load_tile,
+    multiply,
+    shaped_scores,
+    turned,
+    unpacked,
+)
+
+
+@triton.jit
+def attend_latents(
+    q, cache, table, inside, length, scale, begin, end, page_stride, token_stride,
+    RANK: tl.constexpr, ROPE: tl.constexpr, M: tl.constexpr, COLUMNS: tl.constexpr,
+    ROPE_COLUMNS: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, PAIRS: tl.constexpr,
+):  # fmt: skip
+    """Attend over tiles begin to end: weighted latents in two halves, maximum, sum of weights."""
+    step: tl.constexpr = 2 if PAIRS else 1
+    q_one, q_two = load_queries(q, inside, RANK, COLUMNS, PAIRS)
+    r_one, r_two = load_queries(q + RANK, inside, ROPE, ROPE_COLUMNS, PAIRS)
+    one = tl.zeros((M, COLUMNS), tl.float32)
+    two = one if PAIRS else 0.0
+    most = tl.full((M,), NOTHING, tl.float32)
+    sums = tl.zeros((M,), tl.float32)
+    key = tl.arange(0, TILE)
+    pages = load_pages(table, begin * TILE, key, length, BLOCK, TILE)
+    for tile in tl.range(begin, end):
+        here = tile * TILE + key
+        page = pages.to(tl.int64) * page_stride
+        pages = load_pages(table, (tile + 1) * TILE, key, length, BLOCK, TILE)
+        if BLOCK % TILE == 0:
+            start = cache + page + tile * TILE % BLOCK * token_stride
+            offset = key * token_stride
+        else:
+            start = cache
+            offset = page + here % BLOCK * token_stride
+        held = here < length
+        latents = load_tile(start, offset, held, RANK // step, COLUMNS, True)
+        ropes = load_tile(start + RANK // step, offset, held, ROPE // step, ROPE_COLUMNS, True)
+        l_one, l_two = unpacked(latents, PAIRS)
+        k_one, k_two = unpacked(ropes, PAIRS)
+        scores = multiply(r_one, turned(k_one), None)
+        scores = multiply(q_one, turned(l_one), scores)
+        if PAIRS:
+            scores = multiply(r_two, turned(k_two), scores)
+            scores = multiply(q_two, turned(l_two), scores)
+        scores = shaped_scores(scores, here, length - 1, None, scale, 1.0, 0, 0, False, True)
+        now = tl.maximum(most, tl.max(scores, 1))
+        weight = tl.exp2(most - now)
+        shares = tl.exp2(scores - now[:, None])
+        most = now
+        sums = sums * weight + tl.sum(shares, 1)
+        shares = shares.to(l_one.dtype)
+        one = multiply(shares, l_one, one * weight[:, None])
+        if PAIRS:
+            two = multiply(shares, l_two, two * weight[:, None])
+    if not PAIRS:
+        two = one
+    return one, two, most, sums

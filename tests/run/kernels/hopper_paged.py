@@ -1,0 +1,97 @@
+"""The kernels over pages as they are launched for an 8B model, for `hopper` to compile."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from tests.run.kernels.hopper import BF16, E4M3, FP32, INT, Kernel
+
+HEADS, KV_HEADS, WIDTH, BLOCK = 32, 8, 128, 64
+STRIDES = dict.fromkeys(("page_stride", "token_stride", "head_stride"), INT)
+ROWS = {"tables": "*i32", "lengths": "*i32", "table_row": INT, "rows": INT}
+NONE = dict.fromkeys(("sinks", "alibi", "k_scale", "v_scale"))
+
+
+def kernels() -> Iterator[Kernel]:
+    """List decode and prefill in 16 and in 8 bits, latents, and both ways to store."""
+    from meshwright.run.kernels import paged_decode_kernel as decode
+    from meshwright.run.kernels import paged_prefill_kernel as prefill
+    from meshwright.run.kernels.paged_decode import CUTS
+    from meshwright.run.kernels.paged_latent import FEW
+    from meshwright.run.kernels.paged_prefill import TILES
+
+    shape = {"G": HEADS // KV_HEADS, "K": KV_HEADS, "E": WIDTH, "BLOCK": BLOCK}
+    shape |= {"WINDOW": 0, "CHUNK": 0, "CAPPED": False, "PACKED": 4}
+    for element in (1, 2):
+        pairs = element == 1
+        cached = dict.fromkeys(("k_cache", "v_cache"), "*i16" if pairs else BF16)
+        types = cached | STRIDES | ROWS | {"scale": "fp32", "softcap": "fp32"}
+        types |= dict.fromkeys(("q", "out"), BF16) | {"q_head": INT}
+        scales = {"k_scale": FP32, "v_scale": FP32} if pairs else {}
+        absent = {name: None for name in NONE if name not in scales}
+        halved = {"PAIRS": pairs, "COLUMNS": WIDTH // 2 if pairs else WIDTH}
+        given = types | scales | dict.fromkeys(("parts", "stats"), FP32)
+        given |= {"plan": "*i32"} | dict.fromkeys(("programs", "least", "q_row"), INT)
+        cut = CUTS[element, WIDTH].fitting(BLOCK)
+        constants = shape | absent | halved | _cut(cut) | {"ROPE": 0, "ROPE_COLUMNS": 16}
+        yield Kernel(
+            f"paged attention, decode, {element} bytes", decode.attend_shares, given, constants,
+            cut.warps, cut.registers, cut.stages,
+        )  # fmt: skip
+        few = FEW[element]
+        latents = {"K": 1, "G": 16, "E": 512, "ROPE": 64, "ROPE_COLUMNS": 32 if pairs else 64}
+        latents |= {"COLUMNS": 256 if pairs else 512, "PACKED": 16} | _cut(few)
+        yield Kernel(
+            f"paged attention, latents, {element} bytes", decode.attend_shares, given,
+            constants | latents, few.warps, few.registers, few.stages,
+        )  # fmt: skip
+        tiles = TILES[element, WIDTH]
+        given = types | scales | {"starts": "*i32"}
+        given |= dict.fromkeys(("number", "q_token", "out_token"), INT)
+        constants = shape | absent | halved | {"M": tiles.rows, "TILE": tiles.tile, "ROWS": 64}
+        yield Kernel(
+            f"paged attention, prefill, {element} bytes", prefill.attend_queries, given, constants,
+            tiles.warps, None, tiles.stages,
+        )  # fmt: skip
+        yield from _stores(E4M3 if pairs else BF16)
+    counts = dict.fromkeys(("rows", "programs", "units", "least"), INT)
+    given = counts | {"lengths": "*i32", "plan": "*i32"}
+    constants = {"WINDOW": 0, "CHUNK": 0, "TILE": 64, "ROWS": 256, "PROGRAMS": 16}
+    for splits in (0, 16):
+        name = f"paged attention, plan, {splits} splits"
+        yield Kernel(name, decode.plan_shares, given, constants | {"SPLITS": splits}, 4)
+        types = counts | {"plan": "*i32", "out": BF16, "parts": FP32, "stats": FP32}
+        sizes = {"K": 8, "G": 4, "E": 128, "PACKED": 4, "COLUMNS": 128, "PIECES": 16}
+        sizes |= {"SPLITS": splits, "sinks": None}
+        yield Kernel(f"paged attention, join, {splits} splits", decode.join_parts, types, sizes, 2)
+
+
+def _cut(cut: Any) -> dict[str, Any]:
+    ways = cut.warps if cut.apart else 1
+    return {"TILE": cut.tile, "WAYS": ways, "SPLITS": 0, "M": 16}
+
+
+def _stores(cached: str) -> Iterator[Kernel]:
+    from meshwright.run.kernels import paged_store, paged_store_kernel
+    from meshwright.run.kernels.rotary_kernel import tile_of
+
+    types = {"k_cache": cached, "v_cache": cached, "slots": "*i64", "number": INT} | STRIDES
+    scaled = cached == E4M3
+    types |= {"k_scale": FP32, "v_scale": FP32} if scaled else {}
+    absent = {} if scaled else {"k_scale": None, "v_scale": None}
+    given = types | {"k": BF16, "v": BF16}
+    given |= {f"{x}_{axis}": INT for x in "kv" for axis in ("token", "head")}
+    tile = tile_of(KV_HEADS, KV_HEADS, WIDTH, paged_store.TILE)
+    shape = {"K": KV_HEADS, "E": WIDTH, "BLOCK": BLOCK, "COLUMNS": WIDTH, "EIGHT_BITS": scaled}
+    cut = {"TOKENS": tile.tokens, "HEADS": tile.heads}
+    function = paged_store_kernel.store_tokens
+    name = f"store in pages, {cached}"
+    yield Kernel(name, function, given, shape | cut | absent, paged_store.WARPS)
+    given = types | dict.fromkeys(("qkv", "out", "q_weight", "k_weight"), BF16)
+    given |= {"cos": FP32, "sin": FP32, "row_stride": INT, "eps": "fp32"}
+    tile = tile_of(HEADS, KV_HEADS, WIDTH, paged_store.TILE)
+    shape |= {"H": HEADS, "HALF": WIDTH // 2, "HALF_COLUMNS": WIDTH // 2}
+    shape |= {"INTERLEAVED": False, "UNIT_OFFSET": False}
+    cut = {"TOKENS": tile.tokens, "HEADS": tile.heads}
+    function = paged_store_kernel.turn_and_store
+    name = f"norm, turn and store in pages, {cached}"
+    yield Kernel(name, function, given, shape | cut | absent, paged_store.WARPS)
