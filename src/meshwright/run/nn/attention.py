@@ -39,12 +39,18 @@ class Keeps(Protocol):
         """Whether it cuts the fused product of this pass itself."""
 
     def store(
-        self, qkv_BTC: Tensor, sizes: QkvSizes, turns: Turns, norms: HeadNorms | None, *,
+        self,
+        qkv_BTC: Tensor,
+        sizes: QkvSizes,
+        turns: Turns,
+        norms: HeadNorms | None,
+        /,
+        *,
         interleaved: bool,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         """Cut a product; norm and turn its heads; keep keys and values, return queries."""
 
-    def attend(self, q_BTHE: Tensor, **options: Any) -> Tensor:
+    def attend(self, q_BTHE: Tensor, /, **options: Any) -> Tensor:
         """Attend to all that is kept."""
 
 

@@ -187,7 +187,10 @@ class PagedCache:
         return (pool.view(torch.uint8) for pool in self._pools)
 
     def _numbers(self, blocks: Sequence[int]) -> Tensor:
-        return torch.tensor(blocks, dtype=torch.int64, device=self.device)
+        numbers = torch.tensor(blocks, dtype=torch.int64)
+        if self.device.type == "cuda":  # from pinned memory, a copy waits for nothing
+            numbers = numbers.pin_memory()
+        return numbers.to(self.device, non_blocking=True)
 
 
 def shapes_of(decoder: Decoder) -> list[Shape | None]:
