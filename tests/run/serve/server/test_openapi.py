@@ -1,6 +1,5 @@
 """Whatever is sent to the endpoints that the server describes, it is never the server's fault."""
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -8,55 +7,52 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from starlette.applications import Starlette
 
 from meshwright.run.serve.server import Served, ServerSettings, serve_app
-from meshwright.run.serve.server.app import POSTS
+from meshwright.run.serve.server.app import ADMIN_POSTS, POSTS
 from tests.run.serve.server.pretend import Bytes, PretendEngine
 from tests.run.serve.server.wire import send
-
-schemathesis = pytest.importorskip("schemathesis", reason="a part of the dev setup")
-
-
-TOLD = ServerSettings(model="parrot", port=0, admin=True, access_log=False)
-
-
-def _app() -> Starlette:
-    """Return a server whose answers are short, however much is asked for."""
-    return serve_app(PretendEngine(lambda *_: "ok", max_length=512), Bytes(), TOLD)
-
-
-schema = schemathesis.openapi.from_dict(json.loads(_app().state.page))
 
 
 @pytest.fixture(scope="module")
 def quick() -> Iterator[Served]:
-    with Served(_app(), TOLD) as served:
+    """A server whose answers are short, however much is asked for."""
+    engine = PretendEngine(lambda *_: "ok", max_length=512)
+    told = ServerSettings(model="parrot", port=0, admin=True, access_log=False)
+    with Served(serve_app(engine, Bytes(), told), told) as served:
         yield served
 
 
-def _try(case: Any, quick: Served) -> None:
-    checks = schemathesis.checks
-    response = case.call(base_url=quick.url)
-    if case.path == "/sleep" and response.status_code == 200:
-        assert send(quick.url, "/wake_up", {}).status == 200
-    case.validate_response(
-        response,
-        checks=[
-            checks.not_a_server_error,
-            checks.status_code_conformance,
-            checks.content_type_conformance,
-            checks.response_schema_conformance,
-            checks.negative_data_rejection,
-        ],
+@pytest.mark.slow
+@pytest.mark.parametrize("sound", [True, False])
+@pytest.mark.parametrize("path", [path for path, *_ in [*POSTS, *ADMIN_POSTS]])
+def test_no_request_breaks_the_server(path: str, sound: bool, quick: Served) -> None:
+    # Asked for here, since as a plugin it would make every run of pytest wait for its import.
+    schemathesis = pytest.importorskip("schemathesis", reason="a part of the dev setup")
+    mode, checks = schemathesis.GenerationMode, schemathesis.checks
+    schema = schemathesis.openapi.from_dict(send(quick.url, "/openapi.json").json)
+    made = schema[path]["POST"].as_strategy(
+        generation_mode=mode.POSITIVE if sound else mode.NEGATIVE
     )
 
+    @settings(max_examples=60, suppress_health_check=list(HealthCheck))
+    @given(case=made)
+    def attempt(case: Any) -> None:
+        response = case.call(base_url=quick.url)
+        if path == "/sleep" and response.status_code == 200:
+            assert send(quick.url, "/wake_up", {}).status == 200
+        case.validate_response(
+            response,
+            checks=[
+                checks.not_a_server_error,
+                checks.status_code_conformance,
+                checks.content_type_conformance,
+                checks.response_schema_conformance,
+                checks.negative_data_rejection,
+            ],
+        )
 
-@pytest.mark.slow
-@schema.parametrize()  # type: ignore[untyped-decorator]
-@settings(max_examples=200, suppress_health_check=list(HealthCheck))
-def test_no_request_breaks_the_server(case: Any, quick: Served) -> None:
-    _try(case, quick)
+    attempt()
 
 
 PLAIN = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)

@@ -99,7 +99,6 @@ def serve_app(
         exception_handlers={HTTPException: _strange, Fault: _fault, Exception: _broken},
     )
     app.state.desk = desk
-    app.state.page = views.page
     return app
 
 
