@@ -1,0 +1,150 @@
+"""Output tokens per second of the engine on one GPU, offline, with random weights.
+
+The workload is the one that small engines are compared by: 256 prompts, lengths of prompts and
+answers drawn evenly from 100 to 1,024 with the seed 0, answers that never end early; and 1,000
+tokens in and out for the eight-billion model in fp8. Every shape runs in a process of its own, once
+to warm up and then `RUNS` times; the median counts. `SERVE_SHAPES` in the environment names some of
+the shapes, `SERVE_PEERS` a folder with results of peers measured in the same sitting (JSON of name,
+shape and tokens per second).
+"""
+
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks.result import figure
+from meshwright.errors import MissingPart
+
+NAME = "serve_offline"
+QUESTION = "How many tokens does the engine write per second on one GPU, beside other engines?"
+RUNS = 3
+
+
+class Shape(NamedTuple):
+    """A model and what it is asked."""
+
+    name: str
+    model: str
+    weights: str = "model"
+    kv: str = "model"
+    requests: int = 256
+    fixed: int | None = None
+    """Tokens of every prompt and answer; None draws them."""
+    at_a_time: int = 256
+    target: str = ""
+    roofline: float = 0.0
+    """Tokens per second that the memory's bandwidth allows, as the research notes work it out."""
+
+
+SHAPES = (
+    Shape("Qwen3-0.6B bf16", "qwen3-0.6b", target=">= 28000", roofline=40_600),
+    Shape("Llama-3.1-8B bf16", "llama3.1-8b", target=">= 10900", roofline=14_800),
+    Shape("Qwen3-14B bf16", "qwen3-14b", target=">= 6300", roofline=9_000),
+    Shape(
+        "Llama-3.1-8B fp8 1000/1000", "llama3.1-8b", weights="fp8", kv="fp8", requests=1024,
+        fixed=1000, at_a_time=512, target=">= 13500",
+    ),
+)  # fmt: skip
+
+
+def workload(shape: Shape) -> tuple[list[list[int]], list[int]]:
+    """Return prompts and the lengths of their answers."""
+    rng = random.Random(0)
+    if shape.fixed is not None:
+        draw = [[rng.randint(0, 10_000) for _ in range(shape.fixed)] for _ in range(shape.requests)]
+        return draw, [shape.fixed] * shape.requests
+    prompts = [
+        [rng.randint(0, 10_000) for _ in range(rng.randint(100, 1024))]
+        for _ in range(shape.requests)
+    ]
+    return prompts, [rng.randint(100, 1024) for _ in range(shape.requests)]
+
+
+def run_shape(shape: Shape, runs: int) -> dict[str, Any]:
+    """Start an engine for a shape and time its answers."""
+    from meshwright.run.serve.asked import Sampling
+    from meshwright.run.serve.engine.settings import EngineSettings
+    from meshwright.run.serve.llm import LLM
+    from meshwright.spec import catalog
+    from meshwright.spec.serving import Limits
+
+    prompts, outputs = workload(shape)
+    longest = max(len(prompt) + out for prompt, out in zip(prompts, outputs, strict=True)) + 1
+    limits = Limits(
+        batch_requests=shape.at_a_time,
+        kv_precision="fp8" if shape.kv == "fp8" else "model",
+        # What earlier runs left in the cache must not be found again.
+        prefix_cache=False,
+    )
+    settings = EngineSettings(
+        limits=limits,
+        max_length=longest,
+        weights="fp8" if shape.weights == "fp8" else "model",
+        random_weights=True,
+    )
+    start = time.perf_counter()
+    llm = LLM(catalog.model(shape.model), settings)
+    started_s = time.perf_counter() - start
+    sampling = [
+        Sampling(temperature=0.6, max_tokens=out, ignore_eos=True, seed=1) for out in outputs
+    ]
+    llm.generate([prompts[0]], sampling[0])
+    rates, steps = [], 0
+    for _ in range(runs):
+        before = llm.engine.gauges()
+        start = time.perf_counter()
+        found = llm.generate(prompts, sampling)
+        took = time.perf_counter() - start
+        written = sum(len(each.choices[0].tokens) for each in found)
+        assert written == sum(outputs), "every answer has as many tokens as asked for"
+        rates.append(written / took)
+        steps = llm.engine.gauges().steps - before.steps
+    return {
+        "rates": rates,
+        "steps": steps,
+        "start_s": started_s,
+        "start": dict(llm.start_up),
+        "preemptions": llm.engine.gauges().preemptions,
+    }
+
+
+def measure(quick: bool) -> dict[str, object]:
+    """Time every shape, each in a process of its own."""
+    import torch
+
+    if not torch.cuda.is_available():
+        raise MissingPart("models of real sizes are served on a GPU", "run it where there is one")
+    wanted = os.environ.get("SERVE_SHAPES", "")
+    figures, peers, notes = [], [], []
+    for number, shape in enumerate(SHAPES):
+        if (wanted and str(number) not in wanted.split(",")) or (quick and number):
+            continue
+        runs = "1" if quick else str(RUNS)
+        command = [sys.executable, "-m", "benchmarks.serve_offline", str(number), runs]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            notes.append(f"{shape.name} failed: {done.stderr.strip().splitlines()[-1:]}")
+            continue
+        found = json.loads(done.stdout.splitlines()[-1])
+        rate = statistics.median(found["rates"])
+        figures.append(figure(f"{shape.name}", rate, "output tokens/s", shape.target))
+        if shape.roofline:
+            share = 100 * rate / shape.roofline
+            figures.append(figure(f"{shape.name}, of the roofline", share, "%"))
+        target = "< 20" if shape.name.startswith("Llama-3.1-8B bf16") else ""
+        figures.append(figure(f"{shape.name}, start", found["start_s"], "s", target))
+        parts = ", ".join(f"{what} {seconds:.1f}" for what, seconds in found["start"].items())
+        notes.append(f"{shape.name}: start {parts}; {found['steps']} steps")
+    for path in sorted(Path(os.environ.get("SERVE_PEERS", "-")).glob("*.json")):
+        peers += json.loads(path.read_text())
+    return {"figures": figures, "peers": peers, "notes": ". ".join(notes)}
+
+
+if __name__ == "__main__":
+    print(json.dumps(run_shape(SHAPES[int(sys.argv[1])], int(sys.argv[2]))))
