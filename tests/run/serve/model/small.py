@@ -9,6 +9,7 @@ from meshwright.spec.model import Attention, Block, LatentAttention, Mamba2, Mlp
 from meshwright.spec.model.mixers import Mixer
 from meshwright.spec.model.positions import Temperature
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 _MLP = Mlp(width=24)
 _PLAIN = Attention(heads=4, kv_heads=2, head_dim=8, rotary=Rotary())
 
@@ -16,11 +17,11 @@ _PLAIN = Attention(heads=4, kv_heads=2, head_dim=8, rotary=Rotary())
 def made(model: Model, dtype: torch.dtype = torch.float32) -> Decoder:
     """Build with weights large enough that everything matters."""
     decoder = build(model, dtype=dtype)
-    materialise(decoder, "cpu", seed=1)
+    materialise(decoder, DEVICE, seed=1)
     with torch.no_grad():
         for name, weight in decoder.named_parameters():
             torch.manual_seed(len(name))
-            weight.mul_(4).add_(0.1 * torch.randn_like(weight))
+            weight.mul_(4).add_(0.1 * torch.randn(weight.shape, dtype=dtype).to(DEVICE))
     return decoder.eval()
 
 

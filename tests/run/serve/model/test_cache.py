@@ -12,7 +12,7 @@ def filled(cache: PagedCache, seed: int = 0) -> torch.Tensor:
     """Fill a cache with bytes and return them."""
     generator = torch.Generator().manual_seed(seed)
     shape = (cache.blocks, cache.block_bytes)
-    rows = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
+    rows = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator).to(cache.device)
     cache.scatter(range(cache.blocks), rows)
     return rows
 

@@ -11,6 +11,7 @@ from meshwright.run.serve.model.load import load_served
 from tests.run.nn.huggingface.drawn import DRAWS, draw
 from tests.run.nn.huggingface.reference import logits_of, reference
 from tests.run.serve.model.greedy import Batch, greedy, random_prompts
+from tests.run.serve.model.small import DEVICE
 
 NEW = 6
 QUICK = ("llama", "gemma2", "gpt_oss", "deepseek_v3", "bloom", "nemotron_h", "qwen3_next")
@@ -20,7 +21,7 @@ QUICK = ("llama", "gemma2", "gpt_oss", "deepseek_v3", "bloom", "nemotron_h", "qw
 def check(family: str, seed: int, folder: Path) -> None:
     theirs = reference(family, draw(family, seed))
     theirs.save_pretrained(folder)
-    decoder = load_served(folder, dtype=torch.float32)
+    decoder = load_served(folder, device=DEVICE, dtype=torch.float32)
     prompts = random_prompts(min(decoder.model.vocab, 300))
     longest = max(map(len, prompts)) + NEW
     forward = Forward(decoder, PagedCache(decoder, 32, 4), max_length=longest)

@@ -8,14 +8,15 @@ import torch
 from torch import Tensor
 
 from meshwright.errors import InputError
+from meshwright.run.nn.attention import Attention
 from meshwright.run.nn.decoder import Decoder
 from meshwright.run.serve.model.cache import PagedCache
 from meshwright.run.serve.model.forward import Forward
 from meshwright.run.serve.model.step import Row, step_of
-from tests.run.serve.model.small import chunked, hybrid, latent, made, small
+from tests.run.serve.model.small import DEVICE, chunked, hybrid, latent, made, small
 
 Make = Callable[[], Decoder]
-TOKENS = torch.randint(0, 61, (1, 21), generator=torch.Generator().manual_seed(3))
+TOKENS = torch.randint(0, 61, (1, 21), generator=torch.Generator().manual_seed(3)).to(DEVICE)
 
 
 def whole(decoder: Decoder) -> Tensor:
@@ -34,10 +35,33 @@ def test_pieces_of_a_sequence_give_its_logits(make: Make, pieces: tuple[int, ...
     found, begin = [], 0
     for count in pieces:
         tokens = TOKENS[0, begin : begin + count].tolist()
-        step = step_of([Row(tokens, begin, [7, 2, 5, 0, 3, 6], 1)], 4, all_wanted=True)
+        step = step_of([Row(tokens, begin, [7, 2, 5, 0, 3, 6], 1)], 4, DEVICE, all_wanted=True)
         found.append(forward.run(step))
         begin += count
     torch.testing.assert_close(torch.cat(found), wanted, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("make", [small, chunked, latent])
+@pytest.mark.parametrize("begin", [0, 5])
+def test_the_ways_of_a_gpu_give_the_same(make: Make, begin: int) -> None:
+    decoder = make()
+    wanted = whole(decoder)
+    forward = Forward(decoder, PagedCache(decoder, 16, 4))
+    forward.now.on_gpu = True
+    tables = [range(6), range(6, 12)]
+    if begin:
+        forward.run(
+            step_of([Row(TOKENS[0, :begin].tolist(), 0, table) for table in tables], 4, DEVICE)
+        )
+    rows = [
+        Row(TOKENS[0, begin:end].tolist(), begin, table)
+        for end, table in zip((21, 13), tables, strict=True)
+    ]
+    step = step_of(rows, 4, DEVICE, all_wanted=True)
+    found = forward.run(step)
+    assert step.fresh == (begin == 0)
+    both = torch.cat((wanted[begin:], wanted[begin:13]))
+    torch.testing.assert_close(found, both, atol=2e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("make", [small, chunked, latent])
@@ -45,7 +69,7 @@ def test_keys_in_fp8_stay_near(make: Make) -> None:
     decoder = make()
     wanted = whole(decoder)
     forward = Forward(decoder, PagedCache(decoder, 8, 4, fp8=True))
-    step = step_of([Row(TOKENS[0].tolist(), 0, range(6))], 4, all_wanted=True)
+    step = step_of([Row(TOKENS[0].tolist(), 0, range(6))], 4, DEVICE, all_wanted=True)
     error = (forward.run(step) - wanted).norm() / wanted.norm()
     # Three bits after the point, in keys and in values, twice.
     assert 0 < error < 0.2
@@ -58,12 +82,12 @@ def test_scales_of_fp8_are_used() -> None:
     # Far below what fp8 can tell apart from nought, unless keys are divided first.
     cache.scales.fill_(1e-4)
     with torch.no_grad():
-        for layer in decoder.layers:
-            layer.mixer.qkv.weight[32:].mul_(1e-4)
-            layer.mixer.o.weight.mul_(1e4)
-            layer.mixer.qkv.weight[:32].mul_(1e4)
+        for mixer in (part for part in decoder.modules() if isinstance(part, Attention)):
+            mixer.qkv.weight[32:].mul_(1e-4)
+            mixer.o.weight.mul_(1e4)
+            mixer.qkv.weight[:32].mul_(1e4)
     forward = Forward(decoder, cache)
-    step = step_of([Row(TOKENS[0].tolist(), 0, range(6))], 4, all_wanted=True)
+    step = step_of([Row(TOKENS[0].tolist(), 0, range(6))], 4, DEVICE, all_wanted=True)
     error = (forward.run(step) - wanted).norm() / wanted.norm()
     assert 0 < error < 0.1
 
@@ -73,7 +97,7 @@ def test_only_wanted_tokens_reach_the_head() -> None:
     wanted = whole(decoder)
     forward = Forward(decoder, PagedCache(decoder, 8, 4))
     rows = [Row(TOKENS[0, :9].tolist(), 0, [0, 1, 2]), Row(TOKENS[0, :3].tolist(), 0, [3])]
-    found = forward.run(step_of(rows, 4))
+    found = forward.run(step_of(rows, 4, DEVICE))
     torch.testing.assert_close(found, wanted[[8, 2]], atol=2e-5, rtol=1e-4)
 
 

@@ -131,7 +131,7 @@ def test_pieces_by_score_are_those_of_transformers(tmp_path: Path) -> None:
         ({"llama__rope__scaling__type": "odd"}, "none, linear or yarn"),
     ],
 )
-def test_what_is_not_read_is_refused(facts: dict[str, str], match: str, tmp_path: Path) -> None:
+def test_what_is_not_read_is_refused(facts: dict[str, Any], match: str, tmp_path: Path) -> None:
     theirs = reference("llama", SIZES)
     write_gguf(tmp_path / "m.gguf", theirs, **facts)
     with pytest.raises(InputError, match=match):

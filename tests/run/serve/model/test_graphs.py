@@ -12,7 +12,7 @@ from meshwright.run.serve.model.forward import Forward
 from meshwright.run.serve.model.graphs import Graphs, graph_sizes
 from meshwright.run.serve.model.step import Row, step_of
 from tests.run.serve.model.greedy import random_prompts
-from tests.run.serve.model.small import hybrid, small
+from tests.run.serve.model.small import DEVICE, hybrid, small
 
 
 def test_sizes_are_dense_where_batches_are_small() -> None:
@@ -34,11 +34,11 @@ def test_padding_changes_no_logit_and_nothing_in_the_cache(make: Callable[[], De
         Row(prompt, 0, table, state)
         for state, (prompt, table) in enumerate(zip(prompts, blocks, strict=True))
     ]
-    forward.run(step_of(rows, 4))
+    forward.run(step_of(rows, 4, DEVICE))
     kept, states = forward.cache.gather(range(16)), [each.state.clone() for each in forward.states]
     inputs = [each.inputs.clone() for each in forward.states]
     nexts = [Row([7], len(row.tokens), [*row.blocks, 9 + row.state], row.state) for row in rows]
-    step = step_of(nexts, 4)
+    step = step_of(nexts, 4, DEVICE)
     wanted = forward.run(step)
     after = forward.cache.gather(range(16))
     forward.cache.scatter(range(16), kept)
@@ -55,7 +55,7 @@ def test_padding_changes_no_logit_and_nothing_in_the_cache(make: Callable[[], De
 def test_prompts_are_computed_as_they_come() -> None:
     decoder = small()
     forward = Forward(decoder, PagedCache(decoder, 16, 4), max_length=32)
-    step = step_of([Row([1, 2, 3], 0, [0])], 4)
+    step = step_of([Row([1, 2, 3], 0, [0])], 4, DEVICE)
     graphs = Graphs(forward, 2)
     assert not graphs.covers(step)
     assert torch.equal(graphs.run(step), forward.run(step))

@@ -12,7 +12,7 @@ from meshwright.run.serve.model.cache import PagedCache
 from meshwright.run.serve.model.forward import Forward
 from meshwright.run.serve.model.pooling import embed
 from tests.run.serve.model.greedy import random_prompts
-from tests.run.serve.model.small import hybrid, small
+from tests.run.serve.model.small import DEVICE, hybrid, small
 
 
 @pytest.mark.parametrize("make", [small, hybrid])
@@ -24,7 +24,7 @@ def test_vectors_are_pooled(make: Callable[[], Decoder], pooling: Any, batch_tok
     wanted = []
     with torch.no_grad():
         for prompt in prompts:
-            hidden = decoder.hidden(torch.tensor([prompt]))[0]
+            hidden = decoder.hidden(torch.tensor([prompt], device=DEVICE))[0]
             pooled = hidden.mean(0) if pooling == "mean" else hidden[-1]
             wanted.append(pooled / pooled.norm())
     forward = Forward(decoder, PagedCache(decoder, 16, 4))

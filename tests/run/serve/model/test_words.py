@@ -38,7 +38,7 @@ DATED = """{{ bos_token }}{% set ns = namespace(found=false) %}
 [{{ m.role }}] {{ m.content }}{{ eos_token }}
 {%- endfor %} {{ strftime_now("%Y") }} {{ kind | default("plain") }}"""
 PICKY = "{% if messages[0].role != 'user' %}{{ raise_exception('user first') }}{% endif %}ok"
-MESSAGES = [
+MESSAGES: list[dict[str, Any]] = [
     {"role": "system", "content": "  Be <kind> & 'short'. "},
     {"role": "user", "content": "Wie spät? 日本"},
     {"role": "assistant", "content": "", "tool_calls": [

@@ -22,7 +22,8 @@ from meshwright.run.nn.latent import LatentAttention
 from meshwright.run.nn.mamba2 import Mamba2
 from meshwright.run.nn.positions import Places
 from meshwright.run.serve.model.cache import PagedCache
-from meshwright.run.serve.model.paged import Now, PagedAttention, PagedLatent
+from meshwright.run.serve.model.latent_pages import PagedLatent
+from meshwright.run.serve.model.paged import Now, PagedAttention
 from meshwright.run.serve.model.recurrent import DeltaStates, LayerStates, MambaStates
 from meshwright.run.serve.model.step import Step
 
@@ -46,7 +47,8 @@ class Forward:
         gives a row the same bits whatever else is in the batch.
         """
         self.decoder = decoder.eval().requires_grad_(False)
-        self.cache, self.now = cache, Now(invariant)
+        self.cache = cache
+        self.now = Now(invariant, on_gpu=cache.device.type == "cuda")
         self.max_length = max_length or decoder.model.max_positions
         _check_length(decoder, self.max_length)
         self.states: list[LayerStates] = []

@@ -1,15 +1,12 @@
 """How the mixers of a served model attend: store what is new in the cache, read what is there.
 
-`Attention` and `LatentAttention` call these objects in place of `attention`. They know the layer;
-the step is set before every pass.
+`Attention` calls these objects in place of `attention` (`LatentAttention` those of `latent_pages`).
+They know the layer; the step is set before every pass.
 
-Shapes: N tokens, H query heads, K key and value heads, E head width, L latent and R rotary width,
-C columns of a fused product.
+Shapes: N tokens, H query heads, K key and value heads, E head width, C columns of a fused product.
 """
 
-# Some of torch's own methods are untyped.
-# mypy: allow-untyped-calls
-
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,12 +18,10 @@ from meshwright.run.kernels.documents import Documents
 from meshwright.run.kernels.norm_rotate import HeadNorms
 from meshwright.run.kernels.paged_decode import DecodePlan, plan_decode
 from meshwright.run.kernels.paged_prefill import paged_attention
-from meshwright.run.kernels.paged_store import Pages, split_store, store_kv, store_latent
+from meshwright.run.kernels.paged_store import Pages, split_store, store_kv
 from meshwright.run.kernels.rotary import QkvSizes
-from meshwright.run.nn.latent import LatentAttention
 from meshwright.run.nn.positions import Turns
 from meshwright.run.serve.model.cache import LayerCache, PagedCache
-from meshwright.run.serve.model.latent_pages import attend_latents
 from meshwright.run.serve.model.step import Step
 
 
@@ -36,6 +31,8 @@ class Now:
 
     invariant: bool = False
     """Answers do not depend on what else is in the batch, at some cost."""
+    on_gpu: bool = False
+    """Compute as a GPU does it best, and ask the device nothing."""
     step: Step | None = None
     decodes: int = 0
     """How many of its first rows have a single token."""
@@ -54,8 +51,8 @@ class Now:
         if step.adapters_N is not None and self.adapter_slots:
             slots = torch.arange(self.adapter_slots, device=step.adapters_N.device)
             self.adapters = step.adapters_N[:, None] == slots
-        # Whole prompts on a GPU: kernels without pages are faster.
-        if step.fresh and step.most_queries > 1 and step.tokens_N.is_cuda and not self.invariant:
+        # Kernels without pages are faster, where all keys are new.
+        if step.fresh and step.most_queries > 1 and self.on_gpu and not self.invariant:
             self.documents = Documents(step.starts_R1, step.most_queries)
 
     @property
@@ -64,36 +61,30 @@ class Now:
         assert self.step is not None, "a pass has to begin before its layers run"
         return self.step
 
-    def plan(
-        self, keys: Tensor, heads: int, window: int | None, chunk: int | None
-    ) -> DecodePlan | None:
-        """Return how rows that decode are shared out; made once for all layers that are alike."""
-        step = self.current
-        if not keys.is_cuda or not self.decodes:
-            return None
-        kind = (tuple(keys.shape[1:]), heads, window, chunk)
+    def plan(self, kind: object, make: Callable[[], DecodePlan]) -> DecodePlan:
+        """Return how rows that decode are shared out; made once for all layers of a kind."""
         if kind not in self.plans:
-            self.plans[kind] = plan_decode(
-                step.lengths_R[: self.decodes], keys, heads, window=window, chunk=chunk,
-                invariant=self.invariant,
-            )  # fmt: skip
+            self.plans[kind] = make()
         return self.plans[kind]
 
 
 @dataclass(frozen=True, slots=True)
-class _Layer:
+class PagedLayer:
+    """One layer's place in the cache."""
+
     cache: PagedCache
     number: int
     now: Now
 
     @property
-    def _blocks(self) -> LayerCache:
+    def blocks(self) -> LayerCache:
+        """What the layer keeps."""
         layer = self.cache.layers[self.number]
         assert layer is not None, "the layer keeps keys"
         return layer
 
 
-class PagedAttention(_Layer):
+class PagedAttention(PagedLayer):
     """Softmax attention of one layer."""
 
     @property
@@ -125,13 +116,13 @@ class PagedAttention(_Layer):
             options.pop(unread, None)
         return self.attend(q_1NHE, **options)
 
-    def attend(self, q_1NHE: Tensor, **options: Any) -> Tensor:
+    def attend(self, q_1NHE: Tensor, /, **options: Any) -> Tensor:
         """Return what each token reads of the keys and values of its row."""
-        step, layer = self.now.current, self._blocks
+        step, layer = self.now.current, self.blocks
         assert layer.values is not None, "softmax attention keeps keys and values"
         # Every layer that is served is causal.
         options.pop("causal")
-        plan = self.now.plan(layer.keys, q_1NHE.shape[2], options["window"], options["chunk"])
+        plan = self._plan(layer.keys, q_1NHE.shape[2], options["window"], options["chunk"])
         mixed = paged_attention(
             q_1NHE[0],
             layer.keys,
@@ -148,33 +139,23 @@ class PagedAttention(_Layer):
         )
         return mixed[None]
 
+    def _plan(
+        self, keys: Tensor, heads: int, window: int | None, chunk: int | None
+    ) -> DecodePlan | None:
+        now, step = self.now, self.now.current
+        if not keys.is_cuda or not now.decodes:
+            return None
+        lengths_R = step.lengths_R[: now.decodes]
+        return now.plan(
+            (tuple(keys.shape[1:]), heads, window, chunk),
+            lambda: plan_decode(
+                lengths_R, keys, heads, window=window, chunk=chunk, invariant=now.invariant
+            ),
+        )
+
     @property
     def _pages(self) -> Pages:
-        layer = self._blocks
+        layer = self.blocks
         assert layer.values is not None, "softmax attention keeps keys and values"
         slots_N = self.now.current.slots_N
         return Pages(layer.keys, layer.values, slots_N, layer.key_scale, layer.value_scale)
-
-
-@dataclass(frozen=True, slots=True)
-class PagedLatent(_Layer):
-    """Latent attention of one layer, with the products that make keys and values absorbed.
-
-    A score is q · (U c) = (Uᵀ q) · c: queries are brought to the width of the latents rather than
-    the latents of all tokens to that of keys. Values in the same way, after the sum.
-    """
-
-    mixer: LatentAttention
-
-    def __call__(self, q_1NHE: Tensor, latent_1NL: Tensor, k_1NR: Tensor) -> Tensor:
-        """Store latents and rotary keys, and return what each token reads, (1, N, H, V)."""
-        step, layer, spec = self.now.current, self._blocks, self.mixer.spec
-        kept_NE = torch.cat((latent_1NL[0], k_1NR[0]), -1)
-        store_latent(kept_NE, layer.keys, step.slots_N, layer.key_scale)
-        weight = self.mixer.kv_up.weight.view(-1, spec.nope_dim + spec.value_dim, spec.kv_rank)
-        up_keys_HEL, up_values_HVL = weight.split((spec.nope_dim, spec.value_dim), 1)
-        q_rope, q_nope = q_1NHE[0].split((spec.rope_dim, spec.nope_dim), -1)
-        absorbed_NHL = torch.einsum("nhe,hel->nhl", q_nope, up_keys_HEL)
-        q_NHE = torch.cat((absorbed_NHL, q_rope), -1)
-        read_NHL = attend_latents(q_NHE, layer, step, scale=self.mixer.scale, latent=spec.kv_rank)
-        return torch.einsum("nhl,hvl->nhv", read_NHL, up_values_HVL)[None]
