@@ -132,6 +132,18 @@ def test_after_the_end_only_an_end_of_text_is_allowed(masks: Masks) -> None:
     assert allowed(masks, one) == [{EOS}]
 
 
+def test_what_comes_after_the_end_does_not_count(masks: Masks) -> None:
+    one, (a, b) = guide("regex", "ab*"), ids("ab")
+    one.advance([a, b, EOS, a])
+    assert one.ended
+    one = guide("regex", "ab")
+    one.advance([a, b, EOS])
+    assert one.ended
+    # A proposal never goes past an end, so no line of logits is without a grammar.
+    assert guide("regex", "ab*").allowed([a, b, EOS, a]) == 2
+    assert allowed(masks, guide("regex", "ab"), (a, b))[2] == {EOS}
+
+
 def test_spaces_cannot_go_on_for_ever() -> None:
     one = guide("json_object")
     one.advance(ids("{"))

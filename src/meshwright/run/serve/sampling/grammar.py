@@ -14,6 +14,7 @@ A grammar is applied to every token of an answer, or the request is refused.
 import json
 from collections import OrderedDict
 from collections.abc import Sequence
+from itertools import takewhile
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
@@ -32,8 +33,9 @@ _KEPT = 256
 class Guide:
     """Follows one answer through its grammar."""
 
-    def __init__(self, matcher: "LLMatcher") -> None:
+    def __init__(self, matcher: "LLMatcher", eos: frozenset[int]) -> None:
         self.matcher = matcher
+        self._eos = eos
 
     @property
     def ended(self) -> bool:
@@ -46,17 +48,24 @@ class Guide:
         return bool(self.matcher.is_accepting())
 
     def advance(self, tokens: Sequence[int]) -> None:
-        """Go on with tokens of the answer, ends of text too.
+        """Go on with tokens of the answer, ends of text too; those after its end do not count.
 
         An `InputError` says that the grammar cannot follow: the answer must end with that error.
         """
-        if not self.matcher.consume_tokens(list(tokens)):
-            why = _in_short(self.matcher.get_error())
-            raise InputError([Problem("grammar", why, "simplify the grammar")])
+        for token in tokens:
+            if self.matcher.is_stopped() and not self.matcher.is_error():
+                return
+            if not self.matcher.consume_token(token):
+                why = _in_short(self.matcher.get_error())
+                raise InputError([Problem("grammar", why, "simplify the grammar")])
 
     def allowed(self, tokens: Sequence[int]) -> int:
-        """Return how many of some next tokens the grammar allows, without going on."""
-        return int(self.matcher.validate_tokens(list(tokens)))
+        """Return how many of some next tokens the grammar allows before an end of text.
+
+        The guide stays where it is.
+        """
+        text = list(takewhile(lambda token: token not in self._eos, tokens))
+        return int(self.matcher.validate_tokens(text))
 
     def back(self, tokens: int) -> None:
         """Take the last tokens back, where proposals were not taken."""
@@ -85,7 +94,7 @@ class Grammars:
                 if len(self._kept) > _KEPT:
                     self._kept.popitem(last=False)
             self._kept.move_to_end(grammar)
-            return Guide(kept.deep_copy())
+            return Guide(kept.deep_copy(), frozenset(self._eos))
 
     def _matcher(self, grammar: Grammar) -> "LLMatcher":
         try:
