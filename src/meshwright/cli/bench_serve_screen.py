@@ -36,7 +36,7 @@ def answer_of(
         views.append(_many(result.runs, found))
     if echo is not None:
         views.append(facts(_echo(echo), "answers"))
-        views += [Note(line) for line in echo.differing[:_SHOWN]]
+        views += [Note(line) for line in (*echo.differing, *echo.unanswered)[:_SHOWN]]
     views += [Note(line) for line in _remarks(result, found, guessed=guessed)]
     data: dict[str, Any] = {
         "server": msgspec.to_builtins(result.server),
@@ -51,7 +51,7 @@ def answer_of(
         "echo": None if echo is None else echo._asdict(),
     }
     wrong = any(one.faults for one in found)
-    wrong = wrong or (echo is not None and bool(echo.differing or echo.uncompared))
+    wrong = wrong or (echo is not None and bool(echo.differing or echo.unanswered))
     code = INTERRUPTED if result.interrupted else 1 if wrong else 0
     quiet = tuple(f"{one.output_tokens_per_s:.1f}" for one in found)
     return Answer("bench.serve/1", data, tuple(views), quiet, code)
@@ -161,7 +161,7 @@ def _echo(echo: Echo) -> dict[str, object]:
     return {
         "the same": f"{echo.same:,}",
         "unlike": f"{len(echo.differing):,}",
-        "not compared": f"{echo.uncompared:,}" if echo.uncompared else None,
+        "unanswered": f"{len(echo.unanswered):,}" if echo.unanswered else None,
     }
 
 

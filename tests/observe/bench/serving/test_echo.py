@@ -6,7 +6,7 @@ from tests.observe.bench.serving.served_requests import run_of, served
 
 def test_equal_answers_are_the_same() -> None:
     found = [served(index, 0.0, [1]) for index in range(3)]
-    assert compare_answers(found, found) == (3, (), 0)
+    assert compare_answers(found, found) == (3, (), ())
 
 
 def test_an_answer_that_belongs_to_another_request_is_called_so() -> None:
@@ -26,11 +26,13 @@ def test_the_first_other_token_is_named() -> None:
 
 def test_requests_without_an_answer_are_not_passed_over() -> None:
     alone = [served(0, 0.0, [1]), served(1, 0.0, [1])]
-    assert compare_answers(alone[:1], alone).uncompared == 1
-    failed = [alone[0], served(1, 0.0, [], fault="cut off")]
-    assert compare_answers(failed, alone).uncompared == 1
+    (line,) = compare_answers(alone[:1], alone).unanswered
+    assert line == "request 1: not asked under load, answered beside it"
+    failed = [alone[0], served(1, 0.0, [], fault="cut off", detail="why")]
+    (line,) = compare_answers(failed, alone).unanswered
+    assert line == "request 1: cut off (why) under load, answered beside it"
 
 
 def test_results_with_more_runs_are_not_all_compared() -> None:
-    runs = [run_of([served(0, 0.0, [1])]), run_of([served(0, 0.0, [1]), served(1, 0.0, [1])])]
-    assert compare_runs(runs, runs[:1]) == (1, (), 2)
+    runs = [run_of([served(0, 0.0, [1])]), run_of([served(0, 0.0, [1])], "another")]
+    assert compare_runs(runs, runs[:1]) == (1, (), ("another: only in one result",))

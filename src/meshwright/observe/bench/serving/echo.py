@@ -1,6 +1,6 @@
 """No lost or mixed-up token: each answer under load held against the same answer alone."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from meshwright.observe.bench.serving.result import Run
@@ -13,26 +13,37 @@ class Echo(NamedTuple):
     same: int
     differing: tuple[str, ...]
     """What is unlike, request by request."""
-    uncompared: int
-    """Requests that one side has no answer to."""
+    unanswered: tuple[str, ...]
+    """Requests that one side has no answer to, and why."""
 
 
-def compare_answers(under_load: Iterable[Served], alone: Iterable[Served]) -> Echo:
+def compare_answers(under_load: Sequence[Served], alone: Sequence[Served]) -> Echo:
     """Hold answers to the same requests against each other."""
-    known = {one.index: one for one in alone if not one.fault}
-    answers = [one for one in under_load if not one.fault]
-    whose = {one.digest: one.index for one in known.values()}
-    pairs = [(one, known[one.index]) for one in answers if one.index in known]
-    differing = [_unlike(one, other, whose) for one, other in pairs if one.digest != other.digest]
-    lost = len({one.index for one in under_load} | set(known)) - len(pairs)
-    return Echo(len(pairs) - len(differing), tuple(differing), lost)
+    first, second = ({one.index: one for one in side} for side in (under_load, alone))
+    whose = {one.digest: one.index for one in alone if not one.fault}
+    same, differing, unanswered = 0, list[str](), list[str]()
+    for index in sorted(first.keys() | second.keys()):
+        one, other = first.get(index), second.get(index)
+        if one is None or other is None or one.fault or other.fault:
+            unanswered.append(f"request {index}: {_why(one)} under load, {_why(other)} beside it")
+        elif one.digest == other.digest:
+            same += 1
+        else:
+            differing.append(_unlike(one, other, whose))
+    return Echo(same, tuple(differing), tuple(unanswered))
+
+
+def _why(one: Served | None) -> str:
+    if one is None:
+        return "not asked"
+    return f"{one.fault} ({one.detail})" if one.fault else "answered"
 
 
 def compare_runs(one: Sequence[Run], other: Sequence[Run]) -> Echo:
     """Hold all answers of two results against each other, run by run."""
     found = [compare_answers(a.requests, b.requests) for a, b in zip(one, other, strict=False)]
-    missing = sum(len(run.requests) for run in (*one[len(other) :], *other[len(one) :]))
-    return in_all([*found, Echo(0, (), missing)])
+    missing = [run.name for run in (*one[len(other) :], *other[len(one) :])]
+    return in_all([*found, Echo(0, (), tuple(f"{name}: only in one result" for name in missing))])
 
 
 def in_all(echoes: Sequence[Echo]) -> Echo:
@@ -40,7 +51,7 @@ def in_all(echoes: Sequence[Echo]) -> Echo:
     return Echo(
         sum(echo.same for echo in echoes),
         tuple(line for echo in echoes for line in echo.differing),
-        sum(echo.uncompared for echo in echoes),
+        tuple(line for echo in echoes for line in echo.unanswered),
     )
 
 

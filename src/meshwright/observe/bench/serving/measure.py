@@ -26,6 +26,11 @@ if TYPE_CHECKING:
     import aiohttp
 
 
+KEPT_OPEN_S = 2.0
+"""Idle connections are closed before servers do so, most after 5 s: a request sent at that moment
+would be lost."""
+
+
 class Turn(NamedTuple):
     """One load to put on a server."""
 
@@ -96,7 +101,7 @@ def _session(settings: Settings) -> "aiohttp.ClientSession":
     import aiohttp
 
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0),
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEPT_OPEN_S),
         cookie_jar=aiohttp.DummyCookieJar(),
         timeout=aiohttp.ClientTimeout(total=settings.timeout_s, sock_connect=None),
         headers={"Authorization": f"Bearer {settings.key}"} if settings.key else None,
