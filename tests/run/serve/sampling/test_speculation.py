@@ -5,12 +5,10 @@ import pytest
 pytest.importorskip("torch", reason="sampling works on torch tensors")
 
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from meshwright.run.serve.asked import GREEDY, Sampling
 from meshwright.run.serve.sampling.sampler import Sampler
-from meshwright.run.serve.sampling.speculation import PromptLookup, by_model, check
+from meshwright.run.serve.sampling.speculation import by_model, check
 from tests.run.serve.sampling.goodness import LIMIT, deviation
 
 VOCAB = 6
@@ -165,28 +163,3 @@ def test_log_probabilities_are_told_for_each_line() -> None:
     assert checked.told is not None
     exact = TARGET[inputs].log_softmax(1).gather(1, checked.tokens[:, None]).squeeze(1)
     torch.testing.assert_close(checked.told.own, exact)
-
-
-def test_a_lookup_proposes_what_followed_the_last_time() -> None:
-    lookup = PromptLookup([1, 2, 3, 4, 9, 1, 2, 7, 5, 1, 2])
-    assert lookup.propose(3) == [7, 5, 1]
-    lookup.add([3])
-    assert lookup.propose(2) == [4, 9]
-    lookup.add([8])
-    assert lookup.propose(4) == []
-    assert PromptLookup([]).propose(4) == []
-    assert PromptLookup([5, 5, 5, 5]).propose(2) == [5]
-
-
-@given(st.lists(st.integers(0, 3), max_size=30), st.integers(1, 5))
-def test_what_is_proposed_did_follow_the_longest_ending_that_came_before(
-    tokens: list[int], most: int
-) -> None:
-    wanted: list[int] = []
-    for length in (4, 3, 2):
-        ending = tokens[-length:]
-        places = [at for at in range(length, len(tokens)) if tokens[at - length : at] == ending]
-        if places and length <= len(tokens):
-            wanted = tokens[places[-1] : places[-1] + most]
-            break
-    assert PromptLookup(tokens).propose(most) == wanted

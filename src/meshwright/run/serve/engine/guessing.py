@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from meshwright.run.serve.engine.answer import Answer
-from meshwright.run.serve.sampling.speculation import PromptLookup
+from meshwright.run.serve.sampling.lookup import PromptLookup
 
 
 class Guesses(Protocol):

@@ -16,14 +16,14 @@ rejection: a proposal of probability q is taken with probability min(1, p / q), 
 A step: the row's lines of logits follow its last token and then each proposal, so it has one line
 more than proposals:
 
-    proposals = by_model(draft, sampler, lines, last_R, 4)       or `PromptLookup.propose`
+    proposals = by_model(draft, sampler, lines, last_R, 4)       or `lookup.PromptLookup`
     lines = sampler.plan(rows, widths=[5] * len(rows))
     checked = check(sampler, logits_LV, lines, inputs_L)         counts what was kept, too
 
 Penalties, biases, `min_tokens` and grammars hold at every line; none of them is dropped.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -161,34 +161,3 @@ def by_model(
         if chances:
             drawn_from.append(sampler.probabilities(logits_RV, bare))
     return Proposals(torch.stack(tokens, 1), torch.stack(drawn_from, 1) if chances else None)
-
-
-class PromptLookup:
-    """Proposes what followed the last time that the same few tokens came: in code, in summaries.
-
-    Each place is found by one look into a table that grows with the text.
-    """
-
-    def __init__(self, prompt: Sequence[int], *, shortest: int = 2, longest: int = 4) -> None:
-        self._tokens: list[int] = []
-        self._lengths = range(longest, shortest - 1, -1)
-        self._after: dict[tuple[int, ...], int] = {}
-        self.add(prompt)
-
-    def add(self, tokens: Sequence[int]) -> None:
-        """Go on with tokens of the answer."""
-        for token in tokens:
-            at = len(self._tokens)
-            # Entered only now that something follows, so that the end of a text never finds itself.
-            for length in self._lengths:
-                if length <= at:
-                    self._after[tuple(self._tokens[at - length :])] = at
-            self._tokens.append(token)
-
-    def propose(self, most: int) -> list[int]:
-        """Return up to `most` tokens; none where the last few tokens are new."""
-        for length in self._lengths:
-            at = self._after.get(tuple(self._tokens[-length:]))
-            if at is not None and length <= len(self._tokens):
-                return self._tokens[at : at + most]
-        return []
