@@ -5,7 +5,7 @@ Every command module has the same shape: `EXAMPLES` (lines that run as typed),
 """
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import NamedTuple, Protocol, cast
 
@@ -13,7 +13,7 @@ from meshwright.cli.answer import Answer
 
 
 class Command(NamedTuple):
-    """One word after `mw`."""
+    """One word after `mw`, or two."""
 
     summary: str
     group: str
@@ -28,6 +28,7 @@ COMMANDS: dict[str, Command] = {
     "layout": Command("check, size, export or import a parallel layout", "Describe"),
     "plan": Command("find the fastest layout there is, and say why it wins", "Predict"),
     "simulate": Command("predict one training step and where its time goes", "Predict"),
+    "simulate serve": Command("predict how requests to a served model fare", "Predict"),
     "whatif": Command("change one thing and see what the step makes of it", "Predict"),
     "validate": Command("score predictions against published measurements", "Predict"),
     "collective": Command("collective algorithms: prove, draw, simulate, run, export", "Predict"),
@@ -64,4 +65,14 @@ class Module(Protocol):
 
 def module(name: str) -> Module:
     """Import the module of a command."""
-    return cast(Module, import_module(f"meshwright.cli.{name}"))
+    return cast(Module, import_module(f"meshwright.cli.{name.replace(' ', '_')}"))
+
+
+def joined(words: Sequence[str]) -> list[str]:
+    """Return the words of a command line, a command of two words as one of them."""
+    found = list(words)
+    at = next((place for place, word in enumerate(found) if not word.startswith("-")), 0)
+    pair = " ".join(found[at : at + 2])
+    if pair in COMMANDS:
+        found[at : at + 2] = [pair]
+    return found

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Callable
 
 from meshwright.cli.answer import Answer, Text
-from meshwright.cli.commands import COMMANDS
+from meshwright.cli.commands import COMMANDS, joined
 from meshwright.cli.parser import Parser, add_common, build
 from meshwright.errors import InputError
 
@@ -60,6 +60,7 @@ def run(args: argparse.Namespace) -> Answer:
 def complete(typed: list[str]) -> list[str]:
     """Return the words that may stand where the last of `typed` is being written."""
     *before, start = typed or [""]
+    before = joined(before)
     parser: argparse.ArgumentParser = build(before[0] if before and before[0] in COMMANDS else None)
     for word in before:
         parser = _choices(parser).get(word, parser)
@@ -71,7 +72,9 @@ def complete(typed: list[str]) -> list[str]:
     elif start.startswith("-"):
         candidates = [flag for flag in actions if flag.startswith("--")]
     else:
-        candidates = [*_choices(parser), *_names(parser)]
+        second = [pair[1] for pair in map(str.split, COMMANDS) if [pair[0]] == before and pair[1:]]
+        candidates = [*(word for word in _choices(parser) if " " not in word), *second]
+        candidates += _names(parser)
     return sorted(word for word in candidates if word.startswith(start))
 
 

@@ -7,7 +7,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 
 from meshwright.cli.answer import Answer
-from meshwright.cli.commands import COMMANDS, module
+from meshwright.cli.commands import COMMANDS, joined, module
 from meshwright.cli.parser import Parser, build
 from meshwright.cli.render import show, show_error, silence_colour
 from meshwright.errors import MeshwrightError, MissingPart
@@ -18,7 +18,7 @@ OWN_FAULT = 70
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    words, job = _without_job(list(sys.argv[1:] if argv is None else argv))
+    words, job = _without_job(joined(sys.argv[1:] if argv is None else argv))
     mode = _mode(words)
     _print_anything()
     try:
@@ -49,7 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def answer_to(words: Sequence[str]) -> Answer:
     """Return what a command answers without printing it; raise where its words are wrong."""
-    args = _parse(build(words[0]), list(words))
+    words = joined(words)
+    args = _parse(build(words[0]), words)
     assert args is not None, "help is printed, not answered"
     return module(words[0]).run(args)
 

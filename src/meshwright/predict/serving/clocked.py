@@ -61,6 +61,7 @@ class Stretches(NamedTuple):
     running: Floats
     """Sequences that have a place."""
     waiting: Floats
+    """Sequences that wait for one, those aside that came during the steps."""
     held: Floats
     """Blocks in use."""
 
@@ -69,9 +70,9 @@ class Clocked:
     """A batcher whose steps take as long as a cost model says."""
 
     __slots__ = (
-        "_chunks", "_decodes", "_first_s", "_more_s", "_prompts", "_record", "_steps", "batcher",
-        "began", "cost", "ends_s", "finished", "is_leaping", "is_waking", "number", "preempted",
-        "start_s",
+        "_chunks", "_decodes", "_first_s", "_more_s", "_prompts", "_record", "_steps", "_waiting",
+        "batcher", "began", "cost", "ends_s", "finished", "is_leaping", "is_waking", "number",
+        "preempted", "start_s",
     )  # fmt: skip
 
     def __init__(self, station: Station, number: int = 0) -> None:
@@ -89,7 +90,7 @@ class Clocked:
         """Who got a token beside those who decode, who got their last, and who made room."""
         self._chunks: list[Chunk] = []
         self.start_s = self._first_s = self._more_s = 0.0
-        self._steps = self._decodes = self._prompts = 0
+        self._steps = self._decodes = self._prompts = self._waiting = 0
         self._record = array("d")
 
     def wake(self, now_s: float) -> float:
@@ -109,7 +110,7 @@ class Clocked:
             self._steps, self._decodes, self._prompts = steps, count, 0
             self._first_s = first = fixed + slope * keys
             self._more_s = more = slope * count
-            self.is_leaping = True
+            self.is_leaping, self._waiting = True, len(batcher.waiting)
             self.ends_s = end = now_s + steps * (first + more * (steps - 1) / 2)
             return end
         batch = batcher.next()
@@ -117,6 +118,7 @@ class Clocked:
             self.ends_s = inf
             return inf
         self._steps, self._decodes, self._chunks = 1, batch.decodes, batch.chunks
+        self._waiting = len(batcher.waiting)
         self.began, self.finished, self.preempted = batch.joined, batch.finished, batch.preempted
         self.ends_s = end = now_s + self._price(batch)
         return end
@@ -145,7 +147,7 @@ class Clocked:
         self._record.extend(
             (
                 self.start_s, self.ends_s, self._steps, self._decodes, self._prompts, joined,
-                batcher.running, len(batcher.waiting), batcher.pool.held,
+                batcher.running, self._waiting, batcher.pool.held,
             )
         )  # fmt: skip
         self.ends_s = inf

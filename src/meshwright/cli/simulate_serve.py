@@ -1,0 +1,150 @@
+"""`mw simulate serve MODEL`: how requests to a served model fare, before a GPU is rented."""
+
+import argparse
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from meshwright.cli.answer import Answer, Note
+from meshwright.cli.parser import add_common
+from meshwright.cli.request_flags import Stream, add_request_flags, streams_of
+from meshwright.cli.serve_flags import add_layout, add_limits, add_served, fleet_of
+from meshwright.cli.serve_screen import Run, plot, screen
+from meshwright.errors import InputError, Problem
+from meshwright.observe.bench.serving.figures import parse_objective
+from meshwright.predict.serving.fleet import Fleet, run_fleet
+from meshwright.predict.serving.outcome import outcome_of
+from meshwright.predict.serving.served import Served
+from meshwright.spec.bounds import real, require
+from meshwright.spec.units import parse_number
+from meshwright.spec.workload import Request
+
+EXAMPLES = (
+    "mw simulate serve llama3.1-8b --cluster h200-superpod --rate 10 --prompt 500 --output 200",
+    "mw simulate serve llama3.1-70b --cluster h100-superpod --tp 4 --replicas 2 --precision fp8 "
+    "--trace requests.jsonl --routing prefix --slo ttft=500ms,itl=40ms",
+    "mw simulate serve llama3.1-70b --cluster h100-superpod --tp 4 --disaggregate 1:1 "
+    "--rate 1,2,4,8 --prompt 2000 --output 300 --slo ttft=1s,itl=40ms --plot load.svg",
+)
+COUNT = 2000
+_PER_PLACE = 20
+"""Requests for each one in flight, where nobody says how many."""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the flags."""
+    parser.usage = "mw simulate serve MODEL --cluster NAME [requests] [flags]"
+    add_served(parser)
+    add_request_flags(parser)
+    add_layout(parser)
+    add_limits(parser)
+    judged = parser.add_argument_group("what is made of it")
+    add_objective(judged)
+    judged.add_argument(
+        "--timeline", metavar="PATH",
+        help="keep steps and requests: a folder for mw timeline, or a .json.gz for Perfetto",
+    )  # fmt: skip
+    judged.add_argument("--plot", metavar="FILE", help="draw the load over time, as SVG")
+    add_common(parser)
+
+
+def add_objective(group: Any) -> None:
+    """Add what requests are held to."""
+    group.add_argument(
+        "--slo",
+        metavar="NAME=TIME,…",
+        help="the longest ttft, itl, tpot or e2e: ttft=500ms,itl=40ms",
+    )
+    group.add_argument(
+        "--attain", metavar="SHARE", default="0.99",
+        help="share of requests that have to keep to it (default: 0.99)",
+    )  # fmt: skip
+
+
+def attain_of(args: argparse.Namespace) -> float:
+    """Return the share of requests that have to keep to the objective."""
+    found = parse_number(args.attain, "--attain")
+    require(real("--attain", found, 0.0, 1.0))
+    return found
+
+
+def run(args: argparse.Namespace) -> Answer:
+    """Answer with what each stream of requests comes to."""
+    fleet, attain = fleet_of(args), attain_of(args)
+    objective = None if args.slo is None else parse_objective(args.slo, "--slo")
+    streams = sized_streams(args)
+    if args.timeline and len(streams) > 1:
+        fix = "give one rate or concurrency"
+        raise InputError([Problem("--timeline", f"there are {len(streams)} runs", fix)])
+    runs = []
+    for stream in streams:
+        served = run_fleet(fleet, drawn(stream), in_flight=stream.in_flight)
+        runs.append(Run(stream.name, served, outcome_of(served, fleet, objective)))
+    notes = []
+    if args.timeline:
+        _write_timeline(args.timeline, runs[0].served, fleet)
+        notes.append(Note(f"wrote {args.timeline}"))
+    if args.plot:
+        plot(args.plot, runs)
+        notes.append(Note(f"wrote {args.plot}"))
+    shares = [run.outcome.good_share for run in runs if run.outcome.good_share is not None]
+    data = {
+        "fleet": fleet_data(fleet),
+        "objective": objective,
+        "attain": attain if objective else None,
+        "runs": [{"name": one.name, **msgspec.to_builtins(one.outcome)} for one in runs],
+    }
+    quiet = tuple(f"{one.outcome.output_tokens_per_s:.6g}" for one in runs)
+    code = 1 if shares and min(shares) < attain else 0
+    views = (*screen(fleet, runs, objective, attain), *notes)
+    return Answer("simulate.serve/1", data, views, quiet, code)
+
+
+def sized_streams(args: argparse.Namespace) -> list[Stream]:
+    """Return the streams that the flags describe, long enough to settle."""
+    if args.requests is None and args.duration is None and args.trace is None:
+        args.requests = str(COUNT)
+    return streams_of(args)
+
+
+def drawn(stream: Stream) -> list[Request]:
+    """Return the requests of a stream; what has no end gets one."""
+    most = None
+    if stream.in_flight is not None:
+        most = max(COUNT, _PER_PLACE * stream.in_flight)
+    found = list(islice(stream.draw(), most))
+    if not found:
+        what = "no request arrives in that time"
+        raise InputError([Problem("--duration", what, "use a longer one, or a higher rate")])
+    return found
+
+
+def fleet_data(fleet: Fleet) -> dict[str, Any]:
+    """Return a fleet as plain data."""
+    replica = fleet.serving.replica
+    return {
+        "model": replica.model.name,
+        "cluster": replica.cluster.name,
+        "engine": replica.engine.name,
+        "weights": replica.formats.weights,
+        "kv": replica.formats.kv,
+        "layout": {name: getattr(replica.layout, name) for name in ("tp", "pp", "dp", "ep")},
+        "replicas": fleet.serving.count,
+        "prefill_replicas": fleet.prefill.count if fleet.prefill else 0,
+        "gpus": fleet.gpus,
+        "routing": fleet.routing,
+        "limits": msgspec.to_builtins(fleet.serving.limits),
+    }
+
+
+def _write_timeline(path: str, served: Served, fleet: Fleet) -> None:
+    from meshwright.predict.serving.spans import timeline_of
+    from meshwright.timeline import write, write_perfetto
+
+    timeline = timeline_of(served, {"model": fleet.serving.replica.model.name})
+    if Path(path).suffix:
+        write_perfetto(timeline, path)
+    else:
+        write(timeline, path)
