@@ -30,7 +30,7 @@ GROUPS = (128, 64, 32)
 """Inputs that share a scale; the first that divides a row is taken."""
 FEW = 128
 """Tokens up to which codes are multiplied as they are."""
-TOKENS, OUTPUTS, WARPS, STAGES = 64, 64, 4, 3
+TOKENS, OUTPUTS, WARPS, STAGES = 64, 32, 4, 4
 """Largest tile of a program. Not yet tuned on a GPU."""
 
 
