@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Sequence
 from time import monotonic
 from typing import Protocol, runtime_checkable
 
-from meshwright.errors import InputError
+from meshwright.errors import InputError, MeshwrightError
 from meshwright.run.serve.asked import Ask, Piece
 from meshwright.run.serve.interface import Serves
 from meshwright.run.serve.server.faults import Fault, impossible
@@ -63,6 +63,9 @@ class Reply:
         except InputError as error:
             self._end = "error"
             raise impossible(error) from None
+        except MeshwrightError as error:
+            self._end = "error"
+            raise Fault(503, str(error), code="engine_error") from None
         now = monotonic()
         if self._first_at is None:
             self._note_first(piece, now)
