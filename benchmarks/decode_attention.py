@@ -39,6 +39,8 @@ TARGETS = {2: ">= 80", 1: ">= 75"}
 """Percent of it, by the bytes of a cached element, for 64 to 256 rows of 1k to 2k keys."""
 PROMISED = ("64 x 2k", "128 x 2k", "256 x 1k")
 TUNING = ("64 x 2k", "256 x 1k", "8 x 4k", "256 x 100 to 1,600")
+FEW = ("1 x 8k", "8 x 4k", "64 x 2k", "1 x 128k and 31 x 4k")
+"""Cases that tell how rows should be shared and joined."""
 ERROR_TARGET = "<= 1"
 LAYOUTS = ((16, False), (16, True), (64, False), (64, True), (128, False), (128, True), (256, True))
 """Tokens of a page, and whether its heads come first."""
@@ -186,11 +188,19 @@ def _tuned(eight_bits: bool, seconds: float, failures: list[str]) -> dict[str, o
         if shares:
             tried.append((sum(shares.values()) / len(shares), cut, shares))
     tried.sort(key=lambda each: -each[0])
+    best = tried[0][1] if tried else None
+    joins = {}
+    few = [case for case in CASES if case.name in FEW]
+    for tickets, least in ((False, 1), (False, 2), (False, 4), (True, 1), (True, 2), (True, 4)):
+        if best is None or time.perf_counter() - started > seconds:
+            break
+        changed = best._replace(tickets=tickets, least=least)
+        label = f"{'tickets' if tickets else 'second kernel'}, at least {least} tiles"
+        joins[label] = _shares(few, pool, changed, failures)
     del pool
     layouts = {}
-    best = tried[0][1] if tried else None
     for block, heads_first in LAYOUTS:
-        if time.perf_counter() - started > 1.1 * seconds:
+        if time.perf_counter() - started > 1.2 * seconds:
             break
         pool = cases.make_pool(eight_bits=eight_bits, block=block, heads_first=heads_first)
         fitted = None if best is None else best.fitting(block)
@@ -205,6 +215,7 @@ def _tuned(eight_bits: bool, seconds: float, failures: list[str]) -> dict[str, o
             {"mean": round(mean, 1), **cut._asdict(), "cases": shares}
             for mean, cut, shares in tried[:8]
         ],
+        "joins": joins,
         "layouts": layouts,
     }
 
@@ -264,6 +275,8 @@ def _compile_part(eight_bits: bool, part: int, parts: int) -> None:
 
 def _errors(failures: list[str]) -> Figures:
     """Compare kernels with attention written out, in roundings of bfloat16."""
+    from meshwright.run.kernels.paged_decode import cut_for
+
     worst: dict[str, float] = {}
     for eight_bits in (False, True):
         for block, heads_first in ((16, True), (64, False), (128, False)):
@@ -272,8 +285,10 @@ def _errors(failures: list[str]) -> Figures:
             )
             case = Case("", (1, 777, 0, 128, 5000, 63))
             label = f"error, {'float8' if eight_bits else 'bfloat16'}, pages of {block}"
-            off = _attempt(label, failures, partial(error_of, case, pool))
-            worst[label] = float("inf") if off is None else off
+            for tickets in (False, True):
+                cut = cut_for(pool.k_cache, cases.HEADS // cases.KV_HEADS)._replace(tickets=tickets)
+                off = _attempt(label, failures, partial(error_of, case, pool, cut))
+                worst[label] = max(worst.get(label, 0.0), 1e9 if off is None else off)
     return [figure(label, off, "roundings", ERROR_TARGET) for label, off in worst.items()]
 
 

@@ -33,10 +33,17 @@ def kernels() -> Iterator[Kernel]:
         given |= {"plan": "*i32"} | dict.fromkeys(("programs", "least", "q_row"), INT)
         cut = CUTS[element, WIDTH].fitting(BLOCK)
         constants = shape | absent | halved | _cut(cut) | {"ROPE": 0, "ROPE_COLUMNS": 16}
+        constants |= {"OUT_COLUMNS": WIDTH, "HEADS": 4, "PIECES": 8, "tickets": None}
         yield Kernel(
             f"paged attention, decode, {element} bytes", decode.attend_shares, given, constants,
             cut.warps, cut.registers, cut.stages,
         )  # fmt: skip
+        del constants["tickets"]
+        yield Kernel(
+            f"paged attention, decode with tickets, {element} bytes", decode.attend_shares,
+            given | {"tickets": "*i32"}, constants, cut.warps, cut.registers, cut.stages,
+        )  # fmt: skip
+        constants |= {"OUT_COLUMNS": 512, "tickets": None}
         few = FEW[element]
         latents = {"K": 1, "G": 16, "E": 512, "ROPE": 64, "ROPE_COLUMNS": 32 if pairs else 64}
         latents |= {"COLUMNS": 256 if pairs else 512, "PACKED": 16} | _cut(few)
@@ -56,11 +63,11 @@ def kernels() -> Iterator[Kernel]:
     counts = dict.fromkeys(("rows", "programs", "units", "least"), INT)
     given = counts | {"lengths": "*i32", "plan": "*i32"}
     constants = {"WINDOW": 0, "CHUNK": 0, "TILE": 64, "ROWS": 256, "PROGRAMS": 16}
+    sizes: dict[str, Any] = {"K": 8, "G": 4, "E": 128, "PACKED": 4, "COLUMNS": 128, "PIECES": 16}
     for splits in (0, 16):
         name = f"paged attention, plan, {splits} splits"
         yield Kernel(name, decode.plan_shares, given, constants | {"SPLITS": splits}, 4)
         types = counts | {"plan": "*i32", "out": BF16, "parts": FP32, "stats": FP32}
-        sizes = {"K": 8, "G": 4, "E": 128, "PACKED": 4, "COLUMNS": 128, "PIECES": 16}
         sizes |= {"SPLITS": splits, "sinks": None}
         yield Kernel(f"paged attention, join, {splits} splits", decode.join_parts, types, sizes, 2)
 
@@ -77,11 +84,17 @@ def _stores(cached: str) -> Iterator[Kernel]:
     types = {"k_cache": cached, "v_cache": cached, "slots": "*i64", "number": INT} | STRIDES
     scaled = cached == E4M3
     types |= {"k_scale": FP32, "v_scale": FP32} if scaled else {}
-    absent = {} if scaled else {"k_scale": None, "v_scale": None}
+    absent: dict[str, Any] = {} if scaled else {"k_scale": None, "v_scale": None}
     given = types | {"k": BF16, "v": BF16}
     given |= {f"{x}_{axis}": INT for x in "kv" for axis in ("token", "head")}
     tile = tile_of(KV_HEADS, KV_HEADS, WIDTH, paged_store.TILE)
-    shape = {"K": KV_HEADS, "E": WIDTH, "BLOCK": BLOCK, "COLUMNS": WIDTH, "EIGHT_BITS": scaled}
+    shape: dict[str, Any] = {
+        "K": KV_HEADS,
+        "E": WIDTH,
+        "BLOCK": BLOCK,
+        "COLUMNS": WIDTH,
+        "EIGHT_BITS": scaled,
+    }
     cut = {"TOKENS": tile.tokens, "HEADS": tile.heads}
     function = paged_store_kernel.store_tokens
     name = f"store in pages, {cached}"

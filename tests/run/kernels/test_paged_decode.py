@@ -74,8 +74,19 @@ def test_groups_of_any_size_are_exact(heads: int, kv_heads: int, width: int) -> 
 )
 @pytest.mark.parametrize("invariant", [False, True])
 def test_options_are_exact(options: dict[str, Any], invariant: bool) -> None:
-    cut = Cut(tile=32, warps=2, stages=2, per_sm=2, least=1)
+    cut = Cut(tile=32, warps=2, stages=2, per_sm=2, least=1, tickets="sinks" in options)
     checked(drawn(3, 4, 16), paged([150, 0, 47]), cut, invariant=invariant, **options)
+
+
+def test_tickets_are_back_at_nought_after_every_call() -> None:
+    cut = Cut(tile=32, warps=2, stages=2, per_sm=2, least=1, tickets=True)
+    cache, q = paged([150, 40]), drawn(2, 10, 16)
+    plan = plan_decode(cache.lengths, cache.k_cache, 10, cut=cut)
+    calls = [paged_decode(q, *cache, plan=plan, backend="triton") for _ in range(2)]
+    assert torch.equal(*calls)
+    assert_near(calls[0], paged_decode(q.double(), *cache, backend="torch"))
+    assert plan.tickets is not None
+    assert not plan.tickets.any()
 
 
 def test_scales_multiply_what_is_cached() -> None:

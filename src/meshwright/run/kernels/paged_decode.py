@@ -53,6 +53,8 @@ class Cut(NamedTuple):
     """Whether each warp has keys of its own, in place of columns of all."""
     least: int = 2
     """Tiles of a share at least."""
+    tickets: bool = False
+    """Whether the last program of a row joins its parts, in place of a second kernel."""
 
     @property
     def registers(self) -> int | None:
@@ -63,7 +65,9 @@ class Cut(NamedTuple):
     def fitting(self, block_tokens: int) -> "Cut":
         """Return the same cut with tiles that pages hold whole, if they are long enough for it."""
         shortest = 16 * self.warps if self.apart else 32
-        return self._replace(tile=max(min(self.tile, block_tokens), shortest))
+        return (
+            self._replace(tile=min(self.tile, block_tokens)) if block_tokens >= shortest else self
+        )
 
 
 CUTS: dict[tuple[int, int], Cut] = {
@@ -101,6 +105,8 @@ class DecodePlan(NamedTuple):
     splits: int
     window: int | None
     chunk: int | None
+    tickets: Tensor | None = None
+    """int32, nought between calls: parts of each shared row that are done."""
 
 
 def plan_decode(
@@ -118,13 +124,14 @@ def plan_decode(
     cut = cut or cut_for(k_cache, group)
     programs = cut.per_sm * _multiprocessors(lengths_R.device)
     rows, splits = len(lengths_R), SPLITS if invariant else 0
+    units = k_cache.shape[2] * -(-group // _packed(group))
     counts = torch.empty(rows + programs + 2, dtype=torch.int32, device=lengths_R.device)
     plan_shares[(-(-(programs + 1) // 16),)](
         lengths_R,
         counts,
         rows,
         programs,
-        k_cache.shape[2] * -(-group // _packed(group)),
+        units,
         _least(cut, splits),
         WINDOW=window or 0,
         CHUNK=chunk or 0,
@@ -134,7 +141,11 @@ def plan_decode(
         PROGRAMS=16,
         num_warps=4,
     )
-    return DecodePlan(counts, cut, programs, splits, window, chunk)
+    tickets = None
+    if cut.tickets:
+        many = rows * units if splits else programs
+        tickets = torch.zeros(many, dtype=torch.int32, device=lengths_R.device)
+    return DecodePlan(counts, cut, programs, splits, window, chunk, tickets)
 
 
 def paged_decode(
@@ -223,16 +234,19 @@ def launch(
     keys, values = (as_pairs(cache) if pairs else cache for cache in (k_cache, v_cache))
     step = 2 if pairs else 1
     attend_shares[(plan.programs,)](
-        q_RHE, keys, values, tables_RB, lengths_R, plan.counts, out, parts, stats, shaping.sinks,
-        shaping.alibi, *scales, shaping.scale, shaping.softcap or 1.0, rows, plan.programs, least,
-        q_RHE.stride(0), q_RHE.stride(1), *keys.stride()[:3], tables_RB.stride(0),
+        q_RHE, keys, values, tables_RB, lengths_R, plan.counts, out, parts, stats, plan.tickets,
+        shaping.sinks, shaping.alibi, *scales, shaping.scale, shaping.softcap or 1.0, rows,
+        plan.programs, least, *q_RHE.stride()[:2], *keys.stride()[:3], tables_RB.stride(0),
         K=kv_heads, G=group, E=width, M=max(16, power_of_two(packed)), BLOCK=k_cache.shape[1],
         TILE=cut.tile, COLUMNS=max(16, power_of_two(width // step)),
         WAYS=cut.warps if cut.apart else 1, PAIRS=pairs, WINDOW=shaping.window or 0,
         CHUNK=shaping.chunk or 0, CAPPED=shaping.softcap is not None, SPLITS=splits, PACKED=packed,
         ROPE=rope, ROPE_COLUMNS=max(16, power_of_two(max(1, rope // step))),
+        OUT_COLUMNS=power_of_two(width), HEADS=min(4, power_of_two(packed)), PIECES=PIECES // 2,
         num_warps=cut.warps, num_stages=cut.stages, maxnreg=cut.registers,
     )  # fmt: skip
+    if plan.tickets is not None:
+        return
     join_parts[(rows * units if splits else plan.programs, packed)](
         plan.counts, out, parts, stats, shaping.sinks, rows, plan.programs, least,
         K=kv_heads, G=group, E=width, PACKED=packed, COLUMNS=power_of_two(width),

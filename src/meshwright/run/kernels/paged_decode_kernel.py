@@ -3,7 +3,8 @@
 A *unit* is one row's keys for one key/value head with the query heads that share it.
 Units stand in one line, row after row and head after head, each as many *grains* long as it has
 tiles of keys; programs cut the line into equal shares. What a program finds of a unit that others
-share goes to a slot of `parts`, unnormalised, and `join_parts` puts such units together.
+share goes to a slot of `parts`, unnormalised; such units are put together by `join_parts`, or by
+the program that finished the last part, as tickets tell.
 
 Within a program WAYS warps may go separate ways: each takes its own keys of a tile, with a maximum
 and a sum of its own, so that no warp waits for another before the unit ends.
@@ -101,6 +102,7 @@ def attend_shares(
     out,
     parts,
     stats,
+    tickets,
     sinks,
     alibi,
     k_scale,
@@ -130,8 +132,11 @@ def attend_shares(
     CAPPED: tl.constexpr,
     SPLITS: tl.constexpr,
     PACKED: tl.constexpr,
-    ROPE: tl.constexpr = 0,
-    ROPE_COLUMNS: tl.constexpr = 16,
+    ROPE: tl.constexpr,
+    ROPE_COLUMNS: tl.constexpr,
+    OUT_COLUMNS: tl.constexpr,
+    HEADS: tl.constexpr,
+    PIECES: tl.constexpr,
 ):
     """Attend over one share of all keys.
 
@@ -200,6 +205,19 @@ def attend_shares(
             store_rows(parts + place * E, one, two, inside, E, COLUMNS, PAIRS)
             tl.store(stats + 2 * place, most, mask=inside)
             tl.store(stats + 2 * place + 1, sum_, mask=inside)
+            if tickets is not None:
+                # Who writes the last part puts all together: no part is missing then. The barrier
+                # has every thread's writes behind it before the ticket makes them known.
+                tl.debug_barrier()
+                lead = row * units + unit if SPLITS else (at - first) // share
+                pieces = grains if SPLITS else (at - first + grains - 1) // share - lead + 1
+                if tl.atomic_add(tickets + lead, 1, sem="acq_rel") == pieces - 1:
+                    tl.store(tickets + lead, 0)
+                    for number in range(0, PACKED, HEADS):
+                        _join(
+                            out, parts, stats, sinks, lead * (SPLITS or 2), pieces, row, unit,
+                            number, K, G, E, PACKED, HEADS, OUT_COLUMNS, PIECES, SPLITS,
+                        )  # fmt: skip
         at += taken
         row += (at - before * units >= grains * units).to(tl.int32)
 
@@ -320,35 +338,52 @@ def join_parts(
             begin = end - (inside - unit * grains)
             if (begin < end) & (begin >= end - share):
                 pieces = (begin + grains - 1) // share - program + 1
-    member = unit // K * PACKED + tl.program_id(1)
-    if (pieces > 1) & (member < G):
-        column = tl.arange(0, COLUMNS)
-        most = tl.full((PIECES,), NOTHING, tl.float32)
-        sums = tl.zeros((PIECES,), tl.float32)
-        found = tl.zeros((PIECES, COLUMNS), tl.float32)
-        for start in range(0, pieces, PIECES):
-            piece = start + tl.arange(0, PIECES)
-            slot = base + (piece if SPLITS else tl.where(piece == 0, 1, 2 * piece))
-            place = slot.to(tl.int64) * PACKED + tl.program_id(1)
-            there = piece < pieces
-            top = tl.load(stats + 2 * place, mask=there, other=NOTHING)
-            sum_ = tl.load(stats + 2 * place + 1, mask=there, other=0.0)
-            within = there[:, None] & (column < E)[None, :]
-            part = tl.load(parts + place[:, None] * E + column[None, :], mask=within, other=0.0)
-            now = tl.maximum(most, top)
-            old = tl.exp2(most - now)
-            new = tl.exp2(top - now)
-            sums = sums * old + sum_ * new
-            found = found * old[:, None] + part * new[:, None]
-            most = now
-        now = tl.max(most, 0)
-        weight = tl.exp2(most - now)
-        sum_ = tl.sum(sums * weight, 0)
-        whole = tl.sum(found * weight[:, None], 0)
-        head = unit % K * G + member
-        if sinks is not None:
-            weight, sum_ = with_sink(now, sum_, tl.load(sinks + head).to(tl.float32))
-            whole *= weight
-        whole /= tl.where(sum_ > 0, sum_, 1.0)
-        here = out + (row * (K * G) + head).to(tl.int64) * E
-        tl.store(here + column, whole.to(out.dtype.element_ty), mask=column < E)
+    if pieces > 1:
+        _join(
+            out, parts, stats, sinks, base, pieces, row, unit, tl.program_id(1),
+            K, G, E, PACKED, 1, COLUMNS, PIECES, SPLITS,
+        )  # fmt: skip
+
+
+@triton.jit
+def _join(
+    out, parts, stats, sinks, base, pieces, row, unit, lead,
+    K: tl.constexpr, G: tl.constexpr, E: tl.constexpr, PACKED: tl.constexpr, HEADS: tl.constexpr,
+    COLUMNS: tl.constexpr, PIECES: tl.constexpr, SPLITS: tl.constexpr,
+):  # fmt: skip
+    """Put together HEADS query heads of a unit, from its `lead` on, in the order of keys."""
+    number = lead + tl.arange(0, HEADS)
+    member = unit // K * PACKED + number
+    real = (number < PACKED) & (member < G)
+    column = tl.arange(0, COLUMNS)
+    most = tl.full((PIECES, HEADS), NOTHING, tl.float32)
+    sums = tl.zeros((PIECES, HEADS), tl.float32)
+    found = tl.zeros((PIECES, HEADS, COLUMNS), tl.float32)
+    for start in range(0, pieces, PIECES):
+        piece = start + tl.arange(0, PIECES)
+        slot = base + (piece if SPLITS else tl.where(piece == 0, 1, 2 * piece))
+        place = slot.to(tl.int64)[:, None] * PACKED + number[None, :]
+        there = (piece < pieces)[:, None] & real[None, :]
+        # Past the first-level cache, which may still hold what another call left there.
+        top = tl.load(stats + 2 * place, mask=there, other=NOTHING, cache_modifier=".cg")
+        sum_ = tl.load(stats + 2 * place + 1, mask=there, other=0.0, cache_modifier=".cg")
+        here = parts + place[:, :, None] * E + column[None, None, :]
+        within = there[:, :, None] & (column < E)[None, None, :]
+        part = tl.load(here, mask=within, other=0.0, cache_modifier=".cg")
+        now = tl.maximum(most, top)
+        old = tl.exp2(most - now)
+        new = tl.exp2(top - now)
+        sums = sums * old + sum_ * new
+        found = found * old[:, :, None] + part * new[:, :, None]
+        most = now
+    now = tl.max(most, 0)
+    weight = tl.exp2(most - now[None, :])
+    sum_ = tl.sum(sums * weight, 0)
+    whole = tl.sum(found * weight[:, :, None], 0)
+    head = unit % K * G + member
+    if sinks is not None:
+        sink = tl.load(sinks + head, mask=real, other=NOTHING).to(tl.float32)
+        factor, sum_ = with_sink(now, sum_, sink)
+        whole *= factor[:, None]
+    whole /= tl.where(sum_ > 0, sum_, 1.0)[:, None]
+    store_rows(out + (row * (K * G) + head).to(tl.int64) * E, whole, whole, real, E, COLUMNS, False)
