@@ -20,7 +20,7 @@ from meshwright.errors import DamagedFile, InputError
 from meshwright.timeline.readers import pickle_grammar
 from meshwright.timeline.readers.pickle_grammar import plain_form
 from meshwright.timeline.readers.plain_pickle import loads, read_plain_pickle
-from tests.timeline.readers.counted import instructions
+from tests.counted import instructions
 
 _SCALARS = (
     st.none() | st.booleans() | st.integers(-(2**200), 2**200) | st.floats(allow_nan=False)

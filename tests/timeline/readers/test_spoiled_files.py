@@ -15,7 +15,7 @@ from meshwright.timeline.readers.execution_trace import read_execution_trace
 from meshwright.timeline.readers.flight_recorder import read_flight_recorder
 from meshwright.timeline.readers.kineto import read_kineto
 from meshwright.timeline.readers.traces import read_trace
-from tests.timeline.readers.counted import instructions
+from tests.counted import instructions
 from tests.timeline.readers.small_chakra import COMPUTE, block, number, trace, varint
 from tests.timeline.readers.small_dumps import dump, entry
 from tests.timeline.readers.test_nccl_inspector import record
