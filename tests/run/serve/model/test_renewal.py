@@ -1,4 +1,4 @@
-"""Weights renewed in place give the answers of the new model; asleep, a model takes no memory."""
+"""Weights renewed in place give the answers of the new model."""
 
 from pathlib import Path
 from typing import Any
@@ -50,26 +50,6 @@ def test_renewed_weights_are_those_that_answer(family: str, tmp_path: Path) -> N
     renewal.write(state[1::2])
     assert not renewal.left
     assert places == [weight.data_ptr() for weight in forward.decoder.parameters()]
-    check(forward, theirs)
-
-
-@pytest.mark.parametrize("keep", [True, False])
-def test_a_sleeping_model_holds_nothing_and_wakes_whole(keep: bool, tmp_path: Path) -> None:
-    forward, theirs = served("llama", tmp_path)
-    renewal = Renewal(forward)
-    renewal.sleep(keep_weights=keep)
-    renewal.sleep()
-    assert renewal.asleep
-    assert forward.cache.asleep
-    assert not sum(weight.numel() for weight in forward.decoder.parameters())
-    with pytest.raises(InputError, match="wake it first"):
-        renewal.write([])
-    renewal.wake()
-    renewal.wake()
-    if not keep:
-        assert renewal.left
-        renewal.write(theirs.state_dict().items())
-    assert not renewal.left
     check(forward, theirs)
 
 
