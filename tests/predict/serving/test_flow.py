@@ -90,3 +90,13 @@ def test_published_rows_of_one_gpu_are_near() -> None:
         load = Load(prompt_tokens=prompt, output_tokens=output, requests=requests)
         found = went(load, batch_tokens=8192)
         assert found.output_tok_s == pytest.approx(measured, rel=0.25)
+
+
+def test_rounds_that_repeat_need_not_be_followed() -> None:
+    load = Load(prompt_tokens=2000, output_tokens=100, requests=400)
+    folded = went(load, batch_requests=16)
+    followed = went(
+        Load(prompt_tokens=2000, output_tokens=100, requests=400, spread=1e-9), batch_requests=16
+    )
+    assert folded.total_s == pytest.approx(followed.total_s, rel=0.01)
+    assert folded.ttft_s == pytest.approx(followed.ttft_s, rel=0.03)

@@ -60,11 +60,27 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 TENSORRT_LLM = Engine(
-    name="TensorRT-LLM", room="of_free", memory_share=0.95, batch_requests=4096, small_kernels=4.0,
+    name="TensorRT-LLM", room="of_free", memory_share=0.95, batch_requests=4096,
+    step_s=2e-3, request_s=3e-6, prefill_s=2.37e-4, gap=1.13, attention_gap=0.8, kv_share=0.95,
+    attention_s=2.14e-5, small_kernels=11.0, reduce_s=2.2e-5, link_share=0.109, expert_s=3.03e-6,
+    arrival_s=3.57e-3, reserve_bytes=2.41e9,
 )  # fmt: skip
 TENSORRT_LLM_TORCH = Engine(
     name="TensorRT-LLM PyTorch", room="of_free", memory_share=0.95, batch_requests=4096,
+    step_s=6.3e-4, request_s=6.49e-6, prefill_s=2.28e-4, gap=1.04, attention_gap=0.96, kv_share=0.95,
+    attention_s=5.75e-6, small_kernels=4.79, reduce_s=6e-6, link_share=0.204, expert_s=7.65e-6,
+    arrival_s=0.0663, reserve_bytes=8.72e9,
 )  # fmt: skip
-VLLM = Engine(name="vLLM", memory_share=0.9, batch_requests=1024)
-SGLANG = Engine(name="SGLang", memory_share=0.88, batch_requests=4096, mixing="apart", hidden=True)
+VLLM = Engine(
+    name="vLLM", memory_share=0.9, batch_requests=1024,
+    step_s=1.29e-3, request_s=4.4e-7, prefill_s=2.27e-4, gap=0.97, attention_gap=2.5, kv_share=0.95,
+    attention_s=1.51e-5, small_kernels=5.44, reduce_s=7.4e-6, link_share=0.156, expert_s=5.03e-6,
+    arrival_s=0.0505, reserve_bytes=1.11e9,
+)  # fmt: skip
+SGLANG = Engine(
+    name="SGLang", memory_share=0.88, batch_requests=4096, mixing="apart", hidden=True,
+    step_s=1e-3, request_s=2e-6, prefill_s=2.71e-4, gap=0.95, attention_gap=0.8, kv_share=0.622,
+    attention_s=2e-5, small_kernels=12.0, reduce_s=9.53e-6, link_share=0.507, expert_s=2.82e-5,
+    arrival_s=0.283, reserve_bytes=4.09e9,
+)  # fmt: skip
 ENGINES = (TENSORRT_LLM, TENSORRT_LLM_TORCH, VLLM, SGLANG)

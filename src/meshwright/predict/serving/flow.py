@@ -18,6 +18,9 @@ from meshwright.predict.serving.step_cost import StepCost
 GOLDEN = 0.6180339887498949
 """Multiples of it, less their whole part, spread evenly however many are taken."""
 
+LEAST_ROUNDS = 2
+"""Batches of a load that are followed at its beginning and end, whatever comes between."""
+
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
     """What is asked of a replica."""
@@ -170,6 +173,28 @@ def flow(
     fitting = dp * memory.requests(longest)
     requests = max(1, min(batch_requests or engine.batch_requests * dp, fitting))
     tokens = max(batch_tokens or engine.batch_tokens * dp, requests + 1)
+    at_once = load.concurrency is None and load.rate_per_s is None
+    rounds = (load.requests - LEAST_ROUNDS * requests) // requests
+    if not at_once or load.spread or rounds < 2:
+        return _followed(cost, load, requests, tokens)
+    # Batch after batch of equal requests repeats itself: one round more is worth all in between.
+    few = load.requests - rounds * requests
+    short = _followed(cost, _sized(load, few), requests, tokens)
+    longer = _followed(cost, _sized(load, few + requests), requests, tokens)
+    round_s = longer.total_s - short.total_s
+    total = short.total_s + rounds * round_s
+    return Flowed(
+        total, load.requests * load.output_tokens / total, short.ttft_s + rounds * round_s / 2,
+        longer.tpot_s, longer.batch,
+    )  # fmt: skip
+
+
+def _sized(load: Load, requests: int) -> Load:
+    return msgspec.structs.replace(load, requests=requests)
+
+
+def _followed(cost: StepCost, load: Load, requests: int, tokens: int) -> Flowed:
+    """Follow every request of a load."""
     run = _Run(cost, load, requests, tokens)
     while run.ended < load.requests:
         run.arrive()
@@ -179,7 +204,7 @@ def flow(
             run.decode()
         else:
             run.now = max(run.now, run.next_arrival() or run.now)
-    total = run.now
+    total, engine = run.now, cost.replica.engine
     return Flowed(
         total, run.outputs / total, run.ttft_sum / load.requests + engine.arrival_s,
         run.tpot_sum / load.requests, run.decoded / max(1, run.decode_steps),

@@ -25,7 +25,7 @@ from meshwright.predict.serving.replica import Replica
 GRID = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096,
         6144, 8192, 16384, 32768)  # fmt: skip
 """Numbers of tokens that are priced in full."""
-HEAT = 0.5
+HEAT = 0.25
 """Exponent of a chip's slow-down under lasting load: decoding leaves it cool, prompts do not."""
 
 
