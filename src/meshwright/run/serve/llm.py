@@ -85,8 +85,7 @@ class LLM:
         A `Model` gets random weights: its answers mean nothing, but take as long.
         """
         settings = settings or EngineSettings(**given)
-        self.engine, words, self.start_up = start_engine(model, settings)
-        self._words = words
+        self.engine, self.upkeep, self._words, self.start_up = start_engine(model, settings)
 
     @property
     def words(self) -> Words:

@@ -54,6 +54,11 @@ class DeviceRows:
         pair = self.sent([*rows, *tokens]).view(2, -1)
         self.last[pair[0]] = pair[1]
 
+    def choose(self, rows: Sequence[int], adapters: Sequence[int]) -> None:
+        """Say which adapters rows have; -1 is none."""
+        pair = self.sent([*rows, *adapters]).view(2, -1)
+        self.adapter[pair[0]] = pair[1]
+
     def decode(self, rows: Sequence[int]) -> None:
         """Let these rows decode, in this order."""
         if rows:

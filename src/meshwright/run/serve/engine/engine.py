@@ -30,6 +30,7 @@ from meshwright.run.serve.sampling.lines import problems_of
 from meshwright.run.serve.sampling.masks import Masks
 from meshwright.run.serve.sampling.stops import Answer as Following
 from meshwright.run.serve.sampling.telling import Told
+from meshwright.spec.names import unknown_name
 from meshwright.spec.serving import Limits
 
 
@@ -121,6 +122,10 @@ class Engine:
         if sampling.n > self.limits.batch_requests:
             what = f"{sampling.n} answers at a time, the engine has {self.limits.batch_requests}"
             problems.append(Problem("n", what, f"use at most {self.limits.batch_requests}"))
+        if ask.adapter is not None and ask.adapter not in self._adapters:
+            problems.append(unknown_name("adapter", ask.adapter, self._adapters, "adapter"))
+        if self.runner.cache.asleep:
+            problems.append(Problem("engine", "it sleeps", "wake it"))
         for name, needs in (("stop", self._decode), ("grammar", self._grammars)):
             if getattr(sampling, name) and needs is None:
                 what = "needs the model's words, which this engine has not"
@@ -141,7 +146,13 @@ class Engine:
         sampling, guide = ask.sampling, None
         if sampling.grammar is not None and self._grammars is not None:
             guide = self._grammars.guide(sampling.grammar)
-        return Answer(ask, choice, most, sink, self._text(sampling, most), guide=guide)
+        adapter = -1 if ask.adapter is None else self._adapters[ask.adapter]
+        text = self._text(sampling, most)
+        return Answer(ask, choice, most, sink, text, guide=guide, adapter=adapter)
+
+    @property
+    def _adapters(self) -> Mapping[str, int]:
+        return {} if self.runner.adapters is None else self.runner.adapters.names
 
     def _text(self, sampling: Sampling, most: int) -> Text:
         if self._decode is not None:

@@ -19,6 +19,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.run.serve.asked import Ask, Gauges, Piece
 from meshwright.run.serve.engine.answer import Answer, Sink
 from meshwright.run.serve.engine.engine import Engine
+from meshwright.run.serve.engine.upkeep import Upkeep
 
 STUCK_S = 60.0
 """After so long without a step while requests are there, an engine is ill."""
@@ -34,8 +35,11 @@ class EngineBroken(MeshwrightError):
 class EngineLoop:
     """Serves with an engine, for one event loop: the first that asks."""
 
-    def __init__(self, engine: Engine, *, stuck_s: float = STUCK_S) -> None:
+    def __init__(
+        self, engine: Engine, upkeep: Upkeep | None = None, *, stuck_s: float = STUCK_S
+    ) -> None:
         self.engine, self.max_length = engine, engine.max_length
+        self._upkeep = upkeep or Upkeep(engine)
         self._stuck_s = stuck_s
         self._loop: asyncio.AbstractEventLoop | None = None
         self._inbox: deque[Callable[[], object]] = deque()
@@ -75,7 +79,23 @@ class EngineLoop:
 
     async def embed(self, prompts: Sequence[tuple[int, ...]]) -> list[list[float]]:
         """Return a vector of length one for each prompt."""
-        return await self._between(lambda: self.engine.embed(prompts))
+        return await self._between(lambda: self._upkeep.embed(prompts))
+
+    async def sleep(self, level: int) -> None:
+        """Give memory back; level 1 keeps the weights in host memory."""
+        await self._between(lambda: self._upkeep.sleep(level))
+
+    async def wake(self) -> None:
+        """Take the memory again."""
+        await self._between(self._upkeep.wake)
+
+    def asleep(self) -> bool:
+        """Tell whether it sleeps."""
+        return self._upkeep.asleep
+
+    async def update_weights(self, path: str) -> None:
+        """Read the weights of a folder in place of the present ones."""
+        await self._between(lambda: self._upkeep.update_weights(path))
 
     def gauges(self) -> Gauges:
         """Return what the engine does at this moment."""

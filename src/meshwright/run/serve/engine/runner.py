@@ -16,6 +16,7 @@ from meshwright.run.serve.engine.device_rows import DecodeForward, DeviceRows
 from meshwright.run.serve.engine.orders import Orders, Part
 from meshwright.run.serve.model.forward import Forward
 from meshwright.run.serve.model.graphs import Graphs
+from meshwright.run.serve.model.lora import Adapters
 from meshwright.run.serve.model.step import Step
 from meshwright.run.serve.sampling.lines import Lines
 from meshwright.run.serve.sampling.sampler import Sampler
@@ -69,13 +70,19 @@ class Landing:
 class Runner:
     """One device with its model, cache and rows."""
 
-    def __init__(self, forward: Forward, sampler: Sampler, rows: int) -> None:
+    def __init__(
+        self, forward: Forward, sampler: Sampler, rows: int, adapters: Adapters | None = None
+    ) -> None:
         """Serve at most `rows` answers at a time."""
         cache = forward.cache
+        self.adapters = adapters
         longest = -(-forward.max_length // cache.block_tokens)
         self.forward, self.sampler, self.cache = forward, sampler, cache
         self.rows = DeviceRows(rows, longest, cache.block_tokens, cache.device)
-        self.graphs = Graphs(DecodeForward(forward, self.rows), rows, table_blocks=longest)
+        self.graphs = Graphs(
+            DecodeForward(forward, self.rows), rows, table_blocks=longest,
+            adapters=adapters is not None,
+        )  # fmt: skip
         self._decoding: tuple[int, ...] = ()
 
     def capture(self) -> None:
@@ -133,6 +140,9 @@ class Runner:
         if orders.copies:
             sources, targets = zip(*orders.copies, strict=True)
             self.cache.copy(sources, targets)
+        if self.adapters is not None and orders.entries:
+            chosen = [each.adapter for each in orders.entries]
+            self.rows.choose([each.row for each in orders.entries], chosen)
         for entry in orders.entries:
             self.sampler.set(
                 entry.row, entry.sampling, entry.prompt, entry.output, choice=entry.choice
@@ -166,6 +176,10 @@ class Runner:
             slots_N = torch.cat((ahead.slots_N, slots_N))
             lengths_R = torch.cat((ahead.lengths_R, lengths_R))
         counts = (*(1,) * decodes, *(len(part.tokens) for part in parts))
+        adapters_N = None
+        if self.adapters is not None:
+            each_R = rows.adapter.index_select(0, rows_R)
+            adapters_N = each_R.repeat_interleave(rows.sent(counts), output_size=sum(counts))
         starts = list(accumulate(counts, initial=0))
         wanted = [*range(decodes)]
         for end, part in zip(starts[decodes + 1 :], parts, strict=True):
@@ -187,7 +201,7 @@ class Runner:
                 fresh=not decodes and all(part.begin == 0 for part in parts),
                 queries=counts,
                 states_R=rows_R,
-                adapters_N=None,
+                adapters_N=adapters_N,
             )
         )
         rows.move_on(rows.decoding[:decodes])

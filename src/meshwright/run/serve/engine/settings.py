@@ -20,6 +20,13 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Numbers of weights and activations; `auto` is bf16 on a GPU and fp32 on a processor."""
     weights: WeightFormat = "model"
     """What matrices are kept in."""
+    adapters: dict[str, str] = {}
+    """LoRA adapters by the names that asks choose them by: folders of PEFT's."""
+    adapter_rank: int = 16
+    """The highest rank of an adapter."""
+    guesses: int = 0
+    """Tokens that a step checks beside the next one, looked up in what came before; 0 checks
+    none."""
     limits: Limits = Limits()
     max_length: int | None = None
     """Tokens of a prompt with its answer; None is the model's context."""
@@ -35,6 +42,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         bounds.named(device=self.device)
         bounds.one_of("precision", self.precision, get_args(Precision))
         bounds.one_of("weights", self.weights, get_args(WeightFormat))
-        bounds.count(max_length=self.max_length)
+        bounds.count(max_length=self.max_length, adapter_rank=self.adapter_rank)
+        bounds.count(0, guesses=self.guesses)
         bounds.problems += real("memory_share", self.memory_share, 0.05, 1)
         bounds.require()

@@ -14,17 +14,21 @@ from meshwright.run.nn.build import Options, build
 from meshwright.run.nn.decoder import Decoder
 from meshwright.run.nn.initialise import materialise
 from meshwright.run.serve.engine.engine import Engine
+from meshwright.run.serve.engine.guessing import LookedUp
 from meshwright.run.serve.engine.runner import Runner
 from meshwright.run.serve.engine.settings import EngineSettings
+from meshwright.run.serve.engine.upkeep import Upkeep
 from meshwright.run.serve.model.cache import PagedCache, block_bytes, shapes_of
 from meshwright.run.serve.model.forward import Forward
 from meshwright.run.serve.model.load import load_served
+from meshwright.run.serve.model.lora import Adapters
+from meshwright.run.serve.model.quantise import quantise
 from meshwright.run.serve.model.step import Row, step_of
 from meshwright.run.serve.model.words import Words, load_words
+from meshwright.run.serve.sampling.grammar import Grammars
 from meshwright.run.serve.sampling.sampler import Sampler
 from meshwright.spec.model import Model
 from meshwright.spec.model.huggingface import load_config
-from meshwright.spec.serving import Limits
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 _HOST_CACHE_BYTES = 1 << 30
@@ -35,6 +39,7 @@ class Started(NamedTuple):
     """An engine that takes asks."""
 
     engine: Engine
+    upkeep: Upkeep
     words: Words | None
     """None where the weights were drawn and there is no tokenizer."""
     took: tuple[tuple[str, float], ...]
@@ -72,17 +77,27 @@ def start_engine(source: str | Path | Model, settings: EngineSettings) -> Starte
             words = load_words(source)
     with clock("weights"):
         decoder = _decoder(source, settings, device, dtype)
-    runner, limits = _runner(decoder, settings, device, clock, words)
+    if settings.weights != "model":
+        with clock("quantising"):
+            quantise(decoder, settings.weights)
+    runner = _runner(decoder, settings, device, clock, words)
     with clock("graphs"):
         if settings.graphs:
             runner.capture()
     engine = Engine(
         runner,
-        limits,
+        settings.limits,
         ends=frozenset() if words is None else words.ends,
         decode=None if words is None else words.decode,
+        grammars=None if words is None else _grammars(words, decoder.model.vocab),
+        guesses=LookedUp(settings.guesses) if settings.guesses else None,
     )
-    return Started(engine, words, tuple(clock.took))
+    upkeep = Upkeep(engine, graphs=settings.graphs, quantised=settings.weights != "model")
+    return Started(engine, upkeep, words, tuple(clock.took))
+
+
+def _grammars(words: Words, vocab: int) -> Grammars:
+    return Grammars(words.tokenizer.to_str(), vocab, sorted(words.ends))
 
 
 def _device(name: str) -> torch.device:
@@ -115,7 +130,7 @@ def _runner(
     device: torch.device,
     clock: _Clock,
     words: Words | None,
-) -> tuple[Runner, Limits]:
+) -> Runner:
     limits, model = settings.limits, decoder.model
     length = min(settings.max_length or model.max_positions, model.max_positions)
     rows = limits.batch_requests
@@ -132,7 +147,14 @@ def _runner(
             host_blocks=limits.host_blocks,
         )  # fmt: skip
         forward = Forward(decoder, cache, max_length=length, state_rows=rows + 1)
-    return Runner(forward, sampler, rows), limits
+    adapters = None
+    if settings.adapters:
+        with clock("adapters"):
+            slots, rank = len(settings.adapters), settings.adapter_rank
+            adapters = Adapters(forward, slots=slots, rank=rank)
+            for name, folder in settings.adapters.items():
+                adapters.load(name, folder)
+    return Runner(forward, sampler, rows, adapters)
 
 
 def _blocks(decoder: Decoder, settings: EngineSettings, device: torch.device, length: int) -> int:
