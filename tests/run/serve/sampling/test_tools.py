@@ -1,6 +1,7 @@
 """Calls and thoughts come out of text whole, however it is cut, and nothing of it is lost."""
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -197,7 +198,8 @@ values: Any = st.recursive(
 
 @given(
     st.lists(
-        st.tuples(st.text("abc_", min_size=1), st.dictionaries(st.text(), values, max_size=3))
+        st.tuples(st.text("abc_", min_size=1), st.dictionaries(st.text(), values, max_size=3)),
+        min_size=1,
     ),
     st.sampled_from(["hermes", "mistral", "llama3_json"]),
     st.booleans(),
@@ -247,3 +249,33 @@ def test_thoughts(text: str, begun: bool, wanted: Said) -> None:
     got = in_any_pieces(lambda: Thoughts(tool_reader("hermes"), begun=begun), text)
     assert got == wanted
     assert said(Thoughts(begun=begun), list(text))[1] == wanted[1]
+
+
+FRAGMENTS = [
+    *("<tool_call>", "</tool_call>", "<tool_", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "[TOOL"),
+    *("<|python_tag|>", "<think>", "</think>", "<|python", '{"name": "f", "arguments": {}}'),
+    *('{"name": ', '"f"', '"arguments": ', '{"a": 1}', ", ", "}", "{", "]", "[", '"', "\\", ":"),
+    *("f(x=1)", "[f()", " ", "\n", ";", "word", "null", "1.5", "é"),
+]
+
+
+@given(
+    st.lists(st.sampled_from(FRAGMENTS), max_size=14).map("".join),
+    st.sampled_from(["hermes", "mistral", "llama3_json", "pythonic"]),
+    st.booleans(),
+)
+def test_any_text_gives_the_same_in_any_pieces(text: str, way: str, thinks: bool) -> None:
+    def make() -> Reader:
+        reader = tool_reader(way, ["f"])
+        return Thoughts(reader) if thinks else reader
+
+    whole = said(make(), [text])
+    assert said(make(), list(text)) == whole
+    assert said(make(), [text[:3], text[3:9], text[9:]]) == whole
+    if not whole[2] and not thinks:
+        assert letters(whole[0]) == letters(text)
+
+
+def letters(text: str) -> str:
+    """Return a text without what lies between calls."""
+    return re.sub(r"\s|[;,]|\[TOOL_CALLS\]|<\|python_tag\|>", "", text)

@@ -75,8 +75,10 @@ class HermesCalls(Calls):
 class MistralCalls(Calls):
     """`[TOOL_CALLS]` with a list of calls after it, or with `name[ARGS]{…}` as newer models do."""
 
-    _START, _ARGUMENTS, _ID = MARKS["mistral"]
+    _START = MARKS["mistral"][0]
     _part: Literal["content", "start", "list", "name"] = "content"
+    _lead = ""
+    """What came before a call, from the mark on: content, where no call comes of it."""
     _prefix = ""
     """What was put before a call's own text to make an object of it."""
 
@@ -84,16 +86,16 @@ class MistralCalls(Calls):
         """Return what can be told of a further stretch of text."""
         self._held += text
         heard: list[Heard] = []
+        parts: dict[str, Callable[[list[Heard]], bool]] = {
+            "content": self._outside,
+            "start": self._started,
+            "list": self._listed,
+            "name": self._named,
+        }
         while self._held:
             if self._call is not None:
                 moved = self._inside(self._call, heard)
             else:
-                parts: dict[str, Callable[[list[Heard]], bool]] = {
-                    "content": self._outside,
-                    "start": self._started,
-                    "list": self._listed,
-                    "name": self._named,
-                }
                 moved = parts[self._part](heard)
             if not moved:
                 break
@@ -101,12 +103,8 @@ class MistralCalls(Calls):
 
     def end(self) -> Sequence[Heard]:
         """Return what was held back."""
-        raw = ""
-        if self._call is not None and not self._told:
-            raw = self._START + self._call.raw.removeprefix(self._prefix)
-        if self._part == "name":
-            raw = self._START
-        return [*self._say(raw + self._held), *self._last()]
+        raw = "" if self._call is None or self._told else self._call.raw
+        return [*self._say(self._lead + raw + self._held), *self._last()]
 
     def _outside(self, heard: list[Heard]) -> bool:
         found = first_found(self._held, (self._START,))
@@ -114,18 +112,18 @@ class MistralCalls(Calls):
         heard += self._say(self._held[:cut])
         self._held = self._held[found.end if found else cut :]
         if found:
-            self._part = "start"
+            self._part, self._lead = "start", self._START
         return found is not None
 
-    def _started(self, heard: list[Heard]) -> bool:  # noqa: ARG002
+    def _started(self, _: list[Heard]) -> bool:
         self._held = self._held.lstrip()
         if not self._held:
             return False
         if self._held[0] == "[":
-            self._part, self._held = "list", self._held[1:]
+            self._part, self._lead, self._held = "list", self._lead + "[", self._held[1:]
         elif self._held[0] == "{":
-            self._part, self._prefix = "content", ""
-            self._begin()
+            self._part = "content"
+            self._begin_call()
         else:
             self._part = "name"
         return True
@@ -135,49 +133,59 @@ class MistralCalls(Calls):
         if not self._held:
             return False
         if self._held[0] == "{":
-            self._prefix = ""
-            self._begin()
-        else:
-            closed = self._held[0] == "]"
-            self._part, self._held = "content", self._held[closed:]
-            heard += [] if closed or self._count else self._say(self._START + "[")
+            self._begin_call()
+            return True
+        if self._held[0] == "]" and not self._lead:
+            self._held = self._held[1:]
+        self._part = "content"
+        heard += self._say(self._lead)
+        self._lead = ""
         return True
 
-    def _named(self, heard: list[Heard]) -> bool:  # noqa: ARG002
+    def _named(self, _: list[Heard]) -> bool:
         """Read `name[CALL_ID]id[ARGS]{…}` as the object that it stands for."""
         at = self._held.find("{")
         if at < 0:
             return False
         name = re.split(r"\[(?:ARGS|CALL_ID)\]", self._held[:at], maxsplit=1)[0].strip()
-        self._prefix = f'{{"name": {json.dumps(name)}, "arguments": '
-        self._begin()
-        assert self._call is not None
-        self._call.take(self._prefix)
+        self._begin_call(f'{{"name": {json.dumps(name)}, "arguments": ')
         self._held, self._part = self._held[at:], "content"
         return True
 
+    def _begin_call(self, prefix: str = "") -> None:
+        self._begin()
+        self._prefix = prefix
+        if self._call is not None:
+            self._call.take(prefix)
+
     def _inside(self, call: JsonCall, heard: list[Heard]) -> bool:
-        named = bool(self._prefix)
-        if named:
-            self._feed_named(call, heard)
+        """Read on in a call; say whether it ended."""
+        if self._prefix:
+            heard += self._read_arguments(call)
         else:
             heard += self._read(call, marked=True)
+        if self._told:
+            self._lead = ""
         if not (call.done or call.broken):
             return False
         if not self._told:
-            heard += self._say(self._START + call.raw.removeprefix(self._prefix))
+            heard += self._say(self._lead + call.raw)
+            self._lead = ""
+        if call.broken or not self._told:
+            self._part = "content"
         self._call = None
         return True
 
-    def _feed_named(self, call: JsonCall, heard: list[Heard]) -> None:
-        """Read the arguments alone, which end with their last brace."""
-        text, self._held = self._held, ""
+    def _read_arguments(self, call: JsonCall) -> list[Heard]:
+        """Let a call take its arguments alone, which end with their last brace."""
+        text, rest = self._held, ""
         for at, letter in enumerate(text):
             call.take(letter)
             if call.broken or call.whole:
-                self._held = text[at + (not call.broken) :]
+                rest = text[at + (not call.broken) :]
                 call.take("}")
                 break
-        rest, self._held = self._held, ""
-        heard += self._read(call, marked=True)
+        self._held = ""
+        heard = self._read(call, marked=True)
         self._held = rest
+        return heard
