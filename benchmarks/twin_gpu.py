@@ -16,7 +16,7 @@ from statistics import median
 
 from benchmarks.result import figure
 from meshwright.errors import MissingPart
-from meshwright.observe.twin.alone import AloneTwin, Config
+from meshwright.observe.twin.alone import AloneTwin
 from meshwright.observe.twin.kernel_terms import SHOWN
 
 NAME = "twin_gpu"
@@ -101,7 +101,7 @@ def _overall(twins: list[AloneTwin], *, quick: bool) -> list[dict[str, object]]:
 
 
 def _of(twin: AloneTwin) -> list[dict[str, object]]:
-    name, gib = title(twin.config), 2**30
+    name, gib = str(twin.config), 2**30
     sides = (("predicted", twin.predicted), ("measured", twin.measured))
     return [
         *(figure(f"{name}: step {word}", 1e3 * side.step_s, "ms") for word, side in sides),
@@ -113,16 +113,3 @@ def _of(twin: AloneTwin) -> list[dict[str, object]]:
             for word, side in sides
         ),
     ]
-
-
-def title(config: Config) -> str:
-    """Return a configuration in a few words."""
-    layout = config.layout
-    size = f"{layout.microbatch} × {config.length}"
-    if config.sequences > layout.microbatch:
-        size = f"{config.sequences // layout.microbatch} × {size}"
-    words = [config.model.name, size, layout.precision]
-    words += ["bf16 states"] if layout.master_precision == "none" else []
-    words += ["all recomputed"] if layout.recompute == "full" else []
-    words += [f"{' and '.join(layout.recompute_ops)} recomputed"] if layout.recompute_ops else []
-    return ", ".join(words)

@@ -8,7 +8,7 @@ from meshwright.cli.flags import typed
 from meshwright.errors import InputError, Problem
 from meshwright.spec.files import FORMATS, load_data
 from meshwright.spec.layout import Layout
-from meshwright.spec.read import plain, read
+from meshwright.spec.read import read
 
 LAYOUT_EXAMPLE = '--layout "tp=2,sequence_parallel=true"'
 
@@ -58,13 +58,3 @@ def _layout(text: str, where: str) -> Layout:
             what = f"{piece.strip()!r} is no KEY=VALUE"
             raise InputError([Problem(where, what, f"write it like {LAYOUT_EXAMPLE}")])
     return read(Layout, typed(Layout, pairs))
-
-
-def words_of(layout: Layout) -> str:
-    """Write a layout as it is given."""
-    default, found = plain(Layout()), []
-    for name, value in plain(layout).items():
-        if value != default.get(name):
-            text = ",".join(map(str, value)) if isinstance(value, list | tuple) else value
-            found.append(f"{name}={str(text).lower() if isinstance(text, bool) else text}")
-    return ",".join(found) or "one device"

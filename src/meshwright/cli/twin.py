@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from meshwright.cli.answer import Answer, Note, View, facts, table
 from meshwright.cli.calibrations import add_calibration
 from meshwright.cli.files import write_text
-from meshwright.cli.layouts import layout_at, read_layouts, within, words_of
+from meshwright.cli.layouts import layout_at, read_layouts, within
 from meshwright.cli.parser import add_common
 from meshwright.cli.progress import progress
 from meshwright.cli.twin_gpu import WITHIN, run_on_gpu
@@ -21,6 +21,7 @@ from meshwright.observe.twin.layouts import LENGTH, SEQUENCES, STANDARD, small_m
 from meshwright.observe.twin.twins import Asked, Twin, doubts, problems_of, twins
 from meshwright.spec.bounds import require, whole
 from meshwright.spec.layout import Layout
+from meshwright.spec.layout.words import words_of
 from meshwright.spec.model import count_parameters
 from meshwright.spec.read import plain
 from meshwright.spec.units import format_count, format_seconds, parse_count

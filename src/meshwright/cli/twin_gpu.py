@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from meshwright.cli.answer import Answer, Note, View, facts, table
 from meshwright.cli.calibrations import Used, used_for
-from meshwright.cli.layouts import read_layouts, words_of
+from meshwright.cli.layouts import read_layouts
 from meshwright.cli.progress import progress
 from meshwright.errors import InputError, Problem
 from meshwright.observe.twin.alone import (
@@ -56,7 +56,7 @@ def run_on_gpu(args: argparse.Namespace) -> Answer:
             try:
                 found.append(twin_alone(config, cluster, used.calibration))
             except torch.OutOfMemoryError:
-                remarks.append(f"{_title(config)} does not fit on {name}")
+                remarks.append(f"{config} does not fit on {name}")
             else:
                 if args.save:
                     found[-1].save(Path(args.save) / str(number))
@@ -81,14 +81,6 @@ def _configs(args: argparse.Namespace) -> list[Config]:
             raise InputError([Problem("--sequences", what, fix)])
         found.append(Config(model, layout, length, sequences))
     return found
-
-
-def _title(config: Config) -> str:
-    layout = replace(config.layout, microbatch=1, global_batch=None)
-    size = f"{config.sequences} × {config.length}"
-    if config.sequences != config.layout.microbatch:
-        size += f" by {config.layout.microbatch}"
-    return f"{config.model.name}, {size}: {words_of(layout)}"
 
 
 def _answer(
@@ -130,7 +122,7 @@ def _overview(found: Sequence[AloneTwin]) -> View:
         rows.append(
             (
                 number,
-                _title(twin.config),
+                str(twin.config),
                 format_seconds(twin.predicted.step_s),
                 format_seconds(twin.measured.step_s),
                 f"{100 * twin.step_error:+.1f} %",

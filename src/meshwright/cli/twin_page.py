@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 from meshwright.cli.answer import Answer, Note
 from meshwright.cli.document import document
-from meshwright.cli.layouts import words_of
 from meshwright.cli.plan_page import view_html
 from meshwright.observe.twin.compare import Comparison, Pass, Phase, passes_of
 from meshwright.observe.twin.twins import Twin
+from meshwright.spec.layout.words import words_of
 from meshwright.spec.units import format_seconds
 from meshwright.timeline import Timeline
 

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from meshwright.cli.answer import Answer, Note, View, facts, table
 from meshwright.cli.job_outline import near
-from meshwright.cli.layouts import LAYOUT_EXAMPLE, layout_at, read_layouts, within, words_of
+from meshwright.cli.layouts import LAYOUT_EXAMPLE, layout_at, read_layouts, within
 from meshwright.cli.parser import add_common
 from meshwright.cli.verify_dry_run import rehearsed
 from meshwright.errors import InputError, MissingPart, Problem
 from meshwright.spec.bounds import require, whole
 from meshwright.spec.files import FORMATS, load_data
 from meshwright.spec.layout import Layout
+from meshwright.spec.layout.words import words_of
 from meshwright.spec.model import Model, count_parameters
 from meshwright.spec.read import plain
 from meshwright.spec.units import format_count, format_seconds, parse_count

@@ -92,3 +92,15 @@ def test_a_twin_names_the_work_that_moved() -> None:
 
 
 EMPTY = Timeline.empty()
+
+
+def test_a_configuration_says_all_that_is_not_as_usual() -> None:
+    every = [str(config) for config in standard()]
+    assert len(set(every)) == len(every)
+    assert "llama3.2-3b, 4 × 4096, bf16, layernorm and mlp_act recomputed" in every
+    assert "llama3.2-1b, 4 × 4 × 4096, bf16" in every
+    told = Layout(microbatch=2, precision="fp8-rowwise", recompute="full", optimizer="muon")
+    assert str(Config(TINY, told, 128, 2)) == (
+        "tiny, 2 × 128, fp8-rowwise, all recomputed, optimizer=muon"
+    )
+    assert str(Config(TINY, Layout(recompute="selective"), 128, 1)).endswith("recompute=selective")

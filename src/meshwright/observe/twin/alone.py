@@ -3,7 +3,9 @@
 import tempfile
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from msgspec.structs import replace
 
 from meshwright.errors import InputError, Problem
 from meshwright.observe.twin.kernel_terms import SHOWN, Part, measured_parts, predicted_parts
@@ -15,6 +17,7 @@ from meshwright.predict.step import predict_step
 from meshwright.predict.step_terms import step_terms
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.layout import Layout
+from meshwright.spec.layout.words import words_of
 from meshwright.spec.model import Model
 from meshwright.spec.work import Work
 from meshwright.spec.workload import Training
@@ -28,6 +31,14 @@ STEP_SHARE = 0.10
 MEMORY_SHARE = 0.05
 
 
+PURE: dict[str, Any] = {
+    "master_precision": "none",
+    "moment_precision": "bf16",
+    "gradient_precision": "bf16",
+}
+"""Weights and moments in bf16: what lets 8B parameters train on one device."""
+
+
 class Config(NamedTuple):
     """What is run and predicted."""
 
@@ -37,6 +48,24 @@ class Config(NamedTuple):
     """Tokens of a sequence."""
     sequences: int
     """Sequences of a step."""
+
+    def __str__(self) -> str:
+        layout = self.layout
+        size = f"{layout.microbatch} × {self.length}"
+        if self.sequences > layout.microbatch:
+            size = f"{self.sequences // layout.microbatch} × {size}"
+        words = [self.model.name, size, layout.precision]
+        rest = replace(layout, microbatch=1, global_batch=None, precision=Layout().precision)
+        if all(getattr(layout, name) == value for name, value in PURE.items()):
+            words.append("bf16 states")
+            rest = replace(rest, **{name: getattr(Layout(), name) for name in PURE})
+        if layout.recompute == "full":
+            words.append("all recomputed")
+        elif layout.recompute_ops:
+            words.append(f"{' and '.join(layout.recompute_ops)} recomputed")
+        if layout.recompute != "selective" or layout.recompute_ops:
+            rest = replace(rest, recompute="none", recompute_ops=())
+        return ", ".join([*words, *([] if rest == Layout() else [words_of(rest)])])
 
 
 class Side(NamedTuple):

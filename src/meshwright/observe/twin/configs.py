@@ -7,17 +7,11 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from meshwright.observe.twin.alone import Config
+from meshwright.observe.twin.alone import PURE, Config
 from meshwright.spec import catalog
 from meshwright.spec.layout import Layout
 from meshwright.spec.model import Model
 
-_PURE: dict[str, Any] = {
-    "master_precision": "none",
-    "moment_precision": "bf16",
-    "gradient_precision": "bf16",
-}
-"""Weights and moments in bf16: what lets 8B parameters train on one device."""
 _SOME: dict[str, Any] = {"recompute": "selective", "recompute_ops": ("layernorm", "mlp_act")}
 _MOST: dict[str, Any] = {"recompute": "selective", "recompute_ops": ("layernorm", "mlp")}
 _FULL: dict[str, Any] = {"recompute": "full"}
@@ -28,21 +22,21 @@ def standard() -> tuple[Config, ...]:
     one, three, eight = (catalog.model(f"llama3.{name}") for name in ("2-1b", "2-3b", "1-8b"))
     few, many = catalog.model("olmoe-1b-7b"), _cut(catalog.model("qwen3-30b-a3b"), 6)
     return (
-        _config(one, 8, 4096, **_PURE),
+        _config(one, 8, 4096, **PURE),
         _config(one, 4, 8192),
         _config(one, 16, 2048, **_FULL),
-        _config(one, 8, 4096, **_PURE, precision="fp8-tensorwise"),
+        _config(one, 8, 4096, **PURE, precision="fp8-tensorwise"),
         _config(one, 4, 4096, batches=4),
-        _config(three, 5, 4096, **_PURE),
+        _config(three, 5, 4096, **PURE),
         _config(three, 4, 4096, **_SOME),
-        _config(three, 4, 4096, **_PURE, precision="fp8-rowwise"),
-        _config(eight, 4, 4096, **_PURE),
-        _config(eight, 3, 4096, **_PURE, precision="fp8-tensorwise"),
-        _config(eight, 4, 8192, **_PURE, **_FULL),
-        _config(eight, 6, 4096, **_PURE, **_MOST),
-        _config(eight, 3, 4096, **_PURE, precision="fp8-blockwise"),
-        _config(few, 3, 4096, **_PURE),
-        _config(many, 4, 4096, **_PURE),
+        _config(three, 4, 4096, **PURE, precision="fp8-rowwise"),
+        _config(eight, 4, 4096, **PURE),
+        _config(eight, 3, 4096, **PURE, precision="fp8-tensorwise"),
+        _config(eight, 4, 8192, **PURE, **_FULL),
+        _config(eight, 6, 4096, **PURE, **_MOST),
+        _config(eight, 3, 4096, **PURE, precision="fp8-blockwise"),
+        _config(few, 3, 4096, **PURE),
+        _config(many, 4, 4096, **PURE),
     )
 
 
