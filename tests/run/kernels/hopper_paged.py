@@ -14,6 +14,7 @@ NONE = dict.fromkeys(("sinks", "alibi", "k_scale", "v_scale"))
 def kernels() -> Iterator[Kernel]:
     """List decode and prefill in 16 and in 8 bits, latents, and both ways to store."""
     from meshwright.run.kernels import paged_decode_kernel as decode
+    from meshwright.run.kernels import paged_plan_kernel as plan
     from meshwright.run.kernels import paged_prefill_kernel as prefill
     from meshwright.run.kernels.paged_decode import CUTS
     from meshwright.run.kernels.paged_latent import FEW
@@ -66,7 +67,7 @@ def kernels() -> Iterator[Kernel]:
     sizes: dict[str, Any] = {"K": 8, "G": 4, "E": 128, "PACKED": 4, "COLUMNS": 128, "PIECES": 16}
     for splits in (0, 16):
         name = f"paged attention, plan, {splits} splits"
-        yield Kernel(name, decode.plan_shares, given, constants | {"SPLITS": splits}, 4)
+        yield Kernel(name, plan.plan_shares, given, constants | {"SPLITS": splits}, 4)
         types = counts | {"plan": "*i32", "out": BF16, "parts": FP32, "stats": FP32}
         sizes |= {"SPLITS": splits, "sinks": None}
         yield Kernel(f"paged attention, join, {splits} splits", decode.join_parts, types, sizes, 2)

@@ -30,8 +30,9 @@ from torch import Tensor
 
 from meshwright.errors import InputError, Problem
 from meshwright.run.kernels.language import Backend, on_triton
-from meshwright.run.kernels.paged_decode_kernel import attend_shares, join_parts, plan_shares
+from meshwright.run.kernels.paged_decode_kernel import attend_shares, join_parts
 from meshwright.run.kernels.paged_plain import Shaping, plain_paged_decode
+from meshwright.run.kernels.paged_plan_kernel import plan_shares
 from meshwright.run.kernels.rotary_kernel import power_of_two
 
 SPLITS = 16

@@ -1,0 +1,78 @@
+"""How keys of all rows are shared out among the programs of decode attention, found on the device.
+
+A row is as many *grains* long as it has tiles of keys that are seen; or, where its own length alone
+must say how it is cut, a few grains of many tiles. Every head has the same grains. A program's
+share is so many of them in a line.
+"""
+
+# Triton compiles these functions itself: their arguments are its own values, not Python's.
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
+# ruff: noqa: PLR0917
+
+from meshwright.run.kernels.language import tl, triton
+from meshwright.run.kernels.paged_tile import first_key
+
+
+# Not compiled anew for a number of rows that happens to be 1 or a multiple of 16.
+@triton.jit(do_not_specialize=["rows", "programs", "units", "least"])
+def plan_shares(
+    lengths,
+    plan,
+    rows,
+    programs,
+    units,
+    least,
+    WINDOW: tl.constexpr,
+    CHUNK: tl.constexpr,
+    TILE: tl.constexpr,
+    SPLITS: tl.constexpr,
+    ROWS: tl.constexpr,
+    PROGRAMS: tl.constexpr,
+):
+    """Count grains before each row, and find the row in which each program's share begins.
+
+    `plan` gets rows + 1 counts (of one head), then programs + 1 rows. Each program here finds the
+    rows of PROGRAMS shares.
+    """
+    row = tl.arange(0, ROWS)
+    length = tl.load(lengths + row, mask=row < rows, other=0)
+    grains = row_grains(length, WINDOW, CHUNK, TILE, SPLITS)
+    through = tl.cumsum(tl.where(row < rows, grains, 0), 0)
+    total = tl.max(through, 0) * units
+    if tl.program_id(0) == 0:
+        tl.store(plan + 1 + row, through, mask=row < rows)
+        tl.store(plan, 0)
+    share = share_of(total, programs, least)
+    program = tl.program_id(0) * PROGRAMS + tl.arange(0, PROGRAMS)
+    passed = (through * units)[None, :] <= (program * share)[:, None]
+    first = tl.sum((passed & (row < rows)[None, :]).to(tl.int32), 1)
+    tl.store(plan + 1 + rows + program, first, mask=program <= programs)
+
+
+@triton.jit
+def row_tiles(length, WINDOW: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr):
+    """Count tiles that hold keys the last query sees; a row without keys has an empty one."""
+    first = first_key(length - 1, WINDOW, CHUNK) // TILE
+    return tl.maximum(tl.cdiv(length, TILE) - first, 1)
+
+
+@triton.jit
+def grain_tiles(tiles, SPLITS: tl.constexpr):
+    """Count tiles of a grain: 1, or with SPLITS what its own length asks for."""
+    # Whole multiples of 8 tiles, so that short rows are not cut at all.
+    return tl.cdiv(tl.cdiv(tiles, SPLITS), 8) * 8 if SPLITS else 1
+
+
+@triton.jit
+def row_grains(
+    length, WINDOW: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr, SPLITS: tl.constexpr
+):
+    """Count grains of a row, at most SPLITS where that is given."""
+    tiles = row_tiles(length, WINDOW, CHUNK, TILE)
+    return tl.cdiv(tiles, grain_tiles(tiles, SPLITS))
+
+
+@triton.jit
+def share_of(total, programs, least):
+    """Count grains of each program's share."""
+    return tl.maximum(tl.cdiv(total, programs), least)
