@@ -14,7 +14,7 @@ from meshwright.observe.bench.suite import measure
 
 torch = pytest.importorskip("torch", reason="ranks exchange through torch")
 
-from meshwright.run.parallel.exchange_samples import OPS  # noqa: E402
+from meshwright.run.parallel.exchange_calls import OPS  # noqa: E402
 
 SIZES: dict[Size, tuple[int, ...]] = {"quick": (1 << 10, 1 << 14), "full": (1 << 10,)}
 HERE = Machine(device="a processor")

@@ -57,6 +57,12 @@ def test_ranks_are_averaged() -> None:
     assert measured_of([PLAIN], both, PLAIN, cores=2).blocks["dense"].backward_s == 3.0
 
 
+def test_a_rank_without_another_does_not_make_messages_shorter() -> None:
+    alone = Timed([rank()], EXCHANGES._replace(message=(), message_cpu=(), turn=()))
+    found = measured_of([PLAIN], [Timed([rank()], EXCHANGES), alone], PLAIN, cores=2)
+    assert found.message.seconds(1e6) == found.message_cpu.seconds(1e6) == 0.5
+
+
 def test_collectives_are_priced_by_what_all_ranks_hold_afterwards() -> None:
     calls = [Call("tp", "all_gather", 48, 2)] * 4 + [Call("cp", "message", 64, 2)] * 4
     found = measured_of([PLAIN], [Timed([rank(8.0, *calls)], EXCHANGES)], PLAIN, cores=1)

@@ -9,8 +9,10 @@ import pytest
 
 pytest.importorskip("torch", reason="is a part of the trainer")
 
+from meshwright.run.parallel.collective.launch import launch
 from meshwright.run.train.twin import beside as counting
 from meshwright.run.train.twin.beside import Beside
+from meshwright.run.train.twin.exchanges import SIZES, time_exchanges
 from meshwright.run.train.twin.own_cores import clock_of, cores, keep_to_own_cores, share
 
 
@@ -53,3 +55,14 @@ def test_threads_that_are_there_already_keep_to_the_cores_too() -> None:
             os.sched_setaffinity(int(each.name), before)
         over.set()
         thread.join()
+
+
+@pytest.mark.slow
+def test_the_last_of_three_ranks_times_no_messages() -> None:
+    first, second, third = launch(3, time_exchanges, 3)
+    assert first.message[-1][1] > 0
+    assert len(second.message) == len(first.turn) == len(first.message_cpu) == len(SIZES)
+    assert third.message == third.turn == third.message_cpu == ()
+    assert set(third.collectives) == {
+        f"{op} 3" for op in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+    }

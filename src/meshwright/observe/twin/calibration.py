@@ -109,9 +109,9 @@ class _Prices:
 
 
 def _curve(ranks: "Sequence[Points]") -> Curve:
-    """Return the mean over ranks; what takes longer for less is levelled."""
+    """Return the mean over ranks that timed it; what takes longer for less is levelled."""
     points: list[tuple[float, float]] = []
-    for columns in zip(*ranks, strict=True):
+    for columns in zip(*filter(None, ranks), strict=True):
         seconds = fmean(one[1] for one in columns)
         points.append((columns[0][0], max(seconds, points[-1][1]) if points else seconds))
     return Curve(tuple(points) or ((1.0, 0.0),))

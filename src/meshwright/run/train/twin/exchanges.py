@@ -12,15 +12,17 @@ from statistics import fmean, median
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
-from meshwright.run.parallel.group import Group, Message
+from meshwright.run.parallel.exchange_calls import Call, call_of, messages
+from meshwright.run.parallel.group import Group
 from meshwright.run.parallel.mesh import Mesh
 from meshwright.spec.layout import Layout
 
 SIZES = (64, 1 << 12, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24)
 """Bytes of the whole tensor; beyond the largest, time grows with size."""
-_WARM = 2
+_COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+_CPU = torch.device("cpu")
+_WARM, _ROUNDS = 2, 20
 _LEAST_S, _MOST = 0.1, 60
 """How long a size is repeated, and how often at most."""
 _ROWS, _WIDTH = 128, 512
@@ -36,7 +38,7 @@ class ExchangesTimed(NamedTuple):
     collectives: dict[str, Points]
     """By operation and ranks, such as `all_reduce 2`; bytes of the whole tensor."""
     message: Points
-    """From one rank until another has it."""
+    """From one rank until another has it; nothing where this rank has no other."""
     message_cpu: Points
     """What one end of a message takes from its core, meanwhile or not."""
     turn: Points
@@ -53,18 +55,24 @@ def time_exchanges(ranks: int, clock: Callable[[], float] = time.perf_counter) -
         if ranks % count:
             continue
         group = mesh["dp"] if count == ranks else mesh.neighbours("dp", count)
-        for op, make in _OPS.items():
+        for op in _COLLECTIVES:
             found[f"{op} {count}"] = tuple(
-                (float(size), _timed(make(group, size), mesh.world, clock)) for size in SIZES
+                (float(size), _timed(call_of(op, group, size, _CPU).run, mesh.world, clock))
+                for size in SIZES
             )
     message, cpu, turn = [], [], []
     if ranks > 1:
         pair = mesh["dp"] if ranks == 2 or ranks % 2 else mesh.neighbours("dp", 2)
         for size in SIZES:
-            wall_s, own_s = _ping_pong(pair, size)
+            one_way, both_ways = (
+                messages(pair, size, _CPU, at_once=each, between=(0, 1)) for each in (False, True)
+            )
+            wall_s, own_s = _one_way(one_way)
             message.append((float(size), wall_s))
             cpu.append((float(size), own_s))
-            turn.append((float(size), _timed(_turn(pair, size), mesh.world, clock)))
+            turn.append((float(size), _timed(both_ways.run, mesh.world, clock)))
+        if pair.index > 1:  # of an odd number the last have nobody to talk to
+            message, cpu, turn = [], [], []
     collect = tuple((float(size), _timed(_collect(size), mesh.world, clock)) for size in SIZES)
     return ExchangesTimed(found, tuple(message), tuple(cpu), tuple(turn), collect)
 
@@ -93,54 +101,9 @@ def _timed(work: Callable[[], object], world: Group, clock: Callable[[], float])
     return fmean(taken)
 
 
-def _elements(size: int) -> int:
-    return max(1, size // 4)
-
-
-def _all_reduce(group: Group, size: int) -> Callable[[], Tensor]:
-    tensor = torch.zeros(_elements(size))
-    return lambda: group.all_reduce(tensor)
-
-
-def _all_gather(group: Group, size: int) -> Callable[[], Tensor]:
-    part = torch.zeros(max(1, _elements(size) // group.size))
-    return lambda: group.all_gather(part)
-
-
-def _reduce_scatter(group: Group, size: int) -> Callable[[], Tensor]:
-    whole = torch.zeros(-(-_elements(size) // group.size) * group.size)
-    return lambda: group.reduce_scatter(whole)
-
-
-def _all_to_all(group: Group, size: int) -> Callable[[], Tensor]:
-    whole = torch.zeros(-(-_elements(size) // group.size) * group.size)
-    return lambda: group.all_to_all(whole)
-
-
-_OPS = {
-    "all_reduce": _all_reduce,
-    "all_gather": _all_gather,
-    "reduce_scatter": _reduce_scatter,
-    "all_to_all": _all_to_all,
-}
-
-
-def _turn(group: Group, size: int) -> Callable[[], None]:
-    """Exchange with the other rank of a pair; one that has none does nothing."""
-    out, back = torch.zeros(_elements(size)), torch.zeros(_elements(size))
-    peer = group.index ^ 1
-
-    def work() -> None:
-        if peer < group.size:
-            for pending in group.exchange([Message(out, peer, True), Message(back, peer, False)]):
-                pending.wait()
-
-    return work
-
-
 def _collect(size: int) -> Callable[[], None]:
     """Copy gradients to one flat tensor, as a bucket does before it leaves."""
-    given = [torch.zeros(max(1, _elements(size) // 4)) for _ in range(4)]
+    given = [torch.zeros(max(1, size // 16)) for _ in range(4)]
 
     def work() -> None:
         flat = torch.zeros(sum(map(len, given)))
@@ -149,24 +112,15 @@ def _collect(size: int) -> Callable[[], None]:
     return work
 
 
-def _ping_pong(group: Group, size: int) -> tuple[float, float]:
+def _one_way(call: Call) -> tuple[float, float]:
     """Return how long a message takes one way, and what it takes from the core of one end."""
-    out, back = torch.zeros(_elements(size)), torch.zeros(_elements(size))
-    peer = group.index ^ 1
-    if peer >= group.size:
-        return 0.0, 0.0
-    first = group.index < peer
-    rounds = 10 if size > 1 << 20 else 40
     walls: list[float] = []
     own = 0.0
-    for number in range(_WARM + rounds):
+    for number in range(_WARM + _ROUNDS):
         if number == _WARM:
             walls.clear()
             own = time.process_time()
         start = time.perf_counter()
-        for sends in (first, not first):
-            message = Message(out if sends else back, peer, sends)
-            for pending in group.exchange([message]):
-                pending.wait()
+        call.run()
         walls.append(time.perf_counter() - start)
-    return median(walls) / 2, (time.process_time() - own) / rounds / 2
+    return call.share * median(walls), call.share * (time.process_time() - own) / _ROUNDS
