@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from meshwright.run.serve.engine.settings import EngineSettings
-    from meshwright.run.serve.engine.start import Started
 
 _NEEDED = {"torch", "safetensors", "tokenizers", "starlette", "uvicorn", "jinja2"}
 _COUNTS = ("batch_tokens", "batch_requests", "block_tokens", "kv_blocks", "host_blocks")
@@ -33,6 +32,11 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--kv-blocks", metavar="N", help="cache blocks (default: what fits)")
     group.add_argument("--host-blocks", metavar="N", help="blocks in host memory, to swap to")
     group.add_argument("--swap", action="store_true", help="who makes room is moved to host memory")
+    group.add_argument(
+        "--adapter", action="append", default=[], metavar="NAME=FOLDER", help="a LoRA of PEFT's"
+    )
+    group.add_argument("--adapter-rank", metavar="N", help="their highest rank (default 16)")
+    group.add_argument("--guesses", metavar="N", help="tokens looked up ahead and checked at once")
     group.add_argument("--no-prefix-cache", action="store_true", help="share no beginnings")
     group.add_argument("--no-graphs", action="store_true", help="capture no CUDA graphs")
     group.add_argument(
@@ -57,6 +61,9 @@ def settings_of(args: argparse.Namespace) -> "EngineSettings":
     more: dict[str, Any] = {}
     if args.max_length is not None:
         more["max_length"] = _count("max_length", args.max_length)
+    for name in ("adapter_rank", "guesses"):
+        if getattr(args, name) is not None:
+            more[name] = _count(name, getattr(args, name))
     if args.memory_share is not None:
         more["memory_share"] = _share(args.memory_share)
     return EngineSettings(
@@ -64,6 +71,7 @@ def settings_of(args: argparse.Namespace) -> "EngineSettings":
         precision=args.precision,
         weights=args.weights,
         limits=limits,
+        adapters=adapters_of(args),
         graphs=not args.no_graphs,
         random_weights=args.random_weights,
         **more,
@@ -88,11 +96,16 @@ def model_path(given: str | None) -> Path:
     return found
 
 
-def started(args: argparse.Namespace, path: Path) -> "Started":
-    """Start the engine that the flags describe."""
-    from meshwright.run.serve.engine.start import start_engine
-
-    return start_engine(path, settings_of(args))
+def adapters_of(args: argparse.Namespace) -> dict[str, str]:
+    """Return the adapters by name."""
+    found = {}
+    for text in args.adapter:
+        name, equals, folder = text.partition("=")
+        if not (name and equals and folder):
+            fix = "write it like --adapter poet=path/of/adapter"
+            raise InputError([Problem("--adapter", f"{text!r} names no folder", fix)])
+        found[name] = folder
+    return found
 
 
 @contextmanager

@@ -2,16 +2,23 @@
 
 import argparse
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshwright.cli.answer import Answer, Note
-from meshwright.cli.engine_flags import add_engine, model_path, needs_serving, started
+from meshwright.cli.engine_flags import (
+    add_engine,
+    adapters_of,
+    model_path,
+    needs_serving,
+    settings_of,
+)
 from meshwright.cli.parser import add_common
 from meshwright.errors import InputError, Problem
 
 if TYPE_CHECKING:
-    from meshwright.run.serve.engine.start import Started
+    from meshwright.run.serve.interface import Serves
     from meshwright.run.serve.server import ServerSettings
 
 EXAMPLES = (
@@ -39,6 +46,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--drain-s", metavar="S", help="to end what is under way (default 60)")
     group.add_argument("--origin", action="append", default=[], help="a web page that may call")
     group.add_argument("--reasoning", action="store_true", help="answers begin with <think>")
+    group.add_argument(
+        "--in-process", action="store_true", help="run the engine in the server's own process"
+    )
     group.add_argument("--no-access-log", action="store_true", help="no line for each request")
     add_engine(parser)
     add_common(parser)
@@ -47,29 +57,23 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> Answer:
     """Serve until a signal comes; answer with what was served."""
     with needs_serving():
+        from meshwright.run.serve.model.words import load_words
+        from meshwright.run.serve.server import run_server, serve_app
+
         path = model_path(args.model)
-        settings = _settings(args, path)
-        begun = started(args, path)
-        return _served(args, settings, begun)
+        if args.random_weights:
+            what = "random weights have no words, and a server needs some"
+            raise InputError([Problem("--random-weights", what, "use mw generate --draw")])
+        settings, words = _settings(args, path), load_words(path)
+        engine, lines = _engine(args, path)
+        if not args.quiet:
+            print(*lines, sep="\n", file=sys.stderr)
+        app = serve_app(engine, words, settings)
 
+        def ready(url: str) -> None:
+            print(f"serving {settings.model} at {url}/v1", file=sys.stderr, flush=True)
 
-def _served(args: argparse.Namespace, settings: "ServerSettings", begun: "Started") -> Answer:
-    from meshwright.run.serve.engine.loop import EngineLoop
-    from meshwright.run.serve.server import run_server, serve_app
-
-    if begun.words is None:
-        what = "random weights have no words, and a server needs some"
-        raise InputError([Problem("--random-weights", what, "use mw generate --prompt-tokens")])
-    if not args.quiet:
-        for line in start_lines(begun):
-            print(line, file=sys.stderr)
-    engine = EngineLoop(begun.engine)
-    app = serve_app(engine, begun.words, settings)
-
-    def ready(url: str) -> None:
-        print(f"serving {settings.model} at {url}/v1", file=sys.stderr, flush=True)
-
-    run_server(app, settings, started=ready)
+        run_server(app, settings, started=ready)
     gauges = engine.gauges()
     data = {
         "model": settings.model,
@@ -77,22 +81,33 @@ def _served(args: argparse.Namespace, settings: "ServerSettings", begun: "Starte
         "output_tokens": gauges.output_tokens,
         "steps": gauges.steps,
     }
-    text = (
-        f"served {gauges.prompt_tokens:,} tokens of prompts and {gauges.output_tokens:,} of answers"
-    )
+    read, written = gauges.prompt_tokens, gauges.output_tokens
+    text = f"served {read:,} tokens of prompts and {written:,} of answers"
     return Answer("serve/1", data, (Note(text),))
 
 
-def start_lines(begun: "Started") -> list[str]:
-    """Say where the time of the start went."""
-    total = sum(seconds for _, seconds in begun.took)
-    parts = ", ".join(f"{what} {seconds:.1f}" for what, seconds in begun.took if seconds >= 0.05)
-    cache = begun.engine.runner.cache
-    room = cache.blocks * cache.block_tokens
-    return [
-        f"ready in {total:.1f} s ({parts})",
-        f"room for {room:,} tokens in {cache.blocks:,} blocks of {cache.block_tokens}",
-    ]
+def _engine(args: argparse.Namespace, path: Path) -> "tuple[Serves, list[str]]":
+    """Start the engine; return it with where the time of its start went."""
+    if args.in_process:
+        from meshwright.run.serve.engine.loop import EngineLoop
+        from meshwright.run.serve.engine.start import start_engine
+
+        begun = start_engine(path, settings_of(args))
+        cache = begun.engine.runner.cache
+        told = start_lines(begun.took, cache.blocks * cache.block_tokens)
+        return EngineLoop(begun.engine, begun.upkeep), told
+    from meshwright.run.serve.worker.remote import RemoteEngine
+
+    engine = RemoteEngine(path, settings_of(args))
+    return engine, start_lines(engine.ready.took, engine.ready.room)
+
+
+def start_lines(took: Iterable[tuple[str, float]], room: int) -> list[str]:
+    """Say where the time of the start went, and how many tokens there is room for."""
+    took = list(took)
+    total = sum(seconds for _, seconds in took)
+    parts = ", ".join(f"{what} {seconds:.1f}" for what, seconds in took if seconds >= 0.05)
+    return [f"ready in {total:.1f} s ({parts})", f"room for {room:,} tokens"]
 
 
 def _settings(args: argparse.Namespace, path: Path) -> "ServerSettings":
@@ -110,6 +125,7 @@ def _settings(args: argparse.Namespace, path: Path) -> "ServerSettings":
         model=args.name or (path.stem if path.is_file() else path.resolve().name),
         host=args.host,
         origins=tuple(args.origin),
+        adapters=tuple(adapters_of(args)),
         admin=args.admin,
         reasoning=args.reasoning,
         access_log=not args.no_access_log,

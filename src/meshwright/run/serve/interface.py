@@ -3,7 +3,12 @@
 from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
+from meshwright.errors import MeshwrightError
 from meshwright.run.serve.asked import Ask, Gauges, Piece
+
+
+class EngineBroken(MeshwrightError):
+    """The engine ended, and takes no asks at the moment."""
 
 
 class Serves(Protocol):

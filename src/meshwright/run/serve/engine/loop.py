@@ -15,21 +15,17 @@ from typing import TypeVar
 
 import msgspec
 
-from meshwright.errors import MeshwrightError
 from meshwright.run.serve.asked import Ask, Gauges, Piece
 from meshwright.run.serve.engine.answer import Answer, Sink
 from meshwright.run.serve.engine.engine import Engine
 from meshwright.run.serve.engine.upkeep import Upkeep
+from meshwright.run.serve.interface import EngineBroken
 
 STUCK_S = 60.0
 """After so long without a step while requests are there, an engine is ill."""
 _ALL = -1
 """Stands for all choices of an ask that are left."""
 _T = TypeVar("_T")
-
-
-class EngineBroken(MeshwrightError):
-    """The engine ended, and takes no more asks."""
 
 
 class EngineLoop:

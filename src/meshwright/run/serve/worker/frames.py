@@ -1,0 +1,118 @@
+"""What a server and the process of an engine say to each other: values in frames of bytes.
+
+A frame is four bytes of length and a MessagePack value. Nothing that is read is ever run.
+"""
+
+import struct
+from collections.abc import Iterator
+
+import msgspec
+
+from meshwright.errors import DamagedFile, Problem
+from meshwright.run.serve.asked import Ask, Gauges, Piece
+from meshwright.run.serve.engine.settings import EngineSettings
+
+_LENGTH = struct.Struct("<I")
+LARGEST = 1 << 30
+"""Bytes of a frame; a longer one can only be a mistake."""
+
+
+class Start(msgspec.Struct, frozen=True, tag="start"):
+    """Load a model: the first frame."""
+
+    path: str
+    settings: EngineSettings
+
+
+class Asked(msgspec.Struct, frozen=True, tag="ask"):
+    """Answer."""
+
+    number: int
+    ask: Ask
+
+
+class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
+    """Nobody waits for an answer any more."""
+
+    number: int
+
+
+class Call(msgspec.Struct, frozen=True, tag="call"):
+    """Do something else than answer."""
+
+    number: int
+    what: str
+    prompts: list[tuple[int, ...]] = []
+    path: str = ""
+    level: int = 1
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    """The engine takes asks."""
+
+    max_length: int
+    room: int
+    """Tokens whose keys and values fit."""
+    took: list[tuple[str, float]]
+
+
+class Refused(msgspec.Struct, frozen=True, tag="refused"):
+    """An ask or a call that cannot be done, or the start itself (number 0)."""
+
+    number: int
+    problems: list[tuple[str, str, str]]
+    """Where, what, and a fix."""
+
+
+class Answered(msgspec.Struct, frozen=True, tag="answered"):
+    """Pieces of answers."""
+
+    pieces: list[tuple[int, Piece]]
+
+
+class Done(msgspec.Struct, frozen=True, tag="done"):
+    """A call is done."""
+
+    number: int
+    vectors: list[list[float]] = []
+
+
+class Beat(msgspec.Struct, frozen=True, tag="beat"):
+    """What the engine does at this moment."""
+
+    gauges: Gauges
+
+
+ToWorker = Start | Asked | Cancel | Call
+FromWorker = Ready | Refused | Answered | Done | Beat
+to_worker = msgspec.msgpack.Decoder(ToWorker)
+from_worker = msgspec.msgpack.Decoder(FromWorker)
+_encoder = msgspec.msgpack.Encoder()
+
+
+def framed(message: ToWorker | FromWorker) -> bytes:
+    """Return a message as a frame."""
+    body = _encoder.encode(message)
+    return _LENGTH.pack(len(body)) + body
+
+
+class Frames:
+    """Puts frames together from bytes as they come."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def add(self, data: bytes) -> Iterator[bytes]:
+        """Yield the bodies that have become whole."""
+        self._buffer += data
+        while len(self._buffer) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._buffer)
+            if length > LARGEST:
+                what = f"a frame of {length:,} bytes"
+                raise DamagedFile([Problem("engine", what, "start the server again")])
+            end = _LENGTH.size + length
+            if len(self._buffer) < end:
+                return
+            body = bytes(self._buffer[_LENGTH.size : end])
+            del self._buffer[:end]
+            yield body

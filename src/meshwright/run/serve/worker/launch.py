@@ -1,0 +1,89 @@
+"""`EngineProcess`: starts the process of an engine and waits until it takes asks."""
+
+import contextlib
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from meshwright.errors import InputError, Problem
+from meshwright.run.serve.interface import EngineBroken
+from meshwright.run.serve.worker.frames import Frames, Ready, Refused, Start, framed, from_worker
+
+_POLL_S = 0.2
+_END_S = 2.0
+
+
+class EngineProcess:
+    """A process that serves this one, over a socket that only this user can open."""
+
+    def __init__(self, start: Start) -> None:
+        """Start it, and wait until the engine is ready; raises what keeps it from that."""
+        with tempfile.TemporaryDirectory(prefix="meshwright-") as folder:
+            path = str(Path(folder) / "engine")
+            listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            listening.bind(path)
+            listening.listen(1)
+            listening.settimeout(_POLL_S)
+            command = [sys.executable, "-m", "meshwright.run.serve.worker", path]
+            # Of its own session, so that a terminal's signals reach the server alone.
+            self._process = subprocess.Popen(command, start_new_session=True)
+            with listening:
+                self.socket = self._accepted(listening)
+        try:
+            self.socket.sendall(framed(start))
+            self.ready = self._wait()
+        except BaseException:
+            self.end()
+            raise
+
+    @property
+    def pid(self) -> int:
+        """The process's number."""
+        return self._process.pid
+
+    def end(self) -> None:
+        """End the process: by closing its socket, or where it is stuck in a step by force."""
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)
+        self.socket.close()
+        try:
+            self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def last_words(self) -> str:
+        """Say how it ended."""
+        code = None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            code = self._process.wait(_END_S)
+        if code is not None and code < 0:
+            return f"the engine's process was ended by {signal.Signals(-code).name}"
+        return f"the engine's process ended{'' if code is None else f' with code {code}'}"
+
+    def _accepted(self, listening: socket.socket) -> socket.socket:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                connection, _ = listening.accept()
+                connection.settimeout(None)
+                return connection
+            if self._process.poll() is not None:
+                raise EngineBroken(self.last_words())
+
+    def _wait(self) -> Ready:
+        for body in self._bodies():
+            message = from_worker.decode(body)
+            if isinstance(message, Ready):
+                return message
+            if isinstance(message, Refused):
+                raise InputError([Problem(*each) for each in message.problems])
+        raise EngineBroken(self.last_words())
+
+    def _bodies(self) -> Iterator[bytes]:
+        frames = Frames()
+        while data := self.socket.recv(1 << 16):
+            yield from frames.add(data)

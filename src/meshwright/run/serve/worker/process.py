@@ -1,0 +1,191 @@
+"""The process of an engine: takes asks from a socket, takes turns, sends pieces back.
+
+A thread reads; everything else happens in the main thread, between turns. When the socket closes,
+whoever started the process is gone, and it ends.
+"""
+
+import os
+import signal
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+from meshwright.errors import InputError, MeshwrightError, Problem
+from meshwright.run.serve.asked import Piece
+from meshwright.run.serve.engine.answer import Answer
+from meshwright.run.serve.engine.engine import Engine
+from meshwright.run.serve.engine.start import start_engine
+from meshwright.run.serve.engine.upkeep import Upkeep
+from meshwright.run.serve.worker.frames import (
+    Answered,
+    Asked,
+    Beat,
+    Call,
+    Cancel,
+    Done,
+    Frames,
+    FromWorker,
+    Ready,
+    Refused,
+    Start,
+    ToWorker,
+    framed,
+    to_worker,
+)
+
+_BEAT_S = 0.25
+
+
+class _Socket:
+    """The way to the server."""
+
+    def __init__(self, path: str) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.connect(path)
+        self._frames = Frames()
+
+    def read(self) -> list[ToWorker]:
+        """Wait for messages; none when the other side is gone."""
+        while True:
+            data = self._socket.recv(1 << 20)
+            if not data:
+                return []
+            found = [to_worker.decode(body) for body in self._frames.add(data)]
+            if found:
+                return found
+
+    def send(self, message: FromWorker) -> None:
+        """Send a message; the process ends where nobody reads it."""
+        try:
+            self._socket.sendall(framed(message))
+        except OSError:
+            os._exit(0)
+
+
+class Worker:
+    """An engine and the messages for it."""
+
+    def __init__(self, way: _Socket, engine: Engine, perform: Callable[[Call], Done]) -> None:
+        self._way, self._engine, self._perform = way, engine, perform
+        self._inbox: deque[ToWorker] = deque()
+        self._wake = threading.Event()
+        self._answers: dict[int, list[Answer]] = {}
+        self._ready: list[tuple[int, Piece]] = []
+        self._beat_s = 0.0
+
+    def take(self, messages: list[ToWorker]) -> None:
+        """Hand messages over, from the thread that reads."""
+        self._inbox += messages
+        self._wake.set()
+
+    def turn(self) -> None:
+        """Do what was asked, then one step of the engine; sleep where there is nothing to do."""
+        while self._inbox:
+            self._do(self._inbox.popleft())
+        worked = self._engine.turn()
+        for sink, piece in self._engine.outbox():
+            sink(piece)
+        if self._ready:
+            self._way.send(Answered(self._ready))
+            self._ready = []
+        now = time.monotonic()
+        idle = not worked and not self._inbox
+        if idle or now - self._beat_s > _BEAT_S:
+            self._beat_s = now
+            self._way.send(Beat(self._engine.gauges()))
+        if idle:
+            self._wake.wait()
+            self._wake.clear()
+
+    def _do(self, message: ToWorker) -> None:
+        try:
+            match message:
+                case Asked(number, ask):
+                    self._answers[number] = self._engine.add(
+                        ask, self._sink(number, ask.sampling.n)
+                    )
+                case Cancel(number):
+                    self._engine.cancel(self._answers.pop(number, []))
+                case Call():
+                    self._way.send(self._perform(message))
+                case Start():
+                    pass
+        except InputError as error:
+            assert not isinstance(message, Start), "a start is refused by whoever starts"
+            self._answers.pop(message.number, None)
+            self._way.send(refused(message.number, error))
+
+    def _sink(self, number: int, choices: int) -> Callable[[Piece], None]:
+        left = choices
+
+        def sink(piece: Piece) -> None:
+            nonlocal left
+            self._ready.append((number, piece))
+            if piece.finish is not None:
+                left -= 1
+                if not left:
+                    self._answers.pop(number, None)
+
+        return sink
+
+
+def refused(number: int, error: MeshwrightError) -> Refused:
+    """Return an error as a message."""
+    problems = getattr(error, "problems", None) or (Problem("engine", str(error), ""),)
+    return Refused(number, [(each.where, each.what, each.fix) for each in problems])
+
+
+def main(path: str) -> None:
+    """Serve whoever listens at a socket."""
+    # Ctrl-C in a terminal reaches all its processes; who started this one decides when it ends.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    way = _Socket(path)
+    messages = deque(way.read())
+    first = messages.popleft() if messages else None
+    if not isinstance(first, Start):
+        return
+    try:
+        started = start_engine(first.path, first.settings)
+    except MeshwrightError as error:
+        way.send(refused(0, error))
+        return
+    worker = Worker(way, started.engine, _performer(started.upkeep))
+    cache = started.engine.runner.cache
+    room = cache.blocks * cache.block_tokens
+    way.send(Ready(started.engine.max_length, room, list(started.took)))
+    worker.take(list(messages))
+    threading.Thread(target=_read, args=(way, worker), name="reader", daemon=True).start()
+    while True:
+        worker.turn()
+
+
+def _read(way: _Socket, worker: Worker) -> None:
+    while True:
+        try:
+            messages = way.read()
+        except OSError:
+            messages = []
+        if not messages:
+            os._exit(0)
+        worker.take(messages)
+
+
+def _performer(upkeep: Upkeep) -> Callable[[Call], Done]:
+    def perform(call: Call) -> Done:
+        match call.what:
+            case "embed":
+                return Done(call.number, upkeep.embed(call.prompts))
+            case "sleep":
+                upkeep.sleep(call.level)
+            case "wake":
+                upkeep.wake()
+            case "update_weights":
+                upkeep.update_weights(call.path)
+            case _:
+                what = f"an engine cannot {call.what}"
+                raise InputError([Problem("call", what, "update both sides")])
+        return Done(call.number)
+
+    return perform

@@ -1,0 +1,236 @@
+"""`RemoteEngine`: an engine in a process of its own, started again when it dies.
+
+The server's process only waits and writes, so that a step never waits for a stream. When the
+engine's process ends, every answer under way ends with an error that says so, and another one is
+started; until it is ready the server is not healthy, and new asks are refused.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from meshwright.errors import InputError, MeshwrightError, Problem
+from meshwright.run.serve.asked import Ask, Gauges, Piece
+from meshwright.run.serve.engine.settings import EngineSettings
+from meshwright.run.serve.interface import EngineBroken
+from meshwright.run.serve.worker.frames import (
+    Answered,
+    Asked,
+    Beat,
+    Call,
+    Cancel,
+    Done,
+    Frames,
+    FromWorker,
+    Ready,
+    Refused,
+    Start,
+    ToWorker,
+    framed,
+    from_worker,
+)
+from meshwright.run.serve.worker.launch import EngineProcess
+
+STUCK_S = 60.0
+"""An engine that is not heard for so long while requests are there is ill."""
+_RESTARTS, _WITHIN_S = 3, 300.0
+"""An engine that dies more often in so long is given up."""
+_ALL = -1
+"""Stands for all choices of an ask that are left."""
+
+Message = Piece | InputError
+
+
+class RemoteEngine:
+    """Serves with an engine elsewhere on this machine, for one event loop: the first that asks."""
+
+    def __init__(
+        self, path: str | Path, settings: EngineSettings, *, stuck_s: float = STUCK_S
+    ) -> None:
+        """Start an engine for the model at a path, and wait until it is ready."""
+        self._start = Start(str(path), settings)
+        self._stuck_s = stuck_s
+        self.process = EngineProcess(self._start)
+        self.ready = self.process.ready
+        self.max_length = self.ready.max_length
+        self._writer: asyncio.StreamWriter | None = None
+        self._running: asyncio.Task[None] | None = None
+        self._open: dict[int, asyncio.Queue[Message]] = {}
+        self._calls: dict[int, asyncio.Future[Done]] = {}
+        self._unsent: list[ToWorker] = []
+        self._number = 0
+        self._gauges, self._heard_s = Gauges(), time.monotonic()
+        self._why = ""
+        """Why no asks are taken at the moment."""
+        self._deaths: list[float] = []
+        self._asleep = False
+
+    async def answer(self, ask: Ask) -> AsyncIterator[Piece]:
+        """Answer; closing the iterator cancels what is left."""
+        self._require()
+        number, left = self._next_number(), set(range(ask.sampling.n))
+        messages: asyncio.Queue[Message] = asyncio.Queue()
+        self._open[number] = messages
+        self._send(Asked(number, ask))
+        try:
+            while left:
+                piece = await messages.get()
+                if isinstance(piece, InputError):
+                    left = set()
+                    raise piece
+                choices = sorted(left) if piece.choice == _ALL else [piece.choice]
+                if piece.finish is not None:
+                    left.difference_update(choices)
+                for choice in choices:
+                    one = piece.choice == choice
+                    yield piece if one else msgspec.structs.replace(piece, choice=choice)
+        finally:
+            self._open.pop(number, None)
+            if left and not self._why:
+                self._send(Cancel(number))
+
+    async def embed(self, prompts: Sequence[tuple[int, ...]]) -> list[list[float]]:
+        """Return a vector of length one for each prompt."""
+        done = await self._call(Call(self._next_number(), "embed", prompts=list(prompts)))
+        return done.vectors
+
+    async def sleep(self, level: int) -> None:
+        """Give memory back; level 1 keeps the weights in host memory."""
+        await self._call(Call(self._next_number(), "sleep", level=level))
+        self._asleep = True
+
+    async def wake(self) -> None:
+        """Take the memory again."""
+        await self._call(Call(self._next_number(), "wake"))
+        self._asleep = False
+
+    def asleep(self) -> bool:
+        """Tell whether it sleeps."""
+        return self._asleep
+
+    async def update_weights(self, path: str) -> None:
+        """Read the weights of a folder in place of the present ones."""
+        await self._call(Call(self._next_number(), "update_weights", path=path))
+
+    def gauges(self) -> Gauges:
+        """Return what the engine did when it was last heard."""
+        return self._gauges
+
+    def ill(self) -> str:
+        """Say why no forward progress is made; empty where all is well."""
+        if self._why:
+            return self._why
+        self._listen()
+        silent_s = time.monotonic() - self._heard_s
+        if (self._open or self._calls) and silent_s > self._stuck_s:
+            return f"the engine has not been heard for {silent_s:.0f} s"
+        return ""
+
+    async def close(self) -> None:
+        """End the process; answers under way end with an error."""
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.gather(self._running, return_exceptions=True)
+        self._fail("the engine was closed")
+        await asyncio.to_thread(self.process.end)
+
+    # The process.
+
+    def _listen(self) -> None:
+        """Begin to listen, in the event loop of whoever calls first."""
+        if self._running is None:
+            self._running = asyncio.get_running_loop().create_task(self._run())
+
+    async def _run(self) -> None:
+        """Listen to the process, and to the next when it ends, until one ends too often."""
+        while True:
+            why = await self._heard_out()
+            self._deaths = [at for at in self._deaths if time.monotonic() - at < _WITHIN_S]
+            self._deaths.append(time.monotonic())
+            self._fail(f"{why}; another one is starting")
+            if len(self._deaths) > _RESTARTS:
+                self._why = f"{why}, {len(self._deaths)} times in a row: it is given up"
+                return
+            await asyncio.sleep(0.1 * 4 ** len(self._deaths))
+            try:
+                self.process = await asyncio.to_thread(EngineProcess, self._start)
+            except MeshwrightError as error:
+                self._why = f"{why}, and another one cannot be started: {error}"
+                return
+            self.ready, self._asleep = self.process.ready, False
+
+    async def _heard_out(self) -> str:
+        """Listen to the process until it ends; return why it did."""
+        reader, self._writer = await asyncio.open_unix_connection(sock=self.process.socket)
+        self._why, self._heard_s, frames = "", time.monotonic(), Frames()
+        for message in self._unsent:
+            self._send(message)
+        self._unsent = []
+        try:
+            while data := await reader.read(1 << 20):
+                self._heard_s = time.monotonic()
+                for body in frames.add(data):
+                    self._hear(from_worker.decode(body))
+        except OSError:
+            pass
+        finally:
+            self._writer.close()
+            self._writer = None
+        return await asyncio.to_thread(self.process.last_words)
+
+    def _hear(self, message: FromWorker) -> None:
+        match message:
+            case Answered(pieces):
+                for number, piece in pieces:
+                    if (queue := self._open.get(number)) is not None:
+                        queue.put_nowait(piece)
+            case Beat(gauges):
+                self._gauges = gauges
+            case Ready():
+                pass
+            case Done(number):
+                self._settle(number, lambda call: call.set_result(message))
+            case Refused(number, problems):
+                error = InputError([Problem(*each) for each in problems])
+                if (queue := self._open.get(number)) is not None:
+                    queue.put_nowait(error)
+                self._settle(number, lambda call: call.set_exception(error))
+
+    def _settle(self, number: int, how: Callable[["asyncio.Future[Done]"], None]) -> None:
+        call = self._calls.pop(number, None)
+        if call is not None and not call.done():
+            how(call)
+
+    async def _call(self, call: Call) -> Done:
+        self._require()
+        done: asyncio.Future[Done] = asyncio.get_running_loop().create_future()
+        self._calls[call.number] = done
+        self._send(call)
+        return await done
+
+    def _require(self) -> None:
+        if self._why:
+            raise EngineBroken(self._why)
+        self._listen()
+
+    def _send(self, message: ToWorker) -> None:
+        if self._writer is None:
+            self._unsent.append(message)
+        elif not self._writer.is_closing():
+            self._writer.write(framed(message))
+
+    def _next_number(self) -> int:
+        self._number += 1
+        return self._number
+
+    def _fail(self, why: str) -> None:
+        self._why, self._unsent = why, []
+        for queue in self._open.values():
+            queue.put_nowait(Piece(choice=_ALL, finish="error", error=why))
+        for call in self._calls.values():
+            if not call.done():
+                call.set_exception(EngineBroken(why))
+        self._calls.clear()

@@ -1,0 +1,43 @@
+"""Frames are put together however the bytes come, and nothing larger than sense is waited for."""
+
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshwright.errors import DamagedFile
+from meshwright.run.serve.asked import Ask, Piece, Sampling
+from meshwright.run.serve.worker.frames import (
+    Answered,
+    Asked,
+    Cancel,
+    Frames,
+    framed,
+    from_worker,
+    to_worker,
+)
+
+ASKED = Asked(3, Ask(prompt=(1, 2, 300_000), sampling=Sampling(n=2, stop=("ü",), seed=1 << 61)))
+
+
+@given(st.lists(st.integers(1, 40), max_size=30))
+def test_messages_come_whole_however_they_are_cut(cuts: list[int]) -> None:
+    messages = [ASKED, Cancel(3), ASKED]
+    data = b"".join(framed(message) for message in messages)
+    frames, found = Frames(), []
+    for cut in [*cuts, len(data)]:
+        found += [to_worker.decode(body) for body in frames.add(data[:cut])]
+        data = data[cut:]
+    assert found == messages
+
+
+def test_pieces_come_as_they_were() -> None:
+    piece = Piece(choice=1, tokens=(5,), text="é", finish="stop", stopped_by="x")
+    (body,) = Frames().add(framed(Answered([(7, piece)])))
+    assert from_worker.decode(body) == Answered([(7, piece)])
+
+
+def test_a_length_without_sense_is_refused() -> None:
+    with pytest.raises(DamagedFile, match="a frame of"):
+        list(Frames().add(struct.pack("<I", (1 << 32) - 1)))

@@ -1,0 +1,84 @@
+"""An engine in its own process answers, dies, says so, and is there again."""
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="runs a model")
+pytest.importorskip("tokenizers", reason="reads a tokenizer")
+
+from meshwright.errors import InputError
+from meshwright.run.nn.huggingface import save
+from meshwright.run.serve.asked import Ask, Piece, Sampling
+from meshwright.run.serve.engine.settings import EngineSettings
+from meshwright.run.serve.interface import EngineBroken
+from meshwright.run.serve.worker.remote import RemoteEngine
+from meshwright.spec.serving import Limits
+from tests.run.serve.engine.small import reference
+from tests.run.serve.model.small import small
+from tests.run.serve.model.test_gguf import trained
+
+LIMITS = Limits(batch_tokens=24, batch_requests=8, block_tokens=4, kv_blocks=64)
+PROMPT = (5, 6, 7)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    save(small(), tmp_path)
+    trained(digits=True).save(str(tmp_path / "tokenizer.json"))
+    return tmp_path
+
+
+async def heard(engine: RemoteEngine, ask: Ask) -> list[Piece]:
+    return [piece async for piece in engine.answer(ask)]
+
+
+async def come_to(engine: RemoteEngine) -> None:
+    while engine.ill():
+        await asyncio.sleep(0.05)
+
+
+async def _life(folder: Path) -> None:
+    engine = RemoteEngine(folder, EngineSettings(limits=LIMITS, device="cpu", max_length=64))
+    asks = [
+        Ask(prompt=PROMPT, sampling=Sampling(temperature=0.0, max_tokens=12, ignore_eos=True)),
+        Ask(prompt=PROMPT, sampling=Sampling(max_tokens=60, ignore_eos=True, n=2)),
+    ]
+    pieces = await heard(engine, asks[0])
+    wanted = reference(small, PROMPT, 12)
+    assert [token for piece in pieces for token in piece.tokens] == wanted
+    with pytest.raises(InputError, match="no token"):
+        await heard(engine, Ask(prompt=()))
+    (vector,) = await engine.embed([PROMPT])
+    assert sum(each * each for each in vector) == pytest.approx(1)
+    # Death, in the midst of an answer of two choices.
+    under_way = engine.answer(asks[1])
+    await anext(under_way)
+    os.kill(engine.process.pid, signal.SIGKILL)
+    rest = [piece async for piece in under_way]
+    ends = {piece.choice: piece for piece in rest if piece.finish == "error"}
+    assert sorted(ends) == [0, 1]
+    assert all("ended by SIGKILL" in piece.error for piece in ends.values())
+    assert "another one is starting" in engine.ill()
+    with pytest.raises(EngineBroken, match="SIGKILL"):
+        await heard(engine, asks[0])
+    await asyncio.wait_for(come_to(engine), 120)
+    pieces = await heard(engine, asks[0])
+    assert [token for piece in pieces for token in piece.tokens] == wanted
+    process = engine.process
+    await engine.close()
+    assert "engine's process" in process.last_words()
+
+
+@pytest.mark.slow
+def test_an_engine_that_dies_says_so_and_comes_back(folder: Path) -> None:
+    asyncio.run(_life(folder))
+
+
+@pytest.mark.slow
+def test_what_keeps_an_engine_from_starting_is_told(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"tokenizer\.json"):
+        RemoteEngine(tmp_path, EngineSettings(device="cpu"))
