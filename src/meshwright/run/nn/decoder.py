@@ -180,6 +180,10 @@ class Decoder(nn.Module):
             logits = self.head.shared.logits(x_BTD, self.head_weight, self.head.bias)
         else:
             logits = functional.linear(x_BTD, self.head_weight, self.head.bias)
+        return self.shaped(logits)
+
+    def shaped(self, logits: Tensor) -> Tensor:
+        """Return logits as the model scales and caps them."""
         if self.model.logit_scale is not None:
             logits = logits * self.model.logit_scale
         cap = self.model.logit_softcap

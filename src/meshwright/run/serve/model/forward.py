@@ -25,6 +25,7 @@ from meshwright.run.serve.model.cache import PagedCache
 from meshwright.run.serve.model.latent_pages import PagedLatent
 from meshwright.run.serve.model.paged import Now, PagedAttention
 from meshwright.run.serve.model.recurrent import DeltaStates, LayerStates, MambaStates
+from meshwright.run.serve.model.steady import make_steady, steady_linear
 from meshwright.run.serve.model.step import Step
 
 
@@ -43,10 +44,12 @@ class Forward:
         """Take hold of a decoder.
 
         `max_length` is the most tokens of a sequence; None is the model's context. `state_rows` is
-        the most sequences at a time, for models with recurrent layers. With `invariant` attention
-        gives a row the same bits whatever else is in the batch.
+        the most sequences at a time, for models with recurrent layers. With `invariant` a row gets
+        the same bits whatever else is in the batch (see `steady`).
         """
         self.decoder = decoder.eval().requires_grad_(False)
+        if invariant:
+            make_steady(decoder)
         self.cache = cache
         self.now = Now(invariant, on_gpu=cache.device.type == "cuda")
         self.max_length = max_length or decoder.model.max_positions
@@ -94,7 +97,10 @@ class Forward:
     @torch.no_grad()
     def run(self, step: Step) -> Tensor:
         """Return the logits of the wanted tokens, (W, V)."""
-        return self.decoder.logits(self.hidden(step))
+        hidden_WD, decoder = self.hidden(step), self.decoder
+        if self.now.invariant:
+            return decoder.shaped(steady_linear(hidden_WD, decoder.head_weight, decoder.head.bias))
+        return decoder.logits(hidden_WD)
 
 
 def _check_length(decoder: Decoder, length: int) -> None:

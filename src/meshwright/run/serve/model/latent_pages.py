@@ -76,13 +76,11 @@ class PagedLatent(PagedLayer):
         if q_NHC.is_cuda:
             plan = self.now.plan(
                 "latents",
-                lambda: plan_latents(
-                    lengths, layer.keys, q_NHC.shape[1], invariant=self.now.invariant
-                ),
+                lambda: plan_latents(lengths, layer.keys, q_NHC.shape[1]),
             )
         return paged_latent_decode(
             q_NHC, layer.keys, tables, lengths, rank=rank, scale=scale,
-            cache_scale=layer.key_scale, plan=plan, invariant=self.now.invariant,
+            cache_scale=layer.key_scale, plan=plan,
         )  # fmt: skip
 
     def _rows_of_tokens(self) -> tuple[Tensor, Tensor]:

@@ -102,6 +102,9 @@ class Adapters:
         self.forward, self.slots, self.rank = forward, slots, rank
         self.names: dict[str, int] = {}
         """The slot of each adapter that is loaded."""
+        if forward.now.invariant:
+            what = "adapters depend on what else is in the batch"
+            raise InputError([Problem("invariant", what, "serve without one of the two")])
         forward.now.adapter_slots = slots
         decoder = forward.decoder
         self._layers: dict[str, LoraLinear] = {}

@@ -47,7 +47,9 @@ class Now:
     def begin(self, step: Step) -> None:
         """Let all layers read this step from now on."""
         self.step, self.plans, self.documents = step, {}, None
-        self.decodes, self.adapters = step.decodes, None
+        # One kernel for all rows: a token is computed alike as a prompt's and as an answer's.
+        self.decodes = 0 if self.invariant else step.decodes
+        self.adapters = None
         if step.adapters_N is not None and self.adapter_slots:
             slots = torch.arange(self.adapter_slots, device=step.adapters_N.device)
             self.adapters = step.adapters_N[:, None] == slots
@@ -134,7 +136,6 @@ class PagedAttention(PagedLayer):
             k_scale=layer.key_scale,
             v_scale=layer.value_scale,
             plan=plan,
-            invariant=self.now.invariant,
             **options,
         )
         return mixed[None]
@@ -148,9 +149,7 @@ class PagedAttention(PagedLayer):
         lengths_R = step.lengths_R[: now.decodes]
         return now.plan(
             (tuple(keys.shape[1:]), heads, window, chunk),
-            lambda: plan_decode(
-                lengths_R, keys, heads, window=window, chunk=chunk, invariant=now.invariant
-            ),
+            lambda: plan_decode(lengths_R, keys, heads, window=window, chunk=chunk),
         )
 
     @property

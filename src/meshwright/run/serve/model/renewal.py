@@ -16,6 +16,7 @@ from meshwright.run.nn.huggingface.families import family_of
 from meshwright.run.nn.huggingface.family import Linked, link_all
 from meshwright.run.nn.linear import Linear
 from meshwright.run.serve.model.forward import Forward
+from meshwright.run.serve.model.quantise import Fp8Weights, Int4Weights
 from meshwright.spec.names import suggestion
 
 
@@ -26,7 +27,9 @@ class Renewal:
         self.forward = forward
         decoder = forward.decoder
         for part in decoder.modules():
-            if isinstance(part, Linear) and part.low_precision is not None:
+            if isinstance(part, Linear) and isinstance(
+                part.low_precision, Fp8Weights | Int4Weights
+            ):
                 what = f"its weights are kept as {part.recipe}"
                 fix = "serve it unquantised where weights are renewed"
                 raise InputError([Problem(decoder.model.name, what, fix)])
