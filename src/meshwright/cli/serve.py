@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from meshwright.cli.answer import Answer, Note
 from meshwright.cli.engine_flags import (
-    add_engine,
     adapters_of,
+    add_engine,
     model_path,
     needs_serving,
     settings_of,
