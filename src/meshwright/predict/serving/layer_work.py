@@ -13,6 +13,7 @@ from typing import NamedTuple
 from meshwright.predict.cost.device import DeviceCosts
 from meshwright.predict.cost.matmul import matmul_s, smooth_max, waves_of
 from meshwright.predict.cost.memory_bound import memory_s
+from meshwright.predict.network.constants import sm_number
 from meshwright.predict.serving.formats import Formats, Stored, output_head, stored
 from meshwright.spec.layout import Layout
 from meshwright.spec.model import Attention, Block, Experts, LatentAttention, Model
@@ -22,6 +23,13 @@ JOINED = {"q": "qkv", "k": "qkv", "v": "qkv", "gate": "up", "shared_gate": "shar
           "q_down": "down", "kv_down": "down"}  # fmt: skip
 """Matrices with the same input that every engine multiplies as one."""
 GROUPED_COLUMNS = 256
+ALIKE = 0.85
+"""Exponent of the tokens that choose experts on their own: requests in flight write alike, and so
+visit fewer experts together than an even draw would."""
+BLACKWELL = 100
+OLDER_EXPERTS = 1.3
+"""Time of experts' products over that of the bytes and tiles, on chips before Blackwell: their
+grouped kernels widen or rescale on the way (all engines; H100 and H200 alike)."""
 _TILES = (16, 32, 64, 128)
 
 
@@ -160,7 +168,7 @@ def _grouped_s(
     """Return the seconds of one grouped product of the experts that a step's tokens visit."""
     shared_by = max(1, layout.tp * layout.dp // (layout.ep * layout.experts_tp))
     seen = tokens / shared_by
-    some = touched(weight.copies, weight.active, seen)
+    some = touched(weight.copies, weight.active, seen**ALIKE)
     groups = max(1.0, some / layout.ep)
     each = max(1.0, seen * weight.active / some)
     column = weight.name != "expert_down"
@@ -174,7 +182,8 @@ def _grouped_s(
     moved = groups * (inner * (rate.input_bytes * each + how.weight_bytes * out) + 2.0 * each * out)
     # The launch of a dense product: what sorting and summing add is the engine's.
     launch_s = device.product(how.compute).launch_s
-    return launch_s + smooth_max(compute_s, moved / rate.bytes_per_s)
+    gap = OLDER_EXPERTS if (sm_number(device.gpu.arch) or 0) < BLACKWELL else 1.0
+    return launch_s + gap * smooth_max(compute_s, moved / rate.bytes_per_s)
 
 
 def _small_s(device: DeviceCosts, model: Model, block: Block, layout: Layout, own: int) -> float:

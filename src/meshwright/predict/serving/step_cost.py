@@ -67,7 +67,8 @@ class StepCost:
         self._fixed: dict[int, float] = {}
         self._passing_s = (layout.pp - 1) * _hop_s(replica)
         self._prefill_s = engine.prefill_s * model.layers
-        self._host_s, self._request_s = engine.step_s, engine.request_s
+        # Each attention group has a host process of its own.
+        self._host_s, self._request_s = engine.step_s, engine.request_s / layout.dp
         self._hidden = engine.hidden
 
     def step_s(

@@ -45,9 +45,23 @@ def place_of(row: Mapping[str, Any], sparse: bool) -> Place | None:
     tp, pp, ep = _whole(row.get("tp")), _whole(row.get("pp")) or 1, _whole(row.get("ep")) or 1
     if tp is None:
         return None
+    if sparse and pp == 1 and _page_shares_attention(row):
+        return Place(_layout(1, 1, tp, tp, 1), 1)
     if "attention DP" in notes and gpus and gpus % tp == 0 and sparse:
         return Place(_layout(1, pp, gpus // pp, ep, 1), 1)
     return Place(_layout(tp, pp, 1, ep if sparse else 1, max(1, tp // ep)), 1)
+
+
+def _page_shares_attention(row: Mapping[str, Any]) -> bool:
+    """Say whether TensorRT-LLM's performance page ran a sparse model with attention data parallel.
+
+    Its options do so since 1.0 for Qwen3 and Llama 4 Maverick. Cards without fast links are listed
+    apart, by tensor and pipeline degrees.
+    """
+    page = "perf-overview" in str(row.get("source"))
+    recent = str(row.get("engine_version")).startswith("1.")
+    named = re.search(r"qwen3|maverick", str(row.get("model")).lower())
+    return page and recent and named is not None and "RTX" not in str(row.get("gpu"))
 
 
 def _measured_sample(row: Mapping[str, Any], notes: str, sparse: bool) -> Layout:
