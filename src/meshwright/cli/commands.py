@@ -27,6 +27,7 @@ COMMANDS: dict[str, Command] = {
     "clusters": Command("clusters of the catalog, or one in full", "Look up"),
     "layout": Command("check, size, export or import a parallel layout", "Describe"),
     "plan": Command("find the fastest layout there is, and say why it wins", "Predict"),
+    "plan serve": Command("find the cheapest way to serve requests in time", "Predict"),
     "simulate": Command("predict one training step and where its time goes", "Predict"),
     "simulate serve": Command("predict how requests to a served model fare", "Predict"),
     "whatif": Command("change one thing and see what the step makes of it", "Predict"),

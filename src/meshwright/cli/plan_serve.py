@@ -1,0 +1,263 @@
+"""`mw plan serve MODEL`: the cheapest way to serve requests in time, and what binds it."""
+
+import argparse
+import os
+import sys
+from typing import Any
+
+import msgspec
+
+from meshwright.cli.answer import Answer, Note, Text, View, facts, table
+from meshwright.cli.parser import add_common
+from meshwright.cli.request_flags import add_request_flags
+from meshwright.cli.serve_flags import (
+    DEGREES,
+    ENGINE_NAMES,
+    add_served,
+    cluster_of,
+    engine_of,
+    model_of,
+)
+from meshwright.cli.serve_screen import engines_words, layout_words, objective_words
+from meshwright.cli.simulate_serve import (
+    add_objective,
+    attain_of,
+    drawn,
+    fleet_data,
+    sized_streams,
+)
+from meshwright.errors import InputError, Problem
+from meshwright.observe.bench.serving.figures import parse_objective
+from meshwright.policy.routing import ROUTINGS
+from meshwright.predict.serving.engine_flags import TARGETS, Target, command_lines
+from meshwright.predict.serving.formats import Formats
+from meshwright.predict.serving.planning import (
+    RIVALS,
+    ServingAnswer,
+    ServingPlan,
+    ServingQuestion,
+    plan_serving,
+)
+from meshwright.predict.serving.shapes import Space
+from meshwright.spec.bounds import require, whole
+from meshwright.spec.units import format_count, format_seconds, parse_count
+
+EXAMPLES = (
+    "mw plan serve llama3.1-8b --cluster h200-superpod --rate 20 --prompt 500 --output 200 "
+    "--slo ttft=500ms,itl=30ms",
+    "mw plan serve llama3.1-70b --cluster h100-superpod --gpus 32 --precision fp8 "
+    "--trace requests.jsonl --slo ttft=1s,itl=50ms --for vllm",
+)
+_MOST_SHOWN = 6
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the flags."""
+    parser.usage = "mw plan serve MODEL --cluster NAME --slo NAME=TIME,… [requests] [flags]"
+    add_served(parser)
+    judged = parser.add_argument_group("what is asked of it")
+    add_objective(judged)
+    judged.add_argument("--gpus", metavar="N", default="64", help="as many at most (default: 64)")
+    add_request_flags(parser)
+    group = parser.add_argument_group("the search")
+    for name in DEGREES:
+        group.add_argument(f"--{name}", metavar="N,…", help=f"only these values of {name}")
+    group.add_argument(
+        "--together", action="store_true", help="no engines that only compute prompts"
+    )
+    group.add_argument(
+        "--routing", choices=ROUTINGS, default="least-loaded", metavar="WORD",
+        help=f"{', '.join(ROUTINGS)} (default: least-loaded)",
+    )  # fmt: skip
+    group.add_argument("--top", metavar="K", default="5", help="plans to show (default: 5)")
+    group.add_argument(
+        "--for", dest="target", choices=TARGETS, metavar="NAME",
+        help=f"print the best plan's command lines for {', '.join(TARGETS)}",
+    )  # fmt: skip
+    add_common(parser)
+
+
+def run(args: argparse.Namespace) -> Answer:
+    """Answer with the cheapest plans."""
+    question, top = _question(args), parse_count(args.top, "--top")
+    require(whole("--top", top))
+    with _Watching(quiet=args.quiet or args.json) as watching:
+        found = plan_serving(question, most=top, report=watching.show)
+    data: dict[str, Any] = {
+        "objective": question.objective,
+        "attain": question.attain,
+        "plans": [_data(plan) for plan in found.plans],
+        "refused": found.refused,
+        "beaten": found.beaten,
+        "simulations": found.simulations,
+        "fewer": None if found.fewer is None else _data(found.fewer),
+    }
+    if not found.plans:
+        return Answer("plan.serve/1", data, _nothing(question, found), (), 1)
+    target: Target = args.target or _own_target(args.engine)
+    exported = command_lines(found.plans[0].fleet, target, args.model)
+    data["commands"] = {"target": target, "lines": exported.lines, "notes": exported.notes}
+    views = list(_screen(question, found))
+    if args.target:
+        views.append(Text("\n".join(exported.lines)))
+        views += [Note(note) for note in exported.notes]
+    else:
+        views.append(Note(f"--for {target} prints its command lines"))
+    best = found.plans[0].fleet
+    return Answer("plan.serve/1", data, tuple(views), (f"{best.gpus} GPUs: {engines_words(best)}",))
+
+
+def _question(args: argparse.Namespace) -> ServingQuestion:
+    if args.slo is None:
+        fix = "say what requests are held to: --slo ttft=500ms,itl=40ms"
+        raise InputError([Problem("--slo", "in time, which is what?", fix)])
+    gpus = parse_count(args.gpus, "--gpus")
+    require(whole("--gpus", gpus, most=4096))
+    streams = sized_streams(args)
+    if len(streams) > 1 or streams[0].in_flight is not None:
+        what = "a plan is for one stream of requests that arrive by themselves"
+        raise InputError([Problem("--rate", what, "give one rate, or a trace with times")])
+    space = Space(**{name: _values(args, name) for name in DEGREES})
+    return ServingQuestion(
+        model=model_of(args),
+        cluster=cluster_of(args, gpus),
+        requests=tuple(drawn(streams[0])),
+        objective=dict(parse_objective(args.slo, "--slo")),
+        attain=attain_of(args),
+        most_gpus=gpus,
+        formats=Formats(weights=args.precision, kv=args.kv),
+        engine=engine_of(args),
+        routing=args.routing,
+        space=space,
+        apart=not args.together,
+    )
+
+
+def _values(args: argparse.Namespace, name: str) -> tuple[int, ...] | None:
+    text = getattr(args, name)
+    if text is None:
+        return None
+    found = tuple(parse_count(word, f"--{name}") for word in text.split(",") if word.strip())
+    require(*(whole(f"--{name}", value, most=4096) for value in found))
+    return found or None
+
+
+def _own_target(engine: str) -> Target:
+    name = ENGINE_NAMES[engine.lower()].name.lower()
+    return next((target for target in TARGETS if name.startswith(target)), "vllm")
+
+
+def _data(plan: ServingPlan) -> dict[str, Any]:
+    return {"fleet": fleet_data(plan.fleet), "outcome": msgspec.to_builtins(plan.outcome)}
+
+
+def _screen(question: ServingQuestion, found: ServingAnswer) -> tuple[View, ...]:
+    best = found.plans[0]
+    replica, limits = best.fleet.serving.replica, best.fleet.serving.limits
+    price = best.fleet.dollars_per_hour
+    said = {
+        "plan": f"{best.fleet.gpus} × {replica.cluster.gpu.name}: {engines_words(best.fleet)}",
+        "limits": f"{limits.batch_requests:,} requests, {limits.batch_tokens:,} tokens a step",
+        "objective": objective_words(question.objective, best.outcome, question.attain),
+        "cost": "" if price is None else f"${price:,.2f} an hour, "
+        f"${best.outcome.dollars_per_million_tokens:.3g} for a million tokens of answers",
+        "why": why(found),
+        "what binds": binding(question, found),
+        "searched": f"{found.simulations} simulations; {len(found.refused)} layouts cannot do, "
+        f"{found.beaten} are too dear by their bound",
+    }  # fmt: skip
+    rows = [
+        (
+            plan.fleet.gpus,
+            layout_words(plan.fleet.serving),
+            plan.fleet.serving.count
+            if plan.fleet.prefill is None
+            else f"{plan.fleet.prefill.count}:{plan.fleet.serving.count}",
+            format_count(plan.fleet.serving.limits.batch_tokens),
+            _p99(plan, "ttft"),
+            _p99(plan, "itl"),
+            f"{plan.outcome.good_share:.1%}",
+            f"{plan.outcome.busy_share:.0%}",
+            _dollars(plan),
+        )
+        for plan in found.plans
+    ]
+    columns = "GPUs, engine, engines, step, ttft p99, itl p99, good, busy, $/M"
+    right = "GPUs, engines, step, ttft p99, itl p99, good, busy, $/M"
+    return facts(said), table(columns, rows, right=right)
+
+
+def why(found: ServingAnswer) -> str:
+    """Say what the best plan is better than."""
+    best = found.plans[0]
+    apart = best.fleet.prefill is not None
+    other = [plan for plan in found.plans if (plan.fleet.prefill is not None) != apart]
+    kind = "without engines for prompts alone" if apart else "with engines for prompts alone"
+    least = min((plan.fleet.gpus for plan in other), default=None)
+    if least is None:
+        said = f"nothing {kind} is within {RIVALS:g} times its GPUs"
+    elif least == best.fleet.gpus:
+        said = f"the best {kind} takes as many GPUs, and has less to spare"
+    else:
+        said = f"the best {kind} takes {least} GPUs"
+    rivals = [plan for plan in found.plans[1:] if plan not in other]
+    if rivals:
+        following = rivals[0]
+        said += f"; {layout_words(following.fleet.serving)} takes {following.fleet.gpus}"
+    return said
+
+
+def binding(question: ServingQuestion, found: ServingAnswer) -> str:
+    """Say what keeps the best plan from being cheaper."""
+    best, fewer = found.plans[0], found.fewer
+    if fewer is not None and fewer.outcome.missed:
+        missed = fewer.outcome.missed
+        worst = max(missed, key=lambda name: missed[name])
+        if missed[worst] > 1 - question.attain:
+            return f"with one engine less, {missed[worst]:.0%} of requests miss {worst}"
+        return "one engine less does as well as a whole; a share of a sample said otherwise"
+    if best.fleet.gpus == 1:
+        return "nothing: one GPU is enough"
+    reasons = [why for name, why in found.refused.items() if name == "1 GPU"]
+    return f"on one GPU {reasons[0]}" if reasons else "smaller layouts need as many GPUs or more"
+
+
+def _nothing(question: ServingQuestion, found: ServingAnswer) -> tuple[View, ...]:
+    """Say why there is no plan."""
+    asked = ", ".join(f"{n} ≤ {format_seconds(v)}" for n, v in question.objective.items())
+    said = f"no fleet of {question.most_gpus} GPUs or fewer keeps to {asked}"
+    rows = list(found.refused.items())[-_MOST_SHOWN:]
+    views: list[View] = [Text(said)]
+    if rows:
+        views.append(table("layout, cannot do because", rows, wide="cannot do because"))
+    return (*views, Note("--gpus allows more, --precision fp8 takes less, --slo asks for less"))
+
+
+def _p99(plan: ServingPlan, name: str) -> str:
+    spread = plan.outcome.latency.get(name)
+    return "" if spread is None else format_seconds(spread.p99_s)
+
+
+def _dollars(plan: ServingPlan) -> str:
+    price = plan.outcome.dollars_per_million_tokens
+    return "" if price is None else f"{price:.3g}"
+
+
+class _Watching:
+    """A line on stderr that says how far a search is, where a person watches."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        watched = sys.stderr.isatty() and not os.environ.get("MESHWRIGHT_NO_PROGRESS")
+        self._shown = watched and not quiet
+
+    def __enter__(self) -> "_Watching":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.show("")
+
+    def show(self, text: str) -> None:
+        """Say it in place of what was said before."""
+        if self._shown:
+            sys.stderr.write(f"\r\x1b[K{text}")
+            sys.stderr.flush()

@@ -1,0 +1,134 @@
+"""How one engine may lie on GPUs, and the least that requests take on it: bounds for a search."""
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from meshwright.errors import InputError
+from meshwright.predict.serving.fleet import blocks_of, default_limits
+from meshwright.predict.serving.outcome import Objective
+from meshwright.predict.serving.replica import Replica
+from meshwright.predict.serving.step_cost import step_cost
+from meshwright.spec.cluster import Cluster
+from meshwright.spec.layout import Layout
+from meshwright.spec.model import Attention, Model
+from meshwright.spec.units import format_seconds
+from meshwright.spec.workload import Request
+
+DEGREES = (1, 2, 4, 8, 16, 32, 64)
+
+
+class Space(NamedTuple):
+    """Which degrees are looked at; None looks at all that make sense."""
+
+    tp: tuple[int, ...] | None = None
+    pp: tuple[int, ...] | None = None
+    dp: tuple[int, ...] | None = None
+    ep: tuple[int, ...] | None = None
+
+
+class Asked(NamedTuple):
+    """What the requests of a stream are like."""
+
+    prompt: float
+    output: float
+    """Means."""
+    long_prompt: int
+    """A prompt that one in a hundred is longer than."""
+    rate_per_s: float
+
+
+class Shape(NamedTuple):
+    """One way to lay out an engine, and the least that a request takes there."""
+
+    replica: Replica
+    prompt_s: float
+    """Seconds of an engine that computing a mean prompt takes at best."""
+    answer_s: float
+    """Seconds of an engine that decoding a mean answer takes at best, in the largest batch."""
+
+    @property
+    def least_s(self) -> float:
+        """Seconds of an engine that a request takes, were both done at once."""
+        return max(self.prompt_s, self.answer_s)
+
+
+def asked_of(requests: list[Request]) -> Asked:
+    """Return what requests are like."""
+    prompts = np.array([one.prompt_tokens for one in requests])
+    outputs = np.array([max(1, one.output_tokens) for one in requests])
+    span = requests[-1].arrival_s - requests[0].arrival_s
+    rate = (len(requests) - 1) / span if span > 0 else float("inf")
+    return Asked(
+        float(prompts.mean()), float(outputs.mean()), int(np.percentile(prompts, 99)), rate
+    )
+
+
+def layouts(model: Model, cluster: Cluster, most_gpus: int, space: Space) -> Iterator[Layout]:
+    """Yield the layouts of one engine that can be, those on few GPUs first."""
+    heads = [block.mixer.heads for block in model.blocks if isinstance(block.mixer, Attention)]
+    found = [
+        (tp, pp, dp, ep)
+        for tp in space.tp or tuple(n for n in DEGREES if n <= cluster.scale_up.gpus)
+        if not any(count % tp for count in heads)
+        for pp in space.pp or tuple(n for n in DEGREES[:4] if n <= model.layers)
+        for dp in space.dp or (DEGREES if model.experts is not None else (1,))
+        for ep in space.ep or _expert_groups(model, tp * dp)
+        if tp * pp * dp <= most_gpus
+    ]
+    for tp, pp, dp, ep in sorted(found, key=lambda one: (one[0] * one[1] * one[2], one)):
+        try:
+            yield Layout(tp=tp, pp=pp, dp=dp, ep=ep, expert_tp=max(1, tp * dp // ep))
+        except InputError:
+            continue
+
+
+def shape_of(layout: Layout, one: Replica, asked: Asked, objective: Objective) -> Shape | str:
+    """Return an engine like `one` with another layout, and its bounds; or why it cannot do."""
+    try:
+        replica = msgspec.structs.replace(one, layout=layout)
+        limits = default_limits(replica)
+        mean = asked.prompt + asked.output
+        blocks = blocks_of(replica, limits, mean)
+    except InputError as error:
+        return error.problems[0].what
+    cost = step_cost(replica)
+    long = asked.long_prompt
+    alone_s = cost.step_s(prefill_tokens=long, prefill_pairs=long * long / 2, sampled=1)
+    if alone_s + replica.engine.arrival_s > objective.get("ttft", float("inf")):
+        return f"a prompt of {long:,} tokens takes {format_seconds(alone_s)} alone"
+    gap_s = min(objective.get("itl", float("inf")), objective.get("tpot", float("inf")))
+    context = asked.prompt + asked.output / 2
+    fits = int(blocks * limits.block_tokens / mean)
+    most = min(fits, limits.batch_requests)
+    if most < 1:
+        return "the KV cache holds no mean request"
+
+    def step_s(batch: int) -> float:
+        fixed, slope = cost.decode_line(batch, context)
+        return fixed + slope * batch * context
+
+    if step_s(1) > gap_s:
+        return f"a token takes {format_seconds(step_s(1))} with one request alone"
+    batch = bisect_right(range(1, most + 1), gap_s, key=step_s)
+    # The largest steps are the most efficient, and share their weights with those who decode.
+    tokens = max(limits.batch_tokens, 8192)
+    many = tokens / asked.prompt
+    full_s = cost.step_s(
+        prefill_tokens=tokens, prefill_pairs=many * asked.prompt**2 / 2, sampled=int(many)
+    )
+    half_s = cost.step_s(
+        prefill_tokens=tokens // 2, prefill_pairs=many * asked.prompt**2 / 4, sampled=int(many / 2)
+    )
+    prompt_s = (full_s - half_s) / (tokens / 2) * asked.prompt
+    return Shape(replica, prompt_s, (asked.output - 1) * step_s(batch) / batch)
+
+
+def _expert_groups(model: Model, gpus: int) -> tuple[int, ...]:
+    """Return into how many groups experts may be spread: none, or over all GPUs of a stage."""
+    if model.experts is None or gpus == 1:
+        return (1,)
+    return (1, gpus)

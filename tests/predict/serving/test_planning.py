@@ -1,0 +1,147 @@
+"""The cheapest fleet that keeps to an objective, found without simulating them all."""
+
+from math import inf
+
+import msgspec
+import pytest
+
+from meshwright.errors import InputError
+from meshwright.predict.serving.engine_flags import TARGETS, command_lines
+from meshwright.predict.serving.fleet import Copies, Fleet, default_limits, run_fleet
+from meshwright.predict.serving.formats import Formats
+from meshwright.predict.serving.outcome import outcome_of
+from meshwright.predict.serving.planning import (
+    STEPS,
+    ServingAnswer,
+    ServingQuestion,
+    plan_serving,
+)
+from meshwright.predict.serving.replica import Replica
+from meshwright.predict.serving.shapes import Shape, Space, asked_of, layouts, shape_of
+from meshwright.spec import catalog
+from meshwright.spec.layout import Layout
+from meshwright.spec.workload import Poisson, Request, Requests, Uniform
+
+CLUSTER = catalog.cluster("h200-superpod").with_gpus(16)
+MODEL = catalog.model("llama3.1-8b")
+OBJECTIVE = {"ttft": 0.5, "itl": 0.05}
+
+
+def asked(rate: float, count: int = 300) -> tuple[Request, ...]:
+    lengths = {"prompt": Uniform(low=200, high=2000), "output": Uniform(low=10, high=200)}
+    stream = Requests(arrival=Poisson(rate_per_s=rate), **lengths)
+    return tuple(stream.generate(0, count))
+
+
+def question(rate: float = 60, **given: object) -> ServingQuestion:
+    known = {
+        "model": MODEL, "cluster": CLUSTER, "requests": asked(rate), "objective": OBJECTIVE,
+        "most_gpus": 16, "space": Space(tp=(1, 2), pp=(1,)), "apart": False, **given,
+    }  # fmt: skip
+    return ServingQuestion(**known)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def found() -> ServingAnswer:
+    return plan_serving(question())
+
+
+def test_the_best_plan_keeps_to_the_objective_and_one_engine_less_does_not(
+    found: ServingAnswer,
+) -> None:
+    best = found.plans[0]
+    again = outcome_of(run_fleet(best.fleet, list(asked(60))), best.fleet, OBJECTIVE)
+    assert again == best.outcome
+    assert (again.good_share or 0) >= 0.99
+    assert found.fewer is not None
+    assert found.fewer.fleet.gpus < best.fleet.gpus
+    assert (found.fewer.outcome.good_share or 0) < 0.99
+
+
+def test_no_number_of_engines_is_cheaper_when_all_are_tried(found: ServingAnswer) -> None:
+    fewest = inf
+    for tp in (1, 2):
+        replica = Replica(model=MODEL, cluster=CLUSTER, layout=Layout(tp=tp))
+        limits = default_limits(replica)
+        for tokens in (8192, *STEPS[1:]):
+            own = msgspec.structs.replace(
+                limits, batch_tokens=tokens, batch_requests=min(limits.batch_requests, tokens)
+            )
+            for count in range(1, 8):
+                fleet = Fleet(serving=Copies(replica=replica, limits=own, count=count))
+                if fleet.gpus >= fewest:
+                    break
+                shown = outcome_of(run_fleet(fleet, list(asked(60))), fleet, OBJECTIVE)
+                if (shown.good_share or 0) >= 0.99:
+                    fewest = fleet.gpus
+    assert found.plans[0].fleet.gpus == fewest
+
+
+def test_bounds_are_never_above_what_a_simulation_takes() -> None:
+    requests = list(asked(1000, 300))
+    about = asked_of(requests)
+    for tp in (1, 4):
+        one = Replica(model=MODEL, cluster=CLUSTER)
+        shape = shape_of(Layout(tp=tp), one, about, {"ttft": inf})
+        assert isinstance(shape, Shape)
+        fleet = Fleet(serving=Copies(replica=shape.replica, limits=default_limits(shape.replica)))
+        served = run_fleet(fleet, requests)
+        assert len(requests) * shape.least_s < served.seconds
+
+
+def test_engines_for_prompts_alone_are_looked_at() -> None:
+    steady = {"ttft": 1.0, "itl": 0.02}
+    together = plan_serving(question(30, objective=steady))
+    either = plan_serving(question(30, objective=steady, apart=True))
+    assert any(plan.fleet.prefill is not None for plan in either.plans)
+    if together.plans:
+        assert either.plans[0].fleet.gpus <= together.plans[0].fleet.gpus
+
+
+def test_layouts_that_cannot_do_are_refused_with_the_reason() -> None:
+    large = catalog.model("llama3.1-405b")
+    slow, space = {"ttft": 3.0, "itl": 0.5}, Space(tp=(1, 2, 8), pp=(1,))
+    answer = plan_serving(question(0.5, model=large, space=space, objective=slow))
+    assert set(answer.refused) == {"1 GPU", "tp 2"}
+    assert "no room" in answer.refused["tp 2"]
+    assert answer.plans[0].fleet.serving.replica.layout.tp == 8
+    late = plan_serving(question(1, objective={"ttft": 0.001}))
+    assert not late.plans
+    assert "alone" in late.refused["1 GPU"]
+
+
+def test_experts_are_spread_over_all_gpus_or_none() -> None:
+    sparse = catalog.model("qwen3-30b-a3b")
+    shapes = {
+        (one.tp, one.dp, one.ep, one.experts_tp) for one in layouts(sparse, CLUSTER, 4, Space())
+    }
+    assert (1, 4, 4, 1) in shapes
+    assert (1, 4, 1, 4) in shapes
+    assert all(tp * dp == ep * inner for tp, dp, ep, inner in shapes)
+
+
+def test_what_cannot_be_asked_is_refused() -> None:
+    with pytest.raises(InputError, match="objective"):
+        question(objective={})
+    at_once = tuple(msgspec.structs.replace(one, arrival_s=0.0) for one in asked(1, 5))
+    with pytest.raises(InputError, match="arrive"):
+        question(requests=at_once)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_command_lines_say_degrees_as_each_engine_means_them(target: str) -> None:
+    replica = Replica(
+        model=catalog.model("deepseek-v3"), cluster=CLUSTER, formats=Formats(kv="fp8"),
+        layout=Layout(dp=8, ep=8, expert_tp=1),
+    )  # fmt: skip
+    limits = default_limits(replica, batch_requests=512, batch_tokens=16384)
+    copies = Copies(replica=replica, limits=limits)
+    line = command_lines(Fleet(serving=copies), target, "folder").lines[0]  # type: ignore[arg-type]
+    expected = {
+        "vllm": ["--data-parallel-size 8", "--enable-expert-parallel", "--max-num-seqs 64 "],
+        "sglang": ["--tp-size 8", "--dp-size 8", "--ep-size 8", "--max-running-requests 512 "],
+        "tensorrt-llm": ["--tp_size 8", "--ep_size 8", "--max_batch_size 64 "],
+    }[target]
+    assert all(words in line for words in expected)
+    both = command_lines(Fleet(serving=copies, prefill=copies), target, "folder")  # type: ignore[arg-type]
+    assert len(both.lines) == 2
