@@ -75,7 +75,7 @@ def test_a_sound_device_is_told_from_a_slow_one(tmp_path: Path, capsys: Captured
     told = answer(["bench", "--show", slow, "--health"], capsys, code=1)["health"]
     assert not told["sound"]
     assert main(["bench", "--show", slow, "--health"]) == 1
-    assert "HBM 18 % below NVIDIA H200" in capsys.readouterr().err
+    assert "memory 18 % below NVIDIA H200" in capsys.readouterr().err
 
 
 def test_other_devices_rows_serve_where_the_catalog_has_none(

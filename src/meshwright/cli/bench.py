@@ -17,7 +17,7 @@ from meshwright.observe.bench.burn_in import burn_in
 from meshwright.observe.bench.families import FAMILIES, families
 from meshwright.observe.bench.family import Family, Place, Size
 from meshwright.observe.bench.health import usual
-from meshwright.observe.bench.host import machine_of
+from meshwright.observe.bench.host import cores, machine_of, others_here
 from meshwright.observe.bench.mlperf_log import MlperfLog
 from meshwright.observe.bench.suite import BUDGET_S, Bench, Progress, measure, read
 from meshwright.spec.bounds import require, whole
@@ -115,6 +115,7 @@ def run(args: argparse.Namespace) -> Answer:
     if args.health:
         require_kind(machine_of(here.place.device), others)
     asked = _families(args, here, only)
+    others_run = others_here(1 if here.place.on_gpu else cores())
     bench, took_s = _measured(args, here, asked, size)
     if here.world.rank:
         # All ranks took part; one of them speaks.
@@ -127,6 +128,7 @@ def run(args: argparse.Namespace) -> Answer:
         took_s=took_s,
         out=args.out or "",
         gpu=here.gpu,
+        remarks=[others_run] if others_run else [],
     )
 
 

@@ -31,6 +31,7 @@ def answer_of(
     took_s: float | None = None,
     out: str = "",
     gpu: "torch.device | None" = None,
+    remarks: Sequence[str] = (),
 ) -> Answer:
     """Return the screen of a bench; exit code 1 where health was asked for and is not there."""
     known = device_of(bench.machine)
@@ -63,6 +64,7 @@ def answer_of(
         some = ", ".join(dict.fromkeys(key.split("/")[0] for key in bench.late))
         how = "add --resume to go on" if out else "keep rows with -o FILE, and --resume goes on"
         views.append(Note(f"no time was left for {len(bench.late)} cases of {some}: {how}"))
+    views += [Note(remark) for remark in remarks]
     if out:
         views.append(Note(f"rows are in {out}: mw calibrate {out}"))
     quiet = tuple(f"{line.family} {line.what}\t{line.best:.6g}\t{line.unit}" for line in found)
@@ -123,13 +125,12 @@ def _table(found: Sequence[Line]) -> Table:
         )
         for line in found
     ]
-    return table(
-        "family, what, best, of peak, middle, shortest, cases, spread",
-        rows,
-        "what this machine does",
-        right="best, of peak, middle, shortest, cases, spread",
-        wide="what",
-    )
+    names = ("family", "what", "best", "of peak", "middle", "shortest", "cases", "spread")
+    said = [at for at, name in enumerate(names) if not rows or any(row[at] != "" for row in rows)]
+    columns = ", ".join(names[at] for at in said)
+    shown = [[row[at] for at in said] for row in rows]
+    right = ", ".join(names[2:])
+    return table(columns, shown, "what this machine does", right=right, wide="what")
 
 
 def _meanwhile(found: Sequence[Meanwhile]) -> Table:

@@ -80,6 +80,7 @@ def run(args: argparse.Namespace) -> Answer:
             }
         ),
         _errors(found.reports),
+        _furthest(found.reports),
         _constants(found.calibration),
         *(Note(text) for text in notes),
     ]
@@ -111,12 +112,27 @@ def _errors(reports: tuple[Report, ...]) -> Table:
         if report.title.startswith("products ") and len(parts) > 1:
             rows += [(f"  {part}", *_cells(each), "") for part, each in parts.items()]
     return table(
-        "family, rows, median, 95th, bias, worst, at, scored on",
+        "family, rows, median, 95th, bias, worst, scored on",
         rows,
         "error of predicted times",
         right="rows, median, 95th, bias, worst",
-        wide="at",
+        wide="family",
     )
+
+
+_NOTICED = 0.01
+
+
+def _furthest(reports: tuple[Report, ...]) -> Table:
+    """Return the case of each family whose prediction is furthest off."""
+    rows = []
+    for report in reports:
+        best, _ = _best(report)
+        if abs(best.worst) < _NOTICED:
+            continue
+        name, _, sizes = best.worst_case.partition("/")[2].partition("/")
+        rows.append((report.title, f"{best.worst:+.0%}", f"{name}: {sizes.replace(',', ', ')}"))
+    return table("family, worst, case", rows, "the worst of each", right="worst", wide="case")
 
 
 def _best(report: Report) -> tuple[Score, dict[str, Score]]:
@@ -141,7 +157,7 @@ def _cells(found: Score) -> tuple[str, ...]:
         f"{found.bias:+.1%}",
         f"{found.worst:+.0%}",
     )
-    return (str(found.rows), *shares, found.worst_case.partition("/")[2])
+    return (str(found.rows), *shares)
 
 
 def _constants(found: Calibration) -> Table:

@@ -24,7 +24,7 @@ def slowed(rows: list[Row], factor: float) -> list[Row]:
 def test_slow_memory_is_named_with_how_slow() -> None:
     [found] = check(slowed(COPIES, 1 / 0.82), SOUND)
     assert not found.sound
-    assert found.words("H200") == "HBM 18 % below H200"
+    assert found.words("H200") == "memory 18 % below H200"
 
 
 def test_a_device_like_its_kind_or_faster_is_sound() -> None:

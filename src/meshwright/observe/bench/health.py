@@ -46,7 +46,7 @@ class Check(NamedTuple):
         return self.speed >= 1.0 - self.allowed
 
     def words(self, whose: str) -> str:
-        """Say it in one line, such as `HBM 18 % below H200's`."""
+        """Say it in one line, such as `memory 18 % below H200's`."""
         off = round(100 * abs(1.0 - self.speed))
         return f"{self.what} {off} % {'below' if self.speed < 1.0 else 'above'} {whose}"
 
@@ -93,7 +93,7 @@ def group_of(row: Row) -> str:
         case "products":
             return f"products {case.sizes.get('precision', 'grouped')}"
         case "copies":
-            return _LINK.get(case.name, "HBM" if case.name == "copy" else case.name)
+            return _LINK.get(case.name, "memory" if case.name == "copy" else case.name)
         case "elementwise":
             return f"elementwise {case.sizes.get('kernel', case.name)}"
     return f"{case.family} {case.name}"

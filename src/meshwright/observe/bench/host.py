@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 ASK_S = 30.0
 """How long the driver may take to answer: a sick one can hang."""
+MODEST_LOAD = 0.5
+"""Programs that may run beside; more of them take cores from what is measured."""
 
 
 def processor() -> str:
@@ -33,6 +35,14 @@ def cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def others_here(needed: int) -> str:
+    """Say that other programs run, where they leave fewer cores than are needed; else nothing."""
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    if load <= MODEST_LOAD or cores() >= needed + load:
+        return ""
+    return f"other programs run here (load {load:.1f}): times are theirs as well"
 
 
 def memory_bytes() -> int:

@@ -1,6 +1,5 @@
 """`twins`: every layout predicted from the measured parts of this machine, then run on it."""
 
-import os
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from meshwright.errors import Problem
+from meshwright.observe.bench.host import others_here
 from meshwright.observe.twin.calibration import measured_of, without_recompute
 from meshwright.observe.twin.compare import Comparison, compare
 from meshwright.observe.twin.computing import with_compute
@@ -24,8 +24,6 @@ PRECISIONS = ("fp32", "bf16")
 MOST_RANKS = 8
 ROUNDS = 3
 """How often the parts of a step are timed, eight microbatches each time and way."""
-MODEST_LOAD = 0.5
-"""Programs that may run beside; more of them take cores from the ranks."""
 
 
 class Asked(NamedTuple):
@@ -92,10 +90,8 @@ def doubts(layouts: Sequence[Layout]) -> list[str]:
             f"{most} ranks take turns on {here} cores: a pass takes longer while others compute, "
             "and a rank that waits leaves its part to them, which is how they are predicted"
         )
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
-    if load > MODEST_LOAD and here < most + load:
-        found.append(f"other programs run here (load {load:.1f}): times are theirs as well")
-    return found
+    others = others_here(most)
+    return [*found, others] if others else found
 
 
 def twins(
