@@ -8,7 +8,7 @@ from tests.run.kernels.hopper import BF16, FP32, INT, Kernel, compiled
 
 def kernels() -> Iterator[Kernel]:
     """List the kernels as they are launched."""
-    from meshwright.run.serve.sampling import choosing, floors, masks
+    from meshwright.run.serve.sampling import choosing, floors, masks, penalties
 
     rows = {"rows": "*i64", "temperatures": FP32, "stride": INT, "vocab": INT}
     for kind, cut in ((BF16, False), (FP32, True)):
@@ -21,8 +21,13 @@ def kernels() -> Iterator[Kernel]:
         yield Kernel(f"floors {kind}", floors._floor, types, {"BLOCK": floors._BLOCK}, 16)
         types = {"logits": kind, "masks": "*i32", "words": INT, "stride": INT, "vocab": INT}
         yield Kernel(f"forbid {kind}", masks._forbid, types, {"BLOCK": masks._BLOCK}, 4)
+    types = dict.fromkeys(("repetitions", "presences", "frequencies"), FP32)
+    types |= {"lines": "*i64", "slots": "*i64", "logits": FP32, "counts": "*i32"}
+    types |= {"stride": INT, "count_stride": INT, "vocab": INT}
+    constants = {"IN_PROMPT": penalties._IN_PROMPT, "BLOCK": penalties._BLOCK}
+    yield Kernel("penalise", penalties._penalise, types, constants, 4)
     types = {"scores": FP32, "bests": "*i32", "tokens": "*i64", "splits": INT}
-    yield Kernel("best of line", choosing._best_of_line, types, {"SPLITS": 64}, 4)
+    yield Kernel("best of line", choosing._best_of_line, types, {"SPLITS": choosing._SPLITS}, 4)
 
 
 if __name__ == "__main__":

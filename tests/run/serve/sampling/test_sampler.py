@@ -4,9 +4,12 @@ import pytest
 
 pytest.importorskip("torch", reason="sampling works on torch tensors")
 
+from typing import get_args
+
 import torch
 
 from meshwright.errors import InputError
+from meshwright.run.kernels.language import HAS_TRITON, Backend
 from meshwright.run.serve.asked import GREEDY, Grammar, Sampling
 from meshwright.run.serve.sampling.sampler import Sampler
 
@@ -148,6 +151,16 @@ def test_a_bias_counts_before_everything_else() -> None:
     torch.testing.assert_close(got, wanted)
 
 
+def test_warming_up_changes_nothing() -> None:
+    one = sampler()
+    one.set(0, Sampling(seed=1), (1,))
+    one.warm_up(logits(3).bfloat16())
+    other = sampler()
+    other.set(0, Sampling(seed=1), (1,))
+    drawn = [each.sample(logits(1), each.plan([0])).tokens.tolist() for each in (one, other)]
+    assert drawn[0] == drawn[1]
+
+
 def test_half_precision_logits_of_a_plain_step_are_not_copied() -> None:
     one = sampler()
     one.set(0, Sampling(seed=1), (1,))
@@ -201,6 +214,24 @@ def test_after_proposed_tokens_penalties_count_them() -> None:
     assert one.settings.drawn[:2].tolist() == [2, 1]
 
 
+@pytest.mark.skipif(not HAS_TRITON, reason="no Triton here")
+def test_the_kernel_penalises_as_plain_torch_does() -> None:
+    wide, lines = 2100, torch.randn(5, 2100, generator=torch.Generator().manual_seed(3))
+    lines[4] = lines[3]
+    found = []
+    for backend in get_args(Backend)[1:]:
+        one = Sampler(3, wide, "cpu", backend=backend)
+        prompt, output = range(0, wide, 7), [*range(0, wide, 5), *range(0, wide, 35)]
+        one.set(0, Sampling(repetition_penalty=1.5, frequency_penalty=0.3), prompt, output)
+        one.set(2, Sampling(presence_penalty=-0.7), prompt, output)
+        plan = one.plan([2, 1, 0], [1, 1, 3])
+        inputs = torch.tensor([0, 0, 0, 11, 11])
+        found.append(one.changed(lines.clone(), plan, inputs_L=inputs))
+    torch.testing.assert_close(*found)
+    torch.testing.assert_close(found[0][4, 11], found[0][3, 11] - 0.3)
+    assert found[0][1].equal(lines[1])
+
+
 def test_probabilities_are_those_of_the_draws() -> None:
     one = sampler()
     one.set(0, Sampling(seed=1, temperature=0.5, top_k=3), (1,))
@@ -233,4 +264,4 @@ def test_places_of_counted_rows_are_used_again() -> None:
     counted = Sampling(temperature=0, presence_penalty=1.0)
     for time in range(30):
         one.set(time % 3, counted, (time,), (time % 5,))
-    assert one._counts._counts_SV.shape[0] == 8
+    assert one._counts.all.shape[0] == 8

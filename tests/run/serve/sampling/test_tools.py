@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("torch", reason="the package of sampling works on torch tensors")
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.errors import InputError
@@ -196,6 +196,7 @@ values: Any = st.recursive(
 )
 
 
+@settings(max_examples=40)
 @given(
     st.lists(
         st.tuples(st.text("abc_", min_size=1), st.dictionaries(st.text(), values, max_size=3)),

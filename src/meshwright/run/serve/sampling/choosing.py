@@ -25,7 +25,7 @@ from meshwright.run.serve.sampling.rows import Places, Settings
 
 _BLOCK = 2048
 # Programs that keep an H200 busy; fewer lines than these are cut along the vocabulary.
-_PROGRAMS = 512
+_PROGRAMS, _SPLITS = 512, 128
 # Gumbel noise of 32 bits is between -2.9 and 22.9, so a token further below the best cannot win.
 _NOISE = 26.0
 
@@ -49,7 +49,7 @@ def choose(
     tokens_L = torch.empty(lines, dtype=torch.int64, device=logits_LV.device)
     if not lines:
         return tokens_L
-    splits = max(1, min(-(-_PROGRAMS // lines), -(-vocab // _BLOCK)))
+    splits = max(1, min(-(-_PROGRAMS // lines), -(-vocab // _BLOCK), _SPLITS))
     span = -(-vocab // (splits * _BLOCK)) * _BLOCK
     score_LS = torch.empty(lines, splits, device=logits_LV.device)
     best_LS = torch.empty(lines, splits, dtype=torch.int32, device=logits_LV.device)
@@ -70,7 +70,7 @@ def choose(
         BLOCK=_BLOCK,
         num_warps=8,
     )
-    _best_of_line[(lines,)](score_LS, best_LS, tokens_L, splits, SPLITS=_power(splits))
+    _best_of_line[(lines,)](score_LS, best_LS, tokens_L, splits, SPLITS=_SPLITS)
     return tokens_L
 
 
@@ -160,7 +160,8 @@ def _best_of_span(
     tl.store(bests + at, tl.min(tl.where(best == top, token, vocab), 0))
 
 
-@triton.jit
+# One kernel for any number of spans: a step of another size must not wait for a compiler.
+@triton.jit(do_not_specialize=["splits"])
 def _best_of_line(scores, bests, tokens, splits, SPLITS: tl.constexpr):
     line = tl.program_id(0)
     split = tl.arange(0, SPLITS)
@@ -170,7 +171,3 @@ def _best_of_line(scores, bests, tokens, splits, SPLITS: tl.constexpr):
     top = tl.max(score, 0)
     token = tl.min(tl.where(score == top, best, 0x7FFFFFFF), 0)
     tl.store(tokens + line, tl.where(top > float("-inf"), token, -1).to(tl.int64))
-
-
-def _power(number: int) -> int:
-    return 1 << (number - 1).bit_length()

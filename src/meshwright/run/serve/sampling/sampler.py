@@ -35,7 +35,7 @@ from meshwright.run.serve.sampling.lines import (
     problems_of,
 )
 from meshwright.run.serve.sampling.masks import forbid
-from meshwright.run.serve.sampling.penalties import Counts, penalise
+from meshwright.run.serve.sampling.penalties import Asked, Counts, penalise
 from meshwright.run.serve.sampling.rows import Places, Settings
 from meshwright.run.serve.sampling.telling import Told, raw_of, tell
 
@@ -84,6 +84,14 @@ class Sampler:
         temperature, top_p, min_p, *_ = self._reals_CR
         self.settings = Settings(temperature, top_p, min_p, *self._wholes_CR)
         """Addresses stay the same for the sampler's life, so that graphs can be captured."""
+
+    def warm_up(self, logits_LV: torch.Tensor) -> None:
+        """Compile the kernels of common steps for logits such as these, lest requests wait."""
+        rows_L = torch.zeros(len(logits_LV), dtype=torch.int64, device=self.device)
+        places = Places(rows_L, rows_L)
+        floor_L = floors(logits_LV, places, self.settings, backend=self._backend)
+        for floor in (None, floor_L):
+            choose(logits_LV, places, self.settings, floor, backend=self._backend)
 
     def set(
         self,
@@ -236,20 +244,15 @@ class Sampler:
         penalised: Penalised,
         inputs_L: torch.Tensor | None,
     ) -> None:
-        lines_P, slots_P, proposed = penalised
-        counts_PV = self._counts.of(slots_P)
-        if proposed is not None:
+        lines_P, slots_P, pairs = penalised
+        factors = (each.contiguous() for each in self._reals_CR[3:, lines.places.rows[lines_P]])
+        proposed = None
+        if pairs is not None:
             if inputs_L is None:
                 raise ValueError("penalties after proposed tokens need the tokens: give inputs_L")
-            index_Q, sources_Q = proposed
-            one_Q = torch.ones_like(index_Q, dtype=torch.int32)
-            where = (index_Q, inputs_L[sources_Q].to(torch.int64).clamp(min=0))
-            counts_PV.index_put_(where, one_Q, accumulate=True)
-        rows_P = lines.places.rows[lines_P]
-        repetition_P, presence_P, frequency_P = self._reals_CR[3:, rows_P]
-        logits_LV[lines_P] = penalise(
-            logits_LV[lines_P], counts_PV, repetition_P, presence_P, frequency_P
-        )
+            proposed = (pairs[0], inputs_L[pairs[1]].to(torch.int64).clamp(min=0))
+        asked = Asked(lines_P, slots_P, *factors)
+        penalise(logits_LV, asked, self._counts, proposed, backend=self._backend)
 
     def _planned_anew(self, rows: Sequence[int], widths: Sequence[int] | None) -> Lines:
         rows_L = np.asarray(rows, np.int64)
