@@ -88,11 +88,17 @@ a GPU: chosen by registers and instructions of the compiled loop."""
 
 def cut_for(cache: Tensor, group: int) -> Cut:
     """Choose how to cut, by what is cached and how many query heads share it, never by rows."""
-    width = max(64, power_of_two(cache.shape[-1]))
-    cut = CUTS[cache.element_size(), min(256, width)]
+    element, width = cache.element_size(), min(256, max(64, power_of_two(cache.shape[-1])))
+    cut = CUTS[element, width]
     if group > 16:
-        # Wider than the rows of one matrix instruction: warps share the queries instead.
-        cut = cut._replace(apart=False)
+        # Queries and weights of so many heads take their part of the shared memory.
+        cut = Cut(
+            tile=64 if element == 1 else 32,
+            warps=4,
+            stages=2 if element == 4 else 3,
+            per_sm=1 if element == 4 or width > 128 else 2,
+            apart=False,
+        )
     return cut.fitting(cache.shape[1])
 
 

@@ -37,7 +37,8 @@ FEW: dict[int, Cut] = {
     2: Cut(tile=32, warps=4, stages=3, per_sm=2, apart=False),
     4: Cut(tile=16, warps=4, stages=2, per_sm=1, apart=False),
 }
-"""By the bytes of a cached element, for up to 16 heads. Not yet tuned on a GPU."""
+"""By the bytes of a cached element, for up to 16 heads. Not yet tuned on a GPU. Float32
+is left to torch unless Triton is insisted on: on a GPU it needs more shared memory than there is."""
 MANY: dict[int, Cut] = {
     1: Cut(tile=64, warps=8, stages=2, per_sm=1, apart=False),
     2: Cut(tile=32, warps=8, stages=3, per_sm=1, apart=False),
@@ -88,7 +89,8 @@ def paged_latent_decode(
         what = f"{rank} of {width} cached elements"
         raise InputError([Problem("rank", what, "give the width of the latents alone")])
     shaping = Shaping(scale)
-    if not on_triton(backend, q_RHC):
+    too_wide = backend == "auto" and cache.element_size() == 4
+    if too_wide or not on_triton(backend, q_RHC):
         given = (q_RHC, keys, keys[..., :rank], tables_RB, lengths_R)
         return plain_paged_decode(*given, shaping, cache_scale, cache_scale)
     plan = plan or plan_latents(lengths_R, cache, heads, invariant=invariant)
