@@ -8,6 +8,7 @@ from typing import Any
 
 from meshwright.errors import InputError, Problem
 from meshwright.run.serve.asked import Ask, Finish, Gauges, Piece, TokenLogprob
+from meshwright.run.serve.inbox import Inbox
 
 END = 256
 SIZE = 260
@@ -44,51 +45,23 @@ def parrot(ask: Ask, choice: int) -> str:
     return f"{choice}>{said}" if ask.sampling.n > 1 else f">{said}"
 
 
-class Pieces:
-    """The pieces of one ask, as an engine's step brings them."""
+class Answer:
+    """The answer to one ask in the making."""
 
     def __init__(self, engine: "PretendEngine", ask: Ask) -> None:
         self.ask = ask
+        self.inbox = Inbox(ask.sampling.n, lambda: engine.leave(self))
         self._engine = engine
         texts = [engine.says(ask, choice) for choice in range(ask.sampling.n)]
         self._left = [deque(text.encode()) for text in texts]
         self._count = [0] * ask.sampling.n
-        self._there: deque[Piece] = deque()
-        self._wanted: asyncio.Future[None] | None = None
         self.done = False
-
-    def __aiter__(self) -> "Pieces":
-        return self
-
-    async def __anext__(self) -> Piece:
-        if self._engine.refuses and self._engine.refuses(self.ask):
-            raise InputError([Problem("grammar", "cannot be followed")])
-        while not self._there:
-            if self.done:
-                raise StopAsyncIteration
-            self._engine.run(self)
-            self._wanted = asyncio.get_running_loop().create_future()
-            await self._wanted
-        return self._there.popleft()
-
-    def ready(self) -> Sequence[Piece]:
-        more = tuple(self._there)
-        self._there.clear()
-        return more
-
-    async def aclose(self) -> None:
-        self._engine.leave(self)
-
-    def put(self, piece: Piece) -> None:
-        self._there.append(piece)
-        if self._wanted is not None and not self._wanted.done():
-            self._wanted.set_result(None)
 
     def step(self) -> None:
         """Take one token for each choice that has not ended."""
         for choice, left in enumerate(self._left):
             if self._count[choice] >= 0:
-                self.put(self._next(choice, left))
+                self.inbox.put(self._next(choice, left))
         self.done = all(count < 0 for count in self._count)
 
     def _next(self, choice: int, left: deque[int]) -> Piece:
@@ -130,7 +103,7 @@ class PretendEngine:
         self.says = says
         self.refuses: Callable[[Ask], bool] | None = None
         self.fails_at = -1
-        self.running: dict[Pieces, None] = {}
+        self.running: dict[Answer, None] = {}
         self.asked: list[Ask] = []
         self.left: list[Ask] = []
         self.held = False
@@ -142,19 +115,22 @@ class PretendEngine:
         self.path = ""
         self._stepping: asyncio.Task[None] | None = None
 
-    def answer(self, ask: Ask) -> Pieces:
+    def answer(self, ask: Ask) -> Inbox:
         self.asked.append(ask)
-        return Pieces(self, ask)
+        if self.refuses and self.refuses(ask):
+            raise InputError([Problem("grammar", "cannot be followed")])
+        answer = Answer(self, ask)
+        self.run(answer)
+        return answer.inbox
 
-    def run(self, pieces: Pieces) -> None:
-        self.running[pieces] = None
+    def run(self, answer: Answer) -> None:
+        self.running[answer] = None
         if self._stepping is None or self._stepping.done():
             self._stepping = asyncio.create_task(self._steps())
 
-    def leave(self, pieces: Pieces) -> None:
-        if not pieces.done:
-            self.left.append(pieces.ask)
-        self.running.pop(pieces, None)
+    def leave(self, answer: Answer) -> None:
+        self.left.append(answer.ask)
+        self.running.pop(answer, None)
 
     async def _steps(self) -> None:
         while self.running:
@@ -166,11 +142,11 @@ class PretendEngine:
 
     def step(self) -> None:
         self.steps += 1
-        for pieces in list(self.running):
-            pieces.step()
+        for answer in list(self.running):
+            answer.step()
             self.output_tokens += 1
-            if pieces.done:
-                self.running.pop(pieces, None)
+            if answer.done:
+                self.running.pop(answer, None)
 
     async def embed(self, prompts: Sequence[tuple[int, ...]]) -> list[list[float]]:
         return [[1.0, 0.0, -0.5, float(len(prompt))] for prompt in prompts]

@@ -2,12 +2,14 @@
 
 import asyncio
 import json
+import re
 from urllib.parse import urlsplit
 
 import pytest
 
 from meshwright.run.serve.server import Served, ServerSettings, serve_app
 from tests.run.serve.server.pretend import Bytes, PretendEngine
+from tests.run.serve.server.wire import opened
 
 
 async def _stream(place: tuple[str, int], at: int) -> str:
@@ -42,6 +44,22 @@ async def _all(url: str, streams: int) -> list[str]:
     place = urlsplit(url)
     where = (str(place.hostname), place.port or 0)
     return await asyncio.gather(*(_stream(where, at) for at in range(streams)))
+
+
+def test_tokens_of_a_pause_are_written_together() -> None:
+    engine = PretendEngine()
+    settings = ServerSettings(model="parrot", port=0, stream_pause_s=0.05)
+    asked = {"prompt": "x" * 300, "max_tokens": 200, "stream": True}
+    with (
+        Served(serve_app(engine, Bytes(), settings), settings) as served,
+        opened(served.url, "/v1/completions", asked) as line,
+    ):
+        said = b""
+        while b"[DONE]" not in said:
+            said += line.recv(65536)
+    assert said.count(b'"text":') == 200
+    # Each write is a chunk, which begins with its size.
+    assert len(re.findall(rb"\r\n[0-9a-f]+\r\ndata: ", said)) < 100
 
 
 @pytest.mark.parametrize("streams", [200, pytest.param(1000, marks=pytest.mark.slow)])

@@ -62,7 +62,14 @@ class Endpoint(Generic[Body]):
             else:
                 # The first events come before the status, so that a fault still has its own.
                 first = await answer.some()
-                await send_events(first, answer, call, send, scope["meshwright.send"])
+                await send_events(
+                    first,
+                    answer,
+                    call,
+                    begin=send,
+                    send=scope["meshwright.send"],
+                    pause_s=desk.settings.stream_pause_s,
+                )
         except Fault as fault:
             await fault.response()(scope, receive, send)
         except asyncio.CancelledError:

@@ -51,6 +51,9 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     drain_s: float = 60.0
     """How long requests under way may go on after the signal to end."""
 
+    stream_pause_s: float = 0.0
+    """Seconds between two writes to a stream. Writes are most of what a token costs: with a pause,
+    tokens that come meanwhile go out together."""
     sampling: Sampling = Sampling()
     """What requests get that do not say how to draw tokens: the model's own defaults."""
     tool_format: str | None = None
@@ -72,6 +75,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             real("request_s", self.request_s, 0.001, 1e9),
             real("body_s", self.body_s, 0.001, 1e9),
             real("drain_s", self.drain_s, 0, 1e9),
+            real("stream_pause_s", self.stream_pause_s, 0, 10),
         )
 
     def names(self) -> tuple[str, ...]:

@@ -71,7 +71,9 @@ class Frame:
         return b'%b,"choices":[],"usage":%b}\n\n' % (self._head, encode(usage)) + DONE
 
 
-async def send_events(first: bytes, lines: Lines, call: Call, begin: Send, send: Send) -> None:
+async def send_events(
+    first: bytes, lines: Lines, call: Call, *, begin: Send, send: Send, pause_s: float
+) -> None:
     """Send an answer as it comes; what goes wrong is said in it, for its status is out already.
 
     Args:
@@ -80,6 +82,7 @@ async def send_events(first: bytes, lines: Lines, call: Call, begin: Send, send:
         call: The request.
         begin: Sends the status and the headers, which others on the way want to see.
         send: Sends all else, which nobody on the way looks at.
+        pause_s: Seconds between two writes; what comes meanwhile is written together.
     """
     fault: Fault | None = None
     try:
@@ -87,6 +90,8 @@ async def send_events(first: bytes, lines: Lines, call: Call, begin: Send, send:
         data = first
         while data:
             await send({"type": "http.response.body", "body": data, "more_body": True})
+            if pause_s:
+                await asyncio.sleep(pause_s)
             data = await lines.some()
     except Fault as raised:
         fault = raised

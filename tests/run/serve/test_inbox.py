@@ -1,0 +1,52 @@
+import asyncio
+
+import pytest
+
+from meshwright.run.serve.asked import Piece
+from meshwright.run.serve.inbox import Inbox
+
+A, B, LAST = Piece(text="a"), Piece(text="b"), Piece(text="c", finish="stop")
+
+
+def test_pieces_come_in_their_order_and_end_with_the_last_choice() -> None:
+    async def read() -> list[str]:
+        inbox = Inbox(2, pytest.fail)
+        asyncio.get_running_loop().call_soon(inbox.put, A)
+        texts = [(await anext(inbox)).text]
+        for piece in (B, LAST, A, Piece(choice=1, finish="length")):
+            inbox.put(piece)
+        texts += [piece.text async for piece in inbox]
+        await inbox.aclose()
+        return texts
+
+    assert asyncio.run(read()) == ["a", "b", "c", "a", ""]
+
+
+def test_who_reads_late_gets_all_at_once() -> None:
+    async def read() -> None:
+        inbox = Inbox(1, pytest.fail)
+        assert inbox.ready() == ()
+        for piece in (A, B, LAST):
+            inbox.put(piece)
+        assert await anext(inbox) is A
+        assert inbox.ready() == (B, LAST)
+        with pytest.raises(StopAsyncIteration):
+            await anext(inbox)
+
+    asyncio.run(read())
+
+
+def test_closing_early_gives_up_once() -> None:
+    async def leave() -> list[str]:
+        told: list[str] = []
+        inbox = Inbox(1, lambda: told.append("closed"))
+        reading = asyncio.ensure_future(anext(inbox))
+        await asyncio.sleep(0)
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+        inbox.put(A)
+        await inbox.aclose()
+        await inbox.aclose()
+        return told
+
+    assert asyncio.run(leave()) == ["closed"]
