@@ -1,5 +1,6 @@
 """Small decoders with random weights, of each kind that keeps something between steps."""
 
+import msgspec
 import torch
 
 from meshwright.run.nn.build import build
@@ -35,6 +36,12 @@ def _model(pattern: str, **mixers: Mixer) -> Model:
 def small(dtype: torch.dtype = torch.float32) -> Decoder:
     """Return a decoder like Llama."""
     return made(_model("2*plain", plain=_PLAIN), dtype)
+
+
+def capped() -> Decoder:
+    """Return one whose logits are scaled and capped."""
+    model = _model("plain", plain=_PLAIN)
+    return made(msgspec.structs.replace(model, logit_scale=0.5, logit_softcap=3.0))
 
 
 def chunked() -> Decoder:

@@ -91,11 +91,9 @@ class PagedCache:
             return
         found: dict[int, LayerCache] = {}
         for shape, numbers in _by_shape(self.shapes).items():
-            pool = torch.zeros(
-                (len(numbers), shape.parts, self.blocks, shape.heads, self.block_tokens,
-                 shape.width),
-                dtype=self.dtype, device=self.device,
-            )  # fmt: skip
+            size = (shape.parts, self.blocks, shape.heads, self.block_tokens, shape.width)
+            pool = torch.empty(len(numbers), *size, dtype=self.dtype, device=self.device)
+            pool.view(torch.uint8).zero_()
             self._pools.append(pool)
             for place, layer in enumerate(numbers):
                 found[layer] = self._layer(pool[place], layer)

@@ -97,10 +97,22 @@ class Forward:
     @torch.no_grad()
     def run(self, step: Step) -> Tensor:
         """Return the logits of the wanted tokens, (W, V)."""
-        hidden_WD, decoder = self.hidden(step), self.decoder
+        hidden_WD, decoder, room = self.hidden(step), self.decoder, step.logits_WV
+        if room is not None and self._plain_head:
+            return torch.mm(hidden_WD, decoder.head_weight.t(), out=room)
         if self.now.invariant:
-            return decoder.shaped(steady_linear(hidden_WD, decoder.head_weight, decoder.head.bias))
-        return decoder.logits(hidden_WD)
+            raw = steady_linear(hidden_WD, decoder.head_weight, decoder.head.bias)
+            logits = decoder.shaped(raw)
+        else:
+            logits = decoder.logits(hidden_WD)
+        return logits if room is None else room.copy_(logits)
+
+    @property
+    def _plain_head(self) -> bool:
+        """Whether logits are one product and nothing else."""
+        head, model = self.decoder.head, self.decoder.model
+        shaped = model.logit_scale is not None or model.logit_softcap is not None
+        return not shaped and head.bias is None and head.shared is None and not self.now.invariant
 
 
 def _check_length(decoder: Decoder, length: int) -> None:

@@ -76,8 +76,9 @@ class Graphs:
             adapters_N=torch.full((rows,), -1, **whole) if adapters else None,
         )
         """What the next replay reads. Whoever writes here itself pads with `pad`."""
+        self.room: Tensor | None = None
+        """Logits of all sizes, once captured: each would keep its own otherwise, gigabytes."""
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
-        self._logits: dict[int, Tensor] = {}
 
     def capture(self) -> None:
         """Capture every size; does nothing without a GPU."""
@@ -86,6 +87,8 @@ class Graphs:
         self.pad(0, self.rows)
         pool = torch.cuda.graph_pool_handle()
         gc.collect()
+        self.room = None
+        self.room = torch.empty_like(self.forward.run(self._cut(self.rows)))
         for size in reversed(self.sizes):
             step = self._cut(size)
             # The first run of a size compiles its kernels and lets libraries find their plans.
@@ -93,12 +96,12 @@ class Graphs:
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=pool):
-                self._logits[size] = self.forward.run(step)
+                self.forward.run(step)
             self._graphs[size] = graph
 
     def forget(self) -> None:
         """Drop the captured steps: needed when weights or the cache move."""
-        self._graphs, self._logits = {}, {}
+        self._graphs, self.room = {}, None
 
     def covers(self, step: Step) -> bool:
         """Tell whether a step can be replayed."""
@@ -155,11 +158,13 @@ class Graphs:
     def replay(self, rows: int) -> Tensor:
         """Compute what the tensors hold; the logits are overwritten by the next replay."""
         size = self.size_for(rows)
+        step = self._cut(size)
         graph = self._graphs.get(size)
         if graph is None:
-            return self.forward.run(self._cut(size))[:rows]
+            return self.forward.run(step)[:rows]
         graph.replay()
-        return self._logits[size][:rows]
+        assert step.logits_WV is not None, "what is captured writes its logits here"
+        return step.logits_WV[:rows]
 
     def _cut(self, size: int) -> Step:
         """Return the first rows of the tensors as a step."""
@@ -175,4 +180,5 @@ class Graphs:
             queries=(1,) * size,
             states_R=None if of.states_R is None else of.states_R[:size],
             adapters_N=None if of.adapters_N is None else of.adapters_N[:size],
+            logits_WV=None if self.room is None else self.room[:size],
         )

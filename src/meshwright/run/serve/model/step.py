@@ -3,7 +3,8 @@
 Every row is one sequence with some new tokens at its end: a part of its prompt, or the one token
 that was chosen last. What came before lies in the blocks of the cache.
 
-Shapes: N tokens, R rows, B blocks of the longest table, W positions whose logits are wanted.
+Shapes: N tokens, R rows, B blocks of the longest table, W positions whose logits are wanted, V
+vocabulary.
 """
 
 # Shape suffixes name the fields.
@@ -48,6 +49,8 @@ class Step:
     """int64: where a row's recurrent state is kept, for models that have one."""
     adapters_N: Tensor | None = None
     """int64: the adapter of each token, -1 for none; None where no token has one."""
+    logits_WV: Tensor | None = None
+    """Where the logits are written; None makes room for them."""
 
     @property
     def decodes(self) -> int:
