@@ -52,8 +52,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """How long requests under way may go on after the signal to end."""
 
     stream_pause_s: float = 0.0
-    """Seconds between two writes to a stream. Writes are most of what a token costs: with a pause,
-    tokens that come meanwhile go out together."""
+    """Seconds between two writes to a stream: tokens that come meanwhile go out together, which
+    spares the processor where steps are shorter than anybody reads."""
     sampling: Sampling = Sampling()
     """What requests get that do not say how to draw tokens: the model's own defaults."""
     tool_format: str | None = None
