@@ -61,7 +61,7 @@ def settings_of(args: argparse.Namespace) -> "EngineSettings":
     more: dict[str, Any] = {}
     if args.max_length is not None:
         more["max_length"] = _count("max_length", args.max_length)
-    for name in ("adapter_rank", "guesses"):
+    for name in ("tp", "adapter_rank", "guesses"):
         if getattr(args, name) is not None:
             more[name] = _count(name, getattr(args, name))
     if args.memory_share is not None:

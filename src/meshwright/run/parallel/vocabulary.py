@@ -75,7 +75,7 @@ class WordsOfRanks:
         """Return the products with all words, on every rank."""
         here = functional.linear(self._whole(x_BTD), weight, bias)
         padded = functional.pad(here, (0, self.most_held - self.held.size))
-        return join_parts(padded, self.group, 2)[..., : self.words]
+        return join_parts(padded, self.group, padded.dim() - 1)[..., : self.words]
 
     def _whole(self, x_BTD: Tensor) -> Tensor:
         if self.sequence:

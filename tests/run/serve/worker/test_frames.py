@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from meshwright.errors import DamagedFile
 from meshwright.run.serve.asked import Ask, Piece, Sampling
+from meshwright.run.serve.framing import Frames
 from meshwright.run.serve.worker.frames import (
     Answered,
     Asked,
     Cancel,
-    Frames,
     framed,
     from_worker,
     to_worker,

@@ -13,7 +13,7 @@ import secrets
 import time
 from collections import abc
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import msgspec
 from torch import Tensor
@@ -23,8 +23,12 @@ from meshwright.policy.batching import Batcher, Sequence, State
 from meshwright.run.serve.asked import Ask, Gauges, Piece, Sampling, TokenLogprob
 from meshwright.run.serve.engine.answer import Answer, Silent, Sink, Text
 from meshwright.run.serve.engine.guessing import Guesses
+from meshwright.run.serve.engine.orders import Orders
 from meshwright.run.serve.engine.placing import Drawing, Placing
-from meshwright.run.serve.engine.runner import Landing, Runner
+from meshwright.run.serve.engine.runner import Computed, Landing
+from meshwright.run.serve.model.cache import PagedCache
+from meshwright.run.serve.model.forward import Forward
+from meshwright.run.serve.model.lora import Adapters
 from meshwright.run.serve.sampling.grammar import Grammars
 from meshwright.run.serve.sampling.lines import problems_of
 from meshwright.run.serve.sampling.masks import Masks
@@ -41,12 +45,26 @@ class _Flying(NamedTuple):
     landing: Landing
 
 
+class Runs(Protocol):
+    """Carries out orders: the runner of one device, or of several that do the same."""
+
+    forward: Forward
+    cache: PagedCache
+    adapters: Adapters | None
+
+    def compute(self, orders: Orders) -> Computed | None:
+        """Carry out everything but the drawing; None where nobody draws."""
+
+    def draw(self, computed: Computed, mask_LW: Tensor | None = None) -> Landing:
+        """Draw a token for each line of what was computed."""
+
+
 class Engine:
     """Answers many asks at a time."""
 
     def __init__(
         self,
-        runner: Runner,
+        runner: Runs,
         limits: Limits,
         *,
         ends: frozenset[int] = frozenset(),

@@ -15,6 +15,7 @@ from typing import TypeVar
 
 import msgspec
 
+from meshwright.errors import InputError, Problem
 from meshwright.run.serve.asked import Ask, Gauges, Piece
 from meshwright.run.serve.engine.answer import Answer, Sink
 from meshwright.run.serve.engine.engine import Engine
@@ -35,7 +36,7 @@ class EngineLoop:
         self, engine: Engine, upkeep: Upkeep | None = None, *, stuck_s: float = STUCK_S
     ) -> None:
         self.engine, self.max_length = engine, engine.max_length
-        self._upkeep = upkeep or Upkeep(engine)
+        self._upkeep = upkeep
         self._stuck_s = stuck_s
         self._loop: asyncio.AbstractEventLoop | None = None
         self._inbox: deque[Callable[[], object]] = deque()
@@ -75,23 +76,29 @@ class EngineLoop:
 
     async def embed(self, prompts: Sequence[tuple[int, ...]]) -> list[list[float]]:
         """Return a vector of length one for each prompt."""
-        return await self._between(lambda: self._upkeep.embed(prompts))
+        return await self._between(lambda: self._kept().embed(prompts))
 
     async def sleep(self, level: int) -> None:
         """Give memory back; level 1 keeps the weights in host memory."""
-        await self._between(lambda: self._upkeep.sleep(level))
+        await self._between(lambda: self._kept().sleep(level))
 
     async def wake(self) -> None:
         """Take the memory again."""
-        await self._between(self._upkeep.wake)
+        await self._between(lambda: self._kept().wake())
 
     def asleep(self) -> bool:
         """Tell whether it sleeps."""
-        return self._upkeep.asleep
+        return self._upkeep is not None and self._upkeep.asleep
 
     async def update_weights(self, path: str) -> None:
         """Read the weights of a folder in place of the present ones."""
-        await self._between(lambda: self._upkeep.update_weights(path))
+        await self._between(lambda: self._kept().update_weights(path))
+
+    def _kept(self) -> Upkeep:
+        if self._upkeep is None:
+            what = "this engine only answers"
+            raise InputError([Problem("engine", what, "make it with start_engine")])
+        return self._upkeep
 
     def gauges(self) -> Gauges:
         """Return what the engine does at this moment."""

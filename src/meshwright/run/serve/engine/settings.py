@@ -16,6 +16,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     device: str = "auto"
     """`cuda`, `cuda:1` or `cpu`; `auto` takes a GPU where there is one."""
+    tp: int = 1
+    """Tensor parallel: GPUs of this machine, or processes, that share every product."""
     precision: Precision = "auto"
     """Numbers of weights and activations; `auto` is bf16 on a GPU and fp32 on a processor."""
     weights: WeightFormat = "model"
@@ -42,7 +44,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         bounds.named(device=self.device)
         bounds.one_of("precision", self.precision, get_args(Precision))
         bounds.one_of("weights", self.weights, get_args(WeightFormat))
-        bounds.count(max_length=self.max_length, adapter_rank=self.adapter_rank)
+        bounds.count(tp=self.tp, max_length=self.max_length, adapter_rank=self.adapter_rank)
         bounds.count(0, guesses=self.guesses)
         bounds.problems += real("memory_share", self.memory_share, 0.05, 1)
         bounds.require()

@@ -1,20 +1,13 @@
-"""What a server and the process of an engine say to each other: values in frames of bytes.
+"""What a server and the process of an engine say to each other: MessagePack values in frames.
 
-A frame is four bytes of length and a MessagePack value. Nothing that is read is ever run.
+Nothing that is read is ever run.
 """
-
-import struct
-from collections.abc import Iterator
 
 import msgspec
 
-from meshwright.errors import DamagedFile, Problem
+from meshwright.run.serve import framing
 from meshwright.run.serve.asked import Ask, Gauges, Piece
 from meshwright.run.serve.engine.settings import EngineSettings
-
-_LENGTH = struct.Struct("<I")
-LARGEST = 1 << 30
-"""Bytes of a frame; a longer one can only be a mistake."""
 
 
 class Start(msgspec.Struct, frozen=True, tag="start"):
@@ -92,27 +85,4 @@ _encoder = msgspec.msgpack.Encoder()
 
 def framed(message: ToWorker | FromWorker) -> bytes:
     """Return a message as a frame."""
-    body = _encoder.encode(message)
-    return _LENGTH.pack(len(body)) + body
-
-
-class Frames:
-    """Puts frames together from bytes as they come."""
-
-    def __init__(self) -> None:
-        self._buffer = bytearray()
-
-    def add(self, data: bytes) -> Iterator[bytes]:
-        """Yield the bodies that have become whole."""
-        self._buffer += data
-        while len(self._buffer) >= _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(self._buffer)
-            if length > LARGEST:
-                what = f"a frame of {length:,} bytes"
-                raise DamagedFile([Problem("engine", what, "start the server again")])
-            end = _LENGTH.size + length
-            if len(self._buffer) < end:
-                return
-            body = bytes(self._buffer[_LENGTH.size : end])
-            del self._buffer[:end]
-            yield body
+    return framing.framed(_encoder.encode(message))

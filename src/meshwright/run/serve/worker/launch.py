@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from meshwright.errors import InputError, Problem
+from meshwright.run.serve.framing import Frames
 from meshwright.run.serve.interface import EngineBroken
-from meshwright.run.serve.worker.frames import Frames, Ready, Refused, Start, framed, from_worker
+from meshwright.run.serve.worker.frames import Ready, Refused, Start, framed, from_worker
 
 _POLL_S = 0.2
 _END_S = 2.0

@@ -18,6 +18,7 @@ from meshwright.run.serve.engine.answer import Answer
 from meshwright.run.serve.engine.engine import Engine
 from meshwright.run.serve.engine.start import start_engine
 from meshwright.run.serve.engine.upkeep import Upkeep
+from meshwright.run.serve.framing import Frames
 from meshwright.run.serve.worker.frames import (
     Answered,
     Asked,
@@ -25,7 +26,6 @@ from meshwright.run.serve.worker.frames import (
     Call,
     Cancel,
     Done,
-    Frames,
     FromWorker,
     Ready,
     Refused,

@@ -15,6 +15,7 @@ import msgspec
 from meshwright.errors import InputError, MeshwrightError, Problem
 from meshwright.run.serve.asked import Ask, Gauges, Piece
 from meshwright.run.serve.engine.settings import EngineSettings
+from meshwright.run.serve.framing import Frames
 from meshwright.run.serve.interface import EngineBroken
 from meshwright.run.serve.worker.frames import (
     Answered,
@@ -23,7 +24,6 @@ from meshwright.run.serve.worker.frames import (
     Call,
     Cancel,
     Done,
-    Frames,
     FromWorker,
     Ready,
     Refused,

@@ -1,0 +1,90 @@
+"""`Do`: what all ranks of an engine do between two steps, beside computing."""
+
+from typing import Literal
+
+import msgspec
+import torch
+
+from meshwright.errors import InputError, Problem
+from meshwright.run.nn.huggingface import load
+from meshwright.run.serve.engine.runner import Runner
+from meshwright.run.serve.model.pooling import Pooling, embed
+
+What = Literal["embed", "sleep", "wake", "update"]
+
+
+class Do(msgspec.Struct, frozen=True, tag="do", kw_only=True):
+    """One thing to do."""
+
+    what: What
+    prompt: tuple[int, ...] = ()
+    blocks: tuple[int, ...] = ()
+    """Blocks for the prompt to use."""
+    pooling: Pooling = "mean"
+    level: int = 1
+    path: str = ""
+
+
+class Doer:
+    """Does such things with the runner of one rank."""
+
+    def __init__(self, runner: Runner, *, graphs: bool, batch_tokens: int, rows: int) -> None:
+        self.runner, self._graphs = runner, graphs
+        self._batch_tokens, self._rows = batch_tokens, rows
+        self._kept: dict[str, torch.Tensor] = {}
+        """Weights in host memory, while it sleeps."""
+        self._shapes: dict[str, torch.Size] = {}
+
+    def __call__(self, do: Do) -> list[float]:
+        """Do one thing; return the vector of an embedded prompt."""
+        match do.what:
+            case "embed":
+                vectors = embed(
+                    self.runner.forward, [do.prompt], [do.blocks], pooling=do.pooling,
+                    batch_tokens=self._batch_tokens, states=[self._rows],
+                )  # fmt: skip
+                found: list[float] = vectors[0].tolist()
+                return found
+            case "sleep":
+                self._sleep(do.level)
+            case "wake":
+                self._wake()
+            case "update":
+                load(self.runner.forward.decoder, do.path)
+        return []
+
+    def _sleep(self, level: int) -> None:
+        runner = self.runner
+        runner.graphs.forget()
+        runner.cache.sleep()
+        for name, weight in runner.forward.decoder.named_parameters():
+            if level == 1:
+                self._kept[name] = weight.data.to("cpu")
+            self._shapes[name] = weight.shape
+            # The parameter stays, so that whoever holds it finds the new numbers.
+            weight.data = torch.empty(0, dtype=weight.dtype, device=weight.device)
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+    def _wake(self) -> None:
+        runner, kept = self.runner, self._kept
+        self._kept = {}
+        for name, weight in runner.forward.decoder.named_parameters():
+            if name in kept:
+                weight.data = kept[name].to(runner.cache.device)
+            else:
+                weight.data = weight.data.new_zeros(self._shapes[name])
+        runner.cache.wake()
+        if self._graphs:
+            runner.capture()
+
+
+def refuse_new_weights(*, quantised: bool, ranks: int) -> None:
+    """Raise where weights cannot be replaced while an engine stands."""
+    if quantised:
+        what = "weights that were quantised when they were read cannot be replaced one by one"
+    elif ranks > 1:
+        what = "weights that ranks share are read when they start"
+    else:
+        return
+    raise InputError([Problem("path", what, "start the engine with the new folder")])

@@ -1,0 +1,141 @@
+"""Engines made from folders: on one device or on several, asleep, awake, and with new weights."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="runs a model")
+pytest.importorskip("tokenizers", reason="reads a tokenizer")
+
+import torch
+
+from meshwright.errors import InputError
+from meshwright.run.nn.huggingface import save
+from meshwright.run.serve.asked import Ask, Grammar, Sampling
+from meshwright.run.serve.engine.settings import EngineSettings
+from meshwright.run.serve.llm import LLM
+from meshwright.spec.serving import Limits
+from tests.run.serve.engine.small import reference
+from tests.run.serve.engine.test_engine import PROMPTS, expected
+from tests.run.serve.model.small import made, small
+from tests.run.serve.model.test_gguf import trained
+
+LIMITS = Limits(batch_tokens=24, batch_requests=4, block_tokens=4, kv_blocks=48)
+GREEDY = Sampling(temperature=0.0, max_tokens=12, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    save(small(), path)
+    trained(digits=True).save(str(path / "tokenizer.json"))
+    return path
+
+
+def llm_of(folder: Path, **given: Any) -> LLM:
+    torch.set_num_threads(1)
+    return LLM(folder, EngineSettings(limits=LIMITS, device="cpu", max_length=64, **given))
+
+
+def test_a_folder_answers_as_its_model_does(folder: Path) -> None:
+    llm = llm_of(folder)
+    found = llm.generate(PROMPTS, GREEDY)
+    assert [list(each.choices[0].tokens) for each in found] == expected()
+    assert {what for what, _ in llm.start_up} >= {"words", "weights", "cache"}
+    assert found[0].text == llm.words.decode(found[0].choices[0].tokens)
+
+
+def test_sleep_gives_memory_back_and_waking_changes_no_answer(folder: Path) -> None:
+    llm = llm_of(folder)
+    llm.generate(PROMPTS[:2], GREEDY)
+    llm.upkeep.sleep()
+    weights = llm.engine.runner.forward.decoder.parameters()
+    assert sum(weight.numel() for weight in weights) == 0
+    with pytest.raises(InputError, match="it sleeps"):
+        llm.generate(PROMPTS[:1], GREEDY)
+    llm.upkeep.wake()
+    found = llm.generate(PROMPTS[:2], GREEDY)
+    assert [list(each.choices[0].tokens) for each in found] == expected()[:2]
+    assert found[0].cached_tokens == 0
+
+
+def test_new_weights_answer_and_nothing_old_is_found(folder: Path, tmp_path: Path) -> None:
+    llm = llm_of(folder)
+    llm.generate([PROMPTS[3]], GREEDY)
+    other = made(small().model)
+    with torch.no_grad():
+        for weight in other.parameters():
+            weight.mul_(1.3)
+    save(other, tmp_path)
+    llm.upkeep.update_weights(str(tmp_path))
+    (found,) = llm.generate([PROMPTS[3]], GREEDY)
+    ids = list(PROMPTS[3])
+    with torch.no_grad():
+        for _ in range(12):
+            ids.append(int(other(torch.tensor([ids]))[0, -1].argmax()))
+    assert list(found.choices[0].tokens) == ids[len(PROMPTS[3]) :]
+    assert found.cached_tokens == 0
+
+
+def test_vectors_do_not_depend_on_what_else_is_asked(folder: Path) -> None:
+    llm = llm_of(folder)
+    alone = llm.upkeep.embed([PROMPTS[3]])
+    assert llm.upkeep.embed(PROMPTS)[3] == pytest.approx(alone[0], abs=1e-6)
+    assert llm.engine.batcher.pool.held == 0
+
+
+def test_drawn_weights_need_no_words() -> None:
+    limits = Limits(batch_tokens=24, batch_requests=4, block_tokens=4, kv_blocks=48)
+    llm = LLM(small().model, EngineSettings(limits=limits, device="cpu", max_length=64))
+    (found,) = llm.generate([1, 2, 3], GREEDY)
+    assert len(found.choices[0].tokens) == 12
+    with pytest.raises(InputError, match="needs the model's words"):
+        llm.answer([Ask(prompt=(1,), sampling=Sampling(grammar=Grammar(kind="json_object")))])
+    with pytest.raises(InputError, match="no words"):
+        llm.generate(["text"])
+
+
+def test_four_bits_answer(folder: Path) -> None:
+    llm = llm_of(folder, weights="int4")
+    (found,) = llm.generate([PROMPTS[3]], GREEDY)
+    assert len(found.choices[0].tokens) == 12
+
+
+TENSOR_PARALLEL = """
+import sys
+from meshwright.run.serve.engine.settings import EngineSettings
+from meshwright.run.serve.asked import Sampling
+from meshwright.run.serve.llm import LLM
+from meshwright.spec.serving import Limits
+import torch
+torch.set_num_threads(1)
+limits = Limits(batch_tokens=24, batch_requests=4, block_tokens=4, kv_blocks=48)
+settings = EngineSettings(limits=limits, device="cpu", max_length=64, tp=2)
+llm = LLM(sys.argv[1], settings)
+prompts = [tuple(map(int, text.split())) for text in sys.argv[2].split(",")]
+sampling = Sampling(temperature=0.0, max_tokens=12, ignore_eos=True)
+for found in llm.generate(prompts, sampling):
+    print(*found.choices[0].tokens)
+warm = Sampling(temperature=1.5, seed=3, max_tokens=12, ignore_eos=True)
+print(*llm.generate(prompts[:1], warm)[0].choices[0].tokens)
+print(len(llm.upkeep.embed(prompts[:1])[0]))
+"""
+
+
+@pytest.mark.slow
+def test_two_ranks_answer_as_one_does(folder: Path) -> None:
+    import subprocess
+    import sys
+
+    prompts = ",".join(" ".join(map(str, prompt)) for prompt in PROMPTS)
+    command = [sys.executable, "-c", TENSOR_PARALLEL, str(folder), prompts]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    *greedy, warm, width = [list(map(int, line.split())) for line in done.stdout.splitlines()]
+    assert greedy == expected()
+    alone = Sampling(temperature=1.5, seed=3, max_tokens=12, ignore_eos=True)
+    (one,) = llm_of(folder).generate(PROMPTS[:1], alone)
+    assert warm == list(one.choices[0].tokens)
+    assert width == [small().model.hidden]
+    assert reference(small, PROMPTS[0], 12) == greedy[0]
