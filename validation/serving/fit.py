@@ -3,9 +3,9 @@
     python -m validation.serving.fit FILE [--engine NAME] [--rows 300] [--cross]
 
 Each engine is fitted to all of its rows together, by few constants that are bounded to what is
-physically possible. `--cross` leaves out one model, or one GPU, at a time, fits the rest and scores
-what was left out: that error foretells new rows. The constants that ship come from all rows; copy
-them by hand into `src/meshwright/predict/serving/engine.py`.
+physically possible. `--cross` leaves out a third of the models, or of the GPUs, at a time, fits the
+rest and scores what was left out: that error foretells new rows. The constants that ship come from
+all rows; copy them by hand into `src/meshwright/predict/serving/engine.py`.
 """
 
 import argparse
@@ -13,6 +13,7 @@ import json
 import math
 import statistics
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,6 +30,8 @@ CAP = 0.5
 """Errors beyond this count as this: one broken row must not steer a constant."""
 LATE_CAP = 1.0
 """The same of times to the first token, which scatter more."""
+PARTS = 3
+"""Parts that models and GPUs are dealt into where some are left out."""
 WEIGHTS = {"output_tok_s": 1.0, "tpot_s": 0.5, "ttft_s": 0.15}
 BOUNDS: dict[str, tuple[float, float]] = {
     "step_s": (5e-5, 2.5e-3),
@@ -145,18 +148,22 @@ def median(rows: Sequence[Row], engine: Engine) -> dict[str, float]:
 
 
 def crossed(rows: Sequence[Row], engine: Engine, key: Callable[[Row], str]) -> dict[str, float]:
-    """Return median errors of rows whose group was left out of the fit."""
+    """Return median errors of rows whose model (or GPU) was left out of the fit.
+
+    Groups are dealt into a few parts, the largest first, and each part is left out in turn. Every
+    fit starts from constants that no row was asked for.
+    """
     sizes: dict[str, list[float]] = {}
-    for group in sorted({key(row) for row in rows}):
-        rest = [row for row in rows if key(row) != group]
-        out = [row for row in rows if key(row) == group]
-        if not rest:
-            continue
-        found = fit(rest, engine, rounds=2)
-        for row in out:
-            for name, error in errors(row, found).items():
-                sizes.setdefault(name, []).append(abs(math.expm1(error)))
-    return {name: statistics.median(found) for name, found in sizes.items()}
+    groups = [name for name, _ in Counter(key(row) for row in rows).most_common()]
+    start = replace(engine, **{name: getattr(Engine(name=""), name) for name in BOUNDS})
+    for part in range(min(PARTS, len(groups))):
+        left = set(groups[part::PARTS])
+        found = fit([row for row in rows if key(row) not in left], start, rounds=2)
+        for row in rows:
+            if key(row) in left:
+                for name, error in errors(row, found).items():
+                    sizes.setdefault(name, []).append(abs(math.expm1(error)))
+    return {name: statistics.median(some) for name, some in sizes.items()}
 
 
 def shown(engine: Engine) -> dict[str, Any]:

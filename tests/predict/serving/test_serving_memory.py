@@ -4,16 +4,17 @@ import pytest
 
 from meshwright.predict.serving import TENSORRT_LLM, VLLM, Engine, Formats, Replica, serving_memory
 from meshwright.predict.serving.contexts import kv_sizes
+from meshwright.predict.serving.formats import KvFormat, WeightFormat
 from meshwright.spec import catalog
 from meshwright.spec.layout import Layout
 
 
 def replica(
-    model: str, formats: Formats = Formats(), engine: Engine = VLLM, **degrees: int
+    model: str, weights: WeightFormat = "bf16", layout: Layout | None = None, engine: Engine = VLLM
 ) -> Replica:
     return Replica(
         model=catalog.model(model), cluster=catalog.cluster("h200-superpod"),
-        layout=Layout(**degrees), formats=formats, engine=engine,
+        layout=layout or Layout(), formats=Formats(weights=weights), engine=engine,
     )  # fmt: skip
 
 
@@ -27,8 +28,8 @@ def replica(
         ("deepseek-v3", "bf16", 8, 61 * 576 * 2),
     ],
 )
-def test_bytes_of_a_token(model: str, kv: str, tp: int, size: int) -> None:
-    formats = Formats(kv=kv)  # type: ignore[arg-type]
+def test_bytes_of_a_token(model: str, kv: KvFormat, tp: int, size: int) -> None:
+    formats = Formats(kv=kv)
     assert kv_sizes(catalog.model(model), Layout(tp=tp), formats).bytes_of(1) == size
 
 
@@ -51,8 +52,8 @@ def test_recurrent_states_do_not_grow() -> None:
         ("gpt-oss-120b", "mxfp4", 65.0),
     ],
 )
-def test_weights_by_format(model: str, weights: str, gigabytes: float) -> None:
-    found = serving_memory(replica(model, Formats(weights=weights)))  # type: ignore[arg-type]
+def test_weights_by_format(model: str, weights: WeightFormat, gigabytes: float) -> None:
+    found = serving_memory(replica(model, weights))
     assert found.weight_bytes / 1e9 == pytest.approx(gigabytes, rel=0.03)
 
 
@@ -73,9 +74,9 @@ def test_model_that_is_too_large_does_not_fit() -> None:
 
 
 def test_experts_are_spread_over_expert_parallel_gpus() -> None:
-    whole = serving_memory(replica("deepseek-v3", Formats(weights="fp8"), tp=8)).weight_bytes
-    spread = serving_memory(
-        replica("deepseek-v3", Formats(weights="fp8"), dp=8, ep=8, expert_tp=1)
-    ).weight_bytes
+    whole, spread = (
+        serving_memory(replica("deepseek-v3", "fp8", layout)).weight_bytes
+        for layout in (Layout(tp=8), Layout(dp=8, ep=8, expert_tp=1))
+    )
     assert 84e9 < whole < 92e9
     assert whole < spread < whole + 20e9

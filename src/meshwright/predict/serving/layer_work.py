@@ -6,6 +6,7 @@ is in `contexts`. With attention data parallel each GPU has its share of the tok
 see those of all.
 """
 
+import math
 from functools import lru_cache
 from math import ceil
 from typing import NamedTuple
@@ -154,7 +155,7 @@ def _sides(weight: Weight, tp: int) -> tuple[int, int]:
 
 def touched(count: int, top_k: int, tokens: float) -> float:
     """Return how many of `count` experts `tokens` tokens visit that choose evenly."""
-    return count * (1.0 - (1.0 - top_k / count) ** tokens)
+    return count * (1.0 - math.pow(1.0 - top_k / count, tokens))
 
 
 def _distinct(places: int, draws: int) -> float:

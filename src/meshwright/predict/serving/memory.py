@@ -76,7 +76,7 @@ def _weights(replica: Replica) -> float:
     for block, layers in model.block_counts():
         for weight in block.weights(model.hidden):
             size = stored(model, weight, replica.formats, replica.cluster.gpu).weight_bytes
-            held = weight.per_rank(layout.tp, 1)
+            held = float(weight.per_rank(layout.tp))
             if weight.part == "expert":
                 held = weight.copies / layout.ep * weight.matrix / layout.experts_tp
             total += layers * size * held

@@ -54,8 +54,8 @@ def test_kinds_of_load(load: str, kind: str) -> None:
 def test_mlperf_layout_is_the_one_that_serves_most() -> None:
     row = {
         "engine": "TensorRT 10.2.0, CUDA 12.4", "model": "llama2-70b-99", "gpus": 2,
-        "gpu": "NVIDIA H200-SXM-141GB", "concurrency_or_batch_or_rate": "MLPerf Offline, target_qps 12",
-        "output_tok_s": 8700.0, "req_s": 29.5,
+        "gpu": "NVIDIA H200-SXM-141GB",
+        "concurrency_or_batch_or_rate": "MLPerf Offline, target_qps 12", "output_tok_s": 8700.0, "req_s": 29.5,
     }  # fmt: skip
     (result,) = score([row])
     assert result.kind == "mlperf-offline"

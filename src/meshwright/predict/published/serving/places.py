@@ -41,15 +41,15 @@ def place_of(row: Mapping[str, Any], sparse: bool) -> Place | None:
     named = re.search(r"parallelism '([^']*)'", notes)
     if named and named[1].startswith("DEP"):
         size = int(named[1][3:])
-        return Place(_layout(1, 1, size, size if sparse else 1, 1), 1)
+        return Place(_layout(1, 1, size, size if sparse else 1), 1)
     tp, pp, ep = _whole(row.get("tp")), _whole(row.get("pp")) or 1, _whole(row.get("ep")) or 1
     if tp is None:
         return None
     if sparse and pp == 1 and _page_shares_attention(row):
-        return Place(_layout(1, 1, tp, tp, 1), 1)
+        return Place(_layout(1, 1, tp, tp), 1)
     if "attention DP" in notes and gpus and gpus % tp == 0 and sparse:
-        return Place(_layout(1, pp, gpus // pp, ep, 1), 1)
-    return Place(_layout(tp, pp, 1, ep if sparse else 1, max(1, tp // ep)), 1)
+        return Place(_layout(1, pp, gpus // pp, ep), 1)
+    return Place(_layout(tp, pp, 1, ep if sparse else 1), 1)
 
 
 def _page_shares_attention(row: Mapping[str, Any]) -> bool:
@@ -69,10 +69,10 @@ def _measured_sample(row: Mapping[str, Any], notes: str, sparse: bool) -> Layout
     groups, slices = (_whole(found[1]) or 1, _whole(found[2]) or 1) if found else (1, 1)
     tp, pp, ep = (_whole(row.get(name)) or 1 for name in ("tp", "pp", "ep"))
     if 1 < ep == slices and tp * groups == ep * slices:
-        tp, groups, slices = (ep, 1, 1) if groups == 1 else (1, ep, 1)
+        tp, groups = (ep, 1) if groups == 1 else (1, ep)
     elif groups > 1 and groups == tp:
         tp, ep = 1, groups
-    return _layout(tp, pp, groups, ep if sparse else 1, slices)
+    return _layout(tp, pp, groups, ep if sparse else 1)
 
 
 def _disaggregated(row: Mapping[str, Any], notes: str, sparse: bool) -> Place:
@@ -80,9 +80,10 @@ def _disaggregated(row: Mapping[str, Any], notes: str, sparse: bool) -> Place:
     if len(found) != 2:
         raise Unusable("the notes do not say how prefill and decode workers are laid out")
     read = []
-    for copies, tp, pp, groups, slices, ep, _ in found:
-        sizes = [_whole(text) or 1 for text in (tp, pp, groups, ep, slices)]
-        read.append((_layout(*sizes[:3], sizes[3] if sparse else 1, sizes[4]), _whole(copies)))
+    for copies, tp, pp, groups, _, ep, _ in found:
+        cut, stages, shared, spread = (_whole(text) or 1 for text in (tp, pp, groups, ep))
+        layout = _layout(cut, stages, shared, spread if sparse else 1)
+        read.append((layout, _whole(copies)))
     (first, firsts), (second, seconds) = read
     if firsts is not None and seconds is not None:
         return Place(second, seconds, first, firsts)
@@ -91,18 +92,16 @@ def _disaggregated(row: Mapping[str, Any], notes: str, sparse: bool) -> Place:
     many = re.search(r"\d+", str(row.get("concurrency_or_batch_or_rate")))
     if (many and int(many[0]) > MANY) or second.tp > NODE:
         size = second.tp * second.dp
-        second = _layout(1, second.pp, size, size if sparse else 1, 1)
+        second = _layout(1, second.pp, size, size if sparse else 1)
         return Place(second, 1, first, 0, ("one decode worker of attention data parallel",))
     return Place(second, USUAL_WORKERS, first, 1, (f"{USUAL_WORKERS} decode workers",))
 
 
-def _layout(tp: int, pp: int, dp: int, ep: int, slices: int) -> Layout:
-    """Return a layout whose experts fit on its GPUs, whatever the row says of their slices."""
+def _layout(tp: int, pp: int, dp: int, ep: int) -> Layout:
+    """Return a layout whose experts are cut as far as the GPUs go beyond `ep`."""
     size = tp * dp
-    if size % ep:
-        ep = 1
-    slices = size // ep if ep > 1 or dp == 1 else min(slices, size)
-    return Layout(tp=tp, pp=pp, dp=dp, ep=ep, expert_tp=max(1, size // ep))
+    ep = ep if size % ep == 0 else 1
+    return Layout(tp=tp, pp=pp, dp=dp, ep=ep, expert_tp=size // ep)
 
 
 def _whole(value: object) -> int | None:

@@ -51,8 +51,10 @@ def _scored(number: int, row: Any) -> ScoredServing:
         return ScoredServing(
             row=number, source="", engine="", model="", gpu="", skipped="the row is no object"
         )
-    named = {name: str(row.get(name) or "") for name in ("source", "engine", "model", "gpu")}
-    blank = ScoredServing(row=number, **named)
+    source, engine, model, gpu = (
+        str(row.get(name) or "") for name in ("source", "engine", "model", "gpu")
+    )
+    blank = ScoredServing(row=number, source=source, engine=engine, model=model, gpu=gpu)
     try:
         case = case_of(row)
         priced = price(case)
