@@ -21,7 +21,7 @@ def kernels() -> Iterator[Kernel]:
     from meshwright.run.kernels.paged_prefill import TILES
 
     shape = {"G": HEADS // KV_HEADS, "K": KV_HEADS, "E": WIDTH, "BLOCK": BLOCK}
-    shape |= {"WINDOW": 0, "CHUNK": 0, "CAPPED": False, "PACKED": 4}
+    shape |= {"WINDOW": 0, "CHUNK": 0, "CAPPED": False, "PACKED": 4, "QUERIES": 1}
     for element in (1, 2):
         pairs = element == 1
         cached = dict.fromkeys(("k_cache", "v_cache"), "*i16" if pairs else BF16)
@@ -63,8 +63,9 @@ def kernels() -> Iterator[Kernel]:
         yield from _stores(E4M3 if pairs else BF16)
     counts = dict.fromkeys(("rows", "programs", "units", "least"), INT)
     given = counts | {"lengths": "*i32", "plan": "*i32"}
-    constants = {"WINDOW": 0, "CHUNK": 0, "TILE": 64, "ROWS": 256, "PROGRAMS": 16}
+    constants = {"WINDOW": 0, "CHUNK": 0, "TILE": 64, "ROWS": 256, "PROGRAMS": 16, "QUERIES": 1}
     sizes: dict[str, Any] = {"K": 8, "G": 4, "E": 128, "PACKED": 4, "COLUMNS": 128, "PIECES": 16}
+    sizes["QUERIES"] = 1
     for splits in (0, 16):
         name = f"paged attention, plan, {splits} splits"
         yield Kernel(name, plan.plan_shares, given, constants | {"SPLITS": splits}, 4)

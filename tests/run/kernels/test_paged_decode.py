@@ -20,7 +20,7 @@ LENGTHS = [70, 0, 1, 16, 170]
 
 def checked(q: torch.Tensor, cache: Paged, cut: Cut | None = None, **options: Any) -> torch.Tensor:
     """Compare the kernel with the reference in float64."""
-    shape = {name: options.get(name) for name in ("window", "chunk")}
+    shape = {name: options[name] for name in ("window", "chunk", "queries") if name in options}
     invariant = options.pop("invariant", False)
     plan = plan_decode(
         cache.lengths, cache.k_cache, q.shape[1], cut=cut, invariant=invariant, **shape
@@ -87,6 +87,21 @@ def test_tickets_are_back_at_nought_after_every_call() -> None:
     assert_near(calls[0], paged_decode(q.double(), *cache, backend="torch"))
     assert plan.tickets is not None
     assert not plan.tickets.any()
+
+
+@pytest.mark.parametrize(
+    ("heads", "apart", "options"),
+    [
+        (4, True, {"window": 20, "alibi": drawn(4, seed=6).abs()}),
+        (4, False, {"sinks": drawn(4, seed=5)}),
+        (12, False, {"chunk": 32}),
+    ],
+    ids=["apart", "together", "many"],
+)
+def test_a_few_queries_per_row_are_exact(heads: int, apart: bool, options: dict[str, Any]) -> None:
+    cut = Cut(tile=32, warps=2, stages=2, per_sm=2, least=1, apart=apart)
+    # The second row is shorter than it has queries: those before its first key see nothing.
+    checked(drawn(9, heads, 16), paged([90, 2, 40]), cut, queries=3, **options)
 
 
 def test_scales_multiply_what_is_cached() -> None:

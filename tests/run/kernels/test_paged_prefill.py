@@ -78,6 +78,15 @@ def test_decodes_and_prefills_mix() -> None:
     assert not got[14:].any()
 
 
+def test_rows_of_a_few_queries_go_the_way_of_decodes() -> None:
+    cache = paged([30, 5, 21])
+    starts = starts_of([2, 2, 6])
+    q = drawn(10, 4, 16)
+    got = paged_attention(q, *cache, starts, 2, queries=2, backend="triton")
+    exact = paged_prefill(q.double(), *cache, starts, backend="torch")
+    assert_near(got, exact)
+
+
 def test_fresh_rows_have_no_other_keys() -> None:
     assert is_fresh([3, 0, 5], [3, 0, 5])
     assert not is_fresh([3, 1], [3, 5])

@@ -1,4 +1,4 @@
-"""Decode attention: one query per row (sequence) over keys and values that lie in pages.
+"""Decode attention: one query (or a few) per row, over keys and values that lie in pages.
 
     out[r, h] = softmax(scale · q[r, h] · kᵀ + what the options add) v
 
@@ -19,7 +19,8 @@ two tiles in flight while another is worked on, for each of two programs: 128 Ki
 of 128 keys is as large. The loop takes 400 instructions of a warp for such a tile in bfloat16 and
 670 in float8 (compiled by Triton 3.6), where the memory takes about 1,500 cycles to bring it.
 
-Shapes: R rows, H query heads, K key/value heads, G = H / K, E head width, B blocks of a row.
+Shapes: R rows, N queries of all rows, H query heads, K key/value heads, G = H / K, E head width, B
+blocks of a row.
 """
 
 from functools import lru_cache
@@ -112,6 +113,8 @@ class DecodePlan(NamedTuple):
     splits: int
     window: int | None
     chunk: int | None
+    queries: int = 1
+    """Of each row."""
     tickets: Tensor | None = None
     """int32, nought between calls: parts of each shared row that are done."""
 
@@ -123,15 +126,16 @@ def plan_decode(
     *,
     window: int | None = None,
     chunk: int | None = None,
+    queries: int = 1,
     invariant: bool = False,
     cut: Cut | None = None,
 ) -> DecodePlan:
     """Share out the keys of rows among programs, on the device (Triton's part alone needs it)."""
-    group = heads // k_cache.shape[2]
-    cut = cut or cut_for(k_cache, group)
+    lines = heads // k_cache.shape[2] * queries
+    cut = cut or cut_for(k_cache, lines)
     programs = cut.per_sm * _multiprocessors(lengths_R.device)
     rows, splits = len(lengths_R), SPLITS if invariant else 0
-    units = k_cache.shape[2] * -(-group // _packed(group))
+    units = k_cache.shape[2] * -(-lines // _packed(lines))
     counts = torch.empty(rows + programs + 2, dtype=torch.int32, device=lengths_R.device)
     plan_shares[(-(-(programs + 1) // 16),)](
         lengths_R,
@@ -143,6 +147,7 @@ def plan_decode(
         WINDOW=window or 0,
         CHUNK=chunk or 0,
         TILE=cut.tile,
+        QUERIES=queries,
         SPLITS=splits,
         ROWS=power_of_two(max(rows, 2)),
         PROGRAMS=16,
@@ -152,11 +157,11 @@ def plan_decode(
     if cut.tickets:
         many = rows * units if splits else programs
         tickets = torch.zeros(many, dtype=torch.int32, device=lengths_R.device)
-    return DecodePlan(counts, cut, programs, splits, window, chunk, tickets)
+    return DecodePlan(counts, cut, programs, splits, window, chunk, queries, tickets)
 
 
 def paged_decode(
-    q_RHE: Tensor,
+    q_NHE: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
     tables_RB: Tensor,
@@ -170,15 +175,16 @@ def paged_decode(
     alibi: Tensor | None = None,
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
+    queries: int = 1,
     plan: DecodePlan | None = None,
     invariant: bool = False,
     out: Tensor | None = None,
     backend: Backend = "auto",
 ) -> Tensor:
-    """Attend with one query per row, which is the last of the row's keys.
+    """Attend with one query per row, which is the last of the row's keys, or with a few.
 
     Args:
-        q_RHE: Queries; H is a multiple of K.
+        q_NHE: Queries, row after row; H is a multiple of K.
         k_cache: (blocks, block_tokens, K, E), last dimension dense; 16 or 32 bits, or e4m3.
         v_cache: The same, with the same strides.
         tables_RB: int32, the blocks of each row in order.
@@ -191,29 +197,33 @@ def paged_decode(
         alibi: A slope per query head, times the (negative) distance added to the scores.
         k_scale: One float32 that multiplies cached keys.
         v_scale: One float32 that multiplies cached values.
+        queries: Of each row, the last of its keys: more than one to verify what was guessed. Up to
+            16 / G of them take no longer than one.
         plan: What `plan_decode` made of these lengths; None makes one.
         invariant: Cut rows by their own lengths alone; a plan says so itself.
-        out: Where to write, (R, H, E) and dense; None makes room.
+        out: Where to write, (N, H, E) and dense; None makes room.
         backend: Where to run.
     """
-    check_pages(q_RHE, k_cache, v_cache, tables_RB, lengths_R)
-    scale = q_RHE.shape[-1] ** -0.5 if scale is None else scale
-    if not on_triton(backend, q_RHE):
-        shaping = Shaping(scale, window, chunk, softcap, sinks, alibi)
+    check_pages(q_NHE, k_cache, v_cache, tables_RB, lengths_R)
+    if len(q_NHE) != len(lengths_R) * queries:
+        what = f"{len(q_NHE)} for {len(lengths_R)} rows of {queries} queries"
+        raise InputError([Problem("q", what, "give every row as many")])
+    scale = q_NHE.shape[-1] ** -0.5 if scale is None else scale
+    shaping = Shaping(scale, window, chunk, softcap, sinks, alibi)
+    if not on_triton(backend, q_NHE):
         found = plain_paged_decode(
-            q_RHE, k_cache, v_cache, tables_RB, lengths_R, shaping, k_scale, v_scale
+            q_NHE, k_cache, v_cache, tables_RB, lengths_R, shaping, k_scale, v_scale
         )
         return found if out is None else out.copy_(found)
     if plan is None:
         plan = plan_decode(
-            lengths_R, k_cache, q_RHE.shape[1], window=window, chunk=chunk, invariant=invariant
-        )
-    check_plan(plan, len(q_RHE), window, chunk)
-    out = torch.empty(q_RHE.shape, dtype=q_RHE.dtype, device=q_RHE.device) if out is None else out
-    launch(
-        (q_RHE, k_cache, v_cache, tables_RB, lengths_R), out, plan, (k_scale, v_scale),
-        Shaping(scale, window, chunk, softcap, sinks, alibi),
-    )  # fmt: skip
+            lengths_R, k_cache, q_NHE.shape[1], window=window, chunk=chunk, queries=queries,
+            invariant=invariant,
+        )  # fmt: skip
+    check_plan(plan, len(lengths_R), window, chunk, queries)
+    out = torch.empty(q_NHE.shape, dtype=q_NHE.dtype, device=q_NHE.device) if out is None else out
+    given = (q_NHE, k_cache, v_cache, tables_RB, lengths_R)
+    launch(given, out, plan, (k_scale, v_scale), shaping)
     return out
 
 
@@ -225,15 +235,15 @@ def launch(
     shaping: Shaping,
 ) -> None:
     """Run both kernels; keys wider than the output are latents with a rotary part behind them."""
-    q_RHE, k_cache, v_cache, tables_RB, lengths_R = given
-    rows, heads, width = out.shape
+    q_NHE, k_cache, v_cache, tables_RB, lengths_R = given
+    rows, (_, heads, width) = len(lengths_R), out.shape
     assert out.is_contiguous()
-    kv_heads, rope = k_cache.shape[2], q_RHE.shape[-1] - width
+    kv_heads, rope = k_cache.shape[2], q_NHE.shape[-1] - width
     group = heads // kv_heads
-    packed = _packed(group)
+    packed = _packed(group * plan.queries)
     cut, splits = plan.cut, plan.splits
     least = _least(cut, splits)
-    units = kv_heads * -(-group // packed)
+    units = kv_heads * -(-group * plan.queries // packed)
     slots = rows * units * splits if splits else 2 * plan.programs
     parts = torch.empty(slots, packed, width, dtype=torch.float32, device=out.device)
     stats = torch.empty(slots, packed, 2, dtype=torch.float32, device=out.device)
@@ -241,13 +251,14 @@ def launch(
     keys, values = (as_pairs(cache) if pairs else cache for cache in (k_cache, v_cache))
     step = 2 if pairs else 1
     attend_shares[(plan.programs,)](
-        q_RHE, keys, values, tables_RB, lengths_R, plan.counts, out, parts, stats, plan.tickets,
+        q_NHE, keys, values, tables_RB, lengths_R, plan.counts, out, parts, stats, plan.tickets,
         shaping.sinks, shaping.alibi, *scales, shaping.scale, shaping.softcap or 1.0, rows,
-        plan.programs, least, *q_RHE.stride()[:2], *keys.stride()[:3], tables_RB.stride(0),
+        plan.programs, least, *q_NHE.stride()[:2], *keys.stride()[:3], tables_RB.stride(0),
         K=kv_heads, G=group, E=width, M=max(16, power_of_two(packed)), BLOCK=k_cache.shape[1],
         TILE=cut.tile, COLUMNS=max(16, power_of_two(width // step)),
         WAYS=cut.warps if cut.apart else 1, PAIRS=pairs, WINDOW=shaping.window or 0,
         CHUNK=shaping.chunk or 0, CAPPED=shaping.softcap is not None, SPLITS=splits, PACKED=packed,
+        QUERIES=plan.queries,
         ROPE=rope, ROPE_COLUMNS=max(16, power_of_two(max(1, rope // step))),
         OUT_COLUMNS=power_of_two(width), HEADS=min(4, power_of_two(packed)), PIECES=PIECES // 2,
         num_warps=cut.warps, num_stages=cut.stages, maxnreg=cut.registers,
@@ -256,8 +267,8 @@ def launch(
         return
     join_parts[(rows * units if splits else plan.programs, packed)](
         plan.counts, out, parts, stats, shaping.sinks, rows, plan.programs, least,
-        K=kv_heads, G=group, E=width, PACKED=packed, COLUMNS=power_of_two(width),
-        PIECES=PIECES, SPLITS=splits, num_warps=2,
+        K=kv_heads, G=group, E=width, PACKED=packed, QUERIES=plan.queries,
+        COLUMNS=power_of_two(width), PIECES=PIECES, SPLITS=splits, num_warps=2,
     )  # fmt: skip
 
 
@@ -266,9 +277,9 @@ def as_pairs(cache: Tensor) -> Tensor:
     return cache.view(torch.int16)
 
 
-def _packed(group: int) -> int:
-    """Count the query heads of a unit: those that share keys, 64 at most."""
-    return min(group, 64)
+def _packed(lines: int) -> int:
+    """Count the lines of a unit: heads that share keys, times queries; 64 at most."""
+    return min(lines, 64)
 
 
 def _least(cut: Cut, splits: int) -> int:
@@ -282,11 +293,14 @@ def _multiprocessors(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
-def check_plan(plan: DecodePlan, rows: int, window: int | None, chunk: int | None) -> None:
+def check_plan(
+    plan: DecodePlan, rows: int, window: int | None, chunk: int | None, queries: int = 1
+) -> None:
     """Refuse a plan of other rows."""
-    made = (len(plan.counts) - plan.programs - 2, plan.window, plan.chunk)
-    if made != (rows, window, chunk):
-        what = f"made for (rows, window, chunk) = {made}, used for {(rows, window, chunk)}"
+    made = (len(plan.counts) - plan.programs - 2, plan.window, plan.chunk, plan.queries)
+    used = (rows, window, chunk, queries)
+    if made != used:
+        what = f"made for (rows, window, chunk, queries) = {made}, used for {used}"
         raise InputError([Problem("plan", what, "make a plan for each window, with plan_decode")])
 
 

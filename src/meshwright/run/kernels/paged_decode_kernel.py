@@ -1,6 +1,7 @@
 """Kernels of decode attention over pages; `paged_decode` says what they compute and how.
 
-A *unit* is one row's keys for one key/value head with the query heads that share it. Units stand in
+A *unit* is one row's keys for one key/value head with the query heads that share it (those of all
+its queries, where a row has several; a *line* each). Units stand in
 one line, row after row and head after head; programs cut the line into equal shares
 (`paged_plan_kernel`). What a program finds of a unit that others share goes to a slot of `parts`,
 unnormalised; such units are put together by `join_parts`, or by the program that finished the last
@@ -69,6 +70,7 @@ def attend_shares(
     CAPPED: tl.constexpr,
     SPLITS: tl.constexpr,
     PACKED: tl.constexpr,
+    QUERIES: tl.constexpr,
     ROPE: tl.constexpr,
     ROPE_COLUMNS: tl.constexpr,
     OUT_COLUMNS: tl.constexpr,
@@ -79,7 +81,7 @@ def attend_shares(
 
     With ROPE what is cached is latents of E elements, and so many more which are keys alone.
     """
-    groups: tl.constexpr = (G + PACKED - 1) // PACKED
+    groups: tl.constexpr = (G * QUERIES + PACKED - 1) // PACKED
     units: tl.constexpr = K * groups
     program = tl.program_id(0)
     total = tl.load(plan + rows) * units
@@ -97,18 +99,19 @@ def attend_shares(
         unit = passed // grains
         first = passed - unit * grains
         taken = 1 if SPLITS else tl.minimum(grains - first, end - at)
-        tiles = row_tiles(length, WINDOW, CHUNK, TILE)
+        tiles = row_tiles(length, WINDOW, CHUNK, TILE, QUERIES)
         each = grain_tiles(tiles, SPLITS)
-        start = first_key(length - 1, WINDOW, CHUNK) // TILE
+        start = first_key(length - QUERIES, WINDOW, CHUNK) // TILE
         begin = start + first * each
         stop = start + tl.minimum((first + taken) * each, tiles)
         table = tables + row.to(tl.int64) * table_row
-        member, inside = _members(unit, K, G, M, PACKED)
-        head = unit % K * G + member
-        q_here = q + row.to(tl.int64) * q_row + head * q_head
+        token, head, place, inside = _lines(
+            row, unit, tl.arange(0, M), length, K, G, PACKED, QUERIES
+        )
+        q_here = q + token * q_row + head * q_head
         if ROPE:
             one, two, most, sum_ = attend_latents(
-                q_here, k_cache, table, inside, length, scale, begin, stop, page_stride,
+                q_here, k_cache, table, inside, place, length, scale, begin, stop, page_stride,
                 token_stride, E, ROPE, M, COLUMNS, ROPE_COLUMNS, BLOCK, TILE, PAIRS,
             )  # fmt: skip
         else:
@@ -117,9 +120,9 @@ def attend_shares(
                 slopes = tl.load(alibi + head, mask=inside, other=0.0).to(tl.float32)
             away = (unit % K).to(tl.int64) * head_stride
             one, two, most, sum_ = _attend_unit(
-                q_here, k_cache + away, v_cache + away, table, inside, slopes, length, scale,
-                softcap, begin, stop, page_stride, token_stride,
-                E, M, BLOCK, TILE, COLUMNS, WAYS, PAIRS, WINDOW, CHUNK, CAPPED,
+                q_here, k_cache + away, v_cache + away, table, inside, slopes, place, length,
+                scale, softcap, begin, stop, page_stride, token_stride,
+                E, M, BLOCK, TILE, COLUMNS, WAYS, PAIRS, WINDOW, CHUNK, CAPPED, QUERIES,
             )  # fmt: skip
         if v_scale is not None:
             factor = tl.load(v_scale)
@@ -132,16 +135,16 @@ def attend_shares(
                 one *= weight[:, None]
                 two *= weight[:, None]
             inverse = 1.0 / tl.where(sum_ > 0, sum_, 1.0)
-            here = out + (row * (K * G) + head).to(tl.int64) * E
+            here = out + (token * (K * G) + head) * E
             store_rows(
                 here, one * inverse[:, None], two * inverse[:, None], inside, E, COLUMNS, PAIRS
             )
         else:
             slot = (row * units + unit) * SPLITS + first if SPLITS else 2 * program + (first == 0)
-            place = slot.to(tl.int64) * PACKED + tl.arange(0, M)
-            store_rows(parts + place * E, one, two, inside, E, COLUMNS, PAIRS)
-            tl.store(stats + 2 * place, most, mask=inside)
-            tl.store(stats + 2 * place + 1, sum_, mask=inside)
+            room = slot.to(tl.int64) * PACKED + tl.arange(0, M)
+            store_rows(parts + room * E, one, two, inside, E, COLUMNS, PAIRS)
+            tl.store(stats + 2 * room, most, mask=inside)
+            tl.store(stats + 2 * room + 1, sum_, mask=inside)
             if tickets is not None:
                 # Who writes the last part puts all together: no part is missing then. The barrier
                 # has every thread's writes behind it before the ticket makes them known.
@@ -153,27 +156,42 @@ def attend_shares(
                     for number in range(0, PACKED, HEADS):
                         _join(
                             out, parts, stats, sinks, lead * (SPLITS or 2), pieces, row, unit,
-                            number, K, G, E, PACKED, HEADS, OUT_COLUMNS, PIECES, SPLITS,
+                            number, K, G, E, PACKED, QUERIES, HEADS, OUT_COLUMNS, PIECES,
+                            SPLITS,
                         )  # fmt: skip
         at += taken
         row += (at - before * units >= grains * units).to(tl.int32)
 
 
 @triton.jit
-def _members(unit, K: tl.constexpr, G: tl.constexpr, M: tl.constexpr, PACKED: tl.constexpr):
-    """Return the query heads of a unit, counted among those of its group, and which there are."""
-    number = tl.arange(0, M)
-    member = unit // K * PACKED + number
-    return member, (number < PACKED) & (member < G)
+def _lines(
+    row, unit, number, length,
+    K: tl.constexpr, G: tl.constexpr, PACKED: tl.constexpr, QUERIES: tl.constexpr,
+):  # fmt: skip
+    """Return token, query head and place of the lines of a unit, and which lines there are.
+
+    Lines are the queries of a row one after the other, with the heads that share keys for each.
+    """
+    line = unit // K * PACKED + number
+    inside = (number < PACKED) & (line < G * QUERIES)
+    if QUERIES == 1:
+        token = row.to(tl.int64)
+        place = length - 1
+        head = unit % K * G + line
+    else:
+        token = (row * QUERIES + line // G).to(tl.int64)
+        place = (length - QUERIES + line // G)[:, None]
+        head = unit % K * G + line % G
+    return token, head, place, inside
 
 
 @triton.jit
 def _attend_unit(
-    q, k_cache, v_cache, table, inside, slopes, length, scale, softcap, begin, end,
+    q, k_cache, v_cache, table, inside, slopes, place, length, scale, softcap, begin, end,
     page_stride, token_stride,
     E: tl.constexpr, M: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr,
     COLUMNS: tl.constexpr, WAYS: tl.constexpr, PAIRS: tl.constexpr, WINDOW: tl.constexpr,
-    CHUNK: tl.constexpr, CAPPED: tl.constexpr,
+    CHUNK: tl.constexpr, CAPPED: tl.constexpr, QUERIES: tl.constexpr,
 ):  # fmt: skip
     """Attend over tiles begin to end of a unit: weighted values in two halves, maximum, sum."""
     q_one, q_two = load_queries(q, inside, E, COLUMNS, PAIRS)
@@ -189,9 +207,11 @@ def _attend_unit(
         one = tl.zeros((M, COLUMNS), tl.float32)
         most = tl.full((M,), NOTHING, tl.float32)
         sums = tl.zeros((M, TILE), tl.float32)
+    if WAYS > 1 and QUERIES > 1:
+        place = place[None]
     two = one if PAIRS else 0.0
     one, two, most, sums = attend_tiles(
-        q_one, q_two, one, two, most, sums, k_cache, v_cache, table, length - 1,
+        q_one, q_two, one, two, most, sums, k_cache, v_cache, table, place,
         length, slopes, scale, softcap, begin, end, page_stride, token_stride,
         E // 2 if PAIRS else E, COLUMNS, BLOCK, TILE, WAYS, PAIRS, WINDOW, CHUNK, CAPPED, True,
     )  # fmt: skip
@@ -241,6 +261,7 @@ def join_parts(
     G: tl.constexpr,
     E: tl.constexpr,
     PACKED: tl.constexpr,
+    QUERIES: tl.constexpr,
     COLUMNS: tl.constexpr,
     PIECES: tl.constexpr,
     SPLITS: tl.constexpr,
@@ -250,7 +271,7 @@ def join_parts(
     Without SPLITS of the unit, if any, that begins in a program's share and goes on beyond; with
     SPLITS of any unit. Parts are added in the order of their keys.
     """
-    groups: tl.constexpr = (G + PACKED - 1) // PACKED
+    groups: tl.constexpr = (G * QUERIES + PACKED - 1) // PACKED
     units: tl.constexpr = K * groups
     program = tl.program_id(0)
     total = tl.load(plan + rows) * units
@@ -278,20 +299,20 @@ def join_parts(
     if pieces > 1:
         _join(
             out, parts, stats, sinks, base, pieces, row, unit, tl.program_id(1),
-            K, G, E, PACKED, 1, COLUMNS, PIECES, SPLITS,
+            K, G, E, PACKED, QUERIES, 1, COLUMNS, PIECES, SPLITS,
         )  # fmt: skip
 
 
 @triton.jit
 def _join(
     out, parts, stats, sinks, base, pieces, row, unit, lead,
-    K: tl.constexpr, G: tl.constexpr, E: tl.constexpr, PACKED: tl.constexpr, HEADS: tl.constexpr,
-    COLUMNS: tl.constexpr, PIECES: tl.constexpr, SPLITS: tl.constexpr,
+    K: tl.constexpr, G: tl.constexpr, E: tl.constexpr, PACKED: tl.constexpr,
+    QUERIES: tl.constexpr, HEADS: tl.constexpr, COLUMNS: tl.constexpr, PIECES: tl.constexpr,
+    SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """Put together HEADS query heads of a unit, from its `lead` on, in the order of keys."""
+    """Put together HEADS lines of a unit, from its `lead` on, in the order of keys."""
     number = lead + tl.arange(0, HEADS)
-    member = unit // K * PACKED + number
-    real = (number < PACKED) & (member < G)
+    token, head, _, real = _lines(row, unit, number, 0, K, G, PACKED, QUERIES)
     column = tl.arange(0, COLUMNS)
     most = tl.full((PIECES, HEADS), NOTHING, tl.float32)
     sums = tl.zeros((PIECES, HEADS), tl.float32)
@@ -317,10 +338,9 @@ def _join(
     weight = tl.exp2(most - now[None, :])
     sum_ = tl.sum(sums * weight, 0)
     whole = tl.sum(found * weight[:, :, None], 0)
-    head = unit % K * G + member
     if sinks is not None:
         sink = tl.load(sinks + head, mask=real, other=NOTHING).to(tl.float32)
         factor, sum_ = with_sink(now, sum_, sink)
         whole *= factor[:, None]
     whole /= tl.where(sum_ > 0, sum_, 1.0)[:, None]
-    store_rows(out + (row * (K * G) + head).to(tl.int64) * E, whole, whole, real, E, COLUMNS, False)
+    store_rows(out + (token * (K * G) + head) * E, whole, whole, real, E, COLUMNS, False)

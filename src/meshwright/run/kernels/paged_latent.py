@@ -37,8 +37,8 @@ FEW: dict[int, Cut] = {
     2: Cut(tile=32, warps=4, stages=3, per_sm=2, apart=False),
     4: Cut(tile=16, warps=4, stages=2, per_sm=1, apart=False),
 }
-"""By the bytes of a cached element, for up to 16 heads. Not yet tuned on a GPU. Float32
-is left to torch unless Triton is insisted on: on a GPU it needs more shared memory than there is."""
+"""By the bytes of a cached element, for up to 16 heads. Not yet tuned on a GPU. Float32 is left to
+torch unless Triton is insisted on: on a GPU it needs more shared memory than there is."""
 MANY: dict[int, Cut] = {
     1: Cut(tile=64, warps=8, stages=2, per_sm=1, apart=False),
     2: Cut(tile=32, warps=8, stages=3, per_sm=1, apart=False),

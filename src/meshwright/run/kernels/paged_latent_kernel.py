@@ -23,7 +23,7 @@ from meshwright.run.kernels.paged_tile import (
 
 @triton.jit
 def attend_latents(
-    q, cache, table, inside, length, scale, begin, end, page_stride, token_stride,
+    q, cache, table, inside, place, length, scale, begin, end, page_stride, token_stride,
     RANK: tl.constexpr, ROPE: tl.constexpr, M: tl.constexpr, COLUMNS: tl.constexpr,
     ROPE_COLUMNS: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, PAIRS: tl.constexpr,
 ):  # fmt: skip
@@ -57,7 +57,7 @@ def attend_latents(
         if PAIRS:
             scores = multiply(r_two, turned(k_two), scores)
             scores = multiply(q_two, turned(l_two), scores)
-        scores = shaped_scores(scores, here, length - 1, None, scale, 1.0, 0, 0, False, True)
+        scores = shaped_scores(scores, here, place, None, scale, 1.0, 0, 0, False, True)
         now = tl.maximum(most, tl.max(scores, 1))
         weight = tl.exp2(most - now)
         shares = tl.exp2(scores - now[:, None])

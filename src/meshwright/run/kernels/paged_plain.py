@@ -35,7 +35,7 @@ class Shaping(NamedTuple):
 
 
 def plain_paged_decode(
-    q_RHE: Tensor,
+    q_NHE: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
     tables_RB: Tensor,
@@ -44,11 +44,14 @@ def plain_paged_decode(
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
 ) -> Tensor:
-    """Attend with one query per row, the last of its keys."""
-    keys = int(lengths_R.max()) if len(lengths_R) else 0
+    """Attend with as many queries for each row, the last of its keys."""
+    rows = len(lengths_R)
+    keys = int(lengths_R.max()) if rows else 0
     k, v = (_gathered(cache, tables_RB, keys) for cache in (k_cache, v_cache))
-    places_R1 = lengths_R[:, None] - 1
-    return plain_attend(q_RHE[:, None], k, v, places_R1, shaping, k_scale, v_scale)[:, 0]
+    q_RTHE = q_NHE.view(rows, -1, *q_NHE.shape[1:]) if rows else q_NHE[:, None]
+    behind_T = torch.arange(-q_RTHE.shape[1], 0, device=q_NHE.device)
+    places_RT = lengths_R[:, None] + behind_T
+    return plain_attend(q_RTHE, k, v, places_RT, shaping, k_scale, v_scale).flatten(0, 1)
 
 
 def plain_paged_prefill(

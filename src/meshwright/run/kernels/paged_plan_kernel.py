@@ -25,6 +25,7 @@ def plan_shares(
     WINDOW: tl.constexpr,
     CHUNK: tl.constexpr,
     TILE: tl.constexpr,
+    QUERIES: tl.constexpr,
     SPLITS: tl.constexpr,
     ROWS: tl.constexpr,
     PROGRAMS: tl.constexpr,
@@ -36,7 +37,8 @@ def plan_shares(
     """
     row = tl.arange(0, ROWS)
     length = tl.load(lengths + row, mask=row < rows, other=0)
-    grains = row_grains(length, WINDOW, CHUNK, TILE, SPLITS)
+    tiles = row_tiles(length, WINDOW, CHUNK, TILE, QUERIES)
+    grains = tl.cdiv(tiles, grain_tiles(tiles, SPLITS))
     through = tl.cumsum(tl.where(row < rows, grains, 0), 0)
     total = tl.max(through, 0) * units
     if tl.program_id(0) == 0:
@@ -50,9 +52,11 @@ def plan_shares(
 
 
 @triton.jit
-def row_tiles(length, WINDOW: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr):
-    """Count tiles that hold keys the last query sees; a row without keys has an empty one."""
-    first = first_key(length - 1, WINDOW, CHUNK) // TILE
+def row_tiles(
+    length, WINDOW: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr, QUERIES: tl.constexpr
+):
+    """Count tiles that hold keys the last queries see; a row without keys has an empty one."""
+    first = first_key(length - QUERIES, WINDOW, CHUNK) // TILE
     return tl.maximum(tl.cdiv(length, TILE) - first, 1)
 
 
@@ -61,15 +65,6 @@ def grain_tiles(tiles, SPLITS: tl.constexpr):
     """Count tiles of a grain: 1, or with SPLITS what its own length asks for."""
     # Whole multiples of 8 tiles, so that short rows are not cut at all.
     return tl.cdiv(tl.cdiv(tiles, SPLITS), 8) * 8 if SPLITS else 1
-
-
-@triton.jit
-def row_grains(
-    length, WINDOW: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr, SPLITS: tl.constexpr
-):
-    """Count grains of a row, at most SPLITS where that is given."""
-    tiles = row_tiles(length, WINDOW, CHUNK, TILE)
-    return tl.cdiv(tiles, grain_tiles(tiles, SPLITS))
 
 
 @triton.jit

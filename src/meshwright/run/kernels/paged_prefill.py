@@ -127,25 +127,26 @@ def paged_attention(
     starts_R1: Tensor,
     decodes: int,
     *,
+    queries: int = 1,
     plan: DecodePlan | None = None,
     invariant: bool = False,
     **options: Any,
 ) -> Tensor:
-    """Attend with rows of both kinds: the first `decodes` rows have one query each.
+    """Attend with rows of both kinds: the first `decodes` rows have one query each, or `queries`.
 
     Each kind has its kernel; `plan` is one of the first kind's lengths, `options` are what both
     take.
     """
-    number, rows = len(q_NHE), len(lengths_R)
+    few = decodes * queries
     out = torch.empty(q_NHE.shape, dtype=q_NHE.dtype, device=q_NHE.device)
     if decodes:
         paged_decode(
-            q_NHE[:decodes], k_cache, v_cache, tables_RB[:decodes], lengths_R[:decodes],
-            plan=plan, invariant=invariant, out=out[:decodes], **options,
+            q_NHE[:few], k_cache, v_cache, tables_RB[:decodes], lengths_R[:decodes],
+            queries=queries, plan=plan, invariant=invariant, out=out[:few], **options,
         )  # fmt: skip
-    if decodes < max(rows, number):
+    if few < len(q_NHE):
         paged_prefill(
-            q_NHE[decodes:], k_cache, v_cache, tables_RB[decodes:], lengths_R[decodes:],
-            starts_R1[decodes:] - decodes, out=out[decodes:], **options,
+            q_NHE[few:], k_cache, v_cache, tables_RB[decodes:], lengths_R[decodes:],
+            starts_R1[decodes:] - few, out=out[few:], **options,
         )  # fmt: skip
     return out
