@@ -203,6 +203,8 @@ def _answer(asked: Asked, found: Sequence[Twin], remarks: list[str], *, check: b
 
 
 def _overview(found: Sequence[Twin]) -> View:
+    """One row for each layout; the order of passes is said where some are in another."""
+    differ = any(twin.comparison.difference for twin in found)
     rows = []
     for number, twin in enumerate(found, 1):
         one = twin.comparison
@@ -210,24 +212,26 @@ def _overview(found: Sequence[Twin]) -> View:
             (
                 number,
                 words_of(replace(twin.layout, precision="bf16")),  # the same for all, said above
-                "differs" if one.difference else "same",
+                *(["differs" if one.difference else "same"] if differ else []),
                 f"{100 * one.predicted.bubble:.1f} %",
                 f"{100 * one.measured.bubble:.1f} %",
                 format_seconds(one.predicted.step_s),
                 format_seconds(one.measured.step_s),
                 f"{100 * one.step_error:+.1f} %",
                 "yes" if one.agrees else "no",
-                "" if twin.beside is None else f"{twin.beside:.2f}",
             )
         )
-    columns = "no., layout, order, bubble predicted, measured, step predicted, step measured"
-    numbers = "no., bubble predicted, measured, step predicted, step measured, off, beside"
-    return table(f"{columns}, off, within, beside", rows, right=numbers, wide="layout")
+    numbers = ", ".join(_NUMBERS)
+    columns = f"no., layout, {'order, ' if differ else ''}{numbers}, within"
+    return table(columns, rows, right=f"no., {numbers}", wide="layout")
+
+
+_NUMBERS = ("bubble predicted", "measured", "step predicted", "step measured", "off")
 
 
 def _passes(found: Sequence[Twin]) -> View:
-    """Where a difference comes from: lengths of passes, and what lies around them."""
-    rows = []
+    """Where a difference comes from: lengths of passes, what lies around them, and others."""
+    rows = list[tuple[object, ...]]()
     for number, twin in enumerate(found, 1):
         one = twin.comparison
         parts = [(f"{each.name} × {each.passes}", each.predicted_s, each.measured_s)
@@ -238,6 +242,8 @@ def _passes(found: Sequence[Twin]) -> View:
              f"{100 * (predicted / measured - 1):+.0f} %" if measured > 0 else "")
             for name, predicted, measured in parts
         ]  # fmt: skip
+        if twin.beside is not None:
+            rows.append((number, "beside", "", f"{twin.beside:.2f} cores", ""))
     right = "no., predicted, measured, off"
     return table("no., part, predicted, measured, off", rows, right=right)
 
