@@ -11,7 +11,7 @@ import torch
 
 from meshwright.errors import InputError
 from meshwright.run.kernels.attention_plain import plain_attention
-from meshwright.run.kernels.paged_decode import Cut, paged_decode, plan_decode
+from meshwright.run.kernels.paged_decode import CUTS, Cut, paged_decode, plan_decode
 from tests.run.kernels.exactness import DEVICE, assert_near, drawn
 from tests.run.kernels.paged import Paged, paged
 
@@ -138,6 +138,15 @@ def test_shares_are_equal_whatever_the_lengths() -> None:
     starts = [min(share * program, 70) for program in range(plan.programs + 1)]
     rows = [sum(2 * end <= start for end in (32, 33, 35)) for start in starts]
     assert plan.counts[4:].tolist() == rows
+
+
+@pytest.mark.parametrize(("element", "width"), CUTS)
+def test_all_programs_of_a_wave_fit_on_a_multiprocessor(element: int, width: int) -> None:
+    cut = CUTS[element, width]
+    # Of Hopper's 227 KiB some are left to queries, weights and sums.
+    tiles = (cut.stages - 1) * 2 * cut.tile * width * element
+    assert cut.per_sm * (tiles + 8192) <= 227 * 1024
+    assert cut.registers is None or cut.registers >= 128
 
 
 def test_a_plan_for_another_window_is_refused() -> None:
