@@ -116,9 +116,9 @@ class Batcher:
         batch = Batch()
         batch.copies, self._copies = self._copies, []
         apart = self.limits.mixing == "apart"
-        if self.waiting and self._stuck is None and (apart or self._ranked):
+        if self.waiting.count and self._stuck is None and (apart or self._ranked):
             self._make_room(batch)
-        alone = apart and bool(self._prefilling or (self._stuck is None and self.waiting))
+        alone = apart and bool(self._prefilling or (self._stuck is None and self.waiting.count))
         if not alone:
             self._go_on(batch)
         budget = self.limits.batch_tokens - batch.decodes
@@ -128,7 +128,7 @@ class Batcher:
             if budget <= 0:
                 break
             budget -= self._compute(batch, sequence, budget)
-        if self._stuck is None and not batch.preempted:
+        if self._stuck is None and self.waiting.count and not batch.preempted:
             self._admit(batch, budget)
         if not (batch.decodes or batch.chunks or batch.joined or batch.preempted):
             self._copies = batch.copies
@@ -147,17 +147,18 @@ class Batcher:
             return 0
         if self._due:
             self._let_go()
-        if not self.decoding or (self._stuck is None and self.waiting):
+        if not self.decoding.count or (self._stuck is None and self.waiting.count):
             return 0
         return self.decoding.certain(self.pool.spare)
 
     def leap(self, count: int) -> list[Sequence]:
         """Decide `count` steps at once, at most as many as `horizon` says; return who finished."""
-        self.pool.promise(self.decoding.growth(count))
+        decoding = self.decoding
+        self.pool.promise(decoding.growth(count))
         if self.waiting.is_shared:
             self._charge_decodes(count)
-        self.decoding.steps += count
-        self._due = self.decoding.finished()
+        decoding.steps += count
+        self._due = decoding.finished()
         return self._due
 
     def grants(self, batch: Batch) -> list[tuple[Sequence, list[int]]]:
@@ -216,8 +217,9 @@ class Batcher:
         bucket = decoding.bucket()
         while len(bucket) > self.pool.spare:
             self._preempt(batch, self._last_in())
-        self.pool.promise(len(bucket))
-        batch.grown, batch.decodes, batch.context = bucket, len(decoding), decoding.context
+        if bucket:
+            self.pool.promise(len(bucket))
+        batch.grown, batch.decodes, batch.context = bucket, decoding.count, decoding.context
         if batch.decodes and self.waiting.is_shared:
             self._charge_decodes(1)
 
@@ -251,14 +253,14 @@ class Batcher:
             sequence = waiting.peek()
             if sequence is None:
                 return
-            found = self._matched(sequence)
+            found = self._matched(sequence) if sequence.keys else []
             if not self._has_room(sequence, found):
                 self._stuck = sequence
                 return
             left = sequence.tokens - len(found) * self.limits.block_tokens
             if whole and left > budget and batch.chunks:
                 return
-            self._place(batch, waiting.pop(), found)
+            self._place(batch, waiting.pop(sequence), found)
             if sequence.state is State.PREFILLING:
                 budget -= self._compute(batch, sequence, budget)
 
@@ -282,7 +284,8 @@ class Batcher:
         found = self._matched(sequence) if found is None else found
         block = self.limits.block_tokens
         self._seat(sequence)
-        self.pool.hold(found)
+        if found:
+            self.pool.hold(found)
         if not sequence.done:
             sequence.done = sequence.cached = len(found) * block
             if sequence.keys and self.limits.prefix_cache:
@@ -374,7 +377,7 @@ class Batcher:
         """Let a sequence make room: it waits again, at the head of its line."""
         self.preemptions += 1
         batch.preempted.append(sequence)
-        if sequence in self.decoding:
+        if sequence.ticket:
             self.decoding.leave(sequence)
         held = len(sequence.blocks) + sequence.promised
         if self.limits.preemption == "swap" and sequence.done and held <= self.host.spare:
@@ -391,7 +394,7 @@ class Batcher:
 
     def _leave(self, sequence: Sequence) -> None:
         """Take away a place and its blocks."""
-        if sequence in self.decoding:
+        if sequence.ticket:
             self.decoding.leave(sequence)
         del self._places[sequence]
         self._ranks[sequence.priority] -= 1
@@ -401,9 +404,11 @@ class Batcher:
         self._guessing.pop(sequence, None)
         if sequence.keys:
             self._name(sequence)
-        self.pool.release(sequence.blocks)
+        if sequence.blocks:
+            self.pool.release(sequence.blocks)
+            sequence.blocks = []
         self.pool.forgo(sequence.promised)
-        sequence.blocks, sequence.promised, sequence.named = [], 0, 0
+        sequence.promised = sequence.named = 0
         self._stuck = None
 
     def _draw(self, sequence: Sequence) -> None:

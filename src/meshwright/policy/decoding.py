@@ -14,10 +14,13 @@ from meshwright.policy.sequences import Sequence, State
 class Decoding:
     """Sequences in step with each other."""
 
-    __slots__ = ("_block", "_buckets", "_ends", "_lead", "_members", "_sizes", "_tickets", "steps")
+    __slots__ = (
+        "_block", "_buckets", "_ends", "_lead", "_members", "_sizes", "_tickets", "count", "steps",
+    )  # fmt: skip
 
     def __init__(self, block_tokens: int) -> None:
-        self.steps = 0
+        self.steps = self.count = 0
+        """Steps so far, and how many there are."""
         self._block = block_tokens
         self._members: dict[Sequence, None] = {}
         self._buckets: list[dict[Sequence, None]] = [{} for _ in range(block_tokens)]
@@ -29,7 +32,7 @@ class Decoding:
         """When each has all its tokens, the first on top; some of them have left since."""
 
     def __len__(self) -> int:
-        return len(self._members)
+        return self.count
 
     def __iter__(self) -> Iterator[Sequence]:
         return iter(self._members)
@@ -40,7 +43,7 @@ class Decoding:
     @property
     def context(self) -> int:
         """Keys that all of them look at in the next step."""
-        return self._lead + len(self._members) * self.steps
+        return self._lead + self.count * self.steps
 
     def bucket(self) -> dict[Sequence, None]:
         """Return those that begin a new block in the next step."""
@@ -50,16 +53,16 @@ class Decoding:
         """Count the blocks that so many steps begin."""
         cycles, rest = divmod(steps, self._block)
         first = self.steps % self._block
-        begun = cycles * len(self._members) + sum(self._sizes[first : first + rest])
+        begun = cycles * self.count + sum(self._sizes[first : first + rest])
         over = first + rest - self._block
         return begun + sum(self._sizes[:over]) if over > 0 else begun
 
     def certain(self, spare: int) -> int:
         """Return how many steps go by until somebody ends or `spare` blocks are used up."""
         ends = self._ends
-        while _is_past(*ends[0]):
+        while ends[0][1] != ends[0][2].ticket:
             heappop(ends)
-        steps, count = ends[0][0] - self.steps, len(self._members)
+        steps, count = ends[0][0] - self.steps, self.count
         if count * -(-steps // self._block) <= spare:
             return steps
         cycles, left = divmod(spare, count)
@@ -75,6 +78,7 @@ class Decoding:
         place = (1 - lead) % self._block
         sequence.state = State.DECODING
         self._members[sequence] = None
+        self.count += 1
         self._buckets[place][sequence] = None
         self._sizes[place] += 1
         self._lead += lead
@@ -87,6 +91,8 @@ class Decoding:
         lead = sequence.lead
         place = (1 - lead) % self._block
         del self._members[sequence]
+        self.count -= 1
+        sequence.ticket = 0
         del self._buckets[place][sequence]
         self._sizes[place] -= 1
         self._lead -= lead
@@ -102,12 +108,7 @@ class Decoding:
         """Return those that have all their tokens since it was asked last."""
         ends, steps, found = self._ends, self.steps, []
         while ends and ends[0][0] <= steps:
-            end = heappop(ends)
-            if not _is_past(*end):
-                found.append(end[2])
+            _, ticket, sequence = heappop(ends)
+            if ticket == sequence.ticket:
+                found.append(sequence)
         return found
-
-
-def _is_past(_: int, ticket: int, sequence: Sequence) -> bool:
-    """Tell whether a sequence that was to end then has left since; it may have come back."""
-    return sequence.state is not State.DECODING or ticket != sequence.ticket

@@ -57,7 +57,7 @@ class Sequence:
         self.lead = 0
         """Tokens less the steps done, of those that decode: they get a token with every step."""
         self.ticket = 0
-        """Which time of joining those that decode was its last."""
+        """Which time of joining those that decode this is; 0 where it does not decode."""
         self.named = self.cached = self.guesses = 0
         """Blocks that are named; tokens that were found in the cache; tokens guessed ahead."""
         self.away: list[int] = []

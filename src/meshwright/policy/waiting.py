@@ -28,24 +28,25 @@ class Waiting(Generic[W]):
         self._levels: dict[int, dict[str, deque[W]]] = {}
         self._highest: list[int] = []
         """Priorities of those who wait, the highest first."""
+        self._only: deque[W] | None = None
+        """The one line there is, as long as there is one tenant and one priority."""
         self._left: set[W] = set()
         """Those who left while they waited: skipped when their turn comes."""
         self._got: dict[str, float] = {}
         self._floor = 0.0
         """The counter of the tenant whose turn was last."""
-        self._count = 0
+        self.count = 0
+        """How many wait."""
+        self.is_shared = False
+        """Whether there has been more than one tenant."""
 
     def __len__(self) -> int:
-        return self._count
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether there has been more than one tenant."""
-        return len(self._got) > 1
+        return self.count
 
     def charge(self, tenant: str, tokens: float) -> None:
         """Write down what was computed for a tenant."""
         self._got[tenant] = self._got.get(tenant, 0.0) + tokens / self._weights.get(tenant, 1.0)
+        self.is_shared = len(self._got) > 1
 
     def push(self, one: W, *, first: bool = False) -> None:
         """Let somebody wait, as the last of its tenant and priority or as the first."""
@@ -56,37 +57,40 @@ class Waiting(Generic[W]):
         line = level.get(one.tenant)
         if line is None:
             line = level[one.tenant] = deque()
+            self._only = line if len(self._levels) == len(level) == 1 else None
         if not line:
             self._enter(one.tenant)
         if first:
             line.appendleft(one)
         else:
             line.append(one)
-        self._count += 1
+        self.count += 1
 
     def peek(self) -> W | None:
         """Return whose turn it is."""
-        if not self._count:
+        if not self.count:
             return None
+        if self._only is not None and not self._left:
+            return self._only[0]
         for priority in self._highest:
             line = self._first_line(self._levels[priority])
             if line is not None:
                 return line[0]
         raise AssertionError("somebody waits in no line")
 
-    def pop(self) -> W:
-        """Take out whose turn it is."""
-        one = self.peek()
+    def pop(self, one: W | None = None) -> W:
+        """Take out whose turn it is; `one` is who that is, where somebody has looked already."""
+        one = self.peek() if one is None else one
         assert one is not None, "nobody waits"
         self._levels[one.priority][one.tenant].popleft()
-        self._count -= 1
+        self.count -= 1
         self._floor = self._got[one.tenant]
         return one
 
     def remove(self, one: W) -> None:
         """Let somebody who waits go."""
         self._left.add(one)
-        self._count -= 1
+        self.count -= 1
 
     def _first_line(self, level: dict[str, deque[W]]) -> deque[W] | None:
         """Return the line of the tenant that got least; None where nobody waits."""
@@ -100,9 +104,11 @@ class Waiting(Generic[W]):
 
     def _enter(self, tenant: str) -> None:
         """Let a tenant that was away begin level with those who wait."""
-        if self._got.keys() <= {tenant}:
+        if not self.is_shared:
             self._got.setdefault(tenant, 0.0)
-            return
+            self.is_shared = len(self._got) > 1
+            if not self.is_shared:
+                return
         waiting = [
             self._got[other]
             for level in self._levels.values()

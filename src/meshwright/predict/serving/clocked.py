@@ -105,12 +105,12 @@ class Clocked:
         self.start_s, self.is_waking = now_s, False
         if steps:
             decoding = batcher.decoding
-            count, keys = len(decoding), decoding.context
+            count, keys = decoding.count, decoding.context
             fixed, slope = self.cost.decode_line(count, keys / count + (steps - 1) / 2)
             self._steps, self._decodes, self._prompts = steps, count, 0
             self._first_s = first = fixed + slope * keys
             self._more_s = more = slope * count
-            self.is_leaping, self._waiting = True, len(batcher.waiting)
+            self.is_leaping, self._waiting = True, batcher.waiting.count
             self.ends_s = end = now_s + steps * (first + more * (steps - 1) / 2)
             return end
         batch = batcher.next()
@@ -118,21 +118,24 @@ class Clocked:
             self.ends_s = inf
             return inf
         self._steps, self._decodes, self._chunks = 1, batch.decodes, batch.chunks
-        self._waiting = len(batcher.waiting)
+        self._waiting = batcher.waiting.count
         self.began, self.finished, self.preempted = batch.joined, batch.finished, batch.preempted
         self.ends_s = end = now_s + self._price(batch)
         return end
 
     def cut(self, now_s: float) -> float:
         """Take only the steps that begin until now; return when the last of them ends."""
-        left, first, more = max(now_s - self.start_s, 0.0), self._first_s, self._more_s
+        left, first, more = now_s - self.start_s, self._first_s, self._more_s
         # The k-th step begins at k · first + more · k (k − 1) / 2.
         half = first - more / 2
         if more > 1e-9 * first:
             begun = (sqrt(half * half + 2 * more * left) - half) / more
         else:
             begun = left / first
-        self._steps = steps = min(self._steps, int(begun) + 1)
+        steps = int(begun) + 1
+        if steps > self._steps:
+            steps = self._steps
+        self._steps = steps
         self.ends_s = end = self.start_s + steps * (first + more * (steps - 1) / 2)
         self._leap()
         return end
