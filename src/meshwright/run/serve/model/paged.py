@@ -35,7 +35,9 @@ class Now:
     """Compute as a GPU does it best, and ask the device nothing."""
     step: Step | None = None
     decodes: int = 0
-    """How many of its first rows have a single token."""
+    """How many of its first rows have few tokens, and are read by the kernel for decoding."""
+    queries: int = 1
+    """Tokens of each of these rows."""
     documents: Documents | None = None
     """The rows of a fresh step, as documents of one sequence; made once for all layers."""
     adapter_slots: int = 0
@@ -48,7 +50,7 @@ class Now:
         """Let all layers read this step from now on."""
         self.step, self.plans, self.documents = step, {}, None
         # One kernel for all rows: a token is computed alike as a prompt's and as an answer's.
-        self.decodes = 0 if self.invariant else step.decodes
+        self.decodes, self.queries = (0, 1) if self.invariant else step.decodes
         self.adapters = None
         if step.adapters_N is not None and self.adapter_slots:
             slots = torch.arange(self.adapter_slots, device=step.adapters_N.device)
@@ -133,6 +135,7 @@ class PagedAttention(PagedLayer):
             step.lengths_R,
             step.starts_R1,
             self.now.decodes,
+            queries=self.now.queries,
             k_scale=layer.key_scale,
             v_scale=layer.value_scale,
             plan=plan,
@@ -149,7 +152,9 @@ class PagedAttention(PagedLayer):
         lengths_R = step.lengths_R[: now.decodes]
         return now.plan(
             (tuple(keys.shape[1:]), heads, window, chunk),
-            lambda: plan_decode(lengths_R, keys, heads, window=window, chunk=chunk),
+            lambda: plan_decode(
+                lengths_R, keys, heads, window=window, chunk=chunk, queries=now.queries
+            ),
         )
 
     @property

@@ -19,6 +19,8 @@ from torch import Tensor
 
 NOWHERE = -1
 """The slot of a token whose keys and values are kept nowhere."""
+FEW = 8
+"""Tokens of a row up to which it is read like one that decodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,12 +55,19 @@ class Step:
     """Where the logits are written; None makes room for them."""
 
     @property
-    def decodes(self) -> int:
-        """How many of the first rows have a single token, as far as the host knows."""
+    def decodes(self) -> tuple[int, int]:
+        """How many of the first rows have equally few tokens, and how many these are.
+
+        Rows that decode have one, or a few where guesses are checked.
+        """
         if self.most_queries == 1:
-            return len(self.lengths_R)
-        counts = self.queries or ()
-        return next((row for row, count in enumerate(counts) if count != 1), len(counts))
+            return len(self.lengths_R), 1
+        counts = self.queries or (FEW + 1,)
+        first = counts[0]
+        if not 0 < first <= FEW:
+            return 0, 1
+        equal = (row for row, count in enumerate(counts) if count != first)
+        return next(equal, len(counts)), first
 
     def row_tokens(self) -> tuple[int, ...]:
         """Return the tokens of each row, asking the device where the host does not know."""
