@@ -48,6 +48,7 @@ def test_exposed_communication_is_told_by_collective_and_library() -> None:
         ("_reduce_scatter_base", "reduce_scatter"),
         ("void vllm::cross_device_reduce_2stage<bf16, 8>", "all_reduce"),
         ("ncclDevKernel_Generic", "other"),
+        ("message pp 0>1", "message"),
     ],
 )
 def test_names_of_kernels_tell_the_collective(name: str, collective: str) -> None:

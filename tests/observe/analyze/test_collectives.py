@@ -116,6 +116,7 @@ def test_names_of_libraries_become_one_word() -> None:
     }.items():
         assert OPS[op_of(text)] == word
     assert op_of("ncclDevKernel_SendRecv") == -1
+    assert op_of("message pp 0>1") == -1  # as our own trainer records it
 
 
 def test_a_simulated_step_shows_no_two_members_of_a_group() -> None:

@@ -140,6 +140,7 @@ _COLLECTIVES = (
     ("scatter", "scatter"),
     ("send", "send"),
     ("recv", "recv"),
+    ("message", "message"),
 )
 """Words in names of kernels, longest meaning first: `allreduce` before `reduce`."""
 

@@ -35,7 +35,7 @@ OPS = (
     "other",
 )
 _WORDS = (
-    ("", r"send|recv|receive|p2p"),
+    ("", r"send|recv|receive|p2p|\bmessage\b"),
     ("reduce_scatter", r"reduce_?scatter"),
     ("all_reduce", r"all_?reduce|cross_device_reduce"),
     ("all_gather", r"all_?gather"),

@@ -122,7 +122,7 @@ def _notes(a: Profile, b: Profile, predicted: bool) -> list[str]:
         one.label for one in (a, b) if one.source != Source.SIMULATED and not any(one.num_steps)
     ]
     if without:
-        alone = "" if len(without) == 2 else ", which a step of the other is no measure for"
+        alone = "" if len(without) == 2 else ", which holds against the other only if it is one"
         notes.append(
             f"no steps are marked in {' and '.join(without)}: all of it counts as one{alone}"
         )

@@ -141,7 +141,7 @@ def other_kernels(job: Job) -> Iterable[JobHit]:
         detected="passes of the pipeline leave 10 % or more of the ranks' time empty",
         cost="measured: the mean bubble of a rank",
         remedy="more micro-batches (four times the stages), interleaved stages or a zero-bubble "
-        "schedule (--num-layers-per-virtual-pipeline-stage; torch ScheduleInterleavedZeroBubble)",
+        "schedule (--num-layers-per-virtual-pipeline-stage, torch ScheduleInterleavedZeroBubble)",
         least_share=0.10,
     )
 )
@@ -157,9 +157,10 @@ def pipeline_bubble(job: Job) -> Iterable[JobHit]:
         f"{found.schedule or 'unknown'}, {stages} stages, {found.microbatches} micro-batches",
     )
     low, high = found.window_ns
-    remedy = f"at least {4 * stages} micro-batches instead of {found.microbatches}, or " + (
-        "interleaved stages or a zero-bubble schedule "
-        "(--num-layers-per-virtual-pipeline-stage; torch ScheduleInterleavedZeroBubble)"
+    few = found.microbatches < 4 * stages
+    more = f"at least {4 * stages} micro-batches instead of" if few else "more micro-batches than"
+    remedy = f"{more} {found.microbatches}, or interleaved stages or a zero-bubble schedule " + (
+        "(--num-layers-per-virtual-pipeline-stage, torch ScheduleInterleavedZeroBubble)"
     )
     ranks = tuple(one.rank for one in found.ranks)
     return [JobHit(Hit(lost, evidence, ((low, high),), remedy), ranks, len(ranks))]
