@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from meshwright.errors import InputError
+from meshwright.run.serve.asked import Sampling
 from meshwright.run.serve.model.chat import ChatTemplate
 from meshwright.run.serve.model.words import Words, load_words
 from tests.run.nn.huggingface.reference import transformers
@@ -88,6 +89,15 @@ def test_ends_and_special_tokens_are_found(tmp_path: Path) -> None:
     assert not words.chats
     with pytest.raises(InputError, match="use /v1/completions"):
         words.chat(MESSAGES)
+
+
+def test_a_model_says_how_its_tokens_are_drawn(tmp_path: Path) -> None:
+    folder(tmp_path, "", temperature=0.6, top_k=20, do_sample=True, top_p=None)
+    assert load_words(tmp_path).sampling == Sampling(temperature=0.6, top_k=20)
+    for wrong in ({"top_k": "many"}, {"temperature": -1}):
+        (tmp_path / "generation_config.json").write_text(json.dumps(wrong))
+        with pytest.raises(InputError, match="how to draw tokens"):
+            load_words(tmp_path)
 
 
 def test_text_survives_tokens(tmp_path: Path) -> None:

@@ -9,11 +9,14 @@ and `generation_config.json`; a GGUF file holds all of it itself.
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from meshwright.errors import InputError, MissingPart, Problem
+from meshwright.run.serve.asked import Sampling
 from meshwright.run.serve.model.chat import ChatTemplate, Message
 from meshwright.run.serve.model.gguf_file import GgufFile, is_gguf
 from meshwright.run.serve.model.gguf_words import tokenizer_of
@@ -21,6 +24,7 @@ from meshwright.run.serve.model.gguf_words import tokenizer_of
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+_DRAWN = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _ROLES = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
@@ -34,11 +38,14 @@ class Words:
         ends: Iterable[int] = (),
         special: Mapping[str, str] | None = None,
         template: str = "",
+        sampling: Sampling = Sampling(),  # noqa: B008 - a frozen value
     ) -> None:
         """Join a tokenizer and what the model says of it.
 
         `ends` are tokens that end an answer; `special` names tokens, such as `bos_token`.
         """
+        self.sampling = sampling
+        """How the model's makers would draw its tokens."""
         self.tokenizer, self.special = tokenizer, dict(special or {})
         self.ends = frozenset(ends)
         """Tokens that end an answer."""
@@ -62,6 +69,19 @@ class Words:
         """Return the text of tokens; bytes that are no whole character become U+FFFD."""
         text: str = self.tokenizer.decode(list(tokens), skip_special_tokens=skip_special)
         return text
+
+    def reader(self, shown: Iterable[str] = ()) -> Callable[[Sequence[int]], str]:
+        """Return what makes text of tokens, special ones among `shown` included."""
+        kept = {number for token in shown if (number := self.number(token)) is not None}
+        if not kept:
+            return self.decode
+        hidden = self.marks - kept
+
+        def read(tokens: Sequence[int]) -> str:
+            visible = [token for token in tokens if token not in hidden]
+            return self.decode(visible, skip_special=False)
+
+        return read
 
     def token(self, number: int) -> str | None:
         """Return how the vocabulary writes a token; None where there is none."""
@@ -117,8 +137,13 @@ def _from_folder(folder: Path) -> Words:
     tokenizer = _opened(path)
     config = _json(folder / "tokenizer_config.json")
     special = {role: word for role in _ROLES if (word := _written(config.get(role))) is not None}
-    ends = _ends(folder, tokenizer, special.get("eos_token"))
-    return Words(tokenizer, ends=ends, special=special, template=_template(folder, config))
+    return Words(
+        tokenizer,
+        ends=_ends(folder, tokenizer, special.get("eos_token")),
+        special=special,
+        template=_template(folder, config),
+        sampling=_sampling(folder / "generation_config.json"),
+    )
 
 
 def _opened(path: Path) -> "Tokenizer":
@@ -164,6 +189,17 @@ def _template(folder: Path, config: Mapping[str, Any]) -> str:
         named = {each.get("name"): each.get("template") for each in found}
         found = named.get("default")
     return found if isinstance(found, str) else ""
+
+
+def _sampling(path: Path) -> Sampling:
+    """Return how tokens are drawn where nobody says; what the file leaves out is left alone."""
+    config = _json(path)
+    given = {name: config[name] for name in _DRAWN if config.get(name) is not None}
+    try:
+        return msgspec.convert(given, Sampling)
+    except (msgspec.ValidationError, InputError) as error:
+        what = f"says how to draw tokens in a way that cannot be: {error}"
+        raise InputError([Problem(str(path), what, "mend it")]) from error
 
 
 def _ends(folder: Path, tokenizer: "Tokenizer", written: str | None) -> frozenset[int]:
