@@ -80,7 +80,8 @@ class Answer:
         if finish:
             self._count[choice] = -1
         top = tuple((min(token + at, 255), -1.0 - at) for at in range(sampling.logprobs or 0))
-        prompt = self.ask.prompt[1:] if self.ask.prompt_logprobs is not None and first else ()
+        asked = self.ask.prompt_logprobs is not None and self._engine.tells_of_prompts
+        prompt = self.ask.prompt[1:] if asked and first else ()
         return Piece(
             choice=choice,
             tokens=(token,),
@@ -103,6 +104,7 @@ class PretendEngine:
         self.says = says
         self.refuses: Callable[[Ask], bool] | None = None
         self.fails_at = -1
+        self.tells_of_prompts = True
         self.running: dict[Answer, None] = {}
         self.asked: list[Ask] = []
         self.left: list[Ask] = []

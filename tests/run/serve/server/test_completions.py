@@ -117,6 +117,16 @@ def test_echo_tells_the_prompt_and_how_likely_it_was(client: Any) -> None:
     assert got.choices[0].text == "hi>hi"
 
 
+def test_an_engine_that_cannot_tell_of_prompts_is_not_believed(
+    served: Served, engine: PretendEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "tells_of_prompts", False)
+    for stream in (False, True):
+        asked = {"prompt": "hi", "echo": True, "logprobs": 1, "stream": stream}
+        got = send(served.url, "/v1/completions", asked)
+        assert (got.status, got.error["param"]) == (501, "logprobs")
+
+
 def test_tokens_are_told_where_asked_for(served: Served) -> None:
     asked = {"prompt": "hi", "return_token_ids": True}
     whole = send(served.url, "/v1/completions", asked).json["choices"][0]

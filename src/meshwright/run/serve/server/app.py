@@ -67,7 +67,7 @@ def serve_app(
     told = [*views.told()]
     for path, body, handle, reply, summary in POSTS:
         routes.append(Route(path, Endpoint(desk, body, handle), methods=["POST"]))
-        told.append(Told("post", path, summary, reply, True, (*REFUSALS, 404), body))
+        told.append(Told("post", path, summary, reply, True, (*REFUSALS, 404, 501), body))
     for path, body, handle, reply, summary in ADMIN_POSTS:
         routes.append(Route(path, Endpoint(desk, body, handle, "admin"), methods=["POST"]))
         lacks = not any(field.required for field in msgspec.structs.fields(body))

@@ -15,7 +15,7 @@ from meshwright.run.serve.server.asking import (
 )
 from meshwright.run.serve.server.bodies import CompletionBody
 from meshwright.run.serve.server.desk import Answer, Desk
-from meshwright.run.serve.server.faults import refused
+from meshwright.run.serve.server.faults import Fault, refused
 from meshwright.run.serve.server.likely import completion_logprobs, joined
 from meshwright.run.serve.server.replies import (
     Completion,
@@ -182,6 +182,8 @@ class CompletionText:
 
     def _echoed(self, told: Sequence[TokenLogprob]) -> CompletionLogprobs:
         """Return what is known of the prompt's tokens; nobody can say it of the first."""
+        if len(told) != len(self._prompt) - 1:
+            raise Fault(501, "This engine does not tell how likely prompts were", param="logprobs")
         first = self._words.decode(self._prompt[:1])
         self._offset = len(first)
         opening = CompletionLogprobs([first], [None], [None], [0])

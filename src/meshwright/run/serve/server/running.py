@@ -78,6 +78,8 @@ def _server(app: Starlette, settings: ServerSettings) -> _Server:
         # An address that a client may write itself is no address.
         proxy_headers=False,
         timeout_graceful_shutdown=5,
+        # Longer than proxies and clients keep a connection, so that it is they who let go of it.
+        timeout_keep_alive=75,
         backlog=4096,
         lifespan="on",
         ws="none",
