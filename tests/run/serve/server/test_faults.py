@@ -1,4 +1,5 @@
 import json
+import re
 from typing import Any
 
 import pytest
@@ -156,6 +157,26 @@ def test_what_breaks_in_a_stream_is_said_in_it(
     assert said == [">", "h", "e"]
     with pytest.raises(openai.InternalServerError, match="the cat was at it"):
         client.completions.create(model="parrot", prompt="hello")
+
+
+def test_a_fault_of_the_server_is_told_without_its_details(
+    served: Served, engine: PretendEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def breaks(*_: object) -> str:
+        raise RuntimeError("secret of the house")
+
+    def failures() -> float:
+        page = send(served.url, "/metrics").body.decode()
+        found = re.search(r'path="/v1/completions",status="500"} (\S+)', page)
+        return float(found[1]) if found else 0.0
+
+    before = failures()
+    monkeypatch.setattr(engine, "says", breaks)
+    for stream in (False, True):
+        got = send(served.url, TEXT, {"prompt": "a", "stream": stream})
+        assert (got.status, got.error["type"]) == (500, "server_error")
+        assert b"secret" not in got.body
+    assert failures() == before + 2
 
 
 def test_every_error_of_a_type_names_where_it_is(served: Served) -> None:

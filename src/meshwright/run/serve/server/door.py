@@ -49,6 +49,10 @@ class Door:
         self._figures.under_way += 1
         try:
             await self._app(scope, receive, send_named)
+        except Exception:
+            # Whoever stands further out answers with it.
+            status = status or 500
+            raise
         finally:
             self._figures.under_way -= 1
             # Clients choose paths and methods; counters must not grow with them.
