@@ -6,7 +6,7 @@ weighs what an engine would still have to compute against what it has open alrea
 """
 
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from typing import Literal, get_args
 
 from meshwright.errors import InputError, Problem
@@ -44,14 +44,24 @@ class Router:
         self._holders: dict[Hashable, int] = {}
         """Engines that were sent a block, one bit for each."""
 
-    def send(self, prompt_tokens: int, keys: Sequence[Hashable] | None = None) -> int:
-        """Choose the engine of a request, and count it there."""
+    def send(
+        self,
+        prompt_tokens: int,
+        keys: Sequence[Hashable] | None = None,
+        *,
+        away: Collection[int] = (),
+    ) -> int:
+        """Choose the engine of a request, none of those that are `away`, and count it there."""
+        there: Sequence[int] = range(len(self.open))
+        if away:
+            there = [engine for engine in there if engine not in away]
         if self.how == "round-robin":
-            self._turn = chosen = (self._turn + 1) % len(self.open)
+            after = [engine for engine in there if engine > self._turn]
+            self._turn = chosen = (after or there)[0]
         elif self.how == "least-loaded" or not keys:
-            chosen = min(range(len(self.open)), key=self._load)
+            chosen = min(there, key=self._load)
         else:
-            chosen = self._nearest(prompt_tokens, keys)
+            chosen = self._nearest(prompt_tokens, keys, there)
         if keys and self.how == "prefix":
             self._remember(chosen, keys)
         self.open[chosen] += 1
@@ -66,7 +76,7 @@ class Router:
     def _load(self, engine: int) -> tuple[int, int]:
         return self.open[engine], self.tokens[engine]
 
-    def _nearest(self, prompt_tokens: int, keys: Sequence[Hashable]) -> int:
+    def _nearest(self, prompt_tokens: int, keys: Sequence[Hashable], there: Sequence[int]) -> int:
         """Return who has least to do: what it has open, and what it lacks of this prompt."""
         found = self._matched(keys)
 
@@ -75,7 +85,7 @@ class Router:
             # Of those with equally little to do, the one whose cache has most room.
             return self.tokens[engine] + lacking, self.open[engine], len(self._sent[engine])
 
-        return min(range(len(self.open)), key=work)
+        return min(there, key=work)
 
     def _matched(self, keys: Sequence[Hashable]) -> list[int]:
         """Count the leading blocks that each engine was sent."""

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from meshwright.run.serve.parcels import Parcel
 from meshwright.spec.bounds import real, require, whole
 
 Finish = Literal["stop", "length", "cancelled", "error"]
@@ -83,6 +84,10 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     prompt_logprobs: int | None = None
     shown: tuple[str, ...] = ()
     """Special tokens that the text shows all the same, such as the marks around tool calls."""
+    hands_over: bool = False
+    """Compute the prompt and draw one token; its only piece says where keys and values lie."""
+    brought: Parcel | None = None
+    """Keys and values of the prompt that another engine computed, and the token it drew."""
 
 
 class TokenLogprob(msgspec.Struct, frozen=True):
@@ -111,6 +116,8 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens of the prompt that were not computed anew; on the first piece."""
     queued_s: float | None = None
     """Seconds that the ask waited for a place in the engine; on the first piece, where known."""
+    parcel: Parcel | None = None
+    """Where keys and values of the prompt lie, of an ask that hands them over."""
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     """How likely the prompt's tokens after its first were; on the first piece, where asked for."""
 

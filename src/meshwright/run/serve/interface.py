@@ -17,13 +17,13 @@ class Serves(Protocol):
     max_length: int
     """Tokens of a prompt with its answer."""
 
-    def answer(self, ask: Ask) -> AsyncIterator[Piece]:
+    def answer(self, ask: Ask, /) -> AsyncIterator[Piece]:
         """Answer; closing the iterator cancels what is left.
 
         Raises `InputError` before the first piece where the ask cannot be answered at all.
         """
 
-    async def embed(self, prompts: Sequence[tuple[int, ...]]) -> list[list[float]]:
+    async def embed(self, prompts: Sequence[tuple[int, ...]], /) -> list[list[float]]:
         """Return a vector of length one for each prompt."""
 
     def gauges(self) -> Gauges:

@@ -1,14 +1,20 @@
 """`Answer`: one choice of an ask in the making, from its prompt to its end."""
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
 
 from meshwright.errors import InputError
 from meshwright.policy import sequences
 from meshwright.policy.kv import block_keys
 from meshwright.run.serve.asked import Ask, Finish, Piece, TokenLogprob
+from meshwright.run.serve.parcels import Parcel
 from meshwright.run.serve.sampling.grammar import Guide
 from meshwright.run.serve.sampling.stops import Step
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Sink = Callable[[Piece], None]
 
@@ -44,8 +50,8 @@ class Answer:
     """What the host knows of one answer."""
 
     __slots__ = (
-        "adapter", "ask", "begun", "choice", "finish", "guessed", "guide", "ids", "keys", "most",
-        "row", "salt", "sequence", "sink", "text",
+        "adapter", "ask", "begun", "brought", "choice", "finish", "guessed", "guide", "ids",
+        "keys", "most", "row", "salt", "sequence", "sink", "taken", "text",
     )  # fmt: skip
 
     def __init__(
@@ -69,6 +75,10 @@ class Answer:
         """Names of its full blocks."""
         self.guessed: tuple[int, ...] = ()
         """Tokens that may come next, to be checked by the next step."""
+        self.brought: bytes | bytearray | None = None
+        """Keys and values of the prompt that came with it, until it has blocks for them."""
+        self.taken: Tensor | None = None
+        """Keys and values of the prompt on their way to another engine."""
         self.row = -1
         self.begun = False
         self.finish: Finish | None = None
@@ -102,6 +112,11 @@ class Answer:
         self.finish = step.finish
         shown = tuple(tokens[: step.tokens])
         return self._piece(shown, step.text, told[: step.tokens], stopped_by=step.stopped_by)
+
+    def hand_over(self, parcel: Parcel) -> Piece:
+        """End an answer that another engine goes on with."""
+        self.finish = "length"
+        return msgspec.structs.replace(self._piece(), parcel=parcel)
 
     def cancel(self) -> Piece:
         """End an answer that nobody waits for."""

@@ -20,22 +20,26 @@ from torch import Tensor
 
 from meshwright.errors import InputError, Problem
 from meshwright.policy.batching import Batcher, Sequence, State
-from meshwright.run.serve.asked import Ask, Gauges, Piece, Sampling, TokenLogprob
+from meshwright.run.serve.asked import Ask, Gauges, Piece, TokenLogprob
 from meshwright.run.serve.engine.answer import Answer, Silent, Sink, Text
+from meshwright.run.serve.engine.checks import Offer, check_ask
 from meshwright.run.serve.engine.guessing import Guesses
+from meshwright.run.serve.engine.handing import Handing
 from meshwright.run.serve.engine.orders import Orders
 from meshwright.run.serve.engine.placing import Drawing, Placing
 from meshwright.run.serve.engine.runner import Computed, Landing
 from meshwright.run.serve.model.cache import PagedCache
 from meshwright.run.serve.model.forward import Forward
 from meshwright.run.serve.model.lora import Adapters
+from meshwright.run.serve.parcels import Parcel, Post
 from meshwright.run.serve.sampling.grammar import Grammars
-from meshwright.run.serve.sampling.lines import problems_of
 from meshwright.run.serve.sampling.masks import Masks
 from meshwright.run.serve.sampling.stops import Answer as Following
 from meshwright.run.serve.sampling.telling import Told
-from meshwright.spec.names import unknown_name
 from meshwright.spec.serving import Limits
+
+Reader = Callable[[tuple[str, ...]], Callable[[abc.Sequence[int]], str]]
+"""Returns what makes text of tokens, with the special ones that are to be shown."""
 
 
 class _Flying(NamedTuple):
@@ -68,16 +72,18 @@ class Engine:
         limits: Limits,
         *,
         ends: frozenset[int] = frozenset(),
-        decode: Callable[[abc.Sequence[int]], str] | None = None,
+        reader: Reader | None = None,
         grammars: Grammars | None = None,
         guesses: Guesses | None = None,
         shares: Mapping[str, float] | None = None,
+        post: Post | None = None,
     ) -> None:
         """Serve with a runner whose cache has its blocks.
 
-        `ends` are tokens that end every answer, unless it asks to ignore them; `decode` makes text
-        of tokens, where it is wanted; `grammars` bind answers; `guesses` let a step check several
-        tokens of an answer; `shares` are weights of tenants.
+        `ends` are tokens that end every answer, unless it asks to ignore them; `reader` returns
+        what makes text of tokens; `grammars` bind answers; `guesses` let a step check several
+        tokens of an answer; `shares` are weights of tenants; `post` sends keys and values to other
+        engines, through shared memory where nothing else is said.
         """
         if runner.forward.recurrent:
             # What lies in blocks is not all there is to know of a beginning, or of who made room.
@@ -85,7 +91,7 @@ class Engine:
             if guesses is not None:
                 what = "states of recurrent layers cannot be taken back when a guess was wrong"
                 raise InputError([Problem("guesses", what, "serve this model without")])
-        self.runner, self.limits, self.ends, self._decode = runner, limits, ends, decode
+        self.runner, self.limits, self.ends, self._reader = runner, limits, ends, reader
         self.batcher = Batcher(
             limits, runner.cache.blocks, shares=shares, guesses=guesses is not None
         )
@@ -94,6 +100,7 @@ class Engine:
         self.vocab = runner.forward.decoder.model.vocab
         self._placing = Placing(self.batcher, limits.batch_requests)
         self._grammars, self._guesses = grammars, guesses
+        self._handing = Handing(runner.cache, post)
         self._masks: Masks | None = None
         self._flying: _Flying | None = None
         self._outbox: list[tuple[Sink, Piece]] = []
@@ -103,8 +110,11 @@ class Engine:
 
     # Asking.
 
-    def add(self, ask: Ask, sink: Sink) -> list[Answer]:
-        """Take an ask; its pieces go to the sink, in the thread that takes turns."""
+    def add(self, ask: Ask, sink: Sink, brought: bytes | bytearray | None = None) -> list[Answer]:
+        """Take an ask; its pieces go to the sink, in the thread that takes turns.
+
+        `brought` are the keys and values of an ask that comes with them.
+        """
         self.check(ask)
         sampling = ask.sampling
         if sampling.seed is None:
@@ -112,10 +122,15 @@ class Engine:
             ask = msgspec.structs.replace(ask, sampling=sampling)
         room = self.max_length - len(ask.prompt)
         most = room if sampling.max_tokens is None else min(sampling.max_tokens, room)
+        if ask.hands_over:
+            most = 1
         answers = [self._answer(ask, choice, most, sink) for choice in range(sampling.n)]
         answers[0].name_blocks(self.limits.block_tokens)
         for answer in answers[1:]:
             answer.keys = list(answers[0].keys)
+        if ask.brought is not None:
+            self._go_on_with(answers[0], ask.brought, brought)
+            return answers
         others = tuple(self._sequence(answer) for answer in answers[1:])
         if self.runner.forward.recurrent:
             # States are no blocks: each choice computes its own.
@@ -125,33 +140,39 @@ class Engine:
             self.batcher.add(self._sequence(answers[0], others))
         return answers
 
+    def _go_on_with(
+        self, answer: Answer, parcel: Parcel, brought: bytes | bytearray | None
+    ) -> None:
+        """Go on where another engine has computed the prompt and drawn a token."""
+        sequence = self._sequence(answer)
+        sequence.done = len(answer.ask.prompt)
+        answer.brought = brought
+        piece = answer.take((parcel.first,))
+        self._output_tokens += 1
+        self._outbox.append((answer.sink, piece))
+        if piece.finish is None:
+            self.batcher.add(sequence)
+
     def check(self, ask: Ask) -> None:
         """Raise `InputError` where an ask cannot be answered at all; any thread may call it."""
-        sampling, problems = ask.sampling, problems_of(ask.sampling, self.vocab)
-        if not ask.prompt:
-            problems.append(Problem("prompt", "holds no token", "give one at least"))
-        elif not 0 <= min(ask.prompt) <= max(ask.prompt) < self.vocab:
-            wrong = next(token for token in ask.prompt if not 0 <= token < self.vocab)
-            fix = f"use ids from 0 to {self.vocab - 1}"
-            problems.append(Problem("prompt", f"{wrong} is no token of this model", fix))
-        if len(ask.prompt) >= self.max_length:
-            what = f"{len(ask.prompt):,} tokens leave no room for an answer in {self.max_length:,}"
-            problems.append(Problem("prompt", what, "shorten it"))
-        if sampling.n > self.limits.batch_requests:
-            what = f"{sampling.n} answers at a time, the engine has {self.limits.batch_requests}"
-            problems.append(Problem("n", what, f"use at most {self.limits.batch_requests}"))
-        if ask.adapter is not None and ask.adapter not in self._adapters:
-            problems.append(unknown_name("adapter", ask.adapter, self._adapters, "adapter"))
-        if self.runner.cache.asleep:
-            problems.append(Problem("engine", "it sleeps", "wake it"))
-        for name, needs in (("stop", self._decode), ("grammar", self._grammars)):
-            if getattr(sampling, name) and needs is None:
-                what = "needs the model's words, which this engine has not"
-                problems.append(Problem(name, what, "leave it out"))
-        if problems:
-            raise InputError(problems)
-        if sampling.grammar is not None and self._grammars is not None:
-            self._grammars.guide(sampling.grammar)
+        check_ask(ask, self.offer)
+        if ask.sampling.grammar is not None and self._grammars is not None:
+            self._grammars.guide(ask.sampling.grammar)
+
+    @property
+    def offer(self) -> Offer:
+        """What can be asked of this engine."""
+        return Offer(
+            vocab=self.vocab,
+            max_length=self.max_length,
+            choices=self.limits.batch_requests,
+            adapters=tuple(self._adapters),
+            words=self._reader is not None,
+            asleep=self.runner.cache.asleep,
+            hands_over=not self.runner.forward.recurrent and self._guesses is None,
+            block_tokens=self.limits.block_tokens,
+            block_bytes=self.runner.cache.block_bytes,
+        )
 
     def cancel(self, answers: list[Answer]) -> None:
         """End answers that nobody waits for any more."""
@@ -165,16 +186,17 @@ class Engine:
         if sampling.grammar is not None and self._grammars is not None:
             guide = self._grammars.guide(sampling.grammar)
         adapter = -1 if ask.adapter is None else self._adapters[ask.adapter]
-        text = self._text(sampling, most)
+        text = self._text(ask, most)
         return Answer(ask, choice, most, sink, text, guide=guide, adapter=adapter)
 
     @property
     def _adapters(self) -> Mapping[str, int]:
         return {} if self.runner.adapters is None else self.runner.adapters.names
 
-    def _text(self, sampling: Sampling, most: int) -> Text:
-        if self._decode is not None:
-            return Following(self._decode, sampling, tuple(self.ends), most)
+    def _text(self, ask: Ask, most: int) -> Text:
+        sampling = ask.sampling
+        if self._reader is not None:
+            return Following(self._reader(ask.shown), sampling, tuple(self.ends), most)
         ends = frozenset[int]() if sampling.ignore_eos else self.ends
         return Silent(ends, frozenset(sampling.stop_tokens), sampling.min_tokens, most)
 
@@ -190,6 +212,10 @@ class Engine:
             forks=forks,
         )
         return answer.sequence
+
+    def close(self) -> None:
+        """Let go of what others might have collected."""
+        self._handing.close()
 
     # Turns.
 
@@ -212,11 +238,13 @@ class Engine:
             return flying is not None
         orders, drawing = self._placing.ordered(batch)
         self._prompt_tokens += sum(chunk.stop - chunk.start for chunk in batch.chunks)
+        self._handing.unpack(batch)
         computed = self.runner.compute(orders)
         if flying is not None and any(each.answer.guide is not None for each in drawing):
             self._land(flying)
             flying = None
         if computed is not None:
+            self._handing.pack(each.answer for each in drawing)
             mask = self._mask(drawing, computed.lines.ends)
             self._flying = _Flying(drawing, self.runner.draw(computed, mask))
         self._steps += 1
@@ -277,6 +305,10 @@ class Engine:
         likely = _likelihoods(flying, tokens, told) if told is not None else {}
         for place, (answer, checks) in enumerate(flying.drawing):
             if answer.finish is not None:
+                continue
+            if answer.taken is not None:
+                self._outbox.append((answer.sink, self._handing.send(answer, tokens[place][0])))
+                self._drop(answer)
                 continue
             piece = answer.take(tokens[place], likely.get(place, ()))
             self._output_tokens += len(piece.tokens)

@@ -21,6 +21,7 @@ from meshwright.run.serve.engine.answer import Answer, Sink
 from meshwright.run.serve.engine.engine import Engine
 from meshwright.run.serve.engine.upkeep import Upkeep
 from meshwright.run.serve.interface import EngineBroken
+from meshwright.run.serve.parcels import collect
 
 STUCK_S = 60.0
 """After so long without a step while requests are there, an engine is ill."""
@@ -56,8 +57,12 @@ class EngineLoop:
         answers: list[Answer] = []
         self._asked += 1
         number, left = self._asked, set(range(ask.sampling.n))
+        brought = None
+        if ask.brought is not None:
+            # It may take a while, in which the engine goes on with others.
+            brought = await asyncio.to_thread(collect, ask.brought)
         self._open[number] = pieces.put_nowait
-        self._post(lambda: answers.extend(self.engine.add(ask, pieces.put_nowait)))
+        self._post(lambda: answers.extend(self.engine.add(ask, pieces.put_nowait, brought)))
         try:
             while left:
                 piece = await pieces.get()
@@ -119,6 +124,7 @@ class EngineLoop:
         self._wake.set()
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join, 30)
+        self.engine.close()
         self._fail("the engine was closed")
 
     def _require(self) -> None:

@@ -4,6 +4,7 @@ from typing import Literal, get_args
 
 import msgspec
 
+from meshwright.run.serve.parcels import Way
 from meshwright.spec.bounds import Bounds, real
 from meshwright.spec.serving import Limits
 
@@ -29,6 +30,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     guesses: int = 0
     """Tokens that a step checks beside the next one, looked up in what came before; 0 checks
     none."""
+    parcels: Way = "shm"
+    """How keys and values go to other engines that are asked to go on."""
     limits: Limits = Limits()
     max_length: int | None = None
     """Tokens of a prompt with its answer; None is the model's context."""
@@ -43,6 +46,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         bounds = Bounds()
         bounds.named(device=self.device)
         bounds.one_of("precision", self.precision, get_args(Precision))
+        bounds.one_of("parcels", self.parcels, get_args(Way))
         bounds.one_of("weights", self.weights, get_args(WeightFormat))
         bounds.count(tp=self.tp, max_length=self.max_length, adapter_rank=self.adapter_rank)
         bounds.count(0, guesses=self.guesses)

@@ -13,6 +13,7 @@ from meshwright.run.serve.engine.ranks import Followers, Leading, check_ranks, d
 from meshwright.run.serve.engine.settings import EngineSettings
 from meshwright.run.serve.engine.upkeep import Upkeep
 from meshwright.run.serve.model.words import Words, load_words
+from meshwright.run.serve.parcels import post_of
 from meshwright.run.serve.sampling.grammar import Grammars
 from meshwright.spec.model import Model
 
@@ -41,9 +42,10 @@ def start_engine(source: str | Path | Model, settings: EngineSettings) -> Starte
         runner,
         settings.limits,
         ends=frozenset() if words is None else words.ends,
-        decode=None if words is None else words.decode,
+        reader=None if words is None else words.reader,
         grammars=None if words is None else _grammars(words, runner.forward.decoder.model.vocab),
         guesses=LookedUp(settings.guesses) if settings.guesses else None,
+        post=post_of(settings.parcels) if settings.parcels == "tcp" else None,
     )
     quantised = settings.weights != "model"
     upkeep = Upkeep(engine, do, quantised=quantised, ranks=settings.tp)

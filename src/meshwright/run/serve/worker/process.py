@@ -19,6 +19,7 @@ from meshwright.run.serve.engine.engine import Engine
 from meshwright.run.serve.engine.start import start_engine
 from meshwright.run.serve.engine.upkeep import Upkeep
 from meshwright.run.serve.framing import Frames
+from meshwright.run.serve.parcels import ParcelLost, collect
 from meshwright.run.serve.worker.frames import (
     Answered,
     Asked,
@@ -73,11 +74,29 @@ class Worker:
         self._wake = threading.Event()
         self._answers: dict[int, list[Answer]] = {}
         self._ready: list[tuple[int, Piece]] = []
+        self._brought: dict[int, bytearray] = {}
+        self._lost: dict[int, MeshwrightError] = {}
+        """Keys and values that came with asks, and why some did not."""
         self._beat_s = 0.0
 
     def take(self, messages: list[ToWorker]) -> None:
         """Hand messages over, from the thread that reads."""
-        self._inbox += messages
+        for message in messages:
+            if isinstance(message, Asked) and message.ask.brought is not None:
+                # It may take a while, in which the engine goes on with others.
+                threading.Thread(target=self._fetch, args=(message,), daemon=True).start()
+            else:
+                self._inbox.append(message)
+        self._wake.set()
+
+    def _fetch(self, message: Asked) -> None:
+        """Fetch the keys and values that an ask comes with, then hand it over."""
+        assert message.ask.brought is not None
+        try:
+            self._brought[message.number] = collect(message.ask.brought)
+        except MeshwrightError as error:
+            self._lost[message.number] = error
+        self._inbox.append(message)
         self._wake.set()
 
     def turn(self) -> None:
@@ -112,7 +131,7 @@ class Worker:
                     self._way.send(self._perform(message))
                 case Start():
                     pass
-        except InputError as error:
+        except (InputError, ParcelLost) as error:
             assert not isinstance(message, Start), "a start is refused by whoever starts"
             self._answers.pop(message.number, None)
             self._way.send(refused(message.number, error))

@@ -1,0 +1,55 @@
+"""`Handing`: keys and values of prompts that go to another engine, or come from one."""
+
+from collections.abc import Iterable
+
+from meshwright.policy.batching import Batch
+from meshwright.run.serve.asked import Piece
+from meshwright.run.serve.engine.answer import Answer
+from meshwright.run.serve.model.cache import PagedCache
+from meshwright.run.serve.parcels import Post, post_of
+
+
+class Handing:
+    """Moves blocks of one engine's cache."""
+
+    def __init__(self, cache: PagedCache, post: Post | None) -> None:
+        self._cache, self._post = cache, post
+
+    def pack(self, answers: Iterable[Answer]) -> None:
+        """Begin to take keys and values out of the blocks of those that others go on with.
+
+        The step that computes the last of a prompt has been started, and no later one.
+        """
+        for answer in answers:
+            if answer.ask.hands_over:
+                rows = self._cache.gather(answer.sequence.blocks[: self._held(answer)])
+                answer.taken = rows.to("cpu", non_blocking=True)
+
+    def send(self, answer: Answer, first: int) -> Piece:
+        """Post keys and values that are there, with the first token; the answer ends here."""
+        rows, answer.taken = answer.taken, None
+        assert rows is not None, "they were packed with the step"
+        if first < 0:
+            return answer.fail("the model gave no number for any token")
+        if self._post is None:
+            self._post = post_of("shm")
+        parcel = self._post.send(rows.flatten().numpy().data, blocks=len(rows), first=first)
+        return answer.hand_over(parcel)
+
+    def unpack(self, batch: Batch) -> None:
+        """Put what came with answers into the blocks that they were given."""
+        for sequence in batch.placed:
+            answer: Answer = sequence.request
+            if answer.brought is not None and sequence.done:
+                blocks = sequence.blocks[: self._held(answer)]
+                self._cache.take_in(blocks, answer.brought)
+            answer.brought = None
+
+    def close(self) -> None:
+        """Drop what nobody collected."""
+        if self._post is not None:
+            self._post.close()
+
+    def _held(self, answer: Answer) -> int:
+        """Count the blocks that a prompt fills."""
+        return -(-len(answer.ask.prompt) // self._cache.block_tokens)

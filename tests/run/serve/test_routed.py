@@ -1,0 +1,159 @@
+"""Several engines answer as one would, and one that is ill is left out."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="runs a model")
+
+from meshwright.errors import InputError
+from meshwright.run.serve.asked import Ask, Gauges, Piece, Sampling
+from meshwright.run.serve.engine.loop import EngineLoop
+from meshwright.run.serve.interface import EngineBroken, Serves
+from meshwright.run.serve.parcels import Parcel, post_of
+from meshwright.run.serve.routed import HandedOver, Routed
+from tests.run.serve.engine.small import engine_of
+from tests.run.serve.engine.test_engine import PROMPTS, expected
+from tests.run.serve.model.small import small
+
+GREEDY = Sampling(temperature=0.0, max_tokens=12)
+
+
+async def tokens_of(engine: Serves, ask: Ask) -> list[int]:
+    return [token async for piece in engine.answer(ask) for token in piece.tokens]
+
+
+async def all_of(engine: Serves, sampling: Sampling = GREEDY) -> list[list[int]]:
+    asks = [Ask(prompt=prompt, sampling=sampling) for prompt in PROMPTS]
+    return await asyncio.gather(*(tokens_of(engine, ask) for ask in asks))
+
+
+def run(work: Callable[[], Awaitable[Any]]) -> Any:
+    async def whole() -> Any:
+        return await work()
+
+    return asyncio.run(whole())
+
+
+class Ill:
+    """An engine that never gets well."""
+
+    max_length = 64
+
+    async def answer(self, ask: Ask, /) -> AsyncIterator[Piece]:
+        if ask.prompt:
+            raise EngineBroken("asked although it is ill")
+        yield Piece()
+
+    async def embed(self, _: Sequence[tuple[int, ...]], /) -> list[list[float]]:
+        raise EngineBroken("asked although it is ill")
+
+    def gauges(self) -> Gauges:
+        return Gauges()
+
+    def ill(self) -> str:
+        return "it is ill"
+
+    async def close(self) -> None:
+        pass
+
+
+def test_engines_behind_a_router_answer_as_one_does() -> None:
+    async def work() -> None:
+        engines = [EngineLoop(engine_of(small())) for _ in range(2)]
+        routed = Routed([engines[0], Ill(), engines[1]], "least-loaded", block_tokens=4)
+        assert await all_of(routed) == expected()
+        assert all(engine.gauges().steps > 0 for engine in engines)
+        assert routed.gauges().output_tokens == 12 * len(PROMPTS)
+        assert routed.router.open == [0, 0, 0]
+        assert routed.ill() == ""
+        await routed.close()
+
+    run(work)
+
+
+def test_prompts_that_begin_alike_go_to_the_same_engine() -> None:
+    async def work() -> None:
+        engines = [EngineLoop(engine_of(small())) for _ in range(2)]
+        routed = Routed(engines, "prefix", block_tokens=4)
+        for tail in ((1, 2), (3,), (4, 5, 6)):
+            await tokens_of(routed, Ask(prompt=PROMPTS[3] + tail, sampling=GREEDY))
+        assert [engine.gauges().prefix_hits for engine in engines] in ([56, 0], [0, 56])
+        await routed.close()
+
+    run(work)
+
+
+def test_without_a_well_engine_asks_are_refused() -> None:
+    async def work() -> None:
+        routed = Routed([Ill(), Ill()])
+        assert routed.ill() == "it is ill; it is ill"
+        with pytest.raises(EngineBroken, match="it is ill"):
+            await tokens_of(routed, Ask(prompt=(1,)))
+
+    run(work)
+
+
+@pytest.mark.parametrize("way", ["shm", "tcp"])
+def test_answers_that_are_handed_over_are_the_same(way: Any) -> None:
+    async def work() -> None:
+        post = post_of(way)
+        first = EngineLoop(engine_of(small(), parts={"post": post}))
+        then = EngineLoop(engine_of(small()))
+        both = HandedOver([first], [then], block_tokens=4)
+        assert await all_of(both) == expected()
+        assert first.gauges().prompt_tokens == sum(map(len, PROMPTS))
+        assert then.gauges().prompt_tokens == 0
+        assert await all_of(both, Sampling(temperature=0.0, max_tokens=1)) == expected(output=1)
+        assert (first.gauges().kv_usage, then.gauges().kv_usage) == (0, 0)
+        await both.close()
+
+    run(work)
+
+
+def test_a_seed_draws_the_same_when_it_is_handed_over() -> None:
+    async def work() -> None:
+        warm = Sampling(temperature=1.0, max_tokens=12, seed=11)
+        alone = EngineLoop(engine_of(small()))
+        wanted = await all_of(alone, warm)
+        both = HandedOver([EngineLoop(engine_of(small()))], [EngineLoop(engine_of(small()))])
+        assert await all_of(both, warm) == wanted
+        await both.close()
+        await alone.close()
+
+    run(work)
+
+
+def test_those_who_make_room_after_the_handover_compute_their_prompt_anew() -> None:
+    async def work() -> None:
+        then = EngineLoop(engine_of(small(), blocks=14))
+        both = HandedOver([EngineLoop(engine_of(small()))], [then])
+        long = Sampling(temperature=0.0, max_tokens=20)
+        assert await all_of(both, long) == expected(output=20)
+        assert then.gauges().preemptions > 0
+        await both.close()
+
+    run(work)
+
+
+def test_what_another_kind_of_engine_computed_is_refused() -> None:
+    async def work() -> None:
+        engine = EngineLoop(engine_of(small()))
+        parcel = Parcel(way="shm", place="nowhere", blocks=1, size=12, first=1)
+        with pytest.raises(InputError, match="12 bytes for 2 blocks of 1,024"):
+            await tokens_of(engine, Ask(prompt=(1, 2, 3, 4, 5), brought=parcel))
+        await engine.close()
+
+    run(work)
+
+
+def test_several_answers_and_lost_halves_are_left_to_the_second_engine() -> None:
+    async def work() -> None:
+        then = EngineLoop(engine_of(small()))
+        both = HandedOver([Ill()], [then])
+        assert await all_of(both) == expected()
+        await both.close()
+
+    run(work)
