@@ -35,8 +35,8 @@ EXAMPLES = (
 )
 _NEEDED = {"torch"}
 _MEANING = (
-    "bubble: share of the time from the first pass to the last that a rank spends in none; "
-    "around: exchange of gradients and update; "
+    "bubble: share of the time from the first pass of a pipeline to its last that a rank spends in "
+    "none; around: exchange of gradients, slower replicas and update; "
     "beside: cores that other programs kept busy meanwhile"
 )
 

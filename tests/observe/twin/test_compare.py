@@ -18,7 +18,9 @@ TWO = (
 """Two stages, one microbatch: each rank is in passes for 3 of 6 seconds."""
 
 
-def timeline(*rows: Row, step_s: float = 7.0, lanes: tuple[str, ...] = ()) -> Timeline:
+def timeline(
+    *rows: Row, step_s: float = 7.0, lanes: tuple[str, ...] = (), replicas: int = 1
+) -> Timeline:
     rank, name, microbatch, start, end = zip(*rows, strict=True)
     return Timeline.from_columns(
         {
@@ -27,11 +29,11 @@ def timeline(*rows: Row, step_s: float = 7.0, lanes: tuple[str, ...] = ()) -> Ti
             "lane": list(lanes) or "passes",
             "kind": "host",
             "name": list(name),
-            "stage": list(rank),
+            "stage": [one // replicas for one in rank],
             "microbatch": list(microbatch),
             "start_ns": [round(one * 1e9) for one in start],
             "duration_ns": [round((b - a) * 1e9) for a, b in zip(start, end, strict=True)],
-            "extra": [f'{{"chunk":{one},"layers":[0,1]}}' for one in rank],
+            "extra": [f'{{"chunk":{one // replicas},"layers":[0,1]}}' for one in rank],
         },
         source="simulated",
         metadata={"step_s": repr(step_s)},
@@ -44,6 +46,16 @@ def test_bubble_is_the_share_of_the_pass_phase_without_a_pass() -> None:
     assert found.predicted.passes_s == pytest.approx(3.0)
     assert found.predicted.around_s == pytest.approx(1.0)
     assert found.agrees
+
+
+def test_a_replica_that_is_slower_makes_no_bubble_for_the_other() -> None:
+    quick = tuple((2 * r, n, m, a, b) for r, n, m, a, b in TWO)
+    slow = tuple((2 * r + 1, n, m, 2 * a, 2 * b) for r, n, m, a, b in TWO)
+    both = timeline(*quick, *slow, step_s=14.0, replicas=2)
+    found = compare(timeline(*TWO), both).measured
+    assert found.bubble == pytest.approx(0.5)
+    assert found.passes_s == pytest.approx(4.5)
+    assert found.around_s == pytest.approx(5.0)  # 8 s for one replica, 2 s for the other
 
 
 def test_passes_side_by_side_count_once() -> None:

@@ -3,10 +3,11 @@
 Passes are the spans that `policy.pipeline.spans` names. A simulated timeline has one rank for each
 pipeline stage, a measured one has all of them: each is compared with the one of its stage.
 
-The pass phase lasts from the start of the first pass to the end of the last, on any rank. Its
-bubble is the share of it that a rank spends in no pass, on the mean over ranks: waiting for others,
-for messages, and what the host does in between. Around it lie exchange of gradients, update, and
-what a step does once.
+The pass phase lasts from the start of the first pass to the end of the last, on any rank of the
+same pipeline. Its bubble is the share of it that a rank spends in no pass, on the mean over ranks:
+waiting for others, for messages, and what the host does in between. Around it lie exchange of
+gradients, update, what a step does once, and waiting for replicas that are slower, which a
+simulated timeline does not have.
 """
 
 from collections import Counter
@@ -47,7 +48,7 @@ class Phase(NamedTuple):
     passes_s: float
     """In passes, on the mean over ranks."""
     bubble_s: float
-    """In none while others are, on the mean over ranks."""
+    """In none while their pipeline is, on the mean over ranks."""
 
     @property
     def bubble(self) -> float:
@@ -166,12 +167,30 @@ def _first_difference(wanted: Sequence[Pass], found: Sequence[Pass], rank: int) 
 
 
 def _phase(timeline: Timeline, lanes: Lanes) -> Phase:
-    every = [one for lane in lanes.values() for one in lane]
-    length = max(one.end_s for one in every) - min(one.start_s for one in every)
-    busy = fmean(_covered_s(lane) for lane in lanes.values())
+    busy, bubble = [], []
+    for pipeline in _pipelines(lanes):
+        every = [one for lane in pipeline for one in lane]
+        length = max(one.end_s for one in every) - min(one.start_s for one in every)
+        covered = [_covered_s(lane) for lane in pipeline]
+        busy += covered
+        bubble += [length - each for each in covered]
     first, last = timeline.extent_ns
     step_s = float(timeline.metadata.get("step_s", (last - first) / 1e9))
-    return Phase(step_s, busy, length - busy)
+    return Phase(step_s, fmean(busy), fmean(bubble))
+
+
+def _pipelines(lanes: Lanes) -> list[tuple[list[Pass], ...]]:
+    """Return the passes of ranks that hand each other microbatches: one of every stage.
+
+    In any order of the axes, ranks of different stages that are equal in all else are equally far
+    on among those of their stage.
+    """
+    by_stage: dict[int, list[list[Pass]]] = {}
+    for (_, stage), lane in sorted(lanes.items()):
+        by_stage.setdefault(stage, []).append(lane)
+    if len({len(ranks) for ranks in by_stage.values()}) > 1:  # ranks are missing
+        return [tuple(lanes.values())]
+    return list(zip(*by_stage.values(), strict=True))
 
 
 def _covered_s(lane: Sequence[Pass]) -> float:
