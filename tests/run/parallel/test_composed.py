@@ -19,7 +19,7 @@ from tests.run.parallel.equivalence import Case, check
 from tests.run.parallel.test_matrices import MUON
 
 LAYOUTS = covering()
-FEW = 4
+FEW = 2
 """Layouts of eight ranks that are tried every time; all of them where slow tests are asked for."""
 
 
