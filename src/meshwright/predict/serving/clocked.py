@@ -132,10 +132,7 @@ class Clocked:
             begun = (sqrt(half * half + 2 * more * left) - half) / more
         else:
             begun = left / first
-        steps = int(begun) + 1
-        if steps > self._steps:
-            steps = self._steps
-        self._steps = steps
+        self._steps = steps = min(self._steps, int(begun) + 1)
         self.ends_s = end = self.start_s + steps * (first + more * (steps - 1) / 2)
         self._leap()
         return end
