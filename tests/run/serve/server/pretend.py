@@ -109,6 +109,8 @@ class PretendEngine:
         self.asked: list[Ask] = []
         self.left: list[Ask] = []
         self.held = False
+        self.holds_at = -1
+        """The step that it stands still after."""
         self.reason = ""
         self.closed = False
         self.steps = 0
@@ -144,6 +146,7 @@ class PretendEngine:
 
     def step(self) -> None:
         self.steps += 1
+        self.held = self.steps == self.holds_at
         for answer in list(self.running):
             answer.step()
             self.output_tokens += 1
