@@ -57,9 +57,7 @@ def _vllm(copies: Copies, model: str, role: str) -> list[str]:
     if not limits.prefix_cache:
         words.append("--no-enable-prefix-caching")
     if role != "both":
-        own = {"prefill": "kv_producer", "decode": "kv_consumer"}[role]
-        config = f'{{"kv_connector":"NixlConnector","kv_role":"{own}"}}'
-        words += ["--kv-transfer-config", config]
+        words += ["--kv-transfer-config", '{"kv_connector":"NixlConnector","kv_role":"kv_both"}']
     return words
 
 

@@ -85,7 +85,8 @@ def plan_serving(
     """Return the cheapest fleets, one for each layout and split."""
     search = _Search(question, report or (lambda _: None))
     search.run()
-    plans = tuple(sorted(search.plans, key=_rank)[:most])
+    ranked = sorted(search.plans, key=lambda plan: (plan.fleet.gpus, _strain(plan, question)))
+    plans = tuple(ranked[:most])
     fewer = search.with_one_less(plans[0].fleet) if plans else None
     return ServingAnswer(
         plans=plans,
@@ -96,9 +97,11 @@ def plan_serving(
     )
 
 
-def _rank(plan: ServingPlan) -> tuple[int, float]:
-    """Order by cost; of equals, the one with more to spare."""
-    return plan.fleet.gpus, plan.outcome.busy_share
+def _strain(plan: ServingPlan, question: ServingQuestion) -> float:
+    """Return how near the latencies of one in a hundred are to what they may be."""
+    latency = plan.outcome.latency
+    asked = question.objective.items()
+    return max((latency[name].p99_s / most for name, most in asked if name in latency), default=0.0)
 
 
 class _Search:
