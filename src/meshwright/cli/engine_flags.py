@@ -21,6 +21,7 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
     """Add the flags of an engine."""
     group = parser.add_argument_group("engine")
     group.add_argument("--device", default="auto", metavar="NAME", help="cuda, cuda:1 or cpu")
+    group.add_argument("--tp", metavar="N", help="GPUs, or processes, that share every product")
     group.add_argument("--precision", default="auto", metavar="P", help="auto, bf16, fp16 or fp32")
     group.add_argument("--weights", default="model", metavar="W", help="model, fp8 or int4")
     group.add_argument("--kv", default="model", metavar="P", help="keys and values: model or fp8")
