@@ -28,8 +28,8 @@ OBJECTIVE = {"ttft": 0.5, "itl": 0.05}
 
 
 def asked(rate: float, count: int = 300) -> tuple[Request, ...]:
-    lengths = {"prompt": Uniform(low=200, high=2000), "output": Uniform(low=10, high=200)}
-    stream = Requests(arrival=Poisson(rate_per_s=rate), **lengths)
+    prompt, output = Uniform(low=200, high=2000), Uniform(low=10, high=200)
+    stream = Requests(arrival=Poisson(rate_per_s=rate), prompt=prompt, output=output)
     return tuple(stream.generate(0, count))
 
 

@@ -64,7 +64,7 @@ def is_whole(served: Served, requests: list[Request]) -> None:
     assert (served.end_s >= served.first_s).all()
     outputs = [max(1, one.output_tokens) for one in requests]
     assert served.output_tokens.tolist() == outputs
-    missing = sum(outputs) - len(outputs) - token_gaps(served).count.sum()
+    missing = sum(outputs) - len(outputs) - token_gaps(served).counts.sum()
     # One that makes room before it got on where it was moved to has two gaps for one token.
     assert abs(missing) <= (served.preempted.sum() if served.prefill_engines else 0)
     for did in served.engines:

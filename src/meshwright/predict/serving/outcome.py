@@ -127,7 +127,7 @@ def latencies(served: Served) -> dict[str, Spread]:
     for name in LATENCIES:
         if name == "itl":
             gaps = token_gaps(served)
-            spread = weighted_spread(gaps.seconds, gaps.count)
+            spread = weighted_spread(gaps.seconds, gaps.counts)
         else:
             values = _values(served, name)
             spread = spread_of(values[~np.isnan(values)])

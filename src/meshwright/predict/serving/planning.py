@@ -122,7 +122,8 @@ class _Search:
 
     def run(self) -> None:
         """Look at every layout, those with the cheapest bound first."""
-        asked, shapes = self.question, []
+        asked = self.question
+        shapes: list[tuple[int, int, Shape]] = []
         one = Replica(
             model=asked.model, cluster=asked.cluster, formats=asked.formats, engine=asked.engine
         )

@@ -67,7 +67,7 @@ class TokenGaps(NamedTuple):
     """Gaps between tokens, and how many there are of each."""
 
     seconds: Floats
-    count: Floats
+    counts: Floats
 
 
 def token_gaps(served: Served) -> TokenGaps:

@@ -77,7 +77,7 @@ def _requests(served: Served) -> Columns:
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
-def _said(rows: Iterable[dict[str, float]]) -> Objects:
+def _said(rows: Iterable[dict[str, Any]]) -> Objects:
     """Return JSON objects of whole numbers."""
     encode = msgspec.json.encode
     texts = [encode({name: int(value) for name, value in row.items()}).decode() for row in rows]
