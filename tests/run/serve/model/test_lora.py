@@ -21,7 +21,10 @@ from tests.run.nn.huggingface.drawn import draw
 from tests.run.nn.huggingface.reference import logits_of, reference
 from tests.run.serve.model.greedy import random_prompts
 
-MODULES = ("q_proj", "v_proj", "o_proj", "up_proj", "down_proj", "query_key_value", "dense")
+MODULES = (
+    "q_proj", "v_proj", "o_proj", "up_proj", "down_proj", "query_key_value", "dense", "in_proj",
+    "out_proj", "in_proj_qkvz",
+)  # fmt: skip
 
 
 def adapter(folder: Path, theirs: Any, rank: int, seed: int, **config: Any) -> Any:
@@ -45,7 +48,7 @@ def adapter(folder: Path, theirs: Any, rank: int, seed: int, **config: Any) -> A
     return merged
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt_neox", "deepseek_v3"])
+@pytest.mark.parametrize("family", ["llama", "gpt_neox", "deepseek_v3", "nemotron_h", "qwen3_next"])
 def test_each_row_has_its_own_adapter(family: str, tmp_path: Path) -> None:
     theirs = reference(family, draw(family, 0))
     theirs.save_pretrained(tmp_path / "base")
@@ -62,14 +65,15 @@ def test_each_row_has_its_own_adapter(family: str, tmp_path: Path) -> None:
 
     def rows(tokens: list[list[int]], begins: list[int]) -> list[Row]:
         return [
-            Row(part, begin, range(8 * at, 8 * at + 8), adapter=slot)
+            Row(part, begin, range(8 * at, 8 * at + 8), at, adapter=slot)
             for at, (part, begin, slot) in enumerate(zip(tokens, begins, slots, strict=True))
         ]
 
     def equals(found: torch.Tensor, whole: list[list[int]]) -> None:
         for logits, model, prompt in zip(found, models, whole, strict=True):
             wanted = logits_of(model, torch.tensor([prompt]))[0, -1]
-            torch.testing.assert_close(logits, wanted, atol=2e-4, rtol=1e-4)
+            # Squared activations let rounding grow; another adapter would be off by the whole.
+            assert (logits - wanted).norm() < 1e-3 * wanted.norm()
 
     graphs = Graphs(forward, 4, adapters=True)
     equals(graphs.run(step_of(rows(prompts, [0, 0, 0]), 4)), prompts)

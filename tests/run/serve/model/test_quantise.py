@@ -13,7 +13,16 @@ from meshwright.run.serve.model.cache import PagedCache
 from meshwright.run.serve.model.forward import Forward
 from meshwright.run.serve.model.quantise import quantise
 from meshwright.run.serve.model.step import Row, step_of
-from meshwright.spec.model import Attention, Block, Experts, LatentAttention, Mlp, Model, Rotary
+from meshwright.spec.model import (
+    Attention,
+    Block,
+    Experts,
+    LatentAttention,
+    Mamba2,
+    Mlp,
+    Model,
+    Rotary,
+)
 
 TOKENS = list(range(3, 20))
 
@@ -58,6 +67,15 @@ def test_latent_products_are_left_to_be_absorbed() -> None:
     report = quantise(decoder, "fp8")
     assert report.left == {f"{layer}.mixer.kv_up": "it is absorbed into queries" for layer in "01"}
     assert (logits(decoder) - wanted).norm() < 0.15 * wanted.norm()
+
+
+def test_recurrent_layers_are_quantised_too() -> None:
+    mixer = Mamba2(heads=4, head_dim=16, state_dim=14, groups=2)
+    wanted = logits(wide(mixer=mixer))
+    decoder = wide(mixer=mixer)
+    report = quantise(decoder, "int4")
+    assert {"0.mixer.input", "0.mixer.out"} <= set(report.layers)
+    assert (logits(decoder) - wanted).norm() < 0.3 * wanted.norm()
 
 
 def test_layers_that_do_not_divide_are_left() -> None:

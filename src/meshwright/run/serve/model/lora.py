@@ -29,7 +29,7 @@ from meshwright.run.nn.huggingface.family import link_all
 from meshwright.run.nn.huggingface.links import Link
 from meshwright.run.nn.linear import Linear, linear
 from meshwright.run.serve.model.forward import Forward
-from meshwright.run.serve.model.peft_folder import LowRank, read_adapter
+from meshwright.run.serve.model.peft_folder import LowRank, read_adapter, short_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +178,7 @@ def _parts(decoder: Decoder) -> dict[str, tuple[Part, ...]]:
         if link.shape[1] != shapes[ours][1]:
             what = f"its {link.theirs} is stored the other way round"
             raise InputError([Problem(decoder.model.family, what, "serve it without adapters")])
-        theirs = link.theirs.removesuffix(".weight")
+        theirs = short_name(link.theirs.removesuffix(".weight"))
         found.setdefault(name, {}).setdefault(theirs, []).append(link)
     return {
         name: tuple(

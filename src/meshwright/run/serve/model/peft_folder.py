@@ -27,6 +27,12 @@ class LowRank(NamedTuple):
     scale: float
 
 
+def short_name(module: str) -> str:
+    """Return a module's name from its layer on: what stands before differs between versions."""
+    found = re.search(r"\w+\.\d+\..+", module)
+    return module if found is None else found[0]
+
+
 def read_adapter(folder: str | Path, most: int) -> dict[str, LowRank]:
     """Return what an adapter adds to every module that it changes; `most` is the highest rank."""
     config = _config(Path(folder) / "adapter_config.json")
@@ -46,7 +52,7 @@ def read_adapter(folder: str | Path, most: int) -> dict[str, LowRank]:
             what = f"holds {name}, which is no A or B of a linear layer"
             fix = "use an adapter of linear layers alone, without DoRA and saved modules"
             raise InputError([Problem(str(path), what, fix)])
-        halves.setdefault(match[1], {})[match[2]] = tensor
+        halves.setdefault(short_name(match[1]), {})[match[2]] = tensor
     found = {}
     for module, pair in halves.items():
         if pair.keys() != {"A", "B"} or len(pair["A"]) != pair["B"].shape[1]:
