@@ -61,26 +61,30 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
 
 TENSORRT_LLM = Engine(
     name="TensorRT-LLM", room="of_free", memory_share=0.95, batch_requests=4096,
-    step_s=2e-3, request_s=3e-6, prefill_s=2.37e-4, gap=1.13, attention_gap=0.8, kv_share=0.95,
-    attention_s=2.14e-5, small_kernels=11.0, reduce_s=2.2e-5, link_share=0.109, expert_s=3.03e-6,
-    arrival_s=3.57e-3, reserve_bytes=2.41e9,
+    step_s=0.00157, request_s=2.54e-06, prefill_s=1.1e-05, gap=1.13, attention_gap=0.987,
+    kv_share=0.873, attention_s=3e-05, small_kernels=12, reduce_s=3.08e-05, link_share=0.109,
+    expert_s=1.1e-06, arrival_s=0.001, reserve_bytes=2.12e+09,
 )  # fmt: skip
+"""Compiled engines: releases up to 0.18, and MLPerf submissions."""
 TENSORRT_LLM_TORCH = Engine(
     name="TensorRT-LLM PyTorch", room="of_free", memory_share=0.95, batch_requests=4096,
-    step_s=6.3e-4, request_s=6.49e-6, prefill_s=2.28e-4, gap=1.04, attention_gap=0.96, kv_share=0.95,
-    attention_s=5.75e-6, small_kernels=4.79, reduce_s=6e-6, link_share=0.204, expert_s=7.65e-6,
-    arrival_s=0.0663, reserve_bytes=8.72e9,
+    step_s=0.000489, request_s=5.97e-06, prefill_s=0.000248, gap=1.08, attention_gap=0.8,
+    kv_share=0.95, attention_s=5.51e-06, small_kernels=4.59, reduce_s=5.29e-06, link_share=0.172,
+    expert_s=7.65e-06, arrival_s=0.0928, reserve_bytes=8.72e+09,
 )  # fmt: skip
+"""The PyTorch backend, which its performance page uses since 0.19."""
 VLLM = Engine(
     name="vLLM", memory_share=0.9, batch_requests=1024,
-    step_s=1.29e-3, request_s=4.4e-7, prefill_s=2.27e-4, gap=0.97, attention_gap=2.5, kv_share=0.95,
-    attention_s=1.51e-5, small_kernels=5.44, reduce_s=7.4e-6, link_share=0.156, expert_s=5.03e-6,
-    arrival_s=0.0505, reserve_bytes=1.11e9,
+    step_s=0.00049, request_s=8.01e-06, prefill_s=0.000143, gap=1.01, attention_gap=2.5,
+    kv_share=0.95, attention_s=1.94e-05, small_kernels=7.62, reduce_s=7.4e-06, link_share=0.156,
+    expert_s=1.5e-05, arrival_s=0.0549, reserve_bytes=1.11e+09,
 )  # fmt: skip
+"""The V1 engine and what came before it."""
 SGLANG = Engine(
     name="SGLang", memory_share=0.88, batch_requests=4096, mixing="apart", hidden=True,
-    step_s=1e-3, request_s=2e-6, prefill_s=2.71e-4, gap=0.95, attention_gap=0.8, kv_share=0.622,
-    attention_s=2e-5, small_kernels=12.0, reduce_s=9.53e-6, link_share=0.507, expert_s=2.82e-5,
-    arrival_s=0.283, reserve_bytes=4.09e9,
+    step_s=0.001, request_s=2e-06, prefill_s=0.000239, gap=0.95, attention_gap=1.12,
+    kv_share=0.649, attention_s=2.09e-05, small_kernels=12, reduce_s=8.76e-06, link_share=0.428,
+    expert_s=4.48e-05, arrival_s=0.283, reserve_bytes=4.09e+09,
 )  # fmt: skip
+"""With its overlapped scheduler."""
 ENGINES = (TENSORRT_LLM, TENSORRT_LLM_TORCH, VLLM, SGLANG)
