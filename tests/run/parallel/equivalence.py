@@ -49,7 +49,8 @@ from tests.run.parallel.nearness import (
     held,
 )
 
-STEPS = 3
+STEPS = 2
+"""The first finds the order of gradients; the second exchanges by it and goes on from moments."""
 LENGTH = 16
 BALANCE_RATE = 1e-3
 """By which a bias that balances experts moves in a step."""
