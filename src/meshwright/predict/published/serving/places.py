@@ -72,6 +72,8 @@ def _measured_sample(row: Mapping[str, Any], notes: str, sparse: bool) -> Layout
         tp, groups = (ep, 1) if groups == 1 else (1, ep)
     elif groups > 1 and groups == tp:
         tp, ep = 1, groups
+    elif groups == 1 and sparse and ep * slices > tp:
+        tp = ep * slices  # its experts lie on more GPUs than it says it had
     return _layout(tp, pp, groups, ep if sparse else 1)
 
 
@@ -85,6 +87,8 @@ def _disaggregated(row: Mapping[str, Any], notes: str, sparse: bool) -> Place:
         layout = _layout(cut, stages, shared, spread if sparse else 1)
         read.append((layout, _whole(copies)))
     (first, firsts), (second, seconds) = read
+    if first == Layout() and second != first:
+        first = second  # a table without the prefill workers' degrees has ones there
     if firsts is not None and seconds is not None:
         return Place(second, seconds, first, firsts)
     # Rows of the table that do say: up to some 200 requests at a time nearly all have four or five

@@ -17,6 +17,8 @@ KV_WIRE_S = 20e-3
 """Handing a prompt's keys and values over to another worker (Mooncake's rows: 2 to 20 ms)."""
 FILLED = 0.8
 """Share of their time that prefill workers are busy where a row does not say how many."""
+MOST_MEMORY = 0.97
+"""Share of the memory that an engine can be told to take."""
 ROUNDS = 4
 """Batches that a long run is followed for."""
 
@@ -33,6 +35,11 @@ class Priced(NamedTuple):
 
 def price(case: Case) -> Priced:
     """Return the prediction of a case; of several possible layouts that which serves most."""
+    if not case.asked.static:
+        case = case._replace(
+            replicas=tuple(map(_fitted, case.replicas)),
+            prefill=None if case.prefill is None else _fitted(case.prefill),
+        )
     if case.prefill is not None:
         return _disaggregated(case)
     tried = [
@@ -48,6 +55,14 @@ def price(case: Case) -> Priced:
 @lru_cache(maxsize=4096)
 def _memory(replica: Replica, tokens: int | None = None) -> ServingMemory:
     return serving_memory(replica, tokens)
+
+
+def _fitted(replica: Replica) -> Replica:
+    """Return a replica that ran although it should not fit: with nearly all of the memory."""
+    if _memory(replica).fits:
+        return replica
+    engine = replace(replica.engine, room="of_all", memory_share=MOST_MEMORY, reserve_bytes=1e9)
+    return replace(replica, engine=engine)
 
 
 def _together(replica: Replica, copies: int, case: Case) -> Priced:
