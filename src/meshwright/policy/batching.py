@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from meshwright.errors import InputError, Problem
 from meshwright.policy.decoding import Decoding
 from meshwright.policy.kv import BlockPool
+from meshwright.policy.places import Places
+from meshwright.policy.prefix_cache import PrefixCache
 from meshwright.policy.sequences import Batch, Chunk, Move, Sequence, State
 from meshwright.policy.waiting import Waiting
 from meshwright.spec.serving import Limits
@@ -43,11 +45,9 @@ class Batcher:
         self.decoding = Decoding(limits.block_tokens)
         self.preemptions = self.queried = self.hits = 0
         """How often a sequence made room; tokens of prompts looked up, and found, in the cache."""
+        self._cache = PrefixCache(self.pool, limits.block_tokens, is_on=limits.prefix_cache)
         self._guesses = guesses
-        self._places: dict[Sequence, None] = {}
-        """All that are admitted, in the order they were."""
-        self._ranks: dict[int, int] = {}
-        """How many of them have which priority."""
+        self._places = Places()
         self._ranked = False
         """Whether there has been more than one priority."""
         self._prefilling: dict[Sequence, None] = {}
@@ -156,7 +156,7 @@ class Batcher:
         decoding = self.decoding
         self.pool.promise(decoding.growth(count))
         if self.waiting.is_shared:
-            self._charge_decodes(count)
+            self.waiting.charge_each(decoding, count)
         decoding.steps += count
         self._due = decoding.finished()
         return self._due
@@ -202,11 +202,11 @@ class Batcher:
         """Look whether there is room for whose turn it is; lower priorities go away for it."""
         head = self.waiting.peek()
         assert head is not None, "somebody waits"
-        while not self._has_room(head, self._matched(head)):
-            if not any(priority < head.priority for priority in self._ranks):
+        while not self._has_room(head, self._cache.find(head)):
+            if not self._places.has_below(head.priority):
                 self._stuck = head
                 return
-            self._preempt(batch, self._last_in())
+            self._preempt(batch, self._places.last())
         if batch.preempted:
             # Those who made room wait in front of others of theirs, never of this one.
             self._place(batch, self.waiting.pop())
@@ -216,12 +216,12 @@ class Batcher:
         decoding = self.decoding
         bucket = decoding.bucket()
         while len(bucket) > self.pool.spare:
-            self._preempt(batch, self._last_in())
+            self._preempt(batch, self._places.last())
         if bucket:
             self.pool.promise(len(bucket))
         batch.grown, batch.decodes, batch.context = bucket, decoding.count, decoding.context
         if batch.decodes and self.waiting.is_shared:
-            self._charge_decodes(1)
+            self.waiting.charge_each(decoding, 1)
 
     def _check_guesses(self, batch: Batch, budget: int) -> int:
         """Let sequences that guess check what they guessed, as far as there is room."""
@@ -233,9 +233,9 @@ class Batcher:
             held = len(sequence.blocks) + sequence.promised
             missing = -(-reach // self.limits.block_tokens) - held
             while missing > self.pool.spare and sequence.state is State.GUESSING:
-                if any(chunk.sequence is self._last_in() for chunk in batch.chunks):
+                if any(chunk.sequence is self._places.last() for chunk in batch.chunks):
                     break
-                self._preempt(batch, self._last_in())
+                self._preempt(batch, self._places.last())
             if missing > self.pool.spare or sequence.state is not State.GUESSING:
                 continue
             if missing > 0:
@@ -253,7 +253,7 @@ class Batcher:
             sequence = waiting.peek()
             if sequence is None:
                 return
-            found = self._matched(sequence) if sequence.keys else []
+            found = self._cache.find(sequence) if sequence.keys else []
             if not self._has_room(sequence, found):
                 self._stuck = sequence
                 return
@@ -263,13 +263,6 @@ class Batcher:
             self._place(batch, waiting.pop(sequence), found)
             if sequence.state is State.PREFILLING:
                 budget -= self._compute(batch, sequence, budget)
-
-    def _matched(self, sequence: Sequence) -> list[int]:
-        """Return the blocks that hold the beginning of a sequence already; one token is left."""
-        if not sequence.keys or not self.limits.prefix_cache or sequence.done:
-            return []
-        whole = (sequence.tokens - 1) // self.limits.block_tokens
-        return self.pool.find(sequence.keys[:whole])
 
     def _has_room(self, sequence: Sequence, found: list[int]) -> bool:
         if len(self._places) >= self.limits.batch_requests:
@@ -281,9 +274,9 @@ class Batcher:
 
     def _place(self, batch: Batch, sequence: Sequence, found: list[int] | None = None) -> None:
         """Give a sequence its place and its blocks."""
-        found = self._matched(sequence) if found is None else found
+        found = self._cache.find(sequence) if found is None else found
         block = self.limits.block_tokens
-        self._seat(sequence)
+        self._places.enter(sequence)
         if found:
             self.pool.hold(found)
         if not sequence.done:
@@ -320,7 +313,7 @@ class Batcher:
         if self.waiting.is_shared:
             self.waiting.charge(sequence.tenant, count)
         if sequence.keys:
-            self._name(sequence)
+            self._cache.name(sequence)
         if count == left:
             batch.joined.append(sequence)
         return count
@@ -357,21 +350,11 @@ class Batcher:
                 self._copies.append((sequence.blocks[whole], child.blocks[-1]))
             child.tokens, child.named = sequence.tokens, whole
             child.done = child.cached = sequence.done
-            self._seat(child)
+            self._places.enter(child)
             batch.forked.append((sequence, child))
             self._join(batch, child)
 
-    def _seat(self, sequence: Sequence) -> None:
-        self._places[sequence] = None
-        self._ranks[sequence.priority] = self._ranks.get(sequence.priority, 0) + 1
-
     # Leaving.
-
-    def _last_in(self) -> Sequence:
-        """Return who makes room: of those with the lowest priority, who was admitted last."""
-        if len(self._ranks) == 1:
-            return next(reversed(self._places))
-        return min(reversed(self._places), key=lambda each: each.priority)
 
     def _preempt(self, batch: Batch, sequence: Sequence) -> None:
         """Let a sequence make room: it waits again, at the head of its line."""
@@ -396,14 +379,11 @@ class Batcher:
         """Take away a place and its blocks."""
         if sequence.ticket:
             self.decoding.leave(sequence)
-        del self._places[sequence]
-        self._ranks[sequence.priority] -= 1
-        if not self._ranks[sequence.priority]:
-            del self._ranks[sequence.priority]
+        self._places.leave(sequence)
         self._prefilling.pop(sequence, None)
         self._guessing.pop(sequence, None)
         if sequence.keys:
-            self._name(sequence)
+            self._cache.name(sequence)
         if sequence.blocks:
             self.pool.release(sequence.blocks)
             sequence.blocks = []
@@ -415,20 +395,3 @@ class Batcher:
         if sequence.promised:
             sequence.blocks = sequence.blocks + self.pool.draw(sequence.promised)
             sequence.promised = 0
-
-    def _name(self, sequence: Sequence) -> None:
-        """Let others find the full blocks of a sequence whose tokens are known."""
-        keys = sequence.keys
-        if keys is None or not self.limits.prefix_cache:
-            return
-        full = min(sequence.done // self.limits.block_tokens, len(keys), len(sequence.blocks))
-        for place in range(sequence.named, full):
-            self.pool.name(sequence.blocks[place], keys[place])
-        sequence.named = max(sequence.named, full)
-
-    def _charge_decodes(self, steps: int) -> None:
-        counts: dict[str, int] = {}
-        for sequence in self.decoding:
-            counts[sequence.tenant] = counts.get(sequence.tenant, 0) + steps
-        for tenant, tokens in counts.items():
-            self.waiting.charge(tenant, tokens)

@@ -6,7 +6,7 @@ after a pause starts at the counter of those who wait, so that nobody saves up t
 """
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Generic, Protocol, TypeVar
 
 
@@ -47,6 +47,14 @@ class Waiting(Generic[W]):
         """Write down what was computed for a tenant."""
         self._got[tenant] = self._got.get(tenant, 0.0) + tokens / self._weights.get(tenant, 1.0)
         self.is_shared = len(self._got) > 1
+
+    def charge_each(self, those: Iterable[W], tokens: float) -> None:
+        """Write down as much for each of many."""
+        counts: dict[str, int] = {}
+        for one in those:
+            counts[one.tenant] = counts.get(one.tenant, 0) + 1
+        for tenant, count in counts.items():
+            self.charge(tenant, count * tokens)
 
     def push(self, one: W, *, first: bool = False) -> None:
         """Let somebody wait, as the last of its tenant and priority or as the first."""

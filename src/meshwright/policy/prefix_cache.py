@@ -1,0 +1,30 @@
+"""`PrefixCache`: blocks of sequences that others find, because they begin alike."""
+
+from meshwright.policy.kv import BlockPool
+from meshwright.policy.sequences import Sequence
+
+
+class PrefixCache:
+    """Names the full blocks of sequences, and finds them again."""
+
+    __slots__ = ("_block", "_is_on", "_pool")
+
+    def __init__(self, pool: BlockPool, block_tokens: int, *, is_on: bool) -> None:
+        self._pool, self._block, self._is_on = pool, block_tokens, is_on
+
+    def find(self, sequence: Sequence) -> list[int]:
+        """Return the blocks that hold the beginning of a sequence already; one token is left."""
+        if not sequence.keys or not self._is_on or sequence.done:
+            return []
+        whole = (sequence.tokens - 1) // self._block
+        return self._pool.find(sequence.keys[:whole])
+
+    def name(self, sequence: Sequence) -> None:
+        """Let others find the full blocks of a sequence whose tokens are known."""
+        keys = sequence.keys
+        if keys is None or not self._is_on:
+            return
+        full = min(sequence.done // self._block, len(keys), len(sequence.blocks))
+        for place in range(sequence.named, full):
+            self._pool.name(sequence.blocks[place], keys[place])
+        sequence.named = max(sequence.named, full)
