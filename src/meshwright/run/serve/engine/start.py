@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from meshwright.errors import InputError, Problem
+from meshwright.run.serve.asked import Ask, Sampling
 from meshwright.run.serve.engine.build import Clock, build_runner
 from meshwright.run.serve.engine.doing import Do
 from meshwright.run.serve.engine.engine import Engine, Runs
@@ -38,6 +39,9 @@ def start_engine(source: str | Path | Model, settings: EngineSettings) -> Starte
         if not isinstance(source, Model) and not settings.random_weights:
             words = load_words(source)
     runner, do = _runs(source, settings, () if words is None else tuple(words.ends), clock)
+    if runner.cache.device.type == "cuda":
+        with clock("first answers"):
+            _answer_once(Engine(runner, settings.limits))
     engine = Engine(
         runner,
         settings.limits,
@@ -50,6 +54,20 @@ def start_engine(source: str | Path | Model, settings: EngineSettings) -> Starte
     quantised = settings.weights != "model"
     upkeep = Upkeep(engine, do, quantised=quantised, ranks=settings.tp)
     return Started(engine, upkeep, words, tuple(clock.took))
+
+
+def _answer_once(engine: Engine) -> None:
+    """Answer a few asks, so that all kernels are compiled, or fail, before somebody waits."""
+    limits = engine.limits
+    half = max(1, min(limits.batch_tokens, engine.max_length - 4) // 2)
+    sampling = Sampling(max_tokens=3, top_p=0.9, ignore_eos=True, seed=0)
+    # A prompt, the same again beside one that decodes, and one that begins in the cache.
+    for length in (half, half, min(half + limits.block_tokens, engine.max_length - 4)):
+        engine.add(Ask(prompt=(0,) * length, sampling=sampling), lambda _: None)
+        engine.turn()
+    while not engine.is_idle:
+        engine.turn()
+    engine.batcher.pool.forget()
 
 
 def _runs(
