@@ -55,12 +55,30 @@ def test_mlperf_layout_is_the_one_that_serves_most() -> None:
     row = {
         "engine": "TensorRT 10.2.0, CUDA 12.4", "model": "llama2-70b-99", "gpus": 2,
         "gpu": "NVIDIA H200-SXM-141GB",
-        "concurrency_or_batch_or_rate": "MLPerf Offline, target_qps 12", "output_tok_s": 8700.0, "req_s": 29.5,
+        "concurrency_or_batch_or_rate": "MLPerf Offline, target_qps 12",
+        "output_tok_s": 8700.0, "req_s": 29.5,
     }  # fmt: skip
     (result,) = score([row])
     assert result.kind == "mlperf-offline"
     assert "the layout that serves most" in result.assumed
     assert result.throughput_error == pytest.approx(0, abs=0.4)
+
+
+def test_more_prefill_workers_answer_sooner() -> None:
+    each = "x(tp4 pp1 adp1 mtp4 ep1 bs1)"
+    workers = f"mode disagg; prefill {{}}{each}, decode 2{each}"
+    rows = [
+        {
+            **ROW, "source": "silicon_sample.csv", "model": "LLaMA v3.1 70B",
+            "concurrency_or_batch_or_rate": "concurrency 64", "notes": workers.format(many),
+        }
+        for many in (1, 4)
+    ]  # fmt: skip
+    one, four = score(rows)
+    assert one.kind == four.kind == "disaggregated"
+    assert one.predicted_ttft_s is not None
+    assert four.predicted_ttft_s is not None
+    assert four.predicted_ttft_s < one.predicted_ttft_s / 2
 
 
 def test_summary_counts_and_groups() -> None:

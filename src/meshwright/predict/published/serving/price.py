@@ -1,6 +1,7 @@
 """What a published case would take: the one place that chooses how a run is simulated."""
 
 from functools import lru_cache
+from heapq import heappop, heappush, heapreplace
 from math import ceil
 from typing import NamedTuple
 
@@ -8,7 +9,7 @@ from msgspec.structs import replace
 
 from meshwright.predict.published.models import Unusable
 from meshwright.predict.published.serving.cases import Case
-from meshwright.predict.serving.flow import Load, flow
+from meshwright.predict.serving.flow import GOLDEN, Load, flow
 from meshwright.predict.serving.memory import ServingMemory, serving_memory
 from meshwright.predict.serving.replica import Replica
 from meshwright.predict.serving.step_cost import step_cost
@@ -19,6 +20,8 @@ FILLED = 0.8
 """Share of their time that prefill workers are busy where a row does not say how many."""
 MOST_MEMORY = 0.97
 """Share of the memory that an engine can be told to take."""
+MOST_SENT = 20_000
+"""Requests that a closed loop is followed for."""
 ROUNDS = 4
 """Batches that a long run is followed for."""
 
@@ -130,24 +133,41 @@ def _disaggregated(case: Case) -> Priced:
     if not (_memory(decode).fits and _memory(prefill).fits):
         raise Unusable("the weights do not fit")
     first, later = step_cost(prefill), step_cost(decode)
-    prompt = round(load.prompt_tokens)
+    prompt, groups = round(load.prompt_tokens), prefill.layout.dp
     own = first.step_s(
-        prefill_tokens=prompt * prefill.layout.dp,
-        prefill_pairs=prefill.layout.dp * prompt * prompt / 2, sampled=prefill.layout.dp,
-    )  # fmt: skip
+        prefill_tokens=prompt * groups, prefill_pairs=groups * prompt * prompt / 2, sampled=groups
+    )
     context = load.prompt_tokens + load.output_tokens / 2
     fitting = decode.layout.dp * _memory(decode).requests(load.prompt_tokens + load.output_tokens)
     inside = load.concurrency or load.requests
     ttft, tpot = own, 0.0
-    for _ in range(30):
+    for _ in range(6):
         batch = inside * max(0.05, 1 - ttft / (ttft + load.output_tokens * max(tpot, 1e-4)))
         each = max(1, min(fitting, round(batch / case.copies[0])))
         tpot = later.decodes_s(each, each * context, 1)
         life = ttft + load.output_tokens * tpot
-        wanted = inside / life * own / prefill.layout.dp
-        groups = prefill.layout.dp * (case.prefill_copies or max(1, ceil(wanted / FILLED)))
-        busy = min(0.98, inside / life * own / groups)
-        queued = own * (1 + busy / (2 * (1 - busy))) + KV_WIRE_S + prefill.engine.arrival_s
-        ttft = 0.5 * (ttft + min(queued, own * inside / groups + KV_WIRE_S))
+        wanted = inside / life * own / groups
+        workers = case.prefill_copies or max(1, ceil(wanted / FILLED))
+        waited = _waited_s(load, inside, workers * groups, (own, tpot))
+        ttft = 0.5 * (ttft + waited + KV_WIRE_S + prefill.engine.arrival_s)
     made = inside * load.output_tokens / (ttft + load.output_tokens * tpot)
     return Priced(made, ttft, tpot, decode, each)
+
+
+def _waited_s(load: Load, inside: int, servers: int, times: tuple[float, float]) -> float:
+    """Return the mean time that prompts wait and take, as each client sends one after the other.
+
+    All come at once at first, and since all decode at one pace they come in waves for long.
+    """
+    own, tpot = times
+    clients = [0.0] * inside
+    free = [0.0] * servers
+    total, sent = 0.0, min(10 * inside, MOST_SENT)
+    for number in range(sent):
+        came = heappop(clients)
+        done = max(came, free[0]) + own
+        heapreplace(free, done)
+        total += done - came
+        share = 1.0 + load.spread * (2.0 * ((number * GOLDEN) % 1.0) - 1.0)
+        heappush(clients, done + share * load.output_tokens * tpot)
+    return total / sent
