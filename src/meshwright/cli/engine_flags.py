@@ -38,6 +38,9 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--adapter-rank", metavar="N", help="their highest rank (default 16)")
     group.add_argument("--guesses", metavar="N", help="tokens looked up ahead and checked at once")
+    group.add_argument(
+        "--invariant", action="store_true", help="the same bits whatever is asked beside it"
+    )
     group.add_argument("--no-prefix-cache", action="store_true", help="share no beginnings")
     group.add_argument("--no-graphs", action="store_true", help="capture no CUDA graphs")
     group.add_argument(
@@ -73,6 +76,7 @@ def settings_of(args: argparse.Namespace) -> "EngineSettings":
         weights=args.weights,
         limits=limits,
         adapters=adapters_of(args),
+        invariant=args.invariant,
         graphs=not args.no_graphs,
         random_weights=args.random_weights,
         **more,

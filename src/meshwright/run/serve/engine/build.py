@@ -104,7 +104,9 @@ def build_runner(
             decoder, blocks, limits.block_tokens, fp8=limits.kv_precision == "fp8",
             host_blocks=limits.host_blocks,
         )  # fmt: skip
-        forward = Forward(decoder, cache, max_length=length, state_rows=rows + 1)
+        forward = Forward(
+            decoder, cache, max_length=length, state_rows=rows + 1, invariant=settings.invariant
+        )
     runner = Runner(forward, sampler, rows, _adapters(forward, settings, clock))
     with clock("graphs"):
         if settings.graphs:

@@ -208,3 +208,6 @@ def check_ranks(settings: EngineSettings) -> None:
     if settings.tp > 1 and settings.adapters:
         what = "adapters are served on one device"
         raise InputError([Problem("adapters", what, "use tp=1, or no adapters")])
+    if settings.tp > 1 and settings.invariant:
+        what = "sums over ranks are cut by the size of the batch"
+        raise InputError([Problem("invariant", what, "use tp=1, or leave it out")])

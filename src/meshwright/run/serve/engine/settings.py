@@ -33,6 +33,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     parcels: Way = "shm"
     """How keys and values go to other engines that are asked to go on."""
     limits: Limits = Limits()
+    invariant: bool = False
+    """Give an answer the same bits whatever is computed beside it, at some cost of speed."""
     max_length: int | None = None
     """Tokens of a prompt with its answer; None is the model's context."""
     memory_share: float = 0.9
