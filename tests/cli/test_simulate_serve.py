@@ -35,7 +35,7 @@ def faults(words: list[str], capsys: Captured) -> str:
     [
         [*RATE, "--slo", "ttft=500ms,itl=40ms"],
         [*SMALL, "--rate", "1,4,16,64", "--slo", "ttft=10s"],
-        [*RATE, "--tp", "2", "--disaggregate", "1:1"],
+        [*RATE, "--tp", "2", "--disaggregate", "1:1", "--prefill-tp", "4"],
         ["deepseek-v3", "--cluster", "h200-superpod", "--dp", "8", "--ep", "8", "--precision",
          "fp8-blockwise", "--concurrency", "64", "--requests", "200"],
     ],
@@ -110,6 +110,7 @@ def test_the_timeline_has_the_steps_of_every_engine_and_every_request(
         ([*RATE, "--disaggregate", "2"], "2:1"),
         ([*RATE, "--disaggregate", "0:1"], "1:1"),
         ([*RATE, "--disaggregate", "1:1", "--replicas", "2"], "one of them"),
+        ([*RATE, "--prefill-tp", "2"], "--disaggregate"),
         ([*RATE, "--slo", "tfft=1s"], "ttft"),
         ([*SMALL, "--rate", "1,2", "--timeline", "kept"], "one rate"),
         (["deepseek-v3", "--cluster", "h200-superpod", "--rate", "1"], "--tp"),

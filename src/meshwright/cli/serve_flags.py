@@ -58,6 +58,9 @@ def add_layout(parser: argparse.ArgumentParser) -> None:
         help="P engines compute prompts, D others decode; keys and values travel",
     )  # fmt: skip
     group.add_argument(
+        "--prefill-tp", metavar="N", help="tp of the engines that compute prompts (default: --tp)"
+    )
+    group.add_argument(
         "--routing", choices=ROUTINGS, default="least-loaded", metavar="WORD",
         help=f"{', '.join(ROUTINGS)} (default: least-loaded)",
     )  # fmt: skip
@@ -75,6 +78,9 @@ def add_limits(parser: argparse.ArgumentParser) -> None:
         "--mixing", choices=get_args(Mixing), metavar="WORD",
         help="prompts in the steps of others (mixed), or in their own (apart)",
     )  # fmt: skip
+    group.add_argument(
+        "--host-blocks", metavar="N", help="move who makes room to so many blocks of host memory"
+    )
     group.add_argument(
         "--no-prefix-cache", action="store_true", help="compute what prompts share again"
     )
@@ -119,12 +125,17 @@ def layout_of(args: argparse.Namespace) -> Layout:
 
 def limits_given(args: argparse.Namespace) -> dict[str, Any]:
     """Return the limits that flags set."""
-    names = ("batch_requests", "batch_tokens", "chunk_tokens", "block_tokens", "kv_blocks")
+    names = (
+        "batch_requests", "batch_tokens", "chunk_tokens", "block_tokens", "kv_blocks",
+        "host_blocks",
+    )  # fmt: skip
     found: dict[str, Any] = {
         name: parse_count(getattr(args, name), f"--{name.replace('_', '-')}")
         for name in names
         if getattr(args, name) is not None
     }
+    if found.get("host_blocks"):
+        found["preemption"] = "swap"
     if args.mixing is not None:
         found["mixing"] = args.mixing
     if args.no_prefix_cache:
@@ -134,8 +145,14 @@ def limits_given(args: argparse.Namespace) -> dict[str, Any]:
 
 def fleet_of(args: argparse.Namespace) -> Fleet:
     """Return the fleet that the flags describe."""
-    layout, (before, after) = layout_of(args), _counts(args)
-    gpus = layout.tp * layout.pp * layout.dp * (before + after)
+    layout, (before, after), given = layout_of(args), _counts(args), limits_given(args)
+    first = layout
+    if args.prefill_tp is not None:
+        if not before:
+            what = "no engines compute prompts only"
+            raise InputError([Problem("--prefill-tp", what, "add --disaggregate 1:1")])
+        first = msgspec.structs.replace(layout, tp=parse_count(args.prefill_tp, "--prefill-tp"))
+    gpus = before * first.gpus + after * layout.gpus
     replica = Replica(
         model=model_of(args),
         cluster=cluster_of(args, gpus),
@@ -146,10 +163,16 @@ def fleet_of(args: argparse.Namespace) -> Fleet:
     if gpus > replica.cluster.gpus:
         what = f"{gpus} GPUs are needed, {replica.cluster.name} has {replica.cluster.gpus}"
         raise InputError([Problem("--replicas", what, "use fewer engines or smaller degrees")])
-    given = limits_given(args)
-    serving = Copies(replica=replica, limits=default_limits(replica, **given), count=after)
-    prefill = msgspec.structs.replace(serving, count=before) if before else None
-    return Fleet(serving=serving, prefill=prefill, routing=args.routing)
+
+    def copies(one: Replica, count: int) -> Copies:
+        return Copies(replica=one, limits=default_limits(one, **given), count=count)
+
+    other = msgspec.structs.replace(replica, layout=first)
+    return Fleet(
+        serving=copies(replica, after),
+        prefill=copies(other, before) if before else None,
+        routing=args.routing,
+    )
 
 
 def _counts(args: argparse.Namespace) -> tuple[int, int]:

@@ -228,3 +228,13 @@ def test_slow_gaps_are_counted_for_each_request() -> None:
     apart = simulate(requests, [station(cost=Flat(token=1e-2), mixing="apart")])
     assert slow_gaps(apart, 0.1).tolist() == [1, 0]
     assert token_gaps(apart).seconds.max() == pytest.approx(0.01 + 0.6 + 0.01)
+
+
+def test_blocks_that_move_to_the_host_and_back_take_their_time() -> None:
+    requests = [Request(arrival_s=0.0, prompt_tokens=16, output_tokens=17)] * 2
+    swap = {"preemption": "swap", "host_blocks": 100}
+    free = simulate(requests, [station(12, **swap)])
+    dear = simulate(requests, [station(12, **swap)._replace(swap_s=0.05)])
+    assert free.preempted.sum() == dear.preempted.sum() == 1
+    # Both had six of the twelve blocks when one of them went, and came back later.
+    assert dear.end_s.max() - free.end_s.max() == pytest.approx(2 * 6 * 0.05)

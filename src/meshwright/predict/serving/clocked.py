@@ -44,6 +44,8 @@ class Station(NamedTuple):
     blocks: int
     delay_s: float = 0.0
     """From a request at the server to its engine, and from a token to the client."""
+    swap_s: float = 0.0
+    """Seconds in which a block moves between the device and host memory."""
 
 
 class Stretches(NamedTuple):
@@ -70,14 +72,15 @@ class Clocked:
     """A batcher whose steps take as long as a cost model says."""
 
     __slots__ = (
-        "_chunks", "_decodes", "_first_s", "_more_s", "_prompts", "_record", "_steps", "_waiting",
-        "batcher", "began", "cost", "ends_s", "finished", "is_leaping", "is_waking", "number",
-        "preempted", "start_s",
+        "_chunks", "_decodes", "_first_s", "_more_s", "_prompts", "_record", "_steps", "_swap_s",
+        "_waiting", "batcher", "began", "cost", "ends_s", "finished", "is_leaping", "is_waking",
+        "number", "preempted", "start_s",
     )  # fmt: skip
 
     def __init__(self, station: Station, number: int = 0) -> None:
         self.number = number
         self.batcher, self.cost = Batcher(station.limits, station.blocks), station.cost
+        self._swap_s = station.swap_s
         self.ends_s = inf
         """When what it does now is done; never, where it does nothing."""
         self.is_leaping = False
@@ -175,10 +178,14 @@ class Clocked:
             pairs += count * (start + stop + 1) // 2
             sampled += samples
         self._prompts = tokens
+        moved_s = 0.0
+        if batch.moved_in or batch.moved_out:
+            moves = (*batch.moved_in, *batch.moved_out)
+            moved_s = self._swap_s * sum(len(move.device) for move in moves)
         if not (tokens or batch.decodes):
             # Somebody comes with keys and values, and there is nothing else to do.
-            return 0.0
-        return self.cost.step_s(
+            return moved_s
+        return moved_s + self.cost.step_s(
             prefill_tokens=tokens,
             prefill_pairs=pairs,
             decodes=batch.decodes,

@@ -122,8 +122,14 @@ def run_fleet(fleet: Fleet, requests: list[Request], *, in_flight: int | None = 
 def stations_of(copies: Copies, tokens: float) -> list[Station]:
     """Return engines for a simulation, whose requests have so many tokens."""
     replica, limits = copies.replica, copies.limits
+    # Each GPU moves its part of a block over its own link to the host.
+    block_bytes = serving_memory(replica).kv.bytes_of(tokens) / tokens * limits.block_tokens
     station = Station(
-        step_cost(replica), limits, blocks_of(replica, limits, tokens), replica.engine.arrival_s
+        step_cost(replica),
+        limits,
+        blocks_of(replica, limits, tokens),
+        replica.engine.arrival_s,
+        block_bytes / (TRANSFER_SHARE * replica.cluster.host.gpu_bytes_per_s),
     )
     return [station] * copies.count
 
