@@ -38,6 +38,13 @@ def test_answers_do_not_depend_on_how_they_are_batched(limits: dict[str, Any]) -
     assert all(each.finishes == {0: "length"} for each in heard)
 
 
+def test_padding_goes_nowhere_however_long_an_engine_runs() -> None:
+    engine = engine_of(small(), batch_requests=8)
+    for _ in range(3):  # seven rows in a graph of eight: more steps than a sequence has positions
+        asked(engine, [(1, place) for place in range(7)], output=30)
+    assert int(engine.runner.rows.position[-1]) == 0
+
+
 @pytest.mark.parametrize("make", [chunked, latent, hybrid])
 def test_every_kind_of_layer_is_served(make: Any) -> None:
     heard = asked(engine_of(make()), PROMPTS[:4])

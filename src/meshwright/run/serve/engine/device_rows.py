@@ -83,8 +83,8 @@ class DeviceRows:
             into.adapters_N.copy_(self.adapter.index_select(0, rows_R))
 
     def move_on(self, rows_R: Tensor) -> None:
-        """Count the token that these rows compute."""
-        self.position.index_add_(0, rows_R, torch.ones_like(rows_R))
+        """Count the token that these rows compute; padding stays where it is."""
+        self.position.index_add_(0, rows_R, (rows_R != self.padding).to(torch.int64))
 
 
 class DecodeForward:
