@@ -50,3 +50,40 @@ def test_closing_early_gives_up_once() -> None:
         return told
 
     assert asyncio.run(leave()) == ["closed"]
+
+
+def test_breaking_off_ends_each_choice_that_is_left() -> None:
+    async def read() -> list[tuple[int, str]]:
+        inbox = Inbox(3, pytest.fail)
+        inbox.put(Piece(choice=1, finish="stop"))
+        inbox.break_off("the engine broke")
+        assert inbox.whole
+        return [(piece.choice, piece.error) async for piece in inbox]
+
+    assert asyncio.run(read()) == [(1, ""), (0, "the engine broke"), (2, "the engine broke")]
+
+
+def test_an_error_comes_behind_what_was_there() -> None:
+    async def read() -> list[Piece]:
+        inbox = Inbox(1, pytest.fail)
+        inbox.put(A)
+        inbox.refuse(ValueError("no"))
+        found = [await anext(inbox)]
+        with pytest.raises(ValueError, match="no"):
+            await anext(inbox)
+        with pytest.raises(StopAsyncIteration):
+            await anext(inbox)
+        await inbox.aclose()
+        return found
+
+    assert asyncio.run(read()) == [A]
+
+
+def test_who_waits_gets_an_error_at_once() -> None:
+    async def read() -> None:
+        inbox = Inbox(1, pytest.fail)
+        asyncio.get_running_loop().call_soon(inbox.refuse, ValueError("no"))
+        with pytest.raises(ValueError, match="no"):
+            await anext(inbox)
+
+    asyncio.run(read())

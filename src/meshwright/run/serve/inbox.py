@@ -14,7 +14,7 @@ from meshwright.run.serve.asked import Piece
 class Inbox:
     """An iterator of pieces that ends when each choice has ended."""
 
-    __slots__ = ("_closed", "_left", "_there", "_wanted")
+    __slots__ = ("_closed", "_error", "_left", "_there", "_wanted")
 
     def __init__(self, choices: int, closed: Callable[[], object]) -> None:
         """Wait for the pieces of so many choices; `closed` is called where nobody reads to the end.
@@ -23,16 +23,36 @@ class Inbox:
             choices: How many have to end.
             closed: Gives up what is left of the ask.
         """
-        self._left = choices
+        self._left = set(range(choices))
         self._closed = closed
+        self._error: Exception | None = None
         self._there: deque[Piece] = deque()
         self._wanted: asyncio.Future[None] | None = None
+
+    @property
+    def whole(self) -> bool:
+        """Whether nothing more will come."""
+        return not self._left
 
     def put(self, piece: Piece) -> None:
         """Add a piece."""
         self._there.append(piece)
         if piece.finish is not None:
-            self._left -= 1
+            self._left.discard(piece.choice)
+        self._wake()
+
+    def break_off(self, why: str) -> None:
+        """End each choice that is left with an error."""
+        for choice in sorted(self._left):
+            self.put(Piece(choice=choice, finish="error", error=why))
+
+    def refuse(self, error: Exception) -> None:
+        """End all of it: whoever reads gets this error behind what is there already."""
+        self._error = error
+        self._left.clear()
+        self._wake()
+
+    def _wake(self) -> None:
         if self._wanted is not None:
             if not self._wanted.done():
                 self._wanted.set_result(None)
@@ -43,12 +63,15 @@ class Inbox:
 
     async def __anext__(self) -> Piece:
         """Return the next piece, waiting for it where there is none."""
-        if not self._there:
-            if self._left <= 0:
-                raise StopAsyncIteration
+        if not self._there and self._left:
             self._wanted = asyncio.get_running_loop().create_future()
             await self._wanted
-        return self._there.popleft()
+        if self._there:
+            return self._there.popleft()
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+        raise StopAsyncIteration
 
     def ready(self) -> Sequence[Piece]:
         """Return the pieces that nobody has to wait for."""
@@ -60,6 +83,6 @@ class Inbox:
 
     async def aclose(self) -> None:
         """Read no further."""
-        if self._left > 0:
-            self._left = 0
+        if self._left:
+            self._left.clear()
             self._closed()

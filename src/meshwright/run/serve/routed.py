@@ -5,15 +5,15 @@ that is ill gets none until it is well; where a prompt's keys and values are los
 engine that was to go on computes it anew.
 """
 
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 
 import msgspec
 
-from meshwright.errors import InputError, Problem
+from meshwright.errors import InputError, MeshwrightError, Problem
 from meshwright.policy.kv import block_keys
 from meshwright.policy.routing import Router, Routing
 from meshwright.run.serve.asked import Ask, Gauges, Piece
+from meshwright.run.serve.inbox import Inbox
 from meshwright.run.serve.interface import EngineBroken, Serves
 from meshwright.run.serve.parcels import ParcelLost
 
@@ -35,15 +35,11 @@ class Routed:
         self.router = Router(len(self.engines), how, block_tokens=block_tokens)
         self.max_length = min(engine.max_length for engine in self.engines)
 
-    async def answer(self, ask: Ask) -> AsyncGenerator[Piece, None]:
-        """Answer; closing the iterator cancels what is left."""
+    def answer(self, ask: Ask) -> "Passed":
+        """Answer; closing what is returned cancels what is left."""
         number, tokens = self._send(ask), len(ask.prompt)
-        try:
-            async with aclosing(_closable(self.engines[number].answer(ask))) as pieces:
-                async for piece in pieces:
-                    yield piece
-        finally:
-            self.router.back(number, tokens)
+        pieces = self.engines[number].answer(ask)
+        return Passed(pieces, lambda: self.router.back(number, tokens))
 
     async def embed(self, prompts: Sequence[tuple[int, ...]]) -> list[list[float]]:
         """Return a vector of length one for each prompt."""
@@ -92,25 +88,14 @@ class HandedOver:
         self._then = Routed(then, "least-loaded", block_tokens=block_tokens)
         self.max_length = min(self._first.max_length, self._then.max_length)
 
-    async def answer(self, ask: Ask) -> AsyncGenerator[Piece, None]:
-        """Answer; closing the iterator cancels what is left."""
-        brought = ask
-        # Several answers to one prompt share its blocks only where it is computed.
-        if ask.sampling.n == 1 and not self._first.ill():
-            async with aclosing(
-                self._first.answer(msgspec.structs.replace(ask, hands_over=True))
-            ) as pieces:
-                async for piece in pieces:
-                    if piece.parcel is not None:
-                        brought = msgspec.structs.replace(ask, brought=piece.parcel)
-        try:
-            async with aclosing(self._then.answer(brought)) as rest:
-                async for piece in rest:
-                    yield piece
-        except ParcelLost:
-            async with aclosing(self._then.answer(ask)) as anew:
-                async for piece in anew:
-                    yield piece
+    def answer(self, ask: Ask) -> "Halves":
+        """Answer; closing what is returned cancels what is left."""
+        # Several answers to one prompt share its blocks only where it is computed, and a parcel
+        # does not tell how likely tokens were.
+        sampling = ask.sampling
+        told = sampling.logprobs is not None or ask.prompt_logprobs is not None
+        split = sampling.n == 1 and not told and not self._first.ill()
+        return Halves(ask, self._first if split else None, self._then)
 
     async def embed(self, prompts: Sequence[tuple[int, ...]]) -> list[list[float]]:
         """Return a vector of length one for each prompt."""
@@ -130,10 +115,90 @@ class HandedOver:
         await self._then.close()
 
 
-def _closable(pieces: AsyncIterator[Piece]) -> AsyncGenerator[Piece, None]:
-    """Take an engine's pieces for what they are: a generator that can be closed."""
-    assert isinstance(pieces, AsyncGenerator)
-    return pieces
+class Passed:
+    """The pieces of an engine, passed on; `done` is called once, when no more are read."""
+
+    def __init__(self, pieces: AsyncIterator[Piece], done: Callable[[], object]) -> None:
+        self._pieces, self._done = pieces, done
+        self._over = False
+
+    def __aiter__(self) -> "Passed":
+        return self
+
+    async def __anext__(self) -> Piece:
+        """Return the next piece."""
+        try:
+            return await anext(self._pieces)
+        # Nobody asks further after an end or an error; a reader that is cancelled closes.
+        except (StopAsyncIteration, MeshwrightError):
+            self._end()
+            raise
+
+    def ready(self) -> Sequence[Piece]:
+        """Return the pieces that nobody has to wait for."""
+        return self._pieces.ready() if isinstance(self._pieces, Inbox) else ()
+
+    async def aclose(self) -> None:
+        """Read no further."""
+        self._end()
+        if isinstance(self._pieces, Inbox | AsyncGenerator):
+            await self._pieces.aclose()
+
+    def _end(self) -> None:
+        if not self._over:
+            self._over = True
+            self._done()
+
+
+class Halves:
+    """The pieces of an answer whose prompt one engine computes, and that another one writes."""
+
+    def __init__(self, ask: Ask, first: Routed | None, then: Routed) -> None:
+        """Begin with the first half; without one, the second engine does all."""
+        self._ask, self._first, self._then = ask, first, then
+        self._pieces: Passed | None = None
+        self._begun = self._closed = False
+
+    def __aiter__(self) -> "Halves":
+        return self
+
+    async def __anext__(self) -> Piece:
+        """Return the next piece."""
+        if not self._begun:
+            self._begun = True
+            ask = self._ask
+            brought = ask if self._first is None else await self._handed(ask, self._first)
+            if self._closed:
+                raise StopAsyncIteration
+            self._pieces = self._then.answer(brought)
+            try:
+                return await anext(self._pieces)
+            except ParcelLost:
+                self._pieces = self._then.answer(ask)
+        assert self._pieces is not None, "who begins sets them"
+        return await anext(self._pieces)
+
+    async def _handed(self, ask: Ask, first: Routed) -> Ask:
+        """Return the ask with what the first engine computed, or as it was where that failed."""
+        self._pieces = first.answer(msgspec.structs.replace(ask, hands_over=True))
+        brought = ask
+        try:
+            async for piece in self._pieces:
+                if piece.parcel is not None:
+                    brought = msgspec.structs.replace(ask, brought=piece.parcel)
+        except EngineBroken:
+            return ask
+        return brought
+
+    def ready(self) -> Sequence[Piece]:
+        """Return the pieces that nobody has to wait for."""
+        return () if self._pieces is None else self._pieces.ready()
+
+    async def aclose(self) -> None:
+        """Read no further."""
+        self._closed = True
+        if self._pieces is not None:
+            await self._pieces.aclose()
 
 
 def joined(gauges: Sequence[Gauges]) -> Gauges:

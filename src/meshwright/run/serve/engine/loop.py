@@ -10,23 +10,20 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-import msgspec
-
-from meshwright.errors import InputError, Problem
+from meshwright.errors import InputError, MeshwrightError, Problem
 from meshwright.run.serve.asked import Ask, Gauges, Piece
 from meshwright.run.serve.engine.answer import Answer, Sink
 from meshwright.run.serve.engine.engine import Engine
 from meshwright.run.serve.engine.upkeep import Upkeep
+from meshwright.run.serve.inbox import Inbox
 from meshwright.run.serve.interface import EngineBroken
-from meshwright.run.serve.parcels import collect
+from meshwright.run.serve.parcels import Parcel, collect
 
 STUCK_S = 60.0
 """After so long without a step while requests are there, an engine is ill."""
-_ALL = -1
-"""Stands for all choices of an ask that are left."""
 _T = TypeVar("_T")
 
 
@@ -42,42 +39,60 @@ class EngineLoop:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._inbox: deque[Callable[[], object]] = deque()
         self._wake, self._ending = threading.Event(), False
-        self._open: dict[int, Sink] = {}
-        """Where the pieces of asks under way go, for the case that the engine breaks."""
+        self._open: dict[int, Inbox] = {}
+        """Asks under way, for the case that the engine breaks."""
+        self._fetching: set[asyncio.Task[None]] = set()
         self._asked = 0
         self._broke = ""
         self._turning_since: float | None = None
         self._thread: threading.Thread | None = None
 
-    async def answer(self, ask: Ask) -> AsyncIterator[Piece]:
-        """Answer; closing the iterator cancels what is left."""
-        self.engine.check(ask)
-        self._require()
-        pieces: asyncio.Queue[Piece] = asyncio.Queue()
+    def answer(self, ask: Ask) -> Inbox:
+        """Answer; closing what is returned cancels what is left."""
         answers: list[Answer] = []
         self._asked += 1
-        number, left = self._asked, set(range(ask.sampling.n))
-        brought = None
-        if ask.brought is not None:
-            # It may take a while, in which the engine goes on with others.
-            brought = await asyncio.to_thread(collect, ask.brought)
-        self._open[number] = pieces.put_nowait
-        self._post(lambda: answers.extend(self.engine.add(ask, pieces.put_nowait, brought)))
-        try:
-            while left:
-                piece = await pieces.get()
-                ended = left if piece.choice == _ALL else {piece.choice}
-                if piece.finish is not None:
-                    left = left - ended
-                if piece.choice != _ALL:
-                    yield piece
-                    continue
-                for choice in sorted(ended):
-                    yield msgspec.structs.replace(piece, choice=choice)
-        finally:
-            del self._open[number]
-            if left and not self._broke:
+        number = self._asked
+
+        def give_up() -> None:
+            self._open.pop(number, None)
+            if not self._broke:
                 self._post(lambda: self.engine.cancel(answers))
+
+        inbox = Inbox(ask.sampling.n, give_up)
+
+        def sink(piece: Piece) -> None:
+            inbox.put(piece)
+            if inbox.whole:
+                self._open.pop(number, None)
+
+        def add(brought: bytearray | None = None) -> None:
+            if not inbox.whole:
+                self._post(lambda: answers.extend(self.engine.add(ask, sink, brought)))
+
+        try:
+            self.engine.check(ask)
+            self._require()
+        except (InputError, EngineBroken) as error:
+            inbox.refuse(error)
+            return inbox
+        self._open[number] = inbox
+        if ask.brought is None:
+            add()
+        else:
+            task = asyncio.create_task(self._fetch(ask.brought, inbox, number, add))
+            self._fetching.add(task)
+            task.add_done_callback(self._fetching.discard)
+        return inbox
+
+    async def _fetch(
+        self, parcel: Parcel, inbox: Inbox, number: int, add: Callable[[bytearray], None]
+    ) -> None:
+        """Fetch what an ask comes with; it may take a while, in which others go on."""
+        try:
+            add(await asyncio.to_thread(collect, parcel))
+        except MeshwrightError as error:
+            self._open.pop(number, None)
+            inbox.refuse(error)
 
     async def embed(self, prompts: Sequence[tuple[int, ...]]) -> list[list[float]]:
         """Return a vector of length one for each prompt."""
@@ -194,8 +209,9 @@ class EngineLoop:
 
     def _fail(self, why: str) -> None:
         self._broke = self._broke or why
-        for sink in self._open.values():
-            sink(Piece(choice=_ALL, finish="error", error=why))
+        under_way, self._open = self._open, {}
+        for inbox in under_way.values():
+            inbox.break_off(why)
 
 
 def _deliver(ready: list[tuple[Sink, Piece]]) -> None:

@@ -55,6 +55,8 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
     number: int
     problems: list[tuple[str, str, str]]
     """Where, what, and a fix."""
+    lost: str = ""
+    """Why keys and values that came with an ask did not arrive, where that is it."""
 
 
 class Answered(msgspec.Struct, frozen=True, tag="answered"):

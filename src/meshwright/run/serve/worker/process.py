@@ -74,15 +74,19 @@ class Worker:
         self._wake = threading.Event()
         self._answers: dict[int, list[Answer]] = {}
         self._ready: list[tuple[int, Piece]] = []
-        self._brought: dict[int, bytearray] = {}
-        self._lost: dict[int, MeshwrightError] = {}
-        """Keys and values that came with asks, and why some did not."""
+        self._brought: dict[int, bytearray | ParcelLost] = {}
+        """Keys and values that came with asks, or why they did not."""
+        self._fetching: set[int] = set()
+        """Asks whose keys and values are on their way, and that nobody has cancelled."""
         self._beat_s = 0.0
 
     def take(self, messages: list[ToWorker]) -> None:
         """Hand messages over, from the thread that reads."""
         for message in messages:
-            if isinstance(message, Asked) and message.ask.brought is not None:
+            if isinstance(message, Cancel) and message.number in self._fetching:
+                self._fetching.discard(message.number)
+            elif isinstance(message, Asked) and message.ask.brought is not None:
+                self._fetching.add(message.number)
                 # It may take a while, in which the engine goes on with others.
                 threading.Thread(target=self._fetch, args=(message,), daemon=True).start()
             else:
@@ -92,12 +96,23 @@ class Worker:
     def _fetch(self, message: Asked) -> None:
         """Fetch the keys and values that an ask comes with, then hand it over."""
         assert message.ask.brought is not None
+        brought: bytearray | ParcelLost
         try:
-            self._brought[message.number] = collect(message.ask.brought)
-        except MeshwrightError as error:
-            self._lost[message.number] = error
+            brought = collect(message.ask.brought)
+        except ParcelLost as error:
+            brought = error
+        if message.number not in self._fetching:
+            return
+        self._fetching.discard(message.number)
+        self._brought[message.number] = brought
         self._inbox.append(message)
         self._wake.set()
+
+    def _fetched(self, number: int) -> bytearray | None:
+        brought = self._brought.pop(number, None)
+        if isinstance(brought, ParcelLost):
+            raise brought
+        return brought
 
     def turn(self) -> None:
         """Do what was asked, then one step of the engine; sleep where there is nothing to do."""
@@ -122,9 +137,8 @@ class Worker:
         try:
             match message:
                 case Asked(number, ask):
-                    self._answers[number] = self._engine.add(
-                        ask, self._sink(number, ask.sampling.n)
-                    )
+                    sink, brought = self._sink(number, ask.sampling.n), self._fetched(number)
+                    self._answers[number] = self._engine.add(ask, sink, brought)
                 case Cancel(number):
                     self._engine.cancel(self._answers.pop(number, []))
                 case Call():
@@ -153,7 +167,8 @@ class Worker:
 def refused(number: int, error: MeshwrightError) -> Refused:
     """Return an error as a message."""
     problems = getattr(error, "problems", None) or (Problem("engine", str(error), ""),)
-    return Refused(number, [(each.where, each.what, each.fix) for each in problems])
+    told = [(each.where, each.what, each.fix) for each in problems]
+    return Refused(number, told, str(error) if isinstance(error, ParcelLost) else "")
 
 
 def main(path: str) -> None:
@@ -175,18 +190,21 @@ def main(path: str) -> None:
     room = cache.blocks * cache.block_tokens
     way.send(Ready(started.engine.max_length, room, list(started.took)))
     worker.take(list(messages))
-    threading.Thread(target=_read, args=(way, worker), name="reader", daemon=True).start()
+    args = (way, worker, started.engine)
+    threading.Thread(target=_read, args=args, name="reader", daemon=True).start()
     while True:
         worker.turn()
 
 
-def _read(way: _Socket, worker: Worker) -> None:
+def _read(way: _Socket, worker: Worker, engine: Engine) -> None:
     while True:
         try:
             messages = way.read()
         except OSError:
             messages = []
         if not messages:
+            # Parcels that nobody collected would stay in shared memory.
+            engine.close()
             os._exit(0)
         worker.take(messages)
 

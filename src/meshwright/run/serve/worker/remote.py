@@ -7,16 +7,16 @@ started; until it is ready the server is not healthy, and new asks are refused.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import msgspec
-
 from meshwright.errors import InputError, MeshwrightError, Problem
-from meshwright.run.serve.asked import Ask, Gauges, Piece
+from meshwright.run.serve.asked import Ask, Gauges
 from meshwright.run.serve.engine.settings import EngineSettings
 from meshwright.run.serve.framing import Frames
+from meshwright.run.serve.inbox import Inbox
 from meshwright.run.serve.interface import EngineBroken
+from meshwright.run.serve.parcels import ParcelLost
 from meshwright.run.serve.worker.frames import (
     Answered,
     Asked,
@@ -38,10 +38,6 @@ STUCK_S = 60.0
 """An engine that is not heard for so long while requests are there is ill."""
 _RESTARTS, _WITHIN_S = 3, 300.0
 """An engine that dies more often in so long is given up."""
-_ALL = -1
-"""Stands for all choices of an ask that are left."""
-
-Message = Piece | InputError
 
 
 class RemoteEngine:
@@ -58,7 +54,7 @@ class RemoteEngine:
         self.max_length = self.ready.max_length
         self._writer: asyncio.StreamWriter | None = None
         self._running: asyncio.Task[None] | None = None
-        self._open: dict[int, asyncio.Queue[Message]] = {}
+        self._open: dict[int, Inbox] = {}
         self._calls: dict[int, asyncio.Future[Done]] = {}
         self._unsent: list[ToWorker] = []
         self._number = 0
@@ -68,29 +64,24 @@ class RemoteEngine:
         self._deaths: list[float] = []
         self._asleep = False
 
-    async def answer(self, ask: Ask) -> AsyncIterator[Piece]:
-        """Answer; closing the iterator cancels what is left."""
-        self._require()
-        number, left = self._next_number(), set(range(ask.sampling.n))
-        messages: asyncio.Queue[Message] = asyncio.Queue()
-        self._open[number] = messages
-        self._send(Asked(number, ask))
-        try:
-            while left:
-                piece = await messages.get()
-                if isinstance(piece, InputError):
-                    left = set()
-                    raise piece
-                choices = sorted(left) if piece.choice == _ALL else [piece.choice]
-                if piece.finish is not None:
-                    left.difference_update(choices)
-                for choice in choices:
-                    one = piece.choice == choice
-                    yield piece if one else msgspec.structs.replace(piece, choice=choice)
-        finally:
+    def answer(self, ask: Ask) -> Inbox:
+        """Answer; closing what is returned cancels what is left."""
+        number = self._next_number()
+
+        def give_up() -> None:
             self._open.pop(number, None)
-            if left and not self._why:
+            if not self._why:
                 self._send(Cancel(number))
+
+        inbox = Inbox(ask.sampling.n, give_up)
+        try:
+            self._require()
+        except EngineBroken as error:
+            inbox.refuse(error)
+            return inbox
+        self._open[number] = inbox
+        self._send(Asked(number, ask))
+        return inbox
 
     async def embed(self, prompts: Sequence[tuple[int, ...]]) -> list[list[float]]:
         """Return a vector of length one for each prompt."""
@@ -185,18 +176,20 @@ class RemoteEngine:
         match message:
             case Answered(pieces):
                 for number, piece in pieces:
-                    if (queue := self._open.get(number)) is not None:
-                        queue.put_nowait(piece)
+                    if (inbox := self._open.get(number)) is not None:
+                        inbox.put(piece)
+                        if inbox.whole:
+                            del self._open[number]
             case Beat(gauges):
                 self._gauges = gauges
             case Ready():
                 pass
             case Done(number):
                 self._settle(number, lambda call: call.set_result(message))
-            case Refused(number, problems):
-                error = InputError([Problem(*each) for each in problems])
-                if (queue := self._open.get(number)) is not None:
-                    queue.put_nowait(error)
+            case Refused(number, problems, lost):
+                error = ParcelLost(lost) if lost else _wrong(problems)
+                if (inbox := self._open.pop(number, None)) is not None:
+                    inbox.refuse(error)
                 self._settle(number, lambda call: call.set_exception(error))
 
     def _settle(self, number: int, how: Callable[["asyncio.Future[Done]"], None]) -> None:
@@ -228,9 +221,14 @@ class RemoteEngine:
 
     def _fail(self, why: str) -> None:
         self._why, self._unsent = why, []
-        for queue in self._open.values():
-            queue.put_nowait(Piece(choice=_ALL, finish="error", error=why))
+        under_way, self._open = self._open, {}
+        for inbox in under_way.values():
+            inbox.break_off(why)
         for call in self._calls.values():
             if not call.done():
                 call.set_exception(EngineBroken(why))
         self._calls.clear()
+
+
+def _wrong(problems: list[tuple[str, str, str]]) -> InputError:
+    return InputError([Problem(*each) for each in problems])
