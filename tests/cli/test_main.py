@@ -16,6 +16,7 @@ from meshwright.cli.commands import COMMANDS
 
 Captured = pytest.CaptureFixture[str]
 
+REQUESTS = ["--cluster", "dgx-h100", "--rate", "5", "--requests", "50"]
 ANSWERS = {
     "models": ["models"],
     "model": ["models", "llama3.1-8b"],
@@ -28,6 +29,8 @@ ANSWERS = {
     "layout.export": ["layout", "export", "examples/llama3-70b.toml", "--to", "megatron"],
     "simulate": ["simulate", "examples/llama3-70b.toml"],
     "whatif": ["whatif", "examples/llama3-70b.toml", "nic=x2"],
+    "simulate.serve": ["simulate", "serve", "llama3.1-8b", *REQUESTS],
+    "plan.serve": ["plan", "serve", "llama3.1-8b", *REQUESTS, "--slo", "ttft=1s", "--tp", "1"],
     "validate.training": ["validate", "training"],
     "validate.collectives": ["validate", "collectives"],
     "doctor": ["doctor"],

@@ -232,7 +232,7 @@ def test_slow_gaps_are_counted_for_each_request() -> None:
 
 def test_blocks_that_move_to_the_host_and_back_take_their_time() -> None:
     requests = [Request(arrival_s=0.0, prompt_tokens=16, output_tokens=17)] * 2
-    swap = {"preemption": "swap", "host_blocks": 100}
+    swap: dict[str, Any] = {"preemption": "swap", "host_blocks": 100}
     free = simulate(requests, [station(12, **swap)])
     dear = simulate(requests, [station(12, **swap)._replace(swap_s=0.05)])
     assert free.preempted.sum() == dear.preempted.sum() == 1
