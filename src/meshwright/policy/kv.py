@@ -102,22 +102,30 @@ class BlockPool:
 
     def name(self, block: int, key: Hashable) -> None:
         """Let a full block be found by what is in it; of two that are alike, the first is."""
-        if key not in self._named and block not in self._keys:
-            self._named[key] = block
-            self._keys[block] = key
+        self.name_all((block,), (key,))
+
+    def name_all(self, blocks: Iterable[int], keys: Iterable[Hashable]) -> None:
+        """Do so with many."""
+        named, known = self._named, self._keys
+        for block, key in zip(blocks, keys, strict=True):
+            if key not in named and block not in known:
+                named[key] = block
+                known[block] = key
 
     def release(self, blocks: Sequence[int]) -> None:
         """Let go of a sequence's blocks."""
         holders, keys, free, idle = self._holders, self._keys, self._free, self._idle
+        spare = 0
         # A beginning is of more use than what follows it, so its end is used again first.
         for block in reversed(blocks):
-            holders[block] -= 1
-            if not holders[block]:
-                self.spare += 1
+            left = holders[block] = holders[block] - 1
+            if not left:
+                spare += 1
                 if block in keys:
                     idle[block] = None
                 else:
                     free.append(block)
+        self.spare += spare
 
     def forget(self) -> None:
         """Name nothing any more: the weights that made these keys and values have changed."""
@@ -127,9 +135,10 @@ class BlockPool:
         self._named.clear()
 
     def _evict(self, count: int) -> None:
+        next_idle, named, keys = self._idle.popitem, self._named, self._keys
         for _ in range(count):
-            block, _ = self._idle.popitem(last=False)
-            del self._named[self._keys.pop(block)]
+            block, _ = next_idle(last=False)
+            del named[keys.pop(block)]
             self._free.append(block)
         self.evictions += count
 

@@ -25,6 +25,7 @@ class PrefixCache:
         if keys is None or not self._is_on:
             return
         full = min(sequence.done // self._block, len(keys), len(sequence.blocks))
-        for place in range(sequence.named, full):
-            self._pool.name(sequence.blocks[place], keys[place])
-        sequence.named = max(sequence.named, full)
+        if full > sequence.named:
+            new = slice(sequence.named, full)
+            self._pool.name_all(sequence.blocks[new], keys[new])
+            sequence.named = full
