@@ -111,6 +111,8 @@ def test_the_timeline_has_the_steps_of_every_engine_and_every_request(
         ([*RATE, "--disaggregate", "0:1"], "1:1"),
         ([*RATE, "--disaggregate", "1:1", "--replicas", "2"], "one of them"),
         ([*RATE, "--prefill-tp", "2"], "--disaggregate"),
+        ([*SMALL[:3], "--concurrency", "4", "--duration", "60s"], "--requests"),
+        ([*SMALL[:3], "--rate", "0.001", "--duration", "1s"], "longer"),
         ([*RATE, "--slo", "tfft=1s"], "ttft"),
         ([*SMALL, "--rate", "1,2", "--timeline", "kept"], "one rate"),
         (["deepseek-v3", "--cluster", "h200-superpod", "--rate", "1"], "--tp"),

@@ -1,7 +1,6 @@
 """`mw simulate serve MODEL`: how requests to a served model fare, before a GPU is rented."""
 
 import argparse
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -103,18 +102,24 @@ def run(args: argparse.Namespace) -> Answer:
 
 
 def sized_streams(args: argparse.Namespace) -> list[Stream]:
-    """Return the streams that the flags describe, long enough to settle."""
-    if args.requests is None and args.duration is None and args.trace is None:
-        args.requests = str(COUNT)
+    """Return the streams that the flags describe, long enough to settle where nobody says."""
+    if args.requests is not None or args.trace is not None:
+        return streams_of(args)
+    if args.duration is not None:
+        found = streams_of(args)
+        if any(stream.in_flight is not None for stream in found):
+            what = "who is kept in flight has no arrival times to stop at"
+            raise InputError([Problem("--duration", what, "give --requests")])
+        return found
+    args.requests = str(COUNT)
+    most = max(stream.in_flight or 0 for stream in streams_of(args))
+    args.requests = str(max(COUNT, _PER_PLACE * most))
     return streams_of(args)
 
 
 def drawn(stream: Stream) -> list[Request]:
-    """Return the requests of a stream; what has no end gets one."""
-    most = None
-    if stream.in_flight is not None:
-        most = max(COUNT, _PER_PLACE * stream.in_flight)
-    found = list(islice(stream.draw(), most))
+    """Return the requests of a stream."""
+    found = list(stream.draw())
     if not found:
         what = "no request arrives in that time"
         raise InputError([Problem("--duration", what, "use a longer one, or a higher rate")])
