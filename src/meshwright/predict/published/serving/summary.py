@@ -21,7 +21,7 @@ def summary(results: Sequence[ScoredServing]) -> dict[str, Any]:
     """Sum up errors of throughput, TPOT and TTFT: overall, and by engine, GPU, model and kind.
 
     `printed` takes only rows that print their throughput, `described` only those for which
-    nothing had to be assumed.
+    nothing had to be assumed, `unpaced` leaves out those whose throughput their rate sets.
     """
     scored = [result for result in results if result.skipped is None]
     found: dict[str, Any] = {
@@ -30,6 +30,7 @@ def summary(results: Sequence[ScoredServing]) -> dict[str, Any]:
         "overall": _figures(scored),
         "printed": _figures([result for result in scored if not result.derived]),
         "described": _figures([result for result in scored if not result.assumed]),
+        "unpaced": _figures([result for result in scored if "paced" not in result.kind]),
     }
     for name, key in _GROUPS.items():
         groups: dict[str, list[ScoredServing]] = defaultdict(list)
