@@ -101,10 +101,12 @@ class Sampler:
         output: Sequence[int] = (),
         *,
         choice: int = 0,
+        seeded: bool = True,
     ) -> None:
         """Give a row to a request; `output` is what it drew before it lost its row.
 
-        Choices of one request draw differently, each by the request's seed.
+        Choices of one request draw differently, each by the request's seed. A seed that the user
+        did not name promises nothing: `seeded` is false.
         """
         problems = problems_of(sampling, self.vocab)
         if problems:
@@ -123,7 +125,7 @@ class Sampler:
         seed = secrets.randbits(62) if sampling.seed is None else sampling.seed
         # An odd multiple per choice keeps the seeds of a request's choices apart.
         mixed = (seed + choice * 0x9E3779B97F4A7C15) & 0x7FFFFFFFFFFFFFFF
-        asked = sampling.seed is not None
+        asked = seeded and sampling.seed is not None
         self._wholes[row] = (min(sampling.top_k, self.vocab), mixed, len(output), asked)
         if is_penalised(sampling):
             self._counts.add(row, prompt, output)
