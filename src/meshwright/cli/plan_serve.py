@@ -169,7 +169,7 @@ def _screen(question: ServingQuestion, found: ServingAnswer) -> tuple[View, ...]
     rows = [
         (
             plan.fleet.gpus,
-            layout_words(plan.fleet.serving),
+            _layouts(plan),
             plan.fleet.serving.count
             if plan.fleet.prefill is None
             else f"{plan.fleet.prefill.count}:{plan.fleet.serving.count}",
@@ -203,7 +203,7 @@ def why(found: ServingAnswer) -> str:
     rivals = [plan for plan in found.plans[1:] if plan not in other]
     if rivals:
         following = rivals[0]
-        said += f"; {layout_words(following.fleet.serving)} takes {following.fleet.gpus}"
+        said += f"; {_layouts(following)} takes {following.fleet.gpus}"
     return said
 
 
@@ -231,6 +231,12 @@ def _nothing(question: ServingQuestion, found: ServingAnswer) -> tuple[View, ...
     if rows:
         views.append(table("layout, cannot do because", rows, wide="cannot do because"))
     return (*views, Note("--gpus allows more, --precision fp8 takes less, --slo asks for less"))
+
+
+def _layouts(plan: ServingPlan) -> str:
+    own = layout_words(plan.fleet.serving)
+    first = own if plan.fleet.prefill is None else layout_words(plan.fleet.prefill)
+    return own if first == own else f"{first} → {own}"
 
 
 def _p99(plan: ServingPlan, name: str) -> str:

@@ -27,6 +27,8 @@ SAMPLE = 1500
 """Requests for each engine of a sample."""
 RIVALS = 1.5
 """How much dearer than the best a plan may be to be shown beside it."""
+PAIRS = 3
+"""Shapes that are tried to decode beside the best one for prompts."""
 STEPS = (None, 4096, 2048, 1024, 512)
 """Tokens of a step that are tried; None is the engine's own."""
 Report = Callable[[str], None]
@@ -139,7 +141,9 @@ class _Search:
                 continue
             self._together(shape)
             if asked.apart:
-                self._apart(shape)
+                self._apart(shape, shape)
+        if asked.apart and shapes:
+            self._paired([shape for _, _, shape in shapes])
 
     def _least(self, shape: Shape) -> int:
         return max(1, ceil(self.asked.rate_per_s * shape.least_s))
@@ -182,16 +186,27 @@ class _Search:
         copies = msgspec.structs.replace(copies, count=high)
         return Fleet(serving=copies, routing=self.question.routing)
 
-    def _apart(self, shape: Shape) -> None:
-        """Find few engines for prompts and few that decode, of one shape."""
-        replica, rate = shape.replica, self.asked.rate_per_s
-        before = max(1, ceil(rate * shape.prompt_s))
-        after = max(1, ceil(rate * shape.answer_s))
-        limits = _limits(replica, None)
-        while (before + after) * replica.gpus <= self.most_gpus:
+    def _paired(self, shapes: list[Shape]) -> None:
+        """Let other shapes decode what the one that is cheapest for prompts computes."""
+        first = min(shapes, key=lambda shape: shape.prompt_s * shape.replica.gpus)
+        others = [shape for shape in shapes if shape is not first]
+        others.sort(key=lambda shape: shape.answer_s * shape.replica.gpus)
+        for shape in others[:PAIRS]:
+            self._apart(first, shape)
+
+    def _apart(self, first: Shape, then: Shape) -> None:
+        """Find few engines of one shape for prompts, and few of another that decode."""
+        rate = self.asked.rate_per_s
+        before = max(1, ceil(rate * first.prompt_s))
+        after = max(1, ceil(rate * then.answer_s))
+        one, other = (
+            Copies(replica=shape.replica, limits=_limits(shape.replica, None))
+            for shape in (first, then)
+        )
+        while before * one.gpus + after * other.gpus <= self.most_gpus:
             fleet = Fleet(
-                serving=Copies(replica=replica, limits=limits, count=after),
-                prefill=Copies(replica=replica, limits=limits, count=before),
+                serving=msgspec.structs.replace(other, count=after),
+                prefill=msgspec.structs.replace(one, count=before),
                 routing=self.question.routing,
             )
             found = self._outcome(fleet, self._sample(before + after))
