@@ -127,6 +127,19 @@ def test_forks_share_a_prompt_and_copy_its_last_block() -> None:
     assert batcher.pool.held == 0
 
 
+def test_forks_that_end_before_their_prompt_is_computed_leave_nothing() -> None:
+    batcher = Batcher(limits(), 64)
+    gone, kept = Sequence(20, 3), Sequence(20, 3)
+    parent, other = Sequence(20, 3, forks=(gone, kept)), Sequence(5, 3)
+    batcher.add(parent)
+    batcher.add(other)
+    batcher.next()
+    batcher.end(gone)
+    assert [child for batch in run_out(batcher) for _, child in batch.forked] == [kept]
+    assert other.state is State.OVER
+    assert (batcher.pool.held, len(batcher.waiting)) == (0, 0)
+
+
 def test_forks_without_room_wait() -> None:
     batcher = Batcher(limits(batch_requests=1), 64)
     batcher.add(Sequence(6, 2, forks=(Sequence(6, 2),)))

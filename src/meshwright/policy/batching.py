@@ -77,8 +77,7 @@ class Batcher:
         if -(-(sequence.end - 1) // block) > size:
             what = f"{sequence.end - 1:,} tokens do not fit into {size:,} blocks of {block}"
             raise InputError([Problem("max_tokens", what, f"ask for {size * block:,} in all")])
-        for each in (sequence, *sequence.forks):
-            each.order, self._order = self._order, self._order + 1
+        sequence.order, self._order = self._order, self._order + 1
         self._ranked = self._ranked or sequence.priority != 0
         self.waiting.push(sequence)
         if self._stuck is not None and self.waiting.peek() is not self._stuck:
@@ -339,6 +338,9 @@ class Batcher:
         whole, rest = divmod(sequence.done, self.limits.block_tokens)
         forks, sequence.forks = sequence.forks, ()
         for child in forks:
+            if child.state is State.OVER:
+                continue
+            child.order, self._order = self._order, self._order + 1
             if len(self._places) >= self.limits.batch_requests or self.pool.spare < 1:
                 self.waiting.push(child, first=True)
                 continue

@@ -104,7 +104,11 @@ class Grammars:
             raise MissingPart("structured answers need the package llguidance", hint) from None
         if self._tokenizer is None:
             # About a second for 128,000 tokens, so only where a grammar is asked for.
-            made = LLTokenizer(self._json, n_vocab=self._vocab, eos_token=self._eos)
+            try:
+                made = LLTokenizer(self._json, n_vocab=self._vocab, eos_token=self._eos)
+            except ValueError as error:
+                what = f"this model's words cannot be bound: {_in_short(str(error))}"
+                raise InputError([Problem("grammar", what, "leave it out")]) from None
             self._tokenizer = made
         matcher = LLMatcher(self._tokenizer, _source(grammar), log_level=0)
         if matcher.is_error():
