@@ -136,13 +136,14 @@ class Runner:
 
     def _prepare(self, orders: Orders) -> None:
         """Move blocks, and write down what changed of the rows."""
+        # Copies were decided with the step before: they come first, who has one may make room now.
+        if orders.copies:
+            sources, targets = zip(*orders.copies, strict=True)
+            self.cache.copy(sources, targets)
         for out in orders.moved_out:
             self.cache.swap_out(out.device, out.host)
         for back in orders.moved_in:
             self.cache.swap_in(back.host, back.device)
-        if orders.copies:
-            sources, targets = zip(*orders.copies, strict=True)
-            self.cache.copy(sources, targets)
         if self.adapters is not None and orders.entries:
             chosen = [each.adapter for each in orders.entries]
             self.rows.choose([each.row for each in orders.entries], chosen)
