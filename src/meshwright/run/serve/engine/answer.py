@@ -1,5 +1,6 @@
 """`Answer`: one choice of an ask in the making, from its prompt to its end."""
 
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
@@ -15,6 +16,8 @@ from meshwright.run.serve.sampling.stops import Step
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from meshwright.run.serve.engine.prompt_telling import PromptTelling
 
 Sink = Callable[[Piece], None]
 
@@ -51,7 +54,8 @@ class Answer:
 
     __slots__ = (
         "adapter", "ask", "begun", "brought", "choice", "finish", "guessed", "guide", "ids",
-        "keys", "most", "row", "salt", "sequence", "sink", "taken", "text",
+        "keys", "most", "prompt_telling", "queued_s", "row", "salt", "sequence", "since_s", "sink",
+        "taken", "text",
     )  # fmt: skip
 
     def __init__(
@@ -79,7 +83,12 @@ class Answer:
         """Keys and values of the prompt that came with it, until it has blocks for them."""
         self.taken: Tensor | None = None
         """Keys and values of the prompt on their way to another engine."""
+        self.prompt_telling: PromptTelling | None = None
+        """How likely the prompt's tokens were, where that was asked."""
         self.row = -1
+        self.since_s = time.monotonic()
+        self.queued_s: float | None = None
+        """How long it waited for its first row, once it has had one."""
         self.begun = False
         self.finish: Finish | None = None
         self.sequence: sequences.Sequence
@@ -88,6 +97,12 @@ class Answer:
     def written(self) -> int:
         """Tokens of the answer so far."""
         return len(self.ids) - len(self.ask.prompt)
+
+    def take_row(self, row: int) -> None:
+        """Take a row of the device, the first or another one."""
+        self.row = row
+        if self.queued_s is None:
+            self.queued_s = time.monotonic() - self.since_s
 
     def name_blocks(self, block_tokens: int) -> None:
         """Name the blocks that have become full."""
@@ -138,6 +153,8 @@ class Answer:
         error: str = "",
     ) -> Piece:
         first, self.begun = not self.begun, True
+        # An answer that ends before its first token has nothing more to tell.
+        tells = first and tokens and self.prompt_telling is not None
         return Piece(
             choice=self.choice,
             tokens=tokens,
@@ -147,4 +164,6 @@ class Answer:
             stopped_by=stopped_by,
             error=error,
             cached_tokens=self.sequence.cached if first else 0,
+            queued_s=self.queued_s if first else None,
+            prompt_logprobs=self.prompt_telling.read() if tells else (),
         )

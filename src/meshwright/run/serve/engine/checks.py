@@ -5,6 +5,7 @@ from typing import NamedTuple
 from meshwright.errors import InputError, Problem
 from meshwright.run.serve.asked import Ask
 from meshwright.run.serve.sampling.lines import problems_of
+from meshwright.spec.bounds import whole
 from meshwright.spec.names import unknown_name
 
 
@@ -60,7 +61,7 @@ def _extras(ask: Ask, offer: Offer) -> list[Problem]:
     if ask.adapter is not None and ask.adapter not in offer.adapters:
         problems.append(unknown_name("adapter", ask.adapter, offer.adapters, "adapter"))
     if (ask.hands_over or ask.brought is not None) and (sampling.n > 1 or not offer.hands_over):
-        what = "one answer of a model without states, and without guesses, can be handed over"
+        what = "one answer of a model on one device, without states or guesses, can be handed over"
         problems.append(Problem("hands_over", what, "ask one engine for it"))
     held = -(-len(ask.prompt) // offer.block_tokens)
     if ask.brought is not None and ask.brought.size != held * offer.block_bytes:
@@ -68,8 +69,10 @@ def _extras(ask: Ask, offer: Offer) -> list[Problem]:
         fix = "both engines need the same model, block size and number format"
         problems.append(Problem("brought", what, fix))
     if ask.prompt_logprobs is not None:
-        what = "likelihoods of prompts are not told by this engine"
-        problems.append(Problem("prompt_logprobs", what, "leave echo or logprobs out"))
+        problems += whole("prompt_logprobs", ask.prompt_logprobs, least=0, most=20)
+        if ask.hands_over or ask.brought is not None:
+            what = "how likely a prompt was is not told when it is handed over"
+            problems.append(Problem("prompt_logprobs", what, "ask one engine for it"))
     problems += [
         Problem(name, "needs the model's words, which this engine has not", "leave it out")
         for name in ("stop", "grammar")

@@ -13,29 +13,27 @@ import secrets
 import time
 from collections import abc
 from collections.abc import Callable, Mapping
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import msgspec
 from torch import Tensor
 
 from meshwright.errors import InputError, Problem
 from meshwright.policy.batching import Batcher, Sequence, State
-from meshwright.run.serve.asked import Ask, Gauges, Piece, TokenLogprob
+from meshwright.run.serve.asked import Ask, Gauges, Piece
 from meshwright.run.serve.engine.answer import Answer, Silent, Sink, Text
 from meshwright.run.serve.engine.checks import Offer, check_ask
 from meshwright.run.serve.engine.guessing import Guesses
 from meshwright.run.serve.engine.handing import Handing
-from meshwright.run.serve.engine.orders import Orders
+from meshwright.run.serve.engine.likelihoods import likelihoods
 from meshwright.run.serve.engine.placing import Drawing, Placing
-from meshwright.run.serve.engine.runner import Computed, Landing
-from meshwright.run.serve.model.cache import PagedCache
-from meshwright.run.serve.model.forward import Forward
-from meshwright.run.serve.model.lora import Adapters
+from meshwright.run.serve.engine.prompt_telling import PromptTelling, hand_out
+from meshwright.run.serve.engine.runner import Landing
+from meshwright.run.serve.engine.runs import Runs
 from meshwright.run.serve.parcels import Parcel, Post
 from meshwright.run.serve.sampling.grammar import Grammars
 from meshwright.run.serve.sampling.masks import Masks
 from meshwright.run.serve.sampling.stops import Answer as Following
-from meshwright.run.serve.sampling.telling import Told
 from meshwright.spec.serving import Limits
 
 Reader = Callable[[tuple[str, ...]], Callable[[abc.Sequence[int]], str]]
@@ -47,20 +45,6 @@ class _Flying(NamedTuple):
 
     drawing: list[Drawing]
     landing: Landing
-
-
-class Runs(Protocol):
-    """Carries out orders: the runner of one device, or of several that do the same."""
-
-    forward: Forward
-    cache: PagedCache
-    adapters: Adapters | None
-
-    def compute(self, orders: Orders) -> Computed | None:
-        """Carry out everything but the drawing; None where nobody draws."""
-
-    def draw(self, computed: Computed, mask_LW: Tensor | None = None) -> Landing:
-        """Draw a token for each line of what was computed."""
 
 
 class Engine:
@@ -131,6 +115,12 @@ class Engine:
         if ask.brought is not None:
             self._go_on_with(answers[0], ask.brought, brought)
             return answers
+        if ask.prompt_logprobs is not None:
+            apart = self.runner.forward.recurrent
+            telling = [PromptTelling(ask.prompt, ask.prompt_logprobs) for _ in answers]
+            for answer, own in zip(answers, telling, strict=True):
+                # Who computes a prompt by itself tells by itself.
+                answer.prompt_telling = own if apart else telling[0]
         others = tuple(self._sequence(answer) for answer in answers[1:])
         if self.runner.forward.recurrent:
             # States are no blocks: each choice computes its own.
@@ -169,10 +159,16 @@ class Engine:
             adapters=tuple(self._adapters),
             words=self._reader is not None,
             asleep=self.runner.cache.asleep,
-            hands_over=not self.runner.forward.recurrent and self._guesses is None,
+            hands_over=self.hands_over,
             block_tokens=self.limits.block_tokens,
             block_bytes=self.runner.cache.block_bytes,
         )
+
+    @property
+    def hands_over(self) -> bool:
+        """Whether keys and values can go to another engine, or come from one."""
+        alone = self.runner.ranks == 1
+        return alone and not self.runner.forward.recurrent and self._guesses is None
 
     def cancel(self, answers: list[Answer]) -> None:
         """End answers that nobody waits for any more."""
@@ -206,7 +202,10 @@ class Engine:
             len(ask.prompt),
             answer.most,
             request=answer,
-            keys=answer.keys if self.limits.prefix_cache else None,
+            # Of what is found in the cache nobody could say how likely it was.
+            keys=answer.keys
+            if self.limits.prefix_cache and answer.prompt_telling is None
+            else None,
             priority=ask.priority,
             tenant=ask.tenant,
             forks=forks,
@@ -240,6 +239,8 @@ class Engine:
         self._prompt_tokens += sum(chunk.stop - chunk.start for chunk in batch.chunks)
         self._handing.unpack(batch)
         computed = self.runner.compute(orders)
+        tellers = (each.sequence.request.prompt_telling for each in batch.chunks)
+        hand_out(tellers, orders.parts, self.runner.told)
         if flying is not None and any(each.answer.guide is not None for each in drawing):
             self._land(flying)
             flying = None
@@ -302,7 +303,10 @@ class Engine:
     def _land(self, flying: _Flying) -> None:
         """Read the tokens of a step."""
         tokens, told = flying.landing.wait()
-        likely = _likelihoods(flying, tokens, told) if told is not None else {}
+        likely = {}
+        if told is not None:
+            asked = [answer.ask.sampling.logprobs for answer, _ in flying.drawing]
+            likely = likelihoods(asked, flying.landing.lines, tokens, told)
         for place, (answer, checks) in enumerate(flying.drawing):
             if answer.finish is not None:
                 continue
@@ -330,28 +334,3 @@ class Engine:
         self._guessing.pop(answer, None)
         if self._guesses is not None:
             self._guesses.drop(answer)
-
-
-def _likelihoods(
-    flying: _Flying, tokens: list[tuple[int, ...]], told: Told
-) -> dict[int, tuple[TokenLogprob, ...]]:
-    """Return how likely the tokens were, by place of those who asked."""
-    own, top, top_tokens = (part.tolist() for part in told)
-    lines = flying.landing.lines
-    at = {line: number for number, line in enumerate(lines.told)}
-    found: dict[int, tuple[TokenLogprob, ...]] = {}
-    begin = 0
-    for place, (answer, _) in enumerate(flying.drawing):
-        count = answer.ask.sampling.logprobs
-        if count is not None:
-            numbers = [at[begin + offset] for offset in range(len(tokens[place]))]
-            found[place] = tuple(
-                TokenLogprob(
-                    token,
-                    own[number],
-                    tuple(zip(top_tokens[number][:count], top[number][:count], strict=True)),
-                )
-                for token, number in zip(tokens[place], numbers, strict=True)
-            )
-        begin = lines.ends[place]
-    return found

@@ -23,6 +23,17 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
     adapter: int = -1
 
 
+class Telling(msgspec.Struct, frozen=True, array_like=True):
+    """How likely tokens of a prompt were is to be told."""
+
+    offset: int
+    """The first token of the part whose successor is told of."""
+    targets: tuple[int, ...]
+    """The successors."""
+    top: int
+    """How many of the likeliest tokens are told beside each."""
+
+
 class Part(msgspec.Struct, frozen=True, array_like=True):
     """Tokens of a row that are computed: known ones, and guesses behind its last."""
 
@@ -34,6 +45,7 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
     """Rows that draw a token behind the last: none, the row itself, or it and its forks."""
     checks: bool = False
     """All but the first token are guesses: the row draws behind every one of them."""
+    telling: Telling | None = None
 
 
 class Going(msgspec.Struct, frozen=True, array_like=True):

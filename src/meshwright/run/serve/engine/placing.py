@@ -70,7 +70,7 @@ class Placing:
             answer.row = -1
 
     def _enter(self, answer: Answer) -> Entry:
-        answer.row = self._free.pop()
+        answer.take_row(self._free.pop())
         sampling, written = answer.ask.sampling, answer.written
         return Entry(
             answer.row,
@@ -121,6 +121,8 @@ def _parts(batch: Batch) -> tuple[tuple[Part, ...], list[Drawing]]:
         guessed = answer.guessed[: stop - start - len(known)]
         draws = [answer, *forks.get(sequence, ())] if samples else []
         rows = tuple(each.row for each in draws)
-        parts.append(Part(answer.row, start, (*known, *guessed), rows, checks))
+        told = answer.prompt_telling
+        telling = None if told is None else told.order(start, stop)
+        parts.append(Part(answer.row, start, (*known, *guessed), rows, checks, telling))
         drawing += [Drawing(each, checks) for each in draws]
     return tuple(parts), drawing

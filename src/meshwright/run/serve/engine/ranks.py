@@ -30,6 +30,7 @@ from meshwright.run.serve.engine.orders import Orders
 from meshwright.run.serve.engine.runner import Computed, Landing, Runner
 from meshwright.run.serve.engine.settings import EngineSettings
 from meshwright.run.serve.framing import Frames, framed
+from meshwright.run.serve.sampling.telling import Told
 from meshwright.spec.layout import Layout
 
 _LOOPBACK = "127.0.0.1"
@@ -107,7 +108,13 @@ class Leading:
 
     def __init__(self, runner: Runner, followers: Followers) -> None:
         self._runner, self._followers = runner, followers
+        self.ranks = followers.mesh.layout.tp
         self.forward, self.cache, self.adapters = runner.forward, runner.cache, runner.adapters
+
+    @property
+    def told(self) -> list[Told]:
+        """How likely tokens of prompts were in the last step."""
+        return self._runner.told
 
     def compute(self, orders: Orders) -> Computed | None:
         """Carry out everything but the drawing; None where nobody draws."""

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from meshwright.run.serve.engine.device_rows import DecodeForward, DeviceRows
-from meshwright.run.serve.engine.orders import Orders, Part
+from meshwright.run.serve.engine.orders import Orders, Part, Telling
+from meshwright.run.serve.engine.prompt_telling import tell_prompt
 from meshwright.run.serve.model.forward import Forward
 from meshwright.run.serve.model.graphs import Graphs
 from meshwright.run.serve.model.lora import Adapters
@@ -75,7 +76,7 @@ class Runner:
     ) -> None:
         """Serve at most `rows` answers at a time."""
         cache = forward.cache
-        self.adapters = adapters
+        self.adapters, self.ranks = adapters, 1
         longest = -(-forward.max_length // cache.block_tokens)
         self.forward, self.sampler, self.cache = forward, sampler, cache
         self.rows = DeviceRows(rows, longest, cache.block_tokens, cache.device)
@@ -84,6 +85,8 @@ class Runner:
             adapters=adapters is not None,
         )  # fmt: skip
         self._decoding: tuple[int, ...] = ()
+        self.told: list[Told] = []
+        """How likely tokens of prompts were in the last step, part by part that was to tell."""
 
     def capture(self) -> None:
         """Capture the graphs of decoding steps; does nothing without a GPU."""
@@ -98,6 +101,7 @@ class Runner:
     def compute(self, orders: Orders) -> Computed | None:
         """Carry out everything but the drawing; None where nobody draws."""
         self._prepare(orders)
+        self.told = []
         if orders.rows is not None:
             self._decoding = orders.rows
             self.rows.decode(orders.rows)
@@ -191,8 +195,16 @@ class Runner:
                 wanted += range(end - len(part.tokens), end)
             else:
                 wanted += [end - 1] * len(part.draws)
+        draws = len(wanted)
+        tellings = [
+            (starts[decodes + number] + part.telling.offset, part.telling)
+            for number, part in enumerate(parts)
+            if part.telling is not None
+        ]
+        for begin, telling in tellings:
+            wanted += range(begin, begin + len(telling.targets))
         wanted_W = rows.sent(wanted)
-        logits = self.forward.run(
+        hidden_WD = self.forward.hidden(
             Step(
                 tokens_N=tokens_N,
                 positions_N=positions_N,
@@ -209,7 +221,19 @@ class Runner:
             )
         )
         rows.move_on(rows.decoding[:decodes])
-        return logits, tokens_N.index_select(0, wanted_W)
+        self._tell([telling for _, telling in tellings], hidden_WD[draws:])
+        logits = self.forward.logits(hidden_WD[:draws])
+        return logits, tokens_N.index_select(0, wanted_W[:draws])
+
+    def _tell(self, tellings: Sequence[Telling], hidden_TD: Tensor) -> None:
+        """Begin to tell how likely tokens of prompts were."""
+        begin = 0
+        for telling in tellings:
+            end = begin + len(telling.targets)
+            targets_T = self.rows.sent(telling.targets)
+            told = tell_prompt(hidden_TD[begin:end], targets_T, telling.top, self.forward.logits)
+            self.told.append(told)
+            begin = end
 
     def _decodes(self, count: int) -> Step:
         """Return what the rows that decode read, in tensors of their own."""

@@ -8,9 +8,10 @@ from meshwright.errors import InputError, Problem
 from meshwright.run.serve.asked import Ask, Sampling
 from meshwright.run.serve.engine.build import Clock, build_runner
 from meshwright.run.serve.engine.doing import Do
-from meshwright.run.serve.engine.engine import Engine, Runs
+from meshwright.run.serve.engine.engine import Engine
 from meshwright.run.serve.engine.guessing import LookedUp
 from meshwright.run.serve.engine.ranks import Followers, Leading, check_ranks, doer_of
+from meshwright.run.serve.engine.runs import Runs
 from meshwright.run.serve.engine.settings import EngineSettings
 from meshwright.run.serve.engine.upkeep import Upkeep
 from meshwright.run.serve.model.words import Words, load_words

@@ -97,7 +97,12 @@ class Forward:
     @torch.no_grad()
     def run(self, step: Step) -> Tensor:
         """Return the logits of the wanted tokens, (W, V)."""
-        hidden_WD, decoder, room = self.hidden(step), self.decoder, step.logits_WV
+        return self.logits(self.hidden(step), step.logits_WV)
+
+    @torch.no_grad()
+    def logits(self, hidden_WD: Tensor, room: Tensor | None = None) -> Tensor:
+        """Return the logits of hidden states, (W, V), in `room` where there is some."""
+        decoder = self.decoder
         if room is not None and self._plain_head:
             return torch.mm(hidden_WD, decoder.head_weight.t(), out=room)
         if self.now.invariant:
