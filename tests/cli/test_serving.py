@@ -1,7 +1,16 @@
 """The commands that run a model: what they answer, and what they say to mistakes."""
 
 import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+from urllib.request import Request, urlopen
 
 import msgspec
 import pytest
@@ -10,7 +19,10 @@ pytest.importorskip("torch", reason="runs a model")
 pytest.importorskip("tokenizers", reason="reads a tokenizer")
 
 from meshwright.cli.main import main
+from meshwright.cli.serve_engines import dealt
+from meshwright.errors import InputError
 from meshwright.run.nn.huggingface import save
+from meshwright.run.serve.engine.settings import EngineSettings
 from tests.run.serve.model.small import made, small
 from tests.run.serve.model.test_gguf import trained
 
@@ -68,6 +80,17 @@ def test_a_conversation_goes_on(folder: str, capsys: pytest.CaptureFixture[str])
         (["serve", "FOLDER", "--adapter", "poet"], "names no folder"),
         (["serve", "FOLDER", "--port", "70000"], "port"),
         (["serve", "FOLDER", "--random-weights"], "random weights have no words"),
+        (["serve", "FOLDER", "--tool-format", "smoke"], "'smoke' is no way to write calls"),
+        (["serve", "FOLDER", "--replicas", "0"], "--replicas: there is no engine"),
+        (["serve", "FOLDER", "--prefill", "1"], "give --prefill and --decode, or neither"),
+        (["serve", "FOLDER", "--replicas", "2", "--in-process"], "only one engine fits"),
+        (["serve", "FOLDER", "--prefill", "1", "--decode", "1", "--tp", "2"], "several GPUs share"),
+        (["serve", "FOLDER", "--prefill", "1", "--decode", "1", "--guesses", "2"], "that guess"),
+        (["serve", "FOLDER", "--prefill", "1", "--decode", "1", "--parcels", "mail"], "no way"),
+        (
+            ["serve", "FOLDER", "--prefill", "1", "--decode", "1", "--replicas", "2"],
+            "says how many engines there are",
+        ),
     ],
 )
 def test_mistakes_are_named(
@@ -89,3 +112,65 @@ def test_prompts_come_from_files(
     path.write_text('{"text": 1}\n')
     assert main(["generate", folder, *words, *SMALL]) == 2
     assert "prompts.jsonl:1" in capsys.readouterr().err
+
+
+@contextmanager
+def serving(folder: str, *words: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Run `mw serve` as users do; yield its process and its address."""
+    command = [sys.executable, "-m", "meshwright", "serve", folder, "--port", "0", *SMALL, *words]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            for line in process.stderr:
+                if found := re.search(r"serving \S+ at (\S+)", line):
+                    yield process, found[1]
+                    break
+            else:
+                pytest.fail("it does not begin to serve")
+        finally:
+            process.kill()
+
+
+def ask(url: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    sent = Request(f"{url}{path}", json.dumps(body).encode(), {"content-type": "application/json"})
+    with urlopen(sent, timeout=60) as got:
+        found: dict[str, Any] = json.load(got)
+        return found
+
+
+CHAT = {"messages": [{"role": "user", "content": "ab"}], "temperature": 0, "max_tokens": 5}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "words",
+    [(), ("--in-process",), ("--replicas", "2"), ("--prefill", "1", "--decode", "1")],
+    ids=" ".join,
+)
+def test_a_served_model_answers_and_ends_in_peace(words: tuple[str, ...], folder: str) -> None:
+    with serving(folder, *words) as (process, url):
+        said = [ask(url, "/chat/completions", CHAT)["choices"][0] for _ in range(2)]
+        assert said[0] == said[1]
+        assert said[0]["finish_reason"] in {"length", "stop"}
+        body = {"prompt": "abcd", "echo": True, "logprobs": 1, "max_tokens": 0}
+        (told,) = ask(url, "/completions", body)["choices"]
+        assert told["text"] == "abcd"
+        assert told["logprobs"]["token_logprobs"][0] is None
+        assert all(each <= 0 for each in told["logprobs"]["token_logprobs"][1:])
+        os.kill(process.pid, signal.SIGTERM)
+        assert process.stderr is not None
+        rest = process.stderr.read()
+        assert process.wait(60) == 0
+        assert "Traceback" not in rest
+
+
+def test_engines_get_gpus_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    found = dealt(EngineSettings(device="cuda:2", tp=2), 3)
+    assert [each.device for each in found] == ["cuda:2", "cuda:4", "cuda:6"]
+    with pytest.raises(InputError, match="need 9, torch sees 8"):
+        dealt(EngineSettings(tp=3), 3)
+    assert dealt(EngineSettings(device="cpu"), 2) == [EngineSettings(device="cpu")] * 2

@@ -2,28 +2,24 @@
 
 import argparse
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshwright.cli.answer import Answer, Note
-from meshwright.cli.engine_flags import (
-    adapters_of,
-    add_engine,
-    model_path,
-    needs_serving,
-    settings_of,
-)
+from meshwright.cli.engine_flags import adapters_of, add_engine, model_path, needs_serving
 from meshwright.cli.parser import add_common
+from meshwright.cli.serve_engines import add_engines, start_engines
 from meshwright.errors import InputError, Problem
 
 if TYPE_CHECKING:
-    from meshwright.run.serve.interface import Serves
+    from meshwright.run.serve.model.words import Words
     from meshwright.run.serve.server import ServerSettings
 
 EXAMPLES = (
     "mw serve path/of/model",
     "mw serve path/of/model --port 8080 --max-length 8192 --kv fp8",
+    "mw serve path/of/model --replicas 8",
+    "mw serve path/of/model --prefill 1 --decode 3",
     "MESHWRIGHT_API_KEYS=… mw serve path/of/model --host 0.0.0.0",
 )
 
@@ -47,9 +43,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--origin", action="append", default=[], help="a web page that may call")
     group.add_argument("--reasoning", action="store_true", help="answers begin with <think>")
     group.add_argument(
-        "--in-process", action="store_true", help="run the engine in the server's own process"
-    )
+        "--tool-format", metavar="NAME",
+        help="how the model writes tool calls: hermes, llama3_json, mistral, pythonic"
+        " (default: what its chat template looks like)",
+    )  # fmt: skip
+    group.add_argument(
+        "--no-model-sampling", action="store_true",
+        help="leave aside how generation_config.json would draw tokens",
+    )  # fmt: skip
     group.add_argument("--no-access-log", action="store_true", help="no line for each request")
+    add_engines(parser)
     add_engine(parser)
     add_common(parser)
 
@@ -59,13 +62,17 @@ def run(args: argparse.Namespace) -> Answer:
     with needs_serving():
         from meshwright.run.serve.model.words import load_words
         from meshwright.run.serve.server import run_server, serve_app
+        from meshwright.run.serve.server.readers import Readers
 
         path = model_path(args.model)
         if args.random_weights:
             what = "random weights have no words, and a server needs some"
             raise InputError([Problem("--random-weights", what, "use mw generate --draw")])
-        settings, words = _settings(args, path), load_words(path)
-        engine, lines = _engine(args, path)
+        words = load_words(path)
+        settings = _settings(args, path, words)
+        # A wrong name is told before minutes go by in which weights are read.
+        Readers(words, settings.tool_format, reasoning=settings.reasoning)
+        engine, lines = start_engines(args, path)
         if not args.quiet:
             print(*lines, sep="\n", file=sys.stderr)
         app = serve_app(engine, words, settings)
@@ -86,34 +93,12 @@ def run(args: argparse.Namespace) -> Answer:
     return Answer("serve/1", data, (Note(text),))
 
 
-def _engine(args: argparse.Namespace, path: Path) -> "tuple[Serves, list[str]]":
-    """Start the engine; return it with where the time of its start went."""
-    if args.in_process:
-        from meshwright.run.serve.engine.loop import EngineLoop
-        from meshwright.run.serve.engine.start import start_engine
-
-        begun = start_engine(path, settings_of(args))
-        cache = begun.engine.runner.cache
-        told = start_lines(begun.took, cache.blocks * cache.block_tokens)
-        return EngineLoop(begun.engine, begun.upkeep), told
-    from meshwright.run.serve.worker.remote import RemoteEngine
-
-    engine = RemoteEngine(path, settings_of(args))
-    return engine, start_lines(engine.ready.took, engine.ready.room)
-
-
-def start_lines(took: Iterable[tuple[str, float]], room: int) -> list[str]:
-    """Say where the time of the start went, and how many tokens there is room for."""
-    took = list(took)
-    total = sum(seconds for _, seconds in took)
-    parts = ", ".join(f"{what} {seconds:.1f}" for what, seconds in took if seconds >= 0.05)
-    return [f"ready in {total:.1f} s ({parts})", f"room for {room:,} tokens"]
-
-
-def _settings(args: argparse.Namespace, path: Path) -> "ServerSettings":
+def _settings(args: argparse.Namespace, path: Path, words: "Words") -> "ServerSettings":
     from meshwright.run.serve.server import ServerSettings
 
     given: dict[str, Any] = {}
+    if not args.no_model_sampling:
+        given["sampling"] = words.sampling
     for name, kind in (("port", int), ("waiting", int), ("request_s", float), ("drain_s", float)):
         text = getattr(args, name)
         if text is not None:
@@ -128,6 +113,7 @@ def _settings(args: argparse.Namespace, path: Path) -> "ServerSettings":
         adapters=tuple(adapters_of(args)),
         admin=args.admin,
         reasoning=args.reasoning,
+        tool_format=args.tool_format,
         access_log=not args.no_access_log,
         **given,
     )

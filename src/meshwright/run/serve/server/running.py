@@ -43,9 +43,12 @@ class _Server(uvicorn.Server):
         return f"http://{host}:{name[1]}"
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
-        """End gently at the first signal, at once at the second."""
-        if self._desk.traffic.draining:
+        """End gently at the first signal, soon at the second, at once at the third."""
+        traffic = self._desk.traffic
+        if traffic.hurried:
             self.should_exit = self.force_exit = True
+        elif traffic.draining:
+            traffic.hurried = True
         else:
             self.drain()
 
@@ -93,8 +96,9 @@ def run_server(
     """Serve until SIGINT or SIGTERM, then end what is under way and return.
 
     Health turns 503 with the first signal, and new requests are refused; those under way have
-    `drain_s` seconds. A second signal ends them at once. The access log goes to stderr. `started`
-    is called with the address as soon as requests are taken.
+    `drain_s` seconds. A second signal ends them at once, and they say so; a third one waits for
+    nothing. The access log goes to stderr. `started` is called with the address as soon as requests
+    are taken.
 
     Raises:
         MissingPart: Where the address is taken.
@@ -119,7 +123,14 @@ def _log_to_stderr() -> None:
         logger = logging.getLogger(name)
         if not logger.handlers:
             logger.addHandler(logging.StreamHandler(sys.stderr))
+            logger.addFilter(_is_no_end)
         logger.setLevel(logging.INFO if name == "meshwright.access" else logging.WARNING)
+
+
+def _is_no_end(record: logging.LogRecord) -> bool:
+    """Leave out what the server's end broke off: it was asked for, and is no error."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, asyncio.CancelledError)
 
 
 class Served:

@@ -69,6 +69,8 @@ class Traffic:
         self.most_waiting = most_waiting
         self.waiting = 0
         self.draining = False
+        self.hurried = False
+        """Whether those under way have to end at once."""
         self.calls: set[Call] = set()
         self._firsts: deque[float] = deque(maxlen=REMEMBERED)
 
@@ -108,7 +110,7 @@ class Traffic:
         """Take no more, and wait for those under way; who is left after a time is broken off."""
         self.draining = True
         deadline = monotonic() + longest_s
-        while self.calls and monotonic() < deadline:
+        while self.calls and monotonic() < deadline and not self.hurried:
             await asyncio.sleep(min(0.05, longest_s))
         for call in list(self.calls):
             call.end(

@@ -47,6 +47,8 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     room: int
     """Tokens whose keys and values fit."""
     took: list[tuple[str, float]]
+    hands_over: bool = True
+    """Whether keys and values can go to another engine, or come from one."""
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):

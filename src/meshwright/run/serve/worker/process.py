@@ -188,9 +188,10 @@ def main(path: str) -> None:
     worker = Worker(way, started.engine, _performer(started.upkeep))
     cache = started.engine.runner.cache
     room = cache.blocks * cache.block_tokens
-    way.send(Ready(started.engine.max_length, room, list(started.took)))
+    engine, took = started.engine, list(started.took)
+    way.send(Ready(engine.max_length, room, took, engine.hands_over))
     worker.take(list(messages))
-    args = (way, worker, started.engine)
+    args = (way, worker, engine)
     threading.Thread(target=_read, args=args, name="reader", daemon=True).start()
     while True:
         worker.turn()

@@ -1,0 +1,166 @@
+"""The engines behind `mw serve`: one, several that share the asks, or two kinds that share each."""
+
+import argparse
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, get_args
+
+import msgspec
+
+from meshwright.cli.engine_flags import settings_of
+from meshwright.errors import InputError, MeshwrightError, Problem
+from meshwright.policy.routing import ROUTINGS
+from meshwright.spec.units import parse_count
+
+if TYPE_CHECKING:
+    from meshwright.run.serve.engine.settings import EngineSettings
+    from meshwright.run.serve.interface import Serves
+    from meshwright.run.serve.worker.remote import RemoteEngine
+
+
+def add_engines(parser: argparse.ArgumentParser) -> None:
+    """Add how many engines there are, and what each of them does."""
+    group = parser.add_argument_group("several engines")
+    group.add_argument("--replicas", metavar="N", help="engines that share the requests")
+    group.add_argument(
+        "--routing", choices=ROUTINGS, default="prefix", metavar="WORD",
+        help=f"who gets a request: {', '.join(ROUTINGS)} (default prefix)",
+    )  # fmt: skip
+    group.add_argument("--prefill", metavar="N", help="engines that compute prompts only")
+    group.add_argument("--decode", metavar="N", help="engines that go on with those prompts")
+    group.add_argument(
+        "--parcels", default="shm", metavar="WAY",
+        help="how keys and values get there: shm (shared memory) or tcp",
+    )  # fmt: skip
+    group.add_argument(
+        "--in-process", action="store_true", help="run the one engine in the server's own process"
+    )
+
+
+def start_engines(args: argparse.Namespace, path: Path) -> "tuple[Serves, list[str]]":
+    """Start what the flags describe; return it with where the time of the start went."""
+    first, then = _counts(args)
+    settings = settings_of(args)
+    if args.in_process:
+        if first + then > 1:
+            what = "only one engine fits into the server's process"
+            raise InputError([Problem("--in-process", what, "leave it out")])
+        return _here(settings, path)
+    if first + then == 1:
+        engines = _started([settings], path)
+        return engines[0], _lines(engines)
+    from meshwright.run.serve.routed import HandedOver, Routed
+
+    if first:
+        _check_handing(settings)
+        settings = msgspec.structs.replace(settings, parcels=args.parcels)
+    engines = _started(dealt(settings, first + then), path)
+    block = settings.limits.block_tokens
+    if not first:
+        return Routed(engines, args.routing, block_tokens=block), _lines(engines)
+    if not all(engine.ready.hands_over for engine in engines):
+        _end(engines)
+        what = "this model has states beside keys and values, which are not handed over"
+        raise InputError([Problem("--prefill", what, "use --replicas")])
+    both = HandedOver(engines[:first], engines[first:], args.routing, block_tokens=block)
+    return both, _lines(engines)
+
+
+def dealt(settings: "EngineSettings", count: int) -> "list[EngineSettings]":
+    """Return the settings of so many engines, each with GPUs of its own where there are some."""
+    import torch
+
+    from meshwright.run.serve.engine.build import device_of
+
+    device = device_of(settings.device)
+    if device.type != "cuda":
+        return [settings] * count
+    begin, there = device.index or 0, torch.cuda.device_count()
+    if (needed := begin + count * settings.tp) > there:
+        what = f"{count} engines of {settings.tp} GPUs from cuda:{begin} on need {needed}"
+        raise InputError([Problem("engines", f"{what}, torch sees {there}", "start fewer")])
+    return [
+        msgspec.structs.replace(settings, device=f"cuda:{begin + number * settings.tp}")
+        for number in range(count)
+    ]
+
+
+def start_lines(took: Iterable[tuple[str, float]], room: int) -> list[str]:
+    """Say where the time of the start went, and how many tokens there is room for."""
+    took = list(took)
+    total = sum(seconds for _, seconds in took)
+    parts = ", ".join(f"{what} {seconds:.1f}" for what, seconds in took if seconds >= 0.05)
+    return [f"ready in {total:.1f} s ({parts})", f"room for {room:,} tokens"]
+
+
+def _counts(args: argparse.Namespace) -> tuple[int, int]:
+    """Return how many engines compute prompts only, and how many others there are."""
+    given = {
+        name: parse_count(text, f"--{name}")
+        for name in ("replicas", "prefill", "decode")
+        if (text := getattr(args, name)) is not None
+    }
+    for name, count in given.items():
+        if count < 1:
+            raise InputError([Problem(f"--{name}", "there is no engine", "use 1 or more")])
+    if ("prefill" in given) != ("decode" in given):
+        what = "prompts are computed in one place and gone on with in another: both have engines"
+        raise InputError([Problem("--prefill", what, "give --prefill and --decode, or neither")])
+    if "prefill" not in given:
+        return 0, given.get("replicas", 1)
+    if "replicas" in given:
+        what = "says how many engines there are, as --prefill and --decode do"
+        raise InputError([Problem("--replicas", what, "leave it out")])
+    from meshwright.run.serve.parcels import Way
+
+    if args.parcels not in get_args(Way):
+        what = f"{args.parcels!r} is no way"
+        raise InputError([Problem("--parcels", what, f"use {' or '.join(get_args(Way))}")])
+    return given["prefill"], given["decode"]
+
+
+def _check_handing(settings: "EngineSettings") -> None:
+    """Raise where engines cannot go on with what others computed."""
+    if settings.tp > 1:
+        what = "keys and values that several GPUs share are not handed over"
+        raise InputError([Problem("--tp", what, "use --replicas, or one GPU for each engine")])
+    if settings.guesses:
+        what = "engines that guess take no prompts from others"
+        raise InputError([Problem("--guesses", what, "leave it out, or use --replicas")])
+
+
+def _here(settings: "EngineSettings", path: Path) -> "tuple[Serves, list[str]]":
+    from meshwright.run.serve.engine.loop import EngineLoop
+    from meshwright.run.serve.engine.start import start_engine
+
+    begun = start_engine(path, settings)
+    cache = begun.engine.runner.cache
+    told = start_lines(begun.took, cache.blocks * cache.block_tokens)
+    return EngineLoop(begun.engine, begun.upkeep), told
+
+
+def _started(each: "Sequence[EngineSettings]", path: Path) -> "list[RemoteEngine]":
+    """Start engines side by side; where one does not start, none is left."""
+    from meshwright.run.serve.worker.remote import RemoteEngine
+
+    with ThreadPoolExecutor(len(each)) as pool:
+        starting = [pool.submit(RemoteEngine, path, settings) for settings in each]
+    errors = [error for one in starting if (error := one.exception()) is not None]
+    engines = [one.result() for one in starting if one.exception() is None]
+    if errors:
+        _end(engines)
+        raise next((error for error in errors if isinstance(error, MeshwrightError)), errors[0])
+    return engines
+
+
+def _end(engines: "Sequence[RemoteEngine]") -> None:
+    for engine in engines:
+        engine.process.end()
+
+
+def _lines(engines: "Sequence[RemoteEngine]") -> list[str]:
+    """Say where the time went of the engine that took longest, and what room all have."""
+    slowest = max(engines, key=lambda engine: sum(seconds for _, seconds in engine.ready.took))
+    told = start_lines(slowest.ready.took, sum(engine.ready.room for engine in engines))
+    return told if len(engines) == 1 else [f"{len(engines)} engines", *told]
