@@ -303,28 +303,51 @@ def test_a_taken_address_is_named(served: Served) -> None:
         another.__enter__()
 
 
-def test_a_signal_ends_the_process_in_order() -> None:
+def run_apart(*engine: str) -> tuple[subprocess.Popen[str], str]:
+    """Run a server in a process of its own; return it with its address."""
     code = (
         "from meshwright.run.serve.server import *\n"
         "from tests.run.serve.server.pretend import *\n"
         "s = ServerSettings(model='parrot', port=0)\n"
-        "app = serve_app(PretendEngine(), Bytes(), s)\n"
+        "engine = PretendEngine()\n"
+        f"{''.join(engine)}\n"
+        "app = serve_app(engine, Bytes(), s)\n"
         "run_server(app, s, started=lambda url: print(url, flush=True))\n"
-        "print('in order')\n"
+        "print('in order', engine.closed)\n"
     )
-    root = Path(__file__).resolve().parents[4]
     process = subprocess.Popen(
         [sys.executable, "-c", code],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        cwd=root,
+        cwd=Path(__file__).resolve().parents[4],
     )
     assert process.stdout is not None
-    url = process.stdout.readline().strip()
+    return process, process.stdout.readline().strip()
+
+
+def test_a_signal_ends_the_process_in_order() -> None:
+    process, url = run_apart()
     assert send(url, "/health").status == 200
     os.kill(process.pid, signal.SIGTERM)
     said, logged = process.communicate(timeout=30)
-    assert (process.returncode, said.strip()) == (0, "in order")
+    assert (process.returncode, said.strip()) == (0, "in order True")
     # A line for each request, and nothing else.
     assert [json.loads(line)["path"] for line in logged.splitlines()] == ["/health"]
+
+
+@pytest.mark.parametrize("signals", [2, 3])
+def test_more_signals_end_what_is_under_way_and_show_no_traceback(signals: int) -> None:
+    process, url = run_apart("engine.holds_at = 1")
+    with opened(url, TEXT, {**HELLO, "stream": True}) as line:
+        assert b"200 OK" in line.recv(65536)
+        for _ in range(signals):
+            os.kill(process.pid, signal.SIGTERM)
+            # Signals of one kind that come at the same time are one.
+            time.sleep(0.02)
+        said, logged = process.communicate(timeout=30)
+        if signals == 2:
+            rest = b"".join(iter(lambda: line.recv(65536), b""))
+            assert b'"code":"draining"' in rest
+    assert (process.returncode, said.strip()) == (0, "in order True")
+    assert "Traceback" not in logged

@@ -36,6 +36,12 @@ class _Server(uvicorn.Server):
         if self.started and self.started_at is not None:
             self.started_at(self.url())
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Close everything, the engine too where uvicorn would leave it for lack of time."""
+        await super().shutdown(sockets)
+        if self.force_exit:
+            await self.lifespan.shutdown()
+
     def url(self) -> str:
         """Return where it is reached, without a slash at the end."""
         name = self.servers[0].sockets[0].getsockname()
@@ -97,8 +103,8 @@ def run_server(
 
     Health turns 503 with the first signal, and new requests are refused; those under way have
     `drain_s` seconds. A second signal ends them at once, and they say so; a third one waits for
-    nothing. The access log goes to stderr. `started` is called with the address as soon as requests
-    are taken.
+    no client. The access log goes to stderr. `started` is called with the address as soon as
+    requests are taken.
 
     Raises:
         MissingPart: Where the address is taken.
