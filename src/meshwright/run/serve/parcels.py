@@ -48,6 +48,8 @@ class Parcel(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of all blocks."""
     first: int
     """The token that was drawn behind the prompt."""
+    likely: tuple[float, tuple[tuple[int, float], ...]] | None = None
+    """How likely that token was, and which were likely in its place; where it was asked."""
 
 
 class Post(Protocol):

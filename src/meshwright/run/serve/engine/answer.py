@@ -118,7 +118,7 @@ class Answer:
         ended = False
         if self.guide is not None:
             try:
-                self.guide.advance(tokens)
+                tokens = tokens[: self.guide.advance(tokens)]
             except InputError as error:
                 return self.fail(str(error))
             ended = self.guide.ended

@@ -63,6 +63,9 @@ def _extras(ask: Ask, offer: Offer) -> list[Problem]:
     if (ask.hands_over or ask.brought is not None) and (sampling.n > 1 or not offer.hands_over):
         what = "one answer of a model on one device, without states or guesses, can be handed over"
         problems.append(Problem("hands_over", what, "ask one engine for it"))
+    if ask.brought is not None and sampling.logprobs is not None and ask.brought.likely is None:
+        what = "nothing tells how likely the token was that came with keys and values"
+        problems.append(Problem("brought", what, "hand the prompt over with logprobs too"))
     held = -(-len(ask.prompt) // offer.block_tokens)
     if ask.brought is not None and ask.brought.size != held * offer.block_bytes:
         what = f"{ask.brought.size:,} bytes for {held} blocks of {offer.block_bytes:,}"

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from meshwright.errors import InputError, Problem
 from meshwright.policy.batching import Batcher, Sequence, State
-from meshwright.run.serve.asked import Ask, Gauges, Piece
+from meshwright.run.serve.asked import Ask, Gauges, Piece, TokenLogprob
 from meshwright.run.serve.engine.answer import Answer, Silent, Sink, Text
 from meshwright.run.serve.engine.checks import Offer, check_ask
 from meshwright.run.serve.engine.guessing import Guesses
@@ -70,8 +70,11 @@ class Engine:
         engines, through shared memory where nothing else is said.
         """
         if runner.forward.recurrent:
-            # What lies in blocks is not all there is to know of a beginning, or of who made room.
-            limits = msgspec.structs.replace(limits, prefix_cache=False, preemption="recompute")
+            # What lies in blocks is not all there is to know of a beginning.
+            limits = msgspec.structs.replace(limits, prefix_cache=False)
+            if limits.preemption == "swap":
+                what = "states of recurrent layers are not moved to host memory"
+                raise InputError([Problem("preemption", what, "use recompute")])
             if guesses is not None:
                 what = "states of recurrent layers cannot be taken back when a guess was wrong"
                 raise InputError([Problem("guesses", what, "serve this model without")])
@@ -137,7 +140,8 @@ class Engine:
         sequence = self._sequence(answer)
         sequence.done = len(answer.ask.prompt)
         answer.brought = brought
-        piece = answer.take((parcel.first,))
+        told = () if parcel.likely is None else (TokenLogprob(parcel.first, *parcel.likely),)
+        piece = answer.take((parcel.first,), told)
         self._output_tokens += 1
         self._outbox.append((answer.sink, piece))
         if piece.finish is None:
@@ -311,7 +315,8 @@ class Engine:
             if answer.finish is not None:
                 continue
             if answer.taken is not None:
-                self._outbox.append((answer.sink, self._handing.send(answer, tokens[place][0])))
+                sent = self._handing.send(answer, tokens[place][0], likely.get(place, ()))
+                self._outbox.append((answer.sink, sent))
                 self._drop(answer)
                 continue
             piece = answer.take(tokens[place], likely.get(place, ()))

@@ -1,9 +1,11 @@
 """`Handing`: keys and values of prompts that go to another engine, or come from one."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+
+import msgspec
 
 from meshwright.policy.batching import Batch
-from meshwright.run.serve.asked import Piece
+from meshwright.run.serve.asked import Piece, TokenLogprob
 from meshwright.run.serve.engine.answer import Answer
 from meshwright.run.serve.model.cache import PagedCache
 from meshwright.run.serve.parcels import Post, post_of
@@ -25,7 +27,7 @@ class Handing:
                 rows = self._cache.gather(answer.sequence.blocks[: self._held(answer)])
                 answer.taken = rows.to("cpu", non_blocking=True)
 
-    def send(self, answer: Answer, first: int) -> Piece:
+    def send(self, answer: Answer, first: int, told: Sequence[TokenLogprob] = ()) -> Piece:
         """Post keys and values that are there, with the first token; the answer ends here."""
         rows, answer.taken = answer.taken, None
         assert rows is not None, "they were packed with the step"
@@ -34,6 +36,9 @@ class Handing:
         if self._post is None:
             self._post = post_of("shm")
         parcel = self._post.send(rows.flatten().numpy().data, blocks=len(rows), first=first)
+        if told:
+            likely = (told[0].logprob, told[0].top)
+            parcel = msgspec.structs.replace(parcel, likely=likely)
         return answer.hand_over(parcel)
 
     def unpack(self, batch: Batch) -> None:

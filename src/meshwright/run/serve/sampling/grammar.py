@@ -47,17 +47,18 @@ class Guide:
         """Whether the answer may end here."""
         return bool(self.matcher.is_accepting())
 
-    def advance(self, tokens: Sequence[int]) -> None:
-        """Go on with tokens of the answer, ends of text too; those after its end do not count.
+    def advance(self, tokens: Sequence[int]) -> int:
+        """Go on with tokens of the answer, ends of text too; return how many came before its end.
 
         An `InputError` says that the grammar cannot follow: the answer must end with that error.
         """
-        for token in tokens:
+        for count, token in enumerate(tokens):
             if self.matcher.is_stopped() and not self.matcher.is_error():
-                return
+                return count
             if not self.matcher.consume_token(token):
                 why = _in_short(self.matcher.get_error())
                 raise InputError([Problem("grammar", why, "simplify the grammar")])
+        return len(tokens)
 
     def allowed(self, tokens: Sequence[int]) -> int:
         """Return how many of some next tokens the grammar allows before an end of text.
