@@ -9,6 +9,7 @@ pytest.importorskip("torch", reason="runs a model")
 
 from meshwright.errors import InputError
 from meshwright.run.serve.asked import Ask, Sampling
+from meshwright.run.serve.engine.runner import Runner
 from tests.run.serve.engine.small import Heard, asked, engine_of, reference, run_out
 from tests.run.serve.model.small import chunked, hybrid, latent, small
 
@@ -42,6 +43,7 @@ def test_padding_goes_nowhere_however_long_an_engine_runs() -> None:
     engine = engine_of(small(), batch_requests=8)
     for _ in range(3):  # seven rows in a graph of eight: more steps than a sequence has positions
         asked(engine, [(1, place) for place in range(7)], output=30)
+    assert isinstance(engine.runner, Runner)
     assert int(engine.runner.rows.position[-1]) == 0
 
 

@@ -153,8 +153,10 @@ class Answer:
         error: str = "",
     ) -> Piece:
         first, self.begun = not self.begun, True
+        likely: tuple[TokenLogprob, ...] = ()
         # An answer that ends before its first token has nothing more to tell.
-        tells = first and tokens and self.prompt_telling is not None
+        if first and tokens and self.prompt_telling is not None:
+            likely = self.prompt_telling.read()
         return Piece(
             choice=self.choice,
             tokens=tokens,
@@ -165,5 +167,5 @@ class Answer:
             error=error,
             cached_tokens=self.sequence.cached if first else 0,
             queued_s=self.queued_s if first else None,
-            prompt_logprobs=self.prompt_telling.read() if tells else (),
+            prompt_logprobs=likely,
         )

@@ -73,10 +73,8 @@ def tell_prompt(
 ) -> Told:
     """Return how likely tokens were behind hidden states, on its way to the host."""
     parts = [
-        _told(logits(hidden), targets, top)
-        for hidden, targets in zip(
-            hidden_TD.split(_AT_ONCE), targets_T.split(_AT_ONCE), strict=True
-        )
+        _told(logits(hidden_TD[begin : begin + _AT_ONCE]), targets_T[begin : begin + _AT_ONCE], top)
+        for begin in range(0, len(targets_T), _AT_ONCE)
     ]
     whole = (torch.cat(each) for each in zip(*parts, strict=True))
     return Told(*(each.to("cpu", non_blocking=True) for each in whole))
