@@ -1,0 +1,158 @@
+"""Prints which features of the serving engine can be used together, as tables in Markdown.
+
+    python -m scripts.serve_features
+
+A pair that is not named in `REFUSED` or `IDLE` works: answers are those of either feature alone.
+tests/run/serve/test_features.py tries every pair, so nothing stands here that was not seen.
+docs/guide/serve-features.md shows the tables as they are when the site is built.
+"""
+
+from itertools import combinations
+from typing import Literal, NamedTuple
+
+Verdict = Literal["works", "idle", "refused", "either"]
+
+
+class Feature(NamedTuple):
+    """Something an engine can do, and how it is asked for."""
+
+    title: str
+    how: str
+
+
+class Refusal(NamedTuple):
+    """Why two features are refused together, and words of the error that says so."""
+
+    why: str
+    said: str
+
+
+FEATURES = {
+    "prefix": Feature("prefix cache", "on, unless `--no-prefix-cache`"),
+    "chunks": Feature("prompts in pieces", "`Limits.chunk_tokens`"),
+    "apart": Feature("prompts in steps of their own", '`Limits.mixing = "apart"`'),
+    "recompute": Feature("making room: computed again", "the default"),
+    "swap": Feature("making room: host memory", "`--swap --host-blocks N`"),
+    "choices": Feature("several answers to a prompt", "`n`"),
+    "seed": Feature("seeds", "`seed`"),
+    "penalties": Feature("penalties", "`repetition_penalty` and others"),
+    "logprobs": Feature("log-probabilities", "`logprobs`"),
+    "stop": Feature("stop texts", "`stop`"),
+    "grammar": Feature("grammars", "`response_format`, `structured_outputs`, tools"),
+    "guesses": Feature("guesses that are checked", "`--guesses N`"),
+    "adapter": Feature("LoRA adapters", "`--adapter NAME=FOLDER`"),
+    "fp8": Feature("keys and values in fp8", "`--kv fp8`"),
+    "int4": Feature("weights in four bits", "`--weights int4`"),
+    "embeddings": Feature("embeddings beside answers", "`/v1/embeddings`"),
+    "cancel": Feature("cancelling", "closing the connection"),
+    "priority": Feature("priorities and tenants", "`priority`, API keys"),
+    "parcels": Feature("prompts handed over", "`--prefill N --decode M`"),
+    "window": Feature("sliding windows", "the model"),
+    "latent": Feature("latent attention", "the model"),
+    "recurrent": Feature("recurrent layers", "the model"),
+    "invariant": Feature("the same bits in any batch", "`--invariant`"),
+    "sleep": Feature("sleep and waking", "`/sleep`, `/wake_up`"),
+    "ranks": Feature("several ranks", "`--tp N`"),
+}
+
+_CUT = "its products are cut by the size of the batch"
+
+REFUSED = {
+    ("choices", "parcels"): Refusal(
+        "several answers share a prompt's blocks only where it is computed",
+        "one answer of a model",
+    ),
+    ("guesses", "parcels"): Refusal(
+        "an engine that checks guesses takes no prompts from others", "without states or guesses"
+    ),
+    ("parcels", "recurrent"): Refusal(
+        "states are no blocks, and are not sent", "without states or guesses"
+    ),
+    ("parcels", "ranks"): Refusal(
+        "every rank has a part of the keys, and one device sends", "on one device"
+    ),
+    ("swap", "recurrent"): Refusal(
+        "states are no blocks, and are not moved: they are computed again",
+        "states of recurrent layers are not moved",
+    ),
+    ("guesses", "recurrent"): Refusal(
+        "states cannot be taken back when a guess was wrong", "cannot be taken back"
+    ),
+    ("adapter", "invariant"): Refusal(_CUT, "adapters depend on what else"),
+    ("int4", "invariant"): Refusal(_CUT, "quantised weights depend on what else"),
+    ("latent", "invariant"): Refusal(_CUT, "latent attention depend on what else"),
+    ("recurrent", "invariant"): Refusal(_CUT, "recurrences and latent attention depend"),
+    ("adapter", "ranks"): Refusal(
+        "adapters are not shared out between ranks", "adapters are served on one device"
+    ),
+    ("invariant", "ranks"): Refusal(
+        "sums over ranks are cut by the size of the batch", "sums over ranks are cut"
+    ),
+}
+
+IDLE: dict[tuple[str, str], str] = {
+    ("prefix", "recurrent"): "states have no blocks to share: every prompt is computed",
+}
+"""Pairs that can be asked for, where one of the two has nothing to do."""
+
+EITHER = {("recompute", "swap"): "one setting chooses between them"}
+"""Pairs of which there is only one at a time."""
+
+
+def verdict(one: str, other: str) -> tuple[Verdict, str]:
+    """Return what is said of a pair, and why."""
+    for pair in ((one, other), (other, one)):
+        if pair in REFUSED:
+            return "refused", REFUSED[pair].why
+        if pair in IDLE:
+            return "idle", IDLE[pair]
+        if pair in EITHER:
+            return "either", EITHER[pair]
+    return "works", ""
+
+
+def pairs() -> list[tuple[str, str]]:
+    """Return every pair of features."""
+    return list(combinations(FEATURES, 2))
+
+
+_SIGNS: dict[Verdict, str] = {"works": "✓", "idle": "○", "refused": "✗", "either": "–"}
+
+
+def _matrix() -> list[str]:
+    names = list(FEATURES)
+    numbers = [str(number) for number in range(1, len(names))]
+    lines = ["| | | " + " | ".join(numbers) + " |", "| ---: | --- |" + " :-: |" * len(numbers)]
+    for row, one in enumerate(names):
+        signs = [_SIGNS[verdict(other, one)[0]] for other in names[:row]]
+        signs += [""] * (len(numbers) - row)
+        lines.append(f"| {row + 1} | {FEATURES[one].title} | {' | '.join(signs)} |")
+    return lines
+
+
+def _named(found: dict[tuple[str, str], str]) -> list[str]:
+    lines = ["| feature | with | why |", "| --- | --- | --- |"]
+    for (one, other), why in found.items():
+        lines.append(f"| {FEATURES[one].title} | {FEATURES[other].title} | {why} |")
+    return lines
+
+
+def page() -> str:
+    """Return the tables."""
+    how = ["| | feature | asked for by |", "| ---: | --- | --- |"]
+    for number, feature in enumerate(FEATURES.values(), 1):
+        how.append(f"| {number} | {feature.title} | {feature.how} |")
+    count = len(pairs())
+    works = count - len(REFUSED) - len(IDLE) - len(EITHER)
+    refused = {pair: refusal.why for pair, refusal in REFUSED.items()}
+    parts = [
+        [f"Of {count} pairs {works} work (✓) and {len(REFUSED)} are refused (✗)."],
+        _matrix(), ["What is refused:"], _named(refused),
+        ["Where one of the two has nothing to do (○), or there is only one at a time (–):"],
+        _named(IDLE | EITHER), ["How each is asked for:"], how,
+    ]  # fmt: skip
+    return "\n\n".join("\n".join(part) for part in parts)
+
+
+if __name__ == "__main__":
+    print(page())
