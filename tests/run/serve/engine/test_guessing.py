@@ -9,33 +9,31 @@ pytest.importorskip("torch", reason="runs a model")
 
 from meshwright.errors import InputError
 from meshwright.run.serve.engine.answer import Answer
-from meshwright.run.serve.engine.guessing import LookedUp
+from meshwright.run.serve.engine.guessing import Guesses, LookedUp
 from tests.run.serve.engine.small import asked, engine_of, reference
 from tests.run.serve.engine.test_engine import PROMPTS, expected
 from tests.run.serve.model.small import hybrid, small
 
 
-class Knowing:
+class Knowing(Guesses):
     """Guesses right, but for every third token."""
 
     def __init__(self, output: int, wrong: int = 3) -> None:
         self._output, self._wrong = output, wrong
 
-    def propose(self, answers: Sequence[Answer]) -> list[tuple[int, ...]]:
-        guesses = []
-        for answer in answers:
-            whole = reference(small, answer.ask.prompt, self._output)
-            ahead = whole[answer.written : answer.written + 4]
-            guesses.append(
-                tuple(
-                    (token + 1) % 61 if (answer.written + place) % self._wrong == 0 else token
-                    for place, token in enumerate(ahead)
-                )
-            )
-        return guesses
+    def wanted(self, answers: Sequence[Answer]) -> list[int]:
+        return [len(self._ahead(answer)) for answer in answers]
 
-    def drop(self, answer: Answer) -> None:
-        pass
+    def propose(self, answers: Sequence[Answer], most: Sequence[int]) -> list[tuple[int, ...]]:
+        return [self._ahead(each)[:count] for each, count in zip(answers, most, strict=True)]
+
+    def _ahead(self, answer: Answer) -> tuple[int, ...]:
+        whole = reference(small, answer.ask.prompt, self._output)
+        ahead = whole[answer.written : answer.written + 4]
+        return tuple(
+            (token + 1) % 61 if (answer.written + place) % self._wrong == 0 else token
+            for place, token in enumerate(ahead)
+        )
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from meshwright.policy.kv import block_keys
 from meshwright.run.serve.asked import Ask, Finish, Piece, TokenLogprob
 from meshwright.run.serve.parcels import Parcel
 from meshwright.run.serve.sampling.grammar import Guide
+from meshwright.run.serve.sampling.lines import COLD
 from meshwright.run.serve.sampling.stops import Step
 
 if TYPE_CHECKING:
@@ -54,8 +55,8 @@ class Answer:
 
     __slots__ = (
         "adapter", "ask", "begun", "brought", "choice", "finish", "guessed", "guide", "ids",
-        "keys", "most", "prompt_telling", "queued_s", "row", "salt", "sequence", "since_s", "sink",
-        "taken", "text",
+        "keys", "most", "prompt_telling", "queued_s", "row", "salt", "seeded", "sequence",
+        "since_s", "sink", "taken", "text",
     )  # fmt: skip
 
     def __init__(
@@ -68,10 +69,15 @@ class Answer:
         *,
         guide: Guide | None = None,
         adapter: int = -1,
+        seeded: bool = True,
     ) -> None:
-        """Begin an answer of at most `most` tokens; a `guide` says which may follow."""
+        """Begin an answer of at most `most` tokens; a `guide` says which may follow.
+
+        `seeded` is false where nobody named a seed, so that any draw of the right chances will do.
+        """
         self.ask, self.choice, self.most, self.sink = ask, choice, most, sink
         self.text, self.guide, self.adapter = text, guide, adapter
+        self.seeded = seeded
         self.ids = list(ask.prompt)
         """The prompt and what came after it, as far as the host has seen it."""
         self.salt = b"" if ask.adapter is None else ask.adapter.encode()[:64]
@@ -92,6 +98,11 @@ class Answer:
         self.begun = False
         self.finish: Finish | None = None
         self.sequence: sequences.Sequence
+
+    @property
+    def by_chance(self) -> bool:
+        """Whether its guesses may be taken by rejection, and not only where it draws the same."""
+        return not self.seeded and self.ask.sampling.temperature > COLD
 
     @property
     def written(self) -> int:

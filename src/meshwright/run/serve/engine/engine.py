@@ -13,17 +13,18 @@ import secrets
 import time
 from collections import abc
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 import msgspec
 from torch import Tensor
 
 from meshwright.errors import InputError, Problem
-from meshwright.policy.batching import Batcher, Sequence, State
+from meshwright.policy.batching import Batcher, Sequence
 from meshwright.run.serve.asked import Ask, Gauges, Piece, TokenLogprob
 from meshwright.run.serve.engine.answer import Answer, Silent, Sink, Text
 from meshwright.run.serve.engine.checks import Offer, check_ask
-from meshwright.run.serve.engine.guessing import Guesses
+from meshwright.run.serve.engine.guessing import Guesses, Guessing
 from meshwright.run.serve.engine.handing import Handing
 from meshwright.run.serve.engine.likelihoods import likelihoods
 from meshwright.run.serve.engine.placing import Drawing, Placing
@@ -86,12 +87,12 @@ class Engine:
         self.max_length = min(runner.forward.max_length, most)
         self.vocab = runner.forward.decoder.model.vocab
         self._placing = Placing(self.batcher, limits.batch_requests)
-        self._grammars, self._guesses = grammars, guesses
+        self._grammars = grammars
+        self._guessing = None if guesses is None else Guessing(guesses, self.batcher)
         self._handing = Handing(runner.cache, post)
         self._masks: Masks | None = None
         self._flying: _Flying | None = None
         self._outbox: list[tuple[Sink, Piece]] = []
-        self._guessing: dict[Answer, None] = {}
         self._steps = self._prompt_tokens = self._output_tokens = 0
         self._progress_s = time.monotonic()
 
@@ -103,7 +104,7 @@ class Engine:
         `brought` are the keys and values of an ask that comes with them.
         """
         self.check(ask)
-        sampling = ask.sampling
+        sampling, seeded = ask.sampling, ask.sampling.seed is not None
         if sampling.seed is None:
             sampling = msgspec.structs.replace(sampling, seed=secrets.randbits(62))
             ask = msgspec.structs.replace(ask, sampling=sampling)
@@ -111,7 +112,7 @@ class Engine:
         most = room if sampling.max_tokens is None else min(sampling.max_tokens, room)
         if ask.hands_over:
             most = 1
-        answers = [self._answer(ask, choice, most, sink) for choice in range(sampling.n)]
+        answers = [self._answer(ask, choice, most, sink, seeded) for choice in range(sampling.n)]
         answers[0].name_blocks(self.limits.block_tokens)
         for answer in answers[1:]:
             answer.keys = list(answers[0].keys)
@@ -172,7 +173,7 @@ class Engine:
     def hands_over(self) -> bool:
         """Whether keys and values can go to another engine, or come from one."""
         alone = self.runner.ranks == 1
-        return alone and not self.runner.forward.recurrent and self._guesses is None
+        return alone and not self.runner.forward.recurrent and self._guessing is None
 
     def cancel(self, answers: list[Answer]) -> None:
         """End answers that nobody waits for any more."""
@@ -181,13 +182,17 @@ class Engine:
                 self._outbox.append((answer.sink, answer.cancel()))
                 self._drop(answer)
 
-    def _answer(self, ask: Ask, choice: int, most: int, sink: Sink) -> Answer:
+    def _answer(self, ask: Ask, choice: int, most: int, sink: Sink, seeded: bool) -> Answer:
         sampling, guide = ask.sampling, None
         if sampling.grammar is not None and self._grammars is not None:
             guide = self._grammars.guide(sampling.grammar)
         adapter = -1 if ask.adapter is None else self._adapters[ask.adapter]
         text = self._text(ask, most)
-        return Answer(ask, choice, most, sink, text, guide=guide, adapter=adapter)
+        # Guesses that a grammar forbids are left out, by which the rest is not left to chance.
+        seeded = seeded or guide is not None
+        return Answer(
+            ask, choice, most, sink, text, guide=guide, adapter=adapter, seeded=seeded
+        )  # fmt: skip
 
     @property
     def _adapters(self) -> Mapping[str, int]:
@@ -230,16 +235,20 @@ class Engine:
     def turn(self) -> bool:
         """Start a step and read the one before; return whether there was anything to do."""
         flying, self._flying = self._flying, None
-        if self._guesses is not None and flying is not None:
-            self._land(flying)
-            self._guess(self._guesses)
-            flying = None
+        if self._guessing is not None:
+            if flying is not None:
+                self._land(flying)
+                flying = None
+            self._guessing.plan()
         batch = self.batcher.next()
         if batch is None:
             if flying is not None:
                 self._land(flying)
             return flying is not None
-        orders, drawing = self._placing.ordered(batch)
+        granted = self.batcher.grants(batch)
+        if self._guessing is not None:
+            self._guessing.fill(batch)
+        orders, drawing = self._placing.ordered(batch, granted)
         self._prompt_tokens += sum(chunk.stop - chunk.start for chunk in batch.chunks)
         self._handing.unpack(batch)
         computed = self.runner.compute(orders)
@@ -251,6 +260,9 @@ class Engine:
         if computed is not None:
             self._handing.pack(each.answer for each in drawing)
             mask = self._mask(drawing, computed.lines.ends)
+            if self._guessing is not None:
+                chances = self._guessing.guesses.chances(drawing, computed.lines.ends)
+                computed = replace(computed, chances=chances)
             self._flying = _Flying(drawing, self.runner.draw(computed, mask))
         self._steps += 1
         if flying is not None:
@@ -293,15 +305,6 @@ class Engine:
         self._masks.begin(guides, ends[-1])
         return self._masks.ready()
 
-    def _guess(self, guesses: Guesses) -> None:
-        """Guess the next tokens of all that are to check some."""
-        answers = [each for each in self._guessing if each.sequence.state is State.GUESSING]
-        for answer, guessed in zip(answers, guesses.propose(answers), strict=True):
-            answer.guessed = guessed
-            if answer.guide is not None:
-                answer.guessed = guessed[: answer.guide.allowed(guessed)]
-            self.batcher.propose(answer.sequence, len(answer.guessed))
-
     # Results.
 
     def _land(self, flying: _Flying) -> None:
@@ -311,7 +314,8 @@ class Engine:
         if told is not None:
             asked = [answer.ask.sampling.logprobs for answer, _ in flying.drawing]
             likely = likelihoods(asked, flying.landing.lines, tokens, told)
-        for place, (answer, checks) in enumerate(flying.drawing):
+        for place, drawing in enumerate(flying.drawing):
+            answer = drawing.answer
             if answer.finish is not None:
                 continue
             if answer.taken is not None:
@@ -327,15 +331,18 @@ class Engine:
                 continue
             if self.limits.prefix_cache:
                 answer.name_blocks(self.limits.block_tokens)
-            if self._guesses is not None:
-                self._guessing[answer] = None
-                if checks:
-                    self.batcher.settle(answer.sequence, len(tokens[place]) - 1)
+            if self._guessing is not None:
+                self._guessing.land(drawing, len(tokens[place]))
 
     def _drop(self, answer: Answer) -> None:
         """Take an answer out that goes on no further."""
         self._placing.leave(answer)
         self.batcher.end(answer.sequence)
-        self._guessing.pop(answer, None)
-        if self._guesses is not None:
-            self._guesses.drop(answer)
+        if self._guessing is not None:
+            self._guessing.drop(answer)
+
+    def forget(self) -> None:
+        """Find nothing of what lies in the blocks any more: the weights or the cache change."""
+        self.batcher.pool.forget()
+        if self._guessing is not None:
+            self._guessing.guesses.forget()

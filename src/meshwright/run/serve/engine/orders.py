@@ -21,6 +21,8 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
     """What it had written before it made room for others."""
     choice: int
     adapter: int = -1
+    seeded: bool = True
+    """Whether somebody named the seed."""
 
 
 class Telling(msgspec.Struct, frozen=True, array_like=True):

@@ -2,10 +2,12 @@
 
 from typing import NamedTuple
 
-from meshwright.policy.batching import Batch, Batcher, Sequence, State
+from meshwright.policy.batching import Batch, Batcher, Chunk, Sequence, State
 from meshwright.run.serve.engine.answer import Answer
 from meshwright.run.serve.engine.orders import Entry, Going, Moved, Orders, Part, Written
 from meshwright.run.serve.sampling.lines import is_penalised
+
+Granted = list[tuple[Sequence, list[int]]]
 
 
 class Drawing(NamedTuple):
@@ -29,8 +31,11 @@ class Placing:
         self._shown: tuple[int, ...] = ()
         """Rows that the runner knows to decode."""
 
-    def ordered(self, batch: Batch) -> tuple[Orders, list[Drawing]]:
-        """Put a batch into words that a runner understands; return who draws a token."""
+    def ordered(self, batch: Batch, granted: Granted) -> tuple[Orders, list[Drawing]]:
+        """Put a batch into words that a runner understands; return who draws a token.
+
+        `granted` are the blocks that its sequences were given.
+        """
         for sequence in batch.preempted:
             self.leave(sequence.request)
         entries = tuple(
@@ -40,7 +45,7 @@ class Placing:
         )
         written = tuple(
             Written(sequence.request.row, len(sequence.blocks) - len(blocks), tuple(blocks))
-            for sequence, blocks in self._batcher.grants(batch)
+            for sequence, blocks in granted
         )
         going = self._going()
         # Steps of whole prompts alone let the others rest.
@@ -79,6 +84,7 @@ class Placing:
             tuple(answer.ids[-written:]) if written else (),
             answer.choice,
             answer.adapter,
+            answer.seeded,
         )
 
     def _going(self) -> tuple[Going, ...]:
@@ -105,19 +111,29 @@ class Placing:
             self.leave(sequence.request)
 
 
+def checking(batch: Batch) -> list[Chunk]:
+    """Return what a step computes of sequences that check guesses."""
+    # Who joins with this step has computed the last of what is known, and guessed nothing yet.
+    joined = set(batch.joined)
+    return [
+        chunk
+        for chunk in batch.chunks
+        if chunk.sequence.state is State.GUESSING and chunk.sequence not in joined
+    ]
+
+
 def _parts(batch: Batch) -> tuple[tuple[Part, ...], list[Drawing]]:
     """Return the tokens that a step computes beside decoding, and who draws behind them."""
     forks: dict[Sequence, list[Answer]] = {}
     for parent, child in batch.forked:
         forks.setdefault(parent, []).append(child.request)
-    joined = set(batch.joined)
+    checked = {chunk.sequence for chunk in checking(batch)}
     parts: list[Part] = []
     drawing: list[Drawing] = []
     for sequence, start, stop, samples in batch.chunks:
         answer: Answer = sequence.request
         known = answer.ids[start:stop]
-        # Who joins with this step has computed the last of what is known, and guessed nothing yet.
-        checks = sequence.state is State.GUESSING and sequence not in joined
+        checks = sequence in checked
         guessed = answer.guessed[: stop - start - len(known)]
         draws = [answer, *forks.get(sequence, ())] if samples else []
         rows = tuple(each.row for each in draws)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from meshwright.run.serve.engine.device_rows import DecodeForward, DeviceRows
-from meshwright.run.serve.engine.orders import Orders, Part, Telling
+from meshwright.run.serve.engine.orders import Orders, Part, Telling, Written
 from meshwright.run.serve.engine.prompt_telling import tell_prompt
 from meshwright.run.serve.model.forward import Forward
 from meshwright.run.serve.model.graphs import Graphs
@@ -33,6 +33,8 @@ class Computed:
     lines: Lines
     inputs: Tensor | None
     """The tokens that were computed at these lines; None where no guess is checked."""
+    chances: Tensor | None = None
+    """What the guesses among them were drawn from, where that matters."""
 
 
 class Landing:
@@ -122,7 +124,10 @@ class Runner:
         """Draw a token for each line of what was computed."""
         logits_LV, lines = computed.logits, computed.lines
         if computed.inputs is not None:
-            checked = check(self.sampler, logits_LV, lines, computed.inputs, mask_LW=mask_LW)
+            checked = check(
+                self.sampler, logits_LV, lines, computed.inputs,
+                chances_LV=computed.chances, mask_LW=mask_LW,
+            )  # fmt: skip
             return Landing(lines, checked.tokens, checked.told, checked.kept)
         drawn = self.sampler.sample(logits_LV, lines, mask_RW=mask_LW)
         self.rows.last.index_copy_(0, lines.places.rows, drawn.tokens.clamp(min=0))
@@ -153,23 +158,28 @@ class Runner:
             self.rows.choose([each.row for each in orders.entries], chosen)
         for entry in orders.entries:
             self.sampler.set(
-                entry.row, entry.sampling, entry.prompt, entry.output, choice=entry.choice
-            )
+                entry.row, entry.sampling, entry.prompt, entry.output,
+                choice=entry.choice, seeded=entry.seeded,
+            )  # fmt: skip
         if orders.written:
-            rows: list[int] = []
-            places: list[int] = []
-            blocks: list[int] = []
-            for each in orders.written:
-                rows += [each.row] * len(each.blocks)
-                places += range(each.place, each.place + len(each.blocks))
-                blocks += each.blocks
-            self.rows.write(rows, places, blocks)
+            self.write(orders.written)
         if orders.going:
             self.rows.start([each.row for each in orders.going],
                             [each.position for each in orders.going])  # fmt: skip
             given = [(each.row, each.token) for each in orders.going if each.token is not None]
             if given:
                 self.rows.give([row for row, _ in given], [token for _, token in given])
+
+    def write(self, written: Sequence[Written]) -> None:
+        """Add blocks to the tables of rows."""
+        rows: list[int] = []
+        places: list[int] = []
+        blocks: list[int] = []
+        for each in written:
+            rows += [each.row] * len(each.blocks)
+            places += range(each.place, each.place + len(each.blocks))
+            blocks += each.blocks
+        self.rows.write(rows, places, blocks)
 
     def _mixed(self, parts: Sequence[Part]) -> tuple[Tensor, Tensor]:
         """Compute parts behind the rows that decode; return logits, and the tokens before them."""

@@ -43,7 +43,7 @@ class Upkeep:
         """
         self._require_idle("sleep")
         if not self.asleep:
-            self._engine.batcher.pool.forget()
+            self._engine.forget()
             self._do(Do(what="sleep", level=level))
 
     def wake(self) -> None:
@@ -56,7 +56,7 @@ class Upkeep:
         self._require_idle("take new weights")
         refuse_new_weights(quantised=self._quantised, ranks=self._ranks)
         self._do(Do(what="update", path=folder))
-        self._engine.batcher.pool.forget()
+        self._engine.forget()
 
     def _embedded(self, prompt: Sequence[int], pooling: Pooling) -> list[float]:
         engine, pool = self._engine, self._engine.batcher.pool
