@@ -37,6 +37,8 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     choices: tuple[Choice, ...]
     cached_tokens: int = 0
     """Tokens of the prompt that were not computed anew."""
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    """How likely the prompt's tokens after its first were, where the ask wants to know."""
 
     @property
     def text(self) -> str:
@@ -57,10 +59,13 @@ class _Heard:
             self._each(piece)
 
     def completion(self, ask: Ask) -> Completion:
-        cached = self.pieces[0].cached_tokens if self.pieces else 0
-        numbers = range(ask.sampling.n)
-        choices = tuple(self._choice(number) for number in numbers)
-        return Completion(prompt=ask.prompt, choices=choices, cached_tokens=cached)
+        first = self.pieces[0] if self.pieces else Piece()
+        return Completion(
+            prompt=ask.prompt,
+            choices=tuple(self._choice(number) for number in range(ask.sampling.n)),
+            cached_tokens=first.cached_tokens,
+            prompt_logprobs=first.prompt_logprobs,
+        )
 
     def _choice(self, number: int) -> Choice:
         pieces = [piece for piece in self.pieces if piece.choice == number]

@@ -105,7 +105,8 @@ def test_four_bits_answer(folder: Path) -> None:
 TENSOR_PARALLEL = """
 import sys
 from meshwright.run.serve.engine.settings import EngineSettings
-from meshwright.run.serve.asked import Sampling
+from meshwright.errors import InputError
+from meshwright.run.serve.asked import Ask, Sampling
 from meshwright.run.serve.llm import LLM
 from meshwright.spec.serving import Limits
 import torch
@@ -120,6 +121,12 @@ for found in llm.generate(prompts, sampling):
 warm = Sampling(temperature=1.5, seed=3, max_tokens=12, ignore_eos=True)
 print(*llm.generate(prompts[:1], warm)[0].choices[0].tokens)
 print(len(llm.upkeep.embed(prompts[:1])[0]))
+(told,) = llm.answer([Ask(prompt=prompts[3], sampling=sampling, prompt_logprobs=1)])
+print(*(f"{each.logprob:.5f}" for each in told.prompt_logprobs))
+try:
+    llm.answer([Ask(prompt=prompts[3], hands_over=True)])
+except InputError as error:
+    print(error)
 """
 
 
@@ -132,10 +139,16 @@ def test_two_ranks_answer_as_one_does(folder: Path) -> None:
     command = [sys.executable, "-c", TENSOR_PARALLEL, str(folder), prompts]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
-    *greedy, warm, width = [list(map(int, line.split())) for line in done.stdout.splitlines()]
+    *lines, told, refused = done.stdout.splitlines()
+    *greedy, warm, width = [list(map(int, line.split())) for line in lines]
     assert greedy == expected()
     alone = Sampling(temperature=1.5, seed=3, max_tokens=12, ignore_eos=True)
     (one,) = llm_of(folder).generate(PROMPTS[:1], alone)
     assert warm == list(one.choices[0].tokens)
     assert width == [small().model.hidden]
     assert reference(small, PROMPTS[0], 12) == greedy[0]
+    with torch.no_grad():
+        whole_TV = small()(torch.tensor([PROMPTS[3]]))[0].log_softmax(1)
+    wanted = [float(row_V[token]) for row_V, token in zip(whole_TV, PROMPTS[3][1:], strict=False)]
+    assert [float(each) for each in told.split()] == pytest.approx(wanted, abs=1e-4)
+    assert "on one device" in refused

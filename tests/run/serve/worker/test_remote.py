@@ -5,6 +5,7 @@ import os
 import signal
 from pathlib import Path
 
+import msgspec
 import pytest
 
 pytest.importorskip("torch", reason="runs a model")
@@ -15,6 +16,8 @@ from meshwright.run.nn.huggingface import save
 from meshwright.run.serve.asked import Ask, Piece, Sampling
 from meshwright.run.serve.engine.settings import EngineSettings
 from meshwright.run.serve.interface import EngineBroken
+from meshwright.run.serve.parcels import Parcel, ParcelLost
+from meshwright.run.serve.routed import HandedOver
 from meshwright.run.serve.worker.remote import RemoteEngine
 from meshwright.spec.serving import Limits
 from tests.run.serve.engine.small import reference
@@ -82,3 +85,34 @@ def test_an_engine_that_dies_says_so_and_comes_back(folder: Path) -> None:
 def test_what_keeps_an_engine_from_starting_is_told(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"tokenizer\.json"):
         RemoteEngine(tmp_path, EngineSettings(device="cpu"))
+
+
+async def _halves(folder: Path) -> None:
+    settings = EngineSettings(limits=LIMITS, device="cpu", max_length=64)
+    first, then = await asyncio.gather(
+        *(asyncio.to_thread(RemoteEngine, folder, settings) for _ in range(2))
+    )
+    assert first.ready.hands_over
+    both = HandedOver([first], [then], block_tokens=4)
+    ask = Ask(prompt=PROMPT, sampling=Sampling(temperature=0.0, max_tokens=12, ignore_eos=True))
+    pieces = [piece async for piece in both.answer(ask)]
+    assert [token for piece in pieces for token in piece.tokens] == reference(small, PROMPT, 12)
+    # What is never collected goes with the process that sent it.
+    (sent,) = await heard(first, msgspec.structs.replace(ask, hands_over=True))
+    assert sent.parcel is not None
+    place = Path(sent.parcel.place)
+    assert place.exists()
+    lost = msgspec.structs.replace(sent.parcel, place=f"{place}x")
+    with pytest.raises(ParcelLost, match="are gone"):
+        await heard(then, msgspec.structs.replace(ask, brought=lost))
+    short = Parcel(way="shm", place=str(place), blocks=1, size=1, first=1)
+    with pytest.raises((InputError, ParcelLost)):
+        await heard(then, msgspec.structs.replace(ask, brought=short))
+    await both.close()
+    assert not place.exists()
+    assert not place.parent.exists()
+
+
+@pytest.mark.slow
+def test_prompts_go_from_process_to_process(folder: Path) -> None:
+    asyncio.run(_halves(folder))
