@@ -157,3 +157,43 @@ def test_several_answers_and_lost_halves_are_left_to_the_second_engine() -> None
         await both.close()
 
     run(work)
+
+
+def test_what_came_meanwhile_is_read_at_once_through_a_router() -> None:
+    async def work() -> None:
+        routed = Routed([EngineLoop(engine_of(small())) for _ in range(2)])
+        both = HandedOver([EngineLoop(engine_of(small()))], [EngineLoop(engine_of(small()))])
+        for engine in (routed, both):
+            pieces = engine.answer(Ask(prompt=PROMPTS[1], sampling=GREEDY))
+            found = [await anext(pieces)]
+            while found[-1].finish is None:
+                await asyncio.sleep(0.01)
+                found += pieces.ready()
+            assert [token for piece in found for token in piece.tokens] == expected()[1]
+            await pieces.aclose()
+            await engine.close()
+        assert routed.router.open == [0, 0]
+
+    run(work)
+
+
+def test_who_reads_no_further_gives_up_either_half() -> None:
+    async def work() -> None:
+        first, then = (EngineLoop(engine_of(small())) for _ in range(2))
+        both = HandedOver([first], [then])
+        for pieces_read in (0, 2):
+            pieces = both.answer(Ask(prompt=PROMPTS[1], sampling=Sampling(max_tokens=50)))
+            for _ in range(pieces_read):
+                await anext(pieces)
+            if not pieces_read:
+                reading = asyncio.ensure_future(anext(pieces))
+                await asyncio.sleep(0)
+                reading.cancel()
+                await asyncio.gather(reading, return_exceptions=True)
+            await pieces.aclose()
+            while first.gauges().running or then.gauges().running:
+                await asyncio.sleep(0.01)
+        assert then.gauges().output_tokens < 50
+        await both.close()
+
+    run(work)

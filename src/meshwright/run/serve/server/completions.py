@@ -71,6 +71,7 @@ async def complete(desk: Desk, body: CompletionBody, call: Call) -> Answer:
         prompt_logprobs=body.logprobs if body.echo else None,
     )
     replies = desk.ask(asks, call)
+    replies.silent = not most
     texts = [
         CompletionText(desk, body, ask.prompt, at * ask.sampling.n + choice, silent=not most)
         for at, ask in enumerate(asks)

@@ -159,6 +159,8 @@ class Replies:
 
     def __init__(self, each: list[Reply], choices: int) -> None:
         self.each = each
+        self.silent = False
+        """Whether the tokens that come are shown to nobody, and not counted for anybody."""
         self._choices = choices
         self._tasks: list[asyncio.Task[None]] = []
         self._queue: asyncio.Queue[tuple[int, Sequence[Piece]] | BaseException] = asyncio.Queue()
@@ -214,6 +216,6 @@ class Replies:
     def usage(self) -> Usage:
         """Return the counts of tokens so far."""
         prompt = sum(len(reply.ask.prompt) for reply in self.each)
-        output = sum(reply.output_tokens for reply in self.each)
+        output = 0 if self.silent else sum(reply.output_tokens for reply in self.each)
         cached = sum(reply.cached_tokens for reply in self.each)
         return Usage(prompt, output, prompt + output, PromptDetails(cached))
