@@ -37,7 +37,8 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
         "--adapter", action="append", default=[], metavar="NAME=FOLDER", help="a LoRA of PEFT's"
     )
     group.add_argument("--adapter-rank", metavar="N", help="their highest rank (default 16)")
-    group.add_argument("--guesses", metavar="N", help="tokens looked up ahead and checked at once")
+    group.add_argument("--draft", metavar="PATH", help="a smaller model that guesses ahead")
+    group.add_argument("--guesses", metavar="N", help="tokens guessed ahead and checked at once")
     group.add_argument(
         "--invariant", action="store_true", help="the same bits whatever is asked beside it"
     )
@@ -68,6 +69,8 @@ def settings_of(args: argparse.Namespace) -> "EngineSettings":
     for name in ("tp", "adapter_rank", "guesses"):
         if getattr(args, name) is not None:
             more[name] = _count(name, getattr(args, name))
+    if args.draft is not None:
+        more["draft"] = str(model_path(args.draft))
     if args.memory_share is not None:
         more["memory_share"] = _share(args.memory_share)
     return EngineSettings(

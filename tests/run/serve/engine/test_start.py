@@ -8,6 +8,7 @@ import pytest
 pytest.importorskip("torch", reason="runs a model")
 pytest.importorskip("tokenizers", reason="reads a tokenizer")
 
+import msgspec
 import torch
 
 from meshwright.errors import InputError
@@ -100,6 +101,47 @@ def test_four_bits_answer(folder: Path) -> None:
     llm = llm_of(folder, weights="int4")
     (found,) = llm.generate([PROMPTS[3]], GREEDY)
     assert len(found.choices[0].tokens) == 12
+
+
+def test_a_draft_from_a_folder_saves_steps_asleep_and_awake(folder: Path) -> None:
+    llm = llm_of(folder, draft=str(folder), guesses=3)
+    for level in (1, 0):
+        before = llm.engine.gauges().steps
+        found = llm.generate(PROMPTS[:3], GREEDY)
+        assert [list(each.choices[0].tokens) for each in found] == expected()[:3]
+        # Steps of their own for the prompts; then four tokens with each.
+        assert llm.engine.gauges().steps - before <= 3 + 3
+        if level:
+            llm.upkeep.sleep(level)
+            draft = llm.engine.runner.draft  # type: ignore[attr-defined]
+            assert sum(weight.numel() for weight in draft.forward.decoder.parameters()) == 0
+            llm.upkeep.wake()
+
+
+def test_a_grammar_holds_with_a_draft(tmp_path: Path) -> None:
+    words = trained(digits=True)
+    save(made(msgspec.structs.replace(small().model, vocab=words.get_vocab_size())), tmp_path)
+    words.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": 0}')
+    digits = Grammar(kind="regex", text="[0-9]{3,}")
+    drawn = []
+    for draft in ("", str(tmp_path)):
+        llm = llm_of(tmp_path, draft=draft)
+        for seed in (4, None):
+            asked = Sampling(temperature=0.9, max_tokens=12, grammar=digits, seed=seed)
+            (found,) = llm.answer([Ask(prompt=PROMPTS[1], sampling=asked)])
+            assert found.text.isdigit()
+            drawn += [found.choices[0].tokens] if seed else []
+    assert drawn[0] == drawn[1]
+
+
+def test_drafts_that_cannot_be_are_refused(folder: Path, tmp_path: Path) -> None:
+    save(small(), tmp_path)
+    trained(digits=False).save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(InputError, match="have the same numbers"):
+        llm_of(folder, draft=str(tmp_path))
+    with pytest.raises(InputError, match="on one device"):
+        llm_of(folder, draft=str(folder), tp=2)
 
 
 TENSOR_PARALLEL = """

@@ -17,8 +17,8 @@ from meshwright.run.nn.initialise import materialise
 from meshwright.run.parallel.mesh import Mesh
 from meshwright.run.parallel.spread import spread
 from meshwright.run.serve.engine.runner import Runner
-from meshwright.run.serve.engine.settings import EngineSettings
-from meshwright.run.serve.model.cache import PagedCache, block_bytes, shapes_of
+from meshwright.run.serve.engine.settings import GUESSES, EngineSettings
+from meshwright.run.serve.model.cache import FP8, PagedCache, block_bytes, shapes_of
 from meshwright.run.serve.model.forward import Forward
 from meshwright.run.serve.model.gguf_file import is_gguf
 from meshwright.run.serve.model.load import load_served
@@ -90,12 +90,16 @@ def build_runner(
     if settings.weights != "model":
         with clock("quantising"):
             quantise(decoder, settings.weights)
+    draft = None
+    if settings.draft:
+        with clock("draft"):
+            draft = _decoder(settings.draft, settings, device, dtype, None)
     limits, model = settings.limits, decoder.model
     length = min(settings.max_length or model.max_positions, model.max_positions)
     rows = limits.batch_requests
     sampler = Sampler(rows + 1, model.vocab, device, eos=ends)
     with clock("memory"):
-        blocks = limits.kv_blocks or _least(_blocks(decoder, settings, device, length), mesh)
+        blocks = limits.kv_blocks or _least(_blocks(decoder, draft, settings, device, length), mesh)
     if blocks < 1:
         what = "the weights leave no memory for keys and values"
         raise InputError([Problem("memory_share", what, "use a larger share or smaller weights")])
@@ -108,10 +112,21 @@ def build_runner(
             decoder, cache, max_length=length, state_rows=rows + 1, invariant=settings.invariant
         )
     runner = Runner(forward, sampler, rows, _adapters(forward, settings, clock))
+    if draft is not None:
+        runner.draft = _beside(runner, draft, rows)
     with clock("graphs"):
         if settings.graphs:
             runner.capture()
     return runner
+
+
+def _beside(runner: Runner, draft: Decoder, rows: int) -> Runner:
+    """Return what runs a draft beside its model, in blocks of the same numbers."""
+    cache = runner.cache
+    its = PagedCache(draft, cache.blocks, cache.block_tokens, fp8=cache.dtype == FP8)
+    length = min(runner.forward.max_length, draft.model.max_positions)
+    forward = Forward(draft, its, max_length=length, state_rows=rows + 1)
+    return Runner(forward, runner.sampler, rows)
 
 
 def _decoder(
@@ -161,13 +176,20 @@ def _least(blocks: int, mesh: Mesh | None) -> int:
     return int(least)
 
 
-def _blocks(decoder: Decoder, settings: EngineSettings, device: torch.device, length: int) -> int:
+def _blocks(
+    decoder: Decoder,
+    draft: Decoder | None,
+    settings: EngineSettings,
+    device: torch.device,
+    length: int,
+) -> int:
     """Return how many blocks fit beside the weights and the largest step."""
     limits = settings.limits
     dtype = (
         torch.float8_e4m3fn if limits.kv_precision == "fp8" else next(decoder.parameters()).dtype
     )
-    each = block_bytes(shapes_of(decoder), limits.block_tokens, dtype)
+    shapes = shapes_of(decoder) + ([] if draft is None else shapes_of(draft))
+    each = block_bytes(shapes, limits.block_tokens, dtype)
     enough = limits.batch_requests * -(-length // limits.block_tokens)
     if not each:
         return enough
@@ -194,8 +216,10 @@ def _largest_step(
     forward.run(step_of(rows, limits.block_tokens, device))
     torch.cuda.synchronize(device)
     peak = torch.cuda.max_memory_allocated(device)
-    # Logits of every row in fp32, once to change and once for what is drawn from.
-    peak += 2 * 4 * limits.batch_requests * decoder.model.vocab
+    # Logits of every row in fp32, once to change and once for what is drawn from; by rejection the
+    # chances of both models, their difference and its noise as well, of every guess.
+    copies, lines = (6, 1 + (settings.guesses or GUESSES)) if settings.draft else (2, 1)
+    peak += copies * lines * 4 * limits.batch_requests * decoder.model.vocab
     del forward, cache
     gc.collect()
     torch.cuda.empty_cache()

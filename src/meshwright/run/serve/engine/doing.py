@@ -1,5 +1,6 @@
 """`Do`: what all ranks of an engine do between two steps, beside computing."""
 
+from collections.abc import Iterator
 from typing import Literal
 
 import msgspec
@@ -54,11 +55,12 @@ class Doer:
         return []
 
     def _sleep(self, level: int) -> None:
-        runner = self.runner
-        runner.graphs.forget()
-        runner.cache.sleep()
-        for name, weight in runner.forward.decoder.named_parameters():
-            if level == 1:
+        for runner in self._runners:
+            runner.graphs.forget()
+            runner.cache.sleep()
+        for name, weight in self._weights():
+            # Nobody brings a draft's weights again.
+            if level == 1 or not name.startswith("0."):
                 self._kept[name] = weight.data.to("cpu")
             self._shapes[name] = weight.shape
             # The parameter stays, so that whoever holds it finds the new numbers.
@@ -67,16 +69,26 @@ class Doer:
             torch.cuda.empty_cache()
 
     def _wake(self) -> None:
-        runner, kept = self.runner, self._kept
-        self._kept = {}
-        for name, weight in runner.forward.decoder.named_parameters():
+        kept, self._kept = self._kept, {}
+        for name, weight in self._weights():
             if name in kept:
-                weight.data = kept[name].to(runner.cache.device)
+                weight.data = kept[name].to(self.runner.cache.device)
             else:
                 weight.data = weight.data.new_zeros(self._shapes[name])
-        runner.cache.wake()
+        for runner in self._runners:
+            runner.cache.wake()
         if self._graphs:
-            runner.capture()
+            self.runner.capture()
+
+    @property
+    def _runners(self) -> list[Runner]:
+        """The model's, and its draft's where it has one."""
+        return [self.runner] if self.runner.draft is None else [self.runner, self.runner.draft]
+
+    def _weights(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        for number, runner in enumerate(self._runners):
+            for name, weight in runner.forward.decoder.named_parameters():
+                yield f"{number}.{name}", weight
 
 
 def refuse_new_weights(*, quantised: bool, ranks: int) -> None:

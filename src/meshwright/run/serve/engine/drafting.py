@@ -24,11 +24,9 @@ from meshwright.run.serve.engine.guessing import Guesses
 from meshwright.run.serve.engine.orders import Orders, Part, Written
 from meshwright.run.serve.engine.placing import Drawing
 from meshwright.run.serve.engine.runner import Runner
+from meshwright.run.serve.engine.settings import GUESSES
 from meshwright.run.serve.sampling.speculation import by_model
 from meshwright.run.serve.sampling.worth import Worth
-
-GUESSES = 4
-"""Tokens that a draft writes ahead where nobody says how many."""
 
 
 class _Drafting:

@@ -215,6 +215,9 @@ def check_ranks(settings: EngineSettings) -> None:
     if settings.tp > 1 and settings.adapters:
         what = "adapters are served on one device"
         raise InputError([Problem("adapters", what, "use tp=1, or no adapters")])
+    if settings.tp > 1 and settings.draft:
+        what = "a draft is served on one device, beside its model"
+        raise InputError([Problem("draft", what, "use tp=1, or guesses without a draft")])
     if settings.tp > 1 and settings.invariant:
         what = "sums over ranks are cut by the size of the batch"
         raise InputError([Problem("invariant", what, "use tp=1, or leave it out")])

@@ -87,6 +87,8 @@ class Runner:
             adapters=adapters is not None,
         )  # fmt: skip
         self._decoding: tuple[int, ...] = ()
+        self.draft: Runner | None = None
+        """A smaller model that guesses ahead, with the same sampler and as many blocks."""
         self.told: list[Told] = []
         """How likely tokens of prompts were in the last step, part by part that was to tell."""
 
@@ -98,6 +100,8 @@ class Runner:
         if self.cache.device.type == "cuda":
             weight = self.forward.decoder.embedding.weight
             self.sampler.warm_up(weight.new_zeros(1, self.forward.decoder.model.vocab))
+        if self.draft is not None:
+            self.draft.capture()
 
     @torch.no_grad()
     def compute(self, orders: Orders) -> Computed | None:

@@ -12,6 +12,10 @@ Precision = Literal["auto", "bf16", "fp16", "fp32"]
 WeightFormat = Literal["model", "fp8", "int4"]
 
 
+GUESSES = 4
+"""Tokens that a draft writes ahead where nobody says how many."""
+
+
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where a model is served, in which numbers, and how much at a time."""
 
@@ -27,9 +31,11 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """LoRA adapters by the names that asks choose them by: folders of PEFT's."""
     adapter_rank: int = 16
     """The highest rank of an adapter."""
+    draft: str = ""
+    """Folder or file of a smaller model of the same words, which guesses the next tokens."""
     guesses: int = 0
-    """Tokens that a step checks beside the next one, looked up in what came before; 0 checks
-    none."""
+    """Tokens that a step checks beside the next one: a draft's, or looked up in what came before.
+    0 checks none, or 4 of a draft's."""
     parcels: Way = "shm"
     """How keys and values go to other engines that are asked to go on."""
     limits: Limits = Limits()

@@ -8,11 +8,13 @@ from meshwright.errors import InputError, Problem
 from meshwright.run.serve.asked import Ask, Sampling
 from meshwright.run.serve.engine.build import Clock, build_runner
 from meshwright.run.serve.engine.doing import Do
+from meshwright.run.serve.engine.drafting import Drafted
 from meshwright.run.serve.engine.engine import Engine
-from meshwright.run.serve.engine.guessing import LookedUp
+from meshwright.run.serve.engine.guessing import Guesses, LookedUp
 from meshwright.run.serve.engine.ranks import Followers, Leading, check_ranks, doer_of
+from meshwright.run.serve.engine.runner import Runner
 from meshwright.run.serve.engine.runs import Runs
-from meshwright.run.serve.engine.settings import EngineSettings
+from meshwright.run.serve.engine.settings import GUESSES, EngineSettings
 from meshwright.run.serve.engine.upkeep import Upkeep
 from meshwright.run.serve.model.words import Words, load_words
 from meshwright.run.serve.parcels import post_of
@@ -39,22 +41,42 @@ def start_engine(source: str | Path | Model, settings: EngineSettings) -> Starte
         words = None
         if not isinstance(source, Model) and not settings.random_weights:
             words = load_words(source)
+            if settings.draft:
+                _check_draft(words, settings.draft)
     runner, do = _runs(source, settings, () if words is None else tuple(words.ends), clock)
     if runner.cache.device.type == "cuda":
         with clock("first answers"):
-            _answer_once(Engine(runner, settings.limits))
+            _answer_once(Engine(runner, settings.limits, guesses=_guesses(runner, settings)))
     engine = Engine(
         runner,
         settings.limits,
         ends=frozenset() if words is None else words.ends,
         reader=None if words is None else words.reader,
         grammars=None if words is None else _grammars(words, runner.forward.decoder.model.vocab),
-        guesses=LookedUp(settings.guesses) if settings.guesses else None,
+        guesses=_guesses(runner, settings),
         post=post_of(settings.parcels) if settings.parcels == "tcp" else None,
     )
     quantised = settings.weights != "model"
     upkeep = Upkeep(engine, do, quantised=quantised, ranks=settings.tp)
     return Started(engine, upkeep, words, tuple(clock.took))
+
+
+def _guesses(runner: Runs, settings: EngineSettings) -> Guesses | None:
+    """Return what guesses ahead, where something is to."""
+    if isinstance(runner, Runner) and runner.draft is not None:
+        vocab, most = runner.forward.decoder.model.vocab, settings.guesses or GUESSES
+        return Drafted(runner.draft, vocab, most, batch_tokens=settings.limits.batch_tokens)
+    return LookedUp(settings.guesses) if settings.guesses else None
+
+
+def _check_draft(words: Words, draft: str) -> None:
+    """Raise where a draft has other words: its guesses would say something else."""
+    ours, its = (each.tokenizer.get_vocab() for each in (words, load_words(draft)))
+    same = sum(its.get(word) == number for word, number in ours.items())
+    # Versions of one tokenizer differ in a few special tokens.
+    if same < 0.99 * len(ours):
+        what = f"only {same:,} of the model's {len(ours):,} words have the same numbers in it"
+        raise InputError([Problem("draft", what, "use a smaller model of the same family")])
 
 
 def _answer_once(engine: Engine) -> None:
