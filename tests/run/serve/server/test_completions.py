@@ -113,7 +113,7 @@ def test_echo_tells_the_prompt_and_how_likely_it_was(client: Any) -> None:
     assert (choice.text, choice.finish_reason) == ("hi", "length")
     assert choice.logprobs.tokens == ["", "h", "i"]
     assert choice.logprobs.token_logprobs == [None, -2.0, -2.0]
-    assert (got.usage.prompt_tokens, got.usage.completion_tokens) == (2, 0)
+    assert (got.usage.prompt_tokens, got.usage.completion_tokens) == (3, 0)
     got = client.completions.create(model="parrot", prompt="hi", echo=True, max_tokens=4)
     assert got.choices[0].text == "hi>hi"
 

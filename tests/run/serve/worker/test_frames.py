@@ -13,6 +13,7 @@ from meshwright.run.serve.worker.frames import (
     Answered,
     Asked,
     Cancel,
+    ToWorker,
     framed,
     from_worker,
     to_worker,
@@ -23,7 +24,7 @@ ASKED = Asked(3, Ask(prompt=(1, 2, 300_000), sampling=Sampling(n=2, stop=("ü",)
 
 @given(st.lists(st.integers(1, 40), max_size=30))
 def test_messages_come_whole_however_they_are_cut(cuts: list[int]) -> None:
-    messages = [ASKED, Cancel(3), ASKED]
+    messages: list[ToWorker] = [ASKED, Cancel(3), ASKED]
     data = b"".join(framed(message) for message in messages)
     frames, found = Frames(), []
     for cut in [*cuts, len(data)]:
