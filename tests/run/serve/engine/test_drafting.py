@@ -192,7 +192,8 @@ def test_recurrent_drafts_are_refused() -> None:
 
 def _exact(prompt: tuple[int, ...], top: int) -> dict[tuple[int, ...], float]:
     """Return the chances of the first three tokens, of the `top` likeliest each."""
-    decoder, found = small(), {(): 1.0}
+    decoder = small()
+    found: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(3):
         grown = {}
         for tokens, chance in found.items():

@@ -9,16 +9,17 @@ pytest.importorskip("torch", reason="runs a model")
 
 from meshwright.errors import InputError
 from meshwright.run.serve.engine.answer import Answer
-from meshwright.run.serve.engine.guessing import Guesses, LookedUp
+from meshwright.run.serve.engine.guessing import LookedUp
 from tests.run.serve.engine.small import asked, engine_of, reference
 from tests.run.serve.engine.test_engine import PROMPTS, expected
 from tests.run.serve.model.small import hybrid, small
 
 
-class Knowing(Guesses):
+class Knowing(LookedUp):
     """Guesses right, but for every third token."""
 
     def __init__(self, output: int, wrong: int = 3) -> None:
+        super().__init__()
         self._output, self._wrong = output, wrong
 
     def wanted(self, answers: Sequence[Answer]) -> list[int]:

@@ -20,7 +20,6 @@ from torch.nn.functional import pad
 
 from meshwright.errors import InputError, Problem
 from meshwright.run.serve.engine.answer import Answer
-from meshwright.run.serve.engine.guessing import Guesses
 from meshwright.run.serve.engine.orders import Orders, Part, Written
 from meshwright.run.serve.engine.placing import Drawing
 from meshwright.run.serve.engine.runner import Runner
@@ -45,7 +44,7 @@ class _Drafting:
         self.worth = Worth(most, most)
 
 
-class Drafted(Guesses):
+class Drafted:
     """Guesses what a smaller model writes."""
 
     def __init__(
@@ -100,7 +99,7 @@ class Drafted(Guesses):
             self._guess(writing)
         return [self._answers[each].proposed if each in self._places else () for each in answers]
 
-    def chances(self, drawing: Sequence[Drawing], ends: Sequence[int]) -> Tensor | None:
+    def chances(self, drawing: Sequence[Drawing], ends: Sequence[int], /) -> Tensor | None:
         """Return what the guesses of a step's lines were drawn from; None where nobody asks."""
         if self._chances is None:
             return None

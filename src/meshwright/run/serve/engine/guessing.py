@@ -21,7 +21,7 @@ class Guesses(Protocol):
     def propose(self, answers: Sequence[Answer], most: Sequence[int]) -> list[tuple[int, ...]]:
         """Return what may come next of each answer; the step has blocks for `most` tokens."""
 
-    def chances(self, drawing: Sequence[Drawing], ends: Sequence[int]) -> "Tensor | None":
+    def chances(self, drawing: Sequence[Drawing], ends: Sequence[int], /) -> "Tensor | None":
         """Return what the guesses of a step's lines were drawn from.
 
         The lines of who draws end at `ends`. None lets the same noise decide for everybody.
@@ -34,7 +34,7 @@ class Guesses(Protocol):
         """Forget what lies in the blocks: the cache or the weights are others now."""
 
 
-class LookedUp(Guesses):
+class LookedUp:
     """Guesses what followed before, when the same tokens came."""
 
     def __init__(self, most: int = 4) -> None:
@@ -54,6 +54,12 @@ class LookedUp(Guesses):
     def drop(self, answer: Answer) -> None:
         """Forget an answer that is over."""
         self._lookups.pop(answer, None)
+
+    def chances(self, _drawing: Sequence[Drawing], _ends: Sequence[int], /) -> None:
+        """Let the same noise decide: nothing was drawn."""
+
+    def forget(self) -> None:
+        """Forget nothing: what was written stays."""
 
     def _lookup(self, answer: Answer) -> PromptLookup:
         lookup, seen = self._lookups.get(answer) or (PromptLookup(()), 0)
