@@ -19,7 +19,7 @@ import msgspec
 import torch
 
 from meshwright.run.serve.asked import Ask, Grammar, Piece, Sampling, TokenLogprob
-from meshwright.run.serve.engine.answer import Answer, Silent
+from meshwright.run.serve.engine.answer import Answer, Silent, Text
 from meshwright.run.serve.engine.guessing import LookedUp
 from meshwright.run.serve.engine.orders import Orders
 from meshwright.run.serve.engine.settings import EngineSettings
@@ -120,7 +120,8 @@ def kinds_of(features: Sequence[str]) -> tuple[str, ...]:
 
 
 def settings_of(features: Sequence[str]) -> EngineSettings:
-    limits, settings = dict(_LIMITS), {}
+    limits: dict[str, Any] = dict(_LIMITS)
+    settings: dict[str, Any] = {}
     for name in features:
         limits |= LIMITS.get(name, {})
         settings |= SETTINGS.get(name, {})
@@ -190,7 +191,8 @@ def _written(kinds: tuple[str, ...], said: bytes, choice: int, int4: bool) -> Ch
     decoder = bare(kinds, merged=ask.adapter is not None, int4=int4)
     sampling, ids, found = ask.sampling, list(ask.prompt), Choice()
     words = None if len(kinds) > 1 else load_words(folder(kinds[0] if kinds else ""))
-    guide, follows = None, Silent(frozenset(), frozenset(), 0, OUTPUT)
+    guide = None
+    follows: Text = Silent(frozenset(), frozenset(), 0, OUTPUT)
     ends: tuple[int, ...] = ()
     if words is not None:
         ends = tuple(words.ends)
@@ -217,8 +219,9 @@ def _written(kinds: tuple[str, ...], said: bytes, choice: int, int4: bool) -> Ch
         found.tokens.append(token)
         found.text, found.finish = found.text + step.text, step.finish
         if drawn.told is not None:
-            own, top, names = (part[0].tolist() for part in drawn.told)
-            found.logprobs.append(TokenLogprob(token, own, tuple(zip(names, top, strict=True))))
+            own, top, names = (part[0] for part in drawn.told)
+            others = tuple(zip(names.tolist(), top.tolist(), strict=True))
+            found.logprobs.append(TokenLogprob(token, float(own), others))
     return found
 
 

@@ -19,6 +19,7 @@ from meshwright.run.serve.model.load import load_served
 from meshwright.run.serve.model.quantise import quantise
 from meshwright.spec.model import Attention, Block, LatentAttention, Mamba2, Mlp, Model, Rotary
 from meshwright.spec.model.huggingface import load_config
+from meshwright.spec.model.mixers import Mixer
 from tests.run.serve.model.small import made
 from tests.run.serve.model.test_gguf import trained
 
@@ -46,7 +47,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 ADAPTED = ("q_proj", "v_proj", "o_proj", "up_proj", "down_proj", "in_proj", "out_proj")
-_MIXERS = {
+_MIXERS: dict[str, Mixer] = {
     "window": Attention(heads=4, kv_heads=2, head_dim=8, rotary=Rotary(), window=6),
     "latent": LatentAttention(
         heads=4, kv_rank=12, nope_dim=8, rope_dim=4, value_dim=6, rotary=Rotary()
