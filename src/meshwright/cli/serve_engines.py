@@ -125,9 +125,10 @@ def _check_handing(settings: "EngineSettings") -> None:
     if settings.tp > 1:
         what = "keys and values that several GPUs share are not handed over"
         raise InputError([Problem("--tp", what, "use --replicas, or one GPU for each engine")])
-    if settings.guesses:
+    if settings.guesses or settings.draft:
+        flag = "--draft" if settings.draft else "--guesses"
         what = "engines that guess take no prompts from others"
-        raise InputError([Problem("--guesses", what, "leave it out, or use --replicas")])
+        raise InputError([Problem(flag, what, "leave it out, or use --replicas")])
 
 
 def _here(settings: "EngineSettings", path: Path) -> "tuple[Serves, list[str]]":

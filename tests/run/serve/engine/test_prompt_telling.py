@@ -11,6 +11,7 @@ import torch
 from meshwright.errors import InputError
 from meshwright.run.serve.asked import Ask, Sampling
 from meshwright.run.serve.engine import prompt_telling
+from meshwright.run.serve.engine.guessing import LookedUp
 from tests.run.serve.engine.small import Heard, engine_of, reference, run_out
 from tests.run.serve.engine.test_engine import PROMPTS
 from tests.run.serve.model.small import hybrid, latent, small
@@ -40,6 +41,7 @@ def check(heard: Heard, prompt: tuple[int, ...], make: Any, top: int, choice: in
         (small, {"mixing": "apart", "batch_tokens": 64}),
         (latent, {"batch_tokens": 9}),
         (hybrid, {"chunk_tokens": 5}),
+        (small, {"batch_tokens": 9, "parts": {"guesses": LookedUp(2)}}),
     ],
     ids=str,
 )
