@@ -364,12 +364,13 @@ class Batcher:
         batch.preempted.append(sequence)
         if sequence.ticket:
             self.decoding.leave(sequence)
-        held = len(sequence.blocks) + sequence.promised
-        if self.limits.preemption == "swap" and sequence.done and held <= self.host.spare:
+        # Not those of tokens still to be computed, or that were guessed wrong.
+        kept = -(-sequence.done // self.limits.block_tokens)
+        if self.limits.preemption == "swap" and kept and kept <= self.host.spare:
             self._draw(sequence)
-            self.host.promise(held)
-            sequence.away = self.host.draw(held)
-            batch.moved_out.append(Move(sequence, list(sequence.blocks), sequence.away))
+            self.host.promise(kept)
+            sequence.away = self.host.draw(kept)
+            batch.moved_out.append(Move(sequence, sequence.blocks[:kept], sequence.away))
             self._leave(sequence)
         else:
             self._leave(sequence)

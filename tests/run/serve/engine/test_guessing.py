@@ -57,8 +57,11 @@ def test_right_guesses_save_steps() -> None:
     assert steps == [1 + 4, 1 + 20]
 
 
-def test_making_room_changes_no_answer() -> None:
-    engine = engine_of(small(), blocks=14, parts={"guesses": Knowing(20)})
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+def test_making_room_changes_no_answer(preemption: str) -> None:
+    # Blocks for guesses that were wrong hold nothing worth keeping.
+    limits = {"preemption": preemption, "host_blocks": 16}
+    engine = engine_of(small(), blocks=13, parts={"guesses": Knowing(20)}, **limits)
     heard = asked(engine, PROMPTS, output=20)
     assert engine.batcher.preemptions > 0
     assert [each.tokens() for each in heard] == expected(output=20)
