@@ -250,7 +250,8 @@ class Engine:
             self._guessing.fill(batch)
         orders, drawing = self._placing.ordered(batch, granted)
         self._prompt_tokens += sum(chunk.stop - chunk.start for chunk in batch.chunks)
-        self._handing.unpack(batch)
+        if arrived := self._handing.arrived(batch):
+            orders = msgspec.structs.replace(orders, arrived=arrived)
         computed = self.runner.compute(orders)
         tellers = (each.sequence.request.prompt_telling for each in batch.chunks)
         hand_out(tellers, orders.parts, self.runner.told)

@@ -7,6 +7,7 @@ import msgspec
 from meshwright.policy.batching import Batch
 from meshwright.run.serve.asked import Piece, TokenLogprob
 from meshwright.run.serve.engine.answer import Answer
+from meshwright.run.serve.engine.orders import Arrived
 from meshwright.run.serve.model.cache import PagedCache
 from meshwright.run.serve.parcels import Post, post_of
 
@@ -41,14 +42,19 @@ class Handing:
             parcel = msgspec.structs.replace(parcel, likely=likely)
         return answer.hand_over(parcel)
 
-    def unpack(self, batch: Batch) -> None:
-        """Put what came with answers into the blocks that they were given."""
+    def arrived(self, batch: Batch) -> tuple[Arrived, ...]:
+        """Return what came with answers, and the blocks that they were given for it.
+
+        Others may have to be moved out of these blocks before.
+        """
+        found = []
         for sequence in batch.placed:
             answer: Answer = sequence.request
             if answer.brought is not None and sequence.done:
                 blocks = sequence.blocks[: self._held(answer)]
-                self._cache.take_in(blocks, answer.brought)
+                found.append(Arrived(tuple(blocks), bytearray(answer.brought)))
             answer.brought = None
+        return tuple(found)
 
     def close(self) -> None:
         """Drop what nobody collected."""

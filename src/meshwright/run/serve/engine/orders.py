@@ -67,6 +67,13 @@ class Moved(msgspec.Struct, frozen=True, array_like=True):
     host: tuple[int, ...]
 
 
+class Arrived(msgspec.Struct, frozen=True, array_like=True):
+    """Keys and values that another engine computed."""
+
+    blocks: tuple[int, ...]
+    data: bytearray
+
+
 class Written(msgspec.Struct, frozen=True, array_like=True):
     """Blocks that are added to a row's table."""
 
@@ -79,10 +86,11 @@ class Written(msgspec.Struct, frozen=True, array_like=True):
 class Orders(msgspec.Struct, frozen=True, array_like=True):
     """One step, in the order of its fields."""
 
+    copies: tuple[tuple[int, int], ...] = ()
+    """Blocks and what they are copied to, as the step before left it to do."""
     moved_out: tuple[Moved, ...] = ()
     moved_in: tuple[Moved, ...] = ()
-    copies: tuple[tuple[int, int], ...] = ()
-    """Blocks and what they are copied to."""
+    arrived: tuple[Arrived, ...] = ()
     entries: tuple[Entry, ...] = ()
     written: tuple[Written, ...] = ()
     going: tuple[Going, ...] = ()

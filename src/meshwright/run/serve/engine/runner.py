@@ -157,6 +157,8 @@ class Runner:
             self.cache.swap_out(out.device, out.host)
         for back in orders.moved_in:
             self.cache.swap_in(back.host, back.device)
+        for came in orders.arrived:
+            self.cache.take_in(came.blocks, came.data)
         if self.adapters is not None and orders.entries:
             chosen = [each.adapter for each in orders.entries]
             self.rows.choose([each.row for each in orders.entries], chosen)
