@@ -79,7 +79,6 @@ def tokens_of(heard: list[Heard]) -> list[list[int]]:
         (latent, {"batch_requests": 2}),
         (near, {"prefix_cache": False}),
     ],
-    ids=str,
 )
 def test_greedy_answers_are_the_same(draft: Any, limits: dict[str, Any]) -> None:
     engine, _ = drafted(small(), draft(), **limits)

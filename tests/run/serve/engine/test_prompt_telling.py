@@ -43,7 +43,6 @@ def check(heard: Heard, prompt: tuple[int, ...], make: Any, top: int, choice: in
         (hybrid, {"chunk_tokens": 5}),
         (small, {"batch_tokens": 9, "parts": {"guesses": LookedUp(2)}}),
     ],
-    ids=str,
 )
 def test_likelihoods_of_prompts_are_those_of_the_whole_model(
     make: Any, limits: dict[str, Any], monkeypatch: pytest.MonkeyPatch
