@@ -99,7 +99,7 @@ SEEN = {
     "products fp8-rowwise": (0.78, 0.89, 1.0),
     "attention forward": (0.90, 0.93, 0.97),
     "attention backward": (0.93, 0.95, 0.97),
-    "HBM": (1.0, 1.01, 1.02),
+    "memory": (1.0, 1.01, 1.02),
     "link to the device": (1.0, 1.02, 1.03),
     "link to the host": (1.0, 1.0, 1.03),
 }
@@ -151,7 +151,7 @@ def test_a_sound_card_raises_no_alarm() -> None:
 @pytest.mark.parametrize(
     ("group", "speed"),
     [
-        ("HBM", 0.82),
+        ("memory", 0.82),
         ("products bf16", 0.85),
         ("products fp8-tensorwise", 0.85),
         ("attention forward", 0.8),
