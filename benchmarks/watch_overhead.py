@@ -3,7 +3,8 @@
 The same job runs by turns with and without watching, in processes of its own and over the same
 number of steps; what is compared is the time of those steps, not of starting. Runs are as long as
 it takes the default budget to pay for captures. Beside it stands what the watch itself counts. On
-processors two ranks train over gloo; where there is a GPU, one process trains on that instead.
+processors one process trains, which leaves the watch a core, and then two ranks over gloo on two
+cores; where there is a GPU, one process trains on that instead.
 """
 
 import json
@@ -30,14 +31,17 @@ class Size(NamedTuple):
     rounds: int
     every: int | None = None
     """Steps between captures; None leaves that to the budget."""
+    ranks: int = 1
 
 
-CPU_FULL = Size(width=256, layers=12, batch=256, run_s=100, rounds=2)
-CPU_QUICK = Size(width=32, layers=2, batch=8, run_s=2, rounds=1, every=20)
-GPU_FULL = Size(width=1024, layers=12, batch=6144, run_s=110, rounds=1)
+ONE_FULL = Size(width=256, layers=12, batch=256, run_s=100, rounds=2)
+TWO_FULL = Size(width=256, layers=12, batch=256, run_s=100, rounds=2, ranks=2)
+TWO_QUICK = Size(width=32, layers=2, batch=8, run_s=2, rounds=1, every=20, ranks=2)
+GPU_FULL = Size(width=1024, layers=12, batch=3584, run_s=115, rounds=1)
 GPU_QUICK = Size(width=128, layers=2, batch=256, run_s=2, rounds=1, every=20)
-# Captures are taken at multiples of a power of two of steps; on an H200 a step of this batch takes
-# 13 ms, so that the budget pays for the first after 4096 of them, in the middle of the run.
+# The first capture costs half a second, which the budget has after a minute, and captures are taken
+# at powers of two of steps; on an H200 a step of this batch takes 7 to 8 ms, so that step 8192 is
+# just then, in the middle of the run.
 TRIED_STEPS, WARMUP, PIECES = 80, 10, 40
 
 JOB = """
@@ -95,8 +99,11 @@ def measure(quick: bool) -> dict[str, object]:
     """Measure on the GPU where there is one, else on processors."""
     if _has_gpu():
         figures = _figures("one GPU", "cuda", GPU_QUICK if quick else GPU_FULL)
+    elif quick:
+        figures = _figures("two ranks on processors", "cpu", TWO_QUICK)
     else:
-        figures = _figures("two ranks on processors", "cpu", CPU_QUICK if quick else CPU_FULL)
+        figures = _figures("one process, a core to spare", "cpu", ONE_FULL)
+        figures += _figures("two ranks on two cores", "cpu", TWO_FULL)
     notes = (
         "In turns: the mean time of all steps of the watched runs over that of the others, less "
         f"one; how well it is known, from the spread of the {PIECES} pieces that each run is timed "
@@ -154,8 +161,8 @@ def _known(plain: list[float], watched: list[float]) -> float:
 
 def _command(device: str, size: Size, steps: int, script: Path) -> list[str]:
     start = [sys.executable]
-    if device == "cpu":
-        start += ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    if size.ranks > 1:
+        start += ["-m", "torch.distributed.run", "--nproc-per-node", str(size.ranks)]
     sizes = (size.width, size.layers, size.batch, steps, WARMUP, min(PIECES, steps))
     script.write_text(JOB, encoding="utf-8")
     return [*start, str(script), device, *map(str, sizes)]
