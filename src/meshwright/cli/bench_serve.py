@@ -16,13 +16,14 @@ from meshwright.cli.parser import add_common
 from meshwright.cli.request_flags import add_request_flags, seed_of, streams_of
 from meshwright.errors import InputError, MissingPart, Problem
 from meshwright.observe.bench.serving.echo import Echo, compare_runs
-from meshwright.observe.bench.serving.figures import Objective, parse_objective
+from meshwright.observe.bench.serving.figures import parse_objective
 from meshwright.observe.bench.serving.measure import Settings, Turn, measure
 from meshwright.observe.bench.serving.result import Result, load, save
 from meshwright.observe.bench.serving.served import Served
 from meshwright.observe.bench.serving.server import base_of
 from meshwright.observe.bench.serving.spans import write_timeline
 from meshwright.observe.bench.serving.wire import Asking
+from meshwright.predict.serving.latency import Objective
 from meshwright.spec.bounds import real, require, whole
 from meshwright.spec.units import parse_count, parse_number, parse_seconds
 

@@ -8,13 +8,13 @@ from meshwright.cli.curve_svg import Chart, Curve, draw
 from meshwright.cli.files import write_text
 from meshwright.errors import InputError, Problem
 from meshwright.observe.bench.serving.figures import (
-    METRICS,
     answered,
     figures_of,
     rates_over_time,
     samples,
 )
 from meshwright.observe.bench.serving.result import Result, Run
+from meshwright.predict.serving.latency import LATENCIES
 
 _SHARES = (*range(99), 98.5, 99)
 """The last hundredth is left out: one straggler would flatten all the rest."""
@@ -59,7 +59,7 @@ def _percentiles(metric: str, runs: Sequence[tuple[str, Run]]) -> Chart:
         if values:
             heights = np.percentile(values, _SHARES) * 1e3
             curves.append(Curve(name, list(zip(_SHARES, heights.tolist(), strict=True))))
-    title = METRICS[metric].capitalize()
+    title = LATENCIES[metric].capitalize()
     return Chart(f"{title} by percentile", curves, "ms", "percentile", 0.0)
 
 

@@ -15,8 +15,9 @@ from meshwright.observe.bench.serving.compare import (
     pairs_of,
 )
 from meshwright.observe.bench.serving.echo import Echo
-from meshwright.observe.bench.serving.figures import METRICS, Figures, Objective, figures_of
+from meshwright.observe.bench.serving.figures import Figures, figures_of
 from meshwright.observe.bench.serving.result import Result, Run
+from meshwright.predict.serving.latency import LATENCIES, Objective
 from meshwright.spec.units import format_count, format_seconds
 
 INTERRUPTED = 130
@@ -90,7 +91,7 @@ def _one(run: Run, one: Figures) -> list[View]:
                 for value in (s.mean_s, s.p50_s, s.p90_s, s.p95_s, s.p99_s, s.most_s)
             ),
         )
-        for name, words in METRICS.items()
+        for name, words in LATENCIES.items()
         if (s := one.latency.get(name)) is not None
     ]
     columns = "latency, mean, p50, p90, p95, p99, most"

@@ -10,7 +10,8 @@ from meshwright.cli.curve_svg import Chart, Curve, draw
 from meshwright.cli.files import write_text
 from meshwright.predict.serving.clocked import Floats
 from meshwright.predict.serving.fleet import Copies, Fleet, blocks_of
-from meshwright.predict.serving.outcome import LATENCIES, Outcome
+from meshwright.predict.serving.latency import LATENCIES
+from meshwright.predict.serving.outcome import Outcome
 from meshwright.predict.serving.served import Served
 from meshwright.spec.units import format_count, format_seconds
 

@@ -8,34 +8,22 @@ Latencies have the names and the meaning that load generators give them:
     e2e     from sending to the last token
 """
 
-from collections.abc import Mapping
-
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from meshwright.predict.serving.clocked import Floats, Stretches
 from meshwright.predict.serving.fleet import Copies, Fleet
+from meshwright.predict.serving.latency import (
+    LATE_SHARE,
+    LATENCIES,
+    Objective,
+    Spread,
+    spread_of,
+)
 from meshwright.predict.serving.served import Served, slow_gaps, token_gaps
 
-LATENCIES = ("ttft", "itl", "tpot", "e2e")
-LATE_SHARE = 0.01
-"""Share of its own gaps that a request may have above the objective's `itl`."""
 MILLION = 1e6
-
-Objective = Mapping[str, float]
-"""The longest each latency may be, in seconds, by the names of `LATENCIES`."""
-
-
-class Spread(msgspec.Struct, frozen=True, kw_only=True):
-    """How a latency is spread, in seconds."""
-
-    mean_s: float
-    p50_s: float
-    p90_s: float
-    p95_s: float
-    p99_s: float
-    most_s: float
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -141,21 +129,6 @@ def keeps(served: Served, objective: Objective) -> npt.NDArray[np.bool_]:
     missed = np.logical_or.reduce([*_misses(served, objective).values(), ~served.answered])
     kept: npt.NDArray[np.bool_] = ~missed
     return kept
-
-
-def spread_of(values: Floats) -> Spread | None:
-    """Return how values are spread; None where there are none."""
-    if not len(values):
-        return None
-    p50, p90, p95, p99 = (float(value) for value in np.percentile(values, (50, 90, 95, 99)))
-    return Spread(
-        mean_s=float(values.mean()),
-        p50_s=p50,
-        p90_s=p90,
-        p95_s=p95,
-        p99_s=p99,
-        most_s=float(values.max()),
-    )
 
 
 def weighted_spread(values: Floats, counts: Floats) -> Spread | None:

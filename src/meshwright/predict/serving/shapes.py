@@ -9,7 +9,7 @@ import numpy as np
 
 from meshwright.errors import InputError
 from meshwright.predict.serving.fleet import blocks_of, default_limits
-from meshwright.predict.serving.outcome import Objective
+from meshwright.predict.serving.latency import Objective
 from meshwright.predict.serving.replica import Replica
 from meshwright.predict.serving.step_cost import step_cost
 from meshwright.spec.cluster import Cluster

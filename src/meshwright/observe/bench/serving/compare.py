@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from meshwright.observe.bench.serving.figures import (
-    METRICS,
     STRETCHES,
     answered,
     figures_of,
@@ -23,6 +22,7 @@ from meshwright.observe.bench.serving.figures import (
 )
 from meshwright.observe.bench.serving.result import Result, Run
 from meshwright.observe.bench.serving.served import Served
+from meshwright.predict.serving.latency import LATENCIES
 
 DRAWS = 400
 LEVEL = 0.99
@@ -142,7 +142,7 @@ def _drawn(run: Run, seed: int) -> dict[_Key, _Drawn]:
         return found
     weights = _blocks(len(served), np.random.Generator(np.random.PCG64(seed)))
     once = np.ones(len(served), dtype=np.int64)
-    for metric in METRICS:
+    for metric in LATENCIES:
         values, owners = _values(served, metric)
         if len(values):
             for name, at in _latencies(values, owners):

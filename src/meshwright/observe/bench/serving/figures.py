@@ -1,7 +1,7 @@
 """What a run amounts to: latencies by percentile, throughput, goodput, and what went wrong."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 import msgspec
@@ -10,30 +10,23 @@ import numpy as np
 from meshwright.errors import InputError, Problem
 from meshwright.observe.bench.serving.result import Run
 from meshwright.observe.bench.serving.served import Served
+from meshwright.predict.serving.latency import (
+    LATE_SHARE,
+    LATENCIES,
+    Objective,
+    Spread,
+    spread_of,
+)
 from meshwright.spec.names import unknown_name
 from meshwright.spec.units import parse_seconds
 
-METRICS = {
-    "ttft": "time to first token",
-    "itl": "inter-token latency",
-    "tpot": "time per output token",
-    "e2e": "end to end",
-}
-"""Latencies, by the name that flags and files use."""
-PERCENTILES = (50, 90, 95, 99)
 STRETCHES = 20
 """Into how many stretches of time a throughput is cut, to see how it varies."""
 
 
-class Spread(msgspec.Struct, frozen=True, kw_only=True):
-    """How a latency is spread, in seconds."""
+class Measured(Spread, frozen=True, kw_only=True):
+    """How a latency that was measured is spread."""
 
-    mean_s: float
-    p50_s: float
-    p90_s: float
-    p95_s: float
-    p99_s: float
-    most_s: float
     samples: int
 
 
@@ -45,8 +38,8 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     answered: int
     seconds: float
     """From the first of them sent to the last of them answered."""
-    latency: dict[str, Spread]
-    """By the names of `METRICS`."""
+    latency: dict[str, Measured]
+    """By the names of `LATENCIES`."""
     requests_per_s: float
     prompt_tokens_per_s: float
     output_tokens_per_s: float
@@ -67,17 +60,13 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     """Share of the prompts' tokens that the server took from its cache, where it says so."""
 
 
-Objective = Mapping[str, float]
-"""The longest each latency may be, in seconds, by the names of `METRICS`."""
-
-
 def parse_objective(text: str, where: str) -> Objective:
     """Read an objective such as `ttft=500ms,itl=50ms`."""
     found, problems = dict[str, float](), list[Problem]()
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, _, value = part.partition("=")
-        if name.strip() not in METRICS:
-            problems.append(unknown_name("latency", name.strip(), list(METRICS), where))
+        if name.strip() not in LATENCIES:
+            problems.append(unknown_name("latency", name.strip(), list(LATENCIES), where))
             continue
         found[name.strip()] = parse_seconds(value, f"{where} {name.strip()}")
     if problems or not found:
@@ -97,7 +86,11 @@ def figures_of(run: Run, objective: Objective | None = None) -> Figures:
         sent=len(sent),
         answered=len(good),
         seconds=seconds,
-        latency={name: spread_of(samples(good, name)) for name in METRICS if samples(good, name)},
+        latency={
+            name: found
+            for name in LATENCIES
+            if (found := _measured(samples(good, name))) is not None
+        },
         requests_per_s=_over(len(good), seconds),
         prompt_tokens_per_s=_over(prompts, seconds),
         output_tokens_per_s=_over(outputs, seconds),
@@ -130,7 +123,7 @@ def keeps(one: Served, objective: Objective) -> bool:
     for name, longest_s in objective.items():
         if name == "itl":
             gaps = one.gaps_s
-            value = float(np.percentile(gaps, 99)) if gaps else None
+            value = float(np.percentile(gaps, 100 * (1 - LATE_SHARE))) if gaps else None
         else:
             value = _value(one, name)
         if value is not None and value > longest_s:
@@ -143,18 +136,10 @@ def _value(one: Served, name: str) -> float | None:
     return found
 
 
-def spread_of(values: Sequence[float]) -> Spread:
-    """Return how values are spread."""
-    at = [float(found) for found in np.percentile(values, PERCENTILES)]
-    return Spread(
-        mean_s=float(np.mean(values)),
-        p50_s=at[0],
-        p90_s=at[1],
-        p95_s=at[2],
-        p99_s=at[3],
-        most_s=float(max(values)),
-        samples=len(values),
-    )
+def _measured(values: Sequence[float]) -> Measured | None:
+    """Return how values are spread, and how many there are; None where there are none."""
+    found = spread_of(values)
+    return None if found is None else Measured(**msgspec.structs.asdict(found), samples=len(values))
 
 
 def rates_over_time(run: Run, stretches: int = STRETCHES) -> list[tuple[float, float]]:

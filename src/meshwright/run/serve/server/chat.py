@@ -1,6 +1,6 @@
 """`/v1/chat/completions`: messages answered."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -17,6 +17,7 @@ from meshwright.run.serve.server.asking import (
     sampling_of,
 )
 from meshwright.run.serve.server.bodies import ChatBody
+from meshwright.run.serve.server.choices import ChoiceStream
 from meshwright.run.serve.server.desk import Answer, Desk
 from meshwright.run.serve.server.faults import refused
 from meshwright.run.serve.server.likely import chat_logprobs
@@ -32,7 +33,6 @@ from meshwright.run.serve.server.replies import (
 from meshwright.run.serve.server.streams import Frame, encode
 from meshwright.run.serve.server.tools import tools_of
 from meshwright.run.serve.server.traffic import Call
-from meshwright.run.serve.server.under_way import Replies
 from meshwright.run.serve.server.words import Words, written_chat
 
 
@@ -82,7 +82,7 @@ async def chat(desk: Desk, body: ChatBody, call: Call) -> Answer:
         said = [
             ChoiceEvents(at, maker, call.name, desk.words, tell_ids=ids) for at in range(sampling.n)
         ]
-        return ChatStream(replies, said, frame)
+        return ChoiceStream(replies, said, frame)
     whole = [ChoiceWhole(at, maker, call.name) for at in range(sampling.n)]
     while pieces := (await replies.some())[1]:
         for piece in pieces:
@@ -264,28 +264,3 @@ class ChoiceEvents:
             told["id"] = call_id(self._request, self._index, heard.call)
             told["type"] = "function"
         return {"tool_calls": [told]}
-
-
-class ChatStream:
-    """All choices, event by event."""
-
-    def __init__(self, replies: Replies, said: Sequence[ChoiceEvents], frame: Frame) -> None:
-        self._replies = replies
-        self._said = said
-        self._frame = frame
-        self._ended = False
-
-    async def some(self) -> bytes:
-        """Return the next events."""
-        while not self._ended:
-            _, pieces = await self._replies.some()
-            usage = self._replies.usage
-            if not pieces:
-                self._ended = True
-                return self._frame.last(usage())
-            said, frame = self._said, self._frame
-            if data := b"".join(
-                [said[piece.choice].event(piece, frame, usage) for piece in pieces]
-            ):
-                return data
-        return b""

@@ -14,6 +14,7 @@ from meshwright.run.serve.server.asking import (
     sampling_of,
 )
 from meshwright.run.serve.server.bodies import CompletionBody
+from meshwright.run.serve.server.choices import ChoiceStream
 from meshwright.run.serve.server.desk import Answer, Desk
 from meshwright.run.serve.server.faults import Fault, refused
 from meshwright.run.serve.server.likely import completion_logprobs, joined
@@ -86,7 +87,7 @@ async def complete(desk: Desk, body: CompletionBody, call: Call) -> Answer:
             )
         )
     frame = Frame(name, "text_completion", desk.now(), model, desk.tell_usage(body.stream_options))
-    return CompletionStream(replies, texts, frame)
+    return ChoiceStream(replies, texts, frame)
 
 
 async def _whole(replies: Replies, texts: "Sequence[CompletionText]") -> list[CompletionChoice]:
@@ -189,27 +190,3 @@ class CompletionText:
         self._offset = len(first)
         opening = CompletionLogprobs([first], [None], [None], [0])
         return joined([opening, self._likely(told)]) if told else opening
-
-
-class CompletionStream:
-    """All choices, event by event."""
-
-    def __init__(self, replies: Replies, texts: Sequence[CompletionText], frame: Frame) -> None:
-        self._replies = replies
-        self._texts = texts
-        self._frame = frame
-        self._ended = False
-
-    async def some(self) -> bytes:
-        """Return the next events."""
-        while not self._ended:
-            base, pieces = await self._replies.some()
-            if not pieces:
-                self._ended = True
-                return self._frame.last(self._replies.usage())
-            texts, frame, usage = self._texts, self._frame, self._replies.usage
-            if data := b"".join(
-                [texts[base + piece.choice].event(piece, frame, usage) for piece in pieces]
-            ):
-                return data
-        return b""
