@@ -1,0 +1,1 @@
+"""Where the GPU-hours of a cluster go, what wastes them, and what would give them back."""

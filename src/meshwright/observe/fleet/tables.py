@@ -1,0 +1,218 @@
+"""The tables a fleet is known by: every source fills them, every analysis reads them.
+
+Times are seconds since 1970 in UTC, sizes are bytes, shares lie between 0 and 1. What a source does
+not know is null, never nought: a GPU of which there is no sample is not idle. The columns under
+`KEYS` name a row, so that the same row read twice is one row; of two versions the one with the
+later `seen_s` holds.
+"""
+
+from typing import Final
+
+import pyarrow as pa
+
+_TEXT, _TIME = pa.string(), pa.float64()
+
+STATES: Final = (
+    "pending", "running", "completed", "failed", "cancelled", "timeout", "out_of_memory",
+    "node_fail", "preempted", "requeued", "unknown",
+)  # fmt: skip
+"""How an attempt of a job stands or ended."""
+
+NODE_STATES: Final = ("up", "draining", "down", "reserved", "unknown")
+
+PHASES: Final = ("startup", "productive", "checkpoint", "data_wait", "communication", "lost")
+"""What the GPUs of a job were busy with, by its own account; `communication` is what nothing hid,
+`lost` is work that no checkpoint kept."""
+
+METRICS: Final = {
+    "gpu_util": "share of the time in which a kernel was resident",
+    "engine_active": "share of the time in which any engine was active",
+    "sm_active": "share of cycles and SMs with a warp resident",
+    "sm_occupancy": "resident warps over the most there can be",
+    "tensor_active": "share of cycles in which the tensor pipe was busy",
+    "dram_active": "share of cycles in which memory was busy",
+    "fp16_active": "share of cycles of the fp16 pipe",
+    "fp32_active": "share of cycles of the fp32 pipe",
+    "fp64_active": "share of cycles of the fp64 pipe",
+    "memory_used": "bytes of its memory in use",
+    "memory_total": "bytes of its memory",
+    "power_w": "watts",
+    "temperature_c": "degrees of the chip",
+    "memory_temperature_c": "degrees of the memory",
+    "sm_clock_mhz": "clock",
+    "throttle": "reasons why clocks are held back, as DCGM's bits",
+    "pcie_tx": "bytes a second to the host",
+    "pcie_rx": "bytes a second from the host",
+    "nvlink_tx": "bytes a second to other GPUs",
+    "nvlink_rx": "bytes a second from other GPUs",
+}
+"""Columns of samples of a GPU, whatever a source calls them and in whatever unit."""
+
+NODE_METRICS: Final = {
+    "cpu_util": "share of cores that are busy",
+    "memory_used": "bytes of host memory in use",
+    "memory_total": "bytes of host memory",
+    "read": "bytes a second from shared storage",
+    "written": "bytes a second to shared storage",
+    "metadata": "opens, stats and the like a second on shared storage",
+    "net_tx": "bytes a second into the fabric",
+    "net_rx": "bytes a second out of the fabric",
+    "io_wait": "share of cores that wait for storage",
+}
+"""Columns of samples of a node."""
+
+JOBS = pa.schema(
+    [
+        ("cluster", _TEXT),
+        ("job", _TEXT),  # "71", or "71_3" of an array
+        ("attempt", pa.int32()),  # 0, and one more each time it was requeued
+        ("name", _TEXT),
+        ("user", _TEXT),
+        ("team", _TEXT),  # Slurm's account, a Kubernetes namespace
+        ("partition", _TEXT),  # a queue, a node pool
+        ("qos", _TEXT),
+        ("array", _TEXT),  # the job it is an element of
+        ("state", _TEXT),  # of STATES
+        ("exit_code", pa.int32()),
+        ("signal", pa.int32()),
+        ("reason", _TEXT),  # why it waits, or why it ended
+        ("interactive", pa.bool_()),  # a shell or a notebook
+        ("work", _TEXT),  # the model or kind of work, where it is told
+        ("submit_s", _TIME),
+        ("eligible_s", _TIME),
+        ("start_s", _TIME),
+        ("end_s", _TIME),
+        ("limit_s", _TIME),  # the longest it may run
+        ("gpus", pa.float64()),  # asked for or given; parts of one are allowed
+        ("gpu_kind", _TEXT),
+        ("num_nodes", pa.int32()),
+        ("nodes", pa.list_(_TEXT)),
+        ("cpus", pa.float64()),
+        ("memory_asked", pa.float64()),  # of hosts
+        ("memory_peak", pa.float64()),
+        ("cpu_s", pa.float64()),  # core-seconds used
+        ("seen_s", _TIME),
+    ]
+)
+"""Attempts of jobs."""
+
+HELD = pa.schema(
+    [
+        ("cluster", _TEXT),
+        ("job", _TEXT),
+        ("attempt", pa.int32()),
+        ("node", _TEXT),
+        ("gpu", pa.int32()),  # its index at the time; see GPUS
+        ("start_s", _TIME),
+        ("end_s", _TIME),
+        ("share", pa.float64()),  # 1, or the part of it that is held
+        ("seen_s", _TIME),
+    ]
+)
+"""Which GPU was whose. Accounting does not keep this; prologs and pod labels do."""
+
+NODES = pa.schema(
+    [
+        ("cluster", _TEXT),
+        ("node", _TEXT),
+        ("since_s", _TIME),
+        ("until_s", _TIME),  # null: still
+        ("state", _TEXT),  # of NODE_STATES
+        ("reason", _TEXT),
+        ("gpus", pa.int32()),
+        ("gpu_kind", _TEXT),
+        ("partitions", pa.list_(_TEXT)),
+        ("cpus", pa.float64()),
+        ("memory", pa.float64()),
+        ("seen_s", _TIME),
+    ]
+)
+"""What nodes there were and how they stood, one row for each stretch of time."""
+
+GPUS = pa.schema(
+    [
+        ("cluster", _TEXT),
+        ("node", _TEXT),
+        ("gpu", pa.int32()),
+        ("uuid", _TEXT),  # the device itself; indexes change when one is lost
+        ("since_s", _TIME),
+        ("until_s", _TIME),
+        ("kind", _TEXT),
+        ("memory", pa.float64()),
+        ("seen_s", _TIME),
+    ]
+)
+"""Which device had which index."""
+
+SAMPLES = pa.schema(
+    [
+        ("cluster", _TEXT),
+        ("node", _TEXT),
+        ("gpu", pa.int32()),
+        ("time_s", _TIME),
+        *((name, pa.float32()) for name in METRICS),
+    ]
+)
+"""What GPUs were measured to do, one row for each moment."""
+
+NODE_SAMPLES = pa.schema(
+    [
+        ("cluster", _TEXT),
+        ("node", _TEXT),
+        ("time_s", _TIME),
+        *((name, pa.float64()) for name in NODE_METRICS),
+    ]
+)
+"""The same of nodes."""
+
+EVENTS = pa.schema(
+    [
+        ("cluster", _TEXT),
+        ("node", _TEXT),
+        ("gpu", pa.int32()),  # null: of the node
+        ("time_s", _TIME),
+        ("kind", _TEXT),  # "xid", "ecc", "row_remap", "nvlink", "infiniband", "pcie", "drain", …
+        ("code", pa.int32()),  # the number of an Xid
+        ("count", pa.float64()),  # by how much a counter rose
+        ("text", _TEXT),
+    ]
+)
+"""Faults and other things that happen at a moment."""
+
+PROGRESS = pa.schema(
+    [
+        ("cluster", _TEXT),
+        ("job", _TEXT),
+        ("attempt", pa.int32()),
+        ("start_s", _TIME),
+        ("end_s", _TIME),
+        ("phase", _TEXT),  # of PHASES
+        ("step", pa.int64()),  # the last one reached
+        ("mfu", pa.float64()),
+        ("seen_s", _TIME),
+    ]
+)
+"""What jobs tell of themselves: our trainer's metrics, and of any PyTorch job `mw watch`."""
+
+TABLES: Final = {
+    "jobs": JOBS,
+    "held": HELD,
+    "nodes": NODES,
+    "gpus": GPUS,
+    "samples": SAMPLES,
+    "node_samples": NODE_SAMPLES,
+    "events": EVENTS,
+    "progress": PROGRESS,
+}
+
+KEYS: Final = {
+    "jobs": ("cluster", "job", "attempt"),
+    "held": ("cluster", "job", "attempt", "node", "gpu", "start_s"),
+    "nodes": ("cluster", "node", "since_s"),
+    "gpus": ("cluster", "node", "gpu", "since_s"),
+    "samples": ("cluster", "node", "gpu", "time_s"),
+    "node_samples": ("cluster", "node", "time_s"),
+    "events": ("cluster", "node", "gpu", "time_s", "kind", "code"),
+    "progress": ("cluster", "job", "attempt", "start_s"),
+}
+"""What names a row."""
