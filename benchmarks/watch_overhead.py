@@ -37,11 +37,11 @@ class Size(NamedTuple):
 ONE_FULL = Size(width=256, layers=12, batch=256, run_s=100, rounds=2)
 TWO_FULL = Size(width=256, layers=12, batch=256, run_s=100, rounds=2, ranks=2)
 TWO_QUICK = Size(width=32, layers=2, batch=8, run_s=2, rounds=1, every=20, ranks=2)
-GPU_FULL = Size(width=1024, layers=12, batch=3584, run_s=115, rounds=1)
+GPU_FULL = Size(width=1024, layers=12, batch=4352, run_s=75, rounds=1)
 GPU_QUICK = Size(width=128, layers=2, batch=256, run_s=2, rounds=1, every=20)
-# The first capture costs half a second, which the budget has after a minute, and captures are taken
-# at powers of two of steps; on an H200 a step of this batch takes 7 to 8 ms, so that step 8192 is
-# just then, in the middle of the run.
+# A first capture is taken to cost a quarter of a second, which the budget has after half a minute,
+# and captures are taken at powers of two of steps; on an H200 a step of this batch takes about 9 ms,
+# so that step 4096 is just then, in the middle of the run.
 TRIED_STEPS, WARMUP, PIECES = 80, 10, 40
 
 JOB = """

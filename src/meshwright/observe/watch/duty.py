@@ -7,7 +7,7 @@ agents count that; here it is held against the time that has passed.
 import math
 from typing import NamedTuple
 
-FIRST_COST_S = 0.5
+FIRST_COST_S = 0.25
 """What a capture is taken to cost before one was measured: the first also sets the profiler up, and
 on a GPU the driver's part of it (30 to 60 ms for small models on an H200). The first capture waits
 until that much is paid for."""

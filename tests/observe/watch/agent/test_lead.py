@@ -14,3 +14,17 @@ def test_another_is_followed_when_the_first_is_seen_no_more() -> None:
     assert ended.index(True) == STRANGER_STEPS - 1
     assert lead.ends_step(8)
     assert not lead.ends_step(7)
+
+
+def test_a_graph_that_holds_the_optimizer_takes_its_place() -> None:
+    lead = Lead()
+    assert lead.ends_step(1)
+    assert not any(lead.ends_step(7, graph=True) for _ in range(STRANGER_STEPS - 1))
+    assert all(lead.ends_step(7, graph=True) for _ in range(3))
+
+
+def test_a_graph_of_passes_is_a_part_of_its_optimizers_steps() -> None:
+    lead = Lead()
+    for _ in range(100):
+        assert not any(lead.ends_step(7, graph=True) for _ in range(4))
+        assert lead.ends_step(1)

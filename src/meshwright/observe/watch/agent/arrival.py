@@ -29,6 +29,7 @@ def arrive(folder: str, torch: Any) -> None:
         mind_graphs(torch)
         _announce(folder, torch)
         _hear_steps(torch, watched)
+        _hear_replays(torch, watched)
         _WATCHED.append(watched)
         atexit.register(watched.ended)
         os.register_at_fork(after_in_child=watched.forked)
@@ -72,6 +73,21 @@ def _hear_steps(torch: Any, watched: Watched) -> None:
     # `torch.optim` takes the name of this module back, but the module is loaded.
     optimizers = importlib.import_module("torch.optim.optimizer")
     optimizers.register_optimizer_step_post_hook(after_step)
+
+
+def _hear_replays(torch: Any, watched: Watched) -> None:
+    graph = getattr(getattr(torch.cuda, "graphs", None), "CUDAGraph", None)
+    inner: Callable[..., Any] | None = getattr(graph, "replay", None)
+    if graph is None or inner is None:
+        return
+
+    @wraps(inner)
+    def replay(self: Any) -> Any:
+        answer = inner(self)
+        watched.graph_replayed(id(self))
+        return answer
+
+    graph.replay = replay
 
 
 def also_ends_steps(optimizer: Any) -> None:

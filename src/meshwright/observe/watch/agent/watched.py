@@ -62,10 +62,17 @@ class Watched:
 
     def optimizer_stepped(self, optimizer: int) -> None:
         """Take note that an optimizer has stepped."""
+        self._heard(optimizer, graph=False)
+
+    def graph_replayed(self, graph: int) -> None:
+        """Take note that a CUDA graph was sent off."""
+        self._heard(graph, graph=True)
+
+    def _heard(self, number: int, *, graph: bool) -> None:
         if self._off:
             return
         try:
-            if self._lead.ends_step(optimizer):
+            if self._lead.ends_step(number, graph=graph):
                 self._step_ended(time.monotonic_ns())
         except Exception:  # noqa: BLE001 - watching ends, the job goes on
             self._off = True
