@@ -1,0 +1,1 @@
+"""Measures of a fleet as pure functions over columns: windows, levels, distributions, peers."""
