@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from meshwright.policy.waiting import Waiting
+from meshwright.policy.waiting import REMEMBERED, Waiting
 
 
 @dataclass(eq=False)
@@ -92,3 +92,38 @@ def test_who_left_is_skipped() -> None:
     waiting.remove(ones[1])
     assert len(waiting) == 1
     assert order(waiting) == "c"
+
+
+def test_who_calls_himself_otherwise_every_time_is_not_remembered_for_ever() -> None:
+    waiting: Waiting[One] = Waiting()
+    for number in range(5 * REMEMBERED):
+        one = One("x", f"tenant {number}", priority=number % 1000)
+        waiting.push(one)
+        if number % 3:
+            waiting.charge(waiting.pop().tenant, 7)
+        else:
+            waiting.remove(one)
+    assert len(waiting._got) <= 2 * REMEMBERED + 1
+    assert len(waiting._levels) <= 1
+    assert not waiting._left
+
+
+def test_who_came_last_is_remembered_among_many() -> None:
+    waiting: Waiting[One] = Waiting()
+
+    def come(name: str, tenant: str, tokens: float) -> None:
+        waiting.push(One(name, tenant))
+        waiting.charge(waiting.pop().tenant, tokens)
+
+    for number in range(4 * REMEMBERED):
+        come("x", f"tenant {number}", 1)
+        if number == 3 * REMEMBERED + 1:
+            come("g", "greedy", 1000)
+    for one in (One("n", "new"), One("n", "new"), One("g", "greedy")):
+        waiting.push(one)
+    turns = ""
+    while waiting:
+        one = waiting.pop()
+        turns += one.name
+        waiting.charge(one.tenant, 10)
+    assert turns == "nng"

@@ -2,7 +2,8 @@
 
 Each tenant has a counter of the tokens computed for it, divided by its weight; the tenant with the
 least goes first (the virtual token counter of Sheng et al., arXiv 2401.00588). Whoever comes back
-after a pause starts at the counter of those who wait, so that nobody saves up turns.
+after a pause starts at the counter of those who wait, so that nobody saves up turns. Anybody can
+call himself by a new name with every request: of those who are away only the latest are remembered.
 """
 
 from collections import deque
@@ -18,6 +19,8 @@ class Waits(Protocol):
 
 
 W = TypeVar("W", bound=Waits)
+REMEMBERED = 4096
+"""Tenants whose counters are kept, beside those who wait."""
 
 
 class Waiting(Generic[W]):
@@ -33,6 +36,7 @@ class Waiting(Generic[W]):
         self._left: set[W] = set()
         """Those who left while they waited: skipped when their turn comes."""
         self._got: dict[str, float] = {}
+        """Counters of tenants, those who came last at the end."""
         self._floor = 0.0
         """The counter of the tenant whose turn was last."""
         self.count = 0
@@ -45,7 +49,8 @@ class Waiting(Generic[W]):
 
     def charge(self, tenant: str, tokens: float) -> None:
         """Write down what was computed for a tenant."""
-        self._got[tenant] = self._got.get(tenant, 0.0) + tokens / self._weights.get(tenant, 1.0)
+        got = self._got.get(tenant, self._floor)
+        self._got[tenant] = got + tokens / self._weights.get(tenant, 1.0)
         self.is_shared = len(self._got) > 1
 
     def charge_each(self, those: Iterable[W], tokens: float) -> None:
@@ -81,7 +86,7 @@ class Waiting(Generic[W]):
         if self._only is not None and not self._left:
             return self._only[0]
         for priority in self._highest:
-            line = self._first_line(self._levels[priority])
+            line = self._first_line(priority)
             if line is not None:
                 return line[0]
         raise AssertionError("somebody waits in no line")
@@ -90,25 +95,44 @@ class Waiting(Generic[W]):
         """Take out whose turn it is; `one` is who that is, where somebody has looked already."""
         one = self.peek() if one is None else one
         assert one is not None, "nobody waits"
-        self._levels[one.priority][one.tenant].popleft()
+        line = self._levels[one.priority][one.tenant]
+        line.popleft()
         self.count -= 1
         self._floor = self._got[one.tenant]
+        if not line and self._only is None:
+            self._end_line(one.priority, one.tenant)
         return one
 
     def remove(self, one: W) -> None:
         """Let somebody who waits go."""
         self._left.add(one)
         self.count -= 1
+        if not self.count:
+            # Nobody's turn comes, so nobody would skip those who left.
+            self._levels, self._highest, self._only = {}, [], None
+            self._left.clear()
 
-    def _first_line(self, level: dict[str, deque[W]]) -> deque[W] | None:
+    def _first_line(self, priority: int) -> deque[W] | None:
         """Return the line of the tenant that got least; None where nobody waits."""
-        least, found = 0.0, None
-        for tenant, line in level.items():
+        least, found, ended = 0.0, None, []
+        for tenant, line in self._levels[priority].items():
             while line and line[0] in self._left:
                 self._left.discard(line.popleft())
-            if line and (found is None or self._got[tenant] < least):
+            if not line:
+                ended.append(tenant)
+            elif found is None or self._got[tenant] < least:
                 least, found = self._got[tenant], line
+        for tenant in ended:
+            self._end_line(priority, tenant)
         return found
+
+    def _end_line(self, priority: int, tenant: str) -> None:
+        """Take out a line in which nobody is left."""
+        level = self._levels[priority]
+        del level[tenant]
+        if not level:
+            del self._levels[priority]
+            self._highest = sorted(self._levels, reverse=True)
 
     def _enter(self, tenant: str) -> None:
         """Let a tenant that was away begin level with those who wait."""
@@ -124,4 +148,13 @@ class Waiting(Generic[W]):
             if line and other != tenant
         ]
         least = min(waiting, default=self._floor)
-        self._got[tenant] = max(self._got.get(tenant, 0.0), least)
+        self._got[tenant] = max(self._got.pop(tenant, 0.0), least)
+        if len(self._got) > 2 * REMEMBERED:
+            self._forget(tenant)
+
+    def _forget(self, entering: str) -> None:
+        """Drop the counters of those who have been away longest."""
+        waiting = {tenant for level in self._levels.values() for tenant in level} | {entering}
+        away = [tenant for tenant in self._got if tenant not in waiting]
+        for tenant in away[: len(self._got) - REMEMBERED]:
+            del self._got[tenant]
