@@ -1,0 +1,41 @@
+"""Where a fleet's telemetry comes from; each kind of source fills the tables of `fleet.tables`."""
+
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final, Protocol, cast
+
+from meshwright.errors import InputError, Problem
+from meshwright.observe.fleet.sources.source import Asked, Batch, Secret, Source, bare, rows_of
+from meshwright.spec.names import unknown_name
+
+__all__ = ["KINDS", "Asked", "Batch", "Secret", "Source", "bare", "find", "kinds", "rows_of"]
+
+KINDS: Final = ("tables", "slurm", "prometheus", "kubernetes", "public")
+"""Kinds of sources in the order in which they are asked whether a place is theirs."""
+
+
+class _Kind(Protocol):
+    def claims(self, where: str) -> bool: ...
+
+    def source(self, where: str, asked: Asked) -> Source: ...
+
+
+def kinds() -> tuple[str, ...]:
+    """Return the kinds of sources there are."""
+    return tuple(kind for kind in KINDS if find_spec(f"{__name__}.{kind}") is not None)
+
+
+def find(where: str, asked: Asked, kind: str = "") -> Source:
+    """Open the source at a path or URL, of the kind that claims it or that is named."""
+    if kind and kind not in kinds():
+        raise InputError([unknown_name("kind of source", kind, kinds(), "--kind")])
+    for name in (kind,) if kind else kinds():
+        home = cast(_Kind, import_module(f"{__name__}.{name}"))
+        if kind or home.claims(where):
+            return home.source(where, asked)
+    if "://" not in where and not Path(where).exists():
+        what, fix = "there is no such file or folder", "name one that exists, or a URL"
+    else:
+        what, fix = "is of no kind that is known here", f"add --kind {'|'.join(kinds())}"
+    raise InputError([Problem(bare(where) if "://" in where else where, what, fix)])

@@ -1,0 +1,130 @@
+"""What every source of telemetry offers: batches of rows of the shared tables, and where to go on.
+
+A source lives in a package of its own, listed in `sources.KINDS`, which has two functions:
+
+    def claims(where: str) -> bool:
+        "Say whether a path or URL looks like ours, without reading more than a few kilobytes."
+
+    def source(where: str, asked: Asked) -> Source:
+        "Open it; raise InputError where it cannot be read, MissingPart where a package is missing."
+
+Whoever ingests opens a source, hands every batch to the store, and keeps a batch's cursor only once
+the rows before it are on disk. A reading that is broken off therefore begins again where rows were
+last kept, and rows that come twice are one row.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple, Protocol, runtime_checkable
+from urllib.parse import urlsplit, urlunsplit
+
+import pyarrow as pa
+
+from meshwright.errors import InputError, Problem
+from meshwright.observe.fleet.tables import TABLES
+
+
+class Secret:
+    """A token that does not show itself: not in a log, not in a traceback, not when pickled."""
+
+    __slots__ = ("_text",)
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def reveal(self) -> str:
+        """Return the token, for the header of a request and for nothing else."""
+        return self._text
+
+    def __bool__(self) -> bool:
+        return bool(self._text)
+
+    def __repr__(self) -> str:
+        return "Secret(…)"
+
+    def __reduce__(self) -> str:
+        raise TypeError("a secret is not pickled")
+
+
+class Asked(NamedTuple):
+    """What is asked of a source."""
+
+    cluster: str = ""
+    """Name of the cluster, for sources that do not tell it; empty: the source finds a name."""
+    since_s: float | None = None
+    """Rows before this moment are not wanted; None: as far back as there are any."""
+    until_s: float | None = None
+    """Rows from this moment on are not wanted; None: up to now."""
+    step_s: float = 30.0
+    """How far samples are apart, where a source is asked for a series."""
+    token: Secret = Secret("")
+    """What goes behind `Authorization: Bearer`; never into a name, a cursor or a note."""
+    ca_file: str = ""
+    """Certificates to check a server against, in place of the system's."""
+    options: Mapping[str, str] = {}
+    """What one kind of source alone understands, as `--option NAME=VALUE`."""
+
+
+class Batch(NamedTuple):
+    """Rows of one table, and where to go on once they are kept."""
+
+    table: str
+    """A name of `tables.TABLES`."""
+    rows: pa.Table
+    """Rows in the schema of the table; make them with `rows_of` where columns are missing."""
+    cursor: str | None = None
+    """Text by which this source goes on after these rows; None: as before."""
+    notes: tuple[str, ...] = ()
+    """What was left out, guessed or tried again, each a sentence for people; repeats are merged."""
+
+
+@runtime_checkable
+class Source(Protocol):
+    """Something that telemetry is read from."""
+
+    @property
+    def name(self) -> str:
+        """What it is and where, without credentials; cursors are kept under this name."""
+        ...
+
+    def batches(self, cursor: str | None = None) -> Iterator[Batch]:
+        """Give rows in batches of at most a few hundred thousand, going on from a cursor.
+
+        `seen_s` is when the facts held: the time of the query, or when a file was written. A batch
+        of `samples` should hold all metrics of its moments in one row each; rows that come apart
+        are put together, but cost a second writing.
+        """
+        ...
+
+
+def rows_of(table: str, columns: Mapping[str, object]) -> pa.Table:
+    """Make rows of a table from some of its columns; the others are null.
+
+    Columns are arrays, Arrow arrays or lists of one length, turned into the type of the table.
+    """
+    schema = TABLES[table]
+    unknown = sorted(set(columns) - set(schema.names))
+    if unknown:
+        fix = f"columns of {table} are {', '.join(schema.names)}"
+        raise InputError([Problem(name, f"is no column of {table}", fix) for name in unknown])
+    arrays = {name: _typed(value, schema.field(name).type) for name, value in columns.items()}
+    length = len(next(iter(arrays.values()))) if arrays else 0
+    return pa.table(
+        [arrays.get(field.name, pa.nulls(length, field.type)) for field in schema], schema=schema
+    )
+
+
+def _typed(values: object, kind: pa.DataType) -> pa.Array | pa.ChunkedArray:
+    if not isinstance(values, pa.Array | pa.ChunkedArray):
+        # NumPy's NaN is what a source does not know.
+        values = pa.array(values, from_pandas=True)
+    return values if values.type == kind else values.cast(kind)
+
+
+def bare(url: str) -> str:
+    """Return a URL without user, password, query and fragment, to show and to keep."""
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    if ":" in host:
+        host = f"[{host}]"
+    place = f"{host}:{parts.port}" if parts.port else host
+    return urlunsplit((parts.scheme, place, parts.path.rstrip("/"), "", ""))
