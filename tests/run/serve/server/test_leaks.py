@@ -1,80 +1,17 @@
 """Nothing of a request stays behind."""
 
-import asyncio
-import gc
 import json
-from collections import Counter
-from typing import Any
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
-from starlette.applications import Starlette
 
-from meshwright.run.serve.server import ServerSettings, serve_app
-from tests.run.serve.server.pretend import Bytes, PretendEngine
-
-CHAT = {"messages": [{"role": "user", "content": "hello"}]}
-ASKED: list[tuple[str, Any]] = [
-    ("/v1/completions", {"prompt": ["a", "b"], "n": 2}),
-    ("/v1/completions", {"prompt": "hello", "stream": True}),
-    ("/v1/completions", {"prompt": "hello", "temperature": -1}),
-    ("/v1/chat/completions", CHAT),
-    ("/v1/chat/completions", {**CHAT, "stream": True, "logprobs": True}),
-    ("/v1/chat/completions", {**CHAT, "stream": True, "leaves": True}),
-    ("/v1/embeddings", {"input": "a"}),
-    ("/nowhere", {}),
-]
+ROOT = Path(__file__).parents[4]
 
 
-async def _ask(app: Starlette, path: str, body: dict[str, Any]) -> None:
-    """Ask without a socket; a body that says so leaves after the first bytes."""
-    told = dict(body)
-    leaves = told.pop("leaves", False)
-    sent = [json.dumps(told).encode()]
-    gone = asyncio.Event()
-
-    async def receive() -> dict[str, Any]:
-        if sent:
-            return {"type": "http.request", "body": sent.pop(), "more_body": False}
-        await gone.wait()
-        return {"type": "http.disconnect"}
-
-    async def send(message: Any) -> None:
-        if leaves and message["type"] == "http.response.body":
-            gone.set()
-            await asyncio.sleep(0)
-
-    scope = {
-        "type": "http",
-        "method": "POST",
-        "path": path,
-        "query_string": b"",
-        "headers": [(b"content-type", b"application/json")],
-        "client": ("here", 1),
-    }
-    await app(scope, receive, send)
-
-
-@pytest.mark.slow
-def test_ten_thousand_requests_leave_nothing_behind() -> None:
-    engine = PretendEngine()
-    settings = ServerSettings(model="parrot", access_log=False)
-    app = serve_app(engine, Bytes(), settings)
-
-    async def ask(times: int) -> Counter[str]:
-        for _ in range(times):
-            await asyncio.gather(*(_ask(app, path, body) for path, body in ASKED))
-        engine.asked.clear()
-        engine.left.clear()
-        gc.collect()
-        return Counter(type(one).__name__ for one in gc.get_objects())
-
-    async def grown() -> dict[str, int]:
-        before = await ask(50)
-        after = await ask(1250)
-        # A handful may come and go with the interpreter itself.
-        return {name: count for name, count in (after - before).items() if count > 100}
-
-    assert asyncio.run(grown()) == {}
-    desk = app.state.desk
-    assert (desk.traffic.waiting, len(desk.traffic.calls), desk.figures.under_way) == (0, 0, 0)
-    assert desk.figures.ends["abort"] == 1300
+@pytest.mark.parametrize("more", [100, pytest.param(1250, marks=pytest.mark.slow)])
+def test_requests_leave_nothing_behind(more: int) -> None:
+    command = [sys.executable, "-m", "tests.run.serve.server.leaking", "50", str(more)]
+    said = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout
+    assert json.loads(said) == {"grown": {}, "held": [0, 0, 0], "aborted": 50 + more}
