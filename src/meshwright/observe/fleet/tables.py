@@ -66,6 +66,7 @@ JOBS = pa.schema(
         ("cluster", _TEXT),
         ("job", _TEXT),  # "71", or "71_3" of an array
         ("attempt", pa.int32()),  # 0, and one more each time it was requeued
+        ("number", _TEXT),  # the scheduler's own, which prologs and telemetry tell: "75" of "71_3"
         ("name", _TEXT),
         ("user", _TEXT),
         ("team", _TEXT),  # Slurm's account, a Kubernetes namespace
@@ -91,6 +92,8 @@ JOBS = pa.schema(
         ("memory_asked", pa.float64()),  # of hosts
         ("memory_peak", pa.float64()),
         ("cpu_s", pa.float64()),  # core-seconds used
+        ("gpu_util", pa.float64()),  # the mean over its GPUs, where accounting keeps it
+        ("gpu_memory_peak", pa.float64()),  # the sum over its GPUs, likewise
         ("seen_s", _TIME),
     ]
 )
