@@ -1,0 +1,180 @@
+"""What the store holds: files, cursors and horizons, in one SQLite file beside the Parquet files.
+
+A file of rows counts only once it stands here, and what one `put` writes comes to stand here in a
+single transaction. A process that is killed leaves either what was there before, or all of it.
+"""
+
+import fcntl
+import os
+import sqlite3
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from meshwright.errors import InputError, Problem
+from meshwright.observe.fleet.store.parts import Part
+
+FORMAT = 1
+GRACE_S = 600.0
+"""Files let go stay this long, for those who have just been told to read them."""
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS part (
+    "table" TEXT NOT NULL, cluster TEXT NOT NULL, bucket INTEGER NOT NULL, file TEXT PRIMARY KEY,
+    rows INTEGER NOT NULL, size INTEGER NOT NULL, first_s REAL NOT NULL, last_s REAL NOT NULL,
+    low TEXT NOT NULL, high TEXT NOT NULL, of TEXT NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS part_of ON part ("table", cluster, bucket);
+CREATE TABLE IF NOT EXISTS gone (file TEXT PRIMARY KEY, at_s REAL NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS cursor (source TEXT PRIMARY KEY, text TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS superseded (
+    "table" TEXT NOT NULL, cluster TEXT NOT NULL, rows INTEGER NOT NULL,
+    PRIMARY KEY ("table", cluster)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS horizon ("table" TEXT PRIMARY KEY, since_s REAL NOT NULL) WITHOUT ROWID;
+"""
+_COLUMNS = '"table", cluster, bucket, file, rows, size, first_s, last_s, low, high, of'
+
+
+class Catalog:
+    """The list of what is kept."""
+
+    def __init__(self, folder: Path, *, create: bool) -> None:
+        self.folder = folder
+        path = folder / "catalog.sqlite"
+        if create:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            # SQLite gives its journals the mode of this file.
+            os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+        elif not path.is_file():
+            fix = "mw fleet ingest makes one, or name another with --store"
+            raise InputError([Problem(str(folder), "there is no fleet store here", fix)])
+        self._path = path
+        # The one `with` block of `_changing` is a transaction; else SQLite commits each statement.
+        self._link = sqlite3.connect(path, timeout=60, isolation_level=None)
+        try:
+            version = self._link.execute("PRAGMA user_version").fetchone()[0]
+        except sqlite3.DatabaseError as error:
+            what, fix = f"is no catalog of a store: {error}", "name another folder with --store"
+            raise InputError([Problem(str(path), what, fix)]) from None
+        if version > FORMAT:
+            what = f"has format {version}; this version reads up to {FORMAT}"
+            raise InputError([Problem(str(path), what, "use a newer meshwright")])
+        if version < FORMAT:
+            self._link.executescript(_SCHEMA)
+            self._link.execute(f"PRAGMA user_version = {FORMAT}")
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._link.close()
+
+    @contextmanager
+    def writer(self) -> Iterator[None]:
+        """Be the only one who writes; whoever else wants to waits. A killed process lets go."""
+        handle = os.open(self.folder / "lock", os.O_CREAT | os.O_RDWR, 0o600)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(handle)
+
+    def parts(
+        self, table: str, cluster: str | None = None, bucket: int | None = None
+    ) -> list[Part]:
+        """Return the files of a table, in order of time."""
+        query, values = f'SELECT {_COLUMNS} FROM part WHERE "table" = ?', [table]
+        for name, value in (("cluster", cluster), ("bucket", bucket)):
+            if value is not None:
+                query += f" AND {name} = ?"
+                values.append(str(value))
+        rows = self._link.execute(f"{query} ORDER BY bucket, first_s, file", values)
+        return [Part(*row) for row in rows]
+
+    def rolled_up_from(self, files: Sequence[str]) -> list[Part]:
+        """Return the windows that were rolled up from some files of samples."""
+        found: list[Part] = []
+        for file in files:
+            rows = self._link.execute(f"SELECT {_COLUMNS} FROM part WHERE of = ?", [file])
+            found += [Part(*row) for row in rows]
+        return found
+
+    def replace(
+        self,
+        dropped: Sequence[Part],
+        made: Sequence[Part],
+        *,
+        superseded: dict[tuple[str, str], int] | None = None,
+        horizon: dict[str, float] | None = None,
+    ) -> None:
+        """Let some files go and others come, all at once or not at all."""
+        now_s = time.time()
+        with self._changing():
+            gone = [(part.file, now_s) for part in dropped]
+            self._link.executemany("DELETE FROM part WHERE file = ?", [row[:1] for row in gone])
+            self._link.executemany("INSERT OR REPLACE INTO gone VALUES (?, ?)", gone)
+            marks = ", ".join("?" * len(Part._fields))
+            self._link.executemany(f"INSERT INTO part VALUES ({marks})", made)
+            for (table, cluster), rows in (superseded or {}).items():
+                self._link.execute(
+                    "INSERT OR REPLACE INTO superseded VALUES (?, ?, ?)", [table, cluster, rows]
+                )
+            for table, since_s in (horizon or {}).items():
+                self._link.execute("INSERT OR REPLACE INTO horizon VALUES (?, ?)", [table, since_s])
+
+    def superseded(self, table: str, cluster: str | None = None) -> int:
+        """Return how many rows of a table have a later version in another file."""
+        query, values = 'SELECT sum(rows) FROM superseded WHERE "table" = ?', [table]
+        if cluster is not None:
+            query, values = f"{query} AND cluster = ?", [table, cluster]
+        return int(self._link.execute(query, values).fetchone()[0] or 0)
+
+    def horizon(self, table: str) -> float:
+        """Return the time before which rows of a table have been let go."""
+        row = self._link.execute('SELECT since_s FROM horizon WHERE "table" = ?', [table])
+        found = row.fetchone()
+        return float(found[0]) if found else float("-inf")
+
+    def cursor(self, source: str) -> str | None:
+        """Return where a source is to be read on."""
+        row = self._link.execute("SELECT text FROM cursor WHERE source = ?", [source]).fetchone()
+        return None if row is None else str(row[0])
+
+    def set_cursor(self, source: str, text: str) -> None:
+        """Remember where a source is to be read on."""
+        with self._changing():
+            self._link.execute("INSERT OR REPLACE INTO cursor VALUES (?, ?)", [source, text])
+
+    def sweep(self, *, everything: bool = False) -> int:
+        """Delete files that nobody lists any more; only a writer may.
+
+        `everything` also finds files of a process that was killed before it listed them. There is
+        one writer at a time, so none of these can be about to be listed.
+        """
+        past = time.time() - GRACE_S
+        rows = self._link.execute("SELECT file FROM gone WHERE at_s < ?", [past]).fetchall()
+        old = {str(row[0]) for row in rows}
+        if everything:
+            rows = self._link.execute(
+                "SELECT file FROM part UNION SELECT file FROM gone"
+            ).fetchall()
+            known = {str(row[0]) for row in rows}
+            for path in self.folder.glob("*/cluster=*/**/*.parquet"):
+                file = str(path.relative_to(self.folder))
+                if file not in known:
+                    old.add(file)
+        for file in old:
+            (self.folder / file).unlink(missing_ok=True)
+        with self._changing():
+            self._link.executemany("DELETE FROM gone WHERE file = ?", [(file,) for file in old])
+        return len(old)
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        self._link.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            self._link.execute("ROLLBACK")
+            raise
+        self._link.execute("COMMIT")

@@ -1,0 +1,119 @@
+"""One Parquet file of the store: how it is written, and how it is read."""
+
+import os
+import uuid
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import quote
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from meshwright.observe.fleet.store.layout import SPANS
+
+ROW_GROUP = 131_072
+_LOOKED_AT = 20_000
+_FEW = 0.2
+"""Below this share of different values a dictionary takes less room than the values."""
+
+
+class Part(NamedTuple):
+    """A file of rows of one table and cluster."""
+
+    table: str
+    cluster: str
+    bucket: int
+    """Start of the stretch of time that its rows are of, in seconds; in tables of what lasts, which
+    in turn the file was written."""
+    file: str
+    """Path under the store's folder."""
+    rows: int
+    size: int
+    first_s: float
+    last_s: float
+    low: str
+    """First and last node of its rows, by name."""
+    high: str
+    of: str = ""
+    """The file of samples that these windows were rolled up from."""
+
+    def meets(self, other: "Part") -> bool:
+        """Say whether rows of both may have the same key, going by times and names of nodes."""
+        return (
+            self.first_s <= other.last_s
+            and other.first_s <= self.last_s
+            and self.low <= other.high
+            and other.low <= self.high
+        )
+
+
+def described(table: str, cluster: str, bucket: int, rows: pa.Table) -> Part:
+    """Describe rows that have no file yet."""
+    first, last = SPANS.get(table, ("time_s", "time_s"))
+    begin = pc.min(rows[first]).as_py()
+    # What has not ended lasts: only a bound that every row has is one.
+    end = None if rows[last].null_count else pc.max(rows[last]).as_py()
+    if rows[first].null_count:
+        begin = None
+    nodes = pc.min_max(rows["node"]).as_py() if "node" in rows.column_names else {}
+    return Part(
+        table, cluster, bucket, "", rows.num_rows, 0,
+        float("-inf") if begin is None else begin, float("inf") if end is None else end,
+        nodes.get("min") or "", nodes.get("max") or "",
+    )  # fmt: skip
+
+
+def write(folder: Path, part: Part, rows: pa.Table) -> Part:
+    """Write rows to a new file that is on disk when this returns, readable by its owner only."""
+    place = Path(part.table, f"cluster={quote(part.cluster, safe='') or '_'}")
+    if "time_s" in rows.column_names:
+        day = np.datetime64(part.bucket, "s").astype("datetime64[D]")
+        place /= f"day={day}"
+    # Names rise with their turn: of two files with a row, the one of the later name has the later.
+    file = place / f"{part.bucket:012d}-{uuid.uuid4().hex}.parquet"
+    path = folder / file
+    for above in reversed(path.parents):
+        if folder in above.parents:
+            above.mkdir(mode=0o700, exist_ok=True)
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(handle, "wb") as out:
+        dictionary, split = _encodings(rows)
+        pq.write_table(
+            rows, out, row_group_size=ROW_GROUP, compression="zstd", compression_level=1,
+            use_dictionary=dictionary, use_byte_stream_split=split, store_schema=False,
+        )  # fmt: skip
+        out.flush()
+        os.fsync(out.fileno())
+        size = out.tell()
+    return part._replace(file=str(file), size=size)
+
+
+def _encodings(rows: pa.Table) -> tuple[list[str], list[str]]:
+    """Return the columns kept by a dictionary, and floats whose bytes are kept apart.
+
+    Percentages and clocks have few values; shares of cycles have as many as there are samples, and
+    of these the leading bytes are alike.
+    """
+    step = max(1, rows.num_rows // _LOOKED_AT)
+    seen = rows.take(np.arange(0, rows.num_rows, step)) if step > 1 else rows
+    dictionary, split = [], []
+    for field in rows.schema:
+        if pa.types.is_floating(field.type):
+            column = seen[field.name]
+            few = pc.count_distinct(column, mode="all").as_py() <= _FEW * len(column)
+            (dictionary if few else split).append(field.name)
+        elif not pa.types.is_nested(field.type):
+            dictionary.append(field.name)
+        else:
+            # The name of a column of Parquet's is a path; that of a list ends in its element.
+            dictionary.append(f"{field.name}.list.element")
+    return dictionary, split
+
+
+def read(folder: Path, part: Part, columns: list[str] | None = None) -> pa.Table:
+    """Read the rows of a file, or some columns of them."""
+    with pq.ParquetFile(folder / part.file) as file:
+        found: pa.Table = file.read(columns)
+        return found
