@@ -1,0 +1,198 @@
+"""Files of public traces as blocks of text columns, whatever they are packed in.
+
+What a file is, is told by its first kilobytes and never by its name: tables with a header, tables
+whose header lies beside them, lists of JSON objects; each plain, packed by gzip, or in an archive.
+Every value is read as text, since a column may hold numbers for a million rows and then `NA`.
+"""
+
+import csv
+import gzip
+import io
+import tarfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, Final, NamedTuple, cast
+
+import pyarrow as pa
+
+from meshwright.errors import DamagedFile, InputError, Problem
+
+_SNIFF_BYTES: Final = 1 << 18
+"""The widest header known has two thousand columns in some ten kilobytes."""
+_BLOCK_BYTES: Final = 16 << 20
+_GZIP, _PICKLE = b"\x1f\x8b", b"\x80"
+_NULLS: Final = ["", "NA", "N/A", "NaN", "nan", "NULL", "null", "None", "NaT"]
+_FAULTS = (pa.ArrowInvalid, OSError, EOFError, zlib.error, tarfile.TarError, UnicodeError)
+_AGAIN = "copy it again from where it was published"
+
+
+class Part(NamedTuple):
+    """One table of a trace: a file, or a member of an archive."""
+
+    path: Path
+    member: str
+    """Its name in the archive; empty: the file itself."""
+    kind: str
+    """`csv`, `json` or `pickle`."""
+    columns: tuple[str, ...]
+    """Names of columns, or keys of the first object; empty where nothing tells them."""
+    rows: tuple[tuple[str, ...], ...] = ()
+    """The first few rows."""
+    named: bool = True
+    """Whether the names stand in the table's first line; else they lie beside it."""
+
+    @property
+    def label(self) -> str:
+        """Where it is, for people."""
+        return f"{self.path}:{self.member}" if self.member else str(self.path)
+
+    @property
+    def stem(self) -> str:
+        """Its name without folders and endings."""
+        return Path(self.member or self.path).name.split(".")[0]
+
+    def with_names(self, columns: tuple[str, ...]) -> "Part":
+        """Return it with names for columns that have none in the table."""
+        return self._replace(columns=columns, named=False)
+
+    def blocks(self) -> Iterator[pa.Table]:
+        """Read it block by block, every column as text."""
+        from pyarrow import csv as arrow_csv
+
+        names = list(self.columns)
+        # Rows with one field more than the header end in a comma.
+        width = max((len(row) for row in self.rows), default=len(names))
+        filled = names + [f"_{place}" for place in range(width - len(names))]
+        with _reading(self.label), opened(self) as stream:
+            reader = arrow_csv.open_csv(
+                stream,
+                arrow_csv.ReadOptions(
+                    block_size=_BLOCK_BYTES, column_names=filled, skip_rows=int(self.named)
+                ),
+                arrow_csv.ParseOptions(invalid_row_handler=lambda _: "skip"),
+                arrow_csv.ConvertOptions(
+                    column_types=dict.fromkeys(filled, pa.string()),
+                    strings_can_be_null=True,
+                    null_values=_NULLS,
+                ),
+            )
+            for batch in reader:
+                yield pa.Table.from_batches([batch]).select(names)
+
+    def whole(self) -> pa.Table:
+        """Read all of it."""
+        found = list(self.blocks())
+        return pa.concat_tables(found) if found else _empty(self.columns)
+
+    def content(self) -> bytes:
+        """Read its bytes."""
+        with _reading(self.label), opened(self) as stream:
+            return cast(bytes, stream.read())
+
+
+def parts_of(where: Path) -> Iterator[Part]:
+    """Find the tables of a file or of all files under a folder, in the order of their names."""
+    if not where.exists():
+        raise InputError([Problem(str(where), "there is no such file or folder")])
+    files = [where] if where.is_file() else sorted(_files(where))
+    for path in files:
+        if path.suffix == ".header":
+            continue
+        try:
+            yield from _of_file(path)
+        except _FAULTS:
+            # Not a table; whoever names the file itself is told.
+            if path == where:
+                raise DamagedFile([Problem(str(path), "cannot be read", _AGAIN)]) from None
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    for path in folder.rglob("*"):
+        hidden = any(name.startswith(".") for name in path.relative_to(folder).parts)
+        if not hidden and not path.is_symlink() and path.is_file():
+            yield path
+
+
+def _of_file(path: Path) -> Iterator[Part]:
+    with path.open("rb") as raw:
+        packed = raw.read(2) == _GZIP
+    with _unpacked(path, packed) as stream:
+        head = stream.read(_SNIFF_BYTES)
+    if head[257:262] == b"ustar":
+        with tarfile.open(path, "r:*") as archive:
+            for member in archive:
+                if member.isfile() and not Path(member.name).name.startswith("."):
+                    inner = cast(IO[bytes], archive.extractfile(member)).read(_SNIFF_BYTES)
+                    yield from _sniffed(path, member.name, inner)
+    else:
+        yield from _sniffed(path, "", head)
+
+
+def _sniffed(path: Path, member: str, head: bytes) -> Iterator[Part]:
+    if head[:1] == _PICKLE:
+        yield Part(path, member, "pickle", ())
+        return
+    if b"\0" in head:
+        return
+    text = head.decode("utf-8-sig", "replace")
+    if text.lstrip()[:1] in ("[", "{"):
+        yield Part(path, member, "json", ())
+        return
+    lines = text.splitlines()
+    whole = lines if len(head) < _SNIFF_BYTES else lines[:-1]
+    found = [tuple(row) for row in csv.reader(io.StringIO("\n".join(whole[:20]))) if row]
+    if not found:
+        return
+    first = tuple(name.strip() for name in found[0])
+    beside = _header_beside(path, member)
+    if beside and len(beside) == len(first):
+        yield Part(path, member, "csv", beside, tuple(found), named=False)
+    else:
+        yield Part(path, member, "csv", first, tuple(found[1:]))
+
+
+def _header_beside(path: Path, member: str) -> tuple[str, ...]:
+    """Return the names that a file `NAME.header` gives to the table of that name."""
+    for name in (Path(member).name, path.name) if member else (path.name,):
+        header = path.parent / f"{name.split('.')[0]}.header"
+        if header.is_file():
+            text = header.read_text(encoding="utf-8", errors="replace").strip()
+            return tuple(column.strip() for column in text.split(","))
+    return ()
+
+
+@contextmanager
+def opened(part: Part) -> Iterator[Any]:
+    """Open the unpacked bytes of a part."""
+    if part.member:
+        with tarfile.open(part.path, "r:*") as archive:
+            yield cast(IO[bytes], archive.extractfile(part.member))
+        return
+    with part.path.open("rb") as raw:
+        packed = raw.read(2) == _GZIP
+    with _unpacked(part.path, packed) as stream:
+        yield stream
+
+
+@contextmanager
+def _unpacked(path: Path, packed: bool) -> Iterator[IO[bytes]]:
+    if packed:
+        with gzip.open(path, "rb") as stream:
+            yield cast(IO[bytes], stream)
+    else:
+        with path.open("rb") as plain:
+            yield plain
+
+
+@contextmanager
+def _reading(label: str) -> Iterator[None]:
+    try:
+        yield
+    except _FAULTS as error:
+        raise DamagedFile([Problem(label, f"cannot be read: {error}", _AGAIN)]) from None
+
+
+def _empty(columns: tuple[str, ...]) -> pa.Table:
+    return pa.table({name: pa.array([], pa.string()) for name in columns})

@@ -1,0 +1,178 @@
+"""Opens a public trace and gives its rows."""
+
+from collections import Counter
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from meshwright.errors import InputError, Problem
+from meshwright.observe.fleet.sources.public import accounts, alibaba, pai, philly, series
+from meshwright.observe.fleet.sources.public.files import Part, opened, parts_of
+from meshwright.observe.fleet.sources.public.form import Form, Tables, Told, form, recognised
+from meshwright.observe.fleet.sources.source import Asked, Batch
+
+FORMS: Final[tuple[Form, ...]] = (
+    *accounts.FORMS, *philly.FORMS, *alibaba.FORMS, *pai.FORMS, *series.FORMS,
+)  # fmt: skip
+PHILLY_JOBS: Final = form("Philly jobs", "", None, "Philly")
+CURVES_OF_FIGURES: Final = form("curves of figures", "", None)
+_CLAIMED_FILES = 8
+"""Of a folder so many files are looked into before it is said to be none of ours."""
+_KNOWN = "Acme, Helios, Philly, Alibaba, Muri, Sia, Chronus, Zhejiang Lab"
+
+
+class Found(NamedTuple):
+    """A part whose form is known."""
+
+    part: Part
+    form: Form
+
+
+def found_in(where: Path) -> Iterator[Found]:
+    """Find the parts of known forms in a file or under a folder."""
+    for part in parts_of(where):
+        known = _form_of(part)
+        if known is not None:
+            yield known
+
+
+def _form_of(part: Part) -> Found | None:
+    if part.kind == "json":
+        with opened(part) as stream:
+            head = stream.read(1 << 16)
+        if philly.looks_like_jobs(head):
+            return Found(part, PHILLY_JOBS)
+        return Found(part, CURVES_OF_FIGURES) if b"_cdf_pct" in head else None
+    if part.kind != "csv":
+        return None
+    if series.side_by_side(part):
+        return Found(part, series.SIDE_BY_SIDE)
+    known = recognised(part, FORMS)
+    if known is None:
+        part = pai.with_header(part)
+        known = recognised(part, FORMS)
+    return Found(part, known) if known else None
+
+
+def claims(where: str) -> bool:
+    """Say whether a path holds a public trace."""
+    path = Path(where)
+    if "://" in where or not path.exists():
+        return False
+    try:
+        return any(_form_of(part) for part in islice(parts_of(path), _CLAIMED_FILES))
+    except InputError:
+        return False
+
+
+def source(where: str, asked: Asked) -> "PublicTrace":
+    """Open a trace; say which are known where it is none of them."""
+    path = Path(where)
+    known = list(found_in(path))
+    found = [one for one in known if one.form.read or one.form.name in _JOINED]
+    if not found and known:
+        what = f"holds statistics ({known[0].form.name}), not telemetry"
+        raise InputError([Problem(where, what, "hold them against ours with mw validate fleet")])
+    if not found:
+        what = "holds no public trace that is known here"
+        raise InputError([Problem(where, what, f"known are those of {_KNOWN}")])
+    return PublicTrace(path, asked, tuple(found))
+
+
+_JOINED = frozenset({PHILLY_JOBS.name, pai.JOB.name, pai.INSTANCE.name})
+"""Forms that take more than one block of one table to read."""
+
+
+class PublicTrace:
+    """The rows of a public trace."""
+
+    def __init__(self, where: Path, asked: Asked, found: tuple[Found, ...]) -> None:
+        self._where, self._asked, self._found = where, asked, found
+        self._several = Counter((one.form.name, one.part.path.parent) for one in found)
+
+    @property
+    def name(self) -> str:
+        """What it is and where."""
+        return f"public:{self._where}"
+
+    def batches(self, cursor: str | None = None) -> Iterator[Batch]:
+        """Give the rows part by part; a cursor names the last part that was read to its end."""
+        labels = [one.part.label for one in self._found]
+        begin = labels.index(cursor) + 1 if cursor in labels else 0
+        for one in self._found[begin:]:
+            last: Batch | None = None
+            for tables in self._tables(one):
+                for table, rows in tables.items():
+                    if last is not None:
+                        yield last
+                    last = Batch(table, self._within(table, rows), None, self._notes(one))
+            if last is not None:
+                yield last._replace(cursor=one.part.label)
+
+    def _tables(self, one: Found) -> Iterator[Tables]:
+        part = one.part
+        told = Told(self._cluster(one), part.path.stat().st_mtime, part)
+        if one.form.name == PHILLY_JOBS.name:
+            yield philly.read_jobs(part, told)
+        elif one.form.name == pai.JOB.name:
+            task = self._other(pai.TASK)
+            yield pai.read_jobs(part, task, told)
+        elif one.form.name == pai.INSTANCE.name:
+            yield from pai.read_held(part, pai.tasks_of(self._other(pai.TASK)), told)
+        elif one.form.read is not None and one.form.whole:
+            yield one.form.read(part.whole(), told)
+        elif one.form.read is not None:
+            rows = 0
+            for block in part.blocks():
+                yield one.form.read(block, told._replace(first_row=rows))
+                rows += block.num_rows
+
+    def _other(self, wanted: Form) -> Part:
+        """Return the table that this one is joined with."""
+        folder = self._where if self._where.is_dir() else self._where.parent
+        for one in found_in(folder):
+            if one.form.name == wanted.name:
+                return one.part
+        what = f"needs the table of {wanted.name} beside it, which is not there"
+        raise InputError([Problem(str(self._where), what, "put it into the same folder")])
+
+    def _cluster(self, one: Found) -> str:
+        if self._asked.cluster or one.form.cluster:
+            return self._asked.cluster or one.form.cluster
+        folder = one.part.path.resolve().parent.name
+        many = self._several[one.form.name, one.part.path.parent] > 1
+        # Each of several workloads in a folder numbers its jobs from nought.
+        apart = many and one.form.name in _WORKLOADS
+        return f"{folder}/{one.part.stem}" if apart else folder
+
+    def _notes(self, one: Found) -> tuple[str, ...]:
+        return (f"{one.part.label}: read as {one.form.name}",)
+
+    def _within(self, table: str, rows: pa.Table) -> pa.Table:
+        """Leave out what is not of the time that is asked for."""
+        since, until = self._asked.since_s, self._asked.until_s
+        begin, end = _TIMES.get(table, ("", ""))
+        if not begin or (since is None and until is None):
+            return rows
+        kept = pa.array([True] * rows.num_rows)
+        if until is not None:
+            kept = pc.and_(kept, pc.fill_null(pc.less(rows[begin], until), True))
+        if since is not None:
+            kept = pc.and_(kept, pc.fill_null(pc.greater_equal(rows[end], since), True))
+        return rows.filter(kept)
+
+
+_TIMES: Final = {
+    "jobs": ("submit_s", "end_s"),
+    "held": ("start_s", "end_s"),
+    "samples": ("time_s", "time_s"),
+    "node_samples": ("time_s", "time_s"),
+    "nodes": ("since_s", "until_s"),
+}
+_WORKLOADS: Final = frozenset(
+    {"Muri workload", "Muri run", "Sia workload", "Chronus workload", "Alibaba 2023 pods"}
+)
