@@ -1,0 +1,89 @@
+"""Puts batches into a store and, where asked, kills itself in the midst of it, as `kill -9` does.
+
+    python killed_writer.py FOLDER POINT NTH
+
+POINT is where: `half` (a file is half written), `unlisted` (files are whole, but in no catalog),
+`committing` (the catalog is about to commit), `listed` (all is kept, nobody was told), or `never`.
+"""
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from meshwright.observe.fleet.sources import rows_of
+from meshwright.observe.fleet.store import Store
+from meshwright.observe.fleet.store import parts as parts_module
+from meshwright.observe.fleet.store.catalog import Catalog
+
+BATCHES = 12
+
+
+def batch(number: int) -> list[tuple[str, pa.Table]]:
+    """Samples that overlap with those of the batch before, and jobs of which some were known."""
+    steps = np.tile(np.arange(number * 60, number * 60 + 80), 8)
+    gpu = np.repeat(np.arange(8), 80)
+    samples = {
+        "cluster": ["east"] * len(steps), "node": [f"n{index // 4}" for index in gpu],
+        "gpu": gpu % 4, "time_s": 1.7e9 + 30.0 * steps, "gpu_util": (steps * 7 + gpu) % 101 / 100,
+    }  # fmt: skip
+    names = [str(name) for name in range(number * 5, number * 5 + 8)]
+    jobs = {
+        "cluster": ["east"] * 8, "job": names, "attempt": [0] * 8, "submit_s": [1.7e9] * 8,
+        "end_s": [1.7e9 + number] * 8, "seen_s": [float(number)] * 8,
+    }  # fmt: skip
+    return [("samples", rows_of("samples", samples)), ("jobs", rows_of("jobs", jobs))]
+
+
+def die_at(point: str, nth: int) -> None:
+    """Arrange for this process to be killed the `nth` time it comes to a point."""
+    left = [nth]
+
+    def reached() -> None:
+        left[0] -= 1
+        if left[0] == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    write, replace = parts_module.write, Catalog.replace
+
+    def dying_write(folder: Path, part: Any, rows: pa.Table) -> Any:
+        made = write(folder, part, rows)
+        if point == "half":
+            os.truncate(folder / made.file, made.size // 2)
+        reached()
+        if point == "half":  # not yet: put it right again
+            (folder / made.file).unlink()
+            made = write(folder, part, rows)
+        return made
+
+    def dying_replace(self: Catalog, *args: Any, **more: Any) -> None:
+        if point == "unlisted":
+            reached()
+        if point == "committing":
+            self._link.set_trace_callback(lambda text: reached() if text == "COMMIT" else None)
+        replace(self, *args, **more)
+        if point == "committing":
+            self._link.set_trace_callback(None)
+        if point == "listed":
+            reached()
+
+    if point == "half":
+        parts_module.write = dying_write
+    elif point != "never":
+        Catalog.replace = dying_replace  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    folder, point, nth = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    die_at(point, nth)
+    with Store(folder, create=True) as store:
+        first = int(store.cursor("batches") or 0)
+        for number in range(first, BATCHES):
+            for table, rows in batch(number):
+                store.put(table, rows)
+            store.set_cursor("batches", str(number + 1))
+            print(number, flush=True)
