@@ -58,12 +58,15 @@ def start_engines(args: argparse.Namespace, path: Path) -> "tuple[Serves, list[s
     engines = _started(dealt(settings, first + then), path)
     block = settings.limits.block_tokens
     if not first:
-        return Routed(engines, args.routing, block_tokens=block), _lines(engines)
+        routed = Routed(engines, args.routing, block_tokens=block, weights=str(path))
+        return routed, _lines(engines)
     if not all(engine.ready.hands_over for engine in engines):
         _end(engines)
         what = "this model has states beside keys and values, which are not handed over"
         raise InputError([Problem("--prefill", what, "use --replicas")])
-    both = HandedOver(engines[:first], engines[first:], args.routing, block_tokens=block)
+    both = HandedOver(
+        engines[:first], engines[first:], args.routing, block_tokens=block, weights=str(path)
+    )
     return both, _lines(engines)
 
 

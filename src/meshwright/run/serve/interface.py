@@ -1,7 +1,7 @@
 """`Serves`: what the server asks of whatever answers. Engines have it, and so have routers."""
 
 from collections.abc import AsyncIterator, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from meshwright.errors import MeshwrightError
 from meshwright.run.serve.asked import Ask, Gauges, Piece
@@ -34,3 +34,25 @@ class Serves(Protocol):
 
     async def close(self) -> None:
         """Let go of everything; answers under way end with an error."""
+
+
+@runtime_checkable
+class Sleeps(Protocol):
+    """An engine that can give up its memory for a while, as reinforcement learning asks."""
+
+    async def sleep(self, level: int) -> None:
+        """Free the cache and the weights; level 1 keeps the weights in host memory."""
+
+    async def wake(self) -> None:
+        """Take the memory again."""
+
+    def asleep(self) -> bool:
+        """Tell whether it sleeps."""
+
+
+@runtime_checkable
+class Renews(Protocol):
+    """An engine whose weights can be replaced while it stands."""
+
+    async def update_weights(self, path: str) -> None:
+        """Read the weights of a folder in place of the present ones."""

@@ -2,7 +2,7 @@
 
 Which engine gets an ask is decided by `policy/routing`, the same that the simulator drives. One
 that is ill gets none until it is well; where a prompt's keys and values are lost on their way, the
-engine that was to go on computes it anew.
+engine that was to go on computes it anew. All of them sleep, wake and take new weights together.
 """
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
@@ -16,24 +16,53 @@ from meshwright.run.serve.asked import Ask, Gauges, Piece
 from meshwright.run.serve.inbox import Inbox
 from meshwright.run.serve.interface import EngineBroken, Serves
 from meshwright.run.serve.parcels import ParcelLost
+from meshwright.run.serve.together import Together
 
 _SUMMED = tuple(
     field for field in Gauges.__struct_fields__ if field not in {"kv_usage", "idle_s", "more"}
 )
 
 
-class Routed:
+class _Changed:
+    """What a router hands on to all of its engines."""
+
+    _together: Together
+
+    async def sleep(self, level: int) -> None:
+        """Let all engines give memory back; level 1 keeps the weights in host memory."""
+        await self._together.sleep(level)
+
+    async def wake(self) -> None:
+        """Let all engines take the memory again."""
+        await self._together.wake()
+
+    def asleep(self) -> bool:
+        """Tell whether any of them sleeps."""
+        return self._together.asleep()
+
+    async def update_weights(self, path: str) -> None:
+        """Let all engines read the weights of a folder in place of the present ones."""
+        await self._together.update_weights(path)
+
+
+class Routed(_Changed):
     """Serves with one of several engines."""
 
     def __init__(
-        self, engines: Sequence[Serves], how: Routing = "prefix", *, block_tokens: int = 16
+        self,
+        engines: Sequence[Serves],
+        how: Routing = "prefix",
+        *,
+        block_tokens: int = 16,
+        weights: str = "",
     ) -> None:
-        """Serve with engines of the same model."""
+        """Serve with engines of the same model; `weights` is the folder they were read from."""
         if not engines:
             raise InputError([Problem("engines", "there are none", "give one at least")])
         self.engines, self._block = list(engines), block_tokens
         self.router = Router(len(self.engines), how, block_tokens=block_tokens)
         self.max_length = min(engine.max_length for engine in self.engines)
+        self._together = Together(self.engines, lambda: any(self.router.open), weights)
 
     def answer(self, ask: Ask) -> "Passed":
         """Answer; closing what is returned cancels what is left."""
@@ -55,6 +84,8 @@ class Routed:
 
     def ill(self) -> str:
         """Say what is wrong where no engine is well."""
+        if changing := self._together.ill():
+            return changing
         found = [engine.ill() for engine in self.engines]
         return "" if not all(found) else "; ".join(found)
 
@@ -65,14 +96,14 @@ class Routed:
 
     def _send(self, ask: Ask) -> int:
         away = frozenset(n for n, engine in enumerate(self.engines) if engine.ill())
-        if len(away) == len(self.engines):
+        if len(away) == len(self.engines) or self._together.ill():
             raise EngineBroken(self.ill())
         salt = b"" if ask.adapter is None else ask.adapter.encode()[:64]
         keys = block_keys(ask.prompt, self._block, salt=salt)
         return self.router.send(len(ask.prompt), keys, away=away)
 
 
-class HandedOver:
+class HandedOver(_Changed):
     """Serves with engines that compute prompts and others that write the answers."""
 
     def __init__(
@@ -82,20 +113,33 @@ class HandedOver:
         how: Routing = "prefix",
         *,
         block_tokens: int = 16,
+        weights: str = "",
     ) -> None:
-        """Let `first` compute prompts, and `then` go on with them."""
+        """Let `first` compute prompts and `then` go on with them; `weights` is their folder."""
         self._first = Routed(first, how, block_tokens=block_tokens)
         self._then = Routed(then, "least-loaded", block_tokens=block_tokens)
         self.max_length = min(self._first.max_length, self._then.max_length)
+        self._open = 0
+        """Asks that have not come to their end, also those that are between the two."""
+        self._together = Together([*first, *then], self._busy, weights)
 
-    def answer(self, ask: Ask) -> "Halves":
+    def answer(self, ask: Ask) -> "Passed":
         """Answer; closing what is returned cancels what is left."""
+        if changing := self._together.ill():
+            raise EngineBroken(changing)
         # Several answers to one prompt share its blocks only where it is computed, and a parcel
         # does not tell how likely tokens were.
         sampling = ask.sampling
         told = sampling.logprobs is not None or ask.prompt_logprobs is not None
         split = sampling.n == 1 and not told and not self._first.ill()
-        return Halves(ask, self._first if split else None, self._then)
+        self._open += 1
+        return Passed(Halves(ask, self._first if split else None, self._then), self._back)
+
+    def _back(self) -> None:
+        self._open -= 1
+
+    def _busy(self) -> bool:
+        return bool(self._open) or any((*self._first.router.open, *self._then.router.open))
 
     async def embed(self, prompts: Sequence[tuple[int, ...]]) -> list[list[float]]:
         """Return a vector of length one for each prompt."""
@@ -107,7 +151,7 @@ class HandedOver:
 
     def ill(self) -> str:
         """Say what is wrong where no engine can write answers."""
-        return self._then.ill()
+        return self._together.ill() or self._then.ill()
 
     async def close(self) -> None:
         """Let go of all of them."""
@@ -136,12 +180,12 @@ class Passed:
 
     def ready(self) -> Sequence[Piece]:
         """Return the pieces that nobody has to wait for."""
-        return self._pieces.ready() if isinstance(self._pieces, Inbox) else ()
+        return self._pieces.ready() if isinstance(self._pieces, Inbox | Halves) else ()
 
     async def aclose(self) -> None:
         """Read no further."""
         self._end()
-        if isinstance(self._pieces, Inbox | AsyncGenerator):
+        if isinstance(self._pieces, Inbox | Halves | AsyncGenerator):
             await self._pieces.aclose()
 
     def _end(self) -> None:

@@ -16,7 +16,9 @@ from urllib.parse import urlsplit
 import msgspec
 import pytest
 
-from meshwright.errors import InputError, MissingPart
+from meshwright.errors import InputError, MissingPart, Problem
+from meshwright.run.serve.interface import EngineBroken
+from meshwright.run.serve.routed import Routed
 from meshwright.run.serve.server import Served, ServerSettings, serve_app
 from meshwright.run.serve.server.keys import read_keys
 from tests.run.serve.server.pretend import Bytes, PretendEngine
@@ -110,6 +112,35 @@ def test_an_admin_may_be_anybody_where_that_is_wanted() -> None:
     with serving(admin=True) as (served, _):
         assert send(served.url, "/sleep", {"level": 2}).status == 200
         assert send(served.url, "/sleep", {"level": 3}).error["param"] == "level"
+
+
+def test_a_change_that_cannot_be_made_is_told() -> None:
+    class Busy(PretendEngine):
+        async def sleep(self, level: int) -> None:
+            raise InputError([Problem("engine", f"cannot sleep, not even {level}")])
+
+        async def wake(self) -> None:
+            raise EngineBroken("it is dead")
+
+    engine = Busy()
+    settings = ServerSettings(model="parrot", port=0, admin=True, access_log=False)
+    with Served(serve_app(engine, Bytes(), settings), settings) as served:
+        got = send(served.url, "/sleep", {})
+        assert (got.status, got.error["param"]) == (400, "engine")
+        got = send(served.url, "/wake_up", {})
+        assert (got.status, got.error["message"]) == (503, "it is dead")
+
+
+def test_several_engines_change_together() -> None:
+    engines = [PretendEngine(), PretendEngine()]
+    settings = ServerSettings(model="parrot", port=0, admin=True, access_log=False)
+    with Served(serve_app(Routed(engines), Bytes(), settings), settings) as served:
+        assert send(served.url, "/sleep", {}).json == {"is_sleeping": True}
+        assert all(engine.sleeps for engine in engines)
+        assert send(served.url, TEXT, HELLO).error["code"] == "asleep"
+        assert send(served.url, "/wake_up", {}).json == {"is_sleeping": False}
+        assert send(served.url, "/update_weights", {"path": "new"}).status == 200
+        assert [engine.path for engine in engines] == ["new", "new"]
 
 
 def test_large_bodies_are_refused() -> None:

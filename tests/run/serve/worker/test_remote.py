@@ -11,6 +11,8 @@ import pytest
 pytest.importorskip("torch", reason="runs a model")
 pytest.importorskip("tokenizers", reason="reads a tokenizer")
 
+import torch
+
 from meshwright.errors import InputError
 from meshwright.run.nn.huggingface import save
 from meshwright.run.serve.asked import Ask, Piece, Sampling
@@ -79,6 +81,40 @@ async def _life(folder: Path) -> None:
 @pytest.mark.slow
 def test_an_engine_that_dies_says_so_and_comes_back(folder: Path) -> None:
     asyncio.run(_life(folder))
+
+
+async def _renewed(folder: Path, new: Path) -> None:
+    engine = RemoteEngine(folder, EngineSettings(limits=LIMITS, device="cpu", max_length=64))
+    ask = Ask(prompt=PROMPT, sampling=Sampling(temperature=0.0, max_tokens=12, ignore_eos=True))
+    old = [piece.tokens for piece in await heard(engine, ask)]
+    await engine.update_weights(str(new))
+    changed = [piece.tokens for piece in await heard(engine, ask)]
+    assert changed != old
+    os.kill(engine.process.pid, signal.SIGKILL)
+    while not engine.ill():
+        await asyncio.sleep(0.05)
+    await asyncio.wait_for(come_to(engine), 120)
+    assert [piece.tokens for piece in await heard(engine, ask)] == changed
+    # Where they are gone, it answers nothing rather than with others.
+    (new / "model.safetensors").rename(new / "hidden")
+    os.kill(engine.process.pid, signal.SIGKILL)
+    while "cannot be read again" not in engine.ill():
+        await asyncio.sleep(0.05)
+    with pytest.raises(EngineBroken, match="cannot be read again"):
+        await heard(engine, ask)
+    await engine.update_weights(str(folder))
+    assert [piece.tokens for piece in await heard(engine, ask)] == old
+    await engine.close()
+
+
+@pytest.mark.slow
+def test_an_engine_that_comes_back_has_the_weights_it_had(folder: Path, tmp_path: Path) -> None:
+    other = small()
+    with torch.no_grad():
+        for weight in other.parameters():
+            weight.mul_(1.3)
+    save(other, tmp_path / "new")
+    asyncio.run(_renewed(folder, tmp_path / "new"))
 
 
 @pytest.mark.slow

@@ -55,6 +55,10 @@ class Doer:
         return []
 
     def _sleep(self, level: int) -> None:
+        if self.runner.cache.asleep:
+            if level > 1:
+                self._kept = {name: kept for name, kept in self._kept.items() if name[:2] != "0."}
+            return
         for runner in self._runners:
             runner.graphs.forget()
             runner.cache.sleep()

@@ -39,12 +39,12 @@ class Upkeep:
     def sleep(self, level: int = 1) -> None:
         """Give the memory of the cache back, and of the weights: 1 keeps these in host memory.
 
-        With level 2 the weights are gone, and `update_weights` has to bring some after `wake`.
+        With level 2 the weights are gone, and `update_weights` has to bring some after `wake`. Who
+        sleeps with level 1 can let go of them later.
         """
         self._require_idle("sleep")
-        if not self.asleep:
-            self._engine.forget()
-            self._do(Do(what="sleep", level=level))
+        self._engine.forget()
+        self._do(Do(what="sleep", level=level))
 
     def wake(self) -> None:
         """Take the memory again, with the weights where they were kept."""
@@ -54,6 +54,8 @@ class Upkeep:
     def update_weights(self, folder: str) -> None:
         """Read the weights of a Hugging Face folder in place of the present ones."""
         self._require_idle("take new weights")
+        if self.asleep:
+            raise InputError([Problem("engine", "it sleeps, and has no room for them", "wake it")])
         refuse_new_weights(quantised=self._quantised, ranks=self._ranks)
         self._do(Do(what="update", path=folder))
         self._engine.forget()

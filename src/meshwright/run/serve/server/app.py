@@ -14,11 +14,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from meshwright.run.serve.interface import Serves
+from meshwright.run.serve.interface import Serves, Sleeps
 from meshwright.run.serve.server import bodies, replies
 from meshwright.run.serve.server.chat import chat
 from meshwright.run.serve.server.completions import complete
-from meshwright.run.serve.server.desk import Desk, Sleeps
+from meshwright.run.serve.server.desk import Desk
 from meshwright.run.serve.server.door import Door
 from meshwright.run.serve.server.embeddings import embed
 from meshwright.run.serve.server.endpoint import Endpoint, admitted

@@ -2,11 +2,10 @@
 
 import time
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
 
 from meshwright.errors import InputError
 from meshwright.run.serve.asked import Ask
-from meshwright.run.serve.interface import Serves
+from meshwright.run.serve.interface import Serves, Sleeps
 from meshwright.run.serve.server.bodies import StreamOptions
 from meshwright.run.serve.server.faults import Fault, impossible
 from meshwright.run.serve.server.keys import Keys, read_keys
@@ -21,28 +20,6 @@ from meshwright.run.serve.server.words import Words
 
 Answer = bytes | Lines
 """A body of JSON, or events as they come."""
-
-
-@runtime_checkable
-class Sleeps(Protocol):
-    """An engine that can give up its memory for a while, as reinforcement learning asks."""
-
-    async def sleep(self, level: int) -> None:
-        """Free the cache and the weights; level 1 keeps the weights in host memory."""
-
-    async def wake(self) -> None:
-        """Take the memory again."""
-
-    def asleep(self) -> bool:
-        """Tell whether it sleeps."""
-
-
-@runtime_checkable
-class Renews(Protocol):
-    """An engine whose weights can be replaced while it stands."""
-
-    async def update_weights(self, path: str) -> None:
-        """Read the weights of a folder in place of the present ones."""
 
 
 class Desk:

@@ -1,6 +1,11 @@
 """The endpoints that answer from what is at hand: tokens of texts, and changes of the engine."""
 
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
 from meshwright.errors import InputError
+from meshwright.run.serve.interface import EngineBroken, Renews, Sleeps
 from meshwright.run.serve.server.asking import messages_of, named_model, own_values
 from meshwright.run.serve.server.bodies import (
     DetokenizeBody,
@@ -9,7 +14,7 @@ from meshwright.run.serve.server.bodies import (
     WakeBody,
     WeightsBody,
 )
-from meshwright.run.serve.server.desk import Answer, Desk, Renews, Sleeps
+from meshwright.run.serve.server.desk import Answer, Desk
 from meshwright.run.serve.server.faults import Fault, impossible, refused
 from meshwright.run.serve.server.replies import Detokenized, Sleeping, Tokens, Updated
 from meshwright.run.serve.server.streams import encode
@@ -53,14 +58,14 @@ async def detokenize(desk: Desk, body: DetokenizeBody, _: Call) -> Answer:
 async def sleep(desk: Desk, body: SleepBody, _: Call) -> Answer:
     """Put the engine to sleep."""
     engine = _sleeper(desk)
-    await engine.sleep(body.level)
+    await _done(engine.sleep(body.level))
     return encode(Sleeping(engine.asleep()))
 
 
 async def wake_up(desk: Desk, _body: WakeBody, _: Call) -> Answer:
     """Wake the engine."""
     engine = _sleeper(desk)
-    await engine.wake()
+    await _done(engine.wake())
     return encode(Sleeping(engine.asleep()))
 
 
@@ -68,11 +73,18 @@ async def update_weights(desk: Desk, body: WeightsBody, _: Call) -> Answer:
     """Replace the engine's weights."""
     if not isinstance(desk.engine, Renews):
         raise Fault(501, "This engine cannot change its weights", code="not_offered")
-    try:
-        await desk.engine.update_weights(body.path)
-    except InputError as error:
-        raise impossible(error, "path") from None
+    await _done(desk.engine.update_weights(body.path), "path")
     return encode(Updated(body.path))
+
+
+async def _done(change: Coroutine[Any, Any, None], param: str | None = None) -> None:
+    """Wait for a change, which goes on to its end even if whoever asked for it goes away."""
+    try:
+        await asyncio.shield(asyncio.ensure_future(change))
+    except InputError as error:
+        raise impossible(error, param) from None
+    except EngineBroken as error:
+        raise Fault(503, str(error), code="ill") from None
 
 
 def _sleeper(desk: Desk) -> Sleeps:

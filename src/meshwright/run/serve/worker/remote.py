@@ -63,6 +63,10 @@ class RemoteEngine:
         """Why no asks are taken at the moment."""
         self._deaths: list[float] = []
         self._asleep = False
+        self._renewed = ""
+        """The folder that weights were last read from, where they were replaced."""
+        self._stale = ""
+        """Why a process that was started again has not got these weights."""
 
     def answer(self, ask: Ask) -> Inbox:
         """Answer; closing what is returned cancels what is left."""
@@ -105,6 +109,7 @@ class RemoteEngine:
     async def update_weights(self, path: str) -> None:
         """Read the weights of a folder in place of the present ones."""
         await self._call(Call(self._next_number(), "update_weights", path=path))
+        self._renewed, self._stale = path, ""
 
     def gauges(self) -> Gauges:
         """Return what the engine did when it was last heard."""
@@ -112,8 +117,8 @@ class RemoteEngine:
 
     def ill(self) -> str:
         """Say why no forward progress is made; empty where all is well."""
-        if self._why:
-            return self._why
+        if self._why or self._stale:
+            return self._why or self._stale
         self._listen()
         silent_s = time.monotonic() - self._heard_s
         if (self._open or self._calls) and silent_s > self._stuck_s:
@@ -157,6 +162,9 @@ class RemoteEngine:
         """Listen to the process until it ends; return why it did."""
         reader, self._writer = await asyncio.open_unix_connection(sock=self.process.socket)
         self._why, self._heard_s, frames = "", time.monotonic(), Frames()
+        self._stale = ""
+        if self._deaths and self._renewed:
+            self._renew_again()
         for message in self._unsent:
             self._send(message)
         self._unsent = []
@@ -171,6 +179,16 @@ class RemoteEngine:
             self._writer.close()
             self._writer = None
         return await asyncio.to_thread(self.process.last_words)
+
+    def _renew_again(self) -> None:
+        """Have a new process read the weights that the last one had, before it answers anything."""
+
+        def settled(future: "asyncio.Future[Done]") -> None:
+            if not future.cancelled() and (error := future.exception()):
+                self._stale = f"weights of {self._renewed} cannot be read again: {error}"
+
+        call = Call(self._next_number(), "update_weights", path=self._renewed)
+        self._begun(call).add_done_callback(settled)
 
     def _hear(self, message: FromWorker) -> None:
         match message:
@@ -198,15 +216,21 @@ class RemoteEngine:
             how(call)
 
     async def _call(self, call: Call) -> Done:
-        self._require()
+        # New weights mend an engine whose last ones are gone.
+        if self._why or call.what != "update_weights":
+            self._require()
+        self._listen()
+        return await self._begun(call)
+
+    def _begun(self, call: Call) -> "asyncio.Future[Done]":
         done: asyncio.Future[Done] = asyncio.get_running_loop().create_future()
         self._calls[call.number] = done
         self._send(call)
-        return await done
+        return done
 
     def _require(self) -> None:
-        if self._why:
-            raise EngineBroken(self._why)
+        if self._why or self._stale:
+            raise EngineBroken(self._why or self._stale)
         self._listen()
 
     def _send(self, message: ToWorker) -> None:

@@ -1,0 +1,169 @@
+"""`Together`: several engines that sleep, wake and take new weights as one, all of them or none.
+
+Where one of them cannot, the others go back to what they were, and the error says which one it was
+and why. While they change, no asks are taken: an answer by old weights beside one by new weights
+would be told apart by nobody.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple, TypeVar
+
+from meshwright.errors import InputError, MeshwrightError, Problem
+from meshwright.run.serve.interface import EngineBroken, Renews, Serves, Sleeps
+
+_E = TypeVar("_E")
+
+
+class _Change(NamedTuple):
+    """Something that all engines do, and how it is told."""
+
+    can: str
+    """What one of them cannot do, where it fails."""
+    meanwhile: str
+
+
+_SLEEP = _Change("sleep", "the engines fall asleep")
+_FORGET = _Change("let go of its weights", "the engines fall asleep")
+_WAKE = _Change("wake", "the engines wake up")
+_RENEW = _Change("take the new weights", "the engines take new weights")
+
+
+class Together:
+    """The engines behind a router, where all of them have to do the same."""
+
+    def __init__(
+        self, engines: Sequence[Serves], busy: Callable[[], bool], weights: str = ""
+    ) -> None:
+        """Change engines that are not `busy`; `weights` is the folder that theirs are from."""
+        self._engines, self._busy, self._weights = engines, busy, weights
+        self._changing = self._apart = ""
+        self._one_at_a_time = asyncio.Lock()
+
+    def ill(self) -> str:
+        """Say why none of them may answer at the moment; empty where they may."""
+        return self._changing or self._apart
+
+    def asleep(self) -> bool:
+        """Tell whether any of them sleeps."""
+        return any(isinstance(engine, Sleeps) and engine.asleep() for engine in self._engines)
+
+    async def sleep(self, level: int) -> None:
+        """Let all of them give memory back."""
+        async with self._one_at_a_time:
+            engines = self._sleepers(_SLEEP)
+            awake = [engine for engine in engines if not engine.asleep()]
+            await self._all(_SLEEP, awake, lambda one: one.sleep(1), lambda one: one.wake())
+            if level > 1:
+                # What is let go of cannot be brought back, so all of them have to sleep before.
+                await self._all(_FORGET, engines, lambda one: one.sleep(level), None)
+
+    async def wake(self) -> None:
+        """Let all of them take their memory again."""
+        async with self._one_at_a_time:
+            engines = self._sleepers(_WAKE)
+            asleep = [engine for engine in engines if engine.asleep()]
+            await self._all(_WAKE, asleep, lambda one: one.wake(), lambda one: one.sleep(1))
+
+    async def update_weights(self, path: str) -> None:
+        """Let all of them read the weights of a folder."""
+        async with self._one_at_a_time:
+            engines = [engine for engine in self._engines if isinstance(engine, Renews)]
+            self._check(len(engines), _RENEW)
+            before = self._weights
+
+            async def back(one: Renews) -> None:
+                if not before:
+                    raise EngineBroken("nobody knows where its weights came from")
+                await one.update_weights(before)
+
+            try:
+                await self._all(_RENEW, engines, lambda one: one.update_weights(path), back)
+            except _NotUndone as error:
+                self._apart = str(error)
+                raise
+            self._weights, self._apart = path, ""
+
+    def _sleepers(self, change: _Change) -> list[Sleeps]:
+        engines = [engine for engine in self._engines if isinstance(engine, Sleeps)]
+        self._check(len(engines), change)
+        return engines
+
+    def _check(self, able: int, change: _Change) -> None:
+        """Raise where it is known beforehand that not all of them can do a thing."""
+        if able < len(self._engines):
+            what = f"{len(self._engines) - able} of {len(self._engines)} engines"
+            raise InputError([Problem("engines", f"{what} cannot {change.can} at all")])
+        for engine in self._engines:
+            # New weights may be what mends it.
+            if (reason := engine.ill()) and change is not _RENEW:
+                what = f"{self._name(engine)} makes no progress: {reason}"
+                raise EngineBroken(f"{what}; nothing was changed")
+        if self._busy():
+            what = f"cannot {change.can} while answers are under way"
+            raise InputError([Problem("engines", what, "wait for them, or cancel them")])
+
+    async def _all(
+        self,
+        change: _Change,
+        engines: Sequence[_E],
+        do: Callable[[_E], Awaitable[None]],
+        undo: Callable[[_E], Awaitable[None]] | None,
+    ) -> None:
+        """Let all of them do a thing, or none; raise what kept one from it."""
+        with self._meanwhile(change.meanwhile):
+            errors = await _each(engines, do)
+            if not errors:
+                return
+            done = [engine for engine in engines if id(engine) not in errors]
+            stuck = await _each(done, undo) if undo is not None else {}
+        first = next(engine for engine in engines if id(engine) in errors)
+        error = errors[id(first)]
+        if done and (undo is None or stuck):
+            raise _NotUndone(self._told(change, first, error, "the others have done it already"))
+        if isinstance(error, InputError):
+            problems = [
+                problem._replace(what=f"{self._name(first)} cannot {change.can}: {problem.what}")
+                for problem in error.problems
+            ]
+            raise InputError(problems)
+        raise EngineBroken(self._told(change, first, error, "the others are as they were"))
+
+    @contextmanager
+    def _meanwhile(self, what: str) -> Iterator[None]:
+        self._changing = what
+        try:
+            yield
+        finally:
+            self._changing = ""
+
+    def _told(self, change: _Change, engine: object, error: Exception, rest: str) -> str:
+        return f"{self._name(engine)} cannot {change.can}: {error}; {rest}"
+
+    def _name(self, engine: object) -> str:
+        number = next(n for n, one in enumerate(self._engines, 1) if one is engine)
+        return f"engine {number} of {len(self._engines)}"
+
+
+class _NotUndone(EngineBroken):
+    """Some engines did a thing, one could not, and the others could not go back."""
+
+
+async def _each(
+    engines: Sequence[_E], do: Callable[[_E], Awaitable[None]]
+) -> dict[int, MeshwrightError]:
+    """Let engines do a thing side by side; return what went wrong with which."""
+
+    async def one(engine: _E) -> MeshwrightError | None:
+        try:
+            await do(engine)
+        except MeshwrightError as error:
+            return error
+        except Exception as error:  # noqa: BLE001  whatever it is, the others have to go back
+            return EngineBroken(f"{type(error).__name__}: {error}")
+        return None
+
+    found = await asyncio.gather(*(one(engine) for engine in engines))
+    pairs = zip(engines, found, strict=True)
+    return {id(engine): error for engine, error in pairs if error is not None}

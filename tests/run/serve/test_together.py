@@ -1,0 +1,232 @@
+"""Several engines sleep, wake and take new weights together, or not at all."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="runs a model")
+
+import torch
+
+from meshwright.errors import InputError, Problem
+from meshwright.run.nn.huggingface import save
+from meshwright.run.serve.asked import Ask, Sampling
+from meshwright.run.serve.engine.loop import EngineLoop
+from meshwright.run.serve.engine.settings import EngineSettings
+from meshwright.run.serve.engine.start import start_engine
+from meshwright.run.serve.interface import EngineBroken, Serves
+from meshwright.run.serve.routed import HandedOver, Routed
+from meshwright.spec.serving import Limits
+from tests.run.serve.engine.test_engine import PROMPTS
+from tests.run.serve.model.small import made, small
+from tests.run.serve.model.test_gguf import trained
+from tests.run.serve.server.pretend import PretendEngine
+
+ASK = Ask(prompt=(65, 66, 67), sampling=Sampling(temperature=0.0, max_tokens=3))
+Change = Callable[[Any], Awaitable[None]]
+
+
+class Stubborn(PretendEngine):
+    """Cannot do one thing."""
+
+    def __init__(self, cannot: str, error: Exception) -> None:
+        super().__init__()
+        self.cannot, self.error, self.tried = cannot, error, 0
+
+    def _try(self, what: str) -> None:
+        if what == self.cannot:
+            self.tried += 1
+            raise self.error
+
+    async def sleep(self, level: int) -> None:
+        self._try(f"sleep {level}")
+        await super().sleep(level)
+
+    async def wake(self) -> None:
+        self._try("wake")
+        await super().wake()
+
+    async def update_weights(self, path: str) -> None:
+        self._try(path)
+        await super().update_weights(path)
+
+
+WRONG = InputError([Problem("path", "no such folder", "look for it")])
+DEAD = EngineBroken("the engine's process was ended by SIGKILL")
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(work)
+
+
+def test_all_engines_change() -> None:
+    async def work() -> None:
+        engines = [PretendEngine() for _ in range(3)]
+        for both in (Routed(engines), HandedOver(engines[:1], engines[1:])):
+            await both.sleep(1)
+            assert [engine.sleeps for engine in engines] == [True] * 3
+            assert both.asleep()
+            await both.wake()
+            assert [engine.sleeps for engine in engines] == [False] * 3
+            assert not both.asleep()
+            await both.update_weights("new")
+            assert [engine.path for engine in engines] == ["new"] * 3
+
+    run(work())
+
+
+@pytest.mark.parametrize(
+    ("cannot", "change"),
+    [
+        ("sleep 1", lambda all_of: all_of.sleep(1)),
+        ("sleep 1", lambda all_of: all_of.sleep(2)),
+        ("new", lambda all_of: all_of.update_weights("new")),
+    ],
+)
+@pytest.mark.parametrize("error", [WRONG, DEAD])
+def test_where_one_cannot_the_others_go_back(cannot: str, change: Change, error: Exception) -> None:
+    async def work() -> None:
+        well = [PretendEngine(), PretendEngine()]
+        routed = Routed([well[0], Stubborn(cannot, error), well[1]], weights="old")
+        with pytest.raises(type(error), match="engine 2 of 3 cannot") as caught:
+            await change(routed)
+        assert str(error.args[0]).split(" (")[0].split(": ")[-1] in str(caught.value)
+        assert [engine.sleeps for engine in well] == [False, False]
+        assert {engine.path for engine in well} <= {"", "old"}
+        assert routed.ill() == ""
+        assert [piece async for piece in routed.answer(ASK)]
+
+    run(work())
+
+
+def test_where_one_cannot_wake_all_sleep_on() -> None:
+    async def work() -> None:
+        engines = [PretendEngine(), Stubborn("wake", DEAD)]
+        routed = Routed(engines)
+        await routed.sleep(1)
+        with pytest.raises(EngineBroken, match=r"engine 2 of 2 cannot wake.*as they were"):
+            await routed.wake()
+        assert [engine.sleeps for engine in engines] == [True, True]
+
+    run(work())
+
+
+def test_weights_that_differ_answer_nothing_until_they_are_the_same() -> None:
+    async def work() -> None:
+        broken = Stubborn("new", DEAD)
+        routed = Routed([PretendEngine(), broken])  # nobody says where the old ones were
+        with pytest.raises(EngineBroken, match="the others have done it already"):
+            await routed.update_weights("new")
+        assert "engine 2 of 2 cannot take the new weights" in routed.ill()
+        with pytest.raises(EngineBroken, match="engine 2 of 2"):
+            routed.answer(ASK)
+        broken.cannot = ""
+        await routed.update_weights("new")
+        assert routed.ill() == ""
+        assert [piece async for piece in routed.answer(ASK)]
+
+    run(work())
+
+
+def test_weights_are_let_go_of_only_where_all_sleep() -> None:
+    async def work() -> None:
+        engines = [Stubborn("sleep 2", DEAD), Stubborn("sleep 1", DEAD)]
+        with pytest.raises(EngineBroken, match="engine 2 of 2 cannot sleep"):
+            await Routed(engines).sleep(2)
+        assert engines[0].tried == 0
+        engines[1].cannot = ""
+        with pytest.raises(EngineBroken, match="engine 1 of 2 cannot let go of its weights"):
+            await Routed(engines).sleep(2)
+
+    run(work())
+
+
+def test_nothing_changes_while_answers_are_under_way_or_one_is_ill() -> None:
+    async def work() -> None:
+        engines = [PretendEngine(), PretendEngine()]
+        for both in (Routed(engines), HandedOver(engines[:1], engines[1:])):
+            pieces = both.answer(ASK)
+            await anext(pieces)
+            for change in (both.sleep(1), both.update_weights("new")):
+                with pytest.raises(InputError, match="while answers are under way"):
+                    await change
+            await pieces.aclose()
+            engines[1].reason = "it is stuck"
+            with pytest.raises(EngineBroken, match=r"engine 2 of 2.*stuck; nothing was changed"):
+                await both.sleep(1)
+            engines[1].reason = ""
+            await both.sleep(1)
+            await both.wake()
+
+    run(work())
+
+
+def test_no_asks_are_taken_while_weights_change() -> None:
+    class Slow(PretendEngine):
+        async def update_weights(self, path: str) -> None:
+            await asyncio.sleep(0.01)
+            await super().update_weights(path)
+
+    async def work() -> None:
+        for both in (Routed([Slow(), Slow()]), HandedOver([Slow()], [Slow()])):
+            changing = asyncio.create_task(both.update_weights("new"))
+            await asyncio.sleep(0)
+            assert both.ill() == "the engines take new weights"
+            with pytest.raises(EngineBroken, match="take new weights"):
+                both.answer(ASK)
+            await changing
+            assert both.ill() == ""
+
+    run(work())
+
+
+async def _greedy(engine: Serves) -> list[int]:
+    sampling = Sampling(temperature=0.0, max_tokens=8, ignore_eos=True)
+    ask = Ask(prompt=PROMPTS[1], sampling=sampling)
+    return [token async for piece in engine.answer(ask) for token in piece.tokens]
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> tuple[Path, Path]:
+    """Write a model, and weights that answer otherwise."""
+    found = tmp_path / "model", tmp_path / "new"
+    for folder, scale in zip(found, (1.0, 1.3), strict=True):
+        decoder = made(small().model)
+        with torch.no_grad():
+            for weight in decoder.parameters():
+                weight.mul_(scale)
+        save(decoder, folder)
+    trained(digits=True).save(str(found[0] / "tokenizer.json"))
+    return found
+
+
+def test_engines_of_a_model_take_its_new_weights(folders: tuple[Path, Path]) -> None:
+    async def work() -> None:
+        limits = Limits(batch_tokens=24, batch_requests=4, block_tokens=4, kv_blocks=48)
+        settings = EngineSettings(limits=limits, device="cpu", max_length=64)
+        engines = []
+        for _ in range(2):
+            started = start_engine(folders[0], settings)
+            engines.append(EngineLoop(started.engine, started.upkeep))
+        routed = Routed(engines, "round-robin", block_tokens=4, weights=str(folders[0]))
+        old = await _greedy(routed)
+        with pytest.raises(InputError, match="engine 1 of 2 cannot take the new weights"):
+            await routed.update_weights(str(folders[0] / "none"))
+        await routed.sleep(1)
+        with pytest.raises(InputError, match="it sleeps"):
+            await routed.update_weights(str(folders[1]))
+        await routed.wake()
+        assert [await _greedy(routed) for _ in range(2)] == [old, old]
+        await routed.sleep(1)
+        await routed.sleep(2)
+        await routed.wake()
+        assert await _greedy(routed) != old
+        await routed.update_weights(str(folders[1]))
+        new = [await _greedy(routed) for _ in range(2)]
+        assert new[0] == new[1] != old
+        await routed.close()
+
+    run(work())
