@@ -51,6 +51,7 @@ COMMANDS: dict[str, Command] = {
     "timeline": Command("look into a recorded timeline, or open it in Perfetto", "Observe"),
     "hang": Command("which ranks hung a job, from flight-recorder dumps", "Observe"),
     "memory": Command("where GPU memory went, from a CUDA memory snapshot", "Observe"),
+    "fleet": Command("where a cluster's GPU-hours go, and what gives them back", "Observe"),
     "doctor": Command("what this machine has, for bug reports", "Help"),
     "completion": Command("shell completion for bash, zsh or fish", "Help"),
 }

@@ -1,0 +1,150 @@
+"""Files that are laid out as our own tables: CSV or Parquet, named by the table they hold.
+
+`jobs.csv`, `samples.parquet`, `samples-2026-11-16.csv.gz`: the name up to a dot or a dash is that
+of the table. Columns may stand in any order and be missing, but those that name a row; `cluster`
+may be given with `--cluster`. In CSV an empty field is unknown, and semicolons join a list.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pcsv
+import pyarrow.parquet as pq
+
+from meshwright.errors import InputError, Problem
+from meshwright.observe.fleet.sources.source import Asked, Batch, Source, rows_of
+from meshwright.observe.fleet.store.layout import SPANS
+from meshwright.observe.fleet.tables import KEYS, TABLES
+
+_ROWS = 262_144
+_ENDINGS = (".csv", ".csv.gz", ".parquet")
+
+
+def claims(where: str) -> bool:
+    """Say whether a file is named and laid out as a table of ours, or a folder holds such files."""
+    path = Path(where)
+    if path.is_dir():
+        return any(_is_ours(one) for one in _inside(path))
+    return path.is_file() and _is_ours(path)
+
+
+def source(where: str, asked: Asked) -> Source:
+    """Open a file, or a folder of files."""
+    path = Path(where)
+    if not path.exists():
+        raise InputError([Problem(where, "there is no such file or folder")])
+    files = _inside(path) if path.is_dir() else [path]
+    named = [file for file in files if table_of(file)]
+    if not named:
+        fix = f"name it after a table ({', '.join(TABLES)}), as jobs.csv or samples-1.parquet"
+        raise InputError([Problem(where, "holds no file that is named after a table", fix)])
+    return TableFiles(path.absolute(), named, asked)
+
+
+class TableFiles:
+    """Files of rows; those that have not changed since are not read again."""
+
+    def __init__(self, place: Path, files: list[Path], asked: Asked) -> None:
+        self.name = f"tables {place}"
+        self._files, self._asked = files, asked
+
+    def batches(self, cursor: str | None = None) -> Iterator[Batch]:
+        """Give the rows of files that are new or have changed."""
+        done: dict[str, str] = json.loads(cursor) if cursor else {}
+        for file in self._files:
+            state = file.stat()
+            mark = f"{state.st_size} {state.st_mtime_ns}"
+            if done.get(file.name) == mark:
+                continue
+            table = table_of(file)
+            for rows in _read(file):
+                yield Batch(table, self._wanted(table, rows, file, state.st_mtime))
+            done[file.name] = mark
+            yield Batch(table, TABLES[table].empty_table(), json.dumps(done))
+
+    def _wanted(self, table: str, rows: pa.Table, file: Path, written_s: float) -> pa.Table:
+        columns = {name: rows[name] for name in rows.column_names}
+        for name, known in (("cluster", self._asked.cluster), ("seen_s", written_s)):
+            if name in TABLES[table].names and name not in columns and known:
+                columns[name] = pa.repeat(pa.scalar(known), rows.num_rows)
+        missing = [key for key in KEYS[table] if key not in columns]
+        if missing:
+            fix = "give --cluster NAME" if missing == ["cluster"] else ""
+            what = f"lacks {', '.join(missing)}, by which rows of {table} are told apart"
+            raise InputError([Problem(str(file), what, fix)])
+        try:
+            made = rows_of(table, columns)
+        except InputError as error:
+            raise InputError(
+                problem._replace(where=f"{file}: {problem.where}") for problem in error.problems
+            ) from None
+        except pa.ArrowInvalid as error:
+            raise InputError([Problem(str(file), str(error))]) from None
+        return _of_the_time(table, made, self._asked)
+
+
+def _of_the_time(table: str, rows: pa.Table, asked: Asked) -> pa.Table:
+    first, last = SPANS.get(table, ("time_s", "time_s"))
+    if asked.since_s is not None:
+        rows = rows.filter(pc.fill_null(pc.greater_equal(rows[last], asked.since_s), True))
+    if asked.until_s is not None:
+        rows = rows.filter(pc.fill_null(pc.less(rows[first], asked.until_s), True))
+    return rows
+
+
+def table_of(file: Path) -> str:
+    """Return the table that a file is named after; empty where there is none."""
+    name = file.name.lower()
+    if not name.endswith(_ENDINGS):
+        return ""
+    word = name.partition(".")[0].partition("-")[0]
+    return word if word in TABLES else ""
+
+
+def _inside(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.is_file() and table_of(path))
+
+
+def _is_ours(file: Path) -> bool:
+    """Say whether a file has the columns that name a row, and no columns that are not ours."""
+    table = table_of(file)
+    if not table:
+        return False
+    try:
+        if file.suffix == ".parquet":
+            names = set(pq.read_schema(file).names)
+        else:
+            with pcsv.open_csv(file) as reader:
+                names = set(reader.schema.names)
+    except (pa.ArrowInvalid, OSError):
+        return False
+    return set(KEYS[table]) - {"cluster"} <= names <= set(TABLES[table].names)
+
+
+def _read(file: Path) -> Iterator[pa.Table]:
+    try:
+        if file.suffix == ".parquet":
+            with pq.ParquetFile(file) as parquet:
+                for batch in parquet.iter_batches(_ROWS):
+                    yield pa.Table.from_batches([batch])
+            return
+        schema = TABLES[table_of(file)]
+        lists = [field.name for field in schema if pa.types.is_list(field.type)]
+        kinds = {field.name: field.type for field in schema if field.name not in lists}
+        convert = pcsv.ConvertOptions(
+            column_types=kinds | dict.fromkeys(lists, pa.string()),
+            strings_can_be_null=True,
+            null_values=["", "null", "NULL", "NaN", "nan"],
+        )
+        with pcsv.open_csv(file, convert_options=convert) as reader:
+            for batch in reader:
+                rows = pa.Table.from_batches([batch])
+                for name in set(lists) & set(rows.column_names):
+                    place = rows.schema.get_field_index(name)
+                    rows = rows.set_column(place, name, pc.split_pattern(rows[name], ";"))
+                yield rows
+    except (pa.ArrowInvalid, OSError) as error:
+        raise InputError([Problem(str(file), f"cannot be read: {error}")]) from None
