@@ -86,7 +86,7 @@ class Together:
             self._weights, self._apart = path, ""
 
     def _sleepers(self, change: _Change) -> list[Sleeps]:
-        engines = [engine for engine in self._engines if isinstance(engine, Sleeps)]
+        engines: list[Sleeps] = [one for one in self._engines if isinstance(one, Sleeps)]
         self._check(len(engines), change)
         return engines
 
