@@ -1,0 +1,67 @@
+"""What a server of Prometheus's HTTP API answers, as arrays.
+
+Prometheus, Thanos, Mimir and VictoriaMetrics answer alike. Numbers come as text; JSON's decoder
+turns them into floats on the way.
+"""
+
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+
+
+class Series(NamedTuple):
+    """One series: its labels, and what was measured when."""
+
+    labels: dict[str, str]
+    time_s: Floats
+    values: Floats
+
+
+class _Result(msgspec.Struct):
+    metric: dict[str, str] = {}
+    value: tuple[float, float] | None = None
+    values: list[tuple[float, float]] = []
+
+
+class _Data(msgspec.Struct):
+    result: list[_Result] = []
+
+
+class Answer(msgspec.Struct):
+    """The parts of every answer that matter here."""
+
+    status: str
+    data: msgspec.Raw = msgspec.Raw(b"null")
+    error: str = ""
+    error_type: str = msgspec.field(name="errorType", default="")
+    warnings: list[str] = []
+    partial: bool = msgspec.field(name="isPartial", default=False)
+
+
+def read_answer(body: bytes) -> Answer:
+    """Read an answer without its data; raise msgspec.DecodeError where it broke off."""
+    return msgspec.json.decode(body, type=Answer)
+
+
+def read_series(data: msgspec.Raw) -> list[Series]:
+    """Read the series of a query, whether it was for a moment or for a range."""
+    # The decoder knows every spelling of numbers that occurs here but this one.
+    body = bytes(data).replace(b'"+Inf"', b'"Inf"')
+    found = msgspec.json.decode(body, type=_Data, strict=False).result
+    return [_series(each) for each in found]
+
+
+def _series(result: _Result) -> Series:
+    pairs = [result.value] if result.value is not None else result.values
+    both = np.array(pairs, dtype=np.float64).reshape(-1, 2)
+    return Series(result.metric, both[:, 0], both[:, 1])
+
+
+def read_list(data: msgspec.Raw) -> list[Any]:
+    """Read a list of names or of sets of labels."""
+    found = msgspec.json.decode(data)
+    return found if isinstance(found, list) else []

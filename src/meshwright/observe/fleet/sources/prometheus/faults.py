@@ -1,0 +1,194 @@
+"""Events from metrics of faults: when an Xid changed, and by how much counters of errors rose.
+
+The server tells which series changed at all; only those are read, sample by sample, so that an
+event has the time at which it was first seen. The gauge of Xids keeps the newest one for good: only
+its change is an event, and where the same one comes twice only the exporter's counts show it.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from meshwright.observe.fleet.sources.prometheus.answers import Floats, Series
+from meshwright.observe.fleet.sources.prometheus.asking import Fleet, Slice
+from meshwright.observe.fleet.sources.prometheus.labels import gpu_of, host_of, node_of, uuid_of
+from meshwright.observe.fleet.sources.prometheus.names import (
+    FAULTS,
+    PORT_FAULTS,
+    Fault,
+    without_blanks,
+)
+from meshwright.observe.fleet.sources.source import rows_of
+
+BEFORE_S, BEFORE_XID_S = 3600.0, 86400.0
+"""How far before a slice the last value is looked for: of an Xid long, since the gauge outlives an
+exporter that was away for an hour."""
+_AT_ONCE = 100
+"""Series whose samples are asked for in one question."""
+
+
+class Event(NamedTuple):
+    """One row of events."""
+
+    node: str
+    gpu: int | None
+    time_s: float
+    kind: str
+    code: int | None
+    count: float
+    text: str
+
+
+def events(cut: Slice) -> pa.Table:
+    """Read what went wrong in a slice of time."""
+    found = [
+        event
+        for fault in (*FAULTS, *PORT_FAULTS)
+        for name in fault.names
+        if name in cut.fleet.names
+        for event in _events(cut, fault, name)
+    ]
+    return _table(_once(found, cut.grid.step_s + cut.fleet.scrape_s), cut.fleet.cluster)
+
+
+def _events(cut: Slice, fault: Fault, name: str) -> Iterable[Event]:
+    before_s = BEFORE_XID_S if fault.how == "code" else BEFORE_S
+    first_s = cut.grid.start_s - cut.grid.step_s - before_s
+    span = f"{round(1000 * (cut.grid.end_s - first_s))}ms"
+    metric = cut.fleet.of(name)
+    asked = f"changes({metric}[{span}]) > 0"
+    if fault.how in ("code", "flag"):
+        asked += f" or last_over_time({metric}[{span}]) > 0"
+    elif fault.kind == "xid":  # these appear with the first Xid, and their first value is a rise
+        some = cut.fleet.of(name, 'xid!=""')
+        asked = f"last_over_time({some}[{span}])"
+    who = [each.labels for each in cut.ask_at_end(asked)]
+    groups: dict[tuple[str, ...], list[Series]] = {}
+    for each in _raw(cut, name, who, span):
+        groups.setdefault(_identity(each.labels, cut.fleet), []).append(each)
+    for series in groups.values():
+        yield from _of_device(cut, fault, series, first_s)
+
+
+def _raw(cut: Slice, name: str, who: Sequence[dict[str, str]], span: str) -> Iterable[Series]:
+    """Ask for all samples of some series, by a label that names their devices."""
+    for label in ("UUID", "uuid", "gpu_uuid", "instance"):
+        values = sorted({each[label] for each in who if each.get(label)})
+        who = [each for each in who if not each.get(label)]
+        for first in range(0, len(values), _AT_ONCE):
+            wanted = "|".join(_quoted(each) for each in values[first : first + _AT_ONCE])
+            metric = cut.fleet.of(name, f'{label}=~"{wanted}"')
+            yield from cut.ask_at_end(f"{metric}[{span}]")
+    if who:  # no such label at all
+        yield from cut.ask_at_end(f"{cut.fleet.of(name)}[{span}]")
+
+
+def _quoted(text: str) -> str:
+    return "".join(each if each.isalnum() or each in "-_:/" else f"[{each}]" for each in text)
+
+
+def _identity(labels: dict[str, str], fleet: Fleet) -> tuple[str, ...]:
+    """What stays the same of a device while its pods, jobs and index change."""
+    device = uuid_of(labels) or f"{labels.get('gpu', '')}:{labels.get('device', '')}"
+    names = ("port", "xid", "link", "GPU_I_ID")
+    return (node_of(labels, fleet.naming), device, *(labels.get(name, "") for name in names))
+
+
+def _of_device(
+    cut: Slice, fault: Fault, series: Sequence[Series], first_s: float
+) -> Iterable[Event]:
+    time_s, values, of = _in_order(series)
+    if not len(values):
+        return
+    # With no sample near the start of what was read, there was none before: it began at nought.
+    fresh = time_s[0] > first_s + 3 * cut.fleet.scrape_s
+    begins = 0.0 if fresh and fault.kind == "xid" else values[0]
+    rises = _rises(np.concatenate(([begins], values)), fault)
+    inside = (time_s > cut.grid.start_s - cut.grid.step_s) & (time_s <= cut.grid.end_s)
+    for at in np.flatnonzero((rises > 0) & inside):
+        labels = series[of[at]].labels
+        code = int(values[at]) if fault.how == "code" else _code(labels, fault)
+        gpu = None if fault in PORT_FAULTS else gpu_of(labels)
+        node = _node(labels, cut.fleet)
+        text = _text(labels, fault, code)
+        yield Event(node, gpu, float(time_s[at]), fault.kind, code, float(rises[at]), text)
+
+
+def _node(labels: dict[str, str], fleet: Fleet) -> str:
+    host = fleet.naming.instances.get(host_of(labels.get("instance", "")), "")
+    named = any(labels.get(each) for each in ("Hostname", "hostname", fleet.naming.label))
+    return node_of(labels if named or not host else {"Hostname": host}, fleet.naming)
+
+
+def _in_order(series: Sequence[Series]) -> tuple[Floats, Floats, npt.NDArray[np.int64]]:
+    """Return times, values and the number of the series of all samples that say something."""
+    time_s = np.concatenate([each.time_s for each in series])
+    values = without_blanks(np.concatenate([each.values for each in series]))
+    of = np.repeat(np.arange(len(series)), [len(each.time_s) for each in series])
+    known = ~np.isnan(values)
+    time_s, values, of = time_s[known], values[known], of[known]
+    order = np.unique(time_s, return_index=True)[1]  # two series of one device agree
+    return time_s[order], values[order], of[order]
+
+
+def _rises(values: Floats, fault: Fault) -> Floats:
+    """By how much each value is above the one before; a counter that fell began anew at nought."""
+    change = np.diff(values)
+    if fault.how == "code":
+        return np.where((change != 0) & (values[1:] > 0), 1.0, 0.0)
+    if fault.how == "counter":
+        return np.where(change < 0, values[1:], change)
+    return np.maximum(change, 0.0)
+
+
+def _code(labels: dict[str, str], fault: Fault) -> int | None:
+    xid = labels.get("xid", "")
+    return int(xid) if xid.isdigit() else fault.code
+
+
+def _text(labels: dict[str, str], fault: Fault, code: int | None) -> str:
+    if fault.kind == "xid":
+        return f"Xid {code}"
+    if fault in PORT_FAULTS:
+        return f"{labels.get('device', 'port')}/{labels.get('port', '?')}: {fault.text}"
+    return fault.text
+
+
+def _once(found: Iterable[Event], near_s: float) -> list[Event]:
+    """Leave one of an Xid that its gauge and its count both tell, and one row for each key."""
+    kept: list[Event] = []
+    newest: dict[tuple[str, int | None, str, int | None], int] = {}
+    for event in sorted(found, key=lambda one: (one.time_s, -one.count)):
+        key = (event.node, event.gpu, event.kind, event.code)
+        at = newest.get(key)
+        if at is not None:
+            last = kept[at]
+            if event.kind == "xid" and event.time_s - last.time_s <= near_s:
+                kept[at] = last._replace(count=max(last.count, event.count))
+                continue
+            if event.time_s == last.time_s:  # two ports of one node
+                text = last.text if event.text in last.text else f"{last.text}; {event.text}"
+                kept[at] = last._replace(count=last.count + event.count, text=text)
+                continue
+        newest[key] = len(kept)
+        kept.append(event)
+    return kept
+
+
+def _table(found: Sequence[Event], cluster: str) -> pa.Table:
+    return rows_of(
+        "events",
+        {
+            "cluster": pa.array([cluster] * len(found), pa.string()),
+            "node": pa.array([one.node for one in found], pa.string()),
+            "gpu": pa.array([one.gpu for one in found], pa.int32()),
+            "time_s": pa.array([one.time_s for one in found], pa.float64()),
+            "kind": pa.array([one.kind for one in found], pa.string()),
+            "code": pa.array([one.code for one in found], pa.int32()),
+            "count": pa.array([one.count for one in found], pa.float64()),
+            "text": pa.array([one.text for one in found], pa.string()),
+        },
+    )

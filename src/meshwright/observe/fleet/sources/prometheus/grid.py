@@ -1,0 +1,78 @@
+"""Series laid on one grid of times: a row for each GPU or node, a column for each moment.
+
+A place without a sample is NaN, and stays so: nothing is carried over from the moment before.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from meshwright.observe.fleet.sources.prometheus.answers import Series
+
+Floats = npt.NDArray[np.float64]
+
+
+class Grid(NamedTuple):
+    """Moments that are a step apart, the first and last included.
+
+    All are multiples of the step, so that whoever asks again asks for the same moments.
+    """
+
+    start_s: float
+    step_s: float
+    points: int
+
+    @property
+    def end_s(self) -> float:
+        """The last moment."""
+        return self.start_s + (self.points - 1) * self.step_s
+
+    def times(self) -> Floats:
+        """All moments."""
+        return self.start_s + self.step_s * np.arange(self.points)
+
+    def places(self, series: Series) -> tuple[npt.NDArray[np.int64], Floats]:
+        """Return where on the grid the samples of a series lie, and their values."""
+        at = np.rint((series.time_s - self.start_s) / self.step_s).astype(np.int64)
+        inside = (at >= 0) & (at < self.points)
+        return at[inside], series.values[inside]
+
+
+def grids(since_s: float, until_s: float, step_s: float, most: int) -> Iterable[Grid]:
+    """Cut the time after `since_s` and up to `until_s` into grids of at most so many moments."""
+    first, last = int(np.floor(since_s / step_s)) + 1, int(np.floor(until_s / step_s))
+    for begin in range(first, last + 1, most):
+        yield Grid(begin * step_s, step_s, min(most, last + 1 - begin))
+
+
+def window(step_s: float) -> str:
+    """Return the stretch before a moment as PromQL writes it.
+
+    A millisecond is left out: before version 3 a sample on the edge counted on either side of it.
+    """
+    return f"{max(1, round(1000 * step_s) - 1)}ms"
+
+
+def mean_of_rows(grid: Grid, rows: int, found: Iterable[tuple[int, Series]]) -> Floats:
+    """Lay series on rows of a grid; where several say something of a place, their mean is taken."""
+    total = np.zeros((rows, grid.points))
+    count = np.zeros((rows, grid.points), dtype=np.int32)
+    for row, series in found:
+        at, values = grid.places(series)
+        known = ~np.isnan(values)
+        total[row, at[known]] += values[known]
+        count[row, at[known]] += 1
+    return np.divide(total, count, out=np.full_like(total, np.nan), where=count > 0)
+
+
+def stretches(times: Floats, gap_s: float) -> Sequence[tuple[float, float]]:
+    """Return first and last of each run of times that are no further apart than a gap."""
+    if not len(times):
+        return []
+    ordered = np.unique(times)
+    cuts = np.flatnonzero(np.diff(ordered) > gap_s)
+    firsts = ordered[np.concatenate(([0], cuts + 1))]
+    lasts = ordered[np.concatenate((cuts, [len(ordered) - 1]))]
+    return list(zip(firsts.tolist(), lasts.tolist(), strict=True))

@@ -1,0 +1,254 @@
+"""What exporters call things, in which unit, and how that becomes a column of ours.
+
+dcgm-exporter keeps the old names of DCGM's fields; DCGM itself has renamed many, and added fields
+in base units beside some. All are read, and where a fleet mixes them each GPU's own is taken.
+"""
+
+from typing import Final, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+MIB: Final = float(1 << 20)
+_BLANK_INT32, _BLANK_FP64 = 0x7FFF_FFF0, float(1 << 47)
+_BLANKS = 16
+"""Values from a blank on: not found, not supported, not permitted and their like."""
+
+
+class Name(NamedTuple):
+    """One spelling of a metric."""
+
+    text: str
+    scale: float | None = 1.0
+    """Ours for one of theirs; None: a percentage or a share, which its values tell."""
+    counter: bool = False
+    """Whether it only grows, and its rate is meant."""
+
+
+class Field(NamedTuple):
+    """One column of samples of GPUs, and where it comes from."""
+
+    column: str
+    names: tuple[Name, ...]
+    most: float
+    """No real value is above this: what is, was a blank that somebody scaled or averaged."""
+    over: Literal["avg", "max"] = "avg"
+    """How samples between two moments become one."""
+    parts: Literal["share", "sum", "same"] = "same"
+    """What instances of a divided GPU make together: by their part of it, their sum, or one."""
+
+
+def _share(column: str, *names: str) -> Field:
+    found = tuple(Name(each) for each in names)
+    return Field(column, found, 1.0, parts="share")
+
+
+def _rate(column: str, way: str, link: str, most: float) -> Field:
+    names = (
+        Name(f"DCGM_FI_PROF_{link}_{way}_BYTES"),
+        Name(f"DCGM_FI_PROF_{link}_{way}_BYTES_TOTAL", counter=True),
+    )
+    return Field(column, names, most, parts="sum")
+
+
+FIELDS: Final = (
+    Field(
+        "gpu_util",
+        (
+            Name("DCGM_FI_DEV_GPU_UTIL", 0.01),
+            # The new name of field 203, a percentage, and in later releases field 1613, a share.
+            Name("DCGM_FI_DEV_GPU_UTIL_RATIO", None),
+            Name("mw_gpu_util_ratio"),
+            Name("nvidia_gpu_duty_cycle", 0.01),
+            Name("nvidia_smi_utilization_gpu_ratio"),
+        ),
+        1.0,
+        parts="share",
+    ),
+    _share("engine_active", "DCGM_FI_PROF_GR_ENGINE_ACTIVE", "DCGM_FI_PROF_GR_ENGINE_UTIL_RATIO"),
+    _share("sm_active", "DCGM_FI_PROF_SM_ACTIVE", "DCGM_FI_PROF_SM_UTIL_RATIO"),
+    _share("sm_occupancy", "DCGM_FI_PROF_SM_OCCUPANCY", "DCGM_FI_PROF_SM_OCCUPANCY_RATIO"),
+    _share("tensor_active", "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE", "DCGM_FI_PROF_TENSOR_UTIL_RATIO"),
+    _share("dram_active", "DCGM_FI_PROF_DRAM_ACTIVE", "DCGM_FI_PROF_DRAM_UTIL_RATIO"),
+    _share("fp16_active", "DCGM_FI_PROF_PIPE_FP16_ACTIVE", "DCGM_FI_PROF_FP16_UTIL_RATIO"),
+    _share("fp32_active", "DCGM_FI_PROF_PIPE_FP32_ACTIVE", "DCGM_FI_PROF_FP32_UTIL_RATIO"),
+    _share("fp64_active", "DCGM_FI_PROF_PIPE_FP64_ACTIVE", "DCGM_FI_PROF_FP64_UTIL_RATIO"),
+    Field(
+        "memory_used",
+        (
+            Name("DCGM_FI_DEV_FB_USED", MIB),
+            Name("DCGM_FI_DEV_FB_USED_BYTES"),
+            Name("mw_gpu_memory_used_bytes"),
+            Name("nvidia_gpu_memory_used_bytes"),
+            Name("nvidia_smi_memory_used_bytes"),
+        ),
+        1e13,
+        "max",
+        "sum",
+    ),
+    Field(
+        "memory_total",
+        (
+            Name("DCGM_FI_DEV_FB_TOTAL", MIB),
+            Name("DCGM_FI_DEV_FB_CAPACITY_BYTES"),
+            Name("mw_gpu_memory_total_bytes"),
+            Name("nvidia_gpu_memory_total_bytes"),
+            Name("nvidia_smi_memory_total_bytes"),
+        ),
+        1e13,
+        "max",
+        "sum",
+    ),
+    Field(
+        "power_w",
+        (
+            Name("DCGM_FI_DEV_POWER_USAGE"),
+            Name("DCGM_FI_DEV_BOARD_POWER_WATTS"),
+            Name("mw_gpu_power_watts"),
+            Name("DCGM_FI_DEV_POWER_USAGE_INSTANT"),
+            Name("DCGM_FI_DEV_BOARD_POWER_RAW_WATTS"),
+            Name("nvidia_gpu_power_usage_milliwatts", 1e-3),
+            Name("nvidia_smi_power_draw_watts"),
+        ),
+        1e4,
+    ),
+    Field(
+        "temperature_c",
+        (
+            Name("DCGM_FI_DEV_GPU_TEMP"),
+            Name("DCGM_FI_DEV_GPU_TEMP_CELSIUS"),
+            Name("mw_gpu_temperature_celsius"),
+            Name("nvidia_gpu_temperature_celsius"),
+            Name("nvidia_smi_temperature_gpu"),
+        ),
+        300.0,
+        "max",
+    ),
+    Field(
+        "memory_temperature_c",
+        (Name("DCGM_FI_DEV_MEMORY_TEMP"), Name("DCGM_FI_DEV_MEMORY_TEMP_CELSIUS")),
+        300.0,
+        "max",
+    ),
+    Field(
+        "sm_clock_mhz",
+        (
+            Name("DCGM_FI_DEV_SM_CLOCK"),
+            Name("DCGM_FI_DEV_SM_CLOCK_HERTZ", 1e-6),
+            Name("mw_gpu_sm_clock_hertz", 1e-6),
+        ),
+        1e4,
+    ),
+    Field(
+        "throttle",
+        (
+            Name("DCGM_FI_DEV_CLOCK_THROTTLE_REASONS"),
+            Name("DCGM_FI_DEV_CLOCKS_EVENT_REASONS"),
+            Name("mw_gpu_throttle_reasons"),
+        ),
+        float(1 << 20),
+        "max",  # bits have no mean; the pattern of most severity that was seen stays one pattern
+    ),
+    _rate("pcie_tx", "TX", "PCIE", 1e12),
+    _rate("pcie_rx", "RX", "PCIE", 1e12),
+    _rate("nvlink_tx", "TX", "NVLINK", 1e13),
+    _rate("nvlink_rx", "RX", "NVLINK", 1e13),
+)
+"""In the order of `tables.METRICS`."""
+
+REST_OF_MEMORY: Final = (
+    Field("free", (Name("DCGM_FI_DEV_FB_FREE", MIB),), 1e13, "max", "sum"),
+    Field("reserved", (Name("DCGM_FI_DEV_FB_RESERVED", MIB),), 1e13, "max", "sum"),
+)
+"""What makes the total together with what is used: dcgm-exporter leaves the total out."""
+
+
+class Fault(NamedTuple):
+    """A metric of which a change is an event."""
+
+    names: tuple[str, ...]
+    kind: str
+    text: str
+    how: Literal["code", "window", "counter", "flag"] = "counter"
+    """`code`: the value is the newest Xid, which stays; `window`: a count over the last minutes;
+    `counter`: grows, and begins anew after a reset; `flag`: nought or one."""
+    code: int | None = None
+
+
+def _nvlink(what: str, text: str, code: int) -> Fault:
+    old, new = f"DCGM_FI_DEV_NVLINK_{what}_COUNT_TOTAL", f"DCGM_FI_DEV_NVLINK_{what}_TOTAL"
+    return Fault((old, new), "nvlink", text, code=code)
+
+
+FAULTS: Final = (
+    Fault(("DCGM_FI_DEV_XID_ERRORS", "DCGM_FI_DEV_XID_ERROR"), "xid", "", "code"),
+    Fault(("DCGM_EXP_XID_ERRORS_COUNT",), "xid", "", "window"),
+    Fault(("DCGM_EXP_XID_ERRORS_TOTAL",), "xid", ""),
+    Fault(("DCGM_FI_DEV_ECC_SBE_VOL_TOTAL",), "ecc", "corrected errors of memory", code=1),
+    Fault(("DCGM_FI_DEV_ECC_DBE_VOL_TOTAL",), "ecc", "uncorrected errors of memory", code=2),
+    Fault(
+        ("DCGM_FI_DEV_CORRECTABLE_REMAPPED_ROWS", "DCGM_FI_DEV_ROW_REMAP_CORRECTABLE_TOTAL"),
+        "row_remap",
+        "rows remapped after corrected errors",
+        code=1,
+    ),
+    Fault(
+        ("DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS", "DCGM_FI_DEV_ROW_REMAP_UNCORRECTABLE_TOTAL"),
+        "row_remap",
+        "rows remapped after uncorrected errors",
+        code=2,
+    ),
+    Fault(("DCGM_FI_DEV_ROW_REMAP_PENDING",), "row_remap", "rows wait for a reset", "flag", 3),
+    Fault(
+        ("DCGM_FI_DEV_ROW_REMAP_FAILURE", "DCGM_FI_DEV_ROW_REMAP_FAILED"),
+        "row_remap",
+        "a row could not be remapped",
+        "flag",
+        4,
+    ),
+    Fault(("DCGM_FI_DEV_PCIE_REPLAY_COUNTER", "DCGM_FI_DEV_PCIE_REPLAY_TOTAL"), "pcie", "replays"),
+    _nvlink("CRC_FLIT_ERROR", "flit checksums wrong", 1),
+    _nvlink("CRC_DATA_ERROR", "data checksums wrong", 2),
+    _nvlink("REPLAY_ERROR", "replays", 3),
+    _nvlink("RECOVERY_ERROR", "recoveries", 4),
+)
+"""Of GPUs."""
+
+PORT_FAULTS: Final = tuple(
+    Fault((f"node_infiniband_{name}_total",), "infiniband", text, code=code)
+    for code, (name, text) in enumerate(
+        (
+            ("link_downed", "link went down"),
+            ("link_error_recovery", "link recovered from errors"),
+            ("symbol_error", "symbol errors"),
+            ("port_errors_received", "packets received with errors"),
+            ("local_link_integrity_errors", "link integrity errors"),
+            ("excessive_buffer_overrun_errors", "buffer overruns"),
+            ("port_discards_transmitted", "packets that could not be sent"),
+        ),
+        start=1,
+    )
+)
+"""Of ports of InfiniBand and RoCE, as node-exporter counts them."""
+
+
+def without_blanks(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Return values with NaN in place of DCGM's marks for what it does not know.
+
+    They begin at 0x7ffffff0 for 32-bit integers and at 2**47 for doubles, beyond which 64-bit ones
+    lie as well; some exporters multiply percentages by 100 without a look.
+    """
+    small = (values >= _BLANK_INT32) & (values < _BLANK_INT32 + _BLANKS)
+    scaled = values / 100
+    small |= (scaled >= _BLANK_INT32) & (scaled < _BLANK_INT32 + _BLANKS)
+    small &= np.floor(values) == values
+    return np.where(small | (values >= _BLANK_FP64), np.nan, values)
+
+
+def in_unit(values: npt.NDArray[np.float64], name: Name, field: Field) -> npt.NDArray[np.float64]:
+    """Return values in our unit, and NaN for what cannot be one."""
+    known = without_blanks(values) * (1.0 if name.scale is None else name.scale)
+    # Sampling jitter takes shares a little above one; the rest above the limit is no measurement.
+    known = np.where(known > field.most * (1.02 if field.most == 1.0 else 1.0), np.nan, known)
+    known = np.where(known < 0, np.nan, known)
+    return np.minimum(known, 1.0) if field.most == 1.0 else known

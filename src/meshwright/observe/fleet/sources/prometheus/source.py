@@ -1,0 +1,204 @@
+"""`PrometheusSource`: a fleet's telemetry, slice by slice, going on where it was left.
+
+Moments are multiples of the step, so that a second reading gives the same rows. Each ingest reads
+the last minutes of the one before again, because samples come late.
+"""
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+import pyarrow as pa
+
+from meshwright.errors import InputError, Problem
+from meshwright.observe.fleet.sources.prometheus.asking import Fleet, Slice
+from meshwright.observe.fleet.sources.prometheus.client import Prometheus
+from meshwright.observe.fleet.sources.prometheus.credentials import credentials
+from meshwright.observe.fleet.sources.prometheus.faults import events
+from meshwright.observe.fleet.sources.prometheus.gpu_samples import gpu_samples, has_gpus
+from meshwright.observe.fleet.sources.prometheus.grid import Grid, grids
+from meshwright.observe.fleet.sources.prometheus.holding import Holding, seen
+from meshwright.observe.fleet.sources.prometheus.hosts import (
+    has_hosts,
+    instance_names,
+    node_samples,
+)
+from meshwright.observe.fleet.sources.prometheus.labels import Naming
+from meshwright.observe.fleet.sources.prometheus.names import FIELDS
+from meshwright.observe.fleet.sources.source import Asked, Batch
+from meshwright.observe.fleet.tables import SAMPLES
+
+OPTIONS = ("token_file", "token_env", "user", "password_file", "password_env", "tenant", "selector",
+    "node_label", "domain", "renames", "settle_s")  # fmt: skip
+MOST_ROWS = 250_000
+"""In a batch."""
+_CELLS = 1_000_000
+"""Samples of one metric in one answer."""
+_PREFIXES = ("DCGM_FI_", "DCGM_EXP_", "mw_", "nvidia_gpu_", "nvidia_smi_", "node_", "lustre_",
+    "gpfs_perf_", "kube_")  # fmt: skip
+_WANTED = '{__name__=~"(' + "|".join(_PREFIXES) + ').*"}'
+_AGAIN_S = 600.0
+_SETTLE_S = 60.0
+"""Samples younger than this may still be on their way."""
+_LONGEST_BACK = 1024
+"""Days."""
+
+
+class _Cursor(NamedTuple):
+    until_s: float
+    holding: Mapping[str, Any]
+
+
+class PrometheusSource:
+    """One server, asked for one fleet."""
+
+    def __init__(
+        self, server: Prometheus, asked: Asked, now: Callable[[], float] = time.time
+    ) -> None:
+        self._server, self._asked, self._now = server, asked, now
+
+    @property
+    def name(self) -> str:
+        """Where it is, without credentials."""
+        selector = self._asked.options.get("selector", "")
+        return f"prometheus {self._server.url}" + (f" {{{selector}}}" if selector else "")
+
+    def batches(self, cursor: str | None = None) -> Iterator[Batch]:
+        """Give rows slice by slice."""
+        left = _read_cursor(cursor)
+        asked, step_s = self._asked, self._asked.step_s
+        settle_s = _number(asked.options, "settle_s", _SETTLE_S)
+        until_s = self._now() - settle_s if asked.until_s is None else asked.until_s
+        since_s = (
+            asked.since_s if left is None else max(asked.since_s or 0.0, left.until_s - _AGAIN_S)
+        )
+        if since_s is None:
+            since_s = self._oldest(until_s)
+        fleet, count = self._look(since_s, until_s)
+        yield from self._notes("samples")
+        holding = Holding(None if left is None else left.holding)
+        if not (has_gpus(fleet.names) or has_hosts(fleet.names)):
+            note = f"{self._server.url} has no metrics of GPUs or nodes in this time"
+            yield Batch("samples", _empty(), None, (note,))
+        most = max(1, min(5_000, _CELLS // max(count, 1)))
+        for grid in grids(since_s, until_s, step_s, most):
+            yield from self._slice(fleet, grid, holding)
+        yield from self._jobs(fleet, since_s, until_s)
+        self._server.close()
+
+    def _slice(self, fleet: Fleet, grid: Grid, holding: Holding) -> Iterator[Batch]:
+        cut = Slice(self._server, fleet, grid)
+        samples, notes = gpu_samples(cut)
+        yield from _pieces("samples", samples, notes)
+        if has_hosts(fleet.names):
+            yield from _pieces("node_samples", node_samples(cut), ())
+        yield Batch("events", events(cut))
+        gpus, held = holding.add(seen(cut), cut, _memory(samples))
+        yield Batch("gpus", gpus)
+        # Behind this one all rows of the slice are kept: from here another ingest goes on.
+        kept = json.dumps({"until_s": grid.end_s, "holding": holding.kept()})
+        yield Batch("held", held, kept, self._server.notes())
+
+    def _jobs(self, fleet: Fleet, since_s: float, until_s: float) -> Iterator[Batch]:
+        if "kube_pod_status_phase" not in fleet.names and "kube_node_info" not in fleet.names:
+            return
+        from meshwright.observe.fleet.sources.kubernetes.state_metrics import read_state_metrics
+
+        for table, rows in read_state_metrics(self._server, fleet, since_s, until_s):
+            yield Batch(table, rows, None, self._server.notes())
+
+    def _notes(self, table: str) -> Iterator[Batch]:
+        if found := self._server.notes():
+            yield Batch(table, _empty(), None, found)
+
+    def _look(self, since_s: float, until_s: float) -> tuple[Fleet, int]:
+        """Find which metrics there are, how often they are scraped, and of how many GPUs."""
+        options = self._asked.options
+        names = frozenset(self._server.names(_WANTED, since_s, until_s))
+        naming = Naming(options.get("node_label", ""), options.get("domain", ""), _renames(options))
+        cluster = self._asked.cluster or urlsplit(self._server.url).hostname or "prometheus"
+        fleet = Fleet(cluster, names, options.get("selector", ""), naming)
+        known = instance_names(self._server, fleet, since_s, until_s)
+        fleet = fleet._replace(naming=naming._replace(instances=known))
+        return self._paced(fleet, until_s)
+
+    def _paced(self, fleet: Fleet, until_s: float) -> tuple[Fleet, int]:
+        known = [one.text for each in FIELDS for one in each.names if one.text in fleet.names]
+        metric = known[0] if known else "node_memory_MemTotal_bytes"
+        # Where the newest are missing, those of an hour or a day before tell as well.
+        for back_s in (0.0, 3600.0, 86400.0):
+            asked = f"count_over_time({fleet.of(metric)}[10m])"
+            found = self._server.query(asked, until_s - back_s)
+            if found:
+                most = max(float(each.values[-1]) for each in found)
+                return fleet._replace(scrape_s=max(1.0, round(600 / max(most, 1.0)))), len(found)
+        return fleet, 1
+
+    def _oldest(self, until_s: float) -> float:
+        """Find how far back samples go, to the next power of two in days.
+
+        All powers are tried: a fleet may have been silent for a while.
+        """
+        oldest = 1
+        for power in range(_LONGEST_BACK.bit_length() - 1):
+            at_s = until_s - 86400 * 2**power
+            if self._server.names(_WANTED, at_s - 86400 * 2**power, at_s):
+                oldest = 2 ** (power + 1)
+        return until_s - 86400 * oldest
+
+
+def open_source(where: str, asked: Asked) -> PrometheusSource:
+    """Open the server at a URL as it is asked for."""
+    unknown = sorted(set(asked.options) - set(OPTIONS))
+    if unknown:
+        fix = f"options of Prometheus are {', '.join(OPTIONS)}"
+        raise InputError([Problem(f"--option {each}", "is not known", fix) for each in unknown])
+    url = where.removeprefix("prometheus+")
+    who = credentials(asked.token, asked.options)
+    server = Prometheus(url, who, ca_file=asked.ca_file, tenant=asked.options.get("tenant", ""))
+    return PrometheusSource(server, asked)
+
+
+def _pieces(table: str, rows: pa.Table, notes: tuple[str, ...]) -> Iterator[Batch]:
+    for first in range(0, max(rows.num_rows, 1), MOST_ROWS):
+        yield Batch(table, rows.slice(first, MOST_ROWS), None, notes)
+
+
+def _memory(samples: pa.Table) -> dict[tuple[str, int], float]:
+    found = samples.group_by(["node", "gpu"]).aggregate([("memory_total", "max")]).to_pydict()
+    rows = zip(found["node"], found["gpu"], found["memory_total_max"], strict=True)
+    return {(node, gpu): most for node, gpu, most in rows if most is not None}
+
+
+def _empty() -> pa.Table:
+    return SAMPLES.empty_table()
+
+
+def _read_cursor(text: str | None) -> _Cursor | None:
+    if not text:
+        return None
+    try:
+        found = json.loads(text)
+        return _Cursor(float(found["until_s"]), dict(found["holding"]))
+    except (ValueError, KeyError, TypeError):
+        return None  # of another version: read from the start, rows that come twice are one
+
+
+def _number(options: Mapping[str, str], name: str, otherwise: float) -> float:
+    try:
+        return float(options.get(name, otherwise))
+    except ValueError:
+        fix = f"give seconds, such as {otherwise:g}"
+        raise InputError([Problem(f"--option {name}", "is no number", fix)]) from None
+
+
+def _renames(options: Mapping[str, str]) -> dict[str, str]:
+    text = options.get("renames", "")
+    pairs = [each.split("=", 1) if "=" in each else each.split(":", 1)
+             for each in text.split(",") if each]  # fmt: skip
+    if any(len(each) != 2 for each in pairs):
+        fix = "write OLD:NEW,OLD:NEW"
+        raise InputError([Problem("--option renames", f"{text!r} is not understood", fix)])
+    return {old.strip(): new.strip() for old, new in pairs}

@@ -1,0 +1,196 @@
+"""A fleet's telemetry through real servers: Debian's Prometheus and VictoriaMetrics on loopback."""
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+from meshwright.observe.fleet.sources.prometheus import PrometheusSource, source
+from meshwright.observe.fleet.sources.source import Asked
+from meshwright.observe.fleet.tables import TABLES
+from tests.real.planted_fleet import HOURS, STEP, T0, planted
+from tests.real.prometheus_server import Server, prometheus, victoria_metrics
+
+pytestmark = [pytest.mark.real, pytest.mark.slow]
+
+ASKED = Asked(cluster="c", since_s=T0, until_s=T0 + 3600 * HOURS, step_s=STEP)
+Tables = dict[str, pa.Table]
+
+
+@pytest.fixture(scope="module", params=[prometheus, victoria_metrics])
+def server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
+    try:
+        with request.param(tmp_path_factory.mktemp("server"), planted()) as running:
+            yield running
+    except FileNotFoundError as missing:
+        pytest.skip(f"needs Debian's {missing}")
+
+
+@pytest.fixture(scope="module")
+def tables(server: Server) -> Tables:
+    return _read(source(server.url, ASKED))[0]
+
+
+def _read(found: Any, cursor: str | None = None) -> tuple[Tables, str | None, list[str]]:
+    """Read everything there is, as whoever ingests does."""
+    parts: dict[str, list[pa.Table]] = {name: [] for name in TABLES}
+    notes: list[str] = []
+    for batch in found.batches(cursor):
+        parts[batch.table].append(batch.rows)
+        cursor, notes = batch.cursor or cursor, [*notes, *batch.notes]
+    joined = {name: pa.concat_tables([TABLES[name].empty_table(), *rows])
+              for name, rows in parts.items()}  # fmt: skip
+    return joined, cursor, notes
+
+
+def _of(table: pa.Table, node: str, gpu: int | None = None) -> pa.Table:
+    where = pc.field("node") == node
+    return table.filter(where if gpu is None else where & (pc.field("gpu") == gpu))
+
+
+def _minutes(column: Any) -> list[float | None]:
+    return [None if each is None else (each - T0) / 60 for each in column.to_pylist()]
+
+
+def test_old_and_new_names_end_in_the_same_columns_and_units(tables: Tables) -> None:
+    first, other = _of(tables["samples"], "n1", 0), _of(tables["samples"], "n2", 0)
+    assert pc.max(first["gpu_util"]).as_py() == pytest.approx(0.9)
+    assert pc.min_max(other["gpu_util"]).as_py() == {"min": 0.5, "max": 0.5}
+    assert pc.mean(other["tensor_active"]).as_py() == 0.25
+    assert pc.max(first["memory_used"]).as_py() == 40000 * 2**20
+    assert pc.max(first["memory_total"]).as_py() == 81500 * 2**20
+
+
+def test_blank_values_are_null(tables: Tables) -> None:
+    first = _of(tables["samples"], "n1", 0)
+    blank = first.filter(pc.field("time_s") <= T0 + 300)
+    assert blank["power_w"].null_count == blank["sm_active"].null_count == blank.num_rows == 10
+    assert pc.max(first["power_w"]).as_py() == 300
+
+
+def test_an_exporter_that_falls_silent_leaves_no_rows(tables: Tables) -> None:
+    minutes = _minutes(_of(tables["samples"], "n1", 0)["time_s"])
+    assert not [each for each in minutes if each is not None and 50 < each < 58]
+    assert len(minutes) == 240 - 15
+
+
+def test_instances_of_a_divided_gpu_count_by_their_part(tables: Tables) -> None:
+    samples = _of(tables["samples"], "n3", 0)
+    assert pc.mean(samples["engine_active"]).as_py() == pytest.approx(0.5 * 4 / 7)
+    assert pc.max(samples["memory_used"]).as_py() == 2 * 2**30
+    assert samples["gpu_util"].null_count == samples.num_rows
+
+
+def test_a_device_keeps_its_uuid_when_its_index_changes(tables: Tables) -> None:
+    gpus = _of(tables["gpus"], "n1").sort_by([("since_s", "ascending"), ("gpu", "ascending")])
+    assert gpus["uuid"].to_pylist() == ["GPU-a", "GPU-b", "GPU-b"]
+    assert gpus["gpu"].to_pylist() == [0, 1, 0]
+    assert _minutes(gpus["since_s"]) == [0, 0, 90]
+    assert _minutes(gpus["until_s"]) == [90, 90, None]
+    assert _of(tables["gpus"], "n3")["uuid"].to_pylist() == ["GPU-d"]
+
+
+def test_labels_tell_which_job_held_a_gpu(tables: Tables) -> None:
+    held = tables["held"].sort_by("job")
+    assert held["job"].to_pylist() == ["71", "ml/train-0"]
+    assert held["node"].to_pylist() == ["n1", "n2"]
+    assert _minutes(held["start_s"]) == [10, 0]
+    assert _minutes(held["end_s"]) == [40, 120]
+
+
+def test_an_xid_that_stays_is_one_event(tables: Tables) -> None:
+    xids = tables["events"].filter(pc.field("kind") == "xid").sort_by("time_s")
+    assert xids["code"].to_pylist() == [31, 79]
+    assert _minutes(xids["time_s"]) == [40.5, 80]
+
+
+def test_a_counter_that_begins_anew_rises_by_what_it_shows(tables: Tables) -> None:
+    ecc = tables["events"].filter(pc.field("kind") == "ecc").sort_by("time_s")
+    assert _minutes(ecc["time_s"]) == [30, 70]
+    assert ecc["count"].to_pylist() == [2, 1]
+
+
+def test_nodes_have_their_own_names_and_shares(tables: Tables) -> None:
+    nodes = tables["node_samples"]
+    assert set(nodes["node"].to_pylist()) == {"n1"}
+    assert pc.min_max(nodes["cpu_util"]).as_py() == {"min": 0.25, "max": 0.25}
+    assert pc.approximate_median(nodes["io_wait"]).as_py() == 0.25
+    assert pc.approximate_median(nodes["read"]).as_py() == pytest.approx(1e8)
+    assert pc.approximate_median(nodes["net_tx"]).as_py() == pytest.approx(1e9)
+    assert pc.max(nodes["memory_used"]).as_py() == pytest.approx(4e11)
+    downs = tables["events"].filter(pc.field("kind") == "infiniband")
+    assert downs["node"].to_pylist() == ["n1"]
+    assert downs["gpu"].to_pylist() == [None]
+    assert _minutes(downs["time_s"]) == [70]
+
+
+def test_roll_ups_of_five_minutes_are_the_means_of_what_was_measured(
+    server: Server, tables: Tables
+) -> None:
+    rolled, _, _ = _read(source(server.url, ASKED._replace(step_s=300.0)))
+    busy = _of(rolled["samples"], "n1", 0).filter(pc.field("time_s") == T0 + 900)
+    assert busy["gpu_util"].to_pylist() == [pytest.approx(0.9)]
+    # Ten of these minutes began with a blank: what a mean with one says is not kept.
+    early = _of(rolled["samples"], "n1", 0).filter(pc.field("time_s") == T0 + 300)
+    assert early["sm_active"].to_pylist() == early["power_w"].to_pylist() == [None]
+    assert rolled["samples"].num_rows < tables["samples"].num_rows / 9
+
+
+def test_going_on_from_a_cursor_gives_the_rows_of_one_reading(
+    server: Server, tables: Tables
+) -> None:
+    first, cursor, _ = _read(source(server.url, ASKED._replace(until_s=T0 + 3630)))
+    second, _, _ = _read(source(server.url, ASKED), cursor)
+    both = {
+        (row["node"], row["gpu"], row["time_s"]): row
+        for part in (first, second)
+        for row in part["samples"].to_pylist()
+    }
+    whole = {(row["node"], row["gpu"], row["time_s"]): row for row in tables["samples"].to_pylist()}
+    assert both == whole
+    starts = {
+        (row["job"], row["start_s"]) for part in (first, second) for row in part["held"].to_pylist()
+    }
+    assert starts == {(row["job"], row["start_s"]) for row in tables["held"].to_pylist()}
+    since = {(row["uuid"], row["gpu"], row["since_s"]) for part in (first, second)
+             for row in part["gpus"].to_pylist()}  # fmt: skip
+    assert since == {
+        (row["uuid"], row["gpu"], row["since_s"]) for row in tables["gpus"].to_pylist()
+    }
+    happened = {(row["kind"], row["time_s"]) for part in (first, second)
+                for row in part["events"].to_pylist()}  # fmt: skip
+    assert happened == {(row["kind"], row["time_s"]) for row in tables["events"].to_pylist()}
+
+
+def test_as_far_back_as_there_is_anything(server: Server, tables: Tables) -> None:
+    asked = ASKED._replace(since_s=None, until_s=T0 + 3600 * HOURS + 5 * 86400, step_s=3600.0)
+    found, _, _ = _read(source(server.url, asked))
+    assert pc.min(found["samples"]["time_s"]).as_py() == T0
+    assert set(found["samples"]["node"].to_pylist()) == {"n1", "n2", "n3"}
+
+
+def test_a_server_that_is_killed_mid_query_is_asked_again_and_told_of(
+    server: Server, tables: Tables
+) -> None:
+    found = source(server.url, ASKED)
+    assert isinstance(found, PrometheusSource)
+    parts: list[pa.Table] = []
+    notes: list[str] = []
+    back: threading.Timer | None = None
+    for number, batch in enumerate(found.batches()):
+        notes += batch.notes
+        if batch.table == "samples":
+            parts.append(batch.rows)
+        if number == 0:  # the slice is half read
+            server.kill()
+            back = threading.Timer(1.0, server.begin)
+            back.start()
+    assert back is not None
+    back.join()
+    assert pa.concat_tables(parts).equals(tables["samples"])
+    assert any("dropped out" in each and "asked again" in each for each in notes), notes
