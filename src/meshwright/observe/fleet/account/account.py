@@ -1,0 +1,337 @@
+"""Every GPU-hour of a fleet over a window, in exactly one bucket.
+
+The hours that there are come from the nodes: GPUs times time. What jobs held is cut out of them,
+what is left was free or down. All of it is in whole numbers, and each bucket is what others leave
+of a whole, so that the sum is what there was, whatever the rows say.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from meshwright.observe.fleet.account.activity import IDLE_BELOW, Measured, Rolled, measured, rolled
+from meshwright.observe.fleet.account.attempts import Attempts, attempts
+from meshwright.observe.fleet.account.buckets import BUCKETS, CELLS, FREE_CELLS, Cell, column
+from meshwright.observe.fleet.account.causes import CAUSES, pool_in, weights
+from meshwright.observe.fleet.account.claims import claims, with_holders
+from meshwright.observe.fleet.account.fit import fitted
+from meshwright.observe.fleet.account.phases import ORDER, PRODUCTIVE, UNTOLD, Phases, phases
+from meshwright.observe.fleet.account.pieces import Index, Pieces, indexed, pieces, within
+from meshwright.observe.fleet.account.places import (
+    DOWN,
+    DRAINING,
+    RESERVED,
+    UNKNOWN,
+    UP,
+    Places,
+    Stretches,
+    places,
+    pools_of,
+)
+from meshwright.observe.fleet.account.ticks import (
+    HOUR,
+    MS,
+    NEVER,
+    Floats,
+    Longs,
+    Window,
+    floored,
+    spread,
+    window,
+)
+from meshwright.observe.fleet.tables import HELD, JOBS, NODES
+
+_DAY_S, _MOST_STEPS = 86_400, 120
+_STATE_CELLS = {
+    DOWN: Cell("down", "nodes"),
+    DRAINING: Cell("draining", "nodes"),
+    RESERVED: Cell("reserved", "nodes"),
+    UNKNOWN: Cell("unknown", "unknown"),
+}
+_CAUSE_CELLS = tuple(
+    Cell("order", "unknown") if cause == "order?"
+    else Cell(cause, "accounting" if cause == "limits" else "nodes")
+    for cause in CAUSES
+)  # fmt: skip
+Totals = dict[Cell, int]
+
+
+class Step(NamedTuple):
+    """A day of the window, or a week."""
+
+    window: Window
+    cells: Totals
+    waited: int
+    """What jobs waited for: GPUs asked times the time they waited for them."""
+
+
+class Account(NamedTuple):
+    """Where the GPU-hours of a window went; amounts are 840ths of GPUs times milliseconds."""
+
+    window: Window
+    steps: tuple[Step, ...]
+    capacity: int
+    """All that there was: the sum of all cells."""
+    inferred: int
+    """Of it, what was held where no node is told."""
+    cut: int
+    """What jobs claimed beyond what there was; no part of the capacity."""
+    free: Totals
+    by_attempt: Longs
+    """A row for each attempt and a column for each of CELLS."""
+    waited: Longs
+    """For each attempt."""
+    tensor: Floats
+    """For each attempt, tensor activity summed over what was measured, and how much that is."""
+    attempts: Attempts
+    phases: Phases
+    places: Places
+    oddities: dict[str, int]
+
+    def cells(self) -> Totals:
+        """All amounts by bucket and evidence."""
+        sums = [int(total) for total in self.by_attempt.sum(axis=0)]
+        return dict(zip(CELLS, sums, strict=True)) | self.free
+
+    def buckets(self) -> dict[str, int]:
+        """All amounts by bucket."""
+        return by_bucket(self.cells())
+
+    @property
+    def held(self) -> int:
+        """What jobs held."""
+        return int(self.by_attempt.sum())
+
+
+def by_bucket(cells: Mapping[Cell, int]) -> dict[str, int]:
+    """Add up what is known in different ways."""
+    found = dict.fromkeys((bucket.name for bucket in BUCKETS), 0)
+    for cell, amount in cells.items():
+        found[cell.bucket] += amount
+    return found
+
+
+def hours(amount: float) -> float:
+    """Return an amount in GPU-hours."""
+    return amount / HOUR
+
+
+def account(
+    jobs: pa.Table, nodes: pa.Table | None = None, *, since_s: float, until_s: float,
+    held: pa.Table | None = None, rollups: pa.Table | None = None, rollup_s: int = 300,
+    progress: pa.Table | None = None, gpus: Mapping[str, int] | None = None,
+) -> Account:  # fmt: skip
+    """Account for the hours between two moments.
+
+    `rollups` are samples rolled up over `rollup_s` seconds, with columns such as `gpu_util_mean`;
+    `gpus` tells how many GPUs clusters have of which no node is told.
+    """
+    whole = window(since_s, until_s)
+    held = _shaped(held, HELD) if held is not None else None
+    found = attempts(with_holders(_shaped(jobs, JOBS), held), whole.until)
+    known = places(_shaped(nodes, NODES), found, dict(gpus or {}))
+    claimed, known = claims(found, held, known)
+    told = phases(found, progress)
+    work = _Work(
+        found, told, indexed(claimed, found.size), known, pools_of(known, found),
+        rolled(rollups, known, rollup_s),
+    )  # fmt: skip
+    by_attempt = np.zeros((found.size, len(CELLS)), np.int64)
+    waited, tensor = np.zeros(found.size, np.int64), np.zeros((2, found.size))
+    steps, capacity, inferred, cut = [], 0, 0, 0
+    free = dict.fromkeys(FREE_CELLS, 0)
+    for part in cut_up(whole):
+        one = _step(work, part, by_attempt, tensor)
+        own = _waited(found, part)
+        waited += own
+        steps.append(Step(part, one.cells, int(own.sum())))
+        capacity, inferred, cut = capacity + one.capacity, inferred + one.inferred, cut + one.cut
+        for cell in FREE_CELLS:
+            free[cell] += one.cells[cell]
+    return Account(
+        whole, tuple(steps), capacity, inferred, cut, free, by_attempt, waited, tensor, found, told,
+        known, {**found.oddities, **told.oddities},
+    )  # fmt: skip
+
+
+def _shaped(rows: pa.Table | None, schema: pa.Schema) -> pa.Table:
+    """Return the rows with all columns of a schema."""
+    if rows is None:
+        return schema.empty_table()
+    return pa.table(
+        [
+            rows[field.name].cast(field.type) if field.name in rows.column_names
+            else pa.nulls(rows.num_rows, field.type)
+            for field in schema
+        ],
+        schema=schema,
+    )  # fmt: skip
+
+
+def cut_up(whole: Window) -> Iterator[Window]:
+    """Cut a window into days of UTC, or into weeks where there are many."""
+    day = _DAY_S * MS
+    size = day if whole.span <= _MOST_STEPS * day else 7 * day
+    since = whole.since
+    while since < whole.until:
+        # Weeks begin on Mondays: the first of 1970 was the 5th of January.
+        offset = 4 * day if size > day else 0
+        until = min(whole.until, ((since - offset) // size + 1) * size + offset)
+        yield Window(since, until)
+        since = until
+
+
+class _Work(NamedTuple):
+    found: Attempts
+    told: Phases
+    index: Index
+    known: Places
+    pool: Longs
+    measures: Rolled | None
+
+
+class _One(NamedTuple):
+    cells: Totals
+    capacity: int
+    inferred: int
+    cut: int
+
+
+def _step(work: _Work, part: Window, by_attempt: Longs, tensor: Floats) -> _One:
+    """Account for a part of the window; adds to the sums of attempts."""
+    stretches = within(work.known.stretches, part)
+    held = pieces(work.told, work.index, stretches, part)
+    pool = np.where(held.node >= 0, _take(work.known.node_pool, held.node), work.pool[held.attempt])
+    told_from = np.full(len(work.known.pools), part.span)
+    np.minimum.at(told_from, stretches.pool, stretches.since)
+    fit = fitted(held, stretches, pool, told_from)
+    kept = _within_pools(held, fit.kept, fit.inferred, stretches, pool)
+    split = _split(work, held, kept, part, tensor)
+    cells = dict.fromkeys((*CELLS, *FREE_CELLS), 0)
+    for at, cell in enumerate(CELLS):
+        np.add.at(by_attempt[:, at], held.attempt, split[at])
+        cells[cell] = int(split[at].sum())
+    for cell, amount in _free(work, held, kept, fit.inferred, stretches, pool, part).items():
+        cells[cell] += amount
+    there = stretches.parts * (stretches.until - stretches.since)
+    inferred = int(np.minimum(fit.inferred, kept).sum())
+    claimed = int(held.amount.sum())
+    return _One(cells, int(there.sum()) + inferred, inferred, claimed - int(kept.sum()))
+
+
+def _take(values: Longs, at: Longs) -> Longs:
+    return values[np.maximum(at, 0)] if len(values) else np.zeros(len(at), np.int64)
+
+
+def _split(work: _Work, held: Pieces, kept: Longs, part: Window, tensor: Floats) -> Longs:
+    """Split what each piece keeps over CELLS."""
+    split = np.zeros((len(CELLS), held.size), np.int64)
+    for code, name in enumerate(ORDER):
+        if code != PRODUCTIVE:
+            split[column(name, "progress")] = np.where(held.phase == code, kept, 0)
+    split[column("productive", "progress")] = np.where(held.phase == PRODUCTIVE, kept, 0)
+    untold = np.where(held.phase == UNTOLD, kept, 0)
+    if work.measures is not None:
+        began = work.found.start[held.attempt] - part.since
+        seen = measured(work.measures, held, began, part)
+        if seen is not None:
+            untold = _by_samples(split, seen, untold)
+            # What is known of tensor activity counts wherever the GPU was active.
+            for at, shares in enumerate((seen.tensor, seen.tensor_known)):
+                np.add.at(tensor[at], held.attempt, shares * kept)
+    util = work.found.gpu_util[held.attempt]
+    for bucket, evidence, those in (
+        ("idle", "accounting", util < IDLE_BELOW),
+        ("productive", "accounting", util >= IDLE_BELOW),
+        ("productive", "unknown", np.isnan(util)),
+    ):
+        split[column(bucket, evidence)] += np.where(those, untold, 0)
+    saved = work.told.saved[held.attempt]
+    for evidence in ("progress", "samples", "accounting", "unknown"):
+        at = column("productive", evidence)
+        gone = np.where(held.lost, split[at], 0)
+        split[column("lost", "progress")] += np.where(saved, gone, 0)
+        split[column("lost", "unknown")] += np.where(saved, 0, gone)
+        split[at] -= gone
+    return split
+
+
+def _by_samples(split: Longs, seen: Measured, untold: Longs) -> Longs:
+    """Fill in what samples tell; returns what is still not known."""
+    covered = floored(untold * seen.covered, untold)
+    idle = floored(untold * seen.idle, covered)
+    startup = floored(untold * seen.startup, idle)
+    split[column("startup", "samples")] = startup
+    split[column("idle", "samples")] = idle - startup
+    split[column("productive", "samples")] = covered - idle
+    return untold - covered
+
+
+def _within_pools(
+    held: Pieces, kept: Longs, inferred: Longs, stretches: Stretches, pool: Longs
+) -> Longs:
+    """Take back the last ticks that rounding gave to claims without a node."""
+    loose = np.flatnonzero((held.node < 0) & (kept > 0))
+    for one in np.unique(pool[loose]):
+        room = sum(_free_by_state(held, kept, stretches, pool, int(one)).values())
+        mine = loose[pool[loose] == one]
+        mine = mine[np.argsort(-kept[mine], kind="stable")]
+        over = int((kept - inferred)[mine].sum()) - room
+        if over > 0:
+            taken = np.minimum(np.cumsum((kept - inferred)[mine]), over)
+            kept[mine] -= np.diff(taken, prepend=0)
+    return kept
+
+
+def _free_by_state(
+    held: Pieces, kept: Longs, stretches: Stretches, pool: Longs, one: int
+) -> dict[int, int]:
+    """What jobs on told nodes leave of a pool that jobs without a node may have been on."""
+    left = {}
+    placed = held.stretch >= 0
+    for state in (UP, RESERVED, UNKNOWN):
+        there = (stretches.pool == one) & (stretches.state == state)
+        inside = np.zeros(held.size, np.bool_)
+        inside[placed] = there[held.stretch[placed]]
+        whole = (stretches.parts * (stretches.until - stretches.since))[there].sum()
+        left[state] = int(whole) - int(kept[inside & (pool == one)].sum())
+    return left
+
+
+def _free(
+    work: _Work, held: Pieces, kept: Longs, inferred: Longs, stretches: Stretches, pool: Longs,
+    part: Window,
+) -> Totals:  # fmt: skip
+    """Say what became of all that no job kept."""
+    cells = dict.fromkeys(FREE_CELLS, 0)
+    size = stretches.parts * (stretches.until - stretches.since)
+    taken = np.zeros(len(size), np.int64)
+    placed = held.stretch >= 0
+    np.add.at(taken, held.stretch[placed], kept[placed])
+    for state in (DOWN, DRAINING):
+        cells[_STATE_CELLS[state]] += int((size - taken)[stretches.state == state].sum())
+    for one in np.unique(stretches.pool):
+        left = _free_by_state(held, kept, stretches, pool, int(one))
+        loose = (held.node < 0) & (pool == one)
+        used = int((kept - np.minimum(inferred, kept))[loose].sum())
+        for state in left:
+            own = min(left[state], used)
+            left[state], used = left[state] - own, used - own
+        for state in (RESERVED, UNKNOWN):
+            cells[_STATE_CELLS[state]] += left[state]
+        if left[UP]:
+            shape = pool_in(int(one), stretches, held, kept, pool, part)
+            due = weights(work.found, work.pool, shape, part)
+            for cell, amount in zip(_CAUSE_CELLS, spread(left[UP], due), strict=True):
+                cells[cell] += amount
+    return cells
+
+
+def _waited(found: Attempts, part: Window) -> Longs:
+    """What each attempt waited for within a part of the window."""
+    since = np.maximum(found.waits, part.since)
+    until = np.minimum(found.waited, part.until)
+    waits = (found.waits != NEVER) & (until > since)
+    return np.where(waits, found.parts * (until - since), 0)

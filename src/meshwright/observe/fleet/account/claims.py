@@ -1,0 +1,184 @@
+"""On which nodes, and where it is told on which GPUs, attempts hold what they hold."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from meshwright.observe.fleet.account.attempts import Attempts
+from meshwright.observe.fleet.account.places import Places, pool_at, text
+from meshwright.observe.fleet.account.ticks import PARTS, Longs, Names, joined, names, numbers
+from meshwright.observe.fleet.tables import JOBS
+
+
+class Claims(NamedTuple):
+    """What attempts say to hold on one node, or somewhere where no node is told."""
+
+    attempt: Longs
+    node: Longs
+    """-1 where it is not told."""
+    gpu: Longs
+    """-1 where it is not told."""
+    parts: Longs
+
+
+def with_holders(jobs: pa.Table, held: pa.Table | None) -> pa.Table:
+    """Add jobs that telemetry saw holding GPUs and no accounting tells of."""
+    if held is None or held.num_rows == 0:
+        return jobs
+    keys = ["cluster", "job", "attempt"]
+    known = jobs.select(["cluster", "job"]).append_column("there", _constant(jobs, 1))
+    if jobs.num_rows:
+        numbered = jobs.select(["cluster", "number"]).rename_columns(["cluster", "job"])
+        known = pa.concat_tables([known, numbered.append_column("there", _constant(jobs, 1))])
+    known = known.group_by(["cluster", "job"]).aggregate([])
+    strange = held.join(known, keys=["cluster", "job"], join_type="left anti")
+    if strange.num_rows == 0:
+        return jobs
+    share = pc.fill_null(strange["share"], 1.0)
+    strange = strange.set_column(strange.column_names.index("share"), "share", share)
+    by_gpu = strange.group_by([*keys, "node", "gpu"]).aggregate(
+        [("share", "max"), ("start_s", "min"), ("end_s", "max"), ("end_s", "count"),
+         ("job", "count"), ("seen_s", "max")]
+    )  # fmt: skip
+    made = by_gpu.group_by(keys).aggregate(
+        [("share_max", "sum"), ("start_s_min", "min"), ("end_s_max", "max"),
+         ("end_s_count", "sum"), ("job_count", "sum"), ("seen_s_max", "max"), ("node", "distinct")]
+    )  # fmt: skip
+    open_ended = pc.less(made["end_s_count_sum"], made["job_count_sum"])
+    columns: dict[str, Any] = {
+        **{name: made[name] for name in keys},
+        "start_s": made["start_s_min_min"],
+        "end_s": pc.if_else(open_ended, None, made["end_s_max_max"]),
+        "gpus": made["share_max_sum"],
+        "nodes": made["node_distinct"],
+        "seen_s": made["seen_s_max_max"],
+        "state": pc.if_else(open_ended, "running", "unknown"),
+    }
+    rows = [
+        columns[field.name].cast(field.type) if field.name in columns
+        else pa.nulls(made.num_rows, field.type)
+        for field in JOBS
+    ]  # fmt: skip
+    return pa.concat_tables([jobs.select(JOBS.names).cast(JOBS), pa.table(rows, schema=JOBS)])
+
+
+def _constant(rows: pa.Table, value: int) -> pa.Array:
+    return pa.array(np.full(rows.num_rows, value))
+
+
+def claims(found: Attempts, held: pa.Table | None, known: Places) -> tuple[Claims, Places]:
+    """Say where attempts hold their GPUs.
+
+    Nodes that jobs name and no row tells of join the places: they have what is held on them.
+    """
+    lengths = pc.fill_null(pc.list_value_length(found.nodes), 0).to_numpy(zero_copy_only=False)
+    lengths = np.where(found.parts > 0, lengths, 0).astype(np.int64)
+    owners = np.flatnonzero(lengths)
+    flat = names(pa.chunked_array([pc.list_flatten(found.nodes.take(pa.array(owners)))]))
+    attempt = np.repeat(owners, lengths[owners])
+    joining = _Joining(known, found)
+    place = joining.places(attempt, flat)
+    share, rest = np.divmod(found.parts[attempt], np.maximum(1, lengths[attempt]))
+    ordinal = np.arange(len(attempt)) - np.repeat(
+        np.cumsum(lengths[owners]) - lengths[owners], lengths[owners]
+    )
+    loose = np.flatnonzero((lengths == 0) & (found.parts > 0))
+    made = Claims(
+        np.concatenate([attempt, loose]),
+        np.concatenate([place, np.full(len(loose), -1)]),
+        np.full(len(attempt) + len(loose), -1),
+        np.concatenate([share + (ordinal < rest), found.parts[loose]]),
+    )
+    if held is not None and held.num_rows and found.size:
+        made = _with_gpus(made, found, held, joining)
+    return made, joining.known()
+
+
+class _Joining:
+    """Finds nodes by name, and adds those that are new."""
+
+    def __init__(self, known: Places, found: Attempts) -> None:
+        self._known, self._found = known, found
+        self._index, self._pools = dict(known.index), known.node_pool.tolist()
+
+    def places(self, attempt: Longs, node: Names) -> Longs:
+        """Return the node of each row; its cluster is that of the attempt."""
+        cluster = self._found.cluster
+        both = joined(cluster.codes[attempt], node.codes, len(node.values))
+        _, first, back = np.unique(both, return_index=True, return_inverse=True)
+        found = np.empty(len(first), np.int64)
+        for at, row in enumerate(first.tolist()):
+            owner = int(attempt[row])
+            name = text(cluster.values, cluster.codes[owner]), text(node.values, node.codes[row])
+            if name not in self._index:
+                self._index[name] = len(self._index)
+                self._pools.append(pool_at(self._known, self._found, owner))
+            found[at] = self._index[name]
+        return found[back]
+
+    def known(self) -> Places:
+        """Return the places with what was added."""
+        more = len(self._index) - len(self._known.node_kind)
+        return self._known._replace(
+            index=self._index,
+            node_pool=np.array(self._pools, np.int64),
+            node_kind=self._known.node_kind + (None,) * more,
+        )
+
+
+def _with_gpus(made: Claims, found: Attempts, held: pa.Table, joining: _Joining) -> Claims:
+    """Take the GPUs that are told, of attempts all of whose GPUs are told."""
+    owner = owners(found, held)
+    gpu = pc.fill_null(held["gpu"], -1).to_numpy().astype(np.int64)
+    node = names(held["node"])
+    good = np.flatnonzero((owner >= 0) & (gpu >= 0) & (node.codes >= 0))
+    if len(good) == 0:
+        return made
+    owner, gpu = owner[good], gpu[good]
+    place = joining.places(owner, Names(node.codes[good], node.values))
+    share = numbers(held["share"])[good]
+    whole_one = ~np.isfinite(share) | (share <= 0) | (share > 1)
+    parts = np.rint(np.where(whole_one, 1.0, share) * PARTS).astype(np.int64)
+    # A GPU told twice for the same attempt (its row was written anew) is still one GPU.
+    order = np.lexsort((parts, gpu, place, owner))
+    last = np.ones(len(order), np.bool_)
+    last[:-1] = (
+        (np.diff(owner[order]) != 0) | (np.diff(place[order]) != 0) | (np.diff(gpu[order]) != 0)
+    )
+    told = tuple(column[order[last]] for column in (owner, place, gpu, parts))
+    sums = np.bincount(told[0], told[3], found.size).astype(np.int64)
+    whole = (sums == found.parts) & (sums > 0)
+    keep, use = ~whole[made.attempt], whole[told[0]]
+    return Claims(*(np.concatenate([a[keep], b[use]]) for a, b in zip(made, told, strict=True)))
+
+
+def owners(found: Attempts, rows: pa.Table) -> Longs:
+    """Return the attempt that rows with `cluster`, `job` and `attempt` are of, or -1."""
+    cluster = _codes(rows["cluster"], found.cluster.values)
+    attempt = pc.fill_null(rows["attempt"], 0).to_numpy().astype(np.int64)
+    owner = np.full(rows.num_rows, -1, np.int64)
+    for column in (found.job, found.number):
+        job = _codes(rows["job"], column.values)
+        wanted = np.where((cluster >= 0) & (job >= 0), _triple(cluster, job, attempt, found), -1)
+        own = _triple(found.cluster.codes, column.codes, found.attempt, found)
+        own = np.where(column.codes >= 0, own, -2)
+        order = np.argsort(own, kind="stable")
+        at = np.minimum(np.searchsorted(own[order], wanted), max(0, len(own) - 1))
+        if len(own):
+            match = (own[order][at] == wanted) & (owner < 0)
+            owner[match] = order[at[match]]
+    return owner
+
+
+def _triple(cluster: Longs, job: Longs, attempt: Longs, found: Attempts) -> Longs:
+    return (job * (len(found.cluster.values) + 1) + cluster) * (1 << 16) + np.clip(
+        attempt, 0, (1 << 16) - 1
+    )
+
+
+def _codes(column: pa.ChunkedArray, values: tuple[str, ...]) -> Longs:
+    found = pc.index_in(column, value_set=pa.array(values, pa.string()))
+    codes: Longs = pc.fill_null(found, -1).to_numpy().astype(np.int64)
+    return codes

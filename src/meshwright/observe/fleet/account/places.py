@@ -1,0 +1,181 @@
+"""Where GPUs are: nodes as stretches of one state, the pools that jobs are placed in."""
+
+from typing import Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from meshwright.observe.fleet.account.attempts import Attempts
+from meshwright.observe.fleet.account.ticks import (
+    NEVER,
+    PARTS,
+    Longs,
+    gpu_parts,
+    moments,
+    names,
+    numbers,
+)
+
+UP, DRAINING, DOWN, RESERVED, UNKNOWN = range(5)
+STATE_CODES: Final = {
+    "up": UP, "draining": DRAINING, "down": DOWN, "reserved": RESERVED, "unknown": UNKNOWN,
+}  # fmt: skip
+
+
+class Stretches(NamedTuple):
+    """Nodes while they stood in one state; those of a node follow each other and never overlap."""
+
+    node: Longs
+    since: Longs
+    until: Longs
+    state: Longs
+    parts: Longs
+    pool: Longs
+
+
+class Places(NamedTuple):
+    """What is known of where GPUs are."""
+
+    index: dict[tuple[str, str], int]
+    """Nodes by cluster and name."""
+    node_pool: Longs
+    node_kind: tuple[str | None, ...]
+    stretches: Stretches
+    pools: tuple[str, ...]
+    """Names of sets of nodes that jobs of the same partitions are placed on."""
+    pool_of: dict[tuple[str, str], int]
+    """The pool of a partition."""
+    pool_of_cluster: dict[str, int]
+    """The largest pool of a cluster, for jobs of no known partition."""
+
+
+def places(nodes: pa.Table, found: Attempts, given: dict[str, int]) -> Places:
+    """Read the nodes; `given` tells GPUs of clusters of which there are no nodes."""
+    cluster, node = nodes["cluster"].to_pylist(), nodes["node"].to_pylist()
+    index: dict[tuple[str, str], int] = {}
+    at = np.array(
+        [index.setdefault((c or "", n or ""), len(index)) for c, n in zip(cluster, node, strict=True)],
+        np.int64,
+    )  # fmt: skip
+    pools, pool_of, node_pool = _pools(nodes, at, index)
+    stretches, kinds = _stretches(nodes, at, node_pool)
+    with_nodes = {name for name, _ in index}
+    for name, gpus in given.items():
+        if name not in with_nodes:
+            stretches = _add(stretches, len(index), len(pools), gpus)
+            index[name, "(all)"] = len(index)
+            node_pool = np.append(node_pool, len(pools))
+            pools.append(name)
+            kinds = (*kinds, None)
+    for name in found.cluster.values:
+        if not any(cluster == name for cluster, _ in index):
+            pools.append(name)
+            pool_of[name, ""] = len(pools) - 1
+    sizes = np.bincount(stretches.pool, stretches.parts.astype(float), minlength=len(pools))
+    largest = {}
+    for (name, _), place in index.items():
+        pool = int(node_pool[place])
+        if name not in largest or sizes[pool] > sizes[largest[name]]:
+            largest[name] = pool
+    for name in found.cluster.values:
+        largest.setdefault(name, pool_of.get((name, ""), 0))
+    return Places(index, node_pool, kinds, stretches, tuple(pools), pool_of, largest)
+
+
+def _add(old: Stretches, node: int, pool: int, gpus: int) -> Stretches:
+    ends = (node, -(2**61), 2**61, UP, gpus * PARTS, pool)
+    return Stretches(*(np.append(a, b).astype(np.int64) for a, b in zip(old, ends, strict=True)))
+
+
+def _pools(
+    nodes: pa.Table, at: Longs, index: dict[tuple[str, str], int]
+) -> tuple[list[str], dict[tuple[str, str], int], Longs]:
+    """Join partitions that share nodes: a job of one may take what the other has."""
+    parent: dict[tuple[str, str], tuple[str, str]] = {}
+
+    def root(name: tuple[str, str]) -> tuple[str, str]:
+        parent.setdefault(name, name)
+        while parent[name] != name:
+            parent[name] = parent[parent[name]]
+            name = parent[name]
+        return name
+
+    own: dict[int, tuple[str, str]] = {}
+    clusters = {place: cluster for (cluster, _), place in index.items()}
+    lists = nodes["partitions"].to_pylist()
+    for place, partitions in dict.fromkeys(
+        (int(one), tuple(some or ())) for one, some in zip(at, lists, strict=True)
+    ):
+        cluster = clusters[place]
+        for partition in partitions or ("",):
+            if place not in own:
+                own[place] = (cluster, partition)
+            elif partition:
+                parent[root((cluster, partition))] = root(own[place])
+    roots = {root(name): None for name in own.values()}
+    number = {name: count for count, name in enumerate(roots)}
+    pool_of = {name: number[root(name)] for name in list(parent) if root(name) in number}
+    titles: list[list[str]] = [[] for _ in number]
+    for (_, partition), pool in pool_of.items():
+        titles[pool].append(partition)
+    pools = [
+        f"{cluster}: {', '.join(sorted(filter(None, told)))}" if any(told) else cluster
+        for (cluster, _), told in zip(number, titles, strict=True)
+    ]
+    return pools, pool_of, np.array([number[root(own[n])] for n in range(len(index))], np.int64)
+
+
+def _stretches(
+    nodes: pa.Table, at: Longs, node_pool: Longs
+) -> tuple[Stretches, tuple[str | None, ...]]:
+    """Cut what is told of each node so that every moment has one state."""
+    since, until = moments(nodes["since_s"]), moments(nodes["until_s"])
+    since = np.where(since == NEVER, -(2**61), since)
+    until = np.where(until == NEVER, 2**61, until)
+    seen = moments(nodes["seen_s"])
+    order = np.lexsort((seen, since, at))
+    last = np.ones(len(order), np.bool_)
+    last[:-1] = (np.diff(at[order]) != 0) | (np.diff(since[order]) != 0)
+    order = order[last]
+    node, since, until = at[order], since[order], until[order]
+    following = np.full(len(node), 2**61, np.int64)
+    following[:-1] = np.where(node[1:] == node[:-1], since[1:], 2**61)
+    until = np.minimum(until, following)
+    gpus = numbers(nodes["gpus"])[order]
+    most = np.zeros(len(node_pool))
+    np.fmax.at(most, node, np.where(np.isfinite(gpus), gpus, 0.0))
+    gpus = np.where(np.isfinite(gpus), gpus, most[node])
+    state = names(nodes["state"])
+    codes = np.array([STATE_CODES.get(text, UNKNOWN) for text in state.values] + [UNKNOWN])
+    kind: list[str | None] = [None] * len(node_pool)
+    for place, text in zip(at.tolist(), nodes["gpu_kind"].to_pylist(), strict=True):
+        kind[place] = text or kind[place]
+    right = until > since
+    found = Stretches(
+        node, since, until, codes[state.codes[order]], gpu_parts(gpus), node_pool[node]
+    )
+    return Stretches(*(column[right].astype(np.int64) for column in found)), tuple(kind)
+
+
+def pool_at(known: Places, found: Attempts, at: int) -> int:
+    """The pool that an attempt is placed in."""
+    cluster = text(found.cluster.values, found.cluster.codes[at])
+    partition = text(found.partition.values, found.partition.codes[at])
+    # Slurm tells all partitions that a waiting job asked for, with commas.
+    for name in partition.split(","):
+        if (cluster, name) in known.pool_of:
+            return known.pool_of[cluster, name]
+    return known.pool_of_cluster.get(cluster, 0)
+
+
+def pools_of(known: Places, found: Attempts) -> Longs:
+    """The pool of every attempt."""
+    both = found.cluster.codes * (len(found.partition.values) + 1) + found.partition.codes + 1
+    distinct, first, back = np.unique(both, return_index=True, return_inverse=True)
+    pools = np.array([pool_at(known, found, int(at)) for at in first], np.int64)
+    return pools[back] if len(distinct) else np.empty(0, np.int64)
+
+
+def text(values: tuple[str, ...], code: int | np.int64) -> str:
+    """The text of a code; empty where there is none."""
+    return values[code] if code >= 0 else ""

@@ -1,0 +1,223 @@
+"""Where GPU-hours end, case by case."""
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from meshwright.observe.fleet.account import account, hours
+from meshwright.observe.fleet.account.account import Account
+from meshwright.observe.fleet.account.buckets import Cell
+from tests.observe.fleet.account.rows import DAY, HOUR, held, jobs, nodes, progress, rollups
+
+
+def job(name: str, start: float, end: float | None, gpus: float = 8, **more: Any) -> dict[str, Any]:
+    return {"job": name, "start_s": start, "end_s": end, "gpus": gpus, "nodes": ["n1"], **more}
+
+
+def account_of(work: pa.Table, *there: dict[str, Any], until: float = 10 * HOUR, **more: Any) -> Account:
+    return account(work, nodes(*there) if there else None, since_s=0, until_s=until, **more)
+
+
+def told(found: Account) -> dict[str, float]:
+    """Buckets that hold anything, in GPU-hours."""
+    return {name: round(hours(amount), 6) for name, amount in found.buckets().items() if amount}
+
+
+def test_a_job_that_completed_counts_as_productive_and_the_rest_had_no_demand() -> None:
+    found = account_of(jobs(job("1", 0, 4 * HOUR)), {"node": "n1"})
+    assert told(found) == {"productive": 32, "no_demand": 48}
+    assert hours(found.cells()[Cell("productive", "unknown")]) == 32  # nothing tells what it did
+    assert sum(found.buckets().values()) == found.capacity
+
+
+def test_a_failed_attempt_without_a_known_checkpoint_is_lost_as_a_whole() -> None:
+    found = account_of(jobs(job("1", 0, 10 * HOUR, state="failed")), {"node": "n1"})
+    assert hours(found.cells()[Cell("lost", "unknown")]) == 80
+
+
+def test_of_a_failed_attempt_only_what_no_checkpoint_kept_is_lost() -> None:
+    work = jobs(job("1", 0, 10 * HOUR, state="node_fail"))
+    rows = progress(
+        ("1", 0, HOUR, "startup"),
+        ("1", HOUR, 10 * HOUR, "productive"),
+        ("1", 5 * HOUR, 6 * HOUR, "checkpoint"),
+        ("1", 9.5 * HOUR, 10 * HOUR, "checkpoint"),  # broken off by the failure
+    )
+    found = account_of(work, {"node": "n1"}, progress=rows)
+    assert told(found) == {"startup": 8, "productive": 32, "checkpoint": 12, "lost": 28}
+    assert found.cells()[Cell("lost", "unknown")] == 0
+
+
+def test_whoever_tells_what_was_lost_is_believed() -> None:
+    work = jobs(job("1", 0, 10 * HOUR, state="failed"))
+    rows = progress(("1", 0, 9 * HOUR, "productive"), ("1", 9 * HOUR, 10 * HOUR, "lost"))
+    found = account_of(work, {"node": "n1"}, progress=rows)
+    assert told(found) == {"productive": 72, "lost": 8}
+
+
+def test_a_cancelled_job_loses_nothing() -> None:
+    found = account_of(jobs(job("1", 0, 10 * HOUR, state="cancelled")), {"node": "n1"})
+    assert told(found) == {"productive": 80}
+
+
+def test_gpus_of_a_node_that_is_down_are_down_whoever_claims_them() -> None:
+    found = account_of(
+        jobs(job("1", 0, 10 * HOUR)),
+        {"node": "n1", "until_s": 6 * HOUR},
+        {"node": "n1", "since_s": 6 * HOUR, "state": "down"},
+    )
+    assert told(found) == {"productive": 48, "down": 32}
+    assert hours(found.cut) == 32
+
+
+def test_a_draining_node_still_runs_what_it_has() -> None:
+    found = account_of(
+        jobs(job("1", 0, 10 * HOUR, gpus=4)), {"node": "n1", "state": "draining"}
+    )
+    assert told(found) == {"productive": 40, "draining": 40}
+
+
+def test_reserved_and_unknown_gpus_are_told_apart() -> None:
+    found = account_of(
+        jobs(), {"node": "n1", "state": "reserved"}, {"node": "n2", "state": "odd"}
+    )
+    assert told(found) == {"reserved": 80, "unknown": 80}
+
+
+def test_free_gpus_that_no_placement_joins_are_fragmented() -> None:
+    # Four GPUs are free on each of two nodes; somebody waits for eight on one.
+    found = account_of(
+        jobs(
+            job("1", 0, 10 * HOUR, gpus=4),
+            job("2", 0, 10 * HOUR, gpus=4, nodes=["n2"]),
+            {"job": "3", "submit_s": 0, "gpus": 8, "num_nodes": 1, "state": "pending"},
+        ),
+        {"node": "n1"},
+        {"node": "n2"},
+    )
+    assert told(found) == {"productive": 80, "fragmented": 80}
+
+
+@pytest.mark.parametrize(
+    ("waiting", "bucket"),
+    [
+        ({"gpus": 4, "num_nodes": 1}, "order"),
+        ({"gpus": 4, "num_nodes": 1, "reason": "QOSMaxGRESPerUser"}, "limits"),
+        ({"gpus": 16, "num_nodes": 2}, "too_few"),
+        ({"gpus": 4, "num_nodes": 1, "reason": "Dependency"}, "no_demand"),
+    ],
+)
+def test_why_gpus_are_free(waiting: dict[str, Any], bucket: str) -> None:
+    waits = {"job": "2", "submit_s": 0, "state": "pending", **waiting}
+    found = account_of(jobs(job("1", 0, 10 * HOUR, gpus=4), waits), {"node": "n1"})
+    assert told(found) == {"productive": 40, bucket: 40}
+
+
+def test_a_small_demand_explains_no_more_than_it_asks_for() -> None:
+    waits = {"job": "2", "submit_s": 0, "state": "pending", "gpus": 1, "reason": "AssocGrpGRES"}
+    found = account_of(jobs(waits), {"node": "n1"})
+    assert told(found) == {"limits": 10, "no_demand": 70}
+
+
+def test_without_nodes_what_was_held_is_all_there_was() -> None:
+    found = account_of(jobs(job("1", 0, 4 * HOUR), job("2", 0, 4 * HOUR, nodes=None)))
+    assert told(found) == {"productive": 64}
+    assert found.inferred == found.capacity
+
+
+def test_told_gpus_of_a_cluster_stand_for_its_nodes() -> None:
+    found = account_of(jobs(job("1", 0, 4 * HOUR, nodes=None)), gpus={"c": 8})
+    assert told(found) == {"productive": 32, "no_demand": 48}
+    assert found.inferred == 0
+
+
+def test_claims_beyond_what_there_is_are_cut_alike() -> None:
+    found = account_of(
+        jobs(job("1", 0, 10 * HOUR), job("2", 0, 10 * HOUR), job("3", 0, 10 * HOUR)),
+        {"node": "n1"},
+    )
+    assert told(found) == {"productive": 80}
+    assert hours(found.cut) == pytest.approx(160)
+    assert found.by_attempt.sum(axis=1) == pytest.approx([found.capacity / 3] * 3, abs=2)
+
+
+def test_an_attempt_ends_where_the_next_begins() -> None:
+    found = account_of(
+        jobs(
+            job("1", 0, 10 * HOUR, state="requeued"),
+            job("1", 4 * HOUR, 10 * HOUR, attempt=1),
+        ),
+        {"node": "n1"},
+    )
+    assert told(found) == {"productive": 48, "lost": 32}
+
+
+def test_a_running_job_holds_until_it_was_last_seen() -> None:
+    work = jobs(
+        job("1", 0, None, gpus=4, state="running", seen_s=6 * HOUR),
+        job("2", 0, None, gpus=4, state="running"),
+        job("3", 0, None, gpus=4, state="failed"),
+    )
+    found = account_of(work, {"node": "n1"})
+    assert told(found) == {"productive": 64, "no_demand": 16}
+    assert found.oddities["attempts that ended nobody knows when, left out"] == 1
+
+
+def test_samples_tell_idle_gpus_from_busy_ones_and_start_up_from_idling() -> None:
+    bins = [300.0 * at for at in range(12)]
+    seen = rollups(
+        *(("n1", gpu, time, 0.9 if gpu == 0 and time >= 600 else 0.0) for gpu in (0, 1) for time in bins)
+    )
+    whose = held(
+        {"job": "1", "node": "n1", "gpu": 0, "start_s": 0.0},
+        {"job": "1", "node": "n1", "gpu": 1, "start_s": 0.0},
+    )
+    found = account_of(
+        jobs(job("1", 0, 2 * HOUR, gpus=2)), {"node": "n1", "gpus": 2},
+        held=whose, rollups=seen, until=2 * HOUR,
+    )  # fmt: skip
+    assert told(found) == pytest.approx({"startup": 1 / 6, "idle": 1, "productive": 17 / 6}, 1e-5)
+    cells = found.cells()
+    assert hours(cells[Cell("productive", "samples")]) == pytest.approx(5 / 6)
+    assert hours(cells[Cell("productive", "unknown")]) == 2  # the second hour has no sample
+    assert found.tensor[0].sum() / found.tensor[1].sum() == pytest.approx(0.45)
+
+
+def test_without_indexes_busy_gpus_count_as_held_first() -> None:
+    seen = rollups(*(("n1", gpu, 300.0 * at, float(gpu < 3)) for gpu in range(8) for at in range(12)))
+    found = account_of(jobs(job("1", 0, HOUR, gpus=4)), {"node": "n1"}, rollups=seen, until=HOUR)
+    assert told(found) == {"productive": 3, "idle": 1, "no_demand": 4}
+
+
+def test_what_accounting_keeps_of_activity_speaks_where_nothing_else_does() -> None:
+    work = jobs(job("1", 0, HOUR, gpus=4, gpu_util=0.0), job("2", 0, HOUR, gpus=4, gpu_util=0.8))
+    found = account_of(work, {"node": "n1"}, until=HOUR)
+    assert told(found) == {"productive": 4, "idle": 4}
+    assert found.cells()[Cell("productive", "unknown")] == 0
+
+
+def test_jobs_that_only_telemetry_knows_are_counted() -> None:
+    whose = held(
+        *({"job": "pod", "node": "n1", "gpu": gpu, "start_s": 0.0, "end_s": HOUR} for gpu in (0, 1))
+    )
+    found = account_of(jobs(), {"node": "n1"}, held=whose, until=HOUR)
+    assert told(found) == {"productive": 2, "no_demand": 6}
+
+
+def test_a_gpu_that_two_jobs_claim_is_one_gpu() -> None:
+    whose = held(
+        {"job": "1", "node": "n1", "gpu": 0, "start_s": 0.0},
+        {"job": "2", "node": "n1", "gpu": 0, "start_s": 0.0},
+    )
+    work = jobs(job("1", 0, HOUR, gpus=1), job("2", 0, HOUR, gpus=1))
+    found = account_of(work, {"node": "n1"}, held=whose, until=HOUR)
+    assert told(found) == {"productive": 1, "no_demand": 7}
+
+
+def test_days_add_up_to_the_window() -> None:
+    found = account_of(
+        jobs(job("1", 0.5 * DAY, 2.25 * DAY)), {"node": "n1"}, until=3 * DAY
+    )
+    productive = [hours(sum(v for c, v in s.cells.items() if c.bucket == "productive")) for s in found.steps]
+    assert productive == [96, 192, 48]
