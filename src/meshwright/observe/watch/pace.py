@@ -12,6 +12,9 @@ _FIRST_STEPS = 3
 """Left out: they compile, tune and fill caches."""
 _MOST_BLOCK = 200
 """Steps to a block at most that are read."""
+_FEWEST_WAITS = 4
+_AHEAD = 1.5
+"""So many times the middle step is the mean one where the host runs ahead of its device."""
 
 
 class Rise(NamedTuple):
@@ -71,8 +74,25 @@ class Usual(NamedTuple):
     slowest_s: float
 
 
+def evened(times: Floats) -> Floats:
+    """Even out steps of a host that waits for its device only now and then.
+
+    It sends off some steps in no time, and then waits for all of them at once: means are returned
+    from one wait to the next. A few long ones alone save or evaluate, and are left.
+    """
+    if not times.size:
+        return times
+    long = int((times > times.mean()).sum())
+    if long < _FEWEST_WAITS or times.mean() < _AHEAD * np.median(times):
+        return times
+    size = round(times.size / long)
+    joined: Floats = times[times.size % size :].reshape(-1, size).mean(axis=1)
+    return joined
+
+
 def usual(times: Floats) -> Usual | None:
     """Sum up step times; None where there are none."""
+    times = evened(times)
     if not times.size:
         return None
     low, middle, high = np.quantile(times, [0.25, 0.5, 0.75]).tolist()

@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from meshwright.observe.watch.folder import Folder
+from meshwright.observe.watch.pace import usual
 from meshwright.observe.watch.steps import StepReader
 
 
@@ -122,11 +123,11 @@ def is_alive(pid: int) -> bool:
     return True
 
 
-def usual_step_s(processes: Sequence[Process], most: int = 200) -> float | None:
+def usual_step_s(processes: Sequence[Process], most: int = 2000) -> float | None:
     """Return the middle step of the first rank; None before there are two."""
     for process in processes:
         if process.steps is not None:
-            times = sorted(process.steps.times(most).step_s.tolist())
-            if times:
-                return float(times[len(times) // 2])
+            figures = usual(process.steps.times(most).step_s)
+            if figures is not None:
+                return figures.middle_s
     return None
