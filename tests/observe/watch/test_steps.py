@@ -126,3 +126,16 @@ def test_figures_of_steps(page: StepPage, reader: StepReader) -> None:
     found = usual(reader.times(10).step_s)
     assert found is not None
     assert (found.middle_s, found.slowest_s) == pytest.approx((0.0105, 0.019))
+
+
+def test_the_pace_is_the_mean_of_steps_sent_off_and_waited_for(
+    page: StepPage, reader: StepReader
+) -> None:
+    at = 0
+    for step in range(1, 101):
+        at += 91 * MS if step % 10 == 0 else MS
+        page.add(at, 0, PLAIN)
+    assert reader.pace_s(at) == pytest.approx(0.010)
+    assert reader.pace_s(at, most=40) == pytest.approx(0.010)
+    # A wait that goes on counts.
+    assert reader.pace_s(at + 1000 * MS, most=50) == pytest.approx(0.030)

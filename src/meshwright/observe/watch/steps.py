@@ -64,6 +64,18 @@ class StepReader:
             return None
         return int(self._ring["ended_ns"][(head.num_steps - 1) % head.capacity])
 
+    def pace_s(self, now_ns: int, most: int = 1000) -> float:
+        """Return the mean time of the newest steps, up to now.
+
+        A host may send off many steps before it waits for one: only the mean says when others come.
+        """
+        head = self.head()
+        count = min(head.num_steps, head.capacity - 2, most)
+        began = head.started_ns
+        if count < head.num_steps:
+            began = int(self._ring["ended_ns"][(head.num_steps - count - 1) % head.capacity])
+        return (now_ns - began) / 1e9 / max(count, 1)
+
     def times(self, most: int, since: int = 0) -> Times:
         """Return up to `most` of the newest plain steps after the step `since`.
 

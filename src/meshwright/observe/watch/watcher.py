@@ -42,6 +42,8 @@ TICK_S = 0.5
 STATUS_S = 2.0
 AHEAD_S = 0.6
 """A capture is asked for this long ahead, so that every rank hears of it before its step."""
+_FEWEST_STEPS = 3
+"""Before these there is no pace."""
 MOST_EVENTS = 100
 COSTS = 16
 LAST_ERRANDS_S = 60.0
@@ -182,16 +184,15 @@ class Watcher:
         return changes(before, self._sampler.between(now_s - ago_s, now_s))
 
     def _spending(self, ranks: list[Process], now_ns: int) -> Spending | None:
-        step_s = usual_step_s(ranks)
-        heads = [one.steps.head() for one in ranks if one.steps is not None]
-        if step_s is None or not heads:
+        readers = [one.steps for one in ranks if one.steps is not None]
+        if not readers or readers[0].head().num_steps < _FEWEST_STEPS:
             return None
-        worst = max(heads, key=lambda head: head.spent_ns)
+        worst = max((one.head() for one in readers), key=lambda head: head.spent_ns)
         return Spending(
             (now_ns - worst.started_ns) / 1e9,
             worst.spent_ns / 1e9,
             expected_cost_s(list(self._costs_s)),
-            step_s,
+            readers[0].pace_s(now_ns),
         )
 
     def _ask(self, ranks: list[Process], now_ns: int) -> None:
