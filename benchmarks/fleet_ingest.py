@@ -223,8 +223,8 @@ def measure(quick: bool) -> dict[str, object]:
     return {
         "figures": figures(size, found),
         "peers": [],
-        "notes": f"{size.gpus:,} GPUs, 20 metrics, {size.days:g} days at {STEP_S} s, {cores} cores; "
-        "making the telemetry is not counted, but runs in the same process.",
+        "notes": f"{size.gpus:,} GPUs, {size.days:g} days at {STEP_S} s, {cores} cores. "
+        "Making the telemetry is not counted, but runs in the same process.",
     }
 
 

@@ -39,47 +39,52 @@ def batch(number: int) -> list[tuple[str, pa.Table]]:
     return [("samples", rows_of("samples", samples)), ("jobs", rows_of("jobs", jobs))]
 
 
-def die_at(point: str, nth: int) -> None:
-    """Arrange for this process to be killed the `nth` time it comes to a point."""
-    left = [nth]
+class Death:
+    """Kills this process the `nth` time that it comes to a point."""
 
-    def reached() -> None:
-        left[0] -= 1
-        if left[0] == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
+    def __init__(self, point: str, nth: int) -> None:
+        self.point, self.left = point, nth
+        self._write, self._replace = parts_module.write, Catalog.replace
 
-    write, replace = parts_module.write, Catalog.replace
+    def reached(self, point: str) -> None:
+        if point == self.point:
+            self.left -= 1
+            if self.left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
 
-    def dying_write(folder: Path, part: Any, rows: pa.Table) -> Any:
-        made = write(folder, part, rows)
-        if point == "half":
-            os.truncate(folder / made.file, made.size // 2)
-        reached()
-        if point == "half":  # not yet: put it right again
-            (folder / made.file).unlink()
-            made = write(folder, part, rows)
+    def write(self, folder: Path, part: Any, rows: pa.Table) -> Any:
+        """Write as ever, but die when half of the file is there."""
+        made = self._write(folder, part, rows)
+        whole = (folder / made.file).read_bytes()
+        (folder / made.file).write_bytes(whole[: len(whole) // 2])
+        self.reached("half")
+        (folder / made.file).write_bytes(whole)
         return made
 
-    def dying_replace(self: Catalog, *args: Any, **more: Any) -> None:
-        if point == "unlisted":
-            reached()
-        if point == "committing":
-            self._link.set_trace_callback(lambda text: reached() if text == "COMMIT" else None)
-        replace(self, *args, **more)
-        if point == "committing":
-            self._link.set_trace_callback(None)
-        if point == "listed":
-            reached()
+    def replace(self, catalog: Catalog, *args: Any, **more: Any) -> None:
+        """List as ever, but die before it, within it or behind it."""
+        self.reached("unlisted")
+        catalog._link.set_trace_callback(
+            lambda text: self.reached("committing") if text == "COMMIT" else None
+        )
+        self._replace(catalog, *args, **more)
+        catalog._link.set_trace_callback(None)
+        self.reached("listed")
 
-    if point == "half":
-        parts_module.write = dying_write
-    elif point != "never":
-        Catalog.replace = dying_replace  # type: ignore[method-assign]
+    def arrange(self) -> None:
+        """Stand in the way of the store."""
+        parts_module.write = self.write
+
+        def replace(catalog: Catalog, *args: Any, **more: Any) -> None:
+            self.replace(catalog, *args, **more)
+
+        Catalog.replace = replace  # type: ignore[assignment, method-assign]
 
 
 if __name__ == "__main__":
     folder, point, nth = sys.argv[1], sys.argv[2], int(sys.argv[3])
-    die_at(point, nth)
+    if point != "never":
+        Death(point, nth).arrange()
     with Store(folder, create=True) as store:
         first = int(store.cursor("batches") or 0)
         for number in range(first, BATCHES):

@@ -14,7 +14,7 @@ last kept, and rows that come twice are one row.
 """
 
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 from urllib.parse import urlsplit, urlunsplit
 
 import pyarrow as pa
@@ -113,11 +113,12 @@ def rows_of(table: str, columns: Mapping[str, object]) -> pa.Table:
     )
 
 
-def _typed(values: object, kind: pa.DataType) -> pa.Array | pa.ChunkedArray:
-    if not isinstance(values, pa.Array | pa.ChunkedArray):
+def _typed(values: Any, kind: pa.DataType) -> pa.Array | pa.ChunkedArray:
+    made = values
+    if not isinstance(made, pa.Array | pa.ChunkedArray):
         # NumPy's NaN is what a source does not know.
-        values = pa.array(values, from_pandas=True)
-    return values if values.type == kind else values.cast(kind)
+        made = pa.array(values, from_pandas=True)
+    return made if made.type == kind else made.cast(kind)
 
 
 def bare(url: str) -> str:

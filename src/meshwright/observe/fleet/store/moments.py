@@ -65,7 +65,8 @@ def keys(table: str, rows: pa.Table, bucket: int) -> Longs:
         if len(names) > 1 and series.size and series.max() >= 1 << (62 - _TIME_BITS):
             series = np.unique(series, return_inverse=True)[1].astype(np.int64)
     micros = np.rint((rows["time_s"].to_numpy() - bucket) * 1e6).astype(np.int64)
-    return (series << _TIME_BITS) + micros
+    found: Longs = (series << _TIME_BITS) + micros
+    return found
 
 
 def merged(table: str, rows: pa.Table, bucket: int) -> Merged:

@@ -98,7 +98,8 @@ def _encodings(rows: pa.Table) -> tuple[list[str], list[str]]:
     """
     step = max(1, rows.num_rows // _LOOKED_AT)
     seen = rows.take(np.arange(0, rows.num_rows, step)) if step > 1 else rows
-    dictionary, split = [], []
+    dictionary: list[str] = []
+    split: list[str] = []
     for field in rows.schema:
         if pa.types.is_floating(field.type):
             column = seen[field.name]

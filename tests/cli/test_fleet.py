@@ -1,0 +1,104 @@
+"""`mw fleet`: telemetry read from files into a store, told in tables and in JSON."""
+
+import json
+import stat
+from pathlib import Path
+
+import pytest
+
+from meshwright.cli.fleet_times import moment
+from meshwright.cli.main import main
+from meshwright.errors import InputError
+
+pytest.importorskip("duckdb")
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    folder = tmp_path / "files"
+    folder.mkdir()
+    (folder / "jobs.csv").write_text("job,attempt,submit_s,end_s,gpus\n1,0,5,,8\n2,0,6,9,1\n")
+    lines = [f"n1,{gpu},{30 * step},{step % 2}" for gpu in range(2) for step in range(20)]
+    (folder / "samples.csv").write_text("node,gpu,time_s,gpu_util\n" + "\n".join(lines))
+    return folder
+
+
+def read(store: Path, *words: str) -> int:
+    return main(["fleet", "ingest", *words, "--store", str(store)])
+
+
+def test_files_are_read_once(
+    files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = tmp_path / "store"
+    assert read(store, str(files), "--cluster", "east", "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["sources"][0]["tables"]["samples"]["new"] == 40
+    assert told["held"]["windows"]["rows"] == 4
+    assert told["clusters"] == ["east"]
+    assert read(store, str(files), "--cluster", "east", "--quiet") == 0
+    assert capsys.readouterr().out.strip() == "0 0 0"
+    assert read(store, str(files), "--cluster", "east", "--again", "--quiet") == 0
+    assert capsys.readouterr().out.strip() == "0 0 42"
+
+
+def test_without_a_source_it_says_what_is_held(
+    files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = tmp_path / "store"
+    assert read(store) == 2
+    read(store, str(files), "--cluster", "east")
+    capsys.readouterr()
+    assert read(store, "--keep-samples", "1") == 0
+    printed = capsys.readouterr().out
+    assert "windows" in printed
+    assert "Let go" in printed
+    assert "40 rows" in printed
+
+
+def test_a_token_is_nowhere_in_the_store_nor_on_the_screen(
+    files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store, token = tmp_path / "store", tmp_path / "token"
+    token.write_text("s3cret-token\n")
+    assert read(store, str(files), "--cluster", "east", "--token-file", str(token), "--json") == 0
+    captured = capsys.readouterr()
+    assert "s3cret" not in captured.out + captured.err
+    for path in store.rglob("*"):
+        if path.is_file():
+            assert b"s3cret" not in path.read_bytes()
+            assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["nowhere.csv"], "no such file"),
+        (["--every", "5min"], "no source"),
+        (["FILES", "--option", "colour"], "NAME=VALUE"),
+        (["FILES", "--since", "1d", "--until", "2d"], "not before"),
+        (["FILES", "--step", "0s"], "no distance"),
+        (["FILES", "--every", "1s"], "too often"),
+        (["FILES", "--kind", "tabels"], "tables"),
+        (["FILES", "--token-file", "nowhere"], "cannot be read"),
+        (["FILES"], "--cluster"),
+    ],
+)
+def test_mistakes_are_told_with_their_mending(
+    words: list[str],
+    told: str,
+    files: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    given = [str(files) if word == "FILES" else word for word in words]
+    assert read(tmp_path / "store", *given) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_moments_are_ago_or_dates() -> None:
+    assert moment("2d", "", 1_000_000.0) == 1_000_000.0 - 2 * 86_400
+    assert moment("1970-01-02", "", 0.0) == 86_400
+    assert moment("1970-01-02T01:00+01:00", "", 0.0) == 86_400
+    with pytest.raises(InputError, match="no date"):
+        moment("1970-13-02", "", 0.0)

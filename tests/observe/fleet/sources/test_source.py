@@ -1,0 +1,45 @@
+"""What sources share: rows from some columns, secrets that stay so, names without credentials."""
+
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from meshwright.errors import InputError
+from meshwright.observe.fleet.sources import Asked, Secret, bare, find, rows_of
+
+
+def test_columns_that_are_not_given_are_unknown() -> None:
+    rows = rows_of("samples", {"gpu": np.arange(2), "gpu_util": np.array([0.0, np.nan])})
+    assert rows["gpu_util"].to_pylist() == [0.0, None]
+    assert rows["power_w"].null_count == 2
+    with pytest.raises(InputError, match="power: is no column of samples"):
+        rows_of("samples", {"power": [1.0]})
+
+
+def test_a_secret_does_not_show_itself() -> None:
+    asked = Asked(token=Secret("s3cret"))
+    assert "s3cret" not in f"{asked} {asked!r} {asked.token} {asked.token!r}"
+    with pytest.raises(TypeError, match="not pickled"):
+        pickle.dumps(asked)
+    assert asked.token.reveal() == "s3cret"
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("https://me:pw@host:9090/prom/?token=x#y", "https://host:9090/prom"),
+        ("http://[::1]:9090", "http://[::1]:9090"),
+        ("http://host", "http://host"),
+    ],
+)
+def test_what_is_shown_of_a_url_has_no_credentials(url: str, shown: str) -> None:
+    assert bare(url) == shown
+
+
+def test_a_place_that_is_nobodys_is_told(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no such file"):
+        find(str(tmp_path / "nowhere"), Asked())
+    with pytest.raises(InputError, match="kind of source"):
+        find(str(tmp_path), Asked(), "prometeus")

@@ -1,0 +1,78 @@
+"""Files laid out as our tables: named by them, read once, refused where they cannot be right."""
+
+import gzip
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from meshwright.errors import InputError
+from meshwright.observe.fleet.sources import Asked, find, rows_of
+from meshwright.observe.fleet.sources.source import Source
+
+HEAD = "job,attempt,submit_s,end_s,nodes,gpus"
+ASKED = Asked(cluster="east")
+
+
+def read(source: Source, cursor: str | None = None) -> tuple[list[pa.Table], str | None]:
+    batches = list(source.batches(cursor))
+    moved = [batch.cursor for batch in batches if batch.cursor]
+    return [batch.rows for batch in batches if batch.rows.num_rows], moved[-1] if moved else cursor
+
+
+def test_csv_has_lists_blanks_and_a_time_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.csv"
+    path.write_text(f"{HEAD}\n71_3,0,5,,n1;n2,8\n72,1,6,9,,0.5\n")
+    (rows,), _ = read(find(str(path), ASKED))
+    first, second = rows.to_pylist()
+    assert (first["job"], first["nodes"], first["end_s"]) == ("71_3", ["n1", "n2"], None)
+    assert (second["attempt"], second["nodes"], second["gpus"]) == (1, None, 0.5)
+    assert first["cluster"] == "east"
+    assert first["seen_s"] == path.stat().st_mtime
+
+
+def test_a_folder_is_read_once_and_again_where_a_file_changed(tmp_path: Path) -> None:
+    samples = {
+        "cluster": ["west"], "node": ["n1"], "gpu": [0], "time_s": [30.0], "gpu_util": [0.5],
+    }  # fmt: skip
+    pq.write_table(rows_of("samples", samples), tmp_path / "samples-1.parquet")
+    (tmp_path / "jobs.csv.gz").write_bytes(gzip.compress(f"{HEAD}\n1,0,5,,,8\n".encode()))
+    (tmp_path / "README.md").write_text("not a table")
+    tables, cursor = read(find(str(tmp_path), ASKED))
+    assert sorted(rows["cluster"][0].as_py() for rows in tables) == ["east", "west"]
+    assert read(find(str(tmp_path), ASKED), cursor) == ([], cursor)
+    (tmp_path / "jobs.csv.gz").write_bytes(gzip.compress(f"{HEAD}\n1,0,5,7,,8\n".encode()))
+    (rows,), _ = read(find(str(tmp_path), ASKED), cursor)
+    assert rows["end_s"].to_pylist() == [7.0]
+
+
+def test_only_the_time_that_is_asked_for_is_given(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.csv"
+    path.write_text(f"{HEAD}\n1,0,5,9,,8\n2,0,5,,,8\n3,0,50,60,,8\n")
+    asked = ASKED._replace(since_s=10.0, until_s=40.0)
+    (rows,), _ = read(find(str(path), asked))
+    assert rows["job"].to_pylist() == ["2"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "match"),
+    [
+        ("jobs.csv", "job,submit_s\n1,5\n", "lacks attempt"),
+        ("jobs.csv", "job,attempt,colour\n1,0,red\n", "colour: is no column of jobs"),
+        ("jobs.csv", "job,attempt,submit_s\n1,0,yesterday\n", "yesterday"),
+        ("work.csv", "job,attempt\n1,0\n", "named after a table"),
+    ],
+)
+def test_what_cannot_be_a_table_is_refused(
+    tmp_path: Path, name: str, text: str, match: str
+) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(InputError, match=match):
+        read(find(str(tmp_path / name), ASKED, "tables"))
+
+
+def test_a_cluster_without_a_name_is_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "jobs.csv").write_text(f"{HEAD}\n1,0,5,,,8\n")
+    with pytest.raises(InputError, match="--cluster"):
+        read(find(str(tmp_path), Asked()))
