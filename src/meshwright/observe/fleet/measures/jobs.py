@@ -24,7 +24,8 @@ class Jobs(NamedTuple):
 
     def where(self, chosen: npt.NDArray[np.bool_]) -> "Jobs":
         """Return some of the jobs."""
-        return Jobs(*(column[chosen] for column in self))
+        gpus, run, wait, state = self
+        return Jobs(gpus[chosen], run[chosen], wait[chosen], state[chosen])
 
 
 def jobs_of(table: pa.Table) -> Jobs:

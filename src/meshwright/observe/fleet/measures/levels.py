@@ -55,7 +55,7 @@ def held(start_s: npt.ArrayLike, end_s: npt.ArrayLike, amount: npt.ArrayLike) ->
     moments, place = np.unique(np.concatenate((start, end)), return_inverse=True)
     change = np.bincount(place, weights=np.concatenate((much, -much)), minlength=len(moments))
     # Sums of parts of GPUs do not return to nought exactly.
-    value = np.round(np.cumsum(change), 9)
+    value = np.asarray(np.round(np.cumsum(change), 9), dtype=np.float64)
     return Level(moments[:-1], value[:-1], float(moments[-1]))
 
 

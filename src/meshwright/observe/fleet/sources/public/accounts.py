@@ -142,6 +142,7 @@ FORMS: tuple[Form, ...] = (
     form("Acme jobs of Kalos", f"{_JOB}, type, mem_per_pod_GB", _slurm_like, "Kalos"),
     form("Acme jobs", f"{_JOB}, type", _slurm_like, "Seren", without="mem_per_pod_GB, vc"),
     form("Helios jobs", f"{_JOB}, vc", _slurm_like),
+    form("jobs", "job_id, gpu_num, state, submit_time, start_time, end_time", _slurm_like),
     form(
         "Philly jobs by duration",
         "timestamp, duration, num_gpus, gpu_time, cluster",

@@ -91,7 +91,8 @@ def seconds_of(column: pa.Array, zone: str = "UTC") -> Floats:
     untold = np.isnan(offset)
     if untold.any():
         offset = np.where(untold, _offsets(naive, zone), offset)
-    return naive + fraction - offset
+    found: Floats = naive + fraction - offset
+    return found
 
 
 def _offsets(naive: Floats, zone: str) -> Floats:

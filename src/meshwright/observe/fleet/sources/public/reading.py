@@ -58,6 +58,19 @@ def _form_of(part: Part) -> Found | None:
     return Found(part, known) if known else None
 
 
+def named(part: Part) -> str:
+    """Return the cluster that a file is of: the first word of its name that says one, or its folder."""
+    words = [word for word in part.stem.split("_") if word.lower() not in _SAY_NOTHING]
+    place = Path(part.member) if part.member and Path(part.member).parent.name else part.path
+    name = words[0] if words else place.resolve().parent.name
+    return name[:1].upper() + name[1:]
+
+
+_SAY_NOTHING = frozenset(
+    ("all", "cluster", "data", "gpu", "job", "jobs", "list", "log", "number", "table", "trace")
+)
+
+
 def claims(where: str) -> bool:
     """Say whether a path holds a public trace."""
     path = Path(where)
@@ -143,6 +156,8 @@ class PublicTrace:
     def _cluster(self, one: Found) -> str:
         if self._asked.cluster or one.form.cluster:
             return self._asked.cluster or one.form.cluster
+        if one.form.name in _NAMED:
+            return named(one.part)
         folder = one.part.path.resolve().parent.name
         many = self._several[one.form.name, one.part.path.parent] > 1
         # Each of several workloads in a folder numbers its jobs from nought.
@@ -173,6 +188,7 @@ _TIMES: Final = {
     "node_samples": ("time_s", "time_s"),
     "nodes": ("since_s", "until_s"),
 }
+_NAMED: Final = frozenset({"Helios jobs", "jobs", "GPUs by day"})
 _WORKLOADS: Final = frozenset(
     {"Muri workload", "Muri run", "Sia workload", "Chronus workload", "Alibaba 2023 pods"}
 )

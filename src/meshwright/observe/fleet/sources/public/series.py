@@ -146,5 +146,9 @@ FORMS: tuple[Form, ...] = (
     form("levels of a run", "time, queue_length, gpu_util, cpu_util", None),
     form("times of workers", "worker, time, batch_time_norm", None),
     form("curves", "cluster, metric, value, cdf_pct", None),
+    form("variations of jobs", "0, 1, 2, 3", None, without="workload"),
+    form("results of packing", "workload, sc_policy, tune, seed", None),
+    form("rates of pods", "timestamp_anon, value, container_ip, request_type", None),
+    form("requests", "predict_type, exec_time_seconds, num_inference_steps", None),
     form("summaries of clusters", "id, job_num, gpu_job_num, avg_run_time_gpu", None),
 )

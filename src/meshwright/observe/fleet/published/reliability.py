@@ -1,0 +1,71 @@
+"""Published figures of failures that follow from others by the closed forms."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from meshwright.observe.fleet.measures.failures import failures_per_node_day, mttf_s
+from meshwright.observe.fleet.published.figure import Basis, Doubt, Figures, figures
+
+_GPUS_PER_NODE = 8
+_IMPLICIT = ("job_hang", "mfu_decline", "nan")
+_MEASURED = Doubt(
+    "measured, not projected: its jobs did not fail at the cluster's rate", Basis.OTHER
+)
+_IMPLIED = Doubt("", Basis.FIGURES)
+_MANUAL = ("manual_code_data",)
+
+
+def closed_forms(facts: Mapping[str, Any]) -> Figures:
+    """Work out what the counts and rates of studies imply."""
+    made: Figures = {}
+    llama = facts.get("llama3_54d", {})
+    if {"gpus", "days", "unexpected"} <= set(llama):
+        made |= _counted("reliability.llama3_54d", llama)
+    meta = facts.get("meta_rsc", {})
+    if "failures_per_1000_node_days" in meta and "mttf_h" in meta:
+        made |= _projected("reliability.meta_rsc.mttf_h", meta)
+    robust = facts.get("byterobust", {})
+    if "incidents" in robust:
+        made |= _incidents("reliability.byterobust.text_totals", robust["incidents"])
+    return made
+
+
+def _counted(path: str, run: Mapping[str, Any]) -> Figures:
+    """Turn a count of interruptions into rates."""
+    gpus, days, failed = float(run["gpus"]), float(run["days"]), float(run["unexpected"])
+    values = {
+        "per_gpu_mtbf_h": gpus * days * 24 / failed,
+        "per_node_day_rate": failures_per_node_day(failed, gpus / _GPUS_PER_NODE, days),
+    }
+    made = figures(path, values, "unexpected interruptions over what was exposed", "its counts")
+    parts = [*run.get("table_counts", {}).values(), *run.get("table_tail_memory", {}).values()]
+    sums = {"interruptions_total": failed + float(run.get("planned", 0))}
+    if parts:
+        sums["unexpected"] = float(sum(parts))
+    return made | figures(path, sums, "sum of its parts", "its counts")
+
+
+def _projected(path: str, study: Mapping[str, Any]) -> Figures:
+    """Project the time to a failure with the rate of the larger cluster."""
+    rate = float(study["failures_per_1000_node_days"]["RSC1"]) / 1000
+    made: Figures = {}
+    for name in study["mttf_h"]:
+        gpus = float(str(name).split()[0])
+        measured = "measured" in str(name)
+        made |= figures(
+            path,
+            {name: mttf_s(gpus / _GPUS_PER_NODE, rate) / 3600},
+            "1 / (nodes · failures per node-day)",
+            "the rate of RSC-1",
+            _MEASURED if measured else _IMPLIED,
+        )
+    return made
+
+
+def _incidents(path: str, incidents: Mapping[str, float]) -> Figures:
+    implicit = sum(incidents.get(name, 0) for name in _IMPLICIT)
+    explicit = sum(count for name, count in incidents.items() if name not in (*_IMPLICIT, *_MANUAL))
+    text = "the rows of its table do not add up to the totals of its text"
+    why = Doubt(text, Basis.FIGURES)
+    values = {"explicit": float(explicit), "implicit": float(implicit)}
+    return figures(path, values, "sum of the table's rows", "its table", why)

@@ -1,0 +1,92 @@
+"""What papers say in a sentence, held against the data that they released."""
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from meshwright.observe.fleet.published.figure import Figure, Figures
+
+
+class Statement(NamedTuple):
+    """A published figure that stands in a text."""
+
+    name: str
+    published: float
+    ours: str
+    """The path of our figure."""
+    how: str
+    scale: float = 1.0
+    why: str = ""
+    at_least: bool = False
+    """Whether the text gives a bound: ours may be larger."""
+
+
+_CURVES = "acme.util_quantiles_from_pickles"
+STATEMENTS: Final = (
+    Statement("median GPU use of Seren (%)", 99, f"{_CURVES}.Seren.gpu_util_pct.p50", "median"),
+    Statement("median GPU use of Kalos (%)", 97, f"{_CURVES}.Kalos.gpu_util_pct.p50", "median"),
+    Statement(
+        "median SM activity, Seren (%)", 40, f"{_CURVES}.Seren.sm_active_pct.p50", "median",
+        why="the paper's 40 % is the mean (41.6 %) of the released curve, not its median",
+    ),
+    Statement(
+        "median SM activity, Kalos (%)", 40, f"{_CURVES}.Kalos.sm_active_pct.p50", "median",
+        why="the paper's 40 % is the mean (38.5 %) of the released curve, not its median",
+    ),
+    Statement(
+        "half of Kalos' GPUs use more memory than (%)", 75,
+        f"{_CURVES}.Kalos.gpu_mem_pct_of_80GB.p50", "median", at_least=True,
+    ),
+    Statement(
+        "NICs of Seren idle (%)", 60, f"{_CURVES}.Seren.ib_send_raw.cdf_at_5",
+        "share of samples of at most 5", at_least=True,
+    ),
+    Statement(
+        "GPUs of Seren over 400 W (%)", 22.1, f"{_CURVES}.Seren.gpu_power_w.share_over_400W_pct",
+        "share of samples over 400 W",
+        why="the released curve holds one month of power, the paper more",
+    ),
+    Statement(
+        "GPUs of Kalos over 400 W (%)", 12.5, f"{_CURVES}.Kalos.gpu_power_w.share_over_400W_pct",
+        "share of samples over 400 W",
+    ),
+    Statement(
+        "GPUs of Seren idle at some 60 W (%)", 30, f"{_CURVES}.Seren.gpu_power_w.share_le_70W_pct",
+        "share of samples of at most 70 W",
+    ),
+    Statement(
+        "GPUs of Kalos idle at some 60 W (%)", 30, f"{_CURVES}.Kalos.gpu_power_w.share_le_70W_pct",
+        "share of samples of at most 70 W", why="the paper rounds both clusters to 30 %",
+    ),
+    Statement(
+        "job 1: worker that becomes slow", 6,
+        "alibaba_v2020.minibatch_stragglers.changes.job_1.worker", "largest change of pace",
+    ),
+    Statement(
+        "job 1: window of 20 in which it is slow", 12,
+        "alibaba_v2020.minibatch_stragglers.changes.job_1.window", "largest change of pace",
+    ),
+    Statement(
+        "job 1: how slow it is", 1.33,
+        "alibaba_v2020.minibatch_stragglers.changes.job_1.ratio", "largest change of pace",
+    ),
+    Statement(
+        "job 2: windows in which a worker becomes slow", 0,
+        "alibaba_v2020.minibatch_stragglers.changes.job_2.windows", "changes of pace",
+    ),
+)  # fmt: skip
+
+
+def servers(figures: Mapping[str, Figure]) -> Figures:
+    """Compare what servers with and without GPUs draw, where both curves are at hand."""
+    gpu = figures.get(f"{_CURVES}.Seren.gpu_server_power_w.mean_from_cdf")
+    cpu = figures.get(f"{_CURVES}.Seren.cpu_server_power_w.mean_from_cdf")
+    if gpu is None or cpu is None:
+        return {}
+    value = gpu.value / cpu.value
+    return {"acme.server_power_ratio": Figure(value, "ratio of mean power", gpu.of)}
+
+
+RATIO: Final = Statement(
+    "GPU servers draw so many times what CPU servers do", 5, "acme.server_power_ratio",
+    "ratio of mean power",
+)  # fmt: skip
