@@ -1,0 +1,229 @@
+"""Slurm's own commands on this machine, asked for what is new."""
+
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, BinaryIO, Final, cast
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from meshwright.errors import InputError, MissingPart, Problem
+from meshwright.observe.fleet.sources.slurm import nodes
+from meshwright.observe.fleet.sources.slurm.holding import Hold, held_rows, read_map
+from meshwright.observe.fleet.sources.slurm.pairs import blocks
+from meshwright.observe.fleet.sources.slurm.reading import Reading, batches
+from meshwright.observe.fleet.sources.slurm.sacct import FIELDS, read_sacct
+from meshwright.observe.fleet.sources.source import Asked, Batch
+
+OVERLAP_S: Final = 3600.0
+"""So much before the last look is asked for again: slurmdbd writes late."""
+_CHUNK: Final = 1000
+_EVENTS: Final = "format=Cluster,NodeName,Start,End,State,Reason,TRES"
+
+
+class Commands:
+    """A source that runs `sacct`, `scontrol` and `sacctmgr`, all of which only read."""
+
+    def __init__(
+        self, asked: Asked, renames: Mapping[str, str], gpu_map: str = "",
+        overlap_s: float = OVERLAP_S, environment: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
+        self._asked, self._renames, self._gpu_map = asked, renames, gpu_map
+        self._overlap_s = overlap_s
+        # Times are printed in the zone of whoever asks: no zone is without folds but this.
+        self._environment = {**(os.environ if environment is None else environment), "TZ": "UTC"}
+        self._environment.pop("SLURM_TIME_FORMAT", None)
+        missing = [name for name in ("sacct", "scontrol") if not self._which(name)]
+        if missing:
+            raise MissingPart(
+                f"{' and '.join(missing)} cannot be found on this machine",
+                "run where Slurm's commands are, or name a folder of what they printed",
+            )
+
+    @property
+    def name(self) -> str:
+        """What it is; Slurm's settings say where."""
+        return f"slurm://{self._asked.cluster}"
+
+    def batches(self, cursor: str | None = None) -> Iterator[Batch]:
+        """Give what changed since the cursor, and whatever had not ended by then."""
+        state = _state(cursor)
+        now = time.time()
+        reading = Reading("UTC", self._renames, self._asked.cluster)
+        self._settings(reading)
+        since = (
+            state["until_s"] - self._overlap_s if state["until_s"] else self._asked.since_s or 0.0
+        )
+        records = self._accounting(since, state["open"], reading)
+        reading.accounted.append(records)
+        reading.take_blocks(list(blocks(self._run("scontrol", "-d", "show", "job"))))
+        reading.take_blocks(list(blocks(self._run("scontrol", "-d", "show", "node"))))
+        self._node_events(reading)
+        if self._gpu_map:
+            reading.logged += _map(self._gpu_map)
+        tables = reading.rows(now)
+        held = self._ended(tables, state["held"], now)
+        if held is not None:
+            tables["held"] = held
+        fresh = json.dumps(
+            {
+                "until_s": min(now, self._asked.until_s or now),
+                "open": _open(tables.get("jobs")),
+                "held": _holds(tables.get("held")) if not self._gpu_map else [],
+            }
+        )
+        yield from batches(tables, self._asked, fresh, reading.notes)
+
+    def _settings(self, reading: Reading) -> None:
+        """Learn what the cluster is called and whether its accounting counts GPUs."""
+        told = dict(
+            re.findall(
+                r"(?m)^(ClusterName|AccountingStorageTRES)\s*=\s*(.*?)\s*$",
+                self._run("scontrol", "show", "config"),
+            )
+        )
+        reading.cluster = told.get("ClusterName", "") or reading.cluster
+        if "AccountingStorageTRES" in told:
+            reading.counts_gpus = "gres/gpu" in told["AccountingStorageTRES"]
+
+    def _accounting(self, since_s: float, open_ones: list[str], reading: Reading) -> pa.Table:
+        """Ask for all records in a window, and for jobs that had not ended when last asked."""
+        told = self._run("sacct", "-e").split()
+        fields = [name for name in FIELDS if name in told]
+        window = ["-S", _utc(since_s)]
+        if self._asked.until_s is not None:
+            window += ["-E", _utc(self._asked.until_s)]
+        if "Restarts" in fields or since_s <= 0.0:
+            first = self._sacct(fields, window, reading)
+            seen = set(pc.unique(first["number"]).to_pylist())
+            ask = [number for number in open_ones if number not in seen]
+            more = self._sacct_of(fields, ask, reading)
+            return pa.concat_tables([first, *more])
+        # Without a count of restarts an attempt is known by those before it: ask for all of them.
+        listed = self._sacct(["JobIDRaw", "State"], [*window, "-X"], reading)
+        ask = list(dict.fromkeys([*pc.unique(listed["number"]).to_pylist(), *open_ones]))
+        return pa.concat_tables([listed.slice(0, 0), *self._sacct_of(fields, ask, reading)])
+
+    def _sacct_of(self, fields: list[str], jobs: list[str], reading: Reading) -> list[pa.Table]:
+        return [
+            self._sacct(
+                fields, ["-S", _utc(0.0), "-j", ",".join(jobs[start : start + _CHUNK])], reading
+            )
+            for start in range(0, len(jobs), _CHUNK)
+        ]
+
+    def _sacct(self, fields: list[str], which: list[str], reading: Reading) -> pa.Table:
+        command = ["sacct", "-a", "-D", "-P", "--delimiter=\x1f", "-o", ",".join(fields), *which]
+        with (
+            tempfile.TemporaryFile() as errors,
+            subprocess.Popen(
+                command, env=self._environment, stdout=subprocess.PIPE, stderr=errors
+            ) as running,
+        ):
+            # Years of history are read while they come.
+            assert running.stdout is not None
+            fault: InputError | None = None
+            try:
+                records, notes = read_sacct(cast(BinaryIO, running.stdout), "sacct", "UTC")
+            except InputError as error:
+                fault = error
+            code = running.wait()
+            errors.seek(0)
+            if code or fault:
+                raise _failed(command, code, errors.read()) from fault
+        reading.notes += notes
+        return records
+
+    def _node_events(self, reading: Reading) -> None:
+        boots = [node.boot_s for node in reading.snapshot if node.boot_s]
+        if not boots or not self._which("sacctmgr"):
+            return
+        try:
+            text = self._run_bytes(
+                "sacctmgr", "-P", "show", "event", f"start={_utc(min(boots))}", _EVENTS
+            )
+        except InputError:
+            reading.notes.append(
+                "sacctmgr may not be asked for events: nodes are told as they are now"
+            )
+            return
+        reading.events += nodes.read_events(io.BytesIO(text), "sacctmgr show event", "", "UTC")
+
+    def _ended(
+        self, tables: Mapping[str, pa.Table], before: list[list[Any]], now: float
+    ) -> pa.Table | None:
+        """End the holds of jobs that have ended: the controller has forgotten their GPUs."""
+        if self._gpu_map or not before or "jobs" not in tables:
+            return tables.get("held")
+        jobs = tables["jobs"]
+        columns = (jobs[name].to_pylist() for name in ("cluster", "job", "attempt", "end_s"))
+        ends = {
+            (cluster, job, attempt): end
+            for cluster, job, attempt, end in zip(*columns, strict=True)
+        }
+        done = [
+            Hold(cluster, job, attempt, node, {gpu: share}, start, end)
+            for cluster, job, attempt, node, gpu, share, start in before
+            if (end := ends.get((cluster, job, attempt))) is not None
+        ]
+        rows = held_rows(done, now)
+        return pa.concat_tables([tables["held"], rows]) if "held" in tables else rows
+
+    def _run(self, *command: str) -> str:
+        return self._run_bytes(*command).decode(errors="replace")
+
+    def _run_bytes(self, *command: str) -> bytes:
+        done = subprocess.run(command, env=self._environment, capture_output=True, check=False)
+        if done.returncode and not done.stdout.strip():
+            raise _failed(command, done.returncode, done.stderr)
+        return done.stdout
+
+    def _which(self, name: str) -> str | None:
+        return shutil.which(name, path=self._environment.get("PATH"))
+
+
+def _failed(command: Sequence[str], code: int, errors: bytes) -> InputError:
+    why = errors.decode(errors="replace").strip().splitlines()
+    what = f"failed: {why[-1] if why else f'exit code {code}'}"
+    return InputError([Problem(" ".join(command[:3]), what, "see that Slurm answers: sinfo")])
+
+
+def _utc(moment_s: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(max(0.0, moment_s)))
+
+
+def _state(cursor: str | None) -> dict[str, Any]:
+    told = json.loads(cursor) if cursor else {}
+    return {"until_s": 0.0, "open": [], "held": [], **told}
+
+
+def _open(jobs: pa.Table | None) -> list[str]:
+    """Return the numbers of jobs that have not ended."""
+    if jobs is None:
+        return []
+    still = pc.is_in(jobs["state"], value_set=pa.array(["pending", "running"]))
+    return sorted(set(jobs.filter(still)["number"].to_pylist()))
+
+
+def _holds(held: pa.Table | None) -> list[list[Any]]:
+    if held is None:
+        return []
+    names = ["cluster", "job", "attempt", "node", "gpu", "share", "start_s"]
+    still = held.filter(pc.is_null(held["end_s"]))
+    return [[row[name] for name in names] for row in still.to_pylist()]
+
+
+def _map(path: str) -> Iterable[Hold]:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as lines:
+            return read_map(lines, "")
+    except OSError as error:
+        fix = "name the log that the prolog writes"
+        raise InputError([Problem(path, f"cannot be read: {error.strerror}", fix)]) from error

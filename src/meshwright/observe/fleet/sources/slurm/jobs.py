@@ -1,0 +1,261 @@
+"""Records of Slurm's to rows of the table of jobs."""
+
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from meshwright.observe.fleet.sources.slurm.attempts import attempts, completed, elements
+from meshwright.observe.fleet.sources.slurm.columns import Floats, each_kind, floats, nullable
+from meshwright.observe.fleet.sources.slurm.hostlist import names_of
+from meshwright.observe.fleet.sources.slurm.states import ENDED, job_state
+from meshwright.observe.fleet.sources.slurm.steps import Folded, fold_steps
+from meshwright.observe.fleet.sources.slurm.tres import asked_memory, gpus_of_gres, tres_of
+from meshwright.observe.fleet.sources.source import rows_of
+
+_NUMBER, _TEXT = pa.float64(), pa.string()
+_SAT_AT = re.compile(
+    r"^(?:interactive|bash|zsh|tcsh|sh|code-server|_interactive)$|jupyter|notebook|rstudio|vscode"
+    r"|^sys/dashboard|^ondemand",
+    re.IGNORECASE,
+)
+_SHELL = re.compile(r"(?:^|/|\s)salloc\b|\bsrun\b.*\s--pty\b|(?:^|/|\s)sinteractive\b")
+
+
+class Jobs(NamedTuple):
+    """Rows of jobs, and what could not be told."""
+
+    rows: pa.Table
+    notes: tuple[str, ...]
+
+
+def jobs_of(
+    records: pa.Table,
+    seen_s: float,
+    cluster: str = "",
+    renames: Mapping[str, str] = {},
+    counts_gpus: bool | None = None,
+) -> Jobs:
+    """Return the rows that records of jobs and their steps come to.
+
+    `cluster` names those whose records do not; `renames` gives nodes the names they have now;
+    `counts_gpus` says whether the accounting counts GPUs at all, which otherwise the records show.
+    """
+    folded = fold_steps(records)
+    jobs = folded.jobs
+    given, asked = _resources(jobs["alloc"]), _resources(jobs["req"])
+    if counts_gpus is None:
+        counts_gpus = _mentions_gpus(jobs)
+    (state,) = each_kind(jobs["state"].fill_null(""), lambda text: (job_state(text),), [_TEXT])
+    ended = np.array(pc.is_in(state, value_set=pa.array(sorted(ENDED))))
+    gpus, kind = _gpus(jobs, given, asked, counts_gpus)
+    times = _times(jobs, np.array(state), ended)
+    code, sign = each_kind(jobs["exit"].fill_null(""), _exit, [pa.int32(), pa.int32()])
+    nodes = _first(given.nodes, asked.nodes, _counted(jobs["num_nodes"]))
+    cpus = _first(given.cpus, _counted(jobs["cpus"]), asked.cpus)
+    over = pa.array(ended)
+    columns: dict[str, Any] = {
+        "cluster": jobs["cluster"].fill_null(cluster or "slurm"),
+        "number": pc.coalesce(jobs["number"], jobs["id"]),
+        **{name: jobs[name] for name in ("name", "user", "team", "partition", "qos")},
+        "state": state,
+        "exit_code": pc.if_else(over, code, None),
+        "signal": pc.if_else(over, sign, None),
+        "reason": _reason(jobs),
+        "interactive": _interactive(jobs, folded),
+        "work": _work(jobs["wckey"]),
+        **{name: nullable(values) for name, values in times.items()},
+        "limit_s": jobs["limit_s"],
+        "gpus": nullable(gpus),
+        "gpu_kind": kind,
+        "num_nodes": pc.cast(nullable(nodes), pa.int32(), safe=False),
+        "nodes": _nodes(jobs["nodelist"], renames),
+        "cpus": nullable(cpus),
+        "memory_asked": nullable(_memory(jobs, given, asked, nodes, cpus)),
+        "memory_peak": nullable(folded.memory_peak),
+        "cpu_s": nullable(np.where(ended, _cpu(jobs, folded), np.nan)),
+        "gpu_util": nullable(folded.gpu_util),
+        "gpu_memory_peak": nullable(folded.gpu_memory_peak),
+    }
+    return _numbered(jobs, columns, seen_s)
+
+
+def _numbered(jobs: pa.Table, columns: dict[str, Any], seen_s: float) -> Jobs:
+    """Spread arrays, number attempts, and put everything into the table's order."""
+    source, names, cut = elements(jobs)
+    table = pa.table({name: _plain(column) for name, column in columns.items()})
+    if len(source) != len(jobs):
+        jobs, table = jobs.take(source), table.take(source)
+    restarts = floats(jobs["restarts"])
+    ended = np.array(pc.is_in(table["state"], value_set=pa.array(sorted(ENDED))))
+    found = attempts(table["cluster"].combine_chunks(), names, table, restarts, ended)
+    table, names = completed(table, found), names.take(pa.array(found.rows))
+    array = pc.struct_field(pc.extract_regex(names, r"^(?P<array>\d+)_"), "array")
+    rows = rows_of(
+        "jobs",
+        {
+            **{name: table[name] for name in table.column_names},
+            "job": names,
+            "attempt": pa.array(found.attempt, pa.int32()),
+            "array": array,
+            "seen_s": pa.array(np.full(len(names), seen_s)),
+        },
+    )
+    notes = (f"{cut} arrays list only their first elements that wait; they are one row each",)
+    return Jobs(rows, notes if cut else ())
+
+
+class _Resources(NamedTuple):
+    cpus: Floats
+    memory: Floats
+    nodes: Floats
+    gpus: Floats
+    kind: pa.Array
+    told: npt.NDArray[np.bool_]
+
+
+def _resources(text: pa.ChunkedArray) -> _Resources:
+    text = text.fill_null("")
+    columns = each_kind(text, tres_of, [_NUMBER, _NUMBER, _NUMBER, _NUMBER, _TEXT])
+    cpus, memory, nodes, gpus = (floats(column) for column in columns[:4])
+    return _Resources(cpus, memory, nodes, gpus, columns[4], np.array(pc.not_equal(text, "")))
+
+
+def _mentions_gpus(jobs: pa.Table) -> bool:
+    return any(
+        bool(pc.any(pc.match_substring(jobs[name].fill_null(""), "gres/gpu")).as_py())
+        for name in ("alloc", "req")
+    )
+
+
+def _gpus(
+    jobs: pa.Table, given: _Resources, asked: _Resources, counted: bool
+) -> tuple[Floats, pa.Array]:
+    """Count the GPUs that were given, or asked for while none were; null where nobody counts."""
+    gpus = np.where(given.told, given.gpus, asked.gpus)
+    if not counted:
+        gpus = np.where(gpus == 0, np.nan, gpus)
+    gres, gres_kind = each_kind(jobs["gres"].fill_null(""), gpus_of_gres, [_NUMBER, _TEXT])
+    more = floats(gres)
+    gpus = np.where(np.nan_to_num(gpus) == 0, np.where(np.isnan(more), gpus, more), gpus)
+    hint = jobs["gpu_kind"].combine_chunks()
+    return gpus, pc.coalesce(given.kind, asked.kind, gres_kind, hint)
+
+
+def _times(
+    jobs: pa.Table, state: npt.NDArray[Any], ended: npt.NDArray[np.bool_]
+) -> dict[str, Floats]:
+    start, end = floats(jobs["start_s"]), floats(jobs["end_s"])
+    # What waits shows when it is expected to start, what runs when its limit ends.
+    waits = state == "pending"
+    never = np.array(
+        pc.and_(
+            pc.equal(jobs["alloc"].fill_null(""), ""),
+            pc.match_substring_regex(jobs["nodelist"].fill_null("?"), r"^(None assigned|\(null\)|)$"),
+        )
+    )  # fmt: skip
+    with np.errstate(invalid="ignore"):
+        never &= ~(end > start)  # cancelled before it ran: older Slurms call its end its start
+    return {
+        "submit_s": floats(jobs["submit_s"]),
+        "eligible_s": floats(jobs["eligible_s"]),
+        "start_s": np.where(waits | never, np.nan, start),
+        "end_s": np.where(ended | (state == "unknown"), end, np.nan),
+    }
+
+
+def _exit(text: str) -> tuple[int | None, int | None]:
+    code, _, sign = text.partition(":")
+    if not code.isdigit():
+        return None, None
+    return int(code), int(sign) if sign.isdigit() else 0
+
+
+def _counted(column: pa.ChunkedArray) -> Floats:
+    values = floats(column)
+    return np.where(values == 0, np.nan, values)
+
+
+def _first(*choices: Floats) -> Floats:
+    result = choices[0]
+    for other in choices[1:]:
+        result = np.where(np.isnan(result), other, result)
+    return result
+
+
+def _memory(
+    jobs: pa.Table, given: _Resources, asked: _Resources, nodes: Floats, cpus: Floats
+) -> Floats:
+    # To ask for nothing in particular (`--mem=0`) is to ask for all there is on the node.
+    memory = _first(np.where(asked.memory > 0, asked.memory, np.nan), given.memory)
+    missing = np.flatnonzero(np.isnan(memory) & np.array(pc.is_valid(jobs["req_mem"])))
+    if len(missing):
+        texts = jobs["req_mem"].take(missing).to_pylist()
+        told = [
+            asked_memory(text, nodes[row], cpus[row])
+            for text, row in zip(texts, missing.tolist(), strict=True)
+        ]
+        memory[missing] = np.array(told, dtype=np.float64)
+    return memory
+
+
+def _cpu(jobs: pa.Table, folded: Folded) -> Floats:
+    own = floats(jobs["cpu_s"])
+    return np.where(np.nan_to_num(own) > 0, own, _first(folded.cpu_s, own))
+
+
+def _reason(jobs: pa.Table) -> pa.Array:
+    """Say why a job waits or ended: Slurm's reason, the node that failed, or who cancelled it."""
+    nothing = pa.scalar(None, _TEXT)
+    reason = jobs["reason"].combine_chunks()
+    reason = pc.if_else(
+        pc.is_in(reason, value_set=pa.array(["None", "", "(null)"])), nothing, reason
+    )
+    node = pc.if_else(pc.equal(jobs["failed_node"], ""), nothing, jobs["failed_node"])
+    failed = pc.binary_join_element_wise("node failed: ", node, "")
+    users = _users(jobs)
+    (who,) = each_kind(jobs["by"].fill_null(""), lambda by: (users.get(by, by) or None,), [_TEXT])
+    cancelled = pc.binary_join_element_wise("cancelled by ", who, "")
+    return _plain(pc.coalesce(failed, cancelled, reason))
+
+
+def _users(jobs: pa.Table) -> dict[str, str]:
+    """Return the names of the users by number, as far as the records tell them."""
+    pairs = jobs.select(["uid", "user"]).group_by(["uid", "user"]).aggregate([]).to_pylist()
+    known = {row["uid"]: row["user"] for row in pairs if row["uid"] and row["user"]}
+    return {"0": "root", **known}
+
+
+def _interactive(jobs: pa.Table, folded: Folded) -> pa.Array:
+    (named,) = each_kind(
+        jobs["name"].fill_null(""), lambda name: (bool(_SAT_AT.search(name)),), [pa.bool_()]
+    )
+    line = jobs["submit_line"].combine_chunks()
+    typed = pc.match_substring_regex(line.fill_null(""), _SHELL.pattern)
+    sat = np.array(named) | np.array(typed) | folded.shell
+    known = sat | folded.batch | np.array(pc.is_valid(line))
+    return pa.array(sat, pa.bool_(), mask=~known)
+
+
+def _work(wckey: pa.ChunkedArray) -> pa.Array:
+    """Return what work a job is, by the key people gave; Slurm marks its own guess with a star."""
+    text = pc.utf8_ltrim(_plain(wckey), characters="*")
+    return pc.if_else(
+        pc.is_in(text, value_set=pa.array(["", "(null)"])), pa.scalar(None, _TEXT), text
+    )
+
+
+def _nodes(nodelist: pa.ChunkedArray, renames: Mapping[str, str]) -> pa.Array:
+    def read(text: str) -> tuple[list[str] | None]:
+        return ([renames.get(name, name) for name in names_of(text)] or None,)
+
+    (nodes,) = each_kind(nodelist.fill_null(""), read, [pa.list_(_TEXT)])
+    return nodes
+
+
+def _plain(column: pa.ChunkedArray | pa.Array) -> pa.Array:
+    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
