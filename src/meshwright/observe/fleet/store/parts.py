@@ -71,8 +71,7 @@ def write(folder: Path, part: Part, rows: pa.Table) -> Part:
     if "time_s" in rows.column_names:
         day = np.datetime64(part.bucket, "s").astype("datetime64[D]")
         place /= f"day={day}"
-    # Names rise with their turn: of two files with a row, the one of the later name has the later.
-    file = place / f"{part.bucket:012d}-{uuid.uuid4().hex}.parquet"
+    file = place / f"{part.bucket}-{uuid.uuid4().hex}.parquet"
     path = folder / file
     for above in reversed(path.parents):
         if folder in above.parents:

@@ -97,15 +97,30 @@ def rows_sql(
         return _none(table, columns)
     if table in SPANS:
         lasting = catalog.parts(table, cluster)
-        if len(lasting) > 1 and catalog.superseded(table, cluster):
+        if catalog.superseded(table, cluster):
             # A later version may have another time: all files have a say in which row holds.
-            keys = listed(KEYS[table])
-            turn = f"row_number() OVER (PARTITION BY {keys} ORDER BY filename DESC)"
-            files = files_sql(catalog.folder, lasting, names=True)
-            return f"SELECT {listed(columns)} FROM {files} QUALIFY {turn} = 1"
+            return _holding_sql(catalog.folder, table, columns, lasting)
     if table in SPAN_OF_ROLLUP:
         return _windows_sql(catalog.folder, table, columns, parts)
     return f"SELECT {listed(columns)} FROM {files_sql(catalog.folder, parts)}"
+
+
+def _holding_sql(folder: Path, table: str, columns: Sequence[str], parts: list[Part]) -> str:
+    """Return the SQL of rows that no later file has another version of.
+
+    The files come in the order of their turns. Later ones are small, so that what is looked up for
+    each row of the large first one fits a cache.
+    """
+    same = " AND ".join(f'mine."{key}" = later."{key}"' for key in KEYS[table])
+    picked = ", ".join(f'mine."{name}"' for name in columns)
+    asked = []
+    for place, part in enumerate(parts):
+        rows = f"SELECT {picked} FROM {files_sql(folder, [part])} mine"
+        if place + 1 < len(parts):
+            keys = f"SELECT {listed(KEYS[table])} FROM {files_sql(folder, parts[place + 1 :])}"
+            rows += f" ANTI JOIN ({keys}) later ON {same}"
+        asked.append(rows)
+    return " UNION ALL ".join(asked)
 
 
 def _windows_sql(folder: Path, table: str, columns: Sequence[str], parts: list[Part]) -> str:
@@ -130,11 +145,10 @@ def _windows_sql(folder: Path, table: str, columns: Sequence[str], parts: list[P
     return " UNION ALL ".join(asked)
 
 
-def files_sql(folder: Path, parts: Iterable[Part], *, names: bool = False) -> str:
+def files_sql(folder: Path, parts: Iterable[Part]) -> str:
     """Return what SQL reads some files by."""
     paths = ", ".join(quoted(str(folder / part.file)) for part in parts)
-    more = ", filename = true" if names else ""
-    return f"read_parquet([{paths}], hive_partitioning = false{more})"
+    return f"read_parquet([{paths}], hive_partitioning = false)"
 
 
 def _none(table: str, columns: Sequence[str]) -> str:

@@ -58,6 +58,7 @@ def _sql(table: str, known: str) -> str:
             WHEN o.there IS NULL THEN 2
             WHEN {seen["n"]} > {seen["o"]} THEN 1
             WHEN {seen["n"]} < {seen["o"]} THEN 0
+            WHEN row({fields["n"]}) IS NOT DISTINCT FROM row({fields["o"]}) THEN 0
             WHEN {digest["n"]} > {digest["o"]} THEN 1
             ELSE 0 END AS fate
         FROM best n LEFT JOIN (SELECT *, true AS there FROM ({known})) o ON {joined}
