@@ -18,7 +18,7 @@ import time
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import NamedTuple
@@ -34,10 +34,12 @@ SERVER = "--port 0 --device cpu --max-length 64 --batch-requests 64 --batch-toke
 --kv-blocks 1024 --no-access-log"
 SETUPS = {
     "one engine": ("", 100_000, "< 64"),
-    "two engines": ("--replicas 2", 20_000, ""),
-    "prompts handed over": ("--prefill 1 --decode 1", 20_000, ""),
+    "two engines": ("--replicas 2", 60_000, ""),
+    "prompts handed over": ("--prefill 1 --decode 1", 60_000, ""),
 }
-"""Flags, requests, and how many bytes a request may leave; caches still fill up in short runs."""
+"""Flags, requests, and how many bytes a request may leave. Caches of two engines fill up later."""
+ALLOCATOR = "jemalloc_bg_thd"
+"""A thread that comes and goes with the memory's allocator, where that is jemalloc."""
 TEMPLATE = "{% for m in messages %}{{ m.content }} {% endfor %}"
 OPEN = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
 
@@ -138,7 +140,7 @@ def _held(pid: int, url: str, requests: int) -> Held:
         status = Path(f"/proc/{process}/status").read_text()
         facts = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
         memory += int(facts["VmRSS"].split()[0]) * 1024
-        threads += int(facts["Threads"])
+        threads += sum(_named(thread) != ALLOCATOR for thread in _threads(process))
         files += len(list(Path(f"/proc/{process}/fd").iterdir()))
     return Held(requests, memory, files, threads, opened)
 
@@ -158,9 +160,21 @@ def _family(pid: int) -> list[int]:
     while waiting:
         one = waiting.pop()
         found.append(one)
-        for task in Path(f"/proc/{one}/task").iterdir():
-            waiting += map(int, (task / "children").read_text().split())
+        for thread in _threads(one):
+            with suppress(OSError):  # it may have ended meanwhile
+                waiting += map(int, (thread / "children").read_text().split())
     return found
+
+
+def _threads(process: int) -> list[Path]:
+    return list(Path(f"/proc/{process}/task").iterdir())
+
+
+def _named(thread: Path) -> str:
+    try:
+        return (thread / "comm").read_text().strip()
+    except OSError:
+        return ALLOCATOR
 
 
 def tiny_model() -> Path:

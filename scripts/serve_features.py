@@ -37,9 +37,11 @@ FEATURES = {
     "seed": Feature("seeds", "`seed`"),
     "penalties": Feature("penalties", "`repetition_penalty` and others"),
     "logprobs": Feature("log-probabilities", "`logprobs`"),
+    "told": Feature("log-probabilities of prompts", "`echo` with `logprobs`"),
     "stop": Feature("stop texts", "`stop`"),
     "grammar": Feature("grammars", "`response_format`, `structured_outputs`, tools"),
     "guesses": Feature("guesses that are checked", "`--guesses N`"),
+    "draft": Feature("guesses of a draft model", "`--draft PATH`"),
     "adapter": Feature("LoRA adapters", "`--adapter NAME=FOLDER`"),
     "fp8": Feature("keys and values in fp8", "`--kv fp8`"),
     "int4": Feature("weights in four bits", "`--weights int4`"),
@@ -56,14 +58,19 @@ FEATURES = {
 }
 
 _CUT = "its products are cut by the size of the batch"
+_TAKES_NONE = "an engine that checks guesses takes no prompts from others"
+_NOT_BACK = "states cannot be taken back when a guess was wrong"
 
 REFUSED = {
     ("choices", "parcels"): Refusal(
         "several answers share a prompt's blocks only where it is computed",
         "one answer of a model",
     ),
-    ("guesses", "parcels"): Refusal(
-        "an engine that checks guesses takes no prompts from others", "without states or guesses"
+    ("guesses", "parcels"): Refusal(_TAKES_NONE, "without states or guesses"),
+    ("draft", "parcels"): Refusal(_TAKES_NONE, "without states or guesses"),
+    ("told", "parcels"): Refusal(
+        "what a prompt was computed with is not sent; behind `mw serve` one engine does both",
+        "is not told when it is handed over",
     ),
     ("parcels", "recurrent"): Refusal(
         "states are no blocks, and are not sent", "without states or guesses"
@@ -75,9 +82,8 @@ REFUSED = {
         "states are no blocks, and are not moved: they are computed again",
         "states of recurrent layers are not moved",
     ),
-    ("guesses", "recurrent"): Refusal(
-        "states cannot be taken back when a guess was wrong", "cannot be taken back"
-    ),
+    ("guesses", "recurrent"): Refusal(_NOT_BACK, "cannot be taken back"),
+    ("draft", "recurrent"): Refusal(_NOT_BACK, "cannot be taken back"),
     ("adapter", "invariant"): Refusal(_CUT, "adapters depend on what else"),
     ("int4", "invariant"): Refusal(_CUT, "quantised weights depend on what else"),
     ("latent", "invariant"): Refusal(_CUT, "latent attention depend on what else"),
@@ -85,17 +91,22 @@ REFUSED = {
     ("adapter", "ranks"): Refusal(
         "adapters are not shared out between ranks", "adapters are served on one device"
     ),
+    ("draft", "ranks"): Refusal("a draft runs beside its model", "a draft is served on one device"),
     ("invariant", "ranks"): Refusal(
         "sums over ranks are cut by the size of the batch", "sums over ranks are cut"
     ),
 }
 
 IDLE: dict[tuple[str, str], str] = {
+    ("prefix", "told"): "of what is found nobody could tell how likely it was: it is computed",
     ("prefix", "recurrent"): "states have no blocks to share: every prompt is computed",
 }
 """Pairs that can be asked for, where one of the two has nothing to do."""
 
-EITHER = {("recompute", "swap"): "one setting chooses between them"}
+EITHER = {
+    ("recompute", "swap"): "one setting chooses between them",
+    ("guesses", "draft"): "with a draft, `--guesses` says how far it writes ahead",
+}
 """Pairs of which there is only one at a time."""
 
 

@@ -36,6 +36,8 @@ from tests.run.serve.served_folders import VOCAB, bare, folder, named
 
 OUTPUT = 16
 _GRAMMAR = Grammar(kind="regex", text="[a-f ]{9,14}")
+_WIDE = Grammar(kind="regex", text="[ -~]{9,14}")
+"""What a draft that knows of no grammar may guess now and then."""
 _LIMITS = {"batch_tokens": 32, "batch_requests": 5, "block_tokens": 4, "kv_blocks": 64}
 _KINDS = ("window", "latent", "recurrent")
 
@@ -69,6 +71,10 @@ class Choice(msgspec.Struct):
     text: str = ""
     finish: str | None = None
     logprobs: list[TokenLogprob] = []
+    told: list[TokenLogprob] = []
+    """How likely the prompt was."""
+    at_once: int = 0
+    """The most tokens that came with one step."""
 
 
 @dataclass
@@ -126,9 +132,12 @@ def settings_of(features: Sequence[str]) -> EngineSettings:
         limits |= LIMITS.get(name, {})
         settings |= SETTINGS.get(name, {})
     limits["prefix_cache"] = "prefix" in features
+    kinds = kinds_of(features)
+    beside = folder(kinds[0] if kinds else "")
     if "adapter" in features:
-        kinds = kinds_of(features)
-        settings["adapters"] = {"poet": str(folder(kinds[0] if kinds else "") / "adapter")}
+        settings["adapters"] = {"poet": str(beside / "adapter")}
+    if "draft" in features:
+        settings["draft"] = str((folder("") if "recurrent" in kinds else beside) / "draft")
     return EngineSettings(limits=Limits(**limits), device="cpu", max_length=64, **settings)
 
 
@@ -137,6 +146,8 @@ def asks(features: Sequence[str]) -> list[Ask]:
     given: dict[str, Any] = {"temperature": 0.0, "max_tokens": OUTPUT}
     for name in features:
         given |= SAMPLING.get(name, {})
+    if "grammar" in given and "draft" in features:
+        given["grammar"] = _WIDE
     found = []
     for number, prompt in enumerate(prompts()):
         ask = Ask(
@@ -144,6 +155,7 @@ def asks(features: Sequence[str]) -> list[Ask]:
             sampling=Sampling(**given),
             adapter="poet" if "adapter" in features and number % 2 == 0 else None,
             priority=int("priority" in features and number > 1),
+            prompt_logprobs=2 if "told" in features else None,
             tenant=f"tenant {number % 3}" if "priority" in features else "",
         )
         if "stop" in features:
@@ -190,6 +202,8 @@ def _written(kinds: tuple[str, ...], said: bytes, choice: int, int4: bool) -> Ch
     ask = msgspec.json.decode(said, type=Ask)
     decoder = bare(kinds, merged=ask.adapter is not None, int4=int4)
     sampling, ids, found = ask.sampling, list(ask.prompt), Choice()
+    if ask.prompt_logprobs is not None:
+        found.told = _told(decoder, ids, ask.prompt_logprobs)
     words = None if len(kinds) > 1 else load_words(folder(kinds[0] if kinds else ""))
     guide = None
     follows: Text = Silent(frozenset(), frozenset(), 0, OUTPUT)
@@ -222,6 +236,18 @@ def _written(kinds: tuple[str, ...], said: bytes, choice: int, int4: bool) -> Ch
             own, top, names = (part[0] for part in drawn.told)
             others = tuple(zip(names.tolist(), top.tolist(), strict=True))
             found.logprobs.append(TokenLogprob(token, float(own), others))
+    return found
+
+
+def _told(decoder: Any, prompt: list[int], top: int) -> list[TokenLogprob]:
+    """Return how likely a prompt's tokens after its first were."""
+    with torch.no_grad():
+        rows = decoder(torch.tensor([prompt]))[0, :-1].log_softmax(1)
+    found = []
+    for row, token in zip(rows, prompt[1:], strict=True):
+        values, names = row.topk(top)
+        others = tuple(zip(names.tolist(), values.tolist(), strict=True))
+        found.append(TokenLogprob(token, float(row[token]), others))
     return found
 
 
@@ -321,6 +347,8 @@ def _answered(trial: Trial, started: Started, wave: list[Ask]) -> None:
             choice.tokens += piece.tokens
             choice.text += piece.text
             choice.logprobs += piece.logprobs
+            choice.told += piece.prompt_logprobs
+            choice.at_once = max(choice.at_once, len(piece.tokens))
             choice.finish = piece.finish or choice.finish
             heard.error = heard.error or piece.error
 
@@ -379,9 +407,13 @@ def _same(found: Choice, want: Choice) -> None:
     else:
         assert (found.tokens, found.finish) == (want.tokens, want.finish)
         assert found.text == want.text
-    told = want.logprobs[: len(found.tokens)]
-    assert [each.token for each in found.logprobs] == [each.token for each in told]
-    for one, other in zip(found.logprobs, told, strict=True):
+    _as_likely(found.logprobs, want.logprobs[: len(found.tokens)])
+    _as_likely(found.told, want.told if found.tokens else [])
+
+
+def _as_likely(found: list[TokenLogprob], want: list[TokenLogprob]) -> None:
+    assert [each.token for each in found] == [each.token for each in want]
+    for one, other in zip(found, want, strict=True):
         assert abs(one.logprob - other.logprob) < 1e-3
         assert [token for token, _ in one.top] == [token for token, _ in other.top]
 
@@ -424,6 +456,11 @@ def _hits(trial: Trial) -> bool:
     return hits == 0 if idle & set(trial.features) else hits >= 16
 
 
+def _bound(heard: Heard) -> str:
+    grammar = heard.ask.sampling.grammar
+    return "" if grammar is None else grammar.text
+
+
 SEEN: dict[str, Callable[[Trial], bool]] = {
     "prefix": _hits,
     "chunks": lambda trial: (
@@ -444,11 +481,18 @@ SEEN: dict[str, Callable[[Trial], bool]] = {
         for heard in trial.heard for finish in (choice.finish for choice in heard.choices)
     ),
     "grammar": lambda trial: any(
-        choice.finish == "stop" and re.fullmatch(_GRAMMAR.text, choice.text) is not None
+        choice.finish == "stop" and re.fullmatch(_bound(heard), choice.text) is not None
         for heard in trial.heard for choice in heard.choices
     ) or trial.has("stop"),
     "guesses": lambda trial: any(
         part.checks and len(part.tokens) > 1 for _, orders in trial.steps for part in orders.parts
+    ),
+    "draft": lambda trial: any(
+        choice.at_once > 1 for heard in trial.heard for choice in heard.choices
+    ),
+    "told": lambda trial: all(
+        len(choice.told) == len(heard.ask.prompt) - 1
+        for heard in trial.heard for choice in heard.choices if choice.finish != "cancelled"
     ),
     "adapter": lambda trial: _without(trial, "adapter"),
     "fp8": lambda trial: trial.engines[0].engine.runner.cache.dtype == torch.float8_e4m3fn,

@@ -19,10 +19,11 @@ from tests.run.serve import paired
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "guide" / "serve-features.md"
 ALONE = [pair for pair in pairs() if "ranks" not in pair and pair not in EITHER]
-BEFORE_RANKS = ("adapter", "invariant")
+BEFORE_RANKS = ("adapter", "draft", "invariant")
 """What ranks refuse before any of them is started."""
 ASKED = (
-    "choices", "seed", "penalties", "logprobs", "stop", "grammar", "embeddings", "cancel", "sleep",
+    "choices", "seed", "penalties", "logprobs", "told", "stop", "grammar", "embeddings", "cancel",
+    "sleep",
 )  # fmt: skip
 """What one engine of several ranks can be asked for."""
 RANKS = [ASKED, *((name,) for name in FEATURES if name not in (*ASKED, *BEFORE_RANKS, "ranks"))]
