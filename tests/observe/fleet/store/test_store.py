@@ -10,8 +10,9 @@ import pytest
 
 from meshwright.errors import InputError
 from meshwright.observe.fleet.sources import rows_of
-from meshwright.observe.fleet.store import Limits, Put, Store
+from meshwright.observe.fleet.store import SCHEMAS, Limits, Put, Store
 from meshwright.observe.fleet.store import store as store_module
+from meshwright.observe.fleet.tables import EVENTS, JOBS, TABLES
 
 pytest.importorskip("duckdb")
 
@@ -231,6 +232,24 @@ def test_jobs_that_ended_long_ago_are_forgotten_and_stay_so(store: Store) -> Non
     assert kept.rows == {"jobs": 1}
     assert store.put("jobs", old) == Put(late=2)
     assert store.table("jobs", ["job"])["job"].to_pylist() == ["2"]
+
+
+def test_files_from_before_a_table_gained_a_column_are_still_read(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    event = {"cluster": ["east"], "node": ["n1"], "gpu": [0], "time_s": [START], "kind": ["xid"]}
+    with monkeypatch.context() as before:
+        for tables in (TABLES, SCHEMAS):
+            before.setitem(tables, "jobs", JOBS.remove(JOBS.get_field_index("gpus")))
+            before.setitem(tables, "events", EVENTS.remove(EVENTS.get_field_index("text")))
+        store.put("jobs", jobs(["1", "2"], [None, None], seen_s=1.0))
+        store.put("events", rows_of("events", event))
+    assert store.table("jobs", ["gpus"])["gpus"].null_count == 2
+    now = jobs(["2", "3"], [None, None], seen_s=2.0, gpus=[8.0, 4.0])
+    assert store.put("jobs", now) == Put(new=1, newer=1)
+    assert sorted(store.table("jobs", where="gpus > 0")["job"].to_pylist()) == ["2", "3"]
+    assert store.put("events", rows_of("events", event | {"text": ["gone"]})) == Put(newer=1)
+    assert store.table("events", ["text"])["text"].to_pylist() == ["gone"]
 
 
 def test_limits_that_contradict_each_other_are_refused(store: Store) -> None:

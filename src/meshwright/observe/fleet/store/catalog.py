@@ -23,7 +23,7 @@ _SCHEMA = """
 CREATE TABLE IF NOT EXISTS part (
     "table" TEXT NOT NULL, cluster TEXT NOT NULL, bucket INTEGER NOT NULL, file TEXT PRIMARY KEY,
     rows INTEGER NOT NULL, size INTEGER NOT NULL, first_s REAL NOT NULL, last_s REAL NOT NULL,
-    low TEXT NOT NULL, high TEXT NOT NULL, of TEXT NOT NULL
+    low TEXT NOT NULL, high TEXT NOT NULL, of TEXT NOT NULL, shape TEXT NOT NULL
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS part_of ON part ("table", cluster, bucket);
 CREATE TABLE IF NOT EXISTS gone (file TEXT PRIMARY KEY, at_s REAL NOT NULL) WITHOUT ROWID;
@@ -34,7 +34,7 @@ CREATE TABLE IF NOT EXISTS superseded (
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS horizon ("table" TEXT PRIMARY KEY, since_s REAL NOT NULL) WITHOUT ROWID;
 """
-_COLUMNS = '"table", cluster, bucket, file, rows, size, first_s, last_s, low, high, of'
+_COLUMNS = '"table", cluster, bucket, file, rows, size, first_s, last_s, low, high, of, shape'
 
 
 class Catalog:

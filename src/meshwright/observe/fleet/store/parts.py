@@ -1,5 +1,6 @@
 """One Parquet file of the store: how it is written, and how it is read."""
 
+import hashlib
 import os
 import uuid
 from pathlib import Path
@@ -11,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from meshwright.observe.fleet.store.layout import SPANS
+from meshwright.observe.fleet.store.layout import SCHEMAS, SPANS
 
 ROW_GROUP = 131_072
 _LOOKED_AT = 20_000
@@ -38,6 +39,8 @@ class Part(NamedTuple):
     high: str
     of: str = ""
     """The file of samples that these windows were rolled up from."""
+    shape: str = ""
+    """Which columns it has: tables gain some as time goes by, and files stay as they were."""
 
     def meets(self, other: "Part") -> bool:
         """Say whether rows of both may have the same key, going by times and names of nodes."""
@@ -86,7 +89,19 @@ def write(folder: Path, part: Part, rows: pa.Table) -> Part:
         out.flush()
         os.fsync(out.fileno())
         size = out.tell()
-    return part._replace(file=str(file), size=size)
+    return part._replace(file=str(file), size=size, shape=shape(rows.schema))
+
+
+def shape(schema: pa.Schema) -> str:
+    """Return a short name for the columns of a schema."""
+    columns = ";".join(f"{field.name} {field.type}" for field in schema)
+    return hashlib.blake2b(columns.encode(), digest_size=6).hexdigest()
+
+
+def names(folder: Path, part: Part) -> list[str]:
+    """Return the columns that a file has."""
+    found: list[str] = pq.read_schema(folder / part.file).names
+    return found
 
 
 def _encodings(rows: pa.Table) -> tuple[list[str], list[str]]:
@@ -113,7 +128,14 @@ def _encodings(rows: pa.Table) -> tuple[list[str], list[str]]:
 
 
 def read(folder: Path, part: Part, columns: list[str] | None = None) -> pa.Table:
-    """Read the rows of a file, or some columns of them."""
+    """Read the rows of a file, or some columns of them; those it does not have are unknown."""
+    schema = SCHEMAS[part.table]
+    asked = schema.names if columns is None else columns
     with pq.ParquetFile(folder / part.file) as file:
-        found: pa.Table = file.read(columns)
-        return found
+        there = file.schema_arrow.names
+        rows: pa.Table = file.read([name for name in asked if name in there])
+    filled = [
+        rows[name] if name in there else pa.nulls(rows.num_rows, schema.field(name).type)
+        for name in asked
+    ]
+    return pa.table(filled, schema=pa.schema([schema.field(name) for name in asked]))

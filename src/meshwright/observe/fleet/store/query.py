@@ -12,6 +12,8 @@ from meshwright.errors import InputError, MissingPart, Problem
 from meshwright.observe.fleet.store.catalog import Catalog
 from meshwright.observe.fleet.store.layout import ROLLUPS, SCHEMAS, SPAN_OF_ROLLUP, SPANS, within
 from meshwright.observe.fleet.store.parts import Part
+from meshwright.observe.fleet.store.parts import names as names_in
+from meshwright.observe.fleet.store.parts import shape as shape_of
 from meshwright.observe.fleet.store.windows import combining_sql
 from meshwright.observe.fleet.tables import KEYS
 from meshwright.spec.names import unknown_name
@@ -146,9 +148,27 @@ def _windows_sql(folder: Path, table: str, columns: Sequence[str], parts: list[P
 
 
 def files_sql(folder: Path, parts: Iterable[Part]) -> str:
-    """Return what SQL reads some files by."""
-    paths = ", ".join(quoted(str(folder / part.file)) for part in parts)
-    return f"read_parquet([{paths}], hive_partitioning = false)"
+    """Return what SQL reads files of one table by, older ones with all columns there are now."""
+    shapes: dict[str, list[Part]] = {}
+    for part in parts:
+        shapes.setdefault(part.shape, []).append(part)
+    asked = []
+    for shape, same in shapes.items():
+        paths = ", ".join(quoted(str(folder / part.file)) for part in same)
+        rows = f"read_parquet([{paths}], hive_partitioning = false)"
+        schema = SCHEMAS[same[0].table]
+        if shape == shape_of(schema):
+            asked.append(rows)
+            continue
+        there = set(names_in(folder, same[0]))
+        picked = [
+            f'"{name}"' if name in there else f'CAST(NULL AS {_TYPES[kind]}) AS "{name}"'
+            for name, kind in zip(schema.names, schema.types, strict=True)
+        ]
+        asked.append(f"(SELECT {', '.join(picked)} FROM {rows})")
+    if len(asked) == 1:
+        return asked[0]
+    return f"({' UNION ALL '.join(f'SELECT {listed(schema.names)} FROM {one}' for one in asked)})"
 
 
 def _none(table: str, columns: Sequence[str]) -> str:
