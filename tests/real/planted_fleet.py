@@ -121,3 +121,67 @@ def _always(value: float) -> Value:
 def _ecc(minute: float) -> float:
     """Five, seven from minute 30 on; begins anew at 60, and is one from 70 on."""
     return 5.0 if minute < 30 else 7.0 if minute < 60 else 0.0 if minute < 70 else 1.0
+
+
+def planted_pods() -> dict[str, list[tuple[float, float]]]:
+    """Two hours of a Kubernetes cluster as kube-state-metrics tells them.
+
+    `train-0` crashes at minute 30 and ends well at 60, `worker-0` is deleted at 80, `web` has no
+    GPU; node k1 is cordoned from minute 20 to 40, and down from 100 on.
+    """
+    found: dict[str, list[tuple[float, float]]] = {}
+
+    def plant(name: str, labels: str, value: Value) -> None:
+        times = [T0 + STEP * at for at in range(round(HOURS * 3600 / STEP) + 1)]
+        told = [(time, value((time - T0) / 60)) for time in times]
+        found[f"{name}{{{labels}}}"] = [(time, each) for time, each in told if each is not None]
+
+    for pod, uid, owner, kind, end in (
+        ("train-0", "u1", "train", "Job", 200.0),
+        ("worker-0", "u2", "worker-5b4", "ReplicaSet", 80.0),
+        ("web", "u3", "web-1", "ReplicaSet", 200.0),
+    ):
+        one = f'namespace="ml",pod="{pod}",uid="{uid}"'
+        here = _until(end)
+        plant("kube_pod_created", one, here(T0 - 600))
+        plant("kube_pod_start_time", one, here(T0 - 300))
+        plant("kube_pod_info", f'{one},node="k1"', here(1.0))
+        plant("kube_pod_owner", f'{one},owner_kind="{kind}",owner_name="{owner}"', here(1.0))
+        cpu = f'{one},container="c",node="k1",resource="cpu",unit="core"'
+        plant("kube_pod_container_resource_requests", cpu, here(16.0))
+        if pod != "web":
+            gpu = f'{one},container="c",node="k1",resource="nvidia_com_gpu",unit="integer"'
+            plant("kube_pod_container_resource_requests", gpu, here(4.0))
+        done = 60.0 if pod == "train-0" else 1000.0
+        for phase in ("Pending", "Running", "Succeeded", "Failed", "Unknown"):
+            plant("kube_pod_status_phase", f'{one},phase="{phase}"', _phase(phase, done, end))
+        count = _restarts(30.0 if pod == "train-0" else 1000.0, end)
+        plant("kube_pod_container_status_restarts_total", f'{one},container="c"', count)
+    plant("kube_pod_completion_time", 'namespace="ml",pod="train-0",uid="u1"',
+          lambda minute: T0 + 3600 if minute >= 60 else None)  # fmt: skip
+    reason = 'namespace="ml",pod="train-0",uid="u1",container="c",reason="OOMKilled"'
+    plant("kube_pod_container_status_last_terminated_reason", reason,
+          lambda minute: 1.0 if minute >= 30 else None)  # fmt: skip
+    plant("kube_node_info", 'node="k1"', _always(1.0))
+    for resource, amount in (("nvidia_com_gpu", 8.0), ("cpu", 96.0), ("memory", 1e12)):
+        plant("kube_node_status_capacity", f'node="k1",resource="{resource}"', _always(amount))
+    plant("kube_node_spec_unschedulable", 'node="k1"', lambda minute: float(20 <= minute < 40))
+    ready = 'node="k1",condition="Ready",status="true"'
+    plant("kube_node_status_condition", ready, lambda minute: float(minute < 100))
+    return found
+
+
+def _until(end: float) -> Callable[[float], Value]:
+    return lambda value: lambda minute: value if minute <= end else None
+
+
+def _restarts(at: float, end: float) -> Value:
+    return lambda minute: None if minute > end else float(minute >= at)
+
+
+def _phase(phase: str, done: float, end: float) -> Value:
+    def value(minute: float) -> float | None:
+        now = "Succeeded" if minute >= done else "Running"
+        return None if minute > end else float(phase == now)
+
+    return value

@@ -11,7 +11,7 @@ import pytest
 from meshwright.observe.fleet.sources.prometheus import PrometheusSource, source
 from meshwright.observe.fleet.sources.source import Asked
 from meshwright.observe.fleet.tables import TABLES
-from tests.real.planted_fleet import HOURS, STEP, T0, planted
+from tests.real.planted_fleet import HOURS, STEP, T0, planted, planted_pods
 from tests.real.prometheus_server import Server, prometheus, victoria_metrics
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
@@ -110,7 +110,7 @@ def test_an_xid_that_stays_is_one_event(tables: Tables) -> None:
 
 
 def test_a_counter_that_begins_anew_rises_by_what_it_shows(tables: Tables) -> None:
-    ecc = tables["events"].filter(pc.field("kind") == "ecc").sort_by("time_s")
+    ecc = tables["events"].filter(pc.field("kind") == "ecc_corrected").sort_by("time_s")
     assert _minutes(ecc["time_s"]) == [30, 70]
     assert ecc["count"].to_pylist() == [2, 1]
 
@@ -194,3 +194,53 @@ def test_a_server_that_is_killed_mid_query_is_asked_again_and_told_of(
     back.join()
     assert pa.concat_tables(parts).equals(tables["samples"])
     assert any("dropped out" in each and "asked again" in each for each in notes), notes
+
+
+@pytest.fixture(scope="module", params=[prometheus, victoria_metrics])
+def pods(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
+    try:
+        with request.param(tmp_path_factory.mktemp("pods"), planted_pods()) as running:
+            yield running
+    except FileNotFoundError as missing:
+        pytest.skip(f"needs Debian's {missing}")
+
+
+def test_pods_with_gpus_are_jobs_and_restarts_are_attempts(pods: Server) -> None:
+    tables, _, _ = _read(source(pods.url, ASKED))
+    jobs = tables["jobs"].sort_by([("job", "ascending"), ("attempt", "ascending")])
+    assert jobs["job"].to_pylist() == ["ml/train-0", "ml/train-0", "ml/worker-0"]
+    assert jobs["attempt"].to_pylist() == [0, 1, 0]
+    assert jobs["name"].to_pylist() == ["train", "train", "worker"]
+    assert jobs["state"].to_pylist() == ["out_of_memory", "completed", "cancelled"]
+    assert _minutes(jobs["start_s"]) == [-5, 30, -5]
+    assert _minutes(jobs["end_s"]) == [30, 60, pytest.approx(80, abs=1)]
+    assert jobs["gpus"].to_pylist() == [4, 4, 4]
+    assert jobs["cpus"].to_pylist() == [16, 16, 16]
+    assert jobs["nodes"].to_pylist() == [["k1"], ["k1"], ["k1"]]
+
+
+def test_cordons_and_conditions_are_states_of_nodes(pods: Server) -> None:
+    tables, _, _ = _read(source(pods.url, ASKED))
+    nodes = tables["nodes"].sort_by("since_s")
+    assert nodes["state"].to_pylist() == ["up", "draining", "up", "down"]
+    assert _minutes(nodes["since_s"]) == [0, 20, 40, 100]
+    assert _minutes(nodes["until_s"]) == [20, 40, 100, None]
+    assert set(nodes["gpus"].to_pylist()) == {8}
+
+
+def test_states_of_nodes_go_on_from_one_reading_to_the_next(pods: Server) -> None:
+    first, cursor, _ = _read(source(pods.url, ASKED._replace(until_s=T0 + 50 * 60)))
+    second, _, _ = _read(source(pods.url, ASKED), cursor)
+    whole, _, _ = _read(source(pods.url, ASKED))
+    newest = {
+        row["since_s"]: row["state"]
+        for part in (first, second)
+        for row in part["nodes"].to_pylist()
+    }
+    assert newest == {row["since_s"]: row["state"] for row in whole["nodes"].to_pylist()}
+    jobs = {(row["job"], row["attempt"]): (row["state"], row["start_s"], row["end_s"])
+            for part in (first, second) for row in part["jobs"].to_pylist()}  # fmt: skip
+    assert jobs == {(row["job"], row["attempt"]): (row["state"], row["start_s"], row["end_s"])
+                    for row in whole["jobs"].to_pylist()}  # fmt: skip

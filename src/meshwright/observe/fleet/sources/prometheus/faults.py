@@ -110,7 +110,7 @@ def _of_device(
     inside = (time_s > cut.grid.start_s - cut.grid.step_s) & (time_s <= cut.grid.end_s)
     for at in np.flatnonzero((rises > 0) & inside):
         labels = series[of[at]].labels
-        code = int(values[at]) if fault.how == "code" else _code(labels, fault)
+        code = int(values[at]) if fault.how == "code" else _code(labels)
         gpu = None if fault in PORT_FAULTS else gpu_of(labels)
         node = _node(labels, cut.fleet)
         text = _text(labels, fault, code)
@@ -144,9 +144,9 @@ def _rises(values: Floats, fault: Fault) -> Floats:
     return np.maximum(change, 0.0)
 
 
-def _code(labels: dict[str, str], fault: Fault) -> int | None:
+def _code(labels: dict[str, str]) -> int | None:
     xid = labels.get("xid", "")
-    return int(xid) if xid.isdigit() else fault.code
+    return int(xid) if xid.isdigit() else None
 
 
 def _text(labels: dict[str, str], fault: Fault, code: int | None) -> str:
@@ -169,7 +169,7 @@ def _once(found: Iterable[Event], near_s: float) -> list[Event]:
             if event.kind == "xid" and event.time_s - last.time_s <= near_s:
                 kept[at] = last._replace(count=max(last.count, event.count))
                 continue
-            if event.time_s == last.time_s:  # two ports of one node
+            if event.time_s == last.time_s:  # two counters, or two ports of a node
                 text = last.text if event.text in last.text else f"{last.text}; {event.text}"
                 kept[at] = last._replace(count=last.count + event.count, text=text)
                 continue

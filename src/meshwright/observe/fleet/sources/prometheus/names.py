@@ -172,61 +172,54 @@ class Fault(NamedTuple):
     how: Literal["code", "window", "counter", "flag"] = "counter"
     """`code`: the value is the newest Xid, which stays; `window`: a count over the last minutes;
     `counter`: grows, and begins anew after a reset; `flag`: nought or one."""
-    code: int | None = None
 
 
-def _nvlink(what: str, text: str, code: int) -> Fault:
+def _nvlink(what: str, text: str) -> Fault:
     old, new = f"DCGM_FI_DEV_NVLINK_{what}_COUNT_TOTAL", f"DCGM_FI_DEV_NVLINK_{what}_TOTAL"
-    return Fault((old, new), "nvlink", text, code=code)
+    return Fault((old, new), "nvlink", text)
 
 
 FAULTS: Final = (
     Fault(("DCGM_FI_DEV_XID_ERRORS", "DCGM_FI_DEV_XID_ERROR"), "xid", "", "code"),
     Fault(("DCGM_EXP_XID_ERRORS_COUNT",), "xid", "", "window"),
     Fault(("DCGM_EXP_XID_ERRORS_TOTAL",), "xid", ""),
-    Fault(("DCGM_FI_DEV_ECC_SBE_VOL_TOTAL",), "ecc", "corrected errors of memory", code=1),
-    Fault(("DCGM_FI_DEV_ECC_DBE_VOL_TOTAL",), "ecc", "uncorrected errors of memory", code=2),
+    Fault(("DCGM_FI_DEV_ECC_SBE_VOL_TOTAL",), "ecc_corrected", "corrected errors of memory"),
+    Fault(("DCGM_FI_DEV_ECC_DBE_VOL_TOTAL",), "ecc", "uncorrected errors of memory"),
     Fault(
         ("DCGM_FI_DEV_CORRECTABLE_REMAPPED_ROWS", "DCGM_FI_DEV_ROW_REMAP_CORRECTABLE_TOTAL"),
         "row_remap",
         "rows remapped after corrected errors",
-        code=1,
     ),
     Fault(
         ("DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS", "DCGM_FI_DEV_ROW_REMAP_UNCORRECTABLE_TOTAL"),
         "row_remap",
         "rows remapped after uncorrected errors",
-        code=2,
     ),
-    Fault(("DCGM_FI_DEV_ROW_REMAP_PENDING",), "row_remap", "rows wait for a reset", "flag", 3),
+    Fault(("DCGM_FI_DEV_ROW_REMAP_PENDING",), "row_remap", "rows wait for a reset", "flag"),
     Fault(
         ("DCGM_FI_DEV_ROW_REMAP_FAILURE", "DCGM_FI_DEV_ROW_REMAP_FAILED"),
         "row_remap",
         "a row could not be remapped",
         "flag",
-        4,
     ),
     Fault(("DCGM_FI_DEV_PCIE_REPLAY_COUNTER", "DCGM_FI_DEV_PCIE_REPLAY_TOTAL"), "pcie", "replays"),
-    _nvlink("CRC_FLIT_ERROR", "flit checksums wrong", 1),
-    _nvlink("CRC_DATA_ERROR", "data checksums wrong", 2),
-    _nvlink("REPLAY_ERROR", "replays", 3),
-    _nvlink("RECOVERY_ERROR", "recoveries", 4),
+    _nvlink("CRC_FLIT_ERROR", "flit checksums wrong"),
+    _nvlink("CRC_DATA_ERROR", "data checksums wrong"),
+    _nvlink("REPLAY_ERROR", "replays"),
+    _nvlink("RECOVERY_ERROR", "recoveries"),
 )
 """Of GPUs."""
 
 PORT_FAULTS: Final = tuple(
-    Fault((f"node_infiniband_{name}_total",), "infiniband", text, code=code)
-    for code, (name, text) in enumerate(
-        (
-            ("link_downed", "link went down"),
-            ("link_error_recovery", "link recovered from errors"),
-            ("symbol_error", "symbol errors"),
-            ("port_errors_received", "packets received with errors"),
-            ("local_link_integrity_errors", "link integrity errors"),
-            ("excessive_buffer_overrun_errors", "buffer overruns"),
-            ("port_discards_transmitted", "packets that could not be sent"),
-        ),
-        start=1,
+    Fault((f"node_infiniband_{name}_total",), "infiniband", text)
+    for name, text in (
+        ("link_downed", "link went down"),
+        ("link_error_recovery", "link recovered from errors"),
+        ("symbol_error", "symbol errors"),
+        ("port_errors_received", "packets received with errors"),
+        ("local_link_integrity_errors", "link integrity errors"),
+        ("excessive_buffer_overrun_errors", "buffer overruns"),
+        ("port_discards_transmitted", "packets that could not be sent"),
     )
 )
 """Of ports of InfiniBand and RoCE, as node-exporter counts them."""

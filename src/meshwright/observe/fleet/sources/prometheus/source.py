@@ -28,7 +28,7 @@ from meshwright.observe.fleet.sources.prometheus.hosts import (
 from meshwright.observe.fleet.sources.prometheus.labels import Naming
 from meshwright.observe.fleet.sources.prometheus.names import FIELDS
 from meshwright.observe.fleet.sources.source import Asked, Batch
-from meshwright.observe.fleet.tables import SAMPLES
+from meshwright.observe.fleet.tables import HELD, JOBS, SAMPLES
 
 OPTIONS = ("token_file", "token_env", "user", "password_file", "password_env", "tenant", "selector",
     "node_label", "domain", "renames", "settle_s")  # fmt: skip
@@ -49,6 +49,10 @@ _LONGEST_BACK = 1024
 class _Cursor(NamedTuple):
     until_s: float
     holding: Mapping[str, Any]
+    pods_until_s: float | None
+    """Up to where pods and nodes were read."""
+    nodes: dict[str, tuple[str, float]]
+    """How nodes stood then."""
 
 
 class PrometheusSource:
@@ -78,14 +82,17 @@ class PrometheusSource:
             since_s = self._oldest(until_s)
         fleet, count = self._look(since_s, until_s)
         yield from self._notes("samples")
-        holding = Holding(None if left is None else left.holding)
+        left = left or _Cursor(since_s, {}, None, {})
+        holding = Holding(left.holding)
         if not (has_gpus(fleet.names) or has_hosts(fleet.names)):
             note = f"{self._server.url} has no metrics of GPUs or nodes in this time"
             yield Batch("samples", _empty(), None, (note,))
         most = max(1, min(5_000, _CELLS // max(count, 1)))
         for grid in grids(since_s, until_s, step_s, most):
             yield from self._slice(fleet, grid, holding)
-        yield from self._jobs(fleet, since_s, until_s)
+            left = left._replace(until_s=grid.end_s, holding=holding.kept())
+            yield Batch("held", HELD.empty_table(), json.dumps(left._asdict()))
+        yield from self._jobs(fleet, since_s, until_s, left)
         self._server.close()
 
     def _slice(self, fleet: Fleet, grid: Grid, holding: Holding) -> Iterator[Batch]:
@@ -97,17 +104,20 @@ class PrometheusSource:
         yield Batch("events", events(cut))
         gpus, held = holding.add(seen(cut), cut, _memory(samples))
         yield Batch("gpus", gpus)
-        # Behind this one all rows of the slice are kept: from here another ingest goes on.
-        kept = json.dumps({"until_s": grid.end_s, "holding": holding.kept()})
-        yield Batch("held", held, kept, self._server.notes())
+        yield Batch("held", held, None, self._server.notes())
 
-    def _jobs(self, fleet: Fleet, since_s: float, until_s: float) -> Iterator[Batch]:
+    def _jobs(self, fleet: Fleet, since_s: float, until_s: float, left: _Cursor) -> Iterator[Batch]:
         if "kube_pod_status_phase" not in fleet.names and "kube_node_info" not in fleet.names:
             return
         from meshwright.observe.fleet.sources.kubernetes.state_metrics import read_state_metrics
 
-        for table, rows in read_state_metrics(self._server, fleet, since_s, until_s):
+        if left.pods_until_s is not None:
+            since_s = min(left.pods_until_s - _AGAIN_S, until_s)
+        found, nodes = read_state_metrics(self._server, fleet, since_s, until_s, left.nodes)
+        for table, rows in found:
             yield Batch(table, rows, None, self._server.notes())
+        left = left._replace(pods_until_s=until_s, nodes=nodes)
+        yield Batch("jobs", JOBS.empty_table(), json.dumps(left._asdict()))
 
     def _notes(self, table: str) -> Iterator[Batch]:
         if found := self._server.notes():
@@ -181,8 +191,10 @@ def _read_cursor(text: str | None) -> _Cursor | None:
         return None
     try:
         found = json.loads(text)
-        return _Cursor(float(found["until_s"]), dict(found["holding"]))
-    except (ValueError, KeyError, TypeError):
+        nodes = {node: (str(state), float(at)) for node, (state, at) in found["nodes"].items()}
+        pods_until_s = found["pods_until_s"]
+        return _Cursor(float(found["until_s"]), dict(found["holding"]), pods_until_s, nodes)
+    except (ValueError, KeyError, TypeError, AttributeError):
         return None  # of another version: read from the start, rows that come twice are one
 
 
