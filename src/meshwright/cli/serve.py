@@ -44,8 +44,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--reasoning", action="store_true", help="answers begin with <think>")
     group.add_argument(
         "--tool-format", metavar="NAME",
-        help="how the model writes tool calls: hermes, llama3_json, mistral, pythonic"
-        " (default: what its chat template looks like)",
+        help="how the model writes tool calls: hermes, llama3_json, mistral, pythonic,"
+        " qwen3_coder (default: what its chat template looks like)",
     )  # fmt: skip
     group.add_argument(
         "--no-model-sampling", action="store_true",

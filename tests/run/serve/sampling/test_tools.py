@@ -256,13 +256,14 @@ FRAGMENTS = [
     *("<tool_call>", "</tool_call>", "<tool_", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "[TOOL"),
     *("<|python_tag|>", "<think>", "</think>", "<|python", '{"name": "f", "arguments": {}}'),
     *('{"name": ', '"f"', '"arguments": ', '{"a": 1}', ", ", "}", "{", "]", "[", '"', "\\", ":"),
+    *("<function=f>", "<parameter=a>", "</parameter>", "</function>", "<function="),
     *("f(x=1)", "[f()", " ", "\n", ";", "word", "null", "1.5", "é"),
 ]
 
 
 @given(
     st.lists(st.sampled_from(FRAGMENTS), max_size=14).map("".join),
-    st.sampled_from(["hermes", "mistral", "llama3_json", "pythonic"]),
+    st.sampled_from(["hermes", "mistral", "llama3_json", "pythonic", "qwen3_coder"]),
     st.booleans(),
 )
 def test_any_text_gives_the_same_in_any_pieces(text: str, way: str, thinks: bool) -> None:

@@ -216,6 +216,7 @@ class Taught(Bytes):
     [
         (Taught.lesson, "hermes"),
         ("<tool_call><function=f></tool_call>", None),
+        ("<tool_call>\n<function=f>\n<parameter=a>\nb\n</parameter>", "qwen3_coder"),
         ("[AVAILABLE_TOOLS][]", "mistral"),
         ('Respond in the format {"name": function name, "parameters": {}}', "llama3_json"),
         ("nothing", None),
@@ -265,6 +266,32 @@ def test_a_model_that_calls_of_itself_is_understood() -> None:
             "name": "weather",
             "arguments": '{"town": "Ulm"}',
         }
+
+
+def test_calls_in_xml_come_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = "<tool_call>\n<function=weather>\n<parameter=town>\nUlm\n</parameter>\n"
+    said += "<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>"
+    monkeypatch.setattr(Taught, "lesson", "<function=f>\n<parameter=a>\n")
+    properties = {"town": {"type": "string"}, "days": {"type": "integer"}}
+    tool = {
+        "type": "function",
+        "function": {"name": "weather", "parameters": {"properties": properties}},
+    }
+    settings = ServerSettings(model="parrot", port=0)
+    asked = {"messages": HELLO, "tools": [tool]}
+    with Served(serve_app(PretendEngine(lambda *_: said), Taught(), settings), settings) as served:
+        (choice,) = send(served.url, "/v1/chat/completions", asked).json["choices"]
+        told = events(send(served.url, "/v1/chat/completions", {**asked, "stream": True}).body)
+    (call,) = choice["message"]["tool_calls"]
+    wanted = '{"town": "Ulm", "days": 3}'
+    assert (call["function"]["name"], call["function"]["arguments"]) == ("weather", wanted)
+    streamed = [
+        call["function"].get("arguments", "")
+        for one in told
+        for call in one["choices"][0]["delta"].get("tool_calls", ())
+    ]
+    assert len(streamed) > 3
+    assert "".join(streamed) == wanted
 
 
 def test_a_model_whose_calls_nobody_can_read_is_not_asked_for_them(served: Served) -> None:

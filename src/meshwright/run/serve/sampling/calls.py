@@ -5,12 +5,13 @@ from typing import Literal
 from meshwright.run.serve.sampling.heard import Heard, Seams
 from meshwright.run.serve.sampling.json_call import JsonCall
 
-ToolFormat = Literal["hermes", "llama3_json", "mistral", "pythonic"]
+ToolFormat = Literal["hermes", "llama3_json", "mistral", "pythonic", "qwen3_coder"]
 MARKS: dict[ToolFormat, tuple[str, ...]] = {
     "hermes": ("<tool_call>", "</tool_call>"),
     "llama3_json": ("<|python_tag|>",),
     "mistral": ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
     "pythonic": ("<|python_start|>", "<|python_end|>"),
+    "qwen3_coder": ("<tool_call>", "</tool_call>"),
 }
 
 

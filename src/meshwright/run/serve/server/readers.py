@@ -15,7 +15,8 @@ from meshwright.run.serve.server.words import Words
 THINKS = "<think>"
 # What templates tell a model about the way to write calls; the first that is found counts.
 TRACES: list[tuple[str, ToolFormat | None]] = [
-    (r"<function=", None),  # calls in XML, which nobody reads here
+    (r"<function=[^>]*>\s*<parameter=", "qwen3_coder"),
+    (r"<function=", None),  # other calls in XML, which nobody reads here
     (r"<tool_call>", "hermes"),
     (r"\[AVAILABLE_TOOLS\]|\[TOOL_CALLS\]", "mistral"),
     (r"\[func_name1\(", "pythonic"),
@@ -76,8 +77,12 @@ class Readers:
         if self._reasoning:
             begun = self._words.decode(prompt[-8:]).rstrip().endswith(THINKS)
             return lambda: Thoughts(_calls(written, tools), begun=begun)
-        return None if written is None else lambda: tool_reader(written, tools.names)
+        return None if written is None else lambda: _reader(written, tools)
 
 
 def _calls(written: str | None, tools: Tools) -> Reader | None:
-    return None if written is None else tool_reader(written, tools.names)
+    return None if written is None else _reader(written, tools)
+
+
+def _reader(written: str, tools: Tools) -> Reader:
+    return tool_reader(written, tools.names, tools.parameters)

@@ -107,6 +107,8 @@ class Tools(NamedTuple):
     """Whether calls are read, and how they are written."""
     names: tuple[str, ...] = ()
     """The functions that may be called."""
+    parameters: Mapping[str, Any] = {}
+    """Schemas of their arguments."""
 
 
 def tools_of(body: ChatBody) -> Tools:
@@ -136,7 +138,8 @@ def tools_of(body: ChatBody) -> Tools:
     if choice == "required":
         several = body.parallel_tool_calls is not False
         return Tools(shown, schema_grammar(calls_schema(functions, several=several)), "listed")
-    return Tools(shown, None, "auto", tuple(names))
+    schemas = {function.name: function.parameters for function in functions}
+    return Tools(shown, None, "auto", tuple(names), schemas)
 
 
 def calls_schema(functions: Sequence[Function], *, several: bool) -> dict[str, Any]:
