@@ -103,3 +103,30 @@ def test_serving_answers_row_by_row(tmp_path: Path, capsys: Captured) -> None:
     assert data["summary"]["predicted"] == 1
     assert main(["validate", "serving", "--runs", str(runs)]) == 0
     assert "1 skipped with a reason" in capsys.readouterr().out
+
+
+def test_fleet_answers_one_row_for_each_statistic(tmp_path: Path, capsys: Captured) -> None:
+    traces = tmp_path / "traces"
+    traces.mkdir()
+    (traces / "nodes.csv").write_text(
+        "gpu_model,gpu_capacity_num,cpu_num,node_name\nA10,1,128,0\nA100,8,128,1\n",
+        encoding="utf-8",
+    )
+    published = tmp_path / "facts.json"
+    nodes = {"rows": 2, "gpus": 10, "by_model": {"A10": 1, "A100": 8, "H800": 4}}
+    published.write_text(json.dumps({"alibaba_v2026_spot": {"nodes": nodes}}), encoding="utf-8")
+    command = ["validate", "fleet", "--traces", str(traces)]
+    assert main([*command, "--published", str(published), "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["schema"] == "meshwright.validate.fleet/1"
+    rows = {row["name"].removeprefix("alibaba_v2026_spot.nodes."): row for row in answer["rows"]}
+    assert rows["rows"]["agrees"] is True
+    assert (rows["gpus"]["ours"], rows["gpus"]["agrees"]) == (9, False)
+    assert rows["gpus"]["difference"] == pytest.approx(-0.1)
+    assert rows["by_model.H800"]["ours"] is None
+    assert answer["summary"]["overall"]["agree"] == 3
+    assert main([*command, "--published", str(published)]) == 0
+    assert "3 of 4 agree" in capsys.readouterr().out
+    assert main([*command, "--json"]) == 0
+    alone = json.loads(capsys.readouterr().out)["rows"]
+    assert {row["published"] for row in alone} == {None}

@@ -3,7 +3,12 @@
 import argparse
 from pathlib import Path
 
-from meshwright.cli import validate_collectives, validate_serving, validate_training
+from meshwright.cli import (
+    validate_collectives,
+    validate_fleet,
+    validate_serving,
+    validate_training,
+)
 from meshwright.cli.answer import Answer
 from meshwright.cli.parser import add_common, verbs
 from meshwright.errors import MissingPart
@@ -25,6 +30,11 @@ _VERBS = (
         "score predicted serving against published runs: throughput, TPOT, TTFT",
         validate_serving.EXAMPLES,
     ),
+    (
+        "fleet",
+        "reproduce published statistics of GPU clusters from their traces",
+        validate_fleet.EXAMPLES,
+    ),
 )
 RUNS = {verb: Path(f"validation/{verb}/runs.json") for verb in ("training", "collectives")}
 """Runs that the repository has; those of serving are given with `--runs`."""
@@ -35,10 +45,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the verbs and their flags."""
     found = verbs(parser, _VERBS)
     for verb, of_verb in found.items():
+        if verb == "fleet":
+            continue
         usual = f" (default: {RUNS[verb]} of the repository)" if verb in RUNS else ""
         of_verb.add_argument(
             "--runs", metavar="FILE", required=verb not in RUNS, help=f"JSON list of runs{usual}"
         )
+    found["fleet"].add_argument(
+        "--traces", metavar="FOLDER", required=True, help="folder of public cluster traces"
+    )
+    found["fleet"].add_argument(
+        "--published",
+        metavar="FILE",
+        help="JSON of published statistics to hold ours against (default: ours alone)",
+    )
     found["collectives"].add_argument(
         "--tuning",
         metavar="FILE",
@@ -56,6 +76,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Answer:
     """Answer with every row and the summary."""
+    if args.verb == "fleet":
+        published = Path(args.published) if args.published else None
+        return validate_fleet.answer(published, Path(args.traces))
     runs = Path(args.runs) if args.runs else _own(RUNS[args.verb])
     if runs is None:
         raise MissingPart(

@@ -72,7 +72,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     """One statistic: published, ours, and what lies between."""
 
     name: str
-    published: float
+    published: float | None
+    """Null: it was asked for ours alone."""
     ours: float | None = None
     difference: float | None = None
     """Ours over the published one, less one; null where that is nought."""
@@ -110,8 +111,13 @@ def our_figures(traces: Path) -> Figures:
     return made | servers(made)
 
 
-def compared(facts: Path, traces: Path) -> list[Row]:
-    """Hold each published figure against ours, in the order of the file; then what papers say."""
+def compared(facts: Path | None, traces: Path) -> list[Row]:
+    """Hold each published figure against ours, in the order of the file; then what papers say.
+
+    Without a file of published ones, every figure of ours is a row.
+    """
+    if facts is None:
+        return [_ours(name, figure) for name, figure in our_figures(traces).items()]
     published = _read(facts)
     made = our_figures(traces) | closed_forms(published.get("reliability", {}))
     rows = [_row(name, value, made.get(name)) for name, value in leaves(published)]
@@ -159,6 +165,13 @@ def _row(name: str, published: float, ours: Figure | None) -> Row:
         how=ours.how,
         of=ours.of,
         why="" if same and judged else ours.doubt.why,
+    )
+
+
+def _ours(name: str, figure: Figure) -> Row:
+    basis = figure.doubt.basis.name.lower()
+    return Row(
+        name=name, published=None, ours=figure.value, how=figure.how, of=figure.of, basis=basis
     )
 
 

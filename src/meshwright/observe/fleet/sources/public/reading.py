@@ -59,7 +59,7 @@ def _form_of(part: Part) -> Found | None:
 
 
 def named(part: Part) -> str:
-    """Return the cluster that a file is of: the first word of its name that says one, or its folder."""
+    """Return the cluster that a file is of: the first telling word of its name, or its folder."""
     words = [word for word in part.stem.split("_") if word.lower() not in _SAY_NOTHING]
     place = Path(part.member) if part.member and Path(part.member).parent.name else part.path
     name = words[0] if words else place.resolve().parent.name
