@@ -1,0 +1,117 @@
+"""Columns as arrays: what a pyarrow table holds, and sums over parts of it without a loop."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+
+
+class Words(NamedTuple):
+    """A column of text as numbers."""
+
+    codes: Ints
+    """Places in `values`; -1 for null."""
+    values: tuple[str, ...]
+
+    def at(self, row: int) -> str:
+        """The text of one row; empty for null."""
+        code = int(self.codes[row])
+        return self.values[code] if code >= 0 else ""
+
+    def equals(self, *wanted: str) -> Flags:
+        """Which rows hold one of these."""
+        known = [place for place, value in enumerate(self.values) if value in wanted]
+        return np.isin(self.codes, known)
+
+
+def floats(table: Any, name: str) -> Floats:
+    """A column of numbers; nan for null and where the table has no such column."""
+    if name not in table.column_names:
+        return np.full(table.num_rows, np.nan)
+    import pyarrow as pa
+
+    column = table.column(name).cast(pa.float64(), safe=False)
+    return np.asarray(column.to_numpy(zero_copy_only=False), dtype=np.float64)
+
+
+def words(table: Any, name: str) -> Words:
+    """A column of text."""
+    if name not in table.column_names or not table.num_rows:
+        return Words(np.full(table.num_rows, -1, dtype=np.int64), ())
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    column = table.column(name).combine_chunks()
+    if isinstance(column, pa.ChunkedArray):
+        column = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], pa.string())
+    encoded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
+    codes = pc.fill_null(encoded.indices.cast(pa.int64()), -1)
+    return Words(
+        np.asarray(codes.to_numpy(zero_copy_only=False), dtype=np.int64),
+        tuple("" if value is None else str(value) for value in encoded.dictionary.to_pylist()),
+    )
+
+
+def together(*columns: Ints) -> Ints:
+    """Number the distinct combinations of some columns from nought; -1 where one of them is -1."""
+    found = columns[0].copy()
+    missing = found < 0
+    for codes in columns[1:]:
+        missing |= codes < 0
+        found = np.unique(found * (int(codes.max(initial=0)) + 1) + codes, return_inverse=True)[1]
+    found = found.astype(np.int64)
+    found[missing] = -1
+    return found
+
+
+def slice_sums(values: Floats, low: Ints, high: Ints) -> Floats:
+    """Sums of `values[low:high]`; what is nan counts as nought."""
+    total = np.zeros(values.size + 1)
+    np.cumsum(np.nan_to_num(values), out=total[1:])
+    sums: Floats = total[high] - total[low]
+    return sums
+
+
+def slice_most(values: Floats, low: Ints, high: Ints) -> Floats:
+    """The largest of `values[low:high]`; nan where there is none."""
+    if not low.size:
+        return np.zeros(0)
+    padded = np.append(np.where(np.isnan(values), -np.inf, values), -np.inf)
+    pairs = np.stack([low, np.maximum(high, low)], axis=1).ravel()
+    most = np.maximum.reduceat(padded, pairs)[::2]
+    return np.where((high > low) & np.isfinite(most), most, np.nan)
+
+
+def mean_where(values: Floats, which: Flags, low: Ints, high: Ints) -> Floats:
+    """Means of `values[low:high]` over rows that are chosen and known; nan where there is none."""
+    known = which & ~np.isnan(values)
+    count = slice_sums(known.astype(np.float64), low, high)
+    sums = slice_sums(np.where(known, values, 0.0), low, high)
+    return np.divide(sums, count, out=np.full(count.size, np.nan), where=count > 0)
+
+
+def by_group(values: Floats, groups: Ints, number: int, weights: Floats | None = None) -> Floats:
+    """Weighted means of groups over what is known; nan where nothing is."""
+    weight = np.ones(values.size) if weights is None else weights
+    known = ~np.isnan(values) & (groups >= 0)
+    sums = np.bincount(groups[known], values[known] * weight[known], minlength=number)
+    total = np.bincount(groups[known], weight[known], minlength=number)
+    return np.divide(sums, total, out=np.full(number, np.nan), where=total > 0)
+
+
+def most_of(values: Floats, groups: Ints, number: int) -> Floats:
+    """The largest of each group; nan where nothing is known."""
+    most = np.full(number, -np.inf)
+    known = ~np.isnan(values) & (groups >= 0)
+    np.maximum.at(most, groups[known], values[known])
+    return np.where(np.isfinite(most), most, np.nan)
+
+
+def sums_of(values: Floats, groups: Ints, number: int) -> Floats:
+    """The sum of each group over what is known."""
+    known = ~np.isnan(values) & (groups >= 0)
+    return np.bincount(groups[known], values[known], minlength=number)

@@ -1,0 +1,276 @@
+"""Faults of the hardware: those that ended jobs, and those that announce themselves."""
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from meshwright.observe.fleet.patterns.arrays import Flags, Floats, Ints
+from meshwright.observe.fleet.patterns.fleet import Fleet
+from meshwright.observe.fleet.patterns.lost import (
+    APPLICATION_XIDS,
+    NVLINK_XIDS,
+    holders,
+    lost_work,
+)
+from meshwright.observe.fleet.patterns.registry import Hit, Pattern, pattern
+from meshwright.observe.fleet.patterns.robust import discoveries, poisson_tail
+from meshwright.observe.fleet.patterns.say import lasted, some
+
+BEFORE_S = 3600.0
+"""A fault so long before a job's end may have caused it."""
+PRIOR = 2.0
+"""A user's own rate of failures counts as much as everybody's after so many scripts."""
+RARE = 1e-3
+"""An event that comes by itself so seldom in that time is no coincidence."""
+_LOST = "measured: GPU-hours since the last checkpoint; all of the job's at most, where none is told"
+
+
+def _before_failure(
+    name: str, title: str, what: str, which: Callable[[Fleet], Flags], remedy: str
+) -> None:
+    known = Pattern(
+        name,
+        title,
+        "faults",
+        f"{what} on the job's own GPU or node in the hour before it failed, where such events are "
+        "so seldom that less than one failure in a thousand would meet one by chance, or which "
+        "always end a job",
+        _LOST,
+        remedy,
+        owner="operators",
+        least_hours=0.0,
+        statistical="Poisson chance of meeting such an event in the hour, from its own rate here",
+    )
+
+    @pattern(known)
+    def detector(fleet: Fleet) -> Iterator[Hit]:
+        jobs, faults = fleet.jobs, fleet.faults
+        rows = np.flatnonzero(which(fleet))
+        if not rows.size:
+            return
+        job = holders(fleet, rows, BEFORE_S)
+        failed = jobs.state.equals("failed", "node_fail", "requeued", "out_of_memory")
+        ended = (job >= 0) & failed[job]
+        nodes = max(1, fleet.places.number)
+        span = max(fleet.until_s - fleet.since_s, BEFORE_S)
+        lost = lost_work(fleet)
+        for one in np.unique(job[ended]).tolist():
+            own = rows[ended & (job == one)]
+            places = max(1, int(np.unique(fleet.uses.node[fleet.uses.job == one]).size))
+            # The rate elsewhere: events that this failure had itself are no background.
+            expected = max(rows.size - own.size, 1) / nodes / span * BEFORE_S * places
+            fatal = faults.kind.equals("xid")[own].any()
+            if not fatal and float(poisson_tail(np.array([own.size]), np.array([expected]))[0]) > (
+                RARE
+            ):
+                continue
+            yield Hit(
+                float(lost.hours[one]),
+                lambda own=own, one=one: _tell(fleet, own, one, lost.known[one]),
+                jobs=np.array([one]),
+                nodes=tuple(sorted({fleet.places.names[int(faults.node[row])] for row in own})),
+            )
+
+
+def _tell(fleet: Fleet, own: Ints, job: int, known: bool) -> tuple[str, ...]:
+    faults, jobs = fleet.faults, fleet.jobs
+    first = int(own[0])
+    code = f" {faults.code[first]}" if faults.code[first] >= 0 else ""
+    where = f", GPU {faults.gpu[first]}" if faults.gpu[first] >= 0 else ""
+    before = jobs.end_s[job] - faults.time_s[first]
+    lines = [
+        f"{fleet.places.names[int(faults.node[first])]}{where}: {faults.kind.at(first)}{code}, "
+        f"{own.size} in the last {lasted(max(float(before), 60.0))} of job {jobs.label(job)} "
+        f"({jobs.state.at(job)})"
+    ]
+    if faults.text.at(first):
+        lines.append(faults.text.at(first)[:120])
+    if not known:
+        lines.append("the job tells of no checkpoint: at most all of it is lost")
+    return tuple(lines)
+
+
+def _xids(fleet: Fleet, codes: tuple[int, ...], *, but: bool = False) -> Flags:
+    xid = fleet.faults.kind.equals("xid")
+    own: Flags = np.isin(fleet.faults.code, codes)
+    return xid & (~own if but else own)
+
+
+_before_failure(
+    "gpu-errors-before-failure",
+    "A GPU's own errors ended a job",
+    "an Xid of the hardware, uncorrected ECC errors or a row remapping",
+    lambda fleet: (
+        _xids(fleet, (*APPLICATION_XIDS, *NVLINK_XIDS), but=True)
+        | fleet.faults.kind.equals("ecc", "row_remap")
+    ),
+    "drain the node, reset the GPU (nvidia-smi -r -i N), run dcgmi diag -r 3; replace it where row "
+    "remapping fails or the error comes back",
+)
+_before_failure(
+    "nvlink-errors-before-failure",
+    "NVLink errors ended a job",
+    "an Xid of NVLink or errors counted on its links",
+    lambda fleet: _xids(fleet, NVLINK_XIDS) | fleet.faults.kind.equals("nvlink"),
+    "drain the node; nvidia-smi nvlink -e shows the link; reset all GPUs of the node together, "
+    "restart nvidia-fabricmanager; reseat or replace the tray where it returns",
+)
+_before_failure(
+    "infiniband-errors-before-failure",
+    "InfiniBand errors ended a job",
+    "errors or a link down counted on the node's InfiniBand ports",
+    lambda fleet: fleet.faults.kind.equals("infiniband"),
+    "ibqueryerrors and iblinkinfo name the port; clean or replace cable and transceiver; until then "
+    "--exclude=NODE",
+)
+
+
+@pattern(
+    Pattern(
+        "application-fault",
+        "A program's own fault, not the GPU's",
+        "faults",
+        "Xid 13, 31 or 43 on the job's own GPU within ten minutes of its failure",
+        _LOST,
+        "an illegal address in a kernel: run a small case with CUDA_LAUNCH_BLOCKING=1 and "
+        "compute-sanitizer; the node need not be drained",
+        least_hours=0.0,
+    )
+)
+def application_fault(fleet: Fleet) -> Iterator[Hit]:
+    """Xids of programs."""
+    jobs = fleet.jobs
+    rows = np.flatnonzero(_xids(fleet, APPLICATION_XIDS))
+    job = holders(fleet, rows, 600.0)
+    lost = lost_work(fleet)
+    ended = (job >= 0) & jobs.state.equals("failed", "out_of_memory")[job] if rows.size else rows
+    for one in np.unique(job[ended]).tolist() if rows.size else ():
+        own = rows[ended & (job == one)]
+        yield Hit(
+            float(lost.hours[one]),
+            lambda own=own, one=one: _tell(fleet, own, one, lost.known[one]),
+            jobs=np.array([one]),
+            nodes=tuple(sorted({fleet.places.names[int(fleet.faults.node[row])] for row in own})),
+        )
+
+
+@pattern(
+    Pattern(
+        "errors-rising",
+        "A GPU or node has far more errors than others: it is likely to fail",
+        "faults",
+        "errors that were corrected or counted (ECC, row remaps, PCIe replays, NVLink, InfiniBand) "
+        "come improbably often, against all other devices (1 % false discovery)",
+        "not in GPU-hours: what would be lost is the next job there",
+        "drain at the next free moment and run dcgmi diag -r 3 (GPU), ibqueryerrors (port); do not "
+        "give it to a job over many nodes before",
+        owner="operators",
+        statistical="Poisson chance with overdispersion against the fleet's trimmed rate, false "
+        "discovery rate of 1 % over all devices (Benjamini-Hochberg)",
+    )
+)
+def errors_rising(fleet: Fleet) -> Iterator[Hit]:
+    """Counters that rise faster than anybody's."""
+    faults = fleet.faults
+    for kind in ("ecc", "row_remap", "pcie", "nvlink", "infiniband"):
+        rows = np.flatnonzero(faults.kind.equals(kind) & (faults.node >= 0))
+        if not rows.size:
+            continue
+        key = faults.node[rows] * 1025 + faults.gpu[rows] + 1
+        devices, where = np.unique(key, return_inverse=True)
+        seen = np.bincount(where, minlength=devices.size).astype(np.float64)
+        gpus = np.nansum(fleet.node_gpus) if (faults.gpu[rows] >= 0).any() else fleet.places.number
+        population = max(int(gpus), devices.size)
+        others = np.sort(np.concatenate([np.zeros(population - devices.size), seen]))
+        calm = others[: max(1, int(0.95 * others.size))]
+        rate = max(float(calm.mean()), 1.0 / population)
+        spread = max(1.0, float(calm.var()) / rate)
+        chance = poisson_tail(np.ceil(seen / spread), np.full(seen.size, rate / spread))
+        padded = np.concatenate([chance, np.ones(population - devices.size)])
+        believed = discoveries(padded, 0.01)[: devices.size] & (seen >= 4)
+        for at in np.flatnonzero(believed).tolist():
+            node, gpu = int(devices[at] // 1025), int(devices[at] % 1025) - 1
+            name = fleet.places.names[node] + (f", GPU {gpu}" if gpu >= 0 else "")
+            total = float(faults.count[rows[where == at]].sum())
+            yield Hit(
+                None,
+                lambda name=name, at=at, kind=kind, seen=seen, rate=rate, total=total: (
+                    f"{name}: {kind} errors at {seen[at]:.0f} moments ({total:.0f} in all), where "
+                    f"{rate:.2g} are usual",
+                ),
+                nodes=(fleet.places.names[node],),
+            )
+
+
+@pattern(
+    Pattern(
+        "lemon-node",
+        "Jobs fail on this node more than elsewhere",
+        "faults",
+        "scripts of two users or more fail on a node, three or more, improbably many for what "
+        "these users' scripts do elsewhere (5 % false discovery)",
+        _LOST,
+        "drain it: scontrol update nodename=NODE state=drain reason=lemon; run mw bench and dcgmi "
+        "diag -r 3 before it comes back",
+        owner="operators",
+        least_hours=0.0,
+        statistical="Poisson chance against what the same users see on other nodes, false "
+        "discovery rate of 5 % (Benjamini-Hochberg)",
+    )
+)
+def lemon(fleet: Fleet) -> Iterator[Hit]:
+    """More failures than its hours explain."""
+    jobs, number = fleet.jobs, fleet.places.number
+    kept = (jobs.on_node >= 0) & (jobs.run_s[jobs.on_job] > 0) & (jobs.gpus[jobs.on_job] > 0)
+    job, node = jobs.on_job[kept], jobs.on_node[kept]
+    parts = np.bincount(job, minlength=jobs.number)
+    bad = jobs.state.equals("failed", "node_fail")[job]
+    script = jobs.user.codes[job] * (jobs.name.codes.max(initial=0) + 2) + jobs.name.codes[job]
+    # One trial for each script on a node, however often it ran there.
+    _, first, where = np.unique(
+        np.stack([node, script]), axis=1, return_index=True, return_inverse=True
+    )
+    where = where.ravel()
+    weight = 1.0 / parts[job[first]]
+    failed = np.bincount(where, bad, minlength=first.size) > 0
+    place, user = node[first], jobs.user.codes[job[first]] + 1
+    trials = np.bincount(place, weight, minlength=number)
+    seen = np.bincount(place[failed], weight[failed], minlength=number)
+    usual = _expected(user, place, failed.astype(np.float64), weight)
+    expected = np.bincount(place, usual * weight, minlength=number)
+    chance = poisson_tail(np.floor(seen + 1e-9), np.maximum(expected, 1e-9))
+    users = [np.unique(user[failed & (place == at)]).size for at in range(number)]
+    believed = discoveries(chance, 0.05) & (seen >= 3) & (np.array(users) >= 2)
+    lost = lost_work(fleet)
+    for at in np.flatnonzero(believed).tolist():
+        own = np.unique(job[bad & (node == at)])
+        yield Hit(
+            float(lost.hours[own].sum()),
+            lambda at=at, own=own: (
+                f"{fleet.places.names[at]}: {seen[at]:.3g} failures in {trials[at]:.3g} scripts where "
+                f"{expected[at]:.2g} would be usual for their users (chance {chance[at]:.1g})",
+                f"jobs {some(jobs.job.at(int(row)) for row in own)}",
+            ),
+            nodes=(fleet.places.names[at],),
+        )
+
+
+def _expected(user: Ints, place: Ints, failed: Floats, weight: Floats) -> Floats:
+    """How likely each trial is to fail anywhere else: by its user's other nodes, and everybody's.
+
+    The rate of everybody leaves out the tenth of nodes with most failures, which may be lemons.
+    """
+    number = int(place.max(initial=-1)) + 1
+    of_node = np.bincount(place, failed * weight, minlength=number)
+    trials = np.bincount(place, weight, minlength=number)
+    share = np.divide(of_node, trials, out=np.zeros(number), where=trials > 0)
+    calm = share <= np.quantile(share, 0.9) if number else share > 0
+    rate = float(of_node[calm].sum()) / max(float(trials[calm].sum()), 1.0)
+    users = int(user.max(initial=-1)) + 1
+    tried, lost = np.bincount(user, minlength=users), np.bincount(user, failed, minlength=users)
+    pair = user * max(number, 1) + place
+    _, inside = np.unique(pair, return_inverse=True)
+    here, here_lost = np.bincount(inside), np.bincount(inside, failed)
+    elsewhere = tried[user] - here[inside]
+    usual: Floats = (lost[user] - here_lost[inside] + PRIOR * rate) / (elsewhere + PRIOR)
+    return usual

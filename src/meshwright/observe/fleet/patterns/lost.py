@@ -1,0 +1,59 @@
+"""Work that a job lost when it ended before it was done, and how often that happens here."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from meshwright.observe.fleet.patterns.arrays import Flags, Floats, Ints, most_of
+from meshwright.observe.fleet.patterns.fleet import Fleet
+from meshwright.predict.reliability import RELIABILITY
+
+APPLICATION_XIDS = (13, 31, 43, 45, 68, 69, 137)
+"""Xids that a program causes: no reason to doubt the GPU (NVIDIA's catalogue)."""
+NVLINK_XIDS = (74, 136, *range(144, 151), 155)
+
+
+class Lost(NamedTuple):
+    """What jobs lost at their end."""
+
+    hours: Floats
+    """GPU-hours since the last checkpoint; all of the job's where none is known."""
+    known: Flags
+    """Whether the job tells of its checkpoints."""
+
+
+def lost_work(fleet: Fleet) -> Lost:
+    """What each job would have lost, had it failed at its end."""
+    jobs, progress = fleet.jobs, fleet.progress
+    saves = progress.phase.equals("checkpoint") & (progress.job >= 0)
+    last = most_of(np.where(saves, progress.end_s, np.nan), progress.job, jobs.number)
+    tells = np.zeros(jobs.number, dtype=np.bool_)
+    tells[progress.job[progress.job >= 0]] = True
+    since = np.fmax(np.where(np.isnan(last), jobs.start_s, last), jobs.start_s)
+    hours = jobs.gpus * np.maximum(np.nan_to_num(jobs.end_s - since), 0) / 3600
+    return Lost(np.minimum(hours, jobs.gpus * jobs.run_s / 3600), tells)
+
+
+def failures_per_gpu_hour(fleet: Fleet) -> float:
+    """How often hardware ends jobs here; few hours lean on what is published for large clusters."""
+    jobs = fleet.jobs
+    broken = int(jobs.state.equals("node_fail").sum())
+    usual = RELIABILITY.usual_failures_per_gpu_hour
+    return (1 + broken) / (1 / usual + float(jobs.hours.sum()))
+
+
+def holders(fleet: Fleet, rows: Ints, after_s: float) -> Ints:
+    """The job that held what each event is of, ended within `after_s` of it; -1 for none."""
+    faults, uses = fleet.faults, fleet.uses
+    found = np.full(rows.size, -1, dtype=np.int64)
+    for at, row in enumerate(rows.tolist()):
+        own = (uses.node == faults.node[row]) & (uses.start_s <= faults.time_s[row])
+        own &= (uses.end_s >= faults.time_s[row] - 60) & (
+            uses.end_s <= faults.time_s[row] + after_s
+        )
+        if faults.gpu[row] >= 0:
+            own &= uses.gpu == faults.gpu[row]
+        if own.any():
+            places = np.flatnonzero(own)
+            found[at] = int(uses.job[places[int(np.argmin(uses.end_s[places]))]])
+    return found

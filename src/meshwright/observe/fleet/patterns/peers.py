@@ -1,0 +1,172 @@
+"""GPUs and nodes that are slower than others that do the same at the same time.
+
+Within a job all GPUs run the same program, so that they are each other's measure: no bound has to
+be known of clocks, kinds or models.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from meshwright.observe.fleet.patterns.arrays import Flags, Floats, Ints
+from meshwright.observe.fleet.patterns.fleet import Fleet
+from meshwright.observe.fleet.patterns.hardware import locked_low, slowed, too_hot, too_weak, usual_clock
+from meshwright.observe.fleet.patterns.registry import Hit, Pattern, pattern
+from meshwright.observe.fleet.patterns.robust import discoveries, group_medians, robust_scores
+from meshwright.observe.fleet.patterns.say import hours, share, some
+
+FEWEST = 4
+"""So many GPUs of a job there must be for one of them to be odd."""
+LEAST_SPREAD = 0.01
+"""Clocks of sound GPUs differ by about one percent."""
+
+
+def _relative(fleet: Fleet, name: str) -> Floats:
+    """A figure of each use over the median of its job's GPUs of the same kind; nan for few."""
+    uses, kinds = fleet.uses, fleet.kinds
+    group = uses.job * max(len(kinds.values), 1) + kinds.codes
+    group = np.unique(group, return_inverse=True)[1]
+    value = np.where(fleet.loaded, uses[name], np.nan)
+    number = int(group.max(initial=-1)) + 1
+    count = np.bincount(group[~np.isnan(value)], minlength=number)
+    median = group_medians(value, group, number)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        found: Floats = value / median[group]
+    found[count[group] < FEWEST] = np.nan
+    return found
+
+
+def _explained(fleet: Fleet) -> Flags:
+    return too_hot(fleet) | too_weak(fleet) | locked_low(fleet)
+
+
+@pattern(
+    Pattern(
+        "straggler-gpu",
+        "One GPU holds its job up",
+        "peers",
+        "of four or more GPUs of a job one (at most an eighth of them) has a clock under load 5 % below their median or more, "
+        "and a robust score of -6 or less; neither heat nor power is told",
+        "estimated: the GPU-hours of all GPUs of the job under load times the part that it is slower",
+        "take the node out (scontrol update nodename=NODE state=drain reason=slow-gpu), run mw "
+        "bench on it and compare; until then --exclude=NODE",
+        owner="operators",
+        statistical="peer group: robust score (median and MAD) among the GPUs of a job",
+    )
+)
+def straggler(fleet: Fleet) -> Iterator[Hit]:
+    """Slower than its siblings."""
+    jobs, uses = fleet.jobs, fleet.uses
+    ratio = _relative(fleet, "busy_sm_clock_mhz")
+    odd = robust_scores(ratio, np.where(np.isnan(ratio), -1, uses.job), LEAST_SPREAD)
+    slow = (ratio <= 0.95) & (odd <= -6) & ~_explained(fleet)
+    number = np.bincount(uses.job[slow], minlength=jobs.number)
+    few = (number > 0) & (number <= np.maximum(1, fleet.num_seen / 8))
+    for job in np.flatnonzero(few).tolist():
+        own = np.flatnonzero(slow & (uses.job == job))
+        worst = own[int(np.argmin(ratio[own]))]
+        busy = float(uses["busy_s"][uses.job == job].sum()) / 3600
+        node = fleet.places.names[int(uses.node[worst])]
+        yield Hit(
+            busy * float(1 - ratio[worst]),
+            lambda worst=worst, node=node, job=job: (
+                f"{node}, GPU {uses.gpu[worst]}: {uses['busy_sm_clock_mhz'][worst]:.0f} MHz under "
+                f"load, {share(1 - ratio[worst])} below the other {fleet.num_seen[job] - 1:.0f} "
+                f"GPUs of job {jobs.label(job)}",
+            ),
+            jobs=np.array([job]),
+            nodes=(node,),
+        )
+
+
+@pattern(
+    Pattern(
+        "slow-node",
+        "A node is slower than others in job after job",
+        "peers",
+        "in three jobs or more, over several nodes each or alone, the GPUs of a node clock lower "
+        "than those beside them, 2 % or more on average and improbably often (5 % false discovery)",
+        "estimated: GPU-hours under load of those jobs times the part that the node is slower",
+        "drain it and run mw bench; compare cooling, power cap and BIOS settings with a sound node",
+        owner="operators",
+        statistical="sign test over jobs of the node's clock against its kind's or job's median, "
+        "false discovery rate of 5 % over all nodes (Benjamini-Hochberg)",
+    )
+)
+def slow_node(fleet: Fleet) -> Iterator[Hit]:
+    """Below the median too often for chance."""
+    uses = fleet.uses
+    lost = slowed(fleet)
+    clock = np.where(fleet.loaded & ~_explained(fleet), uses["busy_sm_clock_mhz"], np.nan)
+    pair = uses.job * max(fleet.places.number, 1) + uses.node
+    keys, first, group = np.unique(pair, return_index=True, return_inverse=True)
+    ratio = group_medians(clock / usual_clock(fleet), group, keys.size)
+    node = uses.node[first]
+    known = ~np.isnan(ratio)
+    below = known & (ratio < 1)
+    trials = np.bincount(node[known], minlength=fleet.places.number)
+    lows = np.bincount(node[below], minlength=fleet.places.number)
+    level = group_medians(np.where(known, ratio, np.nan), node, fleet.places.number)
+    chance = np.array([_at_least(low, of) for low, of in zip(lows, trials, strict=True)])
+    believed = discoveries(chance, 0.05) & (trials >= 3) & (level <= 0.98)
+    for at in np.flatnonzero(believed).tolist():
+        own = np.flatnonzero((uses.node == at) & fleet.loaded)
+        mates = np.isin(uses.job, uses.job[own]) & fleet.loaded
+        cost = float((uses["busy_s"][mates]).sum()) / 3600 * float(1 - level[at])
+        yield Hit(
+            cost,
+            lambda at=at, own=own: (
+                f"{fleet.places.names[at]}: clocks {share(1 - level[at])} below the usual in "
+                f"{lows[at]} of {trials[at]} jobs (chance {chance[at]:.1g})",
+                f"{hours(float(uses['busy_s'][own].sum()) / 3600)} GPU-hours under load there, "
+                f"GPU {uses.gpu[own[int(np.argmax(lost[own]))]]} worst",
+            ),
+            nodes=(fleet.places.names[at],),
+        )
+
+
+def _at_least(successes: int, trials: int) -> float:
+    """Probability of so many heads or more."""
+    from math import comb
+
+    if trials == 0:
+        return 1.0
+    return float(sum(comb(int(trials), at) for at in range(int(successes), int(trials) + 1))) / (
+        2.0 ** int(trials)
+    )
+
+
+@pattern(
+    Pattern(
+        "pcie-link-slow",
+        "A GPU's link to its host is slower than those beside it",
+        "peers",
+        "of four or more GPUs of a job that all bring in 0.2 GB/s or more, one has 60 % of their "
+        "median peak or less, in two jobs or more",
+        "not in GPU-hours: how much a job waits for it depends on its input",
+        "nvidia-smi -q -d PCI on the node: Link Width and Link Gen must show the Max; reseat the "
+        "card or riser",
+        owner="operators",
+        statistical="peer group: ratio to the median of the GPUs of a job, repeated over jobs",
+    )
+)
+def pcie_slow(fleet: Fleet) -> Iterator[Hit]:
+    """Half the link, job after job."""
+    uses = fleet.uses
+    ratio = _relative(fleet, "peak_pcie_rx")
+    slow = (ratio <= 0.6) & (uses["peak_pcie_rx"] / ratio >= 2e8)
+    fine = ratio > 0.8
+    key = uses.node * 1024 + uses.gpu
+    for gpu in np.unique(key[slow]).tolist():
+        own: Ints = np.flatnonzero(slow & (key == gpu))
+        if own.size < 2 or own.size < 2 * int((fine & (key == gpu)).sum()):
+            continue
+        node = fleet.places.names[gpu // 1024]
+        yield Hit(
+            None,
+            lambda own=own, node=node, gpu=gpu: (
+                f"{node}, GPU {gpu % 1024}: {share(float(np.median(ratio[own])))} of the peak rate "
+                f"of the GPUs beside it, in jobs {some(fleet.jobs.job.at(int(job)) for job in uses.job[own])}",
+            ),
+            nodes=(node,),
+        )

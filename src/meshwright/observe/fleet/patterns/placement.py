@@ -1,0 +1,197 @@
+"""GPUs that stand free and cannot be had: fragments, forgotten drains, unused reservations."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from meshwright.observe.fleet.patterns.arrays import Flags, Floats, by_group
+from meshwright.observe.fleet.patterns.fleet import Fleet
+from meshwright.observe.fleet.patterns.registry import Hit, Pattern, pattern
+from meshwright.observe.fleet.patterns.say import hours, lasted, of_jobs
+
+GRID_S = 300.0
+LONG_WAIT_S = 1800.0
+FORGOTTEN_S = 2 * 86400.0
+
+
+@pattern(
+    Pattern(
+        "spread-over-nodes",
+        "A job is spread over more nodes than it needs",
+        "placement",
+        "a job of an hour or more has GPUs on more nodes than would hold them all",
+        "not in GPU-hours: its traffic leaves the node, and whole nodes are broken for others",
+        "ask for GPUs by node",
+    )
+)
+def spread(fleet: Fleet) -> Iterator[Hit]:
+    """Two GPUs on two nodes."""
+    jobs = fleet.jobs
+    nodes = np.bincount(jobs.on_job, minlength=jobs.number)
+    size = by_group(
+        np.where(jobs.on_node >= 0, fleet.node_gpus[jobs.on_node], np.nan)
+        if fleet.node_gpus.size else np.full(jobs.on_node.size, np.nan),
+        jobs.on_job, jobs.number,
+    )  # fmt: skip
+    with np.errstate(invalid="ignore"):
+        needed = np.ceil(jobs.gpus / size)
+    yield from of_jobs(
+        (nodes >= 2) & (nodes > needed) & (jobs.run_s >= 3660) & (jobs.gpus > 0),
+        np.full(jobs.number, np.nan),
+        lambda row: (
+            f"job {jobs.label(row)}: {jobs.gpus[row]:g} GPUs on {nodes[row]} nodes of "
+            f"{size[row]:g}, for {lasted(jobs.run_s[row])}",
+        ),
+        lambda row: (
+            f"--nodes={needed[row]:.0f} --gpus-per-node={np.ceil(jobs.gpus[row] / needed[row]):.0f}"
+        ),
+    )
+
+
+@pattern(
+    Pattern(
+        "queue-starved-by-fragmentation",
+        "Jobs wait though enough GPUs are free, in pieces",
+        "placement",
+        "a job waits an hour or more in which its partition has enough free GPUs and no nodes with "
+        "enough of them each",
+        "measured: GPU-hours free in that time, at most as many as the largest such job wants",
+        "pack small jobs: SelectTypeParameters=CR_Core_Memory with pack_serial_at_end, a partition "
+        "of some nodes for jobs below a node; mw queue compare shows what packing gives",
+        owner="operators",
+        least_hours=2.0,
+    )
+)
+def fragmentation(fleet: Fleet) -> Iterator[Hit]:
+    """Pending while enough is free in pieces; one hit for each partition."""
+    jobs = fleet.jobs
+    if not fleet.standing.node.size or not fleet.held.job.size:
+        return
+    times = np.arange(fleet.since_s, fleet.until_s, GRID_S)
+    free = _free(fleet, times)
+    waits = np.where(np.isnan(jobs.start_s), fleet.until_s, jobs.start_s)
+    ready = np.fmax(np.where(np.isnan(jobs.eligible_s), jobs.submit_s, jobs.eligible_s),
+                    fleet.since_s)  # fmt: skip
+    pending = (jobs.gpus > 0) & (waits - ready >= LONG_WAIT_S)
+    for partition, nodes in _partitions(fleet).items():
+        own = np.flatnonzero(pending & jobs.partition.equals(partition))
+        here = free[nodes]
+        size = float(np.nanmax(fleet.node_gpus[nodes], initial=0))
+        starved: list[tuple[int, float]] = []
+        wanted = np.zeros(times.size)
+        shapes: dict[float, Flags] = {}
+        for row in own.tolist():
+            gpus = float(jobs.gpus[row])
+            if gpus not in shapes:
+                count = max(1.0, np.ceil(gpus / max(size, 1)))
+                fits = (here >= gpus / count).sum(axis=0) >= count
+                shapes[gpus] = (here.sum(axis=0) >= gpus) & ~fits
+            first, last = np.searchsorted(times, (ready[row], waits[row]))
+            broken = shapes[gpus][first:last]
+            if broken.sum() * GRID_S >= 3600:
+                starved.append((row, float(broken.sum() * GRID_S)))
+                wanted[first:last] = np.fmax(wanted[first:last], np.where(broken, gpus, 0.0))
+        if starved:
+            worst, longest = max(starved, key=lambda pair: pair[1])
+            cost = float(np.minimum(wanted, here.sum(axis=0)).sum()) * GRID_S / 3600
+            yield Hit(
+                cost,
+                lambda starved=starved, worst=worst, longest=longest, partition=partition: (
+                    f"partition {partition}: {len(starved)} jobs waited though enough GPUs were "
+                    "free",
+                    f"job {jobs.label(worst)} wants {jobs.gpus[worst]:g} GPUs: {lasted(longest)} "
+                    "with enough of them free, in pieces",
+                ),
+                jobs=np.array([row for row, _ in starved]),
+            )
+
+
+def _partitions(fleet: Fleet) -> dict[str, list[int]]:
+    found: dict[str, set[int]] = {}
+    for node, names in zip(fleet.standing.node.tolist(), fleet.standing.partitions, strict=True):
+        for name in names:
+            found.setdefault(name, set()).add(node)
+    return {name: sorted(nodes) for name, nodes in found.items()}
+
+
+def _free(fleet: Fleet, times: Floats) -> Floats:
+    """Free GPUs of every node that is up, at every time."""
+    held, standing = fleet.held, fleet.standing
+    change = np.zeros((fleet.places.number, times.size + 1))
+    up = np.zeros((fleet.places.number, times.size + 1))
+    first = np.searchsorted(times, held.start_s)
+    last = np.searchsorted(times, held.end_s)
+    np.add.at(change, (held.node, first), held.share)
+    np.add.at(change, (held.node, last), -held.share)
+    good = standing.state.equals("up")
+    gpus = np.nan_to_num(standing.gpus)[good]
+    np.add.at(up, (standing.node[good], np.searchsorted(times, standing.since_s[good])), gpus)
+    np.add.at(up, (standing.node[good], np.searchsorted(times, standing.until_s[good])), -gpus)
+    free: Floats = np.cumsum(up - change, axis=1)[:, :-1]
+    return np.maximum(free, 0)
+
+
+def _unheld(fleet: Fleet, rows: Flags) -> tuple[Floats, Floats]:
+    """For stretches of nodes: GPU-hours there were, and those that no job held."""
+    standing, held = fleet.standing, fleet.held
+    there = np.nan_to_num(standing.gpus) * (standing.until_s - standing.since_s) / 3600
+    taken = np.zeros(there.size)
+    for row in np.flatnonzero(rows).tolist():
+        own = held.node == standing.node[row]
+        inside = np.minimum(held.end_s[own], standing.until_s[row]) - np.maximum(
+            held.start_s[own], standing.since_s[row]
+        )
+        taken[row] = float((np.maximum(inside, 0) * held.share[own]).sum()) / 3600
+    return there, np.maximum(there - taken, 0)
+
+
+def _stretches(fleet: Fleet, which: Flags, least_s: float) -> Iterator[Hit]:
+    standing = fleet.standing
+    which = which & (standing.until_s - standing.since_s >= least_s) & (standing.node >= 0)
+    there, left = _unheld(fleet, which)
+    for row in np.flatnonzero(which & (left >= 0.9 * there)).tolist():
+        name = fleet.places.names[int(standing.node[row])]
+        yield Hit(
+            float(left[row]),
+            lambda row=row, name=name: (
+                f"{name}: {standing.state.at(row)} for "
+                f"{lasted(standing.until_s[row] - standing.since_s[row])}, "
+                f"{hours(left[row])} GPU-hours unused"
+                + (f"; reason: {standing.reason.at(row)}" if standing.reason.at(row) else ""),
+            ),
+            nodes=(name,),
+        )
+
+
+@pattern(
+    Pattern(
+        "drain-forgotten",
+        "A node is drained or down, and nobody brings it back",
+        "placement",
+        "a node is down or draining for two days or more without a job on it",
+        "measured: its GPU-hours in that time",
+        "mend it or bring it back: scontrol update nodename=NODE state=resume after dcgmi diag -r "
+        "3, kubectl uncordon NODE",
+        owner="operators",
+    )
+)
+def forgotten(fleet: Fleet) -> Iterator[Hit]:
+    """Down for days."""
+    yield from _stretches(fleet, fleet.standing.state.equals("down", "draining"), FORGOTTEN_S)
+
+
+@pattern(
+    Pattern(
+        "reservation-unused",
+        "Reserved nodes stand empty",
+        "placement",
+        "a node is reserved for a day or more and less than 10 % of it is used",
+        "measured: its GPU-hours in that time that no job held",
+        "end it (scontrol delete reservationname=NAME) or let others in until it is needed: "
+        "flags=FLEX with a partition of preemptible jobs",
+        owner="operators",
+    )
+)
+def reservation(fleet: Fleet) -> Iterator[Hit]:
+    """Reserved for nobody."""
+    yield from _stretches(fleet, fleet.standing.state.equals("reserved"), 86400.0)

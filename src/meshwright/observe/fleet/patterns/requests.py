@@ -1,0 +1,135 @@
+"""Requests far above what is used: what they block, others cannot have."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from meshwright.observe.fleet.patterns.arrays import Floats, by_group, together
+from meshwright.observe.fleet.patterns.fleet import Fleet
+from meshwright.observe.fleet.patterns.registry import Hit, Pattern, pattern
+from meshwright.observe.fleet.patterns.robust import group_medians
+from meshwright.observe.fleet.patterns.say import gib, lasted, of_jobs, share
+
+FEWEST_JOBS = 5
+
+
+def _blocked(fleet: Fleet, asked: Floats, used: Floats, each: Floats) -> Floats:
+    """GPU-hours of other GPUs on its nodes that a job's request leaves without their part.
+
+    A node of G GPUs and M bytes has M/G for each GPU. What a job asks for beyond the part of its
+    own GPUs, and does not use, is taken from the others.
+    """
+    jobs = fleet.jobs
+    own = each * jobs.gpus
+    spare = asked - np.fmax(np.fmax(used, own), 0)
+    blocked: Floats = np.maximum(spare, 0) / each * jobs.hours / np.maximum(jobs.gpus, 1e-9)
+    return blocked
+
+
+def _per_gpu(fleet: Fleet, of_node: Floats) -> Floats:
+    """What nodes of each job have for each GPU: of its own nodes, else of the fleet."""
+    ratio = of_node / fleet.node_gpus
+    known = ratio[np.isfinite(ratio)]
+    usual = float(np.median(known)) if known.size else np.nan
+    jobs = fleet.jobs
+    own = by_group(
+        np.where(jobs.on_node >= 0, ratio[jobs.on_node] if ratio.size else np.nan, np.nan),
+        jobs.on_job, jobs.number,
+    )  # fmt: skip
+    return np.where(np.isfinite(own), own, usual)
+
+
+@pattern(
+    Pattern(
+        "host-memory-over-requested",
+        "Far more host memory asked for than used",
+        "requests",
+        "a job that ended asked for more host memory than the part of a node that belongs to its "
+        "GPUs, and its peak is below 30 % of that",
+        "estimated: GPU-hours of neighbours on the node that the unused memory could have served",
+        "ask for the peak and a fifth more",
+    )
+)
+def memory_over(fleet: Fleet) -> Iterator[Hit]:
+    """Memory that blocks GPUs."""
+    jobs = fleet.jobs
+    each = _per_gpu(fleet, fleet.node_memory)
+    peak, asked = jobs.memory_peak, jobs.memory_asked
+    over = (jobs.gpus > 0) & (asked > 1.05 * each * jobs.gpus) & (peak <= 0.3 * asked)
+    yield from of_jobs(
+        over & jobs.ended & (jobs.run_s >= 600),
+        _blocked(fleet, asked, 1.2 * peak, each),
+        lambda row: (
+            f"job {jobs.label(row)}: asked for {gib(asked[row])}, peak {gib(peak[row])}; "
+            f"{gib(each[row])} of a node belong to each GPU",
+        ),
+        lambda row: f"--mem={max(1, int(np.ceil(1.2 * peak[row] / 2**30)))}G in all",
+    )
+
+
+@pattern(
+    Pattern(
+        "cores-over-requested",
+        "Far more cores asked for than used",
+        "requests",
+        "a job that ended asked for more cores than the part of a node that belongs to its GPUs, "
+        "and used less than 25 % of them",
+        "estimated: GPU-hours of neighbours on the node that the unused cores could have served",
+        "ask for what is used and a fifth more",
+    )
+)
+def cores_over(fleet: Fleet) -> Iterator[Hit]:
+    """Cores that block GPUs."""
+    jobs = fleet.jobs
+    each = _per_gpu(fleet, fleet.node_cpus)
+    used = jobs.cpu_s / np.maximum(jobs.run_s, 1)
+    over = (jobs.gpus > 0) & (jobs.cpus > 1.05 * each * jobs.gpus) & (used <= 0.25 * jobs.cpus)
+    yield from of_jobs(
+        over & jobs.ended & (jobs.run_s >= 600),
+        _blocked(fleet, jobs.cpus, 1.2 * used, each),
+        lambda row: (
+            f"job {jobs.label(row)}: asked for {jobs.cpus[row]:g} cores, used {used[row]:.3g} on "
+            f"average ({share(used[row] / jobs.cpus[row])})",
+        ),
+        lambda row: f"--cpus-per-task={max(1, int(np.ceil(1.2 * used[row])))}",
+    )
+
+
+@pattern(
+    Pattern(
+        "time-limit-far-over",
+        "Time limits many times what jobs take",
+        "requests",
+        "five or more jobs of a user under one name ended by themselves, with a median below 15 % "
+        "of a limit of two hours or more, and none above 40 %",
+        "not in GPU-hours: backfill cannot place them early, so they and others wait longer",
+        "ask for the longest run and a half more",
+    )
+)
+def limit_over(fleet: Fleet) -> Iterator[Hit]:
+    """Limits that keep the scheduler from backfilling."""
+    jobs = fleet.jobs
+    fine = jobs.ended & jobs.state.equals("completed") & (jobs.gpus > 0) & (jobs.limit_s >= 7200)
+    group = together(jobs.user.codes, jobs.name.codes)
+    group = np.where(fine, group, -1)
+    part = np.where(fine, jobs.run_s / jobs.limit_s, np.nan)
+    number = int(group.max(initial=-1)) + 1
+    median = group_medians(part, group, number)
+    count = np.bincount(group[group >= 0], minlength=number)
+    for at in np.flatnonzero((count >= FEWEST_JOBS) & (median <= 0.15)).tolist():
+        rows = np.flatnonzero(group == at)
+        longest = float(jobs.run_s[rows].max())
+        limit = float(np.median(jobs.limit_s[rows]))
+        if longest > 0.4 * limit:
+            continue
+        wanted = int(np.ceil(max(1.5 * longest, 600.0) / 600) * 10)
+        yield Hit(
+            None,
+            lambda rows=rows, longest=longest, limit=limit: (
+                f"{rows.size} jobs named {jobs.name.at(int(rows[0]))} took "
+                f"{lasted(float(np.median(jobs.run_s[rows])))} (longest {lasted(longest)}) of a "
+                f"limit of {lasted(limit)}",
+            ),
+            jobs=rows,
+            remedy=f"--time={wanted // 60}:{wanted % 60:02d}:00",
+        )

@@ -1,0 +1,80 @@
+"""Statistics that a few odd values do not move, and tests that say how odd a value is."""
+
+import math
+
+import numpy as np
+
+from meshwright.observe.fleet.patterns.arrays import Flags, Floats, Ints
+
+_NORMAL = 1.4826
+"""The median distance from the median of normal noise, times this, is its standard deviation."""
+
+
+def group_medians(values: Floats, groups: Ints, number: int) -> Floats:
+    """Medians of groups; nan where nothing is known. Group -1 is left out."""
+    medians = np.full(number, np.nan)
+    known = ~np.isnan(values) & (groups >= 0)
+    value, group = values[known], groups[known]
+    if not value.size:
+        return medians
+    order = np.lexsort((value, group))
+    value, group = value[order], group[order]
+    first = np.flatnonzero(np.append(True, group[1:] != group[:-1]))
+    count = np.diff(np.append(first, group.size))
+    middle = (value[first + (count - 1) // 2] + value[first + count // 2]) / 2
+    medians[group[first]] = middle
+    return medians
+
+
+def robust_scores(values: Floats, groups: Ints, least_spread: Floats | float) -> Floats:
+    """How many robust standard deviations each value is above the median of its group.
+
+    The spread is never taken to be below `least_spread`: among values that agree to the last digit
+    any difference would be infinitely odd.
+    """
+    number = int(groups.max(initial=-1)) + 1
+    median = group_medians(values, groups, number)
+    away = values - median[groups]
+    spread = _NORMAL * group_medians(np.abs(away), groups, number)
+    floor = np.broadcast_to(np.asarray(least_spread, dtype=np.float64), values.shape)
+    scores: Floats = away / np.fmax(spread[groups], floor)
+    scores[groups < 0] = np.nan
+    return scores
+
+
+def poisson_tail(count: Floats, expected: Floats) -> Floats:
+    """Probability of so many events or more where so many are expected."""
+    return np.array(
+        [_tail(float(seen), float(mean)) for seen, mean in zip(count, expected, strict=True)]
+    )
+
+
+def _tail(seen: float, mean: float) -> float:
+    """1 - sum of the terms below, or the sum of those above where that would cancel."""
+    if seen <= 0:
+        return 1.0
+    if mean <= 0:
+        return 0.0
+    first = math.ceil(seen)
+    term = math.exp(-mean + first * math.log(mean) - math.lgamma(first + 1))
+    total, at = term, first
+    while term > total * 1e-12 and at < first + 10_000:
+        at += 1
+        term *= mean / at
+        total += term
+    return min(1.0, total)
+
+
+def discoveries(chances: Floats, rate: float) -> Flags:
+    """Which of many tests to believe so that of those believed `rate` are false.
+
+    The step-up rule of Benjamini and Hochberg (1995).
+    """
+    if not chances.size:
+        return np.zeros(0, dtype=np.bool_)
+    order = np.argsort(chances)
+    below = chances[order] <= rate * np.arange(1, chances.size + 1) / chances.size
+    last = int(np.flatnonzero(below).max(initial=-1))
+    believed = np.zeros(chances.size, dtype=np.bool_)
+    believed[order[: last + 1]] = True
+    return believed
