@@ -1,0 +1,110 @@
+"""Jobs that grow and shrink: GPUs go where the next one is worth most.
+
+In the manner of Pollux (Qiao et al., OSDI 2021): every job that can run gets the least it runs on,
+then GPUs go one by one to the job whose speed grows most by it, as a share of what it is. How speed
+grows with GPUs is Amdahl's law with each job's serial share; batch sizes stay as they are.
+"""
+
+import heapq
+import math
+
+from meshwright.policy.queue.ask import Standing, speedup
+from meshwright.policy.queue.moves import NO_MOVES, Moves
+from meshwright.policy.queue.pool import Pool
+
+
+class Elastic:
+    """Sizes chosen anew each round; jobs that cannot change keep the size they asked for."""
+
+    live = True
+
+    def __init__(self, *, round_s: float = 60.0, worth: float = 0.0) -> None:
+        """Choose every `round_s`; resize only where it raises a job's speed by `worth` of it."""
+        self.round_s, self.worth = round_s, worth
+        self.jobs: dict[int, Standing] = {}
+
+    def __len__(self) -> int:
+        """Count the jobs that wait."""
+        return sum(job.place is None for job in self.jobs.values())
+
+    def arrives(self, job: Standing, now_s: float) -> None:
+        """Let a job wait."""
+        del now_s
+        self.jobs[job.index] = job
+
+    def ends(self, job: Standing, now_s: float) -> None:
+        """Forget a job."""
+        del now_s
+        del self.jobs[job.index]
+
+    def decide(self, now_s: float, pool: Pool) -> Moves:
+        """Choose who runs and on how many."""
+        if not self.jobs:
+            return NO_MOVES
+        sizes = self.sizes(pool.total)
+        stops, shrinks, grows = [], [], []
+        for job in self.jobs.values():
+            size = sizes.get(job.index, 0.0)
+            if job.place is None or size == job.held:
+                continue
+            if size == 0:
+                stops.append(job)
+            elif size < job.held:
+                shrinks.append(job)
+            elif speedup(job.ask, size) >= (1 + self.worth) * speedup(job.ask, job.held):
+                grows.append(job)
+        waiting = [job for job in self.jobs.values() if job.place is None]
+        for job in stops:
+            pool.give(job)
+        resized = [job for job in shrinks if _resize(job, sizes[job.index], pool)]
+        starts = [job for job in waiting if job.index in sizes and pool.take(job, sizes[job.index])]
+        resized += [job for job in grows if _resize(job, sizes[job.index], pool)]
+        return Moves(starts, stops, resized, now_s + self.round_s)
+
+    def sizes(self, total: float) -> dict[int, float]:
+        """Return how many GPUs each job should have, by its index."""
+        left = total
+        found: dict[int, float] = {}
+        # Who runs already goes first: stopping a job to start its like gains nothing.
+        order = sorted(self.jobs.values(), key=lambda one: (one.place is None, one.index))
+        for job in order:
+            least = job.ask.least_gpus or job.gpus
+            if least <= left:
+                found[job.index] = least
+                left -= least
+        gains = []
+        for index, size in found.items():
+            gain = _gain(self.jobs[index], size)
+            if gain is not None:
+                gains.append((-gain, index))
+        heapq.heapify(gains)
+        while left >= 1 and gains:
+            _, index = heapq.heappop(gains)
+            found[index] += 1
+            left -= 1
+            gain = _gain(self.jobs[index], found[index])
+            if gain is not None:
+                heapq.heappush(gains, (-gain, index))
+        return found
+
+
+def _gain(job: Standing, size: float) -> float | None:
+    """Return what one GPU more is worth to a job, None where it cannot use it.
+
+    As the logarithm of its speed: the sum of these is largest where no job starves for others.
+    """
+    ask = job.ask
+    if size + 1 > (ask.most_gpus or ask.gpus):
+        return None
+    return math.log(speedup(ask, size + 1) / speedup(ask, size))
+
+
+def _resize(job: Standing, size: float, pool: Pool) -> bool:
+    """Change a job's size, or leave it as it is."""
+    place, held = job.place, job.held
+    pool.give(job)
+    if pool.take(job, size):
+        return True
+    job.place, job.held = place, held
+    pool.again(job)
+    return False

@@ -1,0 +1,86 @@
+"""Finish-time fairness and shares of unlike GPUs: who is worst off goes first.
+
+`FinishTime` follows Themis (Mahajan et al., NSDI 2020): a job's ratio is how long it takes here over
+how long it would take on its even share of the cluster alone; the largest ratios run. `Shares`
+follows Gavel (Narayanan et al., OSDI 2020) in what it aims at, the most even progress over kinds of
+GPU, but chooses round by round and not by a linear program.
+"""
+
+from meshwright.policy.queue.ask import Standing
+from meshwright.policy.queue.moves import Moves
+from meshwright.policy.queue.nodes import Nodes
+from meshwright.policy.queue.pool import Pool
+from meshwright.policy.queue.repick import Repick
+
+
+class FinishTime(Repick):
+    """The jobs with the worst finish-time ratio run, chosen anew each round."""
+
+    def __init__(self, *, round_s: float = 1800.0) -> None:
+        """Choose every `round_s`, and whenever a job comes or ends."""
+        super().__init__(self._key, round_s=round_s)
+        self.now_s, self.total = 0.0, 1.0
+
+    def decide(self, now_s: float, pool: Pool) -> Moves:
+        """Choose anew."""
+        self.now_s, self.total = now_s, pool.total
+        return super().decide(now_s, pool)
+
+    def ratio(self, job: Standing) -> float:
+        """Return how much longer a job takes here than on its even share alone."""
+        share = self.total / max(1, len(self.jobs))
+        alone_s = job.estimate_s * max(1.0, job.gpus / share)
+        here_s = self.now_s - job.ask.submit_s + job.left_s
+        return here_s / alone_s if alone_s > 0 else float("inf")
+
+    def _key(self, job: Standing) -> float:
+        return -self.ratio(job)
+
+
+class Shares(Repick):
+    """Even progress over unlike GPUs: who has had least goes first, to the kind it gains most by.
+
+    What a job has had is time × GPUs × its speed there, over the mean of its speeds on all kinds,
+    so that a job that is slow everywhere is not owed more than others.
+    """
+
+    def __init__(self, *, round_s: float = 360.0) -> None:
+        """Choose every `round_s`; Gavel's rounds last six minutes."""
+        super().__init__(self._key, moving=True, round_s=round_s)
+
+    def decide(self, now_s: float, pool: Pool) -> Moves:
+        """Choose anew, kind by kind."""
+        if not isinstance(pool, Nodes) or len({node.kind for node in pool.nodes}) == 1:
+            return super().decide(now_s, pool)
+        before = {job.index: job.place for job in self.jobs.values() if job.place is not None}
+        pool.clear()
+        kinds = sorted({node.kind for node in pool.nodes})
+        starts, stops, moved = [], [], []
+        for job in self.ranked(now_s):
+            had = before.get(job.index)
+            job.place, job.held = None, 0.0
+            if self._take(job, pool, kinds):
+                if had is None:
+                    starts.append(job)
+                elif had != job.place:
+                    moved.append(job)
+            elif had is not None:
+                stops.append(job)
+        self.running += len(starts) - len(stops)
+        return Moves(starts, stops, moved, now_s + (self.round_s or 0.0))
+
+    @staticmethod
+    def _take(job: Standing, pool: Nodes, kinds: list[str]) -> bool:
+        """Try the kinds on which a job is fastest compared with others, one after another."""
+        allowed = job.ask.kinds or tuple(kinds)
+        speeds = job.ask.speeds
+        for kind in sorted(allowed, key=lambda one: -speeds.get(one, 1.0)):
+            if pool.take_kind(job, kind):
+                return True
+        return False
+
+    @staticmethod
+    def _key(job: Standing) -> float:
+        speeds = job.ask.speeds
+        mean = sum(speeds.values()) / len(speeds) if speeds else 1.0
+        return job.progress_s / mean
