@@ -15,7 +15,7 @@ from pathlib import Path
 from meshwright.errors import InputError, Problem
 from meshwright.observe.fleet.store.parts import Part
 
-FORMAT = 1
+FORMAT = 2
 GRACE_S = 600.0
 """Files let go stay this long, for those who have just been told to read them."""
 
@@ -23,7 +23,8 @@ _SCHEMA = """
 CREATE TABLE IF NOT EXISTS part (
     "table" TEXT NOT NULL, cluster TEXT NOT NULL, bucket INTEGER NOT NULL, file TEXT PRIMARY KEY,
     rows INTEGER NOT NULL, size INTEGER NOT NULL, first_s REAL NOT NULL, last_s REAL NOT NULL,
-    low TEXT NOT NULL, high TEXT NOT NULL, of TEXT NOT NULL, shape TEXT NOT NULL
+    known_s REAL NOT NULL, low TEXT NOT NULL, high TEXT NOT NULL, of TEXT NOT NULL,
+    shape TEXT NOT NULL
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS part_of ON part ("table", cluster, bucket);
 CREATE TABLE IF NOT EXISTS gone (file TEXT PRIMARY KEY, at_s REAL NOT NULL) WITHOUT ROWID;
@@ -34,7 +35,7 @@ CREATE TABLE IF NOT EXISTS superseded (
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS horizon ("table" TEXT PRIMARY KEY, since_s REAL NOT NULL) WITHOUT ROWID;
 """
-_COLUMNS = '"table", cluster, bucket, file, rows, size, first_s, last_s, low, high, of, shape'
+_COLUMNS = ", ".join(f'"{name}"' for name in Part._fields)
 
 
 class Catalog:
@@ -58,10 +59,11 @@ class Catalog:
         except sqlite3.DatabaseError as error:
             what, fix = f"is no catalog of a store: {error}", "name another folder with --store"
             raise InputError([Problem(str(path), what, fix)]) from None
-        if version > FORMAT:
-            what = f"has format {version}; this version reads up to {FORMAT}"
-            raise InputError([Problem(str(path), what, "use a newer meshwright")])
-        if version < FORMAT:
+        if version not in (0, FORMAT):
+            what = f"has format {version}; this version reads {FORMAT}"
+            fix = "use the version that made it, or ingest again into another folder"
+            raise InputError([Problem(str(path), what, fix)])
+        if version == 0:
             self._link.executescript(_SCHEMA)
             self._link.execute(f"PRAGMA user_version = {FORMAT}")
 

@@ -34,6 +34,8 @@ class Part(NamedTuple):
     size: int
     first_s: float
     last_s: float
+    known_s: float
+    """The last moment that any row names; less than `last_s` where something goes on."""
     low: str
     """First and last node of its rows, by name."""
     high: str
@@ -60,10 +62,12 @@ def described(table: str, cluster: str, bucket: int, rows: pa.Table) -> Part:
     end = None if rows[last].null_count else pc.max(rows[last]).as_py()
     if rows[first].null_count:
         begin = None
+    named = [pc.max(rows[name]).as_py() for name in {first, last}]
+    known = max((moment for moment in named if moment is not None), default=float("-inf"))
     nodes = pc.min_max(rows["node"]).as_py() if "node" in rows.column_names else {}
     return Part(
         table, cluster, bucket, "", rows.num_rows, 0,
-        float("-inf") if begin is None else begin, float("inf") if end is None else end,
+        float("-inf") if begin is None else begin, float("inf") if end is None else end, known,
         nodes.get("min") or "", nodes.get("max") or "",
     )  # fmt: skip
 

@@ -49,6 +49,7 @@ class Held(NamedTuple):
     size: int
     first_s: float | None
     last_s: float | None
+    """The last moment that any row names."""
 
 
 class Store:
@@ -248,7 +249,7 @@ class Store:
         for name in SCHEMAS:
             listed = self._catalog.parts(name)
             firsts = [part.first_s for part in listed if part.first_s > float("-inf")]
-            lasts = [part.last_s for part in listed if part.last_s < float("inf")]
+            lasts = [part.known_s for part in listed if part.known_s > float("-inf")]
             rows = sum(part.rows for part in listed) - self._catalog.superseded(name)
             size = sum(part.size for part in listed)
             found[name] = Held(rows, size, min(firsts, default=None), max(lasts, default=None))
