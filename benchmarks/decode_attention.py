@@ -1,7 +1,7 @@
 """How near decode attention over pages comes to the bandwidth of the GPU, beside other kernels.
 
 Bytes are those of all keys and values, once. Shares are of the H200's 4.8 TB/s, as the published
-figures are, and of what torch's `copy_` reaches in the same run.
+figures are, and of what a copy reaches in the same run.
 
     PYTHONPATH=src:. python3 -m benchmarks.decode_attention [--seconds 120] [--out FILE]
 
@@ -73,7 +73,7 @@ def measure(quick: bool, seconds: float = 0.0) -> dict[str, object]:
         return _measure_interpreted()
     found = Found([], [], [])
     copy_per_s = cases.copy_bytes_per_s()
-    found.figures.append(figure("copy_", copy_per_s / 1e12, "TB/s"))
+    found.figures.append(figure("copy", copy_per_s / 1e12, "TB/s"))
     found.figures.extend(_errors(found.failures))
     notes = []
     for eight_bits in (False, True):
@@ -108,7 +108,7 @@ def _measure_case(
         target = TARGETS[pool.element] if case.name in PROMISED else ""
         figures.append(figure(label, taken_s * 1e6, "µs"))
         figures.append(figure(label, 100 * moved / taken_s / BANDWIDTH, "% of 4.8 TB/s", target))
-        figures.append(figure(label, 100 * moved / taken_s / copy_per_s, "% of copy_"))
+        figures.append(figure(label, 100 * moved / taken_s / copy_per_s, "% of copy"))
     for name, calls_of in (("FA3 here", cases.fa3), ("torch SDPA here", cases.sdpa)):
         run = partial(_peer_s, calls_of, case, pool)
         taken_s = _attempt(f"{name}, {label}", failures, run)

@@ -226,9 +226,13 @@ def graph_s(calls: list[Callable[[], object]], *, budget_s: float = 0.03) -> flo
 
 
 def copy_bytes_per_s() -> float:
-    """Measure what torch's copy of large buffers reaches, reading and writing."""
+    """Measure what a copy of large buffers reaches, reading and writing.
+
+    By a kernel: `copy_` within a graph becomes a copy of the driver's, at 2.7 TB/s on an H200 where
+    kernels reach 4.2.
+    """
     import torch
 
-    here = torch.empty(2**30, dtype=torch.uint8, device="cuda").fill_(1)
+    here = torch.ones(2**28, dtype=torch.int32, device="cuda")
     there = torch.empty_like(here)
-    return 2 * here.numel() / graph_s([lambda: there.copy_(here)] * 4)
+    return 8 * here.numel() / graph_s([lambda: torch.add(here, 0, out=there)] * 4)

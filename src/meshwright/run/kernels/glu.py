@@ -27,6 +27,7 @@ from torch.nn import functional
 
 from meshwright.errors import InputError, Problem
 from meshwright.run.kernels.language import Backend, on_triton, tl, triton
+from meshwright.run.kernels.recorded import recorded
 from meshwright.spec.model.feedforward import Activation
 
 QUICK = 1.702
@@ -58,7 +59,7 @@ def glu(
     if not on_triton(backend, gate_up):
         return plain_glu(gate_up, activation, limit=limit)
     bound = LIMIT if limit is None else limit
-    gated: torch.Tensor = _Glu.apply(gate_up, activation, bound)
+    gated: torch.Tensor = recorded(_Glu, gate_up, activation, bound)
     return gated
 
 

@@ -22,6 +22,7 @@ from meshwright.errors import InputError, Problem
 from meshwright.run.kernels.language import Backend, on_triton
 from meshwright.run.kernels.norm_rotate_gradient import norm_turn_gradients
 from meshwright.run.kernels.norm_rotate_kernel import norm_turn_tokens
+from meshwright.run.kernels.recorded import recorded
 from meshwright.run.kernels.rms_norm import plain_rms_norm, rms_norm
 from meshwright.run.kernels.rms_norm_kernel import add_parts
 from meshwright.run.kernels.rotary import QkvSizes, Three, check_qkv, plain_rotate, rotate
@@ -76,8 +77,16 @@ def split_norm_rotate(
     _check_weights(norms, head_dim)
     if not on_triton(backend, qkv_BTC) or power_of_two(head_dim) > WIDEST:
         return _one_after_the_other(qkv_BTC, sizes, cos, sin, norms, interleaved, backend)
-    three: Three = _SplitNormRotate.apply(  # type: ignore[no-untyped-call]
-        qkv_BTC, norms.q_weight, norms.k_weight, sizes, cos, sin, norms, interleaved
+    three: Three = recorded(
+        _SplitNormRotate,
+        qkv_BTC,
+        norms.q_weight,
+        norms.k_weight,
+        sizes,
+        cos,
+        sin,
+        norms,
+        interleaved,
     )
     return three
 

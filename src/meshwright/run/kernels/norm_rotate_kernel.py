@@ -18,7 +18,8 @@ from meshwright.run.kernels.rotary_kernel import (
 )
 
 
-@triton.jit
+# Not compiled anew for a number of tokens that happens to be 1 or a multiple of 16.
+@triton.jit(do_not_specialize=["T"])
 def norm_turn_tokens(
     qkv,
     out,

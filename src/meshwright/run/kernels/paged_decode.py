@@ -118,6 +118,11 @@ class DecodePlan(NamedTuple):
     tickets: Tensor | None = None
     """int32, nought between calls: parts of each shared row that are done."""
 
+    @property
+    def rows(self) -> int:
+        """The rows whose keys are shared out."""
+        return len(self.counts) - self.programs - 2
+
 
 def plan_decode(
     lengths_R: Tensor,
@@ -179,6 +184,7 @@ def paged_decode(
     plan: DecodePlan | None = None,
     invariant: bool = False,
     out: Tensor | None = None,
+    rows: int | None = None,
     backend: Backend = "auto",
 ) -> Tensor:
     """Attend with one query per row, which is the last of the row's keys, or with a few.
@@ -202,26 +208,30 @@ def paged_decode(
         plan: What `plan_decode` made of these lengths; None makes one.
         invariant: Cut rows by their own lengths alone; a plan says so itself.
         out: Where to write, (N, H, E) and dense; None makes room.
+        rows: Attend with the queries of so many rows, the first ones; None are all.
         backend: Where to run.
     """
     check_pages(q_NHE, k_cache, v_cache, tables_RB, lengths_R)
-    if len(q_NHE) != len(lengths_R) * queries:
-        what = f"{len(q_NHE)} for {len(lengths_R)} rows of {queries} queries"
+    rows = len(lengths_R) if rows is None else rows
+    few = rows * queries
+    if len(q_NHE) < few or (rows == len(lengths_R) and len(q_NHE) != few):
+        what = f"{len(q_NHE)} for {rows} rows of {queries} queries"
         raise InputError([Problem("q", what, "give every row as many")])
     scale = q_NHE.shape[-1] ** -0.5 if scale is None else scale
     shaping = Shaping(scale, window, chunk, softcap, sinks, alibi)
+    out = torch.empty(q_NHE.shape, dtype=q_NHE.dtype, device=q_NHE.device) if out is None else out
     if not on_triton(backend, q_NHE):
-        found = plain_paged_decode(
-            q_NHE, k_cache, v_cache, tables_RB, lengths_R, shaping, k_scale, v_scale
-        )
-        return found if out is None else out.copy_(found)
+        out[:few] = plain_paged_decode(
+            q_NHE[:few], k_cache, v_cache, tables_RB[:rows], lengths_R[:rows], shaping, k_scale,
+            v_scale,
+        )  # fmt: skip
+        return out
     if plan is None:
         plan = plan_decode(
-            lengths_R, k_cache, q_NHE.shape[1], window=window, chunk=chunk, queries=queries,
+            lengths_R[:rows], k_cache, q_NHE.shape[1], window=window, chunk=chunk, queries=queries,
             invariant=invariant,
         )  # fmt: skip
-    check_plan(plan, len(lengths_R), window, chunk, queries)
-    out = torch.empty(q_NHE.shape, dtype=q_NHE.dtype, device=q_NHE.device) if out is None else out
+    check_plan(plan, rows, window, chunk, queries)
     given = (q_NHE, k_cache, v_cache, tables_RB, lengths_R)
     launch(given, out, plan, (k_scale, v_scale), shaping)
     return out
@@ -236,7 +246,7 @@ def launch(
 ) -> None:
     """Run both kernels; keys wider than the output are latents with a rotary part behind them."""
     q_NHE, k_cache, v_cache, tables_RB, lengths_R = given
-    rows, (_, heads, width) = len(lengths_R), out.shape
+    rows, (_, heads, width) = plan.rows, out.shape
     assert out.is_contiguous()
     kv_heads, rope = k_cache.shape[2], q_NHE.shape[-1] - width
     group = heads // kv_heads
@@ -297,7 +307,7 @@ def check_plan(
     plan: DecodePlan, rows: int, window: int | None, chunk: int | None, queries: int = 1
 ) -> None:
     """Refuse a plan of other rows."""
-    made = (len(plan.counts) - plan.programs - 2, plan.window, plan.chunk, plan.queries)
+    made = (plan.rows, plan.window, plan.chunk, plan.queries)
     used = (rows, window, chunk, queries)
     if made != used:
         what = f"made for (rows, window, chunk, queries) = {made}, used for {used}"

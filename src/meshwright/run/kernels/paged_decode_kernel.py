@@ -17,7 +17,12 @@ and a sum of its own, so that no warp waits for another before the unit ends.
 
 from meshwright.run.kernels.language import tl, triton
 from meshwright.run.kernels.paged_latent_kernel import attend_latents
-from meshwright.run.kernels.paged_plan_kernel import grain_tiles, row_tiles, share_of
+from meshwright.run.kernels.paged_plan_kernel import (
+    begin_grains,
+    grain_tiles,
+    row_tiles,
+    share_of,
+)
 from meshwright.run.kernels.paged_tile import (
     NOTHING,
     attend_tiles,
@@ -102,8 +107,9 @@ def attend_shares(
         tiles = row_tiles(length, WINDOW, CHUNK, TILE, QUERIES)
         each = grain_tiles(tiles, SPLITS)
         start = first_key(length - QUERIES, WINDOW, CHUNK) // TILE
-        begin = start + first * each
-        stop = start + tl.minimum((first + taken) * each, tiles)
+        ahead = begin_grains(SPLITS)
+        begin = start + tl.maximum(first - ahead, 0) * each
+        stop = start + tl.minimum(tl.maximum(first + taken - ahead, 0) * each, tiles)
         table = tables + row.to(tl.int64) * table_row
         token, head, place, inside = _lines(
             row, unit, tl.arange(0, M), length, K, G, PACKED, QUERIES

@@ -1,8 +1,10 @@
 """How keys of all rows are shared out among the programs of decode attention, found on the device.
 
-A row is as many *grains* long as it has tiles of keys that are seen; or, where its own length alone
-must say how it is cut, a few grains of many tiles. Every head has the same grains. A program's
-share is so many of them in a line.
+A row is as many *grains* long as it has tiles of keys that are seen, and one more: what it costs to
+begin with a row and to end it, about as long as a tile takes. (Without it, who had short rows was
+done last: 256 rows of 100 to 1,600 keys took 295 µs of an H200, at 63 % of its bandwidth.) Or,
+where its own length alone must say how it is cut, a few grains of many tiles. Every head has the
+same grains. A program's share is so many of them in a line.
 """
 
 # Triton compiles these functions itself: their arguments are its own values, not Python's.
@@ -38,7 +40,7 @@ def plan_shares(
     row = tl.arange(0, ROWS)
     length = tl.load(lengths + row, mask=row < rows, other=0)
     tiles = row_tiles(length, WINDOW, CHUNK, TILE, QUERIES)
-    grains = tl.cdiv(tiles, grain_tiles(tiles, SPLITS))
+    grains = tl.cdiv(tiles, grain_tiles(tiles, SPLITS)) + begin_grains(SPLITS)
     through = tl.cumsum(tl.where(row < rows, grains, 0), 0)
     total = tl.max(through, 0) * units
     if tl.program_id(0) == 0:
@@ -65,6 +67,12 @@ def grain_tiles(tiles, SPLITS: tl.constexpr):
     """Count tiles of a grain: 1, or with SPLITS what its own length asks for."""
     # Whole multiples of 8 tiles, so that short rows are not cut at all.
     return tl.cdiv(tl.cdiv(tiles, SPLITS), 8) * 8 if SPLITS else 1
+
+
+@triton.jit
+def begin_grains(SPLITS: tl.constexpr):
+    """Count the grains of a row before its first tile."""
+    return 0 if SPLITS else 1
 
 
 @triton.jit

@@ -78,25 +78,29 @@ def paged_prefill(
     v_scale: Tensor | None = None,
     tiles: Tiles | None = None,
     out: Tensor | None = None,
+    skip: tuple[int, int] = (0, 0),
     backend: Backend = "auto",
 ) -> Tensor:
     """Attend with the queries of each row, starts[r] to starts[r + 1], to its pages.
 
     Tokens that belong to no row get zeros. The other arguments are those of `paged_decode`; `out`
-    is where to write, (N, H, E) with dense heads.
+    is where to write, (N, H, E) with dense heads; `skip` are rows and their tokens, the first ones,
+    that are left out, with what is in `out` for them.
     """
     check_pages(q_NHE, k_cache, v_cache, tables_RB, lengths_R)
     scale = q_NHE.shape[-1] ** -0.5 if scale is None else scale
-    if not on_triton(backend, q_NHE):
-        shaping = Shaping(scale, window, chunk, softcap, sinks, alibi)
-        found = plain_paged_prefill(
-            q_NHE, k_cache, v_cache, tables_RB, lengths_R, starts_R1, shaping, k_scale, v_scale
-        )
-        return found if out is None else out.copy_(found)
     number, heads, width = q_NHE.shape
     rows, kv_heads = len(lengths_R), k_cache.shape[2]
     out = torch.empty(q_NHE.shape, dtype=q_NHE.dtype, device=q_NHE.device) if out is None else out
-    if not number:
+    skipped, few = skip
+    if number <= few:
+        return out
+    if not on_triton(backend, q_NHE):
+        out[few:] = plain_paged_prefill(
+            q_NHE[few:], k_cache, v_cache, tables_RB[skipped:], lengths_R[skipped:],
+            starts_R1[skipped:] - few, Shaping(scale, window, chunk, softcap, sinks, alibi),
+            k_scale, v_scale,
+        )  # fmt: skip
         return out
     group = heads // kv_heads
     size = min(256, max(64, power_of_two(width)))
@@ -105,17 +109,22 @@ def paged_prefill(
     pairs = k_cache.element_size() == 1
     keys, values = (as_pairs(cache) if pairs else cache for cache in (k_cache, v_cache))
     # An upper bound: how many blocks each row needs is known on the device alone.
-    blocks = number // (tiles.rows // packed) + rows + 1
+    blocks = (number - few) // (tiles.rows // packed) + rows - skipped + 1
     attend_queries[(blocks, kv_heads * -(-group // packed))](
         q_NHE, keys, values, tables_RB, lengths_R, starts_R1, out, sinks, alibi, k_scale, v_scale,
-        scale, softcap or 1.0, number, rows, q_NHE.stride(0), q_NHE.stride(1), out.stride(0),
-        *keys.stride()[:3], tables_RB.stride(0),
+        scale, softcap or 1.0, number, rows, skipped, q_NHE.stride(0), q_NHE.stride(1),
+        out.stride(0), *keys.stride()[:3], tables_RB.stride(0),
         K=kv_heads, G=group, E=width, M=tiles.rows, PACKED=packed, BLOCK=k_cache.shape[1],
         TILE=tiles.tile, COLUMNS=max(16, power_of_two(keys.shape[-1])),
-        ROWS=power_of_two(rows + 1), PAIRS=pairs, WINDOW=window or 0, CHUNK=chunk or 0,
+        ROWS=_rows_tile(rows - skipped + 1), PAIRS=pairs, WINDOW=window or 0, CHUNK=chunk or 0,
         CAPPED=softcap is not None, num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
     return out
+
+
+def _rows_tile(rows: int) -> int:
+    """Round up to one of few sizes: a step with some rows more must not wait for a compiler."""
+    return 64 if rows <= 64 else max(1024, power_of_two(rows))
 
 
 def paged_attention(
@@ -137,16 +146,19 @@ def paged_attention(
     Each kind has its kernel; `plan` is one of the first kind's lengths, `options` are what both
     take.
     """
-    few = decodes * queries
     out = torch.empty(q_NHE.shape, dtype=q_NHE.dtype, device=q_NHE.device)
+    few = decodes * queries
+    given = (q_NHE, k_cache, v_cache, tables_RB, lengths_R)
     if decodes:
         paged_decode(
-            q_NHE[:few], k_cache, v_cache, tables_RB[:decodes], lengths_R[:decodes],
-            queries=queries, plan=plan, invariant=invariant, out=out[:few], **options,
-        )  # fmt: skip
+            *given,
+            queries=queries,
+            plan=plan,
+            invariant=invariant,
+            out=out,
+            rows=decodes,
+            **options,
+        )
     if few < len(q_NHE):
-        paged_prefill(
-            q_NHE[few:], k_cache, v_cache, tables_RB[decodes:], lengths_R[decodes:],
-            starts_R1[decodes:] - few, out=out[few:], **options,
-        )  # fmt: skip
+        paged_prefill(*given, starts_R1, out=out, skip=(decodes, few), **options)
     return out

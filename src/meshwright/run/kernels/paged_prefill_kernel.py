@@ -20,7 +20,7 @@ from meshwright.run.kernels.paged_tile import (
 )
 
 
-@triton.jit(do_not_specialize=["number", "rows", "table_row"])
+@triton.jit(do_not_specialize=["number", "rows", "skip", "table_row"])
 def attend_queries(
     q,
     k_cache,
@@ -37,6 +37,7 @@ def attend_queries(
     softcap,
     number,
     rows,
+    skip,
     q_token,
     q_head,
     out_token,
@@ -58,12 +59,12 @@ def attend_queries(
     CHUNK: tl.constexpr,
     CAPPED: tl.constexpr,
 ):
-    """Attend with some queries of one row; those that belong to no row get zeros."""
+    """Attend with some queries of one row behind the first `skip`; those of no row get zeros."""
     queries: tl.constexpr = M // PACKED
     # The last queries of a row see the most keys: they go first.
     block = tl.num_programs(0) - 1 - tl.program_id(0)
     unit = tl.program_id(1)
-    row, first, many, length = _block_of(block, starts, lengths, number, rows, queries, ROWS)
+    row, first, many, length = _block_of(block, starts, lengths, number, rows, skip, queries, ROWS)
     if first < many:
         line = tl.arange(0, M)
         query = first + line // PACKED
@@ -118,18 +119,24 @@ def attend_queries(
 
 
 @triton.jit
-def _block_of(block, starts, lengths, number, rows, QUERIES: tl.constexpr, ROWS: tl.constexpr):
+def _block_of(
+    block, starts, lengths, number, rows, skip, QUERIES: tl.constexpr, ROWS: tl.constexpr
+):
     """Return the row of a block of queries, its first query, and the row's queries and keys.
 
-    Row r's blocks are numbered from starts[r] // QUERIES + r on, which leaves room for all without
-    a count; one more row holds the tokens behind all others, and has no keys.
+    With rows and queries counted behind those that are skipped, row r's blocks are numbered from
+    start // QUERIES + r on, which leaves room for all without a count; one more row holds the
+    tokens behind all others, and has no keys.
     """
+    here = starts + skip
+    before = tl.load(here)
+    left = rows - skip
     row = tl.arange(0, ROWS)
-    start = tl.load(starts + row, mask=row <= rows, other=0)
-    begun = (start // QUERIES + row <= block) & (row <= rows)
+    start = tl.load(here + row, mask=row <= left, other=0) - before
+    begun = (start // QUERIES + row <= block) & (row <= left)
     row = tl.sum(begun.to(tl.int32), 0) - 1
-    start = tl.load(starts + row)
-    end = tl.load(starts + row + 1, mask=row < rows, other=number)
-    length = tl.load(lengths + row, mask=row < rows, other=0)
-    first = (block - start // QUERIES - row) * QUERIES
-    return row, first, end - start, length
+    start = tl.load(here + row)
+    end = tl.load(here + row + 1, mask=row < left, other=number)
+    length = tl.load(lengths + skip + row, mask=row < left, other=0)
+    first = (block - (start - before) // QUERIES - row) * QUERIES
+    return skip + row, first, end - start, length

@@ -27,6 +27,7 @@ import torch
 from meshwright.errors import InputError, Problem
 from meshwright.run.kernels.cpu_rows import cpu_rms_norm
 from meshwright.run.kernels.language import Backend, on_triton
+from meshwright.run.kernels.recorded import recorded
 from meshwright.run.kernels.rms_norm_kernel import add_parts, gradients, normalise
 
 WIDEST = 16384
@@ -50,7 +51,7 @@ def rms_norm(
         alone = cpu_rms_norm if x.device.type == "cpu" else plain_rms_norm
         return alone(x, weight, eps, unit_offset=unit_offset)
     _check(x, weight)
-    normed: torch.Tensor = _RmsNorm.apply(x, weight, eps, unit_offset)  # type: ignore[no-untyped-call]
+    normed: torch.Tensor = recorded(_RmsNorm, x, weight, eps, unit_offset)
     return normed
 
 
@@ -75,8 +76,8 @@ def add_rms_norm(
         total = x + residual
         return rms_norm(total, weight, eps, unit_offset=unit_offset, backend=backend), total
     _check(x, weight)
-    both: tuple[torch.Tensor, torch.Tensor] = _AddRmsNorm.apply(  # type: ignore[no-untyped-call]
-        x, residual, weight, eps, unit_offset
+    both: tuple[torch.Tensor, torch.Tensor] = recorded(
+        _AddRmsNorm, x, residual, weight, eps, unit_offset
     )
     return both
 

@@ -28,6 +28,7 @@ from torch.autograd.graph import increment_version
 from meshwright.errors import InputError, Problem
 from meshwright.run.kernels.cpu_rows import cpu_rotate, cpu_split_rotate
 from meshwright.run.kernels.language import Backend, on_triton
+from meshwright.run.kernels.recorded import recorded
 from meshwright.run.kernels.rotary_kernel import turn_tokens
 
 Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -50,7 +51,7 @@ def rotate(
     if not on_triton(backend, x_BTHE):
         alone = cpu_rotate if x_BTHE.device.type == "cpu" else plain_rotate
         return alone(x_BTHE, cos, sin, interleaved=interleaved)
-    turned: torch.Tensor = _Rotate.apply(x_BTHE, cos, sin, interleaved)  # type: ignore[no-untyped-call]
+    turned: torch.Tensor = recorded(_Rotate, x_BTHE, cos, sin, interleaved)
     return turned
 
 
@@ -79,9 +80,7 @@ def split_rotate(
         if qkv_BTC.device.type == "cpu":
             return cpu_split_rotate(qkv_BTC, heads, kv_heads, cos, sin, interleaved=interleaved)
         return plain_split_rotate(qkv_BTC, heads, kv_heads, head_dim, cos, sin, interleaved)
-    three: Three = _SplitRotate.apply(  # type: ignore[no-untyped-call]
-        qkv_BTC, sizes, cos, sin, interleaved
-    )
+    three: Three = recorded(_SplitRotate, qkv_BTC, sizes, cos, sin, interleaved)
     return three
 
 

@@ -13,6 +13,7 @@ from torch import nn
 from meshwright.run.kernels.deferred import leaf_of, now_or_late
 from meshwright.run.kernels.gradient_format import gradient_format
 from meshwright.run.kernels.products import TORCH, Products, flat, weight_gradient
+from meshwright.run.kernels.recorded import recorded
 from meshwright.run.nn.unread import unread
 
 
@@ -117,7 +118,7 @@ def linear(
     A weight of another format (float32 next to bfloat16 inputs) is rounded to x's on the way and
     gets its gradient in its own.
     """
-    y: torch.Tensor = _Linear.apply(x, weight, bias, products)  # type: ignore[no-untyped-call]
+    y: torch.Tensor = recorded(_Linear, x, weight, bias, products)
     return y
 
 

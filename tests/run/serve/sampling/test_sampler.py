@@ -217,15 +217,17 @@ def test_after_proposed_tokens_penalties_count_them() -> None:
 @pytest.mark.skipif(not HAS_TRITON, reason="no Triton here")
 def test_the_kernel_penalises_as_plain_torch_does() -> None:
     wide, lines = 2100, torch.randn(5, 2100, generator=torch.Generator().manual_seed(3))
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    lines = lines.to(device)
     lines[4] = lines[3]
     found = []
     for backend in get_args(Backend)[1:]:
-        one = Sampler(3, wide, "cpu", backend=backend)
+        one = Sampler(3, wide, device, backend=backend)
         prompt, output = range(0, wide, 7), [*range(0, wide, 5), *range(0, wide, 35)]
         one.set(0, Sampling(repetition_penalty=1.5, frequency_penalty=0.3), prompt, output)
         one.set(2, Sampling(presence_penalty=-0.7), prompt, output)
         plan = one.plan([2, 1, 0], [1, 1, 3])
-        inputs = torch.tensor([0, 0, 0, 11, 11])
+        inputs = torch.tensor([0, 0, 0, 11, 11], device=device)
         found.append(one.changed(lines.clone(), plan, inputs_L=inputs))
     torch.testing.assert_close(*found)
     torch.testing.assert_close(found[0][4, 11], found[0][3, 11] - 0.3)

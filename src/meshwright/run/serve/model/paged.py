@@ -25,6 +25,11 @@ from meshwright.run.serve.model.cache import LayerCache, PagedCache
 from meshwright.run.serve.model.step import Step
 
 
+LONG = 2048
+"""Tokens of a fresh prompt from which it is read without pages. On an H200 ten prompts of 800 (16
+heads of 128) took 115 µs of a layer by pages, and 182 µs by torch's kernel for such a batch."""
+
+
 @dataclass(slots=True)
 class Now:
     """The step that is being computed; one for all layers."""
@@ -55,7 +60,7 @@ class Now:
         if step.adapters_N is not None and self.adapter_slots:
             slots = torch.arange(self.adapter_slots, device=step.adapters_N.device)
             self.adapters = step.adapters_N[:, None] == slots
-        # Kernels without pages are faster, where all keys are new.
+        # Kernels without pages may be faster, where all keys are new.
         if step.fresh and step.most_queries > 1 and self.on_gpu and not self.invariant:
             self.documents = Documents(step.starts_R1, step.most_queries)
 
@@ -94,7 +99,12 @@ class PagedAttention(PagedLayer):
     @property
     def takes_product(self) -> bool:
         """Whether it cuts the fused product itself: not where fresh keys are read without pages."""
-        return self.now.documents is None
+        return not self._reads_fresh
+
+    @property
+    def _reads_fresh(self) -> bool:
+        """Whether all keys are new, and so many that kernels without pages are faster."""
+        return self.now.documents is not None and self.now.current.most_queries >= LONG
 
     def store(
         self,
@@ -113,7 +123,7 @@ class PagedAttention(PagedLayer):
     def __call__(self, q_1NHE: Tensor, k_1NKE: Tensor, v_1NKE: Tensor, **options: Any) -> Tensor:
         """Store keys and values, and return what each token reads."""
         store_kv(k_1NKE[0], v_1NKE[0], self._pages)
-        if self.now.documents is not None:
+        if self._reads_fresh:
             options["documents"] = self.now.documents
             return attention(q_1NHE, k_1NKE, v_1NKE, **options)
         for unread in ("documents", "prefer"):
