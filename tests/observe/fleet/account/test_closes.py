@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -64,15 +65,17 @@ def lists(rows: st.SearchStrategy[Any], most: int) -> st.SearchStrategy[list[Any
     return st.lists(rows, max_size=most)
 
 
-@given(
+any_rows = st.tuples(
     lists(job_rows, 8), lists(node_rows, 6), lists(held_rows, 4), lists(told_rows, 8),
     lists(seen_rows, 12), st.sampled_from([None, {"c": 4}, {"d": 16}]),
 )  # fmt: skip
-@settings(max_examples=150, deadline=None)
-def test_every_hour_is_in_one_bucket(
+
+
+def closes(
     work: list[Any], there: list[Any], whose: list[Any], told: list[Any], seen: list[Any],
     given_gpus: dict[str, int] | None,
 ) -> None:  # fmt: skip
+    """Check the account of some rows."""
     found = account(
         jobs(*work), nodes(*there), held=held(*whose), progress=progress(*told),
         rollups=rollups(*seen), gpus=given_gpus, since_s=SINCE, until_s=UNTIL,
@@ -88,8 +91,21 @@ def test_every_hour_is_in_one_bucket(
     assert sum(sum(step.cells.values()) for step in found.steps) == found.capacity
 
 
+@given(any_rows)
+@settings(max_examples=20, deadline=None)
+def test_every_hour_is_in_one_bucket(rows: Any) -> None:
+    closes(*rows)
+
+
+@pytest.mark.slow
+@given(any_rows)
+@settings(max_examples=1500, deadline=None)
+def test_every_hour_is_in_one_bucket_however_odd_the_rows(rows: Any) -> None:
+    closes(*rows)
+
+
 @given(lists(job_rows, 6), st.randoms(use_true_random=False))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_the_order_of_rows_changes_nothing(work: list[Any], shuffled: Any) -> None:
     # Rows of one key that were seen at the same time contradict each other: nobody knows which holds.
     once = list({(row["cluster"], row["job"], row["attempt"] or 0): row for row in work}.values())
@@ -106,7 +122,7 @@ def test_the_order_of_rows_changes_nothing(work: list[Any], shuffled: Any) -> No
 
 
 @given(lists(job_rows, 6), st.floats(SINCE + 1, UNTIL - 1))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_two_windows_hold_what_one_holds(work: list[Any], at: float) -> None:
     # What runs and was never seen lasts to the end of the window, which differs here.
     ended = [row for row in work if row["state"] not in ("running", "pending")]

@@ -5,7 +5,7 @@ what is left was free or down. All of it is in whole numbers, and each bucket is
 of a whole, so that the sum is what there was, whatever the rows say.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -56,6 +56,8 @@ _CAUSE_CELLS = tuple(
     for cause in CAUSES
 )  # fmt: skip
 Totals = dict[Cell, int]
+Rollups = Callable[[float, float], pa.Table | None]
+"""Gives the roll-ups that begin between two moments, so that only a day's are held at a time."""
 
 
 class Step(NamedTuple):
@@ -120,13 +122,13 @@ def hours(amount: float) -> float:
 
 def account(
     jobs: pa.Table, nodes: pa.Table | None = None, *, since_s: float, until_s: float,
-    held: pa.Table | None = None, rollups: pa.Table | None = None, rollup_s: int = 300,
+    held: pa.Table | None = None, rollups: pa.Table | Rollups | None = None, rollup_s: int = 300,
     progress: pa.Table | None = None, gpus: Mapping[str, int] | None = None,
 ) -> Account:  # fmt: skip
     """Account for the hours between two moments.
 
-    `rollups` are samples rolled up over `rollup_s` seconds, with columns such as `gpu_util_mean`;
-    `gpus` tells how many GPUs clusters have of which no node is told.
+    `rollups` are samples rolled up over `rollup_s` seconds, with columns such as `gpu_util_mean`, or
+    what gives those of a stretch of time; `gpus` tells how many GPUs clusters have of which no node is told.
     """
     whole = window(since_s, until_s)
     held = _shaped(held, HELD) if held is not None else None
@@ -136,7 +138,7 @@ def account(
     told = phases(found, progress)
     work = _Work(
         found, told, indexed(claimed, found.size), known, pools_of(known, found),
-        rolled(rollups, known, rollup_s),
+        _measures(rollups, known, rollup_s),
     )  # fmt: skip
     by_attempt = np.zeros((found.size, len(CELLS)), np.int64)
     waited, tensor = np.zeros(found.size, np.int64), np.zeros((2, found.size))
@@ -154,6 +156,18 @@ def account(
         whole, tuple(steps), capacity, inferred, cut, free, by_attempt, waited, tensor, found, told,
         known, {**found.oddities, **told.oddities},
     )  # fmt: skip
+
+
+def _measures(
+    rollups: pa.Table | Rollups | None, known: Places, width_s: int
+) -> Callable[[Window], Rolled | None]:
+    if callable(rollups):
+        # A roll-up that begins before a part of the window may reach into it.
+        return lambda part: rolled(
+            rollups(part.since / MS - width_s, part.until / MS), known, width_s
+        )
+    whole = rolled(rollups, known, width_s)
+    return lambda _: whole
 
 
 def _shaped(rows: pa.Table | None, schema: pa.Schema) -> pa.Table:
@@ -189,7 +203,7 @@ class _Work(NamedTuple):
     index: Index
     known: Places
     pool: Longs
-    measures: Rolled | None
+    measures: Callable[[Window], Rolled | None]
 
 
 class _One(NamedTuple):
@@ -233,9 +247,10 @@ def _split(work: _Work, held: Pieces, kept: Longs, part: Window, tensor: Floats)
             split[column(name, "progress")] = np.where(held.phase == code, kept, 0)
     split[column("productive", "progress")] = np.where(held.phase == PRODUCTIVE, kept, 0)
     untold = np.where(held.phase == UNTOLD, kept, 0)
-    if work.measures is not None:
+    measures = work.measures(part)
+    if measures is not None:
         began = work.found.start[held.attempt] - part.since
-        seen = measured(work.measures, held, began, part)
+        seen = measured(measures, held, began, part)
         if seen is not None:
             untold = _by_samples(split, seen, untold)
             # What is known of tensor activity counts wherever the GPU was active.

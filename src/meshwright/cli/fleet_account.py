@@ -1,0 +1,109 @@
+"""The account of a store, as `mw fleet report` and `mw fleet top` ask for it."""
+
+import argparse
+import time
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from meshwright.cli.fleet_times import moment
+from meshwright.errors import InputError, Problem
+from meshwright.observe.fleet.account import Account, account
+from meshwright.observe.fleet.account.account import Rollups
+from meshwright.observe.fleet.account.redact import key_of, redacted
+from meshwright.observe.fleet.store import WINDOW_S, Store
+from meshwright.spec.units import parse_count
+
+_JOBS = (
+    "cluster", "job", "attempt", "number", "user", "team", "partition", "state", "reason", "work",
+    "submit_s", "eligible_s", "start_s", "end_s", "gpus", "gpu_kind", "num_nodes", "nodes",
+    "gpu_util", "seen_s",
+)  # fmt: skip
+_ROLLUPS = (
+    "cluster", "node", "gpu", "time_s", "gpu_util_mean", "engine_active_mean", "sm_active_mean",
+    "tensor_active_mean",
+)  # fmt: skip
+_HOUR_S = 3600
+
+
+class Asked(NamedTuple):
+    """The stretch of time that is asked for, and for which clusters."""
+
+    since_s: float
+    until_s: float
+    where: str | None
+
+
+def add_scope(parser: argparse.ArgumentParser) -> None:
+    """Add what both commands may be told of the fleet."""
+    parser.add_argument("--cluster", metavar="NAME", help="only this one")
+    parser.add_argument(
+        "--gpus", action="append", default=[], metavar="[NAME=]N",
+        help="GPUs of a cluster of which no nodes are told; may be repeated",
+    )  # fmt: skip
+    parser.add_argument(
+        "--redact", action="store_true",
+        help="pseudonyms for users, always the same for one store, for reports that are shared",
+    )  # fmt: skip
+
+
+def asked(store: Store, args: argparse.Namespace) -> Asked:
+    """Say which time is meant: up to now, or to the last that is known where that is earlier."""
+    lasts = [held.last_s for held in store.held().values() if held.last_s is not None]
+    if not lasts:
+        fix = "read some first: mw fleet ingest SOURCE"
+        raise InputError([Problem(str(store.folder), "this store holds nothing", fix)])
+    now_s = min(time.time(), max(lasts))
+    until_s = moment(args.until, "--until", now_s) if args.until else now_s
+    since_s = moment(args.since, "--since", until_s)
+    if since_s >= until_s:
+        what = f"--since {args.since} is not before the end of the time asked for"
+        raise InputError([Problem("--since", what, "ask for more: --since 7d")])
+    if args.cluster and args.cluster not in store.clusters():
+        there = ", ".join(store.clusters())
+        raise InputError([Problem("--cluster", f"{args.cluster!r} is not in the store", there)])
+    name = (args.cluster or "").replace("'", "''")
+    return Asked(since_s, until_s, f"cluster = '{name}'" if name else None)
+
+
+def account_of(store: Store, args: argparse.Namespace, scope: Asked) -> Account:
+    """Account for the time that is asked for, from all that the store has of it."""
+    since_s, until_s, where = scope
+    held = store.held()
+
+    def rows(name: str, columns: tuple[str, ...] | None = None) -> pa.Table | None:
+        if not held[name].rows:
+            return None
+        return store.table(name, columns, since_s, until_s, where)
+
+    jobs = store.table("jobs", _JOBS, since_s, until_s, where)
+    jobs = redacted(jobs, key_of(store.folder)) if args.redact else jobs
+    name, width_s = ("windows", WINDOW_S) if held["windows"].rows else ("hours", _HOUR_S)
+    rollups: Rollups | None = None
+    if held[name].rows:
+        rollups = lambda since, until: store.table(name, _ROLLUPS, since, until, where)  # noqa: E731
+    progress = None
+    if held["progress"].rows and jobs.num_rows:
+        # Which work was lost is known from checkpoints of an attempt's whole life.
+        first_s = pc.min(jobs["start_s"]).as_py()
+        progress = store.table("progress", None, first_s, None, where)
+    return account(
+        jobs, rows("nodes"), since_s=since_s, until_s=until_s, held=rows("held"), rollups=rollups,
+        rollup_s=width_s, progress=progress, gpus=_gpus(args, store),
+    )  # fmt: skip
+
+
+def _gpus(args: argparse.Namespace, store: Store) -> dict[str, int]:
+    """Read `--gpus 512` or `--gpus east=512`."""
+    clusters, found = store.clusters(), {}
+    for text in args.gpus:
+        name, _, number = text.rpartition("=")
+        if not name and len(clusters) == 1:
+            name = clusters[0]
+        if name not in clusters:
+            what = f"{text!r} does not say of which cluster"
+            fix = f"write --gpus {clusters[0]}={number}" if clusters else "ingest jobs first"
+            raise InputError([Problem("--gpus", what, fix)])
+        found[name] = parse_count(number, "--gpus")
+    return found

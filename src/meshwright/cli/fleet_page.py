@@ -1,0 +1,205 @@
+"""The page of `mw fleet report --html`: a week of a fleet for somebody who runs no jobs on it."""
+
+from datetime import UTC, datetime
+from html import escape
+
+from meshwright import __version__
+from meshwright.cli.document import document, pairs
+from meshwright.cli.fleet_screen import (
+    Report,
+    bucket_table,
+    day,
+    group_table,
+    notes,
+    savings_table,
+    summary,
+)
+from meshwright.cli.plan_page import view_html
+from meshwright.observe.fleet.account import BUCKETS, EVIDENCE, hours
+from meshwright.observe.fleet.account.savings import by_owner, by_remedy
+from meshwright.observe.fleet.account.trend import Forecast, Trend
+
+COLOURS = {
+    "productive": "var(--path)",
+    "startup": "var(--cause-4)",
+    "checkpoint": "var(--copies)",
+    "data_wait": "var(--cause-2)",
+    "communication": "var(--communication)",
+    "idle": "var(--warn)",
+    "lost": "var(--cause-1)",
+    "down": "var(--ink)",
+    "draining": "var(--soft)",
+    "fragmented": "var(--compute)",
+    "order": "color-mix(in srgb, var(--compute) 72%, var(--ground))",
+    "limits": "color-mix(in srgb, var(--compute) 52%, var(--ground))",
+    "too_few": "color-mix(in srgb, var(--compute) 36%, var(--ground))",
+    "reserved": "var(--cause-3)",
+    "no_demand": "var(--idle)",
+    "unknown": "var(--cause-5)",
+}
+"""Of `report/style.css`: green is work, warm is what jobs waste, blue is what waits for a job."""
+_WIDTH, _HEIGHT, _LEFT, _BOTTOM = 1120, 210, 44, 24
+_MOST_LABELS = 16
+
+
+def page(report: Report) -> str:
+    """Return the whole file."""
+    found = report.account
+    names = ", ".join(found.attempts.cluster.values)
+    title = f"GPU-hours of {names or 'the fleet'}, {day(found.window.since / 1e3)} to " + day(
+        found.window.until / 1e3
+    )
+    owners = [row for row in by_owner(report.savings) if row.hours > 0][:10]
+    parts = [
+        f'<p class="note">mw fleet report, meshwright {__version__}</p>',
+        f"<p>{escape(_opening(report))}</p>",
+        pairs(summary(report).items()),
+        "<h2>All hours</h2>",
+        _whole_bar(report),
+        "<h2>Day by day</h2>" if _daily(report) else "<h2>Week by week</h2>",
+        trend_chart(report.trend, report.forecasts.get("productive"), daily=_daily(report)),
+        view_html(bucket_table(report)),
+        view_html(savings_table(by_remedy(report.savings), "What would give hours back, at most")),
+        view_html(savings_table(owners, "Whose they are"))
+        if owners else "",
+        *(
+            view_html(group_table(groups[:10], kind))
+            for kind, groups in ((report.by, report.groups), *report.more.items())
+            if any(one.name for one in groups)
+        ),
+        _definitions(report),
+        "<h2>To beware of</h2>" if notes(report) else "",
+        "".join(f'<p class="note">{escape(note)}</p>' for note in notes(report)),
+    ]  # fmt: skip
+    return document(title, "\n".join(part for part in parts if part))
+
+
+def _daily(report: Report) -> bool:
+    return all(row.until_s - row.since_s <= 86_400 for row in report.trend)
+
+
+def _opening(report: Report) -> str:
+    """Say the most important in two sentences."""
+    found = report.account
+    whole = max(1, found.capacity)
+    buckets = found.buckets()
+    held = {b.name for b in BUCKETS if b.held}
+    wasted = {
+        name: amount for name, amount in buckets.items()
+        if name not in ("productive", "no_demand") and amount
+    }  # fmt: skip
+    text = (
+        f"Of {hours(found.capacity):,.0f} GPU-hours {100 * found.held / whole:.0f} % were held by "
+        f"jobs and {100 * buckets['productive'] / whole:.0f} % did work that was kept, as far as is "
+        "known."
+    )
+    if wasted:
+        worst = max(wasted, key=lambda name: wasted[name])
+        about = next(bucket for bucket in BUCKETS if bucket.name == worst)
+        who = "within jobs" if worst in held else "outside of jobs"
+        text += (
+            f" Most of the rest that could be used, {hours(wasted[worst]):,.0f} GPU-hours {who}, "
+            f"was “{about.title}”: {about.about}."
+        )
+    return text
+
+
+def _whole_bar(report: Report) -> str:
+    found = report.account
+    whole = max(1, found.capacity)
+    amounts = {name: amount for name, amount in found.buckets().items() if amount}
+    keys = "".join(
+        f'<span><i style="background:{COLOURS[bucket.name]}"></i>{escape(bucket.title)} '
+        f"{100 * amounts[bucket.name] / whole:.1f} %</span>"
+        for bucket in BUCKETS
+        if bucket.name in amounts
+    )
+    drawn = "".join(
+        f'<i style="background:{COLOURS[bucket.name]};'
+        f'width:{100 * amounts[bucket.name] / whole:.3f}%" title="{escape(bucket.title)}"></i>'
+        for bucket in BUCKETS
+        if bucket.name in amounts
+    )
+    style = "display:flex;height:34px;border-radius:4px;overflow:hidden;margin:.2rem 0 .6rem"
+    return f'<div style="{style}">{drawn}</div>\n<div class="legend">{keys}</div>'
+
+
+def trend_chart(rows: tuple[Trend, ...], ahead: Forecast | None, *, daily: bool) -> str:
+    """Draw each day as a column of its buckets, and where productive hours may go on to."""
+    if not rows:
+        return ""
+    columns = len(rows) + (len(ahead.values) if ahead and daily else 0)
+    step = (_WIDTH - _LEFT) / columns
+    drawn = [_grid()]
+    every = -(-columns // _MOST_LABELS)
+    for at, row in enumerate(rows):
+        x, y = _LEFT + at * step, float(_HEIGHT)
+        for bucket in BUCKETS:
+            share = row.shares[bucket.name]
+            if share > 0:
+                y -= share * _HEIGHT
+                drawn.append(
+                    f'<rect x="{x + 1:.1f}" y="{y:.2f}" width="{max(0.5, step - 2):.1f}" '
+                    f'height="{share * _HEIGHT:.2f}" style="fill:{COLOURS[bucket.name]}"><title>'
+                    f"{day(row.since_s)}: {escape(bucket.title)} {100 * share:.1f} %, "
+                    f"{share * row.hours:,.0f} h</title></rect>"
+                )
+        if at % every == 0:
+            drawn.append(_label(x + step / 2, row.since_s))
+    if ahead and daily:
+        drawn += _ahead(rows, ahead, step)
+    note = ""
+    if ahead and daily:
+        note = (
+            f'<p class="note">Dots: productive hours to come, {escape(ahead.rule)}; the bars on them '
+            f"are how far such forecasts were off so far ({100 * ahead.error:.1f} points on the "
+            f"average of {ahead.tested}).</p>"
+        )
+    return (
+        f'<svg class="passes" viewBox="0 0 {_WIDTH} {_HEIGHT + _BOTTOM}" role="img" '
+        f'aria-label="buckets of each day">{"".join(drawn)}</svg>{note}'
+    )
+
+
+def _grid() -> str:
+    return "".join(
+        f'<path d="M{_LEFT} {_HEIGHT * (1 - share):.1f}H{_WIDTH}" style="opacity:.35"/>'
+        f'<text x="0" y="{_HEIGHT * (1 - share) + (12 if share == 1 else 4):.1f}">'
+        f"{100 * share:.0f} %</text>"
+        for share in (0, 0.25, 0.5, 0.75, 1)
+    )
+
+
+def _ahead(rows: tuple[Trend, ...], ahead: Forecast, step: float) -> list[str]:
+    drawn = []
+    last_s = rows[-1].since_s
+    for at, value in enumerate(ahead.values):
+        x = _LEFT + (len(rows) + at + 0.5) * step
+        y, reach = _HEIGHT * (1 - value), _HEIGHT * ahead.error
+        top, bottom = max(0.0, y - reach), min(float(_HEIGHT), y + reach)
+        colour = COLOURS["productive"]
+        drawn.append(
+            f'<path d="M{x:.1f} {top:.1f}V{bottom:.1f}" style="stroke:{colour};stroke-width:3;'
+            f'opacity:.45"/><circle cx="{x:.1f}" cy="{y:.1f}" r="4" style="fill:{colour}"><title>'
+            f"{100 * value:.1f} %</title></circle>"
+        )
+        if len(rows) + len(ahead.values) <= _MOST_LABELS or at in (0, len(ahead.values) - 1):
+            drawn.append(_label(x, last_s + (at + 1) * 86_400))
+    return drawn
+
+
+def _label(x: float, moment_s: float) -> str:
+    text = datetime.fromtimestamp(moment_s, UTC).strftime("%a %d %b")
+    return f'<text x="{x:.1f}" y="{_HEIGHT + 17}" class="tick">{text}</text>'
+
+
+def _definitions(report: Report) -> str:
+    """Say what the words mean, of buckets that there are."""
+    amounts = report.account.buckets()
+    words = [(bucket.title, bucket.about) for bucket in BUCKETS if amounts[bucket.name]]
+    words += [(f"known by {_short(name)}", about) for name, about in EVIDENCE.items()]
+    return f"<h2>What the words mean</h2>{pairs(words)}"
+
+
+def _short(name: str) -> str:
+    return {"progress": "jobs"}.get(name, name)

@@ -1,0 +1,295 @@
+"""An account of a fleet as data and as one screen: what `mw fleet report` answers with."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+from meshwright.cli.answer import Answer, Note, View, facts, table
+from meshwright.observe.fleet.account import BUCKETS, EVIDENCE, TITLES, Account, hours
+from meshwright.observe.fleet.account.goodput import Goodput, fleet_goodput, goodput
+from meshwright.observe.fleet.account.prices import Prices
+from meshwright.observe.fleet.account.savings import (
+    Saving,
+    by_owner,
+    by_remedy,
+    fleet_price,
+    price_sources,
+    savings,
+)
+from meshwright.observe.fleet.account.trend import Forecast, Trend, forecast, trend, whole_steps
+
+MOST_LINES = 40
+"""Of a terminal; a screen is never longer."""
+_BAR = 24
+_MARKS = {"productive": "█", "idle": "·", "lost": "◆"}
+_SHORT = {
+    "progress": "jobs", "samples": "samples", "accounting": "accounting", "nodes": "nodes",
+    "unknown": "unknown",
+}  # fmt: skip
+
+
+class Report(NamedTuple):
+    """Everything that a report tells."""
+
+    account: Account
+    fleet: Goodput
+    by: str
+    groups: tuple[Goodput, ...]
+    more: dict[str, tuple[Goodput, ...]]
+    """Goodput by other things, for the page."""
+    savings: tuple[Saving, ...]
+    price: float | None
+    sources: tuple[str, ...]
+    trend: tuple[Trend, ...]
+    forecasts: dict[str, Forecast]
+
+
+def report_of(found: Account, prices: Prices, by: str, top: int) -> Report:
+    """Work out what a report tells."""
+    steps = whole_steps(found)
+    series = {
+        "held": [1 - sum(row.shares[b.name] for b in BUCKETS if not b.held) for row in steps],
+        "productive": [row.shares["productive"] for row in steps],
+    }
+    forecasts = {
+        name: made for name, one in series.items() if (made := forecast(one, high=1.0)) is not None
+    }
+    other = [kind for kind in ("user", "team", "partition", "work") if kind != by]
+    return Report(
+        found, fleet_goodput(found), by, goodput(found, by, top),
+        {kind: goodput(found, kind, top) for kind in other}, savings(found, prices, _owner(by)),
+        fleet_price(found, prices), price_sources(found, prices), trend(found), forecasts,
+    )  # fmt: skip
+
+
+def _owner(by: str) -> str:
+    return "team" if by == "team" else "user"
+
+
+def answer(report: Report) -> Answer:
+    """Return the data and the screen."""
+    views = screen(report)
+    return Answer(
+        "fleet-report/1", data(report), (*views, *map(Note, notes(report))),
+        tuple(
+            f"{name}\t{hours(amount):.1f}" for name, amount in report.account.buckets().items()
+        ),
+    )  # fmt: skip
+
+
+def screen(report: Report) -> tuple[View, ...]:
+    """Return at most one screen of lines."""
+    head, where = facts(summary(report)), bucket_table(report)
+    lines = len(head.pairs) + len(where.rows) + 10
+    room = max(3, MOST_LINES - lines)
+    groups = min(5, room // 2, len(report.groups))
+    views: list[View] = [head, where]
+    if groups:
+        views.append(group_table(report.groups[:groups], report.by))
+        room -= groups + 4
+    if report.savings and room > 0:
+        views.append(savings_table(report.savings[: max(3, room)]))
+    return tuple(views)
+
+
+def summary(report: Report) -> dict[str, str]:
+    """Say in a few lines how the fleet fares."""
+    found, fleet = report.account, report.fleet
+    span_h = found.window.span / 3.6e6
+    gpus = hours(found.capacity) / span_h
+    money = "" if report.price is None else f", {_money(hours(found.capacity) * report.price)}"
+    told = {
+        "fleet": f"{', '.join(found.attempts.cluster.values) or 'no jobs'}: {gpus:,.0f} GPUs, "
+        f"{fleet.attempts:,} attempts of jobs",
+        "time": f"{day(found.window.since / 1e3)} to {day(found.window.until / 1e3)} UTC, "
+        f"{hours(found.capacity):,.0f} GPU-hours{money}",
+        "goodput": _goodput_line(fleet),
+        "ETTR": f"{_percent(fleet.ettr)} of the time from asking to the end was work"
+        + _unknown(fleet),
+    }
+    ahead = report.forecasts.get("productive")
+    if ahead is not None:
+        mean = sum(ahead.values) / len(ahead.values)
+        told["next week"] = (
+            f"{100 * mean:.1f} % productive ({ahead.rule}; such forecasts were off by "
+            f"{100 * ahead.error:.1f} points, {ahead.tested} tested)"
+        )
+    back = by_remedy(report.savings)
+    if back:
+        whole = sum(row.hours for row in back)
+        paid = [row.dollars for row in back]
+        cost = "" if None in paid else f", {_money(sum(d for d in paid if d is not None))}"
+        told["to win back"] = (
+            f"at most {whole:,.0f} GPU-hours ({_percent(whole / max(1e-9, hours(found.capacity)))}"
+            f"{cost}); first: {back[0].remedy}"
+        )
+    return told
+
+
+def _goodput_line(fleet: Goodput) -> str:
+    parts = f"scheduling {_percent(fleet.scheduling)} × runtime {_percent(fleet.runtime)}"
+    if fleet.program is None:
+        return f"{parts}; no job tells its MFU and no sample its tensor activity"
+    by = "MFU" if fleet.program_by == "mfu" else "tensor activity"
+    return (
+        f"{parts} × {by} {_percent(fleet.program)} (of {fleet.program_hours:,.0f} h) "
+        f"= {_percent(fleet.goodput)}"
+    )
+
+
+def _unknown(fleet: Goodput) -> str:
+    if fleet.unknown_hours <= 0:
+        return ""
+    return f", {fleet.unknown_hours:,.0f} h of which merely assumed"
+
+
+def bucket_table(report: Report) -> Any:
+    """Return hours by bucket with what they are known by."""
+    found = report.account
+    cells, whole = found.cells(), max(1, found.capacity)
+    rows = []
+    for bucket in BUCKETS:
+        mine = {
+            cell.evidence: amount for cell, amount in cells.items()
+            if cell.bucket == bucket.name and amount
+        }  # fmt: skip
+        amount = sum(mine.values())
+        if not amount:
+            continue
+        mark = _MARKS.get(bucket.name, "▒" if bucket.held else "░")
+        money = "" if report.price is None else _money(hours(amount) * report.price)
+        rows.append(
+            (
+                bucket.title, f"{hours(amount):,.1f}", f"{100 * amount / whole:.1f}",
+                mark * round(_BAR * amount / whole), money, _known_by(mine, amount),
+            )
+        )  # fmt: skip
+    return table(
+        "bucket, GPU-hours, %, share, cost, known by", rows, "Where the GPU-hours went",
+        right="GPU-hours, %, cost", bars="share", wide="known by",
+    )  # fmt: skip
+
+
+def _known_by(mine: dict[str, int], amount: int) -> str:
+    if len(mine) == 1:
+        return _SHORT[next(iter(mine))]
+    return ", ".join(
+        f"{_SHORT[name]} {100 * mine[name] / amount:.0f} %" for name in EVIDENCE if name in mine
+    )
+
+
+def group_table(groups: Sequence[Goodput], by: str, title: str = "") -> Any:
+    """Return goodput by owner."""
+    rows = [
+        (
+            one.name or "(not told)", f"{one.held_hours:,.1f}", f"{one.waited_hours:,.1f}",
+            _percent(one.runtime), f"{one.hours['idle']:,.1f}", f"{one.hours['lost']:,.1f}",
+            "" if one.program is None else f"{_percent(one.program)} {one.program_by}",
+            _percent(one.ettr),
+        )
+        for one in groups
+    ]  # fmt: skip
+    return table(
+        f"{by}, GPU-hours, waited, runtime, idle, lost, program, ETTR", rows,
+        title or f"Goodput by {by}", right="GPU-hours, waited, runtime, idle, lost, program, ETTR",
+    )  # fmt: skip
+
+
+def savings_table(rows: Sequence[Saving], title: str = "") -> Any:
+    """Return what remedies would give back."""
+    shown = [
+        (
+            row.owner or ("all" if row.remedy else "(not told)"), row.remedy, f"{row.hours:,.1f}",
+            "" if row.dollars is None else _money(row.dollars), row.about,
+        )
+        for row in rows
+    ]  # fmt: skip
+    return table(
+        "owner, remedy, GPU-hours, worth, by", shown, title or "What would give most back, at most",
+        right="GPU-hours, worth", wide="by",
+    )  # fmt: skip
+
+
+def notes(report: Report) -> list[str]:
+    """Say what a reader should beware of."""
+    found = report.account
+    told = []
+    if found.inferred:
+        share = 100 * found.inferred / max(1, found.capacity)
+        told.append(
+            f"{hours(found.inferred):,.1f} GPU-hours ({share:.1f} %) lie where no nodes are told: "
+            "what jobs held stands for what there was, and nothing is free there; --gpus N tells it"
+        )
+    if hours(found.cut) > 0.05:
+        told.append(
+            f"jobs claim {hours(found.cut):,.1f} GPU-hours more than there were (nodes that were "
+            "down, GPUs claimed twice); these are cut and in no bucket"
+        )
+    unsaved = sum(v for c, v in found.cells().items() if c == ("lost", "unknown"))
+    if unsaved:
+        told.append(
+            f"{hours(unsaved):,.1f} of the lost hours are whole attempts: no checkpoint of them is "
+            "known"
+        )
+    told += [f"{count:,} {what}" for what, count in found.oddities.items()]
+    if report.sources:
+        told.append(f"prices per GPU-hour: {'; '.join(report.sources)}")
+    elif report.price is None:
+        told.append("no price is known for these GPUs; --price 2.5 tells one")
+    return told
+
+
+def data(report: Report) -> dict[str, Any]:
+    """Return the whole report as plain data."""
+    found = report.account
+    whole = max(1, found.capacity)
+    return {
+        "since_s": found.window.since / 1e3,
+        "until_s": found.window.until / 1e3,
+        "clusters": list(found.attempts.cluster.values),
+        "gpu_hours": hours(found.capacity),
+        "held_gpu_hours": hours(found.held),
+        "gpu_hours_inferred": hours(found.inferred),
+        "gpu_hours_cut": hours(found.cut),
+        "price_per_gpu_hour": report.price,
+        "price_sources": list(report.sources),
+        "buckets": {
+            name: {
+                "title": TITLES[name], "gpu_hours": hours(amount), "share": amount / whole,
+                "dollars": None if report.price is None else hours(amount) * report.price,
+                "by_evidence": {
+                    cell.evidence: hours(part) for cell, part in found.cells().items()
+                    if cell.bucket == name and part
+                },
+            }
+            for name, amount in found.buckets().items()
+        },
+        "goodput": group_data(report.fleet),
+        "by": {report.by: [group_data(one) for one in report.groups]}
+        | {kind: [group_data(one) for one in some] for kind, some in report.more.items()},
+        "savings": [row._asdict() for row in report.savings],
+        "savings_by_remedy": [row._asdict() for row in by_remedy(report.savings)],
+        "savings_by_owner": [row._asdict() for row in by_owner(report.savings)],
+        "trend": [row._asdict() for row in report.trend],
+        "forecasts": {name: made._asdict() for name, made in report.forecasts.items()},
+        "notes": notes(report),
+    }  # fmt: skip
+
+
+def group_data(one: Goodput) -> dict[str, Any]:
+    """Return goodput as plain data."""
+    return {**one._asdict(), "goodput": one.goodput}
+
+
+def day(moment_s: float) -> str:
+    """Write a moment, without its time where that is midnight."""
+    found = datetime.fromtimestamp(moment_s, UTC)
+    return found.strftime("%Y-%m-%d" if moment_s % 86_400 == 0 else "%Y-%m-%d %H:%M")
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{100 * share:.1f} %"
+
+
+def _money(dollars: float) -> str:
+    return f"${dollars:,.0f}"

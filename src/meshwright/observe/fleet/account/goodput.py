@@ -1,0 +1,137 @@
+"""How much of what a job, a user or a team had to do with was work: goodput, and its parts.
+
+ML productivity goodput is scheduling × runtime × program goodput. Scheduling goodput is the part of
+the time in which the GPUs were there: held over held and waited for, and for a whole fleet held over
+all that there was. Runtime goodput is the part of what was held that was productive. Program goodput
+is MFU, or tensor activity where no MFU is told. The effective training time ratio (ETTR) is
+productive time over the time from asking to the end, waits and lost work in it.
+"""
+
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from meshwright.observe.fleet.account.account import Account
+from meshwright.observe.fleet.account.buckets import CELLS, column
+from meshwright.observe.fleet.account.ticks import HOUR, Floats, Longs, Names
+
+KINDS: Final = ("cluster", "job", "user", "team", "partition", "work")
+"""What goodput can be told by."""
+_PRODUCTIVE = [at for at, cell in enumerate(CELLS) if cell.bucket == "productive"]
+
+
+class Goodput(NamedTuple):
+    """What became of the hours of somebody."""
+
+    name: str
+    attempts: int
+    held_hours: float
+    waited_hours: float
+    hours: dict[str, float]
+    """Held hours by bucket."""
+    unknown_hours: float
+    """Of the productive hours, those that nothing tells about."""
+    scheduling: float | None
+    runtime: float | None
+    program: float | None
+    program_by: str
+    """`mfu`, `tensor` or nothing."""
+    program_hours: float
+    """Of how many hours it is known."""
+    ettr: float | None
+
+    @property
+    def goodput(self) -> float | None:
+        """The product of the three; None where one is not known."""
+        parts = self.scheduling, self.runtime, self.program
+        return None if None in parts else float(np.prod([part for part in parts if part is not None]))
+
+
+def goodput(found: Account, by: str, most: int | None = None) -> tuple[Goodput, ...]:
+    """Tell it by one of KINDS, the most hours first."""
+    groups = _groups(found, by)
+    shown = np.bincount(groups.codes + 1, _held(found), len(groups.values) + 1)
+    order = np.argsort(-shown, kind="stable")
+    order = order[shown[order] > 0][:most]
+    place = np.full(len(shown), -1, np.int64)
+    place[order] = np.arange(len(order))
+    sums = _Sums(found, place[groups.codes + 1], len(order))
+    return tuple(
+        sums.one(at, groups.values[code - 1] if code else "", fleet=None)
+        for at, code in enumerate(order.tolist())
+    )
+
+
+def fleet_goodput(found: Account) -> Goodput:
+    """Tell it of all together."""
+    everyone = np.zeros(found.attempts.size, np.int64)
+    return _Sums(found, everyone, 1).one(0, "fleet", fleet=found.capacity)
+
+
+def _held(found: Account) -> Floats:
+    return found.by_attempt.sum(axis=1).astype(np.float64)
+
+
+def _groups(found: Account, by: str) -> Names:
+    attempts = found.attempts
+    columns = {
+        "cluster": attempts.cluster, "user": attempts.user, "team": attempts.team,
+        "partition": attempts.partition, "work": attempts.work,
+    }  # fmt: skip
+    if by in columns:
+        return columns[by]
+    if len(attempts.cluster.values) < 2:
+        return attempts.job
+    _, first, codes = np.unique(attempts.key, return_index=True, return_inverse=True)
+    job, cluster = attempts.job, attempts.cluster
+    return Names(
+        codes.reshape(-1),
+        tuple(
+            f"{cluster.values[cluster.codes[at]]}/{job.values[job.codes[at]]}"
+            if cluster.codes[at] >= 0 and job.codes[at] >= 0 else ""
+            for at in first.tolist()
+        ),
+    )  # fmt: skip
+
+
+class _Sums:
+    """Sums over attempts that share a place; those at -1 are left out."""
+
+    def __init__(self, found: Account, place: Longs, count: int) -> None:
+        self._place, self._count = place, count
+        self._there = np.flatnonzero(place >= 0)
+        by_attempt = found.by_attempt
+        self._cells = [self._sum(by_attempt[:, at].astype(np.float64)) for at in range(len(CELLS))]
+        self._waited = self._sum(found.waited.astype(np.float64))
+        self._attempts = self._sum((by_attempt.sum(axis=1) > 0).astype(np.float64))
+        # MFU is of productive time that jobs tell of.
+        own = by_attempt[:, column("productive", "progress")] * np.isfinite(found.phases.mfu)
+        self._mfu = self._sum(own * np.nan_to_num(found.phases.mfu)), self._sum(own.astype(float))
+        self._tensor = self._sum(found.tensor[0]), self._sum(found.tensor[1])
+
+    def _sum(self, values: Floats) -> Floats:
+        there = self._there
+        return np.bincount(self._place[there], values[there], self._count).astype(np.float64)
+
+    def one(self, at: int, name: str, fleet: int | None) -> Goodput:
+        """Return the goodput of one place; `fleet` is all that there was, of a whole fleet."""
+        cells = [float(cell[at]) for cell in self._cells]
+        held, waited = sum(cells), float(self._waited[at])
+        productive = sum(cells[one] for one in _PRODUCTIVE)
+        by, program, known = "", None, 0.0
+        for kind, (summed, weight) in (("mfu", self._mfu), ("tensor", self._tensor)):
+            if program is None and weight[at] > 0:
+                by, program, known = kind, float(summed[at] / weight[at]), float(weight[at])
+        hours: dict[str, float] = {}
+        for cell, amount in zip(CELLS, cells, strict=True):
+            hours[cell.bucket] = hours.get(cell.bucket, 0.0) + amount / HOUR
+        return Goodput(
+            name, int(self._attempts[at]), held / HOUR, waited / HOUR, hours,
+            cells[column("productive", "unknown")] / HOUR,
+            _part(held, held + waited if fleet is None else fleet),
+            _part(productive, held), program, by, known / HOUR, _part(productive, held + waited),
+        )  # fmt: skip
+
+
+def _part(part: float, whole: float) -> float | None:
+    return part / whole if whole > 0 else None

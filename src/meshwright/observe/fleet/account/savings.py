@@ -1,0 +1,179 @@
+"""What remedies would give back, ranked: hours and money, by whose they are.
+
+Each remedy says how much of a bucket it leaves, so that no saving is the whole of a bucket by
+default: idle GPUs are let go after half an hour, checkpoints each hour lose half an hour of work.
+"""
+
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from meshwright.observe.fleet.account.account import Account
+from meshwright.observe.fleet.account.attempts import in_states
+from meshwright.observe.fleet.account.buckets import CELLS
+from meshwright.observe.fleet.account.prices import Prices
+from meshwright.observe.fleet.account.ticks import HOUR, Floats
+
+OPERATIONS, SCHEDULING = "(operations)", "(scheduling)"
+
+
+class Remedy(NamedTuple):
+    """Something to do about a bucket."""
+
+    name: str
+    bucket: str
+    about: str
+    leaves_hours: float
+    """What each attempt keeps of it, for each of its GPUs."""
+
+
+OF_JOBS: Final = (
+    Remedy("release idle GPUs", "idle", "end or shrink jobs after 30 idle minutes", 0.5),
+    Remedy("checkpoint hourly", "lost", "half an hour is lost to each failure then", 0.5),
+    Remedy("start faster", "startup", "cached images, weights and compiled code: 5 minutes", 1 / 12),
+    Remedy("feed the GPUs", "data_wait", "more loader processes, faster or nearer storage", 0.0),
+    Remedy("overlap exchange", "communication", "another layout, buckets, overlap", 0.0),
+    Remedy("checkpoint aside", "checkpoint", "write from host memory while training goes on", 0.0),
+)  # fmt: skip
+"""Remedies whose owner is who runs the jobs; of lost work, whoever runs the nodes where they failed."""
+OF_FLEET: Final = (
+    (Remedy("repair nodes sooner", "down", "spares, automatic tests, quick returns", 0.0), OPERATIONS),
+    (Remedy("drain for less long", "draining", "repair as soon as a node is empty", 0.0), OPERATIONS),
+    (Remedy("pack jobs", "fragmented", "best fit, migration, whole nodes for whole-node jobs", 0.0),
+     SCHEDULING),
+    (Remedy("backfill", "order", "let small jobs pass those that cannot start yet", 0.0), SCHEDULING),
+    (Remedy("lend beyond quotas", "limits", "let idle GPUs be borrowed, with preemption", 0.0),
+     SCHEDULING),
+    (Remedy("shorten reservations", "reserved", "let short jobs run until they begin", 0.0),
+     SCHEDULING),
+)  # fmt: skip
+
+
+class Saving(NamedTuple):
+    """What a remedy would give back at most."""
+
+    remedy: str
+    about: str
+    bucket: str
+    owner: str
+    hours: float
+    dollars: float | None
+    jobs: int
+    """How many attempts it is about; 0 for a remedy of the fleet."""
+
+
+def savings(found: Account, prices: Prices, by: str = "user") -> tuple[Saving, ...]:
+    """Rank what remedies would give back, the most hours first."""
+    rows: list[Saving] = []
+    price = attempt_prices(found, prices)
+    for remedy in OF_JOBS:
+        rows += _of_jobs(found, remedy, price, by)
+    average = fleet_price(found, prices)
+    totals = found.buckets()
+    for remedy, owner in OF_FLEET:
+        hours = totals[remedy.bucket] / HOUR
+        dollars = None if average is None else hours * average
+        rows.append(
+            Saving(remedy.name, remedy.about, remedy.bucket, owner, hours, dollars, 0)
+        )
+    return tuple(sorted((row for row in rows if row.hours > 0), key=lambda row: -row.hours))
+
+
+def by_remedy(rows: tuple[Saving, ...]) -> tuple[Saving, ...]:
+    """Add up what all owners would give back."""
+    return _added(rows, lambda row: row.remedy, lambda row: row._replace(owner=""))
+
+
+def by_owner(rows: tuple[Saving, ...]) -> tuple[Saving, ...]:
+    """Add up all remedies of each owner."""
+    return _added(
+        rows, lambda row: row.owner, lambda row: row._replace(remedy="", about="", bucket="")
+    )
+
+
+def _added(
+    rows: tuple[Saving, ...], key: Callable[[Saving], str], bare: Callable[[Saving], Saving]
+) -> tuple[Saving, ...]:
+    found: dict[str, Saving] = {}
+    for row in rows:
+        old = found.get(key(row))
+        if old is None:
+            found[key(row)] = bare(row)
+            continue
+        known = old.dollars is not None and row.dollars is not None
+        found[key(row)] = old._replace(
+            hours=old.hours + row.hours,
+            dollars=(old.dollars or 0.0) + (row.dollars or 0.0) if known else None,
+            jobs=old.jobs + row.jobs,
+        )
+    return tuple(sorted(found.values(), key=lambda row: -row.hours))
+
+
+def _of_jobs(found: Account, remedy: Remedy, price: Floats, by: str) -> list[Saving]:
+    columns = [at for at, cell in enumerate(CELLS) if cell.bucket == remedy.bucket]
+    spent = found.by_attempt[:, columns].sum(axis=1) / HOUR
+    gpus = found.attempts.parts / 840
+    back = np.clip(spent - remedy.leaves_hours * gpus, 0.0, None)
+    owners = found.attempts.team if by == "team" else found.attempts.user
+    code = owners.codes + 1
+    names = ["", *owners.values, OPERATIONS, SCHEDULING]
+    if remedy.bucket == "lost":
+        code = np.where(in_states(found.attempts, "node_fail"), len(names) - 2, code)
+        code = np.where(in_states(found.attempts, "preempted"), len(names) - 1, code)
+    hours = np.bincount(code, back, len(names))
+    dollars = np.bincount(code, back * price, len(names))
+    jobs = np.bincount(code, back > 0, len(names))
+    return [
+        Saving(
+            remedy.name, remedy.about, remedy.bucket, names[at], float(hours[at]),
+            None if np.isnan(dollars[at]) else float(dollars[at]), int(jobs[at]),
+        )
+        for at in np.flatnonzero(hours > 0).tolist()
+    ]  # fmt: skip
+
+
+def attempt_prices(found: Account, prices: Prices) -> Floats:
+    """Return the price of an hour for each attempt: of its own kind of GPU, or of the fleet's."""
+    average = fleet_price(found, prices)
+    unknown = np.nan if average is None else average
+    table = [unknown]
+    for kind in found.attempts.gpu_kind.values:
+        price = prices.of(kind)
+        table.append(unknown if price is None else price.dollars)
+    found_prices: Floats = np.array(table)[found.attempts.gpu_kind.codes + 1]
+    return found_prices
+
+
+def fleet_price(found: Account, prices: Prices) -> float | None:
+    """Return the mean price over all GPUs of told nodes; None where that of any is not known."""
+    stretches, kinds = found.places.stretches, found.places.node_kind
+    if prices.given is not None and not prices.by_kind:
+        return prices.given.dollars
+    weights: dict[str | None, float] = {}
+    since = np.maximum(stretches.since, found.window.since)
+    until = np.minimum(stretches.until, found.window.until)
+    amounts = stretches.parts * np.clip(until - since, 0, None)
+    for node, amount in zip(stretches.node.tolist(), amounts.tolist(), strict=True):
+        weights[kinds[node]] = weights.get(kinds[node], 0.0) + amount
+    if not weights:  # no node is told: the kinds that jobs ask for
+        held = found.by_attempt.sum(axis=1).astype(float)
+        kind = found.attempts.gpu_kind
+        sums = np.bincount(kind.codes + 1, held, len(kind.values) + 1)
+        weights = {
+            name: float(sum_) for name, sum_ in zip((None, *kind.values), sums, strict=True) if sum_
+        }
+    whole, dollars = sum(weights.values()), 0.0
+    for kind_name, weight in weights.items():
+        price = prices.of(kind_name)
+        if price is None:
+            return None
+        dollars += price.dollars * weight
+    return dollars / whole if whole else None
+
+
+def price_sources(found: Account, prices: Prices) -> tuple[str, ...]:
+    """Say where the prices come from."""
+    kinds = dict.fromkeys((*found.places.node_kind, *found.attempts.gpu_kind.values))
+    told = (prices.of(kind) for kind in kinds)
+    return tuple(dict.fromkeys(f"{p.dollars:g} $ ({p.source})" for p in told if p is not None))
