@@ -24,7 +24,6 @@ from meshwright.run.nn.positions import Turns
 from meshwright.run.serve.model.cache import LayerCache, PagedCache
 from meshwright.run.serve.model.step import Step
 
-
 LONG = 2048
 """Tokens of a fresh prompt from which it is read without pages. On an H200 ten prompts of 800 (16
 heads of 128) took 115 µs of a layer by pages, and 182 µs by torch's kernel for such a batch."""
