@@ -107,3 +107,25 @@ def victoria_metrics(folder: Path, samples: Samples) -> Iterator[Server]:
 def _post(url: str, body: bytes) -> None:
     with urllib.request.urlopen(urllib.request.Request(url, body), timeout=60) as reply:
         reply.read()
+
+
+@contextlib.contextmanager
+def scraping(folder: Path, target: int) -> Iterator[Server]:
+    """Run Debian's Prometheus, which scrapes a port of this machine every second."""
+    program = shutil.which("prometheus")
+    if program is None:
+        raise FileNotFoundError("prometheus")
+    port = free_port()
+    (folder / "p.yml").write_text(
+        "global: {scrape_interval: 1s}\n"
+        "scrape_configs:\n"
+        f"- {{job_name: mw, static_configs: [{{targets: ['127.0.0.1:{target}']}}]}}\n"
+    )
+    command = [program, f"--config.file={folder / 'p.yml'}", f"--storage.tsdb.path={folder / 'd'}",
+               f"--web.listen-address=127.0.0.1:{port}"]  # fmt: skip
+    server = Server(command, f"http://127.0.0.1:{port}", "/-/ready", folder / "scrape.log")
+    try:
+        server.start()
+        yield server
+    finally:
+        server.kill()

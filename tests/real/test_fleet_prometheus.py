@@ -1,18 +1,21 @@
 """A fleet's telemetry through real servers: Debian's Prometheus and VictoriaMetrics on loopback."""
 
 import threading
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
+from meshwright.observe.fleet.exporter import Collector, Followed, serve_page
 from meshwright.observe.fleet.sources.prometheus import PrometheusSource, source
 from meshwright.observe.fleet.sources.source import Asked
 from meshwright.observe.fleet.tables import TABLES
 from tests.real.planted_fleet import HOURS, STEP, T0, planted, planted_pods
-from tests.real.prometheus_server import Server, prometheus, victoria_metrics
+from tests.real.prometheus_server import Server, prometheus, scraping, victoria_metrics
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 
@@ -244,3 +247,34 @@ def test_states_of_nodes_go_on_from_one_reading_to_the_next(pods: Server) -> Non
             for part in (first, second) for row in part["jobs"].to_pylist()}  # fmt: skip
     assert jobs == {(row["job"], row["attempt"]): (row["state"], row["start_s"], row["end_s"])
                     for row in whole["jobs"].to_pylist()}  # fmt: skip
+
+
+def test_a_real_prometheus_scrapes_our_exporter_and_its_steps_come_back_as_progress(
+    tmp_path: Path,
+) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    rows = run / "metrics.jsonl"
+    rows.write_text('{"step": 1, "step_s": 0.2}\n')
+    page = serve_page(Collector([Followed(run, "71")], "n1"), port=0)
+    try:
+        with scraping(tmp_path, page.port) as server:
+            began = time.time()
+            for step in range(2, 30):  # half of each step waits for data
+                with rows.open("a") as file:
+                    file.write(f'{{"step": {step}, "step_s": 0.2, "data_wait_share": 0.5}}\n')
+                time.sleep(0.2)
+            now = time.time()
+            asked = Asked(cluster="c", since_s=began - 400, until_s=now + 300, step_s=300)
+            tables, _, _ = _read(source(server.url, asked._replace(options={"settle_s": "0"})))
+    except FileNotFoundError as missing:
+        pytest.skip(f"needs Debian's {missing}")
+    finally:
+        page.close()
+    phases = {row["phase"]: row for row in tables["progress"].to_pylist()}
+    assert set(phases) == {"productive", "data_wait"}
+    work, wait = (
+        row["end_s"] - row["start_s"] for row in (phases["productive"], phases["data_wait"])
+    )
+    assert wait == pytest.approx(work, rel=0.05)
+    assert phases["productive"]["job"] == "71"

@@ -16,6 +16,7 @@ _SUMMARIES = {
     "health": "nodes and GPUs that fail or are about to, and what to do with them",
     "top": "who holds which GPUs now, and how busy they are",
     "serve": "the report as a page and as metrics, over HTTP",
+    "export": "GPUs and training jobs of this machine as a page for Prometheus",
 }
 
 EXAMPLES = (

@@ -27,6 +27,7 @@ from meshwright.observe.fleet.sources.prometheus.hosts import (
 )
 from meshwright.observe.fleet.sources.prometheus.labels import Naming
 from meshwright.observe.fleet.sources.prometheus.names import FIELDS
+from meshwright.observe.fleet.sources.prometheus.progress import progress
 from meshwright.observe.fleet.sources.source import Asked, Batch
 from meshwright.observe.fleet.tables import HELD, JOBS, SAMPLES
 
@@ -102,6 +103,7 @@ class PrometheusSource:
         if has_hosts(fleet.names):
             yield from _pieces("node_samples", node_samples(cut), ())
         yield Batch("events", events(cut))
+        yield Batch("progress", progress(cut))
         gpus, held = holding.add(seen(cut), cut, _memory(samples))
         yield Batch("gpus", gpus)
         yield Batch("held", held, None, self._server.notes())
