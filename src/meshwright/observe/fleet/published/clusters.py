@@ -9,6 +9,7 @@ from meshwright.observe.fleet.measures.windows import Floats, numbered
 from meshwright.observe.fleet.published.figure import Basis, Doubt, Figures, counts, figures
 from meshwright.observe.fleet.sources.public import pai, philly
 from meshwright.observe.fleet.sources.public.columns import number, seconds, state, text
+from meshwright.observe.fleet.sources.public.files import Part
 from meshwright.observe.fleet.sources.public.form import Told
 from meshwright.observe.fleet.sources.public.reading import Found, named
 
@@ -222,25 +223,13 @@ def pai_tasks(found: list[Found]) -> Figures:
     """
     parts = {one.form.name: one.part for one in found}
     tasks = pai.tasks_of(parts[pai.TASK.name])
-    block = parts[pai.INSTANCE.name].whole()
-    start, end = number(block, "start_time"), number(block, "end_time")
-    both = np.where((start > 0) & (end > 0), end - start, np.nan)
-    runs = pa.table(
-        {
-            "job_name": text(block, "job_name"),
-            "task_name": text(block, "task_name"),
-            "run": pa.array(both, from_pandas=True),
-            "first": pa.array(np.where(start > 0, start, np.nan), from_pandas=True),
-        }
-    )
     task = ["job_name", "task_name"]
-    means = runs.group_by(task).aggregate([("run", "mean"), ("first", "min")])
-    joined = tasks.join(means, task, join_type="inner")
+    joined = tasks.join(_instances(parts[pai.INSTANCE.name]), task, join_type="inner")
     words = state(joined, "status")
-    wait = _array(joined["first_min"]) - _array(joined["start_s"])
-    jobs = Jobs(
-        _array(joined["share"]), _array(joined["run_mean"]), wait, np.asarray(words.to_pylist())
-    )
+    wait = _array(joined["first"]) - _array(joined["start_s"])
+    with np.errstate(invalid="ignore"):
+        run = _array(joined["run"]) / _array(joined["runs"])
+    jobs = Jobs(_array(joined["share"]), run, wait, np.asarray(words.to_pylist()))
     # How tasks end is not among what was published of it.
     values = {name: value for name, value in summary(jobs).items() if "rate" not in name}
     values["cpu_job_num"] = np.nan
@@ -248,6 +237,34 @@ def pai_tasks(found: list[Found]) -> Figures:
     how = "by task: mean runtime of its instances, share of a GPU that one plans for"
     return figures(f"{_ACME}.PAI", values, how, label) | figures(
         "alibaba_v2020.pai_published_row", values, how, label
+    )
+
+
+def _instances(part: Part) -> pa.Table:
+    """Add up the instances of each task, block by block: there are millions."""
+    task = ["job_name", "task_name"]
+    sums = [("run", "sum"), ("runs", "sum"), ("first", "min")]
+    partial = []
+    for block in part.blocks((*task, "start_time", "end_time")):
+        start, end = number(block, "start_time"), number(block, "end_time")
+        known = (start > 0) & (end > 0)
+        rows = pa.table(
+            {
+                "job_name": text(block, "job_name"),
+                "task_name": text(block, "task_name"),
+                "run": np.where(known, end - start, 0.0),
+                "runs": known.astype(np.float64),
+                "first": pa.array(np.where(start > 0, start, np.nan), from_pandas=True),
+            }
+        )
+        partial.append(_grouped(rows, task, sums))
+    return _grouped(pa.concat_tables(partial), task, sums)
+
+
+def _grouped(rows: pa.Table, by: list[str], sums: list[tuple[str, str]]) -> pa.Table:
+    found = rows.group_by(by).aggregate(sums)
+    return found.select([*by, *(f"{name}_{how}" for name, how in sums)]).rename_columns(
+        [*by, *(name for name, _ in sums)]
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from meshwright.errors import InputError, Problem
-from meshwright.observe.fleet.published import clusters, inventory, telemetry
+from meshwright.observe.fleet.published import clusters, curves, inventory, telemetry
 from meshwright.observe.fleet.published.figure import Basis, Doubt, Figure, Figures
 from meshwright.observe.fleet.published.reliability import closed_forms
 from meshwright.observe.fleet.published.statements import RATIO, STATEMENTS, Statement, servers
@@ -31,8 +31,11 @@ _OF_FORM: Final[Mapping[str, Callable[[Found], Figures]]] = {
     "runtimes": clusters.runtimes,
     "Muri workload": clusters.workload,
     "Muri run": clusters.finished_run,
-    "curves": telemetry.curves,
-    "curves of figures": telemetry.curves_of_figures,
+    "curves": curves.tabled,
+    "curves of figures": curves.drawn_durations,
+    "pickled curves": curves.pickled,
+    "samples side by side": curves.side_by_side,
+    "Philly GPU samples": curves.philly_samples,
     "levels of a virtual cluster": telemetry.virtual_cluster,
     "active nodes": telemetry.active_nodes,
     "levels of a run": telemetry.levels_of_run,

@@ -1,66 +1,17 @@
-"""Statistics of samples: curves, idle windows, waiting while idle, workers beside their peers."""
+"""Statistics of samples: idle windows, waiting while idle, workers beside their peers."""
 
-import json
 import re
 
 import numpy as np
 
 from meshwright.observe.fleet.measures.levels import pending_while_idle, sampled
 from meshwright.observe.fleet.measures.peers import pace, stragglers
-from meshwright.observe.fleet.measures.spread import Curve, curve
 from meshwright.observe.fleet.measures.windows import idle_windows, numbered
-from meshwright.observe.fleet.published.figure import Basis, Doubt, Figures, figures, spread
+from meshwright.observe.fleet.published.figure import Figures, figures, spread
 from meshwright.observe.fleet.sources.public.columns import GIB, number, seconds, text
 from meshwright.observe.fleet.sources.public.reading import Found
 
-_QUANTILES = (10, 25, 50, 75, 90, 99)
-_CURVE = "smallest value that such a share of samples does not exceed; share at most a value"
 _FILES = "alibaba_v2026_genai.files"
-
-
-def curves(found: Found) -> Figures:
-    """Read quantiles, means and shares off published curves."""
-    block = found.part.whole()
-    made: Figures = {}
-    names = numbered(text(block, "cluster"), text(block, "metric"))
-    cluster, metric = text(block, "cluster").to_pylist(), text(block, "metric").to_pylist()
-    value, share = number(block, "value"), number(block, "cdf_pct", 0.01)
-    for place in range(int(names.max()) + 1):
-        chosen = np.flatnonzero(names == place)
-        one = curve(value[chosen], share[chosen])
-        name = f"{cluster[chosen[0]]}.{metric[chosen[0]]}"
-        path = f"acme.util_quantiles_from_pickles.{name}"
-        made |= figures(path, _of_curve(one, metric[chosen[0]]), _CURVE, found.part.label)
-    return made
-
-
-def curves_of_figures(found: Found) -> Figures:
-    """Read medians of durations off curves that were taken from a figure at powers of two."""
-    document = json.loads(found.part.content())
-    drawn = document.get("gpu_job_duration_s_cdf_pct", {})
-    power = np.log2(np.asarray(drawn.get("x", [])))
-    why = Doubt("read off a figure between two powers of two", Basis.OTHER)
-    made: Figures = {}
-    for cluster, shares in drawn.items():
-        if cluster != "x":
-            median = float(2 ** curve(power, np.asarray(shares) / 100).between(0.5))
-            path = f"acme.cluster_summary_published.{cluster}"
-            told = {"med_run_time_gpu": median}
-            made |= figures(path, told, "median of a drawn curve", found.part.label, why)
-    return made
-
-
-def _of_curve(one: Curve, metric: str) -> dict[str, float]:
-    values = {f"p{share}": one.quantile(share / 100) for share in _QUANTILES}
-    values |= {
-        "mean_from_cdf": one.mean(),
-        "cdf_at_0": 100 * one.at_most(0),
-        "cdf_at_5": 100 * one.at_most(5),
-    }
-    if metric == "gpu_power_w":
-        values["share_over_400W_pct"] = 100 * (1 - one.at_most(400))
-        values["share_le_70W_pct"] = 100 * one.at_most(70)
-    return values
 
 
 def virtual_cluster(found: Found) -> Figures:

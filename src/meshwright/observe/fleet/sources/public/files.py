@@ -10,7 +10,7 @@ import gzip
 import io
 import tarfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Final, NamedTuple, cast
@@ -57,11 +57,23 @@ class Part(NamedTuple):
         """Return it with names for columns that have none in the table."""
         return self._replace(columns=columns, named=False)
 
-    def blocks(self) -> Iterator[pa.Table]:
-        """Read it block by block, every column as text."""
+    def blocks(
+        self, wanted: Sequence[str] | None = None, skipped: list[int] | None = None
+    ) -> Iterator[pa.Table]:
+        """Read it block by block, some or all columns as text.
+
+        Rows that have too many or too few fields are left out; how many fields each of them has is
+        added to `skipped`.
+        """
         from pyarrow import csv as arrow_csv
 
+        def leave_out(row: Any) -> str:
+            if skipped is not None:
+                skipped.append(row.actual_columns)
+            return "skip"
+
         names = list(self.columns)
+        chosen = names if wanted is None else [name for name in wanted if name in names]
         # Rows with one field more than the header end in a comma.
         width = max((len(row) for row in self.rows), default=len(names))
         filled = names + [f"_{place}" for place in range(width - len(names))]
@@ -71,19 +83,20 @@ class Part(NamedTuple):
                 arrow_csv.ReadOptions(
                     block_size=_BLOCK_BYTES, column_names=filled, skip_rows=int(self.named)
                 ),
-                arrow_csv.ParseOptions(invalid_row_handler=lambda _: "skip"),
+                arrow_csv.ParseOptions(invalid_row_handler=leave_out),
                 arrow_csv.ConvertOptions(
                     column_types=dict.fromkeys(filled, pa.string()),
                     strings_can_be_null=True,
                     null_values=_NULLS,
+                    include_columns=chosen,
                 ),
             )
             for batch in reader:
-                yield pa.Table.from_batches([batch]).select(names)
+                yield pa.Table.from_batches([batch])
 
-    def whole(self) -> pa.Table:
-        """Read all of it."""
-        found = list(self.blocks())
+    def whole(self, wanted: Sequence[str] | None = None) -> pa.Table:
+        """Read all rows of some or all columns."""
+        found = list(self.blocks(wanted))
         return pa.concat_tables(found) if found else _empty(self.columns)
 
     def content(self) -> bytes:
@@ -100,12 +113,8 @@ def parts_of(where: Path) -> Iterator[Part]:
     for path in files:
         if path.suffix == ".header":
             continue
-        try:
+        with _reading(str(path)):
             yield from _of_file(path)
-        except _FAULTS:
-            # Not a table; whoever names the file itself is told.
-            if path == where:
-                raise DamagedFile([Problem(str(path), "cannot be read", _AGAIN)]) from None
 
 
 def _files(folder: Path) -> Iterator[Path]:
@@ -142,7 +151,10 @@ def _sniffed(path: Path, member: str, head: bytes) -> Iterator[Part]:
         return
     lines = text.splitlines()
     whole = lines if len(head) < _SNIFF_BYTES else lines[:-1]
-    found = [tuple(row) for row in csv.reader(io.StringIO("\n".join(whole[:20]))) if row]
+    try:
+        found = [tuple(row) for row in csv.reader(io.StringIO("\n".join(whole[:20]))) if row]
+    except csv.Error:  # A text with fields longer than any table has.
+        return
     if not found:
         return
     first = tuple(name.strip() for name in found[0])

@@ -19,6 +19,7 @@ FORMS: Final[tuple[Form, ...]] = (
     *accounts.FORMS, *philly.FORMS, *alibaba.FORMS, *pai.FORMS, *series.FORMS,
 )  # fmt: skip
 PHILLY_JOBS: Final = form("Philly jobs", "", None, "Philly")
+PICKLED_CURVES: Final = form("pickled curves", "", None)
 CURVES_OF_FIGURES: Final = form("curves of figures", "", None)
 _CLAIMED_FILES = 8
 """Of a folder so many files are looked into before it is said to be none of ours."""
@@ -47,8 +48,8 @@ def _form_of(part: Part) -> Found | None:
         if philly.looks_like_jobs(head):
             return Found(part, PHILLY_JOBS)
         return Found(part, CURVES_OF_FIGURES) if b"_cdf_pct" in head else None
-    if part.kind != "csv":
-        return None
+    if part.kind == "pickle":
+        return Found(part, PICKLED_CURVES)
     if series.side_by_side(part):
         return Found(part, series.SIDE_BY_SIDE)
     known = recognised(part, FORMS)
@@ -118,15 +119,18 @@ class PublicTrace:
         begin = labels.index(cursor) + 1 if cursor in labels else 0
         for one in self._found[begin:]:
             last: Batch | None = None
-            for tables in self._tables(one):
+            skipped: list[int] = []
+            for tables in self._tables(one, skipped):
                 for table, rows in tables.items():
                     if last is not None:
                         yield last
                     last = Batch(table, self._within(table, rows), None, self._notes(one))
             if last is not None:
-                yield last._replace(cursor=one.part.label)
+                left = f"{one.part.label}: {len(skipped):,} rows of a wrong width left out"
+                notes = (*last.notes, left) if skipped else last.notes
+                yield last._replace(cursor=one.part.label, notes=notes)
 
-    def _tables(self, one: Found) -> Iterator[Tables]:
+    def _tables(self, one: Found, skipped: list[int]) -> Iterator[Tables]:
         part = one.part
         told = Told(self._cluster(one), part.path.stat().st_mtime, part)
         if one.form.name == PHILLY_JOBS.name:
@@ -137,10 +141,12 @@ class PublicTrace:
         elif one.form.name == pai.INSTANCE.name:
             yield from pai.read_held(part, pai.tasks_of(self._other(pai.TASK)), told)
         elif one.form.read is not None and one.form.whole:
-            yield one.form.read(part.whole(), told)
+            blocks = list(part.blocks(skipped=skipped))
+            if blocks:
+                yield one.form.read(pa.concat_tables(blocks), told)
         elif one.form.read is not None:
             rows = 0
-            for block in part.blocks():
+            for block in part.blocks(skipped=skipped):
                 yield one.form.read(block, told._replace(first_row=rows))
                 rows += block.num_rows
 
