@@ -9,6 +9,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, BinaryIO, Final, cast
 
 import pyarrow as pa
@@ -222,7 +223,7 @@ def _holds(held: pa.Table | None) -> list[list[Any]]:
 
 def _map(path: str) -> Iterable[Hold]:
     try:
-        with open(path, encoding="utf-8", errors="replace") as lines:
+        with Path(path).open(encoding="utf-8", errors="replace") as lines:
             return read_map(lines, "")
     except OSError as error:
         fix = "name the log that the prolog writes"

@@ -12,11 +12,14 @@ from typing import BinaryIO, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyarrow import csv
 
 from meshwright.errors import InputError, Problem
 
 BLOCK_BYTES: Final = 32 << 20
+_MOST_LINES: Final = 500
+"""Of one field; whatever is longer is no field."""
 _UNIT: Final = b"\x1f"  # ASCII's own separator of fields, which nobody types
 _HEADER = re.compile(rb"[A-Za-z][A-Za-z0-9_:/()%]*")
 _FREE: Final = frozenset(
@@ -44,7 +47,9 @@ _SHAPES: Final = {
         ("AllocTRES", "ReqTRES", "TRESUsageInTot", "TRESUsageInAve", "TRESUsageInMax"),
         re.compile(r"(?:[\w/:.\-]+=[^,]*,?)*"),
     ),
-    **dict.fromkeys(("MaxRSS", "AveRSS", "MaxVMSize", "ReqMem"), re.compile(r"[\d.]*[KMGTP]?[nc]?")),
+    **dict.fromkeys(
+        ("MaxRSS", "AveRSS", "MaxVMSize", "ReqMem"), re.compile(r"[\d.]*[KMGTP]?[nc]?")
+    ),
 }  # fmt: skip
 """What fields look like that are not free text; it tells where a broken line has to be cut."""
 
@@ -84,33 +89,37 @@ class Delimited:
             delimiter=_UNIT.decode(), quote_char=False, double_quote=False, ignore_empty_lines=True
         )
         for block in _blocks(self._stream, len(self.names) - 1, self.delimiter, self._mend):
-            if block.strip():
-                yield csv.read_csv(io.BytesIO(block), reading, parsing, options)
+            if block and not block.isspace():
+                table = csv.read_csv(io.BytesIO(block), reading, parsing, options)
+                # Outputs that were put one behind the other each have their header.
+                first = columns[0]
+                again = pc.equal(table[first], first)
+                yield table.filter(pc.invert(again)) if pc.any(again).as_py() else table
 
     def _mend(self, lines: list[bytes]) -> list[bytes]:
         """Join and cut lines that have too few or too many delimiters; all are one run of them."""
         mended: list[bytes] = []
         held: list[bytes] = []
-        most = len(self.names) - 1
         for line in lines:
             held.append(line)
-            joined = b" ".join(held)
-            count = joined.count(_UNIT)
-            if count < most:
-                continue
-            held = []
-            row = joined if count == most else self._cut(joined.decode(errors="replace"))
-            if row is None:
-                self.broken += 1
-            else:
+            row = self._cut(b" ".join(held))
+            if row is None and len(held) > 1 and (row := self._cut(line)) is not None:
+                self.broken += 1  # whatever came before it is no part of it
+            if row is not None:
                 mended.append(row)
+            if row is not None or len(held) > _MOST_LINES:
+                self.broken += row is None
+                held = []
         self.broken += bool(b"".join(held).strip())
         return mended
 
-    def _cut(self, line: str) -> bytes | None:
+    def _cut(self, line: bytes) -> bytes | None:
         """Put surplus fields together in free-text fields, so that the others look right."""
-        fields = line.split(_UNIT.decode())
-        rows = self._cuts(fields, 0, len(fields) - len(self.names), {})
+        surplus = line.count(_UNIT) + 1 - len(self.names)
+        if surplus < 0:
+            return None
+        fields = line.decode(errors="replace").split(_UNIT.decode())
+        rows = self._cuts(fields, 0, surplus, {})
         return None if rows is None else _UNIT.decode().join(rows).encode()
 
     def _cuts(

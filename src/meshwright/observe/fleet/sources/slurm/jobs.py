@@ -155,7 +155,7 @@ def _times(
     never = np.array(
         pc.and_(
             pc.equal(jobs["alloc"].fill_null(""), ""),
-            pc.match_substring_regex(jobs["nodelist"].fill_null("?"), r"^(None assigned|\(null\)|)$"),
+            pc.is_in(jobs["nodelist"], value_set=pa.array(["None assigned", "(null)", ""])),
         )
     )  # fmt: skip
     with np.errstate(invalid="ignore"):

@@ -39,7 +39,7 @@ class Node(NamedTuple):
 
 
 def node_rows(nodes: Sequence[Node], seen_s: float, renames: Mapping[str, str] = {}) -> pa.Table:
-    """Return rows of the table of nodes; who does not tell since when stands so since it was seen."""
+    """Return rows of the table of nodes; who tells no time stands so since it was seen."""
 
     def whole(value: float | None) -> int | None:
         return None if value is None else round(value)
@@ -99,7 +99,7 @@ def from_blocks(blocks: Sequence[Mapping[str, Any]], cluster: str, zone: str) ->
 
 
 def from_objects(nodes: Sequence[Object], cluster: str) -> list[Node]:
-    """Return the nodes of `scontrol show nodes --json`, `/slurm/…/nodes` or an older `sinfo --json`."""
+    """Return the nodes of `scontrol --json`, of slurmrestd or of an older `sinfo --json`."""
     found = []
     for node in nodes:
         tres = tres_of(node.get("tres") or "")
@@ -127,7 +127,7 @@ def from_objects(nodes: Sequence[Object], cluster: str) -> list[Node]:
 
 
 def from_sinfo(groups: Sequence[Object], cluster: str) -> list[Node]:
-    """Return the nodes of a newer `sinfo --json`, which tells alike ones of a partition together."""
+    """Return the nodes of a newer `sinfo --json`, which tells alike ones together."""
     found: dict[str, Node] = {}
     for group in groups:
         gpus, kind = _gpus((group.get("gres") or {}).get("total") or "", 0.0, None)

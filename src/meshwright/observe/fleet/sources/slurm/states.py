@@ -54,7 +54,7 @@ ENDED: Final = frozenset(
 
 
 def job_state(told: str | Iterable[str]) -> str:
-    """Return the state of a job from `CANCELLED by 0`, `COMPLETED`, or a list of state and flags."""
+    """Return the state of a job from `CANCELLED by 0`, or from a list of state and flags."""
     words = (
         told.replace("+", " ").replace(",", " ").split() if isinstance(told, str) else list(told)
     )

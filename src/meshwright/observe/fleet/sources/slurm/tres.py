@@ -139,7 +139,7 @@ def asked_memory(text: str, nodes: float | None, cpus: float | None) -> float | 
 
 
 def span_s(text: str) -> float | None:
-    """Read a span such as `1-02:03:04`, `02:03`, `00:02.447` or `2-12`; None where it is no span."""
+    """Read a span such as `1-02:03:04`, `02:03`, `00:02.447` or `2-12`; None of anything else."""
     found = _SPAN.fullmatch(text)
     if found:
         days, hours, minutes, seconds = (float(part or 0) for part in found.groups())
