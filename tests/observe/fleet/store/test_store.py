@@ -1,5 +1,6 @@
 import random
 import stat
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -137,6 +138,35 @@ def test_many_small_batches_become_few_files(store: Store) -> None:
     assert len(files) > len(listed)
     assert store.table("samples").num_rows == 80
     assert pc.sum(store.table("windows")["count"]).as_py() == 80
+
+
+def test_a_large_file_is_not_written_again_for_small_ones(store: Store) -> None:
+    store.put("samples", samples(0, 60))
+    (large,) = store._catalog.parts("samples")
+    for step in range(60, 60 + 2 * store_module.MOST_PARTS):
+        store.put("samples", samples(step, 1))
+    assert large in store._catalog.parts("samples")
+    assert len(store._catalog.parts("samples")) <= store_module.MOST_PARTS
+    assert store.table("samples").num_rows == 4 * (60 + 2 * store_module.MOST_PARTS)
+
+
+def test_writers_wait_for_each_other_and_readers_see_whole_steps(store: Store) -> None:
+    seen: set[int] = set()
+
+    def write(offset: int) -> None:
+        with Store(store.folder) as mine:
+            for step in range(offset, 24, 2):
+                mine.put("samples", samples(step, 2))
+                seen.add(mine.table("samples").num_rows % 4)
+
+    writers = [threading.Thread(target=write, args=[offset]) for offset in (0, 1)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join(timeout=60)
+    assert store.table("samples").num_rows == 25 * 4
+    assert pc.sum(store.table("windows")["count"]).as_py() == 25 * 4
+    assert seen == {0}
 
 
 def test_the_version_seen_last_holds_whatever_comes_first(store: Store) -> None:

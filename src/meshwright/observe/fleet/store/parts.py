@@ -3,6 +3,7 @@
 import hashlib
 import os
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
@@ -94,6 +95,21 @@ def write(folder: Path, part: Part, rows: pa.Table) -> Part:
         os.fsync(out.fileno())
         size = out.tell()
     return part._replace(file=str(file), size=size, shape=shape(rows.schema))
+
+
+def worth_merging(parts: Sequence[Part], rows: int, most: int) -> list[Part]:
+    """Return the smallest files, to be made into one together with some new rows.
+
+    A file much larger than all smaller ones together stays as it is, unless there would still be
+    `most` of them: so each row is written again only as often as its file can double.
+    """
+    chosen: list[Part] = []
+    for part in sorted(parts, key=lambda one: one.rows):
+        if part.rows > 2 * rows and len(parts) - len(chosen) < most:
+            break
+        chosen.append(part)
+        rows += part.rows
+    return chosen
 
 
 def shape(schema: pa.Schema) -> str:

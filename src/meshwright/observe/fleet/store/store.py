@@ -20,7 +20,7 @@ from meshwright.observe.fleet.store.windows import rolled_up
 from meshwright.observe.fleet.tables import KEYS, TABLES
 
 MOST_PARTS = 8
-"""Files of one bucket before they are made into one."""
+"""Files of one bucket before small ones are made into one."""
 _MAY_BE_NULL = {"events": frozenset({"gpu", "code"})}
 
 
@@ -115,7 +115,7 @@ class Store:
             self._write_moments(table, cut._replace(rows=ready), [])
             return Put(new=ready.num_rows, same=cut.rows.num_rows - ready.num_rows)
         if not hit:
-            hit = there
+            hit = parts.worth_merging(there, ready.num_rows, MOST_PARTS)
         before = pa.concat_tables([parts.read(self.folder, part) for part in hit])
         both = moments.merged(table, pa.concat_tables([before, ready]), cut.bucket)
         new = both.rows.num_rows - before.num_rows
