@@ -45,6 +45,7 @@ def hours_of(slot: Slot, minutes: float) -> float:
 
 @plants("never-used")
 def never_used(world: World) -> None:
+    """GPUs asked for by a script that runs on the host."""
     slot = placed(world, int(world.rng.choice([1, 2, 4, 8])), between(world, 90, 1400))
     run(world, slot, Work(active=0.0, sms=0, tensor=0, dram=0, fp32=0, memory=0.0, pcie=0))
     still(world, slot, 0, slot.minutes)
@@ -53,6 +54,7 @@ def never_used(world: World) -> None:
 
 @plants("finished-but-held")
 def finished(world: World) -> None:
+    """A script that waits for ever after its last step."""
     slot = placed(world, int(world.rng.choice([1, 4, 8])), between(world, 300, 1500))
     run(world, slot, Work(nvlink=1e10))
     tail = int(between(world, 80, 0.7 * slot.minutes))
@@ -62,6 +64,7 @@ def finished(world: World) -> None:
 
 @plants("gpus-held-idle")
 def held_idle(world: World) -> None:
+    """Work, long pauses, work."""
     slot = placed(world, int(world.rng.choice([1, 2, 8])), between(world, 500, 1500))
     run(world, slot, Work(nvlink=1e10))
     idle, at = 0, 60
@@ -75,6 +78,7 @@ def held_idle(world: World) -> None:
 
 @plants("notebook-hoarding")
 def hoarding(world: World) -> None:
+    """A notebook left open over nights."""
     slot = placed(world, int(world.rng.choice([1, 2, 4])), between(world, 900, 2500))
     run(world, slot, Work(active=0.4, tensor=0.1, memory=0.3, noise=0.3))
     for at in range(60, slot.minutes - 40, 480):
@@ -84,6 +88,7 @@ def hoarding(world: World) -> None:
 
 @plants("some-gpus-unused")
 def unused(world: World) -> None:
+    """A script for one GPU with several."""
     gpus = int(world.rng.choice([2, 4, 8]))
     slot = placed(world, gpus, between(world, 120, 1200))
     run(world, slot, Work(active=between(world, 0.4, 0.98)))
@@ -96,6 +101,7 @@ def unused(world: World) -> None:
 
 @plants("hung-job")
 def hung(world: World) -> None:
+    """A collective that never comes back."""
     nodes = int(world.rng.choice([1, 2, 4]))
     slot = placed(world, 8 * nodes, between(world, 300, 1500), nodes=nodes, kind=H100)
     run(world, slot, Work(nvlink=3e10))
@@ -110,6 +116,7 @@ def hung(world: World) -> None:
 
 @plants("launch-bound")
 def launch_bound(world: World) -> None:
+    """Kernels too small for the chip."""
     slot = placed(world, int(world.rng.choice([1, 4, 8])), between(world, 400, 1500), kind=H100)
     run(world, slot, Work(active=between(world, 0.8, 0.99), sms=between(world, 0.05, 0.23),
                           tensor=between(world, 0.01, 0.06), dram=0.1, nvlink=5e9,
@@ -119,6 +126,7 @@ def launch_bound(world: World) -> None:
 
 @plants("low-tensor-activity")
 def low_tensor(world: World) -> None:
+    """Products in full fp32."""
     slot = placed(world, int(world.rng.choice([1, 4, 8])), between(world, 400, 1500), kind=H100)
     run(world, slot, Work(active=between(world, 0.8, 0.99), sms=between(world, 0.5, 0.9),
                           tensor=between(world, 0.0, 0.07), fp32=between(world, 0.1, 0.5),
@@ -128,6 +136,7 @@ def low_tensor(world: World) -> None:
 
 @plants("gpu-too-powerful")
 def too_powerful(world: World) -> None:
+    """A small model on a large GPU."""
     slot = placed(world, 1, between(world, 400, 2000))
     run(world, slot, Work(active=between(world, 0.04, 0.17), sms=0.05, tensor=0.01, dram=0.03,
                           memory=between(world, 0.03, 0.11), noise=0.15))  # fmt: skip
@@ -137,6 +146,7 @@ def too_powerful(world: World) -> None:
 
 @plants("memory-far-under-request")
 def memory_under(world: World) -> None:
+    """A small batch on many GPUs."""
     slot = placed(world, int(world.rng.choice([2, 4, 8])), between(world, 300, 1500))
     run(world, slot, Work(active=between(world, 0.27, 0.47), sms=0.2, tensor=0.04, dram=0.1,
                           memory=between(world, 0.04, 0.18), nvlink=2e9))  # fmt: skip
@@ -145,6 +155,7 @@ def memory_under(world: World) -> None:
 
 @plants("low-utilisation")
 def low_utilisation(world: World) -> None:
+    """Waiting for nobody knows what."""
     slot = placed(world, int(world.rng.choice([2, 4, 8])), between(world, 450, 1500))
     run(world, slot, Work(active=between(world, 0.05, 0.23), sms=0.15, tensor=0.03, dram=0.1,
                           memory=between(world, 0.3, 0.9), noise=0.3, nvlink=1e9))  # fmt: skip
@@ -153,6 +164,7 @@ def low_utilisation(world: World) -> None:
 
 @plants("uneven-memory")
 def uneven_memory(world: World) -> None:
+    """All ranks put something on the first GPU."""
     slot = placed(world, 8, between(world, 200, 1500))
     run(world, slot, Work(memory=between(world, 0.2, 0.38), nvlink=1e10))
     first = Slot(((slot.places[0][0], slot.places[0][1][:1]),), slot.first, slot.last)
@@ -162,6 +174,7 @@ def uneven_memory(world: World) -> None:
 
 @plants("uneven-work")
 def uneven_work(world: World) -> None:
+    """Stages of unequal depth."""
     slot = placed(world, 8, between(world, 300, 1500), kind=H100)
     run(world, slot, Work(nvlink=1e10, tensor=between(world, 0.3, 0.5)))
     part = np.ones(8)
@@ -173,6 +186,7 @@ def uneven_work(world: World) -> None:
 
 @plants("slower-since")
 def slower(world: World) -> None:
+    """Something takes a part of the speed at one moment."""
     slot = placed(world, 8, between(world, 500, 1500), kind=H100)
     run(world, slot, Work(nvlink=1e10, noise=between(world, 0.03, 0.1)))
     at = int(between(world, 100, slot.minutes - 180))
@@ -194,6 +208,7 @@ def _waiting(world: World, gpus: int, work: Work) -> tuple[Slot, float]:
 
 @plants("cpu-starved")
 def cpu_starved(world: World) -> None:
+    """A few cores decode for many GPUs."""
     slot, lost = _waiting(world, int(world.rng.choice([1, 4, 8])), Work(cores=0.3))
     job = world.job(slot, cpus=float(slot.rows.size * world.rng.choice([1, 2, 4])))
     row = world.jobs[-1]
@@ -203,6 +218,7 @@ def cpu_starved(world: World) -> None:
 
 @plants("metadata-storm")
 def metadata_storm(world: World) -> None:
+    """Millions of small files."""
     slot, lost = _waiting(
         world, 8, Work(metadata=10 ** between(world, 3.4, 4.8), io_wait=between(world, 0.02, 0.3))
     )
@@ -211,6 +227,7 @@ def metadata_storm(world: World) -> None:
 
 @plants("storage-bound")
 def storage_bound(world: World) -> None:
+    """Large files, slowly."""
     slot, lost = _waiting(
         world, 8, Work(io_wait=between(world, 0.12, 0.5), read=between(world, 5e8, 5e9))
     )
@@ -219,14 +236,17 @@ def storage_bound(world: World) -> None:
 
 @plants("pcie-bound")
 def pcie_bound(world: World) -> None:
+    """States offloaded to the host."""
     slot = placed(world, int(world.rng.choice([1, 4, 8])), between(world, 300, 1500), kind=H100)
-    run(world, slot, Work(active=between(world, 0.5, 0.95), sms=0.4, tensor=between(world, 0.04, 0.15),
-                          dram=0.2, pcie=between(world, 0.5, 0.85), nvlink=1e9))  # fmt: skip
+    run(world, slot, Work(active=between(world, 0.5, 0.95), sms=0.4, dram=0.2, nvlink=1e9,
+                          tensor=between(world, 0.04, 0.15),
+                          pcie=between(world, 0.5, 0.85)))  # fmt: skip
     world.label("pcie-bound", [world.job(slot)])
 
 
 @plants("nvlink-unused")
 def nvlink_unused(world: World) -> None:
+    """Peer access switched off."""
     slot = placed(world, int(world.rng.choice([2, 4, 8])), between(world, 300, 1500), kind=H100)
     run(world, slot, Work(active=0.95, sms=0.6, tensor=between(world, 0.12, 0.3), nvlink=0.0,
                           pcie=between(world, 0.1, 0.35)))  # fmt: skip
@@ -245,6 +265,7 @@ def _told(world: World, phase: str, part: float, number: str, slot: Slot) -> flo
 
 @plants("data-wait")
 def data_wait(world: World) -> None:
+    """A loader with too few workers, told by the job."""
     part = between(world, 0.13, 0.5)
     slot = placed(world, 8, between(world, 200, 1200))
     run(world, slot, Work(active=0.95 * (1 - part), tensor=0.35 * (1 - part), nvlink=1e10))
@@ -254,6 +275,7 @@ def data_wait(world: World) -> None:
 
 @plants("exposed-communication")
 def exposed(world: World) -> None:
+    """Communication that nothing hides, told by the job."""
     part = between(world, 0.28, 0.6)
     slot = placed(world, 16, between(world, 200, 1200), nodes=2)
     run(world, slot, Work(active=0.98, tensor=0.4 * (1 - part), nvlink=6e10))
@@ -265,6 +287,7 @@ def exposed(world: World) -> None:
 
 @plants("startup-heavy")
 def startup(world: World) -> None:
+    """Half an hour of loading for an hour of work."""
     slot = placed(world, 16, between(world, 90, 240), nodes=2)
     start = int(slot.minutes * between(world, 0.2, 0.45))
     start = min(start, 55)
@@ -276,6 +299,7 @@ def startup(world: World) -> None:
 
 @plants("host-memory-over-requested")
 def memory_over(world: World) -> None:
+    """Most of a node's memory for one GPU."""
     slot = placed(world, int(world.rng.choice([1, 2])), between(world, 300, 1500), kind=H100)
     run(world, slot, Work(nvlink=1e9))
     asked = 2048 * GIB * between(world, 0.4, 0.9)
@@ -285,6 +309,7 @@ def memory_over(world: World) -> None:
 
 @plants("cores-over-requested")
 def cores_over(world: World) -> None:
+    """Most of a node's cores for one GPU."""
     slot = placed(world, int(world.rng.choice([1, 2])), between(world, 300, 1500), kind=H100)
     run(world, slot, Work(nvlink=1e9))
     cpus = 128 * between(world, 0.4, 0.9)
@@ -296,6 +321,7 @@ def cores_over(world: World) -> None:
 
 @plants("time-limit-far-over")
 def limit_over(world: World) -> None:
+    """The longest limit there is, to be safe."""
     user, limit = f"t{int(world.rng.integers(99))}", between(world, 12, 48) * 3600
     found = []
     for _ in range(int(world.rng.integers(6, 12))):
@@ -303,4 +329,3 @@ def limit_over(world: World) -> None:
         run(world, slot, Work())
         found.append(world.job(slot, user=user, name="sweep", limit_s=limit))
     world.label("time-limit-far-over", found)
-

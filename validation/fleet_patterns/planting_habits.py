@@ -8,11 +8,14 @@ from validation.fleet_patterns.world import GIB, H100, World
 
 @plants("crash-loop")
 def crash_loop(world: World) -> None:
+    """A script that fails at once, in a loop."""
     user, found, hours = f"k{int(world.rng.integers(99))}", [], 0.0
     node = int(world.rng.choice([at for at, kind in enumerate(world.kinds) if kind is H100
                                  and at not in world.closed]))  # fmt: skip
     for _ in range(int(world.rng.integers(7, 25))):
-        slot = placed(world, 4, between(world, 3, 22), only=[node], delay=int(between(world, 1, 30)))
+        slot = placed(
+            world, 4, between(world, 3, 22), only=[node], delay=int(between(world, 1, 30))
+        )
         run(world, slot, Work(start=2, nvlink=1e9))
         found.append(world.job(slot, user=user, name="train-v2", state="failed", exit_code=1))
         hours += hours_of(slot, slot.minutes)
@@ -21,6 +24,7 @@ def crash_loop(world: World) -> None:
 
 @plants("requeue-storm")
 def requeue_storm(world: World) -> None:
+    """A job that is requeued and never gets far."""
     number = ""
     for attempt in range(int(world.rng.integers(5, 12))):
         slot = placed(world, 8, between(world, 6, 80))
@@ -32,6 +36,7 @@ def requeue_storm(world: World) -> None:
 
 @plants("recurring-mistake")
 def mistake(world: World) -> None:
+    """The same exit code in many scripts."""
     user, found = f"m{int(world.rng.integers(99))}", []
     code = int(world.rng.choice([2, 126, 127, 139]))
     for at in range(int(world.rng.integers(6, 14))):
@@ -43,6 +48,7 @@ def mistake(world: World) -> None:
 
 @plants("out-of-memory-again")
 def out_of_memory(world: World) -> None:
+    """The same request, too small each time."""
     user, found = f"o{int(world.rng.integers(99))}", []
     for _ in range(int(world.rng.integers(3, 7))):
         slot = placed(world, 4, between(world, 40, 200))
@@ -54,6 +60,7 @@ def out_of_memory(world: World) -> None:
 
 @plants("always-hits-time-limit")
 def hits_limit(world: World) -> None:
+    """Long runs that save nothing and are cut off."""
     user, found, hours = f"z{int(world.rng.integers(99))}", [], 0.0
     limit = int(between(world, 120, 400))
     for _ in range(int(world.rng.integers(3, 6))):
@@ -66,6 +73,7 @@ def hits_limit(world: World) -> None:
 
 @plants("swarm-of-short-jobs")
 def swarm(world: World) -> None:
+    """A job for each of a hundred small tasks."""
     found = []
     for _ in range(int(world.rng.integers(70, 140))):
         slot = placed(world, 1, 2, delay=1)
@@ -78,6 +86,7 @@ def swarm(world: World) -> None:
 
 @plants("bad-checkpoint-interval")
 def bad_interval(world: World) -> None:
+    """A checkpoint every few minutes."""
     slot = placed(world, 16, between(world, 300, 1200), nodes=2, kind=H100)
     every, pause = between(world, 4, 25), between(world, 0.7, 2.5)
     work = Work(nvlink=2e10, save_every=int(every), save=max(1, round(pause)))
@@ -89,6 +98,7 @@ def bad_interval(world: World) -> None:
 
 @plants("slow-checkpoints")
 def slow_checkpoints(world: World) -> None:
+    """A checkpoint that takes minutes."""
     slot = placed(world, 16, between(world, 400, 1200), nodes=2, kind=H100)
     every = between(world, 35, 90)
     pause = every * between(world, 0.07, 0.25)
@@ -102,6 +112,7 @@ def slow_checkpoints(world: World) -> None:
 
 @plants("never-checkpointed")
 def never_checkpointed(world: World) -> None:
+    """All or nothing, and then nothing."""
     slot = placed(world, 16, between(world, 420, 1400), nodes=2, kind=H100)
     run(world, slot, Work(nvlink=2e10))
     number = world.job(slot, state=str(world.rng.choice(["failed", "node_fail", "timeout"])))

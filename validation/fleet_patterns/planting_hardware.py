@@ -11,8 +11,9 @@ from validation.fleet_patterns.world import H100, MINUTES, PER_NODE, World
 def _sick_node(world: World) -> int:
     """An H100 node that no other fault is planted in, with training on it."""
     taken = {name for label in world.labels for name in label.nodes}
+    taken |= {world.names[at] for at in world.closed}
     able = [at for at, kind in enumerate(world.kinds)
-            if kind is H100 and world.names[at] not in taken and at not in world.closed]  # fmt: skip
+            if kind is H100 and world.names[at] not in taken]  # fmt: skip
     node = int(world.rng.choice(able))
     for _ in range(2):
         slot = world.place(8, int(between(world, 300, 900)), only=[node])
@@ -22,8 +23,10 @@ def _sick_node(world: World) -> int:
     return node
 
 
-def _hold_back(world: World, node: int, gpus: list[int], bit: int, part: float, *, often: float,
-               heat: float = 0.0, power: float | None = None, flat: bool = False) -> None:  # fmt: skip
+def _hold_back(
+    world: World, node: int, gpus: list[int], bit: int, part: float, *, often: float,
+    heat: float = 0.0, power: float | None = None, flat: bool = False,
+) -> None:  # fmt: skip
     """Once all jobs have run: lower clocks under load, and say why in the bits."""
 
     def apply() -> None:
@@ -53,6 +56,7 @@ def _some_gpus(world: World) -> list[int]:
 
 @plants("thermal-throttled")
 def thermal(world: World) -> None:
+    """A fan that fails."""
     node = _sick_node(world)
     _hold_back(world, node, _some_gpus(world), 0x20, between(world, 0.7, 0.92),
                often=between(world, 0.25, 0.9), heat=18)  # fmt: skip
@@ -61,6 +65,7 @@ def thermal(world: World) -> None:
 
 @plants("power-throttled")
 def power(world: World) -> None:
+    """A power supply that fails, or a limit left behind."""
     node = _sick_node(world)
     if world.rng.random() < 0.5:
         _hold_back(world, node, list(range(8)), 0x80, between(world, 0.55, 0.85),
@@ -73,6 +78,7 @@ def power(world: World) -> None:
 
 @plants("clocks-locked-low")
 def locked(world: World) -> None:
+    """Clocks locked by a benchmark and never freed."""
     node = _sick_node(world)
     _hold_back(world, node, list(range(8)), 0x2, between(world, 0.5, 0.82), often=1.0, flat=True)
     world.label("clocks-locked-low", nodes=[node], also=("slow-node",))
@@ -80,6 +86,7 @@ def locked(world: World) -> None:
 
 @plants("straggler-gpu")
 def straggler(world: World) -> None:
+    """One slow GPU in a job."""
     nodes = int(world.rng.choice([1, 2]))
     slot = placed(world, 8 * nodes, between(world, 200, 1200), nodes=nodes, kind=H100)
     row, part = int(world.rng.choice(slot.rows)), between(world, 0.6, 0.93)
@@ -91,6 +98,7 @@ def straggler(world: World) -> None:
 
 @plants("slow-node")
 def slow_node(world: World) -> None:
+    """A node that is slow for everybody."""
     node = int(world.rng.choice([at for at, kind in enumerate(world.kinds) if kind is H100
                                  and at not in world.closed]))  # fmt: skip
     world.slow[node * PER_NODE : (node + 1) * PER_NODE] = between(world, 0.88, 0.965)
@@ -104,6 +112,7 @@ def slow_node(world: World) -> None:
 
 @plants("pcie-link-slow")
 def pcie_slow(world: World) -> None:
+    """A link that came up with half its lanes."""
     node, gpu = _sick_node(world), int(world.rng.integers(PER_NODE))
     part = between(world, 0.12, 0.5)
 
@@ -133,50 +142,58 @@ def _failing(world: World) -> tuple[str, list[int], int, list[int], float]:
 
 @plants("gpu-errors-before-failure")
 def gpu_errors(world: World) -> None:
+    """An Xid, or ECC errors, then the end."""
     number, nodes, last, gpus, lost = _failing(world)
     gpu = int(world.rng.choice(gpus))
     if world.rng.random() < 0.6:
         code = int(world.rng.choice([48, 63, 64, 79, 94, 95, 119]))
-        world.event(nodes[0], last - between(world, 1.5, 30), "xid", gpu, code)
+        world.event(nodes[0], last - between(world, 1.5, 30), "xid", gpu, code=code)
     else:
         for _ in range(int(world.rng.integers(3, 12))):
             world.event(nodes[0], last - between(world, 1.5, 50), "ecc", gpu, count=4)
-    world.label("gpu-errors-before-failure", [number], [nodes[0]], lost, ("errors-rising",))
+    world.label("gpu-errors-before-failure", [number], [nodes[0]], hours=lost,
+                also=("errors-rising",))  # fmt: skip
 
 
 @plants("nvlink-errors-before-failure")
 def nvlink_errors(world: World) -> None:
+    """A link between GPUs that fails."""
     number, nodes, last, gpus, lost = _failing(world)
     gpu = int(world.rng.choice(gpus))
     if world.rng.random() < 0.5:
-        world.event(nodes[0], last - between(world, 1.5, 30), "xid", gpu, 74)
+        world.event(nodes[0], last - between(world, 1.5, 30), "xid", gpu, code=74)
     else:
         for _ in range(int(world.rng.integers(2, 10))):
             world.event(nodes[0], last - between(world, 1.5, 50), "nvlink", gpu, count=20)
-    world.label("nvlink-errors-before-failure", [number], [nodes[0]], lost, ("errors-rising",))
+    world.label("nvlink-errors-before-failure", [number], [nodes[0]], hours=lost,
+                also=("errors-rising",))  # fmt: skip
 
 
 @plants("infiniband-errors-before-failure")
 def infiniband_errors(world: World) -> None:
+    """A cable that fails."""
     number, nodes, last, _, lost = _failing(world)
     for _ in range(int(world.rng.integers(3, 12))):
         world.event(nodes[0], last - between(world, 1.5, 50), "infiniband", count=30)
-    world.label("infiniband-errors-before-failure", [number], [nodes[0]], lost, ("errors-rising",))
+    world.label("infiniband-errors-before-failure", [number], [nodes[0]], hours=lost,
+                also=("errors-rising",))  # fmt: skip
 
 
 @plants("application-fault")
 def application_fault(world: World) -> None:
+    """An illegal address in a kernel."""
     slot = placed(world, int(world.rng.choice([1, 8])), between(world, 40, 600))
     run(world, slot, Work(nvlink=1e9))
     node, gpus = slot.places[0]
     code = int(world.rng.choice([13, 31, 31, 43]))
-    world.event(node, slot.last - between(world, 1.2, 4), "xid", int(gpus[0]), code)
+    world.event(node, slot.last - between(world, 1.2, 4), "xid", int(gpus[0]), code=code)
     number = world.job(slot, state="failed", exit_code=1)
     world.label("application-fault", [number], hours=hours_of(slot, slot.minutes))
 
 
 @plants("errors-rising")
 def errors_rising(world: World) -> None:
+    """Corrected errors, more each day, and no failure yet."""
     kind = str(world.rng.choice(["ecc", "pcie", "infiniband", "nvlink"]))
     node, gpu = int(world.rng.integers(len(world.kinds))), int(world.rng.integers(PER_NODE))
     begin = between(world, 0, 0.7 * MINUTES)
@@ -188,6 +205,7 @@ def errors_rising(world: World) -> None:
 
 @plants("lemon-node")
 def lemon(world: World) -> None:
+    """A node on which jobs of many users fail."""
     node = _sick_node(world)
     for at in range(int(world.rng.integers(6, 11))):
         slot = world.place(int(world.rng.choice([1, 2, 4])), int(between(world, 10, 200)),
@@ -207,6 +225,7 @@ def lemon(world: World) -> None:
 
 @plants("stray-processes")
 def stray(world: World) -> None:
+    """Processes that outlive their job."""
     slot = placed(world, 4, between(world, 100, 600))
     run(world, slot, Work(nvlink=1e9))
     world.job(slot)
@@ -223,6 +242,7 @@ def stray(world: World) -> None:
 
 @plants("spread-over-nodes")
 def spread(world: World) -> None:
+    """Two GPUs on two nodes."""
     nodes = int(world.rng.choice([2, 4]))
     slot = placed(world, nodes * int(world.rng.choice([1, 2])), between(world, 90, 900),
                   nodes=nodes)  # fmt: skip
@@ -232,8 +252,11 @@ def spread(world: World) -> None:
 
 def close(world: World, number: int) -> list[int]:
     """Nodes that nothing else is put on."""
-    able = [at for at, kind in enumerate(world.kinds[:-1]) if kind is not H100
-            and at not in world.closed and not world.free_at[at * 8 : at * 8 + 8].any()]  # fmt: skip
+    able = [
+        at for at, kind in enumerate(world.kinds[:-1])
+        if kind is not H100 and at not in world.closed
+        and not world.free_at[at * PER_NODE : (at + 1) * PER_NODE].any()
+    ]  # fmt: skip
     found = able[:number]
     assert len(found) == number, "too few nodes to close"
     world.closed.update(found)
@@ -242,6 +265,7 @@ def close(world: World, number: int) -> list[int]:
 
 @plants("queue-starved-by-fragmentation")
 def fragmentation(world: World) -> None:
+    """Enough GPUs free, none of the nodes whole."""
     nodes = close(world, 2)
     first, wait = int(between(world, 100, 800)), int(between(world, 120, 900))
     for node in nodes:
@@ -262,17 +286,19 @@ def fragmentation(world: World) -> None:
 
 @plants("drain-forgotten")
 def forgotten(world: World) -> None:
+    """A node set aside and forgotten."""
     node = close(world, 1)[0]
     first = int(between(world, 0, 0.4 * MINUTES))
     world.stand(node, 0, first, "up")
-    world.stand(node, first, None, str(world.rng.choice(["down", "draining"])), "check PSU")
+    world.stand(node, first, None, str(world.rng.choice(["down", "draining"])), reason="check PSU")
     world.label("drain-forgotten", nodes=[node], hours=8 * (MINUTES - first) / 60)
 
 
 @plants("reservation-unused")
 def reservation(world: World) -> None:
+    """A workshop that nobody came to."""
     node = close(world, 1)[0]
     last = int(between(world, 1700, MINUTES))
-    world.stand(node, 0, last, "reserved", "workshop")
+    world.stand(node, 0, last, "reserved", reason="workshop")
     world.stand(node, last, None, "up")
     world.label("reservation-unused", nodes=[node], hours=8 * last / 60)

@@ -258,5 +258,3 @@ def background(world: World) -> None:
                 int(rng.integers(nodes)), float(rng.uniform(0, MINUTES)), kind,
                 int(rng.integers(PER_NODE)) if of_gpu else None, count=float(rng.geometric(0.4)),
             )  # fmt: skip
-
-

@@ -1,4 +1,4 @@
-"""Fleets with every fault planted once, and how what is told of them compares with what is there."""
+"""Fleets with every fault planted once, and how what is told compares with what is there."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -67,8 +67,8 @@ def judge(world: World) -> Trial:
         labels = [label for label in world.labels if label.pattern == pattern.name]
         allowed = [label for label in world.labels if pattern.name in label.also]
         hit = [label for label in labels if any(_meets(fleet, case, label) for case in own)]
-        false = [case for case in own
-                 if not any(_meets(fleet, case, label) for label in (*labels, *allowed))]  # fmt: skip
+        known = (*labels, *allowed)
+        false = [case for case in own if not any(_meets(fleet, case, one) for one in known)]
         wrong += [f"false {pattern.name}: {'; '.join(case.hit.tell())}" for case in false]
         wrong += [f"missed {pattern.name}: {sorted(label.jobs)[:2]} {sorted(label.nodes)}"
                   for label in labels if label not in hit]  # fmt: skip

@@ -39,7 +39,7 @@ def run(world: World, slot: Slot, work: Work, until: int | None = None) -> None:
     """Write into the samples what a job does in its slot, or in the first minutes of it."""
     rng = world.rng
     rows, first = slot.rows, slot.first
-    length = (slot.minutes if until is None else until)
+    length = slot.minutes if until is None else until
     if length <= 0:
         return
     on = np.ones(length)

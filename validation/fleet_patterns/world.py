@@ -191,7 +191,7 @@ class World:
              "end_s": self.time_s(last), "phase": phase, "seen_s": self.time_s(last)}
         )  # fmt: skip
 
-    def event(self, node: int, minute: float, kind: str, gpu: int | None = None,
+    def event(self, node: int, minute: float, kind: str, gpu: int | None = None, *,
               code: int | None = None, count: float = 1.0, text: str = "") -> None:  # fmt: skip
         """Let something happen."""
         self.events.append(
@@ -201,7 +201,7 @@ class World:
         )  # fmt: skip
 
     def label(
-        self, pattern: str, jobs: Any = (), nodes: Any = (), hours: float | None = None,
+        self, pattern: str, jobs: Any = (), nodes: Any = (), *, hours: float | None = None,
         also: tuple[str, ...] = (),
     ) -> None:  # fmt: skip
         """Note what was planted."""
@@ -210,7 +210,7 @@ class World:
         )
 
     def stand(
-        self, node: int, first: int, last: int | None, state: str, reason: str = "",
+        self, node: int, first: int, last: int | None, state: str, *, reason: str = "",
         partition: str = "gpu",
     ) -> None:  # fmt: skip
         """How a node stood for some time."""
@@ -229,10 +229,12 @@ class World:
         for at, name in enumerate(self.names):
             if name not in told:
                 self.stand(at, 0, None, "up")
-        named = {"jobs": (self.jobs, JOBS), "held": (self.held, HELD), "nodes": (self.nodes, NODES),
-                 "events": (self.events, EVENTS), "progress": (self.progress, PROGRESS)}  # fmt: skip
+        named = {"jobs": (self.jobs, JOBS), "held": (self.held, HELD),
+                 "nodes": (self.nodes, NODES), "events": (self.events, EVENTS),
+                 "progress": (self.progress, PROGRESS)}  # fmt: skip
         found = {
-            name: pa.Table.from_pylist(rows, schema=schema) for name, (rows, schema) in named.items()
+            name: pa.Table.from_pylist(rows, schema=schema)
+            for name, (rows, schema) in named.items()
         }
         found["samples"] = self._rolled()
         found["node_samples"] = self._host_rolled()
@@ -243,9 +245,9 @@ class World:
         gone = rng.random((gpus, MINUTES)) < 0.01
         for _ in range(2 * len(self.kinds)):
             node, first = int(rng.integers(len(self.kinds))), int(rng.integers(MINUTES))
-            gone[node * PER_NODE : (node + 1) * PER_NODE, first : first + int(rng.integers(5, 60))] = (
-                True
-            )
+            gone[
+                node * PER_NODE : (node + 1) * PER_NODE, first : first + int(rng.integers(5, 60))
+            ] = True
         return gone
 
     def _rolled(self) -> pa.Table:

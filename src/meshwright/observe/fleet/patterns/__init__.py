@@ -6,6 +6,7 @@
 from meshwright.observe.fleet.patterns.find import Case, cases, find, patterns, plain
 from meshwright.observe.fleet.patterns.fleet import Fleet, fleet_of
 from meshwright.observe.fleet.patterns.letters import letter, letters
+from meshwright.observe.fleet.patterns.read import read
 from meshwright.observe.fleet.patterns.registry import Hit, Pattern
 from meshwright.observe.fleet.patterns.told import Told
 
@@ -22,4 +23,5 @@ __all__ = [
     "letters",
     "patterns",
     "plain",
+    "read",
 ]

@@ -27,7 +27,9 @@ def usual_tensor(fleet: Fleet) -> float:
 
 def _unwon(fleet: Fleet) -> Floats:
     """GPU-hours that jobs as busy with tensors as others would not have needed."""
-    return fleet.jobs.hours * np.maximum(0, 1 - fleet.of_jobs("tensor_active") / usual_tensor(fleet))
+    return fleet.jobs.hours * np.maximum(
+        0, 1 - fleet.of_jobs("tensor_active") / usual_tensor(fleet)
+    )
 
 
 @pattern(
@@ -174,8 +176,10 @@ def memory_under(fleet: Fleet) -> Iterator[Hit]:
 def low_utilisation(fleet: Fleet) -> Iterator[Hit]:
     """Neither idle nor busy."""
     jobs, active = fleet.jobs, fleet.of_jobs("activity")
+    known = fleet.whole | ~np.isnan(jobs.gpu_util)
+    active = np.where(fleet.whole, active, jobs.gpu_util)
     yield from of_jobs(
-        fleet.whole & (active > 0.01) & (active <= 0.25) & (jobs.hours >= 10)
+        known & (active > 0.01) & (active <= 0.25) & (jobs.hours >= 10)
         & (jobs.run_s >= 1800) & ~jobs.interactive,
         jobs.hours * (1 - active / 0.9),
         lambda row: (
@@ -247,9 +251,9 @@ def uneven_work(fleet: Fleet) -> Iterator[Hit]:
         fleet.whole & (fleet.num_seen >= 4) & works & (most >= 0.1) & (part <= 0.7),
         jobs.hours * (1 - part),
         lambda row: (
-            f"job {jobs.label(row)}: tensor activity from {share(fleet.least('tensor_active')[row])}"
-            f" to {share(most[row])} over {fleet.num_seen[row]:.0f} GPUs, {share(mean[row])} on "
-            "average",
+            f"job {jobs.label(row)}: tensor activity "
+            f"from {share(fleet.least('tensor_active')[row])} to {share(most[row])} over "
+            f"{fleet.num_seen[row]:.0f} GPUs, {share(mean[row])} on average",
         ),
     )
 
@@ -259,8 +263,9 @@ def uneven_work(fleet: Fleet) -> Iterator[Hit]:
         "slower-since",
         "A job has become slower and stayed so",
         "activity",
-        "the work of most GPUs of a job drops by 15 % or more at one moment and stays there for "
-        "two hours or more (CUSUM beyond what its noise would make; most of the drop within an hour)",
+        "the work of most GPUs of a job drops by 10 % or more at one moment and stays there for "
+        "two hours or more (CUSUM beyond what its noise would make), mostly "
+        "within an hour",
         "estimated: GPU-hours since then times the part of the speed that is lost",
         "mw diff of a capture from before and one from after (mw watch takes both); look at what "
         "else began then: clocks, a neighbour on the storage, a longer sequence length",
@@ -277,7 +282,7 @@ def slower_since(fleet: Fleet) -> Iterator[Hit]:
         lost = 1 - uses["after"] / uses["before"]
         at_once = 1 - uses["just_after"] / uses["just_before"]
     dropped = (
-        fleet.seen & (uses["change_score"] >= 4) & (lost >= 0.15) & (at_once >= 0.6 * lost)
+        fleet.seen & (uses["change_score"] >= 4) & (lost >= 0.1) & (at_once >= 0.6 * lost)
         & (later >= 7200) & (uses["changed_s"] - uses.start_s >= 3600)
         & (lost < 0.8)
     )  # fmt: skip

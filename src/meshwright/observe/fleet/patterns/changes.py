@@ -1,7 +1,7 @@
 """Where, within one job, the level of a series changed for good.
 
-The sum of what a series is above its mean rises to the moment of a change and falls after it (or the
-other way round): the place where it is farthest from nought is the change, and how far it is,
+The sum of what a series is above its mean rises to the moment of a change and falls after it (or
+the other way round): the place where it is farthest from nought is the change, and how far it is,
 measured in what noise would make of it, says whether to believe it (CUSUM, Page 1954).
 """
 
@@ -11,7 +11,7 @@ from meshwright.observe.fleet.patterns.arrays import Floats, Ints, mean_where, s
 
 
 def last_change(
-    values: Floats, time: Floats, owner: Ints, low: Ints, high: Ints, step: float
+    values: Floats, time: Floats, owner: Ints, *, low: Ints, high: Ints, step: float
 ) -> dict[str, Floats]:
     """Of each slice: means before and after its greatest change, when it was, how certain it is.
 

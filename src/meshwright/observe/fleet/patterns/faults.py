@@ -22,7 +22,9 @@ PRIOR = 2.0
 """A user's own rate of failures counts as much as everybody's after so many scripts."""
 RARE = 1e-3
 """An event that comes by itself so seldom in that time is no coincidence."""
-_LOST = "measured: GPU-hours since the last checkpoint; all of the job's at most, where none is told"
+_LOST = (
+    "measured: GPU-hours since the last checkpoint; all of the job's at most, where none is told"
+)
 
 
 def _before_failure(
@@ -120,8 +122,8 @@ _before_failure(
     "InfiniBand errors ended a job",
     "errors or a link down counted on the node's InfiniBand ports",
     lambda fleet: fleet.faults.kind.equals("infiniband"),
-    "ibqueryerrors and iblinkinfo name the port; clean or replace cable and transceiver; until then "
-    "--exclude=NODE",
+    "ibqueryerrors and iblinkinfo name the port; clean or replace cable and transceiver; until "
+    "then --exclude=NODE",
 )
 
 
@@ -247,8 +249,8 @@ def lemon(fleet: Fleet) -> Iterator[Hit]:
         yield Hit(
             float(lost.hours[own].sum()),
             lambda at=at, own=own: (
-                f"{fleet.places.names[at]}: {seen[at]:.3g} failures in {trials[at]:.3g} scripts where "
-                f"{expected[at]:.2g} would be usual for their users (chance {chance[at]:.1g})",
+                f"{fleet.places.names[at]}: {seen[at]:.3g} failures in {trials[at]:.3g} scripts, "
+                f"where {expected[at]:.2g} are usual for their users (chance {chance[at]:.1g})",
                 f"jobs {some(jobs.job.at(int(row)) for row in own)}",
             ),
             nodes=(fleet.places.names[at],),

@@ -5,7 +5,7 @@ has claimed of a job the next cannot claim again. Where one pattern says why ano
 that one is told (`Pattern.yields_to`).
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -98,19 +98,16 @@ def _claimed(pattern: Pattern, hit: Hit, left: Floats) -> float | None:
     return hours
 
 
-def find(
-    fleet: Fleet, *, price: float | None = None, prices: Mapping[str, float] | None = None
-) -> tuple[Told, ...]:
+def find(fleet: Fleet, price: Callable[[str], float | None] = lambda _: None) -> tuple[Told, ...]:
     """What costs GPU-hours, costliest first; what is not in hours comes last.
 
-    `prices` are dollars for a GPU-hour by kind of GPU; `price` is that of every other.
+    `price` gives the dollars for an hour of a kind of GPU, or None.
     """
     groups: dict[tuple[str, str], list[Case]] = {}
     for case in cases(fleet):
         groups.setdefault((case.pattern.name, _owner(fleet, case)), []).append(case)
     whole = float(fleet.jobs.hours.sum())
-    found = [_told(fleet, owner, own, price, prices or {}, whole)
-             for (_, owner), own in groups.items()]  # fmt: skip
+    found = [_told(fleet, owner, own, price, whole) for (_, owner), own in groups.items()]
     return tuple(sorted(found, key=lambda one: (-(one.gpu_hours or 0.0), one.name, one.owner)))
 
 
@@ -121,9 +118,8 @@ def _owner(fleet: Fleet, case: Case) -> str:
 
 
 def _told(
-    fleet: Fleet, owner: str, own: list[Case], price: float | None,
-    prices: Mapping[str, float], whole: float,
-) -> Told:  # fmt: skip
+    fleet: Fleet, owner: str, own: list[Case], price: Callable[[str], float | None], whole: float
+) -> Told:
     pattern = own[0].pattern
     own.sort(key=lambda case: -(case.hours or 0.0))
     known = [case.hours for case in own if case.hours is not None]
@@ -143,7 +139,7 @@ def _told(
         gpu_share=hours / whole if hours is not None and whole else None,
         family=pattern.family,
         gpu_hours=hours,
-        money=_money(fleet, own, price, prices),
+        money=_money(fleet, own, price),
         owner=owner,
         team=team,
         cases=len(own),
@@ -154,9 +150,7 @@ def _told(
     )
 
 
-def _money(
-    fleet: Fleet, own: Iterable[Case], price: float | None, prices: Mapping[str, float]
-) -> float | None:
+def _money(fleet: Fleet, own: Iterable[Case], price: Callable[[str], float | None]) -> float | None:
     """Dollars; None where an hour has no price."""
     total, some = 0.0, False
     kind_of = dict(zip(fleet.places.names, _node_kinds(fleet), strict=True))
@@ -165,7 +159,7 @@ def _money(
             continue
         kind = fleet.jobs.gpu_kind.at(int(case.hit.jobs[0])) if case.hit.jobs.size else ""
         kind = kind or next((kind_of[node] for node in case.hit.nodes if node in kind_of), "")
-        each = prices.get(kind, price)
+        each = price(kind)
         if each is None:
             return None
         total, some = total + each * case.hours, True

@@ -171,20 +171,21 @@ def fleet_of(
     since_s: float,
     until_s: float,
     samples: Iterable[Any] | None = None,
+    nodes: Any | None = None,
 ) -> Fleet:
     """A fleet from tables of pyarrow, named as in `tables.TABLES`; any of them may be missing.
 
-    `samples`, where given, are parts of that table, each with all samples of its GPUs in the time;
-    raw or rolled up (`windows.columns_of`).
+    `samples`, where given, are parts of that table, raw or rolled up as the store does, each with
+    all samples of its GPUs in the time; `nodes` then names every cluster and node in them.
     """
     from meshwright.observe.fleet.tables import TABLES
 
     have = {name: tables.get(name, schema.empty_table()) for name, schema in TABLES.items()}
-    places = Places.of(have)
+    places = Places.of(have if nodes is None else {**have, "samples": nodes})
     jobs = jobs_of(have["jobs"], places, since_s, until_s)
     standing = _standing(have["nodes"], places, since_s, until_s)
     gpus = most_of(standing.gpus, standing.node, places.number)
-    held = held_by(have["held"], jobs, places, gpus, since_s, until_s)
+    held = held_by(have["held"], jobs, places, gpus, since_s=since_s, until_s=until_s)
     known = known_nodes(jobs, held, places)
     parts = [have["samples"]] if samples is None else samples
     found = [uses_of(part, held, places, known) for part in parts if part.num_rows]
@@ -197,7 +198,7 @@ def fleet_of(
         held=held,
         uses=uses,
         stray=stray,
-        hosts=hosts_of(have["node_samples"], jobs, held, places),
+        hosts=hosts_of(have["node_samples"], held, places),
         faults=_faults(have["events"], places, since_s, until_s),
         standing=standing,
         progress=_progress(have["progress"], jobs, since_s, until_s),

@@ -90,7 +90,7 @@ def of_nodes(fleet: Fleet, which: Flags, what: str) -> Iterator[Hit]:
                 f"{what} for {lasted(float(uses['busy_s'][own].sum()))} under load",
                 f"GPU {uses.gpu[worst]}: {uses['busy_sm_clock_mhz'][worst]:.0f} MHz where "
                 f"{usual_clock(fleet)[worst]:.0f} is usual, {share(lost[worst])} less"
-                + (f", {heat:.0f} °C" if heat == heat else ""),
+                + (f", {heat:.0f} °C" if not np.isnan(heat) else ""),
             )
 
         yield Hit(cost, tell, nodes=(fleet.places.names[node],))

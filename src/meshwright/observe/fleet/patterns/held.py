@@ -33,7 +33,7 @@ class Held(NamedTuple):
 
 
 def held_by(
-    table: Any, jobs: Jobs, places: Places, node_gpus: Floats, since_s: float, until_s: float
+    table: Any, jobs: Jobs, places: Places, node_gpus: Floats, *, since_s: float, until_s: float
 ) -> Held:
     """What the table says; for jobs that it does not name, what their nodes show."""
     job = jobs.rows_of(table)

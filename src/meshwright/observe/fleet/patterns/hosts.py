@@ -15,7 +15,6 @@ from meshwright.observe.fleet.patterns.arrays import (
     slice_sums,
 )
 from meshwright.observe.fleet.patterns.held import Held
-from meshwright.observe.fleet.patterns.jobs import Jobs
 from meshwright.observe.fleet.patterns.places import Places
 from meshwright.observe.fleet.patterns.uses import step_of, value
 
@@ -37,7 +36,7 @@ class Hosts(msgspec.Struct, frozen=True, eq=False):
         return self.values[name]
 
 
-def hosts_of(table: Any, jobs: Jobs, held: Held, places: Places) -> Hosts:
+def hosts_of(table: Any, held: Held, places: Places) -> Hosts:
     """Reduce samples of nodes to the jobs that had GPUs there."""
     pairs = held.job * max(places.number, 1) + held.node
     key, first, where = np.unique(pairs, return_index=True, return_inverse=True)
@@ -47,7 +46,7 @@ def hosts_of(table: Any, jobs: Jobs, held: Held, places: Places) -> Hosts:
     series, time = places.codes(table), floats(table, "time_s")
     if not series.size or not key.size:
         none = np.full(key.size, np.nan)
-        figures = {name: none for name in (*FIGURES, "peak_memory_used", "peak_cpu_util")}
+        figures = dict.fromkeys((*FIGURES, "peak_memory_used", "peak_cpu_util"), none)
         return Hosts(job, node, gpus, np.zeros(key.size), figures)
     order = np.lexsort((time, series))
     table, series, time = table.take(order), series[order], time[order]

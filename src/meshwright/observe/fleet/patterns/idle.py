@@ -233,5 +233,3 @@ def _left_by(fleet: Fleet, node: int, gpu: int, start_s: float) -> tuple[str, ..
     rows = np.flatnonzero(before)
     job = int(uses.job[rows[int(np.argmax(uses.end_s[rows]))]])
     return (f"the last job there: {fleet.jobs.label(job)} of {fleet.jobs.user.at(job)}",)
-
-

@@ -93,8 +93,8 @@ def _more_cores(cores: float, active: float) -> int:
         "1,000 opens, stats and the like a second for each node or more, an outlier among all "
         "jobs (a robust score of 6 in their logarithm), 80 % active or less",
         _WAITED + "; every other user of the file system waits too",
-        "pack small files: webdataset tar shards, MosaicML streaming or one HDF5/Parquet file; copy "
-        "the set to local disk first (sbcast, $SLURM_TMPDIR)",
+        "pack small files: webdataset tar shards, MosaicML streaming or one HDF5 or Parquet file; "
+        "copy the set to local disk first (sbcast, $SLURM_TMPDIR)",
         statistical="peer group: robust score (median and MAD) of the logarithm over all jobs",
         yields_to=_IDLE,
     )
@@ -268,8 +268,8 @@ def _phase(
             (part >= least) & (told >= 0.3 * jobs.run_s) & (told >= 1800),
             jobs.gpus * np.maximum(spent - free * told, 0) / 3600,
             lambda row: (
-                f"job {jobs.label(row)}: {share(part[row])} of its time in {phase.replace('_', ' ')}"
-                f" by its own metrics, on {jobs.gpus[row]:g} GPUs",
+                f"job {jobs.label(row)}: {share(part[row])} of its time "
+                f"in {phase.replace('_', ' ')} by its own metrics, on {jobs.gpus[row]:g} GPUs",
             ),
         )
 

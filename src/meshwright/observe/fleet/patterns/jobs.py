@@ -54,8 +54,12 @@ class Jobs(msgspec.Struct, frozen=True, eq=False):
     """Rows of jobs, one for each node that they ran on,"""
     on_node: Ints
     """and those nodes."""
+    gpu_util: Floats
+    """The mean over its GPUs that accounting keeps."""
     keys: Any
     """What names each row, for joins."""
+    numbers: Any
+    """The same with the scheduler's own numbers, which prologs and telemetry tell."""
 
     def rows_of(self, table: Any) -> Ints:
         """The job of each row of another table; -1 where there is none."""
@@ -63,7 +67,9 @@ class Jobs(msgspec.Struct, frozen=True, eq=False):
 
         if not table.num_rows or not self.number:
             return np.full(table.num_rows, -1, dtype=np.int64)
-        found = pc.fill_null(pc.index_in(_keys(table), value_set=self.keys), -1)
+        asked = _keys(table)
+        found = pc.index_in(asked, value_set=self.keys)
+        found = pc.coalesce(found, pc.index_in(asked, value_set=self.numbers), -1)
         return np.asarray(found.to_numpy(zero_copy_only=False), dtype=np.int64)
 
     def label(self, row: int) -> str:
@@ -72,12 +78,15 @@ class Jobs(msgspec.Struct, frozen=True, eq=False):
         return f"{self.job.at(row)} ({name})" if name else self.job.at(row)
 
 
-def _keys(table: Any) -> Any:
+def _keys(table: Any, of: str = "job") -> Any:
+    """What names each row of a table; null where `of` is."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    parts = [pc.fill_null(table.column(name).cast(pa.string()), "")
-             for name in ("cluster", "job", "attempt")]  # fmt: skip
+    named = of if of in table.column_names else "job"
+    parts = [pc.fill_null(table.column("cluster").cast(pa.string()), ""),
+             table.column(named).cast(pa.string()),
+             pc.fill_null(table.column("attempt").cast(pa.string()), "0")]  # fmt: skip
     joined = pc.binary_join_element_wise(*parts, "\0")
     return joined.combine_chunks() if isinstance(joined, pa.ChunkedArray) else joined
 
@@ -124,7 +133,9 @@ def jobs_of(table: Any, places: Places, since_s: float, until_s: float) -> Jobs:
         state.equals(*_ENDS),
         on_job,
         places.of_words(clusters, on_job, nodes),
+        floats(table, "gpu_util"),
         _keys(table),
+        _keys(table, "number"),
     )
 
 

@@ -10,7 +10,13 @@ import numpy as np
 
 from meshwright.observe.fleet.patterns.arrays import Flags, Floats, Ints
 from meshwright.observe.fleet.patterns.fleet import Fleet
-from meshwright.observe.fleet.patterns.hardware import locked_low, slowed, too_hot, too_weak, usual_clock
+from meshwright.observe.fleet.patterns.hardware import (
+    locked_low,
+    slowed,
+    too_hot,
+    too_weak,
+    usual_clock,
+)
 from meshwright.observe.fleet.patterns.registry import Hit, Pattern, pattern
 from meshwright.observe.fleet.patterns.robust import discoveries, group_medians, robust_scores
 from meshwright.observe.fleet.patterns.say import hours, share, some
@@ -21,12 +27,16 @@ LEAST_SPREAD = 0.01
 """Clocks of sound GPUs differ by about one percent."""
 
 
-def _relative(fleet: Fleet, name: str) -> Floats:
-    """A figure of each use over the median of its job's GPUs of the same kind; nan for few."""
+def _relative(fleet: Fleet, name: str, without: Flags | None = None) -> Floats:
+    """A figure of each use over the median of its job's GPUs of the same kind; nan for few.
+
+    Uses `without` which others are compared have no figure, and no say in the median.
+    """
     uses, kinds = fleet.uses, fleet.kinds
     group = uses.job * max(len(kinds.values), 1) + kinds.codes
     group = np.unique(group, return_inverse=True)[1]
-    value = np.where(fleet.loaded, uses[name], np.nan)
+    kept = fleet.loaded if without is None else fleet.loaded & ~without
+    value = np.where(kept, uses[name], np.nan)
     number = int(group.max(initial=-1)) + 1
     count = np.bincount(group[~np.isnan(value)], minlength=number)
     median = group_medians(value, group, number)
@@ -45,9 +55,9 @@ def _explained(fleet: Fleet) -> Flags:
         "straggler-gpu",
         "One GPU holds its job up",
         "peers",
-        "of four or more GPUs of a job one (at most an eighth of them) has a clock under load 5 % below their median or more, "
-        "and a robust score of -6 or less; neither heat nor power is told",
-        "estimated: the GPU-hours of all GPUs of the job under load times the part that it is slower",
+        "of four or more GPUs of a job one (at most an eighth) has a clock under load 5 % below "
+        "their median or more, and a robust score of -6 or less; neither heat nor power is told",
+        "estimated: GPU-hours under load of all GPUs of the job times the part that it is slower",
         "take the node out (scontrol update nodename=NODE state=drain reason=slow-gpu), run mw "
         "bench on it and compare; until then --exclude=NODE",
         owner="operators",
@@ -57,9 +67,9 @@ def _explained(fleet: Fleet) -> Flags:
 def straggler(fleet: Fleet) -> Iterator[Hit]:
     """Slower than its siblings."""
     jobs, uses = fleet.jobs, fleet.uses
-    ratio = _relative(fleet, "busy_sm_clock_mhz")
+    ratio = _relative(fleet, "busy_sm_clock_mhz", _explained(fleet))
     odd = robust_scores(ratio, np.where(np.isnan(ratio), -1, uses.job), LEAST_SPREAD)
-    slow = (ratio <= 0.95) & (odd <= -6) & ~_explained(fleet)
+    slow = (ratio <= 0.95) & (odd <= -6)
     number = np.bincount(uses.job[slow], minlength=jobs.number)
     few = (number > 0) & (number <= np.maximum(1, fleet.num_seen / 8))
     for job in np.flatnonzero(few).tolist():
@@ -166,7 +176,8 @@ def pcie_slow(fleet: Fleet) -> Iterator[Hit]:
             None,
             lambda own=own, node=node, gpu=gpu: (
                 f"{node}, GPU {gpu % 1024}: {share(float(np.median(ratio[own])))} of the peak rate "
-                f"of the GPUs beside it, in jobs {some(fleet.jobs.job.at(int(job)) for job in uses.job[own])}",
+                f"of the GPUs beside it, in jobs "
+                f"{some(fleet.jobs.job.at(int(job)) for job in uses.job[own])}",
             ),
             nodes=(node,),
         )

@@ -49,9 +49,7 @@ class Places(NamedTuple):
         """The same for flat names of nodes, each with the row that its cluster stands in."""
         return self._codes(clusters.codes[rows], nodes.codes, clusters.values, nodes.values)
 
-    def _codes(
-        self, of: Ints, at: Ints, clusters: tuple[str, ...], nodes: tuple[str, ...]
-    ) -> Ints:
+    def _codes(self, of: Ints, at: Ints, clusters: tuple[str, ...], nodes: tuple[str, ...]) -> Ints:
         known = np.full((len(clusters) + 1) * (len(nodes) + 1), -1, dtype=np.int64)
         width = len(nodes) + 1
         for place, cluster in enumerate(("", *clusters)):

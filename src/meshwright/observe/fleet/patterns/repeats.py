@@ -160,7 +160,7 @@ def mistake(fleet: Fleet) -> Iterator[Hit]:
         "out-of-memory-again",
         "Jobs run out of host memory again and again",
         "repeats",
-        "three or more jobs of a user's script end out of host memory, half of all its runs or more",
+        "three or more runs of a user's script end out of host memory, half of all or more",
         _ALL,
         "ask for more host memory, or fewer DataLoader workers, each of which holds a copy",
         least_hours=0.2,

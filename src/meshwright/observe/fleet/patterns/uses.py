@@ -128,9 +128,9 @@ def uses_of(table: Any, held: Held, places: Places, known: Flags) -> Part:
     place = np.repeat(low - (np.cumsum(lengths) - lengths), lengths) + np.arange(lengths.sum())
     owner[place] = np.repeat(np.arange(rows.size), lengths)
     held_rows = Held(*(column[rows] for column in held))
-    values |= _idle(activity, time, owner, low, high, step, held_rows)
-    values |= _stuck(table, activity, time, owner, step, held_rows)
-    values |= last_change(_work(table, activity), time, owner, low, high, step)
+    values |= _idle(activity, time, owner, low=low, high=high, step=step, held=held_rows)
+    values |= _stuck(table, activity, time, owner, step=step, held=held_rows)
+    values |= last_change(_work(table, activity), time, owner, low=low, high=high, step=step)
     node = series // 1024
     certain: Flags = (node >= 0) & (known[node] if known.size else False)
     return Part(rows, values, _stray(table, time, series, certain & (owner < 0), step))
@@ -162,9 +162,7 @@ def _slices(series: Ints, time: Floats, held: Held, step: float) -> tuple[Ints, 
     return rows[order], low[order], np.maximum(high, low)[order]
 
 
-def _figures(
-    table: Any, activity: Floats, low: Ints, high: Ints, step: float
-) -> dict[str, Floats]:
+def _figures(table: Any, activity: Floats, low: Ints, high: Ints, step: float) -> dict[str, Floats]:
     known = ~np.isnan(activity)
     # A window that holds a pause, too, mixes clocks at work with clocks at rest.
     paused = np.nan_to_num(floats(table, "gpu_util_zero")) > 0
@@ -195,7 +193,7 @@ def _figures(
 
 
 def _idle(
-    activity: Floats, time: Floats, owner: Ints, low: Ints, high: Ints, step: float, held: Held
+    activity: Floats, time: Floats, owner: Ints, *, low: Ints, high: Ints, step: float, held: Held
 ) -> dict[str, Floats]:
     quiet = np.nan_to_num(activity, nan=1.0) <= QUIET
     busy = np.flatnonzero(np.nan_to_num(activity) > QUIET)
@@ -226,7 +224,7 @@ def _idle(
 
 
 def _stuck(
-    table: Any, activity: Floats, time: Floats, owner: Ints, step: float, held: Held
+    table: Any, activity: Floats, time: Floats, owner: Ints, *, step: float, held: Held
 ) -> dict[str, Floats]:
     """How long, at its end, a GPU seemed busy and did nothing: a kernel that waits for ever.
 
@@ -282,7 +280,9 @@ def join_uses(parts: Sequence[Part], held: Held) -> tuple[Uses, Stray]:
     if not parts:
         none = np.zeros(0)
         return uses, Stray(none.astype(np.int64), none.astype(np.int64), none, none, none)
-    return uses, Stray(*(np.concatenate(column) for column in zip(*(p.stray for p in parts), strict=True)))
+    return uses, Stray(
+        *(np.concatenate(column) for column in zip(*(p.stray for p in parts), strict=True))
+    )
 
 
 _NAMES = (
