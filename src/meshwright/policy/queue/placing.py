@@ -110,7 +110,7 @@ def spread(pool: "Nodes", seed: int) -> Placing:
 
 def at_random(pool: "Nodes", seed: int) -> Placing:
     """Any node that has room for all of it; else any nodes."""
-    draw = random.Random(seed)  # noqa: S311 - nothing secret hangs on it
+    draw = random.Random(seed)
     every = list(range(len(pool.nodes)))
 
     def choose(job: Standing, gpus: int) -> Parts | None:

@@ -1,0 +1,123 @@
+"""Fragmentation: GPUs that are free and yet of no use; and a placement that makes least of it.
+
+A typical job is drawn by how common its shape is. What is free on a node is a fragment for it where
+the job does not fit there at all, and else what is left of GPUs too full for it. Fragmentation
+gradient descent (Weng et al., ATC 2023) places each job where this expected amount grows least.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.policy.queue.slices import WHOLE, Ints, Scorer, Shape, Slices
+
+_AT_ONCE = 1 << 21
+"""Numbers compared at once: more of them at a time are slower for want of cache."""
+
+Typical = Sequence[tuple[Shape, float]]
+
+
+class Fragments:
+    """How much of what nodes have free is lost to typical jobs."""
+
+    def __init__(self, typical: Typical, pool: Slices) -> None:
+        """Learn what jobs are typical."""
+        shapes = [shape for shape, _ in typical]
+        self.share = np.array([share for _, share in typical])
+        self.part = np.array([shape.part for shape in shapes])
+        self.count = np.array([shape.count for shape in shapes])
+        self.cpus = np.array([shape.cpus for shape in shapes])
+        self.reaches = np.array(
+            [[not one.kinds or kind in one.kinds for one in shapes] for kind in pool.kinds]
+        )
+        """Whether a kind of GPU will do for a shape."""
+
+    def amounts(self, left: Ints, cpus: NDArray[np.float64], kind: Ints) -> NDArray[np.float64]:
+        """Return the expected fragments of nodes, in thousandths of a GPU."""
+        step = max(1, _AT_ONCE // (len(self.share) * left.shape[1]))
+        pieces = [
+            self._some(left[at : at + step], cpus[at : at + step], kind[at : at + step])
+            for at in range(0, len(left), step)
+        ]
+        return np.concatenate(pieces) if pieces else np.zeros(0)
+
+    def _some(self, left: Ints, cpus: NDArray[np.float64], kind: Ints) -> NDArray[np.float64]:
+        enough = left[:, None, :] >= self.part[None, :, None]
+        fits = (
+            (enough.sum(2) >= self.count)
+            & (self.count > 0)
+            & (cpus[:, None] >= self.cpus)
+            & self.reaches[kind]
+        )
+        total = left.sum(1)
+        useful = np.where(enough, left[:, None, :], 0).sum(2)
+        amounts: NDArray[np.float64] = total - (np.where(fits, useful, 0) @ self.share)
+        return amounts
+
+
+def descend(typical: Typical) -> type[Scorer]:
+    """Return the scorer of fragmentation gradient descent for what jobs are typical."""
+
+    class Descent(Scorer):
+        """Where fragments grow least. Only nodes that have changed are judged again."""
+
+        def __init__(self, pool: Slices) -> None:
+            super().__init__(pool)
+            self.fragments = Fragments(typical, pool)
+            self.judged: dict[Shape, tuple[Ints, Ints, int]] = {}
+            """Scores and GPUs for all nodes, and how much of the pool's log they know."""
+
+        def scores(self, shape: Shape, nodes: Ints) -> Ints:
+            found, _ = self._known(shape)
+            return found[nodes]
+
+        def gpu(self, shape: Shape, node: int) -> int:
+            _, gpus = self._known(shape)
+            return int(gpus[node])
+
+        def _known(self, shape: Shape) -> tuple[Ints, Ints]:
+            key, log = shape._replace(memory=0.0), self.pool.log
+            count = len(self.pool.nodes)
+            known = self.judged.get(key)
+            if known is None:
+                scores, gpus = np.zeros(count, np.int64), np.zeros(count, np.int64)
+                stale = np.arange(count)
+            else:
+                scores, gpus, seen = known
+                stale = np.unique(np.array(log[seen:], dtype=np.int64))
+            if len(stale):
+                scores[stale], gpus[stale] = self._judge(shape, stale)
+            self.judged[key] = (scores, gpus, len(log))
+            return scores, gpus
+
+        def _judge(self, shape: Shape, nodes: Ints) -> tuple[Ints, Ints]:
+            pool = self.pool
+            left, cpus, kind = pool.left[nodes], pool.cpus[nodes], pool.kind[nodes]
+            before = self.fragments.amounts(left, cpus, kind)
+            if shape.count == 0 or shape.part == WHOLE:
+                after = left.copy()
+                if shape.count:
+                    free = after == WHOLE
+                    after[free & (free.cumsum(1) <= shape.count)] = 0
+                grown = before - self.fragments.amounts(after, cpus - shape.cpus, kind)
+                return _as_score(grown), np.zeros(len(nodes), np.int64)
+            width = left.shape[1]
+            after = np.repeat(left, width, axis=0)
+            at = np.arange(len(after))
+            after[at, at % width] -= shape.part
+            cut = np.maximum(after, 0)
+            amounts = self.fragments.amounts(
+                cut, np.repeat(cpus - shape.cpus, width), np.repeat(kind, width)
+            )
+            grown = np.repeat(before, width) - amounts
+            scores = np.where(after[at, at % width] >= 0, _as_score(grown), -1)
+            scores = scores.reshape(-1, width)
+            return scores.max(1), scores.argmax(1)
+
+    return Descent
+
+
+def _as_score(less: NDArray[np.float64]) -> Ints:
+    """Turn GPUs (in thousandths) that are no fragments any more into a score up to 100."""
+    return (100.0 / (1.0 + np.exp(-less / WHOLE))).astype(np.int64)

@@ -1,0 +1,90 @@
+"""Scores by which jobs are placed on shared GPUs: chance, best fit, packing and their like.
+
+The formulas are those of the comparison in the paper on fragmentation gradient descent (Weng et al.,
+ATC 2023), so that its results can be held against ours.
+"""
+
+from typing import Final
+
+import numpy as np
+
+from meshwright.policy.queue.slices import WHOLE, Ints, Scorer, Shape
+
+_MOST_CPUS: Final = 128.0
+_MOST_GPUS: Final = 8 * WHOLE
+"""A large node, by which cores and GPUs are made comparable."""
+
+
+class AtRandom(Scorer):
+    """Any node, and any GPU of it."""
+
+    def scores(self, shape: Shape, nodes: Ints) -> Ints:
+        """Let chance choose one of them."""
+        del shape
+        found = np.zeros(len(nodes), dtype=np.int64)
+        found[self.pool.draw.randrange(len(nodes))] = 100
+        return found
+
+    def gpu(self, shape: Shape, node: int) -> int:
+        """Return any GPU that has room."""
+        room = np.flatnonzero(self.pool.left[node] >= shape.part)
+        return int(room[self.pool.draw.randrange(len(room))])
+
+
+class BestFit(Scorer):
+    """The node that is left with least, cores and GPUs counting alike."""
+
+    def scores(self, shape: Shape, nodes: Ints) -> Ints:
+        """Score what is left over, the less the better."""
+        pool = self.pool
+        cpus = (pool.cpus[nodes] - shape.cpus) / _MOST_CPUS
+        gpus = (pool.left[nodes].sum(1) - shape.thousandths) / _MOST_GPUS
+        return ((1.0 - 0.5 * cpus - 0.5 * gpus) * 100).astype(np.int64)
+
+
+class DotProduct(Scorer):
+    """The node whose room is least like the job (Tetris' alignment, turned round)."""
+
+    def scores(self, shape: Shape, nodes: Ints) -> Ints:
+        """Score the product of what is asked and what is there, the less the better."""
+        pool = self.pool
+        cpus = pool.cpus[nodes] / _MOST_CPUS * (shape.cpus / _MOST_CPUS)
+        gpus = pool.left[nodes].sum(1) / _MOST_GPUS * (shape.thousandths / _MOST_GPUS)
+        return ((1.0 - (cpus + gpus) / 2) * 100).astype(np.int64)
+
+
+class Packing(Scorer):
+    """GPUs that are shared already, then free ones of used nodes, then of unused ones."""
+
+    def scores(self, shape: Shape, nodes: Ints) -> Ints:
+        """Score by which of the three a node offers."""
+        if not shape.count:
+            return np.zeros(len(nodes), dtype=np.int64)
+        left, gpus = self.pool.left[nodes], self.pool.gpus[nodes]
+        free = (left == WHOLE).sum(1)
+        # Of the GPUs that have room, those with least left are used.
+        room = np.sort(np.where(left >= shape.part, left, 2 * WHOLE), axis=1)[:, : shape.count]
+        fresh = (room == WHOLE).sum(1)
+        shared = np.maximum(100 - (room * 100 // WHOLE).sum(1) // 10, 50)
+        used = np.where(fresh > 0, np.maximum(50 - fresh, 33), shared)
+        return np.where(free == gpus, np.maximum(33 - free, free), used).astype(np.int64)
+
+
+class Clustering(Scorer):
+    """Nodes that have jobs of the same kind, parts of a GPU or so many of them, and no others."""
+
+    def scores(self, shape: Shape, nodes: Ints) -> Ints:
+        """Score by who is there already, and by how full it is."""
+        if not shape.count:
+            return np.zeros(len(nodes), dtype=np.int64)
+        kind = shape.count if shape.part == WHOLE else 0
+        pool = self.pool
+        full = 25 * (_MOST_GPUS - pool.left[nodes].sum(1)) // _MOST_GPUS
+        company = np.empty(len(nodes), dtype=np.int64)
+        for at, node in enumerate(nodes):
+            guests = pool.guests[node]
+            if kind in guests:
+                company[at] = 75 if len(guests) == 1 else 50
+            else:
+                company[at] = 0 if guests else 25
+        return full + company
