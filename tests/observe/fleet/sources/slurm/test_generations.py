@@ -13,7 +13,8 @@ RAN = ("job", "attempt", "number", "state", "start_s", "end_s", "submit_s", "gpu
 SHARED = (*RAN, "cluster", "name", "user", "team", "partition", "qos", "array", "limit_s", "cpus",
           "num_nodes", "memory_asked", "eligible_s", "memory_peak", "reason")  # fmt: skip
 TIMELESS = ("job", "attempt", "name", "user", "team", "partition", "qos", "limit_s", "gpus",
-            "num_nodes", "nodes", "cpus", "memory_asked", "state", "exit_code", "signal")  # fmt: skip
+            "num_nodes", "nodes", "cpus", "memory_asked", "state", "exit_code",
+            "signal")  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -104,8 +105,8 @@ def test_nodes_are_the_same_from_every_command(traces: Path) -> None:
     for name in names:
         rows = tables(folder / name)["nodes"]
         told = {
-            (row["node"], row["state"], row["gpus"], row["gpu_kind"], *row["partitions"], row["cpus"],
-             row["memory"])
+            (row["node"], row["state"], row["gpus"], row["gpu_kind"], *row["partitions"],
+             row["cpus"], row["memory"])
             for row in rows
         }  # fmt: skip
         assert told == {
@@ -119,7 +120,7 @@ def test_samples_of_a_large_cluster(traces: Path) -> None:
     assert len(rows) == 306
     assert {row["cluster"] for row in rows} == {"fair"}
     assert {row["state"] for row in rows} <= {
-        "cancelled", "completed", "failed", "requeued", "timeout", "node_fail", "preempted",
+        "cancelled", "completed", "failed", "requeued", "timeout", "out_of_memory",
     }  # fmt: skip
     (running,) = tables(folder / "sample-sacct-running-output-large.txt.gz")["jobs"]
     assert (running["job"], running["number"]) == ("6539191_195", "6539485")

@@ -21,6 +21,22 @@ JOB = {
 NODE = {"name": "n1", "state": ["IDLE"], "gres": "gpu:h100:8", "boot_time": 5, "partitions": ["p"]}
 
 
+DOCUMENTS: dict[str, Any] = {
+    "/openapi/v3": {
+        "paths": {
+            "/slurm/v0.0.39/jobs": {},
+            "/slurm/v0.0.41/jobs/": {},
+            "/slurm/v0.0.41/nodes/": {},
+            "/slurmdb/v0.0.41/jobs/": {"get": {"parameters": [{"name": "show_duplicates"}]}},
+            "/slurmdb/v0.0.40/jobs/": {},
+        }
+    },
+    "/slurmdb/v0.0.41/jobs": {"jobs": [JOB], "meta": {"slurm": {"cluster": "c"}}},
+    "/slurm/v0.0.41/jobs": {"jobs": []},
+    "/slurm/v0.0.41/nodes": {"nodes": [NODE]},
+}
+
+
 class Handler(BaseHTTPRequestHandler):
     asked: list[tuple[str, str | None]]
     failures: int
@@ -30,24 +46,12 @@ class Handler(BaseHTTPRequestHandler):
         kind.asked.append((self.path, self.headers.get("X-SLURM-USER-TOKEN")))
         if kind.failures:
             kind.failures -= 1
-            return self.reply(502, b"<html>bad gateway</html>")
-        if self.headers.get("X-SLURM-USER-TOKEN") == "stale":
-            return self.reply(401, b'{"errors": [{"description": "Authentication failure"}]}')
-        path = self.path.partition("?")[0]
-        documents: dict[str, Any] = {
-            "/openapi/v3": {
-                "paths": {
-                    "/slurm/v0.0.39/jobs": {}, "/slurm/v0.0.41/jobs/": {}, "/slurm/v0.0.41/nodes/": {},
-                    "/slurmdb/v0.0.41/jobs/": {"get": {"parameters": [{"name": "show_duplicates"}]}},
-                    "/slurmdb/v0.0.40/jobs/": {},
-                }
-            },
-            "/slurmdb/v0.0.41/jobs": {"jobs": [JOB], "meta": {"slurm": {"cluster": "c"}}},
-            "/slurm/v0.0.41/jobs": {"jobs": []},
-            "/slurm/v0.0.41/nodes": {"nodes": [NODE]},
-        }  # fmt: skip
-        found = documents.get(path)
-        self.reply(200 if found else 404, json.dumps(found or {}).encode())
+            self.reply(502, b"<html>bad gateway</html>")
+        elif self.headers.get("X-SLURM-USER-TOKEN") == "worn-out-token":
+            self.reply(401, b'{"errors": [{"description": "Authentication failure"}]}')
+        else:
+            found = DOCUMENTS.get(self.path.partition("?")[0])
+            self.reply(200 if found else 404, json.dumps(found or {}).encode())
 
     def reply(self, status: int, body: bytes) -> None:
         self.send_response(status)
@@ -89,7 +93,7 @@ def server(
 
 def test_the_newest_version_is_asked(server: tuple[str, type[Handler]]) -> None:
     where, handler = server
-    source = find(where, Asked(token=Secret("geheim"), since_s=5.0))
+    source = find(where, Asked(token=Secret("sesame"), since_s=5.0))
     batches = list(source.batches())
     rows = {batch.table: batch.rows.to_pylist() for batch in batches}
     assert [(job["job"], job["attempt"], job["state"]) for job in rows["jobs"]] == [
@@ -100,9 +104,9 @@ def test_the_newest_version_is_asked(server: tuple[str, type[Handler]]) -> None:
     ]
     paths = [path for path, _ in handler.asked]
     assert paths[1] == "/slurmdb/v0.0.41/jobs?start_time=5&show_duplicates=true"
-    assert {token for _, token in handler.asked} == {"geheim"}
+    assert {token for _, token in handler.asked} == {"sesame"}
     told = (source.name, *(batch.cursor or "" for batch in batches), repr(source.__dict__))
-    assert not any("geheim" in text for text in told)
+    assert not any("sesame" in text for text in told)
 
 
 def test_going_on_asks_for_an_overlap(server: tuple[str, type[Handler]]) -> None:
@@ -124,8 +128,8 @@ def test_an_answer_that_fails_is_asked_for_again_and_told(
 def test_a_stale_token_is_named_but_not_shown(server: tuple[str, type[Handler]]) -> None:
     where, _ = server
     with pytest.raises(InputError, match="SLURM_JWT") as caught:
-        list(find(where, Asked(token=Secret("stale"))).batches())
-    assert "stale" not in str(caught.value)
+        list(find(where, Asked(token=Secret("worn-out-token"))).batches())
+    assert "worn-out" not in str(caught.value)
 
 
 def test_the_token_comes_from_the_environment(
