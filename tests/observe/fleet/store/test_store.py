@@ -79,7 +79,11 @@ def test_metrics_that_come_apart_stand_in_one_row(store: Store) -> None:
         store.table("samples", ["gpu_util", "power_w"], where="gpu = 1").slice(0, 1).to_pylist()
     )
     assert row == {"gpu_util": 0.5, "power_w": 300.0}
-    (mean,) = set(store.table("windows", ["power_w_mean"])["power_w_mean"].to_pylist())
+    apart = pa.concat_tables([samples(20, 10, power_w=np.full(40, 1.0)), samples(20, 10)])
+    assert store.put("samples", apart) == Put(new=40, newer=40)
+    (mean,) = set(
+        store.table("windows", ["power_w_mean"], until_s=START + 600)["power_w_mean"].to_pylist()
+    )
     assert mean == 300.0
 
 

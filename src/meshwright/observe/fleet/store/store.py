@@ -107,13 +107,13 @@ class Store:
             return total
 
     def _put_moments(self, table: str, cut: moments.Cut) -> Put:
-        ready = moments.merged(table, cut.rows, cut.bucket).rows
+        ready, learned = moments.merged(table, cut.rows, cut.bucket)
         described = parts.described(table, cut.cluster, cut.bucket, ready)
         there = self._catalog.parts(table, cut.cluster, cut.bucket)
         hit = self._sharing_keys(described, ready, there)
         if not hit and len(there) < MOST_PARTS:
             self._write_moments(table, cut._replace(rows=ready), [])
-            return Put(new=ready.num_rows, same=cut.rows.num_rows - ready.num_rows)
+            return Put(ready.num_rows, cut.rows.num_rows - ready.num_rows - learned, learned)
         if not hit:
             hit = parts.worth_merging(there, ready.num_rows, MOST_PARTS)
         before = pa.concat_tables([parts.read(self.folder, part) for part in hit])
