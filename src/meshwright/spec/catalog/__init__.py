@@ -12,6 +12,7 @@ if TYPE_CHECKING:
         gpu,
         gpus,
         load_cluster,
+        plain_name,
         read_cluster,
     )
 
@@ -26,6 +27,7 @@ _HOMES = {
     "load_cluster": _HARDWARE,
     "model": _MODELS,
     "models": _MODELS,
+    "plain_name": _HARDWARE,
     "read_cluster": _HARDWARE,
 }
 
@@ -38,6 +40,7 @@ __all__ = [
     "load_cluster",
     "model",
     "models",
+    "plain_name",
     "read_cluster",
 ]
 
