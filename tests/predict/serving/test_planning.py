@@ -144,4 +144,25 @@ def test_command_lines_say_degrees_as_each_engine_means_them(target: str) -> Non
     }[target]
     assert all(words in line for words in expected)
     both = command_lines(Fleet(serving=copies, prefill=copies), target, "folder")  # type: ignore[arg-type]
-    assert len(both.lines) == 2
+    marks = {
+        "vllm": ["kv_producer", "kv_consumer"],
+        "sglang": ["--disaggregation-mode prefill", "--disaggregation-mode decode"],
+        "tensorrt-llm": ["prefill.yaml", "decode.yaml"],
+    }[target]
+    assert all(mark in line for mark, line in zip(marks, both.lines, strict=True))
+
+
+def test_what_tensorrt_llm_has_no_flags_for_stands_in_a_file() -> None:
+    replica = Replica(
+        model=catalog.model("llama3.1-8b"), cluster=CLUSTER, formats=Formats(kv="fp8"),
+        layout=Layout(),
+    )  # fmt: skip
+    limits = msgspec.structs.replace(default_limits(replica), prefix_cache=False)
+    copies = Copies(replica=replica, limits=limits)
+    share = f"{replica.engine.memory_share:g}"
+    (line,), notes = command_lines(Fleet(serving=copies), "tensorrt-llm", "folder")
+    assert line.endswith("--enable_chunked_prefill --extra_llm_api_options options.yaml")
+    cache = f"{{dtype: fp8, enable_block_reuse: false, free_gpu_memory_fraction: {share}}}"
+    assert f"options.yaml holds the lines kv_cache_config: {cache}" in notes
+    _, notes = command_lines(Fleet(serving=copies, prefill=copies), "tensorrt-llm", "folder")
+    assert any("prefill.yaml" in note and "disable_overlap" in note for note in notes)

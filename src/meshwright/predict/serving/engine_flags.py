@@ -1,9 +1,12 @@
 """A fleet as command lines of the engines that serve it: vLLM, SGLang, TensorRT-LLM.
 
 Memory shares, batch limits and degrees are given as each engine means them: some count per
-attention group, some over all GPUs of a stage.
+attention group, some over all GPUs of a stage. Flags were held against the sources of vLLM and
+SGLang of August 2026, and of TensorRT-LLM's `trtllm-serve` as it was when `--config` came. The size
+of a block is left to the engines: vLLM, told one, takes only attention kernels that have it.
 """
 
+import json
 import shlex
 from typing import Literal, NamedTuple, get_args
 
@@ -49,7 +52,6 @@ def _vllm(copies: Copies, model: str, role: str) -> list[str]:
     words += ["--max-num-seqs", str(limits.batch_requests // layout.dp)]
     words += ["--max-num-batched-tokens", str(limits.batch_tokens // layout.dp)]
     words += ["--gpu-memory-utilization", f"{replica.engine.memory_share:g}"]
-    words += ["--block-size", str(limits.block_tokens)]
     if replica.formats.weights == "fp8":
         words += ["--quantization", "fp8"]
     if replica.formats.kv == "fp8":
@@ -57,13 +59,15 @@ def _vllm(copies: Copies, model: str, role: str) -> list[str]:
     if not limits.prefix_cache:
         words.append("--no-enable-prefix-caching")
     if role != "both":
-        words += ["--kv-transfer-config", '{"kv_connector":"NixlConnector","kv_role":"kv_both"}']
+        side = {"prefill": "kv_producer", "decode": "kv_consumer"}[role]
+        connector = {"kv_connector": "NixlConnector", "kv_role": side}
+        words += ["--kv-transfer-config", json.dumps(connector, separators=(",", ":"))]
     return words
 
 
 def _sglang(copies: Copies, model: str, role: str) -> list[str]:
     replica, limits, layout = copies.replica, copies.limits, copies.replica.layout
-    words = ["python", "-m", "sglang.launch_server", "--model-path", model]
+    words = ["sglang", "serve", "--model-path", model]
     words += _degrees(
         ("--tp-size", layout.tp * layout.dp), ("--pp-size", layout.pp), ("--dp-size", layout.dp),
         ("--ep-size", layout.ep),
@@ -87,7 +91,6 @@ def _sglang(copies: Copies, model: str, role: str) -> list[str]:
 
 
 def _tensorrt(copies: Copies, model: str, role: str) -> list[str]:
-    del role  # its disaggregated servers are named in a file of their own
     replica, limits, layout = copies.replica, copies.limits, copies.replica.layout
     words = ["trtllm-serve", model]
     words += _degrees(
@@ -96,9 +99,33 @@ def _tensorrt(copies: Copies, model: str, role: str) -> list[str]:
     words += ["--max_batch_size", str(limits.batch_requests // layout.dp)]
     words += ["--max_num_tokens", str(limits.batch_tokens // layout.dp)]
     words += ["--kv_cache_free_gpu_memory_fraction", f"{replica.engine.memory_share:g}"]
-    if layout.dp > 1 or replica.formats.kv == "fp8":
-        words += ["--extra_llm_api_options", "options.yaml"]
+    if limits.mixing == "mixed":
+        # Without it a prompt has to fit into one step.
+        words.append("--enable_chunked_prefill")
+    if _tensorrt_options(copies, role):
+        words += ["--extra_llm_api_options", _options_file(role)]
     return words
+
+
+def _options_file(role: str) -> str:
+    return "options.yaml" if role == "both" else f"{role}.yaml"
+
+
+def _tensorrt_options(copies: Copies, role: str) -> list[str]:
+    """Return the lines of the file that says what TensorRT-LLM has no flags for."""
+    replica = copies.replica
+    lines = ["enable_attention_dp: true"] if replica.layout.dp > 1 else []
+    kept = ["dtype: fp8"] if replica.formats.kv == "fp8" else []
+    kept += [] if copies.limits.prefix_cache else ["enable_block_reuse: false"]
+    if kept:
+        # It takes the place of all that flags say of the cache.
+        kept.append(f"free_gpu_memory_fraction: {replica.engine.memory_share:g}")
+        lines.append(f"kv_cache_config: {{{', '.join(kept)}}}")
+    if role != "both":
+        lines.append("cache_transceiver_config: {backend: DEFAULT}")
+    if role == "prefill":
+        lines.append("disable_overlap_scheduler: true")
+    return lines
 
 
 def _degrees(*pairs: tuple[str, int]) -> list[str]:
@@ -112,10 +139,11 @@ def _notes(fleet: Fleet, target: Target) -> list[str]:
     if replica.formats.weights not in _ONLINE:
         found.append(f"the checkpoint itself has to be in {replica.formats.weights}")
     if target == "tensorrt-llm":
-        lines = ["enable_attention_dp: true"] if layout.dp > 1 else []
-        lines += ["kv_cache_config: {dtype: fp8}"] if replica.formats.kv == "fp8" else []
-        if lines:
-            found.append(f"options.yaml holds {' and '.join(lines)}")
+        both = [(copies, "both" if fleet.prefill is None else "decode")]
+        both += [] if fleet.prefill is None else [(fleet.prefill, "prefill")]
+        for each, role in both:
+            if lines := _tensorrt_options(each, role):
+                found.append(f"{_options_file(role)} holds the lines {'; '.join(lines)}")
         if layout.dp > 1 and layout.tp > 1:
             found.append("TensorRT-LLM's attention groups have one GPU each: tp has to be 1")
         if replica.formats.weights == "fp8":
