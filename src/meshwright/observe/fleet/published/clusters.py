@@ -40,12 +40,25 @@ def acme_jobs(found: Found) -> Figures:
         shares = {kind: 100 * share for kind, share in share_by(kinds, weight).items()}
         where = f"acme.fig4_shares_from_repo_pdf.{_FIG4.get(cluster, cluster)}_{name}_pct"
         made |= figures(where, shares, f"share of GPU jobs' {name} by kind", found.part.label)
+    path = f"acme.jobs.{cluster}"
+    run_s = jobs.run_s[on_gpus]
+    sizes = {
+        "gpu_time_ge256_pct": 100 * share_of_gpu_time(jobs, 256),
+        "gpu_time_1gpu_pct": 100 * share_of_gpu_time(jobs, 1, 2),
+        "pretrain_over_a_day_pct": 100 * _share_over(run_s[kinds == "Pretrain"], 86_400),
+    }
+    made |= figures(path, sizes, "over GPU jobs", found.part.label)
     if cluster == "Kalos":
         states = counts(text(block, "state").to_pylist())
         where = "acme.kalos_all_job_states_thirdparty"
         states["total"] = block.num_rows
         made |= figures(where, states, "jobs by state", found.part.label)
     return made
+
+
+def _share_over(run_s: Floats, limit_s: float) -> float:
+    known = run_s[~np.isnan(run_s)]
+    return float((known > limit_s).mean()) if len(known) else float("nan")
 
 
 def helios_jobs(found: Found) -> Figures:

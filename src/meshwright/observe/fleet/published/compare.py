@@ -183,9 +183,9 @@ def _said(one: Statement, made: Figures) -> Row:
     row = _row(
         f"said: {one.name}", one.published, figure._replace(how=one.how, doubt=Doubt(one.why))
     )
-    if one.at_least and not row.agrees and figure.value >= one.published:
-        bound = f"a bound: ours is {figure.value:.4g}"
-        return msgspec.structs.replace(row, agrees=True, why=bound)
+    above, below = figure.value >= one.published, figure.value <= one.published
+    if (one.bound == "at least" and above) or (one.bound == "at most" and below):
+        return msgspec.structs.replace(row, agrees=True, why=f"{one.bound} so much is said")
     return row
 
 

@@ -16,8 +16,8 @@ class Statement(NamedTuple):
     how: str
     scale: float = 1.0
     why: str = ""
-    at_least: bool = False
-    """Whether the text gives a bound: ours may be larger."""
+    bound: str = ""
+    """`at least` or `at most`, where the text gives a bound that ours has to keep."""
 
 
 _CURVES = "acme.util_quantiles_from_pickles"
@@ -34,11 +34,11 @@ STATEMENTS: Final = (
     ),
     Statement(
         "half of Kalos' GPUs use more memory than (%)", 75,
-        f"{_CURVES}.Kalos.gpu_mem_pct_of_80GB.p50", "median", at_least=True,
+        f"{_CURVES}.Kalos.gpu_mem_pct_of_80GB.p50", "median", bound="at least",
     ),
     Statement(
         "NICs of Seren idle (%)", 60, f"{_CURVES}.Seren.ib_send_raw.cdf_at_5",
-        "share of samples of at most 5", at_least=True,
+        "share of samples of at most 5", bound="at least",
     ),
     Statement(
         "GPUs of Seren over 400 W (%)", 22.1, f"{_CURVES}.Seren.gpu_power_w.share_over_400W_pct",
@@ -56,6 +56,22 @@ STATEMENTS: Final = (
     Statement(
         "GPUs of Kalos idle at some 60 W (%)", 30, f"{_CURVES}.Kalos.gpu_power_w.share_le_70W_pct",
         "share of samples of at most 70 W", why="the paper rounds both clusters to 30 %",
+    ),
+    Statement(
+        "GPU time of Kalos in jobs of 256 GPUs and more (%)", 96,
+        "acme.jobs.Kalos.gpu_time_ge256_pct", "share of GPU time", bound="at least",
+    ),
+    Statement(
+        "GPU time of Kalos in jobs of one GPU (%)", 2, "acme.jobs.Kalos.gpu_time_1gpu_pct",
+        "share of GPU time", bound="at most",
+    ),
+    Statement(
+        "pretraining jobs of Seren that last over a day (%)", 5,
+        "acme.jobs.Seren.pretrain_over_a_day_pct", "share of jobs", bound="at most",
+    ),
+    Statement(
+        "pretraining jobs of Kalos that last over a day (%)", 5,
+        "acme.jobs.Kalos.pretrain_over_a_day_pct", "share of jobs", bound="at most",
     ),
     Statement(
         "job 1: worker that becomes slow", 6,

@@ -3,6 +3,7 @@
 import os
 import pickle
 from collections import OrderedDict
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +21,8 @@ class Runs:
 
 @pytest.mark.parametrize("protocol", [2, 3, 4])
 def test_arrays_of_numbers_come_back(protocol: int) -> None:
-    given = [np.linspace(0, 1, 50), np.arange(6, dtype=">i4").reshape(2, 3), 7, None, "name"]
+    table = np.arange(6, dtype=">i4").reshape(2, 3)
+    given: list[Any] = [np.linspace(0, 1, 50), table, 7, None, "name"]
     if protocol == 2:
         # Bytes had no opcode then, and stand as a call.
         with pytest.raises(InputError, match="refused"):

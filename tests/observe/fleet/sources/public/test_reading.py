@@ -174,6 +174,10 @@ def _pai(folder: Path, headers: bool) -> None:
             "4b3f,worker,i1,w1,8cb3,Terminated,1100.0,1600.0,aa11\n"
             "4b3f,ps,i2,w2,8cb3,Terminated,1090.0,1600.0,bb22\n",
         ),
+        "pai_group_tag_table": (
+            "inst_id,user,gpu_type_spec,group,workload",
+            "8cb3,585f,,fbeb,bert\n8cb4,585f,T4,fbec,\n",
+        ),
         "pai_machine_spec": ("machine,gpu_type,cap_cpu,cap_mem,cap_gpu", "aa11,T4,96,512,2\n"),
     }  # fmt: skip
     for name, (header, body) in tables.items():
@@ -193,6 +197,7 @@ def test_pai_is_put_together_from_tasks_and_instances(tmp_path: Path, headers: b
     first, second = found["jobs"].sort_by("job").to_pylist()
     assert (first["gpus"], first["cpus"], first["state"]) == (1.0, 13.0, "completed")
     assert (first["submit_s"], first["start_s"], first["end_s"]) == (1000, 1090, 1600)
+    assert (first["work"], second["work"]) == ("bert", None)
     assert (second["start_s"], second["end_s"], second["gpu_kind"]) == (None, None, "V100")
     (held,) = found["held"].to_pylist()
     assert (held["node"], held["share"], held["gpu"]) == ("aa11", 1.0, None)

@@ -38,6 +38,7 @@ HEADERS: dict[int, tuple[str, ...]] = {
 }  # fmt: skip
 """Headers by the number of columns, for tables that came without one."""
 _SPEC = ("machine", "gpu_type", "cap_cpu", "cap_mem", "cap_gpu")
+_TAGS = ("inst_id", "user", "gpu_type_spec", "group", "workload")
 _STATUS = {"Terminated", "Failed", "Running", "Waiting"}
 _TASK = ["job_name", "task_name"]
 
@@ -48,6 +49,8 @@ def with_header(part: Part) -> Part:
     rows = (first, *part.rows)
     if len(first) == len(_SPEC) and all(cell.replace(".", "").isdigit() for cell in first[2:]):
         return part.with_names(_SPEC)
+    if len(first) == len(_TAGS) and first[0] and _HEX.issuperset(first[0] + first[1] + first[3]):
+        return part.with_names(_TAGS)
     names = HEADERS.get(len(first))
     if names is None or not _HEX.issuperset(first[0]) or not first[0]:
         return part
@@ -71,12 +74,15 @@ def _machines(block: pa.Table, told: Told) -> Tables:
     )
 
 
-def read_jobs(job_part: Part, task_part: Part, told: Told) -> Tables:
-    """Read jobs with what their tasks plan for."""
+def read_jobs(job_part: Part, task_part: Part, tags: Part | None, told: Told) -> Tables:
+    """Read jobs with what their tasks plan for, and what they work on where tags tell it."""
     listed, tasks = job_part.whole(), tasks_of(task_part)
     sums = [(name, "sum") for name in ("gpus", "cpus", "memory")]
     whole = tasks.group_by("job_name").aggregate([*sums, ("start_s", "min"), ("gpu_type", "min")])
     joined = listed.join(whole, "job_name").combine_chunks()
+    if tags is not None:
+        told_of = tags.whole(("inst_id", "workload")).group_by("inst_id")
+        joined = joined.join(told_of.aggregate([("workload", "max")]), "inst_id").combine_chunks()
     return jobs(
         joined,
         told,
@@ -90,6 +96,7 @@ def read_jobs(job_part: Part, task_part: Part, told: Told) -> Tables:
         cpus=joined["cpus_sum"],
         memory_asked=joined["memory_sum"],
         gpu_kind=joined["gpu_type_min"],
+        work=text(joined, "workload_max"),
     )
 
 
@@ -161,8 +168,10 @@ INSTANCE = form(
     "PAI instances", "job_name, task_name, worker_name, machine, start_time", None, "PAI"
 )
 SENSOR = form("PAI sensors", "worker_name, machine, gpu_wrk_util, max_gpu_wrk_mem", None, "PAI")
+TAGS = form("PAI tags", "inst_id, user, gpu_type_spec, group, workload", None, "PAI")
 FORMS: tuple[Form, ...] = (
     JOB,
+    TAGS,
     TASK,
     INSTANCE,
     SENSOR,

@@ -124,10 +124,10 @@ class PublicTrace:
                 for table, rows in tables.items():
                     if last is not None:
                         yield last
-                    last = Batch(table, self._within(table, rows), None, self._notes(one))
+                    last = Batch(table, self._within(table, rows))
             if last is not None:
                 left = f"{one.part.label}: {len(skipped):,} rows of a wrong width left out"
-                notes = (*last.notes, left) if skipped else last.notes
+                notes = (f"read as {one.form.name}", *([left] if skipped else []))
                 yield last._replace(cursor=one.part.label, notes=notes)
 
     def _tables(self, one: Found, skipped: list[int]) -> Iterator[Tables]:
@@ -136,8 +136,7 @@ class PublicTrace:
         if one.form.name == PHILLY_JOBS.name:
             yield philly.read_jobs(part, told)
         elif one.form.name == pai.JOB.name:
-            task = self._other(pai.TASK)
-            yield pai.read_jobs(part, task, told)
+            yield pai.read_jobs(part, self._other(pai.TASK), self._beside(pai.TAGS), told)
         elif one.form.name == pai.INSTANCE.name:
             yield from pai.read_held(part, pai.tasks_of(self._other(pai.TASK)), told)
         elif one.form.read is not None and one.form.whole:
@@ -150,12 +149,17 @@ class PublicTrace:
                 yield one.form.read(block, told._replace(first_row=rows))
                 rows += block.num_rows
 
+    def _beside(self, wanted: Form) -> Part | None:
+        """Return another table of the same trace, where there is one."""
+        folder = self._where if self._where.is_dir() else self._where.parent
+        found = (one.part for one in found_in(folder) if one.form.name == wanted.name)
+        return next(found, None)
+
     def _other(self, wanted: Form) -> Part:
         """Return the table that this one is joined with."""
-        folder = self._where if self._where.is_dir() else self._where.parent
-        for one in found_in(folder):
-            if one.form.name == wanted.name:
-                return one.part
+        found = self._beside(wanted)
+        if found is not None:
+            return found
         what = f"needs the table of {wanted.name} beside it, which is not there"
         raise InputError([Problem(str(self._where), what, "put it into the same folder")])
 
@@ -169,9 +173,6 @@ class PublicTrace:
         # Each of several workloads in a folder numbers its jobs from nought.
         apart = many and one.form.name in _WORKLOADS
         return f"{folder}/{one.part.stem}" if apart else folder
-
-    def _notes(self, one: Found) -> tuple[str, ...]:
-        return (f"{one.part.label}: read as {one.form.name}",)
 
     def _within(self, table: str, rows: pa.Table) -> pa.Table:
         """Leave out what is not of the time that is asked for."""
