@@ -63,6 +63,12 @@ class PrometheusSource:
         self, server: Prometheus, asked: Asked, now: Callable[[], float] = time.time
     ) -> None:
         self._server, self._asked, self._now = server, asked, now
+        self._settle_s = _number(asked.options, "settle_s", _SETTLE_S)
+        self._naming = Naming(
+            asked.options.get("node_label", ""),
+            asked.options.get("domain", ""),
+            _renames(asked.options),
+        )
 
     @property
     def name(self) -> str:
@@ -72,29 +78,31 @@ class PrometheusSource:
 
     def batches(self, cursor: str | None = None) -> Iterator[Batch]:
         """Give rows slice by slice."""
-        left = _read_cursor(cursor)
-        asked, step_s = self._asked, self._asked.step_s
-        settle_s = _number(asked.options, "settle_s", _SETTLE_S)
-        until_s = self._now() - settle_s if asked.until_s is None else asked.until_s
-        since_s = (
-            asked.since_s if left is None else max(asked.since_s or 0.0, left.until_s - _AGAIN_S)
-        )
+        try:
+            yield from self._batches(_read_cursor(cursor))
+        finally:
+            self._server.close()
+
+    def _batches(self, left: _Cursor | None) -> Iterator[Batch]:
+        asked = self._asked
+        until_s = self._now() - self._settle_s if asked.until_s is None else asked.until_s
+        since_s = asked.since_s
+        if left is not None:
+            since_s = max(since_s or 0.0, left.until_s - _AGAIN_S)
         if since_s is None:
             since_s = self._oldest(until_s)
         fleet, count = self._look(since_s, until_s)
-        yield from self._notes("samples")
-        left = left or _Cursor(since_s, {}, None, {})
-        holding = Holding(left.holding)
         if not (has_gpus(fleet.names) or has_hosts(fleet.names)):
             note = f"{self._server.url} has no metrics of GPUs or nodes in this time"
-            yield Batch("samples", _empty(), None, (note,))
-        most = max(1, min(5_000, _CELLS // max(count, 1)))
-        for grid in grids(since_s, until_s, step_s, most):
+            yield Batch("samples", SAMPLES.empty_table(), None, (note, *self._server.notes()))
+        left = left or _Cursor(since_s, {}, None, {})
+        holding = Holding(left.holding)
+        for grid in grids(since_s, until_s, asked.step_s, max(1, min(5_000, _CELLS // count))):
             yield from self._slice(fleet, grid, holding)
             left = left._replace(until_s=grid.end_s, holding=holding.kept())
+            # All rows of the slice came before this: from here another ingest goes on.
             yield Batch("held", HELD.empty_table(), json.dumps(left._asdict()))
         yield from self._jobs(fleet, since_s, until_s, left)
-        self._server.close()
 
     def _slice(self, fleet: Fleet, grid: Grid, holding: Holding) -> Iterator[Batch]:
         cut = Slice(self._server, fleet, grid)
@@ -121,19 +129,13 @@ class PrometheusSource:
         left = left._replace(pods_until_s=until_s, nodes=nodes)
         yield Batch("jobs", JOBS.empty_table(), json.dumps(left._asdict()))
 
-    def _notes(self, table: str) -> Iterator[Batch]:
-        if found := self._server.notes():
-            yield Batch(table, _empty(), None, found)
-
     def _look(self, since_s: float, until_s: float) -> tuple[Fleet, int]:
         """Find which metrics there are, how often they are scraped, and of how many GPUs."""
-        options = self._asked.options
         names = frozenset(self._server.names(_WANTED, since_s, until_s))
-        naming = Naming(options.get("node_label", ""), options.get("domain", ""), _renames(options))
         cluster = self._asked.cluster or urlsplit(self._server.url).hostname or "prometheus"
-        fleet = Fleet(cluster, names, options.get("selector", ""), naming)
+        fleet = Fleet(cluster, names, self._asked.options.get("selector", ""), self._naming)
         known = instance_names(self._server, fleet, since_s, until_s)
-        fleet = fleet._replace(naming=naming._replace(instances=known))
+        fleet = fleet._replace(naming=self._naming._replace(instances=known))
         return self._paced(fleet, until_s)
 
     def _paced(self, fleet: Fleet, until_s: float) -> tuple[Fleet, int]:
@@ -182,10 +184,6 @@ def _memory(samples: pa.Table) -> dict[tuple[str, int], float]:
     found = samples.group_by(["node", "gpu"]).aggregate([("memory_total", "max")]).to_pydict()
     rows = zip(found["node"], found["gpu"], found["memory_total_max"], strict=True)
     return {(node, gpu): most for node, gpu, most in rows if most is not None}
-
-
-def _empty() -> pa.Table:
-    return SAMPLES.empty_table()
 
 
 def _read_cursor(text: str | None) -> _Cursor | None:

@@ -1,0 +1,70 @@
+import json
+
+import numpy as np
+
+from meshwright.observe.fleet.sources.prometheus.asking import Fleet, Slice
+from meshwright.observe.fleet.sources.prometheus.client import Prometheus
+from meshwright.observe.fleet.sources.prometheus.grid import Grid, grids, stretches
+from meshwright.observe.fleet.sources.prometheus.holding import Device, Hold, Holding, Seen
+
+
+def _cut(end_s: float) -> Slice:
+    grid = Grid(end_s - 270, 30.0, 10)
+    return Slice(Prometheus("http://nowhere"), Fleet("c", frozenset()), grid)
+
+
+def _device(gpu: int, uuid: str, since_s: float, last_s: float) -> Device:
+    return Device("n1", gpu, uuid, None, since_s, last_s)
+
+
+def test_times_are_multiples_of_the_step_and_slices_neither_overlap_nor_leave_gaps() -> None:
+    found = list(grids(95.0, 400.0, 30.0, 4))
+    times = np.concatenate([each.times() for each in found])
+    assert times.tolist() == [float(at) for at in range(120, 391, 30)]
+
+
+def test_a_gap_ends_a_stretch() -> None:
+    times = np.array([0.0, 30, 60, 600, 630])
+    assert stretches(times, 300) == [(0, 60), (600, 630)]
+
+
+def test_a_stretch_goes_on_through_a_cursor() -> None:
+    first = Holding()
+    first.add(Seen((_device(0, "a", 0, 300),), (Hold("71", "n1", 0, 0, 300, 1.0),)), _cut(300), {})
+    second = Holding(json.loads(json.dumps(first.kept())))
+    gpus, held = second.add(
+        Seen((_device(0, "a", 300, 600),), (Hold("71", "n1", 0, 300, 600, 1.0),)), _cut(600), {}
+    )
+    assert gpus.to_pylist()[0]["since_s"] == 0
+    assert [(row["start_s"], row["end_s"]) for row in held.to_pylist()] == [(0, 600)]
+
+
+def test_a_silent_node_keeps_its_devices_and_a_lost_device_ends() -> None:
+    holding = Holding()
+    both = (_device(0, "a", 0, 300), _device(1, "b", 0, 300))
+    holding.add(Seen(both, ()), _cut(300), {})
+    silent, _ = holding.add(Seen((), ()), _cut(1200), {})
+    assert silent.num_rows == 0
+    lost, _ = holding.add(Seen((_device(0, "a", 1200, 1500),), ()), _cut(1500), {})
+    rows = {row["uuid"]: row["until_s"] for row in lost.to_pylist()}
+    assert rows == {"a": None, "b": 300}
+
+
+def test_an_index_that_another_device_takes_over_ends_the_first() -> None:
+    holding = Holding()
+    holding.add(Seen((_device(0, "a", 0, 300),), ()), _cut(300), {})
+    gpus, _ = holding.add(Seen((_device(0, "b", 330, 600),), ()), _cut(600), {("n1", 0): 8e10})
+    rows = {row["uuid"]: (row["since_s"], row["until_s"]) for row in gpus.to_pylist()}
+    assert rows == {"a": (0, 300), "b": (330, None)}
+    assert gpus["memory"].to_pylist() == [8e10, 8e10]
+
+
+def test_jobs_that_share_a_gpu_hold_a_part_each() -> None:
+    holds = (Hold("1", "n1", 0, 0, 300, 1.0), Hold("2", "n1", 0, 0, 300, 1.0))
+    instance = Hold("3", "n1", 1, 0, 300, 3 / 7)
+    _, held = Holding().add(Seen((), (*holds, instance)), _cut(300), {})
+    assert {row["job"]: row["share"] for row in held.to_pylist()} == {
+        "1": 0.5,
+        "2": 0.5,
+        "3": 3 / 7,
+    }
