@@ -55,14 +55,8 @@ def planted() -> dict[str, list[tuple[float, float]]]:
         tell("DCGM_FI_DEV_FB_RESERVED", _always(500.0))
         tell("DCGM_FI_PROF_SM_ACTIVE", lambda minute: BLANK if minute <= 10 else 0.4)
         tell("DCGM_FI_DEV_POWER_USAGE", lambda minute: 2147483632.0 if minute <= 5 else 300.0)
-        tell(
-            "DCGM_FI_DEV_XID_ERRORS",
-            lambda minute, first=first: 31.0 if first and minute > 40 else 0.0,
-        )
-        tell(
-            "DCGM_FI_DEV_ECC_SBE_VOL_TOTAL",
-            lambda minute, first=first: _ecc(minute) if first else 3.0,
-        )
+        tell("DCGM_FI_DEV_XID_ERRORS", _xid if first else _always(0.0))
+        tell("DCGM_FI_DEV_ECC_SBE_VOL_TOTAL", _ecc if first else _always(3.0))
     # n2: new names, shares in place of percents, an Xid that comes twice and never changes.
     base = 'gpu="0",uuid="GPU-c",hostname="n2",modelName="NVIDIA H100",instance="n2:9400"'
     pod = 'exported_pod="train-0",exported_namespace="ml",pod="dcgm-exporter-x",namespace="gpu"'
@@ -84,11 +78,7 @@ def planted() -> dict[str, list[tuple[float, float]]]:
     for cpu in range(4):
         idle, wait = (0.0 if cpu < 2 else 1.0), (1.0 if cpu == 1 else 0.0)
         for mode, share in (("idle", idle), ("iowait", wait), ("user", 1 - idle - wait)):
-            plant(
-                "node_cpu_seconds_total",
-                f'{host},cpu="{cpu}",mode="{mode}"',
-                lambda minute, share=share: share * 60 * (minute % 60),
-            )
+            plant("node_cpu_seconds_total", f'{host},cpu="{cpu}",mode="{mode}"', _hourly(share))
     plant("node_memory_MemTotal_bytes", host, _always(1e12))
     plant("node_memory_MemAvailable_bytes", host, _always(6e11))
     plant(
@@ -116,6 +106,15 @@ def planted() -> dict[str, list[tuple[float, float]]]:
 
 def _always(value: float) -> Value:
     return lambda _minute: value
+
+
+def _hourly(share: float) -> Value:
+    """A share of the seconds since the last full hour."""
+    return lambda minute: share * 60 * (minute % 60)
+
+
+def _xid(minute: float) -> float:
+    return 31.0 if minute > 40 else 0.0
 
 
 def _ecc(minute: float) -> float:

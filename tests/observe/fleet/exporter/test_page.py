@@ -15,7 +15,7 @@ from meshwright.observe.fleet.sources.prometheus.names import FIELDS
 pytest.importorskip("prometheus_client", reason="needs the extra fleet")
 
 
-def _sets(*values: float, code: int = 0, **fields: int) -> Any:
+def _sets(*values: int, code: int = 0, **fields: int) -> Any:
     """Answer a question by what its last argument points at."""
 
     def answer(*given: Any) -> int:

@@ -6,7 +6,7 @@ begins where the one before it ended.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -130,7 +130,7 @@ def _rows(
         }
 
 
-def workload(pod: str, owners: list[Mapping[str, Any]], labels: Mapping[str, Any]) -> str:
+def workload(pod: str, owners: Sequence[Mapping[str, Any]], labels: Mapping[str, Any]) -> str:
     """Return the name of what a pod belongs to, the same for all pods and all runs of it."""
     owner = next((each for each in owners if each.get("controller")), owners[0] if owners else {})
     name, kind = str(owner.get("name") or ""), owner.get("kind")

@@ -38,7 +38,7 @@ class Event(NamedTuple):
     time_s: float
     kind: str
     code: int | None
-    count: float
+    rise: float
     text: str
 
 
@@ -161,17 +161,17 @@ def _once(found: Iterable[Event], near_s: float) -> list[Event]:
     """Leave one of an Xid that its gauge and its count both tell, and one row for each key."""
     kept: list[Event] = []
     newest: dict[tuple[str, int | None, str, int | None], int] = {}
-    for event in sorted(found, key=lambda one: (one.time_s, -one.count)):
+    for event in sorted(found, key=lambda one: (one.time_s, -one.rise)):
         key = (event.node, event.gpu, event.kind, event.code)
         at = newest.get(key)
         if at is not None:
             last = kept[at]
             if event.kind == "xid" and event.time_s - last.time_s <= near_s:
-                kept[at] = last._replace(count=max(last.count, event.count))
+                kept[at] = last._replace(rise=max(last.rise, event.rise))
                 continue
             if event.time_s == last.time_s:  # two counters, or two ports of a node
                 text = last.text if event.text in last.text else f"{last.text}; {event.text}"
-                kept[at] = last._replace(count=last.count + event.count, text=text)
+                kept[at] = last._replace(rise=last.rise + event.rise, text=text)
                 continue
         newest[key] = len(kept)
         kept.append(event)
@@ -188,7 +188,7 @@ def _table(found: Sequence[Event], cluster: str) -> pa.Table:
             "time_s": pa.array([one.time_s for one in found], pa.float64()),
             "kind": pa.array([one.kind for one in found], pa.string()),
             "code": pa.array([one.code for one in found], pa.int32()),
-            "count": pa.array([one.count for one in found], pa.float64()),
+            "count": pa.array([one.rise for one in found], pa.float64()),
             "text": pa.array([one.text for one in found], pa.string()),
         },
     )

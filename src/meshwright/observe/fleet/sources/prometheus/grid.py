@@ -31,7 +31,7 @@ class Grid(NamedTuple):
 
     def times(self) -> Floats:
         """All moments."""
-        return self.start_s + self.step_s * np.arange(self.points)
+        return self.start_s + self.step_s * np.arange(self.points, dtype=np.float64)
 
     def places(self, series: Series) -> tuple[npt.NDArray[np.int64], Floats]:
         """Return where on the grid the samples of a series lie, and their values."""
