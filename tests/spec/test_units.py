@@ -14,6 +14,7 @@ from meshwright.spec.units import (
     format_flops,
     format_rate,
     format_seconds,
+    format_some,
     parse_bytes,
     parse_count,
     parse_number,
@@ -147,3 +148,17 @@ def test_any_text_is_read_or_refused(text: str) -> None:
             incomplete = []
             assert math.isfinite(value)
         assert incomplete == []
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(1, "1 GPU"), (0, "0 GPUs"), (2, "2 GPUs"), (1200, "1,200 GPUs"), (1.0, "1 GPU"),
+     (0.999999, "1 GPU"), (1.5, "1.5 GPUs")],
+)  # fmt: skip
+def test_what_is_counted_has_the_number_of_its_count(value: float, text: str) -> None:
+    assert format_some(value, "GPU") == text
+
+
+def test_a_plural_may_be_any() -> None:
+    assert format_some(1.0, "request/s", "requests/s") == "1 request/s"
+    assert format_some(4.0, "request/s", "requests/s") == "4 requests/s"

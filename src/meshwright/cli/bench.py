@@ -22,7 +22,7 @@ from meshwright.observe.bench.mlperf_log import MlperfLog
 from meshwright.observe.bench.suite import BUDGET_S, Bench, Progress, measure, read
 from meshwright.spec.bounds import require, whole
 from meshwright.spec.names import unknown_name
-from meshwright.spec.units import parse_count, parse_number
+from meshwright.spec.units import format_some, parse_count, parse_number
 
 if TYPE_CHECKING:
     import torch
@@ -221,7 +221,7 @@ def _device(name: str | None) -> "torch.device":
     if device.type == "cuda":
         index, count = device.index or 0, torch.cuda.device_count()
         if index >= count:
-            what = f"{name} is not here: torch sees {count} GPUs"
+            what = f"{name} is not here: torch sees {format_some(count, 'GPU')}"
             raise MissingPart(what, "use --device cpu, or install a torch with CUDA")
         torch.cuda.set_device(index)
         return torch.device("cuda", index)

@@ -18,7 +18,7 @@ from meshwright.observe.bench.serving.echo import Echo
 from meshwright.observe.bench.serving.figures import Figures, figures_of
 from meshwright.observe.bench.serving.result import Result, Run
 from meshwright.predict.serving.latency import LATENCIES, Objective
-from meshwright.spec.units import format_count, format_seconds
+from meshwright.spec.units import format_count, format_seconds, format_some
 
 INTERRUPTED = 130
 _SHOWN = 5
@@ -104,7 +104,8 @@ def _one(run: Run, one: Figures) -> list[View]:
 def _throughput(run: Run, one: Figures) -> dict[str, object]:
     good = None
     if one.good_per_s is not None:
-        good = f"{one.good_per_s:.3g} requests/s, {one.good_share or 0:.1%} of all"
+        good = format_some(one.good_per_s, "request/s", "requests/s")
+        good += f", {one.good_share or 0:.1%} of all"
     return {
         "load": run.name,
         "requests": f"{one.sent:,} in {format_seconds(one.seconds)}",
@@ -178,12 +179,13 @@ def _remarks(result: Result, found: Sequence[Figures], *, guessed: bool) -> list
             said.append(f"{run.name}: nothing more was sent, as no request succeeded")
         if one.off_output and result.asking.exact:
             said.append(
-                f"{run.name}: {one.off_output:,} answers have another length than they were asked "
-                "to have: this server does not know ignore_eos or min_tokens"
+                f"{run.name}: {format_some(one.off_output, 'answer has', 'answers have')} another "
+                "length than was asked for: this server does not know ignore_eos or min_tokens"
             )
         if one.off_prompt:
             said.append(
-                f"{run.name}: the server counts {one.off_prompt:,} prompts with another length"
+                f"{run.name}: the server counts {format_some(one.off_prompt, 'prompt')} with "
+                "another length"
             )
         first = next((r for r in run.requests if r.counted and r.fault and r.detail), None)
         if first is not None:

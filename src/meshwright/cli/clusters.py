@@ -10,7 +10,13 @@ from meshwright.spec import catalog
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.files import dump
 from meshwright.spec.read import plain
-from meshwright.spec.units import format_bytes, format_rate, format_seconds, parse_count
+from meshwright.spec.units import (
+    format_bytes,
+    format_rate,
+    format_seconds,
+    format_some,
+    parse_count,
+)
 from meshwright.spec.work import read_cluster
 
 EXAMPLES = (
@@ -83,7 +89,7 @@ def _one(cluster: Cluster) -> Answer:
         "title": cluster.title,
         "also called": ", ".join(cluster.aliases),
         "devices": f"{cluster.gpus:,} × {cluster.gpu.title}, "
-        f"{cluster.nodes:,} nodes of {cluster.gpus_per_node}",
+        f"{format_some(cluster.nodes, 'node')} of {cluster.gpus_per_node}",
         "scale-up": f"{_scale_up(cluster)} per GPU and direction, "
         f"{format_seconds(cluster.scale_up.latency_s)}",
         "network cards": nics

@@ -32,6 +32,7 @@ COMMANDS: dict[str, Command] = {
     "simulate serve": Command("predict how requests to a served model fare", "Predict"),
     "whatif": Command("change one thing and see what the step makes of it", "Predict"),
     "validate": Command("score predictions against published measurements", "Predict"),
+    "queue": Command("what another scheduling policy would make of a cluster's jobs", "Predict"),
     "collective": Command("collective algorithms: prove, draw, simulate, run, export", "Predict"),
     "train": Command("train a model as one TOML file says, or go on training", "Run"),
     "verify": Command("hold layouts against one device: first operation off, or a dry run", "Run"),

@@ -12,7 +12,7 @@ from meshwright.cli.answer import Answer, Note, View, facts, table
 from meshwright.cli.parser import add_common, verbs
 from meshwright.cli.progress import progress
 from meshwright.spec.read import plain
-from meshwright.spec.units import format_bytes, parse_bytes, parse_count
+from meshwright.spec.units import format_bytes, format_some, parse_bytes, parse_count
 
 EXAMPLES = (
     "mw data tokenize books.jsonl more/ --tokenizer tokenizer.json --out tokens",
@@ -160,7 +160,7 @@ def _inspect(args: argparse.Namespace) -> Answer:
     vocabulary = corpus.vocabulary
     head = {
         "path": corpus.name,
-        "form": f"{corpus.kind}, {len(corpus.parts)} files of {corpus.dtype}",
+        "form": f"{corpus.kind}, {format_some(len(corpus.parts), 'file')} of {corpus.dtype}",
         "documents": f"{corpus.documents:,}",
         "tokens": f"{corpus.tokens:,}",
         "text": format_bytes(corpus.text_bytes) if corpus.text_bytes else None,

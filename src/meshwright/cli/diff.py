@@ -16,6 +16,7 @@ from meshwright.observe.analyze.kernel_names import short_name
 from meshwright.observe.analyze.profile import Profile, profile
 from meshwright.observe.analyze.selection import of_steps
 from meshwright.observe.analyze.steps import Extent
+from meshwright.spec.units import format_some
 from meshwright.timeline.timeline import Timeline
 
 EXAMPLES = (
@@ -143,7 +144,7 @@ def _head(found: Diff) -> dict[str, str]:
 
 def _about(one: Profile) -> str:
     ranks = f"{len(one.ranks)} ranks" if len(one.ranks) > 1 else f"rank {one.ranks[0]}"
-    steps = f"{max(one.num_steps)} steps" if any(one.num_steps) else "no steps marked"
+    steps = format_some(max(one.num_steps), "step") if any(one.num_steps) else "no steps marked"
     return f"{one.label} ({one.source.value}, {ranks}, {steps})"
 
 

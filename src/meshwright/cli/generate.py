@@ -13,6 +13,7 @@ from meshwright.cli.engine_flags import add_engine, model_path, needs_serving, s
 from meshwright.cli.parser import add_common
 from meshwright.cli.sampling_flags import add_sampling, sampling_of
 from meshwright.errors import InputError, Problem
+from meshwright.spec.units import format_some
 
 if TYPE_CHECKING:
     from meshwright.run.serve.llm import LLM, Completion
@@ -78,8 +79,8 @@ def _answer(llm: "LLM", found: "list[Completion]", seconds: float, *, texts: boo
             for choice in each.choices
         ]
         views += [Text(each.text) for each in found]
-        rate = f"{written:,} tokens in {seconds:.1f} s, {written / seconds:,.0f} a second"
-        views.append(Note(rate))
+        rate = f"{seconds:.1f} s, {written / seconds:,.0f} a second"
+        views.append(Note(f"{format_some(written, 'token')} in {rate}"))
         quiet = tuple(each.text for each in found)
     else:
         views.append(facts(figures))

@@ -10,6 +10,7 @@ from meshwright.cli.parser import add_common
 from meshwright.errors import InputError
 from meshwright.observe.analyze.hang import Culprit, Stall, Verdict, diagnose
 from meshwright.observe.analyze.hang.clues import ranks_text
+from meshwright.spec.units import format_some
 from meshwright.timeline.readers.flight_recorder import read_flight_recorder
 from meshwright.timeline.readers.flight_records import Dumps
 from meshwright.timeline.readers.trace_formats import mistaken
@@ -65,9 +66,8 @@ def _summary(verdict: Verdict) -> dict[str, str]:
     if all(each.certainty == "possible" for each in verdict.culprits):
         found["culprits"] += " together: the dumps do not tell them apart"
     if verdict.waiting:
-        found["consequences"] = (
-            f"{len(verdict.waiting)} ranks only wait: {ranks_text(verdict.waiting)}"
-        )
+        waiting = format_some(len(verdict.waiting), "rank only waits", "ranks only wait")
+        found["consequences"] = f"{waiting}: {ranks_text(verdict.waiting)}"
     return found
 
 

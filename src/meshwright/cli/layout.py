@@ -12,7 +12,7 @@ from meshwright.spec import bridge
 from meshwright.spec.files import dump_data, read_text
 from meshwright.spec.model import count_parameters
 from meshwright.spec.read import plain
-from meshwright.spec.units import format_bytes, format_count, format_flops, parse_count
+from meshwright.spec.units import format_bytes, format_count, format_flops, format_some, parse_count
 from meshwright.spec.workload import trained_flops
 
 EXAMPLES = (
@@ -92,7 +92,7 @@ def _check(resolved: Asked) -> Answer:
         view: View = table("field, violated, fix", problems, wide="violated, fix")
         return Answer("layout.check/1", data, (view,), tuple(p.where for p in problems), 1)
     work = resolved.work
-    line = f"ok: {work.model.name} on {work.layout.gpus} GPUs of {work.cluster.name}"
+    line = f"ok: {work.model.name} on {format_some(work.layout.gpus, 'GPU')} of {work.cluster.name}"
     return Answer("layout.check/1", data, (Text(line),), ("ok",))
 
 
@@ -144,8 +144,8 @@ def _summary(resolved: Asked, predicted: MemoryPrediction, per_token: float) -> 
     pairs = {
         "model": f"{work.model.name}, "
         f"{format_count(count_parameters(work.model).total)} parameters",
-        "layout": f"{layout.gpus} GPUs: tp {layout.tp}, cp {layout.cp}, pp {layout.pp}, "
-        f"dp {layout.dp}",
+        "layout": f"{format_some(layout.gpus, 'GPU')}: tp {layout.tp}, cp {layout.cp}, "
+        f"pp {layout.pp}, dp {layout.dp}",
         "step": f"{asked_for.global_batch:,} × {asked_for.sequence_length:,} tokens, "
         f"{format_flops(per_token * tokens)} ({format_flops(per_token)} per token, "
         "forward and backward)",

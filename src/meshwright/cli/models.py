@@ -24,7 +24,7 @@ from meshwright.spec.model import (
 )
 from meshwright.spec.model.huggingface import write_config
 from meshwright.spec.read import plain
-from meshwright.spec.units import format_count, format_flops, parse_count
+from meshwright.spec.units import format_count, format_flops, format_some, parse_count
 from meshwright.spec.work import read_model
 
 EXAMPLES = (
@@ -199,7 +199,7 @@ def _block(block: Block, layers: int) -> Facts:
         pairs[name] = f"{kind}: {', '.join(words)}"
     if isinstance(block.mlp, Mlp | Experts) and block.norms != "pre":
         pairs["norms"] = block.norms
-    return facts(pairs, f"block {block.name}, {layers} layers")
+    return facts(pairs, f"block {block.name}, {format_some(layers, 'layer')}")
 
 
 _MEANING = {

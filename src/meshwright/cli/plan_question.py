@@ -23,7 +23,7 @@ from meshwright.spec.cluster import Cluster, Gpu
 from meshwright.spec.layout import Layout
 from meshwright.spec.layout.kinds import ALLOWED
 from meshwright.spec.model import Model, count_parameters
-from meshwright.spec.units import format_count, parse_count
+from meshwright.spec.units import format_count, format_some, parse_count
 from meshwright.spec.workload import Training
 
 FORMATS = tuple(name for name in FIXED_BY_USER if name not in ("precision", "global_batch"))
@@ -186,12 +186,12 @@ def _sized(resolved: Asked, gpus: int | None, any_size: bool) -> Cluster:
     if gpus is None:
         raise InputError([Problem("--gpus", "is missing", f"say how many: --gpus {8 * node}")])
     if own and gpus > cluster.gpus:
-        what = f"{cluster.name} has {cluster.gpus} GPUs, not {gpus}"
+        what = f"{cluster.name} has {format_some(cluster.gpus, 'GPU')}, not {gpus}"
         raise InputError([Problem("--gpus", what, f"use {cluster.gpus} or fewer")])
     if 0 < gpus < node:
         return _part_of_node(cluster, gpus)
     if gpus % node:
-        what = f"{gpus} GPUs do not fill nodes of {node}"
+        what = f"{format_some(gpus, 'GPU does', 'GPUs do')} not fill nodes of {node}"
         raise InputError([Problem("--gpus", what, f"use {max(1, round(gpus / node)) * node}")])
     try:
         return cluster.with_gpus(gpus)

@@ -18,7 +18,12 @@ from meshwright.cli.serve_flags import (
     engine_of,
     model_of,
 )
-from meshwright.cli.serve_screen import engines_words, layout_words, objective_words
+from meshwright.cli.serve_screen import (
+    engines_words,
+    layout_words,
+    limits_words,
+    objective_words,
+)
 from meshwright.cli.simulate_serve import (
     add_objective,
     attain_of,
@@ -40,7 +45,7 @@ from meshwright.predict.serving.planning import (
 )
 from meshwright.predict.serving.shapes import Space
 from meshwright.spec.bounds import require, whole
-from meshwright.spec.units import format_count, format_seconds, parse_count
+from meshwright.spec.units import format_count, format_seconds, format_some, parse_count
 
 EXAMPLES = (
     "mw plan serve llama3.1-8b --cluster h200-superpod --rate 20 --prompt 500 --output 200 "
@@ -104,7 +109,8 @@ def run(args: argparse.Namespace) -> Answer:
     else:
         views.append(Note(f"--for {target} prints its command lines"))
     best = found.plans[0].fleet
-    return Answer("plan.serve/1", data, tuple(views), (f"{best.gpus} GPUs: {engines_words(best)}",))
+    quiet = f"{format_some(best.gpus, 'GPU')}: {engines_words(best)}"
+    return Answer("plan.serve/1", data, tuple(views), (quiet,))
 
 
 def _question(args: argparse.Namespace) -> ServingQuestion:
@@ -157,14 +163,15 @@ def _screen(question: ServingQuestion, found: ServingAnswer) -> tuple[View, ...]
     price = best.fleet.dollars_per_hour
     said = {
         "plan": f"{best.fleet.gpus} × {replica.cluster.gpu.name}: {engines_words(best.fleet)}",
-        "limits": f"{limits.batch_requests:,} requests, {limits.batch_tokens:,} tokens a step",
+        "limits": limits_words(limits),
         "objective": objective_words(question.objective, best.outcome, question.attain),
         "cost": "" if price is None else f"${price:,.2f} an hour, "
         f"${best.outcome.dollars_per_million_tokens:.3g} for a million tokens of answers",
         "why": why(found),
         "what binds": binding(question, found),
-        "searched": f"{found.simulations} simulations; {len(found.refused)} layouts cannot do, "
-        f"{found.beaten} are too dear by their bound",
+        "searched": f"{format_some(found.simulations, 'simulation')}; "
+        f"{format_some(len(found.refused), 'layout')} cannot do, "
+        f"{found.beaten} {'is' if found.beaten == 1 else 'are'} too dear by their bound",
     }  # fmt: skip
     rows = [
         (
@@ -199,7 +206,7 @@ def why(found: ServingAnswer) -> str:
     elif least == best.fleet.gpus:
         said = f"the best {kind} takes as many GPUs, and has less to spare"
     else:
-        said = f"the best {kind} takes {least} GPUs"
+        said = f"the best {kind} takes {format_some(least, 'GPU')}"
     rivals = [plan for plan in found.plans[1:] if plan not in other]
     if rivals:
         following = rivals[0]
@@ -225,7 +232,7 @@ def binding(question: ServingQuestion, found: ServingAnswer) -> str:
 def _nothing(question: ServingQuestion, found: ServingAnswer) -> tuple[View, ...]:
     """Say why there is no plan."""
     asked = ", ".join(f"{n} ≤ {format_seconds(v)}" for n, v in question.objective.items())
-    said = f"no fleet of {question.most_gpus} GPUs or fewer keeps to {asked}"
+    said = f"no fleet of {format_some(question.most_gpus, 'GPU')} or fewer keeps to {asked}"
     rows = list(found.refused.items())[-_MOST_SHOWN:]
     views: list[View] = [Text(said)]
     if rows:

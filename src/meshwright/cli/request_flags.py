@@ -11,7 +11,7 @@ import msgspec
 
 from meshwright.errors import InputError, Problem
 from meshwright.spec.bounds import real, require, whole
-from meshwright.spec.units import parse_count, parse_number, parse_seconds
+from meshwright.spec.units import format_some, parse_count, parse_number, parse_seconds
 from meshwright.spec.workload import (
     Arrivals,
     Concurrency,
@@ -299,4 +299,4 @@ def _in_flight(word: str) -> int:
 def _rate_name(rate: float | None) -> str:
     if rate is None or rate >= ALL_AT_ONCE:
         return "all at once"
-    return f"{rate:.3g} requests/s"
+    return format_some(rate, "request/s", "requests/s")

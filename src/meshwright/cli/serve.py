@@ -10,6 +10,7 @@ from meshwright.cli.engine_flags import adapters_of, add_engine, model_path, nee
 from meshwright.cli.parser import add_common
 from meshwright.cli.serve_engines import add_engines, start_engines
 from meshwright.errors import InputError, Problem
+from meshwright.spec.units import format_some
 
 if TYPE_CHECKING:
     from meshwright.run.serve.model.words import Words
@@ -89,7 +90,7 @@ def run(args: argparse.Namespace) -> Answer:
         "steps": gauges.steps,
     }
     read, written = gauges.prompt_tokens, gauges.output_tokens
-    text = f"served {read:,} tokens of prompts and {written:,} of answers"
+    text = f"served {format_some(read, 'token')} of prompts and {written:,} of answers"
     return Answer("serve/1", data, (Note(text),))
 
 

@@ -11,7 +11,7 @@ import msgspec
 from meshwright.cli.engine_flags import settings_of
 from meshwright.errors import InputError, MeshwrightError, Problem
 from meshwright.policy.routing import ROUTINGS
-from meshwright.spec.units import parse_count
+from meshwright.spec.units import format_some, parse_count
 
 if TYPE_CHECKING:
     from meshwright.run.serve.engine.settings import EngineSettings
@@ -81,7 +81,8 @@ def dealt(settings: "EngineSettings", count: int) -> "list[EngineSettings]":
         return [settings] * count
     begin, there = device.index or 0, torch.cuda.device_count()
     if (needed := begin + count * settings.tp) > there:
-        what = f"{count} engines of {settings.tp} GPUs from cuda:{begin} on need {needed}"
+        each = format_some(settings.tp, "GPU")
+        what = f"{count} engines of {each} from cuda:{begin} on need {needed}"
         raise InputError([Problem("engines", f"{what}, torch sees {there}", "start fewer")])
     return [
         msgspec.structs.replace(settings, device=f"cuda:{begin + number * settings.tp}")

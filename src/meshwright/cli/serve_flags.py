@@ -18,7 +18,7 @@ from meshwright.spec.layout import Layout
 from meshwright.spec.model import Model
 from meshwright.spec.names import unknown_name
 from meshwright.spec.serving import Mixing
-from meshwright.spec.units import parse_count
+from meshwright.spec.units import format_some, parse_count
 from meshwright.spec.work import read_cluster, read_model
 
 ENGINE_NAMES = {engine.name.lower().replace(" ", "-"): engine for engine in ENGINES}
@@ -161,7 +161,8 @@ def fleet_of(args: argparse.Namespace) -> Fleet:
         engine=engine_of(args),
     )
     if gpus > replica.cluster.gpus:
-        what = f"{gpus} GPUs are needed, {replica.cluster.name} has {replica.cluster.gpus}"
+        needed = format_some(gpus, "GPU is needed", "GPUs are needed")
+        what = f"{needed}, {replica.cluster.name} has {replica.cluster.gpus}"
         raise InputError([Problem("--replicas", what, "use fewer engines or smaller degrees")])
 
     def copies(one: Replica, count: int) -> Copies:

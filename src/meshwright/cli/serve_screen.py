@@ -1,5 +1,6 @@
 """What a simulated serving run looks like on one screen, and as a picture."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -13,7 +14,8 @@ from meshwright.predict.serving.fleet import Copies, Fleet, blocks_of
 from meshwright.predict.serving.latency import LATENCIES
 from meshwright.predict.serving.outcome import Outcome
 from meshwright.predict.serving.served import Served
-from meshwright.spec.units import format_count, format_seconds
+from meshwright.spec.serving import Limits
+from meshwright.spec.units import format_count, format_seconds, format_some
 
 TITLES = {
     "ttft": "first token (ttft)",
@@ -21,6 +23,7 @@ TITLES = {
     "tpot": "per token (tpot)",
     "e2e": "end to end (e2e)",
 }
+_RATED = re.compile(r" requests?/s$")
 _POINTS = 300
 
 
@@ -49,6 +52,12 @@ def engines_words(fleet: Fleet) -> str:
     return f"{fleet.prefill.count} × {layout_words(fleet.prefill)} for prompts, {own} decode"
 
 
+def limits_words(limits: Limits) -> str:
+    """Say how much one engine takes at a time."""
+    requests = format_some(limits.batch_requests, "request")
+    return f"{requests}, {format_some(limits.batch_tokens, 'token')} a step"
+
+
 def layout_words(copies: Copies) -> str:
     """Say how one engine lies on its GPUs."""
     layout = copies.replica.layout
@@ -70,7 +79,7 @@ def _head(fleet: Fleet, run: Run) -> View:
             "on": f"{fleet.gpus} × {replica.cluster.gpu.name}"
             + ("" if price is None else f", ${price:,.2f} an hour"),
             "engines": f"{engines_words(fleet)}; as {replica.engine.name}",
-            "limits": f"{limits.batch_requests:,} requests, {limits.batch_tokens:,} tokens a step, "
+            "limits": f"{limits_words(limits)}, "
             f"KV cache of {format_count(blocks * limits.block_tokens)} tokens",
         }
     )
@@ -94,15 +103,17 @@ def _one(run: Run, objective: Mapping[str, float] | None, attain: float) -> tupl
     pairs = {
         "throughput": f"{format_count(found.output_tokens_per_s)} output tokens/s, "
         f"{format_count(found.prompt_tokens_per_s)} prompt tokens/s, "
-        f"{found.requests_per_s:.3g} requests/s",
+        + format_some(found.requests_per_s, "request/s", "requests/s"),
     }
     if objective is not None and found.good_share is not None:
         pairs["objective"] = objective_words(objective, found, attain)
     pairs |= {
-        "engines": f"{found.busy_share:.0%} busy, {found.batch:.3g} requests decode in a step, "
+        "engines": f"{found.busy_share:.0%} busy, "
+        f"{format_some(found.batch, 'request decodes', 'requests decode')} in a step, "
         f"{found.waiting:.3g} wait",
         "KV cache": f"{found.kv_share:.1%} in use, {found.kv_most:.1%} at most; "
-        f"{found.preemptions:,} preemptions, {found.cached_share:.0%} of prompts from cache",
+        f"{format_some(found.preemptions, 'preemption')}, "
+        f"{found.cached_share:.0%} of prompts from cache",
         "price": _price(found),
         "energy": ""
         if found.joules_per_token is None
@@ -118,7 +129,8 @@ def objective_words(objective: Mapping[str, float], found: Outcome, attain: floa
     worst = max(missed, key=lambda name: missed[name], default="")
     share = found.good_share or 0.0
     said = f"{share:.1%} keep to {asked}"
-    said += f" ({found.good_per_s:.3g} requests/s)" if found.good_per_s is not None else ""
+    if found.good_per_s is not None:
+        said += f" ({format_some(found.good_per_s, 'request/s', 'requests/s')})"
     if share < attain:
         said += f"; {missed[worst]:.1%} miss {worst}" if missed.get(worst) else ""
     return said
@@ -142,7 +154,7 @@ def _many(runs: Sequence[Run], objective: Mapping[str, float] | None) -> View:
         price = found.dollars_per_million_tokens
         rows.append(
             (
-                name.replace(" requests/s", "/s"), *latency,
+                _RATED.sub("/s", name), *latency,
                 format_count(found.output_tokens_per_s), f"{found.busy_share:.0%}",
                 f"{found.kv_most:.0%}", good, "" if price is None else f"{price:.3g}",
             )

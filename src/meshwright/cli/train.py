@@ -22,7 +22,7 @@ from meshwright.run.train.run_folder import holds_run
 from meshwright.run.train.stopping import nothing_begun
 from meshwright.spec.fields import fields
 from meshwright.spec.model import count_parameters
-from meshwright.spec.units import format_bytes, format_count
+from meshwright.spec.units import format_bytes, format_count, format_some
 
 if TYPE_CHECKING:
     from meshwright.run.train.job_file import AskedJob
@@ -176,7 +176,7 @@ def summary(outcome: "Outcome") -> Facts:
         "MFU": _or_none(outcome.mfu, "{:.1%} of the device's peak in this precision"),
         "memory": None if outcome.memory_bytes is None else format_bytes(outcome.memory_bytes),
         "data wait": _or_none(outcome.data_wait_share, "{:.2%} of the time of steps"),
-        "left out": f"{outcome.skipped:,} steps" if outcome.skipped else None,
+        "left out": format_some(outcome.skipped, "step") if outcome.skipped else None,
         "device": outcome.device,
     }
     return facts(pairs)

@@ -59,6 +59,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="JSON of published statistics to hold ours against (default: ours alone)",
     )
+    found["fleet"].add_argument(
+        "--simulate",
+        action="store_true",
+        help="take workloads through the queue as well, which takes a minute",
+    )
     found["collectives"].add_argument(
         "--tuning",
         metavar="FILE",
@@ -78,7 +83,7 @@ def run(args: argparse.Namespace) -> Answer:
     """Answer with every row and the summary."""
     if args.verb == "fleet":
         published = Path(args.published) if args.published else None
-        return validate_fleet.answer(published, Path(args.traces))
+        return validate_fleet.answer(published, Path(args.traces), args.simulate)
     runs = Path(args.runs) if args.runs else _own(RUNS[args.verb])
     if runs is None:
         raise MissingPart(

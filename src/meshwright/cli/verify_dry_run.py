@@ -7,7 +7,7 @@ from meshwright.cli.answer import Answer, Note, View, facts, table
 from meshwright.errors import InputError
 from meshwright.spec.layout import Layout
 from meshwright.spec.model import Model
-from meshwright.spec.units import format_bytes, format_count, format_seconds
+from meshwright.spec.units import format_bytes, format_count, format_seconds, format_some
 
 if TYPE_CHECKING:
     from meshwright.run.parallel.rehearsal import Rehearsal
@@ -52,15 +52,15 @@ def _views(title: str, layout: Layout, step: str, found: "Rehearsal") -> list[Vi
     held = [one.parameters for one in found.played]
     least, most = min(held), max(held)
     summary = {
-        "layout": f"{layout.gpus:,} ranks: tp {layout.tp}, cp {layout.cp}, pp {layout.pp}, "
-        f"dp {layout.dp}, ep {layout.ep}, zero {layout.zero}",
+        "layout": f"{format_some(layout.gpus, 'rank')}: tp {layout.tp}, cp {layout.cp}, "
+        f"pp {layout.pp}, dp {layout.dp}, ep {layout.ep}, zero {layout.zero}",
         "step": step,
-        "played": f"{len(found.played):,} ranks in {format_seconds(found.wall_s)}",
+        "played": f"{format_some(len(found.played), 'rank')} in {format_seconds(found.wall_s)}",
         "each holds": f"{format_count(least)} to {format_count(most)} parameters",
         "schedule": found.schedule,
         "verdict": "every group does the same in the same order"
         if not found.problems
-        else f"{len(found.problems)} problems",
+        else format_some(len(found.problems), "problem"),
     }
     shown: list[View] = [facts(summary, title)]
     rows = [

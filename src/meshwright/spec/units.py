@@ -133,6 +133,15 @@ def format_count(value: float) -> str:
     return _scaled(value, ("", "k", "M", "B", "T", "P"), 1000, "")
 
 
+def format_some(value: float, one: str, more: str = "") -> str:
+    """Print a number with what it counts, in the singular where it is 1: `1 GPU`, `2.5 requests`.
+
+    `more` is the plural, where it is not the singular with an s.
+    """
+    text = f"{value:,}" if isinstance(value, int) else f"{value:.3g}"
+    return f"{text} {one if text == '1' else more or f'{one}s'}"
+
+
 def format_bytes(value: float) -> str:
     """Print a size in binary units, as allocators and `nvidia-smi` do: `74.5 GiB`."""
     return _scaled(value, ("B", "KiB", "MiB", "GiB", "TiB", "PiB"), 1024, " ")
