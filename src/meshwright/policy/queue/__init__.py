@@ -1,12 +1,8 @@
 """Which job runs when, and where: queues and placements without a clock.
 
-ask          what a job asks for, and how it stands
-pool, nodes  GPUs that are only counted; GPUs of nodes, with `placing`
-slices       shares of GPUs, with `scoring` and `fragmentation`
-ordered      queues in some order, strict or not; `backfill`
-repick       queues that choose anew each time; `attained`, `fairness`
-preempting, quotas, fair_share, elastic
-policies     all of them by name
+`ask` is what a job wants and how it stands; `pool`, `nodes` and `slices` are the GPUs to give away,
+counted, on nodes or in parts. `ordered`, `backfill`, `repick` and the rest are the queues; `policies`
+has all of them by name.
 """
 
 from meshwright.policy.queue.ask import Ask, Standing

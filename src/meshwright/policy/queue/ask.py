@@ -55,8 +55,8 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
 class Standing:
     """A job in the queue: what it asks, holds and has done so far.
 
-    Whoever drives the queue keeps `progress_s`, `attained_s` and `served_gpu_s` up to date; policies
-    read them and change only `place`, `held` and `ends_s`, through a pool.
+    Whoever drives the queue keeps `progress_s`, `attained_s` and `served_gpu_s` up to date;
+    policies read them and change only `place`, `held` and `ends_s`, through a pool.
     """
 
     __slots__ = (
@@ -77,7 +77,7 @@ class Standing:
         """GPUs it has now."""
         self.began_s = self.settled_s = self.ends_s = 0.0
         self.progress_s = self.kept_s = 0.0
-        """Seconds of its work that are done, at the size it asked for; and that a checkpoint has."""
+        """Seconds of work that are done, at the size it asked for; and that a checkpoint has."""
         self.attained_s = self.served_gpu_s = 0.0
         """Time it has run, and GPU-seconds it has had."""
         self.pause_s, self.rate = 0.0, 1.0

@@ -2,7 +2,7 @@
 
 Age, size, fair share and a priority of the job itself each lie between 0 and 1 and count with their
 weight. The fair share of a team is 2^(-usage/shares), both as parts of the whole, where usage fades
-with a half-life. Priorities are worked out anew every few minutes, as Slurm does, not at each event.
+with a half-life. Priorities are worked out anew every few minutes, as in Slurm, not at each event.
 """
 
 import math

@@ -1,9 +1,9 @@
 """Finish-time fairness and shares of unlike GPUs: who is worst off goes first.
 
-`FinishTime` follows Themis (Mahajan et al., NSDI 2020): a job's ratio is how long it takes here over
-how long it would take on its even share of the cluster alone; the largest ratios run. `Shares`
-follows Gavel (Narayanan et al., OSDI 2020) in what it aims at, the most even progress over kinds of
-GPU, but chooses round by round and not by a linear program.
+`FinishTime` follows Themis (Mahajan et al., NSDI 2020): a job's ratio is how long it takes here
+over how long it would take on its even share of the cluster alone; the largest ratios run. `Shares`
+follows Gavel (Narayanan et al., OSDI 2020) in what it aims at, the most even progress over kinds
+of GPU, but chooses round by round and not by a linear program.
 """
 
 from meshwright.policy.queue.ask import Standing

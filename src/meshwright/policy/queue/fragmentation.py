@@ -26,7 +26,7 @@ class Fragments:
         shapes = [shape for shape, _ in typical]
         self.share = np.array([share for _, share in typical])
         self.part = np.array([shape.part for shape in shapes])
-        self.count = np.array([shape.count for shape in shapes])
+        self.count = np.array([shape.gpus for shape in shapes])
         self.cpus = np.array([shape.cpus for shape in shapes])
         self.reaches = np.array(
             [[not one.kinds or kind in one.kinds for one in shapes] for kind in pool.kinds]
@@ -95,11 +95,11 @@ def descend(typical: Typical) -> type[Scorer]:
             pool = self.pool
             left, cpus, kind = pool.left[nodes], pool.cpus[nodes], pool.kind[nodes]
             before = self.fragments.amounts(left, cpus, kind)
-            if shape.count == 0 or shape.part == WHOLE:
+            if shape.gpus == 0 or shape.part == WHOLE:
                 after = left.copy()
-                if shape.count:
+                if shape.gpus:
                     free = after == WHOLE
-                    after[free & (free.cumsum(1) <= shape.count)] = 0
+                    after[free & (free.cumsum(1) <= shape.gpus)] = 0
                 grown = before - self.fragments.amounts(after, cpus - shape.cpus, kind)
                 return _as_score(grown), np.zeros(len(nodes), np.int64)
             width = left.shape[1]

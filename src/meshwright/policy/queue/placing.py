@@ -52,7 +52,8 @@ def _packed(pool: "Nodes", job: Standing, gpus: int, nodes: Sequence[int]) -> Pa
     """One node, the one with least to spare; or as few as there can be."""
     if gpus <= pool.largest_node and (fitting := _fitting(pool, job, gpus, nodes)):
         return ((min(fitting, key=lambda node: (pool.free_gpus[node], node)), gpus),)
-    parts, left = [], gpus
+    parts: list[tuple[int, int]] = []
+    left = gpus
     rest = _emptiest_first(pool, nodes)
     while rest:
         if left <= pool.largest_node and (fitting := _fitting(pool, job, left, rest)):
@@ -141,9 +142,9 @@ def consolidate(pool: "Nodes", seed: int) -> Placing:
         if rest:
             taken = {node for node, _ in parts}
             for node in every:
-                if pool.free_gpus[node] >= rest and node not in taken:
-                    if pool.room(job, node, rest) == rest:
-                        return (*parts, (node, rest))
+                fits = pool.free_gpus[node] >= rest and pool.room(job, node, rest) == rest
+                if fits and node not in taken:
+                    return (*parts, (node, rest))
             return None
         return tuple(parts)
 

@@ -39,7 +39,8 @@ class BestFit(Scorer):
         pool = self.pool
         cpus = (pool.cpus[nodes] - shape.cpus) / _MOST_CPUS
         gpus = (pool.left[nodes].sum(1) - shape.thousandths) / _MOST_GPUS
-        return ((1.0 - 0.5 * cpus - 0.5 * gpus) * 100).astype(np.int64)
+        found: Ints = ((1.0 - 0.5 * cpus - 0.5 * gpus) * 100).astype(np.int64)
+        return found
 
 
 class DotProduct(Scorer):
@@ -50,7 +51,8 @@ class DotProduct(Scorer):
         pool = self.pool
         cpus = pool.cpus[nodes] / _MOST_CPUS * (shape.cpus / _MOST_CPUS)
         gpus = pool.left[nodes].sum(1) / _MOST_GPUS * (shape.thousandths / _MOST_GPUS)
-        return ((1.0 - (cpus + gpus) / 2) * 100).astype(np.int64)
+        found: Ints = ((1.0 - (cpus + gpus) / 2) * 100).astype(np.int64)
+        return found
 
 
 class Packing(Scorer):
@@ -58,16 +60,17 @@ class Packing(Scorer):
 
     def scores(self, shape: Shape, nodes: Ints) -> Ints:
         """Score by which of the three a node offers."""
-        if not shape.count:
+        if not shape.gpus:
             return np.zeros(len(nodes), dtype=np.int64)
         left, gpus = self.pool.left[nodes], self.pool.gpus[nodes]
         free = (left == WHOLE).sum(1)
         # Of the GPUs that have room, those with least left are used.
-        room = np.sort(np.where(left >= shape.part, left, 2 * WHOLE), axis=1)[:, : shape.count]
+        room = np.sort(np.where(left >= shape.part, left, 2 * WHOLE), axis=1)[:, : shape.gpus]
         fresh = (room == WHOLE).sum(1)
         shared = np.maximum(100 - (room * 100 // WHOLE).sum(1) // 10, 50)
         used = np.where(fresh > 0, np.maximum(50 - fresh, 33), shared)
-        return np.where(free == gpus, np.maximum(33 - free, free), used).astype(np.int64)
+        found: Ints = np.where(free == gpus, np.maximum(33 - free, free), used)
+        return found
 
 
 class Clustering(Scorer):
@@ -75,9 +78,9 @@ class Clustering(Scorer):
 
     def scores(self, shape: Shape, nodes: Ints) -> Ints:
         """Score by who is there already, and by how full it is."""
-        if not shape.count:
+        if not shape.gpus:
             return np.zeros(len(nodes), dtype=np.int64)
-        kind = shape.count if shape.part == WHOLE else 0
+        kind = shape.gpus if shape.part == WHOLE else 0
         pool = self.pool
         full = 25 * (_MOST_GPUS - pool.left[nodes].sum(1)) // _MOST_GPUS
         company = np.empty(len(nodes), dtype=np.int64)
@@ -87,4 +90,5 @@ class Clustering(Scorer):
                 company[at] = 75 if len(guests) == 1 else 50
             else:
                 company[at] = 0 if guests else 25
-        return full + company
+        found: Ints = full + company
+        return found

@@ -26,8 +26,8 @@ class Shape(NamedTuple):
 
     part: int
     """Thousandths of each GPU."""
-    count: int
-    """GPUs; none for jobs without."""
+    gpus: int
+    """How many; none for jobs without."""
     cpus: float
     memory: float
     kinds: tuple[str, ...]
@@ -35,7 +35,7 @@ class Shape(NamedTuple):
     @property
     def thousandths(self) -> int:
         """All it takes of GPUs."""
-        return self.part * self.count
+        return self.part * self.gpus
 
 
 def shape_of(ask: Ask) -> Shape:
@@ -111,8 +111,8 @@ class Slices:
     def fitting(self, shape: Shape) -> Ints:
         """Return the nodes that have room for a job."""
         room = (self.cpus >= shape.cpus) & (self.memory >= shape.memory)
-        if shape.count:
-            room &= (self.left >= shape.part).sum(1) >= shape.count
+        if shape.gpus:
+            room &= (self.left >= shape.part).sum(1) >= shape.gpus
             room &= self._of_kind(shape.kinds)
         return np.flatnonzero(room)
 
@@ -134,12 +134,12 @@ class Slices:
         if not len(nodes):
             return False
         node = int(nodes[np.argmax(self.scorer.scores(shape, nodes))])
-        if shape.count == 0:
+        if shape.gpus == 0:
             parts: tuple[int, ...] = ()
         elif shape.part < WHOLE:
             parts = (self.scorer.gpu(shape, node),)
         else:
-            parts = tuple(int(at) for at in np.flatnonzero(self.left[node] == WHOLE)[: shape.count])
+            parts = tuple(int(at) for at in np.flatnonzero(self.left[node] == WHOLE)[: shape.gpus])
         job.place, job.held = (node, shape.part, parts), job.gpus
         self.again(job)
         return True
@@ -199,7 +199,7 @@ def by_count(shapes: Iterable[Shape], coverage: float = 0.95) -> list[tuple[Shap
     # Between shapes that are equally common the larger comes first.
     order = sorted(
         counts.items(),
-        key=lambda one: (one[1], one[0].cpus, one[0].part, one[0].count, "|".join(one[0].kinds)),
+        key=lambda one: (one[1], one[0].cpus, one[0].part, one[0].gpus, "|".join(one[0].kinds)),
         reverse=True,
     )
     for shape, count in order:

@@ -74,8 +74,6 @@ class Replayed:
         """Moments: time, GPUs, free ones, the largest block of them, jobs that wait."""
         self.asks: Sequence[Ask] = ()
 
-    room = classmethod(lambda cls, count: cls(count))
-
     def finished(
         self,
         order: Sequence[int],
@@ -94,7 +92,7 @@ class Replayed:
             setattr(self, name, np.asarray(getattr(self, name), dtype=np.float64)[back])
         for name in ("preempted", "moved", "failed"):
             setattr(self, name, np.asarray(getattr(self, name), dtype=np.int64)[back])
-        self.asks = [asks[at] for at in back]
+        self.asks = [asks[int(at)] for at in back]
         self.sums = sums
         self.looks = np.asarray(looks.rows, dtype=np.float64).reshape(-1, 5)
         return self

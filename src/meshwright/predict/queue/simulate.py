@@ -54,7 +54,7 @@ class _Run:
         self.order = sorted(range(len(asks)), key=lambda at: asks[at].submit_s)
         self.asks = [asks[at] for at in self.order]
         self.run_s = [float(run_s[at]) for at in self.order]
-        self.columns = Replayed.room(len(asks))
+        self.columns = Replayed(len(asks))
         self.events: list[tuple[float, int, int, int]] = []
         """Time, kind, job or node, and which start of the job it belongs to."""
         self.running: dict[int, Standing] = {}

@@ -1,0 +1,118 @@
+"""What a queue came to, as one screen."""
+
+import argparse
+from collections.abc import Mapping
+from typing import Any
+
+from meshwright.cli.answer import Note, View, facts, table
+from meshwright.cli.queue_jobs import Read
+from meshwright.policy.queue.policies import POLICIES
+from meshwright.predict.queue.outcome import Outcome, Spread
+
+_SAID = {
+    "exact": "what they took (an oracle)",
+    "limit": "their limits",
+    "predicted": "what earlier jobs took",
+}
+
+
+def about(args: argparse.Namespace, read: Read, gpus: float) -> dict[str, Any]:
+    """Return what was simulated, as data."""
+    placed = args.per_node or args.nodes or (args.gpus is None and read.nodes)
+    return {
+        "source": str(args.jobs),
+        "gpus": gpus,
+        "placement": args.placement if placed else None,
+        "estimate": read.estimate,
+        "left_out": read.left_out,
+    }
+
+
+def one_screen(
+    args: argparse.Namespace, read: Read, policy: str, found: Outcome, gpus: float
+) -> tuple[View, ...]:
+    """Show one run."""
+    fair = found.fairness
+    pairs = {
+        "policy": f"{policy}: {POLICIES[policy].summary}",
+        "jobs": f"{found.jobs:,}, {found.gpu_hours:,.0f} GPU-hours on {gpus:,.0f} GPUs",
+        "estimates": _SAID[read.estimate] if POLICIES[policy].estimates else None,
+        "makespan": _time(found.makespan_s),
+        "completion": _line(found.jct_s),
+        "first wait": _line(found.wait_s),
+        "slowdown": f"mean {found.slowdown.mean:,.1f}, median {found.slowdown.p50:,.1f}, "
+        f"95 % {found.slowdown.p95:,.1f}",
+        "GPUs held": f"{found.allocation:.1%} of the time; work {found.utilisation:.1%}",
+        "goodput": f"{found.goodput:.1%} of what is held",
+        "waiting": f"{found.waiting_jobs:,.1f} jobs on average",
+        "idle while waiting": f"{found.pending_idle:.1%} of the time, "
+        f"{found.pending_idle_gpu_hours:,.0f} GPU-hours",
+        "largest free block": f"{found.largest_block:,.1f} GPUs on average",
+        "fairness": f"Jain {fair.jain:.3f} over {fair.groups} teams or users; finish-time ratio "
+        f"{fair.finish_time.mean:,.2f}, worst {fair.finish_time.most:,.1f}, "
+        f"{fair.unfair:.0%} above 1",
+        "stopped": f"{found.preemptions:,} times, moved {found.moves:,}, failed {found.failures:,}"
+        if found.preemptions or found.moves or found.failures
+        else None,
+        "cost of that": f"{found.paused_gpu_hours:,.0f} GPU-hours paused, "
+        f"{found.lost_gpu_hours:,.0f} lost"
+        if found.paused_gpu_hours or found.lost_gpu_hours
+        else None,
+        "deadlines": f"{found.missed:,} of {found.deadlines:,} missed" if found.deadlines else None,
+    }
+    rows = [
+        (
+            size.gpus, f"{size.jobs:,}", _time(size.wait_s.mean), _time(size.wait_s.p50),
+            _time(size.wait_s.p95), _time(size.jct_s.mean), _time(size.jct_s.p95),
+        )
+        for size in found.by_size
+    ]  # fmt: skip
+    columns = "GPUs,jobs,wait,median,95 %,completion,95 % "
+    sizes = table(columns, rows, "by size", right=columns)
+    return facts(pairs), sizes, *_notes(args, read)
+
+
+def compared(
+    args: argparse.Namespace, read: Read, found: Mapping[str, Outcome], gpus: float
+) -> tuple[View, ...]:
+    """Show several runs side by side."""
+    best = min(one.jct_s.mean for one in found.values())
+    rows = [
+        (
+            name, _time(one.jct_s.mean), f"{one.jct_s.mean / best:.2f}×", _time(one.jct_s.p50),
+            _time(one.jct_s.p99), _time(one.wait_s.mean), _time(one.makespan_s),
+            f"{one.allocation:.1%}", f"{one.pending_idle:.0%}", f"{one.fairness.jain:.3f}",
+            f"{one.fairness.finish_time.most:,.1f}", f"{one.preemptions:,}",
+        )
+        for name, one in found.items()
+    ]  # fmt: skip
+    columns = (
+        "policy,completion,of best,median,99 %,wait,makespan,held,idle & waiting,Jain,worst ratio,"
+        "stops"
+    )
+    title = f"{len(read.asks):,} jobs on {gpus:,.0f} GPUs; estimates: {_SAID[read.estimate]}"
+    shown = table(columns, rows, title, right=columns.partition(",")[2])
+    return shown, *_notes(args, read)
+
+
+def _notes(args: argparse.Namespace, read: Read) -> tuple[Note, ...]:
+    del args
+    return tuple(
+        Note(f"left out: {count:,} rows that {why}") for why, count in read.left_out.items()
+    )
+
+
+def _line(spread: Spread) -> str:
+    return (
+        f"mean {_time(spread.mean)}, median {_time(spread.p50)}, 95 % {_time(spread.p95)}, "
+        f"99 % {_time(spread.p99)}"
+    )
+
+
+def _time(seconds: float) -> str:
+    """Show a time in the unit that suits it, in three digits."""
+    for limit, unit, size in ((120, "s", 1), (7200, "min", 60), (172800, "h", 3600)):
+        if seconds < limit:
+            return f"{seconds / size:,.3g} {unit}"
+    days = seconds / 86400
+    return f"{days:,.3g} d" if days < 1000 else f"{days:,.0f} d"
