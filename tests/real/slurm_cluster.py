@@ -1,4 +1,4 @@
-"""A real Slurm on loopback: munge, MariaDB, slurmdbd, slurmctld, four nodes of eight GPUs that are none.
+"""A real Slurm on loopback: munge, MariaDB, slurmdbd, slurmctld, four nodes of eight fake GPUs.
 
 Everything lives under one folder and on ports of its own, so that a Slurm of the machine is not
 disturbed. GPUs are character devices that nobody opens; jobs, accounting, prologs and the REST
@@ -135,8 +135,9 @@ class SlurmCluster:
 
     def call(self, *command: str, check: bool = True, extra: Mapping[str, str] = {}) -> str:
         """Run a command against this cluster and return what it printed."""
+        environment = {**self.environment, **extra}
         done = subprocess.run(
-            command, env={**self.environment, **extra}, capture_output=True, text=True, timeout=60
+            command, env=environment, capture_output=True, text=True, timeout=60, check=False
         )
         if check and done.returncode:
             raise RuntimeError(f"{' '.join(command)}: {done.stderr or done.stdout}")
@@ -193,13 +194,15 @@ class SlurmCluster:
         munge = r / "munge"
         self.call(
             "munged", "--force", f"--key-file={key}", f"--socket={munge}/munge.socket",
-            f"--pid-file={munge}/munged.pid", f"--log-file={munge}/log", f"--seed-file={munge}/seed",
+            f"--pid-file={munge}/munged.pid", f"--log-file={munge}/log",
+            f"--seed-file={munge}/seed",
         )  # fmt: skip
         self._start_database()
         self.call("slurmdbd")
         self.wait("slurmdbd", lambda: self._works("sacctmgr", "-i", "add", "cluster", "fleettest"))
         self.call("sacctmgr", "-i", "add", "account", "ml")
-        self.call("sacctmgr", "-i", "add", "user", "root", "account=ml")
+        self.call("sacctmgr", "-i", "add", "user", "root", "account=ml", "defaultaccount=ml")
+        self.call("sacctmgr", "-i", "modify", "user", "root", "set", "defaultaccount=ml")
         self.call("slurmctld", "-i")
         for node in NODES:
             self.call("slurmd", "-N", node)

@@ -135,3 +135,8 @@ def test_what_has_not_changed_is_not_read_again(traces: Path) -> None:
     (*_, last) = source.batches()
     assert last.cursor is not None
     assert list(source.batches(last.cursor)) == []
+
+
+def test_the_user_names_a_cluster_whatever_it_calls_itself(traces: Path) -> None:
+    found = tables(traces / "slurm_real" / "24.11.5", cluster="east")
+    assert {row["cluster"] for rows in found.values() for row in rows} == {"east"}

@@ -16,7 +16,8 @@ from meshwright.observe.fleet.sources.slurm import rest
 
 JOB = {
     "job_id": 7, "cluster": "c", "nodes": "n1", "state": {"current": ["COMPLETED"]},
-    "time": {"submission": 10, "start": 20, "end": 30}, "tres": {}, "restart_cnt": 1,
+    "time": {"submission": 1.5e9 + 10, "start": 1.5e9 + 20, "end": 1.5e9 + 30}, "tres": {},
+    "restart_cnt": 1,
 }  # fmt: skip
 NODE = {"name": "n1", "state": ["IDLE"], "gres": "gpu:h100:8", "boot_time": 5, "partitions": ["p"]}
 
@@ -93,7 +94,7 @@ def server(
 
 def test_the_newest_version_is_asked(server: tuple[str, type[Handler]]) -> None:
     where, handler = server
-    source = find(where, Asked(token=Secret("sesame"), since_s=5.0))
+    source = find(where, Asked(token=Secret("sesame"), since_s=1.5e9))
     batches = list(source.batches())
     rows = {batch.table: batch.rows.to_pylist() for batch in batches}
     assert [(job["job"], job["attempt"], job["state"]) for job in rows["jobs"]] == [
@@ -103,7 +104,7 @@ def test_the_newest_version_is_asked(server: tuple[str, type[Handler]]) -> None:
         ("n1", "c", 8)
     ]
     paths = [path for path, _ in handler.asked]
-    assert paths[1] == "/slurmdb/v0.0.41/jobs?start_time=5&show_duplicates=true"
+    assert paths[1] == "/slurmdb/v0.0.41/jobs?start_time=1500000000&show_duplicates=true"
     assert {token for _, token in handler.asked} == {"sesame"}
     told = (source.name, *(batch.cursor or "" for batch in batches), repr(source.__dict__))
     assert not any("sesame" in text for text in told)
@@ -112,8 +113,8 @@ def test_the_newest_version_is_asked(server: tuple[str, type[Handler]]) -> None:
 def test_going_on_asks_for_an_overlap(server: tuple[str, type[Handler]]) -> None:
     where, handler = server
     source = find(where, Asked(options={"overlap_s": "100"}))
-    list(source.batches(json.dumps({"until_s": 1000.0})))
-    assert handler.asked[1][0].startswith("/slurmdb/v0.0.41/jobs?start_time=900&")
+    list(source.batches(json.dumps({"until_s": 1.5e9})))
+    assert handler.asked[1][0].startswith("/slurmdb/v0.0.41/jobs?start_time=1499999900&")
 
 
 def test_an_answer_that_fails_is_asked_for_again_and_told(

@@ -57,7 +57,7 @@ class Commands:
         """Give what changed since the cursor, and whatever had not ended by then."""
         state = _state(cursor)
         now = time.time()
-        reading = Reading("UTC", self._renames, self._asked.cluster)
+        reading = Reading("UTC", self._renames, given=self._asked.cluster)
         self._settings(reading)
         since = (
             state["until_s"] - self._overlap_s if state["until_s"] else self._asked.since_s or 0.0

@@ -78,7 +78,7 @@ class Files:
         large = sum(path.stat().st_size for path, _ in self._files) > _TOGETHER_BYTES
         groups = [[entry] for entry in self._files] if large else [self._files]
         for place, group in enumerate(groups):
-            reading = Reading(self._zone, self._renames, self._asked.cluster)
+            reading = Reading(self._zone, self._renames, given=self._asked.cluster)
             seen_s = max(self._read(path, kind, reading) for path, kind in group)
             last = place + 1 == len(groups)
             for batch in batches(reading.rows(seen_s), self._asked, now, reading.notes):

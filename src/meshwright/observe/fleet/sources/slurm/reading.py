@@ -29,6 +29,8 @@ class Reading:
 
     zone: str = "UTC"
     renames: Mapping[str, str] = field(default_factory=dict)
+    given: str = ""
+    """What the user calls the cluster, whatever it calls itself."""
     cluster: str = ""
     """Name of those that do not tell theirs."""
     counts_gpus: bool | None = None
@@ -76,7 +78,7 @@ class Reading:
 
     def rows(self, seen_s: float) -> dict[str, pa.Table]:
         """Return the rows of the tables of jobs, of held GPUs and of nodes."""
-        name = self.cluster or self._told_cluster() or "slurm"
+        name = self.cluster or self._told_cluster() or self.given or "slurm"
         # The richest list of fields comes last, where it counts among equals.
         accounted = sorted(self.accounted, key=_told_columns)
         records = [*sorted(self.controlled, key=_told_columns), *accounted]
@@ -107,7 +109,24 @@ class Reading:
                 )
             stretched = nodes.stretches(latest.values(), events, seen_s)
             tables["nodes"] = nodes.node_rows(stretched, seen_s, self.renames)
-        return tables
+        return self._called(tables) if self.given else tables
+
+    def _called(self, tables: dict[str, pa.Table]) -> dict[str, pa.Table]:
+        """Give the one cluster that was read the name the user has for it."""
+        told = {
+            name for table in tables.values() for name in pc.unique(table["cluster"]).to_pylist()
+        }
+        if len(told) > 1:
+            self.notes.append(f"several clusters keep their own names: {', '.join(sorted(told))}")
+            return tables
+        return {
+            name: table.set_column(
+                0,
+                table.schema.field("cluster"),
+                pa.array([self.given] * table.num_rows, pa.string()),
+            )
+            for name, table in tables.items()
+        }
 
     def _held_by(self, job: Mapping[str, Any]) -> Iterator[Hold]:
         if job_state(objects.words(job.get("job_state"))) != "running":

@@ -22,6 +22,8 @@ from meshwright.observe.fleet.sources.source import Asked, Batch, Secret, bare
 OVERLAP_S: Final = 3600.0
 _WAITS_S: Final = (0.5, 1.0, 2.0)
 _TIMEOUT_S: Final = 60.0
+_FIRST_S: Final = 946684800.0
+"""2000-01-01, before which there was no Slurm; it takes very early times for mistakes."""
 _VERSION = re.compile(r"/(slurm|slurmdb)/v(\d+)\.(\d+)\.(\d+)/(jobs|nodes)/?$")
 
 
@@ -55,7 +57,7 @@ class Rest:
         before = json.loads(cursor)["until_s"] if cursor else None
         now = time.time()
         paths = self._paths()
-        reading = Reading("UTC", self._renames, self._asked.cluster)
+        reading = Reading("UTC", self._renames, given=self._asked.cluster)
         since = self._asked.since_s if before is None else before - self._overlap_s
         self._accounting(paths, since, reading)
         for what in ("jobs", "nodes"):
@@ -74,9 +76,11 @@ class Rest:
         if path is None:
             reading.notes.append(f"{self.name}: serves no accounting, so nothing of jobs long gone")
             return
-        query = {"start_time": f"{max(0.0, since_s or 0.0):.0f}"}
+        # Plugins before v0.0.40 read times as Slurm's commands do, which want a mark.
+        mark = "uts" if "/v0.0.3" in path else ""
+        query = {"start_time": f"{mark}{max(_FIRST_S, since_s or 0.0):.0f}"}
         if self._asked.until_s is not None:
-            query["end_time"] = f"{self._asked.until_s:.0f}"
+            query["end_time"] = f"{mark}{self._asked.until_s:.0f}"
         if self._knows_duplicates:
             query["show_duplicates"] = "true"
         reading.take_json(self._get(path, query))
@@ -116,6 +120,8 @@ class Rest:
             what = f"answered {answer.status} with what is no JSON"
             raise InputError([Problem(f"{self.name}{path}", what, "name the root of a slurmrestd")])
         errors = document.get("errors") or []
+        if errors and all("Nothing found" in str(error) for error in errors):
+            return document  # nothing in this window is an answer, though not to Slurm
         if answer.status != 200 and errors:
             said = errors[0].get("description") or errors[0].get("error") or "an error"
             raise InputError([Problem(f"{self.name}{path}", f"answered {answer.status}: {said}")])
