@@ -87,4 +87,12 @@ SGLANG = Engine(
     expert_s=4.48e-05, arrival_s=0.283, reserve_bytes=4.09e+09,
 )  # fmt: skip
 """With its overlapped scheduler."""
-ENGINES = (TENSORRT_LLM, TENSORRT_LLM_TORCH, VLLM, SGLANG)
+MESHWRIGHT = Engine(
+    name="Meshwright", memory_share=0.9, batch_requests=256, hidden=True,
+    step_s=0.0004, request_s=6.5e-06, prefill_s=5e-05, gap=1.0, attention_gap=1.5,
+    kv_share=0.86, attention_s=6e-06, small_kernels=5.0, reduce_s=6e-06, link_share=0.5,
+    expert_s=1.5e-05, arrival_s=0.001, reserve_bytes=2e+09,
+)  # fmt: skip
+"""Our own (`mw serve`). Of decoding steps of two models on one H200: the host's share of a turn,
+the share of the bandwidth at which keys are read, kernels of a layer; the rest is not measured."""
+ENGINES = (MESHWRIGHT, TENSORRT_LLM, TENSORRT_LLM_TORCH, VLLM, SGLANG)

@@ -1,0 +1,230 @@
+"""How near simulated serving comes to the engine itself, over workloads of many kinds.
+
+The engine answers each workload on a GPU with random weights; `predict/serving` answers the same
+requests with a cost model, its virtual clock and the same batcher. Workloads differ in model,
+precision, lengths, requests at a time, and in whether all are there at once or come over time.
+Engines of one kind are started once and answer all their workloads, in a process of their own.
+
+    python -m benchmarks.run serve_twin                       (about 3 minutes of a GPU)
+    python -m benchmarks.serve_twin FILE                      (simulate again what FILE measured)
+"""
+
+import json
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+from benchmarks.result import figure
+from meshwright.errors import MissingPart
+
+NAME = "serve_twin"
+QUESTION = "How near does simulated serving come to the engine on one GPU?"
+CLUSTER = "h200-superpod"
+
+
+class Work(NamedTuple):
+    """Requests of one kind to an engine of one kind; lengths are the least and the most."""
+
+    model: str
+    requests: int
+    prompt: tuple[int, int]
+    output: tuple[int, int]
+    at_a_time: int = 256
+    per_s: float | None = None
+    """Requests that come in a second, by chance; None has all there at once."""
+    fp8: bool = False
+
+    @property
+    def kind(self) -> tuple[str, bool]:
+        """What an engine is started for."""
+        return self.model, self.fp8
+
+    def __str__(self) -> str:
+        fp8 = " fp8" if self.fp8 else ""
+        come = "at once" if self.per_s is None else f"{self.per_s:g}/s"
+        lengths = "/".join(
+            f"{low}" if low == high else f"{low}-{high}" for low, high in (self.prompt, self.output)
+        )
+        return f"{self.model}{fp8}, {self.requests} × {lengths}, {come}, {self.at_a_time} at a time"
+
+    def drawn(self) -> Iterator[tuple[float, int, int]]:
+        """Yield arrival, prompt and answer of each request."""
+        rng, now = random.Random(7), 0.0
+        for _ in range(self.requests):
+            yield now, rng.randint(*self.prompt), rng.randint(*self.output)
+            if self.per_s is not None:
+                now += rng.expovariate(self.per_s)
+
+
+SMALL, MIDDLE, LARGE = "qwen3-0.6b", "llama3.1-8b", "qwen3-14b"
+WORKS = (
+    Work(SMALL, 256, (100, 1024), (100, 1024)),
+    Work(SMALL, 512, (512, 512), (128, 128), at_a_time=512),
+    Work(SMALL, 32, (64, 64), (800, 800)),
+    Work(SMALL, 96, (4000, 4000), (16, 16)),
+    Work(SMALL, 300, (300, 700), (50, 200), per_s=60),
+    Work(MIDDLE, 256, (100, 1024), (100, 1024)),
+    Work(MIDDLE, 64, (1000, 1000), (200, 200), at_a_time=32),
+    Work(MIDDLE, 16, (8000, 8000), (16, 16)),
+    Work(MIDDLE, 60, (400, 1200), (100, 300), per_s=8),
+    Work(MIDDLE, 4, (500, 500), (300, 300)),
+    Work(MIDDLE, 256, (500, 500), (250, 250), fp8=True),
+    Work(MIDDLE, 512, (250, 250), (150, 150), at_a_time=512, fp8=True),
+    Work(MIDDLE, 48, (200, 2000), (100, 300), per_s=10, fp8=True),
+    Work(LARGE, 128, (300, 700), (100, 250), at_a_time=128),
+    Work(LARGE, 16, (1500, 1500), (150, 150)),
+)
+QUICK = WORKS[:1]
+
+
+def answer(works: list[Work]) -> list[dict[str, float]]:
+    """Let one engine answer workloads of its kind; return what each took."""
+    from meshwright.run.serve.engine.settings import EngineSettings
+    from meshwright.run.serve.llm import LLM
+    from meshwright.spec import catalog
+    from meshwright.spec.serving import Limits
+
+    first = works[0]
+    limits = Limits(
+        batch_requests=max(each.at_a_time for each in works),
+        kv_precision="fp8" if first.fp8 else "model",
+        prefix_cache=False,
+    )
+    settings = EngineSettings(
+        limits=limits, max_length=8300, random_weights=True,
+        weights="fp8" if first.fp8 else "model",
+    )  # fmt: skip
+    engine = LLM(catalog.model(first.model), settings).engine
+    _go(engine, first._replace(requests=8, per_s=None))
+    return [_go(engine, work) for work in works]
+
+
+def _go(engine: Any, work: Work) -> dict[str, float]:
+    """Send requests when they come, so many at a time, and take turns until all are answered."""
+    from meshwright.run.serve.asked import Ask, Sampling
+
+    rng, waiting = random.Random(3), list(work.drawn())[::-1]
+    sent: list[float] = []
+    seen: list[list[float]] = []
+    steps = engine.gauges().steps
+    start = time.perf_counter()
+
+    def send(arrival: float, prompt: int, output: int) -> None:
+        tokens = tuple(rng.randrange(5000) for _ in range(prompt))
+        sampling = Sampling(temperature=0.6, max_tokens=output, ignore_eos=True, seed=1)
+        times: list[float] = []
+        sent.append(arrival)
+        seen.append(times)
+        engine.add(Ask(prompt=tokens, sampling=sampling), lambda _: times.append(now()))
+
+    def now() -> float:
+        return time.perf_counter() - start
+
+    while waiting or not engine.is_idle:
+        free = work.at_a_time - engine.batcher.running - len(engine.batcher.waiting)
+        while waiting and free and waiting[-1][0] <= now():
+            send(*waiting.pop())
+            free -= 1
+        engine.turn()
+        for sink, piece in engine.outbox():
+            sink(piece)
+    took = now()
+    written = sum(output for _, _, output in work.drawn())
+    firsts = [times[0] - when for times, when in zip(seen, sent, strict=True)]
+    gaps = [(each[-1] - each[0]) / max(1, len(each) - 1) for each in seen]
+    return {
+        "tokens_per_s": written / took, "seconds": took, "first_s": median(firsts),
+        "gap_s": median(gaps), "steps": engine.gauges().steps - steps,
+    }  # fmt: skip
+
+
+def simulated(work: Work) -> dict[str, float]:
+    """Return the same figures, predicted."""
+    from meshwright.predict.serving.engine import MESHWRIGHT
+    from meshwright.predict.serving.fleet import Copies, Fleet, default_limits, run_fleet
+    from meshwright.predict.serving.formats import Formats
+    from meshwright.predict.serving.outcome import outcome_of
+    from meshwright.predict.serving.replica import Replica
+    from meshwright.spec import catalog
+    from meshwright.spec.workload import Request
+
+    formats = Formats(weights="fp8", kv="fp8") if work.fp8 else Formats()
+    replica = Replica(
+        model=catalog.model(work.model), cluster=catalog.cluster(CLUSTER), formats=formats,
+        engine=MESHWRIGHT,
+    )  # fmt: skip
+    limits = default_limits(replica, batch_requests=work.at_a_time, prefix_cache=False)
+    fleet = Fleet(serving=Copies(replica=replica, limits=limits))
+    requests = [
+        Request(arrival_s=when, prompt_tokens=prompt, output_tokens=output)
+        for when, prompt, output in work.drawn()
+    ]
+    found = outcome_of(run_fleet(fleet, requests), fleet)
+    return {"tokens_per_s": found.output_tokens_per_s, "seconds": found.seconds}
+
+
+def figures_of(measured: dict[str, dict[str, float]]) -> list[dict[str, object]]:
+    """Hold what was measured against what is predicted."""
+    works = {str(work): work for work in WORKS}
+    rows = [(works[name], was) for name, was in measured.items() if name in works]
+    off: list[float] = []
+    found = []
+    for work, was in rows:
+        predicted = simulated(work)["tokens_per_s"]
+        off.append(100 * (predicted / was["tokens_per_s"] - 1))
+        found += [
+            figure(f"{work}: predicted", predicted, "output tokens/s"),
+            figure(f"{work}: measured", was["tokens_per_s"], "output tokens/s"),
+            figure(f"{work}: off", off[-1], "%"),
+        ]
+    sizes = [abs(each) for each in off]
+    return [
+        figure("workloads", len(rows), "", ">= 12" if len(rows) > len(QUICK) else ""),
+        figure("throughput, median error", median(sizes), "%", "<= 8"),
+        figure("throughput, largest error", max(sizes), "%"),
+        *found,
+    ]
+
+
+def measure(quick: bool) -> dict[str, object]:
+    """Measure on the GPU, predict, compare."""
+    import torch
+
+    if not torch.cuda.is_available():
+        raise MissingPart("models of real sizes are served on a GPU", "run it where there is one")
+    works = QUICK if quick else WORKS
+    measured: dict[str, dict[str, float]] = {}
+    notes = ""
+    for (model, fp8), group in groupby(enumerate(works), key=lambda pair: pair[1].kind):
+        numbers = [str(number) for number, _ in group]
+        command = [sys.executable, "-m", "benchmarks.serve_twin", *numbers]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            notes += f"{model}{' fp8' if fp8 else ''} failed: {done.stderr.strip()[-300:]}. "
+            continue
+        measured |= json.loads(done.stdout.splitlines()[-1])
+    return {
+        "figures": figures_of(measured),
+        "notes": notes + f"measured: {json.dumps(measured)}",
+    }
+
+
+def main(given: list[str]) -> None:
+    """Answer the workloads of these numbers, or compare again those of a file."""
+    if given[0].isdecimal():
+        works = [WORKS[int(number)] for number in given]
+        print(json.dumps(dict(zip(map(str, works), answer(works), strict=True))))
+        return
+    notes = json.loads(Path(given[0]).read_text(encoding="utf-8"))["measured"]["notes"]
+    for row in figures_of(json.loads(notes.partition("measured: ")[2])):
+        print(f"{row['name']}: {row['value']:,.1f} {row['unit']}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
