@@ -40,7 +40,7 @@ TWO_QUICK = Size(width=32, layers=2, batch=8, run_s=2, rounds=1, every=20, ranks
 GPU_FULL = Size(width=1024, layers=12, batch=4352, run_s=75, rounds=1)
 GPU_QUICK = Size(width=128, layers=2, batch=256, run_s=2, rounds=1, every=20)
 # A first capture is taken to cost a quarter of a second, which the budget has after half a minute,
-# and captures are taken at powers of two of steps; on an H200 a step of this batch takes 9 to 10 ms,
+# and captures are taken at powers of two of steps; on an H200 a step of this batch takes ten ms,
 # so that step 4096 is in the middle of the run.
 TRIED_STEPS, WARMUP, PIECES = 80, 10, 40
 
