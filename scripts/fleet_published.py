@@ -33,6 +33,8 @@ SHOWN = (
     "alibaba_v2026_spot.nodes.gpus",
     "muri.physical_64gpu_400jobs.Muri-L.",
     "muri.physical_64gpu_400jobs.tiresias.",
+    "muri.reference_replay_ours.results.trace1.fifo_hol.",
+    "muri.reference_replay_ours.results.trace4.srsf_preempt.",
     "reliability.llama3_54d.per_",
     "reliability.meta_rsc.mttf_h.",
     "said:",
@@ -79,8 +81,8 @@ def page(rows: list[Row]) -> str:
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
         *_sources(rows, summed["by_source"]),
         "",
-        "`mw validate fleet --traces FOLDER --published FILE --json` prints every row with its",
-        "definition and the file that it was computed from.",
+        "`mw validate fleet --traces FOLDER --published FILE --simulate --json` prints every row",
+        "with its definition and the file that it was computed from.",
         "",
         "## What differs, and why",
         "",
@@ -144,4 +146,6 @@ def _cells(row: Row) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(compared(Path(sys.argv[2]), Path(sys.argv[1]))), encoding="utf-8")
+    PAGE.write_text(
+        page(compared(Path(sys.argv[2]), Path(sys.argv[1]), simulated=True)), encoding="utf-8"
+    )

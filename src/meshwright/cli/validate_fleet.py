@@ -17,11 +17,11 @@ EXAMPLES = (
 )
 
 
-def answer(published: Path | None, traces: Path) -> Answer:
+def answer(published: Path | None, traces: Path, simulated: bool = False) -> Answer:
     """Answer with every statistic and how many agree."""
     from meshwright.observe.fleet.published import compared
 
-    rows = compared(published, traces)
+    rows = compared(published, traces, simulated)
     summed = summary(rows)
     data = {"rows": [msgspec.to_builtins(row) for row in rows], "summary": summed}
     if published is None:

@@ -171,6 +171,44 @@ def test_shared_traces_give_what_was_published(
     assert len(mine) >= least
 
 
+MURI = (
+    "job_id,num_gpu,submit_time,iterations,model_name,batch_size,duration,interval,"
+    "iteration_time,resource_time_0,resource_time_1,resource_time_2,priority\n"
+    "0,64,0,1,gpt2,4,100000,1,1,1,1,1,0\n"
+    "1,32,10000,1,gpt2,4,50000,1,1,1,1,1,0\n"
+    "2,64,20000,1,gpt2,4,10000,1,1,1,1,1,0\n"
+    "3,32,30000,1,gpt2,4,60000,1,1,1,1,1,0\n"
+)
+
+
+def test_workloads_are_taken_through_the_queue_when_asked(tmp_path: Path) -> None:
+    (tmp_path / "sim_trace9.csv").write_text(MURI, encoding="utf-8")
+    path = "muri.reference_replay_ours.results.trace9"
+    assert f"{path}.fifo_hol.avg_jct_s" not in our_figures(tmp_path)
+    made = our_figures(tmp_path, simulated=True)
+    ends = {"fifo_hol": (100, 150, 160, 220), "fifo_skip": (100, 150, 170, 160)}
+    for policy, times in ends.items():
+        mean = sum(end - submit for end, submit in zip(times, (0, 10, 20, 30), strict=True)) / 4
+        assert made[f"{path}.{policy}.avg_jct_s"].value == pytest.approx(mean)
+        assert made[f"{path}.{policy}.makespan_s"].value == max(times)
+    # The short job stops the long one.
+    assert made[f"{path}.srtf_preempt.makespan_s"].value < 220
+    assert "places jobs on nodes" in (
+        made["muri.simulator_upstream_run_here.results.trace9.shortest.avg_jct_s"].doubt.why
+    )
+
+
+@pytest.mark.slow
+def test_the_reference_replay_is_repeated(shared: Path) -> None:
+    facts = _facts(shared)
+    rows = compared(facts, shared / "fleet_traces" / "muri" / "sim_trace3.csv.gz", simulated=True)
+    mine = [row for row in rows if ".results.trace3." in row.name and "replay" in row.name]
+    assert [row.name for row in mine if row.agrees is not True] == []
+    apart = [abs(row.difference or 0) for row in mine if row.name.endswith("jct_s")]
+    assert max(apart) < 1e-6
+    assert len(mine) >= 40
+
+
 @pytest.mark.slow
 def test_idle_pods_and_slow_workers_are_found_as_defined(shared: Path) -> None:
     _facts(shared)

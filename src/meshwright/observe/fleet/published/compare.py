@@ -12,6 +12,7 @@ from meshwright.errors import InputError, Problem
 from meshwright.observe.fleet.published import clusters, curves, inventory, telemetry
 from meshwright.observe.fleet.published.figure import Basis, Doubt, Figure, Figures
 from meshwright.observe.fleet.published.reliability import closed_forms
+from meshwright.observe.fleet.published.simulations import replays
 from meshwright.observe.fleet.published.statements import RATIO, STATEMENTS, Statement, servers
 from meshwright.observe.fleet.sources.public import found_in, pai
 from meshwright.observe.fleet.sources.public.reading import Found
@@ -63,9 +64,9 @@ _ABSENT: Final = (
     ("philly.published_row", "needs the full trace: the copy tells neither waits nor ends"),
     ("alibaba_v2020.pai_published_row", "needs PAI's tables of tasks and instances"),
     ("alibaba_v2020.simulator_log_published", "a simulation, whose workload is not at hand"),
-    ("muri.simulator_upstream_run_here", "a simulation: see mw queue compare"),
-    ("muri.reference_replay_ours", "a simulation: see mw queue compare"),
-    ("muri.agreement", "one simulator over the other: see mw queue compare"),
+    ("muri.simulator_upstream_run_here", "a simulation, of a policy or cost that is not ours"),
+    ("muri.reference_replay_ours", "a simulation: ask for it with --simulate"),
+    ("muri.agreement", "one simulator over the other"),
     ("sia_published", "a simulation with models of throughput that the workloads do not hold"),
     ("reliability", "counted by the study, which released no data"),
 )
@@ -90,8 +91,11 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     """Why it differs, or why there is none of ours."""
 
 
-def our_figures(traces: Path) -> Figures:
-    """Compute every statistic that the traces under a folder allow."""
+def our_figures(traces: Path, simulated: bool = False) -> Figures:
+    """Compute every statistic that the traces under a folder allow.
+
+    With `simulated` workloads go through the queue as well, which takes a minute.
+    """
     made: Figures = {}
     by_form: dict[str, list[Found]] = {}
     for one in found_in(traces):
@@ -103,6 +107,8 @@ def our_figures(traces: Path) -> Figures:
             for path, figure in made_of(part).items():
                 if path not in made or figure.doubt.basis < made[path].doubt.basis:
                     made[path] = figure
+    for one in by_form.get("Muri workload", []) if simulated else ():
+        made |= replays(one)
     pods = by_form.get("Alibaba 2026 pods", [])
     activity = [one for one in pods if "gpu_duty_cycle" in one.part.stem]
     memory = [one for one in pods if "gpu_memory_used" in one.part.stem]
@@ -114,15 +120,15 @@ def our_figures(traces: Path) -> Figures:
     return made | servers(made)
 
 
-def compared(facts: Path | None, traces: Path) -> list[Row]:
+def compared(facts: Path | None, traces: Path, simulated: bool = False) -> list[Row]:
     """Hold each published figure against ours, in the order of the file; then what papers say.
 
     Without a file of published ones, every figure of ours is a row.
     """
     if facts is None:
-        return [_ours(name, figure) for name, figure in our_figures(traces).items()]
+        return [_ours(name, figure) for name, figure in our_figures(traces, simulated).items()]
     published = _read(facts)
-    made = our_figures(traces) | closed_forms(published.get("reliability", {}))
+    made = our_figures(traces, simulated) | closed_forms(published.get("reliability", {}))
     rows = [_row(name, value, made.get(name)) for name, value in leaves(published)]
     return rows + [_said(one, made) for one in (*STATEMENTS, RATIO) if one.ours in made]
 
