@@ -129,6 +129,9 @@ class World:
         able = [at for at in (only if only is not None else range(len(self.kinds)))
                 if at not in self.closed and (kind is None or self.kinds[at] is kind)]  # fmt: skip
         self.rng.shuffle(able)
+        if nodes > 1 and able:
+            # Nobody trains over two kinds of GPU at once.
+            able = [at for at in able if self.kinds[at] is self.kinds[able[0]]]
         found = []
         for at in able:
             own = self.free_at[at * PER_NODE : (at + 1) * PER_NODE]

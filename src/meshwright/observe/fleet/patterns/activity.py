@@ -263,7 +263,7 @@ def uneven_work(fleet: Fleet) -> Iterator[Hit]:
         "slower-since",
         "A job has become slower and stayed so",
         "activity",
-        "the work of most GPUs of a job drops by 10 % or more at one moment and stays there for "
+        "the work of most GPUs of a job drops by 12 % or more at one moment and stays there for "
         "two hours or more (CUSUM beyond what its noise would make), mostly "
         "within an hour",
         "estimated: GPU-hours since then times the part of the speed that is lost",
@@ -282,7 +282,7 @@ def slower_since(fleet: Fleet) -> Iterator[Hit]:
         lost = 1 - uses["after"] / uses["before"]
         at_once = 1 - uses["just_after"] / uses["just_before"]
     dropped = (
-        fleet.seen & (uses["change_score"] >= 4) & (lost >= 0.1) & (at_once >= 0.6 * lost)
+        fleet.seen & (uses["change_score"] >= 6) & (lost >= 0.12) & (at_once >= 0.6 * lost)
         & (later >= 7200) & (uses["changed_s"] - uses.start_s >= 3600)
         & (lost < 0.8)
     )  # fmt: skip

@@ -68,28 +68,34 @@ def together(*columns: Ints) -> Ints:
     return found
 
 
-def slice_sums(values: Floats, low: Ints, high: Ints) -> Floats:
-    """Sums of `values[low:high]`; what is nan counts as nought."""
-    total = np.zeros(values.size + 1)
-    np.cumsum(np.nan_to_num(values), out=total[1:])
-    sums: Floats = total[high] - total[low]
-    return sums
+def _reduced(ufunc: np.ufunc, values: npt.NDArray[Any], low: Ints, high: Ints, kind: Any) -> Floats:
+    """Reduce `values[low:high]`; the answer for an empty slice means nothing."""
+    if not low.size:
+        return np.zeros(0)
+    pairs = np.stack([low, np.maximum(high, low)], axis=1).ravel()
+    # A slice may end where the array does, where no other may begin.
+    padded = np.append(values, values[-1:] if values.size else np.zeros(1, values.dtype))
+    found: Floats = ufunc.reduceat(padded, pairs, dtype=kind)[::2].astype(np.float64)
+    return found
+
+
+def slice_sums(values: npt.NDArray[Any], low: Ints, high: Ints) -> Floats:
+    """Sums of `values[low:high]`, numbers or flags; no nan may be among them."""
+    kind = np.int64 if values.dtype == np.bool_ else np.float64
+    return np.where(high > low, _reduced(np.add, values, low, high, kind), 0.0)
 
 
 def slice_most(values: Floats, low: Ints, high: Ints) -> Floats:
     """The largest of `values[low:high]`; nan where there is none."""
-    if not low.size:
-        return np.zeros(0)
-    padded = np.append(np.where(np.isnan(values), -np.inf, values), -np.inf)
-    pairs = np.stack([low, np.maximum(high, low)], axis=1).ravel()
-    most = np.maximum.reduceat(padded, pairs)[::2]
-    return np.where((high > low) & np.isfinite(most), most, np.nan)
+    return np.where(high > low, _reduced(np.fmax, values, low, high, None), np.nan)
 
 
-def mean_where(values: Floats, which: Flags, low: Ints, high: Ints) -> Floats:
+def mean_where(values: Floats, which: Flags | None, low: Ints, high: Ints) -> Floats:
     """Means of `values[low:high]` over rows that are chosen and known; nan where there is none."""
-    known = which & ~np.isnan(values)
-    count = slice_sums(known.astype(np.float64), low, high)
+    known = ~np.isnan(values)
+    if which is not None:
+        known &= which
+    count = slice_sums(known, low, high)
     sums = slice_sums(np.where(known, values, 0.0), low, high)
     return np.divide(sums, count, out=np.full(count.size, np.nan), where=count > 0)
 

@@ -19,8 +19,7 @@ def last_change(
     server does towards the night, falls little there.
     """
     known = (owner >= 0) & ~np.isnan(values)
-    everywhere = np.ones(values.size, dtype=np.bool_)
-    mean = mean_where(values, everywhere, low, high)
+    mean = mean_where(values, None, low, high)
     away = np.where(known, values - mean[np.maximum(owner, 0)], 0.0)
     run = np.cumsum(away)
     base = np.where(low > 0, run[np.maximum(low - 1, 0)], 0.0) if run.size else np.zeros(low.size)
@@ -36,16 +35,16 @@ def last_change(
     if apart.size:
         apart[np.append(True, owner[1:] != owner[:-1])] = np.nan
     # Of normal noise the mean distance of neighbours is 2/√π standard deviations.
-    noise = mean_where(apart, everywhere, low, high) * np.sqrt(np.pi) / 2
-    count = slice_sums(known.astype(np.float64), low, high)
+    noise = mean_where(apart, None, low, high) * np.sqrt(np.pi) / 2
+    count = slice_sums(known, low, high)
     with np.errstate(divide="ignore", invalid="ignore"):
         score = most / (np.maximum(noise, 1e-4) * np.sqrt(count))
     near = max(1, round(1800 / step))
     return {
-        "just_before": mean_where(values, everywhere, np.maximum(split - near, low), split),
-        "just_after": mean_where(values, everywhere, split, np.minimum(split + near, high)),
-        "before": mean_where(values, everywhere, low, split),
-        "after": mean_where(values, everywhere, split, high),
+        "just_before": mean_where(values, None, np.maximum(split - near, low), split),
+        "just_after": mean_where(values, None, split, np.minimum(split + near, high)),
+        "before": mean_where(values, None, low, split),
+        "after": mean_where(values, None, split, high),
         "changed_s": time[np.minimum(split, max(time.size - 1, 0))] if time.size else mean,
         "change_score": score,
     }

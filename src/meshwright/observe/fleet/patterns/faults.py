@@ -19,7 +19,7 @@ from meshwright.observe.fleet.patterns.say import lasted, some
 BEFORE_S = 3600.0
 """A fault so long before a job's end may have caused it."""
 PRIOR = 2.0
-"""A user's own rate of failures counts as much as everybody's after so many scripts."""
+"""A user's own rate of failures counts as much as everybody's after so many nodes."""
 RARE = 1e-3
 """An event that comes by itself so seldom in that time is no coincidence."""
 _LOST = (
@@ -209,8 +209,8 @@ def errors_rising(fleet: Fleet) -> Iterator[Hit]:
         "lemon-node",
         "Jobs fail on this node more than elsewhere",
         "faults",
-        "scripts of two users or more fail on a node, three or more, improbably many for what "
-        "these users' scripts do elsewhere (5 % false discovery)",
+        "for three users or more most of their jobs on a node fail, improbably many for what their "
+        "jobs do elsewhere (5 % false discovery)",
         _LOST,
         "drain it: scontrol update nodename=NODE state=drain reason=lemon; run mw bench and dcgmi "
         "diag -r 3 before it comes back",
@@ -227,29 +227,28 @@ def lemon(fleet: Fleet) -> Iterator[Hit]:
     job, node = jobs.on_job[kept], jobs.on_node[kept]
     parts = np.bincount(job, minlength=jobs.number)
     bad = jobs.state.equals("failed", "node_fail")[job]
-    script = jobs.user.codes[job] * (jobs.name.codes.max(initial=0) + 2) + jobs.name.codes[job]
-    # One trial for each script on a node, however often it ran there.
+    # One trial for each user on a node: of one who fails with everything there, once is enough.
     _, first, where = np.unique(
-        np.stack([node, script]), axis=1, return_index=True, return_inverse=True
+        np.stack([node, jobs.user.codes[job]]), axis=1, return_index=True, return_inverse=True
     )
     where = where.ravel()
-    weight = 1.0 / parts[job[first]]
-    failed = np.bincount(where, bad, minlength=first.size) > 0
+    ran = np.bincount(where, minlength=first.size)
+    weight = np.bincount(where, 1.0 / parts[job], minlength=first.size) / np.maximum(ran, 1)
+    failed = np.bincount(where, bad, minlength=first.size) > ran / 2
     place, user = node[first], jobs.user.codes[job[first]] + 1
     trials = np.bincount(place, weight, minlength=number)
     seen = np.bincount(place[failed], weight[failed], minlength=number)
     usual = _expected(user, place, failed.astype(np.float64), weight)
     expected = np.bincount(place, usual * weight, minlength=number)
     chance = poisson_tail(np.floor(seen + 1e-9), np.maximum(expected, 1e-9))
-    users = [np.unique(user[failed & (place == at)]).size for at in range(number)]
-    believed = discoveries(chance, 0.05) & (seen >= 3) & (np.array(users) >= 2)
+    believed = discoveries(chance, 0.05) & (seen >= 3)
     lost = lost_work(fleet)
     for at in np.flatnonzero(believed).tolist():
         own = np.unique(job[bad & (node == at)])
         yield Hit(
             float(lost.hours[own].sum()),
             lambda at=at, own=own: (
-                f"{fleet.places.names[at]}: {seen[at]:.3g} failures in {trials[at]:.3g} scripts, "
+                f"{fleet.places.names[at]}: {seen[at]:.3g} of {trials[at]:.3g} users fail there, "
                 f"where {expected[at]:.2g} are usual for their users (chance {chance[at]:.1g})",
                 f"jobs {some(jobs.job.at(int(row)) for row in own)}",
             ),

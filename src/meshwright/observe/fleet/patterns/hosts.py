@@ -56,8 +56,7 @@ def hosts_of(table: Any, held: Held, places: Places) -> Hosts:
     low = np.searchsorted(ramp, np.clip(start - begin, 0, span - step) + node * span)
     end_at = np.clip(end - begin - step, -1e-6, span - step) + node * span
     high = np.maximum(np.searchsorted(ramp, end_at, side="right"), low)
-    everywhere = np.ones(time.size, dtype=np.bool_)
-    values = {name: mean_where(value(table, name), everywhere, low, high) for name in FIGURES}
+    values = {name: mean_where(value(table, name), None, low, high) for name in FIGURES}
     for name in ("memory_used", "cpu_util"):
         values[f"peak_{name}"] = slice_most(value(table, name), low, high)
     seen = step * slice_sums(np.ones(time.size), low, high)

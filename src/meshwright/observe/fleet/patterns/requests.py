@@ -17,13 +17,25 @@ def _blocked(fleet: Fleet, asked: Floats, used: Floats, each: Floats) -> Floats:
     """GPU-hours of other GPUs on its nodes that a job's request leaves without their part.
 
     A node of G GPUs and M bytes has M/G for each GPU. What a job asks for beyond the part of its
-    own GPUs, and does not use, is taken from the others.
+    own GPUs, and does not use, is taken from the others, as far as there are any.
     """
     jobs = fleet.jobs
     own = each * jobs.gpus
     spare = asked - np.fmax(np.fmax(used, own), 0)
-    blocked: Floats = np.maximum(spare, 0) / each * jobs.hours / np.maximum(jobs.gpus, 1e-9)
-    return blocked
+    beside = (
+        by_group(_of_nodes(fleet), jobs.on_job, jobs.number)
+        * np.bincount(jobs.on_job, minlength=jobs.number)
+        - jobs.gpus
+    )
+    blocked = np.fmin(np.maximum(spare, 0) / each, np.maximum(beside, 0))
+    return blocked * jobs.hours / np.maximum(jobs.gpus, 1e-9)
+
+
+def _of_nodes(fleet: Fleet) -> Floats:
+    """GPUs of each node that each job ran on."""
+    known = np.append(fleet.node_gpus, np.nan)
+    found: Floats = known[fleet.jobs.on_node]
+    return found
 
 
 def _per_gpu(fleet: Fleet, of_node: Floats) -> Floats:

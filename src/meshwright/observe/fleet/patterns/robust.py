@@ -32,7 +32,7 @@ def robust_scores(values: Floats, groups: Ints, least_spread: Floats | float) ->
     The spread is never taken to be below `least_spread`: among values that agree to the last digit
     any difference would be infinitely odd.
     """
-    number = int(groups.max(initial=-1)) + 1
+    number = max(int(groups.max(initial=-1)) + 1, 1)
     median = group_medians(values, groups, number)
     away = values - median[groups]
     spread = _NORMAL * group_medians(np.abs(away), groups, number)

@@ -168,14 +168,13 @@ def _figures(table: Any, activity: Floats, low: Ints, high: Ints, step: float) -
     paused = np.nan_to_num(floats(table, "gpu_util_zero")) > 0
     loaded = known & (np.nan_to_num(activity) >= LOAD) & ~paused
     found = {
-        "seen_s": step * slice_sums(known.astype(np.float64), low, high),
-        "busy_s": step * slice_sums(loaded.astype(np.float64), low, high),
+        "seen_s": step * slice_sums(known, low, high),
+        "busy_s": step * slice_sums(loaded, low, high),
     }
-    everywhere = np.ones(activity.size, dtype=np.bool_)
     for name in dict.fromkeys((*MEANS, *BUSY_MEANS)):
         column = activity if name == "activity" else value(table, name)
         if name in MEANS:
-            found[name] = mean_where(column, everywhere, low, high)
+            found[name] = mean_where(column, None, low, high)
         if name in BUSY_MEANS:
             found[f"busy_{name}"] = mean_where(column, loaded, low, high)
     for name in PEAKS:
@@ -185,10 +184,10 @@ def _figures(table: Any, activity: Floats, low: Ints, high: Ints, step: float) -
     square, mean = (mean_where(one, loaded, low, high) for one in (clock * clock, clock))
     found["clock_varies"] = np.sqrt(np.maximum(square - mean**2, 0.0))
     bits = throttle_of(table)
-    count = np.maximum(slice_sums(loaded.astype(np.float64), low, high), 1.0)
+    count = np.maximum(slice_sums(loaded, low, high), 1.0)
     for name, mask in BITS.items():
         some = loaded & ((bits & mask) > 0)
-        found[name] = slice_sums(some.astype(np.float64), low, high) / count
+        found[name] = slice_sums(some, low, high) / count
     return found
 
 
@@ -215,7 +214,7 @@ def _idle(
     longest = np.zeros(low.size)
     np.maximum.at(longest, runs.series, seconds)
     return {
-        "idle_s": step * slice_sums(quiet.astype(np.float64), low, high),
+        "idle_s": step * slice_sums(quiet, low, high),
         "long_idle_s": np.bincount(runs.series, seconds, minlength=low.size),
         "longest_idle_s": longest,
         "lead_idle_s": lead,
