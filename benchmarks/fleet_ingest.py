@@ -1,31 +1,36 @@
-"""How fast a week of a large cluster's telemetry is taken in, and how fast it is asked about.
+"""How fast a week of a large cluster's telemetry is taken in, asked about and reported on.
 
 Telemetry is made batch by batch, as scrapes of DCGM give it: GPUs run jobs of some hours, each with
 an activity of its own, some idle while held, some not held at all. Utilisation comes in whole
 percents, memory in MiB, clocks and temperatures in whole numbers, shares of cycles in six digits.
-Making it is not counted. All of it goes through the code behind `mw fleet ingest`, in this process.
+Making it is not counted. All of it goes through the code behind `mw fleet ingest`, in this process;
+`mw fleet report` runs in one of its own.
 Run it alone with `python -m benchmarks.fleet_ingest --gpus 1000 --days 0.25`, or through
 `python -m benchmarks.run fleet_ingest` at full size: 10,000 GPUs, 20 metrics, 7 days at 30 s.
 """
 
 import argparse
+import json
 import os
 import resource
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 NAME = "fleet_ingest"
-QUESTION = "How long does a week of 10,000 GPUs take to keep and to ask about, in what memory?"
+QUESTION = "How long does a week of 10,000 GPUs take to keep and to report on, in what memory?"
 
 STEP_S = 30
 START_S = 1_790_000_000 // 86_400 * 86_400
 NODE_GPUS = 8
 BATCH_S = 600
 """One batch has this much time of all GPUs, as a client asks Prometheus for it."""
+NOT_HELD = 0.06
+"""Turns with a lower draw have no job."""
 TARGET_GIB = 6
 
 QUESTIONS = {
@@ -61,7 +66,7 @@ class Telemetry:
 
         self.name = f"made {size.gpus} GPUs"
         self.size = size
-        self.making_s = 0.0
+        self.making_s = self.making_cpu_s = 0.0
         self._random = np.random.default_rng(11)
         gpu = np.arange(size.gpus)
         import pyarrow as pa
@@ -80,12 +85,20 @@ class Telemetry:
         """Give batches of all GPUs, one after the other in time."""
         from meshwright.observe.fleet.sources import Batch
 
+        if not cursor:
+            yield Batch("nodes", self._timed(self._nodes))
+            yield Batch("jobs", self._timed(self._attempts))
         number = int(self.size.days * 86_400 // BATCH_S)
         for index in range(int(cursor or 0), number):
-            began = time.perf_counter()
-            rows = self._rows(START_S + index * BATCH_S)
-            self.making_s += time.perf_counter() - began
+            rows = self._timed(lambda: self._rows(START_S + index * BATCH_S))  # noqa: B023 - now
             yield Batch("samples", rows, str(index + 1))
+
+    def _timed(self, make: Callable[[], Any]) -> Any:
+        began, used = time.perf_counter(), time.process_time()
+        made = make()
+        self.making_s += time.perf_counter() - began
+        self.making_cpu_s += time.process_time() - used
+        return made
 
     def _rows(self, start_s: float) -> Any:
         import numpy as np
@@ -132,11 +145,77 @@ class Telemetry:
         import numpy as np
 
         node = np.arange(self.size.gpus) // NODE_GPUS
-        turn = (start_s // 3600 + node) // (2 + node % 11)
-        draw = np.abs(np.sin(node * 12.9898 + turn * 78.233) * 43_758.5453) % 1
+        draw = _draw(node, (start_s // 3600 + node) // _hours(node))
         level = np.where(draw < 0.12, 0, np.where(draw < 0.25, 0.02, 0.25 + 0.7 * draw))
         memory = np.floor(draw * 80_000) * 2**20
         return level.astype(np.float32), memory.astype(np.float32)
+
+    def _nodes(self) -> Any:
+        import numpy as np
+        import pyarrow as pa
+
+        from meshwright.observe.fleet.sources import rows_of
+
+        number = -(-self.size.gpus // NODE_GPUS)
+        return rows_of("nodes", {
+            "cluster": pa.repeat(pa.scalar("east"), number),
+            "node": [f"gpu-node-{index:05d}" for index in range(number)],
+            "since_s": np.full(number, float(START_S)),
+            "state": pa.repeat(pa.scalar("up"), number),
+            "gpus": np.full(number, NODE_GPUS, np.int32),
+            "gpu_kind": pa.repeat(pa.scalar("h100"), number),
+            "seen_s": np.full(number, START_S + self.size.days * 86_400),
+        })  # fmt: skip
+
+    def _attempts(self) -> Any:
+        """Return the job of each turn of each node; now and then a node has none."""
+        import numpy as np
+        import pyarrow as pa
+
+        from meshwright.observe.fleet.sources import rows_of
+
+        first, last = START_S // 3600, int(START_S // 3600 + self.size.days * 24)
+        all_nodes = np.arange(-(-self.size.gpus // NODE_GPUS))
+        begin, end = ((hour + all_nodes) // _hours(all_nodes) for hour in (first, last))
+        node = np.repeat(all_nodes, end - begin + 1)
+        counted = np.arange(len(node)) - np.repeat(np.cumsum(end - begin + 1), end - begin + 1)
+        turn = counted + np.repeat(end + 1, end - begin + 1)
+        held = _draw(node, turn) >= NOT_HELD
+        node, turn = node[held], turn[held]
+        start_s = 3600.0 * (turn * _hours(node) - node)
+        end_s = start_s + 3600.0 * _hours(node)
+        until_s = START_S + self.size.days * 86_400
+        number = pa.array(np.arange(len(node))).cast(pa.string())
+        names = pa.array([[f"gpu-node-{index:05d}"] for index in all_nodes])
+        return rows_of("jobs", {
+            "cluster": pa.repeat(pa.scalar("east"), len(node)),
+            "job": number,
+            "attempt": np.zeros(len(node), np.int32),
+            "user": pa.array(node * 7 % 211).cast(pa.string()),
+            "team": pa.array(node * 7 % 211 % 17).cast(pa.string()),
+            "partition": pa.repeat(pa.scalar("gpu"), len(node)),
+            "state": np.where(end_s > until_s, "running", "completed").tolist(),
+            "submit_s": start_s - 600,
+            "start_s": start_s,
+            "end_s": np.where(end_s > until_s, np.nan, end_s),
+            "gpus": np.full(len(node), float(NODE_GPUS)),
+            "gpu_kind": pa.repeat(pa.scalar("h100"), len(node)),
+            "num_nodes": np.ones(len(node), np.int32),
+            "nodes": names.take(pa.array(node)),
+            "seen_s": np.full(len(node), until_s),
+        })  # fmt: skip
+
+
+def _hours(node: Any) -> Any:
+    """Return how long jobs of a node are, in hours."""
+    return 2 + node % 11
+
+
+def _draw(node: Any, turn: Any) -> Any:
+    """Return a number between 0 and 1 for each turn of a node, the same each time."""
+    import numpy as np
+
+    return np.abs(np.sin(node * 12.9898 + turn * 78.233) * 43_758.5453) % 1
 
 
 def stage(size: Size, folder: Path) -> dict[str, float]:
@@ -149,8 +228,8 @@ def stage(size: Size, folder: Path) -> dict[str, float]:
     with Store(folder, create=True) as store:
         done = ingest(store, telemetry, progress=_told(size))
         took_s = time.perf_counter() - began - telemetry.making_s
-        cpu_s = time.process_time() - used - telemetry.making_s
-        rows = done.total.new
+        cpu_s = time.process_time() - used - telemetry.making_cpu_s
+        rows = done.tables["samples"].new
         held = store.held()
         found = {
             "rows": rows, "took_s": took_s, "cpu_s": cpu_s,
@@ -170,10 +249,32 @@ def stage(size: Size, folder: Path) -> dict[str, float]:
         again = Telemetry(size._replace(days=min(size.days, 1 / 12)))
         began = time.perf_counter()
         repeated = ingest(store, again, again=True)
-        found["again_rows"] = repeated.total.same
+        same = repeated.tables["samples"]
+        found["again_rows"] = same.same
         found["again_s"] = time.perf_counter() - began - again.making_s
-        assert repeated.total.new == repeated.total.newer == 0
-    return found
+        assert same.new == same.newer == 0
+    return found | report(folder)
+
+
+REPORT = """
+import re, sys
+from meshwright.cli.main import main
+code = main(["fleet", "report", "--json", "--store", sys.argv[1]])
+peak = re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())
+print(peak.group(1), file=sys.stderr)
+sys.exit(code)
+"""
+
+
+def report(folder: Path) -> dict[str, float]:
+    """Report on all of it, in a process of its own; returns seconds and its most memory."""
+    began = time.perf_counter()
+    # What the kernel counts for a child begins with what its parent held, so it is asked itself.
+    line = [sys.executable, "-c", REPORT, str(folder)]
+    ended = subprocess.run(line, check=True, capture_output=True, text=True)
+    took_s = time.perf_counter() - began
+    assert json.loads(ended.stdout)
+    return {"report_s": took_s, "report_bytes": 1024 * int(ended.stderr.split()[-1])}
 
 
 def _told(size: Size) -> Any:
@@ -209,6 +310,11 @@ def figures(size: Size, found: dict[str, float]) -> list[dict[str, object]]:
         {"name": "the same again, values", "unit": "1/s",
          "value": found["again_rows"] * len(METRICS) / max(found["again_s"], 1e-9)},
         {"name": "most memory", "value": peak, "unit": "GiB", "target": f"< {TARGET_GIB}"},
+    ]  # fmt: skip
+    rows += [
+        {"name": "report on all of it", "value": found["report_s"], "unit": "s"},
+        {"name": "report, most memory", "value": found["report_bytes"] / 2**30, "unit": "GiB",
+         "target": f"< {TARGET_GIB}"},
     ]  # fmt: skip
     asked = [*QUESTIONS, ONE_JOB]
     return rows + [{"name": f"ask: {name}", "value": found[name], "unit": "s"} for name in asked]
