@@ -4,6 +4,7 @@ from datetime import UTC, datetime
 from html import escape
 
 from meshwright import __version__
+from meshwright.cli.answer import Table
 from meshwright.cli.document import document, pairs
 from meshwright.cli.fleet_screen import (
     Report,
@@ -39,7 +40,7 @@ COLOURS = {
 }
 """Of `report/style.css`: green is work, warm is what jobs waste, blue is what waits for a job."""
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM = 1120, 210, 44, 24
-_MOST_LABELS = 16
+_MOST_LABELS = 11
 
 
 def page(report: Report) -> str:
@@ -57,11 +58,19 @@ def page(report: Report) -> str:
         "<h2>All hours</h2>",
         _whole_bar(report),
         "<h2>Day by day</h2>" if _daily(report) else "<h2>Week by week</h2>",
-        trend_chart(report.trend, report.forecasts.get("productive"), daily=_daily(report)),
-        view_html(bucket_table(report)),
-        view_html(savings_table(by_remedy(report.savings), "What would give hours back, at most")),
-        view_html(savings_table(owners, "Whose they are"))
-        if owners else "",
+        trend_chart(report.whole, report.forecasts.get("productive"), daily=_daily(report)),
+        view_html(_without(bucket_table(report), "share")),
+        view_html(
+            savings_table(
+                by_remedy(report.savings), "What would give hours back, at most",
+                "mostly of, remedy, GPU-hours, worth, by",
+            )
+        ) if owners else "",
+        view_html(
+            savings_table(
+                owners, "Whose they are", "owner, first remedy, GPU-hours in all, worth, by"
+            )
+        ) if owners else "",
         *(
             view_html(group_table(groups[:10], kind))
             for kind, groups in ((report.by, report.groups), *report.more.items())
@@ -72,6 +81,15 @@ def page(report: Report) -> str:
         "".join(f'<p class="note">{escape(note)}</p>' for note in notes(report)),
     ]  # fmt: skip
     return document(title, "\n".join(part for part in parts if part))
+
+
+def _without(view: Table, name: str) -> Table:
+    """Leave out a column that is drawn with marks: the page has a bar of its own."""
+    at = view.columns.index(name)
+    return view._replace(
+        columns=view.columns[:at] + view.columns[at + 1 :],
+        rows=tuple(row[:at] + row[at + 1 :] for row in view.rows),
+    )
 
 
 def _daily(report: Report) -> bool:
@@ -147,7 +165,7 @@ def trend_chart(rows: tuple[Trend, ...], ahead: Forecast | None, *, daily: bool)
         if at % every == 0:
             drawn.append(_label(x + step / 2, row.since_s))
     if ahead and daily:
-        drawn += _ahead(rows, ahead, step)
+        drawn += _ahead(rows, ahead, step, every)
     note = ""
     if ahead and daily:
         note = (
@@ -170,7 +188,7 @@ def _grid() -> str:
     )
 
 
-def _ahead(rows: tuple[Trend, ...], ahead: Forecast, step: float) -> list[str]:
+def _ahead(rows: tuple[Trend, ...], ahead: Forecast, step: float, every: int) -> list[str]:
     drawn = []
     last_s = rows[-1].since_s
     for at, value in enumerate(ahead.values):
@@ -183,7 +201,7 @@ def _ahead(rows: tuple[Trend, ...], ahead: Forecast, step: float) -> list[str]:
             f'opacity:.45"/><circle cx="{x:.1f}" cy="{y:.1f}" r="4" style="fill:{colour}"><title>'
             f"{100 * value:.1f} %</title></circle>"
         )
-        if len(rows) + len(ahead.values) <= _MOST_LABELS or at in (0, len(ahead.values) - 1):
+        if (len(rows) + at) % every == 0:
             drawn.append(_label(x, last_s + (at + 1) * 86_400))
     return drawn
 

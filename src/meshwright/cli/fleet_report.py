@@ -26,9 +26,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--by", choices=KINDS, default="user", help="whose goodput is told (default: user)"
     )
-    parser.add_argument(
-        "--top", default="20", metavar="N", help="how many of these (default: 20)"
-    )
+    parser.add_argument("--top", default="20", metavar="N", help="how many of these (default: 20)")
     parser.add_argument(
         "--price", metavar="DOLLARS",
         help="of a GPU-hour: 2.5, or h100=2.9,a100=1.4 (default: the catalog's)",

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from meshwright.cli.answer import Answer, Note, View, facts, table
+from meshwright.cli.answer import Answer, Note, Table, View, facts, table
 from meshwright.observe.fleet.account import BUCKETS, EVIDENCE, TITLES, Account, hours
 from meshwright.observe.fleet.account.goodput import Goodput, fleet_goodput, goodput
 from meshwright.observe.fleet.account.prices import Prices
@@ -41,6 +41,8 @@ class Report(NamedTuple):
     price: float | None
     sources: tuple[str, ...]
     trend: tuple[Trend, ...]
+    whole: tuple[Trend, ...]
+    """Of the trend, the days that are whole."""
     forecasts: dict[str, Forecast]
 
 
@@ -58,7 +60,8 @@ def report_of(found: Account, prices: Prices, by: str, top: int) -> Report:
     return Report(
         found, fleet_goodput(found), by, goodput(found, by, top),
         {kind: goodput(found, kind, top) for kind in other}, savings(found, prices, _owner(by)),
-        fleet_price(found, prices), price_sources(found, prices), trend(found), forecasts,
+        fleet_price(found, prices), price_sources(found, prices), trend(found), steps,
+        forecasts,
     )  # fmt: skip
 
 
@@ -80,15 +83,14 @@ def answer(report: Report) -> Answer:
 def screen(report: Report) -> tuple[View, ...]:
     """Return at most one screen of lines."""
     head, where = facts(summary(report)), bucket_table(report)
-    lines = len(head.pairs) + len(where.rows) + 10
-    room = max(3, MOST_LINES - lines)
-    groups = min(5, room // 2, len(report.groups))
+    # Each table has a line before it, its title, its head and a rule.
+    room = max(2, MOST_LINES - len(head.pairs) - len(where.rows) - 3 * 4)
+    groups = report.groups[: min(5, (room + 1) // 2)]
     views: list[View] = [head, where]
     if groups:
-        views.append(group_table(report.groups[:groups], report.by))
-        room -= groups + 4
-    if report.savings and room > 0:
-        views.append(savings_table(report.savings[: max(3, room)]))
+        views.append(group_table(groups, report.by))
+    if report.savings:
+        views.append(savings_table(report.savings[: room - len(groups)]))
     return tuple(views)
 
 
@@ -143,7 +145,7 @@ def _unknown(fleet: Goodput) -> str:
     return f", {fleet.unknown_hours:,.0f} h of which merely assumed"
 
 
-def bucket_table(report: Report) -> Any:
+def bucket_table(report: Report) -> Table:
     """Return hours by bucket with what they are known by."""
     found = report.account
     cells, whole = found.cells(), max(1, found.capacity)
@@ -178,7 +180,7 @@ def _known_by(mine: dict[str, int], amount: int) -> str:
     )
 
 
-def group_table(groups: Sequence[Goodput], by: str, title: str = "") -> Any:
+def group_table(groups: Sequence[Goodput], by: str) -> Table:
     """Return goodput by owner."""
     rows = [
         (
@@ -191,23 +193,23 @@ def group_table(groups: Sequence[Goodput], by: str, title: str = "") -> Any:
     ]  # fmt: skip
     return table(
         f"{by}, GPU-hours, waited, runtime, idle, lost, program, ETTR", rows,
-        title or f"Goodput by {by}", right="GPU-hours, waited, runtime, idle, lost, program, ETTR",
+        f"Goodput by {by}", right="GPU-hours, waited, runtime, idle, lost, program, ETTR",
     )  # fmt: skip
 
 
-def savings_table(rows: Sequence[Saving], title: str = "") -> Any:
+def savings_table(
+    rows: Sequence[Saving], title: str = "What would give most back, at most",
+    columns: str = "owner, remedy, GPU-hours, worth, by",
+) -> Table:  # fmt: skip
     """Return what remedies would give back."""
     shown = [
         (
-            row.owner or ("all" if row.remedy else "(not told)"), row.remedy, f"{row.hours:,.1f}",
+            row.owner or "(not told)", row.remedy, f"{row.hours:,.1f}",
             "" if row.dollars is None else _money(row.dollars), row.about,
         )
         for row in rows
     ]  # fmt: skip
-    return table(
-        "owner, remedy, GPU-hours, worth, by", shown, title or "What would give most back, at most",
-        right="GPU-hours, worth", wide="by",
-    )  # fmt: skip
+    return table(columns, shown, title, right="GPU-hours, worth", wide="by")
 
 
 def notes(report: Report) -> list[str]:

@@ -15,7 +15,9 @@ def job(name: str, start: float, end: float | None, gpus: float = 8, **more: Any
     return {"job": name, "start_s": start, "end_s": end, "gpus": gpus, "nodes": ["n1"], **more}
 
 
-def account_of(work: pa.Table, *there: dict[str, Any], until: float = 10 * HOUR, **more: Any) -> Account:
+def account_of(
+    work: pa.Table, *there: dict[str, Any], until: float = 10 * HOUR, **more: Any
+) -> Account:
     return account(work, nodes(*there) if there else None, since_s=0, until_s=until, **more)
 
 
@@ -72,16 +74,12 @@ def test_gpus_of_a_node_that_is_down_are_down_whoever_claims_them() -> None:
 
 
 def test_a_draining_node_still_runs_what_it_has() -> None:
-    found = account_of(
-        jobs(job("1", 0, 10 * HOUR, gpus=4)), {"node": "n1", "state": "draining"}
-    )
+    found = account_of(jobs(job("1", 0, 10 * HOUR, gpus=4)), {"node": "n1", "state": "draining"})
     assert told(found) == {"productive": 40, "draining": 40}
 
 
 def test_reserved_and_unknown_gpus_are_told_apart() -> None:
-    found = account_of(
-        jobs(), {"node": "n1", "state": "reserved"}, {"node": "n2", "state": "odd"}
-    )
+    found = account_of(jobs(), {"node": "n1", "state": "reserved"}, {"node": "n2", "state": "odd"})
     assert told(found) == {"reserved": 80, "unknown": 80}
 
 
@@ -167,7 +165,11 @@ def test_a_running_job_holds_until_it_was_last_seen() -> None:
 def test_samples_tell_idle_gpus_from_busy_ones_and_start_up_from_idling() -> None:
     bins = [300.0 * at for at in range(12)]
     seen = rollups(
-        *(("n1", gpu, time, 0.9 if gpu == 0 and time >= 600 else 0.0) for gpu in (0, 1) for time in bins)
+        *(
+            ("n1", gpu, time, 0.9 if gpu == 0 and time >= 600 else 0.0)
+            for gpu in (0, 1)
+            for time in bins
+        )
     )
     whose = held(
         {"job": "1", "node": "n1", "gpu": 0, "start_s": 0.0},
@@ -185,7 +187,9 @@ def test_samples_tell_idle_gpus_from_busy_ones_and_start_up_from_idling() -> Non
 
 
 def test_without_indexes_busy_gpus_count_as_held_first() -> None:
-    seen = rollups(*(("n1", gpu, 300.0 * at, float(gpu < 3)) for gpu in range(8) for at in range(12)))
+    seen = rollups(
+        *(("n1", gpu, 300.0 * at, float(gpu < 3)) for gpu in range(8) for at in range(12))
+    )
     found = account_of(jobs(job("1", 0, HOUR, gpus=4)), {"node": "n1"}, rollups=seen, until=HOUR)
     assert told(found) == {"productive": 3, "idle": 1, "no_demand": 4}
 
@@ -216,8 +220,8 @@ def test_a_gpu_that_two_jobs_claim_is_one_gpu() -> None:
 
 
 def test_days_add_up_to_the_window() -> None:
-    found = account_of(
-        jobs(job("1", 0.5 * DAY, 2.25 * DAY)), {"node": "n1"}, until=3 * DAY
-    )
-    productive = [hours(sum(v for c, v in s.cells.items() if c.bucket == "productive")) for s in found.steps]
+    found = account_of(jobs(job("1", 0.5 * DAY, 2.25 * DAY)), {"node": "n1"}, until=3 * DAY)
+    productive = [
+        hours(sum(v for c, v in s.cells.items() if c.bucket == "productive")) for s in found.steps
+    ]
     assert productive == [96, 192, 48]

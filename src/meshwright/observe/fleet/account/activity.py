@@ -141,9 +141,7 @@ class _Grid(NamedTuple):
         span = np.maximum(1, held.end - held.start).astype(float)
 
         def mean(values: Floats, end: Longs) -> Floats:
-            summed = np.concatenate(
-                [np.zeros((len(values), 1)), np.cumsum(values, axis=1)], axis=1
-            )
+            summed = np.concatenate([np.zeros((len(values), 1)), np.cumsum(values, axis=1)], axis=1)
             return np.where(there, (self._up_to(summed, row, end)
                                     - self._up_to(summed, row, held.start)) / span, 0.0)  # fmt: skip
 

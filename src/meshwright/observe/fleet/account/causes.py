@@ -49,9 +49,7 @@ class Pool(NamedTuple):
     node_gpus: int
 
 
-def weights(
-    found: Attempts, pool_of: Longs, pool: Pool, window: Window
-) -> Floats:
+def weights(found: Attempts, pool_of: Longs, pool: Pool, window: Window) -> Floats:
     """Return how much of a pool's free GPUs is due to each of CAUSES."""
     asks = (
         (pool_of == pool.number) & (found.parts > 0) & (found.reason != NOT_ASKING)

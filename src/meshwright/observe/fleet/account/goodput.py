@@ -44,7 +44,9 @@ class Goodput(NamedTuple):
     def goodput(self) -> float | None:
         """The product of the three; None where one is not known."""
         parts = self.scheduling, self.runtime, self.program
-        return None if None in parts else float(np.prod([part for part in parts if part is not None]))
+        return (
+            None if None in parts else float(np.prod([part for part in parts if part is not None]))
+        )
 
 
 def goodput(found: Account, by: str, most: int | None = None) -> tuple[Goodput, ...]:

@@ -67,14 +67,16 @@ def _rows(found: Attempts, progress: pa.Table) -> tuple[_Rows, dict[str, int]]:
     start, end = moments(progress["start_s"]), moments(progress["end_s"])
     phase = pc.index_in(progress["phase"], value_set=pa.array(ORDER))
     phase = pc.fill_null(phase, -1).to_numpy().astype(np.int64)
-    known = (attempt >= 0) & (phase >= 0) & (start != NEVER) & (end != NEVER)
-    safe = np.where(attempt >= 0, attempt, 0)
-    start = np.maximum(start, found.start[safe]) if found.size else start
-    end = np.minimum(end, found.end[safe]) if found.size else end
-    good = known & (end > start) & (found.start[safe] != NEVER if found.size else False)
+    told = np.flatnonzero((attempt >= 0) & (phase >= 0) & (start != NEVER) & (end != NEVER))
+    held = found.start[attempt[told]] != NEVER
+    start[told] = np.maximum(start[told], found.start[attempt[told]])
+    end[told] = np.minimum(end[told], found.end[attempt[told]])
+    good = told[held & (end[told] > start[told])]
     oddities = {}
-    if not good.all():
-        oddities["rows of progress that belong to no attempt or time"] = int((~good).sum())
+    # Of attempts that are not asked about there may be any number of rows.
+    odd = int((attempt >= 0).sum()) - len(good)
+    if odd:
+        oddities["rows of progress that lie outside of their attempts, left out"] = odd
     columns = attempt, start, end, phase, numbers(progress["mfu"])
     return _Rows(*(column[good] for column in columns)), oddities
 
@@ -98,9 +100,7 @@ def _last_checkpoints(found: Attempts, rows: _Rows) -> Longs:
     return kept
 
 
-def _cut(
-    found: Attempts, ran: Longs, rows: _Rows
-) -> tuple[Longs, Longs, Longs, Longs]:
+def _cut(found: Attempts, ran: Longs, rows: _Rows) -> tuple[Longs, Longs, Longs, Longs]:
     """Cut attempts at every beginning and end of a row."""
     attempt = np.concatenate([ran, ran, rows.attempt, rows.attempt])
     time = np.concatenate([found.start[ran], found.end[ran], rows.start, rows.end])

@@ -58,9 +58,7 @@ def indexed(claims: Claims, attempts: int) -> Index:
     """Put claims into order."""
     order = np.argsort(claims.attempt, kind="stable")
     count = np.bincount(claims.attempt, minlength=attempts).astype(np.int64)
-    return Index(
-        Claims(*(column[order] for column in claims)), np.cumsum(count) - count, count
-    )
+    return Index(Claims(*(column[order] for column in claims)), np.cumsum(count) - count, count)
 
 
 def pieces(told: Phases, index: Index, stretches: Stretches, window: Window) -> Pieces:

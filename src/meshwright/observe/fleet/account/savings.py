@@ -74,32 +74,27 @@ def savings(found: Account, prices: Prices, by: str = "user") -> tuple[Saving, .
     for remedy, owner in OF_FLEET:
         hours = totals[remedy.bucket] / HOUR
         dollars = None if average is None else hours * average
-        rows.append(
-            Saving(remedy.name, remedy.about, remedy.bucket, owner, hours, dollars, 0)
-        )
+        rows.append(Saving(remedy.name, remedy.about, remedy.bucket, owner, hours, dollars, 0))
     return tuple(sorted((row for row in rows if row.hours > 0), key=lambda row: -row.hours))
 
 
 def by_remedy(rows: tuple[Saving, ...]) -> tuple[Saving, ...]:
-    """Add up what all owners would give back."""
-    return _added(rows, lambda row: row.remedy, lambda row: row._replace(owner=""))
+    """Add up what all owners would give back; `owner` is then whose most of it is."""
+    return _added(rows, lambda row: row.remedy)
 
 
 def by_owner(rows: tuple[Saving, ...]) -> tuple[Saving, ...]:
-    """Add up all remedies of each owner."""
-    return _added(
-        rows, lambda row: row.owner, lambda row: row._replace(remedy="", about="", bucket="")
-    )
+    """Add up all remedies of each owner; `remedy` is then the one that gives most."""
+    return _added(rows, lambda row: row.owner)
 
 
-def _added(
-    rows: tuple[Saving, ...], key: Callable[[Saving], str], bare: Callable[[Saving], Saving]
-) -> tuple[Saving, ...]:
+def _added(rows: tuple[Saving, ...], key: Callable[[Saving], str]) -> tuple[Saving, ...]:
+    """Add up rows of one key, which come with the largest first."""
     found: dict[str, Saving] = {}
     for row in rows:
         old = found.get(key(row))
         if old is None:
-            found[key(row)] = bare(row)
+            found[key(row)] = row
             continue
         known = old.dollars is not None and row.dollars is not None
         found[key(row)] = old._replace(

@@ -1,0 +1,147 @@
+"""Goodput and its parts, forecasts, prices, savings, pseudonyms."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from meshwright.errors import InputError
+from meshwright.observe.fleet.account import Account, account
+from meshwright.observe.fleet.account.goodput import fleet_goodput, goodput
+from meshwright.observe.fleet.account.prices import Prices, read_prices
+from meshwright.observe.fleet.account.redact import key_of, redacted
+from meshwright.observe.fleet.account.savings import by_owner, by_remedy, fleet_price, savings
+from meshwright.observe.fleet.account.trend import forecast, trend, whole_steps
+from meshwright.spec import catalog
+from tests.observe.fleet.account.rows import DAY, HOUR, jobs, nodes, progress
+
+
+def two_users(kind: str | None = None) -> Account:
+    """Ann waits two hours and trains for six, half of it lost; Bob's job is all start-up."""
+    work = jobs(
+        {"job": "1", "user": "ann", "team": "a", "submit_s": 0.0, "start_s": 2 * HOUR,
+         "end_s": 8 * HOUR, "gpus": 4.0, "nodes": ["n1"], "state": "failed"},
+        {"job": "2", "user": "bob", "team": "b", "submit_s": 0.0, "start_s": 0.0,
+         "end_s": HOUR, "gpus": 4.0, "nodes": ["n1"]},
+    )  # fmt: skip
+    told = progress(
+        ("1", 2 * HOUR, 8 * HOUR, "productive"),
+        ("1", 4 * HOUR, 5 * HOUR, "checkpoint"),
+        ("2", 0, HOUR, "startup"),
+    )
+    mfu = [0.4 if phase == "productive" else None for phase in told["phase"].to_pylist()]
+    told = told.set_column(told.column_names.index("mfu"), "mfu", [mfu])
+    there = nodes({"node": "n1", "gpu_kind": kind})
+    return account(work, there, progress=told, since_s=0, until_s=10 * HOUR)
+
+
+def test_goodput_of_a_user_is_the_product_of_its_parts() -> None:
+    ann, bob = goodput(two_users(), "user")
+    assert (ann.name, ann.held_hours, ann.waited_hours) == ("ann", 24, 8)
+    assert ann.scheduling == pytest.approx(24 / 32)
+    assert ann.runtime == pytest.approx(8 / 24)  # two hours, before the checkpoint
+    assert (ann.program, ann.program_by) == (pytest.approx(0.4), "mfu")
+    assert ann.goodput == pytest.approx(24 / 32 * 8 / 24 * 0.4)
+    assert ann.ettr == pytest.approx(8 / 32)
+    assert (bob.name, bob.runtime, bob.goodput) == ("bob", 0, None)
+
+
+def test_scheduling_goodput_of_a_fleet_is_what_was_held_of_what_there_was() -> None:
+    fleet = fleet_goodput(two_users())
+    assert fleet.scheduling == pytest.approx(28 / 80)
+    assert fleet.attempts == 2
+
+
+@pytest.mark.parametrize("by", ["job", "team", "partition", "work", "cluster"])
+def test_groups_share_out_all_that_was_held(by: str) -> None:
+    assert sum(one.held_hours for one in goodput(two_users(), by)) == pytest.approx(28)
+
+
+def test_only_the_largest_are_told_where_asked() -> None:
+    assert [one.name for one in goodput(two_users(), "user", most=1)] == ["ann"]
+
+
+def test_a_forecast_follows_weeks() -> None:
+    week = [0.9, 0.9, 0.9, 0.9, 0.8, 0.3, 0.2]
+    made = forecast(week * 5)
+    assert made is not None
+    assert made.values == pytest.approx(week)
+    assert made.rule == "as the same day of the week"
+    assert made.tested == 31
+
+
+def test_the_error_of_a_forecast_is_that_of_what_would_have_been_said() -> None:
+    rng = np.random.default_rng(0)
+    noise = rng.normal(10, 2, 200)
+    made = forecast(noise, ahead=1)
+    assert made is not None
+    # The mean of seven is off by σ·√(1 + 1/7)·√(2/π) on the average.
+    assert made.error == pytest.approx(2 * np.sqrt(8 / 7) * np.sqrt(2 / np.pi), rel=0.15)
+
+
+def test_a_step_that_nobody_saw_coming_is_part_of_the_error() -> None:
+    made = forecast([0.2] * 10 + [0.8])
+    assert made is not None
+    assert made.error > 0.05
+
+
+def test_too_short_a_series_has_no_forecast() -> None:
+    assert forecast([0.5] * 4) is None
+
+
+def test_a_day_that_is_cut_short_tells_nothing_of_days() -> None:
+    found = account(jobs(), nodes({"node": "n1"}), since_s=0.5 * DAY, until_s=3 * DAY)
+    assert [row.hours for row in trend(found)] == [96, 192, 192]
+    assert [row.hours for row in whole_steps(found)] == [192, 192]
+
+
+def test_remedies_leave_what_they_cannot_save() -> None:
+    rows = savings(two_users(), Prices())
+    back = {(row.owner, row.bucket): row for row in rows}
+    assert back["ann", "lost"].hours == pytest.approx(12 - 4 * 0.5)
+    assert back["bob", "startup"].hours == pytest.approx(4 - 4 / 12)
+    assert back["ann", "lost"].dollars is None
+    assert ("ann", "startup") not in back
+    assert [row.hours for row in rows] == sorted((row.hours for row in rows), reverse=True)
+
+
+def test_prices_come_from_the_user_or_the_catalog() -> None:
+    given = savings(two_users(), read_prices("2.5"))
+    assert given[0].dollars == pytest.approx(2.5 * given[0].hours)
+    found = two_users("NVIDIA H200")
+    price = fleet_price(found, Prices())
+    known = [
+        c.price_per_gpu_hour for c in catalog.clusters().values() if c.gpu.name.startswith("h200")
+    ]
+    assert price in known
+    assert fleet_price(two_users("a card nobody knows"), Prices()) is None
+    assert fleet_price(found, read_prices("h200=3,1")) == 3
+
+
+def test_sums_of_savings_keep_all_hours() -> None:
+    rows = savings(two_users(), read_prices("2"))
+    whole = sum(row.hours for row in rows)
+    for added in (by_owner(rows), by_remedy(rows)):
+        assert sum(row.hours for row in added) == pytest.approx(whole)
+        assert sum(row.dollars or 0 for row in added) == pytest.approx(2 * whole)
+
+
+@pytest.mark.parametrize("text", ["cheap", "h100=", "h100=-1", "nan"])
+def test_a_wrong_price_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match="is no price"):
+        read_prices(text)
+
+
+def test_pseudonyms_are_stable_for_a_store_and_differ_between_stores(tmp_path: Path) -> None:
+    work = jobs(
+        *({"job": str(at), "user": name} for at, name in enumerate(["ann", "bob", None, "ann"]))
+    )
+    keys = [key_of(tmp_path), key_of(tmp_path)]
+    first, again = (redacted(work, key)["user"].to_pylist() for key in keys)
+    assert first == again
+    assert first[0] == first[3] != first[1]
+    assert first[2] is None
+    assert not {"ann", "bob"} & set(first)
+    (tmp_path / "other").mkdir()
+    assert redacted(work, key_of(tmp_path / "other"))["user"].to_pylist() != first
+    assert (tmp_path / "pseudonyms.key").stat().st_mode & 0o077 == 0
