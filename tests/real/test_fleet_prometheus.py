@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 import pytest
 
 from meshwright.observe.fleet.exporter import Collector, Followed, serve_page
-from meshwright.observe.fleet.sources.prometheus import PrometheusSource, source
+from meshwright.observe.fleet.sources.prometheus import Prometheus, PrometheusSource, source
 from meshwright.observe.fleet.sources.source import Asked
 from meshwright.observe.fleet.tables import TABLES
 from tests.real.planted_fleet import HOURS, STEP, T0, planted, planted_pods
@@ -249,6 +249,11 @@ def test_states_of_nodes_go_on_from_one_reading_to_the_next(pods: Server) -> Non
                     for row in whole["jobs"].to_pylist()}  # fmt: skip
 
 
+def _scrapes(client: Prometheus) -> int:
+    found = client.query("mw_job_step_seconds_total[5m]", time.time())
+    return max((len(each.time_s) for each in found), default=0)
+
+
 def test_a_real_prometheus_scrapes_our_exporter_and_its_steps_come_back_as_progress(
     tmp_path: Path,
 ) -> None:
@@ -259,11 +264,16 @@ def test_a_real_prometheus_scrapes_our_exporter_and_its_steps_come_back_as_progr
     page = serve_page(Collector([Followed(run, "71")], "n1"), port=0)
     try:
         with scraping(tmp_path, page.port) as server:
-            began = time.time()
-            for step in range(2, 30):  # half of each step waits for data
+            began, step = time.time(), 1
+            client = Prometheus(server.url)
+            # Targets are found some seconds after the start; half of each step waits for data.
+            while _scrapes(client) < 5:
+                assert time.time() < began + 60
+                step += 1
                 with rows.open("a") as file:
                     file.write(f'{{"step": {step}, "step_s": 0.2, "data_wait_share": 0.5}}\n')
                 time.sleep(0.2)
+            client.close()
             now = time.time()
             asked = Asked(cluster="c", since_s=began - 400, until_s=now + 300, step_s=300)
             tables, _, _ = _read(source(server.url, asked._replace(options={"settle_s": "0"})))

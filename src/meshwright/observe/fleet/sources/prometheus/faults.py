@@ -59,7 +59,8 @@ def _events(cut: Slice, fault: Fault, name: str) -> Iterable[Event]:
     first_s = cut.grid.start_s - cut.grid.step_s - before_s
     span = f"{round(1000 * (cut.grid.end_s - first_s))}ms"
     metric = cut.fleet.of(name)
-    asked = f"changes({metric}[{span}]) > 0"
+    # Not `changes`: VictoriaMetrics takes the first sample for one.
+    asked = f"max_over_time({metric}[{span}]) != min_over_time({metric}[{span}])"
     if fault.how in ("code", "flag"):
         asked += f" or last_over_time({metric}[{span}]) > 0"
     elif fault.kind == "xid":  # these appear with the first Xid, and their first value is a rise
