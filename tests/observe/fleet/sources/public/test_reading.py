@@ -178,6 +178,12 @@ def _pai(folder: Path, headers: bool) -> None:
             "inst_id,user,gpu_type_spec,group,workload",
             "8cb3,585f,,fbeb,bert\n8cb4,585f,T4,fbec,\n",
         ),
+        "pai_sensor_table": (
+            "job_name,task_name,worker_name,inst_id,machine,gpu_name,cpu_usage,gpu_wrk_util,avg_mem,"
+            "max_mem,avg_gpu_wrk_mem,max_gpu_wrk_mem,read,write,read_count,write_count",
+            "4b3f,worker,w0,8cb3,aa11,/dev/nvidia0,140.0,20.0,1.0,2.0,1.0,2.0,1.0,1.0,1.0,1.0\n"
+            "4b3f,worker,w1,8cb3,aa11,/dev/nvidia1,140.0,10.0,1.0,2.0,1.0,3.0,1.0,1.0,1.0,1.0\n",
+        ),
         "pai_machine_spec": ("machine,gpu_type,cap_cpu,cap_mem,cap_gpu", "aa11,T4,96,512,2\n"),
     }  # fmt: skip
     for name, (header, body) in tables.items():
@@ -198,6 +204,9 @@ def test_pai_is_put_together_from_tasks_and_instances(tmp_path: Path, headers: b
     assert (first["gpus"], first["cpus"], first["state"]) == (1.0, 13.0, "completed")
     assert (first["submit_s"], first["start_s"], first["end_s"]) == (1000, 1090, 1600)
     assert (first["work"], second["work"]) == ("bert", None)
+    assert first["gpu_util"] == pytest.approx(0.3)
+    assert (first["gpu_memory_peak"], first["memory_peak"]) == (5 * 2**30, 4 * 2**30)
+    assert second["gpu_util"] is None
     assert (second["start_s"], second["end_s"], second["gpu_kind"]) == (None, None, "V100")
     (held,) = found["held"].to_pylist()
     assert (held["node"], held["share"], held["gpu"]) == ("aa11", 1.0, None)

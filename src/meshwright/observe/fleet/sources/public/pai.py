@@ -5,11 +5,13 @@ submission is the job's own start, and its start that of its first task.
 """
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from meshwright.observe.fleet.measures.windows import Floats
 from meshwright.observe.fleet.sources.public.columns import GIB, number, state, text
 from meshwright.observe.fleet.sources.public.files import Part
 from meshwright.observe.fleet.sources.public.form import Form, Tables, Told, form, jobs, nodes
@@ -74,15 +76,27 @@ def _machines(block: pa.Table, told: Told) -> Tables:
     )
 
 
-def read_jobs(job_part: Part, task_part: Part, tags: Part | None, told: Told) -> Tables:
-    """Read jobs with what their tasks plan for, and what they work on where tags tell it."""
+class Beside(NamedTuple):
+    """Tables that tell more of jobs, where they are at hand."""
+
+    tags: Part | None = None
+    sensors: Part | None = None
+
+
+def read_jobs(job_part: Part, task_part: Part, beside: Beside, told: Told) -> Tables:
+    """Read jobs with what their tasks plan for, what they work on, and what was measured."""
     listed, tasks = job_part.whole(), tasks_of(task_part)
     sums = [(name, "sum") for name in ("gpus", "cpus", "memory")]
     whole = tasks.group_by("job_name").aggregate([*sums, ("start_s", "min"), ("gpu_type", "min")])
     joined = listed.join(whole, "job_name").combine_chunks()
-    if tags is not None:
-        told_of = tags.whole(("inst_id", "workload")).group_by("inst_id")
+    if beside.tags is not None:
+        told_of = beside.tags.whole(("inst_id", "workload")).group_by("inst_id")
         joined = joined.join(told_of.aggregate([("workload", "max")]), "inst_id").combine_chunks()
+    if beside.sensors is not None:
+        joined = joined.join(_measured(beside.sensors), "job_name").combine_chunks()
+    gpus = _floats(joined, "gpus_sum")
+    with np.errstate(invalid="ignore", divide="ignore"):
+        util = np.where(gpus > 0, _floats(joined, "gpu_wrk_util_sum") / 100 / gpus, np.nan)
     return jobs(
         joined,
         told,
@@ -97,6 +111,24 @@ def read_jobs(job_part: Part, task_part: Part, tags: Part | None, told: Told) ->
         memory_asked=joined["memory_sum"],
         gpu_kind=joined["gpu_type_min"],
         work=text(joined, "workload_max"),
+        gpu_util=util,
+        gpu_memory_peak=_floats(joined, "max_gpu_wrk_mem_sum") * GIB,
+        memory_peak=_floats(joined, "max_mem_sum") * GIB,
+    )
+
+
+def _measured(part: Part) -> pa.Table:
+    """Add up over a job's instances what each was measured at: the mean use, the most memory."""
+    sensed = ("gpu_wrk_util", "max_gpu_wrk_mem", "max_mem")
+    partial = []
+    for block in part.blocks(("job_name", *sensed)):
+        columns = {name: _nulls(number(block, name)) for name in sensed}
+        rows = pa.table({"job_name": text(block, "job_name"), **columns})
+        partial.append(rows.group_by("job_name").aggregate([(name, "sum") for name in sensed]))
+    names = [f"{name}_sum" for name in sensed]
+    found = pa.concat_tables(partial).group_by("job_name").aggregate([(n, "sum") for n in names])
+    return found.select(["job_name", *(f"{name}_sum" for name in names)]).rename_columns(
+        ["job_name", *names]
     )
 
 
@@ -156,6 +188,13 @@ def read_held(instance_part: Part, tasks: pa.Table, told: Told) -> Iterator[Tabl
 def _after_nought(values: np.ndarray) -> np.ndarray:
     """Return times; nought stands for one that was never written."""
     return np.where(values > 0, values, np.nan)
+
+
+def _floats(table: pa.Table, name: str) -> Floats:
+    """Return a column as numbers; all NaN where there is no such column."""
+    if name not in table.column_names:
+        return np.full(table.num_rows, np.nan)
+    return np.asarray(table[name].cast(pa.float64()).to_numpy(), dtype=np.float64)
 
 
 def _nulls(values: np.ndarray) -> pa.Array:

@@ -10,7 +10,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from meshwright.errors import InputError, Problem
-from meshwright.observe.fleet.sources.public import accounts, alibaba, pai, philly, series
+from meshwright.observe.fleet.sources.public import (
+    accounts,
+    alibaba,
+    pai,
+    philly,
+    series,
+    training_log,
+)
 from meshwright.observe.fleet.sources.public.files import Part, opened, parts_of
 from meshwright.observe.fleet.sources.public.form import Form, Tables, Told, form, recognised
 from meshwright.observe.fleet.sources.source import Asked, Batch
@@ -55,7 +62,7 @@ def _form_of(part: Part) -> Found | None:
     known = recognised(part, FORMS)
     if known is None:
         part = pai.with_header(part)
-        known = recognised(part, FORMS)
+        known = recognised(part, FORMS) or training_log.form_of(part)
     return Found(part, known) if known else None
 
 
@@ -97,7 +104,7 @@ def source(where: str, asked: Asked) -> "PublicTrace":
     return PublicTrace(path, asked, tuple(found))
 
 
-_JOINED = frozenset({PHILLY_JOBS.name, pai.JOB.name, pai.INSTANCE.name})
+_JOINED = frozenset({PHILLY_JOBS.name, pai.JOB.name, pai.INSTANCE.name, training_log.LOG.name})
 """Forms that take more than one block of one table to read."""
 
 
@@ -135,8 +142,11 @@ class PublicTrace:
         told = Told(self._cluster(one), part.path.stat().st_mtime, part)
         if one.form.name == PHILLY_JOBS.name:
             yield philly.read_jobs(part, told)
+        elif one.form.name == training_log.LOG.name:
+            yield training_log.read_log(part, self._beside(training_log.PODS), told)
         elif one.form.name == pai.JOB.name:
-            yield pai.read_jobs(part, self._other(pai.TASK), self._beside(pai.TAGS), told)
+            beside = pai.Beside(self._beside(pai.TAGS), self._beside(pai.SENSOR))
+            yield pai.read_jobs(part, self._other(pai.TASK), beside, told)
         elif one.form.name == pai.INSTANCE.name:
             yield from pai.read_held(part, pai.tasks_of(self._other(pai.TASK)), told)
         elif one.form.read is not None and one.form.whole:
