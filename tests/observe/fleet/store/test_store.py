@@ -204,6 +204,17 @@ def test_jobs_told_again_and_again_do_not_pile_up(store: Store) -> None:
     assert set(store.table("jobs", where="job = '1'")["seen_s"].to_pylist()) == {11.0}
 
 
+def test_a_large_file_of_jobs_is_not_written_again_for_small_ones(store: Store) -> None:
+    store.put("jobs", jobs([str(name) for name in range(200)], [None] * 200, seen_s=0.0))
+    (large,) = store._catalog.parts("jobs")
+    for turn in range(2 * store_module.MOST_PARTS):
+        store.put("jobs", jobs(["7", "8", str(200 + turn)], [None, 1.0, 2.0], seen_s=turn + 1.0))
+        assert store.table("jobs").num_rows == 201 + turn
+        assert store.held()["jobs"].rows == 201 + turn
+    assert large in store._catalog.parts("jobs")
+    assert len(store._catalog.parts("jobs")) <= store_module.MOST_PARTS
+
+
 def test_a_question_of_time_finds_what_any_part_of_which_lies_there(store: Store) -> None:
     store.put("jobs", jobs(["1", "2", "3"], [1500.0, None, 1100.0], seen_s=1.0))
     found = store.table("jobs", ["job"], since_s=1200.0, until_s=1300.0)
@@ -212,6 +223,8 @@ def test_a_question_of_time_finds_what_any_part_of_which_lies_there(store: Store
     found = store.table("samples", ["time_s"], since_s=START + 30, until_s=START + 90)
     assert sorted(set(found["time_s"].to_pylist())) == [START + 30, START + 60]
     assert store.table("samples", since_s=START + 1e6).num_rows == 0
+    ever = store.table("samples", since_s=np.float64(-np.inf), until_s=np.float64(START + 30))
+    assert ever.num_rows == 4
 
 
 def test_events_of_a_node_have_no_gpu_and_count_once(store: Store) -> None:

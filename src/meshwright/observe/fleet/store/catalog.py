@@ -124,6 +124,14 @@ class Catalog:
             for table, since_s in (horizon or {}).items():
                 self._link.execute("INSERT OR REPLACE INTO horizon VALUES (?, ?)", [table, since_s])
 
+    def snapshot(self, table: str, cluster: str | None = None) -> tuple[list[Part], int]:
+        """Return the files of a table and how many of their rows are superseded, at one moment."""
+        self._link.execute("BEGIN")
+        try:
+            return self.parts(table, cluster), self.superseded(table, cluster)
+        finally:
+            self._link.execute("COMMIT")
+
     def superseded(self, table: str, cluster: str | None = None) -> int:
         """Return how many rows of a table have a later version in another file."""
         query, values = 'SELECT sum(rows) FROM superseded WHERE "table" = ?', [table]

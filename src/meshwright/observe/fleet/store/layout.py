@@ -86,10 +86,10 @@ def within(table: str, since_s: float | None, until_s: float | None) -> list[str
     """
     first, last = SPANS.get(table, ("time_s", "time_s"))
     found = []
-    if since_s is not None:
-        late = f"{last} >= {since_s!r}" if first == last else f"{last} > {since_s!r}"
+    if since_s is not None and since_s > float("-inf"):
+        late = f"{last} {'>=' if first == last else '>'} {float(since_s)!r}"
         found.append(late if first == last else f"({last} IS NULL OR {late})")
-    if until_s is not None:
-        early = f"{first} < {until_s!r}"
+    if until_s is not None and until_s < float("inf"):
+        early = f"{first} < {float(until_s)!r}"
         found.append(early if first == last else f"({first} IS NULL OR {early})")
     return found

@@ -112,6 +112,17 @@ def worth_merging(parts: Sequence[Part], rows: int, most: int) -> list[Part]:
     return chosen
 
 
+def last_worth_merging(parts: Sequence[Part], most: int) -> list[Part]:
+    """Return the last files in order of their turns, likewise: versions go by turns."""
+    count, rows = 1, parts[-1].rows
+    while count < len(parts):
+        before = parts[-count - 1]
+        if before.rows > 2 * rows and len(parts) - count < most:
+            break
+        count, rows = count + 1, rows + before.rows
+    return list(parts[-count:])
+
+
 def shape(schema: pa.Schema) -> str:
     """Return a short name for the columns of a schema."""
     columns = ";".join(f"{field.name} {field.type}" for field in schema)

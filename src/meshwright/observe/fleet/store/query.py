@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from meshwright.errors import InputError, MissingPart, Problem
 from meshwright.observe.fleet.store.catalog import Catalog
-from meshwright.observe.fleet.store.layout import ROLLUPS, SCHEMAS, SPAN_OF_ROLLUP, SPANS, within
+from meshwright.observe.fleet.store.layout import ROLLUPS, SCHEMAS, SPAN_OF_ROLLUP, within
 from meshwright.observe.fleet.store.parts import Part
 from meshwright.observe.fleet.store.parts import names as names_in
 from meshwright.observe.fleet.store.parts import shape as shape_of
@@ -89,25 +89,24 @@ def rows_sql(
 ) -> str:
     """Return the SQL of all rows of a table of which any part is of a stretch of time."""
     span = SPAN_OF_ROLLUP.get(table, 0)
+    everything, superseded = catalog.snapshot(table, cluster)
     parts = [
         part
-        for part in catalog.parts(table, cluster)
+        for part in everything
         if (since_s is None or part.last_s >= since_s - span)
         and (until_s is None or part.first_s < until_s)
     ]
     if not parts:
         return _none(table, columns)
-    if table in SPANS:
-        lasting = catalog.parts(table, cluster)
-        if catalog.superseded(table, cluster):
-            # A later version may have another time: all files have a say in which row holds.
-            return _holding_sql(catalog.folder, table, columns, lasting)
+    if superseded:
+        # A later version may have another time: all files have a say in which row holds.
+        return holding_sql(catalog.folder, table, columns, everything)
     if table in SPAN_OF_ROLLUP:
         return _windows_sql(catalog.folder, table, columns, parts)
     return f"SELECT {listed(columns)} FROM {files_sql(catalog.folder, parts)}"
 
 
-def _holding_sql(folder: Path, table: str, columns: Sequence[str], parts: list[Part]) -> str:
+def holding_sql(folder: Path, table: str, columns: Sequence[str], parts: list[Part]) -> str:
     """Return the SQL of rows that no later file has another version of.
 
     The files come in the order of their turns. Later ones are small, so that what is looked up for
@@ -206,6 +205,8 @@ def asked(link: Any, query: str) -> pa.Table:
     except duckdb.Error as error:
         first = str(error).strip().splitlines()[0]
         fix = f"tables are {', '.join(SCHEMAS)}"
+        if isinstance(error, duckdb.OutOfMemoryException):
+            fix = "ask for fewer columns or less time, or sum up in SQL"
         raise InputError([Problem("query", first, fix)]) from None
     return found
 

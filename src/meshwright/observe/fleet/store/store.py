@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from meshwright.errors import InputError, Problem
 from meshwright.observe.fleet.store import moments, parts, query
-from meshwright.observe.fleet.store.catalog import Catalog
+from meshwright.observe.fleet.store.catalog import GRACE_S, Catalog
 from meshwright.observe.fleet.store.keeping import Kept, Limits, keep
 from meshwright.observe.fleet.store.layout import DAY_S, ROLLUPS, SCHEMAS, SPANS
 from meshwright.observe.fleet.store.parts import Part
@@ -70,7 +70,7 @@ class Store:
         self._catalog = Catalog(self.folder, create=create)
         self._memory_mib = memory_mib
         self._link: Any = None
-        self._swept = False
+        self._swept_s = float("-inf")
 
     def __enter__(self) -> "Store":
         return self
@@ -94,9 +94,7 @@ class Store:
         if not ready.num_rows:
             return Put()
         with self._catalog.writer():
-            if not self._swept:
-                self._catalog.sweep(everything=True)
-                self._swept = True
+            self._sweep()
             if table in SPANS:
                 return self._put_versions(table, ready)
             horizon = self._catalog.horizon(table)
@@ -105,6 +103,13 @@ class Store:
             for cut in moments.cuts(table, kept) if kept.num_rows else ():
                 total += self._put_moments(table, cut)
             return total
+
+    def _sweep(self) -> None:
+        """Delete what was let go some time ago; at first also what a killed writer left."""
+        now_s = time.monotonic()
+        if now_s - self._swept_s > GRACE_S:
+            self._catalog.sweep(everything=self._swept_s == float("-inf"))
+            self._swept_s = now_s
 
     def _put_moments(self, table: str, cut: moments.Cut) -> Put:
         ready, learned = moments.merged(table, cut.rows, cut.bucket)
@@ -178,23 +183,24 @@ class Store:
         old = self._catalog.superseded(table, cluster) + newer
         written = parts.write(self.folder, part, rows)
         self._catalog.replace([], [written], superseded={(table, cluster): old})
-        if len(there) >= MOST_PARTS or 4 * old > sum(one.rows for one in there):
-            self._compact_versions(table, cluster, turn + 1)
+        there.append(written)
+        if 4 * old > sum(one.rows for one in there):
+            self._merge_versions(there, old)
+        elif len(there) > MOST_PARTS:
+            self._merge_versions(parts.last_worth_merging(there, MOST_PARTS), old)
 
-    def _compact_versions(self, table: str, cluster: str, turn: int) -> None:
-        """Make the files of a table that lasts one, of what holds."""
-        there = self._catalog.parts(table, cluster)
-        if len(there) < 2:
+    def _merge_versions(self, merged: list[Part], superseded: int) -> None:
+        """Make the last files of a table that lasts one, of what holds among them."""
+        if len(merged) < 2:
             return
-        names = TABLES[table].names
-        holds = query.asked(
-            self._duckdb(),
-            f"FROM ({query.rows_sql(self._catalog, table, names, cluster=cluster)}) "
-            f"ORDER BY {SPANS[table][0]}, {', '.join(KEYS[table])}",
-        ).cast(TABLES[table])
+        table, cluster, turn = merged[-1].table, merged[-1].cluster, merged[-1].bucket
+        rows = query.holding_sql(self.folder, table, TABLES[table].names, merged)
+        order = ", ".join((SPANS[table][0], *KEYS[table]))
+        holds = query.asked(self._duckdb(), f"FROM ({rows}) ORDER BY {order}").cast(TABLES[table])
         part = parts.described(table, cluster, turn, holds)
+        left = superseded - (sum(one.rows for one in merged) - holds.num_rows)
         written = parts.write(self.folder, part, holds)
-        self._catalog.replace(there, [written], superseded={(table, cluster): 0})
+        self._catalog.replace(merged, [written], superseded={(table, cluster): left})
 
     def table(
         self,
