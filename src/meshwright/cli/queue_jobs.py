@@ -191,7 +191,8 @@ def _asks(
                 serial_share=serial if resized else 0.0,
             )
         )
-        run_s.append(row["end_s"] - row["start_s"])
+        ended = row["end_s"] is not None and row["start_s"] is not None
+        run_s.append(row["end_s"] - row["start_s"] if ended else 0.0)
         limits.append(row["limit_s"])
         if args.first is not None and len(asks) == args.first:
             break

@@ -1,8 +1,8 @@
 """Which job runs when, and where: queues and placements without a clock.
 
 `ask` is what a job wants and how it stands; `pool`, `nodes` and `slices` are the GPUs to give away,
-counted, on nodes or in parts. `ordered`, `backfill`, `repick` and the rest are the queues; `policies`
-has all of them by name.
+counted, on nodes or in parts. `ordered`, `backfill`, `repick` and the rest are the queues, and
+`policies` has all of them by name.
 """
 
 from meshwright.policy.queue.ask import Ask, Standing

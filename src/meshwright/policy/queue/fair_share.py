@@ -85,6 +85,7 @@ class FairShare(Easy):
         self.usage = Usage(self.weights.half_life_s)
         self.largest_priority, self.total = 1.0, 1.0
         self.ranked_s, self.now_s = -math.inf, 0.0
+        self.factors: dict[str, float] = {}
 
     def arrives(self, job: Standing, now_s: float) -> None:
         """Let a job wait; its team is known from now on."""
@@ -109,18 +110,23 @@ class FairShare(Easy):
         return moves
 
     def factor(self, team: str) -> float:
-        """Return a team's fair-share factor, between 0 and 1."""
-        whole = sum(self.shares.values())
-        share = self.shares.get(team, 1.0) / whole if whole else 0.0
-        return 2.0 ** (-self.usage.share(team) / share) if share else 0.0
+        """Return a team's fair-share factor, between 0 and 1, as of the last ranking."""
+        found = self.factors.get(team)
+        if found is None:
+            whole = sum(self.shares.values())
+            share = self.shares.get(team, 1.0) / whole if whole else 0.0
+            found = 2.0 ** (-self.usage.share(team) / share) if share else 0.0
+            self.factors[team] = found
+        return found
 
     def _rank_again(self, now_s: float) -> None:
         self.usage.pass_to(now_s)
         self.ranked_s = now_s
-        waiting = list(self.lanes.in_order())
+        self.factors.clear()
+        ranked = sorted((self._key(job), job.index, job) for job in self.lanes.in_order())
         self.lanes.clear()
-        for job in waiting:
-            self.lanes.add(self._key(job), job)
+        for key, _, job in ranked:
+            self.lanes.add(key, job)
 
     def _key(self, job: Standing) -> Any:
         """Return the negative priority, so that the highest comes first."""

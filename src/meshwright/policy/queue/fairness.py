@@ -50,16 +50,20 @@ class Shares(Repick):
 
     def decide(self, now_s: float, pool: Pool) -> Moves:
         """Choose anew, kind by kind."""
-        if not isinstance(pool, Nodes) or len({node.kind for node in pool.nodes}) == 1:
+        if not self.jobs or not isinstance(pool, Nodes) or len(pool.kinds) == 1:
             return super().decide(now_s, pool)
         before = {job.index: job.place for job in self.jobs.values() if job.place is not None}
         pool.clear()
-        kinds = sorted({node.kind for node in pool.nodes})
+        kinds = pool.kinds
+        jobs = self.jobs.values()
+        usual = {
+            kind: sum(job.ask.speeds.get(kind, 1.0) for job in jobs) / len(jobs) for kind in kinds
+        }
         starts, stops, moved = [], [], []
         for job in self.ranked(now_s):
             had = before.get(job.index)
             job.place, job.held = None, 0.0
-            if self._take(job, pool, kinds):
+            if self._take(job, pool, usual):
                 if had is None:
                     starts.append(job)
                 elif had != job.place:
@@ -70,14 +74,12 @@ class Shares(Repick):
         return Moves(starts, stops, moved, now_s + (self.round_s or 0.0))
 
     @staticmethod
-    def _take(job: Standing, pool: Nodes, kinds: list[str]) -> bool:
+    def _take(job: Standing, pool: Nodes, usual: dict[str, float]) -> bool:
         """Try the kinds on which a job is fastest compared with others, one after another."""
-        allowed = job.ask.kinds or tuple(kinds)
         speeds = job.ask.speeds
-        for kind in sorted(allowed, key=lambda one: -speeds.get(one, 1.0)):
-            if pool.take_kind(job, kind):
-                return True
-        return False
+        allowed = [kind for kind in usual if not job.ask.kinds or kind in job.ask.kinds]
+        allowed.sort(key=lambda kind: -speeds.get(kind, 1.0) / usual[kind])
+        return any(pool.take_kind(job, kind) for kind in allowed)
 
     @staticmethod
     def _key(job: Standing) -> float:

@@ -35,6 +35,7 @@ class Nodes:
             raise InputError([Problem("nodes", "there are none", "give at least one")])
         self.nodes = tuple(nodes)
         self.placing = placing
+        self.kinds = sorted({node.kind for node in nodes})
         count = len(nodes)
         self.free_gpus = [node.gpus for node in nodes]
         """Free on each node, whether or not it takes jobs."""

@@ -97,30 +97,41 @@ class Quotas:
             return NO_MOVES
         starts: list[Standing] = []
         stops: list[Standing] = []
+        # Those who ask for their own go before those who would borrow.
+        for borrowing in (False, True):
+            self._start(borrowing, pool, starts, stops)
+        for job in stops:
+            self.waiting[job.index] = job
+        return Moves(starts, stops)
+
+    def _start(
+        self, borrowing: bool, pool: Pool, starts: list[Standing], stops: list[Standing]
+    ) -> None:
         barred: set[object] = set()
-        order = sorted(self.waiting.values(), key=lambda one: (-one.ask.priority, one.index))
-        for job in order:
+        for job in sorted(self.waiting.values(), key=lambda one: (-one.ask.priority, one.index)):
             team = job.ask.team
             # Whatever keeps one job back keeps back all of its team and shape.
             key = team if self.strict else (team, job.shape)
             if key in barred:
                 continue
-            if (self.admits(job) and pool.take(job)) or self._reclaims(job, pool, starts, stops):
+            own = self.used[team] + job.gpus <= self.quotas[team].gpus
+            if (
+                (own or borrowing)
+                and self.admits(job)
+                and (pool.take(job) or (own and self._reclaims(job, pool, starts, stops)))
+            ):
                 starts.append(job)
                 self.used[team] += job.gpus
                 self.running[job.index] = self.waiting.pop(job.index)
             else:
                 barred.add(key)
-        for job in stops:
-            self.waiting[job.index] = job
-        return Moves(starts, stops)
 
     def _reclaims(
         self, job: Standing, pool: Pool, starts: list[Standing], stops: list[Standing]
     ) -> bool:
         """Stop borrowers until an owner has its own, or nobody."""
         team = job.ask.team
-        if not self.reclaim or self.used[team] + job.gpus > self.quotas[team].gpus:
+        if not self.reclaim:
             return False
         given: list[tuple[Standing, object, float]] = []
         spared = {one.index for one in starts}  # they have only just been given their place

@@ -1,7 +1,7 @@
 """Scores by which jobs are placed on shared GPUs: chance, best fit, packing and their like.
 
-The formulas are those of the comparison in the paper on fragmentation gradient descent (Weng et al.,
-ATC 2023), so that its results can be held against ours.
+The formulas are those that fragmentation gradient descent was compared with (Weng et al., ATC
+2023), so that its results can be held against ours.
 """
 
 from typing import Final

@@ -1,8 +1,8 @@
 """`Slices`: GPUs that jobs may share, in thousandths, on nodes of many kinds.
 
 A job asks for a part of one GPU, for whole ones of one node, or for none and only cores. Where it
-goes is decided by a score of each node that has room; the best wins, and of equals the first. Scores
-are whole numbers up to 100, as those of Kubernetes' scheduler.
+goes is decided by a score of each node that has room; the best wins, and of equals the first.
+Scores are whole numbers up to 100, as those of Kubernetes' scheduler.
 """
 
 import random

@@ -1,7 +1,7 @@
 """Job queues on a virtual clock: what a policy would have made of a cluster's jobs.
 
-`simulate` drives a policy of `policy.queue`; `outcome_of` turns the run into figures; `pack` fills a
-cluster to see how much of it a placement can give away; `predicted` guesses durations from history.
+`simulate` drives a policy of `policy.queue`; `outcome_of` turns the run into figures; `pack` fills
+a cluster to see how much of it a placement gives away; `predicted` guesses durations from history.
 """
 
 from meshwright.predict.queue.costs import Costs, Drain, Failures

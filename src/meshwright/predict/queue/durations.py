@@ -1,8 +1,8 @@
 """How long jobs will run, judged by earlier ones: of the same user and name, size, or at all.
 
-Names that differ only in digits are alike (`train-17`, `train-18`). Recent runs count most. A job is
-learned from only once it has ended, so that nothing is known before its time. In the manner of the
-history that Helios' scheduler keeps (Hu et al., SC 2021), without its regression trees.
+Names that differ only in digits are alike (`train-17`, `train-18`). Recent runs count most. A job
+is learned from only once it has ended, so that nothing is known before its time. In the manner of
+the history that Helios' scheduler keeps (Hu et al., SC 2021), without its regression trees.
 """
 
 import heapq

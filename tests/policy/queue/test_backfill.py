@@ -1,0 +1,107 @@
+"""Backfill fills gaps, and never at the cost of those who have a reservation."""
+
+import math
+
+import numpy as np
+import pytest
+
+from meshwright.policy.queue import Ask, Counted, Moves, Nodes, Pool, Standing, even_nodes
+from meshwright.policy.queue.backfill import Conservative, Easy, Expected, Profile, Reservation
+from meshwright.predict.queue import simulate
+from tests.policy.queue.drawn import drawn
+
+
+def job(index: int, gpus: float, estimate_s: float, submit_s: float = 0.0) -> Standing:
+    return Standing(index, Ask(job=str(index), submit_s=submit_s, gpus=gpus, estimate_s=estimate_s))
+
+
+def test_a_short_job_fills_the_gap_and_a_long_one_does_not() -> None:
+    queue, pool = Easy(), Counted(8)
+    for one in (job(0, 6, 100), job(1, 8, 10), job(2, 2, 101), job(3, 2, 100)):
+        queue.arrives(one, 0)
+    assert [one.index for one in queue.decide(0, pool).starts] == [0, 3]
+
+
+def test_a_long_job_may_pass_where_there_is_room_beside_the_head() -> None:
+    queue, pool = Easy(), Counted(8)
+    for one in (job(0, 6, 100), job(1, 5, 10), job(2, 2, 1000), job(3, 2, 1000)):
+        queue.arrives(one, 0)
+    # When the head starts, 3 are left beside it: enough for one of the two.
+    assert [one.index for one in queue.decide(0, pool).starts] == [0, 2]
+
+
+class Promising(Easy):
+    """EASY that notes when its head was promised to start, the first time it was the head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.promised: dict[int, float] = {}
+        self.kept = 0
+
+    def decide(self, now_s: float, pool: Pool) -> Moves:
+        moves = super().decide(now_s, pool)
+        for one in moves.starts:
+            if one.index in self.promised:
+                assert now_s <= self.promised[one.index] + 1e-6
+                self.kept += 1
+        if (lane := self.lanes.first(math.inf)) is not None:
+            head = lane.at((0, 0))[2]
+            if head.index not in self.promised:
+                self.promised[head.index] = Reservation(head, self.expected, pool).start_s
+        return moves
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("pool", ["counted", "consolidate", "best-fit"])
+def test_easy_never_delays_the_reservation(seed: int, pool: str) -> None:
+    asks, run_s = drawn(seed, 150)
+    queue = Promising()
+    gpus = Counted(24) if pool == "counted" else Nodes(even_nodes(24, 8), pool)
+    ran = simulate(asks, run_s, gpus, queue)
+    assert np.isfinite(ran.end_s).all()
+    assert queue.kept > 5
+
+
+class PromisingAll(Conservative):
+    """Conservative backfill that notes when each job was promised to start as it arrived."""
+
+    def __init__(self) -> None:
+        super().__init__(depth=None)
+        self.promised: dict[int, float] = {}
+
+    def decide(self, now_s: float, pool: Pool) -> Moves:
+        profile = Profile(now_s, pool.free, self.expected)
+        for one in self.lanes.in_order():
+            start_s = profile.earliest(one.gpus, one.left_s)
+            self.promised.setdefault(one.index, start_s)
+            profile.reserve(start_s, one.left_s, one.gpus)
+        moves = super().decide(now_s, pool)
+        for one in moves.starts:
+            assert now_s <= self.promised[one.index] + 1e-6
+        return moves
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_conservative_backfill_delays_nobody(seed: int) -> None:
+    asks, run_s = drawn(seed, 100)
+    ran = simulate(asks, run_s, Counted(20), PromisingAll())
+    assert np.isfinite(ran.end_s).all()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_backfill_waits_less_than_a_strict_queue(seed: int) -> None:
+    from meshwright.policy.queue.ordered import Strict
+
+    asks, run_s = drawn(seed, 200)
+    strict = simulate(asks, run_s, Counted(20), Strict())
+    easy = simulate(asks, run_s, Counted(20), Easy())
+    assert (easy.end_s - easy.submit_s).mean() < (strict.end_s - strict.submit_s).mean()
+
+
+def test_a_job_over_its_time_is_expected_at_any_moment() -> None:
+    expected, late = Expected(), job(0, 4, 10)
+    late.held = 4.0
+    expected.add(late, 0)
+    profile = Profile(50, 2, expected)
+    assert profile.earliest(2, 100) == 50
+    assert 50 < profile.earliest(6, 100) < 50.001
