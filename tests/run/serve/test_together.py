@@ -14,6 +14,7 @@ import torch
 from meshwright.errors import InputError, Problem
 from meshwright.run.nn.huggingface import save
 from meshwright.run.serve.asked import Ask, Sampling
+from meshwright.run.serve.engine import doing
 from meshwright.run.serve.engine.loop import EngineLoop
 from meshwright.run.serve.engine.settings import EngineSettings
 from meshwright.run.serve.engine.start import start_engine
@@ -26,6 +27,7 @@ from tests.run.serve.model.test_gguf import trained
 from tests.run.serve.server.pretend import PretendEngine
 
 ASK = Ask(prompt=(65, 66, 67), sampling=Sampling(temperature=0.0, max_tokens=3))
+LIMITS = Limits(batch_tokens=24, batch_requests=4, block_tokens=4, kv_blocks=48)
 Change = Callable[[Any], Awaitable[None]]
 
 
@@ -203,10 +205,32 @@ def folders(tmp_path: Path) -> tuple[Path, Path]:
     return found
 
 
+def test_an_engine_with_some_of_its_new_weights_answers_nothing(
+    folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(decoder: torch.nn.Module, _: str) -> None:
+        next(iter(decoder.parameters())).data.zero_()
+        raise OSError("the disk is gone")
+
+    async def work() -> None:
+        settings = EngineSettings(limits=LIMITS, device="cpu", max_length=64)
+        started = start_engine(folders[0], settings)
+        engine = EngineLoop(started.engine, started.upkeep)
+        monkeypatch.setattr(doing, "load", broken)
+        with pytest.raises(doing.HalfRenewed, match="the disk is gone"):
+            await engine.update_weights(str(folders[1]))
+        while not engine.ill():
+            await asyncio.sleep(0.001)
+        with pytest.raises(EngineBroken, match="broke off"):
+            await _greedy(engine)
+        await engine.close()
+
+    run(work())
+
+
 def test_engines_of_a_model_take_its_new_weights(folders: tuple[Path, Path]) -> None:
     async def work() -> None:
-        limits = Limits(batch_tokens=24, batch_requests=4, block_tokens=4, kv_blocks=48)
-        settings = EngineSettings(limits=limits, device="cpu", max_length=64)
+        settings = EngineSettings(limits=LIMITS, device="cpu", max_length=64)
         engines = []
         for _ in range(2):
             started = start_engine(folders[0], settings)

@@ -6,12 +6,18 @@ from typing import Literal
 import msgspec
 import torch
 
-from meshwright.errors import InputError, Problem
+from meshwright.errors import InputError, MeshwrightError, Problem
+from meshwright.run.nn.build import Options
 from meshwright.run.nn.huggingface import load
+from meshwright.run.nn.huggingface.load import misfits
 from meshwright.run.serve.engine.runner import Runner
 from meshwright.run.serve.model.pooling import Pooling, embed
 
 What = Literal["embed", "sleep", "wake", "update"]
+
+
+class HalfRenewed(MeshwrightError):
+    """New weights broke off: an engine with some of them must not answer."""
 
 
 class Do(msgspec.Struct, frozen=True, tag="do", kw_only=True):
@@ -51,8 +57,19 @@ class Doer:
             case "wake":
                 self._wake()
             case "update":
-                load(self.runner.forward.decoder, do.path)
+                self._renew(do.path)
         return []
+
+    def _renew(self, folder: str) -> None:
+        """Read new weights; raises `InputError` while nothing is written, `HalfRenewed` later."""
+        decoder = self.runner.forward.decoder
+        options = Options(multi_token=bool(decoder.multi_token))
+        if problems := misfits(decoder.model, folder, options):
+            raise InputError(problems)
+        try:
+            load(decoder, folder)
+        except Exception as error:
+            raise HalfRenewed(f"weights of {folder} broke off: {error}") from error
 
     def _sleep(self, level: int) -> None:
         if self.runner.cache.asleep:

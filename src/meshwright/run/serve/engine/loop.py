@@ -16,6 +16,7 @@ from typing import TypeVar
 from meshwright.errors import InputError, MeshwrightError, Problem
 from meshwright.run.serve.asked import Ask, Gauges, Piece
 from meshwright.run.serve.engine.answer import Answer, Sink
+from meshwright.run.serve.engine.doing import HalfRenewed
 from meshwright.run.serve.engine.engine import Engine
 from meshwright.run.serve.engine.upkeep import Upkeep
 from meshwright.run.serve.inbox import Inbox
@@ -162,8 +163,10 @@ class EngineLoop:
         def job() -> None:
             try:
                 result = work()
-            except Exception as error:  # noqa: BLE001 - goes to who asked for it
+            except Exception as error:
                 self._tell(settle, None, error)
+                if isinstance(error, HalfRenewed):
+                    raise
             else:
                 self._tell(settle, result, None)
 
