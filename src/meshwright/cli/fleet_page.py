@@ -108,8 +108,8 @@ def _opening(report: Report) -> str:
     }  # fmt: skip
     text = (
         f"Of {hours(found.capacity):,.0f} GPU-hours {100 * found.held / whole:.0f} % were held by "
-        f"jobs and {100 * buckets['productive'] / whole:.0f} % did work that was kept, as far as is "
-        "known."
+        f"jobs and {100 * buckets['productive'] / whole:.0f} % did work that was kept, as far as "
+        "is known."
     )
     if wasted:
         worst = max(wasted, key=lambda name: wasted[name])
@@ -169,9 +169,9 @@ def trend_chart(rows: tuple[Trend, ...], ahead: Forecast | None, *, daily: bool)
     note = ""
     if ahead and daily:
         note = (
-            f'<p class="note">Dots: productive hours to come, {escape(ahead.rule)}; the bars on them '
-            f"are how far such forecasts were off so far ({100 * ahead.error:.1f} points on the "
-            f"average of {ahead.tested}).</p>"
+            f'<p class="note">Dots: productive hours to come, {escape(ahead.rule)}; the bars on '
+            f"them are how far such forecasts were off so far ({100 * ahead.error:.1f} points "
+            f"on the average of {ahead.tested}).</p>"
         )
     return (
         f'<svg class="passes" viewBox="0 0 {_WIDTH} {_HEIGHT + _BOTTOM}" role="img" '

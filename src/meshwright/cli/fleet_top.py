@@ -90,10 +90,10 @@ def answer(found: Account, by: str, top: int) -> Answer:
 def _waiting(found: Account) -> tuple[int, float]:
     """How many jobs wait at the end, and for how many GPUs."""
     jobs = found.attempts
-    waits = (
-        (jobs.waits != NEVER) & (jobs.waits < found.window.until) & (jobs.parts > 0)
-        & ((jobs.waited > found.window.until) | (in_states(jobs, "pending") & (jobs.start == NEVER)))
-    )  # fmt: skip
+    still = (jobs.waited > found.window.until) | (
+        in_states(jobs, "pending") & (jobs.start == NEVER)
+    )
+    waits = still & (jobs.waits != NEVER) & (jobs.waits < found.window.until) & (jobs.parts > 0)
     return int(waits.sum()), float(np.sum(jobs.parts[waits])) / PARTS
 
 

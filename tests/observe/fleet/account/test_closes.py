@@ -71,11 +71,9 @@ any_rows = st.tuples(
 )  # fmt: skip
 
 
-def closes(
-    work: list[Any], there: list[Any], whose: list[Any], told: list[Any], seen: list[Any],
-    given_gpus: dict[str, int] | None,
-) -> None:  # fmt: skip
+def closes(rows: tuple[Any, ...]) -> None:
     """Check the account of some rows."""
+    work, there, whose, told, seen, given_gpus = rows
     found = account(
         jobs(*work), nodes(*there), held=held(*whose), progress=progress(*told),
         rollups=rollups(*seen), gpus=given_gpus, since_s=SINCE, until_s=UNTIL,
@@ -94,20 +92,20 @@ def closes(
 @given(any_rows)
 @settings(max_examples=20, deadline=None)
 def test_every_hour_is_in_one_bucket(rows: Any) -> None:
-    closes(*rows)
+    closes(rows)
 
 
 @pytest.mark.slow
 @given(any_rows)
 @settings(max_examples=1500, deadline=None)
 def test_every_hour_is_in_one_bucket_however_odd_the_rows(rows: Any) -> None:
-    closes(*rows)
+    closes(rows)
 
 
 @given(lists(job_rows, 6), st.randoms(use_true_random=False))
 @settings(max_examples=15, deadline=None)
 def test_the_order_of_rows_changes_nothing(work: list[Any], shuffled: Any) -> None:
-    # Rows of one key that were seen at the same time contradict each other: nobody knows which holds.
+    # Rows of one key that were seen at the same time contradict each other beyond help.
     once = list({(row["cluster"], row["job"], row["attempt"] or 0): row for row in work}.values())
     there = nodes({"node": "n1"}, {"node": "n2"})
     again = list(once)

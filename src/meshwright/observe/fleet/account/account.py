@@ -127,8 +127,9 @@ def account(
 ) -> Account:  # fmt: skip
     """Account for the hours between two moments.
 
-    `rollups` are samples rolled up over `rollup_s` seconds, with columns such as `gpu_util_mean`, or
-    what gives those of a stretch of time; `gpus` tells how many GPUs clusters have of which no node is told.
+    `rollups` are samples rolled up over `rollup_s` seconds, with columns such as `gpu_util_mean`,
+    or what gives those of a stretch of time; `gpus` tells how many GPUs clusters have of which no
+    node is told.
     """
     whole = window(since_s, until_s)
     held = _shaped(held, HELD) if held is not None else None
@@ -221,18 +222,28 @@ def _step(work: _Work, part: Window, by_attempt: Longs, tensor: Floats) -> _One:
     told_from = np.full(len(work.known.pools), part.span)
     np.minimum.at(told_from, stretches.pool, stretches.since)
     fit = fitted(held, stretches, pool, told_from)
-    kept = _within_pools(held, fit.kept, fit.inferred, stretches, pool)
-    split = _split(work, held, kept, part, tensor)
+    kept = _within_pools(_Kept(held, fit.kept, fit.inferred, pool, stretches))
+    split = _split(work, held, kept.amount, part, tensor)
     cells = dict.fromkeys((*CELLS, *FREE_CELLS), 0)
     for at, cell in enumerate(CELLS):
         np.add.at(by_attempt[:, at], held.attempt, split[at])
         cells[cell] = int(split[at].sum())
-    for cell, amount in _free(work, held, kept, fit.inferred, stretches, pool, part).items():
+    for cell, amount in _free(work, kept, part).items():
         cells[cell] += amount
     there = stretches.parts * (stretches.until - stretches.since)
-    inferred = int(np.minimum(fit.inferred, kept).sum())
+    inferred = int(kept.inferred.sum())
     claimed = int(held.amount.sum())
-    return _One(cells, int(there.sum()) + inferred, inferred, claimed - int(kept.sum()))
+    return _One(cells, int(there.sum()) + inferred, inferred, claimed - int(kept.amount.sum()))
+
+
+class _Kept(NamedTuple):
+    """What pieces keep within a part of the window."""
+
+    pieces: Pieces
+    amount: Longs
+    inferred: Longs
+    pool: Longs
+    stretches: Stretches
 
 
 def _take(values: Longs, at: Longs) -> Longs:
@@ -284,60 +295,56 @@ def _by_samples(split: Longs, seen: Measured, untold: Longs) -> Longs:
     return untold - covered
 
 
-def _within_pools(
-    held: Pieces, kept: Longs, inferred: Longs, stretches: Stretches, pool: Longs
-) -> Longs:
+def _within_pools(held: _Kept) -> _Kept:
     """Take back the last ticks that rounding gave to claims without a node."""
-    loose = np.flatnonzero((held.node < 0) & (kept > 0))
-    for one in np.unique(pool[loose]):
-        room = sum(_free_by_state(held, kept, stretches, pool, int(one)).values())
-        mine = loose[pool[loose] == one]
+    kept, told = held.amount, held.amount - held.inferred
+    loose = np.flatnonzero((held.pieces.node < 0) & (kept > 0))
+    for one in np.unique(held.pool[loose]):
+        room = sum(_left(held, int(one)).values())
+        mine = loose[held.pool[loose] == one]
         mine = mine[np.argsort(-kept[mine], kind="stable")]
-        over = int((kept - inferred)[mine].sum()) - room
+        over = int(told[mine].sum()) - room
         if over > 0:
-            taken = np.minimum(np.cumsum((kept - inferred)[mine]), over)
-            kept[mine] -= np.diff(taken, prepend=0)
-    return kept
+            kept[mine] -= np.diff(np.minimum(np.cumsum(told[mine]), over), prepend=0)
+    return held._replace(amount=kept, inferred=np.minimum(held.inferred, kept))
 
 
-def _free_by_state(
-    held: Pieces, kept: Longs, stretches: Stretches, pool: Longs, one: int
-) -> dict[int, int]:
+def _left(held: _Kept, one: int) -> dict[int, int]:
     """What jobs on told nodes leave of a pool that jobs without a node may have been on."""
-    left = {}
-    placed = held.stretch >= 0
+    left, stretches = {}, held.stretches
+    placed = held.pieces.stretch >= 0
     for state in (UP, RESERVED, UNKNOWN):
         there = (stretches.pool == one) & (stretches.state == state)
-        inside = np.zeros(held.size, np.bool_)
-        inside[placed] = there[held.stretch[placed]]
+        inside = np.zeros(held.pieces.size, np.bool_)
+        inside[placed] = there[held.pieces.stretch[placed]]
         whole = (stretches.parts * (stretches.until - stretches.since))[there].sum()
-        left[state] = int(whole) - int(kept[inside & (pool == one)].sum())
+        left[state] = int(whole) - int(held.amount[inside].sum())
     return left
 
 
-def _free(
-    work: _Work, held: Pieces, kept: Longs, inferred: Longs, stretches: Stretches, pool: Longs,
-    part: Window,
-) -> Totals:  # fmt: skip
+def _free(work: _Work, held: _Kept, part: Window) -> Totals:
     """Say what became of all that no job kept."""
     cells = dict.fromkeys(FREE_CELLS, 0)
+    stretches = held.stretches
     size = stretches.parts * (stretches.until - stretches.since)
     taken = np.zeros(len(size), np.int64)
-    placed = held.stretch >= 0
-    np.add.at(taken, held.stretch[placed], kept[placed])
+    placed = held.pieces.stretch >= 0
+    np.add.at(taken, held.pieces.stretch[placed], held.amount[placed])
     for state in (DOWN, DRAINING):
         cells[_STATE_CELLS[state]] += int((size - taken)[stretches.state == state].sum())
     for one in np.unique(stretches.pool):
-        left = _free_by_state(held, kept, stretches, pool, int(one))
-        loose = (held.node < 0) & (pool == one)
-        used = int((kept - np.minimum(inferred, kept))[loose].sum())
+        left = _left(held, int(one))
+        loose = (held.pieces.node < 0) & (held.pool == one)
+        used = int((held.amount - held.inferred)[loose].sum())
         for state in left:
             own = min(left[state], used)
             left[state], used = left[state] - own, used - own
         for state in (RESERVED, UNKNOWN):
             cells[_STATE_CELLS[state]] += left[state]
         if left[UP]:
-            shape = pool_in(int(one), stretches, held, kept, pool, part)
+            shape = pool_in(
+                int(one), stretches, held.pieces, kept=held.amount, pool=held.pool, window=part
+            )
             due = weights(work.found, work.pool, shape, part)
             for cell, amount in zip(_CAUSE_CELLS, spread(left[UP], due), strict=True):
                 cells[cell] += amount

@@ -142,8 +142,8 @@ class _Grid(NamedTuple):
 
         def mean(values: Floats, end: Longs) -> Floats:
             summed = np.concatenate([np.zeros((len(values), 1)), np.cumsum(values, axis=1)], axis=1)
-            return np.where(there, (self._up_to(summed, row, end)
-                                    - self._up_to(summed, row, held.start)) / span, 0.0)  # fmt: skip
+            gained = self._up_to(summed, row, end) - self._up_to(summed, row, held.start)
+            return np.where(there, gained / span, 0.0)
 
         return Measured(
             mean(self.idle, held.end),
@@ -206,7 +206,13 @@ def _of_nodes(part: Rolled, column: Longs, bins: int, held: Pieces) -> _Grid:
     seen, busy = summed(ones), summed(part.active)
     rate = held.amount / np.maximum(1, held.end - held.start) / PARTS
     own = binned(
-        held.start[there], held.end[there], rate[there], part.width, bins, at[there], len(keys)
+        held.start[there],
+        held.end[there],
+        rate[there],
+        part.width,
+        bins,
+        row=at[there],
+        rows=len(keys),
     )
     # GPUs held for a part of a bin count by that part; those that were busy count as held first.
     gpus = own / part.width

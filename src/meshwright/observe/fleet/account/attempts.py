@@ -1,4 +1,4 @@
-"""Attempts of jobs as columns of whole numbers, with what contradicts itself set right or set aside.
+"""Attempts of jobs as columns of whole numbers, what contradicts itself set right or aside.
 
 An attempt ends where the next one of the same job begins. One that runs is known to hold its GPUs
 until it was last seen. One that has ended nobody knows when holds nothing, and is counted.
@@ -90,7 +90,7 @@ def attempts(jobs: pa.Table, until: int) -> Attempts:
     seen = moments(jobs["seen_s"])
     seen = np.where(seen == NEVER, until, np.minimum(seen, until))
     start, end = _held(jobs, state, key, seen, oddities)
-    waits, waited = _waits(jobs, state, key, start, end, seen)
+    waits, waited = _waits(jobs, state, key, end, seen)
     count = numbers(jobs["num_nodes"])
     reason = names(jobs["reason"])
     kinds = np.array([_reason(text) for text in reason.values] + [FREE], np.int64)
@@ -155,12 +155,12 @@ def _next_starts(start: Longs, key: Longs) -> Longs:
 
 
 def _waits(
-    jobs: pa.Table, state: Names, key: Longs, start: Longs, end: Longs, seen: Longs
+    jobs: pa.Table, state: Names, key: Longs, end: Longs, seen: Longs
 ) -> tuple[Longs, Longs]:
     """Return from when to when attempts wanted to run and did not."""
     eligible, submit = moments(jobs["eligible_s"]), moments(jobs["submit_s"])
     waits = np.where(eligible != NEVER, eligible, submit)
-    previous = np.full(len(start), NEVER)
+    previous = np.full(len(end), NEVER)
     previous[1:] = np.where(key[1:] == key[:-1], end[:-1], NEVER)
     waits = np.where(waits == NEVER, NEVER, np.maximum(waits, previous))
     told_start, told_end = moments(jobs["start_s"]), moments(jobs["end_s"])

@@ -18,7 +18,7 @@ def width_ms(span_ms: int, rows: int) -> int:
 
 
 def binned(
-    start: Longs, end: Longs, rate: Floats, width: int, bins: int, row: Longs | None = None,
+    start: Longs, end: Longs, rate: Floats, width: int, bins: int, *, row: Longs | None = None,
     rows: int = 1,
 ) -> Floats:  # fmt: skip
     """Return rate times time in each bin, for each row of bins.

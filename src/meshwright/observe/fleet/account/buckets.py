@@ -32,7 +32,7 @@ BUCKETS: Final = (
     Bucket(
         "limits", "free: limits and quotas", "jobs waited whom a limit or quota held back", False
     ),
-    Bucket("too_few", "free: too few for any", "all who waited asked for more than was free", False),
+    Bucket("too_few", "free: too few for any", "who waited asked for more than was free", False),
     Bucket("reserved", "free: reserved", "kept free by a reservation", False),
     Bucket("no_demand", "free: no demand", "no job waited that could have used it", False),
     Bucket("unknown", "free: state unknown", "nobody tells how the node stood", False),

@@ -99,8 +99,7 @@ def _requests(found: Attempts, at: Longs, node_gpus: int) -> tuple[Longs, list[R
 
 
 def pool_in(
-    number: int, stretches: Stretches, held: Pieces, kept: Longs, pool_of_piece: Longs,
-    window: Window,
+    number: int, stretches: Stretches, held: Pieces, *, kept: Longs, pool: Longs, window: Window
 ) -> Pool:  # fmt: skip
     """Describe the free GPUs of a pool; `stretches` and `held` are those of the window."""
     up = np.flatnonzero((stretches.pool == number) & (stretches.state == UP))
@@ -109,7 +108,7 @@ def pool_in(
     bins = -(-window.span // width)
     is_up = np.zeros(len(stretches.node) + 1, np.bool_)
     is_up[up] = True
-    mine = np.flatnonzero((pool_of_piece == number) & (is_up[held.stretch] | (held.node < 0)))
+    mine = np.flatnonzero((pool == number) & (is_up[held.stretch] | (held.node < 0)))
     part = held.where(mine)
     rate = kept[mine] / np.maximum(1, part.end - part.start)
     size = stretches.parts[up].astype(float)
@@ -128,11 +127,11 @@ def pool_in(
         of_pieces = (place >= first) & (place < last)
         room = binned(
             stretches.since[up][of_nodes], stretches.until[up][of_nodes], size[of_nodes], width,
-            bins, row[of_nodes] - first, last - first,
+            bins, row=row[of_nodes] - first, rows=last - first,
         )  # fmt: skip
         room -= binned(
             part.start[of_pieces], part.end[of_pieces], rate[of_pieces], width, bins,
-            place[of_pieces] - first, last - first,
+            row=place[of_pieces] - first, rows=last - first,
         )  # fmt: skip
         whole = np.clip(np.floor(room / (width * PARTS) + 1e-6).astype(np.int64), 0, node_gpus)
         cells = whole * bins + np.arange(bins)

@@ -42,7 +42,7 @@ def fitted(held: Pieces, stretches: Stretches, pool: Longs, pools_told: Longs) -
     inferred = np.where(held.stretch < 0, part, 0.0)
     loose = np.flatnonzero(held.node < 0)
     if len(loose):
-        share, before = _in_pools(held, loose, rate * part, stretches, pool, pools_told)
+        share, before = _in_pools(held, loose, rate * part, stretches, pool=pool, told=pools_told)
         part[loose] *= share
         inferred[loose] = before
     kept = np.where(part == 1.0, held.amount, floored(held.amount * part, held.amount))
@@ -105,7 +105,13 @@ def _shares(key: Longs, start: Longs, end: Longs, rate: Floats, size: Floats) ->
 
 
 def _in_pools(
-    held: Pieces, loose: Longs, rate: Floats, stretches: Stretches, pool: Longs, told: Longs
+    held: Pieces,
+    loose: Longs,
+    rate: Floats,
+    stretches: Stretches,
+    *,
+    pool: Longs,
+    told: Longs,
 ) -> tuple[Floats, Floats]:
     """Return what part of claims without a node fits, and what part lies before any told node."""
     start, end, of = held.start[loose], held.end[loose], pool[loose]

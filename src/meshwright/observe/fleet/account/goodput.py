@@ -1,9 +1,9 @@
 """How much of what a job, a user or a team had to do with was work: goodput, and its parts.
 
-ML productivity goodput is scheduling × runtime × program goodput. Scheduling goodput is the part of
-the time in which the GPUs were there: held over held and waited for, and for a whole fleet held over
-all that there was. Runtime goodput is the part of what was held that was productive. Program goodput
-is MFU, or tensor activity where no MFU is told. The effective training time ratio (ETTR) is
+ML productivity goodput is scheduling × runtime × program goodput. Scheduling goodput is the part
+of the time in which the GPUs were there: held over held and waited for, and for a whole fleet held
+over all that there was. Runtime goodput is the part of what was held that was productive. Program
+goodput is MFU, or tensor activity where no MFU is told. The effective training time ratio (ETTR) is
 productive time over the time from asking to the end, waits and lost work in it.
 """
 

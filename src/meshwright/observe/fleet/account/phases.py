@@ -11,7 +11,7 @@ from meshwright.observe.fleet.account.claims import owners
 from meshwright.observe.fleet.account.ticks import NEVER, Flags, Floats, Longs, moments, numbers
 
 ORDER: Final = ("lost", "checkpoint", "data_wait", "communication", "startup", "productive")
-"""Where rows overlap, the first of these holds: an interruption stands inside what it interrupts."""
+"""Where rows overlap, the first of these holds: interruptions stand inside what they interrupt."""
 UNTOLD: Final = len(ORDER)
 LOST, CHECKPOINT, STARTUP, PRODUCTIVE = 0, 1, 4, 5
 

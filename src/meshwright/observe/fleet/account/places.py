@@ -54,7 +54,8 @@ def places(nodes: pa.Table, found: Attempts, given: dict[str, int]) -> Places:
     cluster, node = nodes["cluster"].to_pylist(), nodes["node"].to_pylist()
     index: dict[tuple[str, str], int] = {}
     at = np.array(
-        [index.setdefault((c or "", n or ""), len(index)) for c, n in zip(cluster, node, strict=True)],
+        [index.setdefault((c or "", n or ""), len(index))
+         for c, n in zip(cluster, node, strict=True)],
         np.int64,
     )  # fmt: skip
     pools, pool_of, node_pool = _pools(nodes, at, index)

@@ -31,23 +31,20 @@ class Remedy(NamedTuple):
 OF_JOBS: Final = (
     Remedy("release idle GPUs", "idle", "end or shrink jobs after 30 idle minutes", 0.5),
     Remedy("checkpoint hourly", "lost", "half an hour is lost to each failure then", 0.5),
-    Remedy("start faster", "startup", "cached images, weights and compiled code: 5 minutes", 1 / 12),
+    Remedy("start faster", "startup", "cached images, weights, compiled code: 5 minutes", 1 / 12),
     Remedy("feed the GPUs", "data_wait", "more loader processes, faster or nearer storage", 0.0),
     Remedy("overlap exchange", "communication", "another layout, buckets, overlap", 0.0),
     Remedy("checkpoint aside", "checkpoint", "write from host memory while training goes on", 0.0),
-)  # fmt: skip
-"""Remedies whose owner is who runs the jobs; of lost work, whoever runs the nodes where they failed."""
+)
+"""Remedies of those who run the jobs; of work that nodes lost, of those who run the nodes."""
 OF_FLEET: Final = (
-    (Remedy("repair nodes sooner", "down", "spares, automatic tests, quick returns", 0.0), OPERATIONS),
-    (Remedy("drain for less long", "draining", "repair as soon as a node is empty", 0.0), OPERATIONS),
-    (Remedy("pack jobs", "fragmented", "best fit, migration, whole nodes for whole-node jobs", 0.0),
-     SCHEDULING),
-    (Remedy("backfill", "order", "let small jobs pass those that cannot start yet", 0.0), SCHEDULING),
-    (Remedy("lend beyond quotas", "limits", "let idle GPUs be borrowed, with preemption", 0.0),
-     SCHEDULING),
-    (Remedy("shorten reservations", "reserved", "let short jobs run until they begin", 0.0),
-     SCHEDULING),
-)  # fmt: skip
+    (OPERATIONS, Remedy("repair sooner", "down", "spares, automatic tests, quick returns", 0.0)),
+    (OPERATIONS, Remedy("drain less long", "draining", "repair as soon as a node is empty", 0.0)),
+    (SCHEDULING, Remedy("pack jobs", "fragmented", "best fit, whole nodes for large jobs", 0.0)),
+    (SCHEDULING, Remedy("backfill", "order", "let small jobs pass what cannot start yet", 0.0)),
+    (SCHEDULING, Remedy("lend quotas", "limits", "idle GPUs borrowed, with preemption", 0.0)),
+    (SCHEDULING, Remedy("short reservations", "reserved", "short jobs until they begin", 0.0)),
+)
 
 
 class Saving(NamedTuple):
@@ -71,7 +68,7 @@ def savings(found: Account, prices: Prices, by: str = "user") -> tuple[Saving, .
         rows += _of_jobs(found, remedy, price, by)
     average = fleet_price(found, prices)
     totals = found.buckets()
-    for remedy, owner in OF_FLEET:
+    for owner, remedy in OF_FLEET:
         hours = totals[remedy.bucket] / HOUR
         dollars = None if average is None else hours * average
         rows.append(Saving(remedy.name, remedy.about, remedy.bucket, owner, hours, dollars, 0))
