@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-from meshwright.errors import InputError
-from meshwright.run.serve.interface import EngineBroken, Renews, Sleeps
+from meshwright.errors import InputError, MeshwrightError
+from meshwright.run.serve.interface import Renews, Sleeps
 from meshwright.run.serve.server.asking import messages_of, named_model, own_values
 from meshwright.run.serve.server.bodies import (
     DetokenizeBody,
@@ -83,7 +83,7 @@ async def _done(change: Coroutine[Any, Any, None], param: str | None = None) -> 
         await asyncio.shield(asyncio.ensure_future(change))
     except InputError as error:
         raise impossible(error, param) from None
-    except EngineBroken as error:
+    except MeshwrightError as error:
         raise Fault(503, str(error), code="ill") from None
 
 
