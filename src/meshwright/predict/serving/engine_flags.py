@@ -1,4 +1,4 @@
-"""A fleet as command lines of the engines that serve it: vLLM, SGLang, TensorRT-LLM.
+"""A fleet as command lines of the engines that serve it: ours, vLLM, SGLang, TensorRT-LLM.
 
 Memory shares, batch limits and degrees are given as each engine means them: some count per
 attention group, some over all GPUs of a stage. Flags were held against the sources of vLLM and
@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple, get_args
 
 from meshwright.predict.serving.fleet import Copies, Fleet
 
-Target = Literal["vllm", "sglang", "tensorrt-llm"]
+Target = Literal["meshwright", "vllm", "sglang", "tensorrt-llm"]
 TARGETS: tuple[Target, ...] = get_args(Target)
 _ONLINE = ("bf16", "fp16", "fp8")
 """Formats that engines make while they load a 16-bit checkpoint; others have to be in it."""
@@ -28,8 +28,10 @@ class Exported(NamedTuple):
 
 def command_lines(fleet: Fleet, target: Target, model: str) -> Exported:
     """Return the commands that start a fleet's engines, one for each kind of them."""
-    write = {"vllm": _vllm, "sglang": _sglang, "tensorrt-llm": _tensorrt}[target]
     notes = list(_notes(fleet, target))
+    if target == "meshwright":
+        return Exported((shlex.join(_meshwright(fleet, model)),), tuple(notes))
+    write = {"vllm": _vllm, "sglang": _sglang, "tensorrt-llm": _tensorrt}[target]
     if fleet.prefill is None:
         lines = [shlex.join(write(fleet.serving, model, "both"))]
     else:
@@ -38,6 +40,28 @@ def command_lines(fleet: Fleet, target: Target, model: str) -> Exported:
             shlex.join(write(fleet.serving, model, "decode")),
         ]
     return Exported(tuple(lines), tuple(notes))
+
+
+def _meshwright(fleet: Fleet, model: str) -> list[str]:
+    """Return the command that starts all engines and stands before them."""
+    copies, limits = fleet.serving, fleet.serving.limits
+    replica = copies.replica
+    words = ["mw", "serve", model]
+    words += _degrees(("--tp", replica.layout.tp))
+    if fleet.prefill is not None:
+        words += ["--prefill", str(fleet.prefill.count), "--decode", str(copies.count)]
+    elif copies.count > 1:
+        words += ["--replicas", str(copies.count), "--routing", fleet.routing]
+    words += ["--batch-requests", str(limits.batch_requests)]
+    words += ["--batch-tokens", str(limits.batch_tokens)]
+    words += ["--memory-share", f"{replica.engine.memory_share:g}"]
+    if replica.formats.weights in {"fp8", "int4"}:
+        words += ["--weights", replica.formats.weights]
+    if replica.formats.kv == "fp8":
+        words += ["--kv", "fp8"]
+    if not limits.prefix_cache:
+        words.append("--no-prefix-cache")
+    return words
 
 
 def _vllm(copies: Copies, model: str, role: str) -> list[str]:
@@ -136,6 +160,13 @@ def _notes(fleet: Fleet, target: Target) -> list[str]:
     copies = fleet.serving
     replica, layout = copies.replica, copies.replica.layout
     found = []
+    if target == "meshwright":
+        if layout.pp * layout.dp * layout.ep > 1:
+            found.append("mw serve shares a model by tp alone: plan with --pp 1 --dp 1 --ep 1")
+        before = fleet.prefill
+        if before is not None and before.replica.layout != layout:
+            found.append("engines of both kinds have the same tp in mw serve")
+        return found
     if replica.formats.weights not in _ONLINE:
         found.append(f"the checkpoint itself has to be in {replica.formats.weights}")
     if target == "tensorrt-llm":
