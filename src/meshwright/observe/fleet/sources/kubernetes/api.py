@@ -1,6 +1,7 @@
 """`KubernetesSource`: pods and nodes of a cluster, through the official client, reading only."""
 
 import json
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
@@ -13,7 +14,7 @@ from meshwright.observe.fleet.sources.kubernetes.pods import jobs
 from meshwright.observe.fleet.sources.kubernetes.quantities import mapping
 from meshwright.observe.fleet.sources.source import Asked, Batch
 
-OPTIONS = ("namespace", "label_selector", "in_cluster")
+OPTIONS = ("namespace", "label_selector")
 _PAGE = 500
 """Objects in one answer: a cluster may have many thousands."""
 _OK, _GONE = 200, 410
@@ -116,21 +117,26 @@ def open_source(where: str, asked: Asked) -> KubernetesSource:
             settings.api_key = {"authorization": f"Bearer {asked.token.reveal()}"}
         api, name = client.ApiClient(settings), where.rstrip("/")
     else:
-        api, name = _by_config(client, config, where, asked)
+        api, name = _by_config(client, config, where)
     return KubernetesSource(client.CoreV1Api(api), name, asked)
 
 
-def _by_config(client: Any, config: Any, where: str, asked: Asked) -> tuple[Any, str]:
+def _by_config(client: Any, config: Any, where: str) -> tuple[Any, str]:
+    """Take the context that is named, or the current one, or the cluster this runs in."""
     context = where.removeprefix("kubernetes:").removeprefix("//")
+    file = None if where.startswith("kubernetes:") else where
     try:
-        if asked.options.get("in_cluster"):
-            settings = client.Configuration()
-            config.load_incluster_config(client_configuration=settings)
-            return client.ApiClient(settings), context or "in-cluster"
-        if where.startswith("kubernetes:"):
+        if file is not None:
+            return config.new_client_from_config(config_file=file), where
+        try:
             api = config.new_client_from_config(context=context or None)
             return api, context or str(config.list_kube_config_contexts()[1]["name"])
-        return config.new_client_from_config(config_file=where), where
+        except config.ConfigException:
+            if context or "KUBERNETES_SERVICE_HOST" not in os.environ:
+                raise
+        settings = client.Configuration()
+        config.load_incluster_config(client_configuration=settings)
+        return client.ApiClient(settings), "in-cluster"
     except config.ConfigException as error:
         fix = "name a context of kubectl config get-contexts: kubernetes:CONTEXT"
         raise InputError([Problem(where, f"cannot be opened: {error}", fix)]) from None
