@@ -3,12 +3,16 @@
 import json
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from meshwright.errors import InputError
+from meshwright.observe.fleet.measures.jobs import jobs_of, summary
 from meshwright.observe.fleet.published import compared, our_figures
 from meshwright.observe.fleet.published.compare import agrees, leaves
 from meshwright.observe.fleet.published.reliability import closed_forms
+from meshwright.observe.fleet.sources import Asked
+from meshwright.observe.fleet.sources.public import source
 
 _JOB = "job_id,user,node_num,gpu_num,cpu_num"
 _TIMES = "submit_time,start_time,end_time"
@@ -169,6 +173,16 @@ def test_shared_traces_give_what_was_published(
     mine = [row for row in rows if row.name.startswith(prefix)]
     assert [row.name for row in mine if row.agrees is not True] == []
     assert len(mine) >= least
+
+
+@pytest.mark.parametrize(
+    ("folder", "gpu_hours"), [("philly", 978_078.47), ("alibaba_v2026_genai", 2_568.705)]
+)
+def test_the_tables_hold_the_same_gpu_hours(shared: Path, folder: str, gpu_hours: float) -> None:
+    _facts(shared)
+    batches = source(str(shared / "fleet_traces" / folder), Asked()).batches()
+    jobs = pa.concat_tables([batch.rows for batch in batches if batch.table == "jobs"])
+    assert summary(jobs_of(jobs))["gpu_hours"] == pytest.approx(gpu_hours, rel=1e-6)
 
 
 MURI = (

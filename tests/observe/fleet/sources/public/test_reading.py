@@ -4,9 +4,12 @@ import gzip
 import io
 import json
 import tarfile
+import zipfile
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
 import pytest
 
 from meshwright.errors import DamagedFile, InputError
@@ -295,3 +298,25 @@ def test_a_file_that_breaks_off_is_told(tmp_path: Path) -> None:
     path.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(DamagedFile, match="cannot be read"):
         read(path)
+
+
+def test_a_zip_names_clusters_by_its_folders(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "data.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("data/Venus/cluster_log.csv", HELIOS)
+        archive.writestr("data/Earth/cluster_log.csv", HELIOS)
+        archive.writestr("__MACOSX/data/._x", "junk")
+    jobs = read(tmp_path / "data.zip")["jobs"].to_pylist()
+    assert sorted(job["cluster"] for job in jobs) == ["Earth", "Venus"]
+    assert {job["end_s"] - job["start_s"] for job in jobs} == {3600}
+
+
+@pytest.mark.parametrize("typed", [True, False])
+def test_parquet_is_read_like_text(tmp_path: Path, typed: bool) -> None:
+    table = pyarrow.csv.read_csv(io.BytesIO(SEREN.encode()))
+    if not typed:
+        table = table.cast(pa.schema([(name, pa.string()) for name in table.column_names]))
+    path = tmp_path / "trace.parquet"
+    pyarrow.parquet.write_table(table, path)
+    plain = read(written(tmp_path / "x" / "trace.csv", SEREN))["jobs"]
+    found = read(path)["jobs"]
+    assert found.drop(["seen_s"]).equals(plain.drop(["seen_s"]))

@@ -1,7 +1,8 @@
 """Files of public traces as blocks of text columns, whatever they are packed in.
 
 What a file is, is told by its first kilobytes and never by its name: tables with a header, tables
-whose header lies beside them, lists of JSON objects; each plain, packed by gzip, or in an archive.
+whose header lies beside them, Parquet, lists of JSON objects; plain, packed by gzip, or in an
+archive of tar or zip.
 Every value is read as text, since a column may hold numbers for a million rows and then `NA`.
 """
 
@@ -9,6 +10,7 @@ import csv
 import gzip
 import io
 import tarfile
+import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -22,9 +24,14 @@ from meshwright.errors import DamagedFile, InputError, Problem
 _SNIFF_BYTES: Final = 1 << 18
 """The widest header known has two thousand columns in some ten kilobytes."""
 _BLOCK_BYTES: Final = 16 << 20
-_GZIP, _PICKLE = b"\x1f\x8b", b"\x80"
+_GZIP, _PICKLE, _ZIP, _PARQUET = b"\x1f\x8b", b"\x80", b"PK\x03\x04", b"PAR1"
+_ROWS: Final = 200_000
+"""Rows of a block of Parquet."""
 _NULLS: Final = ["", "NA", "N/A", "NaN", "nan", "NULL", "null", "None", "NaT"]
-_FAULTS = (pa.ArrowInvalid, OSError, EOFError, zlib.error, tarfile.TarError, UnicodeError)
+_FAULTS = (
+    pa.ArrowInvalid, OSError, EOFError, zlib.error, tarfile.TarError, zipfile.BadZipFile,
+    NotImplementedError, UnicodeError,
+)  # fmt: skip
 _AGAIN = "copy it again from where it was published"
 
 
@@ -35,7 +42,7 @@ class Part(NamedTuple):
     member: str
     """Its name in the archive; empty: the file itself."""
     kind: str
-    """`csv`, `json` or `pickle`."""
+    """`csv`, `parquet`, `json` or `pickle`."""
     columns: tuple[str, ...]
     """Names of columns, or keys of the first object; empty where nothing tells them."""
     rows: tuple[tuple[str, ...], ...] = ()
@@ -65,6 +72,9 @@ class Part(NamedTuple):
         Rows that have too many or too few fields are left out; how many fields each of them has is
         added to `skipped`.
         """
+        if self.kind == "parquet":
+            yield from self._columnar(wanted)
+            return
         from pyarrow import csv as arrow_csv
 
         def leave_out(row: Any) -> str:
@@ -93,6 +103,15 @@ class Part(NamedTuple):
             )
             for batch in reader:
                 yield pa.Table.from_batches([batch])
+
+    def _columnar(self, wanted: Sequence[str] | None) -> Iterator[pa.Table]:
+        """Read blocks of Parquet, whose columns have types: they become text like all others."""
+        from pyarrow import parquet
+
+        chosen = [name for name in wanted or self.columns if name in self.columns]
+        with _reading(self.label), parquet.ParquetFile(self.path) as file:
+            for batch in file.iter_batches(batch_size=_ROWS, columns=chosen):
+                yield pa.table({name: _as_text(batch.column(name)) for name in chosen})
 
     def whole(self, wanted: Sequence[str] | None = None) -> pa.Table:
         """Read all rows of some or all columns."""
@@ -129,14 +148,40 @@ def _of_file(path: Path) -> Iterator[Part]:
         packed = raw.read(2) == _GZIP
     with _unpacked(path, packed) as stream:
         head = stream.read(_SNIFF_BYTES)
-    if head[257:262] == b"ustar":
+    if head[:4] == _PARQUET:
+        yield _parquet(path)
+    elif head[:4] == _ZIP:
+        with zipfile.ZipFile(path) as packed_files:
+            for info in packed_files.infolist():
+                if not info.is_dir() and not _hidden(info.filename):
+                    with packed_files.open(info) as inside:
+                        yield from _sniffed(path, info.filename, inside.read(_SNIFF_BYTES))
+    elif head[257:262] == b"ustar":
         with tarfile.open(path, "r:*") as archive:
             for member in archive:
-                if member.isfile() and not Path(member.name).name.startswith("."):
+                if member.isfile() and not _hidden(member.name):
                     inner = cast(IO[bytes], archive.extractfile(member)).read(_SNIFF_BYTES)
                     yield from _sniffed(path, member.name, inner)
     else:
         yield from _sniffed(path, "", head)
+
+
+def _hidden(name: str) -> bool:
+    """Say whether a member of an archive is what a Mac adds to it, or hidden otherwise."""
+    return Path(name).name.startswith(".") or name.startswith("__MACOSX")
+
+
+def _parquet(path: Path) -> Part:
+    from pyarrow import parquet
+
+    return Part(path, "", "parquet", tuple(parquet.read_schema(path).names))
+
+
+def _as_text(column: pa.Array) -> pa.Array:
+    try:
+        return column.cast(pa.string())
+    except (pa.ArrowNotImplementedError, pa.ArrowInvalid):  # Lists and the like tell nothing here.
+        return pa.nulls(len(column), pa.string())
 
 
 def _sniffed(path: Path, member: str, head: bytes) -> Iterator[Part]:
@@ -178,12 +223,17 @@ def _header_beside(path: Path, member: str) -> tuple[str, ...]:
 @contextmanager
 def opened(part: Part) -> Iterator[Any]:
     """Open the unpacked bytes of a part."""
+    with part.path.open("rb") as raw:
+        sign = raw.read(4)
+    if part.member and sign == _ZIP:
+        with zipfile.ZipFile(part.path) as packed_files, packed_files.open(part.member) as inside:
+            yield inside
+        return
     if part.member:
         with tarfile.open(part.path, "r:*") as archive:
             yield cast(IO[bytes], archive.extractfile(part.member))
         return
-    with part.path.open("rb") as raw:
-        packed = raw.read(2) == _GZIP
+    packed = sign[:2] == _GZIP
     with _unpacked(part.path, packed) as stream:
         yield stream
 

@@ -37,8 +37,8 @@ class _Attempt(msgspec.Struct):
 
 
 class _Job(msgspec.Struct):
-    status: str
     jobid: str
+    status: str | None = None
     vc: str | None = None
     attempts: list[_Attempt] = []
     submitted_time: str | None = None
@@ -74,7 +74,7 @@ def read_jobs(part: Part, told: Told) -> Tables:
     for job in found:
         for place, attempt in enumerate(job.attempts or [_Attempt()]):
             last = place >= len(job.attempts) - 1
-            ended = STATES.get(job.status.lower(), "unknown") if last else "requeued"
+            ended = STATES.get((job.status or "").lower(), "unknown") if last else "requeued"
             if last and job.attempts and attempt.start_time and not attempt.end_time:
                 ended = "running"
             values = (

@@ -61,8 +61,10 @@ def _form_of(part: Part) -> Found | None:
         return Found(part, series.SIDE_BY_SIDE)
     known = recognised(part, FORMS)
     if known is None:
-        part = pai.with_header(part)
-        known = recognised(part, FORMS) or training_log.form_of(part)
+        part = pai.with_header(part) if part.kind == "csv" else part
+        known = recognised(part, FORMS) or (
+            training_log.form_of(part) if part.kind == "csv" else None
+        )
     return Found(part, known) if known else None
 
 
