@@ -1,7 +1,7 @@
 """Which records are attempts of the same job, and which stand for several elements of an array."""
 
 import re
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -66,27 +66,20 @@ def attempts(
     """
     joined = pc.binary_join_element_wise(clusters, names, "\t")
     codes = np.array(pc.dictionary_encode(joined).indices, dtype=np.int64)
+    if not len(codes):
+        return Attempts(codes, codes, codes)
     submit = np.nan_to_num(floats(jobs["submit_s"]), nan=-1.0)
-    start = np.nan_to_num(floats(jobs["start_s"]), nan=np.inf)
-    order = np.lexsort((np.arange(len(codes)), ended, start, submit, codes))
-    keep = _newest(codes[order], submit[order], start[order])
-    told = _shared(codes[order], submit[order], restarts[order])
-    rows = order[keep]
-    counted = _count(codes[rows], told[keep])
+    start, restarts, waits = _shared(codes, submit, floats(jobs["start_s"]), restarts)
+    order = np.lexsort((np.arange(len(codes)), ended, ~waits, start, submit, codes))
+    new = _changes(codes[order], submit[order], start[order])
+    last = np.append(new[1:], True)
+    rows = order[last]
+    counted = _count(codes[rows], restarts[rows])
     back = np.argsort(rows, kind="stable")
     place = np.empty_like(back)
     place[back] = np.arange(len(back))
     told_by = np.empty_like(order)
-    # A record that does not count stands before the one that does, or waits and stands behind it.
-    after = np.minimum(np.concatenate(([0], np.cumsum(keep)[:-1])), max(0, len(rows) - 1))
-    before = np.maximum(np.cumsum(keep) - 1, 0)
-    waits = (
-        ~keep
-        & np.isinf(start[order])
-        & (codes[order] != codes[rows[after]] if len(rows) else False)
-    )
-    behind = ~keep & (codes[order] == codes[rows[before]]) & (submit[order] == submit[rows[before]])
-    told_by[order] = place[np.where(waits | (behind & np.isinf(start[order])), before, after)]
+    told_by[order] = place[np.cumsum(new) - 1]
     return Attempts(rows[back], counted[back], told_by)
 
 
@@ -110,31 +103,40 @@ def completed(table: pa.Table, found: Attempts) -> pa.Table:
     return rows
 
 
-def _newest(codes: Indexes, submit: Floats, start: Floats) -> npt.NDArray[np.bool_]:
-    """Keep the last of equal records; one that waits is the same as one that started since."""
-    keep = np.ones(len(codes), bool)
-    same = (codes[1:] == codes[:-1]) & (submit[1:] == submit[:-1])
-    twice = same & ((start[1:] == start[:-1]) | np.isinf(start[1:]))
-    # Sorted by start, the one that waits comes last; otherwise the newer comes last.
-    waits = twice & np.isinf(start[1:]) & ~np.isinf(start[:-1])
-    keep[1:][waits] = False
-    keep[:-1][twice & ~waits] = False
-    return keep
+def _shared(
+    codes: Indexes, submit: Floats, start: Floats, restarts: Floats
+) -> tuple[Floats, Floats, npt.NDArray[np.bool_]]:
+    """Let records of one submission share when it started and what is told of restarts.
+
+    Also say which of them are from before it started, and so count less than the others.
+    """
+    order = np.lexsort((submit, codes))
+    new = _changes(codes[order], submit[order])
+    group, first = np.cumsum(new) - 1, np.flatnonzero(new)
+    shared = []
+    for values in (start, restarts):
+        most = np.maximum.reduceat(np.nan_to_num(values[order], nan=-1.0), first)[group]
+        told = np.empty_like(values)
+        told[order] = most
+        shared.append(told)
+    waits = np.isnan(start)
+    return (
+        np.where(waits, shared[0], start),
+        np.where(shared[1] < 0, np.nan, shared[1]),
+        waits & (shared[0] >= 0),
+    )
 
 
-def _shared(codes: Indexes, submit: Floats, restarts: Floats) -> Floats:
-    """Let records of one submission share what one of them tells of restarts."""
-    if not len(codes):
-        return restarts
-    new = np.concatenate(([True], (codes[1:] != codes[:-1]) | (submit[1:] != submit[:-1])))
-    most = np.maximum.reduceat(np.nan_to_num(restarts, nan=-1.0), np.flatnonzero(new))
-    told = most[np.cumsum(new) - 1]
-    return np.where(told < 0, np.nan, told)
+def _changes(*columns: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Say where sorted rows differ from the row before."""
+    new = np.zeros(len(columns[0]), bool)
+    new[0] = True
+    for column in columns:
+        new[1:] |= column[1:] != column[:-1]
+    return new
 
 
 def _count(codes: Indexes, restarts: Floats) -> Indexes:
-    if not len(codes):
-        return codes
     first = np.concatenate(([True], codes[1:] != codes[:-1]))
     rank = np.arange(len(codes)) - np.maximum.accumulate(np.where(first, np.arange(len(codes)), 0))
     told = np.where(np.isnan(restarts), -1, restarts).astype(np.int64)

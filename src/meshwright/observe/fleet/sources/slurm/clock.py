@@ -38,8 +38,9 @@ class Moments:
         local = pc.cast(pc.if_else(iso, text, nothing), pa.timestamp("s"))
         self.first = _moments(local, zone, "earliest")
         self.last = self.first if zone == "UTC" else _moments(local, zone, "latest")
-        epoch = pc.match_substring_regex(text, _EPOCH)
-        if pc.any(epoch).as_py():  # SLURM_TIME_FORMAT=%s
+        others = pc.filter(text, pc.invert(iso))
+        if pc.any(pc.match_substring_regex(others, _EPOCH)).as_py():  # SLURM_TIME_FORMAT=%s
+            epoch = pc.match_substring_regex(text, _EPOCH)
             plain = _floats(pc.cast(pc.if_else(epoch, text, nothing), pa.float64()))
             self.first = np.where(np.isnan(self.first), plain, self.first)
             self.last = np.where(np.isnan(self.last), plain, self.last)

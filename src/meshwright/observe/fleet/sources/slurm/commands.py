@@ -25,7 +25,10 @@ from meshwright.observe.fleet.sources.source import Asked, Batch
 
 OVERLAP_S: Final = 3600.0
 """So much before the last look is asked for again: slurmdbd writes late."""
+_WINDOW_S: Final = 7 * 86400.0
+"""Of accounting at once: a question about years is more than some databases answer."""
 _CHUNK: Final = 1000
+"""Jobs named in one call."""
 _EVENTS: Final = "format=Cluster,NodeName,Start,End,State,Reason,TRES"
 
 
@@ -57,33 +60,38 @@ class Commands:
         """Give what changed since the cursor, and whatever had not ended by then."""
         state = _state(cursor)
         now = time.time()
-        reading = Reading("UTC", self._renames, given=self._asked.cluster)
-        self._settings(reading)
-        since = (
-            state["until_s"] - self._overlap_s if state["until_s"] else self._asked.since_s or 0.0
+        since = self._asked.since_s or 0.0
+        if state["until_s"]:
+            since = max(0.0, state["until_s"] - self._overlap_s)
+        reading = self._reading()
+        for end in _windows(since, self._asked.until_s or now):
+            # A long past is read piece by piece, each of which is kept once it is read.
+            reading.accounted.append(self._accounting(since, end, [], reading))
+            past = json.dumps({**state, "until_s": end})
+            yield from batches(reading.rows(now), self._asked, past, reading.notes)
+            since, reading = end, self._reading()
+        reading.accounted.append(
+            self._accounting(since, self._asked.until_s, state["open"], reading)
         )
-        records = self._accounting(since, state["open"], reading)
-        reading.accounted.append(records)
         reading.take_blocks(list(blocks(self._run("scontrol", "-d", "show", "job"))))
         reading.take_blocks(list(blocks(self._run("scontrol", "-d", "show", "node"))))
         self._node_events(reading)
         if self._gpu_map:
             reading.logged += _map(self._gpu_map)
         tables = reading.rows(now)
-        held = self._ended(tables, state["held"], now)
-        if held is not None:
-            tables["held"] = held
+        held = [] if self._gpu_map else self._still_held(tables, state["held"], now)
         fresh = json.dumps(
             {
                 "until_s": min(now, self._asked.until_s or now),
                 "open": _open(tables.get("jobs")),
-                "held": _holds(tables.get("held")) if not self._gpu_map else [],
+                "held": held,
             }
         )
         yield from batches(tables, self._asked, fresh, reading.notes)
 
-    def _settings(self, reading: Reading) -> None:
-        """Learn what the cluster is called and whether its accounting counts GPUs."""
+    def _reading(self) -> Reading:
+        """Begin a reading, with what the cluster is called and whether it counts GPUs."""
+        reading = Reading("UTC", self._renames, given=self._asked.cluster)
         told = dict(
             re.findall(
                 r"(?m)^(ClusterName|AccountingStorageTRES)\s*=\s*(.*?)\s*$",
@@ -93,14 +101,17 @@ class Commands:
         reading.cluster = told.get("ClusterName", "") or reading.cluster
         if "AccountingStorageTRES" in told:
             reading.counts_gpus = "gres/gpu" in told["AccountingStorageTRES"]
+        return reading
 
-    def _accounting(self, since_s: float, open_ones: list[str], reading: Reading) -> pa.Table:
+    def _accounting(
+        self, since_s: float, until_s: float | None, open_ones: list[str], reading: Reading
+    ) -> pa.Table:
         """Ask for all records in a window, and for jobs that had not ended when last asked."""
         told = self._run("sacct", "-e").split()
         fields = [name for name in FIELDS if name in told]
         window = ["-S", _utc(since_s)]
-        if self._asked.until_s is not None:
-            window += ["-E", _utc(self._asked.until_s)]
+        if until_s is not None:
+            window += ["-E", _utc(until_s)]
         if "Restarts" in fields or since_s <= 0.0:
             first = self._sacct(fields, window, reading)
             seen = set(pc.unique(first["number"]).to_pylist())
@@ -157,25 +168,31 @@ class Commands:
             return
         reading.events += nodes.read_events(io.BytesIO(text), "sacctmgr show event", "", "UTC")
 
-    def _ended(
-        self, tables: Mapping[str, pa.Table], before: list[list[Any]], now: float
-    ) -> pa.Table | None:
-        """End the holds of jobs that have ended: the controller has forgotten their GPUs."""
-        if self._gpu_map or not before or "jobs" not in tables:
-            return tables.get("held")
-        jobs = tables["jobs"]
-        columns = (jobs[name].to_pylist() for name in ("cluster", "job", "attempt", "end_s"))
-        ends = {
-            (cluster, job, attempt): end
-            for cluster, job, attempt, end in zip(*columns, strict=True)
-        }
+    def _still_held(
+        self, tables: dict[str, pa.Table], before: list[list[Any]], now: float
+    ) -> list[list[Any]]:
+        """End the holds of jobs that have ended, whose GPUs the controller has forgotten.
+
+        Returns those that have not, as far as anybody has heard.
+        """
+        held = _holds(tables.get("held"))
+        if not before or "jobs" not in tables:
+            return [*held, *before]
+        columns = (
+            tables["jobs"][name].to_pylist() for name in ("cluster", "job", "attempt", "end_s")
+        )
+        ends = {tuple(row[:3]): row[3] for row in zip(*columns, strict=True)}
+        there = {tuple(row) for row in held}
+        gone = [row for row in before if tuple(row) not in there]
         done = [
-            Hold(cluster, job, attempt, node, {gpu: share}, start, end)
-            for cluster, job, attempt, node, gpu, share, start in before
-            if (end := ends.get((cluster, job, attempt))) is not None
+            Hold(cluster, job, attempt, node, {gpu: share}, start, ends[cluster, job, attempt])
+            for cluster, job, attempt, node, gpu, share, start in gone
+            if ends.get((cluster, job, attempt)) is not None
         ]
-        rows = held_rows(done, now)
-        return pa.concat_tables([tables["held"], rows]) if "held" in tables else rows
+        if done:
+            known = [tables["held"]] if "held" in tables else []
+            tables["held"] = pa.concat_tables([*known, held_rows(done, now)])
+        return [*held, *(row for row in gone if ends.get(tuple(row[:3])) is None)]
 
     def _run(self, *command: str) -> str:
         return self._run_bytes(*command).decode(errors="replace")
@@ -198,6 +215,14 @@ def _failed(command: Sequence[str], code: int, errors: bytes) -> InputError:
 
 def _utc(moment_s: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(max(0.0, moment_s)))
+
+
+def _windows(since_s: float, until_s: float) -> Iterator[float]:
+    """Give the ends of all windows but the last; all of the past at once where none is named."""
+    end = since_s + _WINDOW_S
+    while since_s > 0.0 and end < until_s:
+        yield end
+        end += _WINDOW_S
 
 
 def _state(cursor: str | None) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from meshwright.observe.fleet.sources.slurm.clock import Moments, settle
 from meshwright.observe.fleet.sources.slurm.columns import floats, nullable
+from meshwright.observe.fleet.sources.slurm.hostlist import names_of
 from meshwright.observe.fleet.sources.slurm.records import records_from
 from meshwright.observe.fleet.sources.slurm.states import job_state
 from meshwright.observe.fleet.sources.slurm.tres import gpus_of_gres, span_s
@@ -24,7 +25,8 @@ def job_records(blocks: Sequence[Block], zone: str) -> pa.Table:
     told = [
         Moments(pa.array([job.get(name, "") for job in jobs], pa.string()), zone) for name in times
     ]
-    settled = settle(*told, floats(table["elapsed_s"]))
+    submit, eligible, start, end = told
+    settled = settle(submit, eligible, start, end, floats(table["elapsed_s"]))
     for name, values in zip(("submit_s", "eligible_s", "start_s", "end_s"), settled, strict=True):
         place = table.schema.get_field_index(name)
         table = table.set_column(place, table.schema.field(name), nullable(values))
@@ -45,7 +47,7 @@ def _record(job: Block) -> dict[str, Any]:
     user = _USER.fullmatch(job.get("UserId", ""))
     state = job.get("JobState", "")
     # Before 23.02 one list stood for both what is asked for and what is given.
-    waits = job_state(state) == "pending"
+    waits = job_state(state) == "pending" or not names_of(job.get("NodeList", ""))
     given = job.get("AllocTRES", "" if waits else job.get("TRES", ""))
     asked = job.get("ReqTRES", job.get("TRES", ""))
     kinds = (

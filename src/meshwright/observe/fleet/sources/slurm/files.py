@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO, Final, cast
 
+import msgspec
+
 from meshwright.errors import InputError, Problem
 from meshwright.observe.fleet.sources.slurm import nodes
 from meshwright.observe.fleet.sources.slurm.holding import read_map
@@ -105,7 +107,7 @@ class Files:
                 else:
                     lines = (line.decode(errors="replace") for line in stream)
                     reading.logged += read_map(lines, "")
-        except (EOFError, gzip.BadGzipFile, json.JSONDecodeError) as error:
+        except (EOFError, gzip.BadGzipFile, msgspec.DecodeError) as error:
             raise InputError([Problem(str(path), f"breaks off or is damaged: {error}")]) from error
         return told or written
 

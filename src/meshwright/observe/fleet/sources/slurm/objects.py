@@ -112,6 +112,8 @@ def _step(step: Object) -> dict[str, Any]:
         for entry in (tres.get("requested") or {}).get("total") or ()
     }
     name = (step.get("step") or {}).get("id")
+    if isinstance(name, Mapping):
+        name = name.get("step_id")
     return {
         "step": str(name).rpartition(".")[2],
         "state": words(step.get("state")),

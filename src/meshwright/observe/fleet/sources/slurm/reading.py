@@ -4,11 +4,11 @@ Accounting, controller and prologs each tell a part of the same jobs: what accou
 of yet the controller knows, what the controller forgets accounting keeps.
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -89,10 +89,10 @@ class Reading:
             self.notes += jobs.notes
         holds = [*self._logged(tables.get("jobs"), name)] if self.logged else self.running
         if holds:
-            told = [hold._replace(cluster=hold.cluster or name) for hold in holds]
+            named = [hold._replace(cluster=hold.cluster or name) for hold in holds]
             unique = {
                 (hold.cluster, hold.job, hold.attempt, hold.node, hold.start_s): hold
-                for hold in told
+                for hold in named
             }
             tables["held"] = held_rows([*unique.values()], seen_s, self.renames)
         found = [node._replace(cluster=node.cluster or name) for node in self.snapshot]
@@ -101,12 +101,8 @@ class Reading:
             latest: dict[tuple[str, str], nodes.Node] = {}
             for node in found:
                 before = latest.get((node.cluster, node.node), node)
-                latest[node.cluster, node.node] = nodes.Node(
-                    *(
-                        mine if mine is not None else theirs
-                        for mine, theirs in zip(node, before, strict=True)
-                    )
-                )
+                told = {name: value for name, value in node._asdict().items() if value is not None}
+                latest[node.cluster, node.node] = before._replace(**told)
             stretched = nodes.stretches(latest.values(), events, seen_s)
             tables["nodes"] = nodes.node_rows(stretched, seen_s, self.renames)
         return self._called(tables) if self.given else tables
@@ -184,7 +180,7 @@ def batches(
 
 def read_json(text: bytes) -> Mapping[str, Any] | None:
     """Parse a document; None where it is no object."""
-    document = json.loads(text)
+    document = msgspec.json.decode(text)
     return document if isinstance(document, dict) else None
 
 

@@ -31,7 +31,7 @@ class Gres(NamedTuple):
 
     name: str
     kind: str | None
-    count: int
+    amount: int
     detail: str
     """What stands in brackets."""
 
@@ -116,8 +116,8 @@ def gpus_of_gres(text: str) -> tuple[float | None, str | None]:
     kinds: dict[str, float] = {}
     for entry in gpus:
         if entry.kind:
-            kinds[entry.kind] = kinds.get(entry.kind, 0.0) + entry.count
-    return sum(entry.count * gpu_part(entry.kind) for entry in gpus), _kind(kinds)
+            kinds[entry.kind] = kinds.get(entry.kind, 0.0) + entry.amount
+    return sum(entry.amount * gpu_part(entry.kind) for entry in gpus), _kind(kinds)
 
 
 def size_bytes(text: str, bare: int = 1) -> float | None:
