@@ -1,5 +1,6 @@
 """Questions to the store in SQL: DuckDB over the Parquet files that hold the answer."""
 
+import contextlib
 import os
 import re
 from collections.abc import Iterable, Sequence
@@ -36,6 +37,9 @@ def connect(folder: Path, memory_mib: int = MEMORY_MIB) -> Any:
             "the fleet store needs duckdb", "pip install 'meshwright[fleet]'"
         ) from None
     spill = folder / "spill"
+    # DuckDB would make it readable for all; where nothing may be written, nothing spills.
+    with contextlib.suppress(OSError):
+        spill.mkdir(mode=0o700, exist_ok=True)
     link = duckdb.connect(config={"memory_limit": f"{memory_mib}MiB", "threads": _cores()})
     link.execute("SET preserve_insertion_order = false")
     link.execute(f"SET temp_directory = {quoted(str(spill))}")
