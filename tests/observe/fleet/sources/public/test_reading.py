@@ -320,3 +320,22 @@ def test_parquet_is_read_like_text(tmp_path: Path, typed: bool) -> None:
     plain = read(written(tmp_path / "x" / "trace.csv", SEREN))["jobs"]
     found = read(path)["jobs"]
     assert found.drop(["seen_s"]).equals(plain.drop(["seen_s"]))
+
+
+def test_the_recorded_workload_belongs_to_its_nodes(tmp_path: Path) -> None:
+    pods = "name,cpu_milli,memory_mib,num_gpu,gpu_milli\nopenb-pod-0000,12000,16384,1,460\n"
+    written(tmp_path / "openb" / "pod_list_default.csv", pods)
+    written(tmp_path / "openb" / "pod_list_cpu050.csv", pods)
+    written(tmp_path / "openb" / "nodes.csv", "sn,cpu_milli,memory_mib,gpu,model\nn0,1,2,2,P100\n")
+    found = read(tmp_path)
+    assert set(found["jobs"]["cluster"].to_pylist()) == {"openb", "openb/pod_list_cpu050"}
+    assert found["nodes"]["cluster"].to_pylist() == ["openb"]
+    assert found["jobs"]["gpus"].to_pylist() == [0.46, 0.46]
+
+
+def test_batches_are_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("meshwright.observe.fleet.sources.public.reading._MOST_ROWS", 2)
+    path = written(tmp_path / "a.csv", SEREN)
+    batches = list(source(str(path), Asked()).batches())
+    assert [batch.rows.num_rows for batch in batches] == [2, 1]
+    assert [batch.cursor for batch in batches] == [None, str(path)]

@@ -28,6 +28,8 @@ FORMS: Final[tuple[Form, ...]] = (
 PHILLY_JOBS: Final = form("Philly jobs", "", None, "Philly")
 PICKLED_CURVES: Final = form("pickled curves", "", None)
 CURVES_OF_FIGURES: Final = form("curves of figures", "", None)
+_MOST_ROWS = 250_000
+"""Rows of a batch."""
 _CLAIMED_FILES = 8
 """Of a folder so many files are looked into before it is said to be none of ours."""
 _KNOWN = "Acme, Helios, Philly, Alibaba, Muri, Sia, Chronus, Zhejiang Lab"
@@ -130,10 +132,11 @@ class PublicTrace:
             last: Batch | None = None
             skipped: list[int] = []
             for tables in self._tables(one, skipped):
-                for table, rows in tables.items():
-                    if last is not None:
-                        yield last
-                    last = Batch(table, self._within(table, rows))
+                for table, whole in tables.items():
+                    for rows in _pieces(self._within(table, whole)):
+                        if last is not None:
+                            yield last
+                        last = Batch(table, rows)
             if last is not None:
                 left = f"{one.part.label}: {len(skipped):,} rows of a wrong width left out"
                 notes = (f"read as {one.form.name}", *([left] if skipped else []))
@@ -182,8 +185,9 @@ class PublicTrace:
             return named(one.part)
         folder = one.part.path.resolve().parent.name
         many = self._several[one.form.name, one.part.path.parent] > 1
-        # Each of several workloads in a folder numbers its jobs from nought.
-        apart = many and one.form.name in _WORKLOADS
+        # Each of several workloads in a folder numbers its jobs from nought. The one that others
+        # were made from belongs to the nodes beside it.
+        apart = many and one.form.name in _WORKLOADS and not one.part.stem.endswith("default")
         return f"{folder}/{one.part.stem}" if apart else folder
 
     def _within(self, table: str, rows: pa.Table) -> pa.Table:
@@ -198,6 +202,12 @@ class PublicTrace:
         if since is not None:
             kept = pc.and_(kept, pc.fill_null(pc.greater_equal(rows[end], since), True))
         return rows.filter(kept)
+
+
+def _pieces(rows: pa.Table) -> Iterator[pa.Table]:
+    """Cut a table into as many rows as a batch may have; of an empty one there is one."""
+    for begin in range(0, max(rows.num_rows, 1), _MOST_ROWS):
+        yield rows.slice(begin, _MOST_ROWS)
 
 
 _TIMES: Final = {
