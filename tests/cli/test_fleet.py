@@ -56,6 +56,29 @@ def test_without_a_source_it_says_what_is_held(
     assert "40 rows" in printed
 
 
+def test_it_goes_on_reading_and_tells_what_fails(
+    files: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    jobs, turns = files / "jobs.csv", iter(("job,attempt\n1,zero\n", "job,attempt\n9,0\n"))
+
+    def between(_: float) -> None:
+        text = next(turns, None)
+        if text is None:
+            raise KeyboardInterrupt
+        jobs.write_text(text)
+
+    monkeypatch.setattr("meshwright.cli.fleet_ingest.time.sleep", between)
+    store = tmp_path / "store"
+    assert read(store, str(jobs), "--cluster", "east", "--every", "5min") == 130
+    first, second, third = capsys.readouterr().err.splitlines()[:3]
+    assert "2 new, 0 changed, 0 known" in first
+    assert "zero" in second
+    assert "1 new, 0 changed, 0 known" in third
+
+
 def test_a_token_is_nowhere_in_the_store_nor_on_the_screen(
     files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
