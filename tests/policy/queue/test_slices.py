@@ -8,7 +8,11 @@ from meshwright.policy.queue.fragmentation import Fragments, descend
 from meshwright.policy.queue.scoring import AtRandom, BestFit, Clustering, DotProduct, Packing
 from meshwright.policy.queue.slices import Scorer, Shape, Slices, by_count, shape_of
 
-NODES = [Node(gpus=2, kind="a", cpus=16), Node(gpus=4, kind="b", cpus=16), Node(gpus=4, kind="b", cpus=64)]  # fmt: skip
+NODES = [
+    Node(gpus=2, kind="a", cpus=16),
+    Node(gpus=4, kind="b", cpus=16),
+    Node(gpus=4, kind="b", cpus=64),
+]
 HALF = Shape(500, 1, 4.0, 0.0, ())
 WHOLE = Shape(1000, 1, 4.0, 0.0, ())
 
