@@ -28,9 +28,9 @@ class Exported(NamedTuple):
 
 def command_lines(fleet: Fleet, target: Target, model: str) -> Exported:
     """Return the commands that start a fleet's engines, one for each kind of them."""
-    notes = list(_notes(fleet, target))
     if target == "meshwright":
-        return Exported((shlex.join(_meshwright(fleet, model)),), tuple(notes))
+        return Exported((shlex.join(_meshwright(fleet, model)),), tuple(_own_notes(fleet)))
+    notes = list(_notes(fleet, target))
     write = {"vllm": _vllm, "sglang": _sglang, "tensorrt-llm": _tensorrt}[target]
     if fleet.prefill is None:
         lines = [shlex.join(write(fleet.serving, model, "both"))]
@@ -156,17 +156,20 @@ def _degrees(*pairs: tuple[str, int]) -> list[str]:
     return [word for flag, value in pairs if value > 1 for word in (flag, str(value))]
 
 
+def _own_notes(fleet: Fleet) -> list[str]:
+    layout, before = fleet.serving.replica.layout, fleet.prefill
+    found = []
+    if layout.pp * layout.dp * layout.ep > 1:
+        found.append("mw serve shares a model by tp alone: plan with --pp 1 --dp 1 --ep 1")
+    if before is not None and before.replica.layout != layout:
+        found.append("engines of both kinds have the same tp in mw serve")
+    return found
+
+
 def _notes(fleet: Fleet, target: Target) -> list[str]:
     copies = fleet.serving
     replica, layout = copies.replica, copies.replica.layout
     found = []
-    if target == "meshwright":
-        if layout.pp * layout.dp * layout.ep > 1:
-            found.append("mw serve shares a model by tp alone: plan with --pp 1 --dp 1 --ep 1")
-        before = fleet.prefill
-        if before is not None and before.replica.layout != layout:
-            found.append("engines of both kinds have the same tp in mw serve")
-        return found
     if replica.formats.weights not in _ONLINE:
         found.append(f"the checkpoint itself has to be in {replica.formats.weights}")
     if target == "tensorrt-llm":
