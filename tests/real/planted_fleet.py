@@ -55,6 +55,7 @@ def planted() -> dict[str, list[tuple[float, float]]]:
         tell("DCGM_FI_DEV_FB_RESERVED", _always(500.0))
         tell("DCGM_FI_PROF_SM_ACTIVE", lambda minute: BLANK if minute <= 10 else 0.4)
         tell("DCGM_FI_DEV_POWER_USAGE", lambda minute: 2147483632.0 if minute <= 5 else 300.0)
+        tell("DCGM_FI_DEV_POWER_VIOLATION", _held_back if first else _always(5e9))
         tell("DCGM_FI_DEV_XID_ERRORS", _xid if first else _always(0.0))
         tell("DCGM_FI_DEV_ECC_SBE_VOL_TOTAL", _ecc if first else _always(3.0))
     # n2: new names, shares in place of percents, an Xid that comes twice and never changes.
@@ -72,6 +73,14 @@ def planted() -> dict[str, list[tuple[float, float]]]:
         labels = f'gpu="0",UUID="GPU-d",Hostname="n3",{part},modelName="NVIDIA H100"'
         plant("DCGM_FI_PROF_GR_ENGINE_ACTIVE", labels, _always(busy))
         plant("DCGM_FI_DEV_FB_USED", labels, _always(1024.0))
+    # n4: an exporter that tells jobs by a gauge of their numbers.
+    labels = 'minor_number="0",uuid="GPU-e",name="Tesla V100",instance="n4:9445"'
+    plant("nvidia_gpu_duty_cycle", labels, _always(40.0))
+    plant(
+        "nvidia_gpu_jobId",
+        labels,
+        lambda minute: 0.0 if minute <= 20 else 81.0 if minute <= 60 else 82.0,
+    )
     # Nodes: 4 processors of n1, one always busy, one waits for storage; it is restarted at 60.
     host = 'instance="10.0.0.1:9100"'
     plant("node_uname_info", host + ',nodename="n1"', _always(1.0))
@@ -113,6 +122,11 @@ def _hourly(share: float) -> Value:
     return lambda minute: share * 60 * (minute % 60)
 
 
+def _held_back(minute: float) -> float:
+    """Nanoseconds: grows from minute 12 to 30, by a second in two."""
+    return 3e10 * min(max(minute - 12, 0.0), 18.0)
+
+
 def _xid(minute: float) -> float:
     return 31.0 if minute > 40 else 0.0
 
@@ -145,6 +159,7 @@ def planted_pods() -> dict[str, list[tuple[float, float]]]:
         plant("kube_pod_created", one, here(T0 - 600))
         plant("kube_pod_start_time", one, here(T0 - 300))
         plant("kube_pod_info", f'{one},node="k1"', here(1.0))
+        plant("kube_pod_labels", f'{one},label_hub_jupyter_org_username="ann"', here(1.0))
         plant("kube_pod_owner", f'{one},owner_kind="{kind}",owner_name="{owner}"', here(1.0))
         cpu = f'{one},container="c",node="k1",resource="cpu",unit="core"'
         plant("kube_pod_container_resource_requests", cpu, here(16.0))

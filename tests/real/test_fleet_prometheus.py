@@ -100,10 +100,20 @@ def test_a_device_keeps_its_uuid_when_its_index_changes(tables: Tables) -> None:
 
 def test_labels_tell_which_job_held_a_gpu(tables: Tables) -> None:
     held = tables["held"].sort_by("job")
-    assert held["job"].to_pylist() == ["71", "ml/train-0"]
-    assert held["node"].to_pylist() == ["n1", "n2"]
-    assert _minutes(held["start_s"]) == [10, 0]
-    assert _minutes(held["end_s"]) == [40, 120]
+    assert held["job"].to_pylist() == ["71", "81", "82", "ml/train-0"]
+    assert held["node"].to_pylist() == ["n1", "n4", "n4", "n2"]
+    assert _minutes(held["start_s"]) == [10, 20, 60, 0]
+    assert _minutes(held["end_s"]) == [40, 60, 120, 120]
+
+
+def test_time_for_which_clocks_were_held_back_stands_in_for_the_reasons(tables: Tables) -> None:
+    first, second = _of(tables["samples"], "n1", 0), _of(tables["samples"], "n1", 1)
+    power = first.filter(pc.field("throttle") == 4)
+    minutes = [each for each in _minutes(power["time_s"]) if each is not None]
+    assert 12 < min(minutes) <= 13
+    assert 30 <= max(minutes) < 33
+    assert pc.max(second["throttle"]).as_py() == 0
+    assert _of(tables["samples"], "n2")["throttle"].null_count == 240
 
 
 def test_an_xid_that_stays_is_one_event(tables: Tables) -> None:
@@ -174,7 +184,7 @@ def test_as_far_back_as_there_is_anything(server: Server, tables: Tables) -> Non
     asked = ASKED._replace(since_s=None, until_s=T0 + 3600 * HOURS + 5 * 86400, step_s=3600.0)
     found, _, _ = _read(source(server.url, asked))
     assert pc.min(found["samples"]["time_s"]).as_py() == T0
-    assert set(found["samples"]["node"].to_pylist()) == {"n1", "n2", "n3"}
+    assert set(found["samples"]["node"].to_pylist()) == {"n1", "n2", "n3", "n4"}
 
 
 def test_a_server_that_is_killed_mid_query_is_asked_again_and_told_of(
@@ -220,6 +230,7 @@ def test_pods_with_gpus_are_jobs_and_restarts_are_attempts(pods: Server) -> None
     assert _minutes(jobs["start_s"]) == [-5, 30, -5]
     assert _minutes(jobs["end_s"]) == [30, 60, pytest.approx(80, abs=1)]
     assert jobs["gpus"].to_pylist() == [4, 4, 4]
+    assert set(jobs["user"].to_pylist()) == {"ann"}
     assert jobs["cpus"].to_pylist() == [16, 16, 16]
     assert jobs["nodes"].to_pylist() == [["k1"], ["k1"], ["k1"]]
 

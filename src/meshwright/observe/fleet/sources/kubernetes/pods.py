@@ -22,12 +22,12 @@ from meshwright.observe.fleet.sources.kubernetes.resources import asked, gpus_of
 from meshwright.observe.fleet.sources.source import rows_of
 from meshwright.observe.fleet.tables import JOBS
 
-_QUEUES = ("kueue.x-k8s.io/queue-name", "volcano.sh/queue-name", "runai/queue")
+QUEUES = ("kueue.x-k8s.io/queue-name", "volcano.sh/queue-name", "runai/queue")
 _POOLS = (
     "cloud.google.com/gke-nodepool", "eks.amazonaws.com/nodegroup", "karpenter.sh/nodepool",
     "kubernetes.azure.com/agentpool", "agentpool", "nodepool",
 )  # fmt: skip
-_USERS = (
+USERS = (
     "hub.jupyter.org/username",
     "user",
     "username",
@@ -35,7 +35,7 @@ _USERS = (
     "created-by",
     "app.kubernetes.io/created-by",
 )
-_WORK = ("model", "meshwright/work", "app.kubernetes.io/name")
+WORK = ("model", "meshwright/work", "app.kubernetes.io/name")
 _NOTEBOOK = re.compile(r"jupyter|notebook|code-server|vscode|rstudio", re.IGNORECASE)
 _REASONS = {
     "OOMKilled": "out_of_memory",
@@ -91,20 +91,20 @@ def _rows(
     own = mapping(meta, "labels")
     notes = mapping(meta, "annotations")
     space, name = meta.get("namespace") or "default", meta.get("name") or ""
-    queue = _first(own, _QUEUES) or _first(notes, _QUEUES)
+    queue = _first(own, QUEUES) or _first(notes, QUEUES)
     common = {
         "cluster": cluster,
         "job": f"{space}/{name}",
         "number": meta.get("uid"),
         "name": workload(name, listed(meta, "ownerReferences"), own),
-        "user": _first(own, _USERS) or _first(notes, _USERS),
+        "user": _first(own, USERS) or _first(notes, USERS),
         "team": space,
         "partition": queue
         or _first(labels, _POOLS)
         or _first(mapping(spec, "nodeSelector"), _POOLS),
         "qos": spec.get("priorityClassName"),
         "interactive": _interactive(spec, own),
-        "work": _first(own, _WORK),
+        "work": _first(own, WORK),
         "submit_s": moment(meta.get("creationTimestamp")),
         "eligible_s": _eligible(meta, spec, status),
         "limit_s": amount(spec.get("activeDeadlineSeconds")),

@@ -4,13 +4,14 @@ What stays the same of a pod is asked for once, at the end of the time; only res
 of nodes are asked for moment by moment.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from meshwright.observe.fleet.sources.kubernetes.pods import workload
+from meshwright.observe.fleet.sources.kubernetes.pods import QUEUES, USERS, WORK, workload
 from meshwright.observe.fleet.sources.kubernetes.resources import gpu_part, resource_of
 from meshwright.observe.fleet.sources.prometheus.answers import Floats, Series
 from meshwright.observe.fleet.sources.prometheus.asking import Fleet
@@ -117,15 +118,19 @@ def _job_rows(ask: _Ask) -> list[dict[str, Any]]:
         return []
     created, owners = ask.pods("kube_pod_created"), ask.pods("kube_pod_owner")
     info, lives = ask.pods("kube_pod_info"), _lives(ask, gpus)
+    labels = ask.pods("kube_pod_labels")
     rows = list[dict[str, Any]]()
     for pod, (number, placed) in gpus.items():
         space, name, uid = pod
         told = info[pod].labels if pod in info else {}
         node = placed or told.get("node", "")
         owner = owners[pod].labels if pod in owners else {}
+        own = labels[pod].labels if pod in labels else {}
         common = {
             "cluster": ask.fleet.cluster, "job": f"{space}/{name}", "number": uid or None,
             "name": _owner(name, owner), "team": space,
+            "user": _labelled(own, USERS), "partition": _labelled(own, QUEUES),
+            "work": _labelled(own, WORK),
             "qos": told.get("priority_class") or None,
             "submit_s": _value(created, pod), "eligible_s": _value(created, pod),
             "gpus": number, "num_nodes": 1 if node else None, "nodes": [node] if node else None,
@@ -274,6 +279,12 @@ def _owner(pod: str, labels: Mapping[str, str]) -> str:
     if kind == "ReplicaSet":
         return name.rpartition("-")[0] or name
     return workload(pod, [{"name": name, "kind": kind}], {})
+
+
+def _labelled(labels: Mapping[str, str], names: Iterable[str]) -> str | None:
+    """Return the first of some labels of a pod, which are told with `_` for `.`, `/` and `-`."""
+    told = (labels.get("label_" + re.sub(r"[^a-zA-Z0-9]", "_", name)) for name in names)
+    return next((each for each in told if each), None)
 
 
 def _value(found: Mapping[Pod, Series], pod: Pod) -> float | None:

@@ -19,6 +19,7 @@ from meshwright.observe.fleet.sources.prometheus.labels import (
 from meshwright.observe.fleet.sources.prometheus.names import (
     FIELDS,
     REST_OF_MEMORY,
+    THROTTLED,
     Field,
     Name,
     in_unit,
@@ -42,6 +43,7 @@ class _Rows:
     def __init__(self) -> None:
         self.keys: dict[tuple[str, int], int] = {}
         self.notes: set[str] = set()
+        self.rates: set[str] = set()
 
     def number(self, node: str, gpu: int) -> int:
         return self.keys.setdefault((node, gpu), len(self.keys))
@@ -58,12 +60,14 @@ def gpu_samples(cut: Slice) -> tuple[pa.Table, tuple[str, ...]]:
     columns = {field.column: _column(cut, field, rows) for field in FIELDS}
     if columns["memory_total"] is None and columns["memory_used"] is not None:
         columns["memory_total"] = _whole_memory(cut, rows, columns["memory_used"])
+    if columns["throttle"] is None:
+        columns["throttle"] = _throttled(cut, rows)
     known = {
         name: _padded(values, len(rows.keys))
         for name, values in columns.items()
         if values is not None
     }
-    return _table(cut, rows.keys, known), tuple(rows.notes)
+    return _table(cut, rows, known), tuple(rows.notes)
 
 
 def question(fleet: Fleet, field: Field, name: Name, step_s: float) -> str:
@@ -79,10 +83,12 @@ def question(fleet: Fleet, field: Field, name: Name, step_s: float) -> str:
 
 def _column(cut: Slice, field: Field, rows: _Rows) -> Floats | None:
     found: Floats | None = None
-    for name in field.names:
-        if name.text in cut.fleet.names:
-            values = _laid(cut.grid, _pieces(cut, field, name, rows), field, rows)
-            found = values if found is None else _either(_padded(found, len(values)), values)
+    names = [name for name in field.names if name.text in cut.fleet.names]
+    if all(name.counter for name in names):
+        rows.rates.add(field.column)
+    for name in names:
+        values = _laid(cut.grid, _pieces(cut, field, name, rows), field, rows)
+        found = values if found is None else _either(_padded(found, len(values)), values)
     return found
 
 
@@ -171,6 +177,21 @@ def _whole_memory(cut: Slice, rows: _Rows, used: Floats) -> Floats | None:
     return total if reserved is None else total + np.nan_to_num(_padded(reserved, len(total)))
 
 
+def _throttled(cut: Slice, rows: _Rows) -> Floats | None:
+    """Make bits of reasons from counters of the time for which clocks were held back."""
+    bits: Floats | None = None
+    for bit, names in THROTTLED.items():
+        field = Field("throttle", tuple(Name(each, counter=True) for each in names), 1e12)
+        grows = _column(cut, field, rows)
+        if grows is not None:
+            own = np.where(np.isnan(grows), np.nan, np.where(grows > 0, float(bit), 0.0))
+            before = np.zeros((0, cut.grid.points)) if bits is None else bits
+            before = _padded(before, len(own))
+            some = ~(np.isnan(before) & np.isnan(own))
+            bits = np.where(some, np.nan_to_num(before) + np.nan_to_num(own), np.nan)
+    return bits
+
+
 def _either(first: Floats, other: Floats) -> Floats:
     return np.where(np.isnan(first), other, first)
 
@@ -180,11 +201,12 @@ def _padded(values: Floats, rows: int) -> Floats:
     return np.pad(values, ((0, lacking), (0, 0)), constant_values=np.nan) if lacking else values
 
 
-def _table(
-    cut: Slice, keys: Mapping[tuple[str, int], int], columns: Mapping[str, Floats]
-) -> pa.Table:
+def _table(cut: Slice, rows: _Rows, columns: Mapping[str, Floats]) -> pa.Table:
+    keys = rows.keys
     some = np.zeros((len(keys), cut.grid.points), dtype=bool)
-    for values in columns.values():
+    # A rate is made of samples further back, and is no sign that there was one in this step.
+    measured = [values for name, values in columns.items() if name not in rows.rates]
+    for values in measured or columns.values():
         some |= ~np.isnan(values)
     # In the order of time, as whoever keeps them wants it.
     at, row = np.nonzero(some.T)

@@ -32,6 +32,8 @@ from meshwright.observe.fleet.sources.source import rows_of
 GAP_S = 300.0
 """Without a sample for this long, Prometheus itself takes a series for gone."""
 _BY = ", ".join((*GPU_LABELS, *DEVICE_LABELS, *JOB_LABELS))
+_JOB_NUMBERS = "nvidia_gpu_jobId"
+"""A gauge whose value is the number of the job that holds a GPU, as jobstats' exporter has it."""
 _SEEN_BY = ("gpu_util", "memory_used", "power_w", "temperature_c", "engine_active")
 
 
@@ -75,10 +77,25 @@ def seen(cut: Slice) -> Seen:
         )
     ]
     gap_s = max(GAP_S, 3 * step_s)
+    numbered = _numbered(cut)
     return Seen(
         tuple(_devices(series, cut.fleet, step_s, gap_s)),
-        tuple(_holds(series, cut.fleet, step_s, gap_s)),
+        tuple(_holds([*series, *numbered], cut.fleet, step_s, gap_s)),
     )
+
+
+def _numbered(cut: Slice) -> list[Series]:
+    """Read a gauge of numbers of jobs as if they were labels."""
+    if _JOB_NUMBERS not in cut.fleet.names:
+        return []
+    metric = cut.fleet.of(_JOB_NUMBERS)
+    asked = f"max by ({_BY}) (last_over_time({metric}[{window(cut.grid.step_s)}]))"
+    return [
+        Series(each.labels | {"hpc_job": str(int(number))}, each.time_s[each.values == number],
+               each.values[each.values == number])
+        for each in cut.ask(asked)
+        for number in np.unique(each.values[each.values > 0])
+    ]  # fmt: skip
 
 
 def _metrics(fleet: Fleet) -> list[str]:

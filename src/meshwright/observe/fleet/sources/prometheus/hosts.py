@@ -158,7 +158,9 @@ def _derived(columns: dict[str, Floats]) -> dict[str, Floats]:
 
 def _table(cut: Slice, nodes: list[str], columns: dict[str, Floats]) -> pa.Table:
     some = np.zeros((len(nodes), cut.grid.points), dtype=bool)
-    for values in columns.values():
+    # A rate is made of samples further back, and is no sign that there was one in this step.
+    measured = [columns[name] for name in ("memory_used", "memory_total") if name in columns]
+    for values in measured or columns.values():
         some |= ~np.isnan(values)
     at, row = np.nonzero(some.T)
     return rows_of(

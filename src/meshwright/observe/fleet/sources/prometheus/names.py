@@ -163,6 +163,14 @@ REST_OF_MEMORY: Final = (
 """What makes the total together with what is used: dcgm-exporter leaves the total out."""
 
 
+THROTTLED: Final = {
+    0x04: ("DCGM_FI_DEV_POWER_VIOLATION", "DCGM_FI_DEV_GPU_POWER_THROTTLE_SECONDS_TOTAL"),
+    0x40: ("DCGM_FI_DEV_THERMAL_VIOLATION", "DCGM_FI_DEV_GPU_THERMAL_THROTTLE_SECONDS_TOTAL"),
+}
+"""Counters of time for which clocks were held back, by the bit of the reason: they stand in where
+reasons are not exported. Their units differ; that they grow does not."""
+
+
 class Fault(NamedTuple):
     """A metric of which a change is an event."""
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+import numpy as np
 import pyarrow as pa
 
 from meshwright.errors import InputError, Problem
@@ -43,6 +44,9 @@ _WANTED = '{__name__=~"(' + "|".join(_PREFIXES) + ').*"}'
 _AGAIN_S = 600.0
 _SETTLE_S = 60.0
 """Samples younger than this may still be on their way."""
+_OF_HOSTS = "node_memory_MemTotal_bytes"
+_LOOKS = 6
+"""Moments at which the pace of samples is looked at."""
 _LONGEST_BACK = 1024
 """Days."""
 
@@ -136,19 +140,23 @@ class PrometheusSource:
         fleet = Fleet(cluster, names, self._asked.options.get("selector", ""), self._naming)
         known = instance_names(self._server, fleet, since_s, until_s)
         fleet = fleet._replace(naming=self._naming._replace(instances=known))
-        return self._paced(fleet, until_s)
+        return self._paced(fleet, since_s, until_s)
 
-    def _paced(self, fleet: Fleet, until_s: float) -> tuple[Fleet, int]:
+    def _paced(self, fleet: Fleet, since_s: float, until_s: float) -> tuple[Fleet, int]:
+        """Find how far samples are apart and how many series a metric has.
+
+        Several moments are tried, because exporters fall silent.
+        """
         known = [one.text for each in FIELDS for one in each.names if one.text in fleet.names]
-        metric = known[0] if known else "node_memory_MemTotal_bytes"
-        # Where the newest are missing, those of an hour or a day before tell as well.
-        for back_s in (0.0, 3600.0, 86400.0):
-            asked = f"count_over_time({fleet.of(metric)}[10m])"
-            found = self._server.query(asked, until_s - back_s)
-            if found:
-                most = max(float(each.values[-1]) for each in found)
-                return fleet._replace(scrape_s=max(1.0, round(600 / max(most, 1.0)))), len(found)
-        return fleet, 1
+        counted = f"count_over_time({fleet.of(known[0] if known else _OF_HOSTS)}[10m])"
+        most, series = 0.0, 0.0
+        for at_s in np.linspace(since_s, until_s, _LOOKS + 1)[1:]:
+            for each in self._server.query(f"max({counted})", at_s):
+                most = max(most, float(each.values[-1]))
+            for each in self._server.query(f"count({counted})", at_s):
+                series = max(series, float(each.values[-1]))
+        scrape_s = max(1.0, float(round(600 / most))) if most else fleet.scrape_s
+        return fleet._replace(scrape_s=scrape_s), max(1, int(series))
 
     def _oldest(self, until_s: float) -> float:
         """Find how far back samples go, to the next power of two in days.
