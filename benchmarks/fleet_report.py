@@ -44,7 +44,7 @@ def measure(quick: bool) -> dict[str, object]:
         "notes": (
             f"Processor time of one core, from Arrow tables in memory to the answer and the HTML "
             f"page; {NODES_OF_8:,} nodes of 8 GPUs, {DAYS} days, jobs of 1 to 32 GPUs whose nodes "
-            "are told. Jobs lie on nodes at random, so that many claim more than a node has and are cut."
+            "are told. They lie on nodes at random, so that many claim more than a node has."
         ),
     }
 

@@ -58,7 +58,7 @@ def page(report: Report) -> str:
         "<h2>All hours</h2>",
         _whole_bar(report),
         "<h2>Day by day</h2>" if _daily(report) else "<h2>Week by week</h2>",
-        trend_chart(report.whole, report.forecasts.get("productive"), daily=_daily(report)),
+        trend_chart(report, daily=_daily(report)),
         view_html(_without(bucket_table(report), "share")),
         view_html(
             savings_table(
@@ -111,6 +111,9 @@ def _opening(report: Report) -> str:
         f"jobs and {100 * buckets['productive'] / whole:.0f} % did work that was kept, as far as "
         "is known."
     )
+    if report.fleet.unknown_hours:
+        assumed = 100 * report.fleet.unknown_hours / report.fleet.held_hours
+        text += f" Of {assumed:.0f} % of what jobs held nothing tells what it was used for."
     if wasted:
         worst = max(wasted, key=lambda name: wasted[name])
         about = next(bucket for bucket in BUCKETS if bucket.name == worst)
@@ -142,8 +145,9 @@ def _whole_bar(report: Report) -> str:
     return f'<div style="{style}">{drawn}</div>\n<div class="legend">{keys}</div>'
 
 
-def trend_chart(rows: tuple[Trend, ...], ahead: Forecast | None, *, daily: bool) -> str:
+def trend_chart(report: Report, *, daily: bool) -> str:
     """Draw each day as a column of its buckets, and where productive hours may go on to."""
+    rows, ahead = report.whole, report.ahead
     if not rows:
         return ""
     columns = len(rows) + (len(ahead.values) if ahead and daily else 0)
@@ -169,8 +173,8 @@ def trend_chart(rows: tuple[Trend, ...], ahead: Forecast | None, *, daily: bool)
     note = ""
     if ahead and daily:
         note = (
-            f'<p class="note">Dots: productive hours to come, {escape(ahead.rule)}; the bars on '
-            f"them are how far such forecasts were off so far ({100 * ahead.error:.1f} points "
+            f'<p class="note">Dots: {report.ahead_of} hours to come, {escape(ahead.rule)}; the bars '
+            f"on them are how far such forecasts were off so far ({100 * ahead.error:.1f} points "
             f"on the average of {ahead.tested}).</p>"
         )
     return (

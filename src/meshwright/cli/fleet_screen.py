@@ -45,6 +45,18 @@ class Report(NamedTuple):
     """Of the trend, the days that are whole."""
     forecasts: dict[str, Forecast]
 
+    @property
+    def ahead_of(self) -> str:
+        """What is worth a forecast: no work that is merely assumed, no GPUs that nobody tells."""
+        if 2 * self.fleet.unknown_hours < self.fleet.held_hours:
+            return "productive"
+        return "held" if self.fleet.scheduling is not None else ""
+
+    @property
+    def ahead(self) -> Forecast | None:
+        """Its forecast."""
+        return self.forecasts.get(self.ahead_of)
+
 
 def report_of(found: Account, prices: Prices, by: str, top: int) -> Report:
     """Work out what a report tells."""
@@ -97,23 +109,23 @@ def screen(report: Report) -> tuple[View, ...]:
 def summary(report: Report) -> dict[str, str]:
     """Say in a few lines how the fleet fares."""
     found, fleet = report.account, report.fleet
-    span_h = found.window.span / 3.6e6
-    gpus = hours(found.capacity) / span_h
+    gpus = f"{found.gpus:,.0f}" if found.gpus else "an untold number of"
     money = "" if report.price is None else f", {_money(hours(found.capacity) * report.price)}"
     told = {
-        "fleet": f"{', '.join(found.attempts.cluster.values) or 'no jobs'}: {gpus:,.0f} GPUs, "
+        "fleet": f"{', '.join(found.attempts.cluster.values) or 'no jobs'}: {gpus} GPUs, "
         f"{fleet.attempts:,} attempts of jobs",
         "time": f"{day(found.window.since / 1e3)} to {day(found.window.until / 1e3)} UTC, "
         f"{hours(found.capacity):,.0f} GPU-hours{money}",
         "goodput": _goodput_line(fleet),
-        "ETTR": f"{_percent(fleet.ettr)} of the time from asking to the end was work"
+        "ETTR": "nobody tells how long jobs waited" if fleet.ettr is None else
+        f"{at_most(fleet.ettr, fleet)} of the time from asking to the end was work"
         + _unknown(fleet),
-    }
-    ahead = report.forecasts.get("productive")
+    }  # fmt: skip
+    ahead = report.ahead
     if ahead is not None:
         mean = sum(ahead.values) / len(ahead.values)
         told["next week"] = (
-            f"{100 * mean:.1f} % productive ({ahead.rule}; such forecasts were off by "
+            f"{100 * mean:.1f} % {report.ahead_of} ({ahead.rule}; such forecasts were off by "
             f"{100 * ahead.error:.1f} points, {ahead.tested} tested)"
         )
     back = by_remedy(report.savings)
@@ -129,13 +141,15 @@ def summary(report: Report) -> dict[str, str]:
 
 
 def _goodput_line(fleet: Goodput) -> str:
-    parts = f"scheduling {_percent(fleet.scheduling)} × runtime {_percent(fleet.runtime)}"
+    parts = (
+        f"scheduling {_percent(fleet.scheduling) or '?'} × runtime {at_most(fleet.runtime, fleet)}"
+    )
     if fleet.program is None:
         return f"{parts}; no job tells its MFU and no sample its tensor activity"
     by = "MFU" if fleet.program_by == "mfu" else "tensor activity"
     return (
         f"{parts} × {by} {_percent(fleet.program)} (of {fleet.program_hours:,.0f} h) "
-        f"= {_percent(fleet.goodput)}"
+        f"= {at_most(fleet.goodput, fleet)}"
     )
 
 
@@ -185,9 +199,9 @@ def group_table(groups: Sequence[Goodput], by: str) -> Table:
     rows = [
         (
             one.name or "(not told)", f"{one.held_hours:,.1f}", f"{one.waited_hours:,.1f}",
-            _percent(one.runtime), f"{one.hours['idle']:,.1f}", f"{one.hours['lost']:,.1f}",
+            at_most(one.runtime, one), f"{one.hours['idle']:,.1f}", f"{one.hours['lost']:,.1f}",
             "" if one.program is None else f"{_percent(one.program)} {one.program_by}",
-            _percent(one.ettr),
+            at_most(one.ettr, one),
         )
         for one in groups
     ]  # fmt: skip
@@ -287,6 +301,12 @@ def day(moment_s: float) -> str:
     """Write a moment, without its time where that is midnight."""
     found = datetime.fromtimestamp(moment_s, UTC)
     return found.strftime("%Y-%m-%d" if moment_s % 86_400 == 0 else "%Y-%m-%d %H:%M")
+
+
+def at_most(share: float | None, one: Goodput) -> str:
+    """Write a share that counts as productive what nothing tells about: it is that at most."""
+    mark = "≤ " if one.unknown_hours > 0.005 * one.held_hours else ""
+    return f"{mark}{_percent(share)}" if share is not None else "?"
 
 
 def _percent(share: float | None) -> str:

@@ -34,6 +34,7 @@ from meshwright.observe.fleet.account.ticks import (
     HOUR,
     MS,
     NEVER,
+    PARTS,
     Floats,
     Longs,
     Window,
@@ -100,6 +101,15 @@ class Account(NamedTuple):
     def buckets(self) -> dict[str, int]:
         """All amounts by bucket."""
         return by_bucket(self.cells())
+
+    @property
+    def gpus(self) -> float:
+        """The most GPUs that told nodes had at any time, down or not."""
+        there = within(self.places.stretches, self.window)
+        times = np.concatenate([there.until, there.since])
+        change = np.concatenate([-there.parts, there.parts])
+        reached = np.cumsum(change[np.argsort(times, kind="stable")])
+        return float(reached.max(initial=0)) / PARTS
 
     @property
     def held(self) -> int:

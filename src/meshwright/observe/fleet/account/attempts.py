@@ -28,8 +28,11 @@ LOST_STATES: Final = (
 """Ends after which work counts as lost unless a checkpoint kept it. `cancelled` is none of them:
 somebody chose it."""
 
-FREE, LIMITED, NOT_ASKING = 0, 1, 2
-"""Why a job waits: nobody says, a limit or quota, or it does not want to run yet."""
+FREE, LIMITED, NOT_ASKING, NOT_TOLD = range(4)
+"""Why a job waits: nobody says, a limit or quota, it does not want to run yet; or its wait is not
+known at all, as of traces that tell only how long jobs ran."""
+UNTOLD_WAIT: Final = "its wait is not told"
+"""The reason that readers of such traces give."""
 _LIMIT = re.compile(
     r"qos|assoc|quota|limit|max\w*per|licen[cs]e|exceeded|suspended|inactive", re.IGNORECASE
 )
@@ -54,7 +57,7 @@ class Attempts(NamedTuple):
     num_nodes: Longs
     """0 where it is not told."""
     reason: Longs
-    """One of FREE, LIMITED, NOT_ASKING."""
+    """One of FREE, LIMITED, NOT_ASKING, NOT_TOLD."""
     gpu_util: Floats
     """By accounting; NaN where it does not keep it."""
     attempt: Longs
@@ -93,12 +96,14 @@ def attempts(jobs: pa.Table, until: int) -> Attempts:
     waits, waited = _waits(jobs, state, key, end, seen)
     count = numbers(jobs["num_nodes"])
     reason = names(jobs["reason"])
-    kinds = np.array([_reason(text) for text in reason.values] + [FREE], np.int64)
+    kinds = np.array([_reason(text) for text in reason.values] + [FREE], np.int64)[reason.codes]
+    waits = np.where(kinds == NOT_TOLD, NEVER, waits)
+    waited = np.where(kinds == NOT_TOLD, NEVER, waited)
     return Attempts(
         start, end, waits, waited,
         gpu_parts(numbers(jobs["gpus"])),
         np.where(np.isfinite(count) & (count > 0), count, 0).astype(np.int64),
-        kinds[reason.codes],
+        kinds,
         numbers(jobs["gpu_util"]),
         jobs["attempt"].fill_null(0).to_numpy().astype(np.int64),
         key, cluster, job, names(jobs["number"]), state,
@@ -181,6 +186,8 @@ def in_states(found: Attempts, *states: str) -> np.ndarray[tuple[int], np.dtype[
 
 
 def _reason(text: str) -> int:
+    if text == UNTOLD_WAIT:
+        return NOT_TOLD
     if _LATER.search(text):
         return NOT_ASKING
     return LIMITED if _LIMIT.search(text) and not _NO_LIMIT.match(text) else FREE

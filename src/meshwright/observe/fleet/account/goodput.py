@@ -13,7 +13,7 @@ import numpy as np
 
 from meshwright.observe.fleet.account.account import Account
 from meshwright.observe.fleet.account.buckets import CELLS, column
-from meshwright.observe.fleet.account.ticks import HOUR, Floats, Longs, Names
+from meshwright.observe.fleet.account.ticks import HOUR, NEVER, Floats, Longs, Names
 
 KINDS: Final = ("cluster", "job", "user", "team", "partition", "work")
 """What goodput can be told by."""
@@ -32,7 +32,9 @@ class Goodput(NamedTuple):
     unknown_hours: float
     """Of the productive hours, those that nothing tells about."""
     scheduling: float | None
+    """None where nobody tells how long jobs waited, or of a fleet what GPUs it has."""
     runtime: float | None
+    """Hours that nothing tells about count as productive: it is that much at most."""
     program: float | None
     program_by: str
     """`mfu`, `tensor` or nothing."""
@@ -67,7 +69,9 @@ def goodput(found: Account, by: str, most: int | None = None) -> tuple[Goodput, 
 def fleet_goodput(found: Account) -> Goodput:
     """Tell it of all together."""
     everyone = np.zeros(found.attempts.size, np.int64)
-    return _Sums(found, everyone, 1).one(0, "fleet", fleet=found.capacity)
+    # Where only what was held is known, all that is known was held: that tells nothing.
+    told = found.capacity if 2 * found.inferred < found.capacity else 0
+    return _Sums(found, everyone, 1).one(0, "fleet", fleet=told)
 
 
 def _held(found: Account) -> Floats:
@@ -105,6 +109,8 @@ class _Sums:
         by_attempt = found.by_attempt
         self._cells = [self._sum(by_attempt[:, at].astype(np.float64)) for at in range(len(CELLS))]
         self._waited = self._sum(found.waited.astype(np.float64))
+        known = found.attempts.waits != NEVER
+        self._known = self._sum(by_attempt.sum(axis=1) * known.astype(np.float64))
         self._attempts = self._sum((by_attempt.sum(axis=1) > 0).astype(np.float64))
         # MFU is of productive time that jobs tell of.
         own = by_attempt[:, column("productive", "progress")] * np.isfinite(found.phases.mfu)
@@ -119,6 +125,8 @@ class _Sums:
         """Return the goodput of one place; `fleet` is all that there was, of a whole fleet."""
         cells = [float(cell[at]) for cell in self._cells]
         held, waited = sum(cells), float(self._waited[at])
+        # Of half the hours at least it must be told how long they were waited for.
+        asked = held + waited if 2 * self._known[at] >= held else 0.0
         productive = sum(cells[one] for one in _PRODUCTIVE)
         by, program, known = "", None, 0.0
         for kind, (summed, weight) in (("mfu", self._mfu), ("tensor", self._tensor)):
@@ -130,8 +138,8 @@ class _Sums:
         return Goodput(
             name, int(self._attempts[at]), held / HOUR, waited / HOUR, hours,
             cells[column("productive", "unknown")] / HOUR,
-            _part(held, held + waited if fleet is None else fleet),
-            _part(productive, held), program, by, known / HOUR, _part(productive, held + waited),
+            _part(held, asked if fleet is None else fleet),
+            _part(productive, held), program, by, known / HOUR, _part(productive, asked),
         )  # fmt: skip
 
 
