@@ -13,6 +13,7 @@ from meshwright.observe.fleet.published.compare import agrees, leaves
 from meshwright.observe.fleet.published.reliability import closed_forms
 from meshwright.observe.fleet.sources import Asked
 from meshwright.observe.fleet.sources.public import source
+from meshwright.predict.queue import SCORERS
 
 _JOB = "job_id,user,node_num,gpu_num,cpu_num"
 _TIMES = "submit_time,start_time,end_time"
@@ -210,6 +211,22 @@ def test_workloads_are_taken_through_the_queue_when_asked(tmp_path: Path) -> Non
     assert "places jobs on nodes" in (
         made["muri.simulator_upstream_run_here.results.trace9.shortest.avg_jct_s"].doubt.why
     )
+
+
+def test_a_cluster_is_filled_when_asked(tmp_path: Path) -> None:
+    (tmp_path / "nodes.csv").write_text(
+        "sn,cpu_milli,memory_mib,gpu,model\nn0,64000,262144,2,T4\nn1,64000,262144,0,\n",
+        encoding="utf-8",
+    )
+    (tmp_path / "pods_default.csv").write_text(
+        "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec\n"
+        "p0,4000,1024,1,1000,\np1,4000,1024,1,500,T4\n",
+        encoding="utf-8",
+    )
+    made = our_figures(tmp_path, simulated=True)
+    shares = [made[f"alibaba_v2023.packed.{name}"].value for name in SCORERS]
+    assert min(shares) >= 75
+    assert max(shares) <= 100
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from meshwright.errors import InputError, Problem
 from meshwright.observe.fleet.published import clusters, curves, inventory, telemetry
 from meshwright.observe.fleet.published.figure import Basis, Doubt, Figure, Figures
 from meshwright.observe.fleet.published.reliability import closed_forms
-from meshwright.observe.fleet.published.simulations import replays
+from meshwright.observe.fleet.published.simulations import packed, replays
 from meshwright.observe.fleet.published.statements import RATIO, STATEMENTS, Statement, servers
 from meshwright.observe.fleet.sources.public import found_in, pai
 from meshwright.observe.fleet.sources.public.reading import Found
@@ -109,6 +109,8 @@ def our_figures(traces: Path, simulated: bool = False) -> Figures:
                     made[path] = figure
     for one in by_form.get("Muri workload", []) if simulated else ():
         made |= replays(one)
+    if simulated:
+        made |= _packed(by_form)
     pods = by_form.get("Alibaba 2026 pods", [])
     activity = [one for one in pods if "gpu_duty_cycle" in one.part.stem]
     memory = [one for one in pods if "gpu_memory_used" in one.part.stem]
@@ -118,6 +120,15 @@ def our_figures(traces: Path, simulated: bool = False) -> Figures:
     if len(tables) > 1:
         made |= clusters.pai_tasks(tables)
     return made | servers(made)
+
+
+def _packed(by_form: Mapping[str, list[Found]]) -> Figures:
+    """Fill Alibaba's cluster of 2023 with the pods that were recorded on it."""
+    recorded = [
+        one for one in by_form.get("Alibaba 2023 pods", []) if one.part.stem.endswith("default")
+    ]
+    nodes = by_form.get("Alibaba 2023 nodes", [])
+    return packed(nodes[0], recorded[0]) if nodes and recorded else {}
 
 
 def compared(facts: Path | None, traces: Path, simulated: bool = False) -> list[Row]:

@@ -89,6 +89,20 @@ STATEMENTS: Final = (
         "job 2: windows in which a worker becomes slow", 0,
         "alibaba_v2020.minibatch_stragglers.changes.job_2.windows", "changes of pace",
     ),
+    *(
+        Statement(
+            f"Alibaba 2023 packed by {name}: GPUs given away (%)", published,
+            f"alibaba_v2023.packed.{scorer}", "mean over orders of arrival",
+        )
+        for name, scorer, published in (
+            ("chance", "random", 87.47),
+            ("dot product", "dot-product", 90.85),
+            ("clustering", "clustering", 91.88),
+            ("packing", "packing", 92.0),
+            ("best fit", "best-fit", 93.08),
+            ("fragmentation gradient descent", "fragmentation", 95.39),
+        )
+    ),
 )  # fmt: skip
 
 
