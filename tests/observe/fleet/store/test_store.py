@@ -349,6 +349,16 @@ def test_rows_that_cannot_be_kept_are_refused_by_name(
     assert store.table("samples").num_rows == 0
 
 
+def test_a_damaged_file_is_named(store: Store) -> None:
+    store.put("samples", samples())
+    (part,) = store._catalog.parts("samples")
+    (store.folder / part.file).write_bytes(b"PAR1 and no more")
+    with pytest.raises(InputError, match=part.file):
+        store.put("samples", samples())
+    with pytest.raises(InputError, match=part.file):
+        store.table("samples")
+
+
 def test_a_folder_without_a_store_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no fleet store"):
         Store(tmp_path)

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from meshwright.errors import DamagedFile, Problem
 from meshwright.observe.fleet.store.layout import SCHEMAS, SPANS
 
 ROW_GROUP = 131_072
@@ -82,8 +83,9 @@ def write(folder: Path, part: Part, rows: pa.Table) -> Part:
     file = place / f"{part.bucket}-{uuid.uuid4().hex}.parquet"
     path = folder / file
     for above in reversed(path.parents):
-        if folder in above.parents:
+        if folder in above.parents and not above.exists():
             above.mkdir(mode=0o700, exist_ok=True)
+            _to_disk(above.parent)
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(handle, "wb") as out:
         dictionary, split = _encodings(rows)
@@ -94,6 +96,7 @@ def write(folder: Path, part: Part, rows: pa.Table) -> Part:
         out.flush()
         os.fsync(out.fileno())
         size = out.tell()
+    _to_disk(path.parent)
     return part._replace(file=str(file), size=size, shape=shape(rows.schema))
 
 
@@ -135,6 +138,15 @@ def names(folder: Path, part: Part) -> list[str]:
     return found
 
 
+def _to_disk(folder: Path) -> None:
+    """Have the names in a folder outlast a loss of power, as their files do."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
 def _encodings(rows: pa.Table) -> tuple[list[str], list[str]]:
     """Return the columns kept by a dictionary, and floats whose bytes are kept apart.
 
@@ -162,9 +174,14 @@ def read(folder: Path, part: Part, columns: list[str] | None = None) -> pa.Table
     """Read the rows of a file, or some columns of them; those it does not have are unknown."""
     schema = SCHEMAS[part.table]
     asked = schema.names if columns is None else columns
-    with pq.ParquetFile(folder / part.file) as file:
-        there = file.schema_arrow.names
-        rows: pa.Table = file.read([name for name in asked if name in there])
+    try:
+        with pq.ParquetFile(folder / part.file) as file:
+            there = file.schema_arrow.names
+            rows: pa.Table = file.read([name for name in asked if name in there])
+    except (pa.ArrowInvalid, OSError) as error:
+        what = f"is damaged: {str(error).splitlines()[0]}"
+        fix = "bring it back from a copy, or ingest into a new store"
+        raise DamagedFile([Problem(str(folder / part.file), what, fix)]) from None
     filled = [
         rows[name] if name in there else pa.nulls(rows.num_rows, schema.field(name).type)
         for name in asked
