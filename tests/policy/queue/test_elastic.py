@@ -5,7 +5,7 @@ import pytest
 from meshwright.policy.queue import Ask, Counted, Standing
 from meshwright.policy.queue.ask import speedup
 from meshwright.policy.queue.elastic import Elastic
-from meshwright.predict.queue import Costs, simulate
+from meshwright.predict.queue import simulate
 
 
 def elastic(job: str, submit_s: float, gpus: float, serial: float = 0.0) -> Ask:
@@ -23,7 +23,7 @@ def test_speed_follows_amdahl() -> None:
 
 def test_a_job_alone_grows_and_shrinks_when_another_comes() -> None:
     asks = [elastic("a", 0, 4), elastic("b", 100, 4)]
-    ran = simulate(asks, [400.0, 400.0], Counted(8), Elastic(), costs=Costs())
+    ran = simulate(asks, [400.0, 400.0], Counted(8), Elastic(rest_s=0))
     # Alone on 8 for 100 s (200 done), both on 4 until a ends at 300; b then has 8 again.
     assert ran.end_s.tolist() == pytest.approx([300, 400])
 
@@ -35,3 +35,11 @@ def test_the_job_that_scales_better_gets_more() -> None:
     sizes = queue.sizes(8)
     assert sizes[0] > sizes[1] >= 1
     assert sum(sizes.values()) == 8
+
+
+def test_jobs_rest_between_changes_and_shrink_only_for_those_who_wait() -> None:
+    asks = [elastic("a", 0, 4), elastic("b", 100, 4)]
+    ran = simulate(asks, [400.0, 1000.0], Counted(8), Elastic(rest_s=1000))
+    # a shrinks for b, which may not grow for 1000 s after it started, and then has no need to.
+    assert ran.end_s.tolist() == pytest.approx([300, 1100])
+    assert ran.moved.tolist() == [1, 0]

@@ -18,9 +18,14 @@ class Elastic:
 
     live = True
 
-    def __init__(self, *, round_s: float = 60.0, worth: float = 0.0) -> None:
-        """Choose every `round_s`; resize only where it raises a job's speed by `worth` of it."""
-        self.round_s, self.worth = round_s, worth
+    def __init__(self, *, round_s: float = 60.0, worth: float = 0.1, rest_s: float = 600.0) -> None:
+        """Choose every `round_s`.
+
+        Every change of size restarts a job. So jobs grow only where it raises their speed by the
+        share `worth`, no sooner than `rest_s` after they last started, and shrink only for others
+        that wait.
+        """
+        self.round_s, self.worth, self.rest_s = round_s, worth, rest_s
         self.jobs: dict[int, Standing] = {}
 
     def __len__(self) -> int:
@@ -51,13 +56,21 @@ class Elastic:
                 stops.append(job)
             elif size < job.held:
                 shrinks.append(job)
-            elif speedup(job.ask, size) >= (1 + self.worth) * speedup(job.ask, job.held):
+            elif now_s - job.began_s >= self.rest_s and (
+                speedup(job.ask, size) >= (1 + self.worth) * speedup(job.ask, job.held)
+            ):
                 grows.append(job)
-        waiting = [job for job in self.jobs.values() if job.place is None]
+        waiting = [job for job in self.jobs.values() if job.place is None and job.index in sizes]
         for job in stops:
             pool.give(job)
-        resized = [job for job in shrinks if _resize(job, sizes[job.index], pool)]
-        starts = [job for job in waiting if job.index in sizes and pool.take(job, sizes[job.index])]
+        needed = sum(sizes[job.index] for job in waiting)
+        resized = []
+        for job in sorted(shrinks, key=lambda one: sizes[one.index] - one.held):
+            if pool.free >= needed:
+                break
+            if _resize(job, sizes[job.index], pool):
+                resized.append(job)
+        starts = [job for job in waiting if pool.take(job, sizes[job.index])]
         resized += [job for job in grows if _resize(job, sizes[job.index], pool)]
         return Moves(starts, stops, resized, now_s + self.round_s)
 

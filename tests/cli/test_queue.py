@@ -1,0 +1,161 @@
+"""`mw queue`: jobs through one policy, through several, and into a cluster until it is full."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshwright.cli import main
+
+Captured = pytest.CaptureFixture[str]
+
+
+def answer(words: list[str], capsys: Captured) -> dict[str, Any]:
+    assert main(["queue", *words, "--json"]) == 0
+    read: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return read
+
+
+def faults(words: list[str], capsys: Captured) -> str:
+    assert main(["queue", *words]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.count("error:") == printed.err.count("hint:") > 0
+    return printed.err
+
+
+@pytest.fixture
+def jobs(tmp_path: Path) -> str:
+    draw, lines, now_s = random.Random(0), [], 1_700_000_000.0
+    for at in range(60):
+        now_s += draw.randrange(200)
+        wait_s, lasts_s = draw.randrange(500), draw.choice((60, 600, 4000))
+        start_s = now_s + wait_s
+        lines.append(
+            f"c,{at},0,train-{at % 4},user{at % 3},team{at % 2},completed,{now_s},{start_s},"
+            f"{start_s + lasts_s},{lasts_s * 2},{draw.choice((1, 2, 8))}"
+        )
+    lines.append(f"c,cpu,0,x,u,team0,completed,{now_s},{now_s},{now_s + 5},,0")
+    lines.append(f"c,now,0,x,u,team0,running,{now_s},{now_s},,,8")
+    path = tmp_path / "jobs.csv"
+    head = "cluster,job,attempt,name,user,team,state,submit_s,start_s,end_s,limit_s,gpus"
+    path.write_text("\n".join([head, *lines]) + "\n")
+    return str(path)
+
+
+def test_one_policy_is_told_in_one_screen(jobs: str, capsys: Captured) -> None:
+    assert main(["queue", "simulate", jobs, "--gpus", "16", "--policy", "easy"]) == 0
+    printed = capsys.readouterr()
+    assert "easy: FIFO with backfill" in printed.out
+    assert "their limits" in printed.out
+    assert len(printed.out.splitlines()) <= 40
+    assert "1 rows that have no GPUs" in printed.err
+    assert "1 rows that have not both started and ended" in printed.err
+
+
+def test_the_same_as_data(jobs: str, capsys: Captured) -> None:
+    found = answer(["simulate", jobs, "--gpus", "16", "--policy", "easy"], capsys)
+    assert found["schema"] == "meshwright.queue.simulate/1"
+    assert found["jobs"] == 60
+    assert found["estimate"] == "limit"
+    assert found["left_out"] == {
+        "have no GPUs": 1, "have not both started and ended": 1,
+    }  # fmt: skip
+    assert found["jct_s"]["mean"] >= found["wait_s"]["mean"]
+    assert sum(one["jobs"] for one in found["by_size"]) == 60
+
+
+def test_more_gpus_and_less_load_wait_less(jobs: str, capsys: Captured) -> None:
+    def wait(*more: str) -> float:
+        found = answer(["simulate", jobs, "--policy", "fifo", *more], capsys)
+        return float(found["wait_s"]["mean"])
+
+    few = wait("--gpus", "8")
+    assert wait("--gpus", "32") < few
+    assert wait("--gpus", "8", "--load", "0.2") < few < wait("--gpus", "8", "--load", "3")
+
+
+@pytest.mark.parametrize("estimate", ["exact", "limit", "predicted"])
+def test_policies_are_compared_side_by_side(jobs: str, estimate: str, capsys: Captured) -> None:
+    words = ["compare", jobs, "--gpus", "16", "--policies", "all", "--estimate", estimate]
+    found = answer(words, capsys)
+    by_name = {one["policy"]: one for one in found["runs"]}
+    assert len(by_name) > 15
+    assert by_name["srsf"]["jct_s"]["mean"] < by_name["fifo"]["jct_s"]["mean"]
+    assert all(one["jobs"] == 60 for one in found["runs"])
+    assert main([*["queue"], *words]) == 0
+    assert len(capsys.readouterr().out.splitlines()) <= 40
+
+
+def test_nodes_fail_and_jobs_change_size(jobs: str, capsys: Captured) -> None:
+    words = ["simulate", jobs, "--gpus", "16", "--per-node", "8", "--restore", "1m"]
+    fails = ["--failures", "20", "--saved-every", "10m", "--save", "30s", "--seed", "3"]
+    found = answer([*words, "--policy", "srtf", *fails], capsys)
+    assert found["failures"] > 0
+    assert found["lost_gpu_hours"] > 0
+    assert found["goodput"] < 1
+    grown = answer([*words, "--policy", "elastic", "--elastic", "0.5:2"], capsys)
+    fixed = answer([*words, "--policy", "fifo-skip"], capsys)
+    assert grown["jct_s"]["mean"] < fixed["jct_s"]["mean"]
+
+
+def test_a_fleets_store_is_read(jobs: str, tmp_path: Path, capsys: Captured) -> None:
+    store = str(tmp_path / "fleet")
+    assert main(["fleet", "ingest", jobs, "--store", store]) == 0
+    capsys.readouterr()
+    there = answer(["simulate", store, "--gpus", "16", "--policy", "easy"], capsys)
+    file = answer(["simulate", jobs, "--gpus", "16", "--policy", "easy"], capsys)
+    assert there["jct_s"] == file["jct_s"]
+
+
+def test_clusters_are_filled(tmp_path: Path, capsys: Captured) -> None:
+    pods = tmp_path / "openb_pod_list_small.csv"
+    head = (
+        "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos,pod_phase,creation_time,"
+        "deletion_time,scheduled_time"
+    )
+    shapes = ("1,500", "1,300", "1,1000", "2,1000", "0,0")
+    rows = [
+        f"pod-{at},2000,1024,{shapes[at % 5]},,LS,Running,{at},{at + 100},{at}" for at in range(50)
+    ]
+    pods.write_text("\n".join([head, *rows]) + "\n")
+    nodes = tmp_path / "openb_node_list_small.csv"
+    nodes.write_text(
+        "sn,cpu_milli,memory_mib,gpu,model\n"
+        + "".join(f"node-{at},64000,262144,4,T4\n" for at in range(8))
+    )
+    found = answer(["pack", str(pods), "--nodes", str(nodes), "--runs", "2"], capsys)
+    given = {one["placement"]: one["given"]["1.3"] for one in found["runs"]}
+    assert found["gpus"] == 32
+    assert given["fragmentation"] >= given["random"]
+    assert all(0.8 < share <= 1 for share in given.values())
+    assert "placement" in faults(
+        ["pack", str(pods), "--nodes", str(nodes), "--placements", "bestfit"], capsys
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "give --gpus; the largest job has 8"),
+        (["--gpus", "4"], "asks for 8 GPUs and there are 4"),
+        (["--gpus", "16", "--per-node", "3"], "do not fill nodes of 3"),
+        (["--per-node", "8"], "says nothing alone"),
+        (["--gpus", "16", "--failures", "1"], "say how many GPUs a node has"),
+        (["--gpus", "16", "--quotas", "team0"], "names no number"),
+        (["--gpus", "16", "--policy", "quotas", "--quotas", "team0=8"], "has no quota"),
+        (["--gpus", "16", "--elastic", "2"], "LEAST:MOST"),
+        (["--gpus", "16", "--load", "0"], "--load"),
+        (["--gpus", "16", "--cluster", "other"], "no job is left to simulate"),
+    ],
+)
+def test_mistakes_are_told_with_their_remedy(
+    words: list[str], said: str, jobs: str, capsys: Captured
+) -> None:
+    assert said in faults(["simulate", jobs, *words], capsys)
+
+
+def test_unknown_policies_are_refused_with_the_nearest(jobs: str, capsys: Captured) -> None:
+    assert "srtf" in faults(["compare", jobs, "--gpus", "16", "--policies", "srft"], capsys)
