@@ -140,7 +140,8 @@ def planted_pods() -> dict[str, list[tuple[float, float]]]:
     """Two hours of a Kubernetes cluster as kube-state-metrics tells them.
 
     `train-0` crashes at minute 30 and ends well at 60, `worker-0` is deleted at 80, `web` has no
-    GPU; node k1 is cordoned from minute 20 to 40, and down from 100 on.
+    GPU, `rank-0` is deleted at 35 and is back at 45 as another pod; node k1 is cordoned from minute
+    20 to 40, and down from 100 on.
     """
     found: dict[str, list[tuple[float, float]]] = {}
 
@@ -149,28 +150,35 @@ def planted_pods() -> dict[str, list[tuple[float, float]]]:
         told = [(time, value((time - T0) / 60)) for time in times]
         found[f"{name}{{{labels}}}"] = [(time, each) for time, each in told if each is not None]
 
-    for pod, uid, owner, kind, end in (
-        ("train-0", "u1", "train", "Job", 200.0),
-        ("worker-0", "u2", "worker-5b4", "ReplicaSet", 80.0),
-        ("web", "u3", "web-1", "ReplicaSet", 200.0),
+    for pod, uid, owner, kind, begin, end in (
+        ("train-0", "u1", "train", "Job", 0.0, 200.0),
+        ("worker-0", "u2", "worker-5b4", "ReplicaSet", 0.0, 80.0),
+        ("web", "u3", "web-1", "ReplicaSet", 0.0, 200.0),
+        ("rank-0", "u4", "rank", "StatefulSet", 0.0, 35.0),
+        ("rank-0", "u5", "rank", "StatefulSet", 55.0, 200.0),
     ):
         one = f'namespace="ml",pod="{pod}",uid="{uid}"'
-        here = _until(end)
-        plant("kube_pod_created", one, here(T0 - 600))
-        plant("kube_pod_start_time", one, here(T0 - 300))
-        plant("kube_pod_info", f'{one},node="k1"', here(1.0))
-        plant("kube_pod_labels", f'{one},label_hub_jupyter_org_username="ann"', here(1.0))
-        plant("kube_pod_owner", f'{one},owner_kind="{kind}",owner_name="{owner}"', here(1.0))
-        cpu = f'{one},container="c",node="k1",resource="cpu",unit="core"'
-        plant("kube_pod_container_resource_requests", cpu, here(16.0))
+
+        def tell(
+            name: str, labels: str, value: Value, begin: float = begin, end: float = end
+        ) -> None:
+            plant(name, labels, lambda minute: value(minute) if begin <= minute <= end else None)
+
+        tell("kube_pod_created", one, _always(T0 + 60 * begin - 600))
+        tell("kube_pod_start_time", one, _always(T0 + 60 * begin - 300))
+        tell("kube_pod_info", f'{one},node="k1"', _always(1.0))
+        tell("kube_pod_labels", f'{one},label_hub_jupyter_org_username="ann"', _always(1.0))
+        tell("kube_pod_owner", f'{one},owner_kind="{kind}",owner_name="{owner}"', _always(1.0))
+        asked = f'{one},container="c",node="k1"'
+        tell("kube_pod_container_resource_requests", f'{asked},resource="cpu"', _always(16.0))
         if pod != "web":
-            gpu = f'{one},container="c",node="k1",resource="nvidia_com_gpu",unit="integer"'
-            plant("kube_pod_container_resource_requests", gpu, here(4.0))
-        done = 60.0 if pod == "train-0" else 1000.0
+            gpus = f'{asked},resource="nvidia_com_gpu"'
+            tell("kube_pod_container_resource_requests", gpus, _always(4.0))
+        crash, done = (30.0, 60.0) if pod == "train-0" else (1000.0, 1000.0)
         for phase in ("Pending", "Running", "Succeeded", "Failed", "Unknown"):
-            plant("kube_pod_status_phase", f'{one},phase="{phase}"', _phase(phase, done, end))
-        count = _restarts(30.0 if pod == "train-0" else 1000.0, end)
-        plant("kube_pod_container_status_restarts_total", f'{one},container="c"', count)
+            tell("kube_pod_status_phase", f'{one},phase="{phase}"', _phase(phase, done))
+        restarts = f'{one},container="c"'
+        tell("kube_pod_container_status_restarts_total", restarts, _from(crash))
     plant("kube_pod_completion_time", 'namespace="ml",pod="train-0",uid="u1"',
           lambda minute: T0 + 3600 if minute >= 60 else None)  # fmt: skip
     reason = 'namespace="ml",pod="train-0",uid="u1",container="c",reason="OOMKilled"'
@@ -185,17 +193,9 @@ def planted_pods() -> dict[str, list[tuple[float, float]]]:
     return found
 
 
-def _until(end: float) -> Callable[[float], Value]:
-    return lambda value: lambda minute: value if minute <= end else None
+def _from(at: float) -> Value:
+    return lambda minute: float(minute >= at)
 
 
-def _restarts(at: float, end: float) -> Value:
-    return lambda minute: None if minute > end else float(minute >= at)
-
-
-def _phase(phase: str, done: float, end: float) -> Value:
-    def value(minute: float) -> float | None:
-        now = "Succeeded" if minute >= done else "Running"
-        return None if minute > end else float(phase == now)
-
-    return value
+def _phase(phase: str, done: float) -> Value:
+    return lambda minute: float(phase == ("Succeeded" if minute >= done else "Running"))

@@ -58,6 +58,8 @@ class _Cursor(NamedTuple):
     """Up to where pods and nodes were read."""
     nodes: dict[str, tuple[str, float]]
     """How nodes stood then."""
+    names: dict[str, tuple[str, int, int]]
+    """The last pods behind names that may come back."""
 
 
 class PrometheusSource:
@@ -99,7 +101,7 @@ class PrometheusSource:
         if not (has_gpus(fleet.names) or has_hosts(fleet.names)):
             note = f"{self._server.url} has no metrics of GPUs or nodes in this time"
             yield Batch("samples", SAMPLES.empty_table(), None, (note, *self._server.notes()))
-        left = left or _Cursor(since_s, {}, None, {})
+        left = left or _Cursor(since_s, {}, None, {}, {})
         holding = Holding(left.holding)
         for grid in grids(since_s, until_s, asked.step_s, max(1, min(5_000, _CELLS // count))):
             yield from self._slice(fleet, grid, holding)
@@ -123,14 +125,18 @@ class PrometheusSource:
     def _jobs(self, fleet: Fleet, since_s: float, until_s: float, left: _Cursor) -> Iterator[Batch]:
         if "kube_pod_status_phase" not in fleet.names and "kube_node_info" not in fleet.names:
             return
-        from meshwright.observe.fleet.sources.kubernetes.state_metrics import read_state_metrics
+        from meshwright.observe.fleet.sources.kubernetes.state_metrics import (
+            Known,
+            read_state_metrics,
+        )
 
         if left.pods_until_s is not None:
             since_s = min(left.pods_until_s - _AGAIN_S, until_s)
-        found, nodes = read_state_metrics(self._server, fleet, since_s, until_s, left.nodes)
+        before = Known(left.nodes, left.names)
+        found, known = read_state_metrics(self._server, fleet, since_s, until_s, before)
         for table, rows in found:
             yield Batch(table, rows, None, self._server.notes())
-        left = left._replace(pods_until_s=until_s, nodes=nodes)
+        left = left._replace(pods_until_s=until_s, **known._asdict())
         yield Batch("jobs", JOBS.empty_table(), json.dumps(left._asdict()))
 
     def _look(self, since_s: float, until_s: float) -> tuple[Fleet, int]:
@@ -200,8 +206,9 @@ def _read_cursor(text: str | None) -> _Cursor | None:
     try:
         found = json.loads(text)
         nodes = {node: (str(state), float(at)) for node, (state, at) in found["nodes"].items()}
-        pods_until_s = found["pods_until_s"]
-        return _Cursor(float(found["until_s"]), dict(found["holding"]), pods_until_s, nodes)
+        names = {job: (str(uid), int(at), int(to)) for job, (uid, at, to) in found["names"].items()}
+        pods_s = found["pods_until_s"]
+        return _Cursor(float(found["until_s"]), dict(found["holding"]), pods_s, nodes, names)
     except (ValueError, KeyError, TypeError, AttributeError):
         return None  # of another version: read from the start, rows that come twice are one
 
