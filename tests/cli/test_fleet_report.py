@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -91,12 +92,16 @@ def test_the_page_stands_alone(store: Path, tmp_path: Path) -> None:
 def test_a_screen_is_never_longer_than_a_screen() -> None:
     states = ("down", "draining", "reserved", "unknown")
     there = nodes({"node": "n1"}, {"node": "n2"}, *({"node": s, "state": s} for s in states))
-    work = [
+    work: list[dict[str, Any]] = [
         {"job": str(at), "user": f"user {at}", "start_s": at * HOUR, "end_s": at * HOUR + DAY,
          "submit_s": 0.0, "gpus": 1.0, "nodes": ["n1"], "state": ("failed", "completed")[at % 2]}
         for at in range(60)
     ]  # fmt: skip
-    waits = ({"gpus": 16.0, "num_nodes": 2}, {"gpus": 1.0, "reason": "QOSGrpGRES"}, {"gpus": 1.0})
+    waits: tuple[dict[str, Any], ...] = (
+        {"gpus": 16.0, "num_nodes": 2},
+        {"gpus": 1.0, "reason": "QOSGrpGRES"},
+        {"gpus": 1.0},
+    )
     work += [
         {"job": f"w{at}", "submit_s": at * DAY, "state": "pending", **one}
         for at, one in enumerate(waits)

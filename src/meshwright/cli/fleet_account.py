@@ -10,7 +10,6 @@ import pyarrow.compute as pc
 from meshwright.cli.fleet_times import moment
 from meshwright.errors import InputError, Problem
 from meshwright.observe.fleet.account import Account, account
-from meshwright.observe.fleet.account.account import Rollups
 from meshwright.observe.fleet.account.redact import key_of, redacted
 from meshwright.observe.fleet.store import WINDOW_S, Store
 from meshwright.spec.units import parse_count
@@ -72,25 +71,32 @@ def account_of(store: Store, args: argparse.Namespace, scope: Asked) -> Account:
     since_s, until_s, where = scope
     held = store.held()
 
-    def rows(name: str, columns: tuple[str, ...] | None = None) -> pa.Table | None:
-        if not held[name].rows:
-            return None
-        return store.table(name, columns, since_s, until_s, where)
+    def rows(
+        name: str, since: float, until: float, columns: tuple[str, ...] | None = None
+    ) -> pa.Table | None:
+        return store.table(name, columns, since, until, where) if held[name].rows else None
 
     jobs = store.table("jobs", _JOBS, since_s, until_s, where)
     jobs = redacted(jobs, key_of(store.folder)) if args.redact else jobs
-    name, width_s = ("windows", WINDOW_S) if held["windows"].rows else ("hours", _HOUR_S)
-    rollups: Rollups | None = None
-    if held[name].rows:
-        rollups = lambda since, until: store.table(name, _ROLLUPS, since, until, where)  # noqa: E731
+
+    def rollups(since: float, until: float) -> tuple[pa.Table, int] | None:
+        # What is old may have been rolled up further.
+        for name, width_s in (("windows", WINDOW_S), ("hours", _HOUR_S)):
+            # One that begins before may reach into this time.
+            found = rows(name, since - width_s, until, _ROLLUPS)
+            if found is not None and found.num_rows:
+                return found, width_s
+        return None
+
     progress = None
     if held["progress"].rows and jobs.num_rows:
         # Which work was lost is known from checkpoints of an attempt's whole life.
         first_s = pc.min(jobs["start_s"]).as_py()
         progress = store.table("progress", None, first_s, None, where)
     return account(
-        jobs, rows("nodes"), since_s=since_s, until_s=until_s, held=rows("held"), rollups=rollups,
-        rollup_s=width_s, progress=progress, gpus=_gpus(args, store),
+        jobs, rows("nodes", since_s, until_s), since_s=since_s, until_s=until_s,
+        held=rows("held", since_s, until_s), rollups=rollups, progress=progress,
+        gpus=_gpus(args, store),
     )  # fmt: skip
 
 

@@ -173,9 +173,9 @@ def trend_chart(report: Report, *, daily: bool) -> str:
     note = ""
     if ahead and daily:
         note = (
-            f'<p class="note">Dots: {report.ahead_of} hours to come, {escape(ahead.rule)}; the bars '
-            f"on them are how far such forecasts were off so far ({100 * ahead.error:.1f} points "
-            f"on the average of {ahead.tested}).</p>"
+            f'<p class="note">Dots: {report.ahead_of} hours to come, {escape(ahead.rule)}; the '
+            "bars on them are how far such forecasts were off so far "
+            f"({100 * ahead.error:.1f} points on the average of {ahead.tested}).</p>"
         )
     return (
         f'<svg class="passes" viewBox="0 0 {_WIDTH} {_HEIGHT + _BOTTOM}" role="img" '

@@ -225,3 +225,21 @@ def test_days_add_up_to_the_window() -> None:
         hours(sum(v for c, v in s.cells.items() if c.bucket == "productive")) for s in found.steps
     ]
     assert productive == [96, 192, 48]
+
+
+def test_gpus_that_accounting_does_not_keep_are_those_that_were_held() -> None:
+    # Slurm keeps no GPUs unless AccountingStorageTRES names them.
+    whose = held(*({"job": "1", "node": "n1", "gpu": gpu, "start_s": 0.0} for gpu in (0, 1, 1)))
+    work = jobs(job("1", 0, HOUR) | {"gpus": None})
+    found = account_of(work, {"node": "n1"}, held=whose, until=HOUR)
+    assert told(found) == {"productive": 2, "no_demand": 6}
+
+
+def test_roll_ups_of_days_may_differ_in_length() -> None:
+    def seen(since_s: float, until_s: float) -> tuple[pa.Table, int]:
+        width = 3600 if since_s < DAY else 300
+        times = [float(at) for at in range(int(since_s), int(until_s), width)]
+        return rollups(*(("n1", gpu, time, 0.0) for gpu in range(8) for time in times)), width
+
+    found = account_of(jobs(job("1", 0, 2 * DAY)), {"node": "n1"}, rollups=seen, until=2 * DAY)
+    assert told(found) == {"idle": 384}

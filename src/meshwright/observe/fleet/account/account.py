@@ -15,7 +15,7 @@ from meshwright.observe.fleet.account.activity import IDLE_BELOW, Measured, Roll
 from meshwright.observe.fleet.account.attempts import Attempts, attempts
 from meshwright.observe.fleet.account.buckets import BUCKETS, CELLS, FREE_CELLS, Cell, column
 from meshwright.observe.fleet.account.causes import CAUSES, pool_in, weights
-from meshwright.observe.fleet.account.claims import claims, with_holders
+from meshwright.observe.fleet.account.claims import claims, with_held_gpus, with_holders
 from meshwright.observe.fleet.account.fit import fitted
 from meshwright.observe.fleet.account.phases import ORDER, PRODUCTIVE, UNTOLD, Phases, phases
 from meshwright.observe.fleet.account.pieces import Index, Pieces, indexed, pieces, within
@@ -57,8 +57,9 @@ _CAUSE_CELLS = tuple(
     for cause in CAUSES
 )  # fmt: skip
 Totals = dict[Cell, int]
-Rollups = Callable[[float, float], pa.Table | None]
-"""Gives the roll-ups that begin between two moments, so that only a day's are held at a time."""
+Rollups = Callable[[float, float], tuple[pa.Table, int] | None]
+"""Gives the roll-ups that begin between two moments, and over how many seconds each is: so that
+only a day's are held at a time."""
 
 
 class Step(NamedTuple):
@@ -144,6 +145,7 @@ def account(
     whole = window(since_s, until_s)
     held = _shaped(held, HELD) if held is not None else None
     found = attempts(with_holders(_shaped(jobs, JOBS), held), whole.until)
+    found = with_held_gpus(found, held)
     known = places(_shaped(nodes, NODES), found, dict(gpus or {}))
     claimed, known = claims(found, held, known)
     told = phases(found, progress)
@@ -173,10 +175,12 @@ def _measures(
     rollups: pa.Table | Rollups | None, known: Places, width_s: int
 ) -> Callable[[Window], Rolled | None]:
     if callable(rollups):
-        # A roll-up that begins before a part of the window may reach into it.
-        return lambda part: rolled(
-            rollups(part.since / MS - width_s, part.until / MS), known, width_s
-        )
+
+        def of(part: Window) -> Rolled | None:
+            found = rollups(part.since / MS, part.until / MS)
+            return None if found is None else rolled(found[0], known, found[1])
+
+        return of
     whole = rolled(rollups, known, width_s)
     return lambda _: whole
 
@@ -211,7 +215,7 @@ def cut_up(whole: Window) -> Iterator[Window]:
 class _Work(NamedTuple):
     found: Attempts
     told: Phases
-    index: Index
+    claimed: Index
     known: Places
     pool: Longs
     measures: Callable[[Window], Rolled | None]
@@ -227,7 +231,7 @@ class _One(NamedTuple):
 def _step(work: _Work, part: Window, by_attempt: Longs, tensor: Floats) -> _One:
     """Account for a part of the window; adds to the sums of attempts."""
     stretches = within(work.known.stretches, part)
-    held = pieces(work.told, work.index, stretches, part)
+    held = pieces(work.told, work.claimed, stretches, part)
     pool = np.where(held.node >= 0, _take(work.known.node_pool, held.node), work.pool[held.attempt])
     told_from = np.full(len(work.known.pools), part.span)
     np.minimum.at(told_from, stretches.pool, stretches.since)

@@ -70,7 +70,7 @@ def rolled(windows: pa.Table | None, known: Places, width_s: int = 300) -> Rolle
     _, first, back = np.unique(both, return_index=True, return_inverse=True)
     place = np.array(
         [
-            known.index.get((cluster.values[cluster.codes[at]], node.values[node.codes[at]]), -1)
+            known.by_name.get((cluster.values[cluster.codes[at]], node.values[node.codes[at]]), -1)
             if cluster.codes[at] >= 0 and node.codes[at] >= 0 else -1
             for at in first.tolist()
         ],

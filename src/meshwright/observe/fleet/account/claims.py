@@ -8,7 +8,15 @@ import pyarrow.compute as pc
 
 from meshwright.observe.fleet.account.attempts import Attempts
 from meshwright.observe.fleet.account.places import Places, pool_at, text
-from meshwright.observe.fleet.account.ticks import PARTS, Longs, Names, joined, names, numbers
+from meshwright.observe.fleet.account.ticks import (
+    NEVER,
+    PARTS,
+    Longs,
+    Names,
+    joined,
+    names,
+    numbers,
+)
 from meshwright.observe.fleet.tables import JOBS
 
 
@@ -68,6 +76,21 @@ def _constant(rows: pa.Table, value: int) -> pa.Array:
     return pa.array(np.full(rows.num_rows, value))
 
 
+def with_held_gpus(found: Attempts, held: pa.Table | None) -> Attempts:
+    """Give attempts of which accounting tells no GPUs those that telemetry saw them hold."""
+    bare = (found.parts == 0) & (found.start != NEVER)
+    if held is None or held.num_rows == 0 or not bare.any():
+        return found
+    owner = owners(found, held)
+    gpu = pc.fill_null(held["gpu"], -1).to_numpy().astype(np.int64)
+    node = names(held["node"]).codes
+    mine = np.flatnonzero((owner >= 0) & (gpu >= 0) & (node >= 0) & bare[owner])
+    owner, _, _, parts = _once(owner[mine], node[mine], gpu[mine], _parts(held)[mine])
+    return found._replace(
+        parts=found.parts + np.bincount(owner, parts, found.size).astype(np.int64)
+    )
+
+
 def claims(found: Attempts, held: pa.Table | None, known: Places) -> tuple[Claims, Places]:
     """Say where attempts hold their GPUs.
 
@@ -101,7 +124,7 @@ class _Joining:
 
     def __init__(self, known: Places, found: Attempts) -> None:
         self._known, self._found = known, found
-        self._index, self._pools = dict(known.index), known.node_pool.tolist()
+        self._index, self._pools = dict(known.by_name), known.node_pool.tolist()
 
     def places(self, attempt: Longs, node: Names) -> Longs:
         """Return the node of each row; its cluster is that of the attempt."""
@@ -122,7 +145,7 @@ class _Joining:
         """Return the places with what was added."""
         more = len(self._index) - len(self._known.node_kind)
         return self._known._replace(
-            index=self._index,
+            by_name=self._index,
             node_pool=np.array(self._pools, np.int64),
             node_kind=self._known.node_kind + (None,) * more,
         )
@@ -138,20 +161,28 @@ def _with_gpus(made: Claims, found: Attempts, held: pa.Table, joining: _Joining)
         return made
     owner, gpu = owner[good], gpu[good]
     place = joining.places(owner, Names(node.codes[good], node.values))
-    share = numbers(held["share"])[good]
-    whole_one = ~np.isfinite(share) | (share <= 0) | (share > 1)
-    parts = np.rint(np.where(whole_one, 1.0, share) * PARTS).astype(np.int64)
-    # A GPU told twice for the same attempt (its row was written anew) is still one GPU.
-    order = np.lexsort((parts, gpu, place, owner))
-    last = np.ones(len(order), np.bool_)
-    last[:-1] = (
-        (np.diff(owner[order]) != 0) | (np.diff(place[order]) != 0) | (np.diff(gpu[order]) != 0)
-    )
-    told = tuple(column[order[last]] for column in (owner, place, gpu, parts))
+    told = _once(owner, place, gpu, _parts(held)[good])
     sums = np.bincount(told[0], told[3], found.size).astype(np.int64)
     whole = (sums == found.parts) & (sums > 0)
     keep, use = ~whole[made.attempt], whole[told[0]]
     return Claims(*(np.concatenate([a[keep], b[use]]) for a, b in zip(made, told, strict=True)))
+
+
+def _parts(held: pa.Table) -> Longs:
+    """The part of a GPU that rows tell, a whole one where that cannot be."""
+    share = numbers(held["share"])
+    whole_one = ~np.isfinite(share) | (share <= 0) | (share > 1)
+    return np.rint(np.where(whole_one, 1.0, share) * PARTS).astype(np.int64)
+
+
+def _once(owner: Longs, node: Longs, gpu: Longs, parts: Longs) -> tuple[Longs, ...]:
+    """Return each GPU of an attempt once, though its row may have been written anew."""
+    order = np.lexsort((parts, gpu, node, owner))
+    last = np.ones(len(order), np.bool_)
+    last[:-1] = (
+        (np.diff(owner[order]) != 0) | (np.diff(node[order]) != 0) | (np.diff(gpu[order]) != 0)
+    )
+    return tuple(column[order[last]] for column in (owner, node, gpu, parts))
 
 
 def owners(found: Attempts, rows: pa.Table) -> Longs:

@@ -45,9 +45,9 @@ def fitted(held: Pieces, stretches: Stretches, pool: Longs, pools_told: Longs) -
         share, before = _in_pools(held, loose, rate * part, stretches, pool=pool, told=pools_told)
         part[loose] *= share
         inferred[loose] = before
-    kept = np.where(part == 1.0, held.amount, floored(held.amount * part, held.amount))
+    kept = np.where(part == 1.0, held.amount, floored(rate * part * span, held.amount))
     kept = _never_more(kept, held.stretch, stretches)
-    return Fitted(kept, np.where(inferred == part, kept, floored(held.amount * inferred, kept)))
+    return Fitted(kept, np.where(inferred == part, kept, floored(rate * inferred * span, kept)))
 
 
 def _never_more(kept: Longs, stretch: Longs, stretches: Stretches) -> Longs:

@@ -75,7 +75,8 @@ def fleet_goodput(found: Account) -> Goodput:
 
 
 def _held(found: Account) -> Floats:
-    return found.by_attempt.sum(axis=1).astype(np.float64)
+    sums: Floats = found.by_attempt.sum(axis=1).astype(np.float64)
+    return sums
 
 
 def _groups(found: Account, by: str) -> Names:
@@ -113,8 +114,9 @@ class _Sums:
         self._known = self._sum(by_attempt.sum(axis=1) * known.astype(np.float64))
         self._attempts = self._sum((by_attempt.sum(axis=1) > 0).astype(np.float64))
         # MFU is of productive time that jobs tell of.
-        own = by_attempt[:, column("productive", "progress")] * np.isfinite(found.phases.mfu)
-        self._mfu = self._sum(own * np.nan_to_num(found.phases.mfu)), self._sum(own.astype(float))
+        told = by_attempt[:, column("productive", "progress")].astype(np.float64)
+        own = np.where(np.isfinite(found.phases.mfu), told, 0.0)
+        self._mfu = self._sum(own * np.nan_to_num(found.phases.mfu)), self._sum(own)
         self._tensor = self._sum(found.tensor[0]), self._sum(found.tensor[1])
 
     def _sum(self, values: Floats) -> Floats:

@@ -86,7 +86,8 @@ def _mfu(rows: _Rows, count: int) -> Floats:
     weight = (rows.end - rows.start)[known].astype(np.float64)
     whole = np.bincount(rows.attempt[known], weight, count)
     summed = np.bincount(rows.attempt[known], weight * rows.mfu[known], count)
-    return np.divide(summed, whole, out=np.full(count, np.nan), where=whole > 0)
+    found: Floats = np.divide(summed, whole, out=np.full(count, np.nan), where=whole > 0)
+    return found
 
 
 def _last_checkpoints(found: Attempts, rows: _Rows) -> Longs:

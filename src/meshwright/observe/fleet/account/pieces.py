@@ -33,7 +33,7 @@ class Pieces(NamedTuple):
 
     def where(self, chosen: Flags | Longs) -> "Pieces":
         """Return some of them."""
-        return Pieces(*(column[chosen] for column in self))
+        return Pieces._make(column[chosen] for column in self)
 
 
 def within(stretches: Stretches, window: Window) -> Stretches:
@@ -51,7 +51,7 @@ class Index(NamedTuple):
 
     claims: Claims
     first: Longs
-    count: Longs
+    counts: Longs
 
 
 def indexed(claims: Claims, attempts: int) -> Index:
@@ -67,7 +67,7 @@ def pieces(told: Phases, index: Index, stretches: Stretches, window: Window) -> 
     attempt = told.attempt[inside]
     start = np.maximum(told.start[inside], window.since) - window.since
     end = np.minimum(told.end[inside], window.until) - window.since
-    source, ordinal = expanded(index.count[attempt])
+    source, ordinal = expanded(index.counts[attempt])
     claim = index.first[attempt[source]] + ordinal
     claims = index.claims
     parts = claims.parts[claim]

@@ -36,7 +36,7 @@ class Stretches(NamedTuple):
 class Places(NamedTuple):
     """What is known of where GPUs are."""
 
-    index: dict[tuple[str, str], int]
+    by_name: dict[tuple[str, str], int]
     """Nodes by cluster and name."""
     node_pool: Longs
     node_kind: tuple[str | None, ...]
@@ -73,7 +73,7 @@ def places(nodes: pa.Table, found: Attempts, given: dict[str, int]) -> Places:
             pools.append(name)
             pool_of[name, ""] = len(pools) - 1
     sizes = np.bincount(stretches.pool, stretches.parts.astype(float), minlength=len(pools))
-    largest = {}
+    largest: dict[str, int] = {}
     for (name, _), place in index.items():
         pool = int(node_pool[place])
         if name not in largest or sizes[pool] > sizes[largest[name]]:

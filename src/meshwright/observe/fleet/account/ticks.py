@@ -52,7 +52,10 @@ def moments(column: pa.ChunkedArray) -> Longs:
     """Return seconds as milliseconds; null, NaN and what no clock shows as NEVER."""
     values = np.asarray(column.to_numpy(), np.float64)
     known = np.isfinite(values) & (values > _FIRST_S) & (values < _LAST_S)
-    return np.where(known, np.rint(np.where(known, values, 0.0) * MS), NEVER).astype(np.int64)
+    found: Longs = np.where(known, np.rint(np.where(known, values, 0.0) * MS), NEVER).astype(
+        np.int64
+    )
+    return found
 
 
 def gpu_parts(values: Floats) -> Longs:

@@ -70,12 +70,12 @@ def forecast(
                 of_choice.append(error)
             # What a rule says of the very next day is known at the next origin.
             missed[name].append(float(abs(guess[0] - actual[0])))
-    rule = _best(missed)
+    chosen = _best(missed)
     mean = float(np.abs(values).mean())
     error = float(np.mean(of_choice))
     return Forecast(
-        tuple(float(value) for value in np.clip(RULES[rule](values, ahead), low, high)),
-        rule, error, error / mean if mean > 0 else 0.0, len(of_choice),
+        tuple(float(value) for value in np.clip(RULES[chosen](values, ahead), low, high)),
+        chosen, error, error / mean if mean > 0 else 0.0, len(of_choice),
     )  # fmt: skip
 
 

@@ -1,0 +1,66 @@
+"""The page of a fleet's week, drawn by a real browser, in light and in dark."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from meshwright.cli.fleet_page import page
+from meshwright.cli.fleet_screen import report_of
+from meshwright.observe.fleet.account import account
+from meshwright.observe.fleet.account.prices import read_prices
+from tests.observe.fleet.account.rows import DAY, HOUR, jobs, nodes
+
+pytestmark = pytest.mark.real
+
+PRODUCTIVE, LOST, FREE = (42, 157, 74), (228, 87, 86), (213, 219, 225)
+"""Colours of the light page (`cli/report/style.css`)."""
+
+
+@pytest.fixture(scope="module")
+def week(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A node that works half of each day, and one of which a quarter is lost."""
+    work = [
+        {"job": str(day), "start_s": day * DAY, "end_s": day * DAY + 12 * HOUR, "gpus": 8.0,
+         "nodes": ["n1"], "user": "ann"}
+        for day in range(7)
+    ]  # fmt: skip
+    work.append(
+        {"job": "b", "start_s": 0.0, "end_s": 7 * DAY, "gpus": 4.0, "nodes": ["n2"],
+         "state": "failed", "user": "bob"}
+    )  # fmt: skip
+    found = account(jobs(*work), nodes({"node": "n1"}, {"node": "n2"}), since_s=0, until_s=7 * DAY)
+    out = tmp_path_factory.mktemp("week") / "week.html"
+    out.write_text(page(report_of(found, read_prices("2"), "user", 10)), encoding="utf-8")
+    return out
+
+
+def _drawn(page: Path, out: Path, *flags: str) -> dict[tuple[int, ...], int]:
+    """How many pixels of each colour a screenshot of 1280 by 2000 has."""
+    image = pytest.importorskip("PIL.Image")
+    browser = shutil.which("chromium") or shutil.which("chromium-browser")
+    if browser is None:
+        pytest.skip("needs Chromium to draw the page")
+    subprocess.run(
+        [browser, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
+         "--force-device-scale-factor=1", "--window-size=1280,2000", "--virtual-time-budget=2000",
+         f"--user-data-dir={out.parent / out.stem}", f"--screenshot={out}", *flags, page.as_uri()],
+        capture_output=True, timeout=90, check=True,
+    )  # fmt: skip
+    with image.open(out) as shot:
+        return {colour: count for count, colour in shot.convert("RGB").getcolors(1 << 24)}
+
+
+def test_hours_are_drawn_in_proportion(week: Path, tmp_path: Path) -> None:
+    colours = _drawn(week, tmp_path / "light.png")
+    # A quarter of all hours each works and is lost, half had no demand: a bar of 34 by 1,155 pixels
+    # and seven days of 210 by 76 pixels or more.
+    bar, days = 34 * 1155, 7 * 210 * 76
+    for colour, share in ((PRODUCTIVE, 0.25), (LOST, 0.25), (FREE, 0.5)):
+        assert colours[colour] > 0.8 * share * (bar + days)
+
+
+def test_a_dark_screen_gets_a_dark_page(week: Path, tmp_path: Path) -> None:
+    colours = _drawn(week, tmp_path / "dark.png", "--force-dark-mode")
+    assert colours[15, 20, 26] > 1280 * 2000 / 2
