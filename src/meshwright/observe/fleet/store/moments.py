@@ -84,14 +84,13 @@ def merged(table: str, rows: pa.Table, bucket: int) -> Merged:
 
 
 def _put_together(table: str, rows: pa.Table, starts: Longs) -> Merged:
-    lengths = np.diff(starts, append=rows.num_rows)
     changed = np.zeros(len(starts), np.bool_)
     columns = []
     for field in rows.schema:
         column = rows[field.name].combine_chunks()
         first = column.take(starts)
         if field.name not in KEYS[table]:
-            best = _largest(column, starts, lengths)
+            best = _largest(column, starts)
             alike = pc.fill_null(pc.equal(first, best), fill_value=False)
             both_null = pc.and_(pc.is_null(first), pc.is_null(best))
             changed |= ~pc.or_(alike, both_null).to_numpy(zero_copy_only=False)
@@ -100,18 +99,19 @@ def _put_together(table: str, rows: pa.Table, starts: Longs) -> Merged:
     return Merged(pa.table(columns, schema=rows.schema), int(changed.sum()))
 
 
-def _largest(column: pa.Array, starts: Longs, lengths: Longs) -> pa.Array:
+def _largest(column: pa.Array, starts: Longs) -> pa.Array:
     """Return the largest value of each group of rows; null where none is known."""
     if pa.types.is_floating(column.type):
         values = column.to_numpy(zero_copy_only=False)
         best = np.fmax.reduceat(values, starts)
         return pa.array(best, column.type, from_pandas=True)
-    # Text comes with events only, of which there are few; and of these only what came twice.
-    found = column.take(starts).to_pylist()
-    for group in np.flatnonzero(lengths > 1):
-        several = column.slice(starts[group], lengths[group]).drop_null().to_pylist()
-        found[group] = max(several, default=None)
-    return pa.array(found, column.type)
+    encoded = column.dictionary_encode()
+    order = pc.sort_indices(encoded.dictionary).to_numpy()
+    place = np.full(len(order) + 1, -1, np.int64)  # the last one is that of what is not known
+    place[order] = np.arange(len(order))
+    codes = place[pc.fill_null(encoded.indices, -1).to_numpy(zero_copy_only=False)]
+    top = np.maximum.reduceat(codes, starts)
+    return encoded.dictionary.take(pa.array(order)).take(pa.array(top, mask=top < 0))
 
 
 def _codes(column: pa.ChunkedArray) -> tuple[Longs, list[str]]:
