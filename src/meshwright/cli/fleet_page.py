@@ -68,7 +68,7 @@ def page(report: Report) -> str:
         ) if owners else "",
         view_html(
             savings_table(
-                owners, "Whose they are", "owner, first remedy, GPU-hours in all, worth, by"
+                owners, "Whose they are", "owner, first remedy, GPU-hours, worth, by"
             )
         ) if owners else "",
         *(

@@ -149,7 +149,7 @@ def _goodput_line(fleet: Goodput) -> str:
     by = "MFU" if fleet.program_by == "mfu" else "tensor activity"
     return (
         f"{parts} × {by} {_percent(fleet.program)} (of {fleet.program_hours:,.0f} h) "
-        f"= {at_most(fleet.goodput, fleet)}"
+        f"= {at_most(fleet.goodput, fleet)}".replace("= ≤", "≤")
     )
 
 

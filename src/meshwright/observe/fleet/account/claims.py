@@ -10,9 +10,9 @@ from meshwright.observe.fleet.account.attempts import Attempts
 from meshwright.observe.fleet.account.places import Places, pool_at, text
 from meshwright.observe.fleet.account.ticks import (
     NEVER,
-    PARTS,
     Longs,
     Names,
+    gpu_parts,
     joined,
     names,
     numbers,
@@ -172,7 +172,7 @@ def _parts(held: pa.Table) -> Longs:
     """The part of a GPU that rows tell, a whole one where that cannot be."""
     share = numbers(held["share"])
     whole_one = ~np.isfinite(share) | (share <= 0) | (share > 1)
-    return np.rint(np.where(whole_one, 1.0, share) * PARTS).astype(np.int64)
+    return gpu_parts(np.where(whole_one, 1.0, share))
 
 
 def _once(owner: Longs, node: Longs, gpu: Longs, parts: Longs) -> tuple[Longs, ...]:

@@ -61,7 +61,8 @@ def moments(column: pa.ChunkedArray) -> Longs:
 def gpu_parts(values: Floats) -> Longs:
     """Return GPUs as parts; what is null, negative or beyond all clusters as 0."""
     known = np.isfinite(values) & (values > 0) & (values < _MOST_GPUS)
-    return np.rint(np.where(known, values, 0.0) * PARTS).astype(np.int64)
+    found: Longs = np.rint(np.where(known, values, 0.0) * PARTS).astype(np.int64)
+    return found
 
 
 def numbers(column: pa.ChunkedArray) -> Floats:
