@@ -15,8 +15,11 @@ import pyarrow.compute as pc
 import pytest
 
 from meshwright.observe.fleet.exporter import Collector, Followed, serve_page
+from meshwright.observe.fleet.ingest import ingest
+from meshwright.observe.fleet.sources import find
 from meshwright.observe.fleet.sources.prometheus import Prometheus, PrometheusSource, source
 from meshwright.observe.fleet.sources.source import Asked
+from meshwright.observe.fleet.store import Store
 from meshwright.observe.fleet.tables import TABLES
 from tests.real.planted_fleet import HOURS, STEP, T0, planted, planted_pods
 from tests.real.prometheus_server import Server, free_port, prometheus, scraping, victoria_metrics
@@ -182,6 +185,17 @@ def test_going_on_from_a_cursor_gives_the_rows_of_one_reading(
     happened = {(row["kind"], row["time_s"]) for part in (first, second)
                 for row in part["events"].to_pylist()}  # fmt: skip
     assert happened == {(row["kind"], row["time_s"]) for row in tables["events"].to_pylist()}
+
+
+def test_a_second_ingest_into_the_store_brings_nothing_new(server: Server, tmp_path: Path) -> None:
+    pytest.importorskip("duckdb", reason="needs the extra fleet")
+    with Store(tmp_path / "store", create=True) as store:
+        first = ingest(store, find(server.url, ASKED))
+        on = ingest(store, find(server.url, ASKED))
+        again = ingest(store, find(server.url, ASKED), again=True)
+        assert first.tables["samples"].new == store.table("samples").num_rows > 1000
+    for later in (on, again):
+        assert (later.total.new, later.total.newer) == (0, 0)
 
 
 def test_as_far_back_as_there_is_anything(server: Server, tables: Tables) -> None:

@@ -26,6 +26,7 @@ from meshwright.observe.fleet.sources.source import rows_of
 BEFORE_S, BEFORE_XID_S = 3600.0, 86400.0
 """How far before a slice the last value is looked for: of an Xid long, since the gauge outlives an
 exporter that was away for an hour."""
+_TRUST = {"code": 0, "window": 1, "counter": 2, "flag": 2}
 _AT_ONCE = 100
 """Series whose samples are asked for in one question."""
 
@@ -40,6 +41,8 @@ class Event(NamedTuple):
     code: int | None
     rise: float
     text: str
+    trust: int
+    """Of two metrics that tell one Xid the one with more holds."""
 
 
 def events(cut: Slice) -> pa.Table:
@@ -51,7 +54,7 @@ def events(cut: Slice) -> pa.Table:
         if name in cut.fleet.names
         for event in _events(cut, fault, name)
     ]
-    return _table(_once(found, cut.grid.step_s + cut.fleet.scrape_s), cut.fleet.cluster)
+    return _table(_once(found, 2 * cut.fleet.scrape_s), cut.fleet.cluster)
 
 
 def _events(cut: Slice, fault: Fault, name: str) -> Iterable[Event]:
@@ -115,7 +118,8 @@ def _of_device(
         gpu = None if fault in PORT_FAULTS else gpu_of(labels)
         node = _node(labels, cut.fleet)
         text = _text(labels, fault, code)
-        yield Event(node, gpu, float(time_s[at]), fault.kind, code, float(rises[at]), text)
+        time, rise, trust = float(time_s[at]), float(rises[at]), _TRUST[fault.how]
+        yield Event(node, gpu, time, fault.kind, code, rise, text, trust)
 
 
 def _node(labels: dict[str, str], fleet: Fleet) -> str:
@@ -159,24 +163,35 @@ def _text(labels: dict[str, str], fault: Fault, code: int | None) -> str:
 
 
 def _once(found: Iterable[Event], near_s: float) -> list[Event]:
-    """Leave one of an Xid that its gauge and its count both tell, and one row for each key."""
-    kept: list[Event] = []
-    newest: dict[tuple[str, int | None, str, int | None], int] = {}
-    for event in sorted(found, key=lambda one: (one.time_s, -one.rise)):
-        key = (event.node, event.gpu, event.kind, event.code)
-        at = newest.get(key)
-        if at is not None:
-            last = kept[at]
-            if event.kind == "xid" and event.time_s - last.time_s <= near_s:
-                kept[at] = last._replace(rise=max(last.rise, event.rise))
-                continue
-            if event.time_s == last.time_s:  # two counters, or two ports of a node
-                text = last.text if event.text in last.text else f"{last.text}; {event.text}"
-                kept[at] = last._replace(rise=last.rise + event.rise, text=text)
-                continue
-        newest[key] = len(kept)
-        kept.append(event)
-    return kept
+    """Leave one of an Xid that several metrics tell, and one row for each key."""
+    groups: dict[tuple[str, int | None, str, int | None], list[Event]] = {}
+    for event in sorted(found, key=lambda one: one.time_s):
+        groups.setdefault((event.node, event.gpu, event.kind, event.code), []).append(event)
+    kept = [event for group in groups.values() for event in _joined(_surest(group, near_s))]
+    return sorted(kept, key=lambda one: one.time_s)
+
+
+def _surest(group: Sequence[Event], near_s: float) -> Iterable[Event]:
+    """Leave out what a better metric tells as well, at about the same time."""
+    for event in group:
+        better = (one.time_s for one in group if one.trust > event.trust)
+        if not any(abs(time - event.time_s) <= near_s for time in better):
+            yield event
+
+
+def _joined(group: Iterable[Event]) -> Iterable[Event]:
+    """Add up what several counters, or ports of a node, tell of one moment."""
+    last: Event | None = None
+    for event in group:
+        if last is not None and event.time_s == last.time_s:
+            text = last.text if event.text in last.text else f"{last.text}; {event.text}"
+            last = last._replace(rise=last.rise + event.rise, text=text)
+            continue
+        if last is not None:
+            yield last
+        last = event
+    if last is not None:
+        yield last
 
 
 def _table(found: Sequence[Event], cluster: str) -> pa.Table:
