@@ -61,6 +61,14 @@ def test_the_buckets_of_a_report_make_up_all_hours(
     assert len(told["trend"]) == 7
 
 
+def test_a_report_is_held_against_the_time_before(
+    store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert asked(store, "report", "--since", "1d", "--until", "1970-01-08", "--before") == 0
+    # Bob's four GPUs failed on that day; on the day before he waited though there was a place.
+    assert "failed work lost +25.0, free: queue order -25.0 points" in capsys.readouterr().out
+
+
 def test_a_redacted_report_names_nobody(
     store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -53,7 +53,7 @@ def asked(store: Store, args: argparse.Namespace) -> Asked:
     if not lasts:
         fix = "read some first: mw fleet ingest SOURCE"
         raise InputError([Problem(str(store.folder), "this store holds nothing", fix)])
-    now_s = min(time.time(), max(lasts))
+    now_s = min(time.time(), _known_until(store, max(lasts)))
     until_s = moment(args.until, "--until", now_s) if args.until else now_s
     since_s = moment(args.since, "--since", until_s)
     if since_s >= until_s:
@@ -64,6 +64,23 @@ def asked(store: Store, args: argparse.Namespace) -> Asked:
         raise InputError([Problem("--cluster", f"{args.cluster!r} is not in the store", there)])
     name = (args.cluster or "").replace("'", "''")
     return Asked(since_s, until_s, f"cluster = '{name}'" if name else None)
+
+
+def earlier(scope: Asked) -> Asked:
+    """Return the same length of time right before."""
+    return scope._replace(since_s=2 * scope.since_s - scope.until_s, until_s=scope.since_s)
+
+
+def _known_until(store: Store, last_s: float) -> float:
+    """Return the last moment that is known: something ended, or jobs were seen running or waiting.
+
+    Of an old trace, jobs that never ended were seen when it was read: that tells nothing of then.
+    """
+    seen = store.sql(
+        "SELECT max(seen_s) AS seen_s FROM jobs "
+        "WHERE end_s IS NULL AND state IN ('running', 'pending')"
+    )["seen_s"][0].as_py()
+    return seen if seen is not None and last_s < seen < last_s + 7 * 86_400 else last_s
 
 
 def account_of(store: Store, args: argparse.Namespace, scope: Asked) -> Account:

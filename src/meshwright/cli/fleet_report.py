@@ -4,7 +4,7 @@ import argparse
 
 from meshwright.cli.answer import Answer
 from meshwright.cli.files import write_text
-from meshwright.cli.fleet_account import account_of, add_scope, asked
+from meshwright.cli.fleet_account import account_of, add_scope, asked, earlier
 from meshwright.cli.fleet_page import page
 from meshwright.cli.fleet_screen import answer, report_of
 from meshwright.cli.fleet_store import add_store, open_store
@@ -31,6 +31,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--price", metavar="DOLLARS",
         help="of a GPU-hour: 2.5, or h100=2.9,a100=1.4 (default: the catalog's)",
     )  # fmt: skip
+    parser.add_argument(
+        "--before", action="store_true", help="hold it against the same length of time before"
+    )
     parser.add_argument("--html", metavar="FILE", help="write a page that needs nothing else")
     add_scope(parser)
     add_store(parser)
@@ -40,8 +43,10 @@ def run(args: argparse.Namespace) -> Answer:
     """Answer with the account."""
     prices, top = read_prices(args.price), parse_count(args.top, "--top")
     with open_store(args) as store:
-        found = account_of(store, args, asked(store, args))
-    report = report_of(found, prices, args.by, top)
+        scope = asked(store, args)
+        found = account_of(store, args, scope)
+        before = account_of(store, args, earlier(scope)) if args.before else None
+    report = report_of(found, prices, args.by, top)._replace(before=before)
     if args.html:
         write_text(args.html, page(report))
     return answer(report)

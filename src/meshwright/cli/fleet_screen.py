@@ -44,6 +44,8 @@ class Report(NamedTuple):
     whole: tuple[Trend, ...]
     """Of the trend, the days that are whole."""
     forecasts: dict[str, Forecast]
+    before: Account | None = None
+    """The same length of time right before, where it is asked for."""
 
     @property
     def ahead_of(self) -> str:
@@ -128,6 +130,8 @@ def summary(report: Report) -> dict[str, str]:
             f"{100 * mean:.1f} % {report.ahead_of} ({ahead.rule}; such forecasts were off by "
             f"{100 * ahead.error:.1f} points, {ahead.tested} tested)"
         )
+    if report.before is not None:
+        told["before"] = changes(report)
     back = by_remedy(report.savings)
     if back:
         whole = sum(row.hours for row in back)
@@ -138,6 +142,21 @@ def summary(report: Report) -> dict[str, str]:
             f"{cost}); first: {back[0].remedy}"
         )
     return told
+
+
+def changes(report: Report) -> str:
+    """Say which buckets moved most against the time before, in points of all hours."""
+    now, before = report.account, report.before
+    if before is None or not before.capacity or not now.capacity:
+        return "nothing is known of the same length of time before"
+    old, moved = before.buckets(), {}
+    for name, amount in now.buckets().items():
+        moved[name] = 100 * (amount / now.capacity - old[name] / before.capacity)
+    most = sorted(moved, key=lambda name: -abs(moved[name]))[:4]
+    return (
+        ", ".join(f"{TITLES[name]} {moved[name]:+.1f}" for name in most if abs(moved[name]) >= 0.05)
+        + " points against the same length of time before"
+    )
 
 
 def _goodput_line(fleet: Goodput) -> str:
@@ -242,7 +261,7 @@ def notes(report: Report) -> list[str]:
             "down, GPUs claimed twice); these are cut and in no bucket"
         )
     unsaved = sum(v for c, v in found.cells().items() if c == ("lost", "unknown"))
-    if unsaved:
+    if hours(unsaved) > 0.05:
         told.append(
             f"{hours(unsaved):,.1f} of the lost hours are whole attempts: no checkpoint of them is "
             "known"
@@ -279,6 +298,11 @@ def data(report: Report) -> dict[str, Any]:
                 },
             }
             for name, amount in found.buckets().items()
+        },
+        "before": None if report.before is None else {
+            "since_s": report.before.window.since / 1e3,
+            "gpu_hours": hours(report.before.capacity),
+            "buckets": {n: hours(amount) for n, amount in report.before.buckets().items()},
         },
         "goodput": group_data(report.fleet),
         "by": {report.by: [group_data(one) for one in report.groups]}
