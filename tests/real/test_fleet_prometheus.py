@@ -187,6 +187,26 @@ def test_going_on_from_a_cursor_gives_the_rows_of_one_reading(
     assert happened == {(row["kind"], row["time_s"]) for row in tables["events"].to_pylist()}
 
 
+def test_clusters_on_one_server_are_told_and_can_be_read_apart(tmp_path: Path) -> None:
+    times = [(T0 + STEP * at, 50.0) for at in range(20)]
+    samples = {
+        f'DCGM_FI_DEV_GPU_UTIL{{gpu="0",UUID="GPU-{each}",Hostname="n1",cluster="{each}"}}': times
+        for each in ("east", "west")
+    }
+    asked = ASKED._replace(cluster="", until_s=T0 + 600)
+    one = asked._replace(options={"selector": 'cluster="east"'})
+    try:
+        with prometheus(tmp_path, samples) as running:
+            _, _, notes = _read(source(running.url, asked))
+            alone, _, quiet = _read(source(running.url, one))
+    except FileNotFoundError as missing:
+        pytest.skip(f"needs Debian's {missing}")
+    assert any("holds the clusters east, west" in each for each in notes)
+    assert quiet == []
+    assert set(alone["gpus"]["uuid"].to_pylist()) == {"GPU-east"}
+    assert set(alone["samples"]["cluster"].to_pylist()) == {"east"}
+
+
 def test_a_second_ingest_into_the_store_brings_nothing_new(server: Server, tmp_path: Path) -> None:
     pytest.importorskip("duckdb", reason="needs the extra fleet")
     with Store(tmp_path / "store", create=True) as store:

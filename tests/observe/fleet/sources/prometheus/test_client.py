@@ -249,3 +249,12 @@ def test_a_page_that_is_no_prometheus_is_told_so(fake: Fake) -> None:
     fake.replies = [lambda _: (404, {}, b"<html>")]
     with pytest.raises(InputError, match="add its prefix to the URL"):
         _client(fake).query("m", 1)
+
+
+def test_labels_and_series_are_asked_for_in_a_time(fake: Fake) -> None:
+    fake.replies = [lambda _: _success([{"gpu": "0"}]), lambda _: _success(["east", "west"])]
+    client = _client(fake)
+    assert client.series(["m"], 1, 2) == [{"gpu": "0"}]
+    assert client.values("cluster", "m", 1, 2) == {"east", "west"}
+    assert [each.path for each in fake.asked] == ["/api/v1/series", "/api/v1/label/cluster/values"]
+    assert fake.asked[0].words == {"match[]": "m", "start": "1.000", "end": "2.000"}

@@ -114,10 +114,14 @@ class Prometheus:
         words = [*(("match[]", each) for each in matchers), *_between(start_s, end_s)]
         return read_list(self._ask("/api/v1/series", words).data)
 
+    def values(self, label: str, matcher: str, start_s: float, end_s: float) -> set[str]:
+        """Ask for the values that a label has among series that match."""
+        words = [("match[]", matcher), *_between(start_s, end_s)]
+        return set(read_list(self._ask(f"/api/v1/label/{label}/values", words).data))
+
     def names(self, matcher: str, start_s: float, end_s: float) -> set[str]:
         """Ask for the names of metrics that match."""
-        words = [("match[]", matcher), *_between(start_s, end_s)]
-        return set(read_list(self._ask("/api/v1/label/__name__/values", words).data))
+        return self.values("__name__", matcher, start_s, end_s)
 
     def _piece(self, expression: str, start_s: float, points: int, step_s: float) -> list[Series]:
         end_s = start_s + (points - 1) * step_s

@@ -69,6 +69,7 @@ class PrometheusSource:
         self, server: Prometheus, asked: Asked, now: Callable[[], float] = time.time
     ) -> None:
         self._server, self._asked, self._now = server, asked, now
+        self._notes: list[str] = []
         self._settle_s = _number(asked.options, "settle_s", _SETTLE_S)
         self._naming = Naming(
             asked.options.get("node_label", ""),
@@ -100,7 +101,10 @@ class PrometheusSource:
         fleet, count = self._look(since_s, until_s)
         if not (has_gpus(fleet.names) or has_hosts(fleet.names)):
             note = f"{self._server.url} has no metrics of GPUs or nodes in this time"
-            yield Batch("samples", SAMPLES.empty_table(), None, (note, *self._server.notes()))
+            self._notes.append(note)
+        if self._notes:
+            yield Batch("samples", SAMPLES.empty_table(), None, tuple(self._notes))
+            self._notes.clear()
         left = left or _Cursor(since_s, {}, None, {}, {})
         holding = Holding(left.holding)
         for grid in grids(since_s, until_s, asked.step_s, max(1, min(5_000, _CELLS // count))):
@@ -142,11 +146,24 @@ class PrometheusSource:
     def _look(self, since_s: float, until_s: float) -> tuple[Fleet, int]:
         """Find which metrics there are, how often they are scraped, and of how many GPUs."""
         names = frozenset(self._server.names(_WANTED, since_s, until_s))
-        cluster = self._asked.cluster or urlsplit(self._server.url).hostname or "prometheus"
-        fleet = Fleet(cluster, names, self._asked.options.get("selector", ""), self._naming)
+        fleet = Fleet("", names, self._asked.options.get("selector", ""), self._naming)
+        fleet = fleet._replace(cluster=self._cluster(fleet, since_s, until_s))
         known = instance_names(self._server, fleet, since_s, until_s)
         fleet = fleet._replace(naming=self._naming._replace(instances=known))
         return self._paced(fleet, since_s, until_s)
+
+    def _cluster(self, fleet: Fleet, since_s: float, until_s: float) -> str:
+        """Find the name of the fleet; where a server holds several, say that they are mixed."""
+        known = [one.text for each in FIELDS for one in each.names if one.text in fleet.names]
+        metric = fleet.of(known[0] if known else _OF_HOSTS)
+        found = sorted(self._server.values("cluster", metric, since_s, until_s) - {""})
+        if len(found) > 1:
+            self._notes.append(
+                f"{self._server.url} holds the clusters {', '.join(found)}: they are read as one; "
+                "read each with --cluster NAME --option selector='cluster=\"NAME\"'"
+            )
+        own = found[0] if len(found) == 1 else urlsplit(self._server.url).hostname
+        return self._asked.cluster or own or "prometheus"
 
     def _paced(self, fleet: Fleet, since_s: float, until_s: float) -> tuple[Fleet, int]:
         """Find how far samples are apart and how many series a metric has.
