@@ -338,6 +338,10 @@ def test_moments_come_day_by_day(store: Store) -> None:
         (lambda rows: rows.drop_columns(["node"]), "node: is missing"),
         (lambda rows: rows.append_column("power", rows["gpu_util"]), "power_w"),
         (lambda rows: rows.set_column(3, "time_s", pa.nulls(80, pa.float64())), "80 of 80"),
+        (
+            lambda rows: rows.set_column(3, "time_s", pc.multiply(rows["time_s"], 1000.0)),
+            "divide milliseconds",
+        ),
         (lambda rows: rows.set_column(2, "gpu", pa.array(["x"] * 80)), "samples.gpu"),
     ],
 )

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from meshwright.errors import InputError, Problem
 from meshwright.observe.fleet.store import moments, parts, query
 from meshwright.observe.fleet.store.catalog import GRACE_S, Catalog
+from meshwright.observe.fleet.store.conforming import conformed
 from meshwright.observe.fleet.store.keeping import Kept, Limits, keep
 from meshwright.observe.fleet.store.layout import DAY_S, ROLLUPS, SCHEMAS, SPANS
 from meshwright.observe.fleet.store.parts import Part
@@ -21,7 +22,6 @@ from meshwright.observe.fleet.tables import KEYS, TABLES
 
 MOST_PARTS = 8
 """Files of one bucket before small ones are made into one."""
-_MAY_BE_NULL = {"events": frozenset({"gpu", "code"})}
 
 
 class Put(NamedTuple):
@@ -286,45 +286,3 @@ class Store:
         if self._link is None:
             self._link = query.connect(self.folder, self._memory_mib)
         return self._link
-
-
-def conformed(table: str, rows: pa.Table) -> pa.Table:
-    """Return rows in the schema of their table, or say what is wrong with them."""
-    if table not in TABLES:
-        query.require_table(table)
-        raise InputError([Problem(table, "is made by the store and takes no rows", "put samples")])
-    schema = TABLES[table]
-    query.require_columns(table, rows.column_names)
-    missing = [key for key in KEYS[table] if key not in rows.column_names]
-    problems = [Problem(f"{table}.{key}", "is missing; it is part of the key") for key in missing]
-    columns = []
-    for field in schema if not problems else ():
-        if field.name not in rows.column_names:
-            columns.append(pa.nulls(rows.num_rows, field.type))
-            continue
-        column = rows[field.name]
-        if pa.types.is_dictionary(column.type):
-            column = column.cast(column.type.value_type)
-        try:
-            column = column if column.type == field.type else column.cast(field.type)
-        except pa.ArrowInvalid as error:
-            problems.append(Problem(f"{table}.{field.name}", str(error)))
-            continue
-        if pa.types.is_floating(field.type):
-            column = _known(column)
-        named = field.name in KEYS[table] and field.name not in _MAY_BE_NULL.get(table, ())
-        if named and column.null_count:
-            what = f"is unknown in {column.null_count} of {rows.num_rows} rows"
-            problems.append(Problem(f"{table}.{field.name}", what, "it is part of the key"))
-        columns.append(column)
-    if problems:
-        raise InputError(problems)
-    return pa.table(columns, schema=schema)
-
-
-def _known(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return a column in which what is no number is null."""
-    strange = pc.invert(pc.is_finite(column))
-    if not pc.any(strange).as_py():
-        return column
-    return pc.if_else(strange, pa.scalar(None, column.type), column)
