@@ -243,3 +243,23 @@ def test_roll_ups_of_days_may_differ_in_length() -> None:
 
     found = account_of(jobs(job("1", 0, 2 * DAY)), {"node": "n1"}, rollups=seen, until=2 * DAY)
     assert told(found) == {"idle": 384}
+
+
+def test_who_waits_for_one_kind_of_gpu_finds_no_other() -> None:
+    waits = {"job": "2", "submit_s": 0, "state": "pending", "gpus": 4, "gpu_kind": "A100"}
+    there = {"node": "n1", "gpu_kind": "a100"}, {"node": "n2", "gpu_kind": "v100"}
+    full = account_of(jobs(job("1", 0, 10 * HOUR, gpu_kind="a100"), waits), *there)
+    assert told(full) == {"productive": 80, "no_demand": 80}
+    half = account_of(jobs(job("1", 0, 10 * HOUR, 6, gpu_kind="a100"), waits), *there)
+    assert told(half) == {"productive": 60, "too_few": 20, "no_demand": 80}
+
+
+def test_a_job_of_no_known_node_or_kind_may_have_been_anywhere() -> None:
+    there = {"node": "n1", "gpu_kind": "a100"}, {"node": "n2", "gpu_kind": "v100"}
+    found = account_of(jobs(job("1", 0, 10 * HOUR, 16, nodes=None)), *there)
+    assert told(found) == {"productive": 160}
+
+
+def test_jobs_of_no_cluster_are_counted() -> None:
+    found = account_of(jobs(job("1", 0, HOUR, nodes=None, cluster=None)))
+    assert told(found) == {"productive": 8}

@@ -31,6 +31,7 @@ job_rows = st.fixed_dictionaries(
         "num_nodes": st.sampled_from([None, 0, 1, 2, 40]),
         "nodes": st.none() | st.lists(st.sampled_from(NODES), max_size=3),
         "gpu_util": st.sampled_from([None, 0.0, 0.4]),
+        "gpu_kind": st.sampled_from([None, "a100", "V100"]),
     }
 )  # fmt: skip
 node_rows = st.fixed_dictionaries(
@@ -40,6 +41,7 @@ node_rows = st.fixed_dictionaries(
         "since_s": times, "until_s": times, "seen_s": times,
         "state": st.sampled_from([*NODE_STATES, None]),
         "gpus": st.sampled_from([None, 0, 1, 8]),
+        "gpu_kind": st.sampled_from([None, "a100", "v100"]),
         "partitions": st.sampled_from([None, [], ["gpu"], ["long"], ["gpu", "long"]]),
     }
 )  # fmt: skip

@@ -4,6 +4,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from meshwright.observe.fleet.account.attempts import Attempts
 from meshwright.observe.fleet.account.ticks import (
@@ -11,6 +12,7 @@ from meshwright.observe.fleet.account.ticks import (
     PARTS,
     Longs,
     gpu_parts,
+    joined,
     moments,
     names,
     numbers,
@@ -45,6 +47,8 @@ class Places(NamedTuple):
     """Names of sets of nodes that jobs of the same partitions are placed on."""
     pool_of: dict[tuple[str, str], int]
     """The pool of a partition."""
+    pool_of_kind: dict[tuple[int, str], int]
+    """The part of a pool that has another kind of GPU than most of it."""
     pool_of_cluster: dict[str, int]
     """The largest pool of a cluster, for jobs of no known partition."""
 
@@ -59,7 +63,9 @@ def places(nodes: pa.Table, found: Attempts, given: dict[str, int]) -> Places:
         np.int64,
     )  # fmt: skip
     pools, pool_of, node_pool = _pools(nodes, at, index)
-    stretches, kinds = _stretches(nodes, at, node_pool)
+    kinds = _kinds(nodes, at, len(index))
+    pool_of_kind = _by_kind(pools, node_pool, kinds, _pools_of_bare(found, index, node_pool))
+    stretches = _stretches(nodes, at, node_pool)
     with_nodes = {name for name, _ in index}
     for name, gpus in given.items():
         if name not in with_nodes:
@@ -68,8 +74,9 @@ def places(nodes: pa.Table, found: Attempts, given: dict[str, int]) -> Places:
             node_pool = np.append(node_pool, len(pools))
             pools.append(name)
             kinds = (*kinds, None)
-    for name in found.cluster.values:
-        if not any(cluster == name for cluster, _ in index):
+    with_nodes = {name for name, _ in index}
+    for name in (*found.cluster.values, ""):
+        if name not in with_nodes and (name, "") not in pool_of:
             pools.append(name)
             pool_of[name, ""] = len(pools) - 1
     sizes = np.bincount(stretches.pool, stretches.parts.astype(float), minlength=len(pools))
@@ -78,9 +85,9 @@ def places(nodes: pa.Table, found: Attempts, given: dict[str, int]) -> Places:
         pool = int(node_pool[place])
         if name not in largest or sizes[pool] > sizes[largest[name]]:
             largest[name] = pool
-    for name in found.cluster.values:
+    for name in (*found.cluster.values, ""):
         largest.setdefault(name, pool_of.get((name, ""), 0))
-    return Places(index, node_pool, kinds, stretches, tuple(pools), pool_of, largest)
+    return Places(index, node_pool, kinds, stretches, tuple(pools), pool_of, pool_of_kind, largest)
 
 
 def _add(old: Stretches, node: int, pool: int, gpus: int) -> Stretches:
@@ -126,9 +133,46 @@ def _pools(
     return pools, pool_of, np.array([number[root(own[n])] for n in range(len(index))], np.int64)
 
 
-def _stretches(
-    nodes: pa.Table, at: Longs, node_pool: Longs
-) -> tuple[Stretches, tuple[str | None, ...]]:
+def _kinds(nodes: pa.Table, at: Longs, count: int) -> tuple[str | None, ...]:
+    """What kind of GPU each node has, as told last."""
+    kind: list[str | None] = [None] * count
+    for place, told in zip(at.tolist(), nodes["gpu_kind"].to_pylist(), strict=True):
+        kind[place] = told or kind[place]
+    return tuple(kind)
+
+
+def _pools_of_bare(
+    found: Attempts, index: dict[tuple[str, str], int], node_pool: Longs
+) -> set[int]:
+    """Pools of clusters in which jobs ran that tell neither their nodes nor their kind of GPU."""
+    lengths = pc.fill_null(pc.list_value_length(found.nodes), 0).to_numpy(zero_copy_only=False)
+    bare = (found.parts > 0) & (lengths == 0) & (found.gpu_kind.codes < 0) & (found.start != NEVER)
+    clusters = {text(found.cluster.values, code) for code in np.unique(found.cluster.codes[bare])}
+    return {int(node_pool[place]) for (name, _), place in index.items() if name in clusters}
+
+
+def _by_kind(
+    pools: list[str], node_pool: Longs, kinds: tuple[str | None, ...], bare: set[int]
+) -> dict[tuple[int, str], int]:
+    """Make pools of their own of the rarer kinds of GPU, so that who waits for one finds no other.
+
+    Where jobs ran nobody knows on what, a pool stays whole: it would not hold them in parts.
+    """
+    found: dict[tuple[int, str], int] = {}
+    for pool in range(len(pools)):
+        mine = np.flatnonzero(node_pool == pool)
+        told = [(kinds[place] or "").lower() for place in mine.tolist()]
+        if pool in bare or "" in told or len(set(told)) < 2:
+            continue
+        most = max(sorted(set(told)), key=told.count)
+        for kind in sorted(set(told) - {most}):
+            found[pool, kind] = len(pools)
+            node_pool[mine[[one == kind for one in told]]] = len(pools)
+            pools.append(f"{pools[pool]}, {kind}")
+    return found
+
+
+def _stretches(nodes: pa.Table, at: Longs, node_pool: Longs) -> Stretches:
     """Cut what is told of each node so that every moment has one state."""
     since, until = moments(nodes["since_s"]), moments(nodes["until_s"])
     since = np.where(since == NEVER, -(2**61), since)
@@ -148,14 +192,11 @@ def _stretches(
     gpus = np.where(np.isfinite(gpus), gpus, most[node])
     state = names(nodes["state"])
     codes = np.array([STATE_CODES.get(text, UNKNOWN) for text in state.values] + [UNKNOWN])
-    kind: list[str | None] = [None] * len(node_pool)
-    for place, text in zip(at.tolist(), nodes["gpu_kind"].to_pylist(), strict=True):
-        kind[place] = text or kind[place]
     right = until > since
     found = Stretches(
         node, since, until, codes[state.codes[order]], gpu_parts(gpus), node_pool[node]
     )
-    return Stretches(*(column[right].astype(np.int64) for column in found)), tuple(kind)
+    return Stretches(*(column[right].astype(np.int64) for column in found))
 
 
 def pool_at(known: Places, found: Attempts, at: int) -> int:
@@ -163,15 +204,19 @@ def pool_at(known: Places, found: Attempts, at: int) -> int:
     cluster = text(found.cluster.values, found.cluster.codes[at])
     partition = text(found.partition.values, found.partition.codes[at])
     # Slurm tells all partitions that a waiting job asked for, with commas.
+    pool = known.pool_of_cluster.get(cluster, 0)
     for name in partition.split(","):
         if (cluster, name) in known.pool_of:
-            return known.pool_of[cluster, name]
-    return known.pool_of_cluster.get(cluster, 0)
+            pool = known.pool_of[cluster, name]
+            break
+    kind = text(found.gpu_kind.values, found.gpu_kind.codes[at]).lower()
+    return known.pool_of_kind.get((pool, kind), pool)
 
 
 def pools_of(known: Places, found: Attempts) -> Longs:
     """The pool of every attempt."""
-    both = found.cluster.codes * (len(found.partition.values) + 1) + found.partition.codes + 1
+    both = joined(found.cluster.codes, found.partition.codes, len(found.partition.values))
+    both = joined(both, found.gpu_kind.codes, len(found.gpu_kind.values))
     distinct, first, back = np.unique(both, return_index=True, return_inverse=True)
     pools = np.array([pool_at(known, found, int(at)) for at in first], np.int64)
     return pools[back] if len(distinct) else np.empty(0, np.int64)
