@@ -11,7 +11,7 @@ from meshwright.spec.names import unknown_name
 
 __all__ = ["KINDS", "Asked", "Batch", "Secret", "Source", "bare", "find", "kinds", "rows_of"]
 
-KINDS: Final = ("tables", "slurm", "prometheus", "kubernetes", "public")
+KINDS: Final = ("tables", "slurm", "prometheus", "kubernetes", "kernel", "public")
 """Kinds of sources in the order in which they are asked whether a place is theirs."""
 
 
