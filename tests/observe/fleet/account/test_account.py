@@ -151,15 +151,21 @@ def test_an_attempt_ends_where_the_next_begins() -> None:
     assert told(found) == {"productive": 48, "lost": 32}
 
 
-def test_a_running_job_holds_until_it_was_last_seen() -> None:
+def test_a_running_job_holds_until_a_later_look_does_not_show_it() -> None:
     work = jobs(
-        job("1", 0, None, gpus=4, state="running", seen_s=6 * HOUR),
-        job("2", 0, None, gpus=4, state="running"),
-        job("3", 0, None, gpus=4, state="failed"),
+        job("1", 0, None, gpus=2, state="running", seen_s=6 * HOUR),
+        job("2", 0, None, gpus=2, state="running", seen_s=9.5 * HOUR),
+        job("3", 0, None, gpus=2, state="running"),
+        job("4", 0, None, gpus=2, state="failed"),
     )
     found = account_of(work, {"node": "n1"})
-    assert told(found) == {"productive": 64, "no_demand": 16}
+    assert told(found) == {"productive": 12 + 20 + 20, "no_demand": 28}
     assert found.oddities["attempts that ended nobody knows when, left out"] == 1
+
+
+def test_nobody_is_taken_to_run_for_days_after_the_last_look() -> None:
+    work = jobs(job("1", 0, None, state="running", seen_s=HOUR))
+    assert told(account_of(work, {"node": "n1"}, until=3 * DAY))["productive"] == 8 * 25
 
 
 def test_samples_tell_idle_gpus_from_busy_ones_and_start_up_from_idling() -> None:

@@ -1,7 +1,8 @@
 """Attempts of jobs as columns of whole numbers, what contradicts itself set right or aside.
 
-An attempt ends where the next one of the same job begins. One that runs is known to hold its GPUs
-until it was last seen. One that has ended nobody knows when holds nothing, and is counted.
+An attempt ends where the next one of the same job begins. One that runs holds its GPUs until a
+later look at its cluster does not show it. One that has ended nobody knows when holds nothing, and
+is counted.
 """
 
 import re
@@ -33,6 +34,7 @@ FREE, LIMITED, NOT_ASKING, NOT_TOLD = range(4)
 known at all, as of traces that tell only how long jobs ran."""
 UNTOLD_WAIT: Final = "its wait is not told"
 """The reason that readers of such traces give."""
+_LOOK_MS = 3_600_000
 _LIMIT = re.compile(
     r"qos|assoc|quota|limit|max\w*per|licen[cs]e|exceeded|suspended|inactive", re.IGNORECASE
 )
@@ -90,8 +92,7 @@ def attempts(jobs: pa.Table, until: int) -> Attempts:
     jobs = _one_each(jobs, oddities)
     cluster, job, state = names(jobs["cluster"]), names(jobs["job"]), names(jobs["state"])
     key = joined(job.codes, cluster.codes, len(cluster.values))
-    seen = moments(jobs["seen_s"])
-    seen = np.where(seen == NEVER, until, np.minimum(seen, until))
+    seen = _stands_until(moments(jobs["seen_s"]), cluster, until)
     start, end = _held(jobs, state, key, seen, oddities)
     waits, waited = _waits(jobs, state, key, end, seen)
     count = numbers(jobs["num_nodes"])
@@ -110,6 +111,19 @@ def attempts(jobs: pa.Table, until: int) -> Attempts:
         names(jobs["user"]), names(jobs["team"]), names(jobs["partition"]), names(jobs["work"]),
         names(jobs["gpu_kind"]), _whole(jobs["nodes"]), oddities,
     )  # fmt: skip
+
+
+def _stands_until(seen: Longs, cluster: Names, until: int) -> Longs:
+    """Until when what had not ended when it was seen is taken to go on.
+
+    What was seen when the cluster was last looked at, or within an hour before, goes on for a day
+    at most; what later looks did not show had ended by then.
+    """
+    latest = np.full(len(cluster.values) + 1, NEVER)
+    np.maximum.at(latest, cluster.codes, seen)
+    fresh = seen >= latest[cluster.codes] - _LOOK_MS
+    lasts = np.where(fresh, seen + 24 * _LOOK_MS, seen)
+    return np.where(seen == NEVER, until, np.minimum(lasts, until))
 
 
 def _one_each(jobs: pa.Table, oddities: dict[str, int]) -> pa.Table:
