@@ -46,7 +46,7 @@ def hours_of(slot: Slot, minutes: float) -> float:
 @plants("never-used")
 def never_used(world: World) -> None:
     """GPUs asked for by a script that runs on the host."""
-    slot = placed(world, int(world.rng.choice([1, 2, 4, 8])), between(world, 90, 1400))
+    slot = placed(world, int(world.rng.choice([1, 2, 4, 8])), between(world, 65, 1400))
     run(world, slot, Work(active=0.0, sms=0, tensor=0, dram=0, fp32=0, memory=0.0, pcie=0))
     still(world, slot, 0, slot.minutes)
     world.label("never-used", [world.job(slot)], hours=hours_of(slot, slot.minutes))
@@ -57,7 +57,7 @@ def finished(world: World) -> None:
     """A script that waits for ever after its last step."""
     slot = placed(world, int(world.rng.choice([1, 4, 8])), between(world, 300, 1500))
     run(world, slot, Work(nvlink=1e10))
-    tail = int(between(world, 80, 0.7 * slot.minutes))
+    tail = int(between(world, 50, 0.7 * slot.minutes))
     still(world, slot, slot.minutes - tail, slot.minutes)
     world.label("finished-but-held", [world.job(slot)], hours=hours_of(slot, tail))
 
@@ -69,7 +69,7 @@ def held_idle(world: World) -> None:
     run(world, slot, Work(nvlink=1e10))
     idle, at = 0, 60
     while at < slot.minutes - 200:
-        length = int(between(world, 75, 300))
+        length = int(between(world, 50, 300))
         length = min(length, slot.minutes - at - 100)
         still(world, slot, at, at + length)
         idle, at = idle + length, at + length + int(between(world, 60, 300))
@@ -82,7 +82,7 @@ def hoarding(world: World) -> None:
     slot = placed(world, int(world.rng.choice([1, 2, 4])), between(world, 900, 2500))
     run(world, slot, Work(active=0.4, tensor=0.1, memory=0.3, noise=0.3))
     for at in range(60, slot.minutes - 40, 480):
-        still(world, slot, at, min(at + int(between(world, 330, 450)), slot.minutes - 10))
+        still(world, slot, at, min(at + int(between(world, 240, 450)), slot.minutes - 10))
     world.label("notebook-hoarding", [world.job(slot, interactive=True, name="jupyter")])
 
 
@@ -105,7 +105,7 @@ def hung(world: World) -> None:
     nodes = int(world.rng.choice([1, 2, 4]))
     slot = placed(world, 8 * nodes, between(world, 300, 1500), nodes=nodes, kind=H100)
     run(world, slot, Work(nvlink=3e10))
-    tail = int(between(world, 45, 400))
+    tail = int(between(world, 30, 400))
     tail = min(tail, slot.minutes - 120)
     stretch(world, slot, slot.minutes - tail, slot.minutes, gpu_util=1.0, sm_active=0.06,
             tensor_active=0.0, dram_active=0.002, nvlink_tx=0.0, pcie_rx=0.0,
@@ -118,8 +118,8 @@ def hung(world: World) -> None:
 def launch_bound(world: World) -> None:
     """Kernels too small for the chip."""
     slot = placed(world, int(world.rng.choice([1, 4, 8])), between(world, 400, 1500), kind=H100)
-    run(world, slot, Work(active=between(world, 0.8, 0.99), sms=between(world, 0.05, 0.23),
-                          tensor=between(world, 0.01, 0.06), dram=0.1, nvlink=5e9,
+    run(world, slot, Work(active=between(world, 0.8, 0.99), sms=between(world, 0.05, 0.3),
+                          tensor=between(world, 0.01, 0.1), dram=0.1, nvlink=5e9,
                           memory=between(world, 0.25, 0.9)))  # fmt: skip
     world.label("launch-bound", [world.job(slot)])
 
@@ -129,7 +129,7 @@ def low_tensor(world: World) -> None:
     """Products in full fp32."""
     slot = placed(world, int(world.rng.choice([1, 4, 8])), between(world, 400, 1500), kind=H100)
     run(world, slot, Work(active=between(world, 0.8, 0.99), sms=between(world, 0.5, 0.9),
-                          tensor=between(world, 0.0, 0.07), fp32=between(world, 0.1, 0.5),
+                          tensor=between(world, 0.0, 0.1), fp32=between(world, 0.1, 0.5),
                           dram=between(world, 0.15, 0.45), nvlink=5e9))  # fmt: skip
     world.label("low-tensor-activity", [world.job(slot)])
 
@@ -138,8 +138,8 @@ def low_tensor(world: World) -> None:
 def too_powerful(world: World) -> None:
     """A small model on a large GPU."""
     slot = placed(world, 1, between(world, 400, 2000))
-    run(world, slot, Work(active=between(world, 0.04, 0.17), sms=0.05, tensor=0.01, dram=0.03,
-                          memory=between(world, 0.03, 0.11), noise=0.15))  # fmt: skip
+    run(world, slot, Work(active=between(world, 0.03, 0.22), sms=0.05, tensor=0.01, dram=0.03,
+                          memory=between(world, 0.03, 0.13), noise=0.15))  # fmt: skip
     job = world.job(slot, cpus=between(world, 1, 8), memory_asked=between(world, 8, 30) * GIB)
     world.label("gpu-too-powerful", [job])
 
@@ -148,8 +148,8 @@ def too_powerful(world: World) -> None:
 def memory_under(world: World) -> None:
     """A small batch on many GPUs."""
     slot = placed(world, int(world.rng.choice([2, 4, 8])), between(world, 300, 1500))
-    run(world, slot, Work(active=between(world, 0.27, 0.47), sms=0.2, tensor=0.04, dram=0.1,
-                          memory=between(world, 0.04, 0.18), nvlink=2e9))  # fmt: skip
+    run(world, slot, Work(active=between(world, 0.27, 0.53), sms=0.2, tensor=0.04, dram=0.1,
+                          memory=between(world, 0.04, 0.22), nvlink=2e9))  # fmt: skip
     world.label("memory-far-under-request", [world.job(slot)])
 
 
@@ -157,7 +157,7 @@ def memory_under(world: World) -> None:
 def low_utilisation(world: World) -> None:
     """Waiting for nobody knows what."""
     slot = placed(world, int(world.rng.choice([2, 4, 8])), between(world, 450, 1500))
-    run(world, slot, Work(active=between(world, 0.05, 0.23), sms=0.15, tensor=0.03, dram=0.1,
+    run(world, slot, Work(active=between(world, 0.05, 0.28), sms=0.15, tensor=0.03, dram=0.1,
                           memory=between(world, 0.3, 0.9), noise=0.3, nvlink=1e9))  # fmt: skip
     world.label("low-utilisation", [world.job(slot)])
 
@@ -166,9 +166,9 @@ def low_utilisation(world: World) -> None:
 def uneven_memory(world: World) -> None:
     """All ranks put something on the first GPU."""
     slot = placed(world, 8, between(world, 200, 1500))
-    run(world, slot, Work(memory=between(world, 0.2, 0.38), nvlink=1e10))
+    run(world, slot, Work(memory=between(world, 0.2, 0.45), nvlink=1e10))
     first = Slot(((slot.places[0][0], slot.places[0][1][:1]),), slot.first, slot.last)
-    stretch(world, first, 10, slot.minutes, memory_used=between(world, 0.82, 0.95) * 80 * GIB)
+    stretch(world, first, 10, slot.minutes, memory_used=between(world, 0.7, 0.95) * 80 * GIB)
     world.label("uneven-memory", [world.job(slot)])
 
 
@@ -178,7 +178,7 @@ def uneven_work(world: World) -> None:
     slot = placed(world, 8, between(world, 300, 1500), kind=H100)
     run(world, slot, Work(nvlink=1e10, tensor=between(world, 0.3, 0.5)))
     part = np.ones(8)
-    part[world.rng.permutation(8)[: int(world.rng.integers(4, 7))]] = between(world, 0.2, 0.5)
+    part[world.rng.permutation(8)[: int(world.rng.integers(4, 7))]] = between(world, 0.2, 0.65)
     span = slice(slot.first, slot.last)
     world.samples["tensor_active"][slot.rows, span] *= part[:, None]
     world.label("uneven-work", [world.job(slot)])
@@ -190,7 +190,7 @@ def slower(world: World) -> None:
     slot = placed(world, 8, between(world, 500, 1500), kind=H100)
     run(world, slot, Work(nvlink=1e10, noise=between(world, 0.03, 0.1)))
     at = int(between(world, 100, slot.minutes - 180))
-    part = between(world, 0.55, 0.83)
+    part = between(world, 0.55, 0.9)
     span = slice(slot.first + at, slot.last)
     for name in ("tensor_active", "sm_active", "dram_active", "nvlink_tx"):
         world.samples[name][slot.rows, span] *= part
@@ -200,7 +200,7 @@ def slower(world: World) -> None:
 
 def _waiting(world: World, gpus: int, work: Work) -> tuple[Slot, float]:
     slot = placed(world, gpus, between(world, 300, 1500))
-    active = between(world, 0.12, 0.62)
+    active = between(world, 0.12, 0.73)
     run(world, slot, work._replace(active=active, sms=0.6 * active, tensor=0.3 * active,
                                    dram=0.3 * active, nvlink=1e10, memory=0.6))  # fmt: skip
     return slot, hours_of(slot, slot.minutes) * (1 - active / 0.95)
@@ -212,7 +212,7 @@ def cpu_starved(world: World) -> None:
     slot, lost = _waiting(world, int(world.rng.choice([1, 4, 8])), Work(cores=0.3))
     job = world.job(slot, cpus=float(slot.rows.size * world.rng.choice([1, 2, 4])))
     row = world.jobs[-1]
-    row["cpu_s"] = between(world, 0.92, 1.0) * row["cpus"] * (row["end_s"] - row["start_s"])
+    row["cpu_s"] = between(world, 0.87, 1.0) * row["cpus"] * (row["end_s"] - row["start_s"])
     world.label("cpu-starved", [job], hours=lost)
 
 
@@ -220,7 +220,7 @@ def cpu_starved(world: World) -> None:
 def metadata_storm(world: World) -> None:
     """Millions of small files."""
     slot, lost = _waiting(
-        world, 8, Work(metadata=10 ** between(world, 3.4, 4.8), io_wait=between(world, 0.02, 0.3))
+        world, 8, Work(metadata=10 ** between(world, 2.9, 4.8), io_wait=between(world, 0.02, 0.3))
     )
     world.label("metadata-storm", [world.job(slot)], hours=lost)
 
@@ -229,7 +229,7 @@ def metadata_storm(world: World) -> None:
 def storage_bound(world: World) -> None:
     """Large files, slowly."""
     slot, lost = _waiting(
-        world, 8, Work(io_wait=between(world, 0.12, 0.5), read=between(world, 5e8, 5e9))
+        world, 8, Work(io_wait=between(world, 0.07, 0.5), read=between(world, 5e8, 5e9))
     )
     world.label("storage-bound", [world.job(slot)], hours=lost)
 
@@ -240,7 +240,7 @@ def pcie_bound(world: World) -> None:
     slot = placed(world, int(world.rng.choice([1, 4, 8])), between(world, 300, 1500), kind=H100)
     run(world, slot, Work(active=between(world, 0.5, 0.95), sms=0.4, dram=0.2, nvlink=1e9,
                           tensor=between(world, 0.04, 0.15),
-                          pcie=between(world, 0.5, 0.85)))  # fmt: skip
+                          pcie=between(world, 0.35, 0.85)))  # fmt: skip
     world.label("pcie-bound", [world.job(slot)])
 
 
@@ -249,7 +249,7 @@ def nvlink_unused(world: World) -> None:
     """Peer access switched off."""
     slot = placed(world, int(world.rng.choice([2, 4, 8])), between(world, 300, 1500), kind=H100)
     run(world, slot, Work(active=0.95, sms=0.6, tensor=between(world, 0.12, 0.3), nvlink=0.0,
-                          pcie=between(world, 0.1, 0.35)))  # fmt: skip
+                          pcie=between(world, 0.03, 0.35)))  # fmt: skip
     world.label("nvlink-unused", [world.job(slot)])
 
 
@@ -266,7 +266,7 @@ def _told(world: World, phase: str, part: float, number: str, slot: Slot) -> flo
 @plants("data-wait")
 def data_wait(world: World) -> None:
     """A loader with too few workers, told by the job."""
-    part = between(world, 0.13, 0.5)
+    part = between(world, 0.08, 0.5)
     slot = placed(world, 8, between(world, 200, 1200))
     run(world, slot, Work(active=0.95 * (1 - part), tensor=0.35 * (1 - part), nvlink=1e10))
     number = world.job(slot)
@@ -276,7 +276,7 @@ def data_wait(world: World) -> None:
 @plants("exposed-communication")
 def exposed(world: World) -> None:
     """Communication that nothing hides, told by the job."""
-    part = between(world, 0.28, 0.6)
+    part = between(world, 0.2, 0.6)
     slot = placed(world, 16, between(world, 200, 1200), nodes=2)
     run(world, slot, Work(active=0.98, tensor=0.4 * (1 - part), nvlink=6e10))
     number = world.job(slot)
@@ -289,7 +289,7 @@ def exposed(world: World) -> None:
 def startup(world: World) -> None:
     """Half an hour of loading for an hour of work."""
     slot = placed(world, 16, between(world, 90, 240), nodes=2)
-    start = int(slot.minutes * between(world, 0.2, 0.45))
+    start = int(slot.minutes * between(world, 0.12, 0.45))
     start = min(start, 55)
     run(world, slot, Work(nvlink=2e10, start=start))
     number = world.job(slot)
@@ -302,8 +302,8 @@ def memory_over(world: World) -> None:
     """Most of a node's memory for one GPU."""
     slot = placed(world, int(world.rng.choice([1, 2])), between(world, 300, 1500), kind=H100)
     run(world, slot, Work(nvlink=1e9))
-    asked = 2048 * GIB * between(world, 0.4, 0.9)
-    number = world.job(slot, memory_asked=asked, memory_peak=asked * between(world, 0.02, 0.25))
+    asked = 2048 * GIB * between(world, 0.28, 0.9)
+    number = world.job(slot, memory_asked=asked, memory_peak=asked * between(world, 0.02, 0.35))
     world.label("host-memory-over-requested", [number])
 
 
@@ -312,10 +312,10 @@ def cores_over(world: World) -> None:
     """Most of a node's cores for one GPU."""
     slot = placed(world, int(world.rng.choice([1, 2])), between(world, 300, 1500), kind=H100)
     run(world, slot, Work(nvlink=1e9))
-    cpus = 128 * between(world, 0.4, 0.9)
+    cpus = 128 * between(world, 0.28, 0.9)
     number = world.job(slot, cpus=cpus)
     row = world.jobs[-1]
-    row["cpu_s"] = between(world, 0.02, 0.2) * cpus * (row["end_s"] - row["start_s"])
+    row["cpu_s"] = between(world, 0.02, 0.28) * cpus * (row["end_s"] - row["start_s"])
     world.label("cores-over-requested", [number])
 
 
@@ -325,7 +325,7 @@ def limit_over(world: World) -> None:
     user, limit = f"t{int(world.rng.integers(99))}", between(world, 12, 48) * 3600
     found = []
     for _ in range(int(world.rng.integers(6, 12))):
-        slot = placed(world, 1, between(world, 20, 0.1 * limit / 60))
+        slot = placed(world, 1, between(world, 20, 0.25 * limit / 60))
         run(world, slot, Work())
         found.append(world.job(slot, user=user, name="sweep", limit_s=limit))
     world.label("time-limit-far-over", found)

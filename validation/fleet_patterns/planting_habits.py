@@ -12,9 +12,9 @@ def crash_loop(world: World) -> None:
     user, found, hours = f"k{int(world.rng.integers(99))}", [], 0.0
     node = int(world.rng.choice([at for at, kind in enumerate(world.kinds) if kind is H100
                                  and at not in world.closed]))  # fmt: skip
-    for _ in range(int(world.rng.integers(7, 25))):
+    for _ in range(int(world.rng.integers(5, 25))):
         slot = placed(
-            world, 4, between(world, 3, 22), only=[node], delay=int(between(world, 1, 30))
+            world, 4, between(world, 3, 28), only=[node], delay=int(between(world, 1, 30))
         )
         run(world, slot, Work(start=2, nvlink=1e9))
         found.append(world.job(slot, user=user, name="train-v2", state="failed", exit_code=1))
@@ -26,7 +26,7 @@ def crash_loop(world: World) -> None:
 def requeue_storm(world: World) -> None:
     """A job that is requeued and never gets far."""
     number = ""
-    for attempt in range(int(world.rng.integers(5, 12))):
+    for attempt in range(int(world.rng.integers(4, 12))):
         slot = placed(world, 8, between(world, 6, 80))
         run(world, slot, Work(start=2, nvlink=1e10))
         state = str(world.rng.choice(["requeued", "node_fail", "preempted"]))
@@ -39,7 +39,7 @@ def mistake(world: World) -> None:
     """The same exit code in many scripts."""
     user, found = f"m{int(world.rng.integers(99))}", []
     code = int(world.rng.choice([2, 126, 127, 139]))
-    for at in range(int(world.rng.integers(6, 14))):
+    for at in range(int(world.rng.integers(5, 14))):
         slot = placed(world, 4, between(world, 2, 12))
         run(world, slot, Work(start=2, nvlink=1e9))
         found.append(world.job(slot, user=user, name=f"try-{at}", state="failed", exit_code=code))
@@ -75,7 +75,7 @@ def hits_limit(world: World) -> None:
 def swarm(world: World) -> None:
     """A job for each of a hundred small tasks."""
     found = []
-    for _ in range(int(world.rng.integers(70, 140))):
+    for _ in range(int(world.rng.integers(45, 140))):
         slot = placed(world, 1, 2, delay=1)
         found.append(world.job(slot, user="swarm", name="tiny"))
         row = world.jobs[-1]
@@ -88,7 +88,7 @@ def swarm(world: World) -> None:
 def bad_interval(world: World) -> None:
     """A checkpoint every few minutes."""
     slot = placed(world, 16, between(world, 300, 1200), nodes=2, kind=H100)
-    every, pause = between(world, 4, 25), between(world, 0.7, 2.5)
+    every, pause = between(world, 4, 40), between(world, 0.7, 2.5)
     work = Work(nvlink=2e10, save_every=int(every), save=max(1, round(pause)))
     run(world, slot, work)
     number = world.job(slot)
@@ -101,7 +101,7 @@ def slow_checkpoints(world: World) -> None:
     """A checkpoint that takes minutes."""
     slot = placed(world, 16, between(world, 400, 1200), nodes=2, kind=H100)
     every = between(world, 35, 90)
-    pause = every * between(world, 0.07, 0.25)
+    pause = every * between(world, 0.04, 0.25)
     work = Work(nvlink=2e10, save_every=int(every), save=max(1, round(pause)))
     run(world, slot, work)
     number = world.job(slot)
@@ -113,7 +113,7 @@ def slow_checkpoints(world: World) -> None:
 @plants("never-checkpointed")
 def never_checkpointed(world: World) -> None:
     """All or nothing, and then nothing."""
-    slot = placed(world, 16, between(world, 420, 1400), nodes=2, kind=H100)
+    slot = placed(world, 16, between(world, 370, 1400), nodes=2, kind=H100)
     run(world, slot, Work(nvlink=2e10))
     number = world.job(slot, state=str(world.rng.choice(["failed", "node_fail", "timeout"])))
     world.phase(number, "productive", slot.first + 5, slot.last)

@@ -58,8 +58,8 @@ def _some_gpus(world: World) -> list[int]:
 def thermal(world: World) -> None:
     """A fan that fails."""
     node = _sick_node(world)
-    _hold_back(world, node, _some_gpus(world), 0x20, between(world, 0.7, 0.92),
-               often=between(world, 0.25, 0.9), heat=18)  # fmt: skip
+    _hold_back(world, node, _some_gpus(world), 0x20, between(world, 0.7, 0.96),
+               often=between(world, 0.1, 0.9), heat=18)  # fmt: skip
     world.label("thermal-throttled", nodes=[node], also=("straggler-gpu", "slow-node"))
 
 
@@ -68,11 +68,11 @@ def power(world: World) -> None:
     """A power supply that fails, or a limit left behind."""
     node = _sick_node(world)
     if world.rng.random() < 0.5:
-        _hold_back(world, node, list(range(8)), 0x80, between(world, 0.55, 0.85),
-                   often=between(world, 0.2, 0.8), power=between(world, 300, 500))  # fmt: skip
+        _hold_back(world, node, list(range(8)), 0x80, between(world, 0.55, 0.93),
+                   often=between(world, 0.2, 0.8), power=between(world, 300, 600))  # fmt: skip
     else:
-        _hold_back(world, node, list(range(8)), 0x4, between(world, 0.65, 0.85),
-                   often=0.95, power=between(world, 300, 500))  # fmt: skip
+        _hold_back(world, node, list(range(8)), 0x4, between(world, 0.65, 0.92),
+                   often=0.95, power=between(world, 300, 600))  # fmt: skip
     world.label("power-throttled", nodes=[node], also=("slow-node",))
 
 
@@ -80,7 +80,7 @@ def power(world: World) -> None:
 def locked(world: World) -> None:
     """Clocks locked by a benchmark and never freed."""
     node = _sick_node(world)
-    _hold_back(world, node, list(range(8)), 0x2, between(world, 0.5, 0.82), often=1.0, flat=True)
+    _hold_back(world, node, list(range(8)), 0x2, between(world, 0.5, 0.93), often=1.0, flat=True)
     world.label("clocks-locked-low", nodes=[node], also=("slow-node",))
 
 
@@ -89,7 +89,7 @@ def straggler(world: World) -> None:
     """One slow GPU in a job."""
     nodes = int(world.rng.choice([1, 2]))
     slot = placed(world, 8 * nodes, between(world, 200, 1200), nodes=nodes, kind=H100)
-    row, part = int(world.rng.choice(slot.rows)), between(world, 0.6, 0.93)
+    row, part = int(world.rng.choice(slot.rows)), between(world, 0.6, 0.96)
     world.slow[row] = part
     run(world, slot, Work(nvlink=3e10, tensor=between(world, 0.2, 0.5)))
     world.slow[row] = 1.0
@@ -101,7 +101,7 @@ def slow_node(world: World) -> None:
     """A node that is slow for everybody."""
     node = int(world.rng.choice([at for at, kind in enumerate(world.kinds) if kind is H100
                                  and at not in world.closed]))  # fmt: skip
-    world.slow[node * PER_NODE : (node + 1) * PER_NODE] = between(world, 0.88, 0.965)
+    world.slow[node * PER_NODE : (node + 1) * PER_NODE] = between(world, 0.88, 0.98)
     for gpus in (8, 2, 4, 1, 1, 8, 4, 2, 1, 1, 2):
         slot = world.place(gpus, int(between(world, 60, 300)), only=[node])
         if slot is not None:
@@ -114,7 +114,7 @@ def slow_node(world: World) -> None:
 def pcie_slow(world: World) -> None:
     """A link that came up with half its lanes."""
     node, gpu = _sick_node(world), int(world.rng.integers(PER_NODE))
-    part = between(world, 0.12, 0.5)
+    part = between(world, 0.12, 0.65)
 
     def apply() -> None:
         world.samples["pcie_rx"][node * PER_NODE + gpu] *= part
@@ -197,7 +197,7 @@ def errors_rising(world: World) -> None:
     kind = str(world.rng.choice(["ecc", "pcie", "infiniband", "nvlink"]))
     node, gpu = int(world.rng.integers(len(world.kinds))), int(world.rng.integers(PER_NODE))
     begin = between(world, 0, 0.7 * MINUTES)
-    for _ in range(int(between(world, 6, 40))):
+    for _ in range(int(between(world, 4, 40))):
         minute = begin + (MINUTES - begin) * float(world.rng.beta(2, 1))
         world.event(node, minute, kind, None if kind == "infiniband" else gpu, count=3)
     world.label("errors-rising", nodes=[node])

@@ -1,11 +1,10 @@
 """Fleets with every fault planted once, and how what is told compares with what is there."""
 
-from collections import Counter
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 from meshwright.observe.fleet.patterns import Case, Fleet, cases, fleet_of, patterns
-from validation.fleet_patterns import planting_habits, planting_hardware
+from validation.fleet_patterns import planting_habits, planting_hardware  # noqa: F401
 from validation.fleet_patterns.planting import JOB_FAULTS
 from validation.fleet_patterns.sound import fill
 from validation.fleet_patterns.world import BEGIN_S, MINUTE_S, MINUTES, Label, World
@@ -14,8 +13,6 @@ PLANTED_FIRST = ("queue-starved-by-fragmentation", "drain-forgotten", "reservati
                  "slow-node")  # fmt: skip
 """These need nodes that are still empty."""
 SOUND_JOBS = 260
-assert planting_habits
-assert planting_hardware
 
 
 class Counted(NamedTuple):
@@ -52,14 +49,13 @@ def planted(seed: int, faults: Iterable[str] | None = None, sound: int = SOUND_J
     return world
 
 
-def fleet_in(world: World) -> Fleet:
-    """What detectors see of it."""
-    return fleet_of(world.tables(), since_s=BEGIN_S, until_s=BEGIN_S + MINUTES * MINUTE_S)
+def fleet_in(tables: Mapping[str, Any]) -> Fleet:
+    """What detectors see of the tables of a world."""
+    return fleet_of(tables, since_s=BEGIN_S, until_s=BEGIN_S + MINUTES * MINUTE_S)
 
 
-def judge(world: World) -> Trial:
+def judge(world: World, fleet: Fleet) -> Trial:
     """Look for every pattern, and compare."""
-    fleet = fleet_in(world)
     found = cases(fleet)
     counted, wrong = {}, []
     for pattern in patterns():
@@ -103,10 +99,3 @@ def together(trials: Iterable[Trial]) -> dict[str, Counted]:
                 so_far.costs + one.costs,
             )
     return total
-
-
-def told_falsely(trials: Iterable[Trial]) -> Counter[str]:
-    """Patterns that were told of fleets without any fault."""
-    return Counter(
-        name for trial in trials for name, one in trial.found.items() for _ in range(one.false)
-    )

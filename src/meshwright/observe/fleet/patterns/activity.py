@@ -37,7 +37,7 @@ def _unwon(fleet: Fleet) -> Floats:
         "launch-bound",
         "Small kernels: busy by its counter, most of the chip empty",
         "activity",
-        "70 % active or more, but a warp on 25 % of the SMs or less and tensor activity of 10 % "
+        "70 % active or more, but a warp on 30 % of the SMs or less and tensor activity of 10 % "
         "or less",
         "estimated: GPU-hours that the usual tensor activity of the fleet would have saved",
         'torch.compile(model, mode="reduce-overhead") or CUDA graphs, and a larger batch; mw '
@@ -51,7 +51,7 @@ def launch_bound(fleet: Fleet) -> Iterator[Hit]:
     jobs, active = fleet.jobs, fleet.of_jobs("activity")
     sms, tensor = fleet.of_jobs("sm_active"), fleet.of_jobs("tensor_active")
     yield from of_jobs(
-        (active >= 0.7) & (sms <= 0.25) & (tensor <= 0.1),
+        (active >= 0.7) & (sms <= 0.3) & (tensor <= 0.1),
         _unwon(fleet),
         lambda row: (
             f"job {jobs.label(row)}: GPU utilisation of {share(active[row])}, but only "
@@ -65,7 +65,7 @@ def launch_bound(fleet: Fleet) -> Iterator[Hit]:
         "low-tensor-activity",
         "Busy GPUs that hardly use their tensor cores",
         "activity",
-        "70 % active or more with work on more than 25 % of the SMs, tensor activity of 8 % or "
+        "70 % active or more with work on more than 30 % of the SMs, tensor activity of 8 % or "
         "less, and neither memory (over 50 %) nor fp64 (over 5 %) busy instead",
         "estimated: GPU-hours that the usual tensor activity of the fleet would have saved",
         'torch.autocast("cuda", dtype=torch.bfloat16), torch.set_float32_matmul_precision("high"), '
@@ -82,7 +82,7 @@ def low_tensor(fleet: Fleet) -> Iterator[Hit]:
     otherwise = (np.nan_to_num(dram) > 0.5) | (np.nan_to_num(fp64) > 0.05)
     fp32 = fleet.of_jobs("fp32_active")
     yield from of_jobs(
-        (active >= 0.7) & ~(sms <= 0.25) & (tensor <= 0.08) & ~otherwise,
+        (active >= 0.7) & ~(sms <= 0.3) & (tensor <= 0.08) & ~otherwise,
         _unwon(fleet),
         lambda row: (
             f"job {jobs.label(row)}: GPU utilisation of {share(active[row])}, tensor cores busy "
@@ -164,8 +164,9 @@ def memory_under(fleet: Fleet) -> Iterator[Hit]:
         "low-utilisation",
         "Low utilisation without another cause",
         "activity",
-        "25 % active or less on average over half an hour or more, not idle, 10 GPU-hours or more, "
-        "and no other pattern says why",
+        "25 % active or less on average over half an hour or more (15 % where 85 % of the memory "
+        "is in use, as of a server that waits for requests), not idle, 10 GPU-hours or more, and "
+        "no other pattern says why",
         "estimated: GPU-hours that the same work would save at 90 %",
         "profile 20 steps with mw watch to see what the GPUs wait for; DataLoader(num_workers=8, "
         "pin_memory=True, persistent_workers=True) is the usual first change",
@@ -178,8 +179,10 @@ def low_utilisation(fleet: Fleet) -> Iterator[Hit]:
     jobs, active = fleet.jobs, fleet.of_jobs("activity")
     known = fleet.whole | ~np.isnan(jobs.gpu_util)
     active = np.where(fleet.whole, active, jobs.gpu_util)
+    full = fleet.most("peak_memory_used") >= 0.85 * fleet.most("peak_memory_total")
+    bound = np.where(full, 0.15, 0.25)
     yield from of_jobs(
-        known & (active > 0.01) & (active <= 0.25) & (jobs.hours >= 10)
+        known & (active > 0.01) & (active <= bound) & (jobs.hours >= 10)
         & (jobs.run_s >= 1800) & ~jobs.interactive,
         jobs.hours * (1 - active / 0.9),
         lambda row: (
@@ -232,7 +235,7 @@ def _second_most(values: Floats, groups: "np.ndarray[tuple[int], np.dtype[np.int
         "uneven-work",
         "The GPUs of a job have unequal work",
         "activity",
-        "of four or more GPUs of a job that all work, tensor activity of the mean is below 70 % of "
+        "of four or more GPUs of a job that all work, tensor activity of the mean is below 80 % of "
         "the highest",
         "estimated: GPU-hours that equal shares would save",
         "balance pipeline stages (--decoder-first-pipeline-num-layers, mw plan), pack sequences to "
@@ -248,7 +251,7 @@ def uneven_work(fleet: Fleet) -> Iterator[Hit]:
     works = fleet.least("activity") >= 0.05
     part = np.divide(mean, most, out=np.ones(jobs.number), where=most > 0)
     yield from of_jobs(
-        fleet.whole & (fleet.num_seen >= 4) & works & (most >= 0.1) & (part <= 0.7),
+        fleet.whole & (fleet.num_seen >= 4) & works & (most >= 0.1) & (part <= 0.8),
         jobs.hours * (1 - part),
         lambda row: (
             f"job {jobs.label(row)}: tensor activity "
@@ -294,7 +297,7 @@ def slower_since(fleet: Fleet) -> Iterator[Hit]:
         uses.job[near],
         (later / 3600 * lost)[near],
         minlength=jobs.number,
-    )
+    ).astype(np.float64)
     before = group_medians(np.where(near, uses["before"], np.nan), uses.job, jobs.number)
     after = group_medians(np.where(near, uses["after"], np.nan), uses.job, jobs.number)
     yield from of_jobs(

@@ -1,5 +1,6 @@
 """Columns as arrays: what a pyarrow table holds, and sums over parts of it without a loop."""
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -97,7 +98,8 @@ def mean_where(values: Floats, which: Flags | None, low: Ints, high: Ints) -> Fl
         known &= which
     count = slice_sums(known, low, high)
     sums = slice_sums(np.where(known, values, 0.0), low, high)
-    return np.divide(sums, count, out=np.full(count.size, np.nan), where=count > 0)
+    means: Floats = np.divide(sums, count, out=np.full(count.size, np.nan), where=count > 0)
+    return means
 
 
 def by_group(values: Floats, groups: Ints, number: int, weights: Floats | None = None) -> Floats:
@@ -106,7 +108,8 @@ def by_group(values: Floats, groups: Ints, number: int, weights: Floats | None =
     known = ~np.isnan(values) & (groups >= 0)
     sums = np.bincount(groups[known], values[known] * weight[known], minlength=number)
     total = np.bincount(groups[known], weight[known], minlength=number)
-    return np.divide(sums, total, out=np.full(number, np.nan), where=total > 0)
+    means: Floats = np.divide(sums, total, out=np.full(number, np.nan), where=total > 0)
+    return means
 
 
 def most_of(values: Floats, groups: Ints, number: int) -> Floats:
@@ -120,4 +123,15 @@ def most_of(values: Floats, groups: Ints, number: int) -> Floats:
 def sums_of(values: Floats, groups: Ints, number: int) -> Floats:
     """The sum of each group over what is known."""
     known = ~np.isnan(values) & (groups >= 0)
-    return np.bincount(groups[known], values[known], minlength=number)
+    return np.bincount(groups[known], values[known], minlength=number).astype(np.float64)
+
+
+def groups_of(codes: Ints, order: Ints, least: int) -> Iterator[Ints]:
+    """Rows of each group of at least so many, in order of time."""
+    rows = order[codes[order] >= 0]
+    rows = rows[np.argsort(codes[rows], kind="stable")]
+    starts = np.flatnonzero(np.append(True, codes[rows][1:] != codes[rows][:-1]))
+    ends = np.append(starts[1:], rows.size)
+    if rows.size:
+        for at in np.flatnonzero(ends - starts >= least).tolist():
+            yield rows[starts[at] : ends[at]]

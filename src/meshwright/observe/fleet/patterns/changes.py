@@ -9,6 +9,8 @@ import numpy as np
 
 from meshwright.observe.fleet.patterns.arrays import Floats, Ints, mean_where, slice_sums
 
+CHANGES = ("just_before", "just_after", "before", "after", "changed_s", "change_score")
+
 
 def last_change(
     values: Floats, time: Floats, owner: Ints, *, low: Ints, high: Ints, step: float
@@ -18,11 +20,13 @@ def last_change(
     `just_before` and `just_after` are those of half an hour on each side: what falls slowly, as a
     server does towards the night, falls little there.
     """
+    if not low.size:
+        return {name: np.zeros(0) for name in CHANGES}
     known = (owner >= 0) & ~np.isnan(values)
     mean = mean_where(values, None, low, high)
     away = np.where(known, values - mean[np.maximum(owner, 0)], 0.0)
     run = np.cumsum(away)
-    base = np.where(low > 0, run[np.maximum(low - 1, 0)], 0.0) if run.size else np.zeros(low.size)
+    base = np.where(low > 0, run[np.maximum(low - 1, 0)], 0.0)
     far = np.where(known, np.abs(run - base[np.maximum(owner, 0)]), -1.0)
     most = np.full(low.size, -1.0)
     np.maximum.at(most, owner[known], far[known])
@@ -32,8 +36,7 @@ def last_change(
     place[owner[there][::-1]] = there[::-1]
     split = np.clip(place + 1, low, high)
     apart = np.abs(np.diff(values, prepend=np.nan))
-    if apart.size:
-        apart[np.append(True, owner[1:] != owner[:-1])] = np.nan
+    apart[np.append(True, owner[1:] != owner[:-1])] = np.nan
     # Of normal noise the mean distance of neighbours is 2/√π standard deviations.
     noise = mean_where(apart, None, low, high) * np.sqrt(np.pi) / 2
     count = slice_sums(known, low, high)
@@ -45,6 +48,6 @@ def last_change(
         "just_after": mean_where(values, None, split, np.minimum(split + near, high)),
         "before": mean_where(values, None, low, split),
         "after": mean_where(values, None, split, high),
-        "changed_s": time[np.minimum(split, max(time.size - 1, 0))] if time.size else mean,
+        "changed_s": time[np.minimum(split, time.size - 1)],
         "change_score": score,
     }

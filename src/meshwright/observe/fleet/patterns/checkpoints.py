@@ -7,7 +7,7 @@ import numpy as np
 from meshwright.observe.fleet.patterns.arrays import Floats
 from meshwright.observe.fleet.patterns.fleet import Fleet
 from meshwright.observe.fleet.patterns.lost import failures_per_gpu_hour, lost_work
-from meshwright.observe.fleet.patterns.registry import Hit, Pattern, pattern
+from meshwright.observe.fleet.patterns.registry import Hit, Pattern, bound, pattern
 from meshwright.observe.fleet.patterns.robust import group_medians
 from meshwright.observe.fleet.patterns.say import lasted, of_jobs, share
 from meshwright.predict.long_run import best_interval_s, time_shares
@@ -69,10 +69,17 @@ def bad_interval(fleet: Fleet) -> Iterator[Hit]:
             continue
         yield Hit(
             float(jobs.hours[row] * lost),
-            lambda row=row, best=best, lost=lost, often=often: (
-                f"job {jobs.label(row)}: a checkpoint of {lasted(pause[row])} every "
-                f"{lasted(interval[row])} wastes {share(lost)} more than one every {lasted(best)}",
-                f"{jobs.gpus[row]:g} GPUs fail every {lasted(1 / often)} here",
+            bound(
+                lambda row, best, lost, often: (
+                    f"job {jobs.label(row)}: a checkpoint of {lasted(float(pause[row]))} every "
+                    f"{lasted(float(interval[row]))} wastes {share(lost)} more than one every "
+                    f"{lasted(best)}",
+                    f"{jobs.gpus[row]:g} GPUs fail every {lasted(1 / often)} here",
+                ),
+                row,
+                best,
+                lost,
+                often,
             ),
             jobs=np.array([row]),
             remedy=f"save every {best / 60:.0f} minutes instead of {interval[row] / 60:.0f}",

@@ -12,7 +12,7 @@ from meshwright.observe.fleet.patterns.lost import (
     holders,
     lost_work,
 )
-from meshwright.observe.fleet.patterns.registry import Hit, Pattern, pattern
+from meshwright.observe.fleet.patterns.registry import Hit, Pattern, bound, pattern
 from meshwright.observe.fleet.patterns.robust import discoveries, poisson_tail
 from meshwright.observe.fleet.patterns.say import lasted, some
 
@@ -68,7 +68,7 @@ def _before_failure(
                 continue
             yield Hit(
                 float(lost.hours[one]),
-                lambda own=own, one=one: _tell(fleet, own, one, lost.known[one]),
+                bound(_tell, fleet, own, one, bool(lost.known[one])),
                 jobs=np.array([one]),
                 nodes=tuple(sorted({fleet.places.names[int(faults.node[row])] for row in own})),
             )
@@ -150,7 +150,7 @@ def application_fault(fleet: Fleet) -> Iterator[Hit]:
         own = rows[ended & (job == one)]
         yield Hit(
             float(lost.hours[one]),
-            lambda own=own, one=one: _tell(fleet, own, one, lost.known[one]),
+            bound(_tell, fleet, own, one, bool(lost.known[one])),
             jobs=np.array([one]),
             nodes=tuple(sorted({fleet.places.names[int(fleet.faults.node[row])] for row in own})),
         )
@@ -196,9 +196,17 @@ def errors_rising(fleet: Fleet) -> Iterator[Hit]:
             total = float(faults.count[rows[where == at]].sum())
             yield Hit(
                 None,
-                lambda name=name, at=at, kind=kind, seen=seen, rate=rate, total=total: (
-                    f"{name}: {kind} errors at {seen[at]:.0f} moments ({total:.0f} in all), where "
-                    f"{rate:.2g} are usual",
+                bound(
+                    lambda name, at, kind, seen, rate, total: (
+                        f"{name}: {kind} errors at {seen[at]:.0f} moments ({total:.0f} in all), "
+                        f"where {rate:.2g} are usual",
+                    ),
+                    name,
+                    at,
+                    kind,
+                    seen,
+                    rate,
+                    total,
                 ),
                 nodes=(fleet.places.names[node],),
             )
@@ -210,14 +218,14 @@ def errors_rising(fleet: Fleet) -> Iterator[Hit]:
         "Jobs fail on this node more than elsewhere",
         "faults",
         "for three users or more most of their jobs on a node fail, improbably many for what their "
-        "jobs do elsewhere (5 % false discovery)",
+        "jobs do elsewhere (2 % false discovery)",
         _LOST,
         "drain it: scontrol update nodename=NODE state=drain reason=lemon; run mw bench and dcgmi "
         "diag -r 3 before it comes back",
         owner="operators",
         least_hours=0.0,
         statistical="Poisson chance against what the same users see on other nodes, false "
-        "discovery rate of 5 % (Benjamini-Hochberg)",
+        "discovery rate of 2 % (Benjamini-Hochberg)",
     )
 )
 def lemon(fleet: Fleet) -> Iterator[Hit]:
@@ -241,16 +249,20 @@ def lemon(fleet: Fleet) -> Iterator[Hit]:
     usual = _expected(user, place, failed.astype(np.float64), weight)
     expected = np.bincount(place, usual * weight, minlength=number)
     chance = poisson_tail(np.floor(seen + 1e-9), np.maximum(expected, 1e-9))
-    believed = discoveries(chance, 0.05) & (seen >= 3)
+    believed = discoveries(chance, 0.02) & (seen >= 3)
     lost = lost_work(fleet)
     for at in np.flatnonzero(believed).tolist():
         own = np.unique(job[bad & (node == at)])
         yield Hit(
             float(lost.hours[own].sum()),
-            lambda at=at, own=own: (
-                f"{fleet.places.names[at]}: {seen[at]:.3g} of {trials[at]:.3g} users fail there, "
-                f"where {expected[at]:.2g} are usual for their users (chance {chance[at]:.1g})",
-                f"jobs {some(jobs.job.at(int(row)) for row in own)}",
+            bound(
+                lambda at, own: (
+                    f"{fleet.places.names[at]}: {seen[at]:.3g} of {trials[at]:.3g} users fail "
+                    f"there, where {expected[at]:.2g} are usual for them (chance {chance[at]:.1g})",
+                    f"jobs {some(jobs.job.at(int(row)) for row in own)}",
+                ),
+                at,
+                own,
             ),
             nodes=(fleet.places.names[at],),
         )

@@ -20,6 +20,7 @@ from meshwright.observe.fleet.patterns.arrays import (
     floats,
     most_of,
     sums_of,
+    together,
     words,
 )
 from meshwright.observe.fleet.patterns.held import Held, Places, held_by, known_nodes
@@ -31,7 +32,7 @@ BUSY_S = 1800.0
 """From so long under load on, clocks and the like of a GPU are judged."""
 
 
-class Faults(NamedTuple):
+class Faults(msgspec.Struct, frozen=True, eq=False):
     """Events, as columns."""
 
     node: Ints
@@ -71,7 +72,8 @@ class Progress(NamedTuple):
     def seconds(self, phase: str, jobs: int) -> Floats:
         """The time each job spent in a phase."""
         own = self.phase.equals(phase) & (self.job >= 0)
-        return np.bincount(self.job[own], (self.end_s - self.start_s)[own], minlength=jobs)
+        spent = (self.end_s - self.start_s)[own]
+        return np.bincount(self.job[own], spent, minlength=jobs).astype(np.float64)
 
 
 class Fleet(msgspec.Struct, frozen=True, kw_only=True, eq=False, dict=True):
@@ -131,17 +133,28 @@ class Fleet(msgspec.Struct, frozen=True, kw_only=True, eq=False, dict=True):
     @cached_property
     def kinds(self) -> Words:
         """The kind of GPU of each use: that of its node, or of its job."""
-        known: dict[int, str] = {}
-        for row, node in enumerate(self.standing.node.tolist()):
-            if self.standing.kind.codes[row] >= 0:
-                known[node] = self.standing.kind.at(row)
-        names = [
-            known.get(node) or (self.jobs.gpu_kind.at(job) if job >= 0 else "")
-            for node, job in zip(self.uses.node.tolist(), self.uses.job.tolist(), strict=True)
-        ]
-        values = tuple(sorted(set(names)))
+        told, asked = self.standing.kind, self.jobs.gpu_kind
+        values = tuple(sorted({"", *told.values, *asked.values}))
         place = {value: at for at, value in enumerate(values)}
-        return Words(np.array([place[name] for name in names], dtype=np.int64), values)
+        of_told, of_asked = (
+            np.array([*(place[value] for value in one.values), place[""]]) for one in (told, asked)
+        )
+        of_node = np.zeros(self.places.number + 1, dtype=np.int64)
+        rows = np.flatnonzero((told.codes >= 0) & (self.standing.node >= 0))
+        of_node[self.standing.node[rows]] = of_told[told.codes[rows]]
+        mine = of_asked[asked.codes[self.uses.job]] if self.jobs.number else self.uses.job
+        node = of_node[self.uses.node]
+        return Words(np.where(node > 0, node, mine), values)
+
+    @cached_property
+    def by_start(self) -> Ints:
+        """Rows of jobs in the order in which they began."""
+        return np.argsort(np.nan_to_num(self.jobs.start_s, nan=np.inf), kind="stable")
+
+    @cached_property
+    def scripts(self) -> Ints:
+        """What each job is a run of, by user and name; -1 where one of them is not told."""
+        return together(self.jobs.user.codes, self.jobs.name.codes)
 
     @cached_property
     def loaded(self) -> Flags:

@@ -25,6 +25,13 @@ class Held(NamedTuple):
     end_s: Floats
     share: Floats
 
+    def only(self, which: "Flags | Ints") -> "Held":
+        """Some of the rows."""
+        return Held(
+            self.job[which], self.node[which], self.gpu[which], self.start_s[which],
+            self.end_s[which], self.share[which],
+        )  # fmt: skip
+
     @property
     def hours(self) -> Floats:
         """GPU-hours of each."""
@@ -50,7 +57,7 @@ def held_by(
         np.nan_to_num(floats(table, "share"), nan=1.0),
     )
     kept = (recorded.job >= 0) & (recorded.end_s > recorded.start_s) & (recorded.gpu >= 0)
-    recorded = Held(*(column[kept] for column in recorded))
+    recorded = recorded.only(kept)
     assumed = _whole_nodes(jobs, recorded.job, node_gpus, since_s, until_s)
     return Held(*(np.concatenate(both) for both in zip(recorded, assumed, strict=True)))
 
@@ -72,7 +79,7 @@ def _whole_nodes(
     start = np.maximum(jobs.start_s[job], since_s)
     end = np.minimum(jobs.end_s[job], until_s)
     held = Held(job, node, np.arange(job.size) - first, start, end, np.ones(job.size))
-    return Held(*(column[end > start] for column in held))
+    return held.only(end > start)
 
 
 def known_nodes(jobs: Jobs, held: Held, places: Places) -> Flags:

@@ -40,7 +40,7 @@ def hosts_of(table: Any, held: Held, places: Places) -> Hosts:
     """Reduce samples of nodes to the jobs that had GPUs there."""
     pairs = held.job * max(places.number, 1) + held.node
     key, first, where = np.unique(pairs, return_index=True, return_inverse=True)
-    gpus = np.bincount(where, held.share, minlength=key.size)
+    gpus = np.bincount(where, held.share, minlength=key.size).astype(np.float64)
     job, node = held.job[first], held.node[first]
     start, end = held.start_s[first], held.end_s[first]
     series, time = places.codes(table), floats(table, "time_s")

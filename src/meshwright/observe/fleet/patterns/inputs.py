@@ -48,7 +48,7 @@ def _half_idle(fleet: Fleet) -> "np.ndarray[tuple[int], np.dtype[np.bool_]]":
         "cpu-starved",
         "Too few cores feed the GPUs",
         "input",
-        "70 % active or less while the job's own cores are 90 % busy or more (core-seconds of "
+        "70 % active or less while the job's own cores are 85 % busy or more (core-seconds of "
         "accounting; those of the node where it has all of it) and do not wait for storage",
         _WAITED,
         "more cores for each GPU (--cpus-per-gpu=16) and as many DataLoader(num_workers=…); or "
@@ -65,7 +65,7 @@ def cpu_starved(fleet: Fleet) -> Iterator[Hit]:
     waits = np.nan_to_num(_any(fleet, "io_wait"))
     active = fleet.of_jobs("activity")
     yield from of_jobs(
-        _half_idle(fleet) & (busy >= 0.9) & (waits < 0.1),
+        _half_idle(fleet) & (busy >= 0.85) & (waits < 0.1),
         waited(fleet),
         lambda row: (
             f"job {jobs.label(row)}: its {jobs.cpus[row]:g} cores are {share(busy[row])} busy, its "
@@ -157,8 +157,8 @@ def storage_bound(fleet: Fleet) -> Iterator[Hit]:
         "pcie-bound",
         "Copies from the host hold the GPUs up",
         "input",
-        "data comes in over PCIe at 40 % of what the link can do or more, all of the time, while "
-        "tensor activity is 20 % or less",
+        "data comes in over PCIe at a third of what the link can do or more, all of the time, "
+        "while tensor activity is 20 % or less",
         "estimated: GPU-hours times the share of the link's speed in use",
         "keep it on the GPU: no CPU offload of optimizer or parameters (zero3 offload none), uint8 "
         'images converted on the GPU, pin_memory=True with .to("cuda", non_blocking=True)',
@@ -173,7 +173,7 @@ def pcie_bound(fleet: Fleet) -> Iterator[Hit]:
     full = by_group(uses["pcie_rx"] / link, uses.job, jobs.number, uses.hours)
     rate, tensor = fleet.of_jobs("pcie_rx"), np.nan_to_num(fleet.of_jobs("tensor_active"))
     yield from of_jobs(
-        (full >= 0.4) & (tensor <= 0.2) & (fleet.of_jobs("activity") > 0.1),
+        (full >= 1 / 3) & (tensor <= 0.2) & (fleet.of_jobs("activity") > 0.1),
         jobs.hours * np.minimum(full, 1.0),
         lambda row: (
             f"job {jobs.label(row)}: {rate[row] / 1e9:.3g} GB/s from the host to each GPU all of "

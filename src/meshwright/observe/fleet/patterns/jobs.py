@@ -12,7 +12,7 @@ _ENDS = ("completed", "failed", "cancelled", "timeout", "out_of_memory", "node_f
          "requeued")  # fmt: skip
 
 
-class Jobs(msgspec.Struct, frozen=True, eq=False):
+class Jobs(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Attempts of jobs, one row each; times that are not known are nan."""
 
     number: int
@@ -109,34 +109,46 @@ def jobs_of(table: Any, places: Places, since_s: float, until_s: float) -> Jobs:
     on_job = np.repeat(np.arange(table.num_rows), np.diff(offsets))
     clusters = words(table, "cluster")
     return Jobs(
-        table.num_rows,
-        clusters,
-        words(table, "job"),
-        np.nan_to_num(floats(table, "attempt")).astype(np.int64),
-        *(words(table, name) for name in ("name", "user", "team", "partition", "array")),
-        state,
-        np.nan_to_num(floats(table, "exit_code"), nan=-1).astype(np.int64),
-        np.nan_to_num(floats(table, "signal")).astype(np.int64),
-        words(table, "reason"),
-        np.nan_to_num(floats(table, "interactive")).astype(np.bool_),
-        words(table, "work"),
-        floats(table, "submit_s"),
-        floats(table, "eligible_s"),
-        start_s,
-        end_s,
-        floats(table, "limit_s"),
-        gpus,
-        words(table, "gpu_kind"),
-        *(floats(table, name) for name in ("cpus", "memory_asked", "memory_peak", "cpu_s")),
-        run_s,
-        np.where(ran, gpus * np.maximum(inside, 0.0) / 3600, 0.0),
-        state.equals(*_ENDS),
-        on_job,
-        places.of_words(clusters, on_job, nodes),
-        floats(table, "gpu_util"),
-        _keys(table),
-        _keys(table, "number"),
+        number=table.num_rows,
+        cluster=clusters,
+        job=words(table, "job"),
+        attempt=_whole(table, "attempt", 0),
+        name=words(table, "name"),
+        user=words(table, "user"),
+        team=words(table, "team"),
+        partition=words(table, "partition"),
+        array=words(table, "array"),
+        state=state,
+        exit_code=_whole(table, "exit_code", -1),
+        signal=_whole(table, "signal", 0),
+        reason=words(table, "reason"),
+        interactive=_whole(table, "interactive", 0) > 0,
+        work=words(table, "work"),
+        submit_s=floats(table, "submit_s"),
+        eligible_s=floats(table, "eligible_s"),
+        start_s=start_s,
+        end_s=end_s,
+        limit_s=floats(table, "limit_s"),
+        gpus=gpus,
+        gpu_kind=words(table, "gpu_kind"),
+        cpus=floats(table, "cpus"),
+        memory_asked=floats(table, "memory_asked"),
+        memory_peak=floats(table, "memory_peak"),
+        cpu_s=floats(table, "cpu_s"),
+        run_s=run_s,
+        hours=np.where(ran, gpus * np.maximum(inside, 0.0) / 3600, 0.0),
+        ended=state.equals(*_ENDS),
+        on_job=on_job,
+        on_node=places.of_words(clusters, on_job, nodes),
+        gpu_util=floats(table, "gpu_util"),
+        keys=_keys(table),
+        numbers=_keys(table, "number"),
     )
+
+
+def _whole(table: Any, name: str, absent: int) -> Ints:
+    """A column of whole numbers."""
+    return np.nan_to_num(floats(table, name), nan=absent).astype(np.int64)
 
 
 def _lists(column: Any) -> tuple[Ints, Words]:

@@ -46,14 +46,17 @@ def holders(fleet: Fleet, rows: Ints, after_s: float) -> Ints:
     """The job that held what each event is of, ended within `after_s` of it; -1 for none."""
     faults, uses = fleet.faults, fleet.uses
     found = np.full(rows.size, -1, dtype=np.int64)
-    for at, row in enumerate(rows.tolist()):
-        own = (uses.node == faults.node[row]) & (uses.start_s <= faults.time_s[row])
-        own &= (uses.end_s >= faults.time_s[row] - 60) & (
-            uses.end_s <= faults.time_s[row] + after_s
-        )
-        if faults.gpu[row] >= 0:
-            own &= uses.gpu == faults.gpu[row]
-        if own.any():
-            places = np.flatnonzero(own)
-            found[at] = int(uses.job[places[int(np.argmin(uses.end_s[places]))]])
+    order = np.argsort(uses.node, kind="stable")
+    nodes = uses.node[order]
+    for node in np.unique(faults.node[rows]).tolist():
+        here = np.flatnonzero(faults.node[rows] == node)
+        own = order[np.searchsorted(nodes, node) : np.searchsorted(nodes, node, side="right")]
+        if node < 0 or not own.size:
+            continue
+        own = own[np.argsort(uses.end_s[own], kind="stable")]
+        time, gpu = faults.time_s[rows[here]][:, None], faults.gpu[rows[here]][:, None]
+        fits = (uses.start_s[own] <= time) & (uses.end_s[own] >= time - 60)
+        fits &= (uses.end_s[own] <= time + after_s) & ((gpu < 0) | (uses.gpu[own] == gpu))
+        # The first to end of those that fit.
+        found[here] = np.where(fits.any(axis=1), uses.job[own[fits.argmax(axis=1)]], -1)
     return found

@@ -17,7 +17,7 @@ from meshwright.observe.fleet.patterns.hardware import (
     too_weak,
     usual_clock,
 )
-from meshwright.observe.fleet.patterns.registry import Hit, Pattern, pattern
+from meshwright.observe.fleet.patterns.registry import Hit, Pattern, bound, pattern
 from meshwright.observe.fleet.patterns.robust import discoveries, group_medians, robust_scores
 from meshwright.observe.fleet.patterns.say import hours, share, some
 
@@ -79,10 +79,15 @@ def straggler(fleet: Fleet) -> Iterator[Hit]:
         node = fleet.places.names[int(uses.node[worst])]
         yield Hit(
             busy * float(1 - ratio[worst]),
-            lambda worst=worst, node=node, job=job: (
-                f"{node}, GPU {uses.gpu[worst]}: {uses['busy_sm_clock_mhz'][worst]:.0f} MHz under "
-                f"load, {share(1 - ratio[worst])} below the other {fleet.num_seen[job] - 1:.0f} "
-                f"GPUs of job {jobs.label(job)}",
+            bound(
+                lambda worst, node, job: (
+                    f"{node}, GPU {uses.gpu[worst]}: {uses['busy_sm_clock_mhz'][worst]:.0f} MHz "
+                    f"under load, {share(float(1 - ratio[worst]))} below the other "
+                    f"{fleet.num_seen[job] - 1:.0f} GPUs of job {jobs.label(job)}",
+                ),
+                worst,
+                node,
+                job,
             ),
             jobs=np.array([job]),
             nodes=(node,),
@@ -125,11 +130,15 @@ def slow_node(fleet: Fleet) -> Iterator[Hit]:
         cost = float((uses["busy_s"][mates]).sum()) / 3600 * float(1 - level[at])
         yield Hit(
             cost,
-            lambda at=at, own=own: (
-                f"{fleet.places.names[at]}: clocks {share(1 - level[at])} below the usual in "
-                f"{lows[at]} of {trials[at]} jobs (chance {chance[at]:.1g})",
-                f"{hours(float(uses['busy_s'][own].sum()) / 3600)} GPU-hours under load there, "
-                f"GPU {uses.gpu[own[int(np.argmax(lost[own]))]]} worst",
+            bound(
+                lambda at, own: (
+                    f"{fleet.places.names[at]}: clocks {share(float(1 - level[at]))} below the usual "
+                    f"in {lows[at]} of {trials[at]} jobs (chance {chance[at]:.1g})",
+                    f"{hours(float(uses['busy_s'][own].sum()) / 3600)} GPU-hours under load there, "
+                    f"GPU {uses.gpu[own[int(np.argmax(lost[own]))]]} worst",
+                ),
+                at,
+                own,
             ),
             nodes=(fleet.places.names[at],),
         )
@@ -174,10 +183,15 @@ def pcie_slow(fleet: Fleet) -> Iterator[Hit]:
         node = fleet.places.names[gpu // 1024]
         yield Hit(
             None,
-            lambda own=own, node=node, gpu=gpu: (
-                f"{node}, GPU {gpu % 1024}: {share(float(np.median(ratio[own])))} of the peak rate "
-                f"of the GPUs beside it, in jobs "
-                f"{some(fleet.jobs.job.at(int(job)) for job in uses.job[own])}",
+            bound(
+                lambda own, node, gpu: (
+                    f"{node}, GPU {gpu % 1024}: {share(float(np.median(ratio[own])))} of the peak "
+                    f"rate of the GPUs beside it, in jobs "
+                    f"{some(fleet.jobs.job.at(int(job)) for job in uses.job[own])}",
+                ),
+                own,
+                node,
+                gpu,
             ),
             nodes=(node,),
         )

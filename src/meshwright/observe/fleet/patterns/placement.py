@@ -6,10 +6,12 @@ import numpy as np
 
 from meshwright.observe.fleet.patterns.arrays import Flags, Floats, by_group
 from meshwright.observe.fleet.patterns.fleet import Fleet
-from meshwright.observe.fleet.patterns.registry import Hit, Pattern, pattern
+from meshwright.observe.fleet.patterns.registry import Hit, Pattern, bound, pattern
 from meshwright.observe.fleet.patterns.say import hours, lasted, of_jobs
 
 GRID_S = 300.0
+MOST_TIMES = 10_000
+"""Free GPUs are looked at so often at most, however long the time is."""
 LONG_WAIT_S = 1800.0
 FORGOTTEN_S = 2 * 86400.0
 
@@ -67,7 +69,8 @@ def fragmentation(fleet: Fleet) -> Iterator[Hit]:
     jobs = fleet.jobs
     if not fleet.standing.node.size or not fleet.held.job.size:
         return
-    times = np.arange(fleet.since_s, fleet.until_s, GRID_S)
+    grid_s = max(GRID_S, (fleet.until_s - fleet.since_s) / MOST_TIMES)
+    times = np.arange(fleet.since_s, fleet.until_s, grid_s)
     free = _free(fleet, times)
     waits = np.where(np.isnan(jobs.start_s), fleet.until_s, jobs.start_s)
     ready = np.fmax(np.where(np.isnan(jobs.eligible_s), jobs.submit_s, jobs.eligible_s),
@@ -88,19 +91,25 @@ def fragmentation(fleet: Fleet) -> Iterator[Hit]:
                 shapes[gpus] = (here.sum(axis=0) >= gpus) & ~fits
             first, last = np.searchsorted(times, (ready[row], waits[row]))
             broken = shapes[gpus][first:last]
-            if broken.sum() * GRID_S >= 3600:
-                starved.append((row, float(broken.sum() * GRID_S)))
+            if broken.sum() * grid_s >= 3600:
+                starved.append((row, float(broken.sum() * grid_s)))
                 wanted[first:last] = np.fmax(wanted[first:last], np.where(broken, gpus, 0.0))
         if starved:
             worst, longest = max(starved, key=lambda pair: pair[1])
-            cost = float(np.minimum(wanted, here.sum(axis=0)).sum()) * GRID_S / 3600
+            cost = float(np.minimum(wanted, here.sum(axis=0)).sum()) * grid_s / 3600
             yield Hit(
                 cost,
-                lambda starved=starved, worst=worst, longest=longest, partition=partition: (
-                    f"partition {partition}: {len(starved)} jobs waited though enough GPUs were "
-                    "free",
-                    f"job {jobs.label(worst)} wants {jobs.gpus[worst]:g} GPUs: {lasted(longest)} "
-                    "with enough of them free, in pieces",
+                bound(
+                    lambda starved, worst, longest, partition: (
+                        f"partition {partition}: {len(starved)} jobs waited though enough GPUs "
+                        "were free",
+                        f"job {jobs.label(worst)} wants {jobs.gpus[worst]:g} GPUs: "
+                        f"{lasted(longest)} with enough of them free, in pieces",
+                    ),
+                    starved,
+                    worst,
+                    longest,
+                    partition,
                 ),
                 jobs=np.array([row for row, _ in starved]),
             )
@@ -153,11 +162,15 @@ def _stretches(fleet: Fleet, which: Flags, least_s: float) -> Iterator[Hit]:
         name = fleet.places.names[int(standing.node[row])]
         yield Hit(
             float(left[row]),
-            lambda row=row, name=name: (
-                f"{name}: {standing.state.at(row)} for "
-                f"{lasted(standing.until_s[row] - standing.since_s[row])}, "
-                f"{hours(left[row])} GPU-hours unused"
-                + (f"; reason: {standing.reason.at(row)}" if standing.reason.at(row) else ""),
+            bound(
+                lambda row, name: (
+                    f"{name}: {standing.state.at(row)} for "
+                    f"{lasted(float(standing.until_s[row] - standing.since_s[row]))}, "
+                    f"{hours(float(left[row]))} GPU-hours unused"
+                    + (f"; reason: {standing.reason.at(row)}" if standing.reason.at(row) else ""),
+                ),
+                row,
+                name,
             ),
             nodes=(name,),
         )

@@ -5,7 +5,7 @@ its hits. The table in the documentation is made of the same values.
 """
 
 from collections.abc import Callable, Iterable
-from typing import Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -56,6 +56,11 @@ class Hit(NamedTuple):
     nodes: tuple[str, ...] = ()
     remedy: str = ""
     """More exact than the pattern's; empty takes that."""
+
+
+def bound(tell: Callable[..., tuple[str, ...]], *given: Any) -> Callable[[], tuple[str, ...]]:
+    """Evidence that is worded later, of what is at hand now."""
+    return lambda: tell(*given)
 
 
 Detector = Callable[[Fleet], Iterable[Hit]]

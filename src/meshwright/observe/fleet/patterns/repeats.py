@@ -4,30 +4,15 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from meshwright.observe.fleet.patterns.arrays import Ints, together
+from meshwright.observe.fleet.patterns.arrays import Ints, groups_of, together
 from meshwright.observe.fleet.patterns.fleet import Fleet
 from meshwright.observe.fleet.patterns.lost import lost_work
-from meshwright.observe.fleet.patterns.registry import Hit, Pattern, pattern
+from meshwright.observe.fleet.patterns.registry import Hit, Pattern, bound, pattern
 from meshwright.observe.fleet.patterns.say import gib, lasted, share
 
 FEWEST = 5
 """So often it is no accident."""
 _ALL = "measured: all GPU-hours of those attempts"
-
-
-def _groups(codes: Ints, order: Ints, least: int) -> Iterator[Ints]:
-    """Rows of each group of at least so many, in order of time."""
-    rows = order[codes[order] >= 0]
-    rows = rows[np.argsort(codes[rows], kind="stable")]
-    starts = np.flatnonzero(np.append(True, codes[rows][1:] != codes[rows][:-1]))
-    ends = np.append(starts[1:], rows.size)
-    if rows.size:
-        for at in np.flatnonzero(ends - starts >= least).tolist():
-            yield rows[starts[at] : ends[at]]
-
-
-def _by_start(fleet: Fleet) -> Ints:
-    return np.argsort(np.nan_to_num(fleet.jobs.start_s, nan=np.inf), kind="stable")
 
 
 def _hours(fleet: Fleet, rows: Ints) -> float:
@@ -51,9 +36,9 @@ def crash_loop(fleet: Fleet) -> Iterator[Hit]:
     """Short failures in a row."""
     jobs = fleet.jobs
     over = jobs.ended & (jobs.gpus > 0) & (jobs.run_s > 0)
-    group = np.where(over, together(jobs.user.codes, jobs.name.codes), -1)
+    group = np.where(over, fleet.scripts, -1)
     bad = jobs.state.equals("failed", "out_of_memory") & (jobs.run_s <= 1800)
-    for rows in _groups(group, _by_start(fleet), FEWEST):
+    for rows in groups_of(group, fleet.by_start, FEWEST):
         near = np.append(True, np.diff(jobs.start_s[rows]) <= 6 * 3600)
         # A success, or a long pause, ends a series.
         series = np.cumsum(~bad[rows] | ~near)
@@ -62,10 +47,13 @@ def crash_loop(fleet: Fleet) -> Iterator[Hit]:
         if own.size:
             yield Hit(
                 _hours(fleet, own),
-                lambda own=own: (
-                    f"{own.size} runs named {jobs.name.at(int(own[0]))} failed after "
-                    f"{lasted(float(np.median(jobs.run_s[own])))} each, with exit code "
-                    f"{jobs.exit_code[own[-1]]}",
+                bound(
+                    lambda own: (
+                        f"{own.size} runs named {jobs.name.at(int(own[0]))} failed after "
+                        f"{lasted(float(np.median(jobs.run_s[own])))} each, with exit code "
+                        f"{jobs.exit_code[own[-1]]}",
+                    ),
+                    own,
                 ),
                 jobs=own,
             )
@@ -90,20 +78,22 @@ def requeue_storm(fleet: Fleet) -> Iterator[Hit]:
     jobs = fleet.jobs
     ran = (jobs.run_s > 0) & (jobs.gpus > 0)
     group = np.where(ran, together(jobs.cluster.codes, jobs.job.codes), -1)
-    lost = lost_work(fleet)
-    for rows in _groups(group, np.argsort(jobs.attempt, kind="stable"), 4):
+    unsaved, done = np.minimum(lost_work(fleet).hours, jobs.hours), jobs.state.equals("completed")
+    for rows in groups_of(group, np.argsort(jobs.attempt, kind="stable"), 4):
         early = rows[:-1]
-        if jobs.state.equals("completed")[early].any() or (
-            float(np.median(jobs.run_s[early])) > 7200
-        ):
+        if done[early].any() or (float(np.median(jobs.run_s[early])) > 7200):
             continue
-        cost = float(np.minimum(lost.hours, jobs.hours)[early].sum())
+        cost = float(unsaved[early].sum())
         yield Hit(
             cost,
-            lambda rows=rows, early=early: (
-                f"job {jobs.label(int(rows[0]))}: {rows.size} attempts, half of them over within "
-                f"{lasted(float(np.median(jobs.run_s[early])))} "
-                f"({', '.join(sorted({jobs.state.at(int(row)) for row in early}))})",
+            bound(
+                lambda rows, early: (
+                    f"job {jobs.label(int(rows[0]))}: {rows.size} attempts, half of them over "
+                    f"within {lasted(float(np.median(jobs.run_s[early])))} "
+                    f"({', '.join(sorted({jobs.state.at(int(row)) for row in early}))})",
+                ),
+                rows,
+                early,
             ),
             jobs=rows,
         )
@@ -139,16 +129,22 @@ def mistake(fleet: Fleet) -> Iterator[Hit]:
     telling = bad & ((jobs.exit_code > 1) | ((jobs.signal > 0) & (jobs.signal != 15)))
     codes = together(jobs.user.codes, np.maximum(jobs.exit_code, 0), jobs.signal)
     failures = np.bincount(jobs.user.codes[bad] + 1, minlength=len(jobs.user.values) + 1)
-    for rows in _groups(np.where(telling, codes, -1), _by_start(fleet), FEWEST):
+    for rows in groups_of(np.where(telling, codes, -1), fleet.by_start, FEWEST):
         names = np.unique(jobs.name.codes[rows]).size
         if names < 2 or rows.size < 0.5 * failures[jobs.user.codes[rows[0]] + 1]:
             continue
         code, signal = int(jobs.exit_code[rows[0]]), int(jobs.signal[rows[0]])
         yield Hit(
             _hours(fleet, rows),
-            lambda rows=rows, code=code, signal=signal, names=names: (
-                f"{rows.size} jobs in {names} scripts failed with exit code {code}"
-                + (f", signal {signal}" if signal else ""),
+            bound(
+                lambda rows, code, signal, names: (
+                    f"{rows.size} jobs in {names} scripts failed with exit code {code}"
+                    + (f", signal {signal}" if signal else ""),
+                ),
+                rows,
+                code,
+                signal,
+                names,
             ),
             jobs=rows,
             remedy=MEANINGS.get(code if not signal else 128 + signal, ""),
@@ -171,9 +167,9 @@ def out_of_memory(fleet: Fleet) -> Iterator[Hit]:
     """The same limit, met again."""
     jobs = fleet.jobs
     over = jobs.ended & (jobs.gpus > 0) & (jobs.run_s > 0)
-    group = np.where(over, together(jobs.user.codes, jobs.name.codes), -1)
+    group = np.where(over, fleet.scripts, -1)
     bad = jobs.state.equals("out_of_memory")
-    for rows in _groups(group, _by_start(fleet), 3):
+    for rows in groups_of(group, fleet.by_start, 3):
         own = rows[bad[rows]]
         if own.size < 3 or own.size < 0.5 * rows.size:
             continue
@@ -181,9 +177,14 @@ def out_of_memory(fleet: Fleet) -> Iterator[Hit]:
         wanted = int(np.ceil(1.5 * asked / 2**30))
         yield Hit(
             _hours(fleet, own),
-            lambda own=own, rows=rows, asked=asked: (
-                f"{own.size} of {rows.size} runs named {jobs.name.at(int(own[0]))} ended out of "
-                f"memory, with {gib(asked)} asked for",
+            bound(
+                lambda own, rows, asked: (
+                    f"{own.size} of {rows.size} runs named {jobs.name.at(int(own[0]))} ended out "
+                    f"of memory, with {gib(asked)} asked for",
+                ),
+                own,
+                rows,
+                asked,
             ),
             jobs=own,
             remedy=f"--mem={wanted}G, or half the DataLoader workers" if wanted else "",
@@ -206,19 +207,24 @@ def hits_limit(fleet: Fleet) -> Iterator[Hit]:
     """Timeouts as a habit."""
     jobs = fleet.jobs
     over = jobs.ended & (jobs.gpus > 0) & (jobs.run_s > 0) & ~jobs.interactive
-    group = np.where(over, together(jobs.user.codes, jobs.name.codes), -1)
-    late, lost = jobs.state.equals("timeout"), lost_work(fleet)
-    for rows in _groups(group, _by_start(fleet), 3):
+    group = np.where(over, fleet.scripts, -1)
+    late, unsaved = jobs.state.equals("timeout"), np.minimum(lost_work(fleet).hours, jobs.hours)
+    for rows in groups_of(group, fleet.by_start, 3):
         own = rows[late[rows]]
-        cost = float(np.minimum(lost.hours, jobs.hours)[own].sum())
+        cost = float(unsaved[own].sum())
         if own.size < 3 or own.size < 0.6 * rows.size or cost < 0.05 * _hours(fleet, own):
             continue
         yield Hit(
             cost,
-            lambda own=own, rows=rows, cost=cost: (
-                f"{own.size} of {rows.size} runs named {jobs.name.at(int(own[0]))} ended at their "
-                f"limit of {lasted(float(np.median(jobs.limit_s[own])))}; "
-                f"{share(cost / max(_hours(fleet, own), 1e-9))} of their time is not kept",
+            bound(
+                lambda own, rows, cost: (
+                    f"{own.size} of {rows.size} runs named {jobs.name.at(int(own[0]))} ended at "
+                    f"their limit of {lasted(float(np.median(jobs.limit_s[own])))}; "
+                    f"{share(cost / max(_hours(fleet, own), 1e-9))} of their time is not kept",
+                ),
+                own,
+                rows,
+                cost,
             ),
             jobs=own,
         )
@@ -242,13 +248,16 @@ def swarm(fleet: Fleet) -> Iterator[Hit]:
     jobs = fleet.jobs
     short = jobs.state.equals("completed") & (jobs.gpus > 0) & (jobs.run_s > 0)
     short &= jobs.run_s <= 120
-    group = np.where(short, together(jobs.user.codes, jobs.name.codes), -1)
-    for rows in _groups(group, _by_start(fleet), 50):
+    group = np.where(short, fleet.scripts, -1)
+    for rows in groups_of(group, fleet.by_start, 50):
         yield Hit(
             _hours(fleet, rows) / 2,
-            lambda rows=rows: (
-                f"{rows.size} jobs named {jobs.name.at(int(rows[0]))} took "
-                f"{lasted(float(np.median(jobs.run_s[rows])))} each",
+            bound(
+                lambda rows: (
+                    f"{rows.size} jobs named {jobs.name.at(int(rows[0]))} took "
+                    f"{lasted(float(np.median(jobs.run_s[rows])))} each",
+                ),
+                rows,
             ),
             jobs=rows,
         )

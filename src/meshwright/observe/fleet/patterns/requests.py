@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from meshwright.observe.fleet.patterns.arrays import Floats, by_group, together
+from meshwright.observe.fleet.patterns.arrays import Floats, by_group, groups_of
 from meshwright.observe.fleet.patterns.fleet import Fleet
-from meshwright.observe.fleet.patterns.registry import Hit, Pattern, pattern
+from meshwright.observe.fleet.patterns.registry import Hit, Pattern, bound, pattern
 from meshwright.observe.fleet.patterns.robust import group_medians
 from meshwright.observe.fleet.patterns.say import gib, lasted, of_jobs, share
 
@@ -122,14 +122,15 @@ def limit_over(fleet: Fleet) -> Iterator[Hit]:
     """Limits that keep the scheduler from backfilling."""
     jobs = fleet.jobs
     fine = jobs.ended & jobs.state.equals("completed") & (jobs.gpus > 0) & (jobs.limit_s >= 7200)
-    group = together(jobs.user.codes, jobs.name.codes)
+    group = fleet.scripts
     group = np.where(fine, group, -1)
     part = np.where(fine, jobs.run_s / jobs.limit_s, np.nan)
     number = int(group.max(initial=-1)) + 1
     median = group_medians(part, group, number)
     count = np.bincount(group[group >= 0], minlength=number)
-    for at in np.flatnonzero((count >= FEWEST_JOBS) & (median <= 0.15)).tolist():
-        rows = np.flatnonzero(group == at)
+    chosen = np.append((count >= FEWEST_JOBS) & (median <= 0.15), False)
+    group = np.where(chosen[group], group, -1)
+    for rows in groups_of(group, np.arange(jobs.number), FEWEST_JOBS):
         longest = float(jobs.run_s[rows].max())
         limit = float(np.median(jobs.limit_s[rows]))
         if longest > 0.4 * limit:
@@ -137,10 +138,15 @@ def limit_over(fleet: Fleet) -> Iterator[Hit]:
         wanted = int(np.ceil(max(1.5 * longest, 600.0) / 600) * 10)
         yield Hit(
             None,
-            lambda rows=rows, longest=longest, limit=limit: (
-                f"{rows.size} jobs named {jobs.name.at(int(rows[0]))} took "
-                f"{lasted(float(np.median(jobs.run_s[rows])))} (longest {lasted(longest)}) of a "
-                f"limit of {lasted(limit)}",
+            bound(
+                lambda rows, longest, limit: (
+                    f"{rows.size} jobs named {jobs.name.at(int(rows[0]))} took "
+                    f"{lasted(float(np.median(jobs.run_s[rows])))} (longest {lasted(longest)}) "
+                    f"of a limit of {lasted(limit)}",
+                ),
+                rows,
+                longest,
+                limit,
             ),
             jobs=rows,
             remedy=f"--time={wanted // 60}:{wanted % 60:02d}:00",

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import numpy as np
 
 from meshwright.observe.fleet.patterns.arrays import Flags, Floats
-from meshwright.observe.fleet.patterns.registry import Hit
+from meshwright.observe.fleet.patterns.registry import Hit, bound
 
 MOST_NAMES = 5
 
@@ -48,7 +48,7 @@ def of_jobs(
     for row in np.flatnonzero(which).tolist():
         yield Hit(
             hours=None if np.isnan(cost[row]) else float(cost[row]),
-            tell=lambda row=row: tuple(tell(row)),
+            tell=bound(lambda at: tuple(tell(at)), row),
             jobs=np.array([row]),
             remedy=remedy(row) if remedy else "",
         )

@@ -20,7 +20,7 @@ from meshwright.observe.fleet.patterns.arrays import (
     slice_most,
     slice_sums,
 )
-from meshwright.observe.fleet.patterns.changes import last_change
+from meshwright.observe.fleet.patterns.changes import CHANGES, last_change
 from meshwright.observe.fleet.patterns.held import Held
 from meshwright.observe.fleet.patterns.places import Places
 
@@ -127,7 +127,7 @@ def uses_of(table: Any, held: Held, places: Places, known: Flags) -> Part:
     lengths = high - low
     place = np.repeat(low - (np.cumsum(lengths) - lengths), lengths) + np.arange(lengths.sum())
     owner[place] = np.repeat(np.arange(rows.size), lengths)
-    held_rows = Held(*(column[rows] for column in held))
+    held_rows = held.only(rows)
     values |= _idle(activity, time, owner, low=low, high=high, step=step, held=held_rows)
     values |= _stuck(table, activity, time, owner, step=step, held=held_rows)
     values |= last_change(_work(table, activity), time, owner, low=low, high=high, step=step)
@@ -287,6 +287,5 @@ def join_uses(parts: Sequence[Part], held: Held) -> tuple[Uses, Stray]:
 _NAMES = (
     "seen_s", "busy_s", *MEANS, *(f"busy_{name}" for name in BUSY_MEANS),
     *(f"peak_{name}" for name in PEAKS), "clock_varies", *BITS, "idle_s", "long_idle_s",
-    "longest_idle_s", "lead_idle_s", "tail_idle_s", "stuck_s", "before", "after", "just_before",
-    "just_after", "changed_s", "change_score",
+    "longest_idle_s", "lead_idle_s", "tail_idle_s", "stuck_s", *CHANGES,
 )  # fmt: skip

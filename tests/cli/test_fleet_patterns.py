@@ -1,0 +1,77 @@
+"""`mw fleet patterns`: one screen, JSON, letters, pseudonyms."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from meshwright.cli import main
+from meshwright.observe.fleet.store import Store
+from tests.observe.fleet.patterns.small_fleet import GIB, held, job, rows, samples
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("fleet") / "store"
+    one = job(hours=6, gpus=1, user="../ada", name="secret-plan")
+    with Store(str(folder), create=True) as kept:
+        kept.put("jobs", rows("jobs", one))
+        kept.put("held", rows("held", *held(one, 0)))
+        kept.put("samples", samples(6, gpu_util=0.0, memory_used=50 * GIB, memory_total=80 * GIB))
+    return str(folder)
+
+
+def answer(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert main(["fleet", "patterns", *words]) == 0
+    return capsys.readouterr().out
+
+
+def test_the_screen_ranks_what_is_found(store: str, capsys: pytest.CaptureFixture[str]) -> None:
+    said = answer(capsys, "--store", store, "--price", "2")
+    assert "gpus-held-idle" in said
+    assert "../ada" in said
+    assert "12" in said
+
+
+def test_json_holds_evidence_remedy_and_cost(
+    store: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = json.loads(answer(capsys, "--store", store, "--json"))
+    (only,) = data["findings"]
+    assert only["name"] == "gpus-held-idle"
+    assert only["gpu_hours"] == pytest.approx(6, abs=0.2)
+    assert only["evidence"]
+    assert only["remedy"]
+    assert data["held_gpu_hours"] == pytest.approx(6)
+
+
+def test_one_pattern_is_told_with_what_to_change(
+    store: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "--dependency=afterok" in answer(capsys, "--store", store, "--pattern", "gpus-held-idle")
+
+
+def test_redacted_answers_and_letters_name_nobody(
+    store: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    said = answer(capsys, "--store", store, "--redact", "--messages", str(tmp_path / "out"))
+    texts = [path.read_text() for path in (tmp_path / "out").iterdir()]
+    assert texts
+    for text in (said, *texts):
+        assert "ada" not in text
+        assert "secret-plan" not in text
+
+
+def test_a_users_name_leads_out_of_no_folder(
+    store: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    answer(capsys, "--store", store, "--messages", str(tmp_path / "out"))
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["_ada.txt"]
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_pattern_that_is_not_there_is_named(
+    store: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["fleet", "patterns", "--store", store, "--pattern", "gpu-held-idle"]) == 2
+    assert "did you mean gpus-held-idle?" in capsys.readouterr().err

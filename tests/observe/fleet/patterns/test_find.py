@@ -1,0 +1,211 @@
+"""What a fleet's patterns tell, on tables that can be checked by eye."""
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from meshwright.observe.fleet.patterns import Told, cases, find, patterns, plain
+from meshwright.observe.fleet.patterns.registry import FAMILIES
+from tests.observe.fleet.patterns.small_fleet import GIB, fleet, held, job, rows, samples
+
+WORK = {"gpu_util": 0.95, "tensor_active": 0.4, "sm_active": 0.8, "dram_active": 0.4,
+        "memory_used": 60 * GIB, "memory_total": 80 * GIB}  # fmt: skip
+STILL = {"gpu_util": 0.0, "tensor_active": 0.0, "sm_active": 0.0, "dram_active": 0.0,
+         "memory_used": 60 * GIB, "memory_total": 80 * GIB}  # fmt: skip
+
+
+def told(hours: float = 24, **tables: pa.Table) -> dict[str, Told]:
+    return {one.name: one for one in find(fleet(hours, **tables), lambda _: 2.0)}
+
+
+def idle_from(hour: float, hours: float) -> dict[str, np.ndarray]:
+    before, after = round(60 * hour), round(60 * (hours - hour))
+    return {name: np.concatenate([np.full(before, WORK[name]), np.full(after, STILL[name])])
+            for name in WORK}  # fmt: skip
+
+
+def test_nothing_is_told_of_nothing() -> None:
+    assert find(fleet()) == ()
+
+
+def test_nothing_is_told_of_a_sound_job() -> None:
+    one = job(hours=6)
+    assert told(jobs=rows("jobs", one), held=rows("held", *held(one, 0)),
+                samples=samples(6, **WORK)) == {}  # fmt: skip
+
+
+def test_a_job_that_stays_after_its_work_is_told_with_its_cost_and_owner() -> None:
+    one = job(hours=6)
+    found = told(
+        jobs=rows("jobs", one),
+        held=rows("held", *held(one, 0)),
+        samples=samples(6, **idle_from(4, 6)),
+    )
+    assert list(found) == ["finished-but-held"]
+    only = found["finished-but-held"]
+    assert only.gpu_hours == pytest.approx(2, abs=0.05)
+    assert only.money == pytest.approx(4, abs=0.1)
+    assert (only.owner, only.jobs) == ("ada", ("1",))
+    assert only.gpu_share == pytest.approx(2 / 6, abs=0.01)
+
+
+def test_a_gpu_without_samples_is_not_idle() -> None:
+    one = job(hours=6)
+    sparse = samples(6, **STILL).slice(0, 100)
+    assert told(jobs=rows("jobs", one), held=rows("held", *held(one, 0)), samples=sparse) == {}
+
+
+def test_a_blank_value_is_not_idle() -> None:
+    one = job(hours=6)
+    blank = samples(6, **{**STILL, "gpu_util": np.nan, "sm_active": np.nan})
+    assert told(jobs=rows("jobs", one), held=rows("held", *held(one, 0)), samples=blank) == {}
+
+
+def test_whole_nodes_need_no_record_of_who_had_which_gpu() -> None:
+    one = job(hours=6, gpus=2)
+    node = {"node": "n1", "since_s": one["start_s"], "state": "up", "gpus": 2}
+    parts = pa.concat_tables([samples(6, gpu, **idle_from(3, 6)) for gpu in (0, 1)])
+    found = told(jobs=rows("jobs", one), nodes=rows("nodes", node), samples=parts)
+    assert found["finished-but-held"].gpu_hours == pytest.approx(6, abs=0.1)
+
+
+def test_of_a_part_of_a_node_nothing_is_assumed() -> None:
+    one = job(hours=6, gpus=1)
+    node = {"node": "n1", "since_s": one["start_s"], "state": "up", "gpus": 2}
+    parts = pa.concat_tables([samples(6, gpu, **STILL) for gpu in (0, 1)])
+    assert told(jobs=rows("jobs", one), nodes=rows("nodes", node), samples=parts) == {}
+
+
+def test_one_busy_gpu_of_four_is_told_with_the_number_to_ask_for() -> None:
+    one = job(hours=4, gpus=4)
+    parts = [samples(4, 0, **WORK), *(samples(4, gpu, **STILL) for gpu in (1, 2, 3))]
+    found = told(
+        jobs=rows("jobs", one),
+        held=rows("held", *held(one, 0, 1, 2, 3)),
+        samples=pa.concat_tables(parts),
+    )
+    assert found["some-gpus-unused"].gpu_hours == pytest.approx(12)
+    assert found["some-gpus-unused"].remedy.startswith("--gres=gpu:1 ")
+
+
+def test_an_hour_is_claimed_once() -> None:
+    one = job(hours=10, cpus=2.0, cpu_s=2.0 * 36000, gpus=1)
+    slow = samples(10, **{**WORK, "gpu_util": 0.2, "tensor_active": 0.02, "sm_active": 0.1})
+    found = told(jobs=rows("jobs", one), held=rows("held", *held(one, 0)), samples=slow)
+    assert set(found) == {"cpu-starved"}
+    assert (found["cpu-starved"].gpu_hours or 0) <= 10
+
+
+def test_memory_that_nobody_holds_is_told_of_known_nodes_only() -> None:
+    one = job(hours=2)
+    parts = samples(6, **{**STILL, "memory_used": 20 * GIB})
+    known = told(jobs=rows("jobs", one), held=rows("held", *held(one, 0)), samples=parts)
+    assert known["stray-processes"].gpu_hours == pytest.approx(4, abs=0.1)
+    assert "1 (train) of ada" in known["stray-processes"].evidence[1]
+    other = job("2", hours=5, user="bob")
+    unknown = told(jobs=rows("jobs", one, other), held=rows("held", *held(one, 0)), samples=parts)
+    assert "stray-processes" not in unknown
+
+
+def test_five_crashes_in_a_row_are_a_loop_and_four_are_not() -> None:
+    runs = [job(str(at), hours=0.2, gpus=8, after=at, state="failed", exit_code=1)
+            for at in range(5)]  # fmt: skip
+    assert told(jobs=rows("jobs", *runs))["crash-loop"].gpu_hours == pytest.approx(8)
+    assert "crash-loop" not in told(jobs=rows("jobs", *runs[:4]))
+    mended = [*runs[:3], job("9", hours=1, gpus=8, after=3), *runs[3:]]
+    assert "crash-loop" not in told(jobs=rows("jobs", *mended))
+
+
+def test_what_a_failure_lost_is_counted_from_the_last_checkpoint() -> None:
+    one = job(hours=10, gpus=8, state="node_fail")
+    saved = {"job": "1", "attempt": 0, "phase": "checkpoint", "start_s": one["start_s"] + 28000,
+             "end_s": one["start_s"] + 28800}  # fmt: skip
+    error = {"node": "n1", "gpu": 3, "time_s": one["end_s"] - 300, "kind": "xid", "code": 79}
+    tables = {
+        "jobs": rows("jobs", one),
+        "held": rows("held", *held(one, *range(8))),
+        "events": rows("events", error),
+    }
+    found = told(progress=rows("progress", saved), **tables)
+    assert found["gpu-errors-before-failure"].gpu_hours == pytest.approx(16)
+    assert found["gpu-errors-before-failure"].owner == "operators"
+    unknown = told(**tables)["gpu-errors-before-failure"]
+    assert unknown.gpu_hours == pytest.approx(80)
+    assert "at most all of it" in unknown.evidence[-1]
+
+
+def test_an_xid_of_a_program_is_its_users_matter() -> None:
+    one = job(hours=2, state="failed", exit_code=1)
+    error = {"node": "n1", "gpu": 0, "time_s": one["end_s"] - 30, "kind": "xid", "code": 31}
+    found = told(
+        jobs=rows("jobs", one), held=rows("held", *held(one, 0)), events=rows("events", error)
+    )
+    assert found["application-fault"].owner == "ada"
+    assert "gpu-errors-before-failure" not in found
+
+
+def test_findings_without_hours_come_last_and_have_no_price() -> None:
+    wide = job(hours=4, gpus=2, nodes=["n1", "n2"])
+    node = {"since_s": wide["start_s"], "state": "up", "gpus": 8}
+    late = {"node": "n3", **node, "state": "down"}
+    found = find(
+        fleet(72, jobs=rows("jobs", wide),
+              nodes=rows("nodes", {"node": "n1", **node}, {"node": "n2", **node}, late)),
+        lambda _: 2.0,
+    )  # fmt: skip
+    assert [one.name for one in found] == ["drain-forgotten", "spread-over-nodes"]
+    assert found[0].gpu_hours == pytest.approx(8 * 72)
+    assert found[-1].gpu_hours is None
+    assert found[-1].money is None
+    assert found[-1].remedy == "--nodes=1 --gpus-per-node=2"
+
+
+def test_only_the_time_asked_for_counts() -> None:
+    one = job(hours=10)
+    found = told(
+        5, jobs=rows("jobs", one), held=rows("held", *held(one, 0)), samples=samples(5, **STILL)
+    )
+    assert found["gpus-held-idle"].gpu_hours == pytest.approx(5, abs=0.1)
+
+
+def test_parts_of_the_samples_are_as_good_as_all_of_them() -> None:
+    from meshwright.observe.fleet.patterns import fleet_of
+    from tests.observe.fleet.patterns.small_fleet import BEGIN_S
+
+    one, other = job(hours=6), job("2", hours=6, nodes=["n2"], user="bob")
+    tables = {
+        "jobs": rows("jobs", one, other),
+        "held": rows("held", *held(one, 0), *held(other, 0, node="n2")),
+    }
+    first, second = samples(6, **STILL), samples(6, 0, "n2", **idle_from(2, 6))
+    whole = fleet(**tables, samples=pa.concat_tables([first, second]))
+    parted = fleet_of(
+        tables, since_s=BEGIN_S, until_s=BEGIN_S + 86400, samples=[second, first],
+        nodes=pa.table({"cluster": ["c", "c"], "node": ["n1", "n2"]}),
+    )  # fmt: skip
+    assert find(whole) == find(parted)
+
+
+def test_what_is_told_is_plain_data() -> None:
+    one = job(hours=6)
+    found = find(fleet(jobs=rows("jobs", one), held=rows("held", *held(one, 0)),
+                       samples=samples(6, **STILL)))  # fmt: skip
+    data = plain(found[0])
+    assert data["name"] == found[0].name
+    assert "ranks" not in data
+
+
+def test_every_pattern_says_all_there_is_to_say() -> None:
+    known = patterns()
+    assert len(known) >= 25
+    names = {one.name for one in known}
+    for one in known:
+        assert one.family in FAMILIES
+        assert all((one.title, one.detected, one.remedy))
+        assert one.cost.split(":")[0].split(" ")[0] in {"measured", "estimated", "not"}
+        assert set(one.yields_to) <= names
+
+
+def test_cases_of_tables_with_nothing_but_nulls() -> None:
+    blank = {name: rows(name, {}) for name in ("jobs", "held", "nodes", "events", "progress")}
+    assert cases(fleet(**blank)) == ()

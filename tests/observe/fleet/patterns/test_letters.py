@@ -1,0 +1,25 @@
+"""A letter says what was seen, what it costs and what to change."""
+
+from meshwright.observe.fleet.patterns import Told, letter, letters
+
+
+def told(name: str, owner: str, hours: float | None, money: float | None = None) -> Told:
+    return Told(
+        name=name, title=name.capitalize(), evidence=(f"{name} was seen",), remedy=f"mend {name}",
+        gpu_share=None, family="idle", gpu_hours=hours, money=money, owner=owner, team="lab",
+        cases=1, jobs=("1", "2"), users=(owner,), nodes=(), cost="measured: hours",
+    )  # fmt: skip
+
+
+def test_a_letter_holds_everything_its_owner_needs() -> None:
+    text = letter("ada", [told("small", "ada", 2.0, 4.0), told("large", "ada", 30.0, 60.0)], "May")
+    assert text.startswith("To: ada\nSubject: 2 ways to save GPU-hours (32 GPU-hours (about $64)")
+    assert text.index("1. Large: 30 GPU-hours, $60") < text.index("2. Small")
+    for said in ("large was seen", "mend large", "measured: hours", "jobs: 1, 2", "say why"):
+        assert said in text
+
+
+def test_everybody_gets_one_letter() -> None:
+    found = letters([told("a", "ada", 1), told("b", "bob", 1), told("c", "ada", None)], "May")
+    assert list(found) == ["ada", "bob"]
+    assert "bob" not in found["ada"]
