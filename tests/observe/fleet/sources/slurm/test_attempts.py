@@ -20,7 +20,7 @@ def histories(draw: st.DrawFn) -> list[dict[str, Any]]:
             submit, start = time, time + draw(st.integers(0, 5))
             time = end = start + draw(st.integers(1, 9))
             last = attempt == count - 1
-            views = [
+            views: list[dict[str, Any]] = [
                 {"state": "PENDING"},
                 {"state": "RUNNING", "start_s": float(start), "name": "n"},
                 {

@@ -273,3 +273,8 @@ def test_reserved_is_what_planned_was_called() -> None:
         )
         assert job["start_s"] == 1767225660.0
         assert job["end_s"] == 1767225690.0
+
+
+def test_a_name_in_another_encoding_costs_only_its_letters() -> None:
+    records, _ = read_sacct(io.BytesIO(b"JobID|JobName|State\n7|\xfcber|FAILED\n8|b|FAILED\n"), "x")
+    assert records["name"].to_pylist() == ["\ufffdber", "b"]

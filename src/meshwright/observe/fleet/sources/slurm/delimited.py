@@ -45,7 +45,7 @@ _SHAPES: Final = {
     "JobIDRaw": re.compile(r"\d+(?:\.\S+)?"),
     **dict.fromkeys(
         ("AllocTRES", "ReqTRES", "TRESUsageInTot", "TRESUsageInAve", "TRESUsageInMax"),
-        re.compile(r"(?:[\w/:.\-]+=[^,]*,?)*"),
+        re.compile(r"(?:[\w/:.\-]+=[^,]*(?:,[\w/:.\-]+=[^,]*)*)?"),
     ),
     **dict.fromkeys(
         ("MaxRSS", "AveRSS", "MaxVMSize", "ReqMem"), re.compile(r"[\d.]*[KMGTP]?[nc]?")
@@ -90,7 +90,11 @@ class Delimited:
         )
         for block in _blocks(self._stream, len(self.names) - 1, self.delimiter, self._mend):
             if block and not block.isspace():
-                table = csv.read_csv(io.BytesIO(block), reading, parsing, options)
+                try:
+                    table = csv.read_csv(io.BytesIO(block), reading, parsing, options)
+                except pa.ArrowInvalid:  # a name in another encoding
+                    legible = block.decode(errors="replace").encode()
+                    table = csv.read_csv(io.BytesIO(legible), reading, parsing, options)
                 # Outputs that were put one behind the other each have their header.
                 first = columns[0]
                 again = pc.equal(table[first], first)

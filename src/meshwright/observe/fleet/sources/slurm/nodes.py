@@ -10,7 +10,15 @@ import pyarrow as pa
 from meshwright.observe.fleet.sources.slurm.clock import Moments
 from meshwright.observe.fleet.sources.slurm.delimited import Delimited
 from meshwright.observe.fleet.sources.slurm.hostlist import names_of
-from meshwright.observe.fleet.sources.slurm.objects import Object, moment, number, text, words
+from meshwright.observe.fleet.sources.slurm.objects import (
+    Object,
+    entries,
+    inner,
+    moment,
+    number,
+    text,
+    words,
+)
 from meshwright.observe.fleet.sources.slurm.states import node_state
 from meshwright.observe.fleet.sources.slurm.tres import gpus_of_gres, tres_of
 from meshwright.observe.fleet.sources.source import rows_of
@@ -102,9 +110,11 @@ def from_objects(nodes: Sequence[Object], cluster: str) -> list[Node]:
     """Return the nodes of `scontrol --json`, of slurmrestd or of an older `sinfo --json`."""
     found = []
     for node in nodes:
-        tres = tres_of(node.get("tres") or "")
-        gpus, kind = _gpus(node.get("gres") or "", tres.gpus, tres.gpu_kind)
-        flags = node.get("state_flags") or ()  # the older generation has them apart
+        if not text(node.get("name")):
+            continue
+        tres = tres_of(text(node.get("tres")) or "")
+        gpus, kind = _gpus(text(node.get("gres")) or "", tres.gpus, tres.gpu_kind)
+        flags = entries(node, "state_flags")  # the older generation has them apart
         state = node_state("+".join((words(node.get("state")), *(str(flag) for flag in flags))))
         boot = moment(node.get("boot_time"))
         memory = number(node.get("real_memory"))
@@ -117,7 +127,7 @@ def from_objects(nodes: Sequence[Object], cluster: str) -> list[Node]:
                 reason=text(node.get("reason")),
                 gpus=gpus,
                 gpu_kind=kind,
-                partitions=tuple(node.get("partitions") or ()),
+                partitions=tuple(str(part) for part in entries(node, "partitions")),
                 cpus=number(node.get("cpus")),
                 memory=None if memory is None else memory * _MIB,
                 boot_s=boot,
@@ -130,12 +140,12 @@ def from_sinfo(groups: Sequence[Object], cluster: str) -> list[Node]:
     """Return the nodes of a newer `sinfo --json`, which tells alike ones together."""
     found: dict[str, Node] = {}
     for group in groups:
-        gpus, kind = _gpus((group.get("gres") or {}).get("total") or "", 0.0, None)
-        reason = group.get("reason") or {}
-        state = node_state(words((group.get("node") or {}).get("state")))
-        partition = text((group.get("partition") or {}).get("name"))
-        memory = number((group.get("memory") or {}).get("maximum"))
-        for name in (group.get("nodes") or {}).get("nodes") or ():
+        gpus, kind = _gpus(text(inner(group, "gres").get("total")) or "", 0.0, None)
+        reason = inner(group, "reason")
+        state = node_state(words(inner(group, "node").get("state")))
+        partition = text(inner(group, "partition").get("name"))
+        memory = number(inner(group, "memory").get("maximum"))
+        for name in (str(name) for name in entries(inner(group, "nodes"), "nodes")):
             before = found.get(name)
             parts = (before.partitions or ()) if before else ()
             found[name] = Node(
@@ -147,7 +157,7 @@ def from_sinfo(groups: Sequence[Object], cluster: str) -> list[Node]:
                 gpus=gpus,
                 gpu_kind=kind,
                 partitions=tuple(dict.fromkeys((*parts, *([partition] if partition else [])))),
-                cpus=number((group.get("cpus") or {}).get("maximum")),
+                cpus=number(inner(group, "cpus").get("maximum")),
                 memory=None if memory is None else memory * _MIB,
             )
     return list(found.values())

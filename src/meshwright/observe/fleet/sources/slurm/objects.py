@@ -29,6 +29,23 @@ def number(value: Any) -> float | None:
     return float(value)
 
 
+def inner(value: Object, name: str) -> Object:
+    """Return an object within an object, an empty one where there is none."""
+    found = value.get(name)
+    return found if isinstance(found, Mapping) else {}
+
+
+def entries(value: Object, name: str) -> list[Any]:
+    """Return a list within an object, an empty one where there is none."""
+    found = value.get(name)
+    return found if isinstance(found, list) else []
+
+
+def listed(value: Object, name: str) -> list[Object]:
+    """Return the objects of a list within an object."""
+    return [entry for entry in entries(value, name) if isinstance(entry, Mapping)]
+
+
 def moment(value: Any) -> float | None:
     """Return a time; nought is Slurm's word for none."""
     return number(value) or None
@@ -43,13 +60,13 @@ def words(value: Any) -> str:
     """Return a state with its flags as one text, whether it was a word or a list."""
     if isinstance(value, str):
         return value.upper()
-    return "+".join(str(word).upper() for word in value) if isinstance(value, Sequence) else ""
+    return "+".join(str(word).upper() for word in value) if isinstance(value, list) else ""
 
 
 def cluster_of(document: Object) -> str:
     """Return the cluster a document says it comes from; old ones do not say."""
-    meta = document.get("meta") or {}
-    slurm = meta.get("slurm") or meta.get("Slurm") or {}
+    meta = inner(document, "meta")
+    slurm = inner(meta, "slurm") or inner(meta, "Slurm")
     return text(slurm.get("cluster")) or ""
 
 
@@ -66,16 +83,15 @@ def is_accounting(job: Object) -> bool:
 def accounted(jobs: Sequence[Object]) -> Iterator[dict[str, Any]]:
     """Give the records of jobs of the accounting (`sacct --json`, `/slurmdb/…/jobs`) and steps."""
     for job in jobs:
-        time, state = job["time"], job.get("state") or {}
-        tres = job.get("tres") or {}
-        comment = job.get("wckey") or {}
-        name = _job_id(job.get("job_id"), job.get("array") or {}, job.get("het") or {})
+        time, state = inner(job, "time"), inner(job, "state")
+        tres = inner(job, "tres")
+        name = _job_id(job.get("job_id"), inner(job, "array"), inner(job, "het"))
         shared = {"cluster": text(job.get("cluster")), "id": name, "number": str(job.get("job_id"))}
         total = _seconds(time.get("total"))
         yield {
             **shared,
             "name": text(job.get("name")),
-            "user": text(job.get("user")) or text((job.get("association") or {}).get("user")),
+            "user": text(job.get("user")) or text(inner(job, "association").get("user")),
             "team": text(job.get("account")),
             "partition": text(job.get("partition")),
             "qos": text(job.get("qos")),
@@ -85,12 +101,12 @@ def accounted(jobs: Sequence[Object]) -> Iterator[dict[str, Any]]:
             "reason": text(state.get("reason")),
             "failed_node": text(job.get("failed_node")),
             "submit_line": text(job.get("submit_line")),
-            "wckey": text(comment.get("wckey") if isinstance(comment, Mapping) else comment),
-            "alloc": _tres(tres.get("allocated")),
-            "req": _tres(tres.get("requested")),
-            "nodelist": job.get("nodes") or "",
+            "wckey": text(inner(job, "wckey").get("wckey")) or text(job.get("wckey")),
+            "alloc": _tres(tres, "allocated"),
+            "req": _tres(tres, "requested"),
+            "nodelist": _plain(job.get("nodes")),
             "num_nodes": number(job.get("allocation_nodes")),
-            "cpus": number((job.get("required") or {}).get("CPUs")),
+            "cpus": number(inner(job, "required").get("CPUs")),
             "submit_s": moment(time.get("submission")),
             "eligible_s": moment(time.get("eligible")),
             "start_s": moment(time.get("start")),
@@ -101,17 +117,17 @@ def accounted(jobs: Sequence[Object]) -> Iterator[dict[str, Any]]:
             "cpu_s": total or None,
             "restarts": number(job.get("restart_cnt")),
         }
-        for step in job.get("steps") or ():
+        for step in listed(job, "steps"):
             yield {**shared, **_step(step)}
 
 
 def _step(step: Object) -> dict[str, Any]:
-    time, tres = step.get("time") or {}, step.get("tres") or {}
+    time, tres = inner(step, "time"), inner(step, "tres")
     usage = {
         (entry.get("type"), entry.get("name") or ""): number(entry.get("count"))
-        for entry in (tres.get("requested") or {}).get("total") or ()
+        for entry in listed(inner(tres, "requested"), "total")
     }
-    name = (step.get("step") or {}).get("id")
+    name = inner(step, "step").get("id")
     if isinstance(name, Mapping):
         name = name.get("step_id")
     return {
@@ -119,10 +135,10 @@ def _step(step: Object) -> dict[str, Any]:
         "state": words(step.get("state")),
         "start_s": moment(time.get("start")),
         "end_s": moment(time.get("end")),
-        "alloc": _tres(tres.get("allocated")),
-        "nodelist": (step.get("nodes") or {}).get("range") or "",
-        "num_nodes": number((step.get("nodes") or {}).get("count")),
-        "tasks": number((step.get("tasks") or {}).get("count")),
+        "alloc": _tres(tres, "allocated"),
+        "nodelist": _plain(inner(step, "nodes").get("range")),
+        "num_nodes": number(inner(step, "nodes").get("count")),
+        "tasks": number(inner(step, "tasks").get("count")),
         "memory_total": usage.get(("mem", "")),
         "gpu_util_total": usage.get(("gres", "gpuutil")),
         "gpu_memory_total": usage.get(("gres", "gpumem")),
@@ -158,7 +174,7 @@ def controlled(jobs: Sequence[Object]) -> Iterator[dict[str, Any]]:
             "alloc": text(job.get("tres_alloc_str")),
             "req": text(job.get("tres_req_str")),
             "gpu_kind": _kind(job),
-            "nodelist": job.get("nodes") or "",
+            "nodelist": _plain(job.get("nodes")),
             "num_nodes": number(job.get("node_count")),
             "cpus": number(job.get("cpus")),
             "submit_s": moment(job.get("submit_time")),
@@ -170,11 +186,15 @@ def controlled(jobs: Sequence[Object]) -> Iterator[dict[str, Any]]:
         }
 
 
+def _plain(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
 def _kind(job: Object) -> str | None:
     """Return the type of GPU that a job has or asks for by name."""
     asks = (job.get(f"tres_per_{what}") for what in ("job", "node", "socket", "task"))
-    for told in (*(job.get("gres_detail") or ()), *asks):
-        if text(told):
+    for told in (*entries(job, "gres_detail"), *asks):
+        if isinstance(told, str):
             kind = gpus_of_gres(told)[1]
             if kind:
                 return kind
@@ -187,7 +207,7 @@ def _job_id(job: Any, array: Object, het: Object) -> str:
     if parent and task is not None:
         return f"{parent:.0f}_{task:.0f}"
     if parent and text(array.get("task")):
-        return f"{parent:.0f}_[{array['task'].strip('[]')}]"
+        return f"{parent:.0f}_[{str(array['task']).strip('[]')}]"
     group = number(het.get("job_id"))
     if group:
         return f"{group:.0f}+{number(het.get('job_offset')) or 0:.0f}"
@@ -201,7 +221,7 @@ def _exit(value: Any, state: str) -> str | None:
         return f"{int(status) >> 8 & 0xFF}:{int(status) & 0x7F}"
     if not isinstance(value, Mapping):
         return None
-    signal = value.get("signal") or {}
+    signal = inner(value, "signal")
     number_of = number(signal.get("id", signal.get("signal_id")))
     code = number(value.get("return_code"))
     if (
@@ -214,15 +234,15 @@ def _exit(value: Any, state: str) -> str | None:
     return f"{code or 0:.0f}:{number_of or 0:.0f}"
 
 
-def _tres(entries: Any) -> str:
+def _tres(tres: Object, name: str) -> str:
     """Write a list of resources as Slurm's text does; memory is counted in MiB."""
     parts = []
-    for entry in entries or ():
+    for entry in listed(tres, name):
         count = number(entry.get("count"))
         if count is None:
             continue
-        kind, name = entry.get("type"), entry.get("name")
-        key = f"{kind}/{name}" if name else f"{kind}"
+        kind, which = entry.get("type"), entry.get("name")
+        key = f"{kind}/{which}" if which else f"{kind}"
         parts.append(f"{key}={count:.0f}{'M' if key == 'mem' else ''}")
     return ",".join(parts)
 

@@ -47,14 +47,14 @@ class Reading:
     def take_json(self, document: Mapping[str, Any]) -> float | None:
         """Take a document of any of Slurm's commands or of slurmrestd; return when it was told."""
         self.cluster = self.cluster or objects.cluster_of(document)
-        jobs = document.get("jobs") or []
+        jobs = objects.listed(document, "jobs")
         if jobs and objects.is_accounting(jobs[0]):
             self.accounted.append(records_from(objects.accounted(jobs)))
         elif jobs:
             self.controlled.append(records_from(objects.controlled(jobs)))
             self.running += [hold for job in jobs for hold in self._held_by(job)]
-        self.snapshot += nodes.from_objects(document.get("nodes") or [], "")
-        self.snapshot += nodes.from_sinfo(document.get("sinfo") or [], "")
+        self.snapshot += nodes.from_objects(objects.listed(document, "nodes"), "")
+        self.snapshot += nodes.from_sinfo(objects.listed(document, "sinfo"), "")
         return objects.told_at(document)
 
     def take_blocks(self, blocks: Sequence[Mapping[str, Any]]) -> None:
@@ -129,8 +129,8 @@ class Reading:
             return
         (record,) = objects.controlled([job])
         where = names_of(record["nodelist"])
-        for node, gres in zip(where, job.get("gres_detail") or (), strict=False):
-            for name, gpus in spread(node, gres):
+        for node, gres in zip(where, objects.entries(job, "gres_detail"), strict=False):
+            for name, gpus in spread(node, str(gres)):
                 yield Hold(
                     record["cluster"] or "", record["id"], int(record["restarts"] or 0), name, gpus,
                     record["start_s"], None,
