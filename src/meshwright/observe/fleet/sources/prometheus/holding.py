@@ -31,6 +31,8 @@ from meshwright.observe.fleet.sources.source import rows_of
 
 GAP_S = 300.0
 """Without a sample for this long, Prometheus itself takes a series for gone."""
+READ_AGAIN_S = 600.0
+"""How much of the time before it an ingest reads once more, because samples come late."""
 _BY = ", ".join((*GPU_LABELS, *DEVICE_LABELS, *JOB_LABELS))
 _JOB_NUMBERS = "nvidia_gpu_jobId"
 """A gauge whose value is the number of the job that holds a GPU, as jobstats' exporter has it."""
@@ -46,6 +48,9 @@ class Device(NamedTuple):
     kind: str | None
     since_s: float
     last_s: float
+    until_s: float | None = None
+    told: bool = False
+    """Whether a row says all of this."""
 
 
 class Hold(NamedTuple):
@@ -57,6 +62,8 @@ class Hold(NamedTuple):
     start_s: float
     last_s: float
     share: float
+    told_s: float | None = None
+    """Until when a row says that it was held."""
 
 
 class Seen(NamedTuple):
@@ -162,85 +169,106 @@ class Holding:
         return {"devices": list(self._devices.values()), "holds": list(self._holds.values())}
 
     def add(
-        self, now: Seen, cut: Slice, memory: Mapping[tuple[str, int], float]
+        self,
+        now: Seen,
+        cut: Slice,
+        memory: Mapping[tuple[str, int], float],
+        *,
+        last: bool = True,
     ) -> tuple[pa.Table, pa.Table]:
-        """Add a slice of time; return rows of `gpus` and of `held`.
+        """Add a slice of time; return rows of `gpus` and of `held` that say something new.
 
-        `memory` is that of GPUs, where it is known.
+        `memory` is that of GPUs, where it is known. How long a job has held a GPU that it still
+        holds is told after the last slice.
         """
         end_s, gap_s = cut.grid.end_s, max(GAP_S, 3 * cut.grid.step_s)
         devices = self._add_devices(now.devices, gap_s)
         holds = self._add_holds(now.holds, gap_s)
-        self._holds = {key: one for key, one in self._holds.items() if one.last_s >= end_s - gap_s}
+        for key, one in self._holds.items():
+            if one.told_s != one.last_s and (last or one.last_s < end_s - gap_s):
+                holds.append(one)
+                self._holds[key] = one._replace(told_s=one.last_s)
+        known = {*holds, *self._holds.values()}
+        # The last minutes are read again by the next ingest: it has to know what ended there.
+        old_s = end_s - gap_s - READ_AGAIN_S
+        self._holds = {key: one for key, one in self._holds.items() if one.last_s >= old_s}
         gpus = _gpus(devices, cut.fleet.cluster, end_s, memory)
-        return gpus, _held(holds, cut.fleet.cluster, end_s)
+        return gpus, _held(holds, known, cut.fleet.cluster, end_s)
 
-    def _add_devices(
-        self, found: tuple[Device, ...], gap_s: float
-    ) -> list[tuple[Device, float | None]]:
-        """Join devices with those before; each with its end, None where it is still there."""
-        ended, touched = list[tuple[Device, float | None]](), set[tuple[str, int]]()
+    def _add_devices(self, found: tuple[Device, ...], gap_s: float) -> list[Device]:
+        """Join devices with those before, and return those of which there is something to tell."""
+        news: list[Device] = []
         alive: dict[str, float] = {}
         for one in sorted(found, key=lambda each: each.since_s):
-            key = (one.node, one.gpu)
             alive[one.node] = max(alive.get(one.node, 0.0), one.last_s)
-            before = self._devices.get(key)
-            if before is not None and before.uuid != one.uuid:
-                if one.last_s <= before.last_s:
-                    continue  # an older one, read a second time
-                ended.append((before, min(max(before.last_s, before.since_s), one.since_s)))
-                before = None
-            since_s = one.since_s if before is None else min(before.since_s, one.since_s)
-            last_s = one.last_s if before is None else max(before.last_s, one.last_s)
-            self._devices[key] = one._replace(since_s=since_s, last_s=last_s)
-            touched.add(key)
+            before = self._devices.get((one.node, one.gpu))
+            if before is None:
+                self._devices[one.node, one.gpu] = one
+                continue
+            if one.last_s <= before.last_s:
+                continue  # read a second time
+            same = before.uuid == one.uuid
+            if same and (before.until_s is None or one.since_s <= before.last_s + gap_s):
+                again = before.until_s is None and before.told
+                longer = before._replace(last_s=one.last_s, until_s=None, told=again)
+                self._devices[one.node, one.gpu] = longer
+                continue
+            if before.until_s is None:
+                news.append(before._replace(until_s=min(before.last_s, one.since_s)))
+            self._devices[one.node, one.gpu] = one
         for key, one in list(self._devices.items()):
+            last_s = alive.get(one.node, 0.0)
             # It is gone when others of its node go on without it, not when the node is silent.
-            if one.last_s < alive.get(one.node, 0.0) - gap_s:
-                ended.append((one, one.last_s))
+            if one.until_s is None and one.last_s < last_s - gap_s:
+                self._devices[key] = one._replace(until_s=one.last_s, told=False)
+            elif one.until_s is not None and one.last_s < last_s - gap_s - READ_AGAIN_S:
                 del self._devices[key]
-                touched.discard(key)
-        return ended + [(self._devices[key], None) for key in sorted(touched)]
+        for key, one in self._devices.items():
+            if not one.told:
+                news.append(one)
+                self._devices[key] = one._replace(told=True)
+        return news
 
     def _add_holds(self, found: tuple[Hold, ...], gap_s: float) -> list[Hold]:
-        changed: dict[tuple[str, str, int, float], Hold] = {}
+        """Join holds with those before; return those that another one of the job has replaced."""
+        ended: list[Hold] = []
         for one in sorted(found, key=lambda each: each.start_s):
             key = (one.job, one.node, one.gpu)
-            before, now = self._holds.get(key), one
-            if before is not None and one.start_s <= before.last_s + gap_s:
+            before = self._holds.get(key)
+            if before is None:
+                self._holds[key] = one
+            elif one.start_s <= before.last_s + gap_s:
                 last_s, share = max(before.last_s, one.last_s), max(before.share, one.share)
-                now = one._replace(start_s=before.start_s, last_s=last_s, share=share)
-            self._holds[key] = now
-            changed[(*key, now.start_s)] = now
-        return list(changed.values())
+                self._holds[key] = before._replace(last_s=last_s, share=share)
+            else:
+                if before.told_s != before.last_s:
+                    ended.append(before)
+                self._holds[key] = one
+        return ended
 
 
 def _gpus(
-    found: list[tuple[Device, float | None]],
-    cluster: str,
-    seen_s: float,
-    memory: Mapping[tuple[str, int], float],
+    devices: list[Device], cluster: str, seen_s: float, memory: Mapping[tuple[str, int], float]
 ) -> pa.Table:
-    devices = [device for device, _ in found]
     return rows_of(
         "gpus",
         {
-            "cluster": pa.array([cluster] * len(found), pa.string()),
+            "cluster": pa.array([cluster] * len(devices), pa.string()),
             "node": pa.array([one.node for one in devices], pa.string()),
             "gpu": pa.array([one.gpu for one in devices], pa.int32()),
             "uuid": pa.array([one.uuid for one in devices], pa.string()),
             "since_s": pa.array([one.since_s for one in devices], pa.float64()),
-            "until_s": pa.array([end for _, end in found], pa.float64()),
+            "until_s": pa.array([one.until_s for one in devices], pa.float64()),
             "kind": pa.array([one.kind for one in devices], pa.string()),
             "memory": pa.array([memory.get((one.node, one.gpu)) for one in devices], pa.float64()),
-            "seen_s": pa.array([seen_s] * len(found), pa.float64()),
+            "seen_s": pa.array([seen_s] * len(devices), pa.float64()),
         },
     )
 
 
-def _held(found: list[Hold], cluster: str, seen_s: float) -> pa.Table:
+def _held(found: list[Hold], known: Iterable[Hold], cluster: str, seen_s: float) -> pa.Table:
     crowd: dict[tuple[str, int], list[Hold]] = {}
-    for one in found:
+    for one in known:
         crowd.setdefault((one.node, one.gpu), []).append(one)
     shares = [one.share / _sharers(one, crowd[one.node, one.gpu]) for one in found]
     return rows_of(
@@ -263,5 +291,9 @@ def _sharers(one: Hold, others: list[Hold]) -> int:
     """Count the jobs that hold a whole GPU together with this one: it is each one's in part."""
     if one.share < 1.0:
         return 1
-    return max(1, sum(each.share == 1.0 and each.start_s < one.last_s and one.start_s < each.last_s
-                      for each in others))  # fmt: skip
+    together = {
+        each.job
+        for each in others
+        if each.share == 1.0 and each.start_s < one.last_s and one.start_s < each.last_s
+    }
+    return len(together | {one.job})

@@ -20,7 +20,7 @@ from meshwright.observe.fleet.sources.prometheus.credentials import credentials
 from meshwright.observe.fleet.sources.prometheus.faults import events
 from meshwright.observe.fleet.sources.prometheus.gpu_samples import gpu_samples, has_gpus
 from meshwright.observe.fleet.sources.prometheus.grid import Grid, grids
-from meshwright.observe.fleet.sources.prometheus.holding import Holding, seen
+from meshwright.observe.fleet.sources.prometheus.holding import READ_AGAIN_S, Holding, seen
 from meshwright.observe.fleet.sources.prometheus.hosts import (
     has_hosts,
     instance_names,
@@ -41,7 +41,6 @@ _CELLS = 1_000_000
 _PREFIXES = ("DCGM_FI_", "DCGM_EXP_", "mw_", "nvidia_gpu_", "nvidia_smi_", "node_", "lustre_",
     "gpfs_perf_", "kube_")  # fmt: skip
 _WANTED = '{__name__=~"(' + "|".join(_PREFIXES) + ').*"}'
-_AGAIN_S = 600.0
 _SETTLE_S = 60.0
 """Samples younger than this may still be on their way."""
 _OF_HOSTS = "node_memory_MemTotal_bytes"
@@ -95,7 +94,7 @@ class PrometheusSource:
         until_s = self._now() - self._settle_s if asked.until_s is None else asked.until_s
         since_s = asked.since_s
         if left is not None:
-            since_s = max(since_s or 0.0, left.until_s - _AGAIN_S)
+            since_s = max(since_s or 0.0, left.until_s - READ_AGAIN_S)
         if since_s is None:
             since_s = self._oldest(until_s)
         fleet, count = self._look(since_s, until_s)
@@ -107,14 +106,15 @@ class PrometheusSource:
             self._notes.clear()
         left = left or _Cursor(since_s, {}, None, {}, {})
         holding = Holding(left.holding)
-        for grid in grids(since_s, until_s, asked.step_s, max(1, min(5_000, _CELLS // count))):
-            yield from self._slice(fleet, grid, holding)
+        slices = list(grids(since_s, until_s, asked.step_s, max(1, min(5_000, _CELLS // count))))
+        for grid in slices:
+            yield from self._slice(fleet, grid, holding, last=grid is slices[-1])
             left = left._replace(until_s=grid.end_s, holding=holding.kept())
             # All rows of the slice came before this: from here another ingest goes on.
             yield Batch("held", HELD.empty_table(), json.dumps(left._asdict()))
         yield from self._jobs(fleet, since_s, until_s, left)
 
-    def _slice(self, fleet: Fleet, grid: Grid, holding: Holding) -> Iterator[Batch]:
+    def _slice(self, fleet: Fleet, grid: Grid, holding: Holding, *, last: bool) -> Iterator[Batch]:
         cut = Slice(self._server, fleet, grid)
         samples, notes = gpu_samples(cut)
         yield from _pieces("samples", samples, notes)
@@ -122,7 +122,7 @@ class PrometheusSource:
             yield from _pieces("node_samples", node_samples(cut), ())
         yield Batch("events", events(cut))
         yield Batch("progress", progress(cut))
-        gpus, held = holding.add(seen(cut), cut, _memory(samples))
+        gpus, held = holding.add(seen(cut), cut, _memory(samples), last=last)
         yield Batch("gpus", gpus)
         yield Batch("held", held, None, self._server.notes())
 
@@ -135,7 +135,7 @@ class PrometheusSource:
         )
 
         if left.pods_until_s is not None:
-            since_s = min(left.pods_until_s - _AGAIN_S, until_s)
+            since_s = min(left.pods_until_s - READ_AGAIN_S, until_s)
         before = Known(left.nodes, left.names)
         found, known = read_state_metrics(self._server, fleet, since_s, until_s, before)
         for table, rows in found:
