@@ -141,6 +141,13 @@ def test_top_tells_who_holds_what_and_who_waits(
     assert (told["waiting_jobs"], told["waiting_gpus"]) == (1, 16)
 
 
+def test_top_of_jobs_tells_whose_they_are(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert asked(store, "top", "--at", "1970-01-08T12:00", "--by", "job", "--top", "1") == 0
+    told = capsys.readouterr().out.splitlines()
+    assert told[-2].split("\t")[:4] == ["job", "GPUs", "user", "for"]
+    assert told[-1].split("\t")[:4] == ["a7", "8.0", "ann.alder", "12 h"]
+
+
 @pytest.mark.parametrize(
     ("words", "fault"),
     [

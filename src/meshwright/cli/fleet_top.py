@@ -12,6 +12,7 @@ from meshwright.cli.fleet_store import add_store, open_store
 from meshwright.observe.fleet.account import BUCKETS, Account, hours
 from meshwright.observe.fleet.account.attempts import in_states
 from meshwright.observe.fleet.account.goodput import KINDS, goodput
+from meshwright.observe.fleet.account.places import text
 from meshwright.observe.fleet.account.ticks import NEVER, PARTS
 from meshwright.spec.units import format_seconds, parse_count
 
@@ -60,17 +61,21 @@ def answer(found: Account, by: str, top: int) -> Answer:
         "down",
         "waiting": f"{waiting[1]:,.0f} GPUs asked for by {waiting[0]:,} jobs",
     }
+    whose = _whose(found) if by == "job" else {}
     rows = [
         (
-            one.name or "(not told)", f"{one.held_hours / span_h:,.1f}", f"{one.attempts:,}",
+            one.name or "(not told)", f"{one.held_hours / span_h:,.1f}",
+            *(whose.get(one.name, ("", "")) if whose else (f"{one.attempts:,}",)),
             f"{one.hours['idle'] / span_h:,.1f}",
             "" if one.program is None else f"{100 * one.program:.0f} %",
             f"{one.waited_hours / span_h:,.1f}", _share(one.unknown_hours, one.held_hours),
         )
         for one in groups
     ]  # fmt: skip
-    columns = f"{by}, GPUs, jobs, idle, tensor or MFU, waits for, not measured"
-    view = table(columns, rows, right="GPUs, jobs, idle, tensor or MFU, waits for, not measured")
+    middle = "user, for" if whose else "jobs"
+    columns = f"{by}, GPUs, {middle}, idle, tensor or MFU, waits for, not measured"
+    right = "GPUs, jobs, for, idle, tensor or MFU, waits for, not measured"
+    view = table(columns, rows, right=right)
     data: dict[str, Any] = {
         "at_s": found.window.until / 1e3,
         "seconds": span_h * 3600,
@@ -95,6 +100,19 @@ def _waiting(found: Account) -> tuple[int, float]:
     )
     waits = still & (jobs.waits != NEVER) & (jobs.waits < found.window.until) & (jobs.parts > 0)
     return int(waits.sum()), float(np.sum(jobs.parts[waits])) / PARTS
+
+
+def _whose(found: Account) -> dict[str, tuple[str, str]]:
+    """Of each job that holds anything, its user and for how long it has run."""
+    jobs, told = found.attempts, {}
+    several = len(jobs.cluster.values) > 1
+    for at in np.flatnonzero(found.by_attempt.any(axis=1)).tolist():
+        name = text(jobs.job.values, jobs.job.codes[at])
+        if several:
+            name = f"{text(jobs.cluster.values, jobs.cluster.codes[at])}/{name}"
+        ran_s = (min(int(jobs.end[at]), found.window.until) - int(jobs.start[at])) / 1e3
+        told[name] = text(jobs.user.values, jobs.user.codes[at]), format_seconds(ran_s)
+    return told
 
 
 def _share(part: float, whole: float) -> str:
