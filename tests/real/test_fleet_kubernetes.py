@@ -88,7 +88,7 @@ def _pod(name: str, uid: str, gpus: int = 4) -> dict[str, Any]:
 def _read(
     url: str, cursor: str | None = None
 ) -> tuple[dict[str, list[dict[str, Any]]], str | None]:
-    found: dict[str, list[dict[str, Any]]] = {"jobs": [], "nodes": []}
+    found: dict[str, list[dict[str, Any]]] = {"jobs": [], "nodes": [], "held": []}
     token = Secret("never-to-be-seen")
     for batch in source(url, Asked(cluster="c", token=token)).batches(cursor):
         assert isinstance(batch, Batch)
@@ -129,6 +129,15 @@ def test_a_pod_that_was_deleted_ends_and_its_name_comes_back_as_another_attempt(
     core.create_namespaced_pod("ml", _pod("worker-0", "u2"))
     back, _ = _read(url, cursor)
     assert [(row["attempt"], row["state"]) for row in back["jobs"]] == [(1, "running")]
+
+
+def test_a_pod_that_has_all_gpus_of_its_node_holds_each_of_them(cluster: tuple[str, Any]) -> None:
+    url, core = cluster
+    core.create_node(NODE)
+    core.create_namespaced_pod("ml", _pod("some", "u1", gpus=4))
+    core.create_namespaced_pod("ml", _pod("all", "u2", gpus=8))
+    held = _read(url)[0]["held"]
+    assert [(row["job"], row["gpu"]) for row in held] == [("ml/all", gpu) for gpu in range(8)]
 
 
 def test_a_cordon_ends_the_stretch_before_it(cluster: tuple[str, Any]) -> None:

@@ -12,6 +12,7 @@ from meshwright.observe.fleet.sources.kubernetes.memory import remembered
 from meshwright.observe.fleet.sources.kubernetes.nodes import labels_of, nodes_table
 from meshwright.observe.fleet.sources.kubernetes.pods import jobs
 from meshwright.observe.fleet.sources.kubernetes.quantities import mapping
+from meshwright.observe.fleet.sources.kubernetes.whole_nodes import held_whole_nodes
 from meshwright.observe.fleet.sources.source import Asked, Batch
 
 OPTIONS = ("namespace", "label_selector")
@@ -43,6 +44,8 @@ class KubernetesSource:
         yield Batch("nodes", table, None, tuple(notes))
         found = jobs(self._pods(notes), labels_of(nodes), cluster, seen_s)
         rows, pods = remembered(found, kept["pods"], seen_s)
+        sizes = dict(zip(table["node"].to_pylist(), table["gpus"].to_pylist(), strict=True))
+        yield Batch("held", held_whole_nodes(rows.to_pylist(), sizes, seen_s))
         yield Batch("jobs", rows, json.dumps({"nodes": standing, "pods": pods}), tuple(notes))
 
     def _pods(self, notes: list[str]) -> list[Mapping[str, Any]]:

@@ -15,6 +15,7 @@ from meshwright.observe.fleet.sources.kubernetes.pods import QUEUES, USERS, WORK
 from meshwright.observe.fleet.sources.kubernetes.resources import gpu_part, resource_of
 from meshwright.observe.fleet.sources.kubernetes.state_asking import STEP_S, Ask, Pod, pod_of
 from meshwright.observe.fleet.sources.kubernetes.state_nodes import Nodes, node_rows
+from meshwright.observe.fleet.sources.kubernetes.whole_nodes import held_whole_nodes
 from meshwright.observe.fleet.sources.prometheus.answers import Series
 from meshwright.observe.fleet.sources.prometheus.asking import Fleet
 from meshwright.observe.fleet.sources.prometheus.client import Prometheus
@@ -63,6 +64,8 @@ def read_state_metrics(
     found = [("nodes", pa.Table.from_pylist(nodes, schema=NODES))] if nodes else []
     rows, names = _job_rows(ask, before.names)
     if rows:
+        sizes = {row["node"]: row["gpus"] for row in nodes}
+        found.append(("held", held_whole_nodes(rows, sizes, until_s)))
         found.append(("jobs", pa.Table.from_pylist(rows, schema=JOBS)))
     return found, Known(standing, names)
 

@@ -44,6 +44,8 @@ _WANTED = '{__name__=~"(' + "|".join(_PREFIXES) + ').*"}'
 _SETTLE_S = 60.0
 """Samples younger than this may still be on their way."""
 _OF_HOSTS = "node_memory_MemTotal_bytes"
+_MUCH = 3e8
+"""Samples that take several minutes to travel."""
 _LOOKS = 6
 """Moments at which the pace of samples is looked at."""
 _LONGEST_BACK = 1024
@@ -101,6 +103,12 @@ class PrometheusSource:
         if not (has_gpus(fleet.names) or has_hosts(fleet.names)):
             note = f"{self._server.url} has no metrics of GPUs or nodes in this time"
             self._notes.append(note)
+        columns = sum(any(one.text in fleet.names for one in each.names) for each in FIELDS)
+        asked_for = columns * count * (until_s - since_s) / asked.step_s
+        if asked_for > _MUCH and asked.step_s < 300:
+            self._notes.append(
+                f"{asked_for:.1g} samples are asked for; --step 5min lets the server roll them up"
+            )
         if self._notes:
             yield Batch("samples", SAMPLES.empty_table(), None, tuple(self._notes))
             self._notes.clear()
