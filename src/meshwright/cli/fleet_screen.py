@@ -255,6 +255,12 @@ def notes(report: Report) -> list[str]:
             f"{hours(found.inferred):,.1f} GPU-hours ({share:.1f} %) lie where no nodes are told: "
             "what jobs held stands for what there was, and nothing is free there; --gpus N tells it"
         )
+    if found.assumed:
+        share = 100 * found.assumed / max(1, found.capacity)
+        told.append(
+            f"{hours(found.assumed):,.1f} GPU-hours ({share:.1f} %) are of nodes before anything "
+            "is told of their state: they are taken to be up from the first job on them"
+        )
     if hours(found.cut) > 0.05:
         told.append(
             f"jobs claim {hours(found.cut):,.1f} GPU-hours more than there were (nodes that were "
@@ -285,6 +291,7 @@ def data(report: Report) -> dict[str, Any]:
         "gpu_hours": hours(found.capacity),
         "held_gpu_hours": hours(found.held),
         "gpu_hours_inferred": hours(found.inferred),
+        "gpu_hours_assumed": hours(found.assumed),
         "gpu_hours_cut": hours(found.cut),
         "price_per_gpu_hour": report.price,
         "price_sources": list(report.sources),

@@ -269,3 +269,11 @@ def test_a_job_of_no_known_node_or_kind_may_have_been_anywhere() -> None:
 def test_jobs_of_no_cluster_are_counted() -> None:
     found = account_of(jobs(job("1", 0, HOUR, nodes=None, cluster=None)))
     assert told(found) == {"productive": 8}
+
+
+def test_a_node_is_there_from_the_first_job_on_it() -> None:
+    work = jobs(job("1", 2 * HOUR, 4 * HOUR))
+    found = account_of(work, {"node": "n1", "since_s": 8 * HOUR})
+    assert told(found) == {"productive": 16, "no_demand": 48}
+    assert hours(found.assumed) == 48
+    assert (found.inferred, found.gpus) == (0, 8)

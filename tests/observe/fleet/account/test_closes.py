@@ -86,6 +86,7 @@ def closes(rows: tuple[Any, ...]) -> None:
     assert (found.by_attempt >= 0).all()
     assert found.cut >= 0
     assert 0 <= found.inferred <= found.held
+    assert 0 <= found.assumed <= found.capacity - found.inferred
     for step in found.steps:
         assert min(step.cells.values()) >= 0
     assert sum(sum(step.cells.values()) for step in found.steps) == found.capacity

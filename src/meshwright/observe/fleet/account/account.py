@@ -29,6 +29,7 @@ from meshwright.observe.fleet.account.places import (
     Stretches,
     places,
     pools_of,
+    since_first_job,
 )
 from meshwright.observe.fleet.account.ticks import (
     HOUR,
@@ -80,6 +81,8 @@ class Account(NamedTuple):
     """All that there was: the sum of all cells."""
     inferred: int
     """Of it, what was held where no node is told."""
+    assumed: int
+    """Of it, what nodes had between the first job on them and what is told of them."""
     cut: int
     """What jobs claimed beyond what there was; no part of the capacity."""
     free: Totals
@@ -148,6 +151,10 @@ def account(
     found = with_held_gpus(found, held)
     known = places(_shaped(nodes, NODES), found, dict(gpus or {}))
     claimed, known = claims(found, held, known)
+    ran = (found.start != NEVER) & (found.end > found.start)
+    known = since_first_job(
+        known, np.where(ran[claimed.attempt], claimed.node, -1), found.start[claimed.attempt]
+    )
     told = phases(found, progress)
     work = _Work(
         found, told, indexed(claimed, found.size), known, pools_of(known, found),
@@ -155,18 +162,18 @@ def account(
     )  # fmt: skip
     by_attempt = np.zeros((found.size, len(CELLS)), np.int64)
     waited, tensor = np.zeros(found.size, np.int64), np.zeros((2, found.size))
-    steps, capacity, inferred, cut = [], 0, 0, 0
+    steps, sums = [], np.zeros(4, object)
     free = dict.fromkeys(FREE_CELLS, 0)
     for part in cut_up(whole):
         one = _step(work, part, by_attempt, tensor)
         own = _waited(found, part)
         waited += own
         steps.append(Step(part, one.cells, int(own.sum())))
-        capacity, inferred, cut = capacity + one.capacity, inferred + one.inferred, cut + one.cut
+        sums += (one.capacity, one.inferred, one.assumed, one.cut)
         for cell in FREE_CELLS:
             free[cell] += one.cells[cell]
     return Account(
-        whole, tuple(steps), capacity, inferred, cut, free, by_attempt, waited, tensor, found, told,
+        whole, tuple(steps), *map(int, sums), free, by_attempt, waited, tensor, found, told,
         known, {**found.oddities, **told.oddities},
     )  # fmt: skip
 
@@ -225,6 +232,7 @@ class _One(NamedTuple):
     cells: Totals
     capacity: int
     inferred: int
+    assumed: int
     cut: int
 
 
@@ -234,7 +242,8 @@ def _step(work: _Work, part: Window, by_attempt: Longs, tensor: Floats) -> _One:
     held = pieces(work.told, work.claimed, stretches, part)
     pool = np.where(held.node >= 0, _take(work.known.node_pool, held.node), work.pool[held.attempt])
     told_from = np.full(len(work.known.pools), part.span)
-    np.minimum.at(told_from, stretches.pool, stretches.since)
+    told = stretches.assumed == 0
+    np.minimum.at(told_from, stretches.pool[told], stretches.since[told])
     fit = fitted(held, stretches, pool, told_from)
     kept = _within_pools(_Kept(held, fit.kept, fit.inferred, pool, stretches))
     split = _split(work, held, kept.amount, part, tensor)
@@ -247,7 +256,10 @@ def _step(work: _Work, part: Window, by_attempt: Longs, tensor: Floats) -> _One:
     there = stretches.parts * (stretches.until - stretches.since)
     inferred = int(kept.inferred.sum())
     claimed = int(held.amount.sum())
-    return _One(cells, int(there.sum()) + inferred, inferred, claimed - int(kept.amount.sum()))
+    return _One(
+        cells, int(there.sum()) + inferred, inferred, int(there[~told].sum()),
+        claimed - int(kept.amount.sum()),
+    )  # fmt: skip
 
 
 class _Kept(NamedTuple):

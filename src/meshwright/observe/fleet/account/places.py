@@ -33,6 +33,8 @@ class Stretches(NamedTuple):
     state: Longs
     parts: Longs
     pool: Longs
+    assumed: Longs
+    """1 where it is only taken to have been up."""
 
 
 class Places(NamedTuple):
@@ -91,7 +93,7 @@ def places(nodes: pa.Table, found: Attempts, given: dict[str, int]) -> Places:
 
 
 def _add(old: Stretches, node: int, pool: int, gpus: int) -> Stretches:
-    ends = (node, -(2**61), 2**61, UP, gpus * PARTS, pool)
+    ends = (node, -(2**61), 2**61, UP, gpus * PARTS, pool, 0)
     return Stretches(*(np.append(a, b).astype(np.int64) for a, b in zip(old, ends, strict=True)))
 
 
@@ -194,9 +196,33 @@ def _stretches(nodes: pa.Table, at: Longs, node_pool: Longs) -> Stretches:
     codes = np.array([STATE_CODES.get(text, UNKNOWN) for text in state.values] + [UNKNOWN])
     right = until > since
     found = Stretches(
-        node, since, until, codes[state.codes[order]], gpu_parts(gpus), node_pool[node]
-    )
+        node, since, until, codes[state.codes[order]], gpu_parts(gpus), node_pool[node],
+        np.zeros(len(node), np.int64),
+    )  # fmt: skip
     return Stretches(*(column[right].astype(np.int64) for column in found))
+
+
+def since_first_job(known: Places, node: Longs, start: Longs) -> Places:
+    """Take nodes to have been up from the first job on them, where that is before all that is told.
+
+    Schedulers tell how nodes stand now, accounting what ran for months: a node that ran a job was
+    there. `node` and `start` are of everything that jobs held.
+    """
+    told = known.stretches
+    if len(told.node) == 0:
+        return known
+    first = np.full(len(known.node_pool), 2**61, np.int64)
+    np.minimum.at(first, node[node >= 0], start[node >= 0])
+    begins = np.ones(len(told.node), np.bool_)
+    begins[1:] = np.diff(told.node) != 0
+    at = np.flatnonzero(begins & (first[told.node] < told.since))
+    more = Stretches(*(column[at] for column in told))._replace(
+        since=first[told.node[at]], until=told.since[at], state=np.full(len(at), UP),
+        assumed=np.ones(len(at), np.int64),
+    )  # fmt: skip
+    both = Stretches(*(np.concatenate(pair) for pair in zip(told, more, strict=True)))
+    order = np.lexsort((both.since, both.node))
+    return known._replace(stretches=Stretches(*(column[order] for column in both)))
 
 
 def pool_at(known: Places, found: Attempts, at: int) -> int:
