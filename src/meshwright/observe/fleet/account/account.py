@@ -162,20 +162,29 @@ def account(
     )  # fmt: skip
     by_attempt = np.zeros((found.size, len(CELLS)), np.int64)
     waited, tensor = np.zeros(found.size, np.int64), np.zeros((2, found.size))
-    steps, sums = [], np.zeros(4, object)
-    free = dict.fromkeys(FREE_CELLS, 0)
+    steps, ones = [], []
     for part in cut_up(whole):
         one = _step(work, part, by_attempt, tensor)
         own = _waited(found, part)
         waited += own
+        ones.append(one)
         steps.append(Step(part, one.cells, int(own.sum())))
-        sums += (one.capacity, one.inferred, one.assumed, one.cut)
-        for cell in FREE_CELLS:
-            free[cell] += one.cells[cell]
     return Account(
-        whole, tuple(steps), *map(int, sums), free, by_attempt, waited, tensor, found, told,
-        known, {**found.oddities, **told.oddities},
-    )  # fmt: skip
+        window=whole,
+        steps=tuple(steps),
+        capacity=sum(one.capacity for one in ones),
+        inferred=sum(one.inferred for one in ones),
+        assumed=sum(one.assumed for one in ones),
+        cut=sum(one.cut for one in ones),
+        free={cell: sum(one.cells[cell] for one in ones) for cell in FREE_CELLS},
+        by_attempt=by_attempt,
+        waited=waited,
+        tensor=tensor,
+        attempts=found,
+        phases=told,
+        places=known,
+        oddities={**found.oddities, **told.oddities},
+    )
 
 
 def _measures(
