@@ -14,23 +14,12 @@ import pyarrow as pa
 from meshwright.observe.fleet.account.activity import IDLE_BELOW, Measured, Rolled, measured, rolled
 from meshwright.observe.fleet.account.attempts import Attempts, attempts
 from meshwright.observe.fleet.account.buckets import BUCKETS, CELLS, FREE_CELLS, Cell, column
-from meshwright.observe.fleet.account.causes import CAUSES, pool_in, weights
 from meshwright.observe.fleet.account.claims import claims, with_held_gpus, with_holders
 from meshwright.observe.fleet.account.fit import fitted
+from meshwright.observe.fleet.account.free import Kept, Totals, free, within_pools
 from meshwright.observe.fleet.account.phases import ORDER, PRODUCTIVE, UNTOLD, Phases, phases
 from meshwright.observe.fleet.account.pieces import Index, Pieces, indexed, pieces, within
-from meshwright.observe.fleet.account.places import (
-    DOWN,
-    DRAINING,
-    RESERVED,
-    UNKNOWN,
-    UP,
-    Places,
-    Stretches,
-    places,
-    pools_of,
-    since_first_job,
-)
+from meshwright.observe.fleet.account.places import Places, places, pools_of, since_first_job
 from meshwright.observe.fleet.account.ticks import (
     HOUR,
     MS,
@@ -40,24 +29,11 @@ from meshwright.observe.fleet.account.ticks import (
     Longs,
     Window,
     floored,
-    spread,
     window,
 )
 from meshwright.observe.fleet.tables import HELD, JOBS, NODES
 
 _DAY_S, _MOST_STEPS = 86_400, 120
-_STATE_CELLS = {
-    DOWN: Cell("down", "nodes"),
-    DRAINING: Cell("draining", "nodes"),
-    RESERVED: Cell("reserved", "nodes"),
-    UNKNOWN: Cell("unknown", "unknown"),
-}
-_CAUSE_CELLS = tuple(
-    Cell("order", "unknown") if cause == "order?"
-    else Cell(cause, "accounting" if cause == "limits" else "nodes")
-    for cause in CAUSES
-)  # fmt: skip
-Totals = dict[Cell, int]
 Rollups = Callable[[float, float], tuple[pa.Table, int] | None]
 """Gives the roll-ups that begin between two moments, and over how many seconds each is: so that
 only a day's are held at a time."""
@@ -254,13 +230,13 @@ def _step(work: _Work, part: Window, by_attempt: Longs, tensor: Floats) -> _One:
     told = stretches.assumed == 0
     np.minimum.at(told_from, stretches.pool[told], stretches.since[told])
     fit = fitted(held, stretches, pool, told_from)
-    kept = _within_pools(_Kept(held, fit.kept, fit.inferred, pool, stretches))
+    kept = within_pools(Kept(held, fit.kept, fit.inferred, pool, stretches))
     split = _split(work, held, kept.amount, part, tensor)
     cells = dict.fromkeys((*CELLS, *FREE_CELLS), 0)
     for at, cell in enumerate(CELLS):
         np.add.at(by_attempt[:, at], held.attempt, split[at])
         cells[cell] = int(split[at].sum())
-    for cell, amount in _free(work, kept, part).items():
+    for cell, amount in free(work.found, work.pool, kept, part).items():
         cells[cell] += amount
     there = stretches.parts * (stretches.until - stretches.since)
     inferred = int(kept.inferred.sum())
@@ -269,16 +245,6 @@ def _step(work: _Work, part: Window, by_attempt: Longs, tensor: Floats) -> _One:
         cells, int(there.sum()) + inferred, inferred, int(there[~told].sum()),
         claimed - int(kept.amount.sum()),
     )  # fmt: skip
-
-
-class _Kept(NamedTuple):
-    """What pieces keep within a part of the window."""
-
-    pieces: Pieces
-    amount: Longs
-    inferred: Longs
-    pool: Longs
-    stretches: Stretches
 
 
 def _take(values: Longs, at: Longs) -> Longs:
@@ -328,62 +294,6 @@ def _by_samples(split: Longs, seen: Measured, untold: Longs) -> Longs:
     split[column("idle", "samples")] = idle - startup
     split[column("productive", "samples")] = covered - idle
     return untold - covered
-
-
-def _within_pools(held: _Kept) -> _Kept:
-    """Take back the last ticks that rounding gave to claims without a node."""
-    kept, told = held.amount, held.amount - held.inferred
-    loose = np.flatnonzero((held.pieces.node < 0) & (kept > 0))
-    for one in np.unique(held.pool[loose]):
-        room = sum(_left(held, int(one)).values())
-        mine = loose[held.pool[loose] == one]
-        mine = mine[np.argsort(-kept[mine], kind="stable")]
-        over = int(told[mine].sum()) - room
-        if over > 0:
-            kept[mine] -= np.diff(np.minimum(np.cumsum(told[mine]), over), prepend=0)
-    return held._replace(amount=kept, inferred=np.minimum(held.inferred, kept))
-
-
-def _left(held: _Kept, one: int) -> dict[int, int]:
-    """What jobs on told nodes leave of a pool that jobs without a node may have been on."""
-    left, stretches = {}, held.stretches
-    placed = held.pieces.stretch >= 0
-    for state in (UP, RESERVED, UNKNOWN):
-        there = (stretches.pool == one) & (stretches.state == state)
-        inside = np.zeros(held.pieces.size, np.bool_)
-        inside[placed] = there[held.pieces.stretch[placed]]
-        whole = (stretches.parts * (stretches.until - stretches.since))[there].sum()
-        left[state] = int(whole) - int(held.amount[inside].sum())
-    return left
-
-
-def _free(work: _Work, held: _Kept, part: Window) -> Totals:
-    """Say what became of all that no job kept."""
-    cells = dict.fromkeys(FREE_CELLS, 0)
-    stretches = held.stretches
-    size = stretches.parts * (stretches.until - stretches.since)
-    taken = np.zeros(len(size), np.int64)
-    placed = held.pieces.stretch >= 0
-    np.add.at(taken, held.pieces.stretch[placed], held.amount[placed])
-    for state in (DOWN, DRAINING):
-        cells[_STATE_CELLS[state]] += int((size - taken)[stretches.state == state].sum())
-    for one in np.unique(stretches.pool):
-        left = _left(held, int(one))
-        loose = (held.pieces.node < 0) & (held.pool == one)
-        used = int((held.amount - held.inferred)[loose].sum())
-        for state in left:
-            own = min(left[state], used)
-            left[state], used = left[state] - own, used - own
-        for state in (RESERVED, UNKNOWN):
-            cells[_STATE_CELLS[state]] += left[state]
-        if left[UP]:
-            shape = pool_in(
-                int(one), stretches, held.pieces, kept=held.amount, pool=held.pool, window=part
-            )
-            due = weights(work.found, work.pool, shape, part)
-            for cell, amount in zip(_CAUSE_CELLS, spread(left[UP], due), strict=True):
-                cells[cell] += amount
-    return cells
 
 
 def _waited(found: Attempts, part: Window) -> Longs:
