@@ -58,7 +58,7 @@ def measured_tables(result: Result) -> str:
             f"(precision {_share(true, true + false)}).",
             _table(head, rows, right=5),
             f"In {result.sound_fleets} fleets without any fault, {result.sound_jobs:,} jobs, "
-            f"{alarms} false alarms were told" + (f": {told}." if told else "."),
+            f"so many false alarms were told: {alarms}" + (f" ({told})." if told else "."),
             "**The same fleets seen by a poorer monitor**:",
             _table(
                 ("what is missing", "recall", "precision", "patterns found"),

@@ -68,7 +68,8 @@ def run(world: World, slot: Slot, work: Work, until: int | None = None) -> None:
     # What wants more watts than there are gets lower clocks; that is as it should be.
     over = max(0.0, load - 0.9)
     clock = np.array([kind.clock for kind in kinds])[:, None] * (1 - 0.5 * over)
-    clock = clock * (rng.normal(1, 0.01, shape) if over else rng.normal(1, 0.0005, shape))
+    own = rng.normal(1, 0.01, shape) * world.silicon[rows][:, None]
+    clock = clock * (own if over else rng.normal(1, 0.0005, shape))
     # A GPU that is slow for a hidden reason is not steadily so.
     clock = clock * np.where(world.slow[rows][:, None] < 1, rng.normal(1, 0.015, shape), 1.0)
     clock = np.minimum(clock * world.slow[rows][:, None],

@@ -97,6 +97,8 @@ class World:
         self.labels: list[Label] = []
         self.slow = np.ones(gpus)
         """What a hidden fault leaves of each GPU's clock."""
+        self.silicon = self.rng.normal(1, 0.012, gpus)
+        """Chips differ: with the same watts some clock higher than others."""
         self.closed: set[int] = set()
         self.later: list[Callable[[], None]] = []
         """What is done to the samples when all jobs have run."""

@@ -132,8 +132,8 @@ def slow_node(fleet: Fleet) -> Iterator[Hit]:
             cost,
             bound(
                 lambda at, own: (
-                    f"{fleet.places.names[at]}: clocks {share(float(1 - level[at]))} below the usual "
-                    f"in {lows[at]} of {trials[at]} jobs (chance {chance[at]:.1g})",
+                    f"{fleet.places.names[at]}: clocks {share(float(1 - level[at]))} below the "
+                    f"usual in {lows[at]} of {trials[at]} jobs (chance {chance[at]:.1g})",
                     f"{hours(float(uses['busy_s'][own].sum()) / 3600)} GPU-hours under load there, "
                     f"GPU {uses.gpu[own[int(np.argmax(lost[own]))]]} worst",
                 ),
