@@ -1,0 +1,109 @@
+"""What takes advice back: reboots, returns to service, exchanged devices, passed checks."""
+
+from collections import defaultdict
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from meshwright.observe.fleet.health.faults import Fault
+from meshwright.observe.fleet.health.xids import judge
+
+Place = tuple[str, str]
+KINDS: Final = ("boot", "checked")
+"""Events that clear faults before them; `checked` is for whoever tests nodes, with code 0 where
+the test was passed."""
+_OUT: Final = ("down", "draining")
+
+
+class Clearing:
+    """When what was wrong with nodes ended."""
+
+    def __init__(
+        self, events: pa.Table, nodes: pa.Table | None, gpus: pa.Table | None, until_s: float
+    ) -> None:
+        self._boots: dict[Place, list[float]] = defaultdict(list)
+        self._checks: dict[Place, list[float]] = defaultdict(list)
+        self._quiet: dict[tuple[str, str, int | None], list[float]] = defaultdict(list)
+        self._returns: dict[Place, list[float]] = defaultdict(list)
+        self._changes: dict[Place, list[tuple[float, int]]] = defaultdict(list)
+        self._states: dict[Place, tuple[float, str]] = {}
+        self.down: list[tuple[Place, float]] = []
+        """Nodes that went down, and when."""
+        self._take_events(events)
+        if nodes is not None:
+            self._take_nodes(nodes, until_s)
+        if gpus is not None:
+            self._take_gpus(gpus, until_s)
+
+    def _take_events(self, events: pa.Table) -> None:
+        told = pc.or_(
+            pc.is_in(events["kind"], value_set=pa.array(KINDS)),
+            pc.fill_null(pc.and_(pc.equal(events["kind"], "xid"), pc.equal(events["code"], 154)),
+                         False),
+        )  # fmt: skip
+        for row in events.filter(told).to_pylist():
+            place = (row["cluster"], row["node"])
+            if row["kind"] == "boot":
+                self._boots[place].append(row["time_s"])
+            elif row["kind"] == "checked":
+                if row["code"] in (0, None):
+                    self._checks[place].append(row["time_s"])
+            elif judge(154, row["text"] or "").step == "none":
+                self._quiet[*place, row["gpu"]].append(row["time_s"])
+
+    def _take_nodes(self, nodes: pa.Table, until_s: float) -> None:
+        columns = ["cluster", "node", "since_s", "until_s", "state"]
+        for row in nodes.select(columns).to_pylist():
+            place, since_s = (row["cluster"], row["node"]), row["since_s"] or 0.0
+            if since_s > until_s:
+                continue
+            ended = row["until_s"]
+            if ended is not None and ended > until_s:
+                ended = None
+            if row["state"] in _OUT and ended is not None:
+                self._returns[place].append(ended)
+            if row["state"] == "down":
+                self.down.append((place, since_s))
+            if since_s >= self._states.get(place, (float("-inf"), ""))[0]:
+                self._states[place] = (since_s, row["state"] if ended is None else "")
+
+    def _take_gpus(self, gpus: pa.Table, until_s: float) -> None:
+        """An index that becomes another device was exchanged."""
+        seen: dict[tuple[str, str, int], str] = {}
+        rows = gpus.select(["cluster", "node", "gpu", "uuid", "since_s"]).to_pylist()
+        for row in sorted(rows, key=lambda one: one["since_s"] or 0.0):
+            where = (row["cluster"], row["node"], row["gpu"])
+            since_s = row["since_s"] or 0.0
+            if row["uuid"] is None or since_s > until_s:
+                continue
+            if seen.get(where, row["uuid"]) != row["uuid"]:
+                self._changes[where[0], where[1]].append((since_s, row["gpu"]))
+            seen[where] = row["uuid"]
+
+    def state(self, place: Place) -> str:
+        """Return how the scheduler has a node now; empty where nobody tells."""
+        return self._states.get(place, (0.0, ""))[1]
+
+    def places(self) -> set[Place]:
+        """Return the nodes that the scheduler knows."""
+        return set(self._states)
+
+    def checked_after(self, place: Place, time_s: float) -> bool:
+        """Say whether a node has been tested, or got another device, since a moment."""
+        changes = [when for when, _ in self._changes[place]]
+        return any(when > time_s for when in (*self._checks[place], *changes))
+
+    def cleared(self, fault: Fault) -> bool:
+        """Say whether what a fault called for has been done since."""
+        place = (fault.cluster, fault.node)
+        after = fault.last_s
+        changed = [
+            when for when, gpu in self._changes[place] if fault.gpu is None or gpu == fault.gpu
+        ]
+        ends = [*self._checks[place], *changed]
+        if fault.verdict.mend in ("reset", "reboot"):
+            ends += [*self._boots[place], *self._returns[place]]
+        if fault.verdict.mend == "reset":
+            ends += self._quiet[*place, fault.gpu]
+        return any(when > after for when in ends)
