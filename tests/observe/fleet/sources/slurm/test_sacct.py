@@ -278,3 +278,11 @@ def test_reserved_is_what_planned_was_called() -> None:
 def test_a_name_in_another_encoding_costs_only_its_letters() -> None:
     records, _ = read_sacct(io.BytesIO(b"JobID|JobName|State\n7|\xfcber|FAILED\n8|b|FAILED\n"), "x")
     assert records["name"].to_pylist() == ["\ufffdber", "b"]
+
+
+def test_a_header_of_another_table_ends_soon() -> None:
+    wide = "|".join("x" for _ in range(90))
+    text = "JobID|JobName|SubmitLine|AllocTRES|State\n" + f"{wide}|a=b=c=d=e=f=g|{wide}\n" * 400
+    records, (note,) = read_sacct(io.BytesIO(text.encode()), "here")
+    assert records.num_rows == 0
+    assert note.startswith("here: 4")

@@ -20,6 +20,8 @@ from meshwright.errors import InputError, Problem
 BLOCK_BYTES: Final = 32 << 20
 _MOST_LINES: Final = 500
 """Of one field; whatever is longer is no field."""
+_MOST_SURPLUS: Final = 100
+"""Delimiters within fields of one line; more mean that the header is of another table."""
 _UNIT: Final = b"\x1f"  # ASCII's own separator of fields, which nobody types
 _HEADER = re.compile(rb"[A-Za-z][A-Za-z0-9_:/()%]*")
 _FREE: Final = frozenset(
@@ -78,6 +80,9 @@ class Delimited:
     def tables(self, wanted: Sequence[str]) -> Iterator[pa.Table]:
         """Give the wanted columns that there are, as text, in tables of a block each."""
         columns = [name for name in dict.fromkeys(self.names) if name and name in wanted]
+        if not columns:
+            what = f"has none of the fields {', '.join(wanted[:5])}, …"
+            raise InputError([Problem(self.where, what, "print it with its header")])
         options = csv.ConvertOptions(
             include_columns=columns,
             column_types=dict.fromkeys(columns, pa.string()),
@@ -111,16 +116,20 @@ class Delimited:
                 self.broken += 1  # whatever came before it is no part of it
             if row is not None:
                 mended.append(row)
-            if row is not None or len(held) > _MOST_LINES:
+            hopeless = len(held) > _MOST_LINES or self._surplus(b"".join(held)) > _MOST_SURPLUS
+            if row is not None or hopeless:
                 self.broken += row is None
                 held = []
         self.broken += bool(b"".join(held).strip())
         return mended
 
+    def _surplus(self, line: bytes) -> int:
+        return line.count(_UNIT) + 1 - len(self.names)
+
     def _cut(self, line: bytes) -> bytes | None:
         """Put surplus fields together in free-text fields, so that the others look right."""
-        surplus = line.count(_UNIT) + 1 - len(self.names)
-        if surplus < 0:
+        surplus = self._surplus(line)
+        if not 0 <= surplus <= _MOST_SURPLUS:
             return None
         fields = line.decode(errors="replace").split(_UNIT.decode())
         rows = self._cuts(fields, 0, surplus, {})

@@ -23,6 +23,7 @@ _SAT_AT = re.compile(
     r"|^sys/dashboard|^ondemand",
     re.IGNORECASE,
 )
+_EXIT = re.compile(r"(\d{1,6})(?::(\d{1,6}))?")
 _SHELL = re.compile(r"(?:^|/|\s)salloc\b|\bsrun\b.*\s--pty\b|(?:^|/|\s)sinteractive\b")
 
 
@@ -45,6 +46,8 @@ def jobs_of(
     `cluster` names those whose records do not; `renames` gives nodes the names they have now;
     `counts_gpus` says whether the accounting counts GPUs at all, which otherwise the records show.
     """
+    if records["id"].null_count:  # a damaged line may lack even that
+        records = records.filter(pc.is_valid(records["id"]))
     folded = fold_steps(records)
     jobs = folded.jobs
     given, asked = _resources(jobs["alloc"]), _resources(jobs["req"])
@@ -169,10 +172,8 @@ def _times(
 
 
 def _exit(text: str) -> tuple[int | None, int | None]:
-    code, _, sign = text.partition(":")
-    if not code.isdigit():
-        return None, None
-    return int(code), int(sign) if sign.isdigit() else 0
+    found = _EXIT.fullmatch(text)
+    return (int(found[1]), int(found[2] or 0)) if found else (None, None)
 
 
 def _counted(column: pa.ChunkedArray) -> Floats:

@@ -124,7 +124,7 @@ def accounted(jobs: Sequence[Object]) -> Iterator[dict[str, Any]]:
 def _step(step: Object) -> dict[str, Any]:
     time, tres = inner(step, "time"), inner(step, "tres")
     usage = {
-        (entry.get("type"), entry.get("name") or ""): number(entry.get("count"))
+        (str(entry.get("type")), str(entry.get("name") or "")): number(entry.get("count"))
         for entry in listed(inner(tres, "requested"), "total")
     }
     name = inner(step, "step").get("id")
