@@ -54,7 +54,7 @@ class Watched:
 
     def decide(self, now_s: float, pool: Pool) -> Moves:
         moves = self.policy.decide(now_s, pool)
-        assert len({id(job) for part in moves[:3] for job in part}) == sum(map(len, moves[:3]))  # type: ignore[arg-type]
+        assert len({id(job) for part in moves[:3] for job in part}) == sum(map(len, moves[:3]))
         for job in moves.stops:
             assert job.place is None
             del self.running[job.index]

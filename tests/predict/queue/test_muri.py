@@ -3,6 +3,7 @@
 import csv
 import gzip
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -60,7 +61,7 @@ def published(shared: Path, group: str, trace: int, name: str) -> dict[str, Any]
     return found
 
 
-POLICIES = {
+POLICIES: dict[str, Callable[[], Policy]] = {
     "fifo_hol": lambda: make_policy("fifo"),
     "fifo_skip": lambda: make_policy("fifo-skip"),
     "sjf_hol": lambda: Strict(by_estimate),
