@@ -112,7 +112,7 @@ def trend(found: Account) -> tuple[Trend, ...]:
 
 
 def whole_steps(found: Account) -> tuple[Trend, ...]:
-    """Return the days that are whole, or nearly: a few hours do not tell of a day."""
-    rows = trend(found)
+    """Return the days that are whole, or nearly, and of which anything is known."""
+    rows = [row for row in trend(found) if row.hours > 0]
     longest = max((row.until_s - row.since_s for row in rows), default=0.0)
     return tuple(row for row in rows if row.until_s - row.since_s > 0.9 * longest)
