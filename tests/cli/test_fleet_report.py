@@ -148,6 +148,14 @@ def test_top_of_jobs_tells_whose_they_are(store: Path, capsys: pytest.CaptureFix
     assert told[-1].split("\t")[:4] == ["a7", "8.0", "ann.alder", "12 h"]
 
 
+def test_a_time_of_which_nothing_is_known_is_said_to_be_so(
+    store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # A node without an end is still there long after, so the time before all is asked for.
+    assert asked(store, "report", "--since", "1969-11-01", "--until", "1969-12-01") == 0
+    assert "nothing is known of this time" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "fault"),
     [

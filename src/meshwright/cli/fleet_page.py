@@ -9,6 +9,7 @@ from meshwright.cli.document import document, pairs
 from meshwright.cli.fleet_screen import (
     Report,
     bucket_table,
+    clusters_of,
     day,
     group_table,
     notes,
@@ -46,7 +47,7 @@ _MOST_LABELS = 11
 def page(report: Report) -> str:
     """Return the whole file."""
     found = report.account
-    names = ", ".join(found.attempts.cluster.values)
+    names = clusters_of(found)
     title = f"GPU-hours of {names or 'the fleet'}, {day(found.window.since / 1e3)} to " + day(
         found.window.until / 1e3
     )

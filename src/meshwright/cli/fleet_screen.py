@@ -114,7 +114,7 @@ def summary(report: Report) -> dict[str, str]:
     gpus = f"{found.gpus:,.0f}" if found.gpus else "an untold number of"
     money = "" if report.price is None else f", {_money(hours(found.capacity) * report.price)}"
     told = {
-        "fleet": f"{', '.join(found.attempts.cluster.values) or 'no jobs'}: {gpus} GPUs, "
+        "fleet": f"{clusters_of(found) or 'no jobs'}: {gpus} GPUs, "
         f"{fleet.attempts:,} attempts of jobs",
         "time": f"{day(found.window.since / 1e3)} to {day(found.window.until / 1e3)} UTC, "
         f"{hours(found.capacity):,.0f} GPU-hours{money}",
@@ -142,6 +142,12 @@ def summary(report: Report) -> dict[str, str]:
             f"{cost}); first: {back[0].remedy}"
         )
     return told
+
+
+def clusters_of(found: Account) -> str:
+    """Name the clusters, the first of them where there are many."""
+    every = found.attempts.cluster.values
+    return ", ".join(every) if len(every) <= 3 else f"{every[0]} and {len(every) - 1} more clusters"
 
 
 def changes(report: Report) -> str:
@@ -249,6 +255,8 @@ def notes(report: Report) -> list[str]:
     """Say what a reader should beware of."""
     found = report.account
     told = []
+    if not found.capacity:
+        told.append("nothing is known of this time; mw fleet ingest says what the store holds")
     if found.inferred:
         share = 100 * found.inferred / max(1, found.capacity)
         told.append(
@@ -275,7 +283,7 @@ def notes(report: Report) -> list[str]:
     told += [f"{count:,} {what}" for what, count in found.oddities.items()]
     if report.sources:
         told.append(f"prices per GPU-hour: {'; '.join(report.sources)}")
-    elif report.price is None:
+    elif report.price is None and found.capacity:
         told.append("no price is known for these GPUs; --price 2.5 tells one")
     return told
 
