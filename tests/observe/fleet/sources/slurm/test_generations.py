@@ -140,3 +140,12 @@ def test_what_has_not_changed_is_not_read_again(traces: Path) -> None:
 def test_the_user_names_a_cluster_whatever_it_calls_itself(traces: Path) -> None:
     found = tables(traces / "slurm_real" / "24.11.5", cluster="east")
     assert {row["cluster"] for rows in found.values() for row in rows} == {"east"}
+
+
+def test_a_copy_is_seen_when_it_was_printed(traces: Path) -> None:
+    folder = traces / "gcm_slurm_samples"
+    (running,) = tables(folder / "sample-sacct-running-output-large.txt.gz")["jobs"]
+    assert running["seen_s"] - running["start_s"] == 93050  # so long it had run by then
+    jobs = tables(traces / "slurm_real" / "22.05.8")["jobs"]
+    latest = max(row["end_s"] or row["start_s"] or 0.0 for row in jobs)
+    assert 0.0 <= jobs[0]["seen_s"] - latest < 60.0

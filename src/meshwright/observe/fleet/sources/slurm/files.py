@@ -81,14 +81,15 @@ class Files:
         groups = [[entry] for entry in self._files] if large else [self._files]
         for place, group in enumerate(groups):
             reading = Reading(self._zone, self._renames, given=self._asked.cluster)
-            seen_s = max(self._read(path, kind, reading) for path, kind in group)
+            told = [self._read(path, kind, reading) for path, kind in group]
+            known = [moment for moment in (*told, reading.told_s()) if moment]
+            seen_s = max(known or [path.stat().st_mtime for path, _ in group])
             last = place + 1 == len(groups)
             for batch in batches(reading.rows(seen_s), self._asked, now, reading.notes):
                 yield batch if last else batch._replace(cursor=None)
 
-    def _read(self, path: Path, kind: str, reading: Reading) -> float:
-        """Read one file and return when what it says held."""
-        written = path.stat().st_mtime
+    def _read(self, path: Path, kind: str, reading: Reading) -> float | None:
+        """Read one file and return when what it says held, where it says so."""
         told: float | None = None
         try:
             with _opened(path) as stream:
@@ -109,7 +110,7 @@ class Files:
                     reading.logged += read_map(lines, "")
         except (EOFError, gzip.BadGzipFile, msgspec.DecodeError) as error:
             raise InputError([Problem(str(path), f"breaks off or is damaged: {error}")]) from error
-        return told or written
+        return told
 
 
 def _opened(path: Path) -> BinaryIO:

@@ -107,4 +107,4 @@ def _entry(line: str) -> tuple[float, str, dict[str, str]] | None:
     if not found:
         return None
     values: dict[str, Any] = dict(part.split("=", 1) for part in found[3].split() if "=" in part)
-    return float(found[1]), found[2], values
+    return (float(found[1]), found[2], values) if "job" in values else None

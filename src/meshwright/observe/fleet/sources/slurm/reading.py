@@ -76,6 +76,18 @@ class Reading:
                     for node, gpus in spread(where, gres)
                 ]
 
+    def told_s(self) -> float | None:
+        """Return the moment at which jobs had run for as long as is told; None: nobody says.
+
+        A copy of a file is younger than what it says, and a job that ran then may not run now.
+        """
+        moments = []
+        for table in (*self.accounted, *self.controlled):
+            runs = pc.fill_null(pc.match_substring_regex(table["state"], "^RUNNING"), False)
+            here = table.filter(runs)
+            moments.append(pc.max(pc.add(here["start_s"], here["elapsed_s"])).as_py())
+        return max((moment for moment in moments if moment is not None), default=None)
+
     def rows(self, seen_s: float) -> dict[str, pa.Table]:
         """Return the rows of the tables of jobs, of held GPUs and of nodes."""
         name = self.cluster or self._told_cluster() or self.given or "slurm"
