@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from meshwright.cli import main
-from meshwright.observe.fleet.store import Store
+from meshwright.observe.fleet.store import Limits, Store
 from tests.observe.fleet.patterns.small_fleet import GIB, held, job, rows, samples
 
 
@@ -75,3 +75,19 @@ def test_a_pattern_that_is_not_there_is_named(
 ) -> None:
     assert main(["fleet", "patterns", "--store", store, "--pattern", "gpu-held-idle"]) == 2
     assert "did you mean gpus-held-idle?" in capsys.readouterr().err
+
+
+def test_hours_do_where_windows_have_been_let_go(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = job(hours=6)
+    with Store(str(tmp_path / "store"), create=True) as kept:
+        kept.put("jobs", rows("jobs", one))
+        kept.put("held", rows("held", *held(one, 0)))
+        kept.put("samples", samples(6, gpu_util=0.0, memory_used=50 * GIB, memory_total=80 * GIB))
+        kept.keep(Limits(samples=1, windows=2), now_s=one["end_s"] + 30 * 86400)
+        assert not kept.held()["windows"].rows
+        assert kept.held()["hours"].rows
+    data = json.loads(answer(capsys, "--store", str(tmp_path / "store"), "--json"))
+    assert [found["name"] for found in data["findings"]] == ["gpus-held-idle"]
+    assert data["findings"][0]["gpu_hours"] == pytest.approx(6, abs=2)

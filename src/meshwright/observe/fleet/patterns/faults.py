@@ -8,6 +8,7 @@ from meshwright.observe.fleet.patterns.arrays import Flags, Floats, Ints
 from meshwright.observe.fleet.patterns.fleet import Fleet
 from meshwright.observe.fleet.patterns.lost import (
     APPLICATION_XIDS,
+    INFORMING_XIDS,
     NVLINK_XIDS,
     holders,
     lost_work,
@@ -103,7 +104,7 @@ _before_failure(
     "A GPU's own errors ended a job",
     "an Xid of the hardware, uncorrected ECC errors or a row remapping",
     lambda fleet: (
-        _xids(fleet, (*APPLICATION_XIDS, *NVLINK_XIDS), but=True)
+        _xids(fleet, (*APPLICATION_XIDS, *INFORMING_XIDS, *NVLINK_XIDS), but=True)
         | fleet.faults.kind.equals("ecc", "row_remap")
     ),
     "drain the node, reset the GPU (nvidia-smi -r -i N), run dcgmi diag -r 3; replace it where row "
@@ -132,7 +133,8 @@ _before_failure(
         "application-fault",
         "A program's own fault, not the GPU's",
         "faults",
-        "Xid 13, 31 or 43 on the job's own GPU within ten minutes of its failure",
+        "an Xid that programs cause (13, 31, 43 and others) on the job's own GPU within ten "
+        "minutes of its failure",
         _LOST,
         "an illegal address in a kernel: run a small case with CUDA_LAUNCH_BLOCKING=1 and "
         "compute-sanitizer; the node need not be drained",

@@ -4,13 +4,15 @@ from typing import NamedTuple
 
 import numpy as np
 
+from meshwright.observe.fleet.health.xids import catalogue
 from meshwright.observe.fleet.patterns.arrays import Flags, Floats, Ints, most_of
 from meshwright.observe.fleet.patterns.fleet import Fleet
 from meshwright.predict.reliability import RELIABILITY
 
-APPLICATION_XIDS = (13, 31, 43, 45, 68, 69, 137)
-"""Xids that a program causes: no reason to doubt the GPU (NVIDIA's catalogue)."""
-NVLINK_XIDS = (74, 136, *range(144, 151), 155)
+APPLICATION_XIDS = tuple(code for code, xid in catalogue().items() if xid.fault == "application")
+"""Xids that a program causes: no reason to doubt the GPU."""
+NVLINK_XIDS = tuple(code for code, xid in catalogue().items() if xid.fault == "link")
+INFORMING_XIDS = tuple(code for code, xid in catalogue().items() if xid.fault == "information")
 
 
 class Lost(NamedTuple):

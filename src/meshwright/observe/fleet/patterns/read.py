@@ -11,6 +11,7 @@ from meshwright.observe.fleet.patterns.uses import BUSY_MEANS, MEANS, PEAKS
 if TYPE_CHECKING:
     from meshwright.observe.fleet.store import Store
 
+_ROLLED = {"samples": ("windows", "hours"), "node_samples": ("node_windows", "node_hours")}
 ROWS_AT_ONCE = 2_500_000
 """Windows held in memory at a time: some 250 MB."""
 
@@ -31,14 +32,17 @@ def read(
         tables["progress"] = store.table("progress", None, None, until_s, where)
     if redact and "jobs" in tables:
         tables["jobs"] = _hidden(tables["jobs"], key_of(store.folder))
-    if held["node_windows"].rows:
+    # Windows of five minutes are let go after a while; those of an hour stay.
+    rolled = {of: next((one for one in names if held[one].rows), None)
+              for of, names in _ROLLED.items()}  # fmt: skip
+    if (hosts := rolled["node_samples"]) is not None:
         columns = ["cluster", "node", "time_s", *(f"{name}_mean" for name in FIGURES)]
-        tables["node_samples"] = store.table("node_windows", columns, since_s, until_s, where)
-    return fleet_of(
-        tables, since_s=since_s, until_s=until_s,
-        samples=_windows(store, since_s, until_s, where) if held["windows"].rows else None,
-        nodes=_sampled(store, where) if held["windows"].rows else None,
-    )  # fmt: skip
+        tables["node_samples"] = store.table(hosts, columns, since_s, until_s, where)
+    if (windows := rolled["samples"]) is None:
+        return fleet_of(tables, since_s=since_s, until_s=until_s)
+    nodes = _sampled(store, windows, where)
+    parts = _parts(store, windows, nodes, since_s=since_s, until_s=until_s, where=where)
+    return fleet_of(tables, since_s=since_s, until_s=until_s, samples=parts, nodes=nodes)
 
 
 def _hidden(jobs: Any, key: bytes) -> Any:
@@ -54,13 +58,15 @@ def _hidden(jobs: Any, key: bytes) -> Any:
     return redacted(jobs, key)
 
 
-def _sampled(store: "Store", where: str | None) -> Any:
+def _sampled(store: "Store", windows: str, where: str | None) -> Any:
     """The nodes that there are windows of."""
     clause = f" WHERE {where}" if where else ""
-    return store.sql(f"SELECT DISTINCT cluster, node FROM windows{clause} ORDER BY 1, 2")
+    return store.sql(f"SELECT DISTINCT cluster, node FROM {windows}{clause} ORDER BY 1, 2")
 
 
-def _windows(store: "Store", since_s: float, until_s: float, where: str | None) -> Iterator[Any]:
+def _parts(
+    store: "Store", windows: str, nodes: Any, *, since_s: float, until_s: float, where: str | None
+) -> Iterator[Any]:
     """Windows of some nodes after others, so that all of a GPU come together."""
     means = dict.fromkeys(("gpu_util", "engine_active", *MEANS, *BUSY_MEANS, "memory_used"))
     columns = [
@@ -68,11 +74,11 @@ def _windows(store: "Store", since_s: float, until_s: float, where: str | None) 
         *(f"{name}_mean" for name in means if name != "activity"),
         *(f"{name}_max" for name in PEAKS if name != "activity"),
     ]  # fmt: skip
-    names = _sampled(store, where)["node"].unique().to_pylist()
-    total = store.held()["windows"].rows
+    names = nodes["node"].unique().to_pylist()
+    total = store.held()[windows].rows
     turns = max(1, -(-total // ROWS_AT_ONCE))
     for turn in range(turns):
         own = ", ".join("'" + name.replace("'", "''") + "'" for name in names[turn::turns])
         if own:
             chosen = f"node IN ({own})" + (f" AND ({where})" if where else "")
-            yield store.table("windows", columns, since_s, until_s, chosen)
+            yield store.table(windows, columns, since_s, until_s, chosen)
