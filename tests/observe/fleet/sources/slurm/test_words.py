@@ -82,6 +82,7 @@ def test_indexes_of_gpus() -> None:
         ("gres/gpu:1g.5gb=7,gres/gpu=7", 1.0, "1g.5gb"),
         ("gres/gpu:a100_3g.20gb=1", 3 / 7, "a100_3g.20gb"),
         ("gres/gpu:1g.6gb=2", 0.5, "1g.6gb"),  # an A30 has four slices
+        ("cpu=1,gres/gpu=1,gres/gpumem=80G,gres/gpuutil=0", 1.0, None),
         ("cpu=1,mem=1G,node=1", 0.0, None),
         ("cpu=1,gres/shard=2", None, None),  # which part of a GPU, nobody says
         ("", None, None),
