@@ -209,3 +209,21 @@ def test_every_pattern_says_all_there_is_to_say() -> None:
 def test_cases_of_tables_with_nothing_but_nulls() -> None:
     blank = {name: rows(name, {}) for name in ("jobs", "held", "nodes", "events", "progress")}
     assert cases(fleet(**blank)) == ()
+
+
+def test_partitions_of_two_clusters_are_not_one() -> None:
+    small = job("1", hours=20, gpus=1, partition="p")
+    wide = job("2", hours=2, gpus=8, partition="p", after=10, submit_s=small["start_s"])
+    node = {"since_s": small["start_s"], "state": "up", "gpus": 8, "partitions": ["p"]}
+    here = [{"node": "n1", **node}, {"node": "n2", **node}]
+    tables = {
+        "jobs": rows("jobs", small, {**small, "job": "3", "nodes": ["n2"]}, wide),
+        "held": rows("held", *held(small, 0), *held({**small, "job": "3"}, 0, node="n2")),
+    }
+    split = told(nodes=rows("nodes", *here), **tables)
+    assert split["queue-starved-by-fragmentation"].gpu_hours == pytest.approx(80, abs=1)
+    free = {"node": "n9", **node, "cluster": "other"}
+    assert "queue-starved-by-fragmentation" in told(nodes=rows("nodes", *here, free), **tables)
+    assert "queue-starved-by-fragmentation" not in told(
+        nodes=rows("nodes", *here, {**free, "cluster": "c"}), **tables
+    )

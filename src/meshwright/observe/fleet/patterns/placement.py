@@ -76,8 +76,9 @@ def fragmentation(fleet: Fleet) -> Iterator[Hit]:
     ready = np.fmax(np.where(np.isnan(jobs.eligible_s), jobs.submit_s, jobs.eligible_s),
                     fleet.since_s)  # fmt: skip
     pending = (jobs.gpus > 0) & (waits - ready >= LONG_WAIT_S)
-    for partition, nodes in _partitions(fleet).items():
-        own = np.flatnonzero(pending & jobs.partition.equals(partition))
+    for (cluster, partition), nodes in _partitions(fleet).items():
+        mine = jobs.partition.equals(partition) & jobs.cluster.equals(cluster)
+        own = np.flatnonzero(pending & mine)
         here = free[nodes]
         size = float(np.nanmax(fleet.node_gpus[nodes], initial=0))
         starved: list[tuple[int, float]] = []
@@ -115,11 +116,13 @@ def fragmentation(fleet: Fleet) -> Iterator[Hit]:
             )
 
 
-def _partitions(fleet: Fleet) -> dict[str, list[int]]:
-    found: dict[str, set[int]] = {}
+def _partitions(fleet: Fleet) -> dict[tuple[str, str], list[int]]:
+    """The nodes of each partition of each cluster."""
+    found: dict[tuple[str, str], set[int]] = {}
+    clusters = fleet.places.clusters
     for node, names in zip(fleet.standing.node.tolist(), fleet.standing.partitions, strict=True):
         for name in names:
-            found.setdefault(name, set()).add(node)
+            found.setdefault((clusters[node], name), set()).add(node)
     return {name: sorted(nodes) for name, nodes in found.items()}
 
 

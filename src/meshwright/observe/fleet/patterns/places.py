@@ -12,6 +12,7 @@ class Places(NamedTuple):
     """Names of nodes, and their numbers."""
 
     names: tuple[str, ...]
+    """With their cluster before them, where there are several."""
     numbers: Mapping[tuple[str, str], int]
     """By cluster and name."""
 
@@ -33,12 +34,19 @@ class Places(NamedTuple):
             for cluster_name, nodes in _job_nodes(jobs):
                 for node_name in nodes:
                     found.setdefault((cluster_name, node_name), len(found))
-        return cls(tuple(node for _, node in found), found)
+        alone = len({cluster for cluster, _ in found}) == 1
+        names = tuple(node if alone else f"{cluster}/{node}" for cluster, node in found)
+        return cls(names, found)
 
     @property
     def number(self) -> int:
         """How many there are."""
         return len(self.names)
+
+    @property
+    def clusters(self) -> tuple[str, ...]:
+        """The cluster of each."""
+        return tuple(cluster for cluster, _ in self.numbers)
 
     def codes(self, table: Any) -> Ints:
         """The node of each row; -1 where there is none or it is not known."""
