@@ -24,6 +24,9 @@ EXAMPLES = (
     "mw fleet patterns --messages letters/ --redact",
 )
 
+SPARSE = 0.1
+"""Where a smaller part of the hours is sampled, that is said."""
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
@@ -116,6 +119,9 @@ def _screen(
     view = table("GPU-hours, $, pattern, owner, cases, the costliest", rows,
                  right="GPU-hours, $, cases", wide="the costliest")  # fmt: skip
     notes: list[View] = []
+    if held and seen < SPARSE * held:
+        what = "few of these hours are sampled, so that most patterns cannot be looked for"
+        notes.append(Note(f"{what}: mw fleet ingest http://PROMETHEUS:9090"))
     if len(found) > top:
         notes.append(Note(f"{len(found) - top} more: --top {len(found)}"))
     if found:
