@@ -40,7 +40,8 @@ def jobs(tmp_path: Path) -> str:
     lines.append(f"c,cpu,0,x,u,team0,completed,{now_s},{now_s},{now_s + 5},,0")
     lines.append(f"c,now,0,x,u,team0,running,{now_s},{now_s},,,8")
     path = tmp_path / "jobs.csv"
-    head = "cluster,job,attempt,name,user,team,state,submit_s,start_s,end_s,limit_s,gpus"
+    head = "cluster,job,attempt,name,user,team,state,submit_s,start_s,end_s,limit_s,gpus,gpu_kind"
+    lines = [f"{line},a100" for line in lines]
     path.write_text("\n".join([head, *lines]) + "\n")
     return str(path)
 

@@ -164,6 +164,8 @@ def _asks(
     limits: list[float | None] = []
     left_out: dict[str, int] = {}
     told = [row for row in rows if row["submit_s"] is not None]
+    if len(told) < len(rows):
+        left_out["do not tell when they were handed in"] = len(rows) - len(told)
     start_s = min((row["submit_s"] for row in told), default=0.0)
     for row in sorted(told, key=lambda one: one["submit_s"]):
         if args.cluster and row["cluster"] != args.cluster:

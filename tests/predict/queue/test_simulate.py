@@ -95,7 +95,7 @@ def test_nodes_are_needed_for_failures() -> None:
 
 
 def test_jobs_that_no_placement_can_place_are_told() -> None:
-    pool = Nodes(even_nodes(16, 8), "consolidate")
+    pool = Nodes(even_nodes(16, 8, kind="a100"), "consolidate")
     asks = [Ask(job="a", submit_s=0, gpus=4, kinds=("h100",))]
     with pytest.raises(InputError, match="1 jobs wait for GPUs that never come free together"):
         simulate(asks, [1.0], pool, make_policy("fifo"))

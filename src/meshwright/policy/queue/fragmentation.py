@@ -29,7 +29,10 @@ class Fragments:
         self.count = np.array([shape.gpus for shape in shapes])
         self.cpus = np.array([shape.cpus for shape in shapes])
         self.reaches = np.array(
-            [[not one.kinds or kind in one.kinds for one in shapes] for kind in pool.kinds]
+            [
+                [not one.kinds or not kind or kind in one.kinds for one in shapes]
+                for kind in pool.kinds
+            ]
         )
         """Whether a kind of GPU will do for a shape."""
 

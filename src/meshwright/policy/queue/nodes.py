@@ -15,7 +15,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
 
     gpus: int
     kind: str = ""
-    """What its GPUs are."""
+    """What its GPUs are; empty: that is not told, and they do for any job."""
     domain: str = ""
     """The rack or switch it hangs on: nodes of one domain are near each other."""
     cpus: float = float("inf")
@@ -58,7 +58,8 @@ class Nodes:
             return 0
         found, ask = min(gpus, self.free_gpus[node]), job.ask
         kinds = self.only or ask.kinds
-        if not found or (kinds and self.nodes[node].kind not in kinds):
+        kind = self.nodes[node].kind
+        if not found or (kinds and kind and kind not in kinds):
             return 0
         if ask.cpus:
             found = min(found, int(self.free_cpus[node] * ask.gpus / ask.cpus))

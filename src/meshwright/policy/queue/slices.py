@@ -120,7 +120,7 @@ class Slices:
         found = self.allowed.get(kinds)
         if found is None:
             found = self.allowed[kinds] = np.array(
-                [not kinds or node.kind in kinds for node in self.nodes]
+                [not kinds or not node.kind or node.kind in kinds for node in self.nodes]
             )
         return found
 
