@@ -149,3 +149,13 @@ def test_a_copy_is_seen_when_it_was_printed(traces: Path) -> None:
     jobs = tables(traces / "slurm_real" / "22.05.8")["jobs"]
     latest = max(row["end_s"] or row["start_s"] or 0.0 for row in jobs)
     assert 0.0 <= jobs[0]["seen_s"] - latest < 60.0
+
+
+def test_sinfo_needs_no_header(traces: Path) -> None:
+    rows = tables(traces / "gcm_slurm_samples/sinfo-output-for-structured.txt.gz")["nodes"]
+    assert len(rows) == 10
+    assert {(row["gpus"], row["gpu_kind"], row["cpus"]) for row in rows} == {(8, "ampere", 256.0)}
+    assert {row["node"]: row["state"] for row in rows if row["state"] != "up"} == {
+        "node2654": "draining"
+    }
+    assert {tuple(row["partitions"]) for row in rows} == {("learn",)}

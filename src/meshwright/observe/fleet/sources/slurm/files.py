@@ -22,6 +22,8 @@ _TOGETHER_BYTES: Final = 2 << 30
 """Dumps of more than this are folded one by one; attempts are then counted within each."""
 _MAP = re.compile(rb"(?m)^\d+(?:\.\d+)? (?:prolog|epilog) .*\bjob=\d")
 _BLOCK = re.compile(rb"(?:^|\n)\s*(?:JobId|NodeName)=\S+ ")
+_NODE = re.compile(rb"[\w.\-]+ *\|.*\| *\d+/\d+/\d+/\d+ *(?:\||$)")
+"""A line of `sinfo -N` without a header: a node, and its cores in use, idle, otherwise, in all."""
 _DOCUMENT = re.compile(rb'"(?:jobs|nodes|sinfo|meta)"\s*:')
 _SLURM = re.compile(rb'(?i)slurm|data_parser|array_job_id|allocation_nodes|^\s*{\s*"sinfo"')
 
@@ -47,6 +49,8 @@ def kind_of(path: Path) -> str:
     names = set(first.split(b"|"))
     if {b"NodeName", b"TimeStart"} <= names:
         return "events"
+    if _NODE.match(first):
+        return "sinfo"
     return "sinfo" if {b"NODELIST", b"STATE"} <= names and b"JOBID" not in names else ""
 
 
@@ -104,7 +108,7 @@ class Files:
                 elif kind == "events":
                     reading.events += nodes.read_events(stream, str(path), "", self._zone)
                 elif kind == "sinfo":
-                    reading.snapshot += nodes.read_sinfo(stream, str(path), "")
+                    reading.snapshot += nodes.read_sinfo(stream, "")
                 else:
                     lines = (line.decode(errors="replace") for line in stream)
                     reading.logged += read_map(lines, "")

@@ -1,7 +1,7 @@
 """How nodes stand and stood: snapshots of the controller, and the events that accounting keeps."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO, Final, NamedTuple
 
 import numpy as np
@@ -163,12 +163,10 @@ def from_sinfo(groups: Sequence[Object], cluster: str) -> list[Node]:
     return list(found.values())
 
 
-def read_sinfo(stream: BinaryIO, where: str, cluster: str) -> list[Node]:
-    """Return the nodes of `sinfo -N` printed with a header and `|` between its fields."""
-    table = Delimited(stream, where)
-    wanted = ("NODELIST", "PARTITION", "STATE", "GRES", "MEMORY", "REASON", "CPUS", "CPUS(A/I/O/T)")
+def read_sinfo(stream: BinaryIO, cluster: str) -> list[Node]:
+    """Return the nodes of `sinfo -N` with `|` between its fields, with a header or without."""
     found: dict[str, Node] = {}
-    for row in (row for block in table.tables(wanted) for row in block.to_pylist()):
+    for row in _sinfo_rows(stream.read().decode(errors="replace").splitlines()):
         gpus, kind = _gpus(row.get("GRES", ""), 0.0, None)
         reason = row.get("REASON", "").strip()
         cpus = (row.get("CPUS") or row.get("CPUS(A/I/O/T)", "")).strip().rpartition("/")[2]
@@ -188,6 +186,26 @@ def read_sinfo(stream: BinaryIO, where: str, cluster: str) -> list[Node]:
                 memory=float(memory) * _MIB if memory.isdigit() else None,
             )
     return list(found.values())
+
+
+def _sinfo_rows(lines: Sequence[str]) -> Iterator[dict[str, str]]:
+    rows = [[field.strip() for field in line.split("|")] for line in lines if "|" in line]
+    if rows and "NODELIST" in rows[0]:
+        yield from (dict(zip(rows[0], row, strict=False)) for row in rows[1:])
+        return
+    # Without a header fields are known by what they look like; the node comes first.
+    for node, *row in rows:
+        told = {"NODELIST": node}
+        for field in row:
+            if re.fullmatch(r"\d+/\d+/\d+/\d+", field):
+                told["CPUS(A/I/O/T)"] = field
+            elif "GRES" not in told and gpus_of_gres(field)[0] is not None:
+                told["GRES"] = field
+            elif "STATE" not in told and node_state(field) != "unknown":
+                told["STATE"] = field
+            elif re.fullmatch(r"[A-Za-z][\w\-]*\*?", field):
+                told["PARTITION"] = field
+        yield told
 
 
 def read_events(stream: BinaryIO, where: str, cluster: str, zone: str) -> list[Node]:
