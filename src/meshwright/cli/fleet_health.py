@@ -100,7 +100,7 @@ def _data(health: Health) -> dict[str, Any]:
                 "faults": [
                     {
                         "gpu": fault.gpu, "kind": fault.kind, "code": fault.code,
-                        "first_s": fault.first_s, "last_s": fault.last_s, "count": fault.count,
+                        "first_s": fault.first_s, "last_s": fault.last_s, "count": fault.times,
                         "step": fault.verdict.step, "mend": fault.verdict.mend or None,
                         "text": fault.text,
                     }

@@ -49,22 +49,22 @@ def examine(store: Store, since_s: float, until_s: float, cluster: str | None = 
     gpus = rows("gpus", ("cluster", "node", "gpu", "uuid", "since_s"))
     jobs = rows("jobs", ("cluster", "state", "nodes", "end_s"))
     clearing = Clearing(events, nodes, gpus, until_s)
+    week_s = max(since_s, until_s - 7 * RECENT_S)  # who is silent for longer is gone
     measured = {
         place: last
-        for place, last in peers.last_windows(store, since_s, until_s).items()
+        for place, last in peers.last_windows(store, week_s, until_s).items()
         if cluster in (None, place[0])
     }
-    devices = max(_devices(gpus), 8 * len(clearing.places() | measured.keys()))
     faults = tuple(_indexed(fault, gpus) for fault in faults_of(events))
-    signs = (
-        *peers.counted(events, devices),
-        *peers.of_windows(store, max(since_s, until_s - RECENT_S), until_s, cluster),
-        *_silent(measured, clearing),
-    )
     worked = _places_of(jobs)
     told = set(zip(events["cluster"].to_pylist(), events["node"].to_pylist(), strict=True))
     known = told | worked | measured.keys()
     places = known | clearing.places()
+    signs = (
+        *peers.counted(events, max(_devices(gpus), _told_gpus(nodes)), len(places)),
+        *peers.of_windows(store, max(since_s, until_s - RECENT_S), until_s, cluster),
+        *_silent(measured, clearing),
+    )
     moments = [((one.cluster, one.node), one.last_s) for one in faults if one.verdict.mend]
     of = incidents([*moments, *clearing.down, *_node_failures(jobs)])
     bad = {
@@ -89,6 +89,14 @@ def _devices(gpus: pa.Table | None) -> int:
     if gpus is None or not gpus.num_rows:
         return 0
     return int(gpus.group_by(["cluster", "node", "gpu"]).aggregate([]).num_rows)
+
+
+def _told_gpus(nodes: pa.Table | None) -> int:
+    """How many GPUs the scheduler says there are."""
+    if nodes is None or not nodes.num_rows:
+        return 0
+    most = nodes.group_by(["cluster", "node"]).aggregate([("gpus", "max")])
+    return int(pc.sum(most["gpus_max"]).as_py() or 0)
 
 
 def _indexed(fault: Fault, gpus: pa.Table | None) -> Fault:

@@ -52,7 +52,7 @@ class Fault(NamedTuple):
     code: int | None
     first_s: float
     last_s: float
-    count: float
+    times: float
     text: str
     verdict: Verdict
     weight: float

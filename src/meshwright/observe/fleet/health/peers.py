@@ -31,7 +31,7 @@ class Sign(NamedTuple):
     weight: float
 
 
-def counted(events: pa.Table, devices: int) -> tuple[Sign, ...]:
+def counted(events: pa.Table, gpus: int, nodes: int) -> tuple[Sign, ...]:
     """Find devices whose counters rise more often than chance allows, against all others.
 
     Of each kind: hours with a rise for each device, held against the mean of the calmer 95 %, with
@@ -53,7 +53,8 @@ def counted(events: pa.Table, devices: int) -> tuple[Sign, ...]:
             .sort_by([("cluster", "ascending"), ("node", "ascending"), ("gpu", "ascending")])
         )
         seen = each["hour_count"].to_numpy().astype(np.float64)
-        population = max(devices, seen.size)
+        of_gpus = each["gpu"].null_count < each.num_rows
+        population = max(gpus if of_gpus else nodes, seen.size)
         others = np.sort(np.concatenate([np.zeros(population - seen.size), seen]))
         calm = others[: max(1, int(0.95 * others.size))]
         rate = max(float(calm.mean()), 1.0 / population)

@@ -120,7 +120,7 @@ def _some(told: list[str], most: int = 6) -> list[str]:
 
 def _told(fault: Fault, now_s: float, cleared: bool = False) -> str:
     where = "" if fault.gpu is None else f"GPU {fault.gpu}: "
-    times = f", {fault.count:.0f} times" if fault.count > 1 else ""
+    times = f", {fault.times:.0f} times" if fault.times > 1 else ""
     done = ", cleared since" if cleared else ""
     return f"{where}{fault.what}, {_ago(now_s - fault.last_s)} ago{times}{done}"
 

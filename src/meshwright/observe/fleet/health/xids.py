@@ -10,7 +10,7 @@ import csv
 import re
 from functools import cache
 from importlib.resources import files
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, cast
 
 Fault = Literal["application", "hardware", "link", "driver", "information", "unused", "unknown"]
 Step = Literal["none", "watch", "drain"]
@@ -75,7 +75,11 @@ def catalogue() -> dict[int, Xid]:
     """Return all numbers that NVIDIA has given out."""
     text = files(__package__).joinpath("xids.csv").read_text(encoding="utf-8")
     rows = csv.DictReader(text.splitlines())
-    return {int(row["code"]): Xid(**{**row, "code": int(row["code"])}) for row in rows}
+    found = (
+        Xid(int(row["code"]), cast(Fault, row["fault"]), row["now"], row["then"], row["meaning"])
+        for row in rows
+    )
+    return {one.code: one for one in found}
 
 
 def xid(code: int) -> Xid:
