@@ -41,8 +41,8 @@ def jobs(tmp_path: Path) -> str:
     lines.append(f"c,now,0,x,u,team0,running,{now_s},{now_s},,,8")
     path = tmp_path / "jobs.csv"
     head = "cluster,job,attempt,name,user,team,state,submit_s,start_s,end_s,limit_s,gpus,gpu_kind"
-    lines = [f"{line},a100" for line in lines]
-    path.write_text("\n".join([head, *lines]) + "\n")
+    lines = [f"{line},a100,{'high' if at % 5 == 0 else 'low'}" for at, line in enumerate(lines)]
+    path.write_text("\n".join([f"{head},qos", *lines]) + "\n")
     return str(path)
 
 
@@ -100,6 +100,12 @@ def test_nodes_fail_and_jobs_change_size(jobs: str, capsys: Captured) -> None:
     grown = answer([*words, "--policy", "elastic", "--elastic", "0.5:2"], capsys)
     fixed = answer([*words, "--policy", "fifo-skip"], capsys)
     assert grown["jct_s"]["mean"] < fixed["jct_s"]["mean"]
+
+
+def test_priorities_stop_those_below(jobs: str, capsys: Captured) -> None:
+    words = ["simulate", jobs, "--gpus", "8", "--policy", "priority"]
+    assert answer(words, capsys)["preemptions"] == 0
+    assert answer([*words, "--priorities", "high=10"], capsys)["preemptions"] > 0
 
 
 def test_a_fleets_store_is_read(jobs: str, tmp_path: Path, capsys: Captured) -> None:

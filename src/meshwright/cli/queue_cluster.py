@@ -1,9 +1,8 @@
 """The cluster, the costs and the settings of `mw queue`, from flags."""
 
 import argparse
-from typing import Any
 
-from meshwright.cli.queue_jobs import Read, read_nodes
+from meshwright.cli.queue_jobs import Read, numbers, read_nodes
 from meshwright.errors import InputError, Problem
 from meshwright.policy.queue.nodes import Node, Nodes, even_nodes
 from meshwright.policy.queue.placing import PLACINGS
@@ -129,13 +128,13 @@ def failures_of(args: argparse.Namespace) -> Failures | None:
 
 def settings_of(args: argparse.Namespace, read: Read, total: float) -> Settings:
     """Return what policies want to know."""
-    quotas = _numbers(args.quotas, "--quotas")
+    quotas = numbers(args.quotas, "--quotas")
     if not quotas:
         quotas = _by_use(read, total)
     half = len(read.asks) // 2
     past = [ask.gpus * run for ask, run in zip(read.asks[:half], read.run_s[:half], strict=True)]
     return Settings(
-        shares=_numbers(args.shares, "--shares"),
+        shares=numbers(args.shares, "--shares"),
         quotas={team: Quota(gpus=gpus) for team, gpus in quotas.items()},
         past_gpu_s=past or [1.0],
     )
@@ -148,17 +147,3 @@ def _by_use(read: Read, total: float) -> dict[str, float]:
         used[ask.team] = used.get(ask.team, 0.0) + ask.gpus * run_s
     whole_s = sum(used.values()) or 1.0
     return {team: total * one / whole_s for team, one in used.items()}
-
-
-def _numbers(text: str | None, flag: str) -> dict[str, float]:
-    found: dict[str, Any] = {}
-    for part in (text or "").split(","):
-        if not part.strip():
-            continue
-        name, equals, value = part.partition("=")
-        if not equals:
-            what = f"{part!r} names no number"
-            raise InputError([Problem(flag, what, "use TEAM=N, such as vision=64,speech=32")])
-        found[name.strip()] = parse_number(value, flag)
-        require(real(flag, found[name.strip()], 0.0, 1e9))
-    return found

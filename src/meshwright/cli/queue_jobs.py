@@ -19,7 +19,7 @@ from meshwright.spec.units import parse_number
 
 ESTIMATES = ("exact", "limit", "predicted")
 _COLUMNS = (
-    "cluster", "job", "attempt", "name", "user", "team", "partition", "work", "submit_s",
+    "cluster", "job", "attempt", "name", "user", "team", "partition", "qos", "work", "submit_s",
     "start_s", "end_s", "limit_s", "gpus", "gpu_kind", "cpus", "memory_asked",
 )  # fmt: skip
 
@@ -64,6 +64,10 @@ def add_jobs(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--team", choices=("team", "user", "partition"), default="team",
         help="whose shares and quotas a job counts to (default: team)",
+    )  # fmt: skip
+    group.add_argument(
+        "--priorities", metavar="QOS=N,…",
+        help="priorities of jobs by their quality of service; the higher goes first (default: 0)",
     )  # fmt: skip
     group.add_argument(
         "--elastic", metavar="LEAST:MOST",
@@ -159,6 +163,7 @@ def _asks(
     serial = parse_number(args.serial, "--serial")
     require(real("--load", load, 1e-6, 1e6), real("--serial", serial, 0.0, 1.0))
     least, most = _elastic(args.elastic)
+    priorities = numbers(args.priorities, "--priorities")
     asks: list[Ask] = []
     run_s: list[float] = []
     limits: list[float | None] = []
@@ -185,6 +190,7 @@ def _asks(
                 user=row["user"] or "",
                 team=row[args.team] or "",
                 name=row["name"] or row["work"] or "",
+                priority=priorities.get(row["qos"] or "", 0.0),
                 kinds=tuple(kind for kind in (row["gpu_kind"] or "").split("|") if kind),
                 cpus=(row["cpus"] or 0.0) if shared else 0.0,
                 memory=(row["memory_asked"] or 0.0) if shared else 0.0,
@@ -234,3 +240,18 @@ def _estimates(
     if all(limit is None for limit in limits):
         raise InputError([Problem(where, "no job has a limit", "use --estimate predicted")])
     return [math.inf if limit is None else limit for limit in limits]
+
+
+def numbers(text: str | None, flag: str) -> dict[str, float]:
+    """Read names with numbers: `vision=64,speech=32`."""
+    found: dict[str, Any] = {}
+    for part in (text or "").split(","):
+        if not part.strip():
+            continue
+        name, equals, value = part.partition("=")
+        if not equals:
+            what = f"{part!r} names no number"
+            raise InputError([Problem(flag, what, "use NAME=N, such as vision=64,speech=32")])
+        found[name.strip()] = parse_number(value, flag)
+        require(real(flag, found[name.strip()], 0.0, 1e9))
+    return found
