@@ -138,6 +138,13 @@ def test_clusters_are_filled(tmp_path: Path, capsys: Captured) -> None:
     assert found["gpus"] == 32
     assert given["fragmentation"] >= given["random"]
     assert all(0.8 < share <= 1 for share in given.values())
+    # Lists without any times can be packed too.
+    pods.write_text(
+        "name,cpu_milli,memory_mib,num_gpu,gpu_milli\n"
+        + "".join(f"pod-{at},2000,1024,{shapes[at % 5]}\n" for at in range(50))
+    )
+    again = answer(["pack", str(pods), "--nodes", str(nodes), "--placements", "best-fit"], capsys)
+    assert again["jobs"] == 50
     assert "placement" in faults(
         ["pack", str(pods), "--nodes", str(nodes), "--placements", "bestfit"], capsys
     )

@@ -168,6 +168,8 @@ def _asks(
     run_s: list[float] = []
     limits: list[float | None] = []
     left_out: dict[str, int] = {}
+    if shared:  # who only comes and stays needs no times
+        rows = [row | {"submit_s": row["submit_s"] or 0.0} for row in rows]
     told = [row for row in rows if row["submit_s"] is not None]
     if len(told) < len(rows):
         left_out["do not tell when they were handed in"] = len(rows) - len(told)
