@@ -91,10 +91,12 @@ def verdict_of(kind: str, code: int | None, text: str) -> Verdict:
     return WATCH if kind in ("ecc", "host_memory", "infiniband") else NONE
 
 
-def weight_of(kind: str, verdict: Verdict, text: str) -> float:
+def weight_of(kind: str, code: int | None, verdict: Verdict, text: str) -> float:
     """Say by how much of itself an event lowers a score."""
     if verdict.step != "watch":
         return WEIGHTS[verdict.step]
+    if kind == "xid" and code is not None and xid(code).now == "IGNORE":
+        return 0.1
     if kind == "infiniband" and any(word in text.lower() for word in _LINK_DOWN):
         return WEIGHTS["watch"]
     if kind == "row_remap" and "wait for a reset" in text:
@@ -120,7 +122,7 @@ def faults_of(events: pa.Table) -> tuple[Fault, ...]:
     for at, row in enumerate(told):
         text = row["text"] or ""
         verdict = verdict_of(row["kind"], row["code"], text)
-        weight = weight_of(row["kind"], verdict, text)
+        weight = weight_of(row["kind"], row["code"], verdict, text)
         if verdict.step != "none" and weight > 0:
             found.append(
                 Fault(row["cluster"], row["node"], row["gpu"], row["kind"], row["code"],
