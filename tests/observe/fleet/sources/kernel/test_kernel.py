@@ -5,9 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from meshwright.errors import InputError
 from meshwright.observe.fleet.sources import Asked, find
+from meshwright.observe.fleet.sources.kernel.lines import Clock, read_line
 from meshwright.observe.fleet.sources.kernel.messages import address, said
 
 REAL = Path(__file__).parents[6] / "shared" / "fleet_traces" / "gpud_kernel_logs"
@@ -122,6 +125,15 @@ def test_what_is_no_fault(text: str) -> None:
     assert said(text) is None
 
 
+@settings(max_examples=200, deadline=None)
+@given(
+    st.text(max_size=60), st.sampled_from(["", "[", "Feb 30 ", "2025-13-01T00:00:00 ", "{", XID])
+)
+def test_nonsense_is_no_error(text: str, head: str) -> None:
+    line = read_line(head + text, Clock(written_s=NOON, boot_s=0.0))
+    said(line.text if line else head + text)
+
+
 def test_addresses_are_told_alike() -> None:
     assert address("00000000:9B:00.0") == address("0000:9b:00") == address("9b:00") == "0000:9b:00"
 
@@ -131,6 +143,9 @@ def test_other_files_and_options_are_refused(tmp_path: Path) -> None:
     file.write_text("nothing of a kernel\n")
     with pytest.raises(InputError, match="no kind"):
         find(str(file), Asked())
+    (tmp_path / "n3.dmesg").write_text(f"[Sun Feb 23 12:00:00 2025] {XID}\n")
+    with pytest.raises(InputError, match="--cluster"):
+        find(str(tmp_path / "n3.dmesg"), Asked())
     with pytest.raises(InputError, match="zone"):
         find(str(file), Asked(options={"zones": "UTC"}), "kernel")
 

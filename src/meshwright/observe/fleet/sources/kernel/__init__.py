@@ -58,6 +58,9 @@ def source(where: str, asked: Asked) -> Source:
     path = Path(where)
     if not path.exists():
         raise InputError([Problem(where, "there is no such file or folder")])
+    if not asked.cluster:
+        what, fix = "a kernel's log does not say of which cluster it is", "give --cluster NAME"
+        raise InputError([Problem(where, what, fix)])
     files = [file for file in _inside(path) if path.is_file() or _is_log(file)]
     if not files:
         raise InputError([Problem(where, "holds no log of a kernel")])
@@ -143,7 +146,7 @@ def _table(
     return rows_of(
         "events",
         {
-            "cluster": pa.array([cluster or "cluster"] * len(keys), pa.string()),
+            "cluster": pa.array([cluster] * len(keys), pa.string()),
             "node": pa.array([key.node for key in keys], pa.string()),
             "gpu": pa.array([key.gpu for key in keys], pa.int32()),
             "time_s": pa.array([key.time_s for key in keys], pa.float64()),

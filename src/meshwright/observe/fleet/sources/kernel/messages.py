@@ -7,11 +7,11 @@ from meshwright.observe.fleet.health.xids import is_fatal
 
 _XID: Final = re.compile(
     r"NVRM: (?:\S+ )?Xid \((?:PCI:)?(?P<pci>[0-9a-fA-F:.]+)(?: GPU-I:\w+)?\): "
-    r"(?P<code>\d+)(?P<text>.*)"
+    r"(?P<code>\d{1,9})(?P<text>.*)"
 )
 _SXID: Final = re.compile(
-    r"nvidia-nvswitch\d*:? .*?SXid \(PCI:(?P<pci>[0-9a-fA-F:.]+)\): (?P<code>\d+)(?P<text>.*)"
-    r"|NVSwitch (?P<how>(?:non-)?fatal) error (?P<number>\d+) (?P<rest>.*)"
+    r"nvidia-nvswitch\d*:? .*?SXid \(PCI:(?P<pci>[0-9a-fA-F:.]+)\): (?P<code>\d{1,9})(?P<text>.*)"
+    r"|NVSwitch (?P<how>(?:non-)?fatal) error (?P<number>\d{1,9}) (?P<rest>.*)"
 )
 _DEVICE: Final = re.compile(
     r"NVRM: GPU at PCI:(?P<pci>[0-9a-fA-F:.]+): (?P<uuid>GPU-[0-9a-fA-F-]+)"
