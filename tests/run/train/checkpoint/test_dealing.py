@@ -1,6 +1,6 @@
 """Who writes what: everything once, dealt evenly, and nothing left out unseen."""
 
-from meshwright.run.train.checkpoint.boxes import Extent
+from meshwright.policy.boxes import Extent
 from meshwright.run.train.checkpoint.dealing import Claim, Claims, deal_out
 
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from meshwright.errors import Problem
+from meshwright.policy.boxes import Extent, apart, common
 from meshwright.run.nn.placed import Placed
-from meshwright.run.train.checkpoint.boxes import Extent, apart, common
 from meshwright.run.train.checkpoint.dealing import coverage
 from meshwright.run.train.checkpoint.fetch import Place, Read
 from meshwright.run.train.checkpoint.given import MARK, ORDER

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from meshwright.errors import Problem
-from meshwright.run.train.checkpoint.boxes import Extent, apart
+from meshwright.policy.boxes import Extent, apart
 from meshwright.run.train.checkpoint.image import Box
 
 

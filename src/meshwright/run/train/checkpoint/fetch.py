@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from meshwright.errors import DamagedFile, Problem
-from meshwright.run.train.checkpoint.boxes import Extent
+from meshwright.policy.boxes import Extent
 from meshwright.run.train.checkpoint.staging import bytes_of
 
 _READ_BYTES = 16 * 2**20

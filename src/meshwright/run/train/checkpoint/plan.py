@@ -10,8 +10,8 @@ from typing import NamedTuple
 import torch
 
 from meshwright.errors import InputError, Problem
+from meshwright.policy.boxes import Extent
 from meshwright.run.nn.placed import Placed
-from meshwright.run.train.checkpoint.boxes import Extent
 from meshwright.run.train.checkpoint.dealing import Claim, Claims, deal_out
 from meshwright.run.train.checkpoint.given import Tensors, to_save, unfit
 from meshwright.run.train.checkpoint.image import Box, FileImage, dtype_name, lay_out

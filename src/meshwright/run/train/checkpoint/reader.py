@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from meshwright.run.train.checkpoint.boxes import Extent
+from meshwright.policy.boxes import Extent
 from meshwright.run.train.checkpoint.fetch import Place, Read, fetch
 from meshwright.run.train.checkpoint.folder import read_record
 from meshwright.run.train.checkpoint.image import TORCH_DTYPES

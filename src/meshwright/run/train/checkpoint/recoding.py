@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 import torch
 
+from meshwright.policy.boxes import Extent, apart, common
 from meshwright.run.kernels.block_codes import BLOCK_ELEMENTS, recoded
 from meshwright.run.nn.placed import BlockScales, Placed
-from meshwright.run.train.checkpoint.boxes import Extent, apart, common
 from meshwright.run.train.checkpoint.fetch import Place, Read, fetch
 from meshwright.run.train.checkpoint.given import MARK, ORDER, Tensors, marked
 from meshwright.run.train.checkpoint.image import TORCH_DTYPES

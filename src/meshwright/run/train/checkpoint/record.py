@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from meshwright.errors import DamagedFile, Problem
-from meshwright.run.train.checkpoint.boxes import Extent, overlap
+from meshwright.policy.boxes import Extent, overlap
 
 FORMAT = 1
 RECORD = "checkpoint.json"

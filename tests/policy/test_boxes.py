@@ -5,7 +5,7 @@ from itertools import product
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.run.train.checkpoint.boxes import Extent, apart, common, overlap, without
+from meshwright.policy.boxes import Extent, apart, common, overlap, without
 
 AXIS = st.tuples(st.integers(0, 3), st.integers(0, 3))
 
