@@ -169,6 +169,18 @@ def test_heat_and_slow_clocks_show_against_peers(tmp_path: Path) -> None:
     assert only(health, "n3").action == "check"
 
 
+def test_the_driver_takes_back_what_it_asked_of_one_gpu(tmp_path: Path) -> None:
+    def told(node: str, days: float, pci: str, code: int, text: str) -> dict[str, Any]:
+        return event(node, days, code=code, text=f"0000:{pci}:00: {text}", gpu=None)
+
+    done = "GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)"
+    events = [told(node, 2, "9b", 119, "Timeout") for node in ("n1", "n2")]
+    events += [told("n1", 1, "9b", 154, done), told("n2", 1, "3a", 154, done)]
+    health = judged(tmp_path, events=events)
+    assert only(health, "n1").action != "drain"
+    assert only(health, "n2").action == "drain"
+
+
 def test_a_uuid_in_a_log_finds_its_index(tmp_path: Path) -> None:
     told = event("n1", 1, code=119, text="0000:9b:00 GPU-a: Timeout after 6s", gpu=None)
     gpus = [device("n1", 20, "GPU-a")]

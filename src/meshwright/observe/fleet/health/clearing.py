@@ -1,5 +1,6 @@
 """What takes advice back: reboots, returns to service, exchanged devices, passed checks."""
 
+import re
 from collections import defaultdict
 from typing import Final
 
@@ -14,6 +15,7 @@ KINDS: Final = ("boot", "checked")
 """Events that clear faults before them; `checked` is for whoever tests nodes, with code 0 where
 the test was passed."""
 _OUT: Final = ("down", "draining")
+_PCI: Final = re.compile(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}")
 
 
 class Clearing:
@@ -24,7 +26,7 @@ class Clearing:
     ) -> None:
         self._boots: dict[Place, list[float]] = defaultdict(list)
         self._checks: dict[Place, list[float]] = defaultdict(list)
-        self._quiet: dict[tuple[str, str, int | None], list[float]] = defaultdict(list)
+        self._quiet: dict[Place, list[tuple[float, int | None, str]]] = defaultdict(list)
         self._returns: dict[Place, list[float]] = defaultdict(list)
         self._changes: dict[Place, list[tuple[float, int]]] = defaultdict(list)
         self._states: dict[Place, tuple[float, str]] = {}
@@ -50,7 +52,7 @@ class Clearing:
                 if row["code"] in (0, None):
                     self._checks[place].append(row["time_s"])
             elif judge(154, row["text"] or "").step == "none":
-                self._quiet[*place, row["gpu"]].append(row["time_s"])
+                self._quiet[place].append((row["time_s"], row["gpu"], row["text"]))
 
     def _take_nodes(self, nodes: pa.Table, until_s: float) -> None:
         columns = ["cluster", "node", "since_s", "until_s", "state"]
@@ -105,5 +107,15 @@ class Clearing:
         if fault.verdict.mend in ("reset", "reboot"):
             ends += [*self._boots[place], *self._returns[place]]
         if fault.verdict.mend == "reset":
-            ends += self._quiet[*place, fault.gpu]
+            ends += [
+                when
+                for when, gpu, text in self._quiet[place]
+                # Logs of kernels tell devices by address, which stands first in the text.
+                if (gpu is not None and gpu == fault.gpu) or _address(text) == _address(fault.text)
+            ]
         return any(when > after for when in ends)
+
+
+def _address(text: str) -> str:
+    found = _PCI.match(text)
+    return found[0] if found else text
