@@ -1,0 +1,253 @@
+"""`Controller`: what is generated with which weights, when it is trained on, and when they sync.
+
+A driver begins every action that `begin` returns, and says with `end` that one is over. At most
+
+    (max_staleness + version of the engines' weights + 1) · groups of a step
+
+groups are begun in all (the admission rule of AReaL, arXiv 2505.24298). Taken in the order they
+were begun, none is then too old when its step comes; taken as they end, those that fell too far
+behind are let go. With `max_staleness` 0 both are the synchronous loop, whatever takes how long.
+"""
+
+from collections import deque
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from meshwright.errors import InputError, Problem
+from meshwright.policy.rollout.actions import (
+    Action,
+    Drop,
+    Generate,
+    Phase,
+    PhaseName,
+    Sync,
+    Train,
+    Wait,
+)
+from meshwright.policy.rollout.arrangement import Arrangement
+
+Ending = Literal["kept", "useless", "lost"]
+"""How a group ends: trained on, of no use (all its rewards are equal, say) so that another prompt
+takes its place, or lost with the engine that had it, so that its prompt is answered anew."""
+_BEFORE_TRAINING: tuple[PhaseName, ...] = ("sleep", "load")
+_BEFORE_SYNC: tuple[PhaseName, ...] = ("offload", "wake weights")
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True):
+    """What a checkpoint of the trainer has to hold, to go on with nothing lost or done twice."""
+
+    trained: int
+    """Steps that are done."""
+    unasked: int
+    """The first prompt that was never begun."""
+    again: tuple[int, ...] = ()
+    """Prompts before it that are to be answered, those under way included."""
+    ready: tuple[tuple[int, int], ...] = ()
+    """Groups that ended and wait for their step, with their versions."""
+
+
+class _Group(NamedTuple):
+    """One group since it was begun."""
+
+    asked: Generate
+    turn: int
+    """How many were begun before it."""
+
+
+class Controller:
+    """Decides; it is told what ended, and never what time it is."""
+
+    def __init__(self, arrangement: Arrangement, progress: Progress | None = None) -> None:
+        """Begin, or go on from where a checkpoint stood."""
+        self.arrangement = arrangement
+        started = progress or Progress(trained=0, unasked=0)
+        self.trained = self.version = started.trained
+        """Steps done, and the version of the weights that engines have."""
+        self.dropped = 0
+        """Groups that were let go as too old."""
+        self._unasked, self._again = started.unasked, deque(started.again)
+        self._attempts: dict[int, int] = {}
+        self._turn = 0
+        self._running: dict[int, _Group] = {}
+        self._ready: dict[int, _Group] = {}
+        for group, version in started.ready:
+            self._ready[group] = self._begun(Generate(group, 0, version))
+        self._training: tuple[_Group, ...] = ()
+        self._doing: Train | Sync | Phase | None = None
+        self._next: deque[Sync | Phase] = deque()
+        self._engines_have_gpus = True
+        self._drops: list[Drop] = []
+        self._drop_too_old()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every step is trained."""
+        return self.trained == self.arrangement.steps and self._doing is None
+
+    def begin(self) -> list[Action]:
+        """Return everything that begins now."""
+        found: list[Action] = [*self._drops]
+        self._drops = []
+        if self._doing is None:
+            self._doing = self._trainers_next()
+            if self._doing is not None:
+                found.append(self._doing)
+        while self._may_generate():
+            group = self._again.popleft() if self._again else self._unasked
+            self._unasked = max(self._unasked, group + 1)
+            attempt = self._attempts.get(group, 0)
+            self._attempts[group] = attempt + 1
+            begun = self._begun(Generate(group, attempt, self.version))
+            self._running[group] = begun
+            found.append(begun.asked)
+        return found
+
+    def end(self, action: Generate | Train | Sync | Phase, ending: Ending = "kept") -> None:
+        """Hear that something is over; how a group ended is `ending`."""
+        if isinstance(action, Generate):
+            self._generated(action, ending)
+            return
+        if action != self._doing:
+            what = f"{action} was not begun, or is over already"
+            raise InputError([Problem("action", what, f"end {self._doing} first")])
+        self._doing = None
+        if isinstance(action, Train):
+            self._training = ()
+            self.trained += 1
+            self._drop_too_old()
+            if self.arrangement.shared and not self.is_done:
+                self._next += [Phase(name) for name in _BEFORE_SYNC]
+                self._next += [Sync(self.trained), Phase("wake cache")]
+        elif isinstance(action, Sync):
+            self.version = action.version
+        elif action.name in ("sleep", "wake cache"):
+            self._engines_have_gpus = action.name == "wake cache"
+
+    @property
+    def waits(self) -> tuple[Wait, ...]:
+        """Return who does nothing once everything has begun, and what for."""
+        found = []
+        running = tuple(sorted(self._running))
+        if self._doing is None:
+            if self.trained == self.arrangement.steps:
+                found.append(Wait("trainer", "end"))
+            elif self._sync_is_due():
+                found.append(Wait("trainer", "drain", running))
+            else:
+                found.append(Wait("trainer", "groups", running))
+        if not self._running:
+            found.append(self._engines_wait())
+        return tuple(found)
+
+    def progress(self) -> Progress:
+        """Return what a checkpoint has to hold now, between two actions of the trainer or in one.
+
+        A step under way is not done: its groups are ready again.
+        """
+        ready = [*self._training, *self._ready.values()]
+        again = [*self._running, *self._again]
+        return Progress(
+            trained=self.trained,
+            unasked=self._unasked,
+            again=tuple(sorted(again)),
+            ready=tuple((one.asked.group, one.asked.version) for one in ready),
+        )
+
+    def _begun(self, asked: Generate) -> _Group:
+        self._turn += 1
+        return _Group(asked, self._turn)
+
+    def _alive(self) -> int:
+        """Count the groups that were begun and not let go, those included that are trained on."""
+        under_way = len(self._running) + len(self._ready) + len(self._training)
+        return self.trained * self.arrangement.groups + under_way
+
+    def _admitted(self) -> int:
+        """Return how many groups may be begun with the weights that engines have."""
+        terms = self.arrangement
+        return min(terms.max_staleness + self.version + 1, terms.steps) * terms.groups
+
+    def _may_generate(self) -> bool:
+        terms = self.arrangement
+        if isinstance(self._doing, Sync) or not self._engines_have_gpus:
+            return False
+        if self._next or (self._sync_is_due() and not terms.interrupt):
+            return False
+        if terms.running is not None and len(self._running) >= terms.running:
+            return False
+        return self._alive() < self._admitted()
+
+    def _sync_is_due(self) -> bool:
+        behind = self.trained - self.version
+        is_last = self.trained == self.arrangement.steps
+        return behind >= self.arrangement.sync_every and not is_last
+
+    def _trainers_next(self) -> Train | Sync | Phase | None:
+        """Return what the trainer does now; None where it has to wait."""
+        terms = self.arrangement
+        if self._next:
+            return self._next.popleft()
+        if self.trained == terms.steps:
+            return None
+        if self._sync_is_due():
+            return Sync(self.trained) if terms.interrupt or not self._running else None
+        batch = self._batch()
+        if batch is None:
+            return None
+        if terms.shared and self._engines_have_gpus:
+            self._next += [Phase(name) for name in _BEFORE_TRAINING]
+            return self._next.popleft()
+        for one in batch:
+            del self._ready[one.asked.group]
+        self._training = tuple(sorted(batch, key=lambda one: one.asked.group))
+        asked = [one.asked for one in self._training]
+        groups, versions = (tuple(each[at] for each in asked) for at in (0, 2))
+        return Train(self.trained, groups, versions)
+
+    def _batch(self) -> list[_Group] | None:
+        """Return the groups of the next step; None while some are missing."""
+        count = self.arrangement.groups
+        if len(self._ready) < count:
+            return None
+        if self.arrangement.order == "ended":
+            # The oldest first: they cannot wait for another step as long.
+            waiting = list(self._ready.values())
+            return sorted(waiting, key=lambda one: one.asked.version)[:count]
+        first = sorted([*self._ready.values(), *self._running.values()], key=lambda one: one.turn)
+        batch = first[:count]
+        return batch if all(one.asked.group in self._ready for one in batch) else None
+
+    def _generated(self, asked: Generate, ending: Ending) -> None:
+        known = self._running.get(asked.group)
+        if known is None or known.asked != asked:
+            what = f"group {asked.group}, attempt {asked.attempt}, does not run"
+            fix = "end what was begun, once, and nothing that was dropped"
+            raise InputError([Problem("action", what, fix)])
+        del self._running[asked.group]
+        if ending == "kept":
+            self._ready[asked.group] = known
+        elif ending == "lost":
+            self._again.append(asked.group)
+
+    def _drop_too_old(self) -> None:
+        """Let go of groups that no step can take any more."""
+        oldest = self.trained - self.arrangement.max_staleness
+        again = self.arrangement.too_old == "again"
+        for held in (self._running, self._ready):
+            for group, one in list(held.items()):
+                if one.asked.version < oldest:
+                    del held[group]
+                    self.dropped += 1
+                    self._drops.append(Drop(*one.asked, held is self._running, again))
+                    if again:
+                        self._again.append(group)
+
+    def _engines_wait(self) -> Wait:
+        if isinstance(self._doing, Sync):
+            return Wait("engines", "weights")
+        if not self._engines_have_gpus or self._next or isinstance(self._doing, Phase):
+            return Wait("engines", "memory")
+        if self._alive() >= self.arrangement.steps * self.arrangement.groups:
+            return Wait("engines", "end")
+        return Wait("engines", "staleness")
