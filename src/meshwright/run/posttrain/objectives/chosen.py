@@ -1,0 +1,261 @@
+"""Log-probabilities of given words, and entropies, from hidden vectors without all logits at once.
+
+Logits are made for a piece of the tokens at a time, and made again in the backward pass, once it is
+known how much each token counts. One word per token goes through the rows of
+`kernels.cross_entropy_rows`; several, entropies and float64 through torch, a piece at a time.
+
+For a `Decoder`: `chosen_logprobs(x, model.head_weight, words, bias=model.head.bias,
+softcap=model.model.logit_softcap, scale=model.model.logit_scale, products=model.head.products)`.
+Memory, the floor: one piece of logits, and the weight's gradient in float32.
+
+Shape letters: N tokens, D hidden, V vocabulary, K words per token.
+"""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from meshwright.errors import InputError, Problem
+from meshwright.run.kernels.cross_entropy_rows import LossRule, plain_turn_rows, turn_rows
+from meshwright.run.kernels.gradient_format import gradient_format
+from meshwright.run.kernels.labels import IGNORED
+from meshwright.run.kernels.language import Backend, on_triton
+from meshwright.run.kernels.linear_cross_entropy import add_product, default_chunk_bytes
+from meshwright.run.kernels.products import TORCH, Products
+
+_COPIES = 3
+"""Copies of a piece, in the wide format, that torch holds at once."""
+
+
+class WordLogprobs(NamedTuple):
+    """What the model thinks of given words."""
+
+    logprobs: Tensor
+    """[N, K], float32 (float64 for such vectors); 0 for words that are `IGNORED`."""
+    entropy: Tensor | None
+    """[N], of the whole distribution, in nats."""
+
+
+def chosen_logprobs(
+    x_ND: Tensor,
+    weight_VD: Tensor,
+    words_N: Tensor,
+    *,
+    bias: Tensor | None = None,
+    softcap: float | None = None,
+    scale: float | None = None,
+    temperature: float = 1.0,
+    chunk_bytes: int | None = None,
+    products: Products = TORCH,
+    backend: Backend = "auto",
+) -> Tensor:
+    """Return log p of one word for every token, [N]; 0 for those that are `IGNORED`."""
+    rule = _Rule(softcap, scale, temperature)
+    task = _Task(rule, False, chunk_bytes, products, backend)
+    return _words(x_ND, weight_VD, bias, words_N.unsqueeze(-1), task).logprobs.squeeze(-1)
+
+
+def word_logprobs(
+    x_ND: Tensor,
+    weight_VD: Tensor,
+    words_NK: Tensor,
+    *,
+    bias: Tensor | None = None,
+    softcap: float | None = None,
+    scale: float | None = None,
+    temperature: float = 1.0,
+    entropy: bool = False,
+    chunk_bytes: int | None = None,
+    products: Products = TORCH,
+    backend: Backend = "auto",
+) -> WordLogprobs:
+    """Return log p of K words for every token, and the entropy if asked; both have gradients.
+
+    They are those of softmax(softcap(scale · (x · weightᵀ + bias)) / temperature).
+    """
+    rule = _Rule(softcap, scale, temperature)
+    task = _Task(rule, entropy, chunk_bytes, products, backend)
+    return _words(x_ND, weight_VD, bias, words_NK, task)
+
+
+class _Rule(NamedTuple):
+    softcap: float | None
+    scale: float | None
+    temperature: float
+
+    def shaped(self, logits: Tensor) -> Tensor:
+        wide = logits.to(_wide(logits.dtype))
+        wide = wide if self.scale is None else wide * self.scale
+        wide = wide if self.softcap is None else self.softcap * torch.tanh(wide / self.softcap)
+        return wide if self.temperature == 1 else wide / self.temperature
+
+    def bend_(self, slope: Tensor, shaped: Tensor) -> Tensor:
+        """Carry a gradient of shaped logits back to the logits."""
+        if self.softcap is not None:
+            slope.mul_(1 - (shaped * (self.temperature / self.softcap)).square())
+        factor = (1.0 if self.scale is None else self.scale) / self.temperature
+        return slope if factor == 1 else slope.mul_(factor)
+
+    def of_rows(self) -> LossRule | None:
+        """Return the same as the kernel knows it; None where it does not."""
+        if self.temperature != 1 and self.softcap is not None:
+            return None
+        scale = self.scale
+        if self.temperature != 1:
+            scale = (1.0 if scale is None else scale) / self.temperature
+        return LossRule(IGNORED, self.softcap, scale, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    rule: _Rule
+    entropy: bool
+    chunk_bytes: int | None
+    products: Products
+    backend: Backend
+
+    def rows_rule(self, x_ND: Tensor, words_NK: Tensor) -> LossRule | None:
+        one = words_NK.shape[1] == 1 and x_ND.dtype != torch.float64
+        return self.rule.of_rows() if one else None
+
+    def pieces(self, x_ND: Tensor, vocab: int, *, plain: bool) -> list[slice]:
+        room = default_chunk_bytes(x_ND.device) if self.chunk_bytes is None else self.chunk_bytes
+        each = _wide(x_ND.dtype).itemsize * _COPIES if plain else x_ND.element_size()
+        tokens = x_ND.shape[0]
+        count = -(-tokens // max(1, room // (vocab * each)))
+        size = -(-tokens // max(1, count))
+        return [slice(at, min(at + size, tokens)) for at in range(0, tokens, max(1, size))]
+
+    def logits(self, x_ND: Tensor, weight_VD: Tensor, bias: Tensor | None) -> Tensor:
+        logits = self.products.forward(x_ND, weight_VD)
+        return logits if bias is None else logits.add_(bias)
+
+    def turn(self, logits: Tensor, words_N: Tensor, rule: LossRule, *, gradient: bool) -> Tensor:
+        """Return the rows' -log p, and write its gradient over the logits where asked."""
+        nats = logits.new_zeros(len(logits), dtype=torch.float32)
+        kernel = turn_rows if on_triton(self.backend, logits) else plain_turn_rows
+        kernel(logits, words_N, nats, torch.zeros_like(nats), rule, gradient)
+        return nats
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _words(
+    x_ND: Tensor, weight_VD: Tensor, bias: Tensor | None, words_NK: Tensor, task: _Task
+) -> WordLogprobs:
+    fits = x_ND.dim() == weight_VD.dim() == words_NK.dim() == 2
+    if not (fits and x_ND.shape[1] == weight_VD.shape[1] and len(words_NK) == len(x_ND)):
+        shapes = ", ".join(str(tuple(each.shape)) for each in (x_ND, weight_VD, words_NK))
+        fix = "give x [tokens, hidden], weight [vocabulary, hidden] and words of every token"
+        raise InputError([Problem("word_logprobs", f"the shapes {shapes} do not fit", fix)])
+    if not task.rule.temperature > 0:
+        what = f"temperature is {task.rule.temperature:g}"
+        raise InputError([Problem("word_logprobs", what, "give that of the sampler, above 0")])
+    out = _Words.apply(x_ND, weight_VD, bias, words_NK, task)  # type: ignore[no-untyped-call]
+    return WordLogprobs(out[0], out[1] if task.entropy else None)
+
+
+class _Words(torch.autograd.Function):
+    @staticmethod
+    def forward(  # noqa: PLR0917
+        ctx: Any,
+        x_ND: Tensor,
+        weight_VD: Tensor,
+        bias: Tensor | None,
+        words_NK: Tensor,
+        task: _Task,
+    ) -> tuple[Tensor, Tensor]:
+        formats = (
+            x_ND.dtype,
+            gradient_format(weight_VD),
+            None if bias is None else gradient_format(bias),
+        )
+        ctx.set_materialize_grads(False)
+        x_ND, weight_VD = x_ND.contiguous(), weight_VD.to(x_ND.dtype).contiguous()
+        bias = None if bias is None else bias.to(x_ND.dtype)
+        logprobs = x_ND.new_zeros(words_NK.shape, dtype=_wide(x_ND.dtype))
+        entropy = logprobs.new_zeros(len(words_NK) if task.entropy else 0)
+        rule = None if task.entropy else task.rows_rule(x_ND, words_NK)
+        for part in task.pieces(x_ND, len(weight_VD), plain=rule is None):
+            logits = task.logits(x_ND[part], weight_VD, bias)
+            if rule is not None:
+                nats = task.turn(logits, words_NK[part, 0].contiguous(), rule, gradient=False)
+                logprobs[part, 0] = -nats
+                continue
+            shaped = task.rule.shaped(logits)
+            lse = shaped.logsumexp(-1, keepdim=True)
+            words = words_NK[part]
+            chosen = shaped.gather(1, words.clamp(min=0)) - lse
+            logprobs[part] = chosen.masked_fill(words == IGNORED, 0)
+            if task.entropy:
+                shaped.sub_(lse)
+                entropy[part] = -(shaped.exp() * shaped).sum(-1)
+        ctx.save_for_backward(x_ND, weight_VD, bias, words_NK)
+        ctx.task, ctx.formats = task, formats
+        return logprobs, entropy
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(
+        ctx: Any, of_logprobs: Tensor | None, of_entropy: Tensor | None
+    ) -> tuple[Any, ...]:
+        if of_logprobs is None and of_entropy is None:
+            return None, None, None, None, None
+        x_ND, weight_VD, bias, words_NK = ctx.saved_tensors
+        task: _Task = ctx.task
+        if of_logprobs is None:
+            of_logprobs = torch.zeros_like(words_NK, dtype=_wide(x_ND.dtype))
+        of_logprobs = of_logprobs.masked_fill(words_NK == IGNORED, 0)
+        rule = task.rows_rule(x_ND, words_NK) if of_entropy is None else None
+        dx = torch.empty_like(x_ND) if ctx.needs_input_grad[0] else None
+        dw: Tensor | None = None
+        db: Tensor | None = None
+        for part in task.pieces(x_ND, len(weight_VD), plain=rule is None):
+            logits = task.logits(x_ND[part], weight_VD, bias)
+            if rule is not None:
+                task.turn(logits, words_NK[part, 0].contiguous(), rule, gradient=True)
+                slope = logits.mul_(-of_logprobs[part].to(logits.dtype))
+            else:
+                more = None if of_entropy is None else of_entropy[part]
+                slope = _slope(task.rule, logits, words_NK[part], of_logprobs[part], more)
+                slope = slope.to(x_ND.dtype)
+            if dx is not None:
+                dx[part] = task.products.input_gradient(slope, weight_VD)
+            if ctx.needs_input_grad[1]:
+                dw = _add_product(dw, slope.t(), x_ND[part])
+            if ctx.needs_input_grad[2]:
+                rows = slope.sum(0, dtype=_wide(slope.dtype))
+                db = rows if db is None else db + rows
+        grads = [
+            None if each is None else each.to(dtype)
+            for each, dtype in zip((dx, dw, db), ctx.formats, strict=True)
+        ]
+        return (*grads, None, None)
+
+
+def _slope(
+    rule: _Rule, logits: Tensor, words: Tensor, of_logprobs: Tensor, of_entropy: Tensor | None
+) -> Tensor:
+    """Return the gradient of a piece's logits.
+
+    d log p_k / d z_j is [j = k] - p_j, and d H / d z_j is -p_j (log p_j + H).
+    """
+    shaped = rule.shaped(logits)
+    log_p = shaped - shaped.logsumexp(-1, keepdim=True)
+    p = log_p.exp()
+    slope = p * -of_logprobs.sum(-1, keepdim=True)
+    if of_entropy is not None:
+        entropy = -(p * log_p).sum(-1, keepdim=True)
+        slope -= of_entropy.unsqueeze(-1) * p * (log_p + entropy)
+    slope.scatter_add_(1, words.clamp(min=0), of_logprobs.to(slope.dtype))
+    return rule.bend_(slope, shaped)
+
+
+def _add_product(total: Tensor | None, a: Tensor, b: Tensor) -> Tensor:
+    if a.dtype == torch.float64:
+        return a @ b if total is None else total.addmm_(a, b)
+    return add_product(total, a, b)

@@ -1,0 +1,100 @@
+"""Losses from preferences: DPO, IPO, KTO and reward models.
+
+All take figures of whole answers and return one loss for each pair (P) or answer (S); sum them over
+the number of pairs or answers of the whole step. `gain` is log π - log ref of an answer: the sum
+over its tokens (`Tokens.sums`), or their mean.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from meshwright.errors import InputError, Problem
+
+
+def dpo(chosen_P: Tensor, rejected_P: Tensor, *, beta: float = 0.1, flips: float = 0.0) -> Tensor:
+    """Return -log σ(β (gain of the chosen - gain of the rejected)) (arXiv 2305.18290 Eq. 7).
+
+    `flips` is the share of pairs thought to be labelled the wrong way round (cDPO).
+    """
+    _above_nought("beta", beta)
+    if not 0 <= flips < 0.5:
+        fix = "give a share of at least 0 and less than a half"
+        raise InputError([Problem("dpo", f"flips is {flips:g}", fix)])
+    margin = beta * (chosen_P - rejected_P)
+    return -(1 - flips) * logsigmoid(margin) - flips * logsigmoid(-margin)
+
+
+def ipo(chosen_P: Tensor, rejected_P: Tensor, *, beta: float = 0.1) -> Tensor:
+    """Return (gain of the chosen - gain of the rejected - 1 / 2β)² (arXiv 2310.12036 Eq. 17).
+
+    β is the paper's τ. The paper's gains are sums over tokens; TRL gives it means, for which the
+    margin 1 / 2β is that of one token.
+    """
+    _above_nought("beta", beta)
+    return (chosen_P - rejected_P - 1 / (2 * beta)).square()
+
+
+@dataclass(frozen=True, slots=True)
+class GainSum:
+    """Gains of answers under prompts they do not belong to: add those of a whole step."""
+
+    total: float
+    count: int
+
+    def __add__(self, other: "GainSum") -> "GainSum":
+        return GainSum(self.total + other.total, self.count + other.count)
+
+    def baseline(self) -> float:
+        """Return KTO's z₀, an estimate of KL(π ‖ ref), never below 0 (arXiv 2402.01306 §4.1)."""
+        return max(0.0, self.total / self.count) if self.count else 0.0
+
+
+def gain_sum(mismatched_S: Tensor) -> GainSum:
+    """Return the sum of what lies here."""
+    return GainSum(float(mismatched_S.detach().double().sum()), mismatched_S.numel())
+
+
+def kto(
+    gain_S: Tensor,
+    wanted_S: Tensor,
+    *,
+    baseline: float,
+    beta: float = 0.1,
+    of_wanted: float = 1.0,
+    of_unwanted: float = 1.0,
+) -> Tensor:
+    """Return λ (1 - σ(±β (gain - z₀))), + where an answer is wanted (arXiv 2402.01306 Eq. 7).
+
+    `baseline` is z₀ of the whole step: the same for all its microbatches.
+    """
+    _above_nought("beta", beta)
+    sign = torch.where(wanted_S, 1.0, -1.0).to(gain_S.dtype)
+    weight = torch.where(wanted_S, of_wanted, of_unwanted).to(gain_S.dtype)
+    return weight * torch.sigmoid(-sign * beta * (gain_S - baseline))
+
+
+def bradley_terry(
+    chosen_P: Tensor,
+    rejected_P: Tensor,
+    *,
+    margin_P: Tensor | None = None,
+    centre: float = 0.0,
+) -> Tensor:
+    """Return -log σ(reward of the chosen - reward of the rejected - margin).
+
+    InstructGPT's loss (arXiv 2203.02155 Eq. 1), with Llama 2's margin (arXiv 2307.09288 Eq. 2).
+    Only differences count, so rewards may drift; `centre` times (sum of both)² keeps them around 0
+    (arXiv 2312.09244 §2).
+    """
+    gap = chosen_P - rejected_P
+    gap = gap if margin_P is None else gap - margin_P
+    losses = -logsigmoid(gap)
+    return losses + centre * (chosen_P + rejected_P).square() if centre else losses
+
+
+def _above_nought(name: str, value: float) -> None:
+    if not value > 0:
+        raise InputError([Problem("preference", f"{name} is {value:g}", "give a number above 0")])

@@ -1,0 +1,120 @@
+"""Advantages of single tokens: rewards along an answer, a critic's values, whitening over a step.
+
+The sums over all later tokens, A_t = x_t + c · A_{t+1}, take log₂ T steps: after one of width k,
+A_t covers 2k tokens, because the tokens from t + k on stand in A_{t+k} already, times cᵏ.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from meshwright.errors import InputError, Problem
+from meshwright.run.posttrain.objectives.tokens import Tokens
+
+_LEAST_VARIANCE = 1e-8
+"""Added to a variance that is divided by, as in verl's and TRL's whitening."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moments:
+    """Count, sum and sum of squares of what is whitened: add those of all parts of a step."""
+
+    count: float
+    total: float
+    square: float
+
+    def __add__(self, other: "Moments") -> "Moments":
+        return Moments(
+            self.count + other.count, self.total + other.total, self.square + other.square
+        )
+
+
+def moments(value: Tensor, tokens: Tokens) -> Moments:
+    """Return the moments of the counted tokens that lie here."""
+    counted = value[tokens.mask].double()
+    return Moments(len(counted), float(counted.sum()), float(counted.square().sum()))
+
+
+def whiten(value: Tensor, tokens: Tokens, of: Moments) -> Tensor:
+    """Return values with mean 0 and variance 1 over the tokens of the whole step."""
+    if of.count < 2:
+        what = f"{of.count:.0f} tokens have no variance"
+        raise InputError([Problem("whiten", what, "add up the moments of the whole step")])
+    mean = of.total / of.count
+    variance = max(0.0, of.square - of.count * mean * mean) / (of.count - 1)
+    return tokens.clean((value - mean) * (variance + _LEAST_VARIANCE) ** -0.5)
+
+
+def at_last_token(reward_S: Tensor, tokens: Tokens) -> Tensor:
+    """Return rewards of whole answers as rewards of tokens: all at the last one that counts."""
+    rows, lie = tokens.rows(tokens.mask.to(reward_S.dtype))
+    last = tokens.lengths() - 1
+    out = torch.zeros_like(rows)
+    some = last >= 0
+    out[some, last[some]] = reward_S[some]
+    return tokens.from_rows(out, lie)
+
+
+def discounted(reward: Tensor, tokens: Tokens, *, discount: float = 1.0) -> Tensor:
+    """Return Σ discountᵏ · reward of the k-th later token."""
+    rows, lie = tokens.rows(reward)
+    return tokens.from_rows(_later(rows, discount), lie)
+
+
+def reinforce_plus_plus(
+    reward: Tensor, tokens: Tokens, *, discount: float = 1.0, of: Moments | None = None
+) -> Tensor:
+    """Return discounted rewards, whitened over the step (REINFORCE++, arXiv 2501.03262).
+
+    `reward` is per token, the KL penalty included. For its variant with a baseline, whiten
+    `tokens.spread(centred(...))` instead. `of` are the moments of `discounted` over the whole
+    step, where only a part of it lies here.
+    """
+    value = discounted(reward, tokens, discount=discount)
+    return whiten(value, tokens, moments(value, tokens) if of is None else of)
+
+
+def generalised(
+    reward: Tensor, value: Tensor, tokens: Tokens, *, discount: float = 1.0, decay: float = 0.95
+) -> tuple[Tensor, Tensor]:
+    """Return advantages and the returns a critic shall learn (GAE, arXiv 1506.02438 Eq. 16).
+
+    `value` is the critic's, of the state before each token; behind the last token it is 0.
+    `decay` is the paper's λ.
+    """
+    rewards_SL, lie = tokens.rows(reward)
+    values_SL, _ = tokens.rows(value.detach())
+    after_SL = torch.nn.functional.pad(values_SL, (0, 1))[:, 1:]
+    advantage_SL = _later(rewards_SL + discount * after_SL - values_SL, discount * decay)
+    advantage = tokens.from_rows(advantage_SL, lie)
+    return advantage, advantage + tokens.clean(value.detach())
+
+
+def value_loss(
+    value: Tensor, wanted: Tensor, *, before: Tensor | None = None, clip: float | None = None
+) -> Tensor:
+    """Return each token's ½ (value - return)², clipped around the value `before` the step.
+
+    PPO's implementations take the larger of the clipped and the plain error (arXiv 2005.12729).
+    """
+    plain = (value - wanted).square()
+    if clip is None:
+        return 0.5 * plain
+    if before is None or clip <= 0:
+        what = (
+            f"clip is {clip}, values before the step are {'missing' if before is None else 'there'}"
+        )
+        raise InputError([Problem("value_loss", what, "give both, with clip above 0, or neither")])
+    near = before + (value - before).clamp(-clip, clip)
+    return 0.5 * torch.maximum(plain, (near - wanted).square())
+
+
+def _later(rows_SL: Tensor, factor: float) -> Tensor:
+    """Return the sum over k of factorᵏ · x_{t+k}."""
+    width, length = 1, rows_SL.shape[1]
+    while width < length:
+        ahead = torch.nn.functional.pad(rows_SL, (0, width))[:, width:]
+        rows_SL = rows_SL + factor**width * ahead
+        width *= 2
+    return rows_SL
