@@ -1,0 +1,146 @@
+"""Log-probabilities from hidden vectors in pieces, against all logits at once and autograd."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from meshwright.errors import InputError
+from meshwright.run.kernels.labels import IGNORED
+from meshwright.run.posttrain.objectives.chosen import chosen_logprobs, word_logprobs
+
+shapes = st.fixed_dictionaries(
+    {
+        "softcap": st.sampled_from([None, 3.0]),
+        "scale": st.sampled_from([None, 0.5]),
+        "temperature": st.sampled_from([1.0, 0.7]),
+    }
+)
+
+
+def given_(
+    tokens: int, words: int, dtype: torch.dtype, *, bias: bool = False
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor]:
+    generator = torch.Generator().manual_seed(tokens * 10 + words)
+    x = torch.randn(tokens, 6, generator=generator, dtype=torch.float64).to(dtype)
+    weight = torch.randn(11, 6, generator=generator, dtype=torch.float64).to(dtype)
+    extra = torch.randn(11, generator=generator, dtype=torch.float64).to(dtype) if bias else None
+    chosen = torch.stack([torch.randperm(11, generator=generator)[:words] for _ in range(tokens)])
+    for each in (x, weight, extra):
+        if each is not None:
+            each.requires_grad_()
+    return x, weight, extra, chosen
+
+
+def at_once(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, rule: dict[str, Any]
+) -> torch.Tensor:
+    logits = torch.nn.functional.linear(x, weight, bias)
+    logits = logits * (rule["scale"] or 1.0)
+    if rule["softcap"]:
+        logits = rule["softcap"] * torch.tanh(logits / rule["softcap"])
+    return (logits / rule["temperature"]).log_softmax(-1)
+
+
+@settings(max_examples=40)
+@given(st.integers(1, 9), st.integers(1, 4), shapes, st.booleans(), st.integers(1, 2000))
+def test_words_and_entropy_have_values_and_gradients_of_all_logits(
+    tokens: int, words: int, rule: dict[str, Any], bias: bool, chunk_bytes: int
+) -> None:
+    x, weight, extra, chosen = given_(tokens, words, torch.float64, bias=bias)
+    leaves = [each for each in (x, weight, extra) if each is not None]
+    found = word_logprobs(
+        x, weight, chosen, bias=extra, entropy=True, chunk_bytes=chunk_bytes, **rule
+    )
+    assert found.entropy is not None
+    all_of = at_once(x, weight, extra, rule)
+    want = all_of.gather(1, chosen)
+    spread = -(all_of.exp() * all_of).sum(-1)
+    torch.testing.assert_close(found.logprobs, want)
+    torch.testing.assert_close(found.entropy, spread)
+    # Weights that differ from token to token, and depend on the result.
+    mine = torch.autograd.grad(
+        found.logprobs.exp().square().sum() + found.entropy.cos().sum(), leaves
+    )
+    theirs = torch.autograd.grad(want.exp().square().sum() + spread.cos().sum(), leaves)
+    torch.testing.assert_close(mine, theirs)
+
+
+@settings(max_examples=40)
+@given(st.integers(1, 9), shapes, st.booleans(), st.integers(1, 1000))
+def test_one_word_goes_through_the_rows(
+    tokens: int, rule: dict[str, Any], bias: bool, chunk_bytes: int
+) -> None:
+    x, weight, extra, chosen = given_(tokens, 1, torch.float32, bias=bias)
+    leaves = [each for each in (x, weight, extra) if each is not None]
+    found = chosen_logprobs(x, weight, chosen[:, 0], bias=extra, chunk_bytes=chunk_bytes, **rule)
+    want = at_once(x, weight, extra, rule).gather(1, chosen)[:, 0]
+    torch.testing.assert_close(found, want)
+    mine = torch.autograd.grad(found.exp().square().sum(), leaves)
+    theirs = torch.autograd.grad(want.exp().square().sum(), leaves)
+    torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_ignored_words_are_nought_and_pull_nowhere(dtype: torch.dtype) -> None:
+    x, weight, _, chosen = given_(4, 1, dtype)
+    chosen[1:3] = IGNORED
+    found = chosen_logprobs(x, weight, chosen[:, 0])
+    assert found[1:3].eq(0).all()
+    assert found[0] < 0
+    dx, dw = torch.autograd.grad(found.sum(), (x, weight))
+    assert dx[1:3].eq(0).all()
+    kept = chosen_logprobs(x[[0, 3]], weight, chosen[[0, 3], 0])
+    torch.testing.assert_close(torch.autograd.grad(kept.sum(), weight)[0], dw)
+
+
+def test_logits_are_never_all_there() -> None:
+    """Count the rows of every product: no piece is larger than asked for."""
+
+    class Counting:
+        rows: list[int]
+
+        def __init__(self) -> None:
+            self.rows = []
+
+        def forward(self, x_NK: torch.Tensor, w_MK: torch.Tensor) -> torch.Tensor:
+            self.rows.append(len(x_NK))
+            return x_NK @ w_MK.t()
+
+        def input_gradient(self, dy_NM: torch.Tensor, w_MK: torch.Tensor) -> torch.Tensor:
+            return dy_NM @ w_MK
+
+        def weight_gradient(self, dy_NM: torch.Tensor, x_NK: torch.Tensor) -> torch.Tensor:
+            return dy_NM.t() @ x_NK
+
+    x, weight, _, chosen = given_(10, 1, torch.float32)
+    products = Counting()
+    four_rows = 4 * 11 * 4
+    found = chosen_logprobs(x, weight, chosen[:, 0], chunk_bytes=four_rows, products=products)
+    found.sum().backward()  # type: ignore[no-untyped-call]
+    assert products.rows == [4, 4, 2, 4, 4, 2]
+
+
+def test_bfloat16_keeps_log_probabilities_in_float32() -> None:
+    x, weight, _, chosen = given_(9, 1, torch.bfloat16)
+    found = chosen_logprobs(x, weight, chosen[:, 0])
+    assert found.dtype == torch.float32
+    found.sum().backward()  # type: ignore[no-untyped-call]
+    assert x.grad is not None
+    assert weight.grad is not None
+    assert x.grad.dtype == weight.grad.dtype == torch.bfloat16
+
+
+def test_no_tokens_give_no_log_probabilities() -> None:
+    x, weight, _, _ = given_(1, 1, torch.float32)
+    assert chosen_logprobs(x[:0], weight, torch.zeros(0, dtype=torch.int64)).shape == (0,)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    x, weight, _, chosen = given_(3, 1, torch.float32)
+    with pytest.raises(InputError, match="do not fit"):
+        chosen_logprobs(x, weight, chosen[:2, 0])
+    with pytest.raises(InputError, match="temperature is 0"):
+        chosen_logprobs(x, weight, chosen[:, 0], temperature=0.0)

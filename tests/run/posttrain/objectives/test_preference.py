@@ -1,0 +1,131 @@
+"""Preference losses and distillation, against their papers' formulas and properties."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshwright.errors import InputError
+from meshwright.run.posttrain.objectives import preference
+from meshwright.run.posttrain.objectives.distillation import distillation
+
+gains = st.floats(-5, 5, allow_nan=False)
+
+
+def one(value: float) -> torch.Tensor:
+    return torch.tensor([value], dtype=torch.float64)
+
+
+def sigmoid(x: float) -> float:
+    return 1 / (1 + math.exp(-x))
+
+
+@given(gains, gains)
+def test_pairs_written_out(chosen: float, rejected: float) -> None:
+    both = (one(chosen), one(rejected))
+    gap = chosen - rejected
+    assert preference.dpo(*both, beta=0.3).item() == pytest.approx(-math.log(sigmoid(0.3 * gap)))
+    smooth = -0.9 * math.log(sigmoid(0.3 * gap)) - 0.1 * math.log(sigmoid(-0.3 * gap))
+    assert preference.dpo(*both, beta=0.3, flips=0.1).item() == pytest.approx(smooth)
+    assert preference.ipo(*both, beta=0.25).item() == pytest.approx((gap - 2) ** 2)
+    judged = preference.bradley_terry(*both, margin_P=one(0.5), centre=0.01).item()
+    drift = 0.01 * (chosen + rejected) ** 2
+    assert judged == pytest.approx(-math.log(sigmoid(gap - 0.5)) + drift)
+
+
+@given(gains, st.booleans(), st.floats(0, 3))
+def test_kto_written_out(gain: float, wanted: bool, baseline: float) -> None:
+    found = preference.kto(
+        one(gain),
+        torch.tensor([wanted]),
+        baseline=baseline,
+        beta=0.2,
+        of_wanted=1.0,
+        of_unwanted=1.33,
+    )
+    sign, weight = (1, 1.0) if wanted else (-1, 1.33)
+    assert found.item() == pytest.approx(weight * (1 - sigmoid(sign * 0.2 * (gain - baseline))))
+
+
+def test_kto_baseline_is_that_of_all_parts_and_never_negative() -> None:
+    parts = [
+        preference.gain_sum(torch.tensor([3.0, 1.0])),
+        preference.gain_sum(torch.tensor([-1.0])),
+    ]
+    assert (parts[0] + parts[1]).baseline() == 1.0
+    assert parts[1].baseline() == 0.0
+    assert preference.GainSum(0.0, 0).baseline() == 0.0
+
+
+def test_large_margins_stay_finite() -> None:
+    found = preference.dpo(torch.tensor([-1e6]), torch.tensor([1e6]), beta=1.0)
+    assert found.item() == pytest.approx(2e6)
+
+
+def test_settings_that_make_no_sense_are_refused() -> None:
+    with pytest.raises(InputError, match="beta is 0"):
+        preference.dpo(one(0), one(0), beta=0.0)
+    with pytest.raises(InputError, match="less than a half"):
+        preference.dpo(one(0), one(0), flips=0.5)
+
+
+def both_sides(seed: int, words: int = 8) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    student, teacher = torch.randn(2, 4, words, generator=generator, dtype=torch.float64) * 2
+    return student.log_softmax(-1), teacher.log_softmax(-1)
+
+
+def full(student: torch.Tensor, teacher: torch.Tensor, direction: str) -> torch.Tensor:
+    p, q = (teacher, student) if direction == "forward" else (student, teacher)
+    return (p.exp() * (p - q)).sum(-1)
+
+
+@pytest.mark.parametrize("direction", ["forward", "reverse"])
+@given(seed=st.integers(0, 200), count=st.integers(1, 8))
+def test_likeliest_words_never_tell_more_than_all(seed: int, count: int, direction: str) -> None:
+    student, teacher = both_sides(seed)
+    likeliest = teacher.topk(count, -1).indices
+    found = distillation(
+        student.gather(-1, likeliest),
+        teacher.gather(-1, likeliest),
+        direction,  # type: ignore[arg-type]
+    )
+    whole = full(student, teacher, direction)
+    assert (found <= whole + 1e-5).all()
+    assert (found >= -1e-12).all()
+    if count == 8:
+        torch.testing.assert_close(found, whole, atol=1e-5, rtol=0)
+
+
+def test_any_other_is_a_word_of_its_own() -> None:
+    student, teacher = one(0.25).log().view(1, 1), one(0.5).log().view(1, 1)
+    want = 0.5 * math.log(0.5 / 0.25) + 0.5 * math.log(0.5 / 0.75)
+    assert distillation(student, teacher).item() == pytest.approx(want)
+    back = 0.25 * math.log(0.25 / 0.5) + 0.75 * math.log(0.75 / 0.5)
+    assert distillation(student, teacher, "reverse").item() == pytest.approx(back)
+
+
+def test_shorter_lists_are_filled_up_without_a_trace() -> None:
+    student, teacher = both_sides(5)
+    short = distillation(student[:, :3], teacher[:, :3])
+    longer = teacher[:, :5].clone()
+    longer[:, 3:] = -math.inf
+    given_5 = student[:, :5].clone().requires_grad_()
+    found = distillation(given_5, longer)
+    torch.testing.assert_close(found, short)
+    (slope,) = torch.autograd.grad(found.sum(), given_5)
+    assert torch.isfinite(slope).all()
+    assert slope[:, 3:].eq(0).all()
+
+
+def test_agreement_costs_nothing_and_pulls_nowhere() -> None:
+    _, teacher = both_sides(2)
+    logits = teacher.clone().requires_grad_()
+    for direction in ("forward", "reverse"):
+        student = logits.log_softmax(-1)[:, :3]
+        found = distillation(student, teacher[:, :3], direction)  # type: ignore[arg-type]
+        (slope,) = torch.autograd.grad(found.sum(), logits)
+        assert found.abs().max() < 1e-12
+        assert slope.abs().max() < 1e-12
