@@ -3,17 +3,29 @@
 Templates are programs in Jinja that come with the weights. They run in Jinja's sandbox, which shows
 them the messages and nothing of this process, with the few names that templates of published models
 expect: `raise_exception`, `strftime_now`, `tojson`, loop controls, and the tag `generation`, which
-only marks text for training.
+marks what the model itself would write: `marked` tells where that is.
 """
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from itertools import count
+from typing import Any, NamedTuple
 
 from meshwright.errors import InputError, MissingPart, Problem
 
 Message = Mapping[str, Any]
+_BEGINS, _ENDS = "_generation_begins", "_generation_ends"
+"""What the tag `generation` writes around its text: nothing, but where somebody asks."""
+
+
+class Marked(NamedTuple):
+    """The text of a conversation, and which parts of it the model would have written."""
+
+    text: str
+    spans: tuple[tuple[int, int], ...]
+    """First character of each part, and the one after its last."""
 
 
 class ChatTemplate:
@@ -22,7 +34,9 @@ class ChatTemplate:
     def __init__(self, source: str, special: Mapping[str, str] | None = None) -> None:
         """Compile a template; `special` names the tokens it may write, such as `bos_token`."""
         self.source, self.special = source, dict(special or {})
-        self._failures, self._template = _compile(source)
+        self._failures, self._template, marks = _compile(source)
+        self.marks = marks
+        """Whether it says what the model itself writes."""
 
     def render(
         self,
@@ -52,9 +66,50 @@ class ChatTemplate:
             ) from error
         return text
 
+    def marked(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **more: Any,
+    ) -> Marked:
+        """Return a whole conversation, with the spans inside `{% generation %}`.
 
-def _compile(source: str) -> tuple[tuple[type[Exception], ...], Callable[..., str]]:
-    """Return what a template may raise, and what renders it."""
+        Raises `InputError` where the template does more to the marked text than to write it.
+        """
+        given: dict[str, Any] = {**more, "add_generation_prompt": False}
+        text = self.render(messages, tools=tools, **given)
+        # Characters of private use, with a number that the text does not have behind them.
+        free = (f"\ue000{number}\ue001" for number in count())
+        begin = next(mark for mark in free if mark not in text)
+        end = next(mark for mark in free if mark not in text)
+        noted = self.render(messages, tools=tools, **{**given, _BEGINS: begin, _ENDS: end})
+        found = _between(re.split(f"({begin}|{end})", noted), begin, end)
+        if found.text != text:
+            what = "writes its text differently where its generation marks are told apart"
+            fix = "write {% generation %} where nothing trims or changes what stands inside"
+            raise InputError([Problem("chat_template", what, fix)])
+        return found
+
+
+def _between(parts: Sequence[str], begin: str, end: str) -> Marked:
+    """Take marks out of a text; of marks within marks, the outer ones count."""
+    text, spans, depth, first = "", [], 0, 0
+    for part in parts:
+        if part == begin:
+            first = first if depth else len(text)
+            depth += 1
+        elif part == end:
+            depth -= 1
+            if not depth:
+                spans.append((first, len(text)))
+        else:
+            text += part
+    return Marked(text, tuple(spans))
+
+
+def _compile(source: str) -> tuple[tuple[type[Exception], ...], Callable[..., str], bool]:
+    """Return what a template may raise, what renders it, and whether it marks what models write."""
     try:
         import jinja2
         from jinja2 import nodes
@@ -65,14 +120,22 @@ def _compile(source: str) -> tuple[tuple[type[Exception], ...], Callable[..., st
         hint = "pip install 'meshwright[serve]'"
         raise MissingPart("chat templates need jinja2, which is not installed", hint) from error
 
+    marks: list[int] = []
+
     class Generation(Extension):
         """Reads `{% generation %}` … `{% endgeneration %}` as what stands between."""
 
         tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
 
         def parse(self, parser: Parser) -> list[nodes.Node]:
-            next(parser.stream)
-            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            line = next(parser.stream).lineno
+            marks.append(line)
+            inside = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+            def written(name: str) -> nodes.Node:
+                return nodes.Output([nodes.Name(name, "load")], lineno=line)
+
+            return [written(_BEGINS), *inside, written(_ENDS)]
 
     def refuse(message: str) -> None:
         raise jinja2.TemplateError(message)
@@ -83,13 +146,14 @@ def _compile(source: str) -> tuple[tuple[type[Exception], ...], Callable[..., st
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = refuse
     environment.globals["strftime_now"] = _now
+    environment.globals[_BEGINS] = environment.globals[_ENDS] = ""
     try:
         template = environment.from_string(source)
     except jinja2.TemplateError as error:
         what = f"is no Jinja template: {error}"
         raise InputError([Problem("chat_template", what, "mend it, or use another one")]) from error
     faults = (jinja2.TemplateError, ArithmeticError, LookupError, RecursionError)
-    return (*faults, TypeError, ValueError), template.render
+    return (*faults, TypeError, ValueError), template.render, bool(marks)
 
 
 def _to_json(

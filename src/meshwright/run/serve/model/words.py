@@ -94,6 +94,11 @@ class Words:
         return found
 
     @property
+    def template(self) -> ChatTemplate | None:
+        """The model's template for conversations."""
+        return self._template
+
+    @property
     def chats(self) -> bool:
         """Whether the model has a template for conversations."""
         return self._template is not None

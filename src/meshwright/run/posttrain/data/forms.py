@@ -1,0 +1,130 @@
+"""What a record says: chats or texts whose answers are trained, alone, in pairs or with a verdict.
+
+    {"messages": […], "tools": […]}                     a chat
+    {"prompt": …, "completion": …}                      a prompt and what shall follow it
+    {"prompt": …, "chosen": …, "rejected": …}           two answers, of which one is liked better
+    {"prompt": …, "completion": …, "label": true}       an answer that is liked, or is not
+
+Prompts and answers are texts, or lists of messages as OpenAI's interface has them. Where a pair has
+no `prompt`, the messages that both begin with are it. A message with `"weight": 0` is not trained.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple, cast
+
+from meshwright.errors import InputError, Problem
+from meshwright.run.posttrain.data.records import Record
+
+Kind = Literal["chats", "pairs", "verdicts"]
+_FIX = "give `messages`, `prompt` with `completion` (and `label`), or `chosen` with `rejected`"
+
+
+class Chat(NamedTuple):
+    """A conversation."""
+
+    messages: tuple[dict[str, Any], ...]
+    tools: tuple[dict[str, Any], ...] | None = None
+    values: Mapping[str, Any] = {}
+    """Names that the template may ask for."""
+    given: int = 0
+    """The first so many messages are a prompt: nothing of them is trained."""
+    untrained: frozenset[int] = frozenset()
+    """Messages that are left out besides."""
+
+
+class Text(NamedTuple):
+    """A prompt and its continuation, without a template."""
+
+    prompt: str
+    completion: str
+
+
+class Form(NamedTuple):
+    """One record, understood."""
+
+    kind: Kind
+    members: tuple[Chat | Text, ...]
+    """One, or the chosen answer and then the rejected one."""
+    liked: bool = True
+    """The verdict, where it is one."""
+
+
+def form_of(record: Record) -> Form:
+    """Understand a record; one that says nothing known is refused by name."""
+    values = {name: value for name, value in record.values.items() if value is not None}
+    where = record.where
+    if "chosen" in values and "rejected" in values:
+        return Form("pairs", _pair(values, where))
+    if "messages" in values:
+        chat = _chat(values, _messages(values["messages"], where, "messages"))
+        return _judged(values, chat, where)
+    if "prompt" in values and "completion" in values:
+        return _judged(values, _continued(values, values["completion"], where), where)
+    names = ", ".join(sorted(values)[:8]) or "nothing"
+    raise InputError([Problem(where, f"holds {names}, which is no chat", _FIX)])
+
+
+def _judged(values: Mapping[str, Any], one: Chat | Text, where: str) -> Form:
+    if "label" not in values:
+        return Form("chats", (one,))
+    label = values["label"]
+    if not isinstance(label, bool) and label not in (0, 1):
+        what = f"has the label {label!r}"
+        raise InputError([Problem(where, what, "use true for liked answers, and false")])
+    return Form("verdicts", (one,), bool(label))
+
+
+def _pair(values: Mapping[str, Any], where: str) -> tuple[Chat | Text, ...]:
+    if "prompt" in values:
+        return tuple(_continued(values, values[name], where) for name in ("chosen", "rejected"))
+    sides = [_messages(values[name], where, name) for name in ("chosen", "rejected")]
+    same = 0
+    for left, right in zip(*sides, strict=False):
+        if left != right:
+            break
+        same += 1
+    if not same or same == min(map(len, sides)):
+        what = "has two answers that share no prompt, or do not differ"
+        raise InputError([Problem(where, what, "give the messages before them as `prompt`")])
+    return tuple(_chat(values, side, given=same) for side in sides)
+
+
+def _continued(values: Mapping[str, Any], answer: object, where: str) -> Chat | Text:
+    prompt = values["prompt"]
+    if isinstance(prompt, str) and isinstance(answer, str):
+        return Text(prompt, answer)
+    before = _messages(prompt, where, "prompt")
+    # A prompt of messages may have its answer as a text.
+    told = [{"role": "assistant", "content": answer}] if isinstance(answer, str) else answer
+    return _chat(values, [*before, *_messages(told, where, "the answer")], given=len(before))
+
+
+def _chat(values: Mapping[str, Any], messages: Sequence[dict[str, Any]], given: int = 0) -> Chat:
+    tools = values.get("tools") or None
+    untrained = [number for number, one in enumerate(messages) if one.get("weight", 1) == 0]
+    return Chat(
+        tuple({name: one[name] for name in one if name != "weight"} for one in messages),
+        None if tools is None else tuple(tools),
+        values.get("chat_template_kwargs") or {},
+        given,
+        frozenset(untrained),
+    )
+
+
+def _messages(given: object, where: str, name: str) -> list[dict[str, Any]]:
+    if not isinstance(given, list | tuple) or not given:
+        what = f"has {type(given).__name__} as {name}, or none: not a list of messages"
+        raise InputError([Problem(where, what, 'use [{"role": "user", "content": "…"}, …]')])
+    found = []
+    for number, one in enumerate(given, 1):
+        if not isinstance(one, dict) or not isinstance(one.get("role"), str):
+            what = f"message {number} of {name} has no role"
+            raise InputError([Problem(where, what, "use role and content in each message")])
+        message = cast(dict[str, Any], one)
+        # Parquet has every field in every row: what is not there is None.
+        found.append({key: message[key] for key in message if _is_there(key, message[key])})
+    return found
+
+
+def _is_there(key: str, value: object) -> bool:
+    return value is not None or key == "content"

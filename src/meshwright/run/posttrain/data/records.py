@@ -1,0 +1,102 @@
+"""Records of files: lines of JSON (gzipped or not), a JSON list, or rows of Parquet.
+
+Each comes with where it stands, so that whoever refuses it can say so.
+"""
+
+import gzip
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from meshwright.errors import InputError, Problem
+from meshwright.timeline.paths import refusals
+
+_PARQUET = frozenset({".parquet", ".pq"})
+_FIX = "give JSON lines (.jsonl, .jsonl.gz), a JSON list (.json) or Parquet"
+
+
+class Record(NamedTuple):
+    """One object of a file."""
+
+    where: str
+    """File, and line or row, counted from 1."""
+    values: dict[str, Any]
+
+
+def read_records(paths: Sequence[str | Path]) -> Iterator[Record]:
+    """Yield the records of files one after the other; a folder's in the order of their names."""
+    for path in paths:
+        for file in _files(Path(path)):
+            if file.suffix.lower() in _PARQUET:
+                yield from _rows(file)
+            else:
+                yield from _lines(file)
+
+
+def _files(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    found = [
+        file
+        for file in sorted(path.rglob("*"))
+        if not {".json", ".jsonl", ".ndjson", *_PARQUET}.isdisjoint(file.suffixes)
+    ]
+    if not found:
+        raise InputError([Problem(str(path), "is a folder without records", _FIX)])
+    return found
+
+
+def _lines(path: Path) -> Iterator[Record]:
+    decode = msgspec.json.Decoder(dict[str, Any]).decode
+    try:
+        with refusals(path, "read"), _open(path) as opened:
+            for number, line in enumerate(opened, 1):
+                text = line.removeprefix(b"\xef\xbb\xbf").strip()
+                if number == 1 and text.startswith(b"["):
+                    yield from _listed(path, text + opened.read())
+                    return
+                if not text:
+                    continue
+                where = f"{path}:{number}"
+                try:
+                    yield Record(where, decode(text))
+                except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+                    raise InputError(
+                        [Problem(where, f"is no JSON object: {error}", _FIX)]
+                    ) from None
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        what = f"cannot be read to its end: {error}"
+        raise InputError([Problem(str(path), what, "copy the file again")]) from error
+
+
+def _open(path: Path) -> Any:
+    return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
+
+
+def _listed(path: Path, text: bytes) -> Iterator[Record]:
+    try:
+        found = msgspec.json.decode(text, type=list[dict[str, Any]])
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise InputError([Problem(str(path), f"is no list of objects: {error}", _FIX)]) from None
+    for number, values in enumerate(found, 1):
+        yield Record(f"{path}: record {number}", values)
+
+
+def _rows(path: Path) -> Iterator[Record]:
+    import pyarrow.parquet
+
+    number = 0
+    try:
+        with refusals(path, "read"), pyarrow.parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=1024):
+                for values in batch.to_pylist():
+                    number += 1
+                    yield Record(f"{path}: row {number}", values)
+    except ValueError as error:  # Arrow's own errors are ValueErrors, as are ours
+        if isinstance(error, InputError):
+            raise
+        what = f"is not a whole Parquet file: {str(error).splitlines()[0][:120]}"
+        raise InputError([Problem(str(path), what, "copy or write the file again")]) from None

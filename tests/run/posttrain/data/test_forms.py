@@ -1,0 +1,97 @@
+"""Records of files are read with their place, and understood by their fields."""
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshwright.errors import InputError
+from meshwright.run.posttrain.data.forms import Chat, Text, form_of
+from meshwright.run.posttrain.data.records import Record, read_records
+
+USER = {"role": "user", "content": "hi"}
+GOOD = {"role": "assistant", "content": "good"}
+BAD = {"role": "assistant", "content": "bad"}
+
+
+def test_lines_lists_and_parquet_hold_the_same_records(tmp_path: Path) -> None:
+    records: list[dict[str, Any]] = [{"messages": [USER, GOOD]}, {"messages": [USER, BAD]}]
+    lines = "\n\n".join(map(json.dumps, records))
+    (tmp_path / "a.jsonl").write_text("\ufeff" + lines + "\n")
+    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+    (tmp_path / "c.json").write_text(json.dumps(records, indent=1))
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pyarrow.Table.from_pylist(records), tmp_path / "d.parquet")
+    found = list(read_records([tmp_path]))
+    assert [one.values for one in found] == records * 4
+    assert found[1].where == f"{tmp_path}/a.jsonl:3"
+    assert found[-1].where == f"{tmp_path}/d.parquet: row 2"
+
+
+def test_damaged_files_are_named_with_their_line(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"messages": []}\n{"mess')
+    with pytest.raises(InputError, match=r"a\.jsonl:2: is no JSON object"):
+        list(read_records([path]))
+    (tmp_path / "b.parquet").write_bytes(b"no")
+    with pytest.raises(InputError, match="not a whole Parquet file"):
+        list(read_records([tmp_path / "b.parquet"]))
+    (tmp_path / "c.jsonl.gz").write_bytes(gzip.compress(b"{}" * 1000)[:30])
+    with pytest.raises(InputError, match="cannot be read to its end"):
+        list(read_records([tmp_path / "c.jsonl.gz"]))
+    with pytest.raises(InputError, match="cannot be read"):
+        list(read_records([tmp_path / "none.jsonl"]))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match="folder without records"):
+        list(read_records([tmp_path / "empty"]))
+
+
+def test_a_chat_keeps_its_tools_and_loses_fields_that_are_not_there() -> None:
+    tool = {"type": "function"}
+    message = {"role": "assistant", "content": None, "tool_calls": None, "name": "x", "weight": 0}
+    values = {"messages": [USER, message], "tools": [tool], "chat_template_kwargs": {"a": 1}}
+    form = form_of(Record("here", values))
+    cleaned = {"role": "assistant", "content": None, "name": "x"}
+    assert form.members == (Chat((USER, cleaned), (tool,), {"a": 1}, 0, frozenset({1})),)
+    assert form.kind == "chats"
+
+
+def test_prompts_and_answers_are_texts_or_messages() -> None:
+    assert form_of(Record("", {"prompt": "a", "completion": "b"})).members == (Text("a", "b"),)
+    chat = Chat((USER, GOOD), given=1)
+    for answer in ("good", [GOOD]):
+        assert form_of(Record("", {"prompt": [USER], "completion": answer})).members == (chat,)
+
+
+def test_pairs_share_a_prompt_that_is_given_or_found() -> None:
+    both = (Chat((USER, GOOD), given=1), Chat((USER, BAD), given=1))
+    told = {"prompt": [USER], "chosen": [GOOD], "rejected": [BAD]}
+    found = {"chosen": [USER, GOOD], "rejected": [USER, BAD], "prompt": None}
+    for values in (told, found):
+        form = form_of(Record("", values))
+        assert (form.kind, form.members) == ("pairs", both)
+
+
+def test_labels_make_verdicts() -> None:
+    for label, liked in ((True, True), (0, False)):
+        form = form_of(Record("", {"prompt": "a", "completion": "b", "label": label}))
+        assert (form.kind, form.liked) == ("verdicts", liked)
+
+
+@pytest.mark.parametrize(
+    ("values", "fault"),
+    [
+        ({"text": "x"}, "holds text, which is no chat"),
+        ({"messages": "hi"}, "not a list of messages"),
+        ({"messages": [{"from": "human", "value": "hi"}]}, "message 1 of messages has no role"),
+        ({"chosen": [GOOD], "rejected": [BAD]}, "share no prompt"),
+        ({"chosen": [USER, GOOD], "rejected": [USER, GOOD]}, "do not differ"),
+        ({"prompt": "a", "completion": "b", "label": "yes"}, "label 'yes'"),
+    ],
+)
+def test_what_is_no_chat_is_refused_by_its_place(values: dict[str, Any], fault: str) -> None:
+    with pytest.raises(InputError, match=f"here: .*{fault}"):
+        form_of(Record("here", values))
