@@ -1,0 +1,203 @@
+"""`RolloutLog`: a file of rollouts that grows line by line, and that a killed run goes on with.
+
+    with RolloutLog("rollouts.jsonl", origin) as log:
+        for rollout in log.missing(generator, keys, version): ...
+
+The first line says where the rollouts come from; each further one is a rollout with its verdicts. A
+line is written whole or not at all: what a kill left unfinished is cut off when the file is opened
+again, and drawn anew. A key that is there already is not drawn twice.
+"""
+
+import fcntl
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+
+from meshwright.errors import DamagedFile, InputError, Problem
+from meshwright.run.posttrain.rollouts.generate import Drawing, Generator
+from meshwright.run.posttrain.rollouts.record import Key, Rollout
+
+FORMAT = "meshwright rollouts 1"
+
+
+class Origin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where rollouts come from; files of different origins are never mixed."""
+
+    environment: str
+    drawing: Drawing
+    fingerprints: dict[str, str] = {}
+    """Of the verifiers' modules."""
+    model: str = ""
+    format: str = FORMAT
+
+
+def origin_of(generator: Generator, model: str = "") -> Origin:
+    """Return where the rollouts of a generator come from."""
+    return Origin(
+        environment=generator.environment.name,
+        drawing=generator.drawing,
+        fingerprints=generator.pool.fingerprints,
+        model=model,
+    )
+
+
+class RolloutLog:
+    """A file that rollouts are added to; one process writes it at a time."""
+
+    def __init__(self, path: str | Path, origin: Origin) -> None:
+        """Open a file or begin one; its origin has to be the same."""
+        self.path, self.origin = Path(path), origin
+        self._file = self.path.open("a+b", buffering=0)
+        try:
+            self._lock()
+            self._known = self._resumed()
+        except BaseException:
+            self._file.close()
+            raise
+
+    @property
+    def keys(self) -> frozenset[Key]:
+        """The rollouts that are there."""
+        return frozenset(self._known)
+
+    def add(self, rollout: Rollout) -> None:
+        """Write a rollout down; it stays, whatever happens to this process."""
+        if rollout.key in self._known:
+            fix = "draw only what is missing"
+            raise InputError([Problem(str(self.path), f"has {rollout.key} already", fix)])
+        self._write(rollout)
+        self._known.add(rollout.key)
+
+    def missing(self, generator: Generator, keys: Sequence[Key], version: int) -> Iterator[Rollout]:
+        """Draw those of the keys that are not there, and write each down before it is returned."""
+        wanted = [key for key in keys if key not in self._known]
+        for rollout in generator.rollouts(wanted, version):
+            self.add(rollout)
+            yield rollout
+
+    def close(self) -> None:
+        """Close the file, which others may write from then on."""
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _lock(self) -> None:
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            what = "another process writes rollouts there"
+            raise InputError([Problem(str(self.path), what, "end it, or use another")]) from error
+
+    def _resumed(self) -> set[Key]:
+        """Read what is there, and cut off what was not finished."""
+        self._file.seek(0)
+        data = self._file.readall()
+        assert data is not None, "a file on disk does not block"
+        whole = data.rfind(b"\n") + 1
+        if whole < len(data):
+            self._file.truncate(whole)
+        if not whole:
+            self._write(self.origin)
+            return set()
+        origin, rollouts = _decoded(self.path, data[:whole])
+        if origin != self.origin:
+            what = f"holds rollouts of another origin ({_differing(origin, self.origin)})"
+            raise InputError([Problem(str(self.path), what, "use another file")])
+        return {rollout.key for rollout in rollouts}
+
+    def _write(self, value: Origin | Rollout) -> None:
+        line = msgspec.json.encode(value) + b"\n"
+        while line:
+            line = line[self._file.write(line) :]
+
+
+class Recorded(msgspec.Struct, frozen=True):
+    """What a file of rollouts holds."""
+
+    origin: Origin
+    rollouts: tuple[Rollout, ...]
+
+
+def read_jsonl(path: str | Path) -> Recorded:
+    """Read a file of lines; raises `DamagedFile` with what could be read where its end is gone."""
+    path = Path(path)
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        what = f"cannot be read: {error.strerror}"
+        raise InputError([Problem(str(path), what, "give a file of rollouts")]) from error
+    whole = data.rfind(b"\n") + 1
+    origin, rollouts = _decoded(path, data[:whole])
+    if whole < len(data):
+        what = f"breaks off after {len(rollouts):,} rollouts"
+        kept = Recorded(origin, tuple(rollouts))
+        raise DamagedFile([Problem(str(path), what, "go on with the run that wrote it")], kept)
+    return Recorded(origin, tuple(rollouts))
+
+
+def write_jsonl(path: str | Path, recorded: Recorded) -> None:
+    """Write rollouts as lines; the file is there whole or not at all."""
+    path = Path(path)
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    lines = [recorded.origin, *recorded.rollouts]
+    beside.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+    beside.replace(path)
+
+
+def _decoded(path: Path, data: bytes) -> tuple[Origin, list[Rollout]]:
+    lines = data.split(b"\n")[:-1]
+    if not lines:
+        what = "holds no whole line"
+        raise InputError([Problem(str(path), what, "give a file of rollouts")])
+    try:
+        origin = msgspec.json.decode(lines[0], type=Origin)
+    except msgspec.DecodeError as error:
+        what = f"does not begin as a file of rollouts: {error}"
+        raise InputError([Problem(f"{path}:1", what, "give a file of rollouts")]) from error
+    check_format(path, origin)
+    decoder, rollouts = msgspec.json.Decoder(Rollout), []
+    for number, line in enumerate(lines[1:], 2):
+        try:
+            rollouts.append(decoder.decode(line))
+        except (msgspec.DecodeError, InputError) as error:
+            kept = Recorded(origin, tuple(rollouts))
+            what = f"is no rollout: {error}"
+            raise DamagedFile([Problem(f"{path}:{number}", what, "cut it out")], kept) from error
+    check_keys(path, rollouts)
+    return origin, rollouts
+
+
+def check_format(path: Path, origin: Origin) -> None:
+    """Raise where a file is of another version of this format."""
+    if origin.format != FORMAT:
+        what = f"is of the format {origin.format!r}; this reads {FORMAT!r}"
+        raise InputError([Problem(str(path), what, "write it anew")])
+
+
+def check_keys(path: Path, rollouts: Sequence[Rollout]) -> None:
+    """Raise where a rollout stands in a file twice: it would be trained on twice."""
+    seen: set[Key] = set()
+    for rollout in rollouts:
+        if rollout.key in seen:
+            what = f"has {rollout.key} twice"
+            raise InputError([Problem(str(path), what, "cut one of them out")])
+        seen.add(rollout.key)
+
+
+def _differing(found: Origin, wanted: Origin) -> str:
+    ours: dict[str, Any] = msgspec.structs.asdict(wanted)
+    theirs = msgspec.structs.asdict(found)
+    return ", ".join(name for name in ours if ours[name] != theirs[name])

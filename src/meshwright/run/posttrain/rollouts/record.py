@@ -1,0 +1,149 @@
+"""`Rollout`: one sampled answer with all that training needs of it, and where its reward came from.
+
+Tokens and log-probabilities are those the engine drew: nothing here turns text into tokens, so a
+rollout that is read again is the one that was sampled. What an environment said in between stands
+beside the turns, and is left out of the loss.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import Literal
+
+import msgspec
+
+from meshwright.errors import InputError, Problem
+from meshwright.run.serve.asked import Finish
+
+Judged = Literal["ok", "time-out", "memory", "output", "error", "died"]
+"""How a verifier ended: with a score, or by one of its limits."""
+Ending = Literal["done", "length", "turns", "error"]
+"""The environment said so; no room for more tokens; no turns left; the engine failed."""
+
+_ROUNDING = 1e-3  # a token of probability one may come out this far above 0 in small formats
+
+
+class RewardPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One part of a reward, and who says so."""
+
+    name: str
+    value: float
+    weight: float = 1.0
+    reason: str = ""
+    """Why, in the verifier's words; where it failed, what happened."""
+    verifier: str = ""
+    """`module:function` that judged; empty where the environment knew by itself."""
+    fingerprint: str = ""
+    """A digest of the verifier's module: tells apart what judged before and after a change."""
+    outcome: Judged = "ok"
+    took_s: float = 0.0
+    """Seconds from the start of the judgement to its end, not counting the wait for a process."""
+
+
+class Turn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the model wrote at one go, and what the environment said to it."""
+
+    tokens: tuple[int, ...]
+    """Drawn by the engine, with the token that ended the turn."""
+    logprobs: tuple[float, ...]
+    """Of each token, as the engine knew it when it drew."""
+    finish: Finish
+    version: int
+    """The weights that drew these tokens."""
+    seed: int
+    observation: tuple[int, ...] = ()
+    """Tokens that follow and were not drawn."""
+    cached_tokens: int = 0
+    """Tokens before the turn that were not computed anew."""
+    began_s: float = 0.0
+    """Seconds since the generation began, when the turn was asked for."""
+    took_s: float = 0.0
+
+
+class Key(msgspec.Struct, frozen=True, order=True):
+    """Which rollout it is: one key is drawn once."""
+
+    step: int
+    prompt: int
+    sample: int
+
+    def __str__(self) -> str:
+        return f"step {self.step}, prompt {self.prompt}, sample {self.sample}"
+
+
+class Rollout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One answer, from its prompt to its reward."""
+
+    key: Key
+    prompt: tuple[int, ...]
+    turns: tuple[Turn, ...]
+    rewards: tuple[RewardPart, ...]
+    ending: Ending
+    error: str = ""
+    """What the engine said, where the ending is an error."""
+
+    def __post_init__(self) -> None:
+        problems = list(_faults(self))
+        if problems:
+            raise InputError(problems)
+
+    @property
+    def reward(self) -> float:
+        """The sum of the parts by their weights."""
+        return math.fsum(part.weight * part.value for part in self.rewards)
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """All tokens in their order: the prompt, then each turn and what was said to it."""
+        parts = (token for turn in self.turns for token in (*turn.tokens, *turn.observation))
+        return (*self.prompt, *parts)
+
+    @property
+    def loss_mask(self) -> tuple[bool, ...]:
+        """For each of `tokens`, whether the model drew it."""
+        drawn = [False] * len(self.prompt)
+        for turn in self.turns:
+            drawn += [True] * len(turn.tokens) + [False] * len(turn.observation)
+        return tuple(drawn)
+
+    @property
+    def logprobs(self) -> tuple[float, ...]:
+        """For each of `tokens` the sampler's log-probability; 0 where it drew none."""
+        told = [0.0] * len(self.prompt)
+        for turn in self.turns:
+            told += [*turn.logprobs, *[0.0] * len(turn.observation)]
+        return tuple(told)
+
+    @property
+    def drawn(self) -> int:
+        """Tokens that the model drew."""
+        return sum(len(turn.tokens) for turn in self.turns)
+
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """The oldest and the newest weights that took part; none where there is no turn."""
+        versions = sorted(turn.version for turn in self.turns)
+        return (versions[0], versions[-1]) if versions else ()
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether every verifier gave a score, so that the reward means something."""
+        return self.ending != "error" and all(part.outcome == "ok" for part in self.rewards)
+
+
+def _faults(rollout: Rollout) -> Iterator[Problem]:
+    where = f"rollout ({rollout.key})"
+    if not rollout.prompt:
+        yield Problem(f"{where}: prompt", "holds no token", "give at least one")
+    for place, turn in enumerate(rollout.turns):
+        at = f"{where}: turns[{place}]"
+        if len(turn.tokens) != len(turn.logprobs):
+            what = f"{len(turn.logprobs)} log-probabilities for {len(turn.tokens)} tokens"
+            yield Problem(at, what, "record what the engine told of each token it drew")
+        if not all(math.isfinite(value) and value <= _ROUNDING for value in turn.logprobs):
+            what = "has log-probabilities that are no finite numbers up to 0"
+            yield Problem(at, what, "look for NaN or infinite logits in the model")
+    for part in rollout.rewards:
+        # A NaN would pass through means and advantages into every weight.
+        if not (math.isfinite(part.value) and math.isfinite(part.weight)):
+            what = f"{part.value} × {part.weight} is no finite number"
+            yield Problem(f"{where}: reward {part.name}", what, "mend the verifier")

@@ -1,0 +1,1 @@
+"""Tasks that need no download: prompts, verifiers and a vocabulary of their own."""

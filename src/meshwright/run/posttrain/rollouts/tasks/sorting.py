@@ -1,0 +1,122 @@
+"""`SortingDigits`: the smallest task that really needs its reward, and can be learned on one core.
+
+    task = SortingDigits(digits=4)
+    task.words.text(task.reset(0).prompt)       "^7391>"
+
+The model reads `^7391>` and is to write `1379` and the end. Of all lists a tenth is held out, by a
+hash of the list itself: no prompt for training ever shows one, whatever its number or seed.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+from meshwright.errors import InputError, Problem
+from meshwright.run.posttrain.rollouts.environment import Reply
+from meshwright.run.posttrain.rollouts.record import Turn
+from meshwright.run.posttrain.rollouts.seeds import number_of
+from meshwright.run.posttrain.rollouts.verifiers.check import Check
+from meshwright.spec.bounds import require, whole, word
+
+Part = Literal["train", "held-out"]
+_JUDGES = "meshwright.run.posttrain.rollouts.tasks.judge_sorting"
+_ONE_OF = 10
+"""One list of so many is held out."""
+
+
+class DigitWords:
+    """The vocabulary: ten digits, the end of a prompt, of an answer, a beginning and a filler."""
+
+    asked, end, begin, pad = 10, 11, 12, 13
+    vocab = 14
+    _WRITTEN = "0123456789>$^_"
+
+    def tokens(self, text: str) -> tuple[int, ...]:
+        """Return the tokens of a text, one of each character."""
+        unknown = sorted(set(text) - set(self._WRITTEN))
+        if unknown:
+            what = f"{unknown[0]!r} is no word of this vocabulary"
+            raise InputError([Problem("text", what, f"use {self._WRITTEN}")])
+        return tuple(self._WRITTEN.index(each) for each in text)
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens."""
+        return "".join(self._WRITTEN[token] for token in tokens)
+
+
+class _Asked:
+    """One list to be sorted."""
+
+    def __init__(self, task: "SortingDigits", digits: tuple[int, ...]) -> None:
+        self._task, self._digits = task, digits
+        self.prompt = task.prompt_of(digits)
+
+    def step(self, turn: Turn, /) -> Reply:
+        """End after the first answer, which a verifier is to judge."""
+        job = {
+            "digits": list(self._digits),
+            "answer": list(turn.tokens),
+            "end": self._task.words.end,
+        }
+        check = Check(name=self._task.reward, verifier=self._task.verifiers[0], job=job)
+        return Reply(done=True, checks=(check,))
+
+
+class SortingDigits:
+    """An environment of one turn: a list of digits, and a reward for sorting it."""
+
+    def __init__(
+        self,
+        *,
+        digits: int = 4,
+        part: Part = "train",
+        reward: Literal["exact", "share"] = "exact",
+        seed: int = 0,
+    ) -> None:
+        """Ask for lists of so many digits; `share` rewards places that are right by themselves."""
+        require(
+            whole("digits", digits, least=2, most=64),
+            word("part", part, ("train", "held-out")),
+            word("reward", reward, ("exact", "share")),
+        )
+        self.digits, self.part, self.reward, self.seed = digits, part, reward, seed
+        self.words = DigitWords()
+        self.name = f"sort {digits} digits ({part})"
+        self.verifiers = (f"{_JUDGES}:{reward}",)
+
+    @property
+    def max_tokens(self) -> int:
+        """The tokens of a right answer."""
+        return self.digits + 1
+
+    def reset(self, prompt: int, /) -> _Asked:
+        """Begin with the list of a number."""
+        return _Asked(self, self.digits_of(prompt))
+
+    def digits_of(self, prompt: int) -> tuple[int, ...]:
+        """Return the list of a number: drawn at random, among those of this part."""
+        for attempt in range(10_000):
+            drawn = tuple(
+                number_of(self.seed, prompt, attempt, place) % 10 for place in range(self.digits)
+            )
+            if is_held_out(drawn) == (self.part == "held-out"):
+                return drawn
+        raise AssertionError("a tenth of all lists is held out, so one comes soon")
+
+    def prompt_of(self, digits: Sequence[int]) -> tuple[int, ...]:
+        """Return the prompt that asks for a list."""
+        return (self.words.begin, *digits, self.words.asked)
+
+    def answer_of(self, digits: Sequence[int]) -> tuple[int, ...]:
+        """Return the right answer, as supervised training shows it."""
+        return (*sorted(digits), self.words.end)
+
+    def shown(self, prompts: Sequence[int]) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+        """Return prompts with their right answers."""
+        for prompt in prompts:
+            digits = self.digits_of(prompt)
+            yield self.prompt_of(digits), self.answer_of(digits)
+
+
+def is_held_out(digits: Sequence[int]) -> bool:
+    """Tell whether a list is kept from training; it depends on nothing but the list."""
+    return number_of(0, len(digits), *digits) % _ONE_OF == 0

@@ -1,0 +1,263 @@
+"""`VerifierPool`: verifiers in several bounded processes, which outlives the death of any of them.
+
+    with VerifierPool(["mine.judges:exact"], workers=2) as pool:
+        (part,) = pool.judge([Check(name="exact", verifier="mine.judges:exact", job={"answer": 3})])
+
+A thread keeps each process and hands it checks. Whatever ends a process, every check gets exactly
+one verdict: what was not answered goes to the next process, but the check that passed its deadline.
+"""
+
+import math
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Sequence
+from concurrent.futures import Future
+from itertools import count
+from types import TracebackType
+from typing import NamedTuple, Self
+
+from meshwright.errors import InputError, Problem
+from meshwright.run.posttrain.rollouts.record import Judged, RewardPart
+from meshwright.run.posttrain.rollouts.verifiers.check import (
+    Check,
+    VerifierBroken,
+    VerifierLimits,
+)
+from meshwright.run.posttrain.rollouts.verifiers.process import (
+    Gone,
+    Reply,
+    VerifierProcess,
+    check_job,
+)
+from meshwright.spec.bounds import require, whole
+from meshwright.spec.names import suggestion
+
+_AT_ONCE = 64
+"""Checks that go to a process in one message: quick ones would cost less than their messages."""
+
+
+class UnderWay(NamedTuple):
+    """A check that a process has in hand."""
+
+    check: str
+    verifier: str
+    pid: int
+    since_s: float
+    deadline_s: float
+
+
+class _Work:
+    """A check, and who waits for its verdict."""
+
+    __slots__ = ("attempts", "check", "number", "verdict")
+
+    def __init__(self, number: int, check: Check) -> None:
+        self.number, self.check, self.attempts = number, check, 0
+        self.verdict: Future[RewardPart] = Future()
+        # From here on nobody can cancel it, so that a verdict always finds its place.
+        self.verdict.set_running_or_notify_cancel()
+
+
+class VerifierPool:
+    """Judges many checks at a time; any thread may use it."""
+
+    def __init__(
+        self, verifiers: Sequence[str], *, workers: int = 2, limits: VerifierLimits | None = None
+    ) -> None:
+        """Start one process, which shows that the verifiers load; others start when needed."""
+        require(whole("workers", workers, most=1024))
+        self.limits = limits or VerifierLimits()
+        self._verifiers = tuple(dict.fromkeys(verifiers))
+        first = VerifierProcess(self._verifiers, self.limits)
+        self.fingerprints = dict(first.digests)
+        """Of each verifier's module."""
+        self.refused = first.refused
+        """Limits that this system does not let a process set."""
+        self._workers, self._waiting, self._numbers = workers, deque[_Work](), count()
+        self._changed, self._closed = threading.Condition(), False
+        self._counts: Counter[tuple[str, Judged]] = Counter()
+        self._under_way: dict[int, UnderWay] = {}
+        self._restarts = 0
+        self._threads = [
+            threading.Thread(
+                target=self._keep,
+                args=(slot, first if slot == 0 else None),
+                name=f"verifier {slot}",
+                daemon=True,
+            )
+            for slot in range(workers)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, check: Check) -> "Future[RewardPart]":
+        """Queue a check; its verdict comes as a part of a reward, also where it fails."""
+        return self._queue([check])[0].verdict
+
+    def judge(self, checks: Sequence[Check]) -> list[RewardPart]:
+        """Judge checks; each is answered within its deadline once a process has it."""
+        return [work.verdict.result() for work in self._queue(checks)]
+
+    @property
+    def counts(self) -> dict[str, dict[Judged, int]]:
+        """How often each verifier ended how."""
+        with self._changed:
+            found: dict[str, dict[Judged, int]] = {}
+            for (verifier, outcome), number in sorted(self._counts.items()):
+                found.setdefault(verifier, {})[outcome] = number
+            return found
+
+    @property
+    def restarts(self) -> int:
+        """Processes that had to be replaced because they died or were killed."""
+        return self._restarts
+
+    def under_way(self) -> list[UnderWay]:
+        """Tell who is waited for at this moment, and until when."""
+        with self._changed:
+            return list(self._under_way.values())
+
+    def close(self) -> None:
+        """End all processes; who still waits for a verdict hears of it."""
+        with self._changed:
+            self._closed = True
+            left = list(self._waiting)
+            self._waiting.clear()
+            self._changed.notify_all()
+        for work in left:
+            work.verdict.set_exception(VerifierBroken("the verifiers were closed"))
+        for thread in self._threads:
+            thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _queue(self, checks: Sequence[Check]) -> list[_Work]:
+        for check in checks:
+            if check.verifier not in self._verifiers:
+                what = f"{check.verifier} is none of this pool's"
+                fix = suggestion(check.verifier, self._verifiers)
+                raise InputError([Problem(f"check {check.name}", what, fix)])
+            check_job(check.job)
+        with self._changed:
+            if self._closed:
+                raise VerifierBroken("the verifiers were closed")
+            queued = [_Work(next(self._numbers), check) for check in checks]
+            self._waiting.extend(queued)
+            self._changed.notify(len(queued))
+        return queued
+
+    def _taken(self) -> list[_Work]:
+        """Wait for work and take a share of it; none where the pool closes."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._closed)
+            share = math.ceil(len(self._waiting) / self._workers)
+            most = self.limits.checks_per_process or _AT_ONCE
+            return [self._waiting.popleft() for _ in range(min(share, most))]
+
+    def _keep(self, slot: int, process: VerifierProcess | None) -> None:
+        """Keep one process, and give it work until the pool closes."""
+        try:
+            while batch := deque(self._taken()):
+                while batch:
+                    try:
+                        process = process or VerifierProcess(self._verifiers, self.limits)
+                    except (VerifierBroken, InputError) as error:
+                        for work in batch:
+                            work.verdict.set_exception(error)
+                        break
+                    process = self._pass(slot, process, batch)
+        finally:
+            if process is not None:
+                process.end()
+
+    def _pass(
+        self, slot: int, process: VerifierProcess, batch: deque[_Work]
+    ) -> VerifierProcess | None:
+        """Let a process judge a batch; return it, or None where it is no more.
+
+        What is left in the batch afterwards has no verdict.
+        """
+        process.send([(work.number, work.check.verifier, work.check.job) for work in batch])
+        while batch:
+            work = batch[0]
+            self._note(slot, work.check, process.pid)
+            answer = process.reply()
+            self._note(slot, None, process.pid)
+            if isinstance(answer, Reply) and answer.number != work.number:
+                # Only a verifier that writes to the socket itself can bring this about.
+                answer = Gone("output", "it answered a check that it was not asked")
+            if isinstance(answer, Reply):
+                batch.popleft()
+                self._settle(work, answer.outcome, answer.value, answer.reason, answer.took_s)
+                continue
+            process.end()
+            with self._changed:
+                self._restarts += 1
+            work.attempts += 1
+            if answer.how != "died" or work.attempts > self.limits.retries:
+                batch.popleft()
+                self._fail(work, answer, process.pid)
+            return None
+        if self.limits.checks_per_process and process.checks >= self.limits.checks_per_process:
+            process.end()
+            return None
+        return process
+
+    def _fail(self, work: _Work, gone: Gone, pid: int) -> None:
+        verifier, deadline_s = work.check.verifier, self.limits.deadline_s
+        if gone.how == "time-out":
+            why = (
+                f"gave no answer within its deadline of {deadline_s:g} s; process {pid} was killed"
+            )
+            self._settle(work, "time-out", 0.0, f"verifier {verifier} {why}", deadline_s)
+            return
+        tried = f" (process {pid}, try {work.attempts})"
+        self._settle(work, gone.how, 0.0, f"verifier {verifier}: {gone.why}{tried}", 0.0)
+
+    def _settle(
+        self, work: _Work, outcome: Judged, value: float, reason: str, took_s: float
+    ) -> None:
+        check = work.check
+        part = RewardPart(
+            name=check.name,
+            value=value,
+            weight=check.weight,
+            reason=reason,
+            verifier=check.verifier,
+            fingerprint=self.fingerprints[check.verifier],
+            outcome=outcome,
+            took_s=took_s,
+        )
+        with self._changed:
+            self._counts[check.verifier, outcome] += 1
+        work.verdict.set_result(part)
+
+    def _note(self, slot: int, check: Check | None, pid: int) -> None:
+        with self._changed:
+            if check is None:
+                self._under_way.pop(slot, None)
+            else:
+                self._under_way[slot] = UnderWay(
+                    check.name, check.verifier, pid, time.monotonic(), self.limits.deadline_s
+                )
+
+
+def told(counts: dict[str, dict[Judged, int]]) -> list[str]:
+    """Say in words which verifiers failed, and how often."""
+    lines = []
+    for verifier, outcomes in counts.items():
+        failed = {outcome: number for outcome, number in outcomes.items() if outcome != "ok"}
+        if failed:
+            how = ", ".join(f"{number:,} × {outcome}" for outcome, number in failed.items())
+            lines.append(f"{verifier}: {how}, of {sum(outcomes.values()):,} checks")
+    return lines

@@ -1,0 +1,77 @@
+"""A run that draws rollouts into a file, for a test to kill: `killed.py FILE PROMPTS`.
+
+An engine without a model stands in for the real one, so that nothing has to be loaded: it draws
+tokens by the seed alone, as the real one does for the same weights.
+"""
+
+import hashlib
+import sys
+import time
+from typing import Any, cast
+
+from meshwright.run.posttrain.rollouts import (
+    Drawing,
+    Generator,
+    RolloutLog,
+    SortingDigits,
+    VerifierPool,
+    origin_of,
+)
+from meshwright.run.serve.asked import Ask, Piece, TokenLogprob
+
+PAUSE_S = 0.002
+
+
+class PretendEngine:
+    """Answers one ask at each turn."""
+
+    max_length = 64
+
+    def __init__(self, pause_s: float = 0.0) -> None:
+        self._asked: list[tuple[Ask, Any]] = []
+        self._ready: list[tuple[Any, Piece]] = []
+        self._pause_s, self.drawn = pause_s, 0
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._asked
+
+    def add(self, ask: Ask, sink: Any) -> list[object]:
+        self._asked.append((ask, sink))
+        return []
+
+    def cancel(self, answers: list[object]) -> None:
+        assert not answers
+        self._asked.clear()
+
+    def turn(self) -> None:
+        if not self._asked:
+            return
+        time.sleep(self._pause_s)
+        ask, sink = self._asked.pop(0)
+        digest = hashlib.blake2b(str(ask.sampling.seed).encode(), digest_size=4).digest()
+        told = tuple(TokenLogprob(byte % 10, -byte / 300) for byte in digest)
+        tokens = tuple(each.token for each in told)
+        self._ready.append((sink, Piece(tokens=tokens, logprobs=told, finish="length")))
+        self.drawn += 1
+
+    def outbox(self) -> list[tuple[Any, Piece]]:
+        ready, self._ready = self._ready, []
+        return ready
+
+
+def draw(path: str, prompts: int, pause_s: float = 0.0) -> int:
+    """Draw what is missing; return how many that were."""
+    task, engine = SortingDigits(), PretendEngine(pause_s)
+    with VerifierPool(task.verifiers, workers=1) as pool:
+        generator = Generator(cast(Any, engine), task, pool, Drawing(samples=4, max_tokens=4))
+        keys = generator.keys(3, range(prompts))
+        with RolloutLog(path, origin_of(generator, "pretend")) as log:
+            for _ in log.missing(generator, keys, version=1):
+                pass
+            assert log.keys == set(keys)
+    return engine.drawn
+
+
+if __name__ == "__main__":
+    draw(sys.argv[1], int(sys.argv[2]), PAUSE_S)

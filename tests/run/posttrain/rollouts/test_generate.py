@@ -1,0 +1,185 @@
+"""What the engine drew is what is recorded, whatever was drawn beside it and by whom."""
+
+import threading
+from collections.abc import Iterator
+from itertools import pairwise
+
+import msgspec
+import pytest
+
+pytest.importorskip("torch", reason="runs a model")
+
+import torch
+
+from meshwright.errors import InputError
+from meshwright.run.posttrain.rollouts import (
+    Drawing,
+    Generator,
+    Key,
+    Reply,
+    Rollout,
+    SortingDigits,
+    Turn,
+    VerifierPool,
+)
+from meshwright.run.posttrain.rollouts.seeds import seed_of
+from meshwright.run.posttrain.rollouts.stepping import EnvironmentBroken
+from tests.run.posttrain.rollouts.small import Calls, decoder, engine
+
+TASK = SortingDigits(digits=3)
+REFERENCE = decoder()
+DRAWING = Drawing(samples=4, max_tokens=6, stop_tokens=(TASK.words.end,))
+TURNS = Drawing(samples=2, max_tokens=4, max_turns=3)
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[VerifierPool]:
+    with VerifierPool([*TASK.verifiers, *Calls.verifiers], workers=1) as made:
+        yield made
+
+
+def draws(rollouts: list[tuple[Rollout, ...]]) -> list[tuple[int, ...]]:
+    return [rollout.tokens for group in rollouts for rollout in group]
+
+
+def told_again(rollout: Rollout) -> list[float]:
+    """Return the log-probabilities of a rollout's tokens, by one pass over all of them."""
+    ids_1T = torch.tensor([rollout.tokens])
+    with torch.no_grad():
+        logprobs_TV = REFERENCE(ids_1T)[0].log_softmax(-1)
+    own_T = logprobs_TV[:-1].gather(1, ids_1T[0, 1:, None])[:, 0]
+    return [0.0, *own_T.tolist()]
+
+
+def test_groups_have_their_samples_in_order(pool: VerifierPool) -> None:
+    groups = Generator(engine(), TASK, pool, DRAWING).groups(5, [3, 1], version=7)
+    assert [[rollout.key for rollout in group] for group in groups] == [
+        [Key(5, prompt, sample) for sample in range(4)] for prompt in (3, 1)
+    ]
+    for group in groups:
+        assert len({rollout.prompt for rollout in group}) == 1
+        assert len({rollout.tokens for rollout in group}) > 1, "samples differ"
+        for rollout in group:
+            (turn,) = rollout.turns
+            assert turn.version == 7
+            assert rollout.versions == (7, 7)
+            assert rollout.ending == ("length" if turn.finish == "length" else "done")
+            assert rollout.rewards[0].outcome == "ok"
+
+
+def test_log_probabilities_are_those_of_one_pass_over_the_whole(pool: VerifierPool) -> None:
+    groups = Generator(engine(), Calls(), pool, TURNS).groups(0, range(3), version=0)
+    for group in groups:
+        for rollout in group:
+            for mine, again, drawn in zip(
+                rollout.logprobs, told_again(rollout), rollout.loss_mask, strict=True
+            ):
+                assert mine == (pytest.approx(again, abs=1e-5) if drawn else 0.0)
+
+
+def test_draws_depend_on_their_key_alone(pool: VerifierPool) -> None:
+    wanted = draws(Generator(engine(), TASK, pool, DRAWING).groups(2, range(6), version=0))
+    few = engine(batch_requests=2, batch_tokens=8)
+    assert draws(Generator(few, TASK, pool, DRAWING).groups(2, range(6), 0)) == wanted
+    used = Generator(engine(), TASK, pool, DRAWING)
+    apart = [draws(used.groups(2, [prompt], 0)) for prompt in reversed(range(6))]
+    assert [tokens for group in reversed(apart) for tokens in group] == wanted
+    other = draws(Generator(engine(), TASK, pool, DRAWING).groups(3, range(6), version=0))
+    assert other != wanted
+
+
+def test_seeds_differ_by_every_part_of_a_key() -> None:
+    places = [(0, 0, 0, 0, 0), (1, 0, 0, 0, 0), (0, 1, 0, 0, 0), (0, 0, 1, 0, 0), (0, 0, 0, 1, 0)]
+    places += [(0, 0, 0, 0, 1), (0, 1, 11, 1, 0), (0, 11, 1, 1, 0)]
+    seeds = {seed_of(run, Key(*key), turn) for run, *key, turn in places}
+    assert len(seeds) == len(places)
+    assert all(0 <= seed < 2**62 for seed in seeds)
+    assert seed_of(0, Key(0, 0, 0)) == 463590903587166154, "old recordings can be drawn again"
+
+
+def test_each_turn_extends_the_last_and_only_drawn_tokens_are_trained_on(
+    pool: VerifierPool,
+) -> None:
+    (group,) = Generator(engine(), Calls(), pool, TURNS).groups(0, [4], version=0)
+    for rollout in group:
+        assert [turn.observation for turn in rollout.turns] == [(13, 1, 13), (13, 2, 13), ()]
+        assert len({turn.seed for turn in rollout.turns}) == 3
+        assert rollout.tokens[:3] == rollout.prompt == (12, 4, 10)
+        trained = [t for t, on in zip(rollout.tokens, rollout.loss_mask, strict=True) if on]
+        assert trained == [token for turn in rollout.turns for token in turn.tokens]
+        assert rollout.drawn == len(trained)
+        assert all(turn.cached_tokens > 0 for turn in rollout.turns[1:]), "its own blocks"
+        last = sum(rollout.turns[-1].tokens)
+        assert [part.name for part in rollout.rewards] == ["call", "call", "sum"]
+        assert rollout.reward == 0.5 + 2 * last
+        assert [one.began_s <= two.began_s for one, two in pairwise(rollout.turns)] == [True] * 2
+
+
+def test_turns_and_length_end_what_the_environment_would_go_on_with(pool: VerifierPool) -> None:
+    short = msgspec.structs.replace(TURNS, max_turns=2, stop_tokens=tuple(range(14)))
+    (group,) = Generator(engine(), Calls(), pool, short).groups(0, [0], version=0)
+    assert {(rollout.ending, len(rollout.turns)) for rollout in group} == {("turns", 2)}
+    long = msgspec.structs.replace(TURNS, max_tokens=61)
+    (group,) = Generator(engine(), Calls(), pool, long).groups(0, [0], version=0)
+    assert {(rollout.ending, len(rollout.turns)) for rollout in group} == {("length", 1)}
+
+
+class _Hangs:
+    name, verifiers = "stuck", ()
+
+    def __init__(self) -> None:
+        self.prompt, self.released = (1, 2), threading.Event()
+
+    def reset(self, prompt: int, /) -> "_Hangs":  # noqa: ARG002
+        return self
+
+    def step(self, turn: Turn, /) -> Reply:  # noqa: ARG002
+        self.released.wait()
+        return Reply(done=True)
+
+
+def test_an_environment_that_hangs_is_named_and_the_engine_is_left_idle(
+    pool: VerifierPool,
+) -> None:
+    drawing = Drawing(samples=1, max_tokens=2, step_s=0.05)
+    hanging, used = _Hangs(), engine()
+    with pytest.raises(EnvironmentBroken, match=r"stuck .* deadline of 0.05 s: step 4, prompt 9"):
+        Generator(used, hanging, pool, drawing).groups(4, [9], version=0)
+    hanging.released.set()
+    assert used.is_idle
+    assert used.batcher.pool.held == 0
+
+
+class _Fails(_Hangs):
+    def step(self, turn: Turn, /) -> Reply:  # noqa: ARG002
+        raise KeyError("no such tool")
+
+
+def test_an_environment_that_fails_is_named(pool: VerifierPool) -> None:
+    with pytest.raises(EnvironmentBroken, match=r"step 0, prompt 1, sample 0: KeyError"):
+        Generator(engine(), _Fails(), pool, DRAWING).groups(0, [1], version=0)
+
+
+def test_breaking_off_leaves_the_engine_idle(pool: VerifierPool) -> None:
+    generator = Generator(engine(batch_requests=2), TASK, pool, DRAWING)
+    drawing = generator.rollouts(generator.keys(0, range(5)), version=0)
+    next(drawing)
+    drawing.close()  # type: ignore[attr-defined]
+    assert generator.engine.is_idle
+    assert generator.engine.batcher.pool.held == 0
+
+
+def test_temperatures_whose_chances_nobody_tells_are_refused() -> None:
+    with pytest.raises(InputError, match="use 1 for training, 0 for evaluation"):
+        Drawing(temperature=0.7)
+
+
+def test_a_key_is_drawn_once(pool: VerifierPool) -> None:
+    generator = Generator(engine(), TASK, pool, DRAWING)
+    with pytest.raises(InputError, match="1 of 2 stand there twice"):
+        list(generator.rollouts([Key(0, 0, 0)] * 2, version=0))
+
+
+def test_a_reply_that_goes_on_has_to_say_something() -> None:
+    with pytest.raises(InputError, match="says nothing that the model could answer"):
+        Reply()

@@ -1,0 +1,191 @@
+"""A recorded rollout is read again bit by bit, and a killed run goes on without loss or doubles."""
+
+import os
+import signal
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from meshwright.errors import DamagedFile, InputError
+from meshwright.run.posttrain.rollouts import (
+    Drawing,
+    Key,
+    RewardPart,
+    Rollout,
+    RolloutLog,
+    Turn,
+    read_rollouts,
+    write_rollouts,
+)
+from meshwright.run.posttrain.rollouts.log import Origin, Recorded
+from tests.run.posttrain.rollouts.killed import draw
+
+ROOT = Path(__file__).resolve().parents[4]
+ORIGIN = Origin(
+    environment="test", drawing=Drawing(stop_tokens=(1,)), fingerprints={"a:b": "00ff"}
+)  # fmt: skip
+# Numbers whose last bits a careless writer loses: float32 halves, the least number, minus zero.
+HARD = (-0.1, -1 / 3, -5e-324, -0.0, -struct.unpack("f", struct.pack("f", 0.3))[0], -1e300)
+
+
+def rollout(sample: int = 0, **changed: Any) -> Rollout:
+    turns = (
+        Turn(
+            tokens=(3, 200_000, 1, 0, 5, 9),
+            logprobs=HARD,
+            finish="stop",
+            version=4,
+            seed=2**62 - 1,
+            observation=(7, 7),
+            began_s=0.1 + 0.2,
+        ),
+        Turn(tokens=(2,), logprobs=(-2.5,), finish="length", version=5, seed=1),
+    )
+    parts = (
+        RewardPart(name="exact", value=1.0, reason="“ja”\n", verifier="a:b", fingerprint="00ff"),
+        RewardPart(name="tool", value=0.1, weight=-0.3, outcome="time-out", took_s=1e-9),
+    )
+    given: dict[str, Any] = {
+        "key": Key(1, 2, sample), "prompt": (1, 2), "turns": turns, "rewards": parts,
+        "ending": "done",
+    }  # fmt: skip
+    return Rollout(**given | changed)
+
+
+def bits(recorded: Recorded) -> list[bytes]:
+    return [
+        struct.pack(f"<{len(turn.logprobs) + 2}d", *turn.logprobs, turn.began_s, each.reward)
+        for each in recorded.rollouts
+        for turn in each.turns
+    ]
+
+
+@pytest.mark.parametrize("name", ["rollouts.jsonl", "rollouts.parquet"])
+def test_what_was_recorded_is_read_again_bit_by_bit(name: str, tmp_path: Path) -> None:
+    bare = rollout(1, turns=(), rewards=(), ending="error", error="no number for any token")
+    wanted = Recorded(ORIGIN, (rollout(0), bare, rollout(2)))
+    write_rollouts(tmp_path / name, wanted)
+    found = read_rollouts(tmp_path / name)
+    assert found == wanted
+    assert bits(found) == bits(wanted)
+    write_rollouts(tmp_path / f"again-{name}", found)
+    assert (tmp_path / f"again-{name}").read_bytes() == (tmp_path / name).read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"again-{name}", name]
+
+
+def test_a_rollout_adds_up() -> None:
+    made = rollout()
+    assert made.tokens == (1, 2, 3, 200_000, 1, 0, 5, 9, 7, 7, 2)
+    assert made.loss_mask == (False,) * 2 + (True,) * 6 + (False,) * 2 + (True,)
+    assert made.logprobs == (0.0, 0.0, *HARD, 0.0, 0.0, -2.5)
+    assert made.drawn == 7
+    assert made.versions == (4, 5)
+    assert made.reward == pytest.approx(1 - 0.03)
+    assert not made.is_judged, "a verifier was too late"
+    assert rollout(rewards=made.rewards[:1]).is_judged
+
+
+def turn_of(**changed: Any) -> Turn:
+    given: dict[str, Any] = {
+        "tokens": (1,), "logprobs": (-1.0,), "finish": "stop", "version": 0, "seed": 0,
+    }  # fmt: skip
+    return Turn(**given | changed)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"turns": (turn_of(tokens=(1, 2)),)}, "1 log-probabilities for 2 tokens"),
+        ({"turns": (turn_of(logprobs=(float("nan"),)),)}, "no finite numbers up to 0"),
+        ({"turns": (turn_of(logprobs=(0.5,)),)}, "no finite numbers up to 0"),
+        ({"prompt": ()}, "holds no token"),
+        ({"rewards": (RewardPart(name="r", value=float("inf")),)}, "reward r: inf × 1.0 is no"),
+    ],
+)
+def test_what_would_spoil_training_is_not_recorded(changed: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        rollout(**changed)
+
+
+def test_a_log_goes_on_after_any_torn_end(tmp_path: Path) -> None:
+    whole = tmp_path / "whole.jsonl"
+    with RolloutLog(whole, ORIGIN) as log:
+        for sample in range(2):
+            log.add(rollout(sample))
+    data = whole.read_bytes()
+    torn = tmp_path / "torn.jsonl"
+    ends = [
+        place for place in range(len(data)) if place % 97 == 0 or data[place : place + 1] == b"\n"
+    ]
+    for end in ends:
+        torn.write_bytes(data[:end])
+        with RolloutLog(torn, ORIGIN) as log:
+            for sample in range(2):
+                if Key(1, 2, sample) not in log.keys:
+                    log.add(rollout(sample))
+        assert torn.read_bytes() == data
+
+
+def test_a_file_that_breaks_off_is_told_with_what_it_holds(tmp_path: Path) -> None:
+    path = tmp_path / "rollouts.jsonl"
+    write_rollouts(path, Recorded(ORIGIN, (rollout(0), rollout(1))))
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(DamagedFile, match="breaks off after 1 rollouts") as caught:
+        read_rollouts(path)
+    assert caught.value.kept == Recorded(ORIGIN, (rollout(0),))
+
+
+def test_a_log_takes_neither_doubles_nor_another_origin(tmp_path: Path) -> None:
+    path = tmp_path / "rollouts.jsonl"
+    with RolloutLog(path, ORIGIN) as log:
+        log.add(rollout())
+        with pytest.raises(InputError, match="has step 1, prompt 2, sample 0 already"):
+            log.add(rollout())
+        with pytest.raises(InputError, match="another process writes"):
+            RolloutLog(path, ORIGIN)
+    other = msgspec.structs.replace(ORIGIN, drawing=Drawing(seed=1))
+    with pytest.raises(InputError, match=r"another origin \(drawing\)"):
+        RolloutLog(path, other)
+    data = path.read_bytes()
+    path.write_bytes(data + data.split(b"\n")[1] + b"\n")
+    with pytest.raises(InputError, match="has step 1, prompt 2, sample 0 twice"):
+        read_rollouts(path)
+
+
+@pytest.mark.parametrize("name", ["no.jsonl", "no.parquet"])
+def test_files_that_are_none_are_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=name):
+        read_rollouts(tmp_path / name)
+    (tmp_path / name).write_bytes(b'{"a": 1}\n')
+    with pytest.raises(InputError, match=name):
+        read_rollouts(tmp_path / name)
+
+
+def drawn(path: Path) -> dict[Key, tuple[Any, ...]]:
+    """Return all of a file but its times."""
+    return {
+        each.key: (each.tokens, each.logprobs, each.reward, each.rewards[0].reason, each.ending)
+        for each in read_rollouts(path).rollouts
+    }
+
+
+def test_a_run_that_is_killed_goes_on_without_loss_or_doubles(tmp_path: Path) -> None:
+    wanted, path = tmp_path / "wanted.jsonl", tmp_path / "killed.jsonl"
+    assert draw(str(wanted), 40) == 160
+    command = [sys.executable, "-m", "tests.run.posttrain.rollouts.killed", str(path), "40"]
+    running = subprocess.Popen(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": "src"})
+    while running.poll() is None and not (path.exists() and path.stat().st_size > 4000):
+        time.sleep(0.002)
+    running.send_signal(signal.SIGKILL)
+    running.wait()
+    before = path.read_bytes().count(b"\n") - 1
+    assert 0 < before < 160
+    assert draw(str(path), 40) == 160 - before
+    assert drawn(path) == drawn(wanted)
+    assert draw(str(path), 40) == 0
