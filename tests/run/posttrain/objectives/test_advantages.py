@@ -3,6 +3,9 @@
 import statistics
 
 import pytest
+
+pytest.importorskip("torch", reason="objectives are functions of torch's tensors")
+
 import torch
 from hypothesis import given
 from hypothesis import strategies as st

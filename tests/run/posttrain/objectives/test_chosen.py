@@ -2,14 +2,26 @@
 
 from typing import Any
 
+import msgspec
 import pytest
+
+pytest.importorskip("torch", reason="objectives are functions of torch's tensors")
+
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.errors import InputError
 from meshwright.run.kernels.labels import IGNORED
-from meshwright.run.posttrain.objectives.chosen import chosen_logprobs, word_logprobs
+from meshwright.run.kernels.language import HAS_TRITON
+from meshwright.run.nn.build import build
+from meshwright.run.nn.initialise import materialise
+from meshwright.run.posttrain.objectives.chosen import (
+    chosen_logprobs,
+    decoder_logprobs,
+    word_logprobs,
+)
+from meshwright.spec.model import decoder as llama
 
 shapes = st.fixed_dictionaries(
     {
@@ -41,7 +53,8 @@ def at_once(
     logits = logits * (rule["scale"] or 1.0)
     if rule["softcap"]:
         logits = rule["softcap"] * torch.tanh(logits / rule["softcap"])
-    return (logits / rule["temperature"]).log_softmax(-1)
+    shaped: torch.Tensor = logits / rule["temperature"]
+    return shaped.log_softmax(-1)
 
 
 @settings(max_examples=40)
@@ -94,6 +107,34 @@ def test_ignored_words_are_nought_and_pull_nowhere(dtype: torch.dtype) -> None:
     assert dx[1:3].eq(0).all()
     kept = chosen_logprobs(x[[0, 3]], weight, chosen[[0, 3], 0])
     torch.testing.assert_close(torch.autograd.grad(kept.sum(), weight)[0], dw)
+
+
+@pytest.mark.skipif(not HAS_TRITON, reason="needs Triton, whose interpreter runs the kernel")
+def test_kernel_says_the_same_as_torch() -> None:
+    x, weight, _, chosen = given_(5, 1, torch.float32)
+    chosen[2] = IGNORED
+    mine, theirs = (
+        chosen_logprobs(x, weight, chosen[:, 0], backend=each, temperature=0.8, chunk_bytes=99)
+        for each in ("triton", "torch")
+    )
+    torch.testing.assert_close(mine, theirs)
+    slopes = [torch.autograd.grad(each.exp().sum(), (x, weight)) for each in (mine, theirs)]
+    torch.testing.assert_close(slopes[0], slopes[1], atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("capped", [False, True])
+def test_decoder_says_the_same_as_its_logits(capped: bool) -> None:
+    model = llama("tiny", hidden=32, layers=1, heads=2, kv_heads=1, ffn=48, vocab=17)
+    model = msgspec.structs.replace(model, logit_softcap=2.0) if capped else model
+    built = build(model, dtype=torch.float32)
+    materialise(built, "cpu", seed=1)
+    tokens = torch.randint(17, (2, 6), generator=torch.Generator().manual_seed(4))
+    words = torch.cat([tokens[:, 1:], torch.full((2, 1), IGNORED)], 1)
+    found, entropy = decoder_logprobs(built, built.hidden(tokens), words, entropy=True)
+    want = built(tokens).float().log_softmax(-1)
+    torch.testing.assert_close(found[:, :-1], want[:, :-1].gather(-1, words[:, :-1, None])[..., 0])
+    assert found[:, -1].eq(0).all()
+    torch.testing.assert_close(entropy, -(want.exp() * want).sum(-1))
 
 
 def test_logits_are_never_all_there() -> None:

@@ -1,6 +1,9 @@
 """Estimators of KL: their expectations and those of their gradients, worked out over all words."""
 
 import pytest
+
+pytest.importorskip("torch", reason="objectives are functions of torch's tensors")
+
 import torch
 
 from meshwright.errors import InputError

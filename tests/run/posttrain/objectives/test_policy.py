@@ -3,6 +3,9 @@
 import math
 
 import pytest
+
+pytest.importorskip("torch", reason="objectives are functions of torch's tensors")
+
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -101,7 +104,7 @@ def test_padding_may_hold_anything() -> None:
     tokens = padded(torch.tensor([[True, False], [True, False]]))
     bad = torch.tensor([[-1.1, math.inf], [-2.0, float("nan")]])
     for level in ("token", "sequence"):
-        loss = policy.clipped(logp, bad, bad, tokens, level=level)  # type: ignore[arg-type]
+        loss = policy.clipped(logp, bad, bad, tokens, level=level)
         weight = averaging.weights(tokens, averaging.totals([tokens]), "sequence")
         weight = weight * mismatch.truncated(bad, bad, tokens)
         (slope,) = torch.autograd.grad(averaging.weighted_sum(loss.losses, weight), logp)

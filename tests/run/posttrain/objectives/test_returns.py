@@ -1,6 +1,9 @@
 """Advantages of tokens, against loops over single tokens."""
 
 import pytest
+
+pytest.importorskip("torch", reason="objectives are functions of torch's tensors")
+
 import torch
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,6 +1,9 @@
 """Signals add up over microbatches, and say in words when a step is silent."""
 
 import pytest
+
+pytest.importorskip("torch", reason="objectives are functions of torch's tensors")
+
 import torch
 
 from meshwright.errors import InputError

@@ -7,13 +7,14 @@ step was cut up: nothing is averaged twice.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from meshwright.errors import InputError, Problem
 from meshwright.run.posttrain.objectives.tokens import Tokens
+from meshwright.spec.bounds import require, word
 
 Averaging = Literal["token", "sequence", "constant"]
 """token     every token counts the same (DAPO, arXiv 2503.14476 Eq. 8)
@@ -53,15 +54,13 @@ def weights(
 
     `longest` is the most tokens an answer may have, where `averaging` is "constant".
     """
+    require(word("averaging", averaging, get_args(Averaging)))
     counted = tokens.mask.to(dtype)
     if averaging == "token":
         return counted / max(1, of.tokens)
     if averaging == "sequence":
         own = tokens.spread(tokens.lengths().clamp(min=1)).to(dtype)
         return counted / (own * max(1, of.sequences))
-    if averaging != "constant":
-        what = f"averaging is {averaging!r}"
-        raise InputError([Problem("weights", what, 'give "token", "sequence" or "constant"')])
     if longest is None or longest < 1:
         fix = "give the most tokens an answer may have"
         raise InputError([Problem("weights", f"longest is {longest}", fix)])

@@ -4,8 +4,6 @@ Logits are made for a piece of the tokens at a time, and made again in the backw
 known how much each token counts. One word per token goes through the rows of
 `kernels.cross_entropy_rows`; several, entropies and float64 through torch, a piece at a time.
 
-For a `Decoder`: `chosen_logprobs(x, model.head_weight, words, bias=model.head.bias,
-softcap=model.model.logit_softcap, scale=model.model.logit_scale, products=model.head.products)`.
 Memory, the floor: one piece of logits, and the weight's gradient in float32.
 
 Shape letters: N tokens, D hidden, V vocabulary, K words per token.
@@ -24,6 +22,7 @@ from meshwright.run.kernels.labels import IGNORED
 from meshwright.run.kernels.language import Backend, on_triton
 from meshwright.run.kernels.linear_cross_entropy import add_product, default_chunk_bytes
 from meshwright.run.kernels.products import TORCH, Products
+from meshwright.run.nn.decoder import Decoder
 
 _COPIES = 3
 """Copies of a piece, in the wide format, that torch holds at once."""
@@ -78,6 +77,32 @@ def word_logprobs(
     rule = _Rule(softcap, scale, temperature)
     task = _Task(rule, entropy, chunk_bytes, products, backend)
     return _words(x_ND, weight_VD, bias, words_NK, task)
+
+
+def decoder_logprobs(
+    decoder: Decoder,
+    x_BTD: Tensor,
+    words_BT: Tensor,
+    *,
+    temperature: float = 1.0,
+    entropy: bool = False,
+    chunk_bytes: int | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """Return log p of one word for each of a decoder's hidden vectors, and entropies, [B, T].
+
+    `words_BT` are what follows each token, `IGNORED` where that is not asked for.
+    """
+    if decoder.head.shared is not None:
+        what = "the words of the head are shared between ranks"
+        fix = "give the trainer a layout without tensor parallelism"
+        raise InputError([Problem("decoder_logprobs", what, fix)])
+    rule = _Rule(decoder.model.logit_softcap, decoder.model.logit_scale, temperature)
+    task = _Task(rule, entropy, chunk_bytes, decoder.head.products, "auto")
+    words_NK = words_BT.reshape(-1, 1)
+    weights = (decoder.head_weight, decoder.head.bias)
+    found = _words(x_BTD.flatten(0, 1), *weights, words_NK, task)
+    spread = None if found.entropy is None else found.entropy.view(words_BT.shape)
+    return found.logprobs.view(words_BT.shape), spread
 
 
 class _Rule(NamedTuple):

@@ -7,12 +7,13 @@ vocabulary.
 """
 
 import math
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from meshwright.errors import InputError, Problem
+from meshwright.spec.bounds import require, word
 
 Direction = Literal["forward", "reverse"]
 """forward   KL(teacher ‖ student): the student shall cover what the teacher does
@@ -30,6 +31,7 @@ def distillation(
     Both are log-probabilities of the same K different words, normalised over the whole vocabulary;
     `chosen.word_logprobs` has those of the student. A teacher's -inf fills up shorter lists.
     """
+    require(word("direction", direction, get_args(Direction)))
     if student_NK.shape != teacher_NK.shape or student_NK.dim() < 2:
         what = f"student {tuple(student_NK.shape)}, teacher {tuple(teacher_NK.shape)}"
         raise InputError([Problem("distillation", what, "give [tokens, words] of both")])
@@ -43,11 +45,8 @@ def distillation(
     student, teacher = student.masked_fill(~there, 0), teacher.masked_fill(~there, 0)
     if direction == "forward":
         parts = teacher.exp() * (teacher - student)
-    elif direction == "reverse":
-        parts = student.exp() * (student - teacher)
     else:
-        fix = 'give "forward" or "reverse"'
-        raise InputError([Problem("distillation", f"direction is {direction!r}", fix)])
+        parts = student.exp() * (student - teacher)
     return parts.sum(-1)
 
 

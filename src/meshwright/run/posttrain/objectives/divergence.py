@@ -13,25 +13,25 @@ the ratio π / π_old, with its gradient, k1 and k3 both have the gradient of KL
 tokens of π_old.
 """
 
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from meshwright.errors import InputError, Problem
+from meshwright.spec.bounds import require, word
 
 Estimator = Literal["k1", "k2", "k3"]
 
 
 def divergence(logp: Tensor, reference: Tensor, kind: Estimator = "k3") -> Tensor:
     """Return each token's estimate of KL(π ‖ ref), in nats."""
+    require(word("kind", kind, get_args(Estimator)))
     gap = logp - reference.detach()
     if kind == "k1":
         return gap
     if kind == "k2":
         return 0.5 * gap.square()
-    if kind != "k3":
-        raise InputError([Problem("divergence", f"kind is {kind!r}", 'give "k1", "k2" or "k3"')])
     return torch.expm1(-gap) + gap
 
 

@@ -5,12 +5,13 @@ Losses are multiplied by these weights, which have no gradient. Equal log-probab
 sides give weights of exactly 1.
 """
 
-from typing import Literal
+from typing import Literal, get_args
 
 from torch import Tensor
 
 from meshwright.errors import InputError, Problem
 from meshwright.run.posttrain.objectives.tokens import Tokens
+from meshwright.spec.bounds import require, word
 
 Span = Literal["token", "sequence", "mean"]
 """Over what r is taken: a token; the product over its sequence; the sequence's geometric mean."""
@@ -52,12 +53,10 @@ def masked(
 
 
 def _ratio(old: Tensor, sampled: Tensor, tokens: Tokens, span: Span) -> Tensor:
+    require(word("span", span, get_args(Span)))
     gap = tokens.clean(old.detach()) - tokens.clean(sampled.detach())
     if span == "sequence":
         gap = tokens.spread(tokens.sums(gap))
     elif span == "mean":
         gap = tokens.spread(tokens.means(gap))
-    elif span != "token":
-        fix = 'give "token", "sequence" or "mean"'
-        raise InputError([Problem("mismatch", f"span is {span!r}", fix)])
     return gap.exp()

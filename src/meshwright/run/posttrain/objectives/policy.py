@@ -4,13 +4,14 @@
 of every token, to be weighted and summed (`averaging`), and what became of the ratio.
 """
 
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
 from meshwright.errors import InputError, Problem
 from meshwright.run.posttrain.objectives.tokens import Tokens
+from meshwright.spec.bounds import require, word
 
 Level = Literal["token", "sequence"]
 
@@ -36,14 +37,12 @@ def log_ratio(logp: Tensor, old: Tensor, tokens: Tokens, level: Level = "token")
     token carries for itself (its Eq. 14, GSPO-token): with the weights of "sequence" averaging and
     one advantage per sequence, value and gradient are those of the sequence's own ratio.
     """
+    require(word("level", level, get_args(Level)))
     logp = tokens.clean(logp)
     gap = logp - tokens.clean(old.detach())
     if level == "sequence":
         mean = tokens.spread(tokens.means(gap.detach()))
         gap = tokens.clean(logp - logp.detach() + mean)
-    elif level != "token":
-        fix = 'give "token" or "sequence"'
-        raise InputError([Problem("log_ratio", f"level is {level!r}", fix)])
     return gap.clamp(-MOST_LOG_RATIO, MOST_LOG_RATIO)
 
 
