@@ -333,6 +333,16 @@ def test_the_recorded_workload_belongs_to_its_nodes(tmp_path: Path) -> None:
     assert found["jobs"]["gpus"].to_pylist() == [0.46, 0.46]
 
 
+def test_a_list_of_nodes_that_is_part_of_another_is_left_out(tmp_path: Path) -> None:
+    head = "sn,cpu_milli,memory_mib,gpu,model\n"
+    written(tmp_path / "openb" / "node_list_all_node.csv", f"{head}n0,1,2,0,\nn1,1,2,8,G2\n")
+    part = written(tmp_path / "openb" / "node_list_gpu_node.csv", f"{head}n0,1,2,8,G2\n")
+    assert read(tmp_path)["nodes"]["gpus"].to_pylist() == [0, 8]
+    (batch,) = source(str(tmp_path), Asked()).batches()
+    assert any("node_list_gpu_node.csv left out" in note for note in batch.notes)
+    assert read(part)["nodes"]["gpus"].to_pylist() == [8]
+
+
 def test_batches_are_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("meshwright.observe.fleet.sources.public.reading._MOST_ROWS", 2)
     path = written(tmp_path / "a.csv", SEREN)

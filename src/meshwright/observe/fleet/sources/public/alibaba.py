@@ -12,6 +12,7 @@ from meshwright.observe.fleet.sources.public.form import Form, Tables, Told, for
 from meshwright.observe.fleet.sources.source import rows_of
 
 _MILLI = 1e-3
+NODES_2023 = "Alibaba 2023 nodes"
 
 
 def _whole(values: np.ndarray) -> pa.Array:
@@ -128,7 +129,7 @@ def _pods(pod: pa.Array, time: np.ndarray, told: Told) -> Tables:
 
 
 FORMS: tuple[Form, ...] = (
-    form("Alibaba 2023 nodes", "sn, cpu_milli, memory_mib, gpu, model", _nodes_2023),
+    form(NODES_2023, "sn, cpu_milli, memory_mib, gpu, model", _nodes_2023),
     form(
         "Alibaba 2023 pods",
         "name, cpu_milli, memory_mib, num_gpu, gpu_milli",

@@ -116,13 +116,26 @@ class PublicTrace:
     """The rows of a public trace."""
 
     def __init__(self, where: Path, asked: Asked, found: tuple[Found, ...]) -> None:
-        self._where, self._asked, self._found = where, asked, found
+        self._where, self._asked = where, asked
+        self._found = tuple(one for one in found if not self._repeats(one, found))
+        self._left_out = [one for one in found if one not in self._found]
         self._several = Counter((one.form.name, one.part.path.parent) for one in found)
 
     @property
     def name(self) -> str:
         """What it is and where."""
         return f"public:{self._where}"
+
+    @staticmethod
+    def _repeats(one: Found, found: tuple[Found, ...]) -> bool:
+        """Say whether a list of nodes is part of another beside it, with other numbers for them."""
+        if one.form.name != alibaba.NODES_2023:
+            return False
+        beside = [
+            other.part for other in found
+            if other.form == one.form and other.part.path.parent == one.part.path.parent
+        ]  # fmt: skip
+        return one.part != next((part for part in beside if "all" in part.stem), beside[0])
 
     def batches(self, cursor: str | None = None) -> Iterator[Batch]:
         """Give the rows part by part; a cursor names the last part that was read to its end."""
@@ -139,7 +152,14 @@ class PublicTrace:
                         last = Batch(table, rows)
             if last is not None:
                 left = f"{one.part.label}: {len(skipped):,} rows of a wrong width left out"
-                notes = (f"read as {one.form.name}", *([left] if skipped else []))
+                again = [
+                    f"{other.part.label} left out: its nodes are in {one.part.label} too, under "
+                    "other names"
+                    for other in self._left_out
+                    if other.part.path.parent == one.part.path.parent
+                    and one.form.name == alibaba.NODES_2023
+                ]
+                notes = (f"read as {one.form.name}", *([left] if skipped else []), *again)
                 yield last._replace(cursor=one.part.label, notes=notes)
 
     def _tables(self, one: Found, skipped: list[int]) -> Iterator[Tables]:
