@@ -40,6 +40,8 @@ def test_files_are_read_once(
     assert capsys.readouterr().out.strip() == "0 0 0"
     assert read(store, str(files), "--cluster", "east", "--again", "--quiet") == 0
     assert capsys.readouterr().out.strip() == "0 0 42"
+    assert read(store, str(files), "--cluster", "east") == 0
+    assert "nothing new; --again reads it from the beginning" in capsys.readouterr().err
 
 
 def test_without_a_source_it_says_what_is_held(

@@ -15,7 +15,13 @@ from meshwright.errors import InputError, MeshwrightError, Problem
 from meshwright.observe.fleet.ingest import Ingested, ingest
 from meshwright.observe.fleet.sources import KINDS, Asked, Secret, Source, find
 from meshwright.observe.fleet.store import Kept, Limits, Store
-from meshwright.spec.units import format_bytes, format_seconds, parse_number, parse_seconds
+from meshwright.spec.units import (
+    format_bytes,
+    format_seconds,
+    format_some,
+    parse_number,
+    parse_seconds,
+)
 
 EXAMPLES = (
     "mw fleet ingest slurm: --since 7d",
@@ -146,7 +152,12 @@ def _asked(args: argparse.Namespace) -> Asked:
             what = f"{text!r} is no NAME=VALUE"
             raise InputError([Problem("--option", what, "write --option name=value")])
         options[name] = value
-    return Asked(args.cluster, since_s, until_s, step_s, _token(args), args.ca_file, options)
+
+    def tell(said: str) -> None:
+        if not args.quiet:
+            print(said, file=sys.stderr, flush=True)
+
+    return Asked(args.cluster, since_s, until_s, step_s, _token(args), args.ca_file, options, tell)
 
 
 def _token(args: argparse.Namespace) -> Secret:
@@ -200,7 +211,7 @@ def _answer(store: Store, done: list[Ingested], kept: Kept | None) -> Answer:
     title = f"Held in {store.folder}"
     views.append(table(kept_columns, rows, title, right="rows, size"))
     if kept is not None and kept.rows:
-        gone = {name: f"{count:,} rows" for name, count in kept.rows.items()}
+        gone = {name: format_some(count, "row") for name, count in kept.rows.items()}
         return Answer(
             "fleet-ingest/1", data, (*views, facts(gone, "Let go"), *_notes(done)), _quiet(done)
         )
@@ -213,6 +224,8 @@ def _quiet(done: Iterable[Ingested]) -> tuple[str, ...]:
 
 def _notes(done: Iterable[Ingested]) -> Iterable[Note]:
     for one in done:
+        if not one.tables and not one.notes:
+            yield Note(f"{one.source}: nothing new; --again reads it from the beginning")
         for note, count in one.notes.items():
             yield Note(f"{one.source}: {note}" + (f" ({count} times)" if count > 1 else ""))
 

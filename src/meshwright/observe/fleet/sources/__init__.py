@@ -37,5 +37,6 @@ def find(where: str, asked: Asked, kind: str = "") -> Source:
     if "://" not in where and not Path(where).exists():
         what, fix = "there is no such file or folder", "name one that exists, or a URL"
     else:
-        what, fix = "is of no kind that is known here", f"add --kind {'|'.join(kinds())}"
+        what = "is of no kind of telemetry that is known here"
+        fix = f"name a file that mw fleet ingest reads; it takes --kind {'|'.join(kinds())}"
     raise InputError([Problem(bare(where) if "://" in where else where, what, fix)])

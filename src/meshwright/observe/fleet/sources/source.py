@@ -13,7 +13,7 @@ the rows before it are on disk. A reading that is broken off therefore begins ag
 last kept, and rows that come twice are one row.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 from urllib.parse import urlsplit, urlunsplit
 
@@ -45,6 +45,10 @@ class Secret:
         raise TypeError("a secret is not pickled")
 
 
+def _nobody(said: str) -> None:
+    del said
+
+
 class Asked(NamedTuple):
     """What is asked of a source."""
 
@@ -62,6 +66,8 @@ class Asked(NamedTuple):
     """Certificates to check a server against, in place of the system's."""
     options: Mapping[str, str] = {}
     """What one kind of source alone understands, as `--option NAME=VALUE`."""
+    tell: Callable[[str], None] = _nobody
+    """Takes what somebody who waits should know at once, such as that a server does not answer."""
 
 
 class Batch(NamedTuple):

@@ -139,6 +139,14 @@ def test_a_server_that_drops_out_is_asked_again_and_told_of(fake: Fake, fault: A
     assert client.notes() == ()
 
 
+def test_whoever_waits_is_told_once_and_at_once(fake: Fake) -> None:
+    said: list[str] = []
+    fake.replies = [lambda _: (503, {}, b""), lambda _: (503, {}, b""), lambda _: _matrix()]
+    _client(fake, tell=said.append).query("m", 1)
+    (line,) = said
+    assert line.endswith("does not answer: HTTP 503; asking again for up to 30 s")
+
+
 def test_patience_ends_and_the_error_says_where(fake: Fake) -> None:
     fake.replies = [lambda _: (503, {}, b"")]
     with pytest.raises(MissingPart, match=r"127\.0\.0\.1:\d+ does not answer: HTTP 503"):

@@ -72,6 +72,7 @@ class Prometheus:
         tenant: str = "",
         patience: Patience | None = None,
         sleep: Callable[[float], None] = time.sleep,
+        tell: Callable[[str], None] | None = None,
     ) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -85,6 +86,7 @@ class Prometheus:
         self._who = Nobody() if who is None else who
         self._tls = _tls(ca_file, self.url) if parts.scheme == "https" else None
         self._tenant, self._patience, self._sleep = tenant, patience or Patience(), sleep
+        self._tell = tell
         self._connection: HTTPConnection | None = None
         self._notes: list[str] = []
 
@@ -154,6 +156,9 @@ class Prometheus:
                     hint = "see that it runs and can be reached; the next ingest goes on from here"
                     what = f"{self.url} does not answer: {said} ({tries} tries, {passed_s:.0f} s)"
                     raise MissingPart(what, hint) from None
+                if tries == 1 and self._tell is not None:
+                    left = f"for up to {self._patience.total_s:.0f} s"
+                    self._tell(f"{self.url} does not answer: {said}; asking again {left}")
                 # Many who wait for one server should not all come back at once.
                 pause_s = max(drop.after_s, wait_s * (0.75 + random.random() / 2))
                 self._sleep(pause_s)

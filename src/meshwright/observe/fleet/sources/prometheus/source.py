@@ -210,7 +210,8 @@ def open_source(where: str, asked: Asked) -> PrometheusSource:
         raise InputError([Problem(f"--option {each}", "is not known", fix) for each in unknown])
     url = where.removeprefix("prometheus+")
     who = credentials(asked.token, asked.options)
-    server = Prometheus(url, who, ca_file=asked.ca_file, tenant=asked.options.get("tenant", ""))
+    tenant = asked.options.get("tenant", "")
+    server = Prometheus(url, who, ca_file=asked.ca_file, tenant=tenant, tell=asked.tell)
     return PrometheusSource(server, asked)
 
 
