@@ -52,8 +52,8 @@ def test_one_policy_is_told_in_one_screen(jobs: str, capsys: Captured) -> None:
     assert "easy: FIFO with backfill" in printed.out
     assert "their limits" in printed.out
     assert len(printed.out.splitlines()) <= 40
-    assert "1 rows that have no GPUs" in printed.err
-    assert "1 rows that have not both started and ended" in printed.err
+    assert "rows that have no GPUs (1)" in printed.err
+    assert "rows that have not both started and ended (1)" in printed.err
 
 
 def test_the_same_as_data(jobs: str, capsys: Captured) -> None:
@@ -117,6 +117,25 @@ def test_a_fleets_store_is_read(jobs: str, tmp_path: Path, capsys: Captured) -> 
     assert there["jct_s"] == file["jct_s"]
 
 
+def test_a_cluster_has_its_own_jobs_and_nodes(tmp_path: Path, capsys: Captured) -> None:
+    head = "cluster,job,attempt,submit_s,start_s,end_s,gpus"
+    rows = ["a,1,0,0,0,60,8", "b,2,0,90,90,120,1"]
+    (tmp_path / "jobs.csv").write_text("\n".join([head, *rows]) + "\n")
+    (tmp_path / "nodes.csv").write_text(
+        "cluster,node,since_s,state,gpus\na,n1,0,up,8\nb,n1,0,up,4\nb,n2,0,up,4\n"
+    )
+    where = str(tmp_path)
+    assert answer(["simulate", where], capsys)["gpus"] == 16
+    one = answer(["simulate", where, "--cluster", "b"], capsys)
+    assert (one["gpus"], one["jobs"], one["makespan_s"]) == (8, 1, 30)
+    assert main(["queue", "simulate", where]) == 0
+    assert "jobs of 2 clusters share these GPUs" in capsys.readouterr().err
+    assert main(["queue", "simulate", where, "--cluster", "b"]) == 0
+    printed = capsys.readouterr()
+    assert "clusters share" not in printed.err
+    assert "over 1 team or user;" in printed.out
+
+
 def test_clusters_are_filled(tmp_path: Path, capsys: Captured) -> None:
     pods = tmp_path / "openb_pod_list_small.csv"
     head = (
@@ -162,7 +181,7 @@ def test_clusters_are_filled(tmp_path: Path, capsys: Captured) -> None:
         (["--gpus", "16", "--policy", "quotas", "--quotas", "team0=8"], "has no quota"),
         (["--gpus", "16", "--elastic", "2"], "LEAST:MOST"),
         (["--gpus", "16", "--load", "0"], "--load"),
-        (["--gpus", "16", "--cluster", "other"], "no job is left to simulate"),
+        (["--gpus", "16", "--cluster", "other"], "use one of c\n"),
     ],
 )
 def test_mistakes_are_told_with_their_remedy(

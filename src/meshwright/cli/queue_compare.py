@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> Answer:
         "runs": [{"policy": name, **msgspec.to_builtins(one)} for name, one in found.items()],
     }
     best = min(found, key=lambda name: found[name].jct_s.mean)
-    return Answer("queue.compare/1", data, compared(args, read, found, gpus), (best,))
+    return Answer("queue.compare/1", data, compared(read, found, gpus), (best,))
 
 
 def _names(text: str) -> list[str]:

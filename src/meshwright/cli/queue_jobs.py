@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from meshwright.cli.fleet_times import add_times, times
 from meshwright.errors import InputError, Problem
@@ -35,6 +36,8 @@ class Read(NamedTuple):
     """Where estimates come from."""
     left_out: dict[str, int]
     """How many rows are no jobs for a queue, and why."""
+    clusters: tuple[str, ...] = ()
+    """Whose jobs they are."""
 
 
 def add_jobs(parser: argparse.ArgumentParser) -> None:
@@ -44,7 +47,7 @@ def add_jobs(parser: argparse.ArgumentParser) -> None:
         help="a fleet's store, or whatever mw fleet ingest reads: sacct's output, CSV, a trace",
     )  # fmt: skip
     group = parser.add_argument_group("jobs")
-    group.add_argument("--cluster", metavar="NAME", help="only jobs of this cluster")
+    group.add_argument("--cluster", metavar="NAME", help="only jobs and nodes of this cluster")
     group.add_argument(
         "--partition", metavar="NAME", help="only jobs of this partition (queue, virtual cluster)"
     )
@@ -82,7 +85,7 @@ def add_jobs(parser: argparse.ArgumentParser) -> None:
 
 def read_jobs(args: argparse.Namespace, *, shared: bool = False) -> Read:
     """Read the jobs; those without GPUs count only where GPUs are `shared`."""
-    tables = _tables(args)
+    tables = _of_cluster(_tables(args), args.cluster)
     rows = tables["jobs"].to_pylist()
     asks, run_s, limits, left_out = _asks(rows, args, shared)
     if not asks:
@@ -95,7 +98,8 @@ def read_jobs(args: argparse.Namespace, *, shared: bool = False) -> Read:
         estimate = "limit" if known * 2 > len(limits) else "exact"
     estimates = _estimates(estimate, asks, run_s, limits, str(args.jobs))
     asks = [_with(ask, estimate_s=one) for ask, one in zip(asks, estimates, strict=True)]
-    return Read(asks, run_s, _nodes(tables["nodes"]), estimate, left_out)
+    clusters = tuple(sorted({row["cluster"] for row in rows if row["cluster"]}))
+    return Read(asks, run_s, _nodes(tables["nodes"]), estimate, left_out, clusters)
 
 
 def read_nodes(path: str) -> list[Node]:
@@ -137,6 +141,17 @@ def _from_source(where: str, asked: Asked) -> dict[str, pa.Table]:
     }
 
 
+def _of_cluster(tables: dict[str, pa.Table], name: str | None) -> dict[str, pa.Table]:
+    """Leave out what is of other clusters, where one is named."""
+    if not name:
+        return tables
+    there = sorted(one for one in pc.unique(tables["jobs"]["cluster"]).to_pylist() if one)
+    if name not in there:
+        fix = f"use one of {', '.join(there)}" if there else "leave it out: no cluster is told"
+        raise InputError([Problem("--cluster", f"there are no jobs of {name!r}", fix)])
+    return {key: rows.filter(pc.equal(rows["cluster"], name)) for key, rows in tables.items()}
+
+
 def _nodes(table: pa.Table) -> list[Node]:
     """Return each node once, as it last stood."""
     last: dict[tuple[str, str], dict[str, Any]] = {}
@@ -175,8 +190,6 @@ def _asks(
         left_out["do not tell when they were handed in"] = len(rows) - len(told)
     start_s = min((row["submit_s"] for row in told), default=0.0)
     for row in sorted(told, key=lambda one: one["submit_s"]):
-        if args.cluster and row["cluster"] != args.cluster:
-            continue
         if args.partition and row["partition"] != args.partition:
             continue
         if why := _unfit(row, shared):

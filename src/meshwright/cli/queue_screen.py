@@ -8,6 +8,7 @@ from meshwright.cli.answer import Note, View, facts, table
 from meshwright.cli.queue_jobs import Read
 from meshwright.policy.queue.policies import POLICIES
 from meshwright.predict.queue.outcome import Outcome, Spread
+from meshwright.spec.units import format_some
 
 _SAID = {
     "exact": "what they took (an oracle)",
@@ -28,14 +29,12 @@ def about(args: argparse.Namespace, read: Read, gpus: float) -> dict[str, Any]:
     }
 
 
-def one_screen(
-    args: argparse.Namespace, read: Read, policy: str, found: Outcome, gpus: float
-) -> tuple[View, ...]:
+def one_screen(read: Read, policy: str, found: Outcome, gpus: float) -> tuple[View, ...]:
     """Show one run."""
     fair = found.fairness
     pairs = {
         "policy": f"{policy}: {POLICIES[policy].summary}",
-        "jobs": f"{found.jobs:,}, {found.gpu_hours:,.0f} GPU-hours on {gpus:,.0f} GPUs",
+        "jobs": f"{found.jobs:,}, {_hours(found.gpu_hours)} on {format_some(round(gpus), 'GPU')}",
         "estimates": _SAID[read.estimate] if POLICIES[policy].estimates else None,
         "makespan": _time(found.makespan_s),
         "completion": _line(found.jct_s),
@@ -46,16 +45,16 @@ def one_screen(
         "goodput": f"{found.goodput:.1%} of what is held",
         "waiting": f"{found.waiting_jobs:,.1f} jobs on average",
         "idle while waiting": f"{found.pending_idle:.1%} of the time, "
-        f"{found.pending_idle_gpu_hours:,.0f} GPU-hours",
+        f"{_hours(found.pending_idle_gpu_hours)}",
         "largest free block": f"{found.largest_block:,.1f} GPUs on average",
-        "fairness": f"Jain {fair.jain:.3f} over {fair.groups} teams or users; finish-time ratio "
+        "fairness": f"Jain {fair.jain:.3f} over "
+        f"{format_some(fair.groups, 'team or user', 'teams or users')}; finish-time ratio "
         f"{fair.finish_time.mean:,.2f}, worst {fair.finish_time.most:,.1f}, "
         f"{fair.unfair:.0%} above 1",
         "stopped": f"{found.preemptions:,} times, moved {found.moves:,}, failed {found.failures:,}"
         if found.preemptions or found.moves or found.failures
         else None,
-        "cost of that": f"{found.paused_gpu_hours:,.0f} GPU-hours paused, "
-        f"{found.lost_gpu_hours:,.0f} lost"
+        "cost of that": f"{_hours(found.paused_gpu_hours)} paused, {found.lost_gpu_hours:,.0f} lost"
         if found.paused_gpu_hours or found.lost_gpu_hours
         else None,
         "deadlines": f"{found.missed:,} of {found.deadlines:,} missed" if found.deadlines else None,
@@ -69,12 +68,10 @@ def one_screen(
     ]  # fmt: skip
     columns = "GPUs,jobs,wait,median,95 %,completion,95 % "
     sizes = table(columns, rows, "by size", right=columns)
-    return facts(pairs), sizes, *_notes(args, read)
+    return facts(pairs), sizes, *_notes(read)
 
 
-def compared(
-    args: argparse.Namespace, read: Read, found: Mapping[str, Outcome], gpus: float
-) -> tuple[View, ...]:
+def compared(read: Read, found: Mapping[str, Outcome], gpus: float) -> tuple[View, ...]:
     """Show several runs side by side."""
     best = min(one.jct_s.mean for one in found.values())
     rows = [
@@ -90,16 +87,30 @@ def compared(
         "policy,completion,of best,median,99 %,wait,makespan,held,idle & waiting,Jain,worst ratio,"
         "stops"
     )
-    title = f"{len(read.asks):,} jobs on {gpus:,.0f} GPUs; estimates: {_SAID[read.estimate]}"
-    shown = table(columns, rows, title, right=columns.partition(",")[2])
-    return shown, *_notes(args, read)
-
-
-def _notes(args: argparse.Namespace, read: Read) -> tuple[Note, ...]:
-    del args
-    return tuple(
-        Note(f"left out: {count:,} rows that {why}") for why, count in read.left_out.items()
+    title = (
+        f"{format_some(len(read.asks), 'job')} on {format_some(round(gpus), 'GPU')}; "
+        f"estimates: {_SAID[read.estimate]}"
     )
+    shown = table(columns, rows, title, right=columns.partition(",")[2])
+    return shown, *_notes(read)
+
+
+def _notes(read: Read) -> tuple[Note, ...]:
+    mixed: tuple[Note, ...] = ()
+    if len(read.clusters) > 1:
+        named = ", ".join(read.clusters[:3]) + (", …" if len(read.clusters) > 3 else "")
+        what = f"jobs of {len(read.clusters)} clusters share these GPUs; --cluster NAME takes one"
+        mixed = (Note(f"{what}: {named}"),)
+    return mixed + tuple(
+        Note(f"left out: rows that {why} ({count:,})") for why, count in read.left_out.items()
+    )
+
+
+def _hours(gpu_hours: float) -> str:
+    """Show GPU-hours, few of them in three digits."""
+    if gpu_hours >= 100:
+        return f"{gpu_hours:,.0f} GPU-hours"
+    return format_some(float(gpu_hours), "GPU-hour")
 
 
 def _line(spread: Spread) -> str:

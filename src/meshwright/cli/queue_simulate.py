@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> Answer:
     read = read_jobs(args)
     found, gpus = replay(args, read, args.policy)
     data = {"policy": args.policy, **about(args, read, gpus), **msgspec.to_builtins(found)}
-    views = one_screen(args, read, args.policy, found, gpus)
+    views = one_screen(read, args.policy, found, gpus)
     return Answer("queue.simulate/1", data, views, (f"{found.jct_s.mean:.6g}",))
 
 
