@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from meshwright.cli.answer import Bar, Facts, Table
-from meshwright.cli.fleet_screen import MOST_LINES, report_of, screen
+from meshwright.cli.fleet_screen import MOST_LINES, clusters_of, notes, report_of, screen
 from meshwright.cli.main import main
 from meshwright.observe.fleet.account import BUCKETS, account
 from meshwright.observe.fleet.account.prices import read_prices
@@ -154,6 +154,42 @@ def test_a_time_of_which_nothing_is_known_is_said_to_be_so(
     # A node without an end is still there long after, so the time before all is asked for.
     assert asked(store, "report", "--since", "1969-11-01", "--until", "1969-12-01") == 0
     assert "nothing is known of this time" in capsys.readouterr().err
+
+
+def test_a_time_of_which_little_is_known_is_said_to_be_so(
+    store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert asked(store, "report", "--since", "1969-12-25", "--until", "1970-01-03") == 0
+    told = capsys.readouterr()
+    assert "; nothing is known before 1970-01-01\n" in told.out
+    assert "no job is known" not in told.err
+    assert asked(store, "report", "--since", "7d", "--until", "1970-01-09") == 0
+    assert "nothing is known" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("work", "said"),
+    [
+        ([], "no job is known of this time: all that was up counts as free"),
+        ([{"job": "1", "start_s": 5 * DAY, "end_s": 6 * DAY, "gpus": 8.0}],
+         "no job is known before 1970-01-06: what was free until then"),
+    ],
+)  # fmt: skip
+def test_free_hours_without_a_job_beside_them_are_remarked(
+    work: list[dict[str, Any]], said: str
+) -> None:
+    found = account(jobs(*work), nodes({"node": "n1"}), since_s=0, until_s=7 * DAY)
+    report = report_of(found, read_prices(None), "user", 5)
+    assert any(note.startswith(said) for note in notes(report))
+    assert bool(report.ahead) == bool(work)
+
+
+def test_many_clusters_are_named_in_one_order() -> None:
+    work = [
+        {"job": "1", "cluster": name, "start_s": 0, "end_s": DAY, "gpus": 1.0} for name in "dbca"
+    ]
+    found = account(jobs(*work), None, since_s=0, until_s=DAY)
+    assert clusters_of(found) == "a and 3 more clusters"
 
 
 @pytest.mark.parametrize(

@@ -17,10 +17,13 @@ from meshwright.observe.fleet.account.savings import (
     savings,
 )
 from meshwright.observe.fleet.account.trend import Forecast, Trend, forecast, trend, whole_steps
+from meshwright.spec.units import format_some
 
 MOST_LINES = 40
 """Of a terminal; a screen is never longer."""
 _BAR = 24
+_REMARKABLE = 0.02
+"""Of the time asked for: what is unknown at its beginning is told from there on."""
 _MARKS = {"productive": "█", "idle": "·", "lost": "◆"}
 _SHORT = {
     "progress": "jobs", "samples": "samples", "accounting": "accounting", "nodes": "nodes",
@@ -50,6 +53,8 @@ class Report(NamedTuple):
     @property
     def ahead_of(self) -> str:
         """What is worth a forecast: no work that is merely assumed, no GPUs that nobody tells."""
+        if not self.fleet.held_hours:
+            return ""
         if 2 * self.fleet.unknown_hours < self.fleet.held_hours:
             return "productive"
         return "held" if self.fleet.scheduling is not None else ""
@@ -111,13 +116,13 @@ def screen(report: Report) -> tuple[View, ...]:
 def summary(report: Report) -> dict[str, str]:
     """Say in a few lines how the fleet fares."""
     found, fleet = report.account, report.fleet
-    gpus = f"{found.gpus:,.0f}" if found.gpus else "an untold number of"
+    gpus = format_some(round(found.gpus), "GPU") if found.gpus else "an untold number of GPUs"
     money = "" if report.price is None else f", {_money(hours(found.capacity) * report.price)}"
     told = {
-        "fleet": f"{clusters_of(found) or 'no jobs'}: {gpus} GPUs, "
-        f"{fleet.attempts:,} attempts of jobs",
+        "fleet": f"{clusters_of(found) or 'no jobs'}: {gpus}, "
+        + format_some(fleet.attempts, "attempt of a job", "attempts of jobs"),
         "time": f"{day(found.window.since / 1e3)} to {day(found.window.until / 1e3)} UTC, "
-        f"{hours(found.capacity):,.0f} GPU-hours{money}",
+        f"{hours(found.capacity):,.0f} GPU-hours{money}{_unrecorded(found)}",
         "goodput": _goodput_line(fleet),
         "ETTR": "nobody tells how long jobs waited" if fleet.ettr is None else
         f"{at_most(fleet.ettr, fleet)} of the time from asking to the end was work"
@@ -144,9 +149,17 @@ def summary(report: Report) -> dict[str, str]:
     return told
 
 
+def _unrecorded(found: Account) -> str:
+    """Say from when on anything is known, where that is not the whole time."""
+    window = found.window
+    if not found.capacity or found.known_from - window.since <= _REMARKABLE * window.span:
+        return ""
+    return f"; nothing is known before {day(found.known_from / 1e3)}"
+
+
 def clusters_of(found: Account) -> str:
     """Name the clusters, the first of them where there are many."""
-    every = found.attempts.cluster.values
+    every = sorted(found.attempts.cluster.values)
     return ", ".join(every) if len(every) <= 3 else f"{every[0]} and {len(every) - 1} more clusters"
 
 
@@ -257,6 +270,13 @@ def notes(report: Report) -> list[str]:
     told = []
     if not found.capacity:
         told.append("nothing is known of this time; mw fleet ingest says what the store holds")
+    if found.capacity and found.jobs_from == found.window.until:
+        told.append("no job is known of this time: all that was up counts as free")
+    elif found.jobs_from - found.known_from > _REMARKABLE * (found.window.until - found.known_from):
+        told.append(
+            f"no job is known before {day(found.jobs_from / 1e3)}: what was free until then may be "
+            "what nobody recorded"
+        )
     if found.inferred:
         share = 100 * found.inferred / max(1, found.capacity)
         told.append(
@@ -295,7 +315,8 @@ def data(report: Report) -> dict[str, Any]:
     return {
         "since_s": found.window.since / 1e3,
         "until_s": found.window.until / 1e3,
-        "clusters": list(found.attempts.cluster.values),
+        "known_from_s": found.known_from / 1e3,
+        "clusters": sorted(found.attempts.cluster.values),
         "gpu_hours": hours(found.capacity),
         "held_gpu_hours": hours(found.held),
         "gpu_hours_inferred": hours(found.inferred),

@@ -14,7 +14,7 @@ from meshwright.observe.fleet.account.attempts import in_states
 from meshwright.observe.fleet.account.goodput import KINDS, goodput
 from meshwright.observe.fleet.account.places import text
 from meshwright.observe.fleet.account.ticks import NEVER, PARTS
-from meshwright.spec.units import format_seconds, parse_count
+from meshwright.spec.units import format_seconds, format_some, parse_count
 
 EXAMPLES = (
     "mw fleet top",
@@ -59,7 +59,8 @@ def answer(found: Account, by: str, top: int) -> Answer:
         "GPUs": f"{hours(found.capacity) / span_h:,.1f}: {hours(found.held) / span_h:,.1f} held, "
         f"{hours(buckets['idle']) / span_h:,.1f} of them idle; {hours(free) / span_h:,.1f} free or "
         "down",
-        "waiting": f"{waiting[1]:,.0f} GPUs asked for by {waiting[0]:,} jobs",
+        "waiting": f"{format_some(round(waiting[1]), 'GPU')} asked for by "
+        f"{format_some(waiting[0], 'job')}",
     }
     whose = _whose(found) if by == "job" else {}
     rows = [

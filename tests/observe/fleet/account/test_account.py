@@ -277,3 +277,14 @@ def test_a_node_is_there_from_the_first_job_on_it() -> None:
     assert told(found) == {"productive": 16, "no_demand": 48}
     assert hours(found.assumed) == 48
     assert (found.inferred, found.gpus) == (0, 8)
+
+
+def test_it_is_known_from_when_on_anything_is() -> None:
+    late = account_of(jobs(job("1", 8 * HOUR, 9 * HOUR)), {"node": "n1", "since_s": 6 * HOUR})
+    assert (late.known_from, late.jobs_from) == (6 * HOUR * 1e3, 8 * HOUR * 1e3)
+    waiting = jobs(job("1", 8 * HOUR, 9 * HOUR, submit_s=7 * HOUR))
+    assert account_of(waiting, {"node": "n1"}).jobs_from == 7 * HOUR * 1e3
+    early = account_of(jobs(job("1", -HOUR, HOUR)), {"node": "n1"})
+    assert (early.known_from, early.jobs_from) == (0, 0)
+    nobody = account_of(jobs(), {"node": "n1"})
+    assert (nobody.known_from, nobody.jobs_from) == (0, 10 * HOUR * 1e3)

@@ -92,6 +92,22 @@ class Account(NamedTuple):
         return float(reached.max(initial=0)) / PARTS
 
     @property
+    def jobs_from(self) -> int:
+        """When the first job of the window held or waited for a GPU; its end where none did."""
+        jobs = self.attempts
+        begun = jobs.start[self.by_attempt.any(axis=1)]
+        asked = jobs.waits[(jobs.waits != NEVER) & (jobs.parts > 0)]
+        first = int(np.concatenate([begun, asked]).min(initial=self.window.until))
+        return max(first, self.window.since)
+
+    @property
+    def known_from(self) -> int:
+        """The first moment of the window of which any hour is known; its end where none is."""
+        there = within(self.places.stretches, self.window)
+        told = there.since[there.parts > 0] + self.window.since
+        return int(min(told.min(initial=self.window.until), self.jobs_from))
+
+    @property
     def held(self) -> int:
         """What jobs held."""
         return int(self.by_attempt.sum())
