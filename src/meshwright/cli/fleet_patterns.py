@@ -15,7 +15,7 @@ from meshwright.observe.fleet.account.prices import Prices, read_prices
 from meshwright.observe.fleet.patterns import Told, find, letters, patterns, plain, read
 from meshwright.observe.fleet.patterns.say import hours
 from meshwright.spec.names import nearest
-from meshwright.spec.units import parse_count
+from meshwright.spec.units import format_some, parse_count
 
 EXAMPLES = (
     "mw fleet patterns",
@@ -72,7 +72,11 @@ def run(args: argparse.Namespace) -> Answer:
         "messages": list(written),
     }
     views = _details(found, top) if args.pattern else _screen(found, top, period, held, seen)
-    notes = (Note(f"wrote {len(written)} letters to {args.messages}"),) if args.messages else ()
+    notes = (
+        (Note(f"wrote {format_some(len(written), 'letter')} to {args.messages}"),)
+        if args.messages
+        else ()
+    )
     quiet = tuple(f"{one.name}\t{one.owner}\t{one.gpu_hours or 0:.1f}" for one in found)
     return Answer("fleet-patterns/1", data, (*views, *notes), quiet)
 
@@ -103,8 +107,9 @@ def _screen(
     head = facts(
         {
             "time": f"{period} UTC",
-            "held": f"{held:,.0f} GPU-hours, {seen / held if held else 0:.0%} of them sampled",
-            "found": f"{len(found)} findings of {len({one.name for one in found})} patterns, "
+            "held": f"{hours(held)} GPU-hours, {seen / held if held else 0:.0%} of them sampled",
+            "found": f"{format_some(len(found), 'finding')} of "
+            f"{format_some(len({one.name for one in found}), 'pattern')}, "
             f"{hours(total)} GPU-hours" + (f", ${money:,.0f}" if money else ""),
         }
     )

@@ -8,7 +8,7 @@ from meshwright.observe.fleet.patterns.arrays import Floats, most_of
 from meshwright.observe.fleet.patterns.fleet import Fleet
 from meshwright.observe.fleet.patterns.registry import Hit, Pattern, pattern
 from meshwright.observe.fleet.patterns.robust import group_medians
-from meshwright.observe.fleet.patterns.say import gib, hours, lasted, of_jobs, share
+from meshwright.observe.fleet.patterns.say import gib, hours, lasted, many_gpus, of_jobs, share
 
 USUAL_TENSOR = 0.3
 """Tensor activity of a sound training job, where the fleet has none to compare with."""
@@ -150,7 +150,7 @@ def memory_under(fleet: Fleet) -> Iterator[Hit]:
         jobs.hours * (1 - active / 0.9),
         lambda row: (
             f"job {jobs.label(row)}: at most {share(full[row])} of the memory of any of "
-            f"{jobs.gpus[row]:g} GPUs in use, {share(active[row])} active",
+            f"{many_gpus(jobs.gpus[row])} in use, {share(active[row])} active",
         ),
         lambda row: (
             f"--gres=gpu:{max(1, int(np.ceil(jobs.gpus[row] * active[row] / 0.9)))} instead of "
@@ -256,7 +256,7 @@ def uneven_work(fleet: Fleet) -> Iterator[Hit]:
         lambda row: (
             f"job {jobs.label(row)}: tensor activity "
             f"from {share(fleet.least('tensor_active')[row])} to {share(most[row])} over "
-            f"{fleet.num_seen[row]:.0f} GPUs, {share(mean[row])} on average",
+            f"{many_gpus(fleet.num_seen[row])}, {share(mean[row])} on average",
         ),
     )
 
@@ -306,6 +306,6 @@ def slower_since(fleet: Fleet) -> Iterator[Hit]:
         lambda row: (
             f"job {jobs.label(row)}: since {lasted(moment[row] - jobs.start_s[row])} after its "
             f"start work is {share(1 - after[row] / before[row])} less, on {agree[row]} of "
-            f"{fleet.num_seen[row]:.0f} GPUs at once",
+            f"{many_gpus(fleet.num_seen[row])} at once",
         ),
     )

@@ -9,7 +9,7 @@ from meshwright.observe.fleet.patterns.fleet import Fleet
 from meshwright.observe.fleet.patterns.lost import failures_per_gpu_hour, lost_work
 from meshwright.observe.fleet.patterns.registry import Hit, Pattern, bound, pattern
 from meshwright.observe.fleet.patterns.robust import group_medians
-from meshwright.observe.fleet.patterns.say import lasted, of_jobs, share
+from meshwright.observe.fleet.patterns.say import lasted, many_gpus, of_jobs, share
 from meshwright.predict.long_run import best_interval_s, time_shares
 from meshwright.predict.reliability import RELIABILITY
 
@@ -74,7 +74,7 @@ def bad_interval(fleet: Fleet) -> Iterator[Hit]:
                     f"job {jobs.label(row)}: a checkpoint of {lasted(float(pause[row]))} every "
                     f"{lasted(float(interval[row]))} wastes {share(lost)} more than one every "
                     f"{lasted(best)}",
-                    f"{jobs.gpus[row]:g} GPUs fail every {lasted(1 / often)} here",
+                    f"{many_gpus(float(jobs.gpus[row]))} fail every {lasted(1 / often)} here",
                 ),
                 row,
                 best,
@@ -141,7 +141,7 @@ def never_checkpointed(fleet: Fleet) -> Iterator[Hit]:
         lost.known & ~saved & worked & (failed | (jobs.run_s >= 86400)),
         cost,
         lambda row: (
-            f"job {jobs.label(row)}: {lasted(jobs.run_s[row])} on {jobs.gpus[row]:g} GPUs without "
-            f"a checkpoint" + (f", then {jobs.state.at(row)}" if failed[row] else ""),
+            f"job {jobs.label(row)}: {lasted(jobs.run_s[row])} on {many_gpus(jobs.gpus[row])} "
+            f"without a checkpoint" + (f", then {jobs.state.at(row)}" if failed[row] else ""),
         ),
     )

@@ -7,7 +7,7 @@ import numpy as np
 from meshwright.observe.fleet.patterns.arrays import sums_of
 from meshwright.observe.fleet.patterns.fleet import Fleet
 from meshwright.observe.fleet.patterns.registry import Hit, Pattern, pattern
-from meshwright.observe.fleet.patterns.say import gib, hours, lasted, of_jobs, share
+from meshwright.observe.fleet.patterns.say import gib, hours, lasted, many_gpus, of_jobs, share
 from meshwright.observe.fleet.patterns.uses import QUIET
 
 IDLE_S = 3600.0
@@ -41,7 +41,7 @@ def never_used(fleet: Fleet) -> Iterator[Hit]:
         fleet.whole & untouched & long,
         fleet.total("idle_s") / 3600,
         lambda row: (
-            f"job {jobs.label(row)}: {jobs.gpus[row]:g} GPUs for {lasted(jobs.run_s[row])}, "
+            f"job {jobs.label(row)}: {many_gpus(jobs.gpus[row])} for {lasted(jobs.run_s[row])}, "
             f"at most {share(np.nan_to_num(fleet.most('peak_activity'))[row])} active",
             f"GPU memory never above {gib(np.nan_to_num(memory)[row])}: no process ever used one",
         ),
@@ -69,8 +69,8 @@ def finished_but_held(fleet: Fleet) -> Iterator[Hit]:
         fleet.whole & ~jobs.interactive & worked & (tail >= IDLE_S) & mostly,
         fleet.total("tail_idle_s") / 3600,
         lambda row: (
-            f"job {jobs.label(row)}: {jobs.gpus[row]:g} GPUs idle for the last {lasted(tail[row])} "
-            f"of {lasted(jobs.run_s[row])}",
+            f"job {jobs.label(row)}: {many_gpus(jobs.gpus[row])} idle for the last "
+            f"{lasted(tail[row])} of {lasted(jobs.run_s[row])}",
         ),
     )
 
@@ -97,7 +97,7 @@ def held_idle(fleet: Fleet) -> Iterator[Hit]:
         fleet.whole & ~jobs.interactive & (longest >= IDLE_S) & much,
         cost,
         lambda row: (
-            f"job {jobs.label(row)}: all {jobs.gpus[row]:g} GPUs idle for {lasted(longest[row])} "
+            f"job {jobs.label(row)}: {many_gpus(jobs.gpus[row])} idle for {lasted(longest[row])} "
             f"on end; {hours(cost[row])} of {hours(jobs.hours[row])} GPU-hours idle",
             f"up to {gib(np.nan_to_num(fleet.most('peak_memory_used'))[row])} of GPU memory held",
         ),
@@ -154,7 +154,7 @@ def some_unused(fleet: Fleet) -> Iterator[Hit]:
         (unused > 0) & (used > 0),
         cost,
         lambda row: (
-            f"job {jobs.label(row)}: {used[row]} of {jobs.gpus[row]:g} GPUs work, "
+            f"job {jobs.label(row)}: {used[row]} of {many_gpus(jobs.gpus[row])} work, "
             f"{unused[row]} never did in {lasted(jobs.run_s[row])}",
         ),
         lambda row: (
@@ -184,8 +184,8 @@ def hung(fleet: Fleet) -> Iterator[Hit]:
         fleet.whole & (stuck >= 1800),
         fleet.total("stuck_s") / 3600,
         lambda row: (
-            f"job {jobs.label(row)}: {jobs.gpus[row]:g} GPUs with utilisation of 100 % but neither "
-            f"tensor nor memory activity for the last {lasted(stuck[row])}",
+            f"job {jobs.label(row)}: {many_gpus(jobs.gpus[row])} with utilisation of 100 % but "
+            f"neither tensor nor memory activity for the last {lasted(stuck[row])}",
         ),
     )
 

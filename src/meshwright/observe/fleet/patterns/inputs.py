@@ -8,7 +8,7 @@ from meshwright.observe.fleet.patterns.arrays import Floats, by_group, most_of
 from meshwright.observe.fleet.patterns.fleet import Fleet
 from meshwright.observe.fleet.patterns.registry import Hit, Pattern, pattern
 from meshwright.observe.fleet.patterns.robust import robust_scores
-from meshwright.observe.fleet.patterns.say import of_jobs, share
+from meshwright.observe.fleet.patterns.say import many_gpus, of_jobs, share
 
 BUSY = 0.9
 """As active as a job is that waits for nothing."""
@@ -233,7 +233,7 @@ def nvlink_unused(fleet: Fleet) -> Iterator[Hit]:
         jobs.hours * np.minimum(full, 1.0),
         lambda row: (
             f"job {jobs.label(row)}: no traffic on NVLink, {rate[row] / 1e9:.3g} GB/s over PCIe "
-            f"into each of {jobs.gpus[row]:g} GPUs",
+            f"into each of {many_gpus(jobs.gpus[row])}",
         ),
     )
 
@@ -269,7 +269,7 @@ def _phase(
             jobs.gpus * np.maximum(spent - free * told, 0) / 3600,
             lambda row: (
                 f"job {jobs.label(row)}: {share(part[row])} of its time "
-                f"in {phase.replace('_', ' ')} by its own metrics, on {jobs.gpus[row]:g} GPUs",
+                f"in {phase.replace('_', ' ')} by its own metrics, on {many_gpus(jobs.gpus[row])}",
             ),
         )
 

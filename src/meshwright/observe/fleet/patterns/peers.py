@@ -19,7 +19,7 @@ from meshwright.observe.fleet.patterns.hardware import (
 )
 from meshwright.observe.fleet.patterns.registry import Hit, Pattern, bound, pattern
 from meshwright.observe.fleet.patterns.robust import discoveries, group_medians, robust_scores
-from meshwright.observe.fleet.patterns.say import hours, share, some
+from meshwright.observe.fleet.patterns.say import hours, many_gpus, share, some
 
 FEWEST = 4
 """So many GPUs of a job there must be for one of them to be odd."""
@@ -83,7 +83,7 @@ def straggler(fleet: Fleet) -> Iterator[Hit]:
                 lambda worst, node, job: (
                     f"{node}, GPU {uses.gpu[worst]}: {uses['busy_sm_clock_mhz'][worst]:.0f} MHz "
                     f"under load, {share(float(1 - ratio[worst]))} below the other "
-                    f"{fleet.num_seen[job] - 1:.0f} GPUs of job {jobs.label(job)}",
+                    f"{many_gpus(float(fleet.num_seen[job] - 1))} of job {jobs.label(job)}",
                 ),
                 worst,
                 node,

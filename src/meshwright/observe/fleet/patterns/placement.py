@@ -7,7 +7,7 @@ import numpy as np
 from meshwright.observe.fleet.patterns.arrays import Flags, Floats, by_group
 from meshwright.observe.fleet.patterns.fleet import Fleet
 from meshwright.observe.fleet.patterns.registry import Hit, Pattern, bound, pattern
-from meshwright.observe.fleet.patterns.say import hours, lasted, of_jobs
+from meshwright.observe.fleet.patterns.say import hours, lasted, many_gpus, of_jobs
 
 GRID_S = 300.0
 MOST_TIMES = 10_000
@@ -41,7 +41,7 @@ def spread(fleet: Fleet) -> Iterator[Hit]:
         (nodes >= 2) & (nodes > needed) & (jobs.run_s >= 3660) & (jobs.gpus > 0),
         np.full(jobs.number, np.nan),
         lambda row: (
-            f"job {jobs.label(row)}: {jobs.gpus[row]:g} GPUs on {nodes[row]} nodes of "
+            f"job {jobs.label(row)}: {many_gpus(jobs.gpus[row])} on {nodes[row]} nodes of "
             f"{size[row]:g}, for {lasted(jobs.run_s[row])}",
         ),
         lambda row: (
@@ -104,7 +104,7 @@ def fragmentation(fleet: Fleet) -> Iterator[Hit]:
                     lambda starved, worst, longest, partition: (
                         f"partition {partition}: {len(starved)} jobs waited though enough GPUs "
                         "were free",
-                        f"job {jobs.label(worst)} wants {jobs.gpus[worst]:g} GPUs: "
+                        f"job {jobs.label(worst)} wants {many_gpus(float(jobs.gpus[worst]))}: "
                         f"{lasted(longest)} with enough of them free, in pieces",
                     ),
                     starved,

@@ -28,6 +28,12 @@ def lasted(seconds: float) -> str:
     return f"{seconds:.0f} s"
 
 
+def many_gpus(number: float) -> str:
+    """A number of GPUs, which may be parts of one."""
+    text = f"{number:,.0f}" if number == round(number) else f"{number:g}"
+    return f"{text} GPU" if number == 1 else f"{text} GPUs"
+
+
 def gib(value: float) -> str:
     """Bytes in GiB."""
     return f"{value / 2**30:,.3g} GiB"
