@@ -121,7 +121,7 @@ def _screen(health: Health, top: int) -> tuple[View, ...]:
         {
             "time": f"{_day(health.since_s)} to {_day(health.until_s)} UTC",
             "nodes": f"{len(health.nodes)}: {told}" if health.nodes else "none are known",
-            "out already": f"{out} of {count['drain']}" if count["drain"] else "",
+            "drained": f"{out} of {count['drain']} already" if count["drain"] else "",
             "programs": f"{health.programs:,} Xids that programs caused: no fault of any node"
             if health.programs else "",
         }

@@ -167,6 +167,8 @@ def test_heat_and_slow_clocks_show_against_peers(tmp_path: Path) -> None:
     odd = {one.node: one.signs[0].kind for one in health.nodes if one.signs}
     assert odd == {"n3": "heat", "n5": "slow", "n9": "silent"}
     assert only(health, "n3").action == "check"
+    assert only(health, "n9").todo == "see whether the node is up, and its exporter runs"
+    assert only(health, "n9").clears == "samples that come again"
 
 
 def test_the_driver_takes_back_what_it_asked_of_one_gpu(tmp_path: Path) -> None:

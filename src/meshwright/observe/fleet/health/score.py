@@ -24,6 +24,7 @@ CHECK_BELOW: Final = 70.0
 WATCH_BELOW: Final = 90.0
 ORDER: Final[tuple[Action, ...]] = ("drain", "check", "watch", "unknown", "ok")
 _CHECK: Final = "when it is next free: mw bench --quick --health, or dcgmi diag -r 2"
+_SILENT: Final = "see whether the node is up, and its exporter runs"
 
 
 class Node(NamedTuple):
@@ -99,6 +100,8 @@ def node_of(
         action = "check" if points < CHECK_BELOW else "watch" if points < WATCH_BELOW else "ok"
         todo = _CHECK if action == "check" else ""
         clears = "fades by half each week" if action in ("check", "watch") else ""
+        if action != "ok" and not faults and all(sign.kind == "silent" for sign in signs):
+            todo, clears = _SILENT, "samples that come again"
     shown = [
         _told(fault, now_s, done) for fault, done in reversed(stands) if fault not in open_ones
     ]
