@@ -8,17 +8,25 @@ from collections.abc import Sequence
 from functools import cache
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
-from meshwright.run.nn.build import Options
+from meshwright.run.nn.build import Options, build
+from meshwright.run.nn.decoder import Decoder
+from meshwright.run.nn.holding import Holding
+from meshwright.run.nn.initialise import materialise
 from meshwright.run.nn.placed import Placed
+from meshwright.run.parallel.holdings import holdings
 from meshwright.run.parallel.mesh import Mesh
 from meshwright.run.parallel.rehearsal import fake_world
-from meshwright.run.parallel.spread import Spread, spread
+from meshwright.run.parallel.spread import hold, spread
+from meshwright.run.parallel.stage import keep_layers
 from meshwright.run.parallel.sync import make_sync
 from meshwright.run.posttrain.weights.tensors import Place, of_rank, of_sync, places
 from meshwright.run.serve.model.quantise import quantise
 from meshwright.spec.layout import Layout
+from meshwright.spec.layout.ranks import coordinate
+from meshwright.spec.layout.stages import rank_chunks
 from meshwright.spec.model import Experts, Model, decoder
 
 DENSE = decoder("dense", layers=4, hidden=32, heads=4, kv_heads=2, ffn=48, vocab=61)
@@ -27,7 +35,6 @@ ROUTED = decoder(
     "experts", layers=4, hidden=32, heads=4, kv_heads=2, ffn=48, vocab=61, dense_layers=2,
     experts=Experts(count=4, top_k=2, width=16, shared_width=16),
 )  # fmt: skip
-SERVED = Options(multi_token=False)
 
 
 def sources(
@@ -37,34 +44,76 @@ def sources(
     found = []
     for rank in range(layout.gpus):
         with fake_world(rank, layout.gpus):
-            mine = spread(model, Mesh(layout), dtype=dtype, seed=seed)
-            sync = make_sync(mine, bucket_bytes=4096)
-            found.append(of_sync(sync) if layout.zero == 3 else of_rank(mine))
+            found.append(_trained(model, Mesh(layout), dtype, seed))
     return found
+
+
+def rank_sources(model: Model, layout: Layout, rank: int) -> dict[str, Placed]:
+    """Return the same of one rank where a process group is running, of this layout or of more."""
+    if dist.get_world_size() == layout.gpus:
+        return _trained(model, Mesh(layout), torch.bfloat16, 1)
+    assert layout.zero < 3, "shards are cut by groups of the whole layout"
+    mine, held = _part(model, layout, rank, torch.bfloat16, 1)
+    return {name: Placed.of(each.detach(), held[name]) for name, each in mine.named_parameters()}
+
+
+def _trained(model: Model, mesh: Mesh, dtype: torch.dtype, seed: int) -> dict[str, Placed]:
+    mine = spread(model, mesh, dtype=dtype, seed=seed)
+    sync = make_sync(mine, bucket_bytes=4096)
+    return of_sync(sync) if mesh.layout.zero == 3 else of_rank(mine)
 
 
 def served(
     model: Model, layout: Layout, *, dtype: torch.dtype = torch.bfloat16, seed: int, fp8: bool
 ) -> list[dict[str, Place]]:
     """Return the weights of each rank that serves, as they were first drawn with a seed."""
-    ranks = [_served(model, layout, rank, dtype, seed, fp8=fp8) for rank in range(layout.gpus)]
-    return [{name: _copy(place) for name, place in each.items()} for each in ranks]
+    return [
+        rank_served(model, layout, rank, dtype=dtype, seed=seed, fp8=fp8)
+        for rank in range(layout.gpus)
+    ]
 
 
-def _copy(place: Place) -> Place:
-    placed = Placed(place.placed.tensor.clone(), place.placed.whole, place.placed.parts)
-    return Place(placed, place.formats, None if place.scale is None else place.scale.clone())
+def rank_served(
+    model: Model,
+    layout: Layout,
+    rank: int,
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+    seed: int,
+    fp8: bool,
+) -> dict[str, Place]:
+    """Return the same of one rank: memory of its own each time."""
+    made = _served(model, layout, rank, dtype, seed, fp8=fp8)
+    return {name: _copy(place) for name, place in made.items()}
 
 
 @cache
 def _served(
     model: Model, layout: Layout, rank: int, dtype: torch.dtype, seed: int, *, fp8: bool
 ) -> dict[str, Place]:
-    with fake_world(rank, layout.gpus):
-        mine: Spread = spread(model, Mesh(layout), dtype=dtype, seed=seed, options=SERVED)
+    whole, held = _part(model, layout, rank, dtype, seed)
     if fp8:
-        quantise(mine.decoder, "fp8")
-    return places(mine.decoder, mine.holdings)
+        quantise(whole, "fp8")
+    return places(whole, held)
+
+
+def _part(
+    model: Model, layout: Layout, rank: int, dtype: torch.dtype, seed: int
+) -> tuple[Decoder, dict[str, Holding]]:
+    """Build what a rank holds, without the groups that it would compute with."""
+    mine = build(model, dtype=dtype, options=Options(multi_token=False))
+    held = holdings(mine, layout, rank)
+    if layout.pp > 1:
+        keep_layers(mine, rank_chunks(layout, model.layers)[coordinate(layout, rank).pp])
+    held = {name: held[name] for name, _ in mine.named_parameters()}
+    hold(mine, held)
+    materialise(mine, torch.device("cpu"), seed, held)
+    return mine, held
+
+
+def _copy(place: Place) -> Place:
+    placed = Placed(place.placed.tensor.clone(), place.placed.whole, place.placed.parts)
+    return Place(placed, place.formats, None if place.scale is None else place.scale.clone())
 
 
 def differing(found: Sequence[dict[str, Place]], right: Sequence[dict[str, Place]]) -> list[str]:

@@ -1,0 +1,225 @@
+"""`Messages`: weights between the ranks of a process group, by gloo or NCCL.
+
+    plan = agree(held(sources), held(places))     every rank says what it has, and gets the plan
+    messages = Messages(plan, sources, places)    a rank may train, serve, or do both
+    messages.send(7)                              every rank calls it; all take version 7, or none
+
+A seat of the plan is a rank of the default process group. What stays on its seat is copied there.
+"""
+
+from collections.abc import Mapping
+from datetime import timedelta
+
+import msgspec
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from meshwright.errors import MeshwrightError
+from meshwright.policy.transfer import (
+    PARCEL_BYTES,
+    Fan,
+    Held,
+    Holds,
+    Parcel,
+    Transfer,
+    plan_transfer,
+)
+from meshwright.run.nn.placed import Placed
+from meshwright.run.posttrain.weights.arrivals import Arrivals
+from meshwright.run.posttrain.weights.packing import DamagedWeights, pack, parcel_bytes
+from meshwright.run.posttrain.weights.tensors import Place, part_of
+
+
+class VersionRefused(MeshwrightError):
+    """Some rank did not get a version whole; all of them keep what they have."""
+
+
+class BrokenOff(MeshwrightError):
+    """Ranks stopped answering while a version was sent; all of them keep what they have."""
+
+
+class _Said(msgspec.Struct):
+    """What one rank has of either side."""
+
+    source: dict[str, Held] | None
+    target: dict[str, Held] | None
+    node: int
+
+
+def agree(
+    source: Holds | None, target: Holds | None, *, fan: Fan = "direct", node: int = 0
+) -> Transfer:
+    """Return the plan that follows from what all ranks have; every rank calls it.
+
+    `node` is the machine this rank runs on, by any number.
+    """
+    said = _Said(
+        None if source is None else dict(source), None if target is None else dict(target), node
+    )
+    every = [msgspec.msgpack.decode(each, type=_Said) for each in _told(said)]
+    sources = {seat: each.source for seat, each in enumerate(every) if each.source is not None}
+    targets = {seat: each.target for seat, each in enumerate(every) if each.target is not None}
+    return plan_transfer(
+        list(sources.values()),
+        list(targets.values()),
+        source_seats=tuple(sources),
+        target_seats=tuple(targets),
+        nodes=tuple(each.node for each in every),
+        fan=fan,
+    )
+
+
+class Messages:
+    """One rank's part in sending versions."""
+
+    def __init__(
+        self,
+        plan: Transfer,
+        sources: Mapping[str, Placed] | None,
+        places: Mapping[str, Place] | None,
+        *,
+        most_bytes: int = PARCEL_BYTES,
+        patience_s: float = 300.0,
+    ) -> None:
+        """Get ready; every rank does so at the same point, as groups for broadcasts are made."""
+        self._plan, self._seat, self._device = plan, dist.get_rank(), _device()
+        self._patience = timedelta(seconds=patience_s)
+        self._turns = plan.rounds(most_bytes)
+        self._tensors = dict(sources or {})
+        every = [parcel for turn in self._turns for parcel in turn]
+        for parcel in every:
+            if plan.source_seats[parcel.source] == self._seat:
+                for slice_ in parcel.slices:  # what is missing shows here, not while others wait
+                    part_of(self._tensors[slice_.tensor], slice_)
+        self.arrivals: Arrivals | None = None
+        """What this rank gathers, where it serves."""
+        if places is not None:
+            rank = plan.target_seats.index(self._seat)
+            self.arrivals = Arrivals(plan, rank, places, parcels=every, on=self._device)
+        self._groups: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
+        for parcel in every:
+            seats = self._seats(parcel)
+            if len(parcel.targets) > 1 and seats not in self._groups:
+                made = dist.new_group(list(seats), timeout=self._patience)
+                self._groups[seats] = made if isinstance(made, dist.ProcessGroup) else None
+
+    def send(self, version: int) -> None:
+        """Send a version and take it, on all ranks or on none.
+
+        Raises:
+            VersionRefused: where it did not come whole to some rank.
+            BrokenOff: where a rank stopped answering; the process group is of no more use then.
+        """
+        if self.arrivals is not None:
+            self.arrivals.expect(version)
+        for turn in self._turns:
+            self._turn(turn, version)
+        why = self._refusal()
+        refused = [seat for seat, told in enumerate(_flags(bool(why), self._device)) if told]
+        if refused:
+            if self.arrivals is not None:
+                self.arrivals.drop()
+            whose = why or f"ranks {refused} did not get it whole"
+            raise VersionRefused(f"version {version} was taken by nobody: {whose}")
+        if self.arrivals is not None:
+            self.arrivals.commit()
+
+    def _turn(self, turn: list[Parcel], version: int) -> None:
+        """Send or get this rank's parcels of a turn, messages first, then broadcasts in order."""
+        operations: list[dist.P2POp] = []
+        kept: list[Tensor] = []
+        shared: list[tuple[Parcel, Tensor]] = []
+        for parcel in turn:
+            own = self._plan.source_seats[parcel.source] == self._seat
+            mine = self._seat in self._seats(parcel)[0 if own else 1 :]
+            if not mine:
+                continue
+            if self._plan.is_local(parcel):
+                assert self.arrivals is not None
+                self._pack(parcel, version, self.arrivals.room(parcel))
+                continue
+            bytes_ = self._bytes(parcel, version, own=own)
+            kept.append(bytes_)
+            if len(parcel.targets) > 1:
+                shared.append((parcel, bytes_))
+                continue
+            other = self._seats(parcel)[1 if own else 0]
+            operations.append(dist.P2POp(dist.isend if own else dist.irecv, bytes_, other))
+        try:
+            works = dist.batch_isend_irecv(operations) if operations else []
+            for parcel, bytes_ in shared:
+                seats = self._seats(parcel)
+                works.append(
+                    dist.broadcast(bytes_, seats[0], group=self._groups[seats], async_op=True)
+                )
+            for work in works:
+                work.wait(self._patience)
+        except RuntimeError as error:
+            if self.arrivals is not None:
+                self.arrivals.drop()
+            seats = tuple(sorted({seat for parcel in turn for seat in self._seats(parcel)}))
+            what = f"version {version} broke off between ranks {list(seats)}"
+            raise BrokenOff(f"{what}; look at the last words of each: {error}") from error
+
+    def _bytes(self, parcel: Parcel, version: int, *, own: bool) -> Tensor:
+        if not own:
+            assert self.arrivals is not None
+            return self.arrivals.room(parcel)
+        made = torch.empty(parcel_bytes(parcel), dtype=torch.uint8, device=self._device)
+        self._pack(parcel, version, made)
+        return made
+
+    def _pack(self, parcel: Parcel, version: int, into: Tensor) -> None:
+        pack(parcel, self._tensors, version, self._plan.digest, into)
+
+    def _seats(self, parcel: Parcel) -> tuple[int, ...]:
+        """The rank that sends a parcel, and those that get it."""
+        plan = self._plan
+        return (
+            plan.source_seats[parcel.source],
+            *(plan.target_seats[to] for to in parcel.targets),
+        )
+
+    def _refusal(self) -> str:
+        """Say why this rank cannot take what has come; empty where it can."""
+        if self.arrivals is None:
+            return ""
+        try:
+            for parcel in self.arrivals.mine:
+                self.arrivals.accept(parcel)
+        except DamagedWeights as error:
+            return str(error)
+        return ""
+
+
+def _device() -> torch.device:
+    """Return where the backend takes bytes from."""
+    if "nccl" in dist.get_backend():
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+def _flags(mine: bool, device: torch.device) -> list[bool]:
+    """Return what every rank says to a question."""
+    flags = torch.zeros(dist.get_world_size(), dtype=torch.int32, device=device)
+    flags[dist.get_rank()] = int(mine)
+    dist.all_reduce(flags)
+    return [bool(each) for each in flags.tolist()]
+
+
+def _told(said: _Said) -> list[bytes]:
+    """Return what every rank says, as bytes: nothing of it is run."""
+    device = _device()
+    code = torch.frombuffer(bytearray(msgspec.msgpack.encode(said)), dtype=torch.uint8).to(device)
+    sizes = torch.zeros(dist.get_world_size(), dtype=torch.int64, device=device)
+    sizes[dist.get_rank()] = len(code)
+    dist.all_reduce(sizes)
+    lengths: list[int] = sizes.tolist()
+    mine = torch.zeros(max(lengths), dtype=torch.uint8, device=device)
+    mine[: len(code)] = code
+    every = [torch.empty_like(mine) for _ in lengths]
+    dist.all_gather(every, mine)
+    return [
+        each[:length].cpu().numpy().tobytes() for each, length in zip(every, lengths, strict=True)
+    ]

@@ -1,0 +1,160 @@
+"""`Posted` and `Fetched`: weights between processes of one machine, through files in memory.
+
+    posted = Posted(plan, rank, sources, folder)      on each rank that trains
+    posted.post(7)                                    writes its parcels; all see them at once
+    fetched = Fetched(plan, rank, places, folder)     on each rank that serves
+    fetched.fetch(7, patience_s=60)                   checks and takes version 7
+    posted.withdraw(7)                                gives the memory back
+
+Each source has a file for each version; it appears under its name only when it is complete, and
+what several targets want stands in it once where the plan was made for broadcasts. A folder in
+`/dev/shm` is memory; one on a disk works as well, at its speed.
+"""
+
+import mmap
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from meshwright.errors import MeshwrightError
+from meshwright.policy.transfer import PARCEL_BYTES, Parcel, Transfer
+from meshwright.run.nn.placed import Placed
+from meshwright.run.posttrain.weights.arrivals import Arrivals
+from meshwright.run.posttrain.weights.packing import DamagedWeights, pack, parcel_bytes
+from meshwright.run.posttrain.weights.tensors import Place
+
+_LOOK_S = 0.01
+"""How long to wait between two looks for a file."""
+
+
+class NotPosted(MeshwrightError):
+    """Some source has not posted a version in time."""
+
+
+class Posted:
+    """What one source lays out for others."""
+
+    def __init__(
+        self,
+        plan: Transfer,
+        rank: int,
+        sources: Mapping[str, Placed],
+        folder: Path,
+        *,
+        most_bytes: int = PARCEL_BYTES,
+    ) -> None:
+        """Post what source `rank` has to send."""
+        self._plan, self._rank, self._tensors, self._folder = plan, rank, dict(sources), folder
+        self._parcels = [each for each in plan.parcels(most_bytes) if each.source == rank]
+
+    def post(self, version: int) -> int:
+        """Write a version; return its bytes."""
+        path = _path(self._folder, version, self._rank)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        size = sum(map(parcel_bytes, self._parcels))
+        part = path.with_suffix(".part")
+        if size:
+            with part.open("w+b") as file:
+                file.truncate(size)
+                with mmap.mmap(file.fileno(), size) as memory:
+                    self._write(version, torch.frombuffer(memory, dtype=torch.uint8))
+        else:
+            part.touch()
+        part.rename(path)
+        return size
+
+    def _write(self, version: int, file: Tensor) -> None:
+        for parcel, start in _laid_out(self._parcels):
+            room = file[start : start + parcel_bytes(parcel)]
+            pack(parcel, self._tensors, version, self._plan.digest, room)
+
+    def withdraw(self, version: int) -> None:
+        """Remove a version; who has opened it may still read it."""
+        path = _path(self._folder, version, self._rank)
+        path.unlink(missing_ok=True)
+        if path.parent.is_dir() and not any(path.parent.iterdir()):
+            path.parent.rmdir()
+
+
+class Fetched:
+    """What one target takes of it."""
+
+    def __init__(
+        self,
+        plan: Transfer,
+        rank: int,
+        places: Mapping[str, Place],
+        folder: Path,
+        *,
+        most_bytes: int = PARCEL_BYTES,
+    ) -> None:
+        """Take what target `rank` wants."""
+        parcels = plan.parcels(most_bytes)
+        self.arrivals = Arrivals(plan, rank, places, parcels=parcels)
+        self._folder = folder
+        self._of = {
+            source: [each for each in parcels if each.source == source]
+            for source in sorted({each.source for each in self.arrivals.mine})
+        }
+
+    def gather(self, version: int, *, patience_s: float) -> None:
+        """Check a version where it lies, without taking it.
+
+        Ranks of one engine agree that all have it before each of them commits.
+
+        Raises:
+            NotPosted: where a source has not posted it in time.
+            DamagedWeights: where it is not what was posted.
+        """
+        self.arrivals.expect(version)
+        paths = {source: _path(self._folder, version, source) for source in self._of}
+        _await(paths, version, patience_s)
+        for source, path in paths.items():
+            bytes_ = _mapped(path, sum(map(parcel_bytes, self._of[source])))
+            for parcel, start in _laid_out(self._of[source]):
+                if parcel in self.arrivals.mine:
+                    self.arrivals.lend(parcel, bytes_[start : start + parcel_bytes(parcel)])
+                    self.arrivals.accept(parcel)
+
+    def fetch(self, version: int, *, patience_s: float) -> None:
+        """Check a version and take it; what fails leaves the model as it is."""
+        try:
+            self.gather(version, patience_s=patience_s)
+        except MeshwrightError:
+            self.arrivals.drop()
+            raise
+        self.arrivals.commit()
+
+
+def _path(folder: Path, version: int, source: int) -> Path:
+    return folder / f"version-{version}" / f"source-{source}.weights"
+
+
+def _laid_out(parcels: Sequence[Parcel]) -> list[tuple[Parcel, int]]:
+    """Return where each parcel of a source begins in its file."""
+    found, at = [], 0
+    for parcel in parcels:
+        found.append((parcel, at))
+        at += parcel_bytes(parcel)
+    return found
+
+
+def _mapped(path: Path, size: int) -> Tensor:
+    """Return a file as bytes that are read where they lie; writing to them changes no file."""
+    found = path.stat().st_size
+    if found != size:
+        what = f"has {found:,} bytes, not {size:,}: it was posted by another plan"
+        raise DamagedWeights(f"{path.name} {what}")
+    return torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
+
+
+def _await(paths: Mapping[int, Path], version: int, patience_s: float) -> None:
+    end = time.monotonic() + patience_s
+    while missing := [source for source, path in paths.items() if not path.exists()]:
+        if time.monotonic() >= end:
+            what = f"sources {missing} have not posted it within {patience_s:g} s"
+            raise NotPosted(f"version {version}: {what}; look at what they do")
+        time.sleep(_LOOK_S)
