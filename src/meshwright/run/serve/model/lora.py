@@ -37,6 +37,7 @@ class Part:
     """One of their modules within a linear layer of ours."""
 
     theirs: str
+    """Its name from the layer on."""
     links: tuple[Link, ...]
     rows: int
     """Rows of their weight."""
@@ -80,7 +81,7 @@ class LoraLinear:
         for place, part in enumerate(self.parts):
             if part.theirs not in found:
                 continue
-            a, b, scale = found[part.theirs]
+            a, b, scale, _ = found[part.theirs]
             begin, rank = place * self.rank, len(a)
             self.down[slot, begin : begin + rank] = a.to(self.down)
             scaled = (b.float() * scale).to(self.up)
@@ -108,7 +109,7 @@ class Adapters:
         forward.now.adapter_slots = slots
         decoder = forward.decoder
         self._layers: dict[str, LoraLinear] = {}
-        for name, parts in _parts(decoder).items():
+        for name, parts in parts_of(decoder).items():
             layer = decoder.get_submodule(name)
             assert isinstance(layer, Linear)
             if layer.across is not None:
@@ -153,7 +154,7 @@ class Adapters:
             for part in layer.parts:
                 if part.theirs not in found:
                     continue
-                a, b, _ = found[part.theirs]
+                a, b, *_ = found[part.theirs]
                 if a.shape[1] != inputs or len(b) != part.rows:
                     given = f"{a.shape[1]} inputs and {len(b)} outputs"
                     what = f"{part.theirs} has {given}, not {inputs} and {part.rows}"
@@ -165,7 +166,7 @@ def _kind(forward: Forward) -> str:
     return f"this {forward.decoder.model.family} model"
 
 
-def _parts(decoder: Decoder) -> dict[str, tuple[Part, ...]]:
+def parts_of(decoder: Decoder) -> dict[str, tuple[Part, ...]]:
     """Return, for each linear layer of ours, the modules of theirs that it is made of."""
     shapes = {name: _whole_shape(value) for name, value in decoder.named_parameters()}
     found: dict[str, dict[str, list[Link]]] = {}
@@ -177,7 +178,7 @@ def _parts(decoder: Decoder) -> dict[str, tuple[Part, ...]]:
             continue
         if link.shape[1] != shapes[ours][1]:
             what = f"its {link.theirs} is stored the other way round"
-            raise InputError([Problem(decoder.model.family, what, "serve it without adapters")])
+            raise InputError([Problem(decoder.model.family, what, "use it without adapters")])
         theirs = short_name(link.theirs.removesuffix(".weight"))
         found.setdefault(name, {}).setdefault(theirs, []).append(link)
     return {

@@ -1,6 +1,7 @@
 """A folder of PEFT's: the low-rank matrices of an adapter by the module that they change.
 
-Only safetensors are read; what is more than A and B of linear layers is refused by name.
+Only safetensors are read; what is more than A, B and DoRA's magnitudes of linear layers is refused
+by name.
 """
 
 import json
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from meshwright.errors import InputError, Problem
 
-_NAME = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
+_NAME = re.compile(r"base_model\.model\.(.+)\.lora_(A\.weight|B\.weight|magnitude_vector)")
 
 
 class LowRank(NamedTuple):
@@ -25,6 +26,16 @@ class LowRank(NamedTuple):
     b: Tensor
     """[outputs, rank]"""
     scale: float
+    magnitude: Tensor | None = None
+    """[outputs], the lengths that DoRA gives to the rows; None without it."""
+
+
+class PeftFolder(NamedTuple):
+    """What lies in a folder of PEFT's."""
+
+    config: dict[str, Any]
+    modules: dict[str, LowRank]
+    """By the short names of the modules."""
 
 
 def short_name(module: str) -> str:
@@ -35,7 +46,17 @@ def short_name(module: str) -> str:
 
 def read_adapter(folder: str | Path, most: int) -> dict[str, LowRank]:
     """Return what an adapter adds to every module that it changes; `most` is the highest rank."""
-    config = _config(Path(folder) / "adapter_config.json")
+    found = read_folder(folder, dora=False).modules
+    for module, each in found.items():
+        if len(each.a) > most:
+            what = f"{module} has rank {len(each.a)}, but adapters have room for {most}"
+            raise InputError([Problem(str(folder), what, "make room for a higher rank")])
+    return found
+
+
+def read_folder(folder: str | Path, *, dora: bool = True) -> PeftFolder:
+    """Read an adapter with its settings; `dora` says whether one of this kind is wanted."""
+    config = _config(Path(folder) / "adapter_config.json", dora)
     path = Path(folder) / "adapter_model.safetensors"
     try:
         tensors = load_file(path)
@@ -45,27 +66,33 @@ def read_adapter(folder: str | Path, most: int) -> dict[str, LowRank]:
     except (SafetensorError, OSError) as error:
         what = f"is not a whole safetensors file: {error}"
         raise InputError([Problem(str(path), what, "fetch it again")]) from error
-    halves: dict[str, dict[str, Tensor]] = {}
+    parts: dict[str, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         match = _NAME.fullmatch(name)
         if match is None:
-            what = f"holds {name}, which is no A or B of a linear layer"
-            fix = "use an adapter of linear layers alone, without DoRA and saved modules"
+            what = f"holds {name}, which is no A, B or magnitude of a linear layer"
+            fix = "use an adapter of linear layers alone, without saved modules"
             raise InputError([Problem(str(path), what, fix)])
-        halves.setdefault(short_name(match[1]), {})[match[2]] = tensor
+        parts.setdefault(match[1], {})[match[2]] = tensor
+    wanted = {"A.weight", "B.weight"} | ({"magnitude_vector"} if config.get("use_dora") else set())
     found = {}
-    for module, pair in halves.items():
-        if pair.keys() != {"A", "B"} or len(pair["A"]) != pair["B"].shape[1]:
-            what = f"A and B of {module} do not fit each other"
+    for module, given in parts.items():
+        if given.keys() != wanted or not _fits(**{name[0]: each for name, each in given.items()}):
+            what = f"{', '.join(sorted(given))} of {module} do not fit each other"
             raise InputError([Problem(str(path), what, "fetch it again")])
-        if len(pair["A"]) > most:
-            what = f"{module} has rank {len(pair['A'])}, but adapters have room for {most}"
-            raise InputError([Problem(str(path), what, "make room for a higher rank")])
-        found[module] = LowRank(pair["A"], pair["B"], _scale(config, module, len(pair["A"])))
-    return found
+        a, b = given["A.weight"], given["B.weight"]
+        scale = _scale(config, module, len(a))
+        found[short_name(module)] = LowRank(a, b, scale, given.get("magnitude_vector"))
+    return PeftFolder(config, found)
 
 
-def _config(path: Path) -> dict[str, Any]:
+def _fits(A: Tensor, B: Tensor, m: Tensor | None = None) -> bool:
+    if A.dim() != 2 or B.dim() != 2 or len(A) != B.shape[1]:
+        return False
+    return m is None or m.shape == B.shape[:1]
+
+
+def _config(path: Path, dora: bool) -> dict[str, Any]:
     try:
         config = json.loads(path.read_bytes())
     except FileNotFoundError as error:
@@ -77,9 +104,10 @@ def _config(path: Path) -> dict[str, Any]:
     if config.get("peft_type") != "LORA":
         what = f"{config.get('peft_type')!r} is no adapter that is known here"
         problems.append(Problem(f"{path}: peft_type", what, "use LORA"))
-    if config.get("use_dora"):
+    if config.get("use_dora") and not dora:
         what = "weights are scaled anew for every adapter"
-        problems.append(Problem(f"{path}: use_dora", what, "use an adapter without"))
+        fix = "merge it into its model (see run/posttrain/adapters), or use an adapter without"
+        problems.append(Problem(f"{path}: use_dora", what, fix))
     if config.get("bias", "none") != "none":
         what = f"biases {config['bias']!r} are changed"
         problems.append(Problem(f"{path}: bias", what, "use an adapter with none"))
@@ -95,4 +123,5 @@ def _scale(config: dict[str, Any], module: str, rank: int) -> float:
     for pattern, own in (config.get("alpha_pattern") or {}).items():
         if re.fullmatch(rf"(.*\.)?({pattern})", module):
             alpha = float(own)
+            break
     return alpha / (rank**0.5 if config.get("use_rslora") else rank)

@@ -1,0 +1,91 @@
+"""Adapters in PEFT's folders: `adapter_config.json` and `adapter_model.safetensors`.
+
+What is saved here opens with `peft` and in our engine, and what either saved opens here. Files are
+written beside those that are there and moved into place once whole.
+"""
+
+import json
+from pathlib import Path
+
+import torch
+from msgspec.structs import replace
+from safetensors.torch import save_file
+
+from meshwright.errors import InputError, Problem
+from meshwright.run.nn.decoder import Decoder
+from meshwright.run.posttrain.adapters.adapter import DecoderAdapter, modules_of
+from meshwright.run.posttrain.adapters.linear import LowRankPair
+from meshwright.run.posttrain.adapters.settings import from_peft, to_peft
+from meshwright.run.serve.model.peft_folder import LowRank, read_folder, short_name
+
+CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
+
+
+def save_adapter(
+    adapter: DecoderAdapter,
+    folder: str | Path,
+    *,
+    base: str | None = None,
+    dtype: torch.dtype | None = None,
+) -> None:
+    """Write an adapter into a folder, which is made if need be.
+
+    `base` is the path or name of the model it belongs to, which PEFT loads where it is told none;
+    `dtype` is that of the file, None for the parameters' own.
+    """
+    folder = Path(folder)
+    tensors = {
+        name: value.detach().to("cpu", dtype).contiguous()
+        for name, value in adapter.named_parameters()
+    }
+    others = modules_of(adapter.decoder).keys() - adapter.pairs.keys()
+    config = to_peft(adapter.settings, adapter.pairs, others)
+    config["base_model_name_or_path"] = base
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, folder / f".{TENSORS}", metadata={"format": "pt"})
+    (folder / f".{CONFIG}").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+    for name in (TENSORS, CONFIG):
+        (folder / f".{name}").replace(folder / name)
+
+
+def load_adapter(
+    decoder: Decoder, folder: str | Path, *, dtype: torch.dtype = torch.float32
+) -> DecoderAdapter:
+    """Put an adapter of a folder beside a decoder, to be trained further, merged or asked.
+
+    `dtype` is that of its parameters.
+    """
+    config, found = read_folder(folder)
+    settings = from_peft(config)
+    shapes = modules_of(decoder)
+    names = {short_name(name): name for name in shapes}
+    problems = []
+    for short, low in found.items():
+        given, wanted = (len(low.b), low.a.shape[1]), shapes.get(names.get(short, ""))
+        if wanted is None:
+            what = f"changes {short}, which is no linear layer of this {decoder.model.family} model"
+        elif given != shapes[names[short]]:
+            what = (
+                f"{short} has {given[0]} outputs and {given[1]} inputs, not {shapes[names[short]]}"
+            )
+        else:
+            continue
+        problems.append(Problem(str(folder), what, "use an adapter of this very model"))
+    if not found:
+        problems.append(Problem(str(folder), "holds no module", "save the adapter again"))
+    if problems:
+        raise InputError(problems)
+    device = decoder.embedding.weight.device
+
+    def pair(low: LowRank) -> LowRankPair:
+        magnitude = None if low.magnitude is None else low.magnitude.to(device, dtype)
+        a, b = low.a.to(device, dtype), low.b.to(device, dtype)
+        return LowRankPair(a, b, magnitude, scale=low.scale, dropout=settings.dropout)
+
+    chosen = {names[short]: pair(low) for short, low in found.items()}
+    own_ranks = {name: len(each.lora_A.weight) for name, each in chosen.items()}
+    amiss = {name: rank for name, rank in own_ranks.items() if settings.rank_of(name) != rank}
+    if amiss:
+        # Patterns of another version of PEFT: the matrices themselves tell.
+        settings = replace(settings, ranks={**amiss, **settings.ranks})
+    return DecoderAdapter(decoder, settings, chosen)

@@ -1,0 +1,253 @@
+"""`AdaptedLinear`: a linear layer of ours with the adapters of the modules it is made of.
+
+    y = W x + b + U D x                      U, D: B times its scale, and A, of all modules
+    y = g ∘ (W x + U D x) + b                DoRA: g = m / ‖W + U D‖, row by row
+
+A fused product (queries, keys and values) stacks modules of theirs; each has an A and a B of its
+own. D puts the A one below another, U has the B on its diagonal, with rows in our order: two
+products beside the base's, whatever is fused. DoRA's lengths ‖·‖ get no gradient, as in its paper
+(§4.3), and are found some rows at a time.
+
+Shapes: K inputs, M outputs, R ranks of all modules together.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from meshwright.errors import InputError, Problem
+from meshwright.run.kernels.products import Products
+from meshwright.run.nn.linear import Linear, linear
+from meshwright.run.nn.recompute import Op
+from meshwright.run.serve.model.lora import Part
+
+_CHUNK = 2048
+"""Rows of a weight that are in fp32 at once."""
+_MASKS_STAY: frozenset[Op] = frozenset({"layernorm", "mlp_act", "core_attn"})
+"""Operations whose recomputation runs no linear layer again."""
+
+
+class _Matrix(nn.Module):
+    """A parameter called `weight`, as in PEFT's names."""
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight)
+
+
+class LowRankPair(nn.Module):
+    """What an adapter holds of one module of theirs, under PEFT's names."""
+
+    def __init__(
+        self, a: Tensor, b: Tensor, magnitude: Tensor | None, *, scale: float, dropout: float
+    ) -> None:
+        super().__init__()
+        self.lora_A, self.lora_B = _Matrix(a), _Matrix(b)
+        self.lora_magnitude_vector: nn.Parameter | None = None
+        if magnitude is not None:
+            self.lora_magnitude_vector = nn.Parameter(magnitude)
+        self.scale, self.dropout = scale, dropout
+
+    def dropped(self, x: Tensor) -> Tensor:
+        """Return what A reads of an input."""
+        return functional.dropout(x, self.dropout, self.training)
+
+    @property
+    def drops(self) -> bool:
+        """Whether inputs are left out just now."""
+        return self.training and self.dropout > 0
+
+
+class Adapted(NamedTuple):
+    """A module of theirs within a layer of ours, with its adapter."""
+
+    part: Part
+    pair: LowRankPair
+
+
+class AdaptedLinear:
+    """A linear layer with adapters; `Linear.across` calls it.
+
+    It is no module, so that the decoder has the parameters it always had.
+    """
+
+    def __init__(self, layer: Linear, block: nn.Module, adapted: Sequence[Adapted]) -> None:
+        self.layer, self._block = layer, block
+        self.pairs = [each.pair for each in adapted]
+        self._source = _sources(len(layer.weight), [each.part for each in adapted])
+        """For each row of ours its row among those of all pairs, and the count of these where an
+        adapter leaves it alone."""
+        self._is_plain = torch.equal(
+            self._source, torch.arange(sum(each.part.rows for each in adapted))
+        )
+        self._rows: list[Tensor] = []
+        """Rows of ours that each pair changes."""
+        before = 0
+        for part, _ in adapted:
+            own = (self._source >= before) & (self._source < before + part.rows)
+            self._rows.append(own.nonzero().flatten())
+            before += part.rows
+        self._kept: Tensor | None = None
+
+    def attach(self) -> None:
+        """Let the layer use its adapters."""
+        self.layer.across = self
+
+    def detach(self) -> None:
+        """Let the layer compute by its own weight alone."""
+        self.layer.across = None
+
+    def __call__(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, products: Products, /
+    ) -> Tensor:
+        """Return the base product with what the adapters add."""
+        inputs = None
+        if self.pairs[0].drops:
+            self._refuse_replays()
+            inputs = [pair.dropped(x) for pair in self.pairs]
+        added = linear(self._narrow(x, inputs), self._up().to(x.dtype))
+        if self.pairs[0].lora_magnitude_vector is None:
+            return self._base(x, weight, bias, products) + added
+        grow = self._growth(weight)
+        if inputs is None:
+            # In fp32: steps of a length near 1 are lost in bf16.
+            y = ((self._base(x, weight, None, products) + added) * grow).to(x.dtype)
+            return y if bias is None else y + bias.to(x.dtype)
+        # The base is whole; what DoRA changes of it reads the same inputs as A does.
+        more = (grow - 1) * self._dropped_base(inputs, weight) + grow * added
+        return self._base(x, weight, bias, products) + more.to(x.dtype)
+
+    def _base(self, x: Tensor, weight: Tensor, bias: Tensor | None, products: Products) -> Tensor:
+        low = self.layer.low_precision
+        if low is not None:
+            return low(x, weight, bias)
+        return linear(x, weight, bias, products=products)
+
+    def _narrow(self, x: Tensor, inputs: Sequence[Tensor] | None) -> Tensor:
+        """Return D x, or what each A makes of inputs of its own."""
+        if inputs is None:
+            return linear(x, self._down())
+        weights = [pair.lora_A.weight for pair in self.pairs]
+        return torch.cat([linear(*each) for each in zip(inputs, weights, strict=True)], -1)
+
+    def _down(self) -> Tensor:
+        return torch.cat([pair.lora_A.weight for pair in self.pairs])
+
+    def _up(self) -> Tensor:
+        """Return U [M, R] in fp32."""
+        ranks = [len(pair.lora_A.weight) for pair in self.pairs]
+        blocks, before = [], 0
+        for pair, rank in zip(self.pairs, ranks, strict=True):
+            scaled = pair.lora_B.weight.float() * pair.scale
+            blocks.append(functional.pad(scaled, (before, sum(ranks) - before - rank)))
+            before += rank
+        return self._in_our_rows(blocks, 0.0)
+
+    def _in_our_rows(self, blocks: Sequence[Tensor], otherwise: float) -> Tensor:
+        """Put rows of all pairs, one below another, in our order."""
+        if self._is_plain:
+            return torch.cat([*blocks])
+        last = blocks[0].new_full((1, *blocks[0].shape[1:]), otherwise)
+        return torch.cat([*blocks, last]).index_select(0, self._source.to(last.device))
+
+    def _growth(self, weight: Tensor) -> Tensor:
+        """Return DoRA's factor g of every row, in fp32; rows without an adapter keep theirs."""
+        lengths = row_lengths(weight, self._up().detach(), self._down().detach())
+        magnitudes = [pair.lora_magnitude_vector for pair in self.pairs]
+        found = [each.float() for each in magnitudes if each is not None]
+        grown = self._in_our_rows(found, 1.0) / lengths
+        if self._is_plain:
+            return grown
+        adapted = self._source.to(grown.device) < sum(len(each) for each in found)
+        return torch.where(adapted, grown, torch.ones_like(grown))
+
+    def _dropped_base(self, inputs: Sequence[Tensor], weight: Tensor) -> Tensor:
+        """Return W x, each row of it by the inputs that its own adapter reads; others are 0."""
+        found = inputs[0].new_zeros(*inputs[0].shape[:-1], len(weight))
+        for x, rows in zip(inputs, self._rows, strict=True):
+            own = rows.to(weight.device)
+            found = found.index_copy(-1, own, linear(x, weight.index_select(0, own)))
+        return found
+
+    @torch.no_grad()
+    def measure(self) -> None:
+        """Set DoRA's magnitudes to the lengths that the rows have now."""
+        lengths = row_lengths(self.layer.weight, self._up(), self._down())
+        before = 0
+        for pair, rows in zip(self.pairs, self._rows, strict=True):
+            assert pair.lora_magnitude_vector is not None
+            theirs = (self._source[rows] - before).to(lengths.device)
+            pair.lora_magnitude_vector[theirs] = lengths[rows.to(lengths.device)].to(
+                pair.lora_magnitude_vector.dtype
+            )
+            before += len(pair.lora_B.weight)
+
+    def _refuse_replays(self) -> None:
+        ops: frozenset[Op] = getattr(self._block, "recompute", frozenset())
+        if torch.is_grad_enabled() and ops - _MASKS_STAY:
+            what = (
+                f"other inputs would be left out when backward runs {min(ops - _MASKS_STAY)} again"
+            )
+            fix = "use dropout=0, or recompute nothing but norms, activations and attention itself"
+            raise InputError([Problem("dropout", what, fix)])
+
+    @torch.no_grad()
+    def merged(self) -> Tensor:
+        """Return the weight with the adapters in it, in the weight's format."""
+        weight = self.layer.weight
+        up, down = self._up(), self._down().float()
+        dora = self.pairs[0].lora_magnitude_vector is not None
+        grow = self._growth(weight) if dora else None
+        made = torch.empty_like(weight)
+        for begin in range(0, len(weight), _CHUNK):
+            rows = slice(begin, begin + _CHUNK)
+            whole = weight[rows].float().addmm(up[rows], down)
+            made[rows] = whole if grow is None else whole * grow[rows, None]
+        return made
+
+    @torch.no_grad()
+    def merge(self, *, keep: bool) -> None:
+        """Put the adapters into the layer's weight; `keep` a copy of what it was."""
+        made = self.merged()
+        self._kept = self.layer.weight.detach().clone() if keep else None
+        self.layer.weight.copy_(made)
+        self.detach()
+
+    @torch.no_grad()
+    def unmerge(self) -> None:
+        """Put back the weight as it was, bit by bit."""
+        assert self._kept is not None
+        self.layer.weight.copy_(self._kept)
+        self._kept = None
+        self.attach()
+
+
+@torch.no_grad()
+def row_lengths(weight: Tensor, up: Tensor, down: Tensor) -> Tensor:
+    """Return the length of every row of W + U D, in fp32."""
+    found = [
+        torch.linalg.vector_norm(rows.float().addmm(more, down.float()), dim=1)
+        for rows, more in zip(torch.split(weight, _CHUNK), torch.split(up, _CHUNK), strict=True)
+    ]
+    return torch.cat(found)
+
+
+def _sources(rows: int, parts: Sequence[Part]) -> Tensor:
+    """Return, for each row of ours, which row of the parts' it is, these one below another."""
+    total = sum(part.rows for part in parts)
+    found, before = torch.full((rows,), total), 0
+    for part in parts:
+        # Two columns, so that views see a matrix.
+        ours = torch.arange(rows)[:, None].expand(-1, 2)
+        theirs = torch.arange(part.rows)[:, None].expand(-1, 2)
+        for link in part.links:
+            own, their = (
+                link.in_ours(ours).select(-1, 0).reshape(-1),
+                link.in_theirs(theirs).select(-1, 0).reshape(-1),
+            )
+            found[own] = before + their
+        before += part.rows
+    return found

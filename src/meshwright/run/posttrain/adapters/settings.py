@@ -1,0 +1,125 @@
+"""`Lora`: how an adapter is made, in the words that PEFT's settings also have.
+
+y = W x + b + s · B A x          s = alpha / rank, or alpha / √rank
+(Hu et al. 2021, arXiv 2106.09685; Kalajdzievski 2023, arXiv 2312.03732)
+"""
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from meshwright.spec.bounds import Bounds
+
+ALL_LINEAR = "all-linear"
+
+_Number = TypeVar("_Number", int, float)
+
+
+class Lora(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which linear layers of a decoder get an adapter, and of which kind."""
+
+    rank: int = 8
+    alpha: float = 8.0
+    """What the product is multiplied by, before it is divided by the rank."""
+    rslora: bool = False
+    """Divide by the rank's root in place of the rank."""
+    dora: bool = False
+    """Learn the length of each row of W + s · B A by itself (Liu et al. 2024, arXiv 2402.09353)."""
+    dropout: float = 0.0
+    """Share of A's inputs that are left out in training."""
+    targets: tuple[str, ...] | str = ALL_LINEAR
+    """Ends of modules' names as transformers has them, such as ("q_proj", "v_proj"); one text is a
+    regular expression of whole names, but for "all-linear"."""
+    start: Literal["uniform", "gaussian"] = "uniform"
+    """What A is drawn from: ±1/√inputs, or a deviation of 1/rank. B starts from nought."""
+    ranks: Mapping[str, int] = msgspec.field(default_factory=dict)
+    """Other ranks of some modules, by the end of their names (a regular expression)."""
+    alphas: Mapping[str, float] = msgspec.field(default_factory=dict)
+    """Other alphas of some modules, likewise."""
+
+    def __post_init__(self) -> None:
+        bounds = Bounds()
+        bounds.count(rank=self.rank)
+        if not self.alpha > 0 or not math.isfinite(self.alpha):
+            bounds.add("alpha", f"{self.alpha} would add nothing", "use a number above 0")
+        if not 0 <= self.dropout < 1:
+            bounds.add("dropout", f"{self.dropout} is no share", "use 0 or more, but less than 1")
+        if not self.targets:
+            bounds.add("targets", "names no module", f"use {ALL_LINEAR}, or name one")
+        for name, rank in self.ranks.items():
+            if rank < 1:
+                bounds.add(f"ranks.{name}", f"{rank} is no rank", "use 1 or more")
+        bounds.require()
+
+    def rank_of(self, module: str) -> int:
+        """Return the rank of one module's adapter."""
+        return _own(self.ranks, module, self.rank)
+
+    def scale_of(self, module: str) -> float:
+        """Return what B A of one module is multiplied by."""
+        rank, alpha = self.rank_of(module), _own(self.alphas, module, self.alpha)
+        return alpha / (math.sqrt(rank) if self.rslora else rank)
+
+    def chooses(self, module: str) -> bool:
+        """Tell whether a linear layer gets an adapter."""
+        if isinstance(self.targets, str):
+            return self.targets == ALL_LINEAR or bool(re.fullmatch(self.targets, module))
+        return any(module == each or module.endswith(f".{each}") for each in self.targets)
+
+
+def _own(patterns: Mapping[str, _Number], module: str, otherwise: _Number) -> _Number:
+    for pattern, value in patterns.items():
+        if re.fullmatch(rf"(.*\.)?({pattern})", module):
+            return value
+    return otherwise
+
+
+def to_peft(settings: Lora, adapted: Iterable[str], others: Iterable[str]) -> dict[str, Any]:
+    """Return PEFT's settings of an adapter of some modules; `others` are a model's other ones.
+
+    The ends of names say what is adapted, as PEFT writes them, and whole names where a module that
+    is not adapted ends alike.
+    """
+    unlike = {name.rpartition(".")[2] for name in others}
+    ends = {(name, name.rpartition(".")[2]) for name in adapted}
+    targets = sorted({name if end in unlike else end for name, end in ends})
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "inference_mode": True,
+        "r": settings.rank,
+        "lora_alpha": _whole(settings.alpha),
+        "lora_dropout": settings.dropout,
+        "use_rslora": settings.rslora,
+        "use_dora": settings.dora,
+        "init_lora_weights": "gaussian" if settings.start == "gaussian" else True,
+        "target_modules": targets,
+        "rank_pattern": dict(settings.ranks),
+        "alpha_pattern": {name: _whole(alpha) for name, alpha in settings.alphas.items()},
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "modules_to_save": None,
+    }
+
+
+def from_peft(config: Mapping[str, Any]) -> Lora:
+    """Return the settings that a configuration of PEFT's says, as far as they matter here."""
+    targets = config.get("target_modules") or ALL_LINEAR
+    return Lora(
+        rank=config.get("r", 8),
+        alpha=float(config.get("lora_alpha", 8)),
+        rslora=bool(config.get("use_rslora")),
+        dora=bool(config.get("use_dora")),
+        dropout=float(config.get("lora_dropout") or 0.0),
+        targets=targets if isinstance(targets, str) else tuple(sorted(targets)),
+        start="gaussian" if config.get("init_lora_weights") == "gaussian" else "uniform",
+        ranks=dict(config.get("rank_pattern") or {}),
+        alphas={name: float(own) for name, own in (config.get("alpha_pattern") or {}).items()},
+    )
+
+
+def _whole(number: float) -> float | int:
+    return int(number) if number == int(number) else number
