@@ -81,7 +81,8 @@ def test_colocated_is_the_same_loop_with_memory_phases_between(
     for what, action in run.log:
         kind = "groups" if isinstance(action, Generate) else "others"
         open_[kind] += 1 if what == "begin" else -1
-        assert open_["others"] <= 1 and not (open_["groups"] and open_["others"])
+        assert open_["others"] <= 1
+        assert not (open_["groups"] and open_["others"])
 
 
 @settings(max_examples=300, deadline=None)

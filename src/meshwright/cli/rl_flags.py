@@ -1,0 +1,123 @@
+"""Flags that describe reinforcement learning: what a step generates, and who trains on it."""
+
+import argparse
+from typing import Any
+
+import msgspec
+
+from meshwright.cli.request_flags import parse_lengths
+from meshwright.predict.rl.outcome import Outcome
+from meshwright.predict.rl.setup import Rounds, Setup
+from meshwright.spec.bounds import require, whole
+from meshwright.spec.units import format_some, parse_count
+
+TRAINER = ("tp", "pp", "ep")
+"""Degrees of the trainer's layout that flags may set; `dp` is what is left."""
+
+
+def add_rounds(parser: argparse.ArgumentParser) -> None:
+    """Add what every step generates and trains on."""
+    group = parser.add_argument_group("what a step generates")
+    lengths = "N, LOW-HIGH, or lognormal:MEDIAN:SIGMA"
+    group.add_argument("--prompts", metavar="N", default="128", help="groups (default: 128)")
+    group.add_argument(
+        "--samples", metavar="N", default="16", help="answers to each prompt (default: 16)"
+    )
+    group.add_argument(
+        "--prompt", metavar="TOKENS", default="256",
+        help=f"tokens of prompts: {lengths} (default: 256)",
+    )  # fmt: skip
+    group.add_argument(
+        "--output", metavar="TOKENS", default="lognormal:1024:0.6",
+        help="tokens of answers, likewise (default: lognormal:1024:0.6)",
+    )  # fmt: skip
+    group.add_argument(
+        "--longest", metavar="TOKENS", default="8192", help="answers are cut there (default: 8192)"
+    )
+    group.add_argument("--seed", default="0", metavar="N", help="draws lengths")
+    trained = parser.add_argument_group("training")
+    trained.add_argument(
+        "--updates", metavar="N", default="1", help="minibatches of a step (default: 1)"
+    )
+    trained.add_argument(
+        "--forwards", metavar="N", default="1",
+        help="passes without gradients: 1 for the policy's log-probabilities (default), 2 with "
+        "those of a reference model",
+    )  # fmt: skip
+    trained.add_argument(
+        "--packed", metavar="TOKENS", help="of a microbatch (default: the longest sample)"
+    )
+    for name in TRAINER:
+        trained.add_argument(
+            f"--train-{name}", metavar="N", help=f"{name} of the trainer (default: the fastest)"
+        )
+
+
+def rounds_of(args: argparse.Namespace) -> Rounds:
+    """Return what the flags say of a step."""
+    counts = {
+        name: parse_count(getattr(args, name), f"--{name}")
+        for name in ("prompts", "samples", "longest", "updates", "forwards", "seed")
+    }
+    require(
+        whole("--prompts", counts["prompts"], most=100_000),
+        whole("--samples", counts["samples"], most=10_000),
+    )
+    return Rounds(
+        prompt=parse_lengths(args.prompt, "--prompt"),
+        output=parse_lengths(args.output, "--output"),
+        packed=None if args.packed is None else parse_count(args.packed, "--packed"),
+        **counts,
+    )
+
+
+def trainer_fixed(args: argparse.Namespace) -> dict[str, tuple[object, ...]]:
+    """Return the fields of the trainer's layout that flags set."""
+    found: dict[str, tuple[object, ...]] = {}
+    for name in TRAINER:
+        text = getattr(args, f"train_{name}")
+        if text is not None:
+            count = parse_count(text, f"--train-{name}")
+            require(whole(f"--train-{name}", count, most=4096))
+            found[name] = (count,)
+    return found
+
+
+def setup_data(setup: Setup) -> dict[str, Any]:
+    """Return a setup as plain data."""
+    replica, layout = setup.engines.replica, setup.training
+    return {
+        "model": setup.model.name,
+        "cluster": setup.cluster.name,
+        "placement": setup.placement,
+        "max_staleness": setup.arrangement.max_staleness,
+        "engine": replica.engine.name,
+        "engines": setup.engines.count,
+        "engine_tp": replica.layout.tp,
+        "rollout_gpus": setup.engines.gpus,
+        "training_gpus": layout.gpus,
+        "training": {name: getattr(layout, name) for name in ("tp", "pp", "dp", "ep", "recompute")},
+        "rounds": msgspec.to_builtins(setup.rounds),
+    }
+
+
+def outcome_data(outcome: Outcome) -> dict[str, Any]:
+    """Return an outcome as plain data."""
+    return {**msgspec.to_builtins(outcome), "skew": outcome.skew}
+
+
+def gpus_words(setup: Setup) -> str:
+    """Say which GPUs do what."""
+    gpu, engines = setup.cluster.gpu.name, setup.engines
+    tp = engines.replica.layout.tp
+    alike = f"{format_some(engines.count, 'engine')} of {format_some(tp, 'GPU')}"
+    layout = setup.training
+    degrees = " ".join(
+        f"{name} {getattr(layout, name)}"
+        for name in ("tp", "pp", "dp", "ep")
+        if getattr(layout, name) > 1
+    )
+    trainer = f"{format_some(layout.gpus, 'GPU')} that train{f' ({degrees})' if degrees else ''}"
+    if setup.placement == "colocated":
+        return f"{setup.gpus} × {gpu}, by turns: {alike}, and {trainer}"
+    return f"{setup.gpus} × {gpu}: {alike}, and {trainer}"

@@ -1,0 +1,162 @@
+"""`mw simulate rl MODEL`: steps of reinforcement learning before a GPU is rented."""
+
+import argparse
+
+from meshwright.cli.answer import Answer, Note, View, facts, table
+from meshwright.cli.parser import add_common
+from meshwright.cli.rl_flags import (
+    add_rounds,
+    gpus_words,
+    outcome_data,
+    rounds_of,
+    setup_data,
+    trainer_fixed,
+)
+from meshwright.cli.serve_flags import add_served, cluster_of, engine_of, model_of
+from meshwright.errors import InputError, Problem
+from meshwright.policy.rollout import PLACEMENTS
+from meshwright.predict.rl.outcome import Outcome, predict_rl
+from meshwright.predict.rl.planning import training_layout
+from meshwright.predict.rl.setup import MEASURED, Setup, share_of
+from meshwright.predict.serving.fleet import Copies, default_limits
+from meshwright.predict.serving.formats import Formats
+from meshwright.predict.serving.replica import Replica
+from meshwright.spec.bounds import require, whole
+from meshwright.spec.layout import Layout
+from meshwright.spec.units import format_bytes, format_count, format_seconds, parse_count
+
+EXAMPLES = (
+    "mw simulate rl llama3.1-8b --cluster h100-superpod --gpus 16 --placement colocated",
+    "mw simulate rl llama3.1-8b --cluster h100-superpod --gpus 16 --placement one-step-off "
+    "--rollout-gpus 8",
+    "mw simulate rl qwen3-30b-a3b --cluster h100-superpod --gpus 32 --placement asynchronous "
+    "--rollout-gpus 16 --tp 2 --max-staleness 4 --output lognormal:4000:0.8",
+)
+WAITS = {
+    "groups": "too few groups have ended",
+    "drain": "weights wait for groups that run",
+    "weights": "weights come in",
+    "staleness": "more would be too old",
+    "memory": "the trainer has the GPUs",
+    "end": "all is under way",
+}
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the flags."""
+    parser.usage = "mw simulate rl MODEL --cluster NAME --gpus N --placement WORD [flags]"
+    add_served(parser)
+    group = parser.add_argument_group("placement")
+    group.add_argument("--gpus", metavar="N", help="of both sides together")
+    group.add_argument(
+        "--placement", choices=PLACEMENTS, default="colocated", metavar="WORD",
+        help=f"{', '.join(PLACEMENTS)} (default: colocated)",
+    )  # fmt: skip
+    group.add_argument(
+        "--rollout-gpus", metavar="N", help="that generate, where these are apart (default: half)"
+    )
+    group.add_argument(
+        "--max-staleness", metavar="N",
+        help="steps that a group may be behind when it is trained on; of asynchronous (default: 1)",
+    )  # fmt: skip
+    group.add_argument("--tp", metavar="N", default="1", help="GPUs of an engine (default: 1)")
+    group.add_argument(
+        "--steps", metavar="N", default=str(MEASURED), help=f"to measure (default: {MEASURED})"
+    )
+    add_rounds(parser)
+    add_common(parser)
+
+
+def run(args: argparse.Namespace) -> Answer:
+    """Answer with one step and where its time goes."""
+    setup = setup_of(args)
+    outcome = predict_rl(setup)
+    data = {"setup": setup_data(setup), "outcome": outcome_data(outcome)}
+    notes = (Note("mw validate rl holds such predictions against published runs"),)
+    views = (*_screen(setup, outcome), *notes)
+    return Answer("simulate.rl/1", data, views, (f"{outcome.step_s:.6g}",))
+
+
+def setup_of(args: argparse.Namespace) -> Setup:
+    """Return the setup that the flags describe."""
+    if args.gpus is None:
+        raise InputError([Problem("--gpus", "how many GPUs are there?", "add --gpus 16, say")])
+    gpus, tp = parse_count(args.gpus, "--gpus"), parse_count(args.tp, "--tp")
+    steps = parse_count(args.steps, "--steps")
+    require(
+        whole("--gpus", gpus, most=65_536), whole("--tp", tp, most=64),
+        whole("--steps", steps, most=1000),
+    )  # fmt: skip
+    rollout, training = _split(args, gpus)
+    if rollout % tp:
+        what = f"{rollout} GPUs are no whole engines of {tp}"
+        raise InputError([Problem("--tp", what, "use a degree that divides them")])
+    model, cluster, rounds = model_of(args), cluster_of(args, gpus), rounds_of(args)
+    replica = Replica(
+        model=model, cluster=cluster, layout=Layout(tp=tp), engine=engine_of(args),
+        formats=Formats(weights=args.precision, kv=args.kv),
+    )  # fmt: skip
+    staleness = args.max_staleness
+    return Setup(
+        model=model,
+        cluster=cluster,
+        placement=args.placement,
+        engines=Copies(replica=replica, limits=default_limits(replica), count=rollout // tp),
+        training=training_layout(model, share_of(cluster, training), rounds, trainer_fixed(args)),
+        rounds=rounds,
+        max_staleness=None if staleness is None else parse_count(staleness, "--max-staleness"),
+        measured=steps,
+    )
+
+
+def _split(args: argparse.Namespace, gpus: int) -> tuple[int, int]:
+    """Return the GPUs that generate, and those that train."""
+    if args.placement == "colocated":
+        if args.rollout_gpus is not None:
+            what = "both sides have all GPUs, by turns"
+            fix = "leave it out, or place them apart"
+            raise InputError([Problem("--rollout-gpus", what, fix)])
+        return gpus, gpus
+    half = str(max(1, gpus // 2))
+    rollout = parse_count(args.rollout_gpus or half, "--rollout-gpus")
+    if not 0 < rollout < gpus:
+        what = f"{rollout} of {gpus} GPUs leave one side none"
+        raise InputError([Problem("--rollout-gpus", what, f"use 1 to {gpus - 1}")])
+    return rollout, gpus - rollout
+
+
+def _screen(setup: Setup, outcome: Outcome) -> tuple[View, ...]:
+    terms, rounds = setup.arrangement, setup.rounds
+    staleness = f"{outcome.staleness:.2g} on the average, {outcome.most_stale} at most"
+    if outcome.dropped:
+        staleness += f"; {outcome.dropped:.3g} of {rounds.prompts} groups let go as too old"
+    peaks = ", ".join(f"{name} {format_bytes(size)}" for name, size in outcome.peak_bytes.items())
+    skew = outcome.skew
+    said = {
+        "GPUs": gpus_words(setup),
+        "step": f"{format_seconds(outcome.step_s)}, {outcome.tokens_per_s_per_gpu:,.0f} tokens/s "
+        f"of a GPU ({format_count(round(outcome.tokens))} tokens a step)",
+        "bubble": f"{outcome.bubble:.0%} of all GPU-seconds",
+        "engines": f"{outcome.engines_busy:.0%} busy, {outcome.decoding:,.0f} sequences at once "
+        "in each that decodes",
+        "trainer": f"{format_seconds(outcome.training_s)} of training, "
+        f"{outcome.training_mfu:.0%} MFU",
+        "skewed lengths": "" if skew is None or outcome.even_step_s is None else
+        f"{skew:+.0%}; {format_seconds(outcome.even_step_s)} were all answers equally long",
+        "staleness": staleness if terms.max_staleness else "none: synchronous",
+        "memory": f"{peaks} of {format_bytes(setup.cluster.gpu.memory_bytes)}",
+    }  # fmt: skip
+    rows = [
+        ("trainer", "trains", *_time(outcome.training_s, outcome)),
+        ("trainer", "sends weights", *_time(outcome.sync_s, outcome)),
+    ]
+    if outcome.phases_s:
+        rows.append(("trainer", "moves its states", *_time(outcome.phases_s, outcome)))
+    for who, waits in outcome.waits_s.items():
+        for name, seconds in waits.items():
+            rows.append((who, f"waits: {WAITS[name]} ({name})", *_time(seconds, outcome)))
+    return facts(said), table("who, what, time, share", rows, right="time, share")
+
+
+def _time(seconds: float, outcome: Outcome) -> tuple[str, str]:
+    return format_seconds(seconds), f"{seconds / outcome.step_s:.0%}"

@@ -1,0 +1,129 @@
+"""`Outcome`: what a simulated run of reinforcement learning amounts to."""
+
+import msgspec
+import numpy as np
+
+from meshwright.predict.rl.setup import Setup
+from meshwright.predict.rl.simulate import Simulated, Span, simulate
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """Figures of one step, over the steps that were measured."""
+
+    steps: int
+    """Steps that were measured."""
+    step_s: float
+    """From the end of one to the end of the next."""
+    tokens: float
+    """Tokens of a step, prompts included."""
+    tokens_per_s_per_gpu: float
+    training_s: float
+    sync_s: float
+    phases_s: float
+    """Moves of memory, where both sides share GPUs."""
+    waits_s: dict[str, dict[str, float]]
+    """Of the trainer and of all engines at once, by the name of the wait."""
+    engines_busy: float
+    """Share of the time in which engines compute, over all of them."""
+    decoding: float
+    """Mean number of sequences that an engine decodes at once, while it decodes."""
+    bubble: float
+    """Share of all GPU-seconds in which a GPU's side does nothing at all."""
+    staleness: float
+    """Mean of the groups that were trained on."""
+    most_stale: int
+    dropped: float
+    """Groups of a step that were let go as too old."""
+    gpus: int
+    rollout_gpus: int
+    training_gpus: int
+    training_mfu: float
+    """Of the passes with gradients alone, while the trainer trains."""
+    peak_bytes: dict[str, float]
+    even_step_s: float | None = None
+    """The step, were all answers as long as the mean one; None where it was not looked at."""
+
+    @property
+    def skew(self) -> float | None:
+        """How much longer a step is than with answers of equal length, as a share."""
+        return None if self.even_step_s is None else self.step_s / self.even_step_s - 1
+
+
+def predict_rl(setup: Setup, *, even: bool = True) -> Outcome:
+    """Simulate a setup; with `even`, also with answers that are all as long as the mean one."""
+    found = outcome_of(simulate(setup))
+    if not even:
+        return found
+    flat = msgspec.structs.replace(setup, rounds=setup.rounds.even())
+    other = outcome_of(simulate(flat))
+    # The mean of one step's draw and that of the others differ a little.
+    scaled = other.step_s * found.tokens / other.tokens
+    return msgspec.structs.replace(found, even_step_s=scaled)
+
+
+def outcome_of(run: Simulated) -> Outcome:
+    """Return the figures of a run, without the steps that fill and drain it."""
+    setup = run.setup
+    # What engines generate ahead fills the first steps and is missing in the last ones.
+    last = len(run.steps) - 2 - setup.arrangement.max_staleness
+    first = last - setup.measured
+    start, end = run.steps[first].end_s, run.steps[last].end_s
+    steps = run.steps[first + 1 : last + 1]
+    count = len(steps)
+    seconds = (end - start) / count
+    waits: dict[str, dict[str, float]] = {"trainer": {}, "engines": {}}
+    for span in run.waits:
+        inside = _inside(span, start, end) / count
+        if inside > 0:
+            of = waits[span.who]
+            of[span.name] = of.get(span.name, 0.0) + inside
+    doings: dict[str, float] = {}
+    for span in run.doings:
+        doings[span.name] = doings.get(span.name, 0.0) + _inside(span, start, end) / count
+    training, synced = doings.pop("train", 0.0), doings.pop("sync", 0.0)
+    busy, decoding = _engines(run, start, end)
+    tokens = sum(one.tokens for one in steps) / count
+    stale = [one for step in steps for one in step.staleness]
+    rollout, trainer = setup.engines.gpus, setup.training.gpus
+    shared = setup.placement == "colocated"
+    phases = sum(doings.values())
+    at_work = rollout * busy + trainer * (training + synced + phases) / seconds
+    priced = run.prices
+    useful = priced.step.mfu * priced.step.step_s * tokens / priced.tokens
+    return Outcome(
+        steps=count,
+        step_s=seconds,
+        tokens=tokens,
+        tokens_per_s_per_gpu=tokens / seconds / setup.gpus,
+        training_s=training,
+        sync_s=synced,
+        phases_s=phases,
+        waits_s=waits,
+        engines_busy=busy,
+        decoding=decoding,
+        bubble=max(0.0, 1 - at_work / (trainer if shared else rollout + trainer)),
+        staleness=sum(stale) / len(stale),
+        most_stale=max(stale),
+        dropped=sum(start < at <= end for at in run.dropped) / count,
+        gpus=setup.gpus,
+        rollout_gpus=rollout,
+        training_gpus=trainer,
+        training_mfu=useful / training,
+        peak_bytes=priced.peak_bytes,
+    )
+
+
+def _inside(span: Span, start: float, end: float) -> float:
+    return max(0.0, min(span.end_s, end) - max(span.start_s, start))
+
+
+def _engines(run: Simulated, start: float, end: float) -> tuple[float, float]:
+    """Return the share of time in which engines compute, and how many they decode at once."""
+    busy = decoded = decoding_s = 0.0
+    for did in run.engines:
+        lasts = np.clip(np.minimum(did.end_s, end) - np.maximum(did.start_s, start), 0.0, None)
+        busy += float(lasts.sum())
+        decoded += float((lasts * did.decodes).sum())
+        decoding_s += float(lasts[did.decodes > 0].sum())
+    share = busy / ((end - start) * len(run.engines))
+    return share, decoded / decoding_s if decoding_s else 0.0

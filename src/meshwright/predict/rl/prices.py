@@ -1,0 +1,158 @@
+"""`Prices`: what a training step, a sync of weights and a memory phase take.
+
+    training   passes · tokens / tokens of the priced step + updates · (optimizer + exchange)
+               + passes without gradients, each a third of the passes with them
+    sync       the most bytes that any GPU sends or receives, over its link
+    phases     the optimizer's and the gradients' bytes of a GPU, over its link to the host
+
+Sequences are packed and shared out evenly: the priced step has as many tokens, in sequences whose
+attention costs as much on the average. Weights are broadcast in a pipeline, so that each trainer
+sends its own part once. A shift of memory that moves no bytes is free. What software adds to these
+(names looked up, buffers made, processes that wait for each other) is not in them.
+"""
+
+from collections.abc import Iterable
+from math import ceil
+from typing import NamedTuple
+
+import msgspec
+
+from meshwright.errors import InputError, Problem
+from meshwright.policy.rollout import Phase
+from meshwright.predict.memory import MemoryPrediction, predict_memory
+from meshwright.predict.rl.setup import Drawn, Rounds, Setup, share_of
+from meshwright.predict.run import Run
+from meshwright.predict.serving.fleet import TRANSFER_SHARE
+from meshwright.predict.serving.memory import serving_memory
+from meshwright.predict.step import StepPrediction, predict_step
+from meshwright.spec.cluster import Cluster
+from meshwright.spec.layout import Layout
+from meshwright.spec.model import Model, count_parameters
+from meshwright.spec.units import format_bytes
+from meshwright.spec.work import Work
+from meshwright.spec.workload import Training
+
+WEIGHT_BYTES = 2.0
+"""Trainers send bf16."""
+GENERATING, SYNCING, TRAINING = "generating", "syncing", "training"
+
+
+class Prices(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds of everything the trainer does, and the bytes of each phase."""
+
+    step: StepPrediction
+    """One step of the trainer over `tokens`, with one update."""
+    tokens: float
+    updates: int
+    forwards: int
+    sync_s: float
+    phase_s: dict[str, float]
+    peak_bytes: dict[str, float]
+    """What the fullest GPU holds while generating, syncing and training."""
+
+    def training_s(self, batch: Iterable[Drawn]) -> float:
+        """Return the seconds of a step on these groups."""
+        share = sum(one.tokens for one in batch) / self.tokens
+        step = self.step
+        once = step.optimizer_s + step.dp_s
+        passes = step.step_s - once
+        without = self.forwards * (passes - step.recompute_s) / 3
+        return share * (passes + without) + self.updates * once
+
+    def seconds(self, phase: Phase) -> float:
+        """Return the seconds of a memory phase."""
+        return self.phase_s.get(phase.name, 0.0)
+
+
+def prices_of(setup: Setup) -> Prices:
+    """Return what the trainer's side of a setup takes."""
+    rounds = setup.rounds
+    training = packed(rounds)
+    layout = msgspec.structs.replace(setup.training, microbatch=training.microbatch)
+    workload = training.workload(layout.dp)
+    step, memory = _priced(setup.model, share_of(setup.cluster, layout.gpus), layout, workload)
+    priced = float(workload.global_batch * workload.sequence_length)
+    serving = serving_memory(setup.engines.replica, setup.engines.limits.batch_tokens)
+    held = serving.weight_bytes + serving.buffer_bytes + max(0.0, serving.kv_bytes)
+    states = memory.worst.gradients_bytes + memory.worst.optimizer_bytes
+    host = TRANSFER_SHARE * setup.cluster.host.gpu_bytes_per_s
+    moved_s = states / host
+    peaks = {
+        GENERATING: held,
+        SYNCING: serving.weight_bytes + memory.worst.parameters_bytes,
+        TRAINING: float(memory.worst.total_bytes),
+    }
+    if memory.worst.total_bytes > memory.capacity_bytes:
+        needed = format_bytes(memory.worst.total_bytes)
+        there = format_bytes(memory.capacity_bytes)
+        what = f"the trainer's fullest GPU needs {needed} of {there}"
+        fix = "give training more GPUs or larger degrees, or let mw choose its layout"
+        raise InputError([Problem("training", what, fix)])
+    return Prices(
+        step=step,
+        tokens=priced,
+        updates=rounds.updates,
+        forwards=rounds.forwards,
+        sync_s=sync_s(setup),
+        phase_s={"load": moved_s, "offload": moved_s},
+        peak_bytes=peaks,
+    )
+
+
+class Packed(NamedTuple):
+    """What a step trains on, as sequences of equal length."""
+
+    tokens: int
+    length: int
+    """Of the mean sequence that a token is in, so that attention costs as much."""
+    microbatch: int
+    """Of them that one microbatch has room for."""
+
+    def workload(self, replicas: int) -> Training:
+        """Return a training step of as many tokens, which so many replicas share evenly."""
+        divisor = replicas * self.microbatch
+        batch = divisor * max(1, ceil(self.tokens / self.length / divisor))
+        return Training(tokens=batch * self.length, sequence_length=self.length, global_batch=batch)
+
+
+def packed(rounds: Rounds) -> Packed:
+    """Return what the first step trains on."""
+    drawn = [rounds.drawn(group) for group in range(rounds.prompts)]
+    tokens, squares = sum(one.tokens for one in drawn), sum(one.squares for one in drawn)
+    longest = max(one.prompt + max(one.answers) for one in drawn)
+    length = max(1, round(squares / tokens))
+    room = longest if rounds.packed is None else rounds.packed
+    return Packed(tokens, length, max(1, room // length))
+
+
+def sync_s(setup: Setup) -> float:
+    """Return the seconds in which weights go from the trainer to the engines."""
+    cluster, engines = setup.cluster, setup.engines
+    wanted = serving_memory(engines.replica).weight_bytes
+    if setup.placement == "colocated":
+        # Each GPU gathers its part of an engine from GPUs of that engine.
+        inside = engines.replica.gpus <= cluster.scale_up.gpus
+        sent = wanted
+    else:
+        inside = setup.gpus <= cluster.scale_up.gpus
+        sent = max(wanted, WEIGHT_BYTES * count_parameters(setup.model).total / setup.training.gpus)
+    if inside:
+        rate, latency = cluster.scale_up.gpu_bytes_per_s, cluster.scale_up.latency_s
+    else:
+        rate = min(cluster.nic_bytes_per_s_per_gpu, cluster.host.gpu_bytes_per_s)
+        latency = 0.0 if cluster.nics is None else cluster.nics.latency_s
+    if rate <= 0:
+        what = f"{cluster.name} has no network between its nodes"
+        raise InputError([Problem("cluster", what, f"use at most {cluster.scale_up.gpus} GPUs")])
+    return latency + sent / (TRANSFER_SHARE * rate)
+
+
+def _priced(
+    model: Model, cluster: Cluster, layout: Layout, workload: Training
+) -> tuple[StepPrediction, MemoryPrediction]:
+    work = Work(model=model, cluster=cluster, layout=layout, workload=workload)
+    problems = work.check()
+    if problems:
+        raise InputError(list(problems))
+    run = Run(work)
+    return predict_step(run), predict_memory(run)

@@ -1,0 +1,137 @@
+"""`Setup`: a model that learns from what it generates, and the GPUs of both sides."""
+
+from random import Random
+from typing import NamedTuple
+
+import msgspec
+
+from meshwright.errors import InputError, Problem
+from meshwright.policy.rollout import Arrangement, Placement, arranged
+from meshwright.predict.serving.fleet import Copies
+from meshwright.spec.bounds import Bounds
+from meshwright.spec.cluster import Cluster
+from meshwright.spec.layout import Layout
+from meshwright.spec.model import Model
+from meshwright.spec.units import format_some
+from meshwright.spec.workload import Fixed, Lengths
+
+MEASURED = 4
+"""Steps that are measured, where nobody says."""
+
+
+class Drawn(NamedTuple):
+    """Lengths of one group."""
+
+    prompt: int
+    answers: tuple[int, ...]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that are trained on, prompts included."""
+        return len(self.answers) * self.prompt + sum(self.answers)
+
+    @property
+    def squares(self) -> int:
+        """Sum of the squared lengths, which attention grows with."""
+        return sum((self.prompt + answer) ** 2 for answer in self.answers)
+
+
+class Rounds(msgspec.Struct, frozen=True, kw_only=True):
+    """What every step asks for."""
+
+    prompts: int = 128
+    """Groups of a step."""
+    samples: int = 16
+    """Answers to each prompt."""
+    prompt: Lengths = Fixed(tokens=256)
+    output: Lengths = Fixed(tokens=1024)
+    longest: int = 32768
+    """Answers are cut there."""
+    packed: int | None = None
+    """Tokens of a training microbatch, which samples are packed into; None takes the longest
+    sample of a step."""
+    updates: int = 1
+    """Updates of the weights in one step: minibatches."""
+    forwards: int = 1
+    """Passes without gradients over what is trained on: 1 for log-probabilities of the policy, 2
+    with those of a reference model."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        bounds = Bounds()
+        bounds.count(
+            prompts=self.prompts, samples=self.samples, longest=self.longest, updates=self.updates,
+            packed=self.packed,
+        )  # fmt: skip
+        bounds.count(0, forwards=self.forwards, seed=self.seed)
+        bounds.require()
+
+    def drawn(self, group: int) -> Drawn:
+        """Return the lengths of a group, the same ones whoever asks and whenever."""
+        rng = Random(self.seed * 1_000_003 + group)
+        (prompt,) = self.prompt.sample(rng, 1)
+        answers = self.output.sample(rng, self.samples)
+        return Drawn(max(1, prompt), tuple(min(max(1, one), self.longest) for one in answers))
+
+    def even(self) -> "Rounds":
+        """Return the same with answers that are all as long as the mean one."""
+        drawn = [one for group in range(self.prompts) for one in self.drawn(group).answers]
+        mean = max(1, round(sum(drawn) / len(drawn)))
+        return msgspec.structs.replace(self, output=Fixed(tokens=mean))
+
+
+class Setup(msgspec.Struct, frozen=True, kw_only=True):
+    """Both sides, and how they go together."""
+
+    model: Model
+    cluster: Cluster
+    placement: Placement
+    engines: Copies
+    training: Layout
+    rounds: Rounds = Rounds()
+    max_staleness: int | None = None
+    """Of `asynchronous`; the others have their own."""
+    measured: int = MEASURED
+    """Steps that are measured, between those that fill the pipeline and those that drain it."""
+
+    def __post_init__(self) -> None:
+        bounds = Bounds()
+        bounds.count(measured=self.measured)
+        bounds.require()
+        shared = self.arrangement.shared
+        taken = self.engines.gpus, self.training.gpus
+        if shared and taken[0] != taken[1]:
+            what = f"engines have {taken[0]} GPUs and the trainer {taken[1]}, which are the same"
+            raise InputError([Problem("placement", what, "let both have as many")])
+        if self.gpus > self.cluster.gpus:
+            needed = format_some(self.gpus, "GPU is needed", "GPUs are needed")
+            what = f"{needed}, {self.cluster.name} has {self.cluster.gpus}"
+            raise InputError([Problem("cluster", what, "use fewer, or a larger one")])
+
+    @property
+    def arrangement(self) -> Arrangement:
+        """What the controller goes by: enough steps to fill, measure and drain."""
+        found = arranged(
+            self.placement, groups=self.rounds.prompts, steps=1, max_staleness=self.max_staleness
+        )
+        steps = self.measured + 2 * (found.max_staleness + 1)
+        return msgspec.structs.replace(found, steps=steps)
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of both sides; those that they share count once."""
+        apart = 0 if self.placement == "colocated" else self.engines.gpus
+        return self.training.gpus + apart
+
+
+def share_of(cluster: Cluster, gpus: int) -> Cluster:
+    """Return so many GPUs of a cluster as one of their own: whole nodes, or a part of one."""
+    node = cluster.gpus_per_node
+    if gpus % node == 0:
+        return cluster.with_gpus(gpus)
+    if gpus > node:
+        what, fix = f"{gpus} GPUs are no whole nodes of {node}", f"use a multiple of {node}"
+        raise InputError([Problem("split", what, fix)])
+    replace = msgspec.structs.replace
+    linked = replace(cluster.scale_up, gpus=min(cluster.scale_up.gpus, gpus))
+    return replace(cluster, nodes=1, gpus_per_node=gpus, scale_up=linked)
