@@ -48,6 +48,7 @@ class _Calls:
 class Calls:
     name = "calls"
     verifiers = (f"{JUDGES}:double",)
+    waits = True
 
     def reset(self, prompt: int, /) -> _Calls:
         return _Calls(prompt)

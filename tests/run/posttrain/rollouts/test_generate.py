@@ -125,7 +125,7 @@ def test_turns_and_length_end_what_the_environment_would_go_on_with(pool: Verifi
 
 
 class _Hangs:
-    name, verifiers = "stuck", ()
+    name, verifiers, waits = "stuck", (), True
 
     def __init__(self) -> None:
         self.prompt, self.released = (1, 2), threading.Event()
@@ -151,6 +151,8 @@ def test_an_environment_that_hangs_is_named_and_the_engine_is_left_idle(
 
 
 class _Fails(_Hangs):
+    waits = False
+
     def step(self, turn: Turn, /) -> Reply:  # noqa: ARG002
         raise KeyError("no such tool")
 

@@ -80,7 +80,7 @@ def test_a_verifier_that_fails_is_told_apart(
 def test_a_hung_verifier_is_named_with_its_deadline_and_the_next_check_is_judged() -> None:
     with pool_of() as pool:
         pids = []
-        hung = pool.submit(check("hangs"))
+        hung = pool.submit([check("hangs")])[0]
         while not (under_way := pool.under_way()):
             time.sleep(0.001)
         pids.append(under_way[0].pid)
@@ -109,7 +109,8 @@ def test_a_hung_check_takes_none_of_those_queued_behind_it_along() -> None:
 
 def test_killing_processes_loses_and_doubles_no_verdict() -> None:
     with pool_of(PATIENT, workers=2) as pool:
-        verdicts = [pool.submit(check("slow", number=place, seconds=0.002)) for place in range(120)]
+        checks = [check("slow", number=place, seconds=0.002) for place in range(120)]
+        verdicts = [*pool.submit(checks[:50]), *pool.submit(checks[50:])]
         killed: set[int] = set()
         while len(killed) < 3 and not all(verdict.done() for verdict in verdicts):
             for each in pool.under_way():
@@ -159,7 +160,7 @@ def test_a_verifier_inherits_neither_secrets_nor_files(
 
 def test_what_a_hung_verifier_started_ends_with_it() -> None:
     with pool_of(VerifierLimits(deadline_s=0.2, processes=True)) as pool:
-        pending = pool.submit(check("starts_another"))
+        pending = pool.submit([check("starts_another")])[0]
         while not (under_way := pool.under_way()):
             time.sleep(0.001)
         group = under_way[0].pid
@@ -195,7 +196,7 @@ def test_a_process_for_each_check_where_models_wrote_what_it_runs() -> None:
     with pool_of(limits) as pool:
         pids = set()
         for number in range(2):
-            pending = pool.submit(check("slow", number=number, seconds=0.02))
+            pending = pool.submit([check("slow", number=number, seconds=0.02)])[0]
             while not pending.done():
                 pids |= {each.pid for each in pool.under_way()}
             assert pending.result().outcome == "ok"
@@ -221,13 +222,13 @@ def test_a_verifier_that_cannot_be_loaded_is_refused_at_once() -> None:
 
 def test_checks_that_cannot_be_judged_are_refused(pool: VerifierPool) -> None:
     with pytest.raises(InputError, match="is none of this pool's"):
-        pool.submit(Check(name="x", verifier="other:judge", job={}))
+        pool.submit([Check(name="x", verifier="other:judge", job={})])
     with pytest.raises(InputError, match="JSON cannot carry it"):
-        pool.submit(check("double", number=object()))
+        pool.submit([check("double", number=object())])
 
 
 def test_a_closed_pool_says_so() -> None:
     pool = pool_of(PATIENT)
     pool.close()
     with pytest.raises(VerifierBroken, match="closed"):
-        pool.submit(check("double", number=1))
+        pool.submit([check("double", number=1)])

@@ -5,9 +5,9 @@ says what follows: more tokens, or the end with a reward. Tokens of the model ar
 engine drew them, and an episode only ever adds to them. So the next prompt extends the last one
 exactly, and no text is turned into tokens twice.
 
-Episodes are stepped in threads beside the engine. What may hang, such as a tool, belongs into a
-verifier's process: `Reply.checks` for what is only judged, `VerifierPool.judge` inside `step` for
-what the model is to hear of.
+Episodes that wait for something are stepped in threads beside the engine. What may hang, such as a
+tool, belongs into a verifier's process: `Reply.checks` for what is only judged, `VerifierPool.judge`
+inside `step` for what the model is to hear of.
 """
 
 from collections.abc import Sequence
@@ -58,6 +58,10 @@ class Environment(Protocol):
     @property
     def verifiers(self) -> Sequence[str]:
         """All that its checks may name."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether a step may wait for something; if not, it is taken between two of the engine."""
 
     def reset(self, prompt: int, /) -> Episode:
         """Begin an episode for the prompt of a number: the same number always begins the same."""

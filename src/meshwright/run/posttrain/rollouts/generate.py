@@ -22,6 +22,7 @@ from meshwright.run.posttrain.rollouts.environment import Environment
 from meshwright.run.posttrain.rollouts.record import Ending, Key, RewardPart, Rollout, Turn
 from meshwright.run.posttrain.rollouts.seeds import seed_of
 from meshwright.run.posttrain.rollouts.stepping import Stepping
+from meshwright.run.posttrain.rollouts.verifiers.check import Check
 from meshwright.run.posttrain.rollouts.verifiers.pool import VerifierPool
 from meshwright.run.serve.asked import Ask, Piece, Sampling
 from meshwright.spec.bounds import Bounds
@@ -51,7 +52,7 @@ class Drawing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     step_s: float = 60.0
     """The deadline of one step of an environment."""
     threads: int = 4
-    """In which environments take their steps."""
+    """In which environments that wait take their steps."""
 
     def __post_init__(self) -> None:
         bounds = Bounds()
@@ -182,7 +183,9 @@ class _Round:
         self._ended: list[_Running] = []
         drawing = generator.drawing
         self._stepping = Stepping(
-            generator.environment.name, threads=drawing.threads, step_s=drawing.step_s
+            self._environment.name,
+            threads=drawing.threads if self._environment.waits else 0,
+            step_s=drawing.step_s,
         )
 
     def run(self, keys: Sequence[Key]) -> Iterator[Rollout]:
@@ -226,10 +229,11 @@ class _Round:
 
     def _hear(self) -> None:
         """Take what environments said; wait for one where there is nothing else to do."""
-        while said := self._stepping.next(wait=self._engine.is_idle):
+        wanted: list[tuple[_Running, Check]] = []
+        while said := self._stepping.next(wait=self._engine.is_idle and not wanted):
             running, reply = self._running[said.key], said.reply
-            checks = [self._pool.submit(check) for check in reply.checks]
-            running.rewards += [*reply.rewards, *checks]
+            running.rewards += reply.rewards
+            wanted += [(running, check) for check in reply.checks]
             last = reply.done or len(running.turns) + 1 >= self._drawing.max_turns
             running.take(said.turn, () if last else reply.observation)
             if not last:
@@ -238,6 +242,10 @@ class _Round:
                 self._end(running, "length")
             else:
                 self._end(running, "done" if reply.done else "turns")
+        # All at once: a message for each would cost more than most judgements.
+        verdicts = self._pool.submit([check for _, check in wanted])
+        for (running, _), verdict in zip(wanted, verdicts, strict=True):
+            running.rewards.append(verdict)
 
     def _end(self, running: _Running, ending: Ending) -> None:
         running.ending = ending

@@ -36,7 +36,7 @@ class Stepping:
     """Lets episodes hear their turns; used by one thread."""
 
     def __init__(self, name: str, *, threads: int, step_s: float) -> None:
-        """Step episodes of an environment of that name."""
+        """Step episodes of an environment of that name; without threads, where they are given."""
         self._name, self._count, self._step_s = name, threads, step_s
         self._wanted: queue.SimpleQueue[_Wanted | None] = queue.SimpleQueue()
         self._heard: queue.SimpleQueue[tuple[_Wanted, Reply | Exception]] = queue.SimpleQueue()
@@ -54,7 +54,11 @@ class Stepping:
     def submit(self, key: Key, episode: Episode, turn: Turn) -> None:
         """Let an episode hear a turn."""
         self._open[key] = turn
-        self._wanted.put(_Wanted(key, episode, turn))
+        wanted = _Wanted(key, episode, turn)
+        if self._count:
+            self._wanted.put(wanted)
+        else:
+            self._step(wanted)
 
     def next(self, *, wait: bool) -> Stepped | None:
         """Return a reply; None where none is there and nobody is to wait."""
@@ -84,12 +88,15 @@ class Stepping:
         while (wanted := self._wanted.get()) is not None:
             # The clock runs from here: the wait for a thread is no fault of this episode.
             self._began_s[wanted.key] = time.monotonic()
-            reply: Reply | Exception
-            try:
-                reply = wanted.episode.step(wanted.turn)
-            except Exception as error:  # noqa: BLE001  raised where somebody waits for it
-                reply = error
-            self._heard.put((wanted, reply))
+            self._step(wanted)
+
+    def _step(self, wanted: _Wanted) -> None:
+        reply: Reply | Exception
+        try:
+            reply = wanted.episode.step(wanted.turn)
+        except Exception as error:  # noqa: BLE001  raised where somebody waits for it
+            reply = error
+        self._heard.put((wanted, reply))
 
     def _patience_s(self) -> float:
         began_s = list(self._began_s.copy().values())

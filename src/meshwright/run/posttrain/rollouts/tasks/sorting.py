@@ -8,6 +8,7 @@ hash of the list itself: no prompt for training ever shows one, whatever its num
 """
 
 from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import Literal
 
 from meshwright.errors import InputError, Problem
@@ -80,7 +81,11 @@ class SortingDigits:
         )
         self.digits, self.part, self.reward, self.seed = digits, part, reward, seed
         self.words = DigitWords()
+        # A group asks for one list many times.
+        self.digits_of = cache(self._drawn)
+        """The list of a number: drawn at random, among those of this part."""
         self.name = f"sort {digits} digits ({part})"
+        self.waits = False
         self.verifiers = (f"{_JUDGES}:{reward}",)
 
     @property
@@ -92,8 +97,7 @@ class SortingDigits:
         """Begin with the list of a number."""
         return _Asked(self, self.digits_of(prompt))
 
-    def digits_of(self, prompt: int) -> tuple[int, ...]:
-        """Return the list of a number: drawn at random, among those of this part."""
+    def _drawn(self, prompt: int) -> tuple[int, ...]:
         for attempt in range(10_000):
             drawn = tuple(
                 number_of(self.seed, prompt, attempt, place) % 10 for place in range(self.digits)

@@ -91,13 +91,21 @@ class VerifierPool:
         for thread in self._threads:
             thread.start()
 
-    def submit(self, check: Check) -> "Future[RewardPart]":
-        """Queue a check; its verdict comes as a part of a reward, also where it fails."""
-        return self._queue([check])[0].verdict
-
     def judge(self, checks: Sequence[Check]) -> list[RewardPart]:
         """Judge checks; each is answered within its deadline once a process has it."""
-        return [work.verdict.result() for work in self._queue(checks)]
+        return [verdict.result() for verdict in self.submit(checks)]
+
+    def submit(self, checks: Sequence[Check]) -> "list[Future[RewardPart]]":
+        """Queue checks; each verdict comes as a part of a reward, also where it fails."""
+        for check in checks:
+            self._refuse_unknown(check)
+        with self._changed:
+            if self._closed:
+                raise VerifierBroken("the verifiers were closed")
+            queued = [_Work(next(self._numbers), check) for check in checks]
+            self._waiting.extend(queued)
+            self._changed.notify(len(queued))
+        return [work.verdict for work in queued]
 
     @property
     def counts(self) -> dict[str, dict[Judged, int]]:
@@ -141,20 +149,12 @@ class VerifierPool:
     ) -> None:
         self.close()
 
-    def _queue(self, checks: Sequence[Check]) -> list[_Work]:
-        for check in checks:
-            if check.verifier not in self._verifiers:
-                what = f"{check.verifier} is none of this pool's"
-                fix = suggestion(check.verifier, self._verifiers)
-                raise InputError([Problem(f"check {check.name}", what, fix)])
-            check_job(check.job)
-        with self._changed:
-            if self._closed:
-                raise VerifierBroken("the verifiers were closed")
-            queued = [_Work(next(self._numbers), check) for check in checks]
-            self._waiting.extend(queued)
-            self._changed.notify(len(queued))
-        return queued
+    def _refuse_unknown(self, check: Check) -> None:
+        if check.verifier not in self._verifiers:
+            what = f"{check.verifier} is none of this pool's"
+            fix = suggestion(check.verifier, self._verifiers)
+            raise InputError([Problem(f"check {check.name}", what, fix)])
+        check_job(check.job)
 
     def _taken(self) -> list[_Work]:
         """Wait for work and take a share of it; none where the pool closes."""

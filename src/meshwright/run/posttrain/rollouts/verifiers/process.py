@@ -64,7 +64,7 @@ class VerifierProcess:
             with theirs:
                 self._process = subprocess.Popen(
                     _COMMAND,
-                    stdin=theirs,
+                    stdin=theirs.fileno(),
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
                     cwd=self._folder.name,
