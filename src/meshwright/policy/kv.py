@@ -143,6 +143,16 @@ class BlockPool:
         self.evictions += count
 
 
+def salt_of(version: int, adapter: str | None) -> bytes:
+    """Return what sets apart keys and values that other weights made.
+
+    `version` counts the weights that an engine has been given since it began with those of 0.
+    """
+    if not version:
+        return b"" if adapter is None else adapter.encode()[:64]
+    return blake2b(f"{version} {adapter or ''}".encode()).digest()
+
+
 def block_keys(
     tokens: Sequence[int], block_tokens: int, *, after: bytes = b"", salt: bytes = b""
 ) -> list[bytes]:

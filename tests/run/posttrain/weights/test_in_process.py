@@ -216,14 +216,14 @@ def test_a_model_that_was_half_written_says_so_until_it_is_whole() -> None:
     arrivals = carrier.arrivals[0]
     name = list(target[0])[-1]
     lost = target[0].pop(name)
-    arrivals._places = {each: target[0][each] for each in target[0]}
+    arrivals.places = dict(target[0])
     carrier.bring(1)
     with pytest.raises(HalfWritten, match="version 1 broke off"):
         carrier.commit()
     with pytest.raises(HalfWritten, match="send it again whole"):
         arrivals.require_whole()
     assert arrivals.version == 0
-    arrivals._places = {**target[0], name: lost}
+    arrivals.places = {**target[0], name: lost}
     carrier.bring(1)
     carrier.commit()
     arrivals.require_whole()

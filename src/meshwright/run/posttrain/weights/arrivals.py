@@ -47,7 +47,9 @@ class Arrivals:
         """What this rank gets."""
         self.version = 0
         """The version in the model's memory; 0 are the weights it began with."""
-        self._plan, self._rank, self._places = plan, rank, places
+        self._plan, self._rank = plan, rank
+        self.places = places
+        """Where the weights lie; to be told anew where they have moved, as by sleep."""
         device = next(iter(places.values())).placed.tensor.device
         self._device = device if on is None else torch.device(on)
         self._expected: int | None = None
@@ -134,7 +136,7 @@ class Arrivals:
         apart: dict[str, list[tuple[Slice, Tensor]]] = {}
         for parcel in self.mine:
             for slice_, start in zip(parcel.slices, parcel.starts, strict=True):
-                place = self._places[slice_.tensor]
+                place = self.places[slice_.tensor]
                 value = unpack(slice_, start, self._kept[parcel.number])
                 if isinstance(value, Rows):
                     self._write_rows(place, slice_, value)
@@ -143,7 +145,7 @@ class Arrivals:
                 else:
                     part_of(place.placed, slice_).view.copy_(value)
         for name, pieces in apart.items():
-            self._quantise(self._places[name], pieces)
+            self._quantise(self.places[name], pieces)
 
     def _write_rows(self, place: Place, slice_: Slice, rows: Rows) -> None:
         part_of(place.placed, slice_).view.copy_(rows.data)

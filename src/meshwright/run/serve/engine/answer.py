@@ -8,7 +8,7 @@ import msgspec
 
 from meshwright.errors import InputError
 from meshwright.policy import sequences
-from meshwright.policy.kv import block_keys
+from meshwright.policy.kv import block_keys, salt_of
 from meshwright.run.serve.asked import Ask, Finish, Piece, TokenLogprob
 from meshwright.run.serve.parcels import Parcel
 from meshwright.run.serve.sampling.grammar import Guide
@@ -70,17 +70,19 @@ class Answer:
         guide: Guide | None = None,
         adapter: int = -1,
         seeded: bool = True,
+        version: int = 0,
     ) -> None:
         """Begin an answer of at most `most` tokens; a `guide` says which may follow.
 
-        `seeded` is false where nobody named a seed, so that any draw of the right chances will do.
+        `seeded` is false where nobody named a seed, so that any draw of the right chances will do;
+        `version` is that of the weights.
         """
         self.ask, self.choice, self.most, self.sink = ask, choice, most, sink
         self.text, self.guide, self.adapter = text, guide, adapter
         self.seeded = seeded
         self.ids = list(ask.prompt)
         """The prompt and what came after it, as far as the host has seen it."""
-        self.salt = b"" if ask.adapter is None else ask.adapter.encode()[:64]
+        self.salt = salt_of(version, ask.adapter)
         self.keys: list[bytes] = []
         """Names of its full blocks."""
         self.guessed: tuple[int, ...] = ()

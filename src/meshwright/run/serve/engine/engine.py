@@ -86,6 +86,10 @@ class Engine:
         most = runner.cache.blocks * limits.block_tokens + 1
         self.max_length = min(runner.forward.max_length, most)
         self.vocab = runner.forward.decoder.model.vocab
+        self.version = 0
+        """Of the weights: 0 are those it began with. Prefixes are found under their own alone."""
+        self.unfit = ""
+        """Why nothing may be asked, where its weights are parts of two versions."""
         self._placing = Placing(self.batcher, limits.batch_requests)
         self._grammars = grammars
         self._guessing = None if guesses is None else Guessing(guesses, self.batcher)
@@ -150,6 +154,8 @@ class Engine:
 
     def check(self, ask: Ask) -> None:
         """Raise `InputError` where an ask cannot be answered at all; any thread may call it."""
+        if self.unfit:
+            raise InputError([Problem("engine", self.unfit, "give it whole weights")])
         check_ask(ask, self.offer)
         if ask.sampling.grammar is not None and self._grammars is not None:
             self._grammars.guide(ask.sampling.grammar)
@@ -191,7 +197,8 @@ class Engine:
         # Guesses that a grammar forbids are left out, by which the rest is not left to chance.
         seeded = seeded or guide is not None
         return Answer(
-            ask, choice, most, sink, text, guide=guide, adapter=adapter, seeded=seeded
+            ask, choice, most, sink, text, guide=guide, adapter=adapter, seeded=seeded,
+            version=self.version,
         )  # fmt: skip
 
     @property

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from meshwright.errors import InputError, Problem
-from meshwright.run.serve.engine.doing import Do, refuse_new_weights
+from meshwright.run.serve.engine.doing import Do, HalfRenewed, refuse_new_weights
 from meshwright.run.serve.engine.engine import Engine
 from meshwright.run.serve.model.pooling import Pooling
 
@@ -58,6 +58,30 @@ class Upkeep:
             raise InputError([Problem("engine", "it sleeps, and has no room for them", "wake it")])
         refuse_new_weights(quantised=self._quantised, ranks=self._ranks)
         self._do(Do(what="update", path=folder))
+        self._renewed(self._engine.version + 1)
+
+    def renew(self, version: int, write: Callable[[], object]) -> None:
+        """Let `write` put other weights where the present ones lie, and call them `version`.
+
+        Where it breaks off the engine answers nobody until another `renew` has ended well.
+
+        Raises:
+            HalfRenewed: where `write` did not end.
+        """
+        self._require_idle("take new weights")
+        if self.asleep:
+            raise InputError([Problem("engine", "it sleeps, and has no room for them", "wake it")])
+        if self._ranks > 1:
+            refuse_new_weights(quantised=False, ranks=self._ranks)
+        self._engine.unfit = f"version {version} of its weights broke off while it was written"
+        try:
+            write()
+        except Exception as error:
+            raise HalfRenewed(f"{self._engine.unfit}: {error}") from error
+        self._renewed(version)
+
+    def _renewed(self, version: int) -> None:
+        self._engine.version, self._engine.unfit = version, ""
         self._engine.forget()
 
     def _embedded(self, prompt: Sequence[int], pooling: Pooling) -> list[float]:
