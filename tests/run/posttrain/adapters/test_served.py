@@ -3,13 +3,19 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from meshwright.run.nn.huggingface import load, save
 from meshwright.run.posttrain.adapters import Lora, adapt, save_adapter
 from meshwright.run.serve.asked import Ask, Sampling
 from meshwright.run.serve.llm import LLM
-from tests.run.posttrain.adapters.models import stir
+from meshwright.run.serve.model.cache import PagedCache
+from meshwright.run.serve.model.forward import Forward
+from meshwright.run.serve.model.load import load_served
+from meshwright.run.serve.model.lora import Adapters
+from meshwright.run.serve.model.step import Row, step_of
+from tests.run.posttrain.adapters.models import far, ours, stir
 from tests.run.serve.served_folders import folder
 
 PROMPTS = [(5, 9, 17, 3), (40, 41), (7,) * 9]
@@ -44,3 +50,23 @@ def test_the_engine_serves_what_was_trained_without_merging(tmp_path: Path) -> N
         with torch.no_grad():
             picked = decoder(ids)[0].argmax(-1)[len(prompt) - 1 : -1]
         assert tuple(picked.tolist()) == tokens
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt_neox", "deepseek_v3", "nemotron_h", "qwen3_next"])
+def test_all_linear_layers_of_a_family_are_served(family: str, tmp_path: Path) -> None:
+    decoder = ours(tmp_path, family)
+    adapter = adapt(decoder, Lora(rank=2, alpha=4))
+    stir(adapter)
+    save_adapter(adapter, tmp_path / "adapter")
+    served = load_served(tmp_path / "base", dtype=torch.float32)
+    forward = Forward(served, PagedCache(served, 32, 4), max_length=24)
+    slot = Adapters(forward, slots=1, rank=2).load("own", tmp_path / "adapter")
+    prompt = [3, 5, 8, 2, 7, 1]
+    with torch.no_grad():
+        wanted = decoder(torch.tensor([prompt]))[0]
+    found = forward.run(step_of([Row(prompt[:4], 0, range(8), adapter=slot)], 4))
+    assert far(found[0], wanted[3]) < 1e-3
+    for place in (4, 5):
+        row = Row(prompt[place : place + 1], place, range(8), adapter=slot)
+        found = forward.run(step_of([row], 4))
+        assert far(found[0], wanted[place]) < 1e-3

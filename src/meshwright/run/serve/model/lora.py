@@ -75,6 +75,25 @@ class LoraLinear:
         added = own.flatten(1) @ self.up.view(slots * inner, -1)
         return y + added.view(y.shape)
 
+    def absorbed(self, q_NHE: Tensor) -> Tensor:
+        """Return what adapters add to queries that are turned into reads of the inputs."""
+        _, heads, width = q_NHE.shape
+        up = self.up.view(*self.up.shape[:2], heads, -1)[..., :width]
+        own = self._own(torch.einsum("nhe,srhe->nhsr", q_NHE, up))
+        return torch.einsum("nhsr,srk->nhk", own, self.down)
+
+    def values(self, read_NHL: Tensor, width: int) -> Tensor:
+        """Return what adapters add to the last `width` outputs of each head, by inputs of it."""
+        own = self._own(torch.einsum("nhk,srk->nhsr", read_NHL, self.down))
+        up = self.up.view(*self.up.shape[:2], read_NHL.shape[1], -1)[..., -width:]
+        return torch.einsum("nhsr,srhv->nhv", own, up)
+
+    def _own(self, narrow_NHSr: Tensor) -> Tensor:
+        """Keep what is of each token's own adapter."""
+        chosen_NS = self.now.adapters
+        assert chosen_NS is not None
+        return narrow_NHSr * chosen_NS[:, None, :, None].to(narrow_NHSr.dtype)
+
     def fill(self, slot: int, found: Mapping[str, LowRank]) -> None:
         """Write an adapter into a slot; parts it leaves alone stay nought."""
         self.clear(slot)
