@@ -5,7 +5,7 @@ import pytest
 
 from meshwright.cli import serve
 from meshwright.predict.serving.engine import MESHWRIGHT
-from meshwright.predict.serving.engine_flags import TARGETS, Target, command_lines
+from meshwright.predict.serving.engine_flags import command_lines
 from meshwright.predict.serving.fleet import Copies, Fleet, default_limits
 from meshwright.predict.serving.formats import Formats
 from meshwright.predict.serving.replica import Replica
@@ -23,19 +23,6 @@ def copies(count: int, tp: int = 2) -> Copies:
     )
     limits = default_limits(replica, batch_requests=128, prefix_cache=False)
     return Copies(replica=replica, limits=limits, count=count)
-
-
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("apart", [False, True])
-def test_every_engine_is_told_degrees_limits_and_formats(target: Target, apart: bool) -> None:
-    fleet = Fleet(serving=copies(3), prefill=copies(1) if apart else None)
-    found = command_lines(fleet, target, "path/of/model")
-    assert len(found.lines) == (2 if apart and target != "meshwright" else 1)
-    for line in found.lines:
-        assert "path/of/model" in line
-        assert " 2 " in line
-        assert "128" in line
-        assert "fp8" in line or any("fp8" in note for note in found.notes)
 
 
 @pytest.mark.parametrize("apart", [False, True])

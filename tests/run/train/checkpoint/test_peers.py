@@ -18,7 +18,7 @@ from meshwright.run.train.checkpoint import Checkpoints, CheckpointSettings, pee
 from meshwright.run.train.checkpoint.disk import Disk
 from meshwright.spec.layout import Layout
 
-VICTIM, PATIENCE_S = 1, 1.0
+VICTIM, PATIENCE_S = 1, 2.0
 
 
 class _Troubled(Disk):
