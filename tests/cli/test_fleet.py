@@ -107,6 +107,7 @@ def test_a_token_is_nowhere_in_the_store_nor_on_the_screen(
         (["FILES", "--kind", "tabels"], "tables"),
         (["FILES", "--token-file", "nowhere"], "cannot be read"),
         (["FILES"], "--cluster"),
+        (["EMPTY"], "the folder is empty"),
     ],
 )
 def test_mistakes_are_told_with_their_mending(
@@ -116,7 +117,10 @@ def test_mistakes_are_told_with_their_mending(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    given = [str(files) if word == "FILES" else word for word in words]
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    places = {"FILES": str(files), "EMPTY": str(empty)}
+    given = [places.get(word, word) for word in words]
     assert read(tmp_path / "store", *given) == 2
     assert told in capsys.readouterr().err
 

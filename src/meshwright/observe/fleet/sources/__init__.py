@@ -34,8 +34,11 @@ def find(where: str, asked: Asked, kind: str = "") -> Source:
         home = cast(_Kind, import_module(f"{__name__}.{name}"))
         if kind or home.claims(where):
             return home.source(where, asked)
-    if "://" not in where and not Path(where).exists():
+    path = Path(where)
+    if "://" not in where and not path.exists():
         what, fix = "there is no such file or folder", "name one that exists, or a URL"
+    elif path.is_dir() and not any(path.iterdir()):
+        what, fix = "the folder is empty", "name one with telemetry in it"
     else:
         what = "is of no kind of telemetry that is known here"
         fix = f"name a file that mw fleet ingest reads; it takes --kind {'|'.join(kinds())}"

@@ -343,6 +343,16 @@ def test_a_list_of_nodes_that_is_part_of_another_is_left_out(tmp_path: Path) -> 
     assert read(part)["nodes"]["gpus"].to_pylist() == [8]
 
 
+def test_tables_that_are_not_read_are_named(tmp_path: Path) -> None:
+    written(tmp_path / "a.csv", SEREN)
+    written(tmp_path / "odd.csv", "alpha,beta\n1,2\n")
+    written(tmp_path / "README.md", "# Jobs, and more\n")
+    (batch,) = source(str(tmp_path), Asked()).batches()
+    assert batch.notes[-1] == "left out: odd.csv, 1 in all, of which no telemetry can be made"
+    (batch,) = source(str(tmp_path / "a.csv"), Asked()).batches()
+    assert len(batch.notes) == 1
+
+
 def test_batches_are_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("meshwright.observe.fleet.sources.public.reading._MOST_ROWS", 2)
     path = written(tmp_path / "a.csv", SEREN)

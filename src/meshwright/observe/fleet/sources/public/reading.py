@@ -97,7 +97,8 @@ def claims(where: str) -> bool:
 def source(where: str, asked: Asked) -> "PublicTrace":
     """Open a trace; say which are known where it is none of them."""
     path = Path(where)
-    known = list(found_in(path))
+    parts = [(part, _form_of(part)) for part in parts_of(path)]
+    known = [one for _, one in parts if one is not None]
     found = [one for one in known if one.form.read or one.form.name in _JOINED]
     if not found and known:
         what = f"holds statistics ({known[0].form.name}), not telemetry"
@@ -105,7 +106,14 @@ def source(where: str, asked: Asked) -> "PublicTrace":
     if not found:
         what = "holds no public trace that is known here"
         raise InputError([Problem(where, what, f"known are those of {_KNOWN}")])
-    return PublicTrace(path, asked, tuple(found))
+    read = {one.part.label for one in found}
+    unread = tuple(part for part, _ in parts if part.label not in read and _is_table(part))
+    return PublicTrace(path, asked, tuple(found), unread)
+
+
+def _is_table(part: Part) -> bool:
+    """Say whether a part is more than a text that lies beside the data."""
+    return len(part.columns) > 1 and part.path.suffix not in (".md", ".rst", ".txt", "")
 
 
 _JOINED = frozenset({PHILLY_JOBS.name, pai.JOB.name, pai.INSTANCE.name, training_log.LOG.name})
@@ -115,8 +123,10 @@ _JOINED = frozenset({PHILLY_JOBS.name, pai.JOB.name, pai.INSTANCE.name, training
 class PublicTrace:
     """The rows of a public trace."""
 
-    def __init__(self, where: Path, asked: Asked, found: tuple[Found, ...]) -> None:
-        self._where, self._asked = where, asked
+    def __init__(
+        self, where: Path, asked: Asked, found: tuple[Found, ...], unread: tuple[Part, ...] = ()
+    ) -> None:
+        self._where, self._asked, self._unread = where, asked, unread
         self._found = tuple(one for one in found if not self._repeats(one, found))
         self._left_out = [one for one in found if one not in self._found]
         self._several = Counter((one.form.name, one.part.path.parent) for one in found)
@@ -141,6 +151,7 @@ class PublicTrace:
         """Give the rows part by part; a cursor names the last part that was read to its end."""
         labels = [one.part.label for one in self._found]
         begin = labels.index(cursor) + 1 if cursor in labels else 0
+        unread = (self._not_read(),) if self._unread else ()
         for one in self._found[begin:]:
             last: Batch | None = None
             skipped: list[int] = []
@@ -159,8 +170,14 @@ class PublicTrace:
                     if other.part.path.parent == one.part.path.parent
                     and one.form.name == alibaba.NODES_2023
                 ]
-                notes = (f"read as {one.form.name}", *([left] if skipped else []), *again)
+                notes = (f"read as {one.form.name}", *([left] if skipped else []), *again, *unread)
+                unread = ()
                 yield last._replace(cursor=one.part.label, notes=notes)
+
+    def _not_read(self) -> str:
+        names = [part.member or part.path.name for part in self._unread]
+        some = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
+        return f"left out: {some}, {len(names)} in all, of which no telemetry can be made"
 
     def _tables(self, one: Found, skipped: list[int]) -> Iterator[Tables]:
         part = one.part
