@@ -62,7 +62,7 @@ def test_the_same_hours_are_in_page_json_and_metrics(url: str) -> None:
     assert "<html" in page
     code, body = get(f"{url}/report.json")
     assert code == 200
-    assert json.loads(body)
+    assert json.loads(body)["schema"] == "meshwright.fleet-report/1"
     code, text = get(f"{url}/metrics")
     samples = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
     told = [float(value) for name, value in samples.items() if "gpu_hours" in name]

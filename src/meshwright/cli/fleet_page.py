@@ -14,6 +14,7 @@ from meshwright.cli.fleet_screen import (
     group_table,
     notes,
     savings_table,
+    some_hours,
     summary,
 )
 from meshwright.cli.plan_page import view_html
@@ -108,9 +109,9 @@ def _opening(report: Report) -> str:
         if name not in ("productive", "no_demand") and amount
     }  # fmt: skip
     text = (
-        f"Of {hours(found.capacity):,.0f} GPU-hours {100 * found.held / whole:.0f} % were held by "
-        f"jobs and {100 * buckets['productive'] / whole:.0f} % did work that was kept, as far as "
-        "is known."
+        f"Of {some_hours(hours(found.capacity))} GPU-hours {100 * found.held / whole:.0f} % were "
+        f"held by jobs and {100 * buckets['productive'] / whole:.0f} % did work that was kept, "
+        "as far as is known."
     )
     if report.fleet.unknown_hours:
         assumed = 100 * report.fleet.unknown_hours / report.fleet.held_hours
@@ -120,7 +121,8 @@ def _opening(report: Report) -> str:
         about = next(bucket for bucket in BUCKETS if bucket.name == worst)
         who = "within jobs" if worst in held else "outside of jobs"
         text += (
-            f" Most of the rest that could be used, {hours(wasted[worst]):,.0f} GPU-hours {who}, "
+            f" Most of the rest that could be used, {some_hours(hours(wasted[worst]))} GPU-hours "
+            f"{who}, "
             f"was “{about.title}”: {about.about}."
         )
     return text

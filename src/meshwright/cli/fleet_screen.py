@@ -122,7 +122,7 @@ def summary(report: Report) -> dict[str, str]:
         "fleet": f"{clusters_of(found) or 'no jobs'}: {gpus}, "
         + format_some(fleet.attempts, "attempt of a job", "attempts of jobs"),
         "time": f"{day(found.window.since / 1e3)} to {day(found.window.until / 1e3)} UTC, "
-        f"{hours(found.capacity):,.0f} GPU-hours{money}{_unrecorded(found)}",
+        f"{some_hours(hours(found.capacity))} GPU-hours{money}{_unrecorded(found)}",
         "goodput": _goodput_line(fleet),
         "ETTR": "nobody tells how long jobs waited" if fleet.ettr is None else
         f"{at_most(fleet.ettr, fleet)} of the time from asking to the end was work"
@@ -143,8 +143,8 @@ def summary(report: Report) -> dict[str, str]:
         paid = [row.dollars for row in back]
         cost = "" if None in paid else f", {_money(sum(d for d in paid if d is not None))}"
         told["to win back"] = (
-            f"at most {whole:,.0f} GPU-hours ({_percent(whole / max(1e-9, hours(found.capacity)))}"
-            f"{cost}); first: {back[0].remedy}"
+            f"at most {some_hours(whole)} GPU-hours "
+            f"({_percent(whole / max(1e-9, hours(found.capacity)))}{cost}); first: {back[0].remedy}"
         )
     return told
 
@@ -194,7 +194,7 @@ def _goodput_line(fleet: Goodput) -> str:
 def _unknown(fleet: Goodput) -> str:
     if fleet.unknown_hours <= 0:
         return ""
-    return f", {fleet.unknown_hours:,.0f} h of which merely assumed"
+    return f", {some_hours(fleet.unknown_hours)} h of which merely assumed"
 
 
 def bucket_table(report: Report) -> Table:
@@ -361,6 +361,11 @@ def day(moment_s: float) -> str:
     """Write a moment, without its time where that is midnight."""
     found = datetime.fromtimestamp(moment_s, UTC)
     return found.strftime("%Y-%m-%d" if moment_s % 86_400 == 0 else "%Y-%m-%d %H:%M")
+
+
+def some_hours(amount: float) -> str:
+    """Write hours, whole ones where they are many."""
+    return f"{amount:,.0f}" if amount >= 10 else f"{amount:.3g}"
 
 
 def at_most(share: float | None, one: Goodput) -> str:

@@ -78,7 +78,8 @@ class Reports:
             held = store.held()
             found = account_of(store, self._args, asked(store, self._args))
         report = report_of(found, self._prices, self._args.by, self._top)
-        data = answer(report).data
+        told = answer(report)
+        data = {"schema": f"meshwright.{told.schema}", **told.data}
         lines = "\n".join(metrics(report, held)) + "\n"
         return Made(
             time.monotonic(), page(report).encode(), json.dumps(data).encode(), lines.encode()
@@ -181,9 +182,8 @@ def run(args: argparse.Namespace) -> Answer:
         place = f"http://{host!s}:{port}"
         if not args.quiet:
             print(f"{place}/  {place}/report.json  {place}/metrics", file=sys.stderr, flush=True)
-        try:
-            serving.serve_forever()
-        finally:
-            if not args.token_file and args.host not in ("127.0.0.1", "::1", "localhost"):
-                print("served without a token to whoever could reach it", file=sys.stderr)
+        if not args.token_file and args.host not in ("127.0.0.1", "::1", "localhost"):
+            what = "served without a token to whoever can reach it; --token-file names one"
+            print(what, file=sys.stderr, flush=True)
+        serving.serve_forever()
     return Answer("fleet-serve/1", {"url": place}, (Note("stopped"),))
