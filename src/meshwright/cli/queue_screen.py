@@ -74,18 +74,19 @@ def one_screen(read: Read, policy: str, found: Outcome, gpus: float) -> tuple[Vi
 def compared(read: Read, found: Mapping[str, Outcome], gpus: float) -> tuple[View, ...]:
     """Show several runs side by side."""
     best = min(one.jct_s.mean for one in found.values())
+    stops = any(one.preemptions for one in found.values())
     rows = [
         (
             name, _time(one.jct_s.mean), f"{one.jct_s.mean / best:.2f}×", _time(one.jct_s.p50),
             _time(one.jct_s.p99), _time(one.wait_s.mean), _time(one.makespan_s),
             f"{one.allocation:.1%}", f"{one.pending_idle:.0%}", f"{one.fairness.jain:.3f}",
-            f"{one.fairness.finish_time.most:,.1f}", f"{one.preemptions:,}",
+            f"{one.fairness.finish_time.most:,.1f}", *([f"{one.preemptions:,}"] if stops else ()),
         )
         for name, one in found.items()
     ]  # fmt: skip
     columns = (
-        "policy,completion,of best,median,99 %,wait,makespan,held,idle & waiting,Jain,worst ratio,"
-        "stops"
+        "policy,completion,of best,median,99 %,wait,makespan,held,idle & waiting,Jain,worst ratio"
+        + ",stops" * stops
     )
     title = (
         f"{format_some(len(read.asks), 'job')} on {format_some(round(gpus), 'GPU')}; "
