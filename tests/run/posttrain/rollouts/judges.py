@@ -20,6 +20,10 @@ def slow(job: Job) -> float:
     return float(job["number"])
 
 
+def who(job: Job) -> tuple[float, str]:
+    return 1.0, str(os.getpid())
+
+
 def hangs(job: Job) -> float:
     if job.get("hang", True):
         while True:

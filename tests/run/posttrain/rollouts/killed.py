@@ -12,14 +12,15 @@ from typing import Any, cast
 from meshwright.run.posttrain.rollouts import (
     Drawing,
     Generator,
+    Recording,
     RolloutLog,
     SortingDigits,
-    VerifierPool,
     origin_of,
 )
+from meshwright.run.posttrain.rollouts.verifiers import VerifierPool
 from meshwright.run.serve.asked import Ask, Piece, TokenLogprob
 
-PAUSE_S = 0.002
+PAUSE_S = 0.01
 
 
 class PretendEngine:
@@ -60,15 +61,15 @@ class PretendEngine:
         return ready
 
 
-def draw(path: str, prompts: int, pause_s: float = 0.0) -> int:
+def draw(path: str, prompts: int, pause_s: float = 0.0, version: int = 1) -> int:
     """Draw what is missing; return how many that were."""
     task, engine = SortingDigits(), PretendEngine(pause_s)
     with VerifierPool(task.verifiers, workers=1) as pool:
         generator = Generator(cast(Any, engine), task, pool, Drawing(samples=4, max_tokens=4))
         keys = generator.keys(3, range(prompts))
         with RolloutLog(path, origin_of(generator, "pretend")) as log:
-            for _ in log.missing(generator, keys, version=1):
-                pass
+            groups = Recording(generator, log).groups(3, range(prompts), version)
+            assert [each.key for group in groups for each in group] == keys
             assert log.keys == set(keys)
     return engine.drawn
 

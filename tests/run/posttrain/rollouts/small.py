@@ -7,7 +7,8 @@ import torch
 from meshwright.run.nn.build import build
 from meshwright.run.nn.decoder import Decoder
 from meshwright.run.nn.initialise import materialise
-from meshwright.run.posttrain.rollouts import Check, Reply, RewardPart, Turn
+from meshwright.run.posttrain.rollouts import Reply, RewardPart, Turn
+from meshwright.run.posttrain.rollouts.verifiers import Check
 from meshwright.run.serve.engine.engine import Engine
 from meshwright.spec.model import Attention, Block, Mlp, Model, Rotary
 from tests.run.serve.engine.small import engine_of

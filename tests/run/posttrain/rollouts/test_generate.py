@@ -20,10 +20,10 @@ from meshwright.run.posttrain.rollouts import (
     Rollout,
     SortingDigits,
     Turn,
-    VerifierPool,
 )
 from meshwright.run.posttrain.rollouts.seeds import seed_of
 from meshwright.run.posttrain.rollouts.stepping import EnvironmentBroken
+from meshwright.run.posttrain.rollouts.verifiers import VerifierPool
 from tests.run.posttrain.rollouts.small import Calls, decoder, engine
 
 TASK = SortingDigits(digits=3)

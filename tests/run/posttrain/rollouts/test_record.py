@@ -16,6 +16,7 @@ from meshwright.errors import DamagedFile, InputError
 from meshwright.run.posttrain.rollouts import (
     Drawing,
     Key,
+    Replay,
     RewardPart,
     Rollout,
     RolloutLog,
@@ -129,6 +130,7 @@ def test_a_log_goes_on_after_any_torn_end(tmp_path: Path) -> None:
             for sample in range(2):
                 if Key(1, 2, sample) not in log.keys:
                     log.add(rollout(sample))
+            assert [log.read(Key(1, 2, sample)) for sample in range(2)] == [rollout(), rollout(1)]
         assert torn.read_bytes() == data
 
 
@@ -189,3 +191,25 @@ def test_a_run_that_is_killed_goes_on_without_loss_or_doubles(tmp_path: Path) ->
     assert draw(str(path), 40) == 160 - before
     assert drawn(path) == drawn(wanted)
     assert draw(str(path), 40) == 0
+
+
+def test_what_was_recorded_is_played_again_in_groups(tmp_path: Path) -> None:
+    path = tmp_path / "rollouts.jsonl"
+    draw(str(path), 3)
+    recorded = read_rollouts(path)
+    replay = Replay(recorded)
+    assert replay.steps == {3: [0, 1, 2]}
+    groups = replay.groups(3, [2, 0], 0)
+    assert [[each.key for each in group] for group in groups] == [
+        [Key(3, prompt, sample) for sample in range(4)] for prompt in (2, 0)
+    ]
+    assert {each for group in groups for each in group} < set(recorded.rollouts)
+    with pytest.raises(InputError, match="lacks 4 of 8 rollouts, the first is step 3, prompt 7"):
+        replay.groups(3, [0, 7], 0)
+
+
+def test_a_step_is_not_gone_on_with_by_other_weights(tmp_path: Path) -> None:
+    path = tmp_path / "rollouts.jsonl"
+    draw(str(path), 1)
+    with pytest.raises(InputError, match=r"sample 0 by weights 1, asked for 2"):
+        draw(str(path), 2, version=2)

@@ -6,8 +6,8 @@ engine drew them, and an episode only ever adds to them. So the next prompt exte
 exactly, and no text is turned into tokens twice.
 
 Episodes that wait for something are stepped in threads beside the engine. What may hang, such as a
-tool, belongs into a verifier's process: `Reply.checks` for what is only judged, `VerifierPool.judge`
-inside `step` for what the model is to hear of.
+tool, belongs into a verifier's process: into `Reply.checks` where it only judges, and through
+`VerifierPool.judge` inside `step` where the model is to hear of it.
 """
 
 from collections.abc import Sequence

@@ -10,7 +10,7 @@ again, and drawn anew. A key that is there already is not drawn twice.
 
 import fcntl
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, KeysView, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -54,23 +54,31 @@ class RolloutLog:
         self._file = self.path.open("a+b", buffering=0)
         try:
             self._lock()
-            self._known = self._resumed()
+            self._size, self._known = 0, dict[Key, tuple[int, int]]()
+            """Where the line of each rollout begins, and its bytes."""
+            self._resume()
         except BaseException:
             self._file.close()
             raise
 
     @property
-    def keys(self) -> frozenset[Key]:
+    def keys(self) -> KeysView[Key]:
         """The rollouts that are there."""
-        return frozenset(self._known)
+        return self._known.keys()
+
+    def read(self, key: Key) -> Rollout:
+        """Return a rollout that is there."""
+        begin, count = self._known[key]
+        return msgspec.json.decode(os.pread(self._file.fileno(), count, begin), type=Rollout)
 
     def add(self, rollout: Rollout) -> None:
         """Write a rollout down; it stays, whatever happens to this process."""
         if rollout.key in self._known:
             fix = "draw only what is missing"
             raise InputError([Problem(str(self.path), f"has {rollout.key} already", fix)])
+        begin = self._size
         self._write(rollout)
-        self._known.add(rollout.key)
+        self._known[rollout.key] = begin, self._size - begin
 
     def missing(self, generator: Generator, keys: Sequence[Key], version: int) -> Iterator[Rollout]:
         """Draw those of the keys that are not there, and write each down before it is returned."""
@@ -101,7 +109,7 @@ class RolloutLog:
             what = "another process writes rollouts there"
             raise InputError([Problem(str(self.path), what, "end it, or use another")]) from error
 
-    def _resumed(self) -> set[Key]:
+    def _resume(self) -> None:
         """Read what is there, and cut off what was not finished."""
         self._file.seek(0)
         data = self._file.readall()
@@ -111,15 +119,20 @@ class RolloutLog:
             self._file.truncate(whole)
         if not whole:
             self._write(self.origin)
-            return set()
+            return
         origin, rollouts = _decoded(self.path, data[:whole])
         if origin != self.origin:
             what = f"holds rollouts of another origin ({_differing(origin, self.origin)})"
             raise InputError([Problem(str(self.path), what, "use another file")])
-        return {rollout.key for rollout in rollouts}
+        first, *lines = data[:whole].splitlines(keepends=True)
+        self._size = len(first)
+        for rollout, line in zip(rollouts, lines, strict=True):
+            self._known[rollout.key] = self._size, len(line)
+            self._size += len(line)
 
     def _write(self, value: Origin | Rollout) -> None:
         line = msgspec.json.encode(value) + b"\n"
+        self._size += len(line)
         while line:
             line = line[self._file.write(line) :]
 
