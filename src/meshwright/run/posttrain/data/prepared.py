@@ -89,10 +89,9 @@ def prepare(
         validation: Share that is held out.
         values: Names that the template may ask for, such as `enable_thinking`.
     """
-    every = max(2, round(1 / validation)) if validation else 0
     taken = _Taken(length, too_long)
     for number, record in enumerate(_records(sources)):
-        if every and (number % every == every - 1) != (split == "validation"):
+        if not is_of(number, split, validation):
             continue
         form = form_of(record)
         taken.check_kind(form.kind, record.where, train)
@@ -104,6 +103,12 @@ def prepare(
             ) from error
         taken.add(form, units, record.where)
     return taken.done(words)
+
+
+def is_of(number: int, split: Split, validation: float) -> bool:
+    """Tell whether a record is of a split, by its number; without a share held out, all are."""
+    every = max(2, round(1 / validation)) if validation else 0
+    return not every or (number % every == every - 1) == (split == "validation")
 
 
 def _records(sources: str | Path | Sequence[str | Path] | Iterable[Record]) -> Iterator[Record]:
