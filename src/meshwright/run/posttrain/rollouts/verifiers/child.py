@@ -11,6 +11,7 @@ import json
 import math
 import os
 import resource
+import shutil
 import signal
 import socket
 import struct
@@ -144,6 +145,8 @@ def main() -> None:
             reply |= {"number": number, "took_s": took_s}
             connection.sendall(_answer(reply, start["output_bytes"]))
         signal.setitimer(signal.ITIMER_REAL, 0)
+    # Who asks ends this process by force, so it is gone itself and cannot tidy up.
+    shutil.rmtree(start["folder"], ignore_errors=True)
 
 
 if __name__ == "__main__":

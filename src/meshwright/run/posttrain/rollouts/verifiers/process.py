@@ -116,6 +116,7 @@ class VerifierProcess:
         limits, names = self._limits, ", ".join(verifiers)
         start = {
             **msgspec.structs.asdict(limits),
+            "folder": self._folder.name,
             "path": [str(Path(each).resolve()) for each in sys.path],
             "verifiers": list(verifiers),
         }
