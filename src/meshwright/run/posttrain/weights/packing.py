@@ -40,8 +40,10 @@ def parcel_bytes(parcel: Parcel) -> int:
 @torch.no_grad()
 def pack(parcel: Parcel, tensors: dict[str, Placed], version: int, plan: int, into: Tensor) -> None:
     """Write a rank's slices and the seal into `into`, bytes on any device."""
-    into[: parcel.bytes].zero_()  # also what lies between slices, which is summed
-    for slice_, start in zip(parcel.slices, parcel.starts, strict=True):
+    ends = (*parcel.starts[1:], parcel.bytes)
+    for slice_, start, end in zip(parcel.slices, parcel.starts, ends, strict=True):
+        if start + slice_.bytes < end:
+            into[start + slice_.bytes : end].zero_()  # no slice fills it, but it is summed
         value = part_of(tensors[slice_.tensor], slice_).view
         made = cast(value, slice_.before)
         if isinstance(made, Rows):

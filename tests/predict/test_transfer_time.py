@@ -1,0 +1,75 @@
+"""What a plan of weights costs follows its bytes, its links and who sends."""
+
+import pytest
+
+from meshwright.errors import InputError
+from meshwright.policy.boxes import Extent
+from meshwright.policy.transfer import Held, plan_transfer
+from meshwright.predict.transfer_time import predict_transfer
+from meshwright.spec import catalog
+
+ROWS, WIDTH = 65536, 8192
+CLUSTER = catalog.cluster("h100-superpod").with_gpus(16)
+
+
+def rows(part: int, of: int, *formats: str) -> dict[str, Held]:
+    size = ROWS // of
+    box = Extent((part * size, 0), (size, WIDTH))
+    return {"w": Held(formats or ("bf16",), (ROWS, WIDTH), (box,))}
+
+
+WHOLE = rows(0, 1)
+BYTES = 2 * ROWS * WIDTH
+
+
+def test_one_message_takes_its_bytes_over_its_link() -> None:
+    plan = plan_transfer([WHOLE], [WHOLE])
+    inside = predict_transfer(plan, CLUSTER)
+    least = BYTES / CLUSTER.bandwidth_between(0, 1)
+    packing = 10 * BYTES / CLUSTER.gpu.memory_bytes_per_s
+    assert least < inside.send_s < 1.5 * least + packing
+    assert inside.moved_bytes == inside.aside_bytes == BYTES
+    far = predict_transfer(plan_transfer([WHOLE], [WHOLE], target_seats=(8,)), CLUSTER)
+    assert far.send_s > 3 * inside.send_s
+    assert far.take_s == inside.take_s
+
+
+def test_as_many_senders_as_engines_take_as_long_as_one_pair() -> None:
+    pair = predict_transfer(plan_transfer([WHOLE], [WHOLE]), CLUSTER)
+    alone = predict_transfer(plan_transfer([WHOLE], [WHOLE] * 4), CLUSTER)
+    four = predict_transfer(plan_transfer([WHOLE] * 4, [WHOLE] * 4), CLUSTER)
+    assert four.send_s == pytest.approx(pair.send_s)
+    assert four.mean_send_s == pytest.approx(four.send_s)
+    assert 3.9 * pair.send_s < alone.send_s < 4.1 * pair.send_s
+    assert alone.busiest == 0
+
+
+def test_a_broadcast_spares_a_source_that_is_alone() -> None:
+    direct = predict_transfer(plan_transfer([WHOLE], [WHOLE] * 4), CLUSTER)
+    shared = predict_transfer(plan_transfer([WHOLE], [WHOLE] * 4, fan="broadcast"), CLUSTER)
+    assert shared.send_s < direct.send_s / 2
+    assert shared.moved_bytes == direct.moved_bytes == 4 * BYTES
+
+
+def test_what_stays_takes_memory_alone() -> None:
+    plan = plan_transfer([WHOLE], [WHOLE], target_seats=(0,))
+    here = predict_transfer(plan, CLUSTER)
+    assert here.moved_bytes == 0
+    passes = 20
+    assert 0 < here.seconds < passes * BYTES / CLUSTER.gpu.memory_bytes_per_s
+
+
+def test_fewer_bits_take_less_time() -> None:
+    sources = [rows(part, 2, "fp32") for part in range(2)]
+    narrow, wide = (
+        predict_transfer(plan_transfer(sources, [rows(0, 1, *formats)], target_seats=(8,)), CLUSTER)
+        for formats in (("bf16", "fp8-rows"), ("bf16",))
+    )
+    assert narrow.moved_bytes == BYTES // 2 + 4 * ROWS
+    assert narrow.send_s < 0.6 * wide.send_s
+
+
+def test_a_cluster_that_is_too_small_is_named() -> None:
+    plan = plan_transfer([WHOLE] * 16, [WHOLE] * 4)
+    with pytest.raises(InputError, match=r"16 GPUs, the plan needs 20 .*with_gpus\(20\)"):
+        predict_transfer(plan, CLUSTER)
