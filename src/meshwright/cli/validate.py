@@ -6,6 +6,7 @@ from pathlib import Path
 from meshwright.cli import (
     validate_collectives,
     validate_fleet,
+    validate_rl,
     validate_serving,
     validate_training,
 )
@@ -31,12 +32,17 @@ _VERBS = (
         validate_serving.EXAMPLES,
     ),
     (
+        "rl",
+        "score predicted steps of reinforcement learning against published ones",
+        validate_rl.EXAMPLES,
+    ),
+    (
         "fleet",
         "reproduce published statistics of GPU clusters from their traces",
         validate_fleet.EXAMPLES,
     ),
 )
-RUNS = {verb: Path(f"validation/{verb}/runs.json") for verb in ("training", "collectives")}
+RUNS = {verb: Path(f"validation/{verb}/runs.json") for verb in ("training", "collectives", "rl")}
 """Runs that the repository has; those of serving are given with `--runs`."""
 TUNING = Path("validation/collectives/nccl_tuning_h100_2_27_5.json")
 
@@ -92,6 +98,8 @@ def run(args: argparse.Namespace) -> Answer:
         )
     if args.verb == "training":
         return validate_training.answer(runs)
+    if args.verb == "rl":
+        return validate_rl.answer(runs)
     if args.verb == "serving":
         return validate_serving.answer(runs)
     tuning = Path(args.tuning) if args.tuning else _own(TUNING)

@@ -3,6 +3,7 @@
 import msgspec
 import numpy as np
 
+from meshwright.predict.rl.prices import packed
 from meshwright.predict.rl.setup import Setup
 from meshwright.predict.rl.simulate import Simulated, Span, simulate
 
@@ -54,7 +55,11 @@ def predict_rl(setup: Setup, *, even: bool = True) -> Outcome:
     found = outcome_of(simulate(setup))
     if not even:
         return found
-    flat = msgspec.structs.replace(setup, rounds=setup.rounds.even())
+    asked = packed(setup.rounds)
+    # Microbatches stay as large as they were: what is compared is who waits for whom.
+    room = asked.microbatch * asked.length
+    even_rounds = msgspec.structs.replace(setup.rounds.even(), packed=room)
+    flat = msgspec.structs.replace(setup, rounds=even_rounds)
     other = outcome_of(simulate(flat))
     # The mean of one step's draw and that of the others differ a little.
     scaled = other.step_s * found.tokens / other.tokens

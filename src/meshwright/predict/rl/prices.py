@@ -34,6 +34,7 @@ from meshwright.spec.workload import Training
 
 WEIGHT_BYTES = 2.0
 """Trainers send bf16."""
+_TILE = 64
 GENERATING, SYNCING, TRAINING = "generating", "syncing", "training"
 
 
@@ -120,7 +121,8 @@ def packed(rounds: Rounds) -> Packed:
     drawn = [rounds.drawn(group) for group in range(rounds.prompts)]
     tokens, squares = sum(one.tokens for one in drawn), sum(one.squares for one in drawn)
     longest = max(one.prompt + max(one.answers) for one in drawn)
-    length = max(1, round(squares / tokens))
+    # Whole tiles of 64, which parallel axes divide as well.
+    length = -(-round(squares / tokens) // _TILE) * _TILE
     room = longest if rounds.packed is None else rounds.packed
     return Packed(tokens, length, max(1, room // length))
 

@@ -1,0 +1,109 @@
+"""`mw validate rl`: published steps of reinforcement learning beside ours."""
+
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from meshwright.cli.answer import Answer, Note, View, facts, table
+
+if TYPE_CHECKING:
+    from meshwright.predict.published.rl import Scored
+
+EXAMPLES = ("mw validate rl", "mw validate rl --runs runs.json --json")
+
+
+def answer(runs: Path) -> Answer:
+    """Answer with every row, and how far off those are that can be compared."""
+    from meshwright.predict.published.rl import FORWARDS, PROMPT, SIGMA, read_rows, score
+
+    rows = [score(row) for row in read_rows(runs)]
+    compared = [one for one in rows if one.error is not None]
+    others = [one for one in rows if one.error is None]
+    errors = [one.error for one in compared if one.error is not None]
+    summary = {
+        "rows": len(rows),
+        "compared": len(compared),
+        "median_error": median(errors) if errors else None,
+        "median_absolute_error": median(abs(one) for one in errors) if errors else None,
+        "worst_error": max(errors, key=abs) if errors else None,
+    }
+    data = {"rows": [_data(one) for one in rows], "summary": summary}
+    views: list[View] = [facts(_headline(summary))]
+    if compared:
+        views.append(
+            table(
+                "run, theirs, ours, difference, trains, equal lengths",
+                (_cells(one) for one in compared),
+                "seconds of a step",
+                right="theirs, ours, difference, trains, equal lengths",
+                wide="run",
+            )
+        )
+    gains = [(one, found) for one in compared if (found := _gain(one, compared)) is not None]
+    if gains:
+        shown = ((one.row.name, f"{theirs:.2f}", f"{ours:.2f}") for one, (theirs, ours) in gains)
+        title = "tokens/s of a GPU, over the synchronous run"
+        views.append(table("run, theirs, ours", shown, title, right="theirs, ours", wide="run"))
+    if others:
+        listed = ((one.row.name, _theirs(one), one.why) for one in others)
+        views.append(table("run, theirs, why", listed, "not compared", wide="run, why"))
+    spread = f"answers lognormal with sigma {SIGMA:g}"
+    views += [
+        Note(f"assumed for all: prompts of {PROMPT} tokens, {spread}"),
+        Note(f"and {FORWARDS} passes without gradients; ours has no time of a framework in it"),
+    ]
+    middle = "" if not errors else f"{summary['median_absolute_error']:.4g}"
+    return Answer("validate.rl/1", data, tuple(views), (middle,))
+
+
+def _gain(one: "Scored", rows: "list[Scored]") -> tuple[float, float] | None:
+    """Return how many times the tokens of another run theirs and ours make."""
+    base = next((other for other in rows if other.row.name == one.row.against), None)
+    theirs = one.row.tokens_per_s_per_gpu
+    if base is None or base.outcome is None or one.outcome is None or theirs is None:
+        return None
+    if not base.row.tokens_per_s_per_gpu:
+        return None
+    ours = one.outcome.tokens_per_s_per_gpu / base.outcome.tokens_per_s_per_gpu
+    return theirs / base.row.tokens_per_s_per_gpu, ours
+
+
+def _headline(summary: dict[str, Any]) -> dict[str, str]:
+    said = {"rows": f"{summary['rows']}, of which {summary['compared']} can be compared"}
+    if summary["compared"]:
+        said["step"] = (
+            f"median difference {summary['median_error']:+.0%}, worst {summary['worst_error']:+.0%}"
+        )
+    return said
+
+
+def _cells(one: "Scored") -> tuple[str, ...]:
+    assert one.outcome is not None, "compared rows have one"
+    outcome = one.outcome
+    even = outcome.even_step_s
+    return (
+        one.row.name,
+        f"{one.row.step_s:g}",
+        f"{outcome.step_s:.1f}",
+        f"{one.error:+.0%}",
+        f"{outcome.training_s:.1f}",
+        "" if even is None else f"{even:.1f}",
+    )
+
+
+def _theirs(one: "Scored") -> str:
+    row = one.row
+    if row.step_s is not None:
+        return f"{row.step_s:g} s"
+    return "" if row.sync_s is None else f"{row.sync_s:g} s of sync"
+
+
+def _data(one: "Scored") -> dict[str, Any]:
+    return {
+        "row": msgspec.to_builtins(one.row),
+        "outcome": None if one.outcome is None else msgspec.to_builtins(one.outcome),
+        "error": one.error,
+        "why": one.why,
+    }

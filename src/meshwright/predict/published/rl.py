@@ -1,0 +1,137 @@
+"""Published steps of reinforcement learning beside ours.
+
+A row says what was run and what it took. What no row tells is assumed for all alike: how lengths
+spread around their mean, and how long prompts are.
+"""
+
+from pathlib import Path
+
+import msgspec
+
+from meshwright.errors import InputError, Problem
+from meshwright.policy.rollout import Placement
+from meshwright.predict.rl.outcome import Outcome, predict_rl
+from meshwright.predict.rl.planning import training_layout
+from meshwright.predict.rl.setup import Rounds, Setup, share_of
+from meshwright.predict.serving.fleet import Copies, default_limits
+from meshwright.predict.serving.replica import Replica
+from meshwright.spec.layout import Layout
+from meshwright.spec.work import read_cluster, read_model
+from meshwright.spec.workload import Fixed, LogNormal
+
+SIGMA = 0.6
+"""Spread of the logarithm of answers' lengths, before they are cut."""
+PROMPT = 160
+"""Tokens of a prompt: a mathematical question in its template."""
+FORWARDS = 2
+"""Log-probabilities of the policy and of a reference model."""
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One published run."""
+
+    name: str
+    source: str
+    not_comparable: str = ""
+    """Why ours cannot be held against it; empty where it can."""
+    assumed: str = ""
+    """What the source does not tell and this row takes for granted."""
+    against: str = ""
+    """The synchronous run that it is to be faster than."""
+    model: str = ""
+    cluster: str = "h100-superpod"
+    gpus: int = 0
+    placement: Placement = "colocated"
+    rollout_gpus: int | None = None
+    prompts: int = 0
+    samples: int = 0
+    mean_tokens: float = 0.0
+    """Of a sample, with its prompt."""
+    longest_tokens: int = 0
+    updates: int = 1
+    engine_tp: int = 1
+    trainer: dict[str, int] = {}
+    """Degrees of the trainer's layout; the others are chosen."""
+    step_s: float | None = None
+    tokens_per_s_per_gpu: float | None = None
+    sync_s: float | None = None
+
+
+class Scored(msgspec.Struct, frozen=True, kw_only=True):
+    """A row beside ours."""
+
+    row: Row
+    outcome: Outcome | None = None
+    why: str = ""
+    """Why there is no outcome."""
+
+    @property
+    def error(self) -> float | None:
+        """Our step over theirs, less one."""
+        if self.outcome is None or self.row.step_s is None:
+            return None
+        return self.outcome.step_s / self.row.step_s - 1
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Read published runs."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=list[Row])
+    except (OSError, msgspec.DecodeError) as error:
+        fix = "give a JSON list of runs; mw validate rl --help says which fields"
+        raise InputError([Problem(str(path), str(error), fix)]) from None
+
+
+def score(row: Row) -> Scored:
+    """Predict one row, where it can be held against a prediction."""
+    if row.not_comparable:
+        return Scored(row=row, why=row.not_comparable)
+    try:
+        return Scored(row=row, outcome=predict_rl(setup_of(row)))
+    except InputError as error:
+        return Scored(row=row, why=error.problems[0].what)
+
+
+def setup_of(row: Row) -> Setup:
+    """Return what a row ran."""
+    model = read_model(row.model, "model")
+    cluster = read_cluster(row.cluster, "cluster").with_gpus(row.gpus)
+    replica = Replica(model=model, cluster=cluster, layout=Layout(tp=row.engine_tp))
+    rollout = row.gpus if row.rollout_gpus is None else row.rollout_gpus
+    training = row.gpus if row.rollout_gpus is None else row.gpus - rollout
+    cut = row.longest_tokens - PROMPT
+    rounds = Rounds(
+        prompts=row.prompts,
+        prompt=Fixed(tokens=PROMPT),
+        samples=row.samples,
+        output=spread(row.mean_tokens - PROMPT, cut),
+        longest=cut,
+        packed=row.longest_tokens,
+        updates=row.updates,
+        forwards=FORWARDS,
+    )
+    fixed: dict[str, tuple[object, ...]] = {name: (size,) for name, size in row.trainer.items()}
+    return Setup(
+        model=model,
+        cluster=cluster,
+        placement=row.placement,
+        engines=Copies(
+            replica=replica, limits=default_limits(replica), count=rollout // row.engine_tp
+        ),
+        training=training_layout(model, share_of(cluster, training), rounds, fixed),
+        rounds=rounds,
+        measured=2,
+    )
+
+
+def spread(mean: float, longest: int) -> LogNormal:
+    """Return lengths with a mean, after those above `longest` are cut."""
+    if not 1 <= mean < longest:
+        what = f"a mean of {mean:,.0f} tokens is not below the longest, {longest:,}"
+        raise InputError([Problem("mean_tokens", what, "use a shorter mean")])
+    low, high = 1.0, 100.0 * longest
+    for _ in range(60):
+        middle = (low * high) ** 0.5
+        found = LogNormal(median=middle, sigma=SIGMA, longest=longest)
+        low, high = (middle, high) if found.mean() < mean else (low, middle)
+    return LogNormal(median=low, sigma=SIGMA, longest=longest)
