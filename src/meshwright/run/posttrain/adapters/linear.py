@@ -22,7 +22,7 @@ from meshwright.errors import InputError, Problem
 from meshwright.run.kernels.products import Products
 from meshwright.run.nn.linear import Linear, linear
 from meshwright.run.nn.recompute import Op
-from meshwright.run.serve.model.lora import Part
+from meshwright.run.serve.model.lora import Part, row_lengths
 
 _CHUNK = 2048
 """Rows of a weight that are in fp32 at once."""
@@ -223,16 +223,6 @@ class AdaptedLinear:
         self.layer.weight.copy_(self._kept)
         self._kept = None
         self.attach()
-
-
-@torch.no_grad()
-def row_lengths(weight: Tensor, up: Tensor, down: Tensor) -> Tensor:
-    """Return the length of every row of W + U D, in fp32."""
-    found = [
-        torch.linalg.vector_norm(rows.float().addmm(more, down.float()), dim=1)
-        for rows, more in zip(torch.split(weight, _CHUNK), torch.split(up, _CHUNK), strict=True)
-    ]
-    return torch.cat(found)
 
 
 def _sources(rows: int, parts: Sequence[Part]) -> Tensor:

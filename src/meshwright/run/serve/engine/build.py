@@ -23,6 +23,7 @@ from meshwright.run.serve.model.forward import Forward
 from meshwright.run.serve.model.gguf_file import is_gguf
 from meshwright.run.serve.model.load import load_served
 from meshwright.run.serve.model.lora import Adapters
+from meshwright.run.serve.model.peft_folder import uses_dora
 from meshwright.run.serve.model.quantise import quantise
 from meshwright.run.serve.model.step import Row, step_of
 from meshwright.run.serve.sampling.sampler import Sampler
@@ -161,7 +162,8 @@ def _adapters(forward: Forward, settings: EngineSettings, clock: Clock) -> Adapt
         return None
     with clock("adapters"):
         slots, rank = len(settings.adapters), settings.adapter_rank
-        adapters = Adapters(forward, slots=slots, rank=rank)
+        dora = any(uses_dora(folder) for folder in settings.adapters.values())
+        adapters = Adapters(forward, slots=slots, rank=rank, dora=dora)
         for name, folder in settings.adapters.items():
             adapters.load(name, folder)
     return adapters

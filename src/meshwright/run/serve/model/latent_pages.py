@@ -28,14 +28,14 @@ from meshwright.run.serve.model.paged import PagedLayer
 
 
 @runtime_checkable
-class AddsToAbsorbed(Protocol):
-    """What stands beside a product that is absorbed, such as adapters: W + U D in place of W."""
+class Absorbed(Protocol):
+    """What stands in place of a product that is absorbed, such as one with adapters."""
 
-    def absorbed(self, q_NHE: Tensor) -> Tensor:
-        """Return what queries of heads read of the latents through U D, (N, H, L)."""
+    def keys(self, q_NHE: Tensor, weight_HEK: Tensor, /) -> Tensor:
+        """Return what queries of heads read of the latents, (N, H, L)."""
 
-    def values(self, read_NHL: Tensor, width: int) -> Tensor:
-        """Return what U D makes of latents, the last `width` outputs of each head."""
+    def values(self, read_NHK: Tensor, weight_HVK: Tensor, /) -> Tensor:
+        """Return the values of latents that heads have read, (N, H, V)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,16 +54,14 @@ class PagedLatent(PagedLayer):
         weight = self.mixer.kv_up.weight.view(-1, spec.nope_dim + spec.value_dim, spec.kv_rank)
         up_keys_HEL, up_values_HVL = weight.split((spec.nope_dim, spec.value_dim), 1)
         q_rope, q_nope = q_1NHE[0].split((spec.rope_dim, spec.nope_dim), -1)
-        absorbed_NHL = torch.einsum("nhe,hel->nhl", q_nope, up_keys_HEL)
         beside: object = None if self.now.adapters is None else self.mixer.kv_up.across
-        adapted = beside if isinstance(beside, AddsToAbsorbed) else None
-        if adapted is not None:
-            absorbed_NHL = absorbed_NHL + adapted.absorbed(q_nope)
+        if isinstance(beside, Absorbed):
+            absorbed_NHL = beside.keys(q_nope, up_keys_HEL)
+            read_NHL = self._read(torch.cat((absorbed_NHL, q_rope), -1), layer)
+            return beside.values(read_NHL, up_values_HVL)[None]
+        absorbed_NHL = torch.einsum("nhe,hel->nhl", q_nope, up_keys_HEL)
         read_NHL = self._read(torch.cat((absorbed_NHL, q_rope), -1), layer)
-        values_NHV = torch.einsum("nhl,hvl->nhv", read_NHL, up_values_HVL)
-        if adapted is not None:
-            values_NHV = values_NHV + adapted.values(read_NHL, spec.value_dim)
-        return values_NHV[None]
+        return torch.einsum("nhl,hvl->nhv", read_NHL, up_values_HVL)[None]
 
     def _whole_prompts(self, q_1NHE: Tensor, latent_1NL: Tensor, k_1NR: Tensor) -> Tensor:
         """Attend over fresh keys and values, made of the latents."""

@@ -1,6 +1,7 @@
 """`Adapters`: low-rank additions to a served model, chosen row by row.
 
-    y = W x + B_a A_a x      a the adapter of the token's row (Hu et al., arXiv 2106.09685)
+    y = W x + b + B A x            A, B the adapter's of the token's row (Hu et al., 2106.09685)
+    y = g ∘ (W x + B A x) + b      DoRA's, g = m / ‖W + B A‖ row by row (Liu et al., 2402.09353)
 
 Adapters live in a fixed number of slots, so that graphs stay valid when one comes or goes. All
 slots are multiplied at once and what is not a token's own is set to nought: two dense products and
@@ -56,37 +57,57 @@ class LoraLinear:
         """A of every slot, the parts of a fused product one below another."""
         self.up = torch.zeros(adapters.slots, len(parts) * rank, outputs, **where)
         """B of every slot, turned, times its scale."""
+        self.grow: Tensor | None = None
+        """How much longer each slot makes the rows, as a share; None where none may."""
+        if adapters.dora:
+            self.grow = torch.zeros(adapters.slots, outputs, device=embedding.device)
 
     def __call__(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, products: Products, /
     ) -> Tensor:
         """Return the base product, with what each token's adapter adds."""
+        chosen_NS = self.now.adapters
+        grows = chosen_NS is not None and self.grow is not None
+        own_bias = None if grows else bias
         low = self.layer.low_precision
         if low is not None:
-            y = low(x, weight, bias)
+            y = low(x, weight, own_bias)
         else:
-            y = linear(x, weight, bias, products=products)
-        chosen_NS = self.now.adapters
+            y = linear(x, weight, own_bias, products=products)
         if chosen_NS is None:
             return y
         slots, inner, inputs = self.down.shape
         narrow = x.reshape(-1, inputs) @ self.down.view(slots * inner, inputs).t()
         own = narrow.view(-1, slots, inner) * chosen_NS[..., None].to(narrow.dtype)
         added = own.flatten(1) @ self.up.view(slots * inner, -1)
-        return y + added.view(y.shape)
+        y = y + added.view(y.shape)
+        if not grows:
+            return y
+        y = (y * self._growth().view(y.shape)).to(x.dtype)
+        return y if bias is None else y + bias.to(x.dtype)
 
-    def absorbed(self, q_NHE: Tensor) -> Tensor:
-        """Return what adapters add to queries that are turned into reads of the inputs."""
-        _, heads, width = q_NHE.shape
+    def keys(self, q_NHE: Tensor, weight_HEK: Tensor) -> Tensor:
+        """Return what queries of heads read of the inputs, (N, H, K)."""
+        heads, width = weight_HEK.shape[:2]
+        if self.grow is not None:
+            growth_NHE = self._growth().view(len(q_NHE), heads, -1)[..., :width]
+            q_NHE = (q_NHE * growth_NHE).to(q_NHE.dtype)
         up = self.up.view(*self.up.shape[:2], heads, -1)[..., :width]
         own = self._own(torch.einsum("nhe,srhe->nhsr", q_NHE, up))
-        return torch.einsum("nhsr,srk->nhk", own, self.down)
+        whole = torch.einsum("nhe,hek->nhk", q_NHE, weight_HEK)
+        return whole + torch.einsum("nhsr,srk->nhk", own, self.down)
 
-    def values(self, read_NHL: Tensor, width: int) -> Tensor:
-        """Return what adapters add to the last `width` outputs of each head, by inputs of it."""
-        own = self._own(torch.einsum("nhk,srk->nhsr", read_NHL, self.down))
-        up = self.up.view(*self.up.shape[:2], read_NHL.shape[1], -1)[..., -width:]
-        return torch.einsum("nhsr,srhv->nhv", own, up)
+    def values(self, read_NHK: Tensor, weight_HVK: Tensor) -> Tensor:
+        """Return the last outputs of each head, by inputs of its own, (N, H, V)."""
+        heads, width = weight_HVK.shape[:2]
+        own = self._own(torch.einsum("nhk,srk->nhsr", read_NHK, self.down))
+        up = self.up.view(*self.up.shape[:2], heads, -1)[..., -width:]
+        whole = torch.einsum("nhk,hvk->nhv", read_NHK, weight_HVK)
+        whole = whole + torch.einsum("nhsr,srhv->nhv", own, up)
+        if self.grow is None:
+            return whole
+        growth_NHV = self._growth().view(len(whole), heads, -1)[..., -width:]
+        return (whole * growth_NHV).to(whole.dtype)
 
     def _own(self, narrow_NHSr: Tensor) -> Tensor:
         """Keep what is of each token's own adapter."""
@@ -94,32 +115,64 @@ class LoraLinear:
         assert chosen_NS is not None
         return narrow_NHSr * chosen_NS[:, None, :, None].to(narrow_NHSr.dtype)
 
+    def _growth(self) -> Tensor:
+        """Return what each token's rows are multiplied by, (N, M), in fp32."""
+        chosen_NS = self.now.adapters
+        assert chosen_NS is not None
+        assert self.grow is not None
+        return 1 + chosen_NS.float() @ self.grow
+
     def fill(self, slot: int, found: Mapping[str, LowRank]) -> None:
         """Write an adapter into a slot; parts it leaves alone stay nought."""
         self.clear(slot)
+        down, up = self.down[slot].float(), self.up[slot].float()
+        lengths = torch.full((up.shape[1], 1), torch.nan, device=up.device)
         for place, part in enumerate(self.parts):
             if part.theirs not in found:
                 continue
-            a, b, scale, _ = found[part.theirs]
+            a, b, scale, magnitude = found[part.theirs]
             begin, rank = place * self.rank, len(a)
-            self.down[slot, begin : begin + rank] = a.to(self.down)
-            scaled = (b.float() * scale).to(self.up)
-            columns = self.up[slot, begin : begin + rank].t()
+            down[begin : begin + rank] = a.to(down)
+            columns = up[begin : begin + rank].t()
             for link in part.links:
-                link.in_ours(columns).copy_(link.in_theirs(scaled))
+                link.in_ours(columns).copy_(link.in_theirs(b.to(up) * scale))
+                if magnitude is not None:
+                    link.in_ours(lengths).copy_(link.in_theirs(magnitude[:, None]))
+        self.down[slot], self.up[slot] = down, up
+        wanted = lengths.flatten()
+        if self.grow is not None and not wanted.isnan().all():
+            growth = wanted / row_lengths(self.layer.weight, up.t(), down) - 1
+            self.grow[slot] = growth.nan_to_num()
 
     def clear(self, slot: int) -> None:
         """Set a slot to nought."""
-        self.down[slot].zero_()
-        self.up[slot].zero_()
+        for each in (self.down, self.up, self.grow):
+            if each is not None:
+                each[slot].zero_()
+
+
+_CHUNK = 2048
+"""Rows of a weight that are in fp32 at once."""
+
+
+@torch.no_grad()
+def row_lengths(weight: Tensor, up: Tensor, down: Tensor) -> Tensor:
+    """Return the length of every row of W + U D, in fp32."""
+    found = [
+        torch.linalg.vector_norm(rows.float().addmm(more, down.float()), dim=1)
+        for rows, more in zip(torch.split(weight, _CHUNK), torch.split(up, _CHUNK), strict=True)
+    ]
+    return torch.cat(found)
 
 
 class Adapters:
     """The adapters of one served model."""
 
-    def __init__(self, forward: Forward, *, slots: int = 8, rank: int = 16) -> None:
-        """Make room for `slots` adapters of at most `rank`."""
-        self.forward, self.slots, self.rank = forward, slots, rank
+    def __init__(
+        self, forward: Forward, *, slots: int = 8, rank: int = 16, dora: bool = False
+    ) -> None:
+        """Make room for `slots` adapters of at most `rank`; `dora` for such as change lengths."""
+        self.forward, self.slots, self.rank, self.dora = forward, slots, rank, dora
         self.names: dict[str, int] = {}
         """The slot of each adapter that is loaded."""
         if forward.now.invariant:
@@ -146,7 +199,7 @@ class Adapters:
         if not free:
             what = f"all {self.slots} slots are taken by {', '.join(sorted(self.names))}"
             raise InputError([Problem(name, what, "unload one, or make more slots")])
-        found = read_adapter(folder, self.rank)
+        found = read_adapter(folder, self.rank, dora=self.dora)
         known = {part.theirs for layer in self._layers.values() for part in layer.parts}
         if strange := sorted(set(found) - known):
             what = f"it changes {strange[0]}, which is no linear layer of {_kind(self.forward)}"
@@ -173,11 +226,15 @@ class Adapters:
             for part in layer.parts:
                 if part.theirs not in found:
                     continue
-                a, b, *_ = found[part.theirs]
+                a, b, _, magnitude = found[part.theirs]
                 if a.shape[1] != inputs or len(b) != part.rows:
                     given = f"{a.shape[1]} inputs and {len(b)} outputs"
                     what = f"{part.theirs} has {given}, not {inputs} and {part.rows}"
                     fix = "use an adapter of this very model"
+                    raise InputError([Problem(str(folder), what, fix)])
+                if magnitude is not None and layer.layer.weight.itemsize < 2:
+                    what = f"{part.theirs} is quantised, so that its rows' lengths are not known"
+                    fix = "serve it unquantised, or merge the adapter first"
                     raise InputError([Problem(str(folder), what, fix)])
 
 

@@ -44,9 +44,14 @@ def short_name(module: str) -> str:
     return module if found is None else found[0]
 
 
-def read_adapter(folder: str | Path, most: int) -> dict[str, LowRank]:
+def uses_dora(folder: str | Path) -> bool:
+    """Tell whether an adapter of a folder is of DoRA's kind."""
+    return bool(_config(Path(folder) / "adapter_config.json", True).get("use_dora"))
+
+
+def read_adapter(folder: str | Path, most: int, *, dora: bool = False) -> dict[str, LowRank]:
     """Return what an adapter adds to every module that it changes; `most` is the highest rank."""
-    found = read_folder(folder, dora=False).modules
+    found = read_folder(folder, dora=dora).modules
     for module, each in found.items():
         if len(each.a) > most:
             what = f"{module} has rank {len(each.a)}, but adapters have room for {most}"
@@ -106,7 +111,7 @@ def _config(path: Path, dora: bool) -> dict[str, Any]:
         problems.append(Problem(f"{path}: peft_type", what, "use LORA"))
     if config.get("use_dora") and not dora:
         what = "weights are scaled anew for every adapter"
-        fix = "merge it into its model (see run/posttrain/adapters), or use an adapter without"
+        fix = "make room for DoRA's lengths (dora=True), or use an adapter without"
         problems.append(Problem(f"{path}: use_dora", what, fix))
     if config.get("bias", "none") != "none":
         what = f"biases {config['bias']!r} are changed"
