@@ -12,6 +12,7 @@ from meshwright.policy.transfer import ELEMENT_BYTES, PARCEL_BYTES, Parcel, Tran
 from meshwright.predict.network.collective import collective_s
 from meshwright.predict.network.constants import DEFAULT_NCCL
 from meshwright.predict.network.placement import placement
+from meshwright.predict.network.tuning import Op
 from meshwright.spec.cluster import Cluster
 
 _SEAL_PASSES = 6
@@ -68,7 +69,7 @@ def predict_transfer(
         if plan.is_local(parcel):
             continue
         group = placement(cluster, (source, *targets))
-        op = "send_recv" if len(targets) == 1 else "broadcast"
+        op: Op = "send_recv" if len(targets) == 1 else "broadcast"
         wire_s = collective_s(group, op, parcel.bytes, nccl)
         sends[source] += wire_s
         for target in targets:

@@ -79,6 +79,6 @@ def test_what_is_posted_is_fetched_when_it_is_complete(tmp_path: Path) -> None:
     file.write_bytes(sound)
     fetches[left].fetch(5, patience_s=0)
     assert differing(engine, right) == []
-    for each in posts:
-        each.withdraw(5)
+    for post in posts:
+        post.withdraw(5)
     assert list(tmp_path.iterdir()) == []

@@ -1,5 +1,7 @@
 """An engine answers with one version of weights, and finds no prefix of another."""
 
+from typing import Any
+
 import pytest
 
 pytest.importorskip("torch", reason="serves a model")
@@ -29,7 +31,7 @@ def drawn(seed: int, dtype: torch.dtype = torch.float32) -> Decoder:
     return decoder
 
 
-def started(**given: str) -> LLM:
+def started(**given: Any) -> LLM:
     return LLM(DENSE, device="cpu", graphs=False, **given)
 
 
