@@ -1,5 +1,6 @@
 """What sources share: rows from some columns, secrets that stay so, names without credentials."""
 
+import gzip
 import pickle
 from pathlib import Path
 
@@ -43,3 +44,18 @@ def test_a_place_that_is_nobodys_is_told(tmp_path: Path) -> None:
         find(str(tmp_path / "nowhere"), Asked())
     with pytest.raises(InputError, match="kind of source"):
         find(str(tmp_path), Asked(), "prometeus")
+
+
+def test_files_that_nobody_claims_are_told_of_by_what_is_wrong(tmp_path: Path) -> None:
+    jobs = tmp_path / "jobs.csv"
+    jobs.write_text("job,gpus\n1,8\n")
+    with pytest.raises(InputError, match="lacks attempt"):
+        list(find(str(jobs), Asked("east")).batches())
+    packed = tmp_path / "trace.csv.gz"
+    packed.write_bytes(gzip.compress(np.random.default_rng(0).bytes(5000))[:2000])
+    with pytest.raises(InputError, match="cut off or damaged"):
+        find(str(packed), Asked())
+    other = tmp_path / "notes.txt"
+    other.write_text("nothing here\n")
+    with pytest.raises(InputError, match="of no kind of telemetry"):
+        find(str(other), Asked())

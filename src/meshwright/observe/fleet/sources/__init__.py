@@ -1,5 +1,7 @@
 """Where a fleet's telemetry comes from; each kind of source fills the tables of `fleet.tables`."""
 
+import gzip
+import zlib
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -34,12 +36,32 @@ def find(where: str, asked: Asked, kind: str = "") -> Source:
         home = cast(_Kind, import_module(f"{__name__}.{name}"))
         if kind or home.claims(where):
             return home.source(where, asked)
+    from meshwright.observe.fleet.sources import tables
+
     path = Path(where)
     if "://" not in where and not path.exists():
         what, fix = "there is no such file or folder", "name one that exists, or a URL"
+    elif path.is_file() and _cut_off(path):
+        what, fix = "is packed by gzip and cut off or damaged", "copy it again"
+    elif path.is_file() and tables.table_of(path):
+        # Reading it tells which columns are missing or unknown.
+        return tables.source(where, asked)
     elif path.is_dir() and not any(path.iterdir()):
         what, fix = "the folder is empty", "name one with telemetry in it"
     else:
         what = "is of no kind of telemetry that is known here"
         fix = f"name a file that mw fleet ingest reads; it takes --kind {'|'.join(kinds())}"
     raise InputError([Problem(bare(where) if "://" in where else where, what, fix)])
+
+
+def _cut_off(path: Path) -> bool:
+    """Say whether a file is packed and cannot be unpacked to its end."""
+    try:
+        with gzip.open(path, "rb") as stream:
+            while stream.read(1 << 20):
+                pass
+    except (EOFError, zlib.error):
+        return True
+    except OSError:  # It is not packed, or not ours to read.
+        return False
+    return False
