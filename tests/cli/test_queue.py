@@ -181,6 +181,7 @@ def test_clusters_are_filled(tmp_path: Path, capsys: Captured) -> None:
         (["--gpus", "16", "--policy", "quotas", "--quotas", "team0=8"], "has no quota"),
         (["--gpus", "16", "--elastic", "2"], "LEAST:MOST"),
         (["--gpus", "16", "--load", "0"], "--load"),
+        (["--gpus", "16", "--first", "0"], "--first: 0 is not a whole number of at least 1"),
         (["--gpus", "16", "--cluster", "other"], "use one of c\n"),
     ],
 )

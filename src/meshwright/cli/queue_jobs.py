@@ -15,7 +15,7 @@ from meshwright.observe.fleet.store import Store
 from meshwright.policy.queue.ask import Ask
 from meshwright.policy.queue.nodes import Node
 from meshwright.predict.queue.durations import predicted
-from meshwright.spec.bounds import real, require
+from meshwright.spec.bounds import real, require, whole
 from meshwright.spec.units import parse_number
 
 ESTIMATES = ("exact", "limit", "predicted")
@@ -85,6 +85,7 @@ def add_jobs(parser: argparse.ArgumentParser) -> None:
 
 def read_jobs(args: argparse.Namespace, *, shared: bool = False) -> Read:
     """Read the jobs; those without GPUs count only where GPUs are `shared`."""
+    require([] if args.first is None else whole("--first", args.first))
     tables = _of_cluster(_tables(args), args.cluster)
     rows = tables["jobs"].to_pylist()
     asks, run_s, limits, left_out = _asks(rows, args, shared)
