@@ -170,6 +170,18 @@ def test_texts_are_encoded_as_prompts_are_served() -> None:
     assert example.targets == len(example.tokens) - len(prompt)
 
 
+def test_marked_answers_are_those_of_transformers() -> None:
+    transformers = pytest.importorskip("transformers", reason="the reference")
+    words = words_of(MARKED)
+    theirs = transformers.PreTrainedTokenizerFast(tokenizer_object=words.tokenizer)
+    wanted = theirs.apply_chat_template(
+        TWO["messages"], chat_template=MARKED, return_dict=True, return_assistant_tokens_mask=True
+    )
+    (example,) = encode_chat(words, chat_of(TWO))
+    assert example.tokens.tolist() == wanted["input_ids"]
+    assert example.trained.astype(int).tolist() == wanted["assistant_masks"]
+
+
 @pytest.mark.slow
 def test_smollms_own_template_and_tokenizer() -> None:
     path = installed_model()
