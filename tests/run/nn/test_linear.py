@@ -112,3 +112,17 @@ def test_products_are_set_from_outside() -> None:
     before = module(x)
     use_products(module, _Doubled())
     torch.testing.assert_close(module(x), 4 * before)
+
+
+def test_a_frozen_weight_keeps_no_input() -> None:
+    x, weight = _made(6, 8), _made(5, 8)
+    frozen, kept = weight.detach(), list[tuple[int, ...]]()
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept.append(tuple(tensor.shape))
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        y = linear(x, frozen)
+    assert kept == [(5, 8)]
+    torch.testing.assert_close(_gradients(y, x), _gradients(linear(x, weight), x))

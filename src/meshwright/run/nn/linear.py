@@ -1,8 +1,8 @@
 """Linear layers: y = x · weightᵀ + bias, and the two products of their backward pass.
 
 All operands are 2-D views of contiguous tensors, so no product copies one; x and the weight are
-all that is kept for backward. Who computes the products (`Products`) and whether in fp8
-(`LowPrecision`, see `fp8`) is set on the layer from outside.
+all that is kept for backward, and of a frozen weight that alone. Who computes the products
+(`Products`) and whether in fp8 (`LowPrecision`, see `fp8`) is set on the layer from outside.
 """
 
 from typing import Any, Protocol
@@ -131,7 +131,9 @@ class _Linear(torch.autograd.Function):
         bias: torch.Tensor | None,
         products: Products,
     ) -> torch.Tensor:
-        ctx.save_for_backward(x, weight)
+        # A frozen weight has no gradient, for which alone x would be kept.
+        ctx.save_for_backward(x if weight.requires_grad else None, weight)
+        ctx.shape, ctx.dtype = x.shape, x.dtype
         ctx.products, ctx.gradient_dtype = products, gradient_format(weight)
         ctx.leaf = leaf_of(weight)
         ctx.bias_dtype = None if bias is None else gradient_format(bias)
@@ -148,7 +150,7 @@ class _Linear(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         dy_NM, dx, dw, db = flat(dy), None, None, None
         if ctx.needs_input_grad[0]:
-            dx = ctx.products.input_gradient(dy_NM, weight.to(x.dtype)).view(x.shape)
+            dx = ctx.products.input_gradient(dy_NM, weight.to(ctx.dtype)).view(ctx.shape)
         if ctx.needs_input_grad[1]:
             x_NK, dtype, products = flat(x), ctx.gradient_dtype, ctx.products
             dw = now_or_late(ctx.leaf, lambda: weight_gradient(dy_NM, x_NK, dtype, products))
