@@ -14,7 +14,7 @@ from meshwright.policy.transfer import Fan, plan_transfer
 from meshwright.run.nn.placed import Placed
 from meshwright.run.posttrain.weights.arrivals import HalfWritten, IncompleteVersion
 from meshwright.run.posttrain.weights.in_process import InProcess
-from meshwright.run.posttrain.weights.packing import DamagedWeights
+from meshwright.run.posttrain.weights.packing import DamagedWeights, Rows, cast
 from meshwright.run.posttrain.weights.tensors import held
 from meshwright.spec.layout import Layout
 from meshwright.spec.model import Model
@@ -23,6 +23,8 @@ from tests.run.posttrain.weights.virtual_ranks import (
     ROUTED,
     TIED,
     differing,
+    masters,
+    on_gpu,
     served,
     sources,
 )
@@ -138,6 +140,51 @@ def test_fp8_is_what_quantising_the_same_weights_gives(layout: str) -> None:
     source = trained(DENSE, TRAINED[layout])
     for engine in (Layout(), Layout(tp=2)):
         assert carried(DENSE, source, engine, fp8=True) == []
+
+
+@pytest.mark.parametrize("layout", [Layout(tp=2, dp=2, zero=1), Layout(pp=2, dp=2, zero=3)])
+def test_masters_are_sent_from_who_updates_them(layout: Layout) -> None:
+    source, alone = (masters(DENSE, each, steps=3) for each in (layout, Layout()))
+    assert {each.tensor.dtype for rank in source for each in rank.values()} == {torch.float32}
+    engines = []
+    for trained_ in (source, alone):
+        engine = served(DENSE, Layout(), dtype=torch.float32, seed=2, fp8=False)
+        plan = plan_transfer(list(map(held, trained_)), list(map(held, engine)))
+        carrier = InProcess(plan, trained_, engine)
+        carrier.bring(1)
+        carrier.commit()
+        engines.append(engine)
+    assert differing(*engines) == []
+    first = served(DENSE, Layout(), dtype=torch.float32, seed=1, fp8=False)
+    assert len(differing(engines[0], first)) == len(first[0]), "all have been updated"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("fp8", [False, True])
+def test_a_gpu_packs_and_takes_the_same_bits(fp8: bool) -> None:
+    source = [
+        {name: Placed(each.tensor.cuda(), each.whole, each.parts) for name, each in rank.items()}
+        for rank in trained(DENSE, TRAINED["tp2-pp2-dp2-zero3"])
+    ]
+    target = [
+        {name: on_gpu(place) for name, place in rank.items()}
+        for rank in served(DENSE, Layout(tp=2), seed=2, fp8=fp8)
+    ]
+    plan = plan_transfer(list(map(held, source)), list(map(held, target)))
+    carrier = InProcess(plan, source, target)
+    carrier.bring(1)
+    carrier.commit()
+    for rank, right in zip(target, served(DENSE, Layout(tp=2), seed=1, fp8=False), strict=True):
+        for name, place in rank.items():
+            made = cast(right[name].placed.tensor.cuda(), place.formats)
+            data = made.data if isinstance(made, Rows) else made
+            assert torch.equal(place.placed.tensor.view(torch.uint8), data.view(torch.uint8)), name
+            assert place.scale is None or torch.equal(place.scale, cast_scale(made)), name
+
+
+def cast_scale(made: torch.Tensor | Rows) -> torch.Tensor:
+    assert isinstance(made, Rows)
+    return made.scale
 
 
 def test_bf16_weights_fill_an_engine_in_fp32() -> None:

@@ -4,7 +4,7 @@ First weights hang on their places in the whole model alone, so a rank's part of
 under any layout is known without sending anything.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 
 import torch
@@ -22,8 +22,10 @@ from meshwright.run.parallel.rehearsal import fake_world
 from meshwright.run.parallel.spread import hold, spread
 from meshwright.run.parallel.stage import keep_layers
 from meshwright.run.parallel.sync import make_sync
-from meshwright.run.posttrain.weights.tensors import Place, of_rank, of_sync, places
+from meshwright.run.posttrain.weights.tensors import Place, of_masters, of_rank, of_sync, places
 from meshwright.run.serve.model.quantise import quantise
+from meshwright.run.train.optimizer.optimizer import make_optimizer
+from meshwright.run.train.optimizer.settings import OptimizerSettings
 from meshwright.spec.layout import Layout
 from meshwright.spec.layout.ranks import coordinate
 from meshwright.spec.layout.stages import rank_chunks
@@ -55,6 +57,24 @@ def rank_sources(model: Model, layout: Layout, rank: int) -> dict[str, Placed]:
     assert layout.zero < 3, "shards are cut by groups of the whole layout"
     mine, held = _part(model, layout, rank, torch.bfloat16, 1)
     return {name: Placed.of(each.detach(), held[name]) for name, each in mine.named_parameters()}
+
+
+def masters(model: Model, layout: Layout, *, steps: int) -> list[dict[str, Placed]]:
+    """Return the exact weights of each rank after some updates by gradients of ones."""
+    found = []
+    for rank in range(layout.gpus):
+        with fake_world(rank, layout.gpus):
+            mine = spread(model, Mesh(layout), dtype=torch.bfloat16, seed=1)
+            sync = make_sync(mine, bucket_bytes=4096)
+            updated = dict(sync.named_parameters())
+            # Without clipping, every element is updated by itself.
+            settings = OptimizerSettings(clip=None)
+            optimizer = make_optimizer(updated.items(), layout, settings, total_steps=9)
+            ones = {name: torch.ones_like(each).float() for name, each in updated.items()}
+            for _ in range(steps):
+                optimizer.step(1e-4, gradients=ones)
+            found.append(of_masters(sync, optimizer))
+    return found
 
 
 def _trained(model: Model, mesh: Mesh, dtype: torch.dtype, seed: int) -> dict[str, Placed]:
@@ -112,8 +132,17 @@ def _part(
 
 
 def _copy(place: Place) -> Place:
-    placed = Placed(place.placed.tensor.clone(), place.placed.whole, place.placed.parts)
-    return Place(placed, place.formats, None if place.scale is None else place.scale.clone())
+    return _with(place, lambda tensor: tensor.clone())
+
+
+def on_gpu(place: Place) -> Place:
+    """Return the same in the memory of a GPU."""
+    return _with(place, lambda tensor: tensor.cuda())
+
+
+def _with(place: Place, make: Callable[[Tensor], Tensor]) -> Place:
+    placed = Placed(make(place.placed.tensor), place.placed.whole, place.placed.parts)
+    return Place(placed, place.formats, None if place.scale is None else make(place.scale))
 
 
 def differing(found: Sequence[dict[str, Place]], right: Sequence[dict[str, Place]]) -> list[str]:
