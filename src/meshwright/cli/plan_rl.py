@@ -19,6 +19,7 @@ from meshwright.errors import InputError, Problem
 from meshwright.policy.rollout import PLACEMENTS, Placement
 from meshwright.predict.rl.planning import Answer as Found
 from meshwright.predict.rl.planning import Planned, Question, plan_rl
+from meshwright.predict.rl.setup import share_of
 from meshwright.predict.serving.formats import Formats
 from meshwright.spec.bounds import require, whole
 from meshwright.spec.names import unknown_name
@@ -88,7 +89,7 @@ def question_of(args: argparse.Namespace) -> Question:
         given["placements"] = tuple(_placement(word) for word in args.placement.split(","))
     return Question(
         model=model_of(args),
-        cluster=cluster_of(args, gpus),
+        cluster=share_of(cluster_of(args), gpus),
         rounds=rounds_of(args),
         max_staleness=staleness,
         formats=Formats(weights=args.precision, kv=args.kv),

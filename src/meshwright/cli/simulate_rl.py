@@ -91,7 +91,7 @@ def setup_of(args: argparse.Namespace) -> Setup:
     if rollout % tp:
         what = f"{rollout} GPUs are no whole engines of {tp}"
         raise InputError([Problem("--tp", what, "use a degree that divides them")])
-    model, cluster, rounds = model_of(args), cluster_of(args, gpus), rounds_of(args)
+    model, cluster, rounds = model_of(args), share_of(cluster_of(args), gpus), rounds_of(args)
     replica = Replica(
         model=model, cluster=cluster, layout=Layout(tp=tp), engine=engine_of(args),
         formats=Formats(weights=args.precision, kv=args.kv),

@@ -131,7 +131,7 @@ def share_of(cluster: Cluster, gpus: int) -> Cluster:
         return cluster.with_gpus(gpus)
     if gpus > node:
         what, fix = f"{gpus} GPUs are no whole nodes of {node}", f"use a multiple of {node}"
-        raise InputError([Problem("split", what, fix)])
+        raise InputError([Problem("gpus", what, fix)])
     replace = msgspec.structs.replace
     linked = replace(cluster.scale_up, gpus=min(cluster.scale_up.gpus, gpus))
     return replace(cluster, nodes=1, gpus_per_node=gpus, scale_up=linked)

@@ -1,0 +1,51 @@
+"""`mw plan rl`: the shortest step first, with its reason."""
+
+import json
+import re
+import sys
+
+import pytest
+
+from meshwright.cli import main
+
+Captured = pytest.CaptureFixture[str]
+SMALL = [
+    "llama3.1-8b", "--cluster", "h100-superpod", "--gpus", "16", "--prompts", "8", "--samples", "4",
+    "--output", "lognormal:400:0.6", "--tp", "1,2",
+]  # fmt: skip
+
+
+def test_plans_are_ranked_and_data_say_the_split(capsys: Captured) -> None:
+    assert main(["plan", "rl", *SMALL, "--json", "--top", "3"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    steps = [one["outcome"]["step_s"] for one in found["plans"]]
+    assert len(steps) == 3
+    assert steps == sorted(steps)
+    assert found["simulations"] >= 8
+    for one in found["plans"]:
+        setup = one["setup"]
+        apart = setup["rollout_gpus"] + setup["training_gpus"]
+        assert apart == (32 if setup["placement"] == "colocated" else 16)
+
+
+def test_the_screen_fits_eighty_columns(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: False)
+    assert main(["plan", "rl", *SMALL]) == 0
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out).splitlines()
+    assert max(len(line.rstrip()) for line in lines) <= 80
+    assert any(line.lstrip().startswith("why") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (SMALL[:3], "--gpus"),
+        ([*SMALL, "--placement", "colocatd"], "colocated"),
+        ([*SMALL[:4], "1", "--placement", "colocated"], "nothing fits on"),
+    ],
+)
+def test_faults_are_named(words: list[str], said: str, capsys: Captured) -> None:
+    assert main(["plan", "rl", *words]) == 2
+    assert said in capsys.readouterr().err

@@ -1,0 +1,75 @@
+"""`mw simulate rl`: one screen, the same as data, and faults by name."""
+
+import json
+import re
+import sys
+from typing import Any
+
+import pytest
+
+from meshwright.cli import main
+from meshwright.policy.rollout import PLACEMENTS
+
+Captured = pytest.CaptureFixture[str]
+SMALL = [
+    "llama3.1-8b", "--cluster", "h100-superpod", "--gpus", "16", "--prompts", "8", "--samples", "4",
+    "--output", "lognormal:400:0.6", "--steps", "2",
+]  # fmt: skip
+
+
+def answer(words: list[str], capsys: Captured) -> dict[str, Any]:
+    assert main(["simulate", "rl", *words, "--json"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_the_screen_fits_eighty_columns(
+    placement: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert main(["simulate", "rl", *SMALL, "--placement", placement]) == 0
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out).splitlines()
+    assert max(len(line.rstrip()) for line in lines) <= 80
+    assert 8 <= len(lines) <= 30
+    assert any("waits:" in line for line in lines)
+
+
+def test_data_say_what_was_simulated_and_what_it_came_to(capsys: Captured) -> None:
+    words = [*SMALL, "--placement", "asynchronous", "--rollout-gpus", "8", "--max-staleness", "2",
+             "--tp", "2", "--train-tp", "2"]  # fmt: skip
+    found = answer(words, capsys)
+    setup, outcome = found["setup"], found["outcome"]
+    assert (setup["engines"], setup["engine_tp"], setup["max_staleness"]) == (4, 2, 2)
+    assert (setup["training"]["tp"], setup["training_gpus"]) == (2, 8)
+    assert outcome["step_s"] > 0
+    assert outcome["most_stale"] <= 2
+    assert outcome["gpus"] == 16
+    assert set(outcome["waits_s"]) == {"trainer", "engines"}
+    assert outcome["skew"] == pytest.approx(outcome["step_s"] / outcome["even_step_s"] - 1)
+
+
+def test_quiet_prints_the_step(capsys: Captured) -> None:
+    assert main(["simulate", "rl", *SMALL, "--quiet"]) == 0
+    assert float(capsys.readouterr().out) > 0
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["llama3.1-8b", "--cluster", "h100-superpod"], "--gpus"),
+        ([*SMALL, "--rollout-gpus", "8"], "both sides have all GPUs"),
+        ([*SMALL, "--placement", "disaggregated", "--rollout-gpus", "16"], "leave one side none"),
+        ([*SMALL, "--placement", "disaggregated", "--rollout-gpus", "4"], "no whole nodes"),
+        ([*SMALL, "--placement", "one-step-off", "--max-staleness", "3"], "means 1, not 3"),
+        ([*SMALL, "--tp", "3"], "no whole engines of 3"),
+        ([*SMALL, "--output", "long"], "--output"),
+    ],
+)
+def test_faults_are_named(words: list[str], said: str, capsys: Captured) -> None:
+    assert main(["simulate", "rl", *words]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert said in printed.err
+    assert printed.err.count("error:") == printed.err.count("hint:") > 0
