@@ -18,7 +18,8 @@ from meshwright.errors import InputError
 from meshwright.run.kernels.labels import IGNORED
 from meshwright.run.nn.build import build
 from meshwright.run.nn.initialise import materialise
-from meshwright.run.posttrain.data.batches import ChatBatches
+from meshwright.run.posttrain.data.batches import ChatBatches, Packing, counted
+from meshwright.run.posttrain.data.mismatched import mismatched
 from meshwright.run.posttrain.data.prepared import Prepared, prepare
 from meshwright.run.posttrain.data.records import Record
 from meshwright.run.train.data.batch import Batch
@@ -182,10 +183,11 @@ def pairs(count: int) -> list[Record]:
     ]
 
 
-def test_pairs_stay_together_and_are_found_in_every_microbatch() -> None:
+@pytest.mark.parametrize("packing", ["pack", "none"])
+def test_pairs_stay_together_and_are_found_in_every_microbatch(packing: Packing) -> None:
     words = words_of()
     data = prepare(pairs(30), words, length=LENGTH)
-    batches = ChatBatches(data, global_batch=4)
+    batches = ChatBatches(data, global_batch=4, packing=packing)
     assert (data.kind, data.units, data.figures.examples) == ("pairs", 30, 60)
     seen = set()
     for step in range(-(-batches.sequences // 4)):
@@ -195,6 +197,9 @@ def test_pairs_stay_together_and_are_found_in_every_microbatch() -> None:
             places = members.places.tolist()
             numbers = [number for row in members.examples for number in row]
             assert members.verdicts.tolist() == [True, False] * (len(places) // 2)
+            ones = torch.ones(part.labels_BT.shape)
+            targets = counted(part).sums(ones)[members.places].int().tolist()
+            assert targets == [data.example(number).targets for number in numbers]
             for place, number in zip(places, numbers, strict=True):
                 assert documents[place][0] == data.example(number).tokens.tolist()
             for chosen, rejected in zip(numbers[::2], numbers[1::2], strict=True):
@@ -225,6 +230,24 @@ def test_verdicts_are_told_beside_their_examples() -> None:
     members = batches.members(0)
     numbers = [number for row in members.examples for number in row]
     assert members.verdicts.tolist() == [bool(number % 2) for number in numbers]
+
+
+def test_mismatched_answers_belong_to_other_prompts() -> None:
+    given = [
+        Record(str(number), {"prompt": prompt, "completion": str(number), "label": True})
+        for number, prompt in enumerate("aabbc")
+    ]
+    found = [one.values["completion"] for one in mismatched(given)]
+    assert found == ["2", "2", "4", "4", "0"]
+    messages = [Record(str(n), {**chat(str(n), f"to {n}"), "label": False}) for n in range(2)]
+    (first, second) = mismatched(messages)
+    assert first.values == {**chat("0", "to 1"), "label": False}
+    assert second.values == {**chat("1", "to 0"), "label": False}
+    assert prepare([first, second], words_of(), length=LENGTH).kind == "verdicts"
+    with pytest.raises(InputError, match="all 2 records have the same prompt"):
+        mismatched(given[:2])
+    with pytest.raises(InputError, match="here: has no prompt with one answer"):
+        mismatched([Record("here", {"chosen": 1})])
 
 
 def test_held_out_records_are_those_that_are_not_trained_on() -> None:

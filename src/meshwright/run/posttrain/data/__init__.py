@@ -6,6 +6,7 @@ answers             where answers stand in the text that the model's own templat
 encoding            text to tokens, cut where serving would begin an answer
 prepared, figures   all of it in memory, fitted to a length, and what became of it
 batches             the batch of any step, packed, as a function of the step and the seed
+mismatched          answers under prompts of others, for KTO
 """
 
 from typing import TYPE_CHECKING
@@ -14,10 +15,11 @@ from meshwright.lazy import lazy_names
 
 if TYPE_CHECKING:
     from meshwright.run.posttrain.data.answers import Train
-    from meshwright.run.posttrain.data.batches import ChatBatches, Members
+    from meshwright.run.posttrain.data.batches import ChatBatches, Members, counted
     from meshwright.run.posttrain.data.encoding import Example, encode_chat, encode_text
     from meshwright.run.posttrain.data.figures import Figures
     from meshwright.run.posttrain.data.forms import Chat, Text
+    from meshwright.run.posttrain.data.mismatched import mismatched
     from meshwright.run.posttrain.data.prepared import Prepared, TooLong, prepare
 
 _HERE = "meshwright.run.posttrain.data"
@@ -31,8 +33,10 @@ _HOMES = {
     "Text": f"{_HERE}.forms",
     "TooLong": f"{_HERE}.prepared",
     "Train": f"{_HERE}.answers",
+    "counted": f"{_HERE}.batches",
     "encode_chat": f"{_HERE}.encoding",
     "encode_text": f"{_HERE}.encoding",
+    "mismatched": f"{_HERE}.mismatched",
     "prepare": f"{_HERE}.prepared",
 }
 
@@ -46,8 +50,10 @@ __all__ = [
     "Text",
     "TooLong",
     "Train",
+    "counted",
     "encode_chat",
     "encode_text",
+    "mismatched",
     "prepare",
 ]
 

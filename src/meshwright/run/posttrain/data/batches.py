@@ -19,6 +19,7 @@ from meshwright.errors import InputError, Problem
 from meshwright.run.kernels.labels import IGNORED
 from meshwright.run.posttrain.data.figures import Figures
 from meshwright.run.posttrain.data.prepared import Prepared
+from meshwright.run.posttrain.objectives.tokens import Tokens
 from meshwright.run.train.data.batch import Batch, Buffers, place
 from meshwright.run.train.data.batches import Batches, Shape
 from meshwright.run.train.data.blend import Blend
@@ -70,6 +71,21 @@ class Members:
             )
             for first in range(0, len(self.examples), microbatch)
         ]
+
+
+def counted(batch: Batch) -> Tokens:
+    """Return which tokens of a batch count and whose they are, for sums over its documents.
+
+    Position t counts where the token after it is trained. `sums(…)[members.places]` are those of
+    the examples, in order.
+    """
+    assert batch.documents is not None
+    size, length = batch.tokens_BT.shape
+    return Tokens(
+        batch.labels_BT != IGNORED,
+        batch.documents.ids(size, length),
+        sum(sequence.documents for sequence in batch.sequences),
+    )
 
 
 class ChatBatches(Batches):
