@@ -12,15 +12,17 @@ from torch.nn import functional
 from meshwright.errors import InputError
 from meshwright.run.nn.build import Options, build
 from meshwright.run.nn.decoder import Decoder
+from meshwright.run.nn.fp8 import use_precision
 from meshwright.run.nn.initialise import materialise
 from meshwright.run.nn.linear import Linear
 from meshwright.run.nn.recompute import use_recompute
-from meshwright.run.posttrain.adapters import DecoderAdapter, Lora, adapt
+from meshwright.run.posttrain.adapters import DecoderAdapter, Lora, adapt, lora_for
 from meshwright.run.posttrain.adapters.adapter import modules_of, whole_name
 from meshwright.run.serve.model.lora import parts_of
 from meshwright.spec.layout import Layout
 from meshwright.spec.model import Attention, Block, Mlp, Model, Rotary
 from meshwright.spec.model.huggingface import read_config
+from meshwright.spec.workload.adapter import Adapter, Target
 from tests.run.nn.huggingface.drawn import DRAWS, draw
 from tests.run.posttrain.adapters.models import far, ours, stir, tokens
 
@@ -260,6 +262,51 @@ def test_modules_are_named_as_transformers_names_them(family: str) -> None:
     )
     for name, shape in modules_of(decoder).items():
         assert tuple(theirs.get_submodule(name).weight.shape) == shape, name
+
+
+@pytest.mark.parametrize("dora", [False, True], ids=["lora", "dora"])
+def test_adapters_stand_beside_products_in_fp8(dora: bool) -> None:
+    decoder = small(torch.bfloat16)
+    adapter = adapt(decoder, Lora(rank=2, dora=dora))
+    stir(adapter)
+    layer = decoder.layers[0].get_submodule("mixer.qkv")
+    x = torch.randn(64, 32, generator=torch.Generator().manual_seed(2)).bfloat16()
+    pairs = adapter.layers["layers.0.mixer.qkv"].pairs
+    given = [value for pair in pairs for value in pair.parameters()]
+
+    def tried() -> list[Tensor]:
+        entered = x.clone().requires_grad_()
+        y = layer(entered)
+        slope = torch.randn(y.shape, generator=torch.Generator().manual_seed(3)).to(y)
+        return [y.detach(), *torch.autograd.grad(y, (entered, *given), slope)]
+
+    wanted = tried()
+    assert "layers.0.mixer.qkv" in use_precision(decoder, "fp8-rowwise", smallest=0).converted
+    found = tried()
+    assert far(found[0].float(), wanted[0].float()) > 0
+    for got, exact in zip(found, wanted, strict=True):
+        assert far(got.float(), exact.float()) < 0.06  # fp8 keeps three bits
+    adapter.merge()
+    with torch.no_grad():
+        assert far(layer(x).float(), wanted[0].float()) < 0.06
+    adapter.unmerge()
+    with adapter.disabled(), torch.no_grad():
+        assert far(layer(x).float(), wanted[0].float()) > 0.3
+
+
+def test_a_workload_says_which_matrices_carry_adapters(tmp_path: Path) -> None:
+    decoder = ours(tmp_path)
+
+    def ends(*targets: Target) -> set[str]:
+        settings = lora_for(decoder, Adapter(rank=4, targets=targets), alpha=2.0)
+        assert (settings.rank, settings.alpha) == (4, 2.0)
+        return {name.rpartition(".")[2] for name in settings.targets}
+
+    assert ends("qkv") == {"q_proj", "k_proj", "v_proj"}
+    assert ends("out", "down") == {"o_proj", "down_proj"}
+    assert ends("up") == {"gate_proj", "up_proj"}
+    with pytest.raises(InputError, match="leave experts out"):
+        ends("experts")
 
 
 def test_what_cannot_be_adapted_is_refused() -> None:

@@ -10,6 +10,7 @@ saves or shards the decoder sees the model that it always was.
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,7 @@ from meshwright.run.nn.linear import Linear
 from meshwright.run.posttrain.adapters.linear import Adapted, AdaptedLinear, LowRankPair
 from meshwright.run.posttrain.adapters.settings import Lora
 from meshwright.run.serve.model.lora import Part, parts_of
+from meshwright.spec.workload.adapter import Adapter, Target
 
 _RENAMED = {"backbone.": "model."}
 """Beginnings of names that transformers changes as it opens a checkpoint (Nemotron-H)."""
@@ -143,6 +145,31 @@ def adapt(
         for layer in adapter.layers.values():
             layer.measure()
     return adapter
+
+
+def lora_for(decoder: Decoder, described: Adapter, **settings: Any) -> Lora:
+    """Return the settings of an adapter that a workload describes; `settings` are others of `Lora`.
+
+    Its targets are words for kinds of matrices, which become the names of a decoder's modules.
+    """
+    if "experts" in described.targets:
+        what = "routed experts carry no adapters here"
+        raise InputError([Problem("targets", what, "leave experts out")])
+    chosen = tuple(
+        whole_name(part)
+        for name, parts in parts_of(decoder).items()
+        for part in parts
+        if _word(name) in described.targets
+    )
+    return Lora(rank=described.rank, targets=chosen, **settings)
+
+
+def _word(layer: str) -> Target:
+    """Return a workload's word for a layer of ours."""
+    last = layer.rpartition(".")[2]
+    if ".mixer." in layer:
+        return "out" if last in ("o", "out") else "qkv"
+    return "down" if last in ("down", "latent_up") else "up"
 
 
 def modules_of(decoder: Decoder) -> dict[str, tuple[int, int]]:
