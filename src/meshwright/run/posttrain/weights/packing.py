@@ -18,7 +18,9 @@ from meshwright.run.posttrain.weights.tensors import DTYPES, part_of
 
 SEAL_BYTES = 32
 _RUN_WORDS = 1 << 22
-"""Words that are summed at a time: what sums need beside a parcel stays small."""
+"""Words that a GPU sums at a time: what sums need beside a parcel stays small."""
+_HOST_RUN_WORDS = 1 << 15
+"""The same on a processor, whose caches hold as many."""
 
 
 class DamagedWeights(MeshwrightError):
@@ -108,12 +110,16 @@ def _room(
 
 def _seal(payload: Tensor, version: int, plan: int) -> Tensor:
     words = payload.view(torch.int64)
+    size = _RUN_WORDS if words.is_cuda else _HOST_RUN_WORDS
+    at = torch.arange(1, 1 + min(size, len(words)), device=words.device)
     plain = torch.zeros((), dtype=torch.int64, device=words.device)
     placed = torch.zeros_like(plain)
-    for first in range(0, len(words), _RUN_WORDS):
-        run = words[first : first + _RUN_WORDS]
-        plain += run.sum()
-        at = torch.arange(first + 1, first + 1 + len(run), device=words.device)
-        placed += (run * at).sum()
+    for first in range(0, len(words), size):
+        run = words[first : first + size]
+        total = run.sum()
+        plain += total
+        # No GPU multiplies integers and adds them up in one go; a processor does.
+        own = at[: len(run)]
+        placed += ((run * own).sum() if run.is_cuda else torch.dot(run, own)) + first * total
     named = torch.tensor([version, plan], dtype=torch.int64, device=words.device)
     return torch.cat((named, plain.view(1), placed.view(1)))
