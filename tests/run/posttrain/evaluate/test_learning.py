@@ -54,7 +54,7 @@ def test_held_out_chats_are_answered_after_training_on_the_others(tmp_path: Path
             logits.flatten(0, 1), batch.labels_BT.flatten(), ignore_index=IGNORED
         )
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     save(decoder, tmp_path)
     words.tokenizer.save(str(tmp_path / "tokenizer.json"))
