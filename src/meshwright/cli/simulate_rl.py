@@ -14,7 +14,7 @@ from meshwright.cli.rl_flags import (
 )
 from meshwright.cli.serve_flags import add_served, cluster_of, engine_of, model_of
 from meshwright.errors import InputError, Problem
-from meshwright.policy.rollout import PLACEMENTS
+from meshwright.policy.rollout import PLACEMENTS, TOO_OLD
 from meshwright.predict.rl.outcome import Outcome, predict_rl
 from meshwright.predict.rl.planning import training_layout
 from meshwright.predict.rl.setup import MEASURED, Setup, share_of
@@ -58,6 +58,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--max-staleness", metavar="N",
         help="steps that a group may be behind when it is trained on; of asynchronous (default: 1)",
+    )  # fmt: skip
+    group.add_argument(
+        "--too-old", choices=TOO_OLD, default="wait", metavar="WORD",
+        help="groups that fall behind: a step waits for them (default), they are begun again, or "
+        "dropped",
     )  # fmt: skip
     group.add_argument("--tp", metavar="N", default="1", help="GPUs of an engine (default: 1)")
     group.add_argument(
@@ -105,6 +110,7 @@ def setup_of(args: argparse.Namespace) -> Setup:
         training=training_layout(model, share_of(cluster, training), rounds, trainer_fixed(args)),
         rounds=rounds,
         max_staleness=None if staleness is None else parse_count(staleness, "--max-staleness"),
+        too_old=args.too_old,
         measured=steps,
     )
 

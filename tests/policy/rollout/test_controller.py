@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from meshwright.errors import InputError
 from meshwright.policy.rollout import (
     PLACEMENTS,
+    TOO_OLD,
     Action,
     Arrangement,
     Controller,
@@ -35,7 +36,7 @@ def arrangements(draw: st.DrawFn) -> Arrangement:
         max_staleness=staleness,
         interrupt=draw(st.booleans()),
         order=draw(st.sampled_from(["asked", "ended"])),
-        too_old=draw(st.sampled_from(["again", "drop"])),
+        too_old=draw(st.sampled_from(TOO_OLD)),
         sync_every=draw(st.integers(1, staleness + 1)),
         running=draw(st.none() | st.integers(1, 7)),
     )
@@ -98,7 +99,9 @@ def test_no_group_is_trained_on_twice_and_none_too_old(terms: Arrangement, seed:
     if terms.order == "asked":
         assert run.controller.dropped == 0
         assert trained == list(range(terms.groups * terms.steps))
-    elif terms.too_old == "again":
+    if terms.too_old == "wait":
+        assert run.controller.dropped == 0
+    if terms.too_old != "drop":
         assert sorted(trained) == list(range(terms.groups * terms.steps))
 
 
@@ -166,7 +169,7 @@ def test_a_run_that_was_killed_goes_on_with_nothing_lost_or_done_twice(
     assert len(set(trained)) == len(trained)
     for one in steps:
         assert all(one.step - version <= terms.max_staleness for version in one.versions)
-    if terms.too_old == "again":
+    if terms.too_old != "drop":
         assert sorted(trained) == list(range(terms.groups * terms.steps))
 
 
@@ -179,7 +182,7 @@ def test_one_step_off_trains_on_what_the_weights_before_wrote() -> None:
 
 
 def test_long_groups_hold_nobody_up_where_steps_take_what_has_ended() -> None:
-    terms = arranged("asynchronous", groups=2, steps=6, max_staleness=1)
+    terms = arranged("asynchronous", groups=2, steps=6, max_staleness=1, too_old="again")
     controller = Controller(terms)
     long, *others = [one for one in controller.begin() if isinstance(one, Generate)]
     assert [one.group for one in others] == [1, 2, 3]
@@ -207,6 +210,25 @@ def test_long_groups_hold_nobody_up_where_steps_take_what_has_ended() -> None:
     assert synced == Sync(2)
     controller.end(Sync(2))
     assert controller.begin()[0] == Generate(0, 1, 2)
+
+
+def test_a_step_waits_for_what_the_next_could_not_take() -> None:
+    controller = Controller(arranged("asynchronous", groups=2, steps=6, max_staleness=1))
+    long, *others = [one for one in controller.begin() if isinstance(one, Generate)]
+    for one in others:
+        controller.end(one)
+    # The first step leaves it behind; the second is the last that it is not too old for.
+    assert controller.begin() == [Train(0, (1, 2), (0, 0))]
+    controller.end(Train(0, (1, 2), (0, 0)))
+    controller.begin()
+    controller.end(Sync(1))
+    for one in controller.begin():
+        assert isinstance(one, Generate)
+        controller.end(one)
+    assert controller.begin() == []
+    assert str(controller.waits[0]) == "the trainer waits: groups, for groups 0"
+    controller.end(long)
+    assert controller.begin() == [Train(1, (0, 3), (0, 0))]
 
 
 def test_every_wait_has_a_name_and_says_for_whom() -> None:

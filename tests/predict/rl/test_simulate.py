@@ -66,7 +66,9 @@ def test_engines_stand_still_while_weights_come_in() -> None:
 def test_groups_that_got_too_old_are_let_go_and_every_step_is_still_whole() -> None:
     # Steps take what has ended: with few, long groups some are overtaken again and again.
     long = rounds(prompts=2, samples=1, output=type(SKEWED)(median=400, sigma=1.6), longest=30000)
-    run = simulate(setup("asynchronous", max_staleness=1, rounds=long, measured=40))
+    run = simulate(
+        setup("asynchronous", max_staleness=1, rounds=long, measured=40, too_old="again")
+    )
     assert run.dropped
     assert len(run.steps) == run.setup.arrangement.steps
     assert all(len(one.staleness) == 2 for one in run.steps)

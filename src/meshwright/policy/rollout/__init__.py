@@ -16,11 +16,19 @@ from meshwright.policy.rollout.actions import (
     Train,
     Wait,
 )
-from meshwright.policy.rollout.arrangement import PLACEMENTS, Arrangement, Placement, arranged
+from meshwright.policy.rollout.arrangement import (
+    PLACEMENTS,
+    TOO_OLD,
+    Arrangement,
+    Placement,
+    TooOld,
+    arranged,
+)
 from meshwright.policy.rollout.controller import Controller, Ending, Progress
 
 __all__ = [
     "PLACEMENTS",
+    "TOO_OLD",
     "Action",
     "Arrangement",
     "Controller",
@@ -31,6 +39,7 @@ __all__ = [
     "Placement",
     "Progress",
     "Sync",
+    "TooOld",
     "Train",
     "Wait",
     "arranged",

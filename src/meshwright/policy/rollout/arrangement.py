@@ -7,7 +7,8 @@ import msgspec
 from meshwright.spec.bounds import Bounds
 
 Order = Literal["asked", "ended"]
-TooOld = Literal["again", "drop"]
+TooOld = Literal["wait", "again", "drop"]
+TOO_OLD: tuple[TooOld, ...] = get_args(TooOld)
 Placement = Literal["colocated", "disaggregated", "one-step-off", "asynchronous"]
 PLACEMENTS: tuple[Placement, ...] = get_args(Placement)
 
@@ -29,8 +30,10 @@ class Arrangement(msgspec.Struct, frozen=True, kw_only=True):
     order: Order = "asked"
     """Whether steps take groups as they were begun, so that none gets too old, or as they end, so
     that long ones hold nobody up."""
-    too_old: TooOld = "again"
-    """Whether the prompt of a group that got too old is answered anew, or given up."""
+    too_old: TooOld = "wait"
+    """Where steps take groups as they end: whether a step waits for those that would be too old for
+    the next, or lets them go, and then answers their prompts anew or gives them up. Only who waits
+    trains on long answers as often as they come."""
     sync_every: int = 1
     """Steps between two syncs."""
     running: int | None = None
@@ -43,7 +46,7 @@ class Arrangement(msgspec.Struct, frozen=True, kw_only=True):
         )
         bounds.count(0, max_staleness=self.max_staleness)
         bounds.one_of("order", self.order, get_args(Order))
-        bounds.one_of("too_old", self.too_old, get_args(TooOld))
+        bounds.one_of("too_old", self.too_old, TOO_OLD)
         if bounds.sound("max_staleness") and self.shared and self.max_staleness:
             what = "engines that take turns with the trainer generate nothing ahead"
             bounds.add("max_staleness", what, "use 0, or place them on GPUs of their own")
@@ -59,6 +62,7 @@ def arranged(
     groups: int,
     steps: int,
     max_staleness: int | None = None,
+    too_old: TooOld = "wait",
     running: int | None = None,
 ) -> Arrangement:
     """Return what a placement's name stands for.
@@ -84,5 +88,6 @@ def arranged(
         max_staleness=staleness,
         interrupt=streams,
         order="ended" if streams else "asked",
+        too_old=too_old,
         running=running,
     )

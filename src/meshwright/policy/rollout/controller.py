@@ -5,8 +5,9 @@ A driver begins every action that `begin` returns, and says with `end` that one 
     (max_staleness + version of the engines' weights + 1) · groups of a step
 
 groups are begun in all (the admission rule of AReaL, arXiv 2505.24298). Taken in the order they
-were begun, none is then too old when its step comes; taken as they end, those that fell too far
-behind are let go. With `max_staleness` 0 both are the synchronous loop, whatever takes how long.
+were begun, none is then too old when its step comes; taken as they end, a step waits for those
+that the next could not take, or they are let go. With `max_staleness` 0 all of these are the
+synchronous loop, whatever takes how long.
 """
 
 from collections import deque
@@ -135,7 +136,8 @@ class Controller:
             elif self._sync_is_due():
                 found.append(Wait("trainer", "drain", running))
             else:
-                found.append(Wait("trainer", "groups", running))
+                late = tuple(self._last_chances()) if self._has_enough() else ()
+                found.append(Wait("trainer", "groups", late or running))
         if not self._running:
             found.append(self._engines_wait())
         return tuple(found)
@@ -205,18 +207,30 @@ class Controller:
         groups, versions = (tuple(each[at] for each in asked) for at in (0, 2))
         return Train(self.trained, groups, versions)
 
+    def _has_enough(self) -> bool:
+        return len(self._ready) >= self.arrangement.groups
+
     def _batch(self) -> list[_Group] | None:
         """Return the groups of the next step; None while some are missing."""
         count = self.arrangement.groups
-        if len(self._ready) < count:
+        if not self._has_enough():
             return None
         if self.arrangement.order == "ended":
+            if self._last_chances():
+                return None
             # The oldest first: they cannot wait for another step as long.
             waiting = list(self._ready.values())
             return sorted(waiting, key=lambda one: one.asked.version)[:count]
         first = sorted([*self._ready.values(), *self._running.values()], key=lambda one: one.turn)
         batch = first[:count]
         return batch if all(one.asked.group in self._ready for one in batch) else None
+
+    def _last_chances(self) -> list[int]:
+        """Return the groups that run and that no step but the next can take, where it waits."""
+        if self.arrangement.too_old != "wait":
+            return []
+        last = self.trained - self.arrangement.max_staleness
+        return sorted(at for at, one in self._running.items() if one.asked.version <= last)
 
     def _generated(self, asked: Generate, ending: Ending) -> None:
         known = self._running.get(asked.group)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import msgspec
 
 from meshwright.errors import InputError, Problem
-from meshwright.policy.rollout import Arrangement, Placement, arranged
+from meshwright.policy.rollout import Arrangement, Placement, TooOld, arranged
 from meshwright.predict.serving.fleet import Copies
 from meshwright.spec.bounds import Bounds
 from meshwright.spec.cluster import Cluster
@@ -91,6 +91,8 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     rounds: Rounds = Rounds()
     max_staleness: int | None = None
     """Of `asynchronous`; the others have their own."""
+    too_old: TooOld = "wait"
+    """What becomes of groups that fall behind, where steps take what has ended."""
     measured: int = MEASURED
     """Steps that are measured, between those that fill the pipeline and those that drain it."""
 
@@ -112,8 +114,9 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     def arrangement(self) -> Arrangement:
         """What the controller goes by: enough steps to fill, measure and drain."""
         found = arranged(
-            self.placement, groups=self.rounds.prompts, steps=1, max_staleness=self.max_staleness
-        )
+            self.placement, groups=self.rounds.prompts, steps=1, too_old=self.too_old,
+            max_staleness=self.max_staleness,
+        )  # fmt: skip
         steps = self.measured + 2 * (found.max_staleness + 1)
         return msgspec.structs.replace(found, steps=steps)
 
