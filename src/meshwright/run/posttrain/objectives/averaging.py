@@ -68,5 +68,9 @@ def weights(
 
 
 def weighted_sum(losses: Tensor, weight: Tensor) -> Tensor:
-    """Return Σ weight · loss, leaving out what has no weight even where it is not a number."""
+    """Return Σ weight · loss, leaving out what has no weight even where it is not a number.
+
+    That mends the value alone: what goes into a loss must be clean (`Tokens.clean`), or gradients
+    of padding may be NaN. Policy losses see to it themselves.
+    """
     return (losses.masked_fill(weight == 0, 0) * weight).sum()

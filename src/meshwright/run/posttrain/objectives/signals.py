@@ -1,5 +1,6 @@
 """What a person needs to see of a step: sums that add up over microbatches and ranks, and words."""
 
+import math
 from dataclasses import dataclass, fields, replace
 from typing import Self
 
@@ -71,25 +72,26 @@ def policy_signals(
     those of tokens, `mismatch` the weights of `mismatch`.
     """
     mask = tokens.mask
-    if not bool(mask.any()):
+    if not mask.numel():
         return PolicySignals()
-    ratio = loss.ratio[mask]
     found = {
-        "clipped": loss.clipped[mask].sum(),
-        "ratio_min": ratio.min(),
-        "ratio_max": ratio.max(),
+        "clipped": (loss.clipped & mask).sum(),
+        "ratio_min": loss.ratio.masked_fill(~mask, math.inf).min(),
+        "ratio_max": loss.ratio.masked_fill(~mask, -math.inf).max(),
     }
     if old is not None and sampled is not None:
-        gap = (old - sampled)[mask].abs()
+        gap = tokens.clean(old - sampled).abs()
         found |= {"gap_total": gap.sum(), "gap_max": gap.max()}
     if divergence is not None:
-        found["divergence_total"] = divergence[mask].sum()
+        found["divergence_total"] = tokens.clean(divergence).sum()
     if entropy is not None:
-        found["entropy_total"] = entropy[mask].sum()
+        found["entropy_total"] = tokens.clean(entropy).sum()
     if mismatch is not None:
-        found["dropped"] = (mismatch[mask] == 0).sum()
+        found["dropped"] = ((mismatch == 0) & mask).sum()
     figures = torch.stack([each.detach().double() for each in (mask.sum(), *found.values())])
     count, *values = figures.tolist()
+    if not count:
+        return PolicySignals()
     named = dict(zip(found, values, strict=True))
     clipped, dropped = int(named.pop("clipped")), int(named.pop("dropped", 0.0))
     return PolicySignals(int(count), clipped, dropped=dropped, **named)
