@@ -1,5 +1,9 @@
 """What a plan of weights costs follows its bytes, its links and who sends."""
 
+import re
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from meshwright.errors import InputError
@@ -67,6 +71,16 @@ def test_fewer_bits_take_less_time() -> None:
     )
     assert narrow.moved_bytes == BYTES // 2 + 4 * ROWS
     assert narrow.send_s < 0.6 * wide.send_s
+
+
+def test_the_guide_runs() -> None:
+    page = Path(__file__).resolve().parents[2] / "docs" / "guide" / "posttrain-weights.md"
+    (block,) = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(compile(block, str(page), "exec"), names)
+    assert names["plan"].sent_bytes() == [33_554_432] * 4
+    assert names["plan"].slices[0].path == ("fp32", "bf16")
+    assert names["cost"].moved_bytes == 4 * 33_554_432
 
 
 def test_a_cluster_that_is_too_small_is_named() -> None:

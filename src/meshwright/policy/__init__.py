@@ -3,6 +3,7 @@
     collective  algorithms of collectives: which chunk goes from where to where
     pipeline    the order in which pipeline ranks run forwards, backwards and transfers
     rollout     when to generate with which weights, train and sync in reinforcement learning
+    transfer    which slice of which weight goes from a trainer's rank to an engine's
     queue       which job of a cluster runs when, and on which GPUs
 
 The trainer carries these values out; the predictor gives each step of them a duration.

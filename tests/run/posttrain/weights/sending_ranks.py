@@ -1,5 +1,6 @@
 """What real ranks do: some train, some serve, one may do both."""
 
+import os
 from pathlib import Path
 
 import torch.distributed as dist
@@ -7,7 +8,7 @@ import torch.distributed as dist
 from meshwright.policy.transfer import Fan, Parcel, Transfer
 from meshwright.run.nn.placed import Placed
 from meshwright.run.posttrain.weights import packing
-from meshwright.run.posttrain.weights.messages import Messages, VersionRefused, agree
+from meshwright.run.posttrain.weights.messages import BrokenOff, Messages, VersionRefused, agree
 from meshwright.run.posttrain.weights.shared_memory import Fetched, Posted
 from meshwright.run.posttrain.weights.tensors import Place, held
 from meshwright.spec.layout import Layout
@@ -69,6 +70,26 @@ def damaged(trainer: Layout, engine: Layout) -> tuple[str, list[str]]:
         said = str(error)
     if places is None:
         return said, []
+    return said, differing([places], [rank_served(DENSE, engine, number, seed=2, fp8=False)])
+
+
+def deserted(trainer: Layout, engine: Layout) -> tuple[str, list[str]]:
+    """Let the first source die before it sends; return what is said, and what has changed."""
+    seat, number = dist.get_rank(), dist.get_rank() - trainer.gpus
+    mine = rank_sources(DENSE, trainer, seat) if number < 0 else None
+    places = None if number < 0 else rank_served(DENSE, engine, number, seed=2, fp8=False)
+    messages = Messages(planned(mine, places), mine, places, patience_s=20)
+    if seat == 0:
+        os._exit(7)
+    said = ""
+    try:
+        messages.send(1)
+    except BrokenOff as error:
+        said = str(error)
+    if places is None:
+        return said, []
+    assert messages.arrivals is not None
+    assert messages.arrivals.version == 0
     return said, differing([places], [rank_served(DENSE, engine, number, seed=2, fp8=False)])
 
 

@@ -7,12 +7,12 @@ import pytest
 pytest.importorskip("torch", reason="runs gloo ranks")
 
 from meshwright.policy.transfer import Fan, plan_transfer
-from meshwright.run.parallel.collective.launch import launch
+from meshwright.run.parallel.collective.launch import launch, launch_all
 from meshwright.run.posttrain.weights.packing import DamagedWeights
 from meshwright.run.posttrain.weights.shared_memory import Fetched, NotPosted, Posted
 from meshwright.run.posttrain.weights.tensors import held
 from meshwright.spec.layout import Layout
-from tests.run.posttrain.weights.sending_ranks import damaged, sent, shared
+from tests.run.posttrain.weights.sending_ranks import damaged, deserted, sent, shared
 from tests.run.posttrain.weights.virtual_ranks import DENSE, differing, served, sources
 
 
@@ -42,6 +42,16 @@ def test_where_one_rank_gets_damage_nobody_takes_the_version() -> None:
     for said, _ in told[:3]:
         assert said == "version 1 was taken by nobody: ranks [3] did not get it whole"
     assert "checksum is wrong" in told[3][0]
+
+
+@pytest.mark.slow
+def test_where_a_source_dies_engines_keep_what_they_have() -> None:
+    outcomes = launch_all(3, deserted, Layout(pp=2), Layout(), timeout_s=60)
+    assert outcomes[0].exit_code == 7
+    assert outcomes[1].value[0].startswith("version 1 "), "who can send says so as well"
+    said, changed = outcomes[2].value
+    assert said.startswith("version 1 broke off between ranks [0, 1, 2]")
+    assert changed == []
 
 
 @pytest.mark.slow

@@ -116,7 +116,12 @@ class Messages:
         for turn in self._turns:
             self._turn(turn, version)
         why = self._refusal()
-        refused = [seat for seat, told in enumerate(_flags(bool(why), self._device)) if told]
+        try:
+            told = _flags(bool(why), self._device)
+        except RuntimeError as error:
+            what = f"version {version} has come, but not all ranks say so"
+            raise self._broken_off(what, error) from error
+        refused = [seat for seat, wrong in enumerate(told) if wrong]
         if refused:
             if self.arrivals is not None:
                 self.arrivals.drop()
@@ -156,11 +161,15 @@ class Messages:
             for work in works:
                 work.wait(self._patience)
         except RuntimeError as error:
-            if self.arrivals is not None:
-                self.arrivals.drop()
-            seats = tuple(sorted({seat for parcel in turn for seat in self._seats(parcel)}))
-            what = f"version {version} broke off between ranks {list(seats)}"
-            raise BrokenOff(f"{what}; look at the last words of each: {error}") from error
+            seats = sorted({seat for parcel in turn for seat in self._seats(parcel)})
+            what = f"version {version} broke off between ranks {seats}"
+            raise self._broken_off(what, error) from error
+
+    def _broken_off(self, what: str, error: RuntimeError) -> BrokenOff:
+        """Drop what has come; return what to raise."""
+        if self.arrivals is not None:
+            self.arrivals.drop()
+        return BrokenOff(f"{what}; look at the last words of each: {error}")
 
     def _bytes(self, parcel: Parcel, version: int, *, own: bool) -> Tensor:
         if not own:
