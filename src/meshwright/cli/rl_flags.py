@@ -91,6 +91,8 @@ def setup_data(setup: Setup) -> dict[str, Any]:
         "cluster": setup.cluster.name,
         "placement": setup.placement,
         "max_staleness": setup.arrangement.max_staleness,
+        "too_old": setup.too_old,
+        "running": setup.running,
         "engine": replica.engine.name,
         "engines": setup.engines.count,
         "engine_tp": replica.layout.tp,

@@ -64,6 +64,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="groups that fall behind: a step waits for them (default), they are begun again, or "
         "dropped",
     )  # fmt: skip
+    group.add_argument(
+        "--running", metavar="N", help="groups under way at most (default: as many as may be)"
+    )
     group.add_argument("--tp", metavar="N", default="1", help="GPUs of an engine (default: 1)")
     group.add_argument(
         "--steps", metavar="N", default=str(MEASURED), help=f"to measure (default: {MEASURED})"
@@ -111,6 +114,7 @@ def setup_of(args: argparse.Namespace) -> Setup:
         rounds=rounds,
         max_staleness=None if staleness is None else parse_count(staleness, "--max-staleness"),
         too_old=args.too_old,
+        running=None if args.running is None else parse_count(args.running, "--running"),
         measured=steps,
     )
 

@@ -222,9 +222,9 @@ def test_a_step_waits_for_what_the_next_could_not_take() -> None:
     controller.end(Train(0, (1, 2), (0, 0)))
     controller.begin()
     controller.end(Sync(1))
-    for one in controller.begin():
-        assert isinstance(one, Generate)
-        controller.end(one)
+    for action in controller.begin():
+        assert isinstance(action, Generate)
+        controller.end(action)
     assert controller.begin() == []
     assert str(controller.waits[0]) == "the trainer waits: groups, for groups 0"
     controller.end(long)

@@ -75,6 +75,14 @@ def test_groups_that_got_too_old_are_let_go_and_every_step_is_still_whole() -> N
     assert max(stale for one in run.steps for stale in one.staleness) == 1
 
 
+def test_fewer_groups_under_way_are_fresher() -> None:
+    slow = rounds(prompts=16, output=type(EVEN)(tokens=3000))
+    many = outcome_of(simulate(setup("asynchronous", max_staleness=4, rounds=slow)))
+    few = outcome_of(simulate(setup("asynchronous", max_staleness=4, rounds=slow, running=16)))
+    assert few.staleness < many.staleness
+    assert few.decoding < many.decoding
+
+
 def test_the_same_setup_gives_the_same_run() -> None:
     assert simulate(setup("asynchronous")).steps == simulate(setup("asynchronous")).steps
     other = simulate(setup("asynchronous", rounds=rounds(seed=1)))

@@ -93,6 +93,8 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     """Of `asynchronous`; the others have their own."""
     too_old: TooOld = "wait"
     """What becomes of groups that fall behind, where steps take what has ended."""
+    running: int | None = None
+    """Groups under way at most; None leaves it to the engines, where those that wait grow old."""
     measured: int = MEASURED
     """Steps that are measured, between those that fill the pipeline and those that drain it."""
 
@@ -114,9 +116,13 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     def arrangement(self) -> Arrangement:
         """What the controller goes by: enough steps to fill, measure and drain."""
         found = arranged(
-            self.placement, groups=self.rounds.prompts, steps=1, too_old=self.too_old,
+            self.placement,
+            groups=self.rounds.prompts,
+            steps=1,
             max_staleness=self.max_staleness,
-        )  # fmt: skip
+            too_old=self.too_old,
+            running=self.running,
+        )
         steps = self.measured + 2 * (found.max_staleness + 1)
         return msgspec.structs.replace(found, steps=steps)
 
