@@ -161,8 +161,8 @@ class Messages:
             for work in works:
                 work.wait(self._patience)
         except RuntimeError as error:
-            seats = sorted({seat for parcel in turn for seat in self._seats(parcel)})
-            what = f"version {version} broke off between ranks {seats}"
+            among = sorted({seat for parcel in turn for seat in self._seats(parcel)})
+            what = f"version {version} broke off between ranks {among}"
             raise self._broken_off(what, error) from error
 
     def _broken_off(self, what: str, error: RuntimeError) -> BrokenOff:
