@@ -19,14 +19,19 @@ from meshwright.run.posttrain.weights.tensors import of_decoder
 from meshwright.run.serve.asked import Sampling
 from meshwright.run.serve.engine.doing import HalfRenewed
 from meshwright.run.serve.llm import LLM
+from meshwright.spec.model import Model
+from meshwright.spec.model import decoder as model_of
 from tests.run.posttrain.weights.virtual_ranks import DENSE
 
 PROMPT = tuple(range(40))
 GREEDY = Sampling(temperature=0.0, max_tokens=8)
 
 
-def drawn(seed: int, dtype: torch.dtype = torch.float32) -> Decoder:
-    decoder = build(DENSE, device="meta", dtype=dtype)
+WIDE = model_of("wide", layers=2, hidden=128, heads=4, kv_heads=2, ffn=256, vocab=256)
+
+
+def drawn(seed: int, dtype: torch.dtype = torch.float32, model: Model = DENSE) -> Decoder:
+    decoder = build(model, device="meta", dtype=dtype)
     materialise(decoder, torch.device("cpu"), seed=seed)
     return decoder
 
@@ -92,6 +97,21 @@ def test_an_engine_with_half_a_version_answers_nobody() -> None:
         likely(llm)
     weights.update(1)
     assert likely(llm) != before
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_captured_graphs_answer_with_the_new_weights() -> None:
+    new = drawn(3, torch.bfloat16, WIDE).cuda()
+    llm, other = (LLM(WIDE, device="cuda", graphs=True, precision="bf16") for _ in range(2))
+    before = likely(llm)
+    EngineWeights([of_decoder(new)], llm.engine, llm.upkeep).update(1)
+    with torch.no_grad():
+        theirs = other.engine.runner.forward.decoder.parameters()
+        for mine, given in zip(theirs, new.parameters(), strict=True):
+            mine.copy_(given)
+    other.upkeep.sleep()
+    other.upkeep.wake()  # captures anew, with these weights
+    assert likely(llm) == likely(other) != before
 
 
 def test_an_engine_in_fp8_takes_what_a_trainer_has_in_fp32() -> None:
