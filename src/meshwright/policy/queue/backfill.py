@@ -91,8 +91,8 @@ class Reservation:
         return False
 
 
-class Easy:
-    """Jobs in order, with EASY backfill (Lifka 1995)."""
+class _Ordered:
+    """Jobs that wait in order, and when those that run are expected to end."""
 
     live = False
 
@@ -114,6 +114,10 @@ class Easy:
         """Expect a job no longer."""
         del now_s
         self.expected.remove(job)
+
+
+class Easy(_Ordered):
+    """Jobs in order, with EASY backfill (Lifka 1995)."""
 
     def decide(self, now_s: float, pool: Pool) -> Moves:
         """Start from the head as long as it fits, then whoever delays it not."""
@@ -196,31 +200,15 @@ class _Cursor:
             self.spot = self.lane.seek(spot, self.by_s - now_s)
 
 
-class Conservative:
+class Conservative(_Ordered):
     """Jobs in order, each with a reservation that later ones respect."""
-
-    live = False
 
     def __init__(
         self, order: Callable[[Standing], Any] = by_arrival, *, depth: int | None = 100
     ) -> None:
         """Queue by `order`; only the first `depth` are looked at each time."""
-        self.order, self.depth = order, depth
-        self.lanes, self.expected = Lanes(), Expected()
-
-    def __len__(self) -> int:
-        """Count the jobs that wait."""
-        return self.lanes.count
-
-    def arrives(self, job: Standing, now_s: float) -> None:
-        """Let a job wait."""
-        del now_s
-        self.lanes.add(self.order(job), job)
-
-    def ends(self, job: Standing, now_s: float) -> None:
-        """Expect a job no longer."""
-        del now_s
-        self.expected.remove(job)
+        super().__init__(order)
+        self.depth = depth
 
     def decide(self, now_s: float, pool: Pool) -> Moves:
         """Start from the head as long as it fits, then whoever delays nobody."""

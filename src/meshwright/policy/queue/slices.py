@@ -6,6 +6,7 @@ Scores are whole numbers up to 100, as those of Kubernetes' scheduler.
 """
 
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -50,16 +51,16 @@ def shape_of(ask: Ask) -> Shape:
     return Shape(part, count, ask.cpus, ask.memory, ask.kinds)
 
 
-class Scorer:
+class Scorer(ABC):
     """How good nodes are for a job, and which GPU of a node it gets."""
 
     def __init__(self, pool: "Slices") -> None:
         """Judge the nodes of a pool."""
         self.pool = pool
 
+    @abstractmethod
     def scores(self, shape: Shape, nodes: Ints) -> Ints:
         """Return a score from 0 to 100 for each of the nodes, all of which have room."""
-        raise NotImplementedError
 
     def gpu(self, shape: Shape, node: int) -> int:
         """Return the GPU that a part is taken of: the one with least to spare."""
