@@ -1,7 +1,5 @@
 """The page of a fleet's week, drawn by a real browser, in light and in dark."""
 
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -11,6 +9,7 @@ from meshwright.cli.fleet_screen import report_of
 from meshwright.observe.fleet.account import account
 from meshwright.observe.fleet.account.prices import read_prices
 from tests.observe.fleet.account.rows import DAY, HOUR, jobs, nodes
+from tests.real.drawn import drawn
 
 pytestmark = pytest.mark.real
 
@@ -36,24 +35,8 @@ def week(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def _drawn(page: Path, out: Path, *flags: str) -> dict[tuple[int, ...], int]:
-    """How many pixels of each colour a screenshot of 1280 by 2000 has."""
-    image = pytest.importorskip("PIL.Image")
-    browser = shutil.which("chromium") or shutil.which("chromium-browser")
-    if browser is None:
-        pytest.skip("needs Chromium to draw the page")
-    subprocess.run(
-        [browser, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
-         "--force-device-scale-factor=1", "--window-size=1280,2000", "--virtual-time-budget=2000",
-         f"--user-data-dir={out.parent / out.stem}", f"--screenshot={out}", *flags, page.as_uri()],
-        capture_output=True, timeout=90, check=True,
-    )  # fmt: skip
-    with image.open(out) as shot:
-        return {colour: count for count, colour in shot.convert("RGB").getcolors(1 << 24)}
-
-
 def test_hours_are_drawn_in_proportion(week: Path, tmp_path: Path) -> None:
-    colours = _drawn(week, tmp_path / "light.png")
+    colours = drawn(week, tmp_path / "light.png", 2000)
     # A quarter of all hours each works and is lost, half had no demand: a bar of 34 by 1,155 pixels
     # and seven days of 210 by 76 pixels or more.
     bar, days = 34 * 1155, 7 * 210 * 76
@@ -62,5 +45,5 @@ def test_hours_are_drawn_in_proportion(week: Path, tmp_path: Path) -> None:
 
 
 def test_a_dark_screen_gets_a_dark_page(week: Path, tmp_path: Path) -> None:
-    colours = _drawn(week, tmp_path / "dark.png", "--force-dark-mode")
+    colours = drawn(week, tmp_path / "dark.png", 2000, "--force-dark-mode")
     assert colours[15, 20, 26] > 1280 * 2000 / 2

@@ -1,12 +1,11 @@
 """The report of a real job, drawn by a real browser, in light and in dark."""
 
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from meshwright.cli.main import main
+from tests.real.drawn import drawn
 
 pytestmark = pytest.mark.real
 
@@ -23,25 +22,8 @@ def page(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def _drawn(page: Path, out: Path, *flags: str) -> dict[tuple[int, ...], int]:
-    """How many pixels of each colour a screenshot of 1280 by 2600 has."""
-    image = pytest.importorskip("PIL.Image")
-    browser = shutil.which("chromium") or shutil.which("chromium-browser")
-    if browser is None:
-        pytest.skip("needs Chromium to draw the report")
-    subprocess.run(
-        [browser, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
-         "--force-device-scale-factor=1", "--window-size=1280,2600", "--virtual-time-budget=3000",
-         f"--user-data-dir={out.parent / out.stem}", f"--screenshot={out}", *flags, page.as_uri()],
-        capture_output=True, timeout=90, check=True,
-    )  # fmt: skip
-    with image.open(out) as shot:
-        assert shot.size == (1280, 2600)
-        return {colour: count for count, colour in shot.convert("RGB").getcolors(1 << 24)}
-
-
 def test_bars_and_timeline_are_drawn_in_their_colours(page: Path, tmp_path: Path) -> None:
-    colours = _drawn(page, tmp_path / "light.png")
+    colours = drawn(page, tmp_path / "light.png", 2600)
     # The bars alone: 8 of about 16 by 930 pixels, 70 % compute and 20 % communication.
     assert colours[COMPUTE] > 8 * 16 * 930 * 0.5
     assert colours[COMMUNICATION] > 8 * 16 * 930 * 0.12
@@ -49,6 +31,6 @@ def test_bars_and_timeline_are_drawn_in_their_colours(page: Path, tmp_path: Path
 
 
 def test_a_dark_screen_gets_a_dark_page(page: Path, tmp_path: Path) -> None:
-    colours = _drawn(page, tmp_path / "dark.png", "--force-dark-mode")
+    colours = drawn(page, tmp_path / "dark.png", 2600, "--force-dark-mode")
     assert colours[15, 20, 26] > 1280 * 2600 / 2
     assert COMPUTE not in colours or colours[COMPUTE] < 1000
