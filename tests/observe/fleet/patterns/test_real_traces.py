@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from meshwright.observe.fleet.measures.robust import robust_scores
 from meshwright.observe.fleet.patterns import cases, fleet_of
-from meshwright.observe.fleet.patterns.robust import robust_scores
 from meshwright.observe.fleet.tables import TABLES
 
 pytestmark = pytest.mark.real

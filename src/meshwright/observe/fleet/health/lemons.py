@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from meshwright.observe.fleet.patterns.robust import discoveries, poisson_tail
+from meshwright.observe.fleet.measures.robust import discoveries, poisson_tail
 
 Place = tuple[str, str]
 """Cluster and node."""

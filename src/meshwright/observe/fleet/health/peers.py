@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from meshwright.observe.fleet.health.faults import COUNTED
-from meshwright.observe.fleet.patterns.robust import discoveries, poisson_tail, robust_scores
+from meshwright.observe.fleet.measures.robust import discoveries, poisson_tail, robust_scores
 from meshwright.observe.fleet.store import Store
 
 LOADED: Final = 0.5

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from meshwright.observe.fleet.measures.robust import group_medians
 from meshwright.observe.fleet.measures.windows import Floats, Whole
 
 
@@ -53,7 +54,7 @@ def pace(
         return Pace(names, nothing, nothing, np.zeros((0, 0)))
     edges = np.linspace(at.min(), at.max(), windows + 1)
     row = np.clip(np.searchsorted(edges, at, side="right") - 1, 0, windows - 1)
-    medians = _medians(row * len(names) + column, took, windows * len(names))
+    medians = group_medians(took, row * len(names) + column, windows * len(names))
     medians = medians.reshape(windows, len(names))
     with np.errstate(invalid="ignore", divide="ignore"):
         peers = np.array([np.nanmedian(line) if (~np.isnan(line)).any() else np.nan
@@ -83,16 +84,3 @@ def stragglers(found: Pace, *, slower: float = 1.1, changed: float = 1.1) -> tup
         )
         for row, column in zip(rows, columns, strict=True)
     )
-
-
-def _medians(group: Whole, value: Floats, groups: int) -> Floats:
-    """Return the median of each group; NaN where it has no value."""
-    order = np.lexsort((value, group))
-    sorted_value = value[order]
-    count = np.bincount(group, minlength=groups)
-    first = np.cumsum(count) - count
-    some = count > 0
-    low, high = first + (count - 1) // 2, first + count // 2
-    medians = np.full(groups, np.nan)
-    medians[some] = (sorted_value[low[some]] + sorted_value[high[some]]) / 2
-    return medians

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from meshwright.observe.fleet.measures.robust import group_medians
 from meshwright.observe.fleet.patterns.arrays import Floats
 from meshwright.observe.fleet.patterns.fleet import Fleet
 from meshwright.observe.fleet.patterns.lost import failures_per_gpu_hour, lost_work
 from meshwright.observe.fleet.patterns.registry import Hit, Pattern, bound, pattern
-from meshwright.observe.fleet.patterns.robust import group_medians
 from meshwright.observe.fleet.patterns.say import lasted, many_gpus, of_jobs, share
 from meshwright.predict.long_run import best_interval_s, time_shares
 from meshwright.predict.reliability import RELIABILITY

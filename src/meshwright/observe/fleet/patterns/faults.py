@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from meshwright.observe.fleet.measures.robust import discoveries, poisson_tail
 from meshwright.observe.fleet.patterns.arrays import Flags, Floats, Ints
 from meshwright.observe.fleet.patterns.fleet import Fleet
 from meshwright.observe.fleet.patterns.lost import (
@@ -14,7 +15,6 @@ from meshwright.observe.fleet.patterns.lost import (
     lost_work,
 )
 from meshwright.observe.fleet.patterns.registry import Hit, Pattern, bound, pattern
-from meshwright.observe.fleet.patterns.robust import discoveries, poisson_tail
 from meshwright.observe.fleet.patterns.say import lasted, some
 
 BEFORE_S = 3600.0

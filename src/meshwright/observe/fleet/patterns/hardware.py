@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from meshwright.observe.fleet.measures.robust import group_medians
 from meshwright.observe.fleet.patterns.arrays import Flags, Floats
 from meshwright.observe.fleet.patterns.fleet import Fleet
 from meshwright.observe.fleet.patterns.registry import Hit, Pattern, pattern
-from meshwright.observe.fleet.patterns.robust import group_medians
 from meshwright.observe.fleet.patterns.say import lasted, share, some
 
 FEWEST_ALIKE = 20

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from meshwright.observe.fleet.measures.robust import robust_scores
 from meshwright.observe.fleet.patterns.arrays import Floats, by_group, most_of
 from meshwright.observe.fleet.patterns.fleet import Fleet
 from meshwright.observe.fleet.patterns.registry import Hit, Pattern, pattern
-from meshwright.observe.fleet.patterns.robust import robust_scores
 from meshwright.observe.fleet.patterns.say import many_gpus, of_jobs, share
 
 BUSY = 0.9

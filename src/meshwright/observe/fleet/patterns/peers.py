@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from meshwright.observe.fleet.measures.robust import discoveries, group_medians, robust_scores
 from meshwright.observe.fleet.patterns.arrays import Flags, Floats, Ints
 from meshwright.observe.fleet.patterns.fleet import Fleet
 from meshwright.observe.fleet.patterns.hardware import (
@@ -18,7 +19,6 @@ from meshwright.observe.fleet.patterns.hardware import (
     usual_clock,
 )
 from meshwright.observe.fleet.patterns.registry import Hit, Pattern, bound, pattern
-from meshwright.observe.fleet.patterns.robust import discoveries, group_medians, robust_scores
 from meshwright.observe.fleet.patterns.say import hours, many_gpus, share, some
 
 FEWEST = 4

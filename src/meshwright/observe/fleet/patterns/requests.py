@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from meshwright.observe.fleet.measures.robust import group_medians
 from meshwright.observe.fleet.patterns.arrays import Floats, by_group, groups_of
 from meshwright.observe.fleet.patterns.fleet import Fleet
 from meshwright.observe.fleet.patterns.registry import Hit, Pattern, bound, pattern
-from meshwright.observe.fleet.patterns.robust import group_medians
 from meshwright.observe.fleet.patterns.say import gib, lasted, of_jobs, share
 
 FEWEST_JOBS = 5

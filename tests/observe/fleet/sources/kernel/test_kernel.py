@@ -1,5 +1,6 @@
 """Kernel logs: each way a line is printed, each fault that is told, real files."""
 
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -131,7 +132,9 @@ def test_what_is_no_fault(text: str) -> None:
 )
 def test_nonsense_is_no_error(text: str, head: str) -> None:
     line = read_line(head + text, Clock(written_s=NOON, boot_s=0.0))
-    said(line.text if line else head + text)
+    fault = said(line.text if line else head + text)
+    assert line is None or line.time_s is None or math.isfinite(line.time_s)
+    assert fault is None or (fault.kind and fault.text in head + text)
 
 
 def test_addresses_are_told_alike() -> None:

@@ -3,8 +3,12 @@
 import math
 
 import numpy as np
+import numpy.typing as npt
 
-from meshwright.observe.fleet.patterns.arrays import Flags, Floats, Ints
+from meshwright.observe.fleet.measures.windows import Floats
+from meshwright.observe.fleet.measures.windows import Whole as Ints
+
+Flags = npt.NDArray[np.bool_]
 
 _NORMAL = 1.4826
 """The median distance from the median of normal noise, times this, is its standard deviation."""

@@ -3,6 +3,12 @@
 import numpy as np
 import pytest
 
+from meshwright.observe.fleet.measures.robust import (
+    discoveries,
+    group_medians,
+    poisson_tail,
+    robust_scores,
+)
 from meshwright.observe.fleet.patterns.arrays import (
     mean_where,
     slice_most,
@@ -11,12 +17,6 @@ from meshwright.observe.fleet.patterns.arrays import (
     words,
 )
 from meshwright.observe.fleet.patterns.changes import last_change
-from meshwright.observe.fleet.patterns.robust import (
-    discoveries,
-    group_medians,
-    poisson_tail,
-    robust_scores,
-)
 
 
 def test_medians_of_groups_are_those_of_numpy() -> None:
