@@ -17,6 +17,10 @@ import torch
 from torch import Tensor
 
 
+_SCORES = 1 << 22
+"""Scores that are held at a time, where rows are computed together."""
+
+
 class Shaping(NamedTuple):
     """What becomes of scores."""
 
@@ -68,14 +72,21 @@ def plain_paged_prefill(
     """Attend with each row's queries, the last of its keys; zeros where no row has a query."""
     out = torch.zeros(*q_NHE.shape[:2], v_cache.shape[-1], dtype=q_NHE.dtype, device=q_NHE.device)
     starts = starts_R1.tolist()
+    # Rows of the same shape at a time: short prompts would cost more calls than products.
+    alike: dict[tuple[int, int], list[int]] = {}
     for row, length in enumerate(lengths_R.tolist()):
-        begin, end = starts[row], starts[row + 1]
-        if begin == end:
+        alike.setdefault((starts[row + 1] - starts[row], length), []).append(row)
+    for (many, length), rows in alike.items():
+        if not many:
             continue
-        k, v = (_gathered(cache, tables_RB[row, None], length) for cache in (k_cache, v_cache))
-        places = torch.arange(length - (end - begin), length, device=q_NHE.device)[None]
-        q = q_NHE[None, begin:end]
-        out[begin:end] = plain_attend(q, k, v, places, shaping, k_scale, v_scale)[0]
+        most = max(1, _SCORES // (q_NHE.shape[1] * many * length))
+        places_T = torch.arange(length - many, length, device=q_NHE.device)
+        for first in range(0, len(rows), most):
+            rows_R = torch.tensor(rows[first : first + most], device=q_NHE.device)
+            lie_RT = starts_R1[rows_R].long()[:, None] + torch.arange(many, device=q_NHE.device)
+            k, v = (_gathered(cache, tables_RB[rows_R], length) for cache in (k_cache, v_cache))
+            places_RT = places_T.expand(len(rows_R), -1)
+            out[lie_RT] = plain_attend(q_NHE[lie_RT], k, v, places_RT, shaping, k_scale, v_scale)
     return out
 
 
