@@ -58,6 +58,21 @@ def test_without_a_source_it_says_what_is_held(
     assert "40 rows" in printed
 
 
+def test_a_reading_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
+    (tmp_path / "jobs.csv").write_text("job,attempt,gpus\n1,0,many\n")
+    before = sorted(tmp_path.rglob("*"))
+    assert read(tmp_path / "a" / "store", str(tmp_path / "jobs.csv"), "--cluster", "east") == 2
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_store_that_cannot_be_made_is_told_before_anything_is_read(
+    files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a").write_text("a file")
+    assert read(tmp_path / "a" / "store", str(files), "--cluster", "east") == 2
+    assert f"{tmp_path / 'a'} is a file" in capsys.readouterr().err
+
+
 def test_it_goes_on_reading_and_tells_what_fails(
     files: Path,
     tmp_path: Path,

@@ -154,11 +154,11 @@ def test_a_large_file_is_not_written_again_for_small_ones(store: Store) -> None:
     assert store.table("samples").num_rows == 4 * (60 + 2 * store_module.MOST_PARTS)
 
 
-def test_writers_wait_for_each_other_and_readers_see_whole_steps(store: Store) -> None:
-    seen: set[int] = set()
+def test_writers_wait_for_each_other_and_readers_see_whole_steps(tmp_path: Path) -> None:
+    folder, seen = tmp_path / "store", set[int]()
 
     def write(offset: int) -> None:
-        with Store(store.folder) as mine:
+        with Store(folder, create=True) as mine:
             for step in range(offset, 24, 2):
                 mine.put("samples", samples(step, 2))
                 seen.add(mine.table("samples").num_rows % 4)
@@ -168,8 +168,9 @@ def test_writers_wait_for_each_other_and_readers_see_whole_steps(store: Store) -
         writer.start()
     for writer in writers:
         writer.join(timeout=60)
-    assert store.table("samples").num_rows == 25 * 4
-    assert pc.sum(store.table("windows")["count"]).as_py() == 25 * 4
+    with Store(folder) as store:
+        assert store.table("samples").num_rows == 25 * 4
+        assert pc.sum(store.table("windows")["count"]).as_py() == 25 * 4
     assert seen == {0}
 
 

@@ -44,29 +44,26 @@ class Catalog:
 
     def __init__(self, folder: Path, *, create: bool) -> None:
         self.folder = folder
-        path = folder / "catalog.sqlite"
-        if create:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            # SQLite gives its journals the mode of this file.
-            os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
-        elif not path.is_file():
+        self._path = folder / "catalog.sqlite"
+        # One that is yet to be made is made with its first row: who fails before leaves nothing.
+        self._to_be_made = create and not self._path.is_file()
+        if self._to_be_made:
+            _require_room(folder)
+            self._link = _connected(":memory:")
+        elif self._path.is_file():
+            self._link = _connected(self._path)
+        else:
             fix = "mw fleet ingest makes one, or name another with --store"
             raise InputError([Problem(str(folder), "there is no fleet store here", fix)])
-        self._path = path
-        # The one `with` block of `_changing` is a transaction; else SQLite commits each statement.
-        self._link = sqlite3.connect(path, timeout=60, isolation_level=None)
-        try:
-            version = self._link.execute("PRAGMA user_version").fetchone()[0]
-        except sqlite3.DatabaseError as error:
-            what, fix = f"is no catalog of a store: {error}", "name another folder with --store"
-            raise InputError([Problem(str(path), what, fix)]) from None
-        if version not in (0, FORMAT):
-            what = f"has format {version}; this version reads {FORMAT}"
-            fix = "use the version that made it, or ingest again into another folder"
-            raise InputError([Problem(str(path), what, fix)])
-        if version == 0:
-            self._link.executescript(_SCHEMA)
-            self._link.execute(f"PRAGMA user_version = {FORMAT}")
+
+    def _made(self) -> None:
+        if self._to_be_made:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            # SQLite gives its journals the mode of this file.
+            os.close(os.open(self._path, os.O_CREAT | os.O_RDWR, 0o600))
+            self._link.close()
+            self._link = _connected(self._path)
+            self._to_be_made = False
 
     def close(self) -> None:
         """Let go of the file."""
@@ -75,6 +72,7 @@ class Catalog:
     @contextmanager
     def writer(self) -> Iterator[None]:
         """Be the only one who writes; whoever else wants to waits. A killed process lets go."""
+        self._made()
         handle = os.open(self.folder / "lock", os.O_CREAT | os.O_RDWR, 0o600)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX)
@@ -182,6 +180,7 @@ class Catalog:
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
+        self._made()
         self._link.execute("BEGIN IMMEDIATE")
         try:
             yield
@@ -189,3 +188,33 @@ class Catalog:
             self._link.execute("ROLLBACK")
             raise
         self._link.execute("COMMIT")
+
+
+def _require_room(folder: Path) -> None:
+    """Say that a folder can be made, before hours are spent on reading what is to lie there."""
+    nearest = next(path for path in (folder, *folder.parents) if path.exists())
+    fix = "name another folder with --store"
+    if not nearest.is_dir():
+        raise InputError([Problem(str(folder), f"no store fits here: {nearest} is a file", fix)])
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        what = f"no store can be made here: {nearest} may not be written"
+        raise InputError([Problem(str(folder), what, fix)])
+
+
+def _connected(path: Path | str) -> sqlite3.Connection:
+    """Open a catalog, an empty one where there is none."""
+    # The one `with` block of `_changing` is a transaction; else SQLite commits each statement.
+    link = sqlite3.connect(path, timeout=60, isolation_level=None)
+    try:
+        version = link.execute("PRAGMA user_version").fetchone()[0]
+    except sqlite3.DatabaseError as error:
+        what, fix = f"is no catalog of a store: {error}", "name another folder with --store"
+        raise InputError([Problem(str(path), what, fix)]) from None
+    if version not in (0, FORMAT):
+        what = f"has format {version}; this version reads {FORMAT}"
+        fix = "use the version that made it, or ingest again into another folder"
+        raise InputError([Problem(str(path), what, fix)])
+    if version == 0:
+        link.executescript(_SCHEMA)
+        link.execute(f"PRAGMA user_version = {FORMAT}")
+    return link
