@@ -16,7 +16,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-
 _SCORES = 1 << 22
 """Scores that are held at a time, where rows are computed together."""
 
