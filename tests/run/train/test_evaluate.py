@@ -50,7 +50,8 @@ class OneOfSeveral:
     """A replica that others run beside; it notes its own sums."""
 
     def __init__(self, step: TrainStep, replica: tuple[int, int]) -> None:
-        self.decoder, self.evaluate, self.replica = step.decoder, step.evaluate, replica
+        self.evaluate, self.replica = step.evaluate, replica
+        self.count, self.evaluating = step.count, step.evaluating
         self.sums = torch.zeros(2, dtype=torch.float64)
 
     def total(self, nats: torch.Tensor, tokens: int) -> torch.Tensor:

@@ -4,12 +4,12 @@ Data-parallel replicas take turns with its batches; the figure is the same whate
 """
 
 import math
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from meshwright.run.nn.decoder import Decoder
 from meshwright.run.train.data.batch import Batch
 from meshwright.run.train.data.batches import Batches
 
@@ -18,15 +18,17 @@ class Evaluates(Protocol):
     """Knows what a batch costs."""
 
     @property
-    def decoder(self) -> Decoder:
-        """The model, or the part of it that is here."""
-
-    @property
     def replica(self) -> tuple[int, int]:
         """Which replica this is, of how many that run at the same time."""
 
     def evaluate(self, batch: Batch) -> Tensor:
-        """Return this rank's share of the summed cross-entropy of a batch, in nats."""
+        """Return this rank's share of the summed loss of a batch: cross-entropy in nats, mostly."""
+
+    def count(self, batch: Batch) -> int:
+        """Return what the loss of a batch is divided by: its trained tokens, mostly."""
+
+    def evaluating(self) -> AbstractContextManager[None]:
+        """Evaluate within, without training."""
 
     def total(self, nats: Tensor, tokens: int) -> Tensor:
         """Add up shares over all ranks and tokens over replicas; return both sums, float64."""
@@ -36,16 +38,14 @@ class Evaluates(Protocol):
 def held_out_loss(
     step: Evaluates, batches: Batches, *, sequences: int, device: torch.device
 ) -> float:
-    """Return the mean cross-entropy of a token over the first held-out sequences, in nats.
+    """Return the mean loss over the first held-out sequences: of a token in nats, mostly.
 
     They are no more than the text has, and the same whatever the size of a batch.
     """
     count, each = min(sequences, batches.sequences), batches.shape.batch
     index, replicas = step.replica
     nats, tokens = torch.zeros((), dtype=torch.float64, device=device), 0
-    was_training = step.decoder.training
-    step.decoder.eval()
-    try:
+    with step.evaluating():
         for turn in range(0, -(-count // each), replicas):
             # In the last turn some may have none left. They run another's, as replicas may share
             # experts and have to meet, and it does not count.
@@ -56,8 +56,6 @@ def held_out_loss(
             found = step.evaluate(batch.to(device))
             if counts:
                 nats += found
-                tokens += batch.targets
-    finally:
-        step.decoder.train(was_training)
+                tokens += step.count(batch)
     sums = step.total(nats, tokens)
     return float(sums[0] / sums[1]) if sums[1] else math.nan

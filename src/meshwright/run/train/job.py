@@ -6,7 +6,7 @@ part of the trainer that reads it, and has its settings there.
 """
 
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -141,6 +141,10 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         """Return what can run and is hardly meant."""
         factor = self.experts.capacity_factor
         return tuple(remarks_of(self.model, self.workload, self.optimizer, capacity_factor=factor))
+
+    def kept(self) -> dict[str, Any]:
+        """Return what more of a job of some kind may not change while its run goes on."""
+        return {}
 
     def options(self) -> Options:
         """Return what the model's description leaves open, as its modules take it."""

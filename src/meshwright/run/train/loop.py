@@ -17,7 +17,6 @@ import torch
 from meshwright.errors import InputError, Problem
 from meshwright.run.parallel.launch.environment import world_of
 from meshwright.run.parallel.mesh import Mesh
-from meshwright.run.train.data.sources import source_problems
 from meshwright.run.train.job import Job
 from meshwright.run.train.joining import joined
 from meshwright.run.train.outcome import Outcome, outcome_of
@@ -37,6 +36,7 @@ from meshwright.run.train.run_folder import (
 from meshwright.run.train.run_state import layout_change
 from meshwright.run.train.sitting import Sitting
 from meshwright.run.train.stopping import Asked, asked_to_stop, quiet_collector
+from meshwright.run.train.task import Task, TextTask
 from meshwright.run.train.trainer import Trainer
 from meshwright.spec.read import plain
 
@@ -52,13 +52,16 @@ def train(
     until: int | None = None,
     fresh: bool = False,
     environment: Mapping[str, str] = os.environ,
+    task: Task | None = None,
 ) -> Outcome:
     """Train a job in its folder, from its newest checkpoint where there is one.
 
     `until` ends this sitting when so many steps of the run are done. `fresh` begins anew: an
-    earlier run is moved aside, once nothing is left that could keep this one from running.
+    earlier run is moved aside, once nothing is left that could keep this one from running. `task`
+    says what is trained on what; None trains all weights on text.
     """
-    problems = [*job.check(), *_problems(job, profile, until)]
+    task = TextTask() if task is None else task
+    problems = [*job.check(), *_problems(job, profile, until), *task.problems(job)]
     speaks = world_of(environment).rank == 0
     with ExitStack() as held:
         if speaks:  # before ranks meet: those that have met wait for whoever ends
@@ -73,7 +76,7 @@ def train(
             warnings.warn(f"moved the earlier run to {aside}", stacklevel=2)
         if fresh and mesh is not None:
             _wait_for_all(mesh)
-        trainer = Trainer(job, folder, mesh)
+        trainer = Trainer(job, folder, mesh, task=task)
         try:
             return _sit(trainer, profile, until)
         finally:
@@ -92,7 +95,7 @@ def _problems(job: Job, profile: ChosenSteps | None, until: int | None) -> list[
     if profile is not None and profile.first > job.workload.steps:
         what = f"the run has {job.workload.steps:,} steps, and none from {profile.first:,} on"
         found.append(Problem("profile", what, "choose earlier ones"))
-    return [*found, *source_problems(job.data)]
+    return found
 
 
 def _sit(trainer: Trainer, profile: ChosenSteps | None, until: int | None) -> Outcome:
@@ -211,3 +214,5 @@ def _end(sitting: Sitting) -> None:
         _evaluate(sitting)
     if not trainer.saved:
         _save(sitting)
+    if trainer.finished and trainer.first:
+        trainer.learner.ended(trainer.folder)

@@ -1,12 +1,12 @@
 """The state of a run, of one device or of several, each tensor with its place in the whole."""
 
 import math
+from collections.abc import Mapping
 
 from torch import Tensor
 
 from meshwright.errors import InputError, Problem
 from meshwright.run.kernels.block_codes import BLOCK_ELEMENTS
-from meshwright.run.nn.decoder import Decoder
 from meshwright.run.nn.holding import Holding
 from meshwright.run.nn.placed import BlockScales, Placed
 from meshwright.run.parallel.sync import Sync
@@ -54,11 +54,9 @@ def _require_own_blocks(name: str, holding: Holding) -> None:
         raise InputError([Problem("layout.moment_precision", what, fix)])
 
 
-def whole_state(decoder: Decoder, optimizer: Optimizer) -> dict[str, State]:
-    """Return the same of a run on one device."""
-    found: dict[str, State] = {
-        f"model.{name}": value for name, value in decoder.state_dict().items()
-    }
+def whole_state(learnt: Mapping[str, Tensor], optimizer: Optimizer) -> dict[str, State]:
+    """Return the same of a run on one device, from what its learner has."""
+    found: dict[str, State] = dict(learnt)
     for key, value in optimizer.state_dict().items():
         kind, _, name = key.partition(".")
         if name and kind.endswith(_SCALE):

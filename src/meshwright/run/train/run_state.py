@@ -55,7 +55,7 @@ def kept_of(job: Job) -> dict[str, Any]:
     }
     if job.layout.precision in WEIGHT_FORMATS:
         kept["layout"]["precision"] = job.layout.precision
-    return kept
+    return kept | job.kept()
 
 
 def changes(job: Job, state: RunState) -> list[Problem]:

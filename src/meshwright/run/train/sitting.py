@@ -22,6 +22,9 @@ from meshwright.run.train.step import Losses, TrainStep
 from meshwright.run.train.trainer import Trainer
 from meshwright.spec.model import flops_per_token
 
+_SEEN = "seen."
+"""What figures of the learner are called on their way from the device."""
+
 AVERAGED = 20
 """Steps whose mean loss a sitting tells."""
 
@@ -159,7 +162,7 @@ class Sitting:
         return mesh.recorder.waited_s
 
     def _figures(self, losses: Losses, norm: Tensor) -> Readback:
-        auxiliary = losses.auxiliary / losses.tokens
+        auxiliary = losses.auxiliary / losses.count
         scalars = {"loss": losses.mean, "auxiliary_loss": auxiliary, "gradient_norm": norm}
         if not isinstance(losses.tokens, int):
             scalars["tokens"] = losses.tokens
@@ -167,6 +170,7 @@ class Sitting:
             scalars["stop"] = losses.stop
         if losses.dropped is not None and self.trainer.job.experts.capacity_factor is not None:
             scalars["dropped_share"] = losses.dropped[0] / losses.dropped[1].clamp(min=1)
+        scalars |= {f"{_SEEN}{name}": value for name, value in losses.figures.items()}
         scale = self.trainer.optimizer.loss_scale
         return Readback(scalars if scale is None else scalars | {"loss_scale": scale.scale})
 
@@ -233,6 +237,8 @@ class Sitting:
         for name in ("dropped_share", "loss_scale"):
             if name in figures:
                 row[name] = figures[name]
+        seen = (name for name in figures if name.startswith(_SEEN))
+        row |= {name.removeprefix(_SEEN): figures[name] for name in seen}
         if trainer.guard.state.skipped:
             row["skipped_steps"] = float(trainer.guard.state.skipped)
         if trainer.device.type == "cuda":
@@ -262,9 +268,12 @@ class Sitting:
             device=trainer.device,
         )
         figures = {"held_out_loss": measure()}
+        seen = trainer.learner.figures()
+        figures |= {f"held_out_{name}": float(value) for name, value in seen.items()}
         if trainer.optimizer.average is not None:
             with trainer.step.averaged(trainer.optimizer.average):
                 figures["held_out_loss_average"] = measure()
+            trainer.learner.figures()
         self.held_out = figures["held_out_loss"]
         return figures
 

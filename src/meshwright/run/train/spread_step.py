@@ -176,6 +176,20 @@ class SpreadStep:
         # Ranks that share the work on the same tokens have the same loss.
         return nats / self.spread.mesh.layout.tp
 
+    def count(self, batch: Batch) -> int:
+        """Return the trained tokens of a batch."""
+        return batch.targets
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Let nothing be counted as trained."""
+        was_training = self.decoder.training
+        self.decoder.eval()
+        try:
+            yield
+        finally:
+            self.decoder.train(was_training)
+
     def total(self, nats: Tensor, tokens: int) -> Tensor:
         """Return what was evaluated on all ranks: nats and tokens, which each replica counts."""
         mesh = self.spread.mesh

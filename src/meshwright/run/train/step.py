@@ -5,7 +5,7 @@ not finite leaves the weights alone on the device itself. A loss is divided by t
 that are trained in the whole step, so microbatches of unequal padding weigh as one batch would.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -23,6 +23,7 @@ from meshwright.run.nn.linear import use_products
 from meshwright.run.nn.recompute import use_recompute
 from meshwright.run.train.data.batch import Batch
 from meshwright.run.train.graph import GraphedBackward
+from meshwright.run.train.learner import Learner, NextToken
 from meshwright.run.train.optimizer.average import WeightAverage
 from meshwright.run.train.optimizer.optimizer import Optimizer, StepReport
 from meshwright.spec.layout import Layout
@@ -36,7 +37,7 @@ class Losses(NamedTuple):
     """What the tokens of one step cost, still on the device."""
 
     nats: Tensor
-    """Cross-entropy of the trained tokens, summed."""
+    """Cross-entropy of the trained tokens, or whatever else is minimised, summed."""
     auxiliary: Tensor
     """What training adds to it, summed."""
     tokens: int | Tensor
@@ -45,11 +46,20 @@ class Losses(NamedTuple):
     """How many ranks were asked to stop; None where there is one."""
     dropped: Tensor | None = None
     """Choices of tokens that experts had no room for, and all; noughts without a limit."""
+    over: int | None = None
+    """What the loss is a mean over, where that is not tokens: pairs of answers, say."""
+    figures: Mapping[str, Tensor] = {}
+    """What the learner saw of the step besides."""
+
+    @property
+    def count(self) -> int | Tensor:
+        """What sums are divided by."""
+        return self.tokens if self.over is None else self.over
 
     @property
     def mean(self) -> Tensor:
-        """Mean cross-entropy of a trained token, in nats."""
-        return self.nats / self.tokens
+        """Mean loss: of a trained token in nats, mostly."""
+        return self.nats / self.count
 
 
 class StepFigures(NamedTuple):
@@ -105,13 +115,16 @@ class TrainStep:
         microbatch: int,
         balance_rate: float = 0.0,
         graph: bool = False,
+        learner: Learner | None = None,
     ) -> None:
         """Make the steps of a decoder.
 
         `balance_rate` moves the bias that balances experts without a loss, after each step;
-        `graph` replays microbatches of one shape from a CUDA graph (see `choose_graph`).
+        `graph` replays microbatches of one shape from a CUDA graph (see `choose_graph`). `learner`
+        says what is minimised; None is the next token.
         """
         self.decoder, self.optimizer = decoder, optimizer
+        self.learner: Learner = NextToken(decoder) if learner is None else learner
         self.microbatch, self.balance_rate = microbatch, balance_rate
         self._several: bool | None = None
         self._graphed: GraphedBackward | None = None
@@ -125,20 +138,23 @@ class TrainStep:
 
     def gradients(self, batch: Batch) -> Losses:
         """Run every microbatch forward and backward; gradients of their mean loss are left."""
-        tokens = max(1, batch.targets)
+        self.learner.begin(batch)
+        count = max(1, self.learner.count(batch))
         parts = batch.split(self.microbatch)
         if self._several != (len(parts) > 1):
             self._several = len(parts) > 1
             keep_fp8_weights(self.decoder, self._several)
         if self._graphed is not None:
-            losses = self._graphed(parts, 1 / tokens)
+            losses = self._graphed(parts, 1 / count)
         else:
-            losses = [self._backward(part, 1 / tokens) for part in parts]
+            losses = [self._backward(part, 1 / count) for part in parts]
         return Losses(
             _sum([loss.nats_sum.detach() for loss in losses]),
             _sum([loss.auxiliary.detach() for loss in losses]),
-            tokens,
+            max(1, batch.targets),
             dropped=dropped_choices(self.decoder, losses[0].nats_sum.device),
+            over=count,
+            figures=self.learner.figures(),
         )
 
     def norm(self) -> GradientNorm:
@@ -160,8 +176,23 @@ class TrainStep:
 
     @torch.no_grad()
     def evaluate(self, batch: Batch) -> Tensor:
-        """Return the summed cross-entropy of a batch, in nats."""
-        return self._loss(batch).nats_sum
+        """Return the summed loss of a batch: its cross-entropy in nats, mostly."""
+        self.learner.begin(batch)
+        return self.learner.loss(batch).nats_sum
+
+    def count(self, batch: Batch) -> int:
+        """Return what that is divided by."""
+        return self.learner.count(batch)
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Let nothing be left out by chance, and nothing be counted as trained."""
+        was_training = self.decoder.training
+        self.learner.train(False)
+        try:
+            yield
+        finally:
+            self.learner.train(was_training)
 
     @staticmethod
     def total(nats: Tensor, tokens: int) -> Tensor:
@@ -185,21 +216,13 @@ class TrainStep:
 
     def _backward(self, part: Batch, share: float | Tensor) -> Loss:
         with record_function("forward"):
-            loss = self._loss(part)
+            loss = self.learner.loss(part)
             mean = loss.total * share
             if self.optimizer.loss_scale is not None:
                 mean = mean * self.optimizer.loss_scale.scale
         with record_function("backward"):
             mean.backward()  # type: ignore[no-untyped-call]
         return loss
-
-    def _loss(self, part: Batch) -> Loss:
-        return self.decoder.loss(
-            part.tokens_BT,
-            part.labels_BT,
-            positions=part.positions_BT,
-            documents=part.documents,
-        )
 
 
 def _sum(parts: list[Tensor]) -> Tensor:

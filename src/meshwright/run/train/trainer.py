@@ -5,19 +5,19 @@ number of steps done: the data is a function of the step, and so is the learning
 """
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
+from torch import nn
 from torch.nn.utils import get_total_norm
 
 from meshwright.errors import DamagedFile, InputError, MissingPart, Problem
 from meshwright.run.kernels.products import fastest_products
 from meshwright.run.nn.build import build
 from meshwright.run.nn.decoder import Decoder
-from meshwright.run.nn.huggingface import load
 from meshwright.run.nn.linear import Linear
 from meshwright.run.parallel.matrices import WholeMatrices
 from meshwright.run.parallel.mesh import Mesh
@@ -26,8 +26,6 @@ from meshwright.run.parallel.sync import Sync, make_sync
 from meshwright.run.train.checkpoint import CheckpointFailed, Checkpoints, Staged
 from meshwright.run.train.checkpoint.folder import read_record
 from meshwright.run.train.checkpoint.record import decode_extra
-from meshwright.run.train.data.batches import Batches
-from meshwright.run.train.data.opening import open_data
 from meshwright.run.train.graph import choose_graph
 from meshwright.run.train.guards import Guard, TrainingStopped
 from meshwright.run.train.job import Job
@@ -37,7 +35,7 @@ from meshwright.run.train.placed_state import State, placed_state, whole_state
 from meshwright.run.train.run_state import BEGIN_ANEW, RunState, changes, kept_of, state_of
 from meshwright.run.train.spread_step import SpreadStep, make_spread
 from meshwright.run.train.step import TrainStep, make_decoder
-from meshwright.spec.workload import Training
+from meshwright.run.train.task import Task, TextTask
 
 MOST_FAILED_SAVES = 3
 """Saves that fail in a row before a run ends: a full disk may be a matter of minutes."""
@@ -46,12 +44,16 @@ MOST_FAILED_SAVES = 3
 class Trainer:
     """A run's decoder, optimizer, data, guard and checkpoints."""
 
-    def __init__(self, job: Job, folder: Path, mesh: Mesh | None = None) -> None:
+    def __init__(
+        self, job: Job, folder: Path, mesh: Mesh | None = None, *, task: Task | None = None
+    ) -> None:
         """Put a run together; nothing of an earlier one is loaded yet.
 
-        With a `mesh` this is one rank of several that train together.
+        With a `mesh` this is one rank of several that train together. `task` says what is trained
+        on what; None trains all weights on text.
         """
         self.job, self.folder, self.mesh = job, folder, mesh
+        self.task: Task = TextTask() if task is None else task
         for remark in job.remarks() if self.first else ():
             warnings.warn(remark, stacklevel=2)
         self.device = pick_device(job) if mesh is None else mesh.device
@@ -61,19 +63,14 @@ class Trainer:
         self._saved_at: int | None = None
         self._failed_saves = 0
         self.checkpoints = Checkpoints(folder / "checkpoints", job.checkpoint, mesh=mesh)
-        self.batches = open_data(
-            job.data,
-            job.workload,
-            seed=job.seed,
-            rank=0 if mesh is None else mesh.place.dp,
-            world=job.layout.dp,
-            vocabulary_size=job.model.vocab,
+        self.batches = self.task.batches(
+            job, rank=0 if mesh is None else mesh.place.dp, world=job.layout.dp
         )
-        self.held_out = _held_out(job)
+        self.held_out = self.task.held_out(job)
         self.decoder, self.spread, self.sync = self._first_weights()
-        updated = self.decoder if self.sync is None else self.sync
+        self.learner = self.task.learner(self.decoder, job, folder)
         self.optimizer = make_optimizer(
-            updated.named_parameters(),
+            self.updated(),
             job.layout,
             job.optimizer,
             total_steps=self.steps,
@@ -89,6 +86,10 @@ class Trainer:
         """Whether this process speaks for the run: writes its figures, configuration and page."""
         return self.mesh is None or self.mesh.rank == 0
 
+    def updated(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Go through what this rank updates."""
+        return (self.learner if self.sync is None else self.sync).named_parameters()
+
     def _first_weights(self) -> tuple[Decoder, Spread | None, Sync | None]:
         """Return the modules that are here, and how they lie where there are several ranks."""
         job, made, sync = self.job, None, None
@@ -103,12 +104,13 @@ class Trainer:
             made = make_spread(job.model, self.mesh, **given)
             sync, decoder = make_sync(made), made.decoder
         # A run that goes on has no more need of what it began with, which may be gone.
-        if job.start_from is not None and not self.checkpoints.list():
+        begins = not self.checkpoints.list() or self.task.needs_start(job, self.folder)
+        if job.start_from is not None and begins:
             if made is None or sync is None:
-                load(decoder, job.start_from)
+                self.task.load(decoder, job.start_from)
             else:
                 with sync.gathered():
-                    load(decoder, job.start_from, holdings=made.holdings)
+                    self.task.load(decoder, job.start_from, made.holdings)
         if self.first and job.layout.precision.startswith("fp8") and not _uses_fp8(decoder):
             what = "no product of this model is in fp8: all are too small for it, or of odd sizes"
             warnings.warn(f"{what}; they are computed in bf16", stacklevel=3)
@@ -137,14 +139,19 @@ class Trainer:
             device=self.device,
         )
         return TrainStep(
-            self.decoder, self.optimizer, microbatch=size, balance_rate=rate, graph=graph.record
+            self.decoder,
+            self.optimizer,
+            microbatch=size,
+            balance_rate=rate,
+            graph=graph.record,
+            learner=self.learner,
         )
 
     def tensors(self) -> Mapping[str, State]:
         """Return every tensor that a resumed run needs: the run's own, not copies."""
         if self.sync is not None:
             return placed_state(self.sync, self.optimizer)
-        return whole_state(self.decoder, self.optimizer)
+        return whole_state(self.learner.tensors(), self.optimizer)
 
     @property
     def finished(self) -> bool:
@@ -158,8 +165,7 @@ class Trainer:
 
     def save(self) -> Staged:
         """Save the state after the steps done so far; weights that are no numbers are refused."""
-        updated = self.decoder if self.sync is None else self.sync
-        weights = [value.detach() for _, value in updated.named_parameters()]
+        weights = [value.detach() for _, value in self.updated()]
         # The largest of them: unlike a sum of squares it overflows only where one of them did.
         finite = torch.isfinite(get_total_norm(weights, norm_type=torch.inf))
         if self.mesh is not None:
@@ -258,18 +264,4 @@ def pick_device(job: Job) -> torch.device:
         torch.set_num_threads(job.machine.threads)
     return (
         torch.device(asked, torch.cuda.current_device()) if asked == "cuda" else torch.device(asked)
-    )
-
-
-def _held_out(job: Job) -> Batches | None:
-    if not job.data.validation and not job.data.validation_sources:
-        if job.evaluation.every_steps:
-            warnings.warn("nothing is held out, so nothing is evaluated", stacklevel=2)
-        return None
-    # A held-out batch is one microbatch: what fits in training fits here.
-    asked: Training = msgspec.structs.replace(
-        job.workload, global_batch=min(job.layout.microbatch, job.evaluation.sequences)
-    )
-    return open_data(
-        job.data, asked, seed=job.seed, split="validation", vocabulary_size=job.model.vocab
     )

@@ -1,0 +1,85 @@
+"""`Learner`: what of a model is trained, and what a step minimises.
+
+A loss is a sum over a microbatch; what it is divided by is counted over the whole step, so that
+microbatches of unequal weight add up to one batch. `NextToken` trains every weight on the next
+token of text; post-training has learners of other kinds.
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Protocol
+
+from torch import Tensor, nn
+
+from meshwright.run.nn.decoder import Decoder, Loss
+from meshwright.run.train.data.batch import Batch
+
+
+class Learner(Protocol):
+    """What is trained, and how a microbatch is judged."""
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Go through the parameters that are trained."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return what a run that goes on needs, beside the optimizer's own: not copies."""
+
+    def train(self, mode: bool) -> None:
+        """Train from here on, or only evaluate."""
+
+    def begin(self, batch: Batch) -> None:
+        """See a whole step, or a batch to evaluate, before its microbatches come."""
+
+    def count(self, batch: Batch) -> int:
+        """Return what the summed loss of a batch is divided by, without asking the device."""
+
+    def loss(self, part: Batch) -> Loss:
+        """Return the summed loss of a microbatch."""
+
+    def figures(self) -> Mapping[str, Tensor]:
+        """Return what was seen since this was last asked, as means on the device."""
+
+    def ended(self, folder: Path) -> None:
+        """Write what a finished run leaves beside its checkpoints."""
+
+
+class NextToken:
+    """Every weight of a decoder, trained on the next token."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self.decoder = decoder
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Go through all parameters."""
+        return self.decoder.named_parameters()
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the state of the decoder."""
+        return {f"model.{name}": value for name, value in self.decoder.state_dict().items()}
+
+    def train(self, mode: bool) -> None:
+        """Set the decoder's mode."""
+        self.decoder.train(mode)
+
+    def begin(self, batch: Batch) -> None:
+        """Need nothing of a step beforehand."""
+
+    def count(self, batch: Batch) -> int:
+        """Return the trained tokens."""
+        return batch.targets
+
+    def loss(self, part: Batch) -> Loss:
+        """Return the cross-entropy of the next tokens."""
+        return self.decoder.loss(
+            part.tokens_BT,
+            part.labels_BT,
+            positions=part.positions_BT,
+            documents=part.documents,
+        )
+
+    def figures(self) -> Mapping[str, Tensor]:
+        """Return nothing beside the loss."""
+        return {}
+
+    def ended(self, folder: Path) -> None:
+        """Leave the checkpoints alone."""
