@@ -15,7 +15,9 @@ import pyarrow.csv as pcsv
 import pyarrow.parquet as pq
 
 from meshwright.errors import InputError, Problem
+from meshwright.observe.fleet.sources.csv_faults import NULLS, faults
 from meshwright.observe.fleet.sources.source import Asked, Batch, Source, rows_of
+from meshwright.observe.fleet.store.conforming import keys_of
 from meshwright.observe.fleet.store.layout import SPANS
 from meshwright.observe.fleet.tables import KEYS, TABLES
 
@@ -83,6 +85,8 @@ class TableFiles:
             ) from None
         except pa.ArrowInvalid as error:
             raise InputError([Problem(str(file), str(error))]) from None
+        if any(made[key].null_count for key in keys_of(table)) and (found := _faults(file)):
+            raise InputError(found)
         return _of_the_time(table, made, self._asked)
 
 
@@ -137,7 +141,7 @@ def _read(file: Path) -> Iterator[pa.Table]:
         convert = pcsv.ConvertOptions(
             column_types=kinds | dict.fromkeys(lists, pa.string()),
             strings_can_be_null=True,
-            null_values=["", "null", "NULL", "NaN", "nan"],
+            null_values=list(NULLS),
         )
         with pcsv.open_csv(file, convert_options=convert) as reader:
             for batch in reader:
@@ -147,4 +151,10 @@ def _read(file: Path) -> Iterator[pa.Table]:
                     rows = rows.set_column(place, name, pc.split_pattern(rows[name], ";"))
                 yield rows
     except (pa.ArrowInvalid, OSError) as error:
-        raise InputError([Problem(str(file), f"cannot be read: {error}")]) from None
+        found = _faults(file) or [Problem(str(file), f"cannot be read: {error}")]
+        raise InputError(found) from None
+
+
+def _faults(file: Path) -> list[Problem]:
+    table = table_of(file)
+    return [] if file.suffix == ".parquet" else faults(file, TABLES[table], keys_of(table))

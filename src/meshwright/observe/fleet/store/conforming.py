@@ -15,6 +15,11 @@ LATEST_S = 1e11
 _MAY_BE_NULL = {"events": frozenset({"gpu", "code"})}
 
 
+def keys_of(table: str) -> list[str]:
+    """Return the columns that every row of a table must have a value in."""
+    return [key for key in KEYS[table] if key not in _MAY_BE_NULL.get(table, ())]
+
+
 def conformed(table: str, rows: pa.Table) -> pa.Table:
     """Return rows in the schema of their table, or say what is wrong with them.
 
@@ -59,7 +64,7 @@ def _typed(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
 def _wrong(table: str, name: str, column: pa.ChunkedArray) -> Iterator[Problem]:
     """Say what is wrong with the values of a column."""
     where = f"{table}.{name}"
-    if name in KEYS[table] and name not in _MAY_BE_NULL.get(table, ()) and column.null_count:
+    if name in keys_of(table) and column.null_count:
         what = f"is unknown in {column.null_count} of {len(column)} rows"
         yield Problem(where, what, "it is part of the key")
     if name in ("time_s", "seen_s", *SPANS.get(table, ())):
