@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -86,8 +87,21 @@ def test_policies_are_compared_side_by_side(jobs: str, estimate: str, capsys: Ca
     assert len(by_name) > 15
     assert by_name["srsf"]["jct_s"]["mean"] < by_name["fifo"]["jct_s"]["mean"]
     assert all(one["jobs"] == 60 for one in found["runs"])
-    assert main([*["queue"], *words]) == 0
-    assert len(capsys.readouterr().out.splitlines()) <= 40
+
+
+def test_policies_side_by_side_fit_80_columns(
+    jobs: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert (
+        main(["queue", "compare", jobs, "--gpus", "16", "--policies", "fifo,conservative,srsf"])
+        == 0
+    )
+    drawn = re.sub(r"\x1b\[\d*m", "", capsys.readouterr().out).splitlines()
+    assert max(map(len, drawn)) <= 80
+    assert any("stops" in line for line in drawn)
+    assert len(drawn) <= 16
 
 
 def test_nodes_fail_and_jobs_change_size(jobs: str, capsys: Captured) -> None:

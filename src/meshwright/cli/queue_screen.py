@@ -1,7 +1,7 @@
 """What a queue came to, as one screen."""
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from meshwright.cli.answer import Note, View, facts, table
@@ -75,25 +75,34 @@ def compared(read: Read, found: Mapping[str, Outcome], gpus: float) -> tuple[Vie
     """Show several runs side by side."""
     best = min(one.jct_s.mean for one in found.values())
     stops = any(one.preemptions for one in found.values())
-    rows = [
+    times = [
         (
             name, _time(one.jct_s.mean), f"{one.jct_s.mean / best:.2f}×", _time(one.jct_s.p50),
             _time(one.jct_s.p99), _time(one.wait_s.mean), _time(one.makespan_s),
-            f"{one.allocation:.1%}", f"{one.pending_idle:.0%}", f"{one.fairness.jain:.3f}",
+        )
+        for name, one in found.items()
+    ]  # fmt: skip
+    shares = [
+        (
+            name, f"{one.allocation:.1%}", f"{one.pending_idle:.0%}", f"{one.fairness.jain:.3f}",
             f"{one.fairness.finish_time.most:,.1f}", *([f"{one.preemptions:,}"] if stops else ()),
         )
         for name, one in found.items()
     ]  # fmt: skip
-    columns = (
-        "policy,completion,of best,median,99 %,wait,makespan,held,idle & waiting,Jain,worst ratio"
-        + ",stops" * stops
-    )
     title = (
         f"{format_some(len(read.asks), 'job')} on {format_some(round(gpus), 'GPU')}; "
         f"estimates: {_SAID[read.estimate]}"
     )
-    shown = table(columns, rows, title, right=columns.partition(",")[2])
-    return shown, *_notes(read)
+    # One table of all of this is wider than 80 columns.
+    return (
+        _by_policy("completion,of best,median,99 %,wait,makespan", times, title),
+        _by_policy("held,idle & waiting,Jain,worst ratio" + ",stops" * stops, shares),
+        *_notes(read),
+    )
+
+
+def _by_policy(columns: str, rows: Sequence[Sequence[str]], title: str = "") -> View:
+    return table(f"policy,{columns}", rows, title, right=columns)
 
 
 def _notes(read: Read) -> tuple[Note, ...]:
