@@ -23,3 +23,10 @@ def test_everybody_gets_one_letter() -> None:
     found = letters([told("a", "ada", 1), told("b", "bob", 1), told("c", "ada", None)], "May")
     assert list(found) == ["ada", "bob"]
     assert "bob" not in found["ada"]
+
+
+def test_what_has_no_known_owner_goes_to_the_operators() -> None:
+    found = letters([told("a", "unknown", 1), told("b", "operators", 1)], "May")
+    assert list(found) == ["operators"]
+    assert found["operators"].startswith("To: operators\n")
+    assert found["operators"].count("no owner is known") == 1

@@ -13,11 +13,10 @@ import numpy as np
 from meshwright.observe.fleet.patterns.arrays import Floats
 from meshwright.observe.fleet.patterns.fleet import Fleet
 from meshwright.observe.fleet.patterns.registry import FAMILIES, PATTERNS, Hit, Pattern
-from meshwright.observe.fleet.patterns.told import Told
+from meshwright.observe.fleet.patterns.told import OPERATORS, UNKNOWN, Told
 
 MOST_EVIDENCE = 3
 """So many jobs or nodes of a finding are told of; the rest are counted."""
-OPERATORS = "operators"
 
 
 class Case(NamedTuple):
@@ -114,7 +113,7 @@ def find(fleet: Fleet, price: Callable[[str], float | None] = lambda _: None) ->
 def _owner(fleet: Fleet, case: Case) -> str:
     if case.pattern.owner == OPERATORS or not case.hit.jobs.size:
         return OPERATORS
-    return fleet.jobs.user.at(int(case.hit.jobs[0])) or "unknown"
+    return fleet.jobs.user.at(int(case.hit.jobs[0])) or UNKNOWN
 
 
 def _told(

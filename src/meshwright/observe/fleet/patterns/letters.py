@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from meshwright.observe.fleet.patterns.say import hours
-from meshwright.observe.fleet.patterns.told import Told
+from meshwright.observe.fleet.patterns.told import OPERATORS, UNKNOWN, Told
 
 MOST_JOBS = 10
 
@@ -27,6 +27,8 @@ def letter(owner: str, found: Iterable[Told], period: str) -> str:
     for number, one in enumerate(own, start=1):
         lines += ["", f"{number}. {one.title}{_price(one)}"]
         lines += [f"   - {line}" for line in one.evidence]
+        if one.owner == UNKNOWN:
+            lines.append("   - no owner is known: no source told whose jobs these are")
         if one.jobs and len(one.jobs) > 1:
             more = len(one.jobs) - MOST_JOBS
             shown = ", ".join(one.jobs[:MOST_JOBS]) + (f" and {more} more" if more > 0 else "")
@@ -40,10 +42,10 @@ def letter(owner: str, found: Iterable[Told], period: str) -> str:
 
 
 def letters(found: Iterable[Told], period: str) -> dict[str, str]:
-    """A message for each owner."""
+    """A message for each owner; the operators get what has none that is known."""
     by_owner: dict[str, list[Told]] = {}
     for one in found:
-        by_owner.setdefault(one.owner, []).append(one)
+        by_owner.setdefault(OPERATORS if one.owner == UNKNOWN else one.owner, []).append(one)
     return {owner: letter(owner, own, period) for owner, own in sorted(by_owner.items())}
 
 

@@ -2,6 +2,10 @@
 
 from meshwright.observe.finding import Finding
 
+OPERATORS = "operators"
+UNKNOWN = "unknown"
+"""Owner of jobs of which no user is told."""
+
 
 class Told(Finding, frozen=True, kw_only=True):
     """One inefficiency of a fleet: all cases of one pattern that one owner can mend."""
@@ -15,7 +19,7 @@ class Told(Finding, frozen=True, kw_only=True):
     money: float | None
     """The same in dollars; None where an hour has no price."""
     owner: str
-    """The user who can change it, or `operators`."""
+    """The user who can change it, `operators`, or `unknown`."""
     team: str
     cases: int
     """Jobs, nodes or series of jobs that show it."""
