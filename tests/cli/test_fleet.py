@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.cli.fleet_times import moment
+from meshwright.cli.fleet_times import moment, stretch
 from meshwright.cli.main import main
 from meshwright.errors import InputError
 
@@ -138,6 +138,21 @@ def test_mistakes_are_told_with_their_mending(
     given = [places.get(word, word) for word in words]
     assert read(tmp_path / "store", *given) == 2
     assert told in capsys.readouterr().err
+
+
+def test_a_list_of_nodes_tells_no_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "nodes.csv").write_text("cluster,node,since_s,state,gpus\neast,n1,0,up,8\n")
+    store = tmp_path / "store"
+    assert read(store, str(tmp_path / "nodes.csv")) == 0
+    assert "1970" not in capsys.readouterr().out
+    assert main(["fleet", "report", "--store", str(store)]) == 2
+    assert "nothing that tells a time" in capsys.readouterr().err
+
+
+def test_times_of_a_trace_without_dates_count_from_its_beginning() -> None:
+    assert stretch(86_400.0, 90_060.0) == "day 1 to day 1 01:01 of the trace"
+    assert stretch(1_767_225_600.0, 1_767_229_260.0) == "2026-01-01 to 2026-01-01 01:01 UTC"
+    assert moment("day 2", "--since", 0.0) == 172_800.0
 
 
 def test_moments_are_ago_or_dates() -> None:

@@ -53,6 +53,10 @@ def asked(store: Store, args: argparse.Namespace) -> Asked:
     if not lasts:
         fix = "read some first: mw fleet ingest SOURCE"
         raise InputError([Problem(str(store.folder), "this store holds nothing", fix)])
+    if max(lasts) <= 0:
+        what = "this store holds nodes, and nothing that tells a time"
+        fix = "read jobs or samples of them too: mw fleet ingest SOURCE"
+        raise InputError([Problem(str(store.folder), what, fix)])
     now_s = min(time.time(), _known_until(store, max(lasts)))
     until_s = moment(args.until, "--until", now_s) if args.until else now_s
     since_s = moment(args.since, "--since", until_s)

@@ -2,14 +2,13 @@
 
 import argparse
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from meshwright.cli.answer import Answer, Note, View, facts, table
 from meshwright.cli.fleet_account import asked
 from meshwright.cli.fleet_store import add_store, open_store
-from meshwright.cli.fleet_times import add_times
+from meshwright.cli.fleet_times import add_times, stretch
 from meshwright.errors import InputError, Problem
 from meshwright.observe.fleet.health.alerts import alerts, rules
 from meshwright.observe.fleet.health.dashboards import dashboards
@@ -119,7 +118,7 @@ def _screen(health: Health, top: int) -> tuple[View, ...]:
     out = sum(one.is_out for one in health.of("drain"))
     head = facts(
         {
-            "time": f"{_day(health.since_s)} to {_day(health.until_s)} UTC",
+            "time": stretch(health.since_s, health.until_s),
             "nodes": f"{len(health.nodes)}: {told}" if health.nodes else "none are known",
             "drained": f"{out} of {count['drain']} already" if count["drain"] else "",
             "programs": f"{health.programs:,} Xids that programs caused: no fault of any node"
@@ -221,7 +220,3 @@ def _write(folder: Path, texts: Mapping[str, str]) -> list[str]:
         what = f"cannot be written: {error.strerror or error}"
         raise InputError([Problem(str(folder), what, "name another place")]) from None
     return [str(folder / name) for name in texts]
-
-
-def _day(time_s: float) -> str:
-    return datetime.fromtimestamp(time_s, UTC).strftime("%Y-%m-%d %H:%M")

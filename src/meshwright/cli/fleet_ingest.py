@@ -10,11 +10,11 @@ from pathlib import Path
 
 from meshwright.cli.answer import Answer, Note, facts, table
 from meshwright.cli.fleet_store import add_store, open_store
-from meshwright.cli.fleet_times import add_times, times
+from meshwright.cli.fleet_times import add_times, day, times
 from meshwright.errors import InputError, MeshwrightError, Problem
 from meshwright.observe.fleet.ingest import Ingested, ingest
 from meshwright.observe.fleet.sources import KINDS, Asked, Secret, Source, find
-from meshwright.observe.fleet.store import Kept, Limits, Store
+from meshwright.observe.fleet.store import Held, Kept, Limits, Store
 from meshwright.spec.units import (
     format_bytes,
     format_seconds,
@@ -204,7 +204,7 @@ def _answer(store: Store, done: list[Ingested], kept: Kept | None) -> Answer:
     columns = "source, table, new, known, changed, too late"
     views = [table(columns, came, "Read", right="new, known, changed, too late")] if came else []
     rows = [
-        (name, f"{one.rows:,}", format_bytes(one.size), _date(one.first_s), _date(one.last_s))
+        (name, f"{one.rows:,}", format_bytes(one.size), *_from_to(one))
         for name, one in held.items()
     ]
     kept_columns = "table, rows, size, from, to"
@@ -230,7 +230,9 @@ def _notes(done: Iterable[Ingested]) -> Iterable[Note]:
             yield Note(f"{one.source}: {note}" + (f" ({count} times)" if count > 1 else ""))
 
 
-def _date(moment_s: float | None) -> str:
-    if moment_s is None:
-        return ""
-    return datetime.fromtimestamp(moment_s, UTC).strftime("%Y-%m-%d %H:%M")
+def _from_to(held: Held) -> tuple[str, str]:
+    # A list of nodes that tells no times stands at nought, where traces without dates begin.
+    if not held.first_s and not held.last_s:
+        return "", ""
+    first, last = (None if one is None else day(one) for one in (held.first_s, held.last_s))
+    return first or "", last or ""

@@ -10,13 +10,13 @@ from meshwright.cli.fleet_screen import (
     Report,
     bucket_table,
     clusters_of,
-    day,
     group_table,
     notes,
     savings_table,
     some_hours,
     summary,
 )
+from meshwright.cli.fleet_times import day, is_dated
 from meshwright.cli.plan_page import view_html
 from meshwright.observe.fleet.account import BUCKETS, EVIDENCE, hours
 from meshwright.observe.fleet.account.savings import by_owner, by_remedy
@@ -214,7 +214,8 @@ def _ahead(rows: tuple[Trend, ...], ahead: Forecast, step: float, every: int) ->
 
 
 def _label(x: float, moment_s: float) -> str:
-    text = datetime.fromtimestamp(moment_s, UTC).strftime("%a %d %b")
+    date = datetime.fromtimestamp(moment_s, UTC)
+    text = f"{date:%a %d %b}" if is_dated(moment_s) else day(moment_s)
     return f'<text x="{x:.1f}" y="{_HEIGHT + 17}" class="tick">{text}</text>'
 
 

@@ -2,14 +2,13 @@
 
 import argparse
 import re
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from meshwright.cli.answer import Answer, Facts, Note, View, facts, table
 from meshwright.cli.fleet_account import asked
 from meshwright.cli.fleet_store import add_store, open_store
-from meshwright.cli.fleet_times import add_times
+from meshwright.cli.fleet_times import add_times, stretch
 from meshwright.errors import InputError, Problem
 from meshwright.observe.fleet.account.prices import Prices, read_prices
 from meshwright.observe.fleet.patterns import Told, find, letters, patterns, plain, read
@@ -59,7 +58,7 @@ def run(args: argparse.Namespace) -> Answer:
         for one in find(fleet, lambda kind: _dollars(prices, kind))
         if args.pattern in (None, one.name) and args.owner in (None, one.owner)
     )
-    period = f"{_day(scope.since_s)} to {_day(scope.until_s)}"
+    period = stretch(scope.since_s, scope.until_s)
     written = _write(args.messages, letters(found, period)) if args.messages else ()
     held = float(fleet.jobs.hours.sum())
     seen = float(fleet.uses.hours[fleet.seen].sum())
@@ -94,10 +93,6 @@ def _dollars(prices: Prices, kind: str) -> float | None:
     return None if price is None else price.dollars
 
 
-def _day(time_s: float) -> str:
-    return datetime.fromtimestamp(time_s, UTC).strftime("%Y-%m-%d %H:%M")
-
-
 def _screen(
     found: tuple[Told, ...], top: int, period: str, held: float, seen: float
 ) -> tuple[View, ...]:
@@ -106,7 +101,7 @@ def _screen(
     money = sum(one.money or 0.0 for one in priced)
     head = facts(
         {
-            "time": f"{period} UTC",
+            "time": period,
             "held": f"{hours(held)} GPU-hours, {seen / held if held else 0:.0%} of them sampled",
             "found": f"{format_some(len(found), 'finding')} of "
             f"{format_some(len({one.name for one in found}), 'pattern')}, "

@@ -1,10 +1,10 @@
 """An account of a fleet as data and as one screen: what `mw fleet report` answers with."""
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from meshwright.cli.answer import Answer, Note, Table, View, facts, table
+from meshwright.cli.fleet_times import day, stretch
 from meshwright.observe.fleet.account import BUCKETS, EVIDENCE, TITLES, Account, hours
 from meshwright.observe.fleet.account.goodput import Goodput, fleet_goodput, goodput
 from meshwright.observe.fleet.account.prices import Prices
@@ -121,7 +121,7 @@ def summary(report: Report) -> dict[str, str]:
     told = {
         "fleet": f"{clusters_of(found) or 'no jobs'}: {gpus}, "
         + format_some(fleet.attempts, "attempt of a job", "attempts of jobs"),
-        "time": f"{day(found.window.since / 1e3)} to {day(found.window.until / 1e3)} UTC, "
+        "time": f"{stretch(found.window.since / 1e3, found.window.until / 1e3)}, "
         f"{some_hours(hours(found.capacity))} GPU-hours{money}{_unrecorded(found)}",
         "goodput": _goodput_line(fleet),
         "ETTR": "nobody tells how long jobs waited" if fleet.ettr is None else
@@ -355,12 +355,6 @@ def data(report: Report) -> dict[str, Any]:
 def group_data(one: Goodput) -> dict[str, Any]:
     """Return goodput as plain data."""
     return {**one._asdict(), "goodput": one.goodput}
-
-
-def day(moment_s: float) -> str:
-    """Write a moment, without its time where that is midnight."""
-    found = datetime.fromtimestamp(moment_s, UTC)
-    return found.strftime("%Y-%m-%d" if moment_s % 86_400 == 0 else "%Y-%m-%d %H:%M")
 
 
 def some_hours(amount: float) -> str:

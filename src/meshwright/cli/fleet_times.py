@@ -1,4 +1,4 @@
-"""Stretches of time on the command line: `7d` ago, or a date."""
+"""Stretches of time on the command line: `7d` ago, or a date; and how moments are written there."""
 
 import argparse
 import re
@@ -7,6 +7,10 @@ from datetime import UTC, datetime
 
 from meshwright.errors import InputError, Problem
 from meshwright.spec.units import parse_seconds
+
+_DATED_S = 946_684_800.0
+"""The year 2000: what stands before was told in seconds from a beginning that is not told."""
+_DAY_S = 86_400
 
 
 def add_times(parser: argparse.ArgumentParser, since: str | None = None) -> None:
@@ -36,6 +40,8 @@ def times(
 
 def moment(text: str, where: str, now_s: float) -> float:
     """Read a moment: how long ago, a date, a date with a time (UTC where no zone is told)."""
+    if of_trace := re.fullmatch(r"day (-?\d+)", text):
+        return float(of_trace[1]) * _DAY_S
     if not re.match(r"\d{4}-\d\d", text):
         return now_s - parse_seconds(text, where)
     try:
@@ -45,3 +51,25 @@ def moment(text: str, where: str, now_s: float) -> float:
         fix = "write 2026-11-16, 2026-11-16T08:00+01:00 or 7d"
         raise InputError([Problem(where, what, fix)]) from None
     return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
+
+
+def is_dated(moment_s: float) -> bool:
+    """Say whether a moment is a date, or counts from the untold beginning of a trace."""
+    return moment_s >= _DATED_S
+
+
+def day(moment_s: float) -> str:
+    """Write a moment, without its time where that is midnight."""
+    found = datetime.fromtimestamp(moment_s, UTC)
+    date = f"{found:%Y-%m-%d}" if is_dated(moment_s) else f"day {moment_s // _DAY_S:.0f}"
+    return date if moment_s % _DAY_S == 0 else f"{date} {found:%H:%M}"
+
+
+def clock(moment_s: float) -> str:
+    """Name the clock that a moment is told by."""
+    return "UTC" if is_dated(moment_s) else "of the trace"
+
+
+def stretch(since_s: float, until_s: float) -> str:
+    """Write from when to when, with the clock that is meant."""
+    return f"{day(since_s)} to {day(until_s)} {clock(until_s)}"

@@ -7,8 +7,9 @@ import numpy as np
 
 from meshwright.cli.answer import Answer, Note, facts, table
 from meshwright.cli.fleet_account import account_of, add_scope, asked
-from meshwright.cli.fleet_screen import day, group_data
+from meshwright.cli.fleet_screen import group_data
 from meshwright.cli.fleet_store import add_store, open_store
+from meshwright.cli.fleet_times import clock, day
 from meshwright.observe.fleet.account import BUCKETS, Account, hours
 from meshwright.observe.fleet.account.attempts import in_states
 from meshwright.observe.fleet.account.goodput import KINDS, goodput
@@ -54,8 +55,9 @@ def answer(found: Account, by: str, top: int) -> Answer:
     waiting = _waiting(found)
     buckets = found.buckets()
     free = sum(buckets[bucket.name] for bucket in BUCKETS if not bucket.held)
+    now_s = found.window.until / 1e3
     head = {
-        "at": f"{day(found.window.until / 1e3)} UTC, the mean of {format_seconds(span_h * 3600)}",
+        "at": f"{day(now_s)} {clock(now_s)}, the mean of {format_seconds(span_h * 3600)}",
         "GPUs": f"{hours(found.capacity) / span_h:,.1f}: {hours(found.held) / span_h:,.1f} held, "
         f"{hours(buckets['idle']) / span_h:,.1f} of them idle; {hours(free) / span_h:,.1f} free or "
         "down",

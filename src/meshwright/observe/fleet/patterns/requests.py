@@ -40,7 +40,7 @@ def _of_nodes(fleet: Fleet) -> Floats:
 
 def _per_gpu(fleet: Fleet, of_node: Floats) -> Floats:
     """What nodes of each job have for each GPU: of its own nodes, else of the fleet."""
-    ratio = of_node / fleet.node_gpus
+    ratio = of_node / np.where(fleet.node_gpus > 0, fleet.node_gpus, np.nan)
     known = ratio[np.isfinite(ratio)]
     usual = float(np.median(known)) if known.size else np.nan
     jobs = fleet.jobs

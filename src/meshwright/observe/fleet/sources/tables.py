@@ -74,7 +74,11 @@ class TableFiles:
                 columns[name] = pa.repeat(pa.scalar(known), rows.num_rows)
         missing = [key for key in KEYS[table] if key not in columns]
         if missing:
-            fix = "give --cluster NAME" if missing == ["cluster"] else ""
+            fix = "give --cluster NAME" if missing == ["cluster"] else "add these columns"
+            if missing == ["since_s"]:
+                fix = (
+                    "add since_s: from when on it was so, seconds since 1970; 0 where nobody knows"
+                )
             what = f"lacks {', '.join(missing)}, by which rows of {table} are told apart"
             raise InputError([Problem(str(file), what, fix)])
         try:
