@@ -21,6 +21,7 @@ from meshwright.run.posttrain.rollouts import (
     SortingDigits,
     Turn,
 )
+from meshwright.run.posttrain.rollouts.generate import Stream
 from meshwright.run.posttrain.rollouts.seeds import seed_of
 from meshwright.run.posttrain.rollouts.stepping import EnvironmentBroken
 from meshwright.run.posttrain.rollouts.verifiers import VerifierPool
@@ -185,3 +186,41 @@ def test_a_key_is_drawn_once(pool: VerifierPool) -> None:
 def test_a_reply_that_goes_on_has_to_say_something() -> None:
     with pytest.raises(InputError, match="says nothing that the model could answer"):
         Reply()
+
+
+def test_what_is_under_way_goes_on_with_renewed_weights(pool: VerifierPool) -> None:
+    """Tokens stay as they were drawn, and each has the log-probability of who drew it."""
+    served, old, new = engine(), decoder(), decoder()
+    with torch.no_grad():
+        for parameter in new.parameters():
+            parameter.add_(0.05)
+    generator = Generator(served, TASK, pool, Drawing(samples=4, max_tokens=8))
+    stream, found = Stream(generator), list[Rollout]()
+    stream.begin(generator.keys(0, [0, 1]), version=4)
+    for _ in range(4):
+        found += stream.turn()
+
+    def write() -> None:
+        with torch.no_grad():
+            mine = served.runner.forward.decoder.parameters()
+            for one, other in zip(mine, new.parameters(), strict=True):
+                one.copy_(other)
+        served.forget()
+
+    assert not found
+    stream.renew(5, write)
+    while stream.busy:
+        found += stream.turn()
+    assert len(found) == 8
+    for rollout in found:
+        (turn,) = rollout.turns
+        ((place, version),) = turn.renewals
+        assert (turn.version, version, rollout.versions) == (4, 5, (4, 5))
+        assert 0 < place < 8 == len(turn.tokens)
+        ids = torch.tensor([rollout.tokens])
+        with torch.no_grad():
+            both = [each(ids)[0, :-1].log_softmax(-1) for each in (old, new)]
+        begin = len(rollout.prompt) - 1
+        right = torch.cat((both[0][: begin + place], both[1][begin + place :]))
+        right = right.gather(1, ids[0, 1:, None])[begin:, 0]
+        torch.testing.assert_close(torch.tensor(turn.logprobs), right, atol=1e-5, rtol=0)

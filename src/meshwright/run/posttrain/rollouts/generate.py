@@ -10,8 +10,8 @@ lets it pass is named.
 """
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, wait
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -72,7 +72,7 @@ class Drawing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 class _Running:
     """A rollout in the making."""
 
-    def __init__(self, key: Key, environment: Environment, began_s: float) -> None:
+    def __init__(self, key: Key, environment: Environment, began_s: float, version: int) -> None:
         self.key, self.episode = key, environment.reset(key.prompt)
         self.prompt = tuple(self.episode.prompt)
         self.ids = list(self.prompt)
@@ -81,23 +81,42 @@ class _Running:
         self.ending: Ending | None = None
         self.error, self.seed = "", 0
         self.pieces: list[Piece] = []
+        self.renewals: list[tuple[int, int]] = []
+        self.version = version
+        """Of the weights that began its turn."""
         self.asked_s = self._began_s = began_s
         self.answers: list[Answer] = []
+        """What the engine has of it; none between turns."""
+
+    def begin_turn(self, version: int) -> None:
+        """Begin the next turn, by weights of a version."""
+        self.pieces, self.renewals, self.version = [], [], version
+        self.asked_s = time.monotonic()
+
+    def renew(self, version: int) -> None:
+        """Let other weights draw the rest of the turn."""
+        drawn = sum(len(piece.tokens) for piece in self.pieces)
+        if drawn:
+            self.renewals.append((drawn, version))
+        else:
+            self.version = version
 
     def ask(self, drawing: Drawing, room: int) -> Ask:
-        """Ask for the next turn."""
-        self.pieces, self.asked_s = [], time.monotonic()
-        self.seed = seed_of(drawing.seed, self.key, len(self.turns))
+        """Ask for the turn, or for the rest of it."""
+        drawn = [token for piece in self.pieces for token in piece.tokens]
+        seed = seed_of(drawing.seed, self.key, len(self.turns), len(self.renewals))
+        if not self.renewals:
+            self.seed = seed
         sampling = Sampling(
-            seed=self.seed,
+            seed=seed,
             temperature=drawing.temperature,
-            max_tokens=min(drawing.max_tokens, room),
+            max_tokens=min(drawing.max_tokens, room) - len(drawn),
             stop_tokens=drawing.stop_tokens,
             logprobs=0,
         )
-        return Ask(prompt=tuple(self.ids), sampling=sampling)
+        return Ask(prompt=(*self.ids, *drawn), sampling=sampling)
 
-    def turn(self, version: int) -> Turn:
+    def turn(self) -> Turn:
         """Return the turn that the engine has ended."""
         finish = self.pieces[-1].finish
         assert finish is not None, "a turn that is read has ended"
@@ -106,7 +125,8 @@ class _Running:
             tokens=tuple(token for piece in self.pieces for token in piece.tokens),
             logprobs=tuple(told.logprob for told in drawn),
             finish=finish,
-            version=version,
+            version=self.version,
+            renewals=tuple(self.renewals),
             seed=self.seed,
             cached_tokens=self.pieces[0].cached_tokens,
             began_s=self.asked_s - self._began_s,
@@ -117,6 +137,11 @@ class _Running:
         """Go on by a turn and what was said to it."""
         self.turns.append(msgspec.structs.replace(turn, observation=observation))
         self.ids += [*turn.tokens, *observation]
+
+    @property
+    def unjudged(self) -> list[Future[RewardPart]]:
+        """Verdicts that are still to come."""
+        return [each for each in self.rewards if isinstance(each, Future) and not each.done()]
 
     def rollout(self) -> Rollout:
         """Return what it came to; waits for verdicts, each of which has its own deadline."""
@@ -161,7 +186,13 @@ class Generator:
         if not self.engine.is_idle:
             what = "it still answers others"
             raise InputError([Problem("engine", what, "let it end, or cancel them")])
-        yield from _Round(self, version).run(keys)
+        stream = Stream(self)
+        try:
+            stream.begin(keys, version)
+            while stream.busy:
+                yield from stream.turn()
+        finally:
+            stream.close()
 
 
 def grouped(keys: Sequence[Key], drawn: Iterable[Rollout], samples: int) -> list[Group]:
@@ -173,13 +204,17 @@ def grouped(keys: Sequence[Key], drawn: Iterable[Rollout], samples: int) -> list
     ]
 
 
-class _Round:
-    """One call of `rollouts`."""
+class Stream:
+    """Rollouts that are begun at any time, and returned as they get their verdicts.
 
-    def __init__(self, generator: Generator, version: int) -> None:
+    It is used by the thread that takes the engine's turns, and takes them itself.
+    """
+
+    def __init__(self, generator: Generator) -> None:
         self._engine, self._pool = generator.engine, generator.pool
         self._environment, self._drawing = generator.environment, generator.drawing
-        self._version, self._running = version, dict[Key, _Running]()
+        self._began_s, self._version = time.monotonic(), 0
+        self._running: dict[Key, _Running] = {}
         self._ended: list[_Running] = []
         drawing = generator.drawing
         self._stepping = Stepping(
@@ -188,25 +223,60 @@ class _Round:
             step_s=drawing.step_s,
         )
 
-    def run(self, keys: Sequence[Key]) -> Iterator[Rollout]:
-        """Draw all of them."""
-        began_s = time.monotonic()
-        try:
-            for key in keys:
-                self._running[key] = _Running(key, self._environment, began_s)
-                self._ask(self._running[key])
-            while not self._engine.is_idle or self._stepping.busy:
-                self._engine.turn()
-                for sink, piece in self._engine.outbox():
-                    sink(piece)
-                self._hear()
-                yield from self._ready(wait=False)
-            yield from self._ready(wait=True)
-        finally:
-            self._stepping.close()
-            self._cancel()
+    @property
+    def busy(self) -> bool:
+        """Whether any rollout is under way."""
+        return bool(self._running)
+
+    def begin(self, keys: Sequence[Key], version: int) -> None:
+        """Begin rollouts, by weights of a version."""
+        self._version = version
+        for key in keys:
+            if key in self._running:
+                raise InputError([Problem("keys", f"{key} is under way", "draw each once")])
+            running = _Running(key, self._environment, self._began_s, version)
+            self._running[key] = running
+            self._ask(running)
+
+    def turn(self) -> list[Rollout]:
+        """Take a turn of the engine, and return the rollouts that are complete.
+
+        Where the engine has nothing to do it waits for an environment or a verifier.
+        """
+        if not self._engine.is_idle:
+            self._engine.turn()
+            self._deliver()
+        self._hear()
+        if self._ended and self._engine.is_idle and not self._stepping.busy:
+            # Only for the first: by then most of the others have theirs as well.
+            wait(self._ended[0].unjudged)
+        return self._ready()
+
+    def renew(self, version: int, write: Callable[[], object]) -> None:
+        """Let `write` change the weights; what is under way goes on with them.
+
+        Tokens stay as they were drawn, with the log-probabilities that the engine told; keys and
+        values of all of them are computed anew.
+        """
+        self._deliver()
+        going = [each for each in self._running.values() if each.answers]
+        self._empty()
+        write()
+        self._version = version
+        for running in going:
+            running.renew(version)
+            self._put(running)
+
+    def close(self) -> None:
+        """Leave the engine idle, also where an error or the caller broke this off."""
+        self._stepping.close()
+        self._empty()
 
     def _ask(self, running: _Running) -> None:
+        running.begin_turn(self._version)
+        self._put(running)
+
+    def _put(self, running: _Running) -> None:
         room = self._engine.max_length - len(running.ids)
         if room <= 0:
             self._end(running, "length")
@@ -214,12 +284,16 @@ class _Round:
         ask = running.ask(self._drawing, room)
         running.answers = self._engine.add(ask, partial(self._take, running))
 
+    def _deliver(self) -> None:
+        for sink, piece in self._engine.outbox():
+            sink(piece)
+
     def _take(self, running: _Running, piece: Piece) -> None:
         """Take a piece of a turn; its last one goes to the environment."""
         running.pieces.append(piece)
         if piece.finish is None:
             return
-        turn = running.turn(self._version)
+        turn, running.answers = running.turn(), []
         if turn.finish in ("error", "cancelled"):
             running.error = piece.error or f"the answer was {turn.finish}"
             running.take(turn)
@@ -251,19 +325,22 @@ class _Round:
         running.ending = ending
         self._ended.append(running)
 
-    def _ready(self, *, wait: bool) -> Iterator[Rollout]:
+    def _ready(self) -> list[Rollout]:
         ended, self._ended = self._ended, []
+        found = []
         for running in ended:
-            pending = (each for each in running.rewards if isinstance(each, Future))
-            if wait or all(each.done() for each in pending):
-                yield running.rollout()
-            else:
+            if running.unjudged:
                 self._ended.append(running)
+            else:
+                del self._running[running.key]
+                found.append(running.rollout())
+        return found
 
-    def _cancel(self) -> None:
-        """Leave the engine idle, also where an error or the caller broke this off."""
+    def _empty(self) -> None:
+        """Take everything out of the engine."""
         for running in self._running.values():
             self._engine.cancel(running.answers)
+            running.answers = []
         while not self._engine.is_idle:
             self._engine.turn()
         self._engine.outbox()

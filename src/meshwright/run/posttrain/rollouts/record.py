@@ -48,8 +48,10 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Of each token, as the engine knew it when it drew."""
     finish: Finish
     version: int
-    """The weights that drew these tokens."""
+    """The weights that drew these tokens, or the first of them."""
     seed: int
+    renewals: tuple[tuple[int, int], ...] = ()
+    """Where newer weights took over: places among the tokens, and the versions."""
     observation: tuple[int, ...] = ()
     """Tokens that follow and were not drawn."""
     cached_tokens: int = 0
@@ -121,7 +123,11 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     @property
     def versions(self) -> tuple[int, ...]:
         """The oldest and the newest weights that took part; none where there is no turn."""
-        versions = sorted(turn.version for turn in self.turns)
+        versions = sorted(
+            version
+            for turn in self.turns
+            for version in (turn.version, *(newer for _, newer in turn.renewals))
+        )
         return (versions[0], versions[-1]) if versions else ()
 
     @property

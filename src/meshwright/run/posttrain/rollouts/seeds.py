@@ -12,9 +12,10 @@ from meshwright.run.posttrain.rollouts.record import Key
 _BITS = 62  # as many as the engine takes for its own seeds
 
 
-def seed_of(run: int, key: Key, turn: int = 0) -> int:
-    """Return the seed of one turn of one sample."""
-    return _hashed(b"rollout", run, key.step, key.prompt, key.sample, turn)
+def seed_of(run: int, key: Key, turn: int = 0, renewals: int = 0) -> int:
+    """Return the seed of one turn of one sample, or of its rest after weights were renewed."""
+    rest = (renewals,) if renewals else ()
+    return _hashed(b"rollout", run, key.step, key.prompt, key.sample, turn, *rest)
 
 
 def number_of(run: int, *places: int) -> int:

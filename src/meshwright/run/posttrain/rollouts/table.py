@@ -30,6 +30,7 @@ _TURN = pa.struct(
         "finish": pa.string(),
         "version": pa.int64(),
         "seed": pa.int64(),
+        "renewals": pa.list_(pa.list_(pa.int64())),
         "observation": _TOKENS,
         "cached_tokens": pa.int64(),
         "began_s": pa.float64(),
