@@ -50,8 +50,8 @@ class AskedJob(NamedTuple):
 PARTS = tuple(field.name for field in msgspec.structs.fields(Job))
 """The tables and values of a job file."""
 
-BESIDE = ("cluster", "gpus")
-"""What other commands read from the same file."""
+BESIDE = ("cluster", "gpus", "recipe", "chats", "adapter", "epochs")
+"""What other commands read from the same file, and recipes of post-training."""
 
 COMMAND_LINE = "command line"
 
@@ -94,7 +94,7 @@ def ask_job(path: str | Path, changes: Mapping[str, Any] | None = None) -> Asked
         job = read_job(merged.data)
     except InputError as error:
         raise InputError(
-            _located(problem, merged.origins, str(path)) for problem in error.problems
+            located(problem, merged.origins, str(path)) for problem in error.problems
         ) from None
     return AskedJob(job, merged.origins)
 
@@ -155,7 +155,7 @@ def _part(name: str, value: object) -> object:
     return seed
 
 
-def _located(problem: Problem, origins: Mapping[str, str], file: str) -> Problem:
+def located(problem: Problem, origins: Mapping[str, str], file: str) -> Problem:
     """Say where a bad value was written: in the file, or on the command line."""
     path = problem.where
     tops = {*PARTS, *(known.partition(".")[0] for known in origins)}

@@ -105,6 +105,7 @@ class ChatBatches(Batches):
         vocabulary: Vocabulary | None = None,
         ahead: int = 4,
         workers: int = 1,
+        first: int = 0,
     ) -> None:
         """Plan the sequences of prepared data.
 
@@ -120,8 +121,10 @@ class ChatBatches(Batches):
             vocabulary: What tokens mean, where somebody wants to know.
             ahead: Batches made in advance by `iterate`.
             workers: Threads that make them.
+            first: Number of the first example in `Sequence.examples`, where other sets of a run
+                have those before it.
         """
-        self.prepared = prepared
+        self.prepared, self.first = prepared, first
         corpus = _corpus(prepared, vocabulary)
         cutting = _Examples(prepared, _cut(prepared, corpus, packing))
         key = (seed, "chats")
@@ -155,9 +158,10 @@ class ChatBatches(Batches):
             ]
         made.labels_BT.numpy()[~trained[:, 1:]] = IGNORED
         targets = trained[:, 1:].sum(1).tolist()
+        numbers = self._numbers(pieces) + self.first
         notes = [
-            note._replace(targets=count)
-            for note, count in zip(made.sequences, targets, strict=True)
+            note._replace(targets=count, examples=tuple(numbers[pieces.row == row].tolist()))
+            for row, (note, count) in enumerate(zip(made.sequences, targets, strict=True))
         ]
         return replace(made, sequences=tuple(notes))
 
@@ -166,8 +170,7 @@ class ChatBatches(Batches):
         pieces = self._of(step)
         batch = self.shape.batch
         filled = place(pieces, batch).filled
-        starts = self.prepared.starts
-        numbers = np.searchsorted(starts, pieces.start, side="right") - 1
+        numbers = self._numbers(pieces)
         rows = [numbers[pieces.row == row].tolist() for row in range(batch)]
         padded = (filled < self.shape.length).tolist()
         return Members(
@@ -179,6 +182,11 @@ class ChatBatches(Batches):
     def _of(self, step: int) -> Pieces:
         first = step * self.shape.global_batch + self.shape.rank * self.shape.batch
         return self._pieces(self.blend.drawn(np.arange(first, first + self.shape.batch)))[0]
+
+    def _numbers(self, pieces: Pieces) -> Ints:
+        """Return the example that each piece is of."""
+        found: Ints = np.searchsorted(self.prepared.starts, pieces.start, side="right") - 1
+        return found
 
     @property
     def steps_per_epoch(self) -> float:

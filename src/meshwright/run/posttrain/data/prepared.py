@@ -102,7 +102,18 @@ def prepare(
                 Problem(f"{record.where}: {one.where}", one.what, one.fix) for one in error.problems
             ) from error
         taken.add(form, units, record.where)
-    return taken.done(words)
+    return taken.done(end_of(words), words)
+
+
+def gather(
+    units: Iterable[tuple[str, Example]], *, length: int, too_long: TooLong, padding: int
+) -> Prepared:
+    """Take in examples that have tokens already, each with where it comes from."""
+    taken = _Taken(length, too_long)
+    for where, example in units:
+        taken.check_kind("chats", where, "answers")
+        taken.add(Form("chats", ()), [(example,)], where)
+    return taken.done(padding)
 
 
 def is_of(number: int, split: Split, validation: float) -> bool:
@@ -205,8 +216,8 @@ class _Taken:
             self.counts["cut_tokens"] += total - sum(len(one.tokens) for one in fitted)
         return fitted
 
-    def done(self, words: Words) -> Prepared:
-        """Join everything."""
+    def done(self, end: int, words: Words | None = None) -> Prepared:
+        """Join everything; what fills up is the tokenizer's own token for it, or the end."""
         if self.kind is None or not self.examples:
             what = f"nothing is left to train of {self.counts['records']:,} records"
             counted = ", ".join(f"{n} {name}" for name, n in self.counts.items() if n)
@@ -224,10 +235,10 @@ class _Taken:
         )  # fmt: skip
         columns = (tokens, trained, starts, firsts, liked)
         name = fingerprint(self.kind, *(column.tobytes() for column in columns))
-        pad = words.number(words.special.get("pad_token", ""))
+        pad = None if words is None else words.number(words.special.get("pad_token", ""))
         return Prepared(
             self.kind, self.length, tokens, trained, starts, firsts, liked, tuple(self.where),
-            figures, name, end_of(words) if pad is None else pad,
+            figures, name, end if pad is None else pad,
         )  # fmt: skip
 
 

@@ -61,7 +61,7 @@ def kto(
     gain_S: Tensor,
     wanted_S: Tensor,
     *,
-    baseline: float,
+    baseline: float | Tensor,
     beta: float = 0.1,
     of_wanted: float = 1.0,
     of_unwanted: float = 1.0,

@@ -59,6 +59,12 @@ def load_gguf(
     return decoder.eval().requires_grad_(False)
 
 
+def fill_from_gguf(decoder: Decoder, path: str | Path) -> None:
+    """Fill a decoder that has been built from a file, to be trained on."""
+    with GgufFile(path) as file:
+        fill(decoder, _Weights(file, decoder.model))
+
+
 def model_of(file: GgufFile) -> Model:
     """Return the model that a file's facts describe."""
     kind = file.text("general.architecture")

@@ -29,6 +29,8 @@ class Sequence(NamedTuple):
     """Positions that are trained."""
     filled: int
     """Positions that hold a token; the rest is padding."""
+    examples: tuple[int, ...] = ()
+    """Numbers of its documents in their order, where they have any; its padding has none."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,73 @@
+"""`RecipeJob`: a training job whose data are chats, and whose loss a recipe names."""
+
+import os
+from typing import Any
+
+import msgspec
+
+from meshwright.errors import Problem
+from meshwright.run.posttrain.supervised.settings import (
+    AdapterSettings,
+    ChatSettings,
+    Recipe,
+    name_of,
+)
+from meshwright.run.train.job import Job
+from meshwright.spec.bounds import Bounds
+
+ALONE = "use a layout of one device; sft trains over many"
+
+
+class RecipeJob(Job, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One run of a supervised recipe."""
+
+    recipe: Recipe
+    """What is minimised."""
+    chats: ChatSettings = ChatSettings()
+    """How records become tokens."""
+    adapter: AdapterSettings | None = None
+    """What is trained beside frozen weights; None trains every weight."""
+    epochs: float | None = None
+    """How often every record is trained on, in place of `workload.tokens`."""
+
+    def __post_init__(self) -> None:
+        bounds = Bounds()
+        bounds.positive(epochs=self.epochs)
+        bounds.require()
+
+    @property
+    def words(self) -> str:
+        """Where tokenizer and template lie."""
+        return self.chats.words or self.start_from or ""
+
+    def check(self) -> tuple[Problem, ...]:
+        """Return everything that keeps this job from running, with fixes."""
+        return (*super().check(), *self._own_problems())
+
+    def _own_problems(self) -> list[Problem]:
+        found, kind = [], name_of(self.recipe)
+        if self.workload.packing == "concat":
+            what = "concat lets chats read each other"
+            found.append(Problem("workload.packing", what, 'use "pack", or "none"'))
+        if self.layout.gpus > 1 and (kind != "sft" or self.adapter is not None):
+            what = f"{kind}{'' if self.adapter is None else ' with an adapter'} runs on one device"
+            found.append(Problem("layout", what, ALONE))
+        if self.adapter is not None and self.layout.precision == "fp16":
+            what = "adapters are not trained beside fp16 weights"
+            found.append(Problem("layout.precision", what, "use bf16 or fp32"))
+        if self.adapter is not None and self.start_from is None:
+            what = "an adapter stands beside weights that a run begins with"
+            found.append(Problem("start_from", what, "name a model's folder or GGUF file"))
+        if self.optimizer.average is not None and (kind != "sft" or self.adapter is not None):
+            what = "an average is kept of whole models trained by sft alone"
+            found.append(Problem("optimizer.average", what, "leave it out"))
+        return found
+
+    def kept(self) -> dict[str, Any]:
+        """Return what more may not change while a run goes on."""
+        words = self.words and os.path.abspath(self.words)  # noqa: PTH100 - links stay
+        return {
+            "recipe": msgspec.to_builtins(self.recipe),
+            "adapter": None if self.adapter is None else msgspec.to_builtins(self.adapter),
+            "chats": {"words": words},
+        }

@@ -1,0 +1,105 @@
+"""`RecipeLearner`: what of a decoder a recipe trains, by the plain recipe: answers as they are."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from meshwright.run.nn.decoder import Decoder, Loss
+from meshwright.run.posttrain.adapters import DecoderAdapter, adapt, save_adapter
+from meshwright.run.posttrain.supervised.job import RecipeJob
+from meshwright.run.train.data.batch import Batch
+from meshwright.run.train.data.fingerprint import fingerprint
+
+ADAPTER = "adapter"
+"""Folder of a finished run in which its adapter lies, as PEFT has it."""
+
+
+class RecipeLearner:
+    """All weights of a decoder, or an adapter beside them, trained on answers word for word.
+
+    Other recipes are made from it by another `loss` and `count`.
+    """
+
+    def __init__(self, decoder: Decoder, job: RecipeJob) -> None:
+        self.decoder, self.job = decoder, job
+        self.adapter: DecoderAdapter | None = None
+        if job.adapter is not None:
+            self.adapter = adapt(decoder, job.adapter.lora(), seed=job.seed)
+        self.sums: dict[str, Tensor] = {}
+        """What was seen since figures were last asked for."""
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Go through the parameters that are trained."""
+        return (self.adapter or self.decoder).named_parameters()
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return what a run that goes on needs: of an adapted model the adapter alone."""
+        if self.adapter is not None:
+            return {f"adapter.{name}": one for name, one in self.adapter.named_parameters()}
+        return {f"model.{name}": value for name, value in self.decoder.state_dict().items()}
+
+    def train(self, mode: bool) -> None:
+        """Train from here on, or only evaluate."""
+        self.decoder.train(mode)
+        if self.adapter is not None:
+            self.adapter.train(mode)
+
+    def begin(self, batch: Batch) -> None:
+        """Let what dropout leaves out follow from the seed and the step alone."""
+        if self.adapter is not None and self.adapter.training and self.adapter.settings.dropout:
+            torch.manual_seed(int(fingerprint("dropout", self.job.seed, batch.step)[:15], 16))
+
+    def count(self, batch: Batch) -> int:
+        """Return the trained tokens."""
+        return batch.targets
+
+    def loss(self, part: Batch) -> Loss:
+        """Return the cross-entropy of the answers."""
+        return self.decoder.loss(
+            part.tokens_BT,
+            part.labels_BT,
+            positions=part.positions_BT,
+            documents=part.documents,
+        )
+
+    def hidden(self, part: Batch) -> Tensor:
+        """Return what the output head reads, (B, T, D)."""
+        return self.decoder.hidden(
+            part.tokens_BT, positions=part.positions_BT, documents=part.documents
+        )
+
+    def see(self, **sums: Tensor) -> None:
+        """Add to what was seen."""
+        for name, value in sums.items():
+            more = value.detach().double()
+            self.sums[name] = self.sums[name] + more if name in self.sums else more
+
+    def figures(self) -> Mapping[str, Tensor]:
+        """Return what was seen since this was last asked, as means."""
+        seen, self.sums = self.sums, {}
+        return self.means(seen)
+
+    def means(self, seen: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Turn sums into figures; plain answers have none beside the loss."""
+        return dict(seen)
+
+    def ended(self, folder: Path) -> None:
+        """Write the adapter where there is one."""
+        if self.adapter is not None:
+            save_adapter(self.adapter, folder / ADAPTER, base=self.job.start_from)
+
+
+def summed(losses: Tensor) -> Loss:
+    """Return losses as the trainer adds them up."""
+    total = losses.float().sum()
+    count = torch.tensor(losses.numel(), device=losses.device)
+    return Loss(total, count, torch.zeros((), device=losses.device))
+
+
+def per_pair(seen: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return sums as means over pairs, whose number is among them."""
+    if not seen:
+        return {}
+    return {name: one / seen["pairs"].clamp(min=1) for name, one in seen.items() if name != "pairs"}

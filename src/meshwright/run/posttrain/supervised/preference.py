@@ -1,0 +1,153 @@
+"""DPO, IPO and KTO: answers that are liked become likelier than under the model at the start."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from meshwright.run.nn.decoder import Decoder, Loss
+from meshwright.run.posttrain.objectives.preference import dpo, ipo, kto
+from meshwright.run.posttrain.supervised.examples import Examples, numbers_of
+from meshwright.run.posttrain.supervised.job import RecipeJob
+from meshwright.run.posttrain.supervised.learner import RecipeLearner, per_pair, summed
+from meshwright.run.posttrain.supervised.reference import answer_logprobs, reference_logprobs
+from meshwright.run.posttrain.supervised.settings import Dpo, Ipo, Kto
+from meshwright.run.train.data.batch import Batch
+from meshwright.run.train.data.fingerprint import fingerprint
+
+
+def reference_name(job: RecipeJob, examples: Examples) -> str:
+    """Name the weights that a run began with, and the examples."""
+    return fingerprint(examples.fingerprint, job.start_from or "", job.seed, job.layout.precision)
+
+
+class AgainstReference(RecipeLearner):
+    """A learner that knows how likely answers were before it learnt."""
+
+    def __init__(self, decoder: Decoder, job: RecipeJob, examples: Examples, folder: Path) -> None:
+        super().__init__(decoder, job)
+        self.examples = examples
+        self.reference = reference_logprobs(
+            decoder,
+            examples,
+            folder,
+            reference_name(job, examples),
+            adapter=self.adapter,
+            most_tokens=job.workload.sequence_length * job.layout.microbatch,
+        )
+
+    def gains(self, part: Batch) -> Tensor:
+        """Return log π - log ref of each answer, summed over its tokens, [S]."""
+        return answer_logprobs(self.decoder, part) - self.reference[numbers_of(part)]
+
+
+class PairLearner(AgainstReference):
+    """Pairs of answers, of which one is liked better (DPO, IPO)."""
+
+    def __init__(self, decoder: Decoder, job: RecipeJob, examples: Examples, folder: Path) -> None:
+        super().__init__(decoder, job, examples, folder)
+        assert isinstance(job.recipe, Dpo | Ipo)
+        self.recipe = job.recipe
+        self.targets = torch.tensor(
+            np.array([examples[number].targets for number in range(len(examples))])
+        )
+
+    def count(self, batch: Batch) -> int:
+        """Return the pairs."""
+        return len(numbers_of(batch)) // 2
+
+    def loss(self, part: Batch) -> Loss:
+        """Return the summed loss of the pairs; the even answers are chosen, odd ones rejected."""
+        gains = self.gains(part)
+        if isinstance(self.recipe, Ipo) and self.recipe.gains == "mean":
+            gains = gains / self.targets[numbers_of(part)].to(gains.device)
+        chosen, rejected = gains[0::2], gains[1::2]
+        if isinstance(self.recipe, Dpo):
+            losses = dpo(chosen, rejected, beta=self.recipe.beta, flips=self.recipe.flips)
+        else:
+            losses = ipo(chosen, rejected, beta=self.recipe.beta)
+        margin = self.recipe.beta * (chosen - rejected)
+        self.see(
+            pairs=torch.tensor(len(chosen), device=gains.device),
+            margin=margin.sum(),
+            accuracy=(margin > 0).sum(),
+            chosen_gain=chosen.sum(),
+            rejected_gain=rejected.sum(),
+        )
+        return summed(losses)
+
+    def means(self, seen: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return figures per pair."""
+        return per_pair(seen)
+
+
+class VerdictLearner(AgainstReference):
+    """Answers that were judged one by one (KTO)."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        job: RecipeJob,
+        examples: Examples,
+        folder: Path,
+        *,
+        strange: Mapping[int, int],
+    ) -> None:
+        """Make it; `strange` gives an example's prompt under the answer of another, by number."""
+        super().__init__(decoder, job, examples, folder)
+        assert isinstance(job.recipe, Kto)
+        self.recipe, self.strange = job.recipe, strange
+        self.liked = torch.tensor(examples.liked).to(self.reference.device)
+        self.baseline = torch.zeros((), device=self.reference.device)
+        """How far the policy has moved, estimated for each step as a whole."""
+
+    @torch.no_grad()
+    def begin(self, batch: Batch) -> None:
+        """Estimate how far the policy has moved, from answers to prompts of others."""
+        super().begin(batch)
+        numbers = [self.strange[one] for one in numbers_of(batch) if one in self.strange]
+        most = self.job.workload.sequence_length * self.job.layout.microbatch
+        total = torch.zeros((), device=self.reference.device)
+        for run in self.examples.rows(numbers, most):
+            total += self.gains(self.examples.row(run, total.device)).sum()
+        self.baseline = (total / max(1, len(numbers))).clamp(min=0)
+
+    def count(self, batch: Batch) -> int:
+        """Return the answers."""
+        return len(numbers_of(batch))
+
+    def loss(self, part: Batch) -> Loss:
+        """Return the summed loss of the answers."""
+        gains = self.gains(part)
+        wanted = self.liked[numbers_of(part)]
+        losses = kto(
+            gains,
+            wanted,
+            baseline=self.baseline,
+            beta=self.recipe.beta,
+            of_wanted=self.recipe.wanted,
+            of_unwanted=self.recipe.unwanted,
+        )
+        self.see(
+            wanted=wanted.sum(),
+            unwanted=(~wanted).sum(),
+            wanted_gain=(gains * wanted).sum(),
+            unwanted_gain=(gains * ~wanted).sum(),
+            moved=self.baseline * len(gains),
+        )
+        return summed(losses)
+
+    def means(self, seen: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return figures per answer that is wanted, or is not."""
+        if not seen:
+            return {}
+        wanted = seen["wanted_gain"] / seen["wanted"].clamp(min=1)
+        unwanted = seen["unwanted_gain"] / seen["unwanted"].clamp(min=1)
+        return {
+            "margin": self.recipe.beta * (wanted - unwanted),
+            "wanted_gain": wanted,
+            "unwanted_gain": unwanted,
+            "moved": seen["moved"] / (seen["wanted"] + seen["unwanted"]).clamp(min=1),
+        }

@@ -1,0 +1,126 @@
+"""A tiny chat model in a folder, sets of records with something to learn, and jobs on them."""
+
+import json
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import torch
+
+from meshwright.run.nn.build import build
+from meshwright.run.nn.huggingface import save
+from meshwright.run.nn.initialise import materialise
+from meshwright.run.posttrain.supervised import RecipeJob, open_recipe, read_recipe
+from meshwright.run.train.loop import train
+from meshwright.run.train.outcome import Outcome
+from meshwright.spec.model import Attention, Block, Mlp, Model, Rotary
+from meshwright.spec.resolve import Source, resolve
+from tests.run.posttrain.data.small_words import CHATML, words_of
+
+LETTERS = "bcdfghjklm"
+LENGTH = 64
+
+
+@cache
+def model_folder() -> Path:
+    """Return a folder with a model of drawn weights, its tokenizer and its template."""
+    folder = Path(mkdtemp(prefix="mw-recipes-"))
+    words = words_of()
+    attention = Attention(heads=2, kv_heads=2, head_dim=16, rotary=Rotary())
+    block = Block(name="plain", mixer=attention, mlp=Mlp(width=64))
+    model = Model(
+        name="m", hidden=32, vocab=words.size, blocks=(block,), pattern="2*plain",
+        max_positions=LENGTH, family="llama",
+    )  # fmt: skip
+    decoder = build(model, dtype=torch.float32)
+    materialise(decoder, "cpu", seed=0)
+    # Adapters leave the head as it is: one of drawn weights could tell words hardly apart.
+    decoder.head_weight.data.mul_(30)
+    save(decoder, folder)
+    words.tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "chat_template.jinja").write_text(CHATML)
+    (folder / "generation_config.json").write_text('{"eos_token_id": 2}')
+    (folder / "tokenizer_config.json").write_text(
+        '{"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}'
+    )
+    return folder
+
+
+def letter_of(number: int) -> str:
+    """Return the letter of a record; every tenth record, which is held out, has any of them."""
+    return LETTERS[(number + number // 10) % len(LETTERS)]
+
+
+def asked(letter: str, number: int) -> list[dict[str, str]]:
+    return [{"role": "user", "content": f"{letter} {number}"}]
+
+
+def chats(count: int = 40) -> list[dict[str, Any]]:
+    """Return chats whose answer is the letter that was said, twice."""
+    return [
+        {"messages": [*asked(letter, n), {"role": "assistant", "content": f"{letter}{letter}"}]}
+        for n in range(count)
+        for letter in [letter_of(n)]
+    ]
+
+
+def pairs(count: int = 40) -> list[dict[str, Any]]:
+    """Return pairs of which `aye` is chosen and `nay` rejected."""
+    return [
+        {"prompt": asked(letter_of(n), n), "chosen": "aye", "rejected": "nay"} for n in range(count)
+    ]
+
+
+def verdicts(count: int = 40) -> list[dict[str, Any]]:
+    """Return answers of which `aye` is liked and `nay` is not."""
+    return [
+        {
+            "prompt": asked(letter_of(n), n),
+            "completion": "nay" if n % 2 else "aye",
+            "label": not n % 2,
+        }
+        for n in range(count)
+    ]
+
+
+RECORDS = {"dpo": pairs, "ipo": pairs, "reward": pairs, "kto": verdicts}
+
+
+def write(path: Path, records: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(one) + "\n" for one in records))
+    return path
+
+
+def recipe_data(kind: str, source: Path, changes: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Return a recipe's job as plain data."""
+    data: dict[str, Any] = {
+        "seed": 1,
+        "start_from": str(model_folder()),
+        "recipe": {"kind": kind},
+        "epochs": 6.0,
+        "layout": {"precision": "fp32", "microbatch": 1},
+        "workload": {"sequence_length": LENGTH, "global_batch": 2},
+        "data": {"sources": [str(source)], "validation": 0.1},
+        "optimizer": {"lr": 0.01, "warmup_steps": 0, "decay": 0.0},
+        "checkpoint": {"every_steps": 5},
+        "output": {"progress": "none"},
+        "machine": {"threads": 1, "device": "cpu"},
+    }
+    if kind in ("lora", "dora"):
+        data["adapter"] = {"rank": 8, "alpha": 16.0, "dora": kind == "dora"}
+    return resolve([Source("tiny", data), Source("changes", changes or {})]).data
+
+
+def recipe_job(
+    kind: str, folder: Path, changes: dict[str, Any] | None = None, **records: Any
+) -> RecipeJob:
+    """Return a recipe's job, its records being written into a folder."""
+    made = records.get("records") or RECORDS.get(kind, chats)()
+    return read_recipe(recipe_data(kind, write(folder / "records.jsonl", made), changes))
+
+
+def trained(job: RecipeJob, run: Path, **more: Any) -> Outcome:
+    """Train a recipe to its end, or as far as `until` says."""
+    task, counted = open_recipe(job)
+    return train(counted, run, task=task, environment={}, **more)
