@@ -230,11 +230,25 @@ def waited_its_turn(world: World) -> None:
     world.job(slot, submit_s=start - 8 * 3600, eligible_s=start - 300, reason="Dependency")
 
 
+def stops_early(world: World) -> None:
+    """A sweep whose trials mostly end early, under a limit that the best of them need."""
+    user, limit = f"e{int(world.rng.integers(0, 90)):02d}", _between(world, 4, 16) * 3600
+    for part in (
+        *world.rng.uniform(0.02, 0.2, int(world.rng.integers(5, 9))),
+        _between(world, 0.5, 0.95),
+    ):
+        slot = world.place(1, max(5, int(part * limit / 60)))
+        if slot is None:
+            return
+        run(world, slot, Work(tensor=_between(world, 0.2, 0.4)))
+        world.job(slot, user=user, name="search", limit_s=limit)
+
+
 SOUND: tuple[tuple[Callable[[World], None], float], ...] = (
     (large_training, 6), (small_training, 14), (serving, 3), (double_precision, 4),
     (short_session, 4), (used_session, 2), (evaluation, 3), (prepares_first, 2), (busy_host, 2),
     (preempted, 1), (chained, 0.7), (failed_once, 1.5), (light, 4), (pipelined, 1),
-    (waited_its_turn, 1),
+    (waited_its_turn, 1), (stops_early, 0.5),
 )  # fmt: skip
 """What runs in a fleet, and how often."""
 

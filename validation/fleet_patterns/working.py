@@ -54,7 +54,8 @@ def run(world: World, slot: Slot, work: Work, until: int | None = None) -> None:
     level *= rng.normal(1, 0.01, (rows.size, 1))
     last = first + length
     put = world.samples
-    for name, share in (("gpu_util", work.active), ("sm_active", work.sms),
+    # An SM that holds work is work on the GPU: it cannot be active for longer than the whole is.
+    for name, share in (("gpu_util", work.active), ("sm_active", min(work.sms, work.active)),
                         ("tensor_active", work.tensor), ("dram_active", work.dram),
                         ("fp64_active", work.fp64), ("fp32_active", work.fp32)):  # fmt: skip
         put[name][rows, first:last] = np.clip(share * level, 0, 1)

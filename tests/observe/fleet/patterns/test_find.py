@@ -1,5 +1,7 @@
 """What a fleet's patterns tell, on tables that can be checked by eye."""
 
+from typing import Any
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -227,3 +229,48 @@ def test_partitions_of_two_clusters_are_not_one() -> None:
     assert "queue-starved-by-fragmentation" not in told(
         nodes=rows("nodes", *here, {**free, "cluster": "c"}), **tables
     )
+
+
+SMALL = {"gpu_util": 0.3, "memory_used": 4 * GIB, "memory_total": 140 * GIB}
+"""Busy for a third of the time, in little of the memory of a large GPU."""
+
+
+@pytest.mark.parametrize(
+    ("levels", "is_told"),
+    [
+        ({"sm_active": 0.05, "dram_active": 0.02}, True),  # narrow kernels
+        ({"sm_active": 0.25, "dram_active": 0.02}, False),  # wide ones, seldom
+        ({"sm_active": 0.05, "dram_active": 0.2}, False),  # much traffic
+        ({"sm_active": 0.05, "dram_active": 0.02, "memory_used": 20 * GIB}, False),
+        ({}, False),  # who knows
+        ({"gpu_util": 0.15}, True),
+    ],
+)
+def test_a_gpu_is_too_powerful_where_a_slice_would_do(
+    levels: dict[str, float], is_told: bool
+) -> None:
+    one = job(hours=6)
+    found = told(jobs=rows("jobs", one), held=rows("held", *held(one, 0)),
+                 samples=samples(6, **SMALL | levels))  # fmt: skip
+    assert ("gpu-too-powerful" in found) == is_told
+    if is_told:
+        assert "1g.18gb" in found["gpu-too-powerful"].remedy
+
+
+@pytest.mark.parametrize(
+    ("last", "is_told"),
+    [
+        ({"hours": 2.0}, True),
+        ({"hours": 5.0}, False),  # half as long again is more than half of the limit
+        ({"hours": 12.0, "state": "timeout"}, False),
+        ({"hours": 9.0, "state": "failed"}, False),
+    ],
+)
+def test_a_limit_is_too_long_where_no_run_needs_half_of_it(
+    last: dict[str, Any], is_told: bool
+) -> None:
+    short = [job(str(at), 1, after=at, limit_s=12 * 3600.0) for at in range(5)]
+    found = told(jobs=rows("jobs", *short, job("9", after=6, limit_s=12 * 3600.0, **last)))
+    assert ("time-limit-far-over" in found) == is_told
+    if is_told:
+        assert found["time-limit-far-over"].remedy == "--time=3:00:00"

@@ -7,15 +7,13 @@ import numpy as np
 from meshwright.observe.fleet.measures.robust import group_medians
 from meshwright.observe.fleet.patterns.arrays import Floats, most_of
 from meshwright.observe.fleet.patterns.fleet import Fleet
-from meshwright.observe.fleet.patterns.registry import Hit, Pattern, pattern
+from meshwright.observe.fleet.patterns.registry import IDLE, Hit, Pattern, pattern
 from meshwright.observe.fleet.patterns.say import gib, hours, lasted, many_gpus, of_jobs, share
 
 USUAL_TENSOR = 0.3
 """Tensor activity of a sound training job, where the fleet has none to compare with."""
-_CAUSES = ("never-used", "finished-but-held", "gpus-held-idle", "notebook-hoarding", "hung-job",
-           "cpu-starved", "storage-bound", "metadata-storm", "data-wait", "pcie-bound",
+_CAUSES = (*IDLE, "cpu-starved", "storage-bound", "metadata-storm", "data-wait", "pcie-bound",
            "some-gpus-unused", "exposed-communication", "startup-heavy")  # fmt: skip
-_IDLE = ("never-used", "finished-but-held", "gpus-held-idle", "notebook-hoarding", "hung-job")
 
 
 def usual_tensor(fleet: Fleet) -> float:
@@ -89,39 +87,6 @@ def low_tensor(fleet: Fleet) -> Iterator[Hit]:
             f"{share(tensor[row])} of the time",
             *([f"fp32 units busy {share(fp32[row])}: products run in full fp32"]
               if fp32[row] > 0.15 else []),
-        ),
-    )  # fmt: skip
-
-
-@pattern(
-    Pattern(
-        "gpu-too-powerful",
-        "The GPU is too powerful for the work",
-        "activity",
-        "20 % active or less (and more than idle), 10 GiB of GPU memory or less on GPUs of 40 GiB "
-        "or more, 12 cores or fewer and 32 GiB of host memory or less for each",
-        "estimated: six sevenths of its GPU-hours, as the smallest slice of seven would do",
-        "ask for a slice or a smaller card: --gres=gpu:1g.10gb:1 (Slurm), nvidia.com/mig-1g.10gb: "
-        "1 (Kubernetes); or several such jobs on one GPU with MPS",
-        least_hours=4.0,
-        yields_to=_IDLE,
-    )
-)
-def too_powerful(fleet: Fleet) -> Iterator[Hit]:
-    """Little work, little memory, few cores."""
-    jobs, active = fleet.jobs, fleet.of_jobs("activity")
-    memory, total = fleet.most("peak_memory_used"), fleet.most("peak_memory_total")
-    gpus = np.maximum(jobs.gpus, 1e-9)
-    small = (np.nan_to_num(jobs.cpus) <= 12 * gpus) & (
-        np.nan_to_num(jobs.memory_asked) <= 32 * 2**30 * gpus
-    )
-    yield from of_jobs(
-        (active > 0.01) & (active <= 0.2) & (memory <= 10 * 2**30) & (total >= 39 * 2**30) & small
-        & ~jobs.interactive & (jobs.gpus >= 1) & fleet.whole,
-        jobs.hours * 6 / 7,
-        lambda row: (
-            f"job {jobs.label(row)}: {share(active[row])} active on average, at most "
-            f"{gib(memory[row])} of {gib(total[row])} used",
         ),
     )  # fmt: skip
 
@@ -241,7 +206,7 @@ def _second_most(values: Floats, groups: "np.ndarray[tuple[int], np.dtype[np.int
         "balance pipeline stages (--decoder-first-pipeline-num-layers, mw plan), pack sequences to "
         "equal tokens, and raise the load-balancing loss of experts",
         least_hours=4.0,
-        yields_to=("some-gpus-unused", "straggler-gpu", *_IDLE),
+        yields_to=("some-gpus-unused", "straggler-gpu", *IDLE),
     )
 )
 def uneven_work(fleet: Fleet) -> Iterator[Hit]:
@@ -274,7 +239,7 @@ def uneven_work(fleet: Fleet) -> Iterator[Hit]:
         "else began then: clocks, a neighbour on the storage, a longer sequence length",
         statistical="change point: largest cumulative deviation from the mean, in units of its "
         "noise estimated from neighbouring samples",
-        yields_to=(*_IDLE, "power-throttled", "thermal-throttled"),
+        yields_to=(*IDLE, "power-throttled", "thermal-throttled"),
     )
 )
 def slower_since(fleet: Fleet) -> Iterator[Hit]:

@@ -40,6 +40,7 @@ def detectors() -> None:
         placement,
         repeats,
         requests,
+        slices,
     )
 
 

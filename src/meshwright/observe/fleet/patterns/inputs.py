@@ -7,12 +7,11 @@ import numpy as np
 from meshwright.observe.fleet.measures.robust import robust_scores
 from meshwright.observe.fleet.patterns.arrays import Floats, by_group, most_of
 from meshwright.observe.fleet.patterns.fleet import Fleet
-from meshwright.observe.fleet.patterns.registry import Hit, Pattern, pattern
+from meshwright.observe.fleet.patterns.registry import IDLE, Hit, Pattern, pattern
 from meshwright.observe.fleet.patterns.say import many_gpus, of_jobs, share
 
 BUSY = 0.9
 """As active as a job is that waits for nothing."""
-_IDLE = ("never-used", "finished-but-held", "gpus-held-idle", "notebook-hoarding", "hung-job")
 _WAITED = "estimated: GPU-hours that the same work would save at 90 % activity"
 
 
@@ -53,7 +52,7 @@ def _half_idle(fleet: Fleet) -> "np.ndarray[tuple[int], np.dtype[np.bool_]]":
         _WAITED,
         "more cores for each GPU (--cpus-per-gpu=16) and as many DataLoader(num_workers=…); or "
         "decode on the GPU (DALI, torchvision.io.decode_jpeg on cuda)",
-        yields_to=_IDLE,
+        yields_to=IDLE,
     )
 )
 def cpu_starved(fleet: Fleet) -> Iterator[Hit]:
@@ -96,7 +95,7 @@ def _more_cores(cores: float, active: float) -> int:
         "pack small files: webdataset tar shards, MosaicML streaming or one HDF5 or Parquet file; "
         "copy the set to local disk first (sbcast, $SLURM_TMPDIR)",
         statistical="peer group: robust score (median and MAD) of the logarithm over all jobs",
-        yields_to=_IDLE,
+        yields_to=IDLE,
     )
 )
 def metadata_storm(fleet: Fleet) -> Iterator[Hit]:
@@ -134,7 +133,7 @@ def _lone_suspect(fleet: Fleet, rate: Floats) -> "np.ndarray[tuple[int], np.dtyp
         _WAITED,
         "copy the data set to local NVMe at the start (sbcast, $SLURM_TMPDIR), read larger blocks, "
         "stripe large files (lfs setstripe -c 8 -S 4M), prefetch_factor=8",
-        yields_to=(*_IDLE, "metadata-storm"),
+        yields_to=(*IDLE, "metadata-storm"),
     )
 )
 def storage_bound(fleet: Fleet) -> Iterator[Hit]:
@@ -163,7 +162,7 @@ def storage_bound(fleet: Fleet) -> Iterator[Hit]:
         "keep it on the GPU: no CPU offload of optimizer or parameters (zero3 offload none), uint8 "
         'images converted on the GPU, pin_memory=True with .to("cuda", non_blocking=True)',
         least_hours=2.0,
-        yields_to=_IDLE,
+        yields_to=IDLE,
     )
 )
 def pcie_bound(fleet: Fleet) -> Iterator[Hit]:

@@ -17,6 +17,8 @@ FAMILIES = (
     "checkpoints", "placement",
 )  # fmt: skip
 """In the order of the documentation."""
+IDLE = ("never-used", "finished-but-held", "gpus-held-idle", "notebook-hoarding", "hung-job")
+"""Patterns of GPUs that do nothing, which say why a job is hardly active."""
 LEAST_HOURS = 1.0
 """What costs fewer GPU-hours is not told."""
 NO_JOBS: Ints = np.zeros(0, dtype=np.int64)

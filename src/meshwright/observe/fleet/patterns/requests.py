@@ -4,13 +4,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from meshwright.observe.fleet.measures.robust import group_medians
-from meshwright.observe.fleet.patterns.arrays import Floats, by_group, groups_of
+from meshwright.observe.fleet.patterns.arrays import Floats, by_group, groups_of, most_of
 from meshwright.observe.fleet.patterns.fleet import Fleet
 from meshwright.observe.fleet.patterns.registry import Hit, Pattern, bound, pattern
 from meshwright.observe.fleet.patterns.say import gib, lasted, of_jobs, share
 
 FEWEST_JOBS = 5
+SPARE = 1.5
+"""A limit that much above the longest run so far is asked for instead."""
 
 
 def _blocked(fleet: Fleet, asked: Floats, used: Floats, each: Floats) -> Floats:
@@ -112,8 +113,8 @@ def cores_over(fleet: Fleet) -> Iterator[Hit]:
         "time-limit-far-over",
         "Time limits many times what jobs take",
         "requests",
-        "five or more jobs of a user under one name ended by themselves, with a median below 15 % "
-        "of a limit of two hours or more, and none above 40 %",
+        "five or more jobs of a user under one name ended by themselves, and one and a half times "
+        "the longest run of any of that name is less than half of their limit of two hours or more",
         "not in GPU-hours: backfill cannot place them early, so they and others wait longer",
         "ask for the longest run and a half more",
     )
@@ -121,31 +122,27 @@ def cores_over(fleet: Fleet) -> Iterator[Hit]:
 def limit_over(fleet: Fleet) -> Iterator[Hit]:
     """Limits that keep the scheduler from backfilling."""
     jobs = fleet.jobs
-    fine = jobs.ended & jobs.state.equals("completed") & (jobs.gpus > 0) & (jobs.limit_s >= 7200)
-    group = fleet.scripts
-    group = np.where(fine, group, -1)
-    part = np.where(fine, jobs.run_s / jobs.limit_s, np.nan)
+    limited = (jobs.gpus > 0) & (jobs.limit_s >= 7200)
+    group = np.where(limited, fleet.scripts, -1)
     number = int(group.max(initial=-1)) + 1
-    median = group_medians(part, group, number)
-    count = np.bincount(group[group >= 0], minlength=number)
-    chosen = np.append((count >= FEWEST_JOBS) & (median <= 0.15), False)
-    group = np.where(chosen[group], group, -1)
-    for rows in groups_of(group, np.arange(jobs.number), FEWEST_JOBS):
-        longest = float(jobs.run_s[rows].max())
+    # One that still runs, failed late or met its limit says as well how long they may take.
+    longest = most_of(np.where(limited, jobs.run_s, 0.0), group, number)
+    fine = limited & jobs.ended & jobs.state.equals("completed")
+    for rows in groups_of(np.where(fine, group, -1), np.arange(jobs.number), FEWEST_JOBS):
         limit = float(np.median(jobs.limit_s[rows]))
-        if longest > 0.4 * limit:
+        enough = SPARE * float(longest[group[rows[0]]])
+        if enough >= limit / 2:
             continue
-        wanted = int(np.ceil(max(1.5 * longest, 600.0) / 600) * 10)
+        wanted = int(np.ceil(max(enough, 600.0) / 600) * 10)
         yield Hit(
             None,
             bound(
-                lambda rows, longest, limit: (
+                lambda rows, limit: (
                     f"{rows.size} jobs named {jobs.name.at(int(rows[0]))} took "
-                    f"{lasted(float(np.median(jobs.run_s[rows])))} (longest {lasted(longest)}) "
-                    f"of a limit of {lasted(limit)}",
+                    f"{lasted(float(np.median(jobs.run_s[rows])))} (longest "
+                    f"{lasted(float(jobs.run_s[rows].max()))}) of a limit of {lasted(limit)}",
                 ),
                 rows,
-                longest,
                 limit,
             ),
             jobs=rows,
