@@ -189,11 +189,12 @@ def compiled(kernel: Kernel) -> dict[str, Any]:
 
     names = kernel.function.arg_names
     whole = [name for name in names if kernel.types.get(name, "fp32") != "fp32"]
+    constants = {"EARLY": True, **kernel.constants}
     kind = GluonASTSource if kernel.function.is_gluon() else ASTSource
     source = kind(
         fn=kernel.function,
         signature={name: kernel.types.get(name, "constexpr") for name in names},
-        constexprs={name: value for name, value in kernel.constants.items() if name in names},
+        constexprs={name: value for name, value in constants.items() if name in names},
         attrs={(names.index(name),): [["tt.divisibility", 16]] for name in whole},
     )
     options = {"num_warps": kernel.warps, "maxnreg": kernel.registers}

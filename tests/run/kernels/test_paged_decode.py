@@ -110,6 +110,12 @@ def test_scales_multiply_what_is_cached() -> None:
     checked(drawn(2, 4, 16, dtype=torch.bfloat16), cache, k_scale=k_scale, v_scale=v_scale)
 
 
+def test_queries_beyond_float16_meet_keys_of_eight_bits() -> None:
+    cache = paged([50, 17], dtype=torch.float8_e4m3fn)
+    scale = torch.tensor(1e-5, device=DEVICE)
+    checked(1e5 * drawn(2, 4, 16, dtype=torch.bfloat16), cache, k_scale=scale)
+
+
 def test_a_row_is_the_same_to_the_bit_in_any_batch() -> None:
     cut = Cut(tile=32, warps=2, stages=2, per_sm=2)
     cache = paged([300, 20, 77])

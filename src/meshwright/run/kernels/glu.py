@@ -26,7 +26,7 @@ import torch
 from torch.nn import functional
 
 from meshwright.errors import InputError, Problem
-from meshwright.run.kernels.language import Backend, on_triton, tl, triton
+from meshwright.run.kernels.language import Backend, early, inputs_ready, on_triton, tl, triton
 from meshwright.run.kernels.recorded import recorded
 from meshwright.spec.model.feedforward import Activation
 
@@ -133,7 +133,7 @@ def gate(gate_up: torch.Tensor, activation: Activation, limit: float) -> torch.T
     gated = torch.empty(*leading, both // 2, dtype=gate_up.dtype, device=gate_up.device)
     if gated.numel():
         grid, options = _launch(gated)
-        _gate[grid](gate_up, gated, limit, ACTIVATION=activation, **options)
+        _gate[grid](gate_up, gated, limit, ACTIVATION=activation, **options, **early(gated))
     return gated
 
 
@@ -164,7 +164,16 @@ def _launch(gated: torch.Tensor) -> tuple[tuple[int], dict[str, int]]:
 
 
 @triton.jit
-def _gate(gate_up, gated, limit, ACTIVATION: tl.constexpr, F: tl.constexpr, TILE: tl.constexpr):
+def _gate(
+    gate_up,
+    gated,
+    limit,
+    ACTIVATION: tl.constexpr,
+    F: tl.constexpr,
+    TILE: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    inputs_ready(EARLY)
     row, column = _place(F, TILE)
     inside = column < F
     here = gate_up + row * (2 * F) + column

@@ -4,13 +4,14 @@ Every kernel module imports `triton` and `tl` from here, so that it can be impor
 torch version used) on a machine without Triton.
 """
 
+from functools import lru_cache
 from typing import Any, Literal
 
 import torch
 
 from meshwright.errors import MissingPart
 
-__all__ = ["HAS_TRITON", "Backend", "on_triton", "tl", "triton"]
+__all__ = ["HAS_TRITON", "Backend", "early", "inputs_ready", "on_triton", "tl", "triton"]
 
 Backend = Literal["auto", "triton", "torch"]
 """`auto` takes Triton for tensors on a GPU and plain torch elsewhere."""
@@ -46,3 +47,28 @@ def on_triton(backend: Backend, tensor: torch.Tensor) -> bool:
     if backend == "auto":
         return HAS_TRITON and tensor.is_cuda
     return backend == "triton"
+
+
+def early(tensor: torch.Tensor) -> dict[str, bool]:
+    """Return options by which a kernel is launched while the one before it still runs.
+
+    For kernels that call `inputs_ready(EARLY)` before they read or write anything: what a launch
+    takes is then hidden behind the kernel before. GPUs before Hopper do not know this.
+    """
+    if tensor.is_cuda and _launches_early(tensor.device):
+        return {"EARLY": True, "launch_pdl": True}
+    return {"EARLY": False}
+
+
+@lru_cache(maxsize=16)
+def _launches_early(device: torch.device) -> bool:
+    return torch.version.cuda is not None and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+# Triton compiles it itself.
+@triton.jit  # type: ignore[untyped-decorator]
+def inputs_ready(EARLY: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Wait for all that earlier kernels write, and let the next one be launched."""
+    if EARLY:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()

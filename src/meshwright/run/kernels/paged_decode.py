@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from meshwright.errors import InputError, Problem
-from meshwright.run.kernels.language import Backend, on_triton
+from meshwright.run.kernels.language import Backend, early, on_triton
 from meshwright.run.kernels.paged_decode_kernel import attend_shares, join_parts
 from meshwright.run.kernels.paged_plain import Shaping, plain_paged_decode
 from meshwright.run.kernels.paged_plan_kernel import plan_shares
@@ -74,10 +74,10 @@ class Cut(NamedTuple):
 
 CUTS: dict[tuple[int, int], Cut] = {
     (1, 64): Cut(tile=128, warps=4, stages=4, per_sm=3),
-    (1, 128): Cut(tile=128, warps=4, stages=4, per_sm=2),
+    (1, 128): Cut(tile=128, warps=4, stages=2, per_sm=4, apart=False),
     (1, 256): Cut(tile=64, warps=4, stages=3, per_sm=2, apart=False),
     (2, 64): Cut(tile=64, warps=4, stages=4, per_sm=3),
-    (2, 128): Cut(tile=64, warps=4, stages=4, per_sm=2),
+    (2, 128): Cut(tile=64, warps=4, stages=2, per_sm=3, apart=False),
     (2, 256): Cut(tile=32, warps=4, stages=3, per_sm=2, apart=False),
     (4, 64): Cut(tile=64, warps=4, stages=2, per_sm=2, apart=False),
     (4, 128): Cut(tile=32, warps=4, stages=2, per_sm=2, apart=False),
@@ -271,14 +271,14 @@ def launch(
         QUERIES=plan.queries,
         ROPE=rope, ROPE_COLUMNS=max(16, power_of_two(max(1, rope // step))),
         OUT_COLUMNS=power_of_two(width), HEADS=min(4, power_of_two(packed)), PIECES=PIECES // 2,
-        num_warps=cut.warps, num_stages=cut.stages, maxnreg=cut.registers,
+        num_warps=cut.warps, num_stages=cut.stages, maxnreg=cut.registers, **early(out),
     )  # fmt: skip
     if plan.tickets is not None:
         return
     join_parts[(rows * units if splits else plan.programs, packed)](
         plan.counts, out, parts, stats, shaping.sinks, rows, plan.programs, least,
         K=kv_heads, G=group, E=width, PACKED=packed, QUERIES=plan.queries,
-        COLUMNS=power_of_two(width), PIECES=PIECES, SPLITS=splits, num_warps=2,
+        COLUMNS=power_of_two(width), PIECES=PIECES, SPLITS=splits, num_warps=2, **early(out),
     )  # fmt: skip
 
 

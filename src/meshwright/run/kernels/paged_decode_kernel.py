@@ -15,7 +15,7 @@ and a sum of its own, so that no warp waits for another before the unit ends.
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 # ruff: noqa: PLR0915, PLR0917
 
-from meshwright.run.kernels.language import tl, triton
+from meshwright.run.kernels.language import inputs_ready, tl, triton
 from meshwright.run.kernels.paged_latent_kernel import attend_latents
 from meshwright.run.kernels.paged_plan_kernel import (
     begin_grains,
@@ -81,11 +81,13 @@ def attend_shares(
     OUT_COLUMNS: tl.constexpr,
     HEADS: tl.constexpr,
     PIECES: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Attend over one share of all keys.
 
     With ROPE what is cached is latents of E elements, and so many more which are keys alone.
     """
+    inputs_ready(EARLY)
     groups: tl.constexpr = (G * QUERIES + PACKED - 1) // PACKED
     units: tl.constexpr = K * groups
     program = tl.program_id(0)
@@ -200,7 +202,7 @@ def _attend_unit(
     CHUNK: tl.constexpr, CAPPED: tl.constexpr, QUERIES: tl.constexpr,
 ):  # fmt: skip
     """Attend over tiles begin to end of a unit: weighted values in two halves, maximum, sum."""
-    q_one, q_two = load_queries(q, inside, E, COLUMNS, PAIRS)
+    q_one, q_two, scale = load_queries(q, inside, scale, E, COLUMNS, PAIRS)
     if WAYS > 1 and slopes is not None:
         slopes = tl.broadcast_to(slopes[None], (WAYS, M))
     if WAYS > 1:
@@ -271,12 +273,14 @@ def join_parts(
     COLUMNS: tl.constexpr,
     PIECES: tl.constexpr,
     SPLITS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Put together one query head of one unit that several programs shared.
 
     Without SPLITS of the unit, if any, that begins in a program's share and goes on beyond; with
     SPLITS of any unit. Parts are added in the order of their keys.
     """
+    inputs_ready(EARLY)
     groups: tl.constexpr = (G * QUERIES + PACKED - 1) // PACKED
     units: tl.constexpr = K * groups
     program = tl.program_id(0)

@@ -29,8 +29,8 @@ def attend_latents(
 ):  # fmt: skip
     """Attend over tiles begin to end: weighted latents in two halves, maximum, sum of weights."""
     step: tl.constexpr = 2 if PAIRS else 1
-    q_one, q_two = load_queries(q, inside, RANK, COLUMNS, PAIRS)
-    r_one, r_two = load_queries(q + RANK, inside, ROPE, ROPE_COLUMNS, PAIRS)
+    r_one, r_two, _ = load_queries(q + RANK, inside, scale, ROPE, ROPE_COLUMNS, PAIRS)
+    q_one, q_two, scale = load_queries(q, inside, scale, RANK, COLUMNS, PAIRS)
     one = tl.zeros((M, COLUMNS), tl.float32)
     two = one if PAIRS else 0.0
     most = tl.full((M,), NOTHING, tl.float32)

@@ -74,12 +74,13 @@ def attend_queries(
         head = kv_head * G + member
         token = (tl.load(starts + row) + query).to(tl.int64)
         place = length - many + query
-        q_one, q_two = load_queries(q + token * q_token + head * q_head, inside, E, COLUMNS, PAIRS)
         slopes = None
         if alibi is not None:
             slopes = tl.load(alibi + head, mask=inside, other=0.0).to(tl.float32)
         if k_scale is not None:
             scale *= tl.load(k_scale)
+        q_here = q + token * q_token + head * q_head
+        q_one, q_two, scale = load_queries(q_here, inside, scale, E, COLUMNS, PAIRS)
         one = tl.zeros((M, COLUMNS), tl.float32)
         two = one if PAIRS else 0.0
         most = tl.full((M,), NOTHING, tl.float32)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from meshwright.errors import InputError, Problem
-from meshwright.run.kernels.language import Backend, on_triton
+from meshwright.run.kernels.language import Backend, early, on_triton
 from meshwright.run.kernels.norm_rotate import HeadNorms, split_norm_rotate
 from meshwright.run.kernels.paged_store_kernel import store_tokens, turn_and_store
 from meshwright.run.kernels.rotary import QkvSizes, check_qkv, split_rotate
@@ -130,7 +130,7 @@ def split_store(
         H=sizes.heads, K=sizes.kv_heads, E=sizes.head_dim, HALF=half, BLOCK=k_cache.shape[1],
         TOKENS=tile.tokens, HEADS=tile.heads, HALF_COLUMNS=power_of_two(half),
         COLUMNS=power_of_two(sizes.head_dim), INTERLEAVED=interleaved, UNIT_OFFSET=offset,
-        EIGHT_BITS=k_cache.element_size() == 1, num_warps=WARPS,
+        EIGHT_BITS=k_cache.element_size() == 1, num_warps=WARPS, **early(q_NHE),
     )  # fmt: skip
     return q_NHE
 

@@ -7,7 +7,7 @@ As in `rotary_kernel` a program takes some heads of some neighbouring tokens, of
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 # ruff: noqa: PLR0917
 
-from meshwright.run.kernels.language import tl, triton
+from meshwright.run.kernels.language import inputs_ready, tl, triton
 from meshwright.run.kernels.norm_rotate_kernel import pair_factors, rest_factor
 from meshwright.run.kernels.rotary_kernel import (
     load_columns,
@@ -134,8 +134,10 @@ def turn_and_store(
     INTERLEAVED: tl.constexpr,
     UNIT_OFFSET: tl.constexpr,
     EIGHT_BITS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Norm and turn heads of queries into `out` or of keys into pages, or store those of values."""
+    inputs_ready(EARLY)
     parts: tl.constexpr = (H + 2 * K) // HEADS
     program = tl.program_id(0)
     place = (program // parts * TOKENS).to(tl.int64)

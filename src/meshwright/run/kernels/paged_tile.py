@@ -199,8 +199,12 @@ def attend_tiles(
 
 
 @triton.jit
-def load_queries(here, inside, E: tl.constexpr, COLUMNS: tl.constexpr, PAIRS: tl.constexpr):
-    """Load queries from where each begins: all elements twice, or the even and the odd ones."""
+def load_queries(here, inside, scale, E: tl.constexpr, COLUMNS: tl.constexpr, PAIRS: tl.constexpr):
+    """Load queries from where each begins: all elements twice, or the even and the odd ones.
+
+    Also returns what is left to scale scores by: queries in pairs are scaled here, before they
+    become float16, which ends at 65,504.
+    """
     step: tl.constexpr = 2 if PAIRS else 1
     column = tl.arange(0, COLUMNS)
     within = inside[:, None] & (column < E // step)[None, :]
@@ -208,9 +212,11 @@ def load_queries(here, inside, E: tl.constexpr, COLUMNS: tl.constexpr, PAIRS: tl
     one = tl.load(here, mask=within, other=0.0)
     two = one
     if PAIRS:
-        one = one.to(tl.float16)
-        two = tl.load(here + 1, mask=within, other=0.0).to(tl.float16)
-    return one, two
+        two = tl.load(here + 1, mask=within, other=0.0)
+        one = (one * scale).to(tl.float16)
+        two = (two * scale).to(tl.float16)
+        scale = 1.0
+    return one, two, scale
 
 
 @triton.jit

@@ -26,7 +26,7 @@ import torch
 
 from meshwright.errors import InputError, Problem
 from meshwright.run.kernels.cpu_rows import cpu_rms_norm
-from meshwright.run.kernels.language import Backend, on_triton
+from meshwright.run.kernels.language import Backend, early, on_triton
 from meshwright.run.kernels.recorded import recorded
 from meshwright.run.kernels.rms_norm_kernel import add_parts, gradients, normalise
 
@@ -243,6 +243,7 @@ def _forward(
             COLUMNS=shape.width,
             UNIT_OFFSET=unit_offset,
             num_warps=shape.warps,
+            **early(x),
         )
     return rstd
 

@@ -9,7 +9,7 @@
 
 import torch
 
-from meshwright.run.kernels.language import tl, triton
+from meshwright.run.kernels.language import inputs_ready, tl, triton
 
 
 # Not compiled anew for a number of rows that happens to be 1 or a multiple of 16.
@@ -30,8 +30,10 @@ def normalise(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     UNIT_OFFSET: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Normalise a tile of rows, after adding those of `residual` where there is one."""
+    inputs_ready(EARLY)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, COLUMNS)
     inside = (row < number)[:, None] & (column < D)[None, :]

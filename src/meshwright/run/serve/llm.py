@@ -46,36 +46,54 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
         return self.choices[0].text
 
 
-class _Heard:
-    """The pieces of one ask."""
+class _Writing:
+    """One choice as far as it has come."""
 
-    def __init__(self, each: Callable[[Piece], None] | None = None) -> None:
-        self.pieces: list[Piece] = []
-        self._each = each
+    __slots__ = ("finish", "logprobs", "text", "tokens")
+
+    def __init__(self) -> None:
+        self.text: list[str] = []
+        self.tokens: list[int] = []
+        self.logprobs: list[TokenLogprob] = []
+        self.finish: Finish | None = None
+
+    def choice(self) -> Choice:
+        assert self.finish is not None, "an answer that is read has ended"
+        return Choice(
+            text="".join(self.text),
+            tokens=tuple(self.tokens),
+            finish=self.finish,
+            logprobs=tuple(self.logprobs),
+        )
+
+
+class _Heard:
+    """What was heard of one ask; pieces are let go, for thousands of them keep Python busy."""
+
+    def __init__(self, ask: Ask, each: Callable[[Piece], None] | None = None) -> None:
+        self._ask, self._each = ask, each
+        self._choices = [_Writing() for _ in range(ask.sampling.n)]
+        self._first: Piece | None = None
 
     def __call__(self, piece: Piece) -> None:
-        self.pieces.append(piece)
+        self._first = self._first or piece
+        writing = self._choices[piece.choice]
+        writing.tokens += piece.tokens
+        writing.finish = piece.finish
+        if piece.text:
+            writing.text.append(piece.text)
+        if piece.logprobs:
+            writing.logprobs += piece.logprobs
         if self._each is not None:
             self._each(piece)
 
-    def completion(self, ask: Ask) -> Completion:
-        first = self.pieces[0] if self.pieces else Piece()
+    def completion(self) -> Completion:
+        first = self._first or Piece()
         return Completion(
-            prompt=ask.prompt,
-            choices=tuple(self._choice(number) for number in range(ask.sampling.n)),
+            prompt=self._ask.prompt,
+            choices=tuple(writing.choice() for writing in self._choices),
             cached_tokens=first.cached_tokens,
             prompt_logprobs=first.prompt_logprobs,
-        )
-
-    def _choice(self, number: int) -> Choice:
-        pieces = [piece for piece in self.pieces if piece.choice == number]
-        finish = pieces[-1].finish
-        assert finish is not None, "an answer that is read has ended"
-        return Choice(
-            text="".join(piece.text for piece in pieces),
-            tokens=tuple(token for piece in pieces for token in piece.tokens),
-            finish=finish,
-            logprobs=tuple(told for piece in pieces for told in piece.logprobs),
         )
 
 
@@ -138,14 +156,14 @@ class LLM:
         """Answer asks, all at once."""
         for ask in asks:
             self.engine.check(ask)
-        heard = [_Heard(each) for _ in asks]
-        for ask, pieces in zip(asks, heard, strict=True):
-            self.engine.add(ask, pieces)
+        heard = [_Heard(ask, each) for ask in asks]
+        for ask, one in zip(asks, heard, strict=True):
+            self.engine.add(ask, one)
         while not self.engine.is_idle:
             self.engine.turn()
             for sink, piece in self.engine.outbox():
                 sink(piece)
-        return [pieces.completion(ask) for ask, pieces in zip(asks, heard, strict=True)]
+        return [one.completion() for one in heard]
 
     def _tokens(self, prompt: Prompt) -> tuple[int, ...]:
         return tuple(self.words.encode(prompt) if isinstance(prompt, str) else prompt)

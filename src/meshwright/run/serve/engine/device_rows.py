@@ -10,11 +10,14 @@ Shapes: R rows that decode, B blocks of the longest table.
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from meshwright.run.serve.engine.row_inputs import Held, read_rows
 from meshwright.run.serve.model.forward import Forward
-from meshwright.run.serve.model.step import NOWHERE, Step
+from meshwright.run.serve.model.step import Step
 
 
 class DeviceRows:
@@ -32,9 +35,11 @@ class DeviceRows:
         self.decoding = torch.full((rows,), rows, **whole)
         """Rows that decode; padding behind them."""
 
-    def sent(self, values: Sequence[int], dtype: torch.dtype = torch.int64) -> Tensor:
+    def sent(
+        self, values: Sequence[int] | NDArray[np.int64], dtype: torch.dtype = torch.int64
+    ) -> Tensor:
         """Return numbers of the host on the device, without waiting for it."""
-        here = torch.tensor(values, dtype=dtype)
+        here = torch.as_tensor(values, dtype=dtype)
         if self.device.type != "cuda":
             return here
         return here.pin_memory().to(self.device, non_blocking=True)
@@ -66,25 +71,9 @@ class DeviceRows:
         self.decoding[len(rows) :].fill_(self.padding)
 
     def read(self, rows_R: Tensor, into: Step) -> None:
-        """Write what rows read in their next step into the tensors of a step."""
-        position_R = self.position.index_select(0, rows_R)
-        there_R = rows_R != self.padding
-        tables_RB = self.tables.index_select(0, rows_R)
-        block_R = tables_RB.gather(1, (position_R // self.block_tokens)[:, None])[:, 0]
-        slot_R = block_R.to(torch.int64) * self.block_tokens + position_R % self.block_tokens
-        into.tokens_N.copy_(self.last.index_select(0, rows_R))
-        into.positions_N.copy_(position_R)
-        into.slots_N.copy_(torch.where(there_R, slot_R, NOWHERE))
-        into.tables_RB.copy_(tables_RB)
-        into.lengths_R.copy_(torch.where(there_R, position_R + 1, 0))
-        if into.states_R is not None:
-            into.states_R.copy_(torch.where(there_R, rows_R, -1))
-        if into.adapters_N is not None:
-            into.adapters_N.copy_(self.adapter.index_select(0, rows_R))
-
-    def move_on(self, rows_R: Tensor) -> None:
-        """Count the token that these rows compute; padding stays where it is."""
-        self.position.index_add_(0, rows_R, (rows_R != self.padding).to(torch.int64))
+        """Write what rows read in their next step into its tensors, and move these rows on."""
+        held = Held(self.last, self.position, self.tables, self.adapter)
+        read_rows(rows_R, held, into, self.block_tokens)
 
 
 class DecodeForward:
@@ -95,9 +84,6 @@ class DecodeForward:
         self.cache, self.max_length = forward.cache, forward.max_length
 
     def run(self, step: Step) -> Tensor:
-        """Fill the step's tensors, compute it, and move its rows on."""
-        rows_R = self.rows.decoding[: len(step.tokens_N)]
-        self.rows.read(rows_R, step)
-        logits = self.forward.run(step)
-        self.rows.move_on(rows_R)
-        return logits
+        """Fill the step's tensors, move its rows on, and compute it."""
+        self.rows.read(self.rows.decoding[: len(step.tokens_N)], step)
+        return self.forward.run(step)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -236,7 +237,6 @@ class Runner:
                 adapters_N=adapters_N,
             )
         )
-        rows.move_on(rows.decoding[:decodes])
         self._tell([telling for _, telling in tellings], hidden_WD[draws:])
         logits = self.forward.logits(hidden_WD[:draws])
         return logits, tokens_N.index_select(0, wanted_W[:draws])
@@ -252,7 +252,7 @@ class Runner:
             begin = end
 
     def _decodes(self, count: int) -> Step:
-        """Return what the rows that decode read, in tensors of their own."""
+        """Return what the rows that decode read, in tensors of their own, and move them on."""
         device, blocks = self.cache.device, self.rows.tables.shape[1]
         whole, short = torch.int64, torch.int32
         step = Step(
@@ -269,15 +269,15 @@ class Runner:
 
     def _prompts(self, parts: Sequence[Part]) -> tuple[Tensor, ...]:
         """Return tokens, positions and slots of parts of prompts."""
-        tokens: list[int] = []
-        positions: list[int] = []
-        rows: list[int] = []
-        for part in parts:
-            count = len(part.tokens)
-            tokens += part.tokens
-            positions += range(part.begin, part.begin + count)
-            rows += [part.row] * count
-        sent = self.rows.sent([*tokens, *positions, *rows]).view(3, -1)
+        counts = [len(part.tokens) for part in parts]
+        here = np.empty((3, sum(counts)), np.int64)
+        here[2] = np.repeat([part.row for part in parts], counts)
+        end = 0
+        for part, count in zip(parts, counts, strict=True):
+            begin, end = end, end + count
+            here[0, begin:end] = part.tokens
+            here[1, begin:end] = np.arange(part.begin, part.begin + count)
+        sent = self.rows.sent(here)
         block = self.rows.block_tokens
         blocks_N = self.rows.tables[sent[2], sent[1] // block].to(torch.int64)
         return sent[0], sent[1], blocks_N * block + sent[1] % block
