@@ -8,15 +8,19 @@ from typing import TYPE_CHECKING
 from meshwright.cli.answer import Answer, facts
 from meshwright.cli.parser import add_common
 from meshwright.errors import InputError, Problem
+from meshwright.spec.files import load_data
 from meshwright.spec.units import format_bytes, format_count, parse_count
 
 if TYPE_CHECKING:
+    import torch
+
     from meshwright.run.train.data.tokenizer import Tokenizer
     from meshwright.run.train.job import Job
 
 EXAMPLES = (
     "mw export runs/train-tiny exported",
     "mw export runs/train-tiny exported --average --format fp32",
+    "mw export runs/model-lora exported --merge",
 )
 
 FORMATS = ("own", "bf16", "fp16", "fp32", "fp8")
@@ -29,6 +33,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--average", action="store_true",
         help="the moving average of the weights (optimizer.average) in place of the weights",
+    )  # fmt: skip
+    parser.add_argument(
+        "--merge", action="store_true",
+        help="of a run that trained an adapter: the whole model with the adapter in it",
     )  # fmt: skip
     parser.add_argument("--step", metavar="N", help="a checkpoint other than the newest")
     parser.add_argument(
@@ -57,13 +65,14 @@ def run(args: argparse.Namespace) -> Answer:
         "fp32": torch.float32,
         "fp8": torch.float8_e4m3fn,
     }
+    step = None if args.step is None else parse_count(args.step, "--step")
+    if "recipe" in load_data(source / "config.toml") and not args.average:
+        return _of_recipe(args, step, formats[args.format])
+    if args.merge:
+        what = "has no adapter: every weight was trained"
+        raise InputError([Problem(args.run, what, "leave --merge out")])
     job = load_job(source / "config.toml")
-    trained = load_trained(
-        source,
-        job,
-        which="average" if args.average else "weights",
-        step=None if args.step is None else parse_count(args.step, "--step"),
-    )
+    trained = load_trained(source, job, which="average" if args.average else "weights", step=step)
     kind = formats[args.format] or trained.format
     try:
         save(trained.decoder, folder, dtype=kind)
@@ -72,23 +81,62 @@ def run(args: argparse.Namespace) -> Answer:
     tokenizer = _tokenizer(job)
     if tokenizer is not None:
         _write_tokenizer(tokenizer, folder)
-    files = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
-    written_bytes = sum(path.stat().st_size for path in files)
     parameters = sum(one.numel() for one in trained.decoder.parameters())
+    return _answer(
+        args,
+        job,
+        step=trained.step,
+        what="averaged" if args.average else "",
+        parameters=parameters,
+        form=str(kind).removeprefix("torch."),
+        tokenizer="not known" if tokenizer is None else tokenizer.vocabulary.name,
+    )
+
+
+def _of_recipe(args: argparse.Namespace, step: int | None, dtype: "torch.dtype | None") -> Answer:
+    """Export what a recipe of post-training learnt."""
+    from meshwright.run.posttrain.supervised import export_recipe
+
+    wrote = export_recipe(
+        Path(args.run), Path(args.folder), merge=args.merge, step=step, dtype=dtype
+    )
+    return _answer(
+        args,
+        wrote.job,
+        step=wrote.step,
+        what=wrote.what,
+        parameters=wrote.parameters,
+        form=str(wrote.format).removeprefix("torch."),
+        tokenizer=wrote.job.words,
+    )
+
+
+def _answer(
+    args: argparse.Namespace,
+    job: "Job",
+    *,
+    step: int,
+    what: str,
+    parameters: int,
+    form: str,
+    tokenizer: str,
+) -> Answer:
+    files = sorted(path for path in Path(args.folder).iterdir() if not path.name.startswith("."))
+    written_bytes = sum(path.stat().st_size for path in files)
     head = {
-        "wrote": folder,
+        "wrote": args.folder,
         "model": f"{job.model.name}, {format_count(parameters)} parameters",
-        "weights": f"{'averaged, ' if args.average else ''}after step {trained.step:,}",
-        "format": str(kind).removeprefix("torch."),
+        "weights": f"{what}{', ' if what else ''}after step {step:,}",
+        "format": form,
         "files": f"{', '.join(path.name for path in files)}: {format_bytes(written_bytes)}",
-        "tokenizer": "not known" if tokenizer is None else tokenizer.vocabulary.name,
+        "tokenizer": tokenizer,
     }
     data = {
         "folder": args.folder,
         "run": args.run,
-        "step": trained.step,
+        "step": step,
         "average": args.average,
-        "format": str(kind).removeprefix("torch."),
+        "format": form,
         "parameters": parameters,
         "files": [path.name for path in files],
         "bytes": written_bytes,

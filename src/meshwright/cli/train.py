@@ -17,6 +17,9 @@ from meshwright.cli.overrides import changed
 from meshwright.cli.parser import add_common
 from meshwright.cli.train_page import write_report
 from meshwright.cli.train_ranks import ranks_ended, run_folder_of
+from meshwright.cli.train_recipe import RECIPES, figures_of, names_recipe, unit_of
+from meshwright.cli.train_recipe import ask as ask_recipe
+from meshwright.cli.train_recipe import remarks as recipe_remarks
 from meshwright.errors import InputError, MissingPart, Problem
 from meshwright.run.train.run_folder import holds_run
 from meshwright.run.train.stopping import nothing_begun
@@ -25,6 +28,7 @@ from meshwright.spec.model import count_parameters
 from meshwright.spec.units import format_bytes, format_count, format_some
 
 if TYPE_CHECKING:
+    from meshwright.cli.train_recipe import Asked
     from meshwright.run.train.job_file import AskedJob
     from meshwright.run.train.outcome import Outcome
 
@@ -33,6 +37,7 @@ EXAMPLES = (
     "mw train examples/train-tiny.toml optimizer.lr=1e-3 layout.microbatch=4 --folder runs/slow",
     "mw train examples/train-tiny.toml --profile 10-12",
     "mw train examples/train-tiny.toml --dry-run",
+    "mw train --recipe lora path/of/model data.sources=chats.jsonl data.validation=0.05",
 )
 
 _NEEDED = {"torch", "safetensors", "tokenizers"}
@@ -44,11 +49,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "job",
         metavar="JOB",
-        help="TOML file: model, layout, workload, data, …; or a run to go on with",
+        help="TOML file: model, layout, workload, data, …; or a run to go on with; with --recipe "
+        "also a model to begin with",
     )
     # Of this name, the words after a flag are added to it too.
     parser.add_argument(
         "files", nargs="*", default=[], metavar="KEY=VALUE", help="values in place of the file's"
+    )
+    parser.add_argument(
+        "--recipe", choices=RECIPES, metavar="NAME", help=f"post-train: {', '.join(RECIPES)}"
     )
     parser.add_argument("--folder", metavar="RUN", help="the run's folder (default: runs/JOB)")
     parser.add_argument(
@@ -81,11 +90,16 @@ def run(args: argparse.Namespace) -> Answer:
         if holds_run(Path(args.job)):
             args.folder = args.folder or args.job
             args.job = str(Path(args.job) / "config.toml")
+        recipe: Asked | None = None
         try:
-            asked = ask_job(args.job, changed(args.files))
+            if names_recipe(args):
+                recipe = ask_recipe(args)
+                asked = recipe.asked
+            else:
+                asked = ask_job(args.job, changed(args.files))
         except InputError as refusal:
             _refuse(refusal)
-        return _explained(asked) if args.dry_run else _trained(args, asked)
+        return _explained(asked, recipe) if args.dry_run else _trained(args, asked, recipe)
 
 
 def _set_up(environment: "os._Environ[str]") -> None:
@@ -110,7 +124,7 @@ def _speaks(environment: Mapping[str, str]) -> bool:
     return world_of(environment).rank == 0
 
 
-def _trained(args: argparse.Namespace, asked: "AskedJob") -> Answer:
+def _trained(args: argparse.Namespace, asked: "AskedJob", recipe: "Asked | None") -> Answer:
     from meshwright.run.train.guards import TrainingStopped
     from meshwright.run.train.loop import train
     from meshwright.run.train.profile import ChosenSteps
@@ -123,7 +137,8 @@ def _trained(args: argparse.Namespace, asked: "AskedJob") -> Answer:
         output = msgspec.structs.replace(job.output, progress="none")
         job = msgspec.structs.replace(job, output=output)
     try:
-        outcome = train(job, folder, profile=chosen, until=until, fresh=args.fresh)
+        task = None if recipe is None else recipe.task
+        outcome = train(job, folder, profile=chosen, until=until, fresh=args.fresh, task=task)
     except TrainingStopped as stop:
         if not speaks:
             raise
@@ -134,9 +149,12 @@ def _trained(args: argparse.Namespace, asked: "AskedJob") -> Answer:
         raise SystemExit(0)  # without a word, in whatever form the first rank answers
     profiled = None if chosen is None else profile_folder(folder, job.layout.gpus)
     notes = [Note(text) for text in _remarks(outcome, until, profiled)]
+    if recipe is not None and outcome.steps >= outcome.all_steps:
+        notes += [Note(text) for text in recipe_remarks(asked, folder)]
+    about = summary(outcome, "nats per token" if recipe is None else unit_of(asked))
     if outcome.resumed_at != outcome.steps:  # else the page of the last sitting has more to say
         title = f"{outcome.steps:,} of {outcome.all_steps:,} steps"
-        notes.append(Note(f"wrote {write_report(folder, job, title, summary(outcome))}"))
+        notes.append(Note(f"wrote {write_report(folder, job, title, about)}"))
     quiet = tuple(
         f"{value:.6g}" for value in (outcome.held_out_loss or outcome.loss,) if value is not None
     )
@@ -144,7 +162,8 @@ def _trained(args: argparse.Namespace, asked: "AskedJob") -> Answer:
         name: None if isinstance(value, float) and not math.isfinite(value) else value
         for name, value in {**outcome._asdict(), "folder": str(outcome.folder)}.items()
     }
-    return Answer("train/1", data, (summary(outcome), *notes), quiet)
+    views = (about, *notes) if recipe is None else (recipe.data, about, *notes)
+    return Answer("train/1", data, views, quiet)
 
 
 def _remarks(outcome: "Outcome", until: int | None, profiled: Path | None) -> Iterator[str]:
@@ -163,15 +182,16 @@ def _remarks(outcome: "Outcome", until: int | None, profiled: Path | None) -> It
         yield f"mw timeline show {profiled} looks into the profiled steps"
 
 
-def summary(outcome: "Outcome") -> Facts:
+def summary(outcome: "Outcome", unit: str = "nats per token") -> Facts:
     """Return how a sitting ended, for people."""
     done = f"{outcome.steps:,} of {outcome.all_steps:,}"
     pairs: dict[str, object] = {
         "run": outcome.folder,
         "steps": done if outcome.resumed_at is None else f"{done}, from {outcome.resumed_at:,} on",
         "tokens": format_count(outcome.tokens),
-        "loss": _or_none(outcome.loss, "{:.4f} nats per token, mean of the last steps"),
-        "held-out loss": _or_none(outcome.held_out_loss, "{:.4f} nats per token"),
+        "loss": _or_none(outcome.loss, f"{{:.4f}} {unit}, mean of the last steps"),
+        "held-out loss": _or_none(outcome.held_out_loss, f"{{:.4f}} {unit}"),
+        **figures_of(outcome.held_out_figures),
         "speed": _or_none(outcome.tokens_per_s, "{:,.0f} tokens/s"),
         "MFU": _or_none(outcome.mfu, "{:.1%} of the device's peak in this precision"),
         "memory": None if outcome.memory_bytes is None else format_bytes(outcome.memory_bytes),
@@ -192,7 +212,7 @@ def _step(text: str) -> int:
     raise InputError([Problem("--until", f"{text!r} is no step", "give a number from 1 on")])
 
 
-def _explained(asked: "AskedJob") -> Answer:
+def _explained(asked: "AskedJob", recipe: "Asked | None") -> Answer:
     """Show every value of a job with its origin, for `--dry-run`."""
     job = asked.job
     about = facts(
@@ -207,6 +227,8 @@ def _explained(asked: "AskedJob") -> Answer:
     shown = [(field, _text(value), source) for field, value, source in rows]
     values = table("field, value, source", shown, wide="value, source")
     views: tuple[View, ...] = (about, values, *(Note(text) for text in job.remarks()))
+    if recipe is not None:
+        views = (recipe.data, *views)
     return Answer("train.job/1", data, views, tuple(f"{f}={v}" for f, v, _ in shown))
 
 
@@ -217,6 +239,8 @@ def _values(job: msgspec.Struct) -> Iterator[tuple[str, Any]]:
         if field.name == "model":
             yield field.name, value.name
         elif isinstance(value, msgspec.Struct):
+            if field.name == "recipe":
+                yield "recipe.kind", value.__struct_config__.tag
             for inner in fields(type(value)):
                 yield f"{field.name}.{inner.name}", msgspec.to_builtins(getattr(value, inner.name))
         else:

@@ -10,14 +10,16 @@ from pathlib import Path
 
 from meshwright.cli.job_outline import outline_of
 from meshwright.cli.overrides import changed
+from meshwright.cli.train_recipe import names_recipe
 from meshwright.errors import InputError, Problem
 from meshwright.run.parallel.launch import local
 from meshwright.run.parallel.launch.ending import Ending
 from meshwright.run.parallel.launch.places import Variables
 from meshwright.run.train.run_folder import claimed, holds_run, last_row
 from meshwright.spec.bounds import require, whole
+from meshwright.spec.files import FORMATS
 
-_VALUES = ("folder", "until", "profile")
+_VALUES = ("folder", "until", "profile", "recipe")
 _SWITCHES = ("fresh", "json", "quiet")
 
 
@@ -27,7 +29,8 @@ def ranks_ended(args: argparse.Namespace) -> int:
         fix = "give a number from 1 on"
         raise InputError([Problem("--nproc", f"{args.nproc!r} is no number of ranks", fix)])
     port = _port(os.environ)
-    _refuse_early(args)
+    if not names_recipe(args):  # what is wrong with one is for its ranks to say
+        _refuse_early(args)
     ending = local.run(_words(args), int(args.nproc), port=port)
     if ending.what:
         what, *more = _closing(args, ending, run_folder_of(args))
@@ -49,7 +52,11 @@ def run_folder_of(args: argparse.Namespace) -> Path:
         return job
     # The configuration that a run keeps goes on with that run.
     is_kept = job.name == "config.toml" and (job.parent / "checkpoints").is_dir()
-    return job.parent if is_kept else Path("runs") / job.stem
+    if is_kept:
+        return job.parent
+    # A model that is begun with may be trained by several recipes.
+    named = args.recipe is not None and job.suffix not in FORMATS
+    return Path("runs") / (f"{job.stem}-{args.recipe}" if named else job.stem)
 
 
 def _port(environment: Mapping[str, str]) -> int | None:

@@ -21,7 +21,7 @@ from meshwright.run.train.optimizer.settings import OptimizerSettings
 from meshwright.run.train.outputs.settings import OutputSettings
 from meshwright.spec.bounds import Bounds
 from meshwright.spec.layout import Layout
-from meshwright.spec.model import Model
+from meshwright.spec.model import Model, flops_per_token
 from meshwright.spec.workload import Training
 
 
@@ -145,6 +145,10 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     def kept(self) -> dict[str, Any]:
         """Return what more of a job of some kind may not change while its run goes on."""
         return {}
+
+    def flops_per_token(self, length: int) -> float:
+        """Return what training on one token takes, where attention spans so many positions."""
+        return flops_per_token(self.model, length)
 
     def options(self) -> Options:
         """Return what the model's description leaves open, as its modules take it."""

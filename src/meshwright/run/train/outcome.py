@@ -23,6 +23,8 @@ class Outcome(NamedTuple):
     """Mean loss of the last steps of this sitting."""
     held_out_loss: float | None
     """On held-out text, where it was last measured in this sitting."""
+    held_out_figures: dict[str, float]
+    """What a learner saw of it besides, such as how often it was right."""
     tokens_per_s: float | None
     """Median over the steps of this sitting, without the first."""
     mfu: float | None
@@ -53,6 +55,7 @@ def outcome_of(sitting: Sitting, resumed_at: int | None, stopped_by: str | None)
         tokens=trainer.tokens_seen,
         loss=sum(sitting.losses) / len(sitting.losses) if sitting.losses else None,
         held_out_loss=sitting.held_out,
+        held_out_figures=sitting.held_out_figures,
         tokens_per_s=median(sitting.rates) if sitting.rates else None,
         mfu=mfu,
         memory_bytes=torch.cuda.max_memory_allocated(trainer.device) if on_gpu else None,

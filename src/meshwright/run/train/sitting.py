@@ -20,7 +20,6 @@ from meshwright.run.train.peak import device_gpu
 from meshwright.run.train.readback import Moment, Readback
 from meshwright.run.train.step import Losses, TrainStep
 from meshwright.run.train.trainer import Trainer
-from meshwright.spec.model import flops_per_token
 
 _SEEN = "seen."
 """What figures of the learner are called on their way from the device."""
@@ -81,7 +80,7 @@ class Sitting:
     def __init__(self, trainer: Trainer, outputs: Outputs) -> None:
         self.trainer, self.outputs = trainer, outputs
         job = trainer.job
-        self.flops_per_token = cache(lambda length: flops_per_token(job.model, length))
+        self.flops_per_token = cache(job.flops_per_token)
         gpu = device_gpu(trainer.device)
         self.peak_flops = None
         if gpu is not None:
@@ -96,6 +95,7 @@ class Sitting:
         self.stop_agreed = False
         """Some rank was asked to stop, and all have heard of it."""
         self.held_out: float | None = None
+        self.held_out_figures: dict[str, float] = {}
         self._read_any = False
         self._marked = Moment(trainer.device)
         self._unread: _Queued | None = None
@@ -269,7 +269,8 @@ class Sitting:
         )
         figures = {"held_out_loss": measure()}
         seen = trainer.learner.figures()
-        figures |= {f"held_out_{name}": float(value) for name, value in seen.items()}
+        self.held_out_figures = {f"held_out_{name}": float(one) for name, one in seen.items()}
+        figures |= self.held_out_figures
         if trainer.optimizer.average is not None:
             with trainer.step.averaged(trainer.optimizer.average):
                 figures["held_out_loss_average"] = measure()

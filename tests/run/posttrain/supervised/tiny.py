@@ -109,7 +109,8 @@ def recipe_data(kind: str, source: Path, changes: dict[str, Any] | None = None) 
     }
     if kind in ("lora", "dora"):
         data["adapter"] = {"rank": 8, "alpha": 16.0, "dora": kind == "dora"}
-    return resolve([Source("tiny", data), Source("changes", changes or {})]).data
+    merged = resolve([Source("tiny", data), Source("changes", changes or {})]).data
+    return {name: value for name, value in merged.items() if value is not None}
 
 
 def recipe_job(

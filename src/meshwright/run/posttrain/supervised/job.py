@@ -63,6 +63,11 @@ class RecipeJob(Job, frozen=True, kw_only=True, forbid_unknown_fields=True):
             found.append(Problem("optimizer.average", what, "leave it out"))
         return found
 
+    def flops_per_token(self, length: int) -> float:
+        """Return the least that training on one token takes: frozen weights get no gradient."""
+        every = super().flops_per_token(length)
+        return every if self.adapter is None else every * 2 / 3
+
     def kept(self) -> dict[str, Any]:
         """Return what more may not change while a run goes on."""
         words = self.words and os.path.abspath(self.words)  # noqa: PTH100 - links stay

@@ -1,0 +1,89 @@
+"""`mw train --recipe`: recipes of post-training, from a job file or a model's path and words."""
+
+import argparse
+import shlex
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from meshwright.cli.answer import Text
+from meshwright.cli.overrides import changed
+from meshwright.errors import InputError
+from meshwright.spec.files import FORMATS, load_data
+
+if TYPE_CHECKING:
+    from meshwright.run.posttrain.supervised.job import RecipeJob
+    from meshwright.run.posttrain.supervised.task import RecipeTask
+    from meshwright.run.train.job_file import AskedJob
+
+SUPERVISED = ("sft", "lora", "dora", "dpo", "ipo", "kto", "reward", "distil")
+RECIPES = (*SUPERVISED, "grpo")
+
+
+class Asked(NamedTuple):
+    """A recipe that can be trained."""
+
+    asked: "AskedJob"
+    task: "RecipeTask"
+    data: Text
+    """What became of the records."""
+
+
+def names_recipe(args: argparse.Namespace) -> bool:
+    """Tell whether a command line, or the file it names, asks for a recipe."""
+    if args.recipe is not None or "recipe" in changed(args.files):
+        return True
+    path = Path(args.job)
+    try:
+        return path.suffix in FORMATS and path.is_file() and "recipe" in load_data(path)
+    except InputError:
+        return False  # for whoever reads it as a job to say
+
+
+def ask(args: argparse.Namespace) -> Asked:
+    """Read a recipe and its records."""
+    from meshwright.run.posttrain.supervised import ask_recipe, open_recipe
+
+    asked = ask_recipe(args.job, changed(args.files), kind=args.recipe)
+    task, job = open_recipe(_recipe(asked))
+    told = "\n".join(task.batches(job, rank=0, world=1).figures.lines())
+    return Asked(asked._replace(job=job), task, Text(told))
+
+
+def _recipe(asked: "AskedJob") -> "RecipeJob":
+    from meshwright.run.posttrain.supervised import RecipeJob
+
+    assert isinstance(asked.job, RecipeJob)
+    return asked.job
+
+
+def unit_of(asked: "AskedJob") -> str:
+    """Return what a recipe's loss is a mean of."""
+    from meshwright.run.posttrain.supervised.settings import COUNTED, name_of
+
+    name = name_of(_recipe(asked).recipe)
+    counted = COUNTED.get(name)
+    return "nats per token" if counted is None else f"per {counted}"
+
+
+def remarks(asked: "AskedJob", folder: Path) -> Iterator[str]:
+    """Say what a finished run of a recipe can be used for."""
+    job = _recipe(asked)
+    if job.adapter is None:
+        yield f"{shlex.join(['mw', 'export', str(folder), 'FOLDER'])} writes the model"
+        return
+    adapter, model = folder / "adapter", job.start_from or "MODEL"
+    words = ["mw", "serve", model, "--adapter", f"own={adapter}"]
+    if job.adapter.rank > 16:
+        words += ["--adapter-rank", str(job.adapter.rank)]
+    yield f"wrote {adapter}; {shlex.join(words)} serves it beside the model"
+    merged = shlex.join(["mw", "export", str(folder), "FOLDER", "--merge"])
+    yield f"{merged} writes the model with the adapter in it"
+
+
+def figures_of(held_out: Mapping[str, float]) -> dict[str, Any]:
+    """Return what held-out records told beside their loss, for people."""
+    return {
+        f"held-out {name.removeprefix('held_out_').replace('_', ' ')}": f"{value:.4g}"
+        for name, value in held_out.items()
+    }

@@ -1,0 +1,125 @@
+"""`mw train --recipe`: a model and records in, something learnt out; faults by file and line."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="trains a model")
+pytest.importorskip("tokenizers", reason="reads a tokenizer")
+
+from meshwright.cli import main
+from meshwright.spec.files import load_data
+from tests.run.posttrain.supervised.tiny import chats, model_folder, pairs, write
+from tests.run.train.tiny import rows_of
+
+Captured = pytest.CaptureFixture[str]
+QUICK = ["layout.precision=fp32", "workload.global_batch=4", "machine.threads=1",
+         "machine.device=cpu", "output.progress=none", "optimizer.lr=0.01"]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work beside a model and two files of records."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(model_folder(), "base")
+    write(Path("chats.jsonl"), chats(20))
+    write(Path("pairs.jsonl"), pairs(20))
+
+
+def refused(words: list[str], capsys: Captured) -> str:
+    assert main(["train", *words]) == 2
+    return capsys.readouterr().err
+
+
+def test_a_model_is_begun_with_by_its_path(capsys: Captured) -> None:
+    words = ["--recipe", "lora", "base", "data.sources=chats.jsonl", "data.validation=0.1", *QUICK]
+    assert main(["train", *words, "epochs=2", "adapter.targets=q_proj,v_proj"]) == 0
+    printed = capsys.readouterr()
+    assert "18 records" in printed.out
+    assert "held-out loss" in printed.out
+    assert "mw serve base --adapter own=runs/base-lora/adapter" in printed.err
+    config = json.loads(Path("runs/base-lora/adapter/adapter_config.json").read_text())
+    assert config["target_modules"] == ["q_proj", "v_proj"]
+    assert main(["export", "runs/base-lora", "merged", "--merge"]) == 0
+    assert "adapter, merged, after step" in capsys.readouterr().out
+    assert {"config.json", "tokenizer.json", "chat_template.jinja"} <= {
+        path.name for path in Path("merged").iterdir()
+    }
+
+
+def test_a_run_goes_on_by_its_folder_and_for_longer(capsys: Captured) -> None:
+    words = ["--recipe", "dpo", "base", "data.sources=pairs.jsonl", *QUICK]
+    assert main(["train", *words, "--until", "2"]) == 0
+    capsys.readouterr()
+    assert main(["train", "runs/base-dpo", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["steps"] == answer["all_steps"] == 5
+    assert main(["train", "runs/base-dpo", "epochs=2"]) == 0
+    assert set(rows_of(Path("runs/base-dpo"), "margin")) == set(range(1, 11))
+
+
+def test_a_file_names_its_recipe(capsys: Captured) -> None:
+    Path("mine").mkdir()
+    Path("mine/dpo.toml").write_text(
+        'start_from = "../base"\nepochs = 1\n[recipe]\nkind = "dpo"\nbeta = 0.3\n[data]\n'
+        'sources = ["../pairs.jsonl"]\nvalidation = 0.2\n[chats]\ntrain = "last"\n'
+    )
+    assert main(["train", "mine/dpo.toml", *QUICK, "--until", "1"]) == 0
+    kept = load_data(Path("runs/dpo/config.toml"))
+    assert kept["recipe"] == {"kind": "dpo", "beta": 0.3}
+    assert kept["chats"] == {"train": "last"}
+    capsys.readouterr()
+    assert main(["train", "mine/dpo.toml", *QUICK, "recipe.beta=0.5", "--dry-run"]) == 0
+    told = capsys.readouterr().out
+    assert "recipe.beta" in told
+    assert "0.5" in told
+    assert "recipe dpo" in told
+
+
+def test_a_recipe_may_not_change_while_a_run_goes_on(capsys: Captured) -> None:
+    words = ["base", "data.sources=pairs.jsonl", *QUICK, "--folder", "run", "--until", "1"]
+    assert main(["train", "--recipe", "dpo", *words]) == 0
+    assert "the run began with 0.1" in refused(
+        ["--recipe", "dpo", *words, "recipe.beta=0.2"], capsys
+    )
+    assert "recipe.kind: is 'ipo'" in refused(["--recipe", "ipo", *words], capsys)
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (["--recipe", "dpo", "base", "data.sources=chats.jsonl"],
+         "chats.jsonl:1: holds chats, and dpo learns from pairs"),
+        (["--recipe", "sft", "base", "data.sources=pairs.jsonl"],
+         "pairs.jsonl:1: holds pairs, and sft learns from chats"),
+        (["--recipe", "kto", "base", "data.sources=chats.jsonl"], "learns from verdicts"),
+        (["--recipe", "sft", "base", "data.sources=nowhere.jsonl"], "nowhere.jsonl: there is no"),
+        (["--recipe", "sft", "base"], "data: is missing"),
+        (["--recipe", "sft", "base", "data.sources=chats.jsonl", "recipe.beta=1"],
+         "recipe.beta: Sft has no field"),
+        (["--recipe", "sft", "base", "data.sources=chats.jsonl", "chats.train=some"],
+         "chats.train: 'some' is not one of"),
+        (["--recipe", "lora", "base", "data.sources=chats.jsonl", "adapter.targets=[nothing]"],
+         "names no linear layer"),
+        (["--recipe", "lora", "base", "data.sources=chats.jsonl", "layout.dp=2"], "on one device"),
+        (["--recipe", "dpo", "base", "data.sources=pairs.jsonl", "workload.packing=concat"],
+         "lets chats read each other"),
+        (["--recipe", "distil", "base", "data.sources=chats.jsonl"],
+         "chats.jsonl:1: is no recorded answer"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_refused_with_its_place(
+    words: list[str], what: str, capsys: Captured
+) -> None:
+    assert what in refused([*words, *QUICK], capsys)
+    assert not Path("runs").exists()
+
+
+def test_a_bad_line_is_named(capsys: Captured) -> None:
+    with Path("chats.jsonl").open("a") as file:
+        file.write('{"messages": [{"content": "no role"}]}\n')
+    told = refused(["--recipe", "sft", "base", "data.sources=chats.jsonl", *QUICK], capsys)
+    assert "chats.jsonl:21: message 1 of messages has no role" in told
+    assert "fix" in told or "use role and content" in told

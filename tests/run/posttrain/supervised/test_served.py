@@ -1,0 +1,85 @@
+"""From records to answers: what a recipe trained is exported, served and scored."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="trains a model")
+pytest.importorskip("tokenizers", reason="reads a tokenizer")
+
+import torch
+
+from meshwright.errors import InputError
+from meshwright.run.posttrain.data import prepare
+from meshwright.run.posttrain.supervised import RewardModel, export_recipe
+from meshwright.run.serve.asked import Ask, Sampling
+from meshwright.run.serve.llm import LLM
+from tests.run.posttrain.data.small_words import words_of
+from tests.run.posttrain.supervised.tiny import chats, model_folder, pairs, recipe_job, trained
+
+GIVEN: dict[str, Any] = {"device": "cpu", "precision": "fp32", "max_length": 64}
+
+
+def answers(llm: LLM, adapter: str | None = None) -> list[str]:
+    greedy = Sampling(temperature=0.0, max_tokens=6)
+    asks = []
+    for one in chats(10):
+        text = llm.words.chat(one["messages"][:1], add_generation_prompt=True)
+        prompt = tuple(llm.words.encode(text, special=False))
+        asks.append(Ask(prompt=prompt, sampling=greedy, adapter=adapter))
+    return [each.text for each in llm.answer(asks)]
+
+
+@pytest.mark.parametrize("kind", ["lora", "dora"])
+def test_an_adapter_is_served_beside_its_model_and_merged_alike(kind: str, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    trained(recipe_job(kind, tmp_path), run)
+    both = LLM(model_folder(), adapters={"own": str(run / "adapter")}, **GIVEN)
+    learnt, before = answers(both, "own"), answers(both)
+    assert learnt != before
+    assert json.loads((run / "adapter" / "adapter_config.json").read_text())["peft_type"] == "LORA"
+    wrote = export_recipe(run, tmp_path / "merged", merge=True)
+    assert wrote.what == "adapter, merged"
+    assert answers(LLM(tmp_path / "merged", **GIVEN)) == learnt
+    export_recipe(run, tmp_path / "adapter")
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        assert (tmp_path / "adapter" / name).read_bytes() == (run / "adapter" / name).read_bytes()
+
+
+def test_a_whole_model_is_served_and_answers_what_it_was_trained_to(tmp_path: Path) -> None:
+    changes = {"epochs": 12.0, "workload": {"global_batch": 4}}
+    trained(recipe_job("sft", tmp_path, changes, records=chats(60)), tmp_path / "run")
+    wrote = export_recipe(tmp_path / "run", tmp_path / "model")
+    assert wrote.format == torch.float32
+    found = answers(LLM(tmp_path / "model", **GIVEN))
+    right = [one["messages"][1]["content"] for one in chats(10)]
+    assert sum(a == b for a, b in zip(found, right, strict=True)) >= 8
+    with pytest.raises(InputError, match="every weight was trained"):
+        export_recipe(tmp_path / "run", tmp_path / "other", merge=True)
+
+
+@pytest.mark.parametrize("adapter", [None, {"rank": 4}], ids=["whole", "adapter"])
+def test_a_reward_model_is_saved_and_scores(adapter: dict[str, Any] | None, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    changes: dict[str, Any] = {"optimizer": {"lr": 0.003}, "epochs": 2.0}
+    changes |= {"adapter": adapter} if adapter else {}
+    trained(recipe_job("reward", tmp_path, changes), run)
+    if adapter is None:
+        export_recipe(run, tmp_path / "model")
+        model = RewardModel.load(tmp_path / "model")
+    else:
+        model = RewardModel.load(model_folder(), adapter=run / "adapter")
+        export_recipe(run, tmp_path / "merged", merge=True)
+    source = tmp_path / "new.jsonl"
+    source.write_text("".join(json.dumps(one) + "\n" for one in pairs(60)[50:]))
+    examples = prepare([source], words_of(), length=64)
+    rewards = model.rewards(examples)
+    assert all(chosen > other for chosen, other in zip(rewards[::2], rewards[1::2], strict=True))
+    assert rewards == pytest.approx(model.rewards(examples, most_tokens=20), abs=1e-4)
+    if adapter is not None:
+        merged = RewardModel.load(tmp_path / "merged").rewards(examples)
+        assert rewards == pytest.approx(merged, abs=1e-3)
+    with pytest.raises(InputError, match="gives no rewards"):
+        RewardModel.load(model_folder())
