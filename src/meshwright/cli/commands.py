@@ -46,6 +46,7 @@ COMMANDS: dict[str, Command] = {
     "serve": Command("answer over HTTP as OpenAI's API does, many requests at a time", "Run"),
     "chat": Command("talk to a model in the terminal", "Run"),
     "generate": Command("continue prompts offline, or measure how fast that goes", "Run"),
+    "evaluate": Command("how often a model answers right, or a reward model prefers", "Run"),
     "export": Command("a training run's weights as a Hugging Face folder", "Run"),
     "watch": Command("run a job and watch it: captures, slowdowns, hangs", "Observe", True),
     "analyze": Command("where a profile's time goes, what is wrong, what to do", "Observe"),

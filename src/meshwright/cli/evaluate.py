@@ -1,0 +1,147 @@
+"""`mw evaluate`: how often a model answers held-out questions right, or a reward model prefers."""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from meshwright.cli.answer import Answer, Note, View, table
+from meshwright.cli.engine_flags import (
+    adapters_of,
+    add_engine,
+    model_path,
+    needs_serving,
+    settings_of,
+)
+from meshwright.cli.files import write_text
+from meshwright.cli.parser import add_common
+from meshwright.cli.sampling_flags import add_sampling, sampling_of
+from meshwright.errors import InputError, Problem
+from meshwright.spec.units import format_some
+
+if TYPE_CHECKING:
+    from meshwright.run.posttrain.evaluate import Report
+
+EXAMPLES = (
+    "mw evaluate path/of/model held-out.jsonl",
+    "mw evaluate path/of/model chats.jsonl --validation 0.05 --adapter own=runs/model-lora/adapter",
+    "mw evaluate path/of/model tasks.jsonl --answers 20 --at 1,10 --temperature 0.8",
+    "mw evaluate path/of/reward-model pairs.jsonl",
+)
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the flags."""
+    parser.add_argument(
+        "model", metavar="MODEL", help="a Hugging Face folder or a .gguf file; or a reward model"
+    )
+    parser.add_argument(
+        "questions", nargs="+", metavar="FILE",
+        help="JSON lines or Parquet: prompt with answer, choices or tests; chats; pairs",
+    )  # fmt: skip
+    parser.add_argument(
+        "--validation", metavar="SHARE", help="ask only the share that training held out"
+    )
+    parser.add_argument("--answers", metavar="N", help="answers to each question (default 1)")
+    parser.add_argument(
+        "--at", metavar="N,N", help="also how often one of so many answers is right"
+    )
+    parser.add_argument(
+        "--pattern", default="", metavar="REGEX", help="the answer is its last match in the text"
+    )
+    parser.add_argument(
+        "--normal", default="strip", choices=("strip", "words"),
+        help="what does not count: spaces around, or also case and punctuation (default: strip)",
+    )  # fmt: skip
+    parser.add_argument("--out", metavar="FILE", help="write the verdict on every question here")
+    add_sampling(parser)
+    add_engine(parser)
+    add_common(parser)
+
+
+def run(args: argparse.Namespace) -> Answer:
+    """Answer with shares and their intervals."""
+    with needs_serving():
+        from meshwright.run.posttrain.evaluate.report import Report
+        from meshwright.run.posttrain.supervised.reward import FILE
+
+        share = 0.0 if args.validation is None else _share(args.validation)
+        path, adapters = model_path(args.model), adapters_of(args)
+        if len(adapters) > 1:
+            what = f"{', '.join(adapters)} are several, and one answers"
+            raise InputError([Problem("--adapter", what, "evaluate each by itself")])
+        folder = Path(next(iter(adapters.values()), path))
+        report: Report
+        if (folder / FILE).is_file():
+            report = _preferred(args, path, adapters, share)
+        else:
+            report = _answered(args, path, adapters, share)
+        return _answer(args, report)
+
+
+def _answered(
+    args: argparse.Namespace, path: Path, adapters: dict[str, str], share: float
+) -> "Report":
+    from meshwright.run.posttrain.evaluate import evaluate, read_questions
+    from meshwright.run.serve.llm import LLM
+
+    at = [] if args.at is None else [_count("--at", one) for one in args.at.split(",")]
+    several = 1 if args.answers is None else _count("--answers", args.answers)
+    usual: dict[str, Any] = {"temperature": 0.0, "max_tokens": 256, "n": max(several, *at, 1)}
+    questions = read_questions(args.questions, validation=share)
+    return evaluate(
+        LLM(path, settings_of(args)),
+        questions,
+        sampling=sampling_of(args, **usual),
+        at=at,
+        pattern=args.pattern,
+        normal=args.normal,
+        adapter=next(iter(adapters), None),
+    )
+
+
+def _preferred(
+    args: argparse.Namespace, path: Path, adapters: dict[str, str], share: float
+) -> "Report":
+    from meshwright.run.posttrain.supervised.judging import preferred
+
+    adapter = next(iter(adapters.values()), None)
+    return preferred(path, args.questions, adapter=adapter, validation=share, device=args.device)
+
+
+def _answer(args: argparse.Namespace, report: "Report") -> Answer:
+    import msgspec
+
+    rows = [
+        (one.name, f"{one.share:.1%}", f"{one.low:.1%} – {one.high:.1%}", one.questions)
+        for one in report.scores
+    ]
+    views: list[View] = [
+        table("score, share, 95 of 100 samples, questions", rows, right="share, questions")
+    ]
+    if report.cut:
+        cut = format_some(report.cut, "answer")
+        views.append(Note(f"{cut} ended by --max-tokens, which may be too low"))
+    if args.out is not None:
+        lines = (msgspec.json.encode(one).decode() + "\n" for one in report.verdicts)
+        write_text(args.out, "".join(lines))
+        views.append(Note(f"wrote {args.out}"))
+    data = {"scores": msgspec.to_builtins(report.scores), "cut": report.cut}
+    quiet = tuple(f"{one.name} {one.share:.4f}" for one in report.scores)
+    return Answer("evaluate/1", data, tuple(views), quiet)
+
+
+def _share(text: str) -> float:
+    try:
+        share = float(text)
+    except ValueError:
+        share = -1.0
+    if not 0 < share <= 0.5:
+        what, fix = f"{text!r} is no share", "give that of data.validation, such as 0.05"
+        raise InputError([Problem("--validation", what, fix)])
+    return share
+
+
+def _count(flag: str, text: str) -> int:
+    if text.strip().isdecimal() and int(text):
+        return int(text)
+    raise InputError([Problem(flag, f"{text!r} is no number of answers", "use 1 or more")])

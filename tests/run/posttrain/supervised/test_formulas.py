@@ -1,0 +1,145 @@
+"""Losses of packed batches are those that the papers give for each answer by itself."""
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="trains a model")
+pytest.importorskip("tokenizers", reason="reads a tokenizer")
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid, softplus
+
+from meshwright.run.nn.decoder import Decoder
+from meshwright.run.nn.huggingface import load
+from meshwright.run.posttrain.data.encoding import Example
+from meshwright.run.posttrain.supervised import RecipeTask, open_recipe
+from meshwright.run.posttrain.supervised.examples import numbers_of
+from meshwright.run.posttrain.supervised.preference import VerdictLearner
+from meshwright.run.posttrain.supervised.reward import RewardLearner
+from meshwright.run.train.data.batch import Batch
+from meshwright.run.train.learner import Learner
+from tests.run.posttrain.supervised.tiny import model_folder, recipe_job
+
+Parts = tuple[RecipeTask, Learner, Decoder, Decoder, Batch]
+
+
+def opened(kind: str, tmp_path: Path, changes: dict[str, Any] | None = None) -> Parts:
+    """Return a learner whose weights have moved from those it began with, and a batch."""
+    more = {"workload": {"global_batch": 3}, **(changes or {})}
+    task, job = open_recipe(recipe_job(kind, tmp_path, more))
+    policy = load(None, model_folder(), dtype=torch.float32)
+    first = copy.deepcopy(policy)
+    learner = task.learner(policy, job, tmp_path)
+    generator = torch.Generator().manual_seed(4)
+    with torch.no_grad():
+        for _, one in learner.named_parameters():
+            one.add_(0.02 * torch.randn(one.shape, generator=generator))
+    return task, learner, policy, first, task.batches(job, rank=0, world=1).at(0)
+
+
+def alone(decoder: Decoder, example: Example) -> Tensor:
+    """Return log p of the trained tokens of one example, read by itself, [N]."""
+    tokens = torch.tensor(example.tokens, dtype=torch.int64)
+    logp = decoder(tokens[None])[0, :-1].log_softmax(-1)
+    own = logp.gather(1, tokens[1:, None])[:, 0]
+    return own[torch.tensor(example.trained[1:])]
+
+
+def gains(parts: Parts, mean: bool = False) -> Tensor:
+    task, _, policy, first, batch = parts
+    found = []
+    for number in numbers_of(batch):
+        with torch.no_grad():
+            before = alone(first, task.examples[number])
+        gain = alone(policy, task.examples[number]) - before
+        found.append(gain.mean() if mean else gain.sum())
+    return torch.stack(found)
+
+
+def sft(parts: Parts) -> Tensor:
+    task, _, policy, _, batch = parts
+    return -torch.stack([alone(policy, task.examples[n]).sum() for n in numbers_of(batch)]).sum()
+
+
+def dpo(parts: Parts) -> Tensor:
+    found = gains(parts)
+    return -logsigmoid(0.1 * (found[0::2] - found[1::2])).sum()
+
+
+def ipo(parts: Parts) -> Tensor:
+    found = gains(parts)
+    return ((found[0::2] - found[1::2] - 5.0) ** 2).sum()
+
+
+def ipo_of_means(parts: Parts) -> Tensor:
+    found = gains(parts, mean=True)
+    return ((found[0::2] - found[1::2] - 5.0) ** 2).sum()
+
+
+def kto(parts: Parts) -> Tensor:
+    task, learner, policy, first, batch = parts
+    assert isinstance(learner, VerdictLearner)
+    learner.begin(batch)
+    strange = [task.examples[task.strange[number]] for number in numbers_of(batch)]
+    with torch.no_grad():
+        moved = [alone(policy, one).sum() - alone(first, one).sum() for one in strange]
+    baseline = torch.stack(moved).mean().clamp(min=0)
+    assert float(learner.baseline) == pytest.approx(float(baseline), abs=1e-4)
+    found, total = gains(parts), torch.zeros(())
+    for gain, number in zip(found, numbers_of(batch), strict=True):
+        sign = 1.0 if task.examples.liked[number] else -1.0
+        total = total + 1 - torch.sigmoid(sign * 0.1 * (gain - baseline))
+    return total
+
+
+def reward(parts: Parts) -> Tensor:
+    task, learner, policy, _, batch = parts
+    assert isinstance(learner, RewardLearner)
+    scores = []
+    for number in numbers_of(batch):
+        tokens = torch.tensor(task.examples[number].tokens, dtype=torch.int64)
+        scores.append(policy.hidden(tokens[None])[0, -1] @ learner.head[0])
+    found = torch.stack(scores)
+    return softplus(found[1::2] - found[0::2]).sum()
+
+
+CASES: dict[str, tuple[str, Callable[[Parts], Tensor], dict[str, Any]]] = {
+    "sft": ("sft", sft, {}),
+    "dpo": ("dpo", dpo, {}),
+    "dpo beside an adapter": ("dpo", dpo, {"adapter": {"rank": 4}}),
+    "ipo": ("ipo", ipo, {}),
+    "ipo of means": ("ipo", ipo_of_means, {"recipe": {"gains": "mean"}}),
+    "kto": ("kto", kto, {}),
+    "reward": ("reward", reward, {}),
+    "reward beside an adapter": ("reward", reward, {"adapter": {"rank": 4}}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_packed_losses_and_gradients_are_those_of_answers_by_themselves(
+    case: str, tmp_path: Path
+) -> None:
+    kind, by_hand, changes = CASES[case]
+    parts = opened(kind, tmp_path, changes)
+    learner, batch = parts[1], parts[4]
+    named = [(name, one) for name, one in learner.named_parameters() if one.requires_grad]
+    wanted = by_hand(parts)
+    found = learner.loss(batch).nats_sum
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+    weights = [one for _, one in named]
+    theirs = torch.autograd.grad(wanted, weights, allow_unused=True)
+    ours = torch.autograd.grad(found, weights, allow_unused=True)
+    seen = 0
+    for (name, _), one, other in zip(named, ours, theirs, strict=True):
+        assert (one is None) == (other is None), name
+        if one is not None and other is not None:
+            torch.testing.assert_close(
+                one, other, rtol=2e-3, atol=2e-4, msg=lambda m, n=name: n + m
+            )
+            seen += 1
+    assert seen > 3
