@@ -10,7 +10,7 @@ again, and drawn anew. A key that is there already is not drawn twice.
 
 import fcntl
 import os
-from collections.abc import Iterator, KeysView, Sequence
+from collections.abc import Callable, Iterator, KeysView, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -86,6 +86,21 @@ class RolloutLog:
         for rollout in generator.rollouts(wanted, version):
             self.add(rollout)
             yield rollout
+
+    def keep(self, wanted: Callable[[Key], bool]) -> None:
+        """Drop all others, in one step: a crash leaves all or none of them."""
+        if all(wanted(key) for key in self._known):
+            return
+        beside = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+        left = tuple(self.read(key) for key in self._known if wanted(key))
+        write_jsonl(beside, Recorded(self.origin, left))
+        fresh = beside.open("a+b", buffering=0)
+        # The new file is locked before it has the old one's name: nobody writes in between.
+        fcntl.flock(fresh, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        beside.replace(self.path)
+        self._file.close()
+        self._file, self._size, self._known = fresh, 0, {}
+        self._resume()
 
     def close(self) -> None:
         """Close the file, which others may write from then on."""

@@ -4,7 +4,7 @@ Both, and `Generator`, give the groups of a step. So a loop that trains takes an
 draw only, one to train only on what was drawn before, bit by bit the same.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from meshwright.errors import InputError, Problem
@@ -23,9 +23,14 @@ class Draws(Protocol):
 class Recording:
     """Draws what a log does not have, and writes it there."""
 
-    def __init__(self, generator: Generator, log: RolloutLog) -> None:
-        """Draw with a generator whose origin is the log's."""
-        self._generator, self._log = generator, log
+    def __init__(
+        self,
+        generator: Generator,
+        log: RolloutLog,
+        heard: Callable[[Rollout], object] = lambda _: None,
+    ) -> None:
+        """Draw with a generator whose origin is the log's; `heard` gets each rollout as it ends."""
+        self._generator, self._log, self._heard = generator, log, heard
 
     def groups(self, step: int, prompts: Iterable[int], version: int, /) -> list[Group]:
         """Return a group for each prompt; those that a killed run left are not drawn again."""
@@ -36,7 +41,10 @@ class Recording:
                 what = f"has {rollout.key} by weights {rollout.versions[0]}, asked for {version}"
                 fix = "go on from the checkpoint of that step, or use another file"
                 raise InputError([Problem(str(self._log.path), what, fix)])
-        drawn = self._log.missing(self._generator, keys, version)
+        drawn = []
+        for rollout in self._log.missing(self._generator, keys, version):
+            self._heard(rollout)
+            drawn.append(rollout)
         return grouped(keys, [*there, *drawn], self._generator.drawing.samples)
 
 

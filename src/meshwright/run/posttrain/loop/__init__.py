@@ -1,0 +1,33 @@
+"""The loop of reinforcement learning: our engine draws, verifiers judge, the trainer learns.
+
+settings       a run, as its file gives it
+tasks          the environments it names
+trainer        weights, optimizer and step; `policy_step` is the step itself
+sampling       the engine, its verifiers, and weights on their way to it
+synchronous    one after the other; also drawing alone, and training on a recording
+asynchronous   both at a time, by the decisions of `policy.rollout`
+keeping        the folder that a killed run goes on from
+running        all of it
+
+    from meshwright.run.posttrain.loop import LoopSettings, run
+    outcome = run(LoopSettings(steps=20, prompts=32, samples=8))
+"""
+
+from typing import TYPE_CHECKING
+
+from meshwright.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from meshwright.run.posttrain.loop.running import Outcome, run
+    from meshwright.run.posttrain.loop.settings import LoopSettings
+
+_HERE = "meshwright.run.posttrain.loop"
+_HOMES = {
+    "LoopSettings": f"{_HERE}.settings",
+    "Outcome": f"{_HERE}.running",
+    "run": f"{_HERE}.running",
+}
+
+__all__ = ["LoopSettings", "Outcome", "run"]
+
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -1,0 +1,64 @@
+"""`Evaluation`: held-out prompts, answered by the engine; they take no part in training."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from meshwright.run.posttrain.loop.keeping import Keeping
+from meshwright.run.posttrain.loop.sampling import Sampling
+from meshwright.run.posttrain.loop.settings import EvaluateSettings
+from meshwright.run.posttrain.rollouts.record import Rollout
+
+
+class Evaluation:
+    """Answers held-out prompts when that is due."""
+
+    def __init__(
+        self, settings: EvaluateSettings, sampling: Sampling | None, keeping: Keeping, words: Any
+    ) -> None:
+        """Evaluate with an engine, or not at all; `words` makes text of tokens where it can."""
+        self._settings, self._sampling, self._keeping = settings, sampling, keeping
+        self._words = words
+        self.figures: dict[int, dict[str, float]] = {}
+        """What was found, by steps trained."""
+
+    def due(self, trained: int) -> dict[str, float]:
+        """Return the figures after so many steps, where an evaluation is due amid them."""
+        every = self._settings.every_steps
+        if every is None or trained % every:
+            return {}
+        return self.sampled(trained)
+
+    def sampled(self, trained: int) -> dict[str, float]:
+        """Answer the prompts by chance, as in training."""
+        if self._sampling is None or not self._settings.prompts:
+            return {}
+        answers = self._sampling.held_out(self._settings.prompts, greedy=False)
+        found = {"held_out_reward": _mean(answers)}
+        self.figures.setdefault(trained, {}).update(found)
+        return found
+
+    def whole(self, trained: int) -> None:
+        """Answer by chance and greedily, and write some answers down."""
+        if self._sampling is None or not self._settings.prompts:
+            return
+        figures = self.sampled(trained)
+        greedy = self._sampling.held_out(self._settings.prompts, greedy=True)
+        figures["held_out_greedy_reward"] = _mean(greedy)
+        self.figures[trained].update(figures)
+        shown = [self._shown(each) for each in greedy[: self._settings.transcripts]]
+        self._keeping.transcripts(trained, shown)
+        self._keeping.note(
+            f"held out after {trained} steps: {figures['held_out_reward']:.1%} by chance, "
+            f"{figures['held_out_greedy_reward']:.1%} greedily"
+        )
+
+    def _shown(self, answer: Rollout) -> dict[str, Any]:
+        drawn = [token for turn in answer.turns for token in turn.tokens]
+        if self._words is None:
+            return {"prompt": answer.prompt, "answer": drawn, "reward": answer.reward}
+        text = self._words.text
+        return {"prompt": text(answer.prompt), "answer": text(drawn), "reward": answer.reward}
+
+
+def _mean(answers: Sequence[Rollout]) -> float:
+    return sum(each.reward for each in answers) / len(answers)

@@ -1,0 +1,189 @@
+"""`Keeping`: the folder of a run, from which it goes on after any death with nothing lost or twice.
+
+config.toml       the settings
+checkpoints/      weights, the optimizer's state, and which prompts are trained, ready or open
+rollouts.jsonl    every rollout, written before it is trained on
+metrics.jsonl     a row of figures for each step
+notes.jsonl       sentences: steps without a signal, verifiers that failed
+transcripts.jsonl answers to the same held-out prompts before and after
+timeline/         what trainer and engines did and waited for
+
+A checkpoint stands for its step. What was drawn after it is found in the log: a synchronous run
+trains on it again, bit by bit the same; an asynchronous one drops it, as the weights that drew it
+are gone, and asks those prompts anew.
+"""
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from meshwright.errors import InputError, Problem
+from meshwright.policy.rollout.controller import Progress
+from meshwright.run.posttrain.loop.settings import LoopSettings
+from meshwright.run.posttrain.loop.spans import Spans
+from meshwright.run.posttrain.rollouts.log import Origin, RolloutLog
+from meshwright.run.posttrain.rollouts.record import Key, Rollout
+from meshwright.run.train.checkpoint import Checkpoints, CheckpointSettings
+from meshwright.run.train.outputs.jsonl import JsonLines, cut
+from meshwright.run.train.placed_state import State
+from meshwright.run.train.run_folder import claimed
+
+Say = Callable[[str], object]
+ROLLOUTS = "rollouts.jsonl"
+_MAY_CHANGE = frozenset(
+    {
+        "folder", "threads", "microbatch_tokens", "batch_requests", "graphs", "verifier_workers",
+        "verifier", "most_unjudged", "evaluate", "checkpoint_steps", "stall_s",
+    }
+)  # fmt: skip
+
+
+class _Saved(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a checkpoint holds beside tensors."""
+
+    progress: Progress
+    settings: dict[str, Any]
+
+
+class Keeping:
+    """What a run has on disk; without a folder it keeps nothing."""
+
+    def __init__(self, settings: LoopSettings, say: Say) -> None:
+        """Open or begin a folder; another process that has it is refused."""
+        self._settings, self._say = settings, say
+        self._open = ExitStack()
+        self.folder = Path(settings.folder) if settings.folder else None
+        self.spans, self.rows = Spans(), list[dict[str, float]]()
+        self.notes: list[str] = []
+        self.log: RolloutLog | None = None
+        self._checkpoints: Checkpoints | None = None
+        self._metrics: JsonLines | None = None
+        self._saved_at: int | None = None
+        if self.folder is None:
+            return
+        try:
+            self._open.enter_context(claimed(self.folder))
+            kept = CheckpointSettings(every_steps=None, asynchronous=False)
+            self._checkpoints = Checkpoints(self.folder / "checkpoints", kept)
+            self._open.callback(self._checkpoints.close)
+            self._write_config(self.folder)
+            self.spans = self._timeline(self.folder)
+            self._open.callback(self.spans.close)
+        except BaseException:
+            self._open.close()
+            raise
+
+    def resume(self, tensors: Mapping[str, State]) -> Progress | None:
+        """Load the last checkpoint into tensors, and return where it stood; None begins anew."""
+        if self.folder is None or self._checkpoints is None:
+            return None
+        progress, trained = None, None
+        if self._checkpoints.latest() is not None:
+            loaded = self._checkpoints.load(tensors)
+            saved = msgspec.convert(loaded.extra, _Saved)
+            self._require_same(saved.settings)
+            progress, trained = saved.progress, loaded.step
+            self._saved_at = trained
+            self.note(f"goes on after step {trained}")
+        for name in ("metrics.jsonl", "notes.jsonl", "transcripts.jsonl"):
+            cut(self.folder / name, -1 if trained is None else trained)
+        self._metrics = JsonLines(self.folder / "metrics.jsonl", trained or 0)
+        self._open.callback(self._metrics.close)
+        return progress
+
+    def open_log(self, origin: Origin, progress: Progress | None) -> None:
+        """Open the rollouts; where `progress` is given, drop all that it does not know of."""
+        if self.folder is None:
+            return
+        self.log = self._open.enter_context(RolloutLog(self.folder / ROLLOUTS, origin))
+        if self._settings.placement != "synchronous":
+            known = progress or Progress(trained=0, unasked=0)
+            ready = {group for group, _ in known.ready}
+            asked = set(known.again)
+            self.log.keep(
+                lambda key: (
+                    key.prompt < known.unasked and (key.prompt in ready or key.prompt not in asked)
+                )
+            )
+
+    def due(self, trained: int) -> bool:
+        """Tell whether a checkpoint is written after so many steps."""
+        every = self._settings.checkpoint_steps
+        return trained in (0, self._settings.steps) or (every is not None and not trained % every)
+
+    def save(self, tensors: Mapping[str, State], progress: Progress) -> None:
+        """Write a checkpoint; the run goes on from it until the next is there."""
+        if self._checkpoints is None or self._saved_at == progress.trained:
+            return
+        saved = _Saved(progress=progress, settings=_kept(self._settings))
+        self._checkpoints.save(progress.trained, tensors, msgspec.to_builtins(saved))
+        self._saved_at = progress.trained
+        self.spans.flush()
+
+    def record(self, rollout: Rollout) -> None:
+        """Write a rollout down."""
+        if self.log is not None:
+            self.log.add(rollout)
+
+    def row(self, trained: int, figures: Mapping[str, float]) -> None:
+        """Write the figures of a step down."""
+        self.rows.append({"step": float(trained), **figures})
+        if self._metrics is not None:
+            self._metrics.write(trained, figures)
+
+    def note(self, text: str, step: int | None = None) -> None:
+        """Say a sentence, and write it down."""
+        self.notes.append(text)
+        self._say(text)
+        self._append("notes.jsonl", [{"step": 0 if step is None else step, "text": text}])
+
+    def transcripts(self, trained: int, shown: Sequence[dict[str, Any]]) -> None:
+        """Write answers to held-out prompts down."""
+        self._append("transcripts.jsonl", [{"step": trained, **each} for each in shown])
+
+    def close(self) -> None:
+        """Close everything."""
+        self._open.close()
+
+    def _append(self, name: str, rows: Sequence[dict[str, Any]]) -> None:
+        if self.folder is not None:
+            with (self.folder / name).open("a", encoding="utf-8") as lines:
+                lines.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+    def _require_same(self, before: dict[str, Any]) -> None:
+        now = _kept(self._settings)
+        changed = [name for name in now | before if now.get(name) != before.get(name)]
+        if changed:
+            what = f"{', '.join(sorted(changed))} differ from the run in {self.folder}"
+            fix = "change them back, or give this run a folder of its own"
+            raise InputError([Problem("settings", what, fix)])
+
+    def _write_config(self, folder: Path) -> None:
+        from meshwright.spec.files import dump  # what writes TOML may be missing on a GPU machine
+
+        new = folder / f".config.toml.{os.getpid()}"
+        new.write_text(dump(self._settings), encoding="utf-8")
+        new.replace(folder / "config.toml")
+
+    @staticmethod
+    def _timeline(folder: Path) -> Spans:
+        from meshwright.timeline import TimelineWriter
+
+        return Spans(TimelineWriter(folder / "timeline", rank=0))
+
+
+def _kept(settings: LoopSettings) -> dict[str, Any]:
+    """Return what may not change between the sittings of a run."""
+    every: dict[str, Any] = msgspec.to_builtins(settings)
+    return {name: value for name, value in every.items() if name not in _MAY_CHANGE}
+
+
+def keys_of(settings: LoopSettings, group: int) -> list[Key]:
+    """Return the keys of a group: prompts are numbered through all steps."""
+    step = group // settings.prompts
+    return [Key(step, group, sample) for sample in range(settings.samples)]

@@ -1,0 +1,247 @@
+"""`PolicyStep`: one step of training on judged rollouts, and what a person needs to see of it.
+
+A step is one or more updates, each on its share of the answers. Advantages are those of the whole
+step, and each update's loss is a sum over the tokens of its share. Ratios are taken to the
+log-probabilities that the engine told when it drew: nothing pretends that answers are the present
+policy's own.
+"""
+
+import copy
+import math
+import time
+from collections.abc import Sequence
+from itertools import chain
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from meshwright.errors import InputError, Problem
+from meshwright.run.nn.decoder import Decoder
+from meshwright.run.posttrain.loop.answers import Rows, microbatches
+from meshwright.run.posttrain.loop.settings import LoopSettings, ObjectiveSettings
+from meshwright.run.posttrain.objectives import advantages, averaging, mismatch, policy
+from meshwright.run.posttrain.objectives.chosen import decoder_logprobs
+from meshwright.run.posttrain.objectives.divergence import divergence, in_loss
+from meshwright.run.posttrain.objectives.signals import (
+    PolicySignals,
+    policy_signals,
+    reward_signals,
+)
+from meshwright.run.posttrain.objectives.tokens import Tokens
+from meshwright.run.posttrain.rollouts.generate import Group
+from meshwright.run.posttrain.rollouts.record import Rollout
+from meshwright.run.train.optimizer.optimizer import Optimizer
+
+_ADVANTAGES = {
+    "z-scored": advantages.z_scored,
+    "centred": advantages.centred,
+    "leave-one-out": advantages.leave_one_out,
+}
+_BOUNDS = {"clip": (0.2, 0.2), "gspo": (3e-4, 4e-4), "cispo": (1.0, 4.0), "reinforce": (0.0, 0.0)}
+_SHUFFLED, _DEALT = 1, 2
+"""What chance is used for, in seeds."""
+
+
+class Learned(NamedTuple):
+    """What a step came to."""
+
+    figures: dict[str, float]
+    sentence: str
+    """What is wrong with its rewards, in words; empty where nothing is."""
+
+
+class _Gaps:
+    """|Δ log p| of engine and trainer, over tokens that the present weights drew."""
+
+    def __init__(self) -> None:
+        self.total, self.most, self.count = 0.0, 0.0, 0
+
+    def add(self, logp: Tensor, rows: Rows, fresh_S: Tensor) -> None:
+        mask = rows.counted.mask & fresh_S[rows.own][:, None]
+        gap = (logp.detach() - rows.sampled).abs()[mask].double()
+        if gap.numel():
+            self.total += float(gap.sum())
+            self.most = max(self.most, float(gap.max()))
+            self.count += gap.numel()
+
+    def figures(self) -> dict[str, float]:
+        if not self.count:
+            return {}
+        return {"logp_gap_mean": self.total / self.count, "logp_gap_max": self.most}
+
+
+class PolicyStep:
+    """Trains a decoder, one step of rollouts after another."""
+
+    def __init__(
+        self, decoder: Decoder, optimizer: Optimizer, settings: LoopSettings, longest: int
+    ) -> None:
+        """Train on answers of at most `longest` tokens; weights of now are KL's reference."""
+        self.decoder, self.optimizer = decoder, optimizer
+        self._settings, self._longest = settings, longest
+        self._device = next(decoder.parameters()).device
+        self._reference: Decoder | None = None
+        if settings.objective.kl:
+            self._reference = copy.deepcopy(decoder).requires_grad_(False)
+
+    def __call__(self, step: int, groups: Sequence[Group]) -> Learned:
+        """Train on the groups of a step, counted from 0."""
+        began_s = time.perf_counter()
+        answers = [each for each in chain(*groups) if each.is_judged and each.drawn]
+        if not answers:
+            what = f"none of {sum(map(len, groups))} answers of step {step} was judged"
+            raise InputError([Problem("verifiers", what, "look at the reasons in the rollouts")])
+        rewards = torch.tensor(self._rewards(step, answers), device=self._device)
+        number = {key: at for at, key in enumerate(dict.fromkeys(map(_group, answers)))}
+        group = torch.tensor([number[_group(each)] for each in answers], device=self._device)
+        signals = reward_signals(rewards, group)
+        advantage_S = _ADVANTAGES[self._settings.objective.advantage](rewards, group)
+        figures = self._update(step, answers, advantage_S)
+        seconds = time.perf_counter() - began_s
+        tokens = sum(len(each.tokens) for each in answers)
+        figures |= {
+            "reward_mean": signals.mean,
+            "reward_std": signals.std,
+            "groups": signals.groups,
+            "silent_groups": signals.silent,
+            "train_s": seconds,
+            "trainer_tokens_per_s": tokens / seconds,
+        }
+        return Learned(figures | answer_figures(step, groups), signals.sentence())
+
+    def _rewards(self, step: int, answers: Sequence[Rollout]) -> list[float]:
+        rewards = [each.reward for each in answers]
+        if self._settings.shuffle_rewards:
+            chance = np.random.default_rng((self._settings.seed, step, _SHUFFLED))
+            rewards = [rewards[at] for at in chance.permutation(len(rewards))]
+        return rewards
+
+    def _update(
+        self, step: int, answers: Sequence[Rollout], advantage_S: Tensor
+    ) -> dict[str, float]:
+        settings, aim = self._settings, self._settings.objective
+        fresh_S = torch.tensor(
+            [set(each.versions) == {step} for each in answers], device=self._device
+        )
+        order = list(range(len(answers)))
+        if aim.minibatches > 1:
+            chance = np.random.default_rng((settings.seed, step, _DEALT))
+            order = chance.permutation(len(answers)).tolist()
+        shares = [part.tolist() for part in np.array_split(order, aim.minibatches) if len(part)]
+        parts = [list(self._rows(answers, share)) for share in shares]
+        gaps, first, later = _Gaps(), PolicySignals(), PolicySignals()
+        old = None
+        if aim.correction != "none":
+            old = {id(rows): self._logprobs(rows).detach() for rows in chain(*parts)}
+            for rows in chain(*parts):
+                gaps.add(old[id(rows)], rows, fresh_S)
+        norms = []
+        for number, microbatch in enumerate(parts):
+            of = averaging.totals(rows.counted for rows in microbatch)
+            for rows in microbatch:
+                before = None if old is None else old[id(rows)]
+                # Entropy and gaps are those of the weights that the step began with.
+                own = gaps if number == 0 else None
+                seen = self._backward(
+                    rows, advantage_S=advantage_S, of=of, old=before, gaps=own, fresh_S=fresh_S
+                )
+                if number == 0:
+                    first += seen
+                else:
+                    later += seen
+            lr = self.optimizer.learning_rate(step * aim.minibatches + number)
+            norms.append(self.optimizer.step(lr).norm)
+            self.optimizer.zero_grad()
+        norm = float(torch.stack(norms).mean())
+        figures = (first + later).figures() | gaps.figures() | {"grad_norm": norm, "lr": lr}
+        return figures | {"entropy": first.figures().get("entropy", math.nan)}
+
+    def _rows(self, answers: Sequence[Rollout], share: Sequence[int]) -> list[Rows]:
+        most = self._settings.microbatch_tokens
+        return list(microbatches(answers, share, most, self._device))
+
+    @torch.no_grad()
+    def _logprobs(self, rows: Rows, decoder: Decoder | None = None) -> Tensor:
+        decoder = decoder or self.decoder
+        return decoder_logprobs(decoder, decoder.hidden(rows.tokens), rows.targets)[0]
+
+    def _backward(
+        self,
+        rows: Rows,
+        *,
+        advantage_S: Tensor,
+        of: averaging.Totals,
+        old: Tensor | None,
+        gaps: _Gaps | None,
+        fresh_S: Tensor,
+    ) -> PolicySignals:
+        """Add a microbatch's gradients; `gaps` is given where the weights are not updated yet."""
+        aim, tokens = self._settings.objective, rows.counted
+        hidden = self.decoder.hidden(rows.tokens)
+        logp, entropy = decoder_logprobs(
+            self.decoder, hidden, rows.targets, entropy=gaps is not None
+        )
+        if gaps is not None and old is None:
+            gaps.add(logp, rows, fresh_S)
+        loss = _policy_loss(
+            aim, logp, rows.sampled if old is None else old, tokens, advantage_S[rows.own]
+        )
+        losses, apart = loss.losses, None
+        if self._reference is not None:
+            reference = self._logprobs(rows, self._reference)
+            losses = losses + in_loss(logp, reference, strength=aim.kl)
+            apart = divergence(logp.detach(), reference)
+        weight = averaging.weights(tokens, of, aim.averaging, longest=self._longest)
+        correction = None
+        if old is not None:
+            correction = _correction(aim, old, rows)
+            weight = weight * correction
+        averaging.weighted_sum(losses, weight).backward()  # type: ignore[no-untyped-call]
+        seen = None if entropy is None else entropy.detach()
+        return policy_signals(loss, tokens, divergence=apart, entropy=seen, mismatch=correction)
+
+
+def _group(answer: Rollout) -> tuple[int, int]:
+    return answer.key.step, answer.key.prompt
+
+
+def _policy_loss(
+    aim: ObjectiveSettings, logp: Tensor, old: Tensor, tokens: Tokens, advantage_B: Tensor
+) -> policy.PolicyLoss:
+    advantage = tokens.spread(advantage_B)
+    low, high = _BOUNDS[aim.loss]
+    low, high = low if aim.low is None else aim.low, high if aim.high is None else aim.high
+    if aim.loss == "reinforce":
+        return policy.reinforce(logp, advantage, tokens)
+    if aim.loss == "cispo":
+        return policy.cispo(logp, old, advantage, tokens, low=low, high=high)
+    level: policy.Level = "sequence" if aim.loss == "gspo" else "token"
+    return policy.clipped(logp, old, advantage, tokens, low=low, high=high, level=level)
+
+
+def _correction(aim: ObjectiveSettings, old: Tensor, rows: Rows) -> Tensor:
+    most = aim.correction_most
+    if aim.correction == "truncated":
+        return mismatch.truncated(old, rows.sampled, rows.counted, most=most)
+    return mismatch.masked(old, rows.sampled, rows.counted, least=1 / most, most=most)
+
+
+def answer_figures(step: int, groups: Sequence[Group]) -> dict[str, float]:
+    """Return lengths, ends, staleness and failed verdicts of a step's answers."""
+    every = list(chain(*groups))
+    drawn = np.array([each.drawn for each in every])
+    stale = np.array([step - each.versions[0] for each in every if each.versions] or [0])
+    failed = [part for each in every for part in each.rewards if part.outcome != "ok"]
+    return {
+        "answers": float(len(every)),
+        "length_mean": float(drawn.mean()),
+        "length_p95": float(np.percentile(drawn, 95)),
+        "length_max": float(drawn.max()),
+        "truncated_share": sum(each.ending == "length" for each in every) / len(every),
+        "staleness_mean": float(stale.mean()),
+        "staleness_max": float(stale.max()),
+        "unjudged": float(sum(not each.is_judged for each in every)),
+        "verifier_timeouts": float(sum(part.outcome == "time-out" for part in failed)),
+    }

@@ -1,0 +1,147 @@
+"""`run`: a whole run of reinforcement learning, from its settings to its outcome."""
+
+import gc
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import NamedTuple
+
+import torch
+
+from meshwright.errors import InputError, Problem
+from meshwright.policy.rollout.controller import Progress
+from meshwright.run.nn.decoder import Decoder
+from meshwright.run.posttrain.loop.asynchronous import asynchronous
+from meshwright.run.posttrain.loop.evaluation import Evaluation
+from meshwright.run.posttrain.loop.keeping import Keeping
+from meshwright.run.posttrain.loop.sampling import Sampling, Watching
+from meshwright.run.posttrain.loop.settings import LoopSettings
+from meshwright.run.posttrain.loop.synchronous import draws_of, synchronous
+from meshwright.run.posttrain.loop.tasks import Tasks, tasks_of
+from meshwright.run.posttrain.loop.trainer import LoopTrainer
+from meshwright.run.posttrain.rollouts.log import origin_of
+from meshwright.run.posttrain.rollouts.replay import Replay
+from meshwright.run.posttrain.rollouts.verifiers.pool import VerifierPool, told
+
+
+class Outcome(NamedTuple):
+    """How a run ended."""
+
+    steps: int
+    """Trained in all sittings."""
+    rows: tuple[dict[str, float], ...]
+    """Figures of each step of this sitting."""
+    held_out: dict[int, dict[str, float]]
+    """What was found on held-out prompts, by steps trained."""
+    notes: tuple[str, ...]
+    seconds: dict[str, float]
+    """What trainer and engines spent their time on, and waited for."""
+    wall_s: float
+    cpu_s: float
+    """Of this process: its verifiers have their own."""
+    decoder: Decoder
+    """With the weights it came to."""
+
+
+def run(settings: LoopSettings, *, say: Callable[[str], object] = lambda _: None) -> Outcome:
+    """Run to the end, or go on with what the folder holds; `say` hears what is worth a line."""
+    began_s, began_cpu_s = time.perf_counter(), time.process_time()
+    with _threads(settings.threads), ExitStack() as stack:
+        tasks = tasks_of(settings)
+        keeping = Keeping(settings, say)
+        stack.callback(keeping.close)
+        trainer = LoopTrainer(settings, tasks, keeping)
+        progress = trainer.begin()
+        if settings.replay:
+            watching = Watching(settings.most_unjudged, keeping.note)
+            draws = _replayed(settings)
+            nothing = Evaluation(settings.evaluate, None, keeping, None)
+            synchronous(
+                trainer, draws, progress, sampling=None, watching=watching, evaluation=nothing
+            )
+            held_out = nothing.figures
+        else:
+            held_out = _with_engine(trainer, tasks, progress, stack)
+        keeping.spans.waits(())
+        return Outcome(
+            steps=settings.steps if not settings.rollout_only else progress.trained,
+            rows=tuple(keeping.rows),
+            held_out=held_out,
+            notes=tuple(keeping.notes),
+            seconds={f"{who}: {name}": s for (who, name), s in keeping.spans.seconds.items()},
+            wall_s=time.perf_counter() - began_s,
+            cpu_s=time.process_time() - began_cpu_s,
+            decoder=trainer.decoder,
+        )
+
+
+def _with_engine(
+    trainer: LoopTrainer, tasks: Tasks, progress: Progress, stack: ExitStack
+) -> dict[int, dict[str, float]]:
+    settings, keeping = trainer.settings, trainer.keeping
+    verifiers = list(dict.fromkeys((*tasks.train.verifiers, *tasks.held_out.verifiers)))
+    pool = stack.enter_context(
+        VerifierPool(verifiers, workers=settings.verifier_workers, limits=settings.verifier)
+    )
+    sampling = Sampling(trainer.decoder, settings, tasks, pool)
+    sampling.take(progress.trained)
+    model = settings.model or trainer.decoder.model.name
+    keeping.open_log(origin_of(sampling.generator, model), progress)
+    watching = Watching(settings.most_unjudged, keeping.note)
+    words = getattr(tasks.train, "words", None)
+    evaluation = Evaluation(settings.evaluate, sampling, keeping, words)
+    if progress.trained == 0:
+        evaluation.whole(0)
+    with _frozen():
+        if settings.placement == "synchronous":
+            synchronous(
+                trainer, draws_of(sampling, trainer, watching), progress,
+                sampling=sampling, watching=watching, evaluation=evaluation,
+            )  # fmt: skip
+        else:
+            asynchronous(trainer, sampling, progress, watching)
+    if not settings.rollout_only:
+        sampling.take(settings.steps)
+        evaluation.whole(settings.steps)
+    for line in told(pool.counts):
+        keeping.note(line, settings.steps)
+    return evaluation.figures
+
+
+def _replayed(settings: LoopSettings) -> Replay:
+    from meshwright.run.posttrain.rollouts.table import read_rollouts  # needs Arrow
+
+    recorded = read_rollouts(settings.replay)
+    replay, steps = Replay(recorded), settings.steps
+    wanted = {
+        step: list(range(step * settings.prompts, (step + 1) * settings.prompts))
+        for step in range(steps)
+    }
+    if any(replay.steps.get(step) != prompts for step, prompts in wanted.items()):
+        known = len(replay.steps)
+        what = f"holds {known} steps, of other prompts than {settings.prompts} for each of {steps}"
+        fix = "use the settings of the run that recorded it"
+        raise InputError([Problem(settings.replay, what, fix)])
+    return replay
+
+
+@contextmanager
+def _threads(count: int | None) -> Iterator[None]:
+    before = torch.get_num_threads()
+    if count is not None:
+        torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def _frozen() -> Iterator[None]:
+    """Keep what is there from being looked through by every collection of the loop."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()

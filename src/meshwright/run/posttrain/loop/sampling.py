@@ -1,0 +1,103 @@
+"""`Sampling`: the engine with its verifiers, and the way of weights from the trainer to it."""
+
+from collections.abc import Callable
+
+import torch
+
+from meshwright.errors import MeshwrightError
+from meshwright.run.nn.decoder import Decoder
+from meshwright.run.posttrain.loop.settings import LoopSettings
+from meshwright.run.posttrain.loop.tasks import Tasks
+from meshwright.run.posttrain.rollouts.generate import Drawing, Generator
+from meshwright.run.posttrain.rollouts.record import Rollout
+from meshwright.run.posttrain.rollouts.verifiers.pool import VerifierPool
+from meshwright.run.posttrain.weights.serving import EngineWeights
+from meshwright.run.posttrain.weights.tensors import of_decoder
+from meshwright.run.serve.engine.settings import EngineSettings
+from meshwright.run.serve.engine.start import start_engine
+from meshwright.spec.serving import Limits
+
+_MOST_REQUESTS = 1024
+_MEMORY_SHARE = 0.5
+"""Of a GPU, for the engine: the trainer has the rest."""
+_EVALUATION = 1 << 20
+"""Added to the seed where held-out prompts are answered."""
+
+
+class VerifierFailing(MeshwrightError):
+    """Verifiers failed too often for a step to mean anything."""
+
+
+class Sampling:
+    """Everything that a rollout needs; used by one thread at a time."""
+
+    def __init__(
+        self, decoder: Decoder, settings: LoopSettings, tasks: Tasks, pool: VerifierPool
+    ) -> None:
+        """Start an engine that shares the modules of a trained decoder, and takes its weights."""
+        weight = decoder.embedding.weight
+        rows = settings.batch_requests
+        if rows is None:
+            rows = min(settings.prompts * settings.samples, _MOST_REQUESTS)
+        engine_settings = EngineSettings(
+            device=str(weight.device),
+            precision="fp32" if weight.dtype == torch.float32 else "bf16",
+            limits=Limits(batch_requests=rows, batch_tokens=max(8192, rows)),
+            memory_share=_MEMORY_SHARE,
+            graphs=settings.graphs,
+            random_weights=bool(settings.model),
+        )
+        source = settings.model or decoder.model
+        self.engine, self.upkeep, _, _ = start_engine(source, engine_settings)
+        self._weights = EngineWeights([of_decoder(decoder)], self.engine, self.upkeep)
+        self.pool, self._tasks, self._settings = pool, tasks, settings
+        self.generator = Generator(self.engine, tasks.train, pool, tasks.drawing(settings))
+
+    def take(self, trained: int) -> None:
+        """Give the engine the trainer's weights, after so many steps."""
+        # To an engine 0 are the weights it was started with, which nobody trained.
+        if self.engine.version != trained + 1:
+            self._weights.update(trained + 1)
+
+    def held_out(self, prompts: int, *, greedy: bool) -> list[Rollout]:
+        """Answer held-out prompts once each."""
+        settings = self._settings
+        drawing = Drawing(
+            seed=settings.seed + _EVALUATION,
+            samples=1,
+            max_tokens=self._tasks.max_tokens,
+            max_turns=settings.max_turns,
+            stop_tokens=self._tasks.stop_tokens,
+            temperature=0.0 if greedy else 1.0,
+        )
+        generator = Generator(self.engine, self._tasks.held_out, self.pool, drawing)
+        return [group[0] for group in generator.groups(0, range(prompts), version=0)]
+
+
+class Watching:
+    """Looks at verdicts as they come, and ends a run whose verifiers fail."""
+
+    def __init__(self, most: int, say: Callable[[str], object]) -> None:
+        """Let so many verdicts of a step fail, and say so of each."""
+        self._most, self._say, self._failed = most, say, 0
+
+    def begin(self) -> None:
+        """Begin a step."""
+        self._failed = 0
+
+    def hear(self, rollout: Rollout) -> None:
+        """Look at a rollout.
+
+        Raises:
+            VerifierFailing: where too many have failed; it names the verifier.
+        """
+        for part in rollout.rewards:
+            if part.outcome == "ok":
+                continue
+            self._failed += 1
+            self._say(f"{rollout.key}: {part.name}: {part.outcome}: {part.reason}")
+            if self._failed > self._most:
+                what = f"{self._failed} verdicts of one step failed, {self._most} may"
+                raise VerifierFailing(f"{what}; the last one: {part.reason}")
+        if rollout.error:
+            self._say(f"{rollout.key}: {rollout.error}")

@@ -1,0 +1,260 @@
+"""`LoopSettings`: a run of reinforcement learning, as its file and the command line give it.
+
+Whoever reads settings needs no torch.
+"""
+
+from typing import Any, Literal, get_args
+
+import msgspec
+
+from meshwright.run.posttrain.rollouts.verifiers.check import VerifierLimits
+from meshwright.run.train.optimizer.settings import OptimizerSettings
+from meshwright.spec.bounds import Bounds, real
+from meshwright.spec.model import Attention, Block, Mlp, Model
+from meshwright.spec.names import suggestion
+
+Placement = Literal["synchronous", "one-step-off", "asynchronous"]
+Advantage = Literal["z-scored", "centred", "leave-one-out"]
+PolicyLossName = Literal["clip", "gspo", "cispo", "reinforce"]
+Averaging = Literal["token", "sequence", "constant"]
+Correction = Literal["none", "truncated", "masked"]
+Precision = Literal["fp32", "bf16"]
+DIGITS = "sorting-digits"
+
+
+class TaskSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is asked of the model, and what it is rewarded for."""
+
+    name: str = DIGITS
+    """`sorting-digits`, or `module:function` that returns an `Environment` when it is called with
+    `part="train"` or `part="held-out"` and the options."""
+    digits: int = 4
+    """Digits of a list that is to be sorted."""
+    reward: Literal["exact", "share"] = "exact"
+    """1 for an answer that is right and 0 for others, or the share of places that are right."""
+    options: dict[str, Any] = {}
+    """Given to a function of your own."""
+
+    def __post_init__(self) -> None:
+        bounds = Bounds()
+        bounds.count(2, digits=self.digits)
+        bounds.one_of("reward", self.reward, ("exact", "share"))
+        if self.name != DIGITS and ":" not in self.name:
+            fix = suggestion(self.name, [DIGITS])
+            bounds.add("name", f"{self.name!r} is no task", f"{fix}, or module:function")
+        bounds.require()
+
+
+class NetworkSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A small model that is trained from random weights, where no folder is given."""
+
+    layers: int = 2
+    hidden: int = 64
+    heads: int = 4
+    ffn: int = 192
+    max_positions: int = 32
+    """The longest prompt with its answer."""
+
+    def __post_init__(self) -> None:
+        bounds = Bounds()
+        bounds.count(
+            layers=self.layers,
+            hidden=self.hidden,
+            heads=self.heads,
+            ffn=self.ffn,
+            max_positions=self.max_positions,
+        )
+        if bounds.sound("hidden", "heads") and self.hidden % self.heads:
+            what = f"{self.hidden} numbers are not shared evenly by {self.heads} heads"
+            bounds.add("heads", what, "use a divisor of hidden")
+        bounds.require()
+
+    def model(self, vocab: int) -> Model:
+        """Return the model for a vocabulary.
+
+        Positions are learned: where a digit stands says more here than how far others are.
+        """
+        width = self.hidden // self.heads
+        mixer = Attention(heads=self.heads, kv_heads=self.heads, head_dim=width, rotary=None)
+        return Model(
+            name="from random weights",
+            hidden=self.hidden,
+            vocab=vocab,
+            blocks=(Block(name="plain", mixer=mixer, mlp=Mlp(width=self.ffn)),),
+            pattern=f"{self.layers}*plain",
+            positions="learned",
+            max_positions=self.max_positions,
+        )
+
+
+class WarmUpSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Supervised steps on right answers before the first rollout, where the task shows some."""
+
+    steps: int = 0
+    answers: int = 64
+    """Of one step."""
+    lr: float = 1e-3
+
+    def __post_init__(self) -> None:
+        bounds = Bounds()
+        bounds.count(0, steps=self.steps)
+        bounds.count(answers=self.answers)
+        bounds.positive(lr=self.lr)
+        bounds.require()
+
+
+class ObjectiveSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is minimised; `run.posttrain.objectives` has the formulas and their papers."""
+
+    advantage: Advantage = "z-scored"
+    loss: PolicyLossName = "clip"
+    low: float | None = None
+    high: float | None = None
+    """Bounds of the ratio, as distances from 1; None is what the loss's paper uses."""
+    averaging: Averaging = "token"
+    minibatches: int = 1
+    """Updates for the rollouts of one step, each on its share of them."""
+    kl: float = 0.0
+    """Strength of the pull to the weights before the first step (k2, in the loss)."""
+    correction: Correction = "none"
+    """Weight against an engine whose numbers differ. `none` takes ratios to the engine's own
+    log-probabilities; the others take them to the trainer's, computed once more before the step,
+    and weigh tokens by trainer over engine."""
+    correction_most: float = 2.0
+    """The highest weight; tokens beyond it, or below its inverse, are cut or left out."""
+
+    def __post_init__(self) -> None:
+        bounds = Bounds()
+        bounds.one_of("advantage", self.advantage, get_args(Advantage))
+        bounds.one_of("loss", self.loss, get_args(PolicyLossName))
+        bounds.one_of("averaging", self.averaging, get_args(Averaging))
+        bounds.one_of("correction", self.correction, get_args(Correction))
+        bounds.count(minibatches=self.minibatches)
+        bounds.not_negative(kl=self.kl)
+        bounds.problems += real("correction_most", self.correction_most, 1.0, 1e6)
+        for name in ("low", "high"):
+            if getattr(self, name) is not None:
+                bounds.problems += real(name, getattr(self, name), 0.0, 100.0)
+        sound = bounds.sound("loss", "minibatches")
+        if sound and self.loss == "reinforce" and self.minibatches > 1:
+            what = "after the first update answers are not the policy's own any more"
+            bounds.add("minibatches", what, "use 1 with reinforce, or the loss clip")
+        bounds.require()
+
+
+class EvaluateSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Held-out prompts, sampled as in training, and greedily at the beginning and the end."""
+
+    prompts: int = 0
+    """How many; 0 evaluates nothing."""
+    every_steps: int | None = None
+    """Steps between two evaluations; None evaluates before the first and after the last."""
+    transcripts: int = 5
+    """Answers to the same prompts that are written down before and after."""
+
+    def __post_init__(self) -> None:
+        bounds = Bounds()
+        bounds.count(0, prompts=self.prompts, transcripts=self.transcripts)
+        bounds.count(every_steps=self.every_steps)
+        bounds.require()
+
+
+class LoopSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One run: generate groups of answers, judge them, train, and again."""
+
+    steps: int = 100
+    prompts: int = 32
+    """Groups of one step: one for each prompt."""
+    samples: int = 8
+    """Answers to a prompt."""
+    max_tokens: int | None = None
+    """Of one turn; None is what the task needs."""
+    max_turns: int = 1
+    seed: int = 0
+    folder: str = ""
+    """Where the run keeps its files, and goes on from; none keeps nothing."""
+    task: TaskSettings = TaskSettings()
+    model: str = ""
+    """A Hugging Face folder; none trains `network` from random weights."""
+    network: NetworkSettings = NetworkSettings()
+    warm_up: WarmUpSettings = WarmUpSettings()
+    objective: ObjectiveSettings = ObjectiveSettings()
+    optimizer: OptimizerSettings = OptimizerSettings(
+        lr=1e-3, schedule="linear", warmup_steps=0, decay=0.0
+    )
+    placement: Placement = "synchronous"
+    max_staleness: int | None = None
+    """How many steps behind the trainer the weights of a group may be: 0 for synchronous, 1 for
+    one-step-off, and 1 unless said for asynchronous."""
+    device: str = "auto"
+    precision: Precision | None = None
+    """Of weights, on both sides; None is fp32 on a processor and bf16 on a GPU."""
+    threads: int | None = None
+    """Of torch on a processor: small models are quickest with 1. None leaves it as it is."""
+    microbatch_tokens: int = 16384
+    """Tokens of one forward pass of the trainer, padding included."""
+    batch_requests: int | None = None
+    """Answers that the engine writes at a time; None is all of a step, 1024 at most."""
+    graphs: bool = True
+    """Capture the engine's decoding steps in CUDA graphs."""
+    verifier_workers: int = 1
+    verifier: VerifierLimits = VerifierLimits()
+    most_unjudged: int = 16
+    """Verdicts of one step that may fail; with more the run ends, and names the verifier."""
+    evaluate: EvaluateSettings = EvaluateSettings()
+    checkpoint_steps: int | None = 10
+    """Steps between two checkpoints, where there is a folder; None writes only the last."""
+    shuffle_rewards: bool = False
+    """Deal the rewards of a step out anew by chance: a placebo, which must not learn."""
+    rollout_only: bool = False
+    """Draw and judge, and train nothing."""
+    replay: str = ""
+    """A file of rollouts to train on, in place of an engine."""
+    stall_s: float = 300.0
+    """Seconds without anything happening after which an asynchronous run ends, and says who waits
+    for whom."""
+
+    def __post_init__(self) -> None:
+        bounds = Bounds()
+        bounds.count(
+            steps=self.steps,
+            prompts=self.prompts,
+            samples=self.samples,
+            max_tokens=self.max_tokens,
+            max_turns=self.max_turns,
+            microbatch_tokens=self.microbatch_tokens,
+            batch_requests=self.batch_requests,
+            threads=self.threads,
+            verifier_workers=self.verifier_workers,
+            checkpoint_steps=self.checkpoint_steps,
+        )
+        bounds.count(0, max_staleness=self.max_staleness, most_unjudged=self.most_unjudged)
+        bounds.positive(stall_s=self.stall_s)
+        bounds.one_of("placement", self.placement, get_args(Placement))
+        if self.precision is not None:
+            bounds.one_of("precision", self.precision, get_args(Precision))
+        if bounds.sound("placement", "max_staleness"):
+            self._check_staleness(bounds)
+        if self.rollout_only and self.replay:
+            what = "there is nothing to draw where rollouts are replayed"
+            bounds.add("rollout_only", what, "use one of both")
+        if (self.rollout_only or self.replay) and self.placement != "synchronous":
+            what = f"{self.placement} needs an engine and a trainer"
+            bounds.add("placement", what, "use synchronous")
+        if self.placement != "synchronous" and self.evaluate.every_steps is not None:
+            what = f"the engine is never idle in an {self.placement} run"
+            bounds.add("evaluate.every_steps", what, "leave it out, or use synchronous")
+        bounds.require()
+
+    def _check_staleness(self, bounds: Bounds) -> None:
+        fixed = {"synchronous": 0, "one-step-off": 1}.get(self.placement)
+        if fixed is not None and self.max_staleness not in (None, fixed):
+            what = f"{self.placement} means {fixed}, not {self.max_staleness}"
+            bounds.add("max_staleness", what, "leave it out, or use asynchronous")
+
+    @property
+    def staleness(self) -> int:
+        """The most steps that weights may be behind."""
+        if self.max_staleness is not None:
+            return self.max_staleness
+        return 0 if self.placement == "synchronous" else 1

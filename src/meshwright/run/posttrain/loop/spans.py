@@ -1,0 +1,72 @@
+"""`Spans`: what trainer and engines do and wait for, on the real clock.
+
+Names are those that a simulated run has for the same.
+"""
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Literal
+
+from meshwright.policy.rollout.actions import Wait
+
+if TYPE_CHECKING:
+    from meshwright.timeline import TimelineWriter
+
+Who = Literal["trainer", "engines"]
+
+
+class Spans:
+    """Adds up seconds by name, and writes spans to a timeline where there is one."""
+
+    def __init__(self, timeline: "TimelineWriter | None" = None) -> None:
+        self._timeline = timeline
+        self.seconds: defaultdict[tuple[Who, str], float] = defaultdict(float)
+        """Of everything that ended, by who and what; waits stand as `wait: name`."""
+        self._waiting: dict[tuple[Who, str], int] = {}
+
+    @contextmanager
+    def doing(self, who: Who, name: str) -> Iterator[None]:
+        """Record what is done inside."""
+        start_ns = time.time_ns()
+        try:
+            yield
+        finally:
+            self.add(who, name, start_ns, time.time_ns())
+
+    @contextmanager
+    def waiting(self, who: Who, name: str) -> Iterator[None]:
+        """Record that somebody waits meanwhile."""
+        start_ns = time.time_ns()
+        try:
+            yield
+        finally:
+            self.add(who, name, start_ns, time.time_ns(), wait=True)
+
+    def waits(self, waits: Sequence[Wait]) -> None:
+        """Take who waits for what from now on, as the controller says."""
+        now_ns = time.time_ns()
+        named: set[tuple[Who, str]] = {(one.who, one.name) for one in waits}
+        for one in [each for each in self._waiting if each not in named]:
+            self.add(*one, self._waiting.pop(one), now_ns, wait=True)
+        for one in named:
+            self._waiting.setdefault(one, now_ns)
+
+    def add(self, who: Who, name: str, start_ns: int, end_ns: int, *, wait: bool = False) -> None:
+        """Record a span that is over."""
+        self.seconds[who, f"wait: {name}" if wait else name] += (end_ns - start_ns) / 1e9
+        if self._timeline is not None:
+            kind = "wait" if wait else "compute"
+            self._timeline.span(name, start_ns, end_ns - start_ns, kind=kind, lane=who)
+
+    def flush(self) -> None:
+        """Bring what was recorded to the file: a kill loses none of it."""
+        if self._timeline is not None:
+            self._timeline.flush()
+
+    def close(self) -> None:
+        """End all waits, and the file."""
+        self.waits(())
+        if self._timeline is not None:
+            self._timeline.close()

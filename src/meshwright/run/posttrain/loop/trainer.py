@@ -1,0 +1,105 @@
+"""`LoopTrainer`: the side that trains: weights, optimizer, step, and what is kept of them."""
+
+from collections.abc import Sequence
+
+import torch
+
+from meshwright.errors import InputError, Problem
+from meshwright.policy.rollout.controller import Progress
+from meshwright.run.nn.decoder import Decoder
+from meshwright.run.nn.huggingface import load
+from meshwright.run.posttrain.loop.keeping import Keeping
+from meshwright.run.posttrain.loop.policy_step import PolicyStep
+from meshwright.run.posttrain.loop.settings import LoopSettings
+from meshwright.run.posttrain.loop.tasks import Tasks
+from meshwright.run.posttrain.loop.warm_up import warm_up
+from meshwright.run.posttrain.rollouts.generate import Group
+from meshwright.run.serve.engine.build import device_of
+from meshwright.run.train.optimizer.optimizer import Optimizer, make_optimizer
+from meshwright.run.train.placed_state import State, whole_state
+from meshwright.run.train.step import make_decoder
+from meshwright.spec.layout import Layout
+from meshwright.spec.model import Model
+from meshwright.spec.model.huggingface import load_config
+
+
+class LoopTrainer:
+    """Everything of a run that is trained."""
+
+    def __init__(self, settings: LoopSettings, tasks: Tasks, keeping: Keeping) -> None:
+        """Make the model with its first weights."""
+        self.settings, self._tasks, self.keeping = settings, tasks, keeping
+        device = device_of(settings.device)
+        precision = settings.precision or ("bf16" if device.type == "cuda" else "fp32")
+        self._layout = Layout(precision=precision)
+        self.decoder: Decoder = make_decoder(
+            _model(settings, tasks), self._layout, device=device, seed=settings.seed
+        )
+        if settings.model:
+            load(self.decoder, settings.model)
+        self.device = device
+        self.optimizer = self._new_optimizer()
+        self._step: PolicyStep | None = None
+
+    def tensors(self) -> dict[str, State]:
+        """Return all that a run needs to go on: the tensors themselves."""
+        weights = {f"model.{name}": each for name, each in self.decoder.named_parameters()}
+        return whole_state({name: each.detach() for name, each in weights.items()}, self.optimizer)
+
+    def begin(self) -> Progress:
+        """Go on from the last checkpoint, or warm up and write the first one."""
+        found = self.keeping.resume(self.tensors())
+        if found is None:
+            found = Progress(trained=0, unasked=0)
+            settings = self.settings.warm_up
+            if settings.steps:
+                with self.keeping.spans.doing("trainer", "warm up"):
+                    losses = warm_up(self.decoder, self._layout, self._tasks.train, settings)
+                self.keeping.note(
+                    f"warm-up: {settings.steps} steps on right answers, loss "
+                    f"{losses[0]:.3f} to {losses[-1]:.3f}"
+                )
+                # Its float32 masters are of the weights before that.
+                self.optimizer = self._new_optimizer()
+            self.save(found)
+        elif self.settings.objective.kl:
+            # The reference are the weights before the first step, which only that checkpoint has.
+            what = "a run with a KL reference does not go on yet"
+            raise InputError([Problem("objective.kl", what, "use 0, or another folder")])
+        longest = self._tasks.max_tokens * self.settings.max_turns
+        self._step = PolicyStep(self.decoder, self.optimizer, self.settings, longest)
+        return found
+
+    def step(self, step: int, groups: Sequence[Group]) -> dict[str, float]:
+        """Train on groups; say where they carry no signal."""
+        assert self._step is not None, "a run begins before it trains"
+        with self.keeping.spans.doing("trainer", "train"):
+            learned = self._step(step, groups)
+            if self.device.type == "cuda":
+                torch.cuda.current_stream().synchronize()
+        if learned.figures["silent_groups"] == learned.figures["groups"]:
+            self.keeping.note(f"step {step + 1}: {learned.sentence}", step + 1)
+        return learned.figures
+
+    def save(self, progress: Progress) -> None:
+        """Write a checkpoint where one is due."""
+        if self.keeping.due(progress.trained):
+            self.keeping.save(self.tensors(), progress)
+
+    def _new_optimizer(self) -> Optimizer:
+        return make_optimizer(
+            self.decoder.named_parameters(),
+            self._layout,
+            self.settings.optimizer,
+            total_steps=self.settings.steps * self.settings.objective.minibatches,
+            seed=self.settings.seed,
+        )
+
+
+def _model(settings: LoopSettings, tasks: Tasks) -> Model:
+    if settings.model:
+        return load_config(settings.model)
+    if tasks.vocab is None:
+        what = "the task has no vocabulary of its own, and no model is given"
+        raise InputError([Problem("model", what, "give a Hugging Face folder")])
+    return settings.network.model(tasks.vocab)

@@ -1,0 +1,122 @@
+"""The loop on real parts: what it tells, and the ways to the same weights."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="runs a model")
+
+import torch
+
+from meshwright.errors import InputError
+from meshwright.run.nn.decoder import Decoder
+from meshwright.run.posttrain.loop import run
+from meshwright.run.posttrain.loop.settings import ObjectiveSettings, TaskSettings
+from meshwright.run.posttrain.rollouts import read_rollouts
+from tests.run.posttrain.loop.small import EVALUATED, settings
+
+
+def weights(decoder: Decoder) -> list[torch.Tensor]:
+    return [each.detach().clone() for each in decoder.parameters()]
+
+
+def same(one: Decoder, other: Decoder) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(weights(one), weights(other), strict=True))
+
+
+def figures(rows: tuple[dict[str, float], ...]) -> list[dict[str, float]]:
+    """Return what does not hang on the clock."""
+    return [{name: value for name, value in row.items() if not name.endswith("_s")} for row in rows]
+
+
+def test_a_step_tells_what_a_person_needs() -> None:
+    said: list[str] = []
+    outcome = run(settings(evaluate=EVALUATED), say=said.append)
+    assert outcome.steps == len(outcome.rows) == 3
+    row = outcome.rows[0]
+    wanted = """reward_mean reward_std groups silent_groups clip_share entropy ratio_min ratio_max
+        logp_gap_mean logp_gap_max staleness_max length_mean length_p95 truncated_share grad_norm
+        lr sampler_tokens_per_s trainer_tokens_per_s generate_s train_s sync_s unjudged"""
+    assert not set(wanted.split()) - set(row)
+    assert max(each["logp_gap_max"] for each in outcome.rows) <= 1e-5, "one model, two uses"
+    assert set(outcome.held_out) == {0, 3}
+    assert any("held out after 3 steps" in line for line in said)
+    assert row["lr"] > outcome.rows[-1]["lr"]
+
+
+def test_asynchronous_without_staleness_is_the_synchronous_loop_bit_by_bit() -> None:
+    plain = run(settings())
+    driven = run(settings(placement="asynchronous", max_staleness=0))
+    assert same(plain.decoder, driven.decoder)
+    for one, other in zip(figures(plain.rows), figures(driven.rows), strict=True):
+        assert one == {name: other[name] for name in one}
+
+
+@pytest.mark.parametrize("placement", ["one-step-off", "asynchronous"])
+def test_staleness_stays_within_its_bound(placement: str) -> None:
+    outcome = run(settings(placement=placement, steps=5))
+    stale = [row["staleness_max"] for row in outcome.rows]
+    assert stale[0] == 0
+    assert max(stale) == 1
+    assert len(outcome.rows) == 5
+
+
+def test_what_was_recorded_trains_to_the_same_bits(tmp_path: Path) -> None:
+    recorded = run(settings(folder=str(tmp_path / "run")))
+    replayed = run(settings(replay=str(tmp_path / "run" / "rollouts.jsonl")))
+    assert same(recorded.decoder, replayed.decoder)
+    with pytest.raises(InputError, match="other prompts"):
+        run(settings(replay=str(tmp_path / "run" / "rollouts.jsonl"), prompts=2))
+
+
+def test_drawing_alone_trains_nothing(tmp_path: Path) -> None:
+    drawn = run(settings(folder=str(tmp_path / "run"), rollout_only=True))
+    found = read_rollouts(tmp_path / "run" / "rollouts.jsonl").rollouts
+    assert len(found) == 3 * 4 * 4
+    assert {each.versions for each in found} == {(0, 0)}
+    nothing = run(settings(steps=1))
+    assert drawn.steps == 0
+    assert not same(drawn.decoder, nothing.decoder)
+    run(settings(replay=str(tmp_path / "run" / "rollouts.jsonl")))
+
+
+def test_a_folder_says_what_happened(tmp_path: Path) -> None:
+    from meshwright.timeline import read
+
+    folder = tmp_path / "run"
+    run(settings(folder=str(folder), evaluate=EVALUATED, placement="asynchronous"))
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [1, 2, 3]
+    shown = [json.loads(line) for line in (folder / "transcripts.jsonl").read_text().splitlines()]
+    assert [each["step"] for each in shown] == [0, 0, 3, 3]
+    assert shown[0]["prompt"] == shown[2]["prompt"]
+    names = set(read(folder / "timeline").strings("name").values)
+    assert {"generate", "train", "sync", "groups"} <= names
+    assert 'placement = "asynchronous"' in (folder / "config.toml").read_text()
+    with pytest.raises(InputError, match="seed differ"):
+        run(settings(folder=str(folder), placement="asynchronous", seed=1))
+
+
+def test_a_step_without_a_signal_is_said_in_words() -> None:
+    said: list[str] = []
+    task = TaskSettings(digits=12, reward="exact")
+    run(settings(task=task, steps=1), say=said.append)
+    assert any("this step carries no signal" in line for line in said)
+
+
+@pytest.mark.parametrize(
+    "aim",
+    [
+        {"loss": "gspo", "averaging": "sequence"},
+        {"loss": "cispo", "advantage": "leave-one-out"},
+        {"loss": "reinforce", "advantage": "centred", "averaging": "constant"},
+        {"loss": "clip", "kl": 0.1, "correction": "truncated"},
+        {"loss": "clip", "correction": "masked", "minibatches": 2},
+    ],
+)
+def test_every_objective_takes_its_steps(aim: dict[str, Any]) -> None:
+    outcome = run(settings(objective=ObjectiveSettings(**aim), steps=2))
+    assert all(row["grad_norm"] > 0 for row in outcome.rows)
+    assert ("kl" in outcome.rows[-1]) == ("kl" in aim)
