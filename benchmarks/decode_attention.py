@@ -157,22 +157,15 @@ def candidates(eight_bits: bool) -> "Iterator[Cut]":
         for warps in (4, 8):
             for per_sm in (2, 3, 1, 4):
                 for stages in (3, 4, 2, 6):
-                    for apart in (True, False):
-                        tile_bytes = 2 * tile * cases.WIDTH * element
-                        room = max(1, stages - 1) * tile_bytes + (0 if apart else 8192)
-                        in_flight = per_sm * max(1, stages - 2) * tile_bytes
-                        if per_sm * (room + 1024) > SHARED_BYTES or in_flight < 24 * 1024:
-                            continue
-                        if (apart and tile < 16 * warps) or per_sm * warps > 16:
-                            continue
-                        rest.append(Cut(tile, warps, stages, per_sm, apart))
-    # Those nearest to two programs of four warps with some tiles in flight come first.
-    rest.sort(key=lambda cut: (not cut.apart, cut.warps, abs(cut.per_sm - 2), abs(cut.stages - 3)))
-    half = (len(rest) + 1) // 2
-    for one, two in zip(rest[:half], [*rest[half:], None], strict=False):
-        yield one
-        if two is not None:
-            yield two
+                    tile_bytes = 2 * tile * cases.WIDTH * element
+                    room = max(1, stages - 1) * tile_bytes + 8192
+                    in_flight = per_sm * max(1, stages - 2) * tile_bytes
+                    if per_sm * (room + 1024) > SHARED_BYTES or in_flight < 24 * 1024:
+                        continue
+                    if per_sm * warps <= 16:
+                        rest.append(Cut(tile, warps, stages, per_sm))
+    # Those nearest to three programs of four warps with some tiles in flight come first.
+    yield from sorted(rest, key=lambda cut: (cut.warps, abs(cut.per_sm - 3), abs(cut.stages - 3)))
 
 
 def _tuned(eight_bits: bool, seconds: float, failures: list[str]) -> dict[str, object]:
@@ -193,12 +186,11 @@ def _tuned(eight_bits: bool, seconds: float, failures: list[str]) -> dict[str, o
     best = tried[0][1] if tried else None
     joins = {}
     few = [case for case in CASES if case.name in FEW]
-    for tickets, least in ((False, 1), (False, 2), (False, 4), (True, 1), (True, 2), (True, 4)):
+    for least in (1, 2, 4):
         if best is None or time.perf_counter() - started > seconds:
             break
-        changed = best._replace(tickets=tickets, least=least)
-        label = f"{'tickets' if tickets else 'second kernel'}, at least {least} tiles"
-        joins[label] = _shares(few, pool, changed, failures)
+        changed = best._replace(least=least)
+        joins[f"at least {least} tiles"] = _shares(few, pool, changed, failures)
     del pool
     layouts = {}
     for block, heads_first in LAYOUTS:
@@ -277,8 +269,6 @@ def _compile_part(eight_bits: bool, part: int, parts: int) -> None:
 
 def _errors(failures: list[str]) -> Figures:
     """Compare kernels with attention written out, in roundings of bfloat16."""
-    from meshwright.run.kernels.paged_decode import cut_for
-
     worst: dict[str, float] = {}
     for eight_bits in (False, True):
         for block, heads_first in ((16, True), (64, False), (128, False)):
@@ -287,10 +277,8 @@ def _errors(failures: list[str]) -> Figures:
             )
             case = Case("", (1, 777, 0, 128, 5000, 63))
             label = f"error, {'float8' if eight_bits else 'bfloat16'}, pages of {block}"
-            for tickets in (False, True):
-                cut = cut_for(pool.k_cache, cases.HEADS // cases.KV_HEADS)._replace(tickets=tickets)
-                off = _attempt(label, failures, partial(error_of, case, pool, cut))
-                worst[label] = max(worst.get(label, 0.0), 1e9 if off is None else off)
+            off = _attempt(label, failures, partial(error_of, case, pool))
+            worst[label] = 1e9 if off is None else off
     return [figure(label, off, "roundings", ERROR_TARGET) for label, off in worst.items()]
 
 

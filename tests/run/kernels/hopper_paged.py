@@ -34,17 +34,10 @@ def kernels() -> Iterator[Kernel]:
         given |= {"plan": "*i32"} | dict.fromkeys(("programs", "least", "q_row"), INT)
         cut = CUTS[element, WIDTH].fitting(BLOCK)
         constants = shape | absent | halved | _cut(cut) | {"ROPE": 0, "ROPE_COLUMNS": 16}
-        constants |= {"OUT_COLUMNS": WIDTH, "HEADS": 4, "PIECES": 8, "tickets": None}
         yield Kernel(
             f"paged attention, decode, {element} bytes", decode.attend_shares, given, constants,
             cut.warps, cut.registers, cut.stages,
         )  # fmt: skip
-        del constants["tickets"]
-        yield Kernel(
-            f"paged attention, decode with tickets, {element} bytes", decode.attend_shares,
-            given | {"tickets": "*i32"}, constants, cut.warps, cut.registers, cut.stages,
-        )  # fmt: skip
-        constants |= {"OUT_COLUMNS": 512, "tickets": None}
         few = FEW[element]
         latents = {"K": 1, "G": 16, "E": 512, "ROPE": 64, "ROPE_COLUMNS": 32 if pairs else 64}
         latents |= {"COLUMNS": 256 if pairs else 512, "PACKED": 16} | _cut(few)
@@ -75,8 +68,7 @@ def kernels() -> Iterator[Kernel]:
 
 
 def _cut(cut: Any) -> dict[str, Any]:
-    ways = cut.warps if cut.apart else 1
-    return {"TILE": cut.tile, "WAYS": ways, "SPLITS": 0, "M": 16}
+    return {"TILE": cut.tile, "SPLITS": 0, "M": 16}
 
 
 def _stores(cached: str) -> Iterator[Kernel]:

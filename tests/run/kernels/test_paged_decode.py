@@ -43,12 +43,12 @@ def test_reference_is_attention_of_the_last_token() -> None:
     assert_near(paged_decode(q[:, -1], *cache, backend="torch", **options), whole.double())
 
 
-@pytest.mark.parametrize("apart", [True, False])
+@pytest.mark.parametrize("heads_first", [True, False])
 @pytest.mark.parametrize("block", [16, 64])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float8_e4m3fn])
-def test_rows_of_all_lengths_are_exact(apart: bool, block: int, dtype: torch.dtype) -> None:
-    cache = paged(LENGTHS, block=block, dtype=dtype, heads_first=apart)
-    cut = Cut(tile=64, warps=4, stages=2, per_sm=2, apart=apart)
+def test_rows_of_all_lengths_are_exact(heads_first: bool, block: int, dtype: torch.dtype) -> None:
+    cache = paged(LENGTHS, block=block, dtype=dtype, heads_first=heads_first)
+    cut = Cut(tile=64, warps=4, stages=2, per_sm=2)
     got = checked(drawn(len(LENGTHS), 8, 16), cache, cut)
     assert not got[1].any()
 
@@ -74,32 +74,21 @@ def test_groups_of_any_size_are_exact(heads: int, kv_heads: int, width: int) -> 
 )
 @pytest.mark.parametrize("invariant", [False, True])
 def test_options_are_exact(options: dict[str, Any], invariant: bool) -> None:
-    cut = Cut(tile=32, warps=2, stages=2, per_sm=2, least=1, tickets="sinks" in options)
+    cut = Cut(tile=32, warps=2, stages=2, per_sm=2, least=1)
     checked(drawn(3, 4, 16), paged([150, 0, 47]), cut, invariant=invariant, **options)
 
 
-def test_tickets_are_back_at_nought_after_every_call() -> None:
-    cut = Cut(tile=32, warps=2, stages=2, per_sm=2, least=1, tickets=True)
-    cache, q = paged([150, 40]), drawn(2, 10, 16)
-    plan = plan_decode(cache.lengths, cache.k_cache, 10, cut=cut)
-    calls = [paged_decode(q, *cache, plan=plan, backend="triton") for _ in range(2)]
-    assert torch.equal(*calls)
-    assert_near(calls[0], paged_decode(q.double(), *cache, backend="torch"))
-    assert plan.tickets is not None
-    assert not plan.tickets.any()
-
-
 @pytest.mark.parametrize(
-    ("heads", "apart", "options"),
+    ("heads", "options"),
     [
-        (4, True, {"window": 20, "alibi": drawn(4, seed=6).abs()}),
-        (4, False, {"sinks": drawn(4, seed=5)}),
-        (12, False, {"chunk": 32}),
+        (4, {"window": 20, "alibi": drawn(4, seed=6).abs()}),
+        (4, {"sinks": drawn(4, seed=5)}),
+        (12, {"chunk": 32}),
     ],
-    ids=["apart", "together", "many"],
+    ids=["window", "sinks", "many"],
 )
-def test_a_few_queries_per_row_are_exact(heads: int, apart: bool, options: dict[str, Any]) -> None:
-    cut = Cut(tile=32, warps=2, stages=2, per_sm=2, least=1, apart=apart)
+def test_a_few_queries_per_row_are_exact(heads: int, options: dict[str, Any]) -> None:
+    cut = Cut(tile=32, warps=2, stages=2, per_sm=2, least=1)
     # The second row is shorter than it has queries: those before its first key see nothing.
     checked(drawn(9, heads, 16), paged([90, 2, 40]), cut, queries=3, **options)
 

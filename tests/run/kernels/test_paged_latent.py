@@ -15,7 +15,7 @@ from tests.run.kernels.exactness import assert_near, drawn
 from tests.run.kernels.paged import paged
 
 RANK, ROPE = 24, 8
-CUT = Cut(tile=16, warps=4, stages=2, per_sm=2, apart=False)
+CUT = Cut(tile=16, warps=4, stages=2, per_sm=2)
 
 
 def test_reference_is_attention_of_what_latents_unfold_to() -> None:

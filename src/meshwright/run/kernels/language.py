@@ -4,6 +4,7 @@ Every kernel module imports `triton` and `tl` from here, so that it can be impor
 torch version used) on a machine without Triton.
 """
 
+import os
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -11,7 +12,16 @@ import torch
 
 from meshwright.errors import MissingPart
 
-__all__ = ["HAS_TRITON", "Backend", "early", "inputs_ready", "on_triton", "tl", "triton"]
+__all__ = [
+    "HAS_TRITON",
+    "INTERPRETED",
+    "Backend",
+    "early",
+    "inputs_ready",
+    "on_triton",
+    "tl",
+    "triton",
+]
 
 Backend = Literal["auto", "triton", "torch"]
 """`auto` takes Triton for tensors on a GPU and plain torch elsewhere."""
@@ -40,6 +50,8 @@ except ImportError:
     triton = tl = _Absent()
 
 HAS_TRITON = not isinstance(triton, _Absent)
+INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET", "0") == "1")
+"""For kernels: the interpreter knows no assembler."""
 
 
 def on_triton(backend: Backend, tensor: torch.Tensor) -> bool:

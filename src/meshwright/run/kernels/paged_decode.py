@@ -51,12 +51,8 @@ class Cut(NamedTuple):
     stages: int
     per_sm: int
     """Programs of the single wave on each multiprocessor."""
-    apart: bool = True
-    """Whether each warp has keys of its own, in place of columns of all."""
     least: int = 2
     """Tiles of a share at least."""
-    tickets: bool = False
-    """Whether the last program of a row joins its parts, in place of a second kernel."""
 
     @property
     def registers(self) -> int | None:
@@ -66,25 +62,23 @@ class Cut(NamedTuple):
 
     def fitting(self, block_tokens: int) -> "Cut":
         """Return the same cut with tiles that pages hold whole, if they are long enough for it."""
-        shortest = 16 * self.warps if self.apart else 32
-        return (
-            self._replace(tile=min(self.tile, block_tokens)) if block_tokens >= shortest else self
-        )
+        return self._replace(tile=min(self.tile, block_tokens)) if block_tokens >= 32 else self
 
 
 CUTS: dict[tuple[int, int], Cut] = {
-    (1, 64): Cut(tile=128, warps=4, stages=4, per_sm=3),
-    (1, 128): Cut(tile=128, warps=4, stages=2, per_sm=4, apart=False),
-    (1, 256): Cut(tile=64, warps=4, stages=3, per_sm=2, apart=False),
-    (2, 64): Cut(tile=64, warps=4, stages=4, per_sm=3),
-    (2, 128): Cut(tile=64, warps=4, stages=2, per_sm=3, apart=False),
-    (2, 256): Cut(tile=32, warps=4, stages=3, per_sm=2, apart=False),
-    (4, 64): Cut(tile=64, warps=4, stages=2, per_sm=2, apart=False),
-    (4, 128): Cut(tile=32, warps=4, stages=2, per_sm=2, apart=False),
-    (4, 256): Cut(tile=32, warps=4, stages=2, per_sm=1, apart=False),
+    (1, 64): Cut(tile=128, warps=4, stages=2, per_sm=4),
+    (1, 128): Cut(tile=128, warps=4, stages=2, per_sm=4),
+    (1, 256): Cut(tile=64, warps=4, stages=3, per_sm=2),
+    (2, 64): Cut(tile=64, warps=4, stages=2, per_sm=4),
+    (2, 128): Cut(tile=64, warps=4, stages=2, per_sm=3),
+    (2, 256): Cut(tile=32, warps=4, stages=3, per_sm=2),
+    (4, 64): Cut(tile=64, warps=4, stages=2, per_sm=2),
+    (4, 128): Cut(tile=32, warps=4, stages=2, per_sm=2),
+    (4, 256): Cut(tile=32, warps=4, stages=2, per_sm=1),
 }
-"""By the bytes of a cached element and the head's width, up to that power of two. Not yet tuned on
-a GPU: chosen by registers and instructions of the compiled loop."""
+"""By the bytes of a cached element and the head's width, up to that power of two. Those of width
+128 were the best of 45 and 81 tried on an H200 (`benchmarks/decode_attention.py`, 2026-11-16), over
+rows of equal and of very unequal lengths; the others follow them by registers and shared memory."""
 
 
 def cut_for(cache: Tensor, group: int) -> Cut:
@@ -98,7 +92,6 @@ def cut_for(cache: Tensor, group: int) -> Cut:
             warps=4,
             stages=2 if element == 4 else 3,
             per_sm=1 if element == 4 or width > 128 else 2,
-            apart=False,
         )
     return cut.fitting(cache.shape[1])
 
@@ -115,8 +108,6 @@ class DecodePlan(NamedTuple):
     chunk: int | None
     queries: int = 1
     """Of each row."""
-    tickets: Tensor | None = None
-    """int32, nought between calls: parts of each shared row that are done."""
 
     @property
     def rows(self) -> int:
@@ -158,11 +149,7 @@ def plan_decode(
         PROGRAMS=16,
         num_warps=4,
     )
-    tickets = None
-    if cut.tickets:
-        many = rows * units if splits else programs
-        tickets = torch.zeros(many, dtype=torch.int32, device=lengths_R.device)
-    return DecodePlan(counts, cut, programs, splits, window, chunk, queries, tickets)
+    return DecodePlan(counts, cut, programs, splits, window, chunk, queries)
 
 
 def paged_decode(
@@ -261,20 +248,17 @@ def launch(
     keys, values = (as_pairs(cache) if pairs else cache for cache in (k_cache, v_cache))
     step = 2 if pairs else 1
     attend_shares[(plan.programs,)](
-        q_NHE, keys, values, tables_RB, lengths_R, plan.counts, out, parts, stats, plan.tickets,
+        q_NHE, keys, values, tables_RB, lengths_R, plan.counts, out, parts, stats,
         shaping.sinks, shaping.alibi, *scales, shaping.scale, shaping.softcap or 1.0, rows,
         plan.programs, least, *q_NHE.stride()[:2], *keys.stride()[:3], tables_RB.stride(0),
         K=kv_heads, G=group, E=width, M=max(16, power_of_two(packed)), BLOCK=k_cache.shape[1],
         TILE=cut.tile, COLUMNS=max(16, power_of_two(width // step)),
-        WAYS=cut.warps if cut.apart else 1, PAIRS=pairs, WINDOW=shaping.window or 0,
+        PAIRS=pairs, WINDOW=shaping.window or 0,
         CHUNK=shaping.chunk or 0, CAPPED=shaping.softcap is not None, SPLITS=splits, PACKED=packed,
         QUERIES=plan.queries,
         ROPE=rope, ROPE_COLUMNS=max(16, power_of_two(max(1, rope // step))),
-        OUT_COLUMNS=power_of_two(width), HEADS=min(4, power_of_two(packed)), PIECES=PIECES // 2,
         num_warps=cut.warps, num_stages=cut.stages, maxnreg=cut.registers, **early(out),
     )  # fmt: skip
-    if plan.tickets is not None:
-        return
     join_parts[(rows * units if splits else plan.programs, packed)](
         plan.counts, out, parts, stats, shaping.sinks, rows, plan.programs, least,
         K=kv_heads, G=group, E=width, PACKED=packed, QUERIES=plan.queries,

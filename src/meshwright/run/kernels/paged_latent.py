@@ -33,16 +33,16 @@ from meshwright.run.kernels.paged_decode import (
 from meshwright.run.kernels.paged_plain import Shaping, plain_paged_decode
 
 FEW: dict[int, Cut] = {
-    1: Cut(tile=32, warps=4, stages=4, per_sm=2, apart=False),
-    2: Cut(tile=32, warps=4, stages=3, per_sm=2, apart=False),
-    4: Cut(tile=16, warps=4, stages=2, per_sm=1, apart=False),
+    1: Cut(tile=32, warps=4, stages=4, per_sm=2),
+    2: Cut(tile=32, warps=4, stages=3, per_sm=2),
+    4: Cut(tile=16, warps=4, stages=2, per_sm=1),
 }
 """By the bytes of a cached element, for up to 16 heads. Not yet tuned on a GPU. Float32 is left to
 torch unless Triton is insisted on: on a GPU it needs more shared memory than there is."""
 MANY: dict[int, Cut] = {
-    1: Cut(tile=64, warps=8, stages=2, per_sm=1, apart=False),
-    2: Cut(tile=32, warps=8, stages=3, per_sm=1, apart=False),
-    4: Cut(tile=16, warps=8, stages=2, per_sm=1, apart=False),
+    1: Cut(tile=64, warps=8, stages=2, per_sm=1),
+    2: Cut(tile=32, warps=8, stages=3, per_sm=1),
+    4: Cut(tile=16, warps=8, stages=2, per_sm=1),
 }
 """The same for more heads, whose sums fill the registers of eight warps."""
 

@@ -16,7 +16,6 @@ from meshwright.run.kernels.paged_tile import (
     load_tile,
     multiply,
     shaped_scores,
-    turned,
     unpacked,
 )
 
@@ -52,11 +51,11 @@ def attend_latents(
         ropes = load_tile(start + RANK // step, offset, held, ROPE // step, ROPE_COLUMNS, True)
         l_one, l_two = unpacked(latents, PAIRS)
         k_one, k_two = unpacked(ropes, PAIRS)
-        scores = multiply(r_one, turned(k_one), None)
-        scores = multiply(q_one, turned(l_one), scores)
+        scores = multiply(r_one, tl.trans(k_one), None)
+        scores = multiply(q_one, tl.trans(l_one), scores)
         if PAIRS:
-            scores = multiply(r_two, turned(k_two), scores)
-            scores = multiply(q_two, turned(l_two), scores)
+            scores = multiply(r_two, tl.trans(k_two), scores)
+            scores = multiply(q_two, tl.trans(l_two), scores)
         scores = shaped_scores(scores, here, place, None, scale, 1.0, 0, 0, False, True)
         now = tl.maximum(most, tl.max(scores, 1))
         weight = tl.exp2(most - now)

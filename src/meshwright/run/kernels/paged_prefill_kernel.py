@@ -96,13 +96,13 @@ def attend_queries(
             one, two, most, sums = attend_tiles(
                 q_one, q_two, one, two, most, sums, k_cache + start, v_cache + start, table,
                 place[:, None], length, slopes, scale, softcap, begin, whole, page_stride,
-                token_stride, width, COLUMNS, BLOCK, TILE, 1, PAIRS, WINDOW, CHUNK, CAPPED, False,
+                token_stride, width, COLUMNS, BLOCK, TILE, PAIRS, WINDOW, CHUNK, CAPPED, False,
             )  # fmt: skip
             begin = whole
         one, two, most, sums = attend_tiles(
             q_one, q_two, one, two, most, sums, k_cache + start, v_cache + start, table,
             place[:, None], length, slopes, scale, softcap, begin, end, page_stride,
-            token_stride, width, COLUMNS, BLOCK, TILE, 1, PAIRS, WINDOW, CHUNK, CAPPED, True,
+            token_stride, width, COLUMNS, BLOCK, TILE, PAIRS, WINDOW, CHUNK, CAPPED, True,
         )  # fmt: skip
         factor = tl.full((M,), 1.0, tl.float32)
         if sinks is not None:

@@ -13,15 +13,11 @@ Scores are in base 2: a score of s is worth 2ˢ.
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 # ruff: noqa: PLR0917
 
-import os
-
-from meshwright.run.kernels.language import tl, triton
+from meshwright.run.kernels.language import INTERPRETED, tl, triton
 
 NOTHING = tl.constexpr(-1e30)
 """The maximum of no scores: finite, so that differences of it are numbers."""
 LOG2_E = tl.constexpr(1.4426950408889634)
-INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET", "0") == "1")
-"""The interpreter knows no assembler, and takes pairs apart by arithmetic."""
 
 
 @triton.jit
@@ -51,14 +47,12 @@ def load_tile(
     cache, offset, held, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, MASKED: tl.constexpr
 ):
     """Load WIDTH elements of the keys at `offset`; 0 beyond, and where MASKED and not held."""
-    column = tl.expand_dims(tl.arange(0, COLUMNS), 0)
-    if len(offset.shape) == 2:
-        column = tl.expand_dims(column, 0)
-    here = cache + (tl.expand_dims(offset, -1) + column)
+    column = tl.arange(0, COLUMNS)[None, :]
+    here = cache + (offset[:, None] + column)
     if MASKED and WIDTH < COLUMNS:
-        tile = tl.load(here, mask=tl.expand_dims(held, -1) & (column < WIDTH), other=0)
+        tile = tl.load(here, mask=held[:, None] & (column < WIDTH), other=0)
     elif MASKED:
-        tile = tl.load(here, mask=tl.expand_dims(held, -1), other=0)
+        tile = tl.load(here, mask=held[:, None], other=0)
     elif WIDTH < COLUMNS:
         tile = tl.load(here, mask=tl.broadcast_to(column < WIDTH, here.shape), other=0)
     else:
@@ -71,7 +65,7 @@ def unpacked(tile, PAIRS: tl.constexpr):
     """Return both elements of each pair as float16; without PAIRS the tile, twice."""
     one = tile
     two = tile
-    if PAIRS and INTERPRETED:
+    if PAIRS and INTERPRETED:  # which knows no assembler: by arithmetic
         one = _first(tile)
         two = _first(tile >> 8)
     elif PAIRS:
@@ -93,12 +87,6 @@ def _first(tile):
     # Exponents of e4m3 count from 7, those of float16 from 15; subnormals come out right as well.
     bits = ((tile & 0x80) << 8) | ((tile & 0x7F) << 7)
     return (bits.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32) * 256.0).to(tl.float16)
-
-
-@triton.jit
-def turned(tile):
-    """Exchange the last two axes."""
-    return tl.trans(tile, (0, 2, 1) if len(tile.shape) == 3 else (1, 0))
 
 
 @triton.jit
@@ -130,9 +118,9 @@ def shaped_scores(
         # tanh(x) = 1 - 2 / (e²ˣ + 1), which overflows to the right limits.
         scores = 1.0 - 2.0 / (tl.exp2(scores * (2.0 / softcap)) + 1.0)
         scores *= softcap * LOG2_E
-    key = tl.expand_dims(key, len(key.shape) - 1)
+    key = key[None, :]
     if slopes is not None:
-        scores += tl.expand_dims(slopes * LOG2_E, -1) * (key - place).to(tl.float32)
+        scores += (slopes * LOG2_E)[:, None] * (key - place).to(tl.float32)
     if MASKED:
         seen = (key <= place) & (key >= first_key(place, WINDOW, CHUNK))
         scores = tl.where(seen, scores, float("-inf"))
@@ -145,17 +133,14 @@ def attend_tiles(
     k_cache, v_cache, table, place, length, slopes, scale, softcap, begin, end,
     page_stride, token_stride,
     WIDTH: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr,
-    WAYS: tl.constexpr, PAIRS: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr,
-    CAPPED: tl.constexpr, MASKED: tl.constexpr,
+    PAIRS: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr, CAPPED: tl.constexpr,
+    MASKED: tl.constexpr,
 ):  # fmt: skip
     """Go on attending over tiles begin to end: weighted values, maximum and sum of weights.
 
-    With WAYS above 1 everything has a first axis of so many ways, each with keys of its own. Sums
-    may be kept per key of a tile, to be added up in the end. Without MASKED all keys are seen.
+    Sums may be kept per key of a tile, to be added up in the end. Without MASKED all keys are seen.
     """
     key = tl.arange(0, TILE)
-    if WAYS > 1:
-        key = tl.reshape(key, (WAYS, TILE // WAYS))
     pages = load_pages(table, begin * TILE, key, length, BLOCK, TILE)
     for tile in tl.range(begin, end):
         here = tile * TILE + key
@@ -174,21 +159,21 @@ def attend_tiles(
         held = here < length
         keys = load_tile(k_tile, offset, held, WIDTH, COLUMNS, MASKED)
         k_one, k_two = unpacked(keys, PAIRS)
-        scores = multiply(q_one, turned(k_one), None)
+        scores = multiply(q_one, tl.trans(k_one), None)
         if PAIRS:
-            scores = multiply(q_two, turned(k_two), scores)
+            scores = multiply(q_two, tl.trans(k_two), scores)
         scores = shaped_scores(
             scores, here, place, slopes, scale, softcap, WINDOW, CHUNK, CAPPED, MASKED
         )
-        now = tl.maximum(most, tl.max(scores, len(scores.shape) - 1))
+        now = tl.maximum(most, tl.max(scores, 1))
         weight = tl.exp2(most - now)
-        shares = tl.exp2(scores - tl.expand_dims(now, -1))
+        shares = tl.exp2(scores - now[:, None])
         most = now
-        if len(sums.shape) == len(most.shape):
-            sums = sums * weight + tl.sum(shares, len(shares.shape) - 1)
+        if len(sums.shape) == 1:
+            sums = sums * weight + tl.sum(shares, 1)
         else:
-            sums = sums * tl.expand_dims(weight, -1) + shares
-        weight = tl.expand_dims(weight, -1)
+            sums = sums * weight[:, None] + shares
+        weight = weight[:, None]
         values = load_tile(v_tile, offset, held, WIDTH, COLUMNS, MASKED)
         v_one, v_two = unpacked(values, PAIRS)
         shares = shares.to(v_one.dtype)

@@ -10,12 +10,10 @@ import torch
 import torch.distributed as dist
 
 from meshwright.errors import InputError, Problem
-from meshwright.run.kernels.products import fastest_products
 from meshwright.run.nn.build import Options, build
 from meshwright.run.nn.decoder import Decoder
 from meshwright.run.nn.huggingface import load
 from meshwright.run.nn.initialise import materialise
-from meshwright.run.nn.linear import use_products
 from meshwright.run.parallel.mesh import Mesh
 from meshwright.run.parallel.spread import spread
 from meshwright.run.serve.engine.runner import Runner
@@ -23,11 +21,9 @@ from meshwright.run.serve.engine.settings import GUESSES, EngineSettings
 from meshwright.run.serve.model.cache import FP8, PagedCache, block_bytes, shapes_of
 from meshwright.run.serve.model.forward import Forward
 from meshwright.run.serve.model.gguf_file import is_gguf
-from meshwright.run.serve.model.graphs import graph_sizes
 from meshwright.run.serve.model.load import load_served
 from meshwright.run.serve.model.lora import Adapters
 from meshwright.run.serve.model.peft_folder import uses_dora
-from meshwright.run.serve.model.products import RepeatedProducts
 from meshwright.run.serve.model.quantise import quantise
 from meshwright.run.serve.model.step import Row, step_of
 from meshwright.run.serve.sampling.sampler import Sampler
@@ -96,9 +92,6 @@ def build_runner(
         with clock("quantising"):
             quantise(decoder, settings.weights)
     draft = None
-    if settings.tuned_products and not settings.invariant:
-        sizes = (*graph_sizes(settings.limits.batch_requests), settings.limits.batch_tokens)
-        use_products(decoder, RepeatedProducts(fastest_products(device), sizes))
     if settings.draft:
         with clock("draft"):
             draft = _decoder(settings.draft, settings, device, dtype, None)

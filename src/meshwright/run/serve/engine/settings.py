@@ -47,9 +47,6 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Share of the device's memory that the engine may have in all."""
     graphs: bool = True
     """Capture decoding steps in CUDA graphs."""
-    tuned_products: bool = True
-    """Measure which algorithm multiplies fastest, as the engine starts; two starts may then differ
-    in the last bit. Not with `invariant`."""
     random_weights: bool = False
     """Draw weights instead of reading them: for measuring, where only shapes matter."""
 

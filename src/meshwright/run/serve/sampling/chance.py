@@ -11,9 +11,11 @@ Streams tell draws of one position apart: a token, whether a proposal is taken, 
 # Triton compiles some of these functions itself: their arguments are its own values, not Python's.
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 
+import math
+
 import torch
 
-from meshwright.run.kernels.language import tl, triton
+from meshwright.run.kernels.language import INTERPRETED, tl, triton
 
 TOKEN, TAKEN, REPLACED, PROPOSED = range(4)
 
@@ -29,6 +31,7 @@ _SMALL = 1 / 64
 _SMALL_CONSTANT = tl.constexpr(_SMALL)
 _MOST = 1 - 2.0**-24
 _MOST_CONSTANT = tl.constexpr(_MOST)
+_LN_2 = tl.constexpr(math.log(2))
 _UNIT = 2.0**-32
 _UNIT_CONSTANT = tl.constexpr(_UNIT)
 
@@ -49,7 +52,20 @@ def gumbel(first, second, index):
     bits = _mix(_mix(index.to(tl.uint32) * _GOLDEN_FACTOR + first) ^ second)
     uniform = tl.minimum((bits.to(tl.float32) + 0.5) * _UNIT_CONSTANT, _MOST_CONSTANT)
     series = uniform * (1 + uniform * (0.5 + uniform * (1 / 3 + uniform * 0.25)))
-    return -tl.log(tl.where(uniform < _SMALL_CONSTANT, series, -tl.log(1 - uniform)))
+    return -_log(tl.where(uniform < _SMALL_CONSTANT, series, -_log(1 - uniform)))
+
+
+@triton.jit
+def _log(x):
+    # One instruction, good to 2⁻²² here; the library's logarithm is twenty, which a step of many
+    # lines over a large vocabulary spends half its drawing on.
+    if INTERPRETED:
+        two = tl.log2(x)
+    else:
+        two = tl.inline_asm_elementwise(
+            "lg2.approx.f32 $0, $1;", "=f,f", args=[x], dtype=tl.float32, is_pure=True, pack=1
+        )
+    return two * _LN_2
 
 
 @triton.jit

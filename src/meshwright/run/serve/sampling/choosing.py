@@ -110,8 +110,8 @@ def _drawn(
     position_N = settings.drawn[rows_N] + places.offsets[lines_N]
     noise_N = plain_gumbel(plain_draw_keys(settings.seed[rows_N], position_N, stream), tokens_N)
     warm_LV = torch.full_like(score_LV, -torch.inf)
-    divisor_N = temperature_L[lines_N].clamp(min=1e-9)
-    warm_LV[lines_N, tokens_N] = score_LV[lines_N, tokens_N] / divisor_N + noise_N
+    inverse_N = 1.0 / temperature_L[lines_N].clamp(min=1e-9)
+    warm_LV[lines_N, tokens_N] = score_LV[lines_N, tokens_N] * inverse_N + noise_N
     return warm_LV.argmax(1)
 
 
@@ -137,6 +137,7 @@ def _best_of_span(
     split = tl.program_id(1)
     row = tl.load(rows + line)
     temperature = tl.load(temperatures + row)
+    inverse = 1.0 / tl.maximum(temperature, 1e-9)
     position = tl.load(drawn + row) + tl.load(offsets + line)
     first, second = draw_keys(tl.load(seeds + row), position, STREAM)
     best = tl.full((BLOCK,), float("-inf"), tl.float32)
@@ -148,7 +149,7 @@ def _best_of_span(
         x = tl.load(pointers, mask=index < end, other=float("-inf")).to(tl.float32)
         score = x
         if temperature > 0:
-            score = x / temperature + gumbel(first, second, index)
+            score = x * inverse + gumbel(first, second, index)
         if FLOORED:
             score = tl.where(x >= tl.load(floors + line), score, float("-inf"))
         # Later blocks win only if larger, so the lowest of equal tokens stays.
