@@ -8,9 +8,10 @@ synchronous    one after the other; also drawing alone, and training on a record
 asynchronous   both at a time, by the decisions of `policy.rollout`
 keeping        the folder that a killed run goes on from
 running        all of it
+presets        settings that were found to learn
 
-    from meshwright.run.posttrain.loop import LoopSettings, run
-    outcome = run(LoopSettings(steps=20, prompts=32, samples=8))
+    from meshwright.run.posttrain.loop import run, sorting_digits
+    outcome = run(sorting_digits(seed=0), say=print)
 """
 
 from typing import TYPE_CHECKING
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING
 from meshwright.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from meshwright.run.posttrain.loop.presets import sorting_digits
     from meshwright.run.posttrain.loop.running import Outcome, run
     from meshwright.run.posttrain.loop.settings import LoopSettings
 
@@ -26,8 +28,9 @@ _HOMES = {
     "LoopSettings": f"{_HERE}.settings",
     "Outcome": f"{_HERE}.running",
     "run": f"{_HERE}.running",
+    "sorting_digits": f"{_HERE}.presets",
 }
 
-__all__ = ["LoopSettings", "Outcome", "run"]
+__all__ = ["LoopSettings", "Outcome", "run", "sorting_digits"]
 
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -179,7 +179,8 @@ class Keeping:
 
 def _kept(settings: LoopSettings) -> dict[str, Any]:
     """Return what may not change between the sittings of a run."""
-    every: dict[str, Any] = msgspec.to_builtins(settings)
+    # As a file has it: there tuples are lists.
+    every: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(settings))
     return {name: value for name, value in every.items() if name not in _MAY_CHANGE}
 
 

@@ -1,6 +1,7 @@
 """`run`: a whole run of reinforcement learning, from its settings to its outcome."""
 
 import gc
+import resource
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -38,14 +39,14 @@ class Outcome(NamedTuple):
     """What trainer and engines spent their time on, and waited for."""
     wall_s: float
     cpu_s: float
-    """Of this process: its verifiers have their own."""
+    """Of this process, and of the verifiers' that ended with it."""
     decoder: Decoder
     """With the weights it came to."""
 
 
 def run(settings: LoopSettings, *, say: Callable[[str], object] = lambda _: None) -> Outcome:
     """Run to the end, or go on with what the folder holds; `say` hears what is worth a line."""
-    began_s, began_cpu_s = time.perf_counter(), time.process_time()
+    began_s, began_cpu_s = time.perf_counter(), _cpu_s()
     with _threads(settings.threads), ExitStack() as stack:
         tasks = tasks_of(settings)
         keeping = Keeping(settings, say)
@@ -63,16 +64,24 @@ def run(settings: LoopSettings, *, say: Callable[[str], object] = lambda _: None
         else:
             held_out = _with_engine(trainer, tasks, progress, stack)
         keeping.spans.waits(())
-        return Outcome(
-            steps=settings.steps if not settings.rollout_only else progress.trained,
-            rows=tuple(keeping.rows),
-            held_out=held_out,
-            notes=tuple(keeping.notes),
-            seconds={f"{who}: {name}": s for (who, name), s in keeping.spans.seconds.items()},
-            wall_s=time.perf_counter() - began_s,
-            cpu_s=time.process_time() - began_cpu_s,
-            decoder=trainer.decoder,
-        )
+    return Outcome(
+        steps=progress.trained if settings.rollout_only else settings.steps,
+        rows=tuple(keeping.rows),
+        held_out=held_out,
+        notes=tuple(keeping.notes),
+        seconds={f"{who}: {name}": s for (who, name), s in keeping.spans.seconds.items()},
+        wall_s=time.perf_counter() - began_s,
+        cpu_s=_cpu_s() - began_cpu_s,
+        decoder=trainer.decoder,
+    )
+
+
+def _cpu_s() -> float:
+    """Return the processor seconds of this process, and of its children that ended."""
+    mine, theirs = (
+        resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    )
+    return mine.ru_utime + mine.ru_stime + theirs.ru_utime + theirs.ru_stime
 
 
 def _with_engine(

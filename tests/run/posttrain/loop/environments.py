@@ -1,0 +1,34 @@
+"""Environments whose verifiers hang, or die once."""
+
+from typing import Any
+
+from meshwright.run.posttrain.rollouts import Reply, Turn
+from meshwright.run.posttrain.rollouts.verifiers import Check
+
+_JUDGES = "tests.run.posttrain.rollouts.judges"
+
+
+class _Asked:
+    def __init__(self, verifier: str, job: dict[str, Any]) -> None:
+        self.prompt, self._verifier, self._job = (12, 1, 10), verifier, job
+
+    def step(self, turn: Turn, /) -> Reply:
+        job = {**self._job, "number": turn.tokens[0] % 3}
+        return Reply(done=True, checks=(Check(name="it", verifier=self._verifier, job=job),))
+
+
+class _Judged:
+    name, waits, vocab, max_tokens, stop_tokens = "judged", False, 14, 3, (11,)
+
+    def __init__(self, verifier: str, job: dict[str, Any], bad: int) -> None:
+        self.verifiers = (f"{_JUDGES}:{verifier}", f"{_JUDGES}:double")
+        self._job, self._bad = job, bad
+
+    def reset(self, prompt: int, /) -> _Asked:
+        return _Asked(self.verifiers[0 if prompt < self._bad else 1], self._job)
+
+
+def judged(*, part: str, verifier: str, bad: int, **job: Any) -> _Judged:
+    """Ask the bad verifier about so many prompts, and a good one about the others."""
+    del part
+    return _Judged(verifier, job, bad)

@@ -1,0 +1,55 @@
+"""A run that is killed at any phase goes on with nothing lost and nothing done twice."""
+
+import json
+import signal
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="runs a model")
+
+import torch
+
+from meshwright.run.nn.decoder import Decoder
+from meshwright.run.posttrain.loop import run
+from meshwright.run.posttrain.loop.keeping import keys_of
+from meshwright.run.posttrain.rollouts import read_rollouts
+from tests.run.posttrain.loop.killed import PHASES, STEPS, settings_of
+
+pytestmark = pytest.mark.slow
+REPOSITORY = Path(__file__).parents[4]
+
+
+@cache
+def uninterrupted() -> Decoder:
+    return run(settings_of("", "synchronous")).decoder
+
+
+@pytest.mark.parametrize("placement", ["synchronous", "asynchronous"])
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_killed_run_goes_on(tmp_path: Path, placement: str, phase: str) -> None:
+    folder = tmp_path / "run"
+    command = [sys.executable, "-m", "tests.run.posttrain.loop.killed"]
+    ended = subprocess.run(
+        [*command, str(folder), placement, phase], cwd=REPOSITORY, capture_output=True, check=False
+    )
+    assert ended.returncode == -signal.SIGKILL, ended.stderr.decode()
+    given = settings_of(str(folder), placement)
+    outcome = run(given)
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [1, 2, 3, 4]
+    drawn = [each.key for each in read_rollouts(folder / "rollouts.jsonl").rollouts]
+    every = [key for group in range(STEPS * given.prompts) for key in keys_of(given, group)]
+    assert sorted(drawn) == every
+    finished = run(given)
+    assert not finished.rows
+    assert any("goes on after step 4" in note for note in finished.notes)
+    pairs = zip(outcome.decoder.parameters(), finished.decoder.parameters(), strict=True)
+    assert all(torch.equal(one, other) for one, other in pairs)
+    if placement == "synchronous" and phase != "draw":
+        # What was drawn in part is drawn in other batches, which may round otherwise.
+        pairs = zip(outcome.decoder.parameters(), uninterrupted().parameters(), strict=True)
+        assert all(torch.equal(one, other) for one, other in pairs)

@@ -1,0 +1,52 @@
+"""A verifier that fails costs its own verdicts; one that always fails ends the run, by name."""
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="runs a model")
+
+from meshwright.run.posttrain.loop import run
+from meshwright.run.posttrain.loop.sampling import VerifierFailing
+from meshwright.run.posttrain.loop.settings import TaskSettings, WarmUpSettings
+from meshwright.run.posttrain.rollouts.verifiers import VerifierLimits
+from tests.run.posttrain.loop.small import settings
+
+QUICK = VerifierLimits(deadline_s=0.2)
+HERE = "tests.run.posttrain.loop.environments:judged"
+
+
+def task(verifier: str, bad: int, **job: str) -> TaskSettings:
+    return TaskSettings(name=HERE, options={"verifier": verifier, "bad": bad, **job})
+
+
+@pytest.mark.parametrize("placement", ["synchronous", "asynchronous"])
+def test_a_hung_verifier_is_named_and_ends_the_run(placement: str) -> None:
+    said: list[str] = []
+    given = settings(
+        task=task("hangs", bad=1000),
+        warm_up=WarmUpSettings(),
+        verifier=QUICK,
+        most_unjudged=1,
+        placement=placement,
+    )
+    late = r"judges:hangs gave no answer within its deadline of 0\.2 s; process \d+ was killed"
+    with pytest.raises(VerifierFailing, match=late):
+        run(given, say=said.append)
+    assert sum("time-out" in line for line in said) == 2
+
+
+def test_answers_that_nobody_judged_are_left_out() -> None:
+    outcome = run(
+        settings(task=task("hangs", bad=1), warm_up=WarmUpSettings(), verifier=QUICK, steps=1)
+    )
+    (row,) = outcome.rows
+    assert (row["unjudged"], row["verifier_timeouts"], row["groups"]) == (4, 4, 3)
+    assert any("4 × time-out" in line for line in outcome.notes)
+
+
+def test_a_verifier_that_dies_is_replaced(tmp_path: Path) -> None:
+    given = task("dies_once", bad=2, mark=str(tmp_path / "died"))
+    outcome = run(settings(task=given, warm_up=WarmUpSettings(), steps=2))
+    assert (tmp_path / "died").exists()
+    assert [row["unjudged"] for row in outcome.rows] == [0, 0]
