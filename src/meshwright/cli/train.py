@@ -162,8 +162,9 @@ def _trained(args: argparse.Namespace, asked: "AskedJob", recipe: "Asked | None"
         name: None if isinstance(value, float) and not math.isfinite(value) else value
         for name, value in {**outcome._asdict(), "folder": str(outcome.folder)}.items()
     }
-    views = (about, *notes) if recipe is None else (recipe.data, about, *notes)
-    return Answer("train/1", data, views, quiet)
+    shown: tuple[View, ...] = (about, *notes)
+    shown = shown if recipe is None else (recipe.data, *shown)
+    return Answer("train/1", data, shown, quiet)
 
 
 def _remarks(outcome: "Outcome", until: int | None, profiled: Path | None) -> Iterator[str]:

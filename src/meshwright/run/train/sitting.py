@@ -162,7 +162,7 @@ class Sitting:
         return mesh.recorder.waited_s
 
     def _figures(self, losses: Losses, norm: Tensor) -> Readback:
-        auxiliary = losses.auxiliary / losses.count
+        auxiliary = losses.auxiliary / losses.divisor
         scalars = {"loss": losses.mean, "auxiliary_loss": auxiliary, "gradient_norm": norm}
         if not isinstance(losses.tokens, int):
             scalars["tokens"] = losses.tokens

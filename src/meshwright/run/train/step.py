@@ -52,14 +52,14 @@ class Losses(NamedTuple):
     """What the learner saw of the step besides."""
 
     @property
-    def count(self) -> int | Tensor:
+    def divisor(self) -> int | Tensor:
         """What sums are divided by."""
         return self.tokens if self.over is None else self.over
 
     @property
     def mean(self) -> Tensor:
         """Mean loss: of a trained token in nats, mostly."""
-        return self.nats / self.count
+        return self.nats / self.divisor
 
 
 class StepFigures(NamedTuple):

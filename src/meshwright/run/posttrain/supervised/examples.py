@@ -67,8 +67,8 @@ class Examples:
             len(found), documents.longest, int((labels != IGNORED).sum()), len(tokens),
             tuple(numbers),
         )  # fmt: skip
-        rows = (torch.from_numpy(one)[None] for one in (tokens, labels))
-        return Batch(0, *rows, positions, documents, (note,)).to(device)
+        tokens_BT, labels_BT = torch.from_numpy(tokens)[None], torch.from_numpy(labels)[None]
+        return Batch(0, tokens_BT, labels_BT, positions, documents, (note,)).to(device)
 
     def rows(self, numbers: Sequence[int], most: int) -> Iterator[list[int]]:
         """Cut numbers into runs of at most so many tokens, or of one example."""
@@ -90,7 +90,7 @@ def numbers_of(batch: Batch) -> list[int]:
 
 def places_of(batch: Batch) -> Tensor:
     """Return the document, among the batch's, that each of its examples is, int64."""
-    found, before = [], 0
+    found, before = list[int](), 0
     for note in batch.sequences:
         found += range(before, before + len(note.examples))
         before += note.documents

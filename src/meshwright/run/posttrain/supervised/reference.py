@@ -32,7 +32,7 @@ def answer_logprobs(decoder: Decoder, part: Batch) -> Tensor:
 def kept_reference(folder: Path, name: str) -> Tensor | None:
     """Return what an earlier sitting found for the same examples and weights; None for others."""
     try:
-        with safe_open(folder / FILE, framework="pt") as file:  # type: ignore[no-untyped-call]
+        with safe_open(folder / FILE, framework="pt") as file:
             if (file.metadata() or {}).get("of") != name:
                 return None
             found: Tensor = file.get_tensor("logprobs")

@@ -174,7 +174,7 @@ class RecipeTask:
         return prepared
 
     def _read(
-        self, job: RecipeJob, sources: Sequence[str | Record], split: Split, share: float
+        self, job: RecipeJob, sources: Sequence[str] | list[Record], split: Split, share: float
     ) -> Prepared:
         return prepare(
             sources,
