@@ -42,6 +42,7 @@ def measure(quick: bool) -> dict[str, object]:
             ("EASY backfill, Philly on 704 GPUs", "easy", BUSY, BACKFILL),
             ("EASY backfill, Philly on 512 GPUs", "easy", CROWDED, BACKFILL),
             ("conservative backfill, Philly on 704 GPUs", "conservative", BUSY, BACKFILL),
+            ("conservative backfill, Philly on 512 GPUs", "conservative", CROWDED, BACKFILL),
             ("shortest job first, Philly on 512 GPUs", "sjf", CROWDED, ""),
             ("fair share with backfill, Philly on 704 GPUs", "fair-share", BUSY, BACKFILL),
         ):

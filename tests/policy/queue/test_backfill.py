@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from meshwright.policy.queue import Ask, Counted, Moves, Nodes, Pool, Standing, even_nodes
-from meshwright.policy.queue.backfill import Conservative, Easy, Expected, Profile, Reservation
+from meshwright.policy.queue.backfill import Easy, Reservation
 from meshwright.predict.queue import simulate
 from tests.policy.queue.drawn import drawn
 
@@ -62,32 +62,6 @@ def test_easy_never_delays_the_reservation(seed: int, pool: str) -> None:
     assert queue.kept > 5
 
 
-class PromisingAll(Conservative):
-    """Conservative backfill that notes when each job was promised to start as it arrived."""
-
-    def __init__(self) -> None:
-        super().__init__(depth=None)
-        self.promised: dict[int, float] = {}
-
-    def decide(self, now_s: float, pool: Pool) -> Moves:
-        profile = Profile(now_s, pool.free, self.expected)
-        for one in self.lanes.in_order():
-            start_s = profile.earliest(one.gpus, one.left_s)
-            self.promised.setdefault(one.index, start_s)
-            profile.reserve(start_s, one.left_s, one.gpus)
-        moves = super().decide(now_s, pool)
-        for one in moves.starts:
-            assert now_s <= self.promised[one.index] + 1e-6
-        return moves
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_conservative_backfill_delays_nobody(seed: int) -> None:
-    asks, run_s = drawn(seed, 100)
-    ran = simulate(asks, run_s, Counted(20), PromisingAll())
-    assert np.isfinite(ran.end_s).all()
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_backfill_waits_less_than_a_strict_queue(seed: int) -> None:
     from meshwright.policy.queue.ordered import Strict
@@ -96,12 +70,3 @@ def test_backfill_waits_less_than_a_strict_queue(seed: int) -> None:
     strict = simulate(asks, run_s, Counted(20), Strict())
     easy = simulate(asks, run_s, Counted(20), Easy())
     assert (easy.end_s - easy.submit_s).mean() < (strict.end_s - strict.submit_s).mean()
-
-
-def test_a_job_over_its_time_is_expected_at_any_moment() -> None:
-    expected, late = Expected(), job(0, 4, 10)
-    late.held = 4.0
-    expected.add(late, 0)
-    profile = Profile(50, 2, expected)
-    assert profile.earliest(2, 100) == 50
-    assert 50 < profile.earliest(6, 100) < 50.001

@@ -21,6 +21,9 @@ def waiting(count: int, seed: int = 0) -> tuple[Lanes, list[Standing]]:
 def test_all_who_wait_are_told_in_order() -> None:
     lanes, jobs = waiting(2000)
     told = list(lanes.in_order())
+    for at in (0, 1, 255, 256, len(told) - 1):
+        key = told[at].ask.submit_s
+        assert list(lanes.in_order((key, told[at].index + 1))) == told[at + 1 :]
     assert told == sorted(jobs, key=lambda one: (one.ask.submit_s, one.index))
     assert len(lanes) == 2000
 

@@ -9,7 +9,7 @@ all the others.
 import heapq
 from bisect import bisect_left, insort
 from collections.abc import Hashable, Iterator
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 from meshwright.policy.queue.ask import Standing
@@ -77,6 +77,18 @@ class Lane:
             if job.left_s <= self.shortest_s[block]:
                 self.shortest_s[block] = _shortest(entries)
         return job
+
+    def entries(self, since: tuple[Any, int] | None = None) -> Iterator[Entry]:
+        """Return all entries, or those from a key and an order of arrival on."""
+        if since is None:
+            return chain.from_iterable(self.blocks)
+        begin: Any = since
+        block = bisect_left(self.lasts, begin)
+        if block == len(self.blocks):
+            return iter(())
+        entries = self.blocks[block]
+        first = islice(entries, bisect_left(entries, begin), None)
+        return chain(first, chain.from_iterable(islice(self.blocks, block + 1, None)))
 
     def find(self, entry: Entry) -> Spot:
         """Return the spot of an entry that is there."""
@@ -148,9 +160,9 @@ class Lanes:
                     best, head = lane, entry
         return best
 
-    def in_order(self) -> Iterator[Standing]:
-        """Return all who wait, in order."""
-        waiting = (chain.from_iterable(lane.blocks) for lane in self.lanes.values())
+    def in_order(self, since: tuple[Any, int] | None = None) -> Iterator[Standing]:
+        """Return all who wait, in order, or those from a key and an order of arrival on."""
+        waiting = (lane.entries(since) for lane in self.lanes.values())
         return (job for _, _, job in heapq.merge(*waiting))
 
     def clear(self) -> None:

@@ -8,7 +8,8 @@ import msgspec
 from meshwright.errors import InputError
 from meshwright.policy.queue import orders
 from meshwright.policy.queue.attained import LIMITS_GPU_S, Attained
-from meshwright.policy.queue.backfill import Conservative, Easy
+from meshwright.policy.queue.backfill import Easy
+from meshwright.policy.queue.conservative import Conservative
 from meshwright.policy.queue.elastic import Elastic
 from meshwright.policy.queue.fair_share import FairShare, Weights
 from meshwright.policy.queue.fairness import FinishTime, Shares
