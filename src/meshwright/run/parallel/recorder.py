@@ -19,16 +19,18 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
 from meshwright.errors import InputError
 from meshwright.policy.pipeline.spans import LANE, NAMES, PROCESS, span_details
 from meshwright.spec.layout import Chunk
-from meshwright.timeline import Kind, TimelineWriter
+from meshwright.timeline import Kind
 from meshwright.timeline.paths import make_folder, refusals
-from meshwright.timeline.store import files_of
+
+if TYPE_CHECKING:
+    from meshwright.timeline import TimelineWriter
 
 MAIN = "main"
 BEFORE = "before"
@@ -92,7 +94,9 @@ class Recorder:
         self._writer = self._open()
         self._put: Callable[..., None] = self._writer.span
 
-    def _open(self) -> TimelineWriter:
+    def _open(self) -> "TimelineWriter":
+        from meshwright.timeline import TimelineWriter  # Arrow is for those who record
+
         return TimelineWriter(self.folder, rank=self.rank, metadata=self._metadata)
 
     def span(
@@ -198,6 +202,8 @@ class Recorder:
 
     def _turn_over(self) -> None:
         """Move the file to those before, and begin another."""
+        from meshwright.timeline.store import files_of
+
         if self._put is _nowhere:
             return
         self._writer.close()
@@ -210,7 +216,7 @@ class Recorder:
             self._put = self._writer.span
 
     @contextmanager
-    def copied_to(self, other: TimelineWriter) -> Iterator[None]:
+    def copied_to(self, other: "TimelineWriter") -> Iterator[None]:
         """Write everything into another timeline as well."""
 
         def both(*args: Any, **details: Any) -> None:

@@ -6,10 +6,12 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from meshwright.run.posttrain.loop import keeping, running, trainer
+from meshwright.run.posttrain.loop import running, trainer
+from meshwright.run.posttrain.loop.evaluation import Evaluation
 from meshwright.run.posttrain.loop.policy_step import PolicyStep
 from meshwright.run.posttrain.loop.sampling import Sampling
 from meshwright.run.posttrain.loop.settings import LoopSettings
+from meshwright.run.posttrain.loop.spans import Spans
 from meshwright.run.posttrain.rollouts.log import RolloutLog
 from meshwright.run.posttrain.rollouts.record import Rollout
 from meshwright.run.train.checkpoint.writing import Writing
@@ -52,13 +54,13 @@ def half_a_line(log: RolloutLog, rollout: Rollout) -> None:
 written = RolloutLog.add
 PHASES: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "warm-up": (trainer, "warm_up", die),
-    "evaluation": (running.Evaluation, "whole", die),
+    "evaluation": (Evaluation, "whole", die),
     "draw": (RolloutLog, "add", half_a_line),
     "train": (PolicyStep, "_backward", after(5, PolicyStep._backward)),
     "sync": (Sampling, "take", after(3, Sampling.take)),
     "row": (JsonLines, "write", after(3, JsonLines.write)),
     "checkpoint": (Writing, "end", after(1, Writing.end)),
-    "saved": (keeping.Spans, "flush", after(1, keeping.Spans.flush)),
+    "saved": (Spans, "flush", after(1, Spans.flush)),
 }
 
 if __name__ == "__main__":

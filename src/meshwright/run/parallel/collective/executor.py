@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import cache
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -19,7 +19,9 @@ from meshwright.run.parallel.collective.plan import Plan, plan
 from meshwright.run.parallel.collective.record import Record
 from meshwright.run.parallel.collective.team import Team
 from meshwright.run.parallel.collective.turn import turn
-from meshwright.timeline import TimelineWriter
+
+if TYPE_CHECKING:
+    from meshwright.timeline import TimelineWriter
 
 
 class _Key(NamedTuple):
@@ -53,7 +55,7 @@ class Executor:
         *,
         reduce: Reduce = "sum",
         proved: bool = False,
-        timeline: TimelineWriter | None = None,
+        timeline: "TimelineWriter | None" = None,
     ) -> None:
         if collective.ranks != team.ranks:
             what = f"{collective.name} is for {collective.ranks} ranks, the team has {team.ranks}"

@@ -5,19 +5,24 @@ or `local`. Spans and lanes have the names of a simulated collective, so that bo
 beside each other; only what a rank merely keeps (step -1) is copied here and not there.
 """
 
+from typing import TYPE_CHECKING
+
 import torch
 
 from meshwright.policy.collective.collective import Collective
 from meshwright.policy.collective.spans import CALLS, NAMES, lane_name, span_details
 from meshwright.run.parallel.collective.plan import Task
-from meshwright.timeline import Kind, TimelineWriter
+from meshwright.timeline import Kind
+
+if TYPE_CHECKING:
+    from meshwright.timeline import TimelineWriter
 
 
 class Record:
     """The spans of one collective on one rank."""
 
     def __init__(
-        self, writer: TimelineWriter, collective: Collective, dtype: torch.dtype, sequence: int
+        self, writer: "TimelineWriter", collective: Collective, dtype: torch.dtype, sequence: int
     ) -> None:
         self._writer, self._collective = writer, collective
         self._dtype, self._sequence = str(dtype).removeprefix("torch."), sequence

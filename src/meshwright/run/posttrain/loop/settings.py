@@ -30,6 +30,8 @@ class TaskSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     `part="train"` or `part="held-out"` and the options."""
     digits: int = 4
     """Digits of a list that is to be sorted."""
+    longest: int | None = None
+    """Lists have up to so many digits: most are short, a few very long. None: all have `digits`."""
     reward: Literal["exact", "share"] = "exact"
     """1 for an answer that is right and 0 for others, or the share of places that are right."""
     options: dict[str, Any] = {}
@@ -37,7 +39,7 @@ class TaskSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     def __post_init__(self) -> None:
         bounds = Bounds()
-        bounds.count(2, digits=self.digits)
+        bounds.count(2, digits=self.digits, longest=self.longest)
         bounds.one_of("reward", self.reward, ("exact", "share"))
         if self.name != DIGITS and ":" not in self.name:
             fix = suggestion(self.name, [DIGITS])

@@ -40,8 +40,11 @@ def tasks_of(settings: LoopSettings) -> Tasks:
     task = settings.task
     if task.name == DIGITS:
         # Each run has training prompts of its own; all are judged by the same held-out ones.
-        train = SortingDigits(digits=task.digits, reward=task.reward, seed=settings.seed)
-        held_out = SortingDigits(digits=task.digits, reward=task.reward, part="held-out")
+        asked: dict[str, Any] = {
+            "digits": task.digits, "longest": task.longest, "reward": task.reward
+        }  # fmt: skip
+        train = SortingDigits(**asked, seed=settings.seed)
+        held_out = SortingDigits(**asked, part="held-out")
         words = train.words
         longest = settings.max_tokens or train.max_tokens
         return Tasks(train, held_out, longest, (words.end,), words.vocab)

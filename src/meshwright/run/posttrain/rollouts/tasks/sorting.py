@@ -20,6 +20,8 @@ from meshwright.spec.bounds import require, whole, word
 
 Part = Literal["train", "held-out"]
 _JUDGES = "meshwright.run.posttrain.rollouts.tasks.judge_sorting"
+_MOST = 1024
+_SKEW = 6
 _ONE_OF = 10
 """One list of so many is held out."""
 
@@ -69,42 +71,57 @@ class SortingDigits:
         self,
         *,
         digits: int = 4,
+        longest: int | None = None,
         part: Part = "train",
         reward: Literal["exact", "share"] = "exact",
         seed: int = 0,
     ) -> None:
-        """Ask for lists of so many digits; `share` rewards places that are right by themselves."""
+        """Ask for lists of so many digits; `share` rewards places that are right by themselves.
+
+        With `longest` lists have from `digits` to so many: most are short, and a few very long.
+        """
         require(
-            whole("digits", digits, least=2, most=64),
+            whole("digits", digits, least=2, most=_MOST),
+            whole("longest", digits if longest is None else longest, least=digits, most=_MOST),
             word("part", part, ("train", "held-out")),
             word("reward", reward, ("exact", "share")),
         )
         self.digits, self.part, self.reward, self.seed = digits, part, reward, seed
+        self.longest = digits if longest is None else longest
         self.words = DigitWords()
         # A group asks for one list many times.
         self.digits_of = cache(self._drawn)
         """The list of a number: drawn at random, among those of this part."""
-        self.name = f"sort {digits} digits ({part})"
+        upto = "" if self.longest == digits else f" to {self.longest}"
+        self.name = f"sort {digits}{upto} digits ({part})"
         self.waits = False
         self.verifiers = (f"{_JUDGES}:{reward}",)
 
     @property
     def max_tokens(self) -> int:
-        """The tokens of a right answer."""
-        return self.digits + 1
+        """The tokens of the longest right answer."""
+        return self.longest + 1
 
     def reset(self, prompt: int, /) -> _Asked:
         """Begin with the list of a number."""
         return _Asked(self, self.digits_of(prompt))
 
     def _drawn(self, prompt: int) -> tuple[int, ...]:
+        many = self._length(prompt)
         for attempt in range(10_000):
             drawn = tuple(
-                number_of(self.seed, prompt, attempt, place) % 10 for place in range(self.digits)
+                number_of(self.seed, prompt, attempt, place) % 10 for place in range(many)
             )
             if is_held_out(drawn) == (self.part == "held-out"):
                 return drawn
         raise AssertionError("a tenth of all lists is held out, so one comes soon")
+
+    def _length(self, prompt: int) -> int:
+        """Return how many digits a list has: by a high power of a chance, so that few are long."""
+        if self.longest == self.digits:
+            return self.digits
+        share = number_of(self.seed, prompt, -1) / (1 << 62)
+        return self.digits + round((self.longest - self.digits) * share**_SKEW)
 
     def prompt_of(self, digits: Sequence[int]) -> tuple[int, ...]:
         """Return the prompt that asks for a list."""

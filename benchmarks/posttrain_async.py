@@ -1,0 +1,155 @@
+"""Rollouts and training at the same time on one GPU, against one after the other.
+
+Lists to be sorted have 4 to 256 digits: half of them are short, and a few very long. A synchronous
+step waits for its longest answer while the GPU decodes a handful of rows; an asynchronous one goes
+on with what has ended. Both train the same model on as many prompts, from the same warm-up.
+
+    python -m benchmarks.posttrain_async [--tiny] [--steps 30] [--seeds 3] [--out FILE]
+"""
+
+import argparse
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+from benchmarks.result import figure
+from meshwright.errors import MissingPart
+
+NAME = "posttrain_async"
+QUESTION = "How much faster is asynchronous than synchronous reinforcement learning on one GPU?"
+FIRST = 2
+"""Steps before those that are timed: kernels are compiled in them."""
+STALENESS = (1, 2, 4)
+
+
+def settings(*, tiny: bool, seed: int, steps: int, **given: Any) -> Any:
+    """Return a run; a tiny one shows on a processor that all of it works."""
+    from meshwright.run.posttrain.loop.settings import (
+        EvaluateSettings,
+        LoopSettings,
+        NetworkSettings,
+        ObjectiveSettings,
+        TaskSettings,
+        WarmUpSettings,
+    )
+    from meshwright.run.train.optimizer.settings import OptimizerSettings
+
+    longest = 24 if tiny else 256
+    positions = 2 * longest + 4
+    network = NetworkSettings(layers=2, hidden=32, heads=2, ffn=64, max_positions=positions)
+    if not tiny:
+        network = NetworkSettings(
+            layers=12, hidden=768, heads=12, ffn=2048, max_positions=positions
+        )
+    return LoopSettings(
+        seed=seed,
+        steps=steps,
+        prompts=4 if tiny else 32,
+        samples=4 if tiny else 8,
+        task=TaskSettings(digits=4, longest=longest, reward="share"),
+        network=network,
+        warm_up=WarmUpSettings(steps=4 if tiny else 300, answers=16 if tiny else 64, lr=3e-4),
+        objective=ObjectiveSettings(minibatches=2),
+        optimizer=OptimizerSettings(lr=5e-5, schedule="linear", warmup_steps=0, decay=0.01),
+        evaluate=EvaluateSettings(prompts=20 if tiny else 1000),
+        microbatch_tokens=2048 if tiny else 32768,
+        threads=1 if tiny else None,
+        **given,
+    )
+
+
+def one(*, tiny: bool, seed: int, steps: int, **given: Any) -> dict[str, Any]:
+    """Train once; return the pace of its steps and what it came to."""
+    from meshwright.run.posttrain.loop import run
+
+    outcome = run(settings(tiny=tiny, seed=seed, steps=steps, **given))
+    rows = outcome.rows[FIRST:]
+    seconds = sum(row["step_s"] for row in rows)
+    drawn = sum(row["answers"] * row["length_mean"] for row in rows)
+    return {
+        "seed": seed,
+        **given,
+        "step_s": seconds / len(rows),
+        "tokens_per_s": drawn / seconds,
+        "train_s": statistics.mean(row["train_s"] for row in rows),
+        "length_mean": statistics.mean(row["length_mean"] for row in rows),
+        "length_max": max(row["length_max"] for row in rows),
+        "staleness_mean": statistics.mean(row["staleness_mean"] for row in rows),
+        "gap_max": max(row.get("logp_gap_max", 0.0) for row in outcome.rows),
+        "before": outcome.held_out[0]["held_out_reward"],
+        "after": outcome.held_out[steps]["held_out_reward"],
+        "seconds": outcome.seconds,
+        "wall_s": outcome.wall_s,
+    }
+
+
+def compare(*, tiny: bool, steps: int, seeds: int) -> list[dict[str, Any]]:
+    """Train synchronously and with each staleness, all seeds."""
+    found = []
+    for seed in range(seeds):
+        found.append(one(tiny=tiny, seed=seed, steps=steps, placement="synchronous"))
+        for staleness in STALENESS:
+            given = {"placement": "asynchronous", "max_staleness": staleness}
+            found.append(one(tiny=tiny, seed=seed, steps=steps, **given))
+    return found
+
+
+def figures_of(found: list[dict[str, Any]]) -> list[dict[str, object]]:
+    """Return means over seeds."""
+
+    def of(staleness: int | None, name: str) -> list[float]:
+        return [each[name] for each in found if each.get("max_staleness") == staleness]
+
+    base = statistics.mean(of(None, "tokens_per_s"))
+    figures = [figure("synchronous, drawn and trained", base, "tokens/s")]
+    best = 0.0
+    for staleness in STALENESS:
+        pace = statistics.mean(of(staleness, "tokens_per_s"))
+        best = max(best, pace / base)
+        figures.append(figure(f"staleness {staleness}, pace over synchronous", pace / base, "×"))
+    figures.append(figure("best asynchronous over synchronous", best, "×", ">= 1.3"))
+    everyone: tuple[int | None, ...] = (None, *STALENESS)
+    for each in everyone:
+        name = "synchronous" if each is None else f"staleness {each}"
+        after = of(each, "after")
+        figures.append(figure(f"{name}, held-out reward", statistics.mean(after), "share"))
+        if len(after) > 1:
+            figures.append(figure(f"{name}, spread of seeds", statistics.stdev(after), "share"))
+    return figures
+
+
+def measure(quick: bool) -> dict[str, object]:
+    """Compare on a GPU."""
+    import torch
+
+    if not torch.cuda.is_available():
+        raise MissingPart("both sides share a GPU here", "run it where there is one")
+    found = compare(tiny=False, steps=8 if quick else 30, seeds=1 if quick else 3)
+    lengths = (
+        f"{found[0]['length_mean']:.0f} tokens on average, {found[0]['length_max']:.0f} at most"
+    )
+    notes = (
+        "12 layers of 768 in bf16, 32 prompts with 8 answers a step, lists of 4 to 256 digits; "
+        f"answers had {lengths}. Steps after the first {FIRST}, to the last one's end."
+    )
+    return {"figures": figures_of(found), "notes": notes}
+
+
+def main() -> None:
+    """Compare, and print or keep what was found."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tiny", action="store_true", help="a run that a processor does")
+    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--out", type=Path, help="a file for all that was found")
+    given = parser.parse_args()
+    found = compare(tiny=given.tiny, steps=given.steps, seeds=given.seeds)
+    for each in figures_of(found):
+        print(f"{each['name']}: {each['value']} {each['unit']}")
+    if given.out is not None:
+        given.out.write_text(json.dumps(found, indent=1), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
