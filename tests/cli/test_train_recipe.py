@@ -123,3 +123,34 @@ def test_a_bad_line_is_named(capsys: Captured) -> None:
     told = refused(["--recipe", "sft", "base", "data.sources=chats.jsonl", *QUICK], capsys)
     assert "chats.jsonl:21: message 1 of messages has no role" in told
     assert "fix" in told or "use role and content" in told
+
+
+SHORT = ["steps=2", "prompts=2", "samples=2", "evaluate.prompts=4", "warm_up.steps=1",
+         "device=cpu"]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_reinforcement_learning_is_a_recipe_too(capsys: Captured) -> None:
+    words = ["train", "--recipe", "grpo", "sorting-digits", *SHORT, "--folder", "digits"]
+    assert main([*words, "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["schema"] == "meshwright.train.loop/1"
+    assert answer["steps"] == 2
+    assert set(answer["held_out"]) == {"0", "2"}
+    assert main(["train", "digits", "--json"]) == 0  # it was finished before
+    assert json.loads(capsys.readouterr().out)["last"] == {}
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (["nothing"], "nothing: is no task, file or model"),
+        (["sorting-digits", "--until", "3"], "--until: is nothing that"),
+        (["sorting-digits", "stepps=3"], "stepps: LoopSettings has no field"),
+        (["sorting-digits", "samples=0"], "samples: 0 is not a whole number"),
+    ],
+)
+def test_what_the_loop_does_not_know_is_refused(
+    words: list[str], what: str, capsys: Captured
+) -> None:
+    assert what in refused(["--recipe", "grpo", *words], capsys)

@@ -15,6 +15,7 @@ import msgspec
 from meshwright.cli.answer import Answer, Facts, Note, View, facts, table
 from meshwright.cli.overrides import changed
 from meshwright.cli.parser import add_common
+from meshwright.cli.train_loop import names_loop, train_loop
 from meshwright.cli.train_page import write_report
 from meshwright.cli.train_ranks import ranks_ended, run_folder_of
 from meshwright.cli.train_recipe import RECIPES, figures_of, names_recipe, unit_of
@@ -38,6 +39,7 @@ EXAMPLES = (
     "mw train examples/train-tiny.toml --profile 10-12",
     "mw train examples/train-tiny.toml --dry-run",
     "mw train --recipe lora path/of/model data.sources=chats.jsonl data.validation=0.05",
+    "mw train --recipe grpo sorting-digits steps=20 --folder runs/digits",
 )
 
 _NEEDED = {"torch", "safetensors", "tokenizers"}
@@ -67,6 +69,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--nproc", metavar="N", help="start so many ranks on this machine and train over them"
     )
+    parser.add_argument(
+        "--rollout-only", action="store_true", help="of grpo: draw and judge, and train nothing"
+    )
+    parser.add_argument(
+        "--replay", metavar="FILE", help="of grpo: train on recorded rollouts, without an engine"
+    )
     parser.add_argument("--until", metavar="STEP", help="end this sitting after a step")
     parser.add_argument(
         "--profile", metavar="STEPS", help="record steps, such as 10-12, into RUN/timeline"
@@ -80,7 +88,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> Answer:
     """Answer with how the sitting ended."""
     _set_up(os.environ)
-    if args.nproc is not None and not args.dry_run:  # what is shown is the same for all ranks
+    # What is shown is the same for all ranks.
+    if args.nproc is not None and not args.dry_run and not names_loop(args):
         raise SystemExit(ranks_ended(args))
     with _notes_for_people(), _needs_torch():
         with nothing_begun():
@@ -90,6 +99,8 @@ def run(args: argparse.Namespace) -> Answer:
         if holds_run(Path(args.job)):
             args.folder = args.folder or args.job
             args.job = str(Path(args.job) / "config.toml")
+        if names_loop(args):
+            return train_loop(args)
         recipe: Asked | None = None
         try:
             if names_recipe(args):

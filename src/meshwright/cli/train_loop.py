@@ -1,0 +1,132 @@
+"""`mw train --recipe grpo`: reinforcement learning, from a task's name, a file or a model."""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from meshwright.cli.answer import Answer, View, facts, table
+from meshwright.cli.overrides import changed
+from meshwright.cli.train_ranks import run_folder_of
+from meshwright.errors import InputError, Problem
+from meshwright.spec.files import FORMATS, load_data
+from meshwright.spec.read import plain, read
+from meshwright.spec.resolve import Source, resolve
+from meshwright.spec.units import format_seconds
+
+if TYPE_CHECKING:
+    from meshwright.run.posttrain.loop import LoopSettings, Outcome
+
+PRESETS = ("sorting-digits",)
+_REFUSED = ("until", "profile", "nproc", "fresh")
+
+
+def names_loop(args: argparse.Namespace) -> bool:
+    """Tell whether a command line, or the file it names, asks for reinforcement learning."""
+    if args.recipe is not None:
+        return bool(args.recipe == "grpo")
+    path = Path(args.job)
+    try:
+        data = load_data(path) if path.suffix in FORMATS and path.is_file() else {}
+    except InputError:
+        return False  # for whoever reads it as a job to say
+    recipe = data.get("recipe")
+    named = isinstance(recipe, dict) and recipe.get("kind") == "grpo"
+    # What a run of the loop keeps names its folder, which no other job does.
+    return named or ("folder" in data and "workload" not in data)
+
+
+def train_loop(args: argparse.Namespace) -> Answer:
+    """Run the loop, and answer with what was learnt."""
+    given = [f"--{name}" for name in _REFUSED if getattr(args, name)]
+    if given:
+        what = "is nothing that reinforcement learning knows yet"
+        raise InputError([Problem(name, what, "leave it out") for name in given])
+    settings = settings_of(args)
+    if args.dry_run:
+        return _explained(settings)
+    from meshwright.run.posttrain.loop import run
+
+    def say(line: str) -> None:
+        if not (args.quiet or args.json):
+            print(f"note: {line}", file=sys.stderr)
+
+    return _answer(settings, run(settings, say=say))
+
+
+def settings_of(args: argparse.Namespace) -> "LoopSettings":
+    """Return what the file, the flags and the words after it say."""
+    from meshwright.run.posttrain.loop import LoopSettings, sorting_digits
+
+    path, words = Path(args.job), changed(args.files)
+    file: dict[str, Any]
+    if args.job in PRESETS:
+        file = plain(sorting_digits(seed=int(words.get("seed", 0))))
+    elif (path / "config.json").is_file():
+        file = {"model": str(path)}
+    elif path.suffix in FORMATS:
+        file = load_data(path)
+    else:
+        fix = f"use {', '.join(PRESETS)}, a TOML file, or a model's folder"
+        raise InputError([Problem(args.job, "is no task, file or model", fix)])
+    file.pop("recipe", None)
+    flags: dict[str, Any] = {"folder": str(run_folder_of(args))}
+    if args.rollout_only:
+        flags["rollout_only"] = True
+    if args.replay is not None:
+        flags["replay"] = args.replay
+    sources = [Source(args.job, file), Source("flags", flags), Source("command line", words)]
+    merged = resolve(sources).data
+    options = merged.get("task", {}).pop("options", None) if "task" in merged else None
+    settings = read(LoopSettings, merged)
+    if options:
+        import msgspec
+
+        task = msgspec.structs.replace(settings.task, options=dict(options))
+        settings = msgspec.structs.replace(settings, task=task)
+    return settings
+
+
+def _explained(settings: "LoopSettings") -> Answer:
+    import msgspec
+
+    data = msgspec.to_builtins(settings)
+    shown = table("field, value", data.items(), wide="value")
+    return Answer("train.loop/1", data, (shown,))
+
+
+def _answer(settings: "LoopSettings", outcome: "Outcome") -> Answer:
+    held = {number: dict(found) for number, found in sorted(outcome.held_out.items())}
+    last = outcome.rows[-1] if outcome.rows else {}
+    about: dict[str, object] = {
+        "run": settings.folder,
+        "steps": f"{outcome.steps:,}",
+        "time": f"{format_seconds(outcome.wall_s)}, {format_seconds(outcome.cpu_s)} of processors",
+    }
+    about |= {f"last step, {name}": f"{value:.4g}" for name, value in _told(last).items()}
+    views: list[View] = [facts(about)]
+    if held:
+        names = list(dict.fromkeys(name for found in held.values() for name in found))
+        rows = [
+            (number, *(f"{found[name]:.4g}" if name in found else "" for name in names))
+            for number, found in held.items()
+        ]
+        titles = ", ".join(name.removeprefix("held_out_").replace("_", " ") for name in names)
+        views.append(table(f"steps, {titles}", rows, "held out", right=f"steps, {titles}"))
+    data = {
+        "folder": settings.folder,
+        "steps": outcome.steps,
+        "held_out": {str(number): found for number, found in held.items()},
+        "last": dict(last),
+        "seconds": outcome.seconds,
+        "wall_s": outcome.wall_s,
+        "cpu_s": outcome.cpu_s,
+    }
+    quiet = tuple(f"{value:.6g}" for found in list(held.values())[-1:] for value in found.values())
+    return Answer("train.loop/1", data, tuple(views), quiet)
+
+
+def _told(row: dict[str, float]) -> dict[str, float]:
+    """Return the figures of a step that people look at first."""
+    wanted = ("reward_mean", "reward_std", "silent_groups", "clip_share", "entropy", "logp_gap_max")
+    return {name: row[name] for name in wanted if name in row}
