@@ -101,6 +101,14 @@ def test_mistakes_are_named(
     assert said in capsys.readouterr().err
 
 
+def test_without_nixl_no_parcel_goes_through_it(
+    folder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "nixl._api", None)
+    assert main(["serve", folder, "--prefill", "1", "--decode", "1", "--parcels", "nixl"]) == 3
+    assert "meshwright[nixl]" in capsys.readouterr().err
+
+
 def test_prompts_come_from_files(
     folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -31,7 +31,7 @@ def add_engines(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--decode", metavar="N", help="engines that go on with those prompts")
     group.add_argument(
         "--parcels", default="shm", metavar="WAY",
-        help="how keys and values get there: shm (shared memory) or tcp",
+        help="how keys and values get there: shm (shared memory), tcp or nixl",
     )  # fmt: skip
     group.add_argument(
         "--in-process", action="store_true", help="run the one engine in the server's own process"
@@ -121,6 +121,10 @@ def _counts(args: argparse.Namespace) -> tuple[int, int]:
     if args.parcels not in get_args(Way):
         what = f"{args.parcels!r} is no way"
         raise InputError([Problem("--parcels", what, f"use {' or '.join(get_args(Way))}")])
+    if args.parcels == "nixl":
+        from meshwright.run.serve.nixl_parcels import load_nixl
+
+        load_nixl()
     return given["prefill"], given["decode"]
 
 

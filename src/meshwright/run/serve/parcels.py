@@ -4,7 +4,8 @@
     rows = collect(parcel)          in the engine that goes on
 
 A parcel says where its bytes lie and can be sent as a message. Over shared memory they lie in a
-file of `/dev/shm`; over TCP the sender keeps them until they are fetched with the parcel's secret.
+file of `/dev/shm`; over TCP the sender keeps them until they are fetched with the parcel's secret;
+through NIXL (`nixl_parcels`, where it is installed) they are read out of the sender's memory.
 Each is collected once; what nobody collects is dropped after a while.
 """
 
@@ -25,10 +26,10 @@ import msgspec
 
 from meshwright.errors import MeshwrightError
 
-Way = Literal["shm", "tcp"]
+Way = Literal["shm", "tcp", "nixl"]
 _LENGTH = struct.Struct("<Q")
 _SECRET_BYTES = 32
-_KEPT_S = 120.0
+KEPT_S = 120.0
 
 
 class ParcelLost(MeshwrightError):
@@ -40,9 +41,11 @@ class Parcel(msgspec.Struct, frozen=True, kw_only=True):
 
     way: Way
     place: str
-    """The file, or HOST:PORT."""
+    """The file, HOST:PORT, or AGENT@ADDRESS."""
     secret: str = ""
-    """What fetches it, over TCP."""
+    """What fetches it, over TCP and NIXL."""
+    card: bytes = b""
+    """How to reach the agent, over NIXL."""
     blocks: int
     size: int
     """Bytes of all blocks."""
@@ -88,7 +91,7 @@ class SharedMemoryPost:
             self._folder.rmdir()
 
     def _sweep(self) -> None:
-        old = time.monotonic() - _KEPT_S
+        old = time.monotonic() - KEPT_S
         for path in [path for path, since in self._kept.items() if since < old]:
             path.unlink(missing_ok=True)
             del self._kept[path]
@@ -106,7 +109,7 @@ class TcpPost:
 
     def send(self, data: bytes | memoryview, *, blocks: int, first: int) -> Parcel:
         """Keep bytes until somebody who knows their secret fetches them."""
-        secret, old = secrets.token_bytes(_SECRET_BYTES), time.monotonic() - _KEPT_S
+        secret, old = secrets.token_bytes(_SECRET_BYTES), time.monotonic() - KEPT_S
         with self._lock:
             self._kept = {key: kept for key, kept in self._kept.items() if kept[1] >= old}
             self._kept[secret] = (memoryview(data), time.monotonic())
@@ -132,7 +135,7 @@ class TcpPost:
 
     def _hand_out(self, way: socket.socket) -> None:
         with way, contextlib.suppress(OSError):
-            way.settimeout(_KEPT_S)
+            way.settimeout(KEPT_S)
             asked = b"".join(_received(way, _SECRET_BYTES))
             with self._lock:
                 # Compared in constant time, so that secrets cannot be found byte by byte.
@@ -144,6 +147,10 @@ class TcpPost:
 
 def post_of(way: Way, host: str = "127.0.0.1") -> Post:
     """Return what sends parcels one way."""
+    if way == "nixl":
+        from meshwright.run.serve.nixl_parcels import NixlPost
+
+        return NixlPost()
     return SharedMemoryPost() if way == "shm" else TcpPost(host)
 
 
@@ -151,9 +158,13 @@ def collect(parcel: Parcel) -> bytearray:
     """Return the bytes of a parcel, which is then gone."""
     if parcel.way == "shm":
         return _from_file(parcel)
+    if parcel.way == "nixl":
+        from meshwright.run.serve.nixl_parcels import collect_nixl
+
+        return collect_nixl(parcel)
     host, _, port = parcel.place.rpartition(":")
     try:
-        with socket.create_connection((host, int(port)), timeout=_KEPT_S) as way:
+        with socket.create_connection((host, int(port)), timeout=KEPT_S) as way:
             way.sendall(bytes.fromhex(parcel.secret))
             (size,) = _LENGTH.unpack(b"".join(_received(way, _LENGTH.size)))
             if size != parcel.size:

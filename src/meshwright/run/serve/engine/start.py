@@ -54,7 +54,7 @@ def start_engine(source: str | Path | Model, settings: EngineSettings) -> Starte
         reader=None if words is None else words.reader,
         grammars=None if words is None else _grammars(words, runner.forward.decoder.model.vocab),
         guesses=_guesses(runner, settings),
-        post=post_of(settings.parcels) if settings.parcels == "tcp" else None,
+        post=post_of(settings.parcels) if settings.parcels != "shm" else None,
     )
     quantised = settings.weights != "model"
     upkeep = Upkeep(engine, do, quantised=quantised, ranks=settings.tp)
