@@ -78,6 +78,9 @@ def run_shape(shape: Shape, runs: int) -> dict[str, Any]:
     longest = max(len(prompt) + out for prompt, out in zip(prompts, outputs, strict=True)) + 1
     limits = Limits(
         batch_requests=shape.at_a_time,
+        # Nobody waits for a first token here: steps may be long, and pages large.
+        batch_tokens=16384,
+        block_tokens=128 if shape.kv == "fp8" else 64,
         kv_precision="fp8" if shape.kv == "fp8" else "model",
         # What earlier runs left in the cache must not be found again.
         prefix_cache=False,

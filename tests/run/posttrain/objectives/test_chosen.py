@@ -111,8 +111,11 @@ def test_ignored_words_are_nought_and_pull_nowhere(dtype: torch.dtype) -> None:
 
 @pytest.mark.skipif(not HAS_TRITON, reason="needs Triton, whose interpreter runs the kernel")
 def test_kernel_says_the_same_as_torch() -> None:
+    device = "cuda" if torch.cuda.is_available() else "cpu"
     x, weight, _, chosen = given_(5, 1, torch.float32)
     chosen[2] = IGNORED
+    x, weight = (each.detach().to(device).requires_grad_() for each in (x, weight))
+    chosen = chosen.to(device)
     mine, theirs = (
         chosen_logprobs(x, weight, chosen[:, 0], backend=each, temperature=0.8, chunk_bytes=99)
         for each in ("triton", "torch")

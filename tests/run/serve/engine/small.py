@@ -1,4 +1,4 @@
-"""A small engine on the processor, and the answers of the same model computed one by one."""
+"""A small engine, and the answers of the same model computed one by one."""
 
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -25,7 +25,7 @@ def engine_of(
     cache = PagedCache(decoder, blocks, limits.block_tokens, host_blocks=limits.host_blocks)
     rows = limits.batch_requests
     forward = Forward(decoder, cache, max_length=LENGTH, state_rows=rows + 1)
-    sampler = Sampler(rows + 1, decoder.model.vocab, "cpu")
+    sampler = Sampler(rows + 1, decoder.model.vocab, cache.device)
     return Engine(Runner(forward, sampler, rows), limits, **parts or {})
 
 
@@ -76,9 +76,10 @@ def asked(
 def reference(make: Callable[[], Decoder], prompt: tuple[int, ...], output: int) -> list[int]:
     """Return what a decoder that keeps nothing writes."""
     decoder, ids = _fresh(make), list(prompt)
+    device = decoder.embedding.weight.device
     with torch.no_grad():
         for _ in range(output):
-            ids.append(int(decoder(torch.tensor([ids]))[0, -1].argmax()))
+            ids.append(int(decoder(torch.tensor([ids], device=device))[0, -1].argmax()))
     return ids[len(prompt) :]
 
 
