@@ -5,6 +5,7 @@ They also fail as told: `Fake.states` are said before a transfer is done, `Fake.
 
 import ctypes
 import json
+import weakref
 from types import SimpleNamespace
 from typing import ClassVar
 
@@ -19,7 +20,7 @@ Place = tuple[int, int]
 class Fake:
     """An agent."""
 
-    agents: ClassVar[dict[str, "Fake"]] = {}
+    agents: ClassVar[weakref.WeakValueDictionary[str, "Fake"]] = weakref.WeakValueDictionary()
     states: ClassVar[list[str]] = []
     broken: ClassVar[str] = ""
     mem_types: ClassVar[list[str]] = ["DRAM_SEG"]
@@ -70,6 +71,8 @@ class Fake:
         return address, size
 
     def initialize_xfer(self, what: str, here: Place, there: Place, name: str) -> SimpleNamespace:
+        if name in self.known and name not in Fake.agents:
+            raise FakeError("NIXL_ERR_REMOTE_DISCONNECT")
         if not _within(here, self.rooms) or not _within(there, self.known.get(name, set())):
             raise FakeError("NIXL_ERR_NOT_FOUND")
         return SimpleNamespace(what=what, here=here, there=there, states=[*Fake.states, "DONE"])

@@ -27,7 +27,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Fake]]:
     home = SimpleNamespace(nixl_agent=Fake, nixl_agent_config=SimpleNamespace)
     monkeypatch.setitem(sys.modules, "nixl._api", home)
     monkeypatch.setenv("UCX_NET_DEVICES", "lo")
-    for name, value in (("agents", {}), ("states", []), ("broken", ""), ("mem_types", ["DRAM"])):
+    for name, value in (("states", []), ("broken", ""), ("mem_types", ["DRAM"])):
         monkeypatch.setattr(Fake, name, value)
     nixl_parcels._reader.cache_clear()
     yield Fake
@@ -54,8 +54,11 @@ def test_a_parcel_is_collected_once(fake: type[Fake], size: int, states: list[st
     assert collect(sent_on) == DATA[:size]
     with pytest.raises(ParcelLost, match="keeps these keys and values no longer"):
         collect(parcel)
+    (sender,) = (agent for name, agent in fake.agents.items() if name in parcel.place)
+    assert sender.rooms
     post.close()
-    assert not any(agent.rooms for agent in fake.agents.values())
+    assert not sender.rooms
+    assert not reader().rooms
     assert reader().released == 3, "two to collect, one in vain"
 
 
@@ -155,10 +158,13 @@ def test_where_ucx_does_not_start_neither_does_the_engine(fake: type[Fake]) -> N
 def test_closing_never_fails(fake: type[Fake]) -> None:
     NixlPost().close()
     post, parcel = sent()
+    rows = post._used[0].rows
+    assert rows[:32].any()
     fake.broken = "end"
     post.close()
     fake.broken = ""
-    with pytest.raises(ParcelLost):
+    assert not rows[:32].any(), "who reads now finds no secret"
+    with pytest.raises(ParcelLost, match="REMOTE_DISCONNECT"):
         collect(parcel)
 
 
