@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from meshwright.run.train.job import Job
 
 
+_OF_RECIPES = ("accuracy", "margin", "agreed")
+"""Figures that recipes of post-training have beside their loss."""
+
+
 def write_report(folder: Path, job: "Job", ended: str, about: Facts) -> Path:
     """Write the page of a run beside its figures."""
     from meshwright.run.train.outputs.jsonl import read
@@ -35,6 +39,8 @@ def curves(rows: Iterable[Mapping[str, Any]]) -> str:
     def curve(name: str, figure: str) -> Curve:
         return Curve(name, found.get(figure, ()))
 
+    # Preferences have no tokens to divide by.
+    unit = "per pair or answer" if "margin" in found else "nats per token"
     losses = (
         curve("trained", "loss"),
         curve("held out", "held_out_loss")._replace(dots=True),
@@ -42,7 +48,18 @@ def curves(rows: Iterable[Mapping[str, Any]]) -> str:
     )
     return draw(
         (
-            Chart("loss", losses, "nats per token"),
+            Chart("loss", losses, unit),
+            *(
+                Chart(
+                    name,
+                    (
+                        curve("trained", name),
+                        curve("held out", f"held_out_{name}")._replace(dots=True),
+                    ),
+                )
+                for name in _OF_RECIPES
+                if name in found
+            ),
             Chart("speed", (curve("", "tokens_per_s"),), "tokens/s", floor=0.0),
             Chart("gradient norm", (curve("", "gradient_norm"),), floor=0.0),
             Chart("learning rate", (curve("", "learning_rate"),), floor=0.0),

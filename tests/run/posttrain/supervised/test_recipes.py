@@ -28,6 +28,16 @@ def test_answers_are_learnt(kind: str, tmp_path: Path) -> None:
     assert outcome.held_out_loss < first / 2
 
 
+def test_an_adapter_learns_beside_weights_in_bf16(tmp_path: Path) -> None:
+    changes = {"layout": {"precision": "bf16"}, "evaluation": {"every_steps": 10}}
+    trained(recipe_job("lora", tmp_path, changes), tmp_path / "run")
+    first, last = ends(tmp_path / "run", "loss")
+    assert last < first / 2
+    held = rows_of(tmp_path / "run", "held_out_loss")
+    assert list(held) == [10, 20, 30, 36]
+    assert held[36] < held[10]
+
+
 @pytest.mark.parametrize("adapter", [None, {"rank": 4}], ids=["whole", "adapter"])
 @pytest.mark.parametrize("kind", ["dpo", "ipo"])
 def test_chosen_answers_become_likelier_than_rejected_ones(

@@ -72,7 +72,7 @@ def kto(
     """
     _above_nought("beta", beta)
     sign = torch.where(wanted_S, 1.0, -1.0).to(gain_S.dtype)
-    weight = torch.where(wanted_S, of_wanted, of_unwanted).to(gain_S.dtype)
+    weight = torch.full_like(gain_S, of_unwanted).masked_fill(wanted_S, of_wanted)
     return weight * torch.sigmoid(-sign * beta * (gain_S - baseline))
 
 

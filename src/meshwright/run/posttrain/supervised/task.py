@@ -168,7 +168,7 @@ class RecipeTask:
             return found.prepared
         prepared = self._read(job, sources, split, share)
         wanted = WANTED.get(self.kind, "chats")
-        if prepared.kind != wanted and not (wanted == "chats" and prepared.kind == "verdicts"):
+        if prepared.kind != wanted:
             what = f"holds {prepared.kind}, and {self.kind} learns from {wanted}"
             raise InputError([Problem(prepared.records[0], what, _FIXES[wanted])])
         return prepared
