@@ -83,3 +83,20 @@ def test_a_reward_model_is_saved_and_scores(adapter: dict[str, Any] | None, tmp_
         assert rewards == pytest.approx(merged, abs=1e-3)
     with pytest.raises(InputError, match="gives no rewards"):
         RewardModel.load(model_folder())
+
+
+def test_a_gguf_file_is_trained_beside_and_merged_into_a_folder(tmp_path: Path) -> None:
+    from tests.run.nn.huggingface.reference import opened
+    from tests.run.posttrain.data.small_words import CHATML
+    from tests.run.serve.model.gguf_made import write_gguf
+
+    file = tmp_path / "base.gguf"
+    described = json.loads((model_folder() / "tokenizer.json").read_text())
+    described["gguf"] = {"model": "gpt2", "pre": "gpt-2", "bos": 1, "eos": 2, "add_bos": False,
+                         "template": CHATML}  # fmt: skip
+    write_gguf(file, opened(model_folder()), tokenizer=json.dumps(described))
+    job = recipe_job("lora", tmp_path, {"start_from": str(file), "epochs": 2.0})
+    trained(job, tmp_path / "run")
+    export_recipe(tmp_path / "run", tmp_path / "merged", merge=True)
+    both = LLM(file, adapters={"own": str(tmp_path / "run" / "adapter")}, **GIVEN)
+    assert answers(LLM(tmp_path / "merged", **GIVEN)) == answers(both, "own") != answers(both)
