@@ -76,7 +76,7 @@ def test_files_are_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     words += ["--rules", str(tmp_path / "a" / "rules.yml")]
     words += ["--dashboards", str(tmp_path / "boards")]
     files = answer(capsys, *words, "--quiet").splitlines()
-    assert len(files) == 8
+    assert len(files) == 9
     assert all(Path(file).exists() for file in files)
     assert "DRAIN=no" in (tmp_path / "hooks" / "health.conf").read_text()
     answer(capsys, "--hooks", "slurm", "--out", str(tmp_path / "hooks"), "--drain")

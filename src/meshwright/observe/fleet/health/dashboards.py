@@ -1,17 +1,17 @@
-"""Dashboards for Grafana, made from one list of panels over dcgm-exporter's metrics."""
+"""Dashboards for Grafana, made from one list of panels over metrics of dcgm-exporter and ours."""
 
 import json
+from functools import partial
 from typing import Any, Final, NamedTuple
 
-from meshwright.observe.fleet.health.alerts import names_of
 from meshwright.observe.fleet.sources.prometheus.names import FAULTS, FIELDS, Name
 
 SCHEMA: Final = 39
 """Of Grafana 10 and 11; later ones read it and bring it up to date."""
 _WIDTH: Final = 24
 _SOURCE: Final = {"type": "prometheus", "uid": "${datasource}"}
-_ONLY: Final = '{NODE=~"$node"}'
-"""NODE is put in place of the label that names nodes: exporters differ."""
+_OUR_LABEL: Final = "hostname"
+"""What names nodes in metrics of `mw fleet export`."""
 
 
 class Query(NamedTuple):
@@ -40,108 +40,159 @@ TITLES: Final = {
     "fleet": "Meshwright: GPU fleet",
     "node": "Meshwright: GPUs of a node",
     "health": "Meshwright: GPU health",
+    "jobs": "Meshwright: training jobs",
 }
 
 
-def _gauge(column: str, only: str = _ONLY) -> str:
-    """Query a metric in our unit, by whichever of its names there is."""
-    names = next(field.names for field in FIELDS if field.column == column)
-    known = [one for one in names if one.text.startswith("DCGM_") and one.scale is not None]
-    return " or ".join(_scaled(one, only) for one in known)
+class _Asking(NamedTuple):
+    """Queries for metrics by whichever of their names there is."""
+
+    label: str
+    """What names nodes: exporters differ."""
+
+    @property
+    def only(self) -> str:
+        """Select the nodes that are chosen on the page."""
+        return f'{{{self.label}=~"$node"}}'
+
+    @property
+    def each(self) -> str:
+        """Name a GPU in a legend."""
+        return f"{{{{{self.label}}}}} GPU {{{{gpu}}}}"
+
+    def gauge(self, column: str, *, chosen: bool = False) -> str:
+        """Ask for a column in our unit, of all nodes or of those that are chosen."""
+        names = next(field.names for field in FIELDS if field.column == column)
+        theirs = [one for one in names if one.text.startswith("DCGM_")]
+        asked = " or ".join(_scaled(one, self.only if chosen else "") for one in theirs)
+        for one in names:
+            if one.text.startswith("mw_"):
+                # Where a node has both exporters, its GPUs count once.
+                asked += f" or on ({self.label}, gpu) {self._ours(one, chosen=chosen)}"
+        return asked
+
+    def _ours(self, name: Name, *, chosen: bool) -> str:
+        asked = _scaled(name, f'{{{_OUR_LABEL}=~"$node"}}' if chosen else "")
+        if self.label == _OUR_LABEL:
+            return asked
+        return f'label_replace({asked}, "{self.label}", "$1", "{_OUR_LABEL}", "(.+)")'
+
+    def errors(self, kind: str) -> tuple[Query, ...]:
+        """Ask how often each fault of a kind came in an hour."""
+        return tuple(
+            Query(
+                " or ".join(f"increase({name}{self.only}[1h]) > 0" for name in one.names),
+                f"{self.each}: {one.text}",
+            )
+            for one in FAULTS
+            if one.kind == kind and one.how == "counter"
+        )
 
 
 def _scaled(name: Name, only: str) -> str:
     asked = f"rate({name.text}{only}[5m])" if name.counter else f"{name.text}{only}"
+    if name.scale is None:
+        # Any value above one tells that all are percentages.
+        return f"({asked} * 0.01 and on () max(max_over_time({name.text}[1h])) > 1.02 or {asked})"
     return asked if name.scale == 1.0 else f"{asked} * {name.scale:g}"
 
 
-def _errors(kind: str) -> str:
-    names = [name for one in FAULTS if one.kind == kind and one.how == "counter"
-             for name in one.names]  # fmt: skip
-    return " or ".join(f"increase({name}{_ONLY}[1h]) > 0" for name in names)
+_JOB: Final = "{{hpc_job}}"
 
 
-_EACH: Final = "{{NODE}} GPU {{gpu}}"
-
-
-def panels() -> tuple[Panel, ...]:
-    """Return all panels."""
-    fleet, node, health = ("fleet",), ("node",), ("health",)
+def panels(label: str = "Hostname") -> tuple[Panel, ...]:
+    """Return all panels; `label` is what names nodes."""
+    fleet, node, health, jobs = ("fleet",), ("node",), ("health",), ("jobs",)
+    asking = _Asking(label)
+    gauge, chosen = asking.gauge, partial(asking.gauge, chosen=True)
+    errors, each, only = asking.errors, asking.each, asking.only
     return (
         Panel("GPUs measured", "stat", "none",
-              (Query(f"count({_gauge('gpu_util', '')})"),), fleet, 6),
+              (Query(f"count({gauge('gpu_util')})"),), fleet, 6),
         Panel("GPUs with a kernel resident", "stat", "percentunit",
-              (Query(f"avg({_gauge('gpu_util', '')})"),), fleet, 6,
+              (Query(f"avg({gauge('gpu_util')})"),), fleet, 6,
               "Says that something ran, not that it ran well."),
         Panel("Tensor cores active", "stat", "percentunit",
-              (Query(f"avg({_gauge('tensor_active', '')})"),), fleet, 6,
+              (Query(f"avg({gauge('tensor_active')})"),), fleet, 6,
               "The mean over all GPUs, idle ones included."),
-        Panel("Power", "stat", "watt", (Query(f"sum({_gauge('power_w', '')})"),), fleet, 6),
+        Panel("Power", "stat", "watt", (Query(f"sum({gauge('power_w')})"),), fleet, 6),
         Panel("How busy GPUs are", "timeseries", "percentunit",
-              (Query(f"avg({_gauge('engine_active', '')})", "any engine"),
-               Query(f"avg({_gauge('sm_active', '')})", "SMs"),
-               Query(f"avg({_gauge('tensor_active', '')})", "tensor cores"),
-               Query(f"avg({_gauge('dram_active', '')})", "memory")), fleet, 12, top=1.0),
+              (Query(f"avg({gauge('engine_active')})", "any engine"),
+               Query(f"avg({gauge('sm_active')})", "SMs"),
+               Query(f"avg({gauge('tensor_active')})", "tensor cores"),
+               Query(f"avg({gauge('dram_active')})", "memory")), fleet, 12, top=1.0),
         Panel("GPUs that idle", "timeseries", "none",
-              (Query(f"count(({_gauge('gpu_util', '')}) == 0)", "at 0 %"),
-               Query(f"count(({_gauge('gpu_util', '')}) > 0)", "at work")), fleet),
+              (Query(f"count(({gauge('gpu_util')}) == 0) or vector(0)", "at 0 %"),
+               Query(f"count(({gauge('gpu_util')}) > 0) or vector(0)", "at work")), fleet),
         Panel("Where GPU-hours go", "timeseries", "h",
               (Query("meshwright_fleet_gpu_hours", "{{bucket}}"),), fleet, 24,
               "From mw fleet serve; buckets sum to all hours there were."),
-        Panel("Memory in use", "timeseries", "bytes", (Query(_gauge("memory_used"), _EACH),), node),
-        Panel("Utilisation", "timeseries", "percentunit", (Query(_gauge("gpu_util"), _EACH),), node,
+        Panel("Memory in use", "timeseries", "bytes", (Query(chosen("memory_used"), each),), node),
+        Panel("Utilisation", "timeseries", "percentunit", (Query(chosen("gpu_util"), each),), node,
               top=1.0),
         Panel("Tensor cores", "timeseries", "percentunit",
-              (Query(_gauge("tensor_active"), _EACH),), node, top=1.0),
-        Panel("Power of each GPU", "timeseries", "watt", (Query(_gauge("power_w"), _EACH),), node),
+              (Query(chosen("tensor_active"), each),), node, top=1.0),
+        Panel("Power of each GPU", "timeseries", "watt", (Query(chosen("power_w"), each),), node),
         Panel("SM clock", "timeseries", "rotmhz",
-              (Query(_gauge("sm_clock_mhz"), _EACH),), ("node", "health")),
+              (Query(chosen("sm_clock_mhz"), each),), ("node", "health")),
         Panel("Temperature", "timeseries", "celsius",
-              (Query(_gauge("temperature_c"), _EACH),), ("node", "health")),
+              (Query(chosen("temperature_c"), each),), ("node", "health")),
         Panel("NVLink", "timeseries", "Bps",
-              (Query(_gauge("nvlink_tx"), _EACH + " out"),
-               Query(_gauge("nvlink_rx"), _EACH + " in")), node),
+              (Query(chosen("nvlink_tx"), each + " out"),
+               Query(chosen("nvlink_rx"), each + " in")), node),
         Panel("PCI Express", "timeseries", "Bps",
-              (Query(_gauge("pcie_tx"), _EACH + " out"),
-               Query(_gauge("pcie_rx"), _EACH + " in")), node),
+              (Query(chosen("pcie_tx"), each + " out"),
+               Query(chosen("pcie_rx"), each + " in")), node),
         Panel("Alerts that fire", "table", "none",
               (Query('ALERTS{source="meshwright",alertstate="firing"}'),), health, 24),
         Panel("Last Xid", "table", "none",
-              (Query(f"DCGM_FI_DEV_XID_ERRORS{_ONLY} > 0 or DCGM_FI_DEV_XID_ERROR{_ONLY} > 0"),),
+              (Query(f"DCGM_FI_DEV_XID_ERRORS{only} > 0 or DCGM_FI_DEV_XID_ERROR{only} > 0"),),
               health, 12, "The last Xid of each GPU, however old: the gauge never falls. "
               "mw fleet health --xid N tells what it means."),
         Panel("Xids in the last minutes", "timeseries", "none",
-              (Query(f"DCGM_EXP_XID_ERRORS_COUNT{_ONLY}", _EACH + " Xid {{xid}}"),), health),
+              (Query(f"DCGM_EXP_XID_ERRORS_COUNT{only}", each + " Xid {{xid}}"),), health),
         Panel("Uncorrected memory errors an hour", "timeseries", "none",
-              (Query(_errors("ecc"), _EACH),), health),
+              errors("ecc"), health),
         Panel("Corrected memory errors an hour", "timeseries", "none",
-              (Query(_errors("ecc_corrected"), _EACH),), health),
+              errors("ecc_corrected"), health),
         Panel("Rows remapped an hour", "timeseries", "none",
-              (Query(_errors("row_remap"), _EACH),), health),
-        Panel("NVLink errors an hour", "timeseries", "none", (Query(_errors("nvlink"), _EACH),),
+              errors("row_remap"), health),
+        Panel("NVLink errors an hour", "timeseries", "none", errors("nvlink"),
               health),
         Panel("PCI Express replays an hour", "timeseries", "none",
-              (Query(_errors("pcie"), _EACH),), health),
+              errors("pcie"), health),
         Panel("InfiniBand errors an hour", "timeseries", "none",
               (Query("increase(node_infiniband_link_downed_total[1h]) > 0",
                      "{{instance}} {{device}} down"),
                Query("increase(node_infiniband_symbol_error_total[1h]) > 0",
                      "{{instance}} {{device}} symbols")), health),
         Panel("Why clocks are held back", "timeseries", "none",
-              (Query(" or ".join(f"{name}{_ONLY}" for name in names_of("", "throttle")), _EACH),),
+              (Query(chosen("throttle"), each),),
               health, 12, "Bits: 1 idle, 4 power cap, 8 and 128 power brake, 32 and 64 heat."),
+        Panel("Time of a step", "timeseries", "s", (Query("mw_job_step_seconds", _JOB),), jobs),
+        Panel("Share of steps that waits for data", "timeseries", "percentunit",
+              (Query("rate(mw_job_data_wait_seconds_total[5m]) / "
+                     "rate(mw_job_step_seconds_total[5m])", _JOB),), jobs, top=1.0),
+        Panel("Model FLOPs utilisation", "timeseries", "percentunit",
+              (Query("mw_job_mfu_ratio", _JOB),), jobs, top=1.0),
+        Panel("Tokens a second", "timeseries", "none",
+              (Query("mw_job_tokens_per_second", _JOB),), jobs),
+        Panel("Steps done", "timeseries", "none", (Query("mw_job_step", _JOB),), jobs),
+        Panel("Times without a step, in an hour", "timeseries", "none",
+              (Query("increase(mw_job_stalls_total[1h])", _JOB),), jobs,
+              tells="From mw watch. A job that stands still holds its GPUs."),
     )  # fmt: skip
 
 
 def dashboard(name: str, label: str = "Hostname") -> dict[str, Any]:
     """Return one dashboard as Grafana imports it; `label` is what names nodes."""
     placed, x, y, last = [], 0, 0, 0
-    for number, panel in enumerate((one for one in panels() if name in one.on), start=1):
+    for number, panel in enumerate((one for one in panels(label) if name in one.on), start=1):
         height = 4 if panel.kind == "stat" else 8
         if x + panel.wide > _WIDTH:
             x, y = 0, y + last
         place = {"h": height, "w": panel.wide, "x": x, "y": y}
-        placed.append(_panel(panel, number, place, label))
+        placed.append(_panel(panel, number, place))
         x, last = x + panel.wide, height
     return {
         "id": None,
@@ -171,19 +222,20 @@ def dashboards(label: str = "Hostname") -> dict[str, str]:
 def _variables(name: str, label: str) -> list[dict[str, Any]]:
     source = {"name": "datasource", "label": "Data source", "type": "datasource",
               "query": "prometheus", "hide": 0, "refresh": 1}  # fmt: skip
-    if name == "fleet":
+    if name not in ("node", "health"):
         return [source]
-    # Either name of the first metric tells the nodes.
-    query = f'label_values({{__name__=~"{"|".join(names_of("", "gpu_util"))}"}}, {label})'
+    # Whichever name the first metric has tells the nodes.
+    first = "|".join(one.text for one in FIELDS[0].names)
+    query = f'label_values({{__name__=~"{first}"}}, {label})'
     everything = {"text": ["All"], "value": ["$__all"], "selected": True}
     node = {"name": "node", "label": "Node", "type": "query", "datasource": _SOURCE,
-            "definition": query, "query": {"query": query, "refId": "nodes"}, "refresh": 2,
+            "query": {"query": query, "refId": "nodes"}, "refresh": 2,
             "sort": 1, "multi": True, "includeAll": True, "allValue": ".*", "hide": 0,
             "current": everything}  # fmt: skip
     return [source, node]
 
 
-def _panel(panel: Panel, number: int, place: dict[str, int], label: str) -> dict[str, Any]:
+def _panel(panel: Panel, number: int, place: dict[str, int]) -> dict[str, Any]:
     defaults: dict[str, Any] = {"unit": panel.unit, "min": 0}
     if panel.top is not None:
         defaults["max"] = panel.top
@@ -200,8 +252,8 @@ def _panel(panel: Panel, number: int, place: dict[str, int], label: str) -> dict
             {
                 "refId": chr(ord("A") + at),
                 "datasource": _SOURCE,
-                "expr": query.expr.replace("NODE=~", f"{label}=~"),
-                "legendFormat": query.legend.replace("{{NODE}}", f"{{{{{label}}}}}") or "__auto",
+                "expr": query.expr,
+                "legendFormat": query.legend or "__auto",
                 "instant": panel.kind == "table",
                 "range": panel.kind != "table",
                 "format": "table" if panel.kind == "table" else "time_series",
