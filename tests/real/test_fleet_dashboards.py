@@ -79,7 +79,7 @@ def asked(url: str, expr: str) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(("label", "name_at"), [("Hostname", 0), ("hostname", 1)])
 def test_every_panel_has_data(tmp_path: Path, label: str, name_at: int) -> None:
-    times = [BEGIN_S + STEP_S * at for at in range(STEPS)]
+    times = [float(BEGIN_S + STEP_S * at) for at in range(STEPS)]
     samples = {
         name: [(time_s, value * at if grows else value) for at, time_s in enumerate(times)]
         for name, value, grows in series(label, name_at)
