@@ -27,6 +27,13 @@ Stream = tuple[Tensor, Tensor | None]
 """The last branch's output, and the stream it is still to be added to."""
 
 
+def wanted_of(stream: Stream, wanted_W: Tensor) -> Stream:
+    """Return the stream of some tokens."""
+    branch, residual = stream
+    kept = None if residual is None else residual.index_select(1, wanted_W)
+    return branch.index_select(1, wanted_W), kept
+
+
 class Block(nn.Module):
     """A layer as a model's `Block` describes it."""
 
@@ -73,6 +80,18 @@ class Block(nn.Module):
         inner, total = replay(self.mlp, total, places)
         with dropped((inner, replay.output)):
             return self.mlp.end(inner, at_hand=True), total
+
+    def end(
+        self, branch: Tensor, residual: Tensor | None, places: Places, wanted_W: Tensor
+    ) -> Stream:
+        """Carry the stream of one sequence through the last layer, for some of its tokens alone.
+
+        The mixer sees all; nobody reads what the feed-forward part would make of the others.
+        """
+        if self.place in {"parallel", "parallel-shared"} or self.mlp is None or self.mixer is None:
+            return wanted_of(self._run(branch, residual, places), wanted_W)
+        stream = wanted_of(self._part("mixer", branch, residual, places), wanted_W)
+        return self._part("mlp", *stream, places)
 
     def _to_last(self, mlp: Mlp, total: Tensor, places: Places) -> tuple[Tensor, Tensor]:
         """Run the layer up to its last product; return what that reads, and the stream."""

@@ -150,11 +150,16 @@ class Decoder(nn.Module):
         """Do the same for tokens whose places are known."""
         return self.finish(*self.through(tokens_BT, places))
 
-    def through(self, tokens_BT: Tensor, places: Places) -> Stream:
-        """Return the stream behind the last layer."""
+    def through(self, tokens_BT: Tensor, places: Places, wanted_W: Tensor | None = None) -> Stream:
+        """Return the stream behind the last layer; of a single sequence, some tokens may do."""
         stream: Stream = (self.embed(tokens_BT, places), None)
+        last = self.layers[-1] if wanted_W is not None else None
         for layer in self.layers:
-            stream = layer(*stream, places)
+            if layer is last and wanted_W is not None:
+                assert isinstance(layer, Block), "a decoder that is served has blocks"
+                stream = layer.end(*stream, places, wanted_W)
+            else:
+                stream = layer(*stream, places)
         return stream
 
     def embed(self, tokens_BT: Tensor, places: Places) -> Tensor:

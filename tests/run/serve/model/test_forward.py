@@ -100,8 +100,13 @@ def test_only_wanted_tokens_reach_the_head() -> None:
     wanted = whole(decoder)
     forward = Forward(decoder, PagedCache(decoder, 8, 4))
     rows = [Row(TOKENS[0, :9].tolist(), 0, [0, 1, 2]), Row(TOKENS[0, :3].tolist(), 0, [3])]
+    read: list[int] = []
+    for layer in decoder.layers:
+        layer.mlp.register_forward_pre_hook(lambda _, given: read.append(given[0].shape[1]))
     found = forward.run(step_of(rows, 4, DEVICE))
     torch.testing.assert_close(found, wanted[[8, 2]], atol=2e-5, rtol=1e-4)
+    # Nor what comes behind the last layer's attention.
+    assert read == [12] * (len(decoder.layers) - 1) + [2]
 
 
 def test_positions_beyond_a_learned_table_are_refused() -> None:

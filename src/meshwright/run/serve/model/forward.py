@@ -1,8 +1,8 @@
 """`Forward`: one step of a served model, from tokens to the logits that are wanted.
 
-Nothing is kept for a backward pass. Rows of the last layer whose logits nobody wants are dropped
-before the final norm and the output head. A step with one token per row asks the host nothing, and
-its kernels and addresses depend on the number of rows alone, so that it can be captured in a graph.
+Nothing is kept for a backward pass. Rows whose logits nobody wants are dropped within the last
+layer, before its feed-forward part. A step with one token per row asks the host nothing, and its
+kernels and addresses depend on the number of rows alone, so that it can be captured in a graph.
 
 Rotary rules that look at the length of a sequence (`dynamic`, `longrope`) look at the longest one
 that may be served, once and for all: keys that are kept cannot be turned again.
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from meshwright.errors import InputError, Problem
 from meshwright.run.nn.attention import Attention
-from meshwright.run.nn.block import Block
+from meshwright.run.nn.block import Block, wanted_of
 from meshwright.run.nn.decoder import Decoder
 from meshwright.run.nn.gated_delta import GatedDelta
 from meshwright.run.nn.latent import LatentAttention
@@ -88,11 +88,12 @@ class Forward:
             self.decoder.tables, tokens_1N, positions=step.positions_N[None], reach=self.max_length
         )
         self.now.begin(step)
-        branch, residual = self.decoder.through(tokens_1N, places)
-        if step.wanted_W is not None:
-            branch = branch.index_select(1, step.wanted_W)
-            residual = None if residual is None else residual.index_select(1, step.wanted_W)
-        return self.decoder.finish(branch, residual)[0]
+        # Adapters go by the tokens of the whole step.
+        few = step.wanted_W if self.now.adapters is None else None
+        stream = self.decoder.through(tokens_1N, places, few)
+        if step.wanted_W is not None and few is None:
+            stream = wanted_of(stream, step.wanted_W)
+        return self.decoder.finish(*stream)[0]
 
     @torch.no_grad()
     def run(self, step: Step) -> Tensor:
