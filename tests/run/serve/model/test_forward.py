@@ -102,7 +102,8 @@ def test_only_wanted_tokens_reach_the_head() -> None:
     rows = [Row(TOKENS[0, :9].tolist(), 0, [0, 1, 2]), Row(TOKENS[0, :3].tolist(), 0, [3])]
     read: list[int] = []
     for layer in decoder.layers:
-        layer.mlp.register_forward_pre_hook(lambda _, given: read.append(given[0].shape[1]))
+        mlp = layer.get_submodule("mlp")
+        mlp.register_forward_pre_hook(lambda _, given: read.append(given[0].shape[1]))
     found = forward.run(step_of(rows, 4, DEVICE))
     torch.testing.assert_close(found, wanted[[8, 2]], atol=2e-5, rtol=1e-4)
     # Nor what comes behind the last layer's attention.
