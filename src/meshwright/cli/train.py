@@ -169,13 +169,17 @@ def _trained(args: argparse.Namespace, asked: "AskedJob", recipe: "Asked | None"
     quiet = tuple(
         f"{value:.6g}" for value in (outcome.held_out_loss or outcome.loss,) if value is not None
     )
-    data = {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value
-        for name, value in {**outcome._asdict(), "folder": str(outcome.folder)}.items()
-    }
+    data = _finite({**outcome._asdict(), "folder": str(outcome.folder)})
     shown: tuple[View, ...] = (about, *notes)
     shown = shown if recipe is None else (recipe.data, *shown)
     return Answer("train/1", data, shown, quiet)
+
+
+def _finite(data: Any) -> Any:
+    """Put None in place of what is no number."""
+    if isinstance(data, dict):
+        return {name: _finite(value) for name, value in data.items()}
+    return None if isinstance(data, float) and not math.isfinite(data) else data
 
 
 def _remarks(outcome: "Outcome", until: int | None, profiled: Path | None) -> Iterator[str]:

@@ -58,7 +58,7 @@ def test_chosen_answers_become_likelier_than_rejected_ones(
 
 def test_wanted_answers_become_likelier_than_unwanted_ones(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    trained(recipe_job("kto", tmp_path, {"optimizer": {"lr": 0.003}, "epochs": 2.0}), run)
+    trained(recipe_job("kto", tmp_path, {"optimizer": {"lr": 0.003}, "epochs": 4.0}), run)
     assert ends(run, "margin")[0] == pytest.approx(0, abs=1e-4)
     assert ends(run, "loss")[0] == pytest.approx(0.5, rel=1e-3)
     assert ends(run, "margin")[1] > 0.1

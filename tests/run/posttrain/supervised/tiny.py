@@ -77,10 +77,11 @@ def verdicts(count: int = 40) -> list[dict[str, Any]]:
     return [
         {
             "prompt": asked(letter_of(n), n),
-            "completion": "nay" if n % 2 else "aye",
-            "label": not n % 2,
+            "completion": "aye" if liked else "nay",
+            "label": liked,
         }
         for n in range(count)
+        for liked in [(n + n // 10) % 2 == 0]
     ]
 
 

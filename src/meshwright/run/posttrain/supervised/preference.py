@@ -140,11 +140,11 @@ class VerdictLearner(AgainstReference):
         return summed(losses)
 
     def means(self, seen: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return figures per answer that is wanted, or is not."""
+        """Return figures per answer that is wanted, or is not; no number where there is none."""
         if not seen:
             return {}
-        wanted = seen["wanted_gain"] / seen["wanted"].clamp(min=1)
-        unwanted = seen["unwanted_gain"] / seen["unwanted"].clamp(min=1)
+        wanted = seen["wanted_gain"] / seen["wanted"]
+        unwanted = seen["unwanted_gain"] / seen["unwanted"]
         return {
             "margin": self.recipe.beta * (wanted - unwanted),
             "wanted_gain": wanted,
