@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from meshwright.cli.answer import Bar, Facts, Table
-from meshwright.cli.fleet_screen import MOST_LINES, clusters_of, notes, report_of, screen
+from meshwright.cli.fleet_figures import notes, report_of
+from meshwright.cli.fleet_screen import MOST_LINES, clusters_of, screen
 from meshwright.cli.main import main
 from meshwright.observe.fleet.account import BUCKETS, account
 from meshwright.observe.fleet.account.prices import read_prices

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from meshwright.cli.fleet_figures import report_of
 from meshwright.cli.fleet_page import page
-from meshwright.cli.fleet_screen import report_of
 from meshwright.observe.fleet.account import account
 from meshwright.observe.fleet.account.prices import read_prices
 from tests.observe.fleet.account.rows import DAY, HOUR, jobs, nodes

@@ -6,12 +6,11 @@ from html import escape
 from meshwright import __version__
 from meshwright.cli.answer import Table
 from meshwright.cli.document import document, pairs
+from meshwright.cli.fleet_figures import Report, notes
 from meshwright.cli.fleet_screen import (
-    Report,
     bucket_table,
     clusters_of,
     group_table,
-    notes,
     savings_table,
     some_hours,
     summary,

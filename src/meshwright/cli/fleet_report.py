@@ -5,8 +5,9 @@ import argparse
 from meshwright.cli.answer import Answer
 from meshwright.cli.files import write_text
 from meshwright.cli.fleet_account import account_of, add_scope, asked, earlier
+from meshwright.cli.fleet_figures import report_of
 from meshwright.cli.fleet_page import page
-from meshwright.cli.fleet_screen import answer, report_of
+from meshwright.cli.fleet_screen import answer
 from meshwright.cli.fleet_store import add_store, open_store
 from meshwright.cli.fleet_times import add_times
 from meshwright.observe.fleet.account.goodput import KINDS

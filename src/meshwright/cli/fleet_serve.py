@@ -15,8 +15,9 @@ from typing import NamedTuple
 from meshwright.cli import fleet_report
 from meshwright.cli.answer import Answer, Note
 from meshwright.cli.fleet_account import account_of, asked
+from meshwright.cli.fleet_figures import Report, report_of
 from meshwright.cli.fleet_page import page
-from meshwright.cli.fleet_screen import Report, answer, report_of
+from meshwright.cli.fleet_screen import answer
 from meshwright.cli.fleet_store import open_store
 from meshwright.errors import InputError, MeshwrightError, Problem
 from meshwright.observe.fleet.account import hours

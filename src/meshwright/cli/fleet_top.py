@@ -7,7 +7,7 @@ import numpy as np
 
 from meshwright.cli.answer import Answer, Note, facts, table
 from meshwright.cli.fleet_account import account_of, add_scope, asked
-from meshwright.cli.fleet_screen import group_data
+from meshwright.cli.fleet_figures import group_data
 from meshwright.cli.fleet_store import add_store, open_store
 from meshwright.cli.fleet_times import clock, day
 from meshwright.observe.fleet.account import BUCKETS, Account, hours

@@ -18,6 +18,10 @@ STATES: Final = (
 )  # fmt: skip
 """How an attempt of a job stands or ended."""
 
+WAIT_NOT_TOLD: Final = "its wait is not told"
+"""Reason of jobs of which only submission and duration are known: they stand as if begun at once,
+so that their GPU-hours count, and their wait means nothing."""
+
 NODE_STATES: Final = ("up", "draining", "down", "reserved", "unknown")
 
 PHASES: Final = ("startup", "productive", "checkpoint", "data_wait", "communication", "lost")

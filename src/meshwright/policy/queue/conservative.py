@@ -6,14 +6,13 @@ of them all the same.
 
 import heapq
 import math
-from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
 from meshwright.policy.queue.ask import Standing
 from meshwright.policy.queue.expected import Expected, Expecting
 from meshwright.policy.queue.moves import NO_MOVES, Moves
-from meshwright.policy.queue.orders import by_arrival
+from meshwright.policy.queue.orders import Key, by_arrival
 from meshwright.policy.queue.pool import Pool
 from meshwright.policy.queue.profile import Profile
 
@@ -25,9 +24,7 @@ class Conservative(Expecting):
     should, that time stays the same, so a plan is kept from one decision to the next.
     """
 
-    def __init__(
-        self, order: Callable[[Standing], Any] = by_arrival, *, depth: int | None = 100
-    ) -> None:
+    def __init__(self, order: Key = by_arrival, *, depth: int | None = 100) -> None:
         """Queue by `order`; only the first `depth` are looked at each time."""
         super().__init__(order)
         self.depth = depth

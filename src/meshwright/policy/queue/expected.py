@@ -1,12 +1,10 @@
 """What a queue that trusts estimates knows: who waits, and when those that run should end."""
 
 from bisect import bisect_left, insort
-from collections.abc import Callable
-from typing import Any
 
 from meshwright.policy.queue.ask import Standing
-from meshwright.policy.queue.lanes import Lanes
-from meshwright.policy.queue.orders import by_arrival
+from meshwright.policy.queue.ordered import InLanes
+from meshwright.policy.queue.orders import Key, by_arrival
 
 
 class Expected:
@@ -26,24 +24,13 @@ class Expected:
         del self.ends[bisect_left(self.ends, (job.ends_s, job.index, job))]
 
 
-class Expecting:
+class Expecting(InLanes):
     """Jobs that wait in order, and when those that run are expected to end."""
 
-    live = False
-
-    def __init__(self, order: Callable[[Standing], Any] = by_arrival) -> None:
+    def __init__(self, order: Key = by_arrival) -> None:
         """Queue by `order`."""
-        self.order = order
-        self.lanes, self.expected = Lanes(), Expected()
-
-    def __len__(self) -> int:
-        """Count the jobs that wait."""
-        return self.lanes.count
-
-    def arrives(self, job: Standing, now_s: float) -> None:
-        """Let a job wait."""
-        del now_s
-        self.lanes.add(self.order(job), job)
+        super().__init__(order)
+        self.expected = Expected()
 
     def ends(self, job: Standing, now_s: float) -> None:
         """Expect a job no longer."""

@@ -48,8 +48,8 @@ class Strict:
         return Moves(starts) if starts else NO_MOVES
 
 
-class Skipping:
-    """Jobs in order; whoever fits may pass those who do not."""
+class InLanes:
+    """Jobs that wait in order, by shape."""
 
     live = False
 
@@ -66,6 +66,10 @@ class Skipping:
         """Let a job wait."""
         del now_s
         self.lanes.add(self.order(job), job)
+
+
+class Skipping(InLanes):
+    """Jobs in order; whoever fits may pass those who do not."""
 
     def ends(self, job: Standing, now_s: float) -> None:
         """Nothing is kept of running jobs."""

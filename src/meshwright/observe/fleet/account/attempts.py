@@ -22,6 +22,7 @@ from meshwright.observe.fleet.account.ticks import (
     names,
     numbers,
 )
+from meshwright.observe.fleet.tables import WAIT_NOT_TOLD
 
 LOST_STATES: Final = (
     "failed", "out_of_memory", "node_fail", "timeout", "preempted", "requeued",
@@ -32,8 +33,6 @@ somebody chose it."""
 FREE, LIMITED, NOT_ASKING, NOT_TOLD = range(4)
 """Why a job waits: nobody says, a limit or quota, it does not want to run yet; or its wait is not
 known at all, as of traces that tell only how long jobs ran."""
-UNTOLD_WAIT: Final = "its wait is not told"
-"""The reason that readers of such traces give."""
 _LOOK_MS = 3_600_000
 _LIMIT = re.compile(
     r"qos|assoc|quota|limit|max\w*per|licen[cs]e|exceeded|suspended|inactive", re.IGNORECASE
@@ -200,7 +199,7 @@ def in_states(found: Attempts, *states: str) -> np.ndarray[tuple[int], np.dtype[
 
 
 def _reason(text: str) -> int:
-    if text == UNTOLD_WAIT:
+    if text == WAIT_NOT_TOLD:
         return NOT_TOLD
     if _LATER.search(text):
         return NOT_ASKING

@@ -11,6 +11,7 @@ from meshwright.observe.fleet.health.faults import Fault
 from meshwright.observe.fleet.health.xids import judge
 
 Place = tuple[str, str]
+"""Cluster and node."""
 KINDS: Final = ("boot", "checked")
 """Events that clear faults before them; `checked` is for whoever tests nodes, with code 0 where
 the test was passed."""

@@ -6,10 +6,9 @@ from typing import Final
 
 import numpy as np
 
+from meshwright.observe.fleet.health.clearing import Place
 from meshwright.observe.fleet.measures.robust import discoveries, poisson_tail
 
-Place = tuple[str, str]
-"""Cluster and node."""
 APART_S: Final = 86_400.0
 """What happens to a node within a day of its last incident is the same one."""
 FEWEST: Final = 3

@@ -6,14 +6,10 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from meshwright.observe.fleet.sources.kubernetes.quantities import amount, listed, mapping, moment
-from meshwright.observe.fleet.sources.kubernetes.resources import gpu_part
+from meshwright.observe.fleet.sources.kubernetes.resources import POOLS, gpu_part
 from meshwright.observe.fleet.sources.source import rows_of
 from meshwright.observe.fleet.tables import NODES
 
-_POOLS = (
-    "cloud.google.com/gke-nodepool", "eks.amazonaws.com/nodegroup", "karpenter.sh/nodepool",
-    "kubernetes.azure.com/agentpool", "agentpool", "nodepool",
-)  # fmt: skip
 _ORDINARY = ("Ready", "MemoryPressure", "DiskPressure", "PIDPressure", "NetworkUnavailable")
 _CORDON = "node.kubernetes.io/unschedulable"
 
@@ -92,7 +88,7 @@ def standing(node: Mapping[str, Any]) -> Standing:
 
 def _facts(node: Mapping[str, Any], cluster: str, seen_s: float) -> dict[str, Any]:
     labels, has = mapping(node, "metadata", "labels"), mapping(node, "status", "capacity")
-    pools = [str(labels[each]) for each in _POOLS if labels.get(each)]
+    pools = [str(labels[each]) for each in POOLS if labels.get(each)]
     gpus = sum(gpu_part(name, labels) * (amount(value) or 0.0) for name, value in has.items())
     return {
         "cluster": cluster,

@@ -18,15 +18,11 @@ from meshwright.observe.fleet.sources.kubernetes.quantities import (
     mapping,
     moment,
 )
-from meshwright.observe.fleet.sources.kubernetes.resources import asked, gpus_of, pod_total
+from meshwright.observe.fleet.sources.kubernetes.resources import POOLS, asked, gpus_of, pod_total
 from meshwright.observe.fleet.sources.source import rows_of
 from meshwright.observe.fleet.tables import JOBS
 
 QUEUES = ("kueue.x-k8s.io/queue-name", "volcano.sh/queue-name", "runai/queue")
-_POOLS = (
-    "cloud.google.com/gke-nodepool", "eks.amazonaws.com/nodegroup", "karpenter.sh/nodepool",
-    "kubernetes.azure.com/agentpool", "agentpool", "nodepool",
-)  # fmt: skip
 USERS = (
     "hub.jupyter.org/username",
     "user",
@@ -99,9 +95,7 @@ def _rows(
         "name": workload(name, listed(meta, "ownerReferences"), own),
         "user": _first(own, USERS) or _first(notes, USERS),
         "team": space,
-        "partition": queue
-        or _first(labels, _POOLS)
-        or _first(mapping(spec, "nodeSelector"), _POOLS),
+        "partition": queue or _first(labels, POOLS) or _first(mapping(spec, "nodeSelector"), POOLS),
         "qos": spec.get("priorityClassName"),
         "interactive": _interactive(spec, own),
         "work": _first(own, WORK),

@@ -13,6 +13,13 @@ MIG_SLICES = 7
 """Of a GPU that can be divided; of an A30 there are four, which its product tells."""
 
 
+POOLS = (
+    "cloud.google.com/gke-nodepool", "eks.amazonaws.com/nodegroup", "karpenter.sh/nodepool",
+    "kubernetes.azure.com/agentpool", "agentpool", "nodepool",
+)  # fmt: skip
+"""Labels that name the pool of a node."""
+
+
 def gpu_part(resource: str, labels: Mapping[str, Any] | None = None) -> float:
     """Return how many GPUs one of a resource is; nought where it is no GPU.
 

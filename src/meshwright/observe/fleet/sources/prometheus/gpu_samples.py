@@ -8,7 +8,13 @@ import pyarrow as pa
 
 from meshwright.observe.fleet.sources.prometheus.answers import Series
 from meshwright.observe.fleet.sources.prometheus.asking import Fleet, Slice
-from meshwright.observe.fleet.sources.prometheus.grid import Floats, Grid, mean_of_rows, window
+from meshwright.observe.fleet.sources.prometheus.grid import (
+    Floats,
+    Grid,
+    mean_of_rows,
+    padded,
+    window,
+)
 from meshwright.observe.fleet.sources.prometheus.labels import (
     GPU_LABELS,
     gpu_of,
@@ -63,7 +69,7 @@ def gpu_samples(cut: Slice) -> tuple[pa.Table, tuple[str, ...]]:
     if columns["throttle"] is None:
         columns["throttle"] = _throttled(cut, rows)
     known = {
-        name: _padded(values, len(rows.keys))
+        name: padded(values, len(rows.keys))
         for name, values in columns.items()
         if values is not None
     }
@@ -88,7 +94,7 @@ def _column(cut: Slice, field: Field, rows: _Rows) -> Floats | None:
         rows.rates.add(field.column)
     for name in names:
         values = _laid(cut.grid, _pieces(cut, field, name, rows), field, rows)
-        found = values if found is None else _either(_padded(found, len(values)), values)
+        found = values if found is None else _either(padded(found, len(values)), values)
     return found
 
 
@@ -173,8 +179,8 @@ def _whole_memory(cut: Slice, rows: _Rows, used: Floats) -> Floats | None:
     free, reserved = (_column(cut, field, rows) for field in REST_OF_MEMORY)
     if free is None:
         return None
-    total = _padded(used, len(free)) + free
-    return total if reserved is None else total + np.nan_to_num(_padded(reserved, len(total)))
+    total = padded(used, len(free)) + free
+    return total if reserved is None else total + np.nan_to_num(padded(reserved, len(total)))
 
 
 def _throttled(cut: Slice, rows: _Rows) -> Floats | None:
@@ -186,7 +192,7 @@ def _throttled(cut: Slice, rows: _Rows) -> Floats | None:
         if grows is not None:
             own = np.where(np.isnan(grows), np.nan, np.where(grows > 0, float(bit), 0.0))
             before = np.zeros((0, cut.grid.points)) if bits is None else bits
-            before = _padded(before, len(own))
+            before = padded(before, len(own))
             some = ~(np.isnan(before) & np.isnan(own))
             bits = np.where(some, np.nan_to_num(before) + np.nan_to_num(own), np.nan)
     return bits
@@ -194,11 +200,6 @@ def _throttled(cut: Slice, rows: _Rows) -> Floats | None:
 
 def _either(first: Floats, other: Floats) -> Floats:
     return np.where(np.isnan(first), other, first)
-
-
-def _padded(values: Floats, rows: int) -> Floats:
-    lacking = rows - len(values)
-    return np.pad(values, ((0, lacking), (0, 0)), constant_values=np.nan) if lacking else values
 
 
 def _table(cut: Slice, rows: _Rows, columns: Mapping[str, Floats]) -> pa.Table:

@@ -76,3 +76,9 @@ def stretches(times: Floats, gap_s: float) -> Sequence[tuple[float, float]]:
     firsts = ordered[np.concatenate(([0], cuts + 1))]
     lasts = ordered[np.concatenate((cuts, [len(ordered) - 1]))]
     return list(zip(firsts.tolist(), lasts.tolist(), strict=True))
+
+
+def padded(values: Floats, rows: int) -> Floats:
+    """Return values with as many rows as are wanted, the added ones unknown."""
+    lacking = rows - len(values)
+    return np.pad(values, ((0, lacking), (0, 0)), constant_values=np.nan) if lacking else values

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from meshwright.observe.fleet.sources.prometheus.asking import Fleet, Slice
 from meshwright.observe.fleet.sources.prometheus.client import Prometheus
-from meshwright.observe.fleet.sources.prometheus.grid import Floats, mean_of_rows, window
+from meshwright.observe.fleet.sources.prometheus.grid import Floats, mean_of_rows, padded, window
 from meshwright.observe.fleet.sources.prometheus.labels import host_of, node_of
 from meshwright.observe.fleet.sources.source import rows_of
 
@@ -103,7 +103,7 @@ def node_samples(cut: Slice) -> pa.Table:
             columns[column] = _laid(cut, _Ask(column, port), rows)
         elif card in cut.fleet.names:
             columns[column] = _laid(cut, _Ask(column, card, _ETHERNET), rows)
-    columns = {name: _padded(values, len(rows)) for name, values in columns.items()}
+    columns = {name: padded(values, len(rows)) for name, values in columns.items()}
     return _table(cut, list(rows), _derived(columns))
 
 
@@ -139,14 +139,9 @@ def _add(columns: dict[str, Floats], name: str, values: Floats) -> None:
     if before is None:
         columns[name] = values
         return
-    before = _padded(before, len(values))
+    before = padded(before, len(values))
     some = ~(np.isnan(before) & np.isnan(values))
     columns[name] = np.where(some, np.nan_to_num(before) + np.nan_to_num(values), np.nan)
-
-
-def _padded(values: Floats, rows: int) -> Floats:
-    lacking = rows - len(values)
-    return np.pad(values, ((0, lacking), (0, 0)), constant_values=np.nan) if lacking else values
 
 
 def _derived(columns: dict[str, Floats]) -> dict[str, Floats]:

@@ -4,14 +4,8 @@ import numpy as np
 import pyarrow as pa
 
 from meshwright.observe.fleet.sources.public.columns import GIB, number, seconds, state, text
-from meshwright.observe.fleet.sources.public.form import (
-    WAIT_NOT_TOLD,
-    Form,
-    Tables,
-    Told,
-    form,
-    jobs,
-)
+from meshwright.observe.fleet.sources.public.form import Form, Tables, Told, form, jobs
+from meshwright.observe.fleet.tables import WAIT_NOT_TOLD
 
 CHINA = "Asia/Shanghai"
 """Helios writes local time without a zone."""

@@ -1,7 +1,7 @@
 """What a form of trace is: the columns that tell it, and how its blocks become rows."""
 
 from collections.abc import Callable, Iterable
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -9,10 +9,6 @@ import pyarrow as pa
 from meshwright.observe.fleet.measures.windows import Floats
 from meshwright.observe.fleet.sources.public.files import Part
 from meshwright.observe.fleet.sources.source import rows_of
-
-WAIT_NOT_TOLD: Final = "its wait is not told"
-"""Reason of jobs of which only submission and duration are known: they stand as if begun at once,
-so that their GPU-hours count, and their wait means nothing."""
 
 Tables = dict[str, pa.Table]
 

@@ -41,7 +41,7 @@ def sizes(text: pa.ChunkedArray | pa.Array, bare: float, key: str = "") -> Float
     found = pc.extract_regex(text, head + r"(?P<n>\d+(?:\.\d+)?)(?P<u>[KMGTP]?)")
     amount = floats(pc.struct_field(found, "n"))
     unit = pc.index_in(pc.struct_field(found, "u"), value_set=_UNITS)
-    which = np.array(pc.fill_null(_one(unit), 0), dtype=np.int64)
+    which = np.array(pc.fill_null(plain(unit), 0), dtype=np.int64)
     factor = np.where(which == 0, bare, _FACTORS[which])
     result: Floats = amount * factor
     return result
@@ -64,7 +64,7 @@ def each_kind(
     text: pa.ChunkedArray | pa.Array, read: Callable[[str], Sequence[Any]], types: Sequence[Any]
 ) -> list[pa.Array]:
     """Read every text that occurs once, and return a column for each thing it tells."""
-    coded = _one(text)
+    coded = plain(text)
     coded = coded if pa.types.is_dictionary(coded.type) else pc.dictionary_encode(coded)
     told = [read(value) for value in coded.dictionary.to_pylist()]
     columns = zip(*told, strict=True) if told else [()] * len(types)
@@ -76,10 +76,11 @@ def each_kind(
 
 def known(text: pa.ChunkedArray | pa.Array, *nothing: str) -> pa.Array:
     """Return text with null where it is empty or one of the words for nothing."""
-    text = _one(text)
+    text = plain(text)
     empty = pc.is_in(text, value_set=pa.array(["", *nothing], pa.string()))
     return pc.if_else(empty, pa.scalar(None, pa.string()), text)
 
 
-def _one(column: pa.ChunkedArray | pa.Array) -> pa.Array:
+def plain(column: pa.ChunkedArray | pa.Array) -> pa.Array:
+    """Return a column in one piece."""
     return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column

@@ -10,7 +10,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from meshwright.observe.fleet.sources.slurm.attempts import attempts, completed, elements
-from meshwright.observe.fleet.sources.slurm.columns import Floats, each_kind, floats, nullable
+from meshwright.observe.fleet.sources.slurm.columns import (
+    Floats,
+    each_kind,
+    floats,
+    nullable,
+    plain,
+)
 from meshwright.observe.fleet.sources.slurm.hostlist import names_of
 from meshwright.observe.fleet.sources.slurm.states import ENDED, job_state
 from meshwright.observe.fleet.sources.slurm.steps import Folded, fold_steps
@@ -90,7 +96,7 @@ def jobs_of(
 def _numbered(jobs: pa.Table, columns: dict[str, Any], seen_s: float) -> Jobs:
     """Spread arrays, number attempts, and put everything into the table's order."""
     source, names, cut = elements(jobs)
-    table = pa.table({name: _plain(column) for name, column in columns.items()})
+    table = pa.table({name: plain(column) for name, column in columns.items()})
     if len(source) != len(jobs):
         jobs, table = jobs.take(source), table.take(source)
     restarts = floats(jobs["restarts"])
@@ -221,7 +227,7 @@ def _reason(jobs: pa.Table) -> pa.Array:
     users = _users(jobs)
     (who,) = each_kind(jobs["by"].fill_null(""), lambda by: (users.get(by, by) or None,), [_TEXT])
     cancelled = pc.binary_join_element_wise("cancelled by ", who, "")
-    return _plain(pc.coalesce(failed, cancelled, reason))
+    return plain(pc.coalesce(failed, cancelled, reason))
 
 
 def _users(jobs: pa.Table) -> dict[str, str]:
@@ -244,7 +250,7 @@ def _interactive(jobs: pa.Table, folded: Folded) -> pa.Array:
 
 def _work(wckey: pa.ChunkedArray) -> pa.Array:
     """Return what work a job is, by the key people gave; Slurm marks its own guess with a star."""
-    text = pc.utf8_ltrim(_plain(wckey), characters="*")
+    text = pc.utf8_ltrim(plain(wckey), characters="*")
     return pc.if_else(
         pc.is_in(text, value_set=pa.array(["", "(null)"])), pa.scalar(None, _TEXT), text
     )
@@ -256,7 +262,3 @@ def _nodes(nodelist: pa.ChunkedArray, renames: Mapping[str, str]) -> pa.Array:
 
     (nodes,) = each_kind(nodelist.fill_null(""), read, [pa.list_(_TEXT)])
     return nodes
-
-
-def _plain(column: pa.ChunkedArray | pa.Array) -> pa.Array:
-    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, BinaryIO, Final, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -20,10 +20,9 @@ from meshwright.observe.fleet.sources.slurm.objects import (
     words,
 )
 from meshwright.observe.fleet.sources.slurm.states import node_state
-from meshwright.observe.fleet.sources.slurm.tres import gpus_of_gres, tres_of
+from meshwright.observe.fleet.sources.slurm.tres import MIB, gpus_of_gres, tres_of
 from meshwright.observe.fleet.sources.source import rows_of
 
-_MIB: Final = 1 << 20
 _WHO = re.compile(r"\s*\[[^\[\]@]*@([^\[\]]*)\]\s*$")
 """Behind a reason the controller writes who gave it and when."""
 
@@ -99,7 +98,7 @@ def from_blocks(blocks: Sequence[Mapping[str, Any]], cluster: str, zone: str) ->
                 gpu_kind=kind,
                 partitions=tuple(part for part in block.get("Partitions", "").split(",") if part),
                 cpus=float(block["CPUTot"]) if block.get("CPUTot", "").isdigit() else tres.cpus,
-                memory=float(memory) * _MIB if memory.isdigit() else tres.memory,
+                memory=float(memory) * MIB if memory.isdigit() else tres.memory,
                 boot_s=boot,
             )
         )
@@ -129,7 +128,7 @@ def from_objects(nodes: Sequence[Object], cluster: str) -> list[Node]:
                 gpu_kind=kind,
                 partitions=tuple(str(part) for part in entries(node, "partitions")),
                 cpus=number(node.get("cpus")),
-                memory=None if memory is None else memory * _MIB,
+                memory=None if memory is None else memory * MIB,
                 boot_s=boot,
             )
         )
@@ -158,7 +157,7 @@ def from_sinfo(groups: Sequence[Object], cluster: str) -> list[Node]:
                 gpu_kind=kind,
                 partitions=tuple(dict.fromkeys((*parts, *([partition] if partition else [])))),
                 cpus=number(inner(group, "cpus").get("maximum")),
-                memory=None if memory is None else memory * _MIB,
+                memory=None if memory is None else memory * MIB,
             )
     return list(found.values())
 
@@ -183,7 +182,7 @@ def read_sinfo(stream: BinaryIO, cluster: str) -> list[Node]:
                 gpu_kind=kind,
                 partitions=tuple(dict.fromkeys((*parts, *([partition] if partition else [])))),
                 cpus=float(cpus) if cpus.isdigit() else None,
-                memory=float(memory) * _MIB if memory.isdigit() else None,
+                memory=float(memory) * MIB if memory.isdigit() else None,
             )
     return list(found.values())
 

@@ -11,7 +11,7 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)([KMGTP]?)(?:i?B)?([nc]?)", re.IGNORECASE)
 _SPAN = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+(?:\.\d+)?)")
 _DAYS_HOURS = re.compile(r"(\d+)-(\d+)")
 _MIG = re.compile(r"(?:^|[_.\-])(\d)g\.(\d+)gb")
-_MIB: Final = 1 << 20
+MIB: Final = 1 << 20
 
 
 class Tres(NamedTuple):
@@ -52,7 +52,7 @@ def tres_of(text: str) -> Tres:
         if key == "cpu":
             cpus = _number(value)
         elif key == "mem":
-            memory = size_bytes(value, bare=_MIB)
+            memory = size_bytes(value, bare=MIB)
         elif key == "node":
             nodes = _number(value)
         elif key == "gres/gpu":
@@ -131,7 +131,7 @@ def size_bytes(text: str, bare: int = 1) -> float | None:
 
 def asked_memory(text: str, nodes: float | None, cpus: float | None) -> float | None:
     """Read ReqMem: a total since Slurm 21.08, before that for each node (`n`) or core (`c`)."""
-    size = size_bytes(text, bare=_MIB)
+    size = size_bytes(text, bare=MIB)
     if not size:
         return None
     per = {"n": nodes, "c": cpus}.get(text.strip()[-1:].lower(), 1.0)
