@@ -5,7 +5,7 @@ requests with a cost model, its virtual clock and the same batcher. Workloads di
 precision, lengths, requests at a time, and in whether all are there at once or come over time.
 Engines of one kind are started once and answer all their workloads, in a process of their own.
 
-    python -m benchmarks.run serve_twin                       (about 3 minutes of a GPU)
+    python -m benchmarks.run serve_twin                       (about 4 minutes of a GPU)
     python -m benchmarks.serve_twin FILE                      (simulate again what FILE measured)
 """
 
@@ -18,10 +18,13 @@ from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from benchmarks.result import figure
 from meshwright.errors import MissingPart
+
+if TYPE_CHECKING:
+    from meshwright.predict.serving.engine import Engine
 
 NAME = "serve_twin"
 QUESTION = "How near does simulated serving come to the engine on one GPU?"
@@ -63,7 +66,7 @@ class Work(NamedTuple):
 
 
 SMALL, MIDDLE, LARGE = "qwen3-0.6b", "llama3.1-8b", "qwen3-14b"
-WORKS = (
+SEEN = (
     Work(SMALL, 256, (100, 1024), (100, 1024)),
     Work(SMALL, 512, (512, 512), (128, 128), at_a_time=512),
     Work(SMALL, 32, (64, 64), (800, 800)),
@@ -80,6 +83,15 @@ WORKS = (
     Work(LARGE, 128, (300, 700), (100, 250), at_a_time=128),
     Work(LARGE, 16, (1500, 1500), (150, 150)),
 )
+"""Workloads that were looked at when our engine was last calibrated, to steps and not to them."""
+UNSEEN = (
+    Work(LARGE, 12, (5000, 5000), (64, 64)),
+    Work("qwen3-4b", 160, (50, 2000), (50, 200), at_a_time=128),
+    Work("llama3.2-1b", 256, (200, 1500), (50, 300)),
+    Work("qwen3-8b", 96, (200, 600), (100, 200), at_a_time=96, fp8=True),
+)
+"""Workloads that calibration has not seen, most of models it has not seen either: they judge."""
+WORKS = SEEN + UNSEEN
 QUICK = WORKS[:1]
 
 
@@ -109,14 +121,17 @@ def _go(engine: Any, work: Work) -> dict[str, float]:
     """Send requests when they come, so many at a time, and take turns until all are answered."""
     from meshwright.run.serve.asked import Ask, Sampling
 
-    rng, waiting = random.Random(3), list(work.drawn())[::-1]
+    rng = random.Random(3)
+    waiting = [
+        (when, tuple(rng.randrange(5000) for _ in range(prompt)), output)
+        for when, prompt, output in work.drawn()
+    ][::-1]
     sent: list[float] = []
     seen: list[list[float]] = []
     steps = engine.gauges().steps
     start = time.perf_counter()
 
-    def send(arrival: float, prompt: int, output: int) -> None:
-        tokens = tuple(rng.randrange(5000) for _ in range(prompt))
+    def send(arrival: float, tokens: tuple[int, ...], output: int) -> None:
         sampling = Sampling(temperature=0.6, max_tokens=output, ignore_eos=True, seed=1)
         times: list[float] = []
         sent.append(arrival)
@@ -144,8 +159,8 @@ def _go(engine: Any, work: Work) -> dict[str, float]:
     }  # fmt: skip
 
 
-def simulated(work: Work) -> dict[str, float]:
-    """Return the same figures, predicted."""
+def simulated(work: Work, engine: "Engine | None" = None) -> dict[str, float]:
+    """Return the same figures, predicted for the engine as it is described, or otherwise."""
     from meshwright.predict.serving.engine import MESHWRIGHT
     from meshwright.predict.serving.fleet import Copies, Fleet, default_limits, run_fleet
     from meshwright.predict.serving.formats import Formats
@@ -157,7 +172,7 @@ def simulated(work: Work) -> dict[str, float]:
     formats = Formats(weights="fp8", kv="fp8") if work.fp8 else Formats()
     replica = Replica(
         model=catalog.model(work.model), cluster=catalog.cluster(CLUSTER), formats=formats,
-        engine=MESHWRIGHT,
+        engine=engine or MESHWRIGHT,
     )  # fmt: skip
     limits = default_limits(replica, batch_requests=work.at_a_time, prefix_cache=False)
     fleet = Fleet(serving=Copies(replica=replica, limits=limits))
@@ -173,21 +188,23 @@ def figures_of(measured: dict[str, dict[str, float]]) -> list[dict[str, object]]
     """Hold what was measured against what is predicted."""
     works = {str(work): work for work in WORKS}
     rows = [(works[name], was) for name, was in measured.items() if name in works]
-    off: list[float] = []
+    off: dict[Work, float] = {}
     found = []
     for work, was in rows:
         predicted = simulated(work)["tokens_per_s"]
-        off.append(100 * (predicted / was["tokens_per_s"] - 1))
+        off[work] = 100 * (predicted / was["tokens_per_s"] - 1)
         found += [
             figure(f"{work}: predicted", predicted, "output tokens/s"),
             figure(f"{work}: measured", was["tokens_per_s"], "output tokens/s"),
-            figure(f"{work}: off", off[-1], "%"),
+            figure(f"{work}: off", off[work], "%"),
         ]
-    sizes = [abs(each) for each in off]
+    sizes = [abs(each) for each in off.values()]
+    unseen = [abs(off[work]) for work in UNSEEN if work in off]
     return [
         figure("workloads", len(rows), "", ">= 12" if len(rows) > len(QUICK) else ""),
         figure("throughput, median error", median(sizes), "%", "<= 8"),
         figure("throughput, largest error", max(sizes), "%"),
+        *([figure("not seen before, median error", median(unseen), "%", "<= 8")] if unseen else []),
         *found,
     ]
 
@@ -215,14 +232,20 @@ def measure(quick: bool) -> dict[str, object]:
     }
 
 
+def measured_in(path: Path) -> dict[str, dict[str, float]]:
+    """Return what a kept result measured, by workload."""
+    notes = json.loads(path.read_text(encoding="utf-8"))["measured"]["notes"]
+    found: dict[str, dict[str, float]] = json.loads(notes.partition("measured: ")[2])
+    return found
+
+
 def main(given: list[str]) -> None:
     """Answer the workloads of these numbers, or compare again those of a file."""
     if given[0].isdecimal():
         works = [WORKS[int(number)] for number in given]
         print(json.dumps(dict(zip(map(str, works), answer(works), strict=True))))
         return
-    notes = json.loads(Path(given[0]).read_text(encoding="utf-8"))["measured"]["notes"]
-    for row in figures_of(json.loads(notes.partition("measured: ")[2])):
+    for row in figures_of(measured_in(Path(given[0]))):
         print(f"{row['name']}: {row['value']:,.1f} {row['unit']}")
 
 

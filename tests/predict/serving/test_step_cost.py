@@ -1,9 +1,16 @@
 """The cost of a step: what it grows with, and that closed forms equal steps one by one."""
 
+import json
+import math
+from pathlib import Path
+from statistics import median
+
 import pytest
+from msgspec.structs import replace
 
 from meshwright.errors import InputError
 from meshwright.predict.serving import SGLANG, VLLM, Formats, Replica, StepCost, step_cost
+from meshwright.predict.serving.engine import MESHWRIGHT, Engine
 from meshwright.predict.serving.layer_work import touched
 from meshwright.spec import catalog
 from meshwright.spec.layout import Layout
@@ -93,6 +100,79 @@ def test_stages_pass_parts_of_the_batch() -> None:
 def test_host_hides_behind_the_gpu_or_adds_to_it() -> None:
     cost = step_cost(replica("qwen3-0.6b", engine=SGLANG))
     assert cost.step_s(decodes=1, context_sum=10) >= SGLANG.step_s
+
+
+@pytest.mark.parametrize("base", [SGLANG, VLLM])
+@pytest.mark.parametrize("tokens", [16, 8192])
+def test_launches_of_prompts_hide_behind_the_gpu_or_add_to_it(base: Engine, tokens: int) -> None:
+    engine = replace(base, launch_s=1e-3)
+    whole, gpu = (
+        step_cost(replica(engine=each)).step_s(
+            prefill_tokens=tokens, prefill_pairs=50.0 * tokens, sampled=1
+        )
+        for each in (engine, replace(base, step_s=0.0, request_s=0.0))
+    )
+    host = engine.step_s + engine.request_s + 32 * engine.launch_s
+    assert whole == pytest.approx(max(gpu, host) if base.hidden else gpu + host)
+
+
+def test_casts_are_of_narrow_products_alone() -> None:
+    fused, apart = (replace(MESHWRIGHT, casts=casts, launch_s=0.0) for casts in (0.0, 1.0))
+    for formats, inputs in ((Formats(), 0), (Formats(weights="fp8"), 3 * 4096 + 14336)):
+        less, more = (
+            step_cost(replica(engine=engine, formats=formats)).step_s(prefill_tokens=8192)
+            for engine in (fused, apart)
+        )
+        floor = 32 * 3 * 8192 * inputs / 4.8e12
+        assert floor <= more - less <= 1.5 * floor
+
+
+def test_each_cast_is_a_launch_more() -> None:
+    engine = replace(MESHWRIGHT, launch_s=1.0)
+    wide, narrow = (
+        step_cost(replica(engine=engine, formats=Formats(weights=weights))).step_s(prefill_tokens=1)
+        for weights in ("bf16", "fp8")
+    )
+    assert narrow / wide == pytest.approx(15 / 11, rel=1e-3)
+
+
+def test_heat_slows_products_that_compute_and_not_those_that_read() -> None:
+    cool, hot = (step_cost(replica(engine=replace(MESHWRIGHT, heat=heat))) for heat in (0.0, 1.0))
+    assert hot.step_s(decodes=1) == pytest.approx(cool.step_s(decodes=1), rel=0.01)
+    slower = hot.step_s(prefill_tokens=8192) / cool.step_s(prefill_tokens=8192)
+    assert 1.1 < slower < 1.17
+
+
+def test_shares_of_the_bandwidth_are_the_engine_s() -> None:
+    few, many = (
+        step_cost(replica(engine=replace(MESHWRIGHT, weight_share=share))).step_s(decodes=1)
+        for share in (0.9, 0.6)
+    )
+    weights = 2 * (6.98e9 + 128256 * 4096) / 4.8e12
+    # A little of it hides behind what the products compute.
+    assert many - few == pytest.approx(weights * (1 / 0.6 - 1 / 0.9), rel=0.02)
+    wide, narrow = (
+        step_cost(replica(engine=MESHWRIGHT, formats=Formats(kv=kv))).contexts.key_s
+        for kv in ("bf16", "fp8")
+    )
+    assert MESHWRIGHT.narrow_kv_share
+    assert narrow / wide == pytest.approx(MESHWRIGHT.kv_share / MESHWRIGHT.narrow_kv_share / 2)
+
+
+def test_our_engine_s_profile_is_that_of_its_measured_steps() -> None:
+    path = Path(__file__).parents[3] / "validation/serving/h200_steps.json"
+    sizes = []
+    for step in json.loads(path.read_text(encoding="utf-8"))["steps"]:
+        narrow = Formats(weights="fp8", kv="fp8") if step.get("fp8") else Formats()
+        engine = replace(MESHWRIGHT, heat=0.0) if step.get("cool") else MESHWRIGHT
+        predicted = step_cost(replica(step["model"], formats=narrow, engine=engine)).step_s(
+            prefill_tokens=step.get("prompt_tokens", 0), prefill_pairs=step.get("pairs", 0),
+            decodes=step.get("decodes", 0), context_sum=step.get("keys", 0),
+            sampled=max(1, step.get("decodes", 0)),
+        )  # fmt: skip
+        sizes.append(abs(math.log(predicted / step["seconds"])))
+    assert median(sizes) < 0.03
+    assert max(sizes) < 0.12
 
 
 @pytest.mark.parametrize(("tokens", "experts"), [(1, 8), (10**6, 256)])

@@ -141,10 +141,12 @@ def slowed(
     low: float = 1.0,
     attention: float = 1.0,
     elementwise: float = 1.0,
+    read_share: float | None = None,
 ) -> DeviceCosts:
     """Return the same device with some kinds of work taking longer by a factor.
 
-    `low` is for products of eight bits or fewer, `products` for all others. The optimizer's one
+    `low` is for products of eight bits or fewer, `products` for all others; `read_share` is the
+    share of the bandwidth at which products read, where it is not their own. The optimizer's one
     pass over its states is fused everywhere, and the loss was measured as PyTorch runs it: both
     keep their speed, and so do sums of gradients.
     """
@@ -152,7 +154,10 @@ def slowed(
     changed = msgspec.structs.replace(
         found,
         products=tuple(
-            _faster(curve, 1 / (low if INPUT_BYTES[curve.precision] < 2 else products))
+            _reading(
+                _faster(curve, 1 / (low if INPUT_BYTES[curve.precision] < 2 else products)),
+                read_share,
+            )
             for curve in found.products
         ),
         grouped=found.grouped and _faster(found.grouped, 1 / products),
@@ -228,6 +233,11 @@ def _faster(curve: Curve, ratio: float) -> Curve:
     """Return a curve faster by a ratio, its errors unknown."""
     efficiency = min(1.0, curve.efficiency * ratio)
     return msgspec.structs.replace(curve, efficiency=efficiency, error=None, bias=None)
+
+
+def _reading(curve: ProductCurve, share: float | None) -> ProductCurve:
+    """Return a curve whose operands come at a share of the bandwidth."""
+    return curve if share is None else msgspec.structs.replace(curve, bandwidth=share)
 
 
 def _merged(defaults: Calibration, new: Calibration) -> Calibration:

@@ -94,8 +94,9 @@ def contexts(
 
     Figures are of the whole batch: with attention data parallel a GPU has its share of it.
     """
-    read_s = 1.0 / (engine.kv_share * device.bytes_per_s)
     element = KV_BYTES[formats.kv]
+    narrow = engine.narrow_kv_share if element < KV_BYTES["bf16"] else None
+    read_s = 1.0 / ((narrow or engine.kv_share) * device.bytes_per_s)
     key = pair = request = token = 0.0
     windows: dict[int, tuple[float, float]] = {}
     for block, layers in model.block_counts():

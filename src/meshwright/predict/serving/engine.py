@@ -24,15 +24,25 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     request_s: float = 2e-6
     """The same for each request in the step."""
     prefill_s: float = 50e-6
-    """What each layer adds to a step with parts of prompts: its kernels are launched singly."""
+    """What each layer adds to a step with parts of prompts, whoever waits for whom."""
+    launch_s: float = 0.0
+    """Host time of each layer in such a step, whose kernels are launched singly."""
     hidden: bool = False
-    """The host prepares the next step while the GPU works, so that the longer of both counts."""
+    """The host works while the GPU does, so that the longer of both counts, not the sum."""
     gap: float = 1.0
     """Time of products over what the kernel tables say of them alone."""
+    heat: float = 0.25
+    """Exponent of the chip's slow-down under lasting load: 1 has products at its power limit."""
+    weight_share: float | None = None
+    """Share of the bandwidth at which products read weights; None takes the kernel tables'."""
+    casts: float = 0.0
+    """Kernels that round the input of an eight-bit product; 0 where the one before does it."""
     attention_gap: float = 1.0
     """The same of prompts' attention."""
     kv_share: float = 0.8
     """Share of the memory bandwidth at which decoding reads keys and values."""
+    narrow_kv_share: float | None = None
+    """The same of those kept in eight bits, which are widened on the way; None takes the same."""
     attention_s: float = 6e-6
     """What one layer's attention takes before it reads: launch, split and merge."""
     small_kernels: float = 5.0
@@ -88,11 +98,17 @@ SGLANG = Engine(
 )  # fmt: skip
 """With its overlapped scheduler."""
 MESHWRIGHT = Engine(
-    name="Meshwright", memory_share=0.9, batch_requests=256, hidden=True,
-    step_s=0.0004, request_s=6.5e-06, prefill_s=5e-05, gap=1.0, attention_gap=1.5,
-    kv_share=0.86, attention_s=6e-06, small_kernels=5.0, reduce_s=6e-06, link_share=0.5,
-    expert_s=1.5e-05, arrival_s=0.001, reserve_bytes=2e+09,
+    name="Meshwright", memory_share=0.9, batch_requests=256, hidden=True, heat=1.0, casts=1.0,
+    step_s=0.0004, request_s=6.5e-06, prefill_s=0.0, launch_s=0.00093, gap=1.0, attention_gap=2.54,
+    weight_share=0.85, kv_share=0.93, narrow_kv_share=0.75, attention_s=1.2e-05, small_kernels=7.4,
+    reduce_s=6e-06, link_share=0.5, expert_s=1.5e-05, arrival_s=0.001, reserve_bytes=2e+09,
 )  # fmt: skip
-"""Our own (`mw serve`). Of decoding steps of two models on one H200: the host's share of a turn,
-the share of the bandwidth at which keys are read, kernels of a layer; the rest is not measured."""
+"""Our own (`mw serve`), from steps of three kinds of one H200 (`validation/serving/own.py`).
+
+Calibrated to them: shares of the bandwidth at which weights, keys and narrow keys are read, small
+kernels of a layer, attention of prompts, and the host's time of a layer in steps with prompts.
+Counted from traced steps: what decoding attention takes before it reads (two kernels), casts, the
+host's time of a decoding step and request. Taken from the chip's table: the lasting slow-down of
+products. Not measured: messages between GPUs, experts, arrival, the reserve, any other GPU.
+"""
 ENGINES = (MESHWRIGHT, TENSORRT_LLM, TENSORRT_LLM_TORCH, VLLM, SGLANG)

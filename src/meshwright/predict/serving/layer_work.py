@@ -7,6 +7,7 @@ see those of all.
 """
 
 import math
+from collections.abc import Iterable
 from functools import lru_cache
 from math import ceil
 from typing import NamedTuple
@@ -43,6 +44,10 @@ class Tokens(NamedTuple):
     """Grouped products of experts."""
     small_s: float
     """Small kernels, without their launches."""
+    casts: int
+    """Dense products of fewer than 16 bits."""
+    cast_s: float
+    """Kernels that round their inputs, where no other does it on its way."""
     reduce_bytes: float
     """Message of one all-reduce."""
     exchange_bytes: float
@@ -85,10 +90,17 @@ def tokens_work(
 ) -> Tokens:
     """Return what all layers take for `tokens` new tokens of a step."""
     own = ceil(tokens / layout.dp)
-    products = experts = small = 0.0
+    products = experts = small = rounded = 0.0
+    casts = 0
     for block, layers in model.block_counts():
-        dense, sparse = _products(device, (model, block), (layout, formats), own, tokens)
-        products += layers * dense
+        dense, sparse = _products(device, (model, block), (layout, formats), tokens)
+        for out, inner, how in dense:
+            each = matmul_s(device, own, out, inner, how.compute, weight_bytes=how.weight_bytes)
+            products += layers * each
+            narrow = device.product(how.compute).input_bytes
+            if narrow < 2.0:
+                casts += layers
+                rounded += layers * memory_s(device, "quantise", own * inner * (2.0 + narrow))
         experts += layers * sparse
         small += layers * _small_s(device, model, block, layout, own)
     routed = model.experts
@@ -96,7 +108,7 @@ def tokens_work(
     if routed is not None and layout.dp > 1:
         elsewhere = _distinct(layout.ep, routed.top_k)
         sent = own * elsewhere * model.hidden * (min(2.0, 1.0 + 1 / 32) + 2.0)
-    return Tokens(products, experts, small, 2.0 * own * model.hidden, sent)
+    return Tokens(products, experts, small, casts, rounded, 2.0 * own * model.hidden, sent)
 
 
 def head_s(device: DeviceCosts, model: Model, layout: Layout, rows: int) -> float:
@@ -115,10 +127,9 @@ def _products(
     device: DeviceCosts,
     what: tuple[Model, Block],
     where: tuple[Layout, Formats],
-    own: int,
     tokens: int,
-) -> tuple[float, float]:
-    """Return the dense and the experts' products of one layer."""
+) -> tuple[Iterable[tuple[int, int, Stored]], float]:
+    """Return outputs and inputs of one layer's dense products, and the seconds of its experts'."""
     (model, block), (layout, formats) = what, where
     joined: dict[str, tuple[int, int, Stored]] = {}
     experts = 0.0
@@ -134,11 +145,7 @@ def _products(
         name = JOINED.get(weight.name, weight.name)
         before = joined.get(name, (0, rows, how))
         joined[name] = (before[0] + columns, rows, how)
-    dense = sum(
-        matmul_s(device, own, out, inner, how.compute, weight_bytes=how.weight_bytes)
-        for out, inner, how in joined.values()
-    )
-    return dense, experts
+    return joined.values(), experts
 
 
 def _gated(block: Block) -> bool:

@@ -25,8 +25,8 @@ from meshwright.predict.serving.replica import Replica
 GRID = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096,
         6144, 8192, 16384, 32768)  # fmt: skip
 """Numbers of tokens that are priced in full."""
-HEAT = 0.25
-"""Exponent of a chip's slow-down under lasting load: decoding leaves it cool, prompts do not."""
+LAUNCHES = 11
+"""Kernels of a layer in a step with prompts: products, norms, attention of both kinds, the rest."""
 
 
 class Line:
@@ -56,9 +56,8 @@ class StepCost:
     def __init__(self, replica: Replica) -> None:
         layout, engine, model = replica.layout, replica.engine, replica.model
         costs = costs_for(replica.cluster.gpu)
-        device = slowed(
-            costs, products=costs.sustained_slowdown**HEAT, low=costs.sustained_slowdown**HEAT
-        )
+        slower = costs.sustained_slowdown**engine.heat
+        device = slowed(costs, products=slower, low=slower, read_share=engine.weight_share)
         self.replica = replica
         self.contexts = contexts(device, model, layout, replica.formats, engine)
         self._pp = layout.pp
@@ -66,6 +65,8 @@ class StepCost:
         self._head = Line(GRID, [head_s(device, model, layout, n) for n in GRID])
         self._fixed: dict[int, float] = {}
         self._passing_s = (layout.pp - 1) * _hop_s(replica)
+        casts = tokens_work(device, model, layout, replica.formats, 1).casts
+        self._launches_s = engine.launch_s * (model.layers + engine.casts * casts / LAUNCHES)
         self._prefill_s = engine.prefill_s * model.layers
         # Each attention group has a host process of its own.
         self._host_s, self._request_s = engine.step_s, engine.request_s / layout.dp
@@ -94,12 +95,13 @@ class StepCost:
         seconds += self._head(rows / parts) + about.request_s * decodes + about.key_s * context_sum
         for part in about.windowed:
             seconds += part.key_s * min(context_sum, part.window * decodes)
+        host = self._host_s + self._request_s * max(rows, decodes)
         if prefill_tokens:
+            host += self._launches_s
             seconds += self._prefill_s + about.pair_s * prefill_pairs
             seconds += about.token_s * prefill_tokens
             for part in about.windowed:
                 seconds += part.pair_s * min(prefill_pairs, part.window * prefill_tokens)
-        host = self._host_s + self._request_s * max(rows, decodes)
         return max(seconds, host) if self._hidden else seconds + host
 
     def decode_line(self, batch: int, mean_context: float) -> tuple[float, float]:
@@ -146,6 +148,7 @@ def _tokens_s(replica: Replica, device: DeviceCosts, tokens: int) -> float:
     kernel_s = device.launch.kernel_s
     found = engine.gap * (work.products_s + work.experts_s) + work.small_s
     found += often.layers * engine.small_kernels * kernel_s + often.attentions * engine.attention_s
+    found += engine.casts * work.cast_s
     found += often.sparse * engine.expert_s
     if often.reduces:
         found += often.reduces * reduce_s(replica, work.reduce_bytes)
