@@ -106,6 +106,8 @@ def test_a_recipe_may_not_change_while_a_run_goes_on(capsys: Captured) -> None:
         (["--recipe", "lora", "base", "data.sources=chats.jsonl", "layout.dp=2"], "on one device"),
         (["--recipe", "dpo", "base", "data.sources=pairs.jsonl", "workload.packing=concat"],
          "lets chats read each other"),
+        (["--recipe", "kto", "base", "data.sources=chats.jsonl", "chats.too_long=split"],
+         "chats.too_long: kto judges answers as a whole"),
         (["--recipe", "distil", "base", "data.sources=chats.jsonl"],
          "chats.jsonl:1: is no recorded answer"),
     ],

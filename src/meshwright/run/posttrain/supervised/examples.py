@@ -4,6 +4,7 @@ Those trained on come first, then those held out, then answers under prompts of 
 """
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -37,6 +38,12 @@ class Examples:
     def __getitem__(self, number: int) -> Example:
         own = int(np.searchsorted(self.firsts, number, side="right")) - 1
         return self.sets[own].example(number - int(self.firsts[own]))
+
+    def first_token(self, number: int) -> int:
+        """Return the place of an example's first token among the tokens of all sets."""
+        own = int(np.searchsorted(self.firsts, number, side="right")) - 1
+        before = sum(len(one.tokens) for one in self.sets[:own])
+        return before + int(self.sets[own].starts[number - int(self.firsts[own])])
 
     def lengths(self) -> Ints:
         """Return the tokens of every example."""
@@ -81,6 +88,36 @@ class Examples:
             filled += int(lengths[number])
         if run:
             yield run
+
+
+class TrainedAt(NamedTuple):
+    """Where a batch is trained, known without asking its device."""
+
+    positions: Tensor
+    """Among the B·T of the batch, int64: those whose next token is trained."""
+    owners: Tensor
+    """Which of the batch's examples each belongs to, by its place among them."""
+    tokens: Tensor
+    """Place, among the tokens of all sets, of the token that comes next."""
+
+
+def trained_at(examples: Examples, batch: Batch) -> TrainedAt:
+    """Return the positions of a batch that are trained, example by example."""
+    length, place = batch.tokens_BT.shape[1], 0
+    positions, owners, tokens = list[Ints](), list[Ints](), list[Ints]()
+    for row, note in enumerate(batch.sequences):
+        at = row * length
+        for number in note.examples:
+            trained = examples[number].trained
+            inside = np.flatnonzero(trained[1:])
+            positions.append(at + inside)
+            owners.append(np.full(len(inside), place))
+            tokens.append(examples.first_token(number) + 1 + inside)
+            at += len(trained)
+            place += 1
+    device = batch.tokens_BT.device
+    found = (np.concatenate(one) for one in (positions, owners, tokens))
+    return TrainedAt(*(torch.from_numpy(one.astype(np.int64)).to(device) for one in found))
 
 
 def numbers_of(batch: Batch) -> list[int]:

@@ -49,6 +49,9 @@ class RecipeJob(Job, frozen=True, kw_only=True, forbid_unknown_fields=True):
         if self.workload.packing == "concat":
             what = "concat lets chats read each other"
             found.append(Problem("workload.packing", what, 'use "pack", or "none"'))
+        if self.chats.too_long == "split" and kind not in ("sft", "lora", "dora"):
+            what = f"{kind} judges answers as a whole"
+            found.append(Problem("chats.too_long", what, "use cut, drop or refuse"))
         if self.layout.gpus > 1 and (kind != "sft" or self.adapter is not None):
             what = f"{kind}{'' if self.adapter is None else ' with an adapter'} runs on one device"
             found.append(Problem("layout", what, ALONE))

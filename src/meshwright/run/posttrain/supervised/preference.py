@@ -40,7 +40,8 @@ class AgainstReference(RecipeLearner):
 
     def gains(self, part: Batch) -> Tensor:
         """Return log π - log ref of each answer, summed over its tokens, [S]."""
-        return answer_logprobs(self.decoder, part) - self.reference[numbers_of(part)]
+        found = answer_logprobs(self.decoder, self.examples, part)
+        return found - self.reference[numbers_of(part)]
 
 
 class PairLearner(AgainstReference):

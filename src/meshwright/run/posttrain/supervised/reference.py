@@ -14,19 +14,24 @@ from torch import Tensor
 
 from meshwright.run.nn.decoder import Decoder
 from meshwright.run.posttrain.adapters import DecoderAdapter
-from meshwright.run.posttrain.data.batches import counted
 from meshwright.run.posttrain.objectives.chosen import decoder_logprobs
-from meshwright.run.posttrain.supervised.examples import Examples, places_of
+from meshwright.run.posttrain.supervised.examples import Examples, numbers_of, trained_at
 from meshwright.run.train.data.batch import Batch
 
 FILE = "reference.safetensors"
 
 
-def answer_logprobs(decoder: Decoder, part: Batch) -> Tensor:
-    """Return log p of each answer of a batch: the sum over its trained tokens, [S]."""
+def answer_logprobs(decoder: Decoder, examples: Examples, part: Batch) -> Tensor:
+    """Return log p of each answer of a batch: the sum over its trained tokens, [S].
+
+    Logits are made for these tokens alone: of a pair, most are its prompt's.
+    """
     hidden = decoder.hidden(part.tokens_BT, positions=part.positions_BT, documents=part.documents)
-    logprobs, _ = decoder_logprobs(decoder, hidden, part.labels_BT)
-    return counted(part).sums(logprobs)[places_of(part)]
+    at = trained_at(examples, part)
+    words = part.labels_BT.flatten()[at.positions]
+    logprobs, _ = decoder_logprobs(decoder, hidden.flatten(0, 1)[at.positions][None], words[None])
+    sums = logprobs.new_zeros(len(numbers_of(part)))
+    return sums.index_add(0, at.owners, logprobs[0])
 
 
 def kept_reference(folder: Path, name: str) -> Tensor | None:
@@ -64,7 +69,7 @@ def reference_logprobs(
     decoder.eval()
     with adapter.disabled() if adapter is not None else nullcontext():
         for numbers in examples.rows(range(len(examples)), most_tokens):
-            found[numbers] = answer_logprobs(decoder, examples.row(numbers, device))
+            found[numbers] = answer_logprobs(decoder, examples, examples.row(numbers, device))
     decoder.train(was_training)
     folder.mkdir(parents=True, exist_ok=True)
     save_file({"logprobs": found.cpu()}, folder / f".{FILE}", metadata={"of": name})

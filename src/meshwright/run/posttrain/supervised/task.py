@@ -150,7 +150,7 @@ class RecipeTask:
         if self.kind == "reward":
             return RewardLearner(decoder, job)
         if self.kind == "distil":
-            return DistilLearner(decoder, job, self.teachers)
+            return DistilLearner(decoder, job, self.examples, self.teachers)
         return RecipeLearner(decoder, job)
 
     def _prepared(self, job: RecipeJob, split: Split) -> Prepared:

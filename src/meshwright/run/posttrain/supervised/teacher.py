@@ -96,9 +96,6 @@ def read_teacher(
     padding: int = 0,
 ) -> TeacherSet:
     """Read recorded answers of one split, fitted to a length."""
-    if too_long == "split":
-        what = "what a teacher wrote is not cut in two"
-        raise InputError([Problem("chats.too_long", what, "use cut, drop or refuse")])
     told: dict[str, Told] = {}
 
     def units() -> Iterator[tuple[str, Example]]:
