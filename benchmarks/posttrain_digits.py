@@ -17,7 +17,7 @@ def measure(quick: bool) -> dict[str, object]:
     from meshwright.run.posttrain.loop import run, sorting_digits
     from meshwright.run.posttrain.loop.settings import EvaluateSettings
 
-    steps = 3 if quick else 150
+    steps = 3 if quick else sorting_digits().steps
     held_out = EvaluateSettings(prompts=50 if quick else 2000)
     figures = []
     for seed in SEEDS[:1] if quick else SEEDS:

@@ -19,14 +19,14 @@ def sorting_digits(seed: int = 0, **given: Any) -> LoopSettings:
     """
     chosen: dict[str, Any] = {
         "seed": seed,
-        "steps": 150,
+        "steps": 140,
         "prompts": 64,
         "samples": 8,
         "threads": 1,
         "warm_up": WarmUpSettings(steps=30, answers=64, lr=1e-3),
         "objective": ObjectiveSettings(minibatches=4),
         "optimizer": OptimizerSettings(
-            lr=5e-4, schedule="linear", warmup_steps=0, decay=0.01, betas=(0.9, 0.999)
+            lr=4e-4, schedule="linear", warmup_steps=0, decay=0.01, betas=(0.9, 0.999)
         ),
         "evaluate": EvaluateSettings(prompts=1000),
     }
