@@ -80,6 +80,18 @@ def test_fragmentation_gives_away_more_than_best_fit_and_that_more_than_chance()
     assert given["fragmentation"] > 0.95
 
 
+def test_how_nodes_are_listed_is_no_part_of_the_result() -> None:
+    # Jobs that ask for cores alone go to the first node of equals; its GPUs are of no use then.
+    lean, rich = [Node(gpus=8, cpus=16.0)] * 10, [Node(gpus=1, cpus=64.0)] * 10
+    asks = [Ask(job=str(at), submit_s=0, gpus=at % 2, cpus=2) for at in range(200)]
+
+    def given(nodes: list[Node]) -> float:
+        found = [pack(nodes, asks, "packing", ratio=1.0, seed=seed) for seed in range(8)]
+        return sum(float(one.given[-1]) for one in found) / 8
+
+    assert given([*lean, *rich]) == pytest.approx(given([*rich, *lean]), abs=0.05)
+
+
 def test_arrivals_ask_for_as_much_as_is_wanted() -> None:
     asks = [Ask(job=str(at), submit_s=0, gpus=at % 3) for at in range(1, 30)]
     more, fewer = arrivals(asks, 100, 1), arrivals(asks, 10, 1)

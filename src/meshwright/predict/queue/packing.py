@@ -59,8 +59,13 @@ def scorer_for(name: str, asks: Sequence[Ask]) -> type[Scorer]:
 def pack(
     nodes: Sequence[Node], asks: Sequence[Ask], placing: str, *, ratio: float = 1.3, seed: int = 0
 ) -> Packed:
-    """Place jobs in random order, more of their like after them, up to `ratio` of all GPUs."""
-    pool = Slices(nodes, scorer_for(placing, asks), seed=seed)
+    """Place jobs in random order, more of their like after them, up to `ratio` of all GPUs.
+
+    Of nodes that score alike the first is taken, so nodes stand in random order too: that of a list
+    (all of one kind together, say) would be part of the result.
+    """
+    listed = random.Random(seed).sample(nodes, len(nodes))
+    pool = Slices(listed, scorer_for(placing, asks), seed=seed)
     arrived, given, refused, sum_gpus = [], [], 0, 0.0
     for at, ask in enumerate(arrivals(asks, ratio * pool.total, seed)):
         sum_gpus += ask.gpus
