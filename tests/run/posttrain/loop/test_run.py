@@ -13,7 +13,12 @@ import torch
 from meshwright.errors import InputError
 from meshwright.run.nn.decoder import Decoder
 from meshwright.run.posttrain.loop import run
-from meshwright.run.posttrain.loop.settings import ObjectiveSettings, TaskSettings
+from meshwright.run.posttrain.loop.keeping import Keeping
+from meshwright.run.posttrain.loop.settings import (
+    ObjectiveSettings,
+    TaskSettings,
+    WarmUpSettings,
+)
 from meshwright.run.posttrain.rollouts import read_rollouts
 from tests.run.posttrain.loop.small import EVALUATED, settings
 
@@ -120,3 +125,50 @@ def test_every_objective_takes_its_steps(aim: dict[str, Any]) -> None:
     outcome = run(settings(objective=ObjectiveSettings(**aim), steps=2))
     assert all(row["grad_norm"] > 0 for row in outcome.rows)
     assert ("kl" in outcome.rows[-1]) == ("kl" in aim)
+
+
+def test_a_model_of_a_folder_is_trained_on_a_task_of_ones_own(tmp_path: Path) -> None:
+    from meshwright.run.nn.build import build
+    from meshwright.run.nn.huggingface import save
+    from meshwright.run.nn.initialise import materialise
+    from meshwright.spec.model import decoder as model_of
+
+    model = model_of("small", layers=1, hidden=32, heads=2, kv_heads=1, ffn=32, vocab=32)
+    made = build(model, dtype=torch.float32)
+    materialise(made, "cpu", seed=5)
+    save(made, tmp_path / "model")
+    here = "tests.run.posttrain.loop.environments:judged"
+    task = TaskSettings(name=here, options={"verifier": "double", "bad": 0})
+    given = settings(model=str(tmp_path / "model"), task=task, warm_up=WarmUpSettings(), steps=2)
+    outcome = run(given)
+    assert max(row["logp_gap_max"] for row in outcome.rows) <= 1e-5
+    before, after = made.embedding.weight, outcome.decoder.embedding.weight
+    assert not torch.equal(before, after)
+    assert torch.allclose(before, after, atol=0.1)
+
+
+class Enough(Exception):
+    """Ends a run."""
+
+
+def test_a_run_goes_on_with_the_same_reference(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pulled = ObjectiveSettings(kl=0.5)
+    whole = run(settings(objective=pulled, steps=4))
+    folder = str(tmp_path / "run")
+
+    def row(self: Keeping, step: int, found: Any) -> None:
+        written(self, step, found)
+        if step == 3:
+            raise Enough
+
+    written = Keeping.row
+    monkeypatch.setattr(Keeping, "row", row)
+    given = settings(objective=pulled, steps=4, folder=folder, checkpoint_steps=1)
+    with pytest.raises(Enough):
+        run(given)
+    monkeypatch.undo()
+    rest = run(given)
+    assert [row["step"] for row in rest.rows] == [3, 4]
+    assert same(whole.decoder, rest.decoder)

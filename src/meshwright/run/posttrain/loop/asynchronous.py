@@ -5,6 +5,7 @@ Who generates what, when the trainer takes it and when weights move is decided b
 take as long as they take. With a staleness of 0 this is the synchronous loop, bit by bit.
 """
 
+import sys
 import time
 from collections.abc import Sequence
 
@@ -18,6 +19,10 @@ from meshwright.run.posttrain.loop.settings import LoopSettings
 from meshwright.run.posttrain.loop.trainer import LoopTrainer
 from meshwright.run.posttrain.rollouts.generate import Group
 from meshwright.run.posttrain.rollouts.record import Key, Rollout
+
+_SWITCH_S = 0.0005
+"""How long a thread keeps the interpreter while another wants it. Python's 5 ms are several steps
+of an engine, for which it would wait whenever the trainer's thread prepares kernels."""
 
 
 class Stalled(MeshwrightError):
@@ -40,10 +45,12 @@ def asynchronous(
     trainer: LoopTrainer, sampling: Sampling, progress: Progress, watching: Watching
 ) -> None:
     """Go through the steps that are left."""
-    driver = _Driver(trainer, sampling, progress, watching)
+    driver, before_s = _Driver(trainer, sampling, progress, watching), sys.getswitchinterval()
+    sys.setswitchinterval(_SWITCH_S)
     try:
         driver.go()
     finally:
+        sys.setswitchinterval(before_s)
         driver.engine.close()
 
 

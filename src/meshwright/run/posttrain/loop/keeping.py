@@ -78,12 +78,17 @@ class Keeping:
             self._open.close()
             raise
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether there is a checkpoint to go on from."""
+        return self._checkpoints is not None and self._checkpoints.latest() is not None
+
     def resume(self, tensors: Mapping[str, State]) -> Progress | None:
         """Load the last checkpoint into tensors, and return where it stood; None begins anew."""
         if self.folder is None or self._checkpoints is None:
             return None
         progress, trained = None, None
-        if self._checkpoints.latest() is not None:
+        if self.goes_on:
             loaded = self._checkpoints.load(tensors)
             saved = msgspec.convert(loaded.extra, _Saved)
             self._require_same(saved.settings)

@@ -6,7 +6,6 @@ log-probabilities that the engine told when it drew: nothing pretends that answe
 policy's own.
 """
 
-import copy
 import math
 import time
 from collections.abc import Sequence
@@ -76,15 +75,19 @@ class PolicyStep:
     """Trains a decoder, one step of rollouts after another."""
 
     def __init__(
-        self, decoder: Decoder, optimizer: Optimizer, settings: LoopSettings, longest: int
+        self,
+        decoder: Decoder,
+        optimizer: Optimizer,
+        settings: LoopSettings,
+        *,
+        longest: int,
+        reference: Decoder | None = None,
     ) -> None:
-        """Train on answers of at most `longest` tokens; weights of now are KL's reference."""
+        """Train on answers of at most `longest` tokens; KL is taken to the `reference`."""
         self.decoder, self.optimizer = decoder, optimizer
         self._settings, self._longest = settings, longest
         self._device = next(decoder.parameters()).device
-        self._reference: Decoder | None = None
-        if settings.objective.kl:
-            self._reference = copy.deepcopy(decoder).requires_grad_(False)
+        self._reference = reference
 
     def __call__(self, step: int, groups: Sequence[Group]) -> Learned:
         """Train on the groups of a step, counted from 0."""

@@ -1,5 +1,6 @@
 """`LoopTrainer`: the side that trains: weights, optimizer, step, and what is kept of them."""
 
+import copy
 from collections.abc import Sequence
 
 import torch
@@ -48,27 +49,34 @@ class LoopTrainer:
 
     def begin(self) -> Progress:
         """Go on from the last checkpoint, or warm up and write the first one."""
-        found = self.keeping.resume(self.tensors())
+        keeping, pulled = self.keeping, bool(self.settings.objective.kl)
+        losses: list[float] = []
+        # The reference of KL are the first weights, which follow from the settings.
+        if pulled or not keeping.goes_on:
+            losses = self._warm_up()
+        reference = copy.deepcopy(self.decoder).requires_grad_(False) if pulled else None
+        found = keeping.resume(self.tensors())
         if found is None:
             found = Progress(trained=0, unasked=0)
-            settings = self.settings.warm_up
-            if settings.steps:
-                with self.keeping.spans.doing("trainer", "warm up"):
-                    losses = warm_up(self.decoder, self._layout, self._tasks.train, settings)
-                self.keeping.note(
-                    f"warm-up: {settings.steps} steps on right answers, loss "
-                    f"{losses[0]:.3f} to {losses[-1]:.3f}"
-                )
-                # Its float32 masters are of the weights before that.
-                self.optimizer = self._new_optimizer()
+            if losses:
+                said = f"warm-up: {len(losses)} steps on right answers, loss "
+                keeping.note(f"{said}{losses[0]:.3f} to {losses[-1]:.3f}")
             self.save(found)
-        elif self.settings.objective.kl:
-            # The reference are the weights before the first step, which only that checkpoint has.
-            what = "a run with a KL reference does not go on yet"
-            raise InputError([Problem("objective.kl", what, "use 0, or another folder")])
         longest = self._tasks.max_tokens * self.settings.max_turns
-        self._step = PolicyStep(self.decoder, self.optimizer, self.settings, longest)
+        self._step = PolicyStep(
+            self.decoder, self.optimizer, self.settings, longest=longest, reference=reference
+        )
         return found
+
+    def _warm_up(self) -> list[float]:
+        settings = self.settings.warm_up
+        if not settings.steps:
+            return []
+        with self.keeping.spans.doing("trainer", "warm up"):
+            losses = warm_up(self.decoder, self._layout, self._tasks.train, settings)
+        # Its float32 masters are of the weights before that.
+        self.optimizer = self._new_optimizer()
+        return losses
 
     def step(self, step: int, groups: Sequence[Group]) -> dict[str, float]:
         """Train on groups; say where they carry no signal."""
