@@ -1,6 +1,7 @@
 """A harder task on a GPU: sorting twelve digits from rewards of 0 and 1, as a curve.
 
-python -m benchmarks.posttrain_curve [--tiny] [--steps 400] [--seed 0] [--placebo] [--out FILE]
+python -m benchmarks.posttrain_curve [--tiny] [--steps 400] [--warm-up N] [--seed 0] [--placebo]
+    [--out FILE]
 """
 
 import argparse
@@ -14,8 +15,11 @@ from meshwright.errors import MissingPart
 NAME = "posttrain_curve"
 QUESTION = "How does held-out accuracy grow when twelve digits are sorted for rewards of 0 and 1?"
 
+WARM_UP = 25
+"""Supervised steps: enough that some answers are right, and no more."""
 
-def settings(*, tiny: bool, seed: int, steps: int, placebo: bool) -> Any:
+
+def settings(*, tiny: bool, seed: int, steps: int, placebo: bool, warm_up: int = WARM_UP) -> Any:
     """Return the run; a tiny one shows on a processor that all of it works."""
     from meshwright.run.posttrain.loop.settings import (
         EvaluateSettings,
@@ -39,7 +43,7 @@ def settings(*, tiny: bool, seed: int, steps: int, placebo: bool) -> Any:
         network=network,
         # bf16 rounds away small updates of so small a model, which costs nothing in fp32.
         precision="fp32",
-        warm_up=WarmUpSettings(steps=5 if tiny else 120, answers=16 if tiny else 128, lr=5e-4),
+        warm_up=WarmUpSettings(steps=5 if tiny else warm_up, answers=16 if tiny else 128, lr=5e-4),
         objective=ObjectiveSettings(minibatches=4),
         optimizer=OptimizerSettings(
             lr=2e-4, schedule="linear", warmup_steps=0, decay=0.01, betas=(0.9, 0.999)
@@ -52,14 +56,13 @@ def settings(*, tiny: bool, seed: int, steps: int, placebo: bool) -> Any:
     )
 
 
-def curve(*, tiny: bool, seed: int, steps: int, placebo: bool = False) -> dict[str, Any]:
+def curve(*, say: bool = True, **given: Any) -> dict[str, Any]:
     """Train; return held-out rewards by step, and the figures of each step."""
     from meshwright.run.posttrain.loop import run
 
-    outcome = run(settings(tiny=tiny, seed=seed, steps=steps, placebo=placebo), say=print)
+    outcome = run(settings(**given), say=print if say else lambda _: None)
     return {
-        "seed": seed,
-        "placebo": placebo,
+        **given,
         "held_out": outcome.held_out,
         "rows": outcome.rows,
         "seconds": outcome.seconds,
@@ -74,8 +77,8 @@ def measure(quick: bool) -> dict[str, object]:
     if not torch.cuda.is_available():
         raise MissingPart("this task is too much for a processor", "run it where there is a GPU")
     steps = 20 if quick else 400
-    found = curve(tiny=False, seed=0, steps=steps)
-    placebo = curve(tiny=False, seed=0, steps=steps, placebo=True)
+    found = curve(say=False, tiny=False, seed=0, steps=steps, placebo=False)
+    placebo = curve(say=False, tiny=False, seed=0, steps=steps, placebo=True)
     figures = []
     for trained, held_out in sorted(found["held_out"].items()):
         share = 100 * held_out["held_out_reward"]
@@ -91,11 +94,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tiny", action="store_true", help="a run that a processor does")
     parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--warm-up", type=int, default=WARM_UP, help="supervised steps before")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--placebo", action="store_true", help="deal rewards out by chance")
     parser.add_argument("--out", type=Path, help="a file for all that was found")
     given = parser.parse_args()
-    found = curve(tiny=given.tiny, seed=given.seed, steps=given.steps, placebo=given.placebo)
+    found = curve(
+        tiny=given.tiny,
+        seed=given.seed,
+        steps=given.steps,
+        placebo=given.placebo,
+        warm_up=given.warm_up,
+    )
     for trained, held_out in sorted(found["held_out"].items()):
         print(trained, held_out)
     print(f"wall {found['wall_s']:.1f} s")

@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 
 from meshwright.errors import MeshwrightError
-from meshwright.policy.rollout import Arrangement, Controller, Generate, Progress, Sync, Train
+from meshwright.policy.rollout import Arrangement, Controller, Drop, Generate, Progress, Sync, Train
 from meshwright.policy.rollout.arrangement import Placement, arranged
 from meshwright.run.posttrain.loop.engine_thread import EngineFailed, EngineThread, Renewed
 from meshwright.run.posttrain.loop.keeping import keys_of
@@ -82,6 +82,7 @@ class _Driver:
         controller = self._controller
         while not controller.is_done:
             actions = controller.begin()
+            assert not any(isinstance(each, Drop) for each in actions), "steps wait for old groups"
             self._generate([each for each in actions if isinstance(each, Generate)])
             self._keeping.spans.waits(controller.waits)
             doing = next((each for each in actions if isinstance(each, Train | Sync)), None)

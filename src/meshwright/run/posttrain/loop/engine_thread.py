@@ -51,6 +51,8 @@ class EngineThread:
         self._heard: queue.SimpleQueue[Heard] = queue.SimpleQueue()
         self.turns = 0
         """Taken so far: who waits sees by it whether anything happens."""
+        # What was given to the device so far comes before anything of the thread's own stream.
+        self._settle()
         self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
         self._thread.start()
 
@@ -73,6 +75,12 @@ class EngineThread:
         """End the thread, with what is under way."""
         self._orders.put(None)
         self._thread.join()
+        self._settle()
+
+    def _settle(self) -> None:
+        device = self._sampling.engine.runner.cache.device
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
 
     def _work(self) -> None:
         device = self._sampling.engine.runner.cache.device
