@@ -103,7 +103,8 @@ def test_a_recipe_may_not_change_while_a_run_goes_on(capsys: Captured) -> None:
          "chats.train: 'some' is not one of"),
         (["--recipe", "lora", "base", "data.sources=chats.jsonl", "adapter.targets=[nothing]"],
          "names no linear layer"),
-        (["--recipe", "lora", "base", "data.sources=chats.jsonl", "layout.dp=2"], "on one device"),
+        (["--recipe", "lora", "base", "data.sources=chats.jsonl", "layout.tp=2"],
+         "lora with an adapter trains whole models"),
         (["--recipe", "dpo", "base", "data.sources=pairs.jsonl", "workload.packing=concat"],
          "lets chats read each other"),
         (["--recipe", "kto", "base", "data.sources=chats.jsonl", "chats.too_long=split"],
@@ -156,3 +157,17 @@ def test_what_the_loop_does_not_know_is_refused(
     words: list[str], what: str, capsys: Captured
 ) -> None:
     assert what in refused(["--recipe", "grpo", *words], capsys)
+
+
+@pytest.mark.slow
+def test_a_run_begun_by_replicas_is_ended_by_one_device(capsys: Captured) -> None:
+    words = ["--recipe", "dpo", "base", "data.sources=pairs.jsonl", *QUICK, "optimizer.lr=0.001"]
+    with pytest.raises(SystemExit) as end:
+        main(["train", *words, "layout.dp=2", "--nproc", "2", "--until", "3", "--folder", "two"])
+    assert end.value.code == 0
+    assert main(["train", "two", "layout.dp=1"]) == 0
+    assert "dp 2 → 1" in capsys.readouterr().err
+    assert main(["train", *words, "--folder", "one"]) == 0
+    for figure in ("loss", "margin"):
+        alone, moved = rows_of(Path("one"), figure), rows_of(Path("two"), figure)
+        assert moved == pytest.approx(alone, rel=1e-3, abs=1e-5)

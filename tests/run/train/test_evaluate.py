@@ -51,7 +51,7 @@ class OneOfSeveral:
 
     def __init__(self, step: TrainStep, replica: tuple[int, int]) -> None:
         self.evaluate, self.replica = step.evaluate, replica
-        self.count, self.evaluating = step.count, step.evaluating
+        self.count, self.evaluating, self.unsee = step.count, step.evaluating, step.unsee
         self.sums = torch.zeros(2, dtype=torch.float64)
 
     def total(self, nats: torch.Tensor, tokens: int) -> torch.Tensor:

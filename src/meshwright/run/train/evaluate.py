@@ -24,6 +24,9 @@ class Evaluates(Protocol):
     def evaluate(self, batch: Batch) -> Tensor:
         """Return this rank's share of the summed loss of a batch: cross-entropy in nats, mostly."""
 
+    def unsee(self) -> None:
+        """Let what was evaluated last count for nothing."""
+
     def count(self, batch: Batch) -> int:
         """Return what the loss of a batch is divided by: its trained tokens, mostly."""
 
@@ -57,5 +60,7 @@ def held_out_loss(
             if counts:
                 nats += found
                 tokens += step.count(batch)
+            else:
+                step.unsee()
     sums = step.total(nats, tokens)
     return float(sums[0] / sums[1]) if sums[1] else math.nan

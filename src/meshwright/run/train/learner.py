@@ -5,7 +5,7 @@ microbatches of unequal weight add up to one batch. `NextToken` trains every wei
 token of text; post-training has learners of other kinds.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -13,6 +13,9 @@ from torch import Tensor, nn
 
 from meshwright.run.nn.decoder import Decoder, Loss
 from meshwright.run.train.data.batch import Batch
+
+Together = Callable[[Tensor], Tensor]
+"""Adds a tensor up over all replicas."""
 
 
 class Learner(Protocol):
@@ -27,6 +30,9 @@ class Learner(Protocol):
     def train(self, mode: bool) -> None:
         """Train from here on, or only evaluate."""
 
+    def join(self, together: Together) -> None:
+        """Know that there are other replicas, and how sums over all of them are made."""
+
     def begin(self, batch: Batch) -> None:
         """See a whole step, or a batch to evaluate, before its microbatches come."""
 
@@ -35,6 +41,9 @@ class Learner(Protocol):
 
     def loss(self, part: Batch) -> Loss:
         """Return the summed loss of a microbatch."""
+
+    def unsee(self) -> None:
+        """Let what the last microbatch told count for nothing in figures."""
 
     def figures(self) -> Mapping[str, Tensor]:
         """Return what was seen since this was last asked, as means on the device."""
@@ -61,6 +70,9 @@ class NextToken:
         """Set the decoder's mode."""
         self.decoder.train(mode)
 
+    def join(self, together: Together) -> None:
+        """Leave sums to the step."""
+
     def begin(self, batch: Batch) -> None:
         """Need nothing of a step beforehand."""
 
@@ -76,6 +88,9 @@ class NextToken:
             positions=part.positions_BT,
             documents=part.documents,
         )
+
+    def unsee(self) -> None:
+        """Have seen nothing."""
 
     def figures(self) -> Mapping[str, Tensor]:
         """Return nothing beside the loss."""

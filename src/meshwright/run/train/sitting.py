@@ -18,7 +18,9 @@ from meshwright.run.train.guards import TrainingStopped, Verdict
 from meshwright.run.train.outputs import Outputs
 from meshwright.run.train.peak import device_gpu
 from meshwright.run.train.readback import Moment, Readback
-from meshwright.run.train.step import Losses, TrainStep
+from meshwright.run.train.replica_step import ReplicaStep
+from meshwright.run.train.spread_step import SpreadStep
+from meshwright.run.train.step import Losses
 from meshwright.run.train.trainer import Trainer
 
 _SEEN = "seen."
@@ -112,9 +114,10 @@ class Sitting:
 
     def shall_stop(self, asked: bool) -> bool:
         """Say whether to end after this step; several ranks end after the same one."""
-        if isinstance(self.trainer.step, TrainStep):
+        step = self.trainer.step
+        if not isinstance(step, SpreadStep | ReplicaStep):
             return asked
-        self.trainer.step.wants_stop = asked
+        step.wants_stop = asked
         return self.stop_agreed
 
     def catch_up(self) -> None:

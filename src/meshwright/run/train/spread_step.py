@@ -176,6 +176,9 @@ class SpreadStep:
         # Ranks that share the work on the same tokens have the same loss.
         return nats / self.spread.mesh.layout.tp
 
+    def unsee(self) -> None:
+        """Have seen nothing beside the loss."""
+
     def count(self, batch: Batch) -> int:
         """Return the trained tokens of a batch."""
         return batch.targets

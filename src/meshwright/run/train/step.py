@@ -46,7 +46,7 @@ class Losses(NamedTuple):
     """How many ranks were asked to stop; None where there is one."""
     dropped: Tensor | None = None
     """Choices of tokens that experts had no room for, and all; noughts without a limit."""
-    over: int | None = None
+    over: int | Tensor | None = None
     """What the loss is a mean over, where that is not tokens: pairs of answers, say."""
     figures: Mapping[str, Tensor] = {}
     """What the learner saw of the step besides."""
@@ -171,7 +171,7 @@ class TrainStep:
                 self._balance(self.balance_rate * ~report.skipped)
         return StepFigures(losses, report)
 
-    replica = (0, 1)
+    replica: tuple[int, int] = (0, 1)
     """Which of how many replicas this is: the only one."""
 
     @torch.no_grad()
@@ -179,6 +179,10 @@ class TrainStep:
         """Return the summed loss of a batch: its cross-entropy in nats, mostly."""
         self.learner.begin(batch)
         return self.learner.loss(batch).nats_sum
+
+    def unsee(self) -> None:
+        """Let what was evaluated last count for nothing."""
+        self.learner.unsee()
 
     def count(self, batch: Batch) -> int:
         """Return what that is divided by."""

@@ -35,6 +35,9 @@ class Task(Protocol):
     def held_out(self, job: Job) -> Batches | None:
         """Open what the model is tried on; None where nothing is held out."""
 
+    def spreads(self, job: Job) -> bool:
+        """Tell whether ranks hold parts of the model; else each holds a whole replica."""
+
     def needs_start(self, job: Job, folder: Path) -> bool:
         """Tell whether a run that goes on still needs the weights it began with."""
 
@@ -78,6 +81,10 @@ class TextTask:
             split="validation",
             vocabulary_size=job.model.vocab,
         )
+
+    def spreads(self, job: Job) -> bool:  # noqa: ARG002 - always
+        """Let ranks hold what the layout gives them."""
+        return True
 
     def needs_start(self, job: Job, folder: Path) -> bool:  # noqa: ARG002 - never
         """Go on from checkpoints alone: what the run began with may be gone."""

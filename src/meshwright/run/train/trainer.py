@@ -32,6 +32,7 @@ from meshwright.run.train.job import Job
 from meshwright.run.train.optimizer.optimizer import make_optimizer
 from meshwright.run.train.optimizer.parts import matrices_for_muon, matrix_parts
 from meshwright.run.train.placed_state import State, placed_state, whole_state
+from meshwright.run.train.replica_step import ReplicaStep
 from meshwright.run.train.run_state import BEGIN_ANEW, RunState, changes, kept_of, state_of
 from meshwright.run.train.spread_step import SpreadStep, make_spread
 from meshwright.run.train.step import TrainStep, make_decoder
@@ -69,13 +70,15 @@ class Trainer:
         self.held_out = self.task.held_out(job)
         self.decoder, self.spread, self.sync = self._first_weights()
         self.learner = self.task.learner(self.decoder, job, folder)
+        if mesh is not None:
+            self.learner.join(mesh["dp"].all_reduce)
         self.optimizer = make_optimizer(
             self.updated(),
             job.layout,
             job.optimizer,
             total_steps=self.steps,
             seed=job.seed,
-            parts=matrix_parts(self.decoder if mesh is None else build(job.model)),
+            parts=matrix_parts(self.decoder if self.sync is None else build(job.model)),
             matrices=self._whole_matrices(),
         )
         self.step: TrainStep | SpreadStep = self._steps()
@@ -98,7 +101,7 @@ class Trainer:
             "products": fastest_products(self.device) if job.machine.tuned_products else None,
             "options": job.options(),
         }
-        if self.mesh is None:
+        if self.mesh is None or not self.task.spreads(job):
             decoder = make_decoder(job.model, job.layout, device=self.device, **given)
         else:
             made = make_spread(job.model, self.mesh, **given)
@@ -130,6 +133,10 @@ class Trainer:
         if self.spread is not None and self.sync is not None:
             return SpreadStep(
                 self.spread, self.sync, self.optimizer, microbatch=size, balance_rate=rate
+            )
+        if self.mesh is not None:
+            return ReplicaStep(
+                self.decoder, self.optimizer, self.mesh, self.learner, microbatch=size
             )
         graph = choose_graph(
             job.machine.graph,

@@ -15,7 +15,7 @@ from meshwright.run.posttrain.supervised.settings import (
 from meshwright.run.train.job import Job
 from meshwright.spec.bounds import Bounds
 
-ALONE = "use a layout of one device; sft trains over many"
+REPLICAS = "use dp alone, without ZeRO: each rank then holds a replica; sft knows every layout"
 
 
 class RecipeJob(Job, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -40,6 +40,11 @@ class RecipeJob(Job, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """Where tokenizer and template lie."""
         return self.chats.words or self.start_from or ""
 
+    @property
+    def spreads(self) -> bool:
+        """Whether ranks may hold parts of the model; else each holds a whole replica."""
+        return name_of(self.recipe) == "sft" and self.adapter is None
+
     def check(self) -> tuple[Problem, ...]:
         """Return everything that keeps this job from running, with fixes."""
         return (*super().check(), *self._own_problems())
@@ -52,9 +57,10 @@ class RecipeJob(Job, frozen=True, kw_only=True, forbid_unknown_fields=True):
         if self.chats.too_long == "split" and kind not in ("sft", "lora", "dora"):
             what = f"{kind} judges answers as a whole"
             found.append(Problem("chats.too_long", what, "use cut, drop or refuse"))
-        if self.layout.gpus > 1 and (kind != "sft" or self.adapter is not None):
-            what = f"{kind}{'' if self.adapter is None else ' with an adapter'} runs on one device"
-            found.append(Problem("layout", what, ALONE))
+        whole = self.layout.dp == self.layout.gpus and not self.layout.zero
+        if not whole and not self.spreads:
+            what = f"{kind}{'' if self.adapter is None else ' with an adapter'} trains whole models"
+            found.append(Problem("layout", what, REPLICAS))
         if self.adapter is not None and self.layout.precision == "fp16":
             what = "adapters are not trained beside fp16 weights"
             found.append(Problem("layout.precision", what, "use bf16 or fp32"))

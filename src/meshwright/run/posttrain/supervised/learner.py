@@ -11,6 +11,7 @@ from meshwright.run.posttrain.adapters import DecoderAdapter, adapt, save_adapte
 from meshwright.run.posttrain.supervised.job import RecipeJob
 from meshwright.run.train.data.batch import Batch
 from meshwright.run.train.data.fingerprint import fingerprint
+from meshwright.run.train.learner import Together
 
 ADAPTER = "adapter"
 """Folder of a finished run in which its adapter lies, as PEFT has it."""
@@ -27,8 +28,11 @@ class RecipeLearner:
         self.adapter: DecoderAdapter | None = None
         if job.adapter is not None:
             self.adapter = adapt(decoder, job.adapter.lora(), seed=job.seed)
+        self.together: Together | None = None
+        """Adds up over replicas, where there are several."""
         self.sums: dict[str, Tensor] = {}
         """What was seen since figures were last asked for."""
+        self._before: dict[str, Tensor] = {}
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Go through the parameters that are trained."""
@@ -45,6 +49,10 @@ class RecipeLearner:
         self.decoder.train(mode)
         if self.adapter is not None:
             self.adapter.train(mode)
+
+    def join(self, together: Together) -> None:
+        """Know of other replicas."""
+        self.together = together
 
     def begin(self, batch: Batch) -> None:
         """Let what dropout leaves out follow from the seed and the step alone."""
@@ -70,8 +78,14 @@ class RecipeLearner:
             part.tokens_BT, positions=part.positions_BT, documents=part.documents
         )
 
+    def unsee(self) -> None:
+        """Let what the last microbatch told count for nothing."""
+        for name, value in self.sums.items():
+            self.sums[name] = self._before.get(name, torch.zeros_like(value))
+
     def see(self, **sums: Tensor) -> None:
         """Add to what was seen."""
+        self._before = dict(self.sums)
         for name, value in sums.items():
             more = value.detach().double()
             self.sums[name] = self.sums[name] + more if name in self.sums else more
@@ -79,6 +93,9 @@ class RecipeLearner:
     def figures(self) -> Mapping[str, Tensor]:
         """Return what was seen since this was last asked, as means."""
         seen, self.sums = self.sums, {}
+        if self.together is not None and seen:
+            # Replicas saw the same kinds of things, in the same order.
+            seen = dict(zip(seen, self.together(torch.stack([*seen.values()])), strict=True))
         return self.means(seen)
 
     def means(self, seen: Mapping[str, Tensor]) -> dict[str, Tensor]:

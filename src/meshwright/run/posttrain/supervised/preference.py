@@ -1,6 +1,6 @@
 """DPO, IPO and KTO: answers that are liked become likelier than under the model at the start."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +16,7 @@ from meshwright.run.posttrain.supervised.reference import answer_logprobs, refer
 from meshwright.run.posttrain.supervised.settings import Dpo, Ipo, Kto
 from meshwright.run.train.data.batch import Batch
 from meshwright.run.train.data.fingerprint import fingerprint
+from meshwright.run.train.learner import Together
 
 
 def reference_name(job: RecipeJob, examples: Examples) -> str:
@@ -95,25 +96,45 @@ class VerdictLearner(AgainstReference):
         folder: Path,
         *,
         strange: Mapping[int, int],
+        held_from: int,
     ) -> None:
-        """Make it; `strange` gives an example's prompt under the answer of another, by number."""
+        """Make it.
+
+        `strange` gives an example's prompt under the answer of another, by number; those from
+        `held_from` on are held out.
+        """
         super().__init__(decoder, job, examples, folder)
         assert isinstance(job.recipe, Kto)
-        self.recipe, self.strange = job.recipe, strange
+        self.recipe, self.strange, self.held_from = job.recipe, strange, held_from
         self.liked = torch.tensor(examples.liked).to(self.reference.device)
         self.baseline = torch.zeros((), device=self.reference.device)
         """How far the policy has moved, estimated for each step as a whole."""
 
-    @torch.no_grad()
+    def train(self, mode: bool) -> None:
+        """Train from here on, or only evaluate, with one estimate for all that is held out."""
+        super().train(mode)
+        if not mode:
+            held = sorted(one for one in self.strange if one >= self.held_from)
+            # The same whatever the size of a batch, and whoever evaluates which.
+            self._estimate(held[: self.job.evaluation.sequences])
+
     def begin(self, batch: Batch) -> None:
-        """Estimate how far the policy has moved, from answers to prompts of others."""
+        """Estimate how far the policy has moved in this step."""
         super().begin(batch)
-        numbers = [self.strange[one] for one in numbers_of(batch) if one in self.strange]
+        if self.decoder.training:
+            self._estimate(numbers_of(batch), self.together)
+
+    @torch.no_grad()
+    def _estimate(self, answers: Sequence[int], together: Together | None = None) -> None:
+        """Estimate how far the policy has moved, from these prompts under answers to others."""
+        numbers = [self.strange[one] for one in answers if one in self.strange]
         most = self.job.workload.sequence_length * self.job.layout.microbatch
-        total = torch.zeros((), device=self.reference.device)
+        sums = torch.tensor([0.0, len(numbers)], device=self.reference.device)
         for run in self.examples.rows(numbers, most):
-            total += self.gains(self.examples.row(run, total.device)).sum()
-        self.baseline = (total / max(1, len(numbers))).clamp(min=0)
+            sums[0] += self.gains(self.examples.row(run, sums.device)).sum()
+        if together is not None:
+            sums = together(sums)
+        self.baseline = (sums[0] / sums[1].clamp(min=1)).clamp(min=0)
 
     def count(self, batch: Batch) -> int:
         """Return the answers."""

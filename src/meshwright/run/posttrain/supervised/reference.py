@@ -4,6 +4,7 @@ The model has its first weights when a run begins, and an adapter steps aside at
 second copy of the model is held. What was found lies in the run's folder for its next sitting.
 """
 
+import os
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -72,6 +73,8 @@ def reference_logprobs(
             found[numbers] = answer_logprobs(decoder, examples, examples.row(numbers, device))
     decoder.train(was_training)
     folder.mkdir(parents=True, exist_ok=True)
-    save_file({"logprobs": found.cpu()}, folder / f".{FILE}", metadata={"of": name})
-    (folder / f".{FILE}").replace(folder / FILE)
+    # Replicas all find the same, and write it at the same time.
+    own = folder / f".{FILE}.{os.getpid()}"
+    save_file({"logprobs": found.cpu()}, own, metadata={"of": name})
+    own.replace(folder / FILE)
     return found

@@ -126,6 +126,11 @@ class RecipeTask:
             first=len(self.trained.starts) - 1,
         )
 
+    def spreads(self, job: Job) -> bool:
+        """Let ranks hold parts of a model whose every weight learns answers, as with text."""
+        assert isinstance(job, RecipeJob)
+        return job.spreads
+
     def needs_start(self, job: Job, folder: Path) -> bool:
         """Tell whether frozen weights, or a reference that was not kept, have to be read again."""
         assert isinstance(job, RecipeJob)
@@ -146,7 +151,10 @@ class RecipeTask:
         if self.kind in ("dpo", "ipo"):
             return PairLearner(decoder, job, self.examples, folder)
         if self.kind == "kto":
-            return VerdictLearner(decoder, job, self.examples, folder, strange=self.strange)
+            held_from = len(self.trained.starts) - 1
+            return VerdictLearner(
+                decoder, job, self.examples, folder, strange=self.strange, held_from=held_from
+            )
         if self.kind == "reward":
             return RewardLearner(decoder, job)
         if self.kind == "distil":
