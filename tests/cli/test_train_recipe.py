@@ -160,6 +160,7 @@ def test_what_the_loop_does_not_know_is_refused(
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("default:the run goes on under another layout")
 def test_a_run_begun_by_replicas_is_ended_by_one_device(capsys: Captured) -> None:
     words = ["--recipe", "dpo", "base", "data.sources=pairs.jsonl", *QUICK, "optimizer.lr=0.001"]
     with pytest.raises(SystemExit) as end:
