@@ -159,6 +159,19 @@ def test_what_the_loop_does_not_know_is_refused(
     assert what in refused(["--recipe", "grpo", *words], capsys)
 
 
+def test_a_recipe_is_launched_as_any_job(capsys: Captured) -> None:
+    Path("dpo.toml").write_text(
+        'start_from = "base"\n[recipe]\nkind = "dpo"\n[layout]\ndp = 8\n[data]\n'
+        'sources = ["pairs.jsonl"]\n'
+    )
+    assert main(["launch", "slurm", "dpo.toml"]) == 0
+    assert "dpo.toml" in capsys.readouterr().out
+    assert main(["launch", "slurm", "dpo.toml", "recipe.beta=-1", "layout.tp=2"]) == 2
+    assert "recipe.beta" in capsys.readouterr().err
+    assert main(["launch", "slurm", "dpo.toml", "layout.tp=2"]) == 2
+    assert "dpo trains whole models" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default:the run goes on under another layout")
 def test_a_run_begun_by_replicas_is_ended_by_one_device(capsys: Captured) -> None:

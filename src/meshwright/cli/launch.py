@@ -20,6 +20,7 @@ from meshwright.cli.launch_flags import add_options, named_values, options_of
 from meshwright.cli.launch_pods import pod_folder, pod_problems
 from meshwright.cli.overrides import changed
 from meshwright.cli.parser import add_common, verbs
+from meshwright.cli.train_recipe import file_names_recipe
 from meshwright.errors import InputError, MissingPart, Problem
 from meshwright.run.parallel.launch import kubernetes, ray, slurm
 from meshwright.run.parallel.launch.start import Device, Start, shape_of
@@ -228,7 +229,9 @@ def _words(line: str) -> tuple[str, ...]:
 def _read(args: argparse.Namespace) -> _Job:
     """Read what of a job decides where it runs, and refuse one that could not."""
     path = Path(args.job)
-    outline = outline_of(path, args.files, with_model=not args.program)
+    # A recipe takes its model from the weights it begins with, and its tokens from its records.
+    recipe = not args.program and file_names_recipe(path, args.files)
+    outline = outline_of(path, args.files, with_model=not args.program and not recipe)
     problems, asked, gpus = list(outline.problems), args.gpus_per_node, None
     if asked:
         try:
@@ -239,7 +242,7 @@ def _read(args: argparse.Namespace) -> _Job:
     if not problems and outline.cluster is not None and outline.model is not None:
         problems += _misfits(outline)
     if not problems and not args.program:
-        _require_sound(path, changed(args.files))
+        _require_sound(path, changed(args.files), recipe=recipe)
     layout, cluster = outline.layout, outline.cluster
     if problems or layout is None:
         raise InputError(problems)
@@ -250,9 +253,15 @@ def _read(args: argparse.Namespace) -> _Job:
     return _Job(layout, gpus, device, outline)
 
 
-def _require_sound(path: Path, changes: Mapping[str, Any]) -> None:
+def _require_sound(path: Path, changes: Mapping[str, Any], *, recipe: bool) -> None:
     """Refuse what the trainer would refuse, where it is installed: a login node may lack torch."""
-    if find_spec("torch") is not None:
+    if find_spec("torch") is None:
+        return
+    if recipe:
+        from meshwright.run.posttrain.supervised import ask_recipe
+
+        require(ask_recipe(path, changes).job.check())
+    else:
         from meshwright.run.train.job_file import ask_job
 
         ask_job(path, changes)

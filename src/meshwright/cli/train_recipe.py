@@ -2,7 +2,7 @@
 
 import argparse
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -31,9 +31,13 @@ class Asked(NamedTuple):
 
 def names_recipe(args: argparse.Namespace) -> bool:
     """Tell whether a command line, or the file it names, asks for a recipe."""
-    if args.recipe is not None or "recipe" in changed(args.files):
+    return args.recipe is not None or file_names_recipe(Path(args.job), args.files)
+
+
+def file_names_recipe(path: Path, words: Sequence[str]) -> bool:
+    """Tell whether a job's file, or the words after it, name a recipe."""
+    if "recipe" in changed(words):
         return True
-    path = Path(args.job)
     try:
         return path.suffix in FORMATS and path.is_file() and "recipe" in load_data(path)
     except InputError:
