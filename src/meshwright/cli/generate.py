@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 EXAMPLES = (
     'mw generate path/of/model --prompt "The capital of France is" --temperature 0',
     "mw generate path/of/model --file prompts.jsonl --max-tokens 256 --json > answers.json",
+    "mw generate path/of/teacher --file chats.jsonl --record told.jsonl",
     "mw generate path/of/model --random-weights --draw 256 --prompt-tokens 100-1024",
 )
 
@@ -37,6 +38,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--file", metavar="FILE", help='prompts, one to a line: text, or JSON with "prompt"'
     )
+    parser.add_argument(
+        "--record", metavar="OUT",
+        help="write what the model thought of its likeliest words too, to be distilled: the lines "
+        "of --file are prompts or chats",
+    )  # fmt: skip
     parser.add_argument("--draw", metavar="N", help="measure with so many prompts of random tokens")
     parser.add_argument("--prompt-tokens", metavar="N-M", help="their lengths (default 512)")
     add_sampling(parser)
@@ -49,15 +55,30 @@ def run(args: argparse.Namespace) -> Answer:
     with needs_serving():
         from meshwright.run.serve.llm import LLM
 
-        prompts = _prompts(args)
+        prompts = [] if args.record else _prompts(args)
         path = model_path(args.model)
         llm = LLM(path, settings_of(args))
+        if args.record:
+            return _recorded(args, llm)
         given = {} if args.draw is None else {"ignore_eos": True}
         sampling = sampling_of(args, **{"max_tokens": 128, **given})
         drawn = None if args.draw is None else _drawn(args, llm)
         start = time.perf_counter()
         found = llm.generate(drawn or prompts, sampling)
         return _answer(llm, found, time.perf_counter() - start, texts=args.draw is None)
+
+
+def _recorded(args: argparse.Namespace, llm: "LLM") -> Answer:
+    """Write answers down with what the model thought of each token."""
+    from meshwright.run.posttrain.supervised.teacher import prompts_of, record
+
+    if args.file is None:
+        fix = "name prompts or chats with --file"
+        raise InputError([Problem("--record", "there is nothing to answer", fix)])
+    sampling = sampling_of(args, max_tokens=512)
+    count = record(llm, prompts_of(llm.words, [args.file]), args.record, sampling=sampling)
+    told = facts({"wrote": args.record, "answers": f"{count:,}"})
+    return Answer("generate/1", {"wrote": args.record, "answers": count}, (told,), (args.record,))
 
 
 def _answer(llm: "LLM", found: "list[Completion]", seconds: float, *, texts: bool) -> Answer:

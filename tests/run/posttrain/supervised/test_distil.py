@@ -12,6 +12,7 @@ pytest.importorskip("tokenizers", reason="reads a tokenizer")
 import numpy as np
 import torch
 
+from meshwright.cli import main
 from meshwright.errors import InputError
 from meshwright.run.nn.huggingface import load
 from meshwright.run.posttrain.supervised import open_recipe, record
@@ -21,7 +22,7 @@ from meshwright.run.serve.asked import Sampling
 from meshwright.run.serve.engine.settings import EngineSettings
 from meshwright.run.serve.llm import LLM
 from meshwright.spec.serving import Limits
-from tests.run.posttrain.supervised.tiny import chats, model_folder, recipe_job, trained
+from tests.run.posttrain.supervised.tiny import chats, model_folder, recipe_job, trained, write
 from tests.run.train.tiny import rows_of
 
 TOLD = {"prompt": [5, 9], "tokens": [17, 2], "words": [[17, 4], [2, 8]],
@@ -95,3 +96,19 @@ def test_records_that_cannot_be_are_refused_by_line(
     path.write_text(json.dumps(TOLD) + "\n" + json.dumps({**TOLD, **change}) + "\n")
     with pytest.raises(InputError, match=f"told.jsonl:2.*{what}"):
         read_teacher([path], length=16)
+
+
+def test_chats_are_recorded_and_distilled_from_the_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = write(tmp_path / "chats.jsonl", chats(6))
+    told = tmp_path / "told.jsonl"
+    words = ["generate", str(model_folder()), "--file", str(source), "--record", str(told)]
+    engine = ["--device", "cpu", "--precision", "fp32", "--max-length", "64", "--max-tokens", "4"]
+    assert main([*words, *engine]) == 0
+    assert "answers" in capsys.readouterr().out
+    found = read_teacher([told], length=64)
+    assert found.prepared.units == 6
+    assert found.words.shape[1] == 20
+    assert main([*words[:2], "--record", str(told), *engine]) == 2
+    assert "there is nothing to answer" in capsys.readouterr().err

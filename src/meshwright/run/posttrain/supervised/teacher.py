@@ -21,6 +21,7 @@ from meshwright.run.posttrain.data.prepared import Prepared, TooLong, gather, is
 from meshwright.run.posttrain.data.records import Record, read_records
 from meshwright.run.serve.asked import Ask, Sampling
 from meshwright.run.serve.llm import Completion
+from meshwright.run.serve.model.words import Words
 from meshwright.run.train.data.fingerprint import fingerprint
 from meshwright.run.train.data.selection import Split
 
@@ -84,6 +85,25 @@ def record(
     ]
     Path(path).write_bytes(b"".join(line + b"\n" for line in lines))
     return len(lines)
+
+
+def prompts_of(words: Words, sources: Sequence[str | Path]) -> list[tuple[int, ...]]:
+    """Return the prompts of records as tokens: texts, or chats up to their last answer."""
+    found = []
+    for one in read_records(sources):
+        prompt = one.values.get("prompt")
+        messages = one.values.get("messages") if prompt is None else prompt
+        if isinstance(prompt, str):
+            found.append(tuple(words.encode(prompt)))
+            continue
+        if not isinstance(messages, list) or not messages:
+            what, fix = "has no prompt", "give a prompt, or messages"
+            raise InputError([Problem(one.where, what, fix)])
+        if isinstance(messages[-1], dict) and messages[-1].get("role") == "assistant":
+            messages = messages[:-1]
+        text = words.chat(messages, add_generation_prompt=True)
+        found.append(tuple(words.encode(text, special=False)))
+    return found
 
 
 def read_teacher(
