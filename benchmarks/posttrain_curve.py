@@ -7,7 +7,7 @@ python -m benchmarks.posttrain_curve [--tiny] [--steps 400] [--warm-up N] [--see
 import argparse
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from benchmarks.result import figure
 from meshwright.errors import MissingPart
@@ -19,7 +19,15 @@ WARM_UP = 40
 """Supervised steps: enough that about one sampled answer in a hundred is right, and no more."""
 
 
-def settings(*, tiny: bool, seed: int, steps: int, placebo: bool, warm_up: int = WARM_UP) -> Any:
+def settings(
+    *,
+    tiny: bool,
+    seed: int,
+    steps: int,
+    placebo: bool = False,
+    warm_up: int = WARM_UP,
+    precision: Literal["fp32", "bf16"] = "fp32",
+) -> Any:
     """Return the run; a tiny one shows on a processor that all of it works."""
     from meshwright.run.posttrain.loop.settings import (
         EvaluateSettings,
@@ -41,8 +49,7 @@ def settings(*, tiny: bool, seed: int, steps: int, placebo: bool, warm_up: int =
         samples=4 if tiny else 16,
         task=TaskSettings(digits=16, reward="exact"),
         network=network,
-        # bf16 rounds away small updates of so small a model, which costs nothing in fp32.
-        precision="fp32",
+        precision=precision,
         warm_up=WarmUpSettings(steps=5 if tiny else warm_up, answers=16 if tiny else 128, lr=5e-4),
         objective=ObjectiveSettings(minibatches=4),
         optimizer=OptimizerSettings(
@@ -95,6 +102,7 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="a run that a processor does")
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--warm-up", type=int, default=WARM_UP, help="supervised steps before")
+    parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--placebo", action="store_true", help="deal rewards out by chance")
     parser.add_argument("--out", type=Path, help="a file for all that was found")
@@ -105,6 +113,7 @@ def main() -> None:
         steps=given.steps,
         placebo=given.placebo,
         warm_up=given.warm_up,
+        precision=given.precision,
     )
     for trained, held_out in sorted(found["held_out"].items()):
         print(trained, held_out)

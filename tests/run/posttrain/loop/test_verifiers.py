@@ -1,5 +1,6 @@
 """A verifier that fails costs its own verdicts; one that always fails ends the run, by name."""
 
+import time
 from pathlib import Path
 
 import pytest
@@ -7,8 +8,11 @@ import pytest
 pytest.importorskip("torch", reason="runs a model")
 
 from meshwright.run.posttrain.loop import run
+from meshwright.run.posttrain.loop.asynchronous import Stalled
 from meshwright.run.posttrain.loop.sampling import VerifierFailing
 from meshwright.run.posttrain.loop.settings import TaskSettings, WarmUpSettings
+from meshwright.run.posttrain.rollouts import Rollout
+from meshwright.run.posttrain.rollouts.generate import Stream
 from meshwright.run.posttrain.rollouts.verifiers import VerifierLimits
 from tests.run.posttrain.loop.small import settings
 
@@ -50,3 +54,13 @@ def test_a_verifier_that_dies_is_replaced(tmp_path: Path) -> None:
     outcome = run(settings(task=given, warm_up=WarmUpSettings(), steps=2))
     assert (tmp_path / "died").exists()
     assert [row["unjudged"] for row in outcome.rows] == [0, 0]
+
+
+def test_a_run_in_which_nothing_happens_says_who_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(_: Stream) -> list[Rollout]:
+        time.sleep(0.6)
+        return []
+
+    monkeypatch.setattr(Stream, "turn", slow)
+    with pytest.raises(Stalled, match=r"0\.2 s; the trainer waits: groups, for groups 0, 1, 2, 3"):
+        run(settings(placement="asynchronous", max_staleness=0, stall_s=0.2))
