@@ -7,11 +7,10 @@ import torch
 from torch import Tensor
 
 from meshwright.run.nn.decoder import Decoder, Loss
-from meshwright.run.posttrain.objectives.chosen import word_logprobs
 from meshwright.run.posttrain.objectives.distillation import distillation
 from meshwright.run.posttrain.supervised.examples import Examples, trained_at
 from meshwright.run.posttrain.supervised.job import RecipeJob
-from meshwright.run.posttrain.supervised.learner import RecipeLearner, summed
+from meshwright.run.posttrain.supervised.learner import RecipeLearner, decoder_words, summed
 from meshwright.run.posttrain.supervised.settings import Distil
 from meshwright.run.posttrain.supervised.teacher import TeacherSet
 from meshwright.run.train.data.batch import Batch
@@ -36,17 +35,9 @@ class DistilLearner(RecipeLearner):
 
     def loss(self, part: Batch) -> Loss:
         """Return the divergence from the teacher, summed over the trained tokens."""
-        decoder, model = self.decoder, self.decoder.model
         at = trained_at(self.examples, part)
-        student = word_logprobs(
-            self.hidden(part).flatten(0, 1)[at.positions],
-            decoder.head_weight,
-            self.words[at.tokens].long(),
-            bias=decoder.head.bias,
-            softcap=model.logit_softcap,
-            scale=model.logit_scale,
-            products=decoder.head.products,
-        ).logprobs
+        hidden = self.hidden(part).flatten(0, 1)[at.positions]
+        student = decoder_words(self.decoder, hidden, self.words[at.tokens].long())
         teacher = self.logprobs[at.tokens]
         losses = distillation(student, teacher, self.recipe.direction)
         agreed = student.argmax(-1) == teacher.argmax(-1)

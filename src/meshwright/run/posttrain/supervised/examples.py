@@ -29,6 +29,7 @@ class Examples:
         counts = [len(one.starts) - 1 for one in sets]
         self.firsts: Ints = np.concatenate([[0], np.cumsum(counts)])
         """Number of the first example of each set, and last the number of all."""
+        self.padding = sets[0].padding
         self.liked: NDArray[np.bool_] = np.concatenate([one.liked for one in sets])
         self.fingerprint = fingerprint(*(one.fingerprint for one in sets))
 
@@ -58,21 +59,29 @@ class Examples:
             for _ in range(count)
         )
 
-    def row(self, numbers: Sequence[int], device: torch.device | str = "cpu") -> Batch:
-        """Return examples as one sequence, packed end to end without padding."""
+    def row(
+        self, numbers: Sequence[int], device: torch.device | str = "cpu", *, size: int = 0
+    ) -> Batch:
+        """Return examples as one sequence, packed end to end and padded up to a size.
+
+        Rows of one size let a GPU keep the products that were found fastest for it.
+        """
         found = [self[number] for number in numbers]
-        tokens = np.concatenate([one.tokens for one in found]).astype(np.int64)
+        lengths = [len(one.tokens) for one in found]
+        padding = max(0, size - sum(lengths))
+        filled = np.concatenate([one.tokens for one in found])
+        tokens = np.pad(filled.astype(np.int64), (0, padding), constant_values=self.padding)
         labels = np.full(len(tokens), IGNORED, np.int64)
         ends = np.cumsum([len(one.tokens) for one in found])
         for one, end in zip(found, ends.tolist(), strict=True):
             first = end - len(one.tokens)
             inside = np.flatnonzero(one.trained[1:])
             labels[first + inside] = one.tokens[1 + inside]
-        documents = Documents.of_lengths([[len(one.tokens) for one in found]])
+        documents = Documents.of_lengths([[*lengths, padding] if padding else lengths])
         positions = documents.positions(1, len(tokens))
         note = Note(
-            len(found), documents.longest, int((labels != IGNORED).sum()), len(tokens),
-            tuple(numbers),
+            len(found) + bool(padding), documents.longest, int((labels != IGNORED).sum()),
+            len(filled), tuple(numbers),
         )  # fmt: skip
         tokens_BT, labels_BT = torch.from_numpy(tokens)[None], torch.from_numpy(labels)[None]
         return Batch(0, tokens_BT, labels_BT, positions, documents, (note,)).to(device)

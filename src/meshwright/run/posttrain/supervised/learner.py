@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from meshwright.run.nn.decoder import Decoder, Loss
 from meshwright.run.posttrain.adapters import DecoderAdapter, adapt, save_adapter
+from meshwright.run.posttrain.objectives.chosen import word_logprobs
 from meshwright.run.posttrain.supervised.job import RecipeJob
 from meshwright.run.train.data.batch import Batch
 from meshwright.run.train.data.fingerprint import fingerprint
@@ -106,6 +107,21 @@ class RecipeLearner:
         """Write the adapter where there is one."""
         if self.adapter is not None:
             save_adapter(self.adapter, folder / ADAPTER, base=self.job.start_from)
+
+
+def decoder_words(decoder: Decoder, x_ND: Tensor, words_NK: Tensor) -> Tensor:
+    """Return log p of given words for some hidden vectors of a decoder, [N, K].
+
+    Their number differs from step to step, so no product is timed for it: torch's own are used.
+    """
+    return word_logprobs(
+        x_ND,
+        decoder.head_weight,
+        words_NK,
+        bias=decoder.head.bias,
+        softcap=decoder.model.logit_softcap,
+        scale=decoder.model.logit_scale,
+    ).logprobs
 
 
 def summed(losses: Tensor) -> Loss:

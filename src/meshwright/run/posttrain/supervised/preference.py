@@ -131,7 +131,8 @@ class VerdictLearner(AgainstReference):
         most = self.job.workload.sequence_length * self.job.layout.microbatch
         sums = torch.tensor([0.0, len(numbers)], device=self.reference.device)
         for run in self.examples.rows(numbers, most):
-            sums[0] += self.gains(self.examples.row(run, sums.device)).sum()
+            row = self.examples.row(run, sums.device, size=most)
+            sums[0] += self.gains(row).sum()
         if together is not None:
             sums = together(sums)
         self.baseline = (sums[0] / sums[1].clamp(min=1)).clamp(min=0)

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from meshwright.run.nn.decoder import Decoder
 from meshwright.run.posttrain.adapters import DecoderAdapter
-from meshwright.run.posttrain.objectives.chosen import decoder_logprobs
 from meshwright.run.posttrain.supervised.examples import Examples, numbers_of, trained_at
+from meshwright.run.posttrain.supervised.learner import decoder_words
 from meshwright.run.train.data.batch import Batch
 
 FILE = "reference.safetensors"
@@ -30,9 +30,9 @@ def answer_logprobs(decoder: Decoder, examples: Examples, part: Batch) -> Tensor
     hidden = decoder.hidden(part.tokens_BT, positions=part.positions_BT, documents=part.documents)
     at = trained_at(examples, part)
     words = part.labels_BT.flatten()[at.positions]
-    logprobs, _ = decoder_logprobs(decoder, hidden.flatten(0, 1)[at.positions][None], words[None])
+    logprobs = decoder_words(decoder, hidden.flatten(0, 1)[at.positions], words[:, None])[:, 0]
     sums = logprobs.new_zeros(len(numbers_of(part)))
-    return sums.index_add(0, at.owners, logprobs[0])
+    return sums.index_add(0, at.owners, logprobs)
 
 
 def kept_reference(folder: Path, name: str) -> Tensor | None:
@@ -70,7 +70,8 @@ def reference_logprobs(
     decoder.eval()
     with adapter.disabled() if adapter is not None else nullcontext():
         for numbers in examples.rows(range(len(examples)), most_tokens):
-            found[numbers] = answer_logprobs(decoder, examples, examples.row(numbers, device))
+            row = examples.row(numbers, device, size=most_tokens)
+            found[numbers] = answer_logprobs(decoder, examples, row)
     decoder.train(was_training)
     folder.mkdir(parents=True, exist_ok=True)
     # Replicas all find the same, and write it at the same time.
