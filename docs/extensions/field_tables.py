@@ -54,6 +54,8 @@ def words(kind: Any, name: str = "") -> str:
     if origin is tuple:
         each = [words(part, name) for part in inner if part is not ...]
         return f"list, each: {each[0]}" if inner[-1] is ... else f"list of {', '.join(each)}"
+    if origin is dict:
+        return "table"
     if origin in (Union, types.UnionType):
         tags = [getattr(part, "__struct_config__", None) for part in inner]
         if len(inner) > 1 and all(tags):
@@ -79,7 +81,7 @@ def _scalar(kind: Any, name: str) -> str:
 def _default(value: object) -> str:
     if value is msgspec.NODEFAULT:
         return "must be given"
-    if value in (None, (), ""):
+    if value in (None, (), "", {}):
         return "left out"
     if isinstance(value, msgspec.Struct):
         inside = ", ".join(f"{key} = {item}" for key, item in plain(value).items())
