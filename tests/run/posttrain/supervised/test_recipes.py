@@ -112,3 +112,10 @@ def test_microbatches_do_not_change_a_step(kind: str, tmp_path: Path) -> None:
         trained(recipe_job(kind, tmp_path, changes), run, until=3)
         losses.append(list(rows_of(run).values()))
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+def test_examples_that_go_on_in_another_sequence_are_learnt_too(tmp_path: Path) -> None:
+    changes = {"workload": {"sequence_length": 16}, "chats": {"too_long": "split"}}
+    trained(recipe_job("sft", tmp_path, changes), tmp_path / "run")
+    first, last = ends(tmp_path / "run", "loss")
+    assert last < first / 2

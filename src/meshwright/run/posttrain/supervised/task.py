@@ -22,6 +22,7 @@ from meshwright.run.posttrain.data.encoding import end_of
 from meshwright.run.posttrain.data.mismatched import mismatched
 from meshwright.run.posttrain.data.prepared import is_of
 from meshwright.run.posttrain.data.records import Record, read_records
+from meshwright.run.posttrain.supervised.answers import AnswerLearner
 from meshwright.run.posttrain.supervised.distil import DistilLearner
 from meshwright.run.posttrain.supervised.examples import Examples
 from meshwright.run.posttrain.supervised.job import RecipeJob
@@ -159,7 +160,9 @@ class RecipeTask:
             return RewardLearner(decoder, job)
         if self.kind == "distil":
             return DistilLearner(decoder, job, self.examples, self.teachers)
-        return RecipeLearner(decoder, job)
+        if job.chats.too_long == "split":  # an example may lie in several sequences
+            return RecipeLearner(decoder, job)
+        return AnswerLearner(decoder, job, self.examples)
 
     def _prepared(self, job: RecipeJob, split: Split) -> Prepared:
         sources, share = _sources(job, split)
