@@ -51,12 +51,15 @@ def test_a_step_tells_what_a_person_needs() -> None:
     assert row["lr"] > outcome.rows[-1]["lr"]
 
 
-def test_asynchronous_without_staleness_is_the_synchronous_loop_bit_by_bit() -> None:
+@pytest.mark.parametrize(
+    "other", [{"placement": "asynchronous", "max_staleness": 0}, {"placement": "colocated"}]
+)
+def test_other_placements_without_staleness_are_the_same_bit_by_bit(other: dict[str, Any]) -> None:
     plain = run(settings())
-    driven = run(settings(placement="asynchronous", max_staleness=0))
+    driven = run(settings(**other))
     assert same(plain.decoder, driven.decoder)
-    for one, other in zip(figures(plain.rows), figures(driven.rows), strict=True):
-        assert one == {name: other[name] for name in one}
+    for one, its in zip(figures(plain.rows), figures(driven.rows), strict=True):
+        assert one == {name: its[name] for name in one}
 
 
 @pytest.mark.parametrize("placement", ["one-step-off", "asynchronous"])

@@ -106,7 +106,7 @@ class Keeping:
         if self.folder is None:
             return
         self.log = self._open.enter_context(RolloutLog(self.folder / ROLLOUTS, origin))
-        if self._settings.placement != "synchronous":
+        if self._settings.overlaps:
             known = progress or Progress(trained=0, unasked=0)
             ready = {group for group, _ in known.ready}
             asked = set(known.again)

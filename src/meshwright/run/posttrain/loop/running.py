@@ -102,13 +102,13 @@ def _with_engine(
     if progress.trained == 0:
         evaluation.whole(0)
     with _frozen():
-        if settings.placement == "synchronous":
+        if settings.overlaps:
+            asynchronous(trainer, sampling, progress, watching)
+        else:
             synchronous(
                 trainer, draws_of(sampling, trainer, watching), progress,
                 sampling=sampling, watching=watching, evaluation=evaluation,
             )  # fmt: skip
-        else:
-            asynchronous(trainer, sampling, progress, watching)
     if not settings.rollout_only:
         sampling.take(settings.steps)
         evaluation.whole(settings.steps)

@@ -59,6 +59,14 @@ class Sampling:
         if self.engine.version != trained + 1:
             self._weights.update(trained + 1)
 
+    def sleep(self) -> None:
+        """Give the engine's memory up: that of its cache, and of weights that are old by then."""
+        self.upkeep.sleep(level=2)
+
+    def wake(self) -> None:
+        """Take the memory again; weights have to follow."""
+        self.upkeep.wake()
+
     def held_out(self, prompts: int, *, greedy: bool) -> list[Rollout]:
         """Answer held-out prompts once each."""
         settings = self._settings

@@ -13,7 +13,7 @@ from meshwright.spec.bounds import Bounds, real
 from meshwright.spec.model import Attention, Block, Mlp, Model
 from meshwright.spec.names import suggestion
 
-Placement = Literal["synchronous", "one-step-off", "asynchronous"]
+Placement = Literal["synchronous", "colocated", "one-step-off", "asynchronous"]
 Advantage = Literal["z-scored", "centred", "leave-one-out"]
 PolicyLossName = Literal["clip", "gspo", "cispo", "reinforce"]
 Averaging = Literal["token", "sequence", "constant"]
@@ -185,9 +185,11 @@ class LoopSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         lr=1e-3, schedule="linear", warmup_steps=0, decay=0.0
     )
     placement: Placement = "synchronous"
+    """Whether both sides work one after the other, so that the engine also gives its memory up
+    while the trainer works (colocated), or at the same time."""
     max_staleness: int | None = None
-    """How many steps behind the trainer the weights of a group may be: 0 for synchronous, 1 for
-    one-step-off, and 1 unless said for asynchronous."""
+    """How many steps behind the trainer the weights of a group may be: 0 for synchronous
+    and colocated, 1 for one-step-off, and 1 unless said for asynchronous."""
     device: str = "auto"
     precision: Precision | None = None
     """Of weights, on both sides; None is fp32 on a processor and bf16 on a GPU."""
@@ -243,13 +245,13 @@ class LoopSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         if (self.rollout_only or self.replay) and self.placement != "synchronous":
             what = f"{self.placement} needs an engine and a trainer"
             bounds.add("placement", what, "use synchronous")
-        if self.placement != "synchronous" and self.evaluate.every_steps is not None:
+        if self.overlaps and self.evaluate.every_steps is not None:
             what = f"the engine is never idle in an {self.placement} run"
             bounds.add("evaluate.every_steps", what, "leave it out, or use synchronous")
         bounds.require()
 
     def _check_staleness(self, bounds: Bounds) -> None:
-        fixed = {"synchronous": 0, "one-step-off": 1}.get(self.placement)
+        fixed = {"synchronous": 0, "colocated": 0, "one-step-off": 1}.get(self.placement)
         if fixed is not None and self.max_staleness not in (None, fixed):
             what = f"{self.placement} means {fixed}, not {self.max_staleness}"
             bounds.add("max_staleness", what, "leave it out, or use asynchronous")
@@ -259,4 +261,9 @@ class LoopSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         """The most steps that weights may be behind."""
         if self.max_staleness is not None:
             return self.max_staleness
-        return 0 if self.placement == "synchronous" else 1
+        return 1 if self.overlaps else 0
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether engine and trainer work at the same time."""
+        return self.placement in ("one-step-off", "asynchronous")

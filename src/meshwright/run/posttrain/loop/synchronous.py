@@ -59,8 +59,15 @@ def synchronous(
             rewards = [answer.reward for group in groups for answer in group]
             keeping.row(step + 1, figures | {"reward_mean": sum(rewards) / len(rewards)})
             continue
-        with spans.waiting("engines", "staleness"):
+        shared = sampling is not None and settings.placement == "colocated"
+        if sampling is not None and shared:
+            with spans.doing("trainer", "sleep"):
+                sampling.sleep()
+        with spans.waiting("engines", "memory" if shared else "staleness"):
             figures |= trainer.step(step, groups)
+        if sampling is not None and shared:
+            with spans.doing("trainer", "wake weights"):
+                sampling.wake()
         if sampling is not None:
             synced_s = time.perf_counter()
             with spans.doing("trainer", "sync"), spans.waiting("engines", "weights"):
