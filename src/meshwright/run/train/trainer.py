@@ -29,6 +29,7 @@ from meshwright.run.train.checkpoint.record import decode_extra
 from meshwright.run.train.graph import choose_graph
 from meshwright.run.train.guards import Guard, TrainingStopped
 from meshwright.run.train.job import Job
+from meshwright.run.train.learner import NextToken
 from meshwright.run.train.optimizer.optimizer import make_optimizer
 from meshwright.run.train.optimizer.parts import matrices_for_muon, matrix_parts
 from meshwright.run.train.placed_state import State, placed_state, whole_state
@@ -150,7 +151,8 @@ class Trainer:
             self.optimizer,
             microbatch=size,
             balance_rate=rate,
-            graph=graph.record,
+            # What other learners see of a step is no part of a recording.
+            graph=graph.record and isinstance(self.learner, NextToken),
             learner=self.learner,
         )
 

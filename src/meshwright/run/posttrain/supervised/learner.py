@@ -42,7 +42,7 @@ class RecipeLearner:
     def tensors(self) -> dict[str, Tensor]:
         """Return what a run that goes on needs: of an adapted model the adapter alone."""
         if self.adapter is not None:
-            return {f"adapter.{name}": one for name, one in self.adapter.named_parameters()}
+            return {f"adapter.{name}": one.data for name, one in self.adapter.named_parameters()}
         return {f"model.{name}": value for name, value in self.decoder.state_dict().items()}
 
     def train(self, mode: bool) -> None:
