@@ -101,7 +101,7 @@ def test_a_folder_says_what_happened(tmp_path: Path) -> None:
     assert [each["step"] for each in shown] == [0, 0, 3, 3]
     assert shown[0]["prompt"] == shown[2]["prompt"]
     names = set(read(folder / "timeline").strings("name").values)
-    assert {"generate", "train", "sync", "groups"} <= names
+    assert {"generate", "train", "sync", "groups", "step 1", "step 3"} <= names
     assert 'placement = "asynchronous"' in (folder / "config.toml").read_text()
     with pytest.raises(InputError, match="seed differ"):
         run(settings(folder=str(folder), placement="asynchronous", seed=1))

@@ -60,6 +60,13 @@ class Spans:
             kind = "wait" if wait else "compute"
             self._timeline.span(name, start_ns, end_ns - start_ns, kind=kind, lane=who)
 
+    def step(self, number: int, step_s: float) -> None:
+        """Mark a step that ends now."""
+        if self._timeline is not None:
+            lasted_ns = round(step_s * 1e9)
+            start_ns = time.time_ns() - lasted_ns
+            self._timeline.span(f"step {number}", start_ns, lasted_ns, kind="host", lane="main")
+
     def flush(self) -> None:
         """Bring what was recorded to the file: a kill loses none of it."""
         if self._timeline is not None:
