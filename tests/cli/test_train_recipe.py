@@ -24,6 +24,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Work beside a model and two files of records."""
     monkeypatch.chdir(tmp_path)
     shutil.copytree(model_folder(), "base")
+    shutil.copytree(model_folder(), "untold", ignore=lambda *_: ["chat_template.jinja"])
     write(Path("chats.jsonl"), chats(20))
     write(Path("pairs.jsonl"), pairs(20))
 
@@ -96,7 +97,10 @@ def test_a_recipe_may_not_change_while_a_run_goes_on(capsys: Captured) -> None:
          "pairs.jsonl:1: holds pairs, and sft learns from chats"),
         (["--recipe", "kto", "base", "data.sources=chats.jsonl"], "learns from verdicts"),
         (["--recipe", "sft", "base", "data.sources=nowhere.jsonl"], "nowhere.jsonl: there is no"),
-        (["--recipe", "sft", "base"], "data: is missing"),
+        (["--recipe", "sft", "base"], "name files of records: data.sources=chats.jsonl"),
+        (["--recipe", "sft", "nowhere"], "nowhere: is neither a model nor a job"),
+        (["--recipe", "sft", "untold", "data.sources=chats.jsonl"],
+         "chats.jsonl:1: messages: the model has no chat template\n  hint: set chats.words"),
         (["--recipe", "sft", "base", "data.sources=chats.jsonl", "recipe.beta=1"],
          "recipe.beta: Sft has no field"),
         (["--recipe", "sft", "base", "data.sources=chats.jsonl", "chats.train=some"],

@@ -21,7 +21,7 @@ from meshwright.run.posttrain.supervised.settings import (
 from meshwright.run.serve.model.gguf_file import GgufFile, is_gguf
 from meshwright.run.serve.model.gguf_weights import model_of
 from meshwright.run.train.job_file import COMMAND_LINE, AskedJob, beside, listed, located, read_job
-from meshwright.spec.files import load_data
+from meshwright.spec.files import FORMATS, load_data
 from meshwright.spec.names import suggestion
 from meshwright.spec.read import read
 from meshwright.spec.resolve import Source, resolve
@@ -52,6 +52,9 @@ def ask_recipe(
     path = Path(path)
     file: dict[str, Any] = {"start_from": str(path)}
     if not is_model(path):
+        if path.suffix not in FORMATS:
+            fix = "name a Hugging Face folder, a .gguf file, a TOML file or a run"
+            raise InputError([Problem(str(path), "is neither a model nor a job", fix)])
         file = _words_beside(path.parent, beside(path.parent, load_data(path)))
     asked = _listed(changes or {})
     kind = _kind(kind, file, asked, str(path))
@@ -90,7 +93,7 @@ def read_recipe(data: Mapping[str, Any]) -> RecipeJob:
         rest["workload"] = _workload(rest, rest["model"], own)
         job = read_job(rest)
     except InputError as error:
-        problems += error.problems
+        problems += [_of_records(problem) for problem in error.problems]
     if "recipe" not in data:
         problems.append(Problem("recipe", "is missing", f"use one of {', '.join(KINDS)}"))
     if problems:
@@ -102,6 +105,13 @@ def read_recipe(data: Mapping[str, Any]) -> RecipeJob:
         return RecipeJob(**fields, **own)
     except InputError as error:
         raise InputError([*error.problems]) from None
+
+
+def _of_records(problem: Problem) -> Problem:
+    """Say of data that are missing what recipes read, which is not text."""
+    if problem.where == "data" and problem.what == "is missing":
+        return problem._replace(fix="name files of records: data.sources=chats.jsonl")
+    return problem
 
 
 def _kind(given: str | None, file: Mapping[str, Any], asked: Mapping[str, Any], path: str) -> str:

@@ -187,15 +187,27 @@ class RecipeTask:
     def _read(
         self, job: RecipeJob, sources: Sequence[str] | list[Record], split: Split, share: float
     ) -> Prepared:
-        return prepare(
-            sources,
-            self.words,
-            length=job.workload.sequence_length,
-            train=job.chats.train,
-            too_long=job.chats.too_long,
-            split=split,
-            validation=share,
-        )
+        try:
+            return prepare(
+                sources,
+                self.words,
+                length=job.workload.sequence_length,
+                train=job.chats.train,
+                too_long=job.chats.too_long,
+                split=split,
+                validation=share,
+            )
+        except InputError as error:
+            if self.words.chats:
+                raise
+            # What serving would hint at is no help to who trains.
+            fix = "set chats.words to a folder with a chat template, or give texts: prompt and "
+            raise InputError(
+                problem._replace(fix=f"{fix}completion")
+                if "no chat template" in problem.what
+                else problem
+                for problem in error.problems
+            ) from None
 
     def _with_strangers(self, job: RecipeJob, sets: Sequence[Prepared]) -> list[Prepared]:
         """Add, for each set, its prompts under answers of others, and note which is which."""
