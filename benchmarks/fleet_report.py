@@ -7,8 +7,9 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.result import figure
+from meshwright.cli.fleet_figures import report_of
 from meshwright.cli.fleet_page import page
-from meshwright.cli.fleet_screen import answer, report_of
+from meshwright.cli.fleet_screen import answer
 from meshwright.observe.fleet.account import account
 from meshwright.observe.fleet.account.prices import read_prices
 from meshwright.observe.fleet.tables import JOBS, NODES

@@ -7,9 +7,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from meshwright.observe.fleet.health import peers
-from meshwright.observe.fleet.health.clearing import Clearing
+from meshwright.observe.fleet.health.clearing import Clearing, Place
 from meshwright.observe.fleet.health.faults import COLUMNS, Fault, faults_of
-from meshwright.observe.fleet.health.lemons import Place, incidents, lemons
+from meshwright.observe.fleet.health.lemons import incidents, lemons
 from meshwright.observe.fleet.health.peers import Sign
 from meshwright.observe.fleet.health.score import ORDER, Node, by_place, node_of
 from meshwright.observe.fleet.health.xids import catalogue
