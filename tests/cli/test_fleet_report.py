@@ -137,7 +137,9 @@ def test_top_tells_who_holds_what_and_who_waits(
     told = json.loads(capsys.readouterr().out)
     assert [(one["name"], one["gpus"]) for one in told["holders"]] == [
         ("ann.alder", pytest.approx(8)), ("cyd.cedar", pytest.approx(2)),
+        ("bob.birch", 0),
     ]  # fmt: skip
+    assert told["holders"][-1]["waited_hours"] == pytest.approx(16 * told["seconds"] / 3600)
     assert (told["gpus"], told["held"]) == (pytest.approx(16), pytest.approx(10))
     assert (told["waiting_jobs"], told["waiting_gpus"]) == (1, 16)
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from meshwright.cli.fleet_times import moment
+from meshwright.cli.fleet_times import day, moment
 from meshwright.errors import InputError, Problem
 from meshwright.observe.fleet.account import Account, account
 from meshwright.observe.fleet.account.redact import key_of, redacted
@@ -52,7 +52,9 @@ def asked(store: Store, args: argparse.Namespace) -> Asked:
     lasts = [held.last_s for held in store.held().values() if held.last_s is not None]
     if not lasts:
         fix = "read some first: mw fleet ingest SOURCE"
-        raise InputError([Problem(str(store.folder), "this store holds nothing", fix)])
+        rows = any(held.rows for held in store.held().values())
+        what = "nothing in this store tells a time" if rows else "this store holds nothing"
+        raise InputError([Problem(str(store.folder), what, fix)])
     if max(lasts) <= 0:
         what = "this store holds nodes, and nothing that tells a time"
         fix = "read jobs or samples of them too: mw fleet ingest SOURCE"
@@ -61,8 +63,8 @@ def asked(store: Store, args: argparse.Namespace) -> Asked:
     until_s = moment(args.until, "--until", now_s) if args.until else now_s
     since_s = moment(args.since, "--since", until_s)
     if since_s >= until_s:
-        what = f"--since {args.since} is not before the end of the time asked for"
-        raise InputError([Problem("--since", what, "ask for more: --since 7d")])
+        what = f"{args.since} is not before {day(until_s)}, where the time asked for ends"
+        raise InputError([Problem("", what, "let it begin earlier, or end later")])
     if args.cluster and args.cluster not in store.clusters():
         there = ", ".join(store.clusters())
         raise InputError([Problem("--cluster", f"{args.cluster!r} is not in the store", there)])

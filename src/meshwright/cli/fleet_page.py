@@ -149,7 +149,9 @@ def _whole_bar(report: Report) -> str:
 
 def trend_chart(report: Report, *, daily: bool) -> str:
     """Draw each day as a column of its buckets, and where productive hours may go on to."""
-    rows, ahead = report.whole, report.ahead
+    ahead = report.ahead
+    # A forecast goes on from whole days; without one, days that are cut short are shown too.
+    rows = report.whole if ahead and daily else tuple(r for r in report.trend if r.hours > 0)
     if not rows:
         return ""
     columns = len(rows) + (len(ahead.values) if ahead and daily else 0)

@@ -51,7 +51,7 @@ def summary(report: Report) -> dict[str, str]:
     gpus = format_some(round(found.gpus), "GPU") if found.gpus else "an untold number of GPUs"
     money = "" if report.price is None else f", {_money(hours(found.capacity) * report.price)}"
     told = {
-        "fleet": f"{clusters_of(found) or 'no jobs'}: {gpus}, "
+        "fleet": f"{clusters_of(found) or 'without jobs'}: {gpus}, "
         + format_some(fleet.attempts, "attempt of a job", "attempts of jobs"),
         "time": f"{stretch(found.window.since / 1e3, found.window.until / 1e3)}, "
         f"{some_hours(hours(found.capacity))} GPU-hours{money}{_unrecorded(found)}",
@@ -168,8 +168,10 @@ def group_table(groups: Sequence[Goodput], by: str) -> Table:
     """Return goodput by owner."""
     rows = [
         (
-            one.name or "(not told)", f"{one.held_hours:,.1f}", f"{one.waited_hours:,.1f}",
-            at_most(one.runtime, one), f"{one.hours['idle']:,.1f}", f"{one.hours['lost']:,.1f}",
+            one.name or "(not told)", f"{one.held_hours:,.1f}",
+            "?" if one.ettr is None else f"{one.waited_hours:,.1f}",
+            at_most(one.runtime, one) if one.held_hours else "",
+            f"{one.hours['idle']:,.1f}", f"{one.hours['lost']:,.1f}",
             "" if one.program is None else f"{_percent(one.program)} {one.program_by}",
             at_most(one.ettr, one),
         )

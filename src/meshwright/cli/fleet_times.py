@@ -42,12 +42,12 @@ def moment(text: str, where: str, now_s: float) -> float:
     """Read a moment: how long ago, a date, a date with a time (UTC where no zone is told)."""
     if of_trace := re.fullmatch(r"day (-?\d+)", text):
         return float(of_trace[1]) * _DAY_S
-    if not re.match(r"\d{4}-\d\d", text):
-        return now_s - parse_seconds(text, where)
     try:
+        if not re.match(r"\d{4}-\d\d", text):
+            return now_s - parse_seconds(text, where)
         found = datetime.fromisoformat(text)
     except ValueError:
-        what = f"{text!r} is no date"
+        what = f"{text!r} is no date and no length of time"
         fix = "write 2026-11-16, 2026-11-16T08:00+01:00 or 7d"
         raise InputError([Problem(where, what, fix)]) from None
     return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()

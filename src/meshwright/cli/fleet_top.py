@@ -90,7 +90,7 @@ def answer(found: Account, by: str, top: int) -> Answer:
         "by": by,
         "holders": [{**group_data(one), "gpus": one.held_hours / span_h} for one in groups],
     }
-    notes = () if groups else (Note("nobody holds a GPU at that time"),)
+    notes = () if groups else (Note("nobody holds a GPU or waits for one at that time"),)
     quiet = tuple(f"{one.name}\t{one.held_hours / span_h:.1f}" for one in groups)
     return Answer("fleet-top/1", data, (facts(head), view, *notes), quiet)
 
@@ -106,15 +106,18 @@ def _waiting(found: Account) -> tuple[int, float]:
 
 
 def _whose(found: Account) -> dict[str, tuple[str, str]]:
-    """Of each job that holds anything, its user and for how long it has run."""
+    """Of each job that holds or waits for anything, its user and for how long it has run."""
     jobs, told = found.attempts, {}
     several = len(jobs.cluster.values) > 1
-    for at in np.flatnonzero(found.by_attempt.any(axis=1)).tolist():
+    held = found.by_attempt.sum(axis=1) > 0
+    for at in np.flatnonzero(held | (found.waited > 0)).tolist():
         name = text(jobs.job.values, jobs.job.codes[at])
         if several:
             name = f"{text(jobs.cluster.values, jobs.cluster.codes[at])}/{name}"
         ran_s = (min(int(jobs.end[at]), found.window.until) - int(jobs.start[at])) / 1e3
-        told[name] = text(jobs.user.values, jobs.user.codes[at]), format_seconds(ran_s)
+        if held[at] or name not in told:
+            ran = format_seconds(ran_s) if held[at] else ""
+            told[name] = text(jobs.user.values, jobs.user.codes[at]), ran
     return told
 
 

@@ -80,3 +80,11 @@ def test_common_shapes_make_up_what_is_typical() -> None:
     found = by_count(map(shape_of, asks), coverage=0.95)
     assert [(shape.part, shape.gpus) for shape, _ in found] == [(1000, 1), (500, 1)]
     assert [share for _, share in found] == pytest.approx([0.75, 0.25])
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("scorer", [BestFit, DotProduct])
+def test_nodes_whose_cores_nobody_tells_are_scored_by_gpus(scorer: type[Scorer]) -> None:
+    pool = Slices([Node(gpus=8), Node(gpus=4)], scorer)
+    scores = pool.scorer.scores(Shape(1000, 2, 0.0, 0.0, ()), np.array([0, 1]))
+    assert 0 < scores[0] < scores[1] <= 100

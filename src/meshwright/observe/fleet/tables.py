@@ -65,6 +65,12 @@ NODE_METRICS: Final = {
 }
 """Columns of samples of a node."""
 
+SHARES: Final = (
+    "gpu_util", "engine_active", "sm_active", "sm_occupancy", "tensor_active", "dram_active",
+    "fp16_active", "fp32_active", "fp64_active", "cpu_util", "io_wait",
+)  # fmt: skip
+"""Those of both that lie between 0 and 1."""
+
 JOBS = pa.schema(
     [
         ("cluster", _TEXT),

@@ -4,9 +4,10 @@ The formulas are those that fragmentation gradient descent was compared with (We
 2023), so that its results can be held against ours.
 """
 
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from meshwright.policy.queue.slices import WHOLE, Ints, Scorer, Shape
 
@@ -31,13 +32,18 @@ class AtRandom(Scorer):
         return int(room[self.pool.draw.randrange(len(room))])
 
 
+def _cores(free: NDArray[Any]) -> NDArray[Any]:
+    """Cores that are free; none where nobody tells how many there are, so that GPUs decide."""
+    return np.where(np.isfinite(free), free, 0.0)
+
+
 class BestFit(Scorer):
     """The node that is left with least, cores and GPUs counting alike."""
 
     def scores(self, shape: Shape, nodes: Ints) -> Ints:
         """Score what is left over, the less the better."""
         pool = self.pool
-        cpus = (pool.cpus[nodes] - shape.cpus) / _MOST_CPUS
+        cpus = (_cores(pool.cpus[nodes]) - shape.cpus) / _MOST_CPUS
         gpus = (pool.left[nodes].sum(1) - shape.thousandths) / _MOST_GPUS
         found: Ints = ((1.0 - 0.5 * cpus - 0.5 * gpus) * 100).astype(np.int64)
         return found
@@ -49,7 +55,7 @@ class DotProduct(Scorer):
     def scores(self, shape: Shape, nodes: Ints) -> Ints:
         """Score the product of what is asked and what is there, the less the better."""
         pool = self.pool
-        cpus = pool.cpus[nodes] / _MOST_CPUS * (shape.cpus / _MOST_CPUS)
+        cpus = _cores(pool.cpus[nodes]) / _MOST_CPUS * (shape.cpus / _MOST_CPUS)
         gpus = pool.left[nodes].sum(1) / _MOST_GPUS * (shape.thousandths / _MOST_GPUS)
         found: Ints = ((1.0 - (cpus + gpus) / 2) * 100).astype(np.int64)
         return found

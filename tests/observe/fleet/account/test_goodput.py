@@ -58,6 +58,18 @@ def test_groups_share_out_all_that_was_held(by: str) -> None:
     assert sum(one.held_hours for one in goodput(two_users(), by)) == pytest.approx(28)
 
 
+def test_who_only_waits_is_told_behind_those_who_hold() -> None:
+    work = jobs(
+        {"job": "1", "user": "ann", "submit_s": 0.0, "start_s": 0.0, "end_s": HOUR, "gpus": 1.0,
+         "nodes": ["n1"]},
+        {"job": "2", "user": "bob", "submit_s": 0.0, "gpus": 16.0, "state": "pending"},
+    )  # fmt: skip
+    found = account(work, nodes({"node": "n1"}), since_s=0, until_s=2 * HOUR)
+    ann, bob = goodput(found, "user")
+    assert (ann.held_hours, ann.waited_hours) == (1, 0)
+    assert (bob.held_hours, bob.waited_hours, bob.runtime, bob.ettr) == (0, 32, None, 0)
+
+
 def test_only_the_largest_are_told_where_asked() -> None:
     assert [one.name for one in goodput(two_users(), "user", most=1)] == ["ann"]
 
@@ -94,6 +106,12 @@ def test_a_day_that_is_cut_short_tells_nothing_of_days() -> None:
     found = account(jobs(), nodes({"node": "n1"}), since_s=0.5 * DAY, until_s=3 * DAY)
     assert [row.hours for row in trend(found)] == [96, 192, 192]
     assert [row.hours for row in whole_steps(found)] == [192, 192]
+
+
+def test_a_day_that_is_known_from_its_evening_on_is_not_whole() -> None:
+    there = nodes({"node": "n1", "since_s": 0.8 * DAY})
+    found = account(jobs(), there, since_s=0, until_s=3 * DAY)
+    assert [row.until_s / DAY for row in whole_steps(found)] == [2, 3]
 
 
 def test_remedies_leave_what_they_cannot_save() -> None:

@@ -13,7 +13,9 @@ def told(name: str, owner: str, hours: float | None, money: float | None = None)
 
 def test_a_letter_holds_everything_its_owner_needs() -> None:
     text = letter("ada", [told("small", "ada", 2.0, 4.0), told("large", "ada", 30.0, 60.0)], "May")
-    assert text.startswith("To: ada\nSubject: 2 ways to save GPU-hours (32 GPU-hours (about $64)")
+    assert text.startswith(
+        "To: ada\nSubject: 2 ways to save GPU-hours (32 GPU-hours, about $64, May)"
+    )
     assert text.index("1. Large: 30 GPU-hours, $60") < text.index("2. Small")
     for said in ("large was seen", "mend large", "measured: hours", "jobs: 1, 2", "say why"):
         assert said in text

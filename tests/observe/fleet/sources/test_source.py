@@ -59,3 +59,12 @@ def test_files_that_nobody_claims_are_told_of_by_what_is_wrong(tmp_path: Path) -
     other.write_text("nothing here\n")
     with pytest.raises(InputError, match="of no kind of telemetry"):
         find(str(other), Asked())
+
+
+def test_folders_within_a_folder_and_empty_files_are_told_apart(tmp_path: Path) -> None:
+    (tmp_path / "monday").mkdir()
+    (tmp_path / "empty.csv").touch()
+    with pytest.raises(InputError, match="name one: monday"):
+        find(str(tmp_path), Asked())
+    with pytest.raises(InputError, match="the file is empty"):
+        find(str(tmp_path / "empty.csv"), Asked())

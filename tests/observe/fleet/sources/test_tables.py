@@ -76,3 +76,30 @@ def test_a_cluster_without_a_name_is_asked_for(tmp_path: Path) -> None:
     (tmp_path / "jobs.csv").write_text(f"{HEAD}\n1,0,5,,,8\n")
     with pytest.raises(InputError, match="--cluster"):
         read(find(str(tmp_path), Asked()))
+
+
+def test_percentages_are_refused_where_shares_are_meant(tmp_path: Path) -> None:
+    file = tmp_path / "samples.csv"
+    file.write_text("cluster,node,gpu,time_s,gpu_util\neast,n1,0,10,95\n")
+    with pytest.raises(InputError, match="gpu_util: holds 95, and is a share"):
+        read(find(str(file), Asked()))
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("jobs.csv", "cluster,job,attempt,user\neast,1,0,ann\n"),
+        ("sacct.txt", "JobID|User|State|Start\n1|ann|RUNNING|2026-11-01T00:00:00\n"),
+    ],
+)
+def test_files_of_a_folder_that_are_not_read_are_named(
+    tmp_path: Path, name: str, text: str
+) -> None:
+    (tmp_path / name).write_text(text)
+    (tmp_path / "README.md").write_text("of people")
+    assert not any(batch.notes for batch in find(str(tmp_path), Asked()).batches())
+    (tmp_path / "other.csv").write_text("a,b\n1,2\n")
+    notes = [note for batch in find(str(tmp_path), Asked()).batches() for note in batch.notes]
+    assert len(notes) == 1
+    assert notes[0].startswith("left out, ")
+    assert notes[0].endswith(": other.csv")

@@ -52,12 +52,15 @@ class Goodput(NamedTuple):
 
 
 def goodput(found: Account, by: str, most: int | None = None) -> tuple[Goodput, ...]:
-    """Tell it by one of KINDS, the most hours first."""
+    """Tell it by one of KINDS, the most hours first; behind them those who only waited."""
     groups = _groups(found, by)
-    shown = np.bincount(groups.codes + 1, _held(found), len(groups.values) + 1)
-    order = np.argsort(-shown, kind="stable")
-    order = order[shown[order] > 0][:most]
-    place = np.full(len(shown), -1, np.int64)
+    held, waited = (
+        np.bincount(groups.codes + 1, each, len(groups.values) + 1)
+        for each in (_held(found), found.waited.astype(np.float64))
+    )
+    order = np.lexsort((-waited, -held))
+    order = order[(held + waited)[order] > 0][:most]
+    place = np.full(len(held), -1, np.int64)
     place[order] = np.arange(len(order))
     sums = _Sums(found, place[groups.codes + 1], len(order))
     return tuple(

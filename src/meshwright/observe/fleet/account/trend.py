@@ -112,7 +112,8 @@ def trend(found: Account) -> tuple[Trend, ...]:
 
 
 def whole_steps(found: Account) -> tuple[Trend, ...]:
-    """Return the days that are whole, or nearly, and of which anything is known."""
+    """Return the days that are whole, or nearly, and known from their beginning on."""
     rows = [row for row in trend(found) if row.hours > 0]
     longest = max((row.until_s - row.since_s for row in rows), default=0.0)
-    return tuple(row for row in rows if row.until_s - row.since_s > 0.9 * longest)
+    known_s = found.known_from / 1000
+    return tuple(row for row in rows if row.until_s - max(row.since_s, known_s) > 0.9 * longest)

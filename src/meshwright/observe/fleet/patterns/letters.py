@@ -13,7 +13,7 @@ def letter(owner: str, found: Iterable[Told], period: str) -> str:
     own = sorted(found, key=lambda one: -(one.gpu_hours or 0.0))
     total = sum(one.gpu_hours or 0.0 for one in own)
     money = [one.money for one in own if one.money is not None]
-    worth = f" (about ${sum(money):,.0f})" if money else ""
+    worth = f", about ${sum(money):,.0f}" if money else ""
     cost = f"{hours(total)} GPU-hours{worth}" if total else "no GPU-hours, but time"
     subject = own[0].title if len(own) == 1 else f"{len(own)} ways to save GPU-hours"
     lines = [
@@ -22,7 +22,7 @@ def letter(owner: str, found: Iterable[Told], period: str) -> str:
         "",
         f"Hello {owner},",
         "",
-        f"in {period} we saw the following, which together cost {cost}:",
+        f"during {period} we saw the following, which together cost {cost}:",
     ]
     for number, one in enumerate(own, start=1):
         lines += ["", f"{number}. {one.title}{_price(one)}"]

@@ -8,7 +8,15 @@ from pathlib import Path
 from typing import Final, Protocol, cast
 
 from meshwright.errors import InputError, Problem
-from meshwright.observe.fleet.sources.source import Asked, Batch, Secret, Source, bare, rows_of
+from meshwright.observe.fleet.sources.source import (
+    Asked,
+    Batch,
+    Secret,
+    Source,
+    bare,
+    rows_of,
+    some_of,
+)
 from meshwright.spec.names import unknown_name
 
 __all__ = ["KINDS", "Asked", "Batch", "Secret", "Source", "bare", "find", "kinds", "rows_of"]
@@ -48,9 +56,13 @@ def find(where: str, asked: Asked, kind: str = "") -> Source:
         return tables.source(where, asked)
     elif path.is_dir() and not any(path.iterdir()):
         what, fix = "the folder is empty", "name one with telemetry in it"
+    elif path.is_file() and not path.stat().st_size:
+        what, fix = "the file is empty", "name one with telemetry in it"
     else:
         what = "is of no kind of telemetry that is known here"
         fix = f"name a file that mw fleet ingest reads; it takes --kind {'|'.join(kinds())}"
+        if path.is_dir() and (inside := sorted(p.name for p in path.iterdir() if p.is_dir())):
+            fix = f"only public traces are sought in folders within it; name one: {some_of(inside)}"
     raise InputError([Problem(bare(where) if "://" in where else where, what, fix)])
 
 

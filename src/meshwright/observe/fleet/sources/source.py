@@ -13,7 +13,8 @@ the rows before it are on disk. A reading that is broken off therefore begins ag
 last kept, and rows that come twice are one row.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 from urllib.parse import urlsplit, urlunsplit
 
@@ -125,6 +126,22 @@ def _typed(values: Any, kind: pa.DataType) -> pa.Array | pa.ChunkedArray:
         # NumPy's NaN is what a source does not know.
         made = pa.array(values, from_pandas=True)
     return made if made.type == kind else made.cast(kind)
+
+
+def some_of(names: Sequence[str]) -> str:
+    """Name the first three of some files, and say how many there are where there are more."""
+    more = f", … ({len(names):,} in all)" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more
+
+
+def unread(where: Path, read: Collection[Path]) -> list[str]:
+    """Name the files of a folder that are not read; hidden ones and a README are left aside."""
+    inside = sorted(where.iterdir()) if where.is_dir() else ()
+    return [
+        path.name
+        for path in inside
+        if path.is_file() and path not in read and not path.name.startswith((".", "README"))
+    ]
 
 
 def bare(url: str) -> str:

@@ -16,12 +16,14 @@ import pyarrow.parquet as pq
 
 from meshwright.errors import InputError, Problem
 from meshwright.observe.fleet.sources.csv_faults import NULLS, faults
-from meshwright.observe.fleet.sources.source import Asked, Batch, Source, rows_of
+from meshwright.observe.fleet.sources.source import Asked, Batch, Source, rows_of, some_of, unread
 from meshwright.observe.fleet.store.conforming import keys_of
 from meshwright.observe.fleet.store.layout import SPANS
-from meshwright.observe.fleet.tables import KEYS, TABLES
+from meshwright.observe.fleet.tables import KEYS, SHARES, TABLES
 
 _ROWS = 262_144
+_MOST_SHARE = 1.01
+"""Means of what is sampled unevenly come out a little above one."""
 _ENDINGS = (".csv", ".csv.gz", ".parquet")
 
 
@@ -52,6 +54,8 @@ class TableFiles:
     def __init__(self, place: Path, files: list[Path], asked: Asked) -> None:
         self.name = f"tables {place}"
         self._files, self._asked = files, asked
+        left = unread(place, files)
+        self._notes = (f"left out, not named after a table: {some_of(left)}",) if left else ()
 
     def batches(self, cursor: str | None = None) -> Iterator[Batch]:
         """Give the rows of files that are new or have changed."""
@@ -65,7 +69,8 @@ class TableFiles:
             for rows in _read(file):
                 yield Batch(table, self._wanted(table, rows, file, state.st_mtime))
             done[file.name] = mark
-            yield Batch(table, TABLES[table].empty_table(), json.dumps(done))
+            yield Batch(table, TABLES[table].empty_table(), json.dumps(done), self._notes)
+            self._notes = ()
 
     def _wanted(self, table: str, rows: pa.Table, file: Path, written_s: float) -> pa.Table:
         columns = {name: rows[name] for name in rows.column_names}
@@ -91,7 +96,17 @@ class TableFiles:
             raise InputError([Problem(str(file), str(error))]) from None
         if any(made[key].null_count for key in keys_of(table)) and (found := _faults(file)):
             raise InputError(found)
+        _check_shares(made, file)
         return _of_the_time(table, made, self._asked)
+
+
+def _check_shares(rows: pa.Table, file: Path) -> None:
+    """Refuse percentages where shares are meant: they would all count as fully busy."""
+    for name in SHARES:
+        most = pc.max(rows[name]).as_py() if name in rows.column_names else None
+        if most is not None and most > _MOST_SHARE:
+            what = f"holds {most:g}, and is a share between 0 and 1"
+            raise InputError([Problem(f"{file}: {name}", what, "divide percentages by 100")])
 
 
 def _of_the_time(table: str, rows: pa.Table, asked: Asked) -> pa.Table:

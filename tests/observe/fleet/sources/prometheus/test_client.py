@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -151,6 +152,17 @@ def test_patience_ends_and_the_error_says_where(fake: Fake) -> None:
     fake.replies = [lambda _: (503, {}, b"")]
     with pytest.raises(MissingPart, match=r"127\.0\.0\.1:\d+ does not answer: HTTP 503"):
         _client(fake).query("m", 1)
+
+
+def test_a_server_that_was_never_reached_is_given_up_sooner() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # Nobody listens there.
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        slept: list[float] = []
+        client = Prometheus(url, sleep=slept.append, patience=Patience(1e6, 5.0, 3.0))
+        with pytest.raises(MissingPart, match="does not answer"):
+            client.query("m", 1)
+    assert 3 <= sum(slept) < 20
 
 
 def test_more_points_than_an_answer_may_have_are_asked_for_in_parts(fake: Fake) -> None:

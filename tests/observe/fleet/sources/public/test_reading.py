@@ -348,7 +348,7 @@ def test_tables_that_are_not_read_are_named(tmp_path: Path) -> None:
     written(tmp_path / "odd.csv", "alpha,beta\n1,2\n")
     written(tmp_path / "README.md", "# Jobs, and more\n")
     (batch,) = source(str(tmp_path), Asked()).batches()
-    assert batch.notes[-1] == "left out: odd.csv, 1 in all, of which no telemetry can be made"
+    assert batch.notes[-1] == "left out, as no telemetry can be made of it: odd.csv"
     (batch,) = source(str(tmp_path / "a.csv"), Asked()).batches()
     assert len(batch.notes) == 1
 

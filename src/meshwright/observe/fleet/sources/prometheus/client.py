@@ -46,6 +46,8 @@ class Patience(NamedTuple):
     """From the first failure of a request until it is given up."""
     answer_s: float = 120.0
     """For one answer."""
+    first_s: float = 15.0
+    """In place of `total_s` while it has never been reached: its address may be wrong."""
 
 
 class TooMuch(Exception):
@@ -88,6 +90,7 @@ class Prometheus:
         self._tenant, self._patience, self._sleep = tenant, patience or Patience(), sleep
         self._tell = tell
         self._connection: HTTPConnection | None = None
+        self._reached = False
         self._notes: list[str] = []
 
     def notes(self) -> tuple[str, ...]:
@@ -152,12 +155,15 @@ class Prometheus:
                 self.close()
                 said = str(drop)
                 passed_s = max(time.monotonic() - began, waited_s)
-                if passed_s >= self._patience.total_s:
+                total_s = self._patience.total_s
+                if not self._reached:
+                    total_s = min(total_s, self._patience.first_s)
+                if passed_s >= total_s:
                     hint = "see that it runs and can be reached; the next ingest goes on from here"
                     what = f"{self.url} does not answer: {said} ({tries} tries, {passed_s:.0f} s)"
                     raise MissingPart(what, hint) from None
                 if tries == 1 and self._tell is not None:
-                    left = f"for up to {self._patience.total_s:.0f} s"
+                    left = f"for up to {total_s:.0f} s"
                     self._tell(f"{self.url} does not answer: {said}; asking again {left}")
                 # Many who wait for one server should not all come back at once.
                 pause_s = max(drop.after_s, wait_s * (0.75 + random.random() / 2))
@@ -217,6 +223,7 @@ class Prometheus:
             headers["Content-Type"] = "application/x-www-form-urlencoded"
             connection.request("POST", target, text.encode(), headers)
         reply = connection.getresponse()
+        self._reached = True
         body = reply.read()
         if reply.headers.get("Content-Encoding") == "gzip":
             body = zlib.decompress(body, wbits=31)

@@ -20,7 +20,7 @@ from meshwright.observe.fleet.sources.public import (
 )
 from meshwright.observe.fleet.sources.public.files import Part, opened, parts_of
 from meshwright.observe.fleet.sources.public.form import Form, Tables, Told, form, recognised
-from meshwright.observe.fleet.sources.source import Asked, Batch
+from meshwright.observe.fleet.sources.source import Asked, Batch, some_of
 
 FORMS: Final[tuple[Form, ...]] = (
     *accounts.FORMS, *philly.FORMS, *alibaba.FORMS, *pai.FORMS, *series.FORMS,
@@ -176,8 +176,7 @@ class PublicTrace:
 
     def _not_read(self) -> str:
         names = [part.member or part.path.name for part in self._unread]
-        some = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
-        return f"left out: {some}, {len(names)} in all, of which no telemetry can be made"
+        return f"left out, as no telemetry can be made of it: {some_of(names)}"
 
     def _tables(self, one: Found, skipped: list[int]) -> Iterator[Tables]:
         part = one.part

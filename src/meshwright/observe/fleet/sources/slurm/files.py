@@ -15,7 +15,7 @@ from meshwright.observe.fleet.sources.slurm.holding import read_map
 from meshwright.observe.fleet.sources.slurm.pairs import blocks
 from meshwright.observe.fleet.sources.slurm.reading import Reading, batches, read_json
 from meshwright.observe.fleet.sources.slurm.sacct import is_sacct, read_sacct
-from meshwright.observe.fleet.sources.source import Asked, Batch
+from meshwright.observe.fleet.sources.source import Asked, Batch, some_of, unread
 
 _HEAD_BYTES: Final = 4096
 _TOGETHER_BYTES: Final = 2 << 30
@@ -85,6 +85,9 @@ class Files:
         groups = [[entry] for entry in self._files] if large else [self._files]
         for place, group in enumerate(groups):
             reading = Reading(self._zone, self._renames, given=self._asked.cluster)
+            if not place and (names := unread(self._where, [path for path, _ in self._files])):
+                why = "left out, being no output of Slurm's that is read here"
+                reading.notes.append(f"{why}: {some_of(names)}")
             told = [self._read(path, kind, reading) for path, kind in group]
             known = [moment for moment in (*told, reading.told_s()) if moment]
             seen_s = max(known or [path.stat().st_mtime for path, _ in group])
