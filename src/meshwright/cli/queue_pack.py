@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> Answer:
         "runs": runs,
     }  # fmt: skip
     title = f"{len(read.asks):,} jobs on {gpus:,} GPUs of {len(nodes):,} nodes: given away, %"
-    columns = ["placement", *(f"at {step:.0%}" for step in steps), "fragments", "refused"]
+    columns = ["placement", *(f"{step:.0%}" for step in steps), "fragments", "refused"]
     rows = [
         [
             one["placement"],
@@ -89,7 +89,9 @@ def run(args: argparse.Namespace) -> Answer:
     views = (
         table(",".join(columns), rows, title, right=",".join(columns[1:])),
         Note(
-            "columns: GPUs asked for so far, over all GPUs; fragments: free and of no use, % of all"
+            f"{steps[0]:.0%} and on: GPUs asked for so far, over all GPUs; "
+            "jobs are drawn from the list, again where it is too short; "
+            "fragments: free and of no use, % of all"
         ),
     )
     best = max(runs, key=lambda one: one["given"][f"{upto:g}"])

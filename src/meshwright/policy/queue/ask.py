@@ -102,13 +102,15 @@ def speedup(ask: Ask, gpus: float) -> float:
 def check_asks(asks: Sequence[Ask], gpus: float) -> None:
     """Refuse jobs that no scheduler could ever start on `gpus`, all of them at once."""
     problems = []
+    most = max((ask.least_gpus or ask.gpus for ask in asks), default=0.0)
     for ask in asks:
         if not (math.isfinite(ask.submit_s) and 0 < ask.gpus < math.inf):
             what = f"it asks for {ask.gpus:g} GPUs at {ask.submit_s:g} s"
             problems.append(Problem(f"job {ask.job}", what, "leave it out"))
         elif (ask.least_gpus or ask.gpus) > gpus:
             what = f"it asks for {ask.gpus:g} GPUs and there are {gpus:g}"
-            problems.append(Problem(f"job {ask.job}", what, "leave it out, or add GPUs"))
+            fix = f"leave it out, or add GPUs: the largest job needs {most:g}"
+            problems.append(Problem(f"job {ask.job}", what, fix))
         if len(problems) == 5:
             break
     if problems:
