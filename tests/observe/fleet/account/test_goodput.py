@@ -137,6 +137,18 @@ def test_prices_come_from_the_user_or_the_catalog() -> None:
     assert fleet_price(found, read_prices("h200=3,1")) == 3
 
 
+@pytest.mark.parametrize(
+    ("kind", "dollars"),
+    [
+        ("NVIDIA H100 80GB HBM3", 2.9), ("h100-80g-sxm", 2.9), ("NVIDIA A100-PCIE-40GB", 1.1),
+        ("NVIDIA A100-SXM4-80GB", 1.4), ("Tesla V100-SXM2-16GB", None), ("NVIDIA GH100", None),
+    ],
+)  # fmt: skip
+def test_prices_hold_for_the_names_that_drivers_tell(kind: str, dollars: float | None) -> None:
+    price = read_prices("h100=2.9,a100=1.4,a100-pcie=1.1").of(kind)
+    assert (price.dollars if price else None) == dollars
+
+
 def test_sums_of_savings_keep_all_hours() -> None:
     rows = savings(two_users(), read_prices("2"))
     whole = sum(row.hours for row in rows)

@@ -24,8 +24,13 @@ class Prices(NamedTuple):
 
     def of(self, kind: str | None) -> Price | None:
         """Return the price of a kind; None where nobody tells."""
-        if kind is not None and _plain(kind) in self.by_kind:
-            return self.by_kind[_plain(kind)]
+        if kind is not None:
+            # Drivers tell `NVIDIA H100 80GB HBM3` where people write `h100`; the closest counts.
+            name = _plain(kind)
+            fits = [one for one in self.by_kind if name == one or name.startswith(f"{one}-")]
+            fits = fits or [one for one in self.by_kind if _known(one) == _known(kind) != ""]
+            if fits:
+                return self.by_kind[max(fits, key=len)]
         return self.given or (_of_catalog(kind) if kind else None)
 
 
@@ -55,12 +60,18 @@ def _plain(kind: str) -> str:
 
 
 @cache
+def _known(kind: str) -> str:
+    """Return what the catalog calls a kind; nothing where it has none."""
+    try:
+        return catalog.gpu(_plain(kind)).name
+    except InputError:
+        return ""
+
+
+@cache
 def _of_catalog(kind: str) -> Price | None:
     """Return the lowest price of the catalog's clusters with that GPU."""
-    try:
-        name = catalog.gpu(_plain(kind)).name
-    except InputError:
-        return None
+    name = _known(kind)
     found = [
         (cluster.price_per_gpu_hour, cluster.name)
         for cluster in catalog.clusters().values()
