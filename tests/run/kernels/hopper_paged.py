@@ -47,7 +47,7 @@ def kernels() -> Iterator[Kernel]:
         )  # fmt: skip
         tiles = TILES[element, WIDTH]
         given = types | scales | {"starts": "*i32"}
-        given |= dict.fromkeys(("number", "q_token", "out_token"), INT)
+        given |= dict.fromkeys(("number", "skip", "q_token", "out_token"), INT)
         constants = shape | absent | halved | {"M": tiles.rows, "TILE": tiles.tile, "ROWS": 64}
         yield Kernel(
             f"paged attention, prefill, {element} bytes", prefill.attend_queries, given, constants,

@@ -67,6 +67,13 @@ def test_options_are_exact(options: dict[str, Any]) -> None:
     assert_near(got, paged_prefill(q.double(), *cache, starts, backend="torch", **options))
 
 
+def test_a_row_of_padding_reads_nothing() -> None:
+    cache = paged([5, 0])
+    got = paged_prefill(drawn(3, 4, 16), *cache, starts_of([2, 1]), backend="torch")
+    assert got[:2].any()
+    assert not got[2].any()
+
+
 def test_decodes_and_prefills_mix() -> None:
     cache = paged([30, 5, 0, 21, 26])
     starts = starts_of([1, 1, 1, 9, 2])

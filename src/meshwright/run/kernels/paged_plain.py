@@ -76,7 +76,7 @@ def plain_paged_prefill(
     for row, length in enumerate(lengths_R.tolist()):
         alike.setdefault((starts[row + 1] - starts[row], length), []).append(row)
     for (many, length), rows in alike.items():
-        if not many:
+        if not many or not length:
             continue
         most = max(1, _SCORES // (q_NHE.shape[1] * many * length))
         places_T = torch.arange(length - many, length, device=q_NHE.device)

@@ -118,6 +118,15 @@ def test_a_small_demand_explains_no_more_than_it_asks_for() -> None:
     assert told(found) == {"limits": 10, "no_demand": 70}
 
 
+@pytest.mark.parametrize(("submit_s", "evidence"), [(0.0, "nodes"), (None, "unknown")])
+def test_that_nobody_waited_is_known_where_waits_are_told(
+    submit_s: float | None, evidence: str
+) -> None:
+    row = {**job("1", 0, 4 * HOUR), "submit_s": submit_s}
+    found = account_of(jobs(row), {"node": "n1"})
+    assert hours(found.cells()[Cell("no_demand", evidence)]) == 48
+
+
 def test_without_nodes_what_was_held_is_all_there_was() -> None:
     found = account_of(jobs(job("1", 0, 4 * HOUR), job("2", 0, 4 * HOUR, nodes=None)))
     assert told(found) == {"productive": 64}

@@ -85,6 +85,7 @@ FREE_CELLS: Final = (
     Cell("too_few", "nodes"),
     Cell("reserved", "nodes"),
     Cell("no_demand", "nodes"),
+    Cell("no_demand", "unknown"),
     Cell("unknown", "unknown"),
 )
 """What hours that no job held can be."""

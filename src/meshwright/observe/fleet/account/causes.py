@@ -22,8 +22,9 @@ from meshwright.observe.fleet.account.ticks import (
     Window,
 )
 
-CAUSES: Final = ("fragmented", "order", "order?", "limits", "too_few", "no_demand")
-"""`order?` is where nobody tells how free GPUs lay on nodes, so that a place may have been free."""
+CAUSES: Final = ("fragmented", "order", "order?", "limits", "too_few", "no_demand", "no_demand?")
+"""`order?` is where nobody tells how free GPUs lay on nodes, so that a place may have been free;
+`no_demand?` is where nobody tells since when jobs waited, so that some may have."""
 _CHUNK = 4_000_000
 
 
@@ -59,7 +60,7 @@ def weights(found: Attempts, pool_of: Longs, pool: Pool, window: Window) -> Floa
     start = np.maximum(found.waits[at], window.since) - window.since
     end = np.minimum(found.waited[at], window.until) - window.since
     shape, requests = _requests(found, at, pool.node_gpus)
-    wanted = np.zeros((len(CAUSES) - 1, pool.bins))
+    wanted = np.zeros((CAUSES.index("no_demand"), pool.bins))
     for number, request in enumerate(requests):
         mine = shape == number
         rate = np.full(int(mine.sum()), float(request.parts))
@@ -81,7 +82,9 @@ def weights(found: Attempts, pool_of: Longs, pool: Pool, window: Window) -> Floa
         taken = np.minimum(left, amount)
         given[number] = taken.sum()
         left -= taken
-    given[-1] = left.sum()
+    here = (pool_of == pool.number) & (found.parts > 0)
+    told = not here.any() or bool((found.waits[here] != NEVER).any())
+    given[CAUSES.index("no_demand" if told else "no_demand?")] = left.sum()
     return given
 
 

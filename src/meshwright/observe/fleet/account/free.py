@@ -26,7 +26,7 @@ _STATE_CELLS = {
     UNKNOWN: Cell("unknown", "unknown"),
 }
 _CAUSE_CELLS = tuple(
-    Cell("order", "unknown") if cause == "order?"
+    Cell(cause.rstrip("?"), "unknown") if cause.endswith("?")
     else Cell(cause, "accounting" if cause == "limits" else "nodes")
     for cause in CAUSES
 )  # fmt: skip
