@@ -49,16 +49,17 @@ def run(settings: LoopSettings, *, say: Callable[[str], object] = lambda _: None
     began_s, began_cpu_s = time.perf_counter(), _cpu_s()
     with _threads(settings.threads), ExitStack() as stack:
         tasks = tasks_of(settings)
+        # Read before anything is written or trained: the file may not be there.
+        replayed = _replayed(settings) if settings.replay else None
         keeping = Keeping(settings, say)
         stack.callback(keeping.close)
         trainer = LoopTrainer(settings, tasks, keeping)
         progress = trainer.begin()
-        if settings.replay:
+        if replayed is not None:
             watching = Watching(settings.most_unjudged, keeping.note)
-            draws = _replayed(settings)
             nothing = Evaluation(settings.evaluate, None, keeping, None)
             synchronous(
-                trainer, draws, progress, sampling=None, watching=watching, evaluation=nothing
+                trainer, replayed, progress, sampling=None, watching=watching, evaluation=nothing
             )
             held_out = nothing.figures
         else:

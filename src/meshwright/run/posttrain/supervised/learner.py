@@ -12,20 +12,21 @@ from meshwright.run.posttrain.objectives.chosen import word_logprobs
 from meshwright.run.posttrain.supervised.job import RecipeJob
 from meshwright.run.train.data.batch import Batch
 from meshwright.run.train.data.fingerprint import fingerprint
-from meshwright.run.train.learner import Together
+from meshwright.run.train.learner import NextToken, Together
 
 ADAPTER = "adapter"
 """Folder of a finished run in which its adapter lies, as PEFT has it."""
 
 
-class RecipeLearner:
+class RecipeLearner(NextToken):
     """All weights of a decoder, or an adapter beside them, trained on answers word for word.
 
     Other recipes are made from it by another `loss` and `count`.
     """
 
     def __init__(self, decoder: Decoder, job: RecipeJob) -> None:
-        self.decoder, self.job = decoder, job
+        super().__init__(decoder)
+        self.job = job
         self.adapter: DecoderAdapter | None = None
         if job.adapter is not None:
             self.adapter = adapt(decoder, job.adapter.lora(), seed=job.seed)
@@ -43,11 +44,11 @@ class RecipeLearner:
         """Return what a run that goes on needs: of an adapted model the adapter alone."""
         if self.adapter is not None:
             return {f"adapter.{name}": one.data for name, one in self.adapter.named_parameters()}
-        return {f"model.{name}": value for name, value in self.decoder.state_dict().items()}
+        return super().tensors()
 
     def train(self, mode: bool) -> None:
         """Train from here on, or only evaluate."""
-        self.decoder.train(mode)
+        super().train(mode)
         if self.adapter is not None:
             self.adapter.train(mode)
 
@@ -59,19 +60,6 @@ class RecipeLearner:
         """Let what dropout leaves out follow from the seed and the step alone."""
         if self.adapter is not None and self.adapter.training and self.adapter.settings.dropout:
             torch.manual_seed(int(fingerprint("dropout", self.job.seed, batch.step)[:15], 16))
-
-    def count(self, batch: Batch) -> int:
-        """Return the trained tokens."""
-        return batch.targets
-
-    def loss(self, part: Batch) -> Loss:
-        """Return the cross-entropy of the answers."""
-        return self.decoder.loss(
-            part.tokens_BT,
-            part.labels_BT,
-            positions=part.positions_BT,
-            documents=part.documents,
-        )
 
     def hidden(self, part: Batch) -> Tensor:
         """Return what the output head reads, (B, T, D)."""
