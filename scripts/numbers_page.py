@@ -43,8 +43,10 @@ def _section(history: list[Result]) -> str:
     earlier = [result for result in history[:-1] if result.machine.cpu == newest.machine.cpu]
     before = earlier[-1] if earlier else None
     lines = [f"## {newest.name}", "", newest.question, "", *_table(newest, before), ""]
-    if newest.measured.notes:
-        lines += [newest.measured.notes.strip(), ""]
+    # What was measured, as data, stays in the file.
+    words = newest.measured.notes.partition("measured: {")[0].strip()
+    if words:
+        lines += [words, ""]
     lines += [
         f"Measured {newest.date} on {_machine(newest.machine)}; the benchmark ran"
         f" {pretty(newest.wall_s)} s with a peak of"
