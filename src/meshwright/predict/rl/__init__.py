@@ -1,6 +1,7 @@
 """Reinforcement learning predicted: steps in which engines generate and a trainer learns from it.
 
 setup      what is asked: model, GPUs of both sides, groups and their lengths
+sync       the plan by which weights go to engines, priced
 prices     what a training step, a sync and a memory phase take
 engines    engines of `predict/serving` whose requests are groups
 simulate   the controller of `policy/rollout`, driven by a virtual clock

@@ -2,13 +2,12 @@
 
     training   passes · tokens / tokens of the priced step + updates · (optimizer + exchange)
                + passes without gradients, each a third of the passes with them
-    sync       the most bytes that any GPU sends or receives, over its link
+    sync       the plan by which weights go to engines: packed, sent, checked, written
     phases     the optimizer's and the gradients' bytes of a GPU, over its link to the host
 
 Sequences are packed and shared out evenly: the priced step has as many tokens, in sequences whose
-attention costs as much on the average. Weights are broadcast in a pipeline, so that each trainer
-sends its own part once. A shift of memory that moves no bytes is free. What software adds to these
-(names looked up, buffers made, processes that wait for each other) is not in them.
+attention costs as much on the average. A shift of memory that moves no bytes is free. What software
+adds to these (names looked up, buffers made, processes that wait for each other) is not in them.
 """
 
 from collections.abc import Iterable
@@ -21,19 +20,19 @@ from meshwright.errors import InputError, Problem
 from meshwright.policy.rollout import Phase
 from meshwright.predict.memory import MemoryPrediction, predict_memory
 from meshwright.predict.rl.setup import Drawn, Rounds, Setup, share_of
+from meshwright.predict.rl.sync import sync_of
 from meshwright.predict.run import Run
 from meshwright.predict.serving.fleet import TRANSFER_SHARE
 from meshwright.predict.serving.memory import serving_memory
 from meshwright.predict.step import StepPrediction, predict_step
+from meshwright.predict.transfer_time import TransferTime
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.layout import Layout
-from meshwright.spec.model import Model, count_parameters
+from meshwright.spec.model import Model
 from meshwright.spec.units import format_bytes
 from meshwright.spec.work import Work
 from meshwright.spec.workload import Training
 
-WEIGHT_BYTES = 2.0
-"""Trainers send bf16."""
 _TILE = 64
 GENERATING, SYNCING, TRAINING = "generating", "syncing", "training"
 
@@ -46,7 +45,7 @@ class Prices(msgspec.Struct, frozen=True, kw_only=True):
     tokens: float
     updates: int
     forwards: int
-    sync_s: float
+    sync: TransferTime
     phase_s: dict[str, float]
     peak_bytes: dict[str, float]
     """What the fullest GPU holds while generating, syncing and training."""
@@ -78,9 +77,13 @@ def prices_of(setup: Setup) -> Prices:
     states = memory.worst.gradients_bytes + memory.worst.optimizer_bytes
     host = TRANSFER_SHARE * setup.cluster.host.gpu_bytes_per_s
     moved_s = states / host
+    sync = sync_of(setup)
+    # What comes is kept aside until all of it is there.
+    filled = serving.weight_bytes + sync.aside_bytes
+    trained = float(memory.worst.parameters_bytes)
     peaks = {
         GENERATING: held,
-        SYNCING: serving.weight_bytes + memory.worst.parameters_bytes,
+        SYNCING: filled + trained if setup.placement == "colocated" else max(filled, trained),
         TRAINING: float(memory.worst.total_bytes),
     }
     if memory.worst.total_bytes > memory.capacity_bytes:
@@ -94,7 +97,7 @@ def prices_of(setup: Setup) -> Prices:
         tokens=priced,
         updates=rounds.updates,
         forwards=rounds.forwards,
-        sync_s=sync_s(setup),
+        sync=sync,
         phase_s={"load": moved_s, "offload": moved_s},
         peak_bytes=peaks,
     )
@@ -125,28 +128,6 @@ def packed(rounds: Rounds) -> Packed:
     length = -(-round(squares / tokens) // _TILE) * _TILE
     room = longest if rounds.packed is None else rounds.packed
     return Packed(tokens, length, max(1, room // length))
-
-
-def sync_s(setup: Setup) -> float:
-    """Return the seconds in which weights go from the trainer to the engines."""
-    cluster, engines = setup.cluster, setup.engines
-    wanted = serving_memory(engines.replica).weight_bytes
-    if setup.placement == "colocated":
-        # Each GPU gathers its part of an engine from GPUs of that engine.
-        inside = engines.replica.gpus <= cluster.scale_up.gpus
-        sent = wanted
-    else:
-        inside = setup.gpus <= cluster.scale_up.gpus
-        sent = max(wanted, WEIGHT_BYTES * count_parameters(setup.model).total / setup.training.gpus)
-    if inside:
-        rate, latency = cluster.scale_up.gpu_bytes_per_s, cluster.scale_up.latency_s
-    else:
-        rate = min(cluster.nic_bytes_per_s_per_gpu, cluster.host.gpu_bytes_per_s)
-        latency = 0.0 if cluster.nics is None else cluster.nics.latency_s
-    if rate <= 0:
-        what = f"{cluster.name} has no network between its nodes"
-        raise InputError([Problem("cluster", what, f"use at most {cluster.scale_up.gpus} GPUs")])
-    return latency + sent / (TRANSFER_SHARE * rate)
 
 
 def _priced(

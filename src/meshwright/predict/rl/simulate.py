@@ -127,7 +127,7 @@ class _Run:
             if isinstance(action, Train):
                 lasts = self.prices.training_s([self.drawn[group] for group in action.groups])
             elif isinstance(action, Sync):
-                lasts = self.prices.sync_s
+                lasts = self.prices.sync.seconds
                 self.engines.hold(now)
             else:
                 lasts = self.prices.seconds(action)

@@ -1,0 +1,204 @@
+"""What every rank of a layout holds of a model's weights, box by box, from descriptions alone.
+
+`policy.transfer` plans with it what the ranks of a run tell it of their own tensors. As many bytes
+go the same ways, in fewer, larger pieces: matrices of a layer that both sides cut alike are taken
+as one, and so are layers that lie on the same ranks, where there would be too many slices. Vectors,
+biases and vision towers are small and counted whole on every rank. With ZeRO 3 a rank keeps rows of
+its part, where a run cuts between any two numbers.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Literal, NamedTuple
+
+from meshwright.policy.boxes import Extent
+from meshwright.policy.transfer import Held, Holds
+from meshwright.spec.layout import Layout
+from meshwright.spec.layout.ranks import coordinate, expert_coordinate, group_of
+from meshwright.spec.layout.stages import chunks, rank_chunks
+from meshwright.spec.model import Model, Weight
+
+SLICES = 10_000
+"""About as many slices as a plan is made of, where layers can be taken together."""
+Formats = tuple[str, ...]
+"""How numbers are kept; where they are rounded twice, both formats in turn."""
+
+
+class Side(NamedTuple):
+    """Ranks that train, or those of one engine."""
+
+    layout: Layout
+    linear: Formats
+    """Of linear layers."""
+    others: Formats
+    """Of experts, routers, embeddings, heads and vectors."""
+
+
+class _Alike(NamedTuple):
+    """Matrices that both sides cut in the same way."""
+
+    kind: Literal["column", "row", "none", "expert"]
+    shards: tuple[int, int]
+    """Parts that tensor parallelism cuts them into, on either side."""
+    along: int
+    """The side that is not cut: what a column or row of a product has."""
+    copies: int
+    is_linear: bool
+
+
+class _Run(NamedTuple):
+    """Neighbouring layers of one kind, on one stage of either side."""
+
+    first: int
+    last: int
+    block: str
+
+
+def held(model: Model, source: Side, target: Side, *, engines: int) -> tuple[list[Holds], ...]:
+    """Return what each rank of the source holds, and each rank of one of so many engines."""
+    layouts = source.layout, target.layout
+    alike = {each.name: _alike(model, each.name, *layouts) for each in model.blocks}
+    slices = sum(
+        layers * max(1, of.shards[0] // of.shards[1]) * (layouts[0].ep if of.copies > 1 else 1)
+        for block, layers in model.block_counts()
+        for of in alike[block.name]
+    )
+    at_once = max(1, slices * engines * target.layout.gpus // SLICES)
+    runs = _runs(model, layouts, at_once)
+    return tuple(
+        [
+            dict(_Rank(model, side, number, rank).holds(runs, alike))
+            for rank in range(side.layout.gpus)
+        ]
+        for number, side in enumerate((source, target))
+    )
+
+
+def _alike(model: Model, block: str, *layouts: Layout) -> Counter[_Alike]:
+    """Return how long the sides are that are cut, summed over a block's matrices cut alike."""
+    found: Counter[_Alike] = Counter()
+    for weight in model.block(block).weights(model.hidden):
+        shards = [_cuts(weight, each) for each in layouts]
+        kind = "expert" if weight.part == "expert" else weight.split
+        linear = weight.part not in ("expert", "router")
+        sides = weight.fan_out, weight.fan_in
+        cut, along = sides[::-1] if weight.split == "row" else sides
+        found[_Alike(kind, (shards[0], shards[1]), along, weight.copies, linear)] += cut
+    return found
+
+
+def _cuts(weight: Weight, layout: Layout) -> int:
+    return weight.shards(layout.experts_tp if weight.part == "expert" else layout.tp)
+
+
+def _runs(model: Model, layouts: Sequence[Layout], at_once: int) -> tuple[_Run, ...]:
+    names = model.layer_names
+    cuts = {0, model.layers}
+    for layout in layouts:
+        cuts |= {chunk.first for chunk in chunks(layout, model.layers)}
+    cuts |= {at for at in range(1, model.layers) if names[at] != names[at - 1]}
+    return tuple(
+        _Run(at, min(at + at_once, last), names[at])
+        for first, last in pairwise(sorted(cuts))
+        for at in range(first, last, at_once)
+    )
+
+
+class _Rank:
+    """One rank of a side."""
+
+    def __init__(self, model: Model, side: Side, number: int, rank: int) -> None:
+        self.model, self.side, self.number = model, side, number
+        layout = side.layout
+        self.place, self.among = coordinate(layout, rank), expert_coordinate(layout, rank)
+        self.dense, self.sparse = _shards(layout, rank)
+
+    def holds(
+        self, runs: Sequence[_Run], alike: dict[str, Counter[_Alike]]
+    ) -> Iterator[tuple[str, Held]]:
+        """Yield everything that the rank holds."""
+        model, layout = self.model, self.side.layout
+        mine = rank_chunks(layout, model.layers)[self.place.pp]
+        for run in runs:
+            if not any(each.first <= run.first < each.last for each in mine):
+                continue
+            layers = run.last - run.first
+            for number, (of, cut) in enumerate(alike[run.block].items()):
+                yield f"{run.first}.{number}", self._matrices(of, cut, layers)
+            block = model.block(run.block)
+            biases = sum(w.fan_out * w.copies for w in block.weights(model.hidden) if w.bias)
+            vectors = block.vectors(model.hidden, model.norm) + biases
+            yield f"{run.first}.vectors", self._vector(layers * vectors)
+        first = any(each.has_embedding for each in mine)
+        last = any(each.has_head for each in mine)
+        norm = model.norm.parameters(model.hidden)
+        if first and model.embedding_norm:
+            yield "embedding_norm", self._vector(norm)
+        if last and model.final_norm:
+            yield "final_norm", self._vector(norm)
+        if first or (last and model.tied):
+            yield "embedding", self._table()
+        if last and not model.tied:
+            yield "head", self._table()
+        if first and model.positions == "learned":
+            yield (
+                "positions",
+                self._vector((model.max_positions + model.position_offset) * model.hidden),
+            )
+        if first and model.vision is not None:
+            tower = model.vision
+            projector = tower.projector.parameters(tower.hidden, model.hidden)
+            yield "vision", self._vector(tower.parameters() + projector)
+
+    def _matrices(self, of: _Alike, cut: int, layers: int) -> Held:
+        """Return the rank's part of some matrices: rows first, then columns, as runs have them."""
+        layout, shards = self.side.layout, of.shards[self.number]
+        if of.kind == "expert":
+            mine = {
+                0: (layout.ep, self.among.ep),
+                1: (shards, self.among.expert_tp * shards // layout.experts_tp),
+            }
+            whole = [of.copies, cut, layers * of.along]
+            return self._box(self.side.others, whole, mine, 2, self.sparse)
+        kept = self.side.linear if of.is_linear else self.side.others
+        # Where there are fewer parts than ranks, neighbours hold the same one.
+        part = shards, self.place.tp * shards // layout.tp
+        if of.kind == "row":
+            return self._box(kept, [layers * of.along, cut], {1: part}, 0, self.dense)
+        return self._box(kept, [layers * cut, of.along], {0: part}, 0, self.dense)
+
+    def _table(self) -> Held:
+        whole = [self.model.vocab, self.model.hidden]
+        mine = (self.side.layout.tp, self.place.tp)
+        return self._box(self.side.others, whole, {0: mine}, 0, self.dense)
+
+    def _vector(self, size: int) -> Held:
+        return self._box(self.side.others, [size], {}, 0, self.dense)
+
+    @staticmethod
+    def _box(
+        formats: Formats,
+        whole: list[int],
+        cut: dict[int, tuple[int, int]],
+        axis: int,
+        shard: tuple[int, int],
+    ) -> Held:
+        offsets, sizes = [0] * len(whole), list(whole)
+        for along, (ranks, index) in (*cut.items(), (axis, shard)):
+            each = -(-sizes[along] // ranks)
+            first = min(index * each, sizes[along])
+            offsets[along] += first
+            sizes[along] = min(each, sizes[along] - first)
+        return Held(formats, tuple(whole), (Extent(tuple(offsets), tuple(sizes)),))
+
+
+def _shards(layout: Layout, rank: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Return over how many ranks dense and expert weights are spread, and which of them this is."""
+    if layout.zero < 3 or layout.shard_degree == 1:
+        return (1, 0), (1, 0)
+    among = group_of(layout, rank, "shard")
+    copies = layout.dp * layout.cp // layout.shard_degree
+    experts = max(1, layout.expert_dp // copies)
+    index = expert_coordinate(layout, rank).expert_dp % experts
+    return (len(among), among.index(rank)), (experts, index)

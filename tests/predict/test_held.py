@@ -1,0 +1,72 @@
+"""What ranks hold by description is what they hold in a run, as far as a plan's bytes can tell."""
+
+import pytest
+
+from meshwright.policy.transfer import Transfer, plan_transfer
+from meshwright.predict.held import Side, held
+from meshwright.spec.layout import Layout
+from meshwright.spec.model import Experts, Model, decoder
+
+# Widths that layouts divide: uneven parts are cut elsewhere by a run that cuts between any numbers.
+DENSE = decoder("dense", layers=4, hidden=64, heads=4, kv_heads=2, ffn=96, vocab=64)
+TIED = decoder("tied", layers=4, hidden=64, heads=4, ffn=96, vocab=64, tied=True)
+ROUTED = decoder(
+    "experts", layers=4, hidden=64, heads=4, kv_heads=2, ffn=96, vocab=64, dense_layers=2,
+    experts=Experts(count=4, top_k=2, width=32, shared_width=32),
+)  # fmt: skip
+PAIRS = [
+    (DENSE, Layout(), Layout(tp=2)),
+    (DENSE, Layout(tp=4), Layout(tp=2)),  # two trainers hold the same keys and values
+    (DENSE, Layout(tp=2), Layout(tp=4)),
+    (DENSE, Layout(tp=2, pp=2, dp=2), Layout()),
+    (DENSE, Layout(dp=2, zero=3), Layout(tp=2)),
+    (TIED, Layout(pp=4), Layout(tp=2)),
+    (ROUTED, Layout(dp=4, ep=4), Layout(tp=2)),
+    (ROUTED, Layout(tp=2, dp=2, ep=2), Layout(dp=4, ep=4)),
+]
+
+
+def described(
+    model: Model, source: Layout, target: Layout, *, engines: int = 2, fp8: bool = False
+) -> Transfer:
+    linear = ("bf16", "fp8-rows") if fp8 else ("bf16",)
+    trainers, ranks = held(
+        model,
+        Side(source, ("bf16",), ("bf16",)),
+        Side(target, linear, ("bf16",)),
+        engines=engines,
+    )
+    return plan_transfer(trainers, ranks * engines)
+
+
+@pytest.mark.parametrize(("model", "source", "target"), PAIRS)
+def test_a_plan_moves_the_bytes_that_a_run_moves(
+    model: Model, source: Layout, target: Layout
+) -> None:
+    pytest.importorskip("torch", reason="asks the tensors of a run")
+    from meshwright.run.posttrain.weights.tensors import held as held_by
+    from tests.run.posttrain.weights.virtual_ranks import served, sources
+
+    plan = described(model, source, target)
+    trainers = [held_by(each) for each in sources(model, source)]
+    ranks = [held_by(each) for each in served(model, target, seed=1, fp8=False)]
+    real = plan_transfer(trainers, ranks * 2)
+    assert plan.received_bytes() == real.received_bytes()
+    assert plan.moved_bytes == real.moved_bytes
+    # Who of several sends what may differ, as pieces are larger; nobody has far more to do.
+    assert max(plan.sent_bytes()) == pytest.approx(max(real.sent_bytes()), rel=0.1)
+
+
+def test_linear_layers_travel_in_fp8_where_rows_are_whole() -> None:
+    wide, narrow = (described(DENSE, Layout(), Layout(), fp8=fp8) for fp8 in (False, True))
+    assert 0.5 * wide.moved_bytes < narrow.moved_bytes < 0.65 * wide.moved_bytes
+    # Columns of `o` and `down` are cut by two trainers: their rows are whole on neither.
+    cut = described(DENSE, Layout(tp=2), Layout(), fp8=True)
+    assert narrow.moved_bytes < cut.moved_bytes < wide.moved_bytes
+
+
+def test_large_plans_take_layers_together_and_move_as_much() -> None:
+    deep = decoder("deep", layers=96, hidden=64, heads=4, ffn=96, vocab=64)
+    few, many = (described(deep, Layout(pp=2, dp=2), Layout(tp=2), engines=n) for n in (1, 64))
+    assert len(many.slices) < 20_000
+    assert many.moved_bytes == 64 * few.moved_bytes
