@@ -86,9 +86,9 @@ def one(*, tiny: bool, seed: int, steps: int, **given: Any) -> dict[str, Any]:
 
 def compare(*, tiny: bool, steps: int, seeds: Iterable[int]) -> Iterator[dict[str, Any]]:
     """Train synchronously and with each staleness, all seeds; each is told as it ends."""
-    one(tiny=tiny, seed=0, steps=2, placement="synchronous")  # compiles what all of them use
+    one(tiny=tiny, seed=0, steps=2, placement="disaggregated")  # compiles what all of them use
     for seed in seeds:
-        yield one(tiny=tiny, seed=seed, steps=steps, placement="synchronous")
+        yield one(tiny=tiny, seed=seed, steps=steps, placement="disaggregated")
         for staleness in STALENESS:
             given = {"placement": "asynchronous", "max_staleness": staleness}
             yield one(tiny=tiny, seed=seed, steps=steps, **given)

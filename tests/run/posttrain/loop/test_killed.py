@@ -25,10 +25,10 @@ REPOSITORY = Path(__file__).parents[4]
 
 @cache
 def uninterrupted() -> Decoder:
-    return run(settings_of("", "synchronous")).decoder
+    return run(settings_of("", "disaggregated")).decoder
 
 
-@pytest.mark.parametrize("placement", ["synchronous", "asynchronous"])
+@pytest.mark.parametrize("placement", ["disaggregated", "asynchronous"])
 @pytest.mark.parametrize("phase", PHASES)
 def test_a_killed_run_goes_on(tmp_path: Path, placement: str, phase: str) -> None:
     folder = tmp_path / "run"
@@ -49,7 +49,7 @@ def test_a_killed_run_goes_on(tmp_path: Path, placement: str, phase: str) -> Non
     assert any("goes on after step 4" in note for note in finished.notes)
     pairs = zip(outcome.decoder.parameters(), finished.decoder.parameters(), strict=True)
     assert all(torch.equal(one, other) for one, other in pairs)
-    if placement == "synchronous" and phase != "draw":
+    if placement == "disaggregated" and phase != "draw":
         # What was drawn in part is drawn in other batches, which may round otherwise.
         pairs = zip(outcome.decoder.parameters(), uninterrupted().parameters(), strict=True)
         assert all(torch.equal(one, other) for one, other in pairs)

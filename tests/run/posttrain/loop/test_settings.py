@@ -20,7 +20,7 @@ from meshwright.spec.read import plain, read
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"placement": "synchronous", "max_staleness": 2}, "means 0, not 2"),
+        ({"placement": "disaggregated", "max_staleness": 2}, "means 0, not 2"),
         ({"placement": "one-step-off", "max_staleness": 0}, "means 1, not 0"),
         ({"placement": "beside"}, "beside"),
         ({"rollout_only": True, "replay": "file"}, "nothing to draw"),

@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("torch", reason="runs a model")
 
 from meshwright.run.posttrain.loop import run
-from meshwright.run.posttrain.loop.asynchronous import Stalled
+from meshwright.run.posttrain.loop.driving import Stalled
 from meshwright.run.posttrain.loop.sampling import VerifierFailing
 from meshwright.run.posttrain.loop.settings import TaskSettings, WarmUpSettings
 from meshwright.run.posttrain.rollouts import Rollout
@@ -24,7 +24,7 @@ def task(verifier: str, bad: int, **job: str) -> TaskSettings:
     return TaskSettings(name=HERE, options={"verifier": verifier, "bad": bad, **job})
 
 
-@pytest.mark.parametrize("placement", ["synchronous", "asynchronous"])
+@pytest.mark.parametrize("placement", ["disaggregated", "asynchronous"])
 def test_a_hung_verifier_is_named_and_ends_the_run(placement: str) -> None:
     said: list[str] = []
     given = settings(

@@ -4,8 +4,8 @@ settings       a run, as its file gives it
 tasks          the environments it names
 trainer        weights, optimizer and step; `policy_step` is the step itself
 sampling       the engine, its verifiers, and weights on their way to it
-synchronous    one after the other; also drawing alone, and training on a recording
-asynchronous   both at a time, by the decisions of `policy.rollout`
+driving        carries out what `policy.rollout` decides, in every placement
+engines        who draws: an engine in this thread, or a file; `engine_thread` beside the trainer
 keeping        the folder that a killed run goes on from
 running        all of it
 presets        settings that were found to learn

@@ -1,17 +1,25 @@
 """`EngineThread`: the engine in a thread of its own, which draws while the trainer trains."""
 
 import queue
+import sys
 import threading
+import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
 
+from meshwright.policy.rollout.actions import PhaseName
+from meshwright.run.posttrain.loop.engines import EngineFailed, Heard, Renewed
 from meshwright.run.posttrain.loop.sampling import Sampling
 from meshwright.run.posttrain.loop.spans import Spans
 from meshwright.run.posttrain.rollouts.generate import Stream
-from meshwright.run.posttrain.rollouts.record import Key, Rollout
+from meshwright.run.posttrain.rollouts.record import Key
+
+_SWITCH_S = 0.0005
+"""How long a thread keeps the interpreter while another wants it. Python's 5 ms are several steps
+of an engine, for which it would wait whenever the trainer's thread prepares kernels."""
 
 
 class _Begin(NamedTuple):
@@ -23,49 +31,35 @@ class _Renew(NamedTuple):
     version: int
 
 
-class Renewed(NamedTuple):
-    """The engine has a version of the weights."""
-
-    version: int
-
-
-class EngineFailed(NamedTuple):
-    """The thread ended with an error."""
-
-    error: BaseException
-
-
-Heard = Rollout | Renewed | EngineFailed
-
-
 class EngineThread:
-    """Takes orders, and gives rollouts as they are complete.
-
-    Everything of one order is asked before the engine takes its next turn: so what is computed
-    together, and with it every bit, does not hang on how threads take turns.
-    """
+    """Takes turns whether anybody waits for them or not."""
 
     def __init__(self, sampling: Sampling, spans: Spans) -> None:
         self._sampling, self._spans = sampling, spans
         self._orders: queue.SimpleQueue[_Begin | _Renew | None] = queue.SimpleQueue()
         self._heard: queue.SimpleQueue[Heard] = queue.SimpleQueue()
-        self.turns = 0
-        """Taken so far: who waits sees by it whether anything happens."""
+        self.turns, self.generating_s = 0, 0.0
         # What was given to the device so far comes before anything of the thread's own stream.
         self._settle()
+        self._switched_s = sys.getswitchinterval()
+        sys.setswitchinterval(_SWITCH_S)
         self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
         self._thread.start()
 
     def begin(self, keys: Sequence[Key], version: int) -> None:
-        """Begin rollouts by the weights that the engine has."""
+        """Begin rollouts."""
         self._orders.put(_Begin(keys, version))
 
     def renew(self, version: int) -> None:
-        """Let the engine take the trainer's weights, which stay as they are until it has them."""
+        """Take the trainer's weights."""
         self._orders.put(_Renew(version))
 
+    def phase(self, name: PhaseName) -> None:
+        """Refuse: both sides hold their memory here."""
+        raise AssertionError(f"{name}: an engine beside the trainer shares no memory with it")
+
     def next(self, timeout_s: float) -> Heard | None:
-        """Return what the engine has to say; None where nothing comes in that time."""
+        """Return what the engine has to say."""
         try:
             return self._heard.get(timeout=timeout_s) if timeout_s else self._heard.get_nowait()
         except queue.Empty:
@@ -75,6 +69,7 @@ class EngineThread:
         """End the thread, with what is under way."""
         self._orders.put(None)
         self._thread.join()
+        sys.setswitchinterval(self._switched_s)
         self._settle()
 
     def _settle(self) -> None:
@@ -91,11 +86,13 @@ class EngineThread:
         try:
             with own:
                 while self._obey(stream, on_gpu=on_gpu):
+                    began_s = time.perf_counter()
                     with self._spans.doing("engines", "generate"):
                         while stream.busy and self._orders.empty():
                             for rollout in stream.turn():
                                 self._heard.put(rollout)
                             self.turns += 1
+                    self.generating_s += time.perf_counter() - began_s
                 stream.close()
         except BaseException as error:  # noqa: BLE001  raised where somebody waits for rollouts
             self._heard.put(EngineFailed(error))

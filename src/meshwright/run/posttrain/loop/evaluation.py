@@ -26,6 +26,8 @@ class Evaluation:
         every = self._settings.every_steps
         if every is None or trained % every:
             return {}
+        if self._sampling is not None:
+            self._sampling.take(trained)  # it may have them already
         return self.sampled(trained)
 
     def sampled(self, trained: int) -> dict[str, float]:

@@ -138,8 +138,6 @@ class Keeping:
     def row(self, trained: int, figures: Mapping[str, float]) -> None:
         """Write the figures of a step down."""
         self.rows.append({"step": float(trained), **figures})
-        if "step_s" in figures:
-            self.spans.step(trained, figures["step_s"])
         if self._metrics is not None:
             self._metrics.write(trained, figures)
 

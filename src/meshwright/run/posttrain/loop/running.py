@@ -12,12 +12,13 @@ import torch
 from meshwright.errors import InputError, Problem
 from meshwright.policy.rollout.controller import Progress
 from meshwright.run.nn.decoder import Decoder
-from meshwright.run.posttrain.loop.asynchronous import asynchronous
+from meshwright.run.posttrain.loop.driving import Driver
+from meshwright.run.posttrain.loop.engine_thread import EngineThread
+from meshwright.run.posttrain.loop.engines import EngineHere, Engines, Replayed
 from meshwright.run.posttrain.loop.evaluation import Evaluation
 from meshwright.run.posttrain.loop.keeping import Keeping
 from meshwright.run.posttrain.loop.sampling import Sampling, Watching
 from meshwright.run.posttrain.loop.settings import LoopSettings
-from meshwright.run.posttrain.loop.synchronous import draws_of, synchronous
 from meshwright.run.posttrain.loop.tasks import Tasks, tasks_of
 from meshwright.run.posttrain.loop.trainer import LoopTrainer
 from meshwright.run.posttrain.rollouts.log import origin_of
@@ -58,9 +59,10 @@ def run(settings: LoopSettings, *, say: Callable[[str], object] = lambda _: None
         if replayed is not None:
             watching = Watching(settings.most_unjudged, keeping.note)
             nothing = Evaluation(settings.evaluate, None, keeping, None)
-            synchronous(
-                trainer, replayed, progress, sampling=None, watching=watching, evaluation=nothing
-            )
+            engines = Replayed(replayed)
+            Driver(
+                trainer, engines, progress, watching=watching, evaluation=nothing, pool=None
+            ).go()
             held_out = nothing.figures
         else:
             held_out = _with_engine(trainer, tasks, progress, stack)
@@ -103,13 +105,9 @@ def _with_engine(
     if progress.trained == 0:
         evaluation.whole(0)
     with _frozen():
-        if settings.overlaps:
-            asynchronous(trainer, sampling, progress, watching)
-        else:
-            synchronous(
-                trainer, draws_of(sampling, trainer, watching), progress,
-                sampling=sampling, watching=watching, evaluation=evaluation,
-            )  # fmt: skip
+        kind = EngineThread if settings.overlaps else EngineHere
+        engines: Engines = kind(sampling, keeping.spans)
+        Driver(trainer, engines, progress, watching=watching, evaluation=evaluation, pool=pool).go()
     if not settings.rollout_only:
         sampling.take(settings.steps)
         evaluation.whole(settings.steps)

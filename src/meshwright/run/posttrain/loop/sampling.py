@@ -54,7 +54,8 @@ class Sampling:
         self.generator = Generator(self.engine, tasks.train, pool, tasks.drawing(settings))
 
     def take(self, trained: int) -> None:
-        """Give the engine the trainer's weights, after so many steps."""
+        """Give the engine the trainer's weights, after so many steps; it wakes for them."""
+        self.wake()
         # To an engine 0 are the weights it was started with, which nobody trained.
         if self.engine.version != trained + 1:
             self._weights.update(trained + 1)

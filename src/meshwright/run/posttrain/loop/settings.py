@@ -7,13 +7,14 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
+from meshwright.errors import InputError
+from meshwright.policy.rollout.arrangement import PLACEMENTS, Arrangement, Placement, arranged
 from meshwright.run.posttrain.rollouts.verifiers.check import VerifierLimits
 from meshwright.run.train.optimizer.settings import OptimizerSettings
 from meshwright.spec.bounds import Bounds, real
 from meshwright.spec.model import Attention, Block, Mlp, Model
 from meshwright.spec.names import suggestion
 
-Placement = Literal["synchronous", "colocated", "one-step-off", "asynchronous"]
 Advantage = Literal["z-scored", "centred", "leave-one-out"]
 PolicyLossName = Literal["clip", "gspo", "cispo", "reinforce"]
 Averaging = Literal["token", "sequence", "constant"]
@@ -184,11 +185,11 @@ class LoopSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     optimizer: OptimizerSettings = OptimizerSettings(
         lr=1e-3, schedule="linear", warmup_steps=0, decay=0.0
     )
-    placement: Placement = "synchronous"
-    """Whether both sides work one after the other, so that the engine also gives its memory up
-    while the trainer works (colocated), or at the same time."""
+    placement: Placement = "disaggregated"
+    """Whether both sides work one after the other, with memory of their own (disaggregated) or
+    taking turns with it (colocated), or at the same time."""
     max_staleness: int | None = None
-    """How many steps behind the trainer the weights of a group may be: 0 for synchronous
+    """How many steps behind the trainer the weights of a group may be: 0 for disaggregated
     and colocated, 1 for one-step-off, and 1 unless said for asynchronous."""
     device: str = "auto"
     precision: Precision | None = None
@@ -234,34 +235,39 @@ class LoopSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         )
         bounds.count(0, max_staleness=self.max_staleness, most_unjudged=self.most_unjudged)
         bounds.positive(stall_s=self.stall_s)
-        bounds.one_of("placement", self.placement, get_args(Placement))
+        bounds.one_of("placement", self.placement, PLACEMENTS)
         if self.precision is not None:
             bounds.one_of("precision", self.precision, get_args(Precision))
-        if bounds.sound("placement", "max_staleness"):
-            self._check_staleness(bounds)
+        if bounds.sound("placement", "max_staleness", "prompts", "steps"):
+            try:
+                _ = self.arrangement
+            except InputError as error:
+                bounds.problems += error.problems
         if self.rollout_only and self.replay:
             what = "there is nothing to draw where rollouts are replayed"
             bounds.add("rollout_only", what, "use one of both")
-        if (self.rollout_only or self.replay) and self.placement != "synchronous":
+        if (self.rollout_only or self.replay) and self.placement != "disaggregated":
             what = f"{self.placement} needs an engine and a trainer"
-            bounds.add("placement", what, "use synchronous")
+            bounds.add("placement", what, "use disaggregated")
         if self.overlaps and self.evaluate.every_steps is not None:
             what = f"the engine is never idle in an {self.placement} run"
-            bounds.add("evaluate.every_steps", what, "leave it out, or use synchronous")
+            bounds.add("evaluate.every_steps", what, "leave it out, or use disaggregated")
         bounds.require()
 
-    def _check_staleness(self, bounds: Bounds) -> None:
-        fixed = {"synchronous": 0, "colocated": 0, "one-step-off": 1}.get(self.placement)
-        if fixed is not None and self.max_staleness not in (None, fixed):
-            what = f"{self.placement} means {fixed}, not {self.max_staleness}"
-            bounds.add("max_staleness", what, "leave it out, or use asynchronous")
+    @property
+    def arrangement(self) -> Arrangement:
+        """What the controller goes by."""
+        return arranged(
+            self.placement,
+            groups=self.prompts,
+            steps=self.steps,
+            max_staleness=self.max_staleness,
+        )
 
     @property
     def staleness(self) -> int:
         """The most steps that weights may be behind."""
-        if self.max_staleness is not None:
-            return self.max_staleness
-        return 1 if self.overlaps else 0
+        return self.arrangement.max_staleness
 
     @property
     def overlaps(self) -> bool:

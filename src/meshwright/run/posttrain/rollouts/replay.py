@@ -35,17 +35,22 @@ class Recording:
     def groups(self, step: int, prompts: Iterable[int], version: int, /) -> list[Group]:
         """Return a group for each prompt; those that a killed run left are not drawn again."""
         keys = self._generator.keys(step, prompts)
-        there = [self._log.read(key) for key in keys if key in self._log.keys]
-        for rollout in there:
-            if set(rollout.versions) - {version}:
-                what = f"has {rollout.key} by weights {rollout.versions[0]}, asked for {version}"
-                fix = "go on from the checkpoint of that step, or use another file"
-                raise InputError([Problem(str(self._log.path), what, fix)])
+        there = [recorded(self._log, key, version) for key in keys if key in self._log.keys]
         drawn = []
         for rollout in self._log.missing(self._generator, keys, version):
             self._heard(rollout)
             drawn.append(rollout)
         return grouped(keys, [*there, *drawn], self._generator.drawing.samples)
+
+
+def recorded(log: RolloutLog, key: Key, version: int) -> Rollout:
+    """Return a rollout that a log has, drawn by weights of a version."""
+    rollout = log.read(key)
+    if set(rollout.versions) - {version}:
+        what = f"has {rollout.key} by weights {rollout.versions[0]}, asked for {version}"
+        fix = "go on from the checkpoint of that step, or use another file"
+        raise InputError([Problem(str(log.path), what, fix)])
+    return rollout
 
 
 class Replay:
