@@ -150,7 +150,9 @@ def _tuned(pool: Pool, seconds: float, notes: list[str]) -> "Tiles | None":
         tried.append((sum(rates) / len(rates), tiles))
     tried.sort(key=lambda each: -each[0])
     best = [{"rate": round(rate, 1), **tiles._asdict()} for rate, tiles in tried[:6]]
-    text = msgspec.json.encode({"element_bytes": pool.element, "best": best}).decode()
+    text = msgspec.json.encode(
+        {"element_bytes": pool.element, "head_width": WIDTH, "best": best}
+    ).decode()
     print(text, flush=True)
     notes.append(text)
     return tried[0][1] if tried else None

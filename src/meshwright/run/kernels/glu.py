@@ -179,12 +179,18 @@ def _gate(
     here = gate_up + row * (2 * F) + column
     gate = tl.load(here, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(here + F, mask=inside, other=0.0).to(tl.float32)
+    value = gated_value(gate, up, limit, ACTIVATION).to(gated.dtype.element_ty)
+    tl.store(gated + row * F + column, value, mask=inside)
+
+
+@triton.jit
+def gated_value(gate, up, limit, ACTIVATION: tl.constexpr):
+    """Return activation(gate) · up, for kernels that have both at hand."""
     if ACTIVATION == "swiglu-clamped":
         gate = tl.minimum(gate, limit, propagate_nan=tl.PropagateNan.ALL)
         up = tl.clamp(up, -limit, limit, propagate_nan=tl.PropagateNan.ALL) + 1.0
     value, _ = _activated(gate, ACTIVATION)
-    value = (value * up).to(gated.dtype.element_ty)
-    tl.store(gated + row * F + column, value, mask=inside)
+    return value * up
 
 
 @triton.jit

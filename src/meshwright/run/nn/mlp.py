@@ -5,6 +5,7 @@
 Shapes: B sequences, T positions, D hidden, F inner width.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -43,6 +44,8 @@ class Mlp(nn.Module):
         """Whether the input is a norm's output, which recompute can drop."""
         self.passage: Passage | None = None
         """Where ranks share the inner width, the way to them and back."""
+        self.in_one: Callable[[Tensor], Tensor | None] | None = None
+        """Returns what the last product reads from one kernel, or None where it does not."""
         where: dict[str, Any] = {"device": device, "dtype": dtype}
         if spec.gated:
             self.gate_up = Linear(hidden, 2 * spec.width, bias=spec.bias, **where)
@@ -52,6 +55,8 @@ class Mlp(nn.Module):
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         """Transform each token by itself."""
+        if self.in_one is not None and (inner_BTF := self.in_one(x_BTD)) is not None:
+            return self.end(inner_BTF)
         if "mlp" in self.recompute:
             # Backward needs what the last product read, not what it gave: that one runs once.
             replay = Replay(lambda x: self.activate(self.raw(x)))

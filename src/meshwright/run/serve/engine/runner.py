@@ -20,6 +20,7 @@ from meshwright.run.serve.model.forward import Forward
 from meshwright.run.serve.model.graphs import Graphs
 from meshwright.run.serve.model.lora import Adapters
 from meshwright.run.serve.model.step import Step
+from meshwright.run.serve.model.streaming import Streaming, stream
 from meshwright.run.serve.sampling.lines import Lines
 from meshwright.run.serve.sampling.sampler import Sampler
 from meshwright.run.serve.sampling.speculation import check
@@ -87,6 +88,8 @@ class Runner:
             DecodeForward(forward, self.rows), rows, table_blocks=longest,
             adapters=adapters is not None,
         )  # fmt: skip
+        self.streaming: Streaming | None = None
+        """Who computes which products of decoding steps, once that was measured."""
         self._decoding: tuple[int, ...] = ()
         self.draft: Runner | None = None
         """A smaller model that guesses ahead, with the same sampler and as many blocks."""
@@ -96,6 +99,8 @@ class Runner:
     def capture(self) -> None:
         """Capture the graphs of decoding steps; does nothing without a GPU."""
         self.rows.decode(())
+        if self.streaming is None:
+            self.streaming = stream(self.forward.decoder, self.graphs.rows)
         self.graphs.capture()
         self._decoding = ()
         if self.cache.device.type == "cuda":

@@ -1,0 +1,167 @@
+"""Products of few rows with a large weight, as decoding has them, and gate and up in one kernel.
+
+    stream_linear    y_NM = x_NK · wᵀ_KM
+    stream_glu       y_NF = activation(x · wᵀ of the gate's rows) · (x · wᵀ of up's)
+
+With few rows a product takes as long as its weight takes to be read. The kernel asks for the first
+part of the weight while the kernel before still runs, for nothing that runs just then changes a
+weight; it then streams the weight once, and adds up in float32. The gated product rounds once, at
+the end, where two kernels round the product too.
+
+Floor: the bytes of the weight. A gated product of N rows saves writing and reading 2·N·F numbers,
+and a launch.
+
+How a number of rows is cut is a measurement (`benchmarks/stream_linear.py`); whether this is
+faster than the library depends on the shape, too: whoever serves a model measures both.
+
+Letters: N rows, K inner width, M outputs, F the gated result's width (the weight has 2F rows, the
+gate's first).
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+
+from meshwright.errors import InputError, Problem
+from meshwright.run.kernels.glu import LIMIT, plain_glu
+from meshwright.run.kernels.language import Backend, early, on_triton
+from meshwright.run.kernels.stream_linear_kernel import stream_tile
+from meshwright.spec.model.feedforward import Activation
+
+MOST_ROWS = 256
+"""Beyond, products are bound by their operations, which the library does best."""
+
+
+class StreamTiles(NamedTuple):
+    """How a product is cut: a program's output tile, its step along the sum, its resources."""
+
+    rows: int
+    columns: int
+    depth: int
+    warps: int
+    stages: int
+    ahead: int = 0
+    """Elements of each of its rows of the weight that a program asks for before it may begin."""
+    turned: bool = False
+    """Multiply the weight by the rows: tensor cores want 64 or more of their first operand."""
+    copies: bool = True
+    """Read by tensor-memory copies."""
+
+
+PLAIN: dict[int, StreamTiles] = {
+    16: StreamTiles(16, 32, 256, warps=4, stages=4, ahead=1024),
+    32: StreamTiles(32, 32, 256, warps=4, stages=4, ahead=1024),
+    64: StreamTiles(64, 64, 128, warps=4, stages=5, ahead=1024),
+    128: StreamTiles(128, 64, 128, warps=4, stages=4, ahead=1024),
+    256: StreamTiles(128, 128, 64, warps=8, stages=4, ahead=512),
+}
+GATED: dict[int, StreamTiles] = {
+    16: StreamTiles(16, 32, 256, warps=4, stages=4, ahead=1024),
+    32: StreamTiles(32, 32, 256, warps=4, stages=4, ahead=1024),
+    64: StreamTiles(64, 64, 128, warps=4, stages=4, ahead=512),
+    128: StreamTiles(128, 64, 64, warps=8, stages=5, ahead=512),
+    256: StreamTiles(128, 128, 64, warps=8, stages=4, ahead=256),
+}
+"""By the most rows they are for. Not yet tuned on a GPU."""
+
+
+def bucket_of(rows: int) -> int | None:
+    """Return the number of rows whose tiles so many rows use; None where there are too many."""
+    return next((most for most in PLAIN if rows <= most), None)
+
+
+def can_stream(x_NK: torch.Tensor, weight_MK: torch.Tensor) -> bool:
+    """Say whether these operands are ones that the kernel reads: few rows, 16 bits, aligned."""
+    return (
+        0 < len(x_NK) <= MOST_ROWS
+        and x_NK.dtype == weight_MK.dtype
+        and x_NK.dtype in {torch.bfloat16, torch.float16}
+        and x_NK.is_contiguous()
+        and weight_MK.is_contiguous()
+        and x_NK.shape[1] % 256 == 0
+        and x_NK.data_ptr() % 16 == weight_MK.data_ptr() % 16 == 0
+    )
+
+
+def stream_linear(
+    x_NK: torch.Tensor,
+    weight_MK: torch.Tensor,
+    *,
+    tiles: StreamTiles | None = None,
+    backend: Backend = "auto",
+) -> torch.Tensor:
+    """Return x · weightᵀ of at most 256 rows in 16 bits."""
+    _check(x_NK, weight_MK)
+    if not on_triton(backend, x_NK):
+        return x_NK @ weight_MK.t()
+    return _streamed(x_NK, weight_MK, tiles or _tiles(PLAIN, x_NK), None, LIMIT)
+
+
+def stream_glu(
+    x_NK: torch.Tensor,
+    weight_MK: torch.Tensor,
+    activation: Activation,
+    *,
+    limit: float | None = None,
+    tiles: StreamTiles | None = None,
+    backend: Backend = "auto",
+) -> torch.Tensor:
+    """Return the gated product of at most 256 rows with a weight that has the gate's rows first."""
+    _check(x_NK, weight_MK)
+    if len(weight_MK) % 2:
+        what = f"{len(weight_MK)} rows are no two equal halves"
+        raise InputError([Problem("weight", what, "give the gate's rows, then as many for up")])
+    if not on_triton(backend, x_NK):
+        return plain_glu(x_NK @ weight_MK.t(), activation, limit=limit)
+    bound = LIMIT if limit is None else limit
+    return _streamed(x_NK, weight_MK, tiles or _tiles(GATED, x_NK), activation, bound)
+
+
+def _tiles(table: dict[int, StreamTiles], x_NK: torch.Tensor) -> StreamTiles:
+    bucket = bucket_of(len(x_NK))
+    assert bucket is not None, "checked before"
+    return table[bucket]
+
+
+def _check(x_NK: torch.Tensor, weight_MK: torch.Tensor) -> None:
+    if x_NK.dim() != 2 or weight_MK.dim() != 2 or x_NK.shape[1] != weight_MK.shape[1]:
+        what = f"shapes {tuple(x_NK.shape)} and {tuple(weight_MK.shape)} have no inner width"
+        raise InputError([Problem("x", what, "give matrices with equally long rows")])
+    if not can_stream(x_NK, weight_MK):
+        what = f"{x_NK.dtype} rows of {x_NK.shape[1]}, {len(x_NK)} of them"
+        fix = f"give 1 to {MOST_ROWS} contiguous rows of 16 bits, of a multiple of 256 elements"
+        raise InputError([Problem("x", what, fix)])
+
+
+def _streamed(
+    x_NK: torch.Tensor,
+    weight_MK: torch.Tensor,
+    tiles: StreamTiles,
+    activation: Activation | None,
+    limit: float,
+) -> torch.Tensor:
+    rows, inner = x_NK.shape
+    columns = len(weight_MK) // (1 if activation is None else 2)
+    out = torch.empty(rows, columns, dtype=x_NK.dtype, device=x_NK.device)
+    x: Any = x_NK
+    weight: Any = weight_MK
+    if tiles.copies:
+        x = _described(x_NK, tiles.rows, tiles.depth)
+        weight = _described(weight_MK, tiles.columns, tiles.depth)
+    options = early(x_NK)
+    programs = -(-rows // tiles.rows) * -(-columns // tiles.columns)
+    stream_tile[(programs,)](
+        x, weight, weight_MK, out, limit, rows, columns, inner,
+        ROWS=tiles.rows, COLUMNS=tiles.columns, DEPTH=tiles.depth, THREADS=32 * tiles.warps,
+        AHEAD=min(tiles.ahead, inner) if options["EARLY"] else 0, TURNED=tiles.turned,
+        COPIES=tiles.copies, ACTIVATION=activation, num_warps=tiles.warps,
+        num_stages=tiles.stages, **options,
+    )  # fmt: skip
+    return out
+
+
+def _described(matrix: torch.Tensor, rows: int, columns: int) -> Any:
+    """Describe tiles of a matrix for tensor-memory copies."""
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    return TensorDescriptor.from_tensor(matrix, [rows, columns])
