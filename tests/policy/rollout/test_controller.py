@@ -3,6 +3,7 @@
 from collections import Counter
 from random import Random
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -150,6 +151,55 @@ def test_lost_groups_come_again_and_useless_ones_are_replaced(
         # All that was begun and was of use is trained on: nothing is lost on the way.
         asked = {one.group for one in run.begun if isinstance(one, Generate)}
         assert asked == set(trained) | useless
+
+
+@settings(max_examples=200, deadline=None)
+@given(arrangements(), st.integers(0, 4), seeds, st.integers(0, 60))
+def test_steps_replace_no_more_groups_than_there_are_prompts_to_spare(
+    terms: Arrangement, spare: int, seed: int, when: int
+) -> None:
+    terms = msgspec.structs.replace(terms, spare=spare)
+
+    def judge(asked: Generate, _: Random) -> Ending:
+        # Whatever the clock: a prompt is of use or is not.
+        return "useless" if Random(asked.group).random() < 0.5 else "kept"
+
+    before = Driven(terms, seed, judge).go(when)
+    after = Driven(terms, seed + 1, judge)
+    kept = before.controller.progress()
+    after.controller = Controller(terms, kept)
+    after.go()
+    first = [one for one in before.begun if isinstance(one, Train)][: kept.trained]
+    steps = first + [one for one in after.begun if isinstance(one, Train)]
+    assert [one.step for one in steps] == list(range(terms.steps))
+    assert all(one.replaced <= spare for one in steps)
+    trained = [group for one in steps for group in one.groups]
+    assert len(set(trained)) == len(trained) == terms.groups * terms.steps
+    if not terms.max_staleness:
+        for one in steps:
+            poor = [
+                group for group in one.groups if judge(Generate(group, 0, 0), Random()) != "kept"
+            ]
+            assert not poor or one.replaced == spare
+        # Prompts are used up in their order, whatever took how long and wherever it was killed.
+        whole = Driven(terms, seed + 2, judge).go()
+        assert steps == [one for one in whole.begun if isinstance(one, Train)]
+
+
+def test_further_prompts_begin_together_once_nothing_else_runs() -> None:
+    controller = Controller(arranged("disaggregated", groups=3, steps=1, spare=2))
+    zero, one, two = (each for each in controller.begin() if isinstance(each, Generate))
+    controller.end(two, "useless")
+    controller.end(zero, "useless")
+    assert controller.begin() == []
+    controller.end(one)
+    dropped = [Drop(group, 0, 0, running=False, again=False, useless=True) for group in (0, 2)]
+    three, four = Generate(3, 0, 0), Generate(4, 0, 0)
+    assert controller.begin() == [*dropped, three, four]
+    controller.end(three, "useless")
+    controller.end(four)
+    # Two were all there were to spare.
+    assert controller.begin() == [Train(0, (1, 3, 4), (0, 0, 0), replaced=2)]
 
 
 @settings(max_examples=200, deadline=None)

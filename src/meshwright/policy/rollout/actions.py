@@ -27,7 +27,7 @@ class Generate(NamedTuple):
 
 
 class Drop(NamedTuple):
-    """Let a group go that would be too old; if it still runs, stop it."""
+    """Let a group go that would be too old, or is of no use; if it still runs, stop it."""
 
     group: int
     attempt: int
@@ -35,6 +35,8 @@ class Drop(NamedTuple):
     running: bool
     again: bool
     """Whether the prompt is answered anew."""
+    useless: bool = False
+    """Whether it is of no use, so that a further prompt takes its place."""
 
 
 class Train(NamedTuple):
@@ -45,6 +47,8 @@ class Train(NamedTuple):
     """In the order of their prompts, however they ended."""
     versions: tuple[int, ...]
     """The weights that each of them began with."""
+    replaced: int = 0
+    """Groups of no use that further prompts took the place of, since the step before began."""
 
 
 class Sync(NamedTuple):

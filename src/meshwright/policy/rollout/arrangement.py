@@ -38,13 +38,16 @@ class Arrangement(msgspec.Struct, frozen=True, kw_only=True):
     """Steps between two syncs."""
     running: int | None = None
     """Groups under way at most; None leaves it to the engines."""
+    spare: int | None = None
+    """Groups of no use that further prompts may take the place of, for each step; once there are
+    more, steps take them as they are. None sets no bound."""
 
     def __post_init__(self) -> None:
         bounds = Bounds()
         bounds.count(
             groups=self.groups, steps=self.steps, sync_every=self.sync_every, running=self.running
         )
-        bounds.count(0, max_staleness=self.max_staleness)
+        bounds.count(0, max_staleness=self.max_staleness, spare=self.spare)
         bounds.one_of("order", self.order, get_args(Order))
         bounds.one_of("too_old", self.too_old, TOO_OLD)
         if bounds.sound("max_staleness") and self.shared and self.max_staleness:
@@ -64,6 +67,7 @@ def arranged(
     max_staleness: int | None = None,
     too_old: TooOld = "wait",
     running: int | None = None,
+    spare: int | None = None,
 ) -> Arrangement:
     """Return what a placement's name stands for.
 
@@ -90,4 +94,5 @@ def arranged(
         order="ended" if streams else "asked",
         too_old=too_old,
         running=running,
+        spare=spare,
     )

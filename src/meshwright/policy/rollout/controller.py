@@ -7,7 +7,8 @@ A driver begins every action that `begin` returns, and says with `end` that one 
 groups are begun in all (the admission rule of AReaL, arXiv 2505.24298). Taken in the order they
 were begun, none is then too old when its step comes; taken as they end, a step waits for those
 that the next could not take, or they are let go. With `max_staleness` 0 all of these are the
-synchronous loop, whatever takes how long.
+synchronous loop, whatever takes how long: also further prompts, which take the place of groups of
+no use (DAPO's dynamic sampling, arXiv 2503.14476), then begin together once nothing else runs.
 """
 
 from collections import deque
@@ -46,6 +47,8 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     """Prompts before it that are to be answered, those under way included."""
     ready: tuple[tuple[int, int], ...] = ()
     """Groups that ended and wait for their step, with their versions."""
+    replaced: int = 0
+    """Groups of no use that were let go since the last step that is done began."""
 
 
 class _Group(NamedTuple):
@@ -72,6 +75,9 @@ class Controller:
         self._turn = 0
         self._running: dict[int, _Group] = {}
         self._ready: dict[int, _Group] = {}
+        self._useless: dict[int, _Group] = {}
+        """Of which it is not decided yet whether others take their places."""
+        self._replaced = started.replaced
         for group, version in started.ready:
             self._ready[group] = self._begun(Generate(group, 0, version))
         self._training: tuple[_Group, ...] = ()
@@ -88,6 +94,8 @@ class Controller:
 
     def begin(self) -> list[Action]:
         """Return everything that begins now."""
+        if self._useless and not (self._running or self._may_generate()):
+            self._replace_useless()
         found: list[Action] = [*self._drops]
         self._drops = []
         if self._doing is None:
@@ -148,12 +156,16 @@ class Controller:
         A step under way is not done: its groups are ready again.
         """
         ready = [*self._training, *self._ready.values()]
-        again = [*self._running, *self._again]
+        again = [*self._running, *self._useless, *self._again]
+        replaced = self._replaced
+        if isinstance(self._doing, Train):
+            replaced += self._doing.replaced
         return Progress(
             trained=self.trained,
             unasked=self._unasked,
             again=tuple(sorted(again)),
             ready=tuple((one.asked.group, one.asked.version) for one in ready),
+            replaced=replaced,
         )
 
     def _begun(self, asked: Generate) -> _Group:
@@ -162,7 +174,8 @@ class Controller:
 
     def _alive(self) -> int:
         """Count the groups that were begun and not let go, those included that are trained on."""
-        under_way = len(self._running) + len(self._ready) + len(self._training)
+        held = (self._running, self._ready, self._useless, self._training)
+        under_way = sum(len(each) for each in held)
         return self.trained * self.arrangement.groups + under_way
 
     def _admitted(self) -> int:
@@ -205,7 +218,8 @@ class Controller:
         self._training = tuple(sorted(batch, key=lambda one: one.asked.group))
         asked = [one.asked for one in self._training]
         groups, versions = (tuple(each[at] for each in asked) for at in (0, 2))
-        return Train(self.trained, groups, versions)
+        replaced, self._replaced = self._replaced, 0
+        return Train(self.trained, groups, versions, replaced)
 
     def _has_enough(self) -> bool:
         return len(self._ready) >= self.arrangement.groups
@@ -243,6 +257,21 @@ class Controller:
             self._ready[asked.group] = known
         elif ending == "lost":
             self._again.append(asked.group)
+        else:
+            self._useless[asked.group] = known
+            if self.arrangement.max_staleness:
+                self._replace_useless()
+
+    def _replace_useless(self) -> None:
+        """Let groups of no use go while there are prompts to spare; steps take the others."""
+        spare = self.arrangement.spare
+        for group, one in sorted(self._useless.items()):
+            if spare is not None and self._replaced >= spare:
+                self._ready[group] = one
+            else:
+                self._replaced += 1
+                self._drops.append(Drop(*one.asked, running=False, again=False, useless=True))
+        self._useless = {}
 
     def _drop_too_old(self) -> None:
         """Let go of groups that no step can take any more."""

@@ -9,7 +9,16 @@ import time
 from collections.abc import Sequence
 
 from meshwright.errors import MeshwrightError
-from meshwright.policy.rollout import Controller, Drop, Generate, Phase, Progress, Sync, Train
+from meshwright.policy.rollout import (
+    Controller,
+    Drop,
+    Ending,
+    Generate,
+    Phase,
+    Progress,
+    Sync,
+    Train,
+)
 from meshwright.run.posttrain.loop.engines import EngineFailed, Engines, Renewed
 from meshwright.run.posttrain.loop.evaluation import Evaluation
 from meshwright.run.posttrain.loop.keeping import keys_of
@@ -70,7 +79,10 @@ class Driver:
     def _turn(self) -> None:
         """Begin what begins now, and carry out what the trainer does or wait for others."""
         actions = self._controller.begin()
-        assert not any(isinstance(each, Drop) for each in actions), "steps wait for old groups"
+        for each in actions:
+            if isinstance(each, Drop):
+                assert each.useless, "steps wait for old groups"
+                del self._groups[each.group]
         doing = next((each for each in actions if isinstance(each, Train | Sync | Phase)), None)
         if not isinstance(doing, Sync | Phase):
             self._end_row()
@@ -116,6 +128,8 @@ class Driver:
             self._row = {"reward_mean": sum(rewards) / len(rewards)}
         else:
             self._row = self._trainer.step(doing.step, groups)
+        if self._settings.spare_prompts:
+            self._row["replaced_groups"] = float(doing.replaced)
         self._controller.end(doing)
 
     def _sync(self, doing: Sync) -> None:
@@ -179,10 +193,11 @@ class Driver:
         drawn = self._drawn[group]
         drawn[rollout.key] = rollout
         if len(drawn) == self._settings.samples:
-            keys = keys_of(self._settings, group)
-            self._groups[group] = tuple(drawn[key] for key in keys)
+            whole = tuple(drawn[key] for key in keys_of(self._settings, group))
+            self._groups[group] = whole
             del self._drawn[group]
-            self._controller.end(self._asked.pop(group))
+            ending: Ending = "kept" if _tells(whole) else "useless"
+            self._controller.end(self._asked.pop(group), ending)
 
     def _who_waits(self) -> str:
         said = [f"nothing happened for {self._settings.stall_s:g} s"]
@@ -193,3 +208,8 @@ class Driver:
             for each in (() if self._pool is None else self._pool.under_way())
         ]
         return "; ".join(said)
+
+
+def _tells(group: Group) -> bool:
+    """Return whether answers that were judged differ in their rewards."""
+    return len({each.reward for each in group if each.is_judged and each.drawn}) > 1

@@ -87,6 +87,10 @@ class PolicyStep:
         self.decoder, self.optimizer = decoder, optimizer
         self._settings, self._longest = settings, longest
         self._device = next(decoder.parameters()).device
+        margin = settings.objective.overlong_margin
+        if margin is not None and margin > longest:
+            what = f"{margin} tokens are more than the {longest} that an answer may have"
+            raise InputError([Problem("objective.overlong_margin", what, "use fewer")])
         self._reference = reference
 
     def __call__(self, step: int, groups: Sequence[Group]) -> Learned:
@@ -96,22 +100,26 @@ class PolicyStep:
         if not answers:
             what = f"none of {sum(map(len, groups))} answers of step {step} was judged"
             raise InputError([Problem("verifiers", what, "look at the reasons in the rollouts")])
-        rewards = torch.tensor(self._rewards(step, answers), device=self._device)
+        told = torch.tensor(self._rewards(step, answers), device=self._device)
+        penalty = self._penalties(answers)
+        rewards = told if penalty is None else told + penalty
         number = {key: at for at, key in enumerate(dict.fromkeys(map(_group, answers)))}
         group = torch.tensor([number[_group(each)] for each in answers], device=self._device)
-        signals = reward_signals(rewards, group)
+        judged, signals = reward_signals(told, group), reward_signals(rewards, group)
         advantage_S = _ADVANTAGES[self._settings.objective.advantage](rewards, group)
         figures = self._update(step, answers, advantage_S)
         seconds = time.perf_counter() - began_s
         tokens = sum(len(each.tokens) for each in answers)
         figures |= {
-            "reward_mean": signals.mean,
-            "reward_std": signals.std,
+            "reward_mean": judged.mean,
+            "reward_std": judged.std,
             "groups": signals.groups,
             "silent_groups": signals.silent,
             "train_s": seconds,
             "trainer_tokens_per_s": tokens / seconds,
         }
+        if penalty is not None:
+            figures["penalty_mean"] = float(penalty.mean())
         return Learned(figures | answer_figures(step, groups), signals.sentence())
 
     def _rewards(self, step: int, answers: Sequence[Rollout]) -> list[float]:
@@ -120,6 +128,14 @@ class PolicyStep:
             chance = np.random.default_rng((self._settings.seed, step, _SHUFFLED))
             rewards = [rewards[at] for at in chance.permutation(len(rewards))]
         return rewards
+
+    def _penalties(self, answers: Sequence[Rollout]) -> Tensor | None:
+        """Return what is added to rewards for length, where that is asked."""
+        margin = self._settings.objective.overlong_margin
+        if margin is None:
+            return None
+        drawn = torch.tensor([each.drawn for each in answers], device=self._device)
+        return advantages.overlong_penalty(drawn, longest=self._longest, margin=margin)
 
     def _update(
         self, step: int, answers: Sequence[Rollout], advantage_S: Tensor

@@ -121,12 +121,11 @@ def _replayed(settings: LoopSettings) -> Replay:
 
     recorded = read_rollouts(settings.replay)
     replay, steps = Replay(recorded), settings.steps
-    wanted = {
-        step: list(range(step * settings.prompts, (step + 1) * settings.prompts))
-        for step in range(steps)
-    }
-    if any(replay.steps.get(step) != prompts for step, prompts in wanted.items()):
-        known = len(replay.steps)
+    known = len(replay.steps)
+    found = [(step, prompt) for step, prompts in replay.steps.items() for prompt in prompts]
+    # Behind them are those that took the place of groups without a signal.
+    wanted = [(place // settings.prompts, place) for place in range(steps * settings.prompts)]
+    if found[: len(wanted)] != wanted:
         what = f"holds {known} steps, of other prompts than {settings.prompts} for each of {steps}"
         fix = "use the settings of the run that recorded it"
         raise InputError([Problem(settings.replay, what, fix)])

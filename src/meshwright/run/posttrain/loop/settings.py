@@ -125,6 +125,9 @@ class ObjectiveSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     and weigh tokens by trainer over engine."""
     correction_most: float = 2.0
     """The highest weight; tokens beyond it, or below its inverse, are cut or left out."""
+    overlong_margin: int | None = None
+    """Tokens before the longest answer from which on rewards fall, to 1 less at its end (DAPO's
+    overlong penalty); None takes nothing off."""
 
     def __post_init__(self) -> None:
         bounds = Bounds()
@@ -132,7 +135,7 @@ class ObjectiveSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         bounds.one_of("loss", self.loss, get_args(PolicyLossName))
         bounds.one_of("averaging", self.averaging, get_args(Averaging))
         bounds.one_of("correction", self.correction, get_args(Correction))
-        bounds.count(minibatches=self.minibatches)
+        bounds.count(minibatches=self.minibatches, overlong_margin=self.overlong_margin)
         bounds.not_negative(kl=self.kl)
         bounds.problems += real("correction_most", self.correction_most, 1.0, 1e6)
         for name in ("low", "high"):
@@ -170,6 +173,9 @@ class LoopSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Groups of one step: one for each prompt."""
     samples: int = 8
     """Answers to a prompt."""
+    spare_prompts: int = 0
+    """Further prompts that a step may ask where all rewards of a group are equal, so that it
+    trains on groups that tell something (DAPO's dynamic sampling)."""
     max_tokens: int | None = None
     """Of one turn; None is what the task needs."""
     max_turns: int = 1
@@ -233,12 +239,17 @@ class LoopSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             verifier_workers=self.verifier_workers,
             checkpoint_steps=self.checkpoint_steps,
         )
-        bounds.count(0, max_staleness=self.max_staleness, most_unjudged=self.most_unjudged)
+        bounds.count(
+            0,
+            max_staleness=self.max_staleness,
+            most_unjudged=self.most_unjudged,
+            spare_prompts=self.spare_prompts,
+        )
         bounds.positive(stall_s=self.stall_s)
         bounds.one_of("placement", self.placement, PLACEMENTS)
         if self.precision is not None:
             bounds.one_of("precision", self.precision, get_args(Precision))
-        if bounds.sound("placement", "max_staleness", "prompts", "steps"):
+        if bounds.sound("placement", "max_staleness", "prompts", "steps", "spare_prompts"):
             try:
                 _ = self.arrangement
             except InputError as error:
@@ -262,6 +273,7 @@ class LoopSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             groups=self.prompts,
             steps=self.steps,
             max_staleness=self.max_staleness,
+            spare=self.spare_prompts,
         )
 
     @property
