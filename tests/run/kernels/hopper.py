@@ -55,6 +55,7 @@ def kernels() -> Iterator[Kernel]:
     )
 
     yield from _updates()
+    yield from _streams()
     from tests.run.kernels import hopper_paged
 
     yield from hopper_paged.kernels()
@@ -77,6 +78,25 @@ def _updates() -> Iterator[Kernel]:
             constants = formats | rule | {"MOMENT": moment, "TILE": tile, "GAPS": gaps}
             name = f"adamw {moment}, {gaps} gaps"
             yield Kernel(name, adamw._update_chunks, types, constants, warps)
+
+
+def _streams() -> Iterator[Kernel]:
+    from meshwright.run.kernels.stream_linear import GATED, PLAIN
+    from meshwright.run.kernels.stream_linear_kernel import stream_tile
+
+    for activation, table in ((None, PLAIN), ("silu", GATED)):
+        for rows, tiles in table.items():
+            sizes = {"ROWS": tiles.rows, "COLUMNS": tiles.columns, "DEPTH": tiles.depth}
+            ways = {"AHEAD": tiles.ahead, "TURNED": tiles.turned, "COPIES": tiles.copies}
+            more = {"THREADS": 32 * tiles.warps, "ACTIVATION": activation}
+            types = {"weight_at": BF16, "out": BF16, "limit": "fp32"}
+            types |= dict.fromkeys(("rows", "columns", "inner"), INT)
+            for name, side in (("x", tiles.rows), ("weight", tiles.columns)):
+                tile = f"tensordesc<bf16[{side},{tiles.depth}]>"
+                types[name] = tile if tiles.copies else BF16
+            name = f"stream_linear {activation}, {rows} rows"
+            constants = sizes | ways | more
+            yield Kernel(name, stream_tile, types, constants, tiles.warps, stages=tiles.stages)
 
 
 def _norms() -> Iterator[Kernel]:
@@ -188,7 +208,8 @@ def compiled(kernel: Kernel) -> dict[str, Any]:
     from triton.experimental.gluon._runtime import GluonASTSource
 
     names = kernel.function.arg_names
-    whole = [name for name in names if kernel.types.get(name, "fp32") != "fp32"]
+    no_number = ("fp32", "tensordesc")
+    whole = [name for name in names if not kernel.types.get(name, "fp32").startswith(no_number)]
     constants = {"EARLY": True, **kernel.constants}
     kind = GluonASTSource if kernel.function.is_gluon() else ASTSource
     source = kind(

@@ -9,7 +9,7 @@ from meshwright.run.kernels.language import INTERPRETED, inputs_ready, tl, trito
 
 
 # Not compiled anew for a number of rows that happens to be 1 or a multiple of 16.
-@triton.jit(do_not_specialize=["rows", "columns"])
+@triton.jit(do_not_specialize=["rows"])
 def stream_tile(
     x,
     weight,
