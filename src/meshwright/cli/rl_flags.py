@@ -1,6 +1,7 @@
 """Flags that describe reinforcement learning: what a step generates, and who trains on it."""
 
 import argparse
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -11,6 +12,12 @@ from meshwright.predict.rl.setup import Rounds, Setup
 from meshwright.spec.bounds import require, whole
 from meshwright.spec.units import format_some, parse_count
 
+ROUNDS = {
+    "prompts": "128", "samples": "16", "prompt": "256", "output": "lognormal:1024:0.6",
+    "longest": "8192", "seed": "0", "updates": "1", "forwards": "1", "packed": None,
+}  # fmt: skip
+"""What a step is where neither flags nor a file say so."""
+_LENGTHS = ("prompt", "output")
 TRAINER = ("tp", "pp", "ep")
 """Degrees of the trainer's layout that flags may set; `dp` is what is left."""
 
@@ -19,28 +26,22 @@ def add_rounds(parser: argparse.ArgumentParser) -> None:
     """Add what every step generates and trains on."""
     group = parser.add_argument_group("what a step generates")
     lengths = "N, LOW-HIGH, or lognormal:MEDIAN:SIGMA"
-    group.add_argument("--prompts", metavar="N", default="128", help="groups (default: 128)")
+    group.add_argument("--prompts", metavar="N", help="groups (default: 128)")
+    group.add_argument("--samples", metavar="N", help="answers to each prompt (default: 16)")
     group.add_argument(
-        "--samples", metavar="N", default="16", help="answers to each prompt (default: 16)"
-    )
-    group.add_argument(
-        "--prompt", metavar="TOKENS", default="256",
+        "--prompt", metavar="TOKENS",
         help=f"tokens of prompts: {lengths} (default: 256)",
     )  # fmt: skip
     group.add_argument(
-        "--output", metavar="TOKENS", default="lognormal:1024:0.6",
+        "--output", metavar="TOKENS",
         help="tokens of answers, likewise (default: lognormal:1024:0.6)",
     )  # fmt: skip
-    group.add_argument(
-        "--longest", metavar="TOKENS", default="8192", help="answers are cut there (default: 8192)"
-    )
-    group.add_argument("--seed", default="0", metavar="N", help="draws lengths")
+    group.add_argument("--longest", metavar="TOKENS", help="answers are cut there (default: 8192)")
+    group.add_argument("--seed", metavar="N", help="draws lengths")
     trained = parser.add_argument_group("training")
+    trained.add_argument("--updates", metavar="N", help="minibatches of a step (default: 1)")
     trained.add_argument(
-        "--updates", metavar="N", default="1", help="minibatches of a step (default: 1)"
-    )
-    trained.add_argument(
-        "--forwards", metavar="N", default="1",
+        "--forwards", metavar="N",
         help="passes without gradients: 1 for the policy's log-probabilities (default), 2 with "
         "those of a reference model",
     )  # fmt: skip
@@ -53,22 +54,21 @@ def add_rounds(parser: argparse.ArgumentParser) -> None:
         )
 
 
-def rounds_of(args: argparse.Namespace) -> Rounds:
-    """Return what the flags say of a step."""
-    counts = {
-        name: parse_count(getattr(args, name), f"--{name}")
-        for name in ("prompts", "samples", "longest", "updates", "forwards", "seed")
-    }
+def rounds_of(args: argparse.Namespace, known: Mapping[str, Any] | None = None) -> Rounds:
+    """Return what the flags say of a step; what is `known` otherwise stands behind them."""
+    fields: dict[str, Any] = {**ROUNDS, **(known or {})}
+    for name in ROUNDS:
+        text = getattr(args, name)
+        value = fields[name] if text is None else text
+        if isinstance(value, str):
+            parse = parse_lengths if name in _LENGTHS else parse_count
+            value = parse(value, f"--{name}")
+        fields[name] = value
     require(
-        whole("--prompts", counts["prompts"], most=100_000),
-        whole("--samples", counts["samples"], most=10_000),
+        whole("--prompts", fields["prompts"], most=100_000),
+        whole("--samples", fields["samples"], most=10_000),
     )
-    return Rounds(
-        prompt=parse_lengths(args.prompt, "--prompt"),
-        output=parse_lengths(args.output, "--output"),
-        packed=None if args.packed is None else parse_count(args.packed, "--packed"),
-        **counts,
-    )
+    return Rounds(**fields)
 
 
 def trainer_fixed(args: argparse.Namespace) -> dict[str, tuple[object, ...]]:
@@ -119,7 +119,8 @@ def gpus_words(setup: Setup) -> str:
         for name in ("tp", "pp", "dp", "ep")
         if getattr(layout, name) > 1
     )
-    trainer = f"{format_some(layout.gpus, 'GPU')} that train{f' ({degrees})' if degrees else ''}"
+    trainer = format_some(layout.gpus, "GPU that trains", "GPUs that train")
+    trainer += f" ({degrees})" if degrees else ""
     if setup.placement == "colocated":
         return f"{setup.gpus} × {gpu}, by turns: {alike}, and {trainer}"
     return f"{setup.gpus} × {gpu}: {alike}, and {trainer}"

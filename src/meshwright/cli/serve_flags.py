@@ -25,9 +25,10 @@ ENGINE_NAMES = {engine.name.lower().replace(" ", "-"): engine for engine in ENGI
 DEGREES = ("tp", "pp", "dp", "ep")
 
 
-def add_served(parser: argparse.ArgumentParser) -> None:
-    """Add what is served, and on what."""
-    parser.add_argument("model", metavar="MODEL", help="catalog name, TOML file, or a folder")
+def add_served(parser: argparse.ArgumentParser, *, also: str = "") -> None:
+    """Add what is served, and on what; `also` says what else may stand for the model."""
+    known = "catalog name, TOML file, or a folder"
+    parser.add_argument("model", metavar="MODEL", help=f"{known}{also}")
     parser.add_argument("--cluster", metavar="NAME", help="catalog name or TOML file")
     parser.add_argument(
         "--precision", default="bf16", choices=get_args(WeightFormat), metavar="WORD",

@@ -1,8 +1,14 @@
-"""`mw simulate rl MODEL`: steps of reinforcement learning before a GPU is rented."""
+"""`mw simulate rl MODEL`: steps of reinforcement learning before a GPU is rented.
+
+In the place of the model, settings of `mw train --recipe grpo` say the model and all of a step.
+"""
 
 import argparse
+from typing import Any
 
 from meshwright.cli.answer import Answer, Note, View, facts, table
+from meshwright.cli.calibrations import add_calibration, used_for
+from meshwright.cli.loop_described import Loop, beside_run, describe, names_loop
 from meshwright.cli.parser import add_common
 from meshwright.cli.rl_flags import (
     add_rounds,
@@ -19,8 +25,9 @@ from meshwright.predict.rl.outcome import Outcome, predict_rl
 from meshwright.predict.rl.planning import training_layout
 from meshwright.predict.rl.setup import MEASURED, Setup, share_of
 from meshwright.predict.serving.fleet import Copies, default_limits
-from meshwright.predict.serving.formats import Formats
+from meshwright.predict.serving.formats import Formats, WeightFormat
 from meshwright.predict.serving.replica import Replica
+from meshwright.predict.software import SOFTWARE
 from meshwright.spec.bounds import require, whole
 from meshwright.spec.layout import Layout
 from meshwright.spec.units import format_bytes, format_count, format_seconds, parse_count
@@ -31,6 +38,8 @@ EXAMPLES = (
     "--rollout-gpus 8",
     "mw simulate rl qwen3-30b-a3b --cluster h100-superpod --gpus 32 --placement asynchronous "
     "--rollout-gpus 16 --tp 2 --max-staleness 4 --output lognormal:4000:0.8",
+    "mw simulate rl sorting-digits --cluster h200-superpod",
+    "mw simulate rl runs/sorting-digits --cluster cpu-host",
 )
 WAITS = {
     "groups": "too few groups have ended",
@@ -45,11 +54,13 @@ WAITS = {
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
     parser.usage = "mw simulate rl MODEL --cluster NAME --gpus N --placement WORD [flags]"
-    add_served(parser)
+    add_served(parser, also="; or a loop: its task, file of settings, or run")
+    # A loop has its own engine and formats.
+    parser.set_defaults(engine=None, precision=None, kv=None)
     group = parser.add_argument_group("placement")
     group.add_argument("--gpus", metavar="N", help="of both sides together")
     group.add_argument(
-        "--placement", choices=PLACEMENTS, default="colocated", metavar="WORD",
+        "--placement", choices=PLACEMENTS, metavar="WORD",
         help=f"{', '.join(PLACEMENTS)} (default: colocated)",
     )  # fmt: skip
     group.add_argument(
@@ -72,29 +83,82 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--steps", metavar="N", default=str(MEASURED), help=f"to measure (default: {MEASURED})"
     )
     add_rounds(parser)
+    add_calibration(parser)
     add_common(parser)
 
 
 def run(args: argparse.Namespace) -> Answer:
     """Answer with one step and where its time goes."""
-    setup = setup_of(args)
+    loop = describe(args.model) if names_loop(args.model) else None
+    setup = setup_of(args) if loop is None else loop_setup(args, loop)
     outcome = predict_rl(setup)
-    data = {"setup": setup_data(setup), "outcome": outcome_data(outcome)}
-    notes = (Note("mw validate rl holds such predictions against published runs"),)
-    views = (*_screen(setup, outcome), *notes)
-    return Answer("simulate.rl/1", data, views, (f"{outcome.step_s:.6g}",))
+    data: dict[str, Any] = {"setup": setup_data(setup), "outcome": outcome_data(outcome)}
+    views: list[View] = list(_screen(setup, outcome))
+    if loop is not None and loop.rows:
+        table_ = beside_run(loop, outcome)
+        views.append(table_)
+        data["beside"] = [dict(zip(("what", "predicted", "measured", "difference"), row,
+                                   strict=True)) for row in table_.rows]  # fmt: skip
+    views += [Note(remark) for remark in (() if loop is None else loop.remarks)]
+    views.append(Note("mw validate rl holds such predictions against published runs"))
+    return Answer("simulate.rl/1", data, tuple(views), (f"{outcome.step_s:.6g}",))
+
+
+def loop_setup(args: argparse.Namespace, loop: Loop) -> Setup:
+    """Return the setup of a loop: one device, or one for each side where both work at once."""
+    placement = args.placement or loop.placement
+    overlaps = placement in ("one-step-off", "asynchronous")
+    gpus = parse_count(args.gpus or ("2" if overlaps else "1"), "--gpus")
+    args.rollout_gpus, alone = args.rollout_gpus or str(gpus // 2), gpus == 1
+    if gpus > 2 or (alone and overlaps):
+        what = f"a loop has {'two devices where both sides work at once' if overlaps else 'one'}"
+        fix = "leave it out, or describe the run by flags"
+        raise InputError([Problem("--gpus", what, fix)])
+    cluster = share_of(cluster_of(args), gpus)
+    cpu = cluster.gpu.kind == "cpu"
+    precision: WeightFormat = args.precision or loop.precision or ("fp32" if cpu else "bf16")
+    formats = Formats(weights=precision, kv=args.kv or ("fp32" if precision == "fp32" else "bf16"))
+    args.engine = args.engine or "meshwright"
+    replica = Replica(
+        model=loop.model, cluster=cluster, formats=formats, engine=engine_of(args),
+        calibration=used_for(args, cluster.gpu).calibration,
+    )  # fmt: skip
+    limits = default_limits(
+        replica, batch_requests=loop.batch_requests, batch_tokens=max(8192, loop.batch_requests)
+    )
+    staleness = loop.max_staleness if args.placement is None else None
+    return Setup(
+        model=loop.model,
+        cluster=cluster,
+        placement=placement,
+        engines=Copies(replica=replica, limits=limits),
+        training=Layout(precision="fp32" if precision == "fp32" else "bf16"),
+        rounds=rounds_of(args, loop.rounds),
+        max_staleness=parse_count(args.max_staleness, "--max-staleness")
+        if args.max_staleness is not None
+        else staleness,
+        too_old=args.too_old,
+        running=None if args.running is None else parse_count(args.running, "--running"),
+        beside=alone and placement == "disaggregated",
+        software=SOFTWARE["meshwright"],
+        measured=_steps(args),
+    )
+
+
+def _steps(args: argparse.Namespace) -> int:
+    steps = parse_count(args.steps, "--steps")
+    require(whole("--steps", steps, most=1000))
+    return steps
 
 
 def setup_of(args: argparse.Namespace) -> Setup:
     """Return the setup that the flags describe."""
+    args.engine, args.precision = args.engine or "vllm", args.precision or "bf16"
+    args.kv, args.placement = args.kv or "bf16", args.placement or "colocated"
     if args.gpus is None:
         raise InputError([Problem("--gpus", "how many GPUs are there?", "add --gpus 16, say")])
     gpus, tp = parse_count(args.gpus, "--gpus"), parse_count(args.tp, "--tp")
-    steps = parse_count(args.steps, "--steps")
-    require(
-        whole("--gpus", gpus, most=65_536), whole("--tp", tp, most=64),
-        whole("--steps", steps, most=1000),
-    )  # fmt: skip
+    require(whole("--gpus", gpus, most=65_536), whole("--tp", tp, most=64))
     rollout, training = _split(args, gpus)
     if rollout % tp:
         what = f"{rollout} GPUs are no whole engines of {tp}"
@@ -103,6 +167,7 @@ def setup_of(args: argparse.Namespace) -> Setup:
     replica = Replica(
         model=model, cluster=cluster, layout=Layout(tp=tp), engine=engine_of(args),
         formats=Formats(weights=args.precision, kv=args.kv),
+        calibration=used_for(args, cluster.gpu).calibration,
     )  # fmt: skip
     staleness = args.max_staleness
     return Setup(
@@ -115,7 +180,7 @@ def setup_of(args: argparse.Namespace) -> Setup:
         max_staleness=None if staleness is None else parse_count(staleness, "--max-staleness"),
         too_old=args.too_old,
         running=None if args.running is None else parse_count(args.running, "--running"),
-        measured=steps,
+        measured=_steps(args),
     )
 
 

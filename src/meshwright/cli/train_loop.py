@@ -6,18 +6,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshwright.cli.answer import Answer, View, facts, table
+from meshwright.cli.loop_described import PRESETS, read_settings
 from meshwright.cli.overrides import changed
 from meshwright.cli.train_ranks import run_folder_of
 from meshwright.errors import InputError, Problem
 from meshwright.spec.files import FORMATS, load_data
-from meshwright.spec.read import plain, read
+from meshwright.spec.read import plain
 from meshwright.spec.resolve import Source, resolve
 from meshwright.spec.units import format_seconds
 
 if TYPE_CHECKING:
     from meshwright.run.posttrain.loop import LoopSettings, Outcome
 
-PRESETS = ("sorting-digits",)
 _REFUSED = ("until", "profile", "nproc", "fresh")
 
 
@@ -56,7 +56,7 @@ def train_loop(args: argparse.Namespace) -> Answer:
 
 def settings_of(args: argparse.Namespace) -> "LoopSettings":
     """Return what the file, the flags and the words after it say."""
-    from meshwright.run.posttrain.loop import LoopSettings, sorting_digits
+    from meshwright.run.posttrain.loop import sorting_digits
 
     path, words = Path(args.job), changed(args.files)
     file: dict[str, Any]
@@ -76,15 +76,7 @@ def settings_of(args: argparse.Namespace) -> "LoopSettings":
     if args.replay is not None:
         flags["replay"] = args.replay
     sources = [Source(args.job, file), Source("flags", flags), Source("command line", words)]
-    merged = resolve(sources).data
-    options = merged.get("task", {}).pop("options", None) if "task" in merged else None
-    settings = read(LoopSettings, merged)
-    if options:
-        import msgspec
-
-        task = msgspec.structs.replace(settings.task, options=dict(options))
-        settings = msgspec.structs.replace(settings, task=task)
-    return settings
+    return read_settings(resolve(sources).data)
 
 
 def _explained(settings: "LoopSettings") -> Answer:

@@ -11,6 +11,7 @@ import msgspec
 from meshwright.cli.answer import Answer, table
 from meshwright.cli.faults import ARGUMENT, ENVIRONMENT, FLAG, located, violations
 from meshwright.cli.flags import add_fields, from_environment, given, typed
+from meshwright.cli.recipe_work import work_of
 from meshwright.errors import InputError, Problem
 from meshwright.spec.fields import fields
 from meshwright.spec.files import FORMATS, load_data
@@ -110,6 +111,8 @@ def _positional(words: list[str], model: str | None) -> tuple[list[Source], list
             models.append(word)
             continue
         data = load_data(path)
+        if "recipe" in data:
+            data = work_of(word, data)
         # A model's file has fields of its own, and none of the parts of a work.
         if "blocks" in data and not set(data) & set(WORK_PARTS):
             models.append(word)

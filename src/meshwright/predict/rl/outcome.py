@@ -90,7 +90,6 @@ def outcome_of(run: Simulated) -> Outcome:
     tokens = sum(one.tokens for one in steps) / count
     stale = [one for step in steps for one in step.staleness]
     rollout, trainer = setup.engines.gpus, setup.training.gpus
-    shared = setup.placement == "colocated"
     phases = sum(doings.values())
     at_work = rollout * busy + trainer * (training + synced + phases) / seconds
     priced = run.prices
@@ -106,7 +105,7 @@ def outcome_of(run: Simulated) -> Outcome:
         waits_s=waits,
         engines_busy=busy,
         decoding=decoding,
-        bubble=max(0.0, 1 - at_work / (trainer if shared else rollout + trainer)),
+        bubble=max(0.0, 1 - at_work / setup.gpus),
         staleness=sum(stale) / len(stale),
         most_stale=max(stale),
         dropped=sum(start < at <= end for at in run.dropped) / count,

@@ -26,9 +26,7 @@ from meshwright.predict.serving.fleet import TRANSFER_SHARE
 from meshwright.predict.serving.memory import serving_memory
 from meshwright.predict.step import StepPrediction, predict_step
 from meshwright.predict.transfer_time import TransferTime
-from meshwright.spec.cluster import Cluster
 from meshwright.spec.layout import Layout
-from meshwright.spec.model import Model
 from meshwright.spec.units import format_bytes
 from meshwright.spec.work import Work
 from meshwright.spec.workload import Training
@@ -70,7 +68,7 @@ def prices_of(setup: Setup) -> Prices:
     training = packed(rounds)
     layout = msgspec.structs.replace(setup.training, microbatch=training.microbatch)
     workload = training.workload(layout.dp)
-    step, memory = _priced(setup.model, share_of(setup.cluster, layout.gpus), layout, workload)
+    step, memory = _priced(setup, layout, workload)
     priced = float(workload.global_batch * workload.sequence_length)
     serving = serving_memory(setup.engines.replica, setup.engines.limits.batch_tokens)
     held = serving.weight_bytes + serving.buffer_bytes + max(0.0, serving.kv_bytes)
@@ -83,7 +81,7 @@ def prices_of(setup: Setup) -> Prices:
     trained = float(memory.worst.parameters_bytes)
     peaks = {
         GENERATING: held,
-        SYNCING: filled + trained if setup.placement == "colocated" else max(filled, trained),
+        SYNCING: filled + trained if setup.shares_gpus else max(filled, trained),
         TRAINING: float(memory.worst.total_bytes),
     }
     if memory.worst.total_bytes > memory.capacity_bytes:
@@ -124,18 +122,22 @@ def packed(rounds: Rounds) -> Packed:
     drawn = [rounds.drawn(group) for group in range(rounds.prompts)]
     tokens, squares = sum(one.tokens for one in drawn), sum(one.squares for one in drawn)
     longest = max(one.prompt + max(one.answers) for one in drawn)
-    # Whole tiles of 64, which parallel axes divide as well.
-    length = -(-round(squares / tokens) // _TILE) * _TILE
+    length = max(1, round(squares / tokens))
+    # Whole tiles of 64, which parallel axes divide as well; short ones stay as they are.
+    length = length if length < _TILE else -(-length // _TILE) * _TILE
     room = longest if rounds.packed is None else rounds.packed
+    # Each update has microbatches of its own.
+    room = min(room, -(-tokens // rounds.updates))
     return Packed(tokens, length, max(1, room // length))
 
 
 def _priced(
-    model: Model, cluster: Cluster, layout: Layout, workload: Training
+    setup: Setup, layout: Layout, workload: Training
 ) -> tuple[StepPrediction, MemoryPrediction]:
-    work = Work(model=model, cluster=cluster, layout=layout, workload=workload)
+    cluster = share_of(setup.cluster, layout.gpus)
+    work = Work(model=setup.model, cluster=cluster, layout=layout, workload=workload)
     problems = work.check()
     if problems:
         raise InputError(list(problems))
-    run = Run(work)
+    run = Run(work, software=setup.software, calibration=setup.engines.replica.calibration)
     return predict_step(run), predict_memory(run)

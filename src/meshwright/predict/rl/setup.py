@@ -8,6 +8,7 @@ import msgspec
 from meshwright.errors import InputError, Problem
 from meshwright.policy.rollout import Arrangement, Placement, TooOld, arranged
 from meshwright.predict.serving.fleet import Copies
+from meshwright.predict.software import MEGATRON, Software
 from meshwright.spec.bounds import Bounds
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.layout import Layout
@@ -95,6 +96,11 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     """What becomes of groups that fall behind, where steps take what has ended."""
     running: int | None = None
     """Groups under way at most; None leaves it to the engines, where those that wait grow old."""
+    beside: bool = False
+    """Of `disaggregated`: both sides lie on the same GPUs, with memory of their own, and work one
+    after the other."""
+    software: Software = MEGATRON
+    """What trains."""
     measured: int = MEASURED
     """Steps that are measured, between those that fill the pipeline and those that drain it."""
 
@@ -102,9 +108,11 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
         bounds = Bounds()
         bounds.count(measured=self.measured)
         bounds.require()
-        shared = self.arrangement.shared
+        if self.beside and self.placement != "disaggregated":
+            what = f"{self.placement} with both sides beside each other is not simulated"
+            raise InputError([Problem("beside", what, "give both sides GPUs of their own")])
         taken = self.engines.gpus, self.training.gpus
-        if shared and taken[0] != taken[1]:
+        if self.shares_gpus and taken[0] != taken[1]:
             what = f"engines have {taken[0]} GPUs and the trainer {taken[1]}, which are the same"
             raise InputError([Problem("placement", what, "let both have as many")])
         if self.gpus > self.cluster.gpus:
@@ -127,10 +135,14 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(found, steps=steps)
 
     @property
+    def shares_gpus(self) -> bool:
+        """Whether both sides have the same GPUs."""
+        return self.arrangement.shared or self.beside
+
+    @property
     def gpus(self) -> int:
         """GPUs of both sides; those that they share count once."""
-        apart = 0 if self.placement == "colocated" else self.engines.gpus
-        return self.training.gpus + apart
+        return self.training.gpus + (0 if self.shares_gpus else self.engines.gpus)
 
 
 def share_of(cluster: Cluster, gpus: int) -> Cluster:

@@ -1,7 +1,7 @@
 """`sync_of`: new weights on their way to the engines, by the plan that a run carries out.
 
-Trainers have the first GPUs and engines those behind them; where both share GPUs, they have the
-same. Engines that keep weights in a format that no run sends get bf16.
+Trainers have the first GPUs and engines those behind them, unless they share them. Engines that
+keep weights in a format that no run sends get bf16.
 """
 
 from functools import lru_cache
@@ -15,7 +15,7 @@ from meshwright.spec.cluster import Cluster
 from meshwright.spec.layout import Layout
 from meshwright.spec.model import Model
 
-_SERVED = {"fp16": ("fp16",), "fp8": ("bf16", ROW_SCALES)}
+_SERVED = {"fp32": ("fp32",), "fp16": ("fp16",), "fp8": ("bf16", ROW_SCALES)}
 
 
 def sync_of(setup: Setup) -> TransferTime:
@@ -28,7 +28,7 @@ def sync_of(setup: Setup) -> TransferTime:
         serving=replica.layout,
         engines=setup.engines.count,
         served=_SERVED.get(replica.formats.weights, ("bf16",)),
-        shared=setup.placement == "colocated",
+        shared=setup.shares_gpus,
     )
 
 

@@ -14,15 +14,17 @@ from meshwright.spec.cluster import Gpu
 from meshwright.spec.model import Model
 from meshwright.spec.model.weights import Weight
 
-WeightFormat = Literal["bf16", "fp16", "fp8", "fp8-blockwise", "int8", "int4", "nvfp4", "mxfp4"]
-KvFormat = Literal["bf16", "fp8"]
+WeightFormat = Literal[
+    "fp32", "bf16", "fp16", "fp8", "fp8-blockwise", "int8", "int4", "nvfp4", "mxfp4"
+]
+KvFormat = Literal["fp32", "bf16", "fp8"]
 
 STORED_BYTES: dict[str, float] = {
-    "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "fp8-blockwise": 1.0, "int8": 1.0,
+    "fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "fp8-blockwise": 1.0, "int8": 1.0,
     "int4": 0.5 + 1 / 16, "nvfp4": 0.5 + 1 / 16, "mxfp4": 0.5 + 1 / 32,
 }  # fmt: skip
 """Bytes of one weight with its share of the scales."""
-KV_BYTES: dict[str, float] = {"bf16": 2.0, "fp8": 1.0}
+KV_BYTES: dict[str, float] = {"fp32": 4.0, "bf16": 2.0, "fp8": 1.0}
 _COMPUTED = {"fp8": "fp8-tensorwise", "int4": None}
 _FOUR_BITS = ("int4", "nvfp4", "mxfp4")
 
@@ -39,6 +41,11 @@ class Formats(msgspec.Struct, frozen=True, kw_only=True):
         bounds.one_of("kv", self.kv, tuple(KV_BYTES))
         bounds.require()
 
+    @property
+    def wide_bytes(self) -> float:
+        """Bytes of an activation, and of a weight that keeps its format."""
+        return 4.0 if self.weights == "fp32" else 2.0
+
 
 class Stored(NamedTuple):
     """How one matrix is stored and multiplied."""
@@ -51,6 +58,8 @@ class Stored(NamedTuple):
 
 def stored(model: Model, weight: Weight, formats: Formats, gpu: Gpu) -> Stored:
     """Return how one matrix of a model is stored and multiplied."""
+    if formats.weights == "fp32":
+        return Stored("fp32", 4.0)
     wide = "bf16" if gpu.bf16_flops is not None else "fp16"
     kept_wide = weight.part == "router" or (
         formats.weights in _FOUR_BITS and model.experts is not None and weight.part == "mixer"
@@ -64,6 +73,8 @@ def stored(model: Model, weight: Weight, formats: Formats, gpu: Gpu) -> Stored:
     return Stored(compute, size)
 
 
-def output_head(gpu: Gpu) -> Stored:
-    """Return how the output head is stored: checkpoints leave it in sixteen bits."""
+def output_head(gpu: Gpu, formats: Formats) -> Stored:
+    """Return how the output head is stored: checkpoints of fewer bits leave it in sixteen."""
+    if formats.weights == "fp32":
+        return Stored("fp32", 4.0)
     return Stored("bf16" if gpu.bf16_flops is not None else "fp16", 2.0)

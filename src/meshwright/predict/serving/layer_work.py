@@ -102,22 +102,25 @@ def tokens_work(
                 casts += layers
                 rounded += layers * memory_s(device, "quantise", own * inner * (2.0 + narrow))
         experts += layers * sparse
-        small += layers * _small_s(device, model, block, layout, own)
+        # Small kernels move activations of sixteen bits, unless they are wider.
+        wide = formats.wide_bytes / 2.0
+        small += layers * wide * _small_s(device, model, block, layout, own)
     routed = model.experts
     sent = 0.0
     if routed is not None and layout.dp > 1:
         elsewhere = _distinct(layout.ep, routed.top_k)
         sent = own * elsewhere * model.hidden * (min(2.0, 1.0 + 1 / 32) + 2.0)
-    return Tokens(products, experts, small, casts, rounded, 2.0 * own * model.hidden, sent)
+    reduced = formats.wide_bytes * own * model.hidden
+    return Tokens(products, experts, small, casts, rounded, reduced, sent)
 
 
-def head_s(device: DeviceCosts, model: Model, layout: Layout, rows: int) -> float:
+def head_s(device: DeviceCosts, model: Model, layout: Layout, formats: Formats, rows: int) -> float:
     """Return the seconds of the output head and of choosing a token, for so many rows."""
     if rows <= 0:
         return 0.0
     own = ceil(rows / layout.dp)
     columns = ceil(model.vocab / layout.tp)
-    how = output_head(device.gpu)
+    how = output_head(device.gpu, formats)
     product = matmul_s(device, own, columns, model.hidden, how.compute)
     # Logits are widened, divided by the temperature, summed up and searched: four passes of fp32.
     return product + memory_s(device, "softmax", 4 * 4.0 * own * columns)

@@ -80,6 +80,7 @@ def _weights(replica: Replica) -> float:
             if weight.part == "expert":
                 held = weight.copies / layout.ep * weight.matrix / layout.experts_tp
             total += layers * size * held
-        total += layers * 2.0 * block.vectors(model.hidden, model.norm)
-    tables = (1 if model.tied else 2) * 2.0 * model.vocab * model.hidden / layout.tp
+        total += layers * replica.formats.wide_bytes * block.vectors(model.hidden, model.norm)
+    rows = (1 if model.tied else 2) * model.vocab
+    tables = replica.formats.wide_bytes * rows * model.hidden / layout.tp
     return total / layout.pp + tables / min(layout.pp, 2)

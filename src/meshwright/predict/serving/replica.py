@@ -8,6 +8,7 @@ GPUs requests of its own while the experts are shared by all (attention data par
 import msgspec
 
 from meshwright.errors import InputError, Problem
+from meshwright.predict.cost import Calibration
 from meshwright.predict.serving.engine import VLLM, Engine
 from meshwright.predict.serving.formats import Formats
 from meshwright.spec.cluster import Cluster
@@ -23,6 +24,8 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
     layout: Layout = Layout()
     formats: Formats = Formats()
     engine: Engine = VLLM
+    calibration: Calibration | None = None
+    """What was measured on the device, in place of its default constants."""
 
     def __post_init__(self) -> None:
         problems = []

@@ -55,14 +55,14 @@ class StepCost:
 
     def __init__(self, replica: Replica) -> None:
         layout, engine, model = replica.layout, replica.engine, replica.model
-        costs = costs_for(replica.cluster.gpu)
+        costs = costs_for(replica.cluster.gpu, replica.calibration)
         slower = costs.sustained_slowdown**engine.heat
         device = slowed(costs, products=slower, low=slower, read_share=engine.weight_share)
         self.replica = replica
         self.contexts = contexts(device, model, layout, replica.formats, engine)
         self._pp = layout.pp
         self._tokens = Line(GRID, [_tokens_s(replica, device, n) for n in GRID])
-        self._head = Line(GRID, [head_s(device, model, layout, n) for n in GRID])
+        self._head = Line(GRID, [head_s(device, model, layout, replica.formats, n) for n in GRID])
         self._fixed: dict[int, float] = {}
         self._passing_s = (layout.pp - 1) * _hop_s(replica)
         casts = tokens_work(device, model, layout, replica.formats, 1).casts
@@ -70,7 +70,9 @@ class StepCost:
         self._prefill_s = engine.prefill_s * model.layers
         # Each attention group has a host process of its own.
         self._host_s, self._request_s = engine.step_s, engine.request_s / layout.dp
-        self._hidden = engine.hidden
+        # A processor that computes is its own host: nothing is hidden, and no graphs launch.
+        self._alone = replica.cluster.gpu.kind == "cpu"
+        self._hidden = engine.hidden and not self._alone
 
     def step_s(
         self,
@@ -96,8 +98,9 @@ class StepCost:
         for part in about.windowed:
             seconds += part.key_s * min(context_sum, part.window * decodes)
         host = self._host_s + self._request_s * max(rows, decodes)
-        if prefill_tokens:
+        if prefill_tokens or self._alone:
             host += self._launches_s
+        if prefill_tokens:
             seconds += self._prefill_s + about.pair_s * prefill_pairs
             seconds += about.token_s * prefill_tokens
             for part in about.windowed:
@@ -121,6 +124,7 @@ class StepCost:
             else:
                 slope += part.key_s
         host = self._host_s + self._request_s * batch
+        host += self._launches_s if self._alone else 0.0
         if not self._hidden:
             return fixed + host, slope
         return (fixed, slope) if fixed + slope * mean_context * batch > host else (host, 0.0)

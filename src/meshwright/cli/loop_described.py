@@ -1,0 +1,192 @@
+"""A run of `mw train --recipe grpo` as the simulation sees it: its settings, or the run itself."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import msgspec
+
+from meshwright.cli.answer import Table, table
+from meshwright.errors import InputError, Problem
+from meshwright.policy.rollout import Placement
+from meshwright.predict.rl.outcome import Outcome
+from meshwright.spec.files import FORMATS, load_data
+from meshwright.spec.model import Model
+from meshwright.spec.read import read
+from meshwright.spec.units import format_seconds
+from meshwright.spec.work import read_model
+from meshwright.spec.workload import Fixed, Lengths, histogram
+
+if TYPE_CHECKING:
+    from meshwright.run.posttrain.loop.settings import LoopSettings
+    from meshwright.run.posttrain.loop.tasks import Tasks
+
+PRESETS = ("sorting-digits",)
+_LOOKED_AT = 512
+"""Prompts of a task whose lengths are counted."""
+_MOST_REQUESTS = 1024
+
+
+class Loop(NamedTuple):
+    """What a run does in every step."""
+
+    model: Model
+    placement: Placement
+    max_staleness: int
+    precision: Literal["fp32", "bf16"] | None
+    """Of weights, where it is said."""
+    rounds: dict[str, Any]
+    """Fields of `Rounds`."""
+    batch_requests: int
+    steps: int
+    rows: tuple[Mapping[str, Any], ...]
+    """What each step of a run told; none where it was not run yet."""
+    remarks: tuple[str, ...]
+
+
+def names_loop(word: str) -> bool:
+    """Tell whether a word names a loop: a task, a file of settings, or a run's folder."""
+    path = Path(word)
+    if word in PRESETS or (path / "rollouts.jsonl").is_file():
+        return True
+    if path.suffix not in FORMATS or not path.is_file():
+        return False
+    from meshwright.run.posttrain.loop.settings import LoopSettings
+
+    data = load_data(path)
+    recipe = data.get("recipe")
+    if isinstance(recipe, dict) and recipe.get("kind") == "grpo":
+        return True
+    # Files of models and of jobs have fields that no loop has.
+    return bool(data) and set(data) <= {*LoopSettings.__struct_fields__}
+
+
+def describe(word: str) -> Loop:
+    """Return what a loop does, by its settings and, where it has run, by what it drew."""
+    settings = settings_of(word)
+    from meshwright.run.posttrain.loop.tasks import tasks_of
+
+    tasks = tasks_of(settings)
+    if settings.replay or settings.rollout_only:
+        what = "a run that only draws, or only trains, is no loop"
+        raise InputError([Problem(word, what, "leave out rollout_only and replay")])
+    folder = Path(word)
+    rows = _rows(folder) if folder.is_dir() else ()
+    prompt, output, remarks = _lengths(folder, settings, tasks)
+    aim = settings.objective
+    return Loop(
+        model=_model(settings, tasks),
+        placement=settings.placement,
+        max_staleness=settings.staleness,
+        precision=settings.precision,
+        rounds={
+            "prompts": settings.prompts,
+            "samples": settings.samples,
+            "prompt": prompt,
+            "output": output,
+            "longest": settings.max_turns * tasks.max_tokens,
+            "packed": settings.microbatch_tokens,
+            "updates": aim.minibatches,
+            # Ratios are to what the engine told, unless a correction computes it once more.
+            "forwards": (aim.correction != "none") + (aim.kl > 0),
+            "seed": settings.seed,
+        },
+        batch_requests=settings.batch_requests
+        or min(settings.prompts * settings.samples, _MOST_REQUESTS),
+        steps=settings.steps,
+        rows=rows,
+        remarks=remarks,
+    )
+
+
+def settings_of(word: str) -> "LoopSettings":
+    """Read the settings that a word names."""
+    path = Path(word)
+    if word in PRESETS:
+        from meshwright.run.posttrain.loop import sorting_digits
+
+        return sorting_digits()
+    data = load_data(path / "config.toml" if path.is_dir() else path)
+    data.pop("recipe", None)
+    return read_settings(data)
+
+
+def read_settings(data: dict[str, Any]) -> "LoopSettings":
+    """Read settings; options of a task are anything that its function takes."""
+    from meshwright.run.posttrain.loop.settings import LoopSettings
+
+    task = data.get("task")
+    options = None
+    if isinstance(task, Mapping):
+        options = task.get("options")
+        task = {name: value for name, value in task.items() if name != "options"}
+        data = {**data, "task": task}
+    settings = read(LoopSettings, data)
+    if not options:
+        return settings
+    own = msgspec.structs.replace(settings.task, options=dict(options))
+    return msgspec.structs.replace(settings, task=own)
+
+
+def beside_run(loop: Loop, outcome: Outcome) -> Table:
+    """Hold a predicted step against those that a run took, the first one apart."""
+    rows = loop.rows[1:] or loop.rows
+    ours = {"step_s": outcome.step_s, "train_s": outcome.training_s, "sync_s": outcome.sync_s}
+    if loop.max_staleness == 0:
+        ours["generate_s"] = outcome.waits_s["trainer"].get("groups", 0.0)
+    titles = {"generate_s": "draws", "train_s": "trains", "sync_s": "sends weights"}
+    found = []
+    for name, predicted in ours.items():
+        told = [row[name] for row in rows if name in row]
+        told = told or [row[name] for row in loop.rows if name in row]
+        if told:
+            took = median(told)
+            off = f"{predicted / took - 1:+.0%}" if took else ""
+            seconds = format_seconds(predicted), format_seconds(took)
+            found.append((titles.get(name, "the step"), *seconds, off))
+    return table(
+        "what, predicted, measured, difference",
+        found,
+        f"beside the run: medians of {len(rows)} steps",
+        right="predicted, measured, difference",
+    )
+
+
+def _model(settings: "LoopSettings", tasks: "Tasks") -> Model:
+    if settings.model:
+        return read_model(settings.model, "model")
+    if tasks.vocab is None:
+        what = "brings no vocabulary, and no model is named"
+        raise InputError([Problem("task.name", what, "name a model's folder")])
+    return settings.network.model(tasks.vocab)
+
+
+def _lengths(
+    folder: Path, settings: "LoopSettings", tasks: "Tasks"
+) -> tuple[Lengths, Lengths, tuple[str, ...]]:
+    """Return how long prompts and answers are: those of the run, or those that the task shows."""
+    if (folder / "rollouts.jsonl").is_file():
+        from meshwright.run.posttrain.rollouts.log import read_jsonl
+
+        rollouts = read_jsonl(folder / "rollouts.jsonl").rollouts
+        drawn = [each.drawn for each in rollouts if each.drawn]
+        if drawn:
+            return histogram(len(each.prompt) for each in rollouts), histogram(drawn), ()
+    numbers = range(min(settings.prompts * settings.steps, _LOOKED_AT))
+    prompt = histogram(len(tasks.train.reset(number).prompt) for number in numbers)
+    shown = getattr(tasks.train, "shown", None)
+    if shown is not None:
+        right: Sequence[int] = [len(answer) for _, answer in shown(numbers)]
+        return prompt, histogram(right), ("answers are taken to be as long as right ones",)
+    remark = f"answers are taken to be {tasks.max_tokens} tokens, as long as may be: see --output"
+    return prompt, Fixed(tokens=tasks.max_tokens), (remark,)
+
+
+def _rows(folder: Path) -> tuple[Mapping[str, Any], ...]:
+    from meshwright.run.train.outputs.jsonl import read as read_lines
+
+    path = folder / "metrics.jsonl"
+    if not path.exists():
+        return ()
+    return tuple(row for row in read_lines(path) if "train_s" in row)

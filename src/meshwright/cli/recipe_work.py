@@ -1,0 +1,72 @@
+"""Files of recipes as works: what `mw train --recipe` trains, for those who predict it.
+
+A step is one of `mw train` with the recipe's sequences; frozen weights have no gradients. What is
+computed once, before the first step, is no part of it: log-probabilities of a reference. Neither is
+what KTO computes for its baseline, nor the lengths that DoRA learns.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from meshwright.errors import InputError, Problem
+from meshwright.spec.read import plain
+from meshwright.spec.work import PARTS, TRAINER_PARTS, read_model
+
+BATCH, LENGTH, RANK = 16, 2048, 16
+"""What recipes take where nobody says: sequences of a step, their positions, an adapter's rank."""
+_ADAPTED = ("lora", "dora")
+_TARGETS = {
+    "q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv", "qkv_proj": "qkv", "o_proj": "out",
+    "gate_proj": "up", "up_proj": "up", "gate_up_proj": "up", "down_proj": "down",
+}  # fmt: skip
+
+
+def work_of(path: str, data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parts of a work that a recipe's file stands for."""
+    recipe = data["recipe"]
+    kind = recipe.get("kind") if isinstance(recipe, Mapping) else recipe
+    if kind == "grpo":
+        what = "is a loop of engine and trainer"
+        raise InputError([Problem(path, what, f"use mw simulate rl {path}")])
+    found = {name: data[name] for name in (*PARTS, *TRAINER_PARTS) if name in data}
+    if "model" not in found:
+        found["model"] = _start(path, data)
+    workload = dict(data.get("workload") or {})
+    workload.setdefault("global_batch", BATCH)
+    if "sequence_length" not in workload:
+        model = read_model(found["model"], "model")
+        workload["sequence_length"] = min(LENGTH, model.max_positions or LENGTH)
+    if "adapter" in data or kind in _ADAPTED:
+        workload["adapter"] = _adapter(data.get("adapter") or {})
+    return {**found, "workload": workload}
+
+
+def _start(path: str, data: Mapping[str, Any]) -> object:
+    """Return the model whose weights the run begins with."""
+    start = data.get("start_from")
+    if not isinstance(start, str):
+        fix = "set start_from to a model's folder or GGUF file, or name a model"
+        raise InputError([Problem("start_from", "is missing", fix)])
+    where = Path(path).parent / start
+    if where.suffix == ".gguf":
+        from meshwright.run.serve.model.gguf_file import GgufFile
+        from meshwright.run.serve.model.gguf_weights import model_of
+
+        with GgufFile(str(where)) as file:
+            return plain(model_of(file))
+    return str(where) if where.is_dir() else start
+
+
+def _adapter(given: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {"rank": given.get("rank", RANK)}
+    targets = given.get("targets", "all-linear")
+    if targets == "all-linear":
+        return found
+    words = [targets] if isinstance(targets, str) else list(targets)
+    unknown = [word for word in words if word not in _TARGETS]
+    if unknown:
+        what = f"{unknown[0]!r} is no matrix that a prediction knows"
+        fix = f"use all-linear, or some of {', '.join(_TARGETS)}"
+        raise InputError([Problem("adapter.targets", what, fix)])
+    return {**found, "targets": list(dict.fromkeys(_TARGETS[word] for word in words))}

@@ -1,0 +1,89 @@
+"""Settings of `mw train --recipe grpo` are all that a simulation of the run needs."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshwright.cli import main
+from meshwright.cli.loop_described import describe, names_loop, settings_of
+
+Captured = pytest.CaptureFixture[str]
+FILE = """
+steps = 6
+prompts = 16
+samples = 4
+placement = "asynchronous"
+max_staleness = 2
+
+[recipe]
+kind = "grpo"
+
+[task]
+digits = 12
+
+[network]
+max_positions = 64
+
+[objective]
+minibatches = 2
+kl = 0.1
+correction = "truncated"
+"""
+
+
+def simulated(words: list[str], capsys: Captured) -> dict[str, Any]:
+    assert main(["simulate", "rl", *words, "--json"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_a_file_says_all_of_a_step(tmp_path: Path, capsys: Captured) -> None:
+    path = tmp_path / "loop.toml"
+    path.write_text(FILE, encoding="utf-8")
+    assert names_loop(str(path))
+    loop = describe(str(path))
+    assert (loop.rounds["updates"], loop.rounds["forwards"]) == (2, 2)
+    assert loop.rounds["prompt"].values == (14,)  # a beginning, 12 digits, the end of a prompt
+    assert loop.rounds["output"].values == (13,)
+    found = simulated([str(path), "--cluster", "h200-superpod"], capsys)
+    setup = found["setup"]
+    assert (setup["placement"], setup["max_staleness"]) == ("asynchronous", 2)
+    assert (setup["rollout_gpus"], setup["training_gpus"], setup["engine"]) == (1, 1, "Meshwright")
+    assert (setup["rounds"]["prompts"], setup["rounds"]["samples"]) == (16, 4)
+
+
+def test_one_device_holds_both_sides_of_a_synchronous_loop(capsys: Captured) -> None:
+    found = simulated(["sorting-digits", "--cluster", "cpu-host", "--no-calibration"], capsys)
+    outcome = found["outcome"]
+    assert outcome["gpus"] == 1
+    assert outcome["phases_s"] == 0
+    assert outcome["tokens"] == 64 * 8 * (6 + 5)
+    shorter = ["--cluster", "cpu-host", "--prompts", "8", "--no-calibration"]
+    fewer = simulated(["sorting-digits", *shorter], capsys)["outcome"]
+    assert fewer["tokens"] == 8 * 8 * (6 + 5)
+
+
+def test_a_run_is_held_against_its_own_steps(tmp_path: Path, capsys: Captured) -> None:
+    pytest.importorskip("torch", reason="runs the loop")
+    words = ["sorting-digits", "steps=2", "prompts=4", "samples=2", "evaluate.prompts=0"]
+    assert main(["train", "--recipe", "grpo", *words, "--folder", str(tmp_path / "run")]) == 0
+    capsys.readouterr()
+    run = str(tmp_path / "run")
+    assert names_loop(run)
+    assert settings_of(run).prompts == 4
+    found = simulated([run, "--cluster", "cpu-host", "--no-calibration"], capsys)
+    assert [row["what"] for row in found["beside"]] == [
+        "the step", "trains", "sends weights", "draws",
+    ]  # fmt: skip
+
+
+def test_other_files_are_no_loops(tmp_path: Path, capsys: Captured) -> None:
+    work = tmp_path / "work.toml"
+    work.write_text('model = "llama3.1-8b"\n[layout]\ntp = 2\n', encoding="utf-8")
+    assert not names_loop(str(work))
+    assert not names_loop("llama3.1-8b")
+    words = ["sorting-digits", "--cluster", "h200-superpod", "--placement", "asynchronous"]
+    assert main(["simulate", "rl", *words, "--gpus", "1"]) == 2
+    assert "two devices" in capsys.readouterr().err
