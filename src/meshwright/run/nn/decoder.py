@@ -194,6 +194,10 @@ class Decoder(nn.Module):
         cap = self.model.logit_softcap
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
+    def read_head(self, read: Callable[[], Tensor]) -> Tensor:
+        """Return what a function makes of the head's weights, which are here while it runs."""
+        return read()
+
     @property
     def head_weight(self) -> Tensor:
         """The weight of the output head, which may be the embedding's."""

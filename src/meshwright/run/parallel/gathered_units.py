@@ -56,6 +56,7 @@ class GatheredUnits:
             decoder.finish = self._around(decoder.finish, HEAD, HEAD)  # type: ignore[method-assign]
             decoder.head_loss = self._around(decoder.head_loss, HEAD, HEAD)  # type: ignore[method-assign]
             decoder.logits = self._around(decoder.logits, HEAD, HEAD)  # type: ignore[method-assign]
+            decoder.read_head = self._around(decoder.read_head, HEAD, HEAD)  # type: ignore[method-assign]
 
     def _watch(self, name: str, module: nn.Module, *, stays: bool) -> None:
         module.register_forward_pre_hook(lambda *_: self._before(name, name))

@@ -166,6 +166,8 @@ def _slices(spread: Spread) -> dict[str, tuple[Holding, ...]]:
         for rank in {*mesh["tp"].ranks, *mesh["expert_tp"].ranks}
     }
     for name, own in spread.holdings.items():
+        if name in spread.used_with:  # no matrix of the decoder's
+            continue
         group = mesh["expert_tp" if own.expert else "tp"]
         held = tuple(by_rank[rank][name] for rank in group.ranks)
         found[name] = tuple(map(_of_experts, held)) if own.expert else held

@@ -1,6 +1,7 @@
 """`spread`: a decoder as one rank of a layout holds it, with its part of the first weights."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import nn
@@ -30,6 +31,25 @@ class Spread:
     """How it holds each of them."""
     stage: Stage
     """Its chunks of the pipeline."""
+    trained: Mapping[str, nn.Parameter] | None = None
+    """What is trained in place of the decoder's own parameters; None trains these."""
+    used_with: Mapping[str, str] = field(default_factory=dict)
+    """For what is no parameter of the decoder's, the name of one that is used when it is."""
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Go through what is trained."""
+        found = self.decoder.named_parameters() if self.trained is None else self.trained.items()
+        return iter(found)
+
+    def training(
+        self,
+        trained: Mapping[str, nn.Parameter],
+        holdings: Mapping[str, Holding],
+        used_with: Mapping[str, str],
+    ) -> "Spread":
+        """Return the same with something else to train; `holdings` are of what is not known yet."""
+        held = self.holdings | dict(holdings)
+        return replace(self, trained=trained, holdings=held, used_with=used_with)
 
 
 def spread(

@@ -9,7 +9,7 @@ Shapes: B sequences, T positions, D hidden.
 
 # ruff: noqa: N815  (letters of shapes)
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -39,6 +39,12 @@ class Microbatch:
     """Tokens of a whole sequence, where these are a part of it."""
     ahead: Ahead | None = None
     """Tokens and labels that lie 1, 2, … places on, where these are not whole sequences."""
+    source: object = None
+    """What it was made of, for whoever judges it."""
+
+
+Judge = Callable[[Tensor, Microbatch], Loss]
+"""Returns the summed loss of a microbatch from what the output head reads of it."""
 
 
 def keep_layers(decoder: Decoder, chunks: Sequence[Chunk]) -> None:
@@ -77,6 +83,8 @@ class Stage:
         matrices = (each for each in decoder.parameters() if each.dim() > 1)
         self.dtype = next((each.dtype for each in matrices), torch.get_default_dtype())
         """Format of the stream."""
+        self.judge: Judge | None = None
+        """What is minimised in place of the cross-entropy of the labels."""
         for chunk in self.chunks.values():
             use_recompute(self.layers(chunk), layout)
 
@@ -94,6 +102,8 @@ class Stage:
             stream = (x_BTD, None)
         for layer in self.layers(chunk):
             stream = layer(*stream, places)
+        if chunk.has_head and self.judge is not None:
+            return self.judge(decoder.finish(*stream), microbatch)
         if chunk.has_head:
             given = (microbatch.tokens_BT, microbatch.labels_BT)
             return decoder.end(stream, *given, places, microbatch.ahead)
@@ -106,7 +116,7 @@ class Stage:
         Asked behind the chunk's forward pass, once. Behind the last chunk it is part of the loss.
         """
         weight = self.decoder.balance_weight
-        if not weight or not self.decoder.training:
+        if not weight or not self.decoder.training or self.judge is not None:
             return None
         losses = []
         for layer in self.layers(self.chunks[position]):

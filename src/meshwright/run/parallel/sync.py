@@ -88,7 +88,7 @@ class BucketedSync:
         self.spread, self._layout = spread, spread.mesh.layout
         decoder, layout = spread.decoder, self._layout
         format_ = FORMATS[layout.gradient_precision]
-        learning = {name: each for name, each in decoder.named_parameters() if each.requires_grad}
+        learning = {name: each for name, each in spread.named_parameters() if each.requires_grad}
         self._names = {id(each): name for name, each in learning.items()}
         for name, each in learning.items():
             each.grad_dtype = format_
@@ -137,7 +137,8 @@ class BucketedSync:
         if self._shards:
             units: dict[str, list[Shard]] = {}
             for bucket, shard in self._shards.items():
-                for unit in dict.fromkeys(unit_of(decoder, each.name) for each in bucket.members):
+                names = (spread.used_with.get(each.name, each.name) for each in bucket.members)
+                for unit in dict.fromkeys(unit_of(decoder, name) for name in names):
                     units.setdefault(unit, []).append(shard)
             GatheredUnits(decoder, units, lets_go=lets_go, ahead=layout.overlap_parameters)
         self._lies = self._find_lies()
@@ -156,7 +157,7 @@ class BucketedSync:
         """Yield the rank's parts of cut parameters, flat, and other parameters themselves."""
         self._settle()
         cut = {member.name for bucket in self._shards for member in bucket.members}
-        for name, parameter in self.spread.decoder.named_parameters():
+        for name, parameter in self.spread.named_parameters():
             if name not in cut:
                 yield name, parameter
             elif name in self._updated:

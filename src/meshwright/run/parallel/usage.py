@@ -30,9 +30,9 @@ def wanted(spread: Spread, learning: Mapping[str, nn.Parameter]) -> list[Wanted]
             learning[name].dtype,
             spread.holdings[name].expert,
             spread.holdings[name].partial,
-            chunks_of(name, spread.stage),
+            chunks_of(spread.used_with.get(name, name), spread.stage),
             spread.holdings[name].stages,
-            unit_of(spread.decoder, name),
+            unit_of(spread.decoder, spread.used_with.get(name, name)),
         )
         for name in in_order_of_use(learning)
     ]

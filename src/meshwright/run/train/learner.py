@@ -12,6 +12,7 @@ from typing import Protocol
 from torch import Tensor, nn
 
 from meshwright.run.nn.decoder import Decoder, Loss
+from meshwright.run.parallel.spread import Spread
 from meshwright.run.train.data.batch import Batch
 
 Together = Callable[[Tensor], Tensor]
@@ -23,6 +24,12 @@ class Learner(Protocol):
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Go through the parameters that are trained."""
+
+    def trained(self, spread: Spread) -> Spread:
+        """Return this rank's part of a model with what is trained, where ranks share the model."""
+
+    def saved_as(self, name: str) -> str:
+        """Return what a parameter that is trained is called in checkpoints."""
 
     def tensors(self) -> dict[str, Tensor]:
         """Return what a run that goes on needs, beside the optimizer's own: not copies."""
@@ -48,8 +55,8 @@ class Learner(Protocol):
     def figures(self) -> Mapping[str, Tensor]:
         """Return what was seen since this was last asked, as means on the device."""
 
-    def ended(self, folder: Path) -> None:
-        """Write what a finished run leaves beside its checkpoints."""
+    def ended(self, folder: Path, *, speaks: bool = True) -> None:
+        """Write what a finished run leaves beside its checkpoints; one rank speaks for all."""
 
 
 class NextToken:
@@ -61,6 +68,14 @@ class NextToken:
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Go through all parameters."""
         return self.decoder.named_parameters()
+
+    def trained(self, spread: Spread) -> Spread:
+        """Train the decoder's own parameters."""
+        return spread
+
+    def saved_as(self, name: str) -> str:
+        """Name a weight of the model."""
+        return f"model.{name}"
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the state of the decoder."""
@@ -96,5 +111,5 @@ class NextToken:
         """Return nothing beside the loss."""
         return {}
 
-    def ended(self, folder: Path) -> None:
+    def ended(self, folder: Path, *, speaks: bool = True) -> None:
         """Leave the checkpoints alone."""

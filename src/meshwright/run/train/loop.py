@@ -214,5 +214,5 @@ def _end(sitting: Sitting) -> None:
         _evaluate(sitting)
     if not trainer.saved:
         _save(sitting)
-    if trainer.finished and trainer.first:
-        trainer.learner.ended(trainer.folder)
+    if trainer.finished:
+        trainer.learner.ended(trainer.folder, speaks=trainer.first)

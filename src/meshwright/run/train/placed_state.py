@@ -1,7 +1,7 @@
 """The state of a run, of one device or of several, each tensor with its place in the whole."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
@@ -17,16 +17,19 @@ State = Tensor | Placed | BlockScales
 _SCALE = "_scale"
 
 
-def placed_state(sync: Sync, optimizer: Optimizer) -> dict[str, State]:
+def placed_state(
+    sync: Sync, optimizer: Optimizer, saved_as: Callable[[str], str] = "model.{}".format
+) -> dict[str, State]:
     """Return every tensor that a resumed run needs: this rank's own, not copies.
 
-    Names and wholes are those of one device, so that any layout can go on from it.
+    Names and wholes are those of one device, so that any layout can go on from it; `saved_as` gives
+    the name of a parameter.
     """
     lies = sync.lies()
     updated = dict(sync.named_parameters())
     # Of what others update this rank's copies are not needed.
     found: dict[str, State] = {
-        f"model.{name}": _placed(updated[name], *lie) for name, lie in lies.items()
+        saved_as(name): _placed(updated[name], *lie) for name, lie in lies.items()
     }
     for key, value in optimizer.state_dict().items():
         kind, _, name = key.partition(".")

@@ -29,6 +29,7 @@ from meshwright.run.parallel.spread import Spread, spread
 from meshwright.run.parallel.stage import Microbatch
 from meshwright.run.parallel.sync import Sync
 from meshwright.run.train.data.batch import Batch
+from meshwright.run.train.learner import Learner, NextToken
 from meshwright.run.train.optimizer.average import WeightAverage
 from meshwright.run.train.optimizer.optimizer import Optimizer
 from meshwright.run.train.step import Losses, StepFigures, dropped_choices, weight_format
@@ -63,12 +64,15 @@ class SpreadStep:
         *,
         microbatch: int,
         balance_rate: float = 0.0,
+        learner: Learner | None = None,
     ) -> None:
         """Make the steps; the optimizer has been given `sync.named_parameters()`.
 
         Every rank does so at the same point: groups that the steps will use are connected.
+        `learner` says what is minimised; None is the next token.
         """
         self.spread, self.sync, self.optimizer = spread, sync, optimizer
+        self.learner: Learner = NextToken(spread.decoder) if learner is None else learner
         self.microbatch, self.balance_rate = microbatch, balance_rate
         self.runner, self._same_order = Runner(spread), OrderCheck(spread.mesh)
         self.wants_stop = False
@@ -86,11 +90,13 @@ class SpreadStep:
         mesh = self.spread.mesh
         recorder = mesh.recorder
         self._began_ns = 0 if recorder is None else time.time_ns()
+        self.learner.begin(batch)
         # Of replicas alone: others of a replica have the same sequences. Made on the device, as a
         # copy from the host would wait for all that the device still has to do.
-        count = torch.full((1,), float(batch.targets), dtype=torch.float64, device=mesh.device)
-        tokens = mesh["dp"].all_reduce(count).clamp(min=1)
-        share = (1 / tokens).float()[0]
+        counts = torch.full((2,), float(batch.targets), dtype=torch.float64, device=mesh.device)
+        counts[:1].fill_(self.learner.count(batch))
+        over, tokens = mesh["dp"].all_reduce(counts).clamp(min=1)
+        share = (1 / over).float()
         if self.optimizer.loss_scale is not None:
             share = share * self.optimizer.loss_scale.scale
         parts = [microbatch_of(part) for part in batch.split(self.microbatch)]
@@ -101,7 +107,8 @@ class SpreadStep:
         with record_function("gradients"), span_of(recorder, "gradients"):
             self._gradients = self.sync.gradients()
         total = self._total(sums, stop=self.wants_stop)
-        return Losses(total[0], total[1], tokens[0], total[2], total[3:])
+        seen = self.learner.figures()
+        return Losses(total[0], total[1], tokens, total[2], total[3:], over=over, figures=seen)
 
     def _total(self, sums: Sums, *, stop: bool = False) -> Tensor:
         """Add up the ranks' losses, who wants to stop, and what experts had no room for."""
@@ -172,26 +179,28 @@ class SpreadStep:
     @torch.no_grad()
     def evaluate(self, batch: Batch) -> Tensor:
         """Return this rank's share of the summed cross-entropy of its replica's batch, in nats."""
+        self.learner.begin(batch)
         nats = self.runner.evaluate(microbatch_of(batch)).nats.double()
         # Ranks that share the work on the same tokens have the same loss.
         return nats / self.spread.mesh.layout.tp
 
     def unsee(self) -> None:
-        """Have seen nothing beside the loss."""
+        """Let what was evaluated last count for nothing."""
+        self.learner.unsee()
 
     def count(self, batch: Batch) -> int:
-        """Return the trained tokens of a batch."""
-        return batch.targets
+        """Return what the loss of a batch is divided by."""
+        return self.learner.count(batch)
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Let nothing be counted as trained."""
+        """Let nothing be left out by chance, and nothing be counted as trained."""
         was_training = self.decoder.training
-        self.decoder.eval()
+        self.learner.train(False)
         try:
             yield
         finally:
-            self.decoder.train(was_training)
+            self.learner.train(was_training)
 
     def total(self, nats: Tensor, tokens: int) -> Tensor:
         """Return what was evaluated on all ranks: nats and tokens, which each replica counts."""
@@ -215,4 +224,5 @@ def groups_of_passes(spread: Spread) -> list[Group]:
 
 def microbatch_of(batch: Batch) -> Microbatch:
     """Return what the passes need of a batch."""
-    return Microbatch(batch.tokens_BT, batch.labels_BT, batch.positions_BT, batch.documents)
+    given = (batch.tokens_BT, batch.labels_BT, batch.positions_BT, batch.documents)
+    return Microbatch(*given, source=batch)

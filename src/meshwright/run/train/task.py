@@ -15,6 +15,7 @@ from meshwright.errors import Problem
 from meshwright.run.nn.decoder import Decoder
 from meshwright.run.nn.holding import Holding
 from meshwright.run.nn.huggingface import load
+from meshwright.run.parallel.spread import Spread
 from meshwright.run.train.data.batches import Batches
 from meshwright.run.train.data.opening import open_data
 from meshwright.run.train.data.sources import source_problems
@@ -46,8 +47,13 @@ class Task(Protocol):
     ) -> None:
         """Fill a decoder with the weights that a run begins with."""
 
-    def learner(self, decoder: Decoder, job: Job, folder: Path) -> Learner:
-        """Return who learns, once the decoder has its first weights."""
+    def learner(
+        self, decoder: Decoder, job: Job, folder: Path, spread: Spread | None = None
+    ) -> Learner:
+        """Return who learns, once the decoder has its first weights.
+
+        `spread` says how the decoder lies, where several ranks share a model.
+        """
 
 
 class TextTask:
@@ -96,7 +102,13 @@ class TextTask:
         """Read a Hugging Face checkpoint."""
         load(decoder, start_from, holdings=holdings)
 
-    def learner(self, decoder: Decoder, job: Job, folder: Path) -> Learner:  # noqa: ARG002
+    def learner(
+        self,
+        decoder: Decoder,
+        job: Job,  # noqa: ARG002
+        folder: Path,  # noqa: ARG002
+        spread: Spread | None = None,  # noqa: ARG002
+    ) -> Learner:
         """Train all weights."""
         return NextToken(decoder)
 

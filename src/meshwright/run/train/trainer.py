@@ -69,8 +69,12 @@ class Trainer:
             job, rank=0 if mesh is None else mesh.place.dp, world=job.layout.dp
         )
         self.held_out = self.task.held_out(job)
-        self.decoder, self.spread, self.sync = self._first_weights()
-        self.learner = self.task.learner(self.decoder, job, folder)
+        self.decoder, self.spread = self._first_weights()
+        self.learner = self.task.learner(self.decoder, job, folder, self.spread)
+        self.sync: Sync | None = None
+        if self.spread is not None:
+            self.spread = self.learner.trained(self.spread)
+            self.sync = make_sync(self.spread)
         if mesh is not None:
             self.learner.join(mesh["dp"].all_reduce)
         self.optimizer = make_optimizer(
@@ -94,9 +98,9 @@ class Trainer:
         """Go through what this rank updates."""
         return (self.learner if self.sync is None else self.sync).named_parameters()
 
-    def _first_weights(self) -> tuple[Decoder, Spread | None, Sync | None]:
+    def _first_weights(self) -> tuple[Decoder, Spread | None]:
         """Return the modules that are here, and how they lie where there are several ranks."""
-        job, made, sync = self.job, None, None
+        job, made = self.job, None
         given: dict[str, Any] = {
             "seed": job.seed,
             "products": fastest_products(self.device) if job.machine.tuned_products else None,
@@ -106,19 +110,15 @@ class Trainer:
             decoder = make_decoder(job.model, job.layout, device=self.device, **given)
         else:
             made = make_spread(job.model, self.mesh, **given)
-            sync, decoder = make_sync(made), made.decoder
+            decoder = made.decoder
         # A run that goes on has no more need of what it began with, which may be gone.
         begins = not self.checkpoints.list() or self.task.needs_start(job, self.folder)
         if job.start_from is not None and begins:
-            if made is None or sync is None:
-                self.task.load(decoder, job.start_from)
-            else:
-                with sync.gathered():
-                    self.task.load(decoder, job.start_from, made.holdings)
+            self.task.load(decoder, job.start_from, None if made is None else made.holdings)
         if self.first and job.layout.precision.startswith("fp8") and not _uses_fp8(decoder):
             what = "no product of this model is in fp8: all are too small for it, or of odd sizes"
             warnings.warn(f"{what}; they are computed in bf16", stacklevel=3)
-        return decoder, made, sync
+        return decoder, made
 
     def _whole_matrices(self) -> WholeMatrices | None:
         """Return what Muon works on, where ranks hold parts of it."""
@@ -133,7 +133,12 @@ class Trainer:
         size = job.layout.microbatch
         if self.spread is not None and self.sync is not None:
             return SpreadStep(
-                self.spread, self.sync, self.optimizer, microbatch=size, balance_rate=rate
+                self.spread,
+                self.sync,
+                self.optimizer,
+                microbatch=size,
+                balance_rate=rate,
+                learner=self.learner,
             )
         if self.mesh is not None:
             return ReplicaStep(
@@ -159,7 +164,7 @@ class Trainer:
     def tensors(self) -> Mapping[str, State]:
         """Return every tensor that a resumed run needs: the run's own, not copies."""
         if self.sync is not None:
-            return placed_state(self.sync, self.optimizer)
+            return placed_state(self.sync, self.optimizer, self.learner.saved_as)
         return whole_state(self.learner.tensors(), self.optimizer)
 
     @property

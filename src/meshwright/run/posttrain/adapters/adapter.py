@@ -16,10 +16,20 @@ import torch
 from torch import Tensor, nn
 
 from meshwright.errors import InputError, Problem
+from meshwright.run.nn.build import build
 from meshwright.run.nn.decoder import Decoder
+from meshwright.run.nn.holding import Holding
 from meshwright.run.nn.linear import Linear
-from meshwright.run.posttrain.adapters.linear import Adapted, AdaptedLinear, LowRankPair
+from meshwright.run.parallel.spread import Spread
+from meshwright.run.posttrain.adapters.linear import (
+    Adapted,
+    AdaptedLinear,
+    Among,
+    LowRankPair,
+    rows_of,
+)
 from meshwright.run.posttrain.adapters.settings import Lora
+from meshwright.run.posttrain.adapters.shards import MAGNITUDE, A, B, pair_holdings
 from meshwright.run.serve.model.lora import Part, parts_of
 from meshwright.spec.workload.adapter import Adapter, Target
 
@@ -38,13 +48,20 @@ class DecoderAdapter(nn.Module):
     Its modes `train()` and `eval()` say whether inputs are dropped.
     """
 
-    def __init__(self, decoder: Decoder, settings: Lora, pairs: Pairs) -> None:
-        """Put pairs, by the whole names of the modules, beside a decoder, which is frozen."""
+    def __init__(
+        self, decoder: Decoder, settings: Lora, pairs: Pairs, spread: Spread | None = None
+    ) -> None:
+        """Put pairs, by the whole names of the modules, beside a decoder, which is frozen.
+
+        Where several ranks share the model, `spread` says how, and pairs are what this one has.
+        """
         super().__init__()
         self.settings, self.pairs = settings, dict(pairs)
         """The pairs by the names of their modules."""
+        self.modules_of_all = modules_of(decoder if spread is None else build(decoder.model))
+        """All modules that could be adapted, also those on other ranks."""
         # Beside the modules of this one: the decoder's parameters are not the adapter's.
-        self._beside = (decoder, _layers(decoder, pairs))
+        self._beside = (decoder, _layers(decoder, pairs, spread))
         self._merged = False
         self._reversible = False
         decoder.requires_grad_(False)
@@ -106,6 +123,31 @@ class DecoderAdapter(nn.Module):
         for layer in self.layers.values():
             layer.detach()
 
+    def lying(self, spread: Spread) -> tuple[dict[str, Holding], dict[str, str]]:
+        """Return how this rank holds each parameter, and a weight of the decoder's used with it."""
+        held: dict[str, Holding] = {}
+        used_with: dict[str, str] = {}
+        for module, own in module_holdings(spread, self.settings).items():
+            for name, holding in own.items():
+                held[f"{BEFORE}{module}.{name}"] = holding
+        for layer, parts in parts_of(build(spread.decoder.model)).items():
+            for part in parts:
+                for name in (A, B, MAGNITUDE):
+                    used_with[f"{BEFORE}{whole_name(part)}.{name}"] = f"{layer}.weight"
+        return held, {name: used_with[name] for name in held}
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the whole shapes of all parameters, also of those on other ranks."""
+        found: dict[str, tuple[int, ...]] = {}
+        for name, (rows, inputs) in self.modules_of_all.items():
+            if self.settings.chooses(name):
+                rank = self.settings.rank_of(name)
+                found[f"{BEFORE}{name}.{A}"] = (rank, inputs)
+                found[f"{BEFORE}{name}.{B}"] = (rows, rank)
+                if self.settings.dora:
+                    found[f"{BEFORE}{name}.{MAGNITUDE}"] = (rows,)
+        return found
+
     def _want_merged(self, wanted: bool) -> None:
         if self._merged != wanted:
             what = "it is merged" if self._merged else "it is not merged"
@@ -119,32 +161,64 @@ def adapt(
     *,
     seed: int = 0,
     dtype: torch.dtype = torch.float32,
+    spread: Spread | None = None,
 ) -> DecoderAdapter:
     """Freeze a decoder and put a new adapter beside it, which changes nothing yet.
 
-    The decoder stays in its own format; `dtype` is that of the adapter's parameters.
+    The decoder stays in its own format; `dtype` is that of the adapter's parameters. Where several
+    ranks share the model, `spread` says how: each then has its part of the same adapter.
     """
-    chosen = {name: part for name, part in modules_of(decoder).items() if settings.chooses(name)}
+    modules = modules_of(decoder if spread is None else build(decoder.model))
+    chosen = {name: part for name, part in modules.items() if settings.chooses(name)}
     if not chosen:
-        ends = sorted({name.rpartition(".")[2] for name in modules_of(decoder)})
+        ends = sorted({name.rpartition(".")[2] for name in modules})
         what = f"{settings.targets!r} names no linear layer of this {decoder.model.family} model"
         raise InputError([Problem("targets", what, f"use some of {', '.join(ends)}")])
+    held = None if spread is None else module_holdings(spread, settings)
     generator = torch.Generator().manual_seed(seed)
-    device = decoder.embedding.weight.device
+    where: dict[str, Any] = {"device": next(decoder.parameters()).device, "dtype": dtype}
     pairs = {}
     for name, (rows, inputs) in chosen.items():
         rank = settings.rank_of(name)
-        a = _drawn(rank, inputs, settings, generator).to(device, dtype)
-        b = torch.zeros(rows, rank, device=device, dtype=dtype)
+        # Drawn whole on every rank, also for layers of others: all have parts of the same.
+        a = _drawn(rank, inputs, settings, generator)
+        if held is not None and name not in held:
+            continue
+        count = rows
+        if held is not None:
+            a, count = held[name][A].take(a).clone(), held[name][B].shape[0]
+        b = torch.zeros(count, rank, **where)
         # Measured below, once the pair knows its rows.
-        magnitude = torch.zeros(rows, device=device, dtype=dtype) if settings.dora else None
+        magnitude = torch.zeros(count, **where) if settings.dora else None
         scale, dropout = settings.scale_of(name), settings.dropout
-        pairs[name] = LowRankPair(a, b, magnitude, scale=scale, dropout=dropout)
-    adapter = DecoderAdapter(decoder, settings, pairs)
+        pairs[name] = LowRankPair(a.to(**where), b, magnitude, scale=scale, dropout=dropout)
+    adapter = DecoderAdapter(decoder, settings, pairs, spread)
     if settings.dora:
         for layer in adapter.layers.values():
             layer.measure()
     return adapter
+
+
+def layers_chosen(decoder: Decoder, settings: Lora) -> set[int]:
+    """Return the numbers of a decoder's layers that settings put an adapter in."""
+    return {
+        int(name.split(".")[1])
+        for name, parts in parts_of(decoder).items()
+        if any(settings.chooses(whole_name(part)) for part in parts)
+    }
+
+
+def module_holdings(spread: Spread, settings: Lora) -> dict[str, dict[str, Holding]]:
+    """Return how a rank holds the parameters of the pairs it has, by module and PEFT's name."""
+    found = {}
+    for layer, parts in parts_of(build(spread.decoder.model)).items():
+        weight = spread.holdings.get(f"{layer}.weight")
+        for part in parts if weight is not None else ():
+            name = whole_name(part)
+            if weight is not None and settings.chooses(name):
+                here = rows_of(part, weight)[1]
+                found[name] = pair_holdings(weight, here, part.rows, settings.rank_of(name))
+    return found
 
 
 def lora_for(decoder: Decoder, described: Adapter, **settings: Any) -> Lora:
@@ -197,9 +271,9 @@ def _drawn(rank: int, inputs: int, settings: Lora, generator: torch.Generator) -
     return (2 * torch.rand(rank, inputs, generator=generator) - 1) / math.sqrt(inputs)
 
 
-def _layers(decoder: Decoder, pairs: Pairs) -> dict[str, AdaptedLinear]:
+def _layers(decoder: Decoder, pairs: Pairs, spread: Spread | None) -> dict[str, AdaptedLinear]:
     found = {}
-    for name, parts in parts_of(decoder).items():
+    for name, parts in parts_of(decoder if spread is None else build(decoder.model)).items():
         adapted = [
             Adapted(part, pairs[whole_name(part)]) for part in parts if whole_name(part) in pairs
         ]
@@ -209,7 +283,10 @@ def _layers(decoder: Decoder, pairs: Pairs) -> dict[str, AdaptedLinear]:
         assert isinstance(layer, Linear)
         _check(name, layer)
         block = decoder.get_submodule(".".join(name.split(".")[:2]))
-        found[name] = AdaptedLinear(layer, block, adapted)
+        among = None
+        if spread is not None:
+            among = Among(spread.holdings[f"{name}.weight"], spread.mesh["tp"])
+        found[name] = AdaptedLinear(layer, block, adapted, among)
     return found
 
 

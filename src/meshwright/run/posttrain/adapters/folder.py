@@ -5,17 +5,20 @@ written beside those that are there and moved into place once whole.
 """
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from msgspec.structs import replace
 from safetensors.torch import save_file
+from torch import Tensor
 
 from meshwright.errors import InputError, Problem
 from meshwright.run.nn.decoder import Decoder
-from meshwright.run.posttrain.adapters.adapter import DecoderAdapter, modules_of
+from meshwright.run.posttrain.adapters.adapter import BEFORE, DecoderAdapter, modules_of
 from meshwright.run.posttrain.adapters.linear import LowRankPair
 from meshwright.run.posttrain.adapters.settings import from_peft, to_peft
+from meshwright.run.posttrain.adapters.shards import A
 from meshwright.run.serve.model.peft_folder import LowRank, read_folder, short_name
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
@@ -27,22 +30,23 @@ def save_adapter(
     *,
     base: str | None = None,
     dtype: torch.dtype | None = None,
+    tensors: Mapping[str, Tensor] | None = None,
 ) -> None:
     """Write an adapter into a folder, which is made if need be.
 
     `base` is the path or name of the model it belongs to, which PEFT loads where it is told none;
-    `dtype` is that of the file, None for the parameters' own.
+    `dtype` is that of the file, None for the parameters' own. `tensors` are all parameters, whole,
+    where ranks hold parts of them.
     """
     folder = Path(folder)
-    tensors = {
-        name: value.detach().to("cpu", dtype).contiguous()
-        for name, value in adapter.named_parameters()
-    }
-    others = modules_of(adapter.decoder).keys() - adapter.pairs.keys()
-    config = to_peft(adapter.settings, adapter.pairs, others)
+    given = dict(adapter.named_parameters()) if tensors is None else tensors
+    written = {name: value.detach().to("cpu", dtype).contiguous() for name, value in given.items()}
+    adapted = [name for name in adapter.modules_of_all if f"{BEFORE}{name}.{A}" in written]
+    others = adapter.modules_of_all.keys() - set(adapted)
+    config = to_peft(adapter.settings, adapted, others)
     config["base_model_name_or_path"] = base
     folder.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, folder / f".{TENSORS}", metadata={"format": "pt"})
+    save_file(written, folder / f".{TENSORS}", metadata={"format": "pt"})
     (folder / f".{CONFIG}").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
     for name in (TENSORS, CONFIG):
         (folder / f".{name}").replace(folder / name)

@@ -8,6 +8,8 @@ own. D puts the A one below another, U has the B on its diagonal, with rows in o
 products beside the base's, whatever is fused. DoRA's lengths ‖·‖ get no gradient, as in its paper
 (§4.3), and are found some rows at a time.
 
+Ranks that share W hold as much of U and D as they need for their part of y (`shards`).
+
 Shapes: K inputs, M outputs, R ranks of all modules together.
 """
 
@@ -20,8 +22,11 @@ from torch.nn import functional
 
 from meshwright.errors import InputError, Problem
 from meshwright.run.kernels.products import Products
+from meshwright.run.nn.holding import Holding
 from meshwright.run.nn.linear import Linear, linear
 from meshwright.run.nn.recompute import Op
+from meshwright.run.parallel.group import Group
+from meshwright.run.posttrain.adapters.shards import Rows, rows_here
 from meshwright.run.serve.model.lora import Part, row_lengths
 
 _CHUNK = 2048
@@ -51,9 +56,13 @@ class LowRankPair(nn.Module):
             self.lora_magnitude_vector = nn.Parameter(magnitude)
         self.scale, self.dropout = scale, dropout
 
-    def dropped(self, x: Tensor) -> Tensor:
-        """Return what A reads of an input."""
-        return functional.dropout(x, self.dropout, self.training)
+    def dropped(self, x: Tensor, columns: Tensor | None, inputs: int) -> Tensor:
+        """Return what A reads of an input, of which other ranks may have other columns."""
+        if columns is None:
+            return functional.dropout(x, self.dropout, self.training)
+        # What one device would leave out of all columns, which is the same on all ranks.
+        kept = functional.dropout(x.new_ones(*x.shape[:-1], inputs), self.dropout, self.training)
+        return x * kept.index_select(-1, columns.to(x.device))
 
     @property
     def drops(self) -> bool:
@@ -68,28 +77,53 @@ class Adapted(NamedTuple):
     pair: LowRankPair
 
 
+class Among(NamedTuple):
+    """How a rank holds the weight of a layer that several ranks share."""
+
+    weight: Holding
+    group: Group
+    """The ranks that have the other rows or columns."""
+
+    @property
+    def cuts_columns(self) -> bool:
+        """Whether others have other columns."""
+        return self.weight.shape[1] != self.weight.whole[1]
+
+
 class AdaptedLinear:
     """A linear layer with adapters; `Linear.across` calls it.
 
     It is no module, so that the decoder has the parameters it always had.
     """
 
-    def __init__(self, layer: Linear, block: nn.Module, adapted: Sequence[Adapted]) -> None:
-        self.layer, self._block = layer, block
+    def __init__(
+        self,
+        layer: Linear,
+        block: nn.Module,
+        adapted: Sequence[Adapted],
+        among: Among | None = None,
+    ) -> None:
+        """`among` says how the layer lies where several ranks share it."""
+        self.layer, self._block, self._among = layer, block, among
         self.pairs = [each.pair for each in adapted]
-        self._source = _sources(len(layer.weight), [each.part for each in adapted])
+        held = Holding.all_of(tuple(layer.weight.shape)) if among is None else among.weight
+        counts = [len(each.pair.lora_B.weight) for each in adapted]
+        self._source = torch.full((len(layer.weight),), sum(counts))
         """For each row of ours its row among those of all pairs, and the count of these where an
         adapter leaves it alone."""
-        self._is_plain = torch.equal(
-            self._source, torch.arange(sum(each.part.rows for each in adapted))
-        )
         self._rows: list[Tensor] = []
         """Rows of ours that each pair changes."""
         before = 0
-        for part, _ in adapted:
-            own = (self._source >= before) & (self._source < before + part.rows)
-            self._rows.append(own.nonzero().flatten())
-            before += part.rows
+        for (part, _), count in zip(adapted, counts, strict=True):
+            source, here = rows_of(part, held)
+            own = (source < part.rows).nonzero().flatten()
+            self._source[own] = before + torch.searchsorted(here.theirs, source[own])
+            self._rows.append(own)
+            before += count
+        self._is_plain = torch.equal(self._source, torch.arange(sum(counts)))
+        self._inputs, self._columns = held.whole[1], None
+        if among is not None and among.cuts_columns:
+            self._columns = among.weight.places("cpu")[1]
         self._kept: Tensor | None = None
 
     def attach(self) -> None:
@@ -107,7 +141,7 @@ class AdaptedLinear:
         inputs = None
         if self.pairs[0].drops:
             self._refuse_replays()
-            inputs = [pair.dropped(x) for pair in self.pairs]
+            inputs = [pair.dropped(x, self._columns, self._inputs) for pair in self.pairs]
         added = linear(self._narrow(x, inputs), self._up().to(x.dtype))
         if self.pairs[0].lora_magnitude_vector is None:
             return self._base(x, weight, bias, products) + added
@@ -155,7 +189,7 @@ class AdaptedLinear:
 
     def _growth(self, weight: Tensor) -> Tensor:
         """Return DoRA's factor g of every row, in fp32; rows without an adapter keep theirs."""
-        lengths = row_lengths(weight, self._up().detach(), self._down().detach())
+        lengths = self._lengths(weight)
         magnitudes = [pair.lora_magnitude_vector for pair in self.pairs]
         found = [each.float() for each in magnitudes if each is not None]
         grown = self._in_our_rows(found, 1.0) / lengths
@@ -163,6 +197,14 @@ class AdaptedLinear:
             return grown
         adapted = self._source.to(grown.device) < sum(len(each) for each in found)
         return torch.where(adapted, grown, torch.ones_like(grown))
+
+    @torch.no_grad()
+    def _lengths(self, weight: Tensor) -> Tensor:
+        """Return the lengths of the rows as adapted, over the columns of all ranks."""
+        found = row_lengths(weight, self._up(), self._down())
+        if self._among is None or not self._among.cuts_columns:
+            return found
+        return self._among.group.all_reduce(found.square()).sqrt()
 
     def _dropped_base(self, inputs: Sequence[Tensor], weight: Tensor) -> Tensor:
         """Return W x, each row of it by the inputs that its own adapter reads; others are 0."""
@@ -175,7 +217,7 @@ class AdaptedLinear:
     @torch.no_grad()
     def measure(self) -> None:
         """Set DoRA's magnitudes to the lengths that the rows have now."""
-        lengths = row_lengths(self.layer.weight, self._up(), self._down())
+        lengths = self._lengths(self.layer.weight)
         before = 0
         for pair, rows in zip(self.pairs, self._rows, strict=True):
             assert pair.lora_magnitude_vector is not None
@@ -225,19 +267,20 @@ class AdaptedLinear:
         self.attach()
 
 
-def _sources(rows: int, parts: Sequence[Part]) -> Tensor:
-    """Return, for each row of ours, which row of the parts' it is, these one below another."""
-    total = sum(part.rows for part in parts)
-    found, before = torch.full((rows,), total), 0
-    for part in parts:
-        # Two columns, so that views see a matrix.
-        ours = torch.arange(rows)[:, None].expand(-1, 2)
-        theirs = torch.arange(part.rows)[:, None].expand(-1, 2)
-        for link in part.links:
-            own, their = (
-                link.in_ours(ours).select(-1, 0).reshape(-1),
-                link.in_theirs(theirs).select(-1, 0).reshape(-1),
-            )
-            found[own] = before + their
-        before += part.rows
-    return found
+def rows_of(part: Part, weight: Holding) -> tuple[Tensor, Rows]:
+    """Return which row of a module's each row of ours is that a rank holds, and which it has.
+
+    The first counts the module's rows for those of ours that are of another.
+    """
+    found = torch.full((weight.whole[0],), part.rows)
+    # Two columns, so that views see a matrix.
+    ours = torch.arange(len(found))[:, None].expand(-1, 2)
+    theirs = torch.arange(part.rows)[:, None].expand(-1, 2)
+    for link in part.links:
+        own, their = (
+            link.in_ours(ours).select(-1, 0).reshape(-1),
+            link.in_theirs(theirs).select(-1, 0).reshape(-1),
+        )
+        found[own] = their
+    found = found[weight.places("cpu")[0]]
+    return found, rows_here(found, part.rows, weight.twin_rows)

@@ -9,6 +9,7 @@ import torch
 from meshwright.run.kernels.labels import IGNORED
 from meshwright.run.kernels.linear_cross_entropy import linear_cross_entropy
 from meshwright.run.nn.decoder import Decoder, Loss
+from meshwright.run.parallel.spread import Spread
 from meshwright.run.posttrain.supervised.examples import Examples, trained_at
 from meshwright.run.posttrain.supervised.job import RecipeJob
 from meshwright.run.posttrain.supervised.learner import RecipeLearner
@@ -18,8 +19,10 @@ from meshwright.run.train.data.batch import Batch
 class AnswerLearner(RecipeLearner):
     """All weights of a decoder, or an adapter beside them, trained on answers word for word."""
 
-    def __init__(self, decoder: Decoder, job: RecipeJob, examples: Examples) -> None:
-        super().__init__(decoder, job)
+    def __init__(
+        self, decoder: Decoder, job: RecipeJob, examples: Examples, spread: Spread | None = None
+    ) -> None:
+        super().__init__(decoder, job, spread)
         self.examples = examples
 
     def loss(self, part: Batch) -> Loss:

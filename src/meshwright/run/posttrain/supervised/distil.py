@@ -7,36 +7,44 @@ import torch
 from torch import Tensor
 
 from meshwright.run.nn.decoder import Decoder, Loss
+from meshwright.run.parallel.spread import Spread
 from meshwright.run.posttrain.objectives.distillation import distillation
 from meshwright.run.posttrain.supervised.examples import Examples, trained_at
 from meshwright.run.posttrain.supervised.job import RecipeJob
-from meshwright.run.posttrain.supervised.learner import RecipeLearner, decoder_words, summed
+from meshwright.run.posttrain.supervised.learner import JudgingLearner, decoder_words, summed
 from meshwright.run.posttrain.supervised.settings import Distil
 from meshwright.run.posttrain.supervised.teacher import TeacherSet
 from meshwright.run.train.data.batch import Batch
 
 
-class DistilLearner(RecipeLearner):
+class DistilLearner(JudgingLearner):
     """A student of recorded answers."""
 
+    SEEN = ("tokens", "agreed")
+
     def __init__(
-        self, decoder: Decoder, job: RecipeJob, examples: Examples, sets: Sequence[TeacherSet]
+        self,
+        decoder: Decoder,
+        job: RecipeJob,
+        examples: Examples,
+        sets: Sequence[TeacherSet],
+        spread: Spread | None = None,
     ) -> None:
-        super().__init__(decoder, job)
+        super().__init__(decoder, job, spread)
         assert isinstance(job.recipe, Distil)
         self.recipe, self.examples = job.recipe, examples
         most = max(one.words.shape[1] for one in sets)
-        device = decoder.embedding.weight.device
+        device = next(decoder.parameters()).device
         words = np.concatenate([_wide(one.words, most, 0) for one in sets])
         logprobs = np.concatenate([_wide(one.logprobs, most, -np.inf) for one in sets])
         # Of every token of all sets, on the device: a step picks its own.
         self.words = torch.from_numpy(words.astype(np.int32)).to(device)
         self.logprobs = torch.from_numpy(logprobs).to(device)
 
-    def loss(self, part: Batch) -> Loss:
+    def judged(self, x_BTD: Tensor, part: Batch) -> Loss:
         """Return the divergence from the teacher, summed over the trained tokens."""
         at = trained_at(self.examples, part)
-        hidden = self.hidden(part).flatten(0, 1)[at.positions]
+        hidden = x_BTD.flatten(0, 1)[at.positions]
         student = decoder_words(self.decoder, hidden, self.words[at.tokens].long())
         teacher = self.logprobs[at.tokens]
         losses = distillation(student, teacher, self.recipe.direction)

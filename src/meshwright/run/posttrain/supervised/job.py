@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from meshwright.errors import Problem
+from meshwright.run.posttrain.supervised.layouts import layout_problems
 from meshwright.run.posttrain.supervised.settings import (
     AdapterSettings,
     ChatSettings,
@@ -14,8 +15,6 @@ from meshwright.run.posttrain.supervised.settings import (
 )
 from meshwright.run.train.job import Job
 from meshwright.spec.bounds import Bounds
-
-REPLICAS = "use dp alone, without ZeRO: each rank then holds a replica; sft knows every layout"
 
 
 class RecipeJob(Job, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -42,8 +41,10 @@ class RecipeJob(Job, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def spreads(self) -> bool:
-        """Whether ranks may hold parts of the model; else each holds a whole replica."""
-        return name_of(self.recipe) == "sft" and self.adapter is None
+        """Whether ranks hold parts of the model; else each holds a whole replica."""
+        layout = self.layout
+        plain = name_of(self.recipe) == "sft" and self.adapter is None
+        return plain or layout.dp != layout.gpus or layout.zero > 0 or layout.ep > 1
 
     def check(self) -> tuple[Problem, ...]:
         """Return everything that keeps this job from running, with fixes."""
@@ -57,13 +58,7 @@ class RecipeJob(Job, frozen=True, kw_only=True, forbid_unknown_fields=True):
         if self.chats.too_long == "split" and kind not in ("sft", "lora", "dora"):
             what = f"{kind} judges answers as a whole"
             found.append(Problem("chats.too_long", what, "use cut, drop or refuse"))
-        whole = self.layout.dp == self.layout.gpus and not self.layout.zero
-        if not whole and not self.spreads:
-            what = f"{kind}{'' if self.adapter is None else ' with an adapter'} trains whole models"
-            found.append(Problem("layout", what, REPLICAS))
-        if self.adapter is not None and self.layout.precision == "fp16":
-            what = "adapters are not trained beside fp16 weights"
-            found.append(Problem("layout.precision", what, "use bf16 or fp32"))
+        found += layout_problems(kind, self.model, self.layout, self.adapter)
         if self.adapter is not None and self.start_from is None:
             what = "an adapter stands beside weights that a run begins with"
             found.append(Problem("start_from", what, "name a model's folder or GGUF file"))

@@ -2,13 +2,20 @@
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from meshwright.run.nn.decoder import Decoder, Loss
+from meshwright.run.parallel.flow import join_parts
+from meshwright.run.parallel.spread import Spread
+from meshwright.run.parallel.stage import Microbatch
+from meshwright.run.parallel.vocabulary import WordsOfRanks
 from meshwright.run.posttrain.adapters import DecoderAdapter, adapt, save_adapter
+from meshwright.run.posttrain.adapters.shards import gather
 from meshwright.run.posttrain.objectives.chosen import word_logprobs
+from meshwright.run.posttrain.objectives.shared_words import shared_word_logprobs
 from meshwright.run.posttrain.supervised.job import RecipeJob
 from meshwright.run.train.data.batch import Batch
 from meshwright.run.train.data.fingerprint import fingerprint
@@ -24,12 +31,16 @@ class RecipeLearner(NextToken):
     Other recipes are made from it by another `loss` and `count`.
     """
 
-    def __init__(self, decoder: Decoder, job: RecipeJob) -> None:
+    SEEN: ClassVar[tuple[str, ...]] = ()
+    """What is added to figures by `see`, in order: ranks without the head see none of it."""
+
+    def __init__(self, decoder: Decoder, job: RecipeJob, spread: Spread | None = None) -> None:
+        """Make it; `spread` says how the decoder lies where several ranks share a model."""
         super().__init__(decoder)
-        self.job = job
+        self.job, self.spread = job, spread
         self.adapter: DecoderAdapter | None = None
         if job.adapter is not None:
-            self.adapter = adapt(decoder, job.adapter.lora(), seed=job.seed)
+            self.adapter = adapt(decoder, job.adapter.lora(), seed=job.seed, spread=spread)
         self.together: Together | None = None
         """Adds up over replicas, where there are several."""
         self.sums: dict[str, Tensor] = {}
@@ -39,6 +50,17 @@ class RecipeLearner(NextToken):
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Go through the parameters that are trained."""
         return (self.adapter or self.decoder).named_parameters()
+
+    def trained(self, spread: Spread) -> Spread:
+        """Return a model with the adapter to train, where there is one."""
+        if self.adapter is None:
+            return spread
+        held, used_with = self.adapter.lying(spread)
+        return spread.training(dict(self.adapter.named_parameters()), held, used_with)
+
+    def saved_as(self, name: str) -> str:
+        """Name a parameter of the adapter, or a weight of the model."""
+        return super().saved_as(name) if self.adapter is None else f"adapter.{name}"
 
     def tensors(self) -> dict[str, Tensor]:
         """Return what a run that goes on needs: of an adapted model the adapter alone."""
@@ -82,19 +104,55 @@ class RecipeLearner(NextToken):
     def figures(self) -> Mapping[str, Tensor]:
         """Return what was seen since this was last asked, as means."""
         seen, self.sums = self.sums, {}
-        if self.together is not None and seen:
-            # Replicas saw the same kinds of things, in the same order.
-            seen = dict(zip(seen, self.together(torch.stack([*seen.values()])), strict=True))
-        return self.means(seen)
+        if (self.together is None and self.spread is None) or not self.SEEN:
+            return self.means(seen)
+        # Replicas saw the same kinds of things, and of a pipeline's stages one alone.
+        device = next(self.decoder.parameters()).device
+        nothing = torch.zeros((), dtype=torch.float64, device=device)
+        sums = torch.stack([seen.get(name, nothing) for name in self.SEEN])
+        if self.spread is not None:
+            sums = self.spread.mesh["pp"].all_reduce(sums)
+        if self.together is not None:
+            sums = self.together(sums)
+        return self.means(dict(zip(self.SEEN, sums, strict=True)))
 
     def means(self, seen: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Turn sums into figures; plain answers have none beside the loss."""
         return dict(seen)
 
-    def ended(self, folder: Path) -> None:
+    def ended(self, folder: Path, *, speaks: bool = True) -> None:
         """Write the adapter where there is one."""
-        if self.adapter is not None:
-            save_adapter(self.adapter, folder / ADAPTER, base=self.job.start_from)
+        if self.adapter is None:
+            return
+        tensors = None
+        if self.spread is not None:
+            mine = dict(self.adapter.named_parameters())
+            lying = self.trained(self.spread)
+            tensors = gather(lying, mine, self.adapter.shapes(), keep=speaks)
+        if speaks:
+            base = self.job.start_from
+            save_adapter(self.adapter, folder / ADAPTER, base=base, tensors=tensors)
+
+
+class JudgingLearner(RecipeLearner):
+    """A learner whose loss is its own, made of what the output head reads."""
+
+    def __init__(self, decoder: Decoder, job: RecipeJob, spread: Spread | None = None) -> None:
+        super().__init__(decoder, job, spread)
+        if spread is not None:
+            spread.stage.judge = self._judge
+
+    def loss(self, part: Batch) -> Loss:
+        """Return the summed loss of a microbatch, by a decoder that is whole."""
+        return self.judged(self.hidden(part), part)
+
+    def judged(self, x_BTD: Tensor, part: Batch) -> Loss:
+        """Return the summed loss of a microbatch from what the output head reads of it."""
+        raise NotImplementedError
+
+    def _judge(self, x_BTD: Tensor, microbatch: Microbatch) -> Loss:
+        assert isinstance(microbatch.source, Batch)
+        return self.judged(whole_tokens(self.decoder, x_BTD), microbatch.source)
 
 
 def decoder_words(decoder: Decoder, x_ND: Tensor, words_NK: Tensor) -> Tensor:
@@ -102,14 +160,24 @@ def decoder_words(decoder: Decoder, x_ND: Tensor, words_NK: Tensor) -> Tensor:
 
     Their number differs from step to step, so no product is timed for it: torch's own are used.
     """
-    return word_logprobs(
-        x_ND,
-        decoder.head_weight,
-        words_NK,
-        bias=decoder.head.bias,
-        softcap=decoder.model.logit_softcap,
-        scale=decoder.model.logit_scale,
-    ).logprobs
+    model, shared = decoder.model, decoder.head.shared
+    rule: dict[str, Any] = {"softcap": model.logit_softcap, "scale": model.logit_scale}
+
+    def read() -> Tensor:
+        weights = (decoder.head_weight, decoder.head.bias)
+        if isinstance(shared, WordsOfRanks):
+            return shared_word_logprobs(shared, x_ND, *weights, words_NK, **rule)
+        return word_logprobs(x_ND, weights[0], words_NK, bias=weights[1], **rule).logprobs
+
+    return decoder.read_head(read)
+
+
+def whole_tokens(decoder: Decoder, x_BTD: Tensor) -> Tensor:
+    """Return the vectors of all tokens, where ranks have a share of them behind the last layer."""
+    shared = decoder.head.shared
+    if isinstance(shared, WordsOfRanks) and shared.sequence:
+        return join_parts(x_BTD, shared.group, 1)
+    return x_BTD
 
 
 def summed(losses: Tensor) -> Loss:

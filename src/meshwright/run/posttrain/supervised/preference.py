@@ -8,11 +8,16 @@ import torch
 from torch import Tensor
 
 from meshwright.run.nn.decoder import Decoder, Loss
+from meshwright.run.parallel.spread import Spread
 from meshwright.run.posttrain.objectives.preference import dpo, ipo, kto
 from meshwright.run.posttrain.supervised.examples import Examples, numbers_of
 from meshwright.run.posttrain.supervised.job import RecipeJob
-from meshwright.run.posttrain.supervised.learner import RecipeLearner, per_pair, summed
-from meshwright.run.posttrain.supervised.reference import answer_logprobs, reference_logprobs
+from meshwright.run.posttrain.supervised.learner import JudgingLearner, per_pair, summed
+from meshwright.run.posttrain.supervised.reference import (
+    answer_logprobs,
+    logprobs_on_all,
+    reference_logprobs,
+)
 from meshwright.run.posttrain.supervised.settings import Dpo, Ipo, Kto
 from meshwright.run.train.data.batch import Batch
 from meshwright.run.train.data.fingerprint import fingerprint
@@ -24,11 +29,18 @@ def reference_name(job: RecipeJob, examples: Examples) -> str:
     return fingerprint(examples.fingerprint, job.start_from or "", job.seed, job.layout.precision)
 
 
-class AgainstReference(RecipeLearner):
+class AgainstReference(JudgingLearner):
     """A learner that knows how likely answers were before it learnt."""
 
-    def __init__(self, decoder: Decoder, job: RecipeJob, examples: Examples, folder: Path) -> None:
-        super().__init__(decoder, job)
+    def __init__(
+        self,
+        decoder: Decoder,
+        job: RecipeJob,
+        examples: Examples,
+        folder: Path,
+        spread: Spread | None = None,
+    ) -> None:
+        super().__init__(decoder, job, spread)
         self.examples = examples
         self.reference = reference_logprobs(
             decoder,
@@ -37,19 +49,29 @@ class AgainstReference(RecipeLearner):
             reference_name(job, examples),
             adapter=self.adapter,
             most_tokens=job.workload.sequence_length * job.layout.microbatch,
+            spread=spread,
         )
 
-    def gains(self, part: Batch) -> Tensor:
+    def gains(self, x_BTD: Tensor, part: Batch) -> Tensor:
         """Return log π - log ref of each answer, summed over its tokens, [S]."""
-        found = answer_logprobs(self.decoder, self.examples, part)
+        found = answer_logprobs(self.decoder, self.examples, x_BTD, part)
         return found - self.reference[numbers_of(part)]
 
 
 class PairLearner(AgainstReference):
     """Pairs of answers, of which one is liked better (DPO, IPO)."""
 
-    def __init__(self, decoder: Decoder, job: RecipeJob, examples: Examples, folder: Path) -> None:
-        super().__init__(decoder, job, examples, folder)
+    SEEN = ("pairs", "margin", "accuracy", "chosen_gain", "rejected_gain")
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        job: RecipeJob,
+        examples: Examples,
+        folder: Path,
+        spread: Spread | None = None,
+    ) -> None:
+        super().__init__(decoder, job, examples, folder, spread)
         assert isinstance(job.recipe, Dpo | Ipo)
         self.recipe = job.recipe
         self.targets = torch.tensor(
@@ -60,9 +82,9 @@ class PairLearner(AgainstReference):
         """Return the pairs."""
         return len(numbers_of(batch)) // 2
 
-    def loss(self, part: Batch) -> Loss:
+    def judged(self, x_BTD: Tensor, part: Batch) -> Loss:
         """Return the summed loss of the pairs; the even answers are chosen, odd ones rejected."""
-        gains = self.gains(part)
+        gains = self.gains(x_BTD, part)
         if isinstance(self.recipe, Ipo) and self.recipe.gains == "mean":
             gains = gains / self.targets[numbers_of(part)].to(gains.device)
         chosen, rejected = gains[0::2], gains[1::2]
@@ -88,12 +110,15 @@ class PairLearner(AgainstReference):
 class VerdictLearner(AgainstReference):
     """Answers that were judged one by one (KTO)."""
 
+    SEEN = ("wanted", "unwanted", "wanted_gain", "unwanted_gain", "moved")
+
     def __init__(
         self,
         decoder: Decoder,
         job: RecipeJob,
         examples: Examples,
         folder: Path,
+        spread: Spread | None = None,
         *,
         strange: Mapping[int, int],
         held_from: int,
@@ -103,7 +128,7 @@ class VerdictLearner(AgainstReference):
         `strange` gives an example's prompt under the answer of another, by number; those from
         `held_from` on are held out.
         """
-        super().__init__(decoder, job, examples, folder)
+        super().__init__(decoder, job, examples, folder, spread)
         assert isinstance(job.recipe, Kto)
         self.recipe, self.strange, self.held_from = job.recipe, strange, held_from
         self.liked = torch.tensor(examples.liked).to(self.reference.device)
@@ -132,7 +157,8 @@ class VerdictLearner(AgainstReference):
         sums = torch.tensor([0.0, len(numbers)], device=self.reference.device)
         for run in self.examples.rows(numbers, most):
             row = self.examples.row(run, sums.device, size=most)
-            sums[0] += self.gains(row).sum()
+            found = logprobs_on_all(self.decoder, self.examples, row, self.spread)
+            sums[0] += (found - self.reference[run]).sum()
         if together is not None:
             sums = together(sums)
         self.baseline = (sums[0] / sums[1].clamp(min=1)).clamp(min=0)
@@ -141,9 +167,9 @@ class VerdictLearner(AgainstReference):
         """Return the answers."""
         return len(numbers_of(batch))
 
-    def loss(self, part: Batch) -> Loss:
+    def judged(self, x_BTD: Tensor, part: Batch) -> Loss:
         """Return the summed loss of the answers."""
-        gains = self.gains(part)
+        gains = self.gains(x_BTD, part)
         wanted = self.liked[numbers_of(part)]
         losses = kto(
             gains,

@@ -7,6 +7,7 @@ The head is one row, `score.weight` as transformers calls it, in a file beside t
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -15,12 +16,15 @@ from torch import Tensor, nn
 
 from meshwright.errors import InputError, Problem
 from meshwright.run.nn.decoder import Decoder, Loss
+from meshwright.run.nn.holding import Holding
+from meshwright.run.parallel.spread import Spread
 from meshwright.run.posttrain.adapters import load_adapter
+from meshwright.run.posttrain.adapters.shards import gather
 from meshwright.run.posttrain.data.prepared import Prepared
 from meshwright.run.posttrain.objectives.preference import bradley_terry
 from meshwright.run.posttrain.supervised.examples import Examples, numbers_of, places_of
 from meshwright.run.posttrain.supervised.job import RecipeJob
-from meshwright.run.posttrain.supervised.learner import ADAPTER, RecipeLearner, per_pair, summed
+from meshwright.run.posttrain.supervised.learner import ADAPTER, JudgingLearner, per_pair, summed
 from meshwright.run.posttrain.supervised.settings import Reward
 from meshwright.run.serve.model.load import load_served
 from meshwright.run.train.data.batch import Batch
@@ -29,32 +33,46 @@ FILE = "reward_head.safetensors"
 WEIGHT = "score.weight"
 
 
-def rewards_of(decoder: Decoder, head_1D: Tensor, part: Batch) -> Tensor:
-    """Return the reward of each answer of a batch, fp32 [S]."""
-    hidden_BTD = decoder.hidden(
-        part.tokens_BT, positions=part.positions_BT, documents=part.documents
-    )
+def rewards_of(x_BTD: Tensor, head_1D: Tensor, part: Batch) -> Tensor:
+    """Return the reward of each answer of a batch from what the output head reads, fp32 [S]."""
     assert part.documents is not None
     last = part.documents.starts.long()[places_of(part) + 1] - 1
-    return (hidden_BTD.flatten(0, 1)[last].float() @ head_1D.float().t()).squeeze(-1)
+    return (x_BTD.flatten(0, 1)[last].float() @ head_1D.float().t()).squeeze(-1)
 
 
-class RewardLearner(RecipeLearner):
+class RewardLearner(JudgingLearner):
     """A decoder, or an adapter beside it, with a head that gives rewards."""
 
-    def __init__(self, decoder: Decoder, job: RecipeJob) -> None:
-        super().__init__(decoder, job)
+    SEEN = ("pairs", "accuracy", "margin", "reward")
+
+    def __init__(self, decoder: Decoder, job: RecipeJob, spread: Spread | None = None) -> None:
+        super().__init__(decoder, job, spread)
         assert isinstance(job.recipe, Reward)
         self.recipe = job.recipe
-        weight = decoder.embedding.weight
+        device = next(decoder.parameters()).device
         # From nought: all rewards are equal at first, and the first loss is log 2.
-        self.head = nn.Parameter(torch.zeros(1, weight.shape[1], device=weight.device))
+        self.head = nn.Parameter(torch.zeros(1, decoder.model.hidden, device=device))
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Go through the parameters that are trained, the head last."""
         # The head of words gets no gradient; it stays as it is.
         yield from super().named_parameters()
         yield WEIGHT, self.head
+
+    def trained(self, spread: Spread) -> Spread:
+        """Return a model with the head to train too, on the ranks that have its end."""
+        found = super().trained(spread)
+        if not hasattr(self.decoder, "head"):
+            return found
+        mirrored = "mirror" if spread.mesh.layout.schedule == "dualpipe" else ""
+        # Every rank reads the vectors of all tokens, so that its gradient is whole.
+        held = replace(Holding.all_of(tuple(self.head.shape)), stages=mirrored)
+        learning = dict(found.named_parameters()) | {WEIGHT: self.head}
+        return found.training(learning, {WEIGHT: held}, {**found.used_with, WEIGHT: "head.weight"})
+
+    def saved_as(self, name: str) -> str:
+        """Name the head, or what else is trained."""
+        return f"reward.{WEIGHT}" if name == WEIGHT else super().saved_as(name)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return what a run that goes on needs."""
@@ -64,9 +82,9 @@ class RewardLearner(RecipeLearner):
         """Return the pairs."""
         return len(numbers_of(batch)) // 2
 
-    def loss(self, part: Batch) -> Loss:
+    def judged(self, x_BTD: Tensor, part: Batch) -> Loss:
         """Return the summed loss of the pairs; the even answers are chosen, odd ones rejected."""
-        rewards = rewards_of(self.decoder, self.head, part)
+        rewards = self._rewards(x_BTD, part)
         chosen, rejected = rewards[0::2], rewards[1::2]
         self.see(
             pairs=torch.tensor(len(chosen), device=rewards.device),
@@ -76,15 +94,26 @@ class RewardLearner(RecipeLearner):
         )
         return summed(bradley_terry(chosen, rejected, centre=self.recipe.centre))
 
+    def _rewards(self, x_BTD: Tensor, part: Batch) -> Tensor:
+        return self.decoder.read_head(lambda: rewards_of(x_BTD, self.head, part))
+
     def means(self, seen: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return figures per pair."""
         return per_pair(seen)
 
-    def ended(self, folder: Path) -> None:
+    def ended(self, folder: Path, *, speaks: bool = True) -> None:
         """Write the adapter with its head, where there is an adapter."""
-        super().ended(folder)
-        if self.adapter is not None:
-            save_head(self.head, folder / ADAPTER)
+        super().ended(folder, speaks=speaks)
+        if self.adapter is None:
+            return
+        head: Tensor = self.head
+        if self.spread is not None:
+            lying = self.trained(self.spread)
+            mine = {name: one for name, one in lying.named_parameters() if name == WEIGHT}
+            shape = {WEIGHT: tuple(self.head.shape)}
+            head = gather(lying, mine, shape, keep=True)[WEIGHT]
+        if speaks:
+            save_head(head, folder / ADAPTER)
 
 
 def save_head(head: Tensor, folder: Path) -> None:
@@ -127,5 +156,9 @@ class RewardModel:
         device, found = self.head.device, list[float]()
         numbers: Sequence[int] = range(len(all_of))
         for run in all_of.rows(numbers, most_tokens):
-            found += rewards_of(self.decoder, self.head, all_of.row(run, device)).tolist()
+            row = all_of.row(run, device)
+            x_BTD = self.decoder.hidden(
+                row.tokens_BT, positions=row.positions_BT, documents=row.documents
+            )
+            found += rewards_of(x_BTD, self.head, row).tolist()
         return found

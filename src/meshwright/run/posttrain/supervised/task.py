@@ -17,6 +17,7 @@ from meshwright.errors import InputError, Problem
 from meshwright.run.nn.decoder import Decoder
 from meshwright.run.nn.holding import Holding
 from meshwright.run.nn.huggingface import load
+from meshwright.run.parallel.spread import Spread
 from meshwright.run.posttrain.data import ChatBatches, Prepared, prepare
 from meshwright.run.posttrain.data.encoding import end_of
 from meshwright.run.posttrain.data.mismatched import mismatched
@@ -47,6 +48,11 @@ from meshwright.run.train.learner import Learner
 from meshwright.run.train.task import held_out_workload
 
 _REFERRING = ("dpo", "ipo", "kto")
+_ONE_DEVICE = Problem(
+    "start_from",
+    "ranks that share a model cannot begin with a GGUF file",
+    "export it as a Hugging Face folder first, or use dp alone",
+)
 
 
 class Opened(NamedTuple):
@@ -93,9 +99,11 @@ class RecipeTask:
         workload = msgspec.structs.replace(job.workload, tokens=tokens)
         return msgspec.structs.replace(job, workload=workload, epochs=None)
 
-    def problems(self, job: Job) -> Sequence[Problem]:  # noqa: ARG002 - told when it was opened
-        """Return nothing: what is wrong with the data was told when they were read."""
-        return ()
+    def problems(self, job: Job) -> Sequence[Problem]:
+        """Return what ranks could not begin with; the data's faults were told as they were read."""
+        start = job.start_from
+        shared = job.layout.gpus > 1 and self.spreads(job)
+        return [_ONE_DEVICE] if shared and start is not None and is_gguf(Path(start)) else []
 
     def batches(self, job: Job, *, rank: int, world: int) -> ChatBatches:
         """Plan the sequences of what is trained."""
@@ -146,23 +154,23 @@ class RecipeTask:
         """Read a Hugging Face folder, or a GGUF file on one device."""
         load_start(decoder, start_from, holdings)
 
-    def learner(self, decoder: Decoder, job: Job, folder: Path) -> Learner:
+    def learner(
+        self, decoder: Decoder, job: Job, folder: Path, spread: Spread | None = None
+    ) -> Learner:
         """Return who learns by this recipe."""
         assert isinstance(job, RecipeJob)
         if self.kind in ("dpo", "ipo"):
-            return PairLearner(decoder, job, self.examples, folder)
+            return PairLearner(decoder, job, self.examples, folder, spread)
         if self.kind == "kto":
-            held_from = len(self.trained.starts) - 1
-            return VerdictLearner(
-                decoder, job, self.examples, folder, strange=self.strange, held_from=held_from
-            )
+            held_from, of = len(self.trained.starts) - 1, (self.examples, folder, spread)
+            return VerdictLearner(decoder, job, *of, strange=self.strange, held_from=held_from)
         if self.kind == "reward":
-            return RewardLearner(decoder, job)
+            return RewardLearner(decoder, job, spread)
         if self.kind == "distil":
-            return DistilLearner(decoder, job, self.examples, self.teachers)
+            return DistilLearner(decoder, job, self.examples, self.teachers, spread)
         if job.chats.too_long == "split":  # an example may lie in several sequences
-            return RecipeLearner(decoder, job)
-        return AnswerLearner(decoder, job, self.examples)
+            return RecipeLearner(decoder, job, spread)
+        return AnswerLearner(decoder, job, self.examples, spread)
 
     def _prepared(self, job: RecipeJob, split: Split) -> Prepared:
         sources, share = _sources(job, split)
@@ -252,9 +260,7 @@ def load_start(
     elif holdings is None:
         fill_from_gguf(decoder, start_from)
     else:
-        what = "a GGUF file is read on one device"
-        fix = "export it as a Hugging Face folder first"
-        raise InputError([Problem("start_from", what, fix)])
+        raise InputError([_ONE_DEVICE])
 
 
 def _words_path(job: RecipeJob) -> str:
