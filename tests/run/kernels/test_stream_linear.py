@@ -16,10 +16,12 @@ from meshwright.run.kernels.stream_linear import (
     MOST_ROWS,
     PLAIN,
     StreamTiles,
+    Table,
     bucket_of,
     can_stream,
     stream_glu,
     stream_linear,
+    tiles_for,
 )
 from meshwright.spec.model.feedforward import Activation
 from tests.run.kernels.exactness import DEVICE, drawn, error
@@ -68,6 +70,13 @@ def test_every_number_of_rows_up_to_the_most_has_tiles() -> None:
     assert set(PLAIN) == set(GATED)
     assert [bucket_of(rows) for rows in (1, 16, 17, 256)] == [16, 16, 32, 256]
     assert bucket_of(MOST_ROWS + 1) is None
+
+
+@pytest.mark.parametrize("table", [PLAIN, GATED], ids=["plain", "gated"])
+def test_small_results_are_never_cut_wider(table: Table) -> None:
+    for rows in table:
+        wide, narrow = tiles_for(table, rows, 2**20), tiles_for(table, rows, 64)
+        assert narrow.columns <= wide.columns
 
 
 @pytest.mark.parametrize(

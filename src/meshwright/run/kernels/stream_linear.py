@@ -11,8 +11,8 @@ the end, where two kernels round the product too.
 Floor: the bytes of the weight. A gated product of N rows saves writing and reading 2·N·F numbers,
 and a launch.
 
-How a number of rows is cut is a measurement (`benchmarks/stream_linear.py`); whether this is
-faster than the library depends on the shape, too: whoever serves a model measures both.
+Whether this is faster than the library depends on rows, shape and device: whoever serves a model
+measures both.
 
 Letters: N rows, K inner width, M outputs, F the gated result's width (the weight has 2F rows, the
 gate's first).
@@ -48,21 +48,56 @@ class StreamTiles(NamedTuple):
     """Read by tensor-memory copies."""
 
 
-PLAIN: dict[int, StreamTiles] = {
-    16: StreamTiles(16, 32, 256, warps=4, stages=4, ahead=1024),
-    32: StreamTiles(32, 32, 256, warps=4, stages=4, ahead=1024),
-    64: StreamTiles(64, 64, 128, warps=4, stages=5, ahead=1024),
-    128: StreamTiles(128, 64, 128, warps=4, stages=4, ahead=1024),
-    256: StreamTiles(128, 128, 64, warps=8, stages=4, ahead=512),
+Table = dict[int, tuple[StreamTiles, ...]]
+"""Tiles by the most rows they are for, wide ones first."""
+
+PLAIN: Table = {
+    16: (
+        StreamTiles(16, 64, 128, warps=4, stages=6, ahead=1024, turned=True),
+        StreamTiles(16, 16, 256, warps=4, stages=6, ahead=1024),
+    ),
+    32: (
+        StreamTiles(32, 64, 128, warps=4, stages=6, ahead=1024, turned=True),
+        StreamTiles(32, 16, 256, warps=4, stages=6, ahead=1024),
+    ),
+    64: (
+        StreamTiles(64, 64, 128, warps=4, stages=5, ahead=1024),
+        StreamTiles(64, 16, 128, warps=4, stages=6, ahead=1024),
+    ),
+    128: (
+        StreamTiles(128, 64, 128, warps=8, stages=4, ahead=1024),
+        StreamTiles(128, 32, 128, warps=4, stages=4, ahead=1024),
+    ),
+    256: (
+        StreamTiles(128, 128, 64, warps=8, stages=4, ahead=1024),
+        StreamTiles(128, 64, 64, warps=8, stages=6, ahead=1024),
+    ),
 }
-GATED: dict[int, StreamTiles] = {
-    16: StreamTiles(16, 32, 256, warps=4, stages=4, ahead=1024),
-    32: StreamTiles(32, 32, 256, warps=4, stages=4, ahead=1024),
-    64: StreamTiles(64, 64, 128, warps=4, stages=4, ahead=512),
-    128: StreamTiles(128, 64, 64, warps=8, stages=5, ahead=512),
-    256: StreamTiles(128, 128, 64, warps=8, stages=4, ahead=256),
+GATED: Table = {
+    16: (
+        StreamTiles(16, 64, 128, warps=4, stages=5, ahead=1024, turned=True),
+        StreamTiles(16, 32, 256, warps=4, stages=4, ahead=1024),
+    ),
+    32: (
+        StreamTiles(32, 64, 128, warps=4, stages=5, ahead=1024, turned=True),
+        StreamTiles(32, 32, 256, warps=4, stages=4, ahead=1024),
+    ),
+    64: (
+        StreamTiles(64, 64, 128, warps=4, stages=4, ahead=1024),
+        StreamTiles(64, 32, 128, warps=4, stages=5, ahead=1024),
+    ),
+    128: (
+        StreamTiles(128, 64, 64, warps=8, stages=6, ahead=1024),
+        StreamTiles(128, 32, 128, warps=4, stages=4, ahead=1024),
+    ),
+    256: (
+        StreamTiles(128, 128, 64, warps=8, stages=4, ahead=1024),
+        StreamTiles(128, 64, 64, warps=8, stages=6, ahead=1024),
+    ),
 }
-"""By the most rows they are for. Not yet tuned on a GPU."""
+"""Not yet tuned on a GPU."""
+ENOUGH = 96
+"""Programs that keep the memory busy: narrower tiles are for results that have fewer."""
 
 
 def bucket_of(rows: int) -> int | None:
@@ -94,7 +129,9 @@ def stream_linear(
     _check(x_NK, weight_MK)
     if not on_triton(backend, x_NK):
         return x_NK @ weight_MK.t()
-    return _streamed(x_NK, weight_MK, tiles or _tiles(PLAIN, x_NK), None, LIMIT)
+    return _streamed(
+        x_NK, weight_MK, tiles or tiles_for(PLAIN, len(x_NK), len(weight_MK)), None, LIMIT
+    )
 
 
 def stream_glu(
@@ -114,13 +151,17 @@ def stream_glu(
     if not on_triton(backend, x_NK):
         return plain_glu(x_NK @ weight_MK.t(), activation, limit=limit)
     bound = LIMIT if limit is None else limit
-    return _streamed(x_NK, weight_MK, tiles or _tiles(GATED, x_NK), activation, bound)
+    tiles = tiles or tiles_for(GATED, len(x_NK), len(weight_MK) // 2)
+    return _streamed(x_NK, weight_MK, tiles, activation, bound)
 
 
-def _tiles(table: dict[int, StreamTiles], x_NK: torch.Tensor) -> StreamTiles:
-    bucket = bucket_of(len(x_NK))
+def tiles_for(table: Table, rows: int, columns: int) -> StreamTiles:
+    """Return the widest tiles that make enough programs of a result, else the narrowest."""
+    bucket = bucket_of(rows)
     assert bucket is not None, "checked before"
-    return table[bucket]
+    ways = table[bucket]
+    programs = (-(-rows // tiles.rows) * -(-columns // tiles.columns) for tiles in ways)
+    return next((way for way, many in zip(ways, programs, strict=True) if many >= ENOUGH), ways[-1])
 
 
 def _check(x_NK: torch.Tensor, weight_MK: torch.Tensor) -> None:

@@ -102,7 +102,8 @@ def _ask_ahead(
 ):  # fmt: skip
     """Ask for the first AHEAD elements of the weight's rows, into the second-level cache.
 
-    A weight does not depend on the kernel before, so this need not wait for its end.
+    A weight does not depend on the kernel before, so this need not wait for its end. Writes arrive
+    in that cache, too: even a weight that changes meanwhile is read as it is then.
     """
     if not INTERPRETED:
         shares: tl.constexpr = THREADS // LINES if THREADS > LINES else 1
