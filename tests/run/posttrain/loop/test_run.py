@@ -114,22 +114,6 @@ def test_a_step_without_a_signal_is_said_in_words() -> None:
     assert any("this step carries no signal" in line for line in said)
 
 
-@pytest.mark.parametrize(
-    "aim",
-    [
-        {"loss": "gspo", "averaging": "sequence"},
-        {"loss": "cispo", "advantage": "leave-one-out"},
-        {"loss": "reinforce", "advantage": "centred", "averaging": "constant"},
-        {"loss": "clip", "kl": 0.1, "correction": "truncated"},
-        {"loss": "clip", "correction": "masked", "minibatches": 2},
-    ],
-)
-def test_every_objective_takes_its_steps(aim: dict[str, Any]) -> None:
-    outcome = run(settings(objective=ObjectiveSettings(**aim), steps=2))
-    assert all(row["grad_norm"] > 0 for row in outcome.rows)
-    assert ("kl" in outcome.rows[-1]) == ("kl" in aim)
-
-
 def test_a_model_of_a_folder_is_trained_on_a_task_of_ones_own(tmp_path: Path) -> None:
     from meshwright.run.nn.build import build
     from meshwright.run.nn.huggingface import save

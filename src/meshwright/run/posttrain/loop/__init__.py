@@ -1,8 +1,9 @@
 """The loop of reinforcement learning: our engine draws, verifiers judge, the trainer learns.
 
-settings       a run, as its file gives it
+settings       a run, as its file gives it; `objective` what it minimises
 tasks          the environments it names
-trainer        weights, optimizer and step; `policy_step` is the step itself
+trainer        weights, optimizer and step; `policy_step` is the step itself, `prepare` what it
+               knows before it changes anything, `critic` what learns values beside the policy
 sampling       the engine, its verifiers, and weights on their way to it
 driving        carries out what `policy.rollout` decides, in every placement
 engines        who draws: an engine in this thread, or a file; `engine_thread` beside the trainer

@@ -19,8 +19,10 @@ from torch import Tensor
 from meshwright.errors import InputError, Problem
 from meshwright.run.nn.decoder import Decoder
 from meshwright.run.posttrain.loop.answers import Rows, microbatches
+from meshwright.run.posttrain.loop.critic import Critic
+from meshwright.run.posttrain.loop.prepare import Models, Part, prepared
 from meshwright.run.posttrain.loop.settings import LoopSettings, ObjectiveSettings
-from meshwright.run.posttrain.objectives import advantages, averaging, mismatch, policy
+from meshwright.run.posttrain.objectives import advantages, averaging, mismatch, policy, returns
 from meshwright.run.posttrain.objectives.chosen import decoder_logprobs
 from meshwright.run.posttrain.objectives.divergence import divergence, in_loss
 from meshwright.run.posttrain.objectives.signals import (
@@ -33,12 +35,6 @@ from meshwright.run.posttrain.rollouts.generate import Group
 from meshwright.run.posttrain.rollouts.record import Rollout
 from meshwright.run.train.optimizer.optimizer import Optimizer
 
-_ADVANTAGES = {
-    "z-scored": advantages.z_scored,
-    "centred": advantages.centred,
-    "leave-one-out": advantages.leave_one_out,
-}
-_BOUNDS = {"clip": (0.2, 0.2), "gspo": (3e-4, 4e-4), "cispo": (1.0, 4.0), "reinforce": (0.0, 0.0)}
 _SHUFFLED, _DEALT = 1, 2
 """What chance is used for, in seeds."""
 
@@ -82,8 +78,12 @@ class PolicyStep:
         *,
         longest: int,
         reference: Decoder | None = None,
+        critic: Critic | None = None,
     ) -> None:
-        """Train on answers of at most `longest` tokens; KL is taken to the `reference`."""
+        """Train on answers of at most `longest` tokens; KL is taken to the `reference`.
+
+        A `critic` learns beside the policy, where advantages are taken to its values.
+        """
         self.decoder, self.optimizer = decoder, optimizer
         self._settings, self._longest = settings, longest
         self._device = next(decoder.parameters()).device
@@ -91,7 +91,7 @@ class PolicyStep:
         if margin is not None and margin > longest:
             what = f"{margin} tokens are more than the {longest} that an answer may have"
             raise InputError([Problem("objective.overlong_margin", what, "use fewer")])
-        self._reference = reference
+        self._reference, self._critic = reference, critic
 
     def __call__(self, step: int, groups: Sequence[Group]) -> Learned:
         """Train on the groups of a step, counted from 0."""
@@ -106,8 +106,7 @@ class PolicyStep:
         number = {key: at for at, key in enumerate(dict.fromkeys(map(_group, answers)))}
         group = torch.tensor([number[_group(each)] for each in answers], device=self._device)
         judged, signals = reward_signals(told, group), reward_signals(rewards, group)
-        advantage_S = _ADVANTAGES[self._settings.objective.advantage](rewards, group)
-        figures = self._update(step, answers, advantage_S)
+        figures = self._update(step, answers, rewards, group)
         seconds = time.perf_counter() - began_s
         tokens = sum(len(each.tokens) for each in answers)
         figures |= {
@@ -138,7 +137,7 @@ class PolicyStep:
         return advantages.overlong_penalty(drawn, longest=self._longest, margin=margin)
 
     def _update(
-        self, step: int, answers: Sequence[Rollout], advantage_S: Tensor
+        self, step: int, answers: Sequence[Rollout], reward_S: Tensor, group_S: Tensor
     ) -> dict[str, float]:
         settings, aim = self._settings, self._settings.objective
         fresh_S = torch.tensor(
@@ -149,77 +148,79 @@ class PolicyStep:
             chance = np.random.default_rng((settings.seed, step, _DEALT))
             order = chance.permutation(len(answers)).tolist()
         shares = [part.tolist() for part in np.array_split(order, aim.minibatches) if len(part)]
-        parts = [list(self._rows(answers, share)) for share in shares]
+        models = Models(self.decoder, self._reference, self._critic)
+        rows = [self._rows(answers, share) for share in shares]
+        updates, figures = prepared(settings, models, rows, reward_S, group_S)
         gaps, first, later = _Gaps(), PolicySignals(), PolicySignals()
-        old = None
-        if aim.correction != "none":
-            old = {id(rows): self._logprobs(rows).detach() for rows in chain(*parts)}
-            for rows in chain(*parts):
-                gaps.add(old[id(rows)], rows, fresh_S)
-        norms = []
-        for number, microbatch in enumerate(parts):
-            of = averaging.totals(rows.counted for rows in microbatch)
-            for rows in microbatch:
-                before = None if old is None else old[id(rows)]
+        for part in chain(*updates):
+            if part.old is not None:
+                gaps.add(part.old, part.rows, fresh_S)
+        norms, critical = [], list[Tensor]()
+        for number, parts in enumerate(updates):
+            of = averaging.totals(part.rows.counted for part in parts)
+            for part in parts:
                 # Entropy and gaps are those of the weights that the step began with.
                 own = gaps if number == 0 else None
-                seen = self._backward(
-                    rows, advantage_S=advantage_S, of=of, old=before, gaps=own, fresh_S=fresh_S
-                )
+                seen = self._backward(part, of=of, gaps=own, fresh_S=fresh_S)
                 if number == 0:
                     first += seen
                 else:
                     later += seen
-            lr = self.optimizer.learning_rate(step * aim.minibatches + number)
+                critical += self._criticise(part, of)
+            update = step * aim.minibatches + number
+            lr = self.optimizer.learning_rate(update)
             norms.append(self.optimizer.step(lr).norm)
             self.optimizer.zero_grad()
+            if self._critic is not None:
+                self._critic.step(update)
         norm = float(torch.stack(norms).mean())
-        figures = (first + later).figures() | gaps.figures() | {"grad_norm": norm, "lr": lr}
+        figures |= (first + later).figures() | gaps.figures() | {"grad_norm": norm, "lr": lr}
+        if critical:
+            figures["value_loss"] = float(torch.stack(critical).sum()) / len(updates)
         return figures | {"entropy": first.figures().get("entropy", math.nan)}
 
     def _rows(self, answers: Sequence[Rollout], share: Sequence[int]) -> list[Rows]:
         most = self._settings.microbatch_tokens
         return list(microbatches(answers, share, most, self._device))
 
-    @torch.no_grad()
-    def _logprobs(self, rows: Rows, decoder: Decoder | None = None) -> Tensor:
-        decoder = decoder or self.decoder
-        return decoder_logprobs(decoder, decoder.hidden(rows.tokens), rows.targets)[0]
-
     def _backward(
-        self,
-        rows: Rows,
-        *,
-        advantage_S: Tensor,
-        of: averaging.Totals,
-        old: Tensor | None,
-        gaps: _Gaps | None,
-        fresh_S: Tensor,
+        self, part: Part, *, of: averaging.Totals, gaps: _Gaps | None, fresh_S: Tensor
     ) -> PolicySignals:
         """Add a microbatch's gradients; `gaps` is given where the weights are not updated yet."""
-        aim, tokens = self._settings.objective, rows.counted
+        aim, rows, tokens = self._settings.objective, part.rows, part.rows.counted
         hidden = self.decoder.hidden(rows.tokens)
         logp, entropy = decoder_logprobs(
             self.decoder, hidden, rows.targets, entropy=gaps is not None
         )
-        if gaps is not None and old is None:
+        if gaps is not None and part.old is None:
             gaps.add(logp, rows, fresh_S)
-        loss = _policy_loss(
-            aim, logp, rows.sampled if old is None else old, tokens, advantage_S[rows.own]
-        )
+        old = rows.sampled if part.old is None else part.old
+        loss = _policy_loss(aim, logp, old, tokens, part.advantage)
         losses, apart = loss.losses, None
-        if self._reference is not None:
-            reference = self._logprobs(rows, self._reference)
-            losses = losses + in_loss(logp, reference, strength=aim.kl)
-            apart = divergence(logp.detach(), reference)
+        if part.reference is not None:
+            if aim.kl_in == "loss":
+                losses = losses + _pull(aim, logp, part.reference, old, tokens)
+            apart = divergence(logp.detach(), part.reference)
         weight = averaging.weights(tokens, of, aim.averaging, longest=self._longest)
         correction = None
-        if old is not None:
-            correction = _correction(aim, old, rows)
+        if part.old is not None:
+            correction = _correction(aim, part.old, rows)
             weight = weight * correction
         averaging.weighted_sum(losses, weight).backward()  # type: ignore[no-untyped-call]
         seen = None if entropy is None else entropy.detach()
         return policy_signals(loss, tokens, divergence=apart, entropy=seen, mismatch=correction)
+
+    def _criticise(self, part: Part, of: averaging.Totals) -> list[Tensor]:
+        """Add the critic's gradients, where there is one, and return its share of the loss."""
+        if self._critic is None:
+            return []
+        assert part.wanted is not None, "a step with a critic says what it shall learn"
+        clip, tokens = self._settings.critic.clip, part.rows.counted
+        value = tokens.clean(self._critic(part.rows.tokens))
+        losses = returns.value_loss(value, part.wanted, before=part.value, clip=clip)
+        loss = averaging.weighted_sum(losses, averaging.weights(tokens, of))
+        loss.backward()  # type: ignore[no-untyped-call]
+        return [loss.detach()]
 
 
 def _group(answer: Rollout) -> tuple[int, int]:
@@ -227,24 +228,32 @@ def _group(answer: Rollout) -> tuple[int, int]:
 
 
 def _policy_loss(
-    aim: ObjectiveSettings, logp: Tensor, old: Tensor, tokens: Tokens, advantage_B: Tensor
+    aim: ObjectiveSettings, logp: Tensor, old: Tensor, tokens: Tokens, advantage: Tensor
 ) -> policy.PolicyLoss:
-    advantage = tokens.spread(advantage_B)
-    low, high = _BOUNDS[aim.loss]
-    low, high = low if aim.low is None else aim.low, high if aim.high is None else aim.high
+    low, high = aim.ratio_bounds
     if aim.loss == "reinforce":
         return policy.reinforce(logp, advantage, tokens)
     if aim.loss == "cispo":
         return policy.cispo(logp, old, advantage, tokens, low=low, high=high)
     level: policy.Level = "sequence" if aim.loss == "gspo" else "token"
-    return policy.clipped(logp, old, advantage, tokens, low=low, high=high, level=level)
+    most = aim.dual_clip
+    return policy.clipped(logp, old, advantage, tokens, low=low, high=high, level=level, most=most)
+
+
+def _pull(
+    aim: ObjectiveSettings, logp: Tensor, reference: Tensor, old: Tensor, tokens: Tokens
+) -> Tensor:
+    """Return what KL to the reference adds to the losses of tokens."""
+    ratio = policy.log_ratio(logp, old, tokens).exp() if aim.kl_weighted else None
+    return in_loss(logp, reference, strength=aim.kl, kind=aim.estimator, ratio=ratio)
 
 
 def _correction(aim: ObjectiveSettings, old: Tensor, rows: Rows) -> Tensor:
-    most = aim.correction_most
+    most, span = aim.correction_most, aim.correction_span
     if aim.correction == "truncated":
-        return mismatch.truncated(old, rows.sampled, rows.counted, most=most)
-    return mismatch.masked(old, rows.sampled, rows.counted, least=1 / most, most=most)
+        return mismatch.truncated(old, rows.sampled, rows.counted, most=most, span=span)
+    least = 1 / most
+    return mismatch.masked(old, rows.sampled, rows.counted, least=least, most=most, span=span)
 
 
 def answer_figures(step: int, groups: Sequence[Group]) -> dict[str, float]:

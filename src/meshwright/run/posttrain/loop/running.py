@@ -48,7 +48,7 @@ class Outcome(NamedTuple):
 def run(settings: LoopSettings, *, say: Callable[[str], object] = lambda _: None) -> Outcome:
     """Run to the end, or go on with what the folder holds; `say` hears what is worth a line."""
     began_s, began_cpu_s = time.perf_counter(), _cpu_s()
-    with _threads(settings.threads), ExitStack() as stack:
+    with threads(settings.threads), ExitStack() as stack:
         tasks = tasks_of(settings)
         # Read before anything is written or trained: the file may not be there.
         replayed = _replayed(settings) if settings.replay else None
@@ -133,7 +133,8 @@ def _replayed(settings: LoopSettings) -> Replay:
 
 
 @contextmanager
-def _threads(count: int | None) -> Iterator[None]:
+def threads(count: int | None) -> Iterator[None]:
+    """Let torch have so many threads inside; None leaves it as it is."""
     before = torch.get_num_threads()
     if count is not None:
         torch.set_num_threads(count)

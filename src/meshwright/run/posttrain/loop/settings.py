@@ -9,18 +9,25 @@ import msgspec
 
 from meshwright.errors import InputError
 from meshwright.policy.rollout.arrangement import PLACEMENTS, Arrangement, Placement, arranged
+from meshwright.run.posttrain.loop.objective import CriticSettings, ObjectiveSettings
 from meshwright.run.posttrain.rollouts.verifiers.check import VerifierLimits
 from meshwright.run.train.optimizer.settings import OptimizerSettings
-from meshwright.spec.bounds import Bounds, real
+from meshwright.spec.bounds import Bounds
 from meshwright.spec.model import Attention, Block, Mlp, Model
 from meshwright.spec.names import suggestion
 
-Advantage = Literal["z-scored", "centred", "leave-one-out"]
-PolicyLossName = Literal["clip", "gspo", "cispo", "reinforce"]
-Averaging = Literal["token", "sequence", "constant"]
-Correction = Literal["none", "truncated", "masked"]
 Precision = Literal["fp32", "bf16"]
 DIGITS = "sorting-digits"
+
+__all__ = [
+    "CriticSettings",
+    "EvaluateSettings",
+    "LoopSettings",
+    "NetworkSettings",
+    "ObjectiveSettings",
+    "TaskSettings",
+    "WarmUpSettings",
+]
 
 
 class TaskSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -106,48 +113,6 @@ class WarmUpSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         bounds.require()
 
 
-class ObjectiveSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is minimised; `run.posttrain.objectives` has the formulas and their papers."""
-
-    advantage: Advantage = "z-scored"
-    loss: PolicyLossName = "clip"
-    low: float | None = None
-    high: float | None = None
-    """Bounds of the ratio, as distances from 1; None is what the loss's paper uses."""
-    averaging: Averaging = "token"
-    minibatches: int = 1
-    """Updates for the rollouts of one step, each on its share of them."""
-    kl: float = 0.0
-    """Strength of the pull to the weights before the first step (k2, in the loss)."""
-    correction: Correction = "none"
-    """Weight against an engine whose numbers differ. `none` takes ratios to the engine's own
-    log-probabilities; the others take them to the trainer's, computed once more before the step,
-    and weigh tokens by trainer over engine."""
-    correction_most: float = 2.0
-    """The highest weight; tokens beyond it, or below its inverse, are cut or left out."""
-    overlong_margin: int | None = None
-    """Tokens before the longest answer from which on rewards fall, to 1 less at its end (DAPO's
-    overlong penalty); None takes nothing off."""
-
-    def __post_init__(self) -> None:
-        bounds = Bounds()
-        bounds.one_of("advantage", self.advantage, get_args(Advantage))
-        bounds.one_of("loss", self.loss, get_args(PolicyLossName))
-        bounds.one_of("averaging", self.averaging, get_args(Averaging))
-        bounds.one_of("correction", self.correction, get_args(Correction))
-        bounds.count(minibatches=self.minibatches, overlong_margin=self.overlong_margin)
-        bounds.not_negative(kl=self.kl)
-        bounds.problems += real("correction_most", self.correction_most, 1.0, 1e6)
-        for name in ("low", "high"):
-            if getattr(self, name) is not None:
-                bounds.problems += real(name, getattr(self, name), 0.0, 100.0)
-        sound = bounds.sound("loss", "minibatches")
-        if sound and self.loss == "reinforce" and self.minibatches > 1:
-            what = "after the first update answers are not the policy's own any more"
-            bounds.add("minibatches", what, "use 1 with reinforce, or the loss clip")
-        bounds.require()
-
-
 class EvaluateSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Held-out prompts, sampled as in training, and greedily at the beginning and the end."""
 
@@ -188,6 +153,8 @@ class LoopSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     network: NetworkSettings = NetworkSettings()
     warm_up: WarmUpSettings = WarmUpSettings()
     objective: ObjectiveSettings = ObjectiveSettings()
+    critic: CriticSettings = CriticSettings()
+    """What learns values beside the policy, where `objective.advantage` is gae."""
     optimizer: OptimizerSettings = OptimizerSettings(
         lr=1e-3, schedule="linear", warmup_steps=0, decay=0.0
     )
@@ -254,6 +221,9 @@ class LoopSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 _ = self.arrangement
             except InputError as error:
                 bounds.problems += error.problems
+        if self.spare_prompts and not self.objective.compares:
+            what = f"with {self.objective.advantage} groups of equal rewards teach something too"
+            bounds.add("spare_prompts", what, "use 0")
         if self.rollout_only and self.replay:
             what = "there is nothing to draw where rollouts are replayed"
             bounds.add("rollout_only", what, "use one of both")

@@ -3,12 +3,14 @@
 import copy
 from collections.abc import Sequence
 
+import msgspec
 import torch
 
 from meshwright.errors import InputError, Problem
 from meshwright.policy.rollout.controller import Progress
 from meshwright.run.nn.decoder import Decoder
 from meshwright.run.nn.huggingface import load
+from meshwright.run.posttrain.loop.critic import Critic
 from meshwright.run.posttrain.loop.keeping import Keeping
 from meshwright.run.posttrain.loop.policy_step import PolicyStep
 from meshwright.run.posttrain.loop.settings import LoopSettings
@@ -40,12 +42,14 @@ class LoopTrainer:
             load(self.decoder, settings.model)
         self.device = device
         self.optimizer = self._new_optimizer()
+        self._critic: Critic | None = None
         self._step: PolicyStep | None = None
 
     def tensors(self) -> dict[str, State]:
         """Return all that a run needs to go on: the tensors themselves."""
         weights = {f"model.{name}": each for name, each in self.decoder.named_parameters()}
-        return whole_state({name: each.detach() for name, each in weights.items()}, self.optimizer)
+        mine = whole_state({name: each.detach() for name, each in weights.items()}, self.optimizer)
+        return mine if self._critic is None else mine | self._critic.tensors()
 
     def begin(self) -> Progress:
         """Go on from the last checkpoint, or warm up and write the first one."""
@@ -55,6 +59,8 @@ class LoopTrainer:
         if pulled or not keeping.goes_on:
             losses = self._warm_up()
         reference = copy.deepcopy(self.decoder).requires_grad_(False) if pulled else None
+        if self.settings.objective.advantage == "gae":
+            self._critic = self._new_critic()
         found = keeping.resume(self.tensors())
         if found is None:
             found = Progress(trained=0, unasked=0)
@@ -64,8 +70,9 @@ class LoopTrainer:
             self.save(found)
         longest = self._tasks.max_tokens * self.settings.max_turns
         self._step = PolicyStep(
-            self.decoder, self.optimizer, self.settings, longest=longest, reference=reference
-        )
+            self.decoder, self.optimizer, self.settings,
+            longest=longest, reference=reference, critic=self._critic,
+        )  # fmt: skip
         return found
 
     def _warm_up(self) -> list[float]:
@@ -85,7 +92,8 @@ class LoopTrainer:
             learned = self._step(step, groups)
             if self.device.type == "cuda":
                 torch.cuda.current_stream().synchronize()
-        if learned.figures["silent_groups"] == learned.figures["groups"]:
+        silent = learned.figures["silent_groups"] == learned.figures["groups"]
+        if silent and self.settings.objective.compares:
             self.keeping.note(f"step {step + 1}: {learned.sentence}", step + 1)
         return learned.figures
 
@@ -99,9 +107,21 @@ class LoopTrainer:
             self.decoder.named_parameters(),
             self._layout,
             self.settings.optimizer,
-            total_steps=self.settings.steps * self.settings.objective.minibatches,
+            total_steps=self._updates,
             seed=self.settings.seed,
         )
+
+    def _new_critic(self) -> Critic:
+        """Return a critic that begins as the policy is now."""
+        rule, lr = self.settings.optimizer, self.settings.critic.lr
+        if lr is not None:
+            rule = msgspec.structs.replace(rule, lr=lr)
+        seed = self.settings.seed
+        return Critic(self.decoder, self._layout, rule, total_steps=self._updates, seed=seed)
+
+    @property
+    def _updates(self) -> int:
+        return self.settings.steps * self.settings.objective.minibatches
 
 
 def _model(settings: LoopSettings, tasks: Tasks) -> Model:

@@ -24,6 +24,17 @@ class Moments:
     total: float
     square: float
 
+    @property
+    def mean(self) -> float:
+        """The mean; 0 of nothing."""
+        return self.total / max(1.0, self.count)
+
+    @property
+    def variance(self) -> float:
+        """Of a sample (n - 1); 0 where there are fewer than two."""
+        rest = self.square - self.count * self.mean * self.mean
+        return max(0.0, rest) / max(1.0, self.count - 1)
+
     def __add__(self, other: "Moments") -> "Moments":
         return Moments(
             self.count + other.count, self.total + other.total, self.square + other.square
@@ -41,9 +52,7 @@ def whiten(value: Tensor, tokens: Tokens, of: Moments) -> Tensor:
     if of.count < 2:
         what = f"{of.count:.0f} tokens have no variance"
         raise InputError([Problem("whiten", what, "add up the moments of the whole step")])
-    mean = of.total / of.count
-    variance = max(0.0, of.square - of.count * mean * mean) / (of.count - 1)
-    return tokens.clean((value - mean) * (variance + _LEAST_VARIANCE) ** -0.5)
+    return tokens.clean((value - of.mean) * (of.variance + _LEAST_VARIANCE) ** -0.5)
 
 
 def at_last_token(reward_S: Tensor, tokens: Tokens) -> Tensor:
