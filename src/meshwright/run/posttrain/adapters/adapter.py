@@ -31,6 +31,7 @@ from meshwright.run.posttrain.adapters.linear import (
 from meshwright.run.posttrain.adapters.settings import Lora
 from meshwright.run.posttrain.adapters.shards import MAGNITUDE, A, B, pair_holdings
 from meshwright.run.serve.model.lora import Part, parts_of
+from meshwright.spec.model import Model
 from meshwright.spec.workload.adapter import Adapter, Target
 
 _RENAMED = {"backbone.": "model."}
@@ -127,7 +128,9 @@ class DecoderAdapter(nn.Module):
         """Return how this rank holds each parameter, and a weight of the decoder's used with it."""
         held: dict[str, Holding] = {}
         used_with: dict[str, str] = {}
-        for module, own in module_holdings(spread, self.settings).items():
+        for module, own in module_holdings(
+            spread.decoder.model, spread.holdings, self.settings
+        ).items():
             for name, holding in own.items():
                 held[f"{BEFORE}{module}.{name}"] = holding
         for layer, parts in parts_of(build(spread.decoder.model)).items():
@@ -174,7 +177,9 @@ def adapt(
         ends = sorted({name.rpartition(".")[2] for name in modules})
         what = f"{settings.targets!r} names no linear layer of this {decoder.model.family} model"
         raise InputError([Problem("targets", what, f"use some of {', '.join(ends)}")])
-    held = None if spread is None else module_holdings(spread, settings)
+    held = None
+    if spread is not None:
+        held = module_holdings(decoder.model, spread.holdings, settings)
     generator = torch.Generator().manual_seed(seed)
     where: dict[str, Any] = {"device": next(decoder.parameters()).device, "dtype": dtype}
     pairs = {}
@@ -208,11 +213,16 @@ def layers_chosen(decoder: Decoder, settings: Lora) -> set[int]:
     }
 
 
-def module_holdings(spread: Spread, settings: Lora) -> dict[str, dict[str, Holding]]:
-    """Return how a rank holds the parameters of the pairs it has, by module and PEFT's name."""
+def module_holdings(
+    model: Model, holdings: Mapping[str, Holding], settings: Lora
+) -> dict[str, dict[str, Holding]]:
+    """Return how a rank holds the parameters of the pairs it has, by module and PEFT's name.
+
+    `holdings` are those of the model's own parameters, as far as the rank has them.
+    """
     found = {}
-    for layer, parts in parts_of(build(spread.decoder.model)).items():
-        weight = spread.holdings.get(f"{layer}.weight")
+    for layer, parts in parts_of(build(model)).items():
+        weight = holdings.get(f"{layer}.weight")
         for part in parts if weight is not None else ():
             name = whole_name(part)
             if weight is not None and settings.chooses(name):
