@@ -65,12 +65,17 @@ def test_one_device_holds_both_sides_of_a_synchronous_loop(capsys: Captured) -> 
     assert fewer["tokens"] == 8 * 8 * (6 + 5)
 
 
-def test_a_run_is_held_against_its_own_steps(tmp_path: Path, capsys: Captured) -> None:
+def test_a_run_is_held_against_its_own_steps_and_has_a_page(
+    tmp_path: Path, capsys: Captured
+) -> None:
     pytest.importorskip("torch", reason="runs the loop")
-    words = ["sorting-digits", "steps=2", "prompts=4", "samples=2", "evaluate.prompts=0"]
+    words = ["sorting-digits", "steps=2", "prompts=4", "samples=2", "evaluate.prompts=8"]
     assert main(["train", "--recipe", "grpo", *words, "--folder", str(tmp_path / "run")]) == 0
-    capsys.readouterr()
+    assert "report.html" in capsys.readouterr().err
     run = str(tmp_path / "run")
+    page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    for told in ("held out, sampled", "drawn by chance, after", "waits: groups", "reward (%"):
+        assert told in page
     assert names_loop(run)
     assert settings_of(run).prompts == 4
     found = simulated([run, "--cluster", "cpu-host", "--no-calibration"], capsys)

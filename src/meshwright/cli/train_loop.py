@@ -5,9 +5,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from meshwright.cli.answer import Answer, View, facts, table
+from meshwright.cli.answer import Answer, Note, View, facts, table
 from meshwright.cli.loop_described import PRESETS, read_settings
 from meshwright.cli.overrides import changed
+from meshwright.cli.train_loop_page import write_report
 from meshwright.cli.train_ranks import run_folder_of
 from meshwright.errors import InputError, Problem
 from meshwright.spec.files import FORMATS, load_data
@@ -51,7 +52,11 @@ def train_loop(args: argparse.Namespace) -> Answer:
         if not (args.quiet or args.json):
             print(f"note: {line}", file=sys.stderr)
 
-    return _answer(settings, run(settings, say=say))
+    answer = _answer(settings, run(settings, say=say))
+    if not settings.folder:
+        return answer
+    wrote = Note(f"wrote {write_report(Path(settings.folder))}")
+    return answer._replace(views=(*answer.views, wrote))
 
 
 def settings_of(args: argparse.Namespace) -> "LoopSettings":

@@ -20,6 +20,8 @@ class Evaluation:
         self._words = words
         self.figures: dict[int, dict[str, float]] = {}
         """What was found, by steps trained."""
+        self._drawn: Sequence[Rollout] = ()
+        """The last answers by chance, as many as are written down."""
 
     def due(self, trained: int) -> dict[str, float]:
         """Return the figures after so many steps, where an evaluation is due amid them."""
@@ -37,6 +39,7 @@ class Evaluation:
         answers = self._sampling.held_out(self._settings.prompts, greedy=False)
         found = {"held_out_reward": _mean(answers)}
         self.figures.setdefault(trained, {}).update(found)
+        self._drawn = answers[: self._settings.transcripts]
         return found
 
     def whole(self, trained: int) -> None:
@@ -47,19 +50,26 @@ class Evaluation:
         greedy = self._sampling.held_out(self._settings.prompts, greedy=True)
         figures["held_out_greedy_reward"] = _mean(greedy)
         self.figures[trained].update(figures)
-        shown = [self._shown(each) for each in greedy[: self._settings.transcripts]]
-        self._keeping.transcripts(trained, shown)
+        self._keeping.transcripts(trained, [*map(self._shown, greedy, self._drawn)])
         self._keeping.note(
             f"held out after {trained} steps: {figures['held_out_reward']:.1%} by chance, "
             f"{figures['held_out_greedy_reward']:.1%} greedily"
         )
 
-    def _shown(self, answer: Rollout) -> dict[str, Any]:
-        drawn = [token for turn in answer.turns for token in turn.tokens]
-        if self._words is None:
-            return {"prompt": answer.prompt, "answer": drawn, "reward": answer.reward}
-        text = self._words.text
-        return {"prompt": text(answer.prompt), "answer": text(drawn), "reward": answer.reward}
+    def _shown(self, likeliest: Rollout, drawn: Rollout) -> dict[str, Any]:
+        """Return two answers to one prompt: the likeliest, and one by chance."""
+        text = tuple if self._words is None else self._words.text
+        said, tried = (
+            text([token for turn in each.turns for token in turn.tokens])
+            for each in (likeliest, drawn)
+        )
+        return {
+            "prompt": text(likeliest.prompt),
+            "answer": said,
+            "reward": likeliest.reward,
+            "drawn": tried,
+            "drawn_reward": drawn.reward,
+        }
 
 
 def _mean(answers: Sequence[Rollout]) -> float:

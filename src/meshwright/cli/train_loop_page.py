@@ -1,0 +1,255 @@
+"""`report.html` of a run of reinforcement learning, made of nothing but the run's folder."""
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from meshwright.cli.answer import Note, Table, facts, table
+from meshwright.cli.curve_svg import COLOURS, Chart, Curve, draw
+from meshwright.cli.document import document
+from meshwright.cli.files import write_text
+from meshwright.cli.loop_described import settings_of
+from meshwright.cli.plan_page import view_html
+from meshwright.spec.units import format_count, format_seconds, format_some
+
+if TYPE_CHECKING:
+    from meshwright.run.posttrain.loop.settings import LoopSettings
+
+Rows = Sequence[Mapping[str, Any]]
+_EVALUATED = re.compile(r"held out after (\d+) steps: ([\d.]+)% by chance, ([\d.]+)% greedily")
+"""How a run notes what it found on held-out prompts."""
+_SIDES = {"trainer": "trainer", "engines": "engine"}
+
+
+class _HeldOut(NamedTuple):
+    """Rewards on held-out prompts, in percent."""
+
+    step: int
+    sampled: float
+    greedy: float
+
+
+def write_report(folder: Path) -> Path:
+    """Write the page of a run beside its figures."""
+    path = folder / "report.html"
+    write_text(str(path), report(folder))
+    return path
+
+
+def report(folder: Path) -> str:
+    """Return the whole page."""
+    settings = settings_of(str(folder))
+    rows, notes = _lines(folder, "metrics.jsonl"), _lines(folder, "notes.jsonl")
+    transcripts = _lines(folder, "transcripts.jsonl")
+    found = [_EVALUATED.search(each["text"]) for each in notes]
+    held_out = [
+        _HeldOut(int(each[1]), float(each[2]), float(each[3])) for each in found if each is not None
+    ]
+    spent = _spent(folder / "timeline")
+    charts = "\n".join(f"<div>{draw([chart])}</div>" for chart in _charts(rows, held_out))
+    said = [Note(f"{each['text']}") for each in notes if not _EVALUATED.search(each["text"])]
+    body = [
+        view_html(facts(_head(settings, rows, held_out))),
+        f'<div class="curves">{charts}</div>',
+        _time(spent),
+        _before_after(transcripts),
+        "<h2>what it said</h2>" if said else "",
+        *map(view_html, said),
+        "<h2>settings</h2>",
+        f"<pre>{escape((folder / 'config.toml').read_text(encoding='utf-8'))}</pre>",
+    ]
+    title = f"{settings.task.name}: {format_some(len(rows), 'step')} of reinforcement learning"
+    return document(title, "\n".join(body))
+
+
+def _head(settings: "LoopSettings", rows: Rows, held_out: Sequence[_HeldOut]) -> dict[str, object]:
+    """Return what somebody with half a minute should know."""
+    answers = sum(row.get("answers") or 0 for row in rows)
+    seconds = sum(row.get("step_s") or 0 for row in rows)
+    gaps = [row["logp_gap_max"] for row in rows if row.get("logp_gap_max") is not None]
+    stale = [row["staleness_mean"] for row in rows if row.get("staleness_mean") is not None]
+    told: dict[str, object] = {}
+    if held_out:
+        first, last = held_out[0], held_out[-1]
+        told["held out, sampled"] = f"{first.sampled:g} % → {last.sampled:g} %"
+        told["held out, likeliest"] = f"{first.greedy:g} % → {last.greedy:g} %"
+    told["model"] = settings.model or (
+        f"{settings.network.layers} layers of {settings.network.hidden}, from random weights"
+    )
+    told["steps"] = (
+        f"{len(rows):,} of {settings.prompts} prompts with {settings.samples} answers, "
+        f"{format_count(round(answers))} answers in {format_seconds(seconds)}"
+    )
+    if gaps:
+        told["engine and trainer"] = f"differ by {max(gaps):.1e} in log p at most"
+    staleness = f", {sum(stale) / len(stale):.2g} steps stale on average" if any(stale) else ""
+    told["placement"] = f"{settings.placement}{staleness}"
+    if settings.shuffle_rewards:
+        told["rewards"] = "dealt out by chance: a placebo"
+    return told
+
+
+def _charts(rows: Rows, held_out: Sequence[_HeldOut]) -> list[Chart]:
+    """Return the curves, most wanted first; those without a point are left out."""
+
+    def curve(name: str, figure: str, scale: float = 1.0) -> Curve:
+        points = [(row["step"], scale * row[figure]) for row in rows if row.get(figure) is not None]
+        return Curve(name, points)
+
+    amid = list(curve("", "held_out_reward", 100.0).points)
+    ends = [(each.step, each.sampled) for each in held_out]
+    sampled = sorted(dict([*amid, *ends]).items())
+    greedy = [(each.step, each.greedy) for each in held_out]
+    asynchronous = any(row.get("staleness_max") for row in rows)
+    every = [
+        Chart(
+            "reward",
+            (
+                curve("trained on", "reward_mean", 100.0),
+                Curve("held out", sampled, dots=True),
+                Curve("likeliest", greedy, dots=True),
+            ),
+            "% of the most",
+            floor=0.0,
+        ),
+        Chart(
+            "engine and trainer, |Δ log p|",
+            (curve("largest", "logp_gap_max"), curve("mean", "logp_gap_mean")),
+            "nats",
+            floor=0.0,
+        ),
+        Chart(
+            "length of answers",
+            (curve("mean", "length_mean"), curve("95th", "length_p95")),
+            "tokens",
+            floor=0.0,
+        ),
+        Chart(
+            "answers and tokens",
+            (
+                curve("cut off", "truncated_share", 100.0),
+                curve("tokens clipped", "clip_share", 100.0),
+            ),
+            "%",
+            floor=0.0,
+        ),
+        Chart("groups that teach nothing", (curve("silent", "silent_groups"),), floor=0.0),
+        Chart("entropy", (curve("", "entropy"),), "nats", floor=0.0),
+        Chart("KL to the first weights", (curve("", "kl"),), "nats", floor=0.0),
+        Chart(
+            "staleness",
+            (curve("mean", "staleness_mean"), curve("most", "staleness_max")),
+            "steps",
+            floor=0.0,
+        ),
+        Chart("gradient norm", (curve("", "grad_norm"),), floor=0.0),
+        Chart(
+            "a step",
+            (
+                curve("in all", "step_s"),
+                curve("draws", "generate_s"),
+                curve("trains", "train_s"),
+                curve("weights", "sync_s"),
+            ),
+            "s",
+            floor=0.0,
+        ),
+    ]
+    wanted = [each for each in every if each.title != "staleness" or asynchronous]
+    return [each for each in wanted if any(line.points for line in each.curves)]
+
+
+def _spent(folder: Path) -> dict[str, Counter[str]]:
+    """Return the seconds of each side by what it did, or waited for."""
+    found: dict[str, Counter[str]] = {}
+    if not folder.is_dir():
+        return found
+    from meshwright.timeline import read
+
+    spans = read(folder).spans
+    columns = (spans.column(name).to_pylist() for name in ("lane", "kind", "name", "duration_ns"))
+    for lane, kind, name, duration_ns in zip(*columns, strict=True):
+        if lane in _SIDES:
+            what = f"waits: {name}" if kind == "wait" else name
+            found.setdefault(lane, Counter())[what] += duration_ns / 1e9
+    return found
+
+
+def _time(spent: Mapping[str, Counter[str]]) -> str:
+    """Draw where the time of both sides went, to one scale; waits are pale."""
+    if not spent:
+        return ""
+    longest = max(each.total() for each in spent.values())
+    names = list(dict.fromkeys(n for each in spent.values() for n in each))
+    colours = dict(zip((n for n in names if not _waits(n)), COLOURS * len(names), strict=False))
+    keys = "".join(
+        f'<span><i style="background:{colour}"></i>{escape(name)}</span>'
+        for name, colour in [*colours.items(), ("waits", "var(--idle)")]
+    )
+    bars, told = [], []
+    for side, each in spent.items():
+        parts = sorted(each.items(), key=lambda item: (_waits(item[0]), -item[1]))
+        pieces = "".join(
+            f'<i style="background:{colours.get(name, "var(--idle)")};'
+            f'width:{100 * seconds / longest:.2f}%" '
+            f'title="{escape(name)}: {format_seconds(seconds)}"></i>'
+            for name, seconds in parts
+        )
+        total = each.total()
+        bars.append(
+            f'<div class="bar"><span>{_SIDES[side]}</span><div>{pieces}</div>'
+            f"<span>{format_seconds(total)}</span></div>"
+        )
+        told += [
+            (_SIDES[side], name, format_seconds(seconds), f"{seconds / total:.1%}")
+            for name, seconds in parts
+        ]
+    shown = view_html(table("who, what, time, share", told, right="time, share"))
+    drawn = f'<div class="legend">{keys}</div><div class="bars">{"".join(bars)}</div>'
+    return f"<h2>where the time goes</h2>{drawn}{shown}"
+
+
+def _waits(name: str) -> bool:
+    return name.startswith("waits: ")
+
+
+def _before_after(transcripts: Rows) -> str:
+    """Set the first and the last answers to the same prompts beside each other."""
+    steps = sorted({each["step"] for each in transcripts})
+    if not steps:
+        return ""
+    answers = {
+        step: {_text(each["prompt"]): each for each in transcripts if each["step"] == step}
+        for step in (steps[0], steps[-1])
+    }
+    before, after = answers[steps[0]], answers[steps[-1]]
+    kinds = [kind for kind in ("drawn", "answer") if all(kind in each for each in transcripts)]
+    names = {"drawn": "drawn by chance", "answer": "the likeliest"}
+    rows = [
+        (prompt, *(_judged(side[prompt], kind) for kind in kinds for side in (before, after)))
+        for prompt in before
+        if prompt in after
+    ]
+    columns = [f"{names[kind]}, {word}" for kind in kinds for word in ("before", "after")]
+    title = f"answers to held-out prompts before and after {format_some(steps[-1], 'step')}"
+    found = Table(columns=("prompt", *columns), rows=tuple(rows), title=title)
+    return view_html(found) + view_html(Note("✓ has the whole reward; others are told"))
+
+
+def _judged(answer: Mapping[str, Any], kind: str) -> str:
+    reward = answer["reward" if kind == "answer" else f"{kind}_reward"]
+    return f"{_text(answer[kind])}  {'✓' if reward == 1 else f'({reward:g})'}"
+
+
+def _text(said: object) -> str:
+    return said if isinstance(said, str) else " ".join(map(str, said))  # type: ignore[call-overload]
+
+
+def _lines(folder: Path, name: str) -> Rows:
+    from meshwright.run.train.outputs.jsonl import read
+
+    path = folder / name
+    return list(read(path)) if path.exists() else []
