@@ -1,4 +1,4 @@
-"""A run that kills itself at a phase: `killed.py FOLDER PLACEMENT PHASE`."""
+"""A run that kills itself at a phase: `killed.py FOLDER KIND PHASE`."""
 
 import os
 import signal
@@ -10,7 +10,7 @@ from meshwright.run.posttrain.loop import running, trainer
 from meshwright.run.posttrain.loop.evaluation import Evaluation
 from meshwright.run.posttrain.loop.policy_step import PolicyStep
 from meshwright.run.posttrain.loop.sampling import Sampling
-from meshwright.run.posttrain.loop.settings import LoopSettings
+from meshwright.run.posttrain.loop.settings import LoopSettings, ObjectiveSettings
 from meshwright.run.posttrain.loop.spans import Spans
 from meshwright.run.posttrain.rollouts.log import RolloutLog
 from meshwright.run.posttrain.rollouts.record import Rollout
@@ -21,8 +21,17 @@ from tests.run.posttrain.loop.small import settings
 STEPS = 4
 
 
-def settings_of(folder: str, placement: str) -> LoopSettings:
-    return settings(folder=folder, placement=placement, steps=STEPS, checkpoint_steps=2)
+KINDS: dict[str, dict[str, Any]] = {
+    "disaggregated": {},
+    "asynchronous": {"placement": "asynchronous"},
+    "critic": {"objective": ObjectiveSettings(advantage="gae", minibatches=2)},
+    "spare": {"spare_prompts": 3},
+    "asynchronous, spare": {"placement": "asynchronous", "spare_prompts": 3},
+}
+
+
+def settings_of(folder: str, kind: str) -> LoopSettings:
+    return settings(folder=folder, steps=STEPS, checkpoint_steps=2, **KINDS[kind])
 
 
 def die(*_: object) -> None:

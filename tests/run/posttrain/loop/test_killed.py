@@ -24,32 +24,43 @@ REPOSITORY = Path(__file__).parents[4]
 
 
 @cache
-def uninterrupted() -> Decoder:
-    return run(settings_of("", "disaggregated")).decoder
+def uninterrupted(kind: str) -> Decoder:
+    return run(settings_of("", kind)).decoder
 
 
-@pytest.mark.parametrize("placement", ["disaggregated", "asynchronous"])
-@pytest.mark.parametrize("phase", PHASES)
-def test_a_killed_run_goes_on(tmp_path: Path, placement: str, phase: str) -> None:
+CASES = [(kind, phase) for kind in ("disaggregated", "asynchronous") for phase in PHASES]
+# What these add lies in checkpoints, and in what is asked after them.
+CASES += [
+    (kind, phase)
+    for kind in ("critic", "spare", "asynchronous, spare")
+    for phase in ("draw", "train", "sync", "checkpoint")
+]
+
+
+@pytest.mark.parametrize(("kind", "phase"), CASES)
+def test_a_killed_run_goes_on(tmp_path: Path, kind: str, phase: str) -> None:
     folder = tmp_path / "run"
     command = [sys.executable, "-m", "tests.run.posttrain.loop.killed"]
     ended = subprocess.run(
-        [*command, str(folder), placement, phase], cwd=REPOSITORY, capture_output=True, check=False
+        [*command, str(folder), kind, phase], cwd=REPOSITORY, capture_output=True, check=False
     )
     assert ended.returncode == -signal.SIGKILL, ended.stderr.decode()
-    given = settings_of(str(folder), placement)
+    given = settings_of(str(folder), kind)
     outcome = run(given)
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [1, 2, 3, 4]
     drawn = [each.key for each in read_rollouts(folder / "rollouts.jsonl").rollouts]
-    every = [key for group in range(STEPS * given.prompts) for key in keys_of(given, group)]
+    more = int(sum(row.get("replaced_groups", 0) for row in rows))
+    assert bool(more) == bool(given.spare_prompts)
+    asked = STEPS * given.prompts + more
+    every = [key for group in range(asked) for key in keys_of(given, group)]
     assert sorted(drawn) == every
     finished = run(given)
     assert not finished.rows
     assert any("goes on after step 4" in note for note in finished.notes)
     pairs = zip(outcome.decoder.parameters(), finished.decoder.parameters(), strict=True)
     assert all(torch.equal(one, other) for one, other in pairs)
-    if placement == "disaggregated" and phase != "draw":
+    if not given.overlaps and phase != "draw":
         # What was drawn in part is drawn in other batches, which may round otherwise.
-        pairs = zip(outcome.decoder.parameters(), uninterrupted().parameters(), strict=True)
+        pairs = zip(outcome.decoder.parameters(), uninterrupted(kind).parameters(), strict=True)
         assert all(torch.equal(one, other) for one, other in pairs)

@@ -23,6 +23,7 @@ from meshwright.spec.read import plain, read
         ({"placement": "disaggregated", "max_staleness": 2}, "means 0, not 2"),
         ({"placement": "one-step-off", "max_staleness": 0}, "means 1, not 0"),
         ({"placement": "beside"}, "beside"),
+        ({"placement": "synchronous"}, "use disaggregated"),
         ({"rollout_only": True, "replay": "file"}, "nothing to draw"),
         ({"placement": "asynchronous", "replay": "file"}, "needs an engine"),
         (

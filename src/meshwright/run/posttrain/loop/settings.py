@@ -213,7 +213,11 @@ class LoopSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             spare_prompts=self.spare_prompts,
         )
         bounds.positive(stall_s=self.stall_s)
-        bounds.one_of("placement", self.placement, PLACEMENTS)
+        if self.placement == "synchronous":
+            what = "two placements are synchronous"
+            bounds.add("placement", what, "use disaggregated, or colocated to share memory")
+        else:
+            bounds.one_of("placement", self.placement, PLACEMENTS)
         if self.precision is not None:
             bounds.one_of("precision", self.precision, get_args(Precision))
         if bounds.sound("placement", "max_staleness", "prompts", "steps", "spare_prompts"):
