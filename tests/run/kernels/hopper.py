@@ -56,6 +56,7 @@ def kernels() -> Iterator[Kernel]:
 
     yield from _updates()
     yield from _streams()
+    yield from _held_streams()
     from tests.run.kernels import hopper_paged
 
     yield from hopper_paged.kernels()
@@ -98,6 +99,22 @@ def _streams() -> Iterator[Kernel]:
             name = f"stream_linear {activation}, {rows} rows × {tiles.columns}"
             constants = sizes | how | more
             yield Kernel(name, stream_tile, types, constants, tiles.warps, stages=tiles.stages)
+
+
+def _held_streams() -> Iterator[Kernel]:
+    from triton.experimental.gluon import language as gl
+
+    from meshwright.run.kernels.stream_held_kernel import stream_held_tile
+
+    layout = gl.NVMMASharedLayout.get_default_for([64, 128], gl.bfloat16)
+    types = dict.fromkeys(("x", "weight"), f"tensordesc<bf16[64,128],{layout!r}>")
+    types |= {"out": BF16, "limit": "fp32"} | dict.fromkeys(("rows", "columns", "inner"), INT)
+    sizes = {"ROWS": 64, "COLUMNS": 64, "DEPTH": 128, "STAGES": 4, "WARPS": 4}
+    for activation in (None, "silu"):
+        for turned in (False, True):
+            constants = sizes | {"TURNED": turned, "ACTIVATION": activation}
+            name = f"stream_linear held, {activation}, {'turned' if turned else 'straight'}"
+            yield Kernel(name, stream_held_tile, types, constants, 4)
 
 
 def _norms() -> Iterator[Kernel]:

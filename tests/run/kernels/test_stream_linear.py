@@ -29,12 +29,19 @@ from tests.run.kernels.exactness import DEVICE, drawn, error
 # Triton's interpreter multiplies bfloat16 as if it were integers; float16 takes the same code.
 DTYPE = torch.bfloat16 if DEVICE == "cuda" else torch.float16
 ROUNDING = float(torch.finfo(DTYPE).eps)
-WAYS = (
+WAYS: tuple[StreamTiles, ...] = (
     StreamTiles(16, 32, 128, warps=4, stages=3, ahead=256),
     StreamTiles(32, 64, 64, warps=4, stages=3, turned=True),
     StreamTiles(16, 32, 128, warps=4, stages=2, copies=False),
     StreamTiles(64, 64, 64, warps=4, stages=2, turned=True, copies=False),
 )
+if DEVICE == "cuda" and torch.cuda.get_device_capability() == (9, 0):
+    # Of fewer steps than stages, and of more.
+    WAYS += (
+        StreamTiles(64, 32, 128, warps=4, stages=4, held=True),
+        StreamTiles(16, 64, 64, warps=4, stages=3, turned=True, held=True),
+        StreamTiles(128, 64, 64, warps=8, stages=2, held=True),
+    )
 
 
 @pytest.mark.parametrize("tiles", WAYS, ids=str)
@@ -42,7 +49,7 @@ WAYS = (
 def test_both_products_round_once(rows: int, tiles: StreamTiles) -> None:
     # Columns that are no multiple of a tile's: behind the last of the gate begins up.
     x, weight = drawn(rows, 256, dtype=DTYPE), drawn(2 * 72, 256, dtype=DTYPE, seed=1) / 8
-    exact = x.double() @ weight.double().t()
+    exact = x.double() @ weight.double().t()  # and the weight is not what was written last
     assert error(stream_linear(x, weight, tiles=tiles, backend="triton"), exact) < ROUNDING
     found = stream_glu(x, weight, "silu", tiles=tiles, backend="triton")
     assert found.shape == (rows, 72)

@@ -46,6 +46,8 @@ class StreamTiles(NamedTuple):
     """Multiply the weight by the rows: tensor cores want 64 or more of their first operand."""
     copies: bool = True
     """Read by tensor-memory copies."""
+    held: bool = False
+    """Fill all stages with the weight before it may begin, in place of asking for it (Hopper)."""
 
 
 Table = dict[int, tuple[StreamTiles, ...]]
@@ -184,13 +186,25 @@ def _streamed(
     rows, inner = x_NK.shape
     columns = len(weight_MK) // (1 if activation is None else 2)
     out = torch.empty(rows, columns, dtype=x_NK.dtype, device=x_NK.device)
+    options = early(x_NK)
+    programs = -(-rows // tiles.rows) * -(-columns // tiles.columns)
+    if tiles.held:
+        from meshwright.run.kernels.stream_held_kernel import described, stream_held_tile
+
+        stream_held_tile[(programs,)](
+            described(x_NK, tiles.rows, tiles.depth),
+            described(weight_MK, tiles.columns, tiles.depth),
+            out, limit, rows, columns, inner,
+            ROWS=tiles.rows, COLUMNS=tiles.columns, DEPTH=tiles.depth, STAGES=tiles.stages,
+            WARPS=tiles.warps, TURNED=tiles.turned, ACTIVATION=activation,
+            num_warps=tiles.warps, **options,
+        )  # fmt: skip
+        return out
     x: Any = x_NK
     weight: Any = weight_MK
     if tiles.copies:
         x = _described(x_NK, tiles.rows, tiles.depth)
         weight = _described(weight_MK, tiles.columns, tiles.depth)
-    options = early(x_NK)
-    programs = -(-rows // tiles.rows) * -(-columns // tiles.columns)
     stream_tile[(programs,)](
         x, weight, weight_MK, out, limit, rows, columns, inner,
         ROWS=tiles.rows, COLUMNS=tiles.columns, DEPTH=tiles.depth, THREADS=32 * tiles.warps,
