@@ -3,6 +3,7 @@
 An `Ask` goes in, `Piece`s come out until each of its choices has a `finish`.
 """
 
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -88,6 +89,8 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     """Compute the prompt and draw one token; its only piece says where keys and values lie."""
     brought: Parcel | None = None
     """Keys and values of the prompt that another engine computed, and the token it drew."""
+    near: int | None = None
+    """Asks of one number begin alike, and are best answered by one engine."""
 
 
 class TokenLogprob(msgspec.Struct, frozen=True):
@@ -120,6 +123,25 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True):
     """Where keys and values of the prompt lie, of an ask that hands them over."""
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     """How likely the prompt's tokens after its first were; on the first piece, where asked for."""
+
+
+Sink = Callable[[Piece], None]
+
+
+def joined(pieces: Sequence[Piece]) -> Piece:
+    """Return the pieces of one choice as a single one."""
+    if len(pieces) == 1:
+        return pieces[0]
+    first, last = pieces[0], pieces[-1]
+    return msgspec.structs.replace(
+        last,
+        tokens=tuple(token for piece in pieces for token in piece.tokens),
+        text="".join(piece.text for piece in pieces),
+        logprobs=tuple(told for piece in pieces for told in piece.logprobs),
+        cached_tokens=first.cached_tokens,
+        queued_s=first.queued_s,
+        prompt_logprobs=first.prompt_logprobs,
+    )
 
 
 class Gauges(msgspec.Struct, frozen=True, kw_only=True):

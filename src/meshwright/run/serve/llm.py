@@ -13,6 +13,7 @@ import msgspec
 
 from meshwright.errors import InputError, Problem
 from meshwright.run.serve.asked import Ask, Finish, Piece, Sampling, TokenLogprob
+from meshwright.run.serve.engine.ranks import SERVED, Ranks
 from meshwright.run.serve.engine.settings import EngineSettings
 from meshwright.run.serve.engine.start import start_engine
 from meshwright.run.serve.model.words import Words
@@ -101,14 +102,21 @@ class LLM:
     """A model that answers in this process."""
 
     def __init__(
-        self, model: str | Path | Model, settings: EngineSettings | None = None, **given: Any
+        self,
+        model: str | Path | Model,
+        settings: EngineSettings | None = None,
+        *,
+        ranks: Ranks = SERVED,
+        **given: Any,
     ) -> None:
         """Load a model from a path; `given` are fields of `EngineSettings`.
 
-        A `Model` gets random weights: its answers mean nothing, but take as long.
+        A `Model` gets random weights: its answers mean nothing, but take as long. `ranks` is what
+        the engine's ranks can do beside answering.
         """
         settings = settings or EngineSettings(**given)
-        self.engine, self.upkeep, self._words, self.start_up = start_engine(model, settings)
+        started = start_engine(model, settings, ranks=ranks)
+        self.engine, self.upkeep, self._words, self.start_up = started
 
     @property
     def words(self) -> Words:

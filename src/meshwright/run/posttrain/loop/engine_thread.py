@@ -73,12 +73,12 @@ class EngineThread:
         self._settle()
 
     def _settle(self) -> None:
-        device = self._sampling.engine.runner.cache.device
+        device = self._sampling.device
         if device.type == "cuda":
             torch.cuda.synchronize(device)
 
     def _work(self) -> None:
-        device = self._sampling.engine.runner.cache.device
+        device = self._sampling.device
         on_gpu = device.type == "cuda"
         # A stream of its own, or kernels of both sides would wait for each other.
         own = _own_stream(device) if on_gpu else nullcontext()

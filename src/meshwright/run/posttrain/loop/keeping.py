@@ -38,7 +38,7 @@ ROLLOUTS = "rollouts.jsonl"
 _MAY_CHANGE = frozenset(
     {
         "folder", "threads", "microbatch_tokens", "batch_requests", "graphs", "verifier_workers",
-        "verifier", "most_unjudged", "evaluate", "checkpoint_steps", "stall_s",
+        "verifier", "workers", "most_unjudged", "evaluate", "checkpoint_steps", "stall_s",
     }
 )  # fmt: skip
 

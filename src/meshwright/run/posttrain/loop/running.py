@@ -95,7 +95,8 @@ def _with_engine(
     pool = stack.enter_context(
         VerifierPool(verifiers, workers=settings.verifier_workers, limits=settings.verifier)
     )
-    sampling = Sampling(trainer.decoder, settings, tasks, pool)
+    sampling = Sampling(trainer.decoder, settings, tasks, pool, keeping.note)
+    stack.callback(sampling.close)
     sampling.take(progress.trained)
     model = settings.model or trainer.decoder.model.name
     keeping.open_log(origin_of(sampling.generator, model), progress)

@@ -8,13 +8,16 @@ from meshwright.errors import MeshwrightError
 from meshwright.run.nn.decoder import Decoder
 from meshwright.run.posttrain.loop.settings import LoopSettings
 from meshwright.run.posttrain.loop.tasks import Tasks
-from meshwright.run.posttrain.rollouts.generate import Drawing, Generator
+from meshwright.run.posttrain.rollouts.generate import Answers, Drawing, Generator
 from meshwright.run.posttrain.rollouts.record import Rollout
 from meshwright.run.posttrain.rollouts.verifiers.pool import VerifierPool
 from meshwright.run.posttrain.weights.serving import EngineWeights
 from meshwright.run.posttrain.weights.tensors import of_decoder
+from meshwright.run.posttrain.workers.fleet import Fleet
+from meshwright.run.posttrain.workers.hiring import fleet_of
 from meshwright.run.serve.engine.settings import EngineSettings
 from meshwright.run.serve.engine.start import start_engine
+from meshwright.spec.model import Model
 from meshwright.spec.serving import Limits
 
 _MOST_REQUESTS = 1024
@@ -28,17 +31,42 @@ class VerifierFailing(MeshwrightError):
     """Verifiers failed too often for a step to mean anything."""
 
 
+class _Own:
+    """An engine of this process, which takes the weights of a decoder."""
+
+    def __init__(self, decoder: Decoder, source: str | Model, settings: EngineSettings) -> None:
+        self.engine, self._upkeep, _, _ = start_engine(source, settings)
+        self._weights = EngineWeights([of_decoder(decoder)], self.engine, self._upkeep)
+        self.take, self.wake = self._weights.update, self._upkeep.wake
+
+    @property
+    def version(self) -> int:
+        return self.engine.version
+
+    def sleep(self) -> None:
+        self._upkeep.sleep(level=2)
+
+    def close(self) -> None:
+        self.engine.close()
+
+
 class Sampling:
     """Everything that a rollout needs; used by one thread at a time."""
 
     def __init__(
-        self, decoder: Decoder, settings: LoopSettings, tasks: Tasks, pool: VerifierPool
+        self,
+        decoder: Decoder,
+        settings: LoopSettings,
+        tasks: Tasks,
+        pool: VerifierPool,
+        say: Callable[[str], object] = lambda _: None,
     ) -> None:
-        """Start an engine that shares the modules of a trained decoder, and takes its weights."""
-        weight = decoder.embedding.weight
+        """Start an engine here, or workers, that take the weights of a trained decoder."""
+        weight, workers = decoder.embedding.weight, settings.workers
         rows = settings.batch_requests
         if rows is None:
-            rows = min(settings.prompts * settings.samples, _MOST_REQUESTS)
+            each = -(-settings.prompts // max(1, workers.count))
+            rows = min(each * settings.samples, _MOST_REQUESTS)
         engine_settings = EngineSettings(
             device=str(weight.device),
             precision="fp32" if weight.dtype == torch.float32 else "bf16",
@@ -48,8 +76,17 @@ class Sampling:
             random_weights=bool(settings.model),
         )
         source = settings.model or decoder.model
-        self.engine, self.upkeep, _, _ = start_engine(source, engine_settings)
-        self._weights = EngineWeights([of_decoder(decoder)], self.engine, self.upkeep)
+        self.device = weight.device
+        self._side: _Own | Fleet
+        self.engine: Answers
+        if workers.count:
+            self._side = self.engine = fleet_of(
+                decoder, source, engine_settings, workers, threads=settings.threads,
+                stall_s=settings.stall_s, exact=not settings.overlaps, say=say,
+            )  # fmt: skip
+        else:
+            self._side = own = _Own(decoder, source, engine_settings)
+            self.engine = own.engine
         self.pool, self._tasks, self._settings = pool, tasks, settings
         self.generator = Generator(self.engine, tasks.train, pool, tasks.drawing(settings))
 
@@ -57,16 +94,20 @@ class Sampling:
         """Give the engine the trainer's weights, after so many steps; it wakes for them."""
         self.wake()
         # To an engine 0 are the weights it was started with, which nobody trained.
-        if self.engine.version != trained + 1:
-            self._weights.update(trained + 1)
+        if self._side.version != trained + 1:
+            self._side.take(trained + 1)
 
     def sleep(self) -> None:
         """Give the engine's memory up: that of its cache, and of weights that are old by then."""
-        self.upkeep.sleep(level=2)
+        self._side.sleep()
 
     def wake(self) -> None:
         """Take the memory again; weights have to follow."""
-        self.upkeep.wake()
+        self._side.wake()
+
+    def close(self) -> None:
+        """End what was started."""
+        self._side.close()
 
     def held_out(self, prompts: int, *, greedy: bool) -> list[Rollout]:
         """Answer held-out prompts once each."""

@@ -11,6 +11,7 @@ from meshwright.errors import InputError
 from meshwright.policy.rollout.arrangement import PLACEMENTS, Arrangement, Placement, arranged
 from meshwright.run.posttrain.loop.objective import CriticSettings, ObjectiveSettings
 from meshwright.run.posttrain.rollouts.verifiers.check import VerifierLimits
+from meshwright.run.posttrain.workers.settings import WorkerSettings
 from meshwright.run.train.optimizer.settings import OptimizerSettings
 from meshwright.spec.bounds import Bounds
 from meshwright.spec.model import Attention, Block, Mlp, Model
@@ -173,6 +174,8 @@ class LoopSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Tokens of one forward pass of the trainer, padding included."""
     batch_requests: int | None = None
     """Answers that the engine writes at a time; None is all of a step, 1024 at most."""
+    workers: WorkerSettings = WorkerSettings()
+    """Engines that draw in processes of their own."""
     graphs: bool = True
     """Capture the engine's decoding steps in CUDA graphs."""
     verifier_workers: int = 1
@@ -189,8 +192,8 @@ class LoopSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     replay: str = ""
     """A file of rollouts to train on, in place of an engine."""
     stall_s: float = 300.0
-    """Seconds without anything happening after which an asynchronous run ends, and says who waits
-    for whom."""
+    """Seconds without anything happening after which an asynchronous run, or one with workers, ends
+    and says who waits for whom."""
 
     def __post_init__(self) -> None:
         bounds = Bounds()

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 import msgspec
 
@@ -24,12 +24,8 @@ from meshwright.run.posttrain.rollouts.seeds import seed_of
 from meshwright.run.posttrain.rollouts.stepping import Stepping
 from meshwright.run.posttrain.rollouts.verifiers.check import Check
 from meshwright.run.posttrain.rollouts.verifiers.pool import VerifierPool
-from meshwright.run.serve.asked import Ask, Piece, Sampling
+from meshwright.run.serve.asked import Ask, Piece, Sampling, Sink
 from meshwright.spec.bounds import Bounds
-
-if TYPE_CHECKING:
-    from meshwright.run.serve.engine.answer import Answer
-    from meshwright.run.serve.engine.engine import Engine
 
 Group = tuple[Rollout, ...]
 """The samples of one prompt, in their order."""
@@ -69,6 +65,29 @@ class Drawing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         bounds.require()
 
 
+class Answers(Protocol):
+    """What draws for a generator: an engine of this process, or several elsewhere as one."""
+
+    max_length: int
+    """Tokens of a prompt with its answer."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is under way."""
+
+    def add(self, ask: Ask, sink: Sink, /) -> list[Any]:
+        """Take an ask; returns what cancels it."""
+
+    def cancel(self, answers: list[Any], /) -> None:
+        """End answers; their last pieces say that they were cancelled, or end by themselves."""
+
+    def turn(self) -> bool:
+        """Go on, or wait for a moment for others who do."""
+
+    def outbox(self) -> list[tuple[Sink, Piece]]:
+        """Take the pieces that are ready, with where they go."""
+
+
 class _Running:
     """A rollout in the making."""
 
@@ -85,7 +104,7 @@ class _Running:
         self.version = version
         """Of the weights that began its turn."""
         self.asked_s = self._began_s = began_s
-        self.answers: list[Answer] = []
+        self.answers: list[Any] = []
         """What the engine has of it; none between turns."""
 
     def begin_turn(self, version: int) -> None:
@@ -114,7 +133,7 @@ class _Running:
             stop_tokens=drawing.stop_tokens,
             logprobs=0,
         )
-        return Ask(prompt=(*self.ids, *drawn), sampling=sampling)
+        return Ask(prompt=(*self.ids, *drawn), sampling=sampling, near=self.key.prompt)
 
     def turn(self) -> Turn:
         """Return the turn that the engine has ended."""
@@ -163,7 +182,7 @@ class Generator:
     """Draws rollouts; used by the thread that takes the engine's turns."""
 
     def __init__(
-        self, engine: "Engine", environment: Environment, pool: VerifierPool, drawing: Drawing
+        self, engine: Answers, environment: Environment, pool: VerifierPool, drawing: Drawing
     ) -> None:
         """Draw with an engine; who changes its weights says of which version they are."""
         self.engine, self.environment, self.pool = engine, environment, pool
@@ -214,6 +233,7 @@ class Stream:
         self._engine, self._pool = generator.engine, generator.pool
         self._environment, self._drawing = generator.environment, generator.drawing
         self._began_s, self._version = time.monotonic(), 0
+        self._renewing = False
         self._running: dict[Key, _Running] = {}
         self._ended: list[_Running] = []
         drawing = generator.drawing
@@ -259,11 +279,16 @@ class Stream:
         values of all of them are computed anew.
         """
         self._deliver()
+        self._stop()
+        # What came too late to be stopped counts, as far as it came.
+        self._renewing = True
+        self._deliver()
+        self._renewing = False
         going = [each for each in self._running.values() if each.answers]
-        self._empty()
         write()
         self._version = version
         for running in going:
+            running.answers = []
             running.renew(version)
             self._put(running)
 
@@ -290,6 +315,10 @@ class Stream:
 
     def _take(self, running: _Running, piece: Piece) -> None:
         """Take a piece of a turn; its last one goes to the environment."""
+        if self._renewing and piece.finish == "cancelled":
+            if piece.tokens:
+                running.pieces.append(msgspec.structs.replace(piece, finish=None))
+            return
         running.pieces.append(piece)
         if piece.finish is None:
             return
@@ -338,9 +367,14 @@ class Stream:
 
     def _empty(self) -> None:
         """Take everything out of the engine."""
+        self._stop()
+        for running in self._running.values():
+            running.answers = []
+        self._engine.outbox()
+
+    def _stop(self) -> None:
+        """Cancel what the engine has, and let it come to rest."""
         for running in self._running.values():
             self._engine.cancel(running.answers)
-            running.answers = []
         while not self._engine.is_idle:
             self._engine.turn()
-        self._engine.outbox()

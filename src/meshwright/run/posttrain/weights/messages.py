@@ -57,7 +57,8 @@ def agree(
     said = _Said(
         None if source is None else dict(source), None if target is None else dict(target), node
     )
-    every = [msgspec.msgpack.decode(each, type=_Said) for each in _told(said)]
+    told = all_told(msgspec.msgpack.encode(said))
+    every = [msgspec.msgpack.decode(each, type=_Said) for each in told]
     sources = {seat: each.source for seat, each in enumerate(every) if each.source is not None}
     targets = {seat: each.target for seat, each in enumerate(every) if each.target is not None}
     return plan_transfer(
@@ -117,7 +118,7 @@ class Messages:
             self._turn(turn, version)
         why = self._refusal()
         try:
-            told = _flags(bool(why), self._device)
+            told = flags(bool(why), self._device)
         except RuntimeError as error:
             what = f"version {version} has come, but not all ranks say so"
             raise self._broken_off(what, error) from error
@@ -209,18 +210,19 @@ def _device() -> torch.device:
     return torch.device("cpu")
 
 
-def _flags(mine: bool, device: torch.device) -> list[bool]:
+def flags(mine: bool, device: torch.device | None = None) -> list[bool]:
     """Return what every rank says to a question."""
-    flags = torch.zeros(dist.get_world_size(), dtype=torch.int32, device=device)
-    flags[dist.get_rank()] = int(mine)
-    dist.all_reduce(flags)
-    return [bool(each) for each in flags.tolist()]
+    device = device or _device()
+    said = torch.zeros(dist.get_world_size(), dtype=torch.int32, device=device)
+    said[dist.get_rank()] = int(mine)
+    dist.all_reduce(said)
+    return [bool(each) for each in said.tolist()]
 
 
-def _told(said: _Said) -> list[bytes]:
+def all_told(said: bytes) -> list[bytes]:
     """Return what every rank says, as bytes: nothing of it is run."""
     device = _device()
-    code = torch.frombuffer(bytearray(msgspec.msgpack.encode(said)), dtype=torch.uint8).to(device)
+    code = torch.frombuffer(bytearray(said), dtype=torch.uint8).to(device)
     sizes = torch.zeros(dist.get_world_size(), dtype=torch.int64, device=device)
     sizes[dist.get_rank()] = len(code)
     dist.all_reduce(sizes)

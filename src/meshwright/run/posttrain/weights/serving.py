@@ -3,16 +3,21 @@
     weights = EngineWeights([of_decoder(decoder)], engine, upkeep)
     weights.update(1)     between turns; what the engine has cached is of version 0, and not found
 
-Engines of other processes gather with `Messages` or `Fetched`; `take` is what they do with it.
+Where several ranks share the engine's weights it has to be one whose ranks take versions
+(`taking.TAKING`). Engines of other processes are those of `run.posttrain.workers`.
 """
 
+import weakref
 from collections.abc import Mapping, Sequence
 
+from meshwright.errors import InputError, Problem
 from meshwright.policy.transfer import PARCEL_BYTES, Transfer, plan_transfer
 from meshwright.run.nn.decoder import Decoder
 from meshwright.run.nn.placed import Placed
 from meshwright.run.posttrain.weights.arrivals import Arrivals
 from meshwright.run.posttrain.weights.in_process import InProcess
+from meshwright.run.posttrain.weights.offered import Offered
+from meshwright.run.posttrain.weights.taking import meet, take_version
 from meshwright.run.posttrain.weights.tensors import Place, format_of, held, places
 from meshwright.run.serve.engine.engine import Engine
 from meshwright.run.serve.engine.upkeep import Upkeep
@@ -20,6 +25,9 @@ from meshwright.run.serve.engine.upkeep import Upkeep
 
 def engine_places(engine: Engine) -> dict[str, Place]:
     """Return where the weights of an engine of one device lie at this moment."""
+    if engine.runner.ranks > 1:
+        what = "its ranks share its weights, and each takes its own"
+        raise InputError([Problem("engine", what, "use EngineWeights")])
     decoder: Decoder = engine.runner.forward.decoder
     base = format_of("embedding.weight", decoder.embedding.weight)
     return places(decoder, base=base)
@@ -49,14 +57,27 @@ class EngineWeights:
         most_bytes: int = PARCEL_BYTES,
     ) -> None:
         self._engine, self._upkeep = engine, upkeep
+        self._carrier: InProcess | Offered
+        if engine.runner.ranks > 1:
+            self._carrier = Offered(sources)
+            weakref.finalize(self, self._carrier.close)
+            meet(self._carrier, upkeep)
+            assert self._carrier.plan is not None, "both sides have met"
+            self.plan: Transfer = self._carrier.plan
+            return
         target = engine_places(engine)
         seats = tuple(range(len(sources)))
-        self.plan: Transfer = plan_transfer(
+        self.plan = plan_transfer(
             [held(each) for each in sources], [held(target)], source_seats=seats, target_seats=(0,)
         )
         self._carrier = InProcess(self.plan, sources, [target], most_bytes=most_bytes)
 
     def update(self, version: int) -> None:
         """Bring a version and let the engine take it."""
+        if isinstance(self._carrier, Offered):
+            self._carrier.post(version)
+            take_version(version, self._engine, self._upkeep)
+            self._carrier.settle(keep=False)
+            return
         self._carrier.bring(version)
         take(self._carrier.arrivals[0], self._engine, self._upkeep)

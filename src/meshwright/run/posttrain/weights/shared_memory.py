@@ -87,14 +87,14 @@ class Fetched:
         plan: Transfer,
         rank: int,
         places: Mapping[str, Place],
-        folder: Path,
+        folder: Path | str,
         *,
         most_bytes: int = PARCEL_BYTES,
     ) -> None:
         """Take what target `rank` wants."""
         parcels = plan.parcels(most_bytes)
         self.arrivals = Arrivals(plan, rank, places, parcels=parcels)
-        self._folder = folder
+        self.folder = Path(folder)
         self._of = {
             source: [each for each in parcels if each.source == source]
             for source in sorted({each.source for each in self.arrivals.mine})
@@ -110,7 +110,7 @@ class Fetched:
             DamagedWeights: where it is not what was posted.
         """
         self.arrivals.expect(version)
-        paths = {source: _path(self._folder, version, source) for source in self._of}
+        paths = {source: _path(self.folder, version, source) for source in self._of}
         _await(paths, version, patience_s)
         for source, path in paths.items():
             bytes_ = _mapped(path, sum(map(parcel_bytes, self._of[source])))

@@ -1,7 +1,7 @@
 """`Answer`: one choice of an ask in the making, from its prompt to its end."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -9,7 +9,7 @@ import msgspec
 from meshwright.errors import InputError
 from meshwright.policy import sequences
 from meshwright.policy.kv import block_keys, salt_of
-from meshwright.run.serve.asked import Ask, Finish, Piece, TokenLogprob
+from meshwright.run.serve.asked import Ask, Finish, Piece, Sink, TokenLogprob
 from meshwright.run.serve.parcels import Parcel
 from meshwright.run.serve.sampling.grammar import Guide
 from meshwright.run.serve.sampling.lines import COLD
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from meshwright.run.serve.engine.prompt_telling import PromptTelling
-
-Sink = Callable[[Piece], None]
 
 
 class Text(Protocol):

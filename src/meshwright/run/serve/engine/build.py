@@ -12,6 +12,7 @@ import torch.distributed as dist
 from meshwright.errors import InputError, Problem
 from meshwright.run.nn.build import Options, build
 from meshwright.run.nn.decoder import Decoder
+from meshwright.run.nn.holding import Holding
 from meshwright.run.nn.huggingface import load
 from meshwright.run.nn.initialise import materialise
 from meshwright.run.parallel.mesh import Mesh
@@ -87,14 +88,14 @@ def build_runner(
     named = "bf16" if device.type == "cuda" else "fp32"
     dtype = _DTYPES[named if settings.precision == "auto" else settings.precision]
     with clock("weights"):
-        decoder = _decoder(source, settings, device, dtype, mesh)
+        decoder, held = _decoder(source, settings, device, dtype, mesh)
     if settings.weights != "model":
         with clock("quantising"):
             quantise(decoder, settings.weights)
     draft = None
     if settings.draft:
         with clock("draft"):
-            draft = _decoder(settings.draft, settings, device, dtype, None)
+            draft, _ = _decoder(settings.draft, settings, device, dtype, None)
     limits, model = settings.limits, decoder.model
     length = min(settings.max_length or model.max_positions, model.max_positions)
     rows = limits.batch_requests
@@ -113,6 +114,7 @@ def build_runner(
             decoder, cache, max_length=length, state_rows=rows + 1, invariant=settings.invariant
         )
     runner = Runner(forward, sampler, rows, _adapters(forward, settings, clock))
+    runner.holdings = held
     if draft is not None:
         runner.draft = _beside(runner, draft, rows)
     with clock("graphs"):
@@ -136,25 +138,27 @@ def _decoder(
     device: torch.device,
     dtype: torch.dtype,
     mesh: Mesh | None,
-) -> Decoder:
+) -> tuple[Decoder, dict[str, Holding] | None]:
+    """Return a rank's part of a model, and which part that is where it is not all of it."""
     drawn = isinstance(source, Model) or settings.random_weights
     if not drawn and mesh is None:
         assert not isinstance(source, Model)
-        return load_served(source, device=device, dtype=dtype)
+        return load_served(source, device=device, dtype=dtype), None
     if not isinstance(source, Model) and is_gguf(Path(source)):
         what = "a GGUF file is read as a whole"
         raise InputError([Problem("tp", what, "use a Hugging Face folder, or one device")])
     model = source if isinstance(source, Model) else load_config(Path(source))
+    held = None
     if mesh is None:
         decoder = build(model, device="meta", dtype=dtype, options=_SERVED)
         materialise(decoder, device, seed=0)
     else:
         part = spread(model, mesh, dtype=dtype, options=_SERVED)
-        decoder = part.decoder
+        decoder, held = part.decoder, part.holdings
         if not drawn:
             assert not isinstance(source, Model)
             load(decoder, source, holdings=part.holdings)
-    return decoder.eval().requires_grad_(False)
+    return decoder.eval().requires_grad_(False), held
 
 
 def _adapters(forward: Forward, settings: EngineSettings, clock: Clock) -> Adapters | None:

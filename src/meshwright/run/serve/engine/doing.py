@@ -1,6 +1,6 @@
 """`Do`: what all ranks of an engine do between two steps, beside computing."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Literal
 
 import msgspec
@@ -13,7 +13,8 @@ from meshwright.run.nn.huggingface.load import misfits
 from meshwright.run.serve.engine.runner import Runner
 from meshwright.run.serve.model.pooling import Pooling, embed
 
-What = Literal["embed", "sleep", "wake", "update"]
+What = Literal["embed", "sleep", "wake", "update", "versions"]
+"""`versions` is for ranks that take weights from elsewhere: `told` is a message that they read."""
 
 
 class HalfRenewed(MeshwrightError):
@@ -30,6 +31,11 @@ class Do(msgspec.Struct, frozen=True, tag="do", kw_only=True):
     pooling: Pooling = "mean"
     level: int = 1
     path: str = ""
+    told: bytes = b""
+
+
+Does = Callable[[Do], list[float]]
+"""Does a thing on one rank, or on all; returns the vector of an embedded prompt."""
 
 
 class Doer:
@@ -58,6 +64,9 @@ class Doer:
                 self._wake()
             case "update":
                 self._renew(do.path)
+            case "versions":
+                what = "it was started with ranks that take no versions of weights"
+                raise InputError([Problem("engine", what, "start it with ranks that do")])
         return []
 
     def _renew(self, folder: str) -> None:
@@ -117,7 +126,7 @@ def refuse_new_weights(*, quantised: bool, ranks: int) -> None:
     if quantised:
         what = "weights that were quantised when they were read cannot be replaced one by one"
     elif ranks > 1:
-        what = "weights that ranks share are read when they start"
+        what = "weights of a folder that ranks share are read when they start"
     else:
         return
     raise InputError([Problem("path", what, "start the engine with the new folder")])

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from meshwright.errors import InputError, Problem
 from meshwright.policy.batching import Batcher, Sequence
-from meshwright.run.serve.asked import Ask, Gauges, Piece, TokenLogprob
-from meshwright.run.serve.engine.answer import Answer, Silent, Sink, Text
+from meshwright.run.serve.asked import Ask, Gauges, Piece, Sink, TokenLogprob
+from meshwright.run.serve.engine.answer import Answer, Silent, Text
 from meshwright.run.serve.engine.checks import Offer, check_ask
 from meshwright.run.serve.engine.guessing import Guesses, Guessing
 from meshwright.run.serve.engine.handing import Handing

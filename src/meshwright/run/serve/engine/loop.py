@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from meshwright.errors import InputError, MeshwrightError, Problem
-from meshwright.run.serve.asked import Ask, Gauges, Piece
-from meshwright.run.serve.engine.answer import Answer, Sink
+from meshwright.run.serve.asked import Ask, Gauges, Piece, Sink
+from meshwright.run.serve.engine.answer import Answer
 from meshwright.run.serve.engine.doing import HalfRenewed
 from meshwright.run.serve.engine.engine import Engine
 from meshwright.run.serve.engine.upkeep import Upkeep

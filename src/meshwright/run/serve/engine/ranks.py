@@ -12,8 +12,10 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -25,13 +27,14 @@ from torch._C._distributed_c10d import TCPStore
 from meshwright.errors import InputError, MissingPart, Problem
 from meshwright.run.parallel.mesh import Mesh
 from meshwright.run.serve.engine.build import Clock, build_runner, device_of
-from meshwright.run.serve.engine.doing import Do, Doer
+from meshwright.run.serve.engine.doing import Do, Doer, Does
 from meshwright.run.serve.engine.orders import Orders
 from meshwright.run.serve.engine.runner import Computed, Landing, Runner
 from meshwright.run.serve.engine.settings import EngineSettings
 from meshwright.run.serve.framing import Frames, framed
 from meshwright.run.serve.sampling.telling import Told
 from meshwright.spec.layout import Layout
+from meshwright.spec.model import Model
 
 _LOOPBACK = "127.0.0.1"
 _MEETING_S = 120.0
@@ -44,7 +47,7 @@ class Place(msgspec.Struct, frozen=True, tag="place"):
 
     rank: int
     port: int
-    source: str
+    source: str | Model
     settings: EngineSettings
     ends: tuple[int, ...]
 
@@ -67,10 +70,24 @@ Said = Place | Compute | Draw | Do
 _encoder, _decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Said)
 
 
+class Ranks(NamedTuple):
+    """What the ranks of an engine do between its steps; the first one's process says so."""
+
+    module: str
+    """Run for each of the others: it calls `follow`."""
+    doer: Callable[[Runner, EngineSettings], Does]
+
+
 class Followers:
     """The other ranks, as the first one sees them."""
 
-    def __init__(self, source: str, settings: EngineSettings, ends: tuple[int, ...]) -> None:
+    def __init__(
+        self,
+        source: str | Model,
+        settings: EngineSettings,
+        ends: tuple[int, ...],
+        module: str,
+    ) -> None:
         """Start them, and meet them in a process group."""
         self._processes: list[subprocess.Popen[bytes]] = []
         self._sockets: list[socket.socket] = []
@@ -82,7 +99,7 @@ class Followers:
                 listening.listen(settings.tp)
                 listening.settimeout(_MEETING_S)
                 for rank in range(1, settings.tp):
-                    command = [sys.executable, "-m", "meshwright.run.serve.engine.rank", path]
+                    command = [sys.executable, "-m", module, path]
                     self._processes.append(subprocess.Popen(command))
                     self._sockets.append(_accepted(listening))
                     place = Place(rank, store.port, source, settings, ends)
@@ -131,7 +148,21 @@ class Leading:
         return self._runner.draw(computed, mask_LW)
 
 
-def follow(path: str) -> None:
+def doer_of(runner: Runner, settings: EngineSettings) -> Doer:
+    """Return what does things between the steps of a runner."""
+    limits = settings.limits
+    return Doer(
+        runner,
+        graphs=settings.graphs,
+        batch_tokens=limits.batch_tokens,
+        rows=limits.batch_requests,
+    )
+
+
+SERVED = Ranks("meshwright.run.serve.engine.rank", doer_of)
+
+
+def follow(path: str, ranks: Ranks = SERVED) -> None:
     """Be a rank that carries out what the first one says, until that one is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     way = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -142,7 +173,8 @@ def follow(path: str) -> None:
             said = _decoder.decode(body)
             match said:
                 case Place():
-                    runner, doer = _made(said)
+                    runner = _made(said)
+                    doer = ranks.doer(runner, said.settings)
                 case Compute(orders):
                     assert runner is not None
                     computed = runner.compute(orders)
@@ -156,25 +188,13 @@ def follow(path: str) -> None:
     os._exit(0)
 
 
-def _made(place: Place) -> tuple[Runner, Doer]:
+def _made(place: Place) -> Runner:
     settings = place.settings
     store = TCPStore(
         _LOOPBACK, place.port, settings.tp, False, timedelta(seconds=_MEETING_S), False
     )
     mesh = _joined(store, place.rank, settings)
-    runner = build_runner(place.source, settings, place.ends, Clock(), mesh)
-    return runner, doer_of(runner, settings)
-
-
-def doer_of(runner: Runner, settings: EngineSettings) -> Doer:
-    """Return what does things between the steps of a runner."""
-    limits = settings.limits
-    return Doer(
-        runner,
-        graphs=settings.graphs,
-        batch_tokens=limits.batch_tokens,
-        rows=limits.batch_requests,
-    )
+    return build_runner(place.source, settings, place.ends, Clock(), mesh)
 
 
 def _joined(store: TCPStore, rank: int, settings: EngineSettings) -> Mesh:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from meshwright.run.nn.holding import Holding
 from meshwright.run.serve.engine.device_rows import DecodeForward, DeviceRows
 from meshwright.run.serve.engine.orders import Orders, Part, Telling, Written
 from meshwright.run.serve.engine.prompt_telling import tell_prompt
@@ -93,6 +94,8 @@ class Runner:
         self._decoding: tuple[int, ...] = ()
         self.draft: Runner | None = None
         """A smaller model that guesses ahead, with the same sampler and as many blocks."""
+        self.holdings: dict[str, Holding] | None = None
+        """Which part of each weight lies here, where ranks share them."""
         self.told: list[Told] = []
         """How likely tokens of prompts were in the last step, part by part that was to tell."""
 

@@ -1,17 +1,16 @@
 """`start_engine`: from a model on disk to an engine that takes asks, and where the time went."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 from meshwright.errors import InputError, Problem
 from meshwright.run.serve.asked import Ask, Sampling
 from meshwright.run.serve.engine.build import Clock, build_runner
-from meshwright.run.serve.engine.doing import Do
+from meshwright.run.serve.engine.doing import Do, Does
 from meshwright.run.serve.engine.drafting import Drafted
 from meshwright.run.serve.engine.engine import Engine
 from meshwright.run.serve.engine.guessing import Guesses, LookedUp
-from meshwright.run.serve.engine.ranks import Followers, Leading, check_ranks, doer_of
+from meshwright.run.serve.engine.ranks import SERVED, Followers, Leading, Ranks, check_ranks
 from meshwright.run.serve.engine.runner import Runner
 from meshwright.run.serve.engine.runs import Runs
 from meshwright.run.serve.engine.settings import GUESSES, EngineSettings
@@ -33,8 +32,13 @@ class Started(NamedTuple):
     """What was done until then, and the seconds of each."""
 
 
-def start_engine(source: str | Path | Model, settings: EngineSettings) -> Started:
-    """Start an engine for the model at a path, or for a `Model` whose weights are drawn."""
+def start_engine(
+    source: str | Path | Model, settings: EngineSettings, *, ranks: Ranks = SERVED
+) -> Started:
+    """Start an engine for the model at a path, or for a `Model` whose weights are drawn.
+
+    `ranks` is what its ranks can do beside answering.
+    """
     clock = Clock()
     check_ranks(settings)
     with clock("words"):
@@ -43,7 +47,8 @@ def start_engine(source: str | Path | Model, settings: EngineSettings) -> Starte
             words = load_words(source)
             if settings.draft:
                 _check_draft(words, settings.draft)
-    runner, do = _runs(source, settings, () if words is None else tuple(words.ends), clock)
+    ends = () if words is None else tuple(words.ends)
+    runner, do, first = _runs(source, settings, ends, clock, ranks)
     if runner.cache.device.type == "cuda":
         with clock("first answers"):
             _answer_once(Engine(runner, settings.limits, guesses=_guesses(runner, settings)))
@@ -57,7 +62,7 @@ def start_engine(source: str | Path | Model, settings: EngineSettings) -> Starte
         post=post_of(settings.parcels) if settings.parcels != "shm" else None,
     )
     quantised = settings.weights != "model"
-    upkeep = Upkeep(engine, do, quantised=quantised, ranks=settings.tp)
+    upkeep = Upkeep(engine, do, first=first, quantised=quantised, ranks=settings.tp)
     return Started(engine, upkeep, words, tuple(clock.took))
 
 
@@ -94,25 +99,28 @@ def _answer_once(engine: Engine) -> None:
 
 
 def _runs(
-    source: str | Path | Model, settings: EngineSettings, ends: tuple[int, ...], clock: Clock
-) -> tuple[Runs, Callable[[Do], list[float]]]:
-    """Return what carries out orders on all ranks, and what does other things on all of them."""
+    source: str | Path | Model,
+    settings: EngineSettings,
+    ends: tuple[int, ...],
+    clock: Clock,
+    ranks: Ranks,
+) -> tuple[Runs, Does, Does]:
+    """Return what carries out orders on all ranks, and what does other things: on all, on one."""
     if settings.tp == 1:
         alone = build_runner(source, settings, ends, clock)
-        return alone, doer_of(alone, settings)
-    if isinstance(source, Model):
-        what = "other ranks read the model from a path"
-        raise InputError([Problem("tp", what, "give a folder with a config.json")])
+        own = ranks.doer(alone, settings)
+        return alone, own, own
     with clock("ranks"):
-        followers = Followers(str(source), settings, ends)
+        told = source if isinstance(source, Model) else str(source)
+        followers = Followers(told, settings, ends, ranks.module)
     runner = build_runner(source, settings, ends, clock, followers.mesh)
-    doer = doer_of(runner, settings)
+    doer = ranks.doer(runner, settings)
 
     def everywhere(do: Do) -> list[float]:
         followers.tell(do)
         return doer(do)
 
-    return Leading(runner, followers), everywhere
+    return Leading(runner, followers), everywhere, doer
 
 
 def _grammars(words: Words, vocab: int) -> Grammars:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from meshwright.errors import InputError, Problem
-from meshwright.run.serve.engine.doing import Do, HalfRenewed, refuse_new_weights
+from meshwright.run.serve.engine.doing import Do, Does, HalfRenewed, refuse_new_weights
 from meshwright.run.serve.engine.engine import Engine
 from meshwright.run.serve.model.pooling import Pooling
 
@@ -14,13 +14,14 @@ class Upkeep:
     def __init__(
         self,
         engine: Engine,
-        do: Callable[[Do], list[float]],
+        do: Does,
         *,
+        first: Does | None = None,
         quantised: bool = False,
         ranks: int = 1,
     ) -> None:
-        """Use `do`, by which all ranks do a thing."""
-        self._engine, self._do = engine, do
+        """Use `do`, by which all ranks do a thing; `first` is what the first of them does it by."""
+        self._engine, self.do, self.first = engine, do, first or do
         self._quantised, self._ranks = quantised, ranks
 
     @property
@@ -44,12 +45,12 @@ class Upkeep:
         """
         self._require_idle("sleep")
         self._engine.forget()
-        self._do(Do(what="sleep", level=level))
+        self.do(Do(what="sleep", level=level))
 
     def wake(self) -> None:
         """Take the memory again, with the weights where they were kept."""
         if self.asleep:
-            self._do(Do(what="wake"))
+            self.do(Do(what="wake"))
 
     def update_weights(self, folder: str) -> None:
         """Read the weights of a Hugging Face folder in place of the present ones."""
@@ -57,12 +58,13 @@ class Upkeep:
         if self.asleep:
             raise InputError([Problem("engine", "it sleeps, and has no room for them", "wake it")])
         refuse_new_weights(quantised=self._quantised, ranks=self._ranks)
-        self._do(Do(what="update", path=folder))
+        self.do(Do(what="update", path=folder))
         self._renewed(self._engine.version + 1)
 
     def renew(self, version: int, write: Callable[[], object]) -> None:
         """Let `write` put other weights where the present ones lie, and call them `version`.
 
+        Where ranks share the weights it has to write on all of them.
         Where it breaks off the engine answers nobody until another `renew` has ended well.
 
         Raises:
@@ -71,8 +73,6 @@ class Upkeep:
         self._require_idle("take new weights")
         if self.asleep:
             raise InputError([Problem("engine", "it sleeps, and has no room for them", "wake it")])
-        if self._ranks > 1:
-            refuse_new_weights(quantised=False, ranks=self._ranks)
         self._engine.unfit = f"version {version} of its weights broke off while it was written"
         try:
             write()
@@ -92,7 +92,7 @@ class Upkeep:
         pool.promise(needed)
         blocks = pool.draw(needed)
         try:
-            return self._do(
+            return self.do(
                 Do(what="embed", prompt=tuple(prompt), blocks=tuple(blocks), pooling=pooling)
             )
         finally:

@@ -8,13 +8,19 @@ import msgspec
 from meshwright.run.serve import framing
 from meshwright.run.serve.asked import Ask, Gauges, Piece
 from meshwright.run.serve.engine.settings import EngineSettings
+from meshwright.spec.model import Model
 
 
 class Start(msgspec.Struct, frozen=True, tag="start"):
     """Load a model: the first frame."""
 
-    path: str
+    source: str | Model
+    """Where it lies; weights of a `Model` are drawn."""
     settings: EngineSettings
+    threads: int | None = None
+    """Of torch on a processor; None leaves it as it is."""
+    whole: bool = False
+    """Send an answer when it has ended, in one piece."""
 
 
 class Asked(msgspec.Struct, frozen=True, tag="ask"):
@@ -22,6 +28,12 @@ class Asked(msgspec.Struct, frozen=True, tag="ask"):
 
     number: int
     ask: Ask
+
+
+class Several(msgspec.Struct, frozen=True, tag="several"):
+    """Answer all of these, and begin with none before all are there."""
+
+    asks: list[Asked]
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
@@ -38,6 +50,9 @@ class Call(msgspec.Struct, frozen=True, tag="call"):
     prompts: list[tuple[int, ...]] = []
     path: str = ""
     level: int = 1
+    version: int = 0
+    told: bytes = b""
+    """A message that only who performs this call can read."""
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
@@ -72,6 +87,7 @@ class Done(msgspec.Struct, frozen=True, tag="done"):
 
     number: int
     vectors: list[list[float]] = []
+    told: bytes = b""
 
 
 class Beat(msgspec.Struct, frozen=True, tag="beat"):
@@ -80,7 +96,7 @@ class Beat(msgspec.Struct, frozen=True, tag="beat"):
     gauges: Gauges
 
 
-ToWorker = Start | Asked | Cancel | Call
+ToWorker = Start | Asked | Several | Cancel | Call
 FromWorker = Ready | Refused | Answered | Done | Beat
 to_worker = msgspec.msgpack.Decoder(ToWorker)
 from_worker = msgspec.msgpack.Decoder(FromWorker)

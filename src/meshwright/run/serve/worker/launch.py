@@ -21,15 +21,18 @@ _END_S = 2.0
 class EngineProcess:
     """A process that serves this one, over a socket that only this user can open."""
 
-    def __init__(self, start: Start) -> None:
-        """Start it, and wait until the engine is ready; raises what keeps it from that."""
+    def __init__(self, start: Start, module: str = "meshwright.run.serve.worker") -> None:
+        """Start it, and wait until the engine is ready; raises what keeps it from that.
+
+        `module` is what runs there: it calls `process.main`.
+        """
         with tempfile.TemporaryDirectory(prefix="meshwright-") as folder:
             path = str(Path(folder) / "engine")
             listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             listening.bind(path)
             listening.listen(1)
             listening.settimeout(_POLL_S)
-            command = [sys.executable, "-m", "meshwright.run.serve.worker", path]
+            command = [sys.executable, "-m", module, path]
             # Of its own session, so that a terminal's signals reach the server alone.
             self._process = subprocess.Popen(command, start_new_session=True)
             with listening:

@@ -1,6 +1,7 @@
 """The process of an engine: takes asks from a socket, takes turns, sends pieces back.
 
-A thread reads; everything else happens in the main thread, between turns. When the socket closes,
+`main` is what such a process does; `Begin` is what engines elsewhere are started by. A thread
+reads; everything else happens in the main thread, between turns. When the socket closes,
 whoever started the process is gone, and it ends.
 """
 
@@ -12,11 +13,13 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+import torch
+
 from meshwright.errors import InputError, MeshwrightError, Problem
-from meshwright.run.serve.asked import Piece
+from meshwright.run.serve.asked import Piece, joined
 from meshwright.run.serve.engine.answer import Answer
 from meshwright.run.serve.engine.engine import Engine
-from meshwright.run.serve.engine.start import start_engine
+from meshwright.run.serve.engine.start import Started, start_engine
 from meshwright.run.serve.engine.upkeep import Upkeep
 from meshwright.run.serve.framing import Frames
 from meshwright.run.serve.parcels import ParcelLost, collect
@@ -30,12 +33,16 @@ from meshwright.run.serve.worker.frames import (
     FromWorker,
     Ready,
     Refused,
+    Several,
     Start,
     ToWorker,
     framed,
     to_worker,
 )
 
+Perform = Callable[[Call], Done]
+Begin = Callable[[Start], tuple[Started, Perform]]
+"""Starts an engine; returns it with what performs calls."""
 _BEAT_S = 0.25
 
 
@@ -68,8 +75,12 @@ class _Socket:
 class Worker:
     """An engine and the messages for it."""
 
-    def __init__(self, way: _Socket, engine: Engine, perform: Callable[[Call], Done]) -> None:
+    def __init__(
+        self, way: _Socket, engine: Engine, perform: Perform, *, whole: bool = False
+    ) -> None:
+        """Send pieces as they come, or answers `whole`."""
         self._way, self._engine, self._perform = way, engine, perform
+        self._whole = whole
         self._inbox: deque[ToWorker] = deque()
         self._wake = threading.Event()
         self._answers: dict[int, list[Answer]] = {}
@@ -139,6 +150,9 @@ class Worker:
                 case Asked(number, ask):
                     sink, brought = self._sink(number, ask.sampling.n), self._fetched(number)
                     self._answers[number] = self._engine.add(ask, sink, brought)
+                case Several(asks):
+                    for each in asks:
+                        self._do(each)
                 case Cancel(number):
                     self._engine.cancel(self._answers.pop(number, []))
                 case Call():
@@ -146,15 +160,21 @@ class Worker:
                 case Start():
                     pass
         except (InputError, ParcelLost) as error:
-            assert not isinstance(message, Start), "a start is refused by whoever starts"
+            assert not isinstance(message, Start | Several), "its parts are refused one by one"
             self._answers.pop(message.number, None)
             self._way.send(refused(message.number, error))
 
     def _sink(self, number: int, choices: int) -> Callable[[Piece], None]:
         left = choices
+        parts: dict[int, list[Piece]] = {}
 
         def sink(piece: Piece) -> None:
             nonlocal left
+            if self._whole:
+                parts.setdefault(piece.choice, []).append(piece)
+                if piece.finish is None:
+                    return
+                piece = joined(parts.pop(piece.choice))
             self._ready.append((number, piece))
             if piece.finish is not None:
                 left -= 1
@@ -171,8 +191,14 @@ def refused(number: int, error: MeshwrightError) -> Refused:
     return Refused(number, told, str(error) if isinstance(error, ParcelLost) else "")
 
 
-def main(path: str) -> None:
-    """Serve whoever listens at a socket."""
+def served(first: Start) -> tuple[Started, Perform]:
+    """Start an engine that a server asks."""
+    started = start_engine(first.source, first.settings)
+    return started, performer(started.upkeep)
+
+
+def main(path: str, begin: Begin = served, orphaned: Callable[[], object] = lambda: None) -> None:
+    """Serve whoever listens at a socket; `orphaned` is called when that one is gone."""
     # Ctrl-C in a terminal reaches all its processes; who started this one decides when it ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     way = _Socket(path)
@@ -181,23 +207,25 @@ def main(path: str) -> None:
     if not isinstance(first, Start):
         return
     try:
-        started = start_engine(first.path, first.settings)
+        if first.threads is not None:
+            torch.set_num_threads(first.threads)
+        started, perform = begin(first)
     except MeshwrightError as error:
         way.send(refused(0, error))
         return
-    worker = Worker(way, started.engine, _performer(started.upkeep))
+    worker = Worker(way, started.engine, perform, whole=first.whole)
     cache = started.engine.runner.cache
     room = cache.blocks * cache.block_tokens
     engine, took = started.engine, list(started.took)
     way.send(Ready(engine.max_length, room, took, engine.hands_over))
     worker.take(list(messages))
-    args = (way, worker, engine)
+    args = (way, worker, engine, orphaned)
     threading.Thread(target=_read, args=args, name="reader", daemon=True).start()
     while True:
         worker.turn()
 
 
-def _read(way: _Socket, worker: Worker, engine: Engine) -> None:
+def _read(way: _Socket, worker: Worker, engine: Engine, orphaned: Callable[[], object]) -> None:
     while True:
         try:
             messages = way.read()
@@ -206,11 +234,14 @@ def _read(way: _Socket, worker: Worker, engine: Engine) -> None:
         if not messages:
             # Parcels that nobody collected would stay in shared memory.
             engine.close()
+            orphaned()
             os._exit(0)
         worker.take(messages)
 
 
-def _performer(upkeep: Upkeep) -> Callable[[Call], Done]:
+def performer(upkeep: Upkeep) -> Perform:
+    """Return what performs the calls of a server."""
+
     def perform(call: Call) -> Done:
         match call.what:
             case "embed":

@@ -1,0 +1,399 @@
+"""`Fleet`: workers that draw, as one engine; who dies is started anew and draws again.
+
+    fleet = Fleet(hire, 4, offered, ...)          `hire` starts a worker and returns the way to it
+    fleet.take(1)                                 all workers have version 1 of the weights
+    Generator(fleet, environment, pool, drawing)  asks it as it would ask one engine
+
+Answers come whole, so a worker's death takes nothing that anybody has seen: what it had not ended
+is asked again, with the same seeds. Which worker is asked follows from the ask alone. Where
+`exact` is set, the next life of a worker is asked everything of its last order, also what had come,
+so that what is computed together, and with it every bit, is as if it had not died.
+"""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from meshwright.errors import InputError, MeshwrightError, Problem
+from meshwright.run.posttrain.weights.offered import Offered
+from meshwright.run.posttrain.weights.taking import Targets, sources_of
+from meshwright.run.posttrain.workers.links import Link
+from meshwright.run.posttrain.workers.process import SOURCES, TAKE
+from meshwright.run.serve.asked import Ask, Piece, Sink
+from meshwright.run.serve.worker.frames import (
+    Answered,
+    Asked,
+    Beat,
+    Call,
+    Cancel,
+    Done,
+    FromWorker,
+    Refused,
+    Several,
+)
+
+Hire = Callable[[int], Link]
+"""Starts the worker of a number, and returns when its engine is ready."""
+_TURN_S = 0.05
+"""How long a turn waits for workers: environments and verifiers have something to say as well."""
+_LOOK_S = 1.0
+
+
+class WorkersLost(MeshwrightError):
+    """Rollout workers died more often than a run outlives."""
+
+
+class WorkerStuck(MeshwrightError):
+    """A rollout worker goes on living, and does nothing."""
+
+
+class _Up(NamedTuple):
+    """A worker's engine is ready."""
+
+    link: Link
+
+
+class _Gone(NamedTuple):
+    """A worker ended, or could not be started."""
+
+    why: str
+    error: BaseException | None = None
+
+
+_Said = _Up | FromWorker | _Gone
+
+
+class Ticket(NamedTuple):
+    """An ask under way."""
+
+    number: int
+    ask: Ask
+    sink: Sink
+    worker: int
+
+
+class _Worker:
+    """One of the fleet, through all its lives."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.life = 0
+        self.link: Link | None = None
+        self.open: dict[int, Ticket] = {}
+        """What it has not answered."""
+        self.order: list[list[Ticket]] = []
+        """All that it was asked since it last had nothing to do, as it was sent."""
+        self.cancelled: set[int] = set()
+        self.calls: dict[int, Call] = {}
+        self.version: int | None = None
+        self.steps, self.progress_s = 0, time.monotonic()
+        self.asleep = False
+
+    def reset(self) -> None:
+        """Forget what the process knew that has ended."""
+        self.link, self.version, self.asleep = None, None, False
+        self.steps, self.progress_s = 0, time.monotonic()
+        self.calls, self.life = {}, self.life + 1
+
+    def doing(self) -> str:
+        """Say what it does, in words."""
+        if any(call.what == TAKE for call in self.calls.values()):
+            return "while it took weights"
+        if self.open:
+            return f"with {len(self.open):,} answers under way"
+        return "while it had nothing to do"
+
+
+class Fleet:
+    """Answers with the workers that live; used by one thread at a time."""
+
+    def __init__(
+        self,
+        hire: Hire,
+        count: int,
+        offered: Offered,
+        *,
+        restarts: int,
+        stall_s: float,
+        exact: bool,
+        say: Callable[[str], object],
+    ) -> None:
+        """Start workers and tell them what is offered; `say` hears of deaths.
+
+        `stall_s` is how long a worker may do nothing while something is wanted of it.
+        """
+        self._hire, self._offered, self._say = hire, offered, say
+        self._most, self._stall_s, self._exact = restarts, stall_s, exact
+        self._events: queue.SimpleQueue[tuple[int, int, _Said]]
+        self._events = queue.SimpleQueue()
+        self._workers = [_Worker(number) for number in range(count)]
+        self._pending: list[Ticket] = []
+        self._outbox: list[tuple[Sink, Piece]] = []
+        self._number, self._closed, self._asleep = 0, False, False
+        self.restarts = 0
+        """Workers that were started anew."""
+        self.version = 0
+        self.max_length = 0
+        try:
+            for worker in self._workers:
+                self._start(worker)
+            self._until(lambda each: each.link is not None and not each.calls)
+            ready = [each.link.ready for each in self._workers if each.link is not None]
+            self.max_length = min(each.max_length for each in ready)
+        except BaseException:
+            self.close()
+            raise
+
+    # What a generator asks for.
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is under way."""
+        return not self._pending and not any(each.open for each in self._workers)
+
+    def add(self, ask: Ask, sink: Sink, /) -> list[Ticket]:
+        """Take an ask; it is sent with the next turn, along with all others until then."""
+        self._number += 1
+        place = self._number if ask.near is None else ask.near
+        ticket = Ticket(self._number, ask, sink, place % len(self._workers))
+        self._pending.append(ticket)
+        return [ticket]
+
+    def cancel(self, tickets: Sequence[Ticket], /) -> None:
+        """End answers that nobody waits for; what was drawn of them comes with their last piece."""
+        for ticket in tickets:
+            worker = self._workers[ticket.worker]
+            if ticket in self._pending:
+                self._pending.remove(ticket)
+                self._outbox.append((ticket.sink, Piece(finish="cancelled")))
+            elif ticket.number in worker.open:
+                worker.cancelled.add(ticket.number)
+                if worker.link is None:
+                    self._drop_cancelled(worker)
+                else:
+                    worker.link.send(Cancel(ticket.number))
+
+    def turn(self) -> bool:
+        """Send what was asked, and hear workers, waiting for a moment where they are silent."""
+        self._flush()
+        return self._hear(_TURN_S)
+
+    def outbox(self) -> list[tuple[Sink, Piece]]:
+        """Take the pieces that are ready, with where they go."""
+        ready, self._outbox = self._outbox, []
+        return ready
+
+    # What a loop does between turns.
+
+    def take(self, version: int) -> None:
+        """Post a version and have every worker take it; nothing may be under way."""
+        if not self.is_idle:
+            what = "cannot take new weights while answers are under way"
+            raise InputError([Problem("workers", what, "wait for them, or cancel them")])
+        self.wake()
+        self._offered.post(version)
+        for worker in self._workers:
+            self._send_version(worker)
+        self._until(lambda each: each.version == version)
+        self._offered.settle()
+        self.version = version
+
+    def sleep(self) -> None:
+        """Let all workers give up the memory of cache and weights."""
+        self._rest(asleep=True)
+
+    def wake(self) -> None:
+        """Let them take it again; weights have to follow."""
+        self._rest(asleep=False)
+
+    def close(self) -> None:
+        """End all workers, with what is under way."""
+        self._closed = True
+        # Before the workers: those that see it gone have nothing to clear away.
+        self._offered.close()
+        for worker in self._workers:
+            if worker.link is not None:
+                worker.link.end()
+
+    # Workers.
+
+    def _start(self, worker: _Worker) -> None:
+        args = (worker.number, worker.life)
+        name = f"rollout worker {worker.number}"
+        threading.Thread(target=self._live, args=args, name=name, daemon=True).start()
+
+    def _live(self, number: int, life: int) -> None:
+        """Start a worker and listen to it until it is gone, in a thread of its own."""
+        try:
+            link = self._hire(number)
+        except BaseException as error:  # noqa: BLE001  raised where somebody waits for it
+            self._events.put((number, life, _Gone(str(error), error)))
+            return
+        if self._closed:
+            link.end()
+            return
+        self._events.put((number, life, _Up(link)))
+        for message in link.heard():
+            self._events.put((number, life, message))
+        self._events.put((number, life, _Gone(link.last_words())))
+
+    def _hear(self, timeout_s: float) -> bool:
+        """Take what there is to hear, after at most so long; return whether there was anything."""
+        try:
+            return self._heard(timeout_s)
+        except BaseException:
+            # Who closes what asked for them would wait for answers that never come.
+            self._pending = []
+            for worker in self._workers:
+                worker.open, worker.order, worker.cancelled = {}, [], set()
+            raise
+
+    def _heard(self, timeout_s: float) -> bool:
+        try:
+            event = self._events.get(timeout=timeout_s)
+        except queue.Empty:
+            self._blame_the_stuck()
+            return False
+        while True:
+            number, life, said = event
+            worker = self._workers[number]
+            if life == worker.life:
+                self._take(worker, said)
+            try:
+                event = self._events.get_nowait()
+            except queue.Empty:
+                return True
+
+    def _take(self, worker: _Worker, said: _Said) -> None:
+        match said:
+            case _Up(link):
+                self._begin(worker, link)
+            case _Gone():
+                self._gone(worker, said)
+            case Answered(pieces):
+                worker.progress_s = time.monotonic()
+                for number, piece in pieces:
+                    # What is not open has come before, from the worker's last life.
+                    if (ticket := worker.open.pop(number, None)) is not None:
+                        self._outbox.append((ticket.sink, piece))
+                        worker.cancelled.discard(number)
+                if not worker.open:
+                    worker.order = []
+            case Beat(gauges):
+                if gauges.steps != worker.steps:
+                    worker.steps, worker.progress_s = gauges.steps, time.monotonic()
+            case Done(number, _, told):
+                self._done(worker, worker.calls.pop(number), told)
+            case Refused(_, problems):
+                where = f"rollout worker {worker.number}"
+                raise InputError([Problem(f"{where}: {at}", *rest) for at, *rest in problems])
+
+    def _begin(self, worker: _Worker, link: Link) -> None:
+        """Bring a worker that has just been started to where it has to be."""
+        worker.link, worker.progress_s = link, time.monotonic()
+        told = sources_of(self._offered, link.folder(self._offered))
+        self._call(worker, Call(0, SOURCES, told=told))
+        if self._asleep:
+            self._call(worker, Call(0, "sleep", level=2))
+        else:
+            self._send_version(worker)
+        if self._exact:
+            for tickets in worker.order:
+                self._ask(worker, tickets)
+        else:
+            self._ask(worker, list(worker.open.values()))
+
+    def _done(self, worker: _Worker, call: Call, told: bytes) -> None:
+        worker.progress_s = time.monotonic()
+        if call.what == SOURCES:
+            self._offered.agree(msgspec.msgpack.decode(told, type=Targets))
+        elif call.what == TAKE:
+            worker.version = call.version
+        else:
+            worker.asleep = call.what == "sleep"
+
+    def _gone(self, worker: _Worker, gone: _Gone) -> None:
+        name = f"rollout worker {worker.number}"
+        if worker.link is None:
+            if worker.life == 0 and isinstance(gone.error, MeshwrightError):
+                raise gone.error
+            raise WorkersLost(f"{name} cannot be started: {gone.why}") from gone.error
+        said = f"{name} ({worker.link.name}) is gone {worker.doing()}: {gone.why}"
+        worker.link.end()
+        self.restarts += 1
+        if self.restarts > self._most:
+            fix = "look at its last words above, or allow more with workers.restarts"
+            raise WorkersLost(f"{said}; {self.restarts} have died, {self._most} may: {fix}")
+        self._say(f"{said}; it is started anew ({self.restarts} of {self._most})")
+        self._drop_cancelled(worker)
+        worker.reset()
+        self._start(worker)
+
+    def _drop_cancelled(self, worker: _Worker) -> None:
+        """End answers that were cancelled and of which nothing more can come."""
+        for number in sorted(worker.cancelled):
+            ticket = worker.open.pop(number)
+            self._outbox.append((ticket.sink, Piece(finish="cancelled")))
+        worker.cancelled = set()
+        if not worker.open:
+            worker.order = []
+
+    # Messages.
+
+    def _flush(self) -> None:
+        pending, self._pending = self._pending, []
+        for worker in self._workers:
+            tickets = [each for each in pending if each.worker == worker.number]
+            if not tickets:
+                continue
+            if not worker.open:
+                worker.progress_s = time.monotonic()
+            worker.open |= {each.number: each for each in tickets}
+            if self._exact:
+                worker.order.append(tickets)
+            if worker.link is not None:
+                self._ask(worker, tickets)
+
+    def _ask(self, worker: _Worker, tickets: Sequence[Ticket]) -> None:
+        if tickets and worker.link is not None:
+            worker.link.send(Several([Asked(each.number, each.ask) for each in tickets]))
+
+    def _call(self, worker: _Worker, call: Call) -> None:
+        self._number += 1
+        call = msgspec.structs.replace(call, number=self._number)
+        worker.calls[call.number], worker.progress_s = call, time.monotonic()
+        if worker.link is not None:
+            worker.link.send(call)
+
+    def _send_version(self, worker: _Worker) -> None:
+        version = self._offered.version
+        if version is not None and worker.link is not None and worker.version != version:
+            worker.link.bring(self._offered)
+            self._call(worker, Call(0, TAKE, version=version))
+
+    def _rest(self, *, asleep: bool) -> None:
+        if asleep == self._asleep:
+            return
+        self._asleep = asleep
+        for worker in self._workers:
+            if worker.link is not None:
+                self._call(worker, Call(0, "sleep" if asleep else "wake", level=2))
+        self._until(lambda each: each.asleep == asleep)
+
+    def _until(self, reached: Callable[[_Worker], bool]) -> None:
+        """Hear workers until all of them have come to something."""
+        while not all(each.link is not None and reached(each) for each in self._workers):
+            self._hear(_LOOK_S)
+
+    def _blame_the_stuck(self) -> None:
+        now_s = time.monotonic()
+        for worker in self._workers:
+            wanted = worker.link is None or worker.calls or worker.open
+            if wanted and now_s - worker.progress_s > self._stall_s:
+                name = "starting" if worker.link is None else worker.link.name
+                what = f"rollout worker {worker.number} ({name}) has done nothing"
+                raise WorkerStuck(f"{what} for {self._stall_s:g} s, {worker.doing()}")

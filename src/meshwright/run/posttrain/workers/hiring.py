@@ -1,0 +1,69 @@
+"""`fleet_of`: workers for a trained decoder, each on its device."""
+
+from collections import Counter
+from collections.abc import Callable
+
+import msgspec
+
+from meshwright.run.nn.decoder import Decoder
+from meshwright.run.posttrain.weights.offered import Offered
+from meshwright.run.posttrain.weights.tensors import of_decoder
+from meshwright.run.posttrain.workers.fleet import Fleet, Hire
+from meshwright.run.posttrain.workers.links import ProcessLink
+from meshwright.run.posttrain.workers.settings import WorkerSettings
+from meshwright.run.serve.engine.settings import EngineSettings
+from meshwright.run.serve.worker.frames import Start
+from meshwright.spec.model import Model
+
+_ALONE = 0.9
+"""Share of a GPU that a worker has to itself."""
+
+
+def fleet_of(
+    decoder: Decoder,
+    source: str | Model,
+    engine: EngineSettings,
+    workers: WorkerSettings,
+    *,
+    threads: int | None,
+    stall_s: float,
+    exact: bool,
+    say: Callable[[str], object],
+) -> Fleet:
+    """Start workers that take a decoder's weights; `engine` is what one beside it would have."""
+    starts = [
+        Start(source, each, threads=threads, whole=True) for each in engines_of(engine, workers)
+    ]
+    offered = Offered([of_decoder(decoder)])
+    hire: Hire = lambda number: ProcessLink(starts[number])  # noqa: E731
+    if workers.ray:
+        from meshwright.run.posttrain.workers.ray_workers import hirer  # Ray may be missing
+
+        hire = hirer(workers, starts)
+    return Fleet(
+        hire,
+        workers.count,
+        offered,
+        restarts=workers.restarts,
+        stall_s=stall_s,
+        exact=exact,
+        say=say,
+    )
+
+
+def engines_of(engine: EngineSettings, workers: WorkerSettings) -> list[EngineSettings]:
+    """Return the settings of each worker's engine: where it runs, and its share of the memory."""
+    devices = workers.devices or (engine.device,)
+    chosen = [devices[number % len(devices)] for number in range(workers.count)]
+    sharing = Counter(chosen)
+    return [
+        msgspec.structs.replace(
+            engine,
+            device=device,
+            tp=workers.tp,
+            # Beside the trainer there is less than on a device of one's own.
+            memory_share=(engine.memory_share if device == engine.device else _ALONE)
+            / sharing[device],
+        )
+        for device in chosen
+    ]

@@ -1,0 +1,82 @@
+"""`Link`: the way to a worker, and `ProcessLink`: the one to a process of this machine."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Protocol
+
+from meshwright.run.posttrain.weights.offered import Offered
+from meshwright.run.posttrain.workers.process import MODULE
+from meshwright.run.serve.framing import Frames
+from meshwright.run.serve.worker.frames import (
+    FromWorker,
+    Ready,
+    Start,
+    ToWorker,
+    framed,
+    from_worker,
+)
+from meshwright.run.serve.worker.launch import EngineProcess
+
+
+class Link(Protocol):
+    """A worker whose engine is ready, as seen from the process that trains."""
+
+    name: str
+    """What people find it by, such as a process's number."""
+    ready: Ready
+
+    def send(self, message: ToWorker, /) -> None:
+        """Send a message; where the worker is gone nothing happens, as `heard` says so."""
+
+    def heard(self) -> Iterator[FromWorker]:
+        """Yield what it says, until it is gone; used by a thread of its own."""
+
+    def last_words(self) -> str:
+        """Say how it ended."""
+
+    def folder(self, offered: Offered, /) -> str:
+        """Return where it finds versions."""
+
+    def bring(self, offered: Offered, /) -> None:
+        """Have the last version there before the worker is told to take it."""
+
+    def end(self) -> None:
+        """End it, if it is not gone."""
+
+
+class ProcessLink:
+    """The way to a process of this machine."""
+
+    def __init__(self, start: Start) -> None:
+        """Start it, and wait until its engine is ready; raises what keeps it from that."""
+        self._process = EngineProcess(start, MODULE)
+        self.name, self.ready = f"process {self._process.pid}", self._process.ready
+        self.pid = self._process.pid
+
+    def send(self, message: ToWorker, /) -> None:
+        """Send a message."""
+        with contextlib.suppress(OSError):
+            self._process.socket.sendall(framed(message))
+
+    def heard(self) -> Iterator[FromWorker]:
+        """Yield what it says."""
+        frames = Frames()
+        with contextlib.suppress(OSError):
+            while data := self._process.socket.recv(1 << 20):
+                for body in frames.add(data):
+                    yield from_worker.decode(body)
+
+    def last_words(self) -> str:
+        """Say how it ended."""
+        return self._process.last_words()
+
+    def folder(self, offered: Offered, /) -> str:
+        """Return where it finds versions: where they were posted."""
+        return str(offered.folder)
+
+    def bring(self, offered: Offered, /) -> None:
+        """Do nothing: it reads what was posted where it lies."""
+
+    def end(self) -> None:
+        """End it."""
+        self._process.end()

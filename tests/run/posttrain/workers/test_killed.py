@@ -1,0 +1,95 @@
+"""A worker that is killed at any phase is started anew: nothing is lost, nothing comes twice."""
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="runs a model")
+
+import torch
+
+from meshwright.run.posttrain.loop import LoopSettings, Outcome, run
+from meshwright.run.posttrain.loop.keeping import keys_of
+from meshwright.run.posttrain.rollouts import read_rollouts
+from meshwright.run.posttrain.workers import links
+from meshwright.run.posttrain.workers.fleet import WorkersLost
+from meshwright.run.posttrain.workers.settings import WorkerSettings
+from tests.run.posttrain.loop.small import settings
+from tests.run.posttrain.workers.dying import MODULE, PHASES
+
+STEPS = 4
+
+
+def with_workers(count: int, **given: Any) -> LoopSettings:
+    return settings(steps=STEPS, workers=WorkerSettings(count=count, restarts=1), **given)
+
+
+@cache
+def uninterrupted(count: int) -> Outcome:
+    return run(with_workers(count))
+
+
+def same(one: Outcome, other: Outcome) -> bool:
+    pairs = zip(one.decoder.parameters(), other.decoder.parameters(), strict=True)
+    return all(torch.equal(mine, its) for mine, its in pairs)
+
+
+def left_over() -> list[Path]:
+    return list(Path("/dev/shm").glob("meshwright-weights-*"))
+
+
+def killed(phase: str, given: LoopSettings, tmp_path: Path, patch: pytest.MonkeyPatch) -> Outcome:
+    """Run with a worker that dies once; every rollout is there once afterwards."""
+    marker = tmp_path / "to die"
+    marker.touch()
+    patch.setattr(links, "MODULE", MODULE)
+    patch.setenv("DYING", f"{phase}:{marker}")
+    outcome = run(given)
+    assert not marker.exists(), "somebody died"
+    gone = [note for note in outcome.notes if "is gone" in note]
+    assert len(gone) == 1
+    assert "ended by SIGKILL" in gone[0]
+    assert "started anew (1 of 1)" in gone[0]
+    drawn = [each.key for each in read_rollouts(Path(given.folder) / "rollouts.jsonl").rollouts]
+    every = [key for group in range(STEPS * given.prompts) for key in keys_of(given, group)]
+    assert sorted(drawn) == every
+    assert len(outcome.rows) == STEPS
+    return outcome
+
+
+def test_who_dies_while_it_draws_draws_the_same_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = with_workers(1, folder=str(tmp_path / "run"))
+    outcome = killed("drawing", given, tmp_path, monkeypatch)
+    assert same(outcome, run(settings(steps=STEPS))), "as an engine of the trainer's process does"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("placement", ["disaggregated", "colocated", "asynchronous"])
+@pytest.mark.parametrize("phase", [each for each in PHASES if each != "starting"])
+def test_death_at_any_phase(
+    phase: str, placement: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = with_workers(2, folder=str(tmp_path / "run"), placement=placement)
+    before = left_over()
+    outcome = killed(phase, given, tmp_path, monkeypatch)
+    assert left_over() == before
+    if placement == "asynchronous":
+        assert max(row["staleness_max"] for row in outcome.rows) <= 1
+    else:
+        assert same(outcome, uninterrupted(2))
+
+
+@pytest.mark.slow
+def test_who_dies_too_often_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    marker = tmp_path / "to die"
+    marker.touch()
+    monkeypatch.setattr(links, "MODULE", MODULE)
+    monkeypatch.setenv("DYING", f"drawing:{marker}")
+    given = settings(workers=WorkerSettings(count=1, restarts=0))
+    with pytest.raises(WorkersLost, match=r"ended by SIGKILL; 1 have died, 0 may: .*restarts"):
+        run(given)
+    assert not [each for each in left_over() if each.stat().st_uid == 0 and any(each.iterdir())]
