@@ -8,7 +8,7 @@ TYPED := src tests benchmarks scripts docs validation $(wildcard examples/*.py)
 export HYPOTHESIS_PROFILE ?= ci
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-training test check lint types imports unit test-slow fuzz format bench docs sizes \
+.PHONY: help setup demo demo-training demo-posttrain test check lint types imports unit test-slow fuzz format bench docs sizes \
 	coverage clean
 
 help: ## list the targets
@@ -24,6 +24,9 @@ demo: ## set up, then plan, calibrate, predict, run, compare and explain, in und
 
 demo-training: .venv/.train ## set up, then train a small language model from scratch
 	@PATH="$(CURDIR)/$(BIN):$$PATH" python examples/demo_training.py
+
+demo-posttrain: .venv/.train ## set up, then teach a small model to sort by rewards alone, beside a placebo
+	@PATH="$(CURDIR)/$(BIN):$$PATH" python examples/demo_posttrain.py
 
 test: check unit docs ## set up, then lint, types, import rules, tests, docs
 

@@ -39,7 +39,7 @@ EXAMPLES = (
     "mw simulate rl qwen3-30b-a3b --cluster h100-superpod --gpus 32 --placement asynchronous "
     "--rollout-gpus 16 --tp 2 --max-staleness 4 --output lognormal:4000:0.8",
     "mw simulate rl sorting-digits --cluster h200-superpod",
-    "mw simulate rl runs/sorting-digits --cluster cpu-host",
+    "mw simulate rl runs/sorting-digits-grpo --cluster cpu-host",
 )
 WAITS = {
     "groups": "too few groups have ended",
