@@ -172,7 +172,8 @@ def test_steps_replace_no_more_groups_than_there_are_prompts_to_spare(
     first = [one for one in before.begun if isinstance(one, Train)][: kept.trained]
     steps = first + [one for one in after.begun if isinstance(one, Train)]
     assert [one.step for one in steps] == list(range(terms.steps))
-    assert all(one.replaced <= spare for one in steps)
+    # A step that was under way counts what was replaced beside it, too.
+    assert all(one.replaced <= spare * (1 + (one.step == kept.trained)) for one in steps)
     trained = [group for one in steps for group in one.groups]
     assert len(set(trained)) == len(trained) == terms.groups * terms.steps
     if not terms.max_staleness:
@@ -279,6 +280,29 @@ def test_a_step_waits_for_what_the_next_could_not_take() -> None:
     assert str(controller.waits[0]) == "the trainer waits: groups, for groups 0"
     controller.end(long)
     assert controller.begin() == [Train(1, (0, 3), (0, 0))]
+
+
+def test_steps_wait_in_time_for_old_groups_that_would_not_all_fit_into_the_last() -> None:
+    controller = Controller(arranged("asynchronous", groups=2, steps=6, max_staleness=2))
+    zero, one, *late = (each for each in controller.begin() if isinstance(each, Generate))
+    assert len(late) == 4
+    for each in (zero, one):
+        controller.end(each)
+    (step,) = controller.begin()
+    assert step == Train(0, (0, 1), (0, 0))
+    controller.end(step)
+    controller.begin()
+    controller.end(Sync(1))
+    newer = [each for each in controller.begin() if isinstance(each, Generate)]
+    for each in newer:
+        controller.end(each)
+    # Two newer groups would do, but step 2 could not take all four that are older.
+    assert controller.begin() == []
+    assert str(controller.waits[0]) == "the trainer waits: groups, for groups 2, 3, 4, 5"
+    controller.end(late[0])
+    assert controller.begin() == []
+    controller.end(late[3])
+    assert controller.begin() == [Train(1, (2, 5), (0, 0))]
 
 
 def test_every_wait_has_a_name_and_says_for_whom() -> None:

@@ -11,7 +11,7 @@ synchronous loop, whatever takes how long: also further prompts, which take the 
 no use (DAPO's dynamic sampling, arXiv 2503.14476), then begin together once nothing else runs.
 """
 
-from collections import deque
+from collections import Counter, deque
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -48,7 +48,8 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     ready: tuple[tuple[int, int], ...] = ()
     """Groups that ended and wait for their step, with their versions."""
     replaced: int = 0
-    """Groups of no use that were let go since the last step that is done began."""
+    """Groups of no use that were let go since the last step that is done began: also those before a
+    step under way, which takes all of them as its own when it is done anew."""
 
 
 class _Group(NamedTuple):
@@ -144,7 +145,7 @@ class Controller:
             elif self._sync_is_due():
                 found.append(Wait("trainer", "drain", running))
             else:
-                late = tuple(self._last_chances()) if self._has_enough() else ()
+                late = tuple(self._late(self._oldest())) if self._has_enough() else ()
                 found.append(Wait("trainer", "groups", late or running))
         if not self._running:
             found.append(self._engines_wait())
@@ -230,21 +231,38 @@ class Controller:
         if not self._has_enough():
             return None
         if self.arrangement.order == "ended":
-            if self._last_chances():
-                return None
-            # The oldest first: they cannot wait for another step as long.
-            waiting = list(self._ready.values())
-            return sorted(waiting, key=lambda one: one.asked.version)[:count]
+            batch = self._oldest()
+            return None if self._late(batch) else batch
         first = sorted([*self._ready.values(), *self._running.values()], key=lambda one: one.turn)
         batch = first[:count]
         return batch if all(one.asked.group in self._ready for one in batch) else None
 
-    def _last_chances(self) -> list[int]:
-        """Return the groups that run and that no step but the next can take, where it waits."""
-        if self.arrangement.too_old != "wait":
+    def _oldest(self) -> list[_Group]:
+        """Return as many as a step takes, of those that cannot wait for another as long."""
+        waiting = sorted(self._ready.values(), key=lambda one: one.asked.version)
+        return waiting[: self.arrangement.groups]
+
+    def _late(self, batch: list[_Group]) -> list[int]:
+        """Return the groups that run and that a step waits for, lest they get too old.
+
+        Of what is left behind by a step, each version and those before it have to fit into the
+        steps that can still take them; admission sees to it that they do if older ones go first.
+        """
+        terms = self.arrangement
+        if terms.too_old != "wait" or terms.order != "ended":
             return []
-        last = self.trained - self.arrangement.max_staleness
-        return sorted(at for at, one in self._running.items() if one.asked.version <= last)
+        taken = {one.asked.group for one in batch}
+        left = [*self._running.values()]
+        left += [one for one in self._ready.values() if one.asked.group not in taken]
+        count = 0
+        for version, many in sorted(Counter(one.asked.version for one in left).items()):
+            count += many
+            if count > (version + terms.max_staleness - self.trained) * terms.groups:
+                running = self._running.items()
+                late = sorted(at for at, one in running if one.asked.version <= version)
+                if late:
+                    return late
+        return []
 
     def _generated(self, asked: Generate, ending: Ending) -> None:
         known = self._running.get(asked.group)
