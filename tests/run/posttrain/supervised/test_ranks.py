@@ -1,7 +1,10 @@
-"""Answers are learnt over several ranks as on one device."""
+"""Recipes are learnt over several ranks as on one device, or refused before anything runs.
+
+The cells of the table in the guide on supervised recipes are those of `CELLS` and `REFUSED`.
+"""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -9,19 +12,75 @@ pytest.importorskip("torch", reason="trains on gloo ranks")
 pytest.importorskip("tokenizers", reason="reads a tokenizer")
 
 import torch
+from safetensors.torch import load_file
 
 from meshwright.run.parallel.collective.launch import launch
 from meshwright.run.parallel.mesh import Mesh
 from meshwright.run.posttrain.supervised import open_recipe, read_recipe
+from meshwright.run.posttrain.supervised.export import export_recipe
 from meshwright.run.train.evaluate import held_out_loss
+from meshwright.run.train.loop import train
+from meshwright.run.train.run_folder import write_config
 from meshwright.run.train.trainer import Trainer
 from tests.run.posttrain.supervised.tiny import RECORDS, chats, recipe_data, write
+from tests.run.train.tiny import rows_of
 
-LAYOUTS: dict[str, dict[str, Any]] = {
-    "two replicas": {"dp": 2, "zero": 2},
-    "shared tensors": {"tp": 2, "sequence_parallel": True},
-    "two stages": {"pp": 2},
+WHOLE = ("sft", "dpo", "ipo", "kto", "reward", "distil")
+"""Recipes that train every weight."""
+BESIDE = ("lora", "dora", "dpo+", "ipo+", "kto+", "reward+", "distil+")
+"""Recipes that train an adapter; with `~` it leaves out inputs by chance."""
+
+
+class Cells(NamedTuple):
+    """What is tested under one layout."""
+
+    ranks: int
+    layout: dict[str, Any]
+    recipes: tuple[str, ...]
+
+
+CELLS = {
+    "replicas": Cells(2, {"dp": 2}, (*WHOLE, *BESIDE)),
+    "zero 1": Cells(2, {"dp": 2, "zero": 1}, ("dpo", "reward")),
+    "zero 2": Cells(2, {"dp": 2, "zero": 2}, WHOLE),
+    "zero 3": Cells(2, {"dp": 2, "zero": 3}, WHOLE),
+    "tensors": Cells(2, {"tp": 2}, (*WHOLE, *BESIDE, "lora~", "dora~")),
+    "tensors and tokens": Cells(
+        2, {"tp": 2, "sequence_parallel": True}, (*WHOLE, *BESIDE, "lora~")
+    ),
+    "stages": Cells(2, {"pp": 2}, (*WHOLE, *BESIDE)),
+    "mirrored stages": Cells(2, {"pp": 2, "schedule": "dualpipe"}, ("sft", "lora", "dpo", "kto+")),
+    "context": Cells(2, {"cp": 2}, ("sft", "lora", "dora")),
+    "tensors and stages": Cells(
+        4, {"tp": 2, "pp": 2, "sequence_parallel": True}, (*WHOLE, *BESIDE)
+    ),
+    "tensors and replicas": Cells(4, {"tp": 2, "dp": 2, "zero": 0}, ("dora", "dpo+", "kto")),
 }
+REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
+    *((kind, {"cp": 2}, {}, "layout.cp") for kind in ("dpo", "ipo", "kto", "reward", "distil")),
+    *(
+        (kind, {"dp": 2, "zero": zero}, {"rank": 4}, "layout.zero")
+        for kind in ("lora", "dora", "dpo", "ipo", "kto", "reward", "distil")
+        for zero in (1, 2, 3)
+    ),
+    ("lora", {"tp": 2, "sequence_parallel": True, "overlap_tp": True}, {"rank": 4},
+     "layout.overlap_tp"),
+    ("lora", {"pp": 2}, {"rank": 4, "dropout": 0.1}, "adapter.dropout"),
+    ("lora", {"pp": 2}, {"rank": 4, "targets": r".*\.0\..*q_proj"}, "adapter.targets"),
+    ("lora", {"tp": 2, "optimizer": "muon"}, {"rank": 4}, "layout.optimizer"),
+    ("lora", {"precision": "fp16"}, {"rank": 4}, "layout.precision"),
+]  # fmt: skip
+
+
+def data_of(name: str, folder: Path, layout: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Return a recipe's job; `+` says that it trains an adapter."""
+    kind = name.removesuffix("+").removesuffix("~")
+    folder.mkdir(exist_ok=True)
+    source = write(folder / f"{kind}.jsonl", RECORDS.get(kind, chats)())
+    changes: dict[str, Any] = {"workload": {"global_batch": 4}, "optimizer": {"lr": 0.001}}
+    changes |= {"adapter": {"rank": 4}} if name.endswith("+") else {}
+    changes |= {"adapter": {"dropout": 0.3}} if name.endswith("~") else {}
+    return recipe_data(kind, source, changes | ({} if layout is None else {"layout": layout}))
 
 
 def figures(data: dict[str, Any], folder: Path) -> list[float]:
@@ -37,31 +96,92 @@ def figures(data: dict[str, Any], folder: Path) -> list[float]:
     assert trainer.held_out is not None
     held = held_out_loss(trainer.step, trainer.held_out, sequences=5, device=torch.device("cpu"))
     trainer.close()
-    return [*found, held]
+    return [*found, held, *(float(one) for one in trainer.learner.figures().values())]
+
+
+def all_figures(recipes: dict[str, dict[str, Any]], folder: Path) -> dict[str, list[float]]:
+    return {name: figures(data, folder / name) for name, data in recipes.items()}
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[float]]:
+    folder = tmp_path_factory.mktemp("alone")
+    names = dict.fromkeys(name for cells in CELLS.values() for name in cells.recipes)
+    return all_figures({name: data_of(name, folder) for name in names}, folder)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("adapter", [None, {"rank": 4}], ids=["whole", "adapter"])
-@pytest.mark.parametrize("kind", ["lora", "dpo", "kto", "reward"])
-def test_replicas_come_to_the_figures_of_one_device(
-    kind: str, adapter: dict[str, Any] | None, tmp_path: Path
+@pytest.mark.parametrize("name", CELLS)
+def test_ranks_come_to_the_figures_of_one_device(
+    name: str, alone: dict[str, list[float]], tmp_path: Path
+) -> None:
+    ranks, layout, recipes = CELLS[name]
+    given = {each: data_of(each, tmp_path, layout) for each in recipes}
+    for found in launch(ranks, all_figures, given, tmp_path / "runs", timeout_s=600):
+        for each in recipes:
+            assert found[each] == pytest.approx(alone[each], rel=2e-4, abs=2e-5), each
+
+
+@pytest.mark.parametrize(("kind", "layout", "adapter", "where"), REFUSED)
+def test_what_cannot_run_is_refused_at_once(
+    kind: str, layout: dict[str, Any], adapter: dict[str, Any], where: str, tmp_path: Path
 ) -> None:
     source = write(tmp_path / "records.jsonl", RECORDS.get(kind, chats)())
-    same: dict[str, Any] = {"workload": {"global_batch": 4}, "optimizer": {"lr": 0.001}}
-    same |= {} if adapter is None else {"adapter": adapter}
-    alone = figures(recipe_data(kind, source, same), tmp_path / "alone")
-    several = recipe_data(kind, source, same | {"layout": {"dp": 2}})
-    one, other = launch(2, figures, several, tmp_path / "several")
-    assert one == other
-    assert one == pytest.approx(alone, rel=1e-3, abs=1e-5)
+    changes = {"layout": layout} | ({"adapter": adapter} if adapter else {})
+    job = read_recipe(recipe_data(kind, source, changes))
+    found = {problem.where: problem for problem in job.check()}
+    assert list(found) == [where]
+    assert found[where].fix
+
+
+def begun(data: dict[str, Any], folder: Path) -> None:
+    """Train two steps and save; then end as a finished run does."""
+    folder.mkdir(parents=True, exist_ok=True)
+    task, job = open_recipe(read_recipe(data))
+    mesh = Mesh(job.layout) if job.layout.gpus > 1 else None
+    trainer = Trainer(job, folder, mesh, task=task)
+    for step in range(2):
+        trainer.step(trainer.batches.at(step), step)
+        trainer.step_number = step + 1
+    trainer.save()
+    if trainer.first:
+        write_config(job, folder)
+    trainer.learner.ended(folder, speaks=trainer.first)
+    trainer.close()
+
+
+def all_begun(recipes: dict[str, dict[str, Any]], folder: Path) -> None:
+    for name, data in recipes.items():
+        begun(data, folder / name)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_ranks_come_to_the_figures_of_one_device(name: str, tmp_path: Path) -> None:
-    source = write(tmp_path / "records.jsonl", chats())
-    same: dict[str, Any] = {"workload": {"global_batch": 4}}
-    alone = figures(recipe_data("sft", source, same), tmp_path / "alone")
-    several = recipe_data("sft", source, same | {"layout": LAYOUTS[name]})
-    for found in launch(2, figures, several, tmp_path / "several"):
-        assert found == pytest.approx(alone, rel=5e-5)
+def test_what_ranks_learnt_is_written_whole_and_goes_on_elsewhere(tmp_path: Path) -> None:
+    layout, recipes = {"tp": 2, "pp": 2}, ("dora", "reward+", "kto")
+    given = {name: data_of(name, tmp_path, layout) for name in recipes}
+    launch(4, all_begun, given, tmp_path / "ranks", timeout_s=600)
+    all_begun({name: data_of(name, tmp_path) for name in recipes}, tmp_path / "alone")
+    for name in ("dora", "reward+"):
+        ranks, alone = tmp_path / "ranks" / name, tmp_path / "alone" / name
+        export_recipe(ranks, tmp_path / "exported" / name)
+        files = ["adapter_config.json", "adapter_model.safetensors"]
+        files += ["reward_head.safetensors"] if name == "reward+" else []
+        for file in files:
+            written = (ranks / "adapter" / file).read_bytes()
+            assert written == (tmp_path / "exported" / name / file).read_bytes()
+            if file.endswith(".json"):
+                assert written == (alone / "adapter" / file).read_bytes()
+                continue
+            one, other = load_file(ranks / "adapter" / file), load_file(alone / "adapter" / file)
+            assert one.keys() == other.keys()
+            for key, value in other.items():
+                torch.testing.assert_close(one[key], value, rtol=1e-3, atol=2e-5)
+    for name in recipes:  # one device goes on where four ranks stopped
+        task, job = open_recipe(read_recipe(data_of(name, tmp_path)))
+        given_on: dict[str, Any] = {"task": task, "environment": {}, "until": 4}
+        with pytest.warns(UserWarning, match="another layout"):
+            train(job, tmp_path / "ranks" / name, **given_on)
+        train(job, tmp_path / "alone" / name, **given_on)
+        one, other = rows_of(tmp_path / "ranks" / name), rows_of(tmp_path / "alone" / name)
+        assert list(one) == list(other) == [3, 4]
+        assert list(one.values()) == pytest.approx(list(other.values()), rel=2e-4)

@@ -1,8 +1,10 @@
 """A tiny chat model in a folder, sets of records with something to learn, and jobs on them."""
 
 import json
+import math
 from functools import cache
 from pathlib import Path
+from random import Random
 from tempfile import mkdtemp
 from typing import Any
 
@@ -85,7 +87,21 @@ def verdicts(count: int = 40) -> list[dict[str, Any]]:
     ]
 
 
-RECORDS = {"dpo": pairs, "ipo": pairs, "reward": pairs, "kto": verdicts}
+def told(count: int = 40) -> list[dict[str, Any]]:
+    """Return what a teacher who draws words at random would have written down."""
+    random, size = Random(5), words_of().size
+    return [
+        {
+            "prompt": [random.randrange(size) for _ in range(2 + n % 4)],
+            "tokens": [random.randrange(size) for _ in range(3)],
+            "words": [random.sample(range(size), 4) for _ in range(3)],
+            "logprobs": [[math.log(p) for p in (0.4, 0.3, 0.1, 0.05)] for _ in range(3)],
+        }
+        for n in range(count)
+    ]
+
+
+RECORDS = {"dpo": pairs, "ipo": pairs, "reward": pairs, "kto": verdicts, "distil": told}
 
 
 def write(path: Path, records: list[dict[str, Any]]) -> Path:
