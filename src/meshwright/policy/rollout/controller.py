@@ -6,7 +6,7 @@ A driver begins every action that `begin` returns, and says with `end` that one 
 
 groups are begun in all (the admission rule of AReaL, arXiv 2505.24298). Taken in the order they
 were begun, none is then too old when its step comes; taken as they end, a step waits for those
-that the next could not take, or they are let go. With `max_staleness` 0 all of these are the
+that later ones could not take, or they are let go. With `max_staleness` 0 all of these are the
 synchronous loop, whatever takes how long: also further prompts, which take the place of groups of
 no use (DAPO's dynamic sampling, arXiv 2503.14476), then begin together once nothing else runs.
 """
