@@ -53,7 +53,7 @@ def half(own: arrivals.Arrivals) -> None:
 
 written = arrivals.Arrivals._write
 PHASES: dict[str, tuple[Any, str, Callable[..., Any]]] = {
-    "starting": (serving, "main", after(1, serving.main)),
+    "starting": (process, "start_engine", after(1, process.start_engine)),
     "drawing": (Engine, "turn", after(12, Engine.turn)),
     "answering": (serving._Socket, "send", after(3, serving._Socket.send, counted=Answered)),
     "idle": (serving._Socket, "send", after(2, serving._Socket.send, counted=Beat)),

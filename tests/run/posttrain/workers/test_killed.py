@@ -69,7 +69,7 @@ def test_who_dies_while_it_draws_draws_the_same_again(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("placement", ["disaggregated", "colocated", "asynchronous"])
-@pytest.mark.parametrize("phase", [each for each in PHASES if each != "starting"])
+@pytest.mark.parametrize("phase", PHASES)
 def test_death_at_any_phase(
     phase: str, placement: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -68,7 +68,11 @@ class Taking:
             return self._doer(do)
         match _decoder.decode(do.told):
             case Sources(holds, folder):
-                self._plan(holds, folder)
+                try:
+                    self._plan(holds, folder)
+                except InputError:
+                    if not self._follows:  # the first rank says so, and the others live on
+                        raise
             case Gather(version):
                 self._gather(version)
             case Write():
@@ -102,8 +106,8 @@ class Taking:
         if not any(failed):
             return
         fetched.arrivals.drop()
-        if self._shared and dist.get_rank():
-            return  # the first rank says so
+        if self._follows:
+            return
         if wrong is not None:
             raise wrong
         ranks = [rank for rank, bad in enumerate(failed) if bad]
@@ -126,6 +130,10 @@ class Taking:
     @property
     def _shared(self) -> bool:
         return self._runner.holdings is not None
+
+    @property
+    def _follows(self) -> bool:
+        return self._shared and dist.get_rank() > 0
 
 
 def _doer(runner: Runner, settings: EngineSettings) -> Taking:

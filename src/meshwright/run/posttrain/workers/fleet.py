@@ -24,6 +24,7 @@ from meshwright.run.posttrain.weights.taking import Targets, sources_of
 from meshwright.run.posttrain.workers.links import Link
 from meshwright.run.posttrain.workers.process import SOURCES, TAKE
 from meshwright.run.serve.asked import Ask, Piece, Sink
+from meshwright.run.serve.interface import EngineBroken
 from meshwright.run.serve.worker.frames import (
     Answered,
     Asked,
@@ -101,6 +102,8 @@ class _Worker:
 
     def doing(self) -> str:
         """Say what it does, in words."""
+        if self.link is None:
+            return "while it started"
         if any(call.what == TAKE for call in self.calls.values()):
             return "while it took weights"
         if self.open:
@@ -318,12 +321,14 @@ class Fleet:
 
     def _gone(self, worker: _Worker, gone: _Gone) -> None:
         name = f"rollout worker {worker.number}"
-        if worker.link is None:
-            if worker.life == 0 and isinstance(gone.error, MeshwrightError):
-                raise gone.error
+        if worker.link is not None:
+            name = f"{name} ({worker.link.name})"
+            worker.link.end()
+        elif isinstance(gone.error, InputError):
+            raise gone.error  # it would not start another time either
+        elif not isinstance(gone.error, EngineBroken):
             raise WorkersLost(f"{name} cannot be started: {gone.why}") from gone.error
-        said = f"{name} ({worker.link.name}) is gone {worker.doing()}: {gone.why}"
-        worker.link.end()
+        said = f"{name} is gone {worker.doing()}: {gone.why}"
         self.restarts += 1
         if self.restarts > self._most:
             fix = "look at its last words above, or allow more with workers.restarts"
@@ -394,6 +399,6 @@ class Fleet:
         for worker in self._workers:
             wanted = worker.link is None or worker.calls or worker.open
             if wanted and now_s - worker.progress_s > self._stall_s:
-                name = "starting" if worker.link is None else worker.link.name
-                what = f"rollout worker {worker.number} ({name}) has done nothing"
+                name = "" if worker.link is None else f" ({worker.link.name})"
+                what = f"rollout worker {worker.number}{name} has done nothing"
                 raise WorkerStuck(f"{what} for {self._stall_s:g} s, {worker.doing()}")

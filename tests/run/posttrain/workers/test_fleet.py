@@ -1,0 +1,167 @@
+"""Workers as one engine: who is asked what, and what becomes of it where one dies."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="lays weights out")
+
+from meshwright.errors import InputError, Problem
+from meshwright.run.posttrain.workers.fleet import WorkersLost, WorkerStuck
+from meshwright.run.posttrain.workers.process import SOURCES, TAKE
+from meshwright.run.posttrain.workers.settings import WorkerSettings
+from meshwright.run.serve.interface import EngineBroken
+from meshwright.run.serve.worker.frames import Call, Cancel, Refused, Several
+from tests.run.posttrain.workers.pretend import Staged
+
+
+@pytest.fixture
+def staged() -> Iterator[Callable[..., Staged]]:
+    made = []
+
+    def make(**given: Any) -> Staged:
+        made.append(Staged(**given))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.fleet.close()
+        assert not each.offered.folder.exists()
+
+
+def test_a_group_is_drawn_by_one_worker_and_asked_at_once(staged: Callable[..., Staged]) -> None:
+    stage = staged()
+    stage.ask(10, 11, near=4)
+    stage.ask(20, 21, near=5)
+    stage.ask(30, near=6)
+    assert not stage.now(0).asked, "nothing is sent before the next turn"
+    stage.turn()
+    assert stage.now(0).asked == [[10, 11, 30]]
+    assert stage.now(1).asked == [[20, 21]]
+    stage.now(1).answer(21)
+    stage.now(0).answer(10, 11, 30)
+    stage.now(1).answer(20)
+    while not stage.fleet.is_idle:
+        stage.turn()
+    stage.turn()
+    assert sorted(stage.heard) == [(each, "stop") for each in (10, 11, 20, 21, 30)]
+
+
+@pytest.mark.parametrize(("exact", "again"), [(False, [[12, 13]]), (True, [[10, 11, 12], [13]])])
+def test_what_a_dead_worker_had_is_drawn_again_once(
+    staged: Callable[..., Staged], exact: bool, again: list[list[int]]
+) -> None:
+    stage = staged(exact=exact)
+    stage.fleet.take(1)
+    stage.ask(10, 11, 12, near=0)
+    stage.ask(20, near=1)
+    stage.turn()
+    stage.ask(13, near=0)
+    stage.turn()
+    stage.now(0).answer(10, 11)
+    stage.now(0).die()
+    stage.until_life(0, 2)
+    anew = stage.now(0)
+    assert anew.asked == again
+    order = [each.what if isinstance(each, Call) else type(each) for each in anew.messages]
+    assert order[:3] == [SOURCES, TAKE, Several], "it has the present weights before it draws"
+    anew.answer(*(each for frame in again for each in frame))
+    stage.now(1).answer(20)
+    while not stage.fleet.is_idle:
+        stage.turn()
+    stage.turn()
+    assert sorted(stage.heard) == [(each, "stop") for each in (10, 11, 12, 13, 20)]
+    assert stage.fleet.restarts == 1
+    assert stage.said == [
+        "rollout worker 0 (pretend 0) is gone with 2 answers under way: it was told to die; "
+        "it is started anew (1 of 2)"
+    ]
+    assert len(stage.lives[1]) == 1, "nobody else was touched"
+
+
+def test_a_version_reaches_all_also_who_dies_meanwhile(staged: Callable[..., Staged]) -> None:
+    stage = staged()
+    stage.fleet.take(1)
+    stage.now(1).die()
+    stage.fleet.take(2)
+    assert len(stage.lives[1]) == 2
+    versions = [each.version for each in stage.now(1).messages if isinstance(each, Call)]
+    assert versions[-1] == 2
+    assert [path.name for path in stage.offered.folder.iterdir()] == ["version-2"]
+    stage.ask(1, near=0)
+    with pytest.raises(InputError, match="under way"):
+        stage.fleet.take(3)
+    stage.fleet.cancel(stage.fleet._pending)
+
+
+def test_cancelled_answers_of_the_dead_end(staged: Callable[..., Staged]) -> None:
+    stage = staged()
+    first = stage.ask(10, 11, near=0)
+    stage.turn()
+    unsent = stage.ask(12, near=0)
+    stage.fleet.cancel([first[0], *unsent])
+    stage.fleet.cancel([first[0]])
+    assert isinstance(stage.now(0).messages[-1], Cancel)
+    stage.now(0).die()
+    stage.until_life(0, 2)
+    assert stage.now(0).asked == [[11]]
+    assert sorted(stage.heard) == [(10, "cancelled"), (12, "cancelled")]
+    stage.fleet.cancel(first)
+
+
+def test_who_dies_asleep_sleeps_again(staged: Callable[..., Staged]) -> None:
+    stage = staged()
+    stage.fleet.take(1)
+    stage.fleet.sleep()
+    stage.now(0).die()
+    stage.until_life(0, 2)
+    assert stage.now(0).calls == [SOURCES, "sleep"]
+    stage.fleet.take(2)
+    assert stage.now(0).calls == [SOURCES, "sleep", "wake", TAKE]
+
+
+def test_too_many_deaths_end_the_run(staged: Callable[..., Staged]) -> None:
+    stage = staged(restarts=1)
+    stage.ask(10, near=0)
+    stage.turn()
+    stage.now(0).die()
+    stage.until_life(0, 2)
+    stage.now(0).die()
+    with pytest.raises(WorkersLost, match=r"told to die; 2 have died, 1 may: .*workers\.restarts"):
+        stage.turn(1000)
+    assert stage.fleet.is_idle, "who closes it waits for nothing"
+
+
+def test_who_does_nothing_is_named(staged: Callable[..., Staged]) -> None:
+    stage = staged(stall_s=0.01)
+    stage.ask(10, near=1)
+    with pytest.raises(WorkerStuck, match=r"worker 1 \(pretend 1\) .* 1 answers under way"):
+        stage.turn(1000)
+
+
+def test_what_a_worker_refuses_is_raised(staged: Callable[..., Staged]) -> None:
+    stage = staged()
+    stage.now(1).say(Refused(3, [("weights", "parcel 2 was damaged", "send it again")]))
+    with pytest.raises(InputError, match="rollout worker 1: weights: parcel 2 was damaged"):
+        stage.turn(1000)
+
+
+def test_what_keeps_the_first_workers_from_starting_is_told() -> None:
+    class Broken(Staged):
+        def _hire(self, number: int) -> Any:
+            if number or len(self.said) == 2:
+                raise InputError([Problem("device", "there is none", "use cpu")])
+            raise EngineBroken("it fell over")
+
+    with pytest.raises(InputError, match="there is none"):
+        Broken()
+    with pytest.raises(WorkersLost, match="is gone while it started: it fell over; 2 have died"):
+        Broken(count=1, restarts=1)
+
+
+def test_settings_without_workers_say_nothing_of_them() -> None:
+    with pytest.raises(InputError, match="there are no workers"):
+        WorkerSettings(tp=2)
+    with pytest.raises(InputError, match="restarts"):
+        WorkerSettings(count=1, restarts=-1)
