@@ -24,6 +24,7 @@ STEPS = 4
 KINDS: dict[str, dict[str, Any]] = {
     "disaggregated": {},
     "asynchronous": {"placement": "asynchronous"},
+    "colocated": {"placement": "colocated"},
     "critic": {"objective": ObjectiveSettings(advantage="gae", minibatches=2)},
     "spare": {"spare_prompts": 3},
     "asynchronous, spare": {"placement": "asynchronous", "spare_prompts": 3},

@@ -35,6 +35,7 @@ CASES += [
     for kind in ("critic", "spare", "asynchronous, spare")
     for phase in ("draw", "train", "sync", "checkpoint")
 ]
+CASES += [("colocated", "train"), ("colocated", "sync")]
 
 
 @pytest.mark.parametrize(("kind", "phase"), CASES)

@@ -14,11 +14,13 @@ from meshwright.errors import InputError
 from meshwright.run.nn.decoder import Decoder
 from meshwright.run.posttrain.loop import run
 from meshwright.run.posttrain.loop.keeping import Keeping
+from meshwright.run.posttrain.loop.sampling import Sampling
 from meshwright.run.posttrain.loop.settings import (
     ObjectiveSettings,
     TaskSettings,
     WarmUpSettings,
 )
+from meshwright.run.posttrain.loop.trainer import LoopTrainer
 from meshwright.run.posttrain.rollouts import read_rollouts
 from tests.run.posttrain.loop.small import EVALUATED, settings
 
@@ -60,6 +62,28 @@ def test_other_placements_without_staleness_are_the_same_bit_by_bit(other: dict[
     assert same(plain.decoder, driven.decoder)
     for one, its in zip(figures(plain.rows), figures(driven.rows), strict=True):
         assert one == {name: its[name] for name in one}
+
+
+def test_colocated_gives_memory_up_while_it_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+
+    def noted(home: Any, name: str) -> None:
+        real = getattr(home, name)
+
+        def call(*given: Any) -> Any:
+            done.append(name)
+            return real(*given)
+
+        monkeypatch.setattr(home, name, call)
+
+    for home, name in ((Sampling, "sleep"), (LoopTrainer, "step"), (Sampling, "take")):
+        noted(home, name)
+    outcome = run(settings(placement="colocated", steps=2))
+    # The last one is for the evaluation behind the run.
+    assert done == ["take", *["sleep", "step", "take"] * 2]
+    assert {"trainer: sleep", "trainer: wake weights", "engines: wait: memory"} <= set(
+        outcome.seconds
+    )
 
 
 @pytest.mark.parametrize("placement", ["one-step-off", "asynchronous"])
