@@ -11,7 +11,8 @@ from meshwright.run.posttrain.weights.serving import EngineWeights, engine_place
 from meshwright.run.posttrain.weights.taking import TAKING, Taking, meet, take_version
 from meshwright.run.posttrain.weights.tensors import of_decoder
 from meshwright.run.serve.llm import LLM
-from tests.run.posttrain.weights.test_serving import DENSE, drawn, likely
+from tests.run.posttrain.weights.test_serving import drawn, likely
+from tests.run.posttrain.weights.virtual_ranks import DENSE
 
 
 def damage(offered: Offered, targets: tuple[int, ...]) -> None:

@@ -14,6 +14,7 @@ from meshwright.run.nn.build import build
 from meshwright.run.nn.decoder import Decoder
 from meshwright.run.nn.initialise import materialise
 from meshwright.run.posttrain.weights.arrivals import IncompleteVersion
+from meshwright.run.posttrain.weights.in_process import InProcess
 from meshwright.run.posttrain.weights.serving import EngineWeights, take
 from meshwright.run.posttrain.weights.tensors import of_decoder
 from meshwright.run.serve.asked import Sampling
@@ -80,6 +81,7 @@ def test_prefixes_are_named_by_version_even_where_nothing_is_forgotten() -> None
 def test_an_engine_with_half_a_version_answers_nobody() -> None:
     llm = started()
     weights = EngineWeights([of_decoder(drawn(3))], llm.engine, llm.upkeep)
+    assert isinstance(weights._carrier, InProcess)
     arrivals = weights._carrier.arrivals[0]
     arrivals.expect(1)
     before = likely(llm)

@@ -10,6 +10,7 @@ from typing import Any
 from meshwright.run.posttrain.weights import arrivals, shared_memory
 from meshwright.run.posttrain.workers import process
 from meshwright.run.serve.engine.engine import Engine
+from meshwright.run.serve.engine.start import start_engine
 from meshwright.run.serve.worker import process as serving
 from meshwright.run.serve.worker.frames import Answered, Beat
 
@@ -53,7 +54,7 @@ def half(own: arrivals.Arrivals) -> None:
 
 written = arrivals.Arrivals._write
 PHASES: dict[str, tuple[Any, str, Callable[..., Any]]] = {
-    "starting": (process, "start_engine", after(1, process.start_engine)),
+    "starting": (process, "start_engine", after(1, start_engine)),
     "drawing": (Engine, "turn", after(12, Engine.turn)),
     "answering": (serving._Socket, "send", after(3, serving._Socket.send, counted=Answered)),
     "idle": (serving._Socket, "send", after(2, serving._Socket.send, counted=Beat)),

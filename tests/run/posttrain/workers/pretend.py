@@ -2,6 +2,7 @@
 
 import queue
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -102,7 +103,7 @@ class Staged:
         found = []
         for prompt in prompts:
             ask = Ask(prompt=(prompt,), sampling=Sampling(seed=prompt), near=near)
-            found += self.fleet.add(ask, lambda piece, own=prompt: self._hear(own, piece))
+            found += self.fleet.add(ask, partial(self._hear, prompt))
         return found
 
     def _hear(self, prompt: int, piece: Piece) -> None:

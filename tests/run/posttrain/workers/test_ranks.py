@@ -25,7 +25,7 @@ def children(pid: int) -> list[int]:
 def test_a_shared_engine_draws_and_a_dead_rank_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sent, killed = ProcessLink.send, []
+    sent, killed = ProcessLink.send, list[int]()
 
     def send(self: ProcessLink, message: ToWorker, /) -> None:
         sent(self, message)

@@ -124,12 +124,14 @@ class Fleet:
         stall_s: float,
         exact: bool,
         say: Callable[[str], object],
+        left: Callable[[], object] = lambda: None,
     ) -> None:
         """Start workers and tell them what is offered; `say` hears of deaths.
 
-        `stall_s` is how long a worker may do nothing while something is wanted of it.
+        `stall_s` is how long a worker may do nothing while something is wanted of it; `left` is
+        called when all have ended.
         """
-        self._hire, self._offered, self._say = hire, offered, say
+        self._hire, self._offered, self._say, self._left = hire, offered, say, left
         self._most, self._stall_s, self._exact = restarts, stall_s, exact
         self._events: queue.SimpleQueue[tuple[int, int, _Said]]
         self._events = queue.SimpleQueue()
@@ -221,6 +223,7 @@ class Fleet:
         for worker in self._workers:
             if worker.link is not None:
                 worker.link.end()
+        self._left()
 
     # Workers.
 

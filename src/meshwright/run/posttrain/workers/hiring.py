@@ -10,6 +10,7 @@ from meshwright.run.posttrain.weights.offered import Offered
 from meshwright.run.posttrain.weights.tensors import of_decoder
 from meshwright.run.posttrain.workers.fleet import Fleet, Hire
 from meshwright.run.posttrain.workers.links import ProcessLink
+from meshwright.run.posttrain.workers.ray_workers import Cluster
 from meshwright.run.posttrain.workers.settings import WorkerSettings
 from meshwright.run.serve.engine.settings import EngineSettings
 from meshwright.run.serve.worker.frames import Start
@@ -34,16 +35,16 @@ def fleet_of(
     starts = [
         Start(source, each, threads=threads, whole=True) for each in engines_of(engine, workers)
     ]
-    offered = Offered([of_decoder(decoder)])
     hire: Hire = lambda number: ProcessLink(starts[number])  # noqa: E731
+    left: Callable[[], object] = lambda: None  # noqa: E731
     if workers.ray:
-        from meshwright.run.posttrain.workers.ray_workers import hirer  # Ray may be missing
-
-        hire = hirer(workers, starts)
+        cluster = Cluster(workers, starts)
+        hire, left = cluster.hire, cluster.close
     return Fleet(
         hire,
         workers.count,
-        offered,
+        Offered([of_decoder(decoder)]),
+        left=left,
         restarts=workers.restarts,
         stall_s=stall_s,
         exact=exact,

@@ -1,0 +1,53 @@
+"""Workers that actors of a real Ray keep draw for the loop, and are replaced where they die."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="runs a model")
+
+import torch
+
+from meshwright.run.posttrain.loop import run
+from meshwright.run.posttrain.rollouts import read_rollouts
+from meshwright.run.posttrain.workers.ray_workers import RayLink
+from meshwright.run.posttrain.workers.settings import WorkerSettings
+from meshwright.run.serve.worker.frames import Several, ToWorker
+from tests.run.posttrain.loop.small import settings
+
+pytestmark = [pytest.mark.slow, pytest.mark.real]
+
+
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("who", ["nobody", "process", "actor"])
+def test_actors_draw_and_the_dead_are_replaced(
+    who: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("ray", reason="needs Ray: pip install 'meshwright[ray]'")
+    before = sorted(Path("/dev/shm").glob("meshwright-weights-*"))
+    sent, killed = RayLink.send, list[int]()
+
+    def send(self: RayLink, message: ToWorker, /) -> None:
+        sent(self, message)
+        if who != "nobody" and isinstance(message, Several) and not killed:
+            killed.append(self.pid if who == "process" else parent(self.pid))
+            os.kill(killed[0], signal.SIGKILL)
+
+    monkeypatch.setattr(RayLink, "send", send)
+    workers = WorkerSettings(count=2, ray="local", restarts=1)
+    outcome = run(settings(workers=workers, folder=str(tmp_path / "run")))
+    gone = [note for note in outcome.notes if "is gone" in note]
+    assert len(gone) == len(killed) == (who != "nobody")
+    assert all(("SIGKILL" if who == "process" else "Ray actor is gone") in each for each in gone)
+    drawn = [each.key for each in read_rollouts(tmp_path / "run" / "rollouts.jsonl").rollouts]
+    assert len(drawn) == len(set(drawn)) == 3 * 4 * 4
+    alone = run(settings(workers=WorkerSettings(count=2)))
+    pairs = zip(outcome.decoder.parameters(), alone.decoder.parameters(), strict=True)
+    assert all(torch.equal(mine, its) for mine, its in pairs), "as processes of this machine do"
+    assert sorted(Path("/dev/shm").glob("meshwright-weights-*")) == before
