@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from meshwright.cli.answer import Answer, Note, View, facts, table
+from meshwright.cli.answer import Answer, Note, Table, View, facts, table
 
 if TYPE_CHECKING:
     from meshwright.predict.published.rl import Scored
@@ -20,11 +20,12 @@ def answer(runs: Path) -> Answer:
 
     rows = [score(row) for row in read_rows(runs)]
     compared = [one for one in rows if one.error is not None]
-    others = [one for one in rows if one.error is None]
+    synced = [one for one in rows if one.sync_error is not None]
+    others = [one for one in rows if one.error is None and one.sync_error is None]
     errors = [one.error for one in compared if one.error is not None]
     summary = {
         "rows": len(rows),
-        "compared": len(compared),
+        "compared": len(compared) + len(synced),
         "median_error": median(errors) if errors else None,
         "median_absolute_error": median(abs(one) for one in errors) if errors else None,
         "worst_error": max(errors, key=abs) if errors else None,
@@ -46,6 +47,8 @@ def answer(runs: Path) -> Answer:
         shown = ((one.row.name, f"{theirs:.2f}", f"{ours:.2f}") for one, (theirs, ours) in gains)
         title = "tokens/s of a GPU, over the synchronous run"
         views.append(table("run, theirs, ours", shown, title, right="theirs, ours", wide="run"))
+    if synced:
+        views.append(_syncs(synced))
     if others:
         listed = ((one.row.name, _theirs(one), one.why) for one in others)
         views.append(table("run, theirs, why", listed, "not compared", wide="run, why"))
@@ -72,7 +75,7 @@ def _gain(one: "Scored", rows: "list[Scored]") -> tuple[float, float] | None:
 
 def _headline(summary: dict[str, Any]) -> dict[str, str]:
     said = {"rows": f"{summary['rows']}, of which {summary['compared']} can be compared"}
-    if summary["compared"]:
+    if summary["worst_error"] is not None:
         said["step"] = (
             f"median difference {summary['median_error']:+.0%}, worst {summary['worst_error']:+.0%}"
         )
@@ -93,6 +96,21 @@ def _cells(one: "Scored") -> tuple[str, ...]:
     )
 
 
+def _syncs(synced: "list[Scored]") -> Table:
+    rows = []
+    for one in synced:
+        assert one.sync is not None, "synced rows have one"
+        theirs, ours = f"{one.row.sync_s:g}", f"{one.sync.seconds:.2f}"
+        rows.append((one.row.name, theirs, ours, f"{one.sync_error:+.0%}"))
+    return table(
+        "run, theirs, ours, difference",
+        rows,
+        "seconds of a sync of weights, shard to shard",
+        right="theirs, ours, difference",
+        wide="run",
+    )
+
+
 def _theirs(one: "Scored") -> str:
     row = one.row
     if row.step_s is not None:
@@ -105,5 +123,7 @@ def _data(one: "Scored") -> dict[str, Any]:
         "row": msgspec.to_builtins(one.row),
         "outcome": None if one.outcome is None else msgspec.to_builtins(one.outcome),
         "error": one.error,
+        "sync": None if one.sync is None else msgspec.to_builtins(one.sync),
+        "sync_error": one.sync_error,
         "why": one.why,
     }

@@ -5,6 +5,7 @@ spread around their mean, and how long prompts are.
 """
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -13,16 +14,21 @@ from meshwright.policy.rollout import Placement
 from meshwright.predict.rl.outcome import Outcome, predict_rl
 from meshwright.predict.rl.planning import training_layout
 from meshwright.predict.rl.setup import Rounds, Setup, share_of
+from meshwright.predict.rl.sync import sync_of
+from meshwright.predict.serving.engine import VLLM
 from meshwright.predict.serving.fleet import Copies, default_limits
 from meshwright.predict.serving.replica import Replica
+from meshwright.predict.transfer_time import TransferTime
 from meshwright.spec.layout import Layout
+from meshwright.spec.layout.kinds import Recompute
 from meshwright.spec.work import read_cluster, read_model
 from meshwright.spec.workload import Fixed, LogNormal
 
 SIGMA = 0.6
 """Spread of the logarithm of answers' lengths, before they are cut."""
-PROMPT = 160
-"""Tokens of a prompt: a mathematical question in its template."""
+PROMPT = 112
+"""Tokens of a prompt: what throughput, step and GPUs of NeMo-RL's rows leave beside the answers, in
+the middle of them (tokens/s · s · GPUs / samples - the mean length they tell)."""
 FORWARDS = 2
 """Log-probabilities of the policy and of a reference model."""
 
@@ -46,15 +52,21 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     prompts: int = 0
     samples: int = 0
     mean_tokens: float = 0.0
-    """Of a sample, with its prompt."""
+    """Of an answer."""
     longest_tokens: int = 0
+    """Of an answer with its prompt."""
     updates: int = 1
     engine_tp: int = 1
+    memory_share: float | None = None
+    """Of a GPU, for the engine; None is the engine's own default."""
     trainer: dict[str, int] = {}
     """Degrees of the trainer's layout; the others are chosen."""
+    recompute: Recompute | None = None
+    """What the trainer computes again; None is chosen."""
     step_s: float | None = None
     tokens_per_s_per_gpu: float | None = None
     sync_s: float | None = None
+    """Seconds of a sync; where no step is told, it alone is held against ours."""
 
 
 class Scored(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,6 +74,8 @@ class Scored(msgspec.Struct, frozen=True, kw_only=True):
 
     row: Row
     outcome: Outcome | None = None
+    sync: TransferTime | None = None
+    """What our own plan would take, where a sync alone is told."""
     why: str = ""
     """Why there is no outcome."""
 
@@ -71,6 +85,13 @@ class Scored(msgspec.Struct, frozen=True, kw_only=True):
         if self.outcome is None or self.row.step_s is None:
             return None
         return self.outcome.step_s / self.row.step_s - 1
+
+    @property
+    def sync_error(self) -> float | None:
+        """Our sync over theirs, less one."""
+        if self.sync is None or self.row.sync_s is None:
+            return None
+        return self.sync.seconds / self.row.sync_s - 1
 
 
 def read_rows(path: Path) -> list[Row]:
@@ -87,37 +108,65 @@ def score(row: Row) -> Scored:
     if row.not_comparable:
         return Scored(row=row, why=row.not_comparable)
     try:
+        if row.step_s is None:
+            return Scored(row=row, sync=sync_of(sync_setup(row)))
         return Scored(row=row, outcome=predict_rl(setup_of(row)))
     except InputError as error:
         return Scored(row=row, why=error.problems[0].what)
 
 
-def setup_of(row: Row) -> Setup:
-    """Return what a row ran."""
+def sync_setup(row: Row) -> Setup:
+    """Return what a row sent weights between."""
+    engines, training = _engines(row)
+    replica, degrees = engines.replica, dict[str, Any](row.trainer)
+    one = degrees.get("tp", 1) * degrees.get("cp", 1) * degrees.get("pp", 1)
+    layout = Layout(**degrees, dp=training // one)
+    return Setup(
+        model=replica.model,
+        cluster=replica.cluster,
+        placement=row.placement,
+        engines=engines,
+        training=layout,
+    )
+
+
+def _engines(row: Row) -> tuple[Copies, int]:
+    """Return the engines of a row, and how many GPUs train."""
     model = read_model(row.model, "model")
     cluster = read_cluster(row.cluster, "cluster").with_gpus(row.gpus)
-    replica = Replica(model=model, cluster=cluster, layout=Layout(tp=row.engine_tp))
+    engine = VLLM
+    if row.memory_share is not None:
+        engine = msgspec.structs.replace(VLLM, memory_share=row.memory_share)
+    replica = Replica(model=model, cluster=cluster, layout=Layout(tp=row.engine_tp), engine=engine)
     rollout = row.gpus if row.rollout_gpus is None else row.rollout_gpus
     training = row.gpus if row.rollout_gpus is None else row.gpus - rollout
+    limits = default_limits(replica)
+    return Copies(replica=replica, limits=limits, count=rollout // row.engine_tp), training
+
+
+def setup_of(row: Row) -> Setup:
+    """Return what a row ran."""
+    engines, training = _engines(row)
+    model, cluster = engines.replica.model, engines.replica.cluster
     cut = row.longest_tokens - PROMPT
     rounds = Rounds(
         prompts=row.prompts,
         prompt=Fixed(tokens=PROMPT),
         samples=row.samples,
-        output=spread(row.mean_tokens - PROMPT, cut),
+        output=spread(row.mean_tokens, cut),
         longest=cut,
         packed=row.longest_tokens,
         updates=row.updates,
         forwards=FORWARDS,
     )
     fixed: dict[str, tuple[object, ...]] = {name: (size,) for name, size in row.trainer.items()}
+    if row.recompute is not None:
+        fixed["recompute"] = (row.recompute,)
     return Setup(
         model=model,
         cluster=cluster,
         placement=row.placement,
-        engines=Copies(
-            replica=replica, limits=default_limits(replica), count=rollout // row.engine_tp
-        ),
+        engines=engines,
         training=training_layout(model, share_of(cluster, training), rounds, fixed),
         rounds=rounds,
         measured=2,

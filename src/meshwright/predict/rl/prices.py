@@ -1,7 +1,8 @@
 """`Prices`: what a training step, a sync of weights and a memory phase take.
 
-    training   passes · tokens / tokens of the priced step + updates · (optimizer + exchange)
-               + passes without gradients, each a third of the passes with them
+    training   each update is a step of its own: passes over its share of the tokens, filling and
+               draining its pipeline, then optimizer and exchange; before them passes without
+               gradients over all tokens, each a third of the passes with them
     sync       the plan by which weights go to engines: packed, sent, checked, written
     phases     the optimizer's and the gradients' bytes of a GPU, over its link to the host
 
@@ -39,7 +40,7 @@ class Prices(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds of everything the trainer does, and the bytes of each phase."""
 
     step: StepPrediction
-    """One step of the trainer over `tokens`, with one update."""
+    """One update over `tokens`."""
     tokens: float
     updates: int
     forwards: int
@@ -50,6 +51,7 @@ class Prices(msgspec.Struct, frozen=True, kw_only=True):
 
     def training_s(self, batch: Iterable[Drawn]) -> float:
         """Return the seconds of a step on these groups."""
+        # All updates together have as many tokens as the batch.
         share = sum(one.tokens for one in batch) / self.tokens
         step = self.step
         once = step.optimizer_s + step.dp_s
@@ -102,7 +104,7 @@ def prices_of(setup: Setup) -> Prices:
 
 
 class Packed(NamedTuple):
-    """What a step trains on, as sequences of equal length."""
+    """What an update trains on, as sequences of equal length."""
 
     tokens: int
     length: int
@@ -111,14 +113,14 @@ class Packed(NamedTuple):
     """Of them that one microbatch has room for."""
 
     def workload(self, replicas: int) -> Training:
-        """Return a training step of as many tokens, which so many replicas share evenly."""
+        """Return an update of as many tokens, which so many replicas share evenly."""
         divisor = replicas * self.microbatch
         batch = divisor * max(1, ceil(self.tokens / self.length / divisor))
         return Training(tokens=batch * self.length, sequence_length=self.length, global_batch=batch)
 
 
 def packed(rounds: Rounds) -> Packed:
-    """Return what the first step trains on."""
+    """Return what an update of the first step trains on, its share of the step."""
     drawn = [rounds.drawn(group) for group in range(rounds.prompts)]
     tokens, squares = sum(one.tokens for one in drawn), sum(one.squares for one in drawn)
     longest = max(one.prompt + max(one.answers) for one in drawn)
@@ -126,9 +128,8 @@ def packed(rounds: Rounds) -> Packed:
     # Whole tiles of 64, which parallel axes divide as well; short ones stay as they are.
     length = length if length < _TILE else -(-length // _TILE) * _TILE
     room = longest if rounds.packed is None else rounds.packed
-    # Each update has microbatches of its own.
-    room = min(room, -(-tokens // rounds.updates))
-    return Packed(tokens, length, max(1, room // length))
+    each = -(-tokens // rounds.updates)
+    return Packed(each, length, max(1, min(room, each) // length))
 
 
 def _priced(
