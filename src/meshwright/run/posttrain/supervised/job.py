@@ -58,7 +58,8 @@ class RecipeJob(Job, frozen=True, kw_only=True, forbid_unknown_fields=True):
         if self.chats.too_long == "split" and kind not in ("sft", "lora", "dora"):
             what = f"{kind} judges answers as a whole"
             found.append(Problem("chats.too_long", what, "use cut, drop or refuse"))
-        found += layout_problems(kind, self.model, self.layout, self.adapter)
+        if self.adapter is not None:
+            found += layout_problems(self.model, self.layout, self.adapter)
         if self.adapter is not None and self.start_from is None:
             what = "an adapter stands beside weights that a run begins with"
             found.append(Problem("start_from", what, "name a model's folder or GGUF file"))

@@ -1,4 +1,4 @@
-"""Which layouts a recipe cannot be trained under, told before anything runs."""
+"""Which layouts an adapter cannot be trained under, told before anything runs."""
 
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -9,23 +9,9 @@ from meshwright.spec.layout import Layout
 from meshwright.spec.layout.stages import rank_chunks
 from meshwright.spec.model import Model
 
-_JUDGING = ("dpo", "ipo", "kto", "reward", "distil")
-"""Recipes whose loss is made of whole answers, or of words at all their tokens."""
 
-
-def layout_problems(
-    kind: str, model: Model, layout: Layout, adapter: AdapterSettings | None
-) -> Iterator[Problem]:
-    """Yield what keeps a recipe from running under a layout, each with a fix."""
-    if layout.cp > 1 and kind in _JUDGING:
-        what = f"{kind} judges whole answers, and context-parallel ranks have parts of them"
-        yield Problem("layout.cp", what, "use cp = 1, and tp with sequence_parallel, or pp")
-    if adapter is not None:
-        yield from _beside_an_adapter(layout, adapter)
-        yield from _idle_stages(model, layout, adapter)
-
-
-def _beside_an_adapter(layout: Layout, adapter: AdapterSettings) -> Iterator[Problem]:
+def layout_problems(model: Model, layout: Layout, adapter: AdapterSettings) -> Iterator[Problem]:
+    """Yield what keeps an adapter from being trained under a layout, each with a fix."""
     if layout.precision == "fp16":
         what = "adapters are not trained beside fp16 weights"
         yield Problem("layout.precision", what, "use bf16 or fp32")
@@ -37,12 +23,14 @@ def _beside_an_adapter(layout: Layout, adapter: AdapterSettings) -> Iterator[Pro
     if layout.tp > 1 and layout.overlap_tp:
         what = "products with an adapter are not cut into pieces that overlap with exchanges"
         yield Problem("layout.overlap_tp", what, "leave it out")
-    if layout.pp > 1 and adapter.dropout:
-        what = f"what dropout leaves out follows the order of layers, which {layout.pp} stages lack"
-        yield Problem("adapter.dropout", what, "use 0, or layout.tp in place of layout.pp")
-    if layout.optimizer == "muon" and layout.tp * layout.pp > 1:
+    if layout.pp * layout.cp > 1 and adapter.dropout:
+        axis = "pp" if layout.pp > 1 else "cp"
+        what = f"under layout.{axis} other inputs would be left out than on one device"
+        yield Problem("adapter.dropout", what, f"use 0, or layout.tp in place of layout.{axis}")
+    if layout.optimizer == "muon" and layout.tp > 1:
         what = "Muon makes whole matrices of a model's own parts alone, not of an adapter's"
-        yield Problem("layout.optimizer", what, "use adamw, or dp alone")
+        yield Problem("layout.optimizer", what, "use adamw, or no tp")
+    yield from _idle_stages(model, layout, adapter)
 
 
 def _idle_stages(model: Model, layout: Layout, adapter: AdapterSettings) -> Iterator[Problem]:

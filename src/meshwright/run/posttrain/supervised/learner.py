@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from meshwright.run.nn.decoder import Decoder, Loss
-from meshwright.run.parallel.flow import join_parts
+from meshwright.run.parallel.context import TOKENS, order_of
+from meshwright.run.parallel.flow import gather_in, join_parts
 from meshwright.run.parallel.spread import Spread
 from meshwright.run.parallel.stage import Microbatch
 from meshwright.run.parallel.vocabulary import WordsOfRanks
@@ -151,8 +152,12 @@ class JudgingLearner(RecipeLearner):
         raise NotImplementedError
 
     def _judge(self, x_BTD: Tensor, microbatch: Microbatch) -> Loss:
+        assert self.spread is not None
         assert isinstance(microbatch.source, Batch)
-        return self.judged(whole_tokens(self.decoder, x_BTD), microbatch.source)
+        found = self.judged(whole_tokens(self.spread, x_BTD), microbatch.source)
+        # Ranks that share the tokens all judge all of them, and add up what they find.
+        ranks = self.spread.mesh.layout.cp
+        return Loss(found.nats_sum / ranks, found.count, found.auxiliary / ranks)
 
 
 def decoder_words(decoder: Decoder, x_ND: Tensor, words_NK: Tensor) -> Tensor:
@@ -172,12 +177,18 @@ def decoder_words(decoder: Decoder, x_ND: Tensor, words_NK: Tensor) -> Tensor:
     return decoder.read_head(read)
 
 
-def whole_tokens(decoder: Decoder, x_BTD: Tensor) -> Tensor:
-    """Return the vectors of all tokens, where ranks have a share of them behind the last layer."""
-    shared = decoder.head.shared
-    if isinstance(shared, WordsOfRanks) and shared.sequence:
-        return join_parts(x_BTD, shared.group, 1)
-    return x_BTD
+def whole_tokens(spread: Spread, x_BTD: Tensor) -> Tensor:
+    """Return the vectors of all tokens, where ranks have a share of them behind the last layer.
+
+    Tensor-parallel ranks find the same gradient for them, context-parallel ones parts of a sum.
+    """
+    mesh = spread.mesh
+    if mesh.layout.sequence_parallel:
+        x_BTD = join_parts(x_BTD, mesh["tp"], TOKENS)
+    if mesh.layout.cp == 1:
+        return x_BTD
+    gathered = gather_in(x_BTD, mesh["cp"], TOKENS)
+    return order_of(mesh.layout, gathered.shape[TOKENS]).join(gathered, TOKENS)
 
 
 def summed(losses: Tensor) -> Loss:

@@ -52,7 +52,7 @@ def logprobs_on_all(
     found = torch.zeros(len(numbers_of(part)), device=spread.mesh.device)
 
     def collect(x_BTD: Tensor, _: Microbatch) -> Loss:
-        found.copy_(answer_logprobs(decoder, examples, whole_tokens(decoder, x_BTD), part))
+        found.copy_(answer_logprobs(decoder, examples, whole_tokens(spread, x_BTD), part))
         return summed(found)
 
     before, spread.stage.judge = spread.stage.judge, collect
