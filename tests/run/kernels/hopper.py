@@ -86,18 +86,15 @@ def _streams() -> Iterator[Kernel]:
     from meshwright.run.kernels.stream_linear_kernel import stream_tile
 
     for activation, table in ((None, PLAIN), ("silu", GATED)):
-        ways = [(rows, tiles) for rows, each in table.items() for tiles in each]
+        ways = [(rows, tiles) for rows, each in table.items() for tiles in each if not tiles.held]
         for rows, tiles in ways:
             sizes = {"ROWS": tiles.rows, "COLUMNS": tiles.columns, "DEPTH": tiles.depth}
-            how = {"AHEAD": tiles.ahead, "TURNED": tiles.turned, "COPIES": tiles.copies}
-            more = {"THREADS": 32 * tiles.warps, "ACTIVATION": activation}
-            types = {"weight_at": BF16, "out": BF16, "limit": "fp32"}
+            types = {"out": BF16, "limit": "fp32"}
             types |= dict.fromkeys(("rows", "columns", "inner"), INT)
             for name, side in (("x", tiles.rows), ("weight", tiles.columns)):
-                tile = f"tensordesc<bf16[{side},{tiles.depth}]>"
-                types[name] = tile if tiles.copies else BF16
-            name = f"stream_linear {activation}, {rows} rows × {tiles.columns}"
-            constants = sizes | how | more
+                types[name] = f"tensordesc<bf16[{side},{tiles.depth}]>"
+            name = f"stream_linear {activation}, {rows} rows × {tiles.columns}, {tiles.stages}"
+            constants = sizes | {"TURNED": tiles.turned, "ACTIVATION": activation}
             yield Kernel(name, stream_tile, types, constants, tiles.warps, stages=tiles.stages)
 
 

@@ -1,9 +1,8 @@
 """The kernel of `stream_linear` that holds weights before it may begin (Gluon, for Hopper).
 
-What `stream_linear_kernel` asks for while the kernel before still runs only comes as far as the
-second-level cache. Here the first steps' tiles of the weight are copied into shared memory itself,
-whose stages are said one by one; only the rows have to wait. The weight must therefore not be what
-the kernel right before wrote.
+The first steps' tiles of the weight are copied into shared memory while the kernel before still
+runs; only the rows have to wait. The weight must therefore not be what the kernel right before
+wrote. Stages are said one by one, which Triton's own pipelining does not allow.
 """
 
 # Triton compiles these functions itself: their arguments are its own values, not Python's.

@@ -78,7 +78,7 @@ def test_answers_are_the_same_to_rounding() -> None:
         decoder = wide()
         stream(decoder, 64, clock(*every_point(*kinds)))
         found.append(Forward(decoder, PagedCache(decoder, 16, 4)).run(step).float())
-    torch.testing.assert_close(found[0], found[1], atol=0.1, rtol=0.05)
+    assert (found[0] - found[1]).norm() < 0.03 * found[0].norm()
 
 
 def test_rows_between_two_points_are_treated_as_the_next() -> None:
