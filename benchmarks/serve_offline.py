@@ -3,9 +3,9 @@
 The workload is the one that small engines are compared by: 256 prompts, lengths of prompts and
 answers drawn evenly from 100 to 1,024 with the seed 0, answers that never end early; and 1,000
 tokens in and out for the eight-billion model in fp8. Every shape runs in a process of its own, once
-to warm up and then `RUNS` times; the median counts. `SERVE_SHAPES` in the environment names some of
-the shapes, `SERVE_PEERS` a folder with results of peers measured in the same sitting (JSON of name,
-shape and tokens per second).
+to warm up and then `RUNS` times (the long one once); the median counts. `SERVE_SHAPES` in the
+environment names some of the shapes, `SERVE_PEERS` a folder with results of peers measured in the
+same sitting (JSON of name, shape and tokens per second).
 """
 
 import json
@@ -128,7 +128,8 @@ def measure(quick: bool) -> dict[str, object]:
     for number, shape in enumerate(SHAPES):
         if (wanted and str(number) not in wanted.split(",")) or (quick and number):
             continue
-        runs = "1" if quick else str(RUNS)
+        # A million tokens take a minute, and differ little from one run to the next.
+        runs = "1" if quick or shape.fixed is not None else str(RUNS)
         command = [sys.executable, "-m", "benchmarks.serve_offline", str(number), runs]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
