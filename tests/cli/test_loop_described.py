@@ -91,4 +91,17 @@ def test_other_files_are_no_loops(tmp_path: Path, capsys: Captured) -> None:
     assert not names_loop("llama3.1-8b")
     words = ["sorting-digits", "--cluster", "h200-superpod", "--placement", "asynchronous"]
     assert main(["simulate", "rl", *words, "--gpus", "1"]) == 2
-    assert "two devices" in capsys.readouterr().err
+    assert "which devices a loop has" in capsys.readouterr().err
+
+
+def test_workers_have_devices_of_their_own(tmp_path: Path, capsys: Captured) -> None:
+    path = tmp_path / "loop.toml"
+    path.write_text(FILE + "\n[workers]\ncount = 3\ntp = 2\n", encoding="utf-8")
+    found = simulated([str(path), "--cluster", "h200-superpod"], capsys)
+    setup = found["setup"]
+    assert (setup["engines"], setup["engine_tp"], setup["training_gpus"]) == (3, 2, 1)
+    assert found["outcome"]["gpus"] == 7
+    words = [str(path), "--cluster", "h200-superpod", "--gpus", "2", "--tp", "1", "--json"]
+    assert main(["plan", "rl", *words]) == 0
+    best = json.loads(capsys.readouterr().out)["plans"][0]
+    assert best["setup"]["rounds"]["prompts"] == 16

@@ -1,6 +1,6 @@
 """A run of `mw train --recipe grpo` as the simulation sees it: its settings, or the run itself."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -39,7 +39,10 @@ class Loop(NamedTuple):
     rounds: dict[str, Any]
     """Fields of `Rounds`."""
     batch_requests: int
-    steps: int
+    """Of one engine."""
+    engines: int
+    """Engines on devices of their own; 0 draws on the trainer's."""
+    engine_tp: int
     rows: tuple[Mapping[str, Any], ...]
     """What each step of a run told; none where it was not run yet."""
     remarks: tuple[str, ...]
@@ -94,9 +97,10 @@ def describe(word: str) -> Loop:
         },
         batch_requests=settings.batch_requests
         or min(settings.prompts * settings.samples, _MOST_REQUESTS),
-        steps=settings.steps,
+        engines=settings.workers.count,
+        engine_tp=settings.workers.tp,
         rows=rows,
-        remarks=remarks,
+        remarks=(*remarks, *_left_out(settings)),
     )
 
 
@@ -151,6 +155,17 @@ def beside_run(loop: Loop, outcome: Outcome) -> Table:
         f"beside the run: medians of {len(rows)} steps",
         right="predicted, measured, difference",
     )
+
+
+def _left_out(settings: "LoopSettings") -> Iterator[str]:
+    """Say what of a loop's settings no simulation knows."""
+    workers = settings.workers
+    if workers.count and len(set(workers.devices)) < workers.count:
+        yield "each worker is taken to have devices of its own"
+    if settings.objective.advantage == "gae":
+        yield "what the critic computes is not counted"
+    if settings.spare_prompts:
+        yield "spare prompts are not drawn: which groups carry a signal is not known before"
 
 
 def _model(settings: "LoopSettings", tasks: "Tasks") -> Model:

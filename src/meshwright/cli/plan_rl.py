@@ -5,6 +5,7 @@ import sys
 from typing import Any
 
 from meshwright.cli.answer import Answer, View, facts, table
+from meshwright.cli.loop_described import describe, names_loop
 from meshwright.cli.parser import add_common
 from meshwright.cli.rl_flags import (
     add_rounds,
@@ -35,7 +36,7 @@ EXAMPLES = (
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
     parser.usage = "mw plan rl MODEL --cluster NAME --gpus N [flags]"
-    add_served(parser)
+    add_served(parser, also="; or a loop: its task, file of settings, or run")
     group = parser.add_argument_group("the search")
     group.add_argument("--gpus", metavar="N", help="of both sides together, all of them used")
     group.add_argument(
@@ -87,10 +88,11 @@ def question_of(args: argparse.Namespace) -> Question:
         require(*(whole("--tp", one, most=64) for one in given["degrees"]))
     if args.placement is not None:
         given["placements"] = tuple(_placement(word) for word in args.placement.split(","))
+    loop = describe(args.model) if names_loop(args.model) else None
     return Question(
-        model=model_of(args),
+        model=model_of(args) if loop is None else loop.model,
         cluster=share_of(cluster_of(args), gpus),
-        rounds=rounds_of(args),
+        rounds=rounds_of(args, None if loop is None else loop.rounds),
         max_staleness=staleness,
         formats=Formats(weights=args.precision, kv=args.kv),
         engine=engine_of(args),

@@ -105,23 +105,27 @@ def run(args: argparse.Namespace) -> Answer:
 
 
 def loop_setup(args: argparse.Namespace, loop: Loop) -> Setup:
-    """Return the setup of a loop: one device, or one for each side where both work at once."""
+    """Return the setup of a loop: one device, or one of the trainer's beside those of engines."""
     placement = args.placement or loop.placement
     overlaps = placement in ("one-step-off", "asynchronous")
-    gpus = parse_count(args.gpus or ("2" if overlaps else "1"), "--gpus")
-    args.rollout_gpus, alone = args.rollout_gpus or str(gpus // 2), gpus == 1
-    if gpus > 2 or (alone and overlaps):
-        what = f"a loop has {'two devices where both sides work at once' if overlaps else 'one'}"
-        fix = "leave it out, or describe the run by flags"
-        raise InputError([Problem("--gpus", what, fix)])
-    cluster = share_of(cluster_of(args), gpus)
+    # Who draws while the trainer works is taken to have a device for it.
+    engines = loop.engines or int(overlaps)
+    if args.gpus is not None or args.rollout_gpus is not None:
+        what = "the file says which devices a loop has"
+        fix = "leave it out, or describe the run by flags: MODEL --prompts 64 and so on"
+        flag = "--gpus" if args.gpus is not None else "--rollout-gpus"
+        raise InputError([Problem(flag, what, fix)])
+    alone, gpus = engines == 0, 1 + engines * loop.engine_tp
+    named = cluster_of(args)
+    node = named.gpus_per_node
+    cluster = share_of(named, gpus if gpus <= node else -(-gpus // node) * node)
     cpu = cluster.gpu.kind == "cpu"
     precision: WeightFormat = args.precision or loop.precision or ("fp32" if cpu else "bf16")
     formats = Formats(weights=precision, kv=args.kv or ("fp32" if precision == "fp32" else "bf16"))
     args.engine = args.engine or "meshwright"
     replica = Replica(
         model=loop.model, cluster=cluster, formats=formats, engine=engine_of(args),
-        calibration=used_for(args, cluster.gpu).calibration,
+        layout=Layout(tp=loop.engine_tp), calibration=used_for(args, cluster.gpu).calibration,
     )  # fmt: skip
     limits = default_limits(
         replica, batch_requests=loop.batch_requests, batch_tokens=max(8192, loop.batch_requests)
@@ -131,7 +135,7 @@ def loop_setup(args: argparse.Namespace, loop: Loop) -> Setup:
         model=loop.model,
         cluster=cluster,
         placement=placement,
-        engines=Copies(replica=replica, limits=limits),
+        engines=Copies(replica=replica, limits=limits, count=max(1, engines)),
         training=Layout(precision="fp32" if precision == "fp32" else "bf16"),
         rounds=rounds_of(args, loop.rounds),
         max_staleness=parse_count(args.max_staleness, "--max-staleness")
