@@ -216,7 +216,7 @@ class LoopSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             spare_prompts=self.spare_prompts,
         )
         bounds.positive(stall_s=self.stall_s)
-        if self.placement == "synchronous":
+        if str(self.placement) == "synchronous":
             what = "two placements are synchronous"
             bounds.add("placement", what, "use disaggregated, or colocated to share memory")
         else:
