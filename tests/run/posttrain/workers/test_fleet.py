@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("torch", reason="lays weights out")
 
 from meshwright.errors import InputError, Problem
-from meshwright.run.posttrain.workers.fleet import WorkersLost, WorkerStuck
+from meshwright.run.posttrain.workers.fleet import WorkersLost
 from meshwright.run.posttrain.workers.process import SOURCES, TAKE
 from meshwright.run.posttrain.workers.settings import WorkerSettings
 from meshwright.run.serve.interface import EngineBroken
@@ -133,11 +133,16 @@ def test_too_many_deaths_end_the_run(staged: Callable[..., Staged]) -> None:
     assert stage.fleet.is_idle, "who closes it waits for nothing"
 
 
-def test_who_does_nothing_is_named(staged: Callable[..., Staged]) -> None:
-    stage = staged(stall_s=0.01)
+def test_who_does_nothing_is_ended_and_replaced(staged: Callable[..., Staged]) -> None:
+    stage = staged(stall_s=0.2, restarts=100)
     stage.ask(10, near=1)
-    with pytest.raises(WorkerStuck, match=r"worker 1 \(pretend 1\) .* 1 answers under way"):
-        stage.turn(1000)
+    stage.until_life(1, 2)
+    assert stage.lives[1][0].ended
+    assert "(pretend 1) is gone with 1 answers under way: it did nothing for" in stage.said[0]
+    stage.now(1).answer(10)
+    while not stage.heard:
+        stage.turn()
+    assert stage.heard == [(10, "stop")]
 
 
 def test_what_a_worker_refuses_is_raised(staged: Callable[..., Staged]) -> None:

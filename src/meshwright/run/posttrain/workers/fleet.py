@@ -48,10 +48,6 @@ class WorkersLost(MeshwrightError):
     """Rollout workers died more often than a run outlives."""
 
 
-class WorkerStuck(MeshwrightError):
-    """A rollout worker goes on living, and does nothing."""
-
-
 class _Up(NamedTuple):
     """A worker's engine is ready."""
 
@@ -262,7 +258,7 @@ class Fleet:
         try:
             event = self._events.get(timeout=timeout_s)
         except queue.Empty:
-            self._blame_the_stuck()
+            self._end_the_stuck()
             return False
         while True:
             number, life, said = event
@@ -397,11 +393,11 @@ class Fleet:
         while not all(each.link is not None and reached(each) for each in self._workers):
             self._hear(_LOOK_S)
 
-    def _blame_the_stuck(self) -> None:
+    def _end_the_stuck(self) -> None:
+        """Take those for dead who live and do nothing of what is wanted of them."""
         now_s = time.monotonic()
         for worker in self._workers:
             wanted = worker.link is None or worker.calls or worker.open
             if wanted and now_s - worker.progress_s > self._stall_s:
-                name = "" if worker.link is None else f" ({worker.link.name})"
-                what = f"rollout worker {worker.number}{name} has done nothing"
-                raise WorkerStuck(f"{what} for {self._stall_s:g} s, {worker.doing()}")
+                why = f"it did nothing for {self._stall_s:g} s"
+                self._gone(worker, _Gone(why, EngineBroken(why)))

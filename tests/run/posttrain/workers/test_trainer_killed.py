@@ -1,0 +1,56 @@
+"""Where the trainer is killed its workers end with it, and the same call goes on."""
+
+import signal
+import subprocess
+import sys
+import time
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="runs a model")
+
+import torch
+
+from meshwright.run.nn.decoder import Decoder
+from meshwright.run.posttrain.loop import run
+from meshwright.run.posttrain.loop.keeping import keys_of
+from meshwright.run.posttrain.rollouts import read_rollouts
+from tests.run.posttrain.loop.killed import STEPS
+from tests.run.posttrain.workers.killed import settings_of
+
+pytestmark = pytest.mark.slow
+REPOSITORY = Path(__file__).parents[4]
+
+
+@cache
+def uninterrupted() -> Decoder:
+    return run(settings_of("")).decoder
+
+
+def left_over() -> set[Path]:
+    return set(Path("/dev/shm").glob("meshwright-weights-*"))
+
+
+@pytest.mark.parametrize("phase", ["draw", "train", "sync", "row", "checkpoint"])
+def test_workers_end_with_their_trainer_and_the_run_goes_on(tmp_path: Path, phase: str) -> None:
+    folder, before = tmp_path / "run", left_over()
+    command = [sys.executable, "-m", "tests.run.posttrain.workers.killed", str(folder), phase]
+    ended = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    pids = [int(line) for line in ended.stdout.splitlines()]
+    assert len(pids) == 2
+    until_s = time.monotonic() + 60
+    while any(Path(f"/proc/{pid}").exists() for pid in pids) or left_over() - before:
+        assert time.monotonic() < until_s, "workers outlive their trainer, or leave weights behind"
+        time.sleep(0.1)
+    given = settings_of(str(folder))
+    outcome = run(given)
+    drawn = [each.key for each in read_rollouts(folder / "rollouts.jsonl").rollouts]
+    every = [key for group in range(STEPS * given.prompts) for key in keys_of(given, group)]
+    assert sorted(drawn) == every
+    if phase != "draw":
+        # What was drawn in part is drawn in other batches, which may round otherwise.
+        pairs = zip(outcome.decoder.parameters(), uninterrupted().parameters(), strict=True)
+        assert all(torch.equal(one, other) for one, other in pairs)
