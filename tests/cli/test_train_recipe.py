@@ -107,8 +107,8 @@ def test_a_recipe_may_not_change_while_a_run_goes_on(capsys: Captured) -> None:
          "chats.train: 'some' is not one of"),
         (["--recipe", "lora", "base", "data.sources=chats.jsonl", "adapter.targets=[nothing]"],
          "names no linear layer"),
-        (["--recipe", "lora", "base", "data.sources=chats.jsonl", "layout.tp=2"],
-         "lora with an adapter trains whole models"),
+        (["--recipe", "lora", "base", "data.sources=chats.jsonl", "layout.pp=2",
+          "adapter.dropout=0.1"], "adapter.dropout: under layout.pp other inputs"),
         (["--recipe", "dpo", "base", "data.sources=pairs.jsonl", "workload.packing=concat"],
          "lets chats read each other"),
         (["--recipe", "kto", "base", "data.sources=chats.jsonl", "chats.too_long=split"],
@@ -172,8 +172,11 @@ def test_a_recipe_is_launched_as_any_job(capsys: Captured) -> None:
     assert "dpo.toml" in capsys.readouterr().out
     assert main(["launch", "slurm", "dpo.toml", "recipe.beta=-1", "layout.tp=2"]) == 2
     assert "recipe.beta" in capsys.readouterr().err
-    assert main(["launch", "slurm", "dpo.toml", "layout.tp=2"]) == 2
-    assert "dpo trains whole models" in capsys.readouterr().err
+    assert main(["launch", "slurm", "dpo.toml", "layout.tp=2"]) == 0
+    capsys.readouterr()
+    asked = ["layout.tp=2", "layout.sequence_parallel=true", "layout.overlap_tp=true"]
+    assert main(["launch", "slurm", "dpo.toml", *asked, "adapter.rank=4"]) == 2
+    assert "layout.overlap_tp" in capsys.readouterr().err
 
 
 @pytest.mark.slow

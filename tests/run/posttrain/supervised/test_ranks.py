@@ -5,6 +5,7 @@ The cells of the table in the guide on supervised recipes are those of `CELLS` a
 
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import pytest
 
@@ -14,6 +15,7 @@ pytest.importorskip("tokenizers", reason="reads a tokenizer")
 import torch
 from safetensors.torch import load_file
 
+from meshwright.run.nn.fp8 import use_precision
 from meshwright.run.parallel.collective.launch import launch
 from meshwright.run.parallel.mesh import Mesh
 from meshwright.run.posttrain.supervised import open_recipe, read_recipe
@@ -22,7 +24,14 @@ from meshwright.run.train.evaluate import held_out_loss
 from meshwright.run.train.loop import train
 from meshwright.run.train.run_folder import write_config
 from meshwright.run.train.trainer import Trainer
-from tests.run.posttrain.supervised.tiny import RECORDS, chats, recipe_data, write
+from tests.run.posttrain.supervised.tiny import (
+    RECORDS,
+    chats,
+    model_folder,
+    recipe_data,
+    sparse,
+    write,
+)
 from tests.run.train.tiny import rows_of
 
 WHOLE = ("sft", "dpo", "ipo", "kto", "reward", "distil")
@@ -125,6 +134,40 @@ def test_ranks_come_to_the_figures_of_one_device(
     for found in launch(ranks, all_figures, given, tmp_path / "runs", timeout_s=600):
         for each in recipes:
             assert found[each] == pytest.approx(alone[each], rel=2e-4, abs=2e-5), each
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", [{"dp": 2, "ep": 2}, {"tp": 2}], ids=["experts", "tensors"])
+def test_models_of_experts_come_to_the_figures_of_one_device(
+    layout: dict[str, Any], tmp_path: Path
+) -> None:
+    recipes, base = ("lora", "dpo", "kto+"), {"start_from": str(model_folder(sparse))}
+    one = all_figures({name: data_of(name, tmp_path) | base for name in recipes}, tmp_path / "one")
+    given = {name: data_of(name, tmp_path, layout) | base for name in recipes}
+    for found in launch(2, all_figures, given, tmp_path / "runs", timeout_s=600):
+        for name in recipes:
+            assert found[name] == pytest.approx(one[name], rel=2e-4, abs=2e-4), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["bf16", "fp8-rowwise", "fp8-tensorwise"])
+def test_narrower_formats_come_near_float32(
+    precision: str, alone: dict[str, list[float]], tmp_path: Path
+) -> None:
+    recipes, layout = (*WHOLE, *BESIDE), {"precision": precision}
+    given = {name: data_of(name, tmp_path, layout) for name in recipes}
+    one = small_products_too(given, tmp_path / "one")
+    spread = {name: data_of(name, tmp_path, {**layout, "tp": 2}) for name in recipes}
+    ranks = launch(2, small_products_too, spread, tmp_path / "ranks", timeout_s=600)
+    for name in recipes:
+        for found in (one, *ranks):  # loss and gradients of the first step
+            assert found[name][:2] == pytest.approx(alone[name][:2], rel=4e-2), name
+
+
+def small_products_too(recipes: dict[str, dict[str, Any]], folder: Path) -> dict[str, list[float]]:
+    """Train with products in fp8 that are too small to gain by it."""
+    with mock.patch.dict(use_precision.__kwdefaults__, {"smallest": 0}):
+        return all_figures(recipes, folder)
 
 
 @pytest.mark.parametrize(("kind", "layout", "adapter", "where"), REFUSED)

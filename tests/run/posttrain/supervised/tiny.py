@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -17,6 +18,7 @@ from meshwright.run.posttrain.supervised import RecipeJob, open_recipe, read_rec
 from meshwright.run.train.loop import train
 from meshwright.run.train.outcome import Outcome
 from meshwright.spec.model import Attention, Block, Mlp, Model, Rotary
+from meshwright.spec.model.huggingface.convert import read_config
 from meshwright.spec.resolve import Source, resolve
 from tests.run.posttrain.data.small_words import CHATML, words_of
 
@@ -24,17 +26,34 @@ LETTERS = "bcdfghjklm"
 LENGTH = 64
 
 
-@cache
-def model_folder() -> Path:
-    """Return a folder with a model of drawn weights, its tokenizer and its template."""
-    folder = Path(mkdtemp(prefix="mw-recipes-"))
-    words = words_of()
+def dense() -> Model:
+    """Return a small model."""
     attention = Attention(heads=2, kv_heads=2, head_dim=16, rotary=Rotary())
     block = Block(name="plain", mixer=attention, mlp=Mlp(width=64))
-    model = Model(
-        name="m", hidden=32, vocab=words.size, blocks=(block,), pattern="2*plain",
+    return Model(
+        name="m", hidden=32, vocab=words_of().size, blocks=(block,), pattern="2*plain",
         max_positions=LENGTH, family="llama",
     )  # fmt: skip
+
+
+def sparse() -> Model:
+    """Return a small model of routed experts, and one that all tokens share."""
+    return read_config(
+        {
+            "model_type": "qwen2_moe", "hidden_size": 32, "num_attention_heads": 4,
+            "num_key_value_heads": 2, "intermediate_size": 48, "moe_intermediate_size": 16,
+            "shared_expert_intermediate_size": 16, "num_experts": 4, "num_experts_per_tok": 2,
+            "num_hidden_layers": 2, "decoder_sparse_step": 1, "vocab_size": words_of().size,
+            "max_position_embeddings": LENGTH,
+        }
+    )  # fmt: skip
+
+
+@cache
+def model_folder(made: Callable[[], Model] = dense) -> Path:
+    """Return a folder with a model of drawn weights, its tokenizer and its template."""
+    folder = Path(mkdtemp(prefix="mw-recipes-"))
+    words, model = words_of(), made()
     decoder = build(model, dtype=torch.float32)
     materialise(decoder, "cpu", seed=0)
     # Adapters leave the head as it is: one of drawn weights could tell words hardly apart.
