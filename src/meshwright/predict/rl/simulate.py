@@ -8,7 +8,7 @@ from meshwright.policy.rollout import Controller, Drop, Generate, Phase, Sync, T
 from meshwright.predict.rl.engines import Engines
 from meshwright.predict.rl.prices import Prices, prices_of
 from meshwright.predict.rl.setup import Drawn, Setup
-from meshwright.predict.serving.clocked import Clocked, Stretches
+from meshwright.predict.serving.clocked import Clocked, Station, Stretches
 from meshwright.predict.serving.fleet import stations_of
 
 
@@ -52,6 +52,8 @@ class _Release(NamedTuple):
     engine: Clocked
 
 
+_SPARE = 2
+"""Blocks for each that requests at work may have: as many again keep prefixes of others."""
 _Event = tuple[float, int, Clocked | _Release | Generate | Train | Sync | Phase]
 
 
@@ -70,6 +72,17 @@ def simulate(setup: Setup) -> Simulated:
     )
 
 
+def _no_larger(station: Station, setup: Setup) -> Station:
+    """Return an engine without blocks that no request would ever have.
+
+    Small models leave room for millions of them, each of which is kept count of.
+    """
+    prompt = setup.rounds.prompt.quantile(1.0)
+    longest = -(-(prompt + setup.rounds.longest) // station.limits.block_tokens)
+    most = _SPARE * station.limits.batch_requests * (1 + longest)
+    return station._replace(blocks=min(station.blocks, most))
+
+
 class _Run:
     """The state of a simulation."""
 
@@ -81,7 +94,7 @@ class _Run:
         mean = sum(one.tokens for one in drawn) / samples
         stations = stations_of(setup.engines, mean)
         self.room = stations[0].blocks * stations[0].limits.block_tokens
-        self.engines = Engines(stations, self._expect)
+        self.engines = Engines([_no_larger(one, setup) for one in stations], self._expect)
         self.steps: list[Step] = []
         self.doings: list[Span] = []
         self.waits: list[Span] = []
