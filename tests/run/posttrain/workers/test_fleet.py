@@ -1,5 +1,6 @@
 """Workers as one engine: who is asked what, and what becomes of it where one dies."""
 
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -110,15 +111,17 @@ def test_cancelled_answers_of_the_dead_end(staged: Callable[..., Staged]) -> Non
     stage.fleet.cancel(first)
 
 
-def test_who_dies_asleep_sleeps_again(staged: Callable[..., Staged]) -> None:
+def test_who_dies_asleep_is_started_when_all_wake(staged: Callable[..., Staged]) -> None:
     stage = staged()
     stage.fleet.take(1)
     stage.fleet.sleep()
     stage.now(0).die()
-    stage.until_life(0, 2)
-    assert stage.now(0).calls == [SOURCES, "sleep"]
+    while not stage.said:
+        stage.turn()
+    assert len(stage.lives[0]) == 1, "the trainer has the memory"
     stage.fleet.take(2)
-    assert stage.now(0).calls == [SOURCES, "sleep", "wake", TAKE]
+    assert stage.now(0).calls == [SOURCES, TAKE, TAKE]
+    assert stage.now(1).calls == [SOURCES, TAKE, "sleep", "wake", TAKE]
 
 
 def test_too_many_deaths_end_the_run(staged: Callable[..., Staged]) -> None:
@@ -134,8 +137,10 @@ def test_too_many_deaths_end_the_run(staged: Callable[..., Staged]) -> None:
 
 
 def test_who_does_nothing_is_ended_and_replaced(staged: Callable[..., Staged]) -> None:
-    stage = staged(stall_s=0.2, restarts=100)
+    stage = staged()
     stage.ask(10, near=1)
+    stage.turn()
+    stage.fleet._workers[1].progress_s -= 61
     stage.until_life(1, 2)
     assert stage.lives[1][0].ended
     assert "(pretend 1) is gone with 1 answers under way: it did nothing for" in stage.said[0]
@@ -143,6 +148,16 @@ def test_who_does_nothing_is_ended_and_replaced(staged: Callable[..., Staged]) -
     while not stage.heard:
         stage.turn()
     assert stage.heard == [(10, "stop")]
+
+
+def test_who_never_starts_is_named() -> None:
+    class Endless(Staged):
+        def _hire(self, number: int) -> Any:
+            threading.Event().wait()
+            return super()._hire(number)
+
+    with pytest.raises(WorkersLost, match=r"worker 0 has not started within 0\.1 s: look for room"):
+        Endless(count=1, stall_s=0.1)
 
 
 def test_what_a_worker_refuses_is_raised(staged: Callable[..., Staged]) -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.errors import DamagedFile
-from meshwright.run.serve.asked import Ask, Piece, Sampling
+from meshwright.run.serve.asked import Ask, Piece, Sampling, TokenLogprob, joined
 from meshwright.run.serve.framing import Frames
 from meshwright.run.serve.worker.frames import (
     Answered,
@@ -37,6 +37,20 @@ def test_pieces_come_as_they_were() -> None:
     piece = Piece(choice=1, tokens=(5,), text="é", finish="stop", stopped_by="x")
     (body,) = Frames().add(framed(Answered([(7, piece)])))
     assert from_worker.decode(body) == Answered([(7, piece)])
+
+
+def test_pieces_of_a_choice_are_joined() -> None:
+    told = [TokenLogprob(each, -0.5) for each in (5, 6)]
+    pieces = [
+        Piece(choice=1, tokens=(5,), text="a", logprobs=(told[0],), cached_tokens=8, queued_s=0.5),
+        Piece(choice=1, tokens=(6,), text="b", logprobs=(told[1],)),
+        Piece(choice=1, finish="cancelled"),
+    ]
+    assert joined(pieces) == Piece(
+        choice=1, tokens=(5, 6), text="ab", logprobs=tuple(told), finish="cancelled",
+        cached_tokens=8, queued_s=0.5,
+    )  # fmt: skip
+    assert joined(pieces[:1]) == pieces[0]
 
 
 def test_a_length_without_sense_is_refused() -> None:

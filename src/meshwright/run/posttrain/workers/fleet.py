@@ -89,6 +89,8 @@ class _Worker:
         self.version: int | None = None
         self.steps, self.progress_s = 0, time.monotonic()
         self.asleep = False
+        self.down = False
+        """It died while all slept, and is started when they wake: others have its memory."""
 
     def reset(self) -> None:
         """Forget what the process knew that has ended."""
@@ -265,6 +267,8 @@ class Fleet:
             worker = self._workers[number]
             if life == worker.life:
                 self._take(worker, said)
+            elif isinstance(said, _Up):
+                said.link.end()
             try:
                 event = self._events.get_nowait()
             except queue.Empty:
@@ -335,7 +339,9 @@ class Fleet:
         self._say(f"{said}; it is started anew ({self.restarts} of {self._most})")
         self._drop_cancelled(worker)
         worker.reset()
-        self._start(worker)
+        worker.down = self._asleep
+        if not worker.down:
+            self._start(worker)
 
     def _drop_cancelled(self, worker: _Worker) -> None:
         """End answers that were cancelled and of which nothing more can come."""
@@ -386,18 +392,27 @@ class Fleet:
         for worker in self._workers:
             if worker.link is not None:
                 self._call(worker, Call(0, "sleep" if asleep else "wake", level=2))
+            elif worker.down:
+                worker.down = False
+                self._start(worker)
         self._until(lambda each: each.asleep == asleep)
 
     def _until(self, reached: Callable[[_Worker], bool]) -> None:
         """Hear workers until all of them have come to something."""
-        while not all(each.link is not None and reached(each) for each in self._workers):
+        while not all(
+            each.down or (each.link is not None and reached(each)) for each in self._workers
+        ):
             self._hear(_LOOK_S)
 
     def _end_the_stuck(self) -> None:
         """Take those for dead who live and do nothing of what is wanted of them."""
         now_s = time.monotonic()
         for worker in self._workers:
-            wanted = worker.link is None or worker.calls or worker.open
-            if wanted and now_s - worker.progress_s > self._stall_s:
-                why = f"it did nothing for {self._stall_s:g} s"
-                self._gone(worker, _Gone(why, EngineBroken(why)))
+            if worker.down or now_s - worker.progress_s <= self._stall_s:
+                continue
+            if worker.link is None:
+                what = f"rollout worker {worker.number} has not started within {self._stall_s:g} s"
+                fix = "look for room on its device, or in its cluster, or raise stall_s"
+                raise WorkersLost(f"{what}: {fix}")
+            if worker.calls or worker.open:
+                self._gone(worker, _Gone(f"it did nothing for {self._stall_s:g} s"))

@@ -6,7 +6,6 @@ from typing import Protocol
 
 from meshwright.run.posttrain.weights.offered import Offered
 from meshwright.run.posttrain.workers.process import MODULE
-from meshwright.run.serve.framing import Frames
 from meshwright.run.serve.worker.frames import (
     FromWorker,
     Ready,
@@ -60,11 +59,13 @@ class ProcessLink:
 
     def heard(self) -> Iterator[FromWorker]:
         """Yield what it says."""
-        frames = Frames()
+        process, data = self._process, b""
         with contextlib.suppress(OSError):
-            while data := self._process.socket.recv(1 << 20):
-                for body in frames.add(data):
+            while True:
+                for body in process.frames.add(data):
                     yield from_worker.decode(body)
+                if not (data := process.socket.recv(1 << 20)):
+                    return
 
     def last_words(self) -> str:
         """Say how it ended."""

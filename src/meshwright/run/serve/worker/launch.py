@@ -26,6 +26,8 @@ class EngineProcess:
 
         `module` is what runs there: it calls `process.main`.
         """
+        self.frames = Frames()
+        """What came behind the first message, for whoever goes on listening."""
         with tempfile.TemporaryDirectory(prefix="meshwright-") as folder:
             path = str(Path(folder) / "engine")
             listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -88,6 +90,5 @@ class EngineProcess:
         raise EngineBroken(self.last_words())
 
     def _bodies(self) -> Iterator[bytes]:
-        frames = Frames()
         while data := self.socket.recv(1 << 16):
-            yield from frames.add(data)
+            yield from self.frames.add(data)

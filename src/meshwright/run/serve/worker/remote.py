@@ -13,7 +13,6 @@ from pathlib import Path
 from meshwright.errors import InputError, MeshwrightError, Problem
 from meshwright.run.serve.asked import Ask, Gauges
 from meshwright.run.serve.engine.settings import EngineSettings
-from meshwright.run.serve.framing import Frames
 from meshwright.run.serve.inbox import Inbox
 from meshwright.run.serve.interface import EngineBroken
 from meshwright.run.serve.parcels import ParcelLost
@@ -161,7 +160,7 @@ class RemoteEngine:
     async def _heard_out(self) -> str:
         """Listen to the process until it ends; return why it did."""
         reader, self._writer = await asyncio.open_unix_connection(sock=self.process.socket)
-        self._why, self._heard_s, frames = "", time.monotonic(), Frames()
+        self._why, self._heard_s, frames = "", time.monotonic(), self.process.frames
         self._stale = ""
         if self._deaths and self._renewed:
             self._renew_again()
