@@ -3,8 +3,8 @@
 `usage` says what a unit is. With ZeRO 3 a unit's weights are gathered before its forward pass,
 while the unit before still computes, let go after it, and gathered again when a gradient reaches
 its output, which is before any of its operations run backward, recomputation included. Who reduces
-the gradients lets go of them then. With ZeRO 1 and 2 weights are on their way since the last
-update, and waited for.
+the gradients lets go of them then; frozen weights go once a gradient reaches the unit before. With
+ZeRO 1 and 2 weights are on their way since the last update, and waited for.
 
 The head stays from its forward pass to its backward pass, and so does the last layer: nothing comes
 between that would use their memory. An embedding's backward pass reads no weights.
@@ -28,13 +28,17 @@ class GatheredUnits:
     def __init__(
         self,
         decoder: Decoder,
-        shards: Mapping[str, Sequence[Shard]],
+        learning: Mapping[str, Sequence[Shard]],
+        frozen: Mapping[str, Sequence[Shard]],
         *,
         lets_go: bool,
         ahead: bool,
     ) -> None:
-        """`shards` are those of each unit; `ahead` gathers the next unit's in good time."""
-        self.shards, self.lets_go, self.ahead = shards, lets_go, ahead
+        """Both are the shards of each unit; `ahead` gathers the next unit's in good time."""
+        self.frozen, self.lets_go, self.ahead = frozen, lets_go, ahead
+        names = dict.fromkeys((*learning, *frozen))
+        shards = {name: [*learning.get(name, ()), *frozen.get(name, ())] for name in names}
+        self.shards: Mapping[str, Sequence[Shard]] = shards
         layers = [(f"layers.{key}", each) for key, each in decoder.layers.named_children()]
         self.order = [EMBEDDING, *(name for name, _ in layers), HEAD]
         multi_token = [(f"multi_token.{i}", each) for i, each in enumerate(decoder.multi_token)]
@@ -94,6 +98,8 @@ class GatheredUnits:
                 shard.free()
 
     def _before_backward(self, name: str) -> None:
+        for shard in self.frozen.get(self._next[name] or "", ()):
+            shard.free()
         for shard in self.shards[name]:
             shard.whole()
         before = self.order.index(name) - 1

@@ -11,10 +11,13 @@ ZeRO 1 each rank updates its part of every bucket and has moments for no more; w
 no more of the gradients either, as each microbatch's are reduced and dropped; with ZeRO 3 it has no
 more of the weights but while a unit computes (`gathered_units`), under a pipeline from first use to
 the step's end. With `layout.shard` parts are shared within `shard` groups and the same over
-`replicate` groups. Experts are always cut over all of `expert_dp`. What does not learn stays whole.
+`replicate` groups. Experts are always cut over all of `expert_dp`.
+
+What does not learn is cut by ZeRO 3 alone; it has no gradients. What is trained beside a model, an
+adapter, is little and stays whole.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import NamedTuple, Protocol
 
@@ -22,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from meshwright.run.kernels.gradient_norm import GradientNorm
+from meshwright.run.nn.decoder import Decoder
 from meshwright.run.nn.holding import Range
 from meshwright.run.parallel.buckets import BUCKET_BYTES, Bucket, fill
 from meshwright.run.parallel.gathered_units import GatheredUnits
@@ -95,18 +99,19 @@ class BucketedSync:
             mark(each, spread.holdings[name], 0)
         self._parameters = learning
         cut = {expert: self._groups(expert=expert) for expert in (False, True)}
-        buckets = fill(
-            wanted(spread, learning),
-            parts=cut[False][0].size,
-            expert_parts=cut[True][0].size,
-            element_bytes=format_.itemsize,
-            bucket_bytes=bucket_bytes,
-            by_unit=layout.zero == 3,
-        )
+        sizes = {"parts": cut[False][0].size, "expert_parts": cut[True][0].size}
+        filled = {"element_bytes": format_.itemsize, "bucket_bytes": bucket_bytes}
+        own = {name: each for name, each in learning.items() if name not in spread.used_with}
+        buckets = fill(wanted(spread, own), **sizes, **filled, by_unit=layout.zero == 3)
+        more = {name: each for name, each in learning.items() if name in spread.used_with}
+        beside = fill(wanted(spread, more), parts=1, expert_parts=1, **filled)
+        self._frozen = self._cut_frozen(cut, sizes) if layout.zero == 3 else {}
         self._shards: dict[Bucket, Shard] = {}
         self._reductions = []
-        for bucket in buckets:
+        for bucket in (*buckets, *beside):
             shards, copies = cut[bucket.expert]
+            if bucket in beside:
+                shards, copies = self._alone, spread.mesh["dp-cp"]
             if shards.size > 1:
                 self._shards[bucket] = Shard(
                     bucket, learning, spread.holdings, shards, comes_and_goes=layout.zero == 3
@@ -134,24 +139,42 @@ class BucketedSync:
             overlaps=layout.overlap_gradients,
             on_leaving=self._free if lets_go else None,
         )
-        if self._shards:
-            units: dict[str, list[Shard]] = {}
-            for bucket, shard in self._shards.items():
-                names = (spread.used_with.get(each.name, each.name) for each in bucket.members)
-                for unit in dict.fromkeys(unit_of(decoder, name) for name in names):
-                    units.setdefault(unit, []).append(shard)
-            GatheredUnits(decoder, units, lets_go=lets_go, ahead=layout.overlap_parameters)
+        if self._shards or self._frozen:
+            GatheredUnits(
+                decoder,
+                by_units(decoder, self._shards),
+                by_units(decoder, self._frozen),
+                lets_go=lets_go,
+                ahead=layout.overlap_parameters,
+            )
         self._lies = self._find_lies()
         self._norm = GlobalNorm(spread.mesh)
         self._complete: dict[str, Tensor] = {}
 
+    @property
+    def _alone(self) -> Group:
+        mesh = self.spread.mesh
+        return Group("alone", (mesh.rank,), mesh.rank, None, mesh.journal)
+
     def _groups(self, *, expert: bool) -> tuple[Group, Group]:
         """Return over whom a bucket is cut, and who has the same part."""
         mesh = self.spread.mesh
-        alone = Group("alone", (mesh.rank,), mesh.rank, None, mesh.journal)
         if self._layout.zero == 0:
-            return alone, mesh["expert_dp" if expert else "dp-cp"]
-        return (mesh["expert_dp"], alone) if expert else (mesh["shard"], mesh["replicate"])
+            return self._alone, mesh["expert_dp" if expert else "dp-cp"]
+        return (mesh["expert_dp"], self._alone) if expert else (mesh["shard"], mesh["replicate"])
+
+    def _cut_frozen(
+        self, cut: dict[bool, tuple[Group, Group]], sizes: dict[str, int]
+    ) -> dict[Bucket, Shard]:
+        """Cut what does not learn; nobody updates the parts."""
+        decoder, holdings = self.spread.decoder, self.spread.holdings
+        named = {name: each for name, each in decoder.named_parameters() if not each.requires_grad}
+        found = {}
+        for bucket in fill(wanted(self.spread, named), **sizes, element_bytes=1, by_unit=True):
+            group = cut[bucket.expert][0]
+            if group.size > 1:
+                found[bucket] = Shard(bucket, named, holdings, group, comes_and_goes=True)
+        return found
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield the rank's parts of cut parameters, flat, and other parameters themselves."""
@@ -226,6 +249,8 @@ class BucketedSync:
         if self._layout.pp > 1:
             for bucket in self._shards:
                 self._free(bucket)
+        for shard in self._frozen.values():  # what backward did not let go of
+            shard.free()
         self._complete = {name: found[name] for name in self._lies if name in found}
         return self._complete
 
@@ -280,21 +305,31 @@ class BucketedSync:
     @contextmanager
     def gathered(self) -> Iterator[None]:
         """Let the decoder's parameters be whole for a while; what is written to them counts."""
-        for shard in reversed(self._shards.values()):
+        every = [*self._frozen.values(), *self._shards.values()]
+        for shard in reversed(every):
             shard.start_gathering()
-        for shard in self._shards.values():
+        for shard in every:
             shard.whole()
         try:
             yield
         finally:
             with torch.no_grad():
-                for shard in self._shards.values():
+                for shard in every:
                     shard.take_over()
                     shard.free()
 
     def _free(self, bucket: Bucket) -> None:
         if bucket in self._shards:
             self._shards[bucket].free()
+
+
+def by_units(decoder: Decoder, shards: Mapping[Bucket, Shard]) -> dict[str, list[Shard]]:
+    """Return the shards that each unit of a decoder reads."""
+    found: dict[str, list[Shard]] = {}
+    for bucket, shard in shards.items():
+        for unit in dict.fromkeys(unit_of(decoder, each.name) for each in bucket.members):
+            found.setdefault(unit, []).append(shard)
+    return found
 
 
 def make_sync(spread: Spread, *, bucket_bytes: int = BUCKET_BYTES) -> Sync:

@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from meshwright.run.nn.fp8 import use_precision
 from meshwright.run.parallel.collective.launch import launch
 from meshwright.run.parallel.mesh import Mesh
+from meshwright.run.parallel.shards import Shard
 from meshwright.run.posttrain.supervised import open_recipe, read_recipe
 from meshwright.run.posttrain.supervised.export import export_recipe
 from meshwright.run.train.evaluate import held_out_loss
@@ -27,6 +28,7 @@ from meshwright.run.train.trainer import Trainer
 from tests.run.posttrain.supervised.tiny import (
     RECORDS,
     chats,
+    deep,
     model_folder,
     recipe_data,
     sparse,
@@ -50,9 +52,10 @@ class Cells(NamedTuple):
 
 CELLS = {
     "replicas": Cells(2, {"dp": 2}, (*WHOLE, *BESIDE)),
-    "zero 1": Cells(2, {"dp": 2, "zero": 1}, ("dpo", "reward")),
+    "zero 1": Cells(2, {"dp": 2, "zero": 1}, WHOLE),
     "zero 2": Cells(2, {"dp": 2, "zero": 2}, WHOLE),
-    "zero 3": Cells(2, {"dp": 2, "zero": 3}, WHOLE),
+    "zero 3": Cells(2, {"dp": 2, "zero": 3}, (*WHOLE, *BESIDE)),
+    "zero 3 and stages": Cells(4, {"dp": 2, "pp": 2, "zero": 3}, ("dora", "kto+")),
     "tensors": Cells(2, {"tp": 2}, (*WHOLE, *BESIDE, "lora~", "dora~")),
     "tensors and tokens": Cells(
         2, {"tp": 2, "sequence_parallel": True}, (*WHOLE, *BESIDE, "lora~")
@@ -67,13 +70,13 @@ CELLS = {
     "tensors and context": Cells(
         4, {"tp": 2, "cp": 2, "sequence_parallel": True}, ("dora", "dpo+", "kto", "reward")
     ),
-    "tensors and replicas": Cells(4, {"tp": 2, "dp": 2, "zero": 0}, ("dora", "dpo+", "kto")),
+    "tensors and replicas": Cells(4, {"tp": 2, "dp": 2, "zero": 3}, ("dora", "dpo+", "kto")),
 }
 REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     *(
         (kind, {"dp": 2, "zero": zero}, {"rank": 4}, "layout.zero")
         for kind in ("lora", "dora", "dpo", "ipo", "kto", "reward", "distil")
-        for zero in (1, 2, 3)
+        for zero in (1, 2)
     ),
     ("lora", {"tp": 2, "sequence_parallel": True, "overlap_tp": True}, {"rank": 4},
      "layout.overlap_tp"),
@@ -136,6 +139,40 @@ def test_ranks_come_to_the_figures_of_one_device(
             assert found[each] == pytest.approx(alone[each], rel=2e-4, abs=2e-5), each
 
 
+def most_held(data: dict[str, Any], folder: Path) -> tuple[int, int, int]:
+    """Train a step; return the bytes of all frozen weights, the most held at once, and those after.
+
+    Of the second and third, what a rank keeps as its part is left out.
+    """
+    task, job = open_recipe(read_recipe(data))
+    trainer, held = Trainer(job, folder, Mesh(job.layout), task=task), [0]
+    weights = [one for one in trainer.decoder.parameters() if not one.requires_grad]
+    every = sum(one.numel() * one.element_size() for one in weights)
+
+    def here() -> int:
+        storages = (one.untyped_storage() for one in weights)
+        return sum({one._cdata: one.nbytes() for one in storages}.values())
+
+    def counted(shard: Shard, whole: Any = Shard.whole) -> None:
+        whole(shard)
+        held.append(here())
+
+    with mock.patch.object(Shard, "whole", counted):
+        trainer.step(trainer.batches.at(0), 0)
+    trainer.close()
+    return every, max(held), here()
+
+
+@pytest.mark.slow
+def test_frozen_weights_are_whole_only_while_they_are_used(tmp_path: Path) -> None:
+    layout = {"dp": 2, "zero": 3}
+    data = data_of("lora", tmp_path, layout) | {"start_from": str(model_folder(deep))}
+    for every, most, after in launch(2, most_held, data, tmp_path / "run"):
+        assert after == 0
+        # The head, and of eight layers the last, the one at work and one on its way.
+        assert 0 < most < 0.6 * every
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", [{"dp": 2, "ep": 2}, {"tp": 2}], ids=["experts", "tensors"])
 def test_models_of_experts_come_to_the_figures_of_one_device(
@@ -150,14 +187,18 @@ def test_models_of_experts_come_to_the_figures_of_one_device(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", ["bf16", "fp8-rowwise", "fp8-tensorwise"])
+@pytest.mark.parametrize("precision", ["bf16", "fp16", "fp8-rowwise", "fp8-tensorwise"])
 def test_narrower_formats_come_near_float32(
     precision: str, alone: dict[str, list[float]], tmp_path: Path
 ) -> None:
-    recipes, layout = (*WHOLE, *BESIDE), {"precision": precision}
-    given = {name: data_of(name, tmp_path, layout) for name in recipes}
+    recipes = WHOLE if precision == "fp16" else (*WHOLE, *BESIDE)
+    layouts: list[dict[str, Any]] = [{"precision": precision}, {"precision": precision, "tp": 2}]
+    given, spread = ({name: data_of(name, tmp_path, each) for name in recipes} for each in layouts)
+    for data in (*given.values(), *spread.values()):
+        data["optimizer"] |= {
+            "loss_scale": {"first": 1.0}
+        }  # gradients of so small a model are large
     one = small_products_too(given, tmp_path / "one")
-    spread = {name: data_of(name, tmp_path, {**layout, "tp": 2}) for name in recipes}
     ranks = launch(2, small_products_too, spread, tmp_path / "ranks", timeout_s=600)
     for name in recipes:
         for found in (one, *ranks):  # loss and gradients of the first step

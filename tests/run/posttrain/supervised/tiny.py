@@ -10,6 +10,7 @@ from tempfile import mkdtemp
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 
 from meshwright.run.nn.build import build
 from meshwright.run.nn.huggingface import save
@@ -24,6 +25,11 @@ from tests.run.posttrain.data.small_words import CHATML, words_of
 
 LETTERS = "bcdfghjklm"
 LENGTH = 64
+
+
+def deep() -> Model:
+    """Return one of more layers."""
+    return replace(dense(), pattern="8*plain")
 
 
 def dense() -> Model:

@@ -15,11 +15,9 @@ def layout_problems(model: Model, layout: Layout, adapter: AdapterSettings) -> I
     if layout.precision == "fp16":
         what = "adapters are not trained beside fp16 weights"
         yield Problem("layout.precision", what, "use bf16 or fp32")
-    if layout.zero:
-        what = f"ZeRO {layout.zero} cuts what learns: of an adapter little, of frozen weights none"
-        yield Problem(
-            "layout.zero", what, "use zero = 0, and tp or pp where the model is too large"
-        )
+    if layout.zero in (1, 2):
+        what = f"ZeRO {layout.zero} cuts what an optimizer keeps, of which an adapter has little"
+        yield Problem("layout.zero", what, "use 3, which cuts the frozen weights, or 0")
     if layout.tp > 1 and layout.overlap_tp:
         what = "products with an adapter are not cut into pieces that overlap with exchanges"
         yield Problem("layout.overlap_tp", what, "leave it out")
