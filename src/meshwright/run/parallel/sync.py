@@ -102,9 +102,9 @@ class BucketedSync:
         sizes = {"parts": cut[False][0].size, "expert_parts": cut[True][0].size}
         filled = {"element_bytes": format_.itemsize, "bucket_bytes": bucket_bytes}
         own = {name: each for name, each in learning.items() if name not in spread.used_with}
-        buckets = fill(wanted(spread, own), **sizes, **filled, by_unit=layout.zero == 3)
+        buckets = fill(wanted(spread, own), by_unit=layout.zero == 3, **sizes, **filled)
         more = {name: each for name, each in learning.items() if name in spread.used_with}
-        beside = fill(wanted(spread, more), parts=1, expert_parts=1, **filled)
+        beside = fill(wanted(spread, more), by_unit=False, parts=1, expert_parts=1, **filled)
         self._frozen = self._cut_frozen(cut, sizes) if layout.zero == 3 else {}
         self._shards: dict[Bucket, Shard] = {}
         self._reductions = []

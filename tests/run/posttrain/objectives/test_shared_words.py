@@ -49,7 +49,8 @@ def compared(mesh: Mesh, *, dtype: torch.dtype, pieces: int, **given: Any) -> di
     cuts = (slice(None), *[slice(held.start, held.stop)] * 2)
     mine = [each[cut].clone().requires_grad_() for each, cut in zip(drawn, cuts, strict=True)]
     shared = WordsOfRanks(mesh["tp"], WORDS, sequence=False)
-    here = shared_word_logprobs(shared, *mine, words, **given["rule"])
+    x, weight, bias = mine
+    here = shared_word_logprobs(shared, x, weight, bias, words, **given["rule"])
     (here * weights).sum().backward()  # type: ignore[no-untyped-call]
     off = {"logprobs": _off(here.detach(), found.detach())}
     for name, own, other, cut in zip(("x", "weight", "bias"), mine, one, cuts, strict=True):

@@ -271,6 +271,6 @@ def test_what_ranks_learnt_is_written_whole_and_goes_on_elsewhere(tmp_path: Path
         with pytest.warns(UserWarning, match="another layout"):
             train(job, tmp_path / "ranks" / name, **given_on)
         train(job, tmp_path / "alone" / name, **given_on)
-        one, other = rows_of(tmp_path / "ranks" / name), rows_of(tmp_path / "alone" / name)
-        assert list(one) == list(other) == [3, 4]
-        assert list(one.values()) == pytest.approx(list(other.values()), rel=2e-4)
+        mine, wanted = rows_of(tmp_path / "ranks" / name), rows_of(tmp_path / "alone" / name)
+        assert list(mine) == list(wanted) == [3, 4]
+        assert list(mine.values()) == pytest.approx(list(wanted.values()), rel=2e-4)
