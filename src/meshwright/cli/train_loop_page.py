@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 Rows = Sequence[Mapping[str, Any]]
 _EVALUATED = re.compile(r"held out after (\d+) steps: ([\d.]+)% by chance, ([\d.]+)% greedily")
 """How a run notes what it found on held-out prompts."""
+_FEW = 3
+"""Points that make no line by themselves."""
 _SIDES = {"trainer": "trainer", "engines": "engine"}
 
 
@@ -84,7 +86,10 @@ def _head(settings: "LoopSettings", rows: Rows, held_out: Sequence[_HeldOut]) ->
         f"{format_count(round(answers))} answers in {format_seconds(seconds)}"
     )
     if gaps:
-        told["engine and trainer"] = f"differ by {max(gaps):.1e} in log p at most"
+        told["engine and trainer"] = (
+            f"differ by {max(gaps):.1e} in log p at most, where both had the same weights "
+            f"({format_some(len(gaps), 'step')})"
+        )
     staleness = f", {sum(stale) / len(stale):.2g} steps stale on average" if any(stale) else ""
     told["placement"] = f"{settings.placement}{staleness}"
     if settings.shuffle_rewards:
@@ -97,7 +102,7 @@ def _charts(rows: Rows, held_out: Sequence[_HeldOut]) -> list[Chart]:
 
     def curve(name: str, figure: str, scale: float = 1.0) -> Curve:
         points = [(row["step"], scale * row[figure]) for row in rows if row.get(figure) is not None]
-        return Curve(name, points)
+        return Curve(name, points, dots=len(points) < _FEW)
 
     amid = list(curve("", "held_out_reward", 100.0).points)
     ends = [(each.step, each.sampled) for each in held_out]
