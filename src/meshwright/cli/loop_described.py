@@ -160,6 +160,8 @@ def beside_run(loop: Loop, outcome: Outcome) -> Table:
 def _left_out(settings: "LoopSettings") -> Iterator[str]:
     """Say what of a loop's settings no simulation knows."""
     workers = settings.workers
+    if settings.overlaps and not workers.count:
+        yield "engine and trainer are taken to have a device each: on one they compete for it"
     if workers.count and len(set(workers.devices)) < workers.count:
         yield "each worker is taken to have devices of its own"
     if settings.objective.advantage == "gae":
