@@ -13,6 +13,7 @@ pytest.importorskip("torch", reason="trains on gloo ranks")
 pytest.importorskip("tokenizers", reason="reads a tokenizer")
 
 import torch
+from msgspec.structs import replace
 from safetensors.torch import load_file
 
 from meshwright.run.nn.fp8 import use_precision
@@ -221,6 +222,16 @@ def test_what_cannot_run_is_refused_at_once(
     found = {problem.where: problem for problem in job.check()}
     assert list(found) == [where]
     assert found[where].fix
+
+
+def test_a_gguf_file_is_refused_where_ranks_share_the_model(tmp_path: Path) -> None:
+    task, job = open_recipe(read_recipe(data_of("sft", tmp_path)))
+    (tmp_path / "m.gguf").write_bytes(b"GGUF" + bytes(60))
+    given: dict[str, Any] = {"start_from": str(tmp_path / "m.gguf")}
+    alone = replace(job, **given)
+    assert task.problems(alone) == []
+    shared = replace(job, layout=replace(job.layout, tp=2), **given)
+    assert [problem.where for problem in task.problems(shared)] == ["start_from"]
 
 
 def begun(data: dict[str, Any], folder: Path) -> None:
