@@ -1,5 +1,6 @@
 """A run with workers whose trainer kills itself: `killed.py FOLDER PHASE`; it names its workers."""
 
+import os
 import sys
 from typing import Any
 
@@ -30,4 +31,5 @@ if __name__ == "__main__":
     setattr(where, name, instead)
     replaced: Any = hiring
     replaced.ProcessLink = Named
+    print(os.getpid(), flush=True)
     running.run(settings_of(sys.argv[1]))

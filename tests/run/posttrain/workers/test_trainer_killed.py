@@ -29,20 +29,16 @@ def uninterrupted() -> Decoder:
     return run(settings_of("")).decoder
 
 
-def left_over() -> set[Path]:
-    return set(Path("/dev/shm").glob("meshwright-weights-*"))
-
-
 @pytest.mark.parametrize("phase", ["draw", "train", "sync", "row", "checkpoint"])
 def test_workers_end_with_their_trainer_and_the_run_goes_on(tmp_path: Path, phase: str) -> None:
-    folder, before = tmp_path / "run", left_over()
+    folder = tmp_path / "run"
     command = [sys.executable, "-m", "tests.run.posttrain.workers.killed", str(folder), phase]
     ended = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert ended.returncode == -signal.SIGKILL, ended.stderr
-    pids = [int(line) for line in ended.stdout.splitlines()]
+    trainer, *pids = [int(line) for line in ended.stdout.splitlines()]
     assert len(pids) == 2
-    until_s = time.monotonic() + 60
-    while any(Path(f"/proc/{pid}").exists() for pid in pids) or left_over() - before:
+    until_s, named = time.monotonic() + 60, f"meshwright-weights-{trainer}-*"
+    while any(Path(f"/proc/{pid}").exists() for pid in pids) or any(Path("/dev/shm").glob(named)):
         assert time.monotonic() < until_s, "workers outlive their trainer, or leave weights behind"
         time.sleep(0.1)
     given = settings_of(str(folder))

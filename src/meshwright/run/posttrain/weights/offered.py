@@ -4,6 +4,7 @@ The version that engines have stays there: one that is started anew takes it, wh
 does meanwhile. That is as many bytes of host memory as the engine's weights have.
 """
 
+import os
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,6 +19,12 @@ from meshwright.run.posttrain.weights.tensors import held
 _MEMORY = Path("/dev/shm")
 
 
+def memory_folder() -> Path:
+    """Make a folder for versions, named by this process: in memory, or on a disk without one."""
+    root = _MEMORY if _MEMORY.is_dir() else None
+    return Path(mkdtemp(prefix=f"meshwright-weights-{os.getpid()}-", dir=root))
+
+
 def plan_of(sources: Sequence[Holds], targets: Sequence[Holds]) -> Transfer:
     """Return the plan that both sides make; what several ranks want lies there once."""
     return plan_transfer(sources, targets, fan="broadcast")
@@ -29,9 +36,7 @@ class Offered:
     def __init__(self, sources: Sequence[Mapping[str, Placed]]) -> None:
         self._sources = list(sources)
         self.holds = [held(each) for each in sources]
-        self.folder = Path(
-            mkdtemp(prefix="meshwright-weights-", dir=_MEMORY if _MEMORY.is_dir() else None)
-        )
+        self.folder = memory_folder()
         self.plan: Transfer | None = None
         self._posted: list[Posted] = []
         self.version: int | None = None

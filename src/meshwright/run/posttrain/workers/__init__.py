@@ -3,6 +3,7 @@
 settings     how many, and where
 process      what runs there: the serving worker, which also takes versions of weights
 links        the way to one of them, whatever carries messages
+worker       one of them through all its lives, as the trainer's process knows it
 fleet        all of them as one engine; who dies is started anew, and draws again what it had
 hiring       a fleet for a trained decoder
 ray_workers  the same on the machines of a Ray cluster

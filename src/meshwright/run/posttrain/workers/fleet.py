@@ -23,6 +23,7 @@ from meshwright.run.posttrain.weights.offered import Offered
 from meshwright.run.posttrain.weights.taking import Targets, sources_of
 from meshwright.run.posttrain.workers.links import Link
 from meshwright.run.posttrain.workers.process import SOURCES, TAKE
+from meshwright.run.posttrain.workers.worker import Ticket, Worker
 from meshwright.run.serve.asked import Ask, Piece, Sink
 from meshwright.run.serve.interface import EngineBroken
 from meshwright.run.serve.worker.frames import (
@@ -64,51 +65,6 @@ class _Gone(NamedTuple):
 _Said = _Up | FromWorker | _Gone
 
 
-class Ticket(NamedTuple):
-    """An ask under way."""
-
-    number: int
-    ask: Ask
-    sink: Sink
-    worker: int
-
-
-class _Worker:
-    """One of the fleet, through all its lives."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.life = 0
-        self.link: Link | None = None
-        self.open: dict[int, Ticket] = {}
-        """What it has not answered."""
-        self.order: list[list[Ticket]] = []
-        """All that it was asked since it last had nothing to do, as it was sent."""
-        self.cancelled: set[int] = set()
-        self.calls: dict[int, Call] = {}
-        self.version: int | None = None
-        self.steps, self.progress_s = 0, time.monotonic()
-        self.asleep = False
-        self.down = False
-        """It died while all slept, and is started when they wake: others have its memory."""
-
-    def reset(self) -> None:
-        """Forget what the process knew that has ended."""
-        self.link, self.version, self.asleep = None, None, False
-        self.steps, self.progress_s = 0, time.monotonic()
-        self.calls, self.life = {}, self.life + 1
-
-    def doing(self) -> str:
-        """Say what it does, in words."""
-        if self.link is None:
-            return "while it started"
-        if any(call.what == TAKE for call in self.calls.values()):
-            return "while it took weights"
-        if self.open:
-            return f"with {len(self.open):,} answers under way"
-        return "while it had nothing to do"
-
-
 class Fleet:
     """Answers with the workers that live; used by one thread at a time."""
 
@@ -133,7 +89,7 @@ class Fleet:
         self._most, self._stall_s, self._exact = restarts, stall_s, exact
         self._events: queue.SimpleQueue[tuple[int, int, _Said]]
         self._events = queue.SimpleQueue()
-        self._workers = [_Worker(number) for number in range(count)]
+        self._workers = [Worker(number) for number in range(count)]
         self._pending: list[Ticket] = []
         self._outbox: list[tuple[Sink, Piece]] = []
         self._number, self._closed, self._asleep = 0, False, False
@@ -225,7 +181,7 @@ class Fleet:
 
     # Workers.
 
-    def _start(self, worker: _Worker) -> None:
+    def _start(self, worker: Worker) -> None:
         args = (worker.number, worker.life)
         name = f"rollout worker {worker.number}"
         threading.Thread(target=self._live, args=args, name=name, daemon=True).start()
@@ -274,7 +230,7 @@ class Fleet:
             except queue.Empty:
                 return True
 
-    def _take(self, worker: _Worker, said: _Said) -> None:
+    def _take(self, worker: Worker, said: _Said) -> None:
         match said:
             case _Up(link):
                 self._begin(worker, link)
@@ -298,7 +254,7 @@ class Fleet:
                 where = f"rollout worker {worker.number}"
                 raise InputError([Problem(f"{where}: {at}", *rest) for at, *rest in problems])
 
-    def _begin(self, worker: _Worker, link: Link) -> None:
+    def _begin(self, worker: Worker, link: Link) -> None:
         """Bring a worker that has just been started to where it has to be."""
         worker.link, worker.progress_s = link, time.monotonic()
         told = sources_of(self._offered, link.folder(self._offered))
@@ -313,7 +269,7 @@ class Fleet:
         else:
             self._ask(worker, list(worker.open.values()))
 
-    def _done(self, worker: _Worker, call: Call, told: bytes) -> None:
+    def _done(self, worker: Worker, call: Call, told: bytes) -> None:
         worker.progress_s = time.monotonic()
         if call.what == SOURCES:
             self._offered.agree(msgspec.msgpack.decode(told, type=Targets))
@@ -322,7 +278,7 @@ class Fleet:
         else:
             worker.asleep = call.what == "sleep"
 
-    def _gone(self, worker: _Worker, gone: _Gone) -> None:
+    def _gone(self, worker: Worker, gone: _Gone) -> None:
         name = f"rollout worker {worker.number}"
         if worker.link is not None:
             name = f"{name} ({worker.link.name})"
@@ -343,7 +299,7 @@ class Fleet:
         if not worker.down:
             self._start(worker)
 
-    def _drop_cancelled(self, worker: _Worker) -> None:
+    def _drop_cancelled(self, worker: Worker) -> None:
         """End answers that were cancelled and of which nothing more can come."""
         for number in sorted(worker.cancelled):
             ticket = worker.open.pop(number)
@@ -368,18 +324,18 @@ class Fleet:
             if worker.link is not None:
                 self._ask(worker, tickets)
 
-    def _ask(self, worker: _Worker, tickets: Sequence[Ticket]) -> None:
+    def _ask(self, worker: Worker, tickets: Sequence[Ticket]) -> None:
         if tickets and worker.link is not None:
             worker.link.send(Several([Asked(each.number, each.ask) for each in tickets]))
 
-    def _call(self, worker: _Worker, call: Call) -> None:
+    def _call(self, worker: Worker, call: Call) -> None:
         self._number += 1
         call = msgspec.structs.replace(call, number=self._number)
         worker.calls[call.number], worker.progress_s = call, time.monotonic()
         if worker.link is not None:
             worker.link.send(call)
 
-    def _send_version(self, worker: _Worker) -> None:
+    def _send_version(self, worker: Worker) -> None:
         version = self._offered.version
         if version is not None and worker.link is not None and worker.version != version:
             worker.link.bring(self._offered)
@@ -397,7 +353,7 @@ class Fleet:
                 self._start(worker)
         self._until(lambda each: each.asleep == asleep)
 
-    def _until(self, reached: Callable[[_Worker], bool]) -> None:
+    def _until(self, reached: Callable[[Worker], bool]) -> None:
         """Hear workers until all of them have come to something."""
         while not all(
             each.down or (each.link is not None and reached(each)) for each in self._workers

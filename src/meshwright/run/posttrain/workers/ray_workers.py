@@ -14,14 +14,13 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
 from meshwright.errors import InputError, MissingPart, Problem
-from meshwright.run.posttrain.weights.offered import Offered
+from meshwright.run.posttrain.weights.offered import Offered, memory_folder
 from meshwright.run.posttrain.workers.links import ProcessLink
 from meshwright.run.posttrain.workers.settings import WorkerSettings
 from meshwright.run.serve.interface import EngineBroken
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
 _LISTEN_S = 1.0
 """How long an actor waits for its worker to say something before it says that it said nothing."""
 _END_S = 5.0
-_MEMORY = Path("/dev/shm")
 _encode = msgspec.msgpack.encode
 _heard = msgspec.msgpack.Decoder(list[FromWorker])
 
@@ -54,9 +52,7 @@ class Keeper:
 
     def __init__(self) -> None:
         self._link: ProcessLink | None = None
-        self._folder = mkdtemp(
-            prefix="meshwright-weights-", dir=_MEMORY if _MEMORY.is_dir() else None
-        )
+        self._folder = str(memory_folder())
         self._said: queue.SimpleQueue[FromWorker | None] = queue.SimpleQueue()
         self._turn, self._next, self._wrong = threading.Lock(), 0, ""
         self._waiting: dict[int, Callable[[], None]] = {}
