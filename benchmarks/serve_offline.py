@@ -114,7 +114,15 @@ def run_shape(shape: Shape, runs: int) -> dict[str, Any]:
         "start_s": started_s,
         "start": dict(llm.start_up),
         "preemptions": llm.engine.gauges().preemptions,
+        "streamed": _streamed(llm),
     }
+
+
+def _streamed(llm: Any) -> str:
+    """Say which products are streamed, and up to how many rows."""
+    streaming = getattr(llm.engine.runner, "streaming", None)
+    chosen = {} if streaming is None else streaming.chosen
+    return ", ".join(f"{kind} to {max(points)}" for kind, points in chosen.items() if points)
 
 
 def measure(quick: bool) -> dict[str, object]:
@@ -144,7 +152,11 @@ def measure(quick: bool) -> dict[str, object]:
         target = "< 20" if shape.name.startswith("Llama-3.1-8B bf16") else ""
         figures.append(figure(f"{shape.name}, start", found["start_s"], "s", target))
         parts = ", ".join(f"{what} {seconds:.1f}" for what, seconds in found["start"].items())
-        notes.append(f"{shape.name}: start {parts}; {found['steps']} steps")
+        rates = ", ".join(f"{rate:,.0f}" for rate in found["rates"])
+        streamed = f"; streamed: {found['streamed']}" if found["streamed"] else ""
+        notes.append(
+            f"{shape.name}: {rates} tokens/s; start {parts}; {found['steps']} steps{streamed}"
+        )
     for path in sorted(Path(os.environ.get("SERVE_PEERS", "-")).glob("*.json")):
         peers += json.loads(path.read_text())
     return {"figures": figures, "peers": peers, "notes": ". ".join(notes)}
