@@ -8,7 +8,7 @@ Shapes: B sequences, T positions, D hidden, V vocabulary, N = B·T tokens.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -44,6 +44,8 @@ class Loss:
         """What training differentiates, still to be divided by a count."""
         return self.nats_sum + self.auxiliary
 
+
+_Read = TypeVar("_Read", Tensor, LossSums)
 
 Ahead = Sequence[tuple[Tensor, Tensor]]
 """The tokens and the labels that lie 1, 2, … places on."""
@@ -194,7 +196,7 @@ class Decoder(nn.Module):
         cap = self.model.logit_softcap
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
-    def read_head(self, read: Callable[[], Tensor]) -> Tensor:
+    def read_head(self, read: Callable[[], _Read]) -> _Read:
         """Return what a function makes of the head's weights, which are here while it runs."""
         return read()
 
