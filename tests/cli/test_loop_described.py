@@ -90,13 +90,15 @@ def test_other_files_are_no_loops(tmp_path: Path, capsys: Captured) -> None:
     assert not names_loop(str(work))
     assert not names_loop("llama3.1-8b")
     words = ["sorting-digits", "--cluster", "h200-superpod", "--placement", "asynchronous"]
-    assert main(["simulate", "rl", *words, "--gpus", "1"]) == 2
-    assert "which devices a loop has" in capsys.readouterr().err
+    for flag in ("--gpus", "--tp", "--train-pp"):
+        assert main(["simulate", "rl", *words, flag, "1"]) == 2
+        assert f"{flag}: the file says which devices a loop has" in capsys.readouterr().err
 
 
 def test_workers_have_devices_of_their_own(tmp_path: Path, capsys: Captured) -> None:
     path = tmp_path / "loop.toml"
     path.write_text(FILE + "\n[workers]\ncount = 3\ntp = 2\n", encoding="utf-8")
+    assert describe(str(path)).batch_requests == 6 * 4  # a third of 16 prompts, rounded up
     found = simulated([str(path), "--cluster", "h200-superpod"], capsys)
     setup = found["setup"]
     assert (setup["engines"], setup["engine_tp"], setup["training_gpus"]) == (3, 2, 1)

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 PRESETS = ("sorting-digits",)
 _LOOKED_AT = 512
 """Prompts of a task whose lengths are counted."""
-_MOST_REQUESTS = 1024
 
 
 class Loop(NamedTuple):
@@ -95,8 +94,7 @@ def describe(word: str) -> Loop:
             "forwards": (aim.correction != "none") + (aim.kl > 0),
             "seed": settings.seed,
         },
-        batch_requests=settings.batch_requests
-        or min(settings.prompts * settings.samples, _MOST_REQUESTS),
+        batch_requests=settings.engine_requests,
         engines=settings.workers.count,
         engine_tp=settings.workers.tp,
         rows=rows,

@@ -11,6 +11,7 @@ from meshwright.cli.calibrations import add_calibration, used_for
 from meshwright.cli.loop_described import Loop, beside_run, describe, names_loop
 from meshwright.cli.parser import add_common
 from meshwright.cli.rl_flags import (
+    TRAINER,
     add_rounds,
     gpus_words,
     outcome_data,
@@ -41,6 +42,8 @@ EXAMPLES = (
     "mw simulate rl sorting-digits --cluster h200-superpod",
     "mw simulate rl runs/sorting-digits-grpo --cluster cpu-host",
 )
+_OF_DEVICES = ("gpus", "rollout_gpus", "tp", *(f"train_{name}" for name in TRAINER))
+"""Flags that a loop's own settings leave nothing to say."""
 WAITS = {
     "groups": "too few groups have ended",
     "drain": "weights wait for groups that run",
@@ -78,7 +81,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--running", metavar="N", help="groups under way at most (default: as many as may be)"
     )
-    group.add_argument("--tp", metavar="N", default="1", help="GPUs of an engine (default: 1)")
+    group.add_argument("--tp", metavar="N", help="GPUs of an engine (default: 1)")
     group.add_argument(
         "--steps", metavar="N", default=str(MEASURED), help=f"to measure (default: {MEASURED})"
     )
@@ -110,11 +113,10 @@ def loop_setup(args: argparse.Namespace, loop: Loop) -> Setup:
     overlaps = placement in ("one-step-off", "asynchronous")
     # Who draws while the trainer works is taken to have a device for it.
     engines = loop.engines or int(overlaps)
-    if args.gpus is not None or args.rollout_gpus is not None:
+    if given := [name for name in _OF_DEVICES if getattr(args, name) is not None]:
         what = "the file says which devices a loop has"
         fix = "leave it out, or describe the run by flags: MODEL --prompts 64 and so on"
-        flag = "--gpus" if args.gpus is not None else "--rollout-gpus"
-        raise InputError([Problem(flag, what, fix)])
+        raise InputError([Problem(f"--{name.replace('_', '-')}", what, fix) for name in given])
     alone, gpus = engines == 0, 1 + engines * loop.engine_tp
     named = cluster_of(args)
     node = named.gpus_per_node
@@ -161,7 +163,7 @@ def setup_of(args: argparse.Namespace) -> Setup:
     args.kv, args.placement = args.kv or "bf16", args.placement or "colocated"
     if args.gpus is None:
         raise InputError([Problem("--gpus", "how many GPUs are there?", "add --gpus 16, say")])
-    gpus, tp = parse_count(args.gpus, "--gpus"), parse_count(args.tp, "--tp")
+    gpus, tp = parse_count(args.gpus, "--gpus"), parse_count(args.tp or "1", "--tp")
     require(whole("--gpus", gpus, most=65_536), whole("--tp", tp, most=64))
     rollout, training = _split(args, gpus)
     if rollout % tp:

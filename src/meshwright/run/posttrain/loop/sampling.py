@@ -20,7 +20,6 @@ from meshwright.run.serve.engine.start import start_engine
 from meshwright.spec.model import Model
 from meshwright.spec.serving import Limits
 
-_MOST_REQUESTS = 1024
 _MEMORY_SHARE = 0.5
 """Of a GPU, for the engine: the trainer has the rest."""
 _EVALUATION = 1 << 20
@@ -63,10 +62,7 @@ class Sampling:
     ) -> None:
         """Start an engine here, or workers, that take the weights of a trained decoder."""
         weight, workers = decoder.embedding.weight, settings.workers
-        rows = settings.batch_requests
-        if rows is None:
-            each = -(-settings.prompts // max(1, workers.count))
-            rows = min(each * settings.samples, _MOST_REQUESTS)
+        rows = settings.engine_requests
         engine_settings = EngineSettings(
             device=str(weight.device),
             precision="fp32" if weight.dtype == torch.float32 else "bf16",

@@ -19,6 +19,7 @@ from meshwright.spec.names import suggestion
 
 Precision = Literal["fp32", "bf16"]
 DIGITS = "sorting-digits"
+_MOST_REQUESTS = 1024
 
 __all__ = [
     "CriticSettings",
@@ -173,7 +174,7 @@ class LoopSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     microbatch_tokens: int = 16384
     """Tokens of one forward pass of the trainer, padding included."""
     batch_requests: int | None = None
-    """Answers that the engine writes at a time; None is all of a step, 1024 at most."""
+    """Answers that an engine writes at a time; None is all that it gets of a step, 1024 at most."""
     workers: WorkerSettings = WorkerSettings()
     """Engines that draw in processes of their own."""
     graphs: bool = True
@@ -257,6 +258,14 @@ class LoopSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def staleness(self) -> int:
         """The most steps that weights may be behind."""
         return self.arrangement.max_staleness
+
+    @property
+    def engine_requests(self) -> int:
+        """Answers that one engine writes at a time: workers share a step's prompts."""
+        if self.batch_requests is not None:
+            return self.batch_requests
+        prompts = -(-self.prompts // max(1, self.workers.count))
+        return min(prompts * self.samples, _MOST_REQUESTS)
 
     @property
     def overlaps(self) -> bool:
