@@ -156,7 +156,8 @@ class Driver:
         if seconds := generated_s - self._generated_s:
             figures["generate_s"] = seconds
             figures["sampler_tokens_per_s"] = self._tokens / seconds
-        self._generated_s, self._tokens = generated_s, 0
+            # Tokens wait for the seconds they took, which a thread tells when it rests.
+            self._generated_s, self._tokens = generated_s, 0
         if not self._settings.rollout_only:
             figures |= self._evaluation.due(trained)
         self._keeping.row(trained, figures)
