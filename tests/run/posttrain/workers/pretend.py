@@ -1,6 +1,7 @@
 """A worker without a process: it says what a test tells it to, and dies when told."""
 
 import queue
+import threading
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -31,7 +32,7 @@ class Pretend:
         self.name, self.ready, self._offered = f"pretend {number}", Ready(64, 64, []), offered
         self._said: queue.SimpleQueue[FromWorker | None] = queue.SimpleQueue()
         self.messages: list[ToWorker] = []
-        self.ended = False
+        self.gone = threading.Event()
 
     @property
     def calls(self) -> list[str]:
@@ -76,7 +77,7 @@ class Pretend:
         assert offered.files(), "a version is there before anybody is told to take it"
 
     def end(self) -> None:
-        self.ended = True
+        self.gone.set()
         self.die()
 
 

@@ -12,8 +12,9 @@ from meshwright.errors import InputError, Problem
 from meshwright.run.posttrain.workers.fleet import WorkersLost
 from meshwright.run.posttrain.workers.process import SOURCES, TAKE
 from meshwright.run.posttrain.workers.settings import WorkerSettings
+from meshwright.run.serve.asked import Gauges
 from meshwright.run.serve.interface import EngineBroken
-from meshwright.run.serve.worker.frames import Call, Cancel, Refused, Several
+from meshwright.run.serve.worker.frames import Beat, Call, Cancel, Refused, Several
 from tests.run.posttrain.workers.pretend import Staged
 
 
@@ -136,18 +137,35 @@ def test_too_many_deaths_end_the_run(staged: Callable[..., Staged]) -> None:
     assert stage.fleet.is_idle, "who closes it waits for nothing"
 
 
-def test_who_does_nothing_is_ended_and_replaced(staged: Callable[..., Staged]) -> None:
+@pytest.mark.parametrize("others_talk", [False, True])
+def test_who_does_nothing_is_ended_and_replaced(
+    staged: Callable[..., Staged], others_talk: bool
+) -> None:
     stage = staged()
     stage.ask(10, near=1)
     stage.turn()
     stage.fleet._workers[1].progress_s -= 61
+    if others_talk:
+        stage.now(0).say(Beat(Gauges(steps=1)))
+        assert stage.fleet._hear(60), "the other one says something"
+        assert stage.said
     stage.until_life(1, 2)
-    assert stage.lives[1][0].ended
+    assert stage.lives[1][0].gone.is_set()
     assert "(pretend 1) is gone with 1 answers under way: it did nothing for" in stage.said[0]
     stage.now(1).answer(10)
     while not stage.heard:
         stage.turn()
     assert stage.heard == [(10, "stop")]
+
+
+def test_who_comes_up_while_all_are_ended_is_ended_too(staged: Callable[..., Staged]) -> None:
+    stage = staged()
+    stage.now(0).die()
+    while len(stage.lives[0]) < 2:
+        if not stage.said:
+            stage.turn()
+    stage.fleet.close()
+    assert stage.now(0).gone.wait(60)
 
 
 def test_who_never_starts_is_named() -> None:

@@ -10,6 +10,7 @@ is asked again, with the same seeds. Which worker is asked follows from the ask 
 so that what is computed together, and with it every bit, is as if it had not died.
 """
 
+import contextlib
 import queue
 import threading
 import time
@@ -177,6 +178,10 @@ class Fleet:
         for worker in self._workers:
             if worker.link is not None:
                 worker.link.end()
+        with contextlib.suppress(queue.Empty):  # those who came up and were not heard yet
+            while True:
+                if isinstance(said := self._events.get_nowait()[2], _Up):
+                    said.link.end()
         self._left()
 
     # Workers.
@@ -193,10 +198,10 @@ class Fleet:
         except BaseException as error:  # noqa: BLE001  raised where somebody waits for it
             self._events.put((number, life, _Gone(str(error), error)))
             return
-        if self._closed:
+        self._events.put((number, life, _Up(link)))
+        if self._closed:  # who closed may have looked before
             link.end()
             return
-        self._events.put((number, life, _Up(link)))
         for message in link.heard():
             self._events.put((number, life, message))
         self._events.put((number, life, _Gone(link.last_words())))
@@ -213,22 +218,20 @@ class Fleet:
             raise
 
     def _heard(self, timeout_s: float) -> bool:
-        try:
-            event = self._events.get(timeout=timeout_s)
-        except queue.Empty:
-            self._end_the_stuck()
-            return False
-        while True:
-            number, life, said = event
-            worker = self._workers[number]
-            if life == worker.life:
-                self._take(worker, said)
-            elif isinstance(said, _Up):
-                said.link.end()
-            try:
-                event = self._events.get_nowait()
-            except queue.Empty:
-                return True
+        heard = 0
+        with contextlib.suppress(queue.Empty):
+            while True:
+                wait_s = 0.0 if heard else timeout_s
+                number, life, said = self._events.get(block=wait_s > 0, timeout=wait_s)
+                heard += 1
+                worker = self._workers[number]
+                if life == worker.life:
+                    self._take(worker, said)
+                elif isinstance(said, _Up):
+                    said.link.end()
+        # Also where others talk; but only once all that was said is heard.
+        self._end_the_stuck()
+        return heard > 0
 
     def _take(self, worker: Worker, said: _Said) -> None:
         match said:
