@@ -37,8 +37,8 @@ class Learner(Protocol):
     def train(self, mode: bool) -> None:
         """Train from here on, or only evaluate."""
 
-    def join(self, together: Together) -> None:
-        """Know that there are other replicas, and how sums over all of them are made."""
+    def join(self, together: Together, replica: int) -> None:
+        """Know that there are other replicas, which this is, and how sums over all are made."""
 
     def begin(self, batch: Batch) -> None:
         """See a whole step, or a batch to evaluate, before its microbatches come."""
@@ -85,7 +85,7 @@ class NextToken:
         """Set the decoder's mode."""
         self.decoder.train(mode)
 
-    def join(self, together: Together) -> None:
+    def join(self, together: Together, replica: int) -> None:
         """Leave sums to the step."""
 
     def begin(self, batch: Batch) -> None:

@@ -71,12 +71,12 @@ class Trainer:
         self.held_out = self.task.held_out(job)
         self.decoder, self.spread = self._first_weights()
         self.learner = self.task.learner(self.decoder, job, folder, self.spread)
+        if mesh is not None:  # before weights are cut over replicas
+            self.learner.join(mesh["dp"].all_reduce, mesh.place.dp)
         self.sync: Sync | None = None
         if self.spread is not None:
             self.spread = self.learner.trained(self.spread)
             self.sync = make_sync(self.spread)
-        if mesh is not None:
-            self.learner.join(mesh["dp"].all_reduce)
         self.optimizer = make_optimizer(
             self.updated(),
             job.layout,

@@ -75,7 +75,7 @@ class RecipeLearner(NextToken):
         if self.adapter is not None:
             self.adapter.train(mode)
 
-    def join(self, together: Together) -> None:
+    def join(self, together: Together, replica: int) -> None:  # noqa: ARG002
         """Know of other replicas."""
         self.together = together
 

@@ -14,6 +14,7 @@ from meshwright.run.posttrain.supervised.examples import Examples, numbers_of
 from meshwright.run.posttrain.supervised.job import RecipeJob
 from meshwright.run.posttrain.supervised.learner import JudgingLearner, per_pair, summed
 from meshwright.run.posttrain.supervised.reference import (
+    Replicas,
     answer_logprobs,
     logprobs_on_all,
     reference_logprobs,
@@ -41,15 +42,30 @@ class AgainstReference(JudgingLearner):
         spread: Spread | None = None,
     ) -> None:
         super().__init__(decoder, job, spread)
-        self.examples = examples
+        self.examples, self._folder = examples, folder
+        self.device = next(decoder.parameters()).device
+        self.reference = torch.zeros(0, device=self.device)
+        """Log-probabilities of all answers before anything was learnt."""
+        if job.layout.dp == 1:  # else other replicas help
+            self._refer(None)
+
+    def join(self, together: Together, replica: int) -> None:
+        """Know of other replicas, and find the reference together."""
+        super().join(together, replica)
+        if self.job.layout.dp > 1:
+            self._refer(Replicas(replica, self.job.layout.dp, together))
+
+    def _refer(self, replicas: Replicas | None) -> None:
+        job = self.job
         self.reference = reference_logprobs(
-            decoder,
-            examples,
-            folder,
-            reference_name(job, examples),
+            self.decoder,
+            self.examples,
+            self._folder,
+            reference_name(job, self.examples),
             adapter=self.adapter,
             most_tokens=job.workload.sequence_length * job.layout.microbatch,
-            spread=spread,
+            spread=self.spread,
+            replicas=replicas,
         )
 
     def gains(self, x_BTD: Tensor, part: Batch) -> Tensor:
@@ -131,8 +147,8 @@ class VerdictLearner(AgainstReference):
         super().__init__(decoder, job, examples, folder, spread)
         assert isinstance(job.recipe, Kto)
         self.recipe, self.strange, self.held_from = job.recipe, strange, held_from
-        self.liked = torch.tensor(examples.liked).to(self.reference.device)
-        self.baseline = torch.zeros((), device=self.reference.device)
+        self.liked = torch.tensor(examples.liked).to(self.device)
+        self.baseline = torch.zeros((), device=self.device)
         """How far the policy has moved, estimated for each step as a whole."""
 
     def train(self, mode: bool) -> None:
@@ -154,7 +170,7 @@ class VerdictLearner(AgainstReference):
         """Estimate how far the policy has moved, from these prompts under answers to others."""
         numbers = [self.strange[one] for one in answers if one in self.strange]
         most = self.job.workload.sequence_length * self.job.layout.microbatch
-        sums = torch.tensor([0.0, len(numbers)], device=self.reference.device)
+        sums = torch.tensor([0.0, len(numbers)], device=self.device)
         for run in self.examples.rows(numbers, most):
             row = self.examples.row(run, sums.device, size=most)
             found = logprobs_on_all(self.decoder, self.examples, row, self.spread)

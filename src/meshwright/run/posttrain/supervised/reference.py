@@ -7,6 +7,7 @@ second copy of the model is held. What was found lies in the run's folder for it
 import os
 from contextlib import nullcontext
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -21,6 +22,7 @@ from meshwright.run.posttrain.adapters import DecoderAdapter
 from meshwright.run.posttrain.supervised.examples import Examples, numbers_of, trained_at
 from meshwright.run.posttrain.supervised.learner import decoder_words, summed, whole_tokens
 from meshwright.run.train.data.batch import Batch
+from meshwright.run.train.learner import Together
 from meshwright.run.train.spread_step import microbatch_of
 
 FILE = "reference.safetensors"
@@ -75,6 +77,15 @@ def kept_reference(folder: Path, name: str) -> Tensor | None:
         return None
 
 
+class Replicas(NamedTuple):
+    """Others who hold the same model, and share the work."""
+
+    number: int
+    """Which of them this is."""
+    all_of: int
+    together: Together
+
+
 @torch.no_grad()
 def reference_logprobs(
     decoder: Decoder,
@@ -85,32 +96,64 @@ def reference_logprobs(
     adapter: DecoderAdapter | None,
     most_tokens: int,
     spread: Spread | None = None,
+    replicas: Replicas | None = None,
 ) -> Tensor:
     """Return log p of every answer under the first weights, on the decoder's device.
 
     `name` says which weights and examples they are; rows have at most so many tokens. Ranks that
-    share a model, as `spread` says, all find them together.
+    share a model, as `spread` says, find them together, and each of several replicas some of them.
     """
     device = next(decoder.parameters()).device
-    kept = kept_reference(folder, name)
-    if kept is not None and len(kept) == len(examples):
-        return kept.to(device)
+    kept = _kept_by_all(kept_reference(folder, name), len(examples), device, spread, replicas)
+    if kept is not None:
+        return kept
     found = torch.zeros(len(examples), device=device)
+    # Experts that lie with other replicas need these to run the same rows.
+    alike = spread is not None and spread.mesh.layout.ep > 1
+    first, step = (replicas.number, replicas.all_of) if replicas and not alike else (0, 1)
     was_training = decoder.training
     decoder.eval()
+    rows = list(examples.rows(range(len(examples)), most_tokens))
     with adapter.disabled() if adapter is not None else nullcontext():
-        for numbers in examples.rows(range(len(examples)), most_tokens):
+        for numbers in rows[first::step]:
             row = examples.row(numbers, device, size=most_tokens)
             found[numbers] = logprobs_on_all(decoder, examples, row, spread)
     decoder.train(was_training)
+    if replicas is not None:
+        found = replicas.together(found) / (replicas.all_of if alike else 1)
     if spread is not None:
         # All have looked for the file by now: none may find it while others compute it.
         spread.mesh.world.all_reduce(torch.zeros(1, device=device))
-        if spread.mesh.rank:
-            return found
+    if spread is None or spread.mesh.rank == 0:
+        _keep(found, folder, name)
+    return found
+
+
+def _kept_by_all(
+    kept: Tensor | None,
+    answers: int,
+    device: torch.device,
+    spread: Spread | None,
+    replicas: Replicas | None,
+) -> Tensor | None:
+    """Return what an earlier sitting kept, also where only some ranks see its file."""
+    mine = None if kept is None or len(kept) != answers else kept.to(device)
+    add_up: Together
+    if spread is not None:
+        add_up, ranks = spread.mesh.world.all_reduce, spread.mesh.layout.gpus
+    elif replicas is not None:
+        add_up, ranks = replicas.together, replicas.all_of
+    else:
+        return mine
+    have = int(add_up(torch.tensor([float(mine is not None)], device=device)))
+    if have in (0, ranks):
+        return mine
+    return add_up(torch.zeros(answers, device=device) if mine is None else mine.clone()) / have
+
+
+def _keep(found: Tensor, folder: Path, name: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    # Replicas all find the same, and write it at the same time.
+    # Replicas all have the same, and write it at the same time.
     own = folder / f".{FILE}.{os.getpid()}"
     save_file({"logprobs": found.cpu()}, own, metadata={"of": name})
     own.replace(folder / FILE)
-    return found
