@@ -12,6 +12,8 @@ what several targets want stands in it once where the plan was made for broadcas
 """
 
 import mmap
+import os
+import shutil
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,6 +27,7 @@ from meshwright.run.nn.placed import Placed
 from meshwright.run.posttrain.weights.arrivals import Arrivals
 from meshwright.run.posttrain.weights.packing import DamagedWeights, pack, parcel_bytes
 from meshwright.run.posttrain.weights.tensors import Place
+from meshwright.spec.units import format_bytes
 
 _LOOK_S = 0.01
 """How long to wait between two looks for a file."""
@@ -32,6 +35,10 @@ _LOOK_S = 0.01
 
 class NotPosted(MeshwrightError):
     """Some source has not posted a version in time."""
+
+
+class NoRoom(MeshwrightError):
+    """A version does not fit where versions are laid out."""
 
 
 class Posted:
@@ -51,14 +58,18 @@ class Posted:
         self._parcels = [each for each in plan.parcels(most_bytes) if each.source == rank]
 
     def post(self, version: int) -> int:
-        """Write a version; return its bytes."""
+        """Write a version; return its bytes.
+
+        Raises:
+            NoRoom: where they do not fit.
+        """
         path = _path(self._folder, version, self._rank)
         path.parent.mkdir(parents=True, exist_ok=True)
         size = sum(map(parcel_bytes, self._parcels))
         part = path.with_suffix(".part")
         if size:
             with part.open("w+b") as file:
-                file.truncate(size)
+                _reserve(file.fileno(), size, part)
                 with mmap.mmap(file.fileno(), size) as memory:
                     self._write(version, torch.frombuffer(memory, dtype=torch.uint8))
         else:
@@ -131,6 +142,21 @@ class Fetched:
 
 def _path(folder: Path, version: int, source: int) -> Path:
     return folder / f"version-{version}" / f"source-{source}.weights"
+
+
+def _reserve(file: int, size: int, path: Path) -> None:
+    """Take a file's room at once: writing to memory that is not there would end the process."""
+    try:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file, 0, size)
+        else:
+            os.truncate(file, size)
+    except OSError as error:
+        path.unlink()
+        free = shutil.disk_usage(path.parent).free
+        what = f"{path.parent} has {format_bytes(free)} left, {format_bytes(size)} are needed"
+        fix = "make it larger (docker run --shm-size), or remove what killed runs left there"
+        raise NoRoom(f"{what}: {fix}") from error
 
 
 def _laid_out(parcels: Sequence[Parcel]) -> list[tuple[Parcel, int]]:
