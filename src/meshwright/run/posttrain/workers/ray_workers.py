@@ -226,8 +226,8 @@ class Cluster:
         if self._begun:
             # Ray tells its makers about the clusters it starts unless it is told not to.
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-            address = None if workers.ray == "local" else workers.ray
-            self._ray.init(address=address, log_to_driver=False, logging_level="warning")
+            # To Ray, too, `local` starts one; without an address it would join what runs here.
+            self._ray.init(address=workers.ray, log_to_driver=False, logging_level="warning")
         self._shelf = _Shelf(self._ray)
         self._tp = workers.tp
 
