@@ -1,5 +1,6 @@
 """What answers were worth before anything was learnt is found once, by all replicas together."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,12 +14,20 @@ from torch import Tensor
 from meshwright.run.nn.huggingface import load
 from meshwright.run.posttrain.supervised import open_recipe
 from meshwright.run.posttrain.supervised.reference import Replicas, reference_logprobs
-from tests.run.posttrain.supervised.tiny import LENGTH, model_folder, recipe_job
+from tests.run.posttrain.supervised.tiny import LENGTH, model_folder, pairs, recipe_job
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def found(folder: Path, replicas: Replicas | None = None) -> Tensor:
     folder.mkdir(exist_ok=True)
-    task = open_recipe(recipe_job("dpo", folder)).task
+    task = open_recipe(recipe_job("dpo", folder, records=pairs(20))).task
     decoder = load(None, model_folder(), dtype=torch.float32)
     return reference_logprobs(
         decoder, task.examples, folder, "first", adapter=None, most_tokens=LENGTH, replicas=replicas
