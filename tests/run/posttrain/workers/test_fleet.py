@@ -112,8 +112,17 @@ def test_cancelled_answers_of_the_dead_end(staged: Callable[..., Staged]) -> Non
     stage.fleet.cancel(first)
 
 
-def test_who_dies_asleep_is_started_when_all_wake(staged: Callable[..., Staged]) -> None:
+def test_who_dies_asleep_is_started_when_all_wake(
+    staged: Callable[..., Staged], monkeypatch: pytest.MonkeyPatch
+) -> None:
     stage = staged()
+    posted = stage.offered.post
+
+    def post(version: int) -> None:
+        assert not any(each.calls for each in stage.fleet._workers), "the old version is at hand"
+        posted(version)
+
+    monkeypatch.setattr(stage.offered, "post", post)
     stage.fleet.take(1)
     stage.fleet.sleep()
     stage.now(0).die()

@@ -38,13 +38,18 @@ class EngineThread:
         self._sampling, self._spans = sampling, spans
         self._orders: queue.SimpleQueue[_Begin | _Renew | None] = queue.SimpleQueue()
         self._heard: queue.SimpleQueue[Heard] = queue.SimpleQueue()
-        self.turns, self.generating_s = 0, 0.0
+        self._turns, self.generating_s = 0, 0.0
         # What was given to the device so far comes before anything of the thread's own stream.
         self._settle()
         self._switched_s = sys.getswitchinterval()
         sys.setswitchinterval(_SWITCH_S)
         self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
         self._thread.start()
+
+    @property
+    def turns(self) -> int:
+        """Taken so far; a fleet that waits for workers ends the stuck itself."""
+        return self._turns + self._sampling.looks
 
     def begin(self, keys: Sequence[Key], version: int) -> None:
         """Begin rollouts."""
@@ -91,7 +96,7 @@ class EngineThread:
                         while stream.busy and self._orders.empty():
                             for rollout in stream.turn():
                                 self._heard.put(rollout)
-                            self.turns += 1
+                            self._turns += 1
                     self.generating_s += time.perf_counter() - began_s
                 stream.close()
         except BaseException as error:  # noqa: BLE001  raised where somebody waits for rollouts
@@ -108,7 +113,7 @@ class EngineThread:
         stream.renew(order.version, lambda: self._sampling.take(order.version))
         if on_gpu:
             torch.cuda.current_stream().synchronize()
-        self.turns += 1
+        self._turns += 1
         self._heard.put(Renewed(order.version))
         return True
 

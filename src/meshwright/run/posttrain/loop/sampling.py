@@ -93,6 +93,11 @@ class Sampling:
         if self._side.version != trained + 1:
             self._side.take(trained + 1)
 
+    @property
+    def looks(self) -> int:
+        """How often somebody looked after workers, who are ended where they do nothing."""
+        return self._side.looks if isinstance(self._side, Fleet) else 0
+
     def sleep(self) -> None:
         """Give the engine's memory up: that of its cache, and of weights that are old by then."""
         self._side.sleep()

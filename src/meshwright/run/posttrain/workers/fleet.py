@@ -96,6 +96,8 @@ class Fleet:
         self._number, self._closed, self._asleep = 0, False, False
         self.restarts = 0
         """Workers that were started anew."""
+        self.looks = 0
+        """Times that workers were looked after: who waits for them need not watch them, too."""
         self.version = 0
         self.max_length = 0
         try:
@@ -218,6 +220,7 @@ class Fleet:
             raise
 
     def _heard(self, timeout_s: float) -> bool:
+        self.looks += 1
         heard = 0
         with contextlib.suppress(queue.Empty):
             while True:
@@ -354,7 +357,8 @@ class Fleet:
             elif worker.down:
                 worker.down = False
                 self._start(worker)
-        self._until(lambda each: each.asleep == asleep)
+        # Who has just been started takes the old version first, where it still lies.
+        self._until(lambda each: each.asleep == asleep and not each.calls)
 
     def _until(self, reached: Callable[[Worker], bool]) -> None:
         """Hear workers until all of them have come to something."""
