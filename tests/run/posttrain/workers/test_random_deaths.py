@@ -1,0 +1,86 @@
+"""Workers that are killed at random moments, again and again, change nothing of what is learned."""
+
+import contextlib
+import os
+import random
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="runs a model")
+
+import torch
+
+from meshwright.run.posttrain.loop import LoopSettings, run
+from meshwright.run.posttrain.loop.keeping import keys_of
+from meshwright.run.posttrain.loop.settings import NetworkSettings, TaskSettings
+from meshwright.run.posttrain.rollouts import read_rollouts
+from meshwright.run.posttrain.workers import hiring
+from meshwright.run.posttrain.workers.links import ProcessLink
+from meshwright.run.posttrain.workers.settings import WorkerSettings
+from meshwright.run.serve.worker.frames import Start
+from tests.run.posttrain.loop.small import settings
+
+STEPS = 12
+
+
+def settings_of(folder: str, placement: str) -> LoopSettings:
+    return settings(
+        folder=folder,
+        placement=placement,
+        steps=STEPS,
+        prompts=8,
+        task=TaskSettings(digits=4, longest=40, reward="share"),
+        network=NetworkSettings(layers=2, hidden=64, heads=2, ffn=128, max_positions=120),
+        workers=WorkerSettings(count=2, restarts=1000),
+    )
+
+
+@contextlib.contextmanager
+def dying(patch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Kill some worker every moment."""
+    alive, over, chance = list[int](), threading.Event(), random.Random(7)
+
+    class Doomed(ProcessLink):
+        def __init__(self, start: Start) -> None:
+            super().__init__(start)
+            alive.append(self.pid)
+
+    def kill() -> None:
+        while not over.wait(chance.uniform(0.2, 2.0)):
+            if alive:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(alive.pop(chance.randrange(len(alive))), signal.SIGKILL)
+
+    patch.setattr(hiring, "ProcessLink", Doomed)
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        yield
+    finally:
+        over.set()
+        killer.join()
+        patch.undo()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("placement", ["disaggregated", "asynchronous"])
+def test_deaths_at_random_moments(
+    placement: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = settings_of(str(tmp_path / "run"), placement)
+    with dying(monkeypatch):
+        outcome = run(given)
+    deaths = [note for note in outcome.notes if "is gone" in note]
+    assert deaths
+    drawn = [each.key for each in read_rollouts(tmp_path / "run" / "rollouts.jsonl").rollouts]
+    every = [key for group in range(STEPS * given.prompts) for key in keys_of(given, group)]
+    assert sorted(drawn) == every
+    assert len(outcome.rows) == STEPS
+    if placement == "disaggregated":
+        whole = run(settings_of("", placement))
+        pairs = zip(outcome.decoder.parameters(), whole.decoder.parameters(), strict=True)
+        assert all(torch.equal(mine, its) for mine, its in pairs)
