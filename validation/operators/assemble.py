@@ -129,7 +129,7 @@ def _quantised(data: Path, gpu: Gpu, base: Constants, eight: dict[str, Any]) -> 
             own = {**base, "efficiency": fitted.constants["efficiency"]}
             own["fill_k"] = fitted.constants["fill_k"]
             if precision == "fp8-rowwise":
-                own |= {name: fitted.constants[name] for name in ("tail", "bandwidth")}
+                own["tail"] = fitted.constants["tail"]
             found[precision] = fit.Fitted(own, fitted.rows, fitted.errors)
     return found
 
@@ -148,6 +148,7 @@ def _product(device: str, precision: str, fitted: Any) -> ProductCurve:
         split_penalty=_short(c["split_penalty"]),
         accumulate_bytes=ACCUMULATE_BYTES.get(device, 8.0),
         gradient_ratio=_gradient_ratio() if measured else 1.0,
+        whole=measured and precision == "fp8-rowwise",
         source=fit.MEASURED if measured else fit.SOURCE,
         error=_short(fitted.error),
         bias=round(fitted.bias, 4),

@@ -190,12 +190,12 @@ def fit_measured_fp8(gpu: Gpu, base: Constants, field: str) -> Fitted:
     device = hardware(gpu, "fp8")
 
     def model(c: Constants, x: Columns) -> Any:
-        return forms.product_s(c, device, (x["m"], x["n"], x["k"]), input_bytes=1.0)
+        shape = (x["m"], x["n"], x["k"])
+        return forms.product_s(c, device, shape, input_bytes=1.0, whole=by_row)
 
-    # cuBLAS keeps the tiles of bf16; the kernel for scales per row is another one.
-    free: tuple[str, ...] = ("efficiency", "fill_k")
-    if field.startswith("rowwise"):
-        free = (*free, "tail", "bandwidth")
+    # cuBLAS keeps the tiles of bf16; what it has for scales per row is cut less finely.
+    by_row = field.startswith("rowwise")
+    free = ("efficiency", "fill_k", "tail") if by_row else ("efficiency", "fill_k")
     return cross_fit(model, rows, {**base, "fill_k": 250.0}, free)
 
 

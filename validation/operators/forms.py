@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.predict.cost.matmul import SPLIT_BELOW_WAVES, SPLITS
-from meshwright.predict.cost.rates import TILES
+from meshwright.predict.cost.matmul import LEAST_ROWS, SPLIT_BELOW_WAVES, SPLITS, STEP
+from meshwright.predict.cost.rates import TILES, WHOLE
 
 Array = Any
 Constants = dict[str, float]
@@ -34,6 +34,8 @@ def product_s(
     shape: tuple[Array, Array, Array],
     input_bytes: float = 2.0,
     out_bytes: float = 2.0,
+    *,
+    whole: bool = False,
 ) -> Array:
     """Return the time of products on a device of (peak, bandwidth, SMs)."""
     peak, bandwidth, sms = device
@@ -43,11 +45,15 @@ def product_s(
     fill = c["fill_k"] * out_bytes / 2.0
     best = np.full(np.shape(m), np.inf)
     add_s = 4.0 * c["split_penalty"] * m * n / bandwidth
-    for rows, columns in TILES:
+    least = np.maximum(LEAST_ROWS, STEP * np.ceil(short / STEP))
+    for most, columns in TILES[:WHOLE] if whole else TILES:
+        rows = np.minimum(most, least) if whole else most
         waves = np.ceil(short / rows) * np.ceil(long / columns) / sms
-        penalty = 1.0 + c["tile_penalty"] * (128 / rows + 128 / columns - 1.5)
+        penalty = 1.0 + c["tile_penalty"] * (128 / most + 128 / columns - 1.5)
         per_k = 2.0 * rows * columns * penalty / speed
         best = np.minimum(best, waves_of(waves, c["tail"]) * per_k * (k + fill))
+        if whole:
+            continue
         few = waves < SPLIT_BELOW_WAVES
         for split in SPLITS:
             time_s = waves_of(waves * split, c["tail"]) * per_k * (k / split + fill)

@@ -2,8 +2,9 @@
 
     python -m validation.serving.own [TWIN]
 
-`h200_steps.json` has steps of the engine on one H200. Constants are improved one after the other
-until the steps' mean error no longer falls; workloads play no part in it. TWIN is a result of
+`h200_steps.json` has steps of the engine on one H200, and attention of one layer alone. What
+attention takes comes from the latter. The other constants are improved one after the other until
+the steps' mean error no longer falls; workloads play no part in it. TWIN is a result of
 `benchmarks.run serve_twin`: its workloads of one kind are predicted with constants that saw no step
 of that kind. Nothing is written: copy what is printed into `predict/serving/engine.py` by hand.
 """
@@ -20,6 +21,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from benchmarks.serve_twin import CLUSTER, WORKS, measured_in, simulated
+from meshwright.predict.cost.device import costs_for
+from meshwright.predict.serving.contexts import pair_s
 from meshwright.predict.serving.engine import MESHWRIGHT, Engine
 from meshwright.predict.serving.formats import Formats
 from meshwright.predict.serving.replica import Replica
@@ -27,20 +30,16 @@ from meshwright.predict.serving.step_cost import step_cost
 from meshwright.spec import catalog
 
 STEPS = Path(__file__).with_name("h200_steps.json")
-START = replace(
-    MESHWRIGHT, weight_share=0.8, kv_share=0.8, narrow_kv_share=0.8, small_kernels=5.0,
-    attention_gap=1.0, launch_s=5e-4,
-)  # fmt: skip
+START = replace(MESHWRIGHT, weight_share=0.8, small_kernels=5.0, launch_s=5e-4)
 """Neutral figures to begin with."""
 BOUNDS: dict[str, tuple[float, float]] = {
     "weight_share": (0.75, 0.95),
-    "kv_share": (0.6, 0.95),
-    "narrow_kv_share": (0.6, 0.95),
     "small_kernels": (2.0, 12.0),
-    "attention_gap": (0.8, 4.0),
     "launch_s": (1e-4, 3e-3),
 }
-"""What is calibrated; the other figures are counted from kernels, or not measured."""
+"""What is calibrated to steps; attention is to kernels, the rest counted or not measured."""
+HEADS, KV_HEADS, WIDTH = 32, 8, 128
+"""Of the attention that was measured alone."""
 ROUNDS = 12
 """Grids, each about the root as wide as the one before."""
 GRID = 8
@@ -67,6 +66,8 @@ def error(step: Step, engine: Engine) -> float:
     """Return the logarithm of predicted over measured."""
     # One token repeated draws less power than text does: such steps ran at full clocks.
     used = replace(engine, heat=0.0) if step.get("cool") else engine
+    if not step.get("streamed"):
+        used = replace(used, streamed_rows=0)
     tokens, decodes = step.get("prompt_tokens", 0), step.get("decodes", 0)
     seconds = step_cost(_replica(kind_of(step), used)).step_s(
         prefill_tokens=tokens, prefill_pairs=step.get("pairs", 0), decodes=decodes,
@@ -86,8 +87,6 @@ def loss(steps: Sequence[Step], engine: Engine) -> float:
 
 def calibrated(steps: Sequence[Step], engine: Engine = START) -> Engine:
     """Take the best of a grid for one constant after the other, over ever narrower grids."""
-    if not any(step.get("fp8") for step in steps):
-        engine = replace(engine, narrow_kv_share=None)
     best, reach = loss(steps, engine), 4.0
     for _ in range(ROUNDS):
         for name, (low, high) in BOUNDS.items():
@@ -102,6 +101,35 @@ def calibrated(steps: Sequence[Step], engine: Engine = START) -> Engine:
                     engine, best = tried, now
         reach = max(1.02, math.sqrt(reach))
     return engine
+
+
+def attention(measured: dict[str, Any]) -> dict[str, float]:
+    """Return what attention takes, by the least squares of relative errors over its own times."""
+    gpu = catalog.cluster(CLUSTER).gpu
+    pair = HEADS * pair_s(costs_for(gpu), WIDTH, WIDTH)
+    found = {}
+    for fp8, before in ((False, ""), (True, "narrow_")):
+        prompts = [row for row in measured["prompt_attention"] if row["fp8"] == fp8]
+        gap, edge = _least(
+            [(pair * row["pairs"] / row["seconds"], pair * row["tokens"] / row["seconds"])
+             for row in prompts]
+        )  # fmt: skip
+        found |= {f"{before}attention_gap": gap, f"{before}edge_keys": edge / gap}
+        wide = 2 * KV_HEADS * WIDTH * (1 if fp8 else 2) / gpu.memory_bytes_per_s
+        decodes = [row for row in measured["decode_attention"] if row["fp8"] == fp8]
+        slope, fixed = _least(
+            [(wide * row["keys"] / row["seconds"], 1 / row["seconds"]) for row in decodes]
+        )
+        found |= {f"{before}kv_share": 1 / slope, f"{before}attention_s": fixed}
+    return found
+
+
+def _least(rows: list[tuple[float, float]]) -> tuple[float, float]:
+    """Return a and b that bring all a · x + b · y nearest to 1."""
+    xx, xy, yy = (sum(row[i] * row[j] for row in rows) for i, j in ((0, 0), (0, 1), (1, 1)))
+    x, y = (sum(row[i] for row in rows) for i in (0, 1))
+    below = xx * yy - xy * xy
+    return (x * yy - y * xy) / below, (y * xx - x * xy) / below
 
 
 def _say(line: str) -> None:
@@ -128,7 +156,10 @@ def _judge(name: str, engine: Engine, twin: dict[str, dict[str, float]], kinds: 
 
 def main(given: list[str]) -> None:
     """Calibrate to all steps and without each kind; judge where workloads are given."""
-    steps = json.loads(STEPS.read_text(encoding="utf-8"))["steps"]
+    measured = json.loads(STEPS.read_text(encoding="utf-8"))
+    # Prompts alone were timed from asking to the answer, and read their keys without pages.
+    steps = [step for step in measured["steps"] if not step.get("alone")]
+    _say(", ".join(f"{name} {value:.4g}" for name, value in attention(measured).items()))
     twin = measured_in(Path(given[0])) if given else {}
     known = {kind_of(step) for step in steps}
     engine = calibrated(steps)

@@ -145,9 +145,12 @@ def test_attention_meets_the_flash_attention_3_paper() -> None:
             assert flops / time_s / 1e12 == pytest.approx(tflops, rel=0.08), (row, seq)
 
 
-def test_the_forms_that_were_fitted_are_the_functions_that_ship(forms: ModuleType) -> None:
-    device = costs_for(gpu("a100-80g-sxm"))
-    curve = next(c for c in device.calibration.products if c.precision == "bf16")
+@pytest.mark.parametrize(("name", "precision"), [("a100-80g-sxm", "bf16"), ("h200", "fp8-rowwise")])
+def test_the_forms_that_were_fitted_are_the_functions_that_ship(
+    forms: ModuleType, name: str, precision: str
+) -> None:
+    device = costs_for(gpu(name))
+    curve = next(c for c in device.calibration.products if c.precision == precision)
     constants = {
         name: getattr(curve, name)
         for name in (
@@ -161,9 +164,16 @@ def test_the_forms_that_were_fitted_are_the_functions_that_ship(forms: ModuleTyp
         )
     }
     shapes = np.random.default_rng(0).integers(1, 200, (200, 3)) * 64
-    hardware = (device.gpu.peak_flops("bf16"), device.bytes_per_s, device.sms)
-    fitted = forms.product_s(constants, hardware, tuple(shapes.T.astype(float)))
-    shipped = [matmul_s(device, int(m), int(n), int(k)) for m, n, k in shapes]
+    shapes[:50, 0] //= 4
+    hardware = (device.gpu.peak_flops(precision), device.bytes_per_s, device.sms)
+    fitted = forms.product_s(
+        constants,
+        hardware,
+        tuple(shapes.T.astype(float)),
+        input_bytes=2.0 if precision == "bf16" else 1.0,
+        whole=curve.whole,
+    )
+    shipped = [matmul_s(device, int(m), int(n), int(k), precision) for m, n, k in shapes]
     assert fitted == pytest.approx(shipped)
 
 

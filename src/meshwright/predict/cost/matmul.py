@@ -28,6 +28,9 @@ SPLITS = (2, 3, 4)
 """Ways to split k that are tried where there are few tiles."""
 SPLIT_BELOW_WAVES = 1.0
 """Libraries split k where the tiles do not fill the chip once."""
+STEP, LEAST_ROWS = 16, 64
+"""Tiles that k is not split for are as narrow as there are rows, by so many; an SM fetches what it
+multiplies with no faster than it computes so many rows (64 bytes a cycle: 4,096 × 128 in 5 µs)."""
 HALF_ALIGNED = 0.33
 """Share of the speed left where rows are not a multiple of 16 bytes (H200, bf16, measured)."""
 UNALIGNED = 0.15
@@ -97,11 +100,13 @@ def _tile_flops(
     short, long = (m, n) if m <= n else (n, m)
     add = rate.split_flops_per_element * batch * m * n
     best = float("inf")
-    for (rows, columns), tile_efficiency in zip(rate.tiles, rate.tile_efficiency, strict=True):
+    least = 0 if rate.splits else max(LEAST_ROWS, STEP * ceil(short / STEP))
+    for (most, columns), tile_efficiency in zip(rate.tiles, rate.tile_efficiency, strict=True):
+        rows = min(most, least) or most
         waves = batch * ceil(short / rows) * ceil(long / columns) / sms
         per_k = 2.0 * rows * columns / tile_efficiency
         best = min(best, waves_of(waves, rate.tail) * per_k * (k + fill))
-        if waves < SPLIT_BELOW_WAVES:
+        if rate.splits and waves < SPLIT_BELOW_WAVES:
             for split in SPLITS:
                 work = waves_of(waves * split, rate.tail) * per_k * (k / split + fill)
                 best = min(best, work + split * add)

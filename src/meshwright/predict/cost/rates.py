@@ -39,6 +39,8 @@ _LIKE = {
 }
 TILES = ((128, 256), (128, 128), (64, 128))
 """Rows and columns of a tile, long side along the longer side of the result."""
+WHOLE = 2
+"""How many of them are not cut further."""
 CPU_TILES = ((16, 64), (16, 32), (8, 16))
 """What a processor's kernels keep in registers at a time."""
 
@@ -53,13 +55,15 @@ class ProductRate(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     launch_s: float
     fill_k: float
     tail: float
-    tile_efficiency: tuple[float, float, float]
+    tile_efficiency: tuple[float, ...]
     split_flops_per_element: float
     accumulate_bytes: float
     gradient_ratio: float
     weight_ratio: float
     """Of weight gradients, over forward products."""
     tiles: tuple[tuple[int, int], ...] = TILES
+    splits: bool = True
+    """Whether k may be split where there are few tiles."""
     correction: Correction | None = None
 
 
@@ -96,10 +100,10 @@ def _correction(calibration: Calibration, family: ResidualFamily, name: str) -> 
 def _rate_of(
     gpu: Gpu, curve: ProductCurve, precision: str, correction: Correction | None
 ) -> ProductRate:
-    tiles = CPU_TILES if gpu.kind == "cpu" else TILES
+    tiles = CPU_TILES if gpu.kind == "cpu" else TILES[:WHOLE] if curve.whole else TILES
     rows, columns = tiles[0]
     largest = 128 / rows + 128 / columns
-    first, second, third = (
+    tile_efficiency = tuple(
         1.0 / (1.0 + curve.tile_penalty * (128 / rows + 128 / columns - largest))
         for rows, columns in tiles
     )
@@ -112,11 +116,12 @@ def _rate_of(
         launch_s=curve.launch_s,
         fill_k=curve.fill_k,
         tail=curve.tail,
-        tile_efficiency=(first, second, third),
+        tile_efficiency=tile_efficiency,
         split_flops_per_element=4.0 * curve.split_penalty / gpu.memory_bytes_per_s * flops_per_sm,
         accumulate_bytes=curve.accumulate_bytes,
         gradient_ratio=curve.gradient_ratio,
         weight_ratio=curve.gradient_ratio * curve.weight_ratio,
         tiles=tiles,
+        splits=not curve.whole,
         correction=correction,
     )

@@ -95,8 +95,8 @@ def contexts(
     Figures are of the whole batch: with attention data parallel a GPU has its share of it.
     """
     element = KV_BYTES[formats.kv]
-    narrow = engine.narrow_kv_share if element < KV_BYTES["bf16"] else None
-    read_s = 1.0 / ((narrow or engine.kv_share) * device.bytes_per_s)
+    share, gap, edge_keys = _attention(engine, narrow=element < KV_BYTES["bf16"])
+    read_s = 1.0 / (share * device.bytes_per_s)
     key = pair = request = token = 0.0
     windows: dict[int, tuple[float, float]] = {}
     for block, layers in model.block_counts():
@@ -104,7 +104,7 @@ def contexts(
         if isinstance(mixer, Attention):
             per_key = layers * 2 * _kv_heads(mixer, layout.tp) * mixer.head_dim * element * read_s
             heads = mixer.heads / layout.tp
-            per_pair = layers * heads * _pair_s(device, mixer.head_dim, mixer.head_dim)
+            per_pair = layers * heads * pair_s(device, mixer.head_dim, mixer.head_dim)
             reach = mixer.window or mixer.chunk
             if reach is None:
                 key += per_key
@@ -119,20 +119,32 @@ def contexts(
             compute_s = flops / (LATENT_EFFICIENCY * device.attention_peak_flops)
             key += layers * max(width * element * read_s, compute_s)
             wide = mixer.nope_dim + mixer.rope_dim
-            pair += layers * heads * _pair_s(device, wide, mixer.value_dim)
+            pair += layers * heads * pair_s(device, wide, mixer.value_dim)
         elif mixer is not None:
             request += layers * 2 * STATE_BYTES * _state(mixer) / layout.tp * read_s
             rate = RECURRENT_EFFICIENCY * device.attention_peak_flops
             token += layers * mixer.core_flops(1) / layout.tp / rate
-    share = 1.0 / layout.dp
-    gap = engine.attention_gap * share
+    token += edge_keys * (pair + sum(per_pair for _, per_pair in windows.values()))
+    part = 1.0 / layout.dp
+    gap *= part
     return Contexts(
-        key * share,
+        key * part,
         pair * gap,
-        request * share,
+        request * part,
         token * gap,
-        tuple(Windowed(w, k * share, p * gap) for w, (k, p) in sorted(windows.items())),
+        tuple(Windowed(w, k * part, p * gap) for w, (k, p) in sorted(windows.items())),
     )
+
+
+def _attention(engine: Engine, *, narrow: bool) -> tuple[float, float, float]:
+    """Return the share of the bandwidth, the gap and the edges of an engine's attention."""
+    given = (engine.kv_share, engine.attention_gap, engine.edge_keys)
+    own = (engine.narrow_kv_share, engine.narrow_attention_gap, engine.narrow_edge_keys)
+    share, gap, edge = (
+        plain if special is None or not narrow else special
+        for plain, special in zip(given, own, strict=True)
+    )
+    return share, gap, edge
 
 
 def _kv_heads(mixer: Attention, tp: int) -> float:
@@ -146,7 +158,7 @@ def _state(mixer: GatedDelta | Mamba2) -> float:
     return mixer.heads * mixer.head_dim * mixer.state_dim
 
 
-def _pair_s(device: DeviceCosts, head_dim: int, value_dim: int) -> float:
+def pair_s(device: DeviceCosts, head_dim: int, value_dim: int) -> float:
     """Return the seconds of one query and key of one head, by the device's flash kernel."""
     curve = device.attention("native", "forward")
     work = hypot(head_dim + value_dim, curve.softmax_dims)

@@ -35,10 +35,20 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     """Exponent of the chip's slow-down under lasting load: 1 has products at its power limit."""
     weight_share: float | None = None
     """Share of the bandwidth at which products read weights; None takes the kernel tables'."""
+    by_row: bool = False
+    """Eight-bit weights have a scale for each output, and inputs one for each token."""
     casts: float = 0.0
     """Kernels that round the input of an eight-bit product; 0 where the one before does it."""
+    streamed_rows: int = 0
+    """Up to so many rows, 16-bit products fetch weights while the kernel before them ends."""
     attention_gap: float = 1.0
-    """The same of prompts' attention."""
+    """Time of prompts' attention over what the device's best kernel takes for long ones."""
+    narrow_attention_gap: float | None = None
+    """The same where keys are kept in eight bits; None takes the same."""
+    edge_keys: float = 0.0
+    """Keys that a prompt's token costs beyond those it sees: beginnings and ends of tiles."""
+    narrow_edge_keys: float | None = None
+    """The same where keys are kept in eight bits; None takes the same."""
     kv_share: float = 0.8
     """Share of the memory bandwidth at which decoding reads keys and values."""
     narrow_kv_share: float | None = None
@@ -98,17 +108,19 @@ SGLANG = Engine(
 )  # fmt: skip
 """With its overlapped scheduler."""
 MESHWRIGHT = Engine(
-    name="Meshwright", memory_share=0.9, batch_requests=256, hidden=True, heat=1.0, casts=1.0,
-    step_s=0.0004, request_s=6.5e-06, prefill_s=0.0, launch_s=0.00093, gap=1.0, attention_gap=2.54,
-    weight_share=0.85, kv_share=0.93, narrow_kv_share=0.75, attention_s=1.2e-05, small_kernels=7.4,
+    name="Meshwright", memory_share=0.9, batch_requests=256, hidden=True, heat=1.25, casts=1.0,
+    by_row=True, streamed_rows=128, step_s=0.0004, request_s=6.5e-06, prefill_s=0.0,
+    launch_s=0.000927, gap=1.0, attention_gap=1.31, narrow_attention_gap=1.6, edge_keys=674.0,
+    narrow_edge_keys=1060.0, weight_share=0.82, kv_share=0.919, narrow_kv_share=0.863,
+    attention_s=1.2e-05, small_kernels=5.15,
     reduce_s=6e-06, link_share=0.5, expert_s=1.5e-05, arrival_s=0.001, reserve_bytes=2e+09,
 )  # fmt: skip
 """Our own (`mw serve`), from steps of three kinds of one H200 (`validation/serving/own.py`).
 
-Calibrated to them: shares of the bandwidth at which weights, keys and narrow keys are read, small
-kernels of a layer, attention of prompts, and the host's time of a layer in steps with prompts.
-Counted from traced steps: what decoding attention takes before it reads (two kernels), casts, the
-host's time of a decoding step and request. Taken from the chip's table: the lasting slow-down of
-products. Not measured: messages between GPUs, experts, arrival, the reserve, any other GPU.
+Calibrated to them: the share of the bandwidth at which weights are read, small kernels of a layer,
+and the host's time of a layer in steps with prompts. From kernels alone: both kinds of attention,
+over 16-bit and eight-bit keys; the slow-down of products of random numbers under lasting load,
+1.22. Counted: casts, scales by row, the host's time of a decoding step and request. Not measured:
+fp8 products of few rows, messages between GPUs, experts, arrival, the reserve, any other GPU.
 """
 ENGINES = (MESHWRIGHT, TENSORRT_LLM, TENSORRT_LLM_TORCH, VLLM, SGLANG)

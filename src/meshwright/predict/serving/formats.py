@@ -34,6 +34,8 @@ class Formats(msgspec.Struct, frozen=True, kw_only=True):
 
     weights: WeightFormat = "bf16"
     kv: KvFormat = "bf16"
+    by_row: bool = False
+    """Weights in fp8 have a scale for each output, and inputs one for each token."""
 
     def __post_init__(self) -> None:
         bounds = Bounds()
@@ -67,6 +69,8 @@ def stored(model: Model, weight: Weight, formats: Formats, gpu: Gpu) -> Stored:
     if kept_wide or formats.weights in ("bf16", "fp16"):
         return Stored(wide, 2.0)
     compute = _COMPUTED.get(formats.weights, formats.weights)
+    if formats.by_row and formats.weights == "fp8":
+        compute = "fp8-rowwise"
     size = STORED_BYTES[formats.weights]
     if compute is None or compute not in gpu.precisions:
         return Stored(wide, size)

@@ -46,6 +46,8 @@ class Tokens(NamedTuple):
     """Small kernels, without their launches."""
     casts: int
     """Dense products of fewer than 16 bits."""
+    wide: int
+    """Dense products of 16 bits."""
     cast_s: float
     """Kernels that round their inputs, where no other does it on its way."""
     reduce_bytes: float
@@ -91,7 +93,7 @@ def tokens_work(
     """Return what all layers take for `tokens` new tokens of a step."""
     own = ceil(tokens / layout.dp)
     products = experts = small = rounded = 0.0
-    casts = 0
+    casts = wide_products = 0
     for block, layers in model.block_counts():
         dense, sparse = _products(device, (model, block), (layout, formats), tokens)
         for out, inner, how in dense:
@@ -101,6 +103,8 @@ def tokens_work(
             if narrow < 2.0:
                 casts += layers
                 rounded += layers * memory_s(device, "quantise", own * inner * (2.0 + narrow))
+            elif narrow == 2.0:
+                wide_products += layers
         experts += layers * sparse
         # Small kernels move activations of sixteen bits, unless they are wider.
         wide = formats.wide_bytes / 2.0
@@ -111,7 +115,7 @@ def tokens_work(
         elsewhere = _distinct(layout.ep, routed.top_k)
         sent = own * elsewhere * model.hidden * (min(2.0, 1.0 + 1 / 32) + 2.0)
     reduced = formats.wide_bytes * own * model.hidden
-    return Tokens(products, experts, small, casts, rounded, reduced, sent)
+    return Tokens(products, experts, small, casts, wide_products, rounded, reduced, sent)
 
 
 def head_s(device: DeviceCosts, model: Model, layout: Layout, formats: Formats, rows: int) -> float:

@@ -15,16 +15,21 @@ bytes and tokens.
 from bisect import bisect_right
 from functools import lru_cache
 
+from msgspec.structs import replace
+
 from meshwright.predict.cost.device import DeviceCosts, costs_for, slowed
 from meshwright.predict.network import collective_s, placement, strided
 from meshwright.predict.network.placement import Placement
 from meshwright.predict.serving.contexts import contexts
+from meshwright.predict.serving.formats import Formats
 from meshwright.predict.serving.layer_work import counts, head_s, tokens_work
 from meshwright.predict.serving.replica import Replica
 
 GRID = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096,
         6144, 8192, 16384, 32768)  # fmt: skip
 """Numbers of tokens that are priced in full."""
+STREAMS = "sm_90"
+"""Where kernels begin before the one before them has ended."""
 LAUNCHES = 11
 """Kernels of a layer in a step with prompts: products, norms, attention of both kinds, the rest."""
 
@@ -58,14 +63,17 @@ class StepCost:
         costs = costs_for(replica.cluster.gpu, replica.calibration)
         slower = costs.sustained_slowdown**engine.heat
         device = slowed(costs, products=slower, low=slower, read_share=engine.weight_share)
+        formats = replica.formats
+        if engine.by_row:
+            formats = replace(formats, by_row=True)
         self.replica = replica
-        self.contexts = contexts(device, model, layout, replica.formats, engine)
+        self.contexts = contexts(device, model, layout, formats, engine)
         self._pp = layout.pp
-        self._tokens = Line(GRID, [_tokens_s(replica, device, n) for n in GRID])
-        self._head = Line(GRID, [head_s(device, model, layout, replica.formats, n) for n in GRID])
+        self._tokens = Line(GRID, [_tokens_s(replica, formats, device, n) for n in GRID])
+        self._head = Line(GRID, [head_s(device, model, layout, formats, n) for n in GRID])
         self._fixed: dict[int, float] = {}
         self._passing_s = (layout.pp - 1) * _hop_s(replica)
-        casts = tokens_work(device, model, layout, replica.formats, 1).casts
+        casts = tokens_work(device, model, layout, formats, 1).casts
         self._launches_s = engine.launch_s * (model.layers + engine.casts * casts / LAUNCHES)
         self._prefill_s = engine.prefill_s * model.layers
         # Each attention group has a host process of its own.
@@ -144,15 +152,17 @@ def step_cost(replica: Replica) -> StepCost:
     return StepCost(replica)
 
 
-def _tokens_s(replica: Replica, device: DeviceCosts, tokens: int) -> float:
+def _tokens_s(replica: Replica, formats: Formats, device: DeviceCosts, tokens: int) -> float:
     """Return what a step's tokens take in all layers, whatever their contexts are."""
     model, layout, engine = replica.model, replica.layout, replica.engine
-    work = tokens_work(device, model, layout, replica.formats, tokens)
+    work = tokens_work(device, model, layout, formats, tokens)
     often = counts(model, layout)
     kernel_s = device.launch.kernel_s
     found = engine.gap * (work.products_s + work.experts_s) + work.small_s
     found += often.layers * engine.small_kernels * kernel_s + often.attentions * engine.attention_s
     found += engine.casts * work.cast_s
+    if tokens <= engine.streamed_rows and layout.tp == 1 and device.gpu.arch.startswith(STREAMS):
+        found -= engine.gap * work.wide * device.product("bf16").launch_s
     found += often.sparse * engine.expert_s
     if often.reduces:
         found += often.reduces * reduce_s(replica, work.reduce_bytes)
