@@ -20,7 +20,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from benchmarks.serve_twin import CLUSTER, WORKS, measured_in, simulated
+from benchmarks.serve_twin import CLUSTER, KNOWN, measured_in, simulated
 from meshwright.predict.cost.device import costs_for
 from meshwright.predict.serving.contexts import pair_s
 from meshwright.predict.serving.engine import MESHWRIGHT, Engine
@@ -141,7 +141,7 @@ def _told(engine: Engine) -> str:
 
 
 def _judge(name: str, engine: Engine, twin: dict[str, dict[str, float]], kinds: set[Kind]) -> None:
-    works = [work for work in WORKS if str(work) in twin and work.kind in kinds]
+    works = [work for work in KNOWN if str(work) in twin and work.kind in kinds]
     if works:
         off = [
             100 * (simulated(work, engine)["tokens_per_s"] / twin[str(work)]["tokens_per_s"] - 1)
@@ -165,9 +165,9 @@ def main(given: list[str]) -> None:
     engine = calibrated(steps)
     _say(f"all steps: {_told(engine)}; mean error {100 * loss(steps, engine):.1f} %")
     _say(f"as it ships: {_told(MESHWRIGHT)}; mean error {100 * loss(steps, MESHWRIGHT):.1f} %")
-    _judge("all, calibrated", engine, twin, {work.kind for work in WORKS})
-    _judge("all, as it ships", MESHWRIGHT, twin, {work.kind for work in WORKS})
-    _judge("kinds without steps", engine, twin, {work.kind for work in WORKS} - known)
+    _judge("all, calibrated", engine, twin, {work.kind for work in KNOWN})
+    _judge("all, as it ships", MESHWRIGHT, twin, {work.kind for work in KNOWN})
+    _judge("kinds without steps", engine, twin, {work.kind for work in KNOWN} - known)
     for kind in sorted(known):
         others = [step for step in steps if kind_of(step) != kind]
         engine = calibrated(others)
