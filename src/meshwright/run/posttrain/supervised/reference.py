@@ -121,9 +121,6 @@ def reference_logprobs(
     decoder.train(was_training)
     if replicas is not None:
         found = replicas.together(found) / (replicas.all_of if alike else 1)
-    if spread is not None:
-        # All have looked for the file by now: none may find it while others compute it.
-        spread.mesh.world.all_reduce(torch.zeros(1, device=device))
     if spread is None or spread.mesh.rank == 0:
         _keep(found, folder, name)
     return found
@@ -136,7 +133,10 @@ def _kept_by_all(
     spread: Spread | None,
     replicas: Replicas | None,
 ) -> Tensor | None:
-    """Return what an earlier sitting kept, also where only some ranks see its file."""
+    """Return what an earlier sitting kept, also where only some ranks see its file.
+
+    All have looked for it when this returns: none finds it while others compute it.
+    """
     mine = None if kept is None or len(kept) != answers else kept.to(device)
     add_up: Together
     if spread is not None:
