@@ -54,7 +54,11 @@ def settings(
         objective=ObjectiveSettings(minibatches=4),
         optimizer=OptimizerSettings(
             # At 2e-4 the first step, of signs alone, undoes what the warm-up taught.
-            lr=3e-5, schedule="linear", warmup_steps=0, decay=0.01, betas=(0.9, 0.95)
+            lr=3e-5,
+            schedule="linear",
+            warmup_steps=0,
+            decay=0.01,
+            betas=(0.9, 0.95),
         ),
         evaluate=EvaluateSettings(prompts=20 if tiny else 2000, every_steps=max(1, steps // 20)),
         microbatch_tokens=65536,

@@ -68,7 +68,7 @@ class ProductCurve(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Efficiency of weight gradients over input gradients: their operands lie otherwise, and where
     scales are of blocks, both have blocks that are lines."""
     whole: bool = False
-    """Tiles have 128 rows at least and k is not split: all that there is for scales by row."""
+    """Whether k is never split, whose tiles are as narrow as there are rows: scales by row."""
     source: str = ""
     """Where the constants come from."""
     error: float | None = None

@@ -40,7 +40,7 @@ _LIKE = {
 TILES = ((128, 256), (128, 128), (64, 128))
 """Rows and columns of a tile, long side along the longer side of the result."""
 WHOLE = 2
-"""How many of them are not cut further."""
+"""How many of them there are for products whose k is never split."""
 CPU_TILES = ((16, 64), (16, 32), (8, 16))
 """What a processor's kernels keep in registers at a time."""
 
