@@ -107,7 +107,7 @@ def attention(measured: dict[str, Any]) -> dict[str, float]:
     """Return what attention takes, by the least squares of relative errors over its own times."""
     gpu = catalog.cluster(CLUSTER).gpu
     pair = HEADS * pair_s(costs_for(gpu), WIDTH, WIDTH)
-    found = {}
+    found: dict[str, float] = {}
     for fp8, before in ((False, ""), (True, "narrow_")):
         prompts = [row for row in measured["prompt_attention"] if row["fp8"] == fp8]
         gap, edge = _least(
