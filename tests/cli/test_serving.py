@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -71,6 +72,8 @@ def test_a_conversation_goes_on(folder: str, capsys: pytest.CaptureFixture[str])
     ("words", "said"),
     [
         (["generate", "nowhere", "--prompt", "a"], "there is no such file or folder"),
+        (["generate", __file__, "--prompt", "a"], "is neither a folder nor a GGUF file"),
+        (["generate", str(Path(__file__).parent), "--prompt", "a"], "holds no config.json"),
         (["generate", "FOLDER", "--prompt", "a", "--top-p", "2"], "top_p"),
         (["generate", "FOLDER", "--prompt", "a", "--seed", "x"], "--seed: 'x' is no whole number"),
         (["generate", "FOLDER", "--prompt", "a", "--batch-tokens", "1"], "leave none"),
@@ -84,6 +87,8 @@ def test_a_conversation_goes_on(folder: str, capsys: pytest.CaptureFixture[str])
         (["serve", "FOLDER", "--replicas", "0"], "--replicas: there is no engine"),
         (["serve", "FOLDER", "--prefill", "1"], "give --prefill and --decode, or neither"),
         (["serve", "FOLDER", "--replicas", "2", "--in-process"], "only one engine fits"),
+        (["serve", "FOLDER", "--parcels", "tcp"], "no keys and values travel"),
+        (["serve", "FOLDER", "--keys-file", "missing.keys"], "missing.keys: cannot be read"),
         (["serve", "FOLDER", "--prefill", "1", "--decode", "1", "--tp", "2"], "several GPUs share"),
         (["serve", "FOLDER", "--prefill", "1", "--decode", "1", "--guesses", "2"], "that guess"),
         (["serve", "FOLDER", "--prefill", "1", "--decode", "1", "--parcels", "mail"], "no way"),
@@ -99,6 +104,22 @@ def test_mistakes_are_named(
     given = [folder if word == "FOLDER" else word for word in words]
     assert main([*given, "--device", "cpu"]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_an_address_is_tried_before_weights_are_read(
+    folder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def read(*_: object) -> None:
+        pytest.fail("weights were read")
+
+    monkeypatch.setattr("meshwright.cli.serve.start_engines", read)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert main(["serve", folder, "--port", port]) == 3
+    assert "use another --port" in capsys.readouterr().err
+    # An address for documentation, which no machine has.
+    assert main(["serve", folder, "--host", "192.0.2.1"]) == 3
+    assert "as --host" in capsys.readouterr().err
 
 
 def test_without_nixl_no_parcel_goes_through_it(

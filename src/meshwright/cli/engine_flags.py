@@ -88,12 +88,20 @@ def settings_of(args: argparse.Namespace) -> "EngineSettings":
 
 def model_path(given: str | None) -> Path:
     """Return where a model lies; without a word for it, the one that a package carries."""
+    from meshwright.run.serve.model.gguf_file import is_gguf
+
     if given is not None:
         path = Path(given)
         if not path.exists():
             what = "there is no such file or folder"
             fix = "give a Hugging Face folder or a .gguf file"
             raise InputError([Problem(given, what, fix)])
+        if path.is_dir() and not (path / "config.json").is_file():
+            what = "holds no config.json, so no model of Hugging Face's lies there"
+            raise InputError([Problem(given, what, "name the folder that holds it")])
+        if path.is_file() and not is_gguf(path):
+            what = "is neither a folder nor a GGUF file"
+            raise InputError([Problem(given, what, "give a Hugging Face folder or a .gguf file")])
         return path
     from meshwright.run.serve.model.load import installed_model
 

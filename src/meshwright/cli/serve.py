@@ -63,7 +63,9 @@ def run(args: argparse.Namespace) -> Answer:
     with needs_serving():
         from meshwright.run.serve.model.words import load_words
         from meshwright.run.serve.server import run_server, serve_app
+        from meshwright.run.serve.server.keys import read_keys
         from meshwright.run.serve.server.readers import Readers
+        from meshwright.run.serve.server.running import check_address
 
         path = model_path(args.model)
         if args.random_weights:
@@ -71,7 +73,10 @@ def run(args: argparse.Namespace) -> Answer:
             raise InputError([Problem("--random-weights", what, "use mw generate --draw")])
         words = load_words(path)
         settings = _settings(args, path, words)
-        # A wrong name is told before minutes go by in which weights are read.
+        # What is wrong is told before minutes go by in which weights are read.
+        check_address(settings)
+        read_keys(settings.keys_file, "MESHWRIGHT_API_KEYS")
+        read_keys(settings.admin_keys_file, "MESHWRIGHT_ADMIN_KEYS")
         Readers(words, settings.tool_format, reasoning=settings.reasoning)
         engine, lines = start_engines(args, path)
         if not args.quiet:

@@ -30,8 +30,8 @@ def add_engines(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--prefill", metavar="N", help="engines that compute prompts only")
     group.add_argument("--decode", metavar="N", help="engines that go on with those prompts")
     group.add_argument(
-        "--parcels", default="shm", metavar="WAY",
-        help="how keys and values get there: shm (shared memory), tcp or nixl",
+        "--parcels", metavar="WAY",
+        help="how keys and values get there: shm (shared memory, the default), tcp or nixl",
     )  # fmt: skip
     group.add_argument(
         "--in-process", action="store_true", help="run the one engine in the server's own process"
@@ -54,7 +54,7 @@ def start_engines(args: argparse.Namespace, path: Path) -> "tuple[Serves, list[s
 
     if first:
         _check_handing(settings)
-        settings = msgspec.structs.replace(settings, parcels=args.parcels)
+        settings = msgspec.structs.replace(settings, parcels=args.parcels or "shm")
     engines = _started(dealt(settings, first + then), path)
     block = settings.limits.block_tokens
     if not first:
@@ -112,13 +112,16 @@ def _counts(args: argparse.Namespace) -> tuple[int, int]:
         what = "prompts are computed in one place and gone on with in another: both have engines"
         raise InputError([Problem("--prefill", what, "give --prefill and --decode, or neither")])
     if "prefill" not in given:
+        if args.parcels is not None:
+            what = "one engine does all of a request, and no keys and values travel"
+            raise InputError([Problem("--parcels", what, "give --prefill and --decode with it")])
         return 0, given.get("replicas", 1)
     if "replicas" in given:
         what = "says how many engines there are, as --prefill and --decode do"
         raise InputError([Problem("--replicas", what, "leave it out")])
     from meshwright.run.serve.parcels import Way
 
-    if args.parcels not in get_args(Way):
+    if args.parcels not in (None, *get_args(Way)):
         what = f"{args.parcels!r} is no way"
         raise InputError([Problem("--parcels", what, f"use {' or '.join(get_args(Way))}")])
     if args.parcels == "nixl":

@@ -52,6 +52,7 @@ SCHEMA = {"type": "json_schema"}
         (TEXT, {"prompt": "a", "model": "crow"}, 404, "model"),
         (CHAT, {"messages": []}, 400, "messages"),
         (CHAT, {"messages": [{"content": "a"}]}, 400, "messages[0].role"),
+        (CHAT, {"messages": [{"role": "user", "contents": "a"}]}, 400, "messages[0].content"),
         (CHAT, {"messages": [{"role": "alien", "content": "a"}]}, 400, "messages"),
         (CHAT, {"messages": HELLO, "max_tokens": 1, "max_completion_tokens": 2}, 400, "max_tokens"),
         (CHAT, {"messages": HELLO, "top_logprobs": 2}, 400, "top_logprobs"),

@@ -27,11 +27,9 @@ def named_model(name: str | None, settings: ServerSettings) -> str:
     if not name:
         return settings.model
     if name not in settings.names():
-        near = suggestion(name, settings.names())
         raise Fault(
             404,
-            f"The model `{name}` is not served here; use {', '.join(settings.names())}"
-            + (f" ({near})" if near else ""),
+            f"The model `{name}` is not served here: {suggestion(name, settings.names())}",
             param="model",
             code="model_not_found",
         )
@@ -255,6 +253,8 @@ def _message(message: Message, where: str) -> dict[str, Any]:
 
 
 def _text_of(message: Message, where: str) -> str:
+    if message.content is None and message.role in {"user", "system", "developer"}:
+        raise refused(f"`{where}` has no `content`", f"{where}.content")
     if message.content is None or isinstance(message.content, str):
         return message.content or ""
     texts = []

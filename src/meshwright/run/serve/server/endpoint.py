@@ -110,7 +110,7 @@ def admitted(desk: Desk, headers: Headers, guard: Guard) -> str:
             raise Fault(
                 403,
                 "This changes the engine, which nobody may here: start the server with admin keys"
-                " (MESHWRIGHT_ADMIN_KEYS) or with `admin`",
+                " (MESHWRIGHT_ADMIN_KEYS) or with `--admin`",
                 code="admin_only",
             )
     if not len(desk.keys):

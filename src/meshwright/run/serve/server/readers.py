@@ -71,7 +71,7 @@ class Readers:
         elif written is None:
             raise refused(
                 "`tool_choice` is auto, but how this model writes calls is not known: start the"
-                " server with a tool format, or demand a call with `required`",
+                " server with `--tool-format`, or demand a call with `required`",
                 "tool_choice",
             )
         if self._reasoning:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import logging
 import socket
 import sys
@@ -118,10 +119,26 @@ def run_server(
         raise _no_address(settings) from None
 
 
-def _no_address(settings: ServerSettings) -> MissingPart:
-    return MissingPart(
-        f"cannot listen on {settings.host}:{settings.port}", "use another --port, or 0 for any"
-    )
+def check_address(settings: ServerSettings) -> None:
+    """Raise where nobody can listen there, before minutes go by in which weights are read.
+
+    Raises:
+        MissingPart: Where the port is taken, or the host is no address of this machine.
+    """
+    try:
+        found = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)
+        socket.create_server((settings.host, settings.port), family=found[0][0]).close()
+    except OSError as error:
+        raise _no_address(settings, error) from None
+
+
+def _no_address(settings: ServerSettings, error: OSError | None = None) -> MissingPart:
+    what = f"cannot listen on {settings.host}:{settings.port}"
+    if error is None or error.errno in {errno.EADDRINUSE, errno.EACCES}:
+        fix = "use another --port, or 0 for any"
+    else:
+        fix = "use an address of this machine as --host, such as 127.0.0.1 or 0.0.0.0"
+    return MissingPart(f"{what}: {error.strerror}" if error else what, fix)
 
 
 def _log_to_stderr() -> None:
