@@ -192,3 +192,18 @@ def test_a_run_begun_by_replicas_is_ended_by_one_device(capsys: Captured) -> Non
     for figure in ("loss", "margin"):
         alone, moved = rows_of(Path("one"), figure), rows_of(Path("two"), figure)
         assert moved == pytest.approx(alone, rel=1e-3, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (["--recipe", "sft", "base", "--rollout-only"], "--rollout-only: only reinforcement"),
+        (["--recipe", "sft", "base", "--replay", "file"], "--replay: only reinforcement"),
+        (["--recipe", "grpo", "base"], "nothing says what is asked"),
+        (["--recipe", "grpo", "sorting-digits", "task.digits=40"], "network.max_positions: 32"),
+    ],
+)
+def test_what_would_be_passed_over_is_refused(
+    words: list[str], what: str, capsys: Captured
+) -> None:
+    assert what in refused(words, capsys)

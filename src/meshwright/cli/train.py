@@ -101,6 +101,7 @@ def run(args: argparse.Namespace) -> Answer:
             args.job = str(Path(args.job) / "config.toml")
         if names_loop(args):
             return train_loop(args)
+        _require_no_rollouts(args)
         recipe: Asked | None = None
         try:
             if names_recipe(args):
@@ -111,6 +112,14 @@ def run(args: argparse.Namespace) -> Answer:
         except InputError as refusal:
             _refuse(refusal)
         return _explained(asked, recipe) if args.dry_run else _trained(args, asked, recipe)
+
+
+def _require_no_rollouts(args: argparse.Namespace) -> None:
+    """Refuse flags of reinforcement learning where nothing is drawn."""
+    given = [name for name in ("rollout_only", "replay") if getattr(args, name)]
+    if given:
+        what, fix = "only reinforcement learning has rollouts", "leave it out, or use --recipe grpo"
+        raise InputError([Problem(f"--{name.replace('_', '-')}", what, fix) for name in given])
 
 
 def _set_up(environment: "os._Environ[str]") -> None:

@@ -69,6 +69,9 @@ def settings_of(args: argparse.Namespace) -> "LoopSettings":
         file = plain(sorting_digits(seed=int(words.get("seed", 0))))
     elif (path / "config.json").is_file():
         file = {"model": str(path)}
+        if "task" not in words:
+            fix = "add task.name=module:function, or task.name=sorting-digits for a model of digits"
+            raise InputError([Problem("task.name", "nothing says what is asked of it", fix)])
     elif path.suffix in FORMATS:
         file = load_data(path)
     else:

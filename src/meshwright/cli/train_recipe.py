@@ -1,6 +1,7 @@
 """`mw train --recipe`: recipes of post-training, from a job file or a model's path and words."""
 
 import argparse
+import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -90,4 +91,5 @@ def figures_of(held_out: Mapping[str, float]) -> dict[str, Any]:
     return {
         f"held-out {name.removeprefix('held_out_').replace('_', ' ')}": f"{value:.4g}"
         for name, value in held_out.items()
+        if math.isfinite(value)  # a margin needs answers of both labels
     }

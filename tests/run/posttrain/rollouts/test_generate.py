@@ -164,12 +164,13 @@ def test_an_environment_that_fails_is_named(pool: VerifierPool) -> None:
 
 
 def test_breaking_off_leaves_the_engine_idle(pool: VerifierPool) -> None:
-    generator = Generator(engine(batch_requests=2), TASK, pool, DRAWING)
+    drawer = engine(batch_requests=2)
+    generator = Generator(drawer, TASK, pool, DRAWING)
     drawing = generator.rollouts(generator.keys(0, range(5)), version=0)
     next(drawing)
     drawing.close()  # type: ignore[attr-defined]
-    assert generator.engine.is_idle
-    assert generator.engine.batcher.pool.held == 0
+    assert drawer.is_idle
+    assert drawer.batcher.pool.held == 0
 
 
 def test_temperatures_whose_chances_nobody_tells_are_refused() -> None:

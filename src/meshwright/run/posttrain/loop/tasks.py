@@ -47,6 +47,11 @@ def tasks_of(settings: LoopSettings) -> Tasks:
         held_out = SortingDigits(**asked, part="held-out")
         words = train.words
         longest = settings.max_tokens or train.max_tokens
+        room = settings.network.max_positions
+        needed = len(train.prompt_of((0,) * train.longest)) + longest
+        if not settings.model and needed > room:
+            what = f"{room}, but the longest list with its answer has {needed} tokens"
+            raise InputError([Problem("network.max_positions", what, f"use {needed} or more")])
         return Tasks(train, held_out, longest, (words.end,), words.vocab)
     make = _function(task.name)
     parts: tuple[Literal["train", "held-out"], ...] = ("train", "held-out")
