@@ -75,7 +75,7 @@ def test_fewer_bits_take_less_time() -> None:
 
 def test_the_guide_runs() -> None:
     page = Path(__file__).resolve().parents[2] / "docs" / "guide" / "posttrain-weights.md"
-    (block,) = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    block, *_ = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
     names: dict[str, Any] = {}
     exec(compile(block, str(page), "exec"), names)
     assert names["plan"].sent_bytes() == [33_554_432] * 4
