@@ -10,6 +10,7 @@ Products with a bias, in other formats than bfloat16, with adapters, and gated o
 share stay as they are.
 """
 
+import logging
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from statistics import median
@@ -29,6 +30,7 @@ from meshwright.run.nn.linear import Linear
 from meshwright.run.nn.mlp import Mlp
 from meshwright.spec.model.feedforward import Activation
 
+LOG = logging.getLogger("meshwright.serve")
 Kind = Literal["qkv", "o", "gate_up", "down"]
 POINTS = (1, 16, 32, 64, 96, MOST_ROWS)
 """Numbers of rows that are timed; those between are treated as the next."""
@@ -211,8 +213,9 @@ def time_case(case: Case, rows: int) -> Times | None:
 
     try:
         graphs = [_captured(way, case.weights) for way in (library, ours)]
-    except (RuntimeError, TritonError, ImportError, AttributeError, TypeError):
+    except (RuntimeError, TritonError, ImportError, AttributeError, TypeError) as error:
         # Such tiles do not fit here, or this Triton names things otherwise.
+        LOG.warning("%s of %d rows is left to the library: %s", case.kind, rows, error)
         return None
     taken: list[list[float]] = [[], []]
     for _ in range(1 + _ROUNDS):
