@@ -114,6 +114,7 @@ def gather(
             for box in spread.holdings[name].boxes():
                 whole[_cut(box.whole)] = mine[name][_cut(box.local)]
         whole = mesh.world.all_reduce(whole, "max")
+        assert not torch.isneginf(whole).any(), f"no rank holds all of {name}"
         if keep:
             found[name] = whole.cpu()
     return found
