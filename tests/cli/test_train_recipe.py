@@ -50,6 +50,16 @@ def test_a_model_is_begun_with_by_its_path(capsys: Captured) -> None:
     }
 
 
+def test_what_a_run_began_with_is_not_written_over(capsys: Captured) -> None:
+    words = ["--recipe", "sft", "base", "data.sources=chats.jsonl", *QUICK]
+    assert main(["train", *words, "--until", "1"]) == 0
+    before = {path.name: path.read_bytes() for path in Path("base").iterdir()}
+    for folder in ("base", "runs/../base", "runs/base-sft"):
+        assert main(["export", "runs/base-sft", folder]) == 2
+        assert "would be written over" in capsys.readouterr().err
+    assert {path.name: path.read_bytes() for path in Path("base").iterdir()} == before
+
+
 def test_a_run_goes_on_by_its_folder_and_for_longer(capsys: Captured) -> None:
     words = ["--recipe", "dpo", "base", "data.sources=pairs.jsonl", *QUICK]
     assert main(["train", *words, "--until", "2"]) == 0

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from meshwright.run.train.data.tokenizer import Tokenizer
     from meshwright.run.train.job import Job
+    from meshwright.spec.model import Model
 
 EXAMPLES = (
     "mw export runs/train-tiny exported",
@@ -52,7 +53,8 @@ def run(args: argparse.Namespace) -> Answer:
 
     from meshwright.run.nn.huggingface import save
     from meshwright.run.train.job_file import load_job
-    from meshwright.run.train.trained import load_trained
+    from meshwright.run.train.run_folder import recipe_in
+    from meshwright.run.train.trained import load_trained, require_apart
 
     source, folder = Path(args.run), Path(args.folder)
     if not (source / "config.toml").exists():
@@ -66,12 +68,16 @@ def run(args: argparse.Namespace) -> Answer:
         "fp8": torch.float8_e4m3fn,
     }
     step = None if args.step is None else parse_count(args.step, "--step")
-    if "recipe" in load_data(source / "config.toml") and not args.average:
+    recipe = recipe_in(load_data(source / "config.toml"))
+    if recipe not in (None, "grpo") and not args.average:
         return _of_recipe(args, step, formats[args.format])
     if args.merge:
         what = "has no adapter: every weight was trained"
         raise InputError([Problem(args.run, what, "leave --merge out")])
+    if recipe == "grpo":
+        return _of_loop(args, step, formats[args.format])
     job = load_job(source / "config.toml")
+    require_apart(folder, source, job.start_from)
     trained = load_trained(source, job, which="average" if args.average else "weights", step=step)
     kind = formats[args.format] or trained.format
     try:
@@ -84,7 +90,7 @@ def run(args: argparse.Namespace) -> Answer:
     parameters = sum(one.numel() for one in trained.decoder.parameters())
     return _answer(
         args,
-        job,
+        job.model,
         step=trained.step,
         what="averaged" if args.average else "",
         parameters=parameters,
@@ -102,7 +108,7 @@ def _of_recipe(args: argparse.Namespace, step: int | None, dtype: "torch.dtype |
     )
     return _answer(
         args,
-        wrote.job,
+        wrote.job.model,
         step=wrote.step,
         what=wrote.what,
         parameters=wrote.parameters,
@@ -111,9 +117,28 @@ def _of_recipe(args: argparse.Namespace, step: int | None, dtype: "torch.dtype |
     )
 
 
+def _of_loop(args: argparse.Namespace, step: int | None, dtype: "torch.dtype | None") -> Answer:
+    """Export the policy of a run of reinforcement learning."""
+    from meshwright.cli.loop_described import settings_of
+    from meshwright.run.posttrain.loop.export import export_policy
+
+    run, folder = Path(args.run), Path(args.folder)
+    settings = settings_of(args.run)
+    wrote = export_policy(run, settings, folder, averaged=args.average, step=step, dtype=dtype)
+    return _answer(
+        args,
+        wrote.model,
+        step=wrote.step,
+        what="policy, averaged" if args.average else "policy",
+        parameters=wrote.parameters,
+        form=str(wrote.format).removeprefix("torch."),
+        tokenizer=settings.model,
+    )
+
+
 def _answer(
     args: argparse.Namespace,
-    job: "Job",
+    model: "Model",
     *,
     step: int,
     what: str,
@@ -125,7 +150,7 @@ def _answer(
     written_bytes = sum(path.stat().st_size for path in files)
     head = {
         "wrote": args.folder,
-        "model": f"{job.model.name}, {format_count(parameters)} parameters",
+        "model": f"{model.name}, {format_count(parameters)} parameters",
         "weights": f"{what}{', ' if what else ''}after step {step:,}",
         "format": form,
         "files": f"{', '.join(path.name for path in files)}: {format_bytes(written_bytes)}",

@@ -1,6 +1,7 @@
 """`mw train --recipe grpo`: reinforcement learning, from a task's name, a file or a model."""
 
 import argparse
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from meshwright.cli.overrides import changed
 from meshwright.cli.train_loop_page import write_report
 from meshwright.cli.train_ranks import run_folder_of
 from meshwright.errors import InputError, Problem
+from meshwright.run.train.run_folder import recipe_in
 from meshwright.spec.files import FORMATS, load_data
 from meshwright.spec.read import plain
 from meshwright.spec.resolve import Source, resolve
@@ -31,10 +33,7 @@ def names_loop(args: argparse.Namespace) -> bool:
         data = load_data(path) if path.suffix in FORMATS and path.is_file() else {}
     except InputError:
         return False  # for whoever reads it as a job to say
-    recipe = data.get("recipe")
-    named = isinstance(recipe, dict) and recipe.get("kind") == "grpo"
-    # What a run of the loop keeps names its folder, which no other job does.
-    return named or ("folder" in data and "workload" not in data)
+    return recipe_in(data) == "grpo"
 
 
 def train_loop(args: argparse.Namespace) -> Answer:
@@ -55,8 +54,11 @@ def train_loop(args: argparse.Namespace) -> Answer:
     answer = _answer(settings, run(settings, say=say))
     if not settings.folder:
         return answer
-    wrote = Note(f"wrote {write_report(Path(settings.folder))}")
-    return answer._replace(views=(*answer.views, wrote))
+    notes = [Note(f"wrote {write_report(Path(settings.folder))}")]
+    if settings.model and not settings.rollout_only:
+        words = ["mw", "export", settings.folder, "FOLDER"]
+        notes.insert(0, Note(f"{shlex.join(words)} writes the model"))
+    return answer._replace(views=(*answer.views, *notes))
 
 
 def settings_of(args: argparse.Namespace) -> "LoopSettings":

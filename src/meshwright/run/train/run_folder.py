@@ -11,10 +11,10 @@ report.html      curves and how it ended
 import fcntl
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from meshwright.errors import InputError, Problem
 from meshwright.run.train.data.shards import is_shards
@@ -92,6 +92,16 @@ def in_use(folder: Path) -> bool:
 def holds_run(folder: Path) -> bool:
     """Tell whether a folder holds a run, or what a try left of one."""
     return folder.is_dir() and bool(_names(folder) & {"config.toml", ROWS, "checkpoints"})
+
+
+def recipe_in(config: Mapping[str, Any]) -> str | None:
+    """Return the recipe that a run's configuration is of; None is plain training."""
+    recipe = config.get("recipe")
+    kind = recipe.get("kind") if isinstance(recipe, Mapping) else None
+    if isinstance(kind, str):
+        return kind
+    # What a run of reinforcement learning keeps names its folder, which no other job does.
+    return "grpo" if "folder" in config and "workload" not in config else None
 
 
 def _names(folder: Path) -> set[str]:

@@ -14,6 +14,7 @@ from meshwright.run.train.checkpoint.folder import is_sound, read_record
 from meshwright.run.train.checkpoint.image import TORCH_DTYPES
 from meshwright.run.train.job import Job
 from meshwright.run.train.step import weight_format
+from meshwright.spec.model import Model
 
 Which = Literal["weights", "average"]
 
@@ -39,11 +40,23 @@ def load_trained(
     own = weight_format(job.layout)
     averaged = which == "average"
     if averaged and job.optimizer.average is None:
-        what = "this run keeps no average of its weights"
-        fix = "set optimizer.average before training, or export the weights"
-        raise InputError([Problem(str(folder), what, fix)])
+        raise InputError([no_average(folder)])
     exact = averaged or job.layout.master_precision == "fp32"
-    decoder = build(job.model, device="meta", dtype=torch.float32 if exact else own)
+    kind = torch.float32 if exact else own
+    found = load_weights(folder, job.model, dtype=kind, averaged=averaged, step=step)
+    return found._replace(format=own)
+
+
+def load_weights(
+    folder: Path,
+    model: Model,
+    *,
+    dtype: torch.dtype = torch.float32,
+    averaged: bool = False,
+    step: int | None = None,
+) -> Trained:
+    """Load what a run's checkpoint has of a model, into weights of a format."""
+    decoder = build(model, device="meta", dtype=dtype)
     decoder.to_empty(device="cpu")
     with Checkpoints(folder / "checkpoints") as checkpoints:
         saved = _formats(checkpoints, folder)
@@ -56,7 +69,22 @@ def load_trained(
         loaded = checkpoints.load(into, step, leftover="leave")
     for value, kept in rounded:
         value.copy_(kept)
-    return Trained(decoder, loaded.step, own)
+    return Trained(decoder, loaded.step, saved["model.embedding.weight"])
+
+
+def no_average(folder: Path) -> Problem:
+    """Say that there is no average to be had."""
+    what = "this run keeps no average of its weights"
+    fix = "set optimizer.average before training, or export the weights"
+    return Problem(str(folder), what, fix)
+
+
+def require_apart(folder: Path, *kept: str | Path | None) -> None:
+    """Refuse to write a model into the run that it comes from, or over what the run began with."""
+    for each in kept:
+        if each and folder.exists() and Path(each).exists() and folder.samefile(each):
+            what = "is what the run was made from or keeps, and would be written over"
+            raise InputError([Problem(str(folder), what, "name another folder to write")])
 
 
 def _formats(checkpoints: Checkpoints, folder: Path) -> dict[str, torch.dtype]:

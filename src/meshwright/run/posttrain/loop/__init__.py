@@ -9,6 +9,7 @@ driving        carries out what `policy.rollout` decides, in every placement
 engines        who draws: an engine in this thread, or a file; `engine_thread` beside the trainer
 keeping        the folder that a killed run goes on from
 running        all of it
+export         the policy as a Hugging Face folder
 presets        settings that were found to learn
 
     from meshwright.run.posttrain.loop import run, sorting_digits

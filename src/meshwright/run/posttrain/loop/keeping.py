@@ -162,6 +162,7 @@ class Keeping:
 
     def _require_same(self, before: dict[str, Any]) -> None:
         now = _kept(self._settings)
+        before = _whole(before)
         changed = [name for name in now | before if now.get(name) != before.get(name)]
         if changed:
             what = f"{', '.join(sorted(changed))} differ from the run in {self.folder}"
@@ -172,7 +173,8 @@ class Keeping:
         from meshwright.spec.files import dump  # what writes TOML may be missing on a GPU machine
 
         new = folder / f".config.toml.{os.getpid()}"
-        new.write_text(dump(self._settings), encoding="utf-8")
+        kept = msgspec.structs.replace(self._settings, model=_path(self._settings.model))
+        new.write_text(dump(kept), encoding="utf-8")
         new.replace(folder / "config.toml")
 
     @staticmethod
@@ -186,7 +188,16 @@ def _kept(settings: LoopSettings) -> dict[str, Any]:
     """Return what may not change between the sittings of a run."""
     # As a file has it: there tuples are lists.
     every: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(settings))
-    return {name: value for name, value in every.items() if name not in _MAY_CHANGE}
+    return _whole({name: value for name, value in every.items() if name not in _MAY_CHANGE})
+
+
+def _whole(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return settings whose model is found from any folder."""
+    return {**settings, "model": _path(settings["model"])}
+
+
+def _path(model: str) -> str:
+    return model and os.path.abspath(model)  # noqa: PTH100 - links stay as they are
 
 
 def keys_of(settings: LoopSettings, group: int) -> list[Key]:

@@ -22,7 +22,7 @@ from meshwright.run.posttrain.supervised.task import load_start
 from meshwright.run.serve.model.words import load_words
 from meshwright.run.train.checkpoint import Checkpoints
 from meshwright.run.train.step import weight_format
-from meshwright.run.train.trained import load_trained
+from meshwright.run.train.trained import load_trained, require_apart
 
 _FILES = (
     "tokenizer.json",
@@ -62,6 +62,7 @@ def export_recipe(
     if merge and job.adapter is None:
         what = "has no adapter: every weight was trained"
         raise InputError([Problem(str(run), what, "leave --merge out")])
+    require_apart(folder, run, job.start_from, job.words)
     own = weight_format(job.layout)
     if job.adapter is None:
         trained = load_trained(run, job, step=step)
