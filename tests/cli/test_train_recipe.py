@@ -18,6 +18,8 @@ Captured = pytest.CaptureFixture[str]
 QUICK = ["layout.precision=fp32", "workload.global_batch=4", "machine.threads=1",
          "machine.device=cpu", "output.progress=none", "optimizer.lr=0.01"]  # fmt: skip
 
+LOOP = ["steps=1", "prompts=2", "samples=2", "evaluate.prompts=0", "warm_up.steps=1"]
+
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,7 +97,27 @@ def test_a_recipe_may_not_change_while_a_run_goes_on(capsys: Captured) -> None:
     assert "the run began with 0.1" in refused(
         ["--recipe", "dpo", *words, "recipe.beta=0.2"], capsys
     )
-    assert "recipe.kind: is 'ipo'" in refused(["--recipe", "ipo", *words], capsys)
+    told = refused(["--recipe", "ipo", *words], capsys)
+    assert "run: holds a run of dpo, and this is one of ipo\n  hint: give this run a folder" in told
+
+
+def test_a_folder_with_a_run_of_another_kind_is_left_as_it_is(capsys: Captured) -> None:
+    words = ["base", "data.sources=chats.jsonl", *QUICK]
+    assert main(["train", "--recipe", "sft", *words, "--folder", "sft", "--until", "1"]) == 0
+    loop = ["--recipe", "grpo", "sorting-digits", *LOOP]
+    assert main(["train", *loop, "--folder", "grpo"]) == 0
+    capsys.readouterr()
+    kept = {name: Path(name, "config.toml").read_text() for name in ("sft", "grpo")}
+    for other, folder, said in (
+        (["--recipe", "lora", *words], "sft", "holds a run of sft, and this is one of lora"),
+        (["--recipe", "sft", *words], "grpo", "holds a run of grpo, and this is one of sft"),
+        (loop, "sft", "holds a run of sft, and this is one of grpo"),
+        ([*loop, "seed=9"], "grpo", "seed differ from the run in grpo"),
+    ):
+        told = refused([*other, "--folder", folder], capsys)
+        assert said in told
+        assert told.count("error:") == 1
+        assert Path(folder, "config.toml").read_text() == kept[folder]
 
 
 @pytest.mark.parametrize(

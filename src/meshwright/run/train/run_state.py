@@ -32,6 +32,21 @@ def state_of(extra: Mapping[str, Any], path: Path) -> RunState:
     return read(RunState, extra, f"{path}: ")
 
 
+def other_kind(kind: str, extra: Mapping[str, Any], folder: Path, fix: str) -> Problem | None:
+    """Say where a folder holds a run of another kind, by what its checkpoint holds."""
+    found = "grpo" if "settings" in extra else kind_of(extra.get("kept") or {})
+    if kind == found:
+        return None
+    what = f"holds a run of {found}, and this is one of {kind}"
+    return Problem(str(folder), what, f"give this run a folder of its own with --folder{fix}")
+
+
+def kind_of(kept: Mapping[str, Any]) -> str:
+    """Return a recipe's name where there is one, in words where there is none."""
+    recipe = kept.get("recipe")
+    return str(recipe["kind"]) if isinstance(recipe, Mapping) else "plain training"
+
+
 def kept_of(job: Job) -> dict[str, Any]:
     """Return what makes a run the run it is; everything else may change when it goes on."""
     start = job.start_from and os.path.abspath(job.start_from)  # noqa: PTH100 - links stay

@@ -34,7 +34,15 @@ from meshwright.run.train.optimizer.optimizer import make_optimizer
 from meshwright.run.train.optimizer.parts import matrices_for_muon, matrix_parts
 from meshwright.run.train.placed_state import State, placed_state, whole_state
 from meshwright.run.train.replica_step import ReplicaStep
-from meshwright.run.train.run_state import BEGIN_ANEW, RunState, changes, kept_of, state_of
+from meshwright.run.train.run_state import (
+    BEGIN_ANEW,
+    RunState,
+    changes,
+    kept_of,
+    kind_of,
+    other_kind,
+    state_of,
+)
 from meshwright.run.train.spread_step import SpreadStep, make_spread
 from meshwright.run.train.step import TrainStep, make_decoder
 from meshwright.run.train.task import Task, TextTask
@@ -228,7 +236,11 @@ class Trainer:
             return False
         newest = self.checkpoints.latest()
         if newest is not None:  # another job is told apart before any tensor is compared
-            self._compare(state_of(decode_extra(read_record(newest.path)), newest.path))
+            extra = decode_extra(read_record(newest.path))
+            kind, fix = kind_of(self.job.kept()), ", or begin anew with --fresh"
+            if (problem := other_kind(kind, extra, self.folder, fix)) is not None:
+                raise InputError([problem])
+            self._compare(state_of(extra, newest.path))
         try:
             loaded = self.checkpoints.load(self.tensors())
         except DamagedFile as error:

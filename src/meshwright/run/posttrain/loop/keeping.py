@@ -29,9 +29,12 @@ from meshwright.run.posttrain.loop.spans import Spans
 from meshwright.run.posttrain.rollouts.log import Origin, RolloutLog
 from meshwright.run.posttrain.rollouts.record import Key, Rollout
 from meshwright.run.train.checkpoint import Checkpoints, CheckpointSettings
+from meshwright.run.train.checkpoint.folder import read_record
+from meshwright.run.train.checkpoint.record import decode_extra
 from meshwright.run.train.outputs.jsonl import JsonLines, cut
 from meshwright.run.train.placed_state import State
 from meshwright.run.train.run_folder import claimed
+from meshwright.run.train.run_state import other_kind
 
 Say = Callable[[str], object]
 ROLLOUTS = "rollouts.jsonl"
@@ -71,6 +74,8 @@ class Keeping:
             kept = CheckpointSettings(every_steps=None, asynchronous=False)
             self._checkpoints = Checkpoints(self.folder / "checkpoints", kept)
             self._open.callback(self._checkpoints.close)
+            # Before anything there is written over.
+            self._require_same(self.folder)
             self._write_config(self.folder)
             self.spans = self._timeline(self.folder)
             self._open.callback(self.spans.close)
@@ -91,7 +96,6 @@ class Keeping:
         if self.goes_on:
             loaded = self._checkpoints.load(tensors)
             saved = msgspec.convert(loaded.extra, _Saved)
-            self._require_same(saved.settings)
             progress, trained = saved.progress, loaded.step
             self._saved_at = trained
             self.note(f"goes on after step {trained}")
@@ -160,12 +164,18 @@ class Keeping:
             with (self.folder / name).open("a", encoding="utf-8") as lines:
                 lines.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
-    def _require_same(self, before: dict[str, Any]) -> None:
-        now = _kept(self._settings)
-        before = _whole(before)
+    def _require_same(self, folder: Path) -> None:
+        """Refuse a folder with another run."""
+        newest = None if self._checkpoints is None else self._checkpoints.latest()
+        if newest is None:
+            return
+        extra = decode_extra(read_record(newest.path))
+        if (problem := other_kind("grpo", extra, folder, "")) is not None:
+            raise InputError([problem])
+        now, before = _kept(self._settings), _whole(msgspec.convert(extra, _Saved).settings)
         changed = [name for name in now | before if now.get(name) != before.get(name)]
         if changed:
-            what = f"{', '.join(sorted(changed))} differ from the run in {self.folder}"
+            what = f"{', '.join(sorted(changed))} differ from the run in {folder}"
             fix = "change them back, or give this run a folder of its own"
             raise InputError([Problem("settings", what, fix)])
 
