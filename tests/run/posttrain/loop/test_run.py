@@ -103,6 +103,23 @@ def test_what_was_recorded_trains_to_the_same_bits(tmp_path: Path) -> None:
         run(settings(replay=str(tmp_path / "run" / "rollouts.jsonl"), prompts=2))
 
 
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ({"seed": 5}, "seed is 0 there and 5 here"),
+        ({"samples": 2}, "samples is 4 there and 2 here"),
+        ({"task": TaskSettings(digits=5)}, "'sort 3 digits .train.' there and 'sort 5 digits"),
+    ],
+)
+def test_rollouts_of_another_run_are_not_replayed(
+    other: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    given = {"steps": 1, "warm_up": WarmUpSettings()}
+    run(settings(folder=str(tmp_path / "run"), rollout_only=True, **given))
+    with pytest.raises(InputError, match=said):
+        run(settings(replay=str(tmp_path / "run" / "rollouts.jsonl"), **given | other))
+
+
 def test_drawing_alone_trains_nothing(tmp_path: Path) -> None:
     drawn = run(settings(folder=str(tmp_path / "run"), rollout_only=True))
     found = read_rollouts(tmp_path / "run" / "rollouts.jsonl").rollouts

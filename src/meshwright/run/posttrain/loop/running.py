@@ -5,6 +5,7 @@ import resource
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -21,9 +22,12 @@ from meshwright.run.posttrain.loop.sampling import Sampling, Watching
 from meshwright.run.posttrain.loop.settings import LoopSettings
 from meshwright.run.posttrain.loop.tasks import Tasks, tasks_of
 from meshwright.run.posttrain.loop.trainer import LoopTrainer
-from meshwright.run.posttrain.rollouts.log import origin_of
+from meshwright.run.posttrain.rollouts.log import Origin, origin_of
 from meshwright.run.posttrain.rollouts.replay import Replay
 from meshwright.run.posttrain.rollouts.verifiers.pool import VerifierPool, told
+
+_DRAWN = ("seed", "samples", "max_tokens", "max_turns", "stop_tokens")
+"""What of a drawing follows from settings and the task."""
 
 
 class Outcome(NamedTuple):
@@ -51,12 +55,13 @@ def run(settings: LoopSettings, *, say: Callable[[str], object] = lambda _: None
     with threads(settings.threads), ExitStack() as stack:
         tasks = tasks_of(settings)
         # Read before anything is written or trained: the file may not be there.
-        replayed = _replayed(settings) if settings.replay else None
+        replayed = _replayed(settings, tasks) if settings.replay else None
         keeping = Keeping(settings, say)
         stack.callback(keeping.close)
         trainer = LoopTrainer(settings, tasks, keeping)
         progress = trainer.begin()
         if replayed is not None:
+            _say_model(settings, replayed, trainer)
             watching = Watching(settings.most_unjudged, keeping.note)
             nothing = Evaluation(settings.evaluate, None, keeping, None)
             engines = Replayed(replayed)
@@ -117,10 +122,15 @@ def _with_engine(
     return evaluation.figures
 
 
-def _replayed(settings: LoopSettings) -> Replay:
+def _replayed(settings: LoopSettings, tasks: Tasks) -> Replay:
     from meshwright.run.posttrain.rollouts.table import read_rollouts  # needs Arrow
 
     recorded = read_rollouts(settings.replay)
+    others = tuple(_other_draws(recorded.origin, tasks, settings))
+    if others:
+        what = f"holds rollouts of another run: {', '.join(others)}"
+        fix = "use the settings of the run that recorded it"
+        raise InputError([Problem(settings.replay, what, fix)])
     replay, steps = Replay(recorded), settings.steps
     known = len(replay.steps)
     found = [(step, prompt) for step, prompts in replay.steps.items() for prompt in prompts]
@@ -131,6 +141,25 @@ def _replayed(settings: LoopSettings) -> Replay:
         fix = "use the settings of the run that recorded it"
         raise InputError([Problem(settings.replay, what, fix)])
     return replay
+
+
+def _other_draws(origin: Origin, tasks: Tasks, settings: LoopSettings) -> Iterator[str]:
+    """Say what was asked otherwise when rollouts were recorded than this run would."""
+    if origin.environment != tasks.train.name:
+        yield f"the task is {origin.environment!r} there and {tasks.train.name!r} here"
+    there, here = origin.drawing, tasks.drawing(settings)
+    for name in _DRAWN:
+        then, now = getattr(there, name), getattr(here, name)
+        if then != now:
+            yield f"{name} is {then} there and {now} here"
+
+
+def _say_model(settings: LoopSettings, replay: Replay, trainer: LoopTrainer) -> None:
+    """Say where another model drew what is trained on: folders move, so it may be the same."""
+    here = settings.model or trainer.decoder.model.name
+    if replay.model and Path(replay.model).absolute() != Path(here).absolute():
+        what = f"these rollouts were drawn by {replay.model}, and ratios are to what that said"
+        trainer.keeping.note(what)
 
 
 @contextmanager

@@ -59,6 +59,7 @@ class Replay:
     def __init__(self, recorded: Recorded) -> None:
         """Play a file again, as `read_rollouts` gives it."""
         self._samples = recorded.origin.drawing.samples
+        self.model = recorded.origin.model
         self._found: dict[Key, Rollout] = {each.key: each for each in recorded.rollouts}
 
     @property
