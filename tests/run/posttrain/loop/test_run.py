@@ -22,6 +22,7 @@ from meshwright.run.posttrain.loop.settings import (
 )
 from meshwright.run.posttrain.loop.trainer import LoopTrainer
 from meshwright.run.posttrain.rollouts import read_rollouts
+from meshwright.run.posttrain.workers.settings import WorkerSettings
 from tests.run.posttrain.loop.small import EVALUATED, settings
 
 
@@ -118,6 +119,13 @@ def test_rollouts_of_another_run_are_not_replayed(
     run(settings(folder=str(tmp_path / "run"), rollout_only=True, **given))
     with pytest.raises(InputError, match=said):
         run(settings(replay=str(tmp_path / "run" / "rollouts.jsonl"), **given | other))
+
+
+def test_workers_that_cannot_share_the_model_are_refused_before_anything(tmp_path: Path) -> None:
+    workers = WorkerSettings(count=1, tp=3)
+    with pytest.raises(InputError, match="workers.tp: 3 does not divide the 2 attention heads"):
+        run(settings(folder=str(tmp_path / "run"), workers=workers))
+    assert not (tmp_path / "run").exists()
 
 
 def test_drawing_alone_trains_nothing(tmp_path: Path) -> None:

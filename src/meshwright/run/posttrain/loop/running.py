@@ -21,7 +21,7 @@ from meshwright.run.posttrain.loop.keeping import Keeping
 from meshwright.run.posttrain.loop.sampling import Sampling, Watching
 from meshwright.run.posttrain.loop.settings import LoopSettings
 from meshwright.run.posttrain.loop.tasks import Tasks, tasks_of
-from meshwright.run.posttrain.loop.trainer import LoopTrainer
+from meshwright.run.posttrain.loop.trainer import LoopTrainer, model_of
 from meshwright.run.posttrain.rollouts.log import Origin, origin_of
 from meshwright.run.posttrain.rollouts.replay import Replay
 from meshwright.run.posttrain.rollouts.verifiers.pool import VerifierPool, told
@@ -54,8 +54,9 @@ def run(settings: LoopSettings, *, say: Callable[[str], object] = lambda _: None
     began_s, began_cpu_s = time.perf_counter(), _cpu_s()
     with threads(settings.threads), ExitStack() as stack:
         tasks = tasks_of(settings)
-        # Read before anything is written or trained: the file may not be there.
+        # Both are read before anything is written or trained: either may not be there, or not do.
         replayed = _replayed(settings, tasks) if settings.replay else None
+        model_of(settings, tasks)
         keeping = Keeping(settings, say)
         stack.callback(keeping.close)
         trainer = LoopTrainer(settings, tasks, keeping)

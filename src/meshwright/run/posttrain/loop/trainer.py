@@ -21,7 +21,9 @@ from meshwright.run.serve.engine.build import device_of
 from meshwright.run.train.optimizer.optimizer import Optimizer, make_optimizer
 from meshwright.run.train.placed_state import State, whole_state
 from meshwright.run.train.step import make_decoder
+from meshwright.spec.bounds import require
 from meshwright.spec.layout import Layout
+from meshwright.spec.layout.check import tensor_problems
 from meshwright.spec.model import Model
 from meshwright.spec.model.huggingface import load_config
 
@@ -36,7 +38,7 @@ class LoopTrainer:
         precision = settings.precision or ("bf16" if device.type == "cuda" else "fp32")
         self._layout = Layout(precision=precision)
         self.decoder: Decoder = make_decoder(
-            _model(settings, tasks), self._layout, device=device, seed=settings.seed
+            model_of(settings, tasks), self._layout, device=device, seed=settings.seed
         )
         if settings.model:
             load(self.decoder, settings.model)
@@ -124,10 +126,18 @@ class LoopTrainer:
         return self.settings.steps * self.settings.objective.minibatches
 
 
-def _model(settings: LoopSettings, tasks: Tasks) -> Model:
+def model_of(settings: LoopSettings, tasks: Tasks) -> Model:
+    """Return the model that is trained; one that workers cannot share is refused."""
     if settings.model:
-        return load_config(settings.model)
-    if tasks.vocab is None:
+        model = load_config(settings.model)
+    elif tasks.vocab is None:
         what = "the task has no vocabulary of its own, and no model is given"
         raise InputError([Problem("model", what, "give a Hugging Face folder")])
-    return settings.network.model(tasks.vocab)
+    else:
+        model = settings.network.model(tasks.vocab)
+    problems = dict.fromkeys(tensor_problems(settings.workers.tp, model))
+    require(
+        each._replace(where="workers.tp", fix=each.fix.replace("tp=", "workers.tp="))
+        for each in problems
+    )
+    return model
