@@ -3,11 +3,14 @@
 import json
 import re
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from meshwright.cli import main
+from meshwright.spec import catalog
+from meshwright.spec.model.huggingface import write_config
 
 Captured = pytest.CaptureFixture[str]
 WORDS = [
@@ -29,7 +32,18 @@ def test_the_answer_has_plans_and_their_command_lines(capsys: Captured) -> None:
     assert gpus == sorted(gpus)
     assert found["plans"][0]["outcome"]["good_share"] >= 0.99
     assert found["commands"]["target"] == "vllm"
-    assert found["commands"]["lines"][0].startswith("vllm serve llama3.1-8b")
+    assert found["commands"]["lines"][0].startswith("vllm serve MODEL_DIR ")
+
+
+def test_command_lines_name_a_folder_and_no_catalog_name(tmp_path: Path, capsys: Captured) -> None:
+    few = [*WORDS[1:], "--requests", "50", "--for", "meshwright"]
+    known = answer([WORDS[0], *few], capsys)["commands"]
+    assert known["lines"][0].startswith("mw serve MODEL_DIR ")
+    assert "MODEL_DIR stands for the folder with the weights of llama3.1-8b" in known["notes"]
+    (tmp_path / "config.json").write_text(json.dumps(write_config(catalog.model(WORDS[0]))))
+    own = answer([str(tmp_path), *few], capsys)["commands"]
+    assert own["lines"][0].startswith(f"mw serve {tmp_path} ")
+    assert own["notes"] == []
 
 
 def test_the_screen_fits_eighty_columns(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,6 +71,21 @@ def test_the_same_seed_gives_the_same_answer(capsys: Captured) -> None:
     assert answer(RATE, capsys) != answer([*RATE, "--seed", "1"], capsys)
 
 
+def test_a_tp_that_heads_cannot_share_is_refused_with_one_that_they_can(capsys: Captured) -> None:
+    said = faults([*RATE, "--tp", "3"], capsys)
+    assert "32 attention heads" in said
+    assert "8 key-value heads" in said
+    assert "use tp=2" in said
+
+
+def test_a_cache_that_holds_no_request_is_a_fault(capsys: Captured) -> None:
+    said = faults([*RATE, "--kv-blocks", "2"], capsys)
+    # 300 tokens of prompts and 49 of answers, in blocks of 16; the last one is not kept.
+    assert "the shortest takes 22" in said
+    assert "use --kv-blocks 22" in said
+    answer([*RATE, "--kv-blocks", "22"], capsys)
+
+
 def test_limits_change_what_happens(capsys: Captured) -> None:
     few = answer([*RATE, "--batch-requests", "2", "--kv-blocks", "100"], capsys)
     assert few["fleet"]["limits"]["batch_requests"] == 2

@@ -3,6 +3,7 @@
 import argparse
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -54,6 +55,8 @@ EXAMPLES = (
     "--trace requests.jsonl --slo ttft=1s,itl=50ms --for vllm",
 )
 _MOST_SHOWN = 6
+_FOLDER = "MODEL_DIR"
+"""Stands in command lines for a model that was described without its weights."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -100,12 +103,14 @@ def run(args: argparse.Namespace) -> Answer:
     if not found.plans:
         return Answer("plan.serve/1", data, _nothing(question, found), (), 1)
     target: Target = args.target or _own_target(args.engine)
-    exported = command_lines(found.plans[0].fleet, target, args.model)
-    data["commands"] = {"target": target, "lines": exported.lines, "notes": exported.notes}
+    is_folder = Path(args.model).is_dir()
+    exported = command_lines(found.plans[0].fleet, target, args.model if is_folder else _FOLDER)
+    notes = exported.notes if is_folder else (_stands_for(args.model, target), *exported.notes)
+    data["commands"] = {"target": target, "lines": exported.lines, "notes": notes}
     views = list(_screen(question, found))
     if args.target:
         views.append(Text("\n".join(exported.lines)))
-        views += [Note(note) for note in exported.notes]
+        views += [Note(note) for note in notes]
     else:
         views.append(Note(f"--for {target} prints its command lines"))
     best = found.plans[0].fleet
@@ -151,6 +156,11 @@ def _values(args: argparse.Namespace, name: str) -> tuple[int, ...] | None:
 def _own_target(engine: str) -> Target:
     name = ENGINE_NAMES[engine.lower()].name.lower()
     return next((target for target in TARGETS if name.startswith(target)), "vllm")
+
+
+def _stands_for(model: str, target: Target) -> str:
+    also = "" if target == "meshwright" else ", or for their name on Hugging Face"
+    return f"{_FOLDER} stands for the folder with the weights of {model}{also}"
 
 
 def _data(plan: ServingPlan) -> dict[str, Any]:

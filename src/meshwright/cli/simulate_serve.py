@@ -80,6 +80,7 @@ def run(args: argparse.Namespace) -> Answer:
     runs = []
     for stream in streams:
         served = run_fleet(fleet, drawn(stream), in_flight=stream.in_flight)
+        _require_room(served, fleet)
         runs.append(Run(stream.name, served, outcome_of(served, fleet, objective)))
     notes = []
     if args.timeline:
@@ -99,6 +100,23 @@ def run(args: argparse.Namespace) -> Answer:
     code = 1 if shares and min(shares) < attain else 0
     views = (*screen(fleet, runs, objective, attain), *notes)
     return Answer("simulate.serve/1", data, views, quiet, code)
+
+
+def _require_room(served: Served, fleet: Fleet) -> None:
+    """Raise where every request is longer than the KV cache."""
+    if served.answered.any():
+        return
+    limits, block = fleet.serving.limits, fleet.serving.limits.block_tokens
+    there = min(served.blocks)
+    needed = -(-(served.prompt_tokens + served.output_tokens - 1) // block)
+    what = (
+        f"{there:,} blocks of {block} tokens hold none of the {len(needed):,} requests: "
+        f"the shortest takes {needed.min():,}, the longest {needed.max():,}"
+    )
+    if limits.kv_blocks is not None:
+        fix = f"use --kv-blocks {needed.max()}, or leave it out for what the memory holds"
+        raise InputError([Problem("--kv-blocks", what, fix)])
+    raise InputError([Problem("memory", what, "use a larger --tp or --pp, or fewer bits")])
 
 
 def sized_streams(args: argparse.Namespace) -> list[Stream]:

@@ -13,6 +13,7 @@ from meshwright.predict.serving.engine import VLLM, Engine
 from meshwright.predict.serving.formats import Formats
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.layout import Layout
+from meshwright.spec.layout.check import tensor_problems
 from meshwright.spec.model import Model
 
 
@@ -34,6 +35,7 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
                 f"the replica takes {self.gpus} GPUs, {self.cluster.name} has {self.cluster.gpus}"
             )
             problems.append(Problem("layout", what, "use smaller degrees or a larger cluster"))
+        problems += dict.fromkeys(tensor_problems(self.layout.tp, self.model))
         if self.layout.cp > 1:
             what = "context parallel is not known to serving"
             problems.append(Problem("layout.cp", what, "use cp=1"))

@@ -152,6 +152,7 @@ class Gauges(msgspec.Struct, frozen=True, kw_only=True):
     kv_usage: float = 0.0
     """Share of the blocks that requests hold."""
     prompt_tokens: int = 0
+    """Tokens of prompts whose answers began, those found in the cache included."""
     output_tokens: int = 0
     prefix_queries: int = 0
     """Tokens of prompts that were looked up in the prefix cache."""
@@ -162,3 +163,15 @@ class Gauges(msgspec.Struct, frozen=True, kw_only=True):
     idle_s: float | None = None
     """Seconds since the last step ended while requests are there; None where none are."""
     more: dict[str, Any] = {}
+
+    def after(self, before: "Gauges") -> "Gauges":
+        """Return the same with what was counted before; what is done at the moment stays."""
+        sums = {name: getattr(self, name) + getattr(before, name) for name in COUNTED}
+        return msgspec.structs.replace(self, **sums)
+
+
+COUNTED = (
+    *("prompt_tokens", "output_tokens", "prefix_queries", "prefix_hits", "preemptions"),
+    "steps",
+)
+"""Gauges that only grow."""

@@ -36,7 +36,7 @@ def check(
 ) -> tuple[Problem, ...]:
     """Return every constraint the layout violates, each with a fix."""
     found = [
-        *_tensor(layout, model),
+        *tensor_problems(layout.tp, model),
         *_experts(layout, model),
         *_pipeline(layout, model),
         *_recompute(layout, model),
@@ -69,8 +69,8 @@ def _splits(block: Block) -> Iterator[tuple[str, int]]:
             yield f"the shared experts' width {width}", width
 
 
-def _tensor(layout: "Layout", model: "Model") -> Iterator[Problem]:
-    tp = layout.tp
+def tensor_problems(tp: int, model: "Model") -> Iterator[Problem]:
+    """Yield what a degree of tensor parallelism does not divide, each with one that does."""
     for block, _ in model.block_counts():
         for what, size in _splits(block):
             if size % tp:

@@ -60,6 +60,8 @@ def test_making_room_for_others_changes_no_answer(preemption: str) -> None:
     assert engine.batcher.preemptions > 0
     assert [each.tokens() for each in heard] == expected(output=20)
     assert engine.batcher.pool.held == 0
+    # What was computed twice was asked once.
+    assert engine.gauges().prompt_tokens == sum(map(len, PROMPTS))
 
 
 def test_equal_beginnings_are_read_from_the_cache() -> None:
@@ -71,6 +73,7 @@ def test_equal_beginnings_are_read_from_the_cache() -> None:
     assert [each.tokens() for each in heard] == expected(prompts)
     assert [each.pieces[0].cached_tokens for each in heard] == [16, 16, 16]
     assert engine.gauges().prefix_hits == 48
+    assert engine.gauges().prompt_tokens == sum(map(len, [prompts[0], *prompts]))
 
 
 def test_an_answer_is_found_again_when_a_conversation_goes_on() -> None:

@@ -86,6 +86,17 @@ def test_vectors_do_not_depend_on_what_else_is_asked(folder: Path) -> None:
     assert llm.engine.batcher.pool.held == 0
 
 
+def test_more_than_the_context_is_refused_before_weights_are_read(folder: Path) -> None:
+    context = small().model.max_positions
+    with pytest.raises(InputError, match=f"{context + 1:,} is more than the {context:,} tokens"):
+        LLM(folder, EngineSettings(limits=LIMITS, device="cpu", max_length=context + 1))
+
+
+def test_ranks_that_heads_do_not_divide_by_are_refused(folder: Path) -> None:
+    with pytest.raises(InputError, match="attention heads"):
+        llm_of(folder, tp=3)
+
+
 def test_drawn_weights_need_no_words() -> None:
     limits = Limits(batch_tokens=24, batch_requests=4, block_tokens=4, kv_blocks=48)
     llm = LLM(small().model, EngineSettings(limits=limits, device="cpu", max_length=64))

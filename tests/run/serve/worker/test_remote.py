@@ -73,6 +73,10 @@ async def _life(folder: Path) -> None:
     await asyncio.wait_for(come_to(engine), 120)
     pieces = await heard(engine, asks[0])
     assert [token for piece in pieces for token in piece.tokens] == wanted
+    # Two answers of the first process and the last one's; the beat that tells comes before its end.
+    assert engine.gauges().prompt_tokens >= 2 * len(PROMPT)
+    assert engine.gauges().output_tokens >= 24
+    assert engine.gauges().running == 0
     process = engine.process
     await engine.close()
     assert "engine's process" in process.last_words()
@@ -119,7 +123,7 @@ def test_an_engine_that_comes_back_has_the_weights_it_had(folder: Path, tmp_path
 
 @pytest.mark.slow
 def test_what_keeps_an_engine_from_starting_is_told(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"tokenizer\.json"):
+    with pytest.raises(InputError, match=r"config\.json"):
         RemoteEngine(tmp_path, EngineSettings(device="cpu"))
 
 

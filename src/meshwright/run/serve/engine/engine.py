@@ -256,7 +256,6 @@ class Engine:
         if self._guessing is not None:
             self._guessing.fill(batch)
         orders, drawing = self._placing.ordered(batch, granted)
-        self._prompt_tokens += sum(chunk.stop - chunk.start for chunk in batch.chunks)
         if arrived := self._handing.arrived(batch):
             orders = msgspec.structs.replace(orders, arrived=arrived)
         computed = self.runner.compute(orders)
@@ -326,6 +325,9 @@ class Engine:
             answer = drawing.answer
             if answer.finish is not None:
                 continue
+            if not answer.begun and answer.choice == 0:
+                # Once for each ask, as it begins: not what is computed anew, nor guesses.
+                self._prompt_tokens += len(answer.ask.prompt)
             if answer.taken is not None:
                 sent = self._handing.send(answer, tokens[place][0], likely.get(place, ()))
                 self._outbox.append((answer.sink, sent))

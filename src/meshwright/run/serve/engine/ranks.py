@@ -34,6 +34,7 @@ from meshwright.run.serve.engine.settings import EngineSettings
 from meshwright.run.serve.framing import Frames, framed
 from meshwright.run.serve.sampling.telling import Told
 from meshwright.spec.layout import Layout
+from meshwright.spec.layout.check import tensor_problems
 from meshwright.spec.model import Model
 
 _LOOPBACK = "127.0.0.1"
@@ -230,14 +231,19 @@ def _mask(mask: bytes, lines: int, device: torch.device) -> Tensor | None:
     return torch.from_numpy(words).to(device)
 
 
-def check_ranks(settings: EngineSettings) -> None:
+def check_ranks(model: Model, settings: EngineSettings) -> None:
     """Raise where an engine of several ranks cannot be what is asked."""
-    if settings.tp > 1 and settings.adapters:
+    if settings.tp == 1:
+        return
+    problems = list(dict.fromkeys(tensor_problems(settings.tp, model)))
+    if settings.adapters:
         what = "adapters are served on one device"
-        raise InputError([Problem("adapters", what, "use tp=1, or no adapters")])
-    if settings.tp > 1 and settings.draft:
+        problems.append(Problem("adapters", what, "use tp=1, or no adapters"))
+    if settings.draft:
         what = "a draft is served on one device, beside its model"
-        raise InputError([Problem("draft", what, "use tp=1, or guesses without a draft")])
-    if settings.tp > 1 and settings.invariant:
+        problems.append(Problem("draft", what, "use tp=1, or guesses without a draft"))
+    if settings.invariant:
         what = "sums over ranks are cut by the size of the batch"
-        raise InputError([Problem("invariant", what, "use tp=1, or leave it out")])
+        problems.append(Problem("invariant", what, "use tp=1, or leave it out"))
+    if problems:
+        raise InputError(problems)

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from meshwright.errors import InputError, Problem
 from meshwright.run.serve.asked import Ask, Sampling
-from meshwright.run.serve.engine.build import Clock, build_runner
+from meshwright.run.serve.engine.build import Clock, build_runner, check_length
 from meshwright.run.serve.engine.doing import Do, Does
 from meshwright.run.serve.engine.drafting import Drafted
 from meshwright.run.serve.engine.engine import Engine
@@ -15,10 +15,12 @@ from meshwright.run.serve.engine.runner import Runner
 from meshwright.run.serve.engine.runs import Runs
 from meshwright.run.serve.engine.settings import GUESSES, EngineSettings
 from meshwright.run.serve.engine.upkeep import Upkeep
+from meshwright.run.serve.model.gguf_file import is_gguf
 from meshwright.run.serve.model.words import Words, load_words
 from meshwright.run.serve.parcels import post_of
 from meshwright.run.serve.sampling.grammar import Grammars
 from meshwright.spec.model import Model
+from meshwright.spec.model.huggingface import load_config
 
 
 class Started(NamedTuple):
@@ -40,7 +42,11 @@ def start_engine(
     `ranks` is what its ranks can do beside answering.
     """
     clock = Clock()
-    check_ranks(settings)
+    if isinstance(source, Model) or not is_gguf(Path(source)):
+        # Before minutes go by; what a GGUF file describes is known when it is read.
+        model = source if isinstance(source, Model) else load_config(source)
+        check_length(model, settings)
+        check_ranks(model, settings)
     with clock("words"):
         words = None
         if not isinstance(source, Model) and not settings.random_weights:

@@ -132,14 +132,15 @@ class Worker:
         worked = self._engine.turn()
         for sink, piece in self._engine.outbox():
             sink(piece)
+        now = time.monotonic()
+        idle = not worked and not self._inbox
+        # Before the last pieces: who has them may ask no further, and has to know all figures.
+        if idle or self._engine.is_idle or now - self._beat_s > _BEAT_S:
+            self._beat_s = now
+            self._way.send(Beat(self._engine.gauges()))
         if self._ready:
             self._way.send(Answered(self._ready))
             self._ready = []
-        now = time.monotonic()
-        idle = not worked and not self._inbox
-        if idle or now - self._beat_s > _BEAT_S:
-            self._beat_s = now
-            self._way.send(Beat(self._engine.gauges()))
         if idle:
             self._wake.wait()
             self._wake.clear()

@@ -58,6 +58,8 @@ class RemoteEngine:
         self._unsent: list[ToWorker] = []
         self._number = 0
         self._gauges, self._heard_s = Gauges(), time.monotonic()
+        self._before = Gauges()
+        """What processes that ended had counted, as far as they were heard."""
         self._why = ""
         """Why no asks are taken at the moment."""
         self._deaths: list[float] = []
@@ -111,8 +113,8 @@ class RemoteEngine:
         self._renewed, self._stale = path, ""
 
     def gauges(self) -> Gauges:
-        """Return what the engine did when it was last heard."""
-        return self._gauges
+        """Return what the engine did when it was last heard, and those that ended before it."""
+        return self._gauges.after(self._before)
 
     def ill(self) -> str:
         """Say why no forward progress is made; empty where all is well."""
@@ -145,6 +147,7 @@ class RemoteEngine:
             why = await self._heard_out()
             self._deaths = [at for at in self._deaths if time.monotonic() - at < _WITHIN_S]
             self._deaths.append(time.monotonic())
+            self._gauges, self._before = Gauges(), self.gauges()
             self._fail(f"{why}; another one is starting")
             if len(self._deaths) > _RESTARTS:
                 self._why = f"{why}, {len(self._deaths)} times in a row: it is given up"
