@@ -186,13 +186,30 @@ def test_reinforcement_learning_is_a_recipe_too(capsys: Captured) -> None:
         (["nothing"], "nothing: is no task, file or model"),
         (["sorting-digits", "--until", "3"], "--until: is nothing that"),
         (["sorting-digits", "stepps=3"], "stepps: LoopSettings has no field"),
-        (["sorting-digits", "samples=0"], "samples: 0 is not a whole number"),
+        (["sorting-digits", "samples=0"], "command line: samples: 0 is not a whole number"),
+        (["sorting-digits", "seed=a"], "command line: seed: "),
+        (["sorting-digits", "warm_up=10"], "hint: set a field of it: warm_up.steps=10"),
+        (["sorting-digits", "warm_up.steps=3", "warm_up=10"], "warm_up=10: stands beside"),
+        (["sorting-digits", "warm_up=10", "warm_up.steps=3"], "warm_up.steps=3: stands beside"),
     ],
 )
 def test_what_the_loop_does_not_know_is_refused(
     words: list[str], what: str, capsys: Captured
 ) -> None:
     assert what in refused(["--recipe", "grpo", *words], capsys)
+
+
+def test_every_value_of_a_loop_is_told_with_its_source(capsys: Captured) -> None:
+    words = ["--recipe", "grpo", "sorting-digits", "optimizer.lr=1e-3", "--replay", "some.jsonl"]
+    assert main(["train", *words, "--dry-run", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["schema"] == "meshwright.train.job/1"
+    found = {each["field"]: (each["value"], each["source"]) for each in answer["values"]}
+    assert found["optimizer.lr"] == (1e-3, "command line")
+    assert found["optimizer.decay"] == (0.01, "sorting-digits")
+    assert found["replay"] == ("some.jsonl", "--replay")
+    assert found["folder"] == ("runs/sorting-digits-grpo", "default")
+    assert found["task.digits"] == (4, "default")
 
 
 def test_a_recipe_is_launched_as_any_job(capsys: Captured) -> None:

@@ -14,12 +14,15 @@ def changed(words: Sequence[str]) -> dict[str, Any]:
     for word in words:
         path, equals, text = word.partition("=")
         names = [name.strip() for name in path.split(".")]
-        inner = data
+        inner, beside = data, False
         for name in names[:-1]:
             below = inner.setdefault(name, {})
+            beside = beside or not isinstance(below, dict)
             inner = below if isinstance(below, dict) else {}
         if not equals or not all(names):
             problems.append(Problem(word, "changes nothing", "write it like optimizer.lr=1e-4"))
+        elif beside:
+            problems.append(Problem(word, "stands beside a value for all of it", "give one"))
         elif isinstance(inner.get(names[-1]), dict):
             problems.append(Problem(word, "stands beside values inside it", "give one of them"))
         else:

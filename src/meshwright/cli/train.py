@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
-from meshwright.cli.answer import Answer, Facts, Note, View, facts, table
+from meshwright.cli.answer import Answer, Facts, Note, View, facts
 from meshwright.cli.overrides import changed
 from meshwright.cli.parser import add_common
 from meshwright.cli.train_loop import names_loop, train_loop
@@ -21,10 +21,10 @@ from meshwright.cli.train_ranks import ranks_ended, run_folder_of
 from meshwright.cli.train_recipe import RECIPES, figures_of, names_recipe, unit_of
 from meshwright.cli.train_recipe import ask as ask_recipe
 from meshwright.cli.train_recipe import remarks as recipe_remarks
+from meshwright.cli.train_values import told_values
 from meshwright.errors import InputError, MissingPart, Problem
 from meshwright.run.train.run_folder import holds_run
 from meshwright.run.train.stopping import nothing_begun
-from meshwright.spec.fields import fields
 from meshwright.spec.model import count_parameters
 from meshwright.spec.units import format_bytes, format_count, format_some
 
@@ -247,39 +247,11 @@ def _explained(asked: "AskedJob", recipe: "Asked | None") -> Answer:
             "steps": f"{job.workload.steps:,} of {job.workload.tokens_per_step:,} tokens each",
         }
     )
-    rows = [(path, value, asked.origin(path)) for path, value in _values(job)]
-    data = {"values": [{"field": f, "value": v, "source": s} for f, v, s in rows]}
-    shown = [(field, _text(value), source) for field, value, source in rows]
-    values = table("field, value, source", shown, wide="value, source")
-    views: tuple[View, ...] = (about, values, *(Note(text) for text in job.remarks()))
+    values = told_values(job, asked.origins)
+    views: tuple[View, ...] = (about, values.table, *(Note(text) for text in job.remarks()))
     if recipe is not None:
         views = (recipe.data, *views)
-    return Answer("train.job/1", data, views, tuple(f"{f}={v}" for f, v, _ in shown))
-
-
-def _values(job: msgspec.Struct) -> Iterator[tuple[str, Any]]:
-    """Go through the values of a job; its model is told by its name."""
-    for field in fields(type(job)):
-        value = getattr(job, field.name)
-        if field.name == "model":
-            yield field.name, value.name
-        elif isinstance(value, msgspec.Struct):
-            if field.name == "recipe":
-                yield "recipe.kind", value.__struct_config__.tag
-            for inner in fields(type(value)):
-                yield f"{field.name}.{inner.name}", msgspec.to_builtins(getattr(value, inner.name))
-        else:
-            yield field.name, value
-
-
-def _text(value: object) -> str:
-    if isinstance(value, Mapping):
-        return " ".join(f"{name}={_text(inner)}" for name, inner in value.items())
-    if isinstance(value, list | tuple):
-        return ", ".join(_text(one) for one in value)
-    if isinstance(value, bool):
-        return str(value).lower()
-    return "" if value is None else str(value)
+    return Answer("train.job/1", values.data, views, values.quiet)
 
 
 @contextmanager

@@ -4,13 +4,14 @@ import argparse
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from meshwright.cli.answer import Answer, Note, View, facts, table
 from meshwright.cli.loop_described import PRESETS, read_settings
 from meshwright.cli.overrides import changed
 from meshwright.cli.train_loop_page import write_report
 from meshwright.cli.train_ranks import run_folder_of
+from meshwright.cli.train_values import told_values
 from meshwright.errors import InputError, Problem
 from meshwright.run.train.run_folder import recipe_in
 from meshwright.spec.files import FORMATS, load_data
@@ -42,9 +43,10 @@ def train_loop(args: argparse.Namespace) -> Answer:
     if given:
         what = "is nothing that reinforcement learning knows yet"
         raise InputError([Problem(name, what, "leave it out") for name in given])
-    settings = settings_of(args)
+    settings, origins = settings_of(args)
     if args.dry_run:
-        return _explained(settings)
+        told = told_values(settings, origins)
+        return Answer("train.job/1", told.data, (told.table,), told.quiet)
     from meshwright.run.posttrain.loop import run
 
     def say(line: str) -> None:
@@ -61,14 +63,22 @@ def train_loop(args: argparse.Namespace) -> Answer:
     return answer._replace(views=(*answer.views, *notes))
 
 
-def settings_of(args: argparse.Namespace) -> "LoopSettings":
+class _Asked(NamedTuple):
+    """A loop with who set each of its values."""
+
+    settings: "LoopSettings"
+    origins: dict[str, str]
+
+
+def settings_of(args: argparse.Namespace) -> _Asked:
     """Return what the file, the flags and the words after it say."""
     from meshwright.run.posttrain.loop import sorting_digits
+    from meshwright.run.train.job_file import located
 
     path, words = Path(args.job), changed(args.files)
     file: dict[str, Any]
     if args.job in PRESETS:
-        file = plain(sorting_digits(seed=int(words.get("seed", 0))))
+        file = plain(sorting_digits())
     elif (path / "config.json").is_file():
         file = {"model": str(path)}
         if "task" not in words:
@@ -80,21 +90,20 @@ def settings_of(args: argparse.Namespace) -> "LoopSettings":
         fix = f"use {', '.join(PRESETS)}, a TOML file, or a model's folder"
         raise InputError([Problem(args.job, "is no task, file or model", fix)])
     file.pop("recipe", None)
-    flags: dict[str, Any] = {"folder": str(run_folder_of(args))}
-    if args.rollout_only:
-        flags["rollout_only"] = True
-    if args.replay is not None:
-        flags["replay"] = args.replay
-    sources = [Source(args.job, file), Source("flags", flags), Source("command line", words)]
-    return read_settings(resolve(sources).data)
-
-
-def _explained(settings: "LoopSettings") -> Answer:
-    import msgspec
-
-    data = msgspec.to_builtins(settings)
-    shown = table("field, value", data.items(), wide="value")
-    return Answer("train.loop/1", data, (shown,))
+    sources = [
+        Source(args.job, file),
+        Source("--folder" if args.folder else "default", {"folder": str(run_folder_of(args))}),
+        Source("--rollout-only", {"rollout_only": True} if args.rollout_only else {}),
+        Source("--replay", {} if args.replay is None else {"replay": args.replay}),
+        Source("command line", words),
+    ]
+    merged = resolve(sources)
+    try:
+        return _Asked(read_settings(merged.data), merged.origins)
+    except InputError as error:
+        raise InputError(
+            located(problem, merged.origins, args.job) for problem in error.problems
+        ) from None
 
 
 def _answer(settings: "LoopSettings", outcome: "Outcome") -> Answer:

@@ -116,19 +116,22 @@ def _fields(kind: type[msgspec.Struct]) -> dict[str, msgspec.structs.FieldInfo]:
     return {field.encode_name: field for field in msgspec.structs.fields(kind)}
 
 
+def _field_for(kind: type[msgspec.Struct], data: object, where: str) -> str:
+    """Return the fix for a value that stands where a table belongs: a field that it may be for."""
+    for name, field in _fields(kind).items():
+        if type(data) in (bool, int, float, str) and field.type is type(data):
+            return f"set a field of it: {_join(where, name)}={data}"
+    return f"give a table of {kind.__name__}'s fields"
+
+
 def _struct(
     kind: type[msgspec.Struct], data: object, where: str, problems: list[Problem]
 ) -> object:
     if isinstance(data, kind):
         return data
     if not isinstance(data, Mapping):
-        problems.append(
-            Problem(
-                _join(where, ""),
-                f"{shown(data)} is not a table of fields",
-                f"give a table of {kind.__name__}'s fields",
-            )
-        )
+        what = f"{shown(data)} is not a table of fields"
+        problems.append(Problem(_join(where, ""), what, _field_for(kind, data, where)))
         return UNREAD
     before = len(problems)
     values = _fields_of(kind, data, where, problems)

@@ -22,6 +22,14 @@ class Resolved(NamedTuple):
     origins: dict[str, str]
 
 
+def origin_of(path: str, origins: Mapping[str, str]) -> str:
+    """Name who set a value, or filled in a table; "default" where nobody did."""
+    found = [
+        origin for known, origin in origins.items() if known == path or known.startswith(f"{path}.")
+    ]
+    return ", ".join(dict.fromkeys(found)) or "default"
+
+
 def resolve(sources: Iterable[Source]) -> Resolved:
     """Merge sources, later ones winning; tables merge field by field, all else is replaced."""
     data: dict[str, Any] = {}

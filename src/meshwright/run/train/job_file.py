@@ -25,7 +25,7 @@ from meshwright.spec.files import FORMATS, dump_data, load_data
 from meshwright.spec.layout import Layout
 from meshwright.spec.names import unknown_name
 from meshwright.spec.read import plain, read
-from meshwright.spec.resolve import Source, resolve
+from meshwright.spec.resolve import Source, origin_of, resolve
 from meshwright.spec.work import read_model
 from meshwright.spec.workload import Training
 
@@ -39,12 +39,7 @@ class AskedJob(NamedTuple):
 
     def origin(self, path: str) -> str:
         """Name who set a value, or filled in a table."""
-        found = [
-            origin
-            for known, origin in self.origins.items()
-            if known == path or known.startswith(f"{path}.")
-        ]
-        return ", ".join(dict.fromkeys(found)) or "default"
+        return origin_of(path, self.origins)
 
 
 PARTS = tuple(field.name for field in msgspec.structs.fields(Job))

@@ -123,7 +123,7 @@ def test_rollouts_of_another_run_are_not_replayed(
 
 def test_workers_that_cannot_share_the_model_are_refused_before_anything(tmp_path: Path) -> None:
     workers = WorkerSettings(count=1, tp=3)
-    with pytest.raises(InputError, match="workers.tp: 3 does not divide the 2 attention heads"):
+    with pytest.raises(InputError, match=r"workers\.tp: 3 does not divide the 2 attention heads"):
         run(settings(folder=str(tmp_path / "run"), workers=workers))
     assert not (tmp_path / "run").exists()
 
