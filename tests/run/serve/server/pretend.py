@@ -122,7 +122,9 @@ class PretendEngine:
     def answer(self, ask: Ask) -> Inbox:
         self.asked.append(ask)
         if self.refuses and self.refuses(ask):
-            raise InputError([Problem("grammar", "cannot be followed")])
+            bound = ask.sampling.grammar
+            where = "grammar" if bound is None else bound.kind
+            raise InputError([Problem(where, "cannot be followed")])
         answer = Answer(self, ask)
         self.run(answer)
         return answer.inbox

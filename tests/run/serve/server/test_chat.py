@@ -194,6 +194,22 @@ def test_earlier_calls_reach_the_template(client: Any, engine: PretendEngine) ->
     assert bytes(ask.prompt) == b"user: hello\nassistant: \ntool: rain\n"
 
 
+def test_an_answer_can_be_sent_back_with_all_of_its_fields(
+    client: Any, engine: PretendEngine
+) -> None:
+    got = client.chat.completions.create(model="parrot", messages=HELLO)
+    said = got.choices[0].message.model_dump()
+    assert said.keys() >= {"annotations", "audio", "function_call", "refusal", "tool_calls"}
+    told = {"annotations": [{"type": "url_citation"}], "audio": {"id": "a"}, "reasoning": "hm"}
+    refusal = {"role": "assistant", "content": None, "refusal": "no"}
+    client.chat.completions.create(
+        model="parrot", messages=[*HELLO, said, refusal, {**said, **told}, *HELLO]
+    )
+    last = engine.asked[-1]
+    lines = "user: hello\nassistant: >user: hello\nassistant: no\nassistant: >user: hello\n"
+    assert bytes(last.prompt).decode() == f"{lines}user: hello\n"
+
+
 def test_tokens_are_told_where_asked_for(served: Served) -> None:
     asked = {"messages": HELLO, "return_token_ids": True, "stream": True, "max_tokens": 2}
     streamed = events(send(served.url, "/v1/chat/completions", asked).body)

@@ -52,7 +52,15 @@ SCHEMA = {"type": "json_schema"}
         (TEXT, {"prompt": "a", "model": "crow"}, 404, "model"),
         (CHAT, {"messages": []}, 400, "messages"),
         (CHAT, {"messages": [{"content": "a"}]}, 400, "messages[0].role"),
-        (CHAT, {"messages": [{"role": "user", "contents": "a"}]}, 400, "messages[0].content"),
+        (CHAT, {"messages": [{"role": "user", "contents": "a"}]}, 400, "messages[0].contents"),
+        (CHAT, {"messages": [{**HELLO[0], "prefix": True}]}, 400, "messages[0].prefix"),
+        (
+            CHAT,
+            {"messages": [{"role": "assistant", "content": "", "function_call": {"name": "f"}}]},
+            400,
+            "messages[0].function_call",
+        ),
+        (CHAT, {"messages": HELLO, "max_completion_tokens": 5000}, 400, "max_completion_tokens"),
         (CHAT, {"messages": [{"role": "alien", "content": "a"}]}, 400, "messages"),
         (CHAT, {"messages": HELLO, "max_tokens": 1, "max_completion_tokens": 2}, 400, "max_tokens"),
         (CHAT, {"messages": HELLO, "top_logprobs": 2}, 400, "top_logprobs"),
@@ -126,6 +134,28 @@ def test_what_the_engine_refuses_is_the_clients_fault(
         got = send(served.url, TEXT, {"prompt": ["a", "b"], "stream": stream})
         assert got.status == 400
         assert got.error["param"] == "grammar"
+
+
+@pytest.mark.parametrize(
+    ("form", "param"),
+    [
+        ({"guided_regex": "("}, "guided_regex"),
+        ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex"),
+        ({"guided_json": {"type": "x"}}, "guided_json"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"tools": [TOOL], "tool_choice": "required"}, "tools"),
+    ],
+)
+def test_a_form_that_the_engine_refuses_has_the_name_that_the_client_gave_it(
+    served: Served,
+    engine: PretendEngine,
+    monkeypatch: pytest.MonkeyPatch,
+    form: dict[str, Any],
+    param: str,
+) -> None:
+    monkeypatch.setattr(engine, "refuses", lambda _: True)
+    told = send(served.url, CHAT, {"messages": HELLO, **form}).error
+    assert (told["param"], told["message"]) == (param, f"{param}: cannot be followed")
 
 
 def test_strange_places_and_methods_have_the_same_errors(served: Served) -> None:

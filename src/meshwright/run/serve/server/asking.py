@@ -7,7 +7,14 @@ import msgspec
 
 from meshwright.errors import InputError
 from meshwright.run.serve.asked import Ask, Grammar, GrammarKind, Sampling
-from meshwright.run.serve.server.bodies import Drawn, Message, ResponseFormat, StructuredOutputs
+from meshwright.run.serve.server.bodies import (
+    ChatBody,
+    CompletionBody,
+    Drawn,
+    Message,
+    ResponseFormat,
+    StructuredOutputs,
+)
 from meshwright.run.serve.server.faults import Fault, impossible, refused
 from meshwright.run.serve.server.settings import ServerSettings
 from meshwright.run.serve.server.words import Words, checked, encoded
@@ -41,12 +48,14 @@ def adapter_of(model: str, settings: ServerSettings) -> str | None:
     return model if model in settings.adapters else None
 
 
-def grammar_of(body: Drawn, form: ResponseFormat | None) -> Grammar | None:
-    """Return what the answer must look like; a request may say so once."""
+def _forms(
+    body: Drawn, form: ResponseFormat | None
+) -> list[tuple[str, GrammarKind, Mapping[str, Any] | list[str] | str]]:
+    """Return the forms that an answer must have, each with the field that says so."""
     told = body.structured_outputs or StructuredOutputs()
     schema = _schema_of(form) if form is not None and form.type == "json_schema" else None
     any_json = form is not None and form.type == "json_object"
-    given: list[tuple[str, GrammarKind, object]] = [
+    given: list[tuple[str, GrammarKind, Mapping[str, Any] | list[str] | str | None]] = [
         ("guided_json", "json_schema", body.guided_json),
         ("guided_regex", "regex", body.guided_regex),
         ("guided_choice", "choice", body.guided_choice),
@@ -59,7 +68,12 @@ def grammar_of(body: Drawn, form: ResponseFormat | None) -> Grammar | None:
         ("response_format", "json_schema", schema),
         ("response_format", "json_object", "" if any_json else None),
     ]
-    found = [one for one in given if one[2] is not None]
+    return [(name, kind, value) for name, kind, value in given if value is not None]
+
+
+def grammar_of(body: Drawn, form: ResponseFormat | None) -> Grammar | None:
+    """Return what the answer must look like; a request may say so once."""
+    found = _forms(body, form)
     if len(found) > 1:
         names = [name for name, _, _ in found]
         raise refused(f"{' and '.join(names)} exclude each other: give one", names[-1])
@@ -69,6 +83,21 @@ def grammar_of(body: Drawn, form: ResponseFormat | None) -> Grammar | None:
         text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
         return Grammar(kind=kind, text=text)
     return None
+
+
+def fields_of(body: CompletionBody | ChatBody) -> dict[str, str]:
+    """Return what a request calls things that the engine has names of its own for."""
+    fields = {"stop_tokens": "stop_token_ids", "adapter": "model"}
+    if isinstance(body, ChatBody):
+        fields |= {"prompt": "messages", "logprobs": "top_logprobs"}
+        if body.max_completion_tokens is not None:
+            fields["max_tokens"] = "max_completion_tokens"
+        if body.tools:
+            # A call that is demanded is bound by the schemas of its tools.
+            fields |= dict.fromkeys(("grammar", "json_schema", "json_object"), "tools")
+    for name, kind, _ in _forms(body, body.response_format):
+        fields |= {"grammar": name, kind: name}
+    return fields
 
 
 def _schema_of(form: ResponseFormat) -> Mapping[str, Any]:
@@ -131,6 +160,7 @@ def bounded(
     length: int,
     settings: ServerSettings,
     param: str,
+    limit: str,
 ) -> Sampling:
     """Return the sampling with its largest number of tokens, where prompt and answer have room.
 
@@ -140,6 +170,7 @@ def bounded(
         length: Tokens of a prompt with its answer that the engine has room for.
         settings: The server's.
         param: The field that the prompt came from.
+        limit: The field that says how many tokens may come.
     """
     most = min(length - 1, settings.prompt_tokens or length)
     if not prompt:
@@ -154,9 +185,9 @@ def bounded(
     wanted = sampling.max_tokens
     if wanted is not None and wanted > left:
         raise refused(
-            f"`max_tokens` is {wanted}, but a prompt of {len(prompt)} tokens leaves {left} of"
+            f"`{limit}` is {wanted}, but a prompt of {len(prompt)} tokens leaves {left} of"
             f" the {length} that this model has room for",
-            "max_tokens",
+            limit,
             "context_length_exceeded",
         )
     if sampling.min_tokens > (left if wanted is None else wanted):
@@ -194,21 +225,24 @@ async def prompts_of(
 def asks_of(
     prompts: list[tuple[int, ...]],
     sampling: Sampling,
-    body: Drawn,
+    body: CompletionBody | ChatBody,
     *,
     length: int,
     settings: ServerSettings,
     tenant: str,
     adapter: str | None,
-    param: str,
     prompt_logprobs: int | None = None,
     shown: tuple[str, ...] = (),
 ) -> list[Ask]:
     """Return one ask for each prompt."""
+    fields = fields_of(body)
+    param, limit = fields.get("prompt", "prompt"), fields.get("max_tokens", "max_tokens")
     return [
         Ask(
             prompt=prompt,
-            sampling=bounded(prompt, sampling, length=length, settings=settings, param=param),
+            sampling=bounded(
+                prompt, sampling, length=length, settings=settings, param=param, limit=limit
+            ),
             # Clients of vLLM know the lower number as the one that goes first.
             priority=-(body.priority or 0),
             tenant=tenant or body.user or "",
@@ -238,6 +272,8 @@ def _message(message: Message, where: str) -> dict[str, Any]:
     for name in ("name", "tool_call_id", "reasoning_content"):
         if (value := getattr(message, name)) is not None:
             plain[name] = value
+    if message.reasoning is not None:
+        plain.setdefault("reasoning_content", message.reasoning)
     if message.tool_calls:
         calls = []
         for at, call in enumerate(message.tool_calls):
@@ -256,7 +292,7 @@ def _text_of(message: Message, where: str) -> str:
     if message.content is None and message.role in {"user", "system", "developer"}:
         raise refused(f"`{where}` has no `content`", f"{where}.content")
     if message.content is None or isinstance(message.content, str):
-        return message.content or ""
+        return message.content or message.refusal or ""
     texts = []
     for at, part in enumerate(message.content):
         text = part.text if part.type == "text" else part.refusal

@@ -105,38 +105,56 @@ class CompletionBody(Drawn, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     response_format: ResponseFormat | None = None
 
 
-class FunctionCall(msgspec.Struct, frozen=True, kw_only=True):
+class FunctionCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A call of a function: its arguments are JSON in a string."""
 
     name: str
     arguments: str = ""
 
 
-class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
+class ToolCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A tool call of an earlier answer."""
 
     function: FunctionCall
     id: str = ""
     type: Literal["function"] = "function"
+    # Taken and not used.
+    index: int | None = None
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True):
-    """A part of a message; only text is taken."""
+class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A part of a message; only text is taken, and the others are known to be refused as such."""
 
     type: str
     text: str | None = None
     refusal: str | None = None
+    image_url: Any = None
+    input_audio: Any = None
+    audio_url: Any = None
+    video_url: Any = None
+    file: Any = None
+    # Taken and not used.
+    cache_control: Json | None = None
 
 
-class Message(msgspec.Struct, frozen=True, kw_only=True):
+class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One message of a chat."""
 
     role: Annotated[str, Meta(min_length=1, max_length=64)]
     content: str | list[Part] | None = None
     name: str | None = None
+    refusal: str | None = None
+    """What an earlier answer said in place of content."""
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
+    """Another name for it."""
+    # Clients send earlier answers back with all of their fields. Taken and not used.
+    annotations: list[Any] | None = None
+    audio: Json | None = None
+    function_call: None = None
+    """OpenAI's old way to call; where there is one, `tool_calls` has to tell it."""
 
 
 class Function(msgspec.Struct, frozen=True, kw_only=True):

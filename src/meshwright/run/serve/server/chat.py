@@ -10,6 +10,7 @@ from meshwright.run.serve.sampling.heard import Heard, Reader
 from meshwright.run.serve.server.asking import (
     adapter_of,
     asks_of,
+    fields_of,
     grammar_of,
     messages_of,
     named_model,
@@ -68,9 +69,9 @@ async def chat(desk: Desk, body: ChatBody, call: Call) -> Answer:
         settings=settings,
         tenant=call.tenant,
         adapter=adapter_of(model, settings),
-        param="messages",
         shown=desk.readers.marks(tools),
     )
+    call.fields = fields_of(body)
     replies = desk.ask([ask], call)
     told = bool(body.logprobs)
     ids = bool(body.return_token_ids)

@@ -8,6 +8,7 @@ from meshwright.run.serve.asked import Piece, TokenLogprob
 from meshwright.run.serve.server.asking import (
     adapter_of,
     asks_of,
+    fields_of,
     grammar_of,
     named_model,
     prompts_of,
@@ -68,9 +69,9 @@ async def complete(desk: Desk, body: CompletionBody, call: Call) -> Answer:
         settings=settings,
         tenant=call.tenant,
         adapter=adapter_of(model, settings),
-        param="prompt",
         prompt_logprobs=body.logprobs if body.echo else None,
     )
+    call.fields = fields_of(body)
     replies = desk.ask(asks, call)
     replies.silent = not most
     texts = [

@@ -60,7 +60,7 @@ class Desk:
             try:
                 reply = Reply(self.engine, ask, self.figures, self.traffic, call)
             except InputError as error:
-                raise impossible(error) from None
+                raise impossible(error, fields=call.fields) from None
             replies.each.append(reply)
         return replies
 

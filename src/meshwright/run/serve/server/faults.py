@@ -99,7 +99,14 @@ def unreadable(error: msgspec.DecodeError | UnicodeDecodeError) -> Fault:
     return refused(f"{where}{text}", path or None, "invalid_type")
 
 
-def impossible(error: InputError, param: str | None = None) -> Fault:
-    """Return the fault of a request that the engine cannot answer at all."""
-    where = error.problems[0].where if error.problems else ""
-    return refused(str(error), where or param)
+def impossible(
+    error: InputError, param: str | None = None, fields: Mapping[str, str] | None = None
+) -> Fault:
+    """Return the fault of a request that the engine cannot answer at all.
+
+    `fields` says what the request calls things that the engine has other names for.
+    """
+    told = fields or {}
+    problems = [one._replace(where=told.get(one.where, one.where)) for one in error.problems]
+    where = problems[0].where if problems else ""
+    return refused(str(InputError(problems)), where or param)

@@ -7,6 +7,7 @@ with, so their number is what the server bounds.
 import asyncio
 import math
 from collections import deque
+from collections.abc import Mapping
 from time import monotonic
 from typing import Protocol
 
@@ -39,6 +40,8 @@ class Call:
         """Why it has to end before its time."""
         self.gone = False
         """Whether its client is."""
+        self.fields: Mapping[str, str] = {}
+        """What it calls things that the engine has other names for."""
         self.prompt_tokens = 0
         self.output_tokens = 0
         self.open: list[Open] = []

@@ -62,7 +62,7 @@ class Reply:
             raise Fault(500, "The engine ended before the answer was whole") from None
         except InputError as error:
             self._end = "error"
-            raise impossible(error) from None
+            raise impossible(error, fields=self._call.fields) from None
         except MeshwrightError as error:
             self._end = "error"
             raise Fault(503, str(error), code="engine_error") from None
