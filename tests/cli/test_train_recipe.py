@@ -29,6 +29,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(model_folder(), "untold", ignore=lambda *_: ["chat_template.jinja"])
     write(Path("chats.jsonl"), chats(20))
     write(Path("pairs.jsonl"), pairs(20))
+    write(Path("empty.jsonl"), [])
+    write(Path("silent.jsonl"), [*chats(1), {"messages": []}])
+    write(Path("alike.jsonl"), [{**one, "rejected": one["chosen"]} for one in pairs(3)])
+    write(Path("few.jsonl"), chats(3))
 
 
 def refused(words: list[str], capsys: Captured) -> str:
@@ -146,7 +150,15 @@ def test_a_folder_with_a_run_of_another_kind_is_left_as_it_is(capsys: Captured) 
         (["--recipe", "kto", "base", "data.sources=chats.jsonl", "chats.too_long=split"],
          "chats.too_long: kto judges answers as a whole"),
         (["--recipe", "distil", "base", "data.sources=chats.jsonl"],
-         "chats.jsonl:1: is no recorded answer"),
+         "is no recorded answer of a teacher: it holds messages\n  hint: let a teacher answer"),
+        (["--recipe", "sft", "base", "data.sources=empty.jsonl"],
+         "empty.jsonl: is empty: it holds no record"),
+        (["--recipe", "sft", "base", "data.sources=silent.jsonl"],
+         "silent.jsonl:2: messages is an empty list"),
+        (["--recipe", "dpo", "base", "data.sources=alike.jsonl"],
+         "data: both answers are the same in all 3 pairs"),
+        (["--recipe", "sft", "base", "data.sources=few.jsonl", "data.validation=0.1"],
+         "data: there are too few records to train on some and hold out others"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused_with_its_place(
@@ -187,6 +199,7 @@ def test_reinforcement_learning_is_a_recipe_too(capsys: Captured) -> None:
         (["sorting-digits", "--until", "3"], "--until: is nothing that"),
         (["sorting-digits", "stepps=3"], "stepps: LoopSettings has no field"),
         (["sorting-digits", "samples=0"], "command line: samples: 0 is not a whole number"),
+        (["sorting-digits", "samples=1"], "samples: z-scored holds answers to a prompt against"),
         (["sorting-digits", "seed=a"], "command line: seed: "),
         (["sorting-digits", "warm_up=10"], "hint: set a field of it: warm_up.steps=10"),
         (["sorting-digits", "warm_up.steps=3", "warm_up=10"], "warm_up=10: stands beside"),

@@ -269,6 +269,12 @@ def test_sets_of_two_kinds_and_empty_ones_are_refused() -> None:
         prepare([Record("here", chat("a", "b"))], words_of(""), length=LENGTH)
 
 
+def test_pairs_of_one_answer_are_counted() -> None:
+    same = {"prompt": "a", "chosen": "b", "rejected": "b"}
+    found = prepare([*pairs(2), Record("here:2", same)], words_of(), length=LENGTH)
+    assert "pairs of twice the same answer, which teach nothing: 1" in str(found.figures)
+
+
 def test_tokens_that_the_model_does_not_know_are_refused() -> None:
     batches = ChatBatches(prepared(), global_batch=1, vocabulary_size=50)
     with pytest.raises(InputError, match="the model knows 50"):

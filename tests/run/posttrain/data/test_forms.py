@@ -85,7 +85,7 @@ def test_labels_make_verdicts() -> None:
     ("values", "fault"),
     [
         ({"text": "x"}, "holds text, which is no chat"),
-        ({"messages": "hi"}, "not a list of messages"),
+        ({"messages": "hi"}, "no list of messages"),
         ({"messages": [{"from": "human", "value": "hi"}]}, "message 1 of messages has no role"),
         ({"chosen": [GOOD], "rejected": [BAD]}, "share no prompt"),
         ({"chosen": [USER, GOOD], "rejected": [USER, GOOD]}, "do not differ"),

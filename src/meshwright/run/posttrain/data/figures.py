@@ -22,6 +22,8 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     """Records left out because they are too long."""
     dropped_untrained: int = 0
     """Records left out because nothing in them is trained, or nothing that fits."""
+    alike: int = 0
+    """Pairs whose answers are the same, so that nothing is learnt from them."""
     open_ends: int = 0
     """Answers without a token that ends them."""
     parted: int = 0
@@ -64,6 +66,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
                 self.dropped_untrained,
                 f"{self.dropped_untrained:,} records left out: nothing of them is trained",
             ),
+            (self.alike, f"pairs of twice the same answer, which teach nothing: {self.alike:,}"),
             (self.split, f"{self.split:,} examples lie in several sequences"),
             (self.open_ends, f"{self.open_ends:,} answers have no token that ends them"),
             (self.parted, f"{self.parted:,} examples encoded in parts, as they are served"),

@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple, cast
 
 from meshwright.errors import InputError, Problem
 from meshwright.run.posttrain.data.records import Record
+from meshwright.spec.read import shown
 
 Kind = Literal["chats", "pairs", "verdicts"]
 _FIX = "give `messages`, `prompt` with `completion` (and `label`), or `chosen` with `rejected`"
@@ -113,7 +114,9 @@ def _chat(values: Mapping[str, Any], messages: Sequence[dict[str, Any]], given: 
 
 def _messages(given: object, where: str, name: str) -> list[dict[str, Any]]:
     if not isinstance(given, list | tuple) or not given:
-        what = f"has {type(given).__name__} as {name}, or none: not a list of messages"
+        what = f"{name} is {shown(given)}, which is no list of messages"
+        if isinstance(given, list | tuple):
+            what = f"{name} is an empty list: there is no message to learn from"
         raise InputError([Problem(where, what, 'use [{"role": "user", "content": "…"}, …]')])
     found = []
     for number, one in enumerate(given, 1):

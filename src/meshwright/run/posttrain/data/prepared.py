@@ -157,8 +157,8 @@ class _Taken:
         self.liked: list[bool] = []
         self.where: list[str] = []
         self.counts = dict.fromkeys(
-            ("records", "cut", "cut_tokens", "dropped_long", "dropped_untrained", "open_ends",
-             "parted", "longest"), 0
+            ("records", "cut", "cut_tokens", "dropped_long", "dropped_untrained", "alike",
+             "open_ends", "parted", "longest"), 0
         )  # fmt: skip
 
     def check_kind(self, kind: Kind, where: str, train: Train) -> None:
@@ -189,6 +189,7 @@ class _Taken:
             self.sizes.append(len(fitted))
             self.liked += [True, False] if form.kind == "pairs" else [form.liked]
             self.where.append(where)
+            self.counts["alike"] += form.kind == "pairs" and _are_alike(*fitted)
             self.counts["open_ends"] += sum(one.open_ends for one in fitted)
             self.counts["parted"] += sum(one.parted for one in fitted)
         if len(self.sizes) == before:
@@ -218,10 +219,17 @@ class _Taken:
 
     def done(self, end: int, words: Words | None = None) -> Prepared:
         """Join everything; what fills up is the tokenizer's own token for it, or the end."""
+        if not self.counts["records"]:
+            fix = "give more records, a larger data.validation, or none"
+            what = "there are too few records to train on some and hold out others"
+            raise InputError([Problem("data", what, fix)])
         if self.kind is None or not self.examples:
             what = f"nothing is left to train of {self.counts['records']:,} records"
             counted = ", ".join(f"{n} {name}" for name, n in self.counts.items() if n)
             raise InputError([Problem("data", what, f"look at what was left out: {counted}")])
+        if self.counts["alike"] == len(self.sizes):
+            what = f"both answers are the same in all {len(self.sizes):,} pairs"
+            raise InputError([Problem("data", what, "give pairs whose answers differ")])
         lengths = [len(one.tokens) for one in self.examples]
         tokens = np.concatenate([one.tokens for one in self.examples])
         trained = np.concatenate([one.trained for one in self.examples])
@@ -240,6 +248,11 @@ class _Taken:
             self.kind, self.length, tokens, trained, starts, firsts, liked, tuple(self.where),
             figures, name, end if pad is None else pad,
         )  # fmt: skip
+
+
+def _are_alike(chosen: Example, rejected: Example) -> bool:
+    """Tell whether a pair prefers nothing: both answers have the same tokens."""
+    return bool(np.array_equal(chosen.tokens, rejected.tokens))
 
 
 def _rooms(unit: tuple[Example, ...], length: int) -> list[int]:

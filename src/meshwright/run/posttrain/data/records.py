@@ -28,12 +28,15 @@ class Record(NamedTuple):
 
 def read_records(paths: Sequence[str | Path]) -> Iterator[Record]:
     """Yield the records of files one after the other; a folder's in the order of their names."""
+    nothing = True
     for path in paths:
         for file in _files(Path(path)):
-            if file.suffix.lower() in _PARQUET:
-                yield from _rows(file)
-            else:
-                yield from _lines(file)
+            for record in _rows(file) if file.suffix.lower() in _PARQUET else _lines(file):
+                nothing = False
+                yield record
+    if nothing:
+        fix = "put records there: one JSON object in each line, or rows of Parquet"
+        raise InputError(Problem(str(path), "is empty: it holds no record", fix) for path in paths)
 
 
 def _files(path: Path) -> list[Path]:

@@ -232,6 +232,10 @@ class LoopSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         if self.spare_prompts and not self.objective.compares:
             what = f"with {self.objective.advantage} groups of equal rewards teach something too"
             bounds.add("spare_prompts", what, "use 0")
+        if self.samples == 1 and self.objective.compares and not self.rollout_only:
+            what = f"{self.objective.advantage} holds answers to a prompt against each other, and"
+            fix = "use 2 or more, or objective.advantage=whitened or gae"
+            bounds.add("samples", f"{what} one alone teaches nothing", fix)
         if self.rollout_only and self.replay:
             what = "there is nothing to draw where rollouts are replayed"
             bounds.add("rollout_only", what, "use one of both")

@@ -27,7 +27,7 @@ from meshwright.run.train.data.selection import Split
 
 MOST_WORDS = 20
 """The engine tells no more of them."""
-_FIX = "record answers with meshwright.run.posttrain.supervised.teacher.record"
+_FIX = "let a teacher answer first: mw generate TEACHER --file PROMPTS --record told.jsonl"
 
 
 class Answers(Protocol):
@@ -150,7 +150,9 @@ def _told(one: Record) -> Told:
     try:
         found = msgspec.convert(one.values, Told)
     except msgspec.ValidationError as error:
-        what = f"is no recorded answer: {error}"
+        chats = [name for name in ("messages", "completion", "chosen") if name in one.values]
+        why = f"it holds {chats[0]}" if chats else str(error)
+        what = f"is no recorded answer of a teacher: {why}"
         raise InputError([Problem(one.where, what, _FIX)]) from None
     faults = list(_faults(found))
     if faults:
