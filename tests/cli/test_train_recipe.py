@@ -95,6 +95,25 @@ def test_a_file_names_its_recipe(capsys: Captured) -> None:
     assert "recipe dpo" in told
 
 
+@pytest.mark.parametrize(
+    ("given", "asked", "steps", "source"),
+    [
+        ("epochs = 2\n", "workload.tokens=256", 1, "command line"),
+        ("[workload]\ntokens = 256\n", "epochs=2", 4, "epochs=2, command line"),
+        ("", "seed=1", 2, "epochs=1, default"),
+    ],
+)
+def test_the_command_line_says_how_long_a_run_is(
+    given: str, asked: str, steps: int, source: str, capsys: Captured
+) -> None:
+    Path("sft.toml").write_text(f'start_from = "base"\n{given}[recipe]\nkind = "sft"\n')
+    words = ["sft.toml", "data.sources=chats.jsonl", *QUICK, asked, "--dry-run"]
+    assert main(["train", *words, "--json"]) == 0
+    found = {each["field"]: each for each in json.loads(capsys.readouterr().out)["values"]}
+    assert found["workload.tokens"]["value"] == steps * 4 * 64
+    assert found["workload.tokens"]["source"] == source
+
+
 def test_a_recipe_may_not_change_while_a_run_goes_on(capsys: Captured) -> None:
     words = ["base", "data.sources=pairs.jsonl", *QUICK, "--folder", "run", "--until", "1"]
     assert main(["train", "--recipe", "dpo", *words]) == 0
@@ -139,6 +158,10 @@ def test_a_folder_with_a_run_of_another_kind_is_left_as_it_is(capsys: Captured) 
          "chats.jsonl:1: messages: the model has no chat template\n  hint: set chats.words"),
         (["--recipe", "sft", "base", "data.sources=chats.jsonl", "recipe.beta=1"],
          "recipe.beta: Sft has no field"),
+        (["--recipe", "sft", "base", "data.sources=chats.jsonl", "epoch=2"],
+         "command line: epoch: there is no part named 'epoch'\n  hint: did you mean epochs?"),
+        (["--recipe", "sft", "base", "data.sources=chats.jsonl", "epochs=2", "workload.tokens=9"],
+         "command line: epochs: stands beside workload.tokens"),
         (["--recipe", "sft", "base", "data.sources=chats.jsonl", "chats.train=some"],
          "chats.train: 'some' is not one of"),
         (["--recipe", "lora", "base", "data.sources=chats.jsonl", "adapter.targets=[nothing]"],

@@ -52,7 +52,11 @@ def ask(args: argparse.Namespace) -> Asked:
     asked = ask_recipe(args.job, changed(args.files), kind=args.recipe)
     task, job = open_recipe(_recipe(asked))
     told = "\n".join(task.batches(job, rank=0, world=1).figures.lines())
-    return Asked(asked._replace(job=job), task, Text(told))
+    epochs, origins = _recipe(asked).epochs, dict(asked.origins)
+    if epochs is not None:
+        where = origins.pop("epochs", "default")
+        origins["workload.tokens"] = f"epochs={epochs:g}, {where}"
+    return Asked(asked._replace(job=job, origins=origins), task, Text(told))
 
 
 def _recipe(asked: "AskedJob") -> "RecipeJob":

@@ -27,7 +27,7 @@ class RecipeJob(Job, frozen=True, kw_only=True, forbid_unknown_fields=True):
     adapter: AdapterSettings | None = None
     """What is trained beside frozen weights; None trains every weight."""
     epochs: float | None = None
-    """How often every record is trained on, in place of `workload.tokens`."""
+    """How often every record is trained on, in place of `workload.tokens`; 1 without either."""
 
     def __post_init__(self) -> None:
         bounds = Bounds()

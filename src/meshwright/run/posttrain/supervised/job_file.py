@@ -20,11 +20,20 @@ from meshwright.run.posttrain.supervised.settings import (
 )
 from meshwright.run.serve.model.gguf_file import GgufFile, is_gguf
 from meshwright.run.serve.model.gguf_weights import model_of
-from meshwright.run.train.job_file import COMMAND_LINE, AskedJob, beside, listed, located, read_job
+from meshwright.run.train.job_file import (
+    BESIDE,
+    COMMAND_LINE,
+    PARTS,
+    AskedJob,
+    beside,
+    listed,
+    located,
+    read_job,
+)
 from meshwright.spec.files import FORMATS, load_data
-from meshwright.spec.names import suggestion
+from meshwright.spec.names import suggestion, unknown_name
 from meshwright.spec.read import read
-from meshwright.spec.resolve import Source, resolve
+from meshwright.spec.resolve import Resolved, Source, resolve
 from meshwright.spec.work import read_model
 
 LENGTH = 2048
@@ -67,6 +76,7 @@ def ask_recipe(
             Source(COMMAND_LINE, asked),
         ]
     )
+    merged = _one_length(merged)
     try:
         job = read_recipe(merged.data)
     except InputError as error:
@@ -88,6 +98,13 @@ def read_recipe(data: Mapping[str, Any]) -> RecipeJob:
             except InputError as error:
                 problems += error.problems
     rest = {name: value for name, value in data.items() if name not in _OWN}
+    known = (*PARTS, *_OWN)
+    for name in [each for each in rest if each not in (*known, *BESIDE)]:
+        del rest[name]
+        problems.append(unknown_name("part", name, known, name))
+    if "epochs" in data and _tokens_given(data):
+        what = "stands beside workload.tokens, and both say how long the run is"
+        problems.append(Problem("epochs", what, "give one of them"))
     try:
         rest["model"] = _model(rest)
         rest["workload"] = _workload(rest, rest["model"], own)
@@ -105,6 +122,25 @@ def read_recipe(data: Mapping[str, Any]) -> RecipeJob:
         return RecipeJob(**fields, **own)
     except InputError as error:
         raise InputError([*error.problems]) from None
+
+
+def _one_length(merged: Resolved) -> Resolved:
+    """Let a length on the command line take the place of one that the file gives otherwise."""
+    data, origins = merged
+    given = {name: origins.get(name) for name in ("epochs", "workload.tokens")}
+    if "epochs" not in data or not _tokens_given(data) or len(set(given.values())) == 1:
+        return merged
+    weaker = next(name for name, origin in given.items() if origin != COMMAND_LINE)
+    origins = {name: origin for name, origin in origins.items() if name != weaker}
+    if weaker == "epochs":
+        return Resolved({name: data[name] for name in data if name != "epochs"}, origins)
+    workload = {name: value for name, value in data["workload"].items() if name != "tokens"}
+    return Resolved({**data, "workload": workload}, origins)
+
+
+def _tokens_given(data: Mapping[str, Any]) -> bool:
+    workload = data.get("workload")
+    return isinstance(workload, Mapping) and "tokens" in workload
 
 
 def _of_records(problem: Problem) -> Problem:
