@@ -1,5 +1,6 @@
 """The commands that run a model: what they answer, and what they say to mistakes."""
 
+import argparse
 import json
 import os
 import re
@@ -19,8 +20,9 @@ import pytest
 pytest.importorskip("torch", reason="runs a model")
 pytest.importorskip("tokenizers", reason="reads a tokenizer")
 
+from meshwright.cli import serve
 from meshwright.cli.main import main
-from meshwright.cli.serve_engines import dealt
+from meshwright.cli.serve_engines import dealt, start_engines
 from meshwright.errors import InputError
 from meshwright.run.nn.huggingface import save
 from meshwright.run.serve.engine.settings import EngineSettings
@@ -191,6 +193,17 @@ def test_a_served_model_answers_and_ends_in_peace(words: tuple[str, ...], folder
         rest = process.stderr.read()
         assert process.wait(60) == 0
         assert "Traceback" not in rest
+
+
+@pytest.mark.parametrize(("blocks", "said"), [("2", "9 tokens, not the 16"), ("64", "")])
+def test_a_cache_that_cuts_what_was_asked_is_told(folder: str, blocks: str, said: str) -> None:
+    parser = argparse.ArgumentParser()
+    serve.configure(parser)
+    words = ["--device", "cpu", "--in-process", "--max-length", "16", "--block-tokens", "4"]
+    asked = parser.parse_args([folder, *words, "--kv-blocks", blocks])
+    engine, lines = start_engines(asked, Path(folder))
+    assert lines[2:] == [line for line in lines if said and said in line]
+    assert engine.max_length == (9 if said else 16)
 
 
 def test_engines_get_gpus_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,7 +49,7 @@ def start_engines(args: argparse.Namespace, path: Path) -> "tuple[Serves, list[s
         return _here(settings, path)
     if first + then == 1:
         engines = _started([settings], path)
-        return engines[0], _lines(engines)
+        return engines[0], _lines(engines, settings)
     from meshwright.run.serve.routed import HandedOver, Routed
 
     if first:
@@ -59,7 +59,7 @@ def start_engines(args: argparse.Namespace, path: Path) -> "tuple[Serves, list[s
     block = settings.limits.block_tokens
     if not first:
         routed = Routed(engines, args.routing, block_tokens=block, weights=str(path))
-        return routed, _lines(engines)
+        return routed, _lines(engines, settings)
     if not all(engine.ready.hands_over for engine in engines):
         _end(engines)
         what = "this model has states beside keys and values, which are not handed over"
@@ -67,7 +67,7 @@ def start_engines(args: argparse.Namespace, path: Path) -> "tuple[Serves, list[s
     both = HandedOver(
         engines[:first], engines[first:], args.routing, block_tokens=block, weights=str(path)
     )
-    return both, _lines(engines)
+    return both, _lines(engines, settings)
 
 
 def dealt(settings: "EngineSettings", count: int) -> "list[EngineSettings]":
@@ -95,7 +95,18 @@ def start_lines(took: Iterable[tuple[str, float]], room: int) -> list[str]:
     took = list(took)
     total = sum(seconds for _, seconds in took)
     parts = ", ".join(f"{what} {seconds:.1f}" for what, seconds in took if seconds >= 0.05)
-    return [f"ready in {total:.1f} s ({parts})", f"room for {room:,} tokens"]
+    where = f" ({parts})" if parts else ""
+    return [f"ready in {total:.1f} s{where}", f"room for {room:,} tokens"]
+
+
+def _cut(asked: int | None, length: int) -> list[str]:
+    """Say where prompts with their answers can be no longer than the cache."""
+    if asked is None or length >= asked:
+        return []
+    return [
+        f"a prompt with its answer may have {length:,} tokens, not the {asked:,} of --max-length: "
+        "the cache holds no more (raise --kv-blocks or --memory-share)"
+    ]
 
 
 def _counts(args: argparse.Namespace) -> tuple[int, int]:
@@ -149,6 +160,7 @@ def _here(settings: "EngineSettings", path: Path) -> "tuple[Serves, list[str]]":
     begun = start_engine(path, settings)
     cache = begun.engine.runner.cache
     told = start_lines(begun.took, cache.blocks * cache.block_tokens)
+    told += _cut(settings.max_length, begun.engine.max_length)
     return EngineLoop(begun.engine, begun.upkeep), told
 
 
@@ -171,8 +183,9 @@ def _end(engines: "Sequence[RemoteEngine]") -> None:
         engine.process.end()
 
 
-def _lines(engines: "Sequence[RemoteEngine]") -> list[str]:
+def _lines(engines: "Sequence[RemoteEngine]", settings: "EngineSettings") -> list[str]:
     """Say where the time went of the engine that took longest, and what room all have."""
     slowest = max(engines, key=lambda engine: sum(seconds for _, seconds in engine.ready.took))
     told = start_lines(slowest.ready.took, sum(engine.ready.room for engine in engines))
+    told += _cut(settings.max_length, min(engine.max_length for engine in engines))
     return told if len(engines) == 1 else [f"{len(engines)} engines", *told]

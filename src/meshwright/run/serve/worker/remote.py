@@ -6,6 +6,7 @@ started; until it is ready the server is not healthy, and new asks are refused.
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -33,6 +34,7 @@ from meshwright.run.serve.worker.frames import (
 )
 from meshwright.run.serve.worker.launch import EngineProcess
 
+LOG = logging.getLogger("meshwright.server")
 STUCK_S = 60.0
 """An engine that is not heard for so long while requests are there is ill."""
 _RESTARTS, _WITHIN_S = 3, 300.0
@@ -151,14 +153,18 @@ class RemoteEngine:
             self._fail(f"{why}; another one is starting")
             if len(self._deaths) > _RESTARTS:
                 self._why = f"{why}, {len(self._deaths)} times in a row: it is given up"
+                LOG.error(self._why)
                 return
+            LOG.warning(self._why)
             await asyncio.sleep(0.1 * 4 ** len(self._deaths))
             try:
                 self.process = await asyncio.to_thread(EngineProcess, self._start)
             except MeshwrightError as error:
                 self._why = f"{why}, and another one cannot be started: {error}"
+                LOG.error(self._why)
                 return
             self.ready, self._asleep = self.process.ready, False
+            LOG.warning("the engine's process is there again")
 
     async def _heard_out(self) -> str:
         """Listen to the process until it ends; return why it did."""
