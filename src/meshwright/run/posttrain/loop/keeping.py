@@ -98,7 +98,9 @@ class Keeping:
             saved = msgspec.convert(loaded.extra, _Saved)
             progress, trained = saved.progress, loaded.step
             self._saved_at = trained
-            self.note(f"goes on after step {trained}")
+            ended = trained >= self._settings.steps
+            did = "was finished before, and nothing is trained" if ended else "goes on"
+            self.note(f"{did} after step {trained}")
         for name in ("metrics.jsonl", "notes.jsonl", "transcripts.jsonl"):
             cut(self.folder / name, -1 if trained is None else trained)
         self._metrics = JsonLines(self.folder / "metrics.jsonl", trained or 0)
