@@ -84,6 +84,22 @@ def test_a_run_is_held_against_its_own_steps_and_has_a_page(
     ]  # fmt: skip
 
 
+def test_a_task_that_a_file_names_is_not_loaded(
+    tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "named_by_a_file.py").write_text("raise SystemExit('it was run')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    path = tmp_path / "loop.toml"
+    text = 'model = "llama3.2-1b"\nplacement = "colocated"\n[task]\nname = "named_by_a_file:it"\n'
+    path.write_text(text, encoding="utf-8")
+    words = ["simulate", "rl", str(path), "--cluster", "h200-superpod", "--steps", "1"]
+    assert main([*words, "--prompts", "4", "--prompt", "64", "--output", "32"]) == 0
+    assert "named_by_a_file:it is not loaded" in capsys.readouterr().err
+    path.write_text(text.partition("\n")[2], encoding="utf-8")
+    assert main(words) == 2
+    assert "task.name: is not loaded" in capsys.readouterr().err
+
+
 def test_other_files_are_no_loops(tmp_path: Path, capsys: Captured) -> None:
     work = tmp_path / "work.toml"
     work.write_text('model = "llama3.1-8b"\n[layout]\ntp = 2\n', encoding="utf-8")

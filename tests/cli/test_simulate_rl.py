@@ -59,6 +59,7 @@ def test_quiet_prints_the_step(capsys: Captured) -> None:
     ("words", "said"),
     [
         (["llama3.1-8b", "--cluster", "h100-superpod"], "--gpus"),
+        (["nosuch"], "'nosuch'"),
         ([*SMALL, "--rollout-gpus", "8"], "both sides have all GPUs"),
         ([*SMALL, "--placement", "disaggregated", "--rollout-gpus", "16"], "leave one side none"),
         ([*SMALL, "--placement", "disaggregated", "--rollout-gpus", "4"], "no whole nodes"),

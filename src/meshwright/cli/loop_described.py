@@ -1,6 +1,6 @@
 """A run of `mw train --recipe grpo` as the simulation sees it: its settings, or the run itself."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -16,7 +16,7 @@ from meshwright.spec.model import Model
 from meshwright.spec.read import read
 from meshwright.spec.units import format_seconds
 from meshwright.spec.work import read_model
-from meshwright.spec.workload import Fixed, Lengths, histogram
+from meshwright.spec.workload import histogram
 
 if TYPE_CHECKING:
     from meshwright.run.posttrain.loop.settings import LoopSettings
@@ -67,15 +67,20 @@ def names_loop(word: str) -> bool:
 def describe(word: str) -> Loop:
     """Return what a loop does, by its settings and, where it has run, by what it drew."""
     settings = settings_of(word)
+    from meshwright.run.posttrain.loop.settings import DIGITS
     from meshwright.run.posttrain.loop.tasks import tasks_of
 
-    tasks = tasks_of(settings)
+    # To ask a task of somebody's own would run what a file names, and files come from anywhere.
+    tasks = tasks_of(settings) if settings.task.name == DIGITS else None
     if settings.replay or settings.rollout_only:
         what = "a run that only draws, or only trains, is no loop"
         raise InputError([Problem(word, what, "leave out rollout_only and replay")])
     folder = Path(word)
     rows = _rows(folder) if folder.is_dir() else ()
-    prompt, output, remarks = _lengths(folder, settings, tasks)
+    lengths, remarks = _lengths(folder, settings, tasks)
+    most = settings.max_tokens if tasks is None else tasks.max_tokens
+    if most is not None:
+        lengths["longest"] = settings.max_turns * most
     aim = settings.objective
     return Loop(
         model=_model(settings, tasks),
@@ -85,9 +90,7 @@ def describe(word: str) -> Loop:
         rounds={
             "prompts": settings.prompts,
             "samples": settings.samples,
-            "prompt": prompt,
-            "output": output,
-            "longest": settings.max_turns * tasks.max_tokens,
+            **lengths,
             "packed": settings.microbatch_tokens,
             "updates": aim.minibatches,
             # Ratios are to what the engine told, unless a correction computes it once more.
@@ -168,18 +171,18 @@ def _left_out(settings: "LoopSettings") -> Iterator[str]:
         yield "spare prompts are not drawn: which groups carry a signal is not known before"
 
 
-def _model(settings: "LoopSettings", tasks: "Tasks") -> Model:
+def _model(settings: "LoopSettings", tasks: "Tasks | None") -> Model:
     if settings.model:
         return read_model(settings.model, "model")
-    if tasks.vocab is None:
-        what = "brings no vocabulary, and no model is named"
-        raise InputError([Problem("task.name", what, "name a model's folder")])
+    if tasks is None or tasks.vocab is None:
+        what = "is not loaded to be simulated, so that its vocabulary is not known"
+        raise InputError([Problem("task.name", what, "name a model's folder: model")])
     return settings.network.model(tasks.vocab)
 
 
 def _lengths(
-    folder: Path, settings: "LoopSettings", tasks: "Tasks"
-) -> tuple[Lengths, Lengths, tuple[str, ...]]:
+    folder: Path, settings: "LoopSettings", tasks: "Tasks | None"
+) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return how long prompts and answers are: those of the run, or those that the task shows."""
     if (folder / "rollouts.jsonl").is_file():
         from meshwright.run.posttrain.rollouts.log import read_jsonl
@@ -187,15 +190,17 @@ def _lengths(
         rollouts = read_jsonl(folder / "rollouts.jsonl").rollouts
         drawn = [each.drawn for each in rollouts if each.drawn]
         if drawn:
-            return histogram(len(each.prompt) for each in rollouts), histogram(drawn), ()
+            prompts = histogram(len(each.prompt) for each in rollouts)
+            return {"prompt": prompts, "output": histogram(drawn)}, ()
+    if tasks is None:
+        what = f"{settings.task.name} is not loaded: its prompts and answers are as long as"
+        return {}, (f"{what} --prompt and --output say",)
     numbers = range(min(settings.prompts * settings.steps, _LOOKED_AT))
     prompt = histogram(len(tasks.train.reset(number).prompt) for number in numbers)
     shown = getattr(tasks.train, "shown", None)
-    if shown is not None:
-        right: Sequence[int] = [len(answer) for _, answer in shown(numbers)]
-        return prompt, histogram(right), ("answers are taken to be as long as right ones",)
-    remark = f"answers are taken to be {tasks.max_tokens} tokens, as long as may be: see --output"
-    return prompt, Fixed(tokens=tasks.max_tokens), (remark,)
+    assert shown is not None, "sorting shows right answers"
+    right = histogram(len(answer) for _, answer in shown(numbers))
+    return {"prompt": prompt, "output": right}, ("answers are taken to be as long as right ones",)
 
 
 def _rows(folder: Path) -> tuple[Mapping[str, Any], ...]:

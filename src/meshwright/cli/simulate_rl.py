@@ -161,6 +161,7 @@ def setup_of(args: argparse.Namespace) -> Setup:
     """Return the setup that the flags describe."""
     args.engine, args.precision = args.engine or "vllm", args.precision or "bf16"
     args.kv, args.placement = args.kv or "bf16", args.placement or "colocated"
+    model = model_of(args)
     if args.gpus is None:
         raise InputError([Problem("--gpus", "how many GPUs are there?", "add --gpus 16, say")])
     gpus, tp = parse_count(args.gpus, "--gpus"), parse_count(args.tp or "1", "--tp")
@@ -169,7 +170,7 @@ def setup_of(args: argparse.Namespace) -> Setup:
     if rollout % tp:
         what = f"{rollout} GPUs are no whole engines of {tp}"
         raise InputError([Problem("--tp", what, "use a degree that divides them")])
-    model, cluster, rounds = model_of(args), share_of(cluster_of(args), gpus), rounds_of(args)
+    cluster, rounds = share_of(cluster_of(args), gpus), rounds_of(args)
     replica = Replica(
         model=model, cluster=cluster, layout=Layout(tp=tp), engine=engine_of(args),
         formats=Formats(weights=args.precision, kv=args.kv),
