@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from meshwright.run.posttrain.workers.hiring import engines_of
 from meshwright.run.posttrain.workers.links import ProcessLink
 from meshwright.run.posttrain.workers.settings import WorkerSettings
 from meshwright.run.serve.engine.settings import EngineSettings
-from meshwright.run.serve.worker.frames import Several, ToWorker
+from meshwright.run.serve.worker.frames import Call, Several, ToWorker
 from meshwright.spec.model import decoder as model_of
 from tests.run.posttrain.loop.small import EVALUATED, settings
 
@@ -36,6 +37,38 @@ def test_workers_share_a_device_or_have_their_own() -> None:
     apart = engines_of(engine, WorkerSettings(count=3, devices=("cuda:1", "cuda:2")))
     shares = [(each.device, each.memory_share) for each in apart]
     assert shares == [("cuda:1", 0.45), ("cuda:2", 0.9), ("cuda:1", 0.45)]
+
+
+def test_every_rank_of_a_worker_counts_on_its_device() -> None:
+    engine = EngineSettings(device="cuda:0", memory_share=0.5)
+    overlapping = engines_of(engine, WorkerSettings(count=2, tp=2, devices=("cuda:1", "cuda:2")))
+    assert [each.memory_share for each in overlapping] == [0.45, 0.45], "both are on cuda:2"
+    apart = engines_of(engine, WorkerSettings(count=2, tp=2, devices=("cuda:1", "cuda:3")))
+    assert [each.memory_share for each in apart] == [0.9, 0.9]
+    beside = engines_of(engine, WorkerSettings(count=1, tp=2, devices=("cuda",)))
+    assert beside[0].memory_share == 0.5, "its first rank is beside the trainer"
+
+
+class Deaf:
+    """A process that reads nothing."""
+
+    def __init__(self) -> None:
+        self.socket, self._other = socket.socketpair()
+        self.ended = False
+
+    def end(self) -> None:
+        self.ended = True
+        self.socket.close()
+        self._other.close()
+
+
+def test_a_worker_that_takes_no_message_is_ended_and_says_so() -> None:
+    link, process = ProcessLink.__new__(ProcessLink), Deaf()
+    link.__dict__.update(_process=process, _stall_s=0.01, _why="")
+    link.send(Call(1, "sleep", told=bytes(1 << 24)))
+    assert process.ended
+    assert link.last_words() == "it took no message for 0.01 s (stall_s)"
+    link.send(Call(2, "sleep"))  # as to any that is gone
 
 
 @pytest.mark.slow

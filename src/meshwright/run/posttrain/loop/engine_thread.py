@@ -4,12 +4,14 @@ import queue
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
 
+from meshwright.errors import MeshwrightError
 from meshwright.policy.rollout.actions import PhaseName
 from meshwright.run.posttrain.loop.engines import EngineFailed, Heard, Renewed
 from meshwright.run.posttrain.loop.sampling import Sampling
@@ -20,6 +22,13 @@ from meshwright.run.posttrain.rollouts.record import Key
 _SWITCH_S = 0.0005
 """How long a thread keeps the interpreter while another wants it. Python's 5 ms are several steps
 of an engine, for which it would wait whenever the trainer's thread prepares kernels."""
+
+_LEAVE_S = 10.0
+"""How long a run that ends by a fault waits for the thread."""
+
+
+class EngineStuck(MeshwrightError):
+    """The engine's thread did not end when it was to."""
 
 
 class _Begin(NamedTuple):
@@ -34,8 +43,9 @@ class _Renew(NamedTuple):
 class EngineThread:
     """Takes turns whether anybody waits for them or not."""
 
-    def __init__(self, sampling: Sampling, spans: Spans) -> None:
-        self._sampling, self._spans = sampling, spans
+    def __init__(self, sampling: Sampling, spans: Spans, stall_s: float = 300.0) -> None:
+        """Start the thread; `stall_s` is how long its last turn may take when it is to end."""
+        self._sampling, self._spans, self._stall_s = sampling, spans, stall_s
         self._orders: queue.SimpleQueue[_Begin | _Renew | None] = queue.SimpleQueue()
         self._heard: queue.SimpleQueue[Heard] = queue.SimpleQueue()
         self._turns, self.generating_s = 0, 0.0
@@ -73,9 +83,18 @@ class EngineThread:
     def close(self) -> None:
         """End the thread, with what is under way."""
         self._orders.put(None)
-        self._thread.join()
+        error = sys.exception()
+        # Who ends because of a fault need not hear whether a turn ends well.
+        patience_s = self._stall_s if error is None else min(self._stall_s, _LEAVE_S)
+        self._thread.join(patience_s)
         sys.setswitchinterval(self._switched_s)
-        self._settle()
+        if not self._thread.is_alive():
+            self._settle()
+            return
+        said = f"the engine's thread has not ended its turn within {patience_s:g} s"
+        if error is None:
+            raise EngineStuck(f"{said} (stall_s)")
+        warnings.warn(said, stacklevel=2)
 
     def _settle(self) -> None:
         device = self._sampling.device

@@ -112,8 +112,11 @@ def _with_engine(
     if progress.trained == 0:
         evaluation.whole(0)
     with _frozen():
-        kind = EngineThread if settings.overlaps else EngineHere
-        engines: Engines = kind(sampling, keeping.spans)
+        engines: Engines
+        if settings.overlaps:
+            engines = EngineThread(sampling, keeping.spans, settings.stall_s)
+        else:
+            engines = EngineHere(sampling, keeping.spans)
         Driver(trainer, engines, progress, watching=watching, evaluation=evaluation, pool=pool).go()
     if not settings.rollout_only:
         sampling.take(settings.steps)

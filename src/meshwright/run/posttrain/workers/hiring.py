@@ -35,7 +35,7 @@ def fleet_of(
     starts = [
         Start(source, each, threads=threads, whole=True) for each in engines_of(engine, workers)
     ]
-    hire: Hire = lambda number: ProcessLink(starts[number])  # noqa: E731
+    hire: Hire = lambda number: ProcessLink(starts[number], stall_s)  # noqa: E731
     left: Callable[[], object] = lambda: None  # noqa: E731
     if workers.ray:
         cluster = Cluster(workers, starts)
@@ -56,15 +56,24 @@ def engines_of(engine: EngineSettings, workers: WorkerSettings) -> list[EngineSe
     """Return the settings of each worker's engine: where it runs, and its share of the memory."""
     devices = workers.devices or (engine.device,)
     chosen = [devices[number % len(devices)] for number in range(workers.count)]
-    sharing = Counter(chosen)
+    taken = [_ranks(device, workers.tp) for device in chosen]
+    sharing = Counter(device for each in taken for device in each)
+    (trainer,) = _ranks(engine.device, 1)
+
+    def share(device: str) -> float:
+        # Beside the trainer there is less than on a device of one's own.
+        return (engine.memory_share if device == trainer else _ALONE) / sharing[device]
+
     return [
         msgspec.structs.replace(
-            engine,
-            device=device,
-            tp=workers.tp,
-            # Beside the trainer there is less than on a device of one's own.
-            memory_share=(engine.memory_share if device == engine.device else _ALONE)
-            / sharing[device],
+            # All ranks of an engine have caches of one size: the fullest device's.
+            engine, device=device, tp=workers.tp, memory_share=min(map(share, ranks))
         )
-        for device in chosen
-    ]
+        for device, ranks in zip(chosen, taken, strict=True)
+    ]  # fmt: skip
+
+
+def _ranks(device: str, tp: int) -> list[str]:
+    """Return the devices of an engine's ranks: GPUs are taken in the order of their numbers."""
+    kind, _, first = device.partition(":")
+    return [f"cuda:{int(first or 0) + rank}" for rank in range(tp)] if kind == "cuda" else [device]

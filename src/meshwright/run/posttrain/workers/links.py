@@ -1,6 +1,9 @@
 """`Link`: the way to a worker, and `ProcessLink`: the one to a process of this machine."""
 
 import contextlib
+import select
+import socket
+import time
 from collections.abc import Iterator
 from typing import Protocol
 
@@ -46,16 +49,32 @@ class Link(Protocol):
 class ProcessLink:
     """The way to a process of this machine."""
 
-    def __init__(self, start: Start) -> None:
-        """Start it, and wait until its engine is ready; raises what keeps it from that."""
+    def __init__(self, start: Start, stall_s: float = 300.0) -> None:
+        """Start it, and wait until its engine is ready; raises what keeps it from that.
+
+        `stall_s` is how long a message may wait to be taken; who takes none by then is ended.
+        """
+        self._stall_s, self._why = stall_s, ""
         self._process = EngineProcess(start, MODULE)
         self.name, self.ready = f"process {self._process.pid}", self._process.ready
         self.pid = self._process.pid
 
     def send(self, message: ToWorker, /) -> None:
         """Send a message."""
-        with contextlib.suppress(OSError):
-            self._process.socket.sendall(framed(message))
+        left, ready = memoryview(framed(message)), select.poll()
+        until_s = time.monotonic() + self._stall_s
+        with contextlib.suppress(OSError, ValueError):  # one that was ended has no socket
+            while left and not self._why:
+                try:
+                    left = left[self._process.socket.send(left, socket.MSG_DONTWAIT) :]
+                except BlockingIOError:
+                    wait_s = until_s - time.monotonic()
+                    if wait_s > 0:
+                        ready.register(self._process.socket, select.POLLOUT)
+                        ready.poll(wait_s * 1000)
+                        continue
+                    self._why = f"it took no message for {self._stall_s:g} s (stall_s)"
+                    self._process.end()
 
     def heard(self) -> Iterator[FromWorker]:
         """Yield what it says."""
@@ -69,7 +88,7 @@ class ProcessLink:
 
     def last_words(self) -> str:
         """Say how it ended."""
-        return self._process.last_words()
+        return self._why or self._process.last_words()
 
     def folder(self, offered: Offered, /) -> str:
         """Return where it finds versions: where they were posted."""
