@@ -22,7 +22,7 @@ pytest.importorskip("tokenizers", reason="reads a tokenizer")
 
 from meshwright.cli import serve
 from meshwright.cli.main import main
-from meshwright.cli.serve_engines import dealt, start_engines
+from meshwright.cli.serve_engines import dealt, start_engines, threads_of
 from meshwright.errors import InputError
 from meshwright.run.nn.huggingface import save
 from meshwright.run.serve.engine.settings import EngineSettings
@@ -204,6 +204,14 @@ def test_a_cache_that_cuts_what_was_asked_is_told(folder: str, blocks: str, said
     engine, lines = start_engines(asked, Path(folder))
     assert lines[2:] == [line for line in lines if said and said in line]
     assert engine.max_length == (9 if said else 16)
+
+
+def test_engines_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 6)
+    one = EngineSettings(device="cpu")
+    assert [threads_of([one] * count) for count in (1, 2, 4, 12)] == [None, 3, 1, 1]
 
 
 def test_engines_get_gpus_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,6 +90,21 @@ def dealt(settings: "EngineSettings", count: int) -> "list[EngineSettings]":
     ]
 
 
+def threads_of(each: "Sequence[EngineSettings]") -> int | None:
+    """Return with how many threads each of some engines computes; None leaves it to torch.
+
+    Engines that all have as many as there are cores wait for each other: answers of a small model
+    took nine times as long.
+    """
+    import torch
+
+    from meshwright.run.serve.engine.build import device_of
+
+    if len(each) == 1 or device_of(each[0].device).type != "cpu":
+        return None
+    return max(1, torch.get_num_threads() // len(each))
+
+
 def start_lines(took: Iterable[tuple[str, float]], room: int) -> list[str]:
     """Say where the time of the start went, and how many tokens there is room for."""
     took = list(took)
@@ -168,8 +183,9 @@ def _started(each: "Sequence[EngineSettings]", path: Path) -> "list[RemoteEngine
     """Start engines side by side; where one does not start, none is left."""
     from meshwright.run.serve.worker.remote import RemoteEngine
 
+    threads = threads_of(each)
     with ThreadPoolExecutor(len(each)) as pool:
-        starting = [pool.submit(RemoteEngine, path, settings) for settings in each]
+        starting = [pool.submit(RemoteEngine, path, settings, threads=threads) for settings in each]
     errors = [error for one in starting if (error := one.exception()) is not None]
     engines = [one.result() for one in starting if one.exception() is None]
     if errors:

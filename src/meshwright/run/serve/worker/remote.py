@@ -45,10 +45,18 @@ class RemoteEngine:
     """Serves with an engine elsewhere on this machine, for one event loop: the first that asks."""
 
     def __init__(
-        self, path: str | Path, settings: EngineSettings, *, stuck_s: float = STUCK_S
+        self,
+        path: str | Path,
+        settings: EngineSettings,
+        *,
+        threads: int | None = None,
+        stuck_s: float = STUCK_S,
     ) -> None:
-        """Start an engine for the model at a path, and wait until it is ready."""
-        self._start = Start(str(path), settings)
+        """Start an engine for the model at a path, and wait until it is ready.
+
+        On a processor it computes with so many `threads`; None takes what torch takes.
+        """
+        self._start = Start(str(path), settings, threads=threads)
         self._stuck_s = stuck_s
         self.process = EngineProcess(self._start)
         self.ready = self.process.ready
