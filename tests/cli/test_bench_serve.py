@@ -62,6 +62,16 @@ def test_pictures_and_timelines_are_written(
     assert answer_to(["timeline", "show", str(folder)]).data["ranks"] == [0, 1]
 
 
+def test_a_timeline_that_is_there_is_no_reason_to_lose_a_load(
+    fake: FakeServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "rank-0.parquet").touch()
+    asked = fake.asked
+    assert main(["bench", "serve", fake.url, "--timeline", str(tmp_path)]) == 2
+    assert "has a timeline already" in capsys.readouterr().err
+    assert fake.asked == asked
+
+
 def test_answers_are_checked_against_an_earlier_result(
     fake: FakeServer, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -152,6 +162,7 @@ def test_lengths_that_the_server_did_not_keep_are_said(
         ["http://h", "--extra", "[1]"],
         ["http://h", "--slo", "speed=1s"],
         ["http://h", "--save", "/no/such/folder/a.json"],
+        ["http://h", "--plot", "load.png"],
         ["http://h", "--temperature", "-1"],
         ["--show", "/no/such/file.json"],
         ["--compare", "/no/such/a.json", "/no/such/b.json"],

@@ -59,6 +59,17 @@ def test_long_curves_are_drawn_by_means() -> None:
     assert len(line) <= 600
 
 
+def test_a_picture_is_as_wide_as_its_longest_name() -> None:
+    short, long = (
+        ET.fromstring(draw([Chart("load", [Curve(name, [(1, 1.0), (2, 2.0)])])]))
+        for name in ("a", "a-file-with-a-long-name 64 requests/s")
+    )
+    assert short.attrib["width"] == "760"
+    (label,) = [one for one in long.iter(f"{SVG}text") if (one.text or "").startswith("a-file")]
+    # No letter of the font is much wider than half its size, on average.
+    assert float(label.attrib["x"]) + 6.5 * len(label.text or "") < float(long.attrib["width"])
+
+
 def test_labels_do_not_lie_on_each_other() -> None:
     both = [Curve("one", [(1, 1.0), (2, 2.0)]), Curve("other", [(1, 1.5), (2, 2.0)])]
     places = [

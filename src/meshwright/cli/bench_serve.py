@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from meshwright.cli.answer import Answer
-from meshwright.cli.bench_serve_plot import write_plot
+from meshwright.cli.bench_serve_plot import plot_problems, write_plot
 from meshwright.cli.bench_serve_screen import answer_of, compared_answer
 from meshwright.cli.parser import add_common
 from meshwright.cli.request_flags import add_request_flags, seed_of, streams_of
@@ -21,7 +21,7 @@ from meshwright.observe.bench.serving.measure import Settings, Turn, measure
 from meshwright.observe.bench.serving.result import Result, load, save
 from meshwright.observe.bench.serving.served import Served
 from meshwright.observe.bench.serving.server import base_of
-from meshwright.observe.bench.serving.spans import write_timeline
+from meshwright.observe.bench.serving.spans import timeline_problems, write_timeline
 from meshwright.observe.bench.serving.wire import Asking
 from meshwright.predict.serving.latency import Objective
 from meshwright.spec.bounds import real, require, whole
@@ -219,6 +219,10 @@ def _refuse_lost_work(args: argparse.Namespace) -> None:
         for name in ("save", "plot", "timeline")
         if (path := getattr(args, name)) is not None and not Path(path).absolute().parent.is_dir()
     ]
+    if args.plot is not None:
+        problems += plot_problems(args.plot)
+    if args.timeline is not None:
+        problems += timeline_problems(args.timeline)
     require(problems)
 
 

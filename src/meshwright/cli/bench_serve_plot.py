@@ -6,7 +6,7 @@ import numpy as np
 
 from meshwright.cli.curve_svg import Chart, Curve, draw
 from meshwright.cli.files import write_text
-from meshwright.errors import InputError, Problem
+from meshwright.errors import Problem
 from meshwright.observe.bench.serving.figures import (
     answered,
     figures_of,
@@ -15,6 +15,7 @@ from meshwright.observe.bench.serving.figures import (
 )
 from meshwright.observe.bench.serving.result import Result, Run
 from meshwright.predict.serving.latency import LATENCIES
+from meshwright.spec.bounds import require
 
 _SHARES = (*range(99), 98.5, 99)
 """The last hundredth is left out: one straggler would flatten all the rest."""
@@ -23,9 +24,15 @@ _STRETCHES = 60
 
 def write_plot(path: str, named: Sequence[tuple[str, Result]]) -> None:
     """Draw one result, or several in the same axes."""
-    if not path.lower().endswith(".svg"):
-        raise InputError([Problem("--plot", f"{path} is drawn as SVG", "let its name end in .svg")])
+    require(plot_problems(path))
     write_text(path, draw(charts(named)))
+
+
+def plot_problems(path: str) -> list[Problem]:
+    """Return what keeps a picture from having a name."""
+    if path.lower().endswith(".svg"):
+        return []
+    return [Problem("--plot", f"{path} is drawn as SVG", "let its name end in .svg")]
 
 
 def charts(named: Sequence[tuple[str, Result]]) -> list[Chart]:

@@ -149,13 +149,15 @@ def _many(runs: Sequence[Run], found: Sequence[Figures]) -> View:
             spread = one.latency.get(name)
             for share in ("p50_s", "p99_s"):
                 cells.append(_NOTHING if spread is None else format_seconds(getattr(spread, share)))
-        good = one.good_share
-        cells.append("" if good is None else f"{good:.0%}")
+        if one.good_share is not None:
+            cells.append(f"{one.good_share:.0%}")
         rows.append(cells)
     numbers = (
         "requests, failed, answered, output tokens, ttft p50, ttft p99, itl p50, itl p99, e2e p50, "
-        "e2e p99, good"
+        "e2e p99"
     )
+    if any(one.good_share is not None for one in found):
+        numbers += ", good"
     return table(f"load, {numbers}", rows, right=numbers)
 
 

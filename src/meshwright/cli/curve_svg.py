@@ -6,7 +6,9 @@ from itertools import pairwise
 from typing import NamedTuple
 from xml.sax.saxutils import escape
 
-_WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 760, 250, 64, 150, 34, 34
+_PLOT, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 546, 250, 64, 150, 34, 34
+_LETTER = 7.2
+"""Width of a letter at most, but for a few wide ones among narrow ones."""
 _FONT = 'font-family="system-ui, sans-serif" font-size="12" fill="#222"'
 COLOURS = ("#4c78a8", "#f58518", "#54a24b", "#e45756", "#b279a2", "#79706e")
 _MOST_POINTS = 600
@@ -38,10 +40,14 @@ def draw(charts: Sequence[Chart]) -> str:
     """Draw charts below each other in one picture."""
     shown = [chart for chart in charts if any(curve.points for curve in chart.curves)]
     height = _HEIGHT * max(1, len(shown))
+    labels = [_label(curve) for chart in shown for curve in chart.curves if curve.points]
+    # Names are the users' own, of files and runs, and may be long.
+    right = max(_RIGHT, 20 + math.ceil(_LETTER * max(map(len, labels), default=0)))
+    width = _LEFT + _PLOT + right
     drawn = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" '
-        f'width="{_WIDTH}" height="{height}" {_FONT}>',
-        f'<rect width="{_WIDTH}" height="{height}" fill="white"/>',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
+        f'width="{width}" height="{height}" {_FONT}>',
+        f'<rect width="{width}" height="{height}" fill="white"/>',
     ]
     for index, chart in enumerate(shown):
         drawn += _chart(chart, _HEIGHT * index)
@@ -56,7 +62,7 @@ def _chart(chart: Chart, top: float) -> list[str]:
     first, last = (edge(x for x, _ in everything) for edge in (min, max))
     floor = [] if chart.floor is None else [chart.floor]
     low, high, ticks = _scale([*floor, *(y for _, y in everything)])
-    plot_w, plot_h = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
+    plot_w, plot_h = _PLOT, _HEIGHT - _TOP - _BOTTOM
 
     def across(x: float) -> float:
         return _LEFT + plot_w * ((x - first) / (last - first) if last > first else 0.5)
@@ -96,12 +102,16 @@ def _chart(chart: Chart, top: float) -> list[str]:
             drawn += [
                 f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in places
             ]
-        ends.append((places[-1][1], f"{curve.name} {_short(curve.points[-1][1])}", colour))
+        ends.append((places[-1][1], _label(curve), colour))
     for y, text, colour in _apart(ends, top + _HEIGHT - _BOTTOM - 4):
         drawn.append(
             f'<text x="{_LEFT + plot_w + 10}" y="{y + 4:.1f}" fill="{colour}">{escape(text)}</text>'
         )
     return drawn
+
+
+def _label(curve: Curve) -> str:
+    return f"{curve.name} {_short(curve.points[-1][1])}"
 
 
 def _apart(ends: list[tuple[float, str, str]], lowest: float) -> list[tuple[float, str, str]]:

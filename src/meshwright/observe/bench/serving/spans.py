@@ -6,10 +6,11 @@ from pathlib import Path
 
 import msgspec
 
-from meshwright.errors import InputError, Problem
+from meshwright.errors import Problem
 from meshwright.observe.bench.serving.figures import rates_over_time
 from meshwright.observe.bench.serving.result import Result, Run
 from meshwright.observe.bench.serving.served import Served
+from meshwright.spec.bounds import require
 from meshwright.timeline import Kind, TimelineWriter
 
 _RATES = 200
@@ -17,13 +18,19 @@ _RATES = 200
 
 def write_timeline(result: Result, folder: str) -> None:
     """Write the requests of every run; each run is a rank of the timeline."""
-    if any(Path(folder).glob("rank-*.parquet*")):
-        fix = "name another folder, or remove this one"
-        raise InputError([Problem(folder, "has a timeline already", fix)])
+    require(timeline_problems(folder))
     for number, run in enumerate(result.runs):
         told = {"bench": "serve", "model": result.server.model, f"run {number}": run.name}
         with TimelineWriter(folder, rank=number, metadata=told) as timeline:
             _record(timeline, run)
+
+
+def timeline_problems(folder: str) -> list[Problem]:
+    """Return what keeps a timeline from being written to a folder."""
+    if not any(Path(folder).glob("rank-*.parquet*")):
+        return []
+    fix = "name another folder, or remove this one"
+    return [Problem(folder, "has a timeline already", fix)]
 
 
 def _record(timeline: TimelineWriter, run: Run) -> None:
