@@ -23,6 +23,7 @@ EXAMPLES = (
     "mw serve path/of/model --prefill 1 --decode 3",
     "MESHWRIGHT_API_KEYS=… mw serve path/of/model --host 0.0.0.0",
 )
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -75,10 +76,12 @@ def run(args: argparse.Namespace) -> Answer:
         settings = _settings(args, path, words)
         # What is wrong is told before minutes go by in which weights are read.
         check_address(settings)
-        read_keys(settings.keys_file, "MESHWRIGHT_API_KEYS")
+        keys = read_keys(settings.keys_file, "MESHWRIGHT_API_KEYS")
         read_keys(settings.admin_keys_file, "MESHWRIGHT_ADMIN_KEYS")
         Readers(words, settings.tool_format, reasoning=settings.reasoning)
         engine, lines = start_engines(args, path)
+        if not len(keys) and settings.host not in _LOOPBACK:
+            lines.append(f"whoever reaches {settings.host} may ask: there are no API keys")
         if not args.quiet:
             print(*lines, sep="\n", file=sys.stderr)
         app = serve_app(engine, words, settings)

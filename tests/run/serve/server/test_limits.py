@@ -108,6 +108,18 @@ def test_what_changes_the_engine_needs_an_admin(monkeypatch: pytest.MonkeyPatch)
         assert (got.status, got.error["param"]) == (400, "path")
 
 
+def test_a_key_for_asking_changes_no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MESHWRIGHT_ADMIN_KEYS", "root: 0123456789")
+    monkeypatch.setenv("MESHWRIGHT_API_KEYS", "ann: 9876543210")
+    with serving() as (served, engine):
+        codes = {
+            key: send(served.url, "/sleep", {}, headers={"authorization": f"Bearer {key}"}).status
+            for key in ("9876543210", "neither-of-them")
+        }
+        assert codes == {"9876543210": 403, "neither-of-them": 401}
+        assert not engine.sleeps
+
+
 def test_an_admin_may_be_anybody_where_that_is_wanted() -> None:
     with serving(admin=True) as (served, _):
         assert send(served.url, "/sleep", {"level": 2}).status == 200

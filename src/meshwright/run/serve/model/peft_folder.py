@@ -55,7 +55,7 @@ def read_adapter(folder: str | Path, most: int, *, dora: bool = False) -> dict[s
     for module, each in found.items():
         if len(each.a) > most:
             what = f"{module} has rank {len(each.a)}, but adapters have room for {most}"
-            raise InputError([Problem(str(folder), what, "make room for a higher rank")])
+            raise InputError([Problem(str(folder), what, f"use adapter_rank={len(each.a)}")])
     return found
 
 

@@ -105,6 +105,8 @@ def admitted(desk: Desk, headers: Headers, guard: Guard) -> str:
     given = headers.get("authorization", "")
     if guard == "admin":
         if len(desk.admin_keys):
+            if desk.admin_keys.holder(given) is None and desk.keys.holder(given) is not None:
+                raise Fault(403, "This key may ask, but change no engine", code="admin_only")
             return _holder(desk.admin_keys, given, "an admin key")
         if not desk.settings.admin:
             raise Fault(
