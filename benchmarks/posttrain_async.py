@@ -5,7 +5,8 @@ step waits for its longest answer while the GPU decodes a handful of rows; an as
 on with what has ended. Both train on as many prompts, from the same weights: a model is warmed up
 once for each seed.
 
-    python -m benchmarks.posttrain_async [--tiny] [--steps 24] [--seeds 0 1 2] [--out FILE]
+    python -m benchmarks.posttrain_async [--tiny] [--steps 24] [--seeds 0 1 2]
+        [--staleness 1 2] [--out FILE]
 """
 
 import argparse
@@ -111,14 +112,16 @@ def one(*, tiny: bool, seed: int, steps: int, model: str, **given: Any) -> dict[
     }
 
 
-def compare(*, tiny: bool, steps: int, seeds: Iterable[int]) -> Iterator[dict[str, Any]]:
+def compare(
+    *, tiny: bool, steps: int, seeds: Iterable[int], stalenesses: Iterable[int] = STALENESS
+) -> Iterator[dict[str, Any]]:
     """Train synchronously and with each staleness, all seeds; each is told as it ends."""
     for seed in seeds:
         with TemporaryDirectory() as place:
             model = warmed_up(Path(place), tiny=tiny, seed=seed)
             of: dict[str, Any] = {"tiny": tiny, "seed": seed, "steps": steps, "model": model}
             yield one(**of, placement="disaggregated")
-            for staleness in STALENESS:
+            for staleness in stalenesses:
                 yield one(**of, placement="asynchronous", max_staleness=staleness)
 
 
@@ -131,12 +134,13 @@ def figures_of(found: list[dict[str, Any]]) -> list[dict[str, object]]:
     base = statistics.mean(of(None, "tokens_per_s"))
     figures = [figure("synchronous, drawn and trained", base, "tokens/s")]
     best = 0.0
-    for staleness in STALENESS:
+    stalenesses = sorted({each["max_staleness"] for each in found if "max_staleness" in each})
+    for staleness in stalenesses:
         pace = statistics.mean(of(staleness, "tokens_per_s"))
         best = max(best, pace / base)
         figures.append(figure(f"staleness {staleness}, pace over synchronous", pace / base, "×"))
     figures.append(figure("best asynchronous over synchronous", best, "×", ">= 1.3"))
-    everyone: tuple[int | None, ...] = (None, *STALENESS)
+    everyone: tuple[int | None, ...] = (None, *stalenesses)
     for each in everyone:
         name = "synchronous" if each is None else f"staleness {each}"
         after = of(each, "after")
@@ -171,10 +175,12 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="a run that a processor does")
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--staleness", type=int, nargs="+", default=list(STALENESS))
     parser.add_argument("--out", type=Path, help="a file for all that was found")
     given = parser.parse_args()
     found = []
-    for each in compare(tiny=given.tiny, steps=given.steps, seeds=given.seeds):
+    of = {"tiny": given.tiny, "steps": given.steps, "seeds": given.seeds}
+    for each in compare(**of, stalenesses=given.staleness):
         found.append(each)
         print(json.dumps({name: each[name] for name in each if name != "seconds"}), flush=True)
         if given.out is not None:  # whatever ends this, what was found is kept

@@ -59,12 +59,12 @@ def _write_model(folder: Path, length: int, *, small: bool) -> int:
     from meshwright.run.nn.initialise import materialise
     from meshwright.spec.model import Attention, Block, Mlp, Model, Rotary
 
-    wide, heads, layers = (64, 4, 2) if small else (2048, 32, 16)
+    wide, heads, layers = (64, 4, 2) if small else (1024, 16, 12)
     mixer = Attention(heads=heads, kv_heads=max(2, heads // 4), head_dim=wide // heads,
                       rotary=Rotary())  # fmt: skip
     block = Block(name="plain", mixer=mixer, mlp=Mlp(width=4 * wide))
     model = Model(
-        name="drawn", family="llama", hidden=wide, vocab=512 if small else 128_256,
+        name="drawn", family="llama", hidden=wide, vocab=512 if small else 32_768,
         blocks=(block,), pattern=f"{layers}*plain", max_positions=length,
     )  # fmt: skip
     decoder = build(model, dtype=torch.float32 if small else torch.bfloat16)

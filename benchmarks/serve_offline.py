@@ -37,6 +37,9 @@ class Shape(NamedTuple):
     fixed: int | None = None
     """Tokens of every prompt and answer; None draws them."""
     at_a_time: int = 256
+    batch_tokens: int = 16384
+    """Tokens of a step at most, the best that `mw simulate serve` finds: prompts of a large model are
+    cut up, so that answers which have begun read its weights with them; a small one's are not."""
     target: str = ""
     roofline: float = 0.0
     """Tokens per second that the memory's bandwidth allows, as the research notes work it out."""
@@ -44,8 +47,10 @@ class Shape(NamedTuple):
 
 SHAPES = (
     Shape("Qwen3-0.6B bf16", "qwen3-0.6b", target=">= 28000", roofline=40_600),
-    Shape("Llama-3.1-8B bf16", "llama3.1-8b", target=">= 10900", roofline=14_800),
-    Shape("Qwen3-14B bf16", "qwen3-14b", target=">= 6300", roofline=9_000),
+    Shape(
+        "Llama-3.1-8B bf16", "llama3.1-8b", batch_tokens=2048, target=">= 10900", roofline=14_800
+    ),
+    Shape("Qwen3-14B bf16", "qwen3-14b", batch_tokens=2048, target=">= 6300", roofline=9_000),
     Shape(
         "Llama-3.1-8B fp8 1000/1000", "llama3.1-8b", weights="fp8", kv="fp8", requests=1024,
         fixed=1000, at_a_time=512, target=">= 13500",
@@ -78,8 +83,8 @@ def run_shape(shape: Shape, runs: int) -> dict[str, Any]:
     longest = max(len(prompt) + out for prompt, out in zip(prompts, outputs, strict=True)) + 1
     limits = Limits(
         batch_requests=shape.at_a_time,
-        # Nobody waits for a first token here: steps may be long, and pages large.
-        batch_tokens=16384,
+        batch_tokens=shape.batch_tokens,
+        # Nobody waits for a first token here: pages may be large.
         block_tokens=128 if shape.kv == "fp8" else 64,
         kv_precision="fp8" if shape.kv == "fp8" else "model",
         # What earlier runs left in the cache must not be found again.

@@ -269,6 +269,7 @@ class TestChoice:
             ({"window": True}, "flash"),
             ({"window": True, "sinks": True}, "flash"),
             ({"documents": True}, "flash"),
+            ({"varied": True}, "flash"),
             ({"softcap": True}, "flex"),
             ({"alibi": True}, "flex"),
             ({"softcap": True, "compiler": False}, "plain"),

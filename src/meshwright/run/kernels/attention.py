@@ -46,6 +46,7 @@ def attention(
     documents: Documents | None = None,
     alibi: Tensor | None = None,
     prefer: Kernel | None = None,
+    varied: bool = False,
 ) -> Tensor:
     """Return softmax(scale · q kᵀ) v over (B, T, heads, width) tensors, strided as they come.
 
@@ -62,6 +63,7 @@ def attention(
         documents: Packed documents; none sees another.
         alibi: A slope per query head, times the (negative) distance added to the scores.
         prefer: The kernel to use in place of the fastest.
+        varied: Most calls bring new shapes, for which nothing shall be planned.
     """
     batch, length = q_BTHE.shape[:2]
     if chunk is not None and chunk < length:
@@ -69,7 +71,7 @@ def attention(
             q, k, v = (t.reshape(-1, chunk, *t.shape[2:]) for t in (q_BTHE, k_BTKE, v_BTKE))
             out = attention(
                 q, k, v, causal=causal, window=window, scale=scale, softcap=softcap, sinks=sinks,
-                alibi=alibi, prefer=prefer,
+                alibi=alibi, prefer=prefer, varied=varied,
             )  # fmt: skip
             return out.reshape(batch, length, *out.shape[2:])
         rows = documents or Documents.of_sequences(batch, length, q_BTHE.device)
@@ -77,7 +79,7 @@ def attention(
     window = None if window is None or window >= length else window
     case = case_of(
         q_BTHE, k_BTKE, v_BTKE, causal=causal, window=window, softcap=softcap, sinks=sinks,
-        documents=documents, alibi=alibi,
+        documents=documents, alibi=alibi, varied=varied,
     )  # fmt: skip
     kernel = choose(case, prefer).kernel
     scale = q_BTHE.shape[-1] ** -0.5 if scale is None else scale
@@ -109,6 +111,7 @@ def case_of(
     sinks: Tensor | None = None,
     documents: Documents | None = None,
     alibi: Tensor | None = None,
+    varied: bool = False,
 ) -> AttentionCase:
     """Return what decides the kernel of an attention over these tensors."""
     capability, cudnn = _abilities(q_BTHE.device) if q_BTHE.is_cuda else (None, None)
@@ -126,6 +129,7 @@ def case_of(
         sinks=sinks is not None,
         documents=documents is not None,
         alibi=alibi is not None,
+        varied=varied,
         backward=q_BTHE.requires_grad or k_BTKE.requires_grad or v_BTKE.requires_grad,
         compiler=HAS_TRITON,
     )

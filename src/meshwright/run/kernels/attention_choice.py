@@ -5,6 +5,8 @@ Facts used, all about torch 2.11 and newer:
   forward and 428 to 529 backward, torch's flash kernel about half), but torch gives it no windows.
   It takes heads up to 128 wide, and 192 with values of 128 since cuDNN 9.11
   (`check_cudnn_tensor_shapes` in torch's sdp_utils.cpp).
+- It plans every new shape before it computes it, forward and backward: what brings new lengths with
+  every pass is better off with the flash kernel.
 - Its ragged form, for documents, is of no use yet: torch 2.11 plans it anew at every call (61 ms
   measured; pytorch/pytorch pull request 191576), and its gradients come out wrong (measured).
 - The flash kernel takes windows and documents (its variable-length form), heads up to 256 wide and
@@ -46,6 +48,8 @@ class AttentionCase:
     sinks: bool = False
     documents: bool = False
     alibi: bool = False
+    varied: bool = False
+    """Most passes bring a batch or a length that was not there before."""
     backward: bool = True
     """Gradients will be asked for."""
     compiler: bool = True
@@ -136,6 +140,8 @@ def _beyond_cudnn(case: AttentionCase) -> str | None:
         return "cuDNN's attention needs compute capability 8.0 and cuDNN"
     if case.window or case.documents:
         return "a window" if case.window else "documents"
+    if case.varied:
+        return "it would plan every new shape"
     widths = (case.head_dim, case.value_dim)
     latent = widths == (192, 128) and case.cudnn >= 91100 and case.capability[0] in {9, 10}
     if any(width % 8 for width in widths) or (max(widths) > 128 and not latent):

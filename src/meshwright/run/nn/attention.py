@@ -74,6 +74,8 @@ class Attention(nn.Module):
         """Whether the input is a norm's output, which recompute can drop."""
         self.prefer: Kernel | None = None
         """The kernel to use in place of the fastest."""
+        self.varied = False
+        """Whether most passes bring new shapes, for which no kernel shall plan."""
         self.passage: Passage | None = None
         """Where ranks share the heads, the way to them and back."""
         self.across: Callable[..., Tensor] | None = None
@@ -141,7 +143,8 @@ class Attention(nn.Module):
     ) -> Tensor:
         attend = attention if self.across is None else self.across
         options = self._options(places)
-        mixed = attend(q, k, v, documents=places.documents, prefer=self.prefer, **options)
+        options |= {"documents": places.documents, "prefer": self.prefer, "varied": self.varied}
+        mixed = attend(q, k, v, **options)
         return mixed if gate_BTHE is None else mixed * torch.sigmoid(gate_BTHE)
 
     def _options(self, places: Places) -> dict[str, Any]:

@@ -20,8 +20,10 @@ from meshwright.run.kernels.embedding import embedding
 from meshwright.run.kernels.labels import IGNORED
 from meshwright.run.kernels.linear_cross_entropy import LossSums, linear_cross_entropy
 from meshwright.run.kernels.products import TORCH, Products
+from meshwright.run.nn.attention import Attention
 from meshwright.run.nn.block import Block, Stream
 from meshwright.run.nn.experts import Experts
+from meshwright.run.nn.latent import LatentAttention
 from meshwright.run.nn.multi_token import MultiToken, later
 from meshwright.run.nn.norm import Norm
 from meshwright.run.nn.positions import Places, Tables
@@ -126,6 +128,12 @@ class Decoder(nn.Module):
         self.head = Head(model.hidden, model.vocab, tied=model.tied, bias=model.head_bias, **where)
         depth = model.multi_token.depth if multi_token and model.multi_token is not None else 0
         self.multi_token = nn.ModuleList(MultiToken(model, **where) for _ in range(depth))
+
+    def expect_varied_shapes(self) -> None:
+        """Let no kernel plan for a shape: most passes bring a new one, as rollouts do."""
+        for module in self.modules():
+            if isinstance(module, Attention | LatentAttention):
+                module.varied = True
 
     def forward(
         self,

@@ -42,6 +42,7 @@ class LatentAttention(nn.Module):
         self.spec, self.scale = spec, score_scale(spec)
         self.recompute: frozenset[Op] = NOTHING
         self.prefer: Kernel | None = None
+        self.varied = False
         self.passage: Passage | None = None
         self.across: Callable[..., Tensor] | None = None
         """Where ranks share the tokens of a sequence, what attends in place of `attention`."""
@@ -130,7 +131,7 @@ class LatentAttention(nn.Module):
         attend = attention if self.across is None else self.across
         return attend(
             q, k, v, causal=self.spec.causal, scale=self.scale, documents=places.documents,
-            prefer=self.prefer,
+            prefer=self.prefer, varied=self.varied,
         )  # fmt: skip
 
     def _out(self, mixed_BTHV: Tensor) -> Tensor:

@@ -115,6 +115,7 @@ class Asked(TypedDict, total=False):
     documents: Documents | None
     alibi: Tensor | None
     prefer: Kernel | None
+    varied: bool
 
 
 def rule_of(q_BTHE: Tensor, length: int, asked: Asked) -> Rule:

@@ -5,6 +5,7 @@ llm.generate(["The capital of France is"], Sampling(temperature=0.0, max_tokens=
 llm.chat([{"role": "user", "content": "Hello"}])
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -161,11 +162,11 @@ class LLM:
     def answer(
         self, asks: Sequence[Ask], *, each: Callable[[Piece], None] | None = None
     ) -> list[Completion]:
-        """Answer asks, all at once."""
+        """Answer asks, all at once; those that may be longest begin first, to end with the rest."""
         for ask in asks:
             self.engine.check(ask)
         heard = [_Heard(ask, each) for ask in asks]
-        for ask, one in zip(asks, heard, strict=True):
+        for ask, one in sorted(zip(asks, heard, strict=True), key=_longest_first):
             self.engine.add(ask, one)
         while not self.engine.is_idle:
             self.engine.turn()
@@ -175,6 +176,11 @@ class LLM:
 
     def _tokens(self, prompt: Prompt) -> tuple[int, ...]:
         return tuple(self.words.encode(prompt) if isinstance(prompt, str) else prompt)
+
+
+def _longest_first(pair: tuple[Ask, "_Heard"]) -> float:
+    most = pair[0].sampling.max_tokens
+    return -math.inf if most is None else -most
 
 
 def _several(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -13,7 +13,8 @@ import torch
 
 from meshwright.errors import InputError
 from meshwright.run.nn.huggingface import save
-from meshwright.run.serve.asked import Ask, Grammar, Sampling
+from meshwright.run.serve.asked import Ask, Grammar, Sampling, Sink
+from meshwright.run.serve.engine.answer import Answer
 from meshwright.run.serve.engine.settings import EngineSettings
 from meshwright.run.serve.llm import LLM
 from meshwright.spec.serving import Limits
@@ -45,6 +46,25 @@ def test_a_folder_answers_as_its_model_does(folder: Path) -> None:
     assert [list(each.choices[0].tokens) for each in found] == expected()
     assert {what for what, _ in llm.start_up} >= {"words", "weights", "cache"}
     assert found[0].text == llm.words.decode(found[0].choices[0].tokens)
+
+
+def test_who_may_write_most_begins_first_and_answers_keep_their_order(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm, lengths = llm_of(folder), (2, 9, 5, None)
+    samplings = [msgspec.structs.replace(GREEDY, max_tokens=most) for most in lengths]
+    asked: list[int | None] = []
+    taken = llm.engine.add
+
+    def add(ask: Ask, sink: Sink) -> list[Answer]:
+        asked.append(ask.sampling.max_tokens)
+        return taken(ask, sink)
+
+    monkeypatch.setattr(llm.engine, "add", add)
+    found = llm.generate(PROMPTS[:4], samplings)
+    assert asked == [None, 9, 5, 2]
+    written = [len(each.choices[0].tokens) for each in found]
+    assert written[:3] == [2, 9, 5]
 
 
 def test_sleep_gives_memory_back_and_waking_changes_no_answer(folder: Path) -> None:

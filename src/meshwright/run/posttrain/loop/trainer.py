@@ -40,6 +40,7 @@ class LoopTrainer:
         self.decoder: Decoder = make_decoder(
             model_of(settings, tasks), self._layout, device=device, seed=settings.seed
         )
+        self.decoder.expect_varied_shapes()
         if settings.model:
             load(self.decoder, settings.model)
         self.device = device

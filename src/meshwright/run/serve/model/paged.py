@@ -125,7 +125,7 @@ class PagedAttention(PagedLayer):
         if self._reads_fresh:
             options["documents"] = self.now.documents
             return attention(q_1NHE, k_1NKE, v_1NKE, **options)
-        for unread in ("documents", "prefer"):
+        for unread in ("documents", "prefer", "varied"):
             options.pop(unread, None)
         return self.attend(q_1NHE, **options)
 
