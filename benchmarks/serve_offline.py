@@ -38,8 +38,8 @@ class Shape(NamedTuple):
     """Tokens of every prompt and answer; None draws them."""
     at_a_time: int = 256
     batch_tokens: int = 16384
-    """Tokens of a step at most, the best that `mw simulate serve` finds: prompts of a large model are
-    cut up, so that answers which have begun read its weights with them; a small one's are not."""
+    """Tokens of a step at most, the best that `mw simulate serve` finds: prompts of a large model
+    are cut up, so that answers which have begun read its weights with them; of a small one, not."""
     target: str = ""
     roofline: float = 0.0
     """Tokens per second that the memory's bandwidth allows, as the research notes work it out."""
