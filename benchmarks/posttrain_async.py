@@ -3,10 +3,11 @@
 Lists to be sorted have 4 to 256 digits: half of them are short, and a few very long. A synchronous
 step waits for its longest answer while the GPU decodes a handful of rows; an asynchronous one goes
 on with what has ended. Both train on as many prompts, from the same weights: a model is warmed up
-once for each seed.
+once for each seed. Answers are at most one step old; they are drawn by a worker, or in a thread of
+the process that trains.
 
     python -m benchmarks.posttrain_async [--tiny] [--steps 24] [--seeds 0 1 2]
-        [--staleness 1 2] [--out FILE]
+        [--ways "synchronous" "asynchronous"] [--out FILE]
 """
 
 import argparse
@@ -22,7 +23,11 @@ from meshwright.errors import MissingPart
 
 NAME = "posttrain_async"
 QUESTION = "How much faster is asynchronous than synchronous reinforcement learning on one GPU?"
-STALENESS = (1, 2)
+SYNCHRONOUS = "synchronous"
+ONE_PROCESS = "asynchronous in one process"
+TWO_PROCESSES = "asynchronous"
+WAYS = (SYNCHRONOUS, TWO_PROCESSES, ONE_PROCESS)
+"""Threads of one process take turns at its interpreter, which costs all that overlapping gains."""
 
 
 def settings(
@@ -96,8 +101,6 @@ def one(*, tiny: bool, seed: int, steps: int, model: str, **given: Any) -> dict[
     seconds = sum(row["step_s"] for row in rows)
     drawn = sum(row["answers"] * row["length_mean"] for row in rows)
     return {
-        "seed": seed,
-        **given,
         "step_s": seconds / len(rows),
         "tokens_per_s": drawn / seconds,
         "train_s": statistics.mean(row["train_s"] for row in rows),
@@ -113,40 +116,41 @@ def one(*, tiny: bool, seed: int, steps: int, model: str, **given: Any) -> dict[
 
 
 def compare(
-    *, tiny: bool, steps: int, seeds: Iterable[int], stalenesses: Iterable[int] = STALENESS
+    *, tiny: bool, steps: int, seeds: Iterable[int], ways: Iterable[str] = WAYS
 ) -> Iterator[dict[str, Any]]:
-    """Train synchronously and with each staleness, all seeds; each is told as it ends."""
+    """Train in each way, all seeds; each is told as it ends."""
+    from meshwright.run.posttrain.workers.settings import WorkerSettings
+
+    drawn: dict[str, dict[str, Any]] = {
+        SYNCHRONOUS: {"placement": "disaggregated"},
+        ONE_PROCESS: {"placement": "asynchronous", "max_staleness": 1},
+    }
+    drawn[TWO_PROCESSES] = drawn[ONE_PROCESS] | {"workers": WorkerSettings(count=1)}
     for seed in seeds:
         with TemporaryDirectory() as place:
             model = warmed_up(Path(place), tiny=tiny, seed=seed)
-            of: dict[str, Any] = {"tiny": tiny, "seed": seed, "steps": steps, "model": model}
-            yield one(**of, placement="disaggregated")
-            for staleness in stalenesses:
-                yield one(**of, placement="asynchronous", max_staleness=staleness)
+            for way in ways:
+                found = one(tiny=tiny, seed=seed, steps=steps, model=model, **drawn[way])
+                yield {"seed": seed, "way": way, **found}
 
 
 def figures_of(found: list[dict[str, Any]]) -> list[dict[str, object]]:
     """Return means over seeds."""
 
-    def of(staleness: int | None, name: str) -> list[float]:
-        return [each[name] for each in found if each.get("max_staleness") == staleness]
+    def of(way: str, name: str) -> list[float]:
+        return [each[name] for each in found if each["way"] == way]
 
-    base = statistics.mean(of(None, "tokens_per_s"))
+    base = statistics.mean(of(SYNCHRONOUS, "tokens_per_s"))
     figures = [figure("synchronous, drawn and trained", base, "tokens/s")]
-    best = 0.0
-    stalenesses = sorted({each["max_staleness"] for each in found if "max_staleness" in each})
-    for staleness in stalenesses:
-        pace = statistics.mean(of(staleness, "tokens_per_s"))
-        best = max(best, pace / base)
-        figures.append(figure(f"staleness {staleness}, pace over synchronous", pace / base, "×"))
-    figures.append(figure("best asynchronous over synchronous", best, "×", ">= 1.3"))
-    everyone: tuple[int | None, ...] = (None, *stalenesses)
-    for each in everyone:
-        name = "synchronous" if each is None else f"staleness {each}"
-        after = of(each, "after")
-        figures.append(figure(f"{name}, held-out reward", statistics.mean(after), "share"))
+    for way in dict.fromkeys(each["way"] for each in found):
+        if way != SYNCHRONOUS:
+            pace = statistics.mean(of(way, "tokens_per_s")) / base
+            target = ">= 1.3" if way == TWO_PROCESSES else ""
+            figures.append(figure(f"{way}, pace over synchronous", pace, "×", target))
+        after = of(way, "after")
+        figures.append(figure(f"{way}, held-out reward", statistics.mean(after), "share"))
         if len(after) > 1:
-            figures.append(figure(f"{name}, spread of seeds", statistics.stdev(after), "share"))
+            figures.append(figure(f"{way}, spread of seeds", statistics.stdev(after), "share"))
     return figures
 
 
@@ -157,7 +161,7 @@ def measure(quick: bool) -> dict[str, object]:
     if not torch.cuda.is_available():
         raise MissingPart("both sides share a GPU here", "run it where there is one")
     seeds = range(1 if quick else 3)
-    found = list(compare(tiny=False, steps=8 if quick else 24, seeds=seeds))
+    found = list(compare(tiny=False, steps=8 if quick else 24, seeds=seeds, ways=WAYS[:2]))
     lengths = (
         f"{found[0]['length_mean']:.0f} tokens on average, {found[0]['length_max']:.0f} at most"
     )
@@ -175,12 +179,12 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="a run that a processor does")
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--staleness", type=int, nargs="+", default=list(STALENESS))
+    parser.add_argument("--ways", choices=WAYS, nargs="+", default=list(WAYS))
     parser.add_argument("--out", type=Path, help="a file for all that was found")
     given = parser.parse_args()
     found = []
     of = {"tiny": given.tiny, "steps": given.steps, "seeds": given.seeds}
-    for each in compare(**of, stalenesses=given.staleness):
+    for each in compare(**of, ways=given.ways):
         found.append(each)
         print(json.dumps({name: each[name] for name in each if name != "seconds"}), flush=True)
         if given.out is not None:  # whatever ends this, what was found is kept

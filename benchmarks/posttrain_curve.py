@@ -1,7 +1,8 @@
-"""A harder task on a GPU: sorting sixteen digits from rewards of 0 and 1, as a curve.
+"""A harder task on a GPU, as a curve: sorting sixteen digits for rewards of 0 and 1.
 
-python -m benchmarks.posttrain_curve [--tiny] [--steps 400] [--warm-up N] [--seed 0] [--placebo]
+python -m benchmarks.posttrain_curve [--tiny] [--steps 150] [--warm-up N] [--seed 0] [--placebo]
     [--out FILE]
+python -m benchmarks.posttrain_curve --draw PICTURE.svg RUN.json PLACEBO.json
 """
 
 import argparse
@@ -88,7 +89,7 @@ def measure(quick: bool) -> dict[str, object]:
 
     if not torch.cuda.is_available():
         raise MissingPart("this task is too much for a processor", "run it where there is a GPU")
-    steps = 20 if quick else 400
+    steps = 20 if quick else 150
     found = curve(say=False, tiny=False, seed=0, steps=steps, placebo=False)
     placebo = curve(say=False, tiny=False, seed=0, steps=steps, placebo=True)
     figures = []
@@ -101,17 +102,47 @@ def measure(quick: bool) -> dict[str, object]:
     return {"figures": figures, "notes": "6 layers of 256, 128 prompts with 16 answers a step"}
 
 
+def drawn(run: dict[str, Any], placebo: dict[str, Any]) -> str:
+    """Return the picture of a run and its placebo, as SVG."""
+    from meshwright.cli.curve_svg import Chart, Curve, draw
+
+    def held_out(found: dict[str, Any]) -> list[tuple[float, float]]:
+        return [(int(at), 100 * each["held_out_reward"]) for at, each in found["held_out"].items()]
+
+    rows = run["rows"]
+    rewards = [(row["step"], 100 * row["reward_mean"]) for row in rows]
+    silent = [(row["step"], 100 * row["silent_groups"] / row["groups"]) for row in rows]
+    answers = (
+        Curve("trained on", rewards),
+        Curve("held out", held_out(run), dots=True),
+        Curve("held out, placebo", held_out(placebo), dots=True),
+    )
+    return draw(
+        [
+            Chart("Sampled answers that are right", answers, unit="%", floor=0.0),
+            Chart("Groups whose answers all have the same reward", [Curve("groups", silent)],
+                  unit="%", floor=0.0),
+        ]
+    )  # fmt: skip
+
+
 def main() -> None:
-    """Train once, and keep the curve."""
+    """Train once and keep the curve, or draw curves that were kept."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tiny", action="store_true", help="a run that a processor does")
-    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--warm-up", type=int, default=WARM_UP, help="supervised steps before")
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--placebo", action="store_true", help="deal rewards out by chance")
     parser.add_argument("--out", type=Path, help="a file for all that was found")
+    parser.add_argument("--draw", type=Path, metavar="PICTURE", help="draw instead")
+    parser.add_argument("kept", type=Path, nargs="*", help="a run and its placebo, to be drawn")
     given = parser.parse_args()
+    if given.draw is not None:
+        run, placebo = (json.loads(path.read_text(encoding="utf-8")) for path in given.kept)
+        given.draw.write_text(drawn(run, placebo), encoding="utf-8")
+        return
     found = curve(
         tiny=given.tiny,
         seed=given.seed,
