@@ -43,9 +43,11 @@ class Flat(NamedTuple):
 FLAT = Flat()
 
 
-def station(blocks: int = 1000, cost: Flat = FLAT, **limits: Any) -> Station:
+def station(
+    blocks: int = 1000, cost: Flat = FLAT, *, ahead: bool = False, **limits: Any
+) -> Station:
     given_ = {"batch_tokens": 64, "batch_requests": 8, "block_tokens": 4, **limits}
-    return Station(cost, Limits(**given_), blocks)
+    return Station(cost, Limits(**given_), blocks, ahead=ahead)
 
 
 def asked(count: int, rate: float, seed: int = 0, most: int = 40) -> list[Request]:
@@ -94,11 +96,16 @@ def test_every_request_ends_once_with_all_its_tokens(mixing: str, blocks: int) -
     st.integers(31, 80),
     st.sampled_from([1, 2, 3]),
     st.sampled_from(["round-robin", "least-loaded", "prefix"]),
-    st.booleans(),
+    st.tuples(st.booleans(), st.booleans()),
 )
 def test_nothing_is_lost_with_few_blocks_and_many_engines(
-    rows: list[tuple[float, int, int]], blocks: int, engines: int, routing: Any, apart: bool
+    rows: list[tuple[float, int, int]],
+    blocks: int,
+    engines: int,
+    routing: Any,
+    apart_ahead: tuple[bool, bool],
 ) -> None:
+    apart, ahead = apart_ahead
     now, requests = 0.0, []
     for gap, prompt, output in rows:
         now += gap
@@ -109,8 +116,8 @@ def test_nothing_is_lost_with_few_blocks_and_many_engines(
                 block_tokens=8,
             )
         )  # fmt: skip
-    stations = [station(blocks, Flat(key=1e-5))] * engines
-    prefill = [station(blocks)] if apart else []
+    stations = [station(blocks, Flat(key=1e-5), ahead=ahead)] * engines
+    prefill = [station(blocks, ahead=ahead)] if apart else []
     served = simulate(
         requests, stations, routing=routing, prefill=prefill, transfer=lambda n: 1e-3 * n
     )
@@ -118,33 +125,48 @@ def test_nothing_is_lost_with_few_blocks_and_many_engines(
     assert served.prefill_engines == len(prefill)
 
 
-def test_many_steps_at_once_are_the_same_as_one_by_one() -> None:
+@pytest.mark.parametrize("ahead", [False, True])
+def test_many_steps_at_once_are_the_same_as_one_by_one(ahead: bool) -> None:
     cost = Flat(key=1e-5)
     requests = asked(60, 5, most=60)
-    leapt = simulate(requests, [station(60, cost)])
+    leapt = simulate(requests, [station(60, cost, ahead=ahead)])
     engine = Clocked(station(60, cost))
     batcher, now, place = engine.batcher, 0.0, 0
+    decided = 0.0
     first, end = [-1.0] * len(requests), [0.0] * len(requests)
     while place < len(requests) or batcher.running or batcher.waiting:
-        while place < len(requests) and requests[place].arrival_s <= now:
+        while place < len(requests) and requests[place].arrival_s <= decided:
             one = requests[place]
             batcher.add(Sequence(one.prompt_tokens, max(1, one.output_tokens), request=place))
             place += 1
         batch = batcher.next()
         if batch is None:
             if place < len(requests):
-                now = requests[place].arrival_s
+                decided = now = max(now, requests[place].arrival_s)
                 continue
             break
+        decided = now
         now += engine._price(batch)
         for sequence in batch.joined:
             if first[sequence.request] < 0:
                 first[sequence.request] = now
         for sequence in batch.finished:
             end[sequence.request] = now
+        decided = decided if ahead else now
     assert leapt.preempted.sum() > 0
     np.testing.assert_allclose(leapt.first_s, first)
     np.testing.assert_allclose(leapt.end_s, end)
+
+
+def test_who_comes_when_the_next_step_is_decided_waits_for_both() -> None:
+    def first(ahead: bool) -> float:
+        times = (0.0, 0.004)
+        requests = [Request(arrival_s=at, prompt_tokens=1, output_tokens=9) for at in times]
+        served = simulate(requests, [station(cost=Flat(token=0.0), ahead=ahead)])
+        return float(served.first_s[1])
+
+    assert first(ahead=False) == pytest.approx(0.02)
+    assert first(ahead=True) == pytest.approx(0.03)
 
 
 def test_one_at_a_time_waits_as_long_as_theory_says() -> None:

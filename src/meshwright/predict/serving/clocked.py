@@ -2,11 +2,11 @@
 
 Steps in which nothing but decoding happens are taken many at a time, until somebody ends or blocks
 run out. Who comes meanwhile cuts them short: the step that has begun is still done, and the others
-are decided anew.
+are decided anew. An engine that decides ahead has decided the step after it, too.
 """
 
 from array import array
-from math import inf, sqrt
+from math import ceil, inf, sqrt
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -15,6 +15,8 @@ import numpy.typing as npt
 from meshwright.policy.batching import Batch, Batcher, Chunk, Sequence, State
 from meshwright.spec.serving import Limits
 
+_NEAR = 1e-9
+"""Shares of a step that are rounding."""
 Floats = npt.NDArray[np.float64]
 
 
@@ -46,6 +48,8 @@ class Station(NamedTuple):
     """From a request at the server to its engine, and from a token to the client."""
     swap_s: float = 0.0
     """Seconds in which a block moves between the device and host memory."""
+    ahead: bool = False
+    """A step is decided when the one before it begins: who comes meanwhile has to wait for both."""
 
 
 class Stretches(NamedTuple):
@@ -72,15 +76,15 @@ class Clocked:
     """A batcher whose steps take as long as a cost model says."""
 
     __slots__ = (
-        "_chunks", "_decodes", "_first_s", "_more_s", "_prompts", "_record", "_steps", "_swap_s",
-        "_waiting", "batcher", "began", "cost", "ends_s", "finished", "is_leaping", "is_waking",
-        "number", "preempted", "start_s",
+        "_ahead", "_chunks", "_decodes", "_first_s", "_last_s", "_late", "_more_s", "_prompts",
+        "_record", "_steps", "_swap_s", "_waiting", "batcher", "began", "cost", "ends_s",
+        "finished", "is_leaping", "is_waking", "number", "preempted", "start_s",
     )  # fmt: skip
 
     def __init__(self, station: Station, number: int = 0) -> None:
         self.number = number
         self.batcher, self.cost = Batcher(station.limits, station.blocks), station.cost
-        self._swap_s = station.swap_s
+        self._swap_s, self._ahead = station.swap_s, station.ahead
         self.ends_s = inf
         """When what it does now is done; never, where it does nothing."""
         self.is_leaping = False
@@ -93,6 +97,10 @@ class Clocked:
         """Who got a token beside those who decode, who got their last, and who made room."""
         self._chunks: list[Chunk] = []
         self.start_s = self._first_s = self._more_s = 0.0
+        self._last_s = 0.0
+        """When the last of the steps that it takes now begins, and the next is decided ahead."""
+        self._late: list[Sequence] = []
+        """Who came after that."""
         self._steps = self._decodes = self._prompts = self._waiting = 0
         self._record = array("d")
 
@@ -101,11 +109,37 @@ class Clocked:
         self.is_waking, self.ends_s = True, now_s
         return now_s
 
+    def take(self, sequence: Sequence, now_s: float) -> None:
+        """Let a sequence wait until somebody decides about it."""
+        busy = self.ends_s < inf and not self.is_waking
+        if self._ahead and busy and now_s > self._last_s:
+            self._late.append(sequence)
+        else:
+            self.batcher.add(sequence)
+
+    @property
+    def waiting(self) -> int:
+        """Sequences that wait for a place."""
+        return len(self.batcher.waiting) + len(self._late)
+
     def begin(self, now_s: float) -> float:
         """Decide what is done next; return when it ends, infinity where there is nothing to do."""
+        end = self._begin(now_s)
+        if self._late:
+            if self.is_leaping:
+                end = self._shorten(1)
+            for sequence in self._late:
+                self.batcher.add(sequence)
+            self._late.clear()
+            if end == inf:
+                end = self._begin(now_s)
+        return end
+
+    def _begin(self, now_s: float) -> float:
         batcher = self.batcher
         steps = batcher.horizon()
-        self.start_s, self.is_waking = now_s, False
+        self.start_s = self._last_s = now_s
+        self.is_waking = False
         if steps:
             decoding = batcher.decoding
             count, keys = decoding.count, decoding.context
@@ -127,7 +161,7 @@ class Clocked:
         return end
 
     def cut(self, now_s: float) -> float:
-        """Take only the steps that begin until now; return when the last of them ends."""
+        """Take only the steps that are decided by now; return when the last of them ends."""
         left, first, more = now_s - self.start_s, self._first_s, self._more_s
         # The k-th step begins at k · first + more · k (k − 1) / 2.
         half = first - more / 2
@@ -135,8 +169,16 @@ class Clocked:
             begun = (sqrt(half * half + 2 * more * left) - half) / more
         else:
             begun = left / first
-        self._steps = steps = min(self._steps, int(begun) + 1)
-        self.ends_s = end = self.start_s + steps * (first + more * (steps - 1) / 2)
+        # Decided ahead is the step after one that has begun; right at a beginning it is not yet.
+        decided = ceil(begun - _NEAR) + 1 if self._ahead else int(begun) + 1
+        return self._shorten(min(self._steps, decided))
+
+    def _shorten(self, steps: int) -> float:
+        """Take so many steps of a leap, and no more; return when the last of them ends."""
+        first, more = self._first_s, self._more_s
+        self._steps, before = steps, steps - 1
+        self._last_s = self.start_s + before * (first + more * (before - 1) / 2)
+        self.ends_s = end = self.start_s + steps * (first + more * before / 2)
         self._leap()
         return end
 

@@ -109,7 +109,7 @@ class Handover:
         queue, engine, run = self._queues[place], self.backs[place], self._run
         most = engine.batcher.limits.batch_requests
         while queue:
-            held = engine.batcher.running + len(engine.batcher.waiting) + self._coming[place]
+            held = engine.batcher.running + engine.waiting + self._coming[place]
             if held >= most:
                 return
             if engine.is_leaping:

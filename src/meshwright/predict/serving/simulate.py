@@ -129,7 +129,7 @@ class _Run:
         """Let a sequence wait at an engine, which looks at it when its step is done."""
         if engine.is_leaping:
             self.expect(engine, engine.cut(now))
-        engine.batcher.add(sequence)
+        engine.take(sequence, now)
         if engine.ends_s == inf:
             self.expect(engine, engine.wake(now))
 
