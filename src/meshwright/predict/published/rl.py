@@ -5,15 +5,15 @@ spread around their mean, and how long prompts are.
 """
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from meshwright.errors import InputError, Problem
 from meshwright.policy.rollout import Placement
+from meshwright.predict.rl.framework import FRAMEWORKS
 from meshwright.predict.rl.outcome import Outcome, predict_rl
-from meshwright.predict.rl.planning import training_layout
-from meshwright.predict.rl.setup import Rounds, Setup, share_of
+from meshwright.predict.rl.setup import Rounds, Setup
 from meshwright.predict.rl.sync import sync_of
 from meshwright.predict.serving.engine import VLLM
 from meshwright.predict.serving.fleet import Copies, default_limits
@@ -31,6 +31,9 @@ PROMPT = 112
 the middle of them (tokens/s · s · GPUs / samples - the mean length they tell)."""
 FORWARDS = 2
 """Log-probabilities of the policy and of a reference model."""
+_ONE_BY_ONE = {"batch_requests": 128, "batch_tokens": 2048}
+"""vLLM's defaults for an engine that is neither its server nor its offline class (`SchedulerConfig`
+of 0.10 to 0.17), which is how NeMo-RL makes asynchronous ones."""
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -59,10 +62,18 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     engine_tp: int = 1
     memory_share: float | None = None
     """Of a GPU, for the engine; None is the engine's own default."""
+    async_engine: bool | None = None
+    """Requests come to engines one by one; None takes it that they do where both sides work at the
+    same time."""
     trainer: dict[str, int] = {}
-    """Degrees of the trainer's layout; the others are chosen."""
-    recompute: Recompute | None = None
-    """What the trainer computes again; None is chosen."""
+    """Degrees of the trainer's layout; the others are one."""
+    stage_layers: tuple[int, ...] | None = None
+    """Of each stage; None splits evenly."""
+    recompute: Recompute = "none"
+    """What the trainer computes again, in all layers."""
+    forward_samples: int = 1
+    """Longest samples that a microbatch of passes without gradients has room for."""
+    framework: Literal["meshwright", "nemo-rl", "nemo-rl-0.4"] = "nemo-rl"
     step_s: float | None = None
     tokens_per_s_per_gpu: float | None = None
     sync_s: float | None = None
@@ -116,17 +127,14 @@ def score(row: Row) -> Scored:
 
 
 def sync_setup(row: Row) -> Setup:
-    """Return what a row sent weights between."""
+    """Return what a row sent weights between, by our plan."""
     engines, training = _engines(row)
-    replica, degrees = engines.replica, dict[str, Any](row.trainer)
-    one = degrees.get("tp", 1) * degrees.get("cp", 1) * degrees.get("pp", 1)
-    layout = Layout(**degrees, dp=training // one)
     return Setup(
-        model=replica.model,
-        cluster=replica.cluster,
+        model=engines.replica.model,
+        cluster=engines.replica.cluster,
         placement=row.placement,
         engines=engines,
-        training=layout,
+        training=_layout(row, training),
     )
 
 
@@ -140,14 +148,28 @@ def _engines(row: Row) -> tuple[Copies, int]:
     replica = Replica(model=model, cluster=cluster, layout=Layout(tp=row.engine_tp), engine=engine)
     rollout = row.gpus if row.rollout_gpus is None else row.rollout_gpus
     training = row.gpus if row.rollout_gpus is None else row.gpus - rollout
-    limits = default_limits(replica)
+    one_by_one = row.placement == "asynchronous" if row.async_engine is None else row.async_engine
+    limits = default_limits(replica, **(_ONE_BY_ONE if one_by_one else {}))
     return Copies(replica=replica, limits=limits, count=rollout // row.engine_tp), training
+
+
+def _layout(row: Row, gpus: int) -> Layout:
+    """Return how a row's trainer lies: Megatron's distributed optimizer, experts cut by no tp."""
+    degrees = dict[str, Any]({"expert_tp": 1, **row.trainer})
+    one = degrees.get("tp", 1) * degrees.get("cp", 1) * degrees.get("pp", 1)
+    return Layout(
+        **degrees,
+        dp=gpus // one,
+        zero=1,
+        sequence_parallel=degrees.get("tp", 1) > 1,
+        stage_layers=row.stage_layers,
+        recompute=row.recompute,
+    )
 
 
 def setup_of(row: Row) -> Setup:
     """Return what a row ran."""
     engines, training = _engines(row)
-    model, cluster = engines.replica.model, engines.replica.cluster
     cut = row.longest_tokens - PROMPT
     rounds = Rounds(
         prompts=row.prompts,
@@ -156,19 +178,18 @@ def setup_of(row: Row) -> Setup:
         output=spread(row.mean_tokens, cut),
         longest=cut,
         packed=row.longest_tokens,
+        forward_packed=row.forward_samples * row.longest_tokens,
         updates=row.updates,
         forwards=FORWARDS,
     )
-    fixed: dict[str, tuple[object, ...]] = {name: (size,) for name, size in row.trainer.items()}
-    if row.recompute is not None:
-        fixed["recompute"] = (row.recompute,)
     return Setup(
-        model=model,
-        cluster=cluster,
+        model=engines.replica.model,
+        cluster=engines.replica.cluster,
         placement=row.placement,
         engines=engines,
-        training=training_layout(model, share_of(cluster, training), rounds, fixed),
+        training=_layout(row, training),
         rounds=rounds,
+        framework=FRAMEWORKS[row.framework],
         measured=2,
     )
 

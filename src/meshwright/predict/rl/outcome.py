@@ -3,7 +3,7 @@
 import msgspec
 import numpy as np
 
-from meshwright.predict.rl.prices import packed
+from meshwright.predict.rl.packing import packed
 from meshwright.predict.rl.setup import Setup
 from meshwright.predict.rl.simulate import Simulated, Span, simulate
 
@@ -55,9 +55,8 @@ def predict_rl(setup: Setup, *, even: bool = True) -> Outcome:
     found = outcome_of(simulate(setup))
     if not even:
         return found
-    asked = packed(setup.rounds)
     # Microbatches stay as large as they were: what is compared is who waits for whom.
-    room = asked.microbatch * asked.length
+    room = setup.rounds.packed or packed(setup.rounds).fullest
     even_rounds = msgspec.structs.replace(setup.rounds.even(), packed=room)
     flat = msgspec.structs.replace(setup, rounds=even_rounds)
     other = outcome_of(simulate(flat))
@@ -93,7 +92,7 @@ def outcome_of(run: Simulated) -> Outcome:
     phases = sum(doings.values())
     at_work = rollout * busy + trainer * (training + synced + phases) / seconds
     priced = run.prices
-    useful = priced.step.mfu * priced.step.step_s * tokens / priced.tokens
+    useful = priced.step.mfu * priced.step.step_s * tokens / priced.priced_tokens
     return Outcome(
         steps=count,
         step_s=seconds,

@@ -16,7 +16,7 @@ from meshwright.predict.plan.answer import find_plans
 from meshwright.predict.plan.question import Question as TrainingQuestion
 from meshwright.predict.plan.question import Space
 from meshwright.predict.rl.outcome import Outcome, predict_rl
-from meshwright.predict.rl.prices import packed
+from meshwright.predict.rl.packing import packed
 from meshwright.predict.rl.setup import Rounds, Setup, share_of
 from meshwright.predict.serving.engine import VLLM, Engine
 from meshwright.predict.serving.fleet import Copies, default_limits
@@ -97,12 +97,13 @@ def training_layout(
     """Return the fastest layout that trains on what a step generates, on all GPUs of a cluster."""
     asked = packed(rounds)
     # The more replicas can share the batch evenly, the more layouts there are.
-    most = asked.tokens / asked.length / asked.microbatch / 4
+    most = asked.bins / 4
     gpus = cluster.gpus
     replicas = max(one for one in range(1, gpus + 1) if gpus % one == 0 and one <= max(1, most))
-    space = Space(fixed={**_USUAL, "microbatch": (asked.microbatch,), **fixed})
+    share = asked.share(replicas)
+    space = Space(fixed={**_USUAL, "microbatch": (share.sequences,), **fixed})
     question = TrainingQuestion(
-        model=model, cluster=cluster, workload=asked.workload(replicas), space=space
+        model=model, cluster=cluster, workload=share.workload, space=space
     )
     return find_plans(question, most=1, execute=False).best.layout
 

@@ -2,29 +2,31 @@
 
     training   each update is a step of its own: passes over its share of the tokens, filling and
                draining its pipeline, then optimizer and exchange; before them passes without
-               gradients over all tokens, each a third of the passes with them
-    sync       the plan by which weights go to engines: packed, sent, checked, written
-    phases     the optimizer's and the gradients' bytes of a GPU, over its link to the host
+               gradients over all tokens, in microbatches and a pipeline of their own
+    sync       the plan by which weights go to engines: packed, sent, checked, written; or the whole
+               model, gathered by all who train
+    phases     what a framework keeps on the host, over a GPU's link to it
 
-Sequences are packed and shared out evenly: the priced step has as many tokens, in sequences whose
+Sequences are packed whole, and the priced step has as many microbatches, of sequences whose
 attention costs as much on the average. A shift of memory that moves no bytes is free. What software
 adds to these (names looked up, buffers made, processes that wait for each other) is not in them.
 """
 
 from collections.abc import Iterable
-from math import ceil
-from typing import NamedTuple
 
 import msgspec
 
 from meshwright.errors import InputError, Problem
 from meshwright.policy.rollout import Phase
-from meshwright.predict.memory import MemoryPrediction, predict_memory
-from meshwright.predict.rl.setup import Drawn, Rounds, Setup, share_of
+from meshwright.predict.bubble import per_microbatch, rank_times
+from meshwright.predict.memory import predict_memory
+from meshwright.predict.rl.framework import Moves, host_rates, phase_s, swapped_s
+from meshwright.predict.rl.packing import Share, packed
+from meshwright.predict.rl.setup import Drawn, Setup, share_of
 from meshwright.predict.rl.sync import sync_of
 from meshwright.predict.run import Run
-from meshwright.predict.serving.fleet import TRANSFER_SHARE
 from meshwright.predict.serving.memory import serving_memory
+from meshwright.predict.stage_time import chunk_times
 from meshwright.predict.step import StepPrediction, predict_step
 from meshwright.predict.transfer_time import TransferTime
 from meshwright.spec.layout import Layout
@@ -32,7 +34,6 @@ from meshwright.spec.units import format_bytes
 from meshwright.spec.work import Work
 from meshwright.spec.workload import Training
 
-_TILE = 64
 GENERATING, SYNCING, TRAINING = "generating", "syncing", "training"
 
 
@@ -42,8 +43,14 @@ class Prices(msgspec.Struct, frozen=True, kw_only=True):
     step: StepPrediction
     """One update over `tokens`."""
     tokens: float
+    """Of an update."""
+    priced_tokens: float
+    """The same with what fills microbatches up, which `step` is of."""
     updates: int
-    forwards: int
+    forward_s: float
+    """All passes without gradients of a step of `updates` times `tokens`."""
+    swapped_s: float
+    """What comes from the host and goes there for the sake of these passes."""
     sync: TransferTime
     phase_s: dict[str, float]
     peak_bytes: dict[str, float]
@@ -52,12 +59,11 @@ class Prices(msgspec.Struct, frozen=True, kw_only=True):
     def training_s(self, batch: Iterable[Drawn]) -> float:
         """Return the seconds of a step on these groups."""
         # All updates together have as many tokens as the batch.
-        share = sum(one.tokens for one in batch) / self.tokens
+        updates = sum(one.tokens for one in batch) / self.tokens
         step = self.step
         once = step.optimizer_s + step.dp_s
-        passes = step.step_s - once
-        without = self.forwards * (passes - step.recompute_s) / 3
-        return share * (passes + without) + self.updates * once
+        passes = updates * (step.step_s - once) + updates / self.updates * self.forward_s
+        return passes + self.updates * once + self.swapped_s
 
     def seconds(self, phase: Phase) -> float:
         """Return the seconds of a memory phase."""
@@ -66,79 +72,66 @@ class Prices(msgspec.Struct, frozen=True, kw_only=True):
 
 def prices_of(setup: Setup) -> Prices:
     """Return what the trainer's side of a setup takes."""
-    rounds = setup.rounds
-    training = packed(rounds)
-    layout = msgspec.structs.replace(setup.training, microbatch=training.microbatch)
-    workload = training.workload(layout.dp)
-    step, memory = _priced(setup, layout, workload)
-    priced = float(workload.global_batch * workload.sequence_length)
+    rounds, framework = setup.rounds, setup.framework
+    asked, fills = packed(rounds), framework.fills and setup.training.pp > 1
+    share = asked.share(setup.training.dp, fills=fills)
+    layout = msgspec.structs.replace(setup.training, microbatch=share.sequences)
+    run = _run(setup, layout, share.workload)
+    step, memory = predict_step(run), predict_memory(run)
     serving = serving_memory(setup.engines.replica, setup.engines.limits.batch_tokens)
     held = serving.weight_bytes + serving.buffer_bytes + max(0.0, serving.kv_bytes)
-    states = memory.worst.gradients_bytes + memory.worst.optimizer_bytes
-    host = TRANSFER_SHARE * setup.cluster.host.gpu_bytes_per_s
-    moved_s = states / host
+    worst, rates = memory.worst, host_rates(setup.cluster)
+    moves = Moves(
+        weights=float(worst.parameters_bytes),
+        states=float(worst.optimizer_bytes),
+        gradients=float(worst.gradients_bytes),
+        served=float(serving.weight_bytes),
+    )
     sync = sync_of(setup)
     # What comes is kept aside until all of it is there.
     filled = serving.weight_bytes + sync.aside_bytes
-    trained = float(memory.worst.parameters_bytes)
     peaks = {
         GENERATING: held,
-        SYNCING: filled + trained if setup.shares_gpus else max(filled, trained),
-        TRAINING: float(memory.worst.total_bytes),
+        SYNCING: filled + moves.weights if setup.shares_gpus else max(filled, moves.weights),
+        TRAINING: float(worst.total_bytes),
     }
-    if memory.worst.total_bytes > memory.capacity_bytes:
-        needed = format_bytes(memory.worst.total_bytes)
+    if worst.total_bytes > memory.capacity_bytes:
+        needed = format_bytes(worst.total_bytes)
         there = format_bytes(memory.capacity_bytes)
         what = f"the trainer's fullest GPU needs {needed} of {there}"
         fix = "give training more GPUs or larger degrees, or let mw choose its layout"
         raise InputError([Problem("training", what, fix)])
+    passed = packed(rounds, room=rounds.forward_packed, updates=1).share(layout.dp, fills=fills)
     return Prices(
         step=step,
-        tokens=priced,
+        tokens=float(asked.tokens),
+        priced_tokens=float(share.tokens),
         updates=rounds.updates,
-        forwards=rounds.forwards,
+        forward_s=rounds.forwards * _forward_s(setup, passed) if rounds.forwards else 0.0,
+        swapped_s=swapped_s(
+            framework, moves, rates, forwards=rounds.forwards, shared=setup.shares_gpus
+        ),
         sync=sync,
-        phase_s={"load": moved_s, "offload": moved_s},
+        phase_s=phase_s(framework, moves, rates),
         peak_bytes=peaks,
     )
 
 
-class Packed(NamedTuple):
-    """What an update trains on, as sequences of equal length."""
+def _forward_s(setup: Setup, share: Share) -> float:
+    """Return the seconds of one pass without gradients: the slowest stage's, and the others' once.
 
-    tokens: int
-    length: int
-    """Of the mean sequence that a token is in, so that attention costs as much."""
-    microbatch: int
-    """Of them that one microbatch has room for."""
-
-    def workload(self, replicas: int) -> Training:
-        """Return an update of as many tokens, which so many replicas share evenly."""
-        divisor = replicas * self.microbatch
-        batch = divisor * max(1, ceil(self.tokens / self.length / divisor))
-        return Training(tokens=batch * self.length, sequence_length=self.length, global_batch=batch)
+    They fill the pipeline and drain it.
+    """
+    layout = msgspec.structs.replace(setup.training, microbatch=share.sequences)
+    run = _run(setup, layout, share.workload)
+    stages = [per_microbatch(run, one).forward for one in rank_times(run, chunk_times(run))]
+    return sum(stages) + (share.count - 1) * max(stages)
 
 
-def packed(rounds: Rounds) -> Packed:
-    """Return what an update of the first step trains on, its share of the step."""
-    drawn = [rounds.drawn(group) for group in range(rounds.prompts)]
-    tokens, squares = sum(one.tokens for one in drawn), sum(one.squares for one in drawn)
-    longest = max(one.prompt + max(one.answers) for one in drawn)
-    length = max(1, round(squares / tokens))
-    # Whole tiles of 64, which parallel axes divide as well; short ones stay as they are.
-    length = length if length < _TILE else -(-length // _TILE) * _TILE
-    room = longest if rounds.packed is None else rounds.packed
-    each = -(-tokens // rounds.updates)
-    return Packed(each, length, max(1, min(room, each) // length))
-
-
-def _priced(
-    setup: Setup, layout: Layout, workload: Training
-) -> tuple[StepPrediction, MemoryPrediction]:
+def _run(setup: Setup, layout: Layout, workload: Training) -> Run:
     cluster = share_of(setup.cluster, layout.gpus)
     work = Work(model=setup.model, cluster=cluster, layout=layout, workload=workload)
     problems = work.check()
     if problems:
         raise InputError(list(problems))
-    run = Run(work, software=setup.software, calibration=setup.engines.replica.calibration)
-    return predict_step(run), predict_memory(run)
+    return Run(work, software=setup.software, calibration=setup.engines.replica.calibration)

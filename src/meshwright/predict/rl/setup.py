@@ -7,6 +7,7 @@ import msgspec
 
 from meshwright.errors import InputError, Problem
 from meshwright.policy.rollout import Arrangement, Placement, TooOld, arranged
+from meshwright.predict.rl.framework import MESHWRIGHT, Framework
 from meshwright.predict.serving.fleet import Copies
 from meshwright.predict.software import MEGATRON, Software
 from meshwright.spec.bounds import Bounds
@@ -51,6 +52,8 @@ class Rounds(msgspec.Struct, frozen=True, kw_only=True):
     packed: int | None = None
     """Tokens of a training microbatch, which samples are packed into; None takes the longest
     sample of a step."""
+    forward_packed: int | None = None
+    """The same of passes without gradients; None takes as many."""
     updates: int = 1
     """Updates of the weights in one step: minibatches."""
     forwards: int = 1
@@ -62,7 +65,7 @@ class Rounds(msgspec.Struct, frozen=True, kw_only=True):
         bounds = Bounds()
         bounds.count(
             prompts=self.prompts, samples=self.samples, longest=self.longest, updates=self.updates,
-            packed=self.packed,
+            packed=self.packed, forward_packed=self.forward_packed,
         )  # fmt: skip
         bounds.count(0, forwards=self.forwards, seed=self.seed)
         bounds.require()
@@ -101,6 +104,8 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     after the other."""
     software: Software = MEGATRON
     """What trains."""
+    framework: Framework = MESHWRIGHT
+    """What puts both sides together."""
     measured: int = MEASURED
     """Steps that are measured, between those that fill the pipeline and those that drain it."""
 

@@ -1,5 +1,7 @@
 """`sync_of`: new weights on their way to the engines, by the plan that a run carries out.
 
+Frameworks that gather the whole model first are `gathered_of`'s.
+
 Trainers have the first GPUs and engines those behind them, unless they share them. Engines that
 keep weights in a format that no run sends get bf16.
 """
@@ -9,6 +11,7 @@ from functools import lru_cache
 from meshwright.errors import InputError, Problem
 from meshwright.policy.transfer import ROW_SCALES, plan_transfer
 from meshwright.predict.held import Side, held
+from meshwright.predict.rl.gathered import gathered_of
 from meshwright.predict.rl.setup import Setup
 from meshwright.predict.transfer_time import TransferTime, predict_transfer
 from meshwright.spec.cluster import Cluster
@@ -21,6 +24,15 @@ _SERVED = {"fp32": ("fp32",), "fp16": ("fp16",), "fp8": ("bf16", ROW_SCALES)}
 def sync_of(setup: Setup) -> TransferTime:
     """Return what one version of weights takes to all engines."""
     replica = setup.engines.replica
+    if setup.framework.sending == "gathered":
+        return gathered_of(
+            model=setup.model,
+            cluster=setup.cluster,
+            training=setup.training,
+            serving=replica.layout,
+            engines=setup.engines.count,
+            shared=setup.shares_gpus,
+        )
     return _sync(
         model=setup.model,
         cluster=setup.cluster,

@@ -9,7 +9,8 @@ pytest.importorskip("torch", reason="runs a model")
 
 from meshwright.errors import InputError
 from meshwright.run.serve.asked import Ask, Sampling
-from meshwright.run.serve.engine.runner import Runner
+from meshwright.run.serve.engine.orders import Orders
+from meshwright.run.serve.engine.runner import Computed, Runner
 from tests.run.serve.engine.small import Heard, asked, engine_of, reference, run_out
 from tests.run.serve.model.small import chunked, hybrid, latent, small
 
@@ -144,6 +145,27 @@ def test_likelihoods_are_told_to_those_who_ask() -> None:
         assert told.token == piece.tokens[0] == told.top[0][0]
         assert told.logprob == pytest.approx(told.top[0][1])
         assert told.top[0][1] >= told.top[1][1]
+
+
+def test_tokens_that_are_there_are_read_before_a_prompt_keeps_the_host_busy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = engine_of(small())
+    compute, read = engine.runner.compute, []
+
+    def noted(orders: Orders) -> Computed | None:
+        read.append((bool(orders.parts), len(engine.outbox())))
+        return compute(orders)
+
+    monkeypatch.setattr(engine.runner, "compute", noted)
+    many = Sampling(temperature=0.0, max_tokens=6, ignore_eos=True)
+    for prompt in PROMPTS[:2]:
+        engine.add(Ask(prompt=tuple(prompt), sampling=many), Heard())
+        engine.turn()
+        engine.turn()
+    # The prompt, a step of decoding, the second prompt beside it, a step of both.
+    assert [with_parts for with_parts, _ in read] == [True, False, True, False]
+    assert [pieces for _, pieces in read] == [0, 0, 2, 0]
 
 
 def test_who_is_cancelled_leaves_nothing_behind() -> None:

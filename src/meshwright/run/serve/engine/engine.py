@@ -2,9 +2,10 @@
 
 A turn decides a step and starts it, then reads the tokens of the step before. So the device has
 its next step before the host has looked at the last one, and an answer's end is seen one step late:
-what was computed for it meanwhile is thrown away. Where a grammar says which tokens may follow, the
-step before is read between computing and drawing. Where tokens are guessed ahead, it is read before
-the next is decided.
+what was computed for it meanwhile is thrown away. A step with parts of prompts takes the host long
+to start: tokens that are there by then are read first. Where a grammar says which tokens may
+follow, the step before is read between computing and drawing. Where tokens are guessed ahead, it is
+read before the next is decided.
 
 An engine is used by one thread; `loop` feeds it from others.
 """
@@ -258,6 +259,9 @@ class Engine:
         orders, drawing = self._placing.ordered(batch, granted)
         if arrived := self._handing.arrived(batch):
             orders = msgspec.structs.replace(orders, arrived=arrived)
+        if flying is not None and orders.parts and flying.landing.is_there:
+            self._land(flying)
+            flying = None
         computed = self.runner.compute(orders)
         tellers = (each.sequence.request.prompt_telling for each in batch.chunks)
         hand_out(tellers, orders.parts, self.runner.told)

@@ -58,6 +58,11 @@ class Landing:
             self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._event.record()
 
+    @property
+    def is_there(self) -> bool:
+        """Whether nobody would have to wait."""
+        return self._event is None or bool(self._event.query())  # type: ignore[no-untyped-call]
+
     def wait(self) -> tuple[list[tuple[int, ...]], Told | None]:
         """Return the tokens of each row that drew, and how likely they were where it was asked."""
         if self._event is not None:
