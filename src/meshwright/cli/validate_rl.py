@@ -42,6 +42,15 @@ def answer(runs: Path) -> Answer:
                 wide="run",
             )
         )
+        views.append(
+            table(
+                "run, draws, log-probabilities, updates, host, sync",
+                (_parts(one) for one in compared),
+                "seconds of a step of ours in which the trainer waits for answers, or works",
+                right="draws, log-probabilities, updates, host, sync",
+                wide="run",
+            )
+        )
     gains = [(one, found) for one in compared if (found := _gain(one, compared)) is not None]
     if gains:
         shown = ((one.row.name, f"{theirs:.2f}", f"{ours:.2f}") for one, (theirs, ours) in gains)
@@ -94,6 +103,19 @@ def _cells(one: "Scored") -> tuple[str, ...]:
         f"{outcome.training_s:.1f}",
         "" if even is None else f"{even:.1f}",
     )
+
+
+def _parts(one: "Scored") -> tuple[str, ...]:
+    assert one.outcome is not None, "compared rows have one"
+    outcome = one.outcome
+    seconds = (
+        sum(outcome.waits_s["trainer"].values()),
+        outcome.forward_s,
+        outcome.training_s - outcome.forward_s - outcome.swapped_s,
+        outcome.swapped_s + outcome.phases_s,
+        outcome.sync_s,
+    )
+    return one.row.name, *(f"{each:.1f}" for each in seconds)
 
 
 def _syncs(synced: "list[Scored]") -> Table:

@@ -34,10 +34,12 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True):
     of the engines' weights while the trainer works."""
     parks: bool = False
     """The optimizer also leaves for passes without gradients where no engine shares its GPUs."""
+    recomputes: bool = True
+    """Keys and values of requests that run on are computed anew when new weights come."""
 
 
 MESHWRIGHT = Framework(name="Meshwright")
-NEMO_RL = Framework(name="NeMo-RL", sending="gathered", fills=True, swaps=True)
+NEMO_RL = Framework(name="NeMo-RL", sending="gathered", fills=True, swaps=True, recomputes=False)
 NEMO_RL_04 = msgspec.structs.replace(NEMO_RL, name="NeMo-RL 0.4", parks=True)
 """Until 0.4; since 0.5 the optimizer stays where it has room."""
 FRAMEWORKS = {"meshwright": MESHWRIGHT, "nemo-rl": NEMO_RL, "nemo-rl-0.4": NEMO_RL_04}

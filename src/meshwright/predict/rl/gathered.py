@@ -1,10 +1,10 @@
 """`gathered_of`: new weights on their way to engines when every rank gathers the whole model.
 
-So Megatron-Bridge exports a model and NeMo-RL sends it. One tensor after the other: who has it sends
-it to the other stages, then tensor-parallel ranks gather it, then those with other experts. Engines
-on the same GPUs copy their part out of a buffer; others get every tensor from the first rank, which
-sends one buffer while it gathers the next. It is the only one of its node that sends, so all of the
-model leaves through its own link.
+So Megatron-Bridge exports a model and NeMo-RL sends it. One tensor after the other: who has it
+sends it to the other stages, then tensor-parallel ranks gather it, then those with other experts.
+Engines on the same GPUs copy their part out of a buffer; others get every tensor from the first
+rank, which sends one buffer while it gathers the next. It is the only one of its node that sends,
+so all of the model leaves through its own link.
 """
 
 from collections.abc import Iterator
@@ -61,9 +61,11 @@ def gathered_of(
         send_s, moved = gather_s, whole * training.gpus
     else:
         first = training.gpus
-        all_ = placement(cluster, (0, *range(first, first + engines * serving.gpus)), sharers=1.0)
-        out = placement(cluster, (0, first))
-        each = max(collective_s(all_, "broadcast", buffer), collective_s(out, "send_recv", buffer))
+        targets = range(first, first + engines * serving.gpus)
+        each = max(
+            collective_s(placement(cluster, (0, *some), sharers=1.0), "broadcast", buffer)
+            for some in (targets, targets[:1])
+        )
         send_s = max(gather_s, whole / buffer * each)
         moved = whole * (training.gpus + engines * serving.gpus)
     return TransferTime(

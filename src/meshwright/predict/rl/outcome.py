@@ -19,6 +19,11 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens of a step, prompts included."""
     tokens_per_s_per_gpu: float
     training_s: float
+    """Passes without gradients, and what comes from the host for them, among it."""
+    forward_s: float
+    """Of that, passes without gradients."""
+    swapped_s: float
+    """Of that, weights and states on their way between host and GPU."""
     sync_s: float
     phases_s: float
     """Moves of memory, where both sides share GPUs."""
@@ -99,6 +104,8 @@ def outcome_of(run: Simulated) -> Outcome:
         tokens=tokens,
         tokens_per_s_per_gpu=tokens / seconds / setup.gpus,
         training_s=training,
+        forward_s=priced.forward_s * tokens / (priced.updates * priced.tokens),
+        swapped_s=priced.swapped_s,
         sync_s=synced,
         phases_s=phases,
         waits_s=waits,

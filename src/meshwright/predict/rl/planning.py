@@ -102,9 +102,7 @@ def training_layout(
     replicas = max(one for one in range(1, gpus + 1) if gpus % one == 0 and one <= max(1, most))
     share = asked.share(replicas)
     space = Space(fixed={**_USUAL, "microbatch": (share.sequences,), **fixed})
-    question = TrainingQuestion(
-        model=model, cluster=cluster, workload=share.workload, space=space
-    )
+    question = TrainingQuestion(model=model, cluster=cluster, workload=share.workload, space=space)
     return find_plans(question, most=1, execute=False).best.layout
 
 

@@ -168,8 +168,10 @@ class _Run:
             staleness = tuple(action.step - version for version in action.versions)
             self.steps.append(Step(self.began_s, now, tokens, staleness))
         elif isinstance(action, Sync):
+            anew = self.setup.framework.recomputes
             for engine in self.engines.engines:
-                self._push(now + self.engines.recompute_s(engine), _Release(engine))
+                late = self.engines.recompute_s(engine) if anew else 0.0
+                self._push(now + late, _Release(engine))
 
     def _wait(self, waits: tuple[Wait, ...], now: float) -> None:
         names = {Wait(one.who, one.name) for one in waits}

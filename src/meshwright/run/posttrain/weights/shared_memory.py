@@ -16,6 +16,7 @@ import os
 import shutil
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -86,7 +87,8 @@ class Posted:
         """Remove a version; who has opened it may still read it."""
         path = _path(self._folder, version, self._rank)
         path.unlink(missing_ok=True)
-        if path.parent.is_dir() and not any(path.parent.iterdir()):
+        # Others may have files in the folder, or have removed it just now.
+        with suppress(OSError):
             path.parent.rmdir()
 
 
