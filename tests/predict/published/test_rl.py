@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from meshwright.cli import main
@@ -35,8 +36,9 @@ def test_every_row_is_either_predicted_or_says_why_not() -> None:
         setup = setup_of(row)
         assert setup.gpus == row.gpus
         assert {name: getattr(setup.training, name) for name in row.trainer} == row.trainer
-        if row.recompute is not None:
-            assert setup.training.recompute == row.recompute
+        assert setup.training.recompute == row.recompute
+        assert setup.training.recompute_layers is None
+        assert setup.engines.limits.batch_requests == (128 if row.async_engine else 1024)
         assert row.tokens_per_s_per_gpu
         # What was printed agrees with itself, answers with their prompts; two rows by 17 % only.
         tokens = row.prompts * row.samples * (row.mean_tokens + PROMPT)
@@ -51,6 +53,12 @@ def test_a_sync_that_is_told_alone_is_held_against_our_plan() -> None:
     assert len(scored) == 5
     # A plan's price is a bound for wires and memory.
     assert all(one.sync_error is not None and one.sync_error < 0 for one in scored.values())
+
+
+def test_layers_that_stages_cannot_share_evenly_leave_less_for_the_last() -> None:
+    row = next(row for row in read_rows(RUNS) if "deepseek" in row.name)
+    bare = msgspec.structs.replace(row, stage_layers=None)
+    assert setup_of(bare).training.stage_layers == (4,) * 13 + (3,) * 3
 
 
 def test_lengths_are_spread_around_the_mean_that_was_printed() -> None:

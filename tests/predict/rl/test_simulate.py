@@ -5,7 +5,7 @@ import pytest
 from meshwright.errors import InputError
 from meshwright.policy.rollout import PLACEMENTS, Placement
 from meshwright.predict.rl import outcome_of, predict_rl, simulate
-from meshwright.predict.rl.prices import packed, prices_of
+from meshwright.predict.rl.prices import prices_of
 from tests.predict.rl.setups import EVEN, SKEWED, rounds, setup
 
 STALE: tuple[Placement, ...] = ("one-step-off", "asynchronous")
@@ -101,20 +101,6 @@ def test_training_is_priced_by_its_tokens() -> None:
         (step.step_s - fixed) * sum(one.tokens for one in batch) / prices.tokens + fixed
     )
     assert once > without
-
-
-def test_samples_are_packed_into_sequences_of_like_attention() -> None:
-    asked = rounds()
-    drawn = [asked.drawn(group) for group in range(asked.prompts)]
-    found = packed(asked)
-    lengths = [one.prompt + answer for one in drawn for answer in one.answers]
-    assert found.tokens == sum(lengths)
-    mean = sum(one**2 for one in lengths) / sum(lengths)
-    assert mean <= found.length < mean + 64
-    assert found.microbatch == max(1, max(lengths) // found.length)
-    workload = found.workload(4)
-    assert workload.global_batch % (4 * found.microbatch) == 0
-    assert workload.tokens >= found.tokens
 
 
 def test_weights_travel_faster_inside_a_node() -> None:

@@ -68,9 +68,9 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     trainer: dict[str, int] = {}
     """Degrees of the trainer's layout; the others are one."""
     stage_layers: tuple[int, ...] | None = None
-    """Of each stage; None splits evenly."""
-    recompute: Recompute = "none"
-    """What the trainer computes again, in all layers."""
+    """Of each stage; None splits evenly, with less for the last ones where that is not possible."""
+    recompute: Recompute | None = None
+    """What the trainer computes again, in all layers; None is nothing."""
     forward_samples: int = 1
     """Longest samples that a microbatch of passes without gradients has room for."""
     framework: Literal["meshwright", "nemo-rl", "nemo-rl-0.4"] = "nemo-rl"
@@ -156,14 +156,17 @@ def _engines(row: Row) -> tuple[Copies, int]:
 def _layout(row: Row, gpus: int) -> Layout:
     """Return how a row's trainer lies: Megatron's distributed optimizer, experts cut by no tp."""
     degrees = dict[str, Any]({"expert_tp": 1, **row.trainer})
-    one = degrees.get("tp", 1) * degrees.get("cp", 1) * degrees.get("pp", 1)
+    stages: int = degrees.get("pp", 1)
+    one = degrees.get("tp", 1) * degrees.get("cp", 1) * stages
+    each, more = divmod(read_model(row.model, "model").layers, stages)
+    uneven = tuple(each + (at < more) for at in range(stages)) if more else None
     return Layout(
         **degrees,
         dp=gpus // one,
         zero=1,
         sequence_parallel=degrees.get("tp", 1) > 1,
-        stage_layers=row.stage_layers,
-        recompute=row.recompute,
+        stage_layers=row.stage_layers or uneven,
+        recompute=row.recompute or "none",
     )
 
 
