@@ -64,7 +64,7 @@ def answer(runs: Path) -> Answer:
     spread = f"answers lognormal with sigma {SIGMA:g}"
     views += [
         Note(f"assumed for all: prompts of {PROMPT} tokens, {spread}"),
-        Note(f"and {FORWARDS} passes without gradients; ours has no time of a framework in it"),
+        Note(f"and {FORWARDS} passes without gradients; what software adds is not in ours"),
     ]
     middle = "" if not errors else f"{summary['median_absolute_error']:.4g}"
     return Answer("validate.rl/1", data, tuple(views), (middle,))

@@ -17,7 +17,7 @@ def test_samples_are_packed_into_sequences_of_like_attention() -> None:
     assert found.length == round(sum(one**2 for one in lengths) / sum(lengths))
     assert found.fullest == max(lengths)
     share = found.share(4)
-    assert share.workload.global_batch == 4 * share.count * share.sequences
+    assert share.workload.global_batch == 4 * share.microbatches * share.sequences
     assert share.workload.tokens == share.tokens >= found.tokens
     assert share.length % 64 == 0
 
@@ -46,7 +46,7 @@ def test_samples_of_more_than_half_the_room_share_it_with_nobody() -> None:
 def test_microbatches_that_are_filled_up_cost_as_much_as_the_fullest() -> None:
     found = packed(rounds(packed=4096))
     plain, filled = found.share(2), found.share(2, fills=True)
-    assert filled.count == plain.count
+    assert filled.microbatches == plain.microbatches
     assert filled.tokens >= found.bins * found.fullest
     assert filled.tokens > plain.tokens
 

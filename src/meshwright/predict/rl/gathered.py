@@ -28,8 +28,7 @@ _BUFFER_SHARE = 0.02
 class _Export(NamedTuple):
     """Tensors that are gathered in the same way."""
 
-    count: int
-    """Of calls."""
+    calls: int
     elements: int
     """Of one tensor."""
     shards: int
@@ -97,7 +96,7 @@ def _gather_s(model: Model, cluster: Cluster, layout: Layout) -> float:
             each += collective_s(group, "all_gather", part * one.shards)
         if one.experts:
             each += collective_s(among[1], "all_gather", _BYTES * one.elements * layout.ep)
-        seconds += one.count * each
+        seconds += one.calls * each
     return seconds
 
 

@@ -42,7 +42,7 @@ class Packed(NamedTuple):
 class Share(NamedTuple):
     """Microbatches of one replica."""
 
-    count: int
+    microbatches: int
     sequences: int
     """Of one microbatch."""
     length: int
@@ -51,13 +51,13 @@ class Share(NamedTuple):
     @property
     def workload(self) -> Training:
         """An update of all replicas."""
-        batch = self.count * self.sequences * self.replicas
+        batch = self.microbatches * self.sequences * self.replicas
         return Training(tokens=batch * self.length, sequence_length=self.length, global_batch=batch)
 
     @property
     def tokens(self) -> int:
         """Of all replicas, with what fills microbatches up."""
-        return self.count * self.sequences * self.length * self.replicas
+        return self.microbatches * self.sequences * self.length * self.replicas
 
 
 def packed(rounds: Rounds, *, room: int | None = None, updates: int | None = None) -> Packed:

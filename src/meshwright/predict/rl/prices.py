@@ -125,7 +125,7 @@ def _forward_s(setup: Setup, share: Share) -> float:
     layout = msgspec.structs.replace(setup.training, microbatch=share.sequences)
     run = _run(setup, layout, share.workload)
     stages = [per_microbatch(run, one).forward for one in rank_times(run, chunk_times(run))]
-    return sum(stages) + (share.count - 1) * max(stages)
+    return sum(stages) + (share.microbatches - 1) * max(stages)
 
 
 def _run(setup: Setup, layout: Layout, workload: Training) -> Run:
