@@ -11,15 +11,25 @@ from msgspec.structs import replace
 from meshwright.errors import InputError
 from meshwright.predict.serving import SGLANG, VLLM, Formats, Replica, StepCost, step_cost
 from meshwright.predict.serving.engine import MESHWRIGHT, Engine
+from meshwright.predict.serving.fleet import Copies, stations_of
 from meshwright.predict.serving.formats import WeightFormat
 from meshwright.predict.serving.layer_work import touched
 from meshwright.spec import catalog
 from meshwright.spec.layout import Layout
+from meshwright.spec.serving import Limits
 
 
 def replica(model: str = "llama3.1-8b", **changes: object) -> Replica:
     given: dict[str, object] = {"cluster": catalog.cluster("h200-superpod"), **changes}
     return Replica(model=catalog.model(model), **given)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("cluster", "ahead"), [("h200-superpod", True), ("cpu", False)])
+def test_a_processor_that_computes_decides_no_step_ahead(cluster: str, ahead: bool) -> None:
+    given = replica(cluster=catalog.cluster(cluster), engine=MESHWRIGHT)
+    limits = Limits(batch_tokens=64, batch_requests=8, kv_blocks=8)
+    (station,) = stations_of(Copies(replica=given, limits=limits), 64)
+    assert station.ahead == ahead
 
 
 def test_weights_set_the_least_time_of_a_step() -> None:

@@ -295,6 +295,9 @@ class TestChoice:
         assert why.startswith("not cudnn: documents;")
         assert why.endswith("; fused, in the layout the products leave")
 
+    def test_who_asks_for_a_kernel_gets_it_for_varied_shapes_too(self) -> None:
+        assert choose(hopper(varied=True), "cudnn").kernel == "cudnn"
+
     def test_a_kernel_that_cannot_is_refused_with_those_that_can(self) -> None:
         with pytest.raises(InputError, match=r"cudnn cannot .* a window .* flash, flex, plain"):
             choose(hopper(window=True), "cudnn")

@@ -147,7 +147,7 @@ class Clocked:
             self._steps, self._decodes, self._prompts = steps, count, 0
             self._first_s = first = fixed + slope * keys
             self._more_s = more = slope * count
-            self.is_leaping, self._waiting = True, batcher.waiting.count
+            self.is_leaping, self._waiting = True, self.waiting
             self.ends_s = end = now_s + steps * (first + more * (steps - 1) / 2)
             return end
         batch = batcher.next()
@@ -155,7 +155,7 @@ class Clocked:
             self.ends_s = inf
             return inf
         self._steps, self._decodes, self._chunks = 1, batch.decodes, batch.chunks
-        self._waiting = batcher.waiting.count
+        self._waiting = self.waiting
         self.began, self.finished, self.preempted = batch.joined, batch.finished, batch.preempted
         self.ends_s = end = now_s + self._price(batch)
         return end

@@ -130,7 +130,7 @@ def stations_of(copies: Copies, tokens: float) -> list[Station]:
         blocks_of(replica, limits, tokens),
         replica.engine.arrival_s,
         block_bytes / (TRANSFER_SHARE * replica.cluster.host.gpu_bytes_per_s),
-        ahead=replica.engine.hidden,
+        ahead=replica.works_ahead,
     )
     return [station] * copies.count
 

@@ -49,3 +49,9 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
     def gpus(self) -> int:
         """GPUs of one copy."""
         return self.layout.tp * self.layout.pp * self.layout.dp
+
+    @property
+    def works_ahead(self) -> bool:
+        """Whether the host prepares a step while the device computes the one before."""
+        # A processor that computes is its own host.
+        return self.engine.hidden and self.cluster.gpu.kind != "cpu"

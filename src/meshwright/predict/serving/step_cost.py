@@ -78,9 +78,9 @@ class StepCost:
         self._prefill_s = engine.prefill_s * model.layers
         # Each attention group has a host process of its own.
         self._host_s, self._request_s = engine.step_s, engine.request_s / layout.dp
-        # A processor that computes is its own host: nothing is hidden, and no graphs launch.
+        # On a processor no graphs launch: the host starts every kernel, and runs it.
         self._alone = replica.cluster.gpu.kind == "cpu"
-        self._hidden = engine.hidden and not self._alone
+        self._hidden = replica.works_ahead
 
     def step_s(
         self,

@@ -81,6 +81,8 @@ def choose(case: AttentionCase, prefer: Kernel | None = None) -> Choice:
     refused: list[str] = []
     for kernel in _FUSED:
         reason = refusal(case, kernel)
+        if reason is None and kernel == "cudnn" and case.varied:
+            reason = "it would plan every new shape"
         if reason is None:
             return Choice(kernel, "; ".join((*refused, _PRAISE[kernel])))
         refused.append(f"not {kernel}: {reason}")
@@ -140,8 +142,6 @@ def _beyond_cudnn(case: AttentionCase) -> str | None:
         return "cuDNN's attention needs compute capability 8.0 and cuDNN"
     if case.window or case.documents:
         return "a window" if case.window else "documents"
-    if case.varied:
-        return "it would plan every new shape"
     widths = (case.head_dim, case.value_dim)
     latent = widths == (192, 128) and case.cudnn >= 91100 and case.capability[0] in {9, 10}
     if any(width % 8 for width in widths) or (max(widths) > 128 and not latent):
