@@ -159,15 +159,16 @@ def test_many_steps_at_once_are_the_same_as_one_by_one(ahead: bool) -> None:
 
 
 def test_who_comes_when_the_next_step_is_decided_waits_for_both() -> None:
-    def first(ahead: bool) -> tuple[float, float]:
-        times = (0.0, 0.004)
-        requests = [Request(arrival_s=at, prompt_tokens=1, output_tokens=9) for at in times]
-        served = simulate(requests, [station(cost=Flat(token=0.0), ahead=ahead)])
-        return float(served.first_s[1]), float(served.engines[0].waiting.sum())
-
-    assert first(ahead=False) == (pytest.approx(0.02), 0)
+    times = (0.0, 0.004)
+    requests = [Request(arrival_s=at, prompt_tokens=1, output_tokens=9) for at in times]
+    at_once, ahead = (
+        simulate(requests, [station(cost=Flat(token=0.0), ahead=ahead)]) for ahead in (False, True)
+    )
+    assert at_once.first_s[1] == pytest.approx(0.02)
+    assert ahead.first_s[1] == pytest.approx(0.03)
     # For the whole of the step that was decided it is seen to wait.
-    assert first(ahead=True) == (pytest.approx(0.03), 1)
+    assert at_once.engines[0].waiting.sum() == 0
+    assert ahead.engines[0].waiting.sum() == 1
 
 
 def test_one_at_a_time_waits_as_long_as_theory_says() -> None:
