@@ -35,6 +35,8 @@ class Loop(NamedTuple):
     max_staleness: int
     precision: Literal["fp32", "bf16"] | None
     """Of weights, where it is said."""
+    engine_weights: Literal["model", "fp8"]
+    """What engines keep matrices in."""
     rounds: dict[str, Any]
     """Fields of `Rounds`."""
     batch_requests: int
@@ -87,6 +89,7 @@ def describe(word: str) -> Loop:
         placement=settings.placement,
         max_staleness=settings.staleness,
         precision=settings.precision,
+        engine_weights=settings.engine_weights,
         rounds={
             "prompts": settings.prompts,
             "samples": settings.samples,

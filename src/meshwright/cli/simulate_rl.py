@@ -6,6 +6,8 @@ In the place of the model, settings of `mw train --recipe grpo` say the model an
 import argparse
 from typing import Any
 
+import msgspec
+
 from meshwright.cli.answer import Answer, Note, View, facts, table
 from meshwright.cli.calibrations import add_calibration, used_for
 from meshwright.cli.loop_described import Loop, beside_run, describe, names_loop
@@ -124,6 +126,8 @@ def loop_setup(args: argparse.Namespace, loop: Loop) -> Setup:
     cpu = cluster.gpu.kind == "cpu"
     precision: WeightFormat = args.precision or loop.precision or ("fp32" if cpu else "bf16")
     formats = Formats(weights=precision, kv=args.kv or ("fp32" if precision == "fp32" else "bf16"))
+    if loop.engine_weights == "fp8" and args.precision is None:
+        formats = msgspec.structs.replace(formats, weights="fp8")
     args.engine = args.engine or "meshwright"
     replica = Replica(
         model=loop.model, cluster=cluster, formats=formats, engine=engine_of(args),

@@ -187,6 +187,16 @@ def test_a_model_of_a_folder_is_trained_on_a_task_of_ones_own(tmp_path: Path) ->
     assert torch.allclose(before, after, atol=0.1)
 
 
+def test_an_engine_in_fp8_takes_every_version_and_differs_from_the_trainer_by_its_rounding() -> (
+    None
+):
+    def gap(**given: Any) -> float:
+        rows = run(settings(precision="bf16", steps=2, **given)).rows
+        return max(row["logp_gap_max"] for row in rows)
+
+    assert 2 * gap() < gap(engine_weights="fp8") < 0.1
+
+
 class Enough(Exception):
     """Ends a run."""
 

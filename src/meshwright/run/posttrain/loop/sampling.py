@@ -66,6 +66,7 @@ class Sampling:
         engine_settings = EngineSettings(
             device=str(weight.device),
             precision="fp32" if weight.dtype == torch.float32 else "bf16",
+            weights=settings.engine_weights,
             limits=Limits(batch_requests=rows, batch_tokens=max(8192, rows)),
             memory_share=_MEMORY_SHARE,
             graphs=settings.graphs,
@@ -110,8 +111,10 @@ class Sampling:
         """End what was started."""
         self._side.close()
 
-    def held_out(self, prompts: int, *, greedy: bool) -> list[Rollout]:
-        """Answer held-out prompts once each."""
+    def held_out(
+        self, prompts: int, *, greedy: bool, hear: Callable[[Rollout], object]
+    ) -> list[Rollout]:
+        """Answer held-out prompts once each; each answer is heard as soon as it is judged."""
         settings = self._settings
         drawing = Drawing(
             seed=settings.seed + _EVALUATION,
@@ -122,7 +125,11 @@ class Sampling:
             temperature=0.0 if greedy else 1.0,
         )
         generator = Generator(self.engine, self._tasks.held_out, self.pool, drawing)
-        return [group[0] for group in generator.groups(0, range(prompts), version=0)]
+        keys, found = generator.keys(0, range(prompts)), {}
+        for rollout in generator.rollouts(keys, version=0):
+            hear(rollout)
+            found[rollout.key] = rollout
+        return [found[key] for key in keys]
 
 
 class Watching:

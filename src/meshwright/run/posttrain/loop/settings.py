@@ -18,6 +18,7 @@ from meshwright.spec.model import Attention, Block, Mlp, Model
 from meshwright.spec.names import suggestion
 
 Precision = Literal["fp32", "bf16"]
+EngineWeights = Literal["model", "fp8"]
 DIGITS = "sorting-digits"
 _MOST_REQUESTS = 1024
 
@@ -169,6 +170,9 @@ class LoopSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     device: str = "auto"
     precision: Precision | None = None
     """Of weights, on both sides; None is fp32 on a processor and bf16 on a GPU."""
+    engine_weights: EngineWeights = "model"
+    """What the engine keeps matrices in: the trainer's numbers, or fp8 with a scale for each row,
+    rounded anew with every version. `objective.correction` is made for what that changes."""
     threads: int | None = None
     """Of torch on a processor: small models are quickest with 1. None leaves it as it is."""
     microbatch_tokens: int = 16384
@@ -224,6 +228,7 @@ class LoopSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             bounds.one_of("placement", self.placement, PLACEMENTS)
         if self.precision is not None:
             bounds.one_of("precision", self.precision, get_args(Precision))
+        bounds.one_of("engine_weights", self.engine_weights, get_args(EngineWeights))
         if bounds.sound("placement", "max_staleness", "prompts", "steps", "spare_prompts"):
             try:
                 _ = self.arrangement
