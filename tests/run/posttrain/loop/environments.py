@@ -32,3 +32,13 @@ def judged(*, part: str, verifier: str, bad: int, **job: Any) -> _Judged:
     """Ask the bad verifier about so many prompts, and a good one about the others."""
     del part
     return _Judged(verifier, job, bad)
+
+
+def bare(*, part: str) -> object:
+    """Return what is no environment."""
+    return part.encode
+
+
+def breaks(*, part: str) -> object:
+    """Fail on the way."""
+    return len(part) / 0

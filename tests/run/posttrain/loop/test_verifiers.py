@@ -7,6 +7,7 @@ import pytest
 
 pytest.importorskip("torch", reason="runs a model")
 
+from meshwright.errors import InputError
 from meshwright.run.posttrain.loop import run
 from meshwright.run.posttrain.loop.driving import Stalled
 from meshwright.run.posttrain.loop.sampling import VerifierFailing
@@ -14,7 +15,7 @@ from meshwright.run.posttrain.loop.settings import TaskSettings, WarmUpSettings
 from meshwright.run.posttrain.rollouts import Rollout
 from meshwright.run.posttrain.rollouts.generate import Stream
 from meshwright.run.posttrain.rollouts.verifiers import VerifierLimits
-from tests.run.posttrain.loop.small import settings
+from tests.run.posttrain.loop.small import EVALUATED, settings
 
 QUICK = VerifierLimits(deadline_s=0.2)
 HERE = "tests.run.posttrain.loop.environments:judged"
@@ -64,3 +65,31 @@ def test_a_run_in_which_nothing_happens_says_who_waits(monkeypatch: pytest.Monke
     monkeypatch.setattr(Stream, "turn", slow)
     with pytest.raises(Stalled, match=r"0\.2 s; the trainer waits: groups, for groups 0, 1, 2, 3"):
         run(settings(placement="asynchronous", max_staleness=0, stall_s=0.2))
+
+
+@pytest.mark.parametrize(("bad", "told"), [(1, ""), (16, "none of 16 held-out answers")])
+def test_held_out_answers_that_nobody_judged_are_no_zeros(bad: int, told: str) -> None:
+    said: list[str] = []
+    given = settings(
+        task=task("raises", bad=bad), warm_up=WarmUpSettings(), evaluate=EVALUATED, steps=1
+    )
+    if told:
+        with pytest.raises(InputError, match=told):
+            run(given, say=said.append)
+    else:
+        found = run(given, say=said.append).held_out[0]["held_out_reward"]
+        # The good verifier gives 0, 2 or 4, and fifteen of the sixteen prompts are its own.
+        assert found > 0
+        assert found * 15 / 2 == pytest.approx(round(found * 15 / 2), abs=1e-9)
+    assert sum("held out, " in line and "error" in line for line in said) >= bad
+
+
+def test_a_verifier_that_fails_held_out_answers_ends_the_run() -> None:
+    given = settings(
+        task=task("raises", bad=1000),
+        warm_up=WarmUpSettings(),
+        evaluate=EVALUATED,
+        most_unjudged=2,
+    )
+    with pytest.raises(VerifierFailing, match="3 verdicts of one step failed, 2 may"):
+        run(given)

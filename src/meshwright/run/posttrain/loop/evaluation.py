@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
+from meshwright.errors import InputError, Problem
 from meshwright.run.posttrain.loop.keeping import Keeping
-from meshwright.run.posttrain.loop.sampling import Sampling
+from meshwright.run.posttrain.loop.sampling import Sampling, Watching
 from meshwright.run.posttrain.loop.settings import EvaluateSettings
 from meshwright.run.posttrain.rollouts.record import Rollout
 
@@ -13,11 +14,21 @@ class Evaluation:
     """Answers held-out prompts when that is due."""
 
     def __init__(
-        self, settings: EvaluateSettings, sampling: Sampling | None, keeping: Keeping, words: Any
+        self,
+        settings: EvaluateSettings,
+        sampling: Sampling | None,
+        keeping: Keeping,
+        words: Any,
+        *,
+        most_unjudged: int,
     ) -> None:
-        """Evaluate with an engine, or not at all; `words` makes text of tokens where it can."""
+        """Evaluate with an engine, or not at all; `words` makes text of tokens where it can.
+
+        With more than `most_unjudged` failed verdicts of one evaluation the run ends.
+        """
         self._settings, self._sampling, self._keeping = settings, sampling, keeping
         self._words = words
+        self._watching = Watching(most_unjudged, lambda line: keeping.note(f"held out, {line}"))
         self.figures: dict[int, dict[str, float]] = {}
         """What was found, by steps trained."""
         self._drawn: Sequence[Rollout] = ()
@@ -36,7 +47,7 @@ class Evaluation:
         """Answer the prompts by chance, as in training."""
         if self._sampling is None or not self._settings.prompts:
             return {}
-        answers = self._sampling.held_out(self._settings.prompts, greedy=False)
+        answers = self._answers(self._sampling, greedy=False)
         found = {"held_out_reward": _mean(answers)}
         self.figures.setdefault(trained, {}).update(found)
         self._drawn = answers[: self._settings.transcripts]
@@ -47,7 +58,7 @@ class Evaluation:
         if self._sampling is None or not self._settings.prompts:
             return
         figures = self.sampled(trained)
-        greedy = self._sampling.held_out(self._settings.prompts, greedy=True)
+        greedy = self._answers(self._sampling, greedy=True)
         figures["held_out_greedy_reward"] = _mean(greedy)
         self.figures[trained].update(figures)
         self._keeping.transcripts(trained, [*map(self._shown, greedy, self._drawn)])
@@ -55,6 +66,10 @@ class Evaluation:
             f"held out after {trained} steps: {figures['held_out_reward']:.1%} by chance, "
             f"{figures['held_out_greedy_reward']:.1%} greedily"
         )
+
+    def _answers(self, sampling: Sampling, *, greedy: bool) -> Sequence[Rollout]:
+        self._watching.begin()
+        return sampling.held_out(self._settings.prompts, greedy=greedy, hear=self._watching.hear)
 
     def _shown(self, likeliest: Rollout, drawn: Rollout) -> dict[str, Any]:
         """Return two answers to one prompt: the likeliest, and one by chance."""
@@ -73,4 +88,9 @@ class Evaluation:
 
 
 def _mean(answers: Sequence[Rollout]) -> float:
-    return sum(each.reward for each in answers) / len(answers)
+    """Return the mean reward of answers that were judged: the others have none, not 0."""
+    rewards = [each.reward for each in answers if each.is_judged]
+    if not rewards:
+        what = f"none of {len(answers)} held-out answers was judged"
+        raise InputError([Problem("verifiers", what, "look at the reasons in the run's notes")])
+    return sum(rewards) / len(rewards)

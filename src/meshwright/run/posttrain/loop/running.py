@@ -1,6 +1,7 @@
 """`run`: a whole run of reinforcement learning, from its settings to its outcome."""
 
 import gc
+import math
 import resource
 import time
 from collections.abc import Callable, Iterator
@@ -64,7 +65,7 @@ def run(settings: LoopSettings, *, say: Callable[[str], object] = lambda _: None
         if replayed is not None:
             _say_model(settings, replayed, trainer)
             watching = Watching(settings.most_unjudged, keeping.note)
-            nothing = Evaluation(settings.evaluate, None, keeping, None)
+            nothing = Evaluation(settings.evaluate, None, keeping, None, most_unjudged=0)
             engines = Replayed(replayed)
             Driver(
                 trainer, engines, progress, watching=watching, evaluation=nothing, pool=None
@@ -108,7 +109,10 @@ def _with_engine(
     keeping.open_log(origin_of(sampling.generator, model), progress)
     watching = Watching(settings.most_unjudged, keeping.note)
     words = getattr(tasks.train, "words", None)
-    evaluation = Evaluation(settings.evaluate, sampling, keeping, words)
+    # As large a share of held-out answers may fail as of a step's.
+    share = max(1.0, settings.evaluate.prompts / (settings.prompts * settings.samples))
+    most = math.ceil(settings.most_unjudged * share)
+    evaluation = Evaluation(settings.evaluate, sampling, keeping, words, most_unjudged=most)
     if progress.trained == 0:
         evaluation.whole(0)
     with _frozen():

@@ -70,16 +70,23 @@ def load(names: list[str]) -> tuple[dict[str, Verifier], dict[str, str], str]:
 def judge(verifier: Verifier, job: Mapping[str, Any]) -> dict[str, Any]:
     """Call a verifier; whatever it does short of ending the process becomes an outcome."""
     try:
-        answer = verifier(job)
-        score, reason = answer if isinstance(answer, tuple) else (answer, "")
-        value = float(score)
+        value, reason = _score(verifier(job))
     except MemoryError:
         return {"outcome": "memory", "value": 0.0, "reason": "it ran out of memory"}
     except BaseException as error:  # noqa: BLE001  also SystemExit: one check is no reason to end
         return {"outcome": "error", "value": 0.0, "reason": f"{type(error).__name__}: {error}"}
     if not math.isfinite(value):
         return {"outcome": "error", "value": 0.0, "reason": f"its score is {value}"}
-    return {"outcome": "ok", "value": value, "reason": str(reason)}
+    return {"outcome": "ok", "value": value, "reason": reason}
+
+
+def _score(answer: Any) -> tuple[float, str]:
+    try:
+        score, reason = answer if isinstance(answer, tuple) else (answer, "")
+        return float(score), str(reason)
+    except (TypeError, ValueError):
+        what = f"it returned a {type(answer).__name__}, not a score, or a score and a reason"
+        raise TypeError(what) from None
 
 
 def receive(connection: socket.socket) -> Any:
