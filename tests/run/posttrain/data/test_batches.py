@@ -265,8 +265,16 @@ def test_sets_of_two_kinds_and_empty_ones_are_refused() -> None:
         prepare([*records(1), *pairs(1)], words, length=LENGTH)
     with pytest.raises(InputError, match="nothing is left to train of 1 records"):
         prepare([Record("here", chat("only a user"))], words, length=LENGTH)
+    with pytest.raises(InputError, match="longer sequences than 8 .*two answers.* tokens hold all"):
+        prepare(pairs(2), words, length=8)
     with pytest.raises(InputError, match="here: messages: the model has no chat template"):
         prepare([Record("here", chat("a", "b"))], words_of(""), length=LENGTH)
+
+
+def test_a_step_that_holds_more_than_there_is_says_so() -> None:
+    told = "every step of 64 sequences holds each of them"
+    assert told in str(ChatBatches(prepared(), global_batch=64).figures)
+    assert "every step" not in str(ChatBatches(prepared(), global_batch=1).figures)
 
 
 def test_pairs_of_one_answer_are_counted() -> None:

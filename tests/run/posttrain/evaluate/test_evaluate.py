@@ -209,6 +209,8 @@ def test_what_was_not_answered_is_not_called_wrong() -> None:
 
     with pytest.raises(InputError, match="here: was not answered"):
         evaluate(Broken(), [Exact(prompt="a", answers=["a"], where="here")])
+    with pytest.raises(InputError, match="here: has a prompt without tokens"):
+        evaluate(Broken(), [Exact(prompt="", answers=["a"], where="here")])
 
 
 def test_questions_are_read_by_their_fields() -> None:
@@ -232,6 +234,7 @@ def test_questions_are_read_by_their_fields() -> None:
         ({"prompt": "a", "answers": []}, "no right answer"),
         ({"prompt": "a", "answer": 4}, "asks what cannot be asked"),
         ({"prompt": "a", "choices": ["b", "c"], "right": 2}, "of which 2 is right"),
+        ({"prompt": "a", "choices": ["b", "c", "b"], "right": 0}, "the right choice twice, 'b'"),
         ({"messages": [user, said], "answer": "x"}, "answered by its last message"),
     ):
         with pytest.raises(InputError, match=f"here: .*{fault}"):

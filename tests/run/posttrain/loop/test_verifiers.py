@@ -57,6 +57,7 @@ def test_a_verifier_that_dies_is_replaced(tmp_path: Path) -> None:
     assert [row["unjudged"] for row in outcome.rows] == [0, 0]
 
 
+@pytest.mark.filterwarnings("ignore:the engine's thread has not ended")
 def test_a_run_in_which_nothing_happens_says_who_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     def slow(_: Stream) -> list[Rollout]:
         time.sleep(0.6)

@@ -142,7 +142,7 @@ class ChatBatches(Batches):
             workers=workers,
         )
         self._padding = prepared.padding
-        self.figures = _figures(prepared, cutting)
+        self.figures = msgspec.structs.replace(_figures(prepared, cutting), batch=global_batch)
 
     def at(self, step: int, into: Buffers | None = None) -> Batch:
         """Return the batch of a step, with labels where tokens are trained."""

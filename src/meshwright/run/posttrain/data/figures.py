@@ -32,6 +32,8 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     """Positions of a sequence."""
     sequences: int = 0
     """Sequences of an epoch."""
+    batch: int = 0
+    """Sequences of a step."""
     filled: int = 0
     """Their positions that hold a token."""
     split: int = 0
@@ -59,12 +61,19 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
                 f"{self.sequences:,} sequences of {self.length:,}, {self.packed_share:.1%} filled, "
                 f"{each:.1f} examples in each"
             )
+            if self.batch > self.sequences:
+                times = self.batch / self.sequences
+                lines.append(
+                    f"every step of {self.batch:,} sequences holds each of them {times:.3g} times; "
+                    f"workload.global_batch={self.sequences} would hold them once"
+                )
         happened = [
             (self.cut, f"{self.cut:,} examples cut, {self.cut_tokens:,} tokens of them lost"),
             (self.dropped_long, f"{self.dropped_long:,} records left out: too long"),
             (
                 self.dropped_untrained,
-                f"{self.dropped_untrained:,} records left out: nothing of them is trained",
+                f"{self.dropped_untrained:,} records left out: nothing of them is trained, "
+                "or nothing that fits",
             ),
             (self.alike, f"pairs of twice the same answer, which teach nothing: {self.alike:,}"),
             (self.split, f"{self.split:,} examples lie in several sequences"),

@@ -156,6 +156,8 @@ class _Taken:
         self.sizes: list[int] = []
         self.liked: list[bool] = []
         self.where: list[str] = []
+        self.wanted = 0
+        """Tokens of the longest unit of which nothing that is trained fits."""
         self.counts = dict.fromkeys(
             ("records", "cut", "cut_tokens", "dropped_long", "dropped_untrained", "alike",
              "open_ends", "parted", "longest"), 0
@@ -184,6 +186,8 @@ class _Taken:
             fitted = self._fitted(unit, where)
             long = long or fitted is None
             if fitted is None or not all(one.targets for one in fitted):
+                if all(one.targets for one in unit):
+                    self.wanted = max(self.wanted, sum(len(one.tokens) for one in unit))
                 continue
             self.examples += fitted
             self.sizes.append(len(fitted))
@@ -226,7 +230,14 @@ class _Taken:
         if self.kind is None or not self.examples:
             what = f"nothing is left to train of {self.counts['records']:,} records"
             counted = ", ".join(f"{n} {name}" for name, n in self.counts.items() if n)
-            raise InputError([Problem("data", what, f"look at what was left out: {counted}")])
+            fix = f"look at what was left out: {counted}"
+            if self.wanted:
+                together = " (the two answers of a pair share one)" if self.kind == "pairs" else ""
+                fix = (
+                    f"use longer sequences than {self.length:,}{together}; {self.wanted:,} tokens "
+                    "hold all: workload.sequence_length"
+                )
+            raise InputError([Problem("data", what, fix)])
         if self.counts["alike"] == len(self.sizes):
             what = f"both answers are the same in all {len(self.sizes):,} pairs"
             raise InputError([Problem("data", what, "give pairs whose answers differ")])

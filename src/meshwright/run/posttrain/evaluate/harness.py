@@ -68,6 +68,10 @@ def evaluate(
         Ask(prompt=tokens_of(llm.words, one.prompt, given), sampling=sampling, adapter=adapter)
         for _, one in written
     ]
+    for (_, one), ask in zip(written, asks, strict=True):
+        if not ask.prompt:
+            what = "has a prompt without tokens"
+            raise InputError([Problem(one.where, what, "begin the prompt with some text")])
     answered = llm.answer(asks) if asks else []
     programs: list[tuple[int, Code, Completion]] = []
     for (number, question), completion in zip(written, answered, strict=True):

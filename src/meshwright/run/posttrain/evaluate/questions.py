@@ -128,3 +128,7 @@ def _check_choices(question: Choices, where: str) -> None:
         what = f"has {count} choices, of which {question.right} is right"
         fix = "give two or more that are not empty, and the right one's number from 0"
         raise InputError([Problem(where, what, fix)])
+    right = question.choices[question.right]
+    if question.choices.count(right) > 1:
+        what = f"has the right choice twice, {right!r}, and either is as likely as the other"
+        raise InputError([Problem(where, what, "leave one of them out")])

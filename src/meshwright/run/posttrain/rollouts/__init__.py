@@ -26,10 +26,12 @@ if TYPE_CHECKING:
     from meshwright.run.posttrain.rollouts.replay import Draws, Recording, Replay
     from meshwright.run.posttrain.rollouts.table import read_rollouts, write_rollouts
     from meshwright.run.posttrain.rollouts.tasks.sorting import SortingDigits
+    from meshwright.run.posttrain.rollouts.verifiers.check import Check
 
 _HERE = "meshwright.run.posttrain.rollouts"
 # By name on first use: a verifier that lives in here must not load all of it in its child.
 _HOMES = {
+    "Check": f"{_HERE}.verifiers.check",
     "Drawing": f"{_HERE}.generate",
     "Draws": f"{_HERE}.replay",
     "Environment": f"{_HERE}.environment",
@@ -49,6 +51,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "Check",
     "Drawing",
     "Draws",
     "Environment",
