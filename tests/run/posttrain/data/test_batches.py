@@ -265,7 +265,9 @@ def test_sets_of_two_kinds_and_empty_ones_are_refused() -> None:
         prepare([*records(1), *pairs(1)], words, length=LENGTH)
     with pytest.raises(InputError, match="nothing is left to train of 1 records"):
         prepare([Record("here", chat("only a user"))], words, length=LENGTH)
-    with pytest.raises(InputError, match="longer sequences than 8 .*two answers.* tokens hold all"):
+    with pytest.raises(
+        InputError, match=r"longer sequences than 8 .*two answers.* tokens hold all"
+    ):
         prepare(pairs(2), words, length=8)
     with pytest.raises(InputError, match="here: messages: the model has no chat template"):
         prepare([Record("here", chat("a", "b"))], words_of(""), length=LENGTH)
