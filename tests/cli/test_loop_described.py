@@ -123,3 +123,14 @@ def test_workers_have_devices_of_their_own(tmp_path: Path, capsys: Captured) -> 
     assert main(["plan", "rl", *words]) == 0
     best = json.loads(capsys.readouterr().out)["plans"][0]
     assert best["setup"]["rounds"]["prompts"] == 16
+
+
+def test_a_run_that_only_trains_and_too_small_a_cluster_are_told(
+    tmp_path: Path, capsys: Captured
+) -> None:
+    (tmp_path / "config.toml").write_text('steps = 2\nreplay = "drawn.jsonl"\n', encoding="utf-8")
+    assert main(["simulate", "rl", str(tmp_path), "--cluster", "cpu-host"]) == 2
+    assert "only trains, is no loop" in capsys.readouterr().err
+    (tmp_path / "loop.toml").write_text("[workers]\ncount = 2\n", encoding="utf-8")
+    assert main(["simulate", "rl", str(tmp_path / "loop.toml"), "--cluster", "cpu-host"]) == 2
+    assert "2 engines of 1 are 3 devices, more than cpu-host" in capsys.readouterr().err

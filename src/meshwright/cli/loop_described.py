@@ -54,6 +54,8 @@ def names_loop(word: str) -> bool:
     path = Path(word)
     if word in PRESETS or (path / "rollouts.jsonl").is_file():
         return True
+    if path.is_dir():  # a run that only trains has no rollouts of its own
+        path /= "config.toml"
     if path.suffix not in FORMATS or not path.is_file():
         return False
     from meshwright.run.posttrain.loop.settings import LoopSettings

@@ -122,7 +122,12 @@ def loop_setup(args: argparse.Namespace, loop: Loop) -> Setup:
     alone, gpus = engines == 0, 1 + engines * loop.engine_tp
     named = cluster_of(args)
     node = named.gpus_per_node
-    cluster = share_of(named, gpus if gpus <= node else -(-gpus // node) * node)
+    try:
+        cluster = share_of(named, gpus if gpus <= node else -(-gpus // node) * node)
+    except InputError:
+        sides = f"a trainer and {engines} engines of {loop.engine_tp}"
+        what = f"{sides} are {gpus} devices, more than {named.name} can have"
+        raise InputError([Problem("--cluster", what, "name a larger one")]) from None
     cpu = cluster.gpu.kind == "cpu"
     precision: WeightFormat = args.precision or loop.precision or ("fp32" if cpu else "bf16")
     formats = Formats(weights=precision, kv=args.kv or ("fp32" if precision == "fp32" else "bf16"))
