@@ -182,6 +182,8 @@ def main() -> None:
     parser.add_argument("--ways", choices=WAYS, nargs="+", default=list(WAYS))
     parser.add_argument("--out", type=Path, help="a file for all that was found")
     given = parser.parse_args()
+    if SYNCHRONOUS not in given.ways:
+        parser.error("--ways needs synchronous, which all others are compared with")
     found = []
     of = {"tiny": given.tiny, "steps": given.steps, "seeds": given.seeds}
     for each in compare(**of, ways=given.ways):

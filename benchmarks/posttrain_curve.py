@@ -139,6 +139,8 @@ def main() -> None:
     parser.add_argument("--draw", type=Path, metavar="PICTURE", help="draw instead")
     parser.add_argument("kept", type=Path, nargs="*", help="a run and its placebo, to be drawn")
     given = parser.parse_args()
+    if (given.draw is not None) != (len(given.kept) == 2):
+        parser.error("--draw takes two files: a run and its placebo")
     if given.draw is not None:
         run, placebo = (json.loads(path.read_text(encoding="utf-8")) for path in given.kept)
         given.draw.write_text(drawn(run, placebo), encoding="utf-8")

@@ -14,6 +14,7 @@ from meshwright.timeline import read
 Captured = pytest.CaptureFixture[str]
 SMALL = ["llama3.1-8b", "--cluster", "h200-superpod", "--requests", "200"]
 RATE = [*SMALL, "--rate", "20", "--prompt", "300", "--output", "50"]
+LONGEST = "--longest-first"
 
 
 def answer(words: list[str], capsys: Captured, code: int = 0) -> dict[str, Any]:
@@ -69,6 +70,15 @@ def test_a_missed_objective_is_the_answer_no(capsys: Captured) -> None:
 def test_the_same_seed_gives_the_same_answer(capsys: Captured) -> None:
     assert answer(RATE, capsys) == answer(RATE, capsys)
     assert answer(RATE, capsys) != answer([*RATE, "--seed", "1"], capsys)
+
+
+def test_who_writes_longest_may_begin_first(capsys: Captured) -> None:
+    words = [*SMALL, "--rate", "inf", "--requests", "60", "--output", "1-300"]
+    words += ["--batch-requests", "8", "--prompt", "16"]
+    (given,), (sorted_,) = (answer([*words, *more], capsys)["runs"] for more in ([], [LONGEST]))
+    assert sorted_["output_tokens_per_s"] > given["output_tokens_per_s"]
+    assert sorted_["requests"] == given["requests"]
+    assert "come over time begin as they come" in faults([*RATE, LONGEST], capsys)
 
 
 def test_a_tp_that_heads_cannot_share_is_refused_with_one_that_they_can(capsys: Captured) -> None:

@@ -141,6 +141,10 @@ def test_a_folder_with_a_run_of_another_kind_is_left_as_it_is(capsys: Captured) 
         assert said in told
         assert told.count("error:") == 1
         assert Path(folder, "config.toml").read_text() == kept[folder]
+    shutil.rmtree("sft/checkpoints")
+    rows = Path("sft/metrics.jsonl").read_text()
+    assert "holds a run of sft" in refused([*loop, "--folder", "sft"], capsys)
+    assert Path("sft/metrics.jsonl").read_text() == rows
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,12 @@ import msgspec
 
 from meshwright.cli.answer import Answer, Note
 from meshwright.cli.parser import add_common
-from meshwright.cli.request_flags import Stream, add_request_flags, streams_of
+from meshwright.cli.request_flags import ALL_AT_ONCE, Stream, add_request_flags, streams_of
 from meshwright.cli.serve_flags import add_layout, add_limits, add_served, fleet_of
 from meshwright.cli.serve_screen import Run, plot, screen
 from meshwright.errors import InputError, Problem
 from meshwright.observe.bench.serving.figures import parse_objective
+from meshwright.policy.ordering import longest_first
 from meshwright.predict.serving.fleet import Fleet, run_fleet
 from meshwright.predict.serving.outcome import outcome_of
 from meshwright.predict.serving.served import Served
@@ -39,6 +40,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_request_flags(parser)
     add_layout(parser)
     add_limits(parser)
+    parser.add_argument(
+        "--longest-first", action="store_true",
+        help="of requests that are all there (--rate inf), those with the longest answers begin "
+        "first, as in mw generate",
+    )  # fmt: skip
     judged = parser.add_argument_group("what is made of it")
     add_objective(judged)
     judged.add_argument(
@@ -79,7 +85,10 @@ def run(args: argparse.Namespace) -> Answer:
         raise InputError([Problem("--timeline", f"there are {len(streams)} runs", fix)])
     runs = []
     for stream in streams:
-        served = run_fleet(fleet, drawn(stream), in_flight=stream.in_flight)
+        requests = drawn(stream)
+        if args.longest_first:
+            requests = _longest_first(requests, stream)
+        served = run_fleet(fleet, requests, in_flight=stream.in_flight)
         _require_room(served, fleet)
         runs.append(Run(stream.name, served, outcome_of(served, fleet, objective)))
     notes = []
@@ -100,6 +109,18 @@ def run(args: argparse.Namespace) -> Answer:
     code = 1 if shares and min(shares) < attain else 0
     views = (*screen(fleet, runs, objective, attain), *notes)
     return Answer("simulate.serve/1", data, views, quiet, code)
+
+
+def _longest_first(requests: list[Request], stream: Stream) -> list[Request]:
+    if stream.rate_per_s != ALL_AT_ONCE:
+        what = "requests that come over time begin as they come"
+        raise InputError([Problem("--longest-first", what, "give --rate inf, or leave it out")])
+    order = longest_first([one.output_tokens for one in requests])
+    times = [one.arrival_s for one in requests]
+    return [
+        msgspec.structs.replace(requests[number], arrival_s=at)
+        for number, at in zip(order, times, strict=True)
+    ]
 
 
 def _require_room(served: Served, fleet: Fleet) -> None:

@@ -171,6 +171,20 @@ def test_who_comes_when_the_next_step_is_decided_waits_for_both() -> None:
     assert ahead.engines[0].waiting.sum() == 1
 
 
+def test_who_leaves_before_anybody_decided_is_forgotten() -> None:
+    engine = Clocked(station(ahead=True))
+    engine.take(Sequence(1, 9, request=0), 0.0)
+    engine.wake(0.0)
+    engine.begin(0.0)
+    late = Sequence(1, 9, request=1)
+    engine.take(late, 0.004)
+    assert engine.waiting == 1
+    engine.remove(late)
+    engine.finish()
+    engine.begin(0.01)
+    assert (engine.waiting, engine.batcher.running) == (0, 1)
+
+
 def test_one_at_a_time_waits_as_long_as_theory_says() -> None:
     # M/D/1: the mean wait is ρ / (2 μ (1 − ρ)).
     service, load, count = 0.1, 0.7, 20_000

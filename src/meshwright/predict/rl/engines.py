@@ -48,7 +48,7 @@ class Engines:
             engine = self.engines[place]
             if engine.is_leaping:
                 self._expect(engine.cut(now_s), engine)
-            engine.batcher.add(sequence)
+            engine.take(sequence, now_s)
             if engine.ends_s == inf and place not in self._held:
                 self._expect(engine.wake(now_s), engine)
         self._left[asked] = left
@@ -78,7 +78,7 @@ class Engines:
             self._router.back(engine.number, sequence.prompt)
             # One whose last step runs leaves by itself.
             if sequence not in engine.finished and sequence.state is not State.OVER:
-                engine.batcher.end(sequence)
+                engine.remove(sequence)
 
     def hold(self, now_s: float) -> None:
         """Let every engine stand still as soon as its step is done."""

@@ -122,18 +122,31 @@ class Clocked:
         """Sequences that wait for a place."""
         return len(self.batcher.waiting) + len(self._late)
 
+    def remove(self, sequence: Sequence) -> None:
+        """Let a sequence leave that is not done."""
+        if sequence in self._late:
+            self._late.remove(sequence)
+        else:
+            self.batcher.end(sequence)
+
     def begin(self, now_s: float) -> float:
         """Decide what is done next; return when it ends, infinity where there is nothing to do."""
+        if self.is_waking:
+            # Nothing was decided ahead.
+            self._admit()
         end = self._begin(now_s)
         if self._late:
             if self.is_leaping:
                 end = self._shorten(1)
-            for sequence in self._late:
-                self.batcher.add(sequence)
-            self._late.clear()
+            self._admit()
             if end == inf:
                 end = self._begin(now_s)
         return end
+
+    def _admit(self) -> None:
+        for sequence in self._late:
+            self.batcher.add(sequence)
+        self._late.clear()
 
     def _begin(self, now_s: float) -> float:
         batcher = self.batcher

@@ -5,7 +5,6 @@ llm.generate(["The capital of France is"], Sampling(temperature=0.0, max_tokens=
 llm.chat([{"role": "user", "content": "Hello"}])
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import msgspec
 
 from meshwright.errors import InputError, Problem
+from meshwright.policy.ordering import longest_first
 from meshwright.run.serve.asked import Ask, Finish, Piece, Sampling, TokenLogprob
 from meshwright.run.serve.engine.ranks import SERVED, Ranks
 from meshwright.run.serve.engine.settings import EngineSettings
@@ -166,8 +166,8 @@ class LLM:
         for ask in asks:
             self.engine.check(ask)
         heard = [_Heard(ask, each) for ask in asks]
-        for ask, one in sorted(zip(asks, heard, strict=True), key=_longest_first):
-            self.engine.add(ask, one)
+        for number in longest_first([self.engine.room_of(ask) for ask in asks]):
+            self.engine.add(asks[number], heard[number])
         while not self.engine.is_idle:
             self.engine.turn()
             for sink, piece in self.engine.outbox():
@@ -176,11 +176,6 @@ class LLM:
 
     def _tokens(self, prompt: Prompt) -> tuple[int, ...]:
         return tuple(self.words.encode(prompt) if isinstance(prompt, str) else prompt)
-
-
-def _longest_first(pair: tuple[Ask, "_Heard"]) -> float:
-    most = pair[0].sampling.max_tokens
-    return -math.inf if most is None else -most
 
 
 def _several(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

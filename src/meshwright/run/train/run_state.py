@@ -7,12 +7,15 @@ from typing import Any
 
 import msgspec
 
-from meshwright.errors import Problem
+from meshwright.errors import InputError, Problem
 from meshwright.run.train.job import Job
+from meshwright.run.train.run_folder import recipe_in
 from meshwright.run.train.step import WEIGHT_FORMATS
+from meshwright.spec.files import load_data
 from meshwright.spec.layout import Layout
 from meshwright.spec.read import read
 
+PLAIN = "plain training"
 BEGIN_ANEW = "change it back, or begin anew with --fresh"
 
 
@@ -35,6 +38,19 @@ def state_of(extra: Mapping[str, Any], path: Path) -> RunState:
 def other_kind(kind: str, extra: Mapping[str, Any], folder: Path, fix: str) -> Problem | None:
     """Say where a folder holds a run of another kind, by what its checkpoint holds."""
     found = "grpo" if "settings" in extra else kind_of(extra.get("kept") or {})
+    return _differs(kind, found, folder, fix)
+
+
+def other_config(kind: str, folder: Path) -> Problem | None:
+    """Say the same of a folder without a checkpoint, by its configuration."""
+    try:
+        config = load_data(folder / "config.toml")
+    except InputError:
+        return None
+    return _differs(kind, recipe_in(config) or PLAIN, folder, "")
+
+
+def _differs(kind: str, found: str, folder: Path, fix: str) -> Problem | None:
     if kind == found:
         return None
     what = f"holds a run of {found}, and this is one of {kind}"
@@ -44,7 +60,7 @@ def other_kind(kind: str, extra: Mapping[str, Any], folder: Path, fix: str) -> P
 def kind_of(kept: Mapping[str, Any]) -> str:
     """Return a recipe's name where there is one, in words where there is none."""
     recipe = kept.get("recipe")
-    return str(recipe["kind"]) if isinstance(recipe, Mapping) else "plain training"
+    return str(recipe["kind"]) if isinstance(recipe, Mapping) else PLAIN
 
 
 def kept_of(job: Job) -> dict[str, Any]:

@@ -64,10 +64,10 @@ class Deaf:
 
 def test_a_worker_that_takes_no_message_is_ended_and_says_so() -> None:
     link, process = ProcessLink.__new__(ProcessLink), Deaf()
-    link.__dict__.update(_process=process, _stall_s=0.01, _why="")
+    link.__dict__.update(_process=process, _patience_s=0.01, _why="")
     link.send(Call(1, "sleep", told=bytes(1 << 24)))
     assert process.ended
-    assert link.last_words() == "it took no message for 0.01 s (stall_s)"
+    assert link.last_words() == "it took no message for 0.01 s (half of stall_s)"
     link.send(Call(2, "sleep"))  # as to any that is gone
 
 

@@ -10,7 +10,7 @@ pytest.importorskip("torch", reason="runs a model")
 from meshwright.errors import InputError
 from meshwright.run.serve.asked import Ask, Sampling
 from meshwright.run.serve.engine.orders import Orders
-from meshwright.run.serve.engine.runner import Computed, Runner
+from meshwright.run.serve.engine.runner import Computed, Landing, Runner
 from tests.run.serve.engine.small import Heard, asked, engine_of, reference, run_out
 from tests.run.serve.model.small import chunked, hybrid, latent, small
 
@@ -158,6 +158,7 @@ def test_tokens_that_are_there_are_read_before_a_prompt_keeps_the_host_busy(
         return compute(orders)
 
     monkeypatch.setattr(engine.runner, "compute", noted)
+    monkeypatch.setattr(Landing, "by_host", False)
     many = Sampling(temperature=0.0, max_tokens=6, ignore_eos=True)
     for prompt in PROMPTS[:2]:
         engine.add(Ask(prompt=tuple(prompt), sampling=many), Heard())
@@ -166,6 +167,16 @@ def test_tokens_that_are_there_are_read_before_a_prompt_keeps_the_host_busy(
     # The prompt, a step of decoding, the second prompt beside it, a step of both.
     assert [with_parts for with_parts, _ in read] == [True, False, True, False]
     assert [pieces for _, pieces in read] == [0, 0, 2, 0]
+
+
+def test_a_processor_reads_a_step_before_the_next_is_decided() -> None:
+    engine, heard = engine_of(small()), Heard()
+    ask = Ask(prompt=tuple(PROMPTS[0]), sampling=Sampling(temperature=0.0, max_tokens=3))
+    engine.add(ask, heard)
+    engine.turn()
+    assert not engine.outbox()
+    engine.turn()
+    assert len(engine.outbox()) == 1
 
 
 def test_who_is_cancelled_leaves_nothing_behind() -> None:

@@ -93,7 +93,7 @@ class EngineThread:
             return
         said = f"the engine's thread has not ended its turn within {patience_s:g} s"
         if error is None:
-            raise EngineStuck(f"{said} (stall_s)")
+            raise EngineStuck(f"{said}: raise stall_s where a turn takes as long")
         warnings.warn(said, stacklevel=2)
 
     def _settle(self) -> None:

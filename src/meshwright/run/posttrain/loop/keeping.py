@@ -34,7 +34,7 @@ from meshwright.run.train.checkpoint.record import decode_extra
 from meshwright.run.train.outputs.jsonl import JsonLines, cut
 from meshwright.run.train.placed_state import State
 from meshwright.run.train.run_folder import claimed
-from meshwright.run.train.run_state import other_kind
+from meshwright.run.train.run_state import other_config, other_kind
 
 Say = Callable[[str], object]
 ROLLOUTS = "rollouts.jsonl"
@@ -170,6 +170,8 @@ class Keeping:
         """Refuse a folder with another run."""
         newest = None if self._checkpoints is None else self._checkpoints.latest()
         if newest is None:
+            if (problem := other_config("grpo", folder)) is not None:
+                raise InputError([problem])
             return
         extra = decode_extra(read_record(newest.path))
         if (problem := other_kind("grpo", extra, folder, "")) is not None:

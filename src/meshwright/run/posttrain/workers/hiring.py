@@ -35,10 +35,12 @@ def fleet_of(
     starts = [
         Start(source, each, threads=threads, whole=True) for each in engines_of(engine, workers)
     ]
-    hire: Hire = lambda number: ProcessLink(starts[number], stall_s)  # noqa: E731
+    # Half of it, so that a worker is replaced before the run is taken to stand still.
+    patience_s = stall_s / 2
+    hire: Hire = lambda number: ProcessLink(starts[number], patience_s)  # noqa: E731
     left: Callable[[], object] = lambda: None  # noqa: E731
     if workers.ray:
-        cluster = Cluster(workers, starts)
+        cluster = Cluster(workers, starts, patience_s)
         hire, left = cluster.hire, cluster.close
     return Fleet(
         hire,

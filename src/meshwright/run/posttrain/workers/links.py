@@ -49,12 +49,12 @@ class Link(Protocol):
 class ProcessLink:
     """The way to a process of this machine."""
 
-    def __init__(self, start: Start, stall_s: float = 300.0) -> None:
+    def __init__(self, start: Start, patience_s: float = 150.0) -> None:
         """Start it, and wait until its engine is ready; raises what keeps it from that.
 
-        `stall_s` is how long a message may wait to be taken; who takes none by then is ended.
+        `patience_s` is how long a message may wait to be taken; who takes none by then is ended.
         """
-        self._stall_s, self._why = stall_s, ""
+        self._patience_s, self._why = patience_s, ""
         self._process = EngineProcess(start, MODULE)
         self.name, self.ready = f"process {self._process.pid}", self._process.ready
         self.pid = self._process.pid
@@ -62,7 +62,7 @@ class ProcessLink:
     def send(self, message: ToWorker, /) -> None:
         """Send a message."""
         left, ready = memoryview(framed(message)), select.poll()
-        until_s = time.monotonic() + self._stall_s
+        until_s = time.monotonic() + self._patience_s
         with contextlib.suppress(OSError, ValueError):  # one that was ended has no socket
             while left and not self._why:
                 try:
@@ -73,7 +73,7 @@ class ProcessLink:
                         ready.register(self._process.socket, select.POLLOUT)
                         ready.poll(wait_s * 1000)
                         continue
-                    self._why = f"it took no message for {self._stall_s:g} s (stall_s)"
+                    self._why = f"it took no message for {self._patience_s:g} s (half of stall_s)"
                     self._process.end()
 
     def heard(self) -> Iterator[FromWorker]:

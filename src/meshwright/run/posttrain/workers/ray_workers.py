@@ -57,12 +57,12 @@ class Keeper:
         self._turn, self._next, self._wrong = threading.Lock(), 0, ""
         self._waiting: dict[int, Callable[[], None]] = {}
 
-    def begin(self, start: bytes) -> bytes:
-        """Start the process, and wait until its engine is ready."""
+    def begin(self, start: bytes, patience_s: float) -> bytes:
+        """Start the process, and wait until its engine is ready; messages wait no longer."""
         first = to_worker.decode(start)
         assert isinstance(first, Start), "a worker begins with a start"
         try:
-            self._link = link = ProcessLink(first)
+            self._link = link = ProcessLink(first, patience_s)
         except InputError as error:
             told = [(each.where, each.what, each.fix) for each in error.problems]
             return _encode(_Begun(problems=told))
@@ -139,12 +139,15 @@ class Keeper:
 class RayLink:
     """The way to a worker that an actor keeps."""
 
-    def __init__(self, ray: "ModuleType", actor: Any, start: Start, shelf: "_Shelf") -> None:
+    def __init__(
+        self, ray: "ModuleType", actor: Any, start: Start, shelf: "_Shelf", patience_s: float
+    ) -> None:
         """Wait until its engine is ready; raises what keeps it from that."""
         self._ray, self._actor, self._shelf = ray, actor, shelf
         self._numbers, self._why = count(), ""
         try:
-            begun = msgspec.msgpack.decode(ray.get(actor.begin.remote(_encode(start))), type=_Begun)
+            told = ray.get(actor.begin.remote(_encode(start), patience_s))
+            begun = msgspec.msgpack.decode(told, type=_Begun)
         except ray.exceptions.RayError as error:
             raise EngineBroken(f"its Ray actor is gone: {_first_line(error)}") from error
         if begun.ready is None:
@@ -219,8 +222,11 @@ class _Shelf:
 class Cluster:
     """A Ray cluster that workers are hired from."""
 
-    def __init__(self, workers: WorkerSettings, starts: Sequence[Start]) -> None:
-        """Join a cluster, or start one here."""
+    def __init__(
+        self, workers: WorkerSettings, starts: Sequence[Start], patience_s: float = 150.0
+    ) -> None:
+        """Join a cluster, or start one here; messages to workers wait for so long at most."""
+        self._patience_s = patience_s
         self._ray, self._starts = _ray(), [_within_ray(each) for each in starts]
         self._begun = not self._ray.is_initialized()
         if self._begun:
@@ -238,7 +244,7 @@ class Cluster:
         kept = self._ray.remote(Keeper).options(
             num_cpus=1, num_gpus=gpus, max_concurrency=8, scheduling_strategy="SPREAD"
         )
-        return RayLink(self._ray, kept.remote(), start, self._shelf)
+        return RayLink(self._ray, kept.remote(), start, self._shelf, self._patience_s)
 
     def close(self) -> None:
         """Leave the cluster, where this joined it."""

@@ -4,8 +4,8 @@ A turn decides a step and starts it, then reads the tokens of the step before. S
 its next step before the host has looked at the last one, and an answer's end is seen one step late:
 what was computed for it meanwhile is thrown away. A step with parts of prompts takes the host long
 to start: tokens that are there by then are read first. Where a grammar says which tokens may
-follow, the step before is read between computing and drawing. Where tokens are guessed ahead, it is
-read before the next is decided.
+follow, the step before is read between computing and drawing. Where tokens are guessed ahead, or a
+processor computes, it is read before the next is decided.
 
 An engine is used by one thread; `loop` feeds it from others.
 """
@@ -113,10 +113,7 @@ class Engine:
         if sampling.seed is None:
             sampling = msgspec.structs.replace(sampling, seed=secrets.randbits(62))
             ask = msgspec.structs.replace(ask, sampling=sampling)
-        room = self.max_length - len(ask.prompt)
-        most = room if sampling.max_tokens is None else min(sampling.max_tokens, room)
-        if ask.hands_over:
-            most = 1
+        most = 1 if ask.hands_over else self.room_of(ask)
         answers = [self._answer(ask, choice, most, sink, seeded) for choice in range(sampling.n)]
         answers[0].name_blocks(self.limits.block_tokens)
         for answer in answers[1:]:
@@ -138,6 +135,11 @@ class Engine:
         else:
             self.batcher.add(self._sequence(answers[0], others))
         return answers
+
+    def room_of(self, ask: Ask) -> int:
+        """Return how many tokens an answer may have at most."""
+        room, most = self.max_length - len(ask.prompt), ask.sampling.max_tokens
+        return room if most is None else min(most, room)
 
     def _go_on_with(
         self, answer: Answer, parcel: Parcel, brought: bytes | bytearray | None
@@ -243,10 +245,10 @@ class Engine:
     def turn(self) -> bool:
         """Start a step and read the one before; return whether there was anything to do."""
         flying, self._flying = self._flying, None
+        if flying is not None and (self._guessing is not None or flying.landing.by_host):
+            self._land(flying)
+            flying = None
         if self._guessing is not None:
-            if flying is not None:
-                self._land(flying)
-                flying = None
             self._guessing.plan()
         batch = self.batcher.next()
         if batch is None:

@@ -59,6 +59,11 @@ class Landing:
             self._event.record()
 
     @property
+    def by_host(self) -> bool:
+        """Whether the host computed them itself, so that nothing goes on while it waits."""
+        return self._event is None
+
+    @property
     def is_there(self) -> bool:
         """Whether nobody would have to wait."""
         return self._event is None or bool(self._event.query())  # type: ignore[no-untyped-call]
