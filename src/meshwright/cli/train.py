@@ -64,7 +64,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--folder", metavar="RUN", help="the run's folder (default: runs/JOB)")
     parser.add_argument(
         "--fresh", action="store_true",
-        help="begin anew; an earlier run in the folder is moved aside, not deleted",
+        help="begin anew; an earlier run in the folder is moved aside, not deleted (not of grpo)",
     )  # fmt: skip
     parser.add_argument(
         "--nproc", metavar="N", help="start so many ranks on this machine and train over them"
@@ -75,7 +75,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--replay", metavar="FILE", help="of grpo: train on recorded rollouts, without an engine"
     )
-    parser.add_argument("--until", metavar="STEP", help="end this sitting after a step")
+    parser.add_argument(
+        "--until", metavar="STEP", help="end this sitting after a step (not of grpo)"
+    )
     parser.add_argument(
         "--profile", metavar="STEPS", help="record steps, such as 10-12, into RUN/timeline"
     )

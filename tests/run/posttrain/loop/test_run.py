@@ -154,6 +154,9 @@ def test_a_folder_says_what_happened(tmp_path: Path) -> None:
     assert 'placement = "asynchronous"' in (folder / "config.toml").read_text()
     with pytest.raises(InputError, match="seed differ"):
         run(settings(folder=str(folder), placement="asynchronous", seed=1))
+    kept = (folder / "transcripts.jsonl").read_text()
+    run(settings(folder=str(folder), evaluate=EVALUATED, placement="asynchronous"))
+    assert (folder / "transcripts.jsonl").read_text() == kept, "a finished run adds nothing"
 
 
 def test_a_step_without_a_signal_is_said_in_words() -> None:

@@ -154,7 +154,9 @@ class Keeping:
         self._append("notes.jsonl", [{"step": 0 if step is None else step, "text": text}])
 
     def transcripts(self, trained: int, shown: Sequence[dict[str, Any]]) -> None:
-        """Write answers to held-out prompts down."""
+        """Write answers to held-out prompts down, in place of those after as many steps."""
+        if self.folder is not None:
+            cut(self.folder / "transcripts.jsonl", trained - 1)
         self._append("transcripts.jsonl", [{"step": trained, **each} for each in shown])
 
     def close(self) -> None:
