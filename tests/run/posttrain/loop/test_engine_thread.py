@@ -44,7 +44,7 @@ def test_a_turn_that_does_not_end_keeps_nobody(monkeypatch: pytest.MonkeyPatch) 
     engine = EngineThread(sampling, Spans(), stall_s=0.01)
     engine.begin([Key(0, 0, 0)], 0)
     assert stream.begun.wait(10)
-    with pytest.raises(EngineStuck, match="within 0.01 s: raise stall_s"):
+    with pytest.raises(EngineStuck, match=r"within 0\.01 s: raise stall_s"):
         engine.close()
 
     def faulty() -> None:
