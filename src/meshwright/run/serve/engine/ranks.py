@@ -5,6 +5,7 @@ collectives. All of them draw, from the same logits with the same seeds, so no t
 When a rank ends, the first one ends too, and whoever started it starts all anew.
 """
 
+import atexit
 import os
 import signal
 import socket
@@ -105,8 +106,11 @@ class Followers:
                     self._sockets.append(_accepted(listening))
                     place = Place(rank, store.port, source, settings, ends)
                     self._sockets[-1].sendall(framed(_encoder.encode(place)))
+        self._leaving = threading.Event()
         threading.Thread(target=self._watch, name="ranks", daemon=True).start()
         self.mesh = _joined(store, 0, settings)
+        # Left to the interpreter's end, threads of gloo may outlive what they use, and abort it.
+        atexit.register(self._leave)
 
     def tell(self, said: Said) -> None:
         """Tell all of them the same."""
@@ -114,10 +118,19 @@ class Followers:
         for each in self._sockets:
             each.sendall(frame)
 
+    def _leave(self) -> None:
+        """Let the others go, when this process ends by itself."""
+        self._leaving.set()
+        for each in self._sockets:
+            each.close()
+        if dist.is_initialized() and dist.get_backend() == "gloo":
+            dist.destroy_process_group()
+
     def _watch(self) -> None:
         """End this process with the first that ends: it cannot go on alone."""
         while all(process.poll() is None for process in self._processes):
-            threading.Event().wait(0.2)
+            if self._leaving.wait(0.2):
+                return
         os.kill(os.getpid(), signal.SIGKILL)
 
 
