@@ -128,10 +128,12 @@ class Followers:
 
     def _watch(self) -> None:
         """End this process with the first that ends: it cannot go on alone."""
-        while all(process.poll() is None for process in self._processes):
-            if self._leaving.wait(0.2):
-                return
-        os.kill(os.getpid(), signal.SIGKILL)
+        while not self._leaving.is_set() and all(
+            process.poll() is None for process in self._processes
+        ):
+            self._leaving.wait(0.2)
+        if not self._leaving.is_set():
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Leading:
