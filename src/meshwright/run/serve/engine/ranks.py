@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -40,6 +41,7 @@ from meshwright.spec.model import Model
 
 _LOOPBACK = "127.0.0.1"
 _MEETING_S = 120.0
+_LEAVING_S = 0.2
 _PATIENCE = timedelta(days=7)
 """How long a rank waits for the others: between requests nobody comes."""
 
@@ -109,7 +111,6 @@ class Followers:
         self._leaving = threading.Event()
         threading.Thread(target=self._watch, name="ranks", daemon=True).start()
         self.mesh = _joined(store, 0, settings)
-        # Left to the interpreter's end, threads of gloo may outlive what they use, and abort it.
         atexit.register(self._leave)
 
     def tell(self, said: Said) -> None:
@@ -125,6 +126,9 @@ class Followers:
             each.close()
         if dist.is_initialized() and dist.get_backend() == "gloo":
             dist.destroy_process_group()
+            # Its threads need the interpreter to let go of the last sum's tensors. Who comes for
+            # that when the interpreter has gone aborts the process.
+            time.sleep(_LEAVING_S)
 
     def _watch(self) -> None:
         """End this process with the first that ends: it cannot go on alone."""
