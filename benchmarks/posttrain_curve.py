@@ -1,5 +1,7 @@
 """A harder task on a GPU, as a curve: sorting sixteen digits for rewards of 0 and 1.
 
+The picture of docs/guide/posttrain-rl.md is drawn from the runs kept beside it.
+
 python -m benchmarks.posttrain_curve [--tiny] [--steps 150] [--warm-up N] [--seed 0] [--placebo]
     [--out FILE]
 python -m benchmarks.posttrain_curve --draw PICTURE.svg RUN.json PLACEBO.json

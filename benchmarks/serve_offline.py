@@ -40,7 +40,7 @@ class Shape(NamedTuple):
     """Tokens of a step at most, the best that `mw simulate serve` finds: prompts of a large model
     are cut up, so that answers which have begun read its weights with them; of a small one, not."""
     runs: int = 3
-    """A million tokens take a minute, and differ little from one run to the next."""
+    """Timed runs; one of a million tokens takes a minute, and differs little from the next."""
     target: str = ""
     roofline: float = 0.0
     """Tokens per second that the memory's bandwidth allows, as the research notes work it out."""
