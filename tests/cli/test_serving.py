@@ -90,6 +90,8 @@ def test_a_conversation_goes_on(folder: str, capsys: pytest.CaptureFixture[str])
         (["serve", "FOLDER", "--prefill", "1"], "give --prefill and --decode, or neither"),
         (["serve", "FOLDER", "--replicas", "2", "--in-process"], "only one engine fits"),
         (["serve", "FOLDER", "--parcels", "tcp"], "no keys and values travel"),
+        (["serve", "FOLDER", "--start-s", "soon"], "--start-s: 'soon' is not a time"),
+        (["serve", "FOLDER", "--start-s", "0"], "--start-s: 0.0 is not a number from 1"),
         (["serve", "FOLDER", "--keys-file", "missing.keys"], "missing.keys: cannot be read"),
         (["serve", "FOLDER", "--prefill", "1", "--decode", "1", "--tp", "2"], "several GPUs share"),
         (["serve", "FOLDER", "--prefill", "1", "--decode", "1", "--guesses", "2"], "that guess"),

@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
@@ -11,7 +12,8 @@ import msgspec
 from meshwright.cli.engine_flags import settings_of
 from meshwright.errors import InputError, MeshwrightError, Problem
 from meshwright.policy.routing import ROUTINGS
-from meshwright.spec.units import format_some, parse_count
+from meshwright.spec.bounds import real, require
+from meshwright.spec.units import format_some, parse_count, parse_seconds
 
 if TYPE_CHECKING:
     from meshwright.run.serve.engine.settings import EngineSettings
@@ -34,6 +36,9 @@ def add_engines(parser: argparse.ArgumentParser) -> None:
         help="how keys and values get there: shm (shared memory, the default), tcp or nixl",
     )  # fmt: skip
     group.add_argument(
+        "--start-s", metavar="S", help="the longest an engine may take to start (default 1800)"
+    )
+    group.add_argument(
         "--in-process", action="store_true", help="run the one engine in the server's own process"
     )
 
@@ -42,20 +47,21 @@ def start_engines(args: argparse.Namespace, path: Path) -> "tuple[Serves, list[s
     """Start what the flags describe; return it with where the time of the start went."""
     first, then = _counts(args)
     settings = settings_of(args)
+    start_s = _start_s(args)
     if args.in_process:
         if first + then > 1:
             what = "only one engine fits into the server's process"
             raise InputError([Problem("--in-process", what, "leave it out")])
         return _here(settings, path)
     if first + then == 1:
-        engines = _started([settings], path)
+        engines = _started([settings], path, start_s)
         return engines[0], _lines(engines, settings)
     from meshwright.run.serve.routed import HandedOver, Routed
 
     if first:
         _check_handing(settings)
         settings = msgspec.structs.replace(settings, parcels=args.parcels or "shm")
-    engines = _started(dealt(settings, first + then), path)
+    engines = _started(dealt(settings, first + then), path, start_s)
     block = settings.limits.block_tokens
     if not first:
         routed = Routed(engines, args.routing, block_tokens=block, weights=str(path))
@@ -179,13 +185,21 @@ def _here(settings: "EngineSettings", path: Path) -> "tuple[Serves, list[str]]":
     return EngineLoop(begun.engine, begun.upkeep), told
 
 
-def _started(each: "Sequence[EngineSettings]", path: Path) -> "list[RemoteEngine]":
+def _start_s(args: argparse.Namespace) -> float:
+    from meshwright.run.serve.worker.launch import START_S
+
+    given = START_S if args.start_s is None else parse_seconds(args.start_s, "--start-s")
+    require(real("--start-s", given, 1, 1e9))
+    return given
+
+
+def _started(each: "Sequence[EngineSettings]", path: Path, start_s: float) -> "list[RemoteEngine]":
     """Start engines side by side; where one does not start, none is left."""
     from meshwright.run.serve.worker.remote import RemoteEngine
 
-    threads = threads_of(each)
+    start = partial(RemoteEngine, path, threads=threads_of(each), start_s=start_s)
     with ThreadPoolExecutor(len(each)) as pool:
-        starting = [pool.submit(RemoteEngine, path, settings, threads=threads) for settings in each]
+        starting = [pool.submit(start, settings) for settings in each]
     errors = [error for one in starting if (error := one.exception()) is not None]
     engines = [one.result() for one in starting if one.exception() is None]
     if errors:

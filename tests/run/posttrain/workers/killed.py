@@ -19,8 +19,8 @@ def settings_of(folder: str) -> LoopSettings:
 class Named(ProcessLink):
     """Says which process it started."""
 
-    def __init__(self, start: Start, stall_s: float) -> None:
-        super().__init__(start, stall_s)
+    def __init__(self, start: Start, patience_s: float, start_s: float) -> None:
+        super().__init__(start, patience_s, start_s)
         print(self.pid, flush=True)
 
 

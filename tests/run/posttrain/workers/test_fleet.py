@@ -9,13 +9,18 @@ import pytest
 pytest.importorskip("torch", reason="lays weights out")
 
 from meshwright.errors import InputError, Problem
+from meshwright.run.posttrain.workers import links
 from meshwright.run.posttrain.workers.fleet import WorkersLost
+from meshwright.run.posttrain.workers.hiring import fleet_of
 from meshwright.run.posttrain.workers.process import SOURCES, TAKE
 from meshwright.run.posttrain.workers.settings import WorkerSettings
 from meshwright.run.serve.asked import Gauges
+from meshwright.run.serve.engine.settings import EngineSettings
 from meshwright.run.serve.interface import EngineBroken
 from meshwright.run.serve.worker.frames import Beat, Call, Cancel, Refused, Several
+from meshwright.run.serve.worker.launch import NotStarted
 from tests.run.posttrain.workers.pretend import Staged
+from tests.run.serve.model.small import small
 
 
 @pytest.fixture
@@ -185,6 +190,27 @@ def test_who_never_starts_is_named() -> None:
 
     with pytest.raises(WorkersLost, match=r"worker 0 has not started within 0\.1 s: look for room"):
         Endless(count=1, stall_s=0.1)
+
+
+def test_who_is_ended_at_the_deadline_of_its_start_is_not_started_anew() -> None:
+    class Late(Staged):
+        def _hire(self, number: int) -> Any:
+            raise NotStarted(f"process {number} was not ready")
+
+    with pytest.raises(WorkersLost, match=r"worker 0 has not started within 60 s: .*stall_s"):
+        Late(count=1)
+
+
+def test_the_process_of_a_worker_has_the_deadline_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links, "MODULE", "tests.run.serve.worker.stuck")
+    monkeypatch.setenv("STUCK", "nothing")
+    engine = EngineSettings(device="cpu")
+    with pytest.raises(WorkersLost, match="worker 0 has not started within 1 s") as found:
+        fleet_of(
+            small(), "nowhere", engine, WorkerSettings(count=1),
+            threads=1, stall_s=1.0, exact=False, say=print,
+        )  # fmt: skip
+    assert isinstance(found.value.__cause__, NotStarted), "its process was ended first"
 
 
 def test_what_a_worker_refuses_is_raised(staged: Callable[..., Staged]) -> None:

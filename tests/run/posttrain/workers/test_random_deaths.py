@@ -45,8 +45,8 @@ def dying(patch: pytest.MonkeyPatch) -> Iterator[None]:
     alive, over, chance = list[int](), threading.Event(), random.Random(7)
 
     class Doomed(ProcessLink):
-        def __init__(self, start: Start, stall_s: float) -> None:
-            super().__init__(start, stall_s)
+        def __init__(self, start: Start, patience_s: float, start_s: float) -> None:
+            super().__init__(start, patience_s, start_s)
             alive.append(self.pid)
 
     def kill() -> None:

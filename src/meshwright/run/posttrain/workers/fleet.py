@@ -38,12 +38,15 @@ from meshwright.run.serve.worker.frames import (
     Refused,
     Several,
 )
+from meshwright.run.serve.worker.launch import NotStarted
 
 Hire = Callable[[int], Link]
 """Starts the worker of a number, and returns when its engine is ready."""
 _TURN_S = 0.05
 """How long a turn waits for workers: environments and verifiers have something to say as well."""
 _LOOK_S = 1.0
+_OVERTIME = 1.1
+"""Of `stall_s`, for a start: by then whoever starts a worker has ended it with its process."""
 
 
 class WorkersLost(MeshwrightError):
@@ -291,6 +294,8 @@ class Fleet:
             worker.link.end()
         elif isinstance(gone.error, InputError):
             raise gone.error  # it would not start another time either
+        elif isinstance(gone.error, NotStarted):
+            raise self._late(worker) from gone.error
         elif not isinstance(gone.error, EngineBroken):
             raise WorkersLost(f"{name} cannot be started: {gone.why}") from gone.error
         said = f"{name} is gone {worker.doing()}: {gone.why}"
@@ -371,11 +376,16 @@ class Fleet:
         """Take those for dead who live and do nothing of what is wanted of them."""
         now_s = time.monotonic()
         for worker in self._workers:
-            if worker.down or now_s - worker.progress_s <= self._stall_s:
+            still_s = now_s - worker.progress_s
+            if worker.down or still_s <= self._stall_s:
                 continue
             if worker.link is None:
-                what = f"rollout worker {worker.number} has not started within {self._stall_s:g} s"
-                fix = "look for room on its device, or in its cluster, or raise stall_s"
-                raise WorkersLost(f"{what}: {fix}")
-            if worker.calls or worker.open:
+                if still_s > self._stall_s * _OVERTIME:
+                    raise self._late(worker)
+            elif worker.calls or worker.open:
                 self._gone(worker, _Gone(f"it did nothing for {self._stall_s:g} s"))
+
+    def _late(self, worker: Worker) -> WorkersLost:
+        what = f"rollout worker {worker.number} has not started within {self._stall_s:g} s"
+        fix = "look for room on its device, or in its cluster, or raise stall_s"
+        return WorkersLost(f"{what}: {fix}")

@@ -37,7 +37,7 @@ def fleet_of(
     ]
     # Half of it, so that a worker is replaced before the run is taken to stand still.
     patience_s = stall_s / 2
-    hire: Hire = lambda number: ProcessLink(starts[number], patience_s)  # noqa: E731
+    hire: Hire = lambda number: ProcessLink(starts[number], patience_s, stall_s)  # noqa: E731
     left: Callable[[], object] = lambda: None  # noqa: E731
     if workers.ray:
         cluster = Cluster(workers, starts, patience_s)

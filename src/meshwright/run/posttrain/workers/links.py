@@ -49,13 +49,14 @@ class Link(Protocol):
 class ProcessLink:
     """The way to a process of this machine."""
 
-    def __init__(self, start: Start, patience_s: float = 150.0) -> None:
+    def __init__(self, start: Start, patience_s: float = 150.0, start_s: float = 300.0) -> None:
         """Start it, and wait until its engine is ready; raises what keeps it from that.
 
-        `patience_s` is how long a message may wait to be taken; who takes none by then is ended.
+        `patience_s` is how long a message may wait to be taken, `start_s` how long the start may
+        take; who takes longer is ended.
         """
         self._patience_s, self._why = patience_s, ""
-        self._process = EngineProcess(start, MODULE)
+        self._process = EngineProcess(start, MODULE, start_s=start_s)
         self.name, self.ready = f"process {self._process.pid}", self._process.ready
         self.pid = self._process.pid
 

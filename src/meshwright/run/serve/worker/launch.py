@@ -1,11 +1,13 @@
 """`EngineProcess`: starts the process of an engine and waits until it takes asks."""
 
 import contextlib
+import os
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,18 +16,32 @@ from meshwright.run.serve.framing import Frames
 from meshwright.run.serve.interface import EngineBroken
 from meshwright.run.serve.worker.frames import Ready, Refused, Start, framed, from_worker
 
+START_S = 1800.0
+"""How long an engine may take to be ready: large weights on a slow disk take a while."""
 _POLL_S = 0.2
 _END_S = 2.0
+
+
+class NotStarted(EngineBroken):
+    """An engine was not ready by its deadline."""
 
 
 class EngineProcess:
     """A process that serves this one, over a socket that only this user can open."""
 
-    def __init__(self, start: Start, module: str = "meshwright.run.serve.worker") -> None:
+    def __init__(
+        self,
+        start: Start,
+        module: str = "meshwright.run.serve.worker",
+        *,
+        start_s: float = START_S,
+    ) -> None:
         """Start it, and wait until the engine is ready; raises what keeps it from that.
 
-        `module` is what runs there: it calls `process.main`.
+        `module` is what runs there: it calls `process.main`. What is not ready after `start_s`
+        seconds is ended.
         """
+        self._start_s, self._until_s = start_s, time.monotonic() + start_s
         self.frames = Frames()
         """What came behind the first message, for whoever goes on listening."""
         with tempfile.TemporaryDirectory(prefix="meshwright-") as folder:
@@ -37,14 +53,23 @@ class EngineProcess:
             command = [sys.executable, "-m", module, path]
             # Of its own session, so that a terminal's signals reach the server alone.
             self._process = subprocess.Popen(command, start_new_session=True)
-            with listening:
-                self.socket = self._accepted(listening)
+            try:
+                with listening:
+                    self.socket = self._accepted(listening)
+            except BaseException:
+                self._kill()
+                raise
         try:
+            self.socket.settimeout(self._left_s())
             self.socket.sendall(framed(start))
             self.ready = self._wait()
+        except TimeoutError:
+            self.end()
+            raise self._late() from None
         except BaseException:
             self.end()
             raise
+        self.socket.settimeout(None)
 
     @property
     def pid(self) -> int:
@@ -59,8 +84,7 @@ class EngineProcess:
         try:
             self._process.wait(_END_S)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+            self._kill()
 
     def last_words(self) -> str:
         """Say how it ended."""
@@ -74,11 +98,11 @@ class EngineProcess:
     def _accepted(self, listening: socket.socket) -> socket.socket:
         while True:
             with contextlib.suppress(TimeoutError):
-                connection, _ = listening.accept()
-                connection.settimeout(None)
-                return connection
+                return listening.accept()[0]
             if self._process.poll() is not None:
                 raise EngineBroken(self.last_words())
+            if time.monotonic() > self._until_s:
+                raise self._late()
 
     def _wait(self) -> Ready:
         for body in self._bodies():
@@ -92,3 +116,21 @@ class EngineProcess:
     def _bodies(self) -> Iterator[bytes]:
         while data := self.socket.recv(1 << 16):
             yield from self.frames.add(data)
+            self.socket.settimeout(self._left_s())
+
+    def _left_s(self) -> float:
+        # With nothing left a socket would not wait for what is there already.
+        return max(0.001, self._until_s - time.monotonic())
+
+    def _late(self) -> NotStarted:
+        what = f"the engine's process {self.pid} was not ready within {self._start_s:g} s"
+        return NotStarted(f"{what}, and was ended: look at what it said above, or raise start_s")
+
+    def _kill(self) -> None:
+        """End the process by force, with the ranks it started."""
+        if self._process.poll() is None:
+            with contextlib.suppress(OSError):
+                os.killpg(self.pid, signal.SIGKILL)
+        # One that is stuck in a driver ends when the driver lets it; nobody waits for that.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_END_S)

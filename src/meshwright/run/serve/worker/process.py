@@ -6,6 +6,7 @@ whoever started the process is gone, and it ends.
 """
 
 import os
+import select
 import signal
 import socket
 import threading
@@ -44,6 +45,7 @@ Perform = Callable[[Call], Done]
 Begin = Callable[[Start], tuple[Started, Perform]]
 """Starts an engine; returns it with what performs calls."""
 _BEAT_S = 0.25
+_LOOK_S = 0.5
 
 
 class _Socket:
@@ -63,6 +65,12 @@ class _Socket:
             found = [to_worker.decode(body) for body in self._frames.add(data)]
             if found:
                 return found
+
+    def is_gone(self, wait_s: float) -> bool:
+        """Tell whether the other side goes within so long; what it says stays to be read."""
+        hung_up = select.poll()
+        hung_up.register(self._socket, 0)  # nothing but the end, which is always told
+        return bool(hung_up.poll(wait_s * 1000))
 
     def send(self, message: FromWorker) -> None:
         """Send a message; the process ends where nobody reads it."""
@@ -207,6 +215,8 @@ def main(path: str, begin: Begin = served, orphaned: Callable[[], object] = lamb
     first = messages.popleft() if messages else None
     if not isinstance(first, Start):
         return
+    ready = threading.Event()
+    threading.Thread(target=_watch, args=(way, ready), name="watch", daemon=True).start()
     try:
         if first.threads is not None:
             torch.set_num_threads(first.threads)
@@ -214,6 +224,7 @@ def main(path: str, begin: Begin = served, orphaned: Callable[[], object] = lamb
     except MeshwrightError as error:
         way.send(refused(0, error))
         return
+    ready.set()
     worker = Worker(way, started.engine, perform, whole=first.whole)
     cache = started.engine.runner.cache
     room = cache.blocks * cache.block_tokens
@@ -224,6 +235,13 @@ def main(path: str, begin: Begin = served, orphaned: Callable[[], object] = lamb
     threading.Thread(target=_read, args=args, name="reader", daemon=True).start()
     while True:
         worker.turn()
+
+
+def _watch(way: _Socket, ready: threading.Event) -> None:
+    """End this process where whoever waits for its engine gives that up: starts take minutes."""
+    while not ready.is_set():
+        if way.is_gone(_LOOK_S) and not ready.is_set():
+            os._exit(0)
 
 
 def _read(way: _Socket, worker: Worker, engine: Engine, orphaned: Callable[[], object]) -> None:

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from meshwright.errors import InputError, MeshwrightError, Problem
@@ -32,7 +33,7 @@ from meshwright.run.serve.worker.frames import (
     framed,
     from_worker,
 )
-from meshwright.run.serve.worker.launch import EngineProcess
+from meshwright.run.serve.worker.launch import START_S, EngineProcess
 
 LOG = logging.getLogger("meshwright.server")
 STUCK_S = 60.0
@@ -51,14 +52,16 @@ class RemoteEngine:
         *,
         threads: int | None = None,
         stuck_s: float = STUCK_S,
+        start_s: float = START_S,
     ) -> None:
-        """Start an engine for the model at a path, and wait until it is ready.
+        """Start an engine for the model at a path, and wait until it is ready, for `start_s`.
 
         On a processor it computes with so many `threads`; None takes what torch takes.
         """
-        self._start = Start(str(path), settings, threads=threads)
+        start = Start(str(path), settings, threads=threads)
+        self._launch = partial(EngineProcess, start, start_s=start_s)
         self._stuck_s = stuck_s
-        self.process = EngineProcess(self._start)
+        self.process = self._launch()
         self.ready = self.process.ready
         self.max_length = self.ready.max_length
         self._writer: asyncio.StreamWriter | None = None
@@ -166,7 +169,7 @@ class RemoteEngine:
             LOG.warning(self._why)
             await asyncio.sleep(0.1 * 4 ** len(self._deaths))
             try:
-                self.process = await asyncio.to_thread(EngineProcess, self._start)
+                self.process = await asyncio.to_thread(self._launch)
             except MeshwrightError as error:
                 self._why = f"{why}, and another one cannot be started: {error}"
                 LOG.error(self._why)
