@@ -40,7 +40,7 @@ def fleet_of(
     hire: Hire = lambda number: ProcessLink(starts[number], patience_s, stall_s)  # noqa: E731
     left: Callable[[], object] = lambda: None  # noqa: E731
     if workers.ray:
-        cluster = Cluster(workers, starts, patience_s)
+        cluster = Cluster(workers, starts, patience_s, stall_s)
         hire, left = cluster.hire, cluster.close
     return Fleet(
         hire,

@@ -25,6 +25,7 @@ from meshwright.run.posttrain.workers.links import ProcessLink
 from meshwright.run.posttrain.workers.settings import WorkerSettings
 from meshwright.run.serve.interface import EngineBroken
 from meshwright.run.serve.worker.frames import FromWorker, Ready, Start, ToWorker, to_worker
+from meshwright.run.serve.worker.launch import NotStarted
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -45,6 +46,7 @@ class _Begun(msgspec.Struct):
     folder: str = ""
     problems: list[tuple[str, str, str]] = []
     broken: str = ""
+    late: bool = False
 
 
 class Keeper:
@@ -57,17 +59,18 @@ class Keeper:
         self._turn, self._next, self._wrong = threading.Lock(), 0, ""
         self._waiting: dict[int, Callable[[], None]] = {}
 
-    def begin(self, start: bytes, patience_s: float) -> bytes:
-        """Start the process, and wait until its engine is ready; messages wait no longer."""
+    def begin(self, start: bytes, patience_s: float, start_s: float) -> bytes:
+        """Start the process, and wait until its engine is ready, for so long at most."""
         first = to_worker.decode(start)
         assert isinstance(first, Start), "a worker begins with a start"
         try:
-            self._link = link = ProcessLink(first, patience_s)
+            self._link = link = ProcessLink(first, patience_s, start_s)
         except InputError as error:
             told = [(each.where, each.what, each.fix) for each in error.problems]
             return _encode(_Begun(problems=told))
         except EngineBroken as error:
-            return _encode(_Begun(broken=str(error)))
+            late = isinstance(error, NotStarted)
+            return _encode(_Begun(broken=str(error), late=late))
         threading.Thread(target=self._listen, args=(link,), daemon=True).start()
         where = f"{link.name} on {os.uname().nodename}"
         return _encode(_Begun(ready=link.ready, name=where, pid=link.pid, folder=self._folder))
@@ -140,21 +143,36 @@ class RayLink:
     """The way to a worker that an actor keeps."""
 
     def __init__(
-        self, ray: "ModuleType", actor: Any, start: Start, shelf: "_Shelf", patience_s: float
+        self,
+        ray: "ModuleType",
+        actor: Any,
+        start: Start,
+        shelf: "_Shelf",
+        *,
+        patience_s: float,
+        start_s: float,
     ) -> None:
-        """Wait until its engine is ready; raises what keeps it from that."""
+        """Wait until its engine is ready, for `start_s`; raises what keeps it from that.
+
+        Who says nothing for `patience_s` afterwards is taken to be gone.
+        """
         self._ray, self._actor, self._shelf = ray, actor, shelf
-        self._numbers, self._why = count(), ""
+        self._numbers, self._why, self._patience_s = count(), "", patience_s
+        begin = actor.begin.remote(_encode(start), patience_s, start_s)
         try:
-            told = ray.get(actor.begin.remote(_encode(start), patience_s))
-            begun = msgspec.msgpack.decode(told, type=_Begun)
+            begun = msgspec.msgpack.decode(ray.get(begin, timeout=start_s), type=_Begun)
+        except ray.exceptions.GetTimeoutError as error:
+            # A cluster without room keeps the actor waiting; an actor takes its process along.
+            ray.kill(actor)
+            what = f"its Ray actor has no engine that is ready within {start_s:g} s"
+            raise NotStarted(f"{what}: look for room in the cluster") from error
         except ray.exceptions.RayError as error:
             raise EngineBroken(f"its Ray actor is gone: {_first_line(error)}") from error
         if begun.ready is None:
             self.end()
             if begun.problems:
                 raise InputError([Problem(*each) for each in begun.problems])
-            raise EngineBroken(begun.broken)
+            raise (NotStarted if begun.late else EngineBroken)(begun.broken)
         self.ready, self.name, self.pid = begun.ready, begun.name, begun.pid
         self._folder = begun.folder
 
@@ -166,7 +184,10 @@ class RayLink:
         """Yield what it says."""
         while True:
             try:
-                said = self._ray.get(self._actor.heard.remote())
+                said = self._ray.get(self._actor.heard.remote(), timeout=self._patience_s)
+            except self._ray.exceptions.GetTimeoutError:
+                self._why = f"its Ray actor said nothing for {self._patience_s:g} s"
+                return
             except self._ray.exceptions.RayError as error:
                 self._why = f"its Ray actor is gone: {_first_line(error)}"
                 return
@@ -223,10 +244,14 @@ class Cluster:
     """A Ray cluster that workers are hired from."""
 
     def __init__(
-        self, workers: WorkerSettings, starts: Sequence[Start], patience_s: float = 150.0
+        self,
+        workers: WorkerSettings,
+        starts: Sequence[Start],
+        patience_s: float = 150.0,
+        start_s: float = 300.0,
     ) -> None:
-        """Join a cluster, or start one here; messages to workers wait for so long at most."""
-        self._patience_s = patience_s
+        """Join a cluster, or start one here; messages and starts wait for so long at most."""
+        self._patience_s, self._start_s = patience_s, start_s
         self._ray, self._starts = _ray(), [_within_ray(each) for each in starts]
         self._begun = not self._ray.is_initialized()
         if self._begun:
@@ -244,7 +269,8 @@ class Cluster:
         kept = self._ray.remote(Keeper).options(
             num_cpus=1, num_gpus=gpus, max_concurrency=8, scheduling_strategy="SPREAD"
         )
-        return RayLink(self._ray, kept.remote(), start, self._shelf, self._patience_s)
+        waits = {"patience_s": self._patience_s, "start_s": self._start_s}
+        return RayLink(self._ray, kept.remote(), start, self._shelf, **waits)
 
     def close(self) -> None:
         """Leave the cluster, where this joined it."""
