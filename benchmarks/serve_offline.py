@@ -39,6 +39,9 @@ class Shape(NamedTuple):
     batch_tokens: int = 16384
     """Tokens of a step at most, the best that `mw simulate serve` finds: prompts of a large model
     are cut up, so that answers which have begun read its weights with them; of a small one, not."""
+    graph_tokens: int = 0
+    """Steps with prompts are captured up to so many tokens: what the host takes to launch them no
+    longer sets how short they can be, and short ones share a large model's weights the best."""
     runs: int = 3
     """Timed runs; one of a million tokens takes a minute, and differs little from the next."""
     target: str = ""
@@ -55,6 +58,14 @@ SHAPES = (
     Shape(
         "Llama-3.1-8B fp8 1000/1000", "llama3.1-8b", weights="fp8", kv="fp8", requests=1024,
         fixed=1000, at_a_time=512, runs=1, target=">= 13500",
+    ),
+    Shape(
+        "Llama-3.1-8B bf16, captured prompts", "llama3.1-8b", batch_tokens=288, graph_tokens=288,
+        target=">= 10900", roofline=14_800,
+    ),
+    Shape(
+        "Qwen3-14B bf16, captured prompts", "qwen3-14b", batch_tokens=288, graph_tokens=288,
+        target=">= 6300", roofline=9_000,
     ),
 )  # fmt: skip
 
@@ -85,6 +96,7 @@ def run_shape(shape: Shape, runs: int) -> dict[str, Any]:
     limits = Limits(
         batch_requests=shape.at_a_time,
         batch_tokens=shape.batch_tokens,
+        graph_tokens=shape.graph_tokens,
         # Nobody waits for a first token here: pages may be large.
         block_tokens=128 if shape.kv == "fp8" else 64,
         kv_precision="fp8" if shape.kv == "fp8" else "model",

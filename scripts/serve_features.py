@@ -31,6 +31,7 @@ FEATURES = {
     "prefix": Feature("prefix cache", "on, unless `--no-prefix-cache`"),
     "chunks": Feature("prompts in pieces", "`Limits.chunk_tokens`"),
     "apart": Feature("prompts in steps of their own", '`Limits.mixing = "apart"`'),
+    "captured": Feature("prompts in captured steps", "`--graph-tokens N`"),
     "recompute": Feature("making room: computed again", "the default"),
     "swap": Feature("making room: host memory", "`--swap --host-blocks N`"),
     "choices": Feature("several answers to a prompt", "`n`"),
@@ -100,6 +101,9 @@ REFUSED = {
 IDLE: dict[tuple[str, str], str] = {
     ("prefix", "told"): "of what is found nobody could tell how likely it was: it is computed",
     ("prefix", "recurrent"): "states have no blocks to share: every prompt is computed",
+    ("captured", "told"): "a step that tells of prompts has other outputs: it is launched singly",
+    ("captured", "recurrent"): "states are computed row by row: such steps are launched singly",
+    ("captured", "invariant"): "one kernel reads all rows: such steps are launched singly",
 }
 """Pairs that can be asked for, where one of the two has nothing to do."""
 

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from meshwright.run.serve.engine.settings import EngineSettings
 
 _NEEDED = {"torch", "safetensors", "tokenizers", "starlette", "uvicorn", "jinja2"}
-_COUNTS = ("batch_tokens", "batch_requests", "block_tokens", "kv_blocks", "host_blocks")
+_COUNTS = (
+    "batch_tokens", "batch_requests", "graph_tokens", "block_tokens", "kv_blocks", "host_blocks",
+)  # fmt: skip
 
 
 def add_engine(parser: argparse.ArgumentParser) -> None:
@@ -29,6 +31,9 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--memory-share", metavar="F", help="of the device, for all (default 0.9)")
     group.add_argument("--batch-tokens", metavar="N", help="tokens of a step (default 8192)")
     group.add_argument("--batch-requests", metavar="N", help="requests at a time (default 256)")
+    group.add_argument(
+        "--graph-tokens", metavar="N", help="capture steps with prompts of up to so many tokens"
+    )
     group.add_argument("--block-tokens", metavar="N", help="tokens of a cache block (default 16)")
     group.add_argument("--kv-blocks", metavar="N", help="cache blocks (default: what fits)")
     group.add_argument("--host-blocks", metavar="N", help="blocks in host memory, to swap to")

@@ -73,6 +73,9 @@ def add_limits(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--batch-requests", metavar="N", help="requests that have a place at a time")
     group.add_argument("--batch-tokens", metavar="N", help="tokens of one step")
     group.add_argument("--chunk-tokens", metavar="N", help="tokens of one prompt in one step")
+    group.add_argument(
+        "--graph-tokens", metavar="N", help="steps with prompts of up to so many tokens are graphs"
+    )
     group.add_argument("--block-tokens", metavar="N", help="of the KV cache (default: 16)")
     group.add_argument("--kv-blocks", metavar="N", help="blocks (default: what the memory leaves)")
     group.add_argument(
@@ -127,8 +130,8 @@ def layout_of(args: argparse.Namespace) -> Layout:
 def limits_given(args: argparse.Namespace) -> dict[str, Any]:
     """Return the limits that flags set."""
     names = (
-        "batch_requests", "batch_tokens", "chunk_tokens", "block_tokens", "kv_blocks",
-        "host_blocks",
+        "batch_requests", "batch_tokens", "chunk_tokens", "graph_tokens", "block_tokens",
+        "kv_blocks", "host_blocks",
     )  # fmt: skip
     found: dict[str, Any] = {
         name: parse_count(getattr(args, name), f"--{name.replace('_', '-')}")

@@ -24,6 +24,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     chunk_tokens: int | None = None
     """Tokens of one prompt in one step, so that long prompts leave room for short ones; None takes
     what the step has left."""
+    graph_tokens: int = 0
+    """Steps with parts of prompts that have at most so many tokens are replayed as a graph, like
+    those that only decode; 0 launches their kernels one by one."""
     block_tokens: int = 16
     """Tokens of one block of the KV cache."""
     kv_blocks: int | None = None
@@ -55,7 +58,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         bounds.one_of("kv_precision", self.kv_precision, get_args(KvPrecision))
         bounds.one_of("mixing", self.mixing, get_args(Mixing))
         bounds.one_of("preemption", self.preemption, get_args(Preemption))
-        bounds.count(0, host_blocks=self.host_blocks)
+        bounds.count(0, host_blocks=self.host_blocks, graph_tokens=self.graph_tokens)
         bounds.problems += real("watermark", self.watermark, 0, 0.9)
         if bounds.sound("host_blocks") and self.preemption == "swap" and not self.host_blocks:
             bounds.add("host_blocks", "swapping needs blocks in host memory", "use 1024, say")

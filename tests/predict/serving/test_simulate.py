@@ -31,9 +31,11 @@ class Flat(NamedTuple):
         decodes: int = 0,
         context_sum: float = 0.0,
         sampled: int | None = None,
+        captured: int = 0,
     ) -> float:
-        del prefill_pairs, decodes, sampled
-        return self.step + self.token * prefill_tokens + self.key * context_sum
+        del prefill_pairs, sampled
+        tokens = captured - decodes if captured else prefill_tokens
+        return self.step + self.token * tokens + self.key * context_sum
 
     def decode_line(self, batch: int, mean_context: float) -> tuple[float, float]:
         del batch, mean_context
@@ -72,6 +74,15 @@ def is_whole(served: Served, requests: list[Request]) -> None:
     for did in served.engines:
         assert (did.end_s >= did.start_s).all()
         assert (did.start_s[1:] >= did.end_s[:-1] - 1e-12).all()
+
+
+def test_a_step_with_prompts_is_padded_where_it_is_captured() -> None:
+    request = [Request(arrival_s=0.0, prompt_tokens=40, output_tokens=1)]
+    as_it_is, padded, too_long = (
+        simulate(request, [station(graph_tokens=most)]).first_s[0] for most in (0, 64, 32)
+    )
+    assert padded - as_it_is == pytest.approx(24 * FLAT.token)
+    assert too_long == as_it_is
 
 
 @pytest.mark.parametrize("mixing", ["mixed", "apart"])

@@ -38,6 +38,15 @@ def test_weights_set_the_least_time_of_a_step() -> None:
     assert weights < step < 2.5 * weights
 
 
+def test_a_captured_step_is_padded_and_launched_at_once() -> None:
+    cost = step_cost(replica(engine=MESHWRIGHT))
+    asked = {"prefill_tokens": 60, "decodes": 200, "context_sum": 200 * 500.0}
+    singly, at_once = cost.step_s(**asked), cost.step_s(**asked, captured=288)  # type: ignore[arg-type]
+    assert singly == pytest.approx(MESHWRIGHT.launch_s * 32, rel=0.1), "the host sets the pace"
+    assert at_once < 0.6 * singly
+    assert at_once > cost.step_s(**asked, captured=260)  # type: ignore[arg-type]
+
+
 def test_decoding_reads_each_key_once() -> None:
     cost = step_cost(replica())
     few, many = (cost.step_s(decodes=64, context_sum=keys) for keys in (64_000, 128_000))

@@ -7,7 +7,7 @@ from tests.run.kernels.hopper import BF16, E4M3, FP32, INT, Kernel
 
 HEADS, KV_HEADS, WIDTH, BLOCK = 32, 8, 128, 64
 STRIDES = dict.fromkeys(("page_stride", "token_stride", "head_stride"), INT)
-ROWS = {"tables": "*i32", "lengths": "*i32", "table_row": INT, "rows": INT}
+ROWS = {"tables": "*i32", "lengths": "*i32", "table_row": INT}
 NONE = dict.fromkeys(("sinks", "alibi", "k_scale", "v_scale"))
 
 
@@ -31,7 +31,7 @@ def kernels() -> Iterator[Kernel]:
         absent = {name: None for name in NONE if name not in scales}
         halved = {"PAIRS": pairs, "COLUMNS": WIDTH // 2 if pairs else WIDTH}
         given = types | scales | dict.fromkeys(("parts", "stats"), FP32)
-        given |= {"plan": "*i32"} | dict.fromkeys(("programs", "least", "q_row"), INT)
+        given |= {"plan": "*i32"} | dict.fromkeys(("rows", "programs", "least", "q_row"), INT)
         cut = CUTS[element, WIDTH].fitting(BLOCK)
         constants = shape | absent | halved | _cut(cut) | {"ROPE": 0, "ROPE_COLUMNS": 16}
         yield Kernel(
@@ -47,12 +47,16 @@ def kernels() -> Iterator[Kernel]:
         )  # fmt: skip
         tiles = TILES[element, WIDTH]
         given = types | scales | {"starts": "*i32"}
-        given |= dict.fromkeys(("number", "skip", "q_token", "out_token"), INT)
+        given |= dict.fromkeys(("number", "left", "skip", "q_token", "out_token"), INT)
         constants = shape | absent | halved | {"M": tiles.rows, "TILE": tiles.tile, "ROWS": 64}
-        yield Kernel(
-            f"paged attention, prefill, {element} bytes", prefill.attend_queries, given, constants,
-            tiles.warps, None, tiles.stages,
-        )  # fmt: skip
+        for split in (None, "*i32"):
+            name = f"paged attention, {'mixed' if split else 'prefill'}, {element} bytes"
+            more = {"skip_at": split} if split else {}
+            yield Kernel(
+                name, prefill.attend_queries, given | more,
+                constants if split else constants | {"skip_at": None},
+                tiles.warps, None, tiles.stages,
+            )  # fmt: skip
         yield from _stores(E4M3 if pairs else BF16)
     counts = dict.fromkeys(("rows", "programs", "units", "least"), INT)
     given = counts | {"lengths": "*i32", "plan": "*i32"}
@@ -61,7 +65,9 @@ def kernels() -> Iterator[Kernel]:
     sizes["QUERIES"] = 1
     for splits in (0, 16):
         name = f"paged attention, plan, {splits} splits"
-        yield Kernel(name, plan.plan_shares, given, constants | {"SPLITS": splits}, 4)
+        fixed = constants | {"SPLITS": splits}
+        yield Kernel(name, plan.plan_shares, given, fixed | {"live": None}, 4)
+        yield Kernel(f"{name}, live", plan.plan_shares, given | {"live": "*i32"}, fixed, 4)
         types = counts | {"plan": "*i32", "out": BF16, "parts": FP32, "stats": FP32}
         sizes |= {"SPLITS": splits, "sinks": None}
         yield Kernel(f"paged attention, join, {splits} splits", decode.join_parts, types, sizes, 2)

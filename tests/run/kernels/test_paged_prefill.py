@@ -11,7 +11,13 @@ pytest.importorskip("triton", reason="the kernels are written in Triton")
 import torch
 
 from meshwright.run.kernels.attention_plain import plain_attention
-from meshwright.run.kernels.paged_prefill import Tiles, is_fresh, paged_attention, paged_prefill
+from meshwright.run.kernels.paged_prefill import (
+    Split,
+    Tiles,
+    is_fresh,
+    paged_attention,
+    paged_prefill,
+)
 from tests.run.kernels.exactness import DEVICE, assert_near, drawn
 from tests.run.kernels.paged import paged
 
@@ -83,6 +89,28 @@ def test_decodes_and_prefills_mix() -> None:
     assert_near(got, exact)
     assert not got[2].any()
     assert not got[14:].any()
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+@pytest.mark.parametrize(
+    ("lengths", "queries", "live"),
+    [([30, 5, 21, 26], [1, 1, 9, 2], 2), ([17, 8], [7, 8], 0), ([9, 20, 33], [1, 1, 1], 3)],
+    ids=["both", "prompts", "decodes"],
+)
+def test_a_tensor_says_how_many_rows_decode(
+    lengths: list[int], queries: list[int], live: int, backend: str
+) -> None:
+    parts, room = 3, 5
+    empty = room + parts - len(lengths)
+    # Rows that are not there begin where the last one ends; four tokens belong to no row.
+    cache, starts = paged([*lengths, *[0] * empty]), starts_of([*queries, *[0] * empty])
+    q = drawn(sum(queries) + 4, 4, 16)
+    split = Split(torch.tensor([live], dtype=torch.int32, device=DEVICE), room, parts)
+    options: dict[str, Any] = {"window": 25, "softcap": 2.0}
+    got = paged_attention(q, *cache, starts, split, backend=backend, **options)
+    exact = paged_prefill(q.double(), *cache, starts, backend="torch", **options)
+    assert_near(got, exact)
+    assert not got[-4:].any()
 
 
 def test_rows_of_a_few_queries_go_the_way_of_decodes() -> None:

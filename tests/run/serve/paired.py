@@ -44,6 +44,7 @@ _KINDS = ("window", "latent", "recurrent")
 LIMITS: dict[str, dict[str, Any]] = {
     "chunks": {"chunk_tokens": 5},
     "apart": {"mixing": "apart"},
+    "captured": {"graph_tokens": 32},
     "recompute": {"kv_blocks": 14},
     "swap": {"kv_blocks": 14, "preemption": "swap", "host_blocks": 32},
     "fp8": {"kv_precision": "fp8"},
@@ -456,6 +457,15 @@ def _hits(trial: Trial) -> bool:
     return hits == 0 if idle & set(trial.features) else hits >= 16
 
 
+def _captured(trial: Trial) -> bool:
+    """Say whether steps with prompts were computed as graphs have them, unless they cannot be."""
+    runners: list[Any] = [each.engine.runner for each in trial.engines]
+    mixed = [getattr(runner, "_runner", runner).mixed for runner in runners]
+    steps: int = sum(each.steps for each in mixed if each is not None)
+    idle = {name for pair in IDLE if "captured" in pair for name in pair} - {"captured"}
+    return steps == 0 if idle & set(trial.features) else steps > 0
+
+
 def _bound(heard: Heard) -> str:
     grammar = heard.ask.sampling.grammar
     return "" if grammar is None else grammar.text
@@ -467,6 +477,7 @@ SEEN: dict[str, Callable[[Trial], bool]] = {
         max(len(p.tokens) for _, orders in trial.steps for p in orders.parts if not p.checks) == 5
     ),
     "apart": _prompts_alone,
+    "captured": _captured,
     "recompute": lambda trial: any(e.engine.batcher.preemptions for e in trial.engines),
     "swap": lambda trial: any(orders.moved_in for _, orders in trial.steps),
     "choices": lambda trial: all(len(heard.choices) == 3 for heard in trial.heard),

@@ -32,11 +32,11 @@ RANKS = [ASKED, *((name,) for name in FEATURES if name not in (*ASKED, *BEFORE_R
 def quick() -> list[tuple[str, str]]:
     """Return pairs in which every feature that works alone in a process takes part."""
     names = [name for name in FEATURES if name != "ranks"]
-    half = len(names) // 2
+    half = -(-len(names) // 2)
     # What was once found broken stays among them.
     found = [("swap", "choices"), ("choices", "cancel"), ("logprobs", "parcels"),
              ("grammar", "guesses")]  # fmt: skip
-    chosen = {*zip(names[:half], names[half:], strict=True), *found, *REFUSED, *IDLE}
+    chosen = {*zip(names[:half], names[-half:], strict=True), *found, *REFUSED, *IDLE}
     return [pair for pair in ALONE if pair in chosen]
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from meshwright.policy.batching import Batch, Batcher, Chunk, Sequence, State
+from meshwright.policy.captured import captured_size
 from meshwright.spec.serving import Limits
 
 _NEAR = 1e-9
@@ -31,6 +32,7 @@ class Cost(Protocol):
         decodes: int = 0,
         context_sum: float = 0.0,
         sampled: int | None = None,
+        captured: int = 0,
     ) -> float:
         """Return the seconds of a step."""
 
@@ -233,6 +235,9 @@ class Clocked:
             pairs += count * (start + stop + 1) // 2
             sampled += samples
         self._prompts = tokens
+        most, size = self.batcher.limits.graph_tokens, None
+        if tokens and most:
+            size = captured_size(tokens + batch.decodes, most)
         moved_s = 0.0
         if batch.moved_in or batch.moved_out:
             moves = (*batch.moved_in, *batch.moved_out)
@@ -246,4 +251,5 @@ class Clocked:
             decodes=batch.decodes,
             context_sum=batch.context,
             sampled=batch.decodes + sampled,
+            captured=size or 0,
         )

@@ -54,6 +54,8 @@ def _meshwright(fleet: Fleet, model: str) -> list[str]:
         words += ["--replicas", str(copies.count), "--routing", fleet.routing]
     words += ["--batch-requests", str(limits.batch_requests)]
     words += ["--batch-tokens", str(limits.batch_tokens)]
+    if limits.graph_tokens:
+        words += ["--graph-tokens", str(limits.graph_tokens)]
     words += ["--memory-share", f"{replica.engine.memory_share:g}"]
     if replica.formats.weights in {"fp8", "int4"}:
         words += ["--weights", replica.formats.weights]

@@ -90,23 +90,26 @@ class StepCost:
         decodes: int = 0,
         context_sum: float = 0.0,
         sampled: int | None = None,
+        captured: int = 0,
     ) -> float:
         """Return the seconds of a step.
 
         `prefill_pairs` sums the keys that each prompt token sees, `context_sum` the keys of all
-        decoding requests. `sampled` rows pass the output head; by default the decoding ones.
+        decoding requests. `sampled` rows pass the output head; by default the decoding ones. A step
+        with prompts that is `captured` for so many tokens is padded to them and launched at once.
         With pipeline stages it is the time until every request of the batch has its token, while
         as many parts of the batch are on their way as there are stages.
         """
         rows = decodes if sampled is None else sampled
         about = self.contexts
         parts = self._pp
-        seconds = self._passing_s + self._tokens((prefill_tokens + decodes) / parts)
+        tokens = captured or prefill_tokens + decodes
+        seconds = self._passing_s + self._tokens(tokens / parts)
         seconds += self._head(rows / parts) + about.request_s * decodes + about.key_s * context_sum
         for part in about.windowed:
             seconds += part.key_s * min(context_sum, part.window * decodes)
         host = self._host_s + self._request_s * max(rows, decodes)
-        if prefill_tokens or self._alone:
+        if (prefill_tokens and not captured) or self._alone:
             host += self._launches_s
         if prefill_tokens:
             seconds += self._prefill_s + about.pair_s * prefill_pairs

@@ -124,9 +124,14 @@ def plan_decode(
     chunk: int | None = None,
     queries: int = 1,
     invariant: bool = False,
+    live_1: Tensor | None = None,
     cut: Cut | None = None,
 ) -> DecodePlan:
-    """Share out the keys of rows among programs, on the device (Triton's part alone needs it)."""
+    """Share out the keys of rows among programs, on the device (Triton's part alone needs it).
+
+    `live_1`, int32, says how many of the rows there are where only the device knows it: those
+    behind have no share, and nothing is written for them.
+    """
     lines = heads // k_cache.shape[2] * queries
     cut = cut or cut_for(k_cache, lines)
     programs = cut.per_sm * _multiprocessors(lengths_R.device)
@@ -136,6 +141,7 @@ def plan_decode(
     plan_shares[(-(-(programs + 1) // 16),)](
         lengths_R,
         counts,
+        live_1,
         rows,
         programs,
         units,

@@ -20,6 +20,7 @@ from meshwright.run.kernels.paged_tile import first_key
 def plan_shares(
     lengths,
     plan,
+    live,
     rows,
     programs,
     units,
@@ -35,13 +36,17 @@ def plan_shares(
     """Count grains before each row, and find the row in which each program's share begins.
 
     `plan` gets rows + 1 counts (of one head), then programs + 1 rows. Each program here finds the
-    rows of PROGRAMS shares.
+    rows of PROGRAMS shares. `live`, where there is one, holds how many of the rows there are: those
+    behind have no grains, so that no program comes to them.
     """
     row = tl.arange(0, ROWS)
     length = tl.load(lengths + row, mask=row < rows, other=0)
     tiles = row_tiles(length, WINDOW, CHUNK, TILE, QUERIES)
     grains = tl.cdiv(tiles, grain_tiles(tiles, SPLITS)) + begin_grains(SPLITS)
-    through = tl.cumsum(tl.where(row < rows, grains, 0), 0)
+    there = row < rows
+    if live is not None:
+        there = there & (row < tl.load(live))
+    through = tl.cumsum(tl.where(there, grains, 0), 0)
     total = tl.max(through, 0) * units
     if tl.program_id(0) == 0:
         tl.store(plan + 1 + row, through, mask=row < rows)

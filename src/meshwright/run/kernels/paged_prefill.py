@@ -7,8 +7,9 @@ Bytes moved, the floor: queries and outputs once, and a row's keys and values on
 of its queries: beyond some hundred queries the products decide, 4 · H · E operations per query and
 key.
 
-`paged_attention` takes rows of both kinds, decodes first. Where nothing was cached before (see
-`is_fresh`) attention over the fresh keys and values, without pages, is faster.
+`paged_attention` takes rows of both kinds, decodes first. How many of each there are may be told
+by a tensor (`Split`), so that a captured step serves any mixture. Where nothing was cached before
+(see `is_fresh`) attention over the fresh keys and values, without pages, is faster.
 
 Shapes: N queries of all rows, R rows, H query heads, K key/value heads, E head width.
 """
@@ -23,7 +24,13 @@ import torch
 from torch import Tensor
 
 from meshwright.run.kernels.language import Backend, on_triton
-from meshwright.run.kernels.paged_decode import DecodePlan, as_pairs, check_pages, paged_decode
+from meshwright.run.kernels.paged_decode import (
+    DecodePlan,
+    as_pairs,
+    check_pages,
+    paged_decode,
+    plan_decode,
+)
 from meshwright.run.kernels.paged_plain import Shaping, plain_paged_prefill
 from meshwright.run.kernels.paged_prefill_kernel import attend_queries
 from meshwright.run.kernels.rotary_kernel import power_of_two
@@ -38,6 +45,18 @@ class Tiles(NamedTuple):
     """Keys at a time."""
     warps: int
     stages: int
+
+
+class Split(NamedTuple):
+    """How rows of both kinds lie in a step, where only the device knows."""
+
+    live_1: Tensor
+    """int32: how many of the first rows have one query each."""
+    decodes: int
+    """How many these are at most."""
+    parts: int
+    """How many rows come behind them at most, rows of padding aside: the tensors of rows have room
+    for `decodes + parts`, and all rows that are not there begin where the last one ends."""
 
 
 TILES: dict[tuple[int, int], Tiles] = {
@@ -78,24 +97,32 @@ def paged_prefill(
     v_scale: Tensor | None = None,
     tiles: Tiles | None = None,
     out: Tensor | None = None,
-    skip: tuple[int, int] = (0, 0),
+    skip: tuple[int, int] | Split = (0, 0),
     backend: Backend = "auto",
 ) -> Tensor:
     """Attend with the queries of each row, starts[r] to starts[r + 1], to its pages.
 
     Tokens that belong to no row get zeros. The other arguments are those of `paged_decode`; `out`
     is where to write, (N, H, E) with dense heads; `skip` are rows and their tokens, the first ones,
-    that are left out, with what is in `out` for them.
+    that are left out, with what is in `out` for them: as numbers, or as those that a `Split` has.
     """
     check_pages(q_NHE, k_cache, v_cache, tables_RB, lengths_R)
     scale = q_NHE.shape[-1] ** -0.5 if scale is None else scale
     number, heads, width = q_NHE.shape
     rows, kv_heads = len(lengths_R), k_cache.shape[2]
     out = torch.empty(q_NHE.shape, dtype=q_NHE.dtype, device=q_NHE.device) if out is None else out
+    on_device = on_triton(backend, q_NHE)
+    skip_at, parts = None, rows
+    if isinstance(skip, Split) and on_device:
+        # Read where it lies: for all that is known here, no row is left out.
+        skip_at, parts, skip = skip.live_1, skip.parts, (0, 0)
+    elif isinstance(skip, Split):
+        skip = (int(skip.live_1),) * 2
     skipped, few = skip
+    parts = min(parts, rows - skipped)
     if number <= few:
         return out
-    if not on_triton(backend, q_NHE):
+    if not on_device:
         out[few:] = plain_paged_prefill(
             q_NHE[few:], k_cache, v_cache, tables_RB[skipped:], lengths_R[skipped:],
             starts_R1[skipped:] - few, Shaping(scale, window, chunk, softcap, sinks, alibi),
@@ -109,14 +136,14 @@ def paged_prefill(
     pairs = k_cache.element_size() == 1
     keys, values = (as_pairs(cache) if pairs else cache for cache in (k_cache, v_cache))
     # An upper bound: how many blocks each row needs is known on the device alone.
-    blocks = (number - few) // (tiles.rows // packed) + rows - skipped + 1
+    blocks = (number - few) // (tiles.rows // packed) + parts + 1
     attend_queries[(blocks, kv_heads * -(-group // packed))](
         q_NHE, keys, values, tables_RB, lengths_R, starts_R1, out, sinks, alibi, k_scale, v_scale,
-        scale, softcap or 1.0, number, rows, skipped, q_NHE.stride(0), q_NHE.stride(1),
+        scale, softcap or 1.0, number, parts, skipped, skip_at, q_NHE.stride(0), q_NHE.stride(1),
         out.stride(0), *keys.stride()[:3], tables_RB.stride(0),
         K=kv_heads, G=group, E=width, M=tiles.rows, PACKED=packed, BLOCK=k_cache.shape[1],
         TILE=tiles.tile, COLUMNS=max(16, power_of_two(keys.shape[-1])),
-        ROWS=_rows_tile(rows - skipped + 1), PAIRS=pairs, WINDOW=window or 0, CHUNK=chunk or 0,
+        ROWS=_rows_tile(parts + 1), PAIRS=pairs, WINDOW=window or 0, CHUNK=chunk or 0,
         CAPPED=softcap is not None, num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
     return out
@@ -134,7 +161,7 @@ def paged_attention(
     tables_RB: Tensor,
     lengths_R: Tensor,
     starts_R1: Tensor,
-    decodes: int,
+    decodes: int | Split,
     *,
     queries: int = 1,
     plan: DecodePlan | None = None,
@@ -144,11 +171,17 @@ def paged_attention(
     """Attend with rows of both kinds: the first `decodes` rows have one query each, or `queries`.
 
     Each kind has its kernel; `plan` is one of the first kind's lengths, `options` are what both
-    take.
+    take. With a `Split` the plan knows of it, too.
     """
     out = torch.empty(q_NHE.shape, dtype=q_NHE.dtype, device=q_NHE.device)
-    few = decodes * queries
     given = (q_NHE, k_cache, v_cache, tables_RB, lengths_R)
+    if isinstance(decodes, Split) and on_triton(options.get("backend", "auto"), q_NHE):
+        paged_decode(*given, plan=plan or _split_plan(q_NHE, k_cache, lengths_R, decodes, options),
+                     out=out, rows=decodes.decodes, **options)  # fmt: skip
+        return paged_prefill(*given, starts_R1, out=out, skip=decodes, **options)
+    if isinstance(decodes, Split):
+        decodes = int(decodes.live_1)
+    few = decodes * queries
     if decodes:
         paged_decode(
             *given,
@@ -162,3 +195,16 @@ def paged_attention(
     if few < len(q_NHE):
         paged_prefill(*given, starts_R1, out=out, skip=(decodes, few), **options)
     return out
+
+
+def _split_plan(
+    q_NHE: Tensor, k_cache: Tensor, lengths_R: Tensor, split: Split, options: dict[str, Any]
+) -> DecodePlan:
+    return plan_decode(
+        lengths_R[: split.decodes],
+        k_cache,
+        q_NHE.shape[1],
+        window=options.get("window"),
+        chunk=options.get("chunk"),
+        live_1=split.live_1,
+    )

@@ -20,7 +20,7 @@ from meshwright.run.kernels.paged_tile import (
 )
 
 
-@triton.jit(do_not_specialize=["number", "rows", "skip", "table_row"])
+@triton.jit(do_not_specialize=["number", "left", "skip", "table_row"])
 def attend_queries(
     q,
     k_cache,
@@ -36,8 +36,9 @@ def attend_queries(
     scale,
     softcap,
     number,
-    rows,
+    left,
     skip,
+    skip_at,
     q_token,
     q_head,
     out_token,
@@ -59,12 +60,17 @@ def attend_queries(
     CHUNK: tl.constexpr,
     CAPPED: tl.constexpr,
 ):
-    """Attend with some queries of one row behind the first `skip`; those of no row get zeros."""
+    """Attend with some queries of one of `left` rows behind the first `skip` ones.
+
+    Queries of no row get zeros. `skip_at`, where there is one, holds how many rows are skipped.
+    """
     queries: tl.constexpr = M // PACKED
+    if skip_at is not None:
+        skip = tl.load(skip_at)
     # The last queries of a row see the most keys: they go first.
     block = tl.num_programs(0) - 1 - tl.program_id(0)
     unit = tl.program_id(1)
-    row, first, many, length = _block_of(block, starts, lengths, number, rows, skip, queries, ROWS)
+    row, first, many, length = _block_of(block, starts, lengths, number, left, skip, queries, ROWS)
     if first < many:
         line = tl.arange(0, M)
         query = first + line // PACKED
@@ -121,7 +127,7 @@ def attend_queries(
 
 @triton.jit
 def _block_of(
-    block, starts, lengths, number, rows, skip, QUERIES: tl.constexpr, ROWS: tl.constexpr
+    block, starts, lengths, number, left, skip, QUERIES: tl.constexpr, ROWS: tl.constexpr
 ):
     """Return the row of a block of queries, its first query, and the row's queries and keys.
 
@@ -131,7 +137,6 @@ def _block_of(
     """
     here = starts + skip
     before = tl.load(here)
-    left = rows - skip
     row = tl.arange(0, ROWS)
     start = tl.load(here + row, mask=row <= left, other=0) - before
     begun = (start // QUERIES + row <= block) & (row <= left)

@@ -26,7 +26,8 @@ def engine_of(
     rows = limits.batch_requests
     forward = Forward(decoder, cache, max_length=LENGTH, state_rows=rows + 1)
     sampler = Sampler(rows + 1, decoder.model.vocab, cache.device)
-    return Engine(Runner(forward, sampler, rows), limits, **parts or {})
+    runner = Runner(forward, sampler, rows, graph_tokens=limits.graph_tokens)
+    return Engine(runner, limits, **parts or {})
 
 
 class Heard:

@@ -31,6 +31,8 @@ def expected(prompts: Any = PROMPTS, output: int = 12, make: Any = small) -> lis
         {"mixing": "apart", "batch_tokens": 64},
         {"batch_requests": 2},
         {"prefix_cache": False},
+        {"graph_tokens": 24},
+        {"graph_tokens": 9, "chunk_tokens": 5},
     ],
     ids=str,
 )

@@ -123,7 +123,10 @@ def build_runner(
         forward = Forward(
             decoder, cache, max_length=length, state_rows=rows + 1, invariant=settings.invariant
         )
-    runner = Runner(forward, sampler, rows, _adapters(forward, settings, clock))
+    runner = Runner(
+        forward, sampler, rows, _adapters(forward, settings, clock),
+        graph_tokens=limits.graph_tokens if settings.graphs else 0,
+    )  # fmt: skip
     runner.holdings = held
     if draft is not None:
         runner.draft = _beside(runner, draft, rows)

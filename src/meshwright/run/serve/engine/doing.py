@@ -86,7 +86,7 @@ class Doer:
                 self._kept = {name: kept for name, kept in self._kept.items() if name[:2] != "0."}
             return
         for runner in self._runners:
-            runner.graphs.forget()
+            runner.forget()
             runner.cache.sleep()
         for name, weight in self._weights():
             # Nobody brings a draft's weights again.

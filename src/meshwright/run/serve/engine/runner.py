@@ -1,7 +1,8 @@
 """`Runner`: carries out orders on one device. It decides nothing, and waits for nothing.
 
-A step with no parts of prompts is one replay of a graph; any other is put together from the rows
-that decode and the parts, in one flat batch. Tokens are drawn on the device, where the next step
+A step with no parts of prompts is one replay of a graph, and so is one with few tokens where such
+steps are captured; any other is put together from the rows that decode and the parts, in one flat
+batch. Tokens are drawn on the device, where the next step
 finds them; the host gets a copy, and reads it when it is there.
 """
 
@@ -9,12 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from meshwright.run.nn.holding import Holding
 from meshwright.run.serve.engine.device_rows import DecodeForward, DeviceRows
+from meshwright.run.serve.engine.mixed_steps import MixedSteps, lay_out
 from meshwright.run.serve.engine.orders import Orders, Part, Telling, Written
 from meshwright.run.serve.engine.prompt_telling import tell_prompt
 from meshwright.run.serve.model.forward import Forward
@@ -87,9 +88,18 @@ class Runner:
     """One device with its model, cache and rows."""
 
     def __init__(
-        self, forward: Forward, sampler: Sampler, rows: int, adapters: Adapters | None = None
+        self,
+        forward: Forward,
+        sampler: Sampler,
+        rows: int,
+        adapters: Adapters | None = None,
+        *,
+        graph_tokens: int = 0,
     ) -> None:
-        """Serve at most `rows` answers at a time."""
+        """Serve at most `rows` answers at a time.
+
+        Steps of at most `graph_tokens` tokens are captured with parts of prompts in them, too.
+        """
         cache = forward.cache
         self.adapters, self.ranks = adapters, 1
         longest = -(-forward.max_length // cache.block_tokens)
@@ -99,6 +109,11 @@ class Runner:
             DecodeForward(forward, self.rows), rows, table_blocks=longest,
             adapters=adapters is not None,
         )  # fmt: skip
+        self.mixed: MixedSteps | None = None
+        # States of recurrent layers are computed row by row; and an answer that must not depend on
+        # others has one kernel for all rows.
+        if graph_tokens and not (forward.recurrent or forward.now.invariant):
+            self.mixed = MixedSteps(forward, self.rows, graph_tokens, adapters=adapters is not None)
         self.streaming: Streaming | None = None
         """Who computes which products of decoding steps, once that was measured."""
         self._decoding: tuple[int, ...] = ()
@@ -110,17 +125,25 @@ class Runner:
         """How likely tokens of prompts were in the last step, part by part that was to tell."""
 
     def capture(self) -> None:
-        """Capture the graphs of decoding steps; does nothing without a GPU."""
+        """Capture the graphs of steps; does nothing without a GPU."""
         self.rows.decode(())
         if self.streaming is None:
             self.streaming = stream(self.forward.decoder, self.graphs.rows)
         self.graphs.capture()
+        if self.mixed is not None:
+            self.mixed.capture()
         self._decoding = ()
         if self.cache.device.type == "cuda":
             weight = self.forward.decoder.embedding.weight
             self.sampler.warm_up(weight.new_zeros(1, self.forward.decoder.model.vocab))
         if self.draft is not None:
             self.draft.capture()
+
+    def forget(self) -> None:
+        """Drop the captured steps: needed when weights or the cache move."""
+        self.graphs.forget()
+        if self.mixed is not None:
+            self.mixed.forget()
 
     @torch.no_grad()
     def compute(self, orders: Orders) -> Computed | None:
@@ -206,9 +229,14 @@ class Runner:
             blocks += each.blocks
         self.rows.write(rows, places, blocks)
 
-    def _mixed(self, parts: Sequence[Part]) -> tuple[Tensor, Tensor]:
-        """Compute parts behind the rows that decode; return logits, and the tokens before them."""
+    def _mixed(self, parts: Sequence[Part]) -> tuple[Tensor, Tensor | None]:
+        """Compute parts behind the rows that decode; return logits, and the tokens before them.
+
+        Nobody reads these where no guess is checked.
+        """
         rows, decodes = self.rows, len(self._decoding)
+        if self.mixed is not None and self.mixed.covers(decodes, parts):
+            return self.forward.logits(self.mixed.run(self._decoding, parts)), None
         rows_R = rows.sent([*self._decoding, *(part.row for part in parts)])
         tokens_N, positions_N, slots_N = self._prompts(parts)
         lengths_R = rows.sent([part.begin + len(part.tokens) for part in parts], torch.int32)
@@ -287,15 +315,7 @@ class Runner:
 
     def _prompts(self, parts: Sequence[Part]) -> tuple[Tensor, ...]:
         """Return tokens, positions and slots of parts of prompts."""
-        counts = [len(part.tokens) for part in parts]
-        here = np.empty((3, sum(counts)), np.int64)
-        here[2] = np.repeat([part.row for part in parts], counts)
-        end = 0
-        for part, count in zip(parts, counts, strict=True):
-            begin, end = end, end + count
-            here[0, begin:end] = part.tokens
-            here[1, begin:end] = np.arange(part.begin, part.begin + count)
-        sent = self.rows.sent(here)
+        sent = self.rows.sent(lay_out(parts))
         block = self.rows.block_tokens
         blocks_N = self.rows.tables[sent[2], sent[1] // block].to(torch.int64)
         return sent[0], sent[1], blocks_N * block + sent[1] % block

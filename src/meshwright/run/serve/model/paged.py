@@ -143,7 +143,7 @@ class PagedAttention(PagedLayer):
             step.tables_RB,
             step.lengths_R,
             step.starts_R1,
-            self.now.decodes,
+            self.now.decodes if step.split is None else step.split,
             queries=self.now.queries,
             k_scale=layer.key_scale,
             v_scale=layer.value_scale,
@@ -159,12 +159,14 @@ class PagedAttention(PagedLayer):
         if not keys.is_cuda or not now.decodes:
             return None
         lengths_R = step.lengths_R[: now.decodes]
+        live_1 = None if step.split is None else step.split.live_1
         return now.plan(
             (tuple(keys.shape[1:]), heads, window, chunk),
             lambda: plan_decode(
-                lengths_R, keys, heads, window=window, chunk=chunk, queries=now.queries
+                lengths_R, keys, heads, window=window, chunk=chunk, queries=now.queries,
+                live_1=live_1,
             ),
-        )
+        )  # fmt: skip
 
     @property
     def _pages(self) -> Pages:

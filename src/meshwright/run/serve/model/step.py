@@ -17,6 +17,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from meshwright.run.kernels.paged_prefill import Split
+
 NOWHERE = -1
 """The slot of a token whose keys and values are kept nowhere."""
 FEW = 8
@@ -53,6 +55,8 @@ class Step:
     """int64: the adapter of each token, -1 for none; None where no token has one."""
     logits_WV: Tensor | None = None
     """Where the logits are written; None makes room for them."""
+    split: Split | None = None
+    """How many of the first rows decode, where only the device knows: in a captured step."""
 
     @property
     def decodes(self) -> tuple[int, int]:
@@ -60,6 +64,8 @@ class Step:
 
         Rows that decode have one, or a few where guesses are checked.
         """
+        if self.split is not None:
+            return self.split.decodes, 1
         if self.most_queries == 1:
             return len(self.lengths_R), 1
         counts = self.queries or (FEW + 1,)

@@ -1,0 +1,29 @@
+"""What a step with parts of prompts is padded to, where it is replayed as a graph.
+
+A graph is captured for one number of tokens. Few graphs start quickly, many leave little padding:
+so they are near each other where steps are short, and further apart where they are long.
+"""
+
+from bisect import bisect_left
+from functools import lru_cache
+
+_STRIDES = ((512, 32), (1024, 64), (1 << 62, 128))
+"""Up to so many tokens, one size every so many."""
+
+
+@lru_cache(maxsize=64)
+def captured_sizes(most: int) -> tuple[int, ...]:
+    """Return the sizes of steps of at most so many tokens; none where that is 0."""
+    sizes: list[int] = []
+    size = 0
+    while size < most:
+        size += next(stride for reach, stride in _STRIDES if size < reach)
+        sizes.append(min(size, most))
+    return tuple(sizes)
+
+
+def captured_size(tokens: int, most: int) -> int | None:
+    """Return what a step of so many tokens is padded to; None where no graph is large enough."""
+    sizes = captured_sizes(most)
+    place = bisect_left(sizes, tokens)
+    return sizes[place] if tokens and place < len(sizes) else None
