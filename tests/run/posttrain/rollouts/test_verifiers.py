@@ -2,6 +2,7 @@
 
 import os
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -220,6 +221,36 @@ def test_checks_that_cannot_be_judged_are_refused(pool: VerifierPool) -> None:
         pool.submit([Check(name="x", verifier="other:judge", job={})])
     with pytest.raises(InputError, match="JSON cannot carry it"):
         pool.submit([check("double", number=object())])
+
+
+def test_a_pool_closes_amid_checks_that_hang() -> None:
+    pool = pool_of(PATIENT, workers=2)
+    verdicts = pool.submit([check("hangs") for _ in range(9)])
+    while len(under_way := pool.under_way()) < 2:
+        time.sleep(0.001)
+    began_s = time.monotonic()
+    pool.close()
+    assert time.monotonic() - began_s < PATIENT.deadline_s / 2
+    for verdict in verdicts:
+        with pytest.raises(VerifierBroken, match="closed"):
+            verdict.result(0)
+    for each in under_way:
+        with pytest.raises(ProcessLookupError):
+            os.kill(each.pid, 0)
+    assert pool.restarts == 0, "nobody takes it for a death"
+
+
+def test_checks_for_which_no_process_starts_are_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with pool_of(VerifierLimits(deadline_s=60, checks_per_process=1)) as pool:
+        assert judged(pool, "double", number=1).value == 2.0
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+        (verdict,) = pool.submit([check("double", number=2)])
+        with pytest.raises(VerifierBroken, match="cannot start a process for verifiers"):
+            verdict.result(30)
+        monkeypatch.undo()
+        assert judged(pool, "double", number=3).value == 6.0, "the pool goes on"
 
 
 def test_a_closed_pool_says_so() -> None:

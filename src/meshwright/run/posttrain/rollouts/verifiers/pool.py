@@ -5,11 +5,13 @@
 
 A thread keeps each process and hands it checks. Whatever ends a process, every check gets exactly
 one verdict: what was not answered goes to the next process, but the check that passed its deadline.
+Where there can be none, because the pool was closed or no process starts, who waits hears of that.
 """
 
 import math
 import threading
 import time
+import warnings
 from collections import Counter, deque
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -25,6 +27,7 @@ from meshwright.run.posttrain.rollouts.verifiers.check import (
     VerifierLimits,
 )
 from meshwright.run.posttrain.rollouts.verifiers.process import (
+    END_S,
     Gone,
     Reply,
     VerifierProcess,
@@ -78,6 +81,8 @@ class VerifierPool:
         self._changed, self._closed = threading.Condition(), False
         self._counts: Counter[tuple[str, Judged]] = Counter()
         self._under_way: dict[int, UnderWay] = {}
+        self._judging: dict[int, VerifierProcess] = {}
+        """Processes with a batch, which are killed where the pool closes."""
         self._restarts = 0
         self._threads = [
             threading.Thread(
@@ -101,7 +106,7 @@ class VerifierPool:
             self._refuse_unknown(check)
         with self._changed:
             if self._closed:
-                raise VerifierBroken("the verifiers were closed")
+                raise _closed()
             queued = [_Work(next(self._numbers), check) for check in checks]
             self._waiting.extend(queued)
             self._changed.notify(len(queued))
@@ -127,16 +132,24 @@ class VerifierPool:
             return list(self._under_way.values())
 
     def close(self) -> None:
-        """End all processes; who still waits for a verdict hears of it."""
+        """End all processes, also amid a check; who still waits for a verdict hears of it."""
         with self._changed:
             self._closed = True
             left = list(self._waiting)
             self._waiting.clear()
+            for process in self._judging.values():
+                process.kill()
             self._changed.notify_all()
         for work in left:
-            work.verdict.set_exception(VerifierBroken("the verifiers were closed"))
+            work.verdict.set_exception(_closed())
+        # Only a process that has not loaded its verifiers yet is waited for, until its deadline.
+        patience_s = self.limits.start_s + END_S
+        until_s = time.monotonic() + patience_s
         for thread in self._threads:
-            thread.join()
+            thread.join(max(0.0, until_s - time.monotonic()))
+        if late := [thread.name for thread in self._threads if thread.is_alive()]:
+            what = f"have not ended within {patience_s:g} s, and are left behind"
+            warnings.warn(f"threads of verifiers {what}: {', '.join(late)}", stacklevel=2)
 
     def __enter__(self) -> Self:
         return self
@@ -171,22 +184,35 @@ class VerifierPool:
                 while batch:
                     try:
                         process = process or VerifierProcess(self._verifiers, self.limits)
-                    except (VerifierBroken, InputError) as error:
+                        goes_on = self._pass(slot, process, batch)
+                    except Exception as error:  # noqa: BLE001  raised where somebody waits for it
+                        goes_on = False
                         for work in batch:
                             work.verdict.set_exception(error)
-                        break
-                    process = self._pass(slot, process, batch)
+                        batch.clear()
+                    if process is not None and not goes_on:
+                        process.end()
+                        process = None
         finally:
             if process is not None:
                 process.end()
 
-    def _pass(
-        self, slot: int, process: VerifierProcess, batch: deque[_Work]
-    ) -> VerifierProcess | None:
-        """Let a process judge a batch; return it, or None where it is no more.
+    def _pass(self, slot: int, process: VerifierProcess, batch: deque[_Work]) -> bool:
+        """Let a process judge a batch; return whether it can go on.
 
         What is left in the batch afterwards has no verdict.
         """
+        with self._changed:
+            if self._closed:
+                raise _closed()
+            self._judging[slot] = process
+        try:
+            return self._judge(slot, process, batch)
+        finally:
+            with self._changed:
+                del self._judging[slot]
+
+    def _judge(self, slot: int, process: VerifierProcess, batch: deque[_Work]) -> bool:
         process.send([(work.number, work.check.verifier, work.check.job) for work in batch])
         while batch:
             work = batch[0]
@@ -197,21 +223,22 @@ class VerifierPool:
                 # Only a verifier that writes to the socket itself can bring this about.
                 answer = Gone("output", "it answered a check that it was not asked")
             if isinstance(answer, Reply):
-                batch.popleft()
                 self._settle(work, answer.outcome, answer.value, answer.reason, answer.took_s)
+                batch.popleft()
                 continue
-            process.end()
             with self._changed:
+                if self._closed:
+                    raise _closed()
                 self._restarts += 1
+            # Before anybody hears of it: a verdict says that it was killed.
+            process.end()
             work.attempts += 1
             if answer.how != "died" or work.attempts > self.limits.retries:
-                batch.popleft()
                 self._fail(work, answer, process.pid)
-            return None
-        if self.limits.checks_per_process and process.checks >= self.limits.checks_per_process:
-            process.end()
-            return None
-        return process
+                batch.popleft()
+            return False
+        most = self.limits.checks_per_process
+        return not most or process.checks < most
 
     def _fail(self, work: _Work, gone: Gone, pid: int) -> None:
         verifier, deadline_s = work.check.verifier, self.limits.deadline_s
@@ -250,6 +277,10 @@ class VerifierPool:
                 self._under_way[slot] = UnderWay(
                     check.name, check.verifier, pid, time.monotonic(), self.limits.deadline_s
                 )
+
+
+def _closed() -> VerifierBroken:
+    return VerifierBroken("the verifiers were closed")
 
 
 def told(counts: dict[str, dict[Judged, int]]) -> list[str]:

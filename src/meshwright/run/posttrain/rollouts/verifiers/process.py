@@ -27,6 +27,8 @@ from meshwright.run.posttrain.rollouts.verifiers.check import VerifierBroken, Ve
 _CHILD = str(Path(child.__file__).resolve())
 # Only the library on the path, no start-up code of users or packages, no files beside modules.
 _COMMAND = [sys.executable, "-P", "-s", "-S", "-B", _CHILD]
+END_S = 5.0
+"""How long a process that was killed may take to be gone."""
 
 
 class Reply(msgspec.Struct, frozen=True):
@@ -58,23 +60,28 @@ class VerifierProcess:
     def __init__(self, verifiers: Sequence[str], limits: VerifierLimits) -> None:
         """Start it and let it load the verifiers, within the limits."""
         self._limits, self._buffer, self.checks = limits, bytearray(), 0
-        self._folder = tempfile.TemporaryDirectory(prefix="meshwright-verifier-")
-        self._socket, theirs = socket.socketpair()
-        try:
-            with theirs:
-                self._process = subprocess.Popen(
-                    _COMMAND,
-                    stdin=theirs.fileno(),
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                    cwd=self._folder.name,
-                    env=_environment(self._folder.name),
-                    start_new_session=True,
+        with contextlib.ExitStack() as undo:
+            try:
+                # What a verifier started may still write there when it is cleared away.
+                self._folder = tempfile.TemporaryDirectory(
+                    prefix="meshwright-verifier-", ignore_cleanup_errors=True
                 )
-        except OSError as error:
-            self._socket.close()
-            self._folder.cleanup()
-            raise VerifierBroken(f"cannot start a process for verifiers: {error}") from error
+                undo.callback(self._folder.cleanup)
+                self._socket, theirs = socket.socketpair()
+                undo.callback(self._socket.close)
+                with theirs:
+                    self._process = subprocess.Popen(
+                        _COMMAND,
+                        stdin=theirs.fileno(),
+                        stdout=subprocess.DEVNULL,
+                        stderr=subprocess.DEVNULL,
+                        cwd=self._folder.name,
+                        env=_environment(self._folder.name),
+                        start_new_session=True,
+                    )
+            except OSError as error:
+                raise VerifierBroken(f"cannot start a process for verifiers: {error}") from error
+            undo.pop_all()
         try:
             self.digests, self.refused = self._load(verifiers)
         except BaseException:
@@ -104,11 +111,18 @@ class VerifierProcess:
         self.checks += 1
         return answer
 
+    def kill(self) -> None:
+        """Kill it with all it started, from any thread; who waits for its reply hears of it."""
+        if self._process.returncode is None:  # else its number may be another's by now
+            with contextlib.suppress(OSError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
     def end(self) -> None:
-        """Kill it with all it started; it keeps nothing that would be lost."""
-        with contextlib.suppress(OSError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        """Kill it, and clear away; it keeps nothing that would be lost."""
+        self.kill()
+        # One that is stuck in the system ends when the system lets it; nobody waits for that.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(END_S)
         self._socket.close()
         self._folder.cleanup()
 
@@ -121,6 +135,7 @@ class VerifierProcess:
             "verifiers": list(verifiers),
         }
         with contextlib.suppress(OSError):
+            self._socket.settimeout(limits.start_s)
             self._socket.sendall(child.framed(start))
         body = self._frame(limits.start_s)
         if isinstance(body, Gone):
