@@ -3,12 +3,16 @@
 import json
 import re
 import sys
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from meshwright.cli import main
+from meshwright.observe.bench.case import Machine, Row
 from meshwright.policy.rollout import PLACEMENTS
+from tests.observe.calibrate.synthetic import product_cases, row_of
 
 Captured = pytest.CaptureFixture[str]
 SMALL = [
@@ -48,6 +52,46 @@ def test_data_say_what_was_simulated_and_what_it_came_to(capsys: Captured) -> No
     assert outcome["gpus"] == 16
     assert set(outcome["waits_s"]) == {"trainer", "engines"}
     assert outcome["skew"] == pytest.approx(outcome["step_s"] / outcome["even_step_s"] - 1)
+
+
+def test_a_device_that_nobody_measured_is_told_to_make_times_rough(capsys: Captured) -> None:
+    words = ["sorting-digits", "--cluster", "cpu-host"]
+    assert main(["simulate", "rl", *words]) == 0
+    shown = capsys.readouterr().out
+    assert "costs\tbuilt-in constants, transferred from h100-80g-sxm" in shown
+    assert "times\trough, and may be several times off, as cpu-core has no measured" in shown
+    found = answer(words, capsys)
+    assert found["calibration"] == {"path": None, "source": None}
+    assert "no measured calibration" in found["remarks"][0]
+
+
+def test_how_to_make_times_less_rough_is_what_the_commands_take(
+    capsys: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["sorting-digits", "--cluster", "cpu-host"]
+    (first, *_) = answer(words, capsys)["remarks"]
+    told = re.search(r"mw (calibrate) bench\.jsonl (--gpu) (\S+)", first)
+    assert told is not None
+    lines: list[Machine | Row] = [Machine(device="AMD EPYC", cores=2)]
+    for case in product_cases(30, precision="fp32"):
+        flops = 2.0 * case.size("m") * case.size("n") * case.size("k")
+        lines.append(msgspec.structs.replace(row_of(case, flops / 1e11), flops=flops))
+    rows = tmp_path / "bench.jsonl"
+    rows.write_bytes(b"\n".join(map(msgspec.json.encode, lines)) + b"\n")
+    monkeypatch.setenv("MESHWRIGHT_CALIBRATIONS", str(tmp_path))
+    assert main([told[1], str(rows), told[2], told[3], "--quiet"]) == 0
+    capsys.readouterr()
+    found = answer(words, capsys)
+    assert found["calibration"]["path"] == str(tmp_path / "cpu-core.toml")
+    assert not any("rough" in each for each in found["remarks"])
+
+
+def test_a_device_that_was_measured_is_not_called_rough(capsys: Captured) -> None:
+    assert answer(SMALL, capsys)["remarks"] == []
+    assert main(["simulate", "rl", *SMALL]) == 0
+    shown = capsys.readouterr().out
+    assert "costs\tbuilt-in constants, measured" in shown
+    assert "rough" not in shown
 
 
 def test_quiet_prints_the_step(capsys: Captured) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from meshwright.errors import InputError, Problem
-from meshwright.predict.cost import Calibration, costs_for, load_calibration
+from meshwright.predict.cost import Calibration, costs_for, load_calibration, measured_devices
 from meshwright.predict.software import SOFTWARE, Software
 from meshwright.spec.cluster import Gpu
 
@@ -20,6 +20,8 @@ class Used(NamedTuple):
     """For the screen."""
     path: Path | None = None
     software: Software = SOFTWARE[_USUAL]
+    rough: str = ""
+    """Why times are rough, and what would mend that; empty where the device was measured."""
 
     @property
     def data(self) -> dict[str, Any]:
@@ -69,13 +71,16 @@ def _calibration(args: argparse.Namespace, gpu: Gpu) -> Used:
         what = "cannot be given with --no-calibration"
         raise InputError([Problem("--calibration", what, "give one of them")])
     if args.no_calibration:
-        return Used(None, f"{_built_in(gpu)}; calibrations are switched off")
+        words = f"{_built_in(gpu)}; calibrations are switched off"
+        return Used(None, words, rough=_rough(gpu))
     if args.calibration is not None:
         return _said(load_calibration(args.calibration), Path(args.calibration), gpu)
     from meshwright.observe.calibrate.file import find
 
     found = find(gpu.name)
-    return Used(None, _built_in(gpu)) if found is None else _said(*found, gpu)
+    if found is None:
+        return Used(None, _built_in(gpu), rough=_rough(gpu))
+    return _said(*found, gpu)
 
 
 def _said(calibration: Calibration, path: Path, gpu: Gpu) -> Used:
@@ -83,6 +88,18 @@ def _said(calibration: Calibration, path: Path, gpu: Gpu) -> Used:
         what = f"{path} is of {calibration.gpu}, and the work runs on {gpu.name}"
         raise InputError([Problem("--calibration", what, "calibrate that device, or leave it out")])
     return Used(calibration, f"calibrated, {path.name}: {calibration.source}", path)
+
+
+def _rough(gpu: Gpu) -> str:
+    """Say how far built-in constants are to be trusted that nobody measured on this device."""
+    if gpu.name in measured_devices():
+        return ""
+    # A processor is no small GPU: training was told to take five times as long as it took.
+    how = "rough, and may be several times off" if gpu.kind == "cpu" else "rough"
+    return (
+        f"{how}, as {gpu.name} has no measured calibration; make one there: "
+        f"mw bench --quick -o bench.jsonl && mw calibrate bench.jsonl --gpu {gpu.name}"
+    )
 
 
 def _built_in(gpu: Gpu) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from meshwright.cli.answer import Answer, Note, View, facts, table
-from meshwright.cli.calibrations import add_calibration, used_for
+from meshwright.cli.calibrations import Used, add_calibration, used_for
 from meshwright.cli.loop_described import Loop, beside_run, describe, names_loop
 from meshwright.cli.parser import add_common
 from meshwright.cli.rl_flags import (
@@ -96,15 +96,24 @@ def run(args: argparse.Namespace) -> Answer:
     """Answer with one step and where its time goes."""
     loop = describe(args.model) if names_loop(args.model) else None
     setup = setup_of(args) if loop is None else loop_setup(args, loop)
+    used = used_for(args, setup.cluster.gpu)
     outcome = predict_rl(setup)
-    data: dict[str, Any] = {"setup": setup_data(setup), "outcome": outcome_data(outcome)}
-    views: list[View] = list(_screen(setup, outcome))
+    remarks = [f"times are {used.rough}"] if used.rough else []
+    remarks += () if loop is None else loop.remarks
+    data: dict[str, Any] = {
+        "setup": setup_data(setup),
+        "outcome": outcome_data(outcome),
+        "calibration": used.data,
+        "remarks": remarks,
+    }
+    views: list[View] = list(_screen(setup, outcome, used))
     if loop is not None and loop.rows:
         table_ = beside_run(loop, outcome)
         views.append(table_)
         data["beside"] = [dict(zip(("what", "predicted", "measured", "difference"), row,
                                    strict=True)) for row in table_.rows]  # fmt: skip
-    views += [Note(remark) for remark in (() if loop is None else loop.remarks)]
+    # What the first one says stands on the screen.
+    views += [Note(remark) for remark in remarks[bool(used.rough) :]]
     views.append(Note("mw validate rl holds such predictions against published runs"))
     return Answer("simulate.rl/1", data, tuple(views), (f"{outcome.step_s:.6g}",))
 
@@ -139,8 +148,9 @@ def loop_setup(args: argparse.Namespace, loop: Loop) -> Setup:
         layout=Layout(tp=loop.engine_tp), calibration=used_for(args, cluster.gpu).calibration,
     )  # fmt: skip
     limits = default_limits(
-        replica, batch_requests=loop.batch_requests, batch_tokens=max(8192, loop.batch_requests)
-    )
+        replica, batch_requests=loop.batch_requests,
+        batch_tokens=max(8192, loop.batch_requests), graph_tokens=loop.graph_tokens,
+    )  # fmt: skip
     staleness = loop.max_staleness if args.placement is None else None
     return Setup(
         model=loop.model,
@@ -216,7 +226,7 @@ def _split(args: argparse.Namespace, gpus: int) -> tuple[int, int]:
     return rollout, gpus - rollout
 
 
-def _screen(setup: Setup, outcome: Outcome) -> tuple[View, ...]:
+def _screen(setup: Setup, outcome: Outcome, used: Used) -> tuple[View, ...]:
     terms, rounds = setup.arrangement, setup.rounds
     staleness = f"{outcome.staleness:.2g} on the average, {outcome.most_stale} at most"
     if outcome.dropped:
@@ -236,6 +246,8 @@ def _screen(setup: Setup, outcome: Outcome) -> tuple[View, ...]:
         f"{skew:+.0%}; {format_seconds(outcome.even_step_s)} were all answers equally long",
         "staleness": staleness if terms.max_staleness else "none: synchronous",
         "memory": f"{peaks} of {format_bytes(setup.cluster.gpu.memory_bytes)}",
+        "costs": used.words,
+        "times": used.rough,
     }  # fmt: skip
     rows = [
         ("trainer", "trains", *_time(outcome.training_s, outcome)),
