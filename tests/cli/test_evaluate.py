@@ -68,3 +68,13 @@ def test_flags_that_cannot_be_are_refused(tmp_path: Path, capsys: Captured) -> N
     ):
         assert main(["evaluate", str(model_folder()), file, *ENGINE, *words]) == 2
         assert what in capsys.readouterr().err
+
+
+def test_a_prompt_that_is_too_long_is_named_by_its_line(tmp_path: Path, capsys: Captured) -> None:
+    questions = [{"prompt": "hi", "answer": "a"}, {"prompt": "hi " * 200, "answer": "a"}]
+    file = str(write(tmp_path / "new.jsonl", questions))
+    assert main(["evaluate", str(model_folder()), file, *ENGINE]) == 2
+    said = capsys.readouterr().err
+    assert f"{file}:2: " in said
+    assert "leave no room for an answer in 64" in said
+    assert f"{file}:1" not in said

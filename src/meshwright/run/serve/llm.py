@@ -159,12 +159,16 @@ class LLM:
         ask = Ask(prompt=tuple(self.words.encode(text, special=False)), sampling=sampling)
         return self.answer([ask], each=each)[0]
 
+    def check(self, ask: Ask) -> None:
+        """Raise `InputError` where an ask cannot be answered at all."""
+        self.engine.check(ask)
+
     def answer(
         self, asks: Sequence[Ask], *, each: Callable[[Piece], None] | None = None
     ) -> list[Completion]:
         """Answer asks, all at once; those that may be longest begin first, to end with the rest."""
         for ask in asks:
-            self.engine.check(ask)
+            self.check(ask)
         heard = [_Heard(ask, each) for ask in asks]
         for number in longest_first([self.engine.room_of(ask) for ask in asks]):
             self.engine.add(asks[number], heard[number])

@@ -74,6 +74,9 @@ class Told:
         self.words: Words = words_of()
         self._texts = list(texts)
 
+    def check(self, ask: Ask) -> None:
+        """Take anything."""
+
     def answer(self, asks: Sequence[Ask]) -> list[Completion]:
         """Answer asks, all at once."""
         return [
@@ -211,6 +214,31 @@ def test_what_was_not_answered_is_not_called_wrong() -> None:
         evaluate(Broken(), [Exact(prompt="a", answers=["a"], where="here")])
     with pytest.raises(InputError, match="here: has a prompt without tokens"):
         evaluate(Broken(), [Exact(prompt="", answers=["a"], where="here")])
+
+
+def test_prompts_that_are_too_long_are_named_by_their_lines_before_any_is_answered(
+    llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long, short = "the user and " * 60, "the user and"
+    lines = [
+        {"prompt": short, "answer": "a"},
+        {"prompt": long, "answer": "a"},
+        {"prompt": long, "choices": ["a", "b"], "right": 0},
+        *({"prompt": long, "answer": "a"} for _ in range(8)),
+    ]
+    path = tmp_path / "held-out.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    monkeypatch.setattr(llm, "answer", lambda _: pytest.fail("something was answered"))
+    with pytest.raises(InputError, match="leave no room for an answer in 128") as found:
+        evaluate(llm, read_questions([path])[:3])
+    named = [problem.where for problem in found.value.problems]
+    assert set(named) == {f"{path}:2", f"{path}:3"}
+    with pytest.raises(InputError, match=r"2 more are refused likewise"):
+        evaluate(llm, read_questions([path]))
+    # What is wrong with all of them is said once.
+    with pytest.raises(InputError, match=r"^adapter: ") as found:
+        evaluate(llm, [Exact(prompt=short, answers=["a"])] * 2, adapter="nobody")
+    assert len(found.value.problems) == 1
 
 
 def test_questions_are_read_by_their_fields() -> None:

@@ -12,7 +12,7 @@ from meshwright.errors import InputError, Problem
 from meshwright.run.posttrain.evaluate.choices import asks_of, chosen, likelihood
 from meshwright.run.posttrain.evaluate.code import CodeRunner, Program, VerifiedCode, program_of
 from meshwright.run.posttrain.evaluate.exact import Normal, is_right
-from meshwright.run.posttrain.evaluate.prompts import tokens_of
+from meshwright.run.posttrain.evaluate.prompts import Continued, tokens_of
 from meshwright.run.posttrain.evaluate.questions import Choices, Code, Exact, Question
 from meshwright.run.posttrain.evaluate.report import Report, Verdict, report_of
 from meshwright.run.serve.asked import Ask, Sampling
@@ -20,6 +20,8 @@ from meshwright.run.serve.llm import Completion
 from meshwright.run.serve.model.words import Words
 
 GREEDY = Sampling(temperature=0.0, max_tokens=256)
+_NAMED = 8
+"""Questions that are named where many cannot be asked."""
 
 
 class Answers(Protocol):
@@ -28,6 +30,9 @@ class Answers(Protocol):
     @property
     def words(self) -> Words:
         """Its tokenizer and template."""
+
+    def check(self, ask: Ask) -> None:
+        """Raise `InputError` where an ask cannot be answered at all."""
 
     def answer(self, asks: Sequence[Ask]) -> list[Completion]:
         """Answer asks, all at once."""
@@ -72,6 +77,13 @@ def evaluate(
         if not ask.prompt:
             what = "has a prompt without tokens"
             raise InputError([Problem(one.where, what, "begin the prompt with some text")])
+    listed = [(n, one) for n, one in enumerate(questions) if isinstance(one, Choices)]
+    choices = [asks_of(llm.words, one, given, adapter) for _, one in listed]
+    _check(llm, [
+        *((one.where, ask) for (_, one), ask in zip(written, asks, strict=True)),
+        *((one.where, ask) for (_, one), each in zip(listed, choices, strict=True)
+          for ask, _ in each),
+    ])  # fmt: skip
     answered = llm.answer(asks) if asks else []
     programs: list[tuple[int, Code, Completion]] = []
     for (number, question), completion in zip(written, answered, strict=True):
@@ -82,7 +94,7 @@ def evaluate(
             verdicts[number] = _compared(question, completion, pattern, normal)
     if programs:
         verdicts |= _run(programs, runner or VerifiedCode())
-    verdicts |= _chosen(llm, questions, given, adapter)
+    verdicts |= _chosen(llm, listed, choices)
     return report_of([verdicts[number] for number in sorted(verdicts)], at)
 
 
@@ -118,11 +130,11 @@ def _run(
 
 
 def _chosen(
-    llm: Answers, questions: Sequence[Question], values: Mapping[str, Any], adapter: str | None
+    llm: Answers,
+    mine: Sequence[tuple[int, Choices]],
+    asked: Sequence[Sequence[tuple[Ask, Continued]]],
 ) -> dict[int, Verdict]:
     """Judge questions of multiple choice."""
-    mine = [(n, one) for n, one in enumerate(questions) if isinstance(one, Choices)]
-    asked = [asks_of(llm.words, one, values, adapter) for _, one in mine]
     answers = iter(llm.answer([ask for each in asked for ask, _ in each]) if asked else [])
     found = {}
     for (number, question), each in zip(mine, asked, strict=True):
@@ -141,6 +153,24 @@ def _chosen(
             measures={name: place == question.right for name, place in picked.items()},
         )
     return found
+
+
+def _check(llm: Answers, asked: Sequence[tuple[str, Ask]]) -> None:
+    """Refuse what cannot be asked by its place in a file, before anything is answered."""
+    found: dict[Problem, None] = {}
+    for where, ask in asked:
+        try:
+            llm.check(ask)
+        except InputError as error:
+            for one in error.problems:
+                its_own = one.where == "prompt" and where
+                found[one._replace(where=where) if its_own else one] = None
+    problems = list(found)
+    if len(problems) > _NAMED:
+        more = f"{len(problems) - _NAMED:,} more are refused likewise"
+        problems[_NAMED:] = [Problem("questions", more, "mend them all")]
+    if problems:
+        raise InputError(problems)
 
 
 def _cut(completion: Completion) -> int:
