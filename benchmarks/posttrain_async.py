@@ -3,11 +3,12 @@
 Lists to be sorted have 4 to 256 digits: half of them are short, and a few very long. A synchronous
 step waits for its longest answer while the GPU decodes a handful of rows; an asynchronous one goes
 on with what has ended. Both train on as many prompts, from the same weights: a model is warmed up
-once for each seed. Answers are at most one step old; they are drawn by a worker, or in a thread of
-the process that trains.
+once for each seed. Answers are at most two steps old; they are drawn by a worker, or in a thread of
+the process that trains. Prompts come into most steps of an engine that never waits, so that these
+are captured, in both ways: `mw simulate rl` says what staleness and captured steps are worth.
 
     python -m benchmarks.posttrain_async [--tiny] [--steps 24] [--seeds 0 1 2]
-        [--ways "synchronous" "asynchronous"] [--out FILE]
+        [--ways "synchronous" "asynchronous"] [--staleness 2] [--graph-tokens 4096] [--out FILE]
 """
 
 import argparse
@@ -28,6 +29,8 @@ ONE_PROCESS = "asynchronous in one process"
 TWO_PROCESSES = "asynchronous"
 WAYS = (SYNCHRONOUS, TWO_PROCESSES, ONE_PROCESS)
 """Threads of one process take turns at its interpreter, which costs all that overlapping gains."""
+STALENESS = 2
+GRAPH_TOKENS = 4096
 
 
 def settings(
@@ -116,21 +119,28 @@ def one(*, tiny: bool, seed: int, steps: int, model: str, **given: Any) -> dict[
 
 
 def compare(
-    *, tiny: bool, steps: int, seeds: Iterable[int], ways: Iterable[str] = WAYS
+    *,
+    tiny: bool,
+    steps: int,
+    seeds: Iterable[int],
+    ways: Iterable[str] = WAYS,
+    staleness: int = STALENESS,
+    graph_tokens: int = GRAPH_TOKENS,
 ) -> Iterator[dict[str, Any]]:
     """Train in each way, all seeds; each is told as it ends."""
     from meshwright.run.posttrain.workers.settings import WorkerSettings
 
     drawn: dict[str, dict[str, Any]] = {
         SYNCHRONOUS: {"placement": "disaggregated"},
-        ONE_PROCESS: {"placement": "asynchronous", "max_staleness": 1},
+        ONE_PROCESS: {"placement": "asynchronous", "max_staleness": staleness},
     }
     drawn[TWO_PROCESSES] = drawn[ONE_PROCESS] | {"workers": WorkerSettings(count=1)}
     for seed in seeds:
         with TemporaryDirectory() as place:
             model = warmed_up(Path(place), tiny=tiny, seed=seed)
             for way in ways:
-                found = one(tiny=tiny, seed=seed, steps=steps, model=model, **drawn[way])
+                given = drawn[way] | {"graph_tokens": graph_tokens}
+                found = one(tiny=tiny, seed=seed, steps=steps, model=model, **given)
                 yield {"seed": seed, "way": way, **found}
 
 
@@ -168,7 +178,9 @@ def measure(quick: bool) -> dict[str, object]:
     notes = (
         "12 layers of 768 in bf16, 32 prompts with 8 answers a step, lists of 4 to 256 digits; "
         f"answers had {lengths}. All steps count, after a run of two that is not "
-        "timed. Runs of a seed begin with the same weights."
+        "timed. Runs of a seed begin with the same weights. Asynchronous answers are at most "
+        f"{STALENESS} steps old; steps of the engines with prompts are captured up to "
+        f"{GRAPH_TOKENS} tokens, in both ways."
     )
     return {"figures": figures_of(found), "notes": notes}
 
@@ -180,19 +192,24 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--ways", choices=WAYS, nargs="+", default=list(WAYS))
+    parser.add_argument("--staleness", type=int, default=STALENESS)
+    parser.add_argument("--graph-tokens", type=int, default=GRAPH_TOKENS)
     parser.add_argument("--out", type=Path, help="a file for all that was found")
     given = parser.parse_args()
     if SYNCHRONOUS not in given.ways:
         parser.error("--ways needs synchronous, which all others are compared with")
     found = []
-    of = {"tiny": given.tiny, "steps": given.steps, "seeds": given.seeds}
-    for each in compare(**of, ways=given.ways):
+    told = compare(
+        tiny=given.tiny, steps=given.steps, seeds=given.seeds, ways=given.ways,
+        staleness=given.staleness, graph_tokens=given.graph_tokens,
+    )  # fmt: skip
+    for each in told:
         found.append(each)
         print(json.dumps({name: each[name] for name in each if name != "seconds"}), flush=True)
         if given.out is not None:  # whatever ends this, what was found is kept
             given.out.write_text(json.dumps(found, indent=1), encoding="utf-8")
-    for told in figures_of(found):
-        print(f"{told['name']}: {told['value']} {told['unit']}")
+    for row in figures_of(found):
+        print(f"{row['name']}: {row['value']} {row['unit']}")
 
 
 if __name__ == "__main__":

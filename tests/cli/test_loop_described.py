@@ -111,6 +111,18 @@ def test_other_files_are_no_loops(tmp_path: Path, capsys: Captured) -> None:
         assert f"{flag}: the file says which devices a loop has" in capsys.readouterr().err
 
 
+def test_captured_prompts_let_an_engine_that_never_waits_draw_faster(
+    tmp_path: Path, capsys: Captured
+) -> None:
+    took = []
+    for tokens in (0, 4096):
+        path = tmp_path / f"{tokens}.toml"
+        path.write_text(f"graph_tokens = {tokens}\n{FILE}", encoding="utf-8")
+        found = simulated([str(path), "--cluster", "h200-superpod"], capsys)
+        took.append(found["outcome"]["step_s"])
+    assert took[1] < 0.9 * took[0]
+
+
 def test_workers_have_devices_of_their_own(tmp_path: Path, capsys: Captured) -> None:
     path = tmp_path / "loop.toml"
     path.write_text(FILE + "\n[workers]\ncount = 3\ntp = 2\n", encoding="utf-8")

@@ -41,6 +41,8 @@ class Loop(NamedTuple):
     """Fields of `Rounds`."""
     batch_requests: int
     """Of one engine."""
+    graph_tokens: int
+    """Tokens up to which its steps with prompts are captured."""
     engines: int
     """Engines on devices of their own; 0 draws on the trainer's."""
     engine_tp: int
@@ -103,6 +105,7 @@ def describe(word: str) -> Loop:
             "seed": settings.seed,
         },
         batch_requests=settings.engine_requests,
+        graph_tokens=settings.graph_tokens,
         engines=settings.workers.count,
         engine_tp=settings.workers.tp,
         rows=rows,

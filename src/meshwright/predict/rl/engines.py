@@ -1,9 +1,10 @@
 """`Engines`: engines on a virtual clock whose requests are the samples of groups."""
 
 from collections.abc import Callable
-from math import inf
+from math import ceil, inf
 
 from meshwright.policy.batching import Sequence, State
+from meshwright.policy.captured import captured_size
 from meshwright.policy.rollout import Drop, Generate
 from meshwright.policy.routing import Router
 from meshwright.predict.rl.setup import Drawn
@@ -92,10 +93,14 @@ class Engines:
         decoding = engine.batcher.decoding
         if not decoding.count:
             return 0.0
-        tokens, count = decoding.context, decoding.count
-        mean = tokens / count
-        return engine.cost.step_s(
-            prefill_tokens=tokens, prefill_pairs=count * mean * (mean + 1) / 2, sampled=0
+        tokens, count, limits = decoding.context, decoding.count, engine.batcher.limits
+        mean, steps = tokens / count, ceil(tokens / limits.batch_tokens)
+        each = ceil(tokens / steps)
+        return steps * engine.cost.step_s(
+            prefill_tokens=each,
+            prefill_pairs=count * mean * (mean + 1) / 2 / steps,
+            sampled=0,
+            captured=captured_size(each, limits.graph_tokens) or 0,
         )
 
     def release(self, engine: Clocked, now_s: float) -> None:

@@ -183,6 +183,9 @@ class LoopSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Engines that draw in processes of their own."""
     graphs: bool = True
     """Capture the engine's decoding steps in CUDA graphs."""
+    graph_tokens: int = 0
+    """Capture its steps with prompts as well, up to so many tokens: where both sides work at the
+    same time, prompts come in many steps, which the host would launch kernel by kernel."""
     verifier_workers: int = 1
     verifier: VerifierLimits = VerifierLimits()
     most_unjudged: int = 16
@@ -218,6 +221,7 @@ class LoopSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             0,
             max_staleness=self.max_staleness,
             most_unjudged=self.most_unjudged,
+            graph_tokens=self.graph_tokens,
             spare_prompts=self.spare_prompts,
         )
         bounds.positive(stall_s=self.stall_s)
