@@ -363,7 +363,8 @@ def _answered(trial: Trial, started: Started, wave: list[Ask]) -> None:
         under_way.append(engine.add(ask, sink_of(heard), brought))
     if len(wave) > 1 and trial.has("embeddings"):
         _turns(started, 4)
-        trial.vectors = started.upkeep.embed([wave[0].prompt, wave[-1].prompt])
+        adapter = "poet" if trial.has("adapter") else None
+        trial.vectors = started.upkeep.embed([wave[0].prompt, wave[-1].prompt], adapter=adapter)
     if len(wave) > 1 and trial.has("cancel"):
         # One that may wait still, and one that is being answered.
         engine.cancel(under_way[-1])
@@ -440,11 +441,25 @@ def _prompts_alone(trial: Trial) -> bool:
 
 
 def _vectors(trial: Trial) -> bool:
+    """Say whether vectors are those of the same prompts alone, and of the adapter where one is."""
     kept = tuple(name for name in ("int4", "fp8") if trial.has(name))
-    engine = _plain_engine((*kinds_of(trial.features), *kept))
-    wave = trial.heard[1:]
-    alone = engine.upkeep.embed([wave[0].ask.prompt, wave[-1].ask.prompt])
-    return bool(torch.allclose(torch.tensor(trial.vectors), torch.tensor(alone), atol=1e-4))
+    kinds, wave, found = kinds_of(trial.features), trial.heard[1:], torch.tensor(trial.vectors)
+    prompts = [wave[0].ask.prompt, wave[-1].ask.prompt]
+    plain = torch.tensor(_plain_engine((*kinds, *kept)).upkeep.embed(prompts))
+    if not trial.has("adapter"):
+        return torch.allclose(found, plain, atol=1e-4)
+    if kept:
+        engine = _plain_engine((*kinds, *kept, "adapter"))
+        alone = torch.tensor(engine.upkeep.embed(prompts, adapter="poet"))
+    else:
+        alone = torch.stack([_pooled(bare(kinds, merged=True), prompt) for prompt in prompts])
+    return torch.allclose(found, alone, atol=1e-4) and not torch.allclose(found, plain, atol=1e-2)
+
+
+@torch.no_grad()
+def _pooled(decoder: Any, prompt: Sequence[int]) -> torch.Tensor:
+    hidden_TD = decoder.hidden(torch.tensor([prompt]))[0]
+    return torch.nn.functional.normalize(hidden_TD.float().sum(0), dim=0)
 
 
 def _finishes(trial: Trial) -> list[str | None]:

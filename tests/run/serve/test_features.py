@@ -35,7 +35,7 @@ def quick() -> list[tuple[str, str]]:
     half = -(-len(names) // 2)
     # What was once found broken stays among them.
     found = [("swap", "choices"), ("choices", "cancel"), ("logprobs", "parcels"),
-             ("grammar", "guesses")]  # fmt: skip
+             ("grammar", "guesses"), ("adapter", "embeddings")]  # fmt: skip
     chosen = {*zip(names[:half], names[-half:], strict=True), *found, *REFUSED, *IDLE}
     return [pair for pair in ALONE if pair in chosen]
 

@@ -47,8 +47,10 @@ class Ill:
             raise EngineBroken("asked although it is ill")
         yield Piece()
 
-    async def embed(self, _: Sequence[tuple[int, ...]], /) -> list[list[float]]:
-        raise EngineBroken("asked although it is ill")
+    async def embed(
+        self, _: Sequence[tuple[int, ...]], /, adapter: str | None = None
+    ) -> list[list[float]]:
+        raise EngineBroken(f"asked although it is ill, for {adapter}")
 
     def gauges(self) -> Gauges:
         return Gauges()

@@ -23,8 +23,10 @@ class Serves(Protocol):
         Raises `InputError` before the first piece where the ask cannot be answered at all.
         """
 
-    async def embed(self, prompts: Sequence[tuple[int, ...]], /) -> list[list[float]]:
-        """Return a vector of length one for each prompt."""
+    async def embed(
+        self, prompts: Sequence[tuple[int, ...]], /, adapter: str | None = None
+    ) -> list[list[float]]:
+        """Return a vector of length one for each prompt, of the model or of one adapter."""
 
     def gauges(self) -> Gauges:
         """Return what it does at this moment."""

@@ -70,11 +70,13 @@ class Routed(_Changed):
         pieces = self.engines[number].answer(ask)
         return Passed(pieces, lambda: self.router.back(number, tokens))
 
-    async def embed(self, prompts: Sequence[tuple[int, ...]]) -> list[list[float]]:
+    async def embed(
+        self, prompts: Sequence[tuple[int, ...]], adapter: str | None = None
+    ) -> list[list[float]]:
         """Return a vector of length one for each prompt."""
         number = self._send(Ask(prompt=tuple(prompts[0])))
         try:
-            return await self.engines[number].embed(prompts)
+            return await self.engines[number].embed(prompts, adapter=adapter)
         finally:
             self.router.back(number, len(prompts[0]))
 
@@ -141,9 +143,11 @@ class HandedOver(_Changed):
     def _busy(self) -> bool:
         return bool(self._open) or any((*self._first.router.open, *self._then.router.open))
 
-    async def embed(self, prompts: Sequence[tuple[int, ...]]) -> list[list[float]]:
+    async def embed(
+        self, prompts: Sequence[tuple[int, ...]], adapter: str | None = None
+    ) -> list[list[float]]:
         """Return a vector of length one for each prompt."""
-        return await self._first.embed(prompts)
+        return await self._first.embed(prompts, adapter=adapter)
 
     def gauges(self) -> Gauges:
         """Return what all of them do together."""

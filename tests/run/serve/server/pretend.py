@@ -155,8 +155,11 @@ class PretendEngine:
             if answer.done:
                 self.running.pop(answer, None)
 
-    async def embed(self, prompts: Sequence[tuple[int, ...]]) -> list[list[float]]:
-        return [[1.0, 0.0, -0.5, float(len(prompt))] for prompt in prompts]
+    async def embed(
+        self, prompts: Sequence[tuple[int, ...]], adapter: str | None = None
+    ) -> list[list[float]]:
+        first = 1.0 if adapter is None else 2.0
+        return [[first, 0.0, -0.5, float(len(prompt))] for prompt in prompts]
 
     def gauges(self) -> Gauges:
         return Gauges(

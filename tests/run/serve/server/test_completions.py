@@ -142,3 +142,12 @@ def test_counts_come_with_every_event_where_asked_for(served: Served) -> None:
     asked = {"prompt": "hi", "stream": True, "stream_options": {"continuous_usage_stats": True}}
     streamed = events(send(served.url, "/v1/completions", asked).body)
     assert [piece["usage"]["completion_tokens"] for piece in streamed] == [1, 2, 3, 4, 4]
+
+
+def test_embeddings_are_of_the_adapter_that_is_named(served: Served) -> None:
+    found = [
+        send(served.url, "/v1/embeddings", {"input": "a", "model": model}).json
+        for model in ("parrot", "polly")
+    ]
+    assert [each["model"] for each in found] == ["parrot", "polly"]
+    assert [each["data"][0]["embedding"][0] for each in found] == [1.0, 2.0]

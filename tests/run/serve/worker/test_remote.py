@@ -59,6 +59,8 @@ async def _life(folder: Path) -> None:
         await heard(engine, Ask(prompt=()))
     (vector,) = await engine.embed([PROMPT])
     assert sum(each * each for each in vector) == pytest.approx(1)
+    with pytest.raises(InputError, match="poet"):
+        await engine.embed([PROMPT], adapter="poet")
     # Death, in the midst of an answer of two choices.
     under_way = engine.answer(asks[1])
     await anext(under_way)

@@ -29,6 +29,8 @@ class Do(msgspec.Struct, frozen=True, tag="do", kw_only=True):
     blocks: tuple[int, ...] = ()
     """Blocks for the prompt to use."""
     pooling: Pooling = "mean"
+    adapter: int = -1
+    """The slot of the prompt's adapter; -1 for none."""
     level: int = 1
     path: str = ""
     told: bytes = b""
@@ -54,7 +56,7 @@ class Doer:
             case "embed":
                 vectors = embed(
                     self.runner.forward, [do.prompt], [do.blocks], pooling=do.pooling,
-                    batch_tokens=self._batch_tokens, states=[self._rows],
+                    batch_tokens=self._batch_tokens, states=[self._rows], adapter=do.adapter,
                 )  # fmt: skip
                 found: list[float] = vectors[0].tolist()
                 return found

@@ -170,7 +170,7 @@ class Engine:
             vocab=self.vocab,
             max_length=self.max_length,
             choices=self.limits.batch_requests,
-            adapters=tuple(self._adapters),
+            adapters=tuple(self.adapters),
             words=self._reader is not None,
             asleep=self.runner.cache.asleep,
             hands_over=self.hands_over,
@@ -195,7 +195,7 @@ class Engine:
         sampling, guide = ask.sampling, None
         if sampling.grammar is not None and self._grammars is not None:
             guide = self._grammars.guide(sampling.grammar)
-        adapter = -1 if ask.adapter is None else self._adapters[ask.adapter]
+        adapter = -1 if ask.adapter is None else self.adapters[ask.adapter]
         text = self._text(ask, most)
         # Guesses that a grammar forbids are left out, by which the rest is not left to chance.
         seeded = seeded or guide is not None
@@ -205,7 +205,8 @@ class Engine:
         )  # fmt: skip
 
     @property
-    def _adapters(self) -> Mapping[str, int]:
+    def adapters(self) -> Mapping[str, int]:
+        """The slot of each adapter that can be asked for."""
         return {} if self.runner.adapters is None else self.runner.adapters.names
 
     def _text(self, ask: Ask, most: int) -> Text:

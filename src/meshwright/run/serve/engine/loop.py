@@ -95,9 +95,11 @@ class EngineLoop:
             self._open.pop(number, None)
             inbox.refuse(error)
 
-    async def embed(self, prompts: Sequence[tuple[int, ...]]) -> list[list[float]]:
+    async def embed(
+        self, prompts: Sequence[tuple[int, ...]], adapter: str | None = None
+    ) -> list[list[float]]:
         """Return a vector of length one for each prompt."""
-        return await self._between(lambda: self._kept().embed(prompts))
+        return await self._between(lambda: self._kept().embed(prompts, adapter=adapter))
 
     async def sleep(self, level: int) -> None:
         """Give memory back; level 1 keeps the weights in host memory."""

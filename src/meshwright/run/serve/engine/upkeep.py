@@ -6,6 +6,7 @@ from meshwright.errors import InputError, Problem
 from meshwright.run.serve.engine.doing import Do, Does, HalfRenewed, refuse_new_weights
 from meshwright.run.serve.engine.engine import Engine
 from meshwright.run.serve.model.pooling import Pooling
+from meshwright.spec.names import unknown_name
 
 
 class Upkeep:
@@ -30,12 +31,17 @@ class Upkeep:
         return self._engine.runner.cache.asleep
 
     def embed(
-        self, prompts: Sequence[Sequence[int]], *, pooling: Pooling = "mean"
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        pooling: Pooling = "mean",
+        adapter: str | None = None,
     ) -> list[list[float]]:
-        """Return a vector of length one for each prompt."""
+        """Return a vector of length one for each prompt, of the model or of one adapter."""
         for prompt in prompts:
             self._check(prompt)
-        return [self._embedded(prompt, pooling) for prompt in prompts]
+        slot = -1 if adapter is None else self._slot(adapter)
+        return [self._embedded(prompt, pooling, slot) for prompt in prompts]
 
     def sleep(self, level: int = 1) -> None:
         """Give the memory of the cache back, and of the weights: 1 keeps these in host memory.
@@ -84,7 +90,13 @@ class Upkeep:
         self._engine.version, self._engine.unfit = version, ""
         self._engine.forget()
 
-    def _embedded(self, prompt: Sequence[int], pooling: Pooling) -> list[float]:
+    def _slot(self, adapter: str) -> int:
+        names = self._engine.adapters
+        if adapter not in names:
+            raise InputError([unknown_name("adapter", adapter, list(names), "adapter")])
+        return names[adapter]
+
+    def _embedded(self, prompt: Sequence[int], pooling: Pooling, adapter: int) -> list[float]:
         engine, pool = self._engine, self._engine.batcher.pool
         needed = -(-len(prompt) // engine.limits.block_tokens)
         while needed > pool.spare and not engine.is_idle:
@@ -93,7 +105,13 @@ class Upkeep:
         blocks = pool.draw(needed)
         try:
             return self.do(
-                Do(what="embed", prompt=tuple(prompt), blocks=tuple(blocks), pooling=pooling)
+                Do(
+                    what="embed",
+                    prompt=tuple(prompt),
+                    blocks=tuple(blocks),
+                    pooling=pooling,
+                    adapter=adapter,
+                )
             )
         finally:
             pool.release(blocks)

@@ -28,11 +28,13 @@ def embed(
     pooling: Pooling = "mean",
     batch_tokens: int = 8192,
     states: Sequence[int] | None = None,
+    adapter: int = -1,
 ) -> Tensor:
     """Return the vectors of prompts, (R, D) in fp32.
 
     `tables` are blocks for each prompt to use, nobody else's; `states` are places of recurrent
-    states. At most `batch_tokens` are computed at a time, so long prompts come in pieces.
+    states; `adapter` is the slot of the LoRA adapter to compute with, -1 for none. At most
+    `batch_tokens` are computed at a time, so long prompts come in pieces.
     """
     if pooling not in get_args(Pooling):
         raise InputError([unknown_name("pooling", pooling, get_args(Pooling), "pooling")])
@@ -44,7 +46,7 @@ def embed(
         rows, owners, room = [], [], batch_tokens
         for at in waiting:
             piece = prompts[at][done[at] : done[at] + room]
-            rows.append(Row(piece, done[at], tables[at], states[at] if states else at))
+            rows.append(Row(piece, done[at], tables[at], states[at] if states else at, adapter))
             owners += [at] * len(piece)
             room -= len(piece)
             if not room:

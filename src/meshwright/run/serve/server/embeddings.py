@@ -5,7 +5,7 @@ import struct
 from collections.abc import Sequence
 
 from meshwright.errors import InputError
-from meshwright.run.serve.server.asking import named_model, prompts_of
+from meshwright.run.serve.server.asking import adapter_of, named_model, prompts_of
 from meshwright.run.serve.server.bodies import EmbeddingBody
 from meshwright.run.serve.server.desk import Answer, Desk
 from meshwright.run.serve.server.faults import impossible, refused
@@ -34,7 +34,7 @@ async def embed(desk: Desk, body: EmbeddingBody, call: Call) -> Answer:
     call.prompt_tokens = total = sum(map(len, prompts))
     desk.traffic.asked()
     try:
-        vectors = await desk.engine.embed(prompts)
+        vectors = await desk.engine.embed(prompts, adapter=adapter_of(model, settings))
     except InputError as error:
         raise impossible(error, "input") from None
     except NotImplementedError:

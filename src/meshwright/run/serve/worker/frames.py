@@ -48,6 +48,8 @@ class Call(msgspec.Struct, frozen=True, tag="call"):
     number: int
     what: str
     prompts: list[tuple[int, ...]] = []
+    adapter: str | None = None
+    """The LoRA adapter that prompts are embedded with."""
     path: str = ""
     level: int = 1
     version: int = 0

@@ -264,7 +264,7 @@ def performer(upkeep: Upkeep) -> Perform:
     def perform(call: Call) -> Done:
         match call.what:
             case "embed":
-                return Done(call.number, upkeep.embed(call.prompts))
+                return Done(call.number, upkeep.embed(call.prompts, adapter=call.adapter))
             case "sleep":
                 upkeep.sleep(call.level)
             case "wake":

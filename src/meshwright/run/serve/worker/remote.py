@@ -101,9 +101,12 @@ class RemoteEngine:
         self._send(Asked(number, ask))
         return inbox
 
-    async def embed(self, prompts: Sequence[tuple[int, ...]]) -> list[list[float]]:
+    async def embed(
+        self, prompts: Sequence[tuple[int, ...]], adapter: str | None = None
+    ) -> list[list[float]]:
         """Return a vector of length one for each prompt."""
-        done = await self._call(Call(self._next_number(), "embed", prompts=list(prompts)))
+        number = self._next_number()
+        done = await self._call(Call(number, "embed", prompts=list(prompts), adapter=adapter))
         return done.vectors
 
     async def sleep(self, level: int) -> None:
