@@ -111,7 +111,7 @@ def _answer(settings: "LoopSettings", outcome: "Outcome") -> Answer:
     last = outcome.rows[-1] if outcome.rows else {}
     about: dict[str, object] = {
         "run": settings.folder,
-        "steps": f"{outcome.steps:,}",
+        "steps": _steps(settings, outcome),
         "time": f"{format_seconds(outcome.wall_s)}, {format_seconds(outcome.cpu_s)} of processors",
     }
     about |= {f"last step, {name}": f"{value:.4g}" for name, value in _told(last).items()}
@@ -135,6 +135,14 @@ def _answer(settings: "LoopSettings", outcome: "Outcome") -> Answer:
     }
     quiet = tuple(f"{value:.6g}" for found in list(held.values())[-1:] for value in found.values())
     return Answer("train.loop/1", data, tuple(views), quiet)
+
+
+def _steps(settings: "LoopSettings", outcome: "Outcome") -> str:
+    """Say how many steps are trained, and how many of them before this sitting."""
+    if settings.rollout_only:
+        return f"{outcome.steps:,}"
+    before = outcome.steps - len(outcome.rows)
+    return f"{outcome.steps:,}" + (f", from {before:,} on" if before else "")
 
 
 def _told(row: dict[str, float]) -> dict[str, float]:

@@ -20,18 +20,18 @@ class _Asked:
 class _Judged:
     name, waits, vocab, max_tokens, stop_tokens = "judged", False, 14, 3, (11,)
 
-    def __init__(self, verifier: str, job: dict[str, Any], bad: int) -> None:
+    def __init__(self, verifier: str, job: dict[str, Any], bad: range) -> None:
         self.verifiers = (f"{_JUDGES}:{verifier}", f"{_JUDGES}:double")
         self._job, self._bad = job, bad
 
     def reset(self, prompt: int, /) -> _Asked:
-        return _Asked(self.verifiers[0 if prompt < self._bad else 1], self._job)
+        return _Asked(self.verifiers[0 if prompt in self._bad else 1], self._job)
 
 
-def judged(*, part: str, verifier: str, bad: int, **job: Any) -> _Judged:
+def judged(*, part: str, verifier: str, bad: int, first: int = 0, **job: Any) -> _Judged:
     """Ask the bad verifier about so many prompts, and a good one about the others."""
     del part
-    return _Judged(verifier, job, bad)
+    return _Judged(verifier, job, range(first, first + bad))
 
 
 def bare(*, part: str) -> object:

@@ -144,7 +144,7 @@ def test_an_environment_that_hangs_is_named_and_the_engine_is_left_idle(
 ) -> None:
     drawing = Drawing(samples=1, max_tokens=2, step_s=0.05)
     hanging, used = _Hangs(), engine()
-    with pytest.raises(EnvironmentBroken, match=r"stuck .* deadline of 0.05 s: step 4, prompt 9"):
+    with pytest.raises(EnvironmentBroken, match=r"stuck .* deadline of 0.05 s: step 5, prompt 9"):
         Generator(used, hanging, pool, drawing).groups(4, [9], version=0)
     hanging.released.set()
     assert used.is_idle
@@ -159,7 +159,7 @@ class _Fails(_Hangs):
 
 
 def test_an_environment_that_fails_is_named(pool: VerifierPool) -> None:
-    with pytest.raises(EnvironmentBroken, match=r"step 0, prompt 1, sample 0: KeyError"):
+    with pytest.raises(EnvironmentBroken, match=r"step 1, prompt 1, sample 0: KeyError"):
         Generator(engine(), _Fails(), pool, DRAWING).groups(0, [1], version=0)
 
 

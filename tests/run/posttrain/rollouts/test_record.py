@@ -147,7 +147,7 @@ def test_a_log_takes_neither_doubles_nor_another_origin(tmp_path: Path) -> None:
     path = tmp_path / "rollouts.jsonl"
     with RolloutLog(path, ORIGIN) as log:
         log.add(rollout())
-        with pytest.raises(InputError, match="has step 1, prompt 2, sample 0 already"):
+        with pytest.raises(InputError, match=r'has {"step":1,"prompt":2,"sample":0} already'):
             log.add(rollout())
         with pytest.raises(InputError, match="another process writes"):
             RolloutLog(path, ORIGIN)
@@ -156,7 +156,7 @@ def test_a_log_takes_neither_doubles_nor_another_origin(tmp_path: Path) -> None:
         RolloutLog(path, other)
     data = path.read_bytes()
     path.write_bytes(data + data.split(b"\n")[1] + b"\n")
-    with pytest.raises(InputError, match="has step 1, prompt 2, sample 0 twice"):
+    with pytest.raises(InputError, match=r'has {"step":1,"prompt":2,"sample":0} twice'):
         read_rollouts(path)
 
 
@@ -204,12 +204,14 @@ def test_what_was_recorded_is_played_again_in_groups(tmp_path: Path) -> None:
         [Key(3, prompt, sample) for sample in range(4)] for prompt in (2, 0)
     ]
     assert {each for group in groups for each in group} < set(recorded.rollouts)
-    with pytest.raises(InputError, match="lacks 4 of 8 rollouts, the first is step 3, prompt 7"):
+    with pytest.raises(
+        InputError, match=r'lacks 4 of 8 rollouts, the first is {"step":3,"prompt":7,'
+    ):
         replay.groups(3, [0, 7], 0)
 
 
 def test_a_step_is_not_gone_on_with_by_other_weights(tmp_path: Path) -> None:
     path = tmp_path / "rollouts.jsonl"
     draw(str(path), 1)
-    with pytest.raises(InputError, match=r"sample 0 by weights 1, asked for 2"):
+    with pytest.raises(InputError, match=r"\"sample\":0} by weights 1, asked for 2"):
         draw(str(path), 2, version=2)

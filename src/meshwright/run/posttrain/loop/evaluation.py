@@ -1,13 +1,13 @@
 """`Evaluation`: held-out prompts, answered by the engine; they take no part in training."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from meshwright.errors import InputError, Problem
 from meshwright.run.posttrain.loop.keeping import Keeping
 from meshwright.run.posttrain.loop.sampling import Sampling, Watching
 from meshwright.run.posttrain.loop.settings import EvaluateSettings
-from meshwright.run.posttrain.rollouts.record import Rollout
+from meshwright.run.posttrain.rollouts.record import Key, Rollout
 
 
 class Evaluation:
@@ -28,7 +28,9 @@ class Evaluation:
         """
         self._settings, self._sampling, self._keeping = settings, sampling, keeping
         self._words = words
-        self._watching = Watching(most_unjudged, lambda line: keeping.note(f"held out, {line}"))
+        # They are asked after any step, and are of none.
+        name: Callable[[Key], str] = lambda key: f"held out, prompt {key.prompt}"  # noqa: E731
+        self._watching = Watching(most_unjudged, keeping.note, name)
         self.figures: dict[int, dict[str, float]] = {}
         """What was found, by steps trained."""
         self._drawn: Sequence[Rollout] = ()
@@ -64,7 +66,8 @@ class Evaluation:
         self._keeping.transcripts(trained, [*map(self._shown, greedy, self._drawn)])
         self._keeping.note(
             f"held out after {trained} steps: {figures['held_out_reward']:.1%} by chance, "
-            f"{figures['held_out_greedy_reward']:.1%} greedily"
+            f"{figures['held_out_greedy_reward']:.1%} greedily",
+            trained,
         )
 
     def _answers(self, sampling: Sampling, *, greedy: bool) -> Sequence[Rollout]:

@@ -4,7 +4,7 @@ config.toml       the settings
 checkpoints/      weights, the optimizer's state, and which prompts are trained, ready or open
 rollouts.jsonl    every rollout, written before it is trained on
 metrics.jsonl     a row of figures for each step
-notes.jsonl       sentences: steps without a signal, verifiers that failed
+notes.jsonl       sentences: steps without a signal, verifiers that failed; after how many steps
 transcripts.jsonl answers to the same held-out prompts before and after
 timeline/         what trainer and engines did and waited for
 
@@ -40,8 +40,9 @@ Say = Callable[[str], object]
 ROLLOUTS = "rollouts.jsonl"
 _MAY_CHANGE = frozenset(
     {
-        "folder", "threads", "microbatch_tokens", "batch_requests", "graphs", "verifier_workers",
-        "verifier", "workers", "most_unjudged", "evaluate", "checkpoint_steps", "stall_s",
+        "folder", "threads", "microbatch_tokens", "batch_requests", "graphs", "graph_tokens",
+        "verifier_workers", "verifier", "workers", "most_unjudged", "evaluate",
+        "checkpoint_steps", "stall_s",
     }
 )  # fmt: skip
 
@@ -67,6 +68,7 @@ class Keeping:
         self._checkpoints: Checkpoints | None = None
         self._metrics: JsonLines | None = None
         self._saved_at: int | None = None
+        self._trained = 0
         if self.folder is None:
             return
         try:
@@ -97,12 +99,18 @@ class Keeping:
             loaded = self._checkpoints.load(tensors)
             saved = msgspec.convert(loaded.extra, _Saved)
             progress, trained = saved.progress, loaded.step
-            self._saved_at = trained
+            self._saved_at = self._trained = trained
+        for name in ("metrics.jsonl", "transcripts.jsonl"):
+            cut(self.folder / name, -1 if trained is None else trained)
+        notes = self.folder / "notes.jsonl"
+        if trained is None:
+            cut(notes, -1)
+        else:
+            # What was not said of a step is not said again with it.
+            cut(notes, trained, lambda row: not row.get("of_step"))
             ended = trained >= self._settings.steps
             did = "was finished before, and nothing is trained" if ended else "goes on"
             self.note(f"{did} after step {trained}")
-        for name in ("metrics.jsonl", "notes.jsonl", "transcripts.jsonl"):
-            cut(self.folder / name, -1 if trained is None else trained)
         self._metrics = JsonLines(self.folder / "metrics.jsonl", trained or 0)
         self._open.callback(self._metrics.close)
         return progress
@@ -143,15 +151,18 @@ class Keeping:
 
     def row(self, trained: int, figures: Mapping[str, float]) -> None:
         """Write the figures of a step down."""
+        self._trained = trained
         self.rows.append({"step": float(trained), **figures})
         if self._metrics is not None:
             self._metrics.write(trained, figures)
 
     def note(self, text: str, step: int | None = None) -> None:
-        """Say a sentence, and write it down."""
+        """Say a sentence, and write it down: of a step, or after those that are trained."""
         self.notes.append(text)
         self._say(text)
-        self._append("notes.jsonl", [{"step": 0 if step is None else step, "text": text}])
+        of_step = {} if step is None else {"of_step": True}
+        said = {"step": self._trained if step is None else step, "text": text, **of_step}
+        self._append("notes.jsonl", [said])
 
     def transcripts(self, trained: int, shown: Sequence[dict[str, Any]]) -> None:
         """Write answers to held-out prompts down, in place of those after as many steps."""

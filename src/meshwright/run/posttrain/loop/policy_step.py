@@ -98,7 +98,7 @@ class PolicyStep:
         began_s = time.perf_counter()
         answers = [each for each in chain(*groups) if each.is_judged and each.drawn]
         if not answers:
-            what = f"none of {sum(map(len, groups))} answers of step {step} was judged"
+            what = f"none of {sum(map(len, groups))} answers of step {step + 1} was judged"
             raise InputError([Problem("verifiers", what, "look at the reasons in the rollouts")])
         told = torch.tensor(self._rewards(step, answers), device=self._device)
         penalty = self._penalties(answers)

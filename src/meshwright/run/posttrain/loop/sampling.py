@@ -9,7 +9,7 @@ from meshwright.run.nn.decoder import Decoder
 from meshwright.run.posttrain.loop.settings import LoopSettings
 from meshwright.run.posttrain.loop.tasks import Tasks
 from meshwright.run.posttrain.rollouts.generate import Answers, Drawing, Generator
-from meshwright.run.posttrain.rollouts.record import Rollout
+from meshwright.run.posttrain.rollouts.record import Key, Rollout
 from meshwright.run.posttrain.rollouts.verifiers.pool import VerifierPool
 from meshwright.run.posttrain.weights.serving import EngineWeights
 from meshwright.run.posttrain.weights.tensors import of_decoder
@@ -67,7 +67,11 @@ class Sampling:
             device=str(weight.device),
             precision="fp32" if weight.dtype == torch.float32 else "bf16",
             weights=settings.engine_weights,
-            limits=Limits(batch_requests=rows, batch_tokens=max(8192, rows)),
+            limits=Limits(
+                batch_requests=rows,
+                batch_tokens=max(8192, rows),
+                graph_tokens=settings.graph_tokens,
+            ),
             memory_share=_MEMORY_SHARE,
             graphs=settings.graphs,
             random_weights=bool(settings.model),
@@ -135,9 +139,11 @@ class Sampling:
 class Watching:
     """Looks at verdicts as they come, and ends a run whose verifiers fail."""
 
-    def __init__(self, most: int, say: Callable[[str], object]) -> None:
-        """Let so many verdicts of a step fail, and say so of each."""
-        self._most, self._say, self._failed = most, say, 0
+    def __init__(
+        self, most: int, say: Callable[[str], object], name: Callable[[Key], str] = str
+    ) -> None:
+        """Let so many verdicts of a step fail, and say so of each; `name` is what it is called."""
+        self._most, self._say, self._name, self._failed = most, say, name, 0
 
     def begin(self) -> None:
         """Begin a step."""
@@ -153,9 +159,10 @@ class Watching:
             if part.outcome == "ok":
                 continue
             self._failed += 1
-            self._say(f"{rollout.key}: {part.name}: {part.outcome}: {part.reason}")
+            who = self._name(rollout.key)
+            self._say(f"{who}: {part.name}: {part.outcome}: {part.reason}")
             if self._failed > self._most:
                 what = f"{self._failed} verdicts of one step failed, {self._most} may"
                 raise VerifierFailing(f"{what}; the last one: {part.reason}")
         if rollout.error:
-            self._say(f"{rollout.key}: {rollout.error}")
+            self._say(f"{self._name(rollout.key)}: {rollout.error}")

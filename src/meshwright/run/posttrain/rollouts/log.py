@@ -75,7 +75,7 @@ class RolloutLog:
         """Write a rollout down; it stays, whatever happens to this process."""
         if rollout.key in self._known:
             fix = "draw only what is missing"
-            raise InputError([Problem(str(self.path), f"has {rollout.key} already", fix)])
+            raise InputError([Problem(str(self.path), f"has {rollout.key.written} already", fix)])
         begin = self._size
         self._write(rollout)
         self._known[rollout.key] = begin, self._size - begin
@@ -220,7 +220,7 @@ def check_keys(path: Path, rollouts: Sequence[Rollout]) -> None:
     seen: set[Key] = set()
     for rollout in rollouts:
         if rollout.key in seen:
-            what = f"has {rollout.key} twice"
+            what = f"has {rollout.key.written} twice"
             raise InputError([Problem(str(path), what, "cut one of them out")])
         seen.add(rollout.key)
 

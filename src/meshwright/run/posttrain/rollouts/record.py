@@ -62,14 +62,20 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class Key(msgspec.Struct, frozen=True, order=True):
-    """Which rollout it is: one key is drawn once."""
+    """Which rollout it is: one key is drawn once; all of its numbers count from 0."""
 
     step: int
     prompt: int
     sample: int
 
     def __str__(self) -> str:
-        return f"step {self.step}, prompt {self.prompt}, sample {self.sample}"
+        # People count steps from 1: so do the rows of a run, and all it says.
+        return f"step {self.step + 1}, prompt {self.prompt}, sample {self.sample}"
+
+    @property
+    def written(self) -> str:
+        """As it stands in a file of rollouts, where somebody may look for it."""
+        return msgspec.json.encode(self).decode()
 
 
 class Rollout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

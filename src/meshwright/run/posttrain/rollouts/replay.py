@@ -47,7 +47,7 @@ def recorded(log: RolloutLog, key: Key, version: int) -> Rollout:
     """Return a rollout that a log has, drawn by weights of a version."""
     rollout = log.read(key)
     if set(rollout.versions) - {version}:
-        what = f"has {rollout.key} by weights {rollout.versions[0]}, asked for {version}"
+        what = f"has {key.written} by weights {rollout.versions[0]}, asked for {version}"
         fix = "go on from the checkpoint of that step, or use another file"
         raise InputError([Problem(str(log.path), what, fix)])
     return rollout
@@ -76,7 +76,9 @@ class Replay:
         keys = [Key(step, prompt, n) for prompt in prompts for n in range(self._samples)]
         missing = [key for key in keys if key not in self._found]
         if missing:
-            what = f"lacks {len(missing)} of {len(keys)} rollouts, the first is {missing[0]}"
+            what = (
+                f"lacks {len(missing)} of {len(keys)} rollouts, the first is {missing[0].written}"
+            )
             fix = "let the run that recorded it go on to the end of this step"
             raise InputError([Problem("replay", what, fix)])
         return grouped(keys, (self._found[key] for key in keys), self._samples)

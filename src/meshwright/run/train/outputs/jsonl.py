@@ -8,7 +8,7 @@ import errno
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +55,11 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
                 yield row
 
 
-def cut(path: Path, step: int) -> None:
-    """Drop the rows after a step, and half lines, in one step: a crash leaves all or none."""
+def cut(path: Path, step: int, stays: Callable[[dict[str, Any]], bool] | None = None) -> None:
+    """Drop half lines and the rows after a step, but those that stay, in one step.
+
+    A crash leaves all or none.
+    """
     if not path.exists():
         return
     new = path.with_name(f".{path.name}.cut")
@@ -64,7 +67,7 @@ def cut(path: Path, step: int) -> None:
     with path.open("rb") as lines, new.open("wb") as kept:
         for line in lines:
             row = _row(line)
-            if row is not None and row["step"] <= step:
+            if row is not None and (row["step"] <= step or (stays is not None and stays(row))):
                 kept.write(line)
             else:
                 dropped = True
