@@ -47,6 +47,19 @@ def test_a_captured_step_is_padded_and_launched_at_once() -> None:
     assert at_once > cost.step_s(**asked, captured=260)  # type: ignore[arg-type]
 
 
+def test_gpus_of_a_tensor_group_share_what_goes_to_experts() -> None:
+    prompt = {"prefill_tokens": 2000, "prefill_pairs": 2e6, "sampled": 1}
+    cluster = catalog.cluster("h200-superpod").with_gpus(16)
+    apart, together = (
+        step_cost(
+            replica("deepseek-v3", cluster=cluster, formats=Formats(weights="fp8-blockwise"),
+                    layout=Layout(tp=tp, dp=16 // tp, ep=16, expert_tp=1))
+        ).step_s(**prompt)  # type: ignore[arg-type]
+        for tp in (1, 8)
+    )  # fmt: skip
+    assert together < 1.3 * apart
+
+
 def test_decoding_reads_each_key_once() -> None:
     cost = step_cost(replica())
     few, many = (cost.step_s(decodes=64, context_sum=keys) for keys in (64_000, 128_000))

@@ -113,7 +113,10 @@ def tokens_work(
     sent = 0.0
     if routed is not None and layout.dp > 1:
         elsewhere = _distinct(layout.ep, routed.top_k)
-        sent = own * elsewhere * model.hidden * (min(2.0, 1.0 + 1 / 32) + 2.0)
+        # GPUs of a tensor group have the same tokens, and each sends its share of them: what they
+        # add up after attention is scattered before, and gathered behind the experts.
+        each = ceil(own / layout.tp)
+        sent = each * elsewhere * model.hidden * (min(2.0, 1.0 + 1 / 32) + 2.0)
     reduced = formats.wide_bytes * own * model.hidden
     return Tokens(products, experts, small, casts, wide_products, rounded, reduced, sent)
 
