@@ -113,3 +113,11 @@ def test_keys_and_values_travel_by_the_links_between_the_engines() -> None:
     links, cards = CLUSTER.scale_up, wide.nic_bytes_per_s_per_gpu
     assert near(1000) == pytest.approx(sent / (0.6 * links.gpu_bytes_per_s), rel=0.01)
     assert far(1000) == pytest.approx(sent / (0.6 * 8 * cards), rel=0.05)
+
+
+def test_engines_of_one_node_without_fast_links_hand_over_through_the_host() -> None:
+    box = catalog.cluster("rtx-4090-box")
+    replica = Replica(model=MODEL, cluster=box)
+    copies = Copies(replica=replica, limits=default_limits(replica))
+    near = transfer_of(Fleet(serving=copies, prefill=copies))
+    assert near(1000) == pytest.approx(1000 * 131072 / (0.6 * box.host.gpu_bytes_per_s), rel=0.01)

@@ -5,7 +5,7 @@ from math import inf
 import msgspec
 import pytest
 
-from meshwright.errors import InputError
+from meshwright.errors import InputError, Problem
 from meshwright.predict.serving.engine_flags import TARGETS, command_lines
 from meshwright.predict.serving.fleet import Copies, Fleet, default_limits, run_fleet
 from meshwright.predict.serving.formats import Formats
@@ -96,6 +96,37 @@ def test_engines_for_prompts_alone_are_looked_at() -> None:
     assert any(plan.fleet.prefill is not None for plan in either.plans)
     if together.plans:
         assert either.plans[0].fleet.gpus <= together.plans[0].fleet.gpus
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("rtx-4090-box", "qwen3-30b-a3b"), ("a100-pcie-box", "llama3.1-8b")]
+)
+def test_a_box_without_a_network_has_plans(name: str, kind: str) -> None:
+    box, coded = catalog.cluster(name), Formats(weights="int4")
+    answer = plan_serving(
+        question(5, model=catalog.model(kind), cluster=box, formats=coded, most_gpus=8, apart=True)
+    )
+    assert answer.plans
+    assert answer.plans[0].fleet.gpus <= 8
+
+
+def test_keys_and_values_that_cannot_travel_are_no_fault_of_the_search(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def nowhere(fleet: Fleet) -> None:
+        raise InputError([Problem("disaggregate", f"no way between {fleet.gpus} GPUs", "")])
+
+    monkeypatch.setattr("meshwright.predict.serving.fleet.transfer_of", nowhere)
+    answer = plan_serving(question(30, apart=True))
+    assert answer.plans
+    assert all(plan.fleet.prefill is None for plan in answer.plans)
+    assert "no way" in answer.refused["1 GPU → 1 GPU"]
+
+
+def test_no_plan_takes_more_gpus_than_the_cluster_has() -> None:
+    small = msgspec.structs.replace(CLUSTER, nodes=1)
+    answer = plan_serving(question(400, cluster=small, most_gpus=64))
+    assert not [plan for plan in answer.plans if plan.fleet.gpus > 8]
 
 
 def test_layouts_that_cannot_do_are_refused_with_the_reason() -> None:

@@ -13,7 +13,7 @@ from meshwright.predict.serving.simulate import simulate
 from meshwright.predict.serving.step_cost import step_cost
 from meshwright.spec.bounds import Bounds
 from meshwright.spec.serving import Limits
-from meshwright.spec.units import format_bytes
+from meshwright.spec.units import format_bytes, format_some
 from meshwright.spec.workload import Request
 
 TRANSFER_SHARE = 0.6
@@ -139,19 +139,23 @@ def transfer_of(fleet: Fleet) -> Transfer:
     """Return how long the keys and values of a prompt travel between two engines.
 
     All GPUs of the smaller engine take part. Engines that lie in one scale-up domain use its
-    links, others their network cards.
+    links, others of one node the way through the host, the rest their network cards.
     """
     assert fleet.prefill is not None, "nothing is handed over"
     before, after = fleet.prefill.replica, fleet.serving.replica
     cluster, layout = before.cluster, before.layout
     if fleet.gpus <= cluster.scale_up.gpus:
         rate, latency = cluster.scale_up.gpu_bytes_per_s, cluster.scale_up.latency_s
+    elif fleet.gpus <= cluster.gpus_per_node:
+        rate = cluster.bandwidth_between(0, fleet.gpus - 1)
+        latency = cluster.latency_between(0, fleet.gpus - 1)
     else:
         rate = min(cluster.nic_bytes_per_s_per_gpu, cluster.host.gpu_bytes_per_s)
         latency = 0.0 if cluster.nics is None else cluster.nics.latency_s
     if rate <= 0:
         what = f"{cluster.name} has no network between its nodes"
-        fix = f"use at most {cluster.scale_up.gpus} GPUs in all"
+        most = max(cluster.scale_up.gpus, cluster.gpus_per_node)
+        fix = f"use at most {format_some(most, 'GPU')} in all"
         raise InputError([Problem("disaggregate", what, fix)])
     sizes = serving_memory(before).kv
     # One attention group of the sender has the prompt, each of its GPUs and stages a part.

@@ -19,6 +19,7 @@ from meshwright.predict.serving.outcome import Outcome, outcome_of
 from meshwright.predict.serving.replica import Replica
 from meshwright.predict.serving.shapes import Asked, Shape, Space, asked_of, layouts, shape_of
 from meshwright.spec.cluster import Cluster
+from meshwright.spec.layout import Layout
 from meshwright.spec.model import Model
 from meshwright.spec.serving import Limits
 from meshwright.spec.workload import Request
@@ -119,8 +120,9 @@ class _Search:
     @property
     def most_gpus(self) -> int:
         """GPUs beyond which a plan is of no interest."""
-        best = min((plan.fleet.gpus for plan in self.plans), default=self.question.most_gpus)
-        return min(int(RIVALS * best), self.question.most_gpus)
+        most = min(self.question.most_gpus, self.question.cluster.gpus)
+        best = min((plan.fleet.gpus for plan in self.plans), default=most)
+        return min(int(RIVALS * best), most)
 
     def run(self) -> None:
         """Look at every layout, those with the cheapest bound first."""
@@ -132,7 +134,7 @@ class _Search:
         for layout in layouts(asked.model, asked.cluster, asked.most_gpus, asked.space):
             found = shape_of(layout, one, self.asked, asked.objective)
             if isinstance(found, str):
-                self.refused[layout_name(layout.tp, layout.pp, layout.dp, layout.ep)] = found
+                self.refused[_name(layout)] = found
             else:
                 shapes.append((self._least(found) * found.replica.gpus, len(shapes), found))
         for bound, _, shape in sorted(shapes, key=lambda one: one[:2]):
@@ -195,7 +197,17 @@ class _Search:
             self._apart(first, shape)
 
     def _apart(self, first: Shape, then: Shape) -> None:
-        """Find few engines of one shape for prompts, and few of another that decode."""
+        """Find few engines of one shape for prompts, and few of another that decode.
+
+        Where nothing can travel between them there are none.
+        """
+        try:
+            self._split(first, then)
+        except InputError as error:
+            names = " → ".join(_name(shape.replica.layout) for shape in (first, then))
+            self.refused[names] = error.problems[0].what
+
+    def _split(self, first: Shape, then: Shape) -> None:
         rate = self.asked.rate_per_s
         before = max(1, ceil(rate * first.prompt_s))
         after = max(1, ceil(rate * then.answer_s))
@@ -272,9 +284,9 @@ class _Search:
         return outcome_of(run_fleet(fleet, requests), fleet, self.question.objective)
 
 
-def layout_name(tp: int, pp: int, dp: int, ep: int) -> str:
+def _name(layout: Layout) -> str:
     """Return a name for the degrees of a layout."""
-    degrees = (("tp", tp), ("pp", pp), ("dp", dp), ("ep", ep))
+    degrees = (("tp", layout.tp), ("pp", layout.pp), ("dp", layout.dp), ("ep", layout.ep))
     return " ".join(f"{name} {value}" for name, value in degrees if value > 1) or "1 GPU"
 
 
