@@ -101,7 +101,8 @@ def test_calls_of_tools_are_trained_and_what_tools_say_is_not() -> None:
     }
     words = words_of()
     (example,) = encode_chat(words, chat_of(record))
-    assert trained_texts(words, example) == ['{"name": "clock"}<|im_end|>', "noon<|im_end|>"]
+    call = '{"name": "clock", "arguments": {}}<|im_end|>'
+    assert trained_texts(words, example) == [call, "noon<|im_end|>"]
 
 
 def test_a_template_that_writes_history_anew_is_refused_by_name() -> None:

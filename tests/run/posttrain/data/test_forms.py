@@ -5,11 +5,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from meshwright.errors import InputError
 from meshwright.run.posttrain.data.forms import Chat, Text, form_of
 from meshwright.run.posttrain.data.records import Record, read_records
+from meshwright.run.serve.server.asking import messages_of
+from meshwright.run.serve.server.bodies import Message
 
 USER = {"role": "user", "content": "hi"}
 GOOD = {"role": "assistant", "content": "good"}
@@ -54,9 +57,31 @@ def test_a_chat_keeps_its_tools_and_loses_fields_that_are_not_there() -> None:
     message = {"role": "assistant", "content": None, "tool_calls": None, "name": "x", "weight": 0}
     values = {"messages": [USER, message], "tools": [tool], "chat_template_kwargs": {"a": 1}}
     form = form_of(Record("here", values))
-    cleaned = {"role": "assistant", "content": None, "name": "x"}
+    cleaned = {"role": "assistant", "content": "", "name": "x"}
     assert form.members == (Chat((USER, cleaned), (tool,), {"a": 1}, 0, frozenset({1})),)
     assert form.kind == "chats"
+
+
+def test_messages_are_what_a_server_would_read_of_them() -> None:
+    sent = [
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+        {
+            "role": "assistant",
+            "tool_calls": [
+                {
+                    "id": "1",
+                    "type": "function",
+                    "function": {"name": "f", "arguments": '{"city": "Oslo"}'},
+                }
+            ],
+        },
+    ]
+    (chat,) = form_of(Record("", {"messages": sent})).members
+    served = messages_of(msgspec.convert(sent, list[Message]))
+    assert isinstance(chat, Chat)
+    assert list(chat.messages) == served
+    assert chat.messages[0]["content"] == "a\nb"
+    assert chat.messages[1]["tool_calls"][0]["function"]["arguments"] == {"city": "Oslo"}
 
 
 def test_prompts_and_answers_are_texts_or_messages() -> None:
@@ -90,6 +115,21 @@ def test_labels_make_verdicts() -> None:
         ({"chosen": [GOOD], "rejected": [BAD]}, "share no prompt"),
         ({"chosen": [USER, GOOD], "rejected": [USER, GOOD]}, "do not differ"),
         ({"prompt": "a", "completion": "b", "label": "yes"}, "label 'yes'"),
+        ({"messages": [{"role": "user"}, GOOD]}, "message 1 of messages: has no `content`"),
+        ({"messages": [USER, GOOD | {"weight": 0.5}]}, "has the weight 0.5"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}, GOOD]},
+            "only text is taken",
+        ),
+        (
+            {
+                "messages": [
+                    USER,
+                    {"role": "assistant", "tool_calls": [{"function": {"arguments": "{"}}]},
+                ]
+            },
+            "is not JSON",
+        ),
     ],
 )
 def test_what_is_no_chat_is_refused_by_its_place(values: dict[str, Any], fault: str) -> None:

@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple, cast
 
 from meshwright.errors import InputError, Problem
 from meshwright.run.posttrain.data.records import Record
+from meshwright.run.serve.model.messages import plain_message
 from meshwright.spec.read import shown
 
 Kind = Literal["chats", "pairs", "verdicts"]
@@ -123,11 +124,14 @@ def _messages(given: object, where: str, name: str) -> list[dict[str, Any]]:
         if not isinstance(one, dict) or not isinstance(one.get("role"), str):
             what = f"message {number} of {name} has no role"
             raise InputError([Problem(where, what, "use role and content in each message")])
-        message = cast(dict[str, Any], one)
-        # Parquet has every field in every row: what is not there is None.
-        found.append({key: message[key] for key in message if _is_there(key, message[key])})
+        if one.get("weight") not in (None, 0, 1):
+            what = f"message {number} of {name} has the weight {one['weight']!r}"
+            raise InputError([Problem(where, what, "use 0, which is not trained, or 1")])
+        try:
+            found.append(plain_message(cast(dict[str, Any], one)))
+        except InputError as error:
+            (problem,) = error.problems
+            at = f"{problem.where} " if problem.where else ""
+            what = f"message {number} of {name}: {at}{problem.what}"
+            raise InputError([Problem(where, what, problem.fix)]) from None
     return found
-
-
-def _is_there(key: str, value: object) -> bool:
-    return value is not None or key == "content"

@@ -7,6 +7,7 @@ import msgspec
 
 from meshwright.errors import InputError
 from meshwright.run.serve.asked import Ask, Grammar, GrammarKind, Sampling
+from meshwright.run.serve.model.messages import plain_message
 from meshwright.run.serve.server.bodies import (
     ChatBody,
     CompletionBody,
@@ -262,42 +263,24 @@ def own_values(given: dict[str, Any] | None) -> dict[str, Any]:
     return given or {}
 
 
+_READ = (
+    "role", "content", "name", "refusal", "tool_calls", "tool_call_id", "reasoning_content",
+    "reasoning",
+)  # fmt: skip
+"""Fields of a message that templates see; clients send more of earlier answers back."""
+
+
 def messages_of(messages: list[Message]) -> list[dict[str, Any]]:
     """Return messages as chat templates read them: without nulls, arguments as objects."""
     return [_message(message, f"messages[{at}]") for at, message in enumerate(messages)]
 
 
 def _message(message: Message, where: str) -> dict[str, Any]:
-    plain: dict[str, Any] = {"role": message.role, "content": _text_of(message, where)}
-    for name in ("name", "tool_call_id", "reasoning_content"):
-        if (value := getattr(message, name)) is not None:
-            plain[name] = value
-    if message.reasoning is not None:
-        plain.setdefault("reasoning_content", message.reasoning)
-    if message.tool_calls:
-        calls = []
-        for at, call in enumerate(message.tool_calls):
-            path = f"{where}.tool_calls[{at}].function.arguments"
-            try:
-                arguments = msgspec.json.decode(call.function.arguments or "{}")
-            except (msgspec.DecodeError, RecursionError):
-                raise refused(f"`{path}` is not JSON", path) from None
-            function = {"name": call.function.name, "arguments": arguments}
-            calls.append({"id": call.id, "type": "function", "function": function})
-        plain["tool_calls"] = calls
-    return plain
-
-
-def _text_of(message: Message, where: str) -> str:
-    if message.content is None and message.role in {"user", "system", "developer"}:
-        raise refused(f"`{where}` has no `content`", f"{where}.content")
-    if message.content is None or isinstance(message.content, str):
-        return message.content or message.refusal or ""
-    texts = []
-    for at, part in enumerate(message.content):
-        text = part.text if part.type == "text" else part.refusal
-        if part.type not in {"text", "refusal"} or text is None:
-            path = f"{where}.content[{at}]"
-            raise refused(f"`{path}` is a part of type {part.type!r}: only text is taken", path)
-        texts.append(text)
-    return "\n".join(texts)
+    sent = {name: getattr(message, name) for name in _READ}
+    try:
+        return plain_message(msgspec.to_builtins(sent))
+    except InputError as error:
+        (problem,) = error.problems
+        said = f"{where}.{problem.where}" if problem.where else where
+        path = said if problem.where else f"{where}.content"
+        raise refused(f"`{said}` {problem.what}", path) from None
