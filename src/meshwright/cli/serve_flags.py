@@ -1,6 +1,7 @@
 """Flags that describe a served model: where it lies, how it is stored, what its engines take."""
 
 import argparse
+import re
 from pathlib import Path
 from typing import Any, get_args
 
@@ -52,15 +53,20 @@ def add_layout(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--dp", metavar="N", help="attention groups of one engine, with requests of their own"
     )
-    group.add_argument("--ep", metavar="N", help="groups over which experts are spread")
+    group.add_argument(
+        "--ep", metavar="N",
+        help="groups over which experts are spread (default: 1, each cut over tp × dp GPUs)",
+    )  # fmt: skip
     group.add_argument("--replicas", metavar="N", help="engines behind a router (default: 1)")
     group.add_argument(
         "--disaggregate", metavar="P:D",
         help="P engines compute prompts, D others decode; keys and values travel",
     )  # fmt: skip
-    group.add_argument(
-        "--prefill-tp", metavar="N", help="tp of the engines that compute prompts (default: --tp)"
-    )
+    for name in DEGREES:
+        group.add_argument(
+            f"--prefill-{name}", metavar="N",
+            help=f"{name} of the engines that compute prompts (default: --{name})",
+        )  # fmt: skip
     group.add_argument(
         "--routing", choices=ROUTINGS, default="least-loaded", metavar="WORD",
         help=f"{', '.join(ROUTINGS)} (default: least-loaded)",
@@ -116,15 +122,39 @@ def cluster_of(args: argparse.Namespace, gpus: int | None = None) -> Cluster:
 
 def layout_of(args: argparse.Namespace) -> Layout:
     """Return the layout of one engine."""
-    given: dict[str, Any] = {
-        name: parse_count(getattr(args, name), f"--{name}")
+    return _laid_out(_degrees(args))
+
+
+def prefill_layout_of(args: argparse.Namespace) -> Layout:
+    """Return the layout of one engine that computes prompts: the other's, where nothing is said."""
+    try:
+        return _laid_out(_degrees(args) | _degrees(args, "prefill-"))
+    except InputError as error:
+        flags = re.compile(rf"\b({'|'.join(DEGREES)})\b=?")
+        named = [
+            one._replace(
+                where=flags.sub(r"--prefill-\1", one.where),
+                fix=flags.sub(r"--prefill-\1 ", one.fix),
+            )
+            for one in error.problems
+        ]
+        raise InputError(named) from None
+
+
+def _degrees(args: argparse.Namespace, kind: str = "") -> dict[str, int]:
+    """Return the degrees that flags set."""
+    return {
+        name: parse_count(text, f"--{kind}{name}")
         for name in DEGREES
-        if getattr(args, name) is not None
+        if (text := getattr(args, f"{kind}{name}".replace("-", "_"))) is not None
     }
-    if given.get("ep", 1) > 1:
-        # The GPUs of a stage hold whole experts, as many groups of them as asked for.
-        given["expert_tp"] = max(1, given.get("tp", 1) * given.get("dp", 1) // given["ep"])
-    return Layout(**given)
+
+
+def _laid_out(degrees: dict[str, int]) -> Layout:
+    """Return a layout whose GPUs of a stage hold every expert once, as plans have it."""
+    tp, dp, ep = (degrees.get(name, 1) for name in ("tp", "dp", "ep"))
+    given: dict[str, Any] = degrees
+    return Layout(**given, expert_tp=max(1, tp * dp // max(1, ep)))
 
 
 def limits_given(args: argparse.Namespace) -> dict[str, Any]:
@@ -150,12 +180,11 @@ def limits_given(args: argparse.Namespace) -> dict[str, Any]:
 def fleet_of(args: argparse.Namespace) -> Fleet:
     """Return the fleet that the flags describe."""
     layout, (before, after), given = layout_of(args), _counts(args), limits_given(args)
-    first = layout
-    if args.prefill_tp is not None:
-        if not before:
-            what = "no engines compute prompts only"
-            raise InputError([Problem("--prefill-tp", what, "add --disaggregate 1:1")])
-        first = msgspec.structs.replace(layout, tp=parse_count(args.prefill_tp, "--prefill-tp"))
+    own = _degrees(args, "prefill-")
+    if own and not before:
+        what = "no engines compute prompts only"
+        raise InputError([Problem(f"--prefill-{next(iter(own))}", what, "add --disaggregate 1:1")])
+    first = prefill_layout_of(args)
     gpus = before * first.gpus + after * layout.gpus
     replica = Replica(
         model=model_of(args),

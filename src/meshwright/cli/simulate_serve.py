@@ -9,12 +9,12 @@ import msgspec
 from meshwright.cli.answer import Answer, Note
 from meshwright.cli.parser import add_common
 from meshwright.cli.request_flags import ALL_AT_ONCE, Stream, add_request_flags, streams_of
-from meshwright.cli.serve_flags import add_layout, add_limits, add_served, fleet_of
+from meshwright.cli.serve_flags import DEGREES, add_layout, add_limits, add_served, fleet_of
 from meshwright.cli.serve_screen import Run, plot, screen
 from meshwright.errors import InputError, Problem
 from meshwright.observe.bench.serving.figures import parse_objective
 from meshwright.policy.ordering import longest_first
-from meshwright.predict.serving.fleet import Fleet, run_fleet
+from meshwright.predict.serving.fleet import Copies, Fleet, run_fleet
 from meshwright.predict.serving.outcome import outcome_of
 from meshwright.predict.serving.served import Served
 from meshwright.spec.bounds import real, require
@@ -174,13 +174,24 @@ def fleet_data(fleet: Fleet) -> dict[str, Any]:
         "engine": replica.engine.name,
         "weights": replica.formats.weights,
         "kv": replica.formats.kv,
-        "layout": {name: getattr(replica.layout, name) for name in ("tp", "pp", "dp", "ep")},
+        "layout": _layout_data(fleet.serving),
         "replicas": fleet.serving.count,
+        "prefill_layout": None if fleet.prefill is None else _layout_data(fleet.prefill),
         "prefill_replicas": fleet.prefill.count if fleet.prefill else 0,
         "gpus": fleet.gpus,
         "routing": fleet.routing,
         "limits": msgspec.to_builtins(fleet.serving.limits),
+        "prefill_limits": None
+        if fleet.prefill is None
+        else msgspec.to_builtins(fleet.prefill.limits),
     }
+
+
+def _layout_data(copies: Copies) -> dict[str, int]:
+    """Return the degrees, with how many GPUs every expert is cut over."""
+    layout = copies.replica.layout
+    degrees = {name: getattr(layout, name) for name in DEGREES}
+    return {**degrees, "expert_tp": layout.experts_tp}
 
 
 def _write_timeline(path: str, served: Served, fleet: Fleet) -> None:
