@@ -85,7 +85,7 @@ def test_a_tp_that_heads_cannot_share_is_refused_with_one_that_they_can(capsys: 
     said = faults([*RATE, "--tp", "3"], capsys)
     assert "32 attention heads" in said
     assert "8 key-value heads" in said
-    assert "use tp=2" in said
+    assert "use --tp 2" in said
 
 
 def test_a_cache_that_holds_no_request_is_a_fault(capsys: Captured) -> None:

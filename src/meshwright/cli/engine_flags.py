@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from meshwright.cli.setting_flags import only_flags_set
 from meshwright.errors import InputError, MissingPart, Problem
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--random-weights", action="store_true", help="draw weights, to measure a config.json"
     )
+    only_flags_set(parser, adapters="--adapter", kv_precision="--kv", preemption="--swap")
 
 
 def settings_of(args: argparse.Namespace) -> "EngineSettings":

@@ -10,7 +10,8 @@ from meshwright.cli.answer import Answer
 from meshwright.cli.commands import COMMANDS, joined, module
 from meshwright.cli.parser import Parser, build
 from meshwright.cli.render import show, show_error, silence_colour
-from meshwright.errors import MeshwrightError, MissingPart
+from meshwright.cli.setting_flags import say_as_flags
+from meshwright.errors import InputError, MeshwrightError, MissingPart
 
 INTERRUPTED = 130
 OWN_FAULT = 70
@@ -90,7 +91,11 @@ def _run(words: list[str], mode: str, job: list[str]) -> int:
         silence_colour()
     if COMMANDS[args.command].starts_job:
         args.job = job
-    answer = module(args.command).run(args)
+    try:
+        answer = module(args.command).run(args)
+    except InputError as error:
+        say_as_flags(error, _leaf(parser, args), args)
+        raise
     show(answer, mode)
     sys.stdout.flush()
     return answer.code

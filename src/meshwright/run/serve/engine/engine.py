@@ -76,7 +76,7 @@ class Engine:
             limits = msgspec.structs.replace(limits, prefix_cache=False)
             if limits.preemption == "swap":
                 what = "states of recurrent layers are not moved to host memory"
-                raise InputError([Problem("preemption", what, "use recompute")])
+                raise InputError([Problem("preemption", what, "use recompute, the default")])
             if guesses is not None:
                 what = "states of recurrent layers cannot be taken back when a guess was wrong"
                 raise InputError([Problem("guesses", what, "serve this model without")])
