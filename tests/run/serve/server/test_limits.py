@@ -324,8 +324,13 @@ def test_browsers_may_call_from_where_they_are_let(served: Served) -> None:
 
 
 @pytest.mark.parametrize(
-    "told", [{"model": ""}, {"port": -1}, {"waiting": 0}, {"request_s": 0}, {"choices": 1000}]
-)
+    "told",
+    [
+        {"model": ""}, {"port": -1}, {"waiting": 0}, {"request_s": 0}, {"choices": 1000},
+        {"adapters": ("parrot",)}, {"adapters": ("polly", "polly")}, {"also_called": ("parrot",)},
+        {"adapters": ("bird",), "also_called": ("bird",)},
+    ],
+)  # fmt: skip
 def test_impossible_settings_are_refused(told: dict[str, Any]) -> None:
     with pytest.raises(InputError, match=next(iter(told))):
         ServerSettings(**{"model": "parrot", **told})

@@ -1,5 +1,6 @@
 """`ServerSettings`: what a server is told when it starts; secrets are no part of it."""
 
+from collections import Counter
 from pathlib import Path
 
 import msgspec
@@ -76,7 +77,21 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             real("body_s", self.body_s, 0.001, 1e9),
             real("drain_s", self.drain_s, 0, 1e9),
             real("stream_pause_s", self.stream_pause_s, 0, 10),
+            self._clashes(),
         )
+
+    def _clashes(self) -> list[Problem]:
+        """Say which names stand for two things: requests would get one of them, and never know."""
+        twice = sorted(name for name, count in Counter(self.names()).items() if count > 1)
+        ours = (self.model, *self.also_called)
+        return [
+            Problem(
+                "adapters" if name in self.adapters else "also_called",
+                f"{name} is the served model's name" if name in ours else f"{name} is there twice",
+                "give each a name of its own",
+            )
+            for name in twice
+        ]
 
     def names(self) -> tuple[str, ...]:
         """Return every name a request may give as its model."""
