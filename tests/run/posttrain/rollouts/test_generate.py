@@ -12,6 +12,7 @@ pytest.importorskip("torch", reason="runs a model")
 import torch
 
 from meshwright.errors import InputError
+from meshwright.run.posttrain.loop.sampling import Watching
 from meshwright.run.posttrain.rollouts import (
     Drawing,
     Generator,
@@ -123,6 +124,40 @@ def test_turns_and_length_end_what_the_environment_would_go_on_with(pool: Verifi
     long = msgspec.structs.replace(TURNS, max_tokens=61)
     (group,) = Generator(engine(), Calls(), pool, long).groups(0, [0], version=0)
     assert {(rollout.ending, len(rollout.turns)) for rollout in group} == {("length", 1)}
+
+
+class _Endless:
+    """Says three tokens to every turn, and never ends."""
+
+    name, verifiers, waits, prompt = "endless", (), False, (1, 2)
+
+    def reset(self, prompt: int, /) -> "_Endless":  # noqa: ARG002
+        return self
+
+    def step(self, turn: Turn, /) -> Reply:  # noqa: ARG002
+        return Reply(observation=(3, 4, 5))
+
+
+@pytest.mark.parametrize("tokens", range(1, 6))
+def test_no_rollout_is_longer_than_the_context(pool: VerifierPool, tokens: int) -> None:
+    drawing = Drawing(samples=2, max_tokens=tokens, max_turns=100)
+    used = engine()
+    (group,) = Generator(used, _Endless(), pool, drawing).groups(0, [0], version=0)
+    assert {rollout.ending for rollout in group} == {"length"}
+    assert all(len(rollout.tokens) <= used.max_length for rollout in group)
+    assert all(rollout.turns[-1].observation == () for rollout in group)
+
+
+def test_a_run_says_once_that_episodes_ended_without_a_reward(pool: VerifierPool) -> None:
+    drawing = Drawing(samples=2, max_tokens=2, stop_tokens=tuple(range(14)))
+    (group,) = Generator(engine(), _Endless(), pool, drawing).groups(0, [0], version=0)
+    said: list[str] = []
+    watching = Watching(0, said.append)
+    for rollout in group:
+        watching.hear(rollout)
+    (line,) = said
+    assert "had not ended after 1 turn and gave no reward" in line
+    assert "raise max_turns" in line
 
 
 class _Hangs:

@@ -19,6 +19,7 @@ from meshwright.run.serve.engine.settings import EngineSettings
 from meshwright.run.serve.engine.start import start_engine
 from meshwright.spec.model import Model
 from meshwright.spec.serving import Limits
+from meshwright.spec.units import format_some
 
 _MEMORY_SHARE = 0.5
 """Of a GPU, for the engine: the trainer has the rest."""
@@ -144,6 +145,7 @@ class Watching:
     ) -> None:
         """Let so many verdicts of a step fail, and say so of each; `name` is what it is called."""
         self._most, self._say, self._name, self._failed = most, say, name, 0
+        self._said_cut = False
 
     def begin(self) -> None:
         """Begin a step."""
@@ -164,5 +166,10 @@ class Watching:
             if self._failed > self._most:
                 what = f"{self._failed} verdicts of one step failed, {self._most} may"
                 raise VerifierFailing(f"{what}; the last one: {part.reason}")
+        if rollout.ending == "turns" and not rollout.rewards and not self._said_cut:
+            self._said_cut = True
+            who, turns = self._name(rollout.key), format_some(len(rollout.turns), "turn")
+            what = f"{who}: its environment had not ended after {turns} and gave no reward"
+            self._say(f"{what}, which counts as 0: raise max_turns, or reward every turn")
         if rollout.error:
             self._say(f"{self._name(rollout.key)}: {rollout.error}")

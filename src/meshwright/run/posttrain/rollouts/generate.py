@@ -338,8 +338,14 @@ class Stream:
             running.rewards += reply.rewards
             wanted += [(running, check) for check in reply.checks]
             last = reply.done or len(running.turns) + 1 >= self._drawing.max_turns
-            running.take(said.turn, () if last else reply.observation)
-            if not last:
+            told = () if last else reply.observation
+            length = len(running.ids) + len(said.turn.tokens) + len(told)
+            # What leaves no room for a further turn would lie beyond the model's context.
+            full = not last and length >= self._engine.max_length
+            running.take(said.turn, () if full else told)
+            if full:
+                self._end(running, "length")
+            elif not last:
                 self._ask(running)
             elif said.turn.finish == "length":
                 self._end(running, "length")
