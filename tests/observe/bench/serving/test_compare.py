@@ -5,6 +5,7 @@ import random
 import pytest
 
 from meshwright.observe.bench.serving.compare import compare, pairs_of
+from meshwright.observe.bench.serving.figures import figures_of
 from meshwright.observe.bench.serving.result import Run
 from tests.observe.bench.serving.served_requests import result_of, run_of, served
 
@@ -48,6 +49,20 @@ def test_the_change_is_that_of_the_figures() -> None:
     line = lines["ttft mean"]
     assert line.change == pytest.approx(1.0, abs=1e-4)
     assert line.second == pytest.approx(2 * line.first, rel=1e-4)
+
+
+@pytest.mark.parametrize("requests", [7, 40])
+def test_figures_are_those_of_each_run_alone(requests: int) -> None:
+    rng = random.Random(3)
+    run = run_of([served(n, n / 9, [rng.uniform(9, 99), 5, n]) for n in range(requests)])
+    latency, compared = figures_of(run).latency, 0
+    for line in compare(run, run).lines:
+        metric, _, share = line.name.partition(" ")
+        if metric in latency:
+            compared += 1
+            wanted = getattr(latency[metric], f"{share}_s")
+            assert line.first == line.second == pytest.approx(wanted, rel=1e-9), line.name
+    assert compared >= 8
 
 
 def test_runs_are_compared_where_their_loads_are_the_same() -> None:

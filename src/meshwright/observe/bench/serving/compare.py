@@ -191,8 +191,12 @@ def _latencies(values: Floats, owners: Counts) -> list[tuple[str, Callable[[Coun
 
     def percentile(share: float) -> Callable[[Counts], float]:
         def at(weights: Counts) -> float:
+            # Between two neighbours, as the figures of one run have it (`spread_of`).
             passed = np.cumsum(weights[owners])
-            return float(values[np.searchsorted(passed, share / 100 * passed[-1])])
+            place = share / 100 * max(0, passed[-1] - 1)
+            around = np.searchsorted(passed, [math.floor(place), math.ceil(place)], side="right")
+            low, high = values[np.minimum(around, len(values) - 1)]
+            return float(low + (place - math.floor(place)) * (high - low))
 
         return at
 
