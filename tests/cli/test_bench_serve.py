@@ -51,6 +51,57 @@ def test_a_result_repeats_itself_and_is_shown_again(
     assert shown["runs"] == said["runs"]
 
 
+def test_an_objective_is_kept_with_its_result(
+    fake: FakeServer, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = str(tmp_path / "a.json")
+    words = [fake.url, "--requests", "3", "--output", "3", "--slo", "ttft=60s,e2e=1us"]
+    _, said, _ = _run(capsys, *words, "--save", path)
+    _, shown, _ = _run(capsys, "--show", path)
+    assert shown["slo"] == said["slo"] == {"ttft": 60.0, "e2e": 1e-6}
+    assert shown["runs"][0]["good_share"] == said["runs"][0]["good_share"] == 0.0
+    _, other, _ = _run(capsys, "--show", path, "--slo", "ttft=60s")
+    assert other["runs"][0]["good_share"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--show", "A", "--rate", "5"], "--rate: is not read with --show"),
+        (["--show", "A", "--compare", "A", "A"], "--show: is not read with --compare"),
+        (["http://h", "--compare", "A", "A"], "URL: is not read with --compare"),
+        (["http://h", "--show", "A"], "URL: is not read with --show"),
+        (["--compare", "A", "A", "--slo", "ttft=1s"], "--slo: is not read with --compare"),
+        (["http://h", "--check", "A", "--check-echo"], "--check-echo: answers are held"),
+    ],
+)
+def test_flags_that_nobody_would_read_are_refused(
+    words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(tmp_path / "a.json")
+    save(result_of(run_of([served(n, n / 10, [5, 5]) for n in range(3)])), path)
+    assert main(["bench", "serve", *(path if word == "A" else word for word in words)]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_answers_to_other_prompts_are_not_compared(
+    fake: FakeServer, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = str(tmp_path / "a.json")
+    words = [fake.url, "--requests", "3", "--output", "3", "--prompt", "20"]
+    _run(capsys, *words, "--save", path, "--check-echo")
+    asked = fake.asked
+    for more, said in (
+        (["--prompt", "30"], "the prompts differ: that of request 0 has 20 tokens, here 30"),
+        (["--vocabulary", "99"], "the prompts differ: it was made with another --vocabulary"),
+    ):
+        assert main(["bench", "serve", *words, *more, "--check", path]) == 2
+        err = capsys.readouterr().err
+        assert said in err
+        assert "--prompt 20" in err
+    assert fake.asked == asked
+
+
 def test_pictures_and_timelines_are_written(
     fake: FakeServer, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

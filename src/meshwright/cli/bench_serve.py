@@ -4,6 +4,8 @@ import argparse
 import os
 import shlex
 import sys
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +14,20 @@ import msgspec
 from meshwright.cli.answer import Answer
 from meshwright.cli.bench_serve_plot import plot_problems, write_plot
 from meshwright.cli.bench_serve_screen import answer_of, compared_answer
-from meshwright.cli.parser import add_common
+from meshwright.cli.parser import Parser, add_common
 from meshwright.cli.request_flags import add_request_flags, seed_of, streams_of
 from meshwright.errors import InputError, MissingPart, Problem
 from meshwright.observe.bench.serving.echo import Echo, compare_runs
 from meshwright.observe.bench.serving.figures import parse_objective
 from meshwright.observe.bench.serving.measure import Settings, Turn, measure
-from meshwright.observe.bench.serving.result import Result, load, save
+from meshwright.observe.bench.serving.result import Result, Run, load, save
 from meshwright.observe.bench.serving.served import Served
 from meshwright.observe.bench.serving.server import base_of
 from meshwright.observe.bench.serving.spans import timeline_problems, write_timeline
 from meshwright.observe.bench.serving.wire import Asking
 from meshwright.predict.serving.latency import Objective
 from meshwright.spec.bounds import real, require, whole
-from meshwright.spec.units import parse_count, parse_number, parse_seconds
+from meshwright.spec.units import format_some, parse_count, parse_number, parse_seconds
 
 SUMMARY = "put load on an OpenAI-compatible server and time every token"
 EXAMPLES = (
@@ -34,6 +36,9 @@ EXAMPLES = (
     "mw bench serve URL --trace requests.jsonl --speed 2",
     "mw bench serve --compare a.json b.json",
 )
+
+_READ_WITH = {"compare": ("plot",), "show": ("slo", "save", "timeline", "plot")}
+"""What may be given beside results that are there."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -97,6 +102,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Answer:
     """Answer with what was measured, is shown, or compared."""
+    _refuse_unread(args)
     objective = None if args.slo is None else parse_objective(args.slo, "--slo")
     if args.compare is not None:
         first, second = map(load, args.compare)
@@ -104,7 +110,8 @@ def run(args: argparse.Namespace) -> Answer:
             write_plot(args.plot, _named(args.compare, (first, second)))
         return compared_answer(args.compare, first, second)
     if args.show is not None:
-        return _kept(args, load(args.show), objective)
+        shown = load(args.show)
+        return _kept(args, shown, objective or _objective_of(shown))
     if args.url is None:
         fix = "mw bench serve http://127.0.0.1:8000"
         raise InputError([Problem("URL", "which server is to be asked?", fix)])
@@ -112,12 +119,79 @@ def run(args: argparse.Namespace) -> Answer:
     settings = _settings(args, before)
     _refuse_lost_work(args)
     streams = [Turn(*stream) for stream in streams_of(args)]
+    if before is not None:
+        _refuse_other_prompts(args, before, streams)
     with _Watching(quiet=args.quiet or args.json) as watching:
         measured = measure(settings, streams, command_of(args), watching.show)
     echo = measured.echo
     if before is not None:
         echo = compare_runs(measured.result.runs, before.runs)
     return _kept(args, measured.result, objective, echo, guessed=_guessed(measured.wording))
+
+
+def _refuse_unread(args: argparse.Namespace) -> None:
+    """Refuse flags that nobody would read: results that are there need no load."""
+    mode = next((name for name in _READ_WITH if getattr(args, name) is not None), None)
+    if mode is None:
+        if args.check is not None and args.check_echo:
+            what = "answers are held against those of --check"
+            raise InputError([Problem("--check-echo", what, "give one of the two")])
+        return
+    require(
+        Problem(
+            (action.option_strings or ["URL"])[-1],
+            f"is not read with --{mode}, which asks no server",
+            f"leave it out, or leave out --{mode}",
+        )
+        for action, _ in _given(args)
+        if action.dest not in (mode, *_READ_WITH[mode])
+    )
+
+
+def _asked_by(result: Result) -> argparse.Namespace | None:
+    """Return the flags of the command that made a result; None where they are none of today's."""
+    parser = Parser(add_help=False)
+    configure(parser)
+    try:
+        return parser.parse_args(shlex.split(result.command)[3:])
+    except (InputError, ValueError):
+        return None
+
+
+def _objective_of(result: Result) -> Objective | None:
+    """Return the objective that a result was measured with."""
+    asked = _asked_by(result)
+    return parse_objective(asked.slo, "--slo") if asked is not None and asked.slo else None
+
+
+def _refuse_other_prompts(
+    args: argparse.Namespace, before: Result, streams: Sequence[Turn]
+) -> None:
+    """Refuse before the load to hold answers against those to other prompts."""
+    asked = _asked_by(before)
+    other = [
+        f"--{name}"
+        for name in ("api", "text", "vocabulary", "prefix")
+        if asked is not None and getattr(asked, name) != getattr(args, name)
+    ]
+    if other:
+        what = f"it was made with another {' and '.join(other)}"
+    else:
+        found = (_other_length(*pair) for pair in zip(streams, before.runs, strict=False))
+        what = next(filter(None, found), "")
+    if what:
+        fix = f"give the load that it was made with: {before.command}"
+        raise InputError([Problem(args.check, f"the prompts differ: {what}", fix)])
+
+
+def _other_length(turn: Turn, run: Run) -> str:
+    """Say which prompt of a load is longer or shorter than that of an earlier one."""
+    wanted = {one.index: one.asked_prompt for one in run.requests}
+    for index, request in enumerate(islice(turn.draw(), max(wanted, default=-1) + 1)):
+        had, has = wanted.get(index, request.prompt_tokens), request.prompt_tokens
+        if had != has:
+            return f"that of request {index} has {format_some(had, 'token')}, here {has:,}"
+    return ""
 
 
 def _guessed(wording: Any) -> bool:
@@ -229,16 +303,21 @@ def _refuse_lost_work(args: argparse.Namespace) -> None:
 def command_of(args: argparse.Namespace) -> str:
     """Return the command line that asks for the same again."""
     words = ["mw", "bench", "serve"]
-    fresh = argparse.ArgumentParser(add_help=False)
-    configure(fresh)
-    for action in fresh._actions:  # noqa: SLF001 - argparse has no public list
-        value = getattr(args, action.dest, action.default)
-        if value == action.default or action.dest in ("json", "quiet", "no_color", "debug"):
-            continue
+    for action, value in _given(args):
         words += action.option_strings[-1:]
         if action.nargs != 0:
             words += value if isinstance(value, list) else [str(value)]
     return shlex.join(words)
+
+
+def _given(args: argparse.Namespace) -> Iterator[tuple[argparse.Action, Any]]:
+    """Yield the flags that were given, with their values, but for how the answer looks."""
+    fresh = argparse.ArgumentParser(add_help=False)
+    configure(fresh)
+    for action in fresh._actions:  # noqa: SLF001 - argparse has no public list
+        value = getattr(args, action.dest, action.default)
+        if value != action.default and action.dest not in ("json", "quiet", "no_color", "debug"):
+            yield action, value
 
 
 class _Watching:
