@@ -80,7 +80,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--top", metavar="K", default="5", help="plans to show (default: 5)")
     group.add_argument(
         "--for", dest="target", choices=TARGETS, metavar="NAME",
-        help=f"print the best plan's command lines for {', '.join(TARGETS)}",
+        help=f"plan what it can run, and print the command lines: {', '.join(TARGETS)}",
     )  # fmt: skip
     add_common(parser)
 
@@ -106,13 +106,19 @@ def run(args: argparse.Namespace) -> Answer:
     is_folder = Path(args.model).is_dir()
     exported = command_lines(found.plans[0].fleet, target, args.model if is_folder else _FOLDER)
     notes = exported.notes if is_folder else (_stands_for(args.model, target), *exported.notes)
-    data["commands"] = {"target": target, "lines": exported.lines, "notes": notes}
+    if not exported.lines:
+        notes = exported.notes
+    data["commands"] = {
+        "target": target, "lines": exported.lines, "starts": exported.starts, "notes": notes
+    }  # fmt: skip
     views = list(_screen(question, found))
     if args.target:
         views.append(Text("\n".join(exported.lines)))
         views += [Note(note) for note in notes]
-    else:
+    elif exported.lines:
         views.append(Note(f"--for {target} prints its command lines"))
+    else:
+        views.append(Note(f"{notes[0]}; --for {target} looks for a plan that it can run"))
     best = found.plans[0].fleet
     quiet = f"{format_some(best.gpus, 'GPU')}: {engines_words(best)}"
     return Answer("plan.serve/1", data, tuple(views), (quiet,))
@@ -141,6 +147,7 @@ def _question(args: argparse.Namespace) -> ServingQuestion:
         routing=args.routing,
         space=space,
         apart=not args.together,
+        target=args.target,
     )
 
 

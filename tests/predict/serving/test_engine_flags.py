@@ -5,7 +5,7 @@ import pytest
 
 from meshwright.cli import serve
 from meshwright.predict.serving.engine import MESHWRIGHT
-from meshwright.predict.serving.engine_flags import command_lines
+from meshwright.predict.serving.engine_flags import Target, command_lines
 from meshwright.predict.serving.fleet import Copies, Fleet, default_limits
 from meshwright.predict.serving.formats import Formats
 from meshwright.predict.serving.replica import Replica
@@ -13,11 +13,11 @@ from meshwright.spec import catalog
 from meshwright.spec.layout import Layout
 
 
-def copies(count: int, tp: int = 2) -> Copies:
+def copies(count: int, tp: int = 2, pp: int = 1, dp: int = 1) -> Copies:
     replica = Replica(
         model=catalog.model("llama3.1-8b"),
         cluster=catalog.cluster("h200-superpod"),
-        layout=Layout(tp=tp),
+        layout=Layout(tp=tp, pp=pp, dp=dp),
         formats=Formats(weights="fp8", kv="fp8"),
         engine=MESHWRIGHT,
     )
@@ -27,21 +27,73 @@ def copies(count: int, tp: int = 2) -> Copies:
 
 @pytest.mark.parametrize("apart", [False, True])
 def test_our_own_command_is_one_that_we_understand(apart: bool) -> None:
-    fleet = Fleet(serving=copies(3), prefill=copies(1) if apart else None, routing="prefix")
-    (line,) = command_lines(fleet, "meshwright", "path/of/model").lines
+    tp = 1 if apart else 2
+    fleet = Fleet(serving=copies(3, tp), prefill=copies(1, tp) if apart else None, routing="prefix")
+    (line,), starts, _ = command_lines(fleet, "meshwright", "path/of/model")
+    assert starts == (1,)
     parser = argparse.ArgumentParser()
     serve.configure(parser)
     asked = parser.parse_args(shlex.split(line)[2:])
-    assert asked.tp == "2"
     assert (asked.weights, asked.kv) == ("fp8", "fp8")
     assert asked.batch_requests == "128"
     if apart:
         assert (asked.prefill, asked.decode) == ("1", "3")
     else:
-        assert (asked.replicas, asked.routing) == ("3", "prefix")
+        assert (asked.tp, asked.replicas, asked.routing) == ("2", "3", "prefix")
 
 
-def test_what_our_own_engine_cannot_do_is_said() -> None:
-    fleet = Fleet(serving=copies(1), prefill=copies(1, tp=4))
-    (note,) = command_lines(fleet, "meshwright", "m").notes
-    assert "same tp" in note
+@pytest.mark.parametrize(
+    ("fleet", "target", "said"),
+    [
+        (Fleet(serving=copies(1, 1), prefill=copies(1, 4)), "meshwright", "one GPU each"),
+        (Fleet(serving=copies(5)), "meshwright", "one machine, of 8 GPUs"),
+        (Fleet(serving=copies(1, pp=2)), "meshwright", "tp alone"),
+        (Fleet(serving=copies(1, dp=2)), "meshwright", "tp alone"),
+        (Fleet(serving=copies(1), prefill=copies(1, pp=2)), "vllm", "40674"),
+        (Fleet(serving=copies(1, dp=2)), "tensorrt-llm", "tp has to be 1"),
+    ],
+)
+def test_no_line_is_written_for_what_an_engine_cannot_run(
+    fleet: Fleet, target: Target, said: str
+) -> None:
+    lines, starts, (note,) = command_lines(fleet, target, "m")
+    assert (lines, starts) == ((), ())
+    assert said in note
+
+
+def test_stages_are_no_fault_where_nothing_is_handed_over() -> None:
+    assert command_lines(Fleet(serving=copies(1, pp=2)), "vllm", "m").lines
+
+
+@pytest.mark.parametrize("target", ["vllm", "sglang", "tensorrt-llm"])
+def test_it_is_said_how_often_each_line_is_started_and_where_it_listens(target: Target) -> None:
+    lines, starts, notes = command_lines(Fleet(serving=copies(3), prefill=copies(2)), target, "m")
+    assert starts == (2, 3)
+    assert all(line.endswith("--port PORT") for line in lines)
+    assert "line 1 is for 2 engines of 2 GPUs each" in notes
+    assert "line 2 is for 3 engines of 2 GPUs each" in notes
+    assert any("8000, 8001" in note for note in notes)
+    assert any("CUDA_VISIBLE_DEVICES" in note for note in notes)
+    (line,), starts, notes = command_lines(Fleet(serving=copies(1)), target, "m")
+    assert starts == (1,)
+    assert line.endswith("--port 8000")
+    assert not any("PORT" in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("target", "flags", "said"),
+    [
+        ("vllm", "--nnodes 2 --node-rank RANK --master-addr HEAD", "--headless"),
+        ("sglang", "--nnodes 2 --node-rank RANK --dist-init-addr HEAD:5000", "RANK from 0 to 1"),
+        ("tensorrt-llm", "", "16 ranks"),
+    ],
+)
+def test_an_engine_larger_than_a_node_is_told_how_its_nodes_meet(
+    target: Target, flags: str, said: str
+) -> None:
+    (line,), _, notes = command_lines(Fleet(serving=copies(1, tp=8, pp=2)), target, "m")
+    assert flags in line
+    assert any("2 nodes" in note and said in note for note in notes)
+    (line,), _, notes = command_lines(Fleet(serving=copies(1, tp=8)), target, "m")
+    assert "nnodes" not in line
+    assert not any("nodes" in note for note in notes)

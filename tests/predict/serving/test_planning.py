@@ -151,6 +151,28 @@ def test_experts_are_spread_over_all_gpus_or_none() -> None:
     assert all(tp * dp == ep * inner for tp, dp, ep, inner in shapes)
 
 
+def test_only_what_the_target_can_run_is_planned_for_it() -> None:
+    steady = {"ttft": 1.0, "itl": 0.02}
+    own = plan_serving(
+        question(30, objective=steady, apart=True, target="meshwright", most_gpus=16,
+                 space=Space(tp=(1, 2), pp=(1, 2)))
+    )  # fmt: skip
+    assert own.plans
+    assert own.refused["pp 2"] == "mw serve shares a model by tp alone, without pp, dp or ep"
+    shared = question(
+        30, objective=steady, apart=True, target="meshwright", space=Space(tp=(2,), pp=(1,))
+    )
+    assert "one GPU each" in plan_serving(shared).refused["tp 2 → tp 2"]
+    for plan in own.plans:
+        assert plan.fleet.gpus <= CLUSTER.gpus_per_node
+        assert command_lines(plan.fleet, "meshwright", "folder").lines
+    quick = {"ttft": 1.0, "itl": 0.015}
+    staged = question(20, objective=quick, apart=True, space=Space(tp=(1,), pp=(2,)))
+    assert any(plan.fleet.prefill for plan in plan_serving(staged).plans)
+    theirs = plan_serving(msgspec.structs.replace(staged, target="vllm"))
+    assert [plan.fleet.prefill for plan in theirs.plans] == [None]
+
+
 def test_what_cannot_be_asked_is_refused() -> None:
     with pytest.raises(InputError, match="objective"):
         question(objective={})
@@ -191,9 +213,9 @@ def test_what_tensorrt_llm_has_no_flags_for_stands_in_a_file() -> None:
     limits = msgspec.structs.replace(default_limits(replica), prefix_cache=False)
     copies = Copies(replica=replica, limits=limits)
     share = f"{replica.engine.memory_share:g}"
-    (line,), notes = command_lines(Fleet(serving=copies), "tensorrt-llm", "folder")
-    assert line.endswith("--enable_chunked_prefill --extra_llm_api_options options.yaml")
+    (line,), _, notes = command_lines(Fleet(serving=copies), "tensorrt-llm", "folder")
+    assert "--enable_chunked_prefill --extra_llm_api_options options.yaml --port" in line
     cache = f"{{dtype: fp8, enable_block_reuse: false, free_gpu_memory_fraction: {share}}}"
     assert f"options.yaml holds the lines kv_cache_config: {cache}" in notes
-    _, notes = command_lines(Fleet(serving=copies, prefill=copies), "tensorrt-llm", "folder")
+    notes = command_lines(Fleet(serving=copies, prefill=copies), "tensorrt-llm", "folder").notes
     assert any("prefill.yaml" in note and "disable_overlap" in note for note in notes)

@@ -11,9 +11,12 @@ import shlex
 from typing import Literal, NamedTuple, get_args
 
 from meshwright.predict.serving.fleet import Copies, Fleet
+from meshwright.spec.units import format_some
 
 Target = Literal["meshwright", "vllm", "sglang", "tensorrt-llm"]
 TARGETS: tuple[Target, ...] = get_args(Target)
+PORT, JOINING = 8000, 5000
+"""Where engines answer, and where the nodes of one meet."""
 _ONLINE = ("bf16", "fp16", "fp8")
 """Formats that engines make while they load a 16-bit checkpoint; others have to be in it."""
 
@@ -22,24 +25,111 @@ class Exported(NamedTuple):
     """Command lines, and what they do not say."""
 
     lines: tuple[str, ...]
-    """One for each kind of engine of the fleet."""
+    """One for each kind of engine of the fleet; none where the target cannot run it."""
+    starts: tuple[int, ...]
+    """How many engines each line is started for."""
     notes: tuple[str, ...]
+
+
+def cannot_run(fleet: Fleet, target: Target) -> str:
+    """Say why a target cannot run a fleet; nothing where it can."""
+    kinds = [copies.replica.layout for copies in _kinds(fleet).values()]
+    apart = fleet.prefill is not None
+    if target == "meshwright":
+        node = fleet.serving.replica.cluster.gpus_per_node
+        if any(layout.pp * layout.dp * layout.ep > 1 for layout in kinds):
+            return "mw serve shares a model by tp alone, without pp, dp or ep"
+        if apart and any(layout.tp > 1 for layout in kinds):
+            return "mw serve hands prompts over between engines of one GPU each"
+        if fleet.gpus > node:
+            return f"mw serve starts its engines on one machine, of {format_some(node, 'GPU')} here"
+    if target == "vllm" and apart and any(layout.pp > 1 for layout in kinds):
+        return "vLLM hands no prompts over between engines with pp (its issues 40674 and 52913)"
+    if target == "tensorrt-llm" and any(layout.dp > 1 and layout.tp > 1 for layout in kinds):
+        return "TensorRT-LLM's attention groups have one GPU each: with dp, tp has to be 1"
+    return ""
 
 
 def command_lines(fleet: Fleet, target: Target, model: str) -> Exported:
     """Return the commands that start a fleet's engines, one for each kind of them."""
+    if reason := cannot_run(fleet, target):
+        return Exported((), (), (reason,))
     if target == "meshwright":
-        return Exported((shlex.join(_meshwright(fleet, model)),), tuple(_own_notes(fleet)))
-    notes = list(_notes(fleet, target))
+        # One command starts all engines.
+        return Exported((shlex.join(_meshwright(fleet, model)),), (1,), ())
     write = {"vllm": _vllm, "sglang": _sglang, "tensorrt-llm": _tensorrt}[target]
+    kinds = _kinds(fleet)
+    port = str(PORT) if _engines(fleet) == 1 else "PORT"
+    lines = [
+        shlex.join([*write(copies, model, role), *_placed(copies, target), "--port", port])
+        for role, copies in kinds.items()
+    ]
+    starts = tuple(copies.count for copies in kinds.values())
+    return Exported(tuple(lines), starts, (*_starting(fleet, target), *_notes(fleet, target)))
+
+
+def _kinds(fleet: Fleet) -> dict[str, Copies]:
+    """Return the engines that are alike, by what they do."""
     if fleet.prefill is None:
-        lines = [shlex.join(write(fleet.serving, model, "both"))]
-    else:
-        lines = [
-            shlex.join(write(fleet.prefill, model, "prefill")),
-            shlex.join(write(fleet.serving, model, "decode")),
-        ]
-    return Exported(tuple(lines), tuple(notes))
+        return {"both": fleet.serving}
+    return {"prefill": fleet.prefill, "decode": fleet.serving}
+
+
+def _engines(fleet: Fleet) -> int:
+    return sum(copies.count for copies in _kinds(fleet).values())
+
+
+def _nodes(copies: Copies) -> int:
+    """Return how many nodes one engine lies on."""
+    return -(-copies.replica.gpus // copies.replica.cluster.gpus_per_node)
+
+
+def _placed(copies: Copies, target: Target) -> list[str]:
+    """Return what an engine on several nodes has to be told on each of them."""
+    if (nodes := _nodes(copies)) == 1 or target == "tensorrt-llm":
+        return []
+    words = ["--nnodes", str(nodes), "--node-rank", "RANK"]
+    return words + (
+        ["--master-addr", "HEAD"] if target == "vllm" else ["--dist-init-addr", f"HEAD:{JOINING}"]
+    )
+
+
+def _starting(fleet: Fleet, target: Target) -> list[str]:
+    """Say how often each line is started, and where."""
+    kinds, engines = _kinds(fleet), _engines(fleet)
+    found = []
+    for number, copies in enumerate(kinds.values(), 1):
+        line = "the line" if len(kinds) == 1 else f"line {number}"
+        gpus, nodes = format_some(copies.replica.gpus, "GPU"), _nodes(copies)
+        if engines > 1:
+            each = " each" if copies.count > 1 else ""
+            found.append(f"{line} is for {format_some(copies.count, 'engine')} of {gpus}{each}")
+        if nodes == 1:
+            continue
+        if target == "tensorrt-llm":
+            found.append(
+                f"{line} runs on {nodes} nodes as one MPI job: "
+                f"mpirun or srun with {copies.replica.gpus} ranks, before trtllm-llmapi-launch"
+            )
+        else:
+            headless = ", with --headless on all but RANK 0" if target == "vllm" else ""
+            found.append(
+                f"{line} runs on each of an engine's {nodes} nodes, RANK from 0 to {nodes - 1} "
+                f"and HEAD the address of RANK 0{headless}"
+            )
+    node = fleet.serving.replica.cluster.gpus_per_node
+    if engines > 1:
+        found.append(f"PORT is another for each engine on a node: {PORT}, {PORT + 1}, …")
+        if any(copies.replica.gpus < node for copies in kinds.values()):
+            found.append("engines on one node get GPUs of their own by CUDA_VISIBLE_DEVICES")
+    if fleet.prefill is not None and target == "vllm":
+        found.append(
+            "VLLM_NIXL_SIDE_CHANNEL_PORT is another for each engine on a node as well, and "
+            "VLLM_NIXL_SIDE_CHANNEL_HOST its address"
+        )
+    if fleet.prefill is not None and fleet.prefill.count > 1 and target == "sglang":
+        found.append("on one node, engines for prompts differ in --disaggregation-bootstrap-port")
+    return found
 
 
 def _meshwright(fleet: Fleet, model: str) -> list[str]:
@@ -158,16 +248,6 @@ def _degrees(*pairs: tuple[str, int]) -> list[str]:
     return [word for flag, value in pairs if value > 1 for word in (flag, str(value))]
 
 
-def _own_notes(fleet: Fleet) -> list[str]:
-    layout, before = fleet.serving.replica.layout, fleet.prefill
-    found = []
-    if layout.pp * layout.dp * layout.ep > 1:
-        found.append("mw serve shares a model by tp alone: plan with --pp 1 --dp 1 --ep 1")
-    if before is not None and before.replica.layout != layout:
-        found.append("engines of both kinds have the same tp in mw serve")
-    return found
-
-
 def _notes(fleet: Fleet, target: Target) -> list[str]:
     copies = fleet.serving
     replica, layout = copies.replica, copies.replica.layout
@@ -175,20 +255,15 @@ def _notes(fleet: Fleet, target: Target) -> list[str]:
     if replica.formats.weights not in _ONLINE:
         found.append(f"the checkpoint itself has to be in {replica.formats.weights}")
     if target == "tensorrt-llm":
-        both = [(copies, "both" if fleet.prefill is None else "decode")]
-        both += [] if fleet.prefill is None else [(fleet.prefill, "prefill")]
-        for each, role in both:
+        for role, each in _kinds(fleet).items():
             if lines := _tensorrt_options(each, role):
                 found.append(f"{_options_file(role)} holds the lines {'; '.join(lines)}")
-        if layout.dp > 1 and layout.tp > 1:
-            found.append("TensorRT-LLM's attention groups have one GPU each: tp has to be 1")
         if replica.formats.weights == "fp8":
             found.append("the checkpoint itself has to be in fp8")
         if fleet.prefill is not None:
             found.append("its file for trtllm-serve disaggregated names the engines of both kinds")
     if target == "vllm" and layout.ep == 1 and layout.dp > 1:
         found.append("without expert parallel, vLLM shares experts over all GPUs of tp × dp")
-    total = copies.count + (fleet.prefill.count if fleet.prefill else 0)
-    if total > 1:
+    if (total := _engines(fleet)) > 1:
         found.append(f"a router that goes by {fleet.routing} stands before {total} engines")
     return found

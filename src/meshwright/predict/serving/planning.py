@@ -13,6 +13,7 @@ import msgspec
 from meshwright.errors import InputError, Problem
 from meshwright.policy.routing import Routing
 from meshwright.predict.serving.engine import VLLM, Engine
+from meshwright.predict.serving.engine_flags import Target, cannot_run
 from meshwright.predict.serving.fleet import Copies, Fleet, default_limits, run_fleet
 from meshwright.predict.serving.formats import Formats
 from meshwright.predict.serving.outcome import Outcome, outcome_of
@@ -52,6 +53,14 @@ class ServingQuestion(msgspec.Struct, frozen=True, kw_only=True):
     space: Space = Space()
     apart: bool = True
     """Whether engines for prompts alone are looked at as well."""
+    target: Target | None = None
+    """What is to run the plan; fleets that it cannot run are left out."""
+
+    @property
+    def allowed_gpus(self) -> int:
+        """GPUs that a plan may take: those asked for, of the cluster, that the target reaches."""
+        there = self.cluster.gpus_per_node if self.target == "meshwright" else self.cluster.gpus
+        return min(self.most_gpus, there)
 
     def __post_init__(self) -> None:
         if not self.objective:
@@ -120,7 +129,7 @@ class _Search:
     @property
     def most_gpus(self) -> int:
         """GPUs beyond which a plan is of no interest."""
-        most = min(self.question.most_gpus, self.question.cluster.gpus)
+        most = self.question.allowed_gpus
         best = min((plan.fleet.gpus for plan in self.plans), default=most)
         return min(int(RIVALS * best), most)
 
@@ -131,8 +140,8 @@ class _Search:
         one = Replica(
             model=asked.model, cluster=asked.cluster, formats=asked.formats, engine=asked.engine
         )
-        for layout in layouts(asked.model, asked.cluster, asked.most_gpus, asked.space):
-            found = shape_of(layout, one, self.asked, asked.objective)
+        for layout in layouts(asked.model, asked.cluster, asked.allowed_gpus, asked.space):
+            found = self._runnable(shape_of(layout, one, self.asked, asked.objective))
             if isinstance(found, str):
                 self.refused[_name(layout)] = found
             else:
@@ -146,6 +155,13 @@ class _Search:
                 self._apart(shape, shape)
         if asked.apart and shapes:
             self._paired([shape for _, _, shape in shapes])
+
+    def _runnable(self, found: Shape | str) -> Shape | str:
+        """Return a shape that whoever is to run it can run, or why not."""
+        if isinstance(found, str) or self.question.target is None:
+            return found
+        alone = Copies(replica=found.replica, limits=_limits(found.replica, None))
+        return cannot_run(Fleet(serving=alone), self.question.target) or found
 
     def _least(self, shape: Shape) -> int:
         return max(1, ceil(self.asked.rate_per_s * shape.least_s))
@@ -221,6 +237,8 @@ class _Search:
                 prefill=msgspec.structs.replace(one, count=before),
                 routing=self.question.routing,
             )
+            if self.question.target and (reason := cannot_run(fleet, self.question.target)):
+                raise InputError([Problem("target", reason)])
             found = self._outcome(fleet, self._sample(before + after))
             if self._is_kept(found):
                 self._settle(fleet)
