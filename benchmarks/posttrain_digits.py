@@ -2,49 +2,111 @@
 
 Our engine draws, verifiers in processes of their own judge, the trainer learns, weights go back to
 the engine. Held-out lists, a tenth of all, are kept from training by a hash of the list. The
-placebo is the same run with the rewards of each step dealt out anew by chance.
+placebo is the same run with the rewards of each step dealt out anew by chance. Seed 0 is run once
+more with numbers of fewer bits: in bf16 on both sides, and with the engine's matrices in fp8; on a
+GPU too, where there is one.
 """
 
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
 from benchmarks.result import figure
+
+if TYPE_CHECKING:
+    from meshwright.run.posttrain.loop import Outcome
 
 NAME = "posttrain_digits"
 QUESTION = "Does the loop learn a task from a checker alone, and how long does that take on a core?"
 SEEDS = (0, 1, 2)
+Correction = Literal["none", "truncated"]
+FORMATS: dict[str, dict[str, str]] = {"bf16": {}, "bf16, engine in fp8": {"engine_weights": "fp8"}}
+"""Numbers of fewer bits than the processor's usual fp32."""
+CORRECTIONS: dict[str, Correction] = {"": "none", ", truncated": "truncated"}
+_FP8 = (8, 9)
+"""The least compute capability whose products take fp8."""
+
+
+class Way(NamedTuple):
+    """A run with numbers of fewer bits."""
+
+    name: str
+    device: str
+    correction: Correction
+    format: dict[str, str]
+
+
+def ways_of(capability: tuple[int, int] | None) -> tuple[list[Way], str]:
+    """Return the runs that a machine can do, by its GPU, and what it leaves out."""
+    made = [
+        Way(f"{name}{ending}", "cpu", correction, chosen)
+        for name, chosen in FORMATS.items()
+        for ending, correction in CORRECTIONS.items()
+    ]
+    if capability is None:
+        return made, "Runs on a GPU are left out: torch sees none."
+    on_gpu = [way._replace(name=f"on a GPU, {way.name}", device="cuda") for way in made]
+    if capability < _FP8:
+        kept = [way for way in on_gpu if not way.format]
+        return [*made, *kept], "fp8 on the GPU is left out: its products need capability 8.9."
+    return [*made, *on_gpu], ""
 
 
 def measure(quick: bool) -> dict[str, object]:
-    """Train three seeds and a placebo."""
+    """Train three seeds, a placebo, and seed 0 with numbers of fewer bits."""
+    import torch
+
     from meshwright.run.posttrain.loop import run, sorting_digits
-    from meshwright.run.posttrain.loop.settings import EvaluateSettings
+    from meshwright.run.posttrain.loop.settings import EvaluateSettings, ObjectiveSettings
 
     steps = 3 if quick else sorting_digits().steps
     held_out = EvaluateSettings(prompts=50 if quick else 2000)
+    usual: dict[str, Any] = {"steps": steps, "evaluate": held_out, "device": "cpu"}
     figures = []
     for seed in SEEDS[:1] if quick else SEEDS:
-        outcome = run(sorting_digits(seed, steps=steps, evaluate=held_out))
-        before, after = outcome.held_out[0], outcome.held_out[steps]
-        gap = max(row["logp_gap_max"] for row in outcome.rows)
+        outcome = run(sorting_digits(seed, **usual))
         drawn = sum(row["answers"] * row["length_mean"] for row in outcome.rows)
         generate_s = sum(row["generate_s"] for row in outcome.rows)
         figures += [
-            figure(f"seed {seed}, sampled before", 100 * before["held_out_reward"], "%", "< 10"),
-            figure(f"seed {seed}, sampled after", 100 * after["held_out_reward"], "%", "> 90"),
-            figure(f"seed {seed}, greedy before", 100 * before["held_out_greedy_reward"], "%"),
-            figure(f"seed {seed}, greedy after", 100 * after["held_out_greedy_reward"], "%"),
-            figure(f"seed {seed}, processor time", outcome.cpu_s, "s", "< 120"),
-            figure(f"seed {seed}, engine against trainer, most |Δ log p|", gap, "nats", "<= 1e-5"),
+            *_learned(f"seed {seed}", outcome, most_gap="<= 1e-5", most_s="< 120"),
             figure(f"seed {seed}, drawn", drawn / generate_s, "tokens/s"),
         ]
-    placebo = run(sorting_digits(0, steps=steps, evaluate=held_out, shuffle_rewards=True))
+    placebo = run(sorting_digits(0, **usual, shuffle_rewards=True))
     after = placebo.held_out[steps]
     figures += [
         figure("placebo, sampled after", 100 * after["held_out_reward"], "%", "< 10"),
         figure("placebo, greedy after", 100 * after["held_out_greedy_reward"], "%"),
     ]
+    capability = torch.cuda.get_device_capability() if torch.cuda.is_available() else None
+    ways, left_out = ways_of(capability)
+    for way in ways:
+        aim = ObjectiveSettings(minibatches=4, correction=way.correction)
+        given = {**usual, "device": way.device, "precision": "bf16", "objective": aim, **way.format}
+        outcome = run(sorting_digits(0, **given))
+        mean = sum(row["logp_gap_mean"] for row in outcome.rows) / len(outcome.rows)
+        figures += [
+            *_learned(f"seed 0, {way.name}", outcome),
+            figure(f"seed 0, {way.name}, engine against trainer, mean |Δ log p|", mean, "nats"),
+        ]
     notes = (
         f"Two layers of 64, {steps} steps of 64 prompts with 8 answers each, after 30 supervised "
         f"steps of 64 answers; {held_out.prompts:,} held-out lists. torch with one thread; "
         "processor time is that of all processes and of the whole run, evaluations included; "
-        "|Δ log p| is over the first quarter of each step's answers, before they are trained on."
+        "|Δ log p| is over the first quarter of each step's answers, before they are trained on. "
+        f"In fp8 a processor rounds as a GPU does, and multiplies in more bits. {left_out}"
     )
-    return {"figures": figures, "notes": notes}
+    return {"figures": figures, "notes": notes.strip()}
+
+
+def _learned(
+    name: str, outcome: "Outcome", *, most_gap: str = "", most_s: str = ""
+) -> list[dict[str, object]]:
+    """Return what a run came to on held-out lists, and how far both sides were apart."""
+    before, after = outcome.held_out[0], outcome.held_out[outcome.steps]
+    gap = max(row["logp_gap_max"] for row in outcome.rows)
+    return [
+        figure(f"{name}, sampled before", 100 * before["held_out_reward"], "%", "< 10"),
+        figure(f"{name}, sampled after", 100 * after["held_out_reward"], "%", "> 90"),
+        figure(f"{name}, greedy before", 100 * before["held_out_greedy_reward"], "%"),
+        figure(f"{name}, greedy after", 100 * after["held_out_greedy_reward"], "%"),
+        figure(f"{name}, processor time", outcome.cpu_s, "s", most_s),
+        figure(f"{name}, engine against trainer, most |Δ log p|", gap, "nats", most_gap),
+    ]
