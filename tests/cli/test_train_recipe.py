@@ -124,6 +124,12 @@ def test_a_recipe_may_not_change_while_a_run_goes_on(capsys: Captured) -> None:
     assert "run: holds a run of dpo, and this is one of ipo\n  hint: give this run a folder" in told
 
 
+def test_reinforcement_learning_says_that_it_has_no_adapters(capsys: Captured) -> None:
+    told = refused(["--recipe", "grpo", "sorting-digits", *LOOP, "adapter.rank=8"], capsys)
+    assert "adapter: reinforcement learning trains every weight" in told
+    assert "mw export --merge" in told
+
+
 def test_a_folder_with_a_run_of_another_kind_is_left_as_it_is(capsys: Captured) -> None:
     words = ["base", "data.sources=chats.jsonl", *QUICK]
     assert main(["train", "--recipe", "sft", *words, "--folder", "sft", "--until", "1"]) == 0

@@ -53,7 +53,7 @@ def train_loop(args: argparse.Namespace) -> Answer:
         if not (args.quiet or args.json):
             print(f"note: {line}", file=sys.stderr)
 
-    answer = _answer(settings, run(settings, say=say))
+    answer = _answer(settings, run(settings, say=say, show=not (args.quiet or args.json)))
     if not settings.folder:
         return answer
     notes = [Note(f"wrote {write_report(Path(settings.folder))}")]
@@ -98,6 +98,10 @@ def settings_of(args: argparse.Namespace) -> _Asked:
         Source("command line", words),
     ]
     merged = resolve(sources)
+    if "adapter" in merged.data:
+        what = "reinforcement learning trains every weight, and has no adapters"
+        fix = "leave it out; a LoRA that mw export --merge put into its model can begin a run"
+        raise InputError([Problem("adapter", what, fix)])
     try:
         return _Asked(read_settings(merged.data), merged.origins)
     except InputError as error:

@@ -14,6 +14,7 @@ from meshwright.errors import InputError
 from meshwright.run.nn.decoder import Decoder
 from meshwright.run.posttrain.loop import run
 from meshwright.run.posttrain.loop.keeping import Keeping
+from meshwright.run.posttrain.loop.objective import CriticSettings
 from meshwright.run.posttrain.loop.sampling import Sampling
 from meshwright.run.posttrain.loop.settings import (
     ObjectiveSettings,
@@ -23,6 +24,7 @@ from meshwright.run.posttrain.loop.settings import (
 from meshwright.run.posttrain.loop.trainer import LoopTrainer
 from meshwright.run.posttrain.rollouts import read_rollouts
 from meshwright.run.posttrain.workers.settings import WorkerSettings
+from meshwright.run.train.optimizer.settings import OptimizerSettings
 from tests.run.posttrain.loop.small import EVALUATED, settings
 
 
@@ -157,6 +159,33 @@ def test_a_folder_says_what_happened(tmp_path: Path) -> None:
     kept = (folder / "transcripts.jsonl").read_text()
     run(settings(folder=str(folder), evaluate=EVALUATED, placement="asynchronous"))
     assert (folder / "transcripts.jsonl").read_text() == kept, "a finished run adds nothing"
+
+
+@pytest.mark.parametrize("placement", ["disaggregated", "asynchronous"])
+def test_a_run_that_has_ended_may_be_made_longer(tmp_path: Path, placement: str) -> None:
+    steady = OptimizerSettings(lr=1e-2, schedule="constant", warmup_steps=0, decay=0.0)
+    given: dict[str, Any] = {"placement": placement, "optimizer": steady}
+    if placement == "asynchronous":
+        given["max_staleness"] = 0
+    run(settings(folder=str(tmp_path), steps=2, **given))
+    longer = run(settings(folder=str(tmp_path), steps=4, **given))
+    assert [row["step"] for row in longer.rows] == [3, 4]
+    assert same(longer.decoder, run(settings(steps=4, **given)).decoder)
+    with pytest.raises(InputError, match="steps differ"):
+        run(settings(folder=str(tmp_path), steps=3, **given))
+
+
+def test_what_changes_nothing_is_said_and_steps_are_shown(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    idle = ObjectiveSettings(minibatches=2, kl_form="k3", discount=0.9, correction_most=3.0)
+    said = run(settings(objective=idle, critic=CriticSettings(lr=1e-3)), show=True).notes
+    for word in ("critic", "discount", "correction_most", "kl_form"):
+        assert any(word in line and "nothing to do" in line for line in said)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("step 1 of 3  reward ")
+    assert lines[-1].startswith("step 3 of 3  reward ")
+    assert not any("nothing to do" in line for line in run(settings()).notes)
 
 
 def test_a_step_without_a_signal_is_said_in_words() -> None:

@@ -32,6 +32,9 @@ from meshwright.run.train.checkpoint import Checkpoints, CheckpointSettings
 from meshwright.run.train.checkpoint.folder import read_record
 from meshwright.run.train.checkpoint.record import decode_extra
 from meshwright.run.train.outputs.jsonl import JsonLines, cut
+from meshwright.run.train.outputs.output import Output
+from meshwright.run.train.outputs.progress import open_progress
+from meshwright.run.train.outputs.settings import OutputSettings
 from meshwright.run.train.placed_state import State
 from meshwright.run.train.run_folder import claimed
 from meshwright.run.train.run_state import other_config, other_kind
@@ -60,6 +63,7 @@ class Keeping:
     def __init__(self, settings: LoopSettings, say: Say) -> None:
         """Open or begin a folder; another process that has it is refused."""
         self._settings, self._say = settings, say
+        self._shown: Output | None = None
         self._open = ExitStack()
         self.folder = Path(settings.folder) if settings.folder else None
         self.spans, self.rows = Spans(), list[dict[str, float]]()
@@ -149,10 +153,17 @@ class Keeping:
         if self.log is not None:
             self.log.add(rollout)
 
+    def show(self, trained: int) -> None:
+        """Tell the steps from now on on stderr, now and then."""
+        lines = OutputSettings(progress="lines")
+        self._shown = open_progress(lines, self._settings.steps, trained)
+
     def row(self, trained: int, figures: Mapping[str, float]) -> None:
         """Write the figures of a step down."""
         self._trained = trained
         self.rows.append({"step": float(trained), **figures})
+        if self._shown is not None:
+            self._shown.write(trained, figures)
         if self._metrics is not None:
             self._metrics.write(trained, figures)
 
@@ -172,6 +183,8 @@ class Keeping:
 
     def close(self) -> None:
         """Close everything."""
+        if self._shown is not None:
+            self._shown.close()
         self._open.close()
 
     def _append(self, name: str, rows: Sequence[dict[str, Any]]) -> None:
@@ -191,6 +204,9 @@ class Keeping:
             raise InputError([problem])
         now, before = _kept(self._settings), _whole(msgspec.convert(extra, _Saved).settings)
         changed = [name for name in now | before if now.get(name) != before.get(name)]
+        if "steps" in changed and now["steps"] > before["steps"]:
+            # A run may be made longer; its learning rates follow the new length from here on.
+            changed.remove("steps")
         if changed:
             what = f"{', '.join(sorted(changed))} differ from the run in {folder}"
             fix = "change them back, or give this run a folder of its own"

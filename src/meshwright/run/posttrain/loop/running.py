@@ -18,6 +18,7 @@ from meshwright.run.posttrain.loop.driving import Driver
 from meshwright.run.posttrain.loop.engine_thread import EngineThread
 from meshwright.run.posttrain.loop.engines import EngineHere, Engines, Replayed
 from meshwright.run.posttrain.loop.evaluation import Evaluation
+from meshwright.run.posttrain.loop.idle_settings import idle_settings
 from meshwright.run.posttrain.loop.keeping import Keeping
 from meshwright.run.posttrain.loop.sampling import Sampling, Watching
 from meshwright.run.posttrain.loop.settings import LoopSettings
@@ -50,8 +51,13 @@ class Outcome(NamedTuple):
     """With the weights it came to."""
 
 
-def run(settings: LoopSettings, *, say: Callable[[str], object] = lambda _: None) -> Outcome:
-    """Run to the end, or go on with what the folder holds; `say` hears what is worth a line."""
+def run(
+    settings: LoopSettings, *, say: Callable[[str], object] = lambda _: None, show: bool = False
+) -> Outcome:
+    """Run to the end, or go on with what the folder holds; `say` hears what is worth a line.
+
+    With `show` steps are told on stderr, now and then.
+    """
     began_s, began_cpu_s = time.perf_counter(), _cpu_s()
     with threads(settings.threads), ExitStack() as stack:
         tasks = tasks_of(settings)
@@ -62,6 +68,10 @@ def run(settings: LoopSettings, *, say: Callable[[str], object] = lambda _: None
         stack.callback(keeping.close)
         trainer = LoopTrainer(settings, tasks, keeping)
         progress = trainer.begin()
+        for line in idle_settings(settings):
+            keeping.note(line)
+        if show:
+            keeping.show(progress.trained)
         if replayed is not None:
             _say_model(settings, replayed, trainer)
             watching = Watching(settings.most_unjudged, keeping.note)

@@ -14,11 +14,15 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _SHOWN: tuple[tuple[str, Callable[[float], str]], ...] = (
+    ("reward_mean", lambda value: f"reward {value:.3f}"),
     ("loss", lambda value: f"loss {value:.4f}"),
     ("tokens_per_s", lambda value: f"{format_count(value)} tokens/s"),
     ("mfu", lambda value: f"MFU {value:.1%}"),
     ("memory_bytes", lambda value: f"memory {format_bytes(value)}"),
     ("data_wait_share", lambda value: f"data wait {value:.1%}"),
+    ("entropy", lambda value: f"entropy {value:.3f}"),
+    ("length_mean", lambda value: f"{value:.0f} tokens an answer"),
+    ("sampler_tokens_per_s", lambda value: f"{format_count(value)} drawn/s"),
 )
 
 Clock = Callable[[], float]
