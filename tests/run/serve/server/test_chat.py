@@ -54,6 +54,19 @@ def test_an_answer_streams(client: Any) -> None:
     assert len({piece.id for piece in pieces}) == 1
 
 
+def test_every_event_counts_the_tokens_that_were_sent_by_then(served: Served) -> None:
+    asked = {"messages": HELLO, "stream": True, "n": 2, "max_tokens": 4}
+    asked["stream_options"] = {"continuous_usage_stats": True}
+    streamed = events(send(served.url, "/v1/chat/completions", asked).body)
+    sent = 0
+    for piece in streamed:
+        texts = [choice["delta"].get("content") for choice in piece["choices"]]
+        sent += sum(map(bool, texts))  # a token is a letter here
+        assert piece["usage"]["completion_tokens"] == sent, piece
+    assert [choice["delta"].get("role") for choice in streamed[0]["choices"]] == ["assistant"]
+    assert sent == 8
+
+
 def test_several_answers_are_told_apart(client: Any) -> None:
     said = ["", "", ""]
     for piece in client.chat.completions.create(model="parrot", messages=HELLO, n=3, stream=True):

@@ -29,9 +29,8 @@ from meshwright.run.serve.server.replies import (
     ChatCompletion,
     ChatMessage,
     FinishReason,
-    Usage,
 )
-from meshwright.run.serve.server.streams import Frame, encode
+from meshwright.run.serve.server.streams import Counts, Frame, encode
 from meshwright.run.serve.server.tools import tools_of
 from meshwright.run.serve.server.traffic import Call
 from meshwright.run.serve.server.words import Words, written_chat
@@ -194,7 +193,7 @@ class ChoiceEvents:
         self._around: tuple[bytes, bytes] | None = None
         """What stands around the text in most events."""
 
-    def event(self, piece: Piece, frame: Frame, usage: Callable[[], Usage]) -> bytes:
+    def event(self, piece: Piece, frame: Frame, usage: Counts) -> bytes:
         """Return a piece as events; nothing where it has nothing to show."""
         plain = self._reader is None and self._begun and not self._tell_ids and frame.steady
         if plain and piece.finish is None and not piece.logprobs:
@@ -205,7 +204,14 @@ class ChoiceEvents:
                 self._around = frame.around(self._head + b'{"content":', after)
             before, end = self._around
             return before + encode(piece.text) + end
-        return b"".join([frame.event(choice, usage) for choice in self._choices(piece)])
+        # The first event says who speaks, and none of the tokens yet.
+        silent = 0 if self._begun else 1
+        return b"".join(
+            [
+                frame.event(choice, usage, len(piece.tokens) if at < silent else 0)
+                for at, choice in enumerate(self._choices(piece))
+            ]
+        )
 
     def _choices(self, piece: Piece) -> list[bytes]:
         """Return the choices of the events that a piece makes."""

@@ -1,6 +1,6 @@
 """`/v1/completions`: prompts continued."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
@@ -24,9 +24,8 @@ from meshwright.run.serve.server.replies import (
     CompletionChoice,
     CompletionLogprobs,
     FinishReason,
-    Usage,
 )
-from meshwright.run.serve.server.streams import Frame, encode
+from meshwright.run.serve.server.streams import Counts, Frame, encode
 from meshwright.run.serve.server.traffic import Call
 from meshwright.run.serve.server.under_way import Replies
 
@@ -134,7 +133,7 @@ class CompletionText:
         """What stands around the text in most events."""
         self._plain = self._most is None and not self._tell_ids and not silent
 
-    def event(self, piece: Piece, frame: Frame, usage: Callable[[], Usage]) -> bytes:
+    def event(self, piece: Piece, frame: Frame, usage: Counts) -> bytes:
         """Return a piece as an event; nothing where it has nothing to show."""
         if self._plain and self._begun and piece.finish is None and frame.steady:
             if not piece.text:

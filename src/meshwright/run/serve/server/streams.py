@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
 from typing import Literal, Protocol
 
 import msgspec
@@ -26,6 +25,13 @@ encode = _encoder.encode
 
 TellUsage = Literal["never", "last", "always"]
 """When the counts of tokens are told: never, at the end, or with every event."""
+
+
+class Counts(Protocol):
+    """Counts the tokens of a stream's events so far."""
+
+    def __call__(self, unsent: int = 0) -> Usage:
+        """Return the counts without so many tokens of the last piece, which are yet to be sent."""
 
 
 class Lines(Protocol):
@@ -57,11 +63,11 @@ class Frame:
         """Return what stands before and after a text that alone changes from event to event."""
         return b'%b,"choices":[%b' % (self._head, before), b"%b]%b" % (after, self._tail)
 
-    def event(self, choices: bytes, usage: Callable[[], Usage]) -> bytes:
+    def event(self, choices: bytes, usage: Counts, unsent: int = 0) -> bytes:
         """Return an event with one or more choices, which are JSON already."""
         tail = self._tail
         if self._usage == "always":
-            tail = b',"usage":%b}\n\n' % encode(usage())
+            tail = b',"usage":%b}\n\n' % encode(usage(unsent))
         return b'%b,"choices":[%b]%b' % (self._head, choices, tail)
 
     def last(self, usage: Usage) -> bytes:

@@ -213,9 +213,10 @@ class Replies:
         if self.each:
             self.each[0].tell(span)
 
-    def usage(self) -> Usage:
-        """Return the counts of tokens so far."""
+    def usage(self, sent: int | None = None) -> Usage:
+        """Return the counts of tokens so far; `sent` are those of the answers, where not all."""
         prompt = sum(len(reply.ask.prompt) for reply in self.each)
-        output = 0 if self.silent else sum(reply.output_tokens for reply in self.each)
+        came = sum(reply.output_tokens for reply in self.each) if sent is None else sent
+        output = 0 if self.silent else came
         cached = sum(reply.cached_tokens for reply in self.each)
         return Usage(prompt, output, prompt + output, PromptDetails(cached))
