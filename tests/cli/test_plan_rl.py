@@ -44,6 +44,8 @@ def test_the_screen_fits_eighty_columns(capsys: Captured, monkeypatch: pytest.Mo
         (SMALL[:3], "--gpus"),
         ([*SMALL, "--placement", "colocatd"], "colocated"),
         ([*SMALL[:4], "1", "--placement", "colocated"], "nothing fits on"),
+        (["llama3.1-70b", *SMALL[1:4], "16", "--tp", "1,8"], "let 32 GPUs train"),
+        ([*SMALL[:-1], "3"], "engines of 3 do not divide them"),
     ],
 )
 def test_faults_are_named(words: list[str], said: str, capsys: Captured) -> None:

@@ -94,6 +94,20 @@ def test_a_device_that_was_measured_is_not_called_rough(capsys: Captured) -> Non
     assert "rough" not in shown
 
 
+def test_steps_with_answers_of_equal_length_need_not_fit(capsys: Captured) -> None:
+    # The trainer's layout just fits; mean answers fill its microbatches a little more.
+    words = ["qwen3-8b", "--cluster", "h100-superpod", "--gpus", "32", "--prompt", "1024"]
+    assert answer([*words, "--steps", "1"], capsys)["outcome"]["skew"] > 0
+
+
+def test_weights_that_have_no_room_when_they_come_are_told(capsys: Captured) -> None:
+    words = ["qwen3-30b-a3b", "--cluster", "h100-superpod", "--gpus", "16", "--prompts", "8",
+             "--samples", "4", "--steps", "1"]  # fmt: skip
+    (remark,) = answer(words, capsys)["remarks"]
+    assert "while new weights come in a GPU would hold" in remark
+    assert answer([*words, "--tp", "4"], capsys)["remarks"] == []
+
+
 def test_quiet_prints_the_step(capsys: Captured) -> None:
     assert main(["simulate", "rl", *SMALL, "--quiet"]) == 0
     assert float(capsys.readouterr().out) > 0
@@ -110,6 +124,8 @@ def test_quiet_prints_the_step(capsys: Captured) -> None:
         ([*SMALL, "--placement", "one-step-off", "--max-staleness", "3"], "means 1, not 3"),
         ([*SMALL, "--tp", "3"], "no whole engines of 3"),
         ([*SMALL, "--output", "long"], "--output"),
+        ([*SMALL, "--train-ep", "2"], "has no experts"),
+        (["deepseek-v3", *SMALL[1:4], "32", "--tp", "16"], "--precision fp8"),
     ],
 )
 def test_faults_are_named(words: list[str], said: str, capsys: Captured) -> None:

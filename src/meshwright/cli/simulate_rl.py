@@ -4,6 +4,7 @@ In the place of the model, settings of `mw train --recipe grpo` say the model an
 """
 
 import argparse
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -24,9 +25,11 @@ from meshwright.cli.rl_flags import (
 from meshwright.cli.serve_flags import add_served, cluster_of, engine_of, model_of
 from meshwright.errors import InputError, Problem
 from meshwright.policy.rollout import PLACEMENTS, TOO_OLD
+from meshwright.predict.rl.engines import require_room
 from meshwright.predict.rl.outcome import Outcome, predict_rl
-from meshwright.predict.rl.planning import training_layout
+from meshwright.predict.rl.prices import SYNCING
 from meshwright.predict.rl.setup import MEASURED, Setup, share_of
+from meshwright.predict.rl.training import training_layout
 from meshwright.predict.serving.fleet import Copies, default_limits
 from meshwright.predict.serving.formats import Formats, WeightFormat
 from meshwright.predict.serving.replica import Replica
@@ -99,6 +102,7 @@ def run(args: argparse.Namespace) -> Answer:
     used = used_for(args, setup.cluster.gpu)
     outcome = predict_rl(setup)
     remarks = [f"times are {used.rough}"] if used.rough else []
+    remarks += _too_full(setup, outcome)
     remarks += () if loop is None else loop.remarks
     data: dict[str, Any] = {
         "setup": setup_data(setup),
@@ -195,13 +199,19 @@ def setup_of(args: argparse.Namespace) -> Setup:
         formats=Formats(weights=args.precision, kv=args.kv),
         calibration=used_for(args, cluster.gpu).calibration,
     )  # fmt: skip
+    engines = Copies(replica=replica, limits=default_limits(replica), count=rollout // tp)
+    require_room(engines, rounds)  # before a layout is searched for, which takes longer
+    layout = training_layout(
+        model, share_of(cluster, training), rounds, trainer_fixed(args),
+        calibration=replica.calibration,
+    )  # fmt: skip
     staleness = args.max_staleness
     return Setup(
         model=model,
         cluster=cluster,
         placement=args.placement,
-        engines=Copies(replica=replica, limits=default_limits(replica), count=rollout // tp),
-        training=training_layout(model, share_of(cluster, training), rounds, trainer_fixed(args)),
+        engines=engines,
+        training=layout,
         rounds=rounds,
         max_staleness=None if staleness is None else parse_count(staleness, "--max-staleness"),
         too_old=args.too_old,
@@ -259,6 +269,17 @@ def _screen(setup: Setup, outcome: Outcome, used: Used) -> tuple[View, ...]:
         for name, seconds in waits.items():
             rows.append((who, f"waits: {WAITS[name]} ({name})", *_time(seconds, outcome)))
     return facts(said), table("who, what, time, share", rows, right="time, share")
+
+
+def _too_full(setup: Setup, outcome: Outcome) -> Iterator[str]:
+    """Say where new weights find no room beside what a GPU has."""
+    held, there = outcome.peak_bytes[SYNCING], setup.cluster.gpu.memory_bytes
+    if held > there:
+        yield (
+            f"while new weights come in a GPU would hold {format_bytes(held)} of "
+            f"{format_bytes(there)}, as they are kept aside until all have come; with a larger "
+            "--tp each has fewer"
+        )
 
 
 def _time(seconds: float, outcome: Outcome) -> tuple[str, str]:

@@ -6,6 +6,7 @@ prices     what a training step, a sync and a memory phase take
 engines    engines of `predict/serving` whose requests are groups
 simulate   the controller of `policy/rollout`, driven by a virtual clock
 outcome    step time, waits by name, what skewed lengths cost
+training   the trainer's layout, which has room for what a step generates
 planning   which placement, and how many GPUs for which side
 """
 

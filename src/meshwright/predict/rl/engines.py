@@ -3,15 +3,36 @@
 from collections.abc import Callable
 from math import ceil, inf
 
+from meshwright.errors import InputError, Problem
 from meshwright.policy.batching import Sequence, State
 from meshwright.policy.captured import captured_size
 from meshwright.policy.rollout import Drop, Generate
 from meshwright.policy.routing import Router
-from meshwright.predict.rl.setup import Drawn
+from meshwright.predict.rl.setup import Drawn, Rounds
 from meshwright.predict.serving.clocked import Clocked, Station
+from meshwright.predict.serving.fleet import Copies, blocks_of
 
 Expect = Callable[[float, Clocked], None]
 """Called with when an engine wants to be looked at."""
+
+
+def require_room(engines: Copies, rounds: Rounds) -> float:
+    """Return how long the mean sample of a step is, where engines have room for any.
+
+    Raises:
+        InputError: where an engine's weights leave none.
+    """
+    drawn = [rounds.drawn(group) for group in range(rounds.prompts)]
+    mean = sum(one.tokens for one in drawn) / (rounds.samples * len(drawn))
+    try:
+        blocks_of(engines.replica, engines.limits, mean)
+    except InputError as error:
+        fix = "use engines of more GPUs with --tp"
+        if engines.replica.formats.weights in ("fp32", "bf16", "fp16"):
+            fix += ", or --precision fp8"
+        what = f"an engine's {error.problems[0].what}"
+        raise InputError([Problem("engines", what, fix)]) from None
+    return mean
 
 
 class _Sample:

@@ -2,7 +2,7 @@
 
 For every placement and every size of an engine, splits of the GPUs are searched by thirds: the step
 is taken to have one valley between too few engines and too few trainers. The trainer's layout is
-what `predict/plan` finds fastest on its share.
+what `training` finds fastest on its share.
 """
 
 from collections.abc import Callable
@@ -12,12 +12,10 @@ import msgspec
 
 from meshwright.errors import InputError, Problem
 from meshwright.policy.rollout import PLACEMENTS, Placement
-from meshwright.predict.plan.answer import find_plans
-from meshwright.predict.plan.question import Question as TrainingQuestion
-from meshwright.predict.plan.question import Space
+from meshwright.predict.rl.engines import require_room
 from meshwright.predict.rl.outcome import Outcome, predict_rl
-from meshwright.predict.rl.packing import packed
 from meshwright.predict.rl.setup import Rounds, Setup, share_of
+from meshwright.predict.rl.training import training_layout
 from meshwright.predict.serving.engine import VLLM, Engine
 from meshwright.predict.serving.fleet import Copies, default_limits
 from meshwright.predict.serving.formats import Formats
@@ -30,12 +28,6 @@ SPLITS = 16
 """Parts that GPUs are split into, about as many, where there are more."""
 MEASURED = 2
 """Steps that each simulation of a search measures."""
-_USUAL: dict[str, tuple[object, ...]] = {
-    "cp": (1,), "zero": (0, 1), "schedule": ("1f1b",), "virtual_stages": (1,),
-    "order": ("tp-cp-ep-dp-pp",), "overlap_tp": (False,), "overlap_ep": (False,),
-}  # fmt: skip
-"""Fields of the trainer's layout that are not searched: a search of all takes far longer than one
-simulation, and the split depends little on them."""
 Report = Callable[[str], None]
 
 
@@ -84,26 +76,13 @@ def plan_rl(question: Question, *, report: Report | None = None) -> Answer:
         for degree in question.degrees:
             search.look(placement, degree)
     if not search.plans:
-        reason = next(iter(search.refused.values()), "there is nothing to try")
-        what = f"nothing fits on {question.cluster.gpus} GPUs: {reason}"
-        raise InputError([Problem("cluster", what, "use more GPUs, or larger engines")])
+        degrees = ", ".join(map(str, question.degrees))
+        what = f"engines of {degrees} do not divide them"
+        first = search.reason or Problem("--tp", what, "leave --tp out")
+        what = f"nothing fits on {question.cluster.gpus} GPUs: {first.what}"
+        raise InputError([first._replace(what=what)])
     ranked = sorted(search.plans, key=lambda one: one.outcome.step_s)
     return Answer(plans=tuple(ranked), refused=search.refused, simulations=search.simulations)
-
-
-def training_layout(
-    model: Model, cluster: Cluster, rounds: Rounds, fixed: dict[str, tuple[object, ...]]
-) -> Layout:
-    """Return the fastest layout that trains on what a step generates, on all GPUs of a cluster."""
-    asked = packed(rounds)
-    # The more replicas can share the batch evenly, the more layouts there are.
-    most = asked.bins / 4
-    gpus = cluster.gpus
-    replicas = max(one for one in range(1, gpus + 1) if gpus % one == 0 and one <= max(1, most))
-    share = asked.share(replicas)
-    space = Space(fixed={**_USUAL, "microbatch": (share.sequences,), **fixed})
-    question = TrainingQuestion(model=model, cluster=cluster, workload=share.workload, space=space)
-    return find_plans(question, most=1, execute=False).best.layout
 
 
 class _Search:
@@ -113,6 +92,8 @@ class _Search:
         self.question, self.report = question, report
         self.plans: list[Planned] = []
         self.refused: dict[str, str] = {}
+        self.reason: Problem | None = None
+        """Why the first of them cannot do; where larger engines may help, why the last cannot."""
         self.simulations = 0
         self._layouts: dict[int, Layout | InputError] = {}
 
@@ -170,18 +151,22 @@ class _Search:
                 model=asked.model, cluster=asked.cluster, formats=asked.formats,
                 layout=Layout(tp=degree), engine=asked.engine,
             )  # fmt: skip
+            engines = Copies(
+                replica=replica, limits=default_limits(replica), count=rollout // degree
+            )
+            require_room(engines, asked.rounds)
             setup = Setup(
-                model=asked.model, cluster=asked.cluster, placement=placement,
-                engines=Copies(
-                    replica=replica, limits=default_limits(replica), count=rollout // degree
-                ),
+                model=asked.model, cluster=asked.cluster, placement=placement, engines=engines,
                 training=self._layout(training), rounds=asked.rounds, measured=MEASURED,
                 max_staleness=asked.max_staleness if placement == "asynchronous" else None,
             )  # fmt: skip
             self.simulations += 1
             return Planned(setup=setup, outcome=predict_rl(setup, even=False))
         except InputError as error:
-            self.refused[name] = error.problems[0].what
+            problem = error.problems[0]
+            self.refused[name] = problem.what
+            if self.reason is None or self.reason.where == "engines":
+                self.reason = problem
             return None
 
     def _layout(self, gpus: int) -> Layout:

@@ -70,8 +70,12 @@ class Prices(msgspec.Struct, frozen=True, kw_only=True):
         return self.phase_s.get(phase.name, 0.0)
 
 
-def prices_of(setup: Setup) -> Prices:
-    """Return what the trainer's side of a setup takes."""
+def prices_of(setup: Setup, *, must_fit: bool = True) -> Prices:
+    """Return what the trainer's side of a setup takes; `must_fit` refuses one without the memory.
+
+    Raises:
+        InputError: where the layout lacks memory, or is none of this model and cluster.
+    """
     rounds, framework = setup.rounds, setup.framework
     asked, fills = packed(rounds), framework.fills and setup.training.pp > 1
     share = asked.share(setup.training.dp, fills=fills)
@@ -95,11 +99,11 @@ def prices_of(setup: Setup) -> Prices:
         SYNCING: filled + moves.weights if setup.shares_gpus else max(filled, moves.weights),
         TRAINING: float(worst.total_bytes),
     }
-    if worst.total_bytes > memory.capacity_bytes:
+    if must_fit and not memory.fits:
         needed = format_bytes(worst.total_bytes)
         there = format_bytes(memory.capacity_bytes)
         what = f"the trainer's fullest GPU needs {needed} of {there}"
-        fix = "give training more GPUs or larger degrees, or let mw choose its layout"
+        fix = "let more GPUs train, or make microbatches smaller with --packed"
         raise InputError([Problem("training", what, fix)])
     passed = packed(rounds, room=rounds.forward_packed, updates=1).share(layout.dp, fills=fills)
     return Prices(

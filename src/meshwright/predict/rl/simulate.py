@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from meshwright.errors import InputError, Problem
 from meshwright.policy.rollout import Controller, Drop, Generate, Phase, Sync, Train, Wait
-from meshwright.predict.rl.engines import Engines
+from meshwright.predict.rl.engines import Engines, require_room
 from meshwright.predict.rl.prices import Prices, prices_of
 from meshwright.predict.rl.setup import Drawn, Setup
 from meshwright.predict.serving.clocked import Clocked, Station, Stretches
@@ -57,9 +57,9 @@ _SPARE = 2
 _Event = tuple[float, int, Clocked | _Release | Generate | Train | Sync | Phase]
 
 
-def simulate(setup: Setup) -> Simulated:
-    """Return how a setup fares."""
-    run = _Run(setup)
+def simulate(setup: Setup, *, must_fit: bool = True) -> Simulated:
+    """Return how a setup fares; `must_fit` refuses a trainer without the memory."""
+    run = _Run(setup, must_fit)
     run.go()
     return Simulated(
         setup=setup,
@@ -86,13 +86,10 @@ def _no_larger(station: Station, setup: Setup) -> Station:
 class _Run:
     """The state of a simulation."""
 
-    def __init__(self, setup: Setup) -> None:
-        self.setup, self.prices = setup, prices_of(setup)
+    def __init__(self, setup: Setup, must_fit: bool) -> None:
+        self.setup, self.prices = setup, prices_of(setup, must_fit=must_fit)
         self.controller = Controller(setup.arrangement)
-        drawn = [setup.rounds.drawn(group) for group in range(setup.rounds.prompts)]
-        samples = setup.rounds.samples * len(drawn)
-        mean = sum(one.tokens for one in drawn) / samples
-        stations = stations_of(setup.engines, mean)
+        stations = stations_of(setup.engines, require_room(setup.engines, setup.rounds))
         self.room = stations[0].blocks * stations[0].limits.block_tokens
         self.engines = Engines([_no_larger(one, setup) for one in stations], self._expect)
         self.steps: list[Step] = []

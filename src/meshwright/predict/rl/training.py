@@ -1,0 +1,159 @@
+"""`training_layout`: the fastest layout of the trainer that fits, counted as a step is priced.
+
+How many samples share a microbatch depends on how many replicas share the batch. So each number of
+replicas is a question of its own to `predict/plan`, with the very microbatches that `prices` has
+for it: whatever is found here fits there.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from meshwright.errors import InputError, Problem
+from meshwright.predict.cost import Calibration
+from meshwright.predict.plan.answer import without_collector
+from meshwright.predict.plan.meshes import divisors
+from meshwright.predict.plan.nearest import Nearest, nearest
+from meshwright.predict.plan.question import Question, Space
+from meshwright.predict.plan.refusals import last_refusal
+from meshwright.predict.plan.search import Candidate, Search, narrowed
+from meshwright.predict.rl.packing import Share, packed
+from meshwright.predict.rl.setup import Rounds
+from meshwright.predict.software import MEGATRON, Software
+from meshwright.spec.cluster import Cluster
+from meshwright.spec.layout import Layout
+from meshwright.spec.model import Model
+from meshwright.spec.units import format_bytes, format_some
+
+Fixed = dict[str, tuple[object, ...]]
+_USUAL: Fixed = {
+    "cp": (1,), "zero": (0, 1), "schedule": ("1f1b",), "virtual_stages": (1,),
+    "order": ("tp-cp-ep-dp-pp",), "overlap_tp": (False,), "overlap_ep": (False,),
+}  # fmt: skip
+"""Fields that are not searched: a search of all takes far longer than one simulation, and the split
+depends little on them."""
+_TRIES = 60
+"""Splits of the GPUs that are looked at for the layout nearest to fitting."""
+_DOUBLINGS = 6
+"""How often GPUs are doubled to find how many would do."""
+
+
+def training_layout(
+    model: Model,
+    cluster: Cluster,
+    rounds: Rounds,
+    fixed: Fixed,
+    *,
+    software: Software = MEGATRON,
+    calibration: Calibration | None = None,
+) -> Layout:
+    """Return the fastest layout that trains on what a step generates, on all GPUs of a cluster.
+
+    Raises:
+        InputError: where none fits, with what the nearest one lacks and what would do.
+    """
+    if model.experts is None and fixed.get("ep", (1,)) != (1,):
+        raise InputError([Problem("--train-ep", f"{model.name} has no experts", "leave it out")])
+    trainer = _Trainer(model, cluster, rounds, fixed, software, calibration)
+    found = trainer.fastest()
+    if found is None:
+        raise InputError([trainer.refusal()])
+    return found
+
+
+class _Trainer(NamedTuple):
+    """What trains, and which of its fields are given."""
+
+    model: Model
+    cluster: Cluster
+    rounds: Rounds
+    fixed: Fixed
+    software: Software
+    calibration: Calibration | None
+
+    def fastest(self) -> Layout | None:
+        """Return the layout with the shortest updates; None where none fits."""
+        best: list[Candidate] = []
+        with without_collector():
+            for question in self._questions():
+                # What is known of other numbers of replicas is to be beaten by this one.
+                quick = Search(narrowed(question), known=best)
+                quick.run()
+                search = Search(question, known=quick.best)
+                search.run()
+                best = search.best
+        return best[0].layout if best else None
+
+    def refusal(self) -> Problem:
+        """Say why nothing fits, and what would."""
+        gpus = format_some(self.cluster.gpus, "GPU")
+        refused = last_refusal(self._undivided())
+        if refused is not None:
+            where, fix = _as_flags(refused.where), _as_flags(refused.fix)
+            return Problem(where, f"no layout trains on {gpus}: {_as_flags(refused.what)}", fix)
+        closest = self._nearest()
+        what = f"no layout of {self.model.name} trains on {gpus}"
+        if closest is not None:
+            needed, there = map(format_bytes, (closest.needed_bytes, closest.capacity_bytes))
+            what += f": the nearest, {_named(closest.layout)}, needs {needed} of {there}"
+        return Problem("training", what, self._remedy())
+
+    def _remedy(self) -> str:
+        """Return what was found to do."""
+        given = [name for name in self.fixed if name not in _USUAL]
+        if given and self._replace(fixed={}).fits():
+            return "leave out " + " and ".join(f"--train-{name}" for name in given)
+        for doubled in range(1, _DOUBLINGS + 1):
+            try:
+                larger = self.cluster.with_gpus(self.cluster.gpus << doubled)
+            except InputError:
+                break  # the cluster cannot be that large
+            if self._replace(cluster=larger).fits():
+                return f"let {larger.gpus} GPUs train: use a larger --gpus"
+        return "use a --cluster whose GPUs have more memory, or a shorter --longest"
+
+    def fits(self) -> bool:
+        """Tell whether any layout is found soon that fits."""
+        closest = self._nearest()
+        return closest is not None and closest.fits
+
+    def _nearest(self) -> Nearest | None:
+        found = (nearest(one, tries=_TRIES) for one in self._questions())
+        some = [one for one in found if one is not None]
+        return min(some, key=lambda one: one.needed_bytes, default=None)
+
+    def _questions(self) -> Iterator[Question]:
+        """Yield what is asked of each number of replicas, the most first: few are rarely faster."""
+        asked = packed(self.rounds)
+        for replicas in reversed(divisors(self.cluster.gpus)):
+            yield self._question(asked.share(replicas), {"dp": (replicas,)})
+
+    def _undivided(self) -> Question:
+        """Return a question whose batch every number of replicas divides, to ask about shapes."""
+        share = packed(self.rounds).share(self.cluster.gpus)
+        return self._question(share, {})
+
+    def _question(self, share: Share, more: Fixed) -> Question:
+        fixed = {**_USUAL, "microbatch": (share.sequences,), **more, **self.fixed}
+        return Question(
+            model=self.model,
+            cluster=self.cluster,
+            workload=share.workload,
+            space=Space(fixed=fixed),
+            software=self.software,
+            calibration=self.calibration,
+        )
+
+
+def _as_flags(text: str) -> str:
+    """Name degrees of the trainer by the flags that set them."""
+    return re.sub(r"\b(tp|pp|ep)(=(\d+)|$)", _flag, text)
+
+
+def _flag(found: re.Match[str]) -> str:
+    return f"--train-{found[1]}" + (f" {found[3]}" if found[3] else "")
+
+
+def _named(layout: Layout) -> str:
+    degrees = [f"{name} {getattr(layout, name)}" for name in ("tp", "pp", "dp", "ep")]
+    return " ".join(one for one in degrees if not one.endswith(" 1")) or "all on one GPU"

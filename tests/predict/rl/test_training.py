@@ -1,0 +1,87 @@
+"""The trainer's layout: what is found fits where steps are priced, and refusals say what would."""
+
+import pytest
+
+from meshwright.errors import InputError
+from meshwright.predict.rl import Rounds, Setup
+from meshwright.predict.rl.prices import TRAINING, prices_of
+from meshwright.predict.rl.setup import share_of
+from meshwright.predict.rl.training import training_layout
+from meshwright.predict.serving.fleet import Copies, default_limits
+from meshwright.predict.serving.replica import Replica
+from meshwright.spec.layout import Layout
+from meshwright.spec.work import read_cluster, read_model
+from meshwright.spec.workload import Fixed, LogNormal
+
+H100 = read_cluster("h100-superpod", "cluster")
+LONG = LogNormal(median=1024, sigma=0.6)
+
+
+def asked(**given: object) -> Rounds:
+    return Rounds(**{"output": LONG, "longest": 8192, **given})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "gpus", "prompt"),
+    [
+        ("llama3.1-70b", 32, 256),
+        ("llama3.1-70b", 64, 256),
+        ("llama3.1-70b", 128, 256),
+        ("qwen3-30b-a3b", 32, 256),
+        ("qwen3-8b", 32, 1024),
+        ("qwen3-8b", 32, 4096),
+    ],
+)
+def test_what_is_chosen_has_room_where_it_is_priced(name: str, gpus: int, prompt: int) -> None:
+    model, cluster = read_model(name, "model"), H100.with_gpus(gpus)
+    rounds = asked(prompt=Fixed(tokens=prompt))
+    layout = training_layout(model, cluster, rounds, {})
+    replica = Replica(model=model, cluster=cluster, layout=Layout(tp=8))
+    setup = Setup(
+        model=model, cluster=cluster, placement="colocated", training=layout, rounds=rounds,
+        engines=Copies(replica=replica, limits=default_limits(replica), count=gpus // 8),
+    )  # fmt: skip
+    peak = prices_of(setup).peak_bytes[TRAINING]
+    assert peak <= cluster.gpu.memory_bytes
+
+
+def test_a_degree_that_is_given_costs_time_and_is_never_faster_than_none() -> None:
+    model, cluster, rounds = read_model("llama3.1-8b", "model"), H100.with_gpus(16), asked()
+    replica = Replica(model=model, cluster=cluster, layout=Layout())
+    engines = Copies(replica=replica, limits=default_limits(replica), count=16)
+
+    def update_s(**fixed: tuple[object, ...]) -> float:
+        layout = training_layout(model, cluster, rounds, fixed)
+        setup = Setup(
+            model=model, cluster=cluster, placement="colocated", training=layout, rounds=rounds,
+            engines=engines,
+        )  # fmt: skip
+        return prices_of(setup).step.step_s
+
+    free = update_s()
+    assert free <= min(update_s(tp=(2,)), update_s(pp=(2,)), update_s(pp=(4,)), update_s(tp=(8,)))
+
+
+@pytest.mark.parametrize(
+    ("name", "gpus", "fixed", "said"),
+    [
+        ("llama3.1-70b", 16, {}, ("training", "tp 16, needs 8", "let 32 GPUs train")),
+        ("llama3.1-70b", 32, {"tp": (2,), "pp": (2,)},
+         ("training", "the nearest, tp 2 pp 2 dp 8", "leave out --train-tp and --train-pp")),
+        ("llama3.1-8b", 8, {"tp": (3,)},
+         ("--train-tp", "3 does not divide the 8 GPUs", "--train-tp 2")),
+        ("llama3.1-8b", 8, {"ep": (2,)}, ("--train-ep", "has no experts", "leave it out")),
+    ],
+)  # fmt: skip
+def test_where_none_fits_flags_of_the_command_are_named(
+    name: str, gpus: int, fixed: dict[str, tuple[object, ...]], said: tuple[str, str, str]
+) -> None:
+    with pytest.raises(InputError) as caught:
+        training_layout(read_model(name, "model"), share_of(H100, gpus), asked(), fixed)
+    (problem,) = caught.value.problems
+    where, what, fix = said
+    assert problem.where == where
+    assert what in problem.what
+    assert fix in problem.fix
+    for word in ("zero=", "offload=", "gpus="):
+        assert word not in problem.what + problem.fix
