@@ -130,6 +130,18 @@ def test_reinforcement_learning_says_that_it_has_no_adapters(capsys: Captured) -
     assert "mw export --merge" in told
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("ppo", "a setting of grpo: objective.advantage=gae"), ("sfft", "sft"), ("x", "use one of")],
+)
+def test_a_recipe_that_there_is_not_is_told_by_what_there_is(
+    name: str, said: str, capsys: Captured
+) -> None:
+    told = refused(["--recipe", name, "sorting-digits"], capsys)
+    assert "--recipe" in told
+    assert said in told
+
+
 def test_a_folder_with_a_run_of_another_kind_is_left_as_it_is(capsys: Captured) -> None:
     words = ["base", "data.sources=chats.jsonl", *QUICK]
     assert main(["train", "--recipe", "sft", *words, "--folder", "sft", "--until", "1"]) == 0

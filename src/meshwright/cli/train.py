@@ -18,7 +18,7 @@ from meshwright.cli.parser import add_common
 from meshwright.cli.train_loop import names_loop, train_loop
 from meshwright.cli.train_page import write_report
 from meshwright.cli.train_ranks import ranks_ended, run_folder_of
-from meshwright.cli.train_recipe import RECIPES, figures_of, names_recipe, unit_of
+from meshwright.cli.train_recipe import FAMILY, RECIPES, figures_of, names_recipe, unit_of
 from meshwright.cli.train_recipe import ask as ask_recipe
 from meshwright.cli.train_recipe import remarks as recipe_remarks
 from meshwright.cli.train_values import told_values
@@ -26,6 +26,7 @@ from meshwright.errors import InputError, MissingPart, Problem
 from meshwright.run.train.run_folder import holds_run
 from meshwright.run.train.stopping import nothing_begun
 from meshwright.spec.model import count_parameters
+from meshwright.spec.names import unknown_name
 from meshwright.spec.units import format_bytes, format_count, format_some
 
 if TYPE_CHECKING:
@@ -59,8 +60,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "files", nargs="*", default=[], metavar="KEY=VALUE", help="values in place of the file's"
     )
     parser.add_argument(
-        "--recipe", choices=RECIPES, metavar="NAME", help=f"post-train: {', '.join(RECIPES)}"
-    )
+        "--recipe", metavar="NAME",
+        help=f"post-train: {', '.join(RECIPES)} (also PPO, RLOO, DAPO and others, by settings)",
+    )  # fmt: skip
     parser.add_argument("--folder", metavar="RUN", help="the run's folder (default: runs/JOB)")
     parser.add_argument(
         "--fresh", action="store_true",
@@ -98,6 +100,7 @@ def run(args: argparse.Namespace) -> Answer:
             from meshwright.run.train import loop  # noqa: F401 - what takes long to load, at once
             from meshwright.run.train.job_file import ask_job
 
+        _require_recipe(args.recipe)
         if holds_run(Path(args.job)):
             args.folder = args.folder or args.job
             args.job = str(Path(args.job) / "config.toml")
@@ -114,6 +117,15 @@ def run(args: argparse.Namespace) -> Answer:
         except InputError as refusal:
             _refuse(refusal)
         return _explained(asked, recipe) if args.dry_run else _trained(args, asked, recipe)
+
+
+def _require_recipe(name: str | None) -> None:
+    if name is None or name in RECIPES:
+        return
+    if name.lower() in FAMILY:
+        what = f"{name} is a setting of grpo: {FAMILY[name.lower()]}"
+        raise InputError([Problem("--recipe", what, "use --recipe grpo with it")])
+    raise InputError([unknown_name("recipe", name, list(RECIPES), "--recipe")])
 
 
 def _require_no_rollouts(args: argparse.Namespace) -> None:

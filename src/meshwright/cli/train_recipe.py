@@ -19,6 +19,15 @@ if TYPE_CHECKING:
 
 SUPERVISED = ("sft", "lora", "dora", "dpo", "ipo", "kto", "reward", "distil")
 RECIPES = (*SUPERVISED, "grpo")
+FAMILY = {
+    "ppo": "objective.advantage=gae",
+    "rloo": "objective.advantage=leave-one-out objective.loss=reinforce",
+    "reinforce++": "objective.advantage=whitened",
+    "dapo": "spare_prompts=64 objective.high=0.28 objective.overlong_margin=16",
+    "gspo": "objective.loss=gspo objective.averaging=sequence",
+    "cispo": "objective.loss=cispo",
+}
+"""Algorithms that are settings of one recipe."""
 
 
 class Asked(NamedTuple):

@@ -65,8 +65,8 @@ class Evaluation:
         self.figures[trained].update(figures)
         self._keeping.transcripts(trained, [*map(self._shown, greedy, self._drawn)])
         self._keeping.note(
-            f"held out after {trained} steps: {figures['held_out_reward']:.1%} by chance, "
-            f"{figures['held_out_greedy_reward']:.1%} greedily",
+            f"held out after {trained} steps: {_share(figures['held_out_reward'])} by chance, "
+            f"{_share(figures['held_out_greedy_reward'])} greedily",
             trained,
         )
 
@@ -97,3 +97,8 @@ def _mean(answers: Sequence[Rollout]) -> float:
         what = f"none of {len(answers)} held-out answers was judged"
         raise InputError([Problem("verifiers", what, "look at the reasons in the run's notes")])
     return sum(rewards) / len(rewards)
+
+
+def _share(reward: float) -> str:
+    """Return a mean reward as a share of right answers, where it can be one."""
+    return f"{reward:.1%}" if 0 <= reward <= 1 else f"{reward:.3g}"

@@ -44,7 +44,7 @@ ROLLOUTS = "rollouts.jsonl"
 _MAY_CHANGE = frozenset(
     {
         "folder", "threads", "microbatch_tokens", "batch_requests", "graphs", "graph_tokens",
-        "verifier_workers", "verifier", "workers", "most_unjudged", "evaluate",
+        "verifier_workers", "verifier", "environment_s", "workers", "most_unjudged", "evaluate",
         "checkpoint_steps", "stall_s",
     }
 )  # fmt: skip

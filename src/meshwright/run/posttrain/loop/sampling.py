@@ -165,7 +165,7 @@ class Watching:
             self._say(f"{who}: {part.name}: {part.outcome}: {part.reason}")
             if self._failed > self._most:
                 what = f"{self._failed} verdicts of one step failed, {self._most} may"
-                raise VerifierFailing(f"{what}; the last one: {part.reason}")
+                raise VerifierFailing(f"{what}; the last one, of {part.name}: {part.reason}")
         if rollout.ending == "turns" and not rollout.rewards and not self._said_cut:
             self._said_cut = True
             who, turns = self._name(rollout.key), format_some(len(rollout.turns), "turn")

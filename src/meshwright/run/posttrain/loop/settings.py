@@ -190,6 +190,9 @@ class LoopSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     verifier: VerifierLimits = VerifierLimits()
     most_unjudged: int = 16
     """Verdicts of one step that may fail; with more the run ends, and names the verifier."""
+    environment_s: float = 60.0
+    """Seconds that an environment may take for its reply to a turn; the run ends where one takes
+    longer, and names it."""
     evaluate: EvaluateSettings = EvaluateSettings()
     checkpoint_steps: int | None = 10
     """Steps between two checkpoints, where there is a folder; None writes only the last."""
@@ -224,7 +227,7 @@ class LoopSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             graph_tokens=self.graph_tokens,
             spare_prompts=self.spare_prompts,
         )
-        bounds.positive(stall_s=self.stall_s)
+        bounds.positive(stall_s=self.stall_s, environment_s=self.environment_s)
         if str(self.placement) == "synchronous":
             what = "two placements are synchronous"
             bounds.add("placement", what, "use disaggregated, or colocated to share memory")

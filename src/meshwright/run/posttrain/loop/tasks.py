@@ -37,6 +37,7 @@ class Tasks(NamedTuple):
             max_tokens=self.max_tokens,
             max_turns=settings.max_turns,
             stop_tokens=self.stop_tokens,
+            step_s=settings.environment_s,
         )
 
 
