@@ -7,7 +7,8 @@ from pathlib import Path
 
 from benchmarks.result import figure
 from meshwright.predict.serving.fleet import Copies, Fleet, default_limits, run_fleet
-from meshwright.predict.serving.planning import ServingQuestion, plan_serving
+from meshwright.predict.serving.planned import ServingQuestion
+from meshwright.predict.serving.planning import plan_serving
 from meshwright.predict.serving.replica import Replica
 from meshwright.predict.serving.served import Served
 from meshwright.spec import catalog

@@ -19,6 +19,8 @@ WORDS = [
     "--tp", "1,2", "--pp", "1",
 ]  # fmt: skip
 
+SLOW = ["--slo", "ttft=1s,itl=40ms", "--tp", "8"]
+
 
 def answer(words: list[str], capsys: Captured, code: int = 0) -> dict[str, Any]:
     assert main(["plan", "serve", *words, "--json"]) == code
@@ -55,6 +57,44 @@ def test_the_screen_fits_eighty_columns(capsys: Captured, monkeypatch: pytest.Mo
     assert any("what binds" in line for line in lines)
 
 
+def said(words: list[str], capsys: Captured, code: int = 0) -> str:
+    assert main(["plan", "serve", *words]) == code
+    shown = capsys.readouterr()
+    return shown.out + shown.err
+
+
+def test_what_was_not_looked_at_is_not_said_to_be_dearer(capsys: Captured) -> None:
+    shown = said([*WORDS, "--together"], capsys)
+    assert "engines for prompts alone were not looked at (--together)" in shown
+    assert "within 1.5 times" not in shown
+    # Fewer plans to show are no fewer to compare with.
+    words = ["llama3.1-405b", *WORDS[1:3], "--rate", "1", "--requests", "100", *SLOW]
+    assert "the best without engines for prompts alone takes" in said(
+        [*words, "--top", "1"], capsys
+    )
+
+
+def test_what_binds_a_plan_of_one_engine_is_what_fewer_gpus_miss(capsys: Captured) -> None:
+    words = ["llama3.1-405b", *WORDS[1:3], "--rate", "1", "--requests", "100", *SLOW]
+    shown = said(words, capsys)
+    assert re.search(r"what binds\twith 8 GPUs \(1 × tp 8\), \d+% of requests miss itl\n", shown)
+
+
+def test_degrees_that_heads_do_not_divide_into_are_told_as_that(capsys: Captured) -> None:
+    shown = said([*WORDS[:-4], "--tp", "3"], capsys, code=1)
+    assert "3 does not divide the 32 attention heads" in shown
+    assert "--tp, --pp, --dp and --ep may have other values" in shown
+
+
+def test_what_comes_nearest_and_what_would_help_are_said(capsys: Captured) -> None:
+    words = [*WORDS, "--slo", "itl=4.5ms", "--gpus", "4", "--precision", "fp8-blockwise"]
+    shown = said(words, capsys, code=1)
+    assert re.search(r"nearest\t\d GPUs?, .* of requests miss itl\n", shown)
+    assert "--precision int4 takes less" in shown
+    assert "--precision fp8 " not in shown
+    assert answer(words, capsys, code=1)["nearest"]["outcome"]["missed"]["itl"] > 0.01
+
+
 def test_nothing_that_does_is_the_answer_no(capsys: Captured) -> None:
     words = [*WORDS[:-6], "--gpus", "1", "--slo", "ttft=5ms"]
     found = answer(words, capsys, code=1)
@@ -63,13 +103,14 @@ def test_nothing_that_does_is_the_answer_no(capsys: Captured) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "told"),
     [
         (["llama3.1-8b", "--cluster", "h200-superpod", "--rate", "1"], "--slo"),
         ([*WORDS[:3], "--concurrency", "4", "--slo", "ttft=1s"], "one rate"),
+        ([*WORDS, "--rate", "inf"], "mw simulate serve --rate inf"),
         ([*WORDS, "--for", "vlm"], "vllm"),
     ],
 )
-def test_faults_are_named(words: list[str], said: str, capsys: Captured) -> None:
+def test_faults_are_named(words: list[str], told: str, capsys: Captured) -> None:
     assert main(["plan", "serve", *words]) == 2
-    assert said in capsys.readouterr().err
+    assert told in capsys.readouterr().err

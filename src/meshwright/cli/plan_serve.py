@@ -10,7 +10,7 @@ import msgspec
 
 from meshwright.cli.answer import Answer, Note, Text, View, facts, table
 from meshwright.cli.parser import add_common
-from meshwright.cli.request_flags import add_request_flags
+from meshwright.cli.request_flags import ALL_AT_ONCE, add_request_flags
 from meshwright.cli.serve_flags import (
     DEGREES,
     ENGINE_NAMES,
@@ -37,13 +37,8 @@ from meshwright.observe.bench.serving.figures import parse_objective
 from meshwright.policy.routing import ROUTINGS
 from meshwright.predict.serving.engine_flags import TARGETS, Target, command_lines
 from meshwright.predict.serving.formats import Formats
-from meshwright.predict.serving.planning import (
-    RIVALS,
-    ServingAnswer,
-    ServingPlan,
-    ServingQuestion,
-    plan_serving,
-)
+from meshwright.predict.serving.planned import ServingAnswer, ServingPlan, ServingQuestion
+from meshwright.predict.serving.planning import RIVALS, plan_serving
 from meshwright.predict.serving.shapes import Space
 from meshwright.spec.bounds import require, whole
 from meshwright.spec.units import format_count, format_seconds, format_some, parse_count
@@ -55,6 +50,11 @@ EXAMPLES = (
     "--trace requests.jsonl --slo ttft=1s,itl=50ms --for vllm",
 )
 _MOST_SHOWN = 6
+_NARROWER = {
+    "fp32": "bf16", "bf16": "fp8", "fp16": "fp8", "fp8": "int4", "fp8-blockwise": "int4",
+    "int8": "int4",
+}  # fmt: skip
+"""What takes fewer bits than a format of weights, where anything does."""
 _FOLDER = "MODEL_DIR"
 """Stands in command lines for a model that was described without its weights."""
 
@@ -99,6 +99,7 @@ def run(args: argparse.Namespace) -> Answer:
         "beaten": found.beaten,
         "simulations": found.simulations,
         "fewer": None if found.fewer is None else _data(found.fewer),
+        "nearest": None if found.nearest is None else _data(found.nearest),
     }
     if not found.plans:
         return Answer("plan.serve/1", data, _nothing(question, found), (), 1)
@@ -134,6 +135,10 @@ def _question(args: argparse.Namespace) -> ServingQuestion:
     if len(streams) > 1 or streams[0].in_flight is not None:
         what = "a plan is for one stream of requests that arrive by themselves"
         raise InputError([Problem("--rate", what, "give one rate, or a trace with times")])
+    if streams[0].rate_per_s == ALL_AT_ONCE:
+        what = "requests that are all there at once have no rate that engines could keep up with"
+        fix = "give a rate; mw simulate serve --rate inf says how long they take"
+        raise InputError([Problem("--rate", what, fix)])
     space = Space(**{name: _values(args, name) for name in DEGREES})
     return ServingQuestion(
         model=model_of(args),
@@ -184,8 +189,8 @@ def _screen(question: ServingQuestion, found: ServingAnswer) -> tuple[View, ...]
         "objective": objective_words(question.objective, best.outcome, question.attain),
         "cost": "" if price is None else f"${price:,.2f} an hour, "
         f"${best.outcome.dollars_per_million_tokens:.3g} for a million tokens of answers",
-        "why": why(found),
-        "what binds": binding(question, found),
+        "why": why(question, found),
+        "what binds": binding(found),
         "searched": f"{format_some(found.simulations, 'simulation')}; "
         f"{format_some(len(found.refused), 'layout')} cannot do, "
         f"{found.beaten} {'is' if found.beaten == 1 else 'are'} too dear by their bound",
@@ -211,50 +216,81 @@ def _screen(question: ServingQuestion, found: ServingAnswer) -> tuple[View, ...]
     return facts(said), table(columns, rows, right=right)
 
 
-def why(found: ServingAnswer) -> str:
+def why(question: ServingQuestion, found: ServingAnswer) -> str:
     """Say what the best plan is better than."""
-    best = found.plans[0]
+    best, other = found.plans[0], found.other
     apart = best.fleet.prefill is not None
-    other = [plan for plan in found.plans if (plan.fleet.prefill is not None) != apart]
     kind = "without engines for prompts alone" if apart else "with engines for prompts alone"
-    least = min((plan.fleet.gpus for plan in other), default=None)
-    if least is None:
-        said = f"nothing {kind} is within {RIVALS:g} times its GPUs"
-    elif least == best.fleet.gpus:
+    if other is None:
+        said = f"nothing {kind} was found within {RIVALS:g} times its GPUs"
+        if not question.apart:
+            said = "engines for prompts alone were not looked at (--together)"
+    elif other.fleet.gpus == best.fleet.gpus:
         said = f"the best {kind} takes as many GPUs, and has less to spare"
     else:
-        said = f"the best {kind} takes {format_some(least, 'GPU')}"
-    rivals = [plan for plan in found.plans[1:] if plan not in other]
-    if rivals:
-        following = rivals[0]
-        said += f"; {_layouts(following)} takes {following.fleet.gpus}"
+        said = f"the best {kind} takes {format_some(other.fleet.gpus, 'GPU')}"
+    following = [plan for plan in found.plans[1:] if (plan.fleet.prefill is not None) == apart]
+    if following:
+        said += f"; {_layouts(following[0])} takes {following[0].fleet.gpus}"
     return said
 
 
-def binding(question: ServingQuestion, found: ServingAnswer) -> str:
+def binding(found: ServingAnswer) -> str:
     """Say what keeps the best plan from being cheaper."""
-    best, fewer = found.plans[0], found.fewer
-    if fewer is not None and fewer.outcome.missed:
-        missed = fewer.outcome.missed
-        worst = max(missed, key=lambda name: missed[name])
-        if missed[worst] > 1 - question.attain:
-            return f"with one engine less, {missed[worst]:.0%} of requests miss {worst}"
-        return "one engine less does as well as a whole; a share of a sample said otherwise"
-    if best.fleet.gpus == 1:
+    best, fewer = found.plans[0].fleet, found.fewer
+    if best.gpus == 1:
         return "nothing: one GPU is enough"
-    reasons = [why for name, why in found.refused.items() if name == "1 GPU"]
-    return f"on one GPU {reasons[0]}" if reasons else "smaller layouts need as many GPUs or more"
+    if fewer is not None:
+        layouts = [_layouts(plan) for plan in (found.plans[0], fewer)]
+        alike = layouts[0] == layouts[1] and (best.prefill is None) == (fewer.fleet.prefill is None)
+        less = "one engine less"
+        if not alike:
+            less = f"{format_some(fewer.fleet.gpus, 'GPU')} ({engines_words(fewer.fleet)})"
+        return f"with {less}, {_missed(fewer)}"
+    if found.unfit is not None:
+        return f"with fewer GPUs ({found.unfit[0]}) {found.unfit[1]}"
+    return "smaller layouts need as many GPUs or more"
+
+
+def _missed(plan: ServingPlan) -> str:
+    """Say what most requests miss that do not keep to the objective."""
+    found = plan.outcome
+    missed = found.missed or {}
+    worst = max(missed, key=lambda name: missed[name], default="")
+    if not missed.get(worst):
+        return f"{1 - (found.good_share or 0.0):.1%} of requests are not answered"
+    digits = 0 if missed[worst] > 0.1 else 1
+    return f"{missed[worst]:.{digits}%} of requests miss {worst}"
 
 
 def _nothing(question: ServingQuestion, found: ServingAnswer) -> tuple[View, ...]:
     """Say why there is no plan."""
     asked = ", ".join(f"{n} ≤ {format_seconds(v)}" for n, v in question.objective.items())
-    said = f"no fleet of {format_some(question.most_gpus, 'GPU')} or fewer keeps to {asked}"
+    there = question.allowed_gpus
+    said = f"no fleet of {format_some(there, 'GPU')} or fewer keeps to {asked}"
     rows = list(found.refused.items())[-_MOST_SHOWN:]
     views: list[View] = [Text(said)]
+    if found.nearest is not None:
+        fleet = found.nearest.fleet
+        near = f"{format_some(fleet.gpus, 'GPU')}, {engines_words(fleet)}: {_missed(found.nearest)}"
+        views.append(facts({"nearest": near}))
     if rows:
         views.append(table("layout, cannot do because", rows, wide="cannot do because"))
-    return (*views, Note("--gpus allows more, --precision fp8 takes less, --slo asks for less"))
+    if there < question.most_gpus:
+        whose = "mw serve starts its engines on one machine"
+        whose = whose if question.target == "meshwright" else question.cluster.name
+        views.append(Note(f"{whose}: {format_some(there, 'GPU')}, not the {question.most_gpus}"))
+    return (*views, Note(_hint(question, found)))
+
+
+def _hint(question: ServingQuestion, found: ServingAnswer) -> str:
+    """Say what would let a plan be found."""
+    hints = ["--gpus allows more"] if question.allowed_gpus == question.most_gpus else []
+    if found.impossible:
+        return ", ".join([*hints, "--tp, --pp, --dp and --ep may have other values"])
+    if narrower := _NARROWER.get(question.formats.weights):
+        hints.append(f"--precision {narrower} takes less")
+    return ", ".join([*hints, "--slo asks for less"])
 
 
 def _layouts(plan: ServingPlan) -> str:

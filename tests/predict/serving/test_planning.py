@@ -10,14 +10,10 @@ from meshwright.predict.serving.engine_flags import TARGETS, command_lines
 from meshwright.predict.serving.fleet import Copies, Fleet, default_limits, run_fleet
 from meshwright.predict.serving.formats import Formats
 from meshwright.predict.serving.outcome import outcome_of
-from meshwright.predict.serving.planning import (
-    STEPS,
-    ServingAnswer,
-    ServingQuestion,
-    plan_serving,
-)
+from meshwright.predict.serving.planned import ServingAnswer, ServingQuestion
+from meshwright.predict.serving.planning import STEPS, plan_serving
 from meshwright.predict.serving.replica import Replica
-from meshwright.predict.serving.shapes import Shape, Space, asked_of, layouts, shape_of
+from meshwright.predict.serving.shapes import Shape, Space, asked_of, candidates, shape_of
 from meshwright.spec import catalog
 from meshwright.spec.layout import Layout
 from meshwright.spec.workload import Poisson, Request, Requests, Uniform
@@ -141,11 +137,52 @@ def test_layouts_that_cannot_do_are_refused_with_the_reason() -> None:
     assert "alone" in late.refused["1 GPU"]
 
 
+def test_degrees_that_no_engine_can_have_are_refused_with_the_reason() -> None:
+    odd = plan_serving(question(space=Space(tp=(3,), pp=(1,))))
+    assert odd.refused == {"tp 3": "3 does not divide the 32 attention heads of block 'dense'"}
+    assert odd.impossible
+    large = plan_serving(question(space=Space(tp=(32,))))
+    assert large.refused == {"tp 32": "takes 32 GPUs, and there may be 16"}
+    uneven = Space(tp=(4,), pp=(1,), dp=(1,), ep=(8,))
+    spread = plan_serving(question(model=catalog.model("qwen3-30b-a3b"), space=uneven))
+    assert "does not divide" in spread.refused["tp 4 ep 8"]
+
+
+def test_without_a_plan_the_fleet_that_comes_nearest_is_named() -> None:
+    answer = plan_serving(question(60, objective={"itl": 0.008}, most_gpus=4))
+    assert not answer.plans
+    assert not answer.impossible
+    assert answer.nearest is not None
+    assert answer.nearest.fleet.gpus <= 4
+    assert 0 < (answer.nearest.outcome.missed or {})["itl"] <= 1
+    # Nothing is simulated where bounds alone are too dear, and one fleet all the same.
+    crowded = plan_serving(question(2000, most_gpus=2, space=Space(tp=(1,), pp=(1,))))
+    assert crowded.beaten == crowded.simulations == 1
+    assert crowded.nearest is not None
+
+
+def test_what_fewer_gpus_miss_is_found_for_a_plan_of_one_engine() -> None:
+    large = catalog.model("llama3.1-405b")
+    slow, space = {"ttft": 3.0, "itl": 0.08}, Space(tp=(8,), pp=(1, 2))
+    answer = plan_serving(question(1, model=large, space=space, objective=slow, apart=True))
+    best = answer.plans[0].fleet
+    assert (best.serving.count, best.gpus) == (1, 16)
+    assert answer.fewer is not None
+    assert answer.fewer.fleet.gpus == 8
+    assert (answer.fewer.outcome.missed or {})["itl"] > 0.01
+    alone = plan_serving(question(0.1, model=large, space=space._replace(tp=(4, 8), pp=(1,)),
+                                  objective={"ttft": 9.0}))  # fmt: skip
+    assert alone.plans[0].fleet.gpus == 8
+    assert alone.fewer is None
+    assert alone.unfit is not None
+    assert alone.unfit[0] == "tp 4"
+    assert "no room" in alone.unfit[1]
+
+
 def test_experts_are_spread_over_all_gpus_or_none() -> None:
     sparse = catalog.model("qwen3-30b-a3b")
-    shapes = {
-        (one.tp, one.dp, one.ep, one.experts_tp) for one in layouts(sparse, CLUSTER, 4, Space())
-    }
+    found = candidates(sparse, CLUSTER, 4, Space()).layouts
+    shapes = {(one.tp, one.dp, one.ep, one.experts_tp) for one in found}
     assert (1, 4, 4, 1) in shapes
     assert (1, 4, 1, 4) in shapes
     assert all(tp * dp == ep * inner for tp, dp, ep, inner in shapes)

@@ -11,17 +11,20 @@ from math import ceil
 import msgspec
 
 from meshwright.errors import InputError, Problem
-from meshwright.policy.routing import Routing
-from meshwright.predict.serving.engine import VLLM, Engine
-from meshwright.predict.serving.engine_flags import Target, cannot_run
+from meshwright.predict.serving.engine_flags import cannot_run
 from meshwright.predict.serving.fleet import Copies, Fleet, default_limits, run_fleet
-from meshwright.predict.serving.formats import Formats
 from meshwright.predict.serving.outcome import Outcome, outcome_of
+from meshwright.predict.serving.planned import ServingAnswer, ServingPlan, ServingQuestion
 from meshwright.predict.serving.replica import Replica
-from meshwright.predict.serving.shapes import Asked, Shape, Space, asked_of, layouts, shape_of
-from meshwright.spec.cluster import Cluster
+from meshwright.predict.serving.shapes import (
+    Asked,
+    Shape,
+    asked_of,
+    candidates,
+    layout_name,
+    shape_of,
+)
 from meshwright.spec.layout import Layout
-from meshwright.spec.model import Model
 from meshwright.spec.serving import Limits
 from meshwright.spec.workload import Request
 
@@ -36,61 +39,6 @@ STEPS = (None, 4096, 2048, 1024, 512)
 Report = Callable[[str], None]
 
 
-class ServingQuestion(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be served, on what, and how well."""
-
-    model: Model
-    cluster: Cluster
-    requests: tuple[Request, ...]
-    """In order of arrival, with times."""
-    objective: dict[str, float]
-    attain: float = 0.99
-    """Share of the requests that have to keep to the objective."""
-    most_gpus: int = 64
-    formats: Formats = Formats()
-    engine: Engine = VLLM
-    routing: Routing = "least-loaded"
-    space: Space = Space()
-    apart: bool = True
-    """Whether engines for prompts alone are looked at as well."""
-    target: Target | None = None
-    """What is to run the plan; fleets that it cannot run are left out."""
-
-    @property
-    def allowed_gpus(self) -> int:
-        """GPUs that a plan may take: those asked for, of the cluster, that the target reaches."""
-        there = self.cluster.gpus_per_node if self.target == "meshwright" else self.cluster.gpus
-        return min(self.most_gpus, there)
-
-    def __post_init__(self) -> None:
-        if not self.objective:
-            fix = "say how long a first token may take, say"
-            raise InputError([Problem("objective", "there is none", fix)])
-        if len(self.requests) < 2 or self.requests[-1].arrival_s <= self.requests[0].arrival_s:
-            what, fix = "they do not say when they arrive", "give a rate, or a trace with times"
-            raise InputError([Problem("requests", what, fix)])
-
-
-class ServingPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """A fleet that keeps to the objective, and what it comes to."""
-
-    fleet: Fleet
-    outcome: Outcome
-
-
-class ServingAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """The plans that were found, the cheapest first."""
-
-    plans: tuple[ServingPlan, ...]
-    refused: dict[str, str]
-    """Layouts that cannot do, with the reason."""
-    beaten: int
-    """Layouts whose bound alone is too dear to be shown."""
-    simulations: int
-    fewer: ServingPlan | None
-    """The best plan with one engine less: what it misses is what binds."""
-
-
 def plan_serving(
     question: ServingQuestion, *, most: int = 5, report: Report | None = None
 ) -> ServingAnswer:
@@ -98,15 +46,29 @@ def plan_serving(
     search = _Search(question, report or (lambda _: None))
     search.run()
     ranked = sorted(search.plans, key=lambda plan: (plan.fleet.gpus, _strain(plan, question)))
-    plans = tuple(ranked[:most])
-    fewer = search.with_one_less(plans[0].fleet) if plans else None
+    fewer = None
+    while ranked:
+        fewer = search.with_fewer(ranked[0].fleet)
+        if fewer is None or not search.is_kept(fewer.outcome):
+            break
+        # A share of a sample had said otherwise.
+        ranked.insert(0, fewer)
+    others = [plan for plan in ranked if _is_apart(plan) != _is_apart(ranked[0])]
     return ServingAnswer(
-        plans=plans,
+        plans=tuple(ranked[:most]),
         refused=search.refused,
+        impossible=not search.shapes and not search.refused_gpus,
         beaten=search.beaten,
-        simulations=search.simulations,
+        other=others[0] if others else None,
         fewer=fewer,
+        unfit=search.unfit(ranked[0].fleet.gpus) if ranked and fewer is None else None,
+        nearest=None if ranked else search.nearest(question.allowed_gpus + 1),
+        simulations=search.simulations,
     )
+
+
+def _is_apart(plan: ServingPlan) -> bool:
+    return plan.fleet.prefill is not None
 
 
 def _strain(plan: ServingPlan, question: ServingQuestion) -> float:
@@ -123,7 +85,12 @@ class _Search:
         self.question, self.report = question, report
         self.asked: Asked = asked_of(list(question.requests))
         self.plans: list[ServingPlan] = []
+        self.shapes: list[tuple[int, int, Shape]] = []
+        """Layouts that can do, with the GPUs that they take by their bound."""
         self.refused: dict[str, str] = {}
+        self.refused_gpus: dict[str, int] = {}
+        self.misses: dict[int, tuple[float, Fleet]] = {}
+        """For each number of GPUs the fleet that came nearest, with the share that it keeps."""
         self.beaten = self.simulations = 0
 
     @property
@@ -136,25 +103,29 @@ class _Search:
     def run(self) -> None:
         """Look at every layout, those with the cheapest bound first."""
         asked = self.question
-        shapes: list[tuple[int, int, Shape]] = []
         one = Replica(
             model=asked.model, cluster=asked.cluster, formats=asked.formats, engine=asked.engine
         )
-        for layout in layouts(asked.model, asked.cluster, asked.allowed_gpus, asked.space):
+        there = candidates(asked.model, asked.cluster, asked.allowed_gpus, asked.space)
+        self.refused.update(there.refused)
+        for layout in there.layouts:
             found = self._runnable(shape_of(layout, one, self.asked, asked.objective))
             if isinstance(found, str):
                 self.refused[_name(layout)] = found
+                self.refused_gpus[_name(layout)] = layout.gpus
             else:
-                shapes.append((self._least(found) * found.replica.gpus, len(shapes), found))
-        for bound, _, shape in sorted(shapes, key=lambda one: one[:2]):
+                bound = self._least(found) * found.replica.gpus
+                self.shapes.append((bound, len(self.shapes), found))
+        self.shapes.sort(key=lambda one: one[:2])
+        for bound, _, shape in self.shapes:
             if bound > self.most_gpus:
                 self.beaten += 1
                 continue
             self._together(shape)
             if asked.apart:
                 self._apart(shape, shape)
-        if asked.apart and shapes:
-            self._paired([shape for _, _, shape in shapes])
+        if asked.apart and self.shapes:
+            self._paired([shape for _, _, shape in self.shapes])
 
     def _runnable(self, found: Shape | str) -> Shape | str:
         """Return a shape that whoever is to run it can run, or why not."""
@@ -187,8 +158,8 @@ class _Search:
         copies = Copies(replica=replica, limits=_limits(replica, tokens))
 
         def fits(count: int) -> bool:
-            share = self._sample(count)[::count]
-            return self._keeps(Fleet(serving=copies), share)
+            found = self._outcome(Fleet(serving=copies), self._sample(count)[::count])
+            return self._judge(self._fleet(copies, count), found)
 
         high, step = least, 1
         while not fits(high):
@@ -201,8 +172,11 @@ class _Search:
                 high = middle
             else:
                 least = middle + 1
-        copies = msgspec.structs.replace(copies, count=high)
-        return Fleet(serving=copies, routing=self.question.routing)
+        return self._fleet(copies, high)
+
+    def _fleet(self, copies: Copies, count: int) -> Fleet:
+        many = msgspec.structs.replace(copies, count=count)
+        return Fleet(serving=many, routing=self.question.routing)
 
     def _paired(self, shapes: list[Shape]) -> None:
         """Let other shapes decode what the one that is cheapest for prompts computes."""
@@ -240,7 +214,7 @@ class _Search:
             if self.question.target and (reason := cannot_run(fleet, self.question.target)):
                 raise InputError([Problem("target", reason)])
             found = self._outcome(fleet, self._sample(before + after))
-            if self._is_kept(found):
+            if self._judge(fleet, found):
                 self._settle(fleet)
                 return
             missed = found.missed or {}
@@ -259,9 +233,9 @@ class _Search:
         """
         everything = list(self.question.requests)
         found = self._outcome(fleet, everything)
-        if self._is_kept(found):
+        if self._judge(fleet, found):
             kept = ServingPlan(fleet=fleet, outcome=found)
-            while (fewer := self.with_one_less(kept.fleet)) and self._is_kept(fewer.outcome):
+            while (fewer := self._with_one_less(kept.fleet)) and self.is_kept(fewer.outcome):
                 kept = fewer
             self.plans.append(kept)
             return
@@ -269,31 +243,64 @@ class _Search:
             grown = msgspec.structs.replace(fleet.serving, count=fleet.serving.count + 1)
             fleet = msgspec.structs.replace(fleet, serving=grown)
             found = self._outcome(fleet, everything)
-            if self._is_kept(found):
+            if self._judge(fleet, found):
                 self.plans.append(ServingPlan(fleet=fleet, outcome=found))
                 return
 
-    def with_one_less(self, fleet: Fleet) -> ServingPlan | None:
+    def with_fewer(self, fleet: Fleet) -> ServingPlan | None:
+        """Return what becomes of a fleet with one engine less, or nearly so with fewer GPUs."""
+        return self._with_one_less(fleet) or self.nearest(fleet.gpus)
+
+    def _with_one_less(self, fleet: Fleet) -> ServingPlan | None:
         """Return what becomes of a fleet with one engine less; None where no side can miss one."""
         replace = msgspec.structs.replace
         if fleet.serving.count > 1:
             fewer = replace(fleet.serving, count=fleet.serving.count - 1)
-            fleet = replace(fleet, serving=fewer)
-        elif fleet.prefill is not None and fleet.prefill.count > 1:
+            return self._whole(replace(fleet, serving=fewer))
+        if fleet.prefill is not None and fleet.prefill.count > 1:
             fewer = replace(fleet.prefill, count=fleet.prefill.count - 1)
-            fleet = replace(fleet, prefill=fewer)
-        else:
+            return self._whole(replace(fleet, prefill=fewer))
+        return None
+
+    def nearest(self, gpus: int) -> ServingPlan | None:
+        """Return what most requests keep to the objective with on fewer GPUs than that.
+
+        It is the best that was simulated, or as many engines as there can be of the cheapest shape.
+        """
+        known = [(share, -n, fleet) for n, (share, fleet) in self.misses.items() if n < gpus]
+        fleets = [max(known, key=lambda one: one[:2])[2]] if known else []
+        small = [shape.replica for _, _, shape in self.shapes if shape.replica.gpus < gpus]
+        if small:
+            copies = Copies(replica=small[0], limits=_limits(small[0], None))
+            fleets.append(self._fleet(copies, (gpus - 1) // small[0].gpus))
+        tried = [self._whole(fleet) for fleet in dict.fromkeys(fleets)]
+        return max(tried, key=lambda plan: plan.outcome.good_share or 0.0, default=None)
+
+    def unfit(self, gpus: int) -> tuple[str, str] | None:
+        """Return the largest layout with fewer GPUs than that which cannot do, and why."""
+        small = [name for name, count in self.refused_gpus.items() if count < gpus]
+        if not small:
             return None
-        return ServingPlan(fleet=fleet, outcome=self._outcome(fleet, list(self.question.requests)))
+        name = max(small, key=lambda one: self.refused_gpus[one])
+        return name, self.refused[name]
+
+    def _whole(self, fleet: Fleet) -> ServingPlan:
+        everything = list(self.question.requests)
+        return ServingPlan(fleet=fleet, outcome=self._outcome(fleet, everything))
 
     def _sample(self, engines: int) -> list[Request]:
         return list(self.question.requests[: SAMPLE * engines])
 
-    def _keeps(self, fleet: Fleet, requests: list[Request]) -> bool:
-        return self._is_kept(self._outcome(fleet, requests))
-
-    def _is_kept(self, found: Outcome) -> bool:
+    def is_kept(self, found: Outcome) -> bool:
+        """Tell whether enough requests keep to the objective."""
         return (found.good_share or 0.0) >= self.question.attain
+
+    def _judge(self, fleet: Fleet, found: Outcome) -> bool:
+        """Tell the same of a fleet, and remember it where it is not enough."""
+        share = found.good_share or 0.0
+        if not self.is_kept(found) and share >= self.misses.get(fleet.gpus, (0.0,))[0]:
+            self.misses[fleet.gpus] = (share, fleet)
+        return self.is_kept(found)
 
     def _outcome(self, fleet: Fleet, requests: list[Request]) -> Outcome:
         self.simulations += 1
@@ -303,9 +310,7 @@ class _Search:
 
 
 def _name(layout: Layout) -> str:
-    """Return a name for the degrees of a layout."""
-    degrees = (("tp", layout.tp), ("pp", layout.pp), ("dp", layout.dp), ("ep", layout.ep))
-    return " ".join(f"{name} {value}" for name, value in degrees if value > 1) or "1 GPU"
+    return layout_name(layout.tp, layout.pp, layout.dp, layout.ep)
 
 
 def _limits(replica: Replica, tokens: int | None) -> Limits:

@@ -1,7 +1,6 @@
 """How one engine may lie on GPUs, and the least that requests take on it: bounds for a search."""
 
 from bisect import bisect_right
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import msgspec
@@ -12,10 +11,12 @@ from meshwright.predict.serving.fleet import blocks_of, default_limits
 from meshwright.predict.serving.latency import Objective
 from meshwright.predict.serving.replica import Replica
 from meshwright.predict.serving.step_cost import step_cost
+from meshwright.spec.bounds import require
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.layout import Layout
+from meshwright.spec.layout.check import tensor_problems
 from meshwright.spec.model import Attention, Model
-from meshwright.spec.units import format_seconds
+from meshwright.spec.units import format_seconds, format_some
 from meshwright.spec.workload import Request
 
 DEGREES = (1, 2, 4, 8, 16, 32, 64)
@@ -28,6 +29,14 @@ class Space(NamedTuple):
     pp: tuple[int, ...] | None = None
     dp: tuple[int, ...] | None = None
     ep: tuple[int, ...] | None = None
+
+
+class Candidates(NamedTuple):
+    """Layouts of one engine."""
+
+    layouts: tuple[Layout, ...]
+    refused: dict[str, str]
+    """Those that were asked for and are none, with the reason."""
 
 
 class Asked(NamedTuple):
@@ -67,23 +76,40 @@ def asked_of(requests: list[Request]) -> Asked:
     )
 
 
-def layouts(model: Model, cluster: Cluster, most_gpus: int, space: Space) -> Iterator[Layout]:
-    """Yield the layouts of one engine that can be, those on few GPUs first."""
+def candidates(model: Model, cluster: Cluster, most_gpus: int, space: Space) -> Candidates:
+    """Return the layouts of one engine that can be, those on few GPUs first."""
     heads = [block.mixer.heads for block in model.blocks if isinstance(block.mixer, Attention)]
-    found = [
+    fitting = (n for n in DEGREES if n <= cluster.scale_up.gpus and not any(h % n for h in heads))
+    asked = [
         (tp, pp, dp, ep)
-        for tp in space.tp or tuple(n for n in DEGREES if n <= cluster.scale_up.gpus)
-        if not any(count % tp for count in heads)
+        for tp in space.tp or tuple(fitting)
         for pp in space.pp or tuple(n for n in DEGREES[:4] if n <= model.layers)
         for dp in space.dp or (DEGREES if model.experts is not None else (1,))
         for ep in space.ep or _expert_groups(model, tp * dp)
-        if tp * pp * dp <= most_gpus
     ]
-    for tp, pp, dp, ep in sorted(found, key=lambda one: (one[0] * one[1] * one[2], one)):
+    asked.sort(key=lambda one: (one[0] * one[1] * one[2], one))
+    found: list[Layout] = []
+    refused: dict[str, str] = {}
+    for tp, pp, dp, ep in asked:
+        if (gpus := tp * pp * dp) > most_gpus:
+            if not found and not refused:
+                what = f"takes {format_some(gpus, 'GPU')}, and there may be {most_gpus}"
+                refused[layout_name(tp, pp, dp, ep)] = what
+            break
         try:
-            yield Layout(tp=tp, pp=pp, dp=dp, ep=ep, expert_tp=max(1, tp * dp // ep))
-        except InputError:
-            continue
+            layout = Layout(tp=tp, pp=pp, dp=dp, ep=ep, expert_tp=max(1, tp * dp // ep))
+            require(tensor_problems(tp, model))
+        except InputError as error:
+            refused[layout_name(tp, pp, dp, ep)] = error.problems[0].what
+        else:
+            found.append(layout)
+    return Candidates(tuple(found), refused)
+
+
+def layout_name(tp: int, pp: int, dp: int, ep: int) -> str:
+    """Return a name for the degrees of a layout."""
+    degrees = (("tp", tp), ("pp", pp), ("dp", dp), ("ep", ep))
+    return " ".join(f"{name} {value}" for name, value in degrees if value > 1) or "1 GPU"
 
 
 def shape_of(layout: Layout, one: Replica, asked: Asked, objective: Objective) -> Shape | str:
