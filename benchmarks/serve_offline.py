@@ -6,6 +6,8 @@ tokens in and out for the eight-billion model in fp8. Every shape runs in a proc
 one prompt to warm up and then as often as it says; the median counts. `SERVE_SHAPES` in the
 environment names some of the shapes, `SERVE_PEERS` a folder with results of peers measured in the
 same sitting (JSON of name, shape and tokens per second).
+
+    python -m benchmarks.serve_offline 1 1 320     # one run of the second shape, captured to 320
 """
 
 import json
@@ -179,5 +181,13 @@ def measure(quick: bool) -> dict[str, object]:
     return {"figures": figures, "peers": peers, "notes": ". ".join(notes)}
 
 
+def main(number: str, runs: str, step: str = "") -> None:
+    """Time one shape, in steps of other captured tokens where these are given."""
+    shape = SHAPES[int(number)]
+    if step:
+        shape = shape._replace(batch_tokens=int(step), graph_tokens=int(step))
+    print(json.dumps(run_shape(shape, int(runs))))
+
+
 if __name__ == "__main__":
-    print(json.dumps(run_shape(SHAPES[int(sys.argv[1])], int(sys.argv[2]))))
+    main(*sys.argv[1:])
