@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from meshwright.cli import main
 from meshwright.cli.request_flags import Stream, add_request_flags, parse_lengths, streams_of
 from meshwright.errors import InputError
 from meshwright.spec.workload import Fixed, LogNormal, Request, Uniform
@@ -156,3 +157,17 @@ def test_what_makes_no_sense_is_refused_with_a_fix(words: list[str]) -> None:
     with pytest.raises(InputError) as refused:
         _streams(*words)
     assert all(problem.fix for problem in refused.value.problems)
+
+
+def test_help_says_what_a_command_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    def help_of(*words: str) -> str:
+        assert main([*words, "--help"]) == 0
+        return " ".join(capsys.readouterr().out.split())
+
+    assert "how many (default: 200," in help_of("bench", "serve")
+    simulated, planned = help_of("simulate", "serve"), help_of("plan", "serve")
+    assert "how many (default: 2,000," in simulated
+    assert "--concurrency" in simulated
+    assert "how many (default: 2,000," in planned
+    assert "--rate N requests per second" in planned
+    assert "--concurrency" not in planned

@@ -26,6 +26,7 @@ from meshwright.cli.serve_screen import (
     objective_words,
 )
 from meshwright.cli.simulate_serve import (
+    COUNT,
     add_objective,
     attain_of,
     drawn,
@@ -66,7 +67,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     judged = parser.add_argument_group("what is asked of it")
     add_objective(judged)
     judged.add_argument("--gpus", metavar="N", default="64", help="as many at most (default: 64)")
-    add_request_flags(parser)
+    add_request_flags(parser, count=COUNT, one_rate=True)
     group = parser.add_argument_group("the search")
     for name in DEGREES:
         group.add_argument(f"--{name}", metavar="N,…", help=f"only these values of {name}")

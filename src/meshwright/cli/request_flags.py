@@ -49,8 +49,13 @@ class Stream(NamedTuple):
     """Requests that are open at a time, whatever their arrival times; None keeps to these."""
 
 
-def add_request_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags."""
+def add_request_flags(
+    parser: argparse.ArgumentParser, *, count: int = COUNT, one_rate: bool = False
+) -> None:
+    """Add the flags; help says that there are `count` requests where nobody says how many.
+
+    A command that takes one stream which arrives by itself has `one_rate`.
+    """
     what = parser.add_argument_group("requests")
     lengths = "N, LOW-HIGH, or lognormal:MEDIAN:SIGMA"
     what.add_argument(
@@ -71,9 +76,10 @@ def add_request_flags(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--workload", metavar="FILE", help="requests as a TOML file describes them")
     what.add_argument("--seed", default="0", metavar="N", help="draws lengths, times and prompts")
     pace = parser.add_argument_group("pace")
+    several = "requests per second, or inf for all at once; several run one after another"
     pace.add_argument(
-        "--rate", metavar="N,…",
-        help="requests per second, or inf for all at once; several run one after another",
+        "--rate", metavar="N" if one_rate else "N,…",
+        help="requests per second" if one_rate else several,
     )  # fmt: skip
     pace.add_argument(
         "--arrivals", metavar="KIND", help="poisson (default), constant, or gamma:CV for bursts"
@@ -81,13 +87,15 @@ def add_request_flags(parser: argparse.ArgumentParser) -> None:
     pace.add_argument(
         "--concurrency",
         metavar="N,…",
-        help="keep N in flight instead (default: 1); several run one after another",
+        help=argparse.SUPPRESS
+        if one_rate
+        else "keep N in flight instead (default: 1); several run one after another",
     )
     pace.add_argument(
         "--speed", metavar="X", help="replay a trace X times as fast as it was recorded"
     )
     pace.add_argument(
-        "--requests", metavar="N", help=f"how many (default: {COUNT}, or the whole trace)"
+        "--requests", metavar="N", help=f"how many (default: {count:,}, or the whole trace)"
     )
     pace.add_argument("--duration", metavar="TIME", help="send for so long, such as 60s")
 

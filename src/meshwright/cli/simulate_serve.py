@@ -37,7 +37,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
     parser.usage = "mw simulate serve MODEL --cluster NAME [requests] [flags]"
     add_served(parser)
-    add_request_flags(parser)
+    add_request_flags(parser, count=COUNT)
     add_layout(parser)
     add_limits(parser)
     parser.add_argument(
