@@ -31,7 +31,9 @@ def runner_of(make: Any, graph_tokens: int) -> Runner:
     decoder = make()
     forward = Forward(decoder, PagedCache(decoder, 32, BLOCK), max_length=32)
     sampler = Sampler(ROWS + 1, decoder.model.vocab, forward.cache.device)
-    return Runner(forward, sampler, ROWS, graph_tokens=graph_tokens)
+    runner = Runner(forward, sampler, ROWS, graph_tokens=graph_tokens)
+    runner.capture()
+    return runner
 
 
 def steps() -> list[Orders]:

@@ -176,7 +176,7 @@ class MixedSteps:
         step = Step(
             tokens_N=torch.where(decodes_N, last_N, told.tokens_N),
             positions_N=positions_N,
-            slots_N=torch.where(told.rows_N == rows.padding, NOWHERE, slots_N),
+            slots_N=slots_N.masked_fill(told.rows_N == rows.padding, NOWHERE),
             tables_RB=rows.tables.index_select(0, told.rows_R),
             lengths_R=lengths_R.to(torch.int32),
             starts_R1=told.starts_R1.to(torch.int32),
