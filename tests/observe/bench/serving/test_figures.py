@@ -78,6 +78,13 @@ def test_an_objective_is_read_from_words() -> None:
             parse_objective(text, "--slo")
 
 
+def test_an_objective_without_a_unit_is_refused_with_both() -> None:
+    with pytest.raises(InputError, match="ttft=500ms or ttft=500s"):
+        parse_objective("ttft=500,itl=40ms", "--slo")
+    with pytest.raises(InputError, match="no unit"):
+        parse_objective("itl=0.05", "--slo")
+
+
 def test_rates_over_time_add_up_to_all_tokens() -> None:
     run = run_of([served(0, 0.0, [100] * 20), served(1, 0.5, [50] * 10)])
     rates = rates_over_time(run, 10)

@@ -1,5 +1,6 @@
 """What a run amounts to: latencies by percentile, throughput, goodput, and what went wrong."""
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
@@ -67,6 +68,11 @@ def parse_objective(text: str, where: str) -> Objective:
         name, _, value = part.partition("=")
         if name.strip() not in LATENCIES:
             problems.append(unknown_name("latency", name.strip(), list(LATENCIES), where))
+            continue
+        if re.fullmatch(r"[\d.,_]+", value.strip()):
+            what = f"{value.strip()!r} has no unit: milliseconds and seconds are a thousandfold apart"
+            fix = f"write {name.strip()}={value.strip()}ms or {name.strip()}={value.strip()}s"
+            problems.append(Problem(where, what, fix))
             continue
         found[name.strip()] = parse_seconds(value, f"{where} {name.strip()}")
     if problems or not found:
