@@ -69,10 +69,9 @@ def parse_objective(text: str, where: str) -> Objective:
         if name.strip() not in LATENCIES:
             problems.append(unknown_name("latency", name.strip(), list(LATENCIES), where))
             continue
-        if re.fullmatch(r"[\d.,_]+", value.strip()):
-            what = f"{value.strip()!r} has no unit: milliseconds and seconds are a thousandfold apart"
+        if re.fullmatch(r"\s*[\d.]+\s*", value):
             fix = f"write {name.strip()}={value.strip()}ms or {name.strip()}={value.strip()}s"
-            problems.append(Problem(where, what, fix))
+            problems.append(Problem(where, f"{part!r} has no unit", fix))
             continue
         found[name.strip()] = parse_seconds(value, f"{where} {name.strip()}")
     if problems or not found:
