@@ -150,6 +150,8 @@ def test_a_workload_is_read_and_its_pace_may_be_replaced(tmp_path: Path) -> None
         ["--speed", "2"],
         ["--arrivals", "even", "--rate", "1"],
         ["--prefix", "8"],
+        ["--prefix", "8:1024", "--prompt", "512"],
+        ["--prefix", "8:600-1024"],
         ["--requests", "0"],
     ],
 )
@@ -157,6 +159,13 @@ def test_what_makes_no_sense_is_refused_with_a_fix(words: list[str]) -> None:
     with pytest.raises(InputError) as refused:
         _streams(*words)
     assert all(problem.fix for problem in refused.value.problems)
+
+
+def test_prompts_may_be_as_long_as_what_they_begin_with() -> None:
+    assert _requests("--prefix", "8:512", "--prompt", "512")
+    assert _requests("--prefix", "8:256-1024", "--prompt", "100-512")
+    with pytest.raises(InputError, match="use --prompt 1536"):
+        _streams("--prefix", "8:1024", "--prompt", "512")
 
 
 def test_help_says_what_a_command_takes(capsys: pytest.CaptureFixture[str]) -> None:

@@ -29,9 +29,11 @@ from meshwright.cli.simulate_serve import (
     COUNT,
     add_objective,
     attain_of,
+    context_notes,
     drawn,
     fleet_data,
     sized_streams,
+    within_context,
 )
 from meshwright.errors import InputError, Problem
 from meshwright.observe.bench.serving.figures import parse_objective
@@ -88,11 +90,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Answer:
     """Answer with the cheapest plans."""
-    question, top = _question(args), parse_count(args.top, "--top")
+    (question, beyond), top = _question(args), parse_count(args.top, "--top")
     require(whole("--top", top))
     with _Watching(quiet=args.quiet or args.json) as watching:
         found = plan_serving(question, most=top, report=watching.show)
+    left_out = context_notes(beyond, question.model)
     data: dict[str, Any] = {
+        "beyond_context": beyond,
         "objective": question.objective,
         "attain": question.attain,
         "plans": [_data(plan) for plan in found.plans],
@@ -103,7 +107,7 @@ def run(args: argparse.Namespace) -> Answer:
         "nearest": None if found.nearest is None else _data(found.nearest),
     }
     if not found.plans:
-        return Answer("plan.serve/1", data, _nothing(question, found), (), 1)
+        return Answer("plan.serve/1", data, (*_nothing(question, found), *left_out), (), 1)
     target: Target = args.target or _own_target(args.engine)
     is_folder = Path(args.model).is_dir()
     exported = command_lines(found.plans[0].fleet, target, args.model if is_folder else _FOLDER)
@@ -113,7 +117,7 @@ def run(args: argparse.Namespace) -> Answer:
     data["commands"] = {
         "target": target, "lines": exported.lines, "starts": exported.starts, "notes": notes
     }  # fmt: skip
-    views = list(_screen(question, found))
+    views = [*_screen(question, found), *left_out]
     if args.target:
         views.append(Text("\n".join(exported.lines)))
         views += [Note(note) for note in notes]
@@ -126,7 +130,8 @@ def run(args: argparse.Namespace) -> Answer:
     return Answer("plan.serve/1", data, tuple(views), (quiet,))
 
 
-def _question(args: argparse.Namespace) -> ServingQuestion:
+def _question(args: argparse.Namespace) -> tuple[ServingQuestion, int]:
+    """Return what is asked, and how many requests no engine would take."""
     if args.slo is None:
         fix = "say what requests are held to: --slo ttft=500ms,itl=40ms"
         raise InputError([Problem("--slo", "in time, which is what?", fix)])
@@ -141,10 +146,12 @@ def _question(args: argparse.Namespace) -> ServingQuestion:
         fix = "give a rate; mw simulate serve --rate inf says how long they take"
         raise InputError([Problem("--rate", what, fix)])
     space = Space(**{name: _values(args, name) for name in DEGREES})
-    return ServingQuestion(
-        model=model_of(args),
+    model = model_of(args)
+    requests, beyond = within_context(drawn(streams[0]), model, args)
+    question = ServingQuestion(
+        model=model,
         cluster=cluster_of(args, gpus),
-        requests=tuple(drawn(streams[0])),
+        requests=tuple(requests),
         objective=dict(parse_objective(args.slo, "--slo")),
         attain=attain_of(args),
         most_gpus=gpus,
@@ -155,6 +162,7 @@ def _question(args: argparse.Namespace) -> ServingQuestion:
         apart=not args.together,
         target=args.target,
     )
+    return question, beyond
 
 
 def _values(args: argparse.Namespace, name: str) -> tuple[int, ...] | None:

@@ -66,7 +66,7 @@ def add_request_flags(
     )
     what.add_argument(
         "--prefix", metavar="GROUPS:TOKENS",
-        help="prompts begin with one of GROUPS shared texts of so many tokens",
+        help="prompts begin with one of GROUPS shared texts of so many tokens, which count",
     )  # fmt: skip
     what.add_argument(
         "--trace",
@@ -145,12 +145,28 @@ def _described(args: argparse.Namespace) -> Requests:
             what = "describes a training run, not requests"
             raise InputError([Problem(args.workload, what, 'write kind = "requests"')])
         return found
+    prompt = parse_lengths(args.prompt or PROMPT, "--prompt")
+    prefix = None if args.prefix is None else _prefix(args.prefix)
+    if prefix is not None:
+        _require_longer(prompt, prefix.tokens)
     return Requests(
         arrival=Concurrency(in_flight=1),
-        prompt=parse_lengths(args.prompt or PROMPT, "--prompt"),
+        prompt=prompt,
         output=parse_lengths(args.output or OUTPUT, "--output"),
-        prefix=None if args.prefix is None else _prefix(args.prefix),
+        prefix=prefix,
     )
+
+
+def _require_longer(prompt: Lengths, shared: Lengths) -> None:
+    """Raise where no prompt is as long as what it is to begin with."""
+    if not (isinstance(prompt, Fixed | Uniform) and isinstance(shared, Fixed | Uniform)):
+        return
+    longest = prompt.high if isinstance(prompt, Uniform) else prompt.tokens
+    shortest = shared.low if isinstance(shared, Uniform) else shared.tokens
+    if shortest > longest:
+        what = f"texts of {shortest:,} tokens are longer than the prompts, which have {longest:,}"
+        fix = f"use --prompt {shortest + longest}: the shared text counts"
+        raise InputError([Problem("--prefix", what, fix)])
 
 
 def _drawn(

@@ -13,12 +13,13 @@ from meshwright.predict.serving.engine import ENGINES, Engine
 from meshwright.predict.serving.fleet import Copies, Fleet, default_limits
 from meshwright.predict.serving.formats import Formats, KvFormat, WeightFormat
 from meshwright.predict.serving.replica import Replica
+from meshwright.spec.bounds import require, whole
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.files import FORMATS
 from meshwright.spec.layout import Layout
 from meshwright.spec.model import Model
 from meshwright.spec.names import unknown_name
-from meshwright.spec.serving import Mixing
+from meshwright.spec.serving import Limits, Mixing
 from meshwright.spec.units import format_some, parse_count
 from meshwright.spec.work import read_cluster, read_model
 
@@ -199,7 +200,7 @@ def fleet_of(args: argparse.Namespace) -> Fleet:
         raise InputError([Problem("--replicas", what, "use fewer engines or smaller degrees")])
 
     def copies(one: Replica, count: int) -> Copies:
-        return Copies(replica=one, limits=default_limits(one, **given), count=count)
+        return Copies(replica=one, limits=_limits_of(one, given), count=count)
 
     other = msgspec.structs.replace(replica, layout=first)
     return Fleet(
@@ -209,10 +210,30 @@ def fleet_of(args: argparse.Namespace) -> Fleet:
     )
 
 
+def _limits_of(replica: Replica, given: dict[str, Any]) -> Limits:
+    """Return the limits of an engine; faults are told as those of flags, given ones or not."""
+    try:
+        return default_limits(replica, **given)
+    except InputError as error:
+
+        def flag(name: str) -> str:
+            return f"--{name.replace('_', '-')}" if name in Limits.__struct_fields__ else name
+
+        raise InputError(
+            one._replace(
+                where=flag(one.where),
+                fix=re.sub(r"\b([a-z_]+)=", lambda found: f"{flag(found[1])} ", one.fix),
+            )
+            for one in error.problems
+        ) from None
+
+
 def _counts(args: argparse.Namespace) -> tuple[int, int]:
     """Return how many engines compute prompts only, and how many others there are."""
     if args.disaggregate is None:
-        return 0, 1 if args.replicas is None else parse_count(args.replicas, "--replicas")
+        count = 1 if args.replicas is None else parse_count(args.replicas, "--replicas")
+        require(whole("--replicas", count))
+        return 0, count
     if args.replicas is not None:
         what = "says how many engines there are, as --disaggregate does"
         raise InputError([Problem("--replicas", what, "give one of them")])

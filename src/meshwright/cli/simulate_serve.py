@@ -18,7 +18,8 @@ from meshwright.predict.serving.fleet import Copies, Fleet, run_fleet
 from meshwright.predict.serving.outcome import outcome_of
 from meshwright.predict.serving.served import Served
 from meshwright.spec.bounds import real, require
-from meshwright.spec.units import parse_number
+from meshwright.spec.model import Model
+from meshwright.spec.units import format_some, parse_number
 from meshwright.spec.workload import Request
 
 EXAMPLES = (
@@ -28,7 +29,7 @@ EXAMPLES = (
     "mw simulate serve llama3.1-70b --cluster h100-superpod --tp 4 --disaggregate 1:1 "
     "--rate 1,2,4,8 --prompt 2000 --output 300 --slo ttft=1s,itl=40ms --plot load.svg",
 )
-COUNT = 2000
+COUNT, ATTAIN = 2000, 0.99
 _PER_PLACE = 20
 """Requests for each one in flight, where nobody says how many."""
 
@@ -63,13 +64,18 @@ def add_objective(group: Any) -> None:
         help="the longest ttft, itl, tpot or e2e: ttft=500ms,itl=40ms",
     )
     group.add_argument(
-        "--attain", metavar="SHARE", default="0.99",
-        help="share of requests that have to keep to it (default: 0.99)",
+        "--attain", metavar="SHARE",
+        help=f"share of requests that have to keep to it (default: {ATTAIN})",
     )  # fmt: skip
 
 
 def attain_of(args: argparse.Namespace) -> float:
     """Return the share of requests that have to keep to the objective."""
+    if args.attain is None:
+        return ATTAIN
+    if args.slo is None:
+        what = "there is nothing that requests have to keep to"
+        raise InputError([Problem("--attain", what, "give --slo ttft=500ms,itl=40ms with it, say")])
     found = parse_number(args.attain, "--attain")
     require(real("--attain", found, 0.0, 1.0))
     return found
@@ -83,15 +89,16 @@ def run(args: argparse.Namespace) -> Answer:
     if args.timeline and len(streams) > 1:
         fix = "give one rate or concurrency"
         raise InputError([Problem("--timeline", f"there are {len(streams)} runs", fix)])
-    runs = []
+    runs, beyond = [], []
     for stream in streams:
-        requests = drawn(stream)
+        requests, left_out = within_context(drawn(stream), fleet.serving.replica.model, args)
         if args.longest_first:
             requests = _longest_first(requests, stream)
         served = run_fleet(fleet, requests, in_flight=stream.in_flight)
         _require_room(served, fleet)
         runs.append(Run(stream.name, served, outcome_of(served, fleet, objective)))
-    notes = []
+        beyond.append(left_out)
+    notes = context_notes(max(beyond), fleet.serving.replica.model)
     if args.timeline:
         _write_timeline(args.timeline, runs[0].served, fleet)
         notes.append(Note(f"wrote {args.timeline}"))
@@ -103,7 +110,10 @@ def run(args: argparse.Namespace) -> Answer:
         "fleet": fleet_data(fleet),
         "objective": objective,
         "attain": attain if objective else None,
-        "runs": [{"name": one.name, **msgspec.to_builtins(one.outcome)} for one in runs],
+        "runs": [
+            {"name": one.name, "beyond_context": count, **msgspec.to_builtins(one.outcome)}
+            for one, count in zip(runs, beyond, strict=True)
+        ],
     }
     quiet = tuple(f"{one.outcome.output_tokens_per_s:.6g}" for one in runs)
     code = 1 if shares and min(shares) < attain else 0
@@ -163,6 +173,35 @@ def drawn(stream: Stream) -> list[Request]:
         what = "no request arrives in that time"
         raise InputError([Problem("--duration", what, "use a longer one, or a higher rate")])
     return found
+
+
+def within_context(
+    requests: list[Request], model: Model, args: argparse.Namespace
+) -> tuple[list[Request], int]:
+    """Return the requests that a model's context holds, and how many others there are.
+
+    Engines refuse the others when they come, before they cost anything.
+    """
+    most = model.max_positions
+    kept = [one for one in requests if one.prompt_tokens + one.output_tokens <= most]
+    if not kept:
+        shortest = min(one.prompt_tokens + one.output_tokens for one in requests)
+        what = (
+            f"with their answers all requests are longer than the context of {model.name}, "
+            f"{most:,} tokens: the shortest has {shortest:,}"
+        )
+        where = args.trace or args.workload or "--prompt"
+        raise InputError([Problem(where, what, "ask for less, or of a model that takes more")])
+    return kept, len(requests) - len(kept)
+
+
+def context_notes(beyond: int, model: Model) -> list[Note]:
+    """Say how many requests were left out because a model's context does not hold them."""
+    if not beyond:
+        return []
+    many = format_some(beyond, "request is longer", "requests are longer")
+    what = f"{many} than the context of {model.name}, {model.max_positions:,} tokens"
+    return [Note(f"{what}: an engine refuses them, and they are left out")]
 
 
 def fleet_data(fleet: Fleet) -> dict[str, Any]:

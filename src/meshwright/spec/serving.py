@@ -65,5 +65,6 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         tokens, requests = self.batch_tokens, self.batch_requests
         if bounds.sound("batch_tokens", "batch_requests") and tokens < requests:
             what = f"{tokens} tokens leave none for some of {requests} requests"
-            bounds.add("batch_tokens", what, f"use {requests} or more")
+            fix = f"use {requests} or more, or batch_requests={tokens}"
+            bounds.add("batch_tokens", what, fix)
         bounds.require()
