@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
@@ -28,6 +28,8 @@ from meshwright.cli.serve_engines import dealt, start_engines, threads_of
 from meshwright.errors import InputError
 from meshwright.run.nn.huggingface import save
 from meshwright.run.serve.engine.settings import EngineSettings
+from meshwright.run.serve.server import ServerSettings
+from meshwright.run.serve.server.running import take_address
 from tests.run.serve.model.small import made, small
 from tests.run.serve.model.test_gguf import trained
 from tests.run.serve.served_folders import folder as served_folder
@@ -140,9 +142,26 @@ def test_an_address_is_tried_before_weights_are_read(
         port = str(taken.getsockname()[1])
         assert main(["serve", folder, "--port", port]) == 3
     assert "use another --port" in capsys.readouterr().err
+    with ExitStack() as held:
+        # Of another server, which reads its weights.
+        loading = take_address(ServerSettings(model="another", port=0))
+        (one,) = [held.enter_context(each) for each in loading]
+        assert main(["serve", folder, "--port", str(one.getsockname()[1])]) == 3
+    assert "use another --port" in capsys.readouterr().err
     # An address for documentation, which no machine has.
     assert main(["serve", folder, "--host", "192.0.2.1"]) == 3
     assert "as --host" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flags", [["--max-length", "9999"], ["--batch-tokens", "1"]])
+def test_settings_are_checked_before_words_are_read(
+    flags: list[str], folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(*_: object) -> None:
+        pytest.fail("words were read")
+
+    monkeypatch.setattr("meshwright.run.serve.model.words.load_words", read)
+    assert main(["serve", folder, *flags]) == 2
 
 
 def test_without_nixl_no_parcel_goes_through_it(

@@ -2,8 +2,11 @@
 
 import argparse
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from meshwright.cli.answer import Answer, Note
 from meshwright.cli.engine_flags import (
@@ -12,6 +15,7 @@ from meshwright.cli.engine_flags import (
     add_engine,
     model_path,
     needs_serving,
+    settings_of,
 )
 from meshwright.cli.parser import add_common
 from meshwright.cli.serve_engines import add_engines, start_engines
@@ -19,7 +23,6 @@ from meshwright.errors import InputError, Problem
 from meshwright.spec.units import format_some
 
 if TYPE_CHECKING:
-    from meshwright.run.serve.model.words import Words
     from meshwright.run.serve.server import ServerSettings
 
 EXAMPLES = (
@@ -65,21 +68,25 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Answer:
     """Serve until a signal comes; answer with what was served."""
-    with needs_serving():
+    with needs_serving(), ExitStack() as held:
+        from meshwright.run.serve.engine.start import check_start
         from meshwright.run.serve.model.words import load_words
         from meshwright.run.serve.server import run_server, serve_app
         from meshwright.run.serve.server.keys import read_keys
         from meshwright.run.serve.server.readers import Readers
-        from meshwright.run.serve.server.running import check_address
+        from meshwright.run.serve.server.running import take_address
 
         path = model_path(args.model)
         if args.random_weights:
             what = "random weights have no words, and a server needs some"
             raise InputError([Problem("--random-weights", what, "use mw generate --draw")])
-        words = load_words(path)
-        settings = _settings(args, path, words)
         # What is wrong is told before minutes go by in which weights are read.
-        check_address(settings)
+        check_start(path, settings_of(args))
+        settings = _settings(args, path)
+        sockets = [held.enter_context(one) for one in take_address(settings)]
+        words = load_words(path)
+        if not args.no_model_sampling:
+            settings = msgspec.structs.replace(settings, sampling=words.sampling)
         keys = read_keys(settings.keys_file, "MESHWRIGHT_API_KEYS")
         read_keys(settings.admin_keys_file, "MESHWRIGHT_ADMIN_KEYS")
         Readers(words, settings.tool_format, reasoning=settings.reasoning)
@@ -93,7 +100,7 @@ def run(args: argparse.Namespace) -> Answer:
         def ready(url: str) -> None:
             print(f"serving {settings.model} at {url}/v1", file=sys.stderr, flush=True)
 
-        run_server(app, settings, started=ready)
+        run_server(app, settings, started=ready, sockets=sockets)
     gauges = engine.gauges()
     data = {
         "model": settings.model,
@@ -106,12 +113,10 @@ def run(args: argparse.Namespace) -> Answer:
     return Answer("serve/1", data, (Note(text),))
 
 
-def _settings(args: argparse.Namespace, path: Path, words: "Words") -> "ServerSettings":
+def _settings(args: argparse.Namespace, path: Path) -> "ServerSettings":
     from meshwright.run.serve.server import ServerSettings
 
     given: dict[str, Any] = {}
-    if not args.no_model_sampling:
-        given["sampling"] = words.sampling
     for name, kind in (("port", int), ("waiting", int), ("request_s", float), ("drain_s", float)):
         text = getattr(args, name)
         if text is not None:

@@ -8,10 +8,13 @@ import pytest
 import torch
 
 from meshwright.errors import DamagedFile, InputError
+from meshwright.run.serve.engine.settings import EngineSettings
+from meshwright.run.serve.engine.start import check_start
+from meshwright.run.serve.model.gguf_file import context_of
 from meshwright.run.serve.model.load import load_served
 from meshwright.run.serve.model.words import Words, load_words
 from tests.run.nn.huggingface.reference import logits_of, reference, tokens_of
-from tests.run.serve.model.gguf_made import rounded, write_gguf
+from tests.run.serve.model.gguf_made import gguf, rounded, write_gguf
 
 SIZES = {
     "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -136,6 +139,26 @@ def test_what_is_not_read_is_refused(facts: dict[str, Any], match: str, tmp_path
     write_gguf(tmp_path / "m.gguf", theirs, **facts)
     with pytest.raises(InputError, match=match):
         load_served(tmp_path / "m.gguf")
+
+
+def test_a_context_that_is_too_short_is_told_by_the_first_facts_alone(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_array("general.tags", ["small", "kind"])
+    writer.add_array("general.numbers", [1, 2, 3])
+    writer.add_float32("llama.rope.scaling.factor", 2.0)
+    writer.add_context_length(64)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    check_start(path, EngineSettings(max_length=64))
+    with pytest.raises(InputError, match="65 is more than the 64 tokens"):
+        check_start(path, EngineSettings(max_length=65))
+    whole = path.read_bytes()
+    assert {context_of(path)} == {64}
+    for end in range(len(whole)):
+        path.write_bytes(whole[:end])
+        assert context_of(path) is None
 
 
 def test_broken_files_are_named(tmp_path: Path) -> None:

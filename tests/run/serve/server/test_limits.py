@@ -21,6 +21,7 @@ from meshwright.run.serve.interface import EngineBroken
 from meshwright.run.serve.routed import Routed
 from meshwright.run.serve.server import Served, ServerSettings, serve_app
 from meshwright.run.serve.server.keys import read_keys
+from meshwright.run.serve.server.running import take_address
 from tests.run.serve.server.pretend import Bytes, PretendEngine
 from tests.run.serve.server.wire import opened, send
 
@@ -341,6 +342,30 @@ def test_settings_can_be_written_down_and_read_again() -> None:
     plain = msgspec.to_builtins(settings, enc_hook=str)
     again = msgspec.convert(plain, ServerSettings, dec_hook=lambda kind, text: kind(text))
     assert again == settings
+
+
+def test_an_address_is_one_servers_from_before_it_listens() -> None:
+    (first,) = take_address(ServerSettings(model="parrot", port=0))
+    with first:
+        port = first.getsockname()[1]
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port), timeout=5)
+        with pytest.raises(MissingPart, match=f"{port}: Address already in use"):
+            take_address(ServerSettings(model="parrot", port=port))
+
+
+def test_a_server_may_follow_another_at_once(served: Served) -> None:
+    engine, port = PretendEngine(), 0
+    for _ in range(3):
+        settings = ServerSettings(model="parrot", port=port, access_log=False)
+        with Served(serve_app(engine, Bytes(), settings), settings) as one:
+            port = int(one.url.rpartition(":")[2])
+            with socket.create_connection(("127.0.0.1", port)) as asking:
+                asking.sendall(b"GET /health HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")
+                # The server closes first, so that it is its side that the system remembers.
+                while asking.recv(1 << 16):
+                    pass
+    assert port != int(served.url.rpartition(":")[2])
 
 
 def test_a_taken_address_is_named(served: Served) -> None:

@@ -72,12 +72,11 @@ def device_of(name: str, rank: int = 0) -> torch.device:
     return torch.device("cuda", number)
 
 
-def check_length(model: Model, settings: EngineSettings) -> None:
+def check_length(context: int, settings: EngineSettings) -> None:
     """Raise where prompts with their answers are to be longer than the model's context."""
-    if settings.max_length is not None and settings.max_length > model.max_positions:
-        context = f"{model.max_positions:,} tokens of the model's context"
-        what = f"{settings.max_length:,} is more than the {context}"
-        fix = f"use at most {model.max_positions}, or leave it out"
+    if settings.max_length is not None and settings.max_length > context:
+        what = f"{settings.max_length:,} is more than the {context:,} tokens of the model's context"
+        fix = f"use at most {context}, or leave it out"
         raise InputError([Problem("max_length", what, fix)])
 
 
@@ -106,7 +105,7 @@ def build_runner(
         with clock("draft"):
             draft, _ = _decoder(settings.draft, settings, device, dtype, None)
     limits, model = settings.limits, decoder.model
-    check_length(model, settings)
+    check_length(model.max_positions, settings)
     length = settings.max_length or model.max_positions
     rows = limits.batch_requests
     sampler = Sampler(rows + 1, model.vocab, device, eos=ends)

@@ -15,7 +15,7 @@ from meshwright.run.serve.engine.runner import Runner
 from meshwright.run.serve.engine.runs import Runs
 from meshwright.run.serve.engine.settings import GUESSES, EngineSettings
 from meshwright.run.serve.engine.upkeep import Upkeep
-from meshwright.run.serve.model.gguf_file import is_gguf
+from meshwright.run.serve.model.gguf_file import context_of, is_gguf
 from meshwright.run.serve.model.words import Words, load_words
 from meshwright.run.serve.parcels import post_of
 from meshwright.run.serve.sampling.grammar import Grammars
@@ -42,11 +42,7 @@ def start_engine(
     `ranks` is what its ranks can do beside answering.
     """
     clock = Clock()
-    if isinstance(source, Model) or not is_gguf(Path(source)):
-        # Before minutes go by; what a GGUF file describes is known when it is read.
-        model = source if isinstance(source, Model) else load_config(source)
-        check_length(model, settings)
-        check_ranks(model, settings)
+    check_start(source, settings)
     with clock("words"):
         words = None
         if not isinstance(source, Model) and not settings.random_weights:
@@ -70,6 +66,17 @@ def start_engine(
     quantised = settings.weights != "model"
     upkeep = Upkeep(engine, do, first=first, quantised=quantised, ranks=settings.tp)
     return Started(engine, upkeep, words, tuple(clock.took))
+
+
+def check_start(source: str | Path | Model, settings: EngineSettings) -> None:
+    """Raise where a model cannot be served so, before minutes go by in which weights are read."""
+    if not isinstance(source, Model) and is_gguf(Path(source)):
+        if (context := context_of(Path(source))) is not None:
+            check_length(context, settings)
+        return
+    model = source if isinstance(source, Model) else load_config(source)
+    check_length(model.max_positions, settings)
+    check_ranks(model, settings)
 
 
 def _guesses(runner: Runs, settings: EngineSettings) -> Guesses | None:

@@ -4,9 +4,10 @@ The file is mapped; a tensor is dequantised to fp32 when it is asked for. Dimens
 torch's order, rows first.
 """
 
+import struct
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, BinaryIO, Self, TypeVar
 
 import numpy as np
 import torch
@@ -24,6 +25,58 @@ def is_gguf(path: Path) -> bool:
         return path.suffix == ".gguf"
     with path.open("rb") as file:
         return path.suffix == ".gguf" or file.read(len(_MAGIC)) == _MAGIC
+
+
+def context_of(path: Path) -> int | None:
+    """Return the context of a file's model, from its first facts; None where these do not tell.
+
+    The library reads all facts at once, words and all, which takes seconds.
+    """
+    try:
+        with path.open("rb") as file:
+            version, _, facts = struct.unpack("<4xIQQ", file.read(24))
+            for _ in range(facts if version in _VERSIONS else 0):
+                key, kind = _text(file), _number(file, 4)
+                if key.endswith(b".context_length") and kind in _WIDTHS:
+                    return _number(file, _WIDTHS[kind])
+                _skip(file, kind)
+    except (struct.error, ValueError, OSError):
+        # What is broken is told by who reads all of it.
+        pass
+    return None
+
+
+_VERSIONS = (2, 3)
+_WIDTHS = dict(enumerate((1, 1, 2, 2, 4, 4, 4, 1))) | {10: 8, 11: 8, 12: 8}
+"""Bytes of a fact by the number of its kind, as GGUF's description lists them."""
+_TEXT, _LIST = 8, 9
+_MANY = 1 << 16
+"""No name of a fact is as long, and no list before the words."""
+
+
+def _number(file: BinaryIO, width: int) -> int:
+    data = file.read(width)
+    if len(data) < width:
+        raise ValueError("the file ends")
+    return int.from_bytes(data, "little")
+
+
+def _text(file: BinaryIO) -> bytes:
+    if (length := _number(file, 8)) >= _MANY:
+        raise ValueError("a text without end")
+    return file.read(length)
+
+
+def _skip(file: BinaryIO, kind: int) -> None:
+    """Go behind a fact's value."""
+    kind, count = (_number(file, 4), _number(file, 8)) if kind == _LIST else (kind, 1)
+    if kind in _WIDTHS:
+        file.seek(_WIDTHS[kind] * count, 1)
+    elif kind == _TEXT and count < _MANY:
+        for _ in range(count):
+            file.seek(_number(file, 8), 1)
+    else:
+        raise ValueError("a list of lists, or of words")
 
 
 class GgufFile:

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable
 from types import FrameType, TracebackType
+from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
@@ -33,6 +34,9 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
+        for one in sockets or ():
+            # The next server need not wait until the system forgets the connections of this one.
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         await super().startup(sockets)
         if self.started and self.started_at is not None:
             self.started_at(self.url())
@@ -98,14 +102,18 @@ def _server(app: Starlette, settings: ServerSettings) -> _Server:
 
 
 def run_server(
-    app: Starlette, settings: ServerSettings, *, started: Callable[[str], object] | None = None
+    app: Starlette,
+    settings: ServerSettings,
+    *,
+    started: Callable[[str], object] | None = None,
+    sockets: list[socket.socket] | None = None,
 ) -> None:
     """Serve until SIGINT or SIGTERM, then end what is under way and return.
 
     Health turns 503 with the first signal, and new requests are refused; those under way have
     `drain_s` seconds. A second signal ends them at once, and they say so; a third one waits for
     no client. The access log goes to stderr. `started` is called with the address as soon as
-    requests are taken.
+    requests are taken; `sockets` are what `take_address` gave, where somebody called it before.
 
     Raises:
         MissingPart: Where the address is taken.
@@ -114,31 +122,77 @@ def run_server(
     server = _server(app, settings)
     server.started_at = started
     try:
-        server.run()
+        server.run(sockets or take_address(settings))
     except SystemExit:
-        raise _no_address(settings) from None
-
-
-def check_address(settings: ServerSettings) -> None:
-    """Raise where nobody can listen there, before minutes go by in which weights are read.
-
-    Raises:
-        MissingPart: Where the port is taken, or the host is no address of this machine.
-    """
-    try:
-        found = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)
-        socket.create_server((settings.host, settings.port), family=found[0][0]).close()
+        raise _not_started() from None
     except OSError as error:
         raise _no_address(settings, error) from None
 
 
-def _no_address(settings: ServerSettings, error: OSError | None = None) -> MissingPart:
+def take_address(settings: ServerSettings) -> list[socket.socket]:
+    """Take the address, before minutes go by in which weights are read; nobody listens there yet.
+
+    Whoever asks meanwhile is refused, and so is another server that wants the same port.
+
+    Raises:
+        MissingPart: Where the port is taken, or the host is no address of this machine.
+    """
+    taken, absent = list[socket.socket](), list[OSError]()
+    try:
+        found = socket.getaddrinfo(
+            settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        for family, address in dict.fromkeys((each[0], each[4]) for each in found):
+            try:
+                taken.append(_bound(family, address))
+            except OSError as error:
+                # A name may have addresses of both kinds, and a machine those of one.
+                if error.errno not in {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}:
+                    raise
+                absent.append(error)
+        if not taken:
+            raise absent[0]
+    except OSError as error:
+        for one in taken:
+            one.close()
+        raise _no_address(settings, error) from None
+    return taken
+
+
+def _bound(family: int, address: Any) -> socket.socket:
+    """Return a socket that has an address for itself.
+
+    One that may be shared with what its predecessor left open is taken only where there is such:
+    two servers that start at once could both have it until they listen.
+    """
+    one = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        if family == socket.AF_INET6:
+            one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        try:
+            one.bind(address)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            one.bind(address)
+    except OSError:
+        one.close()
+        raise
+    return one
+
+
+def _not_started() -> MissingPart:
+    return MissingPart("the server did not start", "its log says why")
+
+
+def _no_address(settings: ServerSettings, error: OSError) -> MissingPart:
     what = f"cannot listen on {settings.host}:{settings.port}"
-    if error is None or error.errno in {errno.EADDRINUSE, errno.EACCES}:
+    if error.errno in {errno.EADDRINUSE, errno.EACCES}:
         fix = "use another --port, or 0 for any"
     else:
         fix = "use an address of this machine as --host, such as 127.0.0.1 or 0.0.0.0"
-    return MissingPart(f"{what}: {error.strerror}" if error else what, fix)
+    return MissingPart(f"{what}: {error.strerror}", fix)
 
 
 def _log_to_stderr() -> None:
@@ -162,12 +216,11 @@ class Served:
     def __init__(self, app: Starlette, settings: ServerSettings) -> None:
         self._settings = settings
         self._server = _server(app, settings)
-        self._thread = threading.Thread(target=self._run, name="meshwright-server", daemon=True)
         self._up = threading.Event()
 
-    def _run(self) -> None:
+    def _run(self, sockets: list[socket.socket]) -> None:
         try:
-            self._server.run()
+            self._server.run(sockets)
         except SystemExit:
             pass
         finally:
@@ -175,9 +228,15 @@ class Served:
 
     def __enter__(self) -> "Served":
         self._server.started_at = lambda _: self._up.set()
+        self._thread = threading.Thread(
+            target=self._run,
+            args=(take_address(self._settings),),
+            name="meshwright-server",
+            daemon=True,
+        )
         self._thread.start()
         if not self._up.wait(STARTS_WITHIN_S) or not self._server.started:
-            raise _no_address(self._settings)
+            raise _not_started()
         return self
 
     def __exit__(
