@@ -78,6 +78,17 @@ def test_everything_amiss_is_listed_at_once(llama: Path) -> None:
     }
 
 
+def test_a_checkpoint_of_another_model_is_told_in_a_few_lines(llama: Path) -> None:
+    wider = read_config({**LLAMA, "hidden_size": 32, "head_dim": 8, "num_hidden_layers": 3})
+    with pytest.raises(InputError) as caught:
+        load(wider, llama)
+    said = [problem.what for problem in caught.value.problems]
+    assert len(said) <= 8
+    # Nine tensors of the layer that is not there, and as many of each of the others.
+    assert "6 more tensors are missing, 9 in all" in said
+    assert "18 more tensors have other shapes, 21 in all" in said
+
+
 def test_a_faulty_checkpoint_leaves_the_decoder_as_it_was(llama: Path) -> None:
     decoder, before = made(read_config(LLAMA)), made(read_config(LLAMA))
     change(llama, lambda tensors: tensors.pop("model.norm.weight"))

@@ -22,6 +22,7 @@ from meshwright.run.nn.huggingface.families import family_of
 from meshwright.run.nn.huggingface.family import Family, Linked, link_all
 from meshwright.run.nn.huggingface.pieces import Source, pieces
 from meshwright.run.nn.initialise import give_memory
+from meshwright.spec.bounds import require
 from meshwright.spec.model import Model
 from meshwright.spec.model.huggingface import load_config
 
@@ -91,7 +92,7 @@ def _model_of(checkpoint: Checkpoint) -> Model:
 def _compare(
     decoder: Decoder, checkpoint: Tensors, held: Mapping[str, Holding]
 ) -> dict[str, list[Linked]]:
-    """Match their tensors, by name, with the links that read them; list everything amiss."""
+    """Match their tensors, by name, with the links that read them; say what all is amiss."""
     model = decoder.model
     family = family_of(model)
     shapes = {
@@ -103,25 +104,41 @@ def _compare(
         wanted.setdefault(linked.link.theirs, []).append(linked)
     known = wanted.keys() | (_names(decoder, family) if held else set())
     stored = _rooted(family, checkpoint.shapes)
-    problems = []
+    missing, misshapen, unread = list[Problem](), list[Problem](), list[Problem]()
     for name, links in wanted.items():
         where, shape = f"{checkpoint.folder}: {name}", links[0].link.shape
         if name not in stored:
-            problems.append(Problem(where, f"is missing; it fills {links[0].ours}",
-                                    "complete the checkpoint, or mend the model"))  # fmt: skip
+            missing.append(Problem(where, f"is missing; it fills {links[0].ours}",
+                                   "complete the checkpoint, or mend the model"))  # fmt: skip
         elif checkpoint.shapes[stored[name]] != shape:
             what = f"has shape {list(checkpoint.shapes[stored[name]])}, not {list(shape)}"
-            problems.append(Problem(where, what, "use the model the checkpoint was made of"))
+            misshapen.append(Problem(where, what, "use the model the checkpoint was made of"))
         elif why := checkpoint.unreadable(stored[name]):
-            problems.append(Problem(where, why, "use a checkpoint in bf16, fp16, fp32 or fp8"))
-    problems += [
+            unread.append(Problem(where, why, "use a checkpoint in bf16, fp16, fp32 or fp8"))
+    strange = [
         Problem(f"{checkpoint.folder}: {name}", f"a {model.family} model of this shape has no such"
                 " tensor", "use the model the checkpoint was made of")
         for name in stored if name not in known and not _spare(name, family, decoder)
     ]  # fmt: skip
-    if problems:
-        raise InputError(problems)
+    require(
+        _few(missing, "are missing", checkpoint.folder),
+        _few(misshapen, "have other shapes", checkpoint.folder),
+        _few(unread, "are in formats that are not read", checkpoint.folder),
+        _few(strange, "are none of such a model", checkpoint.folder),
+    )
     return {stored[name]: links for name, links in wanted.items()}
+
+
+_SHOWN = 3
+
+
+def _few(problems: list[Problem], what: str, folder: Path) -> list[Problem]:
+    """Return the first of many like problems, and how many more there are."""
+    more = len(problems) - _SHOWN
+    if more < 2:
+        return problems
+    said = f"{more} more tensors {what}, {len(problems)} in all"
+    return [*problems[:_SHOWN], Problem(str(folder), said, problems[0].fix)]
 
 
 def _names(decoder: Decoder, family: Family) -> set[str]:
