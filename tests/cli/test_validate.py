@@ -102,7 +102,31 @@ def test_serving_answers_row_by_row(tmp_path: Path, capsys: Captured) -> None:
     assert "nobody" in second["skipped"]
     assert data["summary"]["predicted"] == 1
     assert main(["validate", "serving", "--runs", str(runs)]) == 0
-    assert "1 skipped with a reason" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "1 skipped with a reason" in shown
+    assert 'the shape of "nobody\'s" is not known\t1\n' in shown
+
+
+def test_reasons_for_which_rows_of_serving_are_skipped_are_counted(
+    tmp_path: Path, capsys: Captured
+) -> None:
+    row = {
+        "engine": "vLLM", "model": "Llama-3.1-8B", "gpu": "H100", "gpus": 1, "isl": 512,
+        "osl": 64, "concurrency_or_batch_or_rate": "concurrency 8",
+    }  # fmt: skip
+    unknown = [{**row, "model": name} for name in ("a", "b", "b")]
+    runs = tmp_path / "runs.json"
+    runs.write_text(json.dumps([*unknown, {**row, "isl": None}]), encoding="utf-8")
+    assert main(["validate", "serving", "--runs", str(runs)]) == 0
+    shown = capsys.readouterr().out
+    assert "the shape of … is not known\t3\nthe row does not say isl\t1\n" in shown
+
+
+def test_serving_without_rows_is_a_fault(tmp_path: Path, capsys: Captured) -> None:
+    path = tmp_path / "none.json"
+    path.write_text("[]", encoding="utf-8")
+    assert main(["validate", "serving", "--runs", str(path)]) == 2
+    assert "there are no rows" in capsys.readouterr().err
 
 
 def test_fleet_answers_one_row_for_each_statistic(tmp_path: Path, capsys: Captured) -> None:

@@ -1,11 +1,14 @@
 """`mw validate serving`: predicted serving beside published runs, row by row."""
 
+import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from meshwright.cli.answer import Answer, Note, View, facts, table
+from meshwright.errors import InputError, Problem
 from meshwright.predict.published.serving import read_rows, score, summary
 
 EXAMPLES = (
@@ -22,11 +25,16 @@ _TABLES = (
 
 def answer(runs: Path) -> Answer:
     """Answer with every row and the summary."""
-    results = score(read_rows(runs))
+    rows = read_rows(runs)
+    if not rows:
+        fix = "give a list with one object for each published run"
+        raise InputError([Problem(str(runs), "there are no rows", fix)])
+    results = score(rows)
     summed = summary(results)
     data = {"rows": [_row(msgspec.to_builtins(result)) for result in results], "summary": summed}
     views: tuple[View, ...] = (
         facts(_headline(summed)),
+        *((_skipped(summed["skipped"]),) if summed["skipped"] else ()),
         *(_table(title, summed[key]) for title, key in _TABLES),
         *((_worst(summed["worst"]),) if summed["worst"] else ()),
         Note(
@@ -72,6 +80,20 @@ def _headline(summed: dict[str, Any]) -> dict[str, object]:
             f"median error {printed['median_abs']:.1%} over {printed['rows']:,}"
         )
     return found
+
+
+def _skipped(reasons: dict[str, int]) -> View:
+    """Lay out why rows were skipped; reasons that differ in names and numbers alone are one."""
+    groups: dict[str, Counter[str]] = {}
+    for reason, count in reasons.items():
+        first = reason.partition("\n")[0].partition(" (fix:")[0]
+        alike = re.sub(r"\d[\d,.]*", "N", re.sub(r"'.*'|\".*\"", "…", first))
+        groups.setdefault(alike, Counter())[first] += count
+    rows = [
+        (next(iter(own)) if len(own) == 1 else alike, own.total()) for alike, own in groups.items()
+    ]
+    rows.sort(key=lambda row: -row[1])
+    return table("reason, rows", rows, "skipped", right="rows", wide="reason")
 
 
 def _table(title: str, groups: dict[str, dict[str, Any]]) -> View:
