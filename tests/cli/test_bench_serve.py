@@ -62,6 +62,9 @@ def test_an_objective_is_kept_with_its_result(
     assert shown["runs"][0]["good_share"] == said["runs"][0]["good_share"] == 0.0
     _, other, _ = _run(capsys, "--show", path, "--slo", "ttft=60s")
     assert other["runs"][0]["good_share"] == 1.0
+    for old in ("--slo speed=1s", "--no-such-flag 3"):
+        save(result_of(run_of([served(0, 0.0, [5, 5])]), command=f"mw bench serve {old}"), path)
+        assert _run(capsys, "--show", path)[1]["slo"] is None
 
 
 @pytest.mark.parametrize(

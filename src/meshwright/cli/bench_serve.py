@@ -161,7 +161,13 @@ def _asked_by(result: Result) -> argparse.Namespace | None:
 def _objective_of(result: Result) -> Objective | None:
     """Return the objective that a result was measured with."""
     asked = _asked_by(result)
-    return parse_objective(asked.slo, "--slo") if asked is not None and asked.slo else None
+    if asked is None or asked.slo is None:
+        return None
+    try:
+        return parse_objective(asked.slo, "--slo")
+    except InputError:
+        # Nobody can mend what was written then.
+        return None
 
 
 def _refuse_other_prompts(
