@@ -28,6 +28,17 @@ def test_plans_are_ranked_and_data_say_the_split(capsys: Captured) -> None:
         assert apart == (32 if setup["placement"] == "colocated" else 16)
 
 
+def test_a_simulation_of_the_plan_says_the_same(capsys: Captured) -> None:
+    words = [*SMALL[:-2], "--placement", "asynchronous", "--tp", "2"]
+    assert main(["plan", "rl", *words, "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)["plans"][0]
+    rollout = str(plan["setup"]["rollout_gpus"])
+    assert main(["simulate", "rl", *words, "--rollout-gpus", rollout, "--json"]) == 0
+    alone = json.loads(capsys.readouterr().out)
+    assert alone["outcome"]["step_s"] == plan["outcome"]["step_s"]
+    assert alone["setup"]["training"] == plan["setup"]["training"]
+
+
 def test_the_screen_fits_eighty_columns(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)

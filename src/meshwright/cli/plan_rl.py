@@ -5,6 +5,7 @@ import sys
 from typing import Any
 
 from meshwright.cli.answer import Answer, View, facts, table
+from meshwright.cli.calibrations import Used, add_calibration, used_for
 from meshwright.cli.loop_described import describe, names_loop
 from meshwright.cli.parser import add_common
 from meshwright.cli.rl_flags import (
@@ -48,6 +49,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--tp", metavar="N,…", help="only these sizes of an engine")
     group.add_argument("--top", metavar="K", default="8", help="plans to show (default: 8)")
     add_rounds(parser)
+    add_calibration(parser)
     add_common(parser)
 
 
@@ -56,23 +58,26 @@ def run(args: argparse.Namespace) -> Answer:
     top = parse_count(args.top, "--top")
     require(whole("--top", top))
     question = question_of(args)
+    used = used_for(args, question.cluster.gpu)
     watched = sys.stderr.isatty() and not (args.quiet or args.json)
 
     def show(text: str) -> None:
         sys.stderr.write(f"\r\x1b[K{text}")
         sys.stderr.flush()
 
-    found = plan_rl(question, report=show if watched else None)
+    found = plan_rl(question, most=top, report=show if watched else None)
     if watched:
         show("")
     data = {
         "plans": [_data(one) for one in found.plans[:top]],
         "refused": found.refused,
         "simulations": found.simulations,
+        "calibration": used.data,
+        "remarks": [f"times are {used.rough}"] if used.rough else [],
     }
     best = found.plans[0]
     quiet = f"{best.setup.placement}: {gpus_words(best.setup)}"
-    return Answer("plan.rl/1", data, _screen(found, top), (quiet,))
+    return Answer("plan.rl/1", data, _screen(found, top, used), (quiet,))
 
 
 def question_of(args: argparse.Namespace) -> Question:
@@ -89,13 +94,15 @@ def question_of(args: argparse.Namespace) -> Question:
     if args.placement is not None:
         given["placements"] = tuple(_placement(word) for word in args.placement.split(","))
     loop = describe(args.model) if names_loop(args.model) else None
+    cluster = share_of(cluster_of(args), gpus)
     return Question(
         model=model_of(args) if loop is None else loop.model,
-        cluster=share_of(cluster_of(args), gpus),
+        cluster=cluster,
         rounds=rounds_of(args, None if loop is None else loop.rounds),
         max_staleness=staleness,
         formats=Formats(weights=args.precision, kv=args.kv),
         engine=engine_of(args),
+        calibration=used_for(args, cluster.gpu).calibration,
         fixed=trainer_fixed(args),
         **given,
     )
@@ -112,7 +119,7 @@ def _data(plan: Planned) -> dict[str, Any]:
     return {"setup": setup_data(plan.setup), "outcome": outcome_data(plan.outcome)}
 
 
-def _screen(found: Found, top: int) -> tuple[View, ...]:
+def _screen(found: Found, top: int, used: Used) -> tuple[View, ...]:
     best = found.plans[0]
     exact = [one for one in found.plans if not one.setup.arrangement.max_staleness]
     why = "nothing synchronous was looked at"
@@ -128,6 +135,8 @@ def _screen(found: Found, top: int) -> tuple[View, ...]:
         "why": why,
         "searched": f"{format_some(found.simulations, 'simulation')}; "
         f"{format_some(len(found.refused), 'setup')} cannot do",
+        "costs": used.words,
+        "times": used.rough,
     }
     rows = [
         (

@@ -72,7 +72,7 @@ def predict_rl(setup: Setup, *, even: bool = True) -> Outcome:
 
 
 def outcome_of(run: Simulated) -> Outcome:
-    """Return the figures of a run, without the steps that fill and drain it."""
+    """Return the figures of a run, without the steps in which it fills, settles and drains."""
     setup = run.setup
     # What engines generate ahead fills the first steps and is missing in the last ones.
     last = len(run.steps) - 2 - setup.arrangement.max_staleness

@@ -17,8 +17,9 @@ from meshwright.spec.model import Model
 from meshwright.spec.units import format_some
 from meshwright.spec.workload import Fixed, Lengths
 
-MEASURED = 4
-"""Steps that are measured, where nobody says."""
+MEASURED = 16
+"""Steps that are measured, where nobody says: asynchronous ones are long and short by turns, and the
+longest answer of each decides many."""
 
 
 class Drawn(NamedTuple):
@@ -107,7 +108,8 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     framework: Framework = MESHWRIGHT
     """What puts both sides together."""
     measured: int = MEASURED
-    """Steps that are measured, between those that fill the pipeline and those that drain it."""
+    """Steps that are measured, after those in which the pipeline fills and settles, and before those
+    that drain it."""
 
     def __post_init__(self) -> None:
         bounds = Bounds()
@@ -127,7 +129,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def arrangement(self) -> Arrangement:
-        """What the controller goes by: enough steps to fill, measure and drain."""
+        """What the controller goes by: enough steps to fill, settle, measure and drain."""
         found = arranged(
             self.placement,
             groups=self.rounds.prompts,
@@ -136,8 +138,10 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
             too_old=self.too_old,
             running=self.running,
         )
-        steps = self.measured + 2 * (found.max_staleness + 1)
-        return msgspec.structs.replace(found, steps=steps)
+        ahead = found.max_staleness + 1
+        # What was begun at once in the beginning goes on ending at once for another round.
+        settles = ahead if found.max_staleness else 0
+        return msgspec.structs.replace(found, steps=self.measured + 2 * ahead + settles)
 
     @property
     def shares_gpus(self) -> bool:
