@@ -119,6 +119,7 @@ def test_weights_travel_faster_inside_a_node() -> None:
         ({"placement": "disaggregated", "rollout": 16}, "24 GPUs are needed"),
         ({"placement": "one-step-off", "max_staleness": 2}, "one-step-off means 1"),
         ({"placement": "disaggregated", "measured": 0}, "measured"),
+        ({"placement": "one-step-off", "too_old": "again"}, "no group gets too old"),
     ],
 )
 def test_what_cannot_be_is_refused(given: dict[str, object], said: str) -> None:

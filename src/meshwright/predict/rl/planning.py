@@ -2,8 +2,8 @@
 
 For every placement and every size of an engine, splits of the GPUs are searched by thirds: the step
 is taken to have one valley between too few engines and too few trainers. The trainer's layout is
-what `training` finds fastest on its share. That screening has few steps each; the best are simulated
-once more with as many as any other simulation has, which decides.
+what `training` finds fastest on its share. That screening has few steps each; the best are
+simulated once more with as many as any other simulation has, which decides.
 """
 
 from collections.abc import Callable

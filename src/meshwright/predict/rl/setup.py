@@ -18,8 +18,8 @@ from meshwright.spec.units import format_some
 from meshwright.spec.workload import Fixed, Lengths
 
 MEASURED = 16
-"""Steps that are measured, where nobody says: asynchronous ones are long and short by turns, and the
-longest answer of each decides many."""
+"""Steps that are measured, where nobody says: asynchronous ones are long and short by turns, and
+the longest answer of each decides many."""
 
 
 class Drawn(NamedTuple):
@@ -108,8 +108,8 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     framework: Framework = MESHWRIGHT
     """What puts both sides together."""
     measured: int = MEASURED
-    """Steps that are measured, after those in which the pipeline fills and settles, and before those
-    that drain it."""
+    """Steps that are measured, after those in which the pipeline fills and settles, and before
+    those that drain it."""
 
     def __post_init__(self) -> None:
         bounds = Bounds()
@@ -118,6 +118,13 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
         if self.beside and self.placement != "disaggregated":
             what = f"{self.placement} with both sides beside each other is not simulated"
             raise InputError([Problem("beside", what, "give both sides GPUs of their own")])
+        terms = self.arrangement
+        if self.too_old != "wait" and (terms.order == "asked" or not terms.max_staleness):
+            what = f"with {self.placement} no group gets too old: steps take them as they were begun"
+            if terms.order == "ended":
+                what = "with a staleness of 0 every step waits for its own groups"
+            fix = "leave it out, or use asynchronous with a staleness of 1 or more"
+            raise InputError([Problem("too_old", what, fix)])
         taken = self.engines.gpus, self.training.gpus
         if self.shares_gpus and taken[0] != taken[1]:
             what = f"engines have {taken[0]} GPUs and the trainer {taken[1]}, which are the same"
