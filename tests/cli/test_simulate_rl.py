@@ -94,6 +94,32 @@ def test_a_device_that_was_measured_is_not_called_rough(capsys: Captured) -> Non
     assert "rough" not in shown
 
 
+def test_answers_are_as_long_as_they_are_said_to_be(capsys: Captured) -> None:
+    words = [*SMALL[:-4], "--steps", "1", "--tp", "2", "--output"]
+    steps = []
+    for output in ("8000", "16000", "32000", "100-16000"):
+        found = answer([*words, output], capsys)
+        assert found["setup"]["rounds"]["longest"] == max(8192, int(output.rpartition("-")[2]))
+        assert found["remarks"] == []
+        steps.append(found["outcome"]["step_s"])
+    assert steps[0] < steps[1] < steps[2] > steps[3]
+
+
+@pytest.mark.parametrize(
+    ("output", "said"),
+    [
+        (["lognormal:4000:0.8"], "19% of the answers that --output says are longer than 8,192"),
+        (["16000", "--longest", "1000"], "100% of the answers that --output says are longer"),
+    ],
+)
+def test_answers_that_are_cut_are_told(output: list[str], said: str, capsys: Captured) -> None:
+    words = [*SMALL[:-4], "--steps", "1", "--output", *output]
+    (remark,) = answer(words, capsys)["remarks"]
+    assert said in remark
+    assert main(["simulate", "rl", *words]) == 0
+    assert f"note: {said}" in capsys.readouterr().err
+
+
 def test_steps_with_answers_of_equal_length_need_not_fit(capsys: Captured) -> None:
     # The trainer's layout just fits; mean answers fill its microbatches a little more.
     words = ["qwen3-8b", "--cluster", "h100-superpod", "--gpus", "32", "--prompt", "1024"]
@@ -125,6 +151,9 @@ def test_quiet_prints_the_step(capsys: Captured) -> None:
         ([*SMALL, "--tp", "3"], "no whole engines of 3"),
         ([*SMALL, "--output", "long"], "--output"),
         ([*SMALL, "--train-ep", "2"], "has no experts"),
+        ([*SMALL, "--too-old", "drop"], "with colocated no group gets too old"),
+        ([*SMALL, "--placement", "asynchronous", "--max-staleness", "0", "--too-old", "again"],
+         "with a staleness of 0"),
         (["deepseek-v3", *SMALL[1:4], "32", "--tp", "16"], "--precision fp8"),
     ],
 )

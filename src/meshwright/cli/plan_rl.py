@@ -4,7 +4,7 @@ import argparse
 import sys
 from typing import Any
 
-from meshwright.cli.answer import Answer, View, facts, table
+from meshwright.cli.answer import Answer, Note, View, facts, table
 from meshwright.cli.calibrations import Used, add_calibration, used_for
 from meshwright.cli.loop_described import describe, names_loop
 from meshwright.cli.parser import add_common
@@ -13,6 +13,7 @@ from meshwright.cli.rl_flags import (
     gpus_words,
     outcome_data,
     rounds_of,
+    rounds_remarks,
     setup_data,
     trainer_fixed,
 )
@@ -68,16 +69,18 @@ def run(args: argparse.Namespace) -> Answer:
     found = plan_rl(question, most=top, report=show if watched else None)
     if watched:
         show("")
+    remarks = rounds_remarks(question.rounds)
     data = {
         "plans": [_data(one) for one in found.plans[:top]],
         "refused": found.refused,
         "simulations": found.simulations,
         "calibration": used.data,
-        "remarks": [f"times are {used.rough}"] if used.rough else [],
+        "remarks": [*([f"times are {used.rough}"] if used.rough else []), *remarks],
     }
     best = found.plans[0]
     quiet = f"{best.setup.placement}: {gpus_words(best.setup)}"
-    return Answer("plan.rl/1", data, _screen(found, top, used), (quiet,))
+    views = (*_screen(found, top, used), *map(Note, remarks))
+    return Answer("plan.rl/1", data, views, (quiet,))
 
 
 def question_of(args: argparse.Namespace) -> Question:

@@ -11,13 +11,18 @@ from meshwright.predict.rl.outcome import Outcome
 from meshwright.predict.rl.setup import Rounds, Setup
 from meshwright.spec.bounds import require, whole
 from meshwright.spec.units import format_some, parse_count
+from meshwright.spec.workload import LogNormal
 
 ROUNDS = {
     "prompts": "128", "samples": "16", "prompt": "256", "output": "lognormal:1024:0.6",
-    "longest": "8192", "seed": "0", "updates": "1", "forwards": "1", "packed": None,
+    "longest": None, "seed": "0", "updates": "1", "forwards": "1", "packed": None,
 }  # fmt: skip
 """What a step is where neither flags nor a file say so."""
+LONGEST = 8192
+"""Where answers are cut that have no longest one, where nobody says."""
 _LENGTHS = ("prompt", "output")
+_FEW = 0.01
+"""Less than this share of answers is cut without a word."""
 TRAINER = ("tp", "pp", "ep")
 """Degrees of the trainer's layout that flags may set; `dp` is what is left."""
 
@@ -36,7 +41,10 @@ def add_rounds(parser: argparse.ArgumentParser) -> None:
         "--output", metavar="TOKENS",
         help="tokens of answers, likewise (default: lognormal:1024:0.6)",
     )  # fmt: skip
-    group.add_argument("--longest", metavar="TOKENS", help="answers are cut there (default: 8192)")
+    group.add_argument(
+        "--longest", metavar="TOKENS",
+        help="answers are cut there (default: 8192, or the end of an --output that has one)",
+    )  # fmt: skip
     group.add_argument("--seed", metavar="N", help="draws lengths")
     trained = parser.add_argument_group("training")
     trained.add_argument("--updates", metavar="N", help="minibatches of a step (default: 1)")
@@ -68,7 +76,20 @@ def rounds_of(args: argparse.Namespace, known: Mapping[str, Any] | None = None) 
         whole("--prompts", fields["prompts"], most=100_000),
         whole("--samples", fields["samples"], most=10_000),
     )
+    if fields["longest"] is None:
+        output = fields["output"]
+        end = 0 if isinstance(output, LogNormal) else output.quantile(1.0)
+        fields["longest"] = max(LONGEST, end)
     return Rounds(**fields)
+
+
+def rounds_remarks(rounds: Rounds) -> list[str]:
+    """Say how many answers are cut, where these are more than a few."""
+    cut = 1 - rounds.output.moment(0, rounds.longest)
+    if cut < _FEW:
+        return []
+    where = f"{rounds.longest:,} tokens (--longest)"
+    return [f"{cut:.0%} of the answers that --output says are longer than {where}, and cut there"]
 
 
 def trainer_fixed(args: argparse.Namespace) -> dict[str, tuple[object, ...]]:

@@ -19,6 +19,7 @@ from meshwright.cli.rl_flags import (
     gpus_words,
     outcome_data,
     rounds_of,
+    rounds_remarks,
     setup_data,
     trainer_fixed,
 )
@@ -102,7 +103,7 @@ def run(args: argparse.Namespace) -> Answer:
     used = used_for(args, setup.cluster.gpu)
     outcome = predict_rl(setup)
     remarks = [f"times are {used.rough}"] if used.rough else []
-    remarks += _too_full(setup, outcome)
+    remarks += [*rounds_remarks(setup.rounds), *_too_full(setup, outcome)]
     remarks += () if loop is None else loop.remarks
     data: dict[str, Any] = {
         "setup": setup_data(setup),
