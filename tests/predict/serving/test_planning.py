@@ -135,6 +135,7 @@ def test_layouts_that_cannot_do_are_refused_with_the_reason() -> None:
     late = plan_serving(question(1, objective={"ttft": 0.001}))
     assert not late.plans
     assert "alone" in late.refused["1 GPU"]
+    assert "around the engine" in late.refused["1 GPU"]
 
 
 def test_degrees_that_no_engine_can_have_are_refused_with_the_reason() -> None:

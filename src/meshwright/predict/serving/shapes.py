@@ -125,7 +125,9 @@ def shape_of(layout: Layout, one: Replica, asked: Asked, objective: Objective) -
     long = asked.long_prompt
     alone_s = cost.step_s(prefill_tokens=long, prefill_pairs=long * long / 2, sampled=1)
     if alone_s + replica.engine.arrival_s > objective.get("ttft", float("inf")):
-        return f"a prompt of {long:,} tokens takes {format_seconds(alone_s)} alone"
+        around = format_seconds(replica.engine.arrival_s)
+        took = format_seconds(alone_s)
+        return f"a prompt of {long:,} tokens takes {took} alone, and {around} around the engine"
     gap_s = min(objective.get("itl", float("inf")), objective.get("tpot", float("inf")))
     context = asked.prompt + asked.output / 2
     fits = int(blocks * limits.block_tokens / mean)
