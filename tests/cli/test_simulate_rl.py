@@ -152,8 +152,10 @@ def test_quiet_prints_the_step(capsys: Captured) -> None:
         ([*SMALL, "--output", "long"], "--output"),
         ([*SMALL, "--train-ep", "2"], "has no experts"),
         ([*SMALL, "--too-old", "drop"], "with colocated no group gets too old"),
-        ([*SMALL, "--placement", "asynchronous", "--max-staleness", "0", "--too-old", "again"],
-         "with a staleness of 0"),
+        (
+            [*SMALL, "--placement", "asynchronous", "--max-staleness", "0", "--too-old", "again"],
+            "with a staleness of 0",
+        ),
         (["deepseek-v3", *SMALL[1:4], "32", "--tp", "16"], "--precision fp8"),
     ],
 )

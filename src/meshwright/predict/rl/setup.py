@@ -120,10 +120,11 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
             raise InputError([Problem("beside", what, "give both sides GPUs of their own")])
         terms = self.arrangement
         if self.too_old != "wait" and (terms.order == "asked" or not terms.max_staleness):
-            what = f"with {self.placement} no group gets too old: steps take them as they were begun"
+            what = f"with {self.placement} no group gets too old: steps take them in their order"
+            fix = "leave out --too-old, or use --placement asynchronous"
             if terms.order == "ended":
                 what = "with a staleness of 0 every step waits for its own groups"
-            fix = "leave it out, or use asynchronous with a staleness of 1 or more"
+                fix = "leave out --too-old, or use --max-staleness 1"
             raise InputError([Problem("too_old", what, fix)])
         taken = self.engines.gpus, self.training.gpus
         if self.shares_gpus and taken[0] != taken[1]:
