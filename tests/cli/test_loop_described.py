@@ -1,6 +1,7 @@
 """Settings of `mw train --recipe grpo` are all that a simulation of the run needs."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 
 from meshwright.cli import main
 from meshwright.cli.loop_described import describe, names_loop, settings_of
+from meshwright.errors import InputError
 
 Captured = pytest.CaptureFixture[str]
 FILE = """
@@ -98,6 +100,45 @@ def test_a_task_that_a_file_names_is_not_loaded(
     path.write_text(text.partition("\n")[2], encoding="utf-8")
     assert main(words) == 2
     assert "task.name: is not loaded" in capsys.readouterr().err
+
+
+OWN_TASK = """
+from meshwright.run.posttrain.rollouts.tasks.sorting import SortingDigits
+
+def it(part):
+    task = SortingDigits(digits=4, part=part)
+    task.vocab, task.stop_tokens = task.words.vocab, (task.words.end,)
+    return task
+"""
+
+
+def test_a_run_of_an_own_task_says_its_vocabulary_itself(
+    tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch", reason="runs the loop")
+    module = tmp_path / "task_of_a_run.py"
+    module.write_text(OWN_TASK, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    path, run = tmp_path / "loop.toml", tmp_path / "run"
+    path.write_text(
+        'steps = 2\nprompts = 4\nsamples = 2\n[task]\nname = "task_of_a_run:it"\n', encoding="utf-8"
+    )
+    assert main(["train", "--recipe", "grpo", str(path), "--folder", str(run)]) == 0
+    module.write_text("raise SystemExit('it was run')\n", encoding="utf-8")
+    monkeypatch.delitem(sys.modules, "task_of_a_run")
+    loop = describe(str(run))
+    assert (loop.model.vocab, loop.model.hidden) == (14, 64)
+    capsys.readouterr()
+    found = simulated([str(run), "--cluster", "cpu-host", "--no-calibration"], capsys)
+    assert found["setup"]["rounds"]["prompt"]["values"] == [6]
+    # A checkpoint that was cut short says nothing; the one before it does.
+    newest = max((run / "checkpoints").iterdir())
+    (newest / "checkpoint.json").write_text("{", encoding="utf-8")
+    assert describe(str(run)).model.vocab == 14
+    for record in (run / "checkpoints").glob("*/checkpoint.json"):
+        record.unlink()
+    with pytest.raises(InputError, match="its vocabulary is not known"):
+        describe(str(run))
 
 
 def test_other_files_are_no_loops(tmp_path: Path, capsys: Captured) -> None:

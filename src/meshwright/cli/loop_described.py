@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import msgspec
 
 from meshwright.cli.answer import Table, table
-from meshwright.errors import InputError, Problem
+from meshwright.errors import DamagedFile, InputError, Problem
 from meshwright.policy.rollout import Placement
 from meshwright.predict.rl.outcome import Outcome
 from meshwright.spec.files import FORMATS, load_data
@@ -89,7 +89,7 @@ def describe(word: str) -> Loop:
         lengths["longest"] = settings.max_turns * most
     aim = settings.objective
     return Loop(
-        model=_model(settings, tasks),
+        model=_model(folder, settings, tasks),
         placement=settings.placement,
         max_staleness=settings.staleness,
         precision=settings.precision,
@@ -179,13 +179,30 @@ def _left_out(settings: "LoopSettings") -> Iterator[str]:
         yield "spare prompts are not drawn: which groups carry a signal is not known before"
 
 
-def _model(settings: "LoopSettings", tasks: "Tasks | None") -> Model:
+def _model(folder: Path, settings: "LoopSettings", tasks: "Tasks | None") -> Model:
     if settings.model:
         return read_model(settings.model, "model")
-    if tasks is None or tasks.vocab is None:
+    vocab = _saved_vocab(folder) if tasks is None else tasks.vocab
+    if vocab is None:
         what = "is not loaded to be simulated, so that its vocabulary is not known"
-        raise InputError([Problem("task.name", what, "name a model's folder: model")])
-    return settings.network.model(tasks.vocab)
+        fix = "name a model's folder (model), or simulate the folder of a run with a checkpoint"
+        raise InputError([Problem("task.name", what, fix)])
+    return settings.network.model(vocab)
+
+
+def _saved_vocab(folder: Path) -> int | None:
+    """Return how many words the embedding of a run has, by the record of its last checkpoint."""
+    from meshwright.run.train.checkpoint.disk import Disk
+    from meshwright.run.train.checkpoint.folder import Folder, read_record
+
+    for found in reversed(Folder(folder / "checkpoints", Disk()).found()):
+        try:
+            table = read_record(found.path).tensors.get("model.embedding.weight")
+        except DamagedFile:
+            continue  # an older one has the same shapes
+        if table is not None and len(table.shape) == 2:
+            return table.shape[0]
+    return None
 
 
 def _lengths(
