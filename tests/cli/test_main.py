@@ -149,6 +149,28 @@ def test_no_words_make_a_traceback(words: list[str]) -> None:
     assert main([word for word in words if word != "-"]) in {0, 1, 2, 3}
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError(
+            "[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory"
+        ),
+    ],
+)
+def test_a_machine_without_enough_memory_is_no_bug_of_ours(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    def fail(_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("meshwright.cli.models.run", fail)
+    assert main(["models"]) == 3
+    told = capsys.readouterr().err
+    assert "there is not enough memory for this" in told
+    assert "bug" not in told
+
+
 def test_a_reader_that_leaves_early_is_no_error() -> None:
     run = f"{sys.executable} -m meshwright models --json | head -c 10"
     done = subprocess.run(["bash", "-o", "pipefail", "-c", run], capture_output=True, check=False)

@@ -45,6 +45,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         if "--debug" in words:
             raise
+        if _ran_out(error):
+            what = f"there is not enough memory for this ({_first_line(error)})"
+            fix = "ask for fewer tokens or requests at a time, or spread it over more devices"
+            lacking = MissingPart(what, fix)
+            show_error(lacking, mode)
+            return lacking.exit_code
         return _own_fault(error)
 
 
@@ -130,6 +136,16 @@ def _mode(words: list[str]) -> str:
     if "--json" in words:
         return "json"
     return "quiet" if {"-q", "--quiet"} & set(words) else "auto"
+
+
+def _ran_out(error: Exception) -> bool:
+    """Say whether a machine or a GPU had no memory left; torch has no one error for that."""
+    named = type(error).__name__ == "OutOfMemoryError" or isinstance(error, MemoryError)
+    return named or "can't allocate memory" in str(error)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
 
 
 def _own_fault(error: Exception) -> int:
