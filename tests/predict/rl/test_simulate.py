@@ -1,10 +1,14 @@
 """Reinforcement learning on a virtual clock: time adds up, order is the controller's."""
 
+from typing import Any
+
 import pytest
+from msgspec.structs import replace
 
 from meshwright.errors import InputError
 from meshwright.policy.rollout import PLACEMENTS, Placement
 from meshwright.predict.rl import outcome_of, predict_rl, simulate
+from meshwright.predict.rl.framework import MESHWRIGHT
 from meshwright.predict.rl.prices import prices_of
 from tests.predict.rl.setups import EVEN, SKEWED, rounds, setup
 
@@ -101,6 +105,24 @@ def test_training_is_priced_by_its_tokens() -> None:
         (step.step_s - fixed) * sum(one.tokens for one in batch) / prices.tokens + fixed
     )
     assert once > without
+
+
+def test_one_step_off_and_asynchronous_differ_by_the_ends_of_long_answers() -> None:
+    def step_s(placement: Placement, **given: Any) -> float:
+        asked = rounds(prompts=64, samples=16, output=given.pop("output"))
+        found = predict_rl(setup(placement, rounds=asked, measured=8, **given), even=False)
+        return found.step_s
+
+    even = [step_s(placement, output=EVEN) for placement in STALE]
+    assert even[0] == pytest.approx(even[1], rel=1e-6)
+    anew, kept = (
+        step_s("asynchronous", output=SKEWED, framework=replace(MESHWRIGHT, recomputes=recomputes))
+        for recomputes in (True, False)
+    )
+    assert kept == pytest.approx(anew, rel=0.05)
+    assert step_s("asynchronous", output=SKEWED, max_staleness=2) < min(
+        anew, step_s("one-step-off", output=SKEWED)
+    )
 
 
 def test_weights_travel_faster_inside_a_node() -> None:
