@@ -112,6 +112,7 @@ def test_what_was_recorded_trains_to_the_same_bits(tmp_path: Path) -> None:
         ({"seed": 5}, "seed is 0 there and 5 here"),
         ({"samples": 2}, "samples is 4 there and 2 here"),
         ({"task": TaskSettings(digits=5)}, "'sort 3 digits .train.' there and 'sort 5 digits"),
+        ({"steps": 2}, r"holds 1 steps, and 2 are asked for .*use steps=1"),
     ],
 )
 def test_rollouts_of_another_run_are_not_replayed(

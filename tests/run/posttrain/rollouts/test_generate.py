@@ -148,6 +148,17 @@ def test_no_rollout_is_longer_than_the_context(pool: VerifierPool, tokens: int) 
     assert all(rollout.turns[-1].observation == () for rollout in group)
 
 
+class _Long(_Endless):
+    prompt = tuple(range(10)) * 7  # type: ignore[assignment]
+
+
+def test_a_prompt_that_leaves_no_room_is_told_as_that(pool: VerifierPool) -> None:
+    drawing = Drawing(samples=1, max_tokens=2)
+    ((rollout,),) = Generator(engine(), _Long(), pool, drawing).groups(0, [0], version=0)
+    assert rollout.ending == "error"
+    assert rollout.error == "its prompt has 70 tokens, and the context holds 64"
+
+
 def test_a_run_says_once_that_episodes_ended_without_a_reward(pool: VerifierPool) -> None:
     drawing = Drawing(samples=2, max_tokens=2, stop_tokens=tuple(range(14)))
     (group,) = Generator(engine(), _Endless(), pool, drawing).groups(0, [0], version=0)

@@ -157,6 +157,8 @@ def _replayed(settings: LoopSettings, tasks: Tasks) -> Replay:
     if found[: len(wanted)] != wanted:
         what = f"holds {known} steps, of other prompts than {settings.prompts} for each of {steps}"
         fix = "use the settings of the run that recorded it"
+        if found == wanted[: len(found)]:
+            what, fix = f"holds {known} steps, and {steps} are asked for", f"use steps={known}"
         raise InputError([Problem(settings.replay, what, fix)])
     return replay
 

@@ -302,7 +302,14 @@ class Stream:
         self._put(running)
 
     def _put(self, running: _Running) -> None:
-        room = self._engine.max_length - len(running.ids)
+        most = self._engine.max_length
+        room = most - len(running.ids)
+        if room <= 0 and not running.turns:
+            running.error = (
+                f"its prompt has {len(running.ids)} tokens, and the context holds {most}"
+            )
+            self._end(running, "error")
+            return
         if room <= 0:
             self._end(running, "length")
             return
