@@ -39,6 +39,14 @@ def test_a_simulation_of_the_plan_says_the_same(capsys: Captured) -> None:
     assert alone["setup"]["training"] == plan["setup"]["training"]
 
 
+def test_what_a_plan_leaves_out_is_told_with_it(capsys: Captured) -> None:
+    words = ["qwen3-30b-a3b", *SMALL[1:9], "--tp", "1", "--placement", "colocated"]
+    assert main(["plan", "rl", *words, "--output", "4000", "--longest", "400", "--json"]) == 0
+    cut, held = json.loads(capsys.readouterr().out)["remarks"]
+    assert cut.startswith("100% of the answers")
+    assert held.startswith("while new weights come in a GPU would hold")
+
+
 def test_the_screen_fits_eighty_columns(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)

@@ -15,6 +15,7 @@ from meshwright.cli.rl_flags import (
     rounds_of,
     rounds_remarks,
     setup_data,
+    too_full,
     trainer_fixed,
 )
 from meshwright.cli.serve_flags import add_served, cluster_of, engine_of, model_of
@@ -69,7 +70,8 @@ def run(args: argparse.Namespace) -> Answer:
     found = plan_rl(question, most=top, report=show if watched else None)
     if watched:
         show("")
-    remarks = rounds_remarks(question.rounds)
+    best = found.plans[0]
+    remarks = [*rounds_remarks(question.rounds), *too_full(best.setup, best.outcome)]
     data = {
         "plans": [_data(one) for one in found.plans[:top]],
         "refused": found.refused,
@@ -77,7 +79,6 @@ def run(args: argparse.Namespace) -> Answer:
         "calibration": used.data,
         "remarks": [*([f"times are {used.rough}"] if used.rough else []), *remarks],
     }
-    best = found.plans[0]
     quiet = f"{best.setup.placement}: {gpus_words(best.setup)}"
     views = (*_screen(found, top, used), *map(Note, remarks))
     return Answer("plan.rl/1", data, views, (quiet,))

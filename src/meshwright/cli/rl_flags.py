@@ -1,16 +1,17 @@
 """Flags that describe reinforcement learning: what a step generates, and who trains on it."""
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
 
 from meshwright.cli.request_flags import parse_lengths
 from meshwright.predict.rl.outcome import Outcome
+from meshwright.predict.rl.prices import SYNCING
 from meshwright.predict.rl.setup import Rounds, Setup
 from meshwright.spec.bounds import require, whole
-from meshwright.spec.units import format_some, parse_count
+from meshwright.spec.units import format_bytes, format_some, parse_count
 from meshwright.spec.workload import LogNormal
 
 ROUNDS = {
@@ -127,6 +128,17 @@ def setup_data(setup: Setup) -> dict[str, Any]:
 def outcome_data(outcome: Outcome) -> dict[str, Any]:
     """Return an outcome as plain data."""
     return {**msgspec.to_builtins(outcome), "skew": outcome.skew}
+
+
+def too_full(setup: Setup, outcome: Outcome) -> Iterator[str]:
+    """Say where new weights find no room beside what a GPU has."""
+    held, there = outcome.peak_bytes[SYNCING], setup.cluster.gpu.memory_bytes
+    if held > there:
+        yield (
+            f"while new weights come in a GPU would hold {format_bytes(held)} of "
+            f"{format_bytes(there)}, as they are kept aside until all have come; with a larger "
+            "--tp each has fewer"
+        )
 
 
 def gpus_words(setup: Setup) -> str:

@@ -4,7 +4,6 @@ In the place of the model, settings of `mw train --recipe grpo` say the model an
 """
 
 import argparse
-from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -21,6 +20,7 @@ from meshwright.cli.rl_flags import (
     rounds_of,
     rounds_remarks,
     setup_data,
+    too_full,
     trainer_fixed,
 )
 from meshwright.cli.serve_flags import add_served, cluster_of, engine_of, model_of
@@ -28,7 +28,6 @@ from meshwright.errors import InputError, Problem
 from meshwright.policy.rollout import PLACEMENTS, TOO_OLD
 from meshwright.predict.rl.engines import require_room
 from meshwright.predict.rl.outcome import Outcome, predict_rl
-from meshwright.predict.rl.prices import SYNCING
 from meshwright.predict.rl.setup import MEASURED, Setup, share_of
 from meshwright.predict.rl.training import training_layout
 from meshwright.predict.serving.fleet import Copies, default_limits
@@ -103,7 +102,7 @@ def run(args: argparse.Namespace) -> Answer:
     used = used_for(args, setup.cluster.gpu)
     outcome = predict_rl(setup)
     remarks = [f"times are {used.rough}"] if used.rough else []
-    remarks += [*rounds_remarks(setup.rounds), *_too_full(setup, outcome)]
+    remarks += [*rounds_remarks(setup.rounds), *too_full(setup, outcome)]
     remarks += () if loop is None else loop.remarks
     data: dict[str, Any] = {
         "setup": setup_data(setup),
@@ -270,17 +269,6 @@ def _screen(setup: Setup, outcome: Outcome, used: Used) -> tuple[View, ...]:
         for name, seconds in waits.items():
             rows.append((who, f"waits: {WAITS[name]} ({name})", *_time(seconds, outcome)))
     return facts(said), table("who, what, time, share", rows, right="time, share")
-
-
-def _too_full(setup: Setup, outcome: Outcome) -> Iterator[str]:
-    """Say where new weights find no room beside what a GPU has."""
-    held, there = outcome.peak_bytes[SYNCING], setup.cluster.gpu.memory_bytes
-    if held > there:
-        yield (
-            f"while new weights come in a GPU would hold {format_bytes(held)} of "
-            f"{format_bytes(there)}, as they are kept aside until all have come; with a larger "
-            "--tp each has fewer"
-        )
 
 
 def _time(seconds: float, outcome: Outcome) -> tuple[str, str]:
