@@ -88,8 +88,11 @@ class Steps:
             # Whoever got a piece is ahead in the loop, and writes it before the next step.
             asyncio.get_running_loop().call_soon(self._step)
 
-    async def embed(self, prompts: Sequence[tuple[int, ...]]) -> list[list[float]]:
+    async def embed(
+        self, prompts: Sequence[tuple[int, ...]], adapter: str | None = None
+    ) -> list[list[float]]:
         """Return nothing of use."""
+        del adapter
         return [[1.0] for _ in prompts]
 
     def gauges(self) -> Gauges:
