@@ -48,6 +48,29 @@ def test_command_lines_name_a_folder_and_no_catalog_name(tmp_path: Path, capsys:
     assert own["notes"] == []
 
 
+def test_a_plan_for_an_engine_is_made_of_its_own_times(capsys: Captured) -> None:
+    slow = ["--rate", "5", "--slo", "ttft=2s", "--tp", "1", "--together"]
+    few = [*WORDS, "--requests", "50", *slow]
+    own = answer([*few, "--for", "sglang"], capsys)
+    assert own["engine"] == own["plans"][0]["fleet"]["engine"] == "SGLang"
+    named = answer([*few, "--engine", "sglang"], capsys)
+    assert own["plans"] == named["plans"] != answer(few, capsys)["plans"]
+    assert named["commands"]["target"] == "sglang"
+    # `trtllm-serve` runs the newer of its two backends, and the other may be asked for.
+    other = ["--for", "tensorrt-llm"]
+    assert answer([*few, *other], capsys)["engine"] == "TensorRT-LLM PyTorch"
+    assert answer([*few, *other, "--engine", "tensorrt-llm"], capsys)["engine"] == "TensorRT-LLM"
+
+
+@pytest.mark.parametrize(
+    ("more", "code"), [(["--together"], 0), (["--together", "--slo", "ttft=5ms"], 1)]
+)
+def test_the_screen_says_whose_times_they_are(more: list[str], code: int, capsys: Captured) -> None:
+    few = [*WORDS, "--requests", "50", "--tp", "1", *more]
+    assert "times\tvLLM's: neither --for nor --engine is given\n" in said(few, capsys, code)
+    assert "times\tvLLM's\n" in said([*few, "--for", "vllm"], capsys, code)
+
+
 def test_the_screen_fits_eighty_columns(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
@@ -109,6 +132,8 @@ def test_nothing_that_does_is_the_answer_no(capsys: Captured) -> None:
         ([*WORDS[:3], "--concurrency", "4", "--slo", "ttft=1s"], "one rate"),
         ([*WORDS, "--rate", "inf"], "mw simulate serve --rate inf"),
         ([*WORDS, "--for", "vlm"], "vllm"),
+        ([*WORDS, "--engine", "vlm"], "vllm"),
+        ([*WORDS, "--for", "vllm", "--engine", "sglang"], "use --engine vllm"),
     ],
 )
 def test_faults_are_named(words: list[str], told: str, capsys: Captured) -> None:

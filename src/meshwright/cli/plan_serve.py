@@ -58,6 +58,13 @@ _NARROWER = {
     "int8": "int4",
 }  # fmt: skip
 """What takes fewer bits than a format of weights, where anything does."""
+_WHOSE: dict[Target, tuple[str, ...]] = {
+    "meshwright": ("meshwright",),
+    "vllm": ("vllm",),
+    "sglang": ("sglang",),
+    "tensorrt-llm": ("tensorrt-llm-pytorch", "tensorrt-llm"),
+}
+"""Engines that a target's command lines start; the first is the one that they start by default."""
 _FOLDER = "MODEL_DIR"
 """Stands in command lines for a model that was described without its weights."""
 
@@ -65,7 +72,7 @@ _FOLDER = "MODEL_DIR"
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
     parser.usage = "mw plan serve MODEL --cluster NAME --slo NAME=TIME,… [requests] [flags]"
-    add_served(parser)
+    add_served(parser, engine="that of --for, or vllm")
     judged = parser.add_argument_group("what is asked of it")
     add_objective(judged)
     judged.add_argument("--gpus", metavar="N", default="64", help="as many at most (default: 64)")
@@ -90,15 +97,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Answer:
     """Answer with the cheapest plans."""
+    said = args.engine is not None or args.target is not None
+    args.engine = _engine_name(args)
     (question, beyond), top = _question(args), parse_count(args.top, "--top")
     require(whole("--top", top))
     with _Watching(quiet=args.quiet or args.json) as watching:
         found = plan_serving(question, most=top, report=watching.show)
     left_out = context_notes(beyond, question.model)
+    times = f"{question.engine.name}'s" + ("" if said else ": neither --for nor --engine is given")
     data: dict[str, Any] = {
         "beyond_context": beyond,
         "objective": question.objective,
         "attain": question.attain,
+        "engine": question.engine.name,
         "plans": [_data(plan) for plan in found.plans],
         "refused": found.refused,
         "beaten": found.beaten,
@@ -107,7 +118,7 @@ def run(args: argparse.Namespace) -> Answer:
         "nearest": None if found.nearest is None else _data(found.nearest),
     }
     if not found.plans:
-        return Answer("plan.serve/1", data, (*_nothing(question, found), *left_out), (), 1)
+        return Answer("plan.serve/1", data, (*_nothing(question, found, times), *left_out), (), 1)
     target: Target = args.target or _own_target(args.engine)
     is_folder = Path(args.model).is_dir()
     exported = command_lines(found.plans[0].fleet, target, args.model if is_folder else _FOLDER)
@@ -117,7 +128,7 @@ def run(args: argparse.Namespace) -> Answer:
     data["commands"] = {
         "target": target, "lines": exported.lines, "starts": exported.starts, "notes": notes
     }  # fmt: skip
-    views = [*_screen(question, found), *left_out]
+    views = [*_screen(question, found, times), *left_out]
     if args.target:
         views.append(Text("\n".join(exported.lines)))
         views += [Note(note) for note in notes]
@@ -174,9 +185,22 @@ def _values(args: argparse.Namespace, name: str) -> tuple[int, ...] | None:
     return found or None
 
 
+def _engine_name(args: argparse.Namespace) -> str:
+    """Return whose times count: the engine's that is named, or that the command lines start."""
+    target: Target | None = args.target
+    if args.engine is None:
+        return "vllm" if target is None else _WHOSE[target][0]
+    engine = engine_of(args)
+    if target is not None and engine not in (ENGINE_NAMES[name] for name in _WHOSE[target]):
+        what = f"command lines are for {target}, and times would be those of {engine.name}"
+        fix = f"leave it out, or use --engine {_WHOSE[target][0]}"
+        raise InputError([Problem("--engine", what, fix)])
+    named: str = args.engine
+    return named
+
+
 def _own_target(engine: str) -> Target:
-    name = ENGINE_NAMES[engine.lower()].name.lower()
-    return next((target for target in TARGETS if name.startswith(target)), "vllm")
+    return next(target for target, names in _WHOSE.items() if engine.lower() in names)
 
 
 def _stands_for(model: str, target: Target) -> str:
@@ -188,13 +212,14 @@ def _data(plan: ServingPlan) -> dict[str, Any]:
     return {"fleet": fleet_data(plan.fleet), "outcome": msgspec.to_builtins(plan.outcome)}
 
 
-def _screen(question: ServingQuestion, found: ServingAnswer) -> tuple[View, ...]:
+def _screen(question: ServingQuestion, found: ServingAnswer, times: str) -> tuple[View, ...]:
     best = found.plans[0]
     replica, limits = best.fleet.serving.replica, best.fleet.serving.limits
     price = best.fleet.dollars_per_hour
     said = {
         "plan": f"{best.fleet.gpus} × {replica.cluster.gpu.name}: {engines_words(best.fleet)}",
         "limits": limits_words(limits),
+        "times": times,
         "objective": objective_words(question.objective, best.outcome, question.attain),
         "cost": "" if price is None else f"${price:,.2f} an hour, "
         f"${best.outcome.dollars_per_million_tokens:.3g} for a million tokens of answers",
@@ -272,17 +297,17 @@ def _missed(plan: ServingPlan) -> str:
     return f"{missed[worst]:.{digits}%} of requests miss {worst}"
 
 
-def _nothing(question: ServingQuestion, found: ServingAnswer) -> tuple[View, ...]:
+def _nothing(question: ServingQuestion, found: ServingAnswer, times: str) -> tuple[View, ...]:
     """Say why there is no plan."""
     asked = ", ".join(f"{n} ≤ {format_seconds(v)}" for n, v in question.objective.items())
     there = question.allowed_gpus
     said = f"no fleet of {format_some(there, 'GPU')} or fewer keeps to {asked}"
     rows = list(found.refused.items())[-_MOST_SHOWN:]
-    views: list[View] = [Text(said)]
+    near = ""
     if found.nearest is not None:
         fleet = found.nearest.fleet
         near = f"{format_some(fleet.gpus, 'GPU')}, {engines_words(fleet)}: {_missed(found.nearest)}"
-        views.append(facts({"nearest": near}))
+    views: list[View] = [Text(said), facts({"nearest": near, "times": times})]
     if rows:
         views.append(table("layout, cannot do because", rows, wide="cannot do because"))
     if there < question.most_gpus:

@@ -27,8 +27,11 @@ ENGINE_NAMES = {engine.name.lower().replace(" ", "-"): engine for engine in ENGI
 DEGREES = ("tp", "pp", "dp", "ep")
 
 
-def add_served(parser: argparse.ArgumentParser, *, also: str = "") -> None:
-    """Add what is served, and on what; `also` says what else may stand for the model."""
+def add_served(parser: argparse.ArgumentParser, *, also: str = "", engine: str = "vllm") -> None:
+    """Add what is served, and on what.
+
+    `also` says what else may stand for the model, `engine` whose times count where nobody says.
+    """
     known = "catalog name, TOML file, or a folder"
     parser.add_argument("model", metavar="MODEL", help=f"{known}{also}")
     parser.add_argument("--cluster", metavar="NAME", help="catalog name or TOML file")
@@ -41,8 +44,8 @@ def add_served(parser: argparse.ArgumentParser, *, also: str = "") -> None:
         help="of keys and values: bf16 or fp8 (default: bf16)",
     )  # fmt: skip
     parser.add_argument(
-        "--engine", default="vllm", metavar="NAME",
-        help=f"whose overheads and defaults: {', '.join(ENGINE_NAMES)} (default: vllm)",
+        "--engine", default=engine if engine in ENGINE_NAMES else None, metavar="NAME",
+        help=f"whose overheads and defaults: {', '.join(ENGINE_NAMES)} (default: {engine})",
     )  # fmt: skip
 
 
