@@ -97,6 +97,16 @@ def test_what_was_not_looked_at_is_not_said_to_be_dearer(capsys: Captured) -> No
     )
 
 
+def test_the_next_plan_of_a_kind_is_named_with_all_its_engines(capsys: Captured) -> None:
+    words = ["llama3.1-70b", *WORDS[1:3], "--rate", "10", "--requests", "400", "--pp", "1"]
+    words += ["--prompt", "8000", "--output", "200", "--slo", "ttft=2s,itl=15ms"]
+    shown = said(words, capsys)
+    assert "nothing without engines for prompts alone was found" in shown
+    assert re.search(
+        r"; next of its kind: \d+ × tp \d for prompts, \d+ × tp \d decode, \d+ GPUs\n", shown
+    )
+
+
 def test_what_binds_a_plan_of_one_engine_is_what_fewer_gpus_miss(capsys: Captured) -> None:
     words = ["llama3.1-405b", *WORDS[1:3], "--rate", "1", "--requests", "100", *SLOW]
     shown = said(words, capsys)

@@ -265,7 +265,9 @@ def why(question: ServingQuestion, found: ServingAnswer) -> str:
         said = f"the best {kind} takes {format_some(other.fleet.gpus, 'GPU')}"
     following = [plan for plan in found.plans[1:] if (plan.fleet.prefill is not None) == apart]
     if following:
-        said += f"; {_layouts(following[0])} takes {following[0].fleet.gpus}"
+        # Whole: a layout alone would not say of which kind it is.
+        fleet = following[0].fleet
+        said += f"; next of its kind: {engines_words(fleet)}, {format_some(fleet.gpus, 'GPU')}"
     return said
 
 
