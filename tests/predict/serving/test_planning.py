@@ -149,6 +149,20 @@ def test_degrees_that_no_engine_can_have_are_refused_with_the_reason() -> None:
     assert "does not divide" in spread.refused["tp 4 ep 8"]
 
 
+def test_every_degree_asked_for_that_the_gpus_do_not_allow_is_refused() -> None:
+    def refused(**asked: tuple[int, ...]) -> set[str]:
+        found = candidates(MODEL, CLUSTER, 8, Space(**asked))
+        assert found.layouts
+        return set(found.refused)
+
+    assert refused(tp=(1, 16)) == {"tp 16"}
+    assert refused(tp=(1, 16, 32)) == {"tp 16", "tp 32"}
+    assert refused(tp=(4, 8), pp=(1, 2)) == {"tp 8 pp 2"}
+    assert refused() == set()
+    beside = plan_serving(question(space=Space(tp=(1, 32), pp=(1,))))
+    assert beside.refused["tp 32"] == "takes 32 GPUs, and there may be 16"
+
+
 def test_without_a_plan_the_fleet_that_comes_nearest_is_named() -> None:
     answer = plan_serving(question(60, objective={"itl": 0.008}, most_gpus=4))
     assert not answer.plans

@@ -92,10 +92,12 @@ def candidates(model: Model, cluster: Cluster, most_gpus: int, space: Space) -> 
     refused: dict[str, str] = {}
     for tp, pp, dp, ep in asked:
         if (gpus := tp * pp * dp) > most_gpus:
-            if not found and not refused:
+            # Of degrees that nobody asked for, a 1 speaks for all others.
+            left = zip((tp, pp, dp, ep), space, strict=True)
+            if all(value == 1 for value, given in left if not given):
                 what = f"takes {format_some(gpus, 'GPU')}, and there may be {most_gpus}"
                 refused[layout_name(tp, pp, dp, ep)] = what
-            break
+            continue
         try:
             layout = Layout(tp=tp, pp=pp, dp=dp, ep=ep, expert_tp=max(1, tp * dp // ep))
             require(tensor_problems(tp, model))
