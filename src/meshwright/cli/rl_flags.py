@@ -11,6 +11,7 @@ from meshwright.predict.rl.outcome import Outcome
 from meshwright.predict.rl.prices import SYNCING
 from meshwright.predict.rl.setup import Rounds, Setup
 from meshwright.spec.bounds import require, whole
+from meshwright.spec.layout.words import short_name
 from meshwright.spec.units import format_bytes, format_some, parse_count
 from meshwright.spec.workload import LogNormal
 
@@ -147,13 +148,8 @@ def gpus_words(setup: Setup) -> str:
     tp = engines.replica.layout.tp
     alike = f"{format_some(engines.count, 'engine')} of {format_some(tp, 'GPU')}"
     layout = setup.training
-    degrees = " ".join(
-        f"{name} {getattr(layout, name)}"
-        for name in ("tp", "pp", "dp", "ep")
-        if getattr(layout, name) > 1
-    )
     trainer = format_some(layout.gpus, "GPU that trains", "GPUs that train")
-    trainer += f" ({degrees})" if degrees else ""
+    trainer += f" ({short_name(layout)})" if layout.gpus > 1 else ""
     if setup.placement == "colocated":
         return f"{setup.gpus} × {gpu}, by turns: {alike}, and {trainer}"
     return f"{setup.gpus} × {gpu}: {alike}, and {trainer}"

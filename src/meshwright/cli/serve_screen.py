@@ -14,6 +14,7 @@ from meshwright.predict.serving.fleet import Copies, Fleet, blocks_of
 from meshwright.predict.serving.latency import LATENCIES
 from meshwright.predict.serving.outcome import Outcome
 from meshwright.predict.serving.served import Served
+from meshwright.spec.layout.words import short_name
 from meshwright.spec.serving import Limits
 from meshwright.spec.units import format_count, format_seconds, format_some
 
@@ -60,10 +61,7 @@ def limits_words(limits: Limits) -> str:
 
 def layout_words(copies: Copies) -> str:
     """Say how one engine lies on its GPUs."""
-    layout = copies.replica.layout
-    degrees = [(name, getattr(layout, name)) for name in ("tp", "pp", "dp", "ep")]
-    shown = [f"{name} {value}" for name, value in degrees if value > 1]
-    return ", ".join(shown) or "1 GPU"
+    return short_name(copies.replica.layout, ", ")
 
 
 def _head(fleet: Fleet, run: Run) -> View:

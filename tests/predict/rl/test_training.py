@@ -66,6 +66,7 @@ def test_a_degree_that_is_given_costs_time_and_is_never_faster_than_none() -> No
     ("name", "gpus", "fixed", "said"),
     [
         ("llama3.1-70b", 16, {}, ("training", "tp 16, needs 8", "let 32 GPUs train")),
+        ("llama3.1-8b", 1, {}, ("training", "trains on 1 GPU: it needs ", "let 2 GPUs train")),
         ("llama3.1-70b", 32, {"tp": (2,), "pp": (2,)},
          ("training", "the nearest, tp 2 pp 2 dp 8", "leave out --train-tp and --train-pp")),
         ("llama3.1-8b", 8, {"tp": (3,)},

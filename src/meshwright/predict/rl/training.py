@@ -22,6 +22,7 @@ from meshwright.predict.rl.setup import Rounds
 from meshwright.predict.software import MEGATRON, Software
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.layout import Layout
+from meshwright.spec.layout.words import short_name
 from meshwright.spec.model import Model
 from meshwright.spec.units import format_bytes, format_some
 
@@ -95,7 +96,9 @@ class _Trainer(NamedTuple):
         what = f"no layout of {self.model.name} trains on {gpus}"
         if closest is not None:
             needed, there = map(format_bytes, (closest.needed_bytes, closest.capacity_bytes))
-            what += f": the nearest, {_named(closest.layout)}, needs {needed} of {there}"
+            named = short_name(closest.layout)
+            which = "it" if closest.layout.gpus == 1 else f"the nearest, {named},"
+            what += f": {which} needs {needed} of {there}"
         return Problem("training", what, self._remedy())
 
     def _remedy(self) -> str:
@@ -152,8 +155,3 @@ def _as_flags(text: str) -> str:
 
 def _flag(found: re.Match[str]) -> str:
     return f"--train-{found[1]}" + (f" {found[3]}" if found[3] else "")
-
-
-def _named(layout: Layout) -> str:
-    degrees = [f"{name} {getattr(layout, name)}" for name in ("tp", "pp", "dp", "ep")]
-    return " ".join(one for one in degrees if not one.endswith(" 1")) or "all on one GPU"

@@ -21,10 +21,9 @@ from meshwright.predict.serving.shapes import (
     Shape,
     asked_of,
     candidates,
-    layout_name,
     shape_of,
 )
-from meshwright.spec.layout import Layout
+from meshwright.spec.layout.words import short_name
 from meshwright.spec.serving import Limits
 from meshwright.spec.workload import Request
 
@@ -111,8 +110,8 @@ class _Search:
         for layout in there.layouts:
             found = self._runnable(shape_of(layout, one, self.asked, asked.objective))
             if isinstance(found, str):
-                self.refused[_name(layout)] = found
-                self.refused_gpus[_name(layout)] = layout.gpus
+                self.refused[short_name(layout)] = found
+                self.refused_gpus[short_name(layout)] = layout.gpus
             else:
                 bound = self._least(found) * found.replica.gpus
                 self.shapes.append((bound, len(self.shapes), found))
@@ -194,7 +193,7 @@ class _Search:
         try:
             self._split(first, then)
         except InputError as error:
-            names = " → ".join(_name(shape.replica.layout) for shape in (first, then))
+            names = " → ".join(short_name(shape.replica.layout) for shape in (first, then))
             self.refused[names] = error.problems[0].what
 
     def _split(self, first: Shape, then: Shape) -> None:
@@ -307,10 +306,6 @@ class _Search:
         replica = fleet.serving.replica
         self.report(f"{self.simulations} simulated, {fleet.gpus} × {replica.cluster.gpu.name}")
         return outcome_of(run_fleet(fleet, requests), fleet, self.question.objective)
-
-
-def _name(layout: Layout) -> str:
-    return layout_name(layout.tp, layout.pp, layout.dp, layout.ep)
 
 
 def _limits(replica: Replica, tokens: int | None) -> Limits:

@@ -15,6 +15,7 @@ from meshwright.spec.bounds import require
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.layout import Layout
 from meshwright.spec.layout.check import tensor_problems
+from meshwright.spec.layout.words import degrees_name
 from meshwright.spec.model import Attention, Model
 from meshwright.spec.units import format_seconds, format_some
 from meshwright.spec.workload import Request
@@ -96,22 +97,16 @@ def candidates(model: Model, cluster: Cluster, most_gpus: int, space: Space) -> 
             left = zip((tp, pp, dp, ep), space, strict=True)
             if all(value == 1 for value, given in left if not given):
                 what = f"takes {format_some(gpus, 'GPU')}, and there may be {most_gpus}"
-                refused[layout_name(tp, pp, dp, ep)] = what
+                refused[degrees_name(tp, pp, dp, ep)] = what
             continue
         try:
             layout = Layout(tp=tp, pp=pp, dp=dp, ep=ep, expert_tp=max(1, tp * dp // ep))
             require(tensor_problems(tp, model))
         except InputError as error:
-            refused[layout_name(tp, pp, dp, ep)] = error.problems[0].what
+            refused[degrees_name(tp, pp, dp, ep)] = error.problems[0].what
         else:
             found.append(layout)
     return Candidates(tuple(found), refused)
-
-
-def layout_name(tp: int, pp: int, dp: int, ep: int) -> str:
-    """Return a name for the degrees of a layout."""
-    degrees = (("tp", tp), ("pp", pp), ("dp", dp), ("ep", ep))
-    return " ".join(f"{name} {value}" for name, value in degrees if value > 1) or "1 GPU"
 
 
 def shape_of(layout: Layout, one: Replica, asked: Asked, objective: Objective) -> Shape | str:
