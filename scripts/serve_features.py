@@ -85,6 +85,13 @@ REFUSED = {
     ),
     ("guesses", "recurrent"): Refusal(_NOT_BACK, "cannot be taken back"),
     ("draft", "recurrent"): Refusal(_NOT_BACK, "cannot be taken back"),
+    ("captured", "recurrent"): Refusal(
+        "states are computed row by row, with lengths that the host knows",
+        "states of recurrent layers are computed row by row",
+    ),
+    ("captured", "invariant"): Refusal(
+        "one kernel reads all rows as they come", "one kernel reads all rows"
+    ),
     ("adapter", "invariant"): Refusal(_CUT, "adapters depend on what else"),
     ("int4", "invariant"): Refusal(_CUT, "quantised weights depend on what else"),
     ("latent", "invariant"): Refusal(_CUT, "latent attention depend on what else"),
@@ -102,8 +109,6 @@ IDLE: dict[tuple[str, str], str] = {
     ("prefix", "told"): "of what is found nobody could tell how likely it was: it is computed",
     ("prefix", "recurrent"): "states have no blocks to share: every prompt is computed",
     ("captured", "told"): "a step that tells of prompts has other outputs: it is launched singly",
-    ("captured", "recurrent"): "states are computed row by row: such steps are launched singly",
-    ("captured", "invariant"): "one kernel reads all rows: such steps are launched singly",
 }
 """Pairs that can be asked for, where one of the two has nothing to do."""
 

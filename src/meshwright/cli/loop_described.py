@@ -105,7 +105,7 @@ def describe(word: str) -> Loop:
             "seed": settings.seed,
         },
         batch_requests=settings.engine_requests,
-        graph_tokens=settings.graph_tokens,
+        graph_tokens=settings.captured_tokens,
         engines=settings.workers.count,
         engine_tp=settings.workers.tp,
         rows=rows,

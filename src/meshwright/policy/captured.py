@@ -22,8 +22,11 @@ def captured_sizes(most: int) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-def captured_size(tokens: int, most: int) -> int | None:
-    """Return what a step of so many tokens is padded to; None where no graph is large enough."""
+def captured_size(tokens: int, draws: int, most: int) -> int:
+    """Return what a step is padded to; 0 where no graph is large enough.
+
+    Of its tokens some draw: several choices of one prompt may be more than there are tokens.
+    """
     sizes = captured_sizes(most)
-    place = bisect_left(sizes, tokens)
-    return sizes[place] if tokens and place < len(sizes) else None
+    place = bisect_left(sizes, max(tokens, draws))
+    return sizes[place] if tokens and place < len(sizes) else 0

@@ -62,6 +62,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         bounds.problems += real("watermark", self.watermark, 0, 0.9)
         if bounds.sound("host_blocks") and self.preemption == "swap" and not self.host_blocks:
             bounds.add("host_blocks", "swapping needs blocks in host memory", "use 1024, say")
+        if bounds.sound("batch_tokens", "graph_tokens") and self.graph_tokens > self.batch_tokens:
+            what = f"{self.graph_tokens:,} tokens are more than a step has, {self.batch_tokens:,}"
+            bounds.add("graph_tokens", what, f"use {self.batch_tokens} or fewer")
         tokens, requests = self.batch_tokens, self.batch_requests
         if bounds.sound("batch_tokens", "batch_requests") and tokens < requests:
             what = f"{tokens} tokens leave none for some of {requests} requests"

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from meshwright.errors import InputError
 from meshwright.predict.serving import SGLANG, VLLM, Formats, Replica, StepCost, step_cost
 from meshwright.predict.serving.engine import MESHWRIGHT, Engine
-from meshwright.predict.serving.fleet import Copies, stations_of
+from meshwright.predict.serving.fleet import Copies, default_limits, stations_of
 from meshwright.predict.serving.formats import WeightFormat
 from meshwright.predict.serving.layer_work import touched
 from meshwright.spec import catalog
@@ -45,6 +45,17 @@ def test_a_captured_step_is_padded_and_launched_at_once() -> None:
     assert singly == pytest.approx(MESHWRIGHT.launch_s * 32, rel=0.1), "the host sets the pace"
     assert at_once < 0.6 * singly
     assert at_once > cost.step_s(**asked, captured=260)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("model", "engine", "said"),
+    [("llama3.1-8b", VLLM, "vLLM is not known"), ("qwen3-next-80b-a3b", MESHWRIGHT, "recurrent")],
+)
+def test_captured_prompts_are_refused_where_nobody_has_them(
+    model: str, engine: Engine, said: str
+) -> None:
+    with pytest.raises(InputError, match=said):
+        default_limits(replica(model, engine=engine), graph_tokens=256)
 
 
 def test_gpus_of_a_tensor_group_share_what_goes_to_experts() -> None:

@@ -48,13 +48,14 @@ def kernels() -> Iterator[Kernel]:
         tiles = TILES[element, WIDTH]
         given = types | scales | {"starts": "*i32"}
         given |= dict.fromkeys(("number", "left", "skip", "q_token", "out_token"), INT)
-        constants = shape | absent | halved | {"M": tiles.rows, "TILE": tiles.tile, "ROWS": 64}
         for split in (None, "*i32"):
+            sides = {"M": tiles.rows, "TILE": tiles.looping.tile if split else tiles.tile}
+            constants = shape | absent | halved | sides | {"ROWS": 1024 if split else 64}
             name = f"paged attention, {'mixed' if split else 'prefill'}, {element} bytes"
-            more = {"skip_at": split} if split else {}
+            more = {"split": split} if split else {}
             yield Kernel(
                 name, prefill.attend_queries, given | more,
-                constants if split else constants | {"skip_at": None},
+                constants if split else constants | {"split": None},
                 tiles.warps, None, tiles.stages,
             )  # fmt: skip
         yield from _stores(E4M3 if pairs else BF16)

@@ -94,18 +94,23 @@ def test_decodes_and_prefills_mix() -> None:
 @pytest.mark.parametrize("backend", ["torch", "triton"])
 @pytest.mark.parametrize(
     ("lengths", "queries", "live"),
-    [([30, 5, 21, 26], [1, 1, 9, 2], 2), ([17, 8], [7, 8], 0), ([9, 20, 33], [1, 1, 1], 3)],
-    ids=["both", "prompts", "decodes"],
+    [
+        ([30, 5, 21, 26], [1, 1, 9, 2], 2),
+        ([17, 8], [7, 8], 0),
+        ([9, 20, 33], [1, 1, 1], 3),
+        ([12, *range(3, 27)], [1, *[3, 1, 2] * 8], 1),
+    ],
+    ids=["both", "prompts", "decodes", "many"],
 )
 def test_a_tensor_says_how_many_rows_decode(
     lengths: list[int], queries: list[int], live: int, backend: str
 ) -> None:
-    parts, room = 3, 5
-    empty = room + parts - len(lengths)
+    room, parts = 5, len(lengths) - live
+    empty = 3
     # Rows that are not there begin where the last one ends; four tokens belong to no row.
     cache, starts = paged([*lengths, *[0] * empty]), starts_of([*queries, *[0] * empty])
     q = drawn(sum(queries) + 4, 4, 16)
-    split = Split(torch.tensor([live], dtype=torch.int32, device=DEVICE), room, parts)
+    split = Split(torch.tensor([live, parts], dtype=torch.int32, device=DEVICE), room)
     options: dict[str, Any] = {"window": 25, "softcap": 2.0}
     got = paged_attention(q, *cache, starts, split, backend=backend, **options)
     exact = paged_prefill(q.double(), *cache, starts, backend="torch", **options)

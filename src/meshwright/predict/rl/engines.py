@@ -121,7 +121,7 @@ class Engines:
             prefill_tokens=each,
             prefill_pairs=count * mean * (mean + 1) / 2 / steps,
             sampled=0,
-            captured=captured_size(each, limits.graph_tokens) or 0,
+            captured=captured_size(each, 0, limits.graph_tokens),
         )
 
     def release(self, engine: Clocked, now_s: float) -> None:

@@ -235,9 +235,9 @@ class Clocked:
             pairs += count * (start + stop + 1) // 2
             sampled += samples
         self._prompts = tokens
-        most, size = self.batcher.limits.graph_tokens, None
+        most, size, draws = self.batcher.limits.graph_tokens, 0, batch.decodes + sampled
         if tokens and most:
-            size = captured_size(tokens + batch.decodes, most)
+            size = captured_size(tokens + batch.decodes, draws, most)
         moved_s = 0.0
         if batch.moved_in or batch.moved_out:
             moves = (*batch.moved_in, *batch.moved_out)
@@ -250,6 +250,6 @@ class Clocked:
             prefill_pairs=pairs,
             decodes=batch.decodes,
             context_sum=batch.context,
-            sampled=batch.decodes + sampled,
-            captured=size or 0,
+            sampled=draws,
+            captured=size,
         )

@@ -12,6 +12,7 @@ from meshwright.predict.serving.served import Served
 from meshwright.predict.serving.simulate import simulate
 from meshwright.predict.serving.step_cost import step_cost
 from meshwright.spec.bounds import Bounds
+from meshwright.spec.model import GatedDelta, Mamba2
 from meshwright.spec.serving import Limits
 from meshwright.spec.units import format_bytes, format_some
 from meshwright.spec.workload import Request
@@ -80,10 +81,23 @@ def default_limits(replica: Replica, **given: object) -> Limits:
         "mixing": engine.mixing,
     }
     fields.update({name: value for name, value in given.items() if value is not None})
+    if fields.get("graph_tokens"):
+        _require_capturing(replica)
     if "batch_tokens" not in given:
         most = max(int(str(fields["batch_tokens"])), int(str(fields["batch_requests"])))
         fields["batch_tokens"] = most
     return Limits(**fields)  # type: ignore[arg-type]
+
+
+def _require_capturing(replica: Replica) -> None:
+    """Refuse captured steps with prompts where no engine has them, or they would gain nothing."""
+    if not replica.engine.launch_s:
+        what = f"{replica.engine.name} is not known to launch steps with prompts kernel by kernel"
+        raise InputError([Problem("graph_tokens", what, "leave it out, or simulate meshwright")])
+    mixers = {type(block.mixer) for block, _ in replica.model.block_counts()}
+    if mixers & {GatedDelta, Mamba2}:
+        what = f"{replica.model.name} has recurrent layers, whose steps with prompts are launched"
+        raise InputError([Problem("graph_tokens", what, "leave it out")])
 
 
 def blocks_of(replica: Replica, limits: Limits, tokens: float) -> int:

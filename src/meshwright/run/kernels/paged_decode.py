@@ -205,9 +205,9 @@ def paged_decode(
         backend: Where to run.
     """
     check_pages(q_NHE, k_cache, v_cache, tables_RB, lengths_R)
-    rows = len(lengths_R) if rows is None else rows
+    whole, rows = rows is None, len(lengths_R) if rows is None else rows
     few = rows * queries
-    if len(q_NHE) < few or (rows == len(lengths_R) and len(q_NHE) != few):
+    if len(q_NHE) < few or (whole and len(q_NHE) != few):
         what = f"{len(q_NHE)} for {rows} rows of {queries} queries"
         raise InputError([Problem("q", what, "give every row as many")])
     scale = q_NHE.shape[-1] ** -0.5 if scale is None else scale

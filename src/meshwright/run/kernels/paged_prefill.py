@@ -46,17 +46,24 @@ class Tiles(NamedTuple):
     warps: int
     stages: int
 
+    @property
+    def looping(self) -> "Tiles":
+        """The same for programs that take several blocks: a loop around all takes registers."""
+        return self._replace(tile=min(self.tile, 64))
+
+
+_AT_ONCE = 16
+"""Rows for which captured prefill attention has programs of their own."""
+
 
 class Split(NamedTuple):
     """How rows of both kinds lie in a step, where only the device knows."""
 
-    live_1: Tensor
-    """int32: how many of the first rows have one query each."""
+    counts_2: Tensor
+    """int32: how many of the first rows have one query each, and how many rows come behind them.
+    Rows behind these begin where the last one ends."""
     decodes: int
-    """How many these are at most."""
-    parts: int
-    """How many rows come behind them at most, rows of padding aside: the tensors of rows have room
-    for `decodes + parts`, and all rows that are not there begin where the last one ends."""
+    """How many the first are at most."""
 
 
 TILES: dict[tuple[int, int], Tiles] = {
@@ -112,14 +119,14 @@ def paged_prefill(
     rows, kv_heads = len(lengths_R), k_cache.shape[2]
     out = torch.empty(q_NHE.shape, dtype=q_NHE.dtype, device=q_NHE.device) if out is None else out
     on_device = on_triton(backend, q_NHE)
-    skip_at, parts = None, rows
+    split = None
     if isinstance(skip, Split) and on_device:
         # Read where it lies: for all that is known here, no row is left out.
-        skip_at, parts, skip = skip.live_1, skip.parts, (0, 0)
+        split, skip = skip.counts_2, (0, 0)
     elif isinstance(skip, Split):
-        skip = (int(skip.live_1),) * 2
+        skip = (int(skip.counts_2[0]),) * 2
     skipped, few = skip
-    parts = min(parts, rows - skipped)
+    left = rows - skipped
     if number <= few:
         return out
     if not on_device:
@@ -132,18 +139,21 @@ def paged_prefill(
     group = heads // kv_heads
     size = min(256, max(64, power_of_two(width)))
     tiles = tiles or TILES[k_cache.element_size(), size]
+    tiles = tiles if split is None else tiles.looping
     packed = min(group, tiles.rows)
     pairs = k_cache.element_size() == 1
     keys, values = (as_pairs(cache) if pairs else cache for cache in (k_cache, v_cache))
-    # An upper bound: how many blocks each row needs is known on the device alone.
-    blocks = (number - few) // (tiles.rows // packed) + parts + 1
+    # An upper bound: how many blocks each row needs is known on the device alone. Where there may
+    # be many rows, and mostly are few, programs go on with what is left instead.
+    room = left if split is None else min(left, _AT_ONCE)
+    blocks = (number - few) // (tiles.rows // packed) + room + 1
     attend_queries[(blocks, kv_heads * -(-group // packed))](
         q_NHE, keys, values, tables_RB, lengths_R, starts_R1, out, sinks, alibi, k_scale, v_scale,
-        scale, softcap or 1.0, number, parts, skipped, skip_at, q_NHE.stride(0), q_NHE.stride(1),
+        scale, softcap or 1.0, number, left, skipped, split, q_NHE.stride(0), q_NHE.stride(1),
         out.stride(0), *keys.stride()[:3], tables_RB.stride(0),
         K=kv_heads, G=group, E=width, M=tiles.rows, PACKED=packed, BLOCK=k_cache.shape[1],
         TILE=tiles.tile, COLUMNS=max(16, power_of_two(keys.shape[-1])),
-        ROWS=_rows_tile(parts + 1), PAIRS=pairs, WINDOW=window or 0, CHUNK=chunk or 0,
+        ROWS=_rows_tile(left + 1), PAIRS=pairs, WINDOW=window or 0, CHUNK=chunk or 0,
         CAPPED=softcap is not None, num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
     return out
@@ -180,7 +190,7 @@ def paged_attention(
                      out=out, rows=decodes.decodes, **options)  # fmt: skip
         return paged_prefill(*given, starts_R1, out=out, skip=decodes, **options)
     if isinstance(decodes, Split):
-        decodes = int(decodes.live_1)
+        decodes = int(decodes.counts_2[0])
     few = decodes * queries
     if decodes:
         paged_decode(
@@ -206,5 +216,5 @@ def _split_plan(
         q_NHE.shape[1],
         window=options.get("window"),
         chunk=options.get("chunk"),
-        live_1=split.live_1,
+        live_1=split.counts_2[:1],
     )

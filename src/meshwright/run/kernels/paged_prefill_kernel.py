@@ -38,7 +38,7 @@ def attend_queries(
     number,
     left,
     skip,
-    skip_at,
+    split,
     q_token,
     q_head,
     out_token,
@@ -60,15 +60,48 @@ def attend_queries(
     CHUNK: tl.constexpr,
     CAPPED: tl.constexpr,
 ):
-    """Attend with some queries of one of `left` rows behind the first `skip` ones.
+    """Attend with queries of the `left` rows behind the first `skip` ones; the rest get zeros.
 
-    Queries of no row get zeros. `skip_at`, where there is one, holds how many rows are skipped.
+    `split`, where there is one, holds both numbers. There may then be more blocks of queries than
+    programs, which take one after the other.
     """
+    if k_scale is not None:
+        scale *= tl.load(k_scale)
+    programs = tl.num_programs(0)
+    if split is None:
+        # The last queries of a row see the most keys: they go first.
+        _attend_block(
+            q, k_cache, v_cache, tables, lengths, starts, out, sinks, alibi, v_scale, scale,
+            softcap, programs - 1 - tl.program_id(0), number, left, skip, q_token, q_head,
+            out_token, page_stride, token_stride, head_stride, table_row,
+            K, G, E, M, PACKED, BLOCK, TILE, COLUMNS, ROWS, PAIRS, WINDOW, CHUNK, CAPPED,
+        )  # fmt: skip
+    else:
+        skip = tl.load(split)
+        left = tl.load(split + 1)
+        blocks = (number - tl.load(starts + skip)) // (M // PACKED) + left + 1
+        block = blocks - 1 - tl.program_id(0)
+        while block >= 0:
+            _attend_block(
+                q, k_cache, v_cache, tables, lengths, starts, out, sinks, alibi, v_scale, scale,
+                softcap, block, number, left, skip, q_token, q_head, out_token, page_stride,
+                token_stride, head_stride, table_row,
+                K, G, E, M, PACKED, BLOCK, TILE, COLUMNS, ROWS, PAIRS, WINDOW, CHUNK, CAPPED,
+            )  # fmt: skip
+            block -= programs
+
+
+@triton.jit
+def _attend_block(
+    q, k_cache, v_cache, tables, lengths, starts, out, sinks, alibi, v_scale, scale, softcap,
+    block, number, left, skip, q_token, q_head, out_token, page_stride, token_stride, head_stride,
+    table_row,
+    K: tl.constexpr, G: tl.constexpr, E: tl.constexpr, M: tl.constexpr, PACKED: tl.constexpr,
+    BLOCK: tl.constexpr, TILE: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr,
+    PAIRS: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr, CAPPED: tl.constexpr,
+):  # fmt: skip
+    """Attend with the queries of one block, all heads that share a key/value head together."""
     queries: tl.constexpr = M // PACKED
-    if skip_at is not None:
-        skip = tl.load(skip_at)
-    # The last queries of a row see the most keys: they go first.
-    block = tl.num_programs(0) - 1 - tl.program_id(0)
     unit = tl.program_id(1)
     row, first, many, length = _block_of(block, starts, lengths, number, left, skip, queries, ROWS)
     if first < many:
@@ -83,8 +116,6 @@ def attend_queries(
         slopes = None
         if alibi is not None:
             slopes = tl.load(alibi + head, mask=inside, other=0.0).to(tl.float32)
-        if k_scale is not None:
-            scale *= tl.load(k_scale)
         q_here = q + token * q_token + head * q_head
         q_one, q_two, scale = load_queries(q_here, inside, scale, E, COLUMNS, PAIRS)
         one = tl.zeros((M, COLUMNS), tl.float32)

@@ -180,8 +180,9 @@ def test_what_changes_nothing_is_said_and_steps_are_shown(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     idle = ObjectiveSettings(minibatches=2, kl_form="k3", discount=0.9, correction_most=3.0)
-    said = run(settings(objective=idle, critic=CriticSettings(lr=1e-3)), show=True).notes
-    for word in ("critic", "discount", "correction_most", "kl_form"):
+    given: dict[str, Any] = {"placement": "colocated", "graph_tokens": 64, "objective": idle}
+    said = run(settings(critic=CriticSettings(lr=1e-3), **given), show=True).notes
+    for word in ("critic", "discount", "correction_most", "kl_form", "graph_tokens"):
         assert any(word in line and "nothing to do" in line for line in said)
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].startswith("step 1 of 3  reward ")

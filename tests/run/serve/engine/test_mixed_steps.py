@@ -11,15 +11,19 @@ pytest.importorskip("triton", reason="the kernels are written in Triton")
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from meshwright.errors import InputError
+from meshwright.policy.captured import captured_sizes
 from meshwright.run.kernels import paged_decode, paged_prefill
 from meshwright.run.serve.asked import Sampling
 from meshwright.run.serve.engine.mixed_steps import MixedSteps
 from meshwright.run.serve.engine.orders import Entry, Going, Orders, Part, Written
 from meshwright.run.serve.engine.runner import Runner
+from meshwright.run.serve.engine.settings import EngineSettings
 from meshwright.run.serve.model.cache import PagedCache
 from meshwright.run.serve.model.forward import Forward
 from meshwright.run.serve.sampling.sampler import Sampler
-from tests.run.serve.model.small import chunked, latent, small
+from meshwright.spec.serving import Limits
+from tests.run.serve.model.small import DEVICE, chunked, hybrid, latent, small
 
 ROWS, BLOCK = 6, 4
 FIRST = (Part(0, 0, (3, 1, 4, 1, 5), (0,)), Part(1, 0, (9, 2, 6), (1,)))
@@ -102,5 +106,40 @@ def test_what_does_not_fit_a_graph_is_put_together_by_the_host() -> None:
     assert runner.mixed.covers(0, FIRST)
     assert not runner.mixed.covers(1, FIRST), "nine tokens"
     assert not runner.mixed.covers(0, (Part(0, 0, (1, 2), (0,), checks=True),))
-    assert not runner.mixed.covers(5, (Part(0, 0, (1,), (0, 1)),)), "seven that draw"
-    assert not runner_of(small, 600).mixed.covers(0, [Part(0, 0, (1,), ())] * 17)  # type: ignore[union-attr]
+    assert not runner.mixed.covers(7, (Part(0, 0, (1,), (0, 1)),)), "nine that draw"
+    assert runner.mixed.covers(6, (Part(0, 0, (1,), (0, 1)),))
+
+
+def test_models_whose_states_the_host_follows_are_refused() -> None:
+    with pytest.raises(InputError, match="computed row by row"):
+        runner_of(hybrid, 8)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"limits": Limits(graph_tokens=64), "graphs": False}, "captured where graphs are"),
+        ({"limits": Limits(graph_tokens=64), "invariant": True}, "one kernel reads all rows"),
+    ],
+)
+def test_settings_that_capture_nothing_are_refused(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        EngineSettings(**given)
+
+
+def test_no_more_is_captured_than_a_step_has() -> None:
+    with pytest.raises(InputError, match="use 512 or fewer"):
+        Limits(batch_tokens=512, graph_tokens=513)
+
+
+def test_a_step_of_nothing_but_padding_changes_nothing() -> None:
+    runner = runner_of(small, 40)
+    assert runner.mixed is not None
+    runner.rows.position[:] = torch.arange(ROWS + 1)
+    kept = runner.cache.gather(range(32)).clone()
+    for size in captured_sizes(40):  # as they are captured
+        room = runner.mixed._room(size)
+        assert runner.mixed._tell(room, (), ()) == 0
+        assert runner.mixed._compute(room).isfinite().all()
+    assert torch.equal(runner.rows.position, torch.arange(ROWS + 1, device=DEVICE))
+    assert torch.equal(runner.cache.gather(range(32)), kept)

@@ -71,7 +71,7 @@ class Sampling:
             limits=Limits(
                 batch_requests=rows,
                 batch_tokens=max(8192, rows),
-                graph_tokens=settings.graph_tokens,
+                graph_tokens=settings.captured_tokens,
             ),
             memory_share=_MEMORY_SHARE,
             graphs=settings.graphs,

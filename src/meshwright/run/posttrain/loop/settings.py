@@ -260,6 +260,14 @@ class LoopSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         bounds.require()
 
     @property
+    def captured_tokens(self) -> int:
+        """Tokens up to which an engine captures steps with prompts.
+
+        One that sleeps while the trainer works would have to do so anew in every step.
+        """
+        return 0 if self.placement == "colocated" else self.graph_tokens
+
+    @property
     def arrangement(self) -> Arrangement:
         """What the controller goes by."""
         return arranged(

@@ -229,11 +229,14 @@ def _largest_step(
     cache = PagedCache(decoder, per_row, limits.block_tokens)
     forward = Forward(decoder, cache, max_length=length, state_rows=limits.batch_requests + 1)
     torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
     counts = [longest] * (limits.batch_tokens // longest)
     rows = [Row([0] * count, 0, range(per_row)) for count in counts]
     forward.run(step_of(rows, limits.block_tokens, device))
     torch.cuda.synchronize(device)
     peak = torch.cuda.max_memory_allocated(device)
+    # Captured steps keep room of their own.
+    peak += int((peak - before) * limits.graph_tokens / limits.batch_tokens)
     # Logits of every row in fp32, once to change and once for what is drawn from; by rejection the
     # chances of both models, their difference and its noise as well, of every guess.
     copies, lines = (6, 1 + (settings.guesses or GUESSES)) if settings.draft else (2, 1)

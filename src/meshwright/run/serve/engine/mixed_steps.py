@@ -33,16 +33,13 @@ from meshwright.run.serve.model.forward import Forward
 from meshwright.run.serve.model.step import NOWHERE, Step
 
 T = TypeVar("T", Tensor, NDArray[np.int64])
-_PARTS, _PART_TOKENS = 16, 32
-"""A step may have so many parts, or one for so many of its tokens: programs of prompt attention
-are launched for every part that there might be."""
 
 
 class Sheet(NamedTuple, Generic[T]):
     """What is told of one step, int64; views of one line of numbers."""
 
-    live_1: T
-    """How many of the first rows decode."""
+    counts_2: T
+    """How many of the first rows decode, and how many parts come behind them."""
     rows_R: T
     """Which row of the device each is; padding behind them."""
     lengths_R: T
@@ -63,14 +60,13 @@ class Room(NamedTuple):
 
     size: int
     """Tokens."""
-    decodes: int
-    parts: int
+    rows: int
 
     @property
     def counts(self) -> tuple[int, ...]:
         """Numbers of each field of a sheet."""
-        rows = self.decodes + self.parts
-        return (1, rows, rows, rows + 1, self.decodes, self.size, self.size, self.size)
+        size, rows = self
+        return (2, rows, rows, rows + 1, rows, size, size, size)
 
 
 class MixedSteps:
@@ -85,7 +81,7 @@ class MixedSteps:
         largest = self._room(most_tokens)
         whole: dict[str, Any] = {"dtype": torch.int64, "device": rows.device}
         self._told = torch.zeros(sum(largest.counts), **whole)
-        self._numbers = torch.arange(max(largest.size, largest.decodes + largest.parts), **whole)
+        self._numbers = torch.arange(largest.size, **whole)
         self.steps = 0
         """How many were computed here."""
         self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
@@ -112,29 +108,29 @@ class MixedSteps:
 
     def covers(self, decodes: int, parts: Sequence[Part]) -> bool:
         """Tell whether a step can be replayed."""
-        size = captured_size(decodes + _tokens(parts), self.most_tokens)
-        if size is None or (self.rows.device.type == "cuda" and size not in self._graphs):
+        size = self._size(decodes, parts)
+        if not size or (self.rows.device.type == "cuda" and size not in self._graphs):
             return False
-        room, draws = self._room(size), sum(len(part.draws) for part in parts)
-        plain = all(not part.checks and part.telling is None for part in parts)
-        return plain and len(parts) <= room.parts and decodes + draws <= room.decodes
+        return all(not part.checks and part.telling is None for part in parts)
 
     def run(self, decoding: Sequence[int], parts: Sequence[Part]) -> Tensor:
         """Return what the output head reads of the wanted tokens; the next replay overwrites it."""
-        size = captured_size(len(decoding) + _tokens(parts), self.most_tokens)
-        assert size is not None, "covered"
-        room = self._room(size)
+        size = self._size(len(decoding), parts)
         self.steps += 1
-        wanted = self._tell(room, decoding, parts)
+        wanted = self._tell(self._room(size), decoding, parts)
         if size not in self._graphs:
-            return self._compute(room)[:wanted]
+            return self._compute(self._room(size))[:wanted]
         graph, hidden_WD = self._graphs[size]
         graph.replay()
         return hidden_WD[:wanted]
 
+    def _size(self, decodes: int, parts: Sequence[Part]) -> int:
+        tokens, draws = (sum(len(each) for each in of) for of in zip(
+            *((part.tokens, part.draws) for part in parts), strict=True))  # fmt: skip
+        return captured_size(decodes + tokens, decodes + draws, self.most_tokens)
+
     def _room(self, size: int) -> Room:
-        decodes = min(size, self.rows.padding)
-        return Room(size, decodes, min(max(_PARTS, size // _PART_TOKENS), self.rows.padding))
+        return Room(size, min(size, self.rows.padding))
 
     def _tell(self, room: Room, decoding: Sequence[int], parts: Sequence[Part]) -> int:
         """Send what is to be known of a step; return how many tokens are wanted."""
@@ -143,7 +139,7 @@ class MixedSteps:
         decodes, rows = len(decoding), len(decoding) + len(parts)
         starts = [*accumulate((len(part.tokens) for part in parts), initial=decodes)]
         wanted = [end - 1 for end, part in zip(starts[1:], parts, strict=True) for _ in part.draws]
-        sheet.live_1[0] = decodes
+        sheet.counts_2[:] = decodes, len(parts)
         sheet.rows_R[:] = sheet.rows_N[:] = self.rows.padding
         sheet.rows_R[:rows] = [*decoding, *(part.row for part in parts)]
         sheet.lengths_R[decodes:rows] = [part.begin + len(part.tokens) for part in parts]
@@ -163,9 +159,8 @@ class MixedSteps:
     def _compute(self, room: Room) -> Tensor:
         """Compute what the sheet says, and move the rows that decode on."""
         rows, told = self.rows, _sheet(self._told, room)
-        held = len(told.rows_R)
-        decodes_N = self._numbers[: room.size] < told.live_1
-        decodes_R = self._numbers[:held] < told.live_1
+        decodes_N = self._numbers[: room.size] < told.counts_2[0]
+        decodes_R = self._numbers[: room.rows] < told.counts_2[0]
         last_N, place_N = (each.index_select(0, told.rows_N) for each in (rows.last, rows.position))
         positions_N = torch.where(decodes_N, place_N, told.positions_N)
         blocks_N = rows.tables[told.rows_N, positions_N // rows.block_tokens].to(torch.int64)
@@ -183,7 +178,7 @@ class MixedSteps:
             most_queries=room.size,
             wanted_W=told.wanted_W,
             adapters_N=rows.adapter.index_select(0, told.rows_N) if self.adapters else None,
-            split=Split(told.live_1.to(torch.int32), room.decodes, room.parts),
+            split=Split(told.counts_2.to(torch.int32), room.rows),
         )
         return self.forward.hidden(step)
 
@@ -192,10 +187,6 @@ def _sheet(line: T, room: Room) -> Sheet[T]:
     """See a line of numbers as a sheet."""
     at = [*accumulate(room.counts, initial=0)]
     return Sheet(*(line[begin:end] for begin, end in pairwise(at)))
-
-
-def _tokens(parts: Sequence[Part]) -> int:
-    return sum(len(part.tokens) for part in parts)
 
 
 def lay_out(parts: Sequence[Part]) -> NDArray[np.int64]:

@@ -13,6 +13,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from meshwright.errors import InputError, Problem
 from meshwright.run.nn.holding import Holding
 from meshwright.run.serve.engine.device_rows import DecodeForward, DeviceRows
 from meshwright.run.serve.engine.mixed_steps import MixedSteps, lay_out
@@ -110,9 +111,10 @@ class Runner:
             adapters=adapters is not None,
         )  # fmt: skip
         self.mixed: MixedSteps | None = None
-        # States of recurrent layers are computed row by row; and an answer that must not depend on
-        # others has one kernel for all rows.
-        if graph_tokens and not (forward.recurrent or forward.now.invariant):
+        if graph_tokens and forward.recurrent:
+            what = "states of recurrent layers are computed row by row, by what the host knows"
+            raise InputError([Problem("graph_tokens", what, "serve this model without")])
+        if graph_tokens:
             self.mixed = MixedSteps(forward, self.rows, graph_tokens, adapters=adapters is not None)
         self.streaming: Streaming | None = None
         """Who computes which products of decoding steps, once that was measured."""

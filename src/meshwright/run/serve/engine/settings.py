@@ -59,4 +59,10 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         bounds.count(tp=self.tp, max_length=self.max_length, adapter_rank=self.adapter_rank)
         bounds.count(0, guesses=self.guesses)
         bounds.problems += real("memory_share", self.memory_share, 0.05, 1)
+        if self.limits.graph_tokens and not self.graphs:
+            what = "steps with prompts are captured where graphs are"
+            bounds.add("graph_tokens", what, "leave it out, or capture graphs")
+        if self.limits.graph_tokens and self.invariant:
+            what = "where bits must not hang on the batch, one kernel reads all rows as they come"
+            bounds.add("graph_tokens", what, "leave it out, or invariant")
         bounds.require()

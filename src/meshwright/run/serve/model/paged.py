@@ -159,7 +159,7 @@ class PagedAttention(PagedLayer):
         if not keys.is_cuda or not now.decodes:
             return None
         lengths_R = step.lengths_R[: now.decodes]
-        live_1 = None if step.split is None else step.split.live_1
+        live_1 = None if step.split is None else step.split.counts_2[:1]
         return now.plan(
             (tuple(keys.shape[1:]), heads, window, chunk),
             lambda: plan_decode(
