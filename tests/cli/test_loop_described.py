@@ -187,3 +187,10 @@ def test_a_run_that_only_trains_and_too_small_a_cluster_are_told(
     (tmp_path / "loop.toml").write_text("[workers]\ncount = 2\n", encoding="utf-8")
     assert main(["simulate", "rl", str(tmp_path / "loop.toml"), "--cluster", "cpu-host"]) == 2
     assert "2 engines of 1 are 3 devices, more than cpu-host" in capsys.readouterr().err
+
+
+def test_a_fault_of_a_file_is_not_told_as_that_of_a_flag(tmp_path: Path, capsys: Captured) -> None:
+    path = tmp_path / "loop.toml"
+    path.write_text(FILE.replace("asynchronous", "nowhere"), encoding="utf-8")
+    assert main(["simulate", "rl", str(path), "--cluster", "h200-superpod"]) == 2
+    assert f"{path}: placement: 'nowhere' is not one of" in capsys.readouterr().err

@@ -71,7 +71,12 @@ def test_engines_for_prompts_have_a_layout_of_their_own(capsys: Captured) -> Non
     ("words", "said"),
     [
         (["--dp", "8", "--prefill-pp", "2"], "--disaggregate"),
-        (["--dp", "8", "--ep", "8", "--disaggregate", "1:1", "--prefill-dp", "6"], "--prefill-ep"),
+        (
+            ["--dp", "8", "--ep", "8", "--disaggregate", "1:1", "--prefill-dp", "6"],
+            "use --prefill-ep 6",
+        ),
+        (["--dp", "8", "--disaggregate", "1:1", "--prefill-tp", "3"], "use --prefill-tp 2"),
+        (["--dp", "8", "--pp", "99"], "--pp: 61 layers do not fill 99 stages"),
     ],
 )
 def test_a_layout_for_prompts_that_cannot_be_is_named(

@@ -15,6 +15,7 @@ def said(words: list[str], *problems: Problem, alone: bool = False) -> list[str]
     parser.add_argument("--kv", default="model")
     if alone:
         only_flags_set(parser, kv_precision="--kv")
+        only_flags_set(parser, **{"draft.kv": "--draft-kv"})
     error = InputError(problems)
     say_as_flags(error, parser, parser.parse_args(words))
     assert str(error) == "\n".join(map(str, error.problems))
@@ -42,4 +43,22 @@ def test_where_there_are_only_flags_all_are_named() -> None:
         "--batch-tokens: too few",
         "--kv: is none",
         "folder: rank 32 (fix: use --adapter-rank 32)",
+    ]
+
+
+def test_a_name_without_a_value_stands_in_backticks() -> None:
+    problem = Problem("memory", "too little", "leave out `batch_tokens` or the `model`; kv is so")
+    assert said([], problem, alone=True) == [
+        "memory: too little (fix: leave out --batch-tokens or the `model`; kv is so)"
+    ]
+
+
+def test_a_fix_names_fields_of_the_part_that_a_problem_is_in() -> None:
+    problems = [
+        Problem("draft.kv", "is none", "use kv=fp8"),
+        Problem("draft.rank", "is none", "use adapter_rank=8, or leave out `draft.kv`"),
+    ]
+    assert said([], *problems, alone=True) == [
+        "--draft-kv: is none (fix: use --draft-kv fp8)",
+        "draft.rank: is none (fix: use --adapter-rank 8, or leave out --draft-kv)",
     ]

@@ -150,8 +150,10 @@ def test_quiet_prints_the_step(capsys: Captured) -> None:
         ([*SMALL, "--placement", "one-step-off", "--max-staleness", "3"], "means 1, not 3"),
         ([*SMALL, "--tp", "3"], "no whole engines of 3"),
         ([*SMALL, "--output", "long"], "--output"),
-        ([*SMALL, "--train-ep", "2"], "has no experts"),
+        ([*SMALL, "--train-ep", "2"], "--train-ep: llama3.1-8b has no experts"),
+        ([*SMALL, "--train-tp", "3"], "hint: use --train-tp 2"),
         ([*SMALL, "--too-old", "drop"], "with colocated no group gets too old"),
+        ([*SMALL, "--too-old", "drop"], "leave out --too-old, or use --placement asynchronous"),
         (
             [*SMALL, "--placement", "asynchronous", "--max-staleness", "0", "--too-old", "again"],
             "with a staleness of 0",

@@ -1,6 +1,6 @@
 """A run of `mw train --recipe grpo` as the simulation sees it: its settings, or the run itself."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -72,7 +72,11 @@ def names_loop(word: str) -> bool:
 
 def describe(word: str) -> Loop:
     """Return what a loop does, by its settings and, where it has run, by what it drew."""
-    settings = settings_of(word)
+    try:
+        settings = settings_of(word)
+    except InputError as error:
+        # Flags have some of the same names, and it is the file that is to be mended.
+        raise InputError(_in_file(word, error.problems)) from None
     from meshwright.run.posttrain.loop.settings import DIGITS
     from meshwright.run.posttrain.loop.tasks import tasks_of
 
@@ -111,6 +115,11 @@ def describe(word: str) -> Loop:
         rows=rows,
         remarks=(*remarks, *_left_out(settings)),
     )
+
+
+def _in_file(word: str, problems: Iterable[Problem]) -> Iterator[Problem]:
+    for one in problems:
+        yield one if one.where.startswith(word) else one._replace(where=f"{word}: {one.where}")
 
 
 def settings_of(word: str) -> "LoopSettings":

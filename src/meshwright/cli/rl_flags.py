@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from meshwright.cli.request_flags import parse_lengths
+from meshwright.cli.setting_flags import only_flags_set
 from meshwright.predict.rl.outcome import Outcome
 from meshwright.predict.rl.prices import SYNCING
 from meshwright.predict.rl.setup import Rounds, Setup
@@ -62,6 +63,8 @@ def add_rounds(parser: argparse.ArgumentParser) -> None:
         trained.add_argument(
             f"--train-{name}", metavar="N", help=f"{name} of the trainer (default: the fastest)"
         )
+        only_flags_set(parser, **{f"training.{name}": f"--train-{name}"})
+    only_flags_set(parser, degrees="--tp")
 
 
 def rounds_of(args: argparse.Namespace, known: Mapping[str, Any] | None = None) -> Rounds:

@@ -1,12 +1,14 @@
 """Flags that describe a served model: where it lies, how it is stored, what its engines take."""
 
 import argparse
-import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, get_args
 
 import msgspec
 
+from meshwright.cli.setting_flags import only_flags_set
 from meshwright.errors import InputError, Problem
 from meshwright.policy.routing import ROUTINGS
 from meshwright.predict.serving.engine import ENGINES, Engine
@@ -19,7 +21,7 @@ from meshwright.spec.files import FORMATS
 from meshwright.spec.layout import Layout
 from meshwright.spec.model import Model
 from meshwright.spec.names import unknown_name
-from meshwright.spec.serving import Limits, Mixing
+from meshwright.spec.serving import Mixing
 from meshwright.spec.units import format_some, parse_count
 from meshwright.spec.work import read_cluster, read_model
 
@@ -47,6 +49,7 @@ def add_served(parser: argparse.ArgumentParser, *, also: str = "", engine: str =
         "--engine", default=engine if engine in ENGINE_NAMES else None, metavar="NAME",
         help=f"whose overheads and defaults: {', '.join(ENGINE_NAMES)} (default: {engine})",
     )  # fmt: skip
+    only_flags_set(parser)
 
 
 def add_layout(parser: argparse.ArgumentParser) -> None:
@@ -71,6 +74,8 @@ def add_layout(parser: argparse.ArgumentParser) -> None:
             f"--prefill-{name}", metavar="N",
             help=f"{name} of the engines that compute prompts (default: --{name})",
         )  # fmt: skip
+        flags = {f"layout.{name}": f"--{name}", f"prefill.{name}": f"--prefill-{name}"}
+        only_flags_set(parser, **flags)
     group.add_argument(
         "--routing", choices=ROUTINGS, default="least-loaded", metavar="WORD",
         help=f"{', '.join(ROUTINGS)} (default: least-loaded)",
@@ -131,18 +136,19 @@ def layout_of(args: argparse.Namespace) -> Layout:
 
 def prefill_layout_of(args: argparse.Namespace) -> Layout:
     """Return the layout of one engine that computes prompts: the other's, where nothing is said."""
-    try:
+    with _of_prefill():
         return _laid_out(_degrees(args) | _degrees(args, "prefill-"))
+
+
+@contextmanager
+def _of_prefill() -> Iterator[None]:
+    """Tell problems of a layout as those of engines that compute prompts."""
+    try:
+        yield
     except InputError as error:
-        flags = re.compile(rf"\b({'|'.join(DEGREES)})\b=?")
-        named = [
-            one._replace(
-                where=flags.sub(r"--prefill-\1", one.where),
-                fix=flags.sub(r"--prefill-\1 ", one.fix),
-            )
-            for one in error.problems
-        ]
-        raise InputError(named) from None
+        named = (f"prefill.{one.where.removeprefix('layout.')}" for one in error.problems)
+        pairs = zip(error.problems, named, strict=True)
+        raise InputError(one._replace(where=where) for one, where in pairs) from None
 
 
 def _degrees(args: argparse.Namespace, kind: str = "") -> dict[str, int]:
@@ -203,32 +209,15 @@ def fleet_of(args: argparse.Namespace) -> Fleet:
         raise InputError([Problem("--replicas", what, "use fewer engines or smaller degrees")])
 
     def copies(one: Replica, count: int) -> Copies:
-        return Copies(replica=one, limits=_limits_of(one, given), count=count)
+        return Copies(replica=one, limits=default_limits(one, **given), count=count)
 
-    other = msgspec.structs.replace(replica, layout=first)
+    with _of_prefill():
+        other = msgspec.structs.replace(replica, layout=first)
     return Fleet(
         serving=copies(replica, after),
         prefill=copies(other, before) if before else None,
         routing=args.routing,
     )
-
-
-def _limits_of(replica: Replica, given: dict[str, Any]) -> Limits:
-    """Return the limits of an engine; faults are told as those of flags, given ones or not."""
-    try:
-        return default_limits(replica, **given)
-    except InputError as error:
-
-        def flag(name: str) -> str:
-            return f"--{name.replace('_', '-')}" if name in Limits.__struct_fields__ else name
-
-        raise InputError(
-            one._replace(
-                where=flag(one.where),
-                fix=re.sub(r"\b([a-z_]+)=", lambda found: f"{flag(found[1])} ", one.fix),
-            )
-            for one in error.problems
-        ) from None
 
 
 def _counts(args: argparse.Namespace) -> tuple[int, int]:

@@ -4,6 +4,9 @@ What checks a value knows it by its field (`batch_tokens`) and not by who wrote 
 wrote `--batch-tokens`, so problems are renamed on their way to the screen, in one place for all
 commands. A flag that was not given is named only where a command has no other way to set things:
 elsewhere the value may be of a file.
+
+A problem says `field=value` or, where it has no value to give, the field in backticks. Fields of a
+part (`training.tp`) are named whole where the problem is, and by themselves in its fix.
 """
 
 import argparse
@@ -15,7 +18,8 @@ from meshwright.errors import InputError
 
 def only_flags_set(parser: argparse.ArgumentParser, **others: str) -> None:
     """Say that all settings of a command are flags; `others` are those of another name."""
-    parser.set_defaults(setting_flags=others)
+    known = parser.get_default("setting_flags") or {}
+    parser.set_defaults(setting_flags=known | others)
 
 
 def say_as_flags(
@@ -25,7 +29,8 @@ def say_as_flags(
     flags = _flags(parser, args)
     error.problems = tuple(
         problem._replace(
-            where=flags.get(problem.where, problem.where), fix=_as_flags(problem.fix, flags)
+            where=flags.get(problem.where, problem.where),
+            fix=_as_flags(problem.fix, flags, problem.where.rpartition(".")[0]),
         )
         for problem in error.problems
     )
@@ -44,11 +49,14 @@ def _flags(parser: argparse.ArgumentParser, args: argparse.Namespace) -> dict[st
     return found | (others or {})
 
 
-def _as_flags(text: str, flags: Mapping[str, str]) -> str:
-    """Write every `setting=value` as a flag with its value."""
+def _as_flags(text: str, flags: Mapping[str, str], part: str) -> str:
+    """Write every `setting=value` as a flag with its value, and every name in backticks as one."""
 
     def flag(match: re.Match[str]) -> str:
-        name, value = match.groups()
-        return f"{flags[name]} {value}" if name in flags else match[0]
+        alone, name, value = match.groups()
+        found = flags.get(f"{part}.{alone or name}", flags.get(alone or name))
+        if found is None:
+            return match[0]
+        return found if alone else f"{found} {value}"
 
-    return re.sub(r"\b([a-z_]+)=([\w,.+-]*[\w+-])", flag, text)
+    return re.sub(r"`([a-z_.]+)`|\b([a-z_]+)=([\w,.+-]*[\w+-])", flag, text)

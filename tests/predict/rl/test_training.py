@@ -68,13 +68,13 @@ def test_a_degree_that_is_given_costs_time_and_is_never_faster_than_none() -> No
         ("llama3.1-70b", 16, {}, ("training", "tp 16, needs 8", "let 32 GPUs train")),
         ("llama3.1-8b", 1, {}, ("training", "trains on 1 GPU: it needs ", "let 2 GPUs train")),
         ("llama3.1-70b", 32, {"tp": (2,), "pp": (2,)},
-         ("training", "the nearest, tp 2 pp 2 dp 8", "leave out --train-tp and --train-pp")),
+         ("training", "the nearest, tp 2 pp 2 dp 8", "leave out `training.tp` and `training.pp`")),
         ("llama3.1-8b", 8, {"tp": (3,)},
-         ("--train-tp", "3 does not divide the 8 GPUs", "--train-tp 2")),
-        ("llama3.1-8b", 8, {"ep": (2,)}, ("--train-ep", "has no experts", "leave it out")),
+         ("training.tp", "3 does not divide the 8 GPUs", "use tp=2")),
+        ("llama3.1-8b", 8, {"ep": (2,)}, ("training.ep", "has no experts", "leave it out")),
     ],
 )  # fmt: skip
-def test_where_none_fits_flags_of_the_command_are_named(
+def test_where_none_fits_the_fields_that_would_help_are_named(
     name: str, gpus: int, fixed: dict[str, tuple[object, ...]], said: tuple[str, str, str]
 ) -> None:
     with pytest.raises(InputError) as caught:

@@ -86,7 +86,7 @@ def plan_rl(question: Question, *, most: int = 8, report: Report | None = None) 
     if not search.kinds:
         degrees = ", ".join(map(str, question.degrees))
         what = f"engines of {degrees} do not divide them"
-        first = search.reason or Problem("--tp", what, "leave --tp out")
+        first = search.reason or Problem("degrees", what, "leave `degrees` out")
         what = f"nothing fits on {question.cluster.gpus} GPUs: {first.what}"
         raise InputError([first._replace(what=what)])
     plans = tuple(search.decide(most))

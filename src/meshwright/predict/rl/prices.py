@@ -103,7 +103,7 @@ def prices_of(setup: Setup, *, must_fit: bool = True) -> Prices:
         needed = format_bytes(worst.total_bytes)
         there = format_bytes(memory.capacity_bytes)
         what = f"the trainer's fullest GPU needs {needed} of {there}"
-        fix = "let more GPUs train, or make microbatches smaller with --packed"
+        fix = "let more GPUs train, or make microbatches smaller with `packed`"
         raise InputError([Problem("training", what, fix)])
     passed = packed(rounds, room=rounds.forward_packed, updates=1).share(layout.dp, fills=fills)
     return Prices(

@@ -121,10 +121,10 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
         terms = self.arrangement
         if self.too_old != "wait" and (terms.order == "asked" or not terms.max_staleness):
             what = f"with {self.placement} no group gets too old: steps take them in their order"
-            fix = "leave out --too-old, or use --placement asynchronous"
+            fix = "leave out `too_old`, or use placement=asynchronous"
             if terms.order == "ended":
                 what = "with a staleness of 0 every step waits for its own groups"
-                fix = "leave out --too-old, or use --max-staleness 1"
+                fix = "leave out `too_old`, or use max_staleness=1"
             raise InputError([Problem("too_old", what, fix)])
         taken = self.engines.gpus, self.training.gpus
         if self.shares_gpus and taken[0] != taken[1]:

@@ -150,7 +150,7 @@ class _Run:
         if drawn.prompt + max(drawn.answers) > self.room:
             longest = drawn.prompt + max(drawn.answers)
             what = f"a sample of {longest:,} tokens is longer than an engine's cache, {self.room:,}"
-            fix = "use engines of more GPUs, or cut answers with --longest"
+            fix = "use engines of more GPUs, or cut answers with `longest`"
             raise InputError([Problem("output", what, fix)])
         self.drawn[asked.group] = drawn
         self.engines.submit(asked, drawn, now)

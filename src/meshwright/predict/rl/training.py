@@ -5,7 +5,6 @@ replicas is a question of its own to `predict/plan`, with the very microbatches 
 for it: whatever is found here fits there.
 """
 
-import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -54,7 +53,7 @@ def training_layout(
         InputError: where none fits, with what the nearest one lacks and what would do.
     """
     if model.experts is None and fixed.get("ep", (1,)) != (1,):
-        raise InputError([Problem("--train-ep", f"{model.name} has no experts", "leave it out")])
+        raise InputError([Problem("training.ep", f"{model.name} has no experts", "leave it out")])
     trainer = _Trainer(model, cluster, rounds, fixed, software, calibration)
     found = trainer.fastest()
     if found is None:
@@ -90,8 +89,8 @@ class _Trainer(NamedTuple):
         gpus = format_some(self.cluster.gpus, "GPU")
         refused = last_refusal(self._undivided())
         if refused is not None:
-            where, fix = _as_flags(refused.where), _as_flags(refused.fix)
-            return Problem(where, f"no layout trains on {gpus}: {_as_flags(refused.what)}", fix)
+            what = f"no layout trains on {gpus}: {refused.what}"
+            return Problem(f"training.{refused.where}", what, refused.fix)
         closest = self._nearest()
         what = f"no layout of {self.model.name} trains on {gpus}"
         if closest is not None:
@@ -105,15 +104,15 @@ class _Trainer(NamedTuple):
         """Return what was found to do."""
         given = [name for name in self.fixed if name not in _USUAL]
         if given and self._replace(fixed={}).fits():
-            return "leave out " + " and ".join(f"--train-{name}" for name in given)
+            return "leave out " + " and ".join(f"`training.{name}`" for name in given)
         for doubled in range(1, _DOUBLINGS + 1):
             try:
                 larger = self.cluster.with_gpus(self.cluster.gpus << doubled)
             except InputError:
                 break  # the cluster cannot be that large
             if self._replace(cluster=larger).fits():
-                return f"let {larger.gpus} GPUs train: use a larger --gpus"
-        return "use a --cluster whose GPUs have more memory, or a shorter --longest"
+                return f"let {larger.gpus} GPUs train: use a larger `gpus`"
+        return "use a `cluster` whose GPUs have more memory, or a shorter `longest`"
 
     def fits(self) -> bool:
         """Tell whether any layout is found soon that fits."""
@@ -146,12 +145,3 @@ class _Trainer(NamedTuple):
             software=self.software,
             calibration=self.calibration,
         )
-
-
-def _as_flags(text: str) -> str:
-    """Name degrees of the trainer by the flags that set them."""
-    return re.sub(r"\b(tp|pp|ep)(=(\d+)|$)", _flag, text)
-
-
-def _flag(found: re.Match[str]) -> str:
-    return f"--train-{found[1]}" + (f" {found[3]}" if found[3] else "")

@@ -115,7 +115,7 @@ def blocks_of(replica: Replica, limits: Limits, tokens: float) -> int:
         needed = format_bytes(memory.weight_bytes + memory.buffer_bytes)
         there = format_bytes(memory.device_bytes)
         what = f"weights and buffers take {needed} of {there}, and leave no room for requests"
-        raise InputError([Problem("memory", what, "use a larger --tp or --pp, or fewer bits")])
+        raise InputError([Problem("memory", what, "use a larger `tp` or `pp`, or fewer bits")])
     return blocks
 
 
