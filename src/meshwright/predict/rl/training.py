@@ -2,7 +2,8 @@
 
 How many samples share a microbatch depends on how many replicas share the batch. So each number of
 replicas is a question of its own to `predict/plan`, with the very microbatches that `prices` has
-for it: whatever is found here fits there.
+for it: whatever is found here fits there, unless a framework fills microbatches up. That depends on
+`pp`, which such a question leaves open; runs of such a framework give their layout themselves.
 """
 
 from collections.abc import Iterator
