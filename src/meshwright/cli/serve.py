@@ -83,12 +83,12 @@ def run(args: argparse.Namespace) -> Answer:
         # What is wrong is told before minutes go by in which weights are read.
         check_start(path, settings_of(args))
         settings = _settings(args, path)
+        keys = read_keys(settings.keys_file, "MESHWRIGHT_API_KEYS")
+        read_keys(settings.admin_keys_file, "MESHWRIGHT_ADMIN_KEYS")
         sockets = [held.enter_context(one) for one in take_address(settings)]
         words = load_words(path)
         if not args.no_model_sampling:
             settings = msgspec.structs.replace(settings, sampling=words.sampling)
-        keys = read_keys(settings.keys_file, "MESHWRIGHT_API_KEYS")
-        read_keys(settings.admin_keys_file, "MESHWRIGHT_ADMIN_KEYS")
         Readers(words, settings.tool_format, reasoning=settings.reasoning)
         engine, lines = start_engines(args, path)
         if not len(keys) and settings.host not in _LOOPBACK:

@@ -130,6 +130,12 @@ def test_labels_make_verdicts() -> None:
             },
             "is not JSON",
         ),
+        ({"messages": [USER, GOOD | {"tool_calls": 5}]}, "tool_calls is no list"),
+        (
+            {"messages": [USER, GOOD | {"tool_calls": [{"function": {"arguments": "[1]"}}]}]},
+            "arguments is no object",
+        ),
+        ({"messages": [{"role": "user", "content": [{"type": ["x"]}]}, GOOD]}, "only text"),
     ],
 )
 def test_what_is_no_chat_is_refused_by_its_place(values: dict[str, Any], fault: str) -> None:

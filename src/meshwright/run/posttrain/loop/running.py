@@ -68,7 +68,7 @@ def run(
         stack.callback(keeping.close)
         trainer = LoopTrainer(settings, tasks, keeping)
         progress = trainer.begin()
-        for line in idle_settings(settings):
+        for line in () if progress.trained else idle_settings(settings):
             keeping.note(line)
         if show:
             keeping.show(progress.trained)

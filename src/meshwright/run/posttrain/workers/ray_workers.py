@@ -157,7 +157,9 @@ class RayLink:
         Who says nothing for `patience_s` afterwards is taken to be gone.
         """
         self._ray, self._actor, self._shelf = ray, actor, shelf
-        self._numbers, self._why, self._patience_s = count(), "", patience_s
+        # An actor with nothing to say answers so after each of its own waits.
+        self._numbers, self._why = count(), ""
+        self._patience_s = max(patience_s, 10 * _LISTEN_S)
         begin = actor.begin.remote(_encode(start), patience_s, start_s)
         try:
             begun = msgspec.msgpack.decode(ray.get(begin, timeout=start_s), type=_Begun)

@@ -27,9 +27,28 @@ def plain_message(message: Mapping[str, Any]) -> dict[str, Any]:
     thoughts = plain.pop("reasoning", None)
     if thoughts is not None:
         plain.setdefault("reasoning_content", thoughts)
-    if calls := plain.pop("tool_calls", None):
+    calls = plain.pop("tool_calls", None)
+    if calls is not None and not isinstance(calls, list | tuple):
+        raise _fault("tool_calls", "is no list", "give a list of calls")
+    if calls:
         plain["tool_calls"] = [_call(call, number) for number, call in enumerate(calls)]
     return plain
+
+
+def plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return a conversation as templates read it; a problem names its message."""
+    found = []
+    for number, message in enumerate(messages):
+        try:
+            found.append(plain_message(message))
+        except InputError as error:
+            where = [each._replace(where=_within(number, each.where)) for each in error.problems]
+            raise InputError(where) from None
+    return found
+
+
+def _within(number: int, where: str) -> str:
+    return f"messages[{number}].{where}" if where else f"messages[{number}]"
 
 
 def _text(content: object, refusal: object, role: str) -> str:
@@ -44,8 +63,9 @@ def _text(content: object, refusal: object, role: str) -> str:
     texts = []
     for number, part in enumerate(content):
         kind = part.get("type", "text") if isinstance(part, Mapping) else type(part).__name__
-        text = part.get(kind) if isinstance(part, Mapping) else None
-        if kind not in {"text", "refusal"} or not isinstance(text, str):
+        known = isinstance(part, Mapping) and kind in ("text", "refusal")
+        text = part.get(kind) if known else None
+        if not isinstance(text, str):
             what = f"is a part of type {kind!r}: only text is taken"
             raise _fault(f"content[{number}]", what, "leave it out")
         texts.append(text)
@@ -63,8 +83,11 @@ def _call(call: object, number: int) -> dict[str, Any]:
             arguments = msgspec.json.decode(arguments or "{}")
         except (msgspec.DecodeError, RecursionError):
             raise _fault(f"{where}.arguments", "is not JSON", "write an object") from None
-    named = {"id": call["id"]} if "id" in call else {}
-    return {**named, "type": "function", "function": {**function, "arguments": arguments}}
+    if not isinstance(arguments, Mapping):
+        raise _fault(f"{where}.arguments", "is no object", "name each argument with its value")
+    named = {"id": call["id"]} if call.get("id") is not None else {}
+    about = {name: value for name, value in function.items() if value is not None}
+    return {**named, "type": "function", "function": {**about, "arguments": arguments}}
 
 
 def _fault(where: str, what: str, fix: str) -> InputError:

@@ -20,6 +20,7 @@ from meshwright.run.serve.asked import Sampling
 from meshwright.run.serve.model.chat import ChatTemplate, Message
 from meshwright.run.serve.model.gguf_file import GgufFile, is_gguf
 from meshwright.run.serve.model.gguf_words import tokenizer_of
+from meshwright.run.serve.model.messages import plain_messages
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -117,7 +118,7 @@ class Words:
         if self._template is None:
             what = "the model has no chat template"
             raise InputError([Problem("messages", what, "use /v1/completions with a prompt")])
-        return self._template.render(messages, tools=tools, **values)
+        return self._template.render(plain_messages(messages), tools=tools, **values)
 
 
 def load_words(path: str | Path) -> Words:
