@@ -125,9 +125,9 @@ class MixedSteps:
         return hidden_WD[:wanted]
 
     def _size(self, decodes: int, parts: Sequence[Part]) -> int:
-        tokens, draws = (sum(len(each) for each in of) for of in zip(
-            *((part.tokens, part.draws) for part in parts), strict=True))  # fmt: skip
-        return captured_size(decodes + tokens, decodes + draws, self.most_tokens)
+        tokens = decodes + sum(len(part.tokens) for part in parts)
+        draws = decodes + sum(len(part.draws) for part in parts)
+        return captured_size(tokens, draws, self.most_tokens)
 
     def _room(self, size: int) -> Room:
         return Room(size, min(size, self.rows.padding))
