@@ -167,7 +167,7 @@ def test_captured_prompts_let_an_engine_that_never_waits_draw_faster(
 def test_workers_have_devices_of_their_own(tmp_path: Path, capsys: Captured) -> None:
     path = tmp_path / "loop.toml"
     path.write_text(FILE + "\n[workers]\ncount = 3\ntp = 2\n", encoding="utf-8")
-    assert describe(str(path)).batch_requests == 6 * 4  # a third of 16 prompts, rounded up
+    assert describe(str(path)).limits.batch_requests == 6 * 4  # a third of 16 prompts, rounded up
     found = simulated([str(path), "--cluster", "h200-superpod"], capsys)
     setup = found["setup"]
     assert (setup["engines"], setup["engine_tp"], setup["training_gpus"]) == (3, 2, 1)

@@ -14,6 +14,7 @@ from meshwright.predict.rl.outcome import Outcome
 from meshwright.spec.files import FORMATS, load_data
 from meshwright.spec.model import Model
 from meshwright.spec.read import read
+from meshwright.spec.serving import Limits
 from meshwright.spec.units import format_seconds
 from meshwright.spec.work import read_model
 from meshwright.spec.workload import histogram
@@ -39,10 +40,8 @@ class Loop(NamedTuple):
     """What engines keep matrices in."""
     rounds: dict[str, Any]
     """Fields of `Rounds`."""
-    batch_requests: int
+    limits: Limits
     """Of one engine."""
-    graph_tokens: int
-    """Tokens up to which its steps with prompts are captured."""
     engines: int
     """Engines on devices of their own; 0 draws on the trainer's."""
     engine_tp: int
@@ -108,8 +107,7 @@ def describe(word: str) -> Loop:
             "forwards": (aim.correction != "none") + (aim.kl > 0),
             "seed": settings.seed,
         },
-        batch_requests=settings.engine_requests,
-        graph_tokens=settings.captured_tokens,
+        limits=settings.limits,
         engines=settings.workers.count,
         engine_tp=settings.workers.tp,
         rows=rows,

@@ -152,8 +152,8 @@ def loop_setup(args: argparse.Namespace, loop: Loop) -> Setup:
         layout=Layout(tp=loop.engine_tp), calibration=used_for(args, cluster.gpu).calibration,
     )  # fmt: skip
     limits = default_limits(
-        replica, batch_requests=loop.batch_requests,
-        batch_tokens=max(8192, loop.batch_requests), graph_tokens=loop.graph_tokens,
+        replica, batch_requests=loop.limits.batch_requests,
+        batch_tokens=loop.limits.batch_tokens, graph_tokens=loop.limits.graph_tokens,
     )  # fmt: skip
     staleness = loop.max_staleness if args.placement is None else None
     return Setup(

@@ -31,6 +31,7 @@ from meshwright.spec.read import plain, read
             "never idle",
         ),
         ({"samples": 0}, "samples"),
+        ({"graph_tokens": 9000}, "graph_tokens: 9,000 tokens are more than a step has, 8,192"),
     ],
 )
 def test_what_does_not_fit_is_refused(given: dict[str, Any], said: str) -> None:

@@ -21,7 +21,7 @@ def idle_settings(settings: LoopSettings) -> Iterator[str]:
     pulled = (aim.kl_in, aim.kl_form, aim.kl_weighted)
     if aim.kl == 0 and pulled != (usual.kl_in, usual.kl_form, usual.kl_weighted):
         yield "kl_in, kl_form and kl_weighted have nothing to do: objective.kl is 0"
-    if settings.graph_tokens != settings.captured_tokens:
+    if settings.graph_tokens != settings.limits.graph_tokens:
         yield f"graph_tokens has nothing to do: a {settings.placement} engine wakes in every step"
     if settings.replay and (settings.evaluate.prompts or settings.workers.count):
         yield "evaluate and workers have nothing to do: a replay has no engine"

@@ -18,7 +18,6 @@ from meshwright.run.posttrain.workers.hiring import fleet_of
 from meshwright.run.serve.engine.settings import EngineSettings
 from meshwright.run.serve.engine.start import start_engine
 from meshwright.spec.model import Model
-from meshwright.spec.serving import Limits
 from meshwright.spec.units import format_some
 
 _MEMORY_SHARE = 0.5
@@ -63,16 +62,11 @@ class Sampling:
     ) -> None:
         """Start an engine here, or workers, that take the weights of a trained decoder."""
         weight, workers = decoder.embedding.weight, settings.workers
-        rows = settings.engine_requests
         engine_settings = EngineSettings(
             device=str(weight.device),
             precision="fp32" if weight.dtype == torch.float32 else "bf16",
             weights=settings.engine_weights,
-            limits=Limits(
-                batch_requests=rows,
-                batch_tokens=max(8192, rows),
-                graph_tokens=settings.captured_tokens,
-            ),
+            limits=settings.limits,
             memory_share=_MEMORY_SHARE,
             graphs=settings.graphs,
             random_weights=bool(settings.model),

@@ -16,6 +16,7 @@ from meshwright.run.train.optimizer.settings import OptimizerSettings
 from meshwright.spec.bounds import Bounds
 from meshwright.spec.model import Attention, Block, Mlp, Model
 from meshwright.spec.names import suggestion
+from meshwright.spec.serving import Limits
 
 Precision = Literal["fp32", "bf16"]
 EngineWeights = Literal["model", "fp8"]
@@ -241,6 +242,11 @@ class LoopSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 _ = self.arrangement
             except InputError as error:
                 bounds.problems += error.problems
+        if bounds.sound("prompts", "samples", "batch_requests", "graph_tokens"):
+            try:
+                _ = self.limits
+            except InputError as error:
+                bounds.problems += error.problems
         if self.spare_prompts and not self.objective.compares:
             what = f"with {self.objective.advantage} groups of equal rewards teach something too"
             bounds.add("spare_prompts", what, "use 0")
@@ -260,12 +266,12 @@ class LoopSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         bounds.require()
 
     @property
-    def captured_tokens(self) -> int:
-        """Tokens up to which an engine captures steps with prompts.
-
-        One that sleeps while the trainer works would have to do so anew in every step.
-        """
-        return 0 if self.placement == "colocated" else self.graph_tokens
+    def limits(self) -> Limits:
+        """What one engine takes at a time."""
+        rows = self.engine_requests
+        # One that sleeps while the trainer works would capture its steps anew in every step.
+        captured = 0 if self.placement == "colocated" else self.graph_tokens
+        return Limits(batch_requests=rows, batch_tokens=max(8192, rows), graph_tokens=captured)
 
     @property
     def arrangement(self) -> Arrangement:
