@@ -12,7 +12,7 @@ NONE = dict.fromkeys(("sinks", "alibi", "k_scale", "v_scale"))
 
 
 def kernels() -> Iterator[Kernel]:
-    """List decode and prefill in 16 and in 8 bits, latents, and both ways to store."""
+    """List decode, in 32 bits too, prefill, latents, and both ways to store."""
     from meshwright.run.kernels import paged_decode_kernel as decode
     from meshwright.run.kernels import paged_plan_kernel as plan
     from meshwright.run.kernels import paged_prefill_kernel as prefill
@@ -22,11 +22,11 @@ def kernels() -> Iterator[Kernel]:
 
     shape = {"G": HEADS // KV_HEADS, "K": KV_HEADS, "E": WIDTH, "BLOCK": BLOCK}
     shape |= {"WINDOW": 0, "CHUNK": 0, "CAPPED": False, "PACKED": 4, "QUERIES": 1}
-    for element in (1, 2):
+    for element, held in {1: "*i16", 2: BF16, 4: FP32}.items():
         pairs = element == 1
-        cached = dict.fromkeys(("k_cache", "v_cache"), "*i16" if pairs else BF16)
+        cached = dict.fromkeys(("k_cache", "v_cache"), held)
         types = cached | STRIDES | ROWS | {"scale": "fp32", "softcap": "fp32"}
-        types |= dict.fromkeys(("q", "out"), BF16) | {"q_head": INT}
+        types |= dict.fromkeys(("q", "out"), BF16 if pairs else held) | {"q_head": INT}
         scales = {"k_scale": FP32, "v_scale": FP32} if pairs else {}
         absent = {name: None for name in NONE if name not in scales}
         halved = {"PAIRS": pairs, "COLUMNS": WIDTH // 2 if pairs else WIDTH}
@@ -45,6 +45,8 @@ def kernels() -> Iterator[Kernel]:
             f"paged attention, latents, {element} bytes", decode.attend_shares, given,
             constants | latents, few.warps, few.registers, few.stages,
         )  # fmt: skip
+        if held == FP32:
+            continue  # what prompts take in 32 bits lays registers aside
         tiles = TILES[element, WIDTH]
         given = types | scales | {"starts": "*i32"}
         given |= dict.fromkeys(("number", "left", "skip", "q_token", "out_token"), INT)
