@@ -319,6 +319,22 @@ while True:
 """
 
 
+def test_a_writer_that_is_open_has_loaded_all_that_it_needs(tmp_path: Path) -> None:
+    # Loading takes a second or more, which a process that has to end may not have.
+    program = """
+import sys
+from meshwright.timeline import TimelineWriter
+writer = TimelineWriter(sys.argv[1], rank=0)
+loaded = set(sys.modules)
+writer.span("op", 1, 1)
+writer.counter("memory", 1, 1)
+writer.close()
+print(*sorted(set(sys.modules) - loaded))
+"""
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    assert not subprocess.check_output(command, text=True).strip()
+
+
 @pytest.fixture
 def killed(tmp_path: Path) -> tuple[Path, int]:
     """A folder whose writer was killed in the middle, and the spans it had flushed by then."""

@@ -26,7 +26,7 @@ def ends(
     folder: Path, mishap: str, within_s: float, algorithms: Algorithms | None = None
 ) -> tuple[list[Outcome], dict[int, str]]:
     """Return how all ranks ended, and the last words of those that the alarm ended."""
-    outcomes = launch_all(RANKS, suffer, folder, mishap, algorithms, timeout_s=30)
+    outcomes = launch_all(RANKS, suffer, folder, mishap, algorithms)
     began_s = float((folder / "began").read_text())
     words = {}
     for path in folder.glob("alarm-*.txt"):
@@ -113,7 +113,7 @@ def test_ranks_that_wait_for_each_other_are_named(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("mishap", ["is_well", "is_excused"])
 def test_a_job_that_is_well_is_left_alone(tmp_path: Path, mishap: str) -> None:
-    outcomes = launch_all(RANKS, suffer, tmp_path, mishap, timeout_s=30)
+    outcomes = launch_all(RANKS, suffer, tmp_path, mishap)
     assert [outcome.value for outcome in outcomes] == ["done"] * RANKS
     assert not list(tmp_path.glob("alarm-*"))
 

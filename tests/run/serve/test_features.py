@@ -14,7 +14,8 @@ import torch
 
 from meshwright.errors import InputError
 from scripts.serve_features import EITHER, FEATURES, IDLE, REFUSED, page, pairs, verdict
-from tests.run.serve import paired
+from tests.run.serve.pairs.evidence import check
+from tests.run.serve.pairs.trial import tried
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "guide" / "serve-features.md"
@@ -49,9 +50,9 @@ def hold(pair: tuple[str, str]) -> None:
     """Hold what the table says of a pair against the engine."""
     if verdict(*pair)[0] == "refused":
         with pytest.raises(InputError, match=REFUSED[pair].said):
-            paired.tried(pair)
+            tried(pair)
     else:
-        paired.check(paired.tried(pair))
+        check(tried(pair))
 
 
 @pytest.mark.parametrize("pair", quick(), ids=" ".join)
@@ -73,7 +74,7 @@ def test_what_ranks_cannot_share_is_refused_before_they_start(name: str) -> None
 @pytest.mark.slow
 @pytest.mark.parametrize("names", RANKS, ids=" ".join)
 def test_ranks_go_together_with_other_features(names: tuple[str, ...]) -> None:
-    command = [sys.executable, "-m", "tests.run.serve.paired", *names]
+    command = [sys.executable, "-m", "tests.run.serve.pairs", *names]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=400, check=False, cwd=ROOT
     )

@@ -29,10 +29,9 @@ def uninterrupted() -> Decoder:
     return run(settings_of("")).decoder
 
 
-@pytest.mark.parametrize("phase", ["draw", "train", "sync", "row", "checkpoint"])
-def test_workers_end_with_their_trainer_and_the_run_goes_on(tmp_path: Path, phase: str) -> None:
-    folder = tmp_path / "run"
-    command = [sys.executable, "-m", "tests.run.posttrain.workers.killed", str(folder), phase]
+def killed(module: str, *given: str) -> None:
+    """Run a trainer that kills itself; return when its workers and weights are gone."""
+    command = [sys.executable, "-m", module, *given]
     ended = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert ended.returncode == -signal.SIGKILL, ended.stderr
     trainer, *pids = [int(line) for line in ended.stdout.splitlines()]
@@ -41,6 +40,16 @@ def test_workers_end_with_their_trainer_and_the_run_goes_on(tmp_path: Path, phas
     while any(Path(f"/proc/{pid}").exists() for pid in pids) or any(Path("/dev/shm").glob(named)):
         assert time.monotonic() < until_s, "workers outlive their trainer, or leave weights behind"
         time.sleep(0.1)
+
+
+def test_workers_that_speak_to_a_dead_trainer_leave_no_weights_behind() -> None:
+    killed("tests.run.posttrain.workers.late")
+
+
+@pytest.mark.parametrize("phase", ["draw", "train", "sync", "row", "checkpoint"])
+def test_workers_end_with_their_trainer_and_the_run_goes_on(tmp_path: Path, phase: str) -> None:
+    folder = tmp_path / "run"
+    killed("tests.run.posttrain.workers.killed", str(folder), phase)
     given = settings_of(str(folder))
     outcome = run(given)
     drawn = [each.key for each in read_rollouts(folder / "rollouts.jsonl").rollouts]

@@ -1,0 +1,143 @@
+"""Who may ask and who may change the engine, and that no secret is written down."""
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+
+from meshwright.errors import InputError, Problem
+from meshwright.run.serve.interface import EngineBroken
+from meshwright.run.serve.routed import Routed
+from meshwright.run.serve.server import Served, ServerSettings, serve_app
+from meshwright.run.serve.server.keys import read_keys
+from tests.run.serve.server.pretend import Bytes, PretendEngine
+from tests.run.serve.server.serving import HELLO, TEXT, serving
+from tests.run.serve.server.wire import send
+
+
+def test_keys_are_asked_for_and_name_who_asks(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("# who may\nann: 0123456789\nbob: abcdefghij\n")
+    with serving(keys_file=file) as (served, engine):
+        got = send(served.url, TEXT, HELLO)
+        assert (got.status, got.headers["www-authenticate"]) == (401, "Bearer")
+        assert got.error["code"] == "invalid_api_key"
+        for wrong in ("Bearer 012345678", "Bearer ", "Basic 0123456789", "0123456789", "Bearer é"):
+            headers = {"authorization": wrong}
+            assert send(served.url, TEXT, HELLO, headers=headers).status == 401
+        key = {"authorization": "Bearer abcdefghij"}
+        assert send(served.url, TEXT, {**HELLO, "user": "eve"}, headers=key).status == 200
+        # Whoever has a key is one tenant, whatever users it names.
+        assert engine.asked[-1].tenant == "bob"
+        assert send(served.url, "/v1/models").status == 401
+        assert send(served.url, "/v1/models", headers=key).status == 200
+        # A key is asked for before a body is read.
+        assert send(served.url, TEXT, b"{").status == 401
+        assert send(served.url, "/health").status == 200
+
+
+def test_keys_come_from_the_environment_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOME_KEYS", "0123456789, carl: abcdefghij")
+    keys = read_keys(None, "SOME_KEYS")
+    assert len(keys) == 2
+    assert keys.holder("bearer abcdefghij") == "carl"
+    assert keys.holder("Bearer 0123456789") == "key0"
+    assert keys.holder("Bearer 0123456780") is None
+
+
+@pytest.mark.parametrize("text", ["", "# none\n", "ann: short\n", "ann: two words here\n"])
+def test_a_file_without_good_keys_is_refused(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "keys"
+    file.write_text(text)
+    with pytest.raises(InputError) as caught:
+        read_keys(file, "NO_KEYS")
+    assert "short" not in str(caught.value).replace("a key needs", "")
+    with pytest.raises(InputError, match="cannot be read"):
+        read_keys(tmp_path / "none", "NO_KEYS")
+
+
+def test_what_changes_the_engine_needs_an_admin(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving() as (served, engine):
+        assert send(served.url, "/sleep", {}).status == 403
+        assert not engine.sleeps
+    monkeypatch.setenv("MESHWRIGHT_ADMIN_KEYS", "root: 0123456789")
+    with serving() as (served, engine):
+        assert send(served.url, "/sleep", {}).status == 401
+        key = {"authorization": "Bearer 0123456789"}
+        assert send(served.url, "/sleep", b"", headers=key).json == {"is_sleeping": True}
+        assert send(served.url, "/is_sleeping").json == {"is_sleeping": True}
+        assert send(served.url, TEXT, HELLO).error["code"] == "asleep"
+        assert send(served.url, "/wake_up", {}, headers=key).json == {"is_sleeping": False}
+        assert send(served.url, TEXT, HELLO).status == 200
+        assert send(served.url, "/update_weights", {"path": "new"}, headers=key).status == 200
+        assert engine.path == "new"
+        got = send(served.url, "/update_weights", {"path": "nowhere"}, headers=key)
+        assert (got.status, got.error["param"]) == (400, "path")
+
+
+def test_a_key_for_asking_changes_no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MESHWRIGHT_ADMIN_KEYS", "root: 0123456789")
+    monkeypatch.setenv("MESHWRIGHT_API_KEYS", "ann: 9876543210")
+    with serving() as (served, engine):
+        codes = {
+            key: send(served.url, "/sleep", {}, headers={"authorization": f"Bearer {key}"}).status
+            for key in ("9876543210", "neither-of-them")
+        }
+        assert codes == {"9876543210": 403, "neither-of-them": 401}
+        assert not engine.sleeps
+
+
+def test_an_admin_may_be_anybody_where_that_is_wanted() -> None:
+    with serving(admin=True) as (served, _):
+        assert send(served.url, "/sleep", {"level": 2}).status == 200
+        assert send(served.url, "/sleep", {"level": 3}).error["param"] == "level"
+
+
+def test_a_change_that_cannot_be_made_is_told() -> None:
+    class Busy(PretendEngine):
+        async def sleep(self, level: int) -> None:
+            raise InputError([Problem("engine", f"cannot sleep, not even {level}")])
+
+        async def wake(self) -> None:
+            raise EngineBroken("it is dead")
+
+    engine = Busy()
+    settings = ServerSettings(model="parrot", port=0, admin=True, access_log=False)
+    with Served(serve_app(engine, Bytes(), settings), settings) as served:
+        got = send(served.url, "/sleep", {})
+        assert (got.status, got.error["param"]) == (400, "engine")
+        got = send(served.url, "/wake_up", {})
+        assert (got.status, got.error["message"]) == (503, "it is dead")
+
+
+def test_several_engines_change_together() -> None:
+    engines = [PretendEngine(), PretendEngine()]
+    settings = ServerSettings(model="parrot", port=0, admin=True, access_log=False)
+    with Served(serve_app(Routed(engines), Bytes(), settings), settings) as served:
+        assert send(served.url, "/sleep", {}).json == {"is_sleeping": True}
+        assert all(engine.sleeps for engine in engines)
+        assert send(served.url, TEXT, HELLO).error["code"] == "asleep"
+        assert send(served.url, "/wake_up", {}).json == {"is_sleeping": False}
+        assert send(served.url, "/update_weights", {"path": "new"}).status == 200
+        assert [engine.path for engine in engines] == ["new", "new"]
+
+
+def test_the_access_log_holds_no_secrets(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = tmp_path / "keys"
+    file.write_text("ann: 0123456789\n")
+    with caplog.at_level(logging.INFO, "meshwright.access"), serving(keys_file=file) as (served, _):
+        headers = {"authorization": "Bearer 0123456789", "x-request-id": "mine-1"}
+        path = f"{TEXT}?api_key=0123456789"
+        got = send(served.url, path, {"prompt": "private"}, headers=headers)
+        assert got.headers["x-request-id"] == "mine-1"
+        assert got.json["id"] == "cmpl-mine-1"
+        got = send(served.url, "/hidden-0123456789", headers={"x-request-id": "two\twords"})
+        assert len(got.headers["x-request-id"]) == 24
+    lines = [json.loads(record.message) for record in caplog.records]
+    assert "0123456789" not in caplog.text
+    assert "private" not in caplog.text
+    assert lines[0]["key"] == "ann"
+    assert (lines[0]["path"], lines[0]["status"]) == (TEXT, 200)
+    assert (lines[0]["prompt_tokens"], lines[0]["output_tokens"]) == (8, 9)
+    assert (lines[1]["path"], lines[1]["status"]) == ("other", 404)
