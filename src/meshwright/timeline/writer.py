@@ -64,6 +64,9 @@ class TimelineWriter:
             what = f"rank {rank}, segments of {segment_spans} spans, source {source!r}"
             fix = f"a rank from 0, segments from 1, source one of {', '.join(Source)}"
             raise InputError([Problem("writer", what, fix)])
+        # Arrow loads pandas with the first array, where there is one: a second that a process which
+        # has to end may not have.
+        pa.array([rank])
         make_folder(Path(folder))
         self.rank = rank
         self._files = files_of(Path(folder), rank)

@@ -17,7 +17,9 @@ from meshwright.run.serve.worker.frames import Call, Done, Start
 MODULE = "meshwright.run.posttrain.workers"
 SOURCES, TAKE = "learn what is offered", "take a version"
 """What a trainer calls a worker for, besides what a server does."""
-_LOOKS, _LOOK_S = 20, 0.1
+_LOOKS, _LOOK_S = 600, 0.1
+"""A killed trainer is there for a while after its sockets are gone: seconds where a machine is
+busy, or a driver frees its GPUs. One that lives ends this process before the last look."""
 
 
 class _Worker:
