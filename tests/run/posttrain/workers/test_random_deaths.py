@@ -24,7 +24,8 @@ from meshwright.run.posttrain.workers.settings import WorkerSettings
 from meshwright.run.serve.worker.frames import Start
 from tests.run.posttrain.loop.small import settings
 
-STEPS = 12
+STEPS, DEATHS = 12, 20
+"""Deaths are counted: where a start takes longer than a life, a run would never end."""
 
 
 def settings_of(folder: str, placement: str) -> LoopSettings:
@@ -41,7 +42,7 @@ def settings_of(folder: str, placement: str) -> LoopSettings:
 
 @contextlib.contextmanager
 def dying(patch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Kill some worker every moment."""
+    """Kill some worker every moment, until enough of them have died."""
     alive, over, chance = list[int](), threading.Event(), random.Random(7)
 
     class Doomed(ProcessLink):
@@ -50,8 +51,10 @@ def dying(patch: pytest.MonkeyPatch) -> Iterator[None]:
             alive.append(self.pid)
 
     def kill() -> None:
-        while not over.wait(chance.uniform(0.2, 2.0)):
+        left = DEATHS
+        while left and not over.wait(chance.uniform(0.2, 2.0)):
             if alive:
+                left -= 1
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(alive.pop(chance.randrange(len(alive))), signal.SIGKILL)
 
