@@ -1,6 +1,6 @@
 """Fit what serving engines add to the work itself, and say how well that foretells others' rows.
 
-    python -m validation.serving.fit FILE [--engine NAME] [--rows 300] [--cross]
+    python -m validation.serving.fit FILE [--engine NAME] [--rows 300] [--only NAME] [--cross]
 
 Each engine is fitted to all of its rows together, by few constants that are bounded to what is
 physically possible. `--cross` leaves out a third of the models, or of the GPUs, at a time, fits the
@@ -46,6 +46,7 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "link_share": (0.1, 0.9),
     "expert_s": (1e-6, 1e-4),
     "arrival_s": (1e-3, 0.4),
+    "arrival_steps": (0.25, 40.0),
     "reserve_bytes": (1e9, 1.4e10),
 }
 UNFITTED = ("disaggregated", "mlperf-paced")
@@ -116,12 +117,15 @@ def loss(rows: Sequence[Row], engine: Engine) -> float:
     return total / weight
 
 
-def fit(rows: Sequence[Row], engine: Engine, rounds: int = 4) -> Engine:
+def fit(
+    rows: Sequence[Row], engine: Engine, rounds: int = 4, only: Sequence[str] | None = None
+) -> Engine:
     """Improve one constant after the other, in steps that shrink."""
     best = loss(rows, engine)
     step = 1.4
     for number in range(rounds):
-        for name, (low, high) in BOUNDS.items():
+        for name in only or BOUNDS:
+            low, high = BOUNDS[name]
             for factor in (step, 1 / step):
                 while True:
                     value = getattr(engine, name)
@@ -182,6 +186,7 @@ def main() -> None:
     parser.add_argument("runs", type=Path)
     parser.add_argument("--engine", action="append")
     parser.add_argument("--rows", type=int, default=300)
+    parser.add_argument("--only", action="append", choices=[*BOUNDS], help="a constant to fit")
     parser.add_argument("--cross", action="store_true")
     args = parser.parse_args()
     for engine in ENGINES:
@@ -193,7 +198,7 @@ def main() -> None:
             _say(f"  a model left out: {crossed(rows, engine, lambda row: row.model)}")
             _say(f"  a GPU left out: {crossed(rows, engine, lambda row: row.gpu)}")
             continue
-        found = fit(rows, engine)
+        found = fit(rows, engine, only=args.only)
         _say(f"  after: {median(rows, found)}")
         _say(f"  {shown(found)}")
 

@@ -218,6 +218,23 @@ def test_so_many_in_flight_are_never_more_nor_fewer() -> None:
     assert served.end_s.max() == pytest.approx(5 * (11 * 0.01 + 4 * 5e-4))
 
 
+def test_what_lies_around_an_engine_counts_in_its_steps_and_stretches_no_gap() -> None:
+    requests = asked(100, 8)
+    plain, late = (
+        simulate(requests, [station()._replace(delay_s=0.1 * much, delay_steps=3.0 * much)])
+        for much in (0, 1)
+    )
+    own_s = (plain.end_s - plain.first_s) / np.maximum(1, plain.output_tokens - 1)
+    assert late.first_s == pytest.approx(plain.first_s + 0.1 + 3 * own_s)
+    assert late.end_s == pytest.approx(plain.end_s + 0.1 + 3 * own_s)
+    for longest_s in (0.005, 0.012, 0.1):
+        assert slow_gaps(late, longest_s).tolist() == slow_gaps(plain, longest_s).tolist()
+    # Who keeps so many in flight sends the next one that much later.
+    alike = [Request(arrival_s=0.0, prompt_tokens=5, output_tokens=11)] * 20
+    served = simulate(alike, [station()._replace(delay_steps=3.0)], in_flight=4)
+    assert served.end_s.max() == pytest.approx(5 * (11 * 0.01 + 4 * 5e-4 + 3 * 0.01))
+
+
 def test_what_never_fits_is_refused_and_the_others_go_on() -> None:
     requests = [
         Request(arrival_s=0.0, prompt_tokens=100, output_tokens=5),

@@ -48,6 +48,8 @@ class Station(NamedTuple):
     blocks: int
     delay_s: float = 0.0
     """From a request at the server to its engine, and from a token to the client."""
+    delay_steps: float = 0.0
+    """The same in steps, which are counted as long as the request's own are in the mean."""
     swap_s: float = 0.0
     """Seconds in which a block moves between the device and host memory."""
     ahead: bool = False

@@ -65,6 +65,9 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     """Routing, sorting and summing of one layer of experts."""
     arrival_s: float = 5e-3
     """From a request at the server to its first step, and from a token to the client."""
+    arrival_steps: float = 0.0
+    """The same in decode steps: engines that decide ahead, or look for new requests only now and
+    then, are late by steps, which are short for small models and long for full batches."""
     room: Room = "of_all"
     """Whether `memory_share` is of the whole device, or of what weights and buffers leave."""
     memory_share: float = 0.9
@@ -97,14 +100,14 @@ VLLM = Engine(
     name="vLLM", memory_share=0.9, batch_requests=1024,
     step_s=0.00049, request_s=8.01e-06, prefill_s=0.000143, gap=1.01, attention_gap=2.5,
     kv_share=0.95, attention_s=1.94e-05, small_kernels=7.62, reduce_s=7.4e-06, link_share=0.156,
-    expert_s=1.5e-05, arrival_s=0.0549, reserve_bytes=1.11e+09,
+    expert_s=1.5e-05, arrival_s=0.001, arrival_steps=5, reserve_bytes=1.11e+09,
 )  # fmt: skip
 """The V1 engine and what came before it."""
 SGLANG = Engine(
     name="SGLang", memory_share=0.88, batch_requests=4096, mixing="apart", hidden=True,
     step_s=0.001, request_s=2e-06, prefill_s=0.000239, gap=0.95, attention_gap=1.12,
     kv_share=0.649, attention_s=2.09e-05, small_kernels=12, reduce_s=8.76e-06, link_share=0.428,
-    expert_s=4.48e-05, arrival_s=0.283, reserve_bytes=4.09e+09,
+    expert_s=4.48e-05, arrival_s=0.001, arrival_steps=20.9, reserve_bytes=4.09e+09,
 )  # fmt: skip
 """With its overlapped scheduler."""
 MESHWRIGHT = Engine(

@@ -143,6 +143,7 @@ def stations_of(copies: Copies, tokens: float) -> list[Station]:
         limits,
         blocks_of(replica, limits, tokens),
         replica.engine.arrival_s,
+        replica.engine.arrival_steps,
         block_bytes / (TRANSFER_SHARE * replica.cluster.host.gpu_bytes_per_s),
         ahead=replica.works_ahead,
     )

@@ -204,8 +204,9 @@ def _followed(cost: StepCost, load: Load, requests: int, tokens: int) -> Flowed:
             run.decode()
         else:
             run.now = max(run.now, run.next_arrival() or run.now)
-    total, engine = run.now, cost.replica.engine
+    total, engine, tpot = run.now, cost.replica.engine, run.tpot_sum / load.requests
+    late = engine.arrival_s + engine.arrival_steps * tpot
     return Flowed(
-        total, run.outputs / total, run.ttft_sum / load.requests + engine.arrival_s,
-        run.tpot_sum / load.requests, run.decoded / max(1, run.decode_steps),
+        total, run.outputs / total, run.ttft_sum / load.requests + late, tpot,
+        run.decoded / max(1, run.decode_steps),
     )  # fmt: skip

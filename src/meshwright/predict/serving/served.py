@@ -47,8 +47,8 @@ class Served(NamedTuple):
     """Blocks of each engine's KV cache."""
     gaps: tuple[Gap, ...]
     """Gaps that are not between two steps."""
-    delay_s: float
-    """Part of all latencies that is spent before and behind the engine."""
+    delay_s: Floats
+    """Part of each request's latency that is spent before and behind the engine."""
 
     @property
     def answered(self) -> npt.NDArray[np.bool_]:
@@ -94,7 +94,7 @@ def slow_gaps(served: Served, longest_s: float) -> Floats:
         slow[rows + 1] = (first_s > longest_s) + (did.steps[rows] - 1) * (rest_s > longest_s)
         total = np.cumsum(slow)
         began, ended = (
-            np.searchsorted(did.end_s, column[mine] - served.delay_s + 1e-9, side="right")
+            np.searchsorted(did.end_s, column[mine] - served.delay_s[mine] + 1e-9, side="right")
             for column in (served.first_s, served.end_s)
         )
         found[mine] = total[ended] - total[began]
@@ -103,7 +103,7 @@ def slow_gaps(served: Served, longest_s: float) -> Floats:
         some = np.flatnonzero((second < len(rows)) & (served.output_tokens[mine] > 1))
         second = second[some]
         step_s = did.start_s[rows[second]] + rest_s[second] - served.first_s[mine[some]]
-        own = step_s + served.delay_s > longest_s
+        own = step_s + served.delay_s[mine[some]] > longest_s
         found[mine[some]] += own.astype(float) - (first_s[second] > longest_s)
     for gap in served.gaps:
         if gap.came:

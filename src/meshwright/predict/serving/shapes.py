@@ -119,23 +119,25 @@ def shape_of(layout: Layout, one: Replica, asked: Asked, objective: Objective) -
     except InputError as error:
         return error.problems[0].what
     cost = step_cost(replica)
-    long = asked.long_prompt
-    alone_s = cost.step_s(prefill_tokens=long, prefill_pairs=long * long / 2, sampled=1)
-    if alone_s + replica.engine.arrival_s > objective.get("ttft", float("inf")):
-        around = format_seconds(replica.engine.arrival_s)
-        took = format_seconds(alone_s)
-        return f"a prompt of {long:,} tokens takes {took} alone, and {around} around the engine"
-    gap_s = min(objective.get("itl", float("inf")), objective.get("tpot", float("inf")))
     context = asked.prompt + asked.output / 2
-    fits = int(blocks * limits.block_tokens / mean)
-    most = min(fits, limits.batch_requests)
-    if most < 1:
-        return "the KV cache holds no mean request"
 
     def step_s(batch: int) -> float:
         fixed, slope = cost.decode_line(batch, context)
         return fixed + slope * batch * context
 
+    long = asked.long_prompt
+    alone_s = cost.step_s(prefill_tokens=long, prefill_pairs=long * long / 2, sampled=1)
+    around_s = replica.engine.arrival_s
+    if asked.output > 1:
+        around_s += replica.engine.arrival_steps * step_s(1)
+    if alone_s + around_s > objective.get("ttft", float("inf")):
+        took, around = format_seconds(alone_s), format_seconds(around_s)
+        return f"a prompt of {long:,} tokens takes {took} alone, and {around} around the engine"
+    gap_s = min(objective.get("itl", float("inf")), objective.get("tpot", float("inf")))
+    fits = int(blocks * limits.block_tokens / mean)
+    most = min(fits, limits.batch_requests)
+    if most < 1:
+        return "the KV cache holds no mean request"
     if step_s(1) > gap_s:
         return f"a token takes {format_seconds(step_s(1))} with one request alone"
     batch = bisect_right(range(1, most + 1), gap_s, key=step_s)

@@ -59,7 +59,7 @@ class _Run:
     ) -> None:
         fronts = prefill or stations
         self.requests = requests
-        self.delay_s, limits = fronts[0].delay_s, fronts[0].limits
+        self.station, limits = fronts[0], fronts[0].limits
         self.block = limits.block_tokens
         self.fronts = [Clocked(each, number) for number, each in enumerate(fronts)]
         self.over_to: Handover | None = None
@@ -135,13 +135,17 @@ class _Run:
 
     def served(self) -> Served:
         """Return the columns."""
-        asked = self.requests
+        asked, station = self.requests, self.station
+        first_s, end_s = columns(self.first_s), columns(self.end_s)
+        output_tokens = np.array([one.output_tokens or 1 for one in asked])
+        step_s = (end_s - first_s) / np.maximum(1, output_tokens - 1)
+        delay_s = station.delay_s + station.delay_steps * step_s
         return Served(
             arrival_s=np.array(self.sent_s),
-            first_s=columns(self.first_s) + self.delay_s,
-            end_s=columns(self.end_s) + self.delay_s,
+            first_s=first_s + delay_s,
+            end_s=end_s + delay_s,
             prompt_tokens=np.array([one.prompt_tokens for one in asked]),
-            output_tokens=np.array([one.output_tokens or 1 for one in asked]),
+            output_tokens=output_tokens,
             cached_tokens=np.array(self.cached),
             preempted=np.array(self.preempted),
             engine=np.array(self.engine),
@@ -149,14 +153,14 @@ class _Run:
             prefill_engines=len(self.fronts) if self.over_to else 0,
             blocks=tuple(each.batcher.pool.size for each in self.engines),
             gaps=tuple(self.gaps),
-            delay_s=self.delay_s,
+            delay_s=delay_s,
         )
 
     def _arrive(self, number: int, now: float) -> None:
         request = self.requests[number]
         prompt, output = request.prompt_tokens, request.output_tokens or 1
         if -(-(prompt + output - 1) // self.block) > self.most:
-            self._over(now)
+            self._over(now, 0.0)
             return
         keys = None if self.keys is None else self.keys.of(request)
         sequence = Answering(prompt, 1 if self.over_to else output, request=number, keys=keys)
@@ -194,9 +198,10 @@ class _Run:
             elif self.router is not None:
                 self.router.back(engine.number, sequence.prompt)
             self.end_s[number] = now
-            self._over(now)
+            steps = max(1, self.requests[number].output_tokens - 1)
+            self._over(now, (now - first[number]) / steps)
 
-    def _over(self, now: float) -> None:
-        """Let the next request be sent."""
+    def _over(self, now: float, step_s: float) -> None:
+        """Let the next request be sent after one whose steps took so long."""
         if self.ready is not None:
-            self.ready.append(now + self.delay_s)
+            self.ready.append(now + self.station.delay_s + self.station.delay_steps * step_s)

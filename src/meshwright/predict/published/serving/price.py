@@ -149,7 +149,8 @@ def _disaggregated(case: Case) -> Priced:
         wanted = inside / life * own / groups
         workers = case.prefill_copies or max(1, ceil(wanted / FILLED))
         waited = _waited_s(load, inside, workers * groups, (own, tpot))
-        ttft = 0.5 * (ttft + waited + KV_WIRE_S + prefill.engine.arrival_s)
+        late = prefill.engine.arrival_s + prefill.engine.arrival_steps * tpot
+        ttft = 0.5 * (ttft + waited + KV_WIRE_S + late)
     made = inside * load.output_tokens / (ttft + load.output_tokens * tpot)
     return Priced(made, ttft, tpot, decode, each)
 
