@@ -23,6 +23,15 @@ from tests.run.parallel.equivalence import Case, check, cut, sequences
 
 DENSE = decoder("dense", layers=2, hidden=32, heads=4, kv_heads=2, ffn=48, vocab=61)
 TIED = decoder("tied", layers=2, hidden=32, heads=4, kv_heads=1, ffn=48, vocab=61, tied=True)
+ROUTED = decoder(
+    "routed",
+    layers=2,
+    hidden=32,
+    heads=4,
+    ffn=48,
+    vocab=61,
+    experts=Experts(count=4, top_k=2, width=32, router_bias="balance"),
+)
 SMALL_BUCKETS = 8 << 10
 
 
@@ -41,21 +50,13 @@ TWO = [
         layout(dp=2, zero=3, recompute="full", overlap_parameters=False, overlap_gradients=False),
     ),
     Case("zero 3, recomputing, tied", TIED, layout(dp=2, zero=3, recompute="full")),
+    Case("zero 3, experts whose balance moves", ROUTED, layout(dp=2, zero=3)),
     Case(
         "zero 2, nothing overlapped",
         DENSE,
         layout(dp=2, zero=2, overlap_gradients=False, overlap_parameters=False),
     ),
 ]
-ROUTED = decoder(
-    "routed",
-    layers=2,
-    hidden=32,
-    heads=4,
-    ffn=48,
-    vocab=61,
-    experts=Experts(count=4, top_k=2, width=32),
-)
 FOUR = [
     *(Case(f"zero {zero} over four", DENSE, layout(dp=4, zero=zero)) for zero in (0, 1, 3)),
     *(

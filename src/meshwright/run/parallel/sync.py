@@ -168,7 +168,13 @@ class BucketedSync:
     ) -> dict[Bucket, Shard]:
         """Cut what does not learn; nobody updates the parts."""
         decoder, holdings = self.spread.decoder, self.spread.holdings
-        named = {name: each for name, each in decoder.named_parameters() if not each.requires_grad}
+        # Written between steps, when parts are let go of: each rank keeps all of these few numbers.
+        moved = {id(part.balance) for part in decoder.experts()}
+        named = {
+            name: each
+            for name, each in decoder.named_parameters()
+            if not each.requires_grad and id(each) not in moved
+        }
         found = {}
         for bucket in fill(wanted(self.spread, named), **sizes, element_bytes=1, by_unit=True):
             group = cut[bucket.expert][0]
