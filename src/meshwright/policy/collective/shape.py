@@ -98,14 +98,20 @@ def ring_orders(shape: Shape) -> list[tuple[int, ...]]:
     for channel in range(shape.channels):
         order: list[int] = []
         for number, node in enumerate(shape.nodes):
-            passed = rotated(node, first_gpu(channel, shape.channels, shape.per_node))
+            passed = rotated(node, first_gpu(channel, shape.channels, shape))
             order += reversed(passed) if number % 2 else passed
         orders.append(tuple(order))
     return orders
 
 
-def first_gpu(channel: int, channels: int, per_node: int) -> int:
-    """Return the GPU of a node through which a channel goes, channels being spread over all."""
+def first_gpu(channel: int, channels: int, shape: Shape) -> int:
+    """Return the GPU of a node through which a channel goes, channels being spread over all.
+
+    Where the last node has fewer GPUs, but one for each channel, those that it has are used.
+    """
+    per_node = shape.per_node or 1
+    last = shape.ranks % per_node
+    per_node = last if channels <= last else per_node
     return channel * per_node // channels if channels < per_node else channel % per_node
 
 

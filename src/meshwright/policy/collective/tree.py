@@ -146,7 +146,7 @@ def _trees(op: Op, shape: Shape, kinds: Sequence[Callable[[int], Tree]]) -> list
     for lane, kind in enumerate(kinds):
         tree, doors = [-1] * shape.ranks, []
         for number, node in enumerate(nodes):
-            members = rotated(node, first_gpu(lane, len(kinds), shape.per_node or 1))
+            members = rotated(node, first_gpu(lane, len(kinds), shape))
             doors.append(members[0])
             if number == 0 and op in ROOTED:
                 members = [shape.root, *(rank for rank in members if rank != shape.root)]

@@ -1,6 +1,7 @@
 """`rank` and `best`: the library's algorithms on a network, the fastest first."""
 
 from collections.abc import Sequence
+from itertools import groupby
 from typing import NamedTuple
 
 import msgspec
@@ -18,7 +19,8 @@ MOST_MOVES = 4_000_000
 MOST_STREAMED = 150_000
 """The same for algorithms cut into parts."""
 _PARTS = 8
-_IN_NETWORK = ("nvls", "nvls_tree", "sharp")
+_IN_NODES = ("nvls", "nvls_tree")
+_IN_NETWORK = (*_IN_NODES, "sharp")
 
 
 class Ranked(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -43,8 +45,13 @@ class Group(NamedTuple):
 
     network: Network
     members: tuple[int, ...]
+    units: tuple[int, ...]
+    """The nodes (or larger scale-up domains) they are in, in their order."""
     per_node: int | None
-    """Ranks of each node, where all have as many and follow each other."""
+    """Ranks of each node, where all but the last have as many and follow each other; None also
+    inside one node."""
+    alike: bool
+    """Whether every node has as many."""
     nodes_per_pod: int | None
     """Nodes of each pod, where they fill pods."""
     in_network: tuple[str, ...]
@@ -99,7 +106,39 @@ def _seconds(ranked: Ranked) -> float:
 
 
 def _channels(group: Group) -> tuple[int, ...]:
-    return (1,) if group.per_node is None else (1, group.per_node)
+    """Return one channel, and one for each rank of a node: every card then has its own.
+
+    Where the last node has fewer, it has fewer cards too.
+    """
+    if group.per_node is None:
+        return (1,)
+    fewest = len(group.members) % group.per_node or group.per_node
+    return tuple(sorted({1, fewest, group.per_node}))
+
+
+def _needs_alike(algorithm: Algorithm, op: Op) -> bool:
+    """Tell whether nodes of unlike size are more than an algorithm can be built for."""
+    if algorithm.name == "sharp":
+        return op not in ("broadcast", "reduce")
+    return algorithm.name in _IN_NODES or "per_node" in algorithm.needs
+
+
+def _fits(group: Group, algorithm: Algorithm, op: Op) -> bool:
+    """Tell whether an algorithm does an operation on ranks that lie like this."""
+    if op not in algorithm.ops or op in ("all_to_all_v", "send_recv"):
+        return False
+    if algorithm.name in _IN_NETWORK and algorithm.name not in group.in_network:
+        return False
+    if not group.alike and _needs_alike(algorithm, op):
+        return False
+    # With one rank per node there is nothing to do inside of nodes.
+    given = {
+        "per_node": group.per_node if group.per_node != 1 else None,
+        "nodes_per_pod": group.nodes_per_pod,
+    }
+    if algorithm.name in _IN_NODES and len(group.units) > 1 and given["per_node"] is None:
+        return False
+    return all(given.get(name) is not None for name in algorithm.needs)
 
 
 def _tried(
@@ -113,12 +152,7 @@ def _tried(
     orders: Sequence[Sequence[int]] | None,
 ) -> list[Ranked]:
     """Return an algorithm in one piece and in parts, where it can be built."""
-    if op not in algorithm.ops or op in ("all_to_all_v", "send_recv"):
-        return []
-    if algorithm.name in _IN_NETWORK and algorithm.name not in group.in_network:
-        return []
-    given = {"per_node": group.per_node, "nodes_per_pod": group.nodes_per_pod}
-    if any(given.get(name) is None for name in algorithm.needs):
+    if not _fits(group, algorithm, op):
         return []
     found = []
     for order in (None, *((orders,) if orders and algorithm.name == "ring" else ())):
@@ -131,6 +165,7 @@ def _tried(
             channels=channels,
             orders=order,
         )
+        plain = _at_home(plain, group)
         regular = algorithm.name == "ring"
         if plain.moves > MOST_MOVES and not regular:
             continue
@@ -159,16 +194,28 @@ def _group(system: Cluster | LinkGraph | Network, members: Sequence[int] | None)
     gpus = tuple(range(network.gpus)) if members is None else tuple(int(gpu) for gpu in members)
     network.ends(gpus, len(gpus), ())
     able: tuple[str, ...] = ()
-    per_node, pods = _per_node(network, gpus), None
+    numbers = [int(network.units[gpu]) for gpu in gpus]
+    units = tuple(dict.fromkeys(numbers))
+    per_node, alike = _per_node(numbers)
+    pods = None
     if isinstance(system, Cluster):
         inside = system.scale_up.in_network_reduction
-        able += ("nvls", "nvls_tree") if inside else ()
-        several = len({int(network.units[gpu]) for gpu in gpus}) > 1
+        able += _IN_NODES if inside else ()
         reduces = inside and system.fabric.in_network_reduction
         # Inside one unit nothing goes through the fabric.
-        able += ("sharp",) if reduces and several else ()
+        able += ("sharp",) if reduces and len(units) > 1 else ()
         pods = _per_pod(system, len(gpus) // (per_node or 1))
-    return Group(network, gpus, per_node, pods, able)
+    return Group(network, gpus, units, per_node, alike, pods, able)
+
+
+def _at_home(collective: Collective, group: Group) -> Collective:
+    """Return a collective whose first node is the group's first: the library counts from 0."""
+    network = group.network
+    ends = {name: int(network.units[network.gpus + i]) for i, name in enumerate(network.switches)}
+    homes = {unit: name for name, unit in ends.items() if unit >= 0}
+    own = {f"nvswitch{node}": homes.get(unit) for node, unit in enumerate(group.units)}
+    switches = tuple(own.get(name) or name for name in collective.switches)
+    return msgspec.structs.replace(collective, switches=switches)
 
 
 def _per_pod(cluster: Cluster, nodes: int) -> int | None:
@@ -177,10 +224,12 @@ def _per_pod(cluster: Cluster, nodes: int) -> int | None:
     return size if size and nodes % size == 0 else None
 
 
-def _per_node(network: Network, members: tuple[int, ...]) -> int | None:
-    """Return how many ranks each unit has, where they are equal and neighbours in number."""
-    units = [int(network.units[gpu]) for gpu in members]
-    width = units.count(units[0])
-    even = all(len(set(units[first : first + width])) == 1 for first in range(0, len(units), width))
-    distinct = len(set(units)) * width == len(units)
-    return width if even and distinct and 1 < width < len(units) else None
+def _per_node(units: Sequence[int]) -> tuple[int | None, bool]:
+    """Return how many ranks each unit has (the last may have fewer), and whether all are alike."""
+    widths = [len(list(ranks)) for _, ranks in groupby(units)]
+    if len(widths) == 1:
+        return None, True
+    apart = len(widths) == len(set(units))
+    if not apart or set(widths[:-1]) != {widths[0]} or widths[-1] > widths[0]:
+        return None, False
+    return widths[0], widths[-1] == widths[0]
